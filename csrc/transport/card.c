@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The bytes of a card, numbers in little endian. What the processes of a host have in common comes first: a meeting
- * writes that down once (store/meet_end.c).
+/* Layout of a card; numbers are little-endian. Fields that processes of a host have in common come
+ * first: a meeting writes them once (store/meet_end.c).
  *
  *     magic 4, version 1, host_id 32, length 1 and host,
  *     number of addresses 1, and of each: family 1 (4 or 6), IP 4 or 16; then the port of each 2,
@@ -23,7 +23,7 @@
     (4 + 1 + DD_HOST_ID_BYTES + 1 + DD_HOST_NAME_MAX + 1 + DD_ADDR_LIST_MAX * (1 + 16 + 2) + 1 + 8 + \
      DD_UID_BYTES)
 
-/* ---- making one */
+/* ---- creating */
 
 static bool
 is_plain_text(const char *text, size_t len)
@@ -48,7 +48,7 @@ fill_host(char host[DD_HOST_NAME_MAX])
     }
 }
 
-/* Zeros when the machine does not say: such a host is nobody's, not even its own. */
+/* Zeros if the id is unknown: no card is on the same host as such a card, not even its own. */
 static void
 fill_host_id(uint8_t id[DD_HOST_ID_BYTES])
 {

@@ -1,14 +1,14 @@
-/* Whether the process of a card still runs, asked without its help. */
+/* Detection of whether a card's process still runs, without its cooperation. */
 #include "transport/card.h"
 
 #include "net/sock.h"
 
 #include <errno.h>
 
-#define ANSWER_NS (100 * DD_NS_PER_MS) /* of one address */
+#define ANSWER_NS (100 * DD_NS_PER_MS) /* for each address */
 
-/* A process listens at its abstract name for as long as it lives, even if it is stopped. Process ids would not do: a container may
- * share the network of another one, but not its processes. The other end sees a connection that closes. */
+/* A process listens at its abstract name until it ends, even while stopped. Process ids fail:
+ * containers may share a network but not processes. The listener sees a connection that closes. */
 static dd_presence
 look_for_name(const dd_addr *addr)
 {
@@ -19,7 +19,7 @@ look_for_name(const dd_addr *addr)
         return DD_PRESENCE_THERE;
     }
     switch (why.sys_errno) {
-    case EAGAIN: /* a full queue is somebody's */
+    case EAGAIN: /* a full queue has a listener */
         return DD_PRESENCE_THERE;
     case ECONNREFUSED:
         return DD_PRESENCE_NONE;
@@ -28,7 +28,7 @@ look_for_name(const dd_addr *addr)
     }
 }
 
-/* *presence: THERE, REFUSED by all addresses, or UNKNOWN. */
+/* Set *presence to THERE, to REFUSED if all addresses refuse, or to UNKNOWN. */
 static dd_status
 look_at_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *presence, const dd_wait *wait,
                   dd_error *err)
@@ -37,7 +37,7 @@ look_at_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *pre
     for (size_t i = 0; i < addrs->count; i++) {
         const dd_addr *addr = &addrs->items[i];
         if (!is_same_host && dd_addr_is_loopback(addr)) {
-            continue; /* ours, not theirs */
+            continue; /* this host's, not the card's */
         }
         dd_wait moment = dd_wait_at_most(wait, ANSWER_NS);
         dd_error why = {0};

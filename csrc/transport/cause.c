@@ -7,7 +7,7 @@
 #error "the numbers of causes are little endian; this file copies them as they are"
 #endif
 
-/* On the wire. The text follows, without a final zero. A rank that is nobody is -1. */
+/* Wire format. The text follows, without its final zero. Ranks are -1 if there is none. */
 typedef struct cause_head {
     uint32_t code;
     uint8_t kind;
@@ -60,7 +60,7 @@ dd_cause_encode(const dd_cause *cause, uint8_t out[DD_CAUSE_MAX_NBYTES])
     return sizeof head + len;
 }
 
-/* What is wrong with it; NULL: nothing. */
+/* Return the text of a fault in the cause; NULL if there is none. */
 static const char *
 cause_find_fault(const dd_cause *cause, int nranks)
 {
@@ -86,7 +86,7 @@ cause_find_fault(const dd_cause *cause, int nranks)
     return cause->elapsed_ns < 0 ? "its time is negative" : NULL;
 }
 
-/* A text with its zero, and nothing but zeros behind it. */
+/* Return true if the text has a final zero, and only zeros after it. */
 static bool
 is_padded(const char *text, size_t size)
 {

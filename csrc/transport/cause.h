@@ -1,7 +1,6 @@
-/* Why a group has failed, as its ranks tell each other: facts. Each rank puts them in words as it sees them.
+/* The cause of a group's failure, as its ranks exchange it: facts, which each rank words by itself.
  *
- * Pure functions. What comes from a peer is user input: dd_cause_decode accepts only causes whose fields
- * make sense for a group of that size. */
+ * Pure functions. A peer's bytes are untrusted: dd_cause_decode checks them for the group size. */
 #ifndef DD_TRANSPORT_CAUSE_H
 #define DD_TRANSPORT_CAUSE_H
 
@@ -11,42 +10,44 @@
 
 /* The numbers are part of the wire format. */
 typedef enum dd_cause_kind {
-    DD_CAUSE_OTHER = 1, /* `text` says it all; there may be no culprit */
-    DD_CAUSE_LOST,      /* the culprit cannot be reached any more; `text`: how that showed */
-    DD_CAUSE_LEFT,      /* the culprit has closed the group; `text`: in what state, or nothing */
-    DD_CAUSE_ABORTED,   /* the culprit has given up on purpose; `text`: its reason */
-    DD_CAUSE_CALLS,     /* the culprit and `other` have called different things as collective `sequence` */
-    /* ... disagree on the size of a block: how many bytes each of them has; both 0: `text` says how */
+    DD_CAUSE_OTHER = 1, /* only `text` describes it; there may be no culprit */
+    DD_CAUSE_LOST,      /* the culprit is unreachable; `text`: the symptom */
+    DD_CAUSE_LEFT,      /* the culprit has closed the group; `text`: in what state, or empty */
+    DD_CAUSE_ABORTED,   /* the culprit has aborted on purpose; `text`: its reason */
+    DD_CAUSE_CALLS,     /* the culprit and `other` called different operations as `sequence` */
+    /* they disagree on a block's size: culprit_nbytes, other_nbytes; if both are 0, see `text` */
     DD_CAUSE_SIZES,
-    DD_CAUSE_MISFIT, /* a message of the culprit does not fit what `other` has called; `text`: why */
-    /* collective `sequence` of the origin, after elapsed_ns; `text`: who is late, and where all ranks are */
+    DD_CAUSE_MISFIT, /* a message of the culprit does not fit the call of `other`; `text`: why */
+    /* the origin's `sequence` timed out after elapsed_ns; `text`: late ranks, progress of all */
     DD_CAUSE_TIMED_OUT,
-    DD_CAUSE_REVOKED, /* the culprit wants what is under way to end, and the group to have offspring; `text`: its reason */
+    DD_CAUSE_REVOKED, /* the culprit ends all calls; new groups may follow; `text`: its reason */
 } dd_cause_kind;
 
 typedef struct dd_cause {
     dd_cause_kind kind;
     dd_status code;
-    int origin;         /* the rank that has found it out */
-    dd_culprit culprit; /* rank -1: a process that is not in the group, or nobody */
-    int other; /* of two that disagree; of a time-out: the rank that sends to the culprit in vain, or -1; else -1 */
-    uint64_t sequence; /* of the collective that it is about; 0: none */
+    int origin;         /* rank that has found the failure */
+    dd_culprit culprit; /* rank -1 if there is none, or it is not a rank of the group */
+    /* The second rank of a disagreement. After a timeout, the rank whose data to the culprit is
+     * lost, or -1. Otherwise -1. */
+    int other;
+    uint64_t sequence; /* number of the collective concerned; 0 if there is none */
     int64_t elapsed_ns;
     uint64_t culprit_nbytes, other_nbytes;
-    dd_signature culprit_signature; /* of what the culprit has called */
-    dd_signature other_signature;   /* of what `other` has called; of a time-out: what the origin has */
+    dd_signature culprit_signature; /* of the culprit's call */
+    dd_signature other_signature;   /* of `other`'s call; after a timeout, of the origin's */
     char text[1024];
 } dd_cause;
 
 #define DD_CAUSE_HEAD_NBYTES ((size_t)176)
 #define DD_CAUSE_MAX_NBYTES (DD_CAUSE_HEAD_NBYTES + sizeof((dd_cause *)0)->text - 1)
 
-/* A cause of which only the error is known; `origin` is the rank that has it. */
+/* Return a cause of kind OTHER that holds the error of rank `origin`. */
 dd_cause dd_cause_of_error(const dd_error *error, int origin);
 
-/* Returns the number of bytes. */
+/* Encode a cause and return its size. */
 size_t dd_cause_encode(const dd_cause *cause, uint8_t out[DD_CAUSE_MAX_NBYTES]);
-/* DD_PROTOCOL, naming what makes no sense. Ranks are those of a group of nranks. */
+/* Decode a cause of a group of `nranks` ranks. DD_PROTOCOL names the invalid field. */
 dd_status dd_cause_decode(dd_bytes bytes, int nranks, dd_cause *cause, dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -12,14 +12,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* For descriptors to be had again. */
+/* Pause after a failed accept, until descriptors may be available. */
 #define FAILING_NAP_NS (50 * DD_NS_PER_MS)
-/* To try again while there are too many unauthenticated connections to accept another. */
+/* Pause while there are too many unauthenticated connections to accept another. */
 #define FULL_NAP_NS (50 * DD_NS_PER_MS)
-#define LOG_PAUSE_NS DD_NS_PER_S /* between two lines that say so */
+#define LOG_PAUSE_NS DD_NS_PER_S /* between two log records of failures */
 #define ACCEPTS_PER_LOOK 64
-/* That no connection could be accepted: it does not pass by itself. Those who are turned away try for longer (TURNED_AWAY_TRIES), so
- * that this process can say what is wrong before they take it for lost. */
+/* A failure to accept counts as permanent after this time. Diallers retry for longer
+ * (TURNED_AWAY_TRIES): this process can report it before they take it for lost. */
 #define DEAF_NS (500 * DD_NS_PER_MS)
 
 /* ---- accepting */
@@ -34,7 +34,7 @@ note_accepting(dd_connector *self, int sys_errno)
     self->failed_ns = sys_errno != 0 ? dd_clock_now_ns() : self->failed_ns;
 }
 
-/* Nobody is there to be accepted now; somebody who was turned away comes again. */
+/* No connection is pending; a peer that was turned away dials again within DEAF_NS. */
 static void
 note_quiet(dd_connector *self)
 {
@@ -83,7 +83,7 @@ log_not_accepted(dd_connector *self)
     }
 }
 
-/* False: out of descriptors. */
+/* Return false if there are no descriptors. */
 static bool
 accept_from(dd_connector *self, int listen_fd)
 {
@@ -167,7 +167,7 @@ connect_check_options(const dd_connect_options *options, dd_error *err)
     return DD_OK;
 }
 
-/* NULL: no memory. */
+/* Return NULL if there is no memory. */
 static dd_connector *
 create_connector(const dd_connect_options *options, const dd_card *card, const dd_connect_handler *handler)
 {
@@ -239,7 +239,7 @@ dd_connector_close(dd_connector *self)
         return;
     }
     if (self->generation != dd_fork_generation()) {
-        /* The thread may have been at work when the process forked: what it owns is left where it is. */
+        /* The thread may have been running at the fork: leave its data as it is. */
         dd_mem_free(self);
         return;
     }

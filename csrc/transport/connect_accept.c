@@ -1,6 +1,6 @@
-/* The listener's side of hand-shakes. Anybody who can reach the port can connect, so connections that are not links yet
- * cost no thread, and few descriptors. Everything said is a stranger's word until his proof is there, and without a
- * secret for good. */
+/* The listener's side of handshakes. Any process that can reach the port can connect, so
+ * connections that are not links yet use no thread and few descriptors. Nothing that a peer sends
+ * is trusted before its proof; without a secret there is no proof. */
 #include "transport/connect_internal.h"
 
 #include "core/log.h"
@@ -11,10 +11,10 @@
 
 /* A dialler answers within this time unless its CPU is overloaded. */
 #define GRACE_NS DD_NS_PER_S
-/* The answer of a process of our own user is one byte, and it is there. */
+/* Limit of waiting for the answer of a process of the same user: one byte, which has arrived. */
 #define MOMENT_NS DD_NS_PER_S
 
-/* ---- who stays */
+/* ---- removal */
 
 static void
 remove_guest(dd_connector *self, connect_guest *guest)
@@ -42,7 +42,7 @@ turn_out(dd_connector *self, connect_guest *guest, const char *why)
     remove_guest(self, guest);
 }
 
-/* ---- what is said */
+/* ---- steps */
 
 static void
 continue_step(dd_connector *self, connect_guest *guest, guest_step step)
@@ -95,7 +95,7 @@ accept_hand_over(dd_connector *self, connect_guest *guest)
     self->handler.on_accepted(self->handler.ctx, &guest->hello.from, (int)guest->hello.lane, link);
 }
 
-/* The other side is known, as far as it can be. *is_over: there is nothing more to say to it. */
+/* Accept a peer that is authenticated, if there is a secret. *is_over: the handshake is done. */
 static dd_status
 welcome(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
 {
@@ -105,13 +105,13 @@ welcome(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
     if (is_first && !handler->may_accept(handler->ctx, &guest->hello.from)) {
         return say_verdict(guest, CONNECT_BUSY, err);
     }
-    /* Over TCP the verdict makes the link: the dialler goes on when it has heard it. */
+    /* Over TCP the verdict makes the link: the dialler uses it once it has the verdict. */
     dd_status status = guest->is_unix ? DD_OK : dd_link_open_tcp(guest->fd, guest->seal, &guest->link, err);
     if (status == DD_OK) {
         status = say_verdict(guest, CONNECT_OK, err);
     }
     if (guest->link != NULL) {
-        guest->seal = NULL; /* the link's */
+        guest->seal = NULL; /* now owned by the link */
     }
     if (status == DD_OK && guest->is_unix) {
         status = dd_link_offer_shm(guest->fd, self->options.ring_nbytes, &guest->link, err);
@@ -131,7 +131,7 @@ welcome(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
     return DD_OK;
 }
 
-/* Completes an answer that goes on: with our proof, or our part of the keys. */
+/* Add this side's proof, or its part of the keys, to an answer whose verdict is GO_ON. */
 static dd_status
 complete_answer(const dd_connector *self, connect_guest *guest, connect_answer *answer,
                 uint8_t bytes[CONNECT_ANSWER_BYTES], dd_error *err)
@@ -168,7 +168,7 @@ answer_hello(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *
         connect_answer_write(&answer, bytes);
     }
     if (status == DD_OK || status == DD_AUTH) {
-        /* The answer goes before what is sealed. */
+        /* The answer itself is not sealed. */
         dd_status said = connect_say(guest->fd, NULL, bytes, sizeof bytes, status == DD_OK ? err : NULL);
         status = status == DD_OK ? said : status;
     }
@@ -202,7 +202,7 @@ hear_hello(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *er
                                                                : answer_hello(self, guest, is_over, err);
 }
 
-/* What it has sealed proves that it knows the secret. */
+/* A valid seal proves that the peer knows the secret. */
 static bool
 is_proof(const dd_connector *self, const connect_guest *guest)
 {

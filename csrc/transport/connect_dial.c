@@ -1,5 +1,5 @@
-/* The dialler's side of hand-shakes. The addresses of a peer race each other; the first that has connected is talked to,
- * and the others wait for what comes of that. */
+/* The dialler's side of handshakes. The addresses of a peer race each other: the first that
+ * connects gets the hello, and the others wait for the outcome. */
 #include "transport/connect_internal.h"
 
 #include "core/fork.h"
@@ -11,57 +11,58 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The next address gets its try when those before it have not said anything for so long. */
+/* Pause before the next address is tried, if no earlier one has connected. */
 #define STAGGER_NS (100 * DD_NS_PER_MS)
-/* While there are other addresses, the dialler waits no longer than that for a listener that takes the connection and says nothing. */
+/* Limit for a listener that accepts a connection and stays silent, while other addresses remain. */
 #define SILENCE_NS (3 * DD_NS_PER_S)
-/* A listener that is flooded, or short of descriptors, may close a connection before it has heard the hello; the next one may be
- * heard. One that stays short says so itself meanwhile. A connection that closes for another reason will do so every time. */
+/* A flooded listener, or one short of descriptors, may close a connection before it reads the
+ * hello: retry. It reports a lasting shortage itself. Closes for other reasons recur at each
+ * try. */
 #define TURNED_AWAY_TRIES 50
 #define TURNED_AWAY_PAUSE_NS (20 * DD_NS_PER_MS)
-/* A process that refuses everywhere has ended, and perhaps for a reason that others are about to tell: it is dialled once more. */
+/* Pause before the second try of a process that refuses everywhere: another rank may report why. */
 #define REFUSED_PAUSE_NS (100 * DD_NS_PER_MS)
-/* The queue of its Unix socket is full. */
+/* Pause while the queue of the peer's Unix socket is full. */
 #define QUEUE_PAUSE_NS (2 * DD_NS_PER_MS)
-/* After BUSY. */
+/* Pauses after BUSY, doubled each time. */
 #define BUSY_FIRST_NS (2 * DD_NS_PER_MS)
 #define BUSY_LAST_NS (100 * DD_NS_PER_MS)
-/* The offer of a process of our own user is one message, and it is there. */
+/* Limit of waiting for the offer of a process of the same user: one message, which has arrived. */
 #define MOMENT_NS DD_NS_PER_S
 
 typedef enum dial_step {
     DIAL_NAPPING, /* until the next attempt */
-    DIAL_RACING,  /* nobody has connected yet */
-    DIAL_ANSWER,  /* somebody has, and has to answer our hello */
-    DIAL_VERDICT, /* has to say whether we are welcome */
-    DIAL_OFFER,   /* has to offer the memory of the link */
-    DIAL_OVER,    /* its outcome has been told */
+    DIAL_RACING,  /* no address has connected */
+    DIAL_ANSWER,  /* one has connected, and must answer the hello */
+    DIAL_VERDICT, /* it must send its verdict */
+    DIAL_OFFER,   /* it must offer the memory of the link */
+    DIAL_OVER,    /* the outcome was reported */
 } dial_step;
 
 typedef struct racer {
     const dd_addr *addr;
-    int fd; /* -1: not started, or out of the race */
+    int fd; /* -1 if not started, or out of the race */
     bool is_started;
     size_t polled; /* as in connect_poll */
 } racer;
 
 struct connect_dial {
-    dd_list link; /* queue or dials */
+    dd_list link; /* in queue or dials */
     /* const after init */
     dd_connector *connector;
     dd_card card;
-    dd_addr unix_addr; /* of length 0: none to be tried */
+    dd_addr unix_addr; /* of length 0 if it is not tried */
     dd_addr_list addrs;
     int lane;
-    uint64_t number; /* its owner's */
+    uint64_t number; /* the owner's */
     dd_wait wait;    /* start and deadline */
-    /* the thread's */
+    /* owned by the thread */
     dial_step step;
-    int64_t step_until_ns; /* NAPPING, and while somebody is talked to */
-    int64_t pause_ns;      /* the last one after BUSY; 0: it has not been busy */
+    int64_t step_until_ns; /* end of NAPPING, or of waiting for the talker */
+    int64_t pause_ns;      /* the last one after BUSY; 0 before any BUSY */
     int ntries;
     bool was_refused; /* by all addresses, in an earlier round */
-    bool was_silent;  /* somebody was given up because there were others */
+    bool was_silent;  /* a silent address was dropped because there were others */
     bool was_turned_away;
     racer racers[CONNECT_RACERS_MAX];
     size_t count;
@@ -71,11 +72,11 @@ struct connect_dial {
     racer *talker;
     connect_hello hello;
     dd_noise noise; /* between a sealed hello and its answer */
-    dd_seal *seal;  /* from the answer to it on */
+    dd_seal *seal;  /* from the hello's answer on */
     connect_answer answer;
     uint8_t heard[CONNECT_ANSWER_BYTES];
     size_t nheard;
-    dd_error why; /* of all addresses that have failed so far; code DD_OK: of none */
+    dd_error why; /* of all addresses that have failed so far; code DD_OK if none has */
 };
 
 static bool
@@ -92,7 +93,7 @@ is_unix(const racer *one)
 
 /* ---- the end of a dial */
 
-/* Nobody is talked to any more. */
+/* End the handshake with the talker. */
 static void
 drop_talk(connect_dial *self)
 {
@@ -121,7 +122,7 @@ nap(connect_dial *self, int64_t duration_ns)
     self->step_until_ns = dd_deadline_after(duration_ns);
 }
 
-/* A card that names loopback addresses only has been made for ranks of one host. */
+/* Return true if the card has only loopback addresses and is of another host. */
 static bool
 is_out_of_reach(const connect_dial *self)
 {
@@ -155,14 +156,14 @@ static void
 succeed(connect_dial *self, dd_link *link)
 {
     const dd_connect_handler *handler = &self->connector->handler;
-    self->talker->fd = -1; /* the link's */
-    self->seal = NULL;     /* so is that, if there is one */
+    self->talker->fd = -1; /* now owned by the link */
+    self->seal = NULL;     /* now owned by the link */
     stop_racing(self);
     self->step = DIAL_OVER;
     handler->on_dialled(handler->ctx, &self->card.uid, self->lane, self->number, link);
 }
 
-/* False: the dial is over. */
+/* Return false if the dial has ended. */
 static bool
 dial_is_wanted(connect_dial *self, bool is_busy)
 {
@@ -188,8 +189,8 @@ come_again(connect_dial *self)
 
 /* ---- the race */
 
-/* What a peer that is there has said is worth more than silence. It is this process's own failure only if
- * all addresses say so. */
+/* Add the failure of one address to the others'. A reply of a peer outranks silence; the failure is
+ * this process's own only if all addresses failed so. */
 static void
 dial_note_failure(connect_dial *self, const racer *one, const dd_error *why)
 {
@@ -213,7 +214,7 @@ dial_note_failure(connect_dial *self, const racer *one, const dd_error *why)
     self->why = all;
 }
 
-/* A racer is out: those that are left go on. */
+/* Drop an address from the race; the others go on. */
 static void
 drop(connect_dial *self, racer *one, const dd_error *why)
 {
@@ -235,7 +236,7 @@ drop(connect_dial *self, racer *one, const dd_error *why)
                dd_card_print(&self->card, who), why->message);
     }
     if (why->code == DD_OUT_OF_MEMORY || (is_unix(one) && why->code == DD_AUTH)) {
-        dial_fail(self, &self->why); /* no other address would make a difference */
+        dial_fail(self, &self->why); /* no other address can succeed */
     } else if (self->nunderway == 0) {
         self->next_start_ns = 0;
     }
@@ -262,7 +263,7 @@ start_racer(connect_dial *self, racer *one)
     }
 }
 
-/* One round over all addresses, the Unix socket before all others. */
+/* Begin a round over all addresses, the Unix socket before the others. */
 static void
 begin_race(connect_dial *self)
 {
@@ -300,7 +301,7 @@ end_race(connect_dial *self)
     }
 }
 
-/* The deadline has passed. */
+/* Fail the dial: its deadline has passed. */
 static void
 dial_time_out(connect_dial *self)
 {
@@ -326,7 +327,7 @@ dial_time_out(connect_dial *self)
     dial_fail(self, &self->why);
 }
 
-/* ---- the one that has connected */
+/* ---- the handshake */
 
 static dd_status
 dial_send_hello(connect_dial *self, const racer *one, dd_error *err)
@@ -457,7 +458,7 @@ talk(connect_dial *self)
     dd_error why = {0};
     dd_status status = DD_OK;
     if (connect_is_ready(self->connector, &self->talker->polled)) {
-        /* What follows may be there already. */
+        /* The next message may have arrived already. */
         status = self->step == DIAL_ANSWER ? hear_answer(self, &why) : DD_OK;
         if (status == DD_OK && self->step == DIAL_VERDICT) {
             status = hear_verdict(self, &why);
@@ -568,7 +569,7 @@ connect_poll_dials(dd_connector *self)
     for (dd_list *at = self->dials.next; at != &self->dials; at = at->next) {
         poll_dial(DD_CONTAINER_OF(at, connect_dial, link));
     }
-    /* Those that begin when there is room. */
+    /* Queued dials begin once there is room. */
     dd_lock_take(&self->mu);
     bool can_begin = !dd_list_is_empty(&self->queue) && self->ndials < CONNECT_DIALS_MAX;
     dd_lock_release(&self->mu);

@@ -1,5 +1,5 @@
-/* The parts of the connector, which only they see. All that is not marked otherwise belongs to its thread, which never
- * blocks in a hand-shake: each is a small machine that goes on when its socket or its deadline says so. */
+/* Private declarations of the connector. Fields belong to its thread unless marked otherwise. Each
+ * handshake is a state machine that advances when its socket is ready or its deadline passes. */
 #ifndef DD_TRANSPORT_CONNECT_INTERNAL_H
 #define DD_TRANSPORT_CONNECT_INTERNAL_H
 
@@ -14,32 +14,32 @@
 #include <poll.h>
 #include <stdatomic.h>
 
-/* Dials under way at once; others wait their turn. */
+/* Limit of dials under way; others are queued. */
 #define CONNECT_DIALS_MAX 64
-/* Connections of one stage of net/admission.h that are not links yet; others wait in the kernel. Of all stages: greeted ones may be
- * twice as many, as silent ones join them. */
+/* Limit of connections that are not links yet, per stage of net/admission.h; others wait in the
+ * kernel. GUESTS_MAX covers all stages: greeted ones may be twice that, as silent ones join
+ * them. */
 #define CONNECT_STAGE_MAX 64
 #define CONNECT_GUESTS_MAX (3 * CONNECT_STAGE_MAX + 1)
-/* All addresses of a card; or a loopback address, and then all in one; and the Unix socket. */
+/* All addresses of a card; or a loopback address, then one socket for all; plus the Unix socket. */
 #define CONNECT_LISTEN_MAX (DD_ADDR_LIST_MAX + 1)
 /* The addresses of a card, and the Unix socket. */
 #define CONNECT_RACERS_MAX (DD_ADDR_LIST_MAX + 1)
 #define CONNECT_POLLED_MAX \
     (1 + CONNECT_LISTEN_MAX + CONNECT_GUESTS_MAX + CONNECT_DIALS_MAX * CONNECT_RACERS_MAX)
 
-/* ---- connect_hello.c: what is said
+/* ---- connect_hello.c: messages of the handshake
  *
- *     dialer -> listener   hello    magic 4, version 2, flags 2, own uid 16, uid of whom it wants 16,
- *                                   lane 4, cipher 4, nonce 32
- *     listener -> dialer   answer   magic 4, version 2, verdict 1, zero 1, nonce 32, proof 32
- *     dialer -> listener   proof    32, where there is a secret
- *     listener -> dialer   verdict  1
+ *     dialler -> listener   hello    magic 4, version 2, flags 2, own uid 16, wanted uid 16,
+ *                                    lane 4, cipher 4, nonce 32
+ *     listener -> dialler   answer   magic 4, version 2, verdict 1, zero 1, nonce 32, proof 32
+ *     dialler -> listener   proof    32, if there is a secret
+ *     listener -> dialler   verdict  1
  *
- * Numbers in little endian. net/auth.h defines the proofs; their opening is the hello, so a proof holds for these two processes, this lane
- * and this connection.
- *
- * A link that is encrypted has a cipher. Its hello is longer: message 1 of the hand-shake stands in the place of the nonce, and message 2
- * in that of the answer's nonce and proof. From then on all is sealed, beginning with the dialler's proof: one byte. */
+ * Numbers are little-endian. net/auth.h defines the proofs; their opening is the hello: a proof is
+ * only valid for these two processes, this lane and this connection. On an encrypted link, message
+ * 1 of its handshake replaces the nonce of the hello (which is longer), message 2 nonce and proof
+ * of the answer. All later bytes are sealed; the proof is one byte. */
 
 #define CONNECT_HELLO_BYTES 80
 #define CONNECT_SEALED_HELLO_BYTES 96
@@ -47,18 +47,18 @@
 #define CONNECT_SEALED_PROOF_BYTES 1
 
 typedef enum connect_verdict {
-    CONNECT_GO_ON, /* in an answer: so far, so good */
+    CONNECT_GO_ON, /* in an answer: accepted so far */
     CONNECT_OK,
     CONNECT_BUSY,
-    CONNECT_OTHER_PROCESS, /* the one that is wanted is not here */
+    CONNECT_OTHER_PROCESS, /* the wanted process is not here */
     CONNECT_OTHER_VERSION,
-    CONNECT_SECRET_WANTED, /* the dialer has none */
+    CONNECT_SECRET_WANTED, /* the dialler has none */
     CONNECT_NO_SECRET,     /* the listener has none */
-    CONNECT_DENIED,        /* the dialer's proof is wrong */
+    CONNECT_DENIED,        /* the dialler's proof is wrong */
     CONNECT_NO_SUCH_LANE,
-    CONNECT_ENCRYPTION_WANTED, /* the dialer does not encrypt */
-    CONNECT_NO_ENCRYPTION,     /* the listener does not */
-    CONNECT_NO_CIPHER,         /* the listener does not know the dialer's */
+    CONNECT_ENCRYPTION_WANTED, /* the dialler does not encrypt */
+    CONNECT_NO_ENCRYPTION,     /* the listener does not encrypt */
+    CONNECT_NO_CIPHER,         /* the listener does not support the dialler's cipher */
     CONNECT_VERDICT_COUNT,
 } connect_verdict;
 
@@ -73,9 +73,9 @@ typedef struct connect_hello {
     uint32_t lane;
     bool has_secret;
     bool is_sealed;
-    dd_cipher cipher; /* where it is sealed */
+    dd_cipher cipher; /* if is_sealed */
     unsigned version;
-    uint8_t bytes[CONNECT_SEALED_HELLO_BYTES]; /* all of it, as it goes into proofs */
+    uint8_t bytes[CONNECT_SEALED_HELLO_BYTES]; /* the whole hello, which proofs cover */
 } connect_hello;
 
 typedef struct connect_answer {
@@ -85,17 +85,18 @@ typedef struct connect_answer {
     uint8_t proof[DD_SHA256_BYTES];
 } connect_answer;
 
-/* Fills in bytes: all before the nonce; and the rest, with a fresh one, for a link that is not sealed. */
+/* Fill in hello->bytes up to the nonce; or, for a link that is not sealed, with a fresh nonce. */
 void connect_hello_write_head(connect_hello *hello);
 dd_status connect_hello_write(connect_hello *hello, dd_error *err) DD_MUST_CHECK;
-/* How many bytes it has; of one that is coming, with CONNECT_HELLO_BYTES of them here. */
+/* Return the size of a hello, of which at least CONNECT_HELLO_BYTES must be present. */
 size_t connect_hello_nbytes(const connect_hello *hello);
-/* Whether these first bytes may be those of a hello. */
+/* Return true if these can be the first bytes of a hello. */
 bool connect_is_hello_so_far(const uint8_t *bytes, size_t nbytes);
-/* Reads bytes. False when it is no hello; of another version only that is known. */
+/* Parse hello->bytes. Returns false if they are not a hello. If the version is another one, only
+ * the version is valid. */
 bool connect_hello_read(connect_hello *hello);
 
-/* The opening that proofs cover (net/auth.h), of a hello that is not sealed. */
+/* Return the opening that proofs cover (net/auth.h), for a hello that is not sealed. */
 static inline dd_bytes
 connect_hello_opening(const connect_hello *hello)
 {
@@ -105,37 +106,38 @@ connect_hello_opening(const connect_hello *hello)
 void connect_answer_write(const connect_answer *answer, uint8_t bytes[CONNECT_ANSWER_BYTES]);
 bool connect_answer_read(const uint8_t bytes[CONNECT_ANSWER_BYTES], connect_answer *answer);
 
-/* The failure that a verdict means for our side, `role`, where the other side has that version. */
+/* Set the error that a verdict means for this side (`role`); `version` is the other side's. */
 dd_status connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd_error *err);
 
-/* Sends all of the bytes; `seal` may be NULL. What is said in a hand-shake is little, and an empty socket has room for it: one that
- * has none is a failure. */
+/* Send all bytes; `seal` may be NULL. Fails if the socket has no room: messages of a handshake are
+ * short, and an empty socket has room for them. */
 dd_status connect_say(int fd, dd_seal *seal, const void *data, size_t nbytes, dd_error *err) DD_MUST_CHECK;
-/* Hears the rest of `nbytes`, of which there are *nheard. *is_whole is false while some are missing. */
+/* Receive more of `nbytes` bytes, of which *nheard have arrived. Sets *is_whole once all have. */
 dd_status connect_hear(int fd, dd_seal *seal, uint8_t *bytes, size_t nbytes, size_t *nheard, bool *is_whole,
                        dd_error *err) DD_MUST_CHECK;
 
-/* ---- connect_seal.c: links that are encrypted */
+/* ---- connect_seal.c: encrypted links */
 
-/* Whether links over such a socket are. */
+/* Return true if links over a socket of this kind are encrypted. */
 bool connect_is_sealed(const dd_connector *connector, bool is_unix);
-/* The dialler: writes the hello, and takes the answer to it; both wipe the noise in the end. DD_AUTH: the listener has another secret, or
- * something was changed on the way. */
+/* For the dialler: begin writes the hello; finish takes the answer and wipes the noise. DD_AUTH if
+ * the listener has another secret, or the bytes were changed on the way. */
 dd_status connect_seal_begin(dd_noise *noise, connect_hello *hello, dd_error *err) DD_MUST_CHECK;
 dd_status connect_seal_finish(dd_noise *noise, dd_bytes secret, const uint8_t answer[CONNECT_ANSWER_BYTES],
                               dd_seal **seal, dd_error *err) DD_MUST_CHECK;
-/* The listener, who has the cipher: completes an answer that is written but for its nonce and proof. DD_AUTH: the hello was changed. */
+/* For the listener, which must support the cipher: complete an answer that lacks only nonce and
+ * proof. DD_AUTH if the hello was changed. */
 dd_status connect_seal_answer(dd_bytes secret, const connect_hello *hello,
                               uint8_t answer[CONNECT_ANSWER_BYTES], dd_seal **seal,
                               dd_error *err) DD_MUST_CHECK;
 
-/* ---- what there is */
+/* ---- types */
 
-/* A connection from a stranger. */
+/* A connection that is not a link yet; `step` is the message that is awaited. */
 typedef enum guest_step {
-    GUEST_HELLO,  /* has to say hello */
-    GUEST_PROOF,  /* has to prove that it knows the secret */
-    GUEST_TAKING, /* has to say that it has taken the memory of its link */
+    GUEST_HELLO,  /* its hello */
+    GUEST_PROOF,  /* its proof that it knows the secret */
+    GUEST_TAKING, /* its notice that it has taken the memory of the link */
 } guest_step;
 
 typedef struct connect_guest {
@@ -150,8 +152,8 @@ typedef struct connect_guest {
     connect_hello hello;
     uint8_t nonce[DD_AUTH_NONCE_BYTES];
     uint8_t proof[DD_SHA256_BYTES];
-    dd_seal *seal; /* NULL: what it says is not sealed, or not yet */
-    dd_link *link; /* TAKING: owns the socket */
+    dd_seal *seal; /* NULL if its messages are not sealed, or not yet */
+    dd_link *link; /* in step TAKING: owns the socket */
 } connect_guest;
 
 typedef struct connect_dial connect_dial;
@@ -160,29 +162,29 @@ typedef struct connect_dial connect_dial;
 typedef struct connect_ports {
     int fds[CONNECT_LISTEN_MAX];
     size_t count;
-    bool is_loopback; /* from outside nobody reaches them */
+    bool is_loopback; /* unreachable from other hosts */
 } connect_ports;
 
 struct dd_connector {
     /* const after init */
     dd_connect_options options;
     dd_connect_handler handler;
-    const dd_card *card; /* the owner's, of this process */
+    const dd_card *card; /* of this process; the owner's */
     dd_uid uid;
     uint64_t generation;
-    int unix_fd; /* -1: none */
-    int wake_fd; /* eventfd: for the thread to look at what is guarded */
+    int unix_fd; /* -1 if there is none */
+    int wake_fd; /* eventfd: wakes the thread to check the guarded fields */
     pthread_t thread;
-    /* Why connections cannot be accepted, 0 while they can (release); and since when, written before that. */
+    /* errno if accepting fails, else 0 (release); and since when, written before it. */
     atomic_int accept_errno;
     atomic_int_fast64_t failing_since_ns;
-    /* Of hand-shakes, as dd_connector_last_shortage has it: release, after its time. */
+    /* For dd_connector_last_shortage: the errno (release), written after its time. */
     atomic_int shortage_errno;
     atomic_int_fast64_t shortage_ns;
 
-    /* the thread's */
-    int64_t failed_ns;  /* when accepting could not last */
-    int64_t may_log_ns; /* thread only: when the next failure to accept is logged */
+    /* owned by the thread */
+    int64_t failed_ns;  /* when accepting failed last */
+    int64_t may_log_ns; /* when the next failure to accept may be logged */
     dd_list guests;
     dd_admission admission;
     dd_list dials;
@@ -194,27 +196,28 @@ struct dd_connector {
     dd_lock mu;
     /* guarded by mu */
     dd_list queue;       /* dials that have not begun */
-    connect_ports ports; /* closed by the thread only, which polls them */
+    connect_ports ports; /* closed only by the thread, which polls them */
     bool wants_ports;
     bool is_closing;
 };
 
 /* ---- connect.c */
 
-/* Of a hand-shake that has come to nothing by `err`: the other side may have taken the link for made. */
+/* Record a handshake that failed with `err` if this process lacked a resource: the other side may
+ * take the link as made. */
 void connect_note_shortage(dd_connector *connector, const dd_error *err);
 
 /* ---- connect_sleep.c */
 
-/* For the thread to look at what is guarded. */
+/* Wake the thread to check the guarded fields. */
 void connect_wake(const dd_connector *connector);
-/* Has the next sleep end when fd has one of the events. *polled finds what it had. */
+/* End the next sleep when fd has one of the events; connect_is_ready(polled) is true then. */
 void connect_poll(dd_connector *connector, int fd, short events, size_t *polled);
-/* Has it end at that time. */
+/* End the next sleep at this time. */
 void connect_sleep_until(dd_connector *connector, int64_t until_ns);
-/* Once after each sleep: whether there was something. */
+/* Call once after each sleep. Returns true if there was an event. */
 bool connect_is_ready(const dd_connector *connector, size_t *polled);
-/* Forgets what the last sleep was for, and sleeps. */
+/* Forget the events and times of the last sleep; then sleep. */
 void connect_begin_round(dd_connector *connector);
 void connect_sleep(dd_connector *connector);
 
@@ -224,29 +227,29 @@ void connect_init_guests(dd_connector *connector);
 /* Takes fd. Call only if there is room in connector->admission. */
 void connect_add_guest(dd_connector *connector, int fd, bool is_unix);
 void connect_poll_guests(dd_connector *connector);
-/* After the sleep: goes on with those that have said something, closes those that are late. */
+/* After the sleep: advance connections with input, and close those that have timed out. */
 void connect_hear_guests(dd_connector *connector);
 void connect_close_guests(dd_connector *connector);
 
 /* ---- connect_dial.c */
 
 void connect_poll_dials(dd_connector *connector);
-/* After the sleep: goes on with all, and takes new ones. */
+/* After the sleep: advance all dials, and begin queued ones. */
 void connect_run_dials(dd_connector *connector);
 void connect_drop_dials(dd_connector *connector);
 
 /* ---- connect_listen.c */
 
-/* Opens listening sockets and tells where they are. On failure nothing is open. */
+/* Open listening sockets and return their addresses. On failure nothing is open. */
 dd_status connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_ports *ports,
                              dd_addr_list *addrs, dd_error *err) DD_MUST_CHECK;
 void connect_close_ports(connect_ports *ports);
-/* What the thread is to poll. Closes the ports that are not wanted any more, as nobody polls them now. */
+/* Return the sockets to poll. Closes ports that are no longer wanted, while nothing polls them. */
 size_t connect_take_listeners(dd_connector *connector, int fds[CONNECT_LISTEN_MAX]);
-/* The Unix socket, and in the card whether there is one. */
+/* Open the Unix socket, and set card->has_unix. */
 void connect_listen_unix(dd_connector *connector, dd_card *card);
 
-/* TCP_CONGESTION, where asked for. */
+/* Set TCP_CONGESTION if the options name one. */
 dd_status connect_set_congestion(const dd_connector *connector, int fd, dd_error *err) DD_MUST_CHECK;
 
 #endif

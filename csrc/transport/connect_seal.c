@@ -1,7 +1,7 @@
-/* The hand-shake of a link that is encrypted: the messages of net/noise.h in the places where others have a nonce and a proof. */
+/* The handshake of an encrypted link: messages of net/noise.h replace the nonces and proofs. */
 #include "transport/connect_internal.h"
 
-/* What is said in the clear before the point of each message. */
+/* Unencrypted bytes before the public key in each message. */
 #define HELLO_HEAD_BYTES ((size_t)48)
 #define ANSWER_HEAD_BYTES ((size_t)8)
 #define SECOND_BYTES DD_NOISE_SECOND_BYTES(ANSWER_HEAD_BYTES)

@@ -1,4 +1,4 @@
-/* What the connector's thread sleeps for. */
+/* Events and times that end the sleep of the connector's thread. */
 #include "transport/connect_internal.h"
 
 #include "core/system.h"
@@ -7,11 +7,11 @@ void
 connect_wake(const dd_connector *self)
 {
     const uint64_t one = 1;
-    /* Fails only when the counter is full, and then it is awake. */
+    /* Fails only if the counter is full, and then the thread is awake. */
     (void)!dd_sys_write(self->wake_fd, &one, sizeof one);
 }
 
-/* Number 0 is the wake_fd: to the others it means "none". */
+/* Index 0 is the wake_fd, so a `polled` of 0 means "none". */
 void
 connect_begin_round(dd_connector *self)
 {

@@ -1,14 +1,14 @@
-/* What ranks tell each other beside messages: that one has given up or left, how far one is; and that one is lost. */
+/* Control frames between ranks (abort, departure, progress), and the loss of a rank. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
 
 #include <string.h>
 
-/* A caller that hears of a failure is kept so long, until the other ranks can hear of it, too. */
+/* How long callers are delayed until other ranks have received a failure notice. */
 #define TELLING_NS (200 * DD_NS_PER_MS)
 
-/* ---- telling */
+/* ---- sending */
 
 static bool
 is_reachable(const dd_context *context, int rank)
@@ -48,8 +48,8 @@ dd_context_post_abort_locked(dd_context *context, int except, bool spares_near, 
         }
     }
     dd_blob_clear(&context->abort, sizeof bytes);
-    dd_status ignored =
-        dd_blob_append(&context->abort, payload.data, payload.len, NULL); /* best effort: it was told */
+    /* Best effort: only later connections need it. */
+    dd_status ignored = dd_blob_append(&context->abort, payload.data, payload.len, NULL);
     (void)ignored;
 }
 
@@ -82,7 +82,7 @@ dd_context_is_connected_locked(const dd_context *context, int rank)
     return context->ranks[rank].peer->state == PEER_CONNECTED;
 }
 
-/* ---- hearing */
+/* ---- receiving */
 
 bool
 context_knows_predecessor(const dd_context *context, const dd_frame *frame, const dd_peer *peer)
@@ -105,7 +105,7 @@ context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *
     return false;
 }
 
-/* Receives that were posted and have met no message. */
+/* Fail posted receives that have no message. */
 static void
 fail_posted(context_rank *rank, void (*fail)(dd_message *message))
 {
@@ -137,7 +137,7 @@ control_on_goodbye(dd_context *context, int source)
     }
 }
 
-/* The origin of the cause has lost its link to this rank, whose end may look well until the network answers. */
+/* The origin has lost its link to this rank; this end may look intact until the network answers. */
 static void
 note_lost_there(const dd_context *context, const dd_cause *cause)
 {
@@ -147,7 +147,7 @@ note_lost_there(const dd_context *context, const dd_cause *cause)
     }
 }
 
-/* DD_PROTOCOL: the bytes are no cause. */
+/* Return DD_PROTOCOL if the bytes are not a cause. */
 static dd_status
 control_on_abort(dd_context *context, int source, dd_bytes payload, dd_error *fault)
 {
@@ -258,7 +258,7 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
     }
 }
 
-/* ---- what is posted in shared memory */
+/* ---- posts in shared memory */
 
 void
 dd_context_hear_abort_locked(dd_context *context, int rank, dd_bytes cause)
@@ -277,7 +277,8 @@ dd_context_hear_goodbye_locked(dd_context *context, int rank)
         control_on_goodbye(context, rank);
         return;
     }
-    /* It may have left before it knew of the link, and have said nothing there: it is asked, behind what it has sent. */
+    /* It may have left before it knew of the link, so without a GOODBYE there: send a QUESTION,
+     * whose answer follows all that it has sent. */
     from->is_leaving = true;
     dd_context_post_question_locked(context, rank);
 }

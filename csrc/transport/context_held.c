@@ -1,4 +1,4 @@
-/* Frames for contexts, from other processes and from this one: to the receive that one is for, or kept until somebody wants it. */
+/* Frames for contexts, also of this process itself: each goes to its receive, or is held. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
@@ -6,12 +6,12 @@
 
 #include <string.h>
 
-/* Contexts of a peer that it has given up and that may still be opened here. */
+/* Limit of contexts that a peer has aborted and that may still be opened here. */
 #define GIVEN_UP_KEPT 64
 
-/* ---- entries that are kept */
+/* ---- held entries */
 
-/* Small messages of this process are copied, so that their senders can go on; the others wait for their receivers. */
+/* Copy a small message of this process, so that its send ends; a large one waits for a receive. */
 static void
 copy_own(held *entry)
 {
@@ -42,7 +42,7 @@ keep(held *entry, dd_list *list)
     }
 }
 
-/* Nobody will want it any more: frees it, and gives its credit back or refuses it. */
+/* Free an entry that no receive will match, and return its credit or refuse it. */
 static void
 drop_held(held *entry)
 {
@@ -107,7 +107,7 @@ peer_drop_rts(dd_peer *peer, uint64_t id)
     }
 }
 
-/* Forgets a send that waits for its receiver in this process. */
+/* Drop the entry of a send that waits for its receive in this process. */
 static void
 self_drop_send(dd_peer *self, const dd_message *message)
 {
@@ -159,9 +159,9 @@ peer_take_early(dd_peer *peer, const context_key *key)
     return entry;
 }
 
-/* The peer has given up a group that this process may never open, because making it, or something before it, has failed here as
- * well. What says so is kept, for the case that it is opened after all. What else has come for it is of no use, and would hold the
- * peer's credit for ever. */
+/* Keep the ABORT of a group that this process has not opened, and may never open if creation has
+ * failed here as well. Other frames for it are dropped: they would hold the peer's credit
+ * forever. */
 static void
 note_given_up(dd_peer *peer, held *abort)
 {
@@ -172,8 +172,8 @@ note_given_up(dd_peer *peer, held *abort)
     }
     dd_list_push_back(&peer->given_up, &abort->link);
     if (++peer->ngiven_up > GIVEN_UP_KEPT) {
-        /* The oldest of many: a context that has not been opened by now never will be. Frames that still come for it are treated as if
-         * it had been closed here. */
+        /* Drop the oldest: its context would have been opened by now. Further frames for it are
+         * handled as if it had been closed here. */
         held *oldest = DD_CONTAINER_OF(peer->given_up.next, held, link);
         engine_note_closed(peer->engine,
                            &(context_key){.id = oldest->frame.context, .rank = oldest->frame.target});
@@ -182,8 +182,8 @@ note_given_up(dd_peer *peer, held *abort)
     }
 }
 
-/* Keep a frame until its context is opened; drop it if the context has been closed, or is open and knows only the
- * predecessor of this peer (is_of_before). */
+/* Keep a frame until its context is opened. Drop it if the context has been closed, or is open and
+ * knows only the predecessor of this peer (is_of_before). */
 static void
 keep_early(held *entry, bool is_of_before)
 {
@@ -231,13 +231,13 @@ engine_deliver(held *entry)
     }
 }
 
-/* ---- a process to itself: its frames wait in the queue until somebody drives, like those of others */
+/* ---- a process to itself: its frames are queued until a thread drives, like other processes' */
 
 static void
 deliver_own(dd_peer *self, const out_frame *out)
 {
     dd_frame frame = out->frame;
-    frame.type = out->message != NULL ? DD_FRAME_RTS : frame.type; /* whatever its size */
+    frame.type = out->message != NULL ? DD_FRAME_RTS : frame.type; /* of any size */
     held *entry = engine_take_held(self, &frame);
     self->engine->stats.self_sent_nbytes += out->message != NULL ? out->message->nbytes : 0;
     if (entry == NULL) {
@@ -265,7 +265,7 @@ self_pump(dd_engine *engine)
     dd_peer *self = engine->self;
     bool is_any = false;
     if (engine->is_pumping_self) {
-        return false; /* a callback calls dd_engine_take_in_locked: the frames behind its own come later */
+        return false; /* called by a callback: frames after the current one wait */
     }
     engine->is_pumping_self = true;
     while (!dd_list_is_empty(&self->out) && !is_next_postponed(engine)) {
@@ -280,7 +280,7 @@ self_pump(dd_engine *engine)
     return is_any;
 }
 
-/* ---- of open contexts */
+/* ---- open contexts */
 
 void
 dd_context_visit_held_locked(dd_context *context, uint64_t sequence,

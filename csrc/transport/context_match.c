@@ -132,7 +132,7 @@ context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer)
     peer_post_frame(peer, &answer, (dd_bytes){0});
 }
 
-/* ---- entries that were held */
+/* ---- held entries */
 
 static void
 copy_bytes(void *to, const void *from, size_t nbytes)
@@ -142,7 +142,7 @@ copy_bytes(void *to, const void *from, size_t nbytes)
     }
 }
 
-/* A send of this process has met its receive. */
+/* Copy a send of this process to its receive. */
 static void
 take_own(dd_message *recv, const held *entry)
 {
@@ -205,7 +205,7 @@ find_held_of_any(const dd_context *context, const dd_message *recv)
     return first;
 }
 
-/* Ends a message to or from a rank that cannot be reached any more; false when it can. */
+/* End a message to or from an unreachable rank. Returns false if the rank is reachable. */
 static bool
 end_if_unreachable(dd_context *context, dd_message *message)
 {

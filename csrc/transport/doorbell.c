@@ -59,7 +59,7 @@ dd_doorbell_ring(int own_fd, const dd_uid *whose)
 {
     const uint8_t ring = DD_BELL_RING;
     dd_addr address = address_of(whose);
-    /* Where the queue is full it has been rung, and nobody is there to hear it where the name is unknown. */
+    /* Errors are ignored: a full queue holds a ring already, and an unknown name has no process. */
     (void)!dd_sys_sendto(own_fd, &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL,
                          (const struct sockaddr *)&address.storage, address.len);
 }
@@ -75,7 +75,7 @@ dd_doorbell_send(int own_fd, const dd_uid *whose, const dd_bell_note *note)
     int passed_fd = note->kind == DD_BELL_PASS ? note->fd : -1;
     size_t moved = 0;
     dd_io io = dd_sock_try_send_fd(own_fd, &address, note, NOTE_NBYTES, passed_fd, &moved);
-    /* The number of descriptors in flight is limited for each user; the shortage passes. */
+    /* The limit is on descriptors in flight per user: retry later. */
     return io == DD_IO_FAILED && errno == ETOOMANYREFS ? DD_IO_AGAIN : io;
 }
 
@@ -85,7 +85,7 @@ dd_doorbell_take(int own_fd, dd_bell_note *note)
     uint8_t bytes[NOTE_NBYTES + 1] = {0};
     size_t len = 0;
     int fd = -1;
-    bool is_ours = false; /* else its bytes are not trusted */
+    bool is_ours = false; /* otherwise its bytes are not trusted */
     dd_io io = dd_sock_try_recv_fd(own_fd, bytes, sizeof bytes, &fd, &is_ours, &len);
     if (io == DD_IO_AGAIN || io == DD_IO_FAILED) {
         return io;

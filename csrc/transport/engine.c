@@ -12,7 +12,7 @@
 
 #define LINGER_NS (2 * DD_NS_PER_S)
 
-/* The strings of options stay the caller's: we keep copies, one after the other. */
+/* Copy the options and their strings, one after the other: the originals stay the caller's. */
 static dd_status
 copy_options(dd_engine *engine, const dd_connect_options *options, dd_error *err)
 {
@@ -90,7 +90,7 @@ free_pools(dd_engine *engine)
     }
 }
 
-/* Also of a half-made one, and in a forked child, where the descriptors are closed already. */
+/* Also for a partly created engine, and in a forked child, where descriptors are closed already. */
 static void
 engine_destroy(dd_engine *engine)
 {
@@ -172,7 +172,7 @@ say_bye(dd_engine *engine)
     }
 }
 
-/* Whether the peers' hosts have everything that was posted. */
+/* Return true if the peers' hosts have everything that was posted. */
 static bool
 has_arrived(void *ctx)
 {
@@ -213,7 +213,7 @@ dd_engine_release(dd_engine *engine)
     engine_destroy(engine);
 }
 
-/* Caller holds opening_mu. */
+/* The caller must hold opening_mu. */
 static dd_status
 open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
 {
@@ -248,8 +248,8 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
     return DD_OK;
 }
 
-/* Whether another process may still want to connect over TCP. Peers without cards are no reason: those
- * that have our card are in a meeting with us, or have been. */
+/* Return true if another process may still want to connect over TCP. Peers without known cards do
+ * not count: processes that have this one's card are in a meeting with it, or have been. */
 static bool
 are_ports_needed_locked(const dd_engine *engine)
 {

@@ -1,13 +1,12 @@
-/* The engine of a process: its peers, its links, and who drives them.
+/* The engine of a process: its peers, its links, and the choice of the thread that drives them.
  *
- * There is one lock, the engine's, and everything behind links, messages and tasks belongs to its holder.
- * The engine has no thread of its own that must run: a thread that waits drives it (dd_engine_wait). It polls for a while and then
- * sleeps on the links; others that wait meanwhile sleep on a condition until their turn. When nobody waits,
- * a background thread drives, and sleeps when there is nothing to do. While callers come and go quickly it
- * keeps out of their way.
+ * One lock, the engine's, guards links, messages and tasks. A thread that waits drives the engine
+ * (dd_engine_wait): it polls for a limited time and then sleeps on the links. Other waiting threads
+ * sleep on a condition variable until their turn. If no thread waits, a background thread drives,
+ * and sleeps if there is nothing to do; it naps while callers come and go quickly.
  *
- * Callbacks run with the lock held, on the thread that drives: they are quick, do not block, and may post
- * and cancel messages. */
+ * Callbacks run with the lock held, on the driving thread: they must be quick, must not block, and
+ * may post and cancel messages. */
 #ifndef DD_TRANSPORT_ENGINE_H
 #define DD_TRANSPORT_ENGINE_H
 
@@ -22,150 +21,147 @@
 typedef struct dd_engine dd_engine;
 typedef struct dd_peer dd_peer; /* another process, or this one */
 
-/* Counted. The background thread and the listening sockets come with the first call of dd_engine_card: a
- * process whose groups have one rank opens no port. */
+/* Open an engine with one reference. The first dd_engine_card starts the background thread and
+ * opens the listening sockets: a process whose groups have one rank opens no port. */
 dd_status dd_engine_open(const dd_connect_options *options, dd_engine **engine, dd_error *err) DD_MUST_CHECK;
-/* Another one with the same options: for a process that is in one group several times. */
+/* Open another engine with the same options, for a process that is several ranks of one group. */
 dd_status dd_engine_open_like(const dd_engine *engine, dd_engine **other, dd_error *err) DD_MUST_CHECK;
 dd_engine *dd_engine_acquire(dd_engine *engine);
-/* What its peers have to know, borrowed; empty: nothing. */
+/* Return the secret that peers must know, borrowed; empty if there is none. */
 dd_bytes dd_engine_secret(const dd_engine *engine);
-/* The last release says goodbye to all peers, sends what was accepted for sending for at most two seconds,
- * and closes. In a forked child it only frees. Not from a callback. NULL is fine. */
+/* Release a reference. The last one sends BYE to all peers, waits up to 2 s for posted data to
+ * arrive, and closes; in a forked child only frees memory. Not from a callback. NULL is ignored. */
 void dd_engine_release(dd_engine *engine);
 
-/* DD_FORKED in a child of the process that opened it. */
+/* Return DD_FORKED in a forked child of the process that opened the engine. */
 dd_status dd_engine_check_fork(const dd_engine *engine, dd_error *err) DD_MUST_CHECK;
-/* In such a child: whether some thread held the lock when the process forked. That thread does not exist
- * here, and may have been changing what the lock guards, so nothing of that may be looked at or freed.
- * False in the process itself. */
+/* Return true in a forked child if a thread held the lock at the fork: state guarded by the lock
+ * may be inconsistent, and must be neither read nor freed. Returns false in the process itself. */
 bool dd_engine_is_torn(dd_engine *engine);
 
-/* This process's card, encoded, for publishing: from now on others may connect by it. `first` as in
- * dd_card_find_addrs; that of a later call counts if the one before was a loopback address, or if the
- * ports have been closed since. */
+/* Encode this process's card for publishing; with it, other processes can connect. `first` is for
+ * dd_card_find_addrs; in a later call it has an effect only if the earlier address was a loopback
+ * address, or if the ports have been closed since. */
 dd_status dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error *err) DD_MUST_CHECK;
 
-/* Around everything from dd_engine_card to the moment when all processes that have the card are peers,
- * with the links that they are going to have. When the last meeting ends, the TCP ports are closed if all
- * peers whose cards are known are near, or linked by shared memory: then nobody else will come. Links of processes
- * whose cards are not known are closed some seconds later. */
+/* Enclose a meeting: the time from dd_engine_card until all processes that have the card are peers
+ * with their final links. The end of the last meeting closes the TCP ports if every peer with a
+ * known card is near, lost, or linked by shared memory: no other process will connect. Links of
+ * processes whose cards are unknown are closed after UNKNOWN_KEPT_NS. */
 void dd_engine_begin_meeting(dd_engine *engine);
 void dd_engine_end_meeting(dd_engine *engine);
-/* DD_OK, or why other processes cannot connect to this one now. With the lock held. */
+/* Return DD_OK, or the reason why other processes cannot connect to this one now. */
 dd_status dd_engine_check_accepting_locked(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
-/* The same, and for want of what in this process a link has come to nothing a moment ago: others may say that this process is lost, and
- * leave. With the lock held. */
+/* Like dd_engine_check_accepting_locked; also fails if a link failed in the last 5 seconds for lack
+ * of a resource in this process: other ranks may report this process as lost, and leave. */
 dd_status dd_engine_check_links_locked(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
 
-/* Find or create the peer whose card this is; counted. Calls with the same card return the same object, unless the
- * peer was lost in between and its process may be well: then a new object, without a link and without an error.
- * A held peer keeps the engine open. No connection is made. Our own card gives the peer that is this process: messages to it are
- * copied. */
+/* Find or create the peer of a card, and add a reference. Does not connect. Calls with the same
+ * card return the same object, unless the peer was lost and its process may be alive: then a new
+ * object without a link or error. A referenced peer keeps the engine open. The own card gives the
+ * peer for this process itself: messages to it are copied. */
 dd_status dd_engine_peer(dd_engine *engine, dd_bytes card, dd_peer **peer, dd_error *err) DD_MUST_CHECK;
-/* The peer that is this process, without a card: opens nothing. Counted. */
+/* Return the peer for this process itself, with a new reference. Needs no card, opens nothing. */
 dd_status dd_engine_self(dd_engine *engine, dd_peer **peer, dd_error *err) DD_MUST_CHECK;
 dd_peer *dd_peer_acquire(dd_peer *peer);
-void dd_peer_release(dd_peer *peer); /* NULL is fine */
+void dd_peer_release(dd_peer *peer); /* NULL is ignored */
 const dd_card *dd_peer_card(const dd_peer *peer);
 
 /* ---- with the lock held */
 
 void dd_engine_lock(dd_engine *engine);
-/* False: somebody has it. */
 bool dd_engine_try_lock(dd_engine *engine);
 void dd_engine_unlock(dd_engine *engine);
 
-/* Where it listens, as its card says. */
 dd_addr_list dd_peer_addrs_locked(const dd_peer *peer);
-/* The link's name, "" while there is none. `_locked` because links come and go. */
+/* Return the name of the link, "" if there is no link. */
 const char *dd_peer_transport_locked(const dd_peer *peer);
 bool dd_peer_has_shm_locked(const dd_peer *peer);
-/* Links with it are, or would be, shared memory: it needs no port of ours. */
+/* Record that links with the peer are, or would be, shared memory: it needs no TCP port here. */
 void dd_peer_note_near_locked(dd_peer *peer);
-/* Starts connecting if there is no link yet. How it ends shows by the messages to the peer, and by
+/* Start connecting if there is no link. A failure ends the messages to the peer, and is returned by
  * dd_peer_error_locked. */
 void dd_peer_connect_locked(dd_peer *peer);
 bool dd_peer_is_connected_locked(const dd_peer *peer);
-/* NULL while nothing is wrong; else why it can not be reached any more: DD_PEER_LOST (its end, with host
- * and pid), or whatever the connecting came to. Stays valid as long as the peer. */
+/* Return NULL, or the reason why the peer is lost: DD_PEER_LOST with host and pid, or the error
+ * that broke or prevented the link. Valid as long as the peer. */
 const dd_error *dd_peer_error_locked(const dd_peer *peer);
-/* What this process has sent to a peer and the network has lost again and again. */
+/* Data sent to a peer that the network has lost repeatedly. */
 typedef struct dd_path_loss {
     size_t nbytes;
     unsigned nresends;
     dd_addr from, to;
 } dd_path_loss;
-/* False: nothing, as far as can be seen here. */
+/* Return false if no loss is known. */
 bool dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss);
-/* Looks whether a process that is near has ended. Its links say so by themselves; this is for one without a link to this process. */
+/* Mark a near peer without a link as lost if its process has ended. (A link would report that.) */
 void dd_peer_look_for_locked(dd_peer *peer);
-/* True if the peer has aborted a context that this process, as `rank` of it, has not opened yet. */
+/* Return true if the peer has aborted a context that this process has not opened yet as `rank`. */
 bool dd_peer_has_given_up_locked(const dd_peer *peer, uint64_t context, int rank);
-/* Makes a process of this host look at memory that is shared with it, if it sleeps. Needs no link. */
+/* Wake a process of this host to check the memory that it shares with this one. Needs no link. */
 void dd_peer_ring_bell_locked(dd_peer *peer);
 
-/* A task is polled in every round of driving, for progress that no message tells of (shared memory). */
+/* Work that each round of driving polls, for progress that no message announces (shared memory). */
 typedef struct dd_task dd_task;
 struct dd_task {
     dd_list link;
-    /* Goes as far as it can. True when it got somewhere: then the driver goes on polling. It may remove
-     * itself. */
+    /* Advance as far as possible. Returns true on progress: the driver then keeps polling. May
+     * remove the task. */
     bool (*progress)(dd_task *task);
-    /* Before the driver sleeps: arranges for a bell, and looks once more. False when there is something to
-     * do after all. */
+    /* Called before the driver sleeps: arrange for a bell, and check again. Returns false if there
+     * is work: the driver must not sleep. */
     bool (*fall_asleep)(dd_task *task);
-    /* What it waits for needs the core that we run on: yield between looks instead of spinning. progress may
+    /* The awaited thread needs this core: yield between polls instead of spinning. progress may
      * change it. */
     bool is_crowded;
-    bool
-        is_outnumbered; /* there are not enough cores for those who wait for each other, ever; then is_crowded, too */
+    /* The ranks that wait for each other always outnumber the cores; implies is_crowded. */
+    bool is_outnumbered;
 };
 void dd_engine_add_task_locked(dd_engine *engine, dd_task *task);
-void dd_engine_remove_task_locked(dd_engine *engine, dd_task *task); /* also one that is not in */
+void dd_engine_remove_task_locked(dd_engine *engine, dd_task *task); /* no effect if not added */
 
-/* Sets a timer, which the driver runs. A driver that sleeps for longer learns of it by dd_engine_kick. */
+/* Start a timer. Call dd_engine_kick if the driver may sleep past `at_ns`. */
 void dd_engine_start_timer_locked(dd_engine *engine, dd_timer *timer, int64_t at_ns);
 
-/* While somebody wants that, and be it once of many times, messages that come when no call is under way are answered within a
- * millisecond of the last one, not after a nap: the background thread looks sooner whether callers still drive. */
+/* Add or withdraw a request for prompt answers: while there are any, messages that arrive with no
+ * call under way are answered within a millisecond of the last call, not after the long nap. */
 void dd_engine_attend_locked(dd_engine *engine, bool is_wanted);
 
-/* Takes in what has come by now, and what follows from it, such as who is lost. Not from a callback. */
+/* Handle everything that has arrived, and its consequences (lost peers). Not from a callback. */
 void dd_engine_hear_locked(dd_engine *engine);
-/* Read everything that has arrived on all links, except on the link whose frame is being handled. Messages end by it, and
- * their owners are notified later. May be called from a callback; nested calls do nothing. */
+/* Read all that has arrived on all links, except on the link whose frame is being handled. Messages
+ * end by it; owners are notified later. May be called from a callback; nested calls do nothing. */
 void dd_engine_take_in_locked(dd_engine *engine);
 
-/* Before a caller is told of a failure without waiting for it: waits until what the other ranks are told
- * of it is on its way, but only for a moment, without the lock meanwhile. dd_engine_wait does so by
- * itself. Not from a callback. */
+/* Wait until failure notices to other ranks are on their way, at most 200 ms; releases the lock
+ * while it sleeps. Call before reporting a failure without dd_engine_wait, which does this itself.
+ * Not from a callback. */
 void dd_engine_finish_telling_locked(dd_engine *engine);
 
-/* A caller looks after its own call: the background thread goes back to its nap, if it drives. */
+/* Send the background thread back to its nap if it drives: a caller now polls for its own call. */
 void dd_engine_relieve_locked(dd_engine *engine);
-/* The same, for long enough to look at everything: the nap goes on. */
+/* Like dd_engine_relieve_locked, for a caller that polls everything: the nap is also extended. */
 void dd_engine_note_active_locked(dd_engine *engine);
-/* A caller looks at its own call alone, for less than a microsecond: at the end of its nap the background thread looks at the rest. */
+/* Count a caller that polled only its own call: after its nap the background thread polls all. */
 void dd_engine_note_call_locked(dd_engine *engine);
-/* For a short look of one's own at what ranks on the same cores are to do: gives them the core, and others the lock,
- * for a moment. False: that took long, or is not worth it now, so wait in dd_engine_wait. */
+/* Yield the core and the lock once, for a caller that polls for ranks on the same core. Returns
+ * false if the yield took long or polling is turned off: then wait in dd_engine_wait. */
 bool dd_engine_give_way_locked(dd_engine *engine);
 
-/* Somebody's `is_done` (dd_engine_wait) has become true by other means than driving: he is woken when the lock is given away. */
+/* Record that an `is_done` (dd_engine_wait) was set without driving: unlocking wakes its waiter. */
 void dd_engine_note_ended_locked(dd_engine *engine);
 
 /* ---- without the lock */
 
-/* Drives the engine until *is_done (acquire), or the wait is over: DD_OP_TIMED_OUT without a message,
- * DD_INTERRUPTED. */
+/* Drive the engine until *is_done (acquire) or until the wait ends: DD_OP_TIMED_OUT without a
+ * message, or DD_INTERRUPTED. */
 dd_status dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wait,
                          dd_error *err) DD_MUST_CHECK;
 
-/* After posting without waiting: makes sure that somebody drives. Cheap when somebody does. */
+/* Make sure that a thread drives, after posting without waiting. Cheap if one does. */
 void dd_engine_kick(dd_engine *engine);
-/* After a look at tasks by somebody who does not go on to drive: the look has told peers that nobody sleeps here, and a driver that does
- * would not be woken. */
+/* With the lock held: prepare a sleeping driver to be woken, or wake it. Call after polling tasks
+ * without driving on: polling shows peers that this process is awake, so they do not wake it. */
 void dd_engine_settle_driver_locked(dd_engine *engine);
 
 #endif

@@ -1,5 +1,4 @@
-/* What everything in the engine stands on, and what knows nothing of who drives: the lock, waking those who wait, contexts and peers by
- * their keys, pools. */
+/* Basics of the engine that do not depend on the driver: the lock, waking, lookups, pools. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
@@ -68,7 +67,7 @@ engine_rouse_driver(dd_engine *engine)
 {
     const uint64_t one = 1;
     if (engine->driver != NULL && engine->driver->is_asleep) {
-        /* Can only fail when the counter is full, and then there is an event anyway. */
+        /* Fails only if the counter is full, and then there is an event anyway. */
         (void)!dd_sys_write(engine->wake_fd, &one, sizeof one);
     }
 }
@@ -117,7 +116,7 @@ engine_let_others_in(dd_engine *engine)
             dd_sys_sched_yield();
         }
     }
-    /* Not counted among nlockers: two drivers would make room for each other for ever. */
+    /* Not counted in nlockers: two drivers would yield to each other forever. */
     dd_lock_take(&engine->mu);
 }
 

@@ -1,14 +1,14 @@
-/* The engine's doorbell: who rings, who wants a descriptor, and whom it is for. */
+/* The engine's doorbell: rings, and requests for descriptors and their answers. */
 #include "core/system.h"
 #include "transport/doorbell.h"
 #include "transport/engine_internal.h"
 
 #include <errno.h>
 
-/* A peer that rings on and on must not keep the engine from everything else. */
+/* Limit per round, so that a peer that rings without end does not starve other work. */
 #define NOTES_PER_LOOK 256
 
-/* Whoever is asked again and again, for longer each time, has tried for a quarter of a second by then. */
+/* A request that is repeated with growing pauses fails this often in a quarter of a second. */
 #define NOTES_FAILED_MAX 6
 
 dd_status
@@ -130,7 +130,7 @@ engine_answer_bell(dd_engine *engine)
         }
     }
     engine->has_rung = true;
-    /* Somebody who sleeps was to hear it. */
+    /* A ring is for a thread that sleeps. */
     engine_rouse_driver(engine);
 }
 

@@ -1,4 +1,4 @@
-/* Who drives, and how drivers sleep. */
+/* The choice of the driver, driving, and the driver's sleep. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
@@ -11,12 +11,12 @@
 
 #define FLUSH_STEP_NS DD_NS_PER_MS
 #define EVENTS_MAX 32
-/* While callers come and go, the background thread only looks around, for so many rounds at most. */
+/* Limit of rounds that the background thread drives while callers come and go. */
 #define ROUNDS_PER_LOOK 64
-/* Callers who find what they want at one peer go round all of them as often as this. */
+/* Callers that poll only one peer run a full round once in this many calls. */
 #define CALLS_PER_ROUND 64u
 
-/* With the lock, so without the bus: the background thread only reads. */
+/* No atomic increment is needed: only holders of the lock write; the background thread reads. */
 static void
 count_up(atomic_uint_fast64_t *counter)
 {
@@ -24,7 +24,7 @@ count_up(atomic_uint_fast64_t *counter)
     atomic_store_explicit(counter, before + 1, memory_order_relaxed);
 }
 
-/* For callers that know that the thread they wait for needs this core. False: it took long. */
+/* Yield to the awaited thread, which needs this core. Returns false if that took long. */
 static bool
 give_core_away(const dd_engine *engine)
 {
@@ -78,7 +78,7 @@ timeout_until_ms(int64_t until_ns)
     return left_ms < 60000 ? (int)left_ms : 60000;
 }
 
-/* Sleeps on the links, without the lock. Afterwards `self` may not be the driver any more. */
+/* Sleep on the links, without the lock. Another thread may be the driver afterwards. */
 static void
 sleep_on_links(dd_engine *engine, dd_waiter *self, int64_t until_ns)
 {
@@ -92,7 +92,7 @@ sleep_on_links(dd_engine *engine, dd_waiter *self, int64_t until_ns)
     dd_engine_lock(engine);
     engine->nsleeping--;
     self->is_asleep = false;
-    /* Events of lanes that went meanwhile would be of freed memory; what is still there comes again. */
+    /* If a lane was destroyed since, its event would dangle: drop all; epoll repeats the others. */
     if (engine->driver == self && engine->lane_generation == generation) {
         (void)engine_handle_events(engine, events, nevents);
     } else if (engine->driver != self) {
@@ -102,18 +102,17 @@ sleep_on_links(dd_engine *engine, dd_waiter *self, int64_t until_ns)
 
 /* ---- driving */
 
-/* How a spell of driving goes on. */
+/* State of one call of drive(). */
 typedef struct drive_spell {
     dd_waiter *self;
     const dd_wait *wait;
-    int64_t
-        check_ns; /* when to hand back for a look at the wait; 0: not known before the first look at the clock */
-    int64_t idle_since_ns;  /* 0: there was something to do in the last round */
-    int64_t polls_until_ns; /* 0: has slept, or not begun */
+    int64_t check_ns;       /* when to return to check the wait; 0 before the clock was read */
+    int64_t idle_since_ns;  /* 0 if the last round made progress */
+    int64_t polls_until_ns; /* 0 after sleep or progress */
     unsigned nidle;
 } drive_spell;
 
-/* Short spells end without a look at the clock. */
+/* Read the clock; the first time, set check_ns. Short spells end without this. */
 static int64_t
 look_at_clock(drive_spell *spell)
 {
@@ -127,7 +126,7 @@ look_at_clock(drive_spell *spell)
 static int64_t
 choose_budget_ns(const dd_engine *engine, const dd_waiter *self)
 {
-    /* Ranks that outnumber the cores wait long because others work, and that says nothing about the next wait. */
+    /* Ranks that outnumber the cores wait long as others work: that predicts no later wait. */
     int64_t budget_ns = engine->is_outnumbered ? engine->spin.most_ns : engine->spin.budget_ns;
     bool is_idle = dd_list_is_empty(&engine->tasks) && engine->nposted == 0;
     if (self->is_background && budget_ns > DD_POLL_BACKGROUND_NS) {
@@ -136,7 +135,7 @@ choose_budget_ns(const dd_engine *engine, const dd_waiter *self)
     return budget_ns;
 }
 
-/* False: it is time to sleep. */
+/* Return false if it is time to sleep. */
 static bool
 poll_on(const dd_engine *engine, drive_spell *spell, int64_t now_ns)
 {
@@ -159,7 +158,7 @@ drive_note_progress(dd_engine *engine, drive_spell *spell)
     spell->polls_until_ns = 0;
 }
 
-/* After rounds in which there was nothing to do. False when the spell is over. */
+/* Called after a round without work. Returns false if the spell ends. */
 static bool
 idle(dd_engine *engine, drive_spell *spell)
 {
@@ -176,8 +175,7 @@ idle(dd_engine *engine, drive_spell *spell)
         return true;
     }
     if (!engine_fall_asleep(engine)) {
-        spell->polls_until_ns =
-            0; /* and while it is polled for, the core is given away where others need it */
+        spell->polls_until_ns = 0; /* poll again: that yields the core if it is needed */
         return true;
     }
     sleep_on_links(engine, spell->self, next_ns < spell->check_ns ? next_ns : spell->check_ns);
@@ -185,7 +183,7 @@ idle(dd_engine *engine, drive_spell *spell)
     return engine->driver == spell->self;
 }
 
-/* Drives until the waiter's work is done, the wait wants a look, or somebody else has taken over. */
+/* Drive until the waiter's work is done, the wait must be checked, or another thread drives. */
 static void
 drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
 {
@@ -197,7 +195,7 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
             drive_note_progress(engine, &spell);
         }
         if (waiter_is_done(self) || engine->driver != self) {
-            return; /* a task may have let go of the lock, and somebody else have become the driver */
+            return; /* a task may have released the lock, and another thread may drive */
         }
         if (is_progress && !dd_list_is_empty(&engine->waiters)) {
             engine_wake_done_waiters(engine);
@@ -232,12 +230,12 @@ may_drive(const dd_engine *engine, const dd_waiter *self)
 static void
 become_driver(dd_engine *engine, dd_waiter *self)
 {
-    engine_rouse_driver(engine); /* so that it does not look after the links for nothing */
+    engine_rouse_driver(engine); /* wake the old driver: it has lost the role */
     engine->driver = self;
     atomic_store_explicit(&engine->is_driven, !self->is_background, memory_order_relaxed);
 }
 
-/* The driver leaves: the next waiter has his turn; nobody, and the background thread notices in time. */
+/* End driving: the next waiter drives or, after its nap, the background thread. */
 static void
 drive_release(dd_engine *engine, dd_waiter *self)
 {
@@ -266,7 +264,7 @@ wait_for_turn(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
     dd_list_remove(&self->link);
 }
 
-/* The lock is held, but for the question whether the caller wants out. */
+/* With the lock, which is released while the caller's interrupt is checked. */
 static dd_status
 wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *err)
 {
@@ -281,9 +279,9 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
             return DD_OK;
         }
         if (wait->is_interrupted != NULL) {
-            /* Before the deadline is looked at: callers wait in slices of their own, which may all be
-             * shorter than ours. The caller's check may take long, and may even wait for something else in
-             * here, so others drive meanwhile. */
+            /* Checked before the deadline: callers may wait in slices shorter than the driver's.
+             * The check may take long, and may itself wait for this engine, so other threads drive
+             * during it. */
             drive_release(engine, self);
             dd_engine_unlock(engine);
             dd_status status = dd_wait_check(wait, err);
@@ -318,8 +316,8 @@ dd_engine_hear_locked(dd_engine *engine)
     dd_engine_settle_driver_locked(engine);
 }
 
-/* What the other ranks are told of a failure waits here while they do not read. A caller that hears of the
- * failure may end the process at once: it is kept until that has gone, or has had a moment for it. */
+/* Keep a caller until failure notices to other ranks are on their way, or 200 ms have passed: the
+ * caller may end the process as soon as it receives the failure. */
 static void
 finish_telling_locked(dd_engine *engine, dd_waiter *self)
 {
@@ -328,7 +326,7 @@ finish_telling_locked(dd_engine *engine, dd_waiter *self)
         if (may_drive(engine, self)) {
             (void)engine_run_round(engine);
             engine_wake_done_waiters(engine);
-        } /* else the driver does it */
+        } /* otherwise the driver does it */
         if (!engine_is_telling(engine) || dd_clock_now_ns() >= engine->telling_until_ns) {
             engine->telling_until_ns = 0;
             dd_engine_settle_driver_locked(engine);
@@ -363,7 +361,7 @@ dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wai
     return status;
 }
 
-/* Goodbyes of small groups are on their way after one look; a full connection takes as long as it takes. */
+/* The first step has no pause: GOODBYEs of small groups take one round, full connections longer. */
 void
 engine_flush(dd_engine *engine, bool (*is_through)(void *ctx), void *ctx, const dd_wait *wait)
 {
@@ -408,7 +406,7 @@ has_work(const dd_engine *engine)
     return has_output(engine) || !dd_list_is_empty(&engine->tasks);
 }
 
-/* Nobody has posted anything that would need a driver. */
+/* Return true if nothing that was posted needs a driver. */
 static bool
 is_idle(const dd_engine *engine)
 {
@@ -424,8 +422,8 @@ dd_engine_kick(dd_engine *engine)
     dd_engine_lock(engine);
     dd_waiter *driver = engine->driver;
     if (driver == NULL || driver->is_asleep) {
-        /* Most sends are through after one look. In a process without peers there is no thread that would go on: all there is to do is
-         * done here. */
+        /* Most sends are done after one round. A process without peers has no background thread:
+         * finish all work here. */
         while (engine_run_round(engine)) {
             engine_wake_done_waiters(engine);
             if (engine->has_thread || engine->driver != driver) {
@@ -447,7 +445,7 @@ dd_engine_kick(dd_engine *engine)
 
 /* ---- the background thread */
 
-/* Takes in what has come, and goes: callers who come and go would otherwise find a driver that sleeps on the links, and wake it. */
+/* Receive and leave: a driver would sleep on the links, and each caller would have to wake it. */
 static void
 drive_run_rounds(dd_engine *engine)
 {
@@ -463,7 +461,7 @@ run_background(void *arg)
     dd_engine *engine = arg;
     dd_waiter *self = &engine->background;
     engine_callers_seen seen = {0};
-    dd_fence_register(); /* here, while the groups are being made: it takes longer than they do */
+    dd_fence_register(); /* here, while groups are being created, which takes less time than this */
     while (engine_nap(engine, &seen)) {
         dd_engine_lock(engine);
         if (engine->driver == NULL && seen.are_about && is_idle(engine)) {
@@ -524,7 +522,7 @@ engine_stop_background(dd_engine *engine)
 
 /* ---- looking for the end of one message */
 
-/* NULL: not linked by shared memory. */
+/* Return NULL if the peer is not linked by shared memory. */
 static dd_lane *
 shm_lane(const dd_peer *peer)
 {
@@ -547,7 +545,7 @@ drive_serve_peer(dd_peer *peer)
     }
 }
 
-/* Nothing that others wait for. */
+/* Return true if no other thread waits for anything. */
 static bool
 is_alone(const dd_engine *engine)
 {
@@ -560,14 +558,14 @@ dd_context_look_locked(dd_message *message, int nlooks)
 {
     dd_assert_holds(ENGINE);
     dd_engine *engine = message->context->engine;
-    dd_peer *peer = message->peer; /* NULL: any */
+    dd_peer *peer = message->peer; /* NULL for any rank */
     if (peer != NULL && !peer->is_self && shm_lane(peer) == NULL) {
         return false;
     }
     if (engine->spin.most_ns == 0) {
         nlooks = 1;
     }
-    /* Now and then everything is looked at, so that a caller who comes again and again holds up nobody. */
+    /* Run a full round at times, so that a caller that repeats this delays no other work. */
     bool is_due = atomic_load_explicit(&engine->ndrives, memory_order_relaxed) % CALLS_PER_ROUND == 0;
     dd_engine_note_active_locked(engine);
     bool is_narrow = peer != NULL && !is_due && is_alone(engine);
@@ -583,7 +581,7 @@ dd_context_look_locked(dd_message *message, int nlooks)
         }
         dd_spin_pause();
     }
-    engine_tell_done(engine); /* what else has ended meanwhile */
+    engine_tell_done(engine); /* other messages that have ended */
     dd_engine_settle_driver_locked(engine);
     return !message->is_posted;
 }

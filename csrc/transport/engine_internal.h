@@ -1,10 +1,10 @@
-/* What the files of the engine share. Everything here belongs to the holder of the engine's lock, unless a
- * field says otherwise.
+/* Shared by the files of the engine. The engine's lock guards everything that has no other note.
  *
- * Messages end in one way: message_end puts them on the engine's list of done ones, and engine_tell_done,
- * which only those who drive call, tells their owners; or those ask, after their post (dd_context_tell_locked). So no callback comes from within a post, and no list changes
- * under somebody's feet. Links break in one way as well: lane_break notes it, and engine_settle, in the
- * next round, does what follows from it. */
+ * Messages end in one way: message_end moves them to engine->done, and engine_tell_done, which only
+ * drivers call, notifies their owners; an owner may also query its message after a post
+ * (dd_context_tell_locked). So no post runs a callback, and no list changes during iteration. Links
+ * break in one way: lane_break records it, and engine_settle handles the consequences in the next
+ * round. */
 #ifndef DD_TRANSPORT_ENGINE_INTERNAL_H
 #define DD_TRANSPORT_ENGINE_INTERNAL_H
 
@@ -24,47 +24,47 @@
 #define DD_LANES_MAX 16
 #define SHM_EAGER_MAX ((size_t)32 << 10)
 #define TCP_EAGER_MAX ((size_t)64 << 10)
-/* Eager messages that the receiver has not got rid of, headers included; a direction. */
+/* Limit of eager messages that the receiver still holds, headers included, per direction. */
 #define CREDIT_NBYTES ((size_t)1 << 20)
 #define LANE_BUFFER_NBYTES ((size_t)8 << 10)
 #define HELD_INLINE_NBYTES ((size_t)128)
-/* So long a link with a process is kept whose card is not known here. */
+/* How long a link with a process is kept whose card is not known here. */
 #define UNKNOWN_KEPT_NS (5 * DD_NS_PER_S)
 
 typedef struct dd_lane dd_lane;
 
-/* Where a message is. */
+/* The state of a message. */
 typedef enum message_stage {
     STAGE_IDLE,
-    STAGE_POSTED, /* a receive: in a list of its context */
-    STAGE_MOVING, /* in one of the lists of its peer, which says the rest */
+    STAGE_POSTED, /* a receive, in a list of its context */
+    STAGE_MOVING, /* in a list of its peer, which shows its state */
     STAGE_DONE,   /* in engine->done */
 } message_stage;
 
-/* A message that has come before anybody wanted it; or, for a context that is not open yet, any frame for
- * it. */
+/* A message that has arrived before its receive was posted; or any frame for a context that is not
+ * open yet. */
 typedef struct held {
     dd_list link;
     dd_frame frame;
     dd_peer *peer;
     uint64_t order;     /* of arrival, over all peers */
-    uint8_t *data;      /* payload: `small` or its own block */
-    bool is_told;       /* its context knows of it (on_coll) */
-    dd_message *sender; /* within this process: the send that waits for its receiver */
+    uint8_t *data;      /* payload: `small`, or a block of its own */
+    bool is_told;       /* its context has been notified (on_coll) */
+    dd_message *sender; /* within this process: the send that waits for its receive */
     uint8_t small[HELD_INLINE_NBYTES];
 } held;
 
-/* Something to write. */
+/* A frame to write. */
 typedef struct out_frame {
     dd_list link;
     dd_frame frame;
     dd_message *
         message; /* whose bytes from frame.offset on are the payload; NULL for control frames and when it was cancelled */
-    uint8_t *owned; /* then: the payload; freed in the end */
+    uint8_t *owned; /* the payload if `message` is NULL; freed after it is written */
     uint8_t reply;  /* a reply_kind */
 } out_frame;
 
-/* Frames that a peer causes by its own, as long as they are queued. */
+/* Replies that a peer provokes; queued ones are counted by kind. */
 typedef enum reply_kind {
     REPLY_NONE,
     REPLY_ANSWER,  /* to a QUESTION */
@@ -77,57 +77,57 @@ struct dd_lane {
     dd_link *stream;
     dd_peer *peer;
     int number;
-    bool is_ended;       /* no more input */
+    bool is_ended;       /* no more input is read */
     bool is_receiving;   /* lane_receive is on the stack */
-    bool is_held_up;     /* a frame waits in buf for what other lanes still bring, or for the next round */
+    bool is_held_up;     /* the frame in buf waits for data of other lanes, or for the next round */
     bool is_output_dead; /* nothing more can be written */
-    uint32_t watched;    /* events asked of epoll */
+    uint32_t watched;    /* events requested from epoll */
 
-    out_frame current; /* being written */
+    out_frame current; /* the frame being written */
     uint8_t header[DD_FRAME_NBYTES];
     size_t header_nbytes;
-    size_t written; /* of its header and payload */
+    size_t written; /* bytes of its header and payload */
     bool is_writing;
 
-    dd_frame frame; /* whose payload is arriving */
+    dd_frame frame; /* the frame whose payload is arriving */
     size_t payload_left;
-    uint8_t *sink;      /* where it goes; NULL: thrown away */
-    dd_message *recv;   /* whose memory that is */
-    held *collected;    /* the same: in no list, delivered when all has come */
-    dd_context *cached; /* of the last message */
+    uint8_t *sink;      /* destination of the payload; NULL to drop it */
+    dd_message *recv;   /* receive that the payload is for, or NULL */
+    held *collected;    /* entry that the payload is for, or NULL; in no list until complete */
+    dd_context *cached; /* context of the last message */
     size_t begin;
     size_t end;
     uint8_t buf[LANE_BUFFER_NBYTES];
 };
 
-/* What becomes of a peer:
+/* States of a peer. BUSY: only an answer. "closed": the new link is. Blank: nothing changes.
  *
- *                somebody wants   it dials us            there is a     our dial    its dial fails,
- *                a link                                  link           fails       once welcome
- *     IDLE       DIALLING         ACCEPTING              CONNECTED
- *     DIALLING                    ACCEPTING, if its uid  CONNECTED      LOST
- *                                 is smaller, else BUSY
- *     ACCEPTING                   BUSY                   CONNECTED                  DIALLING, if somebody
- *                                                                                   wants a link, else IDLE
- *     CONNECTED                   BUSY                   is closed
- *     LOST                        BUSY                   is closed
+ *                a link is   it dials this          a link is   own dial   its dial fails
+ *                wanted      process                made        fails      once accepted
+ *     IDLE       DIALLING    ACCEPTING              CONNECTED
+ *     DIALLING               ACCEPTING, if its uid  CONNECTED   LOST
+ *                            is smaller, else BUSY
+ *     ACCEPTING              BUSY                   CONNECTED              DIALLING, if wanted,
+ *                                                                          else IDLE
+ *     CONNECTED              BUSY                   closed
+ *     LOST                   BUSY                   closed
  *
- * Whatever breaks a peer (peer_break) makes it LOST, for good: its groups never use it again. The process itself
- * may be well, since a cut network also breaks links. If a later meeting brings its card again, a new dd_peer of
- * the same uid replaces it in engine->peers, IDLE (peer_succeed); only older groups still refer to the lost one.
- * The two share no link, message or error. A frame that arrives over the new link for a group that knows the lost
- * dd_peer is dropped, as for a closed group. No dd_peer succeeds a process that has ended or has broken the
- * protocol (is_over). */
+ * A peer that breaks (peer_break) is LOST for good: its groups never use it again. The process may
+ * be alive, since a cut network also breaks links. If a later meeting brings its card again, a new
+ * dd_peer of the same uid replaces it in engine->peers, IDLE (peer_succeed); only older groups
+ * refer to the lost one. The two share no link, message or error. A frame on the new link for a
+ * group that knows the lost dd_peer is dropped, as for a closed group. No dd_peer succeeds a
+ * process that has ended or has broken the protocol (is_over). */
 typedef enum peer_state {
     PEER_IDLE,
-    PEER_ACCEPTING, /* the connector has been told that its dial is welcome */
+    PEER_ACCEPTING, /* its dial was accepted; the link is being made */
     PEER_DIALLING,
     PEER_CONNECTED,
     PEER_LOST,
 } peer_state;
 
-/* Limits of what a peer may leave here without credit, and of replies that it does not read. Closing a context refuses all frames
- * that it holds. A rank sends one QUESTION to another per group and failure. */
+/* Limits of held messages, and of queued replies that a peer does not read. Closing a context
+ * refuses all frames that it holds. A rank sends one QUESTION to another per group and failure. */
 #define PEER_HELD_MAX ((size_t)1 << 20)
 #define PEER_REFUSALS_MAX (2 * PEER_HELD_MAX)
 #define PEER_ANSWERS_MAX ((size_t)4096)
@@ -135,27 +135,28 @@ typedef enum peer_state {
 struct dd_peer {
     dd_map_node node; /* engine->peers; the key is card.uid */
     dd_engine *engine;
-    unsigned refs; /* of others; the engine keeps a peer without any while there is a link */
+    unsigned refs; /* of users; without any, the engine keeps a peer that has a link */
     dd_card card;
-    bool is_card_known; /* false: it has called before anybody told us of it */
-    dd_blob published;  /* then: its card with its addresses, as it came */
+    bool is_card_known; /* false if it dialled before this process read its card */
+    dd_blob published;  /* if is_card_known: the encoded card with its addresses */
     bool is_self;
-    bool is_near; /* would be linked by shared memory */
+    bool is_near; /* it would be linked by shared memory */
     peer_state state;
     bool wants_link;
-    uint64_t
-        dial; /* its dial of lane 0 that counts, perhaps beside a dial of the peer's that has been accepted; 0: none */
-    int64_t dialled_ns; /* when that began */
-    bool is_said_lost;  /* somebody has given up a group because of it */
-    bool is_over;       /* its process has ended, or has broken the protocol: no dd_peer succeeds this one */
-    bool is_lost_there; /* it has lost its link to this process, as its group reports */
+    /* Number of the dial of lane 0 that counts, even if a dial of the peer has been accepted; 0 if
+     * none. */
+    uint64_t dial;
+    int64_t dialled_ns; /* when `dial` began */
+    bool is_said_lost;  /* a rank has aborted a group because of it */
+    bool is_over;       /* its process has ended, or has broken the protocol: no successor */
+    bool is_lost_there; /* its group reports that it lost its link to this process */
     bool is_succeeded;  /* engine->peers has another dd_peer of this uid */
-    bool is_being_told; /* of a failure; as of engine_is_telling */
-    /* Set while CONNECTED for the end of lane 0 after another lane's, or for the card; and without users, for contexts that may
-     * still be opened. */
-    dd_timer timer; /* on_due is peer_on_timer, or in a farewell another */
-    /* When the link of a peer that has broken the protocol is closed, even if it has not received the reason.
-     * DD_NEVER_NS until the reason is posted; 0 if no link waits for that. */
+    bool is_being_told; /* a failure notice to it is pending (engine_is_telling) */
+    /* While CONNECTED: waits for the end of lane 0 after another lane's, or for the card. Without
+     * users: keeps frames for contexts that may still be opened. */
+    dd_timer timer; /* on_due is peer_on_timer, or on_farewell_due */
+    /* When the link of a peer that has broken the protocol is closed, even if it has not received
+     * the reason. DD_NEVER_NS until the reason is posted; 0 if no link waits for that. */
     int64_t farewell_until_ns;
 
     dd_lane *lanes[DD_LANES_MAX];
@@ -165,38 +166,38 @@ struct dd_peer {
     size_t eager_max;
 
     dd_list out;                  /* out_frame, for lane 0 */
-    size_t nreplies[REPLY_KINDS]; /* of it */
-    dd_list awaiting;             /* sends: RTS queued or written */
-    dd_list sending;              /* ... that have fragments to cut */
-    dd_list flushing;             /* ... all of which is queued, or being written */
-    dd_list receiving;            /* receives that have met their message */
-    size_t nexpected;             /* posted receives from it */
-    uint64_t last_id;             /* of our RTS */
-    uint64_t begun_id;            /* ... that a lane has begun to write: the peer cannot know of others */
-    uint64_t last_rts_id;         /* of its RTS */
+    size_t nreplies[REPLY_KINDS]; /* in `out` */
+    dd_list awaiting;             /* sends whose RTS is queued or written */
+    dd_list sending;              /* sends that have fragments to cut */
+    dd_list flushing;             /* sends that are completely queued or being written */
+    dd_list receiving;            /* receives that have been matched */
+    size_t nexpected;             /* receives posted for it, plus dd_context_expect_locked */
+    uint64_t last_id;             /* of the last RTS to it */
+    uint64_t begun_id;            /* ... that a lane has begun to write: it knows no later ones */
+    uint64_t last_rts_id;         /* of its last RTS */
 
-    size_t credit;     /* what we may still send eagerly */
-    size_t lent;       /* what has been begun to be written, and not come back: the peer cannot return more */
-    size_t owed;       /* what it may send again, and has not been told */
-    size_t unreturned; /* what it has sent and not been told to have back */
-    dd_list early;     /* held, for contexts that are not open */
+    size_t credit; /* bytes that may still be sent eagerly */
+    /* Eager bytes that were written or begun, and not returned: the peer cannot return more. */
+    size_t lent;
+    size_t owed;       /* bytes to return to it with the next frame */
+    size_t unreturned; /* bytes that it sent, not returned yet */
+    dd_list early;     /* held: for contexts that are not open */
     dd_list given_up;  /* held: ABORT for such contexts */
     size_t ngiven_up;
-    size_t nheld; /* of it, here and in contexts */
+    size_t nheld; /* entries of this peer, here and in contexts */
 
-    dd_list breaking; /* engine->breaking */
+    dd_list breaking; /* link in engine->breaking */
     bool is_breaking;
-    const dd_error
-        *error; /* why it breaks, and then why it is lost; NULL: neither. Owned, if there was memory for it */
+    const dd_error *error; /* why it breaks or is lost, else NULL; owned, unless it is no_memory */
 };
 
 typedef struct context_rank {
     dd_peer *peer;
-    dd_list posted; /* receives */
+    dd_list posted; /* receives from this rank */
     dd_list held;
-    bool is_leaving; /* and has been asked, or will be as soon as there is a link */
+    bool is_leaving; /* has posted that it leaves: a QUESTION is sent once there is a link */
     bool has_said_goodbye;
-    bool is_lost; /* and the handler knows */
+    bool is_lost; /* and the handler was notified */
 } context_rank;
 
 typedef struct context_key {
@@ -213,88 +214,90 @@ struct dd_context {
     int nranks;
     dd_context_handler handler;
     dd_list posted_any; /* receives from any rank */
-    dd_blob abort; /* what was said when this rank gave up, for those who connect later; empty: nothing */
+    dd_blob abort;      /* ABORT that this rank has sent, for later connections; or empty */
     context_rank ranks[];
 };
 
 /* A thread that drives, or waits for its turn. */
 typedef struct dd_waiter {
-    dd_list link; /* engine->waiters while he waits for his turn */
+    dd_list link; /* engine->waiters while it waits for its turn */
     const atomic_bool *is_done;
-    bool is_asleep; /* he drives, and sleeps on the links without the lock */
+    bool is_asleep; /* it drives, and sleeps on the links without the lock */
     bool is_background;
     pthread_cond_t turn;
 } dd_waiter;
 
 #define CLOSED_CONTEXTS_KEPT 1024
 
-/* Counters, which only tests read: payload bytes and frames sent and received, by kind of link. */
+/* Counters that only tests read: payload bytes and frames sent, by kind of link. */
 typedef struct dd_engine_stats {
     uint64_t shm_sent_nbytes, tcp_sent_nbytes, self_sent_nbytes;
     uint64_t nframes_sent, nconnections;
-    size_t held_nbytes; /* messages received before a call waited for them */
+    size_t held_nbytes; /* messages that arrived before their receives were posted */
 } dd_engine_stats;
 
 struct dd_engine {
     atomic_uint refs;
     uint64_t generation; /* const after init */
     dd_lock mu;
-    atomic_uint nlockers;       /* threads that want mu and had to wait; relaxed: a hint to the driver */
-    dd_connect_options options; /* const after init; the strings are in option_text */
+    atomic_uint nlockers;       /* threads that wait for mu; relaxed: a hint to the driver */
+    dd_connect_options options; /* const after init; its strings are in option_text */
     dd_blob option_text;        /* const after init */
     dd_blob secret;             /* const after init */
     dd_connector *connector;    /* NULL before the first card */
-    dd_card card;               /* uid const after init, the rest after the first card */
-    dd_lock opening_mu;         /* held while the connector and its ports are made; taken before mu */
-    dd_addr_list addrs;         /* guarded by opening_mu: where it listens */
+    dd_card card;               /* uid is const after init, the rest after the first card */
+    dd_lock opening_mu;         /* held while the connector and ports are made; taken before mu */
+    dd_addr_list addrs;         /* guarded by opening_mu: its listening addresses */
     unsigned nmeetings;         /* written with opening_mu and mu */
-    uint64_t ndials;            /* of lanes 0; the number of the last */
-    bool has_met;               /* the same: somebody has said when meetings begin and end */
+    uint64_t ndials;            /* of lanes 0; number of the last dial */
+    bool has_met;               /* written with opening_mu and mu: a meeting has begun */
     dd_peer *self;
 
     dd_map peers;
     dd_map contexts;
     dd_list context_list;
-    context_key closed[CLOSED_CONTEXTS_KEPT]; /* the last closed ones, in a circle */
+    context_key closed[CLOSED_CONTEXTS_KEPT]; /* ring buffer of the last closed contexts */
     size_t nclosed;
 
     dd_list shm_lanes;
     dd_list tcp_lanes;
     size_t ntcp_lanes;
-    unsigned lane_generation; /* changes when a lane is gone */
+    unsigned lane_generation; /* changes when a lane is destroyed */
     dd_list breaking;
-    dd_list done; /* messages whose owners have to be told */
+    dd_list done; /* messages whose owners must be notified */
     dd_list tasks;
-    dd_list *next_task; /* of the walk under way */
-    bool is_crowded;    /* some task said so in the last round */
+    dd_list *next_task; /* of the iteration under way */
+    bool is_crowded;    /* true of some task in the last round */
     bool is_outnumbered;
-    size_t nposted; /* messages */
-    size_t nany;    /* of them receives from any rank that wait for their message */
+    size_t nposted; /* number of messages */
+    size_t nany;    /* number of unmatched receives from any rank */
     dd_timer_set timers;
     uint64_t next_order;
 
-    out_frame *free_out; /* by link.next */
+    out_frame *free_out; /* linked by link.next */
     held *free_held;
     size_t nfree_held;
 
     int epoll_fd;
     int wake_fd;
-    int bell_fd;            /* -1: none; const after the first card */
-    unsigned nnotes_failed; /* one after the other, by this process's own fault */
-    int notes_errno;        /* of the last */
-    int link_errno; /* of the last link that was lost by this process's own fault before a group knew of it; 0: none */
+    int bell_fd;            /* -1 if there is none; const after the first card */
+    unsigned nnotes_failed; /* consecutive failures of datagrams, by own fault */
+    int notes_errno;        /* of the last failure */
+    /* Of the last link that was lost by this process's own fault before a group knew it; 0 if
+     * none. */
+    int link_errno;
     int64_t link_failed_ns;
     dd_spin spin;
-    dd_waiter *driver; /* NULL: nobody */
+    dd_waiter *driver; /* NULL if no thread drives */
     dd_list waiters;
     dd_waiter background;
-    int64_t telling_until_ns; /* failures have been told that may not be on their way; 0: none */
-    bool has_rung;            /* somebody: contexts have to be told */
+    int64_t telling_until_ns; /* until when failure notices delay callers; 0 if there are none */
+    bool has_rung;            /* a process has rung: contexts must be notified */
     bool is_taking_in;        /* dd_engine_take_in_locked is on the stack */
-    bool is_pumping_self;     /* self_pump is */
-    bool has_postponed;       /* a frame waits in a lane for the next round: engine_postpones */
-    bool is_wake_due; /* somebody else than the driver has ended something: dd_engine_unlock passes it on */
-    /* Threads that sleep on the links: the driver, and one that has yet to notice that its role was taken. */
+    bool is_pumping_self;     /* self_pump is on the stack */
+    bool has_postponed;       /* a frame waits in a lane for the next round (engine_postpones) */
+    bool is_wake_due;         /* another thread has ended work: dd_engine_unlock wakes waiters */
+    /* Threads that sleep on the links: the driver, and one that has lost that role asleep. */
     unsigned nsleeping;
     unsigned nrounds;
 
@@ -305,21 +308,21 @@ struct dd_engine {
     pthread_cond_t nap;
     bool is_kicked;         /* guarded by nap_mu */
     bool is_stopping;       /* guarded by nap_mu */
-    atomic_bool is_stopped; /* the background thread's own is_done */
-    /* How often callers have begun to drive, or to look at everything for a while, and how often they have looked at a call of theirs alone;
-     * relaxed, written with mu: the background thread compares them. */
+    atomic_bool is_stopped; /* is_done of the background thread */
+    /* How often callers have driven or polled everything, and how often they have polled one call.
+     * Relaxed, written with mu; the background thread compares them. */
     atomic_uint_fast64_t ndrives, ncalls;
-    atomic_bool is_driven;       /* a caller drives; for the same */
-    atomic_uint nattentive;      /* how many want that (dd_engine_attend_locked); written with mu */
-    atomic_bool is_napping_long; /* the background thread; written with nap_mu */
+    atomic_bool is_driven;       /* a caller drives; read by the background thread */
+    atomic_uint nattentive;      /* requests by dd_engine_attend_locked; written with mu */
+    atomic_bool is_napping_long; /* the background thread naps for long; written with nap_mu */
 
     dd_engine_stats stats;
 };
 
-/* The files stand on each other in this order; none calls one that comes later. What has to go up waits in a list of the engine's (done,
- * breaking) for the next round. */
+/* The files form layers in this order; none calls a later one. Work for a later file waits in
+ * engine->done or engine->breaking for the next round. */
 
-/* ---- engine_base.c: the lock, waking, what is found by its key, pools */
+/* ---- engine_base.c: the lock, waking, lookups, pools */
 
 static inline bool
 engine_is_forked(const dd_engine *engine)
@@ -331,13 +334,11 @@ waiter_is_done(const dd_waiter *waiter)
 {
     return waiter->is_done != NULL && atomic_load_explicit(waiter->is_done, memory_order_acquire);
 }
-/* Wakes those whose work somebody else has finished. */
 void engine_wake_done_waiters(dd_engine *engine);
-/* A driver lets those in who want the lock for a moment. */
+/* Release the lock to threads that wait for it, and take it again. */
 void engine_let_others_in(dd_engine *engine);
-/* Makes a driver that sleeps look around. */
 void engine_rouse_driver(dd_engine *engine);
-/* The same; and where nobody drives, the background thread takes over. */
+/* Wake a driver that sleeps (rouse); if no thread drives, the background thread (wake). */
 void engine_wake(dd_engine *engine);
 
 dd_peer *engine_find_peer(dd_engine *engine, const dd_uid *uid);
@@ -346,28 +347,27 @@ bool engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank);
 void engine_note_closed(dd_engine *engine, const context_key *key);
 void engine_forget_closed(dd_engine *engine, const context_key *key);
 
-/* A copy that may be queued; NULL: no memory. */
+/* Return a copy that may be queued; NULL if there is no memory. */
 out_frame *engine_take_out(dd_engine *engine, const out_frame *out);
 void engine_give_out(dd_engine *engine, out_frame *out);
-held *engine_take_held(dd_peer *peer, const dd_frame *frame); /* NULL: no memory */
+held *engine_take_held(dd_peer *peer, const dd_frame *frame); /* NULL if there is no memory */
 void engine_give_held(dd_engine *engine, held *entry);
-/* Memory for the payload of an entry. */
+/* Allocate the payload of an entry. Returns false if there is no memory. */
 bool held_make_room(held *entry, size_t nbytes);
 
 /* ---- message.c: ends of messages */
 
-/* Ends a message: takes it out of its list and counts it done. `error` (copied) NULL for success. */
+/* End a message: move it to the list of done ones. `error` (copied) is NULL on success. */
 void message_end(dd_message *message, const dd_error *error);
-/* The same with an error that blames the other side: its name, and these words. */
+/* End a message with an error that blames the other side: its name, and the formatted text. */
 void message_fail(dd_message *message, dd_status code, const char *format, ...) DD_PRINTF(3, 4);
 void message_fail_closed(dd_message *message); /* the other side has closed the group */
-void message_fail_lost(dd_message *message);   /* it is lost, for the reason that its peer has */
+void message_fail_lost(dd_message *message);   /* with the error of its peer */
 void message_fail_memory(dd_message *message, size_t nbytes);
-/* Ends a message, on either side, that does not fit the other side's (dd_refusal). */
+/* End a message that does not fit the other side's, on either side (dd_refusal). */
 void message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs, uint64_t nbytes);
-/* Takes a receive out of its list of posted ones. */
 void message_unpost(dd_message *message);
-/* Tells its owner. */
+/* Call on_done. */
 void message_tell(dd_message *message);
 void engine_tell_done(dd_engine *engine);
 
@@ -377,36 +377,35 @@ dd_status peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_e
 void peer_destroy(dd_peer *peer);
 void peer_destroy_lanes(dd_peer *peer);
 void peer_drop_output(dd_peer *peer);
-/* Frees it if nobody wants it any more. */
+/* Free the peer if it has no users, link or kept frames. */
 void peer_reap(dd_peer *peer);
-/* Replace a peer that is lost, here or at its own end, by a new one for the same process. *peer stays the same if it is
- * not lost, or if its process has ended or has broken the protocol. */
+/* Replace a peer that is lost, here or at its own end, by a new one for the same process. *peer
+ * stays the same if it is not lost, or if its process has ended or has broken the protocol. */
 dd_status peer_succeed(dd_peer **peer, dd_error *err) DD_MUST_CHECK;
-/* The card of a peer that may have been unknown until now. */
+/* Set a peer's card, possibly for the first time. */
 dd_status peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err) DD_MUST_CHECK;
-/* As dd_connector_dial, where there is a connector. The numbers of lanes other than 0 are 0. */
+/* Call dd_connector_dial (there must be a connector). `number` is 0 for lanes other than 0. */
 dd_status peer_dial(dd_peer *peer, int lane, uint64_t number, int64_t deadline_ns,
                     dd_error *err) DD_MUST_CHECK;
 void peer_start_timer(dd_peer *peer, int64_t after_ns);
 void peer_on_timer(dd_timer *timer);
-/* Breaks the peer of the lane; the first reason stays. */
+/* Break the peer of the lane; the first reason stays. */
 void lane_break(dd_lane *lane, const dd_error *error);
 void peer_break(dd_peer *peer, const dd_error *error);
-/* Nothing more is read from the peer. It receives the reason before its link is closed (farewell_until_ns). */
+/* Break the peer and stop reading; it gets the reason before its link is closed (farewell). */
 void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
-/* The connection breaks, since there is no memory "for a message to it". */
+/* Break the peer for lack of memory; `what` is such as "for a message to it". */
 void peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes);
-/* "cannot send", or what else has failed; or the other side has closed the connection. */
+/* Break the lane: `attempt` ("cannot send") has failed, or the other side has closed it. */
 void lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt);
-/* For dd_engine_check_links_locked. */
 void engine_note_link_failure(dd_engine *engine, int sys_errno);
 void lane_end_input(dd_lane *lane);
-/* Takes a receive that has met its message out of the lanes. */
+/* Detach a receive from the lanes; its remaining payload is dropped. */
 void peer_forget_recv(dd_peer *peer, dd_message *message);
 
-/* ---- peer_send.c: what goes out */
+/* ---- peer_send.c: output */
 
-/* Of a context to one of its ranks; and the answer to a frame that has come, about the same message. */
+/* A frame from a context to one of its ranks; and the answer to a received frame. */
 static inline dd_frame
 context_frame(const dd_context *context, dd_frame_type type, int rank)
 {
@@ -429,87 +428,84 @@ eager_cost(size_t nbytes)
 {
     return nbytes + DD_FRAME_NBYTES;
 }
-/* `out` has the message and its frame, but for what depends on the way that it goes. */
+/* Send a message. `out` has it and its frame; type, id and payload are set here. */
 void peer_post_message(dd_peer *peer, out_frame *out);
-/* Control frames. `payload` (of ABORT) is copied. */
+/* Send a control frame. `payload` (of ABORT) is copied. */
 void peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload);
-/* The same to a peer that is breaking, for the reason of that. */
+/* Send a frame to a breaking peer: the reason why it breaks. */
 void peer_post_farewell(dd_peer *peer, const dd_frame *frame, dd_bytes payload);
-/* Queue the answer to a QUESTION. Like a refusal, it breaks the peer for a protocol error if too many replies are queued. */
+/* Queue the answer to a QUESTION. Like a refusal, breaks the peer if too many are queued. */
 void peer_post_answer(dd_peer *peer, const dd_frame *frame);
-/* Says no to an RTS, and what the receive wants; NULL: there is none. */
+/* Refuse an RTS. `recv` has the wanted size and signature; NULL if there is no receive. */
 void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv);
-/* Takes the first frame of a queue that is not empty out of it. */
+/* Remove and return the first frame of `out`, which must not be empty. */
 out_frame *peer_take_out(dd_peer *peer);
 bool lane_has_output(const dd_lane *lane);
-/* Whether frames other than large messages' wait for lane 0. */
+/* Return true if frames other than fragments of large messages wait for lane 0. */
 bool peer_has_queued(const dd_peer *peer);
-/* Writes what there is room for; true when anything was written. */
+/* Write as much as there is room for. Returns true if anything was written. */
 bool lane_pump(dd_lane *lane);
 void peer_on_cts(dd_peer *peer, const dd_frame *frame);
 void peer_on_refuse(dd_peer *peer, const dd_frame *frame);
-/* Takes a send that is not done out of queues and lanes. */
+/* Remove an unfinished send from queues and lanes. */
 void peer_forget_send(dd_peer *peer, dd_message *message);
-/* Gives back credit for an eager message that is gone. */
 void peer_return_credit(dd_peer *peer, size_t nbytes);
 
-/* ---- context_control.c: what ranks say beside messages */
+/* ---- context_control.c: control frames between ranks */
 
-/* A control frame to a rank, if it can be reached. */
+/* Send a control frame to a rank, if it is reachable. */
 void context_tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload);
-/* A frame for a context that is open: ABORT, QUESTION, ANSWER, GOODBYE. */
 void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload);
-/* Send the error of a peer that is breaking to it, so that it does not take this rank for lost. */
+/* Send a breaking peer the error, so that it does not take this rank for lost. */
 void context_post_farewell(dd_context *context, dd_peer *peer);
-/* The peer is lost: its messages fail, the handler is told. */
+/* Fail the messages of a lost peer, and notify the handler. */
 void context_on_peer_lost(dd_context *context, dd_peer *peer);
-/* Has the handler look at what ranks of this host have posted in shared memory. Before a frame ends something: the sender may have
- * posted the cause first. */
+/* Let the handler check the posts of this host's ranks in shared memory. Call before a frame ends
+ * something: the sender may have posted the cause first. */
 void context_read_posts(dd_context *context);
-/* A peer is there that may have missed that we have given up. */
+/* Send a newly connected peer the ABORT or QUESTION that it may have missed. */
 void context_on_peer_connected(dd_context *context, const dd_peer *peer);
-/* True if the context knows the sender of the frame by an earlier dd_peer of the same process. */
+/* Return true if the context knows an earlier dd_peer of the frame's sender. */
 bool context_knows_predecessor(const dd_context *context, const dd_frame *frame, const dd_peer *peer);
-/* Whether the frame's ranks are those of the peer; breaks the link if not. */
+/* Return true if the frame's source rank is the peer's; break the peer if not. */
 bool context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *peer);
 
-/* ---- context_match.c: messages meet receives */
+/* ---- context_match.c: matching of messages and receives */
 
-/* The receive that an arriving EAGER or RTS is for, out of its list; NULL: hold it. `is_told`: the handler knows of it. */
+/* Find the receive for an EAGER or RTS and remove it from its list; NULL if the frame must be held.
+ * `is_told`: on_coll has been called for the frame. */
 dd_message *context_match(dd_context *context, const dd_frame *frame, bool is_told);
-/* Whether the message fits the receive; if not, the receive ends, and the reason is returned; else 0. */
+/* Return 0 if the message fits the receive; else end the receive, and return the reason. */
 int context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer);
-/* A receive has met an RTS of a peer. */
 void context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer);
-/* An entry that is in no list or a held one has met its receive: goes on with it as far as it has come, and frees the entry. */
+/* Continue with an entry that is matched, in no list or a held one, and free it. */
 void context_take_held(dd_message *recv, held *entry);
 
-/* ---- context_held.c: what has come before anybody wanted it */
+/* ---- context_held.c: frames without a receive or context */
 
-/* A frame, whole but for a rendezvous's data, in an entry that is in no list: goes to its context, and a message to its receive, or is
- * kept until there is one. */
+/* Deliver a frame in an entry that is in no list; only a rendezvous's data may be missing. A
+ * message is kept if there is no receive yet. */
 void engine_deliver(held *entry);
-/* What has come for a context that is being opened, one after the other; NULL: nothing more. */
+/* Return the next frame kept for a context that is being opened; NULL if there is none. */
 held *peer_take_early(dd_peer *peer, const context_key *key);
-/* Nobody will want them any more: frees them, and gives their credit back or refuses them. */
+/* Free the held messages of a context that closes, and return their credit or refuse them. */
 void context_drop_all_held(dd_context *context);
-/* The peer has given up what it had announced. */
 void peer_drop_rts(dd_peer *peer, uint64_t id);
-/* The connection is lost: frees the entries of the list that were not complete. */
+/* Free the entries whose data can no longer arrive. */
 void engine_drop_unfinished(dd_engine *engine, dd_list *list);
-/* Frames that a process has sent to itself. True when there were any. */
+/* Handle the frames that the process has sent to itself. Returns true if there were any. */
 bool self_pump(dd_engine *engine);
 
-/* ---- peer_recv.c: what comes in */
+/* ---- peer_recv.c: input */
 
-/* Reads what there is; true when anything came. */
+/* Read all that has arrived. Returns true if there was any. */
 bool lane_receive(dd_lane *lane);
-/* True for a frame that would fail messages while a failing group reads the links (dd_engine_take_in_locked): a farewell, a
- * cancelled message, or a refusal by a closed group. It counts in the next round, when messages of the group have failed
- * with its own cause, which is the better reason. */
+/* Return true for a frame that would fail messages while a failing group reads the links
+ * (dd_engine_take_in_locked): a farewell, a CANCEL, or a refusal by a closed group. It waits for
+ * the next round: the group's messages have then failed with its own cause, a better reason. */
 bool engine_postpones(const dd_engine *engine, const dd_frame *frame);
 
-/* ---- peer_link.c: links that come. The handler of the connector; also for tests that bring links of their own */
+/* ---- peer_link.c: new links. The connector's handler; tests also pass it links of their own */
 
 bool engine_may_accept(void *ctx, const dd_uid *uid);
 void engine_on_accept_failed(void *ctx, const dd_uid *uid);
@@ -518,55 +514,55 @@ bool engine_wants_dial(void *ctx, const dd_uid *uid, uint64_t dial, bool is_busy
 void engine_on_dialled(void *ctx, const dd_uid *uid, int lane, uint64_t dial, dd_link *stream);
 void engine_on_dial_failed(void *ctx, const dd_uid *uid, int lane, uint64_t dial, const dd_error *error);
 
-/* ---- engine_bell.c */
+/* ---- engine_bell.c: the doorbell */
 
-/* The socket, and with it the promise that others of this host can ring here. */
+/* Open the socket at which other processes of this host can ring. */
 dd_status engine_open_bell(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
-/* Something has come. */
 void engine_answer_bell(dd_engine *engine);
-/* Tells contexts that somebody has rung; after what had come by links. */
+/* Notify contexts of a ring. Call after frames that arrived earlier on links were handled. */
 void engine_tell_rung(dd_engine *engine);
 
-/* ---- engine_round.c: what there is to do without waiting */
+/* ---- engine_round.c: one round of work without waiting */
 
-/* All of that. True when something was. */
+/* Run one round. Returns true if there was work. */
 bool engine_run_round(dd_engine *engine);
-/* Runs the timers that are due, and returns when the next one is. */
+/* Run the timers that are due, and return the time of the next one. */
 int64_t engine_run_timers(dd_engine *engine, int64_t now_ns);
-/* What epoll has said. True when something has moved. */
+/* Handle epoll's events. Returns true on progress. */
 bool engine_handle_events(dd_engine *engine, const struct epoll_event *events, int nevents);
-/* Everything that has come by now, from all peers: before a verdict on who is gone. */
+/* Handle everything that has arrived, from all peers: before a verdict on lost peers. */
 void engine_hear_all(dd_engine *engine);
-/* What follows from links that broke. */
+/* Handle the consequences of broken links. */
 void engine_settle(dd_engine *engine);
-/* Whether what some peer is told of a failure is not on its way yet. */
+/* Return true if a failure notice to some peer is not on its way yet. */
 bool engine_is_telling(dd_engine *engine);
-/* Not while somebody sleeps who has to see it: nothing then. */
+/* Empty the wake_fd, unless a thread is still asleep that must see it. */
 void engine_drain_wake_fd(dd_engine *engine);
-/* Arranges for being woken. False when there is something to do after all. */
+/* Arrange for being woken. Returns false if there is work: do not sleep. */
 bool engine_fall_asleep(dd_engine *engine);
 
 /* ---- engine_nap.c: the naps of the background thread */
 
-/* What the background thread has seen of callers. */
+/* The background thread's last view of callers. */
 typedef struct engine_callers_seen {
     uint64_t ndrives, ncalls;
-    bool are_about; /* some have come in the last nap */
+    bool are_about; /* there were some during the last nap */
 } engine_callers_seen;
 
 void engine_nap_init(dd_engine *engine);
-/* With mu: the driver leaves. And then, if it was a caller and nobody drives in its stead: where somebody counts on answers, a long nap ends. */
+/* note_undriven: call with mu when the driver leaves. cut_nap_short: call next, if it was a caller
+ * and no thread follows it; ends a long nap if answers are awaited. */
 void engine_note_undriven(dd_engine *engine);
 void engine_cut_nap_short(dd_engine *engine);
-/* Until it is kicked, or no caller has driven for a while. False: the engine stops. */
+/* Nap until kicked, or until no caller has driven for a nap. Returns false if the engine stops. */
 bool engine_nap(dd_engine *engine, engine_callers_seen *seen);
 
-/* ---- engine_drive.c: who drives. Above it: engine.c, context.c (opening and closing) */
+/* ---- engine_drive.c: drivers. Above it: engine.c, context.c (opening and closing) */
 
 void engine_drive_init(dd_engine *engine);
 dd_status engine_start_background(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
 void engine_stop_background(dd_engine *engine); /* without the lock */
-/* Drives until what was posted has gone as far as `is_through` (with the lock) wants to see it, or the wait is over. */
+/* Drive until is_through(ctx), called with the lock, returns true, or until the wait ends. */
 void engine_flush(dd_engine *engine, bool (*is_through)(void *ctx), void *ctx, const dd_wait *wait);
 
 #endif

@@ -1,4 +1,4 @@
-/* How long the background thread naps, and who cuts that short. It knows of callers by hints, which it reads without their lock. */
+/* Naps of the background thread, and how they end. It reads hints about callers without a lock. */
 #include "transport/engine_internal.h"
 
 #include "core/lock.h"
@@ -32,7 +32,7 @@ engine_note_undriven(dd_engine *engine)
     atomic_store(&engine->is_driven, false);
 }
 
-/* The caller's part of nap_once: its call may have been so long that the thread has settled for a long nap. */
+/* The caller's counterpart of nap_once: during a long call the thread may have begun a long nap. */
 void
 engine_cut_nap_short(dd_engine *engine)
 {
@@ -46,7 +46,7 @@ engine_cut_nap_short(dd_engine *engine)
 
 /* ---- the thread */
 
-/* With nap_mu. Says that it is a long one before it looks whether it may be: the caller that ends driving meanwhile sees that. */
+/* With nap_mu. Set is_napping_long before reading is_driven, so that a departing caller sees it. */
 static void
 nap_once(dd_engine *engine, bool is_long)
 {

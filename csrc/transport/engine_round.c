@@ -1,13 +1,13 @@
-/* What there is to do in a round of driving: lanes, tasks, deadlines, peers that are lost. */
+/* One round of driving: lanes, tasks, deadlines, lost peers. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
 #include "core/system.h"
 
-/* Sockets are asked for events in every round of so many. */
+/* Rounds between two calls of epoll. */
 #define ROUNDS_PER_EPOLL_SHM 256u
 #define ROUNDS_PER_EPOLL_TCP 8u
-/* So many sockets are read without asking first whether there is anything. */
+/* Up to this many sockets are read without an event from epoll. */
 #define TCP_DIRECT_MAX 8u
 #define EVENTS_MAX 32
 
@@ -55,11 +55,11 @@ progress_tasks(dd_engine *engine)
 
 /* ---- the end of a peer that has broken the protocol */
 
-/* How long its link stays open if it does not read the reason, and how often that is looked at. */
+/* How long its link stays open if it does not read the reason, and how often this is checked. */
 #define FAREWELL_NS (200 * DD_NS_PER_MS)
 #define FAREWELL_LOOK_NS (1 * DD_NS_PER_MS)
 
-/* True if nothing that was posted to it is pending here. `is_sure`: and its host has all of it. */
+/* Return true if nothing posted to it is pending here or, with `is_sure`, at its host. */
 static bool
 has_sent_all(const dd_peer *peer, bool is_sure)
 {
@@ -73,8 +73,8 @@ start_farewell_timer(dd_peer *peer)
     dd_engine_start_timer_locked(peer->engine, &peer->timer, dd_deadline_after(FAREWELL_LOOK_NS));
 }
 
-/* If the link were closed with the reason unread and something of the peer's unread as well, its reset could
- * overtake the reason. */
+/* Closing the link with unread input of the peer would reset it, and the reset could overtake the
+ * reason. */
 static void
 on_farewell_due(dd_timer *timer)
 {
@@ -87,7 +87,7 @@ on_farewell_due(dd_timer *timer)
     dd_list_push_back(&peer->engine->breaking, &peer->breaking);
 }
 
-/* False if it need not receive a reason, or cannot. */
+/* Return false if it need not receive a reason, or cannot. */
 static bool
 begin_farewell(dd_peer *peer)
 {
@@ -136,7 +136,7 @@ poll_shm_lanes(dd_engine *engine)
     return is_progress;
 }
 
-/* Only where something is expected, and not too many: a look costs a system call. */
+/* Poll only sockets with expected data, and not too many: each poll is a system call. */
 static bool
 poll_tcp_lanes(dd_engine *engine)
 {
@@ -164,11 +164,11 @@ round_watch(dd_lane *lane, uint32_t events)
     if (lane->watched != events) {
         struct epoll_event event = {.events = events, .data.ptr = lane};
         int rc = dd_sys_epoll_ctl(lane->peer->engine->epoll_fd, EPOLL_CTL_MOD, lane->stream->fd, &event);
-        lane->watched = rc == 0 ? events : lane->watched; /* else it is asked for again */
+        lane->watched = rc == 0 ? events : lane->watched; /* otherwise requested again */
     }
 }
 
-/* The socket beside the rings has ended: what is in the rings comes first. */
+/* The socket beside the rings has ended; the rings are read first. */
 static void
 on_stream_end(dd_lane *lane, dd_io io)
 {
@@ -227,8 +227,7 @@ engine_handle_events(dd_engine *engine, const struct epoll_event *events, int ne
     return is_progress;
 }
 
-/* Enough for all connections, and for all that a ring and a socket hold while the other side goes on
- * sending. */
+/* Enough for all connections, and for a full ring and socket while the other side keeps sending. */
 #define HEAR_EVENTS_ROUNDS 64
 #define HEAR_LANE_ROUNDS 4
 
@@ -266,7 +265,7 @@ engine_hear_all(dd_engine *engine)
         (void)engine_handle_events(engine, events, nevents);
     }
     receive_all(engine);
-    engine_tell_rung(engine); /* whether or not: what a process has posted before its end is there */
+    engine_tell_rung(engine); /* even without a ring: processes post before they end */
 }
 
 /* ---- losing peers */
@@ -275,7 +274,7 @@ static void
 lose_peer(dd_peer *peer)
 {
     dd_engine *engine = peer->engine;
-    /* What it has said before its end still counts; its farewell on lane 0 after what came by the others. */
+    /* Frames sent before its end count; its farewell on lane 0 comes after other lanes' data. */
     for (int i = peer->nlanes - 1; i >= 0; i--) {
         for (int rounds = 0; rounds < 64 && !peer->lanes[i]->is_ended && lane_receive(peer->lanes[i]);
              rounds++) {
@@ -310,8 +309,8 @@ lose_peer(dd_peer *peer)
     peer_reap(peer);
 }
 
-/* A peer that was lost before another one left because of that: it counts as lost first in all groups,
- * also in those in which the other one has said nothing. */
+/* If one peer left because another was lost, the latter counts as lost first in all groups, also in
+ * those where no rank has reported it. */
 static dd_peer *
 first_lost(const dd_engine *engine)
 {
@@ -330,8 +329,8 @@ engine_settle(dd_engine *engine)
     if (dd_list_is_empty(&engine->breaking)) {
         return;
     }
-    /* Of several peers that are gone, one may have left because of another, and have said so; one that
-     * lives may say so, too. */
+    /* A lost peer may have left because another was lost, and have reported that; so may a living
+     * one. Read all reports first. */
     engine_hear_all(engine);
     while (!dd_list_is_empty(&engine->breaking)) {
         dd_peer *peer = first_lost(engine);
@@ -342,14 +341,14 @@ engine_settle(dd_engine *engine)
     }
 }
 
-/* ---- telling of failures */
+/* ---- failure notices */
 
 static bool
 is_told(const dd_peer *peer)
 {
     if (peer->state != PEER_CONNECTED) {
         return peer->state != PEER_DIALLING &&
-               peer->state != PEER_ACCEPTING; /* else it is told when there is a link */
+               peer->state != PEER_ACCEPTING; /* otherwise notified once there is a link */
     }
     return has_sent_all(peer, false);
 }
@@ -398,8 +397,8 @@ engine_run_round(dd_engine *engine)
         is_progress = true;
     }
     engine_settle(engine);
-    /* Before the tasks, too: what they think of a rank that has left depends on whether its last messages
-     * are here. */
+    /* Needed before the tasks as well: their verdict on a rank that has left depends on whether its
+     * last messages have been handled. */
     engine_tell_done(engine);
     if (!dd_list_is_empty(&engine->tasks)) {
         is_progress = progress_tasks(engine) || is_progress;

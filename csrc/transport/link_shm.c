@@ -1,8 +1,9 @@
-/* Two rings in memory that both processes map, one a direction: one writer, one reader, bytes in order. Moving bytes costs no system
- * call. The reader polls while the writer is busy; before it stops polling it falls asleep, and the writer that finds it so rings: a
- * byte on the Unix socket beside the rings. So does a reader that finds the writer waiting for room. The memory is a sealed memfd,
- * which leaves no name behind and cannot shrink under anybody. What the other side writes into it is a peer's word: positions that
- * make no sense are an error, never an access out of bounds. */
+/* Two rings in memory that both processes map, one per direction: one writer, one reader, bytes in
+ * order. Moving bytes costs no system call. The reader polls while the writer is busy. Before it
+ * stops polling it marks itself asleep; a writer that finds the mark rings: a byte on the Unix
+ * socket beside the rings. A reader rings likewise if the writer waits for room. The memory is a
+ * sealed memfd, which leaves no name behind and cannot shrink. Invalid positions from the peer are
+ * an error, never an access out of bounds. */
 #include "transport/link.h"
 
 #include "core/clock.h"
@@ -19,49 +20,49 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Over the Unix socket travel, once the rings are there, bells alone: a byte, and any number of them is as good as one. */
+/* After the handshake the socket carries only bells: a byte each; several count as one. */
 #define BELL 'b'
 
-/* This far a copy goes before the other side is told, so that both copy at the same time. */
+/* A copy is published in pieces of this size, so that both sides copy at the same time. */
 #define PUBLISH_BYTES ((size_t)32768)
 
-/* What is read at once and is as large as that tells how fast it can be read. */
+/* The least size of a read whose duration is measured. */
 #define JUDGED_MIN_BYTES ((size_t)8192)
-/* Smaller ones stay in the caches in any case. */
+/* Smaller writes always go through the caches. */
 #define PAST_MIN_BYTES ((size_t)4096)
 
-/* What on_event reads at a time. */
+/* Bytes per read of the socket. */
 #define SOCKET_BATCH 256
 
 #define HEADER_BYTES ((size_t)4096)
 
-/* Each word has a cache line of its own: the sides write different ones. */
+/* The sides write different words, which are in different cache lines. */
 typedef struct ring_words {
     _Alignas(64) _Atomic uint64_t written; /* by the writer: bytes ever written */
-    dd_park_bits writer;                   /* waits for room; where the reader looks anyway */
+    dd_park_bits writer;                   /* waits for room; in the line that the reader reads */
     _Alignas(64) _Atomic uint64_t read;    /* by the reader: bytes ever read */
     _Alignas(64) dd_park_bits reader;      /* waits for bytes */
-    /* By the reader: what is written past the writer's caches is read faster. A hint. */
+    /* By the reader, as a hint: data is read faster if it was written past the writer's caches. */
     _Atomic uint32_t is_past_wanted;
 } ring_words;
 
-/* One side's view. Each side looks at the other's position only when what it knew of is used up. */
+/* One side's view. A side reads the other's position only after using up the known one. */
 typedef struct shm_ring {
-    ring_words *shared;  /* NULL: closed. The bytes follow HEADER_BYTES behind it */
+    ring_words *shared;  /* NULL if closed; the bytes are HEADER_BYTES after it */
     size_t size;         /* a power of two */
     uint64_t position;   /* own: of the next byte to read or write */
     uint64_t known;      /* the other side's position as last seen */
-    bool is_unfenced;    /* reader: has released since it last made sure of seeing a writer that waits */
-    bool is_asleep;      /* reader: has said so, and not taken it back */
-    dd_copy_trial trial; /* reader: of both ways in which the writer may copy */
+    bool is_unfenced;    /* reader: has freed room since its last fence (ring_for_room) */
+    bool is_asleep;      /* reader: its mark is set */
+    dd_copy_trial trial; /* reader: compares the writer's two ways to copy */
 } shm_ring;
 
 typedef struct shm_link {
     dd_link base;
     shm_ring in;
     shm_ring out;
-    bool is_ended;  /* the socket's end was seen: in.known is as far as there is anything to read */
-    bool is_broken; /* the peer makes no sense, or the socket failed */
+    bool is_ended;  /* the socket has ended: in.known is the end of the input */
+    bool is_broken; /* the peer broke the protocol, or the socket failed */
     int sys_errno;  /* of the failure */
 } shm_link;
 
@@ -73,7 +74,7 @@ smaller(size_t a, size_t b)
 
 /* ---- the rings */
 
-/* The run of memory at the own position, with `count` bytes that are free or filled, up to the edge. */
+/* Return the contiguous bytes at the own position, of `count` free or filled ones. */
 static uint8_t *
 run_at(const shm_ring *ring, uint64_t count, size_t *len)
 {
@@ -82,26 +83,26 @@ run_at(const shm_ring *ring, uint64_t count, size_t *len)
     return (uint8_t *)ring->shared + HEADER_BYTES + start;
 }
 
-/* Writer. Where the next bytes go; *len is 0 when the ring is full. NULL: the reader's position makes no sense. */
+/* Writer: the place of the next bytes, *len 0 if full; NULL if the reader's position is invalid. */
 static uint8_t *
 free_run(shm_ring *ring, size_t *len)
 {
     if (ring->position - ring->known >= ring->size) {
-        /* Acquire: the reader is done with the bytes it says it has read. */
+        /* Acquire: the reader has finished with the bytes that its position covers. */
         ring->known = atomic_load_explicit(&ring->shared->read, memory_order_acquire);
     }
     uint64_t used = ring->position - ring->known;
     return used <= ring->size ? run_at(ring, ring->size - used, len) : NULL;
 }
 
-/* Reader. Where the next bytes are; *len is 0 when there are none. NULL: the writer's position makes no sense. After the end
- * (`is_limited`) it goes no further than it knew then: the other side can still write to the memory. */
+/* Reader: the next bytes, *len 0 if none; NULL if the writer's position is invalid. After the end
+ * (`is_limited`) it stops at the known position: the other side can still write. */
 static uint8_t *
 filled_run(shm_ring *ring, bool is_limited, size_t *len)
 {
     uint64_t count = ring->known - ring->position;
     if ((count == 0 || count > ring->size) && !is_limited) {
-        /* Acquire: the bytes are there before the position that covers them. */
+        /* Acquire: the bytes are visible before the position that covers them. */
         ring->known = atomic_load_explicit(&ring->shared->written, memory_order_acquire);
         count = ring->known - ring->position;
     }
@@ -111,13 +112,13 @@ filled_run(shm_ring *ring, bool is_limited, size_t *len)
 static void
 wake_up(shm_ring *in)
 {
-    if (in->is_asleep) { /* spares the writer bells that nobody needs */
+    if (in->is_asleep) { /* spares the writer needless bells */
         in->is_asleep = false;
         (void)dd_park_take(&in->shared->reader, DD_PARK_SOLE);
     }
 }
 
-/* False when bytes have come after all. */
+/* Return false if bytes have arrived. */
 static bool
 reader_falls_asleep(shm_ring *in)
 {
@@ -129,7 +130,7 @@ reader_falls_asleep(shm_ring *in)
     return in->is_asleep;
 }
 
-/* False when there is room after all. */
+/* Return false if there is room. */
 static bool
 writer_waits_for_room(shm_ring *out)
 {
@@ -154,8 +155,8 @@ shm_fail(shm_link *self, int sys_errno)
 
 /* ---- the socket */
 
-/* A full socket has something to read in it, which wakes the peer as well as a bell. The end of the stream shows on the way in,
- * where what was sent before it is still there to be read. */
+/* A full socket has unread bells, which wake the peer anyway. The end of the stream is detected by
+ * reads, after all that was sent before it. */
 static void
 send_bell(shm_link *self)
 {
@@ -234,7 +235,7 @@ copy_in(const shm_ring *out, uint8_t *run, const uint8_t *data, size_t nbytes)
     }
 }
 
-/* Copies as much of one part as there is room for. `unpublished` counts what the reader cannot see yet. */
+/* Copy as much of a part as there is room for. `unpublished`: bytes not visible to the reader. */
 static bool
 write_part(shm_link *self, const uint8_t *data, size_t nbytes, size_t *unpublished, size_t *written)
 {
@@ -267,8 +268,8 @@ shm_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
     }
     size_t total = 0;
     size_t unpublished = 0;
-    /* Not more than a ring at a time: with a reader that keeps pace there is always room, and the owner
-     * has others to look after. */
+    /* At most a ring per call: with a reader that keeps pace there is always room, and the owner
+     * has other work. */
     for (int i = 0; i < nparts && total < self->out.size; i++) {
         size_t written = 0;
         size_t nbytes = smaller(parts[i].iov_len, self->out.size - total);
@@ -290,7 +291,7 @@ shm_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
     return DD_IO_OK;
 }
 
-/* The ring outlives the process that has written to it. */
+/* Nothing in the ring is lost: it outlives the process that wrote it. */
 static size_t
 shm_count_lost(dd_link *link, unsigned *nresends)
 {
@@ -307,13 +308,13 @@ shm_has_left(dd_link *link, bool is_sure)
     return true;
 }
 
-/* Whether the writer has to be told that there is room: a cheap look that may come too early, or when all has been read (`is_sure`) one
- * that does not. */
+/* Ring if the writer waits for room. The check is cheap, and may miss a writer that is about to
+ * wait; with `is_sure`, when all has been read, it does not. */
 static void
 ring_for_room(shm_link *self, bool is_sure)
 {
     if (is_sure && self->in.is_unfenced) {
-        /* Until the ring is empty a look without it will do: there will be another. */
+        /* Only needed for an empty ring: before that, another check follows. */
         atomic_thread_fence(memory_order_seq_cst);
         self->in.is_unfenced = false;
     }
@@ -322,8 +323,8 @@ ring_for_room(shm_link *self, bool is_sure)
     }
 }
 
-/* Reading is what differs most between the ways of writing: the reader judges by the time that it takes, and goes round the ring once
- * with each of them first. */
+/* The ways to write differ most in the time that reading takes: measure it. Each way is used for a
+ * whole ring before its copies count. */
 static void
 copy_out(shm_ring *in, uint8_t *data, const uint8_t *run, size_t nbytes)
 {
@@ -366,7 +367,7 @@ shm_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
         size_t step = smaller(smaller(nbytes - total, count), PUBLISH_BYTES);
         copy_out(&self->in, (uint8_t *)data + total, run, step);
         self->in.position += step;
-        /* Release: the bytes are copied before the writer may write over them. */
+        /* Release: the bytes are copied before the writer may overwrite them. */
         atomic_store_explicit(&self->in.shared->read, self->in.position, memory_order_release);
         self->in.is_unfenced = true;
         total += step;
@@ -387,21 +388,21 @@ shm_fall_asleep(dd_link *link, bool wants_room)
     if (self->is_broken || self->is_ended || !reader_falls_asleep(&self->in)) {
         return false;
     }
-    /* All is read, but the last of it perhaps only a moment ago. */
+    /* All is read, but the last check may have preceded the writer's wait. */
     ring_for_room(self, true);
     return !wants_room || writer_waits_for_room(&self->out);
 }
 
 /* ---- life */
 
-/* The two lie one after the other. */
+/* The two rings are adjacent. */
 static size_t
 memory_nbytes(size_t size)
 {
     return 2 * (HEADER_BYTES + size);
 }
 
-/* The side that offers reads the first. */
+/* The offering side reads from the first ring. */
 static dd_status
 map_rings(shm_link *self, size_t size, int fd, bool is_offering, dd_error *err)
 {
@@ -409,7 +410,7 @@ map_rings(shm_link *self, size_t size, int fd, bool is_offering, dd_error *err)
     if (memory == MAP_FAILED) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map a ring of %zu bytes", size);
     }
-    /* A forked child has no business in it. */
+    /* A forked child does not use it. */
     (void)dd_sys_madvise(memory, memory_nbytes(size), MADV_DONTFORK);
     shm_ring *first = is_offering ? &self->in : &self->out;
     shm_ring *second = is_offering ? &self->out : &self->in;
@@ -432,8 +433,7 @@ shm_destroy(dd_link *link)
 {
     shm_link *self = (shm_link *)link;
     bool is_forked = link->generation != dd_fork_generation();
-    /* In a child the descriptors are closed and the rings not mapped; what is there now in their places is
-     * others'. */
+    /* In a child the descriptors are closed and the rings not mapped: both may have been reused. */
     if (!is_forked) {
         unmap_rings(self);
         dd_sock_close(self->base.fd);
@@ -452,8 +452,8 @@ static const dd_link_ops shm_ops = {
     .destroy = shm_destroy,
 };
 
-/* ---- opening: one side offers the rings (a magic number, the size of each, the descriptor), and the other
- * tells, by one byte, whether it could take them */
+/* ---- opening: one side offers the rings (a magic number, the size of each, the descriptor), and
+ * the other answers with one byte whether it has mapped them */
 
 #define OFFER_BYTES 16
 #define OFFER_MAGIC "ddring02"
@@ -483,7 +483,7 @@ send_offer(int fd, uint64_t size, int ring_fd, dd_error *err)
     uint8_t offer[OFFER_BYTES] = OFFER_MAGIC;
     memcpy(offer + 8, &size, sizeof size);
     size_t moved = 0;
-    /* The first bytes on this socket after the hand-shake: there is room for them. */
+    /* The first bytes on this socket after the handshake: there is room for them. */
     dd_io io = dd_sock_try_send_fd(fd, NULL, offer, sizeof offer, ring_fd, &moved);
     if (io == DD_IO_OK && moved == sizeof offer) {
         return DD_OK;

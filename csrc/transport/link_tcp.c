@@ -12,7 +12,7 @@
 
 typedef struct tcp_stream {
     dd_link base;
-    dd_seal *seal; /* NULL: in the clear */
+    dd_seal *seal; /* NULL if not encrypted */
 } tcp_stream;
 
 static tcp_stream *
@@ -27,8 +27,8 @@ tcp_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
     return dd_sock_try_send_parts(link->fd, parts, nparts, moved);
 }
 
-/* If a process ends with something unread, or something comes when it has ended, its connection is reset, and
- * what waits for the receiver's window, or has to be sent again, is lost. */
+/* If a process ends with unread input, or receives any after its end, its connection is reset: data
+ * that waits for the receiver's window, or must be resent, is lost. */
 static bool
 tcp_has_left(dd_link *link, bool is_sure)
 {
@@ -36,8 +36,8 @@ tcp_has_left(dd_link *link, bool is_sure)
     return dd_sys_ioctl(link->fd, is_sure ? SIOCOUTQ : SIOCOUTQNSD, &nbytes) != 0 || nbytes == 0;
 }
 
-/* Lost in the network, or dropped by this host's own interface: then nothing is on its way, although the
- * receiver has room, and the congestion state says that a packet could not be handed over. */
+/* Data is lost in the network, or dropped by this host's own interface: then nothing is in flight
+ * although the receiver has room, and the congestion state shows a failed handover (CWR). */
 static size_t
 tcp_count_lost(dd_link *link, unsigned *nresends)
 {

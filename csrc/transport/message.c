@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* Ends a message when there is no memory for the reason. */
+/* Ends a message if there is no memory for its error. */
 static const dd_error no_memory_error = {
     .code = DD_OUT_OF_MEMORY,
     .culprit = {.rank = -1},
@@ -135,7 +135,7 @@ dd_context_tell_success_locked(dd_message *message)
 
 /* ---- messages that do not fit each other */
 
-/* Ends a P2P message, on either side, where the other one has another dtype. */
+/* End a P2P message whose other side has another dtype, on either side. */
 static void
 fail_dtype(dd_message *message, const dd_signature *theirs)
 {

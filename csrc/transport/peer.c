@@ -12,15 +12,16 @@
 #include <string.h>
 
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
-/* A dial that takes longer may have gone to ports that are closed now, or into a network that was cut: the system tries again after 1,
- * 3, 7 and 15 s, whether or not packets get through again. */
+/* A longer dial may have gone to ports that are closed now, or into a cut network: the system
+ * retries after 1, 3, 7 and 15 s, even if packets get through again earlier. */
 #define PROMPT_NS (1 * DD_NS_PER_S)
 #define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
 #define EARLY_KEPT_NS (60 * DD_NS_PER_S)
-/* Whoever has been told of a lost link has heard of it by then. */
+/* How long a failure counts for dd_engine_check_links_locked: all ranks have received it by
+ * then. */
 #define SHORTAGE_COUNTS_NS (5 * DD_NS_PER_S)
 
-/* Why a peer is lost, where there is no memory to say it. */
+/* The reason of a lost peer if there is no memory for one. */
 static const dd_error no_memory = {.code = DD_OUT_OF_MEMORY,
                                    .culprit = {.rank = -1},
                                    .message = "the connection broke, and there is no memory to tell why"};
@@ -144,7 +145,7 @@ peer_reap(dd_peer *peer)
     }
     bool has_early = !dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->given_up);
     if (has_early && !peer->is_succeeded) {
-        /* It came, spoke and went before we had opened the context that it spoke to. */
+        /* Its frames are for contexts that are not open yet. */
         if (!dd_timer_is_set(&peer->timer)) {
             peer_start_timer(peer, EARLY_KEPT_NS);
         }
@@ -153,7 +154,7 @@ peer_reap(dd_peer *peer)
     peer_destroy(peer);
 }
 
-/* True if the process is known to have ended, which shows without a dial on this host only. */
+/* Return true if the process is known to have ended: visible without a dial only on this host. */
 static bool
 peer_has_ended(const dd_peer *peer)
 {
@@ -212,7 +213,7 @@ dial_first_lane(dd_peer *peer, dd_error *err)
 dd_status
 peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err)
 {
-    /* It may have opened other ports since the last one. */
+    /* It may have opened other ports since its last card. */
     dd_status status = dd_blob_assign(&peer->published, published, err);
     if (status == DD_OK && peer->state == PEER_DIALLING && dd_clock_now_ns() - peer->dialled_ns > PROMPT_NS) {
         status = dial_first_lane(peer, err);
@@ -373,7 +374,7 @@ lane_break(dd_lane *lane, const dd_error *error)
         peer_break(peer, error);
         return;
     }
-    /* What lane 0 has to say about it may be on its way. */
+    /* Lane 0 may still bring the reason. */
     if (!dd_timer_is_set(&peer->timer)) {
         peer_start_timer(peer, GRACE_NS);
     }
@@ -450,7 +451,8 @@ lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt)
     if (io == DD_IO_FAILED) {
         (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "%s by %s", attempt, lane->stream->ops->name);
         if (!lane->peer->is_card_known && dd_error_is_own(&error)) {
-            /* The group that the other side has meant it for, and is about to give up, will be dialling in vain. */
+            /* The peer's group meant this link and will abort; this process's dials to it would
+             * then fail without a reason. */
             engine_note_link_failure(lane->peer->engine, error.sys_errno);
         }
     } else if (io == DD_IO_FORGED) {

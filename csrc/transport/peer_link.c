@@ -1,4 +1,4 @@
-/* Links come: the handler of the connector. */
+/* New links: the handler of the connector. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
@@ -8,8 +8,8 @@
 #include <errno.h>
 #include <string.h>
 
-/* Links of processes whose cards are not known here: they may have read ours in a meeting before we have
- * read theirs, or be strangers. More of them than that are told BUSY until their cards are known. */
+/* Limit of links with processes whose cards are unknown: they may have read this one's card in a
+ * meeting, or be unrelated. Further ones receive BUSY until their cards are known. */
 #define UNKNOWN_MAX 64
 
 static unsigned
@@ -32,7 +32,7 @@ may_accept_locked(dd_engine *engine, const dd_uid *uid)
                                                 peer_create(engine, uid, &peer, NULL) != DD_OK))) {
         return false;
     }
-    /* When both dial, the dial of the smaller uid makes the link, and the other side waits for it. */
+    /* If both dial, the dial of the smaller uid makes the link, and the other side waits for it. */
     bool is_theirs = memcmp(uid, &engine->card.uid, sizeof *uid) < 0;
     if (peer->is_breaking || !(peer->state == PEER_IDLE || (peer->state == PEER_DIALLING && is_theirs))) {
         return false;
@@ -51,7 +51,7 @@ engine_may_accept(void *ctx, const dd_uid *uid)
     return is_welcome;
 }
 
-/* If a link is wanted here, this side dials now, and hears what comes of it. */
+/* If a link is wanted here, dial now; the outcome is reported to this side. */
 void
 engine_on_accept_failed(void *ctx, const dd_uid *uid)
 {
@@ -119,7 +119,8 @@ accept_first_lane(dd_peer *peer, dd_link *stream)
     }
 }
 
-/* Find the peer that takes a link. For lane 0 a new one is made if the process has none, or a lost one. NULL: close the link. */
+/* Find the peer of a link. For lane 0, create one if there is none, or replace a lost one. Returns
+ * NULL if the link must be closed. */
 static dd_peer *
 find_taker(dd_engine *engine, const dd_uid *uid, int lane)
 {
@@ -130,7 +131,7 @@ find_taker(dd_engine *engine, const dd_uid *uid, int lane)
     if (lane == 0 && peer == NULL) {
         (void)!peer_create(engine, uid, &peer, NULL);
     } else if (lane == 0 && (peer->state == PEER_LOST || peer->is_breaking)) {
-        /* The other side, which has accepted the link, takes it for one to the world that is being made. */
+        /* The other side has accepted the link, and will use it for the group being made. */
         (void)!peer_succeed(&peer, NULL);
     }
     return peer;
@@ -162,7 +163,7 @@ engine_on_accepted(void *ctx, const dd_uid *uid, int lane, dd_link *stream)
 
 /* ---- dials */
 
-/* A dial has had its outcome. The peer, if that dial counts; else NULL. */
+/* Handle the outcome of a dial. Returns the peer if the dial counts, else NULL. */
 static dd_peer *
 end_dial(dd_engine *engine, const dd_uid *uid, int lane, uint64_t dial)
 {
@@ -190,7 +191,7 @@ engine_wants_dial(void *ctx, const dd_uid *uid, uint64_t dial, bool is_busy)
     bool is_wanted = peer != NULL && peer->state == PEER_DIALLING && peer->dial == dial;
     dd_error deaf;
     if (is_wanted && is_busy && dd_engine_check_accepting_locked(engine, &deaf) != DD_OK) {
-        peer_break(peer, &deaf); /* it is busy with a dial to this process, which cannot accept one */
+        peer_break(peer, &deaf); /* busy with its own dial, which cannot be accepted here */
         engine_wake(engine);
         is_wanted = false;
     }

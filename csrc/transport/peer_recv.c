@@ -1,15 +1,15 @@
-/* What comes in. Headers and small payloads are read into the lane's buffer; large payloads go straight to
- * where they belong. */
+/* Input. Headers and small payloads are read into the lane's buffer; large payloads directly to
+ * their destination. */
 #include "transport/engine_internal.h"
 
 #include <string.h>
 
-/* Read in one round before others have their turn. */
+/* Limit of bytes read per round, so that other lanes are also served. */
 #define ROUND_NBYTES ((size_t)2 << 20)
-/* From here on a payload is read without the buffer. */
+/* Payloads from this size on are read without the buffer. */
 #define DIRECT_NBYTES ((size_t)1024)
 
-/* NULL: there is no room, and the connection breaks. */
+/* Return NULL if there is no room: the peer breaks. */
 static held *
 take_held(dd_lane *lane, const dd_frame *frame)
 {
@@ -37,7 +37,7 @@ find_context(dd_lane *lane, const dd_frame *frame)
     }
     dd_context *found = engine_find_context(lane->peer->engine, frame->context, frame->target);
     if (found != NULL && context_knows_predecessor(found, frame, lane->peer)) {
-        return NULL; /* and not cached: when it is closed, it does not know this lane */
+        return NULL; /* not cached: the context does not clear this lane's cache when it closes */
     }
     lane->cached = found;
     return found;
@@ -84,12 +84,12 @@ on_message(dd_lane *lane, const dd_frame *frame)
         entry->is_told = context != NULL;
         if (frame->type == DD_FRAME_RTS) {
             engine_deliver(entry);
-        } else { /* when all of it has come */
+        } else { /* delivered once complete */
             lane->collected = entry;
             lane->sink = entry->data;
         }
     } else if (context_check_fit(recv, frame, peer) != 0) {
-        /* Its payload is thrown away. */
+        /* Its payload is dropped. */
     } else if (frame->type == DD_FRAME_RTS) {
         context_begin_rendezvous(recv, frame, peer);
     } else {
@@ -100,7 +100,7 @@ on_message(dd_lane *lane, const dd_frame *frame)
     }
 }
 
-/* The receive that takes the message of this id; NULL: it was cancelled, or there never was one. */
+/* Find the receive of a rendezvous; NULL if it was cancelled, or never existed. */
 static dd_message *
 find_receiving(const dd_peer *peer, uint64_t id)
 {
@@ -122,7 +122,7 @@ on_data(dd_lane *lane, const dd_frame *frame)
         peer_protocol_error(peer, "data of message %llu of %llu", (unsigned long long)frame->id,
                             (unsigned long long)peer->last_rts_id);
     } else if (recv != NULL &&
-               /* `received` is what was announced; the sum may not pass it, whatever the lanes. */
+               /* `received` is the announced size, a limit for the data of all lanes. */
                (frame->nbytes != recv->received || frame->payload > recv->received - recv->cut)) {
         peer_protocol_error(peer, "%llu bytes of data from %llu for a message of %zu",
                             (unsigned long long)frame->payload, (unsigned long long)frame->offset,
@@ -134,7 +134,7 @@ on_data(dd_lane *lane, const dd_frame *frame)
     }
 }
 
-/* The sender has given a message up. */
+/* The sender has cancelled a message. */
 static void
 on_cancel(dd_lane *lane, const dd_frame *frame)
 {
@@ -144,7 +144,7 @@ on_cancel(dd_lane *lane, const dd_frame *frame)
         peer_drop_rts(peer, frame->id);
         return;
     }
-    context_read_posts(recv->context); /* may end the receive with the cause of its group */
+    context_read_posts(recv->context); /* on_bell may end the receive with its group's cause */
     if (find_receiving(peer, frame->id) != recv) {
         return;
     }
@@ -231,7 +231,7 @@ on_first_lane_frame(dd_lane *lane, const dd_frame *frame, dd_bytes payload)
     }
 }
 
-/* All of the payload is there. */
+/* Handle the end of a payload. */
 static void
 finish_payload(dd_lane *lane)
 {
@@ -264,16 +264,16 @@ has_header(const dd_lane *lane)
     return there > 0 && there >= dd_frame_header_nbytes(lane->buf[lane->begin]);
 }
 
-/* ABORT's payload has to be in the buffer with its header. */
+/* ABORT's payload must be in the buffer with its header. */
 static bool
 is_whole(const dd_lane *lane)
 {
     return lane->frame.type != DD_FRAME_ABORT ||
-           lane->end - lane->begin >= DD_FRAME_NBYTES + lane->frame.payload; /* its header is long */
+           lane->end - lane->begin >= DD_FRAME_NBYTES + lane->frame.payload; /* a long header */
 }
 
-/* Messages that the peer is done with may still be on their way over other lanes, which keep no order with this one: its farewell
- * counts when they are here. */
+/* A farewell waits for messages whose data may still arrive on other lanes: lanes are not ordered
+ * with each other. */
 static bool
 overtakes_data(const dd_lane *lane, const dd_frame *frame)
 {
@@ -314,7 +314,7 @@ is_postponed(const dd_lane *lane, const dd_frame *frame)
     return is_postponed;
 }
 
-/* The header at the beginning of the buffer; false when more has to come first, or it was the last one. */
+/* Handle the header in the buffer. Returns false if it needs more input, or the lane has ended. */
 static bool
 parse_frame(dd_lane *lane)
 {
@@ -391,7 +391,7 @@ on_input_end(dd_lane *lane, dd_io io)
     lane_break_for_io(lane, io, "cannot receive");
 }
 
-/* One read. False when there is no more for now. */
+/* Read once. Returns false if there is no more input for now. */
 static bool
 read_once(dd_lane *lane, size_t *moved)
 {

@@ -1,16 +1,15 @@
-/* What goes out: frames in the order in which they were posted on lane 0, fragments of large messages on
- * all lanes. */
+/* Output: frames on lane 0 in the order of posting, fragments of large messages on all lanes. */
 #include "transport/engine_internal.h"
 
 #include "core/mem.h"
 
 #include <string.h>
 
-/* Credit is returned with whatever is sent; alone when this much has come together. */
+/* Frames of any type return credit; this much is returned by a CREDIT frame. */
 #define CREDIT_ALONE_NBYTES (CREDIT_NBYTES / 4)
-/* Written in one round before others have their turn. */
+/* Limit of bytes written per round, so that other lanes are also served. */
 #define ROUND_NBYTES ((size_t)2 << 20)
-/* Large enough to be worth more connections. */
+/* Messages from this size on are worth more connections. */
 #define LANES_NBYTES ((size_t)4 << 20)
 
 static void
@@ -25,7 +24,7 @@ count_sent(dd_lane *lane, size_t nbytes)
     }
 }
 
-/* The output is lost; what the peer has sent before may still be read, and then says why. */
+/* Stop output. Earlier frames of the peer can still be read, and may have the reason. */
 static void
 kill_output(dd_lane *lane, dd_io io)
 {
@@ -36,14 +35,14 @@ kill_output(dd_lane *lane, dd_io io)
     lane->current.owned = NULL;
 }
 
-/* Of a frame that has one. */
+/* The payload of a frame that has one. */
 static uint8_t *
 payload_of(const out_frame *out)
 {
     return out->message != NULL ? (uint8_t *)out->message->data + out->frame.offset : out->owned;
 }
 
-/* What is still to be written of the current frame; at most two parts. */
+/* Set the unwritten parts of the current frame. Returns their number, at most 2. */
 static int
 rest_of_current(const dd_lane *lane, struct iovec parts[2])
 {
@@ -81,7 +80,7 @@ finish_current(dd_lane *lane)
     }
 }
 
-/* True when the current frame is through. */
+/* Return true once the current frame is written. */
 static bool
 write_current(dd_lane *lane, size_t *moved)
 {
@@ -105,7 +104,7 @@ write_current(dd_lane *lane, size_t *moved)
     return true;
 }
 
-/* Puts the frame that has become the lane's current one in bytes, with the credit that the peer gets back. */
+/* Encode the lane's new current frame, with the credit that it returns. */
 static void
 begin_current(dd_lane *lane)
 {
@@ -155,7 +154,7 @@ peer_take_out(dd_peer *peer)
     return out;
 }
 
-/* Makes the next frame the current one; false when there is none for this lane. */
+/* Make the next frame the current one. Returns false if there is none for this lane. */
 static bool
 load_next(dd_lane *lane)
 {
@@ -222,7 +221,7 @@ queue(dd_peer *peer, const out_frame *out)
     return true;
 }
 
-/* False if there is no memory. */
+/* Return false if there is no memory. */
 static bool
 queue_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload, reply_kind reply)
 {
@@ -292,8 +291,8 @@ peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const d
     post_reply(peer, &frame, REPLY_REFUSAL, PEER_REFUSALS_MAX);
 }
 
-/* Writes the frame at once if nothing is before it. What is left of it becomes the lane's current frame.
- * False when it has to be queued; a lane that breaks in it is as good as one that has taken it. */
+/* Write a frame immediately if none is before it; the rest becomes the current frame. Returns false
+ * if the frame must be queued. A lane that breaks counts as having taken it. */
 static bool
 write_at_once(dd_peer *peer, const out_frame *out)
 {
@@ -310,7 +309,7 @@ write_at_once(dd_peer *peer, const out_frame *out)
     return true;
 }
 
-/* More connections, when there is something large to send for the first time. */
+/* Dial more connections before the first large message. */
 static void
 dial_lanes(dd_peer *peer)
 {
@@ -377,10 +376,10 @@ peer_return_credit(dd_peer *peer, size_t nbytes)
     }
 }
 
-/* ---- what the peer says to our sends */
+/* ---- replies to sends */
 
-/* The send that the frame answers. NULL: it was cancelled, and the peer will learn of it; or the peer cannot know of it, and the
- * connection breaks. */
+/* Find the send that the frame answers. NULL if it was cancelled (a CANCEL is on its way), or if
+ * the peer cannot know it, and breaks. */
 static dd_message *
 find_awaiting(dd_peer *peer, const dd_frame *frame)
 {
@@ -420,8 +419,8 @@ peer_on_refuse(dd_peer *peer, const dd_frame *frame)
 
 /* ---- cancelling */
 
-/* A frame that is half written has to go on: from a copy. Of a large message as well, whose last fragment this
- * may be: the receiver then takes the message for whole before it hears that it was cancelled. */
+/* Finish a partly written frame from a copy. It may be the last fragment of a large message: the
+ * receiver then completes the message before it sees the CANCEL. */
 static void
 detach_current(dd_lane *lane)
 {
@@ -438,7 +437,7 @@ detach_current(dd_lane *lane)
     current->message = NULL;
 }
 
-/* True when the frame had not been begun. */
+/* Return true if the frame was still queued. */
 static bool
 drop_queued(dd_peer *peer, const dd_message *message)
 {
