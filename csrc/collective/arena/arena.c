@@ -11,9 +11,8 @@
 #define ARENA_MAGIC UINT64_C(0x616e657261646464) /* "dddarena" */
 #define ARENA_VERSION 8
 #define ARENA_HEADER_BYTES ((size_t)4096)
-#define ARENA_BUFFERS_MIN_BYTES ((size_t)1 << 20) /* of all slots */
-/* Of all slots: see dd_arena_find_space. */
-#define ARENA_STAGING_MIN_BYTES ((size_t)2 << 20)
+#define ARENA_BUFFERS_MIN_BYTES ((size_t)1 << 20) /* of all slots together */
+#define ARENA_STAGING_MIN_BYTES ((size_t)2 << 20) /* of all slots: see dd_arena_find_space */
 
 _Static_assert(sizeof(arena_record) == ARENA_SPACING, "a record is two lines");
 _Static_assert(sizeof(dd_signature) == 24, "a signature is three words");
@@ -26,7 +25,7 @@ control_nbytes(int nranks)
     return dd_arena_round_up(sizeof(arena_control) + tables, ARENA_SPACING);
 }
 
-/* Few ranks have larger ones: they wait for each other less often. */
+/* With few ranks, buffers are larger, so that ranks wait for each other less often. */
 static size_t
 buffer_nbytes(int nranks)
 {
@@ -43,7 +42,7 @@ staging_nbytes(int nranks)
     return wanted > buffers ? wanted : buffers;
 }
 
-/* The owner touches the pages of its slot first, by staging in it: they lie in its part of the machine. */
+/* The owner touches its slot's pages first, by staging, so they lie in its NUMA node. */
 static size_t
 slot_nbytes(int nranks)
 {
@@ -119,7 +118,7 @@ dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
             .is_crowded = is_crowded,
             .streaming = is_crowded ? 0 : UINT32_MAX,
         };
-        dd_arena_ranks unregistered = all_of(nranks > 1 ? nranks : 0); /* alone there is nobody to sleep */
+        dd_arena_ranks unregistered = all_of(nranks > 1 ? nranks : 0); /* one rank never sleeps */
         memcpy(&shared.unregistered, &unregistered, sizeof(unregistered));
         if (dd_sys_pwrite(new_fd, &shared, sizeof(shared), 0) == (ssize_t)sizeof(shared)) {
             *fd = new_fd;
@@ -192,7 +191,7 @@ map_shared(dd_arena *arena, int fd, dd_error *err)
     if (memory == MAP_FAILED) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map an arena of %zu bytes", nbytes);
     }
-    /* A forked child has no business in it. */
+    /* A forked child must not use the arena. */
     (void)dd_sys_madvise(memory, nbytes, MADV_DONTFORK);
     arena->memory = memory;
     arena->shared = memory;
@@ -316,7 +315,7 @@ dd_arena_close(dd_arena *arena)
     if (arena == NULL) {
         return;
     }
-    /* In a forked child it is not mapped, and something else may be in its place. */
+    /* In a forked child the address is unmapped, or mapped for something else. */
     bool is_mapped = arena->memory != NULL && arena->generation == dd_fork_generation();
     if (is_mapped && !arena->is_borrowed) {
         (void)dd_sys_munmap(arena->memory, arena->geometry.nbytes);
@@ -329,7 +328,7 @@ dd_arena_close(dd_arena *arena)
     dd_mem_free(arena);
 }
 
-/* The whole pages of our slot's data. */
+/* The whole pages of data in this rank's slot. */
 static dd_block
 own_data(const dd_arena *arena)
 {

@@ -5,28 +5,29 @@
 
 #include <string.h>
 
-/* A rank awaits news at all times, but between a bell and its look; places, when a call of a carrier's is asleep. */
+/* AWAITS_NEWS is clear only from a bell until the rank's next look; AWAITS_PLACES is set while the
+ * rank sleeps in a carrier's call. */
 #define AWAITS_NEWS UINT64_C(1)
 #define AWAITS_PLACES UINT64_C(2)
 
-/* A word says both where a rank is and whether it is inside, so that it changes at once. */
+/* One word has both the sequence and whether the rank is inside, so that both change together. */
 #define INSIDE UINT64_C(1)
 
 struct arena_board {
-    _Alignas(128) _Atomic uint64_t place;              /* sequence, shifted by one, and INSIDE; release */
-    _Atomic uint64_t version;                          /* of the signature: odd while it is being written */
-    _Atomic uint64_t signature[ARENA_SIGNATURE_WORDS]; /* relaxed, between two looks at the version */
-    _Alignas(128) dd_park_bits awaits; /* AWAITS_NEWS, AWAITS_PLACES: its rank wants its bell rung */
-    _Atomic uint32_t has_left;         /* release */
-    _Atomic uint32_t cause_nbytes;     /* release: covers `cause`, which does not change any more */
+    _Alignas(128) _Atomic uint64_t place;              /* sequence << 1 | INSIDE; release */
+    _Atomic uint64_t version;                          /* of the signature: odd during a write */
+    _Atomic uint64_t signature[ARENA_SIGNATURE_WORDS]; /* relaxed: version checks it */
+    _Alignas(128) dd_park_bits awaits;                 /* AWAITS_NEWS | AWAITS_PLACES */
+    _Atomic uint32_t has_left;                         /* release */
+    _Atomic uint32_t cause_nbytes;                     /* release: covers the final `cause` */
     uint8_t cause[DD_ARENA_CAUSE_MAX];
-    /* Written before AWAITS_NEWS is set; relaxed. A version of the arena without them leaves 0 there. */
+    /* Written before AWAITS_NEWS is set; relaxed. Older versions of the arena leave 0 here. */
     _Atomic uint64_t lost_nbytes;
     _Atomic uint32_t lost_to;
 };
 
 struct arena_board_head {
-    _Alignas(128) _Atomic uint64_t nposts; /* by all ranks */
+    _Alignas(128) _Atomic uint64_t nposts; /* number of posts by all ranks */
 };
 
 size_t
@@ -63,8 +64,7 @@ dd_arena_note_place(dd_arena *arena, const dd_arena_place *place)
                           memory_order_release);
 }
 
-/* A signature that changes again and again under our eyes is the last that was read: this is for words. */
-#define PLACE_LOOKS 100
+#define PLACE_LOOKS 100 /* attempts at a consistent signature; then any is used, in texts */
 
 dd_arena_place
 dd_arena_read_place(const dd_arena *arena, int k)

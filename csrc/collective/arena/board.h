@@ -1,8 +1,9 @@
-/* The board of an arena: what a rank has to say to the others of its host, in memory that they share. They read
- * it without a message and without a link, also when the rank has been stopped or is gone.
+/* The board of an arena: what each rank publishes to the other ranks of its host in shared memory.
+ * They read it without a message or a link, even after the rank was stopped or has exited.
  *
- * A rank writes to its own part alone, and calls are serialised as those of the arena. What others have written is a
- * peer's word. A rank that posts a cause, or that it leaves, then rings the ranks that are due a bell; they look for news. */
+ * A rank writes only its own board; calls are serialised with the arena's. Other ranks' data is
+ * untrusted. After a post, a rank rings the bells that are due (dd_arena_is_bell_due); the ranks
+ * rung take the news. */
 #ifndef DD_COLLECTIVE_ARENA_BOARD_H
 #define DD_COLLECTIVE_ARENA_BOARD_H
 
@@ -11,7 +12,8 @@
 
 #define DD_ARENA_CAUSE_MAX 1536 /* bytes */
 
-/* Where a rank of a group is: inside collective `sequence` or done with it; 0: it has called none. */
+/* A rank's position in its group: inside collective `sequence`, or past it; `sequence` is 0 before
+ * the first one. */
 typedef struct dd_arena_place {
     uint64_t sequence;
     dd_signature signature;
@@ -21,42 +23,42 @@ typedef struct dd_arena_place {
 /* Costs two stores while the signature stays the same. */
 void dd_arena_note_place(dd_arena *arena, const dd_arena_place *place);
 dd_arena_place dd_arena_read_place(const dd_arena *arena, int k);
-uint64_t dd_arena_read_sequence(const dd_arena *arena, int k); /* of its place */
-/* This rank is going to sleep, and looks at the others' places once more afterwards. A rank that notes its place later rings it. */
+uint64_t dd_arena_read_sequence(const dd_arena *arena, int k); /* of rank k's place */
+/* Call before sleeping until places change; then read the places again. A rank that notes its place
+ * after this call rings this rank's bell. */
 void dd_arena_await_places(dd_arena *arena);
-/* Once after a place was noted, before it is asked who awaits it. */
-void dd_arena_show_place(void);
-/* True once for each time that rank k awaits places: then its bell has to be rung. */
+void dd_arena_show_place(void); /* call between note_place and is_place_awaited */
+/* True once for each dd_arena_await_places of rank k: the caller must then ring k's bell. */
 bool dd_arena_is_place_awaited(dd_arena *arena, int k);
 
-/* Why this rank has given up: the first one stays. More than DD_ARENA_CAUSE_MAX bytes are not posted. */
+/* Post why this rank has failed. Only the first cause is kept; one longer than DD_ARENA_CAUSE_MAX
+ * bytes is ignored. */
 void dd_arena_post_cause(dd_arena *arena, dd_bytes cause);
-/* Returns how many bytes; 0: it has not given up. */
+/* Return the length of rank k's cause; 0 if it has posted none. */
 size_t dd_arena_read_cause(const dd_arena *arena, int k, uint8_t cause[DD_ARENA_CAUSE_MAX]);
 bool dd_arena_has_given_up(const dd_arena *arena, int k);
-/* This rank has closed the group, and takes part in nothing any more. */
-void dd_arena_post_leaving(dd_arena *arena);
+void dd_arena_post_leaving(dd_arena *arena); /* this rank has closed the group */
 bool dd_arena_has_left(const dd_arena *arena, int k);
 
-/* Bytes that a rank has sent to rank `to` of the group and that the network loses; nbytes 0 if there are none. */
+/* Bytes sent by a rank to rank `to` that the network loses; nbytes is 0 if there are none. */
 typedef struct dd_arena_loss {
     uint32_t to;
     uint64_t nbytes;
 } dd_arena_loss;
 
-/* Call before taking the news while this rank's bell is rung: a rank that rings waits for that, then reads. */
+/* Call before dd_arena_take_news while this rank's bell is rung: the rank that rang waits for the
+ * news to be taken, then reads the loss. */
 void dd_arena_note_loss(dd_arena *arena, dd_arena_loss loss);
 dd_arena_loss dd_arena_read_loss(const dd_arena *arena, int k);
 
-/* True if this rank's bell was rung since it last took its news. */
-bool dd_arena_is_rung(const dd_arena *arena);
-/* True once for each time that rank k has taken its news: then its bell has to be rung. */
+bool dd_arena_is_rung(const dd_arena *arena); /* true if rung since its last take_news */
+/* True once each time rank k has taken its news: the caller must then ring k's bell. */
 bool dd_arena_is_bell_due(dd_arena *arena, int k);
-/* Whether it has taken its news since its bell was due: so it runs. */
+/* True if rank k has taken its news since its bell was rung, which shows that it runs. */
 bool dd_arena_has_heard(const dd_arena *arena, int k);
-/* From now on this rank's bell is due for what others post. dd_arena_attach and dd_arena_take_news do it. */
+/* Arm this rank's bell, for other ranks' posts. dd_arena_attach and dd_arena_take_news do it. */
 void dd_arena_await_news(dd_arena *arena);
-/* Before a look at the others' parts. Whether any of them has posted something since the last time. */
+/* Call before reading the other boards. Return true if any rank has posted since the last call. */
 bool dd_arena_take_news(dd_arena *arena);
 
 #endif

@@ -1,26 +1,27 @@
-/* How ranks copy into the arena: through their caches, or past them. The first is better where the ranks'
- * cores share a cache, the second where they do not, by up to five times, and on a virtual machine that
- * changes while a program runs. Up to 16 KiB, copies past the caches cost little where they are worse. Above,
- * one rank tries both now and then, with operations that are called anyway, and tells the others. That is a
- * hint: ranks may go by different ones. Each collective has its own: where an all_to_all is faster through the
- * caches, an all_reduce, which writes where others have just read, may not be. Until there has been a trial, copies
- * go past the caches unless ranks share cores: that loses little where it is wrong. */
+/* Copies into the arena go through the caches or past them. The first is better if the ranks' cores
+ * share a cache, the second if not, by up to five times; on a virtual machine this changes while a
+ * program runs. Up to 16 KiB, copies past the caches cost little where they are worse. Above, one
+ * rank sometimes times both, with operations that are called anyway, and publishes the result. This
+ * is a hint: ranks may copy in different ways. Each collective has its own hint: an all_to_all may
+ * be faster through the caches when an all_reduce, which writes where others have just read, is
+ * not. Before a trial, copies go past the caches unless ranks share cores: that loses little if it
+ * is wrong. */
 #include "collective/arena/state.h"
 
 #include "core/clock.h"
 #include "kernels/copy.h"
 
 #define STREAM_MIN_BYTES ((size_t)4096)
-/* Above that both ways are tried. Below, crowded ranks, which often share a core, copy through the caches: past them costs
- * 1.6 times as much there. */
+/* Larger data is timed both ways. Smaller data of crowded ranks, which often share a core, goes
+ * through the caches: past them costs 1.6 times as much. */
 #define UNTRIED_MAX_BYTES ((size_t)16384)
-/* A trial leaves out as many operations as it takes to go round the slot once, since what the other way has left in the caches
- * is faster or slower to write to, within limits. */
+/* A trial skips the operations of one turn around the slot, at most this many: what the other way
+ * has left in the caches distorts their times. */
 #define NTRIALS_BEFORE_MAX 32
 
-/* Outputs of so many bytes, of all ranks together, have left the caches before anybody uses them. Written past
- * the caches, their lines need not be read first. Measured on two cores, plain against past: 2 ranks with 128 MiB
- * 1.2 to 1.7, with 32 MiB 0.8 to 1.1; 4 ranks with 32 MiB 1.2 to 1.7; 8 and 16 ranks with 64 MiB and more 1.2 to
+/* Outputs of this size, over all ranks, have left the caches before their use. Written past the
+ * caches, their lines need not be read first. Plain / past, measured on two cores: 2 ranks, 128 MiB
+ * 1.2 to 1.7, 32 MiB 0.8 to 1.1; 4 ranks, 32 MiB 1.2 to 1.7; 8 and 16 ranks, from 64 MiB on 1.2 to
  * 3.7, and all_to_all 0.8 to 1.9. */
 #define TAKE_PAST_MIN_BYTES ((size_t)64 << 20)
 #define TAKE_PAST_MIN_BYTES_CROWDED ((size_t)32 << 20)
@@ -39,8 +40,9 @@ takes_past_caches(const dd_arena *arena)
     return nbytes >= min_nbytes / (size_t)nreceivers;
 }
 
-/* Of operations for all, rank 0 judges. A root that sends does, if it sends so much that it has to wait for its
- * readers; where only the readers know how long it takes, nobody does. */
+/* Return true if this rank times the operation: rank 0 if all ranks receive; a sending root if its
+ * data fills its slot twice, so that it waits for readers. In other kinds only readers know the
+ * time. */
 static bool
 is_judge(const dd_arena *arena)
 {
@@ -58,7 +60,7 @@ copy_bit_of(const dd_arena *arena)
     return UINT32_C(1) << arena->op.args->coll;
 }
 
-/* To all ranks, for operations of this kind. */
+/* Publish the way for operations of this kind to all ranks. */
 static void
 tell_way(dd_arena *arena, bool is_streaming)
 {
@@ -83,7 +85,7 @@ trial_of(dd_arena *arena)
     return &arena->trials[arena->op.args->coll];
 }
 
-/* Whether this operation is one of a trial: of one size, since their times are compared. */
+/* Return true if this operation is part of a trial, all of whose operations have one size. */
 static bool
 join_trial(dd_arena *arena)
 {
@@ -120,7 +122,7 @@ dd_arena_choose_copy(dd_arena *arena)
     }
 }
 
-/* Waiting for others to come is no part of it. */
+/* The wait for other ranks' headers does not count. */
 void
 dd_arena_stop_clock(dd_arena *arena)
 {

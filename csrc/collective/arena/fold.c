@@ -1,15 +1,15 @@
-/* all_reduce of more than a few bytes: each share of the array is folded by one rank for all. The rules of
- * shared folds are at the top of layout.h. */
+/* all_reduce of more than a few bytes: each share of the array is folded by one rank for all. The
+ * rules of shared folds are at the top of layout.h. */
 #include "collective/arena/state.h"
 #include "kernels/copy.h"
 
-/* So many bytes are worth a second synchronisation for that every rank folds its share only. Measured, both
- * ways in turn: two ranks on cores of one cache break even at 64 KiB (2.25 us), across caches before that
- * (5.2 and 4.7 us at 64 KiB, 2.7 and 3.1 at 32); four ranks on two cores between 16 KiB (6.7 and 8.6 us) and
- * 64 KiB (19 and 14.5). */
+/* From these sizes on, folding each share on one rank is worth a second synchronisation. Measured,
+ * whole / shares: two ranks whose cores share a cache, equal at 64 KiB (2.25 us); without a shared
+ * cache 5.2 / 4.7 us at 64 KiB, 2.7 / 3.1 at 32 KiB; four ranks on two cores 6.7 / 8.6 us at 16
+ * KiB, 19 / 14.5 at 64 KiB. */
 #define FOLD_MIN_BYTES_PAIR ((size_t)65536)
 #define FOLD_MIN_BYTES_MANY ((size_t)32768)
-/* Where ranks take turns, the last one to come folds everything, and nobody waits for it a second time. */
+/* If ranks take turns, the last one to arrive folds everything, and no rank waits for it again. */
 #define FOLD_MIN_BYTES_CROWDED ((size_t)2048)
 
 size_t
@@ -18,8 +18,7 @@ dd_arena_fold_min(int nranks, bool is_crowded)
     return is_crowded ? FOLD_MIN_BYTES_CROWDED : nranks == 2 ? FOLD_MIN_BYTES_PAIR : FOLD_MIN_BYTES_MANY;
 }
 
-/* Folds go in pieces: what was folded is still in the nearest caches when it is passed on. */
-#define PIECE_BYTES ((size_t)32768)
+#define PIECE_BYTES ((size_t)32768) /* folded data is passed on while in the nearest caches */
 
 /* ---- chunks and shares */
 
@@ -28,7 +27,7 @@ typedef struct share {
     size_t nbytes;
 } share;
 
-/* The size of each of `nparts` parts, in whole lines. */
+/* Return the size of each of `nparts` parts, in whole cache lines. */
 static size_t
 whole_lines(size_t nbytes, size_t nparts)
 {
@@ -36,7 +35,7 @@ whole_lines(size_t nbytes, size_t nparts)
     return (each / ARENA_LINE + (each % ARENA_LINE != 0)) * ARENA_LINE;
 }
 
-/* The k-th part of `each` bytes, as far as there is one. */
+/* Return the k-th part of `each` bytes, clipped to the whole. */
 static share
 fold_part_of(share whole, size_t each, int k)
 {
@@ -44,7 +43,7 @@ fold_part_of(share whole, size_t each, int k)
     return (share){.start = whole.start + before, .nbytes = dd_arena_smaller(whole.nbytes - before, each)};
 }
 
-/* Of a share, where a rank stages up to `nbytes` of a chunk. */
+/* Return the size of a share if a rank stages up to `nbytes` of a chunk. */
 static size_t
 share_capacity(const dd_arena *arena, size_t nbytes)
 {
@@ -118,14 +117,14 @@ fold_share_of(const dd_arena *arena, uint64_t chunk, int k)
 
 /* ---- staging */
 
-/* From the beginning of the slot on, except for the first chunk. */
+/* Chunk 0 is at its place in the slot, later chunks at the start of the slot. */
 static uint8_t *
 staging_of(const dd_arena *arena, int k, uint64_t chunk)
 {
     return arena->slots[k].buffers + (chunk == 0 ? arena->peers[k].place : 0);
 }
 
-/* A rank that folds its own share does not stage it: what comes after it moves up. */
+/* A rank does not stage a share that it folds itself, so the shares after it move up. */
 static size_t
 staged_at(const dd_arena *arena, int from, uint64_t chunk, int k)
 {
@@ -150,14 +149,14 @@ dd_arena_stage_chunk(dd_arena *arena, uint64_t chunk)
 
 /* ---- folding */
 
-/* The rank that folds share k: ours if nobody else has claimed it yet. */
+/* Return the rank that folds share k; claim the share for this rank if it is unclaimed. */
 static int
 claim_share(dd_arena *arena, int k, uint64_t chunk)
 {
     _Atomic uint64_t *claim = &arena->slots[k].control->claim;
     uint64_t number = arena->nchunks + chunk + 1;
-    /* What is staged, and that the results may be written, is known by the marks: a claim only excludes. Acquire, so that no later claim is seen before
-     * this look is done (load buffering, docs/memory-orders.md). */
+    /* Only the marks order staging and results; a claim just excludes other ranks. Acquire, so that
+     * no later claim is visible before this load (load buffering, docs/memory-orders.md). */
     uint64_t seen = atomic_load_explicit(claim, memory_order_acquire);
     while (seen >> ARENA_CLAIM_BITS < number) {
         if (atomic_compare_exchange_weak_explicit(claim, &seen,
@@ -167,7 +166,8 @@ claim_share(dd_arena *arena, int k, uint64_t chunk)
         }
     }
     int claimer = (int)(seen & ((1 << ARENA_CLAIM_BITS) - 1));
-    /* That of another rank that says it is us, or nobody, is nonsense: then what comes out is, too. */
+    /* A claim that names this rank or no rank is corrupt. Returning k gives a wrong result but no
+     * overrun. */
     return claimer < arena->nranks && claimer != arena->rank ? claimer : k;
 }
 
@@ -196,7 +196,7 @@ dd_arena_fold(dd_arena *arena, size_t start, size_t nbytes, arena_give *give)
     return true;
 }
 
-/* In turn in all of the memory for results, as places are for what is staged. */
+/* Results rotate through the memory for results, as staged data does in slots. */
 static uint8_t *
 results_of(const dd_arena *arena, uint64_t chunk)
 {
@@ -209,7 +209,7 @@ results_of(const dd_arena *arena, uint64_t chunk)
     return arena->results + (arena->nchunks + chunk) % (ARENA_RESULTS_SPACE_BYTES / each) * each;
 }
 
-/* To where all ranks read the results of the chunk that is being folded. */
+/* Copy a piece to the shared results of the chunk that is being folded. */
 static void
 give_all(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
 {
@@ -283,7 +283,7 @@ in_place_share_of(const arena_op *op, int nranks, int k)
     return fold_part_of((share){.nbytes = op->nbytes}, whole_lines(op->nbytes, (size_t)nranks), k);
 }
 
-/* Into the outputs of all others, but for the edges of those, which they take themselves. */
+/* Copy a piece to all other ranks' outputs, except the edges, which each rank copies itself. */
 static void
 give_each(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
 {

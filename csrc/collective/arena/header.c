@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* ---- who sends what to whom */
+/* ---- senders and receivers */
 
 bool
 dd_arena_is_sender(const arena_call *call, int rank)
@@ -80,7 +80,7 @@ dd_arena_word(const dd_arena *arena, int k, int index)
     return &record_of(arena, k, arena->number)->words[index];
 }
 
-/* ---- our part */
+/* ---- this rank's header */
 
 static void
 put_word(const dd_arena *arena, int index, uint64_t word)
@@ -149,9 +149,9 @@ dd_arena_write_header(dd_arena *arena)
     }
 }
 
-/* ---- the others' */
+/* ---- other ranks' headers */
 
-/* Flags that no rank that keeps to the rules has set for this operation. */
+/* Return true if a correct rank can have set these flags for this operation. */
 static bool
 are_flags_sane(const dd_arena *arena, int k, uint64_t flags)
 {
@@ -168,7 +168,7 @@ are_flags_sane(const dd_arena *arena, int k, uint64_t flags)
            ((flags ^ op->call->flags) & ARENA_IS_PARTIAL) == 0;
 }
 
-/* What a header says besides: where its data is. False for nonsense. */
+/* Read where a header's data is. False if it is malformed. */
 static bool
 read_place(dd_arena *arena, int k)
 {
@@ -197,13 +197,13 @@ read_place(dd_arena *arena, int k)
 
 /* ---- comparing */
 
-/* Headers of one operation: of the one that is under way, or of an earlier one. */
+/* The headers of one operation, which is under way or an earlier one. */
 typedef struct header_check {
     dd_arena *arena;
     uint32_t number;
     const arena_call *call;
     arena_said *said;
-    const dd_arena_ranks *known; /* whose headers are there; ours is */
+    const dd_arena_ranks *known; /* ranks whose headers are present, with this one */
     bool is_under_way;
 } header_check;
 
@@ -217,7 +217,7 @@ blame_signature(const header_check *check, int k, const uint64_t *words)
     return DD_ARENA_MISMATCH;
 }
 
-/* Signatures are the same when sizes are compared. */
+/* Sizes are compared only after the signatures have matched. */
 static dd_arena_state
 blame_size(const header_check *check, int rank, uint64_t theirs, int other, uint64_t ours)
 {
@@ -261,8 +261,9 @@ table_or(const header_check *check, int owner, arena_table table, int k)
     return atomic_load_explicit(&words[k], memory_order_relaxed);
 }
 
-/* What one rank sends to another and what that expects. While it matters, our own numbers are taken from our
- * blocks and not from shared memory, where a peer may have changed them. */
+/* Compare what one rank sends to another with what the latter expects. In the operation under
+ * way, this rank's sizes are those of its blocks: a peer may have changed the tables in shared
+ * memory. */
 static dd_arena_state
 compare_pair(const header_check *check, int from, int to)
 {
@@ -285,7 +286,7 @@ compare_pair(const header_check *check, int from, int to)
                                : blame_size(check, from, sent, to, expected);
 }
 
-/* Every rank compares all pairs, also those that it has no part in: so that all see that one does not fit. */
+/* Every rank compares all pairs, even without a part in them, so that all see a mismatch. */
 static dd_arena_state
 compare_pairs(const header_check *check)
 {
@@ -357,7 +358,7 @@ compare_all(const header_check *check)
     return compare_sizes(check);
 }
 
-/* Data in a header is as long as we have now agreed, or the header lies. */
+/* Inline data must have the size on which the ranks have agreed. */
 static bool
 is_payload_sane(const dd_arena *arena, int k)
 {

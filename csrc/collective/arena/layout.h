@@ -1,43 +1,45 @@
 /* The layout of an arena's shared memory, and the rules by which ranks write and read it.
  *
- * Marks. Every rank counts operations alike, and says how far it has come by *marks*: the number of the
- * operation, and a *step* of it. Step 0 is the header; round r of the data is step r, or r + 1 where all had
- * to stage anew. A rank writes its marks into its record of that operation. There are ARENA_NRECORDS records,
- * used in turn.
+ * Marks. All ranks number operations alike and publish their progress as *marks*: the number of the
+ * operation and a *step* in it. Step 0 is the header. Round r of the data is step r, or r + 1 if
+ * all ranks had to stage again. A rank writes its marks into its record of the operation;
+ * ARENA_NRECORDS records are used cyclically.
+ *   - A rank that publishes the header of an operation no longer reads data of earlier ones.
+ *   - Every rank compares every header with its own call. A rank that needs data of all ranks does
+ *     so first. Others continue when they have their data: a root that only sends, and a rank that
+ *     sends only to a root, need nothing; a receiver needs the root's header. They *settle* the
+ *     operation later, from their saved call: in later operations, and whenever they wait.
+ *   - No rank publishes header n before it has settled operation n - ARENA_WINDOW. This limits how
+ *     far a rank runs ahead and makes reuse of records safe: a rank that publishes header n has
+ *     seen all headers n - ARENA_WINDOW, whose publishers had settled operation n - 2 *
+ *     ARENA_WINDOW.
+ *   - A receiver that publishes step s of an operation has finished reading the rounds up to s - 2
+ *     (it stages a round before it reads the previous one, so that ranks work in parallel), or up
+ *     to s - 1 if it reads first. Ranks that do not receive may skip steps.
  *
- *   - A rank that publishes the header of an operation reads nothing of earlier ones any more.
- *   - Every rank compares every header with its own call. A rank that needs data of all ranks does so before
- *     it goes on. The others go on when they have what they need: a root that only sends, and a rank that
- *     sends to a root alone, need nothing; a receiver needs the root's header. They *settle* the operation
- *     later, with what they have kept of their call: in their next operations, and whenever they wait.
- *   - No rank publishes header n before it has settled operation n - ARENA_WINDOW. That is how far it may run
- *     ahead, and why records may be used again: a rank that publishes header n has seen all headers
- *     n - ARENA_WINDOW, and each rank that published one of these had settled n - 2 * ARENA_WINDOW.
- *   - A receiver that publishes step s of an operation has finished reading the rounds up to s - 2 (it stages
- *     a round before it reads the last one, so that ranks work side by side), or up to s - 1 where it reads
- *     first. Ranks that do not receive may leave out steps.
+ * Space. A rank stages anywhere in its slot; its header contains the place of round 0. For staged
+ * data it keeps a *lease* with the mark at which all readers have finished, and writes there again
+ * only when they have published that mark (lease.c). If an operation has more rounds, round 0 fills
+ * a quarter of the slot, and later rounds fill the next quarters cyclically. In a crowded arena,
+ * where ranks take turns on the cores, rounds from 1 on fill halves and are read before the next
+ * one is staged.
  *
- * Space. A rank stages where it likes in its slot, and its header says where round 0 is. It keeps a *lease*
- * for what it has staged, with the mark at which all readers have finished with it, and writes there again
- * when they have published that mark (lease.c). Of an operation with more rounds, round 0 fills a
- * quarter of the slot, and the others the quarters after it in turn; where ranks take turns anyway
- * (crowded), rounds from 1 on fill halves and are read before the next one is staged.
+ * A large all_reduce moves in chunks (a *shared fold*) of two rounds each. First, all ranks stage
+ * what others need of the chunk. Then each share of the chunk is folded by one rank into memory
+ * that all ranks share, and all ranks copy the results out. Rank k folds share k. In a crowded
+ * arena, the first rank that claims a share folds it, so that a running rank need not wait for the
+ * others. A fold takes its sources in rank order, so the bits of the result do not depend on the
+ * claims.
+ *   - A rank folds after all ranks have staged the chunk, and so have read the previous results.
+ *   - A rank stages the next chunk after all folding ranks have published that they are done. It
+ *     can thus use its whole slot for every chunk except the first: round 0 is staged with the
+ *     header.
+ *   - A claim contains the claiming rank, so that ranks that wait for it can detect its death.
  *
- * An all_reduce of some size goes in chunks (a *shared fold*), each of two rounds: all stage the chunk, or
- * what others need of it, and after that each share of it is folded by one rank, the results lie in memory
- * that all ranks share, and everybody copies them out. Who folds: share k is rank k's. In a crowded arena it
- * is the first rank that claims it, so that a rank that runs need not wait until all others have run; all
- * sources of a fold are in rank order, so the bits do not depend on who has claimed.
- *   - A rank folds when all have staged the chunk, and so have read the results before it: they may be written
- *     over.
- *   - A rank stages the next chunk when all who fold have published that they are done, so it may use its
- *     whole slot for every chunk but the first, which is round 0, and is staged with the header.
- *   - A claim names its rank, so that those that wait for it know the rank that died with it.
- *
- * Data read from a region of its owner ends with one more step, in which every reader says that it has read,
- * and for which the owners of the regions wait. An all_reduce in place has another one where an output does
- * not begin or end with a page: others write only to whole pages (see regions.c), and each rank takes
- * what is missing from the rank that has folded it. */
+ * If data is read from its owner's region, one more step follows: every reader publishes that it
+ * has finished, and the owners of the regions wait for it. An all_reduce in place has another step
+ * if an output does not begin or end on a page boundary: other ranks write only whole pages
+ * (regions.c), and each rank copies the missing bytes from the rank that folded them. */
 #ifndef DD_COLLECTIVE_ARENA_LAYOUT_H
 #define DD_COLLECTIVE_ARENA_LAYOUT_H
 
@@ -47,26 +49,25 @@
 #include <stdatomic.h>
 
 #define ARENA_NBUFFERS 4
-/* How many operations a rank may be ahead of what it has compared, and the records that this takes. */
-#define ARENA_WINDOW 8
+#define ARENA_WINDOW 8 /* operations that a rank may be ahead of the last settled one */
 #define ARENA_NRECORDS (2 * ARENA_WINDOW)
 #define ARENA_LINE ((size_t)64)
-/* Processors fetch lines in pairs: what different ranks write is kept two lines apart. */
+/* Processors fetch cache lines in pairs: data that different ranks write is two lines apart. */
 #define ARENA_SPACING ((size_t)128)
 #define ARENA_PAGE ((size_t)4096)
-/* From here on data is staged in another place every time, unless ranks share cores, and their caches. */
+/* From this size on, data is staged in a new place each time, unless ranks share cores and
+ * caches. */
 #define ARENA_ROTATED_MIN_BYTES ((size_t)4096)
-/* What a rank stages of a chunk at most. Larger ones are not in the nearest caches any more when they are
+/* Most bytes of a chunk that a rank stages. Larger chunks leave the nearest caches before they are
  * folded. */
 #define ARENA_CHUNK_BYTES ((size_t)262144)
 #define ARENA_RESULTS_BYTES ((size_t)524288)
-/* Results of smaller chunks lie in turn in all of this. */
-#define ARENA_RESULTS_SPACE_BYTES ((size_t)1 << 20)
+#define ARENA_RESULTS_SPACE_BYTES ((size_t)1 << 20) /* smaller chunks' results rotate in it */
 
-/* The words of a record behind the mark. Data that fits travels in the header itself; an 8-byte all_reduce
- * then moves one cache line from rank to rank. Data in regions leaves no use for a payload. */
+/* The words of a record after the mark. Data that fits travels in the header itself: an 8-byte
+ * all_reduce moves one cache line from rank to rank. Data in regions needs no payload. */
 enum {
-    ARENA_WORD_SIGNATURE = 0, /* three words */
+    ARENA_WORD_SIGNATURE = 0, /* 3 words */
     ARENA_WORD_NBYTES = 3,
     ARENA_WORD_FLAGS = 4,
     ARENA_WORD_PAYLOAD = 5,
@@ -74,23 +75,21 @@ enum {
     ARENA_WORD_INPUT_OFFSET = 6,
     ARENA_WORD_OUTPUT_ID = 7,
     ARENA_WORD_OUTPUT_OFFSET = 8,
-    ARENA_WORD_PLACE =
-        9, /* where in the slot round 0 is; in the upper half, from one rank's part to the next */
+    ARENA_WORD_PLACE = 9, /* offset of round 0 in the slot; upper half: stride between parts */
     ARENA_NWORDS = 15,
 };
 #define ARENA_PAYLOAD_WORDS (ARENA_NWORDS - ARENA_WORD_PAYLOAD)
 #define ARENA_PAYLOAD_BYTES ((size_t)ARENA_PAYLOAD_WORDS * 8)
 #define ARENA_SIGNATURE_WORDS (sizeof(dd_signature) / 8)
 
-/* How a header describes its rank's part. */
+/* Flags of a header: where the rank's data is, and its form. */
 enum {
     ARENA_HAS_TABLES = 1 << 0, /* blocks differ in size: see the tables */
     ARENA_IS_PARTIAL = 1 << 1,
-    ARENA_IS_INLINE = 1 << 2, /* the data is in the record */
-    ARENA_IN_REGION = 1 << 3, /* inputs are read from where they are */
-    ARENA_IN_PLACE =
-        1 << 4, /* all_reduce: input and output are both in regions; nothing is staged with the header */
-    ARENA_SHARES_PAGES = 1 << 5, /* in place: others' bytes are in the first or the last page of the output */
+    ARENA_IS_INLINE = 1 << 2,    /* the data is in the record */
+    ARENA_IN_REGION = 1 << 3,    /* inputs are read directly from a region */
+    ARENA_IN_PLACE = 1 << 4,     /* all_reduce: input and output in regions; nothing staged */
+    ARENA_SHARES_PAGES = 1 << 5, /* in place: the output's first or last page contains other data */
     ARENA_ALL_FLAGS = (1 << 6) - 1,
 };
 
@@ -103,39 +102,38 @@ typedef enum arena_table {
 #define ARENA_CLAIM_BITS 9
 _Static_assert(DD_ARENA_MAX_RANKS <= 1 << ARENA_CLAIM_BITS, "a claim has room for every rank");
 
-/* A bit for each rank, which that rank sets, and others may clear. */
+/* One bit per rank. The rank sets its bit; other ranks may clear it. */
 typedef _Atomic uint64_t arena_bits[DD_ARENA_MAX_RANKS / 64];
 
 typedef struct arena_record {
-    _Alignas(128) _Atomic uint64_t mark; /* release: covers all that was written for it */
-    /* Relaxed: whatever a hostile rank does, each is read once, and checked. */
+    _Alignas(128) _Atomic uint64_t mark; /* release: covers all data written before it */
+    /* Relaxed: a peer may write anything at any time, so each word is read once, then checked. */
     _Atomic uint64_t words[ARENA_NWORDS];
 } arena_record;
 
-/* What only its rank writes, but for the claim. Tables and buffers follow. */
+/* Memory that only its rank writes, except `claim`. Tables and buffers follow it. */
 typedef struct arena_control {
-    arena_record records[ARENA_NRECORDS];   /* by the number of the operation */
-    _Alignas(128) _Atomic uint32_t awaited; /* asleep: the one rank whose publication is to wake us */
-    _Atomic uint32_t cpu;                   /* where it last published, counted from 1; 0: not known */
-    _Atomic uint32_t
-        given_up; /* if poisoned: the number of the first operation that the rank has not ended */
-    /* The claim to fold this rank's share of a chunk: the number of the chunk, counted since the arena was made, and in the lower
-     * ARENA_CLAIM_BITS the rank that claims it. That rank writes the word. */
+    arena_record records[ARENA_NRECORDS];   /* indexed by operation number */
+    _Alignas(128) _Atomic uint32_t awaited; /* while asleep: the only rank that wakes this one */
+    _Atomic uint32_t cpu;                   /* CPU of the last publication + 1; 0 if unknown */
+    _Atomic uint32_t given_up;              /* if poisoned: first operation not ended */
+    /* The claim to fold this rank's share of a chunk, written by the claiming rank: the chunk's
+     * number since the arena's creation; in the lower ARENA_CLAIM_BITS that rank. */
     _Alignas(128) _Atomic uint64_t claim;
 } arena_control;
 
-/* How the memory is laid out, and what decides how many steps an operation takes. Ranks of other builds may
- * have other numbers, and would wait for what never comes: a rank attaches only to an arena whose numbers are
- * its own. */
+/* The layout of the memory, and the numbers that determine the steps of an operation. All are const
+ * after creation. Ranks of builds with other numbers would wait forever, so a rank attaches only if
+ * all numbers equal its own. */
 typedef struct arena_geometry {
-    uint64_t magic; /* const after creation, as are these */
+    uint64_t magic;
     uint64_t version;
     uint64_t nranks;
     uint64_t nbytes;
     uint64_t nrecords;
     uint64_t nbuffers;
     uint64_t buffer_nbytes;
-    uint64_t staging_nbytes; /* of a slot: its buffers, or more */
+    uint64_t staging_nbytes; /* of a slot: at least the size of its buffers */
     uint64_t spacing;
     uint64_t header_nbytes;
     uint64_t control_nbytes;
@@ -151,20 +149,20 @@ typedef struct arena_geometry {
 
 typedef struct arena_shared {
     arena_geometry geometry;
-    uint64_t is_crowded;                        /* const: more ranks than cores, says the maker */
-    _Atomic uint64_t cpus[DD_CPU_SET_MAX / 64]; /* that some rank may run on; none before all have said it */
-    /* Read at every publication, written seldom. */
-    _Alignas(128) arena_bits asleep; /* ranks to be woken */
-    arena_bits poisoned;             /* that have given up; never cleared */
-    arena_bits unregistered;         /* whose process cannot be fenced by another yet (see sync.c) */
-    /* Hints from ranks that have tried both ways, a bit for each collective: it is staged past the caches. They are
-     * written seldom, and read once an operation. */
+    uint64_t is_crowded;                        /* const: more ranks than cores, by the creator */
+    _Atomic uint64_t cpus[DD_CPU_SET_MAX / 64]; /* union of the ranks' CPUs */
+    /* Read at every publication, written rarely. */
+    _Alignas(128) arena_bits asleep; /* ranks to wake */
+    arena_bits poisoned;             /* failed ranks; never cleared */
+    arena_bits unregistered;         /* ranks whose process cannot be fenced yet (sync.c) */
+    /* A bit for each collective: its data is staged past the caches. A hint from ranks that have
+     * timed both ways (copy.c); written rarely, and read once per operation. */
     _Alignas(128) _Atomic uint32_t streaming;
 } arena_shared;
 
 /* ---- marks */
 
-/* Steps behind all rounds: all of an operation in place is folded; all regions are read. */
+/* Steps after all rounds: own share folded in place; all regions read. */
 enum {
     ARENA_STEP_FOLDED = 0x40000000,
     ARENA_STEP_CLOSED = 0x40000001,
@@ -176,7 +174,7 @@ dd_arena_mark(uint32_t number, uint32_t step)
     return (uint64_t)number << 32 | step;
 }
 
-/* Numbers begin again after the last one. */
+/* Return true if `mark` is `wanted` or later. Numbers wrap around. */
 static inline bool
 dd_arena_is_reached(uint64_t mark, uint64_t wanted)
 {

@@ -1,4 +1,4 @@
-/* Space in a rank's own slot: what it has staged stays until those who read it have finished. */
+/* Space in a rank's own slot: staged data stays until its readers have finished. */
 #include "collective/arena/state.h"
 
 #include <string.h>
@@ -14,8 +14,9 @@ is_unused(const dd_arena *arena, size_t begin, size_t end)
     return end <= arena->geometry.staging_nbytes;
 }
 
-/* The place after the last one, round the slot. Copies through the caches are twice as fast where the lines have left the
- * readers' nearest caches since they were read: two ranks with 64 KiB 6 us, and 11 where two places take turns. */
+/* Try the place after the last one, around the slot. Copies through the caches are twice as fast if
+ * the lines have left the readers' nearest caches: two ranks with 64 KiB take 6 us, but 11 us if
+ * two places alternate. */
 static bool
 find_next(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
 {
@@ -24,7 +25,7 @@ find_next(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
     return is_unused(arena, *place, *place + nbytes);
 }
 
-/* At the beginning of the slot, or behind a lease: low places first, for the sake of caches and pages. */
+/* Try the start of the slot, then the end of each lease: low places suit caches and pages. */
 static bool
 find_gap(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
 {
@@ -70,8 +71,9 @@ drop_oldest_if_ended(dd_arena *arena)
     return is_over;
 }
 
-/* Waiting cannot go in a circle: of the operation before, at most half of the slot, or one place, is read until this
- * operation's header is there, and everything else until marks that need nothing more of this rank. */
+/* Waiting cannot deadlock. Until this operation's header is published, readers of the previous
+ * operation hold at most half of the slot, or one place. Everything else is held until marks that
+ * need nothing more of this rank. */
 bool
 dd_arena_find_space(dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
 {

@@ -7,7 +7,7 @@ round_down(size_t value, size_t multiple)
     return value / multiple * multiple;
 }
 
-/* Of a buffer that is divided into one part for each other rank. */
+/* The size of a part if a buffer has one for each other rank. */
 static size_t
 part_nbytes(const dd_arena *arena, size_t buffer_nbytes)
 {
@@ -16,7 +16,7 @@ part_nbytes(const dd_arena *arena, size_t buffer_nbytes)
     return round_down(part, part >= 4 * ARENA_LINE ? ARENA_LINE : DD_DTYPE_MAX_SIZE);
 }
 
-/* Where in a slot of `from` the part for rank `to` is. */
+/* The index of the part for rank `to` in a slot of rank `from`. */
 static size_t
 part_index(int from, int to)
 {
@@ -62,7 +62,7 @@ dd_arena_count_rounds(dd_arena *arena)
     }
 }
 
-/* Where in a slot a round is: see the top of layout.h. */
+/* The place of a round in a slot: see the top of layout.h. */
 static size_t
 move_place_of(const dd_arena *arena, int k, uint64_t round)
 {
@@ -73,14 +73,14 @@ move_place_of(const dd_arena *arena, int k, uint64_t round)
     return round == 0 ? place : index * width * arena->geometry.buffer_nbytes;
 }
 
-/* There, from one rank's part to the next. */
+/* The distance in a slot from one rank's part to the next. */
 static size_t
 stride_of(const dd_arena *arena, int k, uint64_t round)
 {
     return round == 0 ? arena->peers[k].stride : arena->op.round_nbytes;
 }
 
-/* Where in a block, or a part of it, a round begins. */
+/* Where a round begins in a block, or in a part of one. */
 static size_t
 start_of(const arena_op *op, uint64_t round)
 {
@@ -133,7 +133,7 @@ dd_arena_may_stage(dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
     if (op->is_shared_fold && round > 0) {
-        /* Fold what all have staged; stage where all have folded. */
+        /* Fold when all ranks have staged; stage when all folding ranks have folded. */
         const dd_arena_ranks *ranks = round % 2 == 1 ? &arena->all_ranks : &op->folders;
         return dd_arena_has_come(arena, ranks, dd_arena_mark_of(arena, dd_arena_step_of(op, round - 1)));
     }
@@ -189,7 +189,7 @@ dd_arena_stage(dd_arena *arena, uint64_t round)
 
 /* ---- reading */
 
-/* Ranks without data in this round may not publish it. */
+/* Find the ranks with data in this round: others may not publish it. */
 static const dd_arena_ranks *
 find_stagers(dd_arena *arena, uint64_t round)
 {
@@ -219,7 +219,8 @@ dd_arena_read_from(dd_arena *arena, uint64_t round)
     return op->call->traits->is_from_root ? &op->root : &arena->all_ranks;
 }
 
-/* Where the block that rank k gives us has its byte `offset`, of this round if it is staged. */
+/* Return the address of byte `offset` of rank k's block for this rank. If the block is staged, the
+ * byte must be in this round. */
 static const uint8_t *
 data_of(const dd_arena *arena, int k, uint64_t round, size_t offset)
 {
@@ -241,7 +242,8 @@ data_of(const dd_arena *arena, int k, uint64_t round, size_t offset)
            (offset - start_of(op, round));
 }
 
-/* Up to which offset a round goes. What is not staged has no rounds: the last takes all that is left. */
+/* Return the offset at which a round ends. The last round takes all that is left: data that is not
+ * staged has no rounds. */
 static size_t
 end_of(const dd_arena *arena, uint64_t round, size_t nbytes)
 {
@@ -260,7 +262,7 @@ read_fold(dd_arena *arena, uint64_t round)
     return dd_arena_fold(arena, 0, end, NULL);
 }
 
-/* One source's part of a round; true at its end. */
+/* Copy one source's part of a round; true at the end. */
 static bool
 copy_block(dd_arena *arena, int k, uint64_t round)
 {
@@ -289,7 +291,7 @@ read_copy(dd_arena *arena, uint64_t round)
 {
     arena_op *op = &arena->op;
     for (; op->source < arena->nranks; op->source++) {
-        /* Everybody starts with another source. */
+        /* Each rank starts with another source. */
         int k = (arena->rank + op->source) % arena->nranks;
         if (dd_arena_is_sender(op->call, k) && !copy_block(arena, k, round)) {
             return false;

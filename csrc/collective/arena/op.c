@@ -2,12 +2,12 @@
 
 #include <string.h>
 
-/* What one call moves at most, about. */
-#define BUDGET_BYTES ((size_t)262144)
+#define BUDGET_BYTES ((size_t)262144) /* about the most that one dd_arena_progress moves */
 
-/* ---- our part */
+/* ---- this rank's part */
 
-/* Whether all blocks of this rank have one size, op->nbytes; if not, that is the size of the largest it sends. */
+/* Set op->nbytes to the size of this rank's blocks, or of the largest sent if they differ
+ * (false). */
 static bool
 measure_blocks(dd_arena *arena)
 {
@@ -49,7 +49,7 @@ fits_header(const dd_arena *arena, bool is_even)
            (is_even && (size_t)(arena->nranks - 1) * op->nbytes <= ARENA_PAYLOAD_BYTES);
 }
 
-/* The ranks whose headers this one needs before it goes on, and itself. */
+/* Return this rank and the ranks whose headers it needs before it continues. */
 static dd_arena_ranks
 find_known(const dd_arena *arena)
 {
@@ -65,7 +65,7 @@ find_known(const dd_arena *arena)
     return own;
 }
 
-/* Fills in what the header says of our part, and from it the plan of the operation. */
+/* Fill in this rank's part of the header, and choose the operation's rounds from it. */
 static void
 prepare(dd_arena *arena)
 {
@@ -125,7 +125,7 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
     prepare(arena);
 }
 
-/* True if a rank has failed in this operation or in an earlier one. A rank that failed later has ended this one. */
+/* True if a rank has failed in this operation or before. A rank that failed later has ended it. */
 static bool
 has_any_given_up(const dd_arena *arena)
 {
@@ -140,7 +140,7 @@ has_any_given_up(const dd_arena *arena)
     return has_any;
 }
 
-/* Publishes the header, with the first round's data unless that stays where it is. */
+/* Publish the header, with the first round's data if that is staged. */
 static dd_arena_state
 open_op(dd_arena *arena)
 {
@@ -170,7 +170,7 @@ open_op(dd_arena *arena)
     return DD_ARENA_MOVED;
 }
 
-/* All ranks that take part in a round know the headers that it depends on, and decide the same. */
+/* All ranks that take part in a round know the same headers, and so decide the same. */
 static void
 agree(dd_arena *arena)
 {
@@ -186,7 +186,7 @@ agree(dd_arena *arena)
     op->is_in_place = (every & ARENA_IN_PLACE) != 0;
     op->has_edges = op->is_in_place && (any & ARENA_SHARES_PAGES) != 0;
     op->is_region_read = (any & ARENA_IN_REGION) != 0;
-    /* Somebody may have staged nothing, hoping that all would be in place: from the beginning, with all. */
+    /* A rank that expected an operation in place has staged nothing: all ranks start again. */
     bool is_repeated = !op->is_in_place && (any & ARENA_IN_PLACE) != 0;
     op->data_step = is_repeated;
     op->is_staged = !is_repeated;
@@ -249,10 +249,10 @@ op_read_round(dd_arena *arena, uint64_t round)
     return DD_ARENA_MOVED;
 }
 
-/* Whether a rank whose region we have read has given up: its caller may have put other data there
- * meanwhile. A rank poisons the arena before it lets its caller go on, so if the poison is not here, we
- * have read what was meant. The rank cannot have failed in a later operation, which would not concern this
- * one: it ends this one after our last step. */
+/* Return true if a rank whose region this rank has read has failed: its caller may have written
+ * other data there. A rank poisons the arena before its caller continues, so without the poison the
+ * data is valid. It cannot have failed in a later operation, which would not concern this one: it
+ * ends this operation only after this rank's last step. */
 static bool
 has_read_in_vain(const dd_arena *arena)
 {
@@ -263,8 +263,8 @@ has_read_in_vain(const dd_arena *arena)
             dd_arena_ranks_add(&lenders, k);
         }
     }
-    /* A write of nothing, and not a load: so this and dd_arena_poison have an order, and where this comes first, all that was read
-     * before it was read before the lender's caller goes on. */
+    /* fetch_or(0), not a load: a read-modify-write is ordered with the one in dd_arena_poison. If
+     * this one is first, all reads before it precede what the lender's caller does next. */
     bool is_poisoned = false;
     for (int i = 0; i < arena->nwords; i++) {
         is_poisoned =
@@ -273,7 +273,7 @@ has_read_in_vain(const dd_arena *arena)
     return is_poisoned;
 }
 
-/* Says that we have read all that we wanted of others' regions, and written all that they get from us. */
+/* Publish that this rank has finished with other ranks' regions, reading and writing. */
 static dd_arena_state
 close_regions(dd_arena *arena)
 {
@@ -292,7 +292,7 @@ end_op(dd_arena *arena)
     arena_op *op = &arena->op;
     if (op->is_shared_fold) {
         arena->nchunks += dd_arena_count_chunks(arena);
-        arena->nleases = 0; /* all is folded, and nobody reads anything older */
+        arena->nleases = 0; /* all is folded, and no rank reads older data */
     } else {
         dd_arena_shorten_leases(arena, dd_arena_step_of(op, op->nrounds - 1));
     }
@@ -301,7 +301,7 @@ end_op(dd_arena *arena)
     return DD_ARENA_MOVED;
 }
 
-/* A round is staged and published before the one before it is read, or after that: see layout.h. */
+/* A round is staged and published before the previous one is read, or after: see layout.h. */
 static dd_arena_state
 go_round(dd_arena *arena)
 {
@@ -337,7 +337,7 @@ take_edges(dd_arena *arena)
     return close_regions(arena);
 }
 
-/* Owners of regions that were read wait for all ranks that may have read them; in place all may have. */
+/* Owners of regions wait for all ranks that may have read them; in place, for all ranks. */
 static dd_arena_state
 close_op(dd_arena *arena)
 {
@@ -424,7 +424,7 @@ dd_arena_progress(dd_arena *arena)
             state = compare_while_blocked(arena);
         }
         if (state == DD_ARENA_MISMATCH) {
-            op->phase = ARENA_IDLE; /* nobody reads or writes any more */
+            op->phase = ARENA_IDLE; /* no rank reads or writes from now on */
         }
         if (state != DD_ARENA_MOVED) {
             return state;
@@ -434,20 +434,20 @@ dd_arena_progress(dd_arena *arena)
     return op->phase == ARENA_IDLE ? DD_ARENA_DONE : DD_ARENA_MOVED;
 }
 
-/* ---- giving up */
+/* ---- failing */
 
 void
 dd_arena_poison(dd_arena *arena)
 {
     arena_control *own = arena->slots[arena->rank].control;
     atomic_store_explicit(&own->given_up, arena->nended + 1, memory_order_relaxed);
-    /* Before anything that our caller writes once it knows: see has_read_in_vain. */
+    /* Must precede all writes of the notified caller: see has_read_in_vain. */
     atomic_fetch_or(&arena->shared->poisoned[arena->rank / 64], UINT64_C(1) << arena->rank % 64);
 }
 
-/* Other ranks write to the memory of this rank only in an all_reduce in place: from when they have seen all headers, and
- * no poison, until they publish that they have folded. If a header is missing here after the poison was stored, then a
- * rank that finds the header later also finds the poison. */
+/* Other ranks write to this rank's memory only in an all_reduce in place: from when they have seen
+ * all headers and no poison, until they publish ARENA_STEP_FOLDED. If a header is still missing
+ * after the poison was stored, a rank that finds the header later also finds the poison. */
 bool
 dd_arena_find_written(const dd_arena *arena, dd_block *block)
 {

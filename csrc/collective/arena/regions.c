@@ -1,10 +1,11 @@
 #include "collective/arena/state.h"
 #include "core/mem.h"
 
-/* Below this, copying costs less than the second synchronisation. */
+/* Below this size, copying costs less than the second synchronisation. */
 #define REGION_MIN_BYTES ((size_t)8192)
-/* A root's only receiver would read alone what is in no cache any more; where the root stages, both have work. Measured against
- * private arrays: 16 MiB take 1.15 times as long out of a region, 1.03 staged; 8 MiB 0.9 out of a region. */
+/* In a broadcast to one receiver, a larger array is in no cache, and from a region only the
+ * receiver works; if the root stages, both work. Relative to private arrays: 16 MiB take 1.15 times
+ * as long from a region, 1.03 staged; 8 MiB take 0.9 from a region. */
 #define LONE_READER_MAX_BYTES ((size_t)12 << 20)
 
 static arena_region *
@@ -49,7 +50,7 @@ dd_arena_remove_region(dd_arena *arena, int owner, uint32_t id)
     }
 }
 
-/* The region of `owner` that holds all of the bytes; NULL when there is none. */
+/* Return the region of `owner` that contains all of the bytes; NULL if there is none. */
 static const arena_region *
 find_region(const dd_arena *arena, int owner, const void *data, size_t nbytes)
 {
@@ -65,7 +66,7 @@ find_region(const dd_arena *arena, int owner, const void *data, size_t nbytes)
     return NULL;
 }
 
-/* ---- ours */
+/* ---- this rank's regions */
 
 static uint64_t
 offset_in(const arena_region *region, const void *data)
@@ -73,9 +74,9 @@ offset_in(const arena_region *region, const void *data)
     return (uint64_t)((uintptr_t)data - (uintptr_t)region->base);
 }
 
-/* Others write to an output that is offered. If the operation fails, its pages are taken from them
- * (dd_arena_find_written). That must not touch other bytes, which some thread of the caller may be
- * writing, so others write only to whole pages, unless the block ends with the region. */
+/* Other ranks write to an offered output. If the operation fails, its pages are taken from them
+ * (dd_arena_find_written). This must not affect other bytes, which a thread of the caller may be
+ * writing. So others write only whole pages, unless the block ends with the region. */
 static bool
 shares_pages(const arena_region *region, const dd_block *block)
 {
@@ -84,7 +85,7 @@ shares_pages(const arena_region *region, const dd_block *block)
     return start % ARENA_PAGE != 0 || (end % ARENA_PAGE != 0 && end != region->nbytes);
 }
 
-/* `start`: of the output, in its region. */
+/* `start`: offset of the output in its region. */
 static void
 measure_edges(arena_peer *peer, bool is_sharing, size_t start, size_t nbytes)
 {
@@ -112,7 +113,7 @@ offer_in_place(dd_arena *arena)
     return ARENA_IN_PLACE | (is_sharing ? ARENA_SHARES_PAGES : 0);
 }
 
-/* All blocks for others have to lie in one region. */
+/* All blocks for other ranks must lie in one region. */
 static uint64_t
 offer_blocks(dd_arena *arena)
 {
@@ -153,7 +154,8 @@ dd_arena_offer_regions(dd_arena *arena)
         return offer_blocks(arena);
     }
     const dd_block *input = &op->args->inputs[0];
-    /* Others may read an input in a region until the operation closes, and all ranks of a prefix write their outputs before. */
+    /* Others may read a region until the operation closes; ranks of a prefix write outputs
+     * earlier. */
     bool is_overwritten = op->call->traits->is_prefix && input->data == op->args->outputs[0].data;
     const arena_region *region =
         is_overwritten ? NULL : find_region(arena, arena->rank, input->data, input->nbytes);
@@ -164,14 +166,14 @@ dd_arena_offer_regions(dd_arena *arena)
     return ARENA_IN_REGION;
 }
 
-/* ---- theirs */
+/* ---- other ranks' regions */
 
 typedef struct arena_place {
     int id_word;
     bool is_split;
     uint64_t nbytes;
-    dd_arena_ranks *wanted; /* asked for already */
-    size_t offset;          /* found: in the region */
+    dd_arena_ranks *wanted; /* owners requested already */
+    size_t offset;          /* result: in the region */
 } arena_place;
 
 static dd_arena_state

@@ -6,10 +6,11 @@
 
 #include <string.h>
 
-/* Ranks sleep as core/park.h says. The fence that a publisher would need costs as much as the rest of a small operation, so
- * the sleeper, which has time, makes one for both by core/fence.h.
- * Unless every rank's process takes part in it, publishers order their own stores: at first, since that takes a process a while.
- * A rank says that its process does between operations, when it cannot be asleep: it fences before every sleep from then on. */
+/* Ranks sleep by the protocol of core/park.h. The fence that a publisher would need costs as much
+ * as the rest of a small operation, so the sleeper, which has time, makes one for both sides
+ * (core/fence.h). Until every rank's process takes part, which needs some time, publishers order
+ * their own stores. A rank publishes that its process takes part between operations, when it cannot
+ * be asleep; from then on it fences before every sleep. */
 
 static uint64_t
 sync_bit_of(int rank)
@@ -45,19 +46,19 @@ wake_sleepers(dd_arena *arena)
             atomic_load_explicit(&arena->shared->asleep[i], memory_order_seq_cst) & arena->all_ranks.words[i];
     }
     for (int k = dd_arena_ranks_take(&asleep); k >= 0; k = dd_arena_ranks_take(&asleep)) {
-        /* The load of `asleep` came before: awaited is at least as new as the bit. Acquire, so that no later store is seen
-         * before (load buffering, docs/memory-orders.md). */
+        /* Loaded after `asleep`, so `awaited` is at least as new as the bit. Acquire, so that no
+         * later store is visible before (load buffering, docs/memory-orders.md). */
         uint32_t awaited = atomic_load_explicit(&arena->slots[k].control->awaited, memory_order_acquire);
         bool is_ours = k != arena->rank && awaited == (uint32_t)arena->rank &&
                        dd_park_take(&arena->shared->asleep[k / 64], sync_bit_of(k));
         if (is_ours && arena->op.options.wake != NULL) {
             arena->op.options.wake(arena->op.options.ctx, k);
-            arena->op.budget = 0; /* so that the bell is rung before anything else is moved */
+            arena->op.budget = 0; /* ring the bell before anything else is moved */
         }
     }
 }
 
-/* ---- who runs where */
+/* ---- CPUs of the ranks */
 
 static uint32_t
 current_cpu(void)
@@ -108,7 +109,7 @@ dd_arena_publish(dd_arena *arena, uint32_t step)
     _Atomic uint64_t *place = &own->records[arena->number % ARENA_NRECORDS].mark;
     uint64_t mark = dd_arena_mark_of(arena, step);
     dd_arena_note_cpu(arena);
-    /* Bits are only ever cleared: an old value is on the safe side. */
+    /* Bits are only ever cleared, so a stale value is safe. */
     if (__builtin_expect(dd_arena_is_any(arena, &arena->shared->unregistered), false)) {
         atomic_store_explicit(place, mark, memory_order_seq_cst);
     } else {
@@ -120,12 +121,12 @@ dd_arena_publish(dd_arena *arena, uint32_t step)
     }
 }
 
-/* A record that is used for a later operation shows that its rank is through with the one that was meant. */
+/* If the record has a later operation's mark, its rank has finished the operation asked for. */
 static bool
 has_reached(const dd_arena *arena, int k, uint64_t mark)
 {
     const arena_record *record = &arena->slots[k].control->records[(mark >> 32) % ARENA_NRECORDS];
-    /* Acquire, for what was published; and sequentially consistent, for the sleeper. */
+    /* Acquire, for the published data; sequentially consistent, for sleepers. */
     return dd_arena_is_reached(atomic_load_explicit(&record->mark, memory_order_seq_cst), mark);
 }
 
@@ -156,7 +157,7 @@ dd_arena_has_come(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t mark)
         op->is_awaiting = false;
         return true;
     }
-    /* Those found there once need not be looked at again. */
+    /* Ranks that have reached the mark are not checked again. */
     bool is_same = op->is_awaiting && op->awaited_mark == mark && op->awaited_of == ranks;
     op->is_awaiting = dd_arena_find_missing(arena, is_same ? &op->awaited : ranks, mark, &op->awaited);
     op->awaited_mark = mark;
@@ -178,7 +179,7 @@ dd_arena_missing(const dd_arena *arena)
     return missing;
 }
 
-/* A rank that is not registered itself makes everybody else keep order. */
+/* An unregistered rank makes all publishers order their stores themselves. */
 static bool
 fence_all(const dd_arena *arena)
 {
@@ -191,19 +192,20 @@ dd_arena_fall_asleep(dd_arena *arena)
     const arena_op *op = &arena->op;
     dd_arena_ranks missing;
     if (!op->is_awaiting) {
-        /* A rank that waits for space in its slot looks again. One that is barred is woken by the report of the failure. */
+        /* A rank that waits for space must retry. A barred one is woken by the report of the
+         * failure. */
         return op->phase != ARENA_OPENING || op->is_barred;
     }
     if (!dd_arena_find_missing(arena, &op->awaited, op->awaited_mark, &missing)) {
         return false;
     }
-    /* One of them is enough: we look again when it has come. */
+    /* Await only one of them: when it has published, this rank looks again. */
     dd_arena_ranks first = missing;
     arena_control *own = arena->slots[arena->rank].control;
     atomic_store_explicit(&own->awaited, (uint32_t)dd_arena_ranks_take(&first), memory_order_relaxed);
     dd_park(&arena->shared->asleep[arena->rank / 64], sync_bit_of(arena->rank));
     arena->has_slept = true;
-    /* Where the fence is refused, nobody can be relied on to wake us. */
+    /* Without the fence, publishers may miss this rank's bit. */
     bool is_fenced = fence_all(arena);
     dd_arena_ranks still;
     (void)dd_arena_find_missing(arena, &missing, op->awaited_mark, &still);
