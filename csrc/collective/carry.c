@@ -5,11 +5,11 @@
 
 #include <string.h>
 
-/* One side of a call: the blocks of this rank that go in, or those that come out. */
+/* One side of a call: this rank's input blocks, or its output blocks. */
 typedef struct carry_side {
     const dd_block *blocks;
     int nblocks;
-    size_t size;     /* of an element of the caller's */
+    size_t size;     /* of an element of the caller's type */
     size_t total;    /* elements of all blocks */
     size_t *counts;  /* [nranks] */
     size_t *offsets; /* [nranks + 1] */
@@ -79,7 +79,7 @@ dtype_of_size(size_t size)
     }
 }
 
-/* Truth values that are 0 or 1 are numbers. */
+/* Truth values are 0 or 1, so integer operations fit. */
 static dd_redop
 redop_of_bools(dd_redop op)
 {
@@ -115,7 +115,7 @@ choose_plain(dd_carried_call *call, const dd_coll_args *args)
     }
 }
 
-/* Elements are folded in a wider type than their own. */
+/* True if elements are folded in a wider type. */
 static bool
 widens(const dd_coll_args *args)
 {
@@ -123,7 +123,7 @@ widens(const dd_coll_args *args)
     return dd_coll_is_folding(args->coll) && dd_reduce_accumulator(dtype) != dtype;
 }
 
-/* Elements have to become something else before they are folded. */
+/* True if elements must be converted before they are folded. */
 static bool
 needs_first(const dd_coll_args *args)
 {
@@ -132,7 +132,7 @@ needs_first(const dd_coll_args *args)
     return widens(args) || (dd_coll_is_folding(args->coll) && (is_bool || is_product));
 }
 
-/* ---- where blocks are */
+/* ---- memory of the blocks */
 
 static void
 measure(carry_side *side, int nblocks, int nranks, size_t size, const dd_block *blocks)
@@ -153,7 +153,7 @@ measure(carry_side *side, int nblocks, int nranks, size_t size, const dd_block *
     }
 }
 
-/* The address that all blocks are at, one after the other; NULL: they are not. Blocks of no size are anywhere. */
+/* Return the base address if all blocks are adjacent; else NULL. Empty blocks fit anywhere. */
 static char *
 find_base(const carry_side *side)
 {
@@ -170,7 +170,7 @@ find_base(const carry_side *side)
             return NULL;
         }
     }
-    return base != NULL ? base : (char *)side->counts; /* nothing is read or written there */
+    return base != NULL ? base : (char *)side->counts; /* no data: never accessed */
 }
 
 static void
@@ -192,7 +192,6 @@ pack(const dd_carry *carry, bool is_first)
     }
 }
 
-/* The library is to work in the buffer. */
 static dd_status
 reserve(carry_side *side, size_t unit, dd_error *err)
 {
@@ -220,7 +219,7 @@ place_input(dd_carry *carry, dd_error *err)
     return DD_OK;
 }
 
-/* Libraries differ in what a reduce_scatter in place is, so there is none. */
+/* Libraries disagree on the form of a reduce_scatter in place, so it is avoided. */
 static bool
 must_stand_apart(const dd_carry *carry, const char *base)
 {
@@ -245,7 +244,7 @@ place_output(dd_carry *carry, dd_error *err)
     return DD_OK;
 }
 
-/* The input is this rank's place in the output, or the other way round. */
+/* True if the input is this rank's block of the output, or the output its block of the input. */
 static bool
 carry_is_in_place(const dd_carry *carry)
 {
@@ -295,7 +294,7 @@ dd_carry_describe(dd_carry *carry, const dd_coll_args *args)
     return &carry->call;
 }
 
-/* The root of a broadcast gives what it gets. */
+/* The root of a broadcast sends from its output. */
 static void
 move_broadcast(dd_carried_call *call)
 {

@@ -1,22 +1,23 @@
-/* A collective as libraries want it: blocks that lie apart are packed, reductions become plain ones of plain types. */
+/* A collective in a carrier's form: blocks are packed, reductions use plain operations and
+ * types. */
 #ifndef DD_COLLECTIVE_CARRY_H
 #define DD_COLLECTIVE_CARRY_H
 
 #include "collective/carrier.h"
 
-/* One a group, for one collective after the other. It keeps its memory for the next, at most 2 MiB. */
+/* One per group, for one collective at a time. Keeps at most 2 MiB of memory for the next one. */
 typedef struct dd_carry dd_carry;
 
 dd_status dd_carry_create(int rank, int nranks, dd_carry **carry, dd_error *err) DD_MUST_CHECK;
-void dd_carry_destroy(dd_carry *carry); /* NULL is fine */
+void dd_carry_destroy(dd_carry *carry); /* may be NULL */
 
-/* What the library is to do for `args`, which stay until the end, but for where its memory is. Good until the next one is described. */
+/* Return the call for `args`, without memory, valid until the next one is described. `args` must
+ * stay valid until the end. */
 const dd_carried_call *dd_carry_describe(dd_carry *carry, const dd_coll_args *args);
-/* Now it has memory: that of `args`, or of our own, with what goes in. */
+/* Set the call's memory: that of `args`, or own buffers, with the input packed. */
 dd_status dd_carry_place(dd_carry *carry, dd_error *err) DD_MUST_CHECK;
-/* The library has done it: the results go where the caller wants them. */
-void dd_carry_end(dd_carry *carry);
-/* The library does not let go of its memory: what it was given of ours stays where it is for ever, and the next begins afresh. */
+void dd_carry_end(dd_carry *carry); /* the library has finished: store the results */
+/* The library keeps its memory: leak the buffers that it was given, and start with new ones. */
 void dd_carry_abandon(dd_carry *carry);
 
 #endif

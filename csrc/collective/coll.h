@@ -1,4 +1,4 @@
-/* What a collective is, apart from how it is carried out: its kind, its blocks of memory, its signature. */
+/* A collective as data: its kind, blocks and arguments, apart from how it is carried out. */
 #ifndef DD_COLLECTIVE_COLL_H
 #define DD_COLLECTIVE_COLL_H
 
@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The blocks of memory that a rank has on one side of a collective: NONE, ONE, EACH (one for each rank), ROOT_ONE (one on the root,
- * none elsewhere), ROOT_EACH (one for each rank on the root, none elsewhere). */
+/* A rank's blocks of memory on one side of a collective: NONE, ONE, EACH (one for each rank),
+ * ROOT_ONE and ROOT_EACH (the same on the root, none elsewhere). */
 typedef enum dd_coll_blocks {
     DD_BLOCKS_NONE,
     DD_BLOCKS_ONE,
@@ -24,12 +24,12 @@ typedef enum dd_coll_blocks {
 typedef enum dd_coll_fold {
     DD_FOLDS_NOTHING,
     DD_FOLDS_ALL,
-    DD_FOLDS_PREFIX, /* of all ranks up to this one */
+    DD_FOLDS_PREFIX, /* all ranks up to this one */
 } dd_coll_fold;
 
-/* The kinds of collectives: X(name, text, input blocks, output blocks, fold, home). The fold is NOTHING, ALL or PREFIX. The home is
- * COMMON if carriers and NCCL have such a call, OWN if only dldist has it. All other properties of a kind follow from its row. The
- * order is part of the wire format: add new kinds at the end. */
+/* The kinds: X(name, text, input blocks, output blocks, fold, home). The fold is NOTHING, ALL or
+ * PREFIX. The home is COMMON if carriers and NCCL have such a call, OWN if only dldist has it. All
+ * else follows from the row. The order is part of the wire format: add new kinds at the end. */
 #define DD_COLL_LIST(X)                                       \
     X(BARRIER, barrier, NONE, NONE, NOTHING, COMMON)          \
     X(BROADCAST, broadcast, ROOT_ONE, ONE, NOTHING, COMMON)   \
@@ -54,13 +54,13 @@ enum {
 #undef DD_COLL_ONE_MORE
 };
 
-/* The labels of OWN kinds, for a switch of another library's calls. */
+/* The labels of OWN kinds, for a switch over the calls of another library. */
 #define DD_COLL_CASES_OWN DD_COLL_LIST(DD_COLL_CASE)
 #define DD_COLL_CASE(name, text, inputs, outputs, fold, home) DD_COLL_CASE_##home(name)
 #define DD_COLL_CASE_COMMON(name)
 #define DD_COLL_CASE_OWN(name) case DD_COLL_##name:
 
-/* Bits: the COMMON kinds. */
+/* Bit set of the COMMON kinds. */
 enum {
     DD_COLL_HOME_OWN,
     DD_COLL_HOME_COMMON,
@@ -69,7 +69,7 @@ enum {
 #undef DD_COLL_BIT
 };
 
-/* Refuse to compile a table by kind, or by COMMON kind, that lacks the newest one. */
+/* Fail to compile if a table by kind, or by COMMON kind, lacks the newest kind. */
 #define DD_COLL_CHECK_TABLE(table)                                      \
     _Static_assert(sizeof(table) / sizeof((table)[0]) == DD_COLL_COUNT, \
                    #table " must have a row for each kind")
@@ -96,48 +96,51 @@ bool dd_coll_is_folding(dd_coll coll);
 bool dd_coll_has_root(dd_coll coll);
 /* A prefix has no AVG: its ranks would divide by different numbers. */
 bool dd_coll_has_reduction(dd_coll coll, dd_dtype dtype, dd_redop op);
-/* The number of ranks, from 0 on, whose inputs a rank's output is reduced from. */
+/* Return the number of ranks, from 0 on, whose inputs a rank's output is reduced from. */
 int dd_coll_nfolded(dd_coll coll, int rank, int nranks);
-/* Every rank passes an array of the same size: broadcast, reduce, all_reduce, scan. */
+/* True if every rank passes an array of the same size: broadcast, reduce, all_reduce, scan. */
 bool dd_coll_is_array(dd_coll coll);
-/* Every rank has a block for or from each rank on one side only, and so knows all sizes: all_gather, reduce_scatter. */
+/* True if every rank has a block for or from each rank on one side only, and so knows all sizes:
+ * all_gather, reduce_scatter. */
 bool dd_coll_knows_all_sizes(dd_coll coll);
 
-/* Contiguous memory; data may be NULL when nbytes is 0. */
+/* Contiguous memory; data may be NULL if nbytes is 0. */
 typedef struct dd_block {
     void *data;
     size_t nbytes;
 } dd_block;
 
-/* One rank's part of a collective. Block k of inputs goes to rank k (scatter, reduce_scatter, all_to_all), block k of outputs
- * comes from rank k (gather, all_gather, all_to_all). Inputs are never written. An output may be the very memory of its
- * input where the call is in place: all_reduce, scan, broadcast and reduce (outputs[0] == inputs[0]), all_gather and gather
- * (inputs[0] == outputs[rank]), scatter and reduce_scatter (outputs[0] == inputs[rank]); else blocks do not overlap.
+/* One rank's part of a collective. Input block k is for rank k (scatter, reduce_scatter,
+ * all_to_all); output block k is from rank k (gather, all_gather, all_to_all). Inputs are never
+ * written. In a call in place, an output is the memory of its input: outputs[0] == inputs[0]
+ * (all_reduce, scan, broadcast, reduce), inputs[0] == outputs[rank] (all_gather, gather),
+ * outputs[0] == inputs[rank] (scatter, reduce_scatter). Otherwise blocks must not overlap.
  *
- * A reduction may be a part of a larger one: its stage says whether inputs are elements or partial results, and which of the two
- * it gives (reduce.h). Where these differ in size, no output is the memory of an input. */
+ * A reduction may be part of a larger one: its stage determines whether inputs and outputs are
+ * elements or partial results (reduce.h). If the two differ in size, no output may be the memory of
+ * an input. */
 typedef struct dd_coll_args {
     dd_coll coll;
     int root;               /* if the kind has one */
-    dd_reduction reduction; /* if the kind is folding; of the others only dtype counts */
-    dd_stage stage;         /* the same; users' calls are WHOLE, which is 0 */
+    dd_reduction reduction; /* if the kind is folding; otherwise only dtype is used */
+    dd_stage stage;         /* if the kind is folding; users' calls are WHOLE, which is 0 */
     const dd_block *inputs;
     const dd_block *outputs;
 } dd_coll_args;
 
-/* How many blocks this rank has to give. */
+/* Return the number of a rank's input blocks, and of its output blocks. */
 int dd_coll_ninputs(dd_coll coll, bool is_root, int nranks);
 int dd_coll_noutputs(dd_coll coll, bool is_root, int nranks);
-/* Which of a rank's inputs is its own, and which of its outputs. */
+/* Return the index of a rank's own block among its inputs, and among its outputs. */
 int dd_coll_own_input(dd_coll coll, int rank);
 int dd_coll_own_output(dd_coll coll, int rank);
-/* By what all ranks know: the bytes of the array, or of the largest block, and whether blocks are all of a size. Where a rank
- * knows its own blocks only, has_equal_blocks, which comes with the call, says so; if not, 0 bytes. */
+/* Return the bytes of the array, or of the largest block, and whether all blocks have one size, as
+ * known to all ranks. If ranks know only their own blocks, has_equal_blocks (part of the call)
+ * decides; if it is false, return 0. */
 size_t dd_coll_known_nbytes(const dd_coll_args *args, int nranks, bool has_equal_blocks, bool *is_even);
-/* The bytes of an element of its inputs, and of its outputs; 1 where nothing is folded. */
+/* Return the bytes of an element of the inputs, and of the outputs; 1 if the kind does not fold. */
 size_t dd_coll_input_size(const dd_coll_args *args);
 size_t dd_coll_output_size(const dd_coll_args *args);
-/* The bytes of all of a rank's blocks. */
-size_t dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks);
+size_t dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks); /* of all blocks */
 
 #endif

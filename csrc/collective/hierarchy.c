@@ -3,33 +3,31 @@
 #include "collective/plan_internal.h"
 #include "core/mem.h"
 
-/* Long enough that the turn-around between two pieces on a fast network costs a few per cent. */
+/* Large enough that the turnaround between two pieces costs a few per cent on a fast network. */
 #define USUAL_PIECE_NBYTES ((size_t)4 << 20)
-/* Least piece of a block where a rank has many of them in scratch. */
-#define LEAST_BLOCK_PIECE_NBYTES ((size_t)64 << 10)
+#define LEAST_BLOCK_PIECE_NBYTES ((size_t)64 << 10) /* if scratch has many blocks */
 #define USUAL_LINE_NBYTES ((size_t)4 << 10)
 #define USUAL_SMALL_NBYTES ((size_t)32 << 10)
 
-/* Of a rank that carries nothing. */
 #define NO_SHARE (-1)
 
 typedef enum data_kind {
     NOT_POSSIBLE,
     NO_DATA,
-    ARRAY,  /* one, of which carriers have shares */
-    BLOCKS, /* one for each rank, carried by those at its place: of hosts that have equally many */
+    ARRAY,  /* one array, of which each carrier has a share */
+    BLOCKS, /* one per rank, carried by the ranks at its place; hosts have equal sizes */
 } data_kind;
 
-/* What the blocks of a leg are. Where there is one for each rank of the leg, it is theirs. */
+/* The blocks of a leg. If there is one for each rank of the leg, it is that rank's. */
 typedef enum block_name {
-    OF_INPUTS,  /* the part of the inputs that is a rank's */
-    OF_OUTPUTS, /* and of the outputs */
-    INPUT,      /* the piece of the first of each, all of it */
+    OF_INPUTS,  /* a rank's part of the inputs */
+    OF_OUTPUTS, /* a rank's part of the outputs */
+    INPUT,      /* the piece of the first input (or output), all of it */
     OUTPUT,
-    PARTIAL,   /* this rank's partial results, for a host where there is one for each */
-    COLLECTED, /* all_gather: a host's block, of this rank's place; the own one stays where it is */
-    FOR_ROOT,  /* reduce: what this rank has of the result */
-    FROM_ROOT, /* broadcast, with one carrier: the whole piece, where this rank has it first */
+    PARTIAL,   /* this rank's partial results; reduce_scatter: for one host */
+    COLLECTED, /* all_gather: one host's block of this rank's place; its own stays in the input */
+    FOR_ROOT,  /* reduce: this rank's part of the result */
+    FROM_ROOT, /* broadcast by one carrier: the piece, where this rank first has it */
 } block_name;
 
 typedef struct leg_row {
@@ -54,7 +52,7 @@ typedef struct leg_rows {
 /* A barrier has no blocks, whatever their names. */
 #define NO_BLOCKS ROW(BARRIER, OF_INPUTS, OF_OUTPUTS)
 
-/* A kind without a row is NOT_POSSIBLE: messages between all ranks. */
+/* A kind without a row is NOT_POSSIBLE: it uses messages between all ranks. */
 static const leg_rows rows_of[DD_COLL_COUNT] = {
     [DD_COLL_BARRIER] = {NO_DATA, NO_BLOCKS, NO_BLOCKS, NO_BLOCKS},
     [DD_COLL_BROADCAST] = {ARRAY, ROW(SCATTER, OF_INPUTS, OF_OUTPUTS), ROW(BROADCAST, OF_OUTPUTS, OF_OUTPUTS),
@@ -66,15 +64,15 @@ static const leg_rows rows_of[DD_COLL_COUNT] = {
     [DD_COLL_ALL_GATHER] = {BLOCKS, ROW(ALL_GATHER, INPUT, OF_OUTPUTS), ROW(ALL_GATHER, INPUT, COLLECTED),
                             ROW(ALL_GATHER, OF_OUTPUTS, OF_OUTPUTS)},
     [DD_COLL_REDUCE_SCATTER] = {BLOCKS, ROW(REDUCE_SCATTER, OF_INPUTS, PARTIAL),
-                                ROW(REDUCE_SCATTER, PARTIAL, OUTPUT), NO_BLOCKS}, /* nothing after it */
+                                ROW(REDUCE_SCATTER, PARTIAL, OUTPUT), NO_BLOCKS}, /* no leg after */
 };
 
-/* A small array has one carrier on a host, which gives it to the others when it has come. */
-static const leg_rows broadcast_by_one = {ARRAY, NO_BLOCKS, /* nothing before it */
+/* A small array has one carrier per host, which broadcasts it on its host. */
+static const leg_rows broadcast_by_one = {ARRAY, NO_BLOCKS, /* no leg before */
                                           ROW(BROADCAST, INPUT, FROM_ROOT),
                                           ROW(BROADCAST, FROM_ROOT, OUTPUT)};
 
-/* Of the inputs, or outputs, of a leg. */
+/* Return the most inputs, or outputs, of a leg. */
 static size_t
 count_slots(const dd_topology *topology)
 {
@@ -117,7 +115,7 @@ dd_hierarchy_fits(const dd_topology *topology, dd_coll coll)
            (kind != BLOCKS || topology->min_nlocal == topology->max_nlocal);
 }
 
-/* ---- who carries what */
+/* ---- shares of the carriers */
 
 static bool
 is_on_root_host(const dd_hierarchy *h, int host)
@@ -131,7 +129,7 @@ is_root(const dd_hierarchy *h)
     return dd_coll_has_root(h->args->coll) && h->topology->rank == h->args->root;
 }
 
-/* Where on a host the carrier of a share sits. */
+/* Return the place on a host of the carrier of a share. */
 static int
 place_of_share(const dd_hierarchy *h, int host, int share)
 {
@@ -139,7 +137,7 @@ place_of_share(const dd_hierarchy *h, int host, int share)
     return is_with_root ? h->topology->local_of[h->args->root] : share;
 }
 
-/* The share that a rank of this host carries. */
+/* Return the share carried by the rank at a place of this host, or NO_SHARE. */
 static int
 share_of_place(const dd_hierarchy *h, int place)
 {
@@ -161,7 +159,7 @@ hierarchy_widen(const dd_hierarchy *h, size_t nbytes)
     return nbytes / h->element_nbytes * h->partial_nbytes;
 }
 
-/* A share of a piece of an array, in whole lines. */
+/* Return a share of a piece of an array, in whole lines. */
 static dd_span
 cut_share(const dd_hierarchy *h, size_t nbytes, uint64_t piece, int share)
 {
@@ -189,7 +187,7 @@ piece_of(const dd_hierarchy *h, const dd_block *block, uint64_t piece)
     return hierarchy_part_of(block, dd_segment(block->nbytes, h->piece_nbytes, (size_t)piece));
 }
 
-/* What belongs to the rank at a place of a host: a share of the array, or that rank's block. */
+/* Return the data of the rank at a place: a share of the array, or that rank's block. */
 static dd_block
 part_at(const dd_hierarchy *h, const dd_block *blocks, uint64_t piece, int host, int place)
 {
@@ -199,7 +197,8 @@ part_at(const dd_hierarchy *h, const dd_block *blocks, uint64_t piece, int host,
     return piece_of(h, &blocks[dd_topology_rank_at(h->topology, host, place)], piece);
 }
 
-/* Pieces take turns with the halves of the scratch; a half has one place, or one for each host. */
+/* Return scratch for a piece. Pieces alternate between its halves; for BLOCKS a half has a part per
+ * host. */
 static dd_block
 in_scratch(const dd_hierarchy *h, uint64_t piece, int host, size_t nbytes)
 {
@@ -210,7 +209,7 @@ in_scratch(const dd_hierarchy *h, uint64_t piece, int host, size_t nbytes)
     return (dd_block){.data = nbytes > 0 ? h->scratch + first : NULL, .nbytes = nbytes};
 }
 
-/* In the result's place if partial results fit there. */
+/* Return this rank's partial results: in the outputs if they fit there, else in scratch. */
 static dd_block
 partial_block(const dd_hierarchy *h, uint64_t piece, int host)
 {
@@ -221,7 +220,8 @@ partial_block(const dd_hierarchy *h, uint64_t piece, int host)
     return in_scratch(h, piece, host, hierarchy_widen(h, part.nbytes));
 }
 
-/* What the root gathers: in scratch behind the partial results, or, if they are of one size, in their place. */
+/* Return the block that the root gathers: in the outputs on the root, else in scratch, after the
+ * partial results or, if both have one size, over them. */
 static dd_block
 block_for_root(const dd_hierarchy *h, uint64_t piece, int host, int place)
 {
@@ -252,7 +252,7 @@ block_at(const dd_hierarchy *h, block_name name, uint64_t piece, int host, int p
     case PARTIAL:
         return partial_block(h, piece, host);
     case COLLECTED:
-        /* The arena brings the own one into the outputs. */
+        /* The arena copies this host's own block into the outputs. */
         if (host == h->topology->host) {
             return piece_of(h, &args->inputs[0], piece);
         }
@@ -278,8 +278,8 @@ fill(const dd_hierarchy *h, const dd_leg *leg, block_name name, int count, uint6
     }
 }
 
-/* Of a piece: inside the host, where all_gather and reduce_scatter have a leg for the blocks of each host, or between the
- * carriers of one share. */
+/* Make a leg of a piece: inside the host (all_gather and reduce_scatter have one for each host's
+ * blocks), or between the carriers of one share. */
 static dd_leg
 make_leg(const dd_hierarchy *h, dd_leg_lane lane, const leg_row *row, uint64_t piece, int host)
 {
@@ -318,9 +318,9 @@ make_leg(const dd_hierarchy *h, dd_leg_lane lane, const leg_row *row, uint64_t p
     return leg;
 }
 
-/* ---- taking up a collective */
+/* ---- beginning a collective */
 
-/* One array, shared out among carriers: of the piece, each has as much as fits. */
+/* One array, divided among carriers. A piece has as much of each as fits. */
 static void
 begin_array(dd_hierarchy *h, size_t nbytes)
 {
@@ -339,7 +339,7 @@ begin_array(dd_hierarchy *h, size_t nbytes)
     }
 }
 
-/* A block for each rank, carried by those at its place; reduce_scatter has one for each host in scratch. */
+/* A block per rank, carried by ranks at its place; reduce_scatter has one per host in scratch. */
 static void
 begin_blocks(dd_hierarchy *h, size_t largest)
 {
@@ -392,7 +392,7 @@ dd_hierarchy_begin(dd_hierarchy *hierarchy, const dd_coll_args *args)
 
 /* ---- order */
 
-/* A piece has nbefore legs inside the host, one between the hosts, and nafter inside again. */
+/* A piece has nbefore legs inside the host, one between hosts, and nafter inside again. */
 static dd_leg
 leg_of(const dd_hierarchy *h, uint64_t piece, uint64_t number)
 {
@@ -403,7 +403,7 @@ leg_of(const dd_hierarchy *h, uint64_t piece, uint64_t number)
     }
     if (number < h->nbefore) {
         leg = make_leg(h, DD_LANE_ARENA, &h->rows->before, piece, h->nbefore == 1 ? host : (int)number);
-        /* The half of the scratch must not be in use any more. */
+        /* The half of the scratch must be free again. */
         leg.needs = piece < 2 ? 0 : piece - 1;
         return leg;
     }
@@ -417,7 +417,7 @@ leg_of(const dd_hierarchy *h, uint64_t piece, uint64_t number)
     return leg;
 }
 
-/* The legs before a piece's plan come ahead of those after the plan of the piece before it. */
+/* The legs before a piece's plan come ahead of those after the previous piece's plan. */
 static bool
 get_arena_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
 {
@@ -437,7 +437,7 @@ get_arena_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
     return true;
 }
 
-/* A rank that is alone on its host has no arena: it goes through all of its legs, one by one, as plans. */
+/* A rank that is alone on its host has no arena: it runs all of its legs as plans, one by one. */
 static bool
 get_plan_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
 {
@@ -451,7 +451,7 @@ get_plan_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
     leg->kind = leg->kind == DD_LEG_ARENA ? DD_LEG_PLAN : leg->kind;
     bool is_independent =
         is_alone || h->args->coll == DD_COLL_ALL_GATHER || leg->kind == DD_LEG_NOTHING || h->nbefore == 0;
-    /* Those before its plan, and what comes ahead of them. */
+    /* The legs before this piece's plan, and those ordered ahead of them. */
     uint64_t nafter = piece > 0 ? (piece - 1) * h->nafter : 0;
     leg->needs = is_independent ? 0 : (piece + 1) * h->nbefore + nafter;
     return true;

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* ---- wake-ups and regions that a piece requests, and that are passed on at its end */
+/* ---- requests of a piece (wake-ups, regions), passed on at its end */
 
 static void
 note_bell(void *ctx, int local)
@@ -60,7 +60,7 @@ arena_leg_start(dd_run *run, const dd_leg *leg)
     dd_arena_start(run->env.arena, &leg->args, &run->arena.options);
 }
 
-/* Moving a piece of a large operation releases the lock. So polling a blocked operation takes no piece. */
+/* False for a blocked large operation: moving a piece of it would only release the lock. */
 static bool
 arena_leg_take(dd_run *run, dd_run_piece *piece)
 {
@@ -77,7 +77,7 @@ must_lock(const dd_run *run)
            atomic_load_explicit(&run->mover.is_recalled, memory_order_relaxed);
 }
 
-/* Polls until another rank has published what the operation needs. False if it is time to lock. */
+/* Poll until another rank has published what the operation needs. False if it is time to lock. */
 static bool
 poll_unlocked(const dd_run *run)
 {
@@ -99,8 +99,8 @@ poll_unlocked(const dd_run *run)
     return true;
 }
 
-/* One piece with the lock, and without it as many as may follow. An operation that stays blocked without a rank to poll for needs
- * the lock: a region is missing, or a rank has failed. */
+/* Move one piece; without the lock, as many more as may follow. If an operation stays blocked
+ * without an awaited rank, it needs the lock: a region is missing, or a rank has failed. */
 static void
 arena_leg_move(dd_run *run, dd_run_piece *piece)
 {

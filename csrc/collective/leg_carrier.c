@@ -1,4 +1,5 @@
-/* A leg that is a whole collective, whose data a carrier moves. The ranks of this host join first, by the board of their arena. */
+/* A leg that is a whole collective by a carrier. Ranks of this host first join, by the arena's
+ * board. */
 #include "collective/run_internal.h"
 
 #include "collective/arena/board.h"
@@ -8,7 +9,8 @@
 
 #include <string.h>
 
-/* How long an operation that nobody waits for any more is given to end by itself. The other ranks are in it, too, or are gone. */
+/* Time for a cancelled operation to end: the other ranks take part in it as well, or have
+ * exited. */
 #define LEAVING_NS (100 * DD_NS_PER_MS)
 
 dd_status
@@ -56,9 +58,9 @@ dd_run_keeps_memory_locked(const dd_run *run)
     return run->carried.is_memory_kept;
 }
 
-/* ---- the ranks of this host come together */
+/* ---- joining the ranks of this host */
 
-/* How many ranks have a place on the board that this one can read. */
+/* Return the number of ranks whose place on the board this rank can read. */
 static int
 count_places(const dd_run *run)
 {
@@ -95,7 +97,7 @@ fail_mismatch(dd_run *run, int rank, const dd_signature *theirs, dd_error *error
     return DD_LEG_FAILED;
 }
 
-/* A rank that is past this call has waited for us in it, and has compared. */
+/* True for a rank past this call as well: it has waited for this rank in the call, and compared. */
 static bool
 is_past_or_same(const dd_run *run, const dd_arena_place *place)
 {
@@ -144,7 +146,7 @@ enter(dd_run *run, const dd_carried_call *call, dd_carried_state state, dd_error
     return DD_LEG_MOVED;
 }
 
-/* A call that the library does not have is declined only now: a rank that is past a call has compared. */
+/* Decline a call that the library lacks only now: a rank that is past a call has compared. */
 static dd_leg_state
 leg_hand_over(dd_run *run, dd_error *error)
 {
@@ -168,7 +170,7 @@ leave_gathering(dd_run *run, dd_error *error)
                : leg_hand_over(run, error);
 }
 
-/* A library that reports a difference, and then shows none, has failed. */
+/* A library that reports a difference and then shows none has failed. */
 static dd_leg_state
 fail_different(dd_run *run, dd_error *error)
 {
@@ -182,7 +184,7 @@ fail_different(dd_run *run, dd_error *error)
     return DD_LEG_FAILED;
 }
 
-/* The library has done what it was handed. */
+/* Continue after the library has finished a call. */
 static dd_leg_state
 go_on(dd_run *run, dd_error *error)
 {
@@ -212,7 +214,7 @@ look_into_library(dd_run *run, dd_error *error)
     return is_done ? go_on(run, error) : DD_LEG_STUCK;
 }
 
-/* ---- a leg's work */
+/* ---- work of a leg */
 
 bool
 dd_run_has_carrier(const dd_run *run)
@@ -256,7 +258,7 @@ progress_carried(dd_run *run, dd_error *error)
     return state == DD_LEG_STUCK && has_moved ? DD_LEG_MOVED : state;
 }
 
-/* In a failing group, query the library for data that has arrived: libraries find it after some calls. */
+/* In a failing group, poll for data that has arrived: libraries find it after some calls. */
 static dd_leg_state
 carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
 {
@@ -271,7 +273,7 @@ carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
 
 /* ---- waiting */
 
-/* The look itself is the task's, in the round after this: a library wakes no thread. */
+/* Only wakes the driver, whose task then polls the library: a library wakes no thread. */
 static void
 leg_on_look(dd_timer *timer)
 {
@@ -287,7 +289,7 @@ dd_run_init_carried(dd_run *run)
     dd_timer_init(&run->carried.look, leg_on_look);
 }
 
-/* It may have joined since the last look, and left. */
+/* The rank may have joined and left since the last look. */
 static bool
 is_missing(const dd_run *run, int k)
 {
@@ -307,7 +309,7 @@ carrier_leg_missing(const dd_run *run, int *ranks, int nfound, int max)
     return nfound;
 }
 
-/* From now on an awaited rank that joins rings. */
+/* From now on, an awaited rank that joins rings this rank's bell. */
 static bool
 may_await(dd_run *run)
 {
@@ -333,11 +335,11 @@ carrier_leg_may_sleep(dd_run *run)
     if (carried->state == DD_CARRIED_AWAITED) {
         return may_await(run);
     }
-    leg_on_look(&carried->look); /* for when it may */
+    leg_on_look(&carried->look); /* in case the driver may sleep */
     return dd_run_may_nap(&carried->awake_until_ns);
 }
 
-/* ---- the end before its time */
+/* ---- cancelling */
 
 static bool
 ends_soon(dd_run_carried *carried)
@@ -356,8 +358,8 @@ ends_soon(dd_run_carried *carried)
     return is_done;
 }
 
-/* The library gets a moment for its end. Then memory that it does not release is left to it: the user's arrays and our buffers,
- * or the calls by which ranks compare. */
+/* The library gets LEAVING_NS to end. Memory that it does not release is left to it: the user's
+ * arrays and the buffers, or the calls by which ranks compare. */
 static void
 carrier_leg_cancel(dd_run *run, const dd_error *error)
 {

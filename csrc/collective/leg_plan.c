@@ -1,7 +1,7 @@
-/* A leg that a plan does by messages. */
+/* A leg that is a plan: messages and local steps. */
 #include "collective/run_internal.h"
 
-/* A thread may still be moving a step of the plan that has failed. */
+/* If the plan has failed, wait for a thread that may still be moving one of its steps. */
 static void
 on_plan_done(void *ctx, const dd_error *error)
 {
@@ -9,7 +9,7 @@ on_plan_done(void *ctx, const dd_error *error)
     dd_error failure;
     if (error != NULL) {
         dd_run_halt_locked(run);
-        failure = *error; /* which is the plan's */
+        failure = *error; /* a copy: the error belongs to the plan */
     }
     dd_run_let_plan_go(run);
     run->on_leg_done(run, error != NULL ? &failure : NULL);
@@ -48,7 +48,7 @@ plan_leg_move(dd_run *run, dd_run_piece *piece)
     dd_plan_run_do_step(run->plan->plan, piece->step);
 }
 
-/* The plan reports its end by itself. */
+/* Never DD_LEG_DONE: the plan reports its end by itself, to on_plan_done. */
 static dd_leg_state
 plan_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
 {

@@ -35,7 +35,7 @@ gives_elements(dd_stage stage)
     return stage == DD_STAGE_WHOLE || stage == DD_STAGE_LAST;
 }
 
-/* What a stage of a collective is, when that is itself a stage. */
+/* Return the stage of a fold within a collective that is itself a stage. */
 static dd_stage
 stage_within(dd_stage whole, dd_stage stage)
 {
@@ -69,7 +69,7 @@ dd_builder_start(const dd_plan_task *task, dd_plan *plan, dd_error *err)
     };
 }
 
-/* Doubles, so that adding stays cheap. */
+/* Doubles the capacity, so that adding stays cheap. */
 bool
 dd_builder_grow(dd_builder *builder, void **items, uint32_t *capacity, uint32_t used, size_t size)
 {
@@ -237,7 +237,6 @@ place_range(const dd_builder *builder, dd_plan_range *range)
     }
 }
 
-/* Sets lie one after the other. */
 static void
 place_scratch(dd_builder *builder)
 {
@@ -294,7 +293,7 @@ dd_builder_is_root(const dd_builder *builder)
     return builder->rank == builder->args->root;
 }
 
-/* The k-th of nshares shares: as even as can be, larger ones first. */
+/* Return the k-th of nshares shares: as even as possible, larger ones first. */
 static dd_span
 plan_share_of(size_t count, int nshares, int k)
 {
@@ -331,7 +330,7 @@ dd_segment(size_t count, size_t per_segment, size_t s)
 
 /* ---- blocks */
 
-/* Rank k's block, in elements of its input and its output. */
+/* Return rank k's block, in elements of its input and its output. */
 static dd_span
 block_span(const dd_builder *builder, int k)
 {

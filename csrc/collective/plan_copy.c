@@ -1,7 +1,8 @@
 /* Plans of collectives that fold nothing. */
 #include "collective/plan_internal.h"
 
-/* In round k a rank tells the one 2^k further on that it and the 2^k - 1 before it have come. */
+/* In round k a rank notifies the rank 2^k after it that it and the 2^k - 1 ranks before it have
+ * arrived. */
 void
 dd_build_barrier(dd_builder *b)
 {
@@ -31,8 +32,9 @@ rank_at(const dd_builder *b, long place)
     return (int)((place + b->args->root) % b->nranks);
 }
 
-/* In a binomial tree, place p has below it p plus each power of two below its lowest bit, which this is; for the root a power of
- * two that no place reaches. It is also how far up the next one is. */
+/* The lowest set bit of this rank's place in a binomial tree: children follow it at each lower
+ * power of two, the parent is this far before it. For the root, the first power of two >=
+ * nranks. */
 static long
 reach_of(const dd_builder *b)
 {
@@ -46,7 +48,7 @@ reach_of(const dd_builder *b)
 
 /* ---- broadcast */
 
-/* Where the bytes are: the root sends its input, others what they have received. */
+/* The place of the bytes: the root sends its input, other ranks what they have received. */
 static dd_plan_range
 range_held(const dd_builder *b, dd_span bytes)
 {
@@ -63,8 +65,8 @@ copy_on_root(dd_builder *b)
     }
 }
 
-/* Gets the array from one place, and gives it to those at a distance that halves, the furthest first since that one has
- * the most to pass on. */
+/* Receive the array from one place, and send it to the places at distance `furthest` and each half
+ * of that; the furthest first, since it passes on the most. */
 static void
 relay(dd_builder *b, long from, long furthest)
 {
@@ -97,7 +99,7 @@ dd_build_broadcast_chain(dd_builder *b)
     relay(b, plan_copy_place_of(b) - 1, 1);
 }
 
-/* The part of the array that the root sends to a place, which passes it on to all others but the root. */
+/* The part of the array that the root sends to a place, which sends it to all but the root. */
 static dd_plan_range
 part_held(const dd_builder *b, int place, size_t s)
 {
@@ -107,7 +109,7 @@ part_held(const dd_builder *b, int place, size_t s)
     return range_held(b, bytes);
 }
 
-/* The root sends each other rank a part, segment by segment; each passes its own on to all the others meanwhile. */
+/* The root sends each rank a part, segment by segment; each rank sends its part to all others. */
 void
 dd_build_broadcast_shares(dd_builder *b)
 {
@@ -136,12 +138,11 @@ dd_build_broadcast_shares(dd_builder *b)
     copy_on_root(b);
 }
 
-/* ---- from each to each, straight */
+/* ---- direct messages between all pairs */
 
-/* How many partners a rank of an all_to_all talks to at once. */
-#define WINDOW 16
+#define WINDOW 16 /* partners of a rank at the same time in an all_to_all */
 
-/* What this rank has for a peer, or gets from it; nothing where the collective has a root and neither is it. */
+/* This rank's data for a peer, or from it; empty if the collective has a root and neither is it. */
 static dd_plan_range
 plan_copy_part_of(const dd_builder *b, bool is_output, int peer)
 {
@@ -157,7 +158,7 @@ plan_copy_part_of(const dd_builder *b, bool is_output, int peer)
 
 typedef uint32_t add_message(dd_builder *b, int peer, size_t channel, dd_plan_range range);
 
-/* The last of the messages, or *last as it is if there is nothing to send; all of them after two earlier ones. */
+/* Add the messages of a range, each after both steps in `before`; set *last if there are any. */
 static void
 move_all(dd_builder *b, add_message *add, int peer, dd_plan_range range, const uint32_t before[2],
          uint32_t *last)
@@ -171,8 +172,8 @@ move_all(dd_builder *b, add_message *add, int peer, dd_plan_range range, const u
     }
 }
 
-/* In step d everybody sends to the rank d after it and receives from the one d before it, so that nobody is everybody's
- * target at once. */
+/* At distance d every rank sends to the rank d after it and receives from the rank d before it, so
+ * that ranks do not all send to the same one. */
 void
 dd_build_move_direct(dd_builder *b)
 {
@@ -191,7 +192,7 @@ dd_build_move_direct(dd_builder *b)
     dd_builder_copy_all(b, plan_copy_part_of(b, false, b->rank), plan_copy_part_of(b, true, b->rank));
 }
 
-/* Every block goes around, or straight to everybody. */
+/* Pass every block around the ring, or send it directly to all ranks. */
 static void
 all_gather(dd_builder *b, bool is_around)
 {
@@ -219,11 +220,11 @@ dd_build_all_gather_ring(dd_builder *b)
     all_gather(b, true);
 }
 
-/* ---- messages that hold blocks of many ranks: equal blocks, a piece of each at a time */
+/* ---- messages with blocks of many ranks: blocks are equal, a piece of each at a time */
 
 #define LINE ((size_t)64)
 
-/* Calls `build` for each piece s, which has those bytes of every block. */
+/* Call `build` for each piece s, which has these bytes of every block. */
 static void
 build_pieces(dd_builder *b, size_t nbytes, void (*build)(dd_builder *b, size_t s, dd_span bytes))
 {
@@ -236,14 +237,14 @@ build_pieces(dd_builder *b, size_t nbytes, void (*build)(dd_builder *b, size_t s
     }
 }
 
-/* The k-th and the blocks after it, where pieces of blocks lie side by side. */
+/* Return the pieces of `count` blocks from the k-th on, which are adjacent. */
 static dd_plan_range
 blocks_at(dd_plan_range all, dd_span bytes, long k, long count)
 {
     return dd_range_part(all, (dd_span){(size_t)k * bytes.count, (size_t)count * bytes.count});
 }
 
-/* How many places a rank of a binomial tree speaks for: itself and those below it, whose blocks lie side by side. */
+/* Return the number of places in this rank's subtree, whose blocks are adjacent. */
 static long
 count_spoken_for(const dd_builder *b)
 {
@@ -252,7 +253,7 @@ count_spoken_for(const dd_builder *b)
     return reach < rest ? reach : rest;
 }
 
-/* So many blocks of all ranks, from this one on; nothing where there is no more than the own one. */
+/* Add scratch for `count` ranks' blocks from this one on; none if only its own is needed. */
 static dd_plan_range
 add_blocks(dd_builder *b, long count, dd_span bytes)
 {
@@ -266,8 +267,9 @@ blocks_below(dd_plan_range all, dd_span bytes, long nspoken, long distance)
     return blocks_at(all, bytes, distance, distance < rest ? distance : rest);
 }
 
-/* In the round of each power of two, a rank gets the blocks that the one so far behind it has by then: from everybody, so that all
- * have all blocks in the end, or up a binomial tree to the root. Then they go to their places. */
+/* In the round of each power of two, a rank receives the blocks that the rank at that distance
+ * holds. In an all_gather all ranks do, and end with all blocks; in a gather they move up a
+ * binomial tree. Then they are copied to the outputs. */
 static void
 collect_piece(dd_builder *b, size_t s, dd_span bytes)
 {
@@ -304,7 +306,6 @@ dd_build_collect(dd_builder *b)
     build_pieces(b, b->args->inputs[0].nbytes, collect_piece);
 }
 
-/* Down the tree. */
 static void
 scatter_piece(dd_builder *b, size_t s, dd_span bytes)
 {
@@ -340,14 +341,14 @@ dd_build_scatter_binomial(dd_builder *b)
     build_pieces(b, b->args->outputs[0].nbytes, scatter_piece);
 }
 
-/* Place i of a rank holds the block that still has i to go, in steps of powers of two: those of i's bits. In round k all
- * places with bit k go 2^k further, packed into one message. */
+/* Place i of a rank holds the block that must travel i ranks, by the powers of two in i. In round k
+ * the blocks of all places with bit k travel 2^k ranks, packed into one message. */
 typedef struct bruck {
     dd_span bytes;          /* of a block */
-    dd_plan_range came[32]; /* by round: the message that has come */
+    dd_plan_range came[32]; /* by round: the received message */
 } bruck;
 
-/* The block of a place before the round with that distance: where the last round that moved it has left it. */
+/* A place's block before the round of `distance`: where the last round that moved it left it. */
 static dd_plan_range
 held_at(const dd_builder *b, const bruck *state, int place, long distance)
 {
@@ -359,7 +360,7 @@ held_at(const dd_builder *b, const bruck *state, int place, long distance)
     while (moved >> (round + 1) != 0) {
         round++;
     }
-    /* Of the places below this one, so many have that bit. */
+    /* Number of lower places with that bit. */
     long nbefore = ((long)place >> (round + 1) << round) + (place & ((1L << round) - 1));
     return blocks_at(state->came[round], state->bytes, nbefore, 1);
 }

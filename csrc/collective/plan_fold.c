@@ -1,4 +1,4 @@
-/* Plans of reductions: each order of folding has its part of the file. */
+/* Plans of reductions. Each order of folding has its part of the file. */
 #include "collective/plan_internal.h"
 
 static uint32_t
@@ -17,9 +17,9 @@ add_fold_of_one(dd_builder *b, dd_stage stage, dd_plan_range src, dd_plan_range 
     dd_builder_add_source(b, src);
 }
 
-/* ---- linear: every rank sends its input as it is, and one fold takes all ranks' parts in their order */
+/* ---- linear: every rank sends its input as it is, and one fold takes all ranks' parts in order */
 
-/* The others' parts lie side by side, in whole lines. */
+/* The parts of the other ranks are adjacent, in whole lines. */
 static dd_plan_range
 plan_fold_slot_of(const dd_builder *b, dd_plan_range first, int peer)
 {
@@ -43,7 +43,7 @@ take_and_fold(dd_builder *b, size_t s, dd_plan_range own, dd_plan_range dst)
     return fold;
 }
 
-/* Who folds receives the parts of all others: of its own block, or of the whole array. */
+/* A folding rank receives the other ranks' parts of its own block, or of the whole array. */
 static void
 fold_direct(dd_builder *b, bool is_whole)
 {
@@ -51,14 +51,14 @@ fold_direct(dd_builder *b, bool is_whole)
     bool is_aside = is_reduce && !is_whole && !dd_builder_is_root(b);
     b->has_whole_blocks = is_whole;
     size_t nsegments = dd_builder_cut_blocks(b, b->input_nbytes);
-    uint32_t folded[DD_PLAN_DEPTH] = {DD_NO_STEP, DD_NO_STEP}; /* what last read a set of scratch */
+    uint32_t folded[DD_PLAN_DEPTH] = {DD_NO_STEP, DD_NO_STEP}; /* last reader of a set of scratch */
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
         uint32_t *latest = &folded[s % DD_PLAN_DEPTH];
         dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
         for (int distance = 1; distance < b->nranks; distance++) {
             int peer = dd_builder_at(b, b->rank, distance);
             if (!is_reduce || !is_whole || peer == b->args->root) {
-                /* No further ahead than there are sets of scratch, so that peers are not flooded. */
+                /* At most DD_PLAN_DEPTH segments ahead, so that peers are not flooded. */
                 uint32_t send = dd_builder_send(b, peer, s, dd_builder_block_input(b, peer, s));
                 dd_builder_after(b, send, *latest);
             }
@@ -84,7 +84,7 @@ dd_build_fold_whole(dd_builder *b)
     fold_direct(b, true);
 }
 
-/* Where all ranks or the root want all of the result, they get the folded blocks. */
+/* The ranks that need the whole result (all, or the root) then receive the folded blocks. */
 void
 dd_build_fold_shares(dd_builder *b)
 {
@@ -99,7 +99,7 @@ dd_build_scan_direct(dd_builder *b)
 {
     b->has_whole_blocks = true;
     size_t nsegments = dd_builder_cut_blocks(b, b->input_nbytes);
-    uint32_t folded[DD_PLAN_DEPTH] = {DD_NO_STEP, DD_NO_STEP}; /* the last reader of a set of scratch */
+    uint32_t folded[DD_PLAN_DEPTH] = {DD_NO_STEP, DD_NO_STEP}; /* last reader of a set of scratch */
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
         uint32_t *latest = &folded[s % DD_PLAN_DEPTH];
         dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
@@ -121,12 +121,13 @@ dd_build_scan_direct(dd_builder *b)
     }
 }
 
-/* A segment: the fold of the ranks before this one comes in, and goes on with this rank's input. */
+/* Receive the fold of the lower ranks for a segment, add this rank's input, and pass it on. */
 static void
 pass_prefix(dd_builder *b, size_t s, size_t partial_nbytes)
 {
     bool is_first = b->rank == 0;
-    bool is_result = !b->is_lifted && b->output_nbytes == b->partial_nbytes; /* a partial result is one */
+    /* A partial result has the form of a result. */
+    bool is_result = !b->is_lifted && b->output_nbytes == b->partial_nbytes;
     dd_plan_range output = dd_builder_block_output(b, 0, s);
     dd_plan_range held = dd_builder_block_input(b, 0, s);
     if (b->is_lifted) {
@@ -149,7 +150,7 @@ pass_prefix(dd_builder *b, size_t s, size_t partial_nbytes)
     }
 }
 
-/* Partial results go from rank to rank. */
+/* Partial results pass from rank to rank. */
 void
 dd_build_scan_chain(dd_builder *b)
 {
@@ -162,16 +163,16 @@ dd_build_scan_chain(dd_builder *b)
     }
 }
 
-/* ---- ring: block k sets out from rank k + 1 and goes around, through every rank's hands, to rank k
+/* ---- ring: block k starts at rank k + 1 and passes through every rank to rank k
  *
- * Segments take turns on a few lanes, and each goes all the way around before the next of its lane sets out. A lane has two
- * slots, which its transfers use alternately: while one partial result is on its way to the next rank, the following one comes
- * in. With all segments of a block in each round, a transfer could wait for its slot in a circle around the ring; so it
- * waits only for transfers that were earlier in the lane. */
+ * Segments alternate between a few lanes; each passes all the way around before the next one of its
+ * lane starts. A lane has two slots, used alternately: while one partial result is sent on, the
+ * next one is received. If all segments of a block moved in each round, transfers could wait for
+ * slots in a circle around the ring. So a transfer waits only for earlier ones of its lane. */
 
 #define LANES 4
 
-/* The s-th segment of every block goes around; `before` is the last fold of the segment before it in the lane. */
+/* Pass the s-th segment of every block around; `before` is the lane's previous last fold. */
 static uint32_t
 reduce_segment(dd_builder *b, size_t s, uint32_t before)
 {
@@ -180,7 +181,7 @@ reduce_segment(dd_builder *b, size_t s, uint32_t before)
     dd_plan_range held = dd_builder_block_input(b, block, s);
     size_t most = b->largest_segment * b->partial_nbytes;
     dd_plan_range slots[2] = {dd_builder_add_scratch(b, most), dd_builder_add_scratch(b, most)};
-    /* Where this rank's input is lifted, or, in the first transfer, the other's as it came. */
+    /* For this rank's lifted input; in the first transfer, for the peer's unlifted one. */
     dd_plan_range lift = dd_builder_add_scratch(b, b->is_lifted ? most : 0);
     for (size_t round = 0; round < nrounds; round++) {
         size_t channel = s * nrounds + round;
@@ -193,7 +194,7 @@ reduce_segment(dd_builder *b, size_t s, uint32_t before)
         held = slots[(s / LANES * nrounds + round) % 2];
         held.nbytes = own.nbytes / b->input_nbytes * b->partial_nbytes;
         lift.nbytes = is_first ? own.nbytes : held.nbytes;
-        dd_plan_range came = is_first && b->is_lifted ? lift : held; /* inputs travel as they are */
+        dd_plan_range came = is_first && b->is_lifted ? lift : held; /* inputs travel unlifted */
         dd_builder_recv(b, dd_builder_at(b, b->rank, -1), channel, came);
         if (b->is_lifted && !is_first) {
             add_fold_of_one(b, DD_STAGE_FIRST, own, lift);
@@ -228,21 +229,22 @@ dd_build_fold_ring(dd_builder *b)
 
 /* ---- tree: pairs
  *
- * The order of the fold is the same for both collectives and for every root: with p the largest power of two that is at most
- * nranks and r = nranks - p, ranks 2i and 2i + 1 are folded first for i < r; what is then p partial results is folded in pairs of
- * neighbours, those in pairs, and so on, the lower ranks' part always first. */
+ * The order is the same for both collectives and all roots. Let p be the largest power of two up to
+ * nranks, and r = nranks - p. First, ranks 2i and 2i + 1 are folded for i < r. The resulting p
+ * partial results are folded in pairs of neighbours, these in pairs again, and so on, always with
+ * the lower ranks' part first. */
 
 typedef struct tree {
-    bool is_all; /* everybody gets the result, not the root alone */
-    int npairs;  /* that are folded first */
-    int nplaces; /* then; a power of two */
-    /* of the segment */
+    bool is_all; /* all ranks get the result, not only the root */
+    int npairs;  /* pairs that are folded first */
+    int nplaces; /* places after that; a power of two */
+    /* of the segment: */
     size_t s;
     dd_plan_range input;
     dd_plan_range output;
-    dd_plan_range slots[2]; /* partial results come into them alternately */
+    dd_plan_range slots[2]; /* partial results are received alternately */
     dd_plan_range held;     /* the partial result */
-    int next;               /* the slot that it is not in */
+    int next;               /* the slot that does not have it */
 } tree;
 
 static bool
@@ -257,7 +259,7 @@ plan_fold_place_of(const tree *t, int rank)
     return is_paired(t, rank) ? rank / 2 : rank - t->npairs;
 }
 
-/* The rank that stands for a place: of a pair, the root if it is one of them, else the lower one. */
+/* The rank for a place: of a pair, the root if it is one of them, else the lower one. */
 static int
 rank_of_place(const dd_builder *b, const tree *t, int place)
 {
@@ -267,7 +269,7 @@ rank_of_place(const dd_builder *b, const tree *t, int place)
     return !t->is_all && b->args->root / 2 == place ? b->args->root : 2 * place;
 }
 
-/* What came from a peer and the own part, the lower rank's first. */
+/* Fold a peer's part and this rank's, the lower rank's first. */
 static void
 fold_with(dd_builder *b, dd_stage stage, int peer, dd_plan_range came, dd_plan_range own, dd_plan_range dst)
 {
@@ -275,7 +277,7 @@ fold_with(dd_builder *b, dd_stage stage, int peer, dd_plan_range came, dd_plan_r
     add_fold_of_two(b, stage, is_lower ? own : came, is_lower ? came : own, dst);
 }
 
-/* Begins with this rank's input, folded with that of the other one of a pair. */
+/* Begin with this rank's input, folded with the other one of its pair if it has one. */
 static void
 tree_begin(dd_builder *b, tree *t)
 {
@@ -293,7 +295,7 @@ tree_begin(dd_builder *b, tree *t)
     }
 }
 
-/* Partial results move towards the root's place, or both ways. */
+/* Move partial results towards the root's place, or both ways. */
 static void
 tree_climb(dd_builder *b, tree *t)
 {

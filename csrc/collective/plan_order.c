@@ -1,28 +1,29 @@
-/* Which steps of a plan wait for which: a step that reads waits for the last one that wrote there, one that writes for those
- * that have read since. Inputs and outputs are taken for the same memory where a call may be in place. */
+/* Derives the dependencies of a plan's steps: a step that reads memory waits for the last one that
+ * wrote it, a step that writes for all that have read it since. Input and output that a call may
+ * share count as the same memory. */
 #include "collective/plan_internal.h"
 
 #include "core/mem.h"
 
 #include <stdlib.h>
 
-/* Memory from here to the next cell. Cells begin where what some step writes begins or ends, so that a step writes all of a
- * cell or nothing; one that reads a part of it is taken to read all. */
+/* Memory up to the next cell. Cells begin at both ends of each range that a step writes, so a step
+ * writes all of a cell or nothing; a step that reads part of a cell counts as reading all. */
 typedef struct cell {
-    size_t space; /* which block */
+    size_t space; /* number of the block */
     size_t first; /* offset in it */
     uint32_t writer;
-    uint32_t reader; /* the latest since then, into readers, or DD_NO_STEP */
+    uint32_t reader; /* last reader since the write, into readers; or DD_NO_STEP */
 } cell;
 
 typedef struct reader {
     uint32_t step;
-    uint32_t before; /* the reader before it, or DD_NO_STEP */
+    uint32_t before; /* the previous reader, or DD_NO_STEP */
 } reader;
 
 typedef struct order {
     dd_builder *builder;
-    int own_input; /* the block that may be the memory of the own output; -1: none may */
+    int own_input; /* the block that may be the memory of own_output; -1 if none */
     int own_output;
     cell *cells;
     size_t ncells;
@@ -45,7 +46,8 @@ space_of(const order *o, const dd_plan_range *range)
     return 1 + 2 * (range->buffer == DD_PLAN_INPUT ? (size_t)o->own_output : block);
 }
 
-/* Copies nothing where the call is in place, and where it is not, nobody else touches its output. */
+/* The copy of this rank's own block. It needs no order: in place it does nothing, and otherwise no
+ * other step touches its output. */
 static bool
 is_own_copy(const order *o, const dd_plan_step *step)
 {
@@ -86,7 +88,7 @@ make_cells(order *o)
     }
 }
 
-/* The first cell of which a range in that space, from `first` on, has a part. */
+/* Return the first cell that overlaps a range in `space` from `first` on. */
 static size_t
 find_cell(const order *o, size_t space, size_t first)
 {
@@ -123,7 +125,7 @@ note_read(order *o, uint32_t step, cell *c)
     }
 }
 
-/* Those that have read waited for the last writer themselves. */
+/* The readers have waited for the last writer themselves. */
 static void
 note_written(order *o, uint32_t step, cell *c)
 {

@@ -5,32 +5,32 @@
 
 #include <string.h>
 
-/* Local steps up to this size are done at once, with the lock held; larger ones wait for their turn. */
+/* Larger local steps are queued; others run immediately, with the lock held. */
 #define SMALL_NBYTES ((size_t)64 << 10)
 
 typedef struct plan_message {
-    dd_message message; /* is_posted: it is with the transport */
+    dd_message message; /* is_posted: the transport has it */
     uint32_t step;      /* when posted */
 } plan_message;
 
-/* Everything belongs to the holder of the engine's lock; what is const is so after create. */
+/* Guarded by the engine's lock; const: after creation. */
 struct dd_plan_run {
     dd_plan plan;              /* const */
-    const void **sources;      /* of the fold being made with the lock */
-    const void **step_sources; /* ... and without it */
-    uint32_t *nwaiting;        /* dependencies of a step that have not ended */
-    plan_message *messages;    /* by their numbers */
-    /* Steps in the order in which they may start, each once. Large local ones that have their turn yet to come take the
-     * places of those that have been started. */
+    const void **sources;      /* of a fold with the lock */
+    const void **step_sources; /* of a fold without it */
+    uint32_t *nwaiting;        /* by step: dependencies that have not ended */
+    plan_message *messages;    /* by message number */
+    /* Steps in the order in which they may start, each once. Large local steps that are queued
+     * reuse the entries of started steps. */
     uint32_t *queue;
     uint32_t nready, nstarted;
     uint32_t nlocal, ntaken;
     uint32_t nended;
-    size_t nbytes; /* const: of this and everything it holds */
+    size_t nbytes; /* const: of the run and all that it owns */
     bool is_under_way;
-    bool is_advancing; /* ready steps are being started further up the stack */
+    bool is_advancing; /* a caller up the stack is starting ready steps */
     bool is_failed;
-    dd_error error; /* when failed */
+    dd_error error; /* if failed */
     dd_coll_args args;
     dd_plan_run_options options;
 };
@@ -43,7 +43,7 @@ is_message(const dd_plan_step *step)
 
 /* ---- creation */
 
-/* All of it is one piece of memory; arrays of the widest alignment come first. */
+/* One allocation; arrays of the widest alignment first. */
 dd_status
 dd_plan_run_create(dd_plan *plan, dd_plan_run **run, dd_error *err)
 {
@@ -118,7 +118,7 @@ note_ended(dd_plan_run *run, uint32_t index)
     }
 }
 
-/* Reads nothing of the run that changes while it is under way. */
+/* Reads no field that changes while the run is under way. */
 static void
 do_local(const dd_plan_run *run, uint32_t index, const void **sources)
 {
@@ -182,7 +182,7 @@ start_step(dd_plan_run *run, uint32_t index)
     }
 }
 
-/* ---- the way to the end */
+/* ---- ending */
 
 static void
 plan_run_end(dd_plan_run *run, const dd_error *error)
@@ -192,7 +192,7 @@ plan_run_end(dd_plan_run *run, const dd_error *error)
     run->options.on_done(run->options.ctx, error);
 }
 
-/* Takes what the transport has back, and ends the run. */
+/* Cancel the messages that the transport has, and end the run. */
 static void
 end_failed(dd_plan_run *run)
 {
@@ -213,8 +213,8 @@ plan_run_note_failed(dd_plan_run *run, const dd_error *error)
     }
 }
 
-/* Sizes of messages follow from what ranks have called: a receive that is too small is no mistake of this
- * rank's caller alone. */
+/* Message sizes follow from all ranks' calls, so a receive that is too small is not only this
+ * caller's error. */
 static void
 note_message_failed(dd_plan_run *run, const dd_error *error)
 {
@@ -224,8 +224,8 @@ note_message_failed(dd_plan_run *run, const dd_error *error)
     }
 }
 
-/* Starts all steps that may start, and ends the run when that was all, or when it has failed. The run is
- * not to be touched after this, unless it is known to be under way. */
+/* Start all steps that may start; end the run if all have ended or it has failed. The run must not
+ * be used after this, unless it is known to be under way. */
 static void
 plan_run_advance(dd_plan_run *run)
 {

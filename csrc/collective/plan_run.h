@@ -1,7 +1,7 @@
-/* Runs a plan over a context: posts its messages, does its arithmetic, and tells when it is done.
+/* Runs a plan over a context: posts its messages, does its arithmetic, and reports its end.
  *
- * A run is made from a plan once and started any number of times, for collectives of the same shape:
- * starting allocates nothing. Every function with _locked wants the engine's lock. */
+ * A run is created once from a plan and started any number of times, for collectives of the same
+ * shape: starting allocates nothing. Functions with _locked require the engine's lock. */
 #ifndef DD_COLLECTIVE_PLAN_RUN_H
 #define DD_COLLECTIVE_PLAN_RUN_H
 
@@ -10,50 +10,50 @@
 
 typedef struct dd_plan_run dd_plan_run;
 
-/* Takes the plan (leaves it empty) on success. */
+/* On success takes the plan, and leaves it empty. */
 dd_status dd_plan_run_create(dd_plan *plan, dd_plan_run **run, dd_error *err) DD_MUST_CHECK;
-void dd_plan_run_destroy(dd_plan_run *run); /* NULL is fine; not under way */
+void dd_plan_run_destroy(dd_plan_run *run); /* may be NULL; must not be under way */
 
-/* Bytes of scratch that a start wants, and of memory that the run itself takes up. */
+/* Return the bytes of scratch that a start needs, and of memory that the run itself uses. */
 size_t dd_plan_run_scratch_nbytes(const dd_plan_run *run);
 size_t dd_plan_run_nbytes(const dd_plan_run *run);
 
 typedef struct dd_plan_run_options {
     dd_context *context;
-    const int *ranks;  /* the plan's ranks in terms of the context's, valid until the end; NULL: the same */
-    uint64_t sequence; /* of the group's collective */
+    const int *ranks;       /* the plan's ranks in the context, kept until the end; NULL if equal */
+    uint64_t sequence;      /* of the group's collective */
     dd_signature signature; /* of all its messages */
-    void *scratch;          /* aligned to 64 bytes, the run's until the end */
-    /* Once, perhaps from within start; `error` NULL for success. The run may be started again from here. A
-     * DD_MISMATCH comes from the transport and says who and what. */
+    void *scratch;          /* aligned to 64 bytes; the run's until the end */
+    /* Called once, perhaps within start; `error` is NULL for success. The run may be restarted from
+     * here. A DD_MISMATCH is the transport's, which has named the rank and the difference. */
     void (*on_done)(void *ctx, const dd_error *error);
     void *ctx;
 } dd_plan_run_options;
 
-/* One that is not under way. The arrays of blocks, and the memory they name, stay valid until on_done.
- * Small local steps are done as messages come in, others wait for dd_plan_run_take_step_locked. */
+/* Start an idle run. Blocks and their memory must stay valid until on_done. Small local steps run
+ * as messages arrive, others by dd_plan_run_take_step_locked. */
 void dd_plan_run_start_locked(dd_plan_run *run, const dd_coll_args *args, const dd_plan_run_options *options);
 
-/* One of the local steps that are waiting, at most about a segment of work: taken and ended with the lock, done without it; one at a
- * time. The run does not end well before the step has ended. If the run fails meanwhile, its on_done must wait until the
- * step is done; such a step is not ended. False: there is none. */
+/* Take, do and end a waiting local step (at most about a segment of work), one at a time. `do`
+ * runs without the lock. take: false if no step waits. The run does not succeed before the step
+ * has ended. If it fails first, its on_done must wait until the step is done; do not end such a
+ * step. */
 bool dd_plan_run_take_step_locked(dd_plan_run *run, uint32_t *step);
 void dd_plan_run_do_step(dd_plan_run *run, uint32_t step);
 void dd_plan_run_end_step_locked(dd_plan_run *run, uint32_t step);
-/* Whether there is one to be taken. */
-bool dd_plan_run_is_busy_locked(const dd_plan_run *run);
+bool dd_plan_run_is_busy_locked(const dd_plan_run *run); /* true if a step waits */
 
-/* Go on with the messages that have ended well, without waiting for the engine to report them. True if there was one. The run
- * may have ended then. */
+/* Handle the messages that have succeeded, without waiting for the engine to report them. True if
+ * there was one; the run may have ended then. */
 bool dd_plan_run_catch_up_locked(dd_plan_run *run);
 
-/* Ends it with `error` if it is under way; on_done is called. */
+/* End the run with `error` if it is under way; calls on_done. */
 void dd_plan_run_cancel_locked(dd_plan_run *run, const dd_error *error);
 
-/* Ranks of the context that unfinished receives wait for, each once; writes at most max, returns how many
- * it wrote. */
+/* Find the ranks of the context that unfinished receives wait for, each once. Return their number,
+ * at most max. */
 int dd_plan_run_missing_locked(const dd_plan_run *run, int *ranks, int max);
-/* Adds a rank to those if it is not among them; there is room for it. */
+/* Add a rank to `ranks` unless it is in it; there must be space. */
 void dd_plan_run_note_rank(int *ranks, int *nranks, int rank);
 
 #endif

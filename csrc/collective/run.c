@@ -1,8 +1,8 @@
-/* A collective from start to end: legs in two lanes beside each other.
+/* A collective from start to end: legs in two parallel lanes.
  *
- * run_advance() is the one place where a collective begins, where its legs are started, and where it ends. Everything else
- * notes a change (a call is posted, a leg has ended, the collective has failed) and calls it. If it is running further up
- * the stack, that call sees the change. */
+ * Only run_advance() begins a collective, starts its legs, and ends it. All other functions record
+ * a change (a call is posted, a leg has ended, the collective has failed) and call it. If it is
+ * running further up the stack, that call sees the change. */
 #include "collective/run_internal.h"
 
 #include "core/assert.h"
@@ -10,14 +10,13 @@
 
 #include <string.h>
 
-/* How many pieces (some tens of microseconds each) are moved before others have a turn. */
-#define MAX_MOVES 16
-/* How long a thread may move data without the lock before it locks again: the engine's driver, whose links have to wait for it, and a
- * caller, which checks for signals after that. */
+#define MAX_MOVES 16 /* pieces (some tens of us each) moved before other tasks have a turn */
+/* Longest time that data is moved without the lock: by the engine's driver, which serves no links
+ * until then, and by a caller, which checks for signals afterwards. */
 #define DRIVER_STAY_NS DD_NS_PER_MS
 #define CALLER_STAY_NS DD_WAIT_SLICE_NS
-/* Rounds of up to MAX_MOVES pieces in which a failing group finishes complete calls, with one more for each rank. Ranks that
- * go on publishing data must not keep the lock busy for longer. */
+/* Rounds of up to MAX_MOVES pieces in which a failing group finishes complete calls, plus one per
+ * rank. Ranks that keep publishing data must not keep the lock busy for longer. */
 #define CATCH_UP_ROUNDS 16
 
 /* ---- legs */
@@ -57,7 +56,7 @@ note_leg_ended(dd_run *run, dd_run_lane *lane)
     lane->is_over = run->route != DD_ROUTE_HIERARCHY;
 }
 
-/* False if the lane must wait, or is at its end. */
+/* False if the lane must wait, or has ended. */
 static bool
 start_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
 {
@@ -89,7 +88,7 @@ start_next_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
     return is_free && start_leg(run, number, other);
 }
 
-/* The first failure counts. */
+/* Only the first failure counts. */
 static void
 run_note_failed(dd_run *run, const dd_error *error)
 {
@@ -112,7 +111,7 @@ cancel_legs(dd_run *run)
 
 /* ---- from start to end */
 
-/* Does the collective of a group of one rank if it is small. */
+/* Do a small collective of a group of one rank; false if it is not small. */
 static bool
 do_alone(const dd_coll_args *args)
 {
@@ -195,7 +194,7 @@ run_complete(dd_run *run)
     run->call.on_done(run->call.ctx, run->error.code != DD_OK ? &run->error : NULL);
 }
 
-/* Starts as many legs as can be started. The order of the two lanes only decides how soon a message is on its way. */
+/* Start all legs that can start. The order of the lanes only affects how soon a message is sent. */
 static void
 start_legs(dd_run *run)
 {
@@ -239,7 +238,7 @@ run_advance(dd_run *run)
     run->is_advancing = false;
 }
 
-/* ---- the engine's task: in the engine while a collective is under way, unless it ends where it is started */
+/* ---- the task: in the engine during a collective, unless it ends when started */
 
 static void
 update_task(dd_run *run)
@@ -257,7 +256,7 @@ update_task(dd_run *run)
     }
 }
 
-/* Of a plan, whose end the transport reports. */
+/* The transport reports the end of a plan's leg. */
 static void
 run_on_leg_done(dd_run *run, const dd_error *error)
 {
@@ -301,7 +300,7 @@ dd_run_cancel_locked(dd_run *run, const dd_error *error)
 
 /* ---- pieces */
 
-/* The arena's come first: a step of a plan may be as long as many of them. */
+/* Pieces of the arena first: a step of a plan may take as long as many of them. */
 static bool
 take_piece(dd_run *run, const dd_leg_ops *stuck, dd_run_piece *piece)
 {
@@ -452,7 +451,8 @@ progress_task(dd_task *task)
     return has_moved;
 }
 
-/* A thread that moves data drives afterwards, or wakes the driver. The arena is last, since other ranks ring from then on. */
+/* A thread that moves data later drives, or wakes the driver. The arena is last: from then on other
+ * ranks ring. */
 static bool
 run_fall_asleep(dd_task *task)
 {

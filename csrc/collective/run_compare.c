@@ -1,5 +1,5 @@
-/* Ranks that have no board in common compare what they call by the carrier itself, before it has anything of theirs: one small all_reduce,
- * and, where it shows that they differ, an all_gather that shows who does. */
+/* Ranks without a common board compare their calls by the carrier, before it gets their data: by a
+ * small all_reduce and, if it shows a difference, an all_gather that shows which rank differs. */
 #include "collective/run_internal.h"
 
 #include "core/mem.h"
@@ -10,7 +10,7 @@
 
 _Static_assert(sizeof(dd_signature) % sizeof(uint64_t) == 0, "a signature is whole words");
 
-/* The smallest of all ranks' words, and of their complements: those of the largest. */
+/* Minima over all ranks of the words, and of their complements, which give the maxima. */
 typedef struct extremes {
     uint64_t words[SIGNATURE_WORDS];
     uint64_t complements[SIGNATURE_WORDS];
@@ -22,7 +22,7 @@ struct dd_run_comparison {
     extremes mine;
     extremes all;
     dd_signature *signatures; /* [nranks] */
-    size_t *counts;           /* [nranks], and then [nranks + 1] offsets */
+    size_t *counts;           /* [nranks], then [nranks + 1] offsets */
 };
 
 dd_status

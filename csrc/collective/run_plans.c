@@ -1,4 +1,4 @@
-/* Plans and memory that one collective leaves to the next. */
+/* Plans and memory kept from one collective to the next. */
 #include "collective/run_internal.h"
 
 #include "core/mem.h"
@@ -41,9 +41,9 @@ dd_run_buffer_fini(dd_run_buffer *buffer)
     *buffer = (dd_run_buffer){0};
 }
 
-/* ---- the plans that are kept */
+/* ---- the kept plans */
 
-/* Writes the numbers that decide what plan it is to run->key. */
+/* Write all that the plan depends on to run->key. */
 static dd_status
 write_key(dd_run *run, const dd_leg *leg, size_t *nbytes, dd_error *err)
 {
@@ -104,7 +104,7 @@ build(const dd_run *run, const dd_leg *leg, dd_run_plan *made, dd_error *err)
     return status;
 }
 
-/* In place of another one; for run->key. */
+/* Make a plan for run->key, instead of the one in `plan`. */
 static dd_status
 make_plan(const dd_run *run, const dd_leg *leg, size_t key_nbytes, dd_run_plan *plan, dd_error *err)
 {

@@ -50,7 +50,7 @@ dd_algorithm_find(dd_coll coll, const char *name)
     return NULL;
 }
 
-/* The first rule of the collective that holds, and whose algorithm can do it, is taken. docs/selection.md says why. */
+/* The first rule that matches, and whose algorithm can do it, is used (docs/selection.md). */
 typedef struct select_rule {
     dd_coll coll;
     int max_nranks;
@@ -145,7 +145,7 @@ is_word(word text, const char *name)
     return strlen(name) == (size_t)text.len && memcmp(text.text, name, (size_t)text.len) == 0;
 }
 
-/* Adds to a list that is cut when it does not fit. */
+/* Append to a list, which is truncated at `size`. */
 static void
 append_name(char *list, size_t size, const char *name)
 {
@@ -171,7 +171,7 @@ parse_value(dd_coll coll, word value, dd_selection *selection, dd_error *err)
                         value.len < 64 ? value.len : 64, value.text, dd_coll_name(coll), known);
 }
 
-/* "name=value", or the word "flat", or nothing. */
+/* Parse "name=value", "flat", or nothing. */
 static dd_status
 parse_part(const char *text, size_t len, dd_selection *selection, dd_error *err)
 {
@@ -243,11 +243,10 @@ clamp(size_t value, size_t least, size_t most)
     return value < least ? least : value > most ? most : value;
 }
 
-/* A pipeline wants several segments, and each so long that what a message costs by itself does not show. */
+/* A pipeline needs several segments, each large enough to hide the fixed cost of a message. */
 #define MIN_SEGMENT (32 * KIB)
 #define MAX_SEGMENT (512 * KIB)
-/* Two sets of segments of all ranks lie in scratch. */
-#define MAX_SCRATCH (64 * MIB)
+#define MAX_SCRATCH (64 * MIB) /* two sets of all ranks' segments */
 
 size_t
 dd_select_segment_nbytes(const dd_select_query *query)

@@ -4,8 +4,8 @@
 
 #include <stddef.h>
 
-/* Hosts in the order in which their ranks come, and ranks in their order on each; `number` maps the caller's numbers of hosts
- * to ours plus one, and is zeroed. */
+/* Number hosts in the order of their lowest ranks, and ranks in order on each. `number` maps the
+ * caller's host numbers to the topology's plus one; it must be zeroed. */
 static void
 number_hosts(dd_topology *topology, const int *host_of, int *number)
 {
