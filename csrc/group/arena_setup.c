@@ -1,5 +1,5 @@
-/* Setting up the arena of this host. Its lowest rank creates the memory, and the other ranks ask for its descriptor until it arrives. A
- * vote of all ranks then decides: on a host where one rank has no arena, none uses it, and its ranks count as hosts of their own. */
+/* Setup of this host's arena: the lowest rank creates it, the other ranks request its descriptor
+ * until it arrives, and a vote of all ranks decides whether it is used (split_hosts). */
 #include "group/internal.h"
 
 #include "core/cpu.h"
@@ -10,10 +10,10 @@
 #include <errno.h>
 #include <string.h>
 
-/* A maker is asked again for its arena after so long. */
+/* Interval of the requests for an arena. */
 #define ASK_ARENA_NS (2 * DD_NS_PER_MS)
 
-/* Its maker may not know of the group yet: asks again until it comes. */
+/* Request the arena's descriptor repeatedly: its creator may not know of the group yet. */
 static void
 ask_for_arena(dd_group *group)
 {
@@ -24,7 +24,7 @@ ask_for_arena(dd_group *group)
     }
 }
 
-/* The arena comes meanwhile: that needs no link. */
+/* Requests the arena at the same time, which needs no link. */
 static bool
 is_leader_linked(void *ctx)
 {
@@ -34,8 +34,8 @@ is_leader_linked(void *ctx)
     return dd_peer_is_connected_locked(leader) || dd_peer_error_locked(leader) != NULL;
 }
 
-/* The lowest local rank notices the end of this one, and this one its end. *is_shared: the link is shared memory; else the group may still
- * come about by messages. */
+/* Connect to the lowest local rank, so that each of the two notices if the other exits. *is_shared:
+ * the link is shared memory; if it is not, the group may still work with messages. */
 static dd_status
 connect_leader(dd_group *group, const group_setup *setup, bool *is_shared, const dd_wait *wait, dd_error *err)
 {
@@ -50,7 +50,7 @@ connect_leader(dd_group *group, const group_setup *setup, bool *is_shared, const
     return status == DD_OP_TIMED_OUT ? DD_OK : status;
 }
 
-/* Under the lock, since the context is open and others may already have something to tell. */
+/* Takes the lock: the context is open, and other ranks may already send events. */
 static void
 set_arena(dd_group *group, dd_arena *arena)
 {
@@ -73,7 +73,7 @@ attach_arena(dd_group *group, int fd, int local, dd_error *err)
     return status;
 }
 
-/* Those who wait for it already need not ask again. */
+/* Pass the arena to all local ranks, so that waiting ones need not request it again. */
 static void
 pass_arena(dd_group *group, int fd)
 {
@@ -85,7 +85,6 @@ pass_arena(dd_group *group, int fd)
     dd_engine_unlock(group->engine);
 }
 
-/* The lowest local rank makes the memory. */
 static dd_status
 make_arena(dd_group *group, dd_error *err)
 {
@@ -139,8 +138,7 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
     return status;
 }
 
-/* Best effort: without an arena (*has_arena is false) the group works by messages. Fails when it is not
- * being made any more. */
+/* Best effort: without an arena, the group uses messages. Fails only if the creation has failed. */
 static dd_status
 try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_wait *wait, dd_error *err)
 {
@@ -157,12 +155,12 @@ try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_w
         return DD_OK;
     }
     int local = group->topology.local;
-    bool is_shared = local == 0; /* else its vote, or its silence, will tell */
+    bool is_shared = local == 0; /* the leader learns it from the votes */
     dd_status status = is_shared ? DD_OK : connect_leader(group, setup, &is_shared, wait, err);
     if (status != DD_OK || !is_shared) {
         return status;
     }
-    /* A maker that has failed says so, and is heard unless its bell is what has failed. */
+    /* Wait at most 10 s: a creator that fails reports it, unless ringing the bell has failed. */
     dd_wait moment = dd_wait_at_most(wait, 10 * DD_NS_PER_S);
     dd_error error;
     status = local == 0 ? make_arena(group, &error) : take_arena(group, setup, &moment, &error);
@@ -177,7 +175,7 @@ try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_w
     return DD_OK;
 }
 
-/* A host where one rank has no arena works without: its ranks count as hosts of their own. All ranks see the same votes. */
+/* Make each rank of a host without an arena a host of its own. All ranks see the same votes. */
 static dd_status
 split_hosts(dd_group *group, const uint8_t *votes, dd_error *err)
 {
@@ -199,7 +197,7 @@ split_hosts(dd_group *group, const uint8_t *votes, dd_error *err)
     return status;
 }
 
-/* All of this host can reach each other there, whether they are linked or not. */
+/* Mark all ranks of this host as reachable through shared memory, with or without a link. */
 static void
 note_near_ranks(dd_group *group)
 {

@@ -1,8 +1,8 @@
-/* Waiting for what comes from peers while a group is being made, before there is a run that would be waited for. */
+/* Waiting for peers while a group is being created, before it has a run to wait for. */
 #include "group/internal.h"
 
 typedef struct awaiting {
-    dd_task task; /* in the engine until it is there */
+    dd_task task; /* in the engine until is_there returns true */
     dd_engine *engine;
     bool (*is_there)(void *ctx);
     void *ctx;
@@ -27,7 +27,7 @@ await_on_round(dd_task *task)
     return look(DD_CONTAINER_OF(task, awaiting, task));
 }
 
-/* What is waited for may have come since the round, when others had the lock. */
+/* is_there may have become true since the round, while another thread had the lock. */
 static bool
 await_fall_asleep(dd_task *task)
 {
@@ -41,7 +41,7 @@ dd_group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd
     awaiting self = {
         .task = {.progress = await_on_round,
                  .fall_asleep = await_fall_asleep,
-                 .is_crowded = true, /* threads of ours that make the links need the cores */
+                 .is_crowded = true, /* the threads that make the links need the cores */
                  .is_outnumbered = group->is_crowded},
         .engine = group->engine,
         .is_there = is_there,

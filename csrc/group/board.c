@@ -1,4 +1,4 @@
-/* What the ranks of a host tell each other without a link: on the board of their arena, and by ringing. */
+/* Communication within a host without a link: on the board of the arena, and by bells. */
 #include "group/internal.h"
 
 #include "core/assert.h"
@@ -43,7 +43,7 @@ group_post_leaving_locked(dd_group *group)
     }
 }
 
-/* ---- where ranks are */
+/* ---- progress of ranks */
 
 void
 group_note_place_locked(dd_group *group)

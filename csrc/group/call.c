@@ -1,5 +1,5 @@
-/* Calls from their beginning to their end. A collective and a message are one kind of record, and every record goes the same way: it
- * is checked, posted, looked at, watched and ended. */
+/* Calls from start to end. Collectives and messages share one type, group_call, and the same steps:
+ * a call is checked, posted, polled, watched and ended. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- what a call is */
+/* ---- initialisation */
 
 static void
 init_call(group_call *call, dd_group *group, const char *what, const dd_call_options *options)
@@ -30,7 +30,7 @@ init_call(group_call *call, dd_group *group, const char *what, const dd_call_opt
     call->is_unstamped = true;
 }
 
-/* Checked by its form, or now. The call keeps the blocks' arrays where they are. */
+/* Initialise a collective; checks the arguments unless they have a form. Does not copy arrays. */
 static dd_status
 init_collective(group_call *call, dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                 dd_error *err)
@@ -63,7 +63,7 @@ call_on_message_done(dd_message *message, const dd_error *error)
     if (message->rank == DD_ANY_RANK && error == NULL && call->record != DD_NO_RECORD) {
         dd_recorder_set_peer(dd_recorder_of_group(group->recorder_group), call->record, message->source);
     }
-    /* A message that ended with its peer has the same to tell as everything else that did. */
+    /* A message that ends because its peer is lost gets the group's cause, like all other calls. */
     bool is_lost = error != NULL && error->code == DD_PEER_LOST && group->cause.code != DD_OK;
     if (is_lost) {
         group_complete_by_cause_locked(call, error->keeps_memory);
@@ -82,7 +82,7 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
     call->is_quick = true;
     call->is_carried = false;
     call->message = (dd_message){.kind = DD_MESSAGE_P2P,
-                                 .is_send = p2p->is_send, /* a carrier's is never posted */
+                                 .is_send = p2p->is_send, /* carried messages are never posted */
                                  .rank = p2p->rank,
                                  .tag = p2p->tag,
                                  .channel = p2p->channel,
@@ -96,7 +96,7 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
     }
 }
 
-/* A member that has left sends nothing more, and takes nothing. What it had sent before is here. */
+/* A member that has left receives nothing more. Messages that it sent have already arrived. */
 static dd_status
 call_check_locked(const group_call *call, dd_error *err)
 {
@@ -117,13 +117,13 @@ call_check_locked(const group_call *call, dd_error *err)
 
 /* ---- waiting */
 
-/* Of a work that is done, by whatever thread. A caller that hears of a failure may end the process, so the others are told first. */
+/* Return the result of a finished work. Send failure notices first, because the caller may exit. */
 static dd_status
 result_of(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err)
 {
     dd_status status = dd_work_result(work, err);
     if (status != DD_OK && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
-        dd_wait_let_go(wait); /* that may take a moment */
+        dd_wait_let_go(wait); /* may take longer */
         dd_engine_lock(group->engine);
         dd_engine_finish_telling_locked(group->engine);
         dd_engine_unlock(group->engine);
@@ -153,7 +153,7 @@ dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err
     return result_of(group, work, wait, err);
 }
 
-/* Takes the lock. True: at once, so that the call may well be over before anything need be let go of. */
+/* Take the lock. True if it was free: the call may then end before wait->let_go is needed. */
 static bool
 lock_hastily(const group_call *call, const dd_wait *wait)
 {
@@ -162,7 +162,7 @@ lock_hastily(const group_call *call, const dd_wait *wait)
         if (group->cause.code == DD_OK) {
             return true;
         }
-        dd_engine_unlock(group->engine); /* the others are told of it first, which may take a moment */
+        dd_engine_unlock(group->engine); /* reporting the failure may take longer */
     }
     dd_wait_let_go(wait);
     dd_engine_lock(group->engine);
@@ -176,7 +176,7 @@ check_startable_locked(const group_call *call, const dd_group *group, dd_error *
 {
     const dd_work *work = &call->work;
     if (call->kept_form == NULL) {
-        return DD_OK; /* its maker starts it, once */
+        return DD_OK; /* one-shot: only its creator starts it */
     }
     if (call->group != group) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is of another group than the first of the calls",
@@ -192,7 +192,6 @@ check_startable_locked(const group_call *call, const dd_group *group, dd_error *
     return DD_OK;
 }
 
-/* All of them can be started, or none is. */
 static dd_status
 check_all_locked(group_call *const *calls, size_t ncalls, dd_error *err)
 {
@@ -210,7 +209,7 @@ check_all_locked(group_call *const *calls, size_t ncalls, dd_error *err)
     return status;
 }
 
-/* Looks for the end of a call before anybody is set to watch over it. */
+/* Poll for the end of a call before it is watched. */
 static void
 look_locked(group_call *call, bool is_hasty, const dd_wait *wait)
 {
@@ -251,7 +250,7 @@ group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, cons
         }
         group_watch_locked(call);
         if (group->cause.code != DD_OK && !dd_work_is_done(&call->work)) {
-            group_complete_locked(call, &group->cause); /* one that was started with it has failed */
+            group_complete_locked(call, &group->cause); /* an earlier call has failed */
             group_update_task_locked(group);
         }
     }
@@ -259,9 +258,9 @@ group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, cons
     return status;
 }
 
-/* ---- calls on the stack of who waits in them */
+/* ---- calls on the stack of their caller */
 
-/* The call's memory is the caller's, who takes it back: an interrupt ends the group, and the call with it. */
+/* The call is on the caller's stack, so an interrupt fails the group to end the call. */
 static dd_status
 run_call(group_call *call, const dd_wait *wait, dd_error *err)
 {
@@ -272,7 +271,7 @@ run_call(group_call *call, const dd_wait *wait, dd_error *err)
         return status;
     }
     dd_wait until_done = *wait;
-    until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends it in time, and says why */
+    until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends it */
     status = dd_group_wait(group, work, &until_done, err);
     if (!dd_work_is_done(work)) {
         char reason[96];
@@ -284,7 +283,7 @@ run_call(group_call *call, const dd_wait *wait, dd_error *err)
         dd_status ignored = dd_group_wait(group, work, &until_done, &end);
         (void)ignored;
         if (err != NULL) {
-            err->keeps_memory = end.keeps_memory; /* the caller takes the memory back, too */
+            err->keeps_memory = end.keeps_memory; /* blocks may still be in use */
         }
     }
     return status;
@@ -339,7 +338,7 @@ dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options 
     return status;
 }
 
-/* ---- calls that go on by themselves */
+/* ---- asynchronous calls */
 
 static void
 on_work_unused(dd_work *work)
@@ -380,12 +379,12 @@ group_take_collective(dd_group *group, const dd_coll_args *args, const dd_call_o
     return DD_OK;
 }
 
-/* Starts a call of the pool, whose one reference becomes the caller's. */
+/* Start a call of the pool. Its one reference becomes the caller's. */
 static dd_status
 start_call(group_call *call, dd_work **work, dd_error *err)
 {
     const dd_wait nobody = {.deadline_ns = DD_NEVER_NS};
-    *work = &call->work; /* who is told that it is done may look for it there already */
+    *work = &call->work; /* set first: on_done may read it */
     dd_status status = group_start_calls(&call, 1, false, &nobody, err);
     if (status != DD_OK) {
         *work = NULL;

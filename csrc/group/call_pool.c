@@ -1,6 +1,6 @@
-/* The memory of calls that outlive the function that made them: 64 per group are kept for reuse, and a call is taken and given
- * back without a lock. A work may live longer than its group, and any thread may release it, so the pool is counted: one
- * reference is the group's, and one belongs to each call in use. */
+/* Memory of calls that outlive the function that made them. A group keeps 64 for reuse; a call is
+ * taken and returned without a lock. A work may outlive its group and be released by any thread, so
+ * the pool is counted: one reference is the group's, and one belongs to each call in use. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -8,8 +8,8 @@
 #define POOL_PLACES 64
 
 typedef struct call_pool {
-    atomic_uint refs;                        /* the group's, and one for each call that is in use */
-    _Atomic(group_call *) free[POOL_PLACES]; /* a thread owns what it exchanges for NULL; release, acquire */
+    atomic_uint refs;                        /* the group's, and one for each call in use */
+    _Atomic(group_call *) free[POOL_PLACES]; /* exchange for NULL to take one; acquire, release */
 } call_pool;
 
 dd_status

@@ -1,4 +1,4 @@
-/* Messages that a carrier takes. Collectives that it takes are the run's business. */
+/* Messages that a carrier moves. The run handles a carrier's collectives. */
 #include "group/internal.h"
 
 #include "core/wait_policy.h"
@@ -31,13 +31,12 @@ carried_end(group_call *call, const dd_error *error)
 {
     call->is_carried = false;
     call->group->ncarried--;
-    call->group->awake_until_ns = 0; /* what it waited for may be what others wait for */
+    call->group->awake_until_ns = 0; /* others may have waited for the same: poll often */
     call->message.source = call->parcel.source;
     call->message.received = call->parcel.received;
     call->message.on_done(&call->message, error);
 }
 
-/* True: it has ended. */
 static bool
 carried_look_at(group_call *call)
 {
@@ -87,7 +86,7 @@ group_look_at_carried_locked(dd_group *group)
          node = node->next) {
         group_call *call = DD_CONTAINER_OF(node, group_call, link);
         if (call->is_carried && carried_look_at(call)) {
-            return true; /* what follows may have ended with it */
+            return true; /* later calls may have ended with it */
         }
     }
     return false;

@@ -1,4 +1,4 @@
-/* How a group gets a carrier. */
+/* Installation of a group's carrier. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -13,7 +13,7 @@ typedef struct library_card {
     char version[112];
 } library_card;
 
-/* A peer's bytes: they need not end. All ranks see the same, and so say the same. */
+/* A peer's bytes need not end in NUL. All ranks see the same cards and return the same error. */
 static dd_status
 carrier_compare_cards(const library_card *all, int nranks, dd_error *err)
 {
@@ -47,9 +47,10 @@ agree_on_library(dd_group *group, const dd_carrier_library *library, const dd_wa
     return status;
 }
 
-/* ---- getting a carrier */
+/* ---- installation */
 
-/* Also where the group has failed by now: another rank was here before, and has gone on to a call that did not fit. Our next one says so. */
+/* Install the carrier even if the group has failed: another rank may have gone on to a call that
+ * did not match. The next call of this rank reports it. */
 static dd_status
 install(dd_group *group, dd_carrier *carrier, dd_error *err)
 {
@@ -59,7 +60,7 @@ install(dd_group *group, dd_carrier *carrier, dd_error *err)
     return status;
 }
 
-/* The others hear of it: they may be about to use the carrier. */
+/* Report the failure to the other ranks, which may be about to use the carrier. */
 static void
 carrier_fail(dd_group *group, const dd_error *error)
 {

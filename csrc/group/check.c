@@ -1,4 +1,4 @@
-/* Whether what a caller asks for is in order, before anything is sent. */
+/* Checks of calls before anything is sent. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -6,9 +6,9 @@
 
 #include <string.h>
 
-/* What moves so little through the arena takes about a microsecond, and nobody is woken to drive for it: the others mostly have what they
- * need of this rank from the start, and it finds theirs when it looks. Where they need more (uneven blocks, regions), they have it when
- * this rank waits, or when the engine's thread comes by. */
+/* Largest quick call. Through the arena it takes about a microsecond and wakes no driver: other
+ * ranks mostly have this rank's data from the start, and it polls for theirs. If they need more
+ * (uneven blocks, regions), they get it when this rank waits or the background thread runs. */
 #define QUICK_NBYTES ((size_t)4096)
 
 dd_status
@@ -51,7 +51,7 @@ group_check_usable(dd_group *group, const char *what, dd_error *err)
     return status;
 }
 
-/* Blocks are whole elements, and what a rank gives to itself is as large as what it takes from itself. */
+/* Check that blocks are whole elements, and that this rank's own input and output sizes match. */
 static dd_status
 check_blocks(const dd_group *group, const dd_coll_args *args, dd_error *err)
 {
@@ -80,7 +80,7 @@ check_blocks(const dd_group *group, const dd_coll_args *args, dd_error *err)
                                     what, group->rank, in, out);
 }
 
-/* Where a library moves the data, nobody compares block by block: ranks say here how large equal blocks are. */
+/* A carrier's library compares no sizes, so add the size of even blocks to the signature. */
 static void
 add_block_count(const dd_coll_args *args, int nranks, dd_signature *signature)
 {

@@ -1,4 +1,4 @@
-/* Ends of calls: a call leaves its list, and its record and its work get the outcome. */
+/* End of a call: it leaves its list, and its record and its work receive the outcome. */
 #include "group/internal.h"
 
 #include "core/assert.h"
@@ -17,7 +17,7 @@ group_complete_locked(group_call *call, const dd_error *cause)
         dd_work_complete(&call->work, NULL);
     } else {
         dd_error error;
-        group_stamp_locked(call); /* for how long it has taken */
+        group_stamp_locked(call); /* for the elapsed time */
         group_describe_failure(group, &call->work, cause, &error);
         error.keeps_memory = cause->keeps_memory;
         group_record_end_locked(call, &error);
@@ -25,7 +25,7 @@ group_complete_locked(group_call *call, const dd_error *cause)
     }
     if (is_counted) {
         dd_work_release(&call->work);
-    } /* else it was on the stack of a caller who has seen that it is done, and is gone */
+    } /* else it was on the stack of a caller that may have returned */
 }
 
 void

@@ -1,23 +1,23 @@
-/* A group's timers and its task in the engine: deadlines of calls, questions to ranks that take long, and the questions that precede a
- * verdict. */
+/* A group's timers and task in the engine: deadlines of calls, and queries about late ranks. */
 #include "group/internal.h"
 
 #include "core/assert.h"
 
 #include <stdio.h>
 
-/* How long the others are given to say where they are, once a deadline has passed. */
+/* How long other ranks have to report their progress after a deadline has passed. */
 #define ANSWER_NS (300 * DD_NS_PER_MS)
 #define ANSWER_LOOK_NS (5 * DD_NS_PER_MS)
-/* A collective that takes longer looks after those it waits for, and then again after twice as long. By messages they are asked what they
- * are doing: ranks that wait for each other, as when they disagree about the root, would else be silent until the time-out. On
- * one host it looks whether they still run: the process that would notice the end of another may have been stopped. */
+/* A collective that takes longer queries the ranks that it waits for, and again after twice as
+ * long. By messages it requests their current calls: ranks that wait for each other, as when they
+ * disagree about the root, would else be silent until the timeout. On one host it checks that they
+ * still run: the process that would notice the end of another may have been stopped. */
 #define CURIOUS_AFTER_NS (500 * DD_NS_PER_MS)
 #define CURIOUS_AT_MOST_NS (60 * DD_NS_PER_S)
 
-/* ---- ranks that are late */
+/* ---- late ranks */
 
-/* Asks those who can be asked by now. True: all have answered. Ranks of this host answer by hearing the bell, for which they have to run. */
+/* Query all reachable ranks. True if all have answered; local ones answer by taking their news. */
 static bool
 deadlines_ask_locked(dd_group *group)
 {
@@ -37,7 +37,7 @@ deadlines_ask_locked(dd_group *group)
     return has_all;
 }
 
-/* Ranks of this host answer by hearing the bell, which wakes nobody here. */
+/* Answers of ranks of this host wake no thread here, so they are polled for. */
 static void
 start_answers_timer_locked(dd_group *group, int64_t now_ns)
 {
@@ -76,7 +76,7 @@ fail_timed_out_locked(dd_group *group)
             group_hear_place_locked(group, rank);
         }
     }
-    if (group->cause.code == DD_OK) { /* else it was seen why they do not agree */
+    if (group->cause.code == DD_OK) { /* else their answers have shown a disagreement */
         const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
         dd_cause cause = group_cause_of_lateness(group, call);
         group_fail_cause_locked(group, &cause);
@@ -85,7 +85,7 @@ fail_timed_out_locked(dd_group *group)
 
 /* ---- the task */
 
-/* A member that has left will not come any more; what needs it cannot end. */
+/* Return a rank that has left although the collective needs it, or -1. */
 static int
 find_gone_locked(const dd_group *group)
 {
@@ -105,7 +105,7 @@ fail_if_gone_locked(dd_group *group)
     if (find_gone_locked(group) < 0) {
         return false;
     }
-    group_end_complete_locked(group); /* its last message may be here */
+    group_end_complete_locked(group); /* its last message may have arrived */
     int rank = group->cause.code == DD_OK ? find_gone_locked(group) : -1;
     if (rank >= 0) {
         dd_cause cause = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, rank);
@@ -114,7 +114,7 @@ fail_if_gone_locked(dd_group *group)
     return true;
 }
 
-/* Whether a rank that a message waits for needs the core that we run on. Says where we run for the same. */
+/* True if a rank that a message waits for needs this core. Publishes this core for its check. */
 static bool
 must_make_way_locked(dd_group *group)
 {
@@ -128,7 +128,6 @@ must_make_way_locked(dd_group *group)
     return is_local && dd_arena_must_make_way_for(group->arena, topology->local_of[rank]);
 }
 
-/* Regions that have been wanted and have come. */
 static bool
 map_wanted_locked(dd_group *group)
 {
@@ -145,7 +144,7 @@ deadlines_progress(dd_task *task)
 {
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     bool is_progress = map_wanted_locked(group);
-    bool is_carrying = group->ncarried > 0; /* a library wakes nobody */
+    bool is_carrying = group->ncarried > 0; /* a library wakes no thread */
     task->is_crowded = group->is_crowded || is_carrying || must_make_way_locked(group);
     task->is_outnumbered = group->is_crowded || is_carrying;
     if (group->is_asking && deadlines_ask_locked(group)) {
@@ -159,7 +158,7 @@ deadlines_progress(dd_task *task)
 static bool
 deadlines_fall_asleep(dd_task *task)
 {
-    /* Descriptors that come later wake the driver, as deadlines and messages do; these have come before they were wanted. */
+    /* Descriptors that arrived before they were wanted do not wake the driver; later ones do. */
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     return !map_wanted_locked(group) && group_may_nap_locked(group);
 }
@@ -187,8 +186,8 @@ expire_message_locked(group_call *call, int64_t now_ns)
     group_cancel_message_locked(call, &cause);
 }
 
-/* A message ends at its deadline. For a collective, the other ranks are asked first; one whose deadline passes meanwhile waits for
- * their answers. */
+/* A message ends at its deadline. For a collective, the other ranks are queried first; if a query
+ * is under way already, the call waits for its answers. */
 static void
 deadlines_on_late(dd_timer *timer)
 {
@@ -248,7 +247,7 @@ on_curious(dd_timer *timer)
     }
 }
 
-/* The operation that waits for a region asks for it when it is looked at, in the round after this. */
+/* Repeat pending requests. The waiting operation is polled in the next round. */
 static void
 on_ask_again(dd_timer *timer)
 {
@@ -257,7 +256,7 @@ on_ask_again(dd_timer *timer)
     group_start_asking_again_locked(group);
 }
 
-/* The look itself is the task's, in the round after this. */
+/* Only restart the timer: the task polls, in the next round. */
 static void
 deadlines_on_look(dd_timer *timer)
 {
@@ -284,7 +283,7 @@ group_start_deadline_locked(group_call *call)
     dd_group *group = call->group;
     call->late.on_due = deadlines_on_late;
     dd_engine_start_timer_locked(group->engine, &call->late, call->deadline_ns);
-    if (!dd_timer_is_set(&group->look)) { /* calls that follow each other do not put it off */
+    if (!dd_timer_is_set(&group->look)) { /* later calls do not postpone it */
         deadlines_on_look(&group->look);
     }
     group_update_task_locked(group);

@@ -1,11 +1,11 @@
-/* What a group says of its failures: the facts of a cause in sentences that name the culprit. Nothing here changes anything. */
+/* Messages for a group's failures: causes in sentences that name the culprit. Changes no state. */
 #include "group/internal.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-/* A text that grows until it is full. */
+/* A text that is truncated when it is full. */
 typedef struct text_line {
     char text[1024];
     size_t used;
@@ -33,7 +33,7 @@ group_print_member(const dd_group *group, int rank, char out[128])
     return out;
 }
 
-/* For one text: the room is that of the block that it stands in. A process that is not in the group has no name. */
+/* These texts are valid in the enclosing block. A process outside the group has no name. */
 #define MEMBER(rank) ((rank) >= 0 ? group_print_member(group, (rank), (char[128]){""}) : "")
 #define CALL(signature) print_signature((signature), (char[128]){""})
 #define ADDR(addr) dd_addr_print((addr), (char[DD_ADDR_TEXT_MAX]){""})
@@ -61,7 +61,7 @@ group_append(dd_error *error, const char *text)
     error->culprit = own.culprit;
 }
 
-/* ---- where ranks are */
+/* ---- progress of ranks */
 
 /* "all_reduce(float32, 12 elements, SUM)" */
 static const char *
@@ -154,7 +154,7 @@ error_text_where(text_line *line, const dd_group *group, int rank)
     }
 }
 
-/* ---- what a cause says, as this rank sees it */
+/* ---- causes, as this rank sees them */
 
 /* "all_reduce #3 of rank 0 (node-a, pid 77) " */
 static void
@@ -164,12 +164,12 @@ say_late_call(text_line *line, const dd_group *group, const dd_cause *cause)
         (unsigned long long)cause->sequence, MEMBER(cause->origin));
 }
 
-/* A late rank itself knows best what it was doing: the rank that waited for it has been told of collectives only. */
+/* A late rank describes its own state: the rank that waited for it only knows its collectives. */
 static void
 say_time_out(text_line *line, const dd_group *group, const dd_cause *cause)
 {
     bool has_come = cause->sequence <= group->nstarted;
-    bool is_late = !has_come && !group->is_active; /* inside an earlier collective, this rank waits itself */
+    bool is_late = !has_come && !group->is_active; /* inside a call, it waits as well */
     bool is_ours =
         cause->origin != group->rank && cause->other < 0 && (is_late || cause->culprit.rank == group->rank);
     say_late_call(line, group, cause);
@@ -208,8 +208,7 @@ say_disagreement(text_line *line, const dd_group *group, const dd_cause *cause)
     }
 }
 
-/* Each of two ranks that disagree blames the other. A third rank blames the one that has called something
- * else than it has. */
+/* Two ranks that disagree blame each other; a third blames the one that called something else. */
 static int
 find_culprit(const dd_group *group, const dd_cause *cause)
 {
@@ -238,7 +237,7 @@ group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *erro
         }
         break;
     case DD_CAUSE_LEFT:
-        if (culprit == group->rank && cause->origin == group->rank) { /* our caller has closed it too early */
+        if (culprit == group->rank && cause->origin == group->rank) { /* closed too early */
             (void)dd_error_set(error, DD_CLOSED, "the group was closed before it was done");
             return;
         }
@@ -308,7 +307,7 @@ group_describe_failure(const dd_group *group, const dd_work *work, const dd_erro
 {
     const dd_cause *failure = &group->failure;
     *error = *cause;
-    /* Of the call whose being late is why the group has failed, the cause has the name in front already. */
+    /* The cause begins with the name of the late call: drop it, because group_note_call adds it. */
     if (work->sequence > 0 && failure->kind == DD_CAUSE_TIMED_OUT && failure->origin == group->rank &&
         failure->sequence == work->sequence) {
         text_line name = {.used = 0};
@@ -323,7 +322,7 @@ group_describe_failure(const dd_group *group, const dd_work *work, const dd_erro
 
 #define LOSSY_PATH "the network between them loses packets, perhaps only large ones (MTU?)"
 
-/* What of this rank's does not arrive there; false: nothing is known of that. */
+/* Add this rank's bytes that have not arrived at `rank`. False if no loss is known. */
 static bool
 say_own_loss_locked(text_line *line, const dd_group *group, int rank)
 {
@@ -340,7 +339,7 @@ say_own_loss_locked(text_line *line, const dd_group *group, int rank)
     return true;
 }
 
-/* "rank 2 (node-b, pid 77) at 10.0.0.2": of several addresses it is not known which one is in use. */
+/* "rank 2 (node-b, pid 77) at 10.0.0.2". With several addresses, the one in use is unknown. */
 static void
 say_member_at(text_line *line, const dd_group *group, int rank)
 {
@@ -351,7 +350,7 @@ say_member_at(text_line *line, const dd_group *group, int rank)
     }
 }
 
-/* Whose packets the network loses; false: nobody's, as far as is known. */
+/* Add whose packets the network loses. False if no loss is known. */
 static bool
 say_loss_locked(text_line *line, const dd_group *group, int *from, int *to)
 {
@@ -400,7 +399,7 @@ group_add_progress_locked(const dd_group *group, const dd_message *message, dd_e
     group_append(error, line.text);
 }
 
-/* ---- ranks that are late */
+/* ---- late ranks */
 
 static bool
 has_not_come(const dd_group *group, int rank)
@@ -409,14 +408,14 @@ has_not_come(const dd_group *group, int rank)
     return rank != group->rank && (!member->has_answered || member->sequence < group->nstarted);
 }
 
-/* Who is not there any more may have done its part. */
+/* Return false if the rank has left or exited; it may have done its part before. */
 static bool
 is_there(const dd_group *group, int rank)
 {
     return !group->members[rank].is_gone && !group->members[rank].is_absent;
 }
 
-/* Those who have ended are late only if nobody else is. */
+/* Ranks that have exited count as late only if no other rank is late. */
 static bool
 must_wait_for_ended(const dd_group *group)
 {
@@ -428,8 +427,8 @@ must_wait_for_ended(const dd_group *group)
     return true;
 }
 
-/* The most likely culprit among late ranks has the highest number. A rank inside an earlier collective
- * waits for another rank itself, as the root of a broadcast does whose reader is stopped. */
+/* Late ranks, the likeliest culprit last. A rank inside an earlier collective waits for another
+ * rank itself, as the root of a broadcast does whose reader is stopped. */
 typedef enum late_kind {
     LATE_AND_WAITING,
     LATE_ELSEWHERE,
@@ -466,7 +465,7 @@ group_cause_of_lateness(const dd_group *group, const group_call *call)
         }
     }
     bool has_lost = say_loss_locked(&loss, group, &from, &to);
-    /* Who is late by its own account is; who does not answer may be out of reach. */
+    /* A rank that reports itself late is late; one that does not answer may be unreachable. */
     bool is_path = has_lost && (worst < 0 || kind_of_late(&group->members[worst]) != LATE_ELSEWHERE);
     dd_cause cause = group_make_cause(group, DD_CAUSE_TIMED_OUT, DD_OP_TIMED_OUT, is_path ? to : worst);
     cause.other = is_path ? from : -1;

@@ -1,10 +1,10 @@
-/* What others tell a group: by its context, by its board, by descriptors that they pass. */
+/* Events from other ranks: of the context, on the board, and descriptors that they pass. */
 #include "group/internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* True when they are the same, or we know nothing. */
+/* Return true if the signatures are equal, this rank's is unknown, or the group has failed. */
 static bool
 compare_signatures_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature)
 {
@@ -20,7 +20,7 @@ void
 group_hear_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature)
 {
     member_state *member = &group->members[rank];
-    if (sequence > 0 && sequence >= member->sequence) { /* 0: from the making of the group */
+    if (sequence > 0 && sequence >= member->sequence) { /* 0: from the group's creation */
         member->sequence = sequence;
         member->signature = *signature;
         member->has_said_it = true;
@@ -40,7 +40,7 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
 static void
 events_on_abort(void *ctx, int rank, const dd_cause *cause)
 {
-    (void)rank; /* who has only passed it on hears it once more */
+    (void)rank; /* a rank that only forwarded it receives it again */
     dd_group *group = ctx;
     dd_error own;
     bool is_own = cause->kind == DD_CAUSE_LOST && cause->culprit.rank == group->rank &&
@@ -52,8 +52,8 @@ events_on_abort(void *ctx, int rank, const dd_cause *cause)
     }
 }
 
-/* Whether `rank`, which cannot be reached, was dialled only to be asked: no call here waits for it, so it may have done its part and
- * ended, without a word to ranks that it had no link to. */
+/* Return true if `rank`, which cannot be reached, was dialled only for a query. No call waits for
+ * it, so it may have done its part and exited, without a goodbye to ranks without a link. */
 static bool
 was_only_asked_locked(const dd_group *group, int rank)
 {
@@ -86,7 +86,7 @@ on_lost(void *ctx, int rank, const dd_error *error)
         group->members[rank].is_absent = true;
         return;
     }
-    if (dd_error_is_own(error)) { /* the other one may be well */
+    if (dd_error_is_own(error)) { /* the other rank may be healthy */
         char who[128];
         char own[128];
         dd_status code = error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM;
@@ -214,7 +214,7 @@ on_bell(void *ctx)
     }
 }
 
-/* Those who have asked would ask for ever. */
+/* Fail the group if descriptors cannot be sent: the requesters would retry for ever. */
 static void
 fail_if_mute_locked(dd_group *group)
 {

@@ -1,17 +1,18 @@
-/* A failing group. Its first cause is kept as a record (group->failure: kind, culprit, call; group->cause has the
- * words) and ends everything under way. Later causes change nothing.
+/* Failure of a group. The first cause is kept as a record (group->failure: kind, culprit, call;
+ * group->cause has the words) and ends everything under way. Later causes change nothing.
  *
  * Every failure takes the same steps. First, the calls whose data has arrived on this rank complete
- * (group_end_complete_locked), so that nothing another rank publishes next can fail them. Then the record is
- * written, the flight recorder raises its alarm, and the arena is closed: no rank of this host moves data for the
- * calls that end here. Then the record goes to the other ranks (board.c): the ranks of this host read it on the
- * board of the arena, and a bell wakes them; ranks of other hosts receive a frame, now or when a link comes. The
- * calls of this rank end last, because a caller may end the process.
+ * (group_end_complete_locked), so that nothing another rank publishes next can fail them. Then the
+ * record is written, the flight recorder raises its alarm, and the arena is closed: no local rank
+ * moves data for the calls that end here. Then the record is sent (board.c): ranks of this host
+ * read it on the board of the arena, woken by a bell; others receive a frame, now or when a link is
+ * made. The calls of this rank end last, because a caller may end the process.
  *
- * A rank that receives a record takes the same steps (events.c) and sends the record on, which reaches ranks
- * without a link to the first one. A link that says that something ends (a cancelled message, a goodbye, its own
- * end) has the board read first, because the cause was posted before. While a group is being made it may have
- * neither board nor links, and the store has the reason (setup.c). The monitor reads the alarm. */
+ * A rank that receives a record takes the same steps (events.c) and forwards it, also to ranks
+ * without a link to the first one. When a link reports an end (a cancelled message, a goodbye, its
+ * own end), the board is read first, because the cause was posted before. A group under creation
+ * may have neither board nor links; the reason is then in the store (setup.c). The monitor reads
+ * the alarm. */
 #include "group/internal.h"
 
 #include "core/assert.h"
@@ -19,7 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Before any call ends: its caller may use the memory for something else at once. */
+/* Call before any call ends: its caller may reuse the memory immediately. */
 static void
 stop_arena_locked(dd_group *group)
 {
@@ -44,9 +45,9 @@ fail_rest_locked(dd_group *group, const dd_cause *cause)
     if (group->arena != NULL) {
         stop_arena_locked(group);
     }
-    /* While the group is being made, a lost rank may have left because of another, and have said so elsewhere (tell_given_up). */
+    /* A rank lost during creation may have exited because of another, and posted that. */
     bool is_sure = group->is_made || cause->kind != DD_CAUSE_LOST || cause->origin != group->rank;
-    /* Before anybody here hears of it, because the process may end then. */
+    /* Report it before any call ends here, because the process may exit then. */
     if (is_sure && group->context != NULL && group->size > 1) {
         group_report_failure_locked(group, cause->origin, cause);
     }
@@ -110,7 +111,7 @@ group_fail_cause_locked(dd_group *group, const dd_cause *cause)
         group->has_found_own = group->has_found_own || cause->origin == group->rank;
         return;
     }
-    dd_cause found; /* it came later than `cause`, which stays */
+    dd_cause found; /* ignored: later than `cause` */
     end_complete_locked(group, &found);
     fail_rest_locked(group, cause);
 }
@@ -154,7 +155,7 @@ group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit)
     fail_disagreement_locked(group, culprit->is_size ? DD_CAUSE_SIZES : DD_CAUSE_CALLS, culprit, "");
 }
 
-/* `rank` and this one, which has started that collective. */
+/* Describe a disagreement between `rank` and this rank, which has started that collective. */
 static dd_arena_culprit
 make_culprit(const dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs)
 {
@@ -202,7 +203,7 @@ group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence)
     }
 }
 
-/* ---- giving up */
+/* ---- abort and revoke */
 
 static void
 fail_by_call(dd_group *group, dd_cause_kind kind, const char *reason)

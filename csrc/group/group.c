@@ -1,4 +1,4 @@
-/* The life of a group from its memory to its end, and simple questions to it. open.c and split.c make groups that can work. */
+/* Life cycle of a group, and simple queries. open.c and split.c make groups that can work. */
 #include "group/internal.h"
 
 #include "core/fork.h"
@@ -47,7 +47,7 @@ group_create(dd_engine *engine, uint64_t id, const group_place *place, dd_group 
     return DD_OK;
 }
 
-/* In a forked child the library is the parent's, and what it has of it is left where it is. */
+/* A forked child leaves the library's state in place: it belongs to the parent. */
 static void
 close_carrier(dd_group *group)
 {
@@ -100,7 +100,7 @@ has_calls_locked(const dd_group *group)
            (group->guest != NULL && group->guest->ncalls > 0);
 }
 
-/* To the others a rank is gone that they may need. */
+/* Fail the group if calls are left: other ranks may wait for this one, which is about to leave. */
 static void
 fail_leftovers_locked(dd_group *group)
 {
@@ -165,10 +165,10 @@ dd_group_release(dd_group *group)
     }
     if (dd_engine_check_fork(group->engine, NULL) == DD_OK) {
         dd_wait at_once = dd_wait_after(0);
-        dd_status ignored = dd_group_close(group, &at_once, NULL); /* what was under way has been failed */
+        dd_status ignored = dd_group_close(group, &at_once, NULL); /* fails works under way */
         (void)ignored;
     } else if (dd_engine_is_torn(group->engine)) {
-        return; /* left where it is */
+        return; /* leaked: another thread held the lock at the fork */
     }
     group_destroy(group);
 }
@@ -177,14 +177,14 @@ void
 dd_region_release(dd_region *region)
 {
     if (region != NULL) {
-        dd_group *group = dd_region_group(region); /* the region may be somebody else's right away */
+        dd_group *group = dd_region_group(region); /* read first: the region may be reused */
         if (group_let_region_go(region)) {
-            dd_group_release(group); /* the last lets its regions go */
+            dd_group_release(group); /* the last reference frees the regions */
         }
     }
 }
 
-/* ---- questions */
+/* ---- queries */
 
 int
 dd_group_rank(const dd_group *group)
@@ -234,7 +234,7 @@ dd_group_get_member(dd_group *group, int rank, dd_member_info *info)
         dd_engine_lock(group->engine);
         info->transport = dd_peer_transport_locked(group->peers[rank]);
         if (info->transport[0] == '\0' && group_is_on_board(group, rank)) {
-            info->transport = "shared memory"; /* where messages go there, that is how */
+            info->transport = "shared memory"; /* messages to it would use shared memory */
         }
         dd_engine_unlock(group->engine);
     }
@@ -244,7 +244,7 @@ uint64_t
 dd_group_sequence(dd_group *group)
 {
     if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
-        return group->nposted; /* the lock may be in any state; a child has one thread */
+        return group->nposted; /* the lock may be in any state; a forked child has one thread */
     }
     dd_engine_lock(group->engine);
     uint64_t sequence = group->nposted;

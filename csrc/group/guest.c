@@ -1,4 +1,4 @@
-/* What a guest may ask of its group. */
+/* Services that a group provides to its guest. */
 #include "group/guest.h"
 
 #include "group/internal.h"

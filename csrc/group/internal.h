@@ -1,4 +1,4 @@
-/* The inside of a group. Everything that is not constant belongs to the holder of the engine's lock. */
+/* Internals of a group. Fields that are not constant are guarded by the engine's lock. */
 #ifndef DD_GROUP_INTERNAL_H
 #define DD_GROUP_INTERNAL_H
 
@@ -9,60 +9,58 @@
 #include "meet/meeting.h"
 #include "transport/context.h"
 
-/* A rank that is through with a collective may still hear from one that took it for another. */
-#define SIGNATURES_KEPT 16
+#define SIGNATURES_KEPT 16 /* signatures of started collectives, to check late messages */
 
-/* What a rank is known to be at, from its messages and its answers. */
+/* Known state of a rank, from its messages and answers. */
 typedef struct member_state {
-    uint64_t sequence; /* of the last collective it is known to have started */
+    uint64_t sequence; /* of the last collective that it is known to have started */
     dd_signature signature;
     bool is_inside;   /* as of its last answer: that collective is under way there */
     bool has_said_it; /* `signature` is known */
-    bool is_gone;     /* said goodbye */
-    bool has_voted;   /* while the group is being made: what it had to tell this rank has come */
+    bool is_gone;     /* has left the group */
+    bool has_voted;   /* during creation: the vote that it sends to this rank has arrived */
     bool is_asked;
     bool has_answered;
-    bool is_absent; /* dialled to be asked, it was not there */
-    /* As of its last answer: bytes that it has sent to rank lost_to are lost on the way; 0: none. */
+    bool is_absent; /* no process answered when it was dialled for a query */
+    /* As of its last answer: bytes to rank lost_to that the network has lost; 0 if none. */
     uint64_t lost_nbytes;
     int lost_to;
 } member_state;
 
-/* Blocks that a call has room for itself. */
-#define GROUP_FEW_BLOCKS 8
+#define GROUP_FEW_BLOCKS 8 /* that fit into the call itself */
 
-/* One call under way, a collective or a message: on the stack of the caller that waits in it, or of the group's pool. One that is started
- * again and again is of the pool, too, and keeps its form. */
+/* A call under way, a collective or a message: on the stack of a waiting caller, or in the group's
+ * pool. A standing call is in the pool and keeps its form. */
 typedef struct dd_standing_call group_call;
 struct dd_standing_call {
-    dd_work work; /* first: a work of a group is one of these */
-    dd_list link; /* in collectives, or in messages */
+    dd_work work; /* must be first: a work of a group is one of these */
+    dd_list link; /* in group->collectives or group->messages */
     dd_group *group;
-    int64_t timeout_ns;  /* < 0: the group's */
-    int64_t limit_ns;    /* the deadline is no later */
-    int64_t deadline_ns; /* set by group_stamp_locked; DD_NEVER_NS before that */
+    int64_t timeout_ns;  /* < 0 for the group's */
+    int64_t limit_ns;    /* upper limit of deadline_ns */
+    int64_t deadline_ns; /* set by group_stamp_locked; DD_NEVER_NS before */
     dd_timer late;       /* set by group_watch_locked */
-    /* What the flight recorder is told, one or none of them: by group_stamp_locked. */
+    /* For the flight recorder, at most one of the two; used by group_stamp_locked. */
     const dd_record_form *form;
     dd_record_call *told; /* the caller's */
     uint32_t stack;       /* with `form` */
     uint64_t record;
-    bool has_recorded_start; /* it was under way from the beginning */
-    bool is_unstamped;       /* group_stamp_locked is still to come */
-    bool is_quick;           /* takes a microsecond once the others are there, and nobody to drive */
+    bool has_recorded_start; /* its record begins as started, as no earlier call was pending */
+    bool is_unstamped;       /* group_stamp_locked has not run yet */
+    bool is_quick;           /* takes about 1 us once all ranks have called it; needs no driver */
     bool is_message;
-    bool is_send;           /* of messages */
-    bool is_carried;        /* a message that is in the carrier's library */
-    dd_signature signature; /* of a collective; of a message that is typed */
+    bool is_send;           /* for messages */
+    bool is_carried;        /* for messages: the carrier's library has it */
+    dd_signature signature; /* of a collective or a typed message */
     union {
         dd_coll_args args;
         dd_message message;
     };
-    dd_carried_message parcel; /* of one that is carried */
+    dd_carried_message parcel; /* for messages of a carrier */
     dd_carried carried;
-    dd_coll_form *kept_form; /* owned; NULL: it is started once */
-    bool is_chosen;          /* guarded by the engine's lock: among those that are about to be started */
-    /* Only of calls of the pool. */
+    dd_coll_form *kept_form; /* owned; NULL for a one-shot call */
+    bool is_chosen;          /* guarded by the engine's lock: already seen by check_all_locked */
+    /* The following are set only for calls of the pool. */
     struct call_pool *pool;
     dd_block *blocks; /* `few_blocks`, or owned */
     dd_block few_blocks[GROUP_FEW_BLOCKS];
@@ -71,27 +69,27 @@ struct dd_standing_call {
 struct dd_coll_form {
     dd_signature signature;
     bool is_quick;
-    dd_record_form *record; /* owned; NULL: nobody records */
+    dd_record_form *record; /* owned; NULL if recording is off */
 };
 
 struct dd_group {
-    /* const after open */
+    /* const after open, except as noted */
     dd_engine *engine; /* owned */
     uint64_t id;
     int rank;
     int size;
-    bool is_crowded; /* there are more ranks on this host than cores that they may use */
+    bool is_crowded; /* more ranks on this host than cores that they may use */
     dd_blob name;
     dd_peer **peers; /* [size], owned */
     dd_topology topology;
     dd_context *context; /* owned; NULL once closed */
-    dd_arena *arena;     /* owned; NULL: none */
-    /* Of the arena, while the group is being made: the maker's, for those who ask for it, and what has come to
-     * the others; -1: nothing yet. Also DD_FD_DENIED. */
+    dd_arena *arena;     /* owned; NULL if there is none */
+    /* Descriptor of the arena during the group's creation: the creator's, to pass on request, or
+     * the received one. -1 if there is none yet, DD_FD_DENIED if there will be none. */
     int arena_fd;
-    int64_t ask_arena_ns;   /* when to ask for it next */
+    int64_t ask_arena_ns;   /* when to request it next */
     dd_run *run;            /* owned; NULL once closed */
-    struct call_pool *pool; /* owned, shared with the works that are in use */
+    struct call_pool *pool; /* owned, shared with the works in use */
     dd_selection selection;
     size_t segment_nbytes;
 
@@ -99,308 +97,296 @@ struct dd_group {
     atomic_int_fast64_t timeout_ns; /* relaxed: a setting */
 
     /* guarded by the engine's lock */
-    dd_task task;        /* questions, regions, carried messages: in the engine while anything is under way */
-    bool is_starting;    /* start_next is running: do not enter it again */
+    dd_task task;        /* queries, regions, carried messages: in the engine while a call runs */
+    bool is_starting;    /* start_next_locked is running: do not enter it again */
     dd_list collectives; /* in the order of the calls; the first is under way while is_active */
     bool is_active;
     dd_list messages;                         /* the other calls */
-    int ncarried;                             /* of them, those in the carrier's library */
-    uint64_t nparcels;                        /* messages that the carrier has been handed */
-    int64_t awake_until_ns;                   /* for them: see dd_run_may_nap */
-    uint64_t nposted;                         /* collectives that have been called */
-    uint64_t nstarted;                        /* ... and that have been started here */
-    dd_signature signatures[SIGNATURES_KEPT]; /* of the last ones started, by sequence */
-    dd_error cause; /* code DD_OK while nothing is wrong; else why everything fails */
+    int ncarried;                             /* the messages in the carrier's library */
+    uint64_t nparcels;                        /* messages handed to the carrier */
+    int64_t awake_until_ns;                   /* for the carrier's messages: see dd_run_may_nap */
+    uint64_t nposted;                         /* collectives called */
+    uint64_t nstarted;                        /* collectives started on this rank */
+    dd_signature signatures[SIGNATURES_KEPT]; /* of the last started collectives, by sequence */
+    dd_error cause;                           /* DD_OK, or the reason why every call fails */
     dd_cause *
         found; /* not NULL while group_end_complete_locked runs: the first failure that it finds goes there */
-    bool has_found_own; /* one that this rank is the first to report: no further collective is started */
-    dd_cause failure;   /* what `cause` puts in words; kind 0 while nothing is wrong */
-    bool is_made;       /* on this rank; others may not be through yet */
+    bool has_found_own; /* this rank is the first to report it: no further collective starts */
+    dd_cause failure;   /* `cause` as a record; kind 0 if the group has not failed */
+    bool is_made;       /* on this rank; other ranks may not have finished */
     bool is_closing;
     bool is_suspended;
     bool is_suspending;
     pthread_t suspender; /* while is_suspending: the only thread that may call */
-    bool is_revoked;     /* by this rank or another: it may have failed before */
-    bool is_asking;      /* a deadline has passed and the others have been asked where they are */
+    bool is_revoked;     /* by any rank, perhaps after a failure */
+    bool is_asking;      /* after a passed deadline: the other ranks have been queried */
     int64_t asked_until_ns;
-    /* Set while calls are under way, or not at all. */
-    dd_timer answers;      /* of ranks that have been asked */
-    dd_timer curious;      /* the collective under way asks where the others are */
-    dd_timer ask_again;    /* for regions */
-    dd_timer look;         /* for messages in the carrier's library, which wakes nobody */
+    /* Timers, set only while calls are under way. */
+    dd_timer answers;      /* deadline for answers to queries */
+    dd_timer curious;      /* next progress query of the collective under way */
+    dd_timer ask_again;    /* next request of a region */
+    dd_timer look;         /* polls messages in the carrier's library, which wakes no thread */
     member_state *members; /* [size] */
     int ngone;
-    atomic_bool is_idle;               /* nothing is under way; release */
-    uint32_t nregions;                 /* ids given out */
-    dd_list regions;                   /* dd_region of this rank, in use or kept for the next */
-    atomic_size_t kept_nbytes;         /* of pages, in arrays that are not in use */
-    dd_list foreign;                   /* regions of others: see regions.c */
-    int nwanted;                       /* those of them that have not been mapped yet */
-    uint64_t nmonitored;               /* calls of monitored_barrier */
-    dd_recorder_group *recorder_group; /* owned; NULL: nobody records */
-    dd_group_guest *guest;             /* owned; NULL: there is none */
-    unsigned nsplits_refused; /* here, for their arguments: the other members may have counted them */
-    dd_blob splits;           /* how often each set of ranks has been split off: records of split_count */
+    atomic_bool is_idle;               /* no call is under way; stored with release */
+    uint32_t nregions;                 /* number of region ids allocated */
+    dd_list regions;                   /* dd_region of this rank, in use or kept for reuse */
+    atomic_size_t kept_nbytes;         /* page bytes of unused arrays */
+    dd_list foreign;                   /* regions of other ranks: see regions.c */
+    int nwanted;                       /* foreign regions that are not mapped yet */
+    uint64_t nmonitored;               /* number of calls of monitored_barrier */
+    dd_recorder_group *recorder_group; /* owned; NULL if recording is off */
+    dd_group_guest *guest;             /* owned; NULL if there is none */
+    unsigned nsplits_refused;          /* here, for their arguments: others may have counted them */
+    dd_blob splits;                    /* counts for each set of ranks: records of split_count */
 };
 
 /* ---- meet.c */
 
 typedef struct group_meeting {
     dd_meeting_end end;
-    dd_blob_list
-        again; /* cards in place of those in `end`: of processes that are in the group several times */
-    dd_engine *engine; /* owned: the one that was given, or one of its own */
+    /* Cards that replace those in `end`, of processes that are in the group several times. */
+    dd_blob_list again;
+    dd_engine *engine; /* owned: the given one, or a new one */
 } group_meeting;
 
-/* Meets the others in the store. */
+/* Meet the other ranks in the store. */
 dd_status group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_bytes name,
                      group_meeting *meeting, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void group_meeting_fini(group_meeting *meeting);
 
-/* Where a rank says that it cannot go on after the meeting (dd_meeting_post): it may have no link to the ranks that
- * wait for it, or none that works. */
+/* The place in the store where a rank posts that it cannot go on after the meeting
+ * (dd_meeting_post). Such a rank may have no working link to the ranks that wait for it. */
 typedef struct group_bulletin {
     dd_store *store;
     dd_bytes name;
     uint64_t generation;
-    int64_t look_ns; /* when to look next; 0: it has not been looked at */
+    int64_t look_ns; /* next time to check it; 0 before the first check */
 } group_bulletin;
-/* Looks now and then. DD_OK while there is nothing, or what has been posted; DD_INTERRUPTED. */
+/* Check the bulletin, at most every 500 ms: DD_OK if empty, the posted error, or DD_INTERRUPTED. */
 dd_status group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- setup.c */
 
-/* This rank's place in a group. */
 typedef struct group_place {
     int rank;
     int size;
     const dd_group_options *options;
 } group_place;
 
-/* Who takes part in the making of a group, beside its ranks. */
+/* Additional inputs to the creation of a group. */
 typedef struct group_setup {
-    dd_group *parent;         /* of a split: what ends it ends the making of this one; else NULL */
+    dd_group *parent;         /* for a split, else NULL; its failure also ends the creation */
     const int *parent_ranks;  /* [size] */
-    group_bulletin *bulletin; /* NULL: there is no store */
+    group_bulletin *bulletin; /* NULL if there is no store */
 } group_setup;
 
-/* Adds what needs the others' help: context, topology, arena, run. On failure the group is to be destroyed. */
+/* Add the parts that need other ranks: context, topology, arena, run. On failure, the caller must
+ * destroy the group. */
 dd_status group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait,
                        dd_error *err) DD_MUST_CHECK;
 
 /* ---- arena_setup.c */
 
-/* group->arena stays NULL if the ranks of this host cannot share one; the topology then has each of them as a host. */
+/* Set group->arena. If the ranks of this host cannot share one, it stays NULL, and the topology
+ * makes each of them a host of its own. */
 dd_status group_set_up_arena(dd_group *group, const group_setup *setup, const dd_wait *wait,
                              dd_error *err) DD_MUST_CHECK;
 
 /* ---- group.c */
 
-/* Has all that needs nobody's help; the caller fills in the peers. */
+/* Create a group with all that needs no other rank. The caller must fill in the peers. */
 dd_status group_create(dd_engine *engine, uint64_t id, const group_place *place, dd_group **group,
                        dd_error *err) DD_MUST_CHECK;
-void group_destroy(dd_group *group); /* closed, or half made; NULL is fine */
-
-/* ---- small things */
+void group_destroy(dd_group *group); /* closed or incomplete; NULL is allowed */
 
 /* For errors: group "dp" (rank 3 of 8). */
 #define GROUP_FORMAT "group \"%.*s\" (rank %d of %d)"
 #define GROUP_ARGS(group) \
     (int)(group)->name.len, (const char *)(group)->name.data, (group)->rank, (group)->size
 
-/* ---- check.c: whether a call may begin */
+/* ---- check.c: checks before a call begins */
 
-/* Whether it can have offspring: also once it was revoked. */
+/* Check that groups can be split off from `parent`: it is usable, or revoked and not closed. */
 dd_status group_check_parent_locked(dd_group *parent, dd_error *err) DD_MUST_CHECK;
-/* dd_group_check_usable_locked without the lock, and in a forked child. */
+/* Like dd_group_check_usable_locked, but takes the lock, and refuses a forked child. */
 dd_status group_check_usable(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
-/* What all ranks must agree on, once it has been checked. Block sizes of the others differ by rank, and are compared block by block. */
+/* Check the arguments, and fill in the part of the form that all ranks must agree on. Block sizes
+ * that differ by rank are not in it; they are compared block by block. */
 dd_status group_check_coll(const dd_group *group, const dd_coll_args *args, dd_coll_form *form,
                            dd_error *err) DD_MUST_CHECK;
 
 /* ---- call_pool.c */
 
 dd_status group_make_pool(dd_group *group, dd_error *err) DD_MUST_CHECK;
-/* Drops the group's reference; NULL is fine. Works of the group may live on. */
-void group_release_pool(struct call_pool *pool);
+void group_release_pool(struct call_pool *pool); /* drop the group's reference; NULL is allowed */
 dd_status group_take_call(struct call_pool *pool, group_call **call, dd_error *err) DD_MUST_CHECK;
-/* Frees what the call owns and returns it to its pool. */
-void group_give_call(group_call *call);
+void group_give_call(group_call *call); /* free what the call owns; return it to the pool */
 
 /* ---- call.c */
 
-/* A call of the pool, with copies of its blocks. */
+/* Take a call from the pool, with copies of its blocks. */
 dd_status group_take_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                                 group_call **call, dd_error *err) DD_MUST_CHECK;
-/* Starts calls of one group, one after the other: all of them, or none. With `is_patient` the caller waits for the one call next. A
- * call of the pool holds one more reference from now on, until it has ended. */
+/* Start calls of one group in this order, all or none. Pass `is_patient` if the caller waits for
+ * the one call next. A call of the pool holds one more reference until it has ended. */
 dd_status group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
                             dd_error *err) DD_MUST_CHECK;
-/* Of messages of monitored_barrier. */
-#define GROUP_MONITOR_CHANNEL 1
+#define GROUP_MONITOR_CHANNEL 1 /* of monitored_barrier's messages */
 
 /* ---- queue.c: calls under way */
 
-/* Starts it if it is its turn. The other side waits neither for the record of a short call nor for the time of day. */
+/* Queue the call, and start it if it is next. A short call is recorded after its data is sent. */
 void group_post_locked(group_call *call);
-/* Looks for its end for a microsecond or two, or for less than one: for callers who hold something that others need. */
+/* Poll for the call's end for 1 or 2 us. Pass is_hasty (< 1 us) if other threads are blocked. */
 void group_look_locked(group_call *call, bool is_hasty);
-/* What has not ended gets its deadline, and somebody to look after it. */
+/* Start the deadline of a call that has not ended, and add the group's task to the engine. */
 void group_watch_locked(group_call *call);
 
 /* ---- complete.c: ends of calls */
 
-/* Takes it out of its list and completes its work; `cause` NULL for success. Lets the call go. */
+/* Remove the call from its list and complete its work. `cause` is NULL on success. The call may be
+ * freed by this. */
 void group_complete_locked(group_call *call, const dd_error *cause);
-/* The same with the group's cause; keeps_memory: somebody may still use the call's. */
+/* The same with the group's cause; keeps_memory: the call's memory may still be in use. */
 void group_complete_by_cause_locked(group_call *call, bool keeps_memory);
-/* Those to and from `rank`, or all for DD_ANY_RANK. */
+/* Fail the messages to and from `rank`, or all for DD_ANY_RANK. */
 void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
-/* Puts the group's task in, or takes it out, as the work at hand demands. */
-void group_update_task_locked(dd_group *group);
+void group_update_task_locked(dd_group *group); /* keep it in the engine only while calls run */
 
-/* ---- carried_messages.c: messages that a carrier takes */
+/* ---- carried_messages.c: messages that a carrier moves */
 
-/* Hands a message to the carrier. False: it is not one for it. */
+/* Hand a message to the carrier. Return false if the carrier does not support it. */
 bool group_post_carried_locked(group_call *call);
-/* True: one has ended. */
-bool group_look_at_carried_locked(dd_group *group);
+bool group_look_at_carried_locked(dd_group *group); /* true if a message has ended */
 void group_look_for_carried_locked(group_call *call, int nlooks);
-/* False: messages in the library are worth another look. */
-bool group_may_nap_locked(dd_group *group);
-/* Ends a message with `cause`, wherever it is. */
+bool group_may_nap_locked(dd_group *group); /* false if messages in the library need polling */
+/* End a message with `cause`, in the carrier or the context. */
 void group_cancel_message_locked(group_call *call, const dd_error *cause);
 
 /* ---- deadlines.c */
 
 void group_deadlines_init(dd_group *group);
-/* The call ends at its deadline, if it has not before. */
-void group_start_deadline_locked(group_call *call);
-/* The collective under way, which has been waited for since then, looks after the others some time. Once for each. */
+void group_start_deadline_locked(group_call *call); /* end the call at its deadline */
+/* Schedule the first progress query of the collective under way, which has waited since `since_ns`.
+ * At most once for each collective. */
 void group_be_curious_locked(dd_group *group, int64_t since_ns);
 
 /* ---- events.c */
 
-extern const dd_context_handler group_context_handler; /* but for its ctx */
+extern const dd_context_handler group_context_handler; /* complete except for ctx */
 void group_hear_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature);
-/* Where a rank of this host is, by its board; whether it runs is another question. */
+/* Read the progress of a local rank from its board, which works even if the rank is stopped. */
 void group_hear_place_locked(dd_group *group, int rank);
-/* A rank of this host has taken its news since its bell was rung: its answer is on its board. */
+/* Read the answer of a local rank from its board. Call once it has taken its news after a bell. */
 void group_hear_answer_locked(dd_group *group, int rank);
 
-/* ---- vote.c: what the making of a group waits for */
+/* ---- vote.c: waiting during a group's creation */
 
-/* As dd_group_await; and fails when a rank that takes part in the making will not vote any more. */
+/* Like dd_group_await, but also fail if a rank that takes part in the creation will not vote. */
 dd_status group_await_others(dd_group *group, const group_setup *setup, bool (*is_there)(void *ctx),
                              void *ctx, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* votes[h] becomes 1 if all ranks of host h (of the topology) have given true. */
+/* Set votes[h] to 1 if all ranks of host h (of the topology) have passed true, else 0. */
 dd_status group_exchange_votes(dd_group *group, const group_setup *setup, bool own, uint8_t *votes,
                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* ---- board.c: what ranks of a host tell each other without a link */
+/* ---- board.c: communication within a host without a link */
 
-/* Reports the failure to all ranks but `except`, its origin: on the board to the ranks of this host, by links
- * to the others. While the group is being made, a rank of this host may not have the board yet, so links carry
- * it inside the host as well. */
+/* Report the failure to all ranks but `except`, its origin: on the board to local ranks, by links
+ * to others. During creation, local ranks may not have the board, so links reach them as well. */
 void group_report_failure_locked(dd_group *group, int except, const dd_cause *cause);
-/* After the context's goodbyes. */
-void group_post_leaving_locked(dd_group *group);
-/* Says on the board where this rank is. */
-void group_note_place_locked(dd_group *group);
-/* Publish the bytes of this rank that the network loses, for ranks that ring its bell when their time is up. */
+void group_post_leaving_locked(dd_group *group); /* call after the context's goodbyes */
+void group_note_place_locked(dd_group *group);   /* publish this rank's progress on the board */
+/* Publish the bytes that the network loses, for ranks that ring this one's bell after a timeout. */
 void group_note_loss_locked(dd_group *group);
-/* Whether the rank can be looked up on the board. */
-bool group_is_on_board(const dd_group *group, int rank);
-/* Rings those of this host for whom a bell is due, who show by hearing it that they run. */
+bool group_is_on_board(const dd_group *group, int rank); /* the board shows its progress */
+/* Ring the bell of each local rank that is due one. By taking its news, it shows that it runs. */
 void group_ring_others_locked(dd_group *group);
-/* What ranks call the arena that they ask for or pass; regions have words from 1. */
-#define GROUP_ARENA_WORD 0
+#define GROUP_ARENA_WORD 0 /* names the arena's descriptor; regions have words from 1 */
 
-/* ---- error_text.c: causes and the sentences for them; see also dd_group_error_about */
+/* ---- error_text.c: causes and their messages; see also dd_group_error_about */
 
 /* "rank 2 (node-b, pid 77)" */
 const char *group_print_member(const dd_group *group, int rank, char out[128]);
-/* The member is the error's culprit. */
-void group_blame(const dd_group *group, int rank, dd_error *err);
-/* A cause that this rank has found, without what only its kind has. */
+void group_blame(const dd_group *group, int rank, dd_error *err); /* make it the error's culprit */
+/* Make a cause found by this rank. The caller fills in the fields of its kind. */
 dd_cause group_make_cause(const dd_group *group, dd_cause_kind kind, dd_status code, int culprit);
-/* What the others are told of an error. Its culprit may be a process that is only in the parent of this
- * group. */
+/* Convert an error to a cause for other ranks. Drops a culprit that is only in the parent. */
 dd_cause group_cause_of_error(const dd_group *group, const dd_error *error);
-/* Of the collective that is too late, by the answers of the others. */
+/* Make the cause of a late collective, from the answers of the other ranks. */
 dd_cause group_cause_of_lateness(const dd_group *group, const group_call *call);
-/* The words for a cause, as this rank sees it. */
+/* Word a cause as this rank sees it. */
 void group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *error);
-/* Puts a call in front of the error that is there, and notes it: all_reduce #41 on group "dp" (rank 3 of 8): ...
- * A sequence of 0 is none. err may be NULL. */
+/* Prepend the call to the error's message (all_reduce #41 on group "dp" (rank 3 of 8): ...) and
+ * note it in the error. Sequence 0 means no number. err may be NULL. */
 void group_note_call(const dd_group *group, const char *what, uint64_t sequence, int64_t elapsed_ns,
                      dd_error *err);
-/* Makes the error of an operation from its cause. */
+/* Make the error of an operation from its cause. */
 void group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause,
                             dd_error *error);
-/* Adds "; <text>"; the culprit stays. */
-void group_append(dd_error *error, const char *text);
-/* Of a collective that was started here; NULL when that is too long ago, or still to come. */
+void group_append(dd_error *error, const char *text); /* append "; <text>", keep the culprit */
+/* Return the signature of a started collective, or NULL if it is not started or too old. */
 const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence);
-/* Adds whose packets the network loses, and returns the rank at the other end, seen from this one; -1: nothing is known of that. */
+/* Append whose packets the network loses. Return the rank at that path's other end, as seen from
+ * this one, or -1 if no loss is known. */
 int group_add_loss_locked(const dd_group *group, dd_error *error);
-/* Adds how far a message has come that has run out of time. */
+/* Append the progress of a message that has timed out: bytes received, or lost on the network. */
 void group_add_progress_locked(const dd_group *group, const dd_message *message, dd_error *error);
 
-/* ---- fail.c: the first cause of a failure, which ends everything */
+/* ---- fail.c: failure of a group */
 
-/* End the calls that are complete on this rank: their data has arrived, in messages or in shared memory, whether or not
- * this rank has looked at it. Every failure of a group or of its collectives does this first, so that no call fails that has
- * all it needs, whatever is published next. Collectives end in the order of the calls: those behind the one under way are
- * also started, unless a carrier moves their data. A failure that this finds fails the group. */
+/* End the calls that are complete on this rank: their data has arrived, in messages or in shared
+ * memory, whether or not this rank has looked at it. Every failure of a group or of its collectives
+ * does this first, so that later events cannot fail a call that has all its data. Collectives end
+ * in the order of the calls: the ones queued behind the current one are started as well, unless a
+ * carrier moves their data. A failure found here fails the group. */
 void group_end_complete_locked(dd_group *group);
-/* True if the group has failed, or group_end_complete_locked has found a failure that this rank is the first to report. */
+/* True if the group has failed, or group_end_complete_locked has found a failure that this rank is
+ * the first to report. */
 bool group_has_failed_locked(const dd_group *group);
-/* The first cause ends everything under way that is not complete, and stays; the other ranks receive it.
- * dd_group_fail_locked: where nothing but words is known. */
+/* Fail the group. The first cause is kept and sent to the other ranks; it ends everything under way
+ * that is not complete. Use dd_group_fail_locked for an error that has no cause record. */
 void group_fail_cause_locked(dd_group *group, const dd_cause *cause);
-/* With what this rank cannot do, whatever the others do: its name goes before the words. */
+/* Fail the group because this rank cannot do its part: prepend its name, and blame it. */
 void group_fail_own_locked(dd_group *group, dd_error *error);
 void group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit);
-/* `rank` has called something else than this rank. */
+/* Fail the group because `rank` has made a different call than this rank. */
 void group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs);
-/* The same for a message of a collective whose size was not what this rank expected: `error` says so. */
+/* The same if a message of a collective has an unexpected size; `error` describes it. */
 void group_fail_misfit_locked(dd_group *group, const dd_error *error);
-/* A message has come for a collective that was through here. */
+/* Fail the group because a message has arrived for a collective that was complete here. */
 void group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence);
 
-/* ---- record.c: what the flight recorder is told */
+/* ---- record.c: entries of the flight recorder */
 
-/* The call has been taken: from now on it has a start, a deadline and a record. It may be put off until the others have what they need of
- * this rank, which then do not wait for that: whatever else is told of the call first sees to it. Once for each start. */
+/* Give an accepted call its start time, deadline and record, once per start. This may be deferred
+ * until other ranks have the data that they need from this one, so that they do not wait for it;
+ * the functions that record more do it first. */
 void group_stamp_locked(group_call *call);
-/* Where the record or on_done asks when it began. Most other calls have ended before anybody does. */
+/* Stamp the call if its record or on_done needs the start time; most others end without it. */
 void group_stamp_if_told_locked(group_call *call);
 void group_record_start_locked(group_call *call);
-/* Before the work tells: then the call may be gone. `error` NULL for success. */
+/* Call before completing the work, which may free the call. `error` NULL for success. */
 void group_record_end_locked(group_call *call, const dd_error *error);
-/* The group has failed. Before its calls end. */
-void group_raise_alarm_locked(dd_group *group);
+void group_raise_alarm_locked(dd_group *group); /* call before the group's calls end */
 
 /* ---- regions.c */
 
-void group_want_region(void *ctx, int local, uint32_t id); /* of dd_run_env */
-/* Whether some have come: then the operation that has waited for them goes on, or fails with *error, whose code is else left alone. */
+void group_want_region(void *ctx, int local, uint32_t id); /* want_region of dd_run_env */
+/* Map wanted regions whose descriptors have arrived. Return true if there were any: the operation
+ * that waits for them can continue, or fails with *error, whose code is otherwise unchanged. */
 bool group_map_wanted_locked(dd_group *group, dd_error *error);
-/* Sets the timer for the next region that is to be asked for again, if there is one and calls are under way. */
+/* Set the timer for the next request of a wanted region, if calls are under way. */
 void group_start_asking_again_locked(dd_group *group);
-/* Of the context's handler: a local rank asks for a region of ours; what has been asked for has come. */
+/* Context events: a local rank requests a region; a requested one has arrived (true if taken). */
 void group_pass_region_locked(dd_group *group, int rank, uint32_t id);
 bool group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd);
 void group_drop_regions(dd_group *group);
-/* Gives the pages of arrays that are kept for the next back to the system. */
-void group_clear_kept_regions_locked(dd_group *group);
-/* Of all arrays of this rank, whether in use or not. */
-size_t group_regions_nbytes_locked(const dd_group *group);
-/* True: that was the last reference; then the region no longer holds the group. */
+void group_clear_kept_regions_locked(dd_group *group);     /* return their pages to the system */
+size_t group_regions_nbytes_locked(const dd_group *group); /* of regions in use */
+/* Drop a reference. True if it was the last; then the caller must release the region's group. */
 bool group_let_region_go(dd_region *region);
-/* From now on, what other ranks write to the block, which is in a region of ours, does not show here any
- * more. */
+/* Replace the pages of a block in a region of this rank: later remote writes do not show here. */
 dd_status group_take_back_locked(dd_group *group, dd_block block, dd_error *err) DD_MUST_CHECK;
 
 #endif

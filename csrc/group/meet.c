@@ -1,4 +1,4 @@
-/* How the ranks of a group find each other: by the cards of their engines, in a store. */
+/* Meeting of a group's ranks: they exchange the cards of their engines in a store. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -11,7 +11,7 @@
 
 #define LOOK_NS (500 * DD_NS_PER_MS)
 
-/* ---- what a meeting knows of cards */
+/* ---- card callbacks of the meeting */
 
 static bool
 read_card(dd_bytes bytes, dd_meeting_member *member)
@@ -39,7 +39,7 @@ look_for(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *is_gone, cons
         dd_card_decode(own_bytes, &own, NULL, NULL) != DD_OK) {
         return DD_OK;
     }
-    if (memcmp(&card.uid, &own.uid, sizeof own.uid) != 0) { /* several ranks may be of one process */
+    if (memcmp(&card.uid, &own.uid, sizeof own.uid) != 0) { /* ranks may share a process */
         status = dd_card_look_for(&card, &addrs, &own, &presence, wait, err);
     }
     if (status == DD_OK) {
@@ -72,7 +72,7 @@ compare_uids(const void *a, const void *b)
     return order != 0 ? order : first->rank - second->rank;
 }
 
-/* Those whose engine a lower rank has, too: every one gives itself an engine of its own. is_again: [size], zeroed. */
+/* Find the ranks whose engine a lower rank has; they open another one. is_again: [size], zeroed. */
 static dd_status
 find_repeated(const dd_bytes *cards, int size, bool *is_again, dd_error *err)
 {
@@ -102,7 +102,7 @@ make_card(dd_engine *engine, dd_store *store, dd_blob *card, dd_error *err)
     return dd_engine_card(engine, to_store.len > 0 ? &to_store : NULL, card, err);
 }
 
-/* Where a rank publishes the card of its own engine. */
+/* Return the key under which a rank publishes the card of its own engine. */
 static dd_bytes
 again_key(const group_meeting *meeting, dd_bytes name, int rank, char out[DD_MEETING_NAME_MAX + 64])
 {
@@ -111,7 +111,7 @@ again_key(const group_meeting *meeting, dd_bytes name, int rank, char out[DD_MEE
     return dd_bytes_of(out, (size_t)len);
 }
 
-/* Gives this rank an engine of its own and publishes its card in place of the first. */
+/* Give this rank an engine of its own, and publish its card instead of the first one. */
 static dd_status
 use_own_engine(dd_store *store, const dd_meeting *met, group_meeting *meeting, const dd_wait *wait,
                dd_error *err)
@@ -209,7 +209,7 @@ group_meeting_fini(group_meeting *meeting)
     meeting->engine = NULL;
 }
 
-/* ---- after it */
+/* ---- the bulletin */
 
 dd_status
 group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *err)
@@ -220,7 +220,7 @@ group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *er
         return DD_OK;
     }
     bulletin->look_ns = now_ns + LOOK_NS;
-    /* Mostly the links are there before the next look. */
+    /* The links usually exist before the second check, so the first one is skipped. */
     return is_first ? DD_OK
                     : dd_meeting_check(bulletin->store, bulletin->name, bulletin->generation, wait, err);
 }

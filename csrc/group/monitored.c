@@ -1,10 +1,10 @@
-/* The barrier that names who is missing, made of messages. */
+/* monitored_barrier: a barrier of messages that names the missing ranks. */
 #include "group/internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* What rank 0 tells the others: empty when all have come. */
+/* Rank 0's verdict for the other ranks: empty if all have arrived. */
 typedef struct barrier_verdict {
     char text[512];
 } barrier_verdict;
@@ -18,7 +18,7 @@ next_monitored_tag(dd_group *group)
     return tag;
 }
 
-/* A message of the barrier, with a deadline of its own. Messages of callers have all tags of channel 0. */
+/* Run a message of the barrier, with its own deadline. Messages of callers are in channel 0. */
 static dd_status
 run_note(dd_group *group, const dd_p2p *note, int64_t timeout_ns, const dd_wait *wait, dd_error *err)
 {
@@ -38,7 +38,7 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
     char missing[256] = "";
     int nmissing = 0;
     int first = -1;
-    bool was_out_of_time = false; /* before it asked the first of the missing */
+    bool was_out_of_time = false; /* before waiting for the first missing rank */
     dd_error why = {.code = DD_OK};
     for (int rank = 1; rank < group->size && (nmissing == 0 || is_all); rank++) {
         dd_error error;
@@ -47,8 +47,7 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
         dd_status status = run_note(group, &note, left_ns, wait, &error);
         bool is_over = status != DD_OK && dd_group_check(group, NULL) != DD_OK;
         if (status == DD_INTERRUPTED || is_over) {
-            return dd_error_copy(err,
-                                 &error); /* nobody is late: the group has ended, and the error says why */
+            return dd_error_copy(err, &error); /* the group has failed; no rank is late */
         }
         if (status != DD_OK) {
             first = first < 0 ? rank : first;
@@ -84,8 +83,8 @@ monitor(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, const dd
     }
     for (int rank = 1; rank < group->size && status != DD_INTERRUPTED; rank++) {
         dd_p2p note = {.is_send = true, .rank = rank, .tag = tag, .block = {&verdict, sizeof verdict}};
-        dd_status ignored =
-            run_note(group, &note, 2 * DD_NS_PER_S, wait, NULL); /* who has not come does not hear it */
+        /* A missing rank does not receive it. */
+        dd_status ignored = run_note(group, &note, 2 * DD_NS_PER_S, wait, NULL);
         (void)ignored;
     }
     return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
@@ -98,11 +97,11 @@ report_and_hear(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait
     barrier_verdict verdict = {.text = ""};
     dd_p2p report = {.is_send = true, .tag = tag, .block = {&byte, 1}};
     dd_p2p answer = {.tag = tag, .block = {&verdict, sizeof verdict}};
-    /* Rank 0 may take all its patience with the others, and needs a moment to tell. */
+    /* Rank 0 may use its whole timeout to wait for others, and then needs time to report. */
     int64_t patience_ns = timeout_ns < INT64_MAX - DD_NS_PER_S ? timeout_ns + DD_NS_PER_S : timeout_ns;
     dd_wait patience = dd_wait_at_most(wait, patience_ns);
     dd_status status = run_note(group, &report, timeout_ns, wait, err);
-    if (status != DD_INTERRUPTED) { /* whatever has become of the report, rank 0 may have something to tell */
+    if (status != DD_INTERRUPTED) { /* even if the report failed, rank 0 may send a verdict */
         status = run_note(group, &answer, dd_deadline_left_ns(patience.deadline_ns), wait, err);
     }
     if (status == DD_OK && verdict.text[0] != '\0') {

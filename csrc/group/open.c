@@ -39,7 +39,7 @@ find_peers(dd_group *group, const group_meeting *meeting, dd_error *err)
     return status;
 }
 
-/* With one rank there is nobody to meet. */
+/* A group of one rank needs no meeting. */
 static dd_status
 open_meet(dd_engine *engine, dd_store *store, const group_place *place, group_meeting *meeting,
           const dd_wait *wait, dd_error *err)
@@ -58,7 +58,7 @@ open_group(dd_engine *engine, dd_store *store, const group_place *place, dd_grou
     group_meeting meeting = {.engine = NULL};
     dd_group *made = NULL;
     dd_status status = open_meet(engine, store, place, &meeting, wait, err);
-    if (status == DD_OK) { /* not before the others are there: the number may be a mistake */
+    if (status == DD_OK) { /* after the meeting, because `size` may be a mistake */
         status = group_create(meeting.engine, meeting.end.id, place, &made, err);
     }
     if (status == DD_OK) {
@@ -76,7 +76,7 @@ open_group(dd_engine *engine, dd_store *store, const group_place *place, dd_grou
         group_destroy(made);
     }
     if (meeting.engine != NULL && meeting.engine != engine) {
-        dd_engine_end_meeting(meeting.engine); /* it was begun with that engine */
+        dd_engine_end_meeting(meeting.engine); /* begun by use_own_engine */
     }
     group_meeting_fini(&meeting);
     return status;

@@ -1,5 +1,4 @@
-/* Calls under way, with the engine's lock held: a call is posted, started when the one before it has ended, looked at
- * and watched. */
+/* Calls under way: posted, started when the one before has ended, polled and watched. */
 #include "group/internal.h"
 
 #include "core/assert.h"
@@ -32,7 +31,7 @@ on_run_done(void *ctx, const dd_error *error)
         group->is_asking = false;
         group_note_place_locked(group);
         group_complete_locked(call, NULL);
-        look_at_held_locked(group); /* now there should be nothing left */
+        look_at_held_locked(group); /* no message of the collective should be left */
         start_next_locked(group);
         group_update_task_locked(group);
         return;
@@ -69,16 +68,16 @@ start_locked(group_call *call)
         .ctx = call,
     };
     dd_timer_clear(&group->curious);
-    if (group->topology.nhosts > 1) { /* else it is soon enough when the call is watched over */
+    if (group->topology.nhosts > 1) { /* on one host, group_watch_locked does it */
         group_be_curious_locked(group, dd_clock_now_ns());
     }
-    look_at_held_locked(group); /* first of all: a message that does not fit says less than two signatures */
+    look_at_held_locked(group); /* first: signatures explain more than a wrong size */
     if (!group_has_failed_locked(group)) {
         dd_run_start_locked(group->run, &run_call);
     }
 }
 
-/* A failing group starts calls whose data may be here already: see group_end_complete_locked. A carrier's library cannot tell. */
+/* A failing group starts calls whose data may have arrived, which a carrier does not show. */
 static bool
 may_start_next_locked(const dd_group *group)
 {
@@ -90,7 +89,7 @@ static void
 start_next_locked(dd_group *group)
 {
     if (group->is_starting) {
-        return; /* the loop below is running, and starts the next one, too */
+        return; /* the running loop starts the next one */
     }
     group->is_starting = true;
     while (!group->is_active && !dd_list_is_empty(&group->collectives) && may_start_next_locked(group)) {
@@ -99,8 +98,8 @@ start_next_locked(dd_group *group)
     group->is_starting = false;
 }
 
-/* What is in the receiver's ring, or has come from the sender, ends in here: it needs nobody to drive. The record is there by then, for
- * whose message it was. */
+/* Post a message. If its data is in the receiver's ring, or has arrived, it ends here and needs no
+ * driver. Its record must exist before that, to note the source. */
 static void
 post_message_locked(group_call *call)
 {
@@ -161,21 +160,20 @@ group_watch_locked(group_call *call)
     }
     group_start_deadline_locked(call);
     if (call->is_carried && call->message.rank != DD_ANY_RANK && group->members[call->message.rank].is_gone) {
-        dd_error cause; /* the library does not know that nothing will come any more */
+        dd_error cause; /* the library does not notice that */
         (void)dd_group_error_about(group, call->message.rank, DD_PEER_LOST, "has left the group", &cause);
         group_cancel_message_locked(call, &cause);
     } else if (call->is_message && call->message.rank == DD_ANY_RANK && group->size > 1 &&
-               group->ngone ==
-                   group->size - 1) { /* nobody is left who could send; what came before has counted */
+               group->ngone == group->size - 1) { /* no sender is left */
         dd_error cause;
         dd_error_set(&cause, DD_PEER_LOST, "all other ranks have left the group");
         group_cancel_message_locked(call, &cause);
     }
 }
 
-/* ---- looking */
+/* ---- polling */
 
-/* What ends makes room for the next, which moves at once: that should be as short. */
+/* Return true if all queued calls are quick: the end of one starts the next in the same poll. */
 static bool
 are_all_quick_locked(const dd_group *group)
 {
@@ -187,7 +185,7 @@ are_all_quick_locked(const dd_group *group)
     return is_quick;
 }
 
-/* Ranks that share a core get there one after the other, each when the one before gives it away. */
+/* Pause between polls, or yield to ranks on the same core. False if polling should stop. */
 static bool
 make_way_locked(dd_group *group, int look)
 {
@@ -210,7 +208,7 @@ group_look_locked(group_call *call, bool is_hasty)
         dd_engine_note_call_locked(group->engine);
     }
     if (dd_work_is_done(&call->work)) {
-        return; /* perhaps with its group, while the lock was not held */
+        return; /* it ended while the lock was not held */
     }
     if (call->is_carried) {
         group_look_for_carried_locked(call, nlooks);
@@ -225,7 +223,7 @@ group_look_locked(group_call *call, bool is_hasty)
         return;
     }
     if (is_hasty && group->is_crowded) {
-        nlooks = 1; /* the ranks that it waits for need this core */
+        nlooks = 1; /* the ranks that this call waits for need this core */
     }
     if (!is_hasty) {
         dd_engine_note_active_locked(group->engine);

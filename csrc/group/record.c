@@ -1,4 +1,4 @@
-/* What a group tells the flight recorder. */
+/* Entries of a group's calls in the flight recorder. */
 #include "group/internal.h"
 
 void
@@ -84,7 +84,7 @@ group_record_start_locked(group_call *call)
 void
 group_record_end_locked(group_call *call, const dd_error *error)
 {
-    /* What was over before it was stamped has a beginning and an end at the same time, which is read once. */
+    /* A call that ended before it was stamped gets one time for its start and end. */
     bool is_instant = call->is_unstamped;
     group_stamp_if_told_locked(call);
     if (call->record != DD_NO_RECORD) {
@@ -93,7 +93,7 @@ group_record_end_locked(group_call *call, const dd_error *error)
     }
 }
 
-/* The collective under way is what has failed first; without one, the oldest message. */
+/* Return the record of the collective under way, or of the oldest message if there is none. */
 static uint64_t
 record_of_failure(dd_group *group)
 {

@@ -13,42 +13,42 @@
 typedef enum region_use {
     REGION_ARRAY,
     REGION_PAD,
-    REGION_ADOPTED, /* keeps its descriptor, of which adopted memory becomes a mapping */
+    REGION_ADOPTED, /* keeps `fd`: adopted memory becomes a mapping of it */
 } region_use;
 
-/* The owner's side. The others keep theirs mapped until the group is gone, so a released region goes back
- * to its group, for the next use of its kind that fits. Capacities of arrays are powers of two, of which
- * only touched pages cost memory: so there are never many more of them than have been in use at a time,
- * whatever their sizes. The others are as large as they need to be. */
+/* The owner's side of a region. Other ranks keep it mapped until the group is destroyed, so a
+ * released region returns to its group, for the next use of its kind that fits. Capacities of
+ * arrays are powers of two, of which only touched pages cost memory: there are never many more
+ * arrays than were in use at one time, whatever their sizes. Other regions have exact sizes. */
 struct dd_region {
     dd_list link;    /* in the group's regions */
     dd_group *group; /* counted while in use */
     uint32_t id;
     void *data;
-    size_t nbytes;   /* asked for */
+    size_t nbytes;   /* as requested */
     size_t capacity; /* mapped */
-    size_t dirty;    /* of arrays: bytes from the start that may be other than zero; the rest has no pages */
+    size_t dirty;    /* for arrays: leading bytes that may be nonzero; the rest has no pages */
     region_use use;
-    void *shown_at;        /* the adopted mapping, even after it is released; NULL: none */
-    int fd;                /* for those of this host who ask; -1: all have it */
-    dd_arena_ranks passed; /* local ranks that it has been passed to */
+    void *shown_at;        /* adopted mapping, until noted as unmapped, or NULL */
+    int fd;                /* for ranks of this host that request it; -1 if all have it */
+    dd_arena_ranks passed; /* local ranks that have received it */
     int npassed;
-    atomic_uint refs; /* 0: kept for the next; leaves 0 with the engine's lock */
+    atomic_uint refs; /* 0: kept for reuse; incremented from 0 only with the engine's lock */
 };
 
-/* Another rank's, that its owner has spoken of: wanted first, then mapped here until the group is gone. */
+/* A region of another rank: wanted first, then mapped here until the group is destroyed. */
 typedef struct foreign_region {
     dd_list link;
     int local; /* its owner */
     uint32_t id;
-    dd_block memory; /* data NULL: not mapped yet */
-    int fd; /* what has come to be mapped; -1: nothing, DD_SOCK_FD_REFUSED: there was no room for it */
-    unsigned nasked;  /* how often its owner has been asked for it */
-    int64_t again_ns; /* when to ask again */
+    dd_block memory;  /* data NULL until it is mapped */
+    int fd;           /* received; -1 if not, DD_SOCK_FD_REFUSED if none was free */
+    unsigned nasked;  /* number of requests to its owner */
+    int64_t again_ns; /* when to request it next */
 } foreign_region;
 
 #define PAGE_BYTES ((size_t)4096)
-/* The unused arrays of a group keep at most so many bytes of pages. Others give theirs back to the system. */
+/* Limit of page bytes kept in a group's unused arrays. Beyond it, pages return to the system. */
 #define KEPT_MAX_BYTES ((size_t)64 << 20)
 
 static size_t
@@ -79,7 +79,7 @@ static size_t
 capacity_for(size_t nbytes, region_use use)
 {
     size_t capacity = round_up_to_pages(nbytes);
-    bool is_exact = use != REGION_ARRAY || capacity > SIZE_MAX / 4; /* of which there is not so much */
+    bool is_exact = use != REGION_ARRAY || capacity > SIZE_MAX / 4; /* rounding up could overflow */
     for (size_t power = PAGE_BYTES; !is_exact; power *= 2) {
         if (power >= capacity) {
             return power;
@@ -88,7 +88,6 @@ capacity_for(size_t nbytes, region_use use)
     return capacity;
 }
 
-/* The smallest that is large enough. */
 static dd_region *
 find_free_locked(dd_group *group, size_t capacity, region_use use)
 {
@@ -104,7 +103,8 @@ find_free_locked(dd_group *group, size_t capacity, region_use use)
     return best;
 }
 
-/* What a collective finds in it is what is asked for: it then knows where the last page ends. */
+/* Register the region in the arena with its requested size, not its capacity: an output that ends
+ * where the region ends can then be written in place, up to its last, partial page. */
 static dd_status
 show_to_arena_locked(dd_group *group, const dd_region *region, size_t nbytes, dd_error *err)
 {
@@ -116,7 +116,7 @@ show_to_arena_locked(dd_group *group, const dd_region *region, size_t nbytes, dd
     return dd_arena_add_region(group->arena, self, region->id, region->data, nbytes, err);
 }
 
-/* Those of this host map it once, when they first hear of it, and adopted memory is a mapping of it. */
+/* Close the descriptor once all local ranks have it, as they map it once. Adopted ones keep it. */
 static void
 close_if_passed(dd_region *region)
 {
@@ -172,8 +172,7 @@ make_region_locked(dd_group *group, size_t capacity, region_use use, dd_region *
     return DD_OK;
 }
 
-/* Zeroes what is asked for. The region is the caller's already, so this does not need the lock, and can
- * take a while. */
+/* Zero the requested bytes, without the lock: the region is the caller's, and it may take long. */
 static void
 clean(dd_region *region, size_t nbytes)
 {
@@ -186,7 +185,7 @@ clean(dd_region *region, size_t nbytes)
     }
 }
 
-/* Lock while no thread moves data through the arena: a recalled one takes about 100 us to lock. */
+/* Lock once no thread moves data through the arena. A recalled thread takes about 100 us. */
 static void
 lock_unmoved(dd_group *group)
 {
@@ -247,7 +246,7 @@ dd_group_alloc_pad(dd_group *group, size_t nbytes, dd_region **region, dd_error 
     return alloc(group, nbytes, REGION_PAD, region, err);
 }
 
-/* A second mapping of the region takes the place of the one at `at`. */
+/* Replace the mapping at `at` with a second mapping of the region, and `fd` with its descriptor. */
 static dd_status
 show_at(const dd_region *region, void *at, int fd, dd_error *err)
 {
@@ -323,7 +322,7 @@ dd_region_id(const dd_region *region)
 static bool
 has_bytes(const dd_region *region, const void *data, size_t nbytes)
 {
-    /* What lies before the region is far behind it in unsigned numbers. */
+    /* An address before the region gives a huge offset. */
     uintptr_t offset = (uintptr_t)data - (uintptr_t)region->data;
     return atomic_load(&region->refs) > 0 && offset <= region->nbytes && nbytes <= region->nbytes - offset;
 }
@@ -351,8 +350,8 @@ dd_region_acquire(dd_region *region)
     return region;
 }
 
-/* Before the last reference goes: gives the pages back to the system, unless they are kept for the next
- * array. In a forked child they are the parent's. */
+/* Prepare to drop the last reference: return the pages to the system, unless they are kept for the
+ * next array. In a forked child they belong to the parent. */
 static void
 put_away(dd_region *region)
 {
@@ -407,7 +406,7 @@ has_left_others(dd_region *region)
     return false;
 }
 
-/* References are only acquired by a holder of one, so the only holder stays the only one while it puts the region away. */
+/* Only holders acquire references, so the last holder stays the last one during put_away. */
 bool
 group_let_region_go(dd_region *region)
 {
@@ -438,10 +437,11 @@ make_private(uint8_t *at, size_t nbytes, dd_error *err)
     return status;
 }
 
-/* Nobody can be asked to stop: a rank may have been stopped in the middle of its copy, or be slow to hear
- * of the failure. So the pages are replaced here, with what is in them, and others go on writing to the
- * old memory, which nobody sees any more. The block is an output of a collective in place: nobody here
- * changes it until then, and it does not share its pages (see arena/regions.c). */
+/* Ranks that write to the block cannot be stopped: one may be suspended in the middle of its copy,
+ * or receive the failure late. So the pages are replaced here, with their contents, and later
+ * writes go to the old memory, which is no longer read. The block is an output of a collective in
+ * place: this process does not change it until then, and it shares no page with other data
+ * (arena/regions.c). */
 dd_status
 group_take_back_locked(dd_group *group, dd_block block, dd_error *err)
 {
@@ -456,7 +456,7 @@ group_take_back_locked(dd_group *group, dd_block block, dd_error *err)
     return dd_error_set(err, DD_INTERNAL, "%zu bytes at %p are in no region", block.nbytes, block.data);
 }
 
-/* ---- those of the others */
+/* ---- regions of other ranks */
 
 #define ASK_AGAIN_NS (4 * DD_NS_PER_MS)
 #define ASK_AGAIN_MAX_SHIFT 6
@@ -481,7 +481,7 @@ regions_forget(dd_group *group, foreign_region *foreign, bool is_forked)
     if (foreign->memory.data != NULL) {
         dd_sys_munmap(foreign->memory.data, foreign->memory.nbytes);
     }
-    if (!is_forked) { /* there its number is another's */
+    if (!is_forked) { /* in a forked child, the number may be another file's */
         dd_sock_close(foreign->fd);
     }
     dd_mem_free(foreign);
@@ -508,7 +508,6 @@ group_start_asking_again_locked(dd_group *group)
                                  has_task ? ask_again_ns(group) : DD_NEVER_NS);
 }
 
-/* NULL: no memory for it. */
 static foreign_region *
 want(dd_group *group, int local, uint32_t id)
 {
@@ -523,7 +522,7 @@ want(dd_group *group, int local, uint32_t id)
     return foreign;
 }
 
-/* Asks its owner, unless it was asked a moment ago. */
+/* Request a region from its owner, unless the last request is recent. */
 void
 group_want_region(void *ctx, int local, uint32_t id)
 {
@@ -532,7 +531,7 @@ group_want_region(void *ctx, int local, uint32_t id)
     int64_t now_ns = dd_clock_now_ns();
     if (foreign == NULL || foreign->memory.data != NULL || foreign->fd != -1 || now_ns < foreign->again_ns ||
         group->context == NULL) {
-        return; /* without memory for it we are called again */
+        return; /* if out of memory, the next poll tries again */
     }
     unsigned shift = foreign->nasked < ASK_AGAIN_MAX_SHIFT ? foreign->nasked : ASK_AGAIN_MAX_SHIFT;
     foreign->nasked++;
@@ -553,7 +552,7 @@ group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd)
     return true;
 }
 
-/* The descriptor is a peer's: the file must not be able to shrink under us. */
+/* The descriptor is a peer's: check that the file cannot shrink. */
 static dd_status
 map_descriptor(uint32_t id, int fd, dd_block *memory, dd_error *err)
 {
@@ -606,7 +605,7 @@ dd_group_map_region_locked(dd_group *group, int rank, uint32_t id, dd_block *mem
     bool is_mapped = foreign != NULL && foreign->memory.data != NULL;
     *memory = (dd_block){.data = NULL};
     if (!is_mapped && dd_run_is_moving_locked(group->run)) {
-        return DD_OK; /* the arena must not change now: as if it had yet to come */
+        return DD_OK; /* the arena must not change now: report it as not arrived */
     }
     if (!is_mapped) {
         group_want_region(group, local, id);
@@ -653,7 +652,7 @@ group_drop_regions(dd_group *group)
         dd_region *region = DD_CONTAINER_OF(group->regions.next, dd_region, link);
         dd_list_remove(&region->link);
         dd_sys_munmap(region->data, region->capacity);
-        if (!is_forked) { /* there it is closed, and its number another's */
+        if (!is_forked) { /* in a forked child it is closed, and its number reused */
             dd_fork_close(region->fd);
         }
         dd_mem_free(region);

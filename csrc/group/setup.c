@@ -1,5 +1,5 @@
-/* Setting up a group whose peers are known: which ranks share a host, then a context, an arena and a run. A rank that cannot go on
- * reports why to the others before it gives up. */
+/* Setup of a group whose peers are known: find which ranks share a host, then create a context, an
+ * arena and a run. A rank that cannot go on reports the reason to the others first. */
 #include "group/internal.h"
 
 #include "core/cpu.h"
@@ -15,7 +15,7 @@ typedef struct host_of_rank {
     int rank;
 } host_of_rank;
 
-/* Ranks without shared memory come last. */
+/* Sort by host; ranks without shared memory come last. */
 static int
 compare_hosts(const void *a, const void *b)
 {
@@ -28,7 +28,7 @@ compare_hosts(const void *a, const void *b)
     return order != 0 ? order : first->rank - second->rank;
 }
 
-/* hosts[r]: the lowest rank on the host of r, by their cards. */
+/* Set hosts[r] to the lowest rank on the host of r, according to their cards. */
 static dd_status
 setup_compare_cards(const dd_group *group, int *hosts, dd_error *err)
 {
@@ -107,7 +107,7 @@ static dd_status
 set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
     dd_status status = find_hosts(group, err);
-    int nlocal = group->topology.nlocal; /* one rank is never crowded, and need not read what it may use */
+    int nlocal = group->topology.nlocal; /* one rank is never crowded, so the count is not needed */
     group->is_crowded = nlocal > 1 && nlocal > dd_cpu_usable_count();
     if (status == DD_OK) {
         status = open_context(group, err);
@@ -118,15 +118,15 @@ set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error 
     return status == DD_OK ? make_run(group, err) : status;
 }
 
-/* Posts why this rank cannot go on. A rank that it has lost may have ended for a reason that it has posted first; that is the cause
- * then. */
+/* Post why this rank cannot go on. If that is a lost rank, which may have posted its own reason
+ * before it exited, that reason becomes the error. */
 static void
 post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cause, dd_error *error)
 {
     dd_error told;
     dd_error first;
     group_explain_cause(group, cause, &told);
-    if (cause->kind == DD_CAUSE_LOST) { /* it may be well, and reads this */
+    if (cause->kind == DD_CAUSE_LOST) { /* the lost rank may be alive, and reads this */
         char who[128];
         char finder[160];
         snprintf(finder, sizeof finder, "found by %s", group_print_member(group, cause->origin, who));
@@ -139,7 +139,7 @@ post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cau
     }
 }
 
-/* As a fact where it is one: each says of a rank that is lost what that is to it. */
+/* Keep the loss of a rank as a cause, not as text: each receiver words it from its own side. */
 static dd_cause
 cause_of_giving_up(const dd_group *group, const dd_error *error)
 {
@@ -149,7 +149,7 @@ cause_of_giving_up(const dd_group *group, const dd_error *error)
     return is_failure ? *failure : group_cause_of_error(group, error);
 }
 
-/* The others are waiting, or will be. */
+/* Report to the other ranks that this rank cannot go on: they wait for it, or will. */
 static void
 tell_given_up(dd_group *group, const group_setup *setup, dd_error *error)
 {
@@ -174,13 +174,13 @@ tell_given_up(dd_group *group, const group_setup *setup, dd_error *error)
     }
 }
 
-/* Reports a rank that was lost after the vote: while the group was being made, the loss was not reported (fail_rest_locked). */
+/* Report a rank that was lost after the vote; fail_rest_locked reports no loss during creation. */
 static void
 end_setup(dd_group *group)
 {
     dd_engine_lock(group->engine);
     group->is_made = true;
-    dd_fork_close(group->arena_fd); /* all have voted, and so have it or do without */
+    dd_fork_close(group->arena_fd); /* all ranks have voted, so none requests it */
     group->arena_fd = -1;
     if (group->failure.kind == DD_CAUSE_LOST && group->failure.origin == group->rank) {
         group_report_failure_locked(group, DD_ANY_RANK, &group->failure);
@@ -188,7 +188,7 @@ end_setup(dd_group *group)
     dd_engine_unlock(group->engine);
 }
 
-/* Others may have left because of what this rank lacked. */
+/* Blame this rank if its links have failed: other ranks may have left because of that. */
 static void
 find_own_part(dd_group *group, dd_error *error)
 {

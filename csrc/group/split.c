@@ -1,6 +1,6 @@
-/* Splitting a group: some of its ranks make a group of their own without a store. Each member derives the new group's id by itself,
- * from the parent's id, the tag, the ranks, and how often the parent has split off the same ranks with that tag. A call that a rank
- * refuses for its arguments is counted by the other members only, and is_attempt_missed finds out. */
+/* Groups split off from another one, without a store. Each member computes the new id from the
+ * parent's id, the tag, the ranks, and the number of earlier splits of these ranks and tag. A rank
+ * that refuses a call for its arguments does not count it: see is_attempt_missed. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -13,7 +13,7 @@ typedef struct split_count {
     uint64_t count;
 } split_count;
 
-/* The hash of `head`, which is two words, and of ranks. */
+/* Hash `head`, which is two words, and the ranks. */
 static uint64_t
 hash_set(const uint64_t head[2], const int *ranks, int nranks)
 {
@@ -28,7 +28,7 @@ hash_set(const uint64_t head[2], const int *ranks, int nranks)
     return hash;
 }
 
-/* How often this set has been split off before: every member counts alike. */
+/* Count a split of this set. *count is the number of earlier ones, the same on all its members. */
 static dd_status
 count_split(dd_group *parent, uint64_t set, uint64_t *count, dd_error *err)
 {
@@ -93,7 +93,7 @@ name_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, uint64_
     return status;
 }
 
-/* A rank whose call was refused for its arguments has not counted the attempt that the other members have made and given up. */
+/* True if others abandoned the attempt with this id, which this rank refused and did not count. */
 static bool
 is_attempt_missed(dd_group *parent, const int *ranks, int nranks, int own, uint64_t id)
 {
@@ -158,8 +158,7 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
     group_setup setup = {.parent = parent, .parent_ranks = ranks};
     status = group_set_up(made, &setup, wait, err);
     if (status != DD_OK && status != DD_INTERRUPTED) {
-        /* Members that have left because the parent has failed are gone from the new group, too, but are
-         * not to blame. */
+        /* Members that left because the parent failed are not to blame for leaving the group. */
         dd_engine_lock(parent->engine);
         dd_error cause;
         if (group_check_parent_locked(parent, &cause) != DD_OK && parent->cause.code != DD_OK) {

@@ -1,4 +1,4 @@
-/* A standing call is prepared once and started again and again: a call of the pool that keeps the form of its arguments. */
+/* A standing call: a call of the pool that keeps its form and is started many times. */
 #include "group/internal.h"
 
 dd_status
@@ -67,7 +67,7 @@ dd_standing_describe(const dd_standing_call *call, dd_coll_args *args, int64_t *
     *timeout_ns = call->timeout_ns;
 }
 
-/* Whether somebody has to look after a call that nobody waits for yet: the others need more of this rank than it has given. */
+/* Return true if other ranks need more from this rank than the start has given. */
 static bool
 needs_driver(const group_call *call)
 {

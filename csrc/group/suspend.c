@@ -1,4 +1,4 @@
-/* Suspension: between two calls of all ranks, the memory that a group works in is the system's. */
+/* Suspension: returns a group's working memory to the system, until dd_group_resume. */
 #include "group/internal.h"
 
 #include "core/thread.h"
@@ -24,7 +24,7 @@ check_quiet_locked(dd_group *group, dd_error *err)
     return status;
 }
 
-/* From here on, only this thread calls collectives of the group, until end_suspending. */
+/* From here until end_suspending, only this thread can call collectives of the group. */
 static dd_status
 begin_suspending_locked(dd_group *group, dd_error *err)
 {
@@ -60,7 +60,7 @@ end_suspending(dd_group *group, bool is_suspended)
     dd_engine_unlock(group->engine);
 }
 
-/* All ranks are suspended, or none is: the highest rank that could not give its memory back decides for all. */
+/* Decide for all ranks: if one could not return its memory, none is suspended. */
 static dd_status
 vote(dd_group *group, bool is_ready, const dd_wait *wait, dd_error *err)
 {
@@ -101,7 +101,7 @@ dd_group_suspend(dd_group *group, const dd_wait *wait, dd_error *err)
     if (is_suspended) {
         return DD_OK;
     }
-    /* A rank that joins the first barrier has read all that it needs; after the vote, no rank gives memory back. */
+    /* After the first barrier, no rank reads; after the vote, none returns memory. */
     status = meet_all(group, wait, err);
     if (status != DD_OK) {
         return status;

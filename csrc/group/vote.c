@@ -1,8 +1,9 @@
-/* What the ranks of a group that is being made wait for: each other. A rank that waits looks now and then whether all still take
- * part. And the vote: which hosts have an arena, before there are collectives.
+/* Waiting and voting while a group is created. A rank that waits checks regularly that all ranks
+ * still take part. The vote decides which hosts have an arena, before there are collectives.
  *
- * The ranks of a host are linked to the lowest of them, its leader, and leaders to rank 0: by these links deaths are noticed, too.
- * Votes go up to rank 0 that way, a byte from each rank and then one for each host; and those of all hosts come down. */
+ * The ranks of a host are linked to the lowest of them, its leader, and leaders to rank 0; these
+ * links also show when a rank exits. Votes go up to rank 0 that way, one byte from each rank and
+ * then one for each host, and the votes of all hosts come down. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -12,16 +13,17 @@
 
 #define FIRST_SLICE_NS (1 * DD_NS_PER_MS)
 #define LONGEST_SLICE_NS (50 * DD_NS_PER_MS)
-/* How long a rank waits to be dialled before it dials itself: dials should not cross. */
+/* How long a rank waits to be dialled before it dials itself, so that dials do not cross. */
 #define DIALLED_PATIENCE_NS (250 * DD_NS_PER_MS)
-/* A rank that waits for a rank that waits for others gives up later than that one, and so hears from it who is late. */
+/* Extra wait of a rank whose peers wait for others themselves: their error should arrive first. */
 #define GRACE_NS (250 * DD_NS_PER_MS)
-/* A rank that leaves the parent may be through with its part. Those who wait for it know; the others hear from them, or are left without. */
+/* How long to wait after a member has left the parent: it may have voted before. Ranks that need
+ * its vote fail immediately; the others receive that failure, or fail after this time. */
 #define GONE_PATIENCE_NS (5 * DD_NS_PER_S)
 
 /* ---- waiting */
 
-/* If this rank cannot do its part, the others wait for it in vain, and would blame another. */
+/* Fail if this rank cannot accept links: the others would wait for it, and blame another rank. */
 static dd_status
 check_own_part_locked(const dd_group *group, dd_error *err)
 {
@@ -34,7 +36,7 @@ check_own_part_locked(const dd_group *group, dd_error *err)
     return status;
 }
 
-/* A rank tells its own leader, or rank 0, or those below it. */
+/* Return true if this rank awaits a vote of `rank`: its leader, rank 0, or a rank below it. */
 static bool
 is_awaited(const dd_group *group, int rank)
 {
@@ -46,7 +48,7 @@ is_awaited(const dd_group *group, int rank)
     return is_neighbour && !group->members[rank].has_voted;
 }
 
-/* A rank that has failed in the parent, or left it too early, or given this group up, will not vote. */
+/* Fail if a rank will not vote: it failed in or left the parent, or abandoned this group. */
 static dd_status
 check_voters(dd_group *group, const group_setup *setup, int64_t *gone_ns, const dd_wait *wait, dd_error *err)
 {
@@ -77,7 +79,7 @@ dd_status
 group_await_others(dd_group *group, const group_setup *setup, bool (*is_there)(void *ctx), void *ctx,
                    const dd_wait *wait, dd_error *err)
 {
-    int64_t gone_ns = 0; /* when the first was found gone */
+    int64_t gone_ns = 0; /* when a member was first found to have left */
     for (int64_t slice_ns = FIRST_SLICE_NS;; slice_ns *= slice_ns < LONGEST_SLICE_NS ? 2 : 1) {
         dd_wait slice = dd_wait_at_most(wait, slice_ns);
         dd_status status = dd_group_await(group, is_there, ctx, &slice, err);
@@ -107,11 +109,11 @@ typedef struct setup_vote {
     dd_group *group;
     const group_setup *setup;
     uint8_t *votes; /* a byte for each host */
-    uint8_t *heard; /* what has come up: from the ranks of this host, then from leaders */
-    uint8_t own;    /* what goes up */
-    vote_leg *legs; /* [size] are enough */
+    uint8_t *heard; /* received votes: from the ranks of this host, then from leaders */
+    uint8_t own;    /* the vote to send up */
+    vote_leg *legs; /* [size + 1] */
     int nlegs;
-    int nleft; /* not done */
+    int nleft; /* legs that are not done */
     dd_error error;
 } setup_vote;
 
@@ -151,7 +153,7 @@ add_leg(setup_vote *vote, bool is_send, int rank, vote_channel channel, void *vo
                                            .is_send = is_send};
 }
 
-/* The ranks of its host that a leader has below it, and the leaders that rank 0 has. */
+/* Add a leg for each rank below a leader on its host, and for each leader below rank 0. */
 static void
 add_children(setup_vote *vote, vote_channel channel)
 {
@@ -167,7 +169,7 @@ add_children(setup_vote *vote, vote_channel channel)
     }
 }
 
-/* What has come up makes what goes up; on rank 0, what comes down. */
+/* Combine the received votes into this host's vote; on rank 0, collect the votes of all hosts. */
 static void
 count_votes(setup_vote *vote)
 {
@@ -182,7 +184,6 @@ count_votes(setup_vote *vote)
     }
 }
 
-/* "timed out after 2 s; still missing: rank 1 (node-b, pid 77), rank 3 (node-b, pid 79)". */
 static void
 error_absent_locked(const setup_vote *vote, const dd_wait *wait, dd_error *err)
 {
@@ -209,7 +210,7 @@ error_absent_locked(const setup_vote *vote, const dd_wait *wait, dd_error *err)
     }
 }
 
-/* Posts the legs and waits for them; then there are none. */
+/* Post the legs, wait for them, and remove them. */
 static dd_status
 walk_legs(setup_vote *vote, const dd_wait *wait, dd_error *err)
 {
@@ -232,7 +233,7 @@ walk_legs(setup_vote *vote, const dd_wait *wait, dd_error *err)
         error_absent_locked(vote, wait, err);
     }
     if (status == DD_OK && vote->error.code != DD_OK) {
-        /* What somebody has said is more than that he is gone. */
+        /* Prefer a reported reason to the loss of a rank. */
         status = dd_error_copy(err, group->cause.code != DD_OK ? &group->cause : &vote->error);
     }
     for (int i = 0; i < vote->nlegs; i++) {
@@ -256,7 +257,7 @@ are_children_there(void *ctx)
     return true;
 }
 
-/* Those below are to dial; when they do not come, they may be gone, or not get through. */
+/* Receive the votes of the children, which dial; after a timeout, the posted legs dial them. */
 static dd_status
 hear_children(setup_vote *vote, const dd_wait *wait, dd_error *err)
 {
