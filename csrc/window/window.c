@@ -1,4 +1,4 @@
-/* The operations: copies and additions in memory where the rank is direct, else calls. */
+/* Operations on windows: copies and additions in memory if the rank is direct, else calls. */
 #include "core/system.h"
 #include "core/wait_policy.h"
 #include "kernels/copy.h"
@@ -18,15 +18,14 @@ static const window_op op_alone = {.what = "signal_alone",
                                    .note = DD_WINDOW_ALONE,
                                    .needs_channel = true,
                                    .needs_open = true};
-/* Does not need the window to be open there: signals from before it was closed count. */
+/* The other rank's window need not be open: signals sent before it was closed count. */
 static const window_op op_wait = {
     .what = "wait_signal", .lack = "signalled", .word = WINDOW_WORD_SIGNAL, .needs_channel = true};
-/* A get of nothing: it is answered when the notes before it have been taken. */
+/* A get of no bytes, which is answered once all earlier notes have been taken. */
 static const window_op op_flush = {.what = "flush", .lack = "answered", .note = DD_WINDOW_GET};
 
 /* ---- without a call */
 
-/* Source and target may overlap. */
 static void
 copy(void *dst, const void *src, size_t nbytes)
 {
@@ -54,7 +53,7 @@ move_direct(dd_window *window, const window_args *args)
     }
 }
 
-/* Looks for the word for a moment, without a lock. */
+/* Poll the word for a short time, without a lock. True if the signal was taken or added. */
 static bool
 take_soon(const dd_window *window, const window_args *args)
 {
@@ -74,7 +73,7 @@ take_soon(const dd_window *window, const window_args *args)
     return true;
 }
 
-/* True: it is done. */
+/* Return true if the operation is done without a call. */
 static bool
 try_at_once(dd_window *window, const window_args *args)
 {
@@ -88,7 +87,7 @@ try_at_once(dd_window *window, const window_args *args)
     return true;
 }
 
-/* ---- with one */
+/* ---- with a call */
 
 static dd_status
 make_call(dd_window *window, const window_args *args, int64_t start_ns, int64_t deadline_ns,
@@ -114,7 +113,6 @@ make_call(dd_window *window, const window_args *args, int64_t start_ns, int64_t 
     return DD_OK;
 }
 
-/* It is under way, or done. */
 static dd_status
 start(dd_window *window, const window_args *args, const dd_wait *wait, window_call **call, dd_error *err)
 {
@@ -137,7 +135,7 @@ window_run(dd_window *window, const window_args *args, const dd_wait *wait, dd_e
     if (status == DD_OK) {
         status = window_finish(call, wait, err);
         if (status == DD_OK && call->is_far) {
-            dd_engine_kick(window->hub->engine); /* what was sent may still be on its way */
+            dd_engine_kick(window->hub->engine); /* a driver must finish sending */
         }
         dd_work_release(&call->work);
     }
@@ -237,7 +235,7 @@ dd_window_wait_signal(dd_window *window, int rank, int channel, const dd_wait *w
     return status;
 }
 
-/* ---- all ranks */
+/* ---- operations on all ranks */
 
 static bool
 window_is_in_place(const dd_window *window, int rank)
@@ -257,7 +255,7 @@ dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
     if (status != DD_OK || !window->has_far_members) {
         return status;
     }
-    window_call *calls = NULL; /* all are asked before the first answer is waited for */
+    window_call *calls = NULL; /* start all before waiting for the first answer */
     for (int rank = 0; rank < hub->size && status == DD_OK; rank++) {
         window_call *call = NULL;
         args.place.rank = rank;

@@ -1,4 +1,4 @@
-/* Calls: how they begin, wait and end. */
+/* Calls on windows: start, wait and end. */
 #include "core/assert.h"
 #include "core/mem.h"
 #include "window/window_internal.h"
@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- how a call fails */
+/* ---- failure of a call */
 
-/* "put on window 3 of group "dp" (rank 0 of 2)" in front of the message. */
+/* Prepend "put on window 3 of group "dp" (rank 0 of 2)" to the message. */
 static void
 describe(const window_hub *hub, const char *what, uint64_t window, dd_error *err)
 {
@@ -48,7 +48,7 @@ window_conclude(window_hub *hub, const char *what, dd_status status, dd_error *e
     return status;
 }
 
-/* Why the call is wrong or cannot succeed, as far as that shows without the lock; with it, more shows. */
+/* Check for errors, and whether the call can succeed. With the lock, more is known. */
 static dd_status
 find_obstacle(const dd_window *window, const window_args *args, bool is_locked, dd_error *err)
 {
@@ -76,7 +76,7 @@ find_obstacle(const dd_window *window, const window_args *args, bool is_locked, 
         return dd_error_set(err, DD_CLOSED,
                             state == WINDOW_OVER ? "the group is closed" : "this rank has closed the window");
     }
-    /* While it is busy, what the rank said before it left is still on its way. */
+    /* While the source is busy, data that the rank sent before it left are still being taken. */
     if (is_locked && dd_group_has_left_locked(hub->group, rank) && !hub->sources[rank].is_busy) {
         return dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", err);
     }
@@ -98,7 +98,6 @@ window_check(const dd_window *window, const window_args *args, dd_error *err)
     return status;
 }
 
-/* For a call that is about to wait. */
 static dd_status
 window_call_check_locked(const window_call *call, dd_error *err)
 {
@@ -125,7 +124,7 @@ error_timed_out(const window_call *call, dd_error *error)
 
 /* ---- words */
 
-/* NULL: the operation does not wait for one that is here. */
+/* Return the word that the operation waits for, or NULL if none is mapped here. */
 static _Atomic uint32_t *
 find_word(const dd_window *window, const window_args *args)
 {
@@ -149,7 +148,7 @@ is_as_wished(const window_op *op, uint32_t count)
     return op->word == WINDOW_WORD_SIGNAL ? count > 0 : count == 0;
 }
 
-/* One signal is taken, or put where there was none. */
+/* Take one signal, or add one to a word that is 0. Return true on success. */
 bool
 window_try_word(const dd_window *window, const window_args *args)
 {
@@ -177,14 +176,14 @@ window_wake(dd_window *window, int rank)
     }
     dd_engine_lock(hub->engine);
     if (is_own) {
-        (void)window_progress_locked(hub); /* a sleeper that waits for something else sleeps on */
+        (void)window_progress_locked(hub); /* a sleeper that waits for another word sleeps on */
     } else {
         dd_peer_ring_bell_locked(hub->guest.peers[rank]);
     }
     dd_engine_unlock(hub->engine);
 }
 
-/* ---- a call begins and ends */
+/* ---- start and end of a call */
 
 static void
 destroy_call(dd_work *work)
@@ -213,7 +212,7 @@ window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, 
     return call;
 }
 
-/* Tells the group of the calls, and keeps the task in the engine while callers wait. */
+/* Report the calls to the group, and keep the task in the engine while callers wait. */
 static void
 note_calls_locked(window_hub *hub)
 {
@@ -228,7 +227,7 @@ note_calls_locked(window_hub *hub)
     dd_group_note_guest_locked(hub->group);
 }
 
-/* The count of the group that it is in. */
+/* Return the group's counter for this call. */
 static size_t *
 count_of(window_call *call)
 {
@@ -266,7 +265,7 @@ window_complete_locked(window_call *call, const dd_error *cause)
         error = *cause;
         describe(call->hub, call->args.op->what, call->window_id, &error);
     }
-    call->work.error.code = DD_OK; /* a put that was given up may get through after all */
+    call->work.error.code = DD_OK; /* an abandoned put may succeed after all */
     *count_of(call) -= call->is_moving ? 1 : 0;
     dd_engine_note_ended_locked(call->hub->engine);
     (void)dd_work_complete(&call->work, cause != NULL ? &error : NULL);
@@ -291,7 +290,7 @@ window_leave_locked(window_call *call)
     note_calls_locked(hub);
 }
 
-/* The caller that is told may end other calls, and the group. */
+/* Remove the call from its list first: on_done may end other calls, and the group. */
 void
 window_end_wait_locked(window_call *call, const dd_error *cause)
 {
@@ -301,13 +300,13 @@ window_end_wait_locked(window_call *call, const dd_error *cause)
     window_leave_locked(call);
 }
 
-/* Ends a call if the word it waits for is there, or can no longer come. True: it has ended. */
+/* End a call if its word is as required or never will be. Return true if it has ended. */
 static bool
 settle_locked(window_call *call)
 {
     int rank = call->args.place.rank;
     dd_error error;
-    /* Asked first: what the rank has done before it closed counts. */
+    /* Read it first: signals that the rank sent before it closed count. */
     bool is_closed = has_closed(&call->window->members[rank]);
     bool is_through = !(is_closed && call->args.op->needs_open) && window_try_word(call->window, &call->args);
     if (!is_through && is_closed) {
@@ -352,7 +351,7 @@ window_begin(window_call *call, dd_error *err)
 {
     dd_window *window = call->window;
     dd_engine_lock(call->hub->engine);
-    /* A signal that is there is taken, whatever has become of its rank since. */
+    /* A signal that has arrived is taken, even if its rank has failed since. */
     bool is_there = atomic_load(&window->state) == WINDOW_OPEN && window_try_word(window, &call->args);
     dd_status status = is_there ? DD_OK : window_call_check_locked(call, err);
     if (is_there) {
@@ -413,7 +412,7 @@ window_finish(window_call *call, const dd_wait *wait, dd_error *err)
         return dd_work_result(&call->work, err);
     }
     window_abandon(call);
-    until_done.is_interrupted = NULL; /* all that is left is copying */
+    until_done.is_interrupted = NULL; /* only copying is left */
     (void)!dd_engine_wait(engine, &call->work.is_done, &until_done, NULL);
     return status;
 }
@@ -435,7 +434,7 @@ set_parked(window_hub *hub, bool is_parked)
     hub->has_slept = is_parked;
 }
 
-/* Called by the driver: it is awake, so nobody sleeps. */
+/* Called by the driver, so this rank is awake. */
 static bool
 window_call_on_round(dd_task *task)
 {

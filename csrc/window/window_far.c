@@ -1,4 +1,5 @@
-/* What goes by messages: what this rank asks of others, and what others ask of it, taken as it comes by the thread that drives the engine. */
+/* Messages of windows: this rank's operations on far ranks, and theirs on this one, which the
+ * thread that drives the engine takes as they arrive. */
 #include "core/assert.h"
 #include "core/mem.h"
 #include "window/window_internal.h"
@@ -6,10 +7,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Small puts are sent in the background while so many bytes are kept; beyond that they wait until the transport has theirs. */
+/* Limit of bytes kept to send small puts in the background; above it, puts wait for the
+ * transport. */
 #define KEPT_MAX ((size_t)1 << 20)
 
-/* NULL: it is not open here. */
 static dd_window *
 find_window_locked(const window_hub *hub, uint64_t id)
 {
@@ -30,22 +31,21 @@ is_answer(const window_call *call)
 
 /* ---- messages under way */
 
-/* Why a call fails whose message has ended with this error; NULL: a question was refused. */
+/* Explain the failure of a call by its message's error, or a refused question if that is NULL. */
 static void
 explain(const window_call *call, const dd_error *error, dd_error *cause)
 {
     const dd_error *failure = dd_group_cause_locked(call->hub->group);
     if (failure != NULL) {
         *cause = *failure;
-    } else if (error == NULL ||
-               error->code == DD_INVALID_ARGUMENT) { /* no room: a window that is closed refuses a put so */
+    } else if (error == NULL || error->code == DD_INVALID_ARGUMENT) { /* the window is closed */
         (void)window_error_closed(call->hub, call->args.place.rank, cause);
     } else {
         *cause = *error;
     }
 }
 
-/* The rank has taken an answer: the question that was held has its turn. */
+/* The rank has received an answer: take the question that was held, if there is one. */
 static void
 count_answered_locked(window_source *source)
 {
@@ -80,7 +80,7 @@ far_on_message_done(dd_message *message, const dd_error *error)
     }
     window_leave_locked(call);
     if (error != NULL && error->code == DD_OUT_OF_MEMORY) {
-        dd_group_fail_locked(hub->group, error); /* the other side waits for what is missing */
+        dd_group_fail_locked(hub->group, error); /* the other side waits for the lost message */
     }
 }
 
@@ -107,7 +107,7 @@ far_send_locked(window_call *call)
     dd_context_post_send_locked(call->hub->context, &call->message);
 }
 
-/* A note or an answer, which nobody here waits for. Small data are copied. */
+/* Send a note or an answer, which no caller waits for. Small data are copied. */
 static dd_status
 send_letter_locked(window_hub *hub, int rank, const dd_request *head, const void *data, dd_error *err)
 {
@@ -131,7 +131,7 @@ send_note_locked(window_hub *hub, int rank, const dd_window_note *note, dd_error
     return send_letter_locked(hub, rank, &head, "", err);
 }
 
-/* ---- memory that is wanted back */
+/* ---- memory that its owner wants back */
 
 static void
 want_back_locked(window_call *call)
@@ -142,7 +142,7 @@ want_back_locked(window_call *call)
     }
 }
 
-/* The rest is sent from the copy once that is whole, and a put that was given up ends. */
+/* Copy a piece. After the last one, send the rest from the copy, and complete an abandoned put. */
 static void
 copy_piece_locked(window_call *call)
 {
@@ -180,9 +180,9 @@ window_rescue_locked(window_hub *hub)
     return false;
 }
 
-/* ---- what this rank asks of others */
+/* ---- operations on other ranks */
 
-/* A put is done at once where its data are kept here, and not too many are. */
+/* Send a put. It is done now if its data are kept here and the limit allows it. */
 static void
 send_put_locked(window_call *call)
 {
@@ -203,7 +203,7 @@ send_put_locked(window_call *call)
     far_send_locked(call);
 }
 
-/* A question, and the receive of its answer. */
+/* Send a question, and post the receive of its answer. */
 static dd_status
 far_ask_locked(window_call *call, dd_error *err)
 {
@@ -259,15 +259,15 @@ window_give_up_message_locked(window_call *call, const dd_error *cause)
     }
     if (call->args.op->note == DD_WINDOW_ALONE) {
         dd_window_note drop = {.type = DD_WINDOW_DROP, .id = call->id, .window = call->window_id};
-        dd_error ignored; /* then the signal comes late */
+        dd_error ignored; /* the signal is then added late */
         (void)!send_note_locked(hub, call->args.place.rank, &drop, &ignored);
     }
     dd_context_cancel_locked(hub->context, &call->message, cause);
 }
 
-/* ---- what others ask: answers */
+/* ---- answers to other ranks */
 
-/* To the question of this id that wants so many bytes. `data` NULL: a refusal. */
+/* Answer the question with this id, which expects nbytes. `data` NULL refuses it. */
 static void
 answer_locked(window_source *source, uint32_t id, uint64_t nbytes, const void *data)
 {
@@ -282,7 +282,7 @@ answer_locked(window_source *source, uint32_t id, uint64_t nbytes, const void *d
     }
 }
 
-/* The signal that is to be alone has been counted here, or it never will be. */
+/* The signal_alone of another rank has been added here, or never will be. */
 static void
 on_granted(dd_work *work, void *ctx)
 {
@@ -292,7 +292,7 @@ on_granted(dd_work *work, void *ctx)
     answer_locked(source, ((window_call *)work)->id, 0, work->error.code == DD_OK ? "" : NULL);
 }
 
-/* Waits for room as a call of this rank would, in place of the one that asks. */
+/* Wait for a word to become 0, as a call of this rank would, on behalf of the requesting rank. */
 static void
 grant_locked(window_source *source, dd_window *window)
 {
@@ -319,7 +319,7 @@ grant_locked(window_source *source, dd_window *window)
     (void)window_progress_locked(hub);
 }
 
-/* The answer to a question that was dropped is thrown away. */
+/* End a dropped question. The requesting rank discards the answer. */
 static void
 drop_locked(const window_source *source)
 {
@@ -351,7 +351,7 @@ window_note_taken(dd_window *window, int source)
     }
 }
 
-/* ---- the notes of others */
+/* ---- notes from other ranks */
 
 static void
 fail_protocol_locked(const window_source *source, const char *what)
@@ -363,7 +363,6 @@ fail_protocol_locked(const window_source *source, const char *what)
     dd_group_fail_locked(source->hub->group, &cause);
 }
 
-/* What is wrong with the note; NULL: nothing. */
 static const char *
 far_find_fault(const window_source *source, const dd_window *window)
 {
@@ -384,7 +383,7 @@ far_find_fault(const window_source *source, const dd_window *window)
     return is_channel ? NULL : is_put ? "a put out of range" : "a channel out of range";
 }
 
-/* Reads the note. False: it makes no sense, and the group has failed. */
+/* Read the note. If it is malformed, fail the group and return false. */
 static bool
 read_note_locked(window_source *source, const dd_request *request)
 {
@@ -405,7 +404,6 @@ read_note_locked(window_source *source, const dd_request *request)
     return fault == NULL;
 }
 
-/* It is about a window that is closed. */
 static void
 refuse_locked(window_source *source)
 {
@@ -421,7 +419,7 @@ refuse_locked(window_source *source)
     }
 }
 
-/* The data are there, or `error`: they have not come, or nobody wants them. */
+/* Apply a note whose data have arrived. `error` is set if they have not, or were discarded. */
 static void
 apply_locked(window_source *source, const dd_error *error)
 {
@@ -452,7 +450,7 @@ static void
 far_on_goodbye(dd_group_guest *guest, int rank)
 {
     window_hub *hub = (window_hub *)guest;
-    if (hub->is_over || hub->sources[rank].is_busy) { /* then when its notes have been taken */
+    if (hub->is_over || hub->sources[rank].is_busy) { /* if busy, on_note repeats this */
         return;
     }
     dd_error cause;
@@ -460,7 +458,7 @@ far_on_goodbye(dd_group_guest *guest, int rank)
     window_end_waits_locked(hub, NULL, rank, &cause);
 }
 
-/* Goes on with the next note, if one was held meanwhile. */
+/* Apply the note, and continue with the next one if the context holds one. */
 static void
 on_note(dd_message *message, const dd_error *error)
 {
@@ -478,7 +476,7 @@ on_note(dd_message *message, const dd_error *error)
     }
 }
 
-/* The head of a note has come, or an answer whose call was given up: which nobody wants. */
+/* The head of a note has arrived, or an answer to an abandoned call, which is discarded. */
 static dd_message *
 far_on_request(dd_group_guest *guest, int rank, const dd_request *request)
 {
@@ -505,7 +503,7 @@ far_on_request(dd_group_guest *guest, int rank, const dd_request *request)
     return source->is_full ? NULL : &source->message;
 }
 
-/* ---- closing, and the end of the group */
+/* ---- closing, and end of the group */
 
 void
 window_close_far_locked(dd_window *window)
@@ -523,7 +521,7 @@ window_close_far_locked(dd_window *window)
         const window_member *member = &window->members[rank];
         const window_source *source = &hub->sources[rank];
         if (source->is_busy && source->note.type == DD_WINDOW_PUT && source->note.window == window->id) {
-            dd_error gone; /* the rest of its data is thrown away */
+            dd_error gone; /* the rest of its data is discarded */
             (void)dd_error_set(&gone, DD_CLOSED, "this rank has closed the window");
             dd_context_cancel_locked(hub->context, &hub->sources[rank].message, &gone);
         }
@@ -537,7 +535,7 @@ window_close_far_locked(dd_window *window)
     }
 }
 
-/* Take in the notes whose bytes have arrived, so that their signals count. The next one is taken after it. */
+/* Take the notes whose data have arrived, so that their signals count. Each end takes the next. */
 static void
 take_landed_notes_locked(window_hub *hub)
 {

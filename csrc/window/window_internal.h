@@ -1,17 +1,21 @@
-/* The inside of windows.
+/* Internals of windows.
  *
- * A rank is *direct* when its memory and its pad are mapped here. Then a put is a copy and a signal an addition, and neither needs the
- * engine's lock or a system call, unless the other rank sleeps (core/park.h): words are changed by sequentially consistent additions and exchanges.
- * Everything for other ranks goes by notes (window_wire.h), data and signals alike, so that they stay in order.
+ * A rank is *direct* if its memory and its pad are mapped here. Then a put is a copy and a signal
+ * an addition. Neither needs the engine's lock or a system call, unless the other rank sleeps
+ * (core/park.h): words are changed by sequentially consistent additions and exchanges. Data and
+ * signals for other ranks are notes (window_wire.h), so that they stay in order.
  *
- * Whatever is asked of a window is one of six operations (window_op). One that is not done at once becomes a *call*, and waits
- * - for a word in memory: wait_signal, and signal_alone to a direct rank. They are looked at whenever something has changed.
- * - for a message: put and signal until the transport has theirs; get, flush (a get of nothing) and signal_alone until they are
- *   answered. The transport finds the answer's call, and ends it when the other side is gone.
- * Notes that nobody waits for are calls, too, which are done from the start.
+ * There are six operations (window_op). One that is not done immediately becomes a *call*, and
+ * waits
+ * - for a word in memory: wait_signal, and signal_alone to a direct rank. These calls are checked
+ *   whenever something has changed.
+ * - for a message: put and signal until the transport has their data; get, flush (a get of no
+ *   bytes) and signal_alone until they are answered. The transport finds the answer's call, and
+ *   ends it if the other side is lost.
+ * Notes that no caller waits for are calls as well, done from the start.
  *
- * Files: window.c has the operations; window_call.c how calls begin, wait and end; window_far.c what goes by messages, both ways;
- * window_open.c how a window comes and goes. */
+ * Files: window.c: operations; window_call.c: start, wait and end of calls; window_far.c: messages,
+ * both ways; window_open.c: opening and closing. */
 #ifndef DD_WINDOW_WINDOW_INTERNAL_H
 #define DD_WINDOW_WINDOW_INTERNAL_H
 
@@ -20,29 +24,28 @@
 #include "window/window.h"
 #include "window/window_wire.h"
 
-/* How many questions of a rank are answered at a time; the transport holds further ones until it has taken some of the answers. */
+/* Limit of a rank's questions in progress; the transport holds more until answers are sent. */
 #define WINDOW_ANSWERS_MAX 256u
-/* Up to this size, data are sent from a copy. */
-#define WINDOW_SMALL_NBYTES ((size_t)4096)
-/* Memory that is wanted back is copied in pieces, between which the lock is free. */
+#define WINDOW_SMALL_NBYTES ((size_t)4096) /* data of up to this size are sent from a copy */
+/* Memory that its owner wants back is copied in pieces, between which the lock is free. */
 #define WINDOW_PIECE_NBYTES ((size_t)128 << 10)
 
-/* Behind the words of a pad, in the memory that the ranks of a host share. */
+/* Follows the words of a pad, in the memory that the ranks of a host share. */
 typedef struct window_control {
-    _Alignas(128) dd_park_bits sleeper; /* its rank */
+    _Alignas(128) dd_park_bits sleeper; /* its owner, when asleep */
     _Atomic uint32_t is_closed;         /* set once */
 } window_control;
 
-/* A rank, as seen from here. const after open, but for what is said to be guarded by the engine's lock. */
+/* A rank as seen from here. const after open, unless marked as guarded (by the engine's lock). */
 typedef struct window_member {
-    uint8_t *data; /* NULL: not mapped here, or nothing */
+    uint8_t *data; /* NULL if it is not mapped here or empty */
     size_t nbytes;
-    _Atomic uint32_t *words; /* [channel][source]; NULL: not mapped here */
-    window_control *control; /* the same */
+    _Atomic uint32_t *words; /* [channel][source]; NULL if it is not mapped here */
+    window_control *control; /* NULL if it is not mapped here */
     bool is_direct;
-    bool is_closed;    /* guarded: it has said so in a note */
-    uint32_t nputs;    /* guarded: sent by notes */
-    uint32_t ninplace; /* guarded: of them, as far as an answer has told */
+    bool is_closed;    /* guarded: its notice has arrived */
+    uint32_t nputs;    /* guarded: number of puts sent by notes */
+    uint32_t ninplace; /* guarded: number of those known to be in place */
 } window_member;
 
 typedef enum window_state {
@@ -58,27 +61,26 @@ struct dd_window {
     atomic_int state; /* window_state; written with the engine's lock */
     dd_group *group;  /* counted */
     window_hub *hub;
-    uint64_t id;       /* of the group's windows, from 1 */
-    dd_region *region; /* of our memory; counted, NULL: none */
-    dd_region *pad;    /* ours, owned */
-    size_t pad_nbytes; /* const after open, as are these */
+    uint64_t id;       /* unique in the group, from 1 */
+    dd_region *region; /* contains this rank's memory; counted, NULL if there is none */
+    dd_region *pad;    /* this rank's, owned */
+    size_t pad_nbytes; /* const after open, like the next two */
     int nchannels;
-    bool has_far_members; /* some are not direct: they are answered soon, also when nobody here waits */
+    bool has_far_members; /* some are not direct: answered soon, even if no caller waits here */
     dd_list link;         /* in the hub's windows; guarded by the engine's lock */
     window_member members[];
 };
 
-/* An operation. What it waits for is a word or a message. */
+/* A kind of operation. It waits for a word or for a message. */
 typedef struct window_op {
     const char *what;
-    const char *lack; /* completes "rank 2 has not ..." when the time is over */
+    const char *lack; /* completes "rank 2 has not ..." after a timeout */
     enum { WINDOW_NO_WORD, WINDOW_WORD_SIGNAL, WINDOW_WORD_ROOM, WINDOW_WORD_OWN_ROOM } word;
     dd_window_note_type note; /* for a rank that is not direct */
     bool needs_channel;
-    bool needs_open; /* fails at once when the rank has closed the window */
+    bool needs_open; /* fails early if the rank has closed the window */
 } window_op;
 
-/* What is asked of a window. */
 typedef struct window_args {
     const window_op *op;
     dd_block block; /* source or target */
@@ -86,63 +88,63 @@ typedef struct window_args {
     int channel;
 } window_args;
 
-/* An operation that has to wait, or a note or an answer of ours. Counted by its work, which is done when its caller need not wait any more. Guarded
- * by the engine's lock. */
+/* An operation that must wait, or a note or an answer of this rank. Counted by its work, which is
+ * done when no caller needs to wait. Guarded by the engine's lock. */
 typedef struct window_call {
-    dd_work work; /* first */
+    dd_work work; /* must be first */
     window_args args;
     window_hub *hub;
-    dd_window *window; /* NULL once it waits for a message, and may outlive the window */
+    dd_window *window; /* NULL once it waits for a message: it may then outlive the window */
     uint64_t window_id;
     dd_list link; /* in hub->waiting or hub->moving */
     int64_t deadline_ns;
     dd_timer late; /* set while it is in one of those lists */
     bool is_far;
     bool is_moving;           /* its message is under way */
-    uint32_t id;              /* of a question, or of the one that is to be granted */
-    bool is_wanted;           /* its data are being copied, since their owner wants the memory back */
-    uint32_t nputs;           /* of a get: so many are in place when it is answered */
-    struct window_call *next; /* of the flushes of one caller */
-    dd_message message;       /* a put, a note or an answer; of a question, the receive of its answer */
+    uint32_t id;              /* of its question, or of the question that it grants */
+    bool is_wanted;           /* its data are being copied: their owner wants the memory back */
+    uint32_t nputs;           /* for a get: number of puts in place once it is answered */
+    struct window_call *next; /* for the flushes of one caller */
+    dd_message message;       /* a put, note or answer; for a question, the receive of its answer */
     dd_signature signature;   /* the message's */
-    uint8_t refusal;          /* where the answer to a question that wants no bytes goes */
-    uint8_t *copy;            /* of the data that are wanted back */
+    uint8_t refusal;          /* receives the answer to a question for no bytes */
+    uint8_t *copy;            /* of data wanted back */
     size_t ncopied;
-    size_t kept_nbytes; /* of `bytes` */
-    uint8_t bytes[];    /* data to send, if they are few */
+    size_t kept_nbytes; /* size of `bytes` */
+    uint8_t bytes[];    /* small data to send */
 } window_call;
 
-/* What comes from one rank. Its notes are taken one at a time. */
+/* Incoming messages of one rank. Its notes are taken one at a time. */
 typedef struct window_source {
     window_hub *hub;
     int rank;
-    bool is_busy; /* a note is being taken; others may have come and be held */
-    bool
-        is_full; /* the note is a question that is held itself, until there are fewer answers; then it is busy, too */
-    dd_message message;   /* that note's */
-    dd_window_note note;  /* the same */
-    unsigned nanswers;    /* ours to it: on their way, or waiting for a word */
-    uint64_t told_closed; /* the last window of which it has been told after a put; 0: none */
+    bool is_busy; /* a note is being taken; the context may hold more */
+    /* The note is a question, held until fewer answers are pending; is_busy is then set. */
+    bool is_full;
+    dd_message message;   /* of that note */
+    dd_window_note note;  /* that note */
+    unsigned nanswers;    /* answers to it that are being sent, or wait for a word */
+    uint64_t told_closed; /* last window reported to it as closed after a put; 0 if none */
 } window_source;
 
-/* What a group has for its windows. Guarded by the engine's lock, but for what is const. */
+/* State of a group's windows. Guarded by the engine's lock, except for constants. */
 struct window_hub {
-    dd_group_guest guest; /* first */
-    dd_group *group;      /* const, as are these */
+    dd_group_guest guest; /* must be first */
+    dd_group *group;      /* const, like the next four */
     dd_engine *engine;
-    dd_context *context; /* not to be used when is_over */
+    dd_context *context; /* not used once is_over is set */
     int rank;
     int size;
-    bool is_over;       /* nothing is sent or taken any more */
-    uint64_t nwindows;  /* ids given out */
-    uint32_t last_id;   /* of questions */
-    size_t kept_nbytes; /* of all that is moving, with what keeps it */
-    unsigned nwanted;   /* calls that are being copied */
-    atomic_int ngrants; /* signals of others that wait for room; written with the lock */
-    bool has_slept;     /* the windows' controls say that this rank is asleep */
+    bool is_over;       /* after on_end: nothing is sent or taken */
+    uint64_t nwindows;  /* number of ids allocated */
+    uint32_t last_id;   /* id of the last question */
+    size_t kept_nbytes; /* size of all calls in `moving`, with their copies of data */
+    unsigned nwanted;   /* calls whose data are being copied */
+    atomic_int ngrants; /* other ranks' signals that wait for a word; written with the lock */
+    bool has_slept;     /* the windows' controls mark this rank as asleep */
     dd_list windows;
-    dd_list waiting;         /* window_call: for words that change; looked at in every round */
-    dd_list moving;          /* window_call: whose messages are under way */
+    dd_list waiting;         /* window_call: wait for a word, checked in every round */
+    dd_list moving;          /* window_call: messages under way */
     dd_task task;            /* in the engine while callers wait */
     window_source sources[]; /* [size] */
 };
@@ -155,49 +157,48 @@ window_word(const dd_window *window, int channel, int source)
 
 /* ---- window_call.c */
 
-/* The end of a failure, before the caller hears of it. A rank may have closed a window because the group has failed, of which this
- * rank has not heard yet: then that is what the call says. */
+/* Finish a failed call: send pending failure notices first. A rank may have closed a window because
+ * the group has failed, perhaps unnoticed here: the group's cause then replaces DD_CLOSED. */
 dd_status window_conclude(window_hub *hub, const char *what, dd_status status, dd_error *err) DD_MUST_CHECK;
-/* Checks arguments, and that the window is open on both sides as far as can be seen without the lock. */
+/* Check arguments, and that the window is open on both sides, as far as known without the lock. */
 dd_status window_check(const dd_window *window, const window_args *args, dd_error *err) DD_MUST_CHECK;
-/* Takes what the operation waits for, if that is a word in memory and as it should be. */
+/* Take or add a signal if the operation waits for a word in memory that has the right value. */
 bool window_try_word(const dd_window *window, const window_args *args);
-void window_wake(dd_window *window, int rank); /* after changing a word that the rank may be waiting for */
-bool window_progress_locked(window_hub *hub);  /* ends calls whose words are there; true when there was one */
-/* Ends the calls that wait for a word of a rank (or DD_ANY_RANK) in a window (NULL: in any), after a last look whether they can succeed. */
+void window_wake(dd_window *window, int rank); /* call after changing a word of the rank */
+bool window_progress_locked(window_hub *hub);  /* end calls that can end; true if any */
+/* End the calls that wait for a word of `rank` (or DD_ANY_RANK) in `window` (NULL for any), unless
+ * they can succeed now. */
 void window_end_waits_locked(window_hub *hub, const dd_window *window, int rank, const dd_error *cause);
 dd_status window_error_closed(const window_hub *hub, int rank, dd_error *err);
 dd_task window_make_task(const window_hub *hub);
 
-/* With one reference, and room for so many bytes. NULL: there is no memory. */
+/* Make a call with one reference, and room for kept_nbytes. NULL if there is no memory. */
 window_call *window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns,
                               size_t kept_nbytes);
-/* It waits from now on, or is done. */
+/* Start a call: on success it waits, or is done. */
 dd_status window_begin(window_call *call, dd_error *err) DD_MUST_CHECK;
-/* Waits until it is done, at its deadline at the latest. An interrupt gives it up. */
+/* Wait until the call is done, at its deadline at the latest. An interrupt abandons it. */
 dd_status window_finish(window_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-void window_abandon(window_call *call); /* its caller waits no longer */
-/* Puts it into its list, and tells the group that somebody waits for it. */
-void window_enter_locked(window_call *call);
-/* Tells its caller how it has ended, unless that is known. `cause` NULL for success. */
+void window_abandon(window_call *call);      /* its caller waits no longer */
+void window_enter_locked(window_call *call); /* add to its list, and report it to the group */
+/* Complete the call's work, unless it is done already. `cause` NULL for success. */
 void window_complete_locked(window_call *call, const dd_error *cause);
-void window_end_wait_locked(window_call *call,
-                            const dd_error *cause); /* both, for one that waits for a word */
-void window_leave_locked(window_call *call);        /* the list, and with it its reference */
+void window_end_wait_locked(window_call *call, const dd_error *cause); /* complete, then leave */
+void window_leave_locked(window_call *call); /* remove from its list, dropping that reference */
 
 /* ---- window_far.c */
 
-/* Sends what the call wants by a note. It may be done then, or ends with its message. */
+/* Send the call's note. The call may then be done, or ends with its message. */
 dd_status window_send_call_locked(window_call *call, dd_error *err) DD_MUST_CHECK;
-/* Its caller does not wait any longer. Its message ends now, or when its data have been copied. */
+/* Abandon the message of a call. It ends now, or once its data have been copied. */
 void window_give_up_message_locked(window_call *call, const dd_error *cause);
-/* Copies one piece of what is wanted back. False: nothing was left. */
+/* Copy one piece of memory that its owner wants back. False if nothing was left. */
 bool window_rescue_locked(window_hub *hub);
-/* After a signal of the rank has been taken, which may be waiting for that. */
-void window_note_taken(dd_window *window, int source);
-/* The far side of closing: answers go on from copies (window_rescue_locked), questions are refused, and the others are told. */
+void window_note_taken(dd_window *window, int source); /* call after taking a signal of `source` */
+/* Close the window for messages: answers continue from copies (window_rescue_locked), questions are
+ * refused, other ranks are notified. */
 void window_close_far_locked(dd_window *window);
-/* The group's, made where there is none yet; and a number for a window of it. */
+/* Find the group's hub, or create it, and allocate the id of a new window. */
 dd_status window_find_hub(dd_group *group, window_hub **hub, uint64_t *id, dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -1,29 +1,29 @@
-/* How a window comes and goes. Opening: each rank says what it has, maps what it can, and says how that went. */
+/* Opening and closing windows. Ranks exchange cards, map what they can, and report the result. */
 #include "core/log.h"
 #include "core/mem.h"
 #include "window/window_internal.h"
 
 #include <stdio.h>
 
-/* Descriptors are sent before the messages that speak of them. One that does not come was dropped on the way, as nobody had asked for it
- * or memory was short: that rank is then reached by messages. */
+/* Descriptors are sent before the messages that refer to them. One that is missing was dropped, as
+ * it was not requested or memory was short: that rank is then reached by messages. */
 #define DESCRIPTORS_PATIENCE_NS (500 * DD_NS_PER_MS)
 #define CONTROL_ALIGNMENT ((size_t)128)
 #define PAD_MAX ((size_t)1 << 30)
 
-/* The state of an opening. */
 typedef struct window_opening {
     dd_group *group;
     int size;
     dd_window *window;
     const dd_wait *wait;
-    dd_status own; /* how this rank is doing; `error` says more */
+    dd_status own; /* this rank's status; `error` has the details */
     dd_error error;
-    dd_window_card card; /* its own */
+    dd_window_card card; /* this rank's */
     dd_window_card *
-        cards; /* [size]: of the last exchange; the first one's tell what there is, the second one's how that went */
-    dd_block *blocks;   /* [size]: the same in bytes */
-    dd_error map_error; /* code DD_OK: nothing is wrong */
+        /* Cards of the last exchange, [size]: first what each rank offers, then its result. */
+        cards;
+    dd_block *blocks;   /* [size]: the same, encoded */
+    dd_error map_error; /* code DD_OK if there is none */
     int culprit;
 } window_opening;
 
@@ -68,7 +68,6 @@ window_check_options(dd_group *group, const dd_window_options *options, dd_error
     return DD_OK;
 }
 
-/* NULL: there is no memory. */
 static dd_window *
 window_create(window_hub *hub, uint64_t id, const dd_window_options *options)
 {
@@ -109,7 +108,7 @@ set_pad(window_member *member, uint8_t *pad, size_t pad_nbytes)
     member->control = (window_control *)(void *)(pad + control_at(pad_nbytes));
 }
 
-/* This rank's pad, and its card. */
+/* Make this rank's pad, and its card. */
 static dd_status
 make_part(window_opening *opening, dd_error *err)
 {
@@ -133,7 +132,7 @@ make_part(window_opening *opening, dd_error *err)
 
 /* ---- cards */
 
-/* For what the cards cannot tell the others of. */
+/* Fail the group, with an error that no card can report. */
 static dd_status
 fail_group(dd_group *group, dd_error *error, dd_error *err)
 {
@@ -162,7 +161,7 @@ fail_protocol(const window_opening *opening, int rank, const dd_error *fault, dd
     return fail_group(opening->group, &error, err);
 }
 
-/* All fail with what one rank could not do, or if its pad is not of rank 0's size. */
+/* Return the error of a rank that could not open its part, or whose pad is not of rank 0's size. */
 static dd_status
 check_card(const window_opening *opening, int rank, dd_error *err)
 {
@@ -191,7 +190,7 @@ check_card(const window_opening *opening, int rank, dd_error *err)
     return DD_OK;
 }
 
-/* All say how they are doing: DD_OK if all are well. */
+/* Exchange cards. Return DD_OK if all ranks report success. */
 static dd_status
 window_exchange(window_opening *opening, dd_error *err)
 {
@@ -206,7 +205,7 @@ window_exchange(window_opening *opening, dd_error *err)
     opening->card.sys_errno = opening->own != DD_OK ? opening->error.sys_errno : 0;
     dd_window_card_encode(&opening->card, own);
     dd_status status = dd_group_collective_and_wait(opening->group, &args, &options, opening->wait, err);
-    if (opening->own != DD_OK) { /* also where the others have heard of it, and have ended the group by now */
+    if (opening->own != DD_OK) { /* even if other ranks have failed the group by now */
         return dd_error_copy(err, &opening->error);
     }
     for (int rank = 0; rank < opening->size && status == DD_OK; rank++) {
@@ -219,9 +218,9 @@ window_exchange(window_opening *opening, dd_error *err)
     return status;
 }
 
-/* ---- mapping the memory of the others of this host */
+/* ---- mapping the memory of other local ranks */
 
-/* Memory of a rank; NULL: not here (yet), or nonsense, which ends the mapping. */
+/* Map a rank's memory. NULL if it is not here (yet), or after an error, which ends the mapping. */
 static uint8_t *
 map_locked(window_opening *opening, int rank, dd_window_spot spot, uint64_t nbytes)
 {
@@ -243,7 +242,7 @@ map_locked(window_opening *opening, int rank, dd_window_spot spot, uint64_t nbyt
     return NULL;
 }
 
-/* True when there is nothing more to wait for from this rank. */
+/* Return true if nothing more is awaited from this rank. */
 static bool
 map_member_locked(window_opening *opening, int rank)
 {
@@ -274,7 +273,7 @@ is_mapped(void *ctx)
         bool is_near = rank != opening->window->hub->rank && dd_group_shares_memory(opening->group, rank);
         is_all = (!is_near || map_member_locked(opening, rank)) && is_all;
     }
-    /* Nothing more comes from a group that has failed. */
+    /* A failed group receives nothing more. */
     return is_all || opening->map_error.code != DD_OK || dd_group_cause_locked(opening->group) != NULL;
 }
 
@@ -321,7 +320,7 @@ enter_hub(dd_window *window, dd_error *err)
 
 /* ---- closing */
 
-/* What is still to be sent from its memory is copied, with the lock taken for one piece at a time. */
+/* Copy the data still to be sent from its memory; take the lock for one piece at a time. */
 void
 dd_window_close(dd_window *window)
 {
@@ -387,7 +386,7 @@ dd_window_release(dd_window *window)
 
 /* ---- opening */
 
-/* At the end all have it open, or nobody has. */
+/* Open the window on all ranks, or on none. */
 static dd_status
 open_window(window_opening *opening, dd_error *err)
 {
@@ -454,7 +453,7 @@ dd_window_open(dd_group *group, const dd_window_options *options, dd_window **wi
     return status;
 }
 
-/* ---- what there is */
+/* ---- properties */
 
 size_t
 dd_window_nbytes(const dd_window *window, int rank)

@@ -6,7 +6,7 @@
 #error "the numbers of cards are little endian; this file copies them as they are"
 #endif
 
-/* Linux has no larger ones. */
+/* The largest error number of Linux. */
 #define SYS_ERRNO_MAX 4095
 
 typedef struct card_bytes {
@@ -67,11 +67,11 @@ dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_window_card *c
 
 /* ---- notes */
 
-/* What a type of note has. */
+/* Fields that a type of note uses. */
 enum {
     HAS_CHANNEL = 1,
     HAS_OFFSET = 2,
-    HAS_WISH = 4, /* a number of bytes that the other side is to send */
+    HAS_WISH = 4, /* a number of bytes that the other side must send */
     HAS_DATA = 8,
     HAS_ID = 16,
 };
@@ -98,7 +98,7 @@ dd_window_note_encode(const dd_window_note *note)
     };
 }
 
-/* What is wrong with a note by itself; NULL if nothing is. */
+/* Return the fault of a note by itself, or NULL if there is none. */
 static const char *
 wire_find_fault(const dd_request *request)
 {
