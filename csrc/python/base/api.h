@@ -1,13 +1,14 @@
-/* The only place that includes Python.h, and the one that selects the ABI:
+/* The only file that includes Python.h. It selects the ABI:
  *
- * - By default the stable ABI of 3.11 (abi3): one binary serves every later Python that has a GIL.
- * - With Py_TARGET_ABI3T, which setup.py defines, the stable ABI of 3.15 (abi3t): one binary serves every later Python,
- *   with a GIL and without. PyObject and PyModuleDef have no members there: see base/object.h and module.c.
+ * - By default the stable ABI of 3.11 (abi3): one binary serves every later Python with a GIL.
+ * - With Py_TARGET_ABI3T, which setup.py defines, the stable ABI of 3.15 (abi3t): one binary serves
+ *   every later Python, with and without a GIL. PyObject and PyModuleDef have no members there: see
+ *   base/object.h and module.c.
  * - On free-threaded Pythons before 3.15, which have no stable ABI, the API of that version. */
 #ifndef DD_PYTHON_BASE_API_H
 #define DD_PYTHON_BASE_API_H
 
-/* Silences this project's warnings in Python's own headers. */
+/* Suppress this project's warnings in Python's own headers. */
 #pragma GCC system_header
 
 #include <pyconfig.h>

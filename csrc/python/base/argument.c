@@ -33,8 +33,8 @@ py_argument_raise(const py_argument *argument, py_fault fault, const char *forma
     }
 }
 
-/* The first line of the exception's text, since frameworks append stack traces. A new reference; NULL with an
- * exception. */
+/* Return the first line of the exception's text: frameworks append stack traces. A new
+ * reference. */
 static PyObject *
 first_line(PyObject *exception)
 {

@@ -1,4 +1,4 @@
-/* The argument being read, so that every message can name it. */
+/* An argument of a Python function, with the names that error messages need. */
 #ifndef DD_PYTHON_BASE_ARGUMENT_H
 #define DD_PYTHON_BASE_ARGUMENT_H
 
@@ -16,19 +16,19 @@ typedef struct py_argument {
 typedef enum py_fault {
     PY_FAULT_VALUE, /* DistArgumentError */
     PY_FAULT_DTYPE, /* DistTypeError */
-    PY_FAULT_TYPE,  /* TypeError: not a tensor at all */
+    PY_FAULT_TYPE,  /* TypeError: not a tensor */
 } py_fault;
 
-/* Raises the exception for the fault, with the text "<function>(): argument '<name>' <text>". The format is that of
- * PyUnicode_FromFormat. */
+/* Raise the exception for `fault`, with the text "<function>(): argument '<name>' <text>". `format`
+ * is for PyUnicode_FromFormat. */
 void py_argument_raise(const py_argument *argument, py_fault fault, const char *format, ...);
 
-/* Raises DistArgumentError "<function>(): argument '<name>' (<type>) <what>: <first line of the text>" for the
- * exception that is set, which becomes its cause. A MemoryError, and anything not derived from Exception, stays as
- * it is. */
+/* Raise DistArgumentError "<function>(): argument '<name>' (<type>) <what>: <first line of the
+ * current exception's text>" from the current exception. A MemoryError, or an exception that is not
+ * derived from Exception, stays set instead. */
 void py_argument_raise_from_current(const py_argument *argument, const char *what);
 
-/* Whether the class of the value comes from this top-level package. */
+/* Return true if the class of the value is defined in this top-level package. */
 bool py_argument_is_from(const py_argument *argument, const char *package);
 
 #endif

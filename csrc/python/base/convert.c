@@ -88,8 +88,8 @@ py_bytes_fini(py_bytes *bytes)
     }
 }
 
-/* Views one item. An item whose bytes would need a buffer or a conversion is replaced in the list by a bytes
- * object, so that a long list holds no buffers. */
+/* Set list->views[i] to the bytes of item i. If that needs a buffer or a conversion, first replace
+ * the item by a bytes object, so that a long list holds no buffers. */
 static bool
 view_item(py_bytes_list *list, Py_ssize_t i, const char *function, const char *name)
 {
@@ -184,7 +184,8 @@ attribute_as_int64(PyObject *object, const char *name, int64_t *number)
     return *number != -1 || PyErr_Occurred() == NULL;
 }
 
-/* A negative timedelta has negative days. One too large for nanoseconds never ends. */
+/* Set *timeout_ns to -1 for a negative timedelta, which has negative days, and to DD_NEVER_NS for
+ * one that does not fit in nanoseconds. */
 static bool
 timedelta_as_ns(PyObject *value, int64_t *timeout_ns)
 {
@@ -210,13 +211,13 @@ seconds_as_ns(double seconds, int64_t *timeout_ns)
     } else if (seconds >= (double)DD_NEVER_NS / (double)DD_NS_PER_S) {
         *timeout_ns = DD_NEVER_NS;
     } else {
-        /* Rounded up, so that a time-out below a nanosecond does not become 0. */
+        /* Round up, so that a timeout below a nanosecond does not become 0. */
         *timeout_ns = (int64_t)ceil(seconds * (double)DD_NS_PER_S);
     }
     return true;
 }
 
-/* 1: done. 0: the value is not a real number. -1 with an exception. */
+/* Return 1 on success, 0 if the value is not a real number, -1 with an exception. */
 static int
 number_as_ns(PyObject *value, int64_t *timeout_ns)
 {
@@ -226,7 +227,7 @@ number_as_ns(PyObject *value, int64_t *timeout_ns)
     double seconds = PyFloat_AsDouble(value);
     if (seconds == -1.0 && PyErr_Occurred() != NULL) {
         if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-            /* An int too large for a double. */
+            /* The value is an int too large for a double. */
             PyErr_Clear();
             PyObject *zero = PyLong_FromLong(0);
             int is_negative = zero != NULL ? PyObject_RichCompareBool(value, zero, Py_LT) : -1;

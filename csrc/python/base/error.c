@@ -2,16 +2,16 @@
 
 #include <string.h>
 
-/* A Ctrl-C that comes more often than this is obeyed. */
+/* Number of attempts at a call; a KeyboardInterrupt in the last attempt is raised. */
 #define MAX_TRIES 3
 
 #define NO_BASE (-1)
-#define BUILTIN_TIMEOUT (-2)    /* Python's own TimeoutError */
+#define BUILTIN_TIMEOUT (-2)    /* TimeoutError */
 #define BUILTIN_CONNECTION (-3) /* ConnectionError */
 #define BUILTIN_VALUE (-4)      /* ValueError */
 #define BUILTIN_TYPE (-5)       /* TypeError */
 
-/* A base comes before the classes derived from it. A class without a base derives from RuntimeError. */
+/* A base must come before the classes derived from it. Without a base: RuntimeError. */
 static const struct {
     py_error_kind kind;
     const char *name;
@@ -80,7 +80,7 @@ make_bases(const py_state *state, const int bases[2])
     return PyTuple_Pack(2, state->errors[bases[0]], second);
 }
 
-/* The defaults of the attributes, as a new dict of the class; NULL with an exception. */
+/* Return a new class dict with the default values of the attributes. */
 static PyObject *
 make_attributes(py_error_kind kind)
 {
@@ -113,7 +113,7 @@ py_error_add_to_module(PyObject *module, py_state *state)
     return PyModule_AddObjectRef(module, "QueueEmptyError", state->errors[PY_ERROR_QUEUE_EMPTY]);
 }
 
-/* The exception of a status, borrowed. */
+/* The result is borrowed. */
 static PyObject *
 exception_of_status(const py_state *state, dd_status status)
 {
@@ -166,7 +166,7 @@ exception_of_group(const py_state *state, dd_status status)
     return is_groups_own ? state->errors[PY_ERROR_BACKEND] : exception_of_status(state, status);
 }
 
-/* Takes the value, which may be NULL. */
+/* Takes ownership of `value`; returns false if it is NULL. */
 static bool
 set_attribute(PyObject *error, const char *name, PyObject *value)
 {
@@ -200,7 +200,7 @@ set_call(PyObject *error, const dd_failed_call *call)
             set_attribute(error, "elapsed", PyFloat_FromDouble((double)call->elapsed_ns * 1e-9)));
 }
 
-/* Sets the attributes of one of dldist's exceptions; Python's own have none. False with an exception. */
+/* Set the attributes of a dldist exception. Python's own exceptions have none. */
 static bool
 set_attributes(const py_state *state, PyObject *error, dd_status status, const dd_error *err)
 {
@@ -213,8 +213,8 @@ set_attributes(const py_state *state, PyObject *error, dd_status status, const d
            (!has_details || (set_culprit(error, &err->culprit) && set_call(error, &err->call)));
 }
 
-/* Programs look for the word "timeout" in the text of an error. The core's texts say "timed out", or what did not
- * come, so it is appended. A new reference; NULL with an exception. */
+/* Return the text as a new str. Programs search error texts for the word "timeout": append it to
+ * the text of a timeout that lacks it, such as "timed out". */
 static PyObject *
 message_of(dd_status status, const char *text)
 {
@@ -247,9 +247,9 @@ raise_as(const py_state *state, PyObject *type, dd_status status, const dd_error
     if (status == DD_INTERRUPTED && PyErr_Occurred() != NULL) {
         return;
     }
-    /* Ctrl-C reaches all ranks at once, and this rank may notice that it lost another one before a wait here has
-     * checked for signals. If the handler runs now, the program can catch what it raises. If the signal stayed
-     * pending, it would strike in the code that reports the loss. */
+    /* Ctrl-C reaches all ranks, and this rank may notice a lost rank before a wait has checked for
+     * signals. Run the handler now, so that the program can catch its exception: a signal left
+     * pending would interrupt the code that reports the loss. */
     if (PyErr_Occurred() == NULL && PyErr_CheckSignals() < 0) {
         return;
     }
@@ -334,7 +334,7 @@ py_error_status_of_current(py_state *state)
     return PyErr_ExceptionMatches(PyExc_Exception) ? DD_STORE : DD_INTERRUPTED;
 }
 
-/* True: the exception was a KeyboardInterrupt, and is cleared. False: it was another, and stays set. */
+/* Clear a KeyboardInterrupt and return true. Leave any other exception set and return false. */
 static bool
 pass_over_ctrl_c(void)
 {
@@ -345,7 +345,8 @@ pass_over_ctrl_c(void)
     return true;
 }
 
-/* In C, because a pending signal strikes a Python function as it is entered, where the function cannot catch it. */
+/* Written in C because Python runs the handler of a pending signal when it enters a Python
+ * function, before the function can catch the exception. */
 PyObject *
 py_error_call_despite_ctrl_c(PyObject *Py_UNUSED(module), PyObject *args)
 {

@@ -10,7 +10,7 @@
 #define CLOSING_NS (2 * DD_NS_PER_S)
 #define CLOSING_STEP_US 200
 
-/* Whether the gate is closed, and how many threads are inside. One for the process, like the interpreter. It is no
+/* The CLOSED bit, and the number of threads inside. One per process, like the interpreter. Not a
  * lock, because a fork could leave a lock held. */
 static atomic_uint gate;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -36,7 +36,7 @@ py_gate_leave(const py_gate_pass *pass)
     }
 }
 
-/* The threads that were inside do not exist in the child. */
+/* In the child of a fork, the threads that were inside do not exist. */
 static void
 forget_threads(void)
 {
@@ -63,8 +63,8 @@ py_gate_init(PyObject *module)
     return rc;
 }
 
-/* Threads that are inside need the GIL to leave. The wait is bounded: a thread that takes longer, in the
- * destructor of an object, is lost like any Python thread at exit. */
+/* Threads inside need the GIL to leave, so release it. The wait is bounded: a thread that takes
+ * longer, in the destructor of an object, is abandoned like any Python thread at exit. */
 PyObject *
 py_gate_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {

@@ -1,6 +1,6 @@
-/* The GIL for threads that Python did not start. Once the interpreter is ending, such a thread must not ask for the
- * GIL: it would hang or crash. The gate lets threads in until the interpreter begins to end, which then waits for
- * those that are inside. */
+/* GIL access for threads that Python did not start. Once the interpreter is shutting down, such a
+ * thread would hang or crash if it requested the GIL. The gate admits threads until shutdown
+ * begins; the interpreter then waits for the threads inside. */
 #ifndef DD_PYTHON_BASE_GATE_H
 #define DD_PYTHON_BASE_GATE_H
 
@@ -13,12 +13,12 @@ typedef struct py_gate_pass {
     bool is_counted;
 } py_gate_pass;
 
-/* Takes the GIL. False: Python is ending, and the GIL was not taken. Threads that Python knows are always let in,
- * because the interpreter takes care of them. */
+/* Take the GIL. Return false without the GIL if Python is shutting down. Threads that Python knows
+ * are always admitted, because the interpreter handles them itself. */
 bool py_gate_enter(py_gate_pass *pass);
 void py_gate_leave(const py_gate_pass *pass);
 
-/* Registers the module's _close_gate with atexit. -1 with an exception. */
+/* Register the module's _close_gate with atexit. */
 int py_gate_init(PyObject *module);
 /* _core._close_gate() */
 PyObject *py_gate_close(PyObject *module, PyObject *unused);

@@ -1,33 +1,38 @@
-/* How the binding protects its state, with the GIL and on free-threaded builds of Python (PY_MAY_LACK_GIL).
+/* How the binding protects its state, with the GIL and on free-threaded builds of Python
+ * (PY_MAY_LACK_GIL).
  *
- * Every field of an object, of the module's state and every static variable has one of these protections, which its
- * declaration names:
+ * Every field of an object or of the module's state, and every static variable, has one of these
+ * protections, which its declaration names:
  *
  * - const after new, init or exec: written before another thread can find it.
- * - atomic: a flag or a number on its own.
- * - once: a pointer that changes from NULL to its value (PY_ONCE_GET and below) and stays until its owner is freed.
- * - "guarded by <lock>", a py_lock: everything else. With the GIL, a py_lock is nothing, because the GIL serializes
- *   the code that it encloses. Free-threaded, it is a mutex: PyMutex, or the C library's where the stable ABI (abi3t)
- *   has no PyMutex. Zeroed memory is a free py_lock.
+ * - atomic: an independent flag or number.
+ * - once: a pointer that changes from NULL to its value (PY_ONCE_GET and below) and stays until its
+ *   owner is freed.
+ * - "guarded by <lock>", a py_lock: everything else. With the GIL, a py_lock is empty, because the
+ *   GIL serializes the code that it encloses. Free-threaded, it is a PyMutex, or a mutex of the C
+ *   library with abi3t, which has no PyMutex. Zeroed memory is a free py_lock.
  *
- * A thread that holds a py_lock is attached to the interpreter, and may only read, write, and take references
- * (Py_NewRef). It must not call Python, release a reference, allocate Python objects, take another lock of any kind, or
- * detach (PY_WITHOUT_GIL); `engines_lock` is the one exception. So no deadlock is possible. A fork and the collector
- * stop all attached threads only at calls of Python: they find every py_lock free and every state whole. A py_lock must
- * not be taken with a lock of the core (dd_lock) held, because waiting for it may detach.
+ * A thread that holds a py_lock is attached to the interpreter, and may only read, write, and take
+ * references (Py_NewRef). It must not call Python, release a reference, allocate Python objects,
+ * take another lock of any kind, or detach (PY_WITHOUT_GIL); `engines_lock` is the one exception.
+ * This rules out deadlocks. A fork and the collector stop attached threads only at calls of Python,
+ * and so find every py_lock free and all state consistent. A py_lock must not be taken with a lock
+ * of the core (dd_lock) held, because waiting for it may detach.
  *
- * tp_traverse, tp_clear and tp_dealloc need no lock of their object: all other threads are stopped in the first, and none
- * has the object in the other two.
+ * tp_traverse, tp_clear and tp_dealloc need no lock of their object: all other threads are stopped
+ * in the first, and none has the object in the other two.
  *
- * Calls into the core are made detached. With the GIL, a call that takes a microsecond keeps it, since retaking it
- * takes longer: see PY_BRIEFLY and py_wait_let_go in base/wait.h. Free-threaded, these detach as well. An attached
- * thread may take a lock of the core that guards a list or a flag. It must not do anything that ends operations,
- * because the code for their end may wait for a lock of the interpreter, and so detach, with locks of the core held.
+ * Calls into the core are made detached. With the GIL, a call that takes a microsecond keeps it,
+ * since retaking it takes longer: see PY_BRIEFLY and py_wait_let_go in base/wait.h. Free-threaded,
+ * these detach as well. An attached thread may take a lock of the core that guards a list or a
+ * flag. It must not complete operations: the completion code may wait for a lock of the
+ * interpreter, and so detach, with locks of the core held.
  *
- * Containers that a caller gave may change while they are read. Copy a list (PySequence_Tuple), or take a new reference
- * to the item (PySequence_GetItem, PyObject_GetItem). Borrowed items (PyList_GetItem, PyDict_GetItem, PyDict_Next) are
- * for tuples, and for containers that only this thread knows: the arguments of a call (kwargs), new lists, results of
- * PySequence_List. The same holds for fields that change: take a new reference with the lock held. */
+ * A caller's containers may change while they are read. Copy a list (PySequence_Tuple), or take a
+ * new reference to the item (PySequence_GetItem, PyObject_GetItem). Borrowed items (PyList_GetItem,
+ * PyDict_GetItem, PyDict_Next) are only for tuples and for containers that only this thread knows:
+ * kwargs, new lists, results of PySequence_List. For fields that change, take a new reference with
+ * the lock held. */
 #ifndef DD_PYTHON_BASE_LOCK_H
 #define DD_PYTHON_BASE_LOCK_H
 
@@ -73,7 +78,7 @@ py_lock_release(py_lock *lock)
 #endif
 }
 
-/* The value of an expression, computed with the lock held. */
+/* Evaluate an expression with the lock held. */
 #define PY_LOCKED(lock, expression)                     \
     __extension__({                                     \
         py_lock *py_held = (lock);                      \
@@ -83,18 +88,18 @@ py_lock_release(py_lock *lock)
         py_value;                                       \
     })
 
-/* Reads the value of a `once` pointer; NULL if it has none. */
+/* Read a `once` pointer; NULL if it is not set. */
 #define PY_ONCE_GET(place) __atomic_load_n((place), __ATOMIC_ACQUIRE)
 
-/* Gives a `once` pointer its value. False if it has one already: the caller still owns `value`. */
+/* Set a `once` pointer. False if it is already set: the caller still owns `value`. */
 #define PY_ONCE_SET(place, value)                                                                           \
     __extension__({                                                                                         \
         __typeof__(*(place)) py_none = NULL;                                                                \
         __atomic_compare_exchange_n((place), &py_none, (value), false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); \
     })
 
-/* Gives a `once` object its value, unless it has one, and returns the value that it has: borrowed from `place`. Takes
- * over `value`, which may be NULL: then it returns NULL if there is no value yet. */
+/* Set a `once` object unless it is already set, and return its value, borrowed from `place`. Takes
+ * ownership of `value`. If `value` is NULL, return the value set before, or NULL. */
 static inline PyObject *
 py_once_object(PyObject **place, PyObject *value)
 {

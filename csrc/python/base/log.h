@@ -1,4 +1,4 @@
-/* Gives the core's log records to pkg/dldist/_base/log.py, which passes them on to Python's logging. */
+/* Pass the core's log records to pkg/dldist/_base/log.py, which hands them to Python's logging. */
 #ifndef DD_PYTHON_BASE_LOG_H
 #define DD_PYTHON_BASE_LOG_H
 

@@ -1,15 +1,17 @@
-/* Makes and frees objects of heap types.
+/* Creation and release of objects of heap types.
  *
- * Objects that release the GIL when they end have a tp_traverse and, like tuples, no tp_clear: other threads would
- * run while the collector clears objects that belong together. Such an object gets its references when it is made,
- * so every cycle passes through an object that was changed later, and the collector clears that one. */
+ * Objects that release the GIL in their deallocation have a tp_traverse and, like tuples, no
+ * tp_clear, because other threads would run while the collector clears objects that belong
+ * together. Such an object gets its references when it is created. Every cycle therefore contains
+ * another object, changed later, which the collector clears. */
 #ifndef DD_PYTHON_BASE_OBJECT_H
 #define DD_PYTHON_BASE_OBJECT_H
 
 #include "python/base/state.h"
 
-/* The space for Python's own fields at the start of an object. abi3t hides their size, which differs between Pythons with
- * and without a GIL (16 and 32 bytes in 3.15), so the structs reserve more. The import fails if it is not enough. */
+/* The space for Python's own fields at the start of an object. abi3t hides their size, 16 bytes
+ * with a GIL and 32 without one (3.15), so the structs reserve more. The import fails if the space
+ * is too small. */
 #ifdef Py_TARGET_ABI3T
 typedef struct py_object_space {
     void *reserved[8];
@@ -18,7 +20,7 @@ typedef struct py_object_space {
 typedef PyObject py_object_space;
 #endif
 
-/* The head of our objects: the first fields of their structs. */
+/* The first fields of the structs of dldist's objects. */
 #define PY_OBJECT_HEAD                                                  \
     py_object_space ob_base; /* PyObject_HEAD */                        \
     PyObject *module;        /* const after new: keeps `state` alive */ \
@@ -29,53 +31,54 @@ typedef struct py_object {
     PY_OBJECT_HEAD;
 } py_object;
 
-/* Sets the state's object_size. -1 with an exception, also if py_object_space is too small for this Python. */
+/* Set the state's object_size. Fails if py_object_space is too small for this Python. */
 int py_object_read_size(py_state *state);
 
-/* A new object of a type of ours, or of a class derived from one: zeroed except for its head, and tracked by the
- * collector if its type has GC. Ignores the arguments: it can be a tp_new. NULL with an exception. */
+/* Create an object of a dldist type, or of a class derived from one. It is zeroed except for its
+ * head, and tracked by the collector if its type has GC. The arguments are ignored: this can be a
+ * tp_new. */
 PyObject *py_object_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 
-/* A tp_traverse for objects that refer to nothing but their type and the module. */
+/* A tp_traverse for objects that refer only to their type and the module. */
 int py_object_traverse(PyObject *object, visitproc visit, void *arg);
 
-/* The first step of a tp_dealloc: ends the weak references and what the collector knows of the object. */
+/* The first step of a tp_dealloc: clear weak references and untrack the object. */
 void py_object_begin_dealloc(PyObject *object);
-/* The last step: frees the memory, then drops the object's references to its type and the module. */
+/* The last step of a tp_dealloc: free the memory, then release the type and the module. */
 void py_object_end_dealloc(PyObject *object);
-/* Both, for objects that own nothing. */
+/* A tp_dealloc for objects that own nothing: both steps. */
 void py_object_dealloc(PyObject *object);
 
 /* The tp_members of types whose objects can have weak references. */
 extern PyMemberDef py_object_members[];
 
-/* The flags of types that nobody derives from, of those that programs may derive from, and of those whose objects only
- * we make. */
+/* Flags of final types, of types that programs may derive from, and of types that only C code
+ * instantiates. */
 #define PY_TYPE_FLAGS (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE)
 #define PY_BASE_TYPE_FLAGS (PY_TYPE_FLAGS | Py_TPFLAGS_BASETYPE)
 #define PY_MADE_TYPE_FLAGS (PY_TYPE_FLAGS | Py_TPFLAGS_DISALLOW_INSTANTIATION)
 
-/* ---- objects without that head */
+/* ---- objects without PY_OBJECT_HEAD */
 
-/* A zeroed object; NULL with an exception. */
+/* Return a zeroed object, or NULL with an exception. */
 PyObject *py_object_alloc(PyTypeObject *type);
-/* Frees the memory, then drops the object's reference to its type. */
+/* Free the memory, then release the object's type. */
 void py_object_free(PyObject *object);
 
-/* None, or NULL if there is an exception. */
+/* Return None if is_done is true. Otherwise return NULL: the exception must have been set. */
 static inline PyObject *
 py_none_if(bool is_done)
 {
     return is_done ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Appends an item to a list and releases it. If either is NULL, or there is no memory, releases the list and sets it to NULL. */
+/* Append an item to a list, and release the item. If either is NULL, or memory runs out, release
+ * the list and set it to NULL. */
 void py_list_append(PyObject **list, PyObject *item);
 
 /* ---- methods written in Python */
 
-/* Calls <module>.<function>(self, *args, **kwargs). args and kwargs may be NULL. A new reference; NULL with an
- * exception. */
+/* Call <module>.<function>(self, *args, **kwargs); args and kwargs may be NULL. A new reference. */
 PyObject *py_object_call_python(PyObject *self, const char *module, const char *function, PyObject *args,
                                 PyObject *kwargs);
 

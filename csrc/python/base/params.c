@@ -3,15 +3,13 @@
 #include <limits.h>
 #include <string.h>
 
-/* ---- which argument belongs to which parameter */
-
-/* Looks from the end, where the parameters are that callers like to name. */
+/* Search from the end, where the parameters are that callers usually pass by name. */
 static int
 find_param(const py_params *params, PyObject *name)
 {
     const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
     if (text == NULL) {
-        PyErr_Clear(); /* a name that is no str, or not UTF-8, is none of ours */
+        PyErr_Clear(); /* a name that is not a str, or not valid UTF-8, matches no parameter */
         return -1;
     }
     int i = params->count - 1;
@@ -80,8 +78,6 @@ py_params_parse(const py_params *params, PyObject *const *args, Py_ssize_t nargs
     }
     return check_required(params, values);
 }
-
-/* ---- what an argument becomes */
 
 bool
 py_params_int(const py_state *state, PyObject *value, int *number, const char *function, const char *name)

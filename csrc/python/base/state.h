@@ -28,7 +28,7 @@ typedef enum py_error_kind {
     PY_ERROR_COUNT,
 } py_error_kind;
 
-/* X(name, text): attributes that are looked up so often that their interned names are kept. */
+/* X(name, text): attributes that are read often; their names are interned once. */
 #define PY_NAME_LIST(X)                          \
     X(EXCHANGE_API, "__dlpack_c_exchange_api__") \
     X(DLPACK, "__dlpack__")                      \
@@ -49,9 +49,10 @@ typedef enum py_name {
 
 const char *py_name_text(py_name name);
 
-/* Lives as long as the module. Objects keep the module alive, so a state taken from an object is valid. */
+/* Lives as long as the module. Objects keep the module alive, so a state taken from an object is
+ * valid. */
 typedef struct py_state {
-    Py_ssize_t object_size; /* const after the module's exec: the bytes of Python's own fields in an object */
+    Py_ssize_t object_size; /* const after exec: bytes of Python's own fields in an object */
     /* const after the module's exec; owned */
     PyTypeObject *store_type;
     PyTypeObject *tcp_store_type;
@@ -77,22 +78,24 @@ typedef struct py_state {
     PyObject *names[PY_NAME_COUNT]; /* interned str */
     dd_tcp_registry *tcp_registry;
     PyObject *timedelta; /* once; owned: datetime.timedelta */
-    /* once; owned: numpy.ndarray, or NULL until arrays are read directly (tensor/numpy.h) */
+    /* once; owned: numpy.ndarray; NULL until arrays are read directly (tensor/numpy.h) */
     PyObject *ndarray_type;
     atomic_bool has_seen_ndarray;
     struct py_tensor_types *tensor_types; /* const after exec; owned */
     struct py_devices *devices;           /* once; owned; NULL until the first tensor on a device */
     struct py_nccl *nccl;                 /* once; owned; NULL until NCCL is loaded */
-    /* held while an engine opens, which is brief and calls no Python: threads that open groups share an engine */
+    /* held while an engine opens, so that threads that open groups share one; brief, no Python
+     * calls */
     py_lock engines_lock;
     /* owned; guarded by engines_lock; one for each secret of this process's groups */
     struct py_engine *engines;
     /* atomic (py_completions_get); lives as long as the process; NULL until the first work */
     struct py_completions *completions;
-    /* atomic (find_watch); lives as long as the process; NULL until the first group of several ranks */
+    /* atomic (find_watch); lives as long as the process; NULL until the first group of several
+     * ranks */
     struct py_watch *watch;
     py_lock groups_lock;
-    dd_list groups; /* py_group, guarded by groups_lock: those that have been opened, of both kinds */
+    dd_list groups; /* py_group, guarded by groups_lock: groups that have been opened */
     /* atomic (py_recorder_current); lives as long as the process; NULL until the first group */
     struct py_recorder *recorder;
     /* atomic (relaxed: read in every slice of a wait) */
@@ -106,12 +109,11 @@ typedef struct py_state {
 extern const char py_module_token[];
 #endif
 
-/* The state and the module (borrowed) of one of our types, or of a class derived from one. NULL with an exception for
- * any other type. */
+/* Return the state and the module (borrowed) of a dldist type, or of a class derived from one. */
 py_state *py_state_of_type(PyTypeObject *type, PyObject **module);
 
-/* datetime.timedelta (borrowed). It is imported on first use, because importing the package must stay cheap. NULL
- * with an exception. */
+/* Return datetime.timedelta (borrowed). It is imported on first use: importing dldist must be
+ * fast. */
 PyObject *py_state_timedelta(py_state *state);
 
 #endif

@@ -15,7 +15,7 @@ py_thread_value_get(PyObject *const *values)
     return value;
 }
 
-/* The dict (borrowed), which is made if needed. NULL with an exception. */
+/* Find or create the dict (borrowed). */
 static PyObject *
 dict_of(PyObject **values)
 {

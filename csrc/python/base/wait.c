@@ -3,7 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Only the main thread runs signal handlers, so the others need not compete for the GIL in every slice. */
+/* Only the main thread runs signal handlers, so other threads need not compete for the GIL. */
 static bool
 is_interrupted(void *ctx)
 {
@@ -92,7 +92,7 @@ py_wait_keep_exception(py_wait *wait)
 bool
 py_wait_finish(py_wait *wait, dd_status status, const dd_error *err)
 {
-    /* What a signal handler raised must be raised even if the operation finished anyway. */
+    /* A signal handler's exception is raised even if the operation has succeeded. */
     if (wait->exception != NULL && (status != DD_OK || wait->is_signal)) {
         py_error_put(wait->exception);
         return false;
