@@ -87,8 +87,6 @@ py_operands_read_offset(const py_operands *operands, PyObject *value, size_t *nb
     return true;
 }
 
-/* ---- adding */
-
 static bool
 reserve_pieces(py_operands *operands, size_t more)
 {
@@ -196,8 +194,8 @@ py_operands_add_list(py_operands *operands, PyObject *object, py_use use, const 
         py_raise_wrong_type(operands->function, name, "a list or tuple of tensors", object);
         return false;
     }
-    /* Our own tuple, and only its length counts: producers run Python code, which may change a list, and a subclass
-     * of list may report one length and give another number of items. */
+    /* Iterate over a tuple: producers run Python code, which may change a list, and a subclass of
+     * list may report a wrong length. */
     PyObject *objects = PySequence_Tuple(object);
     if (objects == NULL) {
         return false;
@@ -230,7 +228,7 @@ is_same_side(const py_side *a, const py_side *b)
     return a->layout != PY_LAYOUT_NONE && b->layout != PY_LAYOUT_NONE && a->first == b->first;
 }
 
-/* Whether several tensors make one block, and so must lie one after another. */
+/* Return true if a block consists of several tensors, which must therefore be adjacent. */
 static bool
 is_joined(const py_side *side)
 {
@@ -261,8 +259,7 @@ side_nbytes(const py_operands *operands, const py_side *side)
     return nbytes;
 }
 
-/* Gives the staged pieces of a side their places from `offset` on, unless base is NULL. Returns the offset of the
- * end. */
+/* Set the addresses of the side's staged pieces, unless base is NULL. Return the end offset. */
 static size_t
 place_side(py_operands *operands, const py_side *side, uint8_t *base, size_t offset)
 {
@@ -399,7 +396,7 @@ hull_of(const dd_block *blocks, size_t count)
     return (dd_block){.data = (void *)low, .nbytes = high > low ? high - low : 0};
 }
 
-/* Whether an input may be exactly the memory of an output; see coll.h. */
+/* Return true if the input block may be exactly the memory of the output block; see coll.h. */
 static bool
 may_coincide(dd_coll coll, size_t input, size_t output, int rank)
 {
@@ -547,7 +544,7 @@ py_operands_reserve_parts(py_operands *operands, dd_coll coll, int rank)
         !py_operands_reserve_blocks(operands, nparts * blocks_of_part(operands))) {
         return false;
     }
-    /* Staging memory overlaps nothing, so only the tensors' own memory counts here. */
+    /* Staging memory overlaps nothing, so check only the tensors' own memory. */
     for (size_t part = 0; part < nparts; part++) {
         dd_coll_args args;
         py_operands_fill_part(operands, part, &args);
@@ -573,8 +570,6 @@ py_operands_place_parts(py_operands *operands, uint8_t *base)
     }
     return offset;
 }
-
-/* ---- results */
 
 void
 py_operands_add_results(const py_operands *operands, PyObject **list)

@@ -1,13 +1,12 @@
-/* The tensors of one call on a group, and the blocks of memory in them that the core sees.
+/* The tensors of one call on a group, and the blocks of memory that the core reads and writes.
  *
- * First the tensors are added, then `prepare` makes the blocks. A block lies in a tensor itself if it can. It lies
- * in staging memory if its tensor is not contiguous, if it is made of several tensors, or if it is an input that
- * would be overwritten. `pack` copies into that memory before the operation, and `unpack` copies out of it
- * afterwards.
+ * Add the tensors first; `prepare` then creates the blocks. A block lies in a tensor if possible.
+ * It lies in staging memory if its tensor is not contiguous, if it consists of several tensors, or
+ * if it is an input that would be overwritten. `pack` copies into staging memory before the
+ * operation, `unpack` out of it afterwards.
  *
- * If the group works on devices, `device` is initialised before the first tensor is added, and the blocks are made
- * in parts instead of by `prepare`: tensors are not joined into one block, and each tensor is an operation of its
- * own. */
+ * If the group works on devices, initialise `device` before adding a tensor, and create the blocks
+ * in parts instead of by `prepare`: each tensor is an operation of its own, and none are joined. */
 #ifndef DD_PYTHON_CALL_OPERANDS_H
 #define DD_PYTHON_CALL_OPERANDS_H
 
@@ -21,7 +20,7 @@
 /* One tensor. */
 typedef struct py_piece {
     py_tensor tensor;
-    uint8_t *flat; /* its elements in row-major order: its own memory, or staging */
+    uint8_t *flat; /* the elements in row-major order: tensor memory or staging */
     size_t nbytes;
     bool is_input;
     bool is_output;
@@ -29,20 +28,20 @@ typedef struct py_piece {
     bool is_staged;
 } py_piece;
 
-/* How the tensors of one side make up its blocks. */
+/* How the tensors of a side (inputs or outputs) form its blocks. */
 typedef enum py_layout {
     PY_LAYOUT_NONE,  /* no blocks */
-    PY_LAYOUT_EACH,  /* block k is tensor k, or m tensors one after another if npieces is m times nblocks */
+    PY_LAYOUT_EACH,  /* block k is m tensors in succession, with m = npieces / nblocks */
     PY_LAYOUT_SPLIT, /* one tensor, cut into blocks */
-    PY_LAYOUT_WOVEN, /* block k is the k-th part of the first tensor, then the k-th of the second, ... */
+    PY_LAYOUT_WOVEN, /* block k is the k-th part of the first tensor, then of the second, ... */
 } py_layout;
 
 typedef struct py_side {
     py_layout layout;
-    size_t first; /* index of its first piece */
+    size_t first; /* index of the side's first piece */
     size_t npieces;
     size_t nblocks;
-    size_t *sizes; /* PY_LAYOUT_SPLIT: bytes of each block, owned; NULL for equal ones */
+    size_t *sizes; /* PY_LAYOUT_SPLIT: bytes of each block, owned; NULL if equal */
 } py_side;
 
 typedef struct py_operands {
@@ -57,69 +56,69 @@ typedef struct py_operands {
     dd_block *blocks; /* of inputs, then of outputs; `few_blocks`, or owned */
     uint8_t *staging; /* owned, or NULL */
     size_t staging_nbytes;
-    uint8_t *woven; /* in staging: the blocks of the woven side */
-    bool is_staged; /* there is something to pack or to unpack */
-    /* set before anything is added: the caller goes on during the operation (py_tensor_pin) */
+    uint8_t *woven; /* in staging: the blocks of the side with PY_LAYOUT_WOVEN */
+    bool is_staged; /* pack or unpack has data to copy */
+    /* set before adding tensors: the caller continues during the operation (py_tensor_pin) */
     bool is_pinned;
     py_device_scope device;
     py_piece few_pieces[PY_FEW_PIECES];
     dd_block few_blocks[PY_FEW_BLOCKS];
 } py_operands;
 
-/* May not be moved afterwards. */
+/* The struct must not be moved after init. */
 void py_operands_init(py_operands *operands, py_state *state, const char *function);
-/* Needs the GIL. May be called at any time after init, whatever has failed since. */
+/* Needs the GIL. May be called at any time after init, even if other functions have failed. */
 void py_operands_fini(py_operands *operands);
-/* For the collector: visits the tensors. */
+/* Visit the tensors, for the garbage collector. */
 int py_operands_traverse(const py_operands *operands, visitproc visit, void *arg);
 
 typedef enum py_use {
     PY_USE_IN = 1,
     PY_USE_OUT = 2,
     PY_USE_IN_PLACE = 3,
-    PY_USE_IN_RESULT = 5, /* only read, but still a result of the call */
+    PY_USE_IN_RESULT = 5, /* only read, but also a result of the call */
 } py_use;
 
-/* Adds a tensor, whose dtype must be that of the tensors before it. False with an exception. */
+/* Add a tensor, which must have the dtype of the tensors before it. */
 bool py_operands_add(py_operands *operands, PyObject *object, py_use use, const char *name);
-/* Adds a list or tuple of `count` tensors, or of any number but 0 if count is -1. False with an exception. */
+/* Add a list or tuple of `count` tensors, or of at least one if count is -1. */
 bool py_operands_add_list(py_operands *operands, PyObject *object, py_use use, const char *name,
                           Py_ssize_t count);
 
-/* Makes a side of `npieces` pieces from `first` on. */
+/* Set a side to `npieces` pieces, starting with index `first`. */
 void py_operands_set_side(py_side *side, py_layout layout, size_t first, size_t npieces, size_t nblocks);
 
-/* False with an exception if two outputs share memory. Called by prepare and reserve_parts. */
+/* Fail if two outputs share memory. Called by prepare and reserve_parts. */
 bool py_operands_check_outputs(const py_operands *operands);
 
-/* Makes room for `count` blocks. May be called only once. False with an exception. */
+/* Reserve memory for `count` blocks. Call at most once. */
 bool py_operands_reserve_blocks(py_operands *operands, size_t count);
 
-/* Makes the blocks and fills them in in `args`, which is otherwise complete. False with an exception. */
+/* Create the blocks and store them in `args`, whose other fields must be set. */
 bool py_operands_prepare(py_operands *operands, dd_coll_args *args, int rank);
 
 /* ---- on devices */
 
-/* How many operations the call consists of. Each has the blocks of its sides. */
+/* Return the number of operations (parts) of the call. Each has the blocks of both sides. */
 size_t py_operands_nparts(const py_operands *operands);
-/* Marks the tensors that must be staged, and makes room for the blocks of all parts. False with an exception. */
+/* Mark the tensors that must be staged, and reserve the blocks of all parts. */
 bool py_operands_reserve_parts(py_operands *operands, dd_coll coll, int rank);
-/* Gives the staged tensors their places from `base` on, unless it is NULL. Returns how many bytes they need. */
+/* Set the staged tensors' addresses, from `base` on, unless it is NULL. Return the bytes needed. */
 size_t py_operands_place_parts(py_operands *operands, uint8_t *base);
-/* Fills in the blocks of a part, which belong to the operands. Called after py_operands_place_parts. */
+/* Store a part's blocks (borrowed) in `args`. Call py_operands_place_parts before. */
 void py_operands_fill_part(py_operands *operands, size_t part, dd_coll_args *args);
 
 /* ---- on the host */
 
-/* May be called without the GIL. unpack only after the operation has succeeded. */
+/* Both may run without the GIL. Call unpack only if the operation has succeeded. */
 void py_operands_pack(py_operands *operands);
 void py_operands_unpack(py_operands *operands);
 
-/* Appends the tensors that are results of the call, as the caller gave them, in order (py_list_append). */
+/* Append the tensors that are results, as the caller passed them, in order (py_list_append). */
 void py_operands_add_results(const py_operands *operands, PyObject **list);
 
 dd_dtype py_operands_dtype(const py_operands *operands);
-/* Reads an argument 'offset', a number of elements of the dtype, as bytes; NULL is 0. False with an exception. */
+/* Read an argument 'offset', in elements of the dtype, and convert it to bytes; NULL means 0. */
 bool py_operands_read_offset(const py_operands *operands, PyObject *value, size_t *nbytes);
 
 #endif

@@ -1,4 +1,4 @@
-/* Operands on the host: copies into staging memory before an operation, and out of it afterwards. */
+/* Operands on the host: copy into staging memory before an operation, and out of it afterwards. */
 #include "python/call/operands.h"
 
 #include <string.h>

@@ -1,22 +1,22 @@
-/* Refuses outputs that share memory: the result there would depend on which write comes last. */
+/* Reject outputs that share memory: the result would depend on which write comes last. */
 #include "python/call/operands.h"
 
 #include "core/mem.h"
 
 #include <stdlib.h>
 
-/* This many need no allocation. */
+/* Number of extents that need no allocation. */
 #define FEW_EXTENTS 8
 
-/* Bytes that certainly belong to the output. */
+/* A range of bytes that certainly belongs to the output. */
 typedef struct extent {
     uintptr_t start;
     uintptr_t end;
     size_t piece;
 } extent;
 
-/* For a strided view, only its first element: the extents of interleaved views overlap although their elements do
- * not. */
+/* Return a piece's extent, for a strided view only its first element: the full extents of
+ * interleaved views overlap although their elements do not. */
 static extent
 extent_of(const py_operands *operands, size_t piece)
 {
@@ -32,8 +32,8 @@ is_written(const py_piece *piece)
     return piece->is_output && piece->nbytes > 0;
 }
 
-/* How many outputs there are. 0 if each begins after the end of the one before, as the parts of one tensor do:
- * then none overlap. */
+/* Return the number of outputs, or 0 if each begins after the end of the previous one, like
+ * consecutive parts of a tensor, and so none overlap. */
 static size_t
 count_unordered(const py_operands *operands)
 {
@@ -61,7 +61,7 @@ compare_starts(const void *a, const void *b)
     return a_start != b_start ? (a_start < b_start ? -1 : 1) : (a_piece > b_piece) - (a_piece < b_piece);
 }
 
-/* Finds two extents that overlap. Sorts the extents. False if there are none. */
+/* Sort the extents and find two that overlap. Return false if there are none. */
 static bool
 find_overlap(extent *extents, size_t count, size_t pair[2])
 {
@@ -80,7 +80,7 @@ find_overlap(extent *extents, size_t count, size_t pair[2])
     return false;
 }
 
-/* "[1]", or "[1][0]" in a list of lists. */
+/* Return "[1]", or "[1][0]" in a list of lists. */
 static PyObject *
 print_position(const py_operands *operands, size_t piece)
 {

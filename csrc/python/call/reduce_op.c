@@ -10,8 +10,8 @@
 typedef struct py_reduce_op {
     py_object_space ob_base; /* PyObject_HEAD */
     dd_redop op;
-    bool has_factor;  /* of PREMUL_SUM: without a factor it stands for the operation in general */
-    double factor;    /* 1.0 if there is none or it is a tensor */
+    bool has_factor;  /* only for PREMUL_SUM, which denotes the kind of operation without one */
+    double factor;    /* 1.0 if there is none, or if it is a tensor */
     PyObject *tensor; /* owned; const: a factor in device memory, or NULL */
 } py_reduce_op;
 
@@ -41,8 +41,7 @@ make_constant(PyTypeObject *type, dd_redop op)
     return (PyObject *)self;
 }
 
-/* 1: a tensor that is not in host memory, so its value cannot be read here. 0: anything else. -1 with an
- * exception. */
+/* Return 1 for a tensor outside host memory, whose value cannot be read here, otherwise 0. */
 static int
 is_device_tensor(PyObject *factor)
 {
@@ -58,7 +57,7 @@ is_device_tensor(PyObject *factor)
     return PyErr_Occurred() != NULL ? -1 : number != PY_DEVICE_CPU;
 }
 
-/* PREMUL_SUM(factor). */
+/* Create PREMUL_SUM(factor). */
 static PyObject *
 make_scaled(PyTypeObject *type, PyObject *factor)
 {
@@ -76,14 +75,14 @@ make_scaled(PyTypeObject *type, PyObject *factor)
     return (PyObject *)self;
 }
 
-/* The operation without a factor, which is an attribute of the class: a new reference; NULL with an exception. */
+/* Return the operation without a factor, which is a class attribute: a new reference. */
 static PyObject *
 constant_of(PyTypeObject *type, dd_redop op)
 {
     return PyObject_GetAttrString((PyObject *)type, dd_redop_name(op));
 }
 
-/* DistArgumentError (borrowed), which is a RuntimeError, as in c10d, and a ValueError. NULL with an exception. */
+/* Return DistArgumentError (borrowed): a RuntimeError, as in c10d, and a ValueError. */
 static PyObject *
 argument_error(PyTypeObject *type)
 {
@@ -102,7 +101,7 @@ static PyObject *
 copy_op(PyTypeObject *type, const py_reduce_op *other)
 {
     if (other->has_factor) {
-        return Py_NewRef((PyObject *)(uintptr_t)other); /* a ReduceOp never changes */
+        return Py_NewRef((PyObject *)(uintptr_t)other); /* a ReduceOp is immutable */
     }
     if (other->op == DD_REDOP_PREMUL_SUM) {
         PyObject *error = argument_error(type);
@@ -213,7 +212,7 @@ reduce_op_get_op(PyObject *object, void *Py_UNUSED(closure))
     return constant_of(Py_TYPE(object), self->op);
 }
 
-/* The number is the same as in c10d's RedOpType. */
+/* The numbers match c10d's RedOpType. */
 static PyObject *
 reduce_op_as_int(PyObject *object)
 {
@@ -245,7 +244,7 @@ reduce_op_hash(PyObject *object)
     return (Py_hash_t)((py_reduce_op *)object)->op;
 }
 
-/* PREMUL_SUM without a factor stands for the operation in general, and equals PREMUL_SUM with any factor. */
+/* PREMUL_SUM without a factor equals PREMUL_SUM with any factor. */
 static bool
 is_equal(const py_reduce_op *a, const py_reduce_op *b)
 {

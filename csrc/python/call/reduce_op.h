@@ -1,4 +1,4 @@
-/* dldist.ReduceOp: what a reduction does with the elements. */
+/* dldist.ReduceOp: the operation that a reduction applies to the elements. */
 #ifndef DD_PYTHON_CALL_REDUCE_OP_H
 #define DD_PYTHON_CALL_REDUCE_OP_H
 
@@ -9,16 +9,16 @@
 #include <stdbool.h>
 
 extern PyType_Spec py_reduce_op_spec;
-/* Adds the operations as attributes, and the other names of c10d's enumeration. -1 with an exception. */
+/* Add the operations, and the other names of c10d's enumeration, as class attributes. */
 int py_reduce_op_add_attributes(PyTypeObject *type);
 
-/* Reads op and factor from a ReduceOp or its name, in upper or lower case ("sum"); NULL is SUM. A factor in device
- * memory is put into `tensor` (borrowed from the ReduceOp; NULL: there is none), and refused if `tensor` is NULL. False
- * with an exception. */
+/* Read the operation and factor from a ReduceOp, or from its name in upper or lower case; NULL
+ * means SUM. `*tensor` is set to a factor in device memory (borrowed from the ReduceOp), or NULL.
+ * If `tensor` is NULL, such a factor is rejected. */
 bool py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reduction, PyObject **tensor,
                        const char *function);
-/* Adds such a factor to the tensors of a call, after all others, so that it lives as long as they do. Sets *data
- * to its address. False with an exception. */
+/* Add a factor in device memory to the call's tensors, which keep it alive. Call it after adding
+ * all other tensors. Set *data to the factor's address. */
 bool py_reduce_op_add_factor(PyObject *tensor, py_operands *operands, const void **data);
 
 #endif
