@@ -1,4 +1,4 @@
-/* dldist.SharedArray: memory made by Group.empty, as a buffer and through DLPack, and its elements. */
+/* dldist.SharedArray: memory from Group.empty or Group._adopt, as a buffer and through DLPack. */
 #include "core/mem.h"
 #include "python/base/error.h"
 #include "python/base/object.h"
@@ -8,7 +8,7 @@
 #include "python/tensor/memory.h"
 
 typedef struct shared_memory {
-    py_memory memory;  /* first */
+    py_memory memory;  /* must be the first field */
     dd_region *region; /* owned */
 } shared_memory;
 
@@ -20,15 +20,13 @@ shared_memory_destroy(py_memory *memory)
     dd_mem_free(shared);
 }
 
-/* ---- making */
-
-/* Memory that somebody else owns. */
+/* Memory that the caller of Group._adopt has mapped. */
 typedef struct foreign_memory {
     void *at;
     int fd;
 } foreign_memory;
 
-/* A new region of the group, or with `foreign`, a region that adopts that memory. NULL with an exception. */
+/* Create a region of the group, or a region that adopts `foreign` if that is not NULL. */
 static py_memory *
 shared_memory_make(py_group *group, const dd_view *view, const foreign_memory *foreign)
 {
@@ -96,12 +94,10 @@ py_group_adopt(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject
     return make_array(group, &view, &foreign);
 }
 
-/* ---- parts */
-
-/* Some of the elements of another memory, which it keeps alive. */
+/* Some of the elements of another memory. */
 typedef struct memory_part {
-    py_memory memory; /* first */
-    py_memory *whole; /* counted */
+    py_memory memory; /* must be the first field */
+    py_memory *whole; /* a counted reference */
 } memory_part;
 
 static void
@@ -112,7 +108,8 @@ destroy_part(py_memory *memory)
     dd_mem_free(part);
 }
 
-/* A new array over the elements from number `start` on, which must exist. `view` lacks its memory. NULL with an exception. */
+/* Create an array over the elements from index `start` on, which must exist. `view` has no data
+ * yet. */
 static PyObject *
 memory_part_make(const py_memory_array *array, size_t start, dd_view view)
 {
@@ -122,7 +119,7 @@ memory_part_make(const py_memory_array *array, size_t start, dd_view view)
         return PyErr_NoMemory();
     }
     view.data = (char *)whole->view.data + start * dd_dtype_size(whole->view.dtype);
-    (void)py_tensor_set_row_major(&view); /* the strides fit, because those of the whole do */
+    (void)py_tensor_set_row_major(&view); /* cannot overflow: the strides of the whole did not */
     part->whole = whole;
     py_memory_acquire(whole);
     py_memory_init(&part->memory, &view, destroy_part);
@@ -161,8 +158,6 @@ shared_array_note_unmapped(PyObject *object, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* ---- as a buffer */
-
 static int
 shared_array_get_buffer(PyObject *object, Py_buffer *buffer, int flags)
 {
@@ -187,8 +182,6 @@ shared_array_get_buffer(PyObject *object, Py_buffer *buffer, int flags)
     return 0;
 }
 
-/* ---- elements */
-
 static Py_ssize_t
 shared_array_length(PyObject *object)
 {
@@ -200,7 +193,7 @@ shared_array_length(PyObject *object)
     return (Py_ssize_t)view->shape[0];
 }
 
-/* The element of a key: an int, or a tuple of as many ints as there are dimensions. NULL with an exception. */
+/* Return the element for a key: an int, or a tuple of one int for each dimension. */
 static void *
 find_element(const dd_view *view, PyObject *key)
 {
@@ -247,7 +240,8 @@ shared_array_set(PyObject *object, PyObject *key, PyObject *value)
     return element != NULL && py_element_set(view->dtype, element, value) ? 0 : -1;
 }
 
-/* The elements from *next on, of the dimensions from `dim` on; moves *next behind them. NULL with an exception. */
+/* Return the elements from *next on as nested lists, for the dimensions from `dim` on. Advances
+ * *next. */
 static PyObject *
 nested_list(const dd_view *view, int dim, const char **next)
 {

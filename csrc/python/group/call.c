@@ -7,7 +7,7 @@
 #include "python/nccl/nccl.h"
 #include "python/observe/recorder.h"
 
-/* Makes a flight if the operation needs something after the method has returned. False with an exception. */
+/* Create a flight if the operation needs data after the method has returned. */
 static bool
 begin_flight(py_group_call *call)
 {
@@ -95,7 +95,7 @@ py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params
     return true;
 }
 
-/* The first tensor among the arguments: a new reference; NULL without an exception if there is none. */
+/* Return the first tensor among the arguments: a new reference, or NULL without an exception. */
 static PyObject *
 first_tensor(const py_group_call *call)
 {
@@ -105,7 +105,7 @@ first_tensor(const py_group_call *call)
             PyObject *list = value;
             value = PySequence_GetItem(list, 0);
             Py_DECREF(list);
-            PyErr_Clear(); /* it is empty, or its class does not let its items be read */
+            PyErr_Clear(); /* the list is empty, or its class does not allow reading items */
         }
         if (value != NULL) {
             return value;
@@ -114,8 +114,8 @@ first_tensor(const py_group_call *call)
     return NULL;
 }
 
-/* Chooses the group that serves the first tensor's device: a group of the CPU may have a second group for devices.
- * A new reference; NULL with an exception. */
+/* Return the group for the first tensor's device as a new reference: the called group, or its
+ * device group. */
 static py_group *
 choose_group(const py_group_call *call)
 {
@@ -129,7 +129,7 @@ choose_group(const py_group_call *call)
     return chosen;
 }
 
-/* Begins a call on the group that has been chosen. */
+/* Begin a call on the chosen group. */
 static bool
 begin_on_group(py_group_call *call)
 {
@@ -166,7 +166,8 @@ py_group_call_begin(py_group_call *call)
     }
     call->group = chosen;
     bool is_begun = begin_on_group(call);
-    /* The caller holds the group that it called, and the flight of every call of an NcclGroup holds that. */
+    /* No reference is needed: the caller holds the called group, and the flight of an NcclGroup's
+     * call holds the NcclGroup. */
     Py_DECREF((PyObject *)chosen);
     return is_begun;
 }
@@ -184,8 +185,6 @@ py_group_call_fail(py_group_call *call)
     return NULL;
 }
 
-/* ---- calls that wait */
-
 bool
 py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_options *options, bool is_long)
 {
@@ -197,7 +196,7 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_o
         py_wait_let_go(&wait);
     }
     options->timeout_ns = call->timeout_ns;
-    err.keeps_memory = false; /* an error without a message leaves it as it is */
+    err.keeps_memory = false; /* not set by the core if the error has no message */
     py_operands_pack(call->operands);
     dd_status status = run(call, what, options, &wait.wait, &err);
     if (status == DD_OK) {
@@ -208,16 +207,14 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_o
     if (!py_group_finish_wait(&wait, status, &err)) {
         if (!is_in_use) {
             py_group_call_fail(call);
-        } /* else the arrays stay for ever: a library may still write to them */
+        } /* else leak the arrays: a carrier library may still write to them */
         return false;
     }
     py_operands_fini(call->operands);
     return true;
 }
 
-/* ---- calls that do not wait */
-
-/* Takes over `work`. Returns it as the Work of the flight that has started, or NULL with an exception. */
+/* Return `work` as the Work of the started flight. Takes ownership of `work`. */
 static PyObject *
 finish_start(py_group_call *call, PyObject *work, dd_status status, const dd_error *err)
 {
@@ -253,8 +250,6 @@ py_group_call_start(py_group_call *call, py_group_post *post, const void *what, 
     return finish_start(call, work, status, &err);
 }
 
-/* ---- collectives */
-
 static dd_status
 collective_and_wait(const py_group_call *call, void *what, const dd_call_options *options,
                     const dd_wait *wait, dd_error *err)
@@ -269,7 +264,8 @@ post_collective(const py_group_call *call, const void *what, const dd_call_optio
     return dd_group_collective(call->group->group, what, options, work, err);
 }
 
-/* Runs the collective. Its form describes it to the flight recorder, or a record if it has none. */
+/* Run the collective. The flight recorder gets its description from the form, or from a record if
+ * there is no form. */
 static PyObject *
 run_checked_collective(py_group_call *call, dd_coll_args *args, py_form *form)
 {

@@ -1,13 +1,13 @@
-/* One call of an operation: it reads the arguments, calls the core and returns the results. */
+/* One call of an operation: reads the arguments, calls the core, and returns the results. */
 #ifndef DD_PYTHON_GROUP_CALL_H
 #define DD_PYTHON_GROUP_CALL_H
 
 #include "python/group/group.h"
 
-/* The kinds of the parameters of calls. */
+/* Kinds of parameters (py_param.kind). */
 typedef enum py_call_kind {
     PY_CALL_OTHER,
-    PY_CALL_TENSORS, /* a tensor, or a list of them */
+    PY_CALL_TENSORS, /* a tensor, or a list of tensors */
     PY_CALL_REDUCTION,
     PY_CALL_ROOT,
     PY_CALL_TIMEOUT,
@@ -27,31 +27,31 @@ typedef enum py_call_kind {
 typedef struct py_group_call {
     py_group *group;
     const py_params *params;
-    PyObject *values[PY_PARAMS_MAX]; /* borrowed, in the order of the parameters; NULL: not given, or None */
-    py_operands *operands;           /* own, or the flight's */
+    PyObject *values[PY_PARAMS_MAX]; /* borrowed, in parameter order; NULL if not given or None */
+    py_operands *operands;           /* `own`, or the flight's */
     bool is_async;
-    /* of calls that do not wait for the end, of plans, and of all calls of an NcclGroup; otherwise NULL */
+    /* NULL, except for async calls, plans, and all calls of an NcclGroup */
     py_flight *flight;
     int64_t timeout_ns;
     int root;
     dd_reduction reduction;
-    bool is_flat; /* on an NcclGroup: see dd_nccl_op */
-    /* of PREMUL_SUM on an NcclGroup, borrowed from an argument: a factor that is a tensor on the device; or NULL */
+    bool is_flat; /* only for an NcclGroup: see dd_nccl_op */
+    /* only for PREMUL_SUM on an NcclGroup: a factor in device memory (borrowed), or NULL */
     PyObject *factor;
     py_operands own;
 } py_group_call;
 
-/* Puts the arguments in order. False with an exception. There is nothing to end yet in either case. */
+/* Put the arguments into call->values. The call needs no cleanup afterwards. */
 bool py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params, PyObject *const *args,
                          Py_ssize_t nargs, PyObject *kwnames);
-/* Chooses the group that serves the tensors' device, and reads the parameters op, root, timeout and async_op.
- * False with an exception and nothing to end. */
+/* Choose the group that serves the tensors' device, and read op, root, timeout and async_op. If it
+ * fails, the call needs no cleanup. */
 bool py_group_call_begin(py_group_call *call);
-/* Ends a call that has begun and fails before it runs. Keeps the exception and returns NULL. */
+/* End a call that has begun but not run. Keeps the current exception and returns NULL. */
 PyObject *py_group_call_fail(py_group_call *call);
 
-/* Runs the call or makes a plan of it, and always ends it. Returns None, a Work or a Plan, or NULL with an
- * exception. If is_ok is false, it is py_group_call_fail. */
+/* Run the call or create a plan, and end the call in any case. Return None, a Work or a Plan. If
+ * is_ok is false, only call py_group_call_fail. */
 PyObject *py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 
 /* A message to or from a rank. */
@@ -59,26 +59,26 @@ typedef struct py_group_message {
     bool is_send;
     int rank;
     uint64_t tag;
-    bool is_typed; /* the dtype of the other side must be the same, unless that side has bytes */
+    bool is_typed; /* the other side must have the same dtype, unless it has bytes */
 } py_group_message;
 
-/* These two run a call whose operands have been prepared; `what` is passed to the function that does it. Both
- * always end the call. They fill in the time-out and on_done of the options.
+/* Both functions below run a call with prepared operands through a callback, which gets `what`.
+ * They always end the call, and set the timeout and, for a flight, on_done of `options`.
  *
- * For a call without a flight: runs `run` to its end. The GIL is held until the core waits, unless is_long is true
- * or a tensor is staged. False with an exception. */
+ * py_group_call_wait is for a call without a flight: it calls `run`, which runs the operation to
+ * its end. The GIL is held until the core waits, unless is_long is true or a tensor is staged. */
 typedef dd_status py_group_run(const py_group_call *call, void *what, const dd_call_options *options,
                                const dd_wait *wait, dd_error *err);
 bool py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_options *options,
                         bool is_long);
-/* For a call with a flight: starts the operation with `post`. Returns a Work, or NULL with an exception. */
+/* For a call with a flight: start the operation with `post` and return a Work. */
 typedef dd_status py_group_post(const py_group_call *call, const void *what, const dd_call_options *options,
                                 dd_work **work, dd_error *err);
 PyObject *py_group_call_start(py_group_call *call, py_group_post *post, const void *what,
                               dd_call_options *options);
 
-/* For a call that has been parsed, on a group with recorders. 1: this thread's calls are recorded, and the call
- * returns *result, a new reference. 0: they are not. -1 with an exception. */
+/* For a parsed call on a group with recorders. Return 1 with a new reference in *result if this
+ * thread's calls are recorded, 0 if they are not, -1 with an exception. */
 int py_group_call_record(py_group_call *call, PyObject **result);
 
 #endif

@@ -8,10 +8,10 @@
 
 #define RING_NBYTES ((size_t)1 << 20)
 #define HANDSHAKE_TIMEOUT_NS (30 * DD_NS_PER_S)
-/* How long the end of the interpreter waits for unfinished operations, for all groups together. */
+/* Time limit of interpreter exit for unfinished operations, for all groups together. */
 #define EXIT_NS (DD_NS_PER_S / 2)
 
-/* The options borrow from `values`. False with an exception. */
+/* The options borrow from `values`. */
 static bool
 read_engine_options(py_state *state, PyObject *values, dd_connect_options *options)
 {
@@ -39,13 +39,13 @@ read_engine_options(py_state *state, PyObject *values, dd_connect_options *optio
     return true;
 }
 
-/* An engine proves to all its peers that it knows one secret. */
+/* An engine proves knowledge of one secret to all its peers. */
 typedef struct py_engine {
     struct py_engine *next;
     dd_engine *engine;
 } py_engine;
 
-/* NULL if there is none. A forked child does not use its parent's engines. */
+/* Find the engine with this secret, or NULL. A forked child does not use its parent's engines. */
 static dd_engine *
 find_engine_locked(const py_state *state, dd_bytes secret)
 {
@@ -75,7 +75,7 @@ open_engine_locked(py_state *state, const dd_connect_options *options, dd_engine
     return DD_OK;
 }
 
-/* The engine for the secret of the options, which is opened if there is none. Borrowed; NULL with an exception. */
+/* Find the engine for the secret in `options` (borrowed), or open one. */
 static dd_engine *
 find_or_open_engine(py_state *state, const dd_connect_options *options)
 {
@@ -93,7 +93,7 @@ find_or_open_engine(py_state *state, const dd_connect_options *options)
 dd_engine *
 py_engine_get(py_state *state, dd_bytes secret)
 {
-    /* The import also arranges that groups are closed at exit. */
+    /* The import also registers the closing of groups at exit. */
     PyObject *runtime = PyImport_ImportModule("dldist._base.callback_thread");
     PyObject *values = runtime != NULL ? py_settings_read("connection") : NULL;
     dd_connect_options options = {.ifnames = ""};
@@ -137,7 +137,7 @@ py_engine_shut_down(PyObject *module, PyObject *Py_UNUSED(unused))
         const py_group *group = (py_group *)PyList_GetItem(groups, i);
         Py_BEGIN_ALLOW_THREADS
         if (group->kind->check_fork(group, NULL) == DD_OK) {
-            (void)!dd_group_close(group->group, &wait, NULL); /* nobody is left to be told */
+            (void)!dd_group_close(group->group, &wait, NULL); /* no caller to receive an error */
         }
         Py_END_ALLOW_THREADS
     }

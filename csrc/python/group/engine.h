@@ -1,18 +1,19 @@
-/* The engines of this process: one, as a rule. It is made with the first group, as the environment says. */
+/* The process's engines: usually one, opened with the first group, configured by the
+ * environment. */
 #ifndef DD_PYTHON_GROUP_ENGINE_H
 #define DD_PYTHON_GROUP_ENGINE_H
 
 #include "collective/select.h"
 #include "python/base/state.h"
 
-/* The engine for groups that meet in a store with that secret; empty: that of the environment. Borrowed; NULL with an exception. A forked
- * child gets engines of its own. */
+/* Find or open the engine (borrowed) for groups that meet in a store with this secret; if empty,
+ * the secret of the environment. A forked child gets engines of its own. */
 dd_engine *py_engine_get(py_state *state, dd_bytes secret);
 
-/* Reads DLDIST_ALGORITHM; false with an exception. */
+/* Read DLDIST_ALGORITHM. */
 bool py_engine_read_selection(py_state *state, dd_selection *selection);
 
-/* _core._shutdown(): closes all groups with a short deadline, at the end of the interpreter. */
+/* _core._shutdown(): close all groups with a short deadline when the interpreter exits. */
 PyObject *py_engine_shut_down(PyObject *module, PyObject *unused);
 
 #endif

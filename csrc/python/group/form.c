@@ -8,27 +8,27 @@
 #define PLACE_BITS 4
 #define PLACES (1u << PLACE_BITS)
 #define KEY_HEAD 4
-#define KEY_WORDS 14 /* shapes of up to ten dimensions together */
+#define KEY_WORDS 14 /* enough for shapes with ten dimensions in all */
 
-/* Two calls with the same key can use the same form: calls of the same method and root have the same sides. */
+/* Calls with equal keys can use the same form: method and root determine the sides. */
 typedef struct form_key {
     size_t nwords;
     uint64_t words[KEY_WORDS];
 } form_key;
 
-/* The piece that a block lies in, and where the block begins in it. */
+/* The location of a block in a piece. */
 typedef struct form_block {
     size_t piece;
     size_t offset;
     size_t nbytes;
 } form_block;
 
-/* A place of a group's forms. The group's lock guards `nusers`, and all of a place without users; a form with users is
- * const. */
+/* A slot of a group's forms. The group's lock guards `nusers`, and the whole slot while it has no
+ * users; a form with users is const. */
 struct py_form {
-    form_key key; /* nwords 0: the place is free */
+    form_key key; /* nwords is 0 if the slot is free */
     dd_coll_form *core;
-    int nusers; /* unfinished calls */
+    int nusers; /* number of unfinished calls */
     size_t ninputs;
     size_t nblocks;
     form_block *blocks; /* owned */
@@ -38,7 +38,7 @@ struct py_forms {
     py_form places[PLACES];
 };
 
-/* False: the key is too long. */
+/* Return false, without an exception, if the key is too long. */
 static bool
 fill_key(const py_group_call *call, form_key *key)
 {
@@ -84,7 +84,7 @@ form_key_is_equal(const form_key *a, const form_key *b)
     return a->nwords == b->nwords;
 }
 
-/* Whether the tensors are few, are not staged, and do not overlap. */
+/* Return true if the tensors are few, are not staged, and do not overlap. */
 static bool
 are_plain(const py_operands *operands)
 {
@@ -102,7 +102,7 @@ are_plain(const py_operands *operands)
            pieces[1].flat + pieces[1].nbytes <= pieces[0].flat;
 }
 
-/* Takes the form with the key, which gets another user; NULL if there is none. */
+/* Find the form with this key and add a user. Return NULL if there is none. */
 static py_form *
 form_find_locked(py_forms *forms, const form_key *key)
 {
@@ -140,7 +140,7 @@ py_form_take(py_group_call *call, dd_coll_args *args)
     return form;
 }
 
-/* False: not every block lies in a piece, or memory ran out. */
+/* Return false, without an exception, if a block is not in a piece or memory ran out. */
 static bool
 find_places(const py_operands *operands, py_form *form)
 {
@@ -168,7 +168,7 @@ form_fini(py_form *form)
     dd_mem_free(form->blocks);
 }
 
-/* Swaps a form with the one in its place, which has no users. NULL if that has, or memory ran out. */
+/* Swap `made` with the form in its slot. Return NULL if that form has users or memory ran out. */
 static py_form *
 swap_place_locked(py_group *group, py_form *made)
 {
@@ -194,12 +194,12 @@ py_form_make(py_group_call *call, const dd_coll_args *args)
     }
     py_record record;
     dd_error err;
-    /* May run Python code, so the place is chosen afterwards. */
+    /* May run Python code, so choose the slot afterwards. */
     dd_record_call *told = py_record_collective(&record, call->group->state, args->coll, call->operands);
     dd_status status = dd_coll_form_create(call->group->group, args, told, &made.core, &err);
     bool is_made = py_error_check_of_group(call->group->state, status, &err);
     py_form *place = is_made ? PY_LOCKED(&call->group->lock, swap_place_locked(call->group, &made)) : NULL;
-    form_fini(&made); /* the one before it if it has got the place */
+    form_fini(&made); /* the replaced form, or the new form if it got no slot */
     return place;
 }
 

@@ -121,7 +121,7 @@ py_group_become(py_group *self, const py_group_kind *kind, int rank, int size)
     self->size = size;
     self->weak = PyWeakref_NewRef((PyObject *)self, NULL);
     if (self->weak == NULL) {
-        PyErr_WriteUnraisable(NULL); /* for lack of memory: the end of the process will not close the group */
+        PyErr_WriteUnraisable(NULL); /* out of memory: process exit will not close the group */
     }
     dd_list_init(&self->link);
     (void)PY_ONCE_SET(&self->kind, kind);
@@ -132,8 +132,10 @@ py_group_become(py_group *self, const py_group_kind *kind, int rank, int size)
     py_lock_release(&self->state->groups_lock);
 }
 
-/* Weak references to the open groups of a kind. The list itself cannot give references to groups: another thread may be
- * freeing one that is still in it. The caller frees the result with dd_mem_free; NULL if memory ran out. */
+/* Return weak references to a kind's groups in the state's list. References to the groups
+ * themselves would be unsafe: another thread may be freeing a group that is still in the list.
+ * The caller frees the result with dd_mem_free. Return NULL, without an exception, if memory ran
+ * out. */
 static PyObject **
 list_weak(py_state *state, const py_group_kind *kind, size_t *count)
 {
@@ -154,7 +156,7 @@ list_weak(py_state *state, const py_group_kind *kind, size_t *count)
     return found;
 }
 
-/* Appends the object of a weak reference, which it takes over, unless that is freed. False with an exception. */
+/* Append the object of a weak reference unless it has been freed. Takes ownership of `weak`. */
 static bool
 append_if_alive(PyObject *list, PyObject *weak)
 {

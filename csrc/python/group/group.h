@@ -11,13 +11,13 @@
 
 typedef struct py_group py_group;
 
-/* What differs between a Group and an NcclGroup. The functions are for groups that have been opened. */
+/* The operations that differ between Group and NcclGroup, for groups that have been opened. */
 typedef struct py_group_kind {
     const char *type_name;     /* "Group" */
     const char *timeout_name;  /* "Group.timeout" */
     const char *recorded_name; /* in the flight recorder: "gloo" */
-    int64_t close_timeout_ns;  /* of close() by default */
-    bool is_lost_in_child;     /* a forked child cannot even ask what the group is called */
+    int64_t close_timeout_ns;  /* the default timeout of close() */
+    bool is_lost_in_child;     /* a forked child must not even read the group's name */
     dd_status (*check_fork)(const py_group *self, dd_error *err); /* DD_FORKED in a forked child */
     dd_bytes (*get_name)(const py_group *self);
     int64_t (*get_timeout_ns)(const py_group *self);
@@ -28,14 +28,14 @@ typedef struct py_group_kind {
     dd_status (*check)(const py_group *self, dd_error *err);
     dd_status (*close)(const py_group *self, const dd_wait *wait, dd_error *err);
     void (*abort)(const py_group *self, const char *reason, const dd_wait *wait);
-    /* releases what the group has of the core; called with the GIL */
+    /* releases the core's group and the forms; called with the GIL */
     void (*drop)(py_group *self);
 } py_group_kind;
 
 extern const py_group_kind py_group_kind_cpu;
 extern const py_group_kind py_group_kind_nccl;
 
-/* Defines the functions of a kind that are functions of the core, whose names begin with `prefix`, on the group `core` of `self`. */
+/* Define the functions of a kind that only call a core function named `prefix`_... on `core`. */
 #define PY_GROUP_KIND_FUNCTIONS(prefix, core)                                              \
     static dd_bytes get_name(const py_group *self)                                         \
     {                                                                                      \
@@ -61,7 +61,7 @@ extern const py_group_kind py_group_kind_nccl;
     {                                                                                      \
         return prefix##_close(core, wait, err);                                            \
     }
-/* All functions of a kind, for its table; the file defines the rest by these names. */
+/* The functions of a kind, for its table. The file must define those named `kind`_... itself. */
 #define PY_GROUP_KIND_TABLE(kind)                                                              \
     .check_fork = kind##_check_fork, .get_name = get_name, .get_timeout_ns = get_timeout_ns,   \
     .set_timeout_ns = set_timeout_ns, .find_recorder_group = kind##_recorder_group,            \
@@ -70,30 +70,30 @@ extern const py_group_kind py_group_kind_nccl;
 
 struct py_group {
     PY_OBJECT_HEAD;
-    dd_list link;           /* in the state's groups once it is open; guarded by the state's groups_lock */
-    PyObject *weak;         /* const after init; owned: a weak reference to this group, for py_group_list */
-    atomic_bool is_claimed; /* a thread is in the last steps of opening it, or it is open */
+    dd_list link;              /* in the state's groups once opened; guarded by groups_lock */
+    PyObject *weak;            /* const after init; owned: a weak reference to this group */
+    atomic_bool is_claimed;    /* set by the thread that completes opening; stays set */
     const py_group_kind *kind; /* once, set last by init; NULL if it was never opened */
     dd_group *group;           /* const after init, until dealloc; owned; NULL for an NcclGroup */
-    struct py_nccl_core *nccl; /* const after init, until dealloc; owned; NULL unless it is an NcclGroup */
+    struct py_nccl_core *nccl; /* const after init, until dealloc; owned; NULL for a Group */
     int rank;                  /* const after init */
     int size;                  /* const after init */
-    PyObject *store;     /* const after init; owned or NULL; other ranks may need it longer than we do */
-    PyObject *recorders; /* values of threads (base/thread_values.h): objects that record their calls */
+    PyObject *store;           /* const after init; owned or NULL; other ranks may need it longer */
+    PyObject *recorders;       /* per thread (base/thread_values.h): objects that record calls */
     atomic_bool is_closed;
     py_lock lock;
     /* guarded by lock */
     struct py_forms *forms;        /* owned; NULL until a collective has run */
-    struct py_group *device_group; /* owned: the NcclGroup that serves device memory, or NULL */
+    struct py_group *device_group; /* owned: the NcclGroup for device memory, or NULL */
 };
 
-/* The core's group (borrowed) of an object that is an open Group. */
+/* Return the core's group (borrowed) of a Group that has been opened. */
 dd_group *py_group_core(PyObject *group);
 
-/* py_wait_finish with the exceptions of groups (py_error_raise_of_group). */
+/* Like py_wait_finish, with the exceptions of groups (py_error_raise_of_group). */
 bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 
-/* Call function(..., &wait, &err) of the core without the GIL. False with an exception of groups. */
+/* Call the core's function(..., &wait, &err) without the GIL; false with a group's exception. */
 #define PY_GROUP_CALL(state, timeout_ns, function, ...)                                                     \
     __extension__({                                                                                         \
         py_wait py_call_wait;                                                                               \
@@ -102,7 +102,7 @@ bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
         dd_status py_call_status = PY_WITHOUT_GIL(function(__VA_ARGS__, &py_call_wait.wait, &py_call_err)); \
         py_group_finish_wait(&py_call_wait, py_call_status, &py_call_err);                                  \
     })
-/* The same for function(..., &err), which does not wait. */
+/* Like PY_GROUP_CALL, for function(..., &err), which does not wait. */
 #define PY_GROUP_TRY(state, function, ...)                                              \
     __extension__({                                                                     \
         dd_error py_call_err;                                                           \
@@ -110,51 +110,51 @@ bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
         py_error_check_of_group(state, py_call_status, &py_call_err);                   \
     })
 
-/* "Group" or "NcclGroup", also of a group that was never opened. */
+/* Return "Group" or "NcclGroup", even if the group was never opened. */
 const char *py_group_type_name(const py_group *self);
-/* False with an exception if the group has been opened, or is of another type than the kind's. */
+/* Fail if the group has been opened, or is of another type than the kind's. */
 bool py_group_require_new(const py_group *self, const py_group_kind *kind);
-/* Reserves the object for the group that the caller has opened. False with an exception if another thread was first. */
+/* Reserve the object for the opened group. Fails if another thread was first. */
 bool py_group_claim(py_group *self, const py_group_kind *kind);
-/* False with an exception if the group was never opened. */
+/* Fail if the group was never opened. */
 bool py_group_require_open(const py_group *self);
-/* Likewise, and also false in a forked child, where a lock of the core may be held for ever. */
+/* Like py_group_require_open; also fail in a forked child, where core locks may be held forever. */
 bool py_group_require_usable(const py_group *self);
-/* Like py_group_require_open, and also false for an NcclGroup, which has no such method, or one of its own. */
+/* Like py_group_require_open; also fail for an NcclGroup, which has its own method or none. */
 bool py_group_require_cpu(const py_group *self, const char *function);
 
-/* The time-out that was read, or the group's own. */
+/* Return timeout_ns, or the group's timeout if timeout_ns is negative. */
 int64_t py_group_timeout_or_own(const py_group *self, int64_t timeout_ns);
 
-/* The group that serves device memory: a new reference; NULL if there is none. */
+/* Return the group that serves device memory as a new reference, or NULL without an exception. */
 py_group *py_group_get_device_group(py_group *self);
-/* The group that serves the tensor's device, this one or its device group: a new reference; NULL with an exception. */
+/* Return the group for the tensor's device, this one or its device group: a new reference. */
 py_group *py_group_serving(py_group *self, PyObject *tensor, const char *function);
 
-/* Makes the object stand for a group, which it has taken over. Other threads may use it from now on, so the other fields
- * that are const after init must be set. */
+/* Publish the opened group: other threads may use it from now on. All other fields that are const
+ * after init must have been set. */
 void py_group_become(py_group *self, const py_group_kind *kind, int rank, int size);
-/* The open groups of a kind: a new list, NULL with an exception. */
+/* Return a new list of the groups of a kind that have been opened and not freed. */
 PyObject *py_group_list(py_state *state, const py_group_kind *kind);
 
-/* Reads ranks from a list or tuple. The caller frees the result with PyMem_Free; NULL with an exception. */
+/* Read ranks from a list or tuple. The caller frees the result with PyMem_Free. */
 int *py_group_read_ranks(const py_group *self, PyObject *object, int *count, const char *function,
                          const char *name);
-/* The name of a part of a group, "dp/0,2,5", with `max_named` ranks at most: a new str, which `name` borrows from. NULL
- * with an exception. */
+/* Return the name of a part of a group, "dp/0,2,5", with at most max_named ranks: a new str, which
+ * `name` borrows from. */
 PyObject *py_group_name_part(const py_group *self, const int *ranks, int count, int max_named,
                              dd_bytes *name);
 
 #define PY_GROUP_ABORT_NS (10 * DD_NS_PER_S)
-/* Aborts the group, waiting for `timeout_ns` at most. False with what a signal handler raised. */
+/* Abort the group, waiting at most timeout_ns. Return false if a signal handler has raised. */
 bool py_group_abort(py_group *self, const char *reason, int64_t timeout_ns);
 
 extern PyType_Spec py_group_spec;
 extern PyType_Spec py_shared_array_spec;
-/* Makes the type of group.members; NULL with an exception. */
+/* Create the type of the items of group.members. */
 PyObject *py_group_make_member_type(void);
 
-/* ---- methods, in files of their own */
+/* ---- methods defined in other files */
 
 #define PY_GROUP_METHOD(name) \
     PyObject *py_group_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

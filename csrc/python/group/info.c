@@ -1,4 +1,4 @@
-/* The attributes of groups of both kinds. */
+/* Attributes of groups of both kinds. */
 #include "python/base/error.h"
 #include "python/group/group.h"
 

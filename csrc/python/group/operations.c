@@ -1,4 +1,4 @@
-/* The code of all collectives: reads the arguments of a call as the row of its operation says. */
+/* The code of all collectives, which reads the arguments of a call by the row of its operation. */
 #include "python/group/operations.h"
 
 #include "core/mem.h"
@@ -17,8 +17,8 @@ typedef enum side_kind {
 
 typedef struct side_row {
     side_kind kind;
-    int value;  /* index of its parameter */
-    int splits; /* index of the parameter that says how it is split; 0: none */
+    int value;  /* index of the side's parameter */
+    int splits; /* index of the parameter with the split sizes; 0 if there is none */
 } side_row;
 
 typedef struct operation {
@@ -76,7 +76,7 @@ enum operation_number {
 
 static const operation operations[] = {PY_OPERATION_LIST(OPERATION)};
 
-/* Whether coalesce() accepts the call. */
+/* Return true if coalesce() accepts the call. */
 static bool
 is_coalescable(const operation *op, const py_group_call *call)
 {
@@ -94,8 +94,8 @@ is_given(PyObject *object)
                                 : !PyTuple_Check(object) || PyTuple_Size(object) > 0;
 }
 
-/* Whether what is called says that the blocks of all ranks are equal: those of one tensor, cut evenly. Other ranks
- * conclude the same from their calls. */
+/* Return true if the call implies that the blocks of all ranks have equal sizes: one tensor, cut
+ * evenly. The other ranks' calls imply the same. */
 static bool
 is_cut_evenly(const operation *op, const py_group_call *call)
 {
@@ -122,7 +122,7 @@ piece_count(const py_group_call *call, size_t piece)
     return call->operands->pieces[piece].tensor.view.count;
 }
 
-/* Checks that the root gives the argument, and that no other rank does. False with an exception. */
+/* Fail unless the root, and no other rank, passes the argument. */
 static bool
 check_roots_argument(const py_group_call *call, int value)
 {
@@ -137,9 +137,7 @@ check_roots_argument(const py_group_call *call, int value)
     return false;
 }
 
-/* ---- tensors */
-
-/* Adds the tensors of a list of lists, [rank][tensor], rank by rank. False with an exception. */
+/* Add the tensors of a list of lists, [rank][tensor], rank by rank. */
 static bool
 add_lists(const py_group_call *call, PyObject *lists)
 {
@@ -171,8 +169,8 @@ add_lists(const py_group_call *call, PyObject *lists)
     return is_ok;
 }
 
-/* Adds the tensors of a parameter. A second list must have as many as the first has for each rank. False with an
- * exception. */
+/* Add the tensors of a parameter. A list after another side (`before`) must have as many tensors as
+ * that side has, per rank if it is a list of lists. */
 static bool
 add_row(const py_group_call *call, const side_row *row, py_use use, const side_row *before)
 {
@@ -201,7 +199,7 @@ add_row(const py_group_call *call, const side_row *row, py_use use, const side_r
     return true;
 }
 
-/* Adds the tensors of a parameter and makes them a side. False with an exception. */
+/* Add the tensors of a parameter and set the side to them. */
 static bool
 add_side(const py_group_call *call, const side_row *row, py_side *side, size_t nblocks,
          const side_row *before)
@@ -220,7 +218,7 @@ add_side(const py_group_call *call, const side_row *row, py_side *side, size_t n
     return true;
 }
 
-/* The same tensors are inputs and outputs, or on some ranks only one of the two. False with an exception. */
+/* Add tensors that are both inputs and outputs, or only one of the two on some ranks. */
 static bool
 add_in_place(const py_group_call *call, const operation *op, size_t ninputs, size_t noutputs)
 {
@@ -260,9 +258,7 @@ add_operands(const py_group_call *call, const operation *op)
                                                     add_side(call, &op->input, inputs, ninputs, &op->output);
 }
 
-/* ---- parts */
-
-/* Checks that the tensor for all ranks is as large as all their tensors together. False with an exception. */
+/* Fail unless the tensor for all ranks is as large as the tensors of all ranks together. */
 static bool
 check_together(const py_group_call *call, int together, size_t together_piece, size_t one_piece)
 {
@@ -294,7 +290,7 @@ raise_split_sum(const py_group_call *call, int value, const char *what, size_t s
     return false;
 }
 
-/* Reads the number of rows of each rank's part, as bytes, and the sum of the rows. False with an exception. */
+/* Read the number of rows for each rank: `sizes` in bytes, `*sum` in rows. */
 static bool
 read_sizes(const py_group_call *call, int value, size_t row_nbytes, size_t *sizes, size_t *sum)
 {
@@ -343,7 +339,7 @@ check_splits(const py_group_call *call, int value)
     return true;
 }
 
-/* Splits the piece of a side as the argument says, or evenly if it is not given or empty. False with an exception. */
+/* Split the side's piece by the sizes in the argument, or evenly if it is not given or is empty. */
 static bool
 set_splits(const py_group_call *call, int value, py_side *side, const char *what)
 {
@@ -376,8 +372,8 @@ set_splits(const py_group_call *call, int value, py_side *side, const char *what
     return sum == nrows || raise_split_sum(call, value, what, sum, nrows);
 }
 
-/* Splits the tensors of a side into the parts of the ranks, if they hold parts for all ranks. `other` is the other
- * side. False with an exception. */
+/* Split the side's tensors into the ranks' parts if they hold parts for all ranks. `other` is the
+ * opposite side. */
 static bool
 cut_side(const py_group_call *call, const side_row *row, py_side *side, const side_row *other_row,
          const py_side *other)
@@ -396,8 +392,6 @@ cut_side(const py_group_call *call, const side_row *row, py_side *side, const si
     }
     return is_ok;
 }
-
-/* ---- methods */
 
 static PyObject *
 call_operation(enum operation_number number, bool is_plan, PyObject *self, PyObject *const *args,
@@ -435,7 +429,7 @@ call_operation(enum operation_number number, bool is_plan, PyObject *self, PyObj
     }
 PY_OPERATION_LIST(METHODS)
 
-/* ---- the table, for Python */
+/* ---- the table of operations as a Python object */
 
 static PyObject *
 make_keyword_names(const py_params *params)

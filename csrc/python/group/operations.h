@@ -1,30 +1,30 @@
-/* The collectives of a group, in one table: their names, their parameters, which of these are tensors, and how the
- * tensors make up blocks. Everything that repeats for each collective is made from it: the method <name>, which
- * runs it, and plan_<name>, which makes a plan of it; in Python, through _operations(), c10d's low-level calls,
- * the backends and hooks that use them, and the backend of PyTorch; and the stub of the extension
+/* The table of a group's collectives: their names and parameters, which parameters are tensors, and
+ * how the tensors form blocks. Generated from it: the method <name>, which runs a collective, and
+ * plan_<name>, which creates a plan; in Python, through _operations(), c10d's low-level calls, the
+ * backends and hooks that use them, and the PyTorch backend; and the extension's stub
  * (tools/make_stubs.py). */
 #ifndef DD_PYTHON_GROUP_OPERATIONS_H
 #define DD_PYTHON_GROUP_OPERATIONS_H
 
 #include "python/group/call.h"
 
-/* X(name, collective, type, call, former, recorded, as_one, number of required parameters, (parameters), (input), (output),
- * beginning of the signature, documentation).
+/* X(name, collective, type, call, former, recorded, as_one, number of required parameters,
+ * (parameters), (input), (output), beginning of the signature, documentation).
  *
- * `type`, `call` and `former` are c10d's: the number of the OpType, the name of the low-level call of backends, and its
- * former name; "" if there is no such name. `recorded` is the name in the flight recorder. `as_one` is the operation that
- * coalesce() makes of several, "" if it makes none. All parameters can be given by position; timeout, and async_op if
- * the collective is run, are given by name. A side is one of
+ * `type`, `call` and `former` are c10d's: the OpType's number, the name of the backends' low-level
+ * call, and its former name; "" if there is no such name. `recorded` is the name in the flight
+ * recorder. `as_one` is the operation that coalesce() makes of several calls, or "". All parameters
+ * can be positional; timeout, and async_op except for plans, are keyword-only. A side is one of
  *     NOTHING
  *     ONE(parameter)             a tensor
  *     MANY(parameter)            a list of tensors, which are moved together
  *     RANKS(parameter)           a list with a tensor for each rank
- *     LISTS(parameter)           such a list of lists
- *     WHOLE(parameter)           a tensor of equal parts for each rank
- *     WHOLE_BY(parameter, rows)  a tensor of parts for each rank, which have as many rows as parameter `rows` says
+ *     LISTS(parameter)           a list with a list of tensors for each rank
+ *     WHOLE(parameter)           a tensor with an equal part for each rank
+ *     WHOLE_BY(parameter, rows)  a tensor with parts for the ranks, sized by parameter `rows`
  *     WHOLES(parameter)          a list of WHOLEs
- * Parameters are counted from 0. A call is in place if both sides are the same parameter. A side that only the root has is
- * given only by the root. */
+ * Parameters are counted from 0. A call is in place if both sides are the same parameter. A side
+ * that only the root has is passed only by the root. */
 /* clang-format off */
 #define PY_OPERATION_LIST(X) \
     X(all_reduce, ALL_REDUCE, 1, "allreduce", "", "all_reduce", "all_reduce_coalesced", \
@@ -111,9 +111,9 @@
 PY_OPERATION_LIST(PY_OPERATION_DECLARE)
 #undef PY_OPERATION_DECLARE
 
-/* _core._operations(): the rows without signature and documentation: (name, collective, OpType, recorded, c10d's
- * call, its former name, as_one, parameters, number of required parameters, input, output). A side is (kind,
- * parameter). A new tuple; NULL with an exception. */
+/* Implement _core._operations(): a tuple of the rows without signature and documentation, each
+ * (name, collective, OpType, recorded, c10d's call, its former name, as_one, parameters, number of
+ * required parameters, input, output). A side is (kind, parameter). */
 PyObject *py_group_list_operations(PyObject *module, PyObject *unused);
 
 #endif

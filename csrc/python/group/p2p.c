@@ -5,7 +5,7 @@
 #include "python/observe/recorder.h"
 #include "transport/context.h"
 
-/* Reads a rank; NULL means any rank, as in c10d. False with an exception. */
+/* Read a rank; NULL means any rank, as in c10d. */
 static bool
 read_peer(const py_group_call *call, PyObject *value, const char *name, int *rank)
 {
@@ -33,8 +33,8 @@ read_tag(const py_group_call *call, PyObject *value, uint64_t *tag)
     return true;
 }
 
-/* Reads whether the dtypes of both sides must match. Buffers of bytes send and receive any dtype. `match_dtype` is
- * the argument of a receive; NULL: not given. False with an exception. */
+/* Read whether both sides must have the same dtype. Buffers of bytes match any dtype. `match_dtype`
+ * is the argument of a receive; NULL if not given. */
 static bool
 read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
 {
@@ -48,15 +48,13 @@ read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
     return true;
 }
 
-/* ---- running them */
-
-/* Up to this many bytes are copied without releasing the GIL. */
+/* Up to this size, a message is copied without releasing the GIL. */
 #define QUICK_NBYTES ((size_t)4096)
 
 /* A message being sent or received. */
 typedef struct transfer {
     dd_p2p p2p;
-    int source; /* set by a receive that has ended */
+    int source; /* set when a receive ends */
 } transfer;
 
 static dd_status
@@ -74,8 +72,8 @@ post_transfer(const py_group_call *call, const void *what, const dd_call_options
     return dd_group_p2p(call->group->group, &((const transfer *)what)->p2p, options, work, err);
 }
 
-/* A small message that is ready at once is transferred without releasing the GIL, so this thread need not wait to
- * retake it. */
+/* A small message that can be transferred immediately keeps the GIL, so that this thread need not
+ * wait to retake it. */
 static PyObject *
 run_prepared_message(py_group_call *call, const py_group_message *message)
 {
@@ -115,8 +113,6 @@ prepare_and_run(py_group_call *call, const py_group_message *message)
     return run_prepared_message(call, message);
 }
 
-/* ---- methods */
-
 static PyObject *
 call_message(const py_params *params, bool is_send, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
@@ -126,8 +122,8 @@ call_message(const py_params *params, bool is_send, PyObject *self, PyObject *co
     if (!py_group_call_parse(&call, self, params, args, nargs, kwnames) || !py_group_call_begin(&call)) {
         return NULL;
     }
-    /* A staged tensor is packed before a receive, too, so that the part that a shorter message does not fill stays
-     * as it was. */
+    /* A receive also packs a staged tensor, so that a shorter message leaves the rest of the tensor
+     * unchanged. */
     py_use use = is_send ? PY_USE_IN : PY_USE_IN_PLACE;
     if (!read_peer(&call, call.values[1], is_send ? "dst" : "src", &message.rank) ||
         !read_tag(&call, call.values[2], &message.tag) ||

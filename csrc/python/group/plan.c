@@ -1,5 +1,5 @@
-/* A plan keeps what a start needs in a flight, like a call that does not wait. If the plan is dropped during a
- * run, the flight stays with the operation. */
+/* A plan keeps everything that a start needs in a flight, like a call that does not wait. If the
+ * plan is freed during a run, the operation keeps the flight. */
 #include "python/group/plan.h"
 
 #include "core/fork.h"
@@ -13,23 +13,21 @@
 typedef struct py_plan {
     PY_OBJECT_HEAD;
     dd_coll coll; /* const after new */
-    /* const after new, for the threads that hold the plan (see enter); NULL once it has ended */
+    /* const after new for holders of the plan (plan_enter); NULL once the plan has ended */
     dd_standing_call *call; /* owned */
     py_flight *flight;      /* owned; its work is the work of `call` */
     py_lock lock;
     /* guarded by lock */
-    bool is_closed;   /* no thread may enter; the last one that leaves ends the plan */
-    bool is_starting; /* a thread is starting it */
-    bool is_started;  /* it has been started and not yet waited for */
+    bool is_closed;   /* no thread may enter; the last holder ends the plan */
+    bool is_starting; /* a thread is starting the plan */
+    bool is_started;  /* started, and not yet waited for */
     uint64_t nstarts;
-    dd_error former; /* while a thread is starting it: the outcome of the start before */
+    dd_error former; /* outcome of the previous start; valid while is_starting */
     int nholders;    /* threads that use `call` and `flight` */
     int nbusy;       /* the holders that are in start() or wait() */
     /* guarded by the flight's unpacking_mu */
-    uint64_t nunpacked; /* the last start whose outputs have been unpacked */
+    uint64_t nunpacked; /* number of the last start whose outputs have been unpacked */
 } py_plan;
-
-/* ---- making */
 
 bool
 py_plan_require(const py_group *group, const py_params *params)
@@ -65,9 +63,7 @@ py_plan_make(py_group_call *call, const dd_coll_args *args)
     return (PyObject *)self;
 }
 
-/* ---- the end */
-
-/* Releases the call and the flight, at once or when an unfinished run has ended. */
+/* Release the call and the flight, immediately or when an unfinished run ends. */
 static void
 plan_end(py_plan *self)
 {
@@ -76,7 +72,7 @@ plan_end(py_plan *self)
     self->call = NULL;
     self->flight = NULL;
     if (call == NULL || flight->generation != dd_fork_generation()) {
-        return; /* it belongs to the parent of this forked child: its locks may be held for ever here */
+        return; /* the parent's plan: in this forked child, its locks may be held forever */
     }
     bool is_under_way = PY_WITHOUT_GIL(dd_standing_destroy(call, py_flight_on_done, flight));
     if (!self->is_started) {
@@ -86,7 +82,7 @@ plan_end(py_plan *self)
     if (!is_under_way) {
         py_flight_on_done(flight->work, flight);
     }
-    py_flight_abandon(flight); /* outputs are still filled */
+    py_flight_abandon(flight); /* outputs are still written */
 }
 
 static void
@@ -100,8 +96,8 @@ plan_dealloc(PyObject *object)
     py_object_end_dealloc(object);
 }
 
-/* The objects of the flight are visited only while no run is unfinished: the operation may outlive the cycle. There is
- * no tp_clear: see base/object.h. */
+/* Visit the flight's objects only if no run is unfinished: an operation may outlive the cycle.
+ * There is no tp_clear: see base/object.h. */
 static int
 plan_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -129,7 +125,7 @@ hold_locked(py_plan *self, bool is_busy)
     self->nbusy += is_busy ? 1 : 0;
 }
 
-/* Makes this thread a holder, until it leaves. False with an exception if the plan is closed. */
+/* Make this thread a holder until plan_leave. Fails if the plan is closed. */
 static bool
 plan_enter(py_plan *self)
 {
@@ -142,7 +138,7 @@ plan_enter(py_plan *self)
     return is_open || raise_closed();
 }
 
-/* An exception that is set stays set. */
+/* Keeps the current exception. */
 static void
 plan_leave(py_plan *self, bool is_busy)
 {
@@ -201,7 +197,7 @@ py_plan_end_description(PyObject *plan)
 
 /* ---- starting */
 
-/* Copies the outcome of the last start that has ended; one that begins now may already have changed the work. */
+/* Copy the outcome of the last ended start. While a thread starts the plan, the work may differ. */
 static void
 copy_outcome_locked(const py_plan *self, dd_error *err)
 {
@@ -212,7 +208,7 @@ copy_outcome_locked(const py_plan *self, dd_error *err)
     }
 }
 
-/* Reserves the plan, so that only this thread starts it and no thread closes it. False with an exception. */
+/* Reserve the plan: no other thread can start or close it. */
 static bool
 plan_reserve(py_plan *self)
 {
@@ -241,7 +237,7 @@ plan_reserve(py_plan *self)
     return false;
 }
 
-/* Ends a reservation, after a start or without one. */
+/* End a reservation, after a start or without one. */
 static void
 end_reservation(py_plan *self, bool is_started)
 {
@@ -255,7 +251,7 @@ end_reservation(py_plan *self, bool is_started)
     plan_leave(self, true);
 }
 
-/* `is_patient` means that the caller waits next. False with an exception. */
+/* `is_patient` means that the caller waits next. */
 static bool
 plan_begin(py_plan *self, bool is_patient)
 {
@@ -284,7 +280,7 @@ plan_start(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* ---- waiting */
 
-/* Unpacks the outputs once for each start, however many threads wait. */
+/* Unpack the outputs once for each start, however many threads wait. */
 static void
 plan_unpack_once(py_plan *self, uint64_t nstart)
 {
@@ -299,8 +295,9 @@ plan_unpack_once(py_plan *self, uint64_t nstart)
     Py_END_ALLOW_THREADS
 }
 
-/* Ends the start with this number if its operation has ended: its outputs are unpacked first. The caller holds the
- * plan. Does nothing if another thread has done so, which may also have started the plan again. */
+/* If the operation of start number `nstart` has ended, unpack its outputs and allow the next start.
+ * The caller must hold the plan. Does nothing if another thread has done this, even if it has
+ * started the plan again. */
 static void
 plan_settle(py_plan *self, uint64_t nstart)
 {
@@ -322,8 +319,8 @@ plan_settle(py_plan *self, uint64_t nstart)
     }
 }
 
-/* If the plan has been started, holds it, sets the number of the start and returns true. Otherwise sets the outcome of
- * the last start; while another thread is starting the plan, the outcome of the start before. */
+/* If the plan has been started, hold it, set *nstart and return true. Otherwise set *err to the
+ * outcome of the last start, not counting one in progress. */
 static bool
 hold_start_locked(py_plan *self, bool is_busy, uint64_t *nstart, dd_error *err)
 {
@@ -412,9 +409,9 @@ plan_is_completed(PyObject *object, PyObject *Py_UNUSED(unused))
     return PyBool_FromLong(is_done);
 }
 
-/* ---- several */
+/* ---- several plans */
 
-/* A new tuple of plans; NULL with an exception. */
+/* Return a new tuple of plans. */
 static PyObject *
 read_plans(py_state *state, PyObject *object, const char *function)
 {
@@ -439,7 +436,7 @@ plan_at(PyObject *plans, Py_ssize_t i)
     return (py_plan *)PyTuple_GetItem(plans, i);
 }
 
-/* Ends the reservations of the first `count` plans, of which the first `nstarted` have been started. */
+/* End the reservations of the first `count` plans. The first `nstarted` have been started. */
 static void
 release_all(PyObject *plans, Py_ssize_t count, Py_ssize_t nstarted)
 {
@@ -448,7 +445,7 @@ release_all(PyObject *plans, Py_ssize_t count, Py_ssize_t nstarted)
     }
 }
 
-/* Reserves all plans, or none and false with an exception. */
+/* Reserve all plans, or none if it fails. */
 static bool
 take_all(PyObject *plans, dd_standing_call **calls)
 {
@@ -463,7 +460,7 @@ take_all(PyObject *plans, dd_standing_call **calls)
     return true;
 }
 
-/* The index after the last of the consecutive plans from `begin` on that belong to the same group. */
+/* Return the end of the run of consecutive plans from `begin` on that belong to one group. */
 static Py_ssize_t
 end_of_group(PyObject *plans, Py_ssize_t begin)
 {
@@ -475,8 +472,8 @@ end_of_group(PyObject *plans, Py_ssize_t begin)
     return end;
 }
 
-/* Starts the plans and returns how many have been started. Runs without the GIL: nobody else uses the tuple, or
- * changes plans that are reserved. */
+/* Start the plans and return how many have been started. Needs no GIL: no other thread uses the
+ * tuple, or changes reserved plans. */
 static Py_ssize_t
 start_taken(PyObject *plans, dd_standing_call *const *calls, dd_status *status, dd_error *err)
 {
@@ -494,7 +491,6 @@ start_taken(PyObject *plans, dd_standing_call *const *calls, dd_status *status, 
     return nstarted;
 }
 
-/* False with an exception. */
 static bool
 start_all(py_state *state, PyObject *plans, dd_standing_call **calls)
 {
@@ -538,8 +534,6 @@ py_plan_wait_all(PyObject *module, PyObject *object)
     return is_ok ? Py_NewRef(Py_None) : NULL;
 }
 
-/* ---- the type */
-
 static PyObject *
 plan_get_op(PyObject *object, void *Py_UNUSED(closure))
 {
@@ -572,7 +566,7 @@ plan_repr(PyObject *object)
 }
 
 static PyMethodDef plan_methods[] = {
-    /* In addition to the slot, which would show no signature. */
+    /* In addition to the slot, which shows no signature. */
     {"__call__", plan_run, METH_NOARGS | METH_COEXIST, "__call__($self, /)\n--\n\nstart() and wait()."},
     {"start", plan_start, METH_NOARGS,
      "start($self, /)\n--\n\nStarts the collective. Its place among the group's collectives is that of this call."},

@@ -1,4 +1,4 @@
-/* Coalescing and batches, which are mostly written in Python (dldist._backends.recorded_calls). */
+/* Coalescing and batches, mostly written in Python (dldist._backends.recorded_calls). */
 #include "python/base/object.h"
 #include "python/base/thread_values.h"
 #include "python/group/call.h"
@@ -23,7 +23,7 @@ py_group_batch_isend_irecv(PyObject *self, PyObject *args, PyObject *kwargs)
     return call_python(self, "batch_isend_irecv", args, kwargs);
 }
 
-/* Sets the recorder of this thread's calls, or unsets it with None. Returns the one before, or None. */
+/* Set the recorder of this thread's calls; None removes it. Return the previous one, or None. */
 PyObject *
 py_group_set_recorder(PyObject *object, PyObject *recorder)
 {

@@ -1,4 +1,4 @@
-/* The type dldist.Group: how it is made and ended, and the table of its methods, most of which are in other files. */
+/* The type dldist.Group: opening, closing and aborting, and the table of its methods. */
 #include "python/base/error.h"
 #include "python/base/object.h"
 #include "python/group/engine.h"
@@ -9,7 +9,7 @@
 #include "python/store/store.h"
 #include "store/tcp_store.h"
 
-/* ---- what the core has of it */
+/* ---- functions of the kind */
 
 static dd_status
 cpu_kind_check_fork(const py_group *self, dd_error *err)
@@ -25,7 +25,7 @@ cpu_kind_abort(const py_group *self, const char *reason, const dd_wait *Py_UNUSE
     }
 }
 
-/* Releases a group of the core, or NULL, without the GIL. Called with the GIL held. */
+/* Release a group of the core, or NULL, without the GIL. Must be called with the GIL held. */
 static void
 release_without_gil(dd_group *group)
 {
@@ -57,7 +57,7 @@ const py_group_kind py_group_kind_cpu = {
     PY_GROUP_KIND_TABLE(cpu_kind),
 };
 
-/* Takes over a group of the core. The store, which may be NULL, stays the caller's. */
+/* Take ownership of a group of the core. Takes a new reference to the store, which may be NULL. */
 static void
 cpu_group_take(py_group *self, dd_group *group, PyObject *store)
 {
@@ -74,9 +74,9 @@ cpu_group_take(py_group *self, dd_group *group, PyObject *store)
     py_group_become(self, &py_group_kind_cpu, rank, size);
 }
 
-/* ---- making */
+/* ---- opening */
 
-/* The arguments of __init__ without the store. */
+/* The arguments of __init__ except the store. */
 typedef struct open_arguments {
     int rank;
     int size;
@@ -91,7 +91,7 @@ earlier_of(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Meeting the other ranks takes the store's time-out by default, or the group's if that is shorter. */
+/* Return the store's timeout, or the group's if that is shorter. */
 static int64_t
 default_connect_timeout_ns(const open_arguments *arguments, dd_store *store)
 {
@@ -111,7 +111,7 @@ cpu_group_open(py_group *self, dd_store *store, PyObject *store_object, open_arg
     dd_group *group = NULL;
     bool is_open = PY_GROUP_CALL(self->state, arguments->connect_timeout_ns, dd_group_open, engine, store,
                                  arguments->rank, arguments->size, &arguments->options, &group);
-    /* A signal handler may have raised, or another thread have opened it. */
+    /* A signal handler may have raised, or another thread may have opened the group. */
     if (!is_open || !py_group_claim(self, &py_group_kind_cpu)) {
         release_without_gil(group);
         return -1;
@@ -195,7 +195,7 @@ group_dealloc(PyObject *object)
 
 /* ---- splitting */
 
-/* The core's groups need no names that differ. */
+/* A name shows at most this many ranks. Groups of the core may have equal names. */
 #define MAX_NAMED_RANKS 8
 
 static PyObject *
@@ -209,7 +209,7 @@ cpu_group_split(py_group *self, const int *ranks, int count, const dd_group_opti
     dd_group *group = NULL;
     if (!PY_GROUP_CALL(self->state, options->timeout_ns, dd_group_split, self->group, ranks, count, 0,
                        options, &group)) {
-        release_without_gil(group); /* it was made if a signal handler raised */
+        release_without_gil(group); /* not NULL if a signal handler raised after the split */
         Py_DECREF(part);
         return NULL;
     }
@@ -260,7 +260,7 @@ group_describe(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObje
                                 kwnames);
 }
 
-/* ---- the end, of groups of both kinds */
+/* ---- closing and aborting groups of both kinds */
 
 static PyObject *
 close_now(py_group *self, int64_t timeout_ns)
@@ -271,7 +271,7 @@ close_now(py_group *self, int64_t timeout_ns)
     py_wait_init(&wait, self->state, timeout_ns, true);
     dd_status status = PY_WITHOUT_GIL(self->kind->close(self, &wait.wait, &err));
     if (self->nccl != NULL) {
-        py_watch_remove_nccl(self); /* the other ranks already know if it has failed */
+        py_watch_remove_nccl(self); /* the other ranks have been notified if it has failed */
     }
     py_completions_drain(self->state);
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
@@ -312,7 +312,7 @@ cpu_group_method_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs
     return py_group_abort(self, reason, PY_GROUP_ABORT_NS) ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Ends what is under way with an error that says so, and leaves the members able to split off new groups. */
+/* Fail unfinished operations with an error about the revocation. split() still works. */
 static PyObject *
 group_revoke(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -373,7 +373,7 @@ group_enter(PyObject *object, PyObject *Py_UNUSED(unused))
     return py_group_require_open((py_group *)object) ? Py_NewRef(object) : NULL;
 }
 
-/* A rank that leaves with an exception tells the others why, because they may be waiting for it. */
+/* Abort the group with the exception as the reason, because other ranks may wait for this rank. */
 static bool
 abort_by_exception(py_group *self, PyObject *type, PyObject *value)
 {
@@ -406,7 +406,8 @@ group_exit(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *
         return NULL;
     }
     self->is_closed = true;
-    /* An NcclGroup's communicators have ended, and the monitor has yet to tell why. */
+    /* An NcclGroup stays open: its communicators have ended, but the monitor must still report
+     * why. */
     if (self->nccl == NULL) {
         Py_XDECREF(close_now(self, 0));
         PyErr_Clear(); /* the caller must see the first exception */
@@ -422,7 +423,7 @@ group_exit(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *
     {                                                                          \
 #name, PY_FAST_METHOD(py_group_##name), #name signature "\n--\n\n" doc \
     }
-/* A collective, and the plan of it. */
+/* The methods of a collective and of its plan. */
 #define COLLECTIVE(name, coll, type, call, former, recorded, as_one, nrequired, parameters, input, output, \
                    signature, doc)                                                                         \
     METHOD(name, signature "timeout=None, async_op=False)", doc COMMON),                                   \
