@@ -1,29 +1,27 @@
-/* Copies, converts or reduces the elements of one tensor into another. */
+/* Copying, converting or reducing the elements of one tensor into another. */
 #include "core/mem.h"
 #include "kernels/convert.h"
 #include "kernels/reduce.h"
 #include "python/base/params.h"
 #include "python/tensor/tensor.h"
 
-/* Anything smaller takes less time than releasing and retaking the GIL. */
+/* Smaller transfers take less time than releasing and retaking the GIL. */
 #define GIL_RELEASE_MIN_BYTES ((size_t)32768)
 
 typedef struct tensor_transfer tensor_transfer;
 
-/* `src` has as many elements as `dst`, in row-major order. False when memory runs out. */
+/* `src` has as many elements as `dst`, in row-major order. Returns false if memory runs out. */
 typedef bool transfer_fn(const tensor_transfer *t, const dd_view *dst, const void *src, dd_dtype src_dtype);
 
 /* A call of one of the functions of the module. */
 struct tensor_transfer {
     const char *function;
-    const char *dst; /* the names of its parameters */
+    const char *dst; /* parameter names of the tensors */
     const char *src;
     transfer_fn *run;
     bool (*is_supported)(const tensor_transfer *t, dd_dtype dst, dd_dtype src);
-    dd_redop op; /* of run_reduce */
+    dd_redop op; /* only used by run_reduce */
 };
-
-/* ---- the transfers */
 
 static bool
 is_same_dtype(const tensor_transfer *Py_UNUSED(t), dd_dtype dst, dd_dtype src)
@@ -68,7 +66,7 @@ is_reducible(const tensor_transfer *t, dd_dtype dst, dd_dtype src)
     return dst == src && dd_reduce_is_supported(dst, t->op);
 }
 
-/* What is divided or multiplied once, by whoever has the whole sum, is only added up here. */
+/* AVG and PREMUL_SUM only add: the holder of the complete sum divides or multiplies it once. */
 static void
 transfer_reduce(const tensor_transfer *t, dd_dtype dtype, void *result, const void *src, size_t count)
 {
@@ -96,9 +94,7 @@ run_reduce(const tensor_transfer *t, const dd_view *dst, const void *src, dd_dty
     return true;
 }
 
-/* ---- between two tensors */
-
-/* The bytes from the first element in memory to the end of the last. */
+/* Find the address range from the first element in memory to the end of the last. */
 static void
 find_extent(const dd_view *view, uintptr_t *begin, uintptr_t *end)
 {
@@ -129,7 +125,7 @@ is_same_memory(const dd_view *a, const dd_view *b)
     return a->data == b->data && a->dtype == b->dtype && a->is_contiguous && b->is_contiguous;
 }
 
-/* False when memory runs out. May run without the GIL. */
+/* Return false, without an exception, if memory runs out. May run without the GIL. */
 static bool
 transfer_views(const tensor_transfer *t, const dd_view *dst, const dd_view *src)
 {
@@ -176,7 +172,6 @@ check_pair(const tensor_transfer *t, const py_state *state, const py_tensor *dst
     return true;
 }
 
-/* False with an exception. */
 static bool
 transfer_tensors(const tensor_transfer *t, const py_state *state, const py_tensor *dst, const py_tensor *src)
 {
@@ -202,7 +197,6 @@ transfer_tensors(const tensor_transfer *t, const py_state *state, const py_tenso
 
 /* ---- the functions of the module */
 
-/* Puts the two arguments into dst and src. False with an exception. */
 static bool
 take_pair(const tensor_transfer *t, py_state *state, PyObject *const *args, Py_ssize_t nargs,
           PyObject *kwnames, PyObject **dst, PyObject **src)

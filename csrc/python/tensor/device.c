@@ -6,17 +6,17 @@
 
 #include <string.h>
 
-/* DLPack's name for the legacy default stream. */
+/* DLPack's number for the legacy default stream. */
 #define DEFAULT_STREAM ((void *)1)
 
 /* Functions that return streams, and the streams that threads have set. */
 struct py_devices {
-    PyObject *torch_stream;     /* once: torch._C._cuda_getCurrentRawStream; NULL until it is found */
+    PyObject *torch_stream;     /* once: torch._C._cuda_getCurrentRawStream; NULL until found */
     PyObject *cupy_stream;      /* once: cupy.cuda.get_current_stream */
     PyObject *explicit_streams; /* values of threads (base/thread_values.h) */
 };
 
-/* NULL with an exception. */
+/* Find or create the devices of the state. */
 static struct py_devices *
 devices_of_state(py_state *state)
 {
@@ -30,7 +30,7 @@ devices_of_state(py_state *state)
         return NULL;
     }
     if (!PY_ONCE_SET(&state->devices, devices)) {
-        dd_mem_free(devices); /* another thread has made one */
+        dd_mem_free(devices); /* another thread has created one */
     }
     return PY_ONCE_GET(&state->devices);
 }
@@ -67,10 +67,10 @@ py_device_is_cuda(int device_type)
     return device_type == PY_DEVICE_CUDA || device_type == PY_DEVICE_CUDA_MANAGED;
 }
 
-/* ---- which stream a library works on */
+/* ---- streams of libraries */
 
-/* A handle from an int, which is released and may be NULL. False with an exception. A handle of NULL is valid, so
- * only the exception tells that PyLong_AsVoidPtr failed. */
+/* Convert an int to a handle. Releases `number`, which may be NULL. NULL is a valid handle, so only
+ * the exception shows that PyLong_AsVoidPtr failed. */
 static bool
 to_handle(PyObject *number, void **handle)
 {
@@ -82,7 +82,7 @@ to_handle(PyObject *number, void **handle)
     return *handle != NULL || PyErr_Occurred() == NULL;
 }
 
-/* 1: this thread has set a stream. 0: it has not. -1 with an exception. */
+/* Return 1 if this thread has set a stream, 0 if not, -1 with an exception. */
 static int
 ask_explicit(const py_state *state, void **handle)
 {
@@ -94,8 +94,8 @@ ask_explicit(const py_state *state, void **handle)
     return to_handle(Py_NewRef(stream), handle) ? 1 : -1;
 }
 
-/* A function of a module that is already imported, found by a path of attributes: a new reference. NULL without an
- * exception if there is none. */
+/* Return a function of an imported module, found by a path of attributes: a new reference, or NULL
+ * without an exception. */
 static PyObject *
 find_imported(const char *module_name, const char *const *attributes)
 {
@@ -126,7 +126,7 @@ cupy_function(struct py_devices *devices)
     return function != NULL ? function : py_once_object(&devices->cupy_stream, find_imported("cupy", path));
 }
 
-/* What the function says of the device: a new reference. NULL with an exception, which is set already if there is no function. */
+/* Return function(device), a new reference. `function` may be NULL with an exception. */
 static PyObject *
 ask_function(PyObject *function, int device)
 {
@@ -206,7 +206,7 @@ is_same_stream(const py_stream *a, const py_stream *b)
     return a->kind == b->kind && a->ask == b->ask && a->handle == b->handle;
 }
 
-/* Adds the stream, whose handle is filled in here. False with an exception. */
+/* Add the stream, whose handle is set here, unless the scope has it. */
 static bool
 note_stream(py_device_scope *scope, py_stream stream, int device, const py_argument *argument)
 {
@@ -257,9 +257,9 @@ py_device_note_own(py_device_scope *scope, int device, const py_argument *argume
     return note_stream(scope, stream, device, argument);
 }
 
-/* ---- tensors that come as capsules */
+/* ---- tensors from capsules */
 
-/* The item may be an enum of Python, which need not be an int. False with an exception. */
+/* The item may be a Python enum that is not an int. */
 static bool
 read_number(PyObject *pair, Py_ssize_t i, int *number)
 {
@@ -274,7 +274,7 @@ read_number(PyObject *pair, Py_ssize_t i, int *number)
     return PyErr_Occurred() == NULL;
 }
 
-/* 1 and the device; 0 for memory that is not on a CUDA device; -1 with an exception. */
+/* Return 1 and the device; 0 if the memory is not on a CUDA device; -1 with an exception. */
 static int
 ask_device(const py_argument *argument, int *device)
 {
@@ -284,10 +284,10 @@ ask_device(const py_argument *argument, int *device)
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
             return -1;
         }
-        PyErr_Clear(); /* only NumPy and the like lack it */
+        PyErr_Clear(); /* only NumPy and similar libraries lack it */
         return 0;
     }
-    PyObject *pair = PySequence_Tuple(answer); /* a tuple gives itself */
+    PyObject *pair = PySequence_Tuple(answer); /* returns a tuple itself, not a copy */
     Py_DECREF(answer);
     if (pair == NULL || PyTuple_Size(pair) != 2) {
         Py_XDECREF(pair);
@@ -300,7 +300,7 @@ ask_device(const py_argument *argument, int *device)
     return is_ok ? py_device_is_cuda(type) : -1;
 }
 
-/* Like ask_device, with an exception that names the argument. */
+/* Like ask_device; exceptions name the argument. */
 static int
 find_device(const py_argument *argument, int *device)
 {
@@ -333,7 +333,7 @@ py_device_has(const py_argument *argument)
     return find_device(argument, &device);
 }
 
-/* The kind of stream of the tensor's library; false if its stream is not known. */
+/* Find the kind of stream of the tensor's library. Return false if its stream is unknown. */
 static bool
 find_stream_kind(struct py_devices *devices, const py_tensor_facts *facts, py_stream_kind *kind)
 {
@@ -419,9 +419,9 @@ py_device_take(py_device_scope *scope, const py_tensor *tensor, const py_argumen
     return true;
 }
 
-/* ---- streams that callers name */
+/* ---- streams set by callers */
 
-/* The handle that __cuda_stream__() returns, in (version, handle): a new reference; NULL with an exception. */
+/* Return the handle from (version, handle), the result of __cuda_stream__(): a new reference. */
 static PyObject *
 call_protocol(PyObject *object)
 {

@@ -3,7 +3,6 @@
 #include "python/base/params.h"
 #include "python/tensor/tensor.h"
 
-/* False with an exception. */
 static bool
 check_bytes(const py_state *state, const py_tensor *data, const py_tensor *keys)
 {

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#define DL_MINOR 3 /* the minor version that is asked for */
+#define DL_MINOR 3 /* the minor version to request */
 
 #define CAPSULE_LEGACY "dltensor"
 #define CAPSULE_VERSIONED "dltensor_versioned"
@@ -49,7 +49,7 @@ read_dlpack_dtype(dd_view *view, const dl_tensor *source, const py_argument *arg
     return true;
 }
 
-/* False when the strides do not fit into 64 bits. */
+/* Return false, without an exception, if the strides do not fit into 64 bits. */
 static bool
 read_strides(dd_view *view, const dl_tensor *source)
 {
@@ -119,12 +119,13 @@ static bool
 read_legacy(py_tensor *tensor, const py_tensor_facts *facts, const py_argument *argument)
 {
     const dl_managed *managed = tensor->managed;
-    /* DLPack 0 has no read-only flag, and arrays of these libraries never change. */
+    /* DLPack 0 has no read-only flag, and arrays of these libraries are immutable. */
     tensor->view.is_readonly = facts->library == PY_LIBRARY_JAX || facts->library == PY_LIBRARY_TENSORFLOW;
     return read_tensor(tensor, &managed->tensor, argument);
 }
 
-/* -1 with an exception, 0 if the method does not exist, otherwise whether it returned True. */
+/* Return 1 if the method returned True; 0 if it did not, or does not exist; -1 with an
+ * exception. */
 static int
 call_and_read_int(PyObject *object, PyObject *method)
 {
@@ -141,8 +142,8 @@ call_and_read_int(PyObject *object, PyObject *method)
     return is_true;
 }
 
-/* PyTorch has views that stand for the conjugate or the negative of what is in memory, and it exports some of them
- * anyway. False with an exception. */
+/* Reject PyTorch views that represent the conjugate or negative of their memory: PyTorch exports
+ * some of them without an error. */
 static bool
 check_lazy_bits(const py_tensor *tensor, const py_tensor_facts *facts, const py_argument *argument)
 {
@@ -181,7 +182,7 @@ py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use u
         if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
             return -1;
         }
-        /* __dlpack__ refuses, too, and gives a better reason. */
+        /* __dlpack__ also fails, with a better reason. */
         PyErr_Clear();
         return 0;
     }
@@ -194,7 +195,7 @@ py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use u
                : -1;
 }
 
-/* Clears an exception raised on the way. */
+/* Return true if the exception's text contains `words`. Clears the current exception. */
 static bool
 says(PyObject *exception, const char *words)
 {
@@ -206,10 +207,10 @@ says(PyObject *exception, const char *words)
     return is_said;
 }
 
-/* Whether the exception that is set says that the call has a keyword that the function does not accept. A
- * TypeError with a traceback comes from inside a Python function, and is its own unless its text mentions the
- * keyword, because the function may have passed the keywords on. A TypeError from a C function has no traceback;
- * if it is about something else, the second call raises it again. */
+/* Return true if the current exception may mean that the function does not accept a keyword. A
+ * TypeError with a traceback comes from inside a Python function, and counts only if its text
+ * mentions the keyword, because the function may have passed the keywords on. A TypeError from a C
+ * function has no traceback; if it has another cause, the second call raises it again. */
 static bool
 is_refused_call(void)
 {
@@ -225,8 +226,8 @@ is_refused_call(void)
     return is_refused;
 }
 
-/* Calls __dlpack__, with the stream unless it is NULL. Producers older than DLPack 1 do not accept max_version, so
- * the call is made again without it. A new reference; NULL with an exception. */
+/* Call __dlpack__, with the stream unless it is NULL. Producers older than DLPack 1 reject
+ * max_version: call them again without it. A new reference. */
 static PyObject *
 call_dlpack(const py_state *state, PyObject *method, PyObject *stream)
 {
@@ -250,8 +251,8 @@ call_dlpack(const py_state *state, PyObject *method, PyObject *stream)
     return capsule;
 }
 
-/* Takes what the capsule holds. From then on the capsule's destructor leaves it alone, and we must give it back.
- * False with an exception. */
+/* Take ownership of the capsule's content, to be released with py_dlpack_release. The new name
+ * keeps the capsule's destructor from releasing it. */
 static bool
 take_from_capsule(py_tensor *tensor, PyObject *capsule, const py_argument *argument)
 {

@@ -38,8 +38,7 @@ typedef struct dl_version {
 #define DL_FLAG_READ_ONLY 1u
 #define DL_FLAG_IS_COPIED 2u
 
-/* DLManagedTensorVersioned. If the major version differs, only the version, the context and the deleter may be
- * touched. */
+/* DLManagedTensorVersioned. With another major version, use only version, context and deleter. */
 typedef struct dl_managed_versioned {
     dl_version version;
     void *context;
@@ -48,7 +47,7 @@ typedef struct dl_managed_versioned {
     dl_tensor tensor;
 } dl_managed_versioned;
 
-/* Gives the stream that the library works on. Returns 0, or -1 with an exception. */
+/* Return the stream that the library works on. 0, or -1 with an exception. */
 typedef int (*dl_current_stream)(int32_t device_type, int32_t device_id, void **stream);
 
 /* DLPackExchangeAPI. Functions that are not called here are void pointers. */
@@ -62,14 +61,15 @@ typedef struct dl_exchange_api {
     dl_current_stream current_stream;
 } dl_exchange_api;
 
-/* These fill in route, managed, device and view, except for what dd_view_finish computes. 1: done. 0: the object does
- * not offer it. -1 with an exception; the tensor must then still be given to py_tensor_fini. */
+/* Both set route, managed, device and view, except for the fields that dd_view_finish computes.
+ * Return 1 on success, 0 if the object does not offer the protocol, -1 with an exception; the
+ * caller must call py_tensor_fini even then. */
 int py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use use,
                            const py_argument *argument);
 int py_dlpack_try_capsule(py_tensor *tensor, const py_state *state, py_tensor_use use,
                           const py_argument *argument);
 
-/* Gives tensor->managed, which may be NULL, back to its producer. */
+/* Return tensor->managed, which may be NULL, to its producer. */
 void py_dlpack_release(py_tensor *tensor);
 
 #endif

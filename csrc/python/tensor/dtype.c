@@ -2,12 +2,12 @@
 
 #include <string.h>
 
-/* What others call the dtypes. */
+/* The names and numbers of dtypes in other libraries. */
 static const struct {
-    const char *format; /* of a buffer that we export; NULL: none */
-    char letters[3];    /* other formats, of a letter each, that stand for it if the size is right */
+    const char *format; /* format of an exported buffer; NULL if there is none */
+    char letters[3];    /* other one-letter formats for the dtype if the size matches */
     uint8_t code;       /* DLDataTypeCode */
-    uint8_t nbytes;     /* here as well, because every call with a tensor looks for it */
+    uint8_t nbytes;     /* copied here, because every call with a tensor searches for it */
 } dtypes[DD_DTYPE_COUNT] = {
     [DD_DTYPE_BOOL] = {"?", "", 6, 1},          [DD_DTYPE_INT8] = {"b", "", 0, 1},
     [DD_DTYPE_UINT8] = {"B", "c", 1, 1},        [DD_DTYPE_INT16] = {"h", "", 0, 2},
@@ -53,7 +53,7 @@ py_dtype_of_format(const char *format, size_t itemsize, dd_dtype *dtype)
     bool is_foreign = has_prefix && py_dtype_is_foreign(format) && itemsize > 1;
     format += has_prefix ? 1 : 0;
     for (int i = 0; i < DD_DTYPE_COUNT; i++) {
-        /* The item size decides between native and standard sizes, because prefixes are not reliable. */
+        /* The item size selects native or standard sizes, because prefixes are not reliable. */
         if (dtypes[i].nbytes == itemsize && has_format(i, format)) {
             *dtype = (dd_dtype)i;
             return is_foreign ? PY_FORMAT_FOREIGN : PY_FORMAT_NUMBER;

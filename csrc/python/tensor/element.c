@@ -52,8 +52,6 @@ py_element_get(dd_dtype dtype, const void *element)
                                  read_float(part, (const char *)element + size / 2));
 }
 
-/* ---- writing */
-
 static bool
 raise_overflow(dd_dtype dtype, PyObject *value)
 {
@@ -109,7 +107,7 @@ set_float(dd_dtype dtype, void *element, PyObject *value)
     return true;
 }
 
-/* Accepts a number or an object with __complex__. False with an exception. */
+/* Accept a number or an object with __complex__. */
 static bool
 set_complex(dd_dtype dtype, void *element, PyObject *value)
 {

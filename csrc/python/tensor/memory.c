@@ -38,8 +38,6 @@ py_memory_release(py_memory *memory)
     }
 }
 
-/* ---- arguments */
-
 static bool
 read_length(const py_argument *argument, PyObject *value, int64_t *length)
 {
@@ -53,7 +51,7 @@ read_length(const py_argument *argument, PyObject *value, int64_t *length)
     return true;
 }
 
-/* An int, or a list or tuple of them. */
+/* Read an int, or a list or tuple of ints. */
 static bool
 read_view_shape(const py_argument *argument, dd_view *view)
 {
@@ -79,8 +77,8 @@ read_view_shape(const py_argument *argument, dd_view *view)
     return is_ok;
 }
 
-/* The name of a dtype (NumPy) or of a scalar type (numpy.float32), or otherwise the str() of the object
- * (torch.float32). A new str; NULL with an exception. */
+/* Return the name of a dtype (NumPy) or of a scalar type (numpy.float32), else the str() of the
+ * object (torch.float32): a new str. */
 static PyObject *
 find_dtype_name(PyObject *value)
 {
@@ -170,7 +168,7 @@ delete_versioned(dl_managed_versioned *managed)
     dd_mem_free(managed);
 }
 
-/* Frees the memory only if no consumer has taken the capsule, which is renamed then. */
+/* Release the memory unless a consumer has taken it: consumers rename the capsule. */
 static void
 destroy_capsule(PyObject *capsule)
 {
@@ -181,7 +179,7 @@ destroy_capsule(PyObject *capsule)
     }
 }
 
-/* Takes over `managed`, which may be NULL: there is no memory for it. */
+/* Takes ownership of `managed`; NULL means that memory ran out. */
 static PyObject *
 make_capsule(py_memory *memory, void *managed, const char *name)
 {
@@ -219,7 +217,7 @@ export_versioned(py_memory *memory)
     return make_capsule(memory, managed, VERSIONED);
 }
 
-/* Reads a pair of ints, such as a version or a device. False with an exception. */
+/* Read a pair of ints, such as a version or a device. */
 static bool
 read_pair(py_state *state, PyObject *pair, const char *name, int *first, int *second)
 {
@@ -236,8 +234,8 @@ read_pair(py_state *state, PyObject *pair, const char *name, int *first, int *se
     return PyErr_Occurred() == NULL;
 }
 
-/* Of memory on a device, the stream is ignored: the writer orders its own streams, so there is no producer to wait
- * for. */
+/* The stream is ignored for device memory: writers order their own streams, so there is no producer
+ * to wait for. */
 PyObject *
 py_memory_array_dlpack(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -277,8 +275,6 @@ py_memory_array_dlpack_device(PyObject *object, PyObject *Py_UNUSED(unused))
     const py_memory *memory = ((py_memory_array *)object)->memory;
     return Py_BuildValue("(ii)", memory->device_type, memory->device_id);
 }
-
-/* ---- the arrays */
 
 PyObject *
 py_memory_array_make(PyTypeObject *type, py_memory *memory)

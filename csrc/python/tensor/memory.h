@@ -1,4 +1,4 @@
-/* Our own memory, on the host or on a device, as an array: its shape and dtype, and its export by DLPack. */
+/* dldist's own memory, on the host or on a device, as an array with DLPack export. */
 #ifndef DD_PYTHON_TENSOR_MEMORY_H
 #define DD_PYTHON_TENSOR_MEMORY_H
 
@@ -7,8 +7,8 @@
 
 #include <stdatomic.h>
 
-/* The head of the struct that owns the memory. The array and each of its exports hold a reference. Consumers may
- * release their exports on threads of their own, so nothing here needs the GIL. */
+/* The head of the struct that owns the memory. The array and each of its exports hold a reference.
+ * Consumers may release exports on their own threads, so no function here needs the GIL. */
 typedef struct py_memory {
     atomic_uint refs;
     dd_view view; /* const */
@@ -18,25 +18,25 @@ typedef struct py_memory {
     void (*destroy)(struct py_memory *memory);
 } py_memory;
 
-/* Starts with one reference; `view` describes the memory. */
+/* Init with one reference; `view` describes the memory. */
 void py_memory_init(py_memory *memory, const dd_view *view, void (*destroy)(py_memory *memory));
 void py_memory_acquire(py_memory *memory);
 void py_memory_release(py_memory *memory);
 
-/* Reads the shape and dtype of a row-major view without memory. The shape is an int, or a list or tuple of ints.
- * `dtype` is a name, an object of another library, or NULL for float32. False with an exception. */
+/* Read the shape and dtype of a row-major view without memory. The shape is an int, or a list or
+ * tuple of ints. `dtype` is a name, a dtype object of another library, or NULL for float32. */
 bool py_memory_read_view(const py_argument *shape, PyObject *dtype, dd_view *view);
-/* The two halves of py_memory_read_view. read_shape needs a view whose dtype is set. False with an exception. */
+/* The two halves of py_memory_read_view. read_shape needs a view whose dtype is set. */
 bool py_memory_read_dtype(const py_argument *argument, dd_dtype *dtype);
 bool py_memory_read_shape(const py_argument *shape, dd_view *view);
 
 /* The common head of a SharedArray (group/array.c) and an NcclArray (nccl/array.c). */
 typedef struct py_memory_array {
     PY_OBJECT_HEAD;
-    py_memory *memory; /* const after new; counted */
+    py_memory *memory; /* const after new; a counted reference */
 } py_memory_array;
 
-/* Takes over the reference to the memory, even on failure. NULL with an exception. */
+/* Takes ownership of the reference to the memory, even on failure. */
 PyObject *py_memory_array_make(PyTypeObject *type, py_memory *memory);
 void py_memory_array_dealloc(PyObject *object);
 PyObject *py_memory_array_get_shape(PyObject *object, void *closure);
@@ -46,7 +46,7 @@ PyObject *py_memory_array_dlpack(PyObject *object, PyObject *const *args, Py_ssi
                                  PyObject *kwnames);
 PyObject *py_memory_array_dlpack_device(PyObject *object, PyObject *unused);
 
-/* What both types have, for their tables. */
+/* Methods and attributes that both types have, for their tables. */
 /* clang-format off */
 #define PY_MEMORY_ARRAY_METHODS \
     {"__dlpack__", PY_FAST_METHOD(py_memory_array_dlpack), \

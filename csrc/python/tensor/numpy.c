@@ -1,5 +1,5 @@
-/* Arrays are read here as NumPy's own macros read them: the layout of these fields is part of its ABI, and has
- * been the same since version 1.7. It is still compared with a buffer once. */
+/* Arrays are read as NumPy's own macros read them. The layout of these fields is part of NumPy's
+ * ABI, unchanged since version 1.7; it is checked once against a buffer. */
 #include "python/tensor/numpy.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 #define ARRAY_IS_WRITEABLE 0x0400
 #define ARRAY_WARNS_ON_WRITE ((int)(1u << 31))
 
-/* The fields at the start of an ndarray, behind the head of the object. */
+/* The first fields of an ndarray, after the object's head. */
 typedef struct numpy_array {
     char *data;
     int ndim;
@@ -18,7 +18,7 @@ typedef struct numpy_array {
     int flags;
 } numpy_array;
 
-/* The fields at the start of a dtype, behind the head of the object. */
+/* The first fields of a dtype, after the object's head. */
 typedef struct numpy_descr {
     PyTypeObject *type;
     char kind;
@@ -28,7 +28,7 @@ typedef struct numpy_descr {
     int number;
 } numpy_descr;
 
-/* Indexed by NumPy's type numbers; 0: not supported. */
+/* Indexed by NumPy's type numbers; 0 if not supported. */
 #define PLUS_ONE(dtype) ((unsigned char)((dtype) + 1))
 #define SIZED(type, narrow, wide) PLUS_ONE(sizeof(type) == 4 ? (narrow) : (wide))
 static const unsigned char dtypes_plus_one[] = {
@@ -56,7 +56,7 @@ fields_of(const py_state *state, PyObject *object)
     return (const char *)object + state->object_size;
 }
 
-/* False: the array must be read in another way. */
+/* Return false if the array must be read in another way. */
 static bool
 read_array(const py_state *state, PyObject *object, dd_view *view)
 {
@@ -86,7 +86,7 @@ py_numpy_try_read(const py_state *state, PyObject *object, dd_view *view)
            read_array(state, object, view);
 }
 
-/* numpy.ndarray, if NumPy is imported: a new reference. Otherwise NULL without an exception. */
+/* Return numpy.ndarray (a new reference), or NULL without an exception if NumPy is not imported. */
 static PyObject *
 find_ndarray(void)
 {
@@ -117,7 +117,7 @@ py_numpy_learn(py_state *state, PyObject *object, const dd_view *view)
     dd_view direct;
     if (type == (PyObject *)Py_TYPE(object)) {
         bool is_expected = read_array(state, object, &direct) && is_same_view(&direct, view);
-        /* If it is not as expected, buffers are used from now on. */
+        /* If the values differ, ndarray_type stays NULL, and arrays are always read as buffers. */
         if (!atomic_exchange(&state->has_seen_ndarray, true) && is_expected) {
             (void)PY_ONCE_SET(&state->ndarray_type, Py_NewRef(type));
         }

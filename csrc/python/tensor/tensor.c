@@ -65,7 +65,7 @@ read_buffer(py_tensor *tensor, const py_argument *argument)
         view->shape[i] = buffer->shape[i];
         view->strides[i] = buffer->strides != NULL ? buffer->strides[i] : 0;
     }
-    /* ctypes gives no strides even when asked for them. */
+    /* ctypes returns no strides even if they are requested. */
     if (buffer->strides == NULL && !py_tensor_set_row_major(view)) {
         py_argument_raise(argument, PY_FAULT_VALUE, "has strides that do not fit into 64 bits");
         return false;
@@ -73,7 +73,7 @@ read_buffer(py_tensor *tensor, const py_argument *argument)
     return true;
 }
 
-/* An exception that is set stays set. */
+/* Keeps the current exception. */
 static bool
 has_attribute(PyObject *object, const char *name)
 {
@@ -83,7 +83,7 @@ has_attribute(PyObject *object, const char *name)
     return has;
 }
 
-/* 1: done. 0: there may be another way. -1 with an exception. */
+/* Return 1 on success, 0 if another way may succeed, -1 with an exception. */
 static int
 try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
 {
@@ -113,7 +113,7 @@ try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
     return -1;
 }
 
-/* The dtype of an array if ml_dtypes added it; otherwise false without an exception. */
+/* Find the array's dtype if ml_dtypes added it. Otherwise return false without an exception. */
 static bool
 find_extension_dtype(PyObject *array, dd_dtype *dtype)
 {
@@ -127,7 +127,7 @@ find_extension_dtype(PyObject *array, dd_dtype *dtype)
     return is_found;
 }
 
-/* Reads a tuple of `count` integers. False with or without an exception. */
+/* Read a tuple of `count` integers. Return false, with or without an exception, on failure. */
 static bool
 read_integers(PyObject *tuple, Py_ssize_t count, int64_t *numbers)
 {
@@ -221,7 +221,8 @@ read_interface(dd_view *view, PyObject *interface)
     return is_read;
 }
 
-/* NumPy exports arrays with extension dtypes neither as buffers nor by DLPack. Returns like try_buffer. */
+/* NumPy exports arrays with extension dtypes neither as buffers nor by DLPack. Returns like
+ * try_buffer. */
 static int
 try_array_interface(py_tensor *tensor, const py_argument *argument)
 {
@@ -286,7 +287,7 @@ import_tensor(py_tensor *tensor, py_state *state, py_tensor_use use, const py_ar
     return rc > 0;
 }
 
-/* Elements that are not aligned cannot be computed on in place. */
+/* Unaligned elements cannot be used for arithmetic in place. */
 static bool
 is_aligned(const dd_view *view)
 {
@@ -365,8 +366,8 @@ py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_u
     return true;
 }
 
-/* The object that owns the memory: a NumPy view or a memoryview looks at the memory of another object. A new
- * reference; NULL with an exception. */
+/* Return the object that owns the memory of a NumPy view or a memoryview, or the object itself: a
+ * new reference. */
 static PyObject *
 find_owner(const py_state *state, PyObject *object)
 {
@@ -383,7 +384,8 @@ find_owner(const py_state *state, PyObject *object)
     return owner;
 }
 
-/* NumPy's resize(refcheck=False) does not check for exported buffers, but it does check for weak references. */
+/* NumPy's resize(refcheck=False) does not check for exported buffers, but it does check for weak
+ * references. */
 bool
 py_tensor_pin(py_tensor *tensor, const py_state *state)
 {
@@ -400,7 +402,7 @@ py_tensor_pin(py_tensor *tensor, const py_state *state)
     if (tensor->pin == NULL && !PyErr_ExceptionMatches(PyExc_TypeError)) {
         return false;
     }
-    PyErr_Clear(); /* the owner takes no weak references: it is not NumPy's */
+    PyErr_Clear(); /* the owner has no weak references, so it is not NumPy's */
     return true;
 }
 
@@ -410,7 +412,7 @@ py_tensor_fini(py_tensor *tensor)
     bool is_only_borrowed = tensor->pin == NULL && tensor->managed == NULL && tensor->buffer.obj == NULL &&
                             tensor->object != NULL && Py_REFCNT(tensor->object) > 1;
     if (tensor->route != PY_ROUTE_NONE &&
-        is_only_borrowed) { /* the usual case: no code runs, so none raises */
+        is_only_borrowed) { /* the usual case: no other code runs, so no exception is possible */
         tensor->route = PY_ROUTE_NONE;
         Py_CLEAR(tensor->object);
     } else if (tensor->route != PY_ROUTE_NONE) {
@@ -469,7 +471,7 @@ py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object, py_
         py_raise_wrong_type(function, name, "a list or tuple of tensors", object);
         return false;
     }
-    /* Our own tuple, because producers run Python code, which may change a list. */
+    /* Iterate over a tuple: producers run Python code, which may change a list. */
     PyObject *objects = PySequence_Tuple(object);
     if (objects == NULL) {
         return false;

@@ -1,5 +1,5 @@
-/* Any array as a dd_view, through the buffer protocol, DLPack's C exchange API, or its capsules. Nothing is
- * copied. */
+/* Any array as a dd_view, without a copy: by the buffer protocol, or DLPack's C exchange API or
+ * capsules. */
 #ifndef DD_PYTHON_TENSOR_TENSOR_H
 #define DD_PYTHON_TENSOR_TENSOR_H
 
@@ -11,11 +11,12 @@
 
 typedef enum py_tensor_use {
     PY_TENSOR_IN, /* only read */
-    /* written: ValueError if it is read-only, has elements that share memory (stride 0), or is a copy */
+    /* written: ValueError if it is read-only, has elements that share memory (stride 0), or is a
+     * copy */
     PY_TENSOR_OUT,
 } py_tensor_use;
 
-/* How the tensor was read, which decides what must be given back. */
+/* The way a tensor was read, which determines what py_tensor_fini releases. */
 typedef enum py_tensor_route {
     PY_ROUTE_NONE,
     PY_ROUTE_BUFFER,
@@ -26,24 +27,25 @@ typedef enum py_tensor_route {
     PY_ROUTE_DLPACK_LEGACY,   /* __dlpack__, DLPack 0, which has no read-only flag */
 } py_tensor_route;
 
-/* A tensor that is held: the memory of `view` stays valid until fini. Start zeroed or with py_tensor_start: fini
- * may then be called at any time. The struct may be moved in memory. */
+/* A tensor in use: the memory of `view` stays valid until fini. Must be zeroed, or set by
+ * py_tensor_start; fini may then be called at any time. The struct may be moved in memory. */
 typedef struct py_tensor {
-    /* is_contiguous is also false if elements are not aligned, so that such memory is packed, too */
+    /* is_contiguous is also false if elements are not aligned, so that such memory is packed */
     dd_view view;
     int device_type; /* DLDeviceType; 1 is the CPU */
     int device_id;
-    PyObject *object; /* owned: what the caller gave, to return as a result */
+    PyObject *object; /* owned: the caller's object, to return as a result */
     PyObject *pin;    /* owned: a weak reference (py_tensor_pin), or NULL */
-    /* Set before init if device memory is accepted, otherwise NULL. Not used afterwards */
+    /* set before init if device memory is accepted, otherwise NULL; not used afterwards */
     struct py_device_scope *scope;
     py_tensor_route route;
     /* held with PY_ROUTE_BUFFER unless the array was read directly; obj is NULL if not held */
     Py_buffer buffer;
-    void *managed; /* a dl_managed or dl_managed_versioned to give back, or NULL */
+    void *managed; /* owned: a dl_managed or dl_managed_versioned, or NULL */
 } py_tensor;
 
-/* As good as zeroed: fields not set here are written before they are read. */
+/* Prepare a tensor for init, faster than by zeroing: other fields are written before they are
+ * read. */
 static inline void
 py_tensor_start(py_tensor *tensor)
 {
@@ -56,53 +58,56 @@ py_tensor_start(py_tensor *tensor)
     tensor->managed = NULL;
 }
 
-/* Reads a tensor. False with an exception that names the function and the argument, and with nothing to undo:
- * TypeError if the object is not a tensor or its elements have no dd_dtype, ValueError for tensors that cannot be
- * used. A tensor on another device has its device set and its memory unread; a caller that needs CPU memory calls
- * py_tensor_require_cpu. Without a scope, no stream of a device is waited for, except that __dlpack__ makes its
- * default stream wait; with a scope, see tensor/device.h. Needs the GIL, as does fini; both may run Python code.
- * */
+/* Read a tensor. Exceptions name the function and the argument: TypeError if the object is not a
+ * tensor or its elements have no dd_dtype, ValueError if the tensor cannot be used. On failure no
+ * fini is needed. A tensor on another device is accepted, but its memory is not read: call
+ * py_tensor_require_cpu if CPU memory is needed. Without a scope, no device stream is waited for,
+ * except that __dlpack__ makes its default stream wait; with a scope, see tensor/device.h. init and
+ * fini need the GIL and may run Python code. */
 bool py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_use use,
                     const char *function, const char *name);
-/* Keeps NumPy from moving the memory until fini, for operations during which the caller goes on. Other exporters
- * of buffers do not move memory while a buffer is held; exporters by DLPack cannot be stopped. False with an
- * exception. */
+/* Keep NumPy from moving the memory until fini, for operations during which the caller continues.
+ * Other buffer exporters do not move memory while a buffer is held; DLPack exporters cannot be kept
+ * from moving it. */
 bool py_tensor_pin(py_tensor *tensor, const py_state *state);
-/* An exception that is set stays set. */
+/* Keeps the current exception. */
 void py_tensor_fini(py_tensor *tensor);
-/* For the collector: visits the objects that the tensor holds. */
+/* Visit the objects that the tensor holds, for the garbage collector. */
 int py_tensor_traverse(const py_tensor *tensor, visitproc visit, void *arg);
 
-/* False with ValueError "<function>(): argument '<name>' is on cuda:1, and the group has no backend for that
- * device (it has: cpu)". Memory that a driver has pinned for the CPU counts as the CPU's. */
+/* Raise ValueError "<function>(): argument '<name>' is on cuda:1, and the group has no backend for
+ * that device (it has: cpu)" unless the tensor is in CPU memory. Memory that a driver has pinned
+ * for the CPU counts as CPU memory. */
 bool py_tensor_require_cpu(const py_tensor *tensor, const py_state *state, const char *function,
                            const char *name);
 
-/* Sets row-major strides on a view whose dtype and shape are set; false if they do not fit into 64 bits. */
+/* Set row-major strides from the view's dtype and shape. Return false if they overflow 64 bits. */
 bool py_tensor_set_row_major(dd_view *view);
 
-/* A list or tuple of tensors. A single tensor does not count as a list. Start zeroed. */
+/* A list or tuple of tensors. A single tensor does not count as a list. Must be zeroed before
+ * init. */
 typedef struct py_tensor_list {
     py_tensor *items;
     Py_ssize_t count;
 } py_tensor_list;
 
-/* Like py_tensor_init for each item; messages call an item '<name>[<index>]'. */
+/* Like py_tensor_init for each item; messages name an item '<name>[<index>]'. */
 bool py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object, py_tensor_use use,
                          const char *function, const char *name);
 void py_tensor_list_fini(py_tensor_list *list);
 
-/* A new tuple of ints; NULL with an exception. */
+/* Return a new tuple of ints. */
 PyObject *py_tensor_tuple(const int64_t *numbers, int count);
 
-/* _core._describe_tensor(object, writable): a dict of what dldist sees, for tests. */
+/* _core._describe_tensor(object, writable): a dict of the tensor's fields, for tests. */
 PyObject *py_tensor_describe(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
-/* Functions of the module that move elements (tensor/copy.c). dst and src must have the same number of elements
- * and may share memory. Large tensors are moved without the GIL. _copy_tensor(dst, src) needs equal dtypes.
- * _copy_tensors(dsts, srcs) does the same pair by pair. _convert_tensor(dst, src) takes equal dtypes or any two
- * floating-point dtypes. _reduce_tensor(dst, src, op) reduces both into dst by the operation of this number; AVG and
- * PREMUL_SUM only add up. */
+/* Functions of the module that move elements (tensor/copy.c). dst and src must have the same number
+ * of elements and may share memory. Large tensors are moved without the GIL. _copy_tensor(dst, src)
+ * needs equal dtypes, as does _copy_tensors(dsts, srcs), which copies each pair.
+ * _convert_tensor(dst, src) takes equal dtypes or any two floating-point dtypes.
+ * _reduce_tensor(dst, src, op) reduces both into dst with ReduceOp number `op`; AVG and PREMUL_SUM
+ * only add. */
 PyObject *py_tensor_copy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *py_tensor_copy_list(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *py_tensor_convert(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);

@@ -10,21 +10,21 @@
 #define CAPSULE_TYPES "dldist.tensor_types"
 
 typedef struct known_type {
-    const PyObject *type; /* only compared, never dereferenced; the class is alive. NULL: the place is free */
-    PyObject *ref;        /* owned: a weak reference to the class, which frees this place when it dies */
+    const PyObject *type; /* only compared, never dereferenced; alive. NULL if the slot is free */
+    PyObject *ref;        /* owned: a weak reference to the class; frees the slot when it dies */
     py_tensor_facts facts;
 } known_type;
 
-/* Each class has exactly one place in the table, and evicts the class that was there before. */
+/* Each class has exactly one slot in the table, and evicts the class stored there before. */
 struct py_tensor_types {
     PyObject *forget; /* const, owned: the callback of the weak references */
     py_lock lock;
-    known_type known[MAX_TYPES]; /* guarded by the lock */
+    known_type known[MAX_TYPES]; /* guarded by lock */
 };
 
-/* ---- classes that die */
+/* ---- classes that are freed */
 
-/* Frees the place of a weak reference. Returns false if it has none. */
+/* Free the slot of a weak reference. Return false if it has none. */
 static bool
 clear_place(py_tensor_types *types, const PyObject *ref)
 {
@@ -37,7 +37,8 @@ clear_place(py_tensor_types *types, const PyObject *ref)
     return false;
 }
 
-/* Called when the class behind `ref` has died. The table is in a capsule, which is renamed when the table is freed. */
+/* Called when the class of `ref` has been freed. The table is in the capsule, which is renamed when
+ * the table is freed. */
 static PyObject *
 forget_type(PyObject *capsule, PyObject *ref)
 {
@@ -104,7 +105,7 @@ find_exchange_api(const py_state *state, PyObject *type)
     return api;
 }
 
-/* The version is chosen at every use, because the exporter may fill in the table later. */
+/* Choose the version at every use, because the exporter may set the table later. */
 static void
 choose_version(py_tensor_facts *facts)
 {
@@ -166,7 +167,7 @@ recall(py_tensor_types *types, const PyObject *type, py_tensor_facts *facts)
     return is_known;
 }
 
-/* If memory runs out, the class is looked at again for its next object. */
+/* If memory runs out, the facts are found again for the next object of the class. */
 static void
 remember(py_tensor_types *types, PyObject *type, const py_tensor_facts *facts)
 {
@@ -188,7 +189,7 @@ py_tensor_type_find(const py_state *state, PyObject *object, py_tensor_facts *fa
 {
     PyObject *type = (PyObject *)Py_TYPE(object);
     if (!recall(state->tensor_types, type, facts)) {
-        learn(state, object, facts); /* may run Python code, which may come here again */
+        learn(state, object, facts); /* may run Python code, which may call this function */
         remember(state->tensor_types, type, facts);
     }
     choose_version(facts);
