@@ -23,11 +23,11 @@
 
 #include <stddef.h>
 
-/* A type of the module, which the state owns. */
+/* A type of the module, owned by the state. */
 typedef struct type_row {
-    size_t place;      /* in the state */
-    PyType_Spec *spec; /* NULL: made by py_group_make_member_type */
-    size_t base;       /* the place of a row before it; its own: it has no base */
+    size_t place;      /* offset in the state */
+    PyType_Spec *spec; /* NULL if py_group_make_member_type creates the type */
+    size_t base;       /* `place` of an earlier row, or of this row if there is no base */
 } type_row;
 
 #define PLACE(name) offsetof(py_state, name##_type)
@@ -98,7 +98,7 @@ intern_names(py_state *state)
     return 0;
 }
 
-/* Threads of the core enter Python with PyGILState, which knows only the main interpreter. */
+/* Threads of the core enter Python with PyGILState, which supports only the main interpreter. */
 static int
 refuse_subinterpreter(void)
 {
@@ -131,7 +131,7 @@ core_exec(PyObject *module)
         PyModule_AddIntConstant(module, "_NCCL_VERSION_KNOWN", DD_NCCL_VERSION_KNOWN) < 0) {
         return -1;
     }
-    return py_gate_init(module); /* last, because it keeps the module */
+    return py_gate_init(module); /* last, because it keeps the module alive */
 }
 
 static int
@@ -152,8 +152,8 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     return 0;
 }
 
-/* There is no m_clear: objects use the state until they are freed, and the types break every reference cycle
- * through the module. */
+/* There is no m_clear: objects use the state until they are freed, and the types break every
+ * reference cycle through the module. */
 static void
 core_free(void *module)
 {

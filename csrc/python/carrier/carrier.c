@@ -75,7 +75,7 @@ py_carrier_info(PyObject *Py_UNUSED(module), PyObject *carrier)
     return library != NULL ? Py_BuildValue("(sss)", library->name, library->version, library->path) : NULL;
 }
 
-/* ---- MPI's world */
+/* ---- MPI_COMM_WORLD */
 
 PyObject *
 py_carrier_begin_mpi(PyObject *module, PyObject *carrier)
@@ -143,8 +143,6 @@ py_carrier_end_mpi(PyObject *module, PyObject *const *args, Py_ssize_t nargs, Py
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
-
-/* ---- of groups */
 
 PY_GROUP_METHOD(carry)
 {

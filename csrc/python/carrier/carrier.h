@@ -1,4 +1,4 @@
-/* Libraries that move the data of groups, in Python: a library is a capsule. */
+/* Carriers in Python: libraries that move the data of groups, each represented by a capsule. */
 #ifndef DD_PYTHON_CARRIER_CARRIER_H
 #define DD_PYTHON_CARRIER_CARRIER_H
 

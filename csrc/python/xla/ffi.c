@@ -9,13 +9,13 @@
 #include "python/observe/recorder.h"
 #include "xla/ffi.h"
 
-#define HANDLER "xla._CUSTOM_CALL_TARGET" /* as XLA wants it called */
+#define HANDLER "xla._CUSTOM_CALL_TARGET" /* the capsule name that XLA expects */
 #define PROGRAM "dldist.ffi_program"
 
 PyObject *
 py_ffi_handler(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    /* POSIX lets a pointer hold a function. */
+    /* POSIX allows a pointer to hold a function's address. */
     union {
         dd_ffi_error *(*function)(dd_ffi_frame *frame);
         void *pointer;
@@ -23,9 +23,7 @@ py_ffi_handler(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     return PyCapsule_New(handler.pointer, HANDLER, NULL);
 }
 
-/* ---- making */
-
-/* (address, bytes). False with an exception. */
+/* Read a tuple (address, bytes). */
 static bool
 read_block(py_state *state, PyObject *object, dd_block *block)
 {
@@ -55,7 +53,7 @@ read_blocks(py_state *state, PyObject *tuple, dd_block *blocks)
     return true;
 }
 
-/* The arguments of _ffi_program: lists, then tuples of the same items. */
+/* The arguments of _ffi_program. py_ffi_program replaces the lists by tuples. */
 typedef struct program_request {
     int64_t number;
     PyObject *group;
@@ -106,7 +104,8 @@ program_add(py_state *state, dd_ffi_program *program, const dd_ffi_call *call)
     return py_error_check_of_group(state, dd_ffi_program_add(program, call, &err), &err);
 }
 
-/* The staging memory of a plan is the call's scratch memory. */
+/* List the staged pieces in `parts` and return their number. They lie in the plan's staging memory,
+ * which is the scratch memory of the call. */
 static size_t
 describe_parts(const py_operands *operands, dd_ffi_part *parts)
 {
@@ -151,7 +150,7 @@ add_plan(py_state *state, dd_ffi_program *program, PyObject *plan)
     return is_added;
 }
 
-/* (is_send, memory, rank, tag, timeout or None) */
+/* Add a message: (is_send, memory, rank, tag, timeout or None). */
 static bool
 program_add_message(py_state *state, dd_ffi_program *program, PyObject *told)
 {
@@ -195,7 +194,7 @@ program_capsule_destroy(PyObject *capsule)
     py_error_put(exception);
 }
 
-/* False with an exception unless it is an open group of the CPU. */
+/* Fail unless the group is a CPU group that has been opened. */
 static bool
 require_group(const py_state *state, PyObject *group, const char *function)
 {
@@ -206,7 +205,7 @@ require_group(const py_state *state, PyObject *group, const char *function)
     return py_group_require_cpu((py_group *)group, function);
 }
 
-/* Makes the program of a request with tuples: a capsule, or NULL with an exception. */
+/* Create the program of a request whose lists have become tuples: a capsule. */
 static PyObject *
 make_program(py_state *state, const program_request *wanted)
 {

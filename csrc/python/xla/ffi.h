@@ -1,4 +1,4 @@
-/* Programs of XLA's foreign function interface, made of Plans and messages. */
+/* Programs for XLA's foreign function interface, made of Plans and messages. */
 #ifndef DD_PYTHON_XLA_FFI_H
 #define DD_PYTHON_XLA_FFI_H
 

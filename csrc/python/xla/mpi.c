@@ -9,15 +9,15 @@
 
 #include <pthread.h>
 
-/* make(first, place), which returns a Group. Owned; guarded by the lock. */
+/* Owned; guarded by maker_lock. A callable maker(first, place) that returns a Group. */
 static PyObject *maker;
 static py_lock maker_lock;
 
-/* The functions that XLA calls; const once they are filled in. */
+/* The functions that XLA calls; const once set by fill_calls. */
 static dd_mpi_calls calls;
 static pthread_once_t calls_once = PTHREAD_ONCE_INIT;
 
-/* A communicator that fails with the exception that is set, which ends here. */
+/* Create a communicator that fails with the current exception, and clear the exception. */
 static dd_mpi_handle
 make_broken(int place)
 {
@@ -45,8 +45,8 @@ make_group_comm(int first, int place)
     return made;
 }
 
-/* Called by threads of XLA, without the GIL, and of the world alone. Its colors are the first devices of communicators, its keys the places
- * of this process's devices in them. */
+/* Called by threads of XLA, without the GIL, only for the world communicator. `color` is the first
+ * device of the new communicator, `key` the place of this process's device in it. */
 static int
 comm_split(dd_mpi_handle world, int color, int key, dd_mpi_handle *part)
 {
