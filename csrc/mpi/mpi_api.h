@@ -1,8 +1,9 @@
-/* MPI in our words: what is called of it, for all libraries alike.
+/* The MPI functions that dldist calls, declared once for all libraries.
  *
- * Handles are machine words here. MPI's standard ABI and Open MPI have pointers, MPICH has ints: on the processors that dldist runs on, a
- * function that takes an int reads the lower half of the word, and one that writes an int writes the lower half of a word that was 0
- * before. So one list of functions serves all, and libraries differ in constants only (mpi_constants.c). */
+ * Handles are machine words here. MPI's standard ABI and Open MPI have pointers, MPICH has ints. On
+ * the processors that dldist supports, a function that takes an int reads the lower half of the
+ * word, and one that writes an int writes the lower half of a word that was 0 before. One list of
+ * functions therefore serves all; libraries differ only in constants (mpi_constants.c). */
 #ifndef DD_MPI_MPI_API_H
 #define DD_MPI_MPI_API_H
 
@@ -14,18 +15,19 @@ typedef uintptr_t mpi_word;
 _Static_assert(sizeof(size_t) == sizeof(int64_t),
                "MPI's large counts and displacements are our counts and offsets");
 
-/* Room for any library's: the largest is 32 bytes. */
+/* Large enough for any library's MPI_Status: the largest has 32 bytes. */
 typedef struct mpi_status {
     _Alignas(16) int words[16];
 } mpi_status;
 
-#define DD_MPI_TEXT_MAX 8192 /* of any text that a library writes */
+#define DD_MPI_TEXT_MAX 8192 /* longest text that a library writes */
 
-/* Combines arrays, of the type that the operation was made for. */
+/* Reduce `in` into `inout`; the data type is fixed by the operation that the function was created
+ * for. */
 typedef void mpi_fold(void *in, void *inout, const int *count, const mpi_word *type);
 typedef void mpi_fold_large(void *in, void *inout, const int64_t *count, const mpi_word *type);
 
-/* X(name, parameters): what every library has. */
+/* X(name, parameters): required functions. */
 #define DD_MPI_REQUIRED(X)                                                                                   \
     X(MPI_Initialized, (int *flag))                                                                          \
     X(MPI_Finalized, (int *flag))                                                                            \
@@ -73,7 +75,7 @@ typedef void mpi_fold_large(void *in, void *inout, const int64_t *count, const m
       (const void *in, const int *counts, const int *offsets, mpi_word type, void *out,                      \
        const int *out_counts, const int *out_offsets, mpi_word to_type, mpi_word comm, mpi_word *request))
 
-/* MPI 4: counts of 64 bits. A library has all of them or none. */
+/* MPI 4's functions with 64-bit counts. A library has all of them or none. */
 #define DD_MPI_LARGE(X)                                                                                      \
     X(MPI_Op_create_c, (mpi_fold_large * fold, int commutes, mpi_word *op))                                  \
     X(MPI_Get_count_c, (const mpi_status *status, mpi_word type, int64_t *count))                            \

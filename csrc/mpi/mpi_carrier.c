@@ -1,4 +1,4 @@
-/* A communicator of MPI for a group: its making, its calls, its messages, its end. */
+/* An MPI communicator for a group: creation, collectives, messages, close. */
 #include "core/errand.h"
 #include "core/mem.h"
 #include "group/group.h"
@@ -7,7 +7,7 @@
 #include <limits.h>
 #include <string.h>
 
-/* What is kept of an operation under way. */
+/* The state of one operation in progress. */
 typedef struct mpi_operation {
     mpi_word request;
 } mpi_operation;
@@ -41,7 +41,7 @@ mpi_look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
     return code == DD_MPI_OK ? DD_OK : mpi_check(library, code, "MPI_Test", err);
 }
 
-/* MPI cannot call off a collective. */
+/* MPI cannot cancel a collective. */
 static bool
 mpi_leave(dd_carrier *base, dd_carried *carried)
 {
@@ -52,7 +52,8 @@ mpi_leave(dd_carrier *base, dd_carried *carried)
 
 /* ---- messages */
 
-/* A message of more bytes than an int counts is sent in larger units by both sides, where there are no large counts. */
+/* The unit of large messages if the library has no large counts: both sides send messages of more
+ * than INT_MAX bytes in units of this size. */
 #define LARGE_UNIT ((size_t)8)
 
 typedef struct message_shape {
@@ -169,7 +170,8 @@ look_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message,
     return count_received(library, &status, message, err);
 }
 
-/* Receives can be called off. Of sends MPI promises nothing: their memory is read when somebody receives. */
+/* Cancel the message. Receives can be cancelled. MPI does not promise it for sends: their memory is
+ * read when the receiver runs. */
 static bool
 leave_message(dd_carrier *base, dd_carried *carried)
 {
@@ -183,7 +185,7 @@ leave_message(dd_carrier *base, dd_carried *carried)
     return code == DD_MPI_OK && is_over != 0;
 }
 
-/* ---- making and ending */
+/* ---- creation and close */
 
 static void
 mpi_close(dd_carrier *base, bool is_well)
@@ -208,13 +210,13 @@ static const dd_carrier_ops OPS = {
     .close = mpi_close,
 };
 
-/* What a rank of the group is in MPI's world. */
+/* A rank's place in MPI's world. */
 typedef struct mpi_identity {
     int32_t rank;
     int32_t size;
 } mpi_identity;
 
-/* All see the same, and so say the same. */
+/* All ranks check the same data, so all report the same error. */
 static dd_status
 check_identities(const mpi_library *library, const mpi_identity *all, int nranks, dd_error *err)
 {
@@ -239,11 +241,12 @@ check_identities(const mpi_library *library, const mpi_identity *all, int nranks
     return DD_OK;
 }
 
-/* MPI waits for all members in there, for ever if one of them dies: on a thread of its own. */
+/* MPI_Comm_create_group blocks until all members have called it, for ever if one of them dies. It
+ * therefore runs on a thread of its own. */
 typedef struct comm_errand {
-    dd_errand errand; /* first */
+    dd_errand errand; /* must be first */
     const mpi_library *library;
-    int *ranks; /* of MPI's world */
+    int *ranks; /* ranks in MPI's world */
     int nranks;
     int tag;
     mpi_word comm; /* result */
@@ -313,7 +316,8 @@ await_making(comm_errand *making, mpi_word *comm, const dd_wait *wait, dd_error 
     return status;
 }
 
-/* A tag for each group's name: several threads may make communicators of the same ranks at the same time. */
+/* Derive a tag from the group's name: several threads may create communicators of the same ranks at
+ * the same time. */
 static int
 tag_of(dd_group *group)
 {

@@ -1,9 +1,10 @@
-/* The families of MPI libraries: the standard ABI of MPI 5, MPICH's (Intel's, too), and Open MPI's. */
+/* The families of MPI libraries: the standard ABI of MPI 5, MPICH (including Intel MPI), and Open
+ * MPI. */
 #include "mpi/mpi_internal.h"
 
 #include <string.h>
 
-/* MPI's standard ABI: fixed numbers. */
+/* MPI's standard ABI. */
 static const mpi_constants STANDARD = {
     .comm_world = 0x101,
     .comm_self = 0x102,
@@ -43,7 +44,7 @@ static const mpi_constants STANDARD = {
     .source_at = 0,
 };
 
-/* MPICH and what is compatible with it. */
+/* MPICH and compatible libraries. */
 static const mpi_constants MPICH = {
     .comm_world = 0x44000000,
     .comm_self = 0x44000001,
@@ -83,7 +84,7 @@ static const mpi_constants MPICH = {
     .source_at = 2,
 };
 
-/* Open MPI's handles are addresses of its variables. */
+/* Open MPI: handles are addresses of the library's variables, resolved from OPEN_MPI_HANDLES. */
 static const mpi_constants OPEN_MPI = {
     .in_place = (void *)1,
     .status_ignore = NULL,

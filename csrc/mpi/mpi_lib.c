@@ -1,4 +1,4 @@
-/* Loading MPI, its beginning and its end. */
+/* Loading, initialising and finalising MPI. */
 #include "core/mem.h"
 #include "mpi/mpi_internal.h"
 
@@ -96,9 +96,10 @@ dd_mpi_open(const dd_dylib_place *where, dd_carrier_library **opened, dd_error *
     return DD_OK;
 }
 
-/* ---- the beginning */
+/* ---- initialisation */
 
-/* Where a user's program has begun it with less, one thread's call would come into another's. */
+/* Fail if the program initialised MPI with a lower thread level: MPI calls of different threads
+ * would interfere. */
 static dd_status
 check_threads(const mpi_library *library, int provided, dd_error *err)
 {
@@ -138,7 +139,7 @@ mpi_begin(mpi_library *library, dd_error *err)
     return status == DD_OK ? check_threads(library, provided, err) : status;
 }
 
-/* Tags up to this one; MPI promises 32767. */
+/* Read the largest tag; MPI guarantees 32767. */
 static dd_status
 read_tag_max(mpi_library *library, dd_error *err)
 {
@@ -193,8 +194,10 @@ make_ops(mpi_library *library, dd_error *err)
     return status == DD_OK ? create_op(library, fold_max64, fold_max64_large, &ops->max64, err) : status;
 }
 
-/* Errors of requests that have ended are nobody's, and go to the handler of the world, or, since MPI 4, of the process itself, which end the
- * process by default. A program that has begun MPI by itself has chosen. */
+/* Return errors instead of ending the process. Errors of completed requests belong to no
+ * communicator: MPI reports them to the error handler of MPI_COMM_WORLD, since MPI 4 to that of
+ * MPI_COMM_SELF, which end the process by default. If the program initialised MPI, its handlers are
+ * kept. */
 static dd_status
 return_errors(const mpi_library *library, dd_error *err)
 {
@@ -249,11 +252,12 @@ dd_mpi_end(dd_carrier_library *base, bool is_well)
     }
 }
 
-/* ---- the meeting */
+/* ---- sharing a text */
 
 #define LOOK_NS (100 * DD_NS_PER_US)
 
-/* Memory that MPI may still write to when nobody waits any more: then it is never given back. */
+/* Broadcast `room` from rank 0. Sets *is_in_use to true if MPI may still write to `room` after a
+ * timeout; the caller must then leak it. */
 static dd_status
 broadcast_bytes(const mpi_library *library, char *room, size_t nbytes, bool *is_in_use, const dd_wait *wait,
                 dd_error *err)

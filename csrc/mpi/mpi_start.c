@@ -1,9 +1,9 @@
-/* Collectives as calls of MPI. */
+/* Starting collectives as MPI calls. */
 #include "mpi/mpi_internal.h"
 
 #include <limits.h>
 
-/* ---- what there is a call for */
+/* ---- supported calls */
 
 static size_t
 largest_number(const dd_carried_call *call, int nranks)
@@ -18,7 +18,7 @@ largest_number(const dd_carried_call *call, int nranks)
     return largest;
 }
 
-/* All ranks know the size of all blocks. */
+/* Return true if every rank knows the sizes of all blocks. */
 static bool
 is_known_to_all(const dd_carried_call *call)
 {
@@ -47,7 +47,7 @@ check_numbers(const mpi_carrier *carrier, const dd_carried_call *call, dd_error 
         dd_coll_name(call->coll), largest, carrier->library->version);
 }
 
-/* ---- the parts of a call */
+/* ---- arguments */
 
 static mpi_word
 op_of(const mpi_library *library, const dd_carried_call *call)
@@ -73,14 +73,14 @@ as_ints(const mpi_carrier *carrier, int row, const size_t *numbers)
     return ints;
 }
 
-/* ---- the calls: with counts of 64 bits, and with ints */
+/* ---- MPI calls, with 64-bit counts and with ints */
 
 typedef struct mpi_parts {
     mpi_word comm;
     mpi_word type;
     mpi_word op;
     const void *in; /* or MPI_IN_PLACE */
-    void *out;      /* the same */
+    void *out;      /* or MPI_IN_PLACE */
 } mpi_parts;
 
 static int
@@ -160,7 +160,8 @@ start_small(const mpi_carrier *carrier, const dd_carried_call *call, const mpi_p
     return api->MPI_Ibarrier(p->comm, request);
 }
 
-/* MPI wants to be told where a rank takes its own block from where it will be. A root of a scatter says so of its output. */
+/* Split a call into MPI's arguments. If a rank's own block is already in its place, MPI expects
+ * MPI_IN_PLACE: as the output on the root of a scatter, otherwise as the input. */
 static mpi_parts
 take_apart(const mpi_carrier *carrier, const dd_carried_call *call)
 {

@@ -1,8 +1,9 @@
-/* The library that jaxlib's MPItrampoline loads as "MPI": names that it looks up, and nothing behind them until XLA begins.
+/* The library that jaxlib's MPItrampoline loads as its MPI. It exports the names that MPItrampoline
+ * looks up; until XLA initialises MPI, the functions do nothing.
  *
- * A library of its own, since all of these names have to be seen from outside. MPI_Init_thread asks dldist.jax for what
- * carries out the calls; the others are passed on to that. It is loaded into a process that Python runs, where the linker finds Python's
- * functions. */
+ * It is a separate library because all of these names must be exported. MPI_Init_thread gets a
+ * table of functions from dldist.jax; the other calls are passed on to that table. The library must
+ * be loaded into a process that runs Python, where the linker finds Python's functions. */
 #include "python/base/api.h"
 #include "python/xla/mpi.h"
 #include "trampoline/names.h"
@@ -14,7 +15,7 @@
 
 #define SHOWN __attribute__((visibility("default")))
 
-/* ---- versions: the ABI is MPItrampoline's, as of its release 5 */
+/* ---- versions: the ABI of MPItrampoline, release 5 */
 
 SHOWN extern const int mpiabi_version_major;
 SHOWN extern const int mpiabi_version_minor;
@@ -29,7 +30,7 @@ const int mpiwrapper_version_major = 2;
 const int mpiwrapper_version_minor = 10;
 const int mpiwrapper_version_patch = 0;
 
-/* For Fortran, which XLA does not speak. */
+/* Does nothing: XLA does not use MPI from Fortran. */
 SHOWN void mpiwrapper_export_fortran_constants_(void);
 void
 mpiwrapper_export_fortran_constants_(void)
@@ -50,12 +51,12 @@ TRAMPOLINE_TYPES(TYPE)
 TRAMPOLINE_OPERATIONS(OPERATION)
 TRAMPOLINE_OTHER_CONSTANTS(OTHER_CONSTANT)
 
-/* ---- the beginning and the end */
+/* ---- initialisation and finalisation */
 
 static _Atomic(const dd_mpi_calls *) calls; /* NULL until MPI_Init_thread has been called */
 static atomic_bool is_finalized;
 
-/* Of a call that cannot be passed on. */
+/* Report a call that cannot be passed on. */
 static int
 refuse_call(const char *name, const char *why)
 {
@@ -63,7 +64,7 @@ refuse_call(const char *name, const char *why)
     return DD_MPI_ERR_OTHER;
 }
 
-/* With the GIL. NULL with an exception. */
+/* Get the table of functions. The GIL must be held. Returns NULL with an exception on failure. */
 static const dd_mpi_calls *
 find_calls(void)
 {
@@ -87,7 +88,8 @@ FUNCTION(Init_thread, (const void *argc, const void *argv, int required, int *pr
     PyGILState_STATE gil = PyGILState_Ensure();
     const dd_mpi_calls *found = find_calls();
     if (found == NULL) {
-        /* XLA would not look at what this returns, and go on. MPItrampoline itself ends a process that has no MPI. */
+        /* XLA would ignore an error and continue. End the process, as MPItrampoline does if there
+         * is no MPI. */
         PyErr_Print();
         fprintf(
             stderr,
@@ -105,7 +107,7 @@ FUNCTION(Init, (const void *argc, const void *argv))
     return MPIABI_Init_thread(argc, argv, 0, &provided);
 }
 
-/* Groups are closed as all others are, when Python ends. */
+/* Groups stay open: like all others, they are closed when Python exits. */
 FUNCTION(Finalize, (void))
 {
     atomic_store(&is_finalized, true);
@@ -124,7 +126,7 @@ FUNCTION(Finalized, (int *flag))
     return DD_MPI_SUCCESS;
 }
 
-/* XLA makes communicators in threads of which this is true alone. All of ours may. */
+/* XLA creates communicators only in threads for which this is true; any thread may here. */
 FUNCTION(Is_thread_main, (int *flag))
 {
     *flag = 1;
@@ -150,7 +152,7 @@ FUNCTION(Get_library_version, (char *text, int *nbytes))
     return DD_MPI_SUCCESS;
 }
 
-/* Whether memory of devices may be given. */
+/* Return 0: device memory is not supported. */
 #define NO_DEVICES(name)            \
     SHOWN int MPIXABI_##name(void); \
     int MPIXABI_##name(void)        \

@@ -1,10 +1,10 @@
-/* The names that jaxlib's MPItrampoline looks up, without MPIABI_ before them. It ends the process where one is missing; a test compares
- * them with those in jaxlib. */
+/* The names that jaxlib's MPItrampoline looks up, without the prefix MPIABI_. It ends the process
+ * if one is missing. A test compares this list with jaxlib's. */
 #ifndef DD_TRAMPOLINE_NAMES_H
 #define DD_TRAMPOLINE_NAMES_H
 
 /* clang-format off */
-/* X(name, value): constants that XLA gives to calls, or that calls look for. */
+/* X(name, value): constants that XLA passes to calls, or that calls read. */
 #define TRAMPOLINE_CONSTANTS(X) \
     X(SUCCESS, DD_MPI_SUCCESS) X(ERR_OTHER, DD_MPI_ERR_OTHER) X(COMM_WORLD, DD_MPI_COMM_WORLD) \
     X(IN_PLACE, DD_MPI_IN_PLACE) X(ARGVS_NULL, 0) X(ARGV_NULL, 0) X(COMM_NULL, 0) X(CONVERSION_FN_NULL, 0) \
@@ -27,7 +27,7 @@
 #define TRAMPOLINE_OPERATIONS(X) \
     X(SUM, SUM) X(PROD, PRODUCT) X(MIN, MIN) X(MAX, MAX) X(BAND, BAND) X(BOR, BOR) X(BXOR, BXOR)
 
-/* X(name): constants that nobody looks at. */
+/* X(name): constants that are never used. */
 #define TRAMPOLINE_OTHER_CONSTANTS(X) \
     X(2DOUBLE_PRECISION) X(2INT) X(2INTEGER) X(2REAL) X(AINT) X(APPNUM) X(BSEND_OVERHEAD) X(CART) \
     X(CHARACTER) X(COMBINER_CONTIGUOUS) X(COMBINER_DARRAY) X(COMBINER_DUP) X(COMBINER_F90_COMPLEX) \

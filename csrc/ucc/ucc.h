@@ -5,8 +5,10 @@
 #include "collective/carrier.h"
 #include "core/dylib.h"
 
-/* Loads UCC and starts it. It is configured by its own variables: what c10d's programs call TORCH_UCC_TLS counts, and then UCC_TLS.
- * DD_NOT_SUPPORTED: there is none (everything tried and why it failed), or one that is too old or does not do with threads. */
+/* Load and initialise UCC. It reads its own environment variables; TORCH_UCC_TLS, which
+ * torch.distributed's programs set, overrides UCC_TLS. Returns DD_NOT_SUPPORTED if there is no
+ * library (the message lists what was tried and why it failed), or if it is too old or lacks thread
+ * support. */
 dd_status dd_ucc_open(const dd_dylib_place *search, dd_carrier_library **library,
                       dd_error *err) DD_MUST_CHECK;
 

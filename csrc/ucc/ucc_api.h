@@ -1,7 +1,8 @@
-/* UCC's interface, declared by us: types, values, and one list of its functions.
+/* UCC's interface, declared by dldist: types, values, and one list of functions.
  *
- * No file of UCC is needed to build. Layouts are those of versions 1.2 to 1.9 on machines of 64 bits; structs only grow at their ends, and
- * masks say which of their fields count. Names of fields and functions are UCC's, so that they can be searched for. */
+ * No file of UCC is needed to build. Layouts are those of versions 1.2 to 1.9 on 64-bit machines.
+ * UCC's structs only grow at their ends, and masks mark the fields in use. Fields and functions
+ * have UCC's names, so that they can be searched for. */
 #ifndef DD_UCC_UCC_API_H
 #define DD_UCC_UCC_API_H
 
@@ -9,7 +10,7 @@
 #include <stdint.h>
 
 #define DD_UCC_MAJOR 1
-#define DD_UCC_MINOR_MIN 2 /* the first one that gathers and scatters blocks of different sizes */
+#define DD_UCC_MINOR_MIN 2 /* first version that gathers and scatters blocks of different sizes */
 
 /* ---- handles and values */
 
@@ -19,19 +20,19 @@ typedef struct dd_ucc_opaque_context *dd_ucc_context_handle;
 typedef struct dd_ucc_opaque_context_config *dd_ucc_context_config;
 typedef struct dd_ucc_opaque_team *dd_ucc_team_handle;
 
-/* Errors are negative. Other values mean something to UCC alone; its text is asked for. */
+/* Errors are negative. The meaning of other values is known only to UCC: see ucc_status_string. */
 typedef enum dd_ucc_status {
     DD_UCC_OK = 0,
     DD_UCC_INPROGRESS = 1,
     DD_UCC_ERR_NOT_SUPPORTED = -1,
     DD_UCC_ERR_NOT_IMPLEMENTED = -2,
     DD_UCC_ERR_NO_MEMORY = -4,
-    DD_UCC_ERR_NO_MESSAGE = -6 /* for no particular reason */
+    DD_UCC_ERR_NO_MESSAGE = -6 /* unspecified error */
 } dd_ucc_status;
 
 typedef enum dd_ucc_thread_mode { DD_UCC_THREAD_MULTIPLE = 2 } dd_ucc_thread_mode;
 
-/* One bit each, also where a set of them is told. */
+/* Values are single bits, also used in sets. */
 typedef enum dd_ucc_coll_type {
     DD_UCC_ALLGATHER = 1 << 0,
     DD_UCC_ALLGATHERV = 1 << 1,
@@ -66,7 +67,7 @@ typedef enum dd_ucc_op {
 #define DD_UCC_LIB_THREAD_MODE UINT64_C(1)
 #define DD_UCC_LIB_COLL_TYPES UINT64_C(2)
 
-/* ucc_lib_params and ucc_lib_attr. */
+/* Used for both ucc_lib_params and ucc_lib_attr. */
 typedef struct dd_ucc_lib_params {
     uint64_t mask;
     dd_ucc_thread_mode thread_mode;
@@ -75,7 +76,8 @@ typedef struct dd_ucc_lib_params {
     int sync_type;
 } dd_ucc_lib_params;
 
-/* An all_gather of the caller's, which UCC cannot do before it knows the others. It asks for one at a time. */
+/* An all_gather that the caller provides for the time before UCC knows the other ranks. UCC starts
+ * one at a time. */
 typedef struct dd_ucc_oob_coll {
     dd_ucc_status (*allgather)(void *src, void *recv, size_t size, void *coll_info, void **request);
     dd_ucc_status (*req_test)(void *request);
@@ -130,7 +132,7 @@ typedef struct dd_ucc_team_params {
 /* ---- collectives */
 
 typedef struct dd_ucc_request {
-    dd_ucc_status status; /* what ucc_collective_test looks at: that one is no function of the library */
+    dd_ucc_status status; /* read by UCC's inline function ucc_collective_test */
 } dd_ucc_request;
 
 typedef struct dd_ucc_buffer {
@@ -140,7 +142,7 @@ typedef struct dd_ucc_buffer {
     dd_ucc_memory_type mem_type;
 } dd_ucc_buffer;
 
-/* One block for each rank. */
+/* An array with one block for each rank. */
 typedef struct dd_ucc_buffer_v {
     void *buffer;
     const uint64_t *counts;
@@ -176,7 +178,7 @@ typedef struct dd_ucc_coll_args {
     uint64_t active_set[3];
     void *src_memh; /* since 1.5 */
     void *dst_memh;
-    uint64_t later[8]; /* UCC copies as many bytes as its own version of this has */
+    uint64_t later[8]; /* zero; UCC copies the size of its own, maybe newer, version */
 } dd_ucc_coll_args;
 
 _Static_assert(sizeof(size_t) == sizeof(uint64_t), "counts and offsets are handed over as they are");
@@ -201,7 +203,7 @@ _Static_assert(offsetof(dd_ucc_coll_args, later) == 200, "ucc_coll_args");
 
 /* ---- functions */
 
-/* X(name, result, parameters): all are needed. */
+/* X(name, result, parameters): required functions. */
 #define DD_UCC_FUNCTIONS(X)                                                                               \
     X(ucc_get_version_string, const char *, (void))                                                       \
     X(ucc_status_string, const char *, (dd_ucc_status status))                                            \
@@ -237,7 +239,7 @@ _Static_assert(offsetof(dd_ucc_coll_args, later) == 200, "ucc_coll_args");
 
 typedef struct dd_ucc_api {
     DD_UCC_FUNCTIONS(DD_UCC_POINTER)
-    void (*ucc_get_version)(unsigned *major, unsigned *minor, unsigned *release); /* asked first */
+    void (*ucc_get_version)(unsigned *major, unsigned *minor, unsigned *release); /* looked up first */
 } dd_ucc_api;
 
 #endif

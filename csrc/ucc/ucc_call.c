@@ -1,10 +1,10 @@
-/* Collectives: calls in UCC's words. */
+/* Starting collectives as UCC calls. */
 #include "ucc/ucc_internal.h"
 
-/* What is kept of one under way. */
+/* The state of one collective in progress. */
 typedef struct ucc_call {
     dd_ucc_request *request;
-    dd_coll coll; /* for messages */
+    dd_coll coll; /* for error messages */
 } ucc_call;
 
 _Static_assert(sizeof(ucc_call) <= sizeof((dd_carried){0}.state), "a carried operation has room for it");
@@ -19,7 +19,7 @@ call_of(dd_carried *carried)
 
 typedef struct ucc_type {
     bool is_known;
-    int number; /* UCC's */
+    int number; /* UCC's number */
 } ucc_type;
 
 static const ucc_type TYPES[DD_DTYPE_COUNT] = {
@@ -41,7 +41,8 @@ static const ucc_operation OPERATIONS[DD_REDOP_COUNT] = {
     [DD_REDOP_BXOR] = {true, DD_UCC_BXOR},
 };
 
-/* Where ranks know their own blocks only, all of them take the form for blocks of different sizes. */
+/* Return UCC's collective. Gather, scatter and all_to_all always take the form for blocks of
+ * different sizes, since each rank knows only its own blocks. */
 static dd_ucc_coll_type
 type_of(const dd_carried_call *call)
 {
@@ -69,7 +70,8 @@ type_of(const dd_carried_call *call)
     return DD_UCC_BARRIER;
 }
 
-/* UCC has what dd_reduce_is_supported has of these types, and says so only when it comes to folding. */
+/* Check reductions here: UCC supports what dd_reduce_is_supported accepts of these types, but
+ * rejects other combinations only when it reduces. */
 static bool
 has(const dd_carrier *carrier, const dd_carried_call *call)
 {
@@ -96,7 +98,8 @@ blocks(const dd_carried_call *call, const void *data, const size_t *counts, cons
                                          DD_UCC_DATATYPE(TYPES[call->dtype].number), DD_UCC_MEMORY_HOST}};
 }
 
-/* Where all ranks have a block of the same size, UCC wants the size of all of them. */
+/* UCC expects the total size of an array of equal blocks: the input of reduce_scatter, the output
+ * of an even all_gather. */
 static void
 describe_inputs(const dd_ucc_carrier *self, const dd_carried_call *call, dd_ucc_coll_args *args)
 {
@@ -132,7 +135,7 @@ ucc_args_of(const dd_ucc_carrier *self, const dd_carried_call *call)
         .flags = DD_UCC_FLAG_COUNT_64BIT | DD_UCC_FLAG_DISPLACEMENTS_64BIT,
         .root = (uint64_t)call->root,
     };
-    if (call->coll == DD_COLL_BROADCAST) { /* it has one array */
+    if (call->coll == DD_COLL_BROADCAST) { /* a broadcast has one array */
         args.src = plain(call, call->output, call->count);
         return args;
     }
@@ -197,7 +200,7 @@ ucc_look(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err)
     return dd_ucc_check(self->lib, theirs, err, "UCC's %s", dd_coll_name(call->coll));
 }
 
-/* UCC cannot take a collective back. */
+/* UCC cannot cancel a collective. */
 static bool
 ucc_leave(dd_carrier *carrier, dd_carried *carried)
 {
@@ -211,7 +214,8 @@ ucc_leave(dd_carrier *carrier, dd_carried *carried)
     return true;
 }
 
-/* No messages: UCC has none, and c10d's way, broadcasts to a set of two, knows neither any rank nor a receiver that comes first. */
+/* Messages are not supported: UCC has none. torch.distributed emulates them by broadcasts in a set
+ * of two ranks, which supports neither receives from any rank nor a receiver that starts first. */
 const dd_carrier_ops dd_ucc_ops = {
     .has = has,
     .start = ucc_start,

@@ -1,4 +1,4 @@
-/* The making and the end of UCC's context and team. */
+/* Creation and close of UCC's context and team. */
 #include "core/mem.h"
 #include "core/system.h"
 #include "group/group.h"
@@ -6,13 +6,13 @@
 
 #include <stdio.h>
 
-#define NBUSY_LOOKS 200 /* before naps: most teams are there by then */
+#define NBUSY_LOOKS 200 /* tests before the first nap; enough for most teams */
 #define TEAM_NAP_NS (50 * DD_NS_PER_US)
 #define TEAM_END_NS DD_NS_PER_S
 
-/* ---- making */
+/* ---- creation */
 
-/* What the group said, where that is why UCC has failed. */
+/* Return the error of the group's all_gather if it made UCC fail, otherwise UCC's error. */
 static dd_status
 explain_failure(const dd_ucc_carrier *self, dd_ucc_status theirs, dd_error *err, const char *what)
 {
@@ -30,7 +30,7 @@ configure_context(const dd_ucc_carrier *self, dd_ucc_context_config *config, dd_
     if (status != DD_OK) {
         return status;
     }
-    /* By this UCC chooses connections that so many can have. */
+    /* UCC chooses transports that scale to this number of ranks. */
     char nranks[16];
     (void)snprintf(nranks, sizeof nranks, "%d", self->nranks);
     status = explain_failure(self, api->ucc_context_config_modify(*config, NULL, "ESTIMATED_NUM_EPS", nranks),
@@ -41,8 +41,9 @@ configure_context(const dd_ucc_carrier *self, dd_ucc_context_config *config, dd_
     return status;
 }
 
-/* With the group's calls, and for this group alone. One that is made without them knows nothing of the others: UCC then does without
- * shared memory, and is slower by a factor of ten. */
+/* Create a context for this group only, with the group's all_gather as out-of-band exchange.
+ * Without one, a context does not know the other ranks: UCC then does not use shared memory and is
+ * ten times slower. */
 static dd_status
 create_context(dd_ucc_carrier *self, dd_error *err)
 {
@@ -83,7 +84,7 @@ wait_for_team(const dd_ucc_carrier *self, dd_error *err)
         if (theirs != DD_UCC_INPROGRESS) {
             return explain_failure(self, theirs, err, "ucc_team_create_test");
         }
-        (void)api->ucc_context_progress(self->context); /* what fails there, the next look tells */
+        (void)api->ucc_context_progress(self->context); /* the next test reports an error */
         dd_status status = nap_for_team(self, nlooks, err);
         if (status != DD_OK) {
             return status;
@@ -124,8 +125,9 @@ dd_ucc_make(dd_carrier_library *library, struct dd_group *group, dd_carrier **ca
         status = create_team(self, err);
     }
     if (status != DD_OK) {
-        /* A context that stands is left where it is: UCC ends it with the others, and waits for them without a limit. It may call
-         * self->oob as long as it stands, so that memory stays. */
+        /* Leak a context that exists: UCC destroys it together with the other ranks, and waits for
+         * them without a limit. The context may use self->oob as long as it exists, so `self` is
+         * leaked with it. */
         self->oob = (dd_ucc_oob){0};
         if (self->context == NULL) {
             dd_mem_free(self);
@@ -137,9 +139,10 @@ dd_ucc_make(dd_carrier_library *library, struct dd_group *group, dd_carrier **ca
     return DD_OK;
 }
 
-/* ---- the end */
+/* ---- close */
 
-/* All ranks have come to the end. Who ends connections before others do gives them errors to complain of. */
+/* Wait until all ranks have reached the close. If a rank closed its connections earlier, UCC would
+ * log errors on the others. */
 static bool
 meet_others(dd_ucc_carrier *self, const dd_wait *wait)
 {
@@ -154,7 +157,7 @@ meet_others(dd_ucc_carrier *self, const dd_wait *wait)
     return is_done;
 }
 
-/* True: there is nothing left of it. */
+/* Return true if the team has been destroyed completely. */
 static bool
 ucc_destroy_team(const dd_ucc_carrier *self, const dd_wait *wait)
 {
@@ -184,7 +187,7 @@ ucc_free_carrier(dd_errand *errand)
     dd_mem_free(DD_CONTAINER_OF(errand, dd_ucc_carrier, end));
 }
 
-/* On a thread of its own: the end of a context waits for connections, without a limit. */
+/* Runs on a thread of its own: destroying a context waits for connections without a limit. */
 void
 dd_ucc_close(dd_carrier *carrier, bool is_well)
 {

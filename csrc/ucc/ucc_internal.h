@@ -1,4 +1,4 @@
-/* What the files of this folder share. */
+/* Declarations shared by the files of csrc/ucc. */
 #ifndef DD_UCC_UCC_INTERNAL_H
 #define DD_UCC_UCC_INTERNAL_H
 
@@ -7,37 +7,38 @@
 #include "core/errand.h"
 #include "ucc/ucc_api.h"
 
-/* Constant once it is open. */
+/* Constant once dd_ucc_open has returned. */
 typedef struct dd_ucc_lib {
-    dd_carrier_library base; /* first */
+    dd_carrier_library base; /* must be first */
     dd_ucc_api api;
     dd_dylib dylib;
     dd_ucc_lib_handle handle;
-    uint64_t coll_types; /* what its parts can do, all together */
+    uint64_t coll_types; /* the collectives of all of UCC's components */
     char version[64];
 } dd_ucc_lib;
 
-/* DD_OK unless theirs is an error; then DD_NOT_SUPPORTED where UCC says so, else DD_BACKEND: "<what>: <UCC's text> (-6)". */
+/* Return DD_OK unless `theirs` is an error; then DD_NOT_SUPPORTED if UCC reports that, otherwise
+ * DD_BACKEND. The message is "<what>: <UCC's text> (-6)". */
 dd_status dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const char *what, ...)
     DD_PRINTF(4, 5) DD_MUST_CHECK;
 
-/* The all_gathers that UCC wants, carried out by the group while the carrier is made. */
+/* The all_gathers that UCC needs while the carrier is created, carried out by the group. */
 typedef struct dd_ucc_oob {
-    struct dd_group *group; /* NULL: afterwards */
+    struct dd_group *group; /* NULL once the carrier exists */
     const dd_wait *wait;
-    dd_error error; /* why one has failed */
+    dd_error error; /* of the all_gather that failed */
 } dd_ucc_oob;
 
 dd_ucc_oob_coll dd_ucc_oob_calls(dd_ucc_oob *oob, int rank, int nranks);
 
 typedef struct dd_ucc_carrier {
-    dd_carrier base; /* first */
+    dd_carrier base; /* must be first */
     const dd_ucc_lib *lib;
     dd_ucc_context_handle context;
     dd_ucc_team_handle team;
     int rank;
     int nranks;
-    bool has_leftover; /* a collective that nobody waits for is still in it */
+    bool has_leftover; /* UCC still runs a collective that no caller waits for */
     dd_ucc_oob oob;
     dd_errand end;
 } dd_ucc_carrier;

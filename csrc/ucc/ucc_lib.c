@@ -26,7 +26,7 @@ dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const c
                         lib->api.ucc_status_string(theirs), (int)theirs, lib->version, lib->dylib.path);
 }
 
-/* UCC itself takes every version, and only warns. */
+/* Reject unsupported versions: UCC itself only warns. */
 static dd_status
 check_version(void *ctx, dd_error *err)
 {
@@ -56,7 +56,7 @@ static const dd_dylib_spec UCC_SPEC = {.what = "UCC",
                                        .nsymbols = sizeof UCC_SYMBOLS / sizeof UCC_SYMBOLS[0],
                                        .check = check_version};
 
-/* Groups are used by several threads. Asked for less, parts of UCC leave out locks. */
+/* Initialise UCC for several threads, as groups need: at a lower level, parts of UCC omit locks. */
 static dd_status
 init_library(dd_ucc_lib *lib, dd_ucc_lib_config config, dd_error *err)
 {
@@ -84,7 +84,8 @@ init_library(dd_ucc_lib *lib, dd_ucc_lib_config config, dd_error *err)
     return DD_OK;
 }
 
-/* With c10d's prefix, so that what its programs have set for UCC counts here too. */
+/* Read the configuration with the prefix TORCH, so that torch.distributed's settings for UCC
+ * apply. */
 static dd_status
 start_library(dd_ucc_lib *lib, dd_error *err)
 {

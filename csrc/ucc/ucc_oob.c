@@ -2,18 +2,20 @@
 #include "group/group.h"
 #include "ucc/ucc_internal.h"
 
-/* UCC's own connections may need this rank meanwhile, so it goes on after a short wait. */
+/* How long one test of an all_gather may wait. Short, because UCC's own connections may need this
+ * thread. */
 #define EXCHANGE_SLICE_NS (200 * DD_NS_PER_US)
-/* When the group has ended, UCC asks for one all_gather more, and does not look at its result: a barrier between the end of its
- * connections and that of what others' lead to. The others are about to do the same (dd_ucc_close), so a moment does; where it does not,
- * UCX writes of connections that were reset to its log, and all is well. */
+/* How long the last exchange takes. When the group has ended, UCC starts one more all_gather and
+ * ignores its result: it is a barrier between closing its own connections and closing those from
+ * its peers. The other ranks close at the same time (dd_ucc_close), so a short wait is usually
+ * enough; otherwise UCX only logs connections that were reset. */
 #define LAST_EXCHANGE_NS (20 * DD_NS_PER_MS)
 
-/* One all_gather under way. */
+/* One all_gather in progress. */
 typedef struct ucc_exchange {
     dd_ucc_oob *oob;
-    dd_work *work;  /* NULL: the group has ended */
-    dd_wait moment; /* then */
+    dd_work *work;  /* NULL if the group has ended */
+    dd_wait moment; /* the wait of the last exchange */
 } ucc_exchange;
 
 static dd_status
@@ -56,7 +58,8 @@ post_exchange(void *src, void *recv, size_t size, void *coll_info, void **reques
     return DD_UCC_OK;
 }
 
-/* UCC gives up, and with it the memory: nothing may be written there any more. */
+/* After an error UCC frees the memory of the exchange. Abort the group and wait for the work, so
+ * that nothing is written there later. */
 static void
 end_exchange(const ucc_exchange *exchange)
 {
@@ -85,7 +88,7 @@ look_at_exchange(void *request)
     if (exchange->work == NULL) {
         return pass_moment(&exchange->moment);
     }
-    /* The work has a time-out of its own, and says at its end who was missing. */
+    /* The work has its own timeout; its error names the missing ranks. */
     dd_wait slice = *oob->wait;
     slice.deadline_ns = dd_deadline_after(EXCHANGE_SLICE_NS);
     dd_status status = dd_group_wait(oob->group, exchange->work, &slice, &oob->error);

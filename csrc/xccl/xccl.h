@@ -1,12 +1,14 @@
-/* oneCCL as a carrier, for arrays in the host's memory: its C interface, which is shaped like NCCL's, loaded when it is asked for. */
+/* oneCCL as a carrier for arrays in host memory. Uses its C interface, which resembles NCCL's;
+ * loaded on demand. */
 #ifndef DD_XCCL_XCCL_H
 #define DD_XCCL_XCCL_H
 
 #include "collective/carrier.h"
 #include "core/dylib.h"
 
-/* Loads oneCCL and the plug-in that it takes by its own rules. DD_NOT_SUPPORTED: there is none (everything that was tried), it lacks
- * functions (all are named), or it finds no plug-in that works here. */
+/* Load oneCCL and the plug-in that oneCCL selects. Returns DD_NOT_SUPPORTED if there is no library
+ * (the message lists all that was tried), if it lacks functions (the message names all of them), or
+ * if it finds no usable plug-in. */
 dd_status dd_xccl_open(const dd_dylib_place *search, dd_carrier_library **library,
                        dd_error *err) DD_MUST_CHECK;
 

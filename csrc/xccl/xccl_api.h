@@ -1,8 +1,8 @@
-/* oneCCL's C interface in our words.
+/* oneCCL's C interface, declared by dldist.
  *
- * It is NCCL's under other names, and the numbers of data types and of reductions are the same: lib_api.h has them. Different are the
- * results from 6 on, the size of an id, and that the number of ranks is a size_t. Names of functions are oneCCL's, so that they can be
- * searched for. */
+ * It is NCCL's interface under other names; the numbers of data types and of reductions are NCCL's
+ * (lib_api.h). Differences: results from 6 on, the size of an id, and the type of the number of
+ * ranks (size_t). Functions have oneCCL's names, so that they can be searched for. */
 #ifndef DD_XCCL_XCCL_API_H
 #define DD_XCCL_XCCL_API_H
 
@@ -12,7 +12,7 @@
 
 typedef struct xccl_opaque_comm *xccl_comm;
 
-/* By value in onecclCommInitRank. */
+/* Passed by value to onecclCommInitRank. */
 typedef struct xccl_unique_id {
     char bytes[4096];
 } xccl_unique_id;
@@ -39,7 +39,8 @@ typedef enum xccl_result {
 #undef DD_XCCL_RESULT
 } xccl_result;
 
-/* X(name, returns, parameters). A stream that is NULL stands for the host: then calls come back when they are done. */
+/* X(name, returns, parameters). A NULL stream means the host: such calls return when they are
+ * done. */
 #define DD_XCCL_FUNCTIONS(X)                                                                               \
     X(onecclGetVersion, xccl_result, (int *version))                                                       \
     X(onecclGetErrorString, const char *, (xccl_result result))                                            \

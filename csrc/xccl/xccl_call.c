@@ -1,20 +1,21 @@
-/* From collectives to calls of oneCCL: all of this runs on the communicator's thread, but for xccl_has. */
+/* Carrying out collectives by oneCCL calls. Everything except xccl_has runs on the communicator's
+ * thread. */
 #include "nccl/driver/lib.h"
 #include "xccl/xccl_internal.h"
 
 #include <string.h>
 
-/* ---- what oneCCL can fold */
+/* ---- reductions */
 
 typedef struct xccl_fold {
     dd_nccl_dtype dtype;
     dd_nccl_redop op;
-    size_t nparts; /* elements of theirs that make one of ours */
+    size_t nparts; /* oneCCL elements for each element of the array */
 } xccl_fold;
 
 typedef struct redop_info {
     bool is_known;
-    bool is_by_parts; /* of a complex number: of its parts, each for itself */
+    bool is_by_parts; /* for complex numbers: applies to each part separately */
     dd_nccl_redop theirs;
 } redop_info;
 
@@ -25,7 +26,7 @@ static const redop_info REDOPS[DD_REDOP_COUNT] = {
     [DD_REDOP_MAX] = {true, false, DD_NCCL_MAX},
 };
 
-/* oneCCL has the types that every NCCL has. */
+/* oneCCL has the data types that all versions of NCCL have. */
 static bool
 find_fold(dd_dtype dtype, dd_redop op, xccl_fold *fold)
 {
@@ -54,7 +55,7 @@ xccl_has(const dd_carrier *carrier, const dd_carried_call *call)
            (find_fold(call->dtype, call->op, &fold) && !dd_carried_minds_nan(call));
 }
 
-/* ---- single calls. What all ranks know to be empty is left out */
+/* ---- steps: single oneCCL calls. Steps that all ranks know to be empty are skipped */
 
 typedef struct xccl_step {
     xccl_carrier *self;
@@ -63,7 +64,7 @@ typedef struct xccl_step {
     dd_error *err;
 } xccl_step;
 
-/* Nobody waits any more: the memory may be somebody else's before the next call. */
+/* Return true if no caller waits any longer; its memory may then be reused before the next step. */
 static bool
 is_left(const xccl_step *step)
 {
@@ -86,7 +87,7 @@ static dd_status
 step_broadcast_block(const xccl_step *step, void *output, size_t count, int root)
 {
     xccl_carrier *self = step->self;
-    /* It wants an address of the others, too, and does not read there. */
+    /* Other ranks must also pass an input; it is not read. */
     const void *input = self->rank == root ? step->call->input : output;
     if (count == 0) {
         return DD_OK;
@@ -187,7 +188,7 @@ step_all_reduce(const xccl_step *step)
                       "onecclAllReduce", step->err);
 }
 
-/* oneCCL has it for equal blocks only. */
+/* oneCCL's onecclAllGather takes only equal blocks; other blocks are broadcast one by one. */
 static dd_status
 step_all_gather(const xccl_step *step)
 {
@@ -223,7 +224,8 @@ step_reduce_scatter(const xccl_step *step)
     return status;
 }
 
-/* Sends and receives wait for each other. The root takes the others one by one, so that nobody waits in a circle. */
+/* Sends and receives wait for each other. The root receives from one rank at a time, which avoids a
+ * deadlock. */
 static dd_status
 step_gather(const xccl_step *step)
 {

@@ -1,10 +1,10 @@
-/* A communicator of oneCCL for a group: its making, its calls, its end. */
+/* A oneCCL communicator for a group: creation, calls, close. */
 #include "xccl/xccl_internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* It takes milliseconds. */
+/* The timeout of a close, which takes milliseconds. */
 #define END_NS DD_NS_PER_S
 
 /* ---- calls */
@@ -29,7 +29,8 @@ xccl_look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
     return *is_done && self->status != DD_OK ? dd_error_copy(err, &self->error) : DD_OK;
 }
 
-/* oneCCL cannot call anything off. The thread is left to itself: it frees everything when it comes back, if ever. */
+/* oneCCL cannot cancel a call. The thread continues without an owner, and frees everything if the
+ * call returns. */
 static bool
 xccl_leave(dd_carrier *base, dd_carried *carried)
 {
@@ -57,16 +58,16 @@ xccl_close(dd_carrier *base, bool is_well)
     dd_errand_leave(&self->thread);
 }
 
-/* No messages: oneCCL's have no tags, and match by their order alone. */
+/* Messages are not supported: oneCCL matches them only by order, without tags. */
 static const dd_carrier_ops OPS = {
     .has = xccl_has, .start = xccl_start, .look = xccl_look, .leave = xccl_leave, .close = xccl_close};
 
-/* ---- making */
+/* ---- creation */
 
-/* What rank 0 tells the others. */
+/* Broadcast by rank 0. */
 typedef struct xccl_card {
     xccl_unique_id id;
-    char problem[256]; /* why there is no id; empty: there is one */
+    char problem[256]; /* the reason if there is no id; else empty */
 } xccl_card;
 
 static dd_status
@@ -88,7 +89,7 @@ make_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
     return status == DD_OK ? xccl_do(self, XCCL_GET_ID, group, wait, err) : status;
 }
 
-/* The others learn why rank 0 has none. */
+/* Share rank 0's id, or the reason why it has none, with all ranks. */
 static dd_status
 agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -112,7 +113,7 @@ agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *
     return status;
 }
 
-/* Whether all ranks say so. */
+/* Set *all to true if `mine` is true on all ranks. */
 static dd_status
 vote_by_min(dd_group *group, bool mine, bool *all, const dd_wait *wait, dd_error *err)
 {
@@ -128,8 +129,8 @@ vote_by_min(dd_group *group, bool mine, bool *all, const dd_wait *wait, dd_error
     return status;
 }
 
-/* All ranks have it afterwards. Who has it while another has not gives it back: in another group, that one may be waiting for this
- * process. */
+/* Take the turn on all ranks. A rank that gets it while another one does not releases it again: the
+ * other rank may be waiting in another group for this process. */
 static dd_status
 take_turn_together(dd_group *group, const dd_wait *wait, dd_error *err)
 {

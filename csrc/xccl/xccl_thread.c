@@ -3,13 +3,13 @@
 #include "core/mem.h"
 #include "xccl/xccl_internal.h"
 
-/* Nobody says when the turn is free. */
+/* How often the turn is tried: its release wakes no waiter. */
 #define TURN_NAP_NS DD_NS_PER_MS
 
 /* ---- turns */
 
-/* oneCCL is one to a process. */
-static atomic_bool is_turn_taken; /* acquire and release: it is a lock that goes from thread to thread */
+/* The process's turn to use oneCCL. */
+static atomic_bool is_turn_taken; /* a lock; one thread takes it and another releases it */
 
 bool
 xccl_try_turn(void)
@@ -77,7 +77,7 @@ xccl_post(xccl_carrier *self, xccl_job job)
     dd_lock_release(&self->mu);
 }
 
-/* One slice. */
+/* Wait one slice for the end of the job. */
 static dd_status
 await_job_end(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -112,7 +112,7 @@ xccl_do(xccl_carrier *self, xccl_job job, dd_group *group, const dd_wait *wait, 
     return status;
 }
 
-/* ---- on the thread */
+/* ---- the thread's functions */
 
 static xccl_job
 await_job(xccl_carrier *self)
@@ -148,7 +148,7 @@ do_in_turn(xccl_carrier *self, xccl_job job, dd_error *err)
     return xccl_check(self, result, job_name(job), err);
 }
 
-/* Unless it has been left meanwhile: that is the next job then. */
+/* Set the thread idle, unless XCCL_LEAVE has been posted, which is then the next job. */
 static void
 end_job(xccl_carrier *self, xccl_job job)
 {
@@ -173,7 +173,7 @@ run_thread(dd_errand *errand)
     if (job == XCCL_END) {
         (void)self->library->api.onecclCommDestroy(self->comm);
     }
-    end_turn(self); /* also that of a job which was left before it began */
+    end_turn(self); /* releases the turn of a job that was replaced by XCCL_LEAVE */
 }
 
 static void

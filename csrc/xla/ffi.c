@@ -9,9 +9,9 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Where a block lies: in one of the program's arrays, or in scratch memory. */
+/* The place of a block: in one of the program's arrays, or in scratch memory. */
 typedef struct place {
-    size_t array; /* SCRATCH: in the call's own memory */
+    size_t array; /* SCRATCH for the step's scratch memory */
     size_t offset;
     size_t nbytes;
 } place;
@@ -20,15 +20,15 @@ typedef struct place {
 #define FEW_BLOCKS 64
 
 typedef struct part {
-    dd_ffi_part what; /* the addresses are of no meaning */
+    dd_ffi_part what; /* its addresses are unused */
     place view;
     place flat;
 } part;
 
 typedef struct step {
     bool is_message;
-    dd_coll_args args; /* of a collective, but for the blocks */
-    dd_p2p message;    /* but for the block */
+    dd_coll_args args; /* of a collective, without its blocks */
+    dd_p2p message;    /* without its block */
     int64_t timeout_ns;
     dd_coll_form *form; /* owned */
     uint32_t stack;
@@ -38,27 +38,27 @@ typedef struct step {
     part *parts; /* owned */
     size_t nparts;
     size_t scratch_nbytes;
-    _Atomic(uint8_t *) scratch; /* owned; NULL while a run has it, and before the first */
+    _Atomic(uint8_t *) scratch; /* owned; NULL while a run uses it and before the first run */
     struct step *next;
 } step;
 
 struct dd_ffi_program {
-    dd_list link;    /* in `programs`, once it is published; under the lock */
-    uint64_t number; /* const */
-    size_t nsources; /* const after publish, like all that follows */
+    dd_list link;    /* guarded by programs_lock; in `programs` once published */
+    uint64_t number; /* const, like the fields below unless they name the lock */
+    size_t nsources; /* fields from here to `last` are const once published */
     size_t nresults;
-    dd_block *arrays;   /* owned: what stands for them */
+    dd_block *arrays;   /* owned; the memory that stands for the arrays */
     dd_ffi_fill *fills; /* owned, [nresults] */
     step *first;        /* owned */
     step *last;
-    dd_group *group; /* owned; under the lock */
-    size_t nusers;   /* its owner, and runs; under the lock */
+    dd_group *group; /* owned; guarded by programs_lock */
+    size_t nusers;   /* the owner and runs; guarded by programs_lock */
 };
 
 static dd_lock programs_lock = DD_LOCK_INITIALIZER(DD_LOCK_XLA_PROGRAMS);
 static dd_list programs = {&programs, &programs};
 
-/* ---- making */
+/* ---- creation */
 
 dd_ffi_program *
 dd_ffi_program_create(uint64_t number, dd_group *group, const dd_ffi_memory *memory)
@@ -98,7 +98,7 @@ is_in_block(const void *data, size_t nbytes, const dd_block *memory)
     return at >= first && nbytes <= memory->nbytes && at - first <= memory->nbytes - nbytes;
 }
 
-/* Finds the array, or the scratch memory, that the bytes lie in. */
+/* Find the array, or the scratch memory, that contains the bytes. */
 static dd_status
 find_block_place(const dd_ffi_program *program, const dd_block *scratch, const void *data, size_t nbytes,
                  place *found, dd_error *err)
@@ -122,7 +122,8 @@ find_block_place(const dd_ffi_program *program, const dd_block *scratch, const v
                         nbytes);
 }
 
-/* Of a result that begins as a copy and is reduced in place: the input is the source itself, and no copy is made. */
+/* Avoid the copy of a result that begins as a copy and is reduced in place: read the input from the
+ * source instead. */
 static void
 read_from_source(dd_ffi_program *program, const step *made)
 {
@@ -160,7 +161,7 @@ place_parts(const dd_ffi_program *program, step *made, const dd_ffi_call *call, 
     for (size_t i = 0; i < call->nparts && status == DD_OK; i++) {
         part *to = &made->parts[i];
         to->what = call->parts[i];
-        /* A view begins in its array; strides of a tensor that is a part of it stay within. */
+        /* Look up only the first byte of a view: its strides stay within its array. */
         status = find_block_place(program, &call->scratch, to->what.view.data,
                                   to->what.view.count > 0 ? 1 : 0, &to->view, err);
         if (status == DD_OK) {
@@ -181,7 +182,7 @@ destroy_step(step *gone)
     dd_mem_free(gone);
 }
 
-/* Fills in what a step is, which has been zeroed. */
+/* Fill in a zeroed step. */
 static dd_status
 make_step(dd_ffi_program *program, step *made, const dd_ffi_call *call, dd_error *err)
 {
@@ -240,7 +241,7 @@ dd_ffi_program_add(dd_ffi_program *program, const dd_ffi_call *call, dd_error *e
     return DD_OK;
 }
 
-/* ---- life */
+/* ---- lifetime */
 
 void
 dd_ffi_program_publish(dd_ffi_program *program)
@@ -290,7 +291,7 @@ dd_ffi_program_destroy(dd_ffi_program *program)
     program_release(program);
 }
 
-/* The program with its group, of which the caller gets a reference; NULL: there is none. */
+/* Return the program and a reference to its group, or NULL if there is no such program. */
 static dd_ffi_program *
 program_take(uint64_t number, dd_group **group)
 {
@@ -315,10 +316,10 @@ typedef struct run {
     const dd_ffi_program *program;
     dd_group *group;
     const dd_ffi_frame *frame;
-    uint8_t *scratch; /* of the step */
+    uint8_t *scratch; /* of the current step */
 } run;
 
-/* There is a token before the arrays. */
+/* Return the address of one of the program's arrays. XLA's first buffer on each side is a token. */
 static void *
 array_of(const run *self, size_t array)
 {
@@ -357,7 +358,7 @@ move_parts(const run *self, const step *at, bool is_before)
     }
 }
 
-/* Nobody interrupts XLA's threads: calls end by their own time-outs. */
+/* Wait without interrupts, since XLA's threads have none: the call ends by its own timeout. */
 static dd_status
 run_message(const run *self, const step *at, dd_error *err)
 {
@@ -409,7 +410,8 @@ run_step(run *self, step *at, dd_error *err)
         move_parts(self, at, false);
     }
     if (self->scratch != NULL) {
-        dd_mem_free(atomic_exchange(&at->scratch, self->scratch)); /* that of a run at the same time */
+        dd_mem_free(atomic_exchange(&at->scratch,
+                                    self->scratch)); /* frees the memory that a concurrent run put there */
     }
     return status;
 }
@@ -448,9 +450,10 @@ run_program(run *self, dd_error *err)
     return status;
 }
 
-/* ---- XLA's calls */
+/* ---- XLA's interface */
 
-/* Whether XLA only wants to know what this is made for. */
+/* Answer XLA's query for the version of the interface. Returns false if the call is no such
+ * query. */
 static bool
 tell_version(const dd_ffi_frame *frame)
 {
@@ -464,7 +467,7 @@ tell_version(const dd_ffi_frame *frame)
     return true;
 }
 
-/* The codes of absl that say the same; 13 is an internal error. */
+/* Return absl's code for a status; 13 is an internal error. */
 static int
 code_of(dd_status status)
 {

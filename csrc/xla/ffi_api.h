@@ -1,5 +1,5 @@
-/* The structures of XLA's foreign function interface, as far as a handler on the CPU looks at them. Each begins with its size, and grows at
- * its end. A test compares them with jaxlib's header. */
+/* The structures of XLA's foreign function interface that a handler on the CPU reads. Each begins
+ * with its size and only grows at its end. A test compares them with jaxlib's header. */
 #ifndef DD_XLA_FFI_API_H
 #define DD_XLA_FFI_API_H
 
@@ -35,13 +35,13 @@ typedef struct dd_ffi_metadata_extension {
     dd_ffi_metadata *metadata;
 } dd_ffi_metadata_extension;
 
-typedef struct dd_ffi_error dd_ffi_error; /* XLA's */
+typedef struct dd_ffi_error dd_ffi_error; /* defined by XLA */
 
 typedef struct dd_ffi_error_args {
     size_t struct_size;
     dd_ffi_extension *extensions;
     const char *message;
-    int code; /* as absl's */
+    int code; /* absl's status code */
 } dd_ffi_error_args;
 
 typedef struct dd_ffi_api {
@@ -66,7 +66,7 @@ typedef struct dd_ffi_buffers {
     dd_ffi_extension *extensions;
     int64_t size;
     int *types;
-    void **values; /* of dd_ffi_buffer, those of tokens among them */
+    void **values; /* pointers to dd_ffi_buffer, including tokens */
 } dd_ffi_buffers;
 
 typedef struct dd_ffi_scalar {

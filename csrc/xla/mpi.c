@@ -6,10 +6,10 @@
 #include <string.h>
 
 typedef struct comm {
-    dd_group *group; /* owned; NULL: it could not be made */
+    dd_group *group; /* owned; NULL if it could not be created */
     int rank;
     int size;
-    dd_error cause; /* why not */
+    dd_error cause; /* the reason if group is NULL */
 } comm;
 
 typedef struct request {
@@ -17,7 +17,7 @@ typedef struct request {
     dd_work *work;   /* owned */
 } request;
 
-/* What XLA asks for next, in the thread whose call has failed. */
+/* The error that XLA reads next, in the thread whose call failed. */
 static _Thread_local dd_error last_error;
 
 static int
@@ -73,7 +73,7 @@ dd_mpi_set_world(dd_mpi_handle handle)
     world = (comm *)handle;
 }
 
-/* NULL: there was no memory for it. */
+/* Return NULL if the communicator could not be allocated. */
 static const comm *
 comm_of_handle(dd_mpi_handle handle)
 {
@@ -135,7 +135,7 @@ find_type(dd_mpi_handle type, dd_dtype *dtype)
     return DD_OK;
 }
 
-/* The communicator and the type of a call. */
+/* Find a call's communicator and data type. */
 static dd_status
 find_typed(dd_mpi_handle handle, dd_mpi_handle type, const comm **on, dd_dtype *dtype)
 {
@@ -143,7 +143,7 @@ find_typed(dd_mpi_handle handle, dd_mpi_handle type, const comm **on, dd_dtype *
     return status == DD_OK ? find_type(type, dtype) : status;
 }
 
-/* The communicator and the reduction of a call. */
+/* Find a call's communicator and reduction. */
 static dd_status
 find_reduction(dd_mpi_handle handle, dd_mpi_handle type, dd_mpi_handle operation, const comm **on,
                dd_reduction *reduction)
@@ -166,7 +166,7 @@ block_of(const void *data, int count, dd_dtype dtype)
     return (dd_block){.data = (void *)(uintptr_t)data, .nbytes = (size_t)count * dd_dtype_size(dtype)};
 }
 
-/* What the flight recorder is told: arrays of one dimension, of so many elements. */
+/* The call for the flight recorder: one-dimensional arrays with these element counts. */
 typedef struct mpi_record {
     dd_record_call call;
     dd_record_tensor tensors[2];
@@ -185,7 +185,8 @@ record_call(mpi_record *what, const char *name, dd_dtype dtype, dd_block in, dd_
         .name = name, .inputs = &what->tensors[0], .outputs = &what->tensors[1], .ninputs = 1, .noutputs = 1};
 }
 
-/* Does not come back before the end: XLA has no other way to wait, and nobody interrupts its threads. */
+/* Wait for the end of the call: XLA has no other way to wait, and its threads cannot be
+ * interrupted. */
 static dd_status
 run_recorded(const comm *on, const dd_coll_args *args, mpi_record *what)
 {
@@ -215,7 +216,8 @@ mpi_all_reduce(const void *in, void *out, int count, dd_mpi_handle type, dd_mpi_
     return mpi_code(status);
 }
 
-/* Cuts a memory into a block for each rank, by `counts` or into equal ones of `count`. Gives all of it. */
+/* Divide an array into a block for each rank, of `counts` elements, or of `count` if `counts` is
+ * NULL. Returns the whole array as one block. */
 static dd_block
 cut(const comm *on, dd_block *blocks, const void *memory, const int *counts, int count, dd_dtype dtype)
 {
@@ -228,7 +230,8 @@ cut(const comm *on, dd_block *blocks, const void *memory, const int *counts, int
     return all;
 }
 
-/* Runs a collective of one block on one side and a memory that is cut on the other: the outputs of a gather, the inputs of a scatter. */
+/* Run a collective with one block on one side and a divided array on the other: all_gather's
+ * outputs or reduce_scatter's inputs. */
 static dd_status
 run_cut(const comm *on, dd_coll_args *args, dd_block one, const void *memory, const int *counts, int count)
 {
@@ -259,7 +262,7 @@ static int
 mpi_all_gather(const void *in, int in_count, dd_mpi_handle in_type, void *out, int out_count,
                dd_mpi_handle out_type, dd_mpi_handle handle)
 {
-    (void)out_count; /* as many of the same type: XLA sends bytes */
+    (void)out_count; /* the same as in_count and in_type: XLA sends bytes */
     (void)out_type;
     const comm *on;
     dd_coll_args args = {.coll = DD_COLL_ALL_GATHER};
@@ -299,7 +302,7 @@ post_p2p(const comm *on, const dd_p2p *message, dd_dtype dtype, dd_work **work)
     return dd_group_p2p(on->group, message, &options, work, &last_error);
 }
 
-/* Waits for the work and lets it go. */
+/* Wait for the work and release it. */
 static dd_status
 finish_work(dd_group *group, dd_work *work)
 {

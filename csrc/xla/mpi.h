@@ -1,14 +1,16 @@
-/* MPI as XLA's collectives for CPUs call it, carried out by groups.
+/* MPI as XLA's CPU collectives call it, carried out by groups.
  *
- * XLA has a communicator for each set of devices that work together: a part of MPI_COMM_WORLD. It looks at what calls return, but for
- * Comm_split, and puts the text of Error_string into its own error. So a communicator that cannot be made is one whose calls fail, with
- * the reason. Any thread may call; the calls of one communicator are in the same order in all of its processes, as XLA sees to. */
+ * XLA creates a communicator, a part of MPI_COMM_WORLD, for each set of devices that work together.
+ * It checks the results of all calls except Comm_split, and puts the text of Error_string into its
+ * own error. A communicator that cannot be created is therefore one whose calls all fail with the
+ * reason. Any thread may call; XLA makes the calls of one communicator in the same order in all
+ * processes. */
 #ifndef DD_XLA_MPI_H
 #define DD_XLA_MPI_H
 
 #include "group/group.h"
 
-/* A communicator, datatype, operation or request. Those of the list below are numbers; others are addresses. */
+/* A communicator, data type, operation or request: a number from the list below, or an address. */
 typedef intptr_t dd_mpi_handle;
 
 #define DD_MPI_SUCCESS 0
@@ -16,14 +18,15 @@ typedef intptr_t dd_mpi_handle;
 #define DD_MPI_MAX_ERROR_STRING 1024
 
 enum {
-    DD_MPI_NULL = 0, /* MPI_COMM_NULL, MPI_REQUEST_NULL and so on */
+    DD_MPI_NULL = 0, /* also MPI_COMM_NULL, MPI_REQUEST_NULL and so on */
     DD_MPI_COMM_WORLD = 1,
-    DD_MPI_IN_PLACE = 2,     /* the same number for the address */
-    DD_MPI_TYPE = 0x100,     /* + dd_dtype */
-    DD_MPI_OPERATION = 0x200 /* + dd_redop */
+    DD_MPI_IN_PLACE = 2,     /* as a handle and as an address */
+    DD_MPI_TYPE = 0x100,     /* plus a dd_dtype */
+    DD_MPI_OPERATION = 0x200 /* plus a dd_redop */
 };
 
-/* X(name, parameters, arguments): what XLA calls, but for what begins and ends the library. */
+/* X(name, parameters, arguments): all calls that XLA makes, except initialisation and
+ * finalisation. */
 #define DD_MPI_CALLS(X)                                                                                      \
     X(Comm_rank, (dd_mpi_handle comm, int *rank), (comm, rank))                                              \
     X(Comm_size, (dd_mpi_handle comm, int *size), (comm, size))                                              \
@@ -62,15 +65,17 @@ typedef struct dd_mpi_calls {
 #undef DD_MPI_MEMBER
 } dd_mpi_calls;
 
-/* All of them but Comm_split, which is for who makes groups. */
+/* All calls except Comm_split, which the code that creates groups provides. */
 extern const dd_mpi_calls dd_mpi_group_calls;
 
-/* What MPI_COMM_WORLD stands for from now on. At most once, before any call. */
+/* Set the communicator that MPI_COMM_WORLD stands for. Call at most once, before any other call. */
 void dd_mpi_set_world(dd_mpi_handle comm);
 
-/* A communicator of this group, which it takes a reference of; 0 without memory. */
+/* Create a communicator for the group, and acquire a reference to it. Returns 0 if out of
+ * memory. */
 dd_mpi_handle dd_mpi_comm_create(dd_group *group);
-/* A communicator that could not be made: it has these numbers, and every call on it fails with this text. 0 without memory. */
+/* Create a communicator with this rank and size whose calls all fail with `reason`. Returns 0 if
+ * out of memory. */
 dd_mpi_handle dd_mpi_comm_create_broken(int rank, int size, const char *reason);
 
 #endif
