@@ -239,7 +239,7 @@ _Static_assert(offsetof(dd_ucc_coll_args, later) == 200, "ucc_coll_args");
 
 typedef struct dd_ucc_api {
     DD_UCC_FUNCTIONS(DD_UCC_POINTER)
-    void (*ucc_get_version)(unsigned *major, unsigned *minor, unsigned *release); /* looked up first */
+    void (*ucc_get_version)(unsigned *major, unsigned *minor, unsigned *release); /* loaded first */
 } dd_ucc_api;
 
 #endif

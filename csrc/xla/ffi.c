@@ -410,8 +410,7 @@ run_step(run *self, step *at, dd_error *err)
         move_parts(self, at, false);
     }
     if (self->scratch != NULL) {
-        dd_mem_free(atomic_exchange(&at->scratch,
-                                    self->scratch)); /* frees the memory that a concurrent run put there */
+        dd_mem_free(atomic_exchange(&at->scratch, self->scratch)); /* of a concurrent run */
     }
     return status;
 }

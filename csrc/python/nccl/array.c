@@ -1,4 +1,4 @@
-/* dldist.NcclArray: memory from ncclMemAlloc on a device, through DLPack. */
+/* dldist.NcclArray: device memory from ncclMemAlloc, exported through DLPack. */
 #include "core/fork.h"
 #include "core/mem.h"
 #include "python/base/error.h"
@@ -6,12 +6,12 @@
 #include "python/tensor/memory.h"
 
 typedef struct nccl_memory {
-    py_memory memory; /* first */
+    py_memory memory; /* must be first */
     const py_nccl *nccl;
 } nccl_memory;
 
-/* Runs on any thread. Does not wait, because a stream may hang; operations of groups that still use the memory hold a
- * reference. */
+/* Free the memory. Runs on any thread and does not wait, because a stream may hang; operations that
+ * still use the memory hold a reference. */
 static void
 nccl_memory_destroy(py_memory *memory)
 {

@@ -1,32 +1,36 @@
-/* The calls of a thread that will be one operation, or one estimate of how long they would take. Only that thread uses
- * a batch; the list of all is guarded by the core's lock. */
+/* A batch: calls of one thread that become one operation, or one estimate of their duration. Only
+ * that thread uses a batch. The core's lock guards the list of batches. */
 #ifndef DD_PYTHON_NCCL_BATCH_H
 #define DD_PYTHON_NCCL_BATCH_H
 
 #include "python/nccl/nccl.h"
 #include "python/observe/recorder.h"
 
-/* The innermost batch of this thread: calls may be coalesced within an estimate. NULL: it makes none. */
+/* Return the thread's innermost batch, or NULL if it has none. Calls may be coalesced within an
+ * estimate. */
 py_nccl_batch *py_nccl_batch_find(py_nccl_core *core);
-/* A new one, innermost. NULL with an exception. */
+/* Create a batch as the thread's innermost. Returns NULL with an exception on failure. */
 py_nccl_batch *py_nccl_batch_open(py_nccl_core *core, bool is_estimate);
-/* Takes over the flights of the items. False with an exception; then it does not. */
+/* Append items and take over their flights. On failure returns false with an exception, and does
+ * not take over the flights. */
 bool py_nccl_batch_append(py_nccl_batch *batch, const py_nccl_item *items, size_t nitems);
-/* The caller owns it from then on. */
+/* Remove the batch from the list. The caller then owns it. */
 void py_nccl_batch_take_out(py_nccl_core *core, py_nccl_batch *batch);
-/* With the windows that its items use, and with their flights if they have not been handed on. */
+/* Destroy a batch and release the windows that its items use. Pass has_flights unless the flights
+ * have been handed on. */
 void py_nccl_batch_destroy(py_nccl_batch *batch, bool has_flights);
 
-/* Fills in the record of a call in `told`; NULL if nothing is recorded. */
+/* Fill in the record of a call in `told`. Returns NULL if recording is off. */
 dd_record_call *py_nccl_record(const py_group *group, const py_nccl_item *item, const char *what,
                                py_record *told);
 
 /* ---- estimates */
 
-/* The estimate of this thread, or NULL. */
+/* Return the thread's estimate, or NULL. */
 py_nccl_batch *py_nccl_estimate_find(py_nccl_core *core);
-/* Adds a call, of several items if they have been coalesced. Returns None, or a Work that is done. NULL with an exception
- * if NCCL does not estimate such calls, or without memory; then the flights are still the caller's. */
+/* Add a call to the estimate, of several items if they were coalesced. Returns None, or a completed
+ * Work. Returns NULL with an exception if NCCL cannot estimate such a call, or if out of memory;
+ * the flights then stay the caller's. */
 PyObject *py_nccl_estimate_add(const py_group *group, py_nccl_batch *estimate, const py_nccl_item *items,
                                size_t nitems, bool is_async);
 

@@ -1,8 +1,8 @@
-/* One call of an operation of an NcclGroup, and several calls that are one operation.
+/* Calls of an NcclGroup: single calls, and several calls coalesced into one operation.
  *
- * Every call has a flight. Most calls do not wait for the end: when one returns, its operation is in the caller's
- * stream. What it needs until the device is done is kept by the flight, or by allocators that reuse memory only in
- * the order of its stream. */
+ * Every call has a flight. Most calls do not wait for the end: when one returns, its operation is
+ * in the caller's stream. Until the device is done, the operation's memory is kept by the flight,
+ * or by allocators that reuse memory only in the order of its stream. */
 #include "python/base/error.h"
 #include "python/call/reduce_op.h"
 #include "python/nccl/batch.h"
@@ -41,20 +41,20 @@ py_nccl_call_begin(const py_group_call *call)
     scope->is_host_taken = group->nccl->is_host_taken;
 }
 
-/* ---- one operation */
+/* ---- single operations */
 
-/* What to start, and how. */
+/* An operation to start. */
 typedef struct py_launch {
     py_group *group;
     py_nccl_plan *plan;
-    const py_nccl_item *item; /* the first: its flight is taken over, and it is what is recorded */
-    py_flight *flight;        /* that of the item */
+    const py_nccl_item *item; /* the first item: gives the flight and the record */
+    py_flight *flight;        /* the item's flight */
     const char *what;
-    int64_t timeout_ns; /* negative: the group's own */
+    int64_t timeout_ns; /* < 0 for the group's timeout */
     bool is_async;
 } py_launch;
 
-/* Runs without the GIL. *is_started: whether there is a work. */
+/* Start the operation. Runs without the GIL. Sets *is_started to true if there is a work. */
 static dd_status
 launch_start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error *err)
 {
@@ -66,7 +66,7 @@ launch_start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error 
         return status;
     }
     launch->flight->work = &work->base;
-    launch->flight->timeout_ns = dd_nccl_work_timeout_ns(work); /* including add_ephemeral_timeout() */
+    launch->flight->timeout_ns = dd_nccl_work_timeout_ns(work); /* includes add_ephemeral_timeout() */
     if (launch->is_async) {
         return DD_OK;
     }
@@ -79,7 +79,7 @@ launch_start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error 
     return status;
 }
 
-/* Releases the flight of a call that the host or its streams have waited for. */
+/* Release the flight of a call that the host or its streams have waited for. */
 static void
 launch_release(const py_launch *launch, dd_status status)
 {
@@ -93,7 +93,7 @@ launch_release(const py_launch *launch, dd_status status)
     py_error_put(exception);
 }
 
-/* False with an exception. */
+/* Returns false with an exception if the warning is an error. */
 static bool
 warn_of_missed_nan(const py_launch *launch)
 {
@@ -104,7 +104,8 @@ warn_of_missed_nan(const py_launch *launch)
                1) == 0;
 }
 
-/* Takes over the flight and ends the plan. Returns a Work or None; NULL with an exception. */
+/* Run the operation. Takes over the flight and ends the plan. Returns a Work or None, or NULL with
+ * an exception. */
 static PyObject *
 launch_run(py_launch *launch)
 {
@@ -148,9 +149,9 @@ launch_run(py_launch *launch)
     return work != NULL ? work : Py_NewRef(Py_None);
 }
 
-/* ---- several calls in one operation */
+/* ---- coalesced calls */
 
-/* The first flight, with the others linked behind it, for the work of all. */
+/* Return the first flight, with the other flights linked to it, for the common work. */
 static py_flight *
 chain(py_nccl_batch *batch)
 {
@@ -189,7 +190,7 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
     return result;
 }
 
-/* Takes over the batch. */
+/* Move the batch into the estimate. Takes over the batch. */
 static PyObject *
 move_batch(const py_group *self, py_nccl_batch *batch, py_nccl_batch *estimate, bool is_async)
 {
@@ -223,7 +224,7 @@ py_nccl_group_end_coalescing(PyObject *object, PyObject *const *args, Py_ssize_t
 
 /* ---- calls */
 
-/* Ends the call. */
+/* Run a call that is not coalesced, and end it. */
 static PyObject *
 run_alone(py_group_call *call, const py_nccl_item *item)
 {
@@ -240,7 +241,7 @@ run_alone(py_group_call *call, const py_nccl_item *item)
     return launch_run(&launch);
 }
 
-/* Runs the call now, or adds it to the batch or the estimate that this thread is making. Ends it. */
+/* Run the call now, or add it to the thread's batch or estimate. Ends the call. */
 static PyObject *
 run_or_append(py_group_call *call, const dd_nccl_op *op)
 {
@@ -288,9 +289,9 @@ py_nccl_call_run_message(py_group_call *call, const py_group_message *message)
                      call->params->function);
         return py_group_call_fail(call);
     }
-    /* The operation has the same name with and without waiting. */
+    /* isend and irecv have the same names as send and recv. */
     call->flight->operands.function = message->is_send ? "send" : "recv";
-    /* A message fills all of the tensor. */
+    /* A received message fills the whole tensor. */
     call->operands->pieces[0].is_input = message->is_send;
     dd_nccl_op op = {.kind = message->is_send ? DD_NCCL_OP_SEND : DD_NCCL_OP_RECV, .peer = message->rank};
     PyObject *result = run_or_append(call, &op);

@@ -1,4 +1,4 @@
-/* dldist.nccl.NcclComms: the communicators of one process, used by one caller. */
+/* dldist.nccl.NcclComms: several communicators in one process, used by one caller. */
 #include "python/nccl/team.h"
 
 static void
@@ -45,10 +45,10 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
         if (py_nccl_kept_set(self, team, comms_close_team)) {
             return 0;
         }
-        raise_made(); /* another thread has run __init__ */
+        raise_made(); /* another thread has already run __init__ */
     }
     Py_BEGIN_ALLOW_THREADS
-    dd_nccl_team_close(team); /* NULL, or a team that was made although a signal handler raised */
+    dd_nccl_team_close(team); /* NULL, or created although a signal handler raised */
     Py_END_ALLOW_THREADS
     return -1;
 }

@@ -1,4 +1,4 @@
-/* Configurations of NCCL that come as dicts: of communicators, and of the collectives that a thread calls. */
+/* NCCL configurations given as dicts: for communicators, and for a thread's collectives. */
 #include "core/mem.h"
 #include "python/base/error.h"
 #include "python/base/thread_values.h"
@@ -6,7 +6,8 @@
 
 /* ---- values */
 
-/* Reads a str or a number; None leaves the field unset. The text is the object's. False with an exception. */
+/* Read a str or a number; None leaves the field unset. The text is borrowed from the object.
+ * Returns false with an exception on failure. */
 static bool
 config_value_read(PyObject *object, const char *field, const char *function, dd_nccl_config_value *value)
 {
@@ -67,13 +68,13 @@ py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *confi
     return dict == NULL || dict == Py_None || read_fields(state, dict, config, function);
 }
 
-/* ---- of collectives: a capsule */
+/* ---- collectives: a capsule */
 
 #define CAPSULE_NAME "dldist.nccl.coll_config"
 
 typedef struct coll_config {
     dd_nccl_config values;
-    dd_nccl_abi_coll_config packed; /* points into the values */
+    dd_nccl_abi_coll_config packed; /* points into `values` */
 } coll_config;
 
 static void
@@ -82,7 +83,7 @@ config_capsule_destroy(PyObject *capsule)
     dd_mem_free(PyCapsule_GetPointer(capsule, CAPSULE_NAME));
 }
 
-/* False with an exception. */
+/* Returns false with an exception on failure. */
 static bool
 read_coll_config(py_state *state, PyObject *dict, coll_config *config)
 {

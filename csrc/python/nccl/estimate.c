@@ -1,7 +1,8 @@
-/* Estimates: calls of a thread are noted, and NCCL is asked at the end how long all of them would take.
+/* Estimates: a thread's calls are collected, and NCCL estimates the duration of all of them at the
+ * end.
  *
- * NCCL's group of the thread is open only while it is asked, so nothing that happens in between can leave it open,
- * or get into it. */
+ * The thread's ncclGroup is open only during the estimate, so that no code in between can leave it
+ * open, or add calls to it. */
 #include "python/base/error.h"
 #include "python/nccl/batch.h"
 #include "python/nccl/plan.h"
@@ -23,7 +24,7 @@ check_items(const py_group *group, const py_nccl_item *items, size_t nitems)
     return true;
 }
 
-/* A Work that is done, with the tensors that the calls would fill. */
+/* Create a completed Work with the tensors that the calls would fill. */
 static PyObject *
 make_work(const py_nccl_item *items, size_t nitems)
 {
@@ -38,7 +39,7 @@ make_work(const py_nccl_item *items, size_t nitems)
     return work;
 }
 
-/* Nothing runs, so no stream is waited for. */
+/* Drop the streams of an item: nothing runs, so no stream must wait. */
 static void
 forget_streams(const py_nccl_item *item)
 {
@@ -70,7 +71,7 @@ py_nccl_estimate_add(const py_group *group, py_nccl_batch *estimate, const py_nc
     return work;
 }
 
-/* ---- the beginning and the end */
+/* ---- start and end */
 
 PyObject *
 py_nccl_group_start_estimate(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -92,7 +93,7 @@ py_nccl_group_start_estimate(PyObject *object, PyObject *Py_UNUSED(unused))
     return py_nccl_batch_open(self->nccl, true) != NULL ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Asks NCCL. False with an exception. */
+/* Get NCCL's estimate. Returns false with an exception on failure. */
 static bool
 estimate_items(py_group *self, const py_nccl_batch *estimate, float *microseconds)
 {

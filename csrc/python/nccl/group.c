@@ -1,4 +1,4 @@
-/* dldist.NcclGroup: a Group whose data NCCL moves. Its methods are a Group's own (group/operations.c,
+/* dldist.NcclGroup: a Group whose data NCCL moves. Its methods are Group's (group/operations.c,
  * group/p2p.c). */
 #include "core/mem.h"
 #include "python/base/error.h"
@@ -6,7 +6,7 @@
 #include "python/nccl/nccl.h"
 #include "python/observe/watch.h"
 
-/* ---- its device */
+/* ---- device */
 
 bool
 py_nccl_group_choose_device(py_group *self, int *device)
@@ -28,7 +28,7 @@ py_nccl_group_choose_device(py_group *self, int *device)
     return true;
 }
 
-/* ---- making */
+/* ---- creation */
 
 py_nccl_core *
 py_nccl_core_create(dd_nccl_group *group, const dd_nccl_group_options *options, dd_recorder_group *recorded,
@@ -77,7 +77,7 @@ py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group, const dd_nccl_g
     }
     core->is_bound = parent->nccl->is_bound;
     core->is_blocking_wait = parent->nccl->is_blocking_wait;
-    core->is_host_taken = group == parent->nccl->group; /* a host view: see group_host_view */
+    core->is_host_taken = group == parent->nccl->group; /* a host view; see group_host_view */
     self->store = Py_XNewRef(store);
     py_nccl_group_take(self, parent->kind, core);
     if (group != parent->nccl->group && py_watch_add_nccl(self) < 0) {

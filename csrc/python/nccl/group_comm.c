@@ -1,4 +1,4 @@
-/* The methods of an NcclGroup that deal with its communicators. */
+/* Methods of an NcclGroup for its communicators. */
 #include "python/nccl/group_comm.h"
 #include "python/base/error.h"
 
@@ -43,7 +43,8 @@ PY_NCCL_METHOD(connect)
 
 /* ---- the communicator */
 
-/* The communicator on the group's device, which must exist: a new reference. NULL with an exception. */
+/* Return a new reference to the communicator on the group's device, or NULL with an exception if
+ * there is none. */
 static dd_nccl_comm *
 find_group_comm(py_group *self, const char *function)
 {
@@ -95,7 +96,7 @@ PY_NCCL_PLAIN_METHOD(resume)
     return call_comm(self, dd_nccl_comm_resume, "resume");
 }
 
-/* The names of the numbers that ncclCommMemStats takes. */
+/* Names for ncclCommMemStats's statistics, in NCCL's order. */
 static const char *const memory_stat_names[] = {"gpu_mem_suspend", "gpu_mem_suspended", "gpu_mem_persist",
                                                 "gpu_mem_total"};
 #define NMEMORY_STATS (sizeof memory_stat_names / sizeof memory_stat_names[0])
@@ -110,7 +111,7 @@ read_memory_stats(dd_nccl_comm *comm, uint64_t values[NMEMORY_STATS], dd_error *
     return status;
 }
 
-/* Steals the value. False with an exception. */
+/* Store the value, and release the reference to it. Returns false with an exception on failure. */
 static bool
 dict_put(PyObject *dict, const char *name, PyObject *value)
 {
@@ -171,7 +172,7 @@ build_property(const dd_nccl_abi_properties *properties, const property_row *row
     return PyLong_FromUnsignedLongLong(*(const uint64_t *)field);
 }
 
-/* What NCCL of that version fills in. */
+/* Build a dict of the properties that this version of NCCL fills in. */
 static PyObject *
 build_properties(const dd_nccl_abi_properties *properties, int version)
 {
@@ -201,7 +202,8 @@ PY_NCCL_PLAIN_METHOD(properties)
 
 /* ---- buffers */
 
-/* Reads an address and a number of bytes, or a tensor, which the caller keeps alive. False with an exception. */
+/* Read an address with a number of bytes, or a tensor, which the caller must keep alive. Returns
+ * false with an exception on failure. */
 static bool
 read_memory(const py_group *self, PyObject *memory, PyObject *nbytes_object, void **data, size_t *nbytes)
 {
@@ -253,7 +255,7 @@ PY_NCCL_METHOD(register)
     void *registration = NULL;
     bool is_ok = PY_GROUP_CALL(group->state, dd_nccl_group_get_timeout_ns(group->nccl->group),
                                dd_nccl_comm_register, comm, data, nbytes, is_window, &registration);
-    if (!is_ok) { /* it was registered if a signal handler raised */
+    if (!is_ok) { /* registered although a signal handler raised */
         (void)!PY_WITHOUT_GIL(dd_nccl_comm_deregister(comm, registration, is_window, NULL));
     }
     py_nccl_comm_release(comm);
@@ -273,14 +275,14 @@ PY_NCCL_METHOD(deregister)
     void *registration = (void *)(intptr_t)number;
     dd_nccl_comm *comm = registration != NULL ? find_group_comm(group, "deregister") : NULL;
     if (comm == NULL) {
-        return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL; /* NCCL may give a window that is NULL */
+        return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL; /* NCCL may return NULL as a window */
     }
     bool is_done = PY_GROUP_TRY(group->state, dd_nccl_comm_deregister, comm, registration, is_window);
     py_nccl_comm_release(comm);
     return py_none_if(is_done);
 }
 
-/* ---- for other programs */
+/* ---- for foreign code */
 
 PY_NCCL_METHOD(comm_pointer)
 {

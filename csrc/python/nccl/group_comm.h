@@ -1,4 +1,4 @@
-/* Shared by the methods of an NcclGroup that deal with its communicators. */
+/* Shared by the files with NcclGroup's communicator methods. */
 #ifndef DD_PYTHON_NCCL_GROUP_COMM_H
 #define DD_PYTHON_NCCL_GROUP_COMM_H
 
@@ -10,9 +10,10 @@
         return NULL;                       \
     }
 
-/* Reads the given device; NULL or None means the group's. False with an exception. */
+/* Read a device; NULL or None means the group's. Returns false with an exception on failure. */
 bool py_nccl_comm_read_device(py_group *self, PyObject *object, int *device, const char *function);
-/* The communicator on a device, connected if needed; a new reference. NULL with an exception. */
+/* Return a new reference to the communicator on a device; connects it if needed. Returns NULL with
+ * an exception on failure. */
 dd_nccl_comm *py_nccl_comm_connect(py_group *self, int device);
 
 #endif

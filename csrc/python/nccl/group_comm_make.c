@@ -1,4 +1,4 @@
-/* NcclGroups made from another: by splitting, shrinking and growing its communicator. */
+/* Creating NcclGroups from another group, by splitting, shrinking or growing its communicator. */
 #include "core/mem.h"
 #include "python/nccl/group_comm.h"
 #include "python/observe/recorder.h"
@@ -7,15 +7,15 @@
 #include <limits.h>
 #include <string.h>
 
-/* A group that is being made from another. */
+/* A group being created from a parent group. */
 typedef struct offspring {
     const char *function;
-    int *ranks; /* owned; from PyMem */
+    int *ranks; /* owned; free with PyMem_Free */
     int nranks;
     dd_nccl_group_options options;
-    PyObject *name; /* owned, or NULL: options.name borrows from it */
+    PyObject *name; /* owned, or NULL; options.name borrows from it */
     int device;
-    PyObject *store; /* borrowed: the store that the new group meets in; NULL: the parent's */
+    PyObject *store; /* borrowed: the new group's store, or NULL for the parent's */
 } offspring;
 
 static void
@@ -25,7 +25,8 @@ fini_offspring(offspring *child)
     Py_XDECREF(child->name);
 }
 
-/* Reads ranks of the group. The caller frees the result with PyMem_Free; NULL with an exception. */
+/* Read ranks of the group. Free the result with PyMem_Free. Returns NULL with an exception on
+ * failure. */
 static int *
 read_ranks(const py_group *self, PyObject *object, int *count, const char *function, const char *name)
 {
@@ -42,7 +43,7 @@ read_ranks(const py_group *self, PyObject *object, int *count, const char *funct
     return ranks;
 }
 
-/* -1: it is not among them. */
+/* Return -1 if the rank is not in the list. */
 static int
 index_of_rank(int rank, const int *ranks, int count)
 {
@@ -54,14 +55,15 @@ index_of_rank(int rank, const int *ranks, int count)
     return -1;
 }
 
-/* What a caller may say of any new group; time-out -1, others zero: not given. */
+/* Arguments common to all new groups. Not given: timeout_ns -1, other fields zero. */
 typedef struct said {
     dd_bytes name;
     int64_t timeout_ns;
     PyObject *config;
 } said;
 
-/* Takes the options of the parent, changed as the caller asks. False with an exception. */
+/* Copy the parent's options, changed by the caller's arguments. Returns false with an exception on
+ * failure. */
 static bool
 offspring_read_options(py_group *self, offspring *child, const said *what)
 {
@@ -80,7 +82,7 @@ offspring_read_options(py_group *self, offspring *child, const said *what)
     return child->name != NULL;
 }
 
-/* Opens a group around a communicator, which is taken over. Runs without the GIL. */
+/* Open a group around a communicator, which it takes over. Runs without the GIL. */
 static dd_status
 open_around(const py_group *self, dd_store *store, const offspring *child, int rank,
             dd_recorder_group *recorded, dd_nccl_comm *comm, dd_nccl_group **group, dd_error *err)
@@ -99,7 +101,8 @@ open_around(const py_group *self, dd_store *store, const offspring *child, int r
     return status;
 }
 
-/* A new object for a communicator, which is taken over. NULL with an exception. */
+/* Create an object for a communicator, which it takes over. Returns NULL with an exception on
+ * failure. */
 static PyObject *
 wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
 {
@@ -121,7 +124,7 @@ wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
     return py_nccl_group_wrap(self, group, &child->options, recorded, child->device, store_object);
 }
 
-/* The color as c10d makes it: non-negative, and the same on all ranks that give the same list. */
+/* Return a color like torch's: non-negative, and equal on all ranks that pass the same list. */
 static int
 color_of(const offspring *child)
 {
@@ -138,7 +141,8 @@ init_timeout_of(const offspring *child)
     return child->options.init_timeout_ns > 0 ? child->options.init_timeout_ns : child->options.timeout_ns;
 }
 
-/* Splits the communicator. *part is NULL for a rank that is in no part. False with an exception. */
+/* Split the communicator. Sets *part to NULL for a rank in no part. Returns false with an exception
+ * on failure. */
 static bool
 split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_comm **part)
 {
@@ -150,7 +154,7 @@ split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_c
                                  &child->options.config, part, NULL);
     py_nccl_comm_release(comm);
     if (!is_made) {
-        py_nccl_comm_release(*part); /* it was made if a signal handler raised */
+        py_nccl_comm_release(*part); /* created although a signal handler raised */
     }
     return is_made;
 }
@@ -209,7 +213,7 @@ PY_NCCL_METHOD(skip_split)
     return is_ok ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Makes the ranks that stay those of the new group. False with an exception. */
+/* Set the new group's ranks to the remaining ranks. Returns false with an exception on failure. */
 static bool
 keep_others(const py_group *self, const dd_nccl_exclusion *excluded, offspring *child)
 {
@@ -226,8 +230,8 @@ keep_others(const py_group *self, const dd_nccl_exclusion *excluded, offspring *
     return true;
 }
 
-/* An abort retires the group first: once NCCL has released a stuck operation, the operation looks to the device as if it had
- * succeeded. */
+/* For an abort, retire the group first: once NCCL has released a stuck operation, the device
+ * reports the operation as successful. */
 static dd_status
 retire_and_shrink(const py_group *self, dd_nccl_comm *parent, const dd_nccl_exclusion *excluded,
                   const dd_nccl_config *config, dd_nccl_comm **comm, const dd_wait *wait, dd_error *err)
@@ -260,7 +264,7 @@ shrink(py_group *self, offspring *child, const dd_nccl_exclusion *excluded)
                                  excluded, &child->options.config, &comm);
     py_nccl_comm_release(parent);
     if (!is_made) {
-        py_nccl_comm_release(comm); /* it was made if a signal handler raised */
+        py_nccl_comm_release(comm); /* created although a signal handler raised */
         return NULL;
     }
     return wrap(self, child, rank, comm);
@@ -311,11 +315,11 @@ PY_NCCL_PLAIN_METHOD(grow_id)
     return is_made ? PyBytes_FromStringAndSize(id.bytes, (Py_ssize_t)sizeof id.bytes) : NULL;
 }
 
-/* How this rank takes part. */
+/* This rank's part in growing a group. */
 typedef struct growth {
     dd_nccl_unique_id id;
     bool has_id;
-    bool is_member; /* this rank is in the group that grows; otherwise it joins as `rank` */
+    bool is_member; /* a member of the growing group; otherwise joins as `rank` */
     int rank;
 } growth;
 
@@ -359,7 +363,7 @@ offspring_grow(py_group *self, const offspring *child, const growth *how)
                                  how->has_id ? &how->id : NULL, &comm, NULL);
     py_nccl_comm_release(parent);
     if (!is_made) {
-        py_nccl_comm_release(comm); /* it was made if a signal handler raised */
+        py_nccl_comm_release(comm); /* created although a signal handler raised */
         return NULL;
     }
     return wrap(self, child, how->rank, comm);

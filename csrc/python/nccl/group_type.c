@@ -1,5 +1,5 @@
-/* The type dldist.NcclGroup: how it is made and ended, and the table of its methods, most of which are in other
- * files. */
+/* The type dldist.NcclGroup: creation, close, and the table of its methods, most of which are in
+ * other files. */
 #include "core/fork.h"
 #include "core/mem.h"
 #include "python/base/error.h"
@@ -10,12 +10,12 @@
 
 #include <stdio.h>
 
-/* How long the end of a group waits for the watchdog to notice which operations have ended. */
+/* How long closing a group waits for the watchdog to notice completed operations. */
 #define END_OF_WORKS_NS DD_NS_PER_S
-/* How long the end of the interpreter waits for the aborts of all groups together. */
+/* How long the interpreter's exit waits for the aborts of all groups together. */
 #define EXIT_ABORT_NS DD_NS_PER_S
 
-/* ---- what the core has of it */
+/* ---- the kind's functions */
 
 static dd_status
 nccl_kind_check_fork(const py_group *self, dd_error *err)
@@ -25,7 +25,7 @@ nccl_kind_check_fork(const py_group *self, dd_error *err)
                : dd_error_set(err, DD_FORKED, "the group belongs to the process before the fork");
 }
 
-/* Errors are ignored: they are about communicators that do not end in time, but later or never. */
+/* Ignore errors: they report communicators that end late or never. */
 static void
 nccl_kind_abort(const py_group *self, const char *reason, const dd_wait *wait)
 {
@@ -45,15 +45,15 @@ is_shared_locked(const py_group *self)
     return false;
 }
 
-/* Return true if another object, made by _host_view(), stands for the same group. */
+/* Return true if another object, created by _host_view(), has the same group. */
 static bool
 is_shared(const py_group *self)
 {
     return PY_LOCKED(&self->state->groups_lock, is_shared_locked(self));
 }
 
-/* For a group that ends without having been closed: warns if operations are still unfinished at the deadline. An
- * exception that is set stays set. */
+/* Warn if a group that ends without close() has unfinished operations at the deadline. Keeps the
+ * current exception. */
 static void
 warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait)
 {
@@ -100,12 +100,12 @@ const py_group_kind py_group_kind_nccl = {
     .type_name = "NcclGroup",
     .timeout_name = "NcclGroup.timeout",
     .recorded_name = "nccl",
-    .close_timeout_ns = DD_NEVER_NS, /* operations end in the time that they were given */
+    .close_timeout_ns = DD_NEVER_NS, /* operations have timeouts of their own */
     .is_lost_in_child = true,
     PY_GROUP_KIND_TABLE(nccl_kind),
 };
 
-/* ---- making */
+/* ---- creation */
 
 typedef struct nccl_open_arguments {
     PyObject *store_object;
@@ -221,9 +221,10 @@ nccl_group_method_abort(PyObject *object, PyObject *const *args, Py_ssize_t narg
     return py_group_abort(self, reason, timeout_ns) ? Py_NewRef(Py_None) : NULL;
 }
 
-/* ---- at the end of the process */
+/* ---- process exit */
 
-/* Removes the groups that are closed, or belong to the parent of this forked child. -1 with an exception. */
+/* Remove groups from the list that are closed, or belong to a forked child's parent. Returns -1
+ * with an exception on failure. */
 static int
 keep_open(PyObject *groups)
 {
@@ -237,7 +238,7 @@ keep_open(PyObject *groups)
     return 0;
 }
 
-/* Starts to close groups of a list, for close() of each to wait for. */
+/* Start closing the groups of a list. Each group's close() then waits. */
 PyObject *
 py_nccl_post_close(PyObject *module, PyObject *list)
 {
@@ -246,7 +247,7 @@ py_nccl_post_close(PyObject *module, PyObject *list)
         py_raise_wrong_type("_post_close", "groups", "a list of NcclGroup", list);
         return NULL;
     }
-    PyObject *tuple = PySequence_Tuple(list); /* keeps the groups */
+    PyObject *tuple = PySequence_Tuple(list); /* holds references to the groups */
     Py_ssize_t count = tuple != NULL ? PyTuple_Size(tuple) : -1;
     dd_nccl_group **groups = count >= 0 ? PyMem_Calloc((size_t)count + 1, sizeof(dd_nccl_group *)) : NULL;
     if (groups == NULL) {
@@ -268,14 +269,14 @@ py_nccl_post_close(PyObject *module, PyObject *list)
     Py_RETURN_NONE;
 }
 
-/* Aborts the groups that nobody has destroyed, as c10d does: other ranks may be gone, so operations cannot be
- * waited for. A warning says which groups had unfinished operations. */
+/* Abort groups that were not destroyed, as torch does: other ranks may have exited, so operations
+ * cannot be waited for. Warns about each group with unfinished operations. */
 PyObject *
 py_nccl_shut_down(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     PyObject *groups = py_group_list(PyModule_GetState(module), &py_group_kind_nccl);
     for (Py_ssize_t i = 0; groups != NULL && i < PyList_Size(groups); i++) {
-        /* The other ranks are not told about groups that end with the process. */
+        /* Other ranks get no report about groups that end with the process. */
         py_watch_remove_nccl((py_group *)PyList_GetItem(groups, i));
     }
     if (groups == NULL || keep_open(groups) < 0) {

@@ -1,5 +1,6 @@
-/* Memory of ncclMemAlloc: for arrays of ours, and by two functions in C for the allocators of other libraries. Those have no argument of
- * ours, so they find NCCL by a variable. Any thread calls them, with the GIL or without. */
+/* Memory from ncclMemAlloc: for dldist's arrays, and for other libraries' allocators by two C
+ * functions. Those functions have no context argument, so they find NCCL by a variable. They may be
+ * called on any thread, with the GIL or without. */
 #include "core/fork.h"
 #include "python/base/error.h"
 #include "python/nccl/nccl.h"
@@ -36,12 +37,12 @@ py_nccl_mem_alloc(const py_nccl *nccl, int device, size_t nbytes, void **data, d
     return status;
 }
 
-/* ---- for others */
+/* ---- other libraries' allocators */
 
 static _Atomic(const py_nccl *)
-    loaded; /* NULL: nobody has asked for the functions, or the module has ended */
+    loaded; /* NULL until the functions are requested, and after the module's end */
 
-/* NULL, too, in the child of a fork. */
+/* Return NULL also in a forked child. */
 static const py_nccl *
 find_nccl(void)
 {
@@ -49,7 +50,7 @@ find_nccl(void)
     return nccl != NULL && nccl->generation == dd_fork_generation() ? nccl : NULL;
 }
 
-/* As CUDAPluggableAllocator of PyTorch wants them. NULL: there is no memory. */
+/* The signature of PyTorch's CUDAPluggableAllocator. Returns NULL if out of memory. */
 static void *
 torch_allocate(size_t nbytes, int device, void *Py_UNUSED(stream))
 {

@@ -19,12 +19,12 @@ nccl_destroy(py_nccl *nccl)
     }
 }
 
-/* Python's settings: where the libraries are, and how the watchdog runs. */
+/* Settings: the paths of libraries, and the watchdog's options. */
 typedef struct load_arguments {
     dd_dylib_place search;
     const char *cuda_path;
     dd_nccl_watchdog_options watchdog;
-    const char *psk; /* of NCCL's connections; NULL: they are plain */
+    const char *psk; /* pre-shared key of NCCL's connections, or NULL if not encrypted */
     int64_t psk_print;
 } load_arguments;
 
@@ -58,7 +58,8 @@ load_and_keep(py_state *state, const load_arguments *arguments)
         Py_RETURN_NONE;
     }
     nccl_destroy(nccl);
-    /* If another thread has loaded it, this may have failed because of that: a key can come too late. */
+    /* If another thread loaded NCCL first, this load may have failed for that reason, because a key
+     * must be set before. */
     if (PY_ONCE_GET(&state->nccl) == NULL && !py_error_check_of_group(state, status, &err)) {
         return NULL;
     }
@@ -187,12 +188,12 @@ py_nccl_hurry(py_state *state)
     }
 }
 
-/* ---- the end */
+/* ---- unloading */
 
 void
 py_nccl_destroy(py_state *state)
 {
-    /* A forked child has none of the threads that would be waited for. */
+    /* A forked child lacks the threads that this would wait for. */
     if (state->nccl != NULL && state->nccl->generation == dd_fork_generation()) {
         py_watch_heartbeat(state, NULL);
         py_nccl_allocator_end();

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* The totals over all items. */
+/* Totals over all items. */
 typedef struct totals {
     size_t nops;
     size_t nbefore;
@@ -42,7 +42,7 @@ has_stream(const py_nccl_plan *plan, dd_cuda_stream stream)
     return false;
 }
 
-/* Makes room for the streams of all items. False with an exception. */
+/* Allocate the array of streams. Returns false with an exception on failure. */
 static bool
 plan_reserve_streams(py_nccl_plan *plan, size_t nitems)
 {
@@ -75,7 +75,7 @@ take_scope(py_nccl_plan *plan, const py_group *group, const py_device_scope *sco
     plan->is_stream_ordered = plan->is_stream_ordered && scope->is_stream_ordered;
     void *own;
     if (scope->is_blocking) {
-        /* The stream that producers without a known stream have ordered their work before. */
+        /* Producers whose stream is unknown have ordered their work before this stream. */
         if (!scope->find_stream(scope->ctx, scope->device, &own)) {
             return false;
         }
@@ -168,7 +168,7 @@ flat_view(const py_piece *piece)
     view.data = piece->flat;
     view.is_readonly = false;
     view.is_contiguous = true;
-    py_tensor_set_row_major(&view); /* they fit, because the tensor's own strides do */
+    py_tensor_set_row_major(&view); /* cannot overflow, since the tensor's own strides fit */
     return view;
 }
 

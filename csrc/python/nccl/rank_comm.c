@@ -1,14 +1,15 @@
-/* dldist.nccl.NcclRankComm: the communicator of one rank. */
+/* dldist.nccl.NcclRankComm: one rank's communicator. */
 #include "python/nccl/team.h"
 
 typedef struct py_nccl_rank_comm {
-    py_nccl_kept kept; /* first; of a dd_nccl_comm, counted */
+    py_nccl_kept kept; /* must be first; the handle is a reference to a dd_nccl_comm */
     int rank;          /* const */
     int size;          /* const */
     int device;        /* const */
 } py_nccl_rank_comm;
 
-/* Ends the communicator properly, even if an abort handle is left, which can no longer abort anything. */
+/* Destroy the communicator for all holders. A remaining abort handle can then no longer abort
+ * anything. */
 static void
 destroy_comm(void *comm)
 {
@@ -41,7 +42,8 @@ check_rank(py_state *state, int rank, int size)
     return false;
 }
 
-/* Reads the given device; otherwise takes the current one, or the rank's number. False with an exception. */
+/* Read a device; None means the current one, or one chosen by rank. Returns false with an exception
+ * on failure. */
 static bool
 choose_device(py_state *state, PyObject *object, int rank, int *device)
 {
@@ -90,7 +92,7 @@ rank_comm_init_rank(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
     dd_nccl_unique_id id = py_nccl_unique_id_get(uid);
     dd_nccl_comm *comm = NULL;
     if (!PY_GROUP_CALL(state, timeout_ns, dd_nccl_comm_init, &spec, &id, 1, &comm, NULL)) {
-        py_nccl_comm_release(comm); /* it was made, but a signal handler raised */
+        py_nccl_comm_release(comm); /* created although a signal handler raised */
         return NULL;
     }
     return py_nccl_rank_comm_create(state, comm);

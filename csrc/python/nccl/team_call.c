@@ -1,4 +1,5 @@
-/* The tensors and streams of a call on communicators without a group, as NCCL's items. */
+/* Conversion of a collective's tensors and streams to NCCL items, for communicators without a
+ * group. */
 #include "core/mem.h"
 #include "python/call/reduce_op.h"
 #include "python/nccl/team.h"
@@ -6,13 +7,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Finds the stream that the caller gave. Producers whose own stream is not known order their work before it. */
+/* Return the caller's stream. Producers whose own stream is unknown order their work before it. */
 static bool
 give_stream(void *ctx, int Py_UNUSED(device), void **stream)
 {
     *stream = *(dd_cuda_stream *)ctx;
     if (*stream == NULL) {
-        *stream = (void *)1; /* DLPack's name for the legacy default stream */
+        *stream = (void *)1; /* the legacy default stream in DLPack */
     }
     return true;
 }
@@ -74,8 +75,8 @@ team_call_reserve_streams(py_nccl_team_call *call, size_t count)
     return call->streams != NULL;
 }
 
-/* Adds one tensor, which must be contiguous and on the device. Its library's stream becomes that of item i. False
- * with an exception. */
+/* Add one tensor, which must be contiguous and on the device. The stream of the tensor's library
+ * becomes the stream of item i. Returns false with an exception on failure. */
 static bool
 add_tensor(py_nccl_team_call *call, PyObject *object, py_use use, const char *name, size_t i, int device)
 {
@@ -102,7 +103,7 @@ add_tensor(py_nccl_team_call *call, PyObject *object, py_use use, const char *na
     return true;
 }
 
-/* Adds a list of tensors. False with an exception. */
+/* Add a list of tensors. Returns false with an exception on failure. */
 static bool
 team_call_add(py_nccl_team_call *call, PyObject *list, py_use use, const char *name, Py_ssize_t count,
               const py_nccl_team_target *target)
@@ -139,7 +140,8 @@ allocate_items(py_nccl_team_call *call, size_t count)
     return call->items != NULL;
 }
 
-/* Makes one item of two pieces, which are the same for a call in place. False with an exception. */
+/* Fill in an item from two pieces, which are identical for an in-place call. Returns false with an
+ * exception on failure. */
 static bool
 set_item(py_nccl_team_call *call, const dd_nccl_lib *lib, dd_nccl_item *item, const py_piece *send,
          const py_piece *recv)
@@ -186,7 +188,8 @@ check_counts(const py_nccl_team_call *call, const py_nccl_team_coll *coll, const
     return false;
 }
 
-/* Makes n items. The pieces are n outputs and then n inputs, or n that are both. False with an exception. */
+/* Create n items. The pieces are n outputs and n inputs, or n tensors that are both. Returns false
+ * with an exception on failure. */
 static bool
 make_items(py_nccl_team_call *call, const py_nccl_team_coll *coll, const dd_nccl_lib *lib, int size)
 {
@@ -205,7 +208,7 @@ make_items(py_nccl_team_call *call, const py_nccl_team_coll *coll, const dd_nccl
     return is_ok;
 }
 
-/* ---- streams that are given */
+/* ---- streams from the caller */
 
 static bool
 read_stream(py_nccl_team_call *call, PyObject *object, dd_cuda_stream *stream)
@@ -218,8 +221,8 @@ read_stream(py_nccl_team_call *call, PyObject *object, dd_cuda_stream *stream)
     return is_ok;
 }
 
-/* Reads a stream for each item, or one for all. NULL or None: those of the tensors' libraries. False with an
- * exception. */
+/* Read a stream for each item, or one for all. NULL or None means the streams of the tensors'
+ * libraries. Returns false with an exception on failure. */
 static bool
 read_streams(py_nccl_team_call *call, PyObject *object, const py_nccl_team_target *target)
 {
@@ -283,7 +286,7 @@ team_call_parse(const py_nccl_team_target *target, const py_nccl_team_coll *coll
     return py_params_read(&params, target->state, args, nargs, kwnames);
 }
 
-/* Reads the arguments and makes the items. False with an exception. */
+/* Read the arguments and create the items. Returns false with an exception on failure. */
 static bool
 team_call_prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll, const team_arguments *given,
                   const py_nccl_team_target *target)

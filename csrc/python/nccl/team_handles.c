@@ -71,7 +71,8 @@ py_nccl_unique_id_get(PyObject *object)
     return PY_LOCKED(&self->lock, self->id);
 }
 
-/* Make an ID, or take it from the bytes if there are any. False with an exception. */
+/* Create an id, or copy `bytes` if its data is not NULL. Returns false with an exception on
+ * failure. */
 static bool
 make_unique_id(py_state *state, dd_bytes bytes, dd_nccl_unique_id *id)
 {

@@ -1,4 +1,4 @@
-/* The communicators of an NcclComms or an NcclRankComm, which unfinished calls keep. */
+/* Handles of NcclComms and NcclRankComm objects, kept by unfinished calls. */
 #include "core/fork.h"
 #include "python/nccl/team.h"
 
@@ -26,7 +26,8 @@ py_nccl_kept_begin_late(py_nccl_kept *self)
     return PY_LOCKED(&self->lock, begin_locked(self, true));
 }
 
-/* Take the handle out for the caller to destroy, if the object is closed and no call keeps it. Otherwise NULL. */
+/* Remove and return the handle for destruction if the object is closed and no call keeps it.
+ * Otherwise returns NULL. */
 static void *
 take_closed_locked(py_nccl_kept *self)
 {

@@ -3,9 +3,9 @@
 #include "python/base/error.h"
 #include "python/base/object.h"
 
-/* ---- making */
+/* ---- creation */
 
-/* Takes the memory that the others are to write into. False with an exception. */
+/* Read the memory that the other ranks may write. Returns false with an exception on failure. */
 static bool
 nccl_window_take_memory(py_nccl_window *self, PyObject *object, int *device)
 {
@@ -39,7 +39,8 @@ nccl_window_open(py_nccl_window *self, const dd_nccl_window_spec *spec, int64_t 
                          dd_nccl_group_window_open, group, spec, &self->window);
 }
 
-/* The other ranks, which open theirs with this one, learn that it cannot. The exception that is set stays set. */
+/* Open the window as failed: opening is collective, and the other ranks learn of the failure by it.
+ * Keeps the current exception. */
 static void
 nccl_window_report_obstacle(py_nccl_window *self, int64_t timeout_ns)
 {
@@ -87,7 +88,7 @@ py_nccl_group_new_window(PyObject *object, PyObject *const *args, Py_ssize_t nar
     return (PyObject *)self;
 }
 
-/* There is no tp_clear: see base/object.h. */
+/* There is no tp_clear; see base/object.h. */
 static int
 nccl_window_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -98,7 +99,7 @@ nccl_window_traverse(PyObject *object, visitproc visit, void *arg)
     return py_tensor_traverse(&self->memory, visit, arg);
 }
 
-/* NCCL keeps a window that was not closed, with its address, until the communicator ends. */
+/* NCCL keeps an unclosed window and its address until the communicator ends. */
 static void
 warn_if_open(const py_nccl_window *self)
 {
@@ -141,7 +142,7 @@ nccl_window_close(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyO
 
 /* ---- operations */
 
-/* One call; its parameters are first a tensor (of a put), then a rank. */
+/* One call. Its first parameter is a tensor for a put, otherwise a rank. */
 typedef struct one_sided {
     py_nccl_window *window;
     const char *rank_name;
@@ -155,7 +156,7 @@ one_sided_read_int(const one_sided *self, const py_group_call *call, PyObject *v
     return value == NULL || py_params_int(self->window->state, value, number, call->params->function, name);
 }
 
-/* What NCCL cannot send from where it is would have to be copied to where it can. */
+/* Reject tensors that NCCL cannot send directly, because they would need a copy. */
 static bool
 check_source(const one_sided *self, const py_group_call *call)
 {
@@ -175,7 +176,7 @@ check_source(const one_sided *self, const py_group_call *call)
     return true;
 }
 
-/* Begins a call; false with an exception and nothing to end. */
+/* Begin a call. On failure returns false with an exception; the call must not be ended then. */
 static bool
 one_sided_begin(one_sided *self, PyObject *object, py_group_call *call, py_params *params,
                 PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -212,7 +213,8 @@ window_put(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *
     return py_nccl_call_run_one_sided(&call, &self.op, is_ok);
 }
 
-/* A signal comes after what the caller has done with the window's tensor, and what he does with it next after a wait. */
+/* Pass the window's tensor as an operand. A signal is then ordered after the caller's use of the
+ * tensor, and a wait for a signal before it. */
 static PyObject *
 run_signal(one_sided *self, py_group_call *call, bool is_ok)
 {

@@ -1,4 +1,4 @@
-/* dldist.NcclWindow: memory of all ranks of an NcclGroup that the others write into and signal. */
+/* dldist.NcclWindow: memory of each rank of an NcclGroup that other ranks write and signal. */
 #ifndef DD_PYTHON_NCCL_NCCL_WINDOW_H
 #define DD_PYTHON_NCCL_NCCL_WINDOW_H
 
@@ -7,10 +7,10 @@
 
 typedef struct py_nccl_window {
     PY_OBJECT_HEAD;
-    /* const after it is made */
+    /* The fields are const once the window is created. */
     py_group *group;              /* owned */
     dd_nccl_group_window *window; /* owned; NULL if it could not be opened */
-    py_tensor memory;             /* that this rank gave */
+    py_tensor memory;             /* the tensor that this rank passed */
 } py_nccl_window;
 
 extern PyType_Spec py_nccl_window_spec;

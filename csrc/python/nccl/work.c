@@ -1,16 +1,16 @@
-/* dldist.NcclWork: a Work whose operation is on a device. wait() makes the streams of the tensors' libraries wait,
- * not the host. If the host must wait, it does so as for a Work. */
+/* dldist.NcclWork: a Work whose operation is on a device. wait() makes the streams of the tensors'
+ * libraries wait, not the host. If the host must wait, it does so as for a Work. */
 #include "python/base/error.h"
 #include "python/nccl/nccl.h"
 #include "python/work/flight.h"
 
-/* Streams that will be made to wait, as many at a time as there is room for. */
+/* Streams that must wait, in batches of PY_MAX_STREAMS. */
 typedef struct waiting_streams {
     void *handles[PY_MAX_STREAMS];
     size_t count;
 } waiting_streams;
 
-/* Makes the streams wait, and empties the list. False with an exception. */
+/* Make the streams wait, and empty the list. Returns false with an exception on failure. */
 static bool
 order(const py_work *self, waiting_streams *streams)
 {
@@ -36,8 +36,8 @@ is_among(const waiting_streams *streams, const void *handle)
     return false;
 }
 
-/* Makes the streams wait that the tensors' libraries work on now. It does no harm if a stream is made to wait
- * twice. False with an exception. */
+/* Make the current streams of the tensors' libraries wait. A stream may be made to wait twice.
+ * Returns false with an exception on failure. */
 static bool
 order_waiting_streams(py_work *self)
 {
@@ -88,8 +88,8 @@ nccl_work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObje
         return NULL;
     }
     bool is_host = timeout_ns > 0 || self->flight->is_blocking;
-    /* The streams are made to wait even then: it costs nothing once the operation has ended, and a graph that is
-     * being captured must record it. */
+    /* Make the streams wait in any case: it costs nothing after the operation's end, and a graph
+     * that is being captured must record it. */
     bool is_ok = (!is_host || py_work_wait_for_end(self, timeout_ns)) &&
                  (self->flight->is_settled || order_waiting_streams(self));
     return is_ok ? Py_NewRef(Py_True) : NULL;
@@ -114,7 +114,8 @@ nccl_work_block_current_stream(PyObject *object, PyObject *unused)
     return nccl_work_synchronize(object, unused);
 }
 
-/* The tensors that it fills are known from the start. The streams know when they are filled. */
+/* Return the tensors before the operation has ended: they are known from the start, and streams
+ * wait for their contents. */
 static PyObject *
 nccl_work_result(PyObject *object, PyObject *Py_UNUSED(unused))
 {

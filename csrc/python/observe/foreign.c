@@ -1,5 +1,5 @@
-/* Records of operations that the groups here do not make themselves: of backends written in Python (FlightRecorderHook). A group is a
- * capsule. */
+/* Flight recorder entries for backends written in Python (FlightRecorderHook), whose operations
+ * dldist's groups do not run. A recorded group is a capsule. */
 #include "core/clock.h"
 #include "python/base/convert.h"
 #include "python/base/error.h"
@@ -12,7 +12,7 @@
 #define CAPSULE_NAME "dldist.recorded_group"
 #define MAX_DIMENSIONS 16
 
-/* Names in records are static; torch's analyser knows these. */
+/* Records keep pointers to these static names, which torch's analyser knows. */
 static const char *const names[] = {"send",
                                     "recv",
                                     "broadcast",
@@ -54,7 +54,7 @@ release_group(PyObject *capsule)
     dd_recorder_group_release(group_of_capsule(capsule));
 }
 
-/* NULL if there is no memory. */
+/* Return NULL if out of memory. */
 static dd_recorder_group *
 add_described_group(py_state *state, const dd_recorder_group_info *info)
 {
@@ -97,7 +97,7 @@ py_recorder_add_foreign(PyObject *module, PyObject *const *args, Py_ssize_t narg
     return capsule;
 }
 
-/* ---- tensors, each a tuple of its dtype's name and its shape */
+/* ---- tensors: tuples of a dtype name and a shape */
 
 typedef struct shapes {
     dd_record_tensor tensors[PY_RECORDER_MAX_TENSORS];
@@ -128,7 +128,7 @@ read_record_shape(PyObject *shape, dd_record_tensor *tensor, int64_t lengths[MAX
 {
     Py_ssize_t ndim = PyTuple_Size(shape);
     if (ndim > MAX_DIMENSIONS) {
-        ndim = MAX_DIMENSIONS; /* a record keeps fewer anyway */
+        ndim = MAX_DIMENSIONS; /* a record keeps fewer dimensions */
     }
     for (Py_ssize_t d = 0; d < ndim; d++) {
         lengths[d] = PyLong_AsLongLong(PyTuple_GetItem(shape, d));

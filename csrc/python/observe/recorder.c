@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-/* "/usr/lib/.../dldist/" */
+/* Read the package's folder, like "/usr/lib/.../dldist/". */
 static bool
 read_folder(py_recorder *self)
 {
@@ -42,7 +42,7 @@ recorder_destroy(py_recorder *self)
     dd_mem_free(self);
 }
 
-/* Makes the core's recorder, by the settings. */
+/* Create the core's recorder from the settings. */
 static bool
 create_core(py_recorder *self, py_state *state, PyObject *settings)
 {
@@ -81,7 +81,7 @@ recorder_create(py_state *state)
     return self;
 }
 
-/* False for the recorder of the parent of a forked child, which leaves it alone. */
+/* Return false for a recorder inherited through a fork: the child must not use its parent's. */
 static bool
 is_of_process(const py_recorder *self)
 {
@@ -101,7 +101,7 @@ py_recorder_get(py_state *state)
     }
     if (!__atomic_compare_exchange_n(&state->recorder, &before, made, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_ACQUIRE)) {
-        recorder_destroy(made); /* another thread has made one, which is now `before` */
+        recorder_destroy(made); /* another thread has created one, now in `before` */
         return before->recorder;
     }
     return made->recorder;
@@ -112,7 +112,7 @@ py_recorder_add_group(py_state *state, const char *kind, dd_bytes name, int rank
 {
     dd_recorder *recorder = py_recorder_get(state);
     if (recorder == NULL) {
-        PyErr_Clear(); /* calls work without it */
+        PyErr_Clear(); /* calls work without a recorder */
         return NULL;
     }
     dd_recorder_group_info info = {
@@ -159,7 +159,8 @@ py_recorder_describe(py_state *state, dd_recorder_group *group, dd_recorder_grou
 
 /* ---- functions of the module */
 
-/* Writes to a path (bytes) and returns None, or returns bytes if the path is NULL. NULL with an exception. */
+/* Dump to `path` (bytes) and return None, or return bytes if `path` is NULL. Returns NULL with an
+ * exception on failure. */
 static PyObject *
 recorder_dump(py_state *state, dd_recorder *recorder, const dd_dump_options *options, PyObject *path)
 {

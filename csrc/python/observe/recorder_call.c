@@ -1,5 +1,5 @@
-/* What the flight recorder records of a call: names and shapes in the form that torch's analyser compares between
- * ranks. */
+/* Filling in flight recorder entries: names and shapes in the form that torch's analyser compares
+ * between ranks. */
 #include "python/observe/recorder_internal.h"
 
 #include <string.h>
@@ -16,14 +16,14 @@ has_same_shape(const dd_view *a, const dd_view *b)
     return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof a->shape[0]) == 0;
 }
 
-/* Adds the tensors of a side in order, with one entry for consecutive ones of equal shape. Returns the number of
- * entries; `more` is set to the number of tensors that have no entry, if any. */
+/* Add the tensors of a side in order; consecutive tensors of equal shape share an entry. Returns
+ * the number of entries. If entries run out, sets *more to the number of tensors without one. */
 static size_t
 put_runs(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, uint32_t *more)
 {
     size_t count = 0;
     const dd_view *last = NULL;
-    for (size_t i = 0; i < side->npieces; i++) { /* usually one */
+    for (size_t i = 0; i < side->npieces; i++) { /* usually one iteration */
         const dd_view *view = view_of(operands, side, i);
         if (last != NULL && has_same_shape(last, view)) {
             tensors[count - 1].count++;
@@ -40,8 +40,8 @@ put_runs(const py_operands *operands, const py_side *side, dd_record_tensor *ten
     return count;
 }
 
-/* For a side with a tensor for each rank: equal ones are recorded as one tensor, with the ranks as its first
- * dimension. */
+/* Record equal tensors of a side with one tensor per rank as a single tensor whose first dimension
+ * is the rank. */
 static size_t
 put_stacked(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, uint32_t *more)
 {
@@ -52,7 +52,8 @@ put_stacked(const py_operands *operands, const py_side *side, dd_record_tensor *
     return count;
 }
 
-/* For all_to_all only the sum over all ranks is compared, so tensors that differ are recorded as one. */
+/* Record tensors of different sizes as one: for all_to_all only the sum over all ranks is
+ * compared. */
 static size_t
 put_total(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, int64_t *total)
 {
@@ -114,7 +115,7 @@ copy_outputs_to_inputs(dd_record_call *call)
     call->ninputs_more = call->noutputs_more;
 }
 
-/* All ranks of a broadcast or a reduce are recorded alike: their tensor is input and output. */
+/* Record a broadcast or a reduce alike on all ranks: the tensor is both input and output. */
 static void
 put_sides(py_record *record, dd_coll coll, const py_operands *operands)
 {
@@ -134,7 +135,7 @@ put_sides(py_record *record, dd_coll coll, const py_operands *operands)
     }
 }
 
-/* For c10d it is another operation if the parts may differ in size. */
+/* torch.distributed names the operation differently if the parts may differ in size. */
 static const char *
 recorded_name(dd_coll coll, const py_operands *operands)
 {

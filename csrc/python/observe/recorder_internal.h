@@ -3,43 +3,44 @@
 
 #include "python/observe/recorder.h"
 
-/* A code object that has been seen in a stack. */
+/* A code object that was seen in a stack. */
 typedef struct seen_code {
-    PyObject *code; /* owned, because its address is a key of the call sites; NULL: free */
-    bool is_hidden; /* it belongs to the package itself */
+    PyObject *code; /* owned, its address is a key of the call sites; NULL if free */
+    bool is_hidden; /* belongs to the dldist package */
 } seen_code;
 
-/* A stack that was seen lately: its frames, innermost first. */
+/* A recently seen stack: its frames, innermost first. */
 typedef struct seen_stack {
-    uint32_t stack; /* its number in the call sites; 0: free */
+    uint32_t stack; /* number in the call sites; 0 if the entry is free */
     uint16_t nframes;
     bool is_whole; /* the last frame has no caller */
     dd_call_site_key keys[DD_STACK_MAX_FRAMES];
 } seen_stack;
 
-/* An attribute of frames. The limited API has no other way to get a frame's caller and its instruction. */
+/* An attribute of frames. The limited API offers no other way to get a frame's caller and
+ * instruction. */
 typedef struct frame_field {
     PyObject *descriptor; /* owned */
-    descrgetfunc get;     /* of the descriptor's type */
+    descrgetfunc get;     /* tp_descr_get of the descriptor's type */
 } frame_field;
 
-/* Never freed, because threads of the core may end works until the process ends. */
+/* The recorder. Never freed, because threads of the core may end works until the process exits. */
 struct py_recorder {
-    uint64_t generation;   /* const; of forks */
+    uint64_t generation;   /* const; fork generation */
     dd_recorder *recorder; /* const */
-    int max_frames;        /* const: how many frames of a stack are shown; 0: no stacks */
-    char *folder;          /* const: the package's folder, with a slash at the end; its frames are hidden */
+    int max_frames;        /* const; number of frames shown of a stack; 0 for no stacks */
+    char *folder;          /* const; the package's folder, with a slash; its frames are hidden */
     size_t folder_len;
     frame_field back;        /* const; f_back */
     frame_field instruction; /* const; f_lasti */
     py_lock lock;
-    /* guarded by the lock */
-    seen_code *codes; /* hashed by address */
+    /* The fields below are guarded by `lock`. */
+    seen_code *codes; /* hash table by address */
     size_t ncodes;
-    seen_stack *stacks; /* hashed by their two innermost frames */
+    seen_stack *stacks; /* hash table by the two innermost frames */
 };
 
-/* The recorder of this process or of its parent; NULL if there is none. */
+/* Return the recorder of this process or of its parent, or NULL if there is none. */
 static inline py_recorder *
 py_recorder_current(const py_state *state)
 {
@@ -48,9 +49,10 @@ py_recorder_current(const py_state *state)
 
 /* ---- observe/stack.c */
 
-/* Makes the tables, and looks up the attributes of frames. False if memory runs out, or with an exception. */
+/* Create the tables and look up the attributes of frames. Returns false if out of memory, or with
+ * an exception. */
 bool py_recorder_init_stacks(py_recorder *self);
-/* Accepts a recorder that has only been zeroed, too. */
+/* Free the tables. A recorder that has only been zeroed is valid. */
 void py_recorder_fini_stacks(py_recorder *self);
 
 #endif

@@ -1,8 +1,8 @@
-/* Who made a call: the Python stack, as a number.
+/* Recording a call's Python stack as a number.
  *
- * A frame is identified by its code object and its current instruction. Code objects that have been seen are kept
- * alive, so that their addresses are not reused. If a program makes more code objects than fit, a stack ends at
- * the first new one.
+ * A frame is identified by its code object and its current instruction. Code objects that have been
+ * seen are kept alive, so that their addresses are not reused. If a program creates more code
+ * objects than the table holds, a stack ends at the first new one.
  *
  * A thread reads its own frames without the recorder's lock, which guards only the two tables. */
 #include "core/mem.h"
@@ -10,13 +10,14 @@
 
 #include <string.h>
 
-#define CODE_BUCKETS 16384 /* a power of two */
+#define CODE_BUCKETS 16384 /* must be a power of two */
 #define MAX_CODES (CODE_BUCKETS / 2)
-#define STACK_BITS 8 /* 256 stacks are kept, to be found without looking up all their code objects */
+#define STACK_BITS 8 /* 256 recent stacks, found without looking up all their code objects */
 #define CODES_NBYTES (CODE_BUCKETS * sizeof(seen_code))
 #define STACKS_NBYTES (((size_t)1 << STACK_BITS) * sizeof(seen_stack))
 
-/* Looks up an attribute of frames once, because every call asks frames for it. False with an exception. */
+/* Look up an attribute of frames once, for use by every call. Returns false with an exception on
+ * failure. */
 static bool
 frame_field_find(PyObject *frame_type, const char *name, frame_field *field)
 {
@@ -62,7 +63,7 @@ py_recorder_fini_stacks(py_recorder *self)
     dd_mem_unmap(self->stacks, STACKS_NBYTES);
 }
 
-/* The entry of the code, or the free entry where it belongs. There is always a free one. The caller holds the lock. */
+/* Return the code's entry, or the free entry for it; the table always has a free one. */
 static seen_code *
 find_code_locked(const py_recorder *self, const PyObject *code)
 {
@@ -75,7 +76,8 @@ find_code_locked(const py_recorder *self, const PyObject *code)
     }
 }
 
-/* The attribute as UTF-8, borrowed from *object, which the caller must release; "" if it is not a str. */
+/* Return the attribute as UTF-8, or "" if it is not a str. The text is borrowed from *object, which
+ * the caller must release. */
 static const char *
 code_text(PyObject *code, const char *attribute, PyObject **object)
 {
@@ -88,8 +90,8 @@ code_text(PyObject *code, const char *attribute, PyObject **object)
 
 typedef enum code_kind {
     CODE_SHOWN,
-    CODE_HIDDEN,  /* it belongs to the package itself */
-    CODE_UNKNOWN, /* it is not in the table */
+    CODE_HIDDEN,  /* belongs to the dldist package */
+    CODE_UNKNOWN, /* not in the table */
 } code_kind;
 
 static code_kind
@@ -104,7 +106,7 @@ find_code_kind(py_recorder *self, const PyObject *code)
     return PY_LOCKED(&self->lock, kind_of(find_code_locked(self, code)));
 }
 
-/* Adds the code, unless another thread has added it. CODE_UNKNOWN if there is no room. */
+/* Add the code unless another thread has added it. Returns CODE_UNKNOWN if the table is full. */
 static code_kind
 add_code_locked(py_recorder *self, PyObject *code, bool is_hidden)
 {
@@ -116,7 +118,7 @@ add_code_locked(py_recorder *self, PyObject *code, bool is_hidden)
     return kind_of(seen);
 }
 
-/* CODE_UNKNOWN if there is no room. */
+/* Return CODE_UNKNOWN if the code is new and the table is full. */
 static code_kind
 find_or_add_code(py_recorder *self, PyObject *code)
 {
@@ -131,7 +133,8 @@ find_or_add_code(py_recorder *self, PyObject *code)
     return PY_LOCKED(&self->lock, add_code_locked(self, code, is_hidden));
 }
 
-/* A frame of this thread. It runs for as long as we are called, so it needs no reference. NULL at the end. */
+/* A frame of this thread; needs no reference, since it runs during our call. NULL after the
+ * outermost frame. */
 typedef struct frame_cursor {
     PyFrameObject *frame;
     dd_call_site_key key;
@@ -143,7 +146,7 @@ frame_field_read(const frame_field *field, PyFrameObject *frame)
     return field->get(field->descriptor, (PyObject *)frame, (PyObject *)Py_TYPE((PyObject *)frame));
 }
 
-/* The frame's instruction; -1 without an exception if it is not known. */
+/* Return the frame's instruction, or -1 without an exception if it is unknown. */
 static int
 read_instruction(const py_recorder *self, PyFrameObject *frame)
 {
@@ -163,7 +166,7 @@ cursor_at(const py_recorder *self, PyFrameObject *frame)
         return (frame_cursor){.frame = NULL};
     }
     PyObject *code = (PyObject *)PyFrame_GetCode(frame);
-    Py_DECREF(code); /* the frame holds it */
+    Py_DECREF(code); /* the frame holds a reference */
     return (frame_cursor){
         .frame = frame,
         .key = {.code = (uintptr_t)code, .instruction = read_instruction(self, frame)},
@@ -174,9 +177,9 @@ static frame_cursor
 caller_of(const py_recorder *self, frame_cursor cursor)
 {
     PyObject *back = frame_field_read(&self->back, cursor.frame);
-    Py_XDECREF(back); /* the frame is running */
+    Py_XDECREF(back); /* the running frame holds a reference */
     if (back == NULL || back == Py_None) {
-        PyErr_Clear(); /* if memory runs out, CPython returns None and sets an exception */
+        PyErr_Clear(); /* if out of memory, CPython returns None with an exception */
         return (frame_cursor){.frame = NULL};
     }
     return cursor_at(self, (PyFrameObject *)back);
@@ -190,7 +193,7 @@ walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack, PyFrameObj
     for (; cursor.frame != NULL; cursor = caller_of(self, cursor)) {
         code_kind kind = find_or_add_code(self, (PyObject *)cursor.key.code);
         if (kind == CODE_UNKNOWN) {
-            break; /* there is no room */
+            break; /* the table is full */
         }
         frames[stack->nframes] = cursor.frame;
         stack->keys[stack->nframes++] = cursor.key;
@@ -202,7 +205,7 @@ walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack, PyFrameObj
     stack->is_whole = cursor.frame == NULL;
 }
 
-/* Adds a new stack to the call sites, with what its frames are called. Returns its number. */
+/* Add a new stack to the call sites with its functions, files and lines. Returns its number. */
 static uint32_t
 add_stack(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
 {
@@ -232,7 +235,7 @@ find_stack(py_recorder *self, const seen_stack *stack, PyFrameObject *const *fra
     return found == 0 && can_add ? add_stack(self, stack, frames) : found;
 }
 
-/* ---- stacks seen lately */
+/* ---- recent stacks */
 
 static bool
 is_same_site(dd_call_site_key a, dd_call_site_key b)
@@ -240,7 +243,8 @@ is_same_site(dd_call_site_key a, dd_call_site_key b)
     return a.code == b.code && a.instruction == b.instruction;
 }
 
-/* The place of the stack with these two innermost frames. Only the latest one is kept. */
+/* Return the entry for stacks with these two innermost frames. It holds only the latest such
+ * stack. */
 static seen_stack *
 seen_slot(const py_recorder *self, dd_call_site_key inner, dd_call_site_key outer)
 {
@@ -249,7 +253,8 @@ seen_slot(const py_recorder *self, dd_call_site_key inner, dd_call_site_key oute
     return &self->stacks[(mixed * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - STACK_BITS)];
 }
 
-/* Whether the frames are those of the stack without its innermost one, and end where it ends. */
+/* Return true if `cursor` and its callers match all frames of `stack` except the innermost, and end
+ * where it ends. */
 static bool
 has_outer_frames(const py_recorder *self, const seen_stack *stack, frame_cursor cursor)
 {
@@ -264,8 +269,8 @@ has_outer_frames(const py_recorder *self, const seen_stack *stack, frame_cursor 
     return !stack->is_whole || cursor.frame == NULL;
 }
 
-/* Copies the stack that is kept, because reading frames may run Python code, which may replace it. False if none with
- * this innermost frame is kept. */
+/* Copy a recent stack: reading frames may run Python code that replaces the entry. Returns false if
+ * the entry has another innermost frame. */
 static bool
 copy_kept(py_recorder *self, const seen_stack *place, dd_call_site_key inner, seen_stack *stack)
 {

@@ -19,32 +19,33 @@
 
 #define STORE_TIMEOUT_NS (5 * DD_NS_PER_S)
 
-/* Never freed, because groups may be released until the process ends. */
+/* The process's monitor. Never freed, because groups may be released until the process exits. */
 typedef struct py_watch {
     uint64_t generation;       /* const */
     dd_monitor *monitor;       /* const */
-    int64_t beat_timeout_ns;   /* const */
-    bool is_beat_fatal;        /* const */
+    int64_t beat_timeout_ns;   /* const; the heartbeat's timeout */
+    bool is_beat_fatal;        /* const; end the process if the heartbeat stops */
     bool is_failure_fatal;     /* const; for groups that receive failures */
     atomic_bool has_heartbeat; /* atomic */
     py_lock lock;
     struct heard_signal *heard; /* owned; guarded by the lock */
 } py_watch;
 
-/* A signal that asks for dumps, and its action before. */
+/* A signal that requests dumps. */
 typedef struct heard_signal {
     struct heard_signal *next;
     int number;
     struct sigaction before;
 } heard_signal;
 
-/* For the signal handler: the monitor, and the process that it belongs to. */
+/* The monitor and its process, for the signal handler. */
 static _Atomic(dd_monitor *) signalled_monitor;
 static atomic_int signalled_pid;
 
-/* ---- functions that the monitor calls */
+/* ---- callbacks of the monitor */
 
-/* Takes the GIL and releases it. An interpreter that is ending counts as one that answers. */
+/* Take and release the GIL. Returns without it if the interpreter is shutting down, which counts as
+ * an answer. */
 static void
 await_gil(void)
 {
@@ -54,7 +55,8 @@ await_gil(void)
     }
 }
 
-/* Called only if the environment asks for it: a process that hangs in its device is of no use to a launcher. */
+/* End the process. Called only if the environment asks for it: a launcher cannot use a process that
+ * hangs in its device. */
 static void
 die(void *Py_UNUSED(ctx), const char *reason)
 {
@@ -69,11 +71,12 @@ static py_watch *
 find_watch(const py_state *state)
 {
     py_watch *watch = __atomic_load_n(&state->watch, __ATOMIC_ACQUIRE);
-    /* A forked child leaves the parent's monitor alone. */
+    /* A forked child does not use its parent's monitor. */
     return watch != NULL && watch->generation == dd_fork_generation() ? watch : NULL;
 }
 
-/* The monitor, which is started if needed. `rank` is the rank in the group that starts it. NULL with an exception. */
+/* Return the monitor; start it if needed. `rank` is the rank in the group that starts it. Returns
+ * NULL with an exception on failure. */
 static py_watch *
 require_watch(py_state *state, int rank)
 {
@@ -126,7 +129,8 @@ read_monitor_options(py_state *state, PyObject *const *args, Py_ssize_t nargs, P
     return true;
 }
 
-/* Makes the monitor, which runs once a thread calls _monitor_run. Only one thread at a time may call this. */
+/* Create the monitor. It runs once a thread calls _monitor_run. Only one thread at a time may call
+ * this. */
 PyObject *
 py_watch_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -173,13 +177,13 @@ static void
 on_signal(int Py_UNUSED(signum))
 {
     dd_monitor *monitor = atomic_load(&signalled_monitor);
-    /* A forked child has closed the descriptor that the request writes to. */
+    /* A forked child has closed the descriptor that a request writes to. */
     if (monitor != NULL && atomic_load(&signalled_pid) == (int)getpid()) {
         dd_monitor_request_dump(monitor);
     }
 }
 
-/* False with an exception. */
+/* Install the handler for a signal. Returns false with an exception on failure. */
 static bool
 hear_signal(py_watch *watch, long number)
 {
@@ -196,7 +200,7 @@ hear_signal(py_watch *watch, long number)
         return false;
     }
     if (heard->before.sa_handler == on_signal) {
-        dd_mem_free(heard); /* the signal already asks for dumps */
+        dd_mem_free(heard); /* the handler is installed already */
         return true;
     }
     heard->number = (int)number;
@@ -207,7 +211,7 @@ hear_signal(py_watch *watch, long number)
     return true;
 }
 
-/* Restores the signals' earlier actions, unless another handler has been set meanwhile. */
+/* Restore the signals' earlier actions, except where a newer handler is installed. */
 static void
 give_signals_back(py_watch *watch)
 {
@@ -255,7 +259,7 @@ member_release(const dd_monitor_member *member)
     }
 }
 
-/* Adds the member to the monitor. -1 with an exception. */
+/* Add the member to the monitor. Returns -1 with an exception on failure. */
 static int
 watch_add_member(py_state *state, const dd_monitor_member *member, uint64_t *id)
 {
@@ -273,7 +277,7 @@ watch_add_member(py_state *state, const dd_monitor_member *member, uint64_t *id)
     if (py_wait_finish(&wait, status, &err)) {
         return 0;
     }
-    if (status == DD_OK) { /* it was added, but a signal handler raised */
+    if (status == DD_OK) { /* added, but a signal handler raised an exception */
         py_watch_remove(state, *id);
         *id = 0;
     } else {
@@ -327,7 +331,7 @@ py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat)
     dd_monitor_set_heartbeat(watch->monitor, heartbeat != NULL ? &whole : NULL);
 }
 
-/* Adds a group of the CPU. It needs no member.fail, because its ranks tell each other about failures themselves. */
+/* Add a CPU group. It needs no member.fail, because its ranks report failures to each other. */
 PyObject *
 py_watch_add_group(PyObject *module, PyObject *object)
 {
@@ -368,8 +372,9 @@ py_watch_request_dump(PyObject *module, PyObject *Py_UNUSED(unused))
     return PyBool_FromLong(watch != NULL);
 }
 
-/* The handler is in C, so that it runs even if Python hangs. Returns False and leaves the signal alone if it has
- * another use and has_to_be_unused is set. */
+/* Install a signal handler that requests dumps. It is a C handler, so that it runs even if Python
+ * hangs. If has_to_be_unused is set and the signal has another handler, returns False and does not
+ * change it. */
 PyObject *
 py_watch_on_signal(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {

@@ -1,28 +1,31 @@
-/* The monitor of this process (watch/monitor.h). dldist._base.monitor_thread starts it with the first group of several
- * ranks. */
+/* The process's monitor (watch/monitor.h). dldist._base.monitor_thread starts it with the first
+ * group of several ranks. */
 #ifndef DD_PYTHON_OBSERVE_WATCH_H
 #define DD_PYTHON_OBSERVE_WATCH_H
 
 #include "python/group/group.h"
 #include "watch/monitor.h"
 
-/* ---- for groups; these need the GIL, and release it meanwhile */
+/* ---- for groups: call with the GIL held, which is released while they wait */
 
-/* Adds an open group to the monitor, which is started if needed. `extra` says how the monitor can fail the group.
- * The environment decides on is_fatal. -1 with an exception. extra->release is called in any case, when the member
- * is no longer needed. */
+/* Add an open group to the monitor, which is started if needed. `extra` defines how the monitor can
+ * fail the group; extra->release is always called when the member is no longer needed. The
+ * environment determines is_fatal. Returns -1 with an exception on failure. */
 int py_watch_add(const py_group *group, const dd_monitor_member *extra, uint64_t *id);
-/* Removes a group; an id of 0 does nothing. The group's store is released, unless the monitor hangs in it. */
+/* Remove a group; ignores an id of 0. Also releases the group's store, unless the monitor hangs in
+ * it. */
 void py_watch_remove(py_state *state, uint64_t id);
-/* Sets the heartbeat that the monitor checks; NULL for none. The environment decides on its time-out, and on what
- * happens if it stops. Does nothing without a monitor, or if there already is a heartbeat. */
+/* Set the heartbeat that the monitor checks; NULL for none. The environment determines its timeout
+ * and the action when it stops. Has no effect without a monitor, or if a heartbeat is set
+ * already. */
 void py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat);
 
-/* ---- NCCL's groups (observe/watch_nccl.c) */
+/* ---- NCCL groups (observe/watch_nccl.c) */
 
-/* Has the monitor watch a group until it ends, if it has several ranks. -1 with an exception. */
+/* Add a group of several ranks to the monitor until it ends. Returns -1 with an exception on
+ * failure. */
 int py_watch_add_nccl(py_group *group);
-/* Removes a group that has ended; may be called again. */
+/* Remove a group that has ended. May be called again. */
 void py_watch_remove_nccl(py_group *group);
 
 /* ---- functions of the module */

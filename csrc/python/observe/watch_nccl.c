@@ -1,4 +1,5 @@
-/* The monitor for NCCL's groups: it tells the other ranks about a group's failure, and passes on theirs. */
+/* The monitor for NCCL groups: it reports a group's failure to the other ranks, and fails the group
+ * when another rank reports one. */
 #include "core/mem.h"
 #include "core/thread.h"
 #include "python/nccl/nccl.h"
@@ -19,8 +20,8 @@ run_failure(void *arg)
     return NULL;
 }
 
-/* Fails the group on a thread of its own: works that end may have to release events, and the driver may be what
- * hangs. */
+/* Fail the group on a thread of its own: completed works may have to release events, and the driver
+ * may be hanging. */
 static void
 member_fail_nccl(void *ctx, const dd_error *cause)
 {

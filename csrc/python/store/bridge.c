@@ -6,12 +6,12 @@
 
 typedef struct py_bridge {
     dd_store head;
-    py_state *state;  /* the object keeps it alive */
+    py_state *state;  /* borrowed; kept alive by `object` */
     PyObject *object; /* const after open; owned */
     bool is_generic;  /* const after open: see py_bridge_open_generic */
 } py_bridge;
 
-/* One operation. The thread holds the GIL from enter to leave. */
+/* One operation. The thread holds the GIL from bridge_enter to bridge_leave. */
 typedef struct bridge_call {
     py_bridge *bridge;
     const char *method;
@@ -19,15 +19,16 @@ typedef struct bridge_call {
     PyGILState_STATE gil;
 } bridge_call;
 
-/* Operations come from callers in Python and from the monitor, whose thread Python started: none needs the gate. */
+/* Begin an operation. Callers are Python threads and the monitor, whose thread Python started;
+ * neither needs the gate. */
 static bridge_call
 bridge_enter(dd_store *store, const char *method, const dd_wait *wait)
 {
     return (bridge_call){(py_bridge *)store, method, wait, PyGILState_Ensure()};
 }
 
-/* Describes the exception that is set in err, for a caller that is not Python. Returns its status; the exception
- * stays set. */
+/* Describe the current exception in `err`, for a caller outside Python. Returns its status; the
+ * exception stays set. */
 static dd_status
 describe_exception(const bridge_call *call, dd_error *err)
 {
@@ -48,8 +49,8 @@ describe_exception(const bridge_call *call, dd_error *err)
     return status;
 }
 
-/* Ends an operation, and clears an exception that is set. If a Python caller waits on this thread, the exception
- * is kept for it; otherwise err describes it. */
+/* End an operation and clear the current exception. If a Python caller waits on this thread, the
+ * exception is kept for it; otherwise `err` describes it. */
 static dd_status
 bridge_leave(const bridge_call *call, dd_status status, dd_error *err)
 {
@@ -68,7 +69,8 @@ bridge_leave(const bridge_call *call, dd_status status, dd_error *err)
     return status;
 }
 
-/* Calls the method. Takes over `args`, which may be NULL with an exception set. NULL with an exception. */
+/* Call the method. Takes over `args`, which may be NULL with an exception set. Returns NULL with an
+ * exception on failure. */
 static PyObject *
 invoke(const bridge_call *call, PyObject *args)
 {
@@ -93,7 +95,8 @@ raise_wrong_result(const bridge_call *call, PyObject *result, const char *wanted
     }
 }
 
-/* May return DD_OK with an exception set: leave() checks for the exception first. */
+/* Read bytes from the result. May return DD_OK with an exception set: bridge_leave checks for the
+ * exception first. */
 static dd_status
 blob_from_result(const bridge_call *call, PyObject *result, dd_blob *value, dd_error *err)
 {
@@ -146,7 +149,7 @@ number_from_result(const bridge_call *call, PyObject *result)
     return number;
 }
 
-/* Puts what the method returned into the result of the request. May return DD_OK with an exception set. */
+/* Convert the method's result to the request's result. May return DD_OK with an exception set. */
 static dd_status
 take_result(const bridge_call *call, PyObject *returned, const dd_store_request *request,
             dd_store_result *result, dd_error *err)
@@ -179,8 +182,8 @@ is_timed(const dd_wait *wait)
     return caller != NULL ? caller->has_timeout : wait->deadline_ns != DD_NEVER_NS;
 }
 
-/* The time-out for a method, as a timedelta. The first method called gets exactly what the caller gave, later ones
- * get what is left of it. A new reference; NULL with an exception. */
+/* Return the timeout for a method as a timedelta, or NULL with an exception. The first method of a
+ * call gets the caller's timeout unchanged, later ones get the remaining time. */
 static PyObject *
 time_left(const bridge_call *call)
 {
@@ -193,8 +196,8 @@ time_left(const bridge_call *call)
     return py_from_timeout_ns(call->bridge->state, left_ns);
 }
 
-/* Whether the class overrides Store's method. An override may lack the time-out parameter, since c10d's method
- * lacks it too. */
+/* Return true if the class overrides Store's method. An override, like torch's method, may lack the
+ * timeout parameter. */
 static bool
 is_overridden(const bridge_call *call)
 {
@@ -228,7 +231,7 @@ make_argument(const bridge_call *call, char kind, const dd_store_request *reques
     }
 }
 
-/* A new tuple; NULL with an exception. */
+/* Return a new tuple of arguments, or NULL with an exception. */
 static PyObject *
 make_arguments(const bridge_call *call, const dd_store_request *request, bool has_timeout)
 {
@@ -246,7 +249,7 @@ make_arguments(const bridge_call *call, const dd_store_request *request, bool ha
     return args;
 }
 
-/* Runs what Store's own method does for a class that does not override it. */
+/* Run the generic form of an operation, for a class that does not override the method. */
 static dd_status
 run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
             dd_error *err)
@@ -276,7 +279,7 @@ bridge_run(dd_store *store, const dd_store_request *request, dd_store_result *re
     bool may_lack_timeout = op == DD_STORE_GET || op == DD_STORE_QUEUE_POP;
     bool has_timeout = is_bounded && !(may_lack_timeout && is_overridden(&call));
     if (op == DD_STORE_GET && is_bounded && !has_timeout) {
-        /* An override of get may lack a time-out, so wait, which has one, is called first. */
+        /* The override may lack a timeout; call wait first, which has one. */
         dd_store_request first = {.op = DD_STORE_WAIT, .keys = request->keys, .nkeys = request->nkeys};
         dd_status status = bridge_run(store, &first, result, wait, err);
         if (status != DD_OK) {
@@ -304,7 +307,7 @@ bridge_clone(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *e
     return bridge_leave(&call, DD_OK, err);
 }
 
-/* For operations that cannot fail: an exception goes to sys.unraisablehook. */
+/* End an operation that cannot fail: an exception goes to sys.unraisablehook. */
 static void
 leave_unraisable(const bridge_call *call)
 {

@@ -5,16 +5,17 @@
 #include "python/base/state.h"
 #include "store/store.h"
 
-/* Makes a store whose every operation calls the method of that name. It keeps a reference to the object, an
- * instance of Store. Its operations may be called with or without the GIL, but only on threads that Python
- * started. NULL with an exception. */
+/* Create a store whose operations call the methods of the same names. It keeps a reference to the
+ * object, an instance of Store. Operations may be called with or without the GIL, but only on
+ * threads that Python started. Returns NULL with an exception on failure. */
 dd_store *py_bridge_open(py_state *state, PyObject *object);
 
-/* The store that the base methods of the object's class fall back on. Like py_bridge_open, but append, multi_get,
- * multi_set, try_get and barrier are the generic forms, built on the object's other methods. */
+/* Create the store that the base methods of the object's class fall back on. Like py_bridge_open,
+ * except that append, multi_get, multi_set, try_get and barrier are the generic forms, built on the
+ * object's other methods. */
 dd_store *py_bridge_open_generic(py_state *state, PyObject *object);
 
-/* The object of a bridge (borrowed), or NULL if the store is not a bridge. */
+/* Return the object of a bridge (borrowed), or NULL if the store is not a bridge. */
 PyObject *py_bridge_object(const dd_store *store);
 
 #endif

@@ -2,7 +2,7 @@
 
 #include "python/store/store.h"
 
-/* A path as bytes; a new reference, NULL with an exception. */
+/* Return the path as bytes, or NULL with an exception. */
 static PyObject *
 encode_path(PyObject *path)
 {

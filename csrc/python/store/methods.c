@@ -1,10 +1,10 @@
-/* The methods of dldist.Store. Those that are operations of a store are rows of one table, and all take the same
- * steps: they turn the arguments into a request, run it without the GIL between py_call_begin and py_call_end, and
+/* The methods of dldist.Store. Store operations are rows of one table and take the same steps: turn
+ * the arguments into a request, run it without the GIL between py_call_begin and py_call_end, and
  * return the result. */
 
 #include "python/store/store.h"
 
-/* The methods have at most so many parameters. */
+/* The largest number of parameters of a method. */
 #define MAX_ARGS 3
 
 /* clang-format off */
@@ -36,7 +36,8 @@ const py_store_op py_store_ops[] = {
 };
 /* clang-format on */
 
-/* The request of a call, and what it borrows. Start zeroed: fini may then be called at any time. */
+/* The request of a call and the objects that it borrows. Must start zeroed; arguments_fini may then
+ * be called at any time. */
 typedef struct arguments {
     dd_store_request request;
     py_bytes bytes[MAX_ARGS];
@@ -71,7 +72,7 @@ take_keys(arguments *taken, PyObject *object, const char *function, const char *
     return true;
 }
 
-/* The keys must have been taken before. */
+/* Read the values of multi_set. Read the keys first. */
 static bool
 take_values(arguments *taken, PyObject *object, const char *function, const char *name)
 {

@@ -3,8 +3,8 @@
 
 typedef struct py_prefix_store {
     py_store base;
-    PyObject *prefix;     /* written before `underlying`, const then: what __init__ was given */
-    PyObject *underlying; /* once, after the store: the object itself, for underlying_store */
+    PyObject *prefix;     /* the argument of __init__; written before `underlying`, then const */
+    PyObject *underlying; /* set once, after the store: the object that underlying_store returns */
 } py_prefix_store;
 
 typedef struct view_options {
@@ -20,7 +20,8 @@ open_prefix(const void *given, dd_store **store, const dd_wait *wait, dd_error *
     return dd_prefix_store_open(store, options->prefix, options->below, err);
 }
 
-/* Opens the view; -1 with an exception. The caller sets the object's own fields. */
+/* Open the view; the caller sets the object's own fields. Returns -1 with an exception on
+ * failure. */
 static int
 open_view(py_store *self, PyObject *prefix, PyObject *underlying)
 {
@@ -54,14 +55,14 @@ prefix_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (open_view(&self->base, prefix, underlying) < 0) {
         return -1;
     }
-    self->prefix = Py_NewRef(prefix); /* only one __init__ has opened the store */
+    self->prefix = Py_NewRef(prefix); /* only the __init__ that opened the store gets here */
     (void)PY_ONCE_SET(&self->underlying, Py_NewRef(underlying));
     return 0;
 }
 
-/* The object of the bridge below (borrowed), or NULL if something else holds the bridge, too. If nothing else
- * does, the object is alive only for us, and the collector may count it as ours. Otherwise, a Python store that
- * keeps a PrefixStore of itself would never be freed. */
+/* Return the object of the bridge below (borrowed), or NULL if the bridge has other references.
+ * Without others, this store is the object's only user, and the garbage collector may count the
+ * reference. Otherwise a Python store that keeps a PrefixStore of itself would never be freed. */
 static PyObject *
 object_of_own_bridge(const py_prefix_store *self)
 {
@@ -73,7 +74,7 @@ object_of_own_bridge(const py_prefix_store *self)
     return atomic_load(&below->refs) == 1 ? py_bridge_object(below) : NULL;
 }
 
-/* There is no tp_clear: see base/object.h. */
+/* There is no tp_clear; see base/object.h. */
 static int
 prefix_store_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -94,7 +95,7 @@ prefix_store_dealloc(PyObject *object)
     py_store_dealloc(object);
 }
 
-/* Borrowed; NULL with an exception until __init__ has set it. */
+/* Return the underlying object (borrowed), or NULL with an exception before __init__ has set it. */
 static PyObject *
 prefix_get_underlying(PyObject *object)
 {
@@ -122,7 +123,7 @@ prefix_store_get_non_prefix(PyObject *object, void *Py_UNUSED(closure))
     return Py_XNewRef(object);
 }
 
-/* The time-out and has_extended_api are those of the store below, whatever its class. */
+/* The timeout and has_extended_api come from the underlying store, whatever its class. */
 
 static PyObject *
 prefix_store_get_timeout(PyObject *object, void *Py_UNUSED(closure))

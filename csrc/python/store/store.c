@@ -96,7 +96,7 @@ py_store_open(py_store *self, int64_t timeout_ns, py_store_opener *open, const v
         if (PY_ONCE_SET(&self->store, store)) {
             return 0;
         }
-        raise_opened(self); /* another thread has run __init__ */
+        raise_opened(self); /* another thread has already run __init__ */
     }
     if (status == DD_OK) {
         py_store_drop(store);
@@ -167,7 +167,8 @@ raise_unbound(py_store *self, const char *function, py_unbound unbound)
     Py_DECREF(name);
 }
 
-/* The store that a method uses when a Python class does not override it; owned. NULL with an exception. */
+/* Open the store that a method uses if a Python class does not override it. The caller owns it.
+ * Returns NULL with an exception on failure. */
 static dd_store *
 open_fallback(py_store *self, const char *function, py_unbound unbound)
 {

@@ -5,19 +5,19 @@
 
 #define HANDSHAKE_TIMEOUT_NS (10 * DD_NS_PER_S)
 #define MAX_LIMIT (INT64_C(1) << 40)
-#define NOT_GIVEN INT64_MIN /* of a number */
+#define NOT_GIVEN INT64_MIN /* default of integer arguments */
 
 typedef struct py_tcp_store {
     py_store base;
-    atomic_bool is_libuv; /* atomic: the value of use_libuv, which has no effect */
+    atomic_bool is_libuv; /* atomic; use_libuv, which has no effect */
 } py_tcp_store;
 
-/* The arguments of __init__ as the core's options. */
+/* The arguments of __init__, converted to the core's options. */
 typedef struct tcp_store_arguments {
-    PyObject *secret; /* as it was given, or NULL; then bytes, owned, that the options borrow */
+    PyObject *secret; /* the argument or NULL; later owned bytes, borrowed by `options` */
     bool is_master;
     bool is_multi_tenant;
-    dd_tcp_registry *registry; /* NULL unless it is multi-tenant */
+    dd_tcp_registry *registry; /* NULL unless is_multi_tenant */
     bool is_libuv;
     int64_t port;
     int64_t world_size;
@@ -100,8 +100,8 @@ take_limits(tcp_store_arguments *arguments)
     return true;
 }
 
-/* Takes the given secret, or the one from the environment. It is copied, because neither may be read once the GIL is
- * released. */
+/* Read the given secret, or the environment's. Copies it, because neither may be read once the GIL
+ * is released. */
 static bool
 take_secret(tcp_store_arguments *arguments)
 {
@@ -159,7 +159,7 @@ parse_arguments(py_state *state, PyObject *args, PyObject *kwargs, tcp_store_arg
            take_limits(arguments) && take_encryption(arguments) && take_secret(arguments);
 }
 
-/* Opens the server, if this is the master, and the client. Runs without the GIL. */
+/* Open the client, and first the server on the master. Runs without the GIL. */
 static dd_status
 open_store(const void *given, dd_store **store, const dd_wait *wait, dd_error *err)
 {

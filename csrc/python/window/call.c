@@ -1,9 +1,10 @@
-/* The methods of a window that move memory and signals. */
+/* Window methods that move data and signals. */
 #include "python/group/call.h"
 #include "python/base/error.h"
 #include "python/window/window.h"
 
-/* Copies of up to this many bytes take no longer than releasing and retaking the GIL. Without a GIL, none is quick. */
+/* Size up to which a copy takes no longer than releasing and retaking the GIL. Without a GIL, no
+ * copy counts as quick. */
 #ifdef PY_MAY_LACK_GIL
 #define QUICK_NBYTES ((size_t)0)
 #else
@@ -56,8 +57,8 @@ post_move(const py_group_call *call, const void *what, const dd_call_options *op
                : dd_window_post_get(window, block, transfer->place, options, work, err);
 }
 
-/* Whether the transfer is small and to memory that can be seen here: it is copied and signalled at once, without
- * waiting. */
+/* Return true if the transfer is small and its memory is mapped here. It is then copied and
+ * signalled without waiting. */
 static bool
 transfer_is_quick(const transfer_call *transfer, const py_group_call *call)
 {
@@ -90,7 +91,7 @@ move_and_wait(const transfer_call *transfer, py_group_call *call)
     Py_RETURN_NONE;
 }
 
-/* Runs a call whose parameters begin with tensor, rank and offset. */
+/* Run a call whose first parameters are tensor, rank and offset. */
 static PyObject *
 transfer_run(transfer_call *transfer, py_group_call *call)
 {
@@ -161,15 +162,16 @@ PY_WINDOW_METHOD(flush)
 
 /* ---- signals */
 
-/* A call on one channel, usually with one rank. */
+/* A call on one channel, and with one rank unless the method has no such parameter. */
 typedef struct signal_call {
     py_window *window;
     int rank;
     int channel;
-    int64_t timeout_ns; /* -1: the group's */
+    int64_t timeout_ns; /* -1 for the group's timeout */
 } signal_call;
 
-/* Reads a time-out in milliseconds, as in c10d: 0 means the group's. False with an exception. */
+/* Read a timeout in milliseconds, as in torch; 0 means the group's. Returns false with an exception
+ * on failure. */
 static bool
 take_timeout_ms(signal_call *call, int64_t timeout_ms, const char *function)
 {
@@ -187,10 +189,10 @@ take_timeout_ms(signal_call *call, int64_t timeout_ms, const char *function)
 typedef dd_status (*signal_function)(dd_window *window, int rank, int channel, const dd_wait *wait,
                                      dd_error *err);
 
-/* What a method on signals is called and does. */
+/* The definition of a signal method. */
 typedef struct signal_method {
     const char *function;
-    const char *rank; /* the name of its first parameter; NULL: it has none */
+    const char *rank; /* name of the first parameter, or NULL if the method takes no rank */
     bool has_timeout;
     signal_function run;
 } signal_method;

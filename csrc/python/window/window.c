@@ -25,7 +25,7 @@ py_window_check_rank(const py_window *self, int rank, const char *function, cons
     return py_params_check_rank(self->state, rank, self->group->size, function, name);
 }
 
-/* ---- making */
+/* ---- creation */
 
 static bool
 take_group(py_window *self, PyObject *object)
@@ -65,7 +65,8 @@ window_take_memory(py_window *self, PyObject *object)
     return true;
 }
 
-/* The region that the memory lies in, or NULL. With is_whole, the others see all of the region. */
+/* Find the region that contains the memory, or NULL. If is_whole is set, expose the whole region to
+ * the other ranks. */
 static dd_region *
 find_region_of_memory(py_window *self, bool is_whole)
 {
@@ -87,8 +88,8 @@ window_open(py_window *self, const dd_window_options *options, int64_t timeout_n
                          self->group->group, options, &self->window);
 }
 
-/* Opens the window as failed, because the other ranks open theirs with this one: they learn that it cannot. The
- * exception that is set stays set. */
+/* Open the window as failed: opening is collective, and the other ranks learn of the failure by it.
+ * Keeps the current exception. */
 static void
 window_report_obstacle(py_window *self, int64_t timeout_ns)
 {
@@ -99,13 +100,13 @@ window_report_obstacle(py_window *self, int64_t timeout_ns)
     py_error_put(exception);
 }
 
-/* The arguments of Window(), as they are until the window is opened. */
+/* The arguments of Window(). */
 typedef struct window_arguments {
     PyObject *group;
-    PyObject *memory; /* NULL: not given */
+    PyObject *memory; /* NULL if not given */
     bool is_whole;
-    PyObject *pad_size; /* NULL: not given */
-    PyObject *timeout;  /* NULL: not given */
+    PyObject *pad_size; /* NULL if not given */
+    PyObject *timeout;  /* NULL if not given */
 } window_arguments;
 
 static bool
@@ -134,7 +135,7 @@ window_take_and_open(py_window *self, const window_arguments *arguments)
         return false;
     }
     dd_region *region = self->data != NULL ? find_region_of_memory(self, arguments->is_whole)
-                                           : NULL; /* may change what the others see */
+                                           : NULL; /* may change data and nbytes */
     dd_window_options options = {
         .region = region,
         .data = self->data,
@@ -164,7 +165,7 @@ window_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* There is no tp_clear: see base/object.h. */
+/* There is no tp_clear; see base/object.h. */
 static int
 window_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -184,7 +185,7 @@ window_end(py_window *self)
     self->group = NULL;
     if (window != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        dd_window_close(window); /* views may still hold it, but anything sent here is refused from now on */
+        dd_window_close(window); /* views may still hold it; other ranks' operations now fail */
         dd_window_release(window);
         Py_END_ALLOW_THREADS
     }
@@ -216,15 +217,16 @@ window_close(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* ---- views */
 
-/* The memory of a rank as an array. It keeps the window alive, or the tensor if it is this rank's own memory. */
+/* A rank's memory as an array. Keeps the window alive, or the tensor if it shows this rank's own
+ * memory. */
 typedef struct window_view {
-    py_memory memory;  /* first */
+    py_memory memory;  /* must be first */
     dd_window *window; /* owned, or NULL */
     py_tensor tensor;
 } window_view;
 
-/* Consumers of DLPack may release an array on a thread of their own, and after the end of Python, when Python's
- * objects can no longer be released. */
+/* Destroy a view. DLPack consumers may call this on their own threads, also after Python has shut
+ * down, when Python objects can no longer be released. */
 static void
 destroy_view(py_memory *memory)
 {
@@ -238,14 +240,14 @@ destroy_view(py_memory *memory)
     dd_mem_free(view);
 }
 
-/* What a view shows: the memory or the pad of a rank. */
+/* The memory that a view shows: a rank's data or its signal pad. */
 typedef struct window_sight {
     const char *function;
     const char *what;
     int rank;
-    uint8_t *data; /* NULL: it cannot be seen here */
+    uint8_t *data; /* NULL if it is not mapped here */
     size_t nbytes;
-    bool is_own; /* the memory that this rank gave */
+    bool is_own; /* the memory that this rank passed */
 } window_sight;
 
 static PyObject *
@@ -288,8 +290,8 @@ raise_unseen(py_window *self, const window_sight *sight)
     }
 }
 
-/* Sets the data of `view`, which begins at an element of its dtype. False with an exception if it is not within
- * what is shown. */
+/* Set the data of `view` to element `offset` of the shown memory, counted in the view's dtype.
+ * Returns false with an exception if the view would exceed the memory. */
 static bool
 place_view(py_window *self, const window_sight *sight, int64_t offset, dd_view *view)
 {
@@ -312,7 +314,7 @@ place_view(py_window *self, const window_sight *sight, int64_t offset, dd_view *
     return true;
 }
 
-/* A view of the memory of a rank, from `skipped` bytes on. */
+/* Create a view of a rank's memory from byte `skipped` on. */
 static PyObject *
 view_memory(py_window *self, window_sight *sight, size_t skipped, int64_t offset, dd_view *view)
 {
@@ -361,8 +363,8 @@ window_get_remote_tensor(PyObject *object, PyObject *const *args, Py_ssize_t nar
                : NULL;
 }
 
-/* Makes the view all of the pad from the offset on: the meaning of no sizes, or of an empty list. False with an
- * exception. */
+/* Make the view the rest of the pad from `offset` on, as if no sizes or an empty list were given.
+ * Returns false with an exception on failure. */
 static bool
 read_rest_of_pad(const py_window *self, int64_t offset, dd_view *view)
 {
@@ -405,9 +407,9 @@ window_get_signal_pad(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     return place_view(self, &sight, offset, &view) ? make_view(self, &sight, &view) : NULL;
 }
 
-/* ---- questions */
+/* ---- attributes */
 
-/* The attribute that a getter reads, in its closure. */
+/* The attribute that a getter returns, stored in its closure. */
 typedef enum window_question {
     ASK_RANK,
     ASK_WORLD_SIZE,
@@ -415,7 +417,7 @@ typedef enum window_question {
     ASK_OFFSET,
     ASK_PAD_SIZE,
     ASK_CHANNELS,
-    ASK_BUFFER_SIZES, /* this and the following have a value for each rank */
+    ASK_BUFFER_SIZES, /* from here on, one value for each rank */
     ASK_BUFFER_PTRS,
     ASK_PAD_PTRS,
 } window_question;
@@ -495,11 +497,11 @@ is_in_region_of(dd_group *group, const dd_view *view)
     return is_found;
 }
 
-/* 1, 0, or -1 with an exception. */
+/* Return 1 or 0, or -1 with an exception. */
 static int
 is_in_any_region(py_state *state, const dd_view *view)
 {
-    PyObject *groups = py_group_list(state, &py_group_kind_cpu); /* kept alive while the GIL is released */
+    PyObject *groups = py_group_list(state, &py_group_kind_cpu); /* holds references to the groups */
     if (groups == NULL) {
         return -1;
     }
@@ -527,7 +529,8 @@ py_window_is_shared(PyObject *module, PyObject *object)
     return is_shared >= 0 ? PyBool_FromLong(is_shared) : NULL;
 }
 
-/* The 32-bit words of a tensor from `offset` on; NULL with an exception. */
+/* Return the address of 32-bit element `offset` of the tensor, which must have `count` elements
+ * from there on. Returns NULL with an exception on failure. */
 static _Atomic uint32_t *
 words_of(const py_tensor *tensor, const py_argument *argument, int64_t offset, int64_t count)
 {

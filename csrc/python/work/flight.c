@@ -14,19 +14,19 @@
 #define MAX_SPARE 32u
 
 struct py_completions {
-    uint64_t generation; /* const */
+    uint64_t generation; /* const; fork generation */
     py_state *state;     /* const */
     atomic_bool has_thread;
     py_lock lock;
-    /* guarded by lock */
-    dd_list spare; /* py_flight: free, to be reused */
+    /* The fields below are guarded by `lock`. */
+    dd_list spare; /* py_flight, free for reuse */
     size_t nspare;
-    dd_list held; /* py_flight: failed, with tensors that a device may still use */
+    dd_list held; /* py_flight, failed; a device may still use the tensors */
     dd_lock mu;
     pthread_cond_t cond;
-    /* guarded by mu */
-    dd_list watched; /* py_flight: done, with watchers to call */
-    dd_list orphans; /* py_flight: done, and their Works are gone */
+    /* The fields below are guarded by `mu`. */
+    dd_list watched; /* py_flight, done; watchers must be called */
+    dd_list orphans; /* py_flight, done; its Work has been dropped */
     bool is_stopped;
     bool is_drain_scheduled;
     atomic_bool has_orphans; /* relaxed: a hint */
@@ -34,7 +34,7 @@ struct py_completions {
 
 /* ---- flights */
 
-/* A watcher of a flight that has not been called. */
+/* A watcher that has not been called yet. */
 typedef struct py_watcher {
     struct py_watcher *next;
     PyObject *callback; /* owned */
@@ -52,7 +52,8 @@ take_spare_locked(py_completions *queue)
     return flight;
 }
 
-/* The memory and the lock of a flight; NULL without an exception. */
+/* Allocate a flight, with its lock initialised, or take a spare one. Returns NULL without an
+ * exception on failure. */
 static py_flight *
 take_spare(py_completions *queue)
 {
@@ -127,7 +128,7 @@ release_operands(py_flight *flight)
     }
 }
 
-/* Whether nothing reads or writes the tensors any more. */
+/* Return true if nothing reads or writes the tensors any longer. */
 static bool
 is_memory_free(const py_flight *flight)
 {
@@ -151,8 +152,8 @@ keep_held(py_flight *flight)
     atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
 }
 
-/* Keeps a flight whose tensors a device may still use, even if nobody waits for it. Once the device is done, the next
- * thread that drains the queue releases it. */
+/* Keep a flight whose tensors a device may still use. Once the device is done, the next thread that
+ * drains the queue releases it. */
 static void
 hold(py_flight *flight)
 {
@@ -237,7 +238,8 @@ py_flight_is_done(py_flight *flight)
     return is_done;
 }
 
-/* The tensors that the calls of a flight fill, before it is settled: a new list; NULL with an exception. */
+/* Return a new list of the tensors that the flight's calls fill, or NULL with an exception. Call
+ * before the flight is settled. */
 static PyObject *
 make_results(const py_flight *flight)
 {
@@ -259,7 +261,7 @@ flight_unpack_once(py_flight *flight)
     dd_lock_release(&flight->unpacking_mu);
 }
 
-/* Makes this thread a reader of the operands, unless they are no longer needed. */
+/* Add this thread as a reader of the operands. Returns false if they are no longer needed. */
 static bool
 begin_reading(py_flight *flight)
 {
@@ -270,8 +272,9 @@ begin_reading(py_flight *flight)
     return is_needed;
 }
 
-/* Ends what begin_reading began, and settles the flight with the results, which it takes over, unless they are NULL or
- * another thread was first. The last reader of a settled flight releases its tensors. */
+/* End begin_reading, and settle the flight with `results` unless they are NULL or another thread
+ * has settled it. Takes over `results`. The last reader of a settled flight releases its
+ * tensors. */
 static void
 end_reading(py_flight *flight, PyObject *results)
 {
@@ -290,7 +293,7 @@ end_reading(py_flight *flight, PyObject *results)
     }
 }
 
-/* Threads that settle a flight at the same time each make results, and the first ones stay. */
+/* Threads that settle a flight at the same time each create results; the first results are kept. */
 bool
 py_flight_settle(py_flight *flight)
 {
@@ -320,8 +323,8 @@ py_flight_get_results(py_flight *flight)
     return results;
 }
 
-/* Settles a flight that is done although nobody has asked for it, so that its outputs are filled. An exception
- * that is set stays set. */
+/* Settle a completed flight that no thread waits for, so that its outputs are filled. Keeps the
+ * current exception. */
 static void
 settle_unasked(py_flight *flight)
 {
@@ -336,7 +339,7 @@ void
 py_flight_abandon(py_flight *flight)
 {
     if (flight->generation != dd_fork_generation()) {
-        return; /* it belongs to the parent of this forked child: its locks may be held for ever here */
+        return; /* the parent's flight: a lock may have been held at the fork */
     }
     dd_lock_take(&flight->queue->mu);
     bool is_left = !flight->is_done;
@@ -354,7 +357,7 @@ static int
 start_thread(py_completions *queue)
 {
     if (atomic_exchange(&queue->has_thread, true)) {
-        return 0; /* another thread has started it, or is doing so */
+        return 0; /* another thread starts it or has started it */
     }
     PyObject *runtime = PyImport_ImportModule("dldist._base.callback_thread");
     PyObject *started =
@@ -365,8 +368,9 @@ start_thread(py_completions *queue)
     return started != NULL ? 0 : -1;
 }
 
-/* Takes over what a callback returned. If the callback raised an Exception, it goes to sys.unraisablehook, because
- * nobody waits for it. If it raised anything else, such as SystemExit, returns false with that exception set. */
+/* Handle and release a callback's result. If it raised an Exception, passes that to
+ * sys.unraisablehook, because no caller waits for it. If it raised anything else, such as
+ * SystemExit, returns false and keeps the exception set. */
 static bool
 end_callback(PyObject *callback, PyObject *result)
 {
@@ -380,7 +384,7 @@ end_callback(PyObject *callback, PyObject *result)
     return true;
 }
 
-/* Calls a watcher on a thread of our own, which no callback may end. */
+/* Call a watcher on the completion thread, which no exception of a callback may end. */
 static void
 call_watcher(PyObject *watcher)
 {
@@ -389,7 +393,7 @@ call_watcher(PyObject *watcher)
     }
 }
 
-/* Makes a watcher the last one to be called. The caller holds the queue's lock. */
+/* Append a watcher. The queue's lock must be held. */
 static void
 add_watcher_locked(py_flight *flight, py_watcher *made)
 {
@@ -453,7 +457,8 @@ py_completions_call_and_report(PyObject *module, PyObject *const *args, Py_ssize
     Py_RETURN_NONE;
 }
 
-/* The next watcher to call, which the caller takes over. NULL if there is none: the flight is no longer watched. */
+/* Remove and return the next watcher. If there is none, marks the flight as not watched and returns
+ * NULL. */
 static py_watcher *
 take_watcher(py_flight *flight)
 {
@@ -468,7 +473,7 @@ take_watcher(py_flight *flight)
     return watcher;
 }
 
-/* Runs the callbacks, including those that are added during the calls. */
+/* Call the watchers, including those added during the calls. */
 static void
 notify(py_flight *flight)
 {
@@ -486,7 +491,7 @@ notify(py_flight *flight)
 static py_completions *
 create_queue(py_state *state)
 {
-    /* Never freed, because threads of the core may end works until the process ends. */
+    /* Never freed, because threads of the core may end works until the process exits. */
     py_completions *queue = dd_mem_zalloc(sizeof *queue);
     if (queue == NULL) {
         PyErr_NoMemory();
@@ -511,7 +516,7 @@ destroy_unused_queue(py_completions *queue)
     dd_mem_free(queue);
 }
 
-/* The queue of this process; NULL if it has none: no thread has needed it since the last fork. */
+/* Return this process's queue, or NULL if no thread has needed it since the last fork. */
 static py_completions *
 current_queue(py_state *state)
 {
@@ -573,7 +578,7 @@ count_held_locked(const py_completions *queue)
     return count;
 }
 
-/* Destroys the held flights that devices are done with, and holds the others again. */
+/* Destroy held flights whose devices are done, and hold the others again. */
 static void
 look_at_held(py_completions *queue)
 {
@@ -581,7 +586,7 @@ look_at_held(py_completions *queue)
     py_flight *flight;
     while (count-- > 0 && (flight = PY_LOCKED(&queue->lock, take_held_locked(queue))) != NULL) {
         if (is_memory_free(flight)) {
-            py_flight_destroy(flight); /* may run Python code, which may come here again */
+            py_flight_destroy(flight); /* may run Python code that calls this function again */
         } else {
             keep_held(flight);
         }
@@ -613,7 +618,7 @@ py_completions_drain(py_state *state)
     }
 }
 
-/* A pending call, which the interpreter makes on the main thread when it gets to it. */
+/* A pending call, which the interpreter runs on the main thread. */
 static int
 drain_later(void *arg)
 {
@@ -631,20 +636,22 @@ drain_later(void *arg)
     return 0;
 }
 
-/* Called with the lock held, so that it is over, or does not begin, once the queue has been stopped: there may be no
- * interpreter then. Py_AddPendingCall does not wait for the GIL, and runs nothing itself. */
+/* Call with the queue's lock held: after the queue is stopped there may be no interpreter, and the
+ * lock orders this call before the stop. Py_AddPendingCall does not wait for the GIL, and runs
+ * nothing itself. */
 void
 py_completions_schedule_drain_locked(py_completions *queue)
 {
     if (!queue->is_drain_scheduled) {
         queue->is_drain_scheduled =
-            Py_AddPendingCall(drain_later, queue) == 0; /* if that fails, the next orphan tries again */
+            Py_AddPendingCall(drain_later, queue) == 0; /* if it fails, the next orphan retries */
     }
 }
 
 /* ---- the completion thread */
 
-/* The next watched flight; waits for it unless `is_last_look`. NULL: stop. */
+/* Remove and return the next watched flight. Waits for one unless is_last_look is set. Returns NULL
+ * if the thread must stop. */
 static py_flight *
 take_watched(py_completions *queue, bool is_last_look)
 {
@@ -665,7 +672,7 @@ static void
 finish_watched(py_flight *flight)
 {
     notify(flight);
-    /* A Work that was dropped before the end has left its reference, too. */
+    /* A Work that was dropped before the end has left its reference to be released here. */
     if (flight->is_orphan) {
         flight->is_orphan = false;
         release_owner(flight);

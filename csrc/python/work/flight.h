@@ -1,5 +1,5 @@
-/* Shared by work/work.c and work/flight.c. Everything here needs the GIL, or an attached thread, unless it says
- * otherwise. */
+/* Shared by work/work.c and work/flight.c. All functions need the GIL, or an attached thread,
+ * unless their comment says otherwise. */
 #ifndef DD_PYTHON_WORK_FLIGHT_H
 #define DD_PYTHON_WORK_FLIGHT_H
 
@@ -10,41 +10,45 @@
 
 typedef struct py_work {
     PY_OBJECT_HEAD;
-    py_flight *flight; /* const after adopt: holds one reference; NULL for a Work made in Python */
+    py_flight *flight; /* one reference; const after py_work_adopt; NULL without an operation */
 } py_work;
 
-/* The work (borrowed) of a flight that has is_nccl set and has started. */
+/* Return the work (borrowed). The flight must have is_nccl set and must have started. */
 dd_nccl_work *py_flight_nccl_work(const py_flight *flight);
 
-/* Makes the host wait for the end. Called without the GIL. */
+/* Block until the operation has ended. Call without the GIL. */
 dd_status py_flight_wait(py_flight *flight, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Reads the argument of wait(timeout=None). None gives 0, which means no limit. False with an exception. */
+/* Read the argument of wait(timeout=None). None gives 0, which means no limit. Returns false with
+ * an exception on failure. */
 bool py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                           int64_t *timeout_ns);
-/* For questions that only an operation can answer: false with a RuntimeError if there is none. The texts are
- * c10d's. */
+/* Return true if the Work has an operation; otherwise false with a RuntimeError of this text, which
+ * is torch's. */
 bool py_work_require_flight(const py_work *self, const char *text);
-/* Makes the host wait for the end and settles the flight. False with an exception. */
+/* Block until the operation has ended, and settle the flight. Returns false with an exception on
+ * failure. */
 bool py_work_wait_for_end(py_work *self, int64_t timeout_ns);
-/* 1: done and settled. 0: not done; always 0 without an operation. -1 with an exception. */
+/* Return 1 if done and settled, 0 if not done or without an operation, or -1 with an exception. */
 int py_work_look(py_work *self);
 
-/* The tensors that the calls of a flight fill: the list that stays if it is settled, otherwise a new one. A new
- * reference; NULL with an exception. */
+/* Return a new reference to the list of tensors that the flight's calls fill, or NULL with an
+ * exception. Once the flight is settled it is always the same list. */
 PyObject *py_flight_get_results(py_flight *flight);
 
 bool py_flight_is_done(py_flight *flight);
 
-/* Settles a flight that is done: unpacks its outputs, keeps its results and releases its tensors. False with an
- * exception. May be called any number of times, from any thread. The caller holds a reference. */
+/* Settle a completed flight: unpack its outputs, keep its results and release its tensors. May be
+ * called any number of times, from any thread; the caller must hold a reference. Returns false with
+ * an exception on failure. */
 bool py_flight_settle(py_flight *flight);
 
-/* Called when the Work of the flight goes away. */
+/* Release the Work's reference. Call when the Work is destroyed. */
 void py_flight_abandon(py_flight *flight);
 
-/* Calls `watcher` without arguments when the flight is done: now if it is, otherwise on the completion thread. -1
- * with an exception, also for an unfinished flight of the parent of a forked child, where no thread could call. */
+/* Call `watcher` without arguments once the flight is done: immediately if it is done already,
+ * otherwise on the completion thread. Returns -1 with an exception on failure, also for an
+ * unfinished flight of the parent of a forked child, which has no thread for the call. */
 int py_flight_watch(py_flight *flight, PyObject *watcher);
 
 void py_completions_schedule_drain_locked(py_completions *queue);

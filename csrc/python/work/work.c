@@ -34,8 +34,8 @@ work_dealloc(PyObject *object)
     py_object_end_dealloc(object);
 }
 
-/* The objects of the flight are visited only when nothing else can need them any more, because an unfinished
- * operation may outlive the cycle. */
+/* Visit the flight's objects only if the Work holds the last reference, because an unfinished
+ * operation may outlive a cycle. */
 static int
 work_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -49,7 +49,7 @@ work_traverse(PyObject *object, visitproc visit, void *arg)
     return 0;
 }
 
-/* ---- questions */
+/* ---- queries */
 
 bool
 py_work_require_flight(const py_work *self, const char *text)
@@ -81,7 +81,7 @@ work_is_success(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_work *self = (py_work *)object;
     if (self->flight == NULL) {
-        Py_RETURN_TRUE; /* as in c10d: nothing has failed */
+        Py_RETURN_TRUE; /* as in torch: no operation, no failure */
     }
     int done = py_work_look(self);
     return done >= 0 ? PyBool_FromLong(done && self->flight->work->error.code == DD_OK) : NULL;
@@ -105,7 +105,8 @@ work_exception(PyObject *object, PyObject *Py_UNUSED(unused))
     return py_error_of_group(self->state, error->code, error);
 }
 
-/* False with an exception; if the work is not done, it says that `what` needs that. */
+/* Return false with an exception; if the work is not done, it says that method `what` needs a
+ * completed work. */
 static bool
 require_done(py_work *self, const char *what)
 {
@@ -146,7 +147,8 @@ work_source_rank(PyObject *object, PyObject *Py_UNUSED(unused))
     return PyLong_FromLong(self->flight->work->source_rank);
 }
 
-/* Of an operation on a device, the time that it took there. False with an exception. */
+/* Read the operation's duration in seconds; for NCCL, as measured on the device. Returns false with
+ * an exception on failure. */
 static bool
 read_duration(py_work *self, double *seconds, const char *what)
 {
@@ -210,7 +212,7 @@ work_get_op(PyObject *object, void *Py_UNUSED(closure))
                : NULL;
 }
 
-/* How long the operation may take; 0, which means no limit, without an operation. */
+/* Return the operation's timeout, or 0 (no limit) if there is no operation. */
 static PyObject *
 work_get_timeout(PyObject *object, void *Py_UNUSED(closure))
 {
@@ -357,7 +359,7 @@ work_block_current_stream(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(unuse
     return NULL;
 }
 
-/* c10d wraps a work for TorchScript. Here nothing has to be wrapped. */
+/* torch wraps a work for TorchScript; dldist needs no wrapper. */
 static PyObject *
 work_boxed(PyObject *object, PyObject *Py_UNUSED(unused))
 {
