@@ -22,8 +22,7 @@ typedef struct mpi_status {
 
 #define DD_MPI_TEXT_MAX 8192 /* longest text that a library writes */
 
-/* Reduce `in` into `inout`; the data type is fixed by the operation that the function was created
- * for. */
+/* Reduce `in` into `inout`; the operation that the function was created for fixes the type. */
 typedef void mpi_fold(void *in, void *inout, const int *count, const mpi_word *type);
 typedef void mpi_fold_large(void *in, void *inout, const int64_t *count, const mpi_word *type);
 

@@ -170,8 +170,7 @@ look_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message,
     return count_received(library, &status, message, err);
 }
 
-/* Cancel the message. Receives can be cancelled. MPI does not promise it for sends: their memory is
- * read when the receiver runs. */
+/* Cancel the message. MPI guarantees this only for receives: a receiver may already read a send. */
 static bool
 leave_message(dd_carrier *base, dd_carried *carried)
 {
@@ -316,8 +315,7 @@ await_making(comm_errand *making, mpi_word *comm, const dd_wait *wait, dd_error 
     return status;
 }
 
-/* Derive a tag from the group's name: several threads may create communicators of the same ranks at
- * the same time. */
+/* A tag for each group's name: threads may create communicators of the same ranks concurrently. */
 static int
 tag_of(dd_group *group)
 {

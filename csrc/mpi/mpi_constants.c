@@ -1,5 +1,4 @@
-/* The families of MPI libraries: the standard ABI of MPI 5, MPICH (including Intel MPI), and Open
- * MPI. */
+/* The families of MPI libraries: MPI 5's standard ABI, MPICH (also Intel MPI), and Open MPI. */
 #include "mpi/mpi_internal.h"
 
 #include <string.h>

@@ -98,8 +98,7 @@ dd_mpi_open(const dd_dylib_place *where, dd_carrier_library **opened, dd_error *
 
 /* ---- initialisation */
 
-/* Fail if the program initialised MPI with a lower thread level: MPI calls of different threads
- * would interfere. */
+/* Fail at a lower thread level than needed: MPI calls of different threads would interfere. */
 static dd_status
 check_threads(const mpi_library *library, int provided, dd_error *err)
 {
@@ -195,9 +194,9 @@ make_ops(mpi_library *library, dd_error *err)
 }
 
 /* Return errors instead of ending the process. Errors of completed requests belong to no
- * communicator: MPI reports them to the error handler of MPI_COMM_WORLD, since MPI 4 to that of
- * MPI_COMM_SELF, which end the process by default. If the program initialised MPI, its handlers are
- * kept. */
+ * communicator: MPI reports them to the error handler of MPI_COMM_WORLD, since MPI 4 of
+ * MPI_COMM_SELF, which ends the process by default. A program that initialised MPI keeps its own
+ * handlers. */
 static dd_status
 return_errors(const mpi_library *library, dd_error *err)
 {

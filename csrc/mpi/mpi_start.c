@@ -3,8 +3,6 @@
 
 #include <limits.h>
 
-/* ---- supported calls */
-
 static size_t
 largest_number(const dd_carried_call *call, int nranks)
 {
@@ -47,8 +45,6 @@ check_numbers(const mpi_carrier *carrier, const dd_carried_call *call, dd_error 
         dd_coll_name(call->coll), largest, carrier->library->version);
 }
 
-/* ---- arguments */
-
 static mpi_word
 op_of(const mpi_library *library, const dd_carried_call *call)
 {
@@ -72,8 +68,6 @@ as_ints(const mpi_carrier *carrier, int row, const size_t *numbers)
     }
     return ints;
 }
-
-/* ---- MPI calls, with 64-bit counts and with ints */
 
 typedef struct mpi_parts {
     mpi_word comm;

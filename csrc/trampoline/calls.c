@@ -88,8 +88,7 @@ FUNCTION(Init_thread, (const void *argc, const void *argv, int required, int *pr
     PyGILState_STATE gil = PyGILState_Ensure();
     const dd_mpi_calls *found = find_calls();
     if (found == NULL) {
-        /* XLA would ignore an error and continue. End the process, as MPItrampoline does if there
-         * is no MPI. */
+        /* XLA would ignore an error. End the process, as MPItrampoline does without an MPI. */
         PyErr_Print();
         fprintf(
             stderr,

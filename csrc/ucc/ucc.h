@@ -7,8 +7,8 @@
 
 /* Load and initialise UCC. It reads its own environment variables; TORCH_UCC_TLS, which
  * torch.distributed's programs set, overrides UCC_TLS. Returns DD_NOT_SUPPORTED if there is no
- * library (the message lists what was tried and why it failed), or if it is too old or lacks thread
- * support. */
+ * library (the message lists what was tried and why it failed), or if it is too old or lacks
+ * threads. */
 dd_status dd_ucc_open(const dd_dylib_place *search, dd_carrier_library **library,
                       dd_error *err) DD_MUST_CHECK;
 

@@ -76,8 +76,7 @@ typedef struct dd_ucc_lib_params {
     int sync_type;
 } dd_ucc_lib_params;
 
-/* An all_gather that the caller provides for the time before UCC knows the other ranks. UCC starts
- * one at a time. */
+/* An all_gather by the caller, used while UCC does not know the other ranks; one at a time. */
 typedef struct dd_ucc_oob_coll {
     dd_ucc_status (*allgather)(void *src, void *recv, size_t size, void *coll_info, void **request);
     dd_ucc_status (*req_test)(void *request);

@@ -15,8 +15,6 @@ call_of(dd_carried *carried)
     return (ucc_call *)(void *)carried->state;
 }
 
-/* ---- types */
-
 typedef struct ucc_type {
     bool is_known;
     int number; /* UCC's number */
@@ -82,8 +80,6 @@ has(const dd_carrier *carrier, const dd_carried_call *call)
     return can_fold && TYPES[call->dtype].is_known && (self->lib->coll_types & (uint64_t)type_of(call)) != 0;
 }
 
-/* ---- arguments */
-
 static dd_ucc_buffer_of
 plain(const dd_carried_call *call, const void *data, size_t count)
 {
@@ -98,8 +94,7 @@ blocks(const dd_carried_call *call, const void *data, const size_t *counts, cons
                                          DD_UCC_DATATYPE(TYPES[call->dtype].number), DD_UCC_MEMORY_HOST}};
 }
 
-/* UCC expects the total size of an array of equal blocks: the input of reduce_scatter, the output
- * of an even all_gather. */
+/* UCC takes the total size of equal blocks: reduce_scatter's input, an even all_gather's output. */
 static void
 describe_inputs(const dd_ucc_carrier *self, const dd_carried_call *call, dd_ucc_coll_args *args)
 {
@@ -152,8 +147,6 @@ ucc_args_of(const dd_ucc_carrier *self, const dd_carried_call *call)
     describe_outputs(self, call, &args);
     return args;
 }
-
-/* ---- calls */
 
 static dd_status
 ucc_post(dd_ucc_carrier *self, const dd_carried_call *call, ucc_call *under_way, dd_error *err)

@@ -10,8 +10,6 @@
 #define TEAM_NAP_NS (50 * DD_NS_PER_US)
 #define TEAM_END_NS DD_NS_PER_S
 
-/* ---- creation */
-
 /* Return the error of the group's all_gather if it made UCC fail, otherwise UCC's error. */
 static dd_status
 explain_failure(const dd_ucc_carrier *self, dd_ucc_status theirs, dd_error *err, const char *what)
@@ -42,8 +40,7 @@ configure_context(const dd_ucc_carrier *self, dd_ucc_context_config *config, dd_
 }
 
 /* Create a context for this group only, with the group's all_gather as out-of-band exchange.
- * Without one, a context does not know the other ranks: UCC then does not use shared memory and is
- * ten times slower. */
+ * Without one, a context does not know the other ranks: no shared memory, ten times slower. */
 static dd_status
 create_context(dd_ucc_carrier *self, dd_error *err)
 {
@@ -126,8 +123,7 @@ dd_ucc_make(dd_carrier_library *library, struct dd_group *group, dd_carrier **ca
     }
     if (status != DD_OK) {
         /* Leak a context that exists: UCC destroys it together with the other ranks, and waits for
-         * them without a limit. The context may use self->oob as long as it exists, so `self` is
-         * leaked with it. */
+         * them without a limit. Leak `self` as well, because the context may use self->oob. */
         self->oob = (dd_ucc_oob){0};
         if (self->context == NULL) {
             dd_mem_free(self);
@@ -139,10 +135,7 @@ dd_ucc_make(dd_carrier_library *library, struct dd_group *group, dd_carrier **ca
     return DD_OK;
 }
 
-/* ---- close */
-
-/* Wait until all ranks have reached the close. If a rank closed its connections earlier, UCC would
- * log errors on the others. */
+/* Wait until all ranks close: otherwise UCC logs errors on ranks whose peers closed earlier. */
 static bool
 meet_others(dd_ucc_carrier *self, const dd_wait *wait)
 {

@@ -84,8 +84,7 @@ init_library(dd_ucc_lib *lib, dd_ucc_lib_config config, dd_error *err)
     return DD_OK;
 }
 
-/* Read the configuration with the prefix TORCH, so that torch.distributed's settings for UCC
- * apply. */
+/* Read the configuration with torch.distributed's prefix, so that its settings apply. */
 static dd_status
 start_library(dd_ucc_lib *lib, dd_error *err)
 {

@@ -2,8 +2,7 @@
 #include "group/group.h"
 #include "ucc/ucc_internal.h"
 
-/* How long one test of an all_gather may wait. Short, because UCC's own connections may need this
- * thread. */
+/* How long one test of an all_gather waits. Short: UCC's own connections may need this thread. */
 #define EXCHANGE_SLICE_NS (200 * DD_NS_PER_US)
 /* How long the last exchange takes. When the group has ended, UCC starts one more all_gather and
  * ignores its result: it is a barrier between closing its own connections and closing those from

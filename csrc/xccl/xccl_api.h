@@ -39,8 +39,7 @@ typedef enum xccl_result {
 #undef DD_XCCL_RESULT
 } xccl_result;
 
-/* X(name, returns, parameters). A NULL stream means the host: such calls return when they are
- * done. */
+/* X(name, returns, parameters). With a NULL stream, which means the host, a call blocks. */
 #define DD_XCCL_FUNCTIONS(X)                                                                               \
     X(onecclGetVersion, xccl_result, (int *version))                                                       \
     X(onecclGetErrorString, const char *, (xccl_result result))                                            \

@@ -1,5 +1,4 @@
-/* Carrying out collectives by oneCCL calls. Everything except xccl_has runs on the communicator's
- * thread. */
+/* Collectives as oneCCL calls. Everything except xccl_has runs on the communicator's thread. */
 #include "nccl/driver/lib.h"
 #include "xccl/xccl_internal.h"
 
@@ -224,8 +223,7 @@ step_reduce_scatter(const xccl_step *step)
     return status;
 }
 
-/* Sends and receives wait for each other. The root receives from one rank at a time, which avoids a
- * deadlock. */
+/* Sends and receives wait for each other; the root avoids a deadlock by receiving in rank order. */
 static dd_status
 step_gather(const xccl_step *step)
 {

@@ -7,8 +7,6 @@
 /* The timeout of a close, which takes milliseconds. */
 #define END_NS DD_NS_PER_S
 
-/* ---- calls */
-
 static dd_status
 xccl_start(dd_carrier *base, const dd_carried_call *call, dd_carried *carried, dd_error *err)
 {
@@ -29,8 +27,7 @@ xccl_look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
     return *is_done && self->status != DD_OK ? dd_error_copy(err, &self->error) : DD_OK;
 }
 
-/* oneCCL cannot cancel a call. The thread continues without an owner, and frees everything if the
- * call returns. */
+/* oneCCL cannot cancel a call. The abandoned thread frees everything if the call returns. */
 static bool
 xccl_leave(dd_carrier *base, dd_carried *carried)
 {
@@ -61,8 +58,6 @@ xccl_close(dd_carrier *base, bool is_well)
 /* Messages are not supported: oneCCL matches them only by order, without tags. */
 static const dd_carrier_ops OPS = {
     .has = xccl_has, .start = xccl_start, .look = xccl_look, .leave = xccl_leave, .close = xccl_close};
-
-/* ---- creation */
 
 /* Broadcast by rank 0. */
 typedef struct xccl_card {

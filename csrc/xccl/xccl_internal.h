@@ -44,9 +44,9 @@ typedef struct xccl_carrier {
     dd_carried_call call;
     dd_lock mu;
     pthread_cond_t changed;
-    /* Written with mu held, read without it. Release and acquire order, because it publishes the
-     * job's data. While it is XCCL_IDLE, all fields except the thread's own belong to the carrier's
-     * owner; otherwise to the thread. */
+    /* Written with mu held, read without it; release and acquire, because it publishes the job's
+     * data. While idle, the carrier's owner owns all fields except the thread's; otherwise the
+     * thread does. */
     atomic_int job;
     bool has_turn;    /* the thread holds the process's turn */
     dd_status status; /* of the last job */
@@ -86,8 +86,7 @@ dd_status xccl_await_turn(const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* ---- xccl_call.c */
 
 bool xccl_has(const dd_carrier *carrier, const dd_carried_call *call);
-/* Call on the thread. A call of several steps ends early, with any status, once XCCL_LEAVE is
- * posted. */
+/* Call on the thread. A call of several steps ends early, with any status, after XCCL_LEAVE. */
 dd_status xccl_call(xccl_carrier *self, const dd_carried_call *call, dd_error *err) DD_MUST_CHECK;
 
 /* ---- xccl_carrier.c */

@@ -122,8 +122,7 @@ find_block_place(const dd_ffi_program *program, const dd_block *scratch, const v
                         nbytes);
 }
 
-/* Avoid the copy of a result that begins as a copy and is reduced in place: read the input from the
- * source instead. */
+/* Avoid copying an array that is then reduced in place: make the source the input. */
 static void
 read_from_source(dd_ffi_program *program, const step *made)
 {
@@ -451,8 +450,7 @@ run_program(run *self, dd_error *err)
 
 /* ---- XLA's interface */
 
-/* Answer XLA's query for the version of the interface. Returns false if the call is no such
- * query. */
+/* Return true, with the version filled in, if XLA only queries the interface's version. */
 static bool
 tell_version(const dd_ffi_frame *frame)
 {

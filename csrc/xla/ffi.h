@@ -1,10 +1,9 @@
 /* Group calls inside programs that XLA has compiled: a functional form of dldist as one call of
- * XLA's foreign function interface.
+ * XLA's foreign function interface (FFI).
  *
  * A dd_ffi_program is recorded once, in terms of memory that stands for the arrays. XLA then runs
  * it any number of times on its own arrays. The FFI call's only attribute is the program's number.
- * XLA calls from any of its threads, without the GIL. Calls that must run in an order have XLA
- * tokens among their arrays. */
+ * XLA calls from any thread, without the GIL. Calls with an order have XLA tokens as arguments. */
 #ifndef DD_XLA_FFI_H
 #define DD_XLA_FFI_H
 
@@ -31,8 +30,7 @@ typedef struct dd_ffi_memory {
 } dd_ffi_memory;
 dd_ffi_program *dd_ffi_program_create(uint64_t number, dd_group *group, const dd_ffi_memory *memory);
 
-/* A tensor of the program's memory that the call uses in contiguous form: `flat`, in the call's
- * scratch memory. */
+/* A tensor of the program's memory that the call uses in contiguous form, `flat`, in `scratch`. */
 typedef struct dd_ffi_part {
     dd_view view;
     const void *flat;
@@ -40,8 +38,7 @@ typedef struct dd_ffi_part {
     bool is_written; /* unpacked from `flat` after the call */
 } dd_ffi_part;
 
-/* A call. Its blocks lie in the program's memory, or in `scratch`, which stands for memory that
- * each run allocates. */
+/* A call. Its blocks lie in the program's memory, or in `scratch`, which stands for a run's own. */
 typedef struct dd_ffi_call {
     const dd_coll_args *args; /* of a collective; NULL for a message */
     const dd_p2p *message;
@@ -52,16 +49,14 @@ typedef struct dd_ffi_call {
     const dd_ffi_part *parts; /* copied */
     size_t nparts;
 } dd_ffi_call;
-/* Append a call. Returns DD_INVALID_ARGUMENT if the group would refuse it, or if a block is outside
- * the program's memory. */
+/* Append a call. DD_INVALID_ARGUMENT if the group refuses it or a block is not in the memory. */
 dd_status dd_ffi_program_add(dd_ffi_program *program, const dd_ffi_call *call, dd_error *err) DD_MUST_CHECK;
 
 /* Make the program available to XLA. No calls may be added afterwards. */
 void dd_ffi_program_publish(dd_ffi_program *program);
 /* Run on this group from now on; it must have the same rank and size. */
 void dd_ffi_program_set_group(dd_ffi_program *program, dd_group *group);
-/* Remove the program; runs in progress end first, later runs fail. The memory is freed with the
- * last run. */
+/* Remove the program: later runs fail. The end of the last run in progress frees it. */
 void dd_ffi_program_destroy(dd_ffi_program *program);
 
 /* The handler that XLA calls. Returns NULL on success. */

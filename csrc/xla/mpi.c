@@ -185,8 +185,7 @@ record_call(mpi_record *what, const char *name, dd_dtype dtype, dd_block in, dd_
         .name = name, .inputs = &what->tensors[0], .outputs = &what->tensors[1], .ninputs = 1, .noutputs = 1};
 }
 
-/* Wait for the end of the call: XLA has no other way to wait, and its threads cannot be
- * interrupted. */
+/* Wait for the call: XLA has no other way to wait, and its threads cannot be interrupted. */
 static dd_status
 run_recorded(const comm *on, const dd_coll_args *args, mpi_record *what)
 {

@@ -3,8 +3,7 @@
  * XLA creates a communicator, a part of MPI_COMM_WORLD, for each set of devices that work together.
  * It checks the results of all calls except Comm_split, and puts the text of Error_string into its
  * own error. A communicator that cannot be created is therefore one whose calls all fail with the
- * reason. Any thread may call; XLA makes the calls of one communicator in the same order in all
- * processes. */
+ * reason. Any thread may call; XLA keeps the calls of a communicator in one order everywhere. */
 #ifndef DD_XLA_MPI_H
 #define DD_XLA_MPI_H
 
@@ -25,8 +24,7 @@ enum {
     DD_MPI_OPERATION = 0x200 /* plus a dd_redop */
 };
 
-/* X(name, parameters, arguments): all calls that XLA makes, except initialisation and
- * finalisation. */
+/* X(name, parameters, arguments): the calls of XLA, without initialisation and finalisation. */
 #define DD_MPI_CALLS(X)                                                                                      \
     X(Comm_rank, (dd_mpi_handle comm, int *rank), (comm, rank))                                              \
     X(Comm_size, (dd_mpi_handle comm, int *size), (comm, size))                                              \
@@ -71,11 +69,10 @@ extern const dd_mpi_calls dd_mpi_group_calls;
 /* Set the communicator that MPI_COMM_WORLD stands for. Call at most once, before any other call. */
 void dd_mpi_set_world(dd_mpi_handle comm);
 
-/* Create a communicator for the group, and acquire a reference to it. Returns 0 if out of
- * memory. */
+/* Create a communicator for the group, with a new reference to it. Returns 0 if out of memory. */
 dd_mpi_handle dd_mpi_comm_create(dd_group *group);
-/* Create a communicator with this rank and size whose calls all fail with `reason`. Returns 0 if
- * out of memory. */
+/* Create a communicator that has a rank and size, but fails all other calls with `reason`. May
+ * return 0. */
 dd_mpi_handle dd_mpi_comm_create_broken(int rank, int size, const char *reason);
 
 #endif

@@ -129,8 +129,6 @@ py_nccl_record(const py_group *group, const py_nccl_item *item, const char *what
     return call;
 }
 
-/* ---- methods */
-
 PyObject *
 py_nccl_group_start_coalescing(PyObject *object, PyObject *Py_UNUSED(unused))
 {

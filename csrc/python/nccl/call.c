@@ -66,7 +66,7 @@ launch_start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error 
         return status;
     }
     launch->flight->work = &work->base;
-    launch->flight->timeout_ns = dd_nccl_work_timeout_ns(work); /* includes add_ephemeral_timeout() */
+    launch->flight->timeout_ns = dd_nccl_work_timeout_ns(work); /* with add_ephemeral_timeout() */
     if (launch->is_async) {
         return DD_OK;
     }
@@ -104,8 +104,8 @@ warn_of_missed_nan(const py_launch *launch)
                1) == 0;
 }
 
-/* Run the operation. Takes over the flight and ends the plan. Returns a Work or None, or NULL with
- * an exception. */
+/* Take over the flight, run the operation, end the plan. Returns a Work, None, or NULL on
+ * failure. */
 static PyObject *
 launch_run(py_launch *launch)
 {

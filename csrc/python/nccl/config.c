@@ -4,8 +4,6 @@
 #include "python/base/thread_values.h"
 #include "python/nccl/nccl.h"
 
-/* ---- values */
-
 /* Read a str or a number; None leaves the field unset. The text is borrowed from the object.
  * Returns false with an exception on failure. */
 static bool
@@ -67,8 +65,6 @@ py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *confi
     dd_nccl_config_init(config);
     return dict == NULL || dict == Py_None || read_fields(state, dict, config, function);
 }
-
-/* ---- collectives: a capsule */
 
 #define CAPSULE_NAME "dldist.nccl.coll_config"
 

@@ -1,14 +1,10 @@
-/* Estimates: a thread's calls are collected, and NCCL estimates the duration of all of them at the
- * end.
- *
+/* Estimates: a thread's calls are collected, and NCCL estimates their total duration at the end.
  * The thread's ncclGroup is open only during the estimate, so that no code in between can leave it
  * open, or add calls to it. */
 #include "python/base/error.h"
 #include "python/nccl/batch.h"
 #include "python/nccl/plan.h"
 #include "python/work/flight.h"
-
-/* ---- calls */
 
 static bool
 check_items(const py_group *group, const py_nccl_item *items, size_t nitems)
@@ -70,8 +66,6 @@ py_nccl_estimate_add(const py_group *group, py_nccl_batch *estimate, const py_nc
     }
     return work;
 }
-
-/* ---- start and end */
 
 PyObject *
 py_nccl_group_start_estimate(PyObject *object, PyObject *Py_UNUSED(unused))

@@ -1,12 +1,9 @@
-/* dldist.NcclGroup: a Group whose data NCCL moves. Its methods are Group's (group/operations.c,
- * group/p2p.c). */
+/* dldist.NcclGroup, a Group whose data NCCL moves. Methods: group/operations.c and group/p2p.c. */
 #include "core/mem.h"
 #include "python/base/error.h"
 #include "python/base/object.h"
 #include "python/nccl/nccl.h"
 #include "python/observe/watch.h"
-
-/* ---- device */
 
 bool
 py_nccl_group_choose_device(py_group *self, int *device)
@@ -27,8 +24,6 @@ py_nccl_group_choose_device(py_group *self, int *device)
     *device = py_nccl_core_device(core);
     return true;
 }
-
-/* ---- creation */
 
 py_nccl_core *
 py_nccl_core_create(dd_nccl_group *group, const dd_nccl_group_options *options, dd_recorder_group *recorded,

@@ -43,8 +43,7 @@ PY_NCCL_METHOD(connect)
 
 /* ---- the communicator */
 
-/* Return a new reference to the communicator on the group's device, or NULL with an exception if
- * there is none. */
+/* Return a new reference to the communicator on the group's device; raises if there is none. */
 static dd_nccl_comm *
 find_group_comm(py_group *self, const char *function)
 {
@@ -275,7 +274,7 @@ PY_NCCL_METHOD(deregister)
     void *registration = (void *)(intptr_t)number;
     dd_nccl_comm *comm = registration != NULL ? find_group_comm(group, "deregister") : NULL;
     if (comm == NULL) {
-        return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL; /* NCCL may return NULL as a window */
+        return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL; /* a window may be NULL */
     }
     bool is_done = PY_GROUP_TRY(group->state, dd_nccl_comm_deregister, comm, registration, is_window);
     py_nccl_comm_release(comm);

@@ -12,8 +12,7 @@
 
 /* Read a device; NULL or None means the group's. Returns false with an exception on failure. */
 bool py_nccl_comm_read_device(py_group *self, PyObject *object, int *device, const char *function);
-/* Return a new reference to the communicator on a device; connects it if needed. Returns NULL with
- * an exception on failure. */
+/* Return a new reference to a device's communicator, connecting it if needed; NULL if it raises. */
 dd_nccl_comm *py_nccl_comm_connect(py_group *self, int device);
 
 #endif

@@ -25,8 +25,7 @@ fini_offspring(offspring *child)
     Py_XDECREF(child->name);
 }
 
-/* Read ranks of the group. Free the result with PyMem_Free. Returns NULL with an exception on
- * failure. */
+/* Read ranks of the group; free them with PyMem_Free. Returns NULL with an exception on failure. */
 static int *
 read_ranks(const py_group *self, PyObject *object, int *count, const char *function, const char *name)
 {
@@ -62,8 +61,8 @@ typedef struct said {
     PyObject *config;
 } said;
 
-/* Copy the parent's options, changed by the caller's arguments. Returns false with an exception on
- * failure. */
+/* Read the child's options: the parent's, changed by the arguments. False with an exception if
+ * wrong. */
 static bool
 offspring_read_options(py_group *self, offspring *child, const said *what)
 {
@@ -101,8 +100,7 @@ open_around(const py_group *self, dd_store *store, const offspring *child, int r
     return status;
 }
 
-/* Create an object for a communicator, which it takes over. Returns NULL with an exception on
- * failure. */
+/* Create an object that takes over the communicator. Returns NULL with an exception on failure. */
 static PyObject *
 wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
 {
@@ -141,8 +139,7 @@ init_timeout_of(const offspring *child)
     return child->options.init_timeout_ns > 0 ? child->options.init_timeout_ns : child->options.timeout_ns;
 }
 
-/* Split the communicator. Sets *part to NULL for a rank in no part. Returns false with an exception
- * on failure. */
+/* Split the communicator; *part is NULL for a rank in no part. Returns false if it raises. */
 static bool
 split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_comm **part)
 {

@@ -1,5 +1,4 @@
-/* The type dldist.NcclGroup: creation, close, and the table of its methods, most of which are in
- * other files. */
+/* The type dldist.NcclGroup: creation, close, and the table of methods, most from other files. */
 #include "core/fork.h"
 #include "core/mem.h"
 #include "python/base/error.h"
@@ -52,8 +51,7 @@ is_shared(const py_group *self)
     return PY_LOCKED(&self->state->groups_lock, is_shared_locked(self));
 }
 
-/* Warn if a group that ends without close() has unfinished operations at the deadline. Keeps the
- * current exception. */
+/* Warn if a group without close() is still busy at the deadline. Keeps the current exception. */
 static void
 warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait)
 {
@@ -175,7 +173,7 @@ nccl_group_open(py_group *self, nccl_open_arguments *arguments, dd_store *store)
         return false;
     }
     py_nccl_core *core = py_nccl_core_create(group, options, recorded, device);
-    if (core == NULL || !py_group_claim(self, &py_group_kind_nccl)) { /* another thread may have opened it */
+    if (core == NULL || !py_group_claim(self, &py_group_kind_nccl)) { /* opened by another thread */
         dd_mem_free(core);
         py_nccl_group_drop(group);
         return false;
@@ -223,8 +221,7 @@ nccl_group_method_abort(PyObject *object, PyObject *const *args, Py_ssize_t narg
 
 /* ---- process exit */
 
-/* Remove groups from the list that are closed, or belong to a forked child's parent. Returns -1
- * with an exception on failure. */
+/* Remove from the list closed groups and groups of the process before a fork. -1 if it raises. */
 static int
 keep_open(PyObject *groups)
 {

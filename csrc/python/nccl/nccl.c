@@ -58,8 +58,7 @@ load_and_keep(py_state *state, const load_arguments *arguments)
         Py_RETURN_NONE;
     }
     nccl_destroy(nccl);
-    /* If another thread loaded NCCL first, this load may have failed for that reason, because a key
-     * must be set before. */
+    /* If another thread loaded NCCL first, this load may have failed: the key came too late. */
     if (PY_ONCE_GET(&state->nccl) == NULL && !py_error_check_of_group(state, status, &err)) {
         return NULL;
     }

@@ -17,8 +17,7 @@ typedef struct py_nccl {
     PyObject *coll_configs;
 } py_nccl;
 
-/* Return NCCL's state (borrowed). Loads the libraries if needed. Returns NULL with an exception
- * that lists what was tried. */
+/* Return NCCL's state (borrowed), loading the libraries if needed; raises if that fails. */
 py_nccl *py_nccl_get(py_state *state);
 /* Module functions. */
 PyObject *py_nccl_load(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
@@ -29,8 +28,7 @@ PyObject *py_nccl_config_fields(PyObject *module, PyObject *unused);
 PyObject *py_nccl_shut_down(PyObject *module, PyObject *unused);
 PyObject *py_nccl_post_close(PyObject *module, PyObject *groups);
 void py_nccl_destroy(py_state *state);
-/* _nccl_allocator(): return the addresses of C functions that allocate and free memory from
- * ncclMemAlloc. */
+/* _nccl_allocator(): return the addresses of C functions for ncclMemAlloc and ncclMemFree. */
 PyObject *py_nccl_allocator(PyObject *module, PyObject *unused);
 void py_nccl_allocator_end(void); /* disables the functions of the allocator */
 /* Release a communicator, which may be NULL, without the GIL. Call with the GIL held. */
@@ -93,8 +91,7 @@ py_nccl_core_note_device(py_nccl_core *core, int device)
     (void)atomic_compare_exchange_strong(&core->device, &none, device);
 }
 
-/* Choose the device for an operation without tensors. Warns once if it must guess. Returns false
- * with an exception on failure. */
+/* Choose the device for an operation without tensors; warn if it is a guess. False if it raises. */
 bool py_nccl_group_choose_device(py_group *self, int *device);
 
 extern PyType_Spec py_nccl_group_spec;
@@ -133,13 +130,11 @@ py_nccl_core *py_nccl_core_create(dd_nccl_group *group, const dd_nccl_group_opti
 void py_nccl_group_take(py_group *self, const py_group_kind *kind, py_nccl_core *core);
 /* Release a group of the core library without the GIL. Call with the GIL held. */
 void py_nccl_group_drop(dd_nccl_group *group);
-/* Create a group object derived from `parent`. Takes over `group`, also on failure. Returns NULL
- * with an exception on failure. */
+/* Create a group object derived from `parent`. Takes over `group`, also if it fails. */
 PyObject *py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group,
                              const dd_nccl_group_options *options, dd_recorder_group *recorded, int device,
                              PyObject *store);
-/* In nccl/config.c. Read fields of an NCCL configuration from a dict, NULL or None. Returns false
- * with an exception on failure. */
+/* In nccl/config.c. Read a configuration from a dict, NULL or None. Returns false if it raises. */
 bool py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *config, const char *function);
 
 /* ---- the configuration of this thread's collectives, set by dldist.nccl.coll_config() */

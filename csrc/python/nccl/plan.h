@@ -1,5 +1,4 @@
-/* Translation of one device operation into the core's call: operations on blocks, copies before and
- * after, scratch memory. */
+/* Translation of a device operation into the core's call: blocks, copies and scratch memory. */
 #ifndef DD_PYTHON_NCCL_PLAN_H
 #define DD_PYTHON_NCCL_PLAN_H
 

@@ -8,8 +8,7 @@ typedef struct py_nccl_rank_comm {
     int device;        /* const */
 } py_nccl_rank_comm;
 
-/* Destroy the communicator for all holders. A remaining abort handle can then no longer abort
- * anything. */
+/* Destroy the communicator for all holders; an abort handle can then no longer abort anything. */
 static void
 destroy_comm(void *comm)
 {
@@ -42,8 +41,7 @@ check_rank(py_state *state, int rank, int size)
     return false;
 }
 
-/* Read a device; None means the current one, or one chosen by rank. Returns false with an exception
- * on failure. */
+/* Read a device; None means the current one, else one chosen by rank. False if it raises. */
 static bool
 choose_device(py_state *state, PyObject *object, int rank, int *device)
 {

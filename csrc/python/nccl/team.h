@@ -35,11 +35,9 @@ typedef struct py_nccl_kept {
     bool is_closed;
 } py_nccl_kept;
 
-/* Begin a call, which keeps the handle until py_nccl_kept_end. Returns NULL with an exception if
- * the object is closed. */
+/* Begin a call, which keeps the handle until py_nccl_kept_end. Raises if the object is closed. */
 void *py_nccl_kept_begin(py_nccl_kept *self);
-/* Begin a call that is allowed also on a closed object whose handle unfinished calls keep. Returns
- * NULL without an exception. */
+/* Begin a call even on a closed object, if unfinished calls keep its handle. NULL otherwise. */
 void *py_nccl_kept_begin_late(py_nccl_kept *self);
 void py_nccl_kept_end(py_nccl_kept *self);
 /* Destroy the handle, or leave that to the last unfinished call. */
@@ -68,8 +66,7 @@ void py_nccl_kept_dealloc(PyObject *object);
 dd_nccl_unique_id py_nccl_unique_id_get(PyObject *object);
 /* Create an object that takes over the communicator. Returns NULL with an exception on failure. */
 PyObject *py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm);
-/* Read a device number from an int, or from an object that prints as "cuda:1". Returns false with
- * an exception on failure. */
+/* Read a device number from an int, or an object that prints as "cuda:1". False if it raises. */
 bool py_nccl_team_read_device(const py_argument *argument, int *device);
 
 /* ---- calls */
@@ -79,7 +76,7 @@ typedef struct py_nccl_team_call {
     const char *function;
     py_operands operands;
     dd_nccl_item *items;     /* owned */
-    dd_cuda_stream *streams; /* owned: the items' streams, from the caller or from the tensors' libraries */
+    dd_cuda_stream *streams; /* owned: the items' streams */
     bool has_streams;        /* the caller passed streams */
     bool is_one_stream;      /* all items share one stream */
     size_t nitems;
@@ -96,8 +93,7 @@ typedef struct py_nccl_team_coll {
     bool has_op;
     bool has_root;
     bool has_outputs; /* takes a list of outputs as well as of inputs */
-    /* the input has a block for each rank (reduce_scatter); otherwise the output has
-     * (all_gather) */
+    /* the input has a block for each rank (reduce_scatter), otherwise the output (all_gather) */
     bool is_input_wide;
 } py_nccl_team_coll;
 

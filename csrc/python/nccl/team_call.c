@@ -1,5 +1,4 @@
-/* Conversion of a collective's tensors and streams to NCCL items, for communicators without a
- * group. */
+/* Conversion of a collective's tensors and streams to NCCL items; used without a group. */
 #include "core/mem.h"
 #include "python/call/reduce_op.h"
 #include "python/nccl/team.h"
@@ -140,8 +139,7 @@ allocate_items(py_nccl_team_call *call, size_t count)
     return call->items != NULL;
 }
 
-/* Fill in an item from two pieces, which are identical for an in-place call. Returns false with an
- * exception on failure. */
+/* Fill in an item from two pieces, the same for an in-place call. False with an exception. */
 static bool
 set_item(py_nccl_team_call *call, const dd_nccl_lib *lib, dd_nccl_item *item, const py_piece *send,
          const py_piece *recv)
@@ -188,8 +186,7 @@ check_counts(const py_nccl_team_call *call, const py_nccl_team_coll *coll, const
     return false;
 }
 
-/* Create n items. The pieces are n outputs and n inputs, or n tensors that are both. Returns false
- * with an exception on failure. */
+/* Create n items of n outputs and n inputs, or of n tensors that are both. False if it raises. */
 static bool
 make_items(py_nccl_team_call *call, const py_nccl_team_coll *coll, const dd_nccl_lib *lib, int size)
 {

@@ -7,8 +7,6 @@
 
 #define UNIQUE_ID_NBYTES ((Py_ssize_t)sizeof(dd_nccl_unique_id))
 
-/* ---- NcclAbortHandle */
-
 static PyObject *
 abort_handle_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -62,8 +60,6 @@ static PyType_Slot abort_handle_slots[] = {
 PyType_Spec py_nccl_abort_handle_spec = {"dldist.nccl.NcclAbortHandle", sizeof(py_nccl_abort_handle), 0,
                                          PY_MADE_TYPE_FLAGS, abort_handle_slots};
 
-/* ---- NcclUniqueId */
-
 dd_nccl_unique_id
 py_nccl_unique_id_get(PyObject *object)
 {
@@ -71,8 +67,7 @@ py_nccl_unique_id_get(PyObject *object)
     return PY_LOCKED(&self->lock, self->id);
 }
 
-/* Create an id, or copy `bytes` if its data is not NULL. Returns false with an exception on
- * failure. */
+/* Create an id, or copy `bytes` if its data is not NULL. Returns false if it raises. */
 static bool
 make_unique_id(py_state *state, dd_bytes bytes, dd_nccl_unique_id *id)
 {

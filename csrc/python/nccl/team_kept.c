@@ -26,8 +26,7 @@ py_nccl_kept_begin_late(py_nccl_kept *self)
     return PY_LOCKED(&self->lock, begin_locked(self, true));
 }
 
-/* Remove and return the handle for destruction if the object is closed and no call keeps it.
- * Otherwise returns NULL. */
+/* Remove and return the handle if the object is closed and no call keeps it; otherwise NULL. */
 static void *
 take_closed_locked(py_nccl_kept *self)
 {

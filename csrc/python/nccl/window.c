@@ -39,8 +39,7 @@ nccl_window_open(py_nccl_window *self, const dd_nccl_window_spec *spec, int64_t 
                          dd_nccl_group_window_open, group, spec, &self->window);
 }
 
-/* Open the window as failed: opening is collective, and the other ranks learn of the failure by it.
- * Keeps the current exception. */
+/* Open the window as failed, so that the other ranks fail as well. Keeps the current exception. */
 static void
 nccl_window_report_obstacle(py_nccl_window *self, int64_t timeout_ns)
 {

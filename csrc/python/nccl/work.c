@@ -114,8 +114,7 @@ nccl_work_block_current_stream(PyObject *object, PyObject *unused)
     return nccl_work_synchronize(object, unused);
 }
 
-/* Return the tensors before the operation has ended: they are known from the start, and streams
- * wait for their contents. */
+/* Return the tensors, which are known before the end; streams wait for their contents. */
 static PyObject *
 nccl_work_result(PyObject *object, PyObject *Py_UNUSED(unused))
 {

@@ -159,8 +159,7 @@ py_recorder_describe(py_state *state, dd_recorder_group *group, dd_recorder_grou
 
 /* ---- functions of the module */
 
-/* Dump to `path` (bytes) and return None, or return bytes if `path` is NULL. Returns NULL with an
- * exception on failure. */
+/* Dump to `path` (bytes) and return None, or return bytes if `path` is NULL. NULL if it raises. */
 static PyObject *
 recorder_dump(py_state *state, dd_recorder *recorder, const dd_dump_options *options, PyObject *path)
 {

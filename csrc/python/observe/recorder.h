@@ -19,8 +19,7 @@ dd_recorder *py_recorder_get(py_state *state);
 dd_recorder_group *py_recorder_add_group(py_state *state, const char *kind, dd_bytes name, int rank,
                                          int size);
 
-/* Return the number of the caller's stack for dd_record_call, or 0 if it is unknown. The process
- * must have a recorder. */
+/* Return the number of the caller's stack, 0 if unknown. The process must have a recorder. */
 uint32_t py_recorder_stack(py_state *state);
 
 /* The record of a call. It borrows the shapes of the operands. */
@@ -31,12 +30,10 @@ typedef struct py_record {
     int64_t totals[2]; /* element count of inputs and outputs, if recorded as one tensor */
 } py_record;
 
-/* Fill in the record of a collective, whose operands must be prepared. Returns NULL if recording is
- * off. */
+/* Fill in the record of a collective with prepared operands. Returns NULL if recording is off. */
 dd_record_call *py_record_collective(py_record *record, py_state *state, dd_coll coll,
                                      const py_operands *operands);
-/* Return the number of the caller's stack for a collective that a form describes, or 0 if recording
- * is off. */
+/* Return the number of the caller's stack, for a collective with a form; 0 if recording is off. */
 uint32_t py_record_stack(py_state *state);
 /* Fill in the record of a message, which is the first operand. Returns NULL if recording is off. */
 dd_record_call *py_record_message(py_record *record, py_state *state, const py_operands *operands,

@@ -1,5 +1,4 @@
-/* Filling in flight recorder entries: names and shapes in the form that torch's analyser compares
- * between ranks. */
+/* Filling in flight recorder entries: names and shapes as torch's analyser compares them. */
 #include "python/observe/recorder_internal.h"
 
 #include <string.h>
@@ -40,8 +39,7 @@ put_runs(const py_operands *operands, const py_side *side, dd_record_tensor *ten
     return count;
 }
 
-/* Record equal tensors of a side with one tensor per rank as a single tensor whose first dimension
- * is the rank. */
+/* Record the equal tensors of all ranks as one tensor whose first dimension is the rank. */
 static size_t
 put_stacked(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, uint32_t *more)
 {
@@ -52,8 +50,7 @@ put_stacked(const py_operands *operands, const py_side *side, dd_record_tensor *
     return count;
 }
 
-/* Record tensors of different sizes as one: for all_to_all only the sum over all ranks is
- * compared. */
+/* Record different tensors as one: for all_to_all only the sum over all ranks is compared. */
 static size_t
 put_total(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, int64_t *total)
 {

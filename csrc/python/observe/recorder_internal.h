@@ -17,8 +17,7 @@ typedef struct seen_stack {
     dd_call_site_key keys[DD_STACK_MAX_FRAMES];
 } seen_stack;
 
-/* An attribute of frames. The limited API offers no other way to get a frame's caller and
- * instruction. */
+/* An attribute of frames: the limited API's only way to a frame's caller and instruction. */
 typedef struct frame_field {
     PyObject *descriptor; /* owned */
     descrgetfunc get;     /* tp_descr_get of the descriptor's type */
@@ -49,8 +48,7 @@ py_recorder_current(const py_state *state)
 
 /* ---- observe/stack.c */
 
-/* Create the tables and look up the attributes of frames. Returns false if out of memory, or with
- * an exception. */
+/* Create the tables and look up frame attributes. False if out of memory or with an exception. */
 bool py_recorder_init_stacks(py_recorder *self);
 /* Free the tables. A recorder that has only been zeroed is valid. */
 void py_recorder_fini_stacks(py_recorder *self);

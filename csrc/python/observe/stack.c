@@ -16,8 +16,7 @@
 #define CODES_NBYTES (CODE_BUCKETS * sizeof(seen_code))
 #define STACKS_NBYTES (((size_t)1 << STACK_BITS) * sizeof(seen_stack))
 
-/* Look up an attribute of frames once, for use by every call. Returns false with an exception on
- * failure. */
+/* Look up an attribute of frames once, for use by every call. Returns false if it raises. */
 static bool
 frame_field_find(PyObject *frame_type, const char *name, frame_field *field)
 {
@@ -76,8 +75,7 @@ find_code_locked(const py_recorder *self, const PyObject *code)
     }
 }
 
-/* Return the attribute as UTF-8, or "" if it is not a str. The text is borrowed from *object, which
- * the caller must release. */
+/* Return the attribute as UTF-8, "" if it is not a str. Borrowed from *object; release that. */
 static const char *
 code_text(PyObject *code, const char *attribute, PyObject **object)
 {
@@ -133,8 +131,7 @@ find_or_add_code(py_recorder *self, PyObject *code)
     return PY_LOCKED(&self->lock, add_code_locked(self, code, is_hidden));
 }
 
-/* A frame of this thread; needs no reference, since it runs during our call. NULL after the
- * outermost frame. */
+/* A frame of this thread, or NULL. Needs no reference, since the frame runs during our call. */
 typedef struct frame_cursor {
     PyFrameObject *frame;
     dd_call_site_key key;
@@ -243,8 +240,7 @@ is_same_site(dd_call_site_key a, dd_call_site_key b)
     return a.code == b.code && a.instruction == b.instruction;
 }
 
-/* Return the entry for stacks with these two innermost frames. It holds only the latest such
- * stack. */
+/* Return the entry for stacks with these two innermost frames. It holds only the latest one. */
 static seen_stack *
 seen_slot(const py_recorder *self, dd_call_site_key inner, dd_call_site_key outer)
 {
@@ -253,8 +249,7 @@ seen_slot(const py_recorder *self, dd_call_site_key inner, dd_call_site_key oute
     return &self->stacks[(mixed * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - STACK_BITS)];
 }
 
-/* Return true if `cursor` and its callers match all frames of `stack` except the innermost, and end
- * where it ends. */
+/* Return true if `cursor` and its callers match all of `stack` without its innermost frame. */
 static bool
 has_outer_frames(const py_recorder *self, const seen_stack *stack, frame_cursor cursor)
 {

@@ -44,8 +44,7 @@ static atomic_int signalled_pid;
 
 /* ---- callbacks of the monitor */
 
-/* Take and release the GIL. Returns without it if the interpreter is shutting down, which counts as
- * an answer. */
+/* Take and release the GIL. An interpreter that is shutting down counts as one that answers. */
 static void
 await_gil(void)
 {
@@ -55,8 +54,7 @@ await_gil(void)
     }
 }
 
-/* End the process. Called only if the environment asks for it: a launcher cannot use a process that
- * hangs in its device. */
+/* End the process if the environment says so: a launcher cannot use one with a hung device. */
 static void
 die(void *Py_UNUSED(ctx), const char *reason)
 {
@@ -75,8 +73,8 @@ find_watch(const py_state *state)
     return watch != NULL && watch->generation == dd_fork_generation() ? watch : NULL;
 }
 
-/* Return the monitor; start it if needed. `rank` is the rank in the group that starts it. Returns
- * NULL with an exception on failure. */
+/* Return the monitor; start it if needed, with the caller's rank in its group. Raises on
+ * failure. */
 static py_watch *
 require_watch(py_state *state, int rank)
 {
@@ -129,8 +127,7 @@ read_monitor_options(py_state *state, PyObject *const *args, Py_ssize_t nargs, P
     return true;
 }
 
-/* Create the monitor. It runs once a thread calls _monitor_run. Only one thread at a time may call
- * this. */
+/* Create the monitor; it runs once a thread calls _monitor_run. Not thread-safe. */
 PyObject *
 py_watch_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -372,9 +369,8 @@ py_watch_request_dump(PyObject *module, PyObject *Py_UNUSED(unused))
     return PyBool_FromLong(watch != NULL);
 }
 
-/* Install a signal handler that requests dumps. It is a C handler, so that it runs even if Python
- * hangs. If has_to_be_unused is set and the signal has another handler, returns False and does not
- * change it. */
+/* Install a C handler for a signal, which requests dumps even if Python hangs. If has_to_be_unused
+ * is set and the signal has another handler, changes nothing and returns False. */
 PyObject *
 py_watch_on_signal(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {

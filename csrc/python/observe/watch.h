@@ -1,5 +1,4 @@
-/* The process's monitor (watch/monitor.h). dldist._base.monitor_thread starts it with the first
- * group of several ranks. */
+/* The process's monitor (watch/monitor.h). dldist._base.monitor_thread starts it. */
 #ifndef DD_PYTHON_OBSERVE_WATCH_H
 #define DD_PYTHON_OBSERVE_WATCH_H
 
@@ -12,18 +11,15 @@
  * fail the group; extra->release is always called when the member is no longer needed. The
  * environment determines is_fatal. Returns -1 with an exception on failure. */
 int py_watch_add(const py_group *group, const dd_monitor_member *extra, uint64_t *id);
-/* Remove a group; ignores an id of 0. Also releases the group's store, unless the monitor hangs in
- * it. */
+/* Remove a group; an id of 0 does nothing. Releases its store, unless the monitor hangs in it. */
 void py_watch_remove(py_state *state, uint64_t id);
 /* Set the heartbeat that the monitor checks; NULL for none. The environment determines its timeout
- * and the action when it stops. Has no effect without a monitor, or if a heartbeat is set
- * already. */
+ * and the action if it stops. No effect without a monitor, or if a heartbeat is set already. */
 void py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat);
 
 /* ---- NCCL groups (observe/watch_nccl.c) */
 
-/* Add a group of several ranks to the monitor until it ends. Returns -1 with an exception on
- * failure. */
+/* Monitor a group of several ranks until it ends. Returns -1 with an exception on failure. */
 int py_watch_add_nccl(py_group *group);
 /* Remove a group that has ended. May be called again. */
 void py_watch_remove_nccl(py_group *group);

@@ -1,5 +1,4 @@
-/* The monitor for NCCL groups: it reports a group's failure to the other ranks, and fails the group
- * when another rank reports one. */
+/* NCCL groups in the monitor: a failure on one rank is reported to the others, and fails them. */
 #include "core/mem.h"
 #include "core/thread.h"
 #include "python/nccl/nccl.h"
@@ -20,8 +19,7 @@ run_failure(void *arg)
     return NULL;
 }
 
-/* Fail the group on a thread of its own: completed works may have to release events, and the driver
- * may be hanging. */
+/* Fail the group on a new thread: releasing completed works' events may hang in the driver. */
 static void
 member_fail_nccl(void *ctx, const dd_error *cause)
 {

@@ -19,16 +19,14 @@ typedef struct bridge_call {
     PyGILState_STATE gil;
 } bridge_call;
 
-/* Begin an operation. Callers are Python threads and the monitor, whose thread Python started;
- * neither needs the gate. */
+/* Begin an operation. It needs no gate: all callers are threads that Python started. */
 static bridge_call
 bridge_enter(dd_store *store, const char *method, const dd_wait *wait)
 {
     return (bridge_call){(py_bridge *)store, method, wait, PyGILState_Ensure()};
 }
 
-/* Describe the current exception in `err`, for a caller outside Python. Returns its status; the
- * exception stays set. */
+/* Describe the current exception, which stays set, in `err` for a caller outside Python. */
 static dd_status
 describe_exception(const bridge_call *call, dd_error *err)
 {
@@ -69,8 +67,7 @@ bridge_leave(const bridge_call *call, dd_status status, dd_error *err)
     return status;
 }
 
-/* Call the method. Takes over `args`, which may be NULL with an exception set. Returns NULL with an
- * exception on failure. */
+/* Call the method and release `args`, which may be NULL with an exception. NULL if it raises. */
 static PyObject *
 invoke(const bridge_call *call, PyObject *args)
 {
@@ -95,8 +92,7 @@ raise_wrong_result(const bridge_call *call, PyObject *result, const char *wanted
     }
 }
 
-/* Read bytes from the result. May return DD_OK with an exception set: bridge_leave checks for the
- * exception first. */
+/* Read bytes from the result. May return DD_OK with an exception set; bridge_leave checks it. */
 static dd_status
 blob_from_result(const bridge_call *call, PyObject *result, dd_blob *value, dd_error *err)
 {
@@ -196,8 +192,7 @@ time_left(const bridge_call *call)
     return py_from_timeout_ns(call->bridge->state, left_ns);
 }
 
-/* Return true if the class overrides Store's method. An override, like torch's method, may lack the
- * timeout parameter. */
+/* Return true if the class overrides the method. An override may lack a timeout, like torch's. */
 static bool
 is_overridden(const bridge_call *call)
 {

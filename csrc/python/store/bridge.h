@@ -10,9 +10,8 @@
  * threads that Python started. Returns NULL with an exception on failure. */
 dd_store *py_bridge_open(py_state *state, PyObject *object);
 
-/* Create the store that the base methods of the object's class fall back on. Like py_bridge_open,
- * except that append, multi_get, multi_set, try_get and barrier are the generic forms, built on the
- * object's other methods. */
+/* Create the store for base methods that the object's class inherits. Like py_bridge_open, but
+ * append, multi_get, multi_set, try_get and barrier are generic, built on the other methods. */
 dd_store *py_bridge_open_generic(py_state *state, PyObject *object);
 
 /* Return the object of a bridge (borrowed), or NULL if the store is not a bridge. */

@@ -1,6 +1,6 @@
 /* The methods of dldist.Store. Store operations are rows of one table and take the same steps: turn
- * the arguments into a request, run it without the GIL between py_call_begin and py_call_end, and
- * return the result. */
+ * arguments into a request, run it without the GIL (py_call_begin to py_call_end), return its
+ * result. */
 
 #include "python/store/store.h"
 
@@ -36,8 +36,7 @@ const py_store_op py_store_ops[] = {
 };
 /* clang-format on */
 
-/* The request of a call and the objects that it borrows. Must start zeroed; arguments_fini may then
- * be called at any time. */
+/* A call's request and the objects that it borrows. Must start zeroed, for arguments_fini. */
 typedef struct arguments {
     dd_store_request request;
     py_bytes bytes[MAX_ARGS];

@@ -20,8 +20,7 @@ open_prefix(const void *given, dd_store **store, const dd_wait *wait, dd_error *
     return dd_prefix_store_open(store, options->prefix, options->below, err);
 }
 
-/* Open the view; the caller sets the object's own fields. Returns -1 with an exception on
- * failure. */
+/* Open the view; the caller sets the object's own fields. -1 with an exception on failure. */
 static int
 open_view(py_store *self, PyObject *prefix, PyObject *underlying)
 {

@@ -1,5 +1,4 @@
-/* dldist.Store, the base type of all stores in Python, and the conversion of Python objects to
- * dd_store. */
+/* dldist.Store, the base type of all stores in Python, and conversion of objects to dd_store. */
 #ifndef DD_PYTHON_STORE_STORE_H
 #define DD_PYTHON_STORE_STORE_H
 
@@ -25,8 +24,7 @@ typedef struct py_store {
  * `function` and `name` are for the message. */
 dd_store *py_store_acquire(py_state *state, PyObject *object, const char *function, const char *name);
 
-/* Like py_store_acquire, but sets *store to NULL if the object is NULL or None. Returns false with
- * an exception on failure. */
+/* Like py_store_acquire, but *store is NULL for NULL or None. Returns false if it raises. */
 bool py_store_acquire_if_any(py_state *state, PyObject *object, const char *function, const char *name,
                              dd_store **store);
 
@@ -73,8 +71,7 @@ typedef enum py_unbound {
     PY_UNBOUND_GENERIC, /* run the form built on the other methods */
 } py_unbound;
 
-/* A store operation as a Python method. The binding turns arguments into a request; the bridge
- * turns a request into arguments. */
+/* A store operation as a Python method. The bridge uses the same rows in reverse. */
 typedef struct py_store_op {
     /* The kind of each parameter: 'k' the key, 'K' the keys, 'v' the next value, 'V' the values,
      * 'n' the number, 's' the number as a size (at least 1), 'b' the number as a bool (True by

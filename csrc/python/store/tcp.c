@@ -100,8 +100,7 @@ take_limits(tcp_store_arguments *arguments)
     return true;
 }
 
-/* Read the given secret, or the environment's. Copies it, because neither may be read once the GIL
- * is released. */
+/* Copy the given secret, or the environment's: neither may be read without the GIL. */
 static bool
 take_secret(tcp_store_arguments *arguments)
 {

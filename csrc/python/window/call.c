@@ -3,8 +3,7 @@
 #include "python/base/error.h"
 #include "python/window/window.h"
 
-/* Size up to which a copy takes no longer than releasing and retaking the GIL. Without a GIL, no
- * copy counts as quick. */
+/* The largest copy that is no slower than releasing and retaking the GIL. 0 without a GIL. */
 #ifdef PY_MAY_LACK_GIL
 #define QUICK_NBYTES ((size_t)0)
 #else
@@ -57,8 +56,7 @@ post_move(const py_group_call *call, const void *what, const dd_call_options *op
                : dd_window_post_get(window, block, transfer->place, options, work, err);
 }
 
-/* Return true if the transfer is small and its memory is mapped here. It is then copied and
- * signalled without waiting. */
+/* Return true if the transfer needs no wait: it is small, and its memory is mapped here. */
 static bool
 transfer_is_quick(const transfer_call *transfer, const py_group_call *call)
 {
@@ -170,8 +168,7 @@ typedef struct signal_call {
     int64_t timeout_ns; /* -1 for the group's timeout */
 } signal_call;
 
-/* Read a timeout in milliseconds, as in torch; 0 means the group's. Returns false with an exception
- * on failure. */
+/* Read a timeout in milliseconds, as in torch; 0 means the group's. False with an exception. */
 static bool
 take_timeout_ms(signal_call *call, int64_t timeout_ms, const char *function)
 {

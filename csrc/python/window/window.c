@@ -65,8 +65,7 @@ window_take_memory(py_window *self, PyObject *object)
     return true;
 }
 
-/* Find the region that contains the memory, or NULL. If is_whole is set, expose the whole region to
- * the other ranks. */
+/* Find the memory's region, or NULL. With is_whole, the other ranks see the whole region. */
 static dd_region *
 find_region_of_memory(py_window *self, bool is_whole)
 {
@@ -88,8 +87,7 @@ window_open(py_window *self, const dd_window_options *options, int64_t timeout_n
                          self->group->group, options, &self->window);
 }
 
-/* Open the window as failed: opening is collective, and the other ranks learn of the failure by it.
- * Keeps the current exception. */
+/* Open the window as failed, so that the other ranks fail as well. Keeps the current exception. */
 static void
 window_report_obstacle(py_window *self, int64_t timeout_ns)
 {
@@ -217,8 +215,7 @@ window_close(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* ---- views */
 
-/* A rank's memory as an array. Keeps the window alive, or the tensor if it shows this rank's own
- * memory. */
+/* A rank's memory as an array. Keeps the window alive, or the tensor of this rank's memory. */
 typedef struct window_view {
     py_memory memory;  /* must be first */
     dd_window *window; /* owned, or NULL */
@@ -501,7 +498,7 @@ is_in_region_of(dd_group *group, const dd_view *view)
 static int
 is_in_any_region(py_state *state, const dd_view *view)
 {
-    PyObject *groups = py_group_list(state, &py_group_kind_cpu); /* holds references to the groups */
+    PyObject *groups = py_group_list(state, &py_group_kind_cpu); /* references to the groups */
     if (groups == NULL) {
         return -1;
     }

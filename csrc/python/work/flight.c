@@ -52,8 +52,7 @@ take_spare_locked(py_completions *queue)
     return flight;
 }
 
-/* Allocate a flight, with its lock initialised, or take a spare one. Returns NULL without an
- * exception on failure. */
+/* Take a spare flight, or allocate one with its lock. Returns NULL if out of memory. */
 static py_flight *
 take_spare(py_completions *queue)
 {
@@ -152,8 +151,7 @@ keep_held(py_flight *flight)
     atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
 }
 
-/* Keep a flight whose tensors a device may still use. Once the device is done, the next thread that
- * drains the queue releases it. */
+/* Keep a flight until the device is done with its tensors; draining the queue releases it then. */
 static void
 hold(py_flight *flight)
 {
@@ -238,8 +236,7 @@ py_flight_is_done(py_flight *flight)
     return is_done;
 }
 
-/* Return a new list of the tensors that the flight's calls fill, or NULL with an exception. Call
- * before the flight is settled. */
+/* Return a new list of the tensors that the calls fill. The flight must not be settled yet. */
 static PyObject *
 make_results(const py_flight *flight)
 {
@@ -272,9 +269,8 @@ begin_reading(py_flight *flight)
     return is_needed;
 }
 
-/* End begin_reading, and settle the flight with `results` unless they are NULL or another thread
- * has settled it. Takes over `results`. The last reader of a settled flight releases its
- * tensors. */
+/* End begin_reading, and settle the flight with `results` (taken over) unless they are NULL or it
+ * is settled already. The last reader of a settled flight releases its tensors. */
 static void
 end_reading(py_flight *flight, PyObject *results)
 {
@@ -323,8 +319,7 @@ py_flight_get_results(py_flight *flight)
     return results;
 }
 
-/* Settle a completed flight that no thread waits for, so that its outputs are filled. Keeps the
- * current exception. */
+/* Settle a completed flight without a caller, to fill its outputs. Keeps the current exception. */
 static void
 settle_unasked(py_flight *flight)
 {
@@ -457,8 +452,7 @@ py_completions_call_and_report(PyObject *module, PyObject *const *args, Py_ssize
     Py_RETURN_NONE;
 }
 
-/* Remove and return the next watcher. If there is none, marks the flight as not watched and returns
- * NULL. */
+/* Remove and return the next watcher; if there is none, mark the flight as not watched. */
 static py_watcher *
 take_watcher(py_flight *flight)
 {
@@ -636,9 +630,8 @@ drain_later(void *arg)
     return 0;
 }
 
-/* Call with the queue's lock held: after the queue is stopped there may be no interpreter, and the
- * lock orders this call before the stop. Py_AddPendingCall does not wait for the GIL, and runs
- * nothing itself. */
+/* Call with the queue's lock held, which orders this call before the stop of the queue: after it
+ * there may be no interpreter. Py_AddPendingCall neither waits for the GIL nor runs anything. */
 void
 py_completions_schedule_drain_locked(py_completions *queue)
 {
@@ -650,8 +643,7 @@ py_completions_schedule_drain_locked(py_completions *queue)
 
 /* ---- the completion thread */
 
-/* Remove and return the next watched flight. Waits for one unless is_last_look is set. Returns NULL
- * if the thread must stop. */
+/* Remove and return the next watched flight; wait for one unless is_last_look. NULL to stop. */
 static py_flight *
 take_watched(py_completions *queue, bool is_last_look)
 {

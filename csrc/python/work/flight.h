@@ -19,15 +19,12 @@ dd_nccl_work *py_flight_nccl_work(const py_flight *flight);
 /* Block until the operation has ended. Call without the GIL. */
 dd_status py_flight_wait(py_flight *flight, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Read the argument of wait(timeout=None). None gives 0, which means no limit. Returns false with
- * an exception on failure. */
+/* Read the argument of wait(timeout=None); None gives 0, no limit. False with an exception. */
 bool py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                           int64_t *timeout_ns);
-/* Return true if the Work has an operation; otherwise false with a RuntimeError of this text, which
- * is torch's. */
+/* Return true if the Work has an operation; otherwise raise RuntimeError(text), a text of torch. */
 bool py_work_require_flight(const py_work *self, const char *text);
-/* Block until the operation has ended, and settle the flight. Returns false with an exception on
- * failure. */
+/* Block until the operation has ended, and settle the flight. Returns false if it raises. */
 bool py_work_wait_for_end(py_work *self, int64_t timeout_ns);
 /* Return 1 if done and settled, 0 if not done or without an operation, or -1 with an exception. */
 int py_work_look(py_work *self);
@@ -38,9 +35,8 @@ PyObject *py_flight_get_results(py_flight *flight);
 
 bool py_flight_is_done(py_flight *flight);
 
-/* Settle a completed flight: unpack its outputs, keep its results and release its tensors. May be
- * called any number of times, from any thread; the caller must hold a reference. Returns false with
- * an exception on failure. */
+/* Settle a completed flight: unpack its outputs, keep its results and release its tensors. Any
+ * thread that holds a reference may call it any number of times. False with an exception. */
 bool py_flight_settle(py_flight *flight);
 
 /* Release the Work's reference. Call when the Work is destroyed. */

@@ -34,8 +34,7 @@ work_dealloc(PyObject *object)
     py_object_end_dealloc(object);
 }
 
-/* Visit the flight's objects only if the Work holds the last reference, because an unfinished
- * operation may outlive a cycle. */
+/* Visit the flight only if this is its last reference: its operation may outlive a cycle. */
 static int
 work_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -105,8 +104,7 @@ work_exception(PyObject *object, PyObject *Py_UNUSED(unused))
     return py_error_of_group(self->state, error->code, error);
 }
 
-/* Return false with an exception; if the work is not done, it says that method `what` needs a
- * completed work. */
+/* Raise an error that names the method `what` and return false if the work is not done. */
 static bool
 require_done(py_work *self, const char *what)
 {
@@ -147,8 +145,7 @@ work_source_rank(PyObject *object, PyObject *Py_UNUSED(unused))
     return PyLong_FromLong(self->flight->work->source_rank);
 }
 
-/* Read the operation's duration in seconds; for NCCL, as measured on the device. Returns false with
- * an exception on failure. */
+/* Read the operation's seconds; for NCCL, as measured on the device. Returns false if it raises. */
 static bool
 read_duration(py_work *self, double *seconds, const char *what)
 {

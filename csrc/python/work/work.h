@@ -23,8 +23,7 @@ typedef struct py_completions py_completions;
 struct py_group;
 
 typedef struct py_flight {
-    /* const while the flight has readers (see py_flight_settle), except for unpacking, which
-     * unpacking_mu guards */
+    /* const while the flight has readers; see py_flight_settle. unpacking_mu guards unpacking */
     py_operands operands;
     /* The fields below are const after the start. */
     py_completions *queue;
@@ -36,8 +35,7 @@ typedef struct py_flight {
     /* The fields below are for groups on devices. */
     bool is_nccl;     /* const after creation: `work` is the head of a dd_nccl_work */
     bool is_blocking; /* wait() blocks the host */
-    /* Memory is reused only in the order of its stream, which waits for the end of the
-     * operation. */
+    /* memory is reused only in the order of its stream, which waits for the operation's end */
     bool is_stream_ordered;
     struct py_flight *others; /* owned: further calls of the same operation, in order */
     atomic_int nowners;       /* references: the Work's, or the one it left; the queue's */
@@ -68,8 +66,7 @@ void py_flight_on_done(dd_work *work, void *ctx);
 extern PyType_Spec py_work_spec;
 extern PyType_Spec py_nccl_work_spec;
 
-/* Give a new Work or NcclWork its flight, whose operation must have started. The Work takes over
- * the reference. */
+/* Give a new Work or NcclWork its flight, which it takes over. The operation must have started. */
 void py_work_adopt(PyObject *work, py_flight *flight);
 
 /* Return the queue of this process, never its parent's, or NULL with an exception. */
