@@ -52,8 +52,8 @@ mpi_leave(dd_carrier *base, dd_carried *carried)
 
 /* ---- messages */
 
-/* The unit of large messages if the library has no large counts: both sides send messages of more
- * than INT_MAX bytes in units of this size. */
+/* The unit in which both sides count messages of more than INT_MAX bytes if the library has no
+ * large counts. */
 #define LARGE_UNIT ((size_t)8)
 
 typedef struct message_shape {
@@ -170,7 +170,7 @@ look_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message,
     return count_received(library, &status, message, err);
 }
 
-/* Cancel the message. MPI guarantees this only for receives: a receiver may already read a send. */
+/* Cancel the message. MPI guarantees this only for receives; a send's memory is read on receipt. */
 static bool
 leave_message(dd_carrier *base, dd_carried *carried)
 {
@@ -315,7 +315,7 @@ await_making(comm_errand *making, mpi_word *comm, const dd_wait *wait, dd_error 
     return status;
 }
 
-/* A tag for each group's name: threads may create communicators of the same ranks concurrently. */
+/* Hash the group's name to a tag: threads may create communicators of equal ranks concurrently. */
 static int
 tag_of(dd_group *group)
 {

@@ -1,5 +1,5 @@
 /* The library that jaxlib's MPItrampoline loads as its MPI. It exports the names that MPItrampoline
- * looks up; until XLA initialises MPI, the functions do nothing.
+ * looks up; calls fail until XLA initialises MPI.
  *
  * It is a separate library because all of these names must be exported. MPI_Init_thread gets a
  * table of functions from dldist.jax; the other calls are passed on to that table. The library must

@@ -177,7 +177,7 @@ typedef struct dd_ucc_coll_args {
     uint64_t active_set[3];
     void *src_memh; /* since 1.5 */
     void *dst_memh;
-    uint64_t later[8]; /* zero; UCC copies the size of its own, maybe newer, version */
+    uint64_t later[8]; /* zero; UCC copies as many bytes as its own version has */
 } dd_ucc_coll_args;
 
 _Static_assert(sizeof(size_t) == sizeof(uint64_t), "counts and offsets are handed over as they are");

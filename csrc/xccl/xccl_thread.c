@@ -9,7 +9,7 @@
 /* ---- turns */
 
 /* The process's turn to use oneCCL. */
-static atomic_bool is_turn_taken; /* a lock; one thread takes it and another releases it */
+static atomic_bool is_turn_taken; /* acquire and release: a lock passed between threads */
 
 bool
 xccl_try_turn(void)

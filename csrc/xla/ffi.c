@@ -44,8 +44,8 @@ typedef struct step {
 
 struct dd_ffi_program {
     dd_list link;    /* guarded by programs_lock; in `programs` once published */
-    uint64_t number; /* const, like the fields below unless they name the lock */
-    size_t nsources; /* fields from here to `last` are const once published */
+    uint64_t number; /* const */
+    size_t nsources; /* const once published, like the fields up to `last` */
     size_t nresults;
     dd_block *arrays;   /* owned; the memory that stands for the arrays */
     dd_ffi_fill *fills; /* owned, [nresults] */
@@ -357,7 +357,7 @@ move_parts(const run *self, const step *at, bool is_before)
     }
 }
 
-/* Wait without interrupts, since XLA's threads have none: the call ends by its own timeout. */
+/* XLA's threads cannot be interrupted: the call ends by its own timeout. */
 static dd_status
 run_message(const run *self, const step *at, dd_error *err)
 {

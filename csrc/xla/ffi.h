@@ -38,7 +38,8 @@ typedef struct dd_ffi_part {
     bool is_written; /* unpacked from `flat` after the call */
 } dd_ffi_part;
 
-/* A call. Its blocks lie in the program's memory, or in `scratch`, which stands for a run's own. */
+/* A call. Its blocks lie in the program's memory, or in `scratch`, which stands for memory that
+ * each run has of its own. */
 typedef struct dd_ffi_call {
     const dd_coll_args *args; /* of a collective; NULL for a message */
     const dd_p2p *message;
@@ -56,7 +57,7 @@ dd_status dd_ffi_program_add(dd_ffi_program *program, const dd_ffi_call *call, d
 void dd_ffi_program_publish(dd_ffi_program *program);
 /* Run on this group from now on; it must have the same rank and size. */
 void dd_ffi_program_set_group(dd_ffi_program *program, dd_group *group);
-/* Remove the program: later runs fail. The end of the last run in progress frees it. */
+/* Remove the program: later runs fail. It is freed when the last run in progress has ended. */
 void dd_ffi_program_destroy(dd_ffi_program *program);
 
 /* The handler that XLA calls. Returns NULL on success. */

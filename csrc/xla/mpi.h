@@ -71,8 +71,8 @@ void dd_mpi_set_world(dd_mpi_handle comm);
 
 /* Create a communicator for the group, with a new reference to it. Returns 0 if out of memory. */
 dd_mpi_handle dd_mpi_comm_create(dd_group *group);
-/* Create a communicator that has a rank and size, but fails all other calls with `reason`. May
- * return 0. */
+/* Create a communicator that has this rank and size, and fails all other calls with `reason`.
+ * Returns 0 if out of memory. */
 dd_mpi_handle dd_mpi_comm_create_broken(int rank, int size, const char *reason);
 
 #endif

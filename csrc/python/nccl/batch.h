@@ -10,11 +10,12 @@
 py_nccl_batch *py_nccl_batch_find(py_nccl_core *core);
 /* Create a batch as the thread's innermost. Returns NULL with an exception on failure. */
 py_nccl_batch *py_nccl_batch_open(py_nccl_core *core, bool is_estimate);
-/* Append items and take over their flights, unless it fails: then false with an exception. */
+/* Append items and take over their flights. On failure returns false with an exception; the flights
+ * then stay the caller's. */
 bool py_nccl_batch_append(py_nccl_batch *batch, const py_nccl_item *items, size_t nitems);
 /* Remove the batch from the list. The caller then owns it. */
 void py_nccl_batch_take_out(py_nccl_core *core, py_nccl_batch *batch);
-/* Destroy a batch, with its items' flights if they were not handed on, and release its windows. */
+/* Destroy a batch, with its items' flights if has_flights is set, and release its windows. */
 void py_nccl_batch_destroy(py_nccl_batch *batch, bool has_flights);
 
 /* Fill in the record of a call in `told`. Returns NULL if recording is off. */

@@ -104,8 +104,8 @@ warn_of_missed_nan(const py_launch *launch)
                1) == 0;
 }
 
-/* Take over the flight, run the operation, end the plan. Returns a Work, None, or NULL on
- * failure. */
+/* Run the operation. Takes over the flight and ends the plan. Returns a Work or None, or NULL with
+ * an exception on failure. */
 static PyObject *
 launch_run(py_launch *launch)
 {
@@ -190,7 +190,7 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
     return result;
 }
 
-/* Move the batch into the estimate. Takes over the batch. */
+/* Move the batch's calls into the estimate. Takes over the batch. */
 static PyObject *
 move_batch(const py_group *self, py_nccl_batch *batch, py_nccl_batch *estimate, bool is_async)
 {

@@ -61,8 +61,7 @@ typedef struct said {
     PyObject *config;
 } said;
 
-/* Read the child's options: the parent's, changed by the arguments. False with an exception if
- * wrong. */
+/* Copy the parent's options, changed by the arguments. Returns false with an exception. */
 static bool
 offspring_read_options(py_group *self, offspring *child, const said *what)
 {

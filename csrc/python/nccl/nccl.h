@@ -130,7 +130,7 @@ py_nccl_core *py_nccl_core_create(dd_nccl_group *group, const dd_nccl_group_opti
 void py_nccl_group_take(py_group *self, const py_group_kind *kind, py_nccl_core *core);
 /* Release a group of the core library without the GIL. Call with the GIL held. */
 void py_nccl_group_drop(dd_nccl_group *group);
-/* Create a group object derived from `parent`. Takes over `group`, also if it fails. */
+/* Create a group object derived from `parent`, taking over `group`. Releases it if this raises. */
 PyObject *py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group,
                              const dd_nccl_group_options *options, dd_recorder_group *recorded, int device,
                              PyObject *store);

@@ -36,7 +36,7 @@ is_among(const waiting_streams *streams, const void *handle)
     return false;
 }
 
-/* Make the current streams of the tensors' libraries wait. A stream may be made to wait twice.
+/* Make the current streams of the tensors' libraries wait. Making a stream wait twice is harmless.
  * Returns false with an exception on failure. */
 static bool
 order_waiting_streams(py_work *self)

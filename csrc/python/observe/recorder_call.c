@@ -39,7 +39,7 @@ put_runs(const py_operands *operands, const py_side *side, dd_record_tensor *ten
     return count;
 }
 
-/* Record the equal tensors of all ranks as one tensor whose first dimension is the rank. */
+/* Record a side's tensors, one for each rank, as one with the rank as first dimension if equal. */
 static size_t
 put_stacked(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, uint32_t *more)
 {

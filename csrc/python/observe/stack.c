@@ -75,7 +75,7 @@ find_code_locked(const py_recorder *self, const PyObject *code)
     }
 }
 
-/* Return the attribute as UTF-8, "" if it is not a str. Borrowed from *object; release that. */
+/* Return the attribute as UTF-8, "" if it is not a str; borrowed from *object, a new reference. */
 static const char *
 code_text(PyObject *code, const char *attribute, PyObject **object)
 {
@@ -131,7 +131,7 @@ find_or_add_code(py_recorder *self, PyObject *code)
     return PY_LOCKED(&self->lock, add_code_locked(self, code, is_hidden));
 }
 
-/* A frame of this thread, or NULL. Needs no reference, since the frame runs during our call. */
+/* A frame of this thread, NULL after the outermost; needs no reference, as it is running. */
 typedef struct frame_cursor {
     PyFrameObject *frame;
     dd_call_site_key key;

@@ -25,7 +25,7 @@ typedef struct py_watch {
     dd_monitor *monitor;       /* const */
     int64_t beat_timeout_ns;   /* const; the heartbeat's timeout */
     bool is_beat_fatal;        /* const; end the process if the heartbeat stops */
-    bool is_failure_fatal;     /* const; for groups that receive failures */
+    bool is_failure_fatal;     /* const; is_fatal of members that have `fail` */
     atomic_bool has_heartbeat; /* atomic */
     py_lock lock;
     struct heard_signal *heard; /* owned; guarded by the lock */

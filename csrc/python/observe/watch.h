@@ -1,4 +1,5 @@
-/* The process's monitor (watch/monitor.h). dldist._base.monitor_thread starts it. */
+/* The process's monitor (watch/monitor.h). dldist._base.monitor_thread starts it with the first
+ * group of several ranks. */
 #ifndef DD_PYTHON_OBSERVE_WATCH_H
 #define DD_PYTHON_OBSERVE_WATCH_H
 

@@ -26,7 +26,8 @@ bridge_enter(dd_store *store, const char *method, const dd_wait *wait)
     return (bridge_call){(py_bridge *)store, method, wait, PyGILState_Ensure()};
 }
 
-/* Describe the current exception, which stays set, in `err` for a caller outside Python. */
+/* Describe the current exception in `err` for a caller outside Python. Returns its status; the
+ * exception stays set. */
 static dd_status
 describe_exception(const bridge_call *call, dd_error *err)
 {

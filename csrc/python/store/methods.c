@@ -36,7 +36,8 @@ const py_store_op py_store_ops[] = {
 };
 /* clang-format on */
 
-/* A call's request and the objects that it borrows. Must start zeroed, for arguments_fini. */
+/* A call's request and the objects that it borrows. Zero it first: arguments_fini relies on
+ * that. */
 typedef struct arguments {
     dd_store_request request;
     py_bytes bytes[MAX_ARGS];

@@ -96,7 +96,7 @@ void py_store_dealloc(PyObject *self);
 /* Release the store, which may be NULL, without the GIL. Call with the GIL held. */
 void py_store_drop(dd_store *store);
 
-/* Store.clone, also for kinds that copy more fields. */
+/* Store.clone, also called by kinds that copy more fields. */
 PyObject *py_store_clone(PyObject *self, PyObject *unused);
 
 extern PyMethodDef py_store_methods[];

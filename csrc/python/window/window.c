@@ -215,7 +215,7 @@ window_close(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* ---- views */
 
-/* A rank's memory as an array. Keeps the window alive, or the tensor of this rank's memory. */
+/* A rank's memory as an array. Keeps alive the window, or the tensor for this rank's memory. */
 typedef struct window_view {
     py_memory memory;  /* must be first */
     dd_window *window; /* owned, or NULL */
@@ -498,7 +498,7 @@ is_in_region_of(dd_group *group, const dd_view *view)
 static int
 is_in_any_region(py_state *state, const dd_view *view)
 {
-    PyObject *groups = py_group_list(state, &py_group_kind_cpu); /* references to the groups */
+    PyObject *groups = py_group_list(state, &py_group_kind_cpu); /* references keep groups alive */
     if (groups == NULL) {
         return -1;
     }

@@ -52,7 +52,7 @@ take_spare_locked(py_completions *queue)
     return flight;
 }
 
-/* Take a spare flight, or allocate one with its lock. Returns NULL if out of memory. */
+/* Take a spare flight or allocate one with a lock. NULL without an exception if out of memory. */
 static py_flight *
 take_spare(py_completions *queue)
 {
@@ -236,7 +236,7 @@ py_flight_is_done(py_flight *flight)
     return is_done;
 }
 
-/* Return a new list of the tensors that the calls fill. The flight must not be settled yet. */
+/* Return a new list of the calls' output tensors, or raise. The flight must not be settled yet. */
 static PyObject *
 make_results(const py_flight *flight)
 {
@@ -319,7 +319,7 @@ py_flight_get_results(py_flight *flight)
     return results;
 }
 
-/* Settle a completed flight without a caller, to fill its outputs. Keeps the current exception. */
+/* Fill the outputs of a completed flight that no caller waits for. Keeps the current exception. */
 static void
 settle_unasked(py_flight *flight)
 {

@@ -145,7 +145,7 @@ work_source_rank(PyObject *object, PyObject *Py_UNUSED(unused))
     return PyLong_FromLong(self->flight->work->source_rank);
 }
 
-/* Read the operation's seconds; for NCCL, as measured on the device. Returns false if it raises. */
+/* Read the operation's duration (for NCCL, on the device) in seconds. False with an exception. */
 static bool
 read_duration(py_work *self, double *seconds, const char *what)
 {
