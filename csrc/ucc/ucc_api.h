@@ -1,8 +1,8 @@
 /* UCC's interface, declared by dldist: types, values, and one list of functions.
  *
- * No file of UCC is needed to build. Layouts are those of versions 1.2 to 1.9 on 64-bit machines.
- * UCC's structs only grow at their ends, and masks mark the fields in use. Fields and functions
- * have UCC's names, so that they can be searched for. */
+ * No file of UCC is needed to build. Layouts match versions 1.2 to 1.9 on 64-bit machines. UCC's
+ * structs only grow at their ends, and masks mark the fields in use. Fields and functions have
+ * UCC's names, so that they can be searched for. */
 #ifndef DD_UCC_UCC_API_H
 #define DD_UCC_UCC_API_H
 

@@ -147,7 +147,7 @@ PyObject *py_nccl_swap_coll_config(PyObject *module, PyObject *capsule);
 bool py_nccl_find_coll_config(const py_nccl *nccl, PyObject **capsule,
                               const dd_nccl_abi_coll_config **config);
 
-/* ---- calls, like those of a Group in group/call.c */
+/* ---- calls, as for a Group (group/call.c) */
 
 /* Prepare the flight's operands for tensors on devices. */
 void py_nccl_call_begin(const py_group_call *call);

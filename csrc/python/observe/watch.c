@@ -54,7 +54,7 @@ await_gil(void)
     }
 }
 
-/* End the process if the environment says so: a launcher cannot use one with a hung device. */
+/* End the process if the environment requests it: launchers cannot use one with a hung device. */
 static void
 die(void *Py_UNUSED(ctx), const char *reason)
 {

@@ -1,5 +1,5 @@
 /* Shared by work/work.c and work/flight.c. All functions need the GIL, or an attached thread,
- * unless their comment says otherwise. */
+ * unless noted otherwise. */
 #ifndef DD_PYTHON_WORK_FLIGHT_H
 #define DD_PYTHON_WORK_FLIGHT_H
 
@@ -22,7 +22,8 @@ dd_status py_flight_wait(py_flight *flight, const dd_wait *wait, dd_error *err) 
 /* Read the argument of wait(timeout=None); None gives 0, no limit. False with an exception. */
 bool py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                           int64_t *timeout_ns);
-/* Return true if the Work has an operation; otherwise raise RuntimeError(text), a text of torch. */
+/* Return true if the Work has an operation, else raise RuntimeError(text); the texts are
+ * torch's. */
 bool py_work_require_flight(const py_work *self, const char *text);
 /* Block until the operation has ended, and settle the flight. Returns false if it raises. */
 bool py_work_wait_for_end(py_work *self, int64_t timeout_ns);
