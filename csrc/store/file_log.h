@@ -1,5 +1,5 @@
-/* What is inside a FileStore's file: a header, then records (docs/file-store.md has the bytes). Parsing and
- * encoding are pure; the bytes are untrusted. Replaying brings the records of a file into a keyspace. */
+/* The bytes of a FileStore's file: a header, then records (see docs/file-store.md). Parsing and
+ * encoding are pure functions of untrusted bytes. Replay applies records to a keyspace. */
 #ifndef DD_STORE_FILE_LOG_H
 #define DD_STORE_FILE_LOG_H
 
@@ -17,37 +17,37 @@
 #define DD_FILE_RECORD_HEAD_BYTES 16
 #define DD_FILE_RECORD_MAX_BYTES (UINT64_C(1) << 30)
 
-/* As it stands in the file. */
+/* The header as stored in the file. */
 typedef struct dd_file_header {
     char magic[8];
     uint32_t version;
     uint32_t zero;
     uint8_t run_id[DD_FILE_RUN_ID_BYTES];
-    int64_t world_size; /* < 0: not known */
+    int64_t world_size; /* < 0 if it is not known */
     uint64_t joined;
-    uint64_t left; /* in order */
+    uint64_t left; /* number of members that left cleanly */
     uint32_t last_zero;
-    uint32_t crc; /* of all before it */
+    uint32_t crc; /* CRC-32 of all fields before it */
 } dd_file_header;
 
 typedef enum dd_file_header_state {
     DD_FILE_HEADER_VALID,
     DD_FILE_HEADER_EMPTY,   /* no bytes at all */
-    DD_FILE_HEADER_BROKEN,  /* ours, but cut or damaged */
-    DD_FILE_HEADER_VERSION, /* ours, whole, of a version this code does not know */
-    DD_FILE_HEADER_FOREIGN, /* not ours: hands off */
+    DD_FILE_HEADER_BROKEN,  /* a FileStore header, truncated or damaged */
+    DD_FILE_HEADER_VERSION, /* a valid header of an unknown format version */
+    DD_FILE_HEADER_FOREIGN, /* not a FileStore's file: it must not be changed */
 } dd_file_header_state;
 
-/* Looks at the first bytes of a file; `header` is written only when VALID. */
+/* Classify the first bytes of a file. `header` is written only if the result is VALID. */
 dd_file_header_state dd_file_header_parse(dd_bytes bytes, dd_file_header *header);
-/* Fills in what is the same in all headers, and the checksum. */
+/* Set the constant fields and the checksum. */
 void dd_file_header_seal(dd_file_header *header);
 
-/* Reads up to nbytes at the offset, fewer where the file ends; -1 with errno. */
+/* Read up to nbytes at the offset, fewer at end of file. Return their number, or -1 with errno. */
 ssize_t dd_file_read(int fd, uint8_t *out, size_t nbytes, uint64_t offset);
 
-/* Whether these bytes start a header of that run. Looks only at what never changes during a run, so that it
- * may be asked while another process writes the counts. */
+/* Return true if the bytes start a header with this run_id. Only fields that are constant during a
+ * run are read, so another process may update the counts during the call. */
 bool dd_file_header_is_of_run(dd_bytes bytes, const uint8_t run_id[DD_FILE_RUN_ID_BYTES]);
 
 typedef enum dd_file_record_type {
@@ -67,20 +67,20 @@ typedef struct dd_file_record {
 typedef enum dd_file_record_state {
     DD_FILE_RECORD_WHOLE,
     DD_FILE_RECORD_SHORT,   /* the bytes end before the record does */
-    DD_FILE_RECORD_DAMAGED, /* no record */
+    DD_FILE_RECORD_DAMAGED, /* not a valid record */
 } dd_file_record_state;
 
-/* Reads the record at the start of `bytes`, which `record` borrows from. *nbytes is the length that the record
- * claims; for SHORT how many bytes it takes to read on, for DAMAGED 0 when nothing was written there. */
+/* Parse the record at the start of `bytes`, from which `record` borrows. *nbytes is its claimed
+ * length; for SHORT the bytes needed to go on; for DAMAGED 0 if no record was written there. */
 dd_file_record_state dd_file_record_parse(dd_bytes bytes, dd_file_record *record, uint64_t *nbytes);
 
-/* Appends the record to out; DD_INVALID_ARGUMENT when it is over DD_FILE_RECORD_MAX_BYTES. */
+/* Append the record to out. DD_INVALID_ARGUMENT if it is larger than DD_FILE_RECORD_MAX_BYTES. */
 dd_status dd_file_record_encode(dd_blob *out, const dd_file_record *record, dd_error *err) DD_MUST_CHECK;
 
-/* Does to the keyspace what the record says; on failure nothing has changed. */
+/* Apply the record to the keyspace. On failure the keyspace is unchanged. */
 dd_status dd_file_record_apply(dd_keyspace *ks, const dd_file_record *record, dd_error *err) DD_MUST_CHECK;
 
-/* A keyspace and how much of the file it holds. */
+/* A keyspace, and the part of the file that was applied to it. */
 typedef struct dd_file_log {
     dd_keyspace ks;
     uint64_t offset; /* all records before it are in ks */
@@ -88,19 +88,19 @@ typedef struct dd_file_log {
 } dd_file_log;
 
 typedef enum dd_file_tail {
-    DD_FILE_TAIL_CLEAN,   /* the last record ends where the file does */
-    DD_FILE_TAIL_TORN,    /* a part of a record is at the end: being written, or its writer died */
-    DD_FILE_TAIL_DAMAGED, /* a bad record has others after it, which no crash of a writer explains */
+    DD_FILE_TAIL_CLEAN,   /* the file ends with a whole record */
+    DD_FILE_TAIL_TORN,    /* the file ends with part of a record: unfinished, or its writer died */
+    DD_FILE_TAIL_DAMAGED, /* records follow a damaged one: not the result of a crash */
 } dd_file_tail;
 
 void dd_file_log_init(dd_file_log *log);
 void dd_file_log_fini(dd_file_log *log);
 
-/* Forgets what was read, so that the next replay starts from the first record. */
+/* Discard the keyspace, so that the next replay starts from the first record. */
 void dd_file_log_reset(dd_file_log *log);
 
-/* Reads on from log->offset to `size`, the file's size. Stops before the first record that is not whole, and
- * tells by *tail what is there. On failure the keyspace holds just the records before
+/* Apply the records from log->offset to `size`, the file's size. Stop before the first record that
+ * is not whole; *tail classifies it. On failure the keyspace holds exactly the records before
  * log->offset. */
 dd_status dd_file_log_replay(dd_file_log *log, int fd, uint64_t size, dd_file_tail *tail,
                              dd_error *err) DD_MUST_CHECK;

@@ -18,14 +18,14 @@ enum lock_byte {
     LOCK_LOOK,
 };
 
-/* Locks may lie beyond the end of a file; these never meet its data. */
+/* Locks may lie beyond the end of a file, so these never overlap its data. */
 #define LOCK_BASE ((off_t)1 << 40)
 #define NAP_MIN_NS DD_NS_PER_MS
 #define NAP_MAX_NS (50 * DD_NS_PER_MS)
 #define LEAVE_TIMEOUT_NS (5 * DD_NS_PER_S)
 #define UNLOCK_TRIES 3
 
-/* The error of a system call on the file. */
+/* Set the error of a failed system call on the file. */
 static dd_status
 failed(const dd_file_member *member, const char *what, dd_error *err)
 {
@@ -35,7 +35,7 @@ failed(const dd_file_member *member, const char *what, dd_error *err)
 typedef enum lock_result {
     LOCK_TAKEN,
     LOCK_BUSY,
-    LOCK_FAILED, /* errno tells why */
+    LOCK_FAILED, /* errno is set */
 } lock_result;
 
 /* `type` is F_RDLCK, F_WRLCK or F_UNLCK. */
@@ -59,10 +59,10 @@ try_lock_byte(int fd, enum lock_byte which, short type)
     return LOCK_TAKEN;
 }
 
-/* One try; *obstacle tells what is in the way, if that has to be tried again. */
+/* One attempt. On DD_OK *obstacle is NULL if it succeeded, else the reason to try again. */
 typedef dd_status try_fn(dd_file_member *member, const char **obstacle, dd_error *err);
 
-/* Tries until the deadline, and sleeps in between, longer each time. */
+/* Repeat `try` until it succeeds, fails or the deadline passes, with doubling sleeps. */
 static dd_status
 try_until(dd_file_member *member, try_fn *try, const char *what, dd_lock *mu, const dd_wait *wait,
           dd_error *err)
@@ -124,7 +124,7 @@ dd_file_member_look(const dd_file_member *member)
     }
 }
 
-/* Reads the bytes of the header, fewer where the file ends. */
+/* Read the bytes of the header; fewer if the file is shorter. */
 static dd_status
 read_start(const dd_file_member *member, uint8_t out[DD_FILE_HEADER_BYTES], dd_bytes *start, dd_error *err)
 {
@@ -194,7 +194,7 @@ write_header(const dd_file_member *member, dd_file_header *header, dd_error *err
     return dd_file_member_write(member, dd_bytes_of(header, sizeof *header), 0, err);
 }
 
-/* Whether the path still leads to the open file. */
+/* Set *is_at_path to true if the path still leads to the open file. */
 static dd_status
 find_at_path(const dd_file_member *member, bool *is_at_path, dd_error *err)
 {
@@ -209,7 +209,7 @@ find_at_path(const dd_file_member *member, bool *is_at_path, dd_error *err)
     return DD_OK;
 }
 
-/* The names, in one block. */
+/* Build the three names in one block of memory. */
 static dd_status
 make_names(dd_file_member *member, const char *path, dd_error *err)
 {
@@ -236,12 +236,12 @@ make_names(dd_file_member *member, const char *path, dd_error *err)
     return DD_OK;
 }
 
-/* Opens the file and takes its gate. */
+/* Open the file and lock its gate. */
 static dd_status
 try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
 {
-    /* Keys and values may be secrets of the job: nobody else is let in. In a folder where others can write, a
-     * link may be theirs, and lead to any file of ours. */
+    /* Mode 0600: keys and values may be secrets of the job. O_NOFOLLOW: in a directory that other
+     * users can write to, a symbolic link could lead to any of this user's files. */
     int fd = dd_sys_open(member->absolute_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW, 0600);
     if (fd < 0 && (errno == ENOENT || errno == EINTR || errno == ESTALE)) {
         *obstacle = errno == ENOENT  ? "the directory is not there"
@@ -264,7 +264,7 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
         status = find_at_path(member, &is_at_path, err);
     }
     if (!is_at_path) {
-        /* The last member of a job may have removed the file between the opening and the lock. */
+        /* The last member of a job may remove the file between open() and the lock. */
         *obstacle = "others keep replacing it";
     }
     if (status != DD_OK || *obstacle != NULL) {
@@ -273,8 +273,8 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
     return status;
 }
 
-/* Nobody has the file open. What is in it may still be meant for us: ranks that came early, did their part
- * and left in order before we were there. */
+/* No other process has the file open. Return true if its content belongs to this job: ranks that
+ * started early have already done their work and left cleanly. */
 static bool
 is_left_for_us(dd_file_header_state state, const dd_file_header *header, int64_t world_size)
 {
@@ -293,7 +293,7 @@ start_run(const dd_file_member *member, int64_t world_size, dd_file_header *head
     return dd_file_member_cut(member, 0, err);
 }
 
-/* Others have the file open: what is in it is theirs, and ours to join if it fits. */
+/* Check that the content of a file that other processes have open fits this job. */
 static dd_status
 check_live(const dd_file_member *member, dd_file_header_state state, int64_t world_size,
            dd_file_header *header, dd_error *err)
@@ -315,7 +315,7 @@ check_live(const dd_file_member *member, dd_file_header_state state, int64_t wor
     return DD_OK;
 }
 
-/* Settles under the gate whose content the file holds, and counts us in. */
+/* With the gate held: keep or drop the content of the file, and count this process in. */
 static dd_status
 join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
 {
@@ -352,15 +352,15 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
     }
     memcpy(member->run_id, header.run_id, sizeof member->run_id);
     status = write_header(member, &header, err);
-    /* It cannot be busy: only the holder of the gate takes this byte alone. */
+    /* The lock cannot be busy: only the holder of the gate locks this byte exclusively. */
     if (status == DD_OK && try_lock_byte(member->fd, LOCK_MEMBER, F_RDLCK) != LOCK_TAKEN) {
         status = failed(member, "lock the file", err);
     }
     return status;
 }
 
-/* By hand and not by closing: a child of a fork may not have closed its copy yet. The gate goes last, so that no
- * opener sees a member that has counted itself out. */
+/* Unlock explicitly rather than by close(): a forked child may still have a copy of the descriptor.
+ * The gate is unlocked last, so that no opener finds a lock of a member that has already left. */
 static void
 drop_locks(const dd_file_member *member)
 {
@@ -393,7 +393,7 @@ dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size
     return status;
 }
 
-/* Nobody else has the file open, and all have come: nobody will ever want this content. */
+/* Return true if all members have joined and no other process has the file open. */
 static bool
 is_last(const dd_file_member *member, const dd_file_header *header)
 {

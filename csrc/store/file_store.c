@@ -1,9 +1,9 @@
-/* Every process replays the file's records into a keyspace of its own and answers from it. A change is made under
- * the file's gate: read on to the end, change the keyspace, append the record. Where the record cannot be written,
- * the keyspace is thrown away and read anew.
+/* Every process replays the file's records into its own keyspace and answers from it. To change the
+ * store, it locks the file's gate, reads the file to its end, changes the keyspace and appends a
+ * record. If the record cannot be written, the keyspace is discarded and read again.
  *
- * The mutex is held for work on the keyspace and the file, never while sleeping. Threads of one process share the
- * lock on the gate, so it is held under the mutex only. */
+ * The mutex is held for work on the keyspace and the file, never while a thread sleeps. Threads of
+ * one process share the lock on the gate, so the gate is held only under the mutex. */
 #include "store/file_store.h"
 
 #include "core/list.h"
@@ -21,23 +21,23 @@
 #define POLL_MAX_NS (10 * DD_NS_PER_MS)
 #define KEEP_BYTES ((size_t)64 << 10)
 
-/* c10d's file has a key of its own, by which the workers meet, and its num_keys counts that one, too. */
+/* torch.distributed's file has a key for its workers' rendezvous, which its num_keys counts. */
 #define OWN_KEYS 1
 
 typedef struct file_store {
     dd_store head;
     dd_file_member member; /* const after open */
     dd_lock mu;
-    pthread_cond_t changed; /* with mu: this process changed the content */
+    pthread_cond_t changed; /* used with mu; broadcast when this process changed the content */
     /* guarded by mu */
-    bool is_cut_short; /* the last operation ran out of time or was interrupted */
+    bool is_cut_short; /* the last operation timed out or was interrupted */
     dd_file_log log;
-    dd_blob write_buf; /* records of the change under way */
+    dd_blob write_buf; /* records of the current change */
 } file_store;
 
 /* ---- the file and the keyspace */
 
-/* Brings the keyspace up to date with the file. */
+/* Apply to the keyspace the records that were added to the file. */
 static dd_status
 read_on_locked(file_store *self, dd_file_tail *tail, dd_error *err)
 {
@@ -58,7 +58,7 @@ read_on_locked(file_store *self, dd_file_tail *tail, dd_error *err)
     return status;
 }
 
-/* The same for the holder of the gate: the log ends with a whole record then. */
+/* Read the rest of the file with the gate held, and cut off an incomplete last record. */
 static dd_status
 read_to_end_locked(file_store *self, dd_error *err)
 {
@@ -76,7 +76,7 @@ read_to_end_locked(file_store *self, dd_error *err)
     return dd_file_member_cut(&self->member, self->log.offset, err);
 }
 
-/* The types of record for requests that change something: DD_FILE_RECORD_SET has what the key holds then. */
+/* The record types of requests that change data. DD_FILE_RECORD_SET stores the key's new value. */
 static const dd_file_record_type record_types[DD_STORE_BARRIER + 1] = {
     [DD_STORE_SET] = DD_FILE_RECORD_SET,         [DD_STORE_MULTI_SET] = DD_FILE_RECORD_SET,
     [DD_STORE_ADD] = DD_FILE_RECORD_SET,         [DD_STORE_COMPARE_SET] = DD_FILE_RECORD_SET,
@@ -84,7 +84,7 @@ static const dd_file_record_type record_types[DD_STORE_BARRIER + 1] = {
     [DD_STORE_QUEUE_PUSH] = DD_FILE_RECORD_PUSH, [DD_STORE_QUEUE_POP] = DD_FILE_RECORD_POP,
 };
 
-/* Writes into write_buf what the request has changed in the keyspace. */
+/* Encode into write_buf the change that the request made to the keyspace. */
 static dd_status
 encode_change_locked(file_store *self, const dd_store_request *request, dd_error *err)
 {
@@ -101,8 +101,8 @@ encode_change_locked(file_store *self, const dd_store_request *request, dd_error
     return status;
 }
 
-/* Appends to the file what the request has changed in the keyspace. When that fails, or `status` says that the
- * change did, the keyspace forgets it. */
+/* Append to the file the change that the request made to the keyspace. If that fails, or if
+ * `status` is a failure, reset the keyspace. */
 static dd_status
 log_change_locked(file_store *self, const dd_store_request *request, dd_status status, dd_error *err)
 {
@@ -115,7 +115,7 @@ log_change_locked(file_store *self, const dd_store_request *request, dd_status s
     if (status == DD_OK) {
         self->log.offset += self->write_buf.len;
     } else {
-        /* What was written of a record may stay: the next writer cuts it off. */
+        /* Part of a record may remain in the file: the next writer cuts it off. */
         (void)!dd_file_member_cut(&self->member, self->log.offset, NULL);
         dd_file_log_reset(&self->log);
     }
@@ -125,7 +125,7 @@ log_change_locked(file_store *self, const dd_store_request *request, dd_status s
 
 /* ---- operations */
 
-/* Does a request that changes something. */
+/* Run a request that changes data. */
 static dd_status
 change_locked(file_store *self, const dd_store_request *request, dd_store_result *result, bool *is_answered,
               const dd_wait *wait, dd_error *err)
@@ -151,7 +151,7 @@ change_locked(file_store *self, const dd_store_request *request, dd_store_result
     return status;
 }
 
-/* Does the request if what it waits for is there. */
+/* Run the request if it need not wait. */
 static dd_status
 try_locked(file_store *self, const dd_store_request *request, dd_store_result *result, bool *is_answered,
            const dd_wait *wait, dd_error *err)
@@ -170,7 +170,7 @@ try_locked(file_store *self, const dd_store_request *request, dd_store_result *r
                           : dd_keyspace_answer(&self->log.ks, request, result, is_answered, err);
 }
 
-/* The mutex is held before and after, but not while sleeping. */
+/* Called with the mutex held, which is released while the thread sleeps. */
 static dd_status
 run_locked(file_store *self, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
            dd_error *err)
@@ -215,7 +215,7 @@ file_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
     return status;
 }
 
-/* ---- life */
+/* ---- lifecycle */
 
 static void
 file_destroy(dd_store *store)
@@ -228,7 +228,7 @@ file_destroy(dd_store *store)
     } else if (dd_lock_was_free_at_fork(&self->mu)) {
         dd_mem_free(self->member.path);
     } else {
-        return; /* half changed data can only be left */
+        return; /* the data may be half changed: leak it */
     }
     dd_file_log_fini(&self->log);
     dd_blob_fini(&self->write_buf);

@@ -1,4 +1,4 @@
-/* Operations made of other operations. */
+/* Operations built from other operations. */
 #include "store/meet_join.h"
 #include "store/store.h"
 
@@ -6,7 +6,7 @@
 
 /* ---- append */
 
-/* One try of an append: `is_done` tells whether nobody came in between. */
+/* Try once to append. *is_done is false if another client changed the key in between. */
 static dd_status
 try_append(dd_store *store, const dd_store_request *request, const dd_wait *wait, bool *is_done,
            dd_error *err)
@@ -60,7 +60,7 @@ append_generic(dd_store *store, const dd_store_request *request, const dd_wait *
     }
 }
 
-/* ---- the others */
+/* ---- other operations */
 
 static dd_status
 get_each(dd_store *store, const dd_store_request *request, dd_blob_list *values, const dd_wait *wait,
@@ -73,8 +73,8 @@ get_each(dd_store *store, const dd_store_request *request, dd_blob_list *values,
     return status;
 }
 
-/* Read one or more keys into as many empty values. Halve the keys until all keys of a part are
- * present, or the part is one missing key: m missing keys of n take O(m log n) requests. */
+/* Read one or more keys into as many empty values. Halve the list of keys until all keys of a part
+ * are present, or the part is one missing key: m missing keys of n take O(m log n) requests. */
 static dd_status
 get_present(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob *values, const dd_wait *wait,
             dd_error *err)

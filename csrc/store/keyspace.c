@@ -8,10 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A value that shrinks gives its memory back when more than this would stay unused. */
+/* Shrink the buffer of a value if more than this would stay unused. */
 #define MAX_SLACK_BYTES ((size_t)4096)
 
-/* Lives while it has a value, items or waiters. */
+/* A key's data; exists while it has a value, items or waiters. */
 typedef struct entry {
     dd_map_node node;
     dd_blob value;
@@ -27,15 +27,14 @@ typedef struct item {
     dd_blob value;
 } item;
 
-/* A waiter keeps a link on each of its keys until it is told, also on those that are there: they may go away again
- * before the others come. npending counts the links whose key is not there now. */
+/* A waiter keeps a link on each of its keys until it is answered, even on present keys: they may be
+ * removed before the others appear. npending counts the links whose key is missing now. */
 struct dd_key_waiter_link {
     dd_list node;
     entry *entry;
     dd_key_waiter *waiter;
 };
 
-/* What there is at a key. */
 typedef struct presence {
     bool has_value;
     bool has_items;
@@ -66,7 +65,7 @@ presence_of(const entry *e)
     return e == NULL ? (presence){0} : (presence){.has_value = e->has_value, .has_items = e->nitems > 0};
 }
 
-/* Whether a key is there, as far as the operation cares. */
+/* Return true if the key satisfies the operation. */
 static bool
 is_ready(presence now, dd_store_op op)
 {
@@ -111,7 +110,7 @@ entry_drop_if_idle(dd_keyspace *ks, entry *e)
     }
 }
 
-/* The entry of that key, made if needed: a caller that then fails to put something in calls entry_drop_if_idle. */
+/* Find or create an entry. A caller that stores nothing in it must call entry_drop_if_idle. */
 static dd_status
 entry_ensure(dd_keyspace *ks, dd_bytes key, entry **found, dd_error *err)
 {
@@ -137,16 +136,16 @@ entry_ensure(dd_keyspace *ks, dd_bytes key, entry **found, dd_error *err)
     return DD_OK;
 }
 
-/* ---- those who wait */
+/* ---- waiters */
 
-/* The links are gone before anyone is told, since on_ready may free the waiter. */
+/* Remove the links before on_ready is called, since it may free the waiter. */
 void
 dd_keyspace_unpark(dd_keyspace *ks, dd_key_waiter *waiter)
 {
     for (size_t i = 0; i < waiter->nlinks; i++) {
         struct dd_key_waiter_link *link = &waiter->links[i];
         dd_list_remove(&link->node);
-        /* The same key may come twice in one wait: then the other link still keeps the entry alive. */
+        /* One wait may name a key twice: the second link then keeps the entry alive. */
         entry_drop_if_idle(ks, link->entry);
     }
     dd_mem_free(waiter->links);
@@ -188,7 +187,7 @@ lend_value(const entry *e, dd_blob *value)
     *value = e != NULL && e->has_value ? e->value : (dd_blob){0};
 }
 
-/* Answers the request of a waiter whose keys are all there; a QUEUE_POP, and nothing else, is `given` what it takes. */
+/* Answer a waiter whose keys are all present. `given` is a QUEUE_POP's item, else NULL. */
 static void
 answer_waiter(dd_keyspace *ks, dd_key_waiter *waiter, dd_blob *given)
 {
@@ -213,8 +212,8 @@ answer_waiter(dd_keyspace *ks, dd_key_waiter *waiter, dd_blob *given)
     dd_store_result_fini(&result);
 }
 
-/* After every change: counts it, and tells those for whom this was the last key missing. Two passes, because telling
- * one takes it from everywhere, this list included. */
+/* Count a change of an entry, and answer the waiters for which it was the last missing key. This
+ * takes two passes because answering a waiter removes it from all lists, including this one. */
 static void
 entry_changed(dd_keyspace *ks, entry *e, presence before, bool opens_barrier)
 {
@@ -290,7 +289,6 @@ replace_value(dd_blob *blob, dd_bytes value, dd_error *err)
     return status;
 }
 
-/* Sets the value, or appends to it. */
 static dd_status
 entry_put(dd_keyspace *ks, entry *e, dd_bytes value, bool is_append, bool opens_barrier, dd_error *err)
 {
@@ -324,7 +322,7 @@ number_error(dd_error *err, const char *what, dd_bytes key, dd_bytes text)
                         dd_bytes_print(text, shown_text, sizeof shown_text));
 }
 
-/* As c10d reads it: space, a sign, digits, and anything after them. An empty value is 0. */
+/* Parse torch.distributed's numbers: space, sign, digits, any text. An empty value is 0. */
 static dd_status
 number_of(dd_bytes key, dd_bytes text, int64_t *number, dd_error *err)
 {
@@ -341,7 +339,7 @@ number_of(dd_bytes key, dd_bytes text, int64_t *number, dd_error *err)
     return end == copy && text.len > 0 ? number_error(err, "is not a number", key, text) : DD_OK;
 }
 
-/* ADD, and BARRIER, which counts those who come. */
+/* Run ADD, or BARRIER, which counts its callers. */
 static dd_status
 add(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
 {
@@ -377,7 +375,7 @@ compare_set(dd_keyspace *ks, const dd_store_request *request, dd_store_result *r
     if (has_value ? !dd_bytes_equal(now, expected) : expected.len > 0) {
         return dd_blob_assign(&result->value, has_value ? now : expected, err);
     }
-    /* The result first: once the key is set, nothing may fail any more. */
+    /* Set the result first: nothing may fail once the key is set. */
     dd_status status = dd_blob_assign(&result->value, desired, err);
     return status == DD_OK ? put_value(ks, request->keys[0], desired, false, err) : status;
 }
@@ -398,7 +396,7 @@ delete_value(dd_keyspace *ks, dd_bytes key)
 
 /* ---- queues */
 
-/* Gives the item to the waiter that has asked for one the longest, if there is one. */
+/* Pass the item to the longest waiting QUEUE_POP, if there is one. */
 static bool
 hand_to_waiting_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
 {
@@ -414,7 +412,7 @@ hand_to_waiting_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
     return false;
 }
 
-/* Gives the value to a waiter, or moves it into the queue. On failure nothing has changed. */
+/* Pass the value to a waiter, or move it into the queue. On failure nothing is changed. */
 static dd_status
 push(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_error *err)
 {

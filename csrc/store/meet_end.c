@@ -1,10 +1,11 @@
-/* How a meeting has ended, as bytes in the store:
+/* The end of a meeting, as bytes in the store:
  *
- *     off                           a rank has run out of time: the others go on to the next meeting
- *     failed <code> <rank> <pid>    a newline, the culprit's host, a newline and a message: an error that all raise
- *     ok <size> <id>                a newline, and for every rank its card: how many bytes it has in common with the front of
- *                                   the one before it (1 byte), how many more there are (2, little endian), and these.
- *                                   Cards begin with what all of a host have in common */
+ *     off                           a rank timed out: the others go on to the next meeting
+ *     failed <code> <rank> <pid>    a newline, the blamed rank's host, a newline and a message
+ *     ok <size> <id>                a newline, and for each rank's card: the length of the prefix
+ *                                   shared with the previous card (1 byte), the length of the rest
+ *                                   (2, little endian), and the rest. Cards begin with the data of
+ *                                   their host, which its ranks have in common */
 #include "store/meet_join.h"
 
 #include "core/little_endian.h"
@@ -103,7 +104,7 @@ meeting_decode_failure(dd_bytes end, dd_error *error)
     return true;
 }
 
-/* ---- called off */
+/* ---- cancelled */
 
 static const char off[] = "off\n";
 #define OFF_LEN (sizeof off - 1)

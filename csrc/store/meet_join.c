@@ -1,5 +1,5 @@
-/* How a rank comes to a meeting: in one request of a server of ours, which calls the same functions over its keyspace as
- * others do over the operations of a store. So both kinds of ranks find each other. */
+/* Joining a meeting. A dldist server runs it in one request, over its keyspace; for other stores
+ * the client runs the same functions over their operations. So both kinds of ranks can meet. */
 #include "store/meet_join.h"
 
 #include "core/mem.h"
@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEY_ROOM 64  /* behind the prefix */
-#define STEPS_MAX 16 /* from one generation to the next, in one request */
+#define KEY_ROOM 64  /* space for the key after the prefix */
+#define STEPS_MAX 16 /* generations that one request may pass */
 
 /* ---- a place */
 
@@ -104,19 +104,19 @@ meeting_leave_generation(const meeting_place *place, dd_error *err)
     return status;
 }
 
-/* ---- coming */
+/* ---- joining */
 
-/* One request. */
+/* One MEET request. */
 typedef struct arrival {
     meeting_place place;
-    dd_keyspace *ks; /* that the store is of; NULL: another kind */
+    dd_keyspace *ks; /* the store's keyspace, or NULL for another kind of store */
     int rank;
     int size;
     dd_bytes published;
     dd_store_result *reply;
 } arrival;
 
-/* The meeting is not what this rank wants: is it over? Then the next one may be. */
+/* This rank cannot join. The state is AGAIN if the meeting has ended, else `state`. */
 static dd_status
 object(arrival *self, dd_meet_state state, dd_error *err)
 {
@@ -128,7 +128,7 @@ object(arrival *self, dd_meet_state state, dd_error *err)
     return status == DD_OK && is_over ? meeting_leave_generation(&self->place, err) : status;
 }
 
-/* Before a place is taken, which somebody else may have a right to. */
+/* Publish or compare the size, before take_rank(): the rank may be another process's. */
 static dd_status
 agree_on_size(arrival *self, dd_error *err)
 {
@@ -150,7 +150,7 @@ agree_on_size(arrival *self, dd_error *err)
     return is_another ? object(self, DD_MEET_RESIZED, err) : status;
 }
 
-/* *is_own: what stands at this rank now is what it has published. */
+/* Publish this rank's card. *is_own is true if its key now holds the published bytes. */
 static dd_status
 take_rank(arrival *self, dd_blob *value, bool *is_own, dd_error *err)
 {
@@ -160,7 +160,8 @@ take_rank(arrival *self, dd_blob *value, bool *is_own, dd_error *err)
     return status;
 }
 
-/* An operation on the keys of all ranks, in one request, where the store can: with many ranks it is here that a meeting takes its time. */
+/* Run an operation on all ranks' keys, in one request if the store can: with many ranks this is
+ * most of the time of a meeting. */
 static dd_status
 run_on_cards(const arrival *self, dd_store_op op, dd_store_result *result, dd_error *err)
 {
@@ -190,8 +191,8 @@ get_published(const arrival *self, dd_blob_list *values, dd_error *err)
     return status;
 }
 
-/* The end has all cards, so the keys of the ranks may go: jobs make groups for days. Another store would take a request
- * for each. */
+/* Delete the ranks' keys: the end has all cards, and jobs create groups for days. Not done on other
+ * stores, which would take a request for each key. */
 static void
 drop_published(arrival *self)
 {
@@ -202,7 +203,7 @@ drop_published(arrival *self)
     }
 }
 
-/* All have come: this rank, as a rule the last, ends the meeting and hands everybody all cards. Its nonce names what is being made. */
+/* All have joined: end the meeting, usually on the last rank, whose nonce becomes the id. */
 static dd_status
 end_well(arrival *self, dd_error *err)
 {
@@ -238,17 +239,17 @@ count_in(arrival *self, dd_error *err)
         dd_store_add(self->place.store, meeting_key(&self->place, "count"), 1, &count, self->place.wait, err);
     dd_blob_clear(&self->reply->value, 0);
     if (status == DD_OK && count > self->size) {
-        /* It ended between this rank's look at the generation and its coming, and its keys are gone. */
+        /* The meeting ended after this rank had read the generation, and its keys were deleted. */
         self->reply->state = DD_MEET_AGAIN;
         self->reply->flag = false;
         return meeting_leave_generation(&self->place, err);
     }
-    /* Anybody may write to the count; room is made for no more cards than there are values. */
+    /* Any client may write to the count: allocate no more cards than the store has values. */
     bool is_last = count == self->size && (self->ks == NULL || self->size <= self->ks->nvalues);
     return status == DD_OK && is_last ? end_well(self, err) : status;
 }
 
-/* ---- what the last rank has left undone */
+/* ---- completing a meeting for the last rank */
 
 static dd_status
 check_published(const arrival *self, bool *are_all_there, dd_error *err)
@@ -260,8 +261,9 @@ check_published(const arrival *self, bool *are_all_there, dd_error *err)
     return status;
 }
 
-/* By the count; or but for one, who may have died before it was counted. To find that out takes a request as long as all ranks' keys: two
- * ranks do it at a time, and then the next two, since the first may have died as well. */
+/* Set *is_so if all ranks have joined. If the count lacks one, that rank may have died before it
+ * was counted, so check the keys. That request has the keys of all ranks, so only two ranks send it
+ * at a time, then the next two, as the first may have died as well. */
 static dd_status
 have_all_come(const arrival *self, int nlooks, bool *is_so, dd_error *err)
 {
@@ -296,7 +298,7 @@ meeting_end_for_the_last(const meeting_place *place, const meeting_seat *seat, i
     bool is_complete = false;
     dd_status status = have_all_come(&self, nlooks, &is_complete, err);
     *has_ended = false;
-    if (is_complete) { /* it may have ended meanwhile, and then the cards may be gone */
+    if (is_complete) { /* the meeting may have ended by now, and its cards may be deleted */
         status = meeting_try_get(&self.place, meeting_key(&self.place, "end"), &reply.value, has_ended, err);
     }
     if (is_complete && status == DD_OK && !*has_ended) {
@@ -312,7 +314,8 @@ meeting_end_for_the_last(const meeting_place *place, const meeting_seat *seat, i
     return status;
 }
 
-/* Whether the meeting before this one has failed without this rank, which then hears of it: by that it has been there. */
+/* Set *has_heard if the previous meeting failed without this rank, which then receives the failure
+ * and counts as present. */
 static dd_status
 hear_failure(arrival *self, bool *has_heard, dd_error *err)
 {
@@ -385,7 +388,7 @@ meeting_join(dd_store *store, dd_keyspace *ks, const dd_store_request *request, 
     return status;
 }
 
-/* ---- over a keyspace: as a store that nobody else has */
+/* ---- over a keyspace: a store with one user */
 
 typedef struct bare_store {
     dd_store head;
@@ -403,7 +406,7 @@ bare_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
     if (status != DD_OK || is_answered) {
         return status;
     }
-    /* The cards of all that were counted were left before: somebody else has changed the keys. */
+    /* Another client has changed the keys: ranks publish their cards before they are counted. */
     size_t rank = 0;
     for (dd_bytes card; rank < request->nkeys && dd_keyspace_get(ks, request->keys[rank], &card);) {
         rank++;

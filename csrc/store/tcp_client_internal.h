@@ -1,6 +1,6 @@
-/* What the files of the TCPStore client share: tcp_store.c (opening, closing), tcp_ops.c (what is asked for each
- * operation) and the two ways to ask, tcp_tagged.c (the one connection to a server of ours) and tcp_plain.c (those to
- * a server of PyTorch). tcp_link.h is the bytes of a connection. */
+/* Shared by the files of the TCPStore client: tcp_store.c (lifecycle), tcp_ops.c (the requests of
+ * each operation), tcp_tagged.c (the one connection to a dldist server), tcp_plain.c (connections
+ * to a PyTorch server) and tcp_link.h (the bytes of a connection). */
 #ifndef DD_STORE_TCP_CLIENT_INTERNAL_H
 #define DD_STORE_TCP_CLIENT_INTERNAL_H
 
@@ -11,8 +11,8 @@
 
 #include <pthread.h>
 
-/* A request that the server answers at once is given this long, whatever the caller's deadline: a caller who
- * asks with a time-out of 0 still wants the answer. */
+/* A request that the server answers immediately gets this time whatever the caller's deadline: a
+ * caller with a timeout of 0 still wants the answer. */
 #define TCP_ANSWER_NS (1 * DD_NS_PER_S)
 
 #define TCP_IDLE_MAX 8
@@ -23,23 +23,24 @@ typedef struct tcp_store {
     dd_blob secret;
     dd_tcp_server *server; /* owned reference, or NULL */
     char where[96];        /* "TCPStore at host:port", for messages */
-    tcp_target target;     /* const once the first link is open */
+    tcp_target target;     /* const after the first link has opened */
 
     dd_lock mu;
-    pthread_cond_t cond; /* broadcast when answers have come for others, and when nobody reads any more */
+    pthread_cond_t cond; /* broadcast on other threads' answers, and when a reader stops */
     /* guarded by mu */
-    dd_error dead; /* not OK: the server is gone, and why */
-    /* with tags */
-    bool is_read;       /* somebody reads from the link */
-    dd_list unanswered; /* of tcp_exchange: sent and not answered yet */
+    dd_error dead; /* code is DD_OK, or the reason why the server is lost */
+    /* for a dldist server (tagged) */
+    bool is_read;       /* a thread is reading from the link */
+    dd_list unanswered; /* of tcp_exchange: sent, and not answered */
     uint32_t last_tag;
-    dd_blob backlog; /* of requests that the socket has not taken yet: the next to send sends this first; */
-    size_t backlog_nsent; /* so many bytes of it are sent */
-    /* without */
-    tcp_link *idle[TCP_IDLE_MAX]; /* links that nobody uses, the latest last */
+    dd_blob backlog;      /* bytes that the socket has not accepted; the next sender sends them */
+    size_t backlog_nsent; /* bytes of the backlog already sent */
+    /* for a PyTorch server (not tagged) */
+    tcp_link *idle[TCP_IDLE_MAX]; /* unused links, the latest last */
     unsigned nidle;
 
-    /* with tags: the one; const after init. The thread that has set is_read reads from it, the holder of mu sends */
+    /* the one link to a dldist server; const after init. The thread that set is_read reads from it,
+     * the holder of mu sends */
     tcp_link *link;
 
     char host[]; /* const after init */
@@ -55,46 +56,47 @@ tcp_store_of(dd_store *head)
 
 dd_status tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result,
                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* A request that is answered at once, of a key that is none of a user's. `what` is for messages. */
+/* Send a request on an internal key, answered immediately. `what` is for messages. */
 dd_status tcp_ask_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result,
                            const char *what, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* ---- asking */
+/* ---- requests */
 
 /* A request and its answer. */
 typedef struct tcp_exchange {
     const dd_tcp_op_row *row;
-    dd_bytes key;    /* of a QUEUE_POP */
-    dd_blob request; /* with tags, after room for one */
-    tcp_reply reply; /* in the answer; its reader at NULL: there is none */
+    dd_bytes key;    /* key of a QUEUE_POP */
+    dd_blob request; /* for a dldist server: follows space for a tag */
+    tcp_reply reply; /* its place in the answer; reader.at is NULL if there is none */
     dd_blob answer;
-    /* with tags; guarded by the store's mu once it is sent */
+    /* for a dldist server; guarded by the store's mu once the request is sent */
     dd_list unanswered;
-    uint32_t tag; /* 0: it was not sent */
+    uint32_t tag; /* 0 if it was not sent */
     bool is_answered;
-    /* a QUEUE_POP whose caller is gone, owned by the list: `request` is its key */
+    /* true if the caller of a QUEUE_POP has returned; the list then owns the exchange, and
+     * `request` is its key */
     bool is_given_up;
 } tcp_exchange;
 
-/* What both ways do: send the request, wait for its answer, and find its reply. What the server reports is returned as it
- * is. DD_NETWORK_TIMED_OUT: the answer did not come in time. DD_NETWORK: the server is gone, and the data with it, so
- * every later call fails at once. */
+/* Send the request, wait for its answer, and find its reply. An error that the server reports is
+ * returned as it is. DD_NETWORK_TIMED_OUT: the answer is late. DD_NETWORK: the server and its data
+ * are lost, and every later call fails immediately. */
 typedef dd_status tcp_ask_fn(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err);
 
-/* tcp_tagged.c: the one connection to a server of ours. Requests of all threads go over it. A thread that
- * waits for an answer and finds nobody reading reads for all. It is never closed while the store lives: a request that is given up
- * is forgotten, and its answer dropped when it comes, but for the item of a QUEUE_POP, which is sent back.
- *
- * A request that waits at the server is called off when the deadline is over, and answered all the same, which is then
- * the reply. DD_INTERRUPTED: the same, and what has come at the last moment is the reply. */
+/* tcp_tagged.c: the one connection to a dldist server, which all threads share. A thread that waits
+ * for an answer while no thread is reading reads for all. The connection is open as long as the
+ * store. The answer of an abandoned request is dropped, except for the item of a QUEUE_POP, which
+ * is sent back. At its deadline, a request that waits at the server is cancelled; the server's
+ * answer is the reply. DD_INTERRUPTED does the same: a result that arrives before the cancellation
+ * is the reply. */
 tcp_ask_fn tcp_tagged_ask;
-void tcp_tagged_free(tcp_exchange *pop); /* one that was given up */
+void tcp_tagged_free(tcp_exchange *pop); /* an abandoned request */
 
-/* tcp_plain.c: connections to a server of PyTorch, whose protocol knows no tags. Each request has one to itself until
- * it is answered, so one thread needs one. */
+/* tcp_plain.c: connections to a PyTorch server, whose protocol has no tags. Each request uses one
+ * connection until it is answered, so a single thread needs only one. */
 tcp_ask_fn tcp_plain_ask;
 
-/* Another connection, returned owned; the first one says what the server is. */
+/* Open another connection, which the caller owns. The first one detects the kind of server. */
 dd_status tcp_plain_create_link(tcp_store *store, tcp_link **link, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;
 void tcp_plain_release(tcp_store *store, tcp_link *link);

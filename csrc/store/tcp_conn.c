@@ -9,12 +9,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A connection with more replies than this outstanding is not read from until it takes them. */
+/* Stop reading from a connection while more bytes of replies than this are pending. */
 #define THROTTLE_BYTES ((size_t)1 << 20)
-/* Kept between messages; more is given back, so that an idle connection costs little. */
+/* Capacity kept between messages; the rest is freed, so that idle connections cost little. */
 #define KEEP_OUT_BYTES ((size_t)256)
 
-/* Before a connection is open it can say only little: its fields are small and its requests few. */
+/* The limits before a handshake is complete: small fields and few requests. */
 static const dd_tcp_limits handshake_limits = {256, 256, 0, 1024};
 
 static const dd_tcp_limits *
@@ -52,8 +52,8 @@ tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler)
     (void)dd_sys_epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, handler->fd, NULL);
 }
 
-/* It has said who it is, as anybody can, and has not shown the secret. Ranks that wait for it in the store
- * may want to know. */
+/* Record a client that gave a name (not verified) and did not show the secret. Ranks that wait for
+ * it in the store may query the list. */
 static void
 remember_refused(dd_tcp_server *server, const char *who)
 {
@@ -112,7 +112,7 @@ tcp_server_bury(dd_tcp_server *server)
     atomic_store_explicit(&server->nentries, server->ks.entries.count, memory_order_relaxed);
 }
 
-/* A connection that does not take its replies, or is on its way out, is not read from. */
+/* Return false if the client does not take its replies, or the connection is about to be closed. */
 static bool
 is_readable(const tcp_conn *conn)
 {
@@ -135,7 +135,7 @@ update_watched_events(tcp_conn *conn)
     }
 }
 
-/* The client has the whole answer to its hello before it says anything that is sealed. */
+/* The client receives the whole answer to its HELLO before it sends sealed records. */
 static dd_seal *
 seal_for_output(const tcp_conn *conn)
 {
@@ -159,7 +159,7 @@ send_out(tcp_conn *conn)
         }
         conn->out_sent += moved;
     }
-    /* What is sent is dropped by halves: moving the rest down after every send would be quadratic. */
+    /* Drop sent bytes by halves: moving the rest after every send would be quadratic. */
     if (conn->out_sent >= conn->out.len / 2) {
         dd_blob_consume(&conn->out, conn->out_sent);
         conn->out_sent = 0;
@@ -183,14 +183,14 @@ tcp_conn_flush(tcp_conn *conn)
     }
 }
 
-/* The bytes of a request before its fields. */
+/* Return the size of the head of a request. */
 static size_t
 head_bytes(const tcp_conn *conn)
 {
     return conn->is_tagged ? DD_TCP_TAG_BYTES + 1 : 1;
 }
 
-/* Starts the request at the front of `bytes`; false when its head is not there yet, or not allowed. */
+/* Start to scan a request. Return false if its head is incomplete or not allowed. */
 static bool
 begin_request(tcp_conn *conn, dd_bytes bytes)
 {
@@ -211,8 +211,8 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
     return true;
 }
 
-/* Serves the request at the front of `bytes`, which took *used of them; false when it is not whole, or the
- * connection is doomed. A request that was not whole is taken up where its scan stopped. */
+/* Serve the request at the front of `bytes` and set *used to its length. Return false if it is
+ * incomplete (it is then continued where its scan stopped), or the connection is doomed. */
 static bool
 serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
 {
@@ -232,13 +232,13 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     size_t head = head_bytes(conn);
     tcp_serve(conn, conn->op, dd_bytes_of(bytes.data + head, *used - head));
     if (conn->is_reply_clear && *used < bytes.len) {
-        /* Or somebody on the way could put words before those that the client seals. */
+        /* An attacker on the path could have inserted bytes before the sealed ones. */
         tcp_conn_doom(conn, "it says something in the clear behind its hello");
     }
     return true;
 }
 
-/* Serves the whole requests among the bytes; returns how many bytes they took. */
+/* Serve the complete requests among the bytes. Return the length that they took. */
 static size_t
 serve_whole(tcp_conn *conn, dd_bytes bytes)
 {
@@ -251,7 +251,7 @@ serve_whole(tcp_conn *conn, dd_bytes bytes)
     return done;
 }
 
-/* Those that are kept; whether there were any. */
+/* Serve the kept requests. Return true if there were any. */
 static bool
 serve_kept(tcp_conn *conn)
 {
@@ -260,17 +260,17 @@ serve_kept(tcp_conn *conn)
     return done > 0;
 }
 
-/* There is room for all that a seal holds: no event would come for the rest. */
+/* The buffer holds all that a seal may hold: no event would report the rest. */
 _Static_assert(TCP_RECV_BYTES >= 4 * DD_SEAL_SPARSE_RECORD, "");
 
-/* Most requests come whole, and are served where they were received. Only a rest is kept; what follows goes behind it. */
+/* Most requests arrive whole and are served from the receive buffer. Only a rest is kept. */
 static void
 read_and_serve(tcp_conn *conn)
 {
     uint8_t room[TCP_RECV_BYTES];
     bool is_rest = conn->in.len > 0;
     if (is_rest && serve_kept(conn)) {
-        /* They were left because of too many replies, and come first, or `in` would grow with every read. */
+        /* These were left because of too many replies: do not read more, or `in` would grow. */
         return;
     }
     if (is_rest && dd_blob_reserve(&conn->in, sizeof room, NULL) != DD_OK) {
@@ -303,8 +303,8 @@ read_and_serve(tcp_conn *conn)
     }
 }
 
-/* Reads and serves once, sends the replies, and serves what was left because of too many replies: no event will come for
- * that. */
+/* Read and serve once, send the replies, and then serve the requests that were left because of too
+ * many replies: no event would report them. */
 static void
 serve_socket(tcp_conn *conn, uint32_t events)
 {

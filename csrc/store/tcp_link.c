@@ -13,13 +13,13 @@
 
 #define CONNECT_TRY_NS (5 * DD_NS_PER_S)
 #define FIRST_RETRY_NS (250 * DD_NS_PER_US)
-/* A server that is slow to come is found so soon after it has; thousands of clients still leave it time to. */
+/* Longest pause between attempts: short for a late server, long enough for thousands of clients. */
 #define LAST_RETRY_NS (20 * DD_NS_PER_MS)
 #define RECV_BYTES ((size_t)4096)
 #define KEEP_BYTES ((size_t)64 << 10)
 
-/* What a server may send us. A reply is as large as what others have stored; memory is taken only as it
- * arrives. */
+/* Limits for messages from a server. A reply is as large as the values that clients stored; memory
+ * is allocated only as its bytes arrive. */
 static const dd_tcp_limits reply_limits = {UINT64_C(1) << 20, UINT64_C(1) << 40, UINT64_C(1) << 32,
                                            UINT64_C(1) << 42};
 
@@ -109,12 +109,12 @@ tcp_link_try_receive(tcp_link *link, bool *is_any, dd_error *err)
 
 /* ---- replies */
 
-/* What the server says of a request that has failed: a status and a message. */
+/* Read a failed request's status and message. */
 static dd_status
 reported_error(uint8_t code, dd_tcp_reader *reader, dd_error *err)
 {
     dd_bytes message = dd_tcp_read_bytes(reader);
-    /* Some failures can only be our own: another's word does not make a call interrupted. */
+    /* Some statuses can only be this process's: no server can make a call interrupted or forked. */
     bool is_credible = code < DD_STATUS_COUNT && code != DD_INTERRUPTED && code != DD_FORKED;
     return dd_error_set(err, is_credible ? (dd_status)code : DD_STORE, "%.*s",
                         (int)(message.len < 1000 ? message.len : 1000), (const char *)message.data);
@@ -144,7 +144,7 @@ tcp_reply_read(tcp_reply *reply, dd_bytes in, bool *is_whole, dd_error *err)
         return dd_error_set(err, DD_PROTOCOL, "the server sent more than its reply");
     }
     *is_whole = true;
-    reply->reader.at = reply->head > 0 ? in.data + reply->head : in.data; /* which may be nothing at all */
+    reply->reader.at = reply->head > 0 ? in.data + reply->head : in.data; /* in.data may be NULL */
     return code == DD_OK ? DD_OK : reported_error(code, &reply->reader, err);
 }
 
@@ -180,12 +180,11 @@ tcp_link_ask(tcp_link *link, dd_bytes request, tcp_reply *reply, const dd_wait *
 
 /* ---- opening */
 
-/* What is said in the hand-shake, and how. */
 typedef struct handshake {
     tcp_link *link;
     tcp_target *target;
-    bool is_sealed; /* all from the reply to HELLO on */
-    dd_noise noise; /* from HELLO to its reply, where it is sealed */
+    bool is_sealed; /* everything from the reply to HELLO on */
+    dd_noise noise; /* from HELLO to its reply, if it is sealed */
     dd_blob request;
     dd_tcp_writer writer;
     dd_tcp_reader reply;
@@ -193,7 +192,7 @@ typedef struct handshake {
     dd_error *err;
 } handshake;
 
-/* Sends what is written, and waits for the reply. */
+/* Send the written request and wait for the reply. */
 static dd_status
 exchange_messages(handshake *shake, dd_tcp_op op)
 {
@@ -215,7 +214,7 @@ show_magic(handshake *shake)
     dd_tcp_write(&shake->writer, 'u', DD_TCP_MAGIC);
 }
 
-/* Shows the magic number and finds out whether the server is one of ours. */
+/* Send the magic number, and detect if the server is a dldist server. */
 static dd_status
 detect_server(handshake *shake)
 {
@@ -237,14 +236,14 @@ detect_server(handshake *shake)
     return status;
 }
 
-/* A nonce; of a connection that is sealed the cipher and message 1, which protects all fields from `fields_at` on; of one without a secret
- * nothing. */
+/* Write the client's part: a sealed connection sends the cipher and Noise message 1, which protects
+ * all fields from `fields_at` on; another one sends a nonce, which is empty without a secret. */
 static dd_status
 write_offer(handshake *shake, size_t fields_at, dd_bytes nonce)
 {
     if (!shake->is_sealed) {
         dd_tcp_write_bytes(&shake->writer, shake->target->secret.len > 0 ? nonce : (dd_bytes){0});
-        return DD_OK; /* or the writer says otherwise */
+        return DD_OK; /* the writer's status is checked later */
     }
     uint8_t first[DD_NOISE_FIRST_BYTES];
     dd_cipher cipher = DD_CIPHER_NONE;
@@ -262,7 +261,7 @@ write_offer(handshake *shake, size_t fields_at, dd_bytes nonce)
     return status == DD_OK ? dd_blob_append(&shake->request, first, sizeof first, shake->err) : status;
 }
 
-/* Appended to what is said already. */
+/* Append HELLO to the request. */
 static dd_status
 write_hello(handshake *shake, dd_bytes nonce)
 {
@@ -276,7 +275,7 @@ write_hello(handshake *shake, dd_bytes nonce)
     return write_offer(shake, fields_at, nonce);
 }
 
-/* Takes what the server says of itself. */
+/* Read the server's version and limits. */
 static dd_status
 note_server(tcp_target *target, dd_tcp_reader *reader, dd_error *err)
 {
@@ -296,7 +295,7 @@ note_server(tcp_target *target, dd_tcp_reader *reader, dd_error *err)
     return DD_OK;
 }
 
-/* Takes the server's part of the keys, behind `clear`, and shows that this side has them, too. */
+/* Read the server's part of the keys, which follows `clear`, and prove that this side has them. */
 static dd_status
 finish_seal(handshake *shake, const uint8_t *clear)
 {
@@ -315,7 +314,7 @@ finish_seal(handshake *shake, const uint8_t *clear)
     return exchange_messages(shake, DD_TCP_AUTH);
 }
 
-/* Checks the server's proof, and sends the client's. */
+/* Check the server's proof, and send the client's. */
 static dd_status
 exchange_proofs(handshake *shake, dd_bytes opening)
 {
@@ -338,7 +337,7 @@ exchange_proofs(handshake *shake, dd_bytes opening)
     return exchange_messages(shake, DD_TCP_AUTH);
 }
 
-/* Sends what is written and the hello behind it. */
+/* Send HELLO, and do the authentication that it starts. */
 static dd_status
 exchange_hello(handshake *shake)
 {
@@ -362,8 +361,7 @@ exchange_hello(handshake *shake)
                             : exchange_proofs(shake, dd_bytes_of(nonce, sizeof nonce));
 }
 
-/* What listens at the name of a server's Unix socket is a server of ours: nothing has to be found out
- * first. */
+/* Do the handshake. A server at the name of a dldist server's Unix socket needs no detection. */
 static dd_status
 shake_hands(handshake *shake, bool is_unix)
 {
@@ -386,17 +384,17 @@ shake_hands(handshake *shake, bool is_unix)
     return status;
 }
 
-/* A name may come to be known, and a server to its address, while the client tries. */
+/* Resolve the host for each attempt: a name or an address may become known between two of them. */
 static dd_status
 resolve_target(tcp_target *target, const dd_wait *wait, dd_error *err)
 {
-    /* A server on all addresses is reached on this machine's own. */
+    /* A wildcard address means a server on all of this machine's addresses. */
     const char *host = dd_addr_is_wildcard(target->host) ? "localhost" : target->host;
     return dd_addr_resolve(host, target->port, &target->addrs, wait, err);
 }
 
-/* A server of ours on this machine is reached by its Unix socket, which costs half of what TCP does.
- * False: there is none, or of another user, who closes it to us. */
+/* Connect to the Unix socket of a dldist server on this machine, which halves the latency of TCP.
+ * Return false if there is none, or it belongs to another user, who does not let this one in. */
 static bool
 connect_unix(tcp_link *link, const dd_addr *addr, const dd_wait *wait, dd_addr *name)
 {
@@ -413,7 +411,7 @@ connect_unix(tcp_link *link, const dd_addr *addr, const dd_wait *wait, dd_addr *
     return false;
 }
 
-/* The first link, which no other thread knows, decides how the server is reached. */
+/* Open a link at one address. The first link fixes the kind of server and its address. */
 static dd_status
 open_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *wait, dd_error *err)
 {
@@ -455,7 +453,7 @@ is_worth_retrying(dd_status status)
     return status == DD_NETWORK || status == DD_NETWORK_TIMED_OUT;
 }
 
-/* One round over all addresses. *is_own: every address fails by this process's own fault. */
+/* Try all addresses once. *is_own is true if every address failed for a reason of this process. */
 static dd_status
 try_addresses(tcp_link *link, tcp_target *target, const dd_wait *wait, bool *is_own, dd_error *err)
 {
@@ -482,8 +480,8 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
     for (int64_t pause_ns = FIRST_RETRY_NS;; pause_ns *= pause_ns < LAST_RETRY_NS ? 2 : 1) {
         bool is_own = false;
         dd_status status = try_addresses(link, target, wait, &is_own, &reason);
-        /* A server that was there and is gone will not come back with our data. A server that is full is
-         * still there. What this process lacks has nothing to do with any server. */
+        /* A server that was known and is lost will not return with its data. A full server is still
+         * alive. A local failure does not depend on any server. */
         if (!is_worth_retrying(status) || (target->is_known && !link->is_turned_away) || is_own) {
             return status == DD_OK ? DD_OK : dd_error_copy(err, &reason);
         }
@@ -492,7 +490,7 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
             return status;
         }
         if (dd_wait_is_over(wait)) {
-            /* The opening words are c10d's: scripts look for them. */
+            /* The first words are torch.distributed's: scripts search for them. */
             return dd_error_set(err, DD_NETWORK_TIMED_OUT,
                                 "The client socket has timed out after %" PRId64
                                 "ms while trying to connect to "

@@ -1,4 +1,4 @@
-/* One connection of a TCPStore client: opening it, and its bytes. Not thread-safe. */
+/* One connection of a TCPStore client: opening, sending and receiving. Not thread-safe. */
 #ifndef DD_STORE_TCP_LINK_H
 #define DD_STORE_TCP_LINK_H
 
@@ -7,7 +7,7 @@
 #include "net/seal.h"
 #include "store/tcp_protocol.h"
 
-/* The server as a client knows it; shared by its links. */
+/* A client's view of the server, shared by its links. */
 typedef struct tcp_target {
     /* const after init */
     const char *host;
@@ -15,54 +15,54 @@ typedef struct tcp_target {
     dd_bytes secret;
     bool is_encryption_off;
     dd_addr_list addrs;
-    /* learned by the first link that opens, const from then on */
+    /* set by the first link, const after that */
     bool is_known;
-    bool is_extended; /* the server is ours: its one link is tagged */
-    dd_addr own_addr; /* our end of the connection: an address of this machine that others may reach, too */
-    dd_tcp_limits limits; /* extended: what it takes */
+    bool is_extended;     /* a dldist server: its one link is tagged */
+    dd_addr own_addr;     /* local address of the connection, which other hosts may reach as well */
+    dd_tcp_limits limits; /* the server's limits, if is_extended */
 } tcp_target;
 
 typedef struct tcp_link {
-    int fd;           /* -1: closed */
-    dd_seal *seal;    /* NULL: what goes over it is not sealed */
+    int fd;           /* -1 if it is closed */
+    dd_seal *seal;    /* NULL if the link is not sealed */
     dd_spin spin;     /* for polling for a reply before sleeping */
-    bool is_extended; /* the server is ours: in the hand-shake its replies begin with a status */
-    /* the server took the connection and closed it during the hand-shake: there were too many */
+    bool is_extended; /* a dldist server: in the handshake its replies begin with a status */
+    /* the server closed the accepted connection during the handshake: too many clients */
     bool is_turned_away;
-    dd_blob in; /* what has come and is not taken yet */
+    dd_blob in; /* received bytes that are not consumed */
 } tcp_link;
 
 void tcp_link_init(tcp_link *link);
-/* Closes and frees; in a forked child (is_forked) only frees, since the descriptor is closed already. NULL
- * is fine. */
+/* Close and free. In a forked child (is_forked) only free, since the descriptor is already closed.
+ * NULL is allowed. */
 void tcp_link_destroy(tcp_link *link, bool is_forked);
 
-/* Connects and shakes hands, trying again until the deadline while nobody answers. DD_NETWORK_TIMED_OUT names
- * host, port and the last reason; DD_AUTH and DD_PROTOCOL come at once. */
+/* Connect and do the handshake, retrying until the deadline while no server answers.
+ * DD_NETWORK_TIMED_OUT has the last reason; DD_AUTH and DD_PROTOCOL come without a retry. */
 dd_status tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Sends what the socket takes at once; *nsent counts on. */
+/* Send without waiting as many bytes as the socket takes, and add their number to *nsent. */
 dd_status tcp_link_try_send(tcp_link *link, dd_bytes bytes, size_t *nsent, dd_error *err) DD_MUST_CHECK;
 
-/* Adds to `in` what has come; *is_any tells whether there was anything. Before it says no it polls for a while: an answer
- * that comes meanwhile saves two context switches. */
+/* Append received bytes to `in`; *is_any is true if there were any. It polls first: an answer that
+ * arrives during the poll saves two context switches. */
 dd_status tcp_link_try_receive(tcp_link *link, bool *is_any, dd_error *err) DD_MUST_CHECK;
 
-/* How far a reply has come. */
+/* The state of receiving a reply. */
 typedef struct tcp_reply {
     dd_tcp_op op;
-    uint64_t repeats;     /* how often its pattern comes */
-    size_t head;          /* bytes before it: a tag, a status and a length; a status; or none */
-    dd_tcp_scan scan;     /* zeroed at first */
-    dd_tcp_reader reader; /* when it is whole: at its fields */
+    uint64_t repeats;     /* number of repeats of its pattern */
+    size_t head;          /* length of the head: a tag, a status and a length; a status; or 0 */
+    dd_tcp_scan scan;     /* zeroed initially */
+    dd_tcp_reader reader; /* at the fields, once the reply is whole */
 } tcp_reply;
 
-/* Looks for a whole reply in `in`, which holds nothing else; call again when more has come. When it is whole, what the
- * server reports is returned as it is. DD_PROTOCOL when it is something else. */
+/* Look for a whole reply in `in`, which must hold nothing else; call it again with more bytes. An
+ * error that the server reports is returned as it is. DD_PROTOCOL for anything else. */
 dd_status tcp_reply_read(tcp_reply *reply, dd_bytes in, bool *is_whole, dd_error *err) DD_MUST_CHECK;
 
-/* Without tags: a request and its reply, which borrows from `in` until the next. On any failure but an error that the
- * server reports the link is closed: only a new one starts clean. */
+/* Send an untagged request and receive its reply, which borrows from `in` until the next call. Any
+ * failure, except an error that the server reports, closes the link. */
 dd_status tcp_link_ask(tcp_link *link, dd_bytes request, tcp_reply *reply, const dd_wait *wait,
                        dd_error *err) DD_MUST_CHECK;
 

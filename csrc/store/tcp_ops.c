@@ -1,5 +1,5 @@
-/* What a client asks for each operation of a store: of a server of ours one request, whose reply is the result; of one
- * of PyTorch several, where its protocol waits for no values. */
+/* The requests of a client for each operation of a store. A dldist server needs one request, whose
+ * reply is the result; a PyTorch server needs several for an operation that waits for values. */
 #include "store/tcp_client_internal.h"
 
 #include "core/log.h"
@@ -11,7 +11,7 @@
 
 /* ---- one request */
 
-/* What came of a request that waits: a reply that has nothing says that it was called off. */
+/* Return true if a waiting request was cancelled: its reply is then empty. */
 static bool
 is_called_off(const dd_tcp_op_row *row, size_t nkeys, const dd_store_result *result)
 {
@@ -33,8 +33,8 @@ exchange_with(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_
     return ask(store, exchange, &longer, err);
 }
 
-/* Without an error, what waits and did not come is DD_TIMED_OUT. DD_INTERRUPTED: the result may have what came at the last
- * moment. */
+/* Send a request, and read its result. DD_TIMED_OUT leaves err unset. On DD_INTERRUPTED the result
+ * may hold an answer that arrived before the cancellation. */
 static dd_status
 ask_for(tcp_store *store, const dd_store_request *request, bool is_users, dd_store_result *result,
         const dd_wait *wait, dd_error *err)
@@ -49,7 +49,7 @@ ask_for(tcp_store *store, const dd_store_request *request, bool is_users, dd_sto
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &exchange.request, err);
     if (is_ours) {
-        dd_tcp_write(&writer, 'u', 0); /* the tag, when it is sent */
+        dd_tcp_write(&writer, 'u', 0); /* space for the tag, which is set when it is sent */
     }
     dd_tcp_write_request(&writer, row->op, request, is_users, is_ours ? &store->target.limits : NULL);
     dd_status status = writer.status;
@@ -71,7 +71,6 @@ ask_for(tcp_store *store, const dd_store_request *request, bool is_users, dd_sto
     return status;
 }
 
-/* In one request. */
 static dd_status
 ask(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
     dd_error *err)
@@ -95,7 +94,7 @@ tcp_ask_internal(tcp_store *store, const dd_store_request *request, dd_store_res
     return prepend_where(store, what, ask_for(store, request, false, result, wait, err), err);
 }
 
-/* ---- by PyTorch's protocol, which waits for no values */
+/* ---- PyTorch's protocol, which does not wait for values */
 
 static dd_status
 ask_plainly(tcp_store *store, dd_store_op op, const dd_store_request *request, dd_store_result *result,
@@ -106,8 +105,8 @@ ask_plainly(tcp_store *store, dd_store_op op, const dd_store_request *request, d
     return ask(store, &step, result, wait, err);
 }
 
-/* Takes what is there; the flag tells whether all was. A GET of a missing key is answered as if it were empty, so the keys
- * are asked for first. */
+/* Read the values if all keys are present; sets the flag. A GET of a missing key returns an empty
+ * value, so CHECK is sent first. */
 static dd_status
 plain_try(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
           dd_error *err)
@@ -122,8 +121,8 @@ plain_try(tcp_store *store, const dd_store_request *request, dd_store_result *re
                : status;
 }
 
-/* What waits tries first: a WAIT costs its connection when the time runs out. After the WAIT it tries again, and goes on so
- * while there is nothing to take: another was faster, or the key has a value and no item. */
+/* Try first, since a WAIT that times out costs its connection. Try again after the WAIT, while
+ * there is nothing to take: another client was faster, or the key has a value but no item. */
 static dd_status
 plain_run(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
           dd_error *err)
@@ -160,15 +159,14 @@ run_on_server(tcp_store *store, const dd_store_request *request, dd_store_result
                                      : plain_run(store, request, result, wait, err);
 }
 
-/* ---- time-outs name what is missing */
+/* ---- timeout errors name the missing keys */
 
-/* The keys that a time-out names, as many as there is room for. */
 typedef struct missing_keys {
     dd_bytes keys[MAX_KEYS_NAMED];
     size_t count;
 } missing_keys;
 
-/* All in one request, where the server knows how. */
+/* Find the missing keys, in one request to a dldist server. */
 static dd_status
 find_missing(tcp_store *store, const dd_store_request *request, missing_keys *missing)
 {
@@ -197,8 +195,7 @@ error_missing(tcp_store *store, const dd_store_request *request, const dd_wait *
 {
     missing_keys missing = {.count = 0};
     bool is_known = find_missing(store, request, &missing) == DD_OK && missing.count > 0;
-    /* Else the server does not answer any more, or they have come since: all that can be said is what was
-     * asked. */
+    /* else the server no longer answers, or the keys have appeared since: name all keys */
     dd_store_missing told = {.opening = "wait timeout",
                              .root = "/",
                              .what = dd_store_op_name(request->op),
@@ -209,7 +206,7 @@ error_missing(tcp_store *store, const dd_store_request *request, const dd_wait *
     return dd_store_error_missing(&told, wait, err);
 }
 
-/* `count` is the number of those who have come, as the server stores it: in decimal. */
+/* Compare the barrier's count, which the server stores in decimal, with the world size. */
 static bool
 is_complete(dd_bytes count, int64_t world_size)
 {
@@ -220,7 +217,7 @@ is_complete(dd_bytes count, int64_t world_size)
     return ncome >= world_size;
 }
 
-/* A deadline that was over before the answer could come says nothing of the barrier: its count does. */
+/* The deadline passed before an answer could arrive: the barrier's count decides if it is open. */
 static dd_status
 settle_late_barrier(tcp_store *store, const dd_store_request *request, const dd_wait *wait, dd_error *err)
 {
@@ -242,7 +239,7 @@ settle_late_barrier(tcp_store *store, const dd_store_request *request, const dd_
 
 /* ---- operations */
 
-/* The item that came while the caller was leaving goes back, to the end of the queue: nothing is lost. */
+/* Return an item that arrived during an interrupt to the end of the queue. */
 static void
 give_item_back(tcp_store *store, dd_bytes key, dd_bytes item)
 {

@@ -2,7 +2,7 @@
 
 #include "core/mem.h"
 
-/* ---- servers that are gone */
+/* ---- lost servers */
 
 dd_status
 tcp_store_check_dead_locked(const tcp_store *store, dd_error *err)
@@ -65,9 +65,8 @@ tcp_plain_release(tcp_store *store, tcp_link *link)
     }
 }
 
-/* PyTorch's servers close the connection on an operation that they do not know: PyTorch's plain backend
- * has no queues, and older releases neither list nor barrier. A server that can be reached still is not
- * gone but ignorant. */
+/* PyTorch's servers close the connection on an unknown operation: its plain backend has no queues,
+ * older releases have neither list nor barrier. Return true if the server is still reachable. */
 static bool
 is_ignorant(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
 {
@@ -81,7 +80,7 @@ is_ignorant(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
     return true;
 }
 
-/* Requests without a reply are answered by the PING that is put behind them. */
+/* Append a PING to a request without a reply: its answer confirms the request. */
 dd_status
 tcp_plain_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {

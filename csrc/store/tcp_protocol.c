@@ -30,7 +30,7 @@ dd_tcp_op_waits(const dd_tcp_op_row *row)
            (op == DD_STORE_MULTI_GET && row->number == 0) || (op == DD_STORE_QUEUE_POP && row->number != 0);
 }
 
-/* Where PyTorch's servers and ours know an operation, ours have a better one, with a higher number. */
+/* Prefer higher numbers: operations that only dldist servers have are better than PyTorch's. */
 const dd_tcp_op_row *
 dd_tcp_row_for(const dd_store_request *request, bool is_ours)
 {
@@ -55,14 +55,14 @@ dd_tcp_scan_begin(dd_tcp_scan *scan, const char *pattern, uint64_t repeats, size
     };
 }
 
-/* How many bytes the number of a field has, which is the length of a k or v. */
+/* Return the size of a field's number; for k or v, its length. */
 static size_t
 number_size(char letter)
 {
     return letter == 'u' ? 4 : letter == 'b' || letter == 'c' ? 1 : 8;
 }
 
-/* What a length or a count may be; one that is over it ends the connection. */
+/* Return the limit for a length or a count; a message over it ends the connection. */
 static uint64_t
 limit_of(char letter, const dd_tcp_limits *limits)
 {
@@ -84,7 +84,7 @@ error_limit(char letter, uint64_t number, uint64_t limit, dd_error *err)
     return DD_TCP_SCAN_BAD;
 }
 
-/* A field is scanned when it is there whole. */
+/* Scan a field. Returns DD_TCP_SCAN_MORE until it is complete. */
 static dd_tcp_scan_result
 scan_field(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, dd_error *err)
 {
@@ -116,7 +116,7 @@ scan_field(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, dd_er
     return DD_TCP_SCAN_DONE;
 }
 
-/* Whether so many bytes of one message are too many. */
+/* Return true if a message of this many bytes is over the limit. */
 static bool
 is_too_long(uint64_t nbytes, const dd_tcp_limits *limits, dd_error *err)
 {
@@ -128,7 +128,7 @@ is_too_long(uint64_t nbytes, const dd_tcp_limits *limits, dd_error *err)
     return true;
 }
 
-/* At the end of the group: back to its start, or to the end of the message. */
+/* After a group's last field: go back to the first, or leave `step` at the end of the message. */
 static void
 next_repeat(dd_tcp_scan *scan)
 {
@@ -331,7 +331,7 @@ lent(dd_bytes bytes)
     return (dd_blob){.data = (uint8_t *)(uintptr_t)bytes.data, .len = bytes.len};
 }
 
-/* The keys of users begin with "/"; others, as the join key, are not shown. */
+/* Read a list. Users' keys begin with "/"; internal keys, such as the join key, are dropped. */
 static dd_status
 read_list(dd_tcp_reader *reader, size_t count, bool is_keys, dd_blob_list *list, dd_error *err)
 {

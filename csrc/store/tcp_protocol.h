@@ -1,20 +1,20 @@
 /* The bytes of the TCPStore protocol: pure functions, no I/O. docs/wire.md has the tables.
  *
- * A request is one byte of operation and its fields; the fields of every operation, and of every reply, are a
- * pattern:
+ * A request is one byte of operation and its fields; the fields of every operation, and of every
+ * reply, are a pattern:
  *
- *   k  key:   u64 length, bytes          i  signed 64-bit number
- *   v  value: u64 length, bytes          u  unsigned 32-bit number
- *   #  u64 count; what follows in the pattern comes so many times          b, c  one byte
- *   ?  u64; what follows comes once, or not at all if the number is 0
+ *     k  key:   u64 length, bytes          i  signed 64-bit number
+ *     v  value: u64 length, bytes          u  unsigned 32-bit number
+ *     #  u64 count; the rest of the pattern is repeated this many times      b, c  one byte
+ *     ?  u64; the rest of the pattern follows once, or not at all if the number is 0
  *
- * Numbers are little endian. On a tagged connection, between two ends that are ours, a request has a tag before it,
- * of its client's choice. Its answer is a head (the tag, a status, the length of what follows) and the reply, or
- * the reason why there is none. Answers come in any order, so a request may wait while others are served.
+ * Numbers are little endian. On a tagged connection, between a dldist client and a dldist server,
+ * the client puts a tag of its choice before each request. The answer is a head (the tag, a status,
+ * the length of the rest) and the reply, or the error. Answers are sent in any order, so a request
+ * may wait while others are served.
  *
- * One scanner finds where a message ends, in pieces as they arrive and within limits; one reader then takes the
- * fields out of a message that is known to be whole; one writer makes messages. A client's request, and a server's
- * result, go through them by the patterns. */
+ * A scanner finds the end of a message, in pieces as they arrive and within limits; a reader then
+ * takes the fields; a writer builds messages. Requests and results are converted by patterns. */
 #ifndef DD_STORE_TCP_PROTOCOL_H
 #define DD_STORE_TCP_PROTOCOL_H
 
@@ -27,14 +27,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* X(NAME, number, request pattern, reply pattern, operation of a store, its number). A NULL reply: none is sent.
- * MULTI_GET's reply has one value a key and no count. The operations from HELLO on are ours. On a tagged connection
- * every request is answered, those without a reply by a head alone; but for CANCEL_WAIT: the request of its tag, if
- * it waits still, is answered (WAIT_CANCELED, or no value).
+/* X(NAME, number, request pattern, reply pattern, operation of a store, its number). A NULL reply:
+ * none is sent. MULTI_GET's reply has one value for each key and no count. The operations from
+ * HELLO on exist only in dldist. On a tagged connection every request is answered, those without a
+ * reply by only a head, except for CANCEL_WAIT: it makes the server answer the request with its
+ * tag, if that still waits (with WAIT_CANCELED, or no value).
  *
- * All but those of the connection itself (no operation of a store) become requests of a store and results by their
- * patterns alone, at both ends. In a request k is the next key, v the next value, i the number; in a reply b is 0 if
- * the flag is set, else 1, c is the state, v the value, ? has it if the flag is set, # is the list, i the number. */
+ * Except those of the connection itself (DD_TCP_NO_STORE_OP), operations are converted to store
+ * requests and results by their patterns. In a request k is the next key, v the next value, i the
+ * number. In a reply b is 0 if the flag is set, else 1; c the state; v the value, which follows ?
+ * if the flag is set; # the list; i the number. */
 #define DD_TCP_OP_LIST(X)                                    \
     X(VALIDATE, 0, "u", NULL, DD_TCP_NO_STORE_OP, 0)         \
     X(SET, 1, "kv", NULL, DD_STORE_SET, 0)                   \
@@ -74,77 +76,76 @@ typedef enum dd_tcp_op {
 
 #define DD_TCP_MAGIC UINT32_C(0x3C85F7CE)
 
-/* PyTorch's clients ping with their pid, which stays far below this; its servers echo any number. A server of ours
- * answers a ping of the form OFFER | random with the bits inverted, and so both know what they have. */
+/* PyTorch's clients ping with their pid, which is far smaller; its servers echo any number. A
+ * dldist server answers OFFER | random with the bits inverted, so both ends detect dldist. */
 #define DD_TCP_OFFER UINT32_C(0xDD150000)
 #define DD_TCP_OFFER_MASK UINT32_C(0xFFFF0000)
 
-#define DD_TCP_VERSION 4 /* of our extensions; both ends must have the same */
-/* A connection that is encrypted: where others have a nonce in HELLO, the cipher and message 1 of the hand-shake (net/noise.h); where they
- * have one in its reply, message 2, which protects all of the reply before it. */
+#define DD_TCP_VERSION 4 /* version of dldist's extensions; both ends must have the same one */
+/* On an encrypted connection, HELLO has the cipher and Noise message 1 (net/noise.h) instead of the
+ * nonce. Its reply has message 2 instead, which protects all of the reply before it. */
 #define DD_TCP_OFFER_BYTES (1 + DD_NOISE_FIRST_BYTES)
 #define DD_TCP_REPLY_CLEAR_BYTES ((size_t)44)
 #define DD_TCP_TAG_BYTES ((size_t)4)
 #define DD_TCP_NO_TAG \
-    0u /* of no request: an answer with it says why the server is about to close the connection */
+    0u /* no request: an answer with this tag has the reason why the server closes the link */
 #define DD_TCP_HEAD_BYTES ((size_t)13) /* of an answer: tag u, status b, length i */
-#define DD_TCP_READY 0                 /* CHECK: all keys are there */
+#define DD_TCP_READY 0                 /* CHECK: all keys are present */
 #define DD_TCP_NOT_READY 1
 #define DD_TCP_STOP_WAITING 0 /* WAIT, BARRIER */
 #define DD_TCP_WAIT_CANCELED 1
 #define DD_TCP_JOIN_KEY "init/" /* counts the clients that have joined */
 #define DD_TCP_REFUSED_KEY \
-    "refused/" /* TRY_GET: who has not shown the secret lately; of our servers, and no key of the store */
+    "refused/" /* TRY_GET: clients that failed to show the secret; dldist servers; not stored */
 
 #define DD_TCP_ACCEPT_ERROR_KEY \
-    "accept error/" /* the same: why the server can accept no connections; empty if it can */
+    "accept error/" /* TRY_GET: why the server cannot accept connections, or ""; not stored */
 
-/* A row of the list. */
 typedef struct dd_tcp_op_row {
     dd_tcp_op op;
     const char *request;
-    const char *reply; /* NULL: no reply, but on a tagged connection an empty one */
+    const char *reply; /* NULL if there is no reply; on a tagged connection it is then empty */
     int store_op;      /* a dd_store_op, or DD_TCP_NO_STORE_OP */
-    int64_t number;    /* of its request, where no field has it */
+    int64_t number;    /* number of the store request, if no field has it */
 } dd_tcp_op_row;
 
-const dd_tcp_op_row *dd_tcp_find_op(unsigned op); /* NULL: a number that is no operation */
-/* What asks for this of a server of ours or, if it can be asked in one request, of PyTorch's; NULL: it cannot. */
+const dd_tcp_op_row *dd_tcp_find_op(unsigned op); /* NULL if there is no such operation */
+/* Find the operation that runs a request on a dldist server, or by itself on PyTorch's; or NULL. */
 const dd_tcp_op_row *dd_tcp_row_for(const dd_store_request *request, bool is_ours);
-/* Whether the request is answered when what it waits for is there. */
+/* Return true if the server answers the request only once its keys are present. */
 bool dd_tcp_op_waits(const dd_tcp_op_row *row);
 
 typedef enum dd_tcp_scan_result {
     DD_TCP_SCAN_DONE,
-    DD_TCP_SCAN_MORE, /* not all of it is there yet */
-    DD_TCP_SCAN_BAD,  /* over a limit; err tells */
+    DD_TCP_SCAN_MORE, /* the message is incomplete */
+    DD_TCP_SCAN_BAD,  /* over a limit; err has the reason */
 } dd_tcp_scan_result;
 
-/* How far a message has been scanned. It goes on where it stopped when more bytes have come, so that a message in many
- * pieces is not scanned again from its start. */
+/* The progress of scanning a message. A scan continues where it stopped when more bytes arrive, so
+ * a message in many pieces is scanned only once. */
 typedef struct dd_tcp_scan {
     const char *step;  /* next letter of the pattern */
     const char *group; /* first letter of the repeated part */
-    uint64_t repeats;  /* times the group is still to come, the present one included */
+    uint64_t repeats;  /* remaining repeats of the group, including the current one */
     size_t at;         /* bytes scanned; the message's length when done */
 } dd_tcp_scan;
 
-/* Starts a message whose fields begin `head` bytes into the buffer; the pattern comes `repeats` times. */
+/* Start to scan a message whose fields begin at `head`; the pattern is repeated `repeats` times. */
 void dd_tcp_scan_begin(dd_tcp_scan *scan, const char *pattern, uint64_t repeats, size_t head);
 
-/* `bytes` is the message so far, from its first byte. */
+/* Scan on. `bytes` is the message received so far, from its first byte. */
 dd_tcp_scan_result dd_tcp_scan_run(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits,
                                    dd_error *err);
 
-/* Takes fields out of a message that was scanned to its end. */
+/* Reads the fields of a message that was scanned to its end. */
 typedef struct dd_tcp_reader {
     const uint8_t *at;
 } dd_tcp_reader;
 
-uint64_t dd_tcp_read(dd_tcp_reader *reader, char letter); /* the number of a field that is no k or v */
-dd_bytes dd_tcp_read_bytes(dd_tcp_reader *reader);        /* k, v: borrowed from the message */
+uint64_t dd_tcp_read(dd_tcp_reader *reader, char letter); /* a number (not k or v) */
+dd_bytes dd_tcp_read_bytes(dd_tcp_reader *reader);        /* a k or v, borrowed from the message */
 
-/* Appends fields to a message. The first failure sticks: check `status` once at the end. */
+/* Appends fields to a message. The first failure stops it: check `status` once at the end. */
 typedef struct dd_tcp_writer {
     dd_blob *out;
     dd_status status;
@@ -157,15 +158,15 @@ void dd_tcp_write_bytes(dd_tcp_writer *writer, dd_bytes bytes);
 
 /* ---- requests and results of a store as messages */
 
-/* What is over the limits is DD_INVALID_ARGUMENT; `limits` may be NULL. Keys of users get their "/". */
+/* Write a request. DD_INVALID_ARGUMENT beyond `limits` (may be NULL). is_users adds "/" to keys. */
 void dd_tcp_write_request(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_request *request, bool is_users,
                           const dd_tcp_limits *limits);
 
-/* A request as a server finds it: borrowed from the message. */
+/* A request received by a server; borrowed from the message. */
 typedef struct dd_tcp_request {
     dd_store_request request;
-    dd_bytes few[4]; /* the keys and values, if they are so few */
-    dd_bytes *many;  /* else owned */
+    dd_bytes few[4]; /* the keys and values, if they fit */
+    dd_bytes *many;  /* the keys and values if they do not fit; owned */
 } dd_tcp_request;
 
 dd_status dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_reader *reader,
@@ -173,7 +174,8 @@ dd_status dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_read
 void dd_tcp_request_fini(dd_tcp_request *request);
 
 void dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *result);
-/* Takes a reply apart, whose bytes the result is lent; `nkeys` is the request's. Of the keys of LIST_KEYS those of users, without their "/". */
+/* Read a reply to a request with `nkeys` keys; the result borrows its bytes. The keys of LIST_KEYS
+ * are only users' keys, without their "/". */
 dd_status dd_tcp_read_result(dd_tcp_reader *reader, dd_tcp_op op, size_t nkeys, dd_store_result *result,
                              dd_error *err) DD_MUST_CHECK;
 

@@ -10,7 +10,7 @@
 
 /* --- replies ------------------------------------------------------------------------------------------------- */
 
-/* Begins the answer to conn->tag. Within the handshake an extended client gets the status alone before it. */
+/* Start the answer to conn->tag. In the handshake a dldist client gets only a status. */
 static dd_tcp_writer
 begin_answer(tcp_conn *conn, dd_status code)
 {
@@ -33,7 +33,7 @@ static void
 end_reply(tcp_conn *conn, const dd_tcp_writer *writer)
 {
     if (writer->status != DD_OK) {
-        /* Half a reply may be in `out`: nothing can follow it. */
+        /* `out` may hold part of a reply: nothing can follow it. */
         tcp_conn_doom(conn, "no memory for its reply");
     } else if (conn->is_tagged) {
         uint64_t len = conn->out.len - conn->reply_at - DD_TCP_HEAD_BYTES;
@@ -41,7 +41,7 @@ end_reply(tcp_conn *conn, const dd_tcp_writer *writer)
     }
 }
 
-/* PyTorch's protocol has no word for failure but closing the connection. */
+/* Send an error. PyTorch's protocol can only close the connection. */
 static void
 reply_error(tcp_conn *conn, const dd_error *error)
 {
@@ -54,7 +54,7 @@ reply_error(tcp_conn *conn, const dd_error *error)
     end_reply(conn, &writer);
 }
 
-/* Whether the reply to MULTI_GET would be too large: many short keys may name one large value. */
+/* Fail if the reply to MULTI_GET would be too large: many short keys may name one large value. */
 static dd_status
 check_reply(const dd_tcp_server *server, const dd_store_result *result, dd_error *err)
 {
@@ -69,7 +69,7 @@ check_reply(const dd_tcp_server *server, const dd_store_result *result, dd_error
                         (unsigned long long)nbytes, (unsigned long long)server->limits.max_request_bytes);
 }
 
-/* PyTorch's clients get no answer where there is nothing to say. */
+/* Send a result. PyTorch's clients get no answer to an operation without a reply. */
 static void
 reply_result(tcp_conn *conn, dd_tcp_op op, const dd_store_result *result)
 {
@@ -149,7 +149,7 @@ tcp_serve_forged(tcp_conn *conn)
     }
 }
 
-/* All before the nonce. */
+/* Write the fields before the nonce. */
 static dd_tcp_writer
 begin_hello_reply(tcp_conn *conn)
 {
@@ -180,7 +180,7 @@ is_to_be_sealed(const tcp_conn *conn)
     return dd_seal_is_wanted(dd_blob_view(&server->secret), server->is_encryption_off, conn->is_unix);
 }
 
-/* Makes the seal, and answers with our part of it. `fields` are those of HELLO, whose last is `offer`. */
+/* Create the seal and answer with the server's part. `fields` are HELLO's; the last is `offer`. */
 static void
 reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
 {
@@ -205,7 +205,7 @@ reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
     dd_status status = dd_seal_answer(&said, dd_blob_view(&conn->server->secret), DD_SEAL_SPARSE, clear,
                                       second, &conn->seal, &error);
     if (status != DD_OK) {
-        conn->out.len = conn->reply_at; /* another answer */
+        conn->out.len = conn->reply_at; /* drop the answer: refuse() writes another one */
         refuse(conn, status, error.message);
         return;
     }
@@ -216,7 +216,7 @@ reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
     conn->state = TCP_CONN_CHALLENGED;
 }
 
-/* A nonce or an offer, as the server wants it; false: it has been refused. */
+/* Check that the client sent the kind (nonce or offer) that the server requires; else refuse. */
 static bool
 is_right_kind(tcp_conn *conn, dd_bytes offer)
 {
@@ -289,7 +289,7 @@ static void
 serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
 {
     dd_bytes proof = dd_tcp_read_bytes(reader);
-    /* What the client has sealed proves that it knows the secret; what came in the clear behind its hello does not. */
+    /* A sealed record proves the secret; bytes in the clear after HELLO do not. */
     bool is_proven =
         conn->seal != NULL
             ? !conn->is_reply_clear
@@ -318,8 +318,8 @@ tcp_parked_end(tcp_parked *parked)
     atomic_fetch_sub_explicit(&server->nparked, 1, memory_order_relaxed);
 }
 
-/* Answers a request that has waited, perhaps in the middle of another one of the same connection. An empty result says
- * that it was called off; `error`, if it is not NULL, why there is none. */
+/* Answer a parked request, perhaps while another request of the connection is being served. An
+ * empty result means that it was cancelled. `error` is NULL unless it failed. */
 static void
 answer_parked(tcp_parked *parked, const dd_store_result *result, const dd_error *error)
 {
@@ -344,7 +344,6 @@ on_parked_ready(dd_key_waiter *waiter, dd_store_result *result, const dd_error *
     tcp_conn_flush(conn);
 }
 
-/* Parks a request that could not be answered. */
 static void
 park(tcp_conn *conn, const dd_store_request *request)
 {
@@ -364,7 +363,7 @@ park(tcp_conn *conn, const dd_store_request *request)
     atomic_fetch_add_explicit(&conn->server->nparked, 1, memory_order_relaxed);
 }
 
-/* The request that a CANCEL_WAIT means: the one of its tag, or the only one there can be. */
+/* Find the request that CANCEL_WAIT cancels: the one with its tag, or without tags the only one. */
 static tcp_parked *
 find_parked(const tcp_conn *conn)
 {
@@ -393,9 +392,9 @@ serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
     }
 }
 
-/* --- operations of a store ----------------------------------------------------------------------------------- */
+/* --- store operations ---------------------------------------------------------------------- */
 
-/* "node-b (pid 77), node-c (pid 5)" */
+/* such as "node-b (pid 77), node-c (pid 5)" */
 static dd_status
 list_refused(const dd_tcp_server *server, dd_store_result *result, dd_error *err)
 {
@@ -409,7 +408,7 @@ list_refused(const dd_tcp_server *server, dd_store_result *result, dd_error *err
     return status;
 }
 
-/* "Too many open files (errno 24)" */
+/* such as "Too many open files (errno 24)" */
 static dd_status
 tell_accept_error(const dd_tcp_server *server, dd_store_result *result, dd_error *err)
 {
@@ -444,13 +443,13 @@ serve_by_keyspace(tcp_conn *conn, const dd_store_request *request, dd_store_resu
     return status == DD_QUEUE_EMPTY ? DD_OK : status;
 }
 
-/* After the reply: what else follows from a request that was answered. */
+/* Complete an answered request after its reply was written. */
 static void
 settle(tcp_conn *conn, const dd_store_request *request, dd_store_result *result)
 {
     dd_tcp_server *server = conn->server;
     if (request->op == DD_STORE_QUEUE_POP && result->flag && conn->is_doomed) {
-        /* It could not be answered: the item stays for the next request, if memory allows. */
+        /* The reply was not sent: keep the item for the next request, if memory allows. */
         (void)!dd_keyspace_queue_unpop(&server->ks, request->keys[0], &result->value, NULL);
     }
     if (request->op == DD_STORE_ADD &&
@@ -460,7 +459,7 @@ settle(tcp_conn *conn, const dd_store_request *request, dd_store_result *result)
     }
 }
 
-/* On a failure of a MULTI_SET some are set and the rest are not, as if they had been set one by one. */
+/* Serve a store operation. If a MULTI_SET fails, its first keys may be set and the rest not. */
 static void
 serve_store(tcp_conn *conn, dd_bytes fields)
 {
@@ -488,7 +487,7 @@ serve_store(tcp_conn *conn, dd_bytes fields)
 
 /* --- dispatch ------------------------------------------------------------------------------------------------ */
 
-/* What is of the connection and not of the store. */
+/* operations of the connection itself */
 static void (*const serve_table[])(tcp_conn *conn, dd_tcp_reader *reader) = {
     [DD_TCP_VALIDATE] = serve_validate, [DD_TCP_CANCEL_WAIT] = serve_cancel_wait,
     [DD_TCP_PING] = serve_ping,         [DD_TCP_HELLO] = serve_hello,

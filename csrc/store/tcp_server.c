@@ -65,7 +65,7 @@ tcp_server_turn(dd_tcp_server *server, int timeout_ms)
 
 /* --- listening ----------------------------------------------------------------------------------------------- */
 
-/* Looks away for a while, or the loop would spin on the same event. */
+/* Stop watching the listener for this time, since the loop would spin on the same event. */
 static void
 pause_listener(tcp_listener *listener, int64_t duration_ns)
 {
@@ -73,7 +73,7 @@ pause_listener(tcp_listener *listener, int64_t duration_ns)
     listener->retry_ns = dd_deadline_after(duration_ns);
 }
 
-/* Looks again where the pause is over; returns when the next one is. */
+/* Watch the listeners whose pause has ended. Return the end of the next pause. */
 static int64_t
 resume_listeners(dd_tcp_server *server)
 {
@@ -91,10 +91,10 @@ resume_listeners(dd_tcp_server *server)
     return next_ns;
 }
 
-/* Connections that are not accepted are logged once in this time. */
+/* Rejected connections are logged at most once in this time. */
 #define ACCEPT_LOG_NS DD_NS_PER_S
 
-/* `reason`: the errno for which a connection was not accepted, or is surplus; 0 if it was accepted. */
+/* Record an accept. `reason` is the errno if it failed or the connection is surplus, else 0. */
 static void
 note_accept(dd_tcp_server *server, int reason)
 {
@@ -121,8 +121,8 @@ take_in(tcp_listener *listener, int fd, bool is_surplus)
 {
     dd_tcp_server *server = listener->server;
     if (listener->is_unix && !dd_sock_is_same_user(fd)) {
-        /* Everybody can see the abstract name. Over TCP other users may come as far as the secret lets
-         * them. */
+        /* The abstract name is visible to all users. Over TCP, other users are limited only by the
+         * secret. */
         DD_LOG(DD_LOG_INFO, "store server: port %u: refused another user on its Unix socket", server->port);
         dd_sock_close(fd);
         return;
@@ -203,15 +203,15 @@ listen_on_addr(dd_tcp_server *server, const dd_addr *addr, dd_error *err)
     return DD_OK;
 }
 
-/* An address family that the machine lacks, or an address that is another machine's. */
+/* Return true for an address family that the machine lacks, or an address of another machine. */
 static bool
 is_address_absent(const dd_error *error)
 {
     return error->sys_errno == EADDRNOTAVAIL || error->sys_errno == EAFNOSUPPORT;
 }
 
-/* Listens on all addresses of the list with one port. Absent ones are passed over while one is left. With port 0 the first
- * address picks the port, and another may find it taken: then all start over. */
+/* Listen on all addresses of the list with one port; skip absent ones if at least one is present.
+ * With port 0 the first address picks the port; if another address has it in use, start again. */
 static dd_status
 listen_on_list(dd_tcp_server *server, const dd_addr_list *list, uint16_t port, dd_error *err)
 {
@@ -238,7 +238,7 @@ static dd_status
 listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, const dd_wait *wait,
                dd_error *err)
 {
-    /* A machine without IPv6 has no "::": all its addresses are "0.0.0.0" then. */
+    /* "::" does not exist on a machine without IPv6: listen on "0.0.0.0" then. */
     bool is_all = dd_addr_is_wildcard(options->host) && strcmp(options->host, "0.0.0.0") != 0;
     const char *hosts[] = {is_all ? "::" : options->host, "0.0.0.0"};
     dd_error failure = {0};
@@ -257,7 +257,7 @@ listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, cons
     if (status != DD_OK) {
         (void)dd_error_copy(err, &failure);
         bool is_elsewhere = failure.sys_errno == EADDRNOTAVAIL;
-        /* The opening words are c10d's: scripts look for them. */
+        /* The first words are torch.distributed's: scripts search for them. */
         dd_error_prepend(
             err, "The server socket has failed to listen on any local network address%s. port: %u",
             is_elsewhere ? " (the host is not this machine; \"0.0.0.0\" listens on all its addresses)" : "",
@@ -282,7 +282,7 @@ listen_on_fd(dd_tcp_server *server, const dd_tcp_server_options *options, dd_err
     if (status != DD_OK) {
         return status;
     }
-    /* Listening gives a port to a socket that had none. */
+    /* listen() has assigned a port if the socket had none. */
     status = dd_sock_find_port(options->listen_fd, &server->port, err);
     if (status != DD_OK) {
         return status;
@@ -308,8 +308,8 @@ dd_tcp_unix_name(const dd_addr *addr, int n, dd_addr *name)
     return true;
 }
 
-/* A socket of the caller may listen on all IPv6 addresses alone, and then the name for all would promise
- * too much. */
+/* Return true if the caller's socket listens on all IPv6 addresses but not on IPv4: the Unix name
+ * for all addresses would then be wrong. */
 static bool
 is_for_v6_alone(const dd_addr *addr, int fd)
 {
@@ -320,7 +320,7 @@ is_for_v6_alone(const dd_addr *addr, int fd)
            dd_sys_getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &is_alone, &len) == 0 && is_alone;
 }
 
-/* A Unix socket for each address, for clients of this host. The store works without. */
+/* Listen on a Unix socket for each address, for clients on this host. A failure is only logged. */
 static void
 listen_on_unix(dd_tcp_server *server)
 {
@@ -341,7 +341,7 @@ listen_on_unix(dd_tcp_server *server)
     }
 }
 
-/* --- life ---------------------------------------------------------------------------------------------------- */
+/* --- lifecycle ------------------------------------------------------------------------------ */
 
 static void
 on_wake(tcp_handler *handler, uint32_t events)
@@ -350,7 +350,7 @@ on_wake(tcp_handler *handler, uint32_t events)
     DD_CONTAINER_OF(handler, dd_tcp_server, wake)->is_stopping = true;
 }
 
-/* Lets what is overdue happen; returns for how long the loop may sleep. */
+/* Run the timers that are due. Return how long the loop may sleep, in ms, or -1 for no limit. */
 static int
 expire(dd_tcp_server *server)
 {
@@ -457,7 +457,7 @@ open_alone(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_w
     }
     if (status != DD_OK) {
         if (options->listen_fd >= 0 && server->nlisteners > 0) {
-            /* The first is the caller's again. */
+            /* The first listener's socket belongs to the caller again. */
             tcp_server_unwatch(server, &server->listeners[0].handler);
             server->listeners[0].handler.fd = -1;
         }
@@ -523,12 +523,13 @@ dd_tcp_server_acquire(dd_tcp_server *server)
 void
 dd_tcp_server_release(dd_tcp_server *server)
 {
-    /* In a forked child the thread does not exist, its descriptors are closed and its data may be half changed: the
-     * child lets the copy be. */
+    /* In a forked child the thread does not exist, the descriptors are closed and the data may be
+     * half changed: leak the copy. */
     if (server == NULL || server->fork_generation != dd_fork_generation()) {
         return;
     }
-    /* Held to the end: a caller that asks for the port of a shared server meanwhile finds it neither dying nor in use. */
+    /* Held to the end: otherwise another thread that opens this port could find a dying server, or
+     * the port still in use. */
     dd_tcp_registry *registry = server->registry;
     if (registry != NULL) {
         dd_lock_take(&registry->mu);
@@ -536,7 +537,7 @@ dd_tcp_server_release(dd_tcp_server *server)
     if (atomic_fetch_sub(&server->refs, 1) == 1) {
         dd_list_remove(&server->registry_link);
         uint64_t one = 1;
-        /* Can only fail when the counter is full, and then the loop is awake anyway. */
+        /* write() can only fail if the counter is full, and then the loop is awake. */
         (void)!dd_sys_write(server->wake.fd, &one, sizeof one);
         dd_thread_join(server->thread);
         tcp_server_free(server);

@@ -29,7 +29,7 @@ tcp_store_destroy(dd_store *head)
     tcp_store *store = tcp_store_of(head);
     bool is_forked = dd_store_is_forked(head);
     if (!is_forked) {
-        /* In a forked child the list may be half changed: it is left alone. */
+        /* In a forked child these may be half changed: leak them. */
         while (store->nidle > 0) {
             tcp_link_destroy(store->idle[--store->nidle], false);
         }
@@ -99,7 +99,7 @@ open_first_link(tcp_store *store, const dd_wait *wait, dd_error *err)
     return status;
 }
 
-/* Adds one to the join key, which is not a user's key. */
+/* Increment the join key, which is not a user's key. */
 static dd_status
 join(tcp_store *store, const dd_wait *wait, dd_error *err)
 {
@@ -151,7 +151,7 @@ dd_tcp_store_is_server(dd_store *store)
     return tcp_store_of(store)->server != NULL;
 }
 
-/* The TCPStore under any prefixes; NULL: it is of another kind. */
+/* Find the TCPStore below all prefixes. NULL if the store is of another kind. */
 static tcp_store *
 find_tcp_store(dd_store *store)
 {
@@ -178,7 +178,7 @@ dd_tcp_store_own_addr(dd_store *store)
     return is_misleading ? (dd_addr){.len = 0} : target->own_addr;
 }
 
-/* The value of a key that only servers of dldist know, and that is none of the store's; else empty. */
+/* Read an internal key of a dldist server; empty for other stores. */
 static dd_status
 ask_server(dd_store *store, const char *name, const char *what, dd_blob *value, const dd_wait *wait,
            dd_error *err)

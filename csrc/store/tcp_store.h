@@ -1,9 +1,9 @@
-/* The client of a TCPStore, and the store made of a client and perhaps its server.
+/* The client of a TCPStore, and the store that combines it with an optional server.
  *
- * To a server of ours it has one connection, by Unix socket when both are on one host. The requests of all threads
- * go over it with tags: one that has to wait for a key holds up no other. Against PyTorch's server it keeps to
- * PyTorch's protocol, and each call has a connection to itself until it is answered. When a call returns, the
- * server has done what it asked for. */
+ * A dldist server gets one connection, by Unix socket on the same host. Requests of all threads
+ * share it, with tags, so one that waits for a key does not delay others. With a PyTorch server
+ * each call uses one connection until it is answered. When a call returns, the server has completed
+ * it. */
 #ifndef DD_STORE_TCP_STORE_H
 #define DD_STORE_TCP_STORE_H
 
@@ -15,15 +15,15 @@ typedef struct dd_tcp_store_options {
     const char *host;
     uint16_t port;
     int64_t timeout_ns;
-    int64_t world_size; /* < 0: not counted */
+    int64_t world_size; /* < 0 if clients are not counted */
     bool is_wait_for_workers;
-    dd_bytes secret;        /* empty: none */
-    bool is_encryption_off; /* otherwise the connection is encrypted where there is a secret and it is TCP */
-    dd_tcp_server *server;  /* NULL, or the server in this process (borrowed); port is then the server's */
+    dd_bytes secret;        /* empty if there is none */
+    bool is_encryption_off; /* otherwise a TCP connection is encrypted if there is a secret */
+    dd_tcp_server *server;  /* NULL, or this process's server (borrowed), whose port is used */
 } dd_tcp_store_options;
 
-/* Connects, trying again while the server is not there yet; joins when world_size is given and waiting is on, and then
- * waits for the others if the server is here. */
+/* Connect, retrying until the server exists. If world_size >= 0 and is_wait_for_workers is true,
+ * join; the process of the server then waits for the other clients. */
 dd_status dd_tcp_store_open(dd_store **store, const dd_tcp_store_options *options, const dd_wait *wait,
                             dd_error *err) DD_MUST_CHECK;
 
@@ -31,21 +31,21 @@ const char *dd_tcp_store_host(dd_store *store); /* borrowed */
 uint16_t dd_tcp_store_port(dd_store *store);
 bool dd_tcp_store_is_server(dd_store *store);
 
-/* The address by which this process has reached the server, of any kind of store: of length 0 when it is
- * not a TCPStore, nor one under prefixes. A loopback address only if the store's host names one: then all
- * who meet in it are on this machine. If a host name leads to loopback, or the server listens on all
- * addresses, ranks of other machines may meet there, too. */
+/* Return this process's address on its connection to the server; of length 0 unless the store is a
+ * TCPStore, or one under prefixes. A loopback address is returned only if the store's host names
+ * one: all ranks are then on this machine. If the host name only resolves to loopback, or the
+ * server listens on all addresses, ranks of other machines may meet in the store as well. */
 dd_addr dd_tcp_store_own_addr(dd_store *store);
 
-/* The secret of the store, of any kind, borrowed; empty: none. */
+/* Return the secret of a store of any kind, borrowed; empty if it has none. */
 dd_bytes dd_tcp_store_secret(dd_store *store);
 
-/* Which clients have lately tried to connect to the server without its secret, of any kind of store:
- * "node-b (pid 77)", as they call themselves. Empty: none, or it is not known. */
+/* Get the clients that recently tried to connect without the server's secret, such as "node-b (pid
+ * 77)", by the names that they gave. Any kind of store; empty if none or unknown. */
 dd_status dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait,
                                dd_error *err) DD_MUST_CHECK;
-/* The reason why the server accepts no connections at the moment, of any kind of store: "Too many open files (errno 24)".
- * Empty if it does, or if that is not known. */
+/* Get the reason why the server accepts no connections, such as "Too many open files (errno 24)".
+ * Any kind of store; empty if it does, or if the reason is unknown. */
 dd_status dd_tcp_store_accept_error(dd_store *store, dd_blob *why, const dd_wait *wait,
                                     dd_error *err) DD_MUST_CHECK;
 

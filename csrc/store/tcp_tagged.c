@@ -9,7 +9,7 @@
 #include <poll.h>
 #include <string.h>
 
-/* No answer is so long. */
+/* A longer answer is a protocol error. */
 #define ANSWER_MAX_BYTES (UINT64_C(1) << 42)
 #define KEEP_BYTES ((size_t)64 << 10)
 
@@ -38,7 +38,7 @@ flush_locked(tcp_store *store, dd_error *err)
     return status;
 }
 
-/* What the socket does not take at once goes behind the backlog; the blob may be taken for it. */
+/* Send a request after the backlog. Its rest becomes the backlog, which may take over the blob. */
 static dd_status
 send_request_locked(tcp_store *store, dd_blob *request, dd_error *err)
 {
@@ -73,7 +73,7 @@ send_request(tcp_store *store, tcp_exchange *exchange, dd_error *err)
     return status;
 }
 
-/* Asks the server to call the request off, if it waits still. */
+/* Ask the server to cancel the request if it still waits. */
 static dd_status
 send_cancel(tcp_store *store, const tcp_exchange *exchange)
 {
@@ -126,7 +126,7 @@ tcp_tagged_free(tcp_exchange *pop)
     dd_mem_free(pop);
 }
 
-/* The answer to a pop that was given up: the item goes back, to the end of the queue. */
+/* Handle the answer to an abandoned pop: return the item to the end of the queue. */
 static void
 give_back_locked(tcp_store *store, tcp_exchange *pop)
 {
@@ -151,7 +151,7 @@ give_back_locked(tcp_store *store, tcp_exchange *pop)
     tcp_tagged_free(pop);
 }
 
-/* Why the server closes the connection. DD_OK: it has not said so, but something that is not known here. */
+/* Read the server's reason for closing. DD_OK if the message is of an unknown kind. */
 static dd_status
 read_last_words(dd_bytes answer, dd_error *err)
 {
@@ -162,8 +162,8 @@ read_last_words(dd_bytes answer, dd_error *err)
     return status != DD_OK && is_whole ? dd_error_set(err, DD_NETWORK, "%s", said.message) : DD_OK;
 }
 
-/* Hands on the whole answers that have come. Most are all there is, and go without a copy; without memory for the copy
- * the call finds nothing. Nobody waits any more for one whose tag is not found. */
+/* Pass whole answers to their requests. Most are all that was received, and need no copy; without
+ * memory for a copy, the answer is empty. An answer with an unknown tag is dropped. */
 static dd_status
 deliver_locked(tcp_store *store, dd_error *err)
 {
@@ -216,7 +216,7 @@ deliver_locked(tcp_store *store, dd_error *err)
     return DD_OK;
 }
 
-/* Without the lock: only the thread that has set is_read reads. */
+/* Called without the lock: only the thread that has set is_read reads. */
 static dd_status
 receive_or_wait(tcp_store *store, short events, const dd_wait *wait, dd_error *err)
 {
@@ -225,13 +225,13 @@ receive_or_wait(tcp_store *store, short events, const dd_wait *wait, dd_error *e
     return status != DD_OK || is_any ? status : dd_sock_wait(store->link->fd, events, wait, err);
 }
 
-/* Without the lock: another thread reads. What the socket has not taken of all requests is for this one to send. */
+/* Called without the lock, while another thread reads: send the backlog of all requests. */
 static dd_status
 help_to_send(tcp_store *store, bool is_behind, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
     if (is_behind) {
-        /* A slice: who reads may leave meanwhile, and a server whose answers nobody takes does not read. */
+        /* One slice: the reader may stop, and a server reads only if its answers are taken. */
         dd_wait slice = dd_wait_at_most(wait, DD_WAIT_SLICE_NS);
         status = dd_sock_wait(store->link->fd, POLLOUT, &slice, err);
         status = status == DD_NETWORK_TIMED_OUT ? DD_OK : status;
@@ -243,7 +243,7 @@ help_to_send(tcp_store *store, bool is_behind, const dd_wait *wait, dd_error *er
                : status;
 }
 
-/* Reads for all if nobody does; else sleeps until this one is answered, or nobody reads any more. */
+/* Read for all threads; if another one reads, sleep until this answer arrives or it stops. */
 static dd_status
 step_locked(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
@@ -272,7 +272,7 @@ step_locked(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait,
     return status == DD_OK ? flush_locked(store, err) : status;
 }
 
-/* On any failure it can be waited for again. */
+/* Wait for the answer. After a failure it may be called again. */
 static dd_status
 await_answer(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
@@ -290,7 +290,7 @@ await_answer(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait
     return status;
 }
 
-/* The answer to a pop may still bring an item, which somebody has to give back. */
+/* Keep a record of an abandoned pop: its answer may have an item to return to the queue. */
 static void
 leave_pop_locked(tcp_store *store, const tcp_exchange *exchange)
 {
