@@ -11,13 +11,13 @@
 #include <string.h>
 #include <sys/un.h>
 
-/* The resolver knows no deadline. */
+/* A call of the resolver, which supports no timeout. */
 typedef struct lookup {
-    dd_errand errand; /* first */
+    dd_errand errand; /* must be first */
     int rc;
-    int sys_errno; /* of EAI_SYSTEM */
+    int sys_errno; /* errno for EAI_SYSTEM */
     dd_addr_list result;
-    char port[8]; /* const after init, as is host */
+    char port[8]; /* const after init, like host */
     char host[];
 } lookup;
 
@@ -35,7 +35,8 @@ dd_addr_list_add(dd_addr_list *list, const dd_addr *addr)
     }
 }
 
-/* A name that stands twice in the hosts file comes with its address twice; to listen on both would fail: the address is in use. */
+/* Copy each address once: the resolver repeats the address of a name that is in the hosts file
+ * twice, and listening on it twice would fail. */
 static void
 copy_results(const struct addrinfo *info, dd_addr_list *list)
 {
@@ -207,7 +208,7 @@ print_unix(const dd_addr *addr, char out[DD_ADDR_TEXT_MAX])
     const struct sockaddr_un *un = (const struct sockaddr_un *)&addr->storage;
     size_t head = offsetof(struct sockaddr_un, sun_path);
     if (addr->len <= head + 1) {
-        /* The connecting end of a Unix socket has no name. */
+        /* The connecting end of a Unix socket is unnamed. */
         snprintf(out, DD_ADDR_TEXT_MAX, "unix:");
     } else {
         snprintf(out, DD_ADDR_TEXT_MAX, "unix:@%.*s", (int)(addr->len - head - 1), un->sun_path + 1);

@@ -1,13 +1,14 @@
-/* Mutual proof that both ends of a connection know the same secret, without sending it. The TCP store and the links between ranks use it
- * for connections that are not encrypted; encrypted ones prove the same by the handshake of net/noise.h.
- *
- * 1. The connecting side sends an opening, which has a fresh nonce: only the nonce to a store, the whole hello to a listener of links.
+/* Mutual proof that both ends of a connection know the same secret, without sending it. The TCP
+ * store and the links between ranks use it for connections that are not encrypted; encrypted ones
+ * use the handshake of net/noise.h.
+ * 1. The connecting side sends an opening with a fresh nonce: only the nonce to a store, the whole
+ *    hello to a listener of links.
  * 2. The accepting side answers with a nonce of its own and its proof.
  * 3. The connecting side checks that proof, and sends its own.
- *
- * A proof is HMAC-SHA256(secret, label || opening || nonce of the answer). Both nonces are in it, so a proof is not valid on another
- * connection. Each side of each protocol has its own label, so no side's proof can be sent back as another side's. Proofs authenticate
- * the opening of a connection; the bytes after it are neither encrypted nor authenticated. */
+ * A proof is HMAC-SHA256(secret, label || opening || nonce of the answer). It includes both nonces,
+ * so it is not valid on another connection. Each side of each protocol has its own label, so a
+ * proof cannot be sent back as another side's. The bytes after the opening are neither encrypted
+ * nor authenticated. */
 #ifndef DD_NET_AUTH_H
 #define DD_NET_AUTH_H
 
@@ -27,12 +28,12 @@ typedef enum dd_auth_side {
     DD_AUTH_LINK_LISTENER,
 } dd_auth_side;
 
-/* Random bytes for a nonce or a name. DD_SYSTEM when the kernel has none. */
+/* Generate random bytes for a nonce or a name. DD_SYSTEM if the kernel has none. */
 dd_status dd_auth_random(void *out, size_t nbytes, dd_error *err) DD_MUST_CHECK;
 
 void dd_auth_prove(dd_bytes secret, dd_auth_side side, dd_bytes opening,
                    const uint8_t nonce[DD_AUTH_NONCE_BYTES], uint8_t proof[DD_SHA256_BYTES]);
-/* True if `proof` is the proof of that side; it may have any length. Takes the same time for all wrong proofs of the right length. */
+/* True for that side's proof, of any length. Constant time for all proofs of the right length. */
 bool dd_auth_check(dd_bytes secret, dd_auth_side side, dd_bytes opening,
                    const uint8_t nonce[DD_AUTH_NONCE_BYTES], dd_bytes proof);
 

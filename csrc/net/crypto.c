@@ -110,7 +110,7 @@ dd_aead_destroy(dd_aead *self)
     }
 }
 
-/* As the Noise protocol has them: four zeros, and the number in the order of bytes that each cipher's authors use. */
+/* Encode Noise's nonce: four zeros, and the number in the byte order of the cipher. */
 static void
 write_nonce(dd_cipher cipher, uint64_t number, uint8_t nonce[CRYPTO_NONCE_BYTES])
 {

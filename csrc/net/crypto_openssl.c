@@ -1,5 +1,5 @@
-/* OpenSSL's libcrypto, 1.1.1 or 3, by its EVP interface. A failure leaves a record in the thread's queue of errors, which others who use
- * the library would take for theirs: it is cleared. */
+/* OpenSSL's libcrypto, 1.1.1 or 3, by its EVP interface. A failure leaves a record in the thread's
+ * error queue, which other users of the library could take for their own: clear it. */
 #include "net/crypto_library.h"
 
 #include "core/dylib.h"
@@ -104,7 +104,7 @@ crypto_cipher_destroy(void *state)
     api.EVP_CIPHER_CTX_free(state);
 }
 
-/* All but the tag. */
+/* Run the cipher on everything except the tag. */
 static bool
 run_cipher(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], bool is_seal, dd_bytes beside, dd_bytes in,
            uint8_t *out)
@@ -137,7 +137,7 @@ crypto_cipher_open(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes 
     int nbytes = 0;
     size_t len = sealed.len - DD_CRYPTO_TAG_BYTES;
     uint8_t tag[DD_CRYPTO_TAG_BYTES];
-    uint8_t rest[DD_CRYPTO_TAG_BYTES]; /* these ciphers leave none */
+    uint8_t rest[DD_CRYPTO_TAG_BYTES]; /* these ciphers leave no bytes */
     memcpy(tag, sealed.data + len, sizeof tag);
     bool is_opened = run_cipher(ctx, nonce, false, beside, dd_bytes_of(sealed.data, len), plain) &&
                      api.EVP_CIPHER_CTX_ctrl(ctx, CTRL_SET_TAG, (int)sizeof tag, tag) == 1 &&

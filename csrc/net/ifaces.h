@@ -1,4 +1,4 @@
-/* The machine's network interfaces, and names that select among them. */
+/* The machine's network interfaces, and their selection by name. */
 #ifndef DD_NET_IFACES_H
 #define DD_NET_IFACES_H
 
@@ -23,18 +23,18 @@ typedef struct dd_iface_list {
     size_t count;
 } dd_iface_list;
 
-/* What there is of addresses that another host could use: link-local IPv6 is left out, since it means
- * something only together with an interface. */
+/* List addresses that another host can use. Link-local IPv6 is left out, since it is valid only
+ * with an interface. */
 dd_status dd_ifaces_find(dd_iface_list *list, dd_error *err) DD_MUST_CHECK;
 
-/* Whether `name` is among those that `names` asks for: prefixes, comma-separated; "=" before them: whole
- * names; "^" before that: all but those. "" asks for all. */
+/* Return true if `names` selects `name`. `names` has comma-separated prefixes; after "=" they are
+ * whole names; after "^" they are excluded. "" selects all. */
 bool dd_iface_is_wanted(const char *names, const char *name);
 
-/* Chooses addresses, the best first, into `addrs`: those of the interfaces asked for, loopback only if
- * there is nothing else or it is asked for by name; `first` (may be NULL; its port does not matter) before
- * all others when it is among them, bridges of containers and virtual machines, which look the same on
- * every host, last. False when there are none. */
+/* Choose addresses of the selected interfaces into `addrs`, the best first. Loopback is chosen only
+ * if nothing else is, or if it is selected by name. If `first` is among them, it is put first (it
+ * may be NULL; its port is ignored). Bridges of containers and virtual machines, which look the
+ * same on every host, are put last. Return false if there is no address. */
 bool dd_ifaces_choose(const dd_iface_list *list, const char *names, const dd_addr *first,
                       dd_addr_list *addrs);
 

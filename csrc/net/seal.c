@@ -8,33 +8,32 @@
 
 #define HEAD_BYTES ((size_t)4)
 #define PADDED_FLAG (UINT32_C(1) << 31)
-/* At the end of a padded record: how many of its bytes are padding, these included. */
+/* The end of a padded record has the number of padding bytes, including these. */
 #define PADDING_BYTES ((size_t)2)
 #define RECORDS_PER_KEY (UINT64_C(1) << 16)
 
-/* One way. */
 typedef struct seal_direction {
     dd_aead *aead;
     dd_cipher cipher;
-    size_t full;       /* bytes that a full record holds */
-    uint64_t nrecords; /* so far: the number of the next one */
-    uint8_t *buffer;   /* of buffer_bytes(), or NULL */
-    size_t begin;      /* sealed bytes: of records that are to be sent, or have come */
+    size_t full;       /* payload of a full record */
+    uint64_t nrecords; /* number of the next record */
+    uint8_t *buffer;   /* of buffer_bytes() bytes, or NULL */
+    size_t begin;      /* sealed records that are to be sent, or were received */
     size_t end;
 } seal_direction;
 
 struct dd_seal {
     dd_seal_use use;
     seal_direction out;
-    size_t claimed; /* bytes of the caller's that the records in `out` hold */
+    size_t claimed; /* number of the caller's bytes in the records of `out` */
     seal_direction in;
-    size_t plain_begin; /* in in.buffer, before in.begin: opened bytes that the caller has not taken */
+    size_t plain_begin; /* decrypted bytes not yet taken; in in.buffer, before in.begin */
     size_t plain_end;
 };
 
 /* ---- keys */
 
-/* The next key: Noise's REKEY. */
+/* Replace the key by the next one: Noise's REKEY. */
 static bool
 turn_key(seal_direction *self)
 {
@@ -52,7 +51,7 @@ turn_key(seal_direction *self)
     return is_turned;
 }
 
-/* After a record. False: no memory for the next key. */
+/* Count a record. Return false if there is no memory for the next key. */
 static bool
 count_record(seal_direction *self)
 {
@@ -73,7 +72,7 @@ record_max(const seal_direction *self)
     return HEAD_BYTES + padded_max(self) + DD_CRYPTO_TAG_BYTES;
 }
 
-/* For the header of a frame, and two full records. */
+/* Fits two full records, which are not padded, and one with a frame's header. */
 static size_t
 buffer_bytes(const seal_direction *self)
 {
@@ -101,7 +100,7 @@ drop_buffer(seal_direction *self, dd_seal_use use)
 
 /* ---- sending */
 
-/* What `nbytes` and the count behind them become. */
+/* Return the padded size of `nbytes` and the padding count. */
 static size_t
 padded_size(size_t nbytes)
 {
@@ -113,7 +112,7 @@ padded_size(size_t nbytes)
     return (size + step - 1) / step * step;
 }
 
-/* Seals the `nbytes` at `plain`, or those that stand already where their record has its bytes. */
+/* Seal the `nbytes` at `plain`, which may already be at their place in the record. */
 static bool
 seal_record(seal_direction *self, const uint8_t *plain, size_t nbytes)
 {
@@ -134,11 +133,10 @@ seal_record(seal_direction *self, const uint8_t *plain, size_t nbytes)
     return count_record(self);
 }
 
-/* A place in the parts. */
 typedef struct seal_cursor {
     const struct iovec *parts;
     int nparts;
-    size_t at; /* in the first of them */
+    size_t at; /* offset in the first part */
 } seal_cursor;
 
 static size_t
@@ -158,7 +156,7 @@ cursor_advance(seal_cursor *from, size_t nbytes)
     }
 }
 
-/* Copies small parts together, up to one that fills a record of its own. */
+/* Copy small parts into one record, and stop before a part that fills a record by itself. */
 static size_t
 gather(seal_cursor *from, size_t full, uint8_t *body)
 {
@@ -177,7 +175,7 @@ gather(seal_cursor *from, size_t full, uint8_t *body)
     return nbytes;
 }
 
-/* The next record: a full one from where its bytes are. */
+/* Seal the next record. A full one is read from where its bytes are, without copying. */
 static bool
 seal_next(dd_seal *self, seal_cursor *from)
 {
@@ -241,7 +239,7 @@ sealed_bytes(const seal_direction *in)
     return dd_get_number(in->buffer + in->begin, HEAD_BYTES) & ~(uint64_t)PADDED_FLAG;
 }
 
-/* Whether the head is one that a peer may send. */
+/* Return true if the head has a valid length. */
 static bool
 is_sound(const seal_direction *in)
 {
@@ -249,7 +247,7 @@ is_sound(const seal_direction *in)
     return nbytes > DD_CRYPTO_TAG_BYTES && nbytes <= padded_max(in) + DD_CRYPTO_TAG_BYTES;
 }
 
-/* Whether there is something to open: a whole record, or a head that promises nothing good. */
+/* Return true if there is a whole record, or a head with an invalid length. */
 static bool
 has_record(const seal_direction *in)
 {
@@ -257,7 +255,7 @@ has_record(const seal_direction *in)
     return there >= HEAD_BYTES && (there - HEAD_BYTES >= sealed_bytes(in) || !is_sound(in));
 }
 
-/* Opens the record at in.begin to `plain`, which may be where it stands; *nbytes without the padding. */
+/* Decrypt the record at in.begin to `plain`, possibly in place. *nbytes excludes the padding. */
 static dd_io
 open_record(seal_direction *in, uint8_t *plain, size_t *nbytes)
 {
@@ -273,7 +271,7 @@ open_record(seal_direction *in, uint8_t *plain, size_t *nbytes)
     if (is_padded) {
         padding = size < PADDING_BYTES ? 0 : dd_get_number(plain + size - PADDING_BYTES, PADDING_BYTES);
         if (padding < PADDING_BYTES || padding >= size) {
-            return DD_IO_FORGED; /* by a peer that knows the key: it is broken */
+            return DD_IO_FORGED; /* sealed with the right key: the peer is broken */
         }
     }
     in->begin += HEAD_BYTES + sealed;
@@ -282,7 +280,7 @@ open_record(seal_direction *in, uint8_t *plain, size_t *nbytes)
     return count_record(in) ? DD_IO_OK : DD_IO_FAILED;
 }
 
-/* Opens it in place, for the caller to take piece by piece. */
+/* Decrypt a record in place; the caller takes it in pieces. */
 static dd_io
 open_in_place(dd_seal *self)
 {
@@ -304,7 +302,7 @@ take_plain(dd_seal *self, uint8_t *data, size_t nbytes)
     return step;
 }
 
-/* Of what is here; AGAIN: nothing is. */
+/* Take bytes of one record. DD_IO_AGAIN if there is none. */
 static dd_io
 take_some(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
 {
@@ -325,7 +323,7 @@ take_some(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
     return io;
 }
 
-/* All that is here. */
+/* Take bytes of all records that were received. */
 static dd_io
 take_opened(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
 {
@@ -341,7 +339,7 @@ take_opened(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
     return DD_IO_OK;
 }
 
-/* Reads once; nothing that has been opened waits to be taken. */
+/* Read from the socket once. All decrypted bytes must have been taken. */
 static dd_io
 receive_records(dd_seal *self, int fd)
 {
@@ -395,7 +393,7 @@ dd_seal_has_input(const dd_seal *self)
     return self->plain_begin < self->plain_end || has_record(&self->in);
 }
 
-/* ---- for those who may have none */
+/* ---- for connections that may have no seal */
 
 dd_io
 dd_sealed_try_send(dd_seal *seal, int fd, const void *data, size_t nbytes, size_t *moved)
@@ -412,7 +410,7 @@ dd_sealed_try_recv(dd_seal *seal, int fd, void *data, size_t nbytes, size_t *mov
                         : dd_sock_try_recv(fd, data, nbytes, moved);
 }
 
-/* ---- life */
+/* ---- lifecycle */
 
 static dd_status
 open_direction(seal_direction *self, dd_seal_use use, dd_cipher cipher,

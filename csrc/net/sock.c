@@ -9,16 +9,16 @@
 #include <netinet/tcp.h>
 #include <string.h>
 
-/* The kernel caps it at net.core.somaxconn. */
+/* The kernel limits it to net.core.somaxconn. */
 #define BACKLOG 65535
 
-/* Left to the rest of the process when connections take all the others. */
+/* Descriptors reserved for the rest of the process when connections take all others. */
 #define SPARED_FDS_MAX 32
 
-/* A host that has vanished is noticed after the time to idle and all probes. A link between ranks has less patience than a client of
- * a store, and its bytes under way are subject to it as well: sending them again at least once a second makes the kernel's number of
- * attempts last about as long. Kernels before 6.15 do not know that option and get a limit for the bytes themselves; there a peer
- * that answers but has not read for so long, being stopped, is taken for lost as well. */
+/* A vanished host is detected after the idle time and all probes. A link between ranks has shorter
+ * times than a client of a store, also for unacknowledged bytes: with resends at least every second
+ * the kernel gives the connection up after about the same time. Kernels before 6.15 limit the age
+ * of unacknowledged bytes instead; then a stopped peer counts as lost as well. */
 #define KEEPALIVE_PROBES 3
 #define STREAM_IDLE_S 15
 #define STREAM_INTERVAL_S 5
@@ -31,14 +31,14 @@
 #define TCP_RTO_MAX_MS 44
 #endif
 
-/* None of these options is worth failing for. */
+/* Set an option. Callers ignore failures unless there is an alternative. */
 static bool
 set_option(int fd, int level, int name, int value)
 {
     return dd_sys_setsockopt(fd, level, name, &value, sizeof value) == 0;
 }
 
-/* The buffers are left to the kernel, which fits them to the path. */
+/* The buffer sizes are left to the kernel, which adapts them to the path. */
 static void
 tune_tcp(int fd, int idle_s, int interval_s)
 {
@@ -87,7 +87,7 @@ dd_sock_listen(const dd_addr *addr, int *fd, dd_error *err)
     }
     if (family == AF_INET6) {
         const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&addr->storage;
-        /* "::" takes IPv4 as well; another IPv6 address is just that. */
+        /* Only "::" accepts IPv4 as well. */
         (void)set_option(new_fd, IPPROTO_IPV6, IPV6_V6ONLY, !IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr));
     }
     if (dd_sys_bind(new_fd, (const struct sockaddr *)&addr->storage, addr->len) != 0 ||
@@ -185,7 +185,7 @@ dd_sock_try_accept(int listen_fd, int *fd)
     switch (errno) {
     case EAGAIN:
     case EINTR:
-    case ECONNABORTED: /* that one is gone already; the next event brings the others */
+    case ECONNABORTED: /* that connection was closed; the next event reports the others */
         return DD_IO_AGAIN;
     default:
         return DD_IO_FAILED;
@@ -202,7 +202,7 @@ dd_sock_fd_limit(void)
 bool
 dd_sock_is_fd_scarce(int fd)
 {
-    /* Descriptors are the lowest free numbers: one near the limit tells that nearly all are in use. */
+    /* A descriptor gets the lowest free number: one near the limit means that few are left. */
     size_t limit = dd_sock_fd_limit();
     size_t spared = limit / 16 < SPARED_FDS_MAX ? limit / 16 : SPARED_FDS_MAX;
     return (size_t)fd >= limit - spared;
@@ -266,7 +266,7 @@ dd_sock_try_recv(int fd, void *data, size_t len, size_t *moved)
     return classify(dd_sys_recv(fd, data, len, MSG_DONTWAIT), moved);
 }
 
-/* Room for the credentials that the kernel adds, and for one descriptor, aligned as the kernel wants them. */
+/* Space for the kernel's credentials and one descriptor, with the kernel's alignment. */
 typedef union fd_control {
     struct cmsghdr header;
     char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(sizeof(int))];
@@ -318,8 +318,8 @@ dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, bool *is_sam
 {
     fd_control control = {0};
     struct iovec part = {.iov_base = data, .iov_len = len};
-    /* The credentials come first. The room behind them is for one descriptor without padding, which would hold a second one: the kernel
-     * closes those that do not fit. */
+    /* The credentials come first. The space after them fits one descriptor and no padding, which
+     * would fit a second one: the kernel closes descriptors that do not fit. */
     size_t before = is_same_user != NULL ? CMSG_SPACE(sizeof(struct ucred)) : 0;
     struct msghdr message = {
         .msg_iov = &part,
@@ -397,7 +397,7 @@ dd_sock_is_own_addr(const dd_addr *addr)
     if (dd_addr_is_loopback(addr)) {
         return true;
     }
-    /* What goes to an own address has that address as its source, too. */
+    /* A packet to one of this machine's addresses has the same address as its source. */
     int fd = dd_sys_socket(addr->storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     bool is_routed = fd >= 0 && dd_sys_connect(fd, (const struct sockaddr *)&addr->storage, addr->len) == 0;
     dd_addr source = is_routed ? dd_sock_local_addr(fd) : (dd_addr){.len = 0};
