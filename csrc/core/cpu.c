@@ -15,7 +15,7 @@
 
 #include <cpuid.h>
 
-/* What the operating system saves and restores: bits of XCR0. */
+/* bits of XCR0: the registers that the operating system saves and restores */
 #define XCR0_AVX 0x06U    /* xmm and ymm registers */
 #define XCR0_AVX512 0xe6U /* those, the masks, and zmm registers */
 
@@ -27,13 +27,13 @@ read_xcr0(void)
     return low;
 }
 
-/* By the instruction and not by __builtin_cpu_supports, whose names differ between compilers. */
+/* Use cpuid directly: the names of __builtin_cpu_supports differ between compilers. */
 static unsigned
 detect_features(void)
 {
     const unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-    const unsigned fast_short_rep_movsb = 1U << 4; /* of edx */
-    const unsigned fast_rep_movsb = 1U << 9;       /* of ebx */
+    const unsigned fast_short_rep_movsb = 1U << 4; /* in edx */
+    const unsigned fast_rep_movsb = 1U << 9;       /* in ebx */
     unsigned eax, ebx, ecx, edx, ebx7, ecx7, edx7;
     if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !__get_cpuid_count(7, 0, &eax, &ebx7, &ecx7, &edx7)) {
         return 0;
@@ -62,7 +62,7 @@ detect_features(void)
 static unsigned
 detect_features(void)
 {
-    const unsigned long aes = 1UL << 3; /* HWCAP_AES, and HWCAP_PMULL */
+    const unsigned long aes = 1UL << 3; /* HWCAP_AES, HWCAP_PMULL */
     const unsigned long pmull = 1UL << 4;
     unsigned long has = getauxval(AT_HWCAP);
     return DD_CPU_NEON | ((has & aes) != 0 && (has & pmull) != 0 ? (unsigned)DD_CPU_AES : 0);
@@ -81,8 +81,8 @@ detect_features(void)
 unsigned
 dd_cpu_features(void)
 {
-    /* Describes the machine, so every thread that fills it writes the same; relaxed, as nothing else goes
-     * with it. It is kept because asking a virtual machine's processor costs microseconds. */
+    /* A cache: all threads write the same value, and no other data depends on it, so relaxed is
+     * enough. Querying a virtual machine's processor takes microseconds. */
     static _Atomic unsigned known;
     const unsigned is_known = 1U << 31;
     unsigned features = atomic_load_explicit(&known, memory_order_relaxed);
@@ -93,7 +93,8 @@ dd_cpu_features(void)
     return features & ~is_known;
 }
 
-/* The kernel refuses a set that is smaller than its own, and does not tell the size of its own. NULL when it cannot be had. */
+/* Return NULL on failure. The kernel rejects a set that is smaller than its own, without reporting
+ * the size of its own: try larger ones. */
 static cpu_set_t *
 get_affinity(size_t *nbytes)
 {
@@ -131,7 +132,7 @@ dd_cpu_own_set(void)
     return own;
 }
 
-/* The beginning of a small file as text; false if there is none. */
+/* Read the start of a small file as text. Return false if there is none. */
 static bool
 read_text(const char *path, char *text, size_t size)
 {
@@ -151,7 +152,7 @@ dd_cpu_parse_quota(const char *cpu_max)
     char *end;
     long long quota = strtoll(cpu_max, &end, 10);
     if (end == cpu_max || quota <= 0) {
-        return 0; /* "max 100000" */
+        return 0; /* such as "max 100000" */
     }
     const char *period_text = end;
     long long period = strtoll(period_text, &end, 10);
@@ -162,8 +163,8 @@ dd_cpu_parse_quota(const char *cpu_max)
     return count > INT_MAX ? 0 : (int)count;
 }
 
-/* The group's directory below the mount point, "" for the root; false when the process is in no version 2
- * group. */
+/* Get the path of the process's cgroup below the mount point, "" for the root. Return false if the
+ * process is in no version 2 group. */
 static bool
 find_cgroup(char *path, size_t size)
 {
@@ -185,7 +186,7 @@ find_cgroup(char *path, size_t size)
     return true;
 }
 
-/* From the process's group up to the root. */
+/* Search from the process's group up to the root. */
 int
 dd_cpu_quota(void)
 {

@@ -1,4 +1,4 @@
-/* What this process may use of the machine's processors. */
+/* The machine's processors, and the part of them that this process may use. */
 #ifndef DD_CORE_CPU_H
 #define DD_CORE_CPU_H
 
@@ -10,28 +10,30 @@ typedef enum dd_cpu_feature {
     DD_CPU_AVX512 = 1 << 1,      /* AVX-512 F, BW, DQ and VL; never without DD_CPU_AVX2 */
     DD_CPU_NEON = 1 << 2,        /* as of ARMv8-A */
     DD_CPU_STRING_COPY = 1 << 3, /* `rep movsb` is fast (ERMS or FSRM) */
-    DD_CPU_AES = 1 << 4,         /* AES, and the multiplication that GCM needs */
+    DD_CPU_AES = 1 << 4,         /* AES, and the carry-less multiplication of GCM */
 } dd_cpu_feature;
 
-/* The features that both the processor and the operating system support, or'ed. Cheap after the first. */
+/* Return the features of both the processor and the operating system, or'ed. Cached. */
 unsigned dd_cpu_features(void);
 
-/* How many CPUs' worth of time the process can get: its affinity, cut by its quota. At least 1. Reads files; not for
- * hot paths. */
+/* Return the number of CPUs that the process can use, at least 1: its affinity, limited by its
+ * quota. Reads files; not for hot paths. */
 int dd_cpu_usable_count(void);
 
-/* The CPUs that this thread may run on, by their numbers; those from DD_CPU_SET_MAX on are left out. */
+/* The CPUs on which this thread may run, by number; without those from DD_CPU_SET_MAX on. */
 #define DD_CPU_SET_MAX 1024
 typedef struct dd_cpu_set {
     uint64_t words[DD_CPU_SET_MAX / 64];
 } dd_cpu_set;
 
-dd_cpu_set dd_cpu_own_set(void); /* empty when the system does not tell */
+dd_cpu_set dd_cpu_own_set(void); /* empty if it cannot be determined */
 
-/* The tightest CPU quota of the cgroups (version 2) that the process is in, rounded up; 0 for none. Reads files. */
+/* Return the lowest CPU quota of the process's cgroups (version 2), rounded up; 0 if there is none.
+ * Reads files. */
 int dd_cpu_quota(void);
 
-/* CPUs that the text of a cpu.max file allows, rounded up; 0 for no limit, or a text that says nothing. */
+/* Return the number of CPUs that the text of a cpu.max file allows, rounded up; 0 if there is no
+ * limit or the text is malformed. */
 int dd_cpu_parse_quota(const char *cpu_max);
 
 #endif

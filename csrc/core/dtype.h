@@ -1,4 +1,4 @@
-/* The element types of tensors: names, sizes, and what kind of number each is. */
+/* The element types of tensors: names, sizes and kinds of number. */
 #ifndef DD_CORE_DTYPE_H
 #define DD_CORE_DTYPE_H
 
@@ -42,14 +42,14 @@ typedef enum dd_dtype {
 #define DD_DTYPE_COUNT ((int)DD_DTYPE_COMPLEX128 + 1)
 #define DD_DTYPE_MAX_SIZE 16
 
-/* Of a dtype in range. */
+/* The dtype must be valid. */
 size_t dd_dtype_size(dd_dtype dtype);
 dd_dtype_kind dd_dtype_kind_of(dd_dtype dtype);
 
-/* "float32"; never NULL, also for numbers out of range. */
+/* such as "float32"; never NULL, even for an invalid number */
 const char *dd_dtype_name(dd_dtype dtype);
 
-/* Whether a number from a peer is a dtype. */
+/* Return true if a number received from a peer is a dtype. */
 bool dd_dtype_is_valid(unsigned number);
 
 #endif

@@ -6,7 +6,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-/* For messages: without memory they just stay shorter. */
+/* Append text to a message. Without memory the message just stays shorter. */
 static void
 dylib_append(dd_blob *text, const char *more)
 {
@@ -14,7 +14,7 @@ dylib_append(dd_blob *text, const char *more)
     (void)status;
 }
 
-/* What was tried, for the error: "path: reason; path: reason". */
+/* Append a failed attempt to the list for the error: "path: reason; path: reason". */
 static void
 dylib_note_failure(dd_blob *log, const char *name, const char *reason)
 {
@@ -24,7 +24,7 @@ dylib_note_failure(dd_blob *log, const char *name, const char *reason)
     dylib_append(log, reason);
 }
 
-/* dlerror's text without the name in front, which the log has already. */
+/* Return dlerror's text without the leading name, which the list already has. */
 static const char *
 loader_reason(const char *name)
 {
@@ -36,7 +36,7 @@ loader_reason(const char *name)
     return strncmp(reason, name, len) == 0 && strncmp(reason + len, ": ", 2) == 0 ? reason + len + 2 : reason;
 }
 
-/* The file that a function is in; NULL when the loader does not know. */
+/* Return the file that contains a function, or NULL if the loader does not know it. */
 static const char *
 file_of(const void *function)
 {
@@ -69,7 +69,7 @@ try_open(const char *name, dd_blob *log)
     return handle;
 }
 
-/* A copy that is in the process already, by its name or by its symbols. */
+/* Find a loaded copy by its name or its symbols. */
 static void *
 find_loaded(const dd_dylib_spec *spec)
 {

@@ -1,7 +1,6 @@
-/* Finding a shared library at run time.
- *
- * The order: the path that the caller insists on, and then nothing else; a copy that is in the process already, so that its users
- * share it; given files; what the system's loader finds by name. An error lists everything that was tried and why it failed. */
+/* Loading of a shared library at run time. The search order: an explicit path, and then nothing
+ * else; a copy that the process has already loaded; given files; the system loader's search by
+ * name. An error lists all attempts and the reason of each failure. */
 #ifndef DD_CORE_DYLIB_H
 #define DD_CORE_DYLIB_H
 
@@ -10,48 +9,49 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Where the user has it. */
+/* The library's location, given by the user. */
 typedef struct dd_dylib_place {
-    const char *explicit_path;     /* NULL or "": none. Nothing else is tried otherwise */
-    const char *const *candidates; /* files to try after what is in the process already */
+    const char *explicit_path;     /* NULL or "" if there is none; otherwise only this is tried */
+    const char *const *candidates; /* files to try after a loaded copy */
     size_t ncandidates;
 } dd_dylib_place;
 
 typedef struct dd_dylib {
-    void *handle; /* never closed: what is loaded may have threads */
-    char *path;   /* owned; of the file, as the loader knows it */
+    void *handle; /* never closed: the library may have threads */
+    char *path;   /* path of the file as the loader knows it; owned */
 } dd_dylib;
 
-/* One symbol and where its address goes. */
+/* A symbol, and the place of its address. */
 typedef struct dd_dylib_symbol {
     const char *name;
     size_t offset; /* of the function pointer in the table */
     bool is_optional;
 } dd_dylib_symbol;
 
-/* A library, and the functions that are needed of it. */
+/* A library, and the functions to load from it. */
 typedef struct dd_dylib_spec {
-    const char *what; /* "NCCL", for messages */
-    const char
-        *sonames[5]; /* "libnccl.so.2": tried in the process first, by the loader last; NULL after the last */
-    const char
-        *probe; /* a function that tells a copy whose symbols are visible to all, whatever its file's name */
+    const char *what; /* name for messages, such as "NCCL" */
+    /* such as "libnccl.so.2": a loaded copy is tried first, the system loader last; NULL ends it */
+    const char *sonames[5];
+    /* a function that identifies a loaded copy with global symbols, whatever its file's name */
+    const char *probe;
     const dd_dylib_symbol *symbols;
     size_t nsymbols;
-    /* Checks the version, with `lib` and the table filled, where functions may be missing: of an older library the version says more than a
-     * list of missing functions. NULL if any version will do. */
+    /* Check the version. `lib` and the table are filled, but functions may be missing: for an older
+     * library the version is the better error. NULL if any version will do. */
     dd_status (*check)(void *ctx, dd_error *err);
 } dd_dylib_spec;
 
-/* Find a library, fill a table of function pointers, and check its version. `place` is NULL if the user has named none. DD_NOT_SUPPORTED if there
- * is none, and whatever dd_dylib_resolve and the check return; `lib` is empty then. */
+/* Find a library, fill a table of function pointers, and check its version. `place` is NULL if the
+ * user has given none. DD_NOT_SUPPORTED if it is not found, or the status of dd_dylib_resolve or
+ * the check; `lib` is then empty. */
 dd_status dd_dylib_load(const dd_dylib_spec *spec, const dd_dylib_place *place, dd_dylib *lib, void *table,
                         void *ctx, dd_error *err) DD_MUST_CHECK;
-/* Frees the record; the library stays loaded. */
+/* Free the record; the library stays loaded. */
 void dd_dylib_fini(dd_dylib *lib);
 
-/* Fills a table of function pointers. DD_NOT_SUPPORTED names the library and all the symbols that it lacks; optional ones are NULL
- * then. */
+/* Fill a table of function pointers. DD_NOT_SUPPORTED names the library and all missing symbols.
+ * Missing optional ones are set to NULL. */
 dd_status dd_dylib_resolve(const dd_dylib *lib, const dd_dylib_symbol *symbols, size_t nsymbols, void *table,
                            dd_error *err) DD_MUST_CHECK;
 

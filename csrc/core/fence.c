@@ -8,7 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* The generation of forks in which this process has registered, and one; 0 for none. A fact about the process, so it is a global. */
+/* The fork generation in which this process registered, plus one; 0 if it has not. A fact about the
+ * process, so it may be a global. */
 static _Atomic uint64_t registered_in;
 
 void

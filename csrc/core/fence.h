@@ -1,16 +1,16 @@
-/* A fence for other processes: a thread that goes through it makes the processors of all processes that take part go through one, too.
- * Memory that is shared with them can then be published without a fence of its own. */
+/* A fence for other processes: dd_fence_all makes all running threads of registered processes
+ * execute a fence. Memory shared with them can then be published without one. */
 #ifndef DD_CORE_FENCE_H
 #define DD_CORE_FENCE_H
 
 #include <stdbool.h>
 
-/* Makes this process take part. In a process with threads the kernel waits for all processors: tens of milliseconds, so a
- * thread that nobody waits for does it. */
+/* Register this process. In a process with threads the kernel waits for all processors, for tens of
+ * milliseconds: call it on a thread for which none waits. */
 void dd_fence_register(void);
-/* False, too, where the kernel refuses, and in a forked child until it has registered itself. */
+/* Also false if the kernel refused, and in a forked child until it registers. */
 bool dd_fence_is_registered(void);
-/* Fences all that take part; false when it is refused. */
+/* Execute a fence in all registered processes. Return false if the kernel refuses. */
 bool dd_fence_all(void);
 
 #endif

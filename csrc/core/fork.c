@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Facts about the process, like its pid: no object's state. */
+/* State of the process, like its pid, not of an object. */
 static atomic_uint_fast64_t generation;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static dd_lock register_mu = DD_LOCK_INITIALIZER(DD_LOCK_FORK);
@@ -30,7 +30,8 @@ after_fork_in_parent(void)
     dd_lock_release(&register_mu);
 }
 
-/* Only what is safe after a fork of a threaded process: system calls and plain memory. */
+/* Uses only system calls and plain memory, which are safe after a fork of a process with
+ * threads. */
 static void
 after_fork_in_child(void)
 {
@@ -56,8 +57,8 @@ dd_fork_generation(void)
     return atomic_load_explicit(&generation, memory_order_relaxed);
 }
 
-/* Caller holds register_mu. Without memory the descriptor stays unregistered: it then lives on in a child, which
- * is the lesser evil. */
+/* If there is no memory, the descriptor stays unregistered: it remains open in a child, which is
+ * better than failing. */
 static void
 grow_register_locked(size_t words)
 {
@@ -103,7 +104,7 @@ dd_fork_close(int fd)
     if (word < owned_words) {
         owned_bits[word] &= ~(UINT64_C(1) << (fd % 64));
     }
-    /* Closed under the lock: a fork in between would leave the child a descriptor that nobody closes. */
+    /* Close under the lock, or a fork could leave the child a descriptor that it never closes. */
     close(fd);
     dd_lock_release(&register_mu);
 }

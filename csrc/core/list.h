@@ -1,5 +1,5 @@
-/* Intrusive doubly linked list. A head and a node are the same type; a node that is in no list points to itself
- * after dd_list_init or dd_list_remove, so removing it twice does no harm. */
+/* Intrusive doubly linked list. Heads and nodes have the same type. A node in no list points to
+ * itself after dd_list_init or dd_list_remove, so removing it twice is harmless. */
 #ifndef DD_CORE_LIST_H
 #define DD_CORE_LIST_H
 
@@ -34,7 +34,7 @@ dd_list_remove(dd_list *node)
     dd_list_init(node);
 }
 
-/* Puts node (in no list) before `position`; before the head means last. */
+/* Insert node (in no list) before `position`; before the head means last. */
 static inline void
 dd_list_insert_before(dd_list *position, dd_list *node)
 {

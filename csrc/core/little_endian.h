@@ -1,4 +1,4 @@
-/* Numbers in bytes that go elsewhere: little-endian on every machine. nbytes is at most 8; where it is constant this is one move. */
+/* Numbers as little-endian bytes. nbytes is at most 8; if it is constant, this is one move. */
 #ifndef DD_CORE_LITTLE_ENDIAN_H
 #define DD_CORE_LITTLE_ENDIAN_H
 
@@ -15,7 +15,7 @@ dd_little_endian(uint64_t value)
     return value;
 }
 
-/* The low nbytes of value. */
+/* Write the low nbytes of value. */
 static inline void
 dd_put_number(uint8_t *out, uint64_t value, size_t nbytes)
 {

@@ -5,7 +5,7 @@
 void
 dd_lock_init(dd_lock *lock, dd_lock_kind kind)
 {
-    /* Cannot fail for a default mutex on Linux. */
+    /* Initialising a default mutex cannot fail on Linux. */
     (void)pthread_mutex_init(&lock->mutex, NULL);
     lock->kind = kind;
 }

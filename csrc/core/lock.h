@@ -1,7 +1,7 @@
-/* Mutexes that know their place in the order of locks; docs/locks.md says what each of them guards.
+/* Mutexes with a checked lock order; docs/locks.md lists the data that each of them guards.
  *
- * A thread that holds a lock may take only locks that come later in the list below, and never two of one kind. So no
- * two threads can wait for each other. Test builds check it (tests/faults/lock.c). */
+ * A thread that holds a lock may take only later ones of the list below, and never two of one kind:
+ * no two threads can wait for each other. Test builds check it (tests/faults/lock.c). */
 #ifndef DD_CORE_LOCK_H
 #define DD_CORE_LOCK_H
 
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <time.h>
 
-/* X(kind, words for it), outermost first. */
+/* X(kind, description), outermost first. */
 #define DD_LOCK_LIST(X)                                                 \
     X(TEST, "a test")                                                   \
     X(NCCL_TEAM_CALL, "the calls of a team of devices")                 \
@@ -65,19 +65,19 @@ void dd_lock_init(dd_lock *lock, dd_lock_kind kind);
 void dd_lock_fini(dd_lock *lock);
 
 void dd_lock_take(dd_lock *lock);
-/* False if another thread has it: it never waits. The order holds all the same, because callers may wait
- * for the lock when this fails. */
+/* Take the lock if it is free; return false, without waiting, if another thread has it. The lock
+ * order still applies, because callers may wait for the lock when this fails. */
 bool dd_lock_try(dd_lock *lock);
 void dd_lock_release(dd_lock *lock);
-/* For a forked child, in which no other thread runs. False if a thread of the parent held the lock at the
- * fork: what the lock guards may be half changed. The lock is not taken, so there is no order to keep. */
+/* For a forked child, in which no other thread runs: return false if a thread of the parent held
+ * the lock, since its data may be half changed. The lock is not taken, so no order applies. */
 bool dd_lock_was_free_at_fork(dd_lock *lock);
 
-/* ---- a lock with a deadline
+/* ---- a lock with a timeout
  *
- * POSIX can wait for a mutex only on the calendar clock, which may be set back during the wait; the call
- * with another clock needs glibc 2.30, and musl has none. So this is a flag that a condition waits for,
- * and the mutex is held for a look at it. The order of locks holds for it as for a dd_lock. */
+ * POSIX can wait for a mutex only on the calendar clock, which may be set back during the wait; the
+ * call with another clock needs glibc 2.30, and musl has none. So this is a flag with a condition;
+ * the mutex is held only to read or set it. The lock order applies as for a dd_lock. */
 
 typedef struct dd_timed_lock {
     dd_lock look; /* guards is_taken; has the kind */
@@ -87,24 +87,25 @@ typedef struct dd_timed_lock {
 
 void dd_timed_lock_init(dd_timed_lock *self, dd_lock_kind kind);
 void dd_timed_lock_fini(dd_timed_lock *self);
-/* False if other threads hold it for timeout_ns, which may be 0. */
+/* Take the lock; return false if it is not free within timeout_ns, which may be 0. */
 bool dd_timed_lock_take_within(dd_timed_lock *self, int64_t timeout_ns);
 void dd_timed_lock_release(dd_timed_lock *self);
 
-/* ---- conditions, on the monotonic clock */
+/* ---- condition variables, on the monotonic clock */
 
 void dd_cond_init(pthread_cond_t *cond);
 void dd_cond_fini(pthread_cond_t *cond);
 void dd_cond_signal(pthread_cond_t *cond);
 void dd_cond_broadcast(pthread_cond_t *cond);
-/* The caller holds the lock and checks its predicate afterwards. */
+/* The caller must hold the lock, and check its predicate afterwards. */
 void dd_cond_wait(pthread_cond_t *cond, dd_lock *lock);
 void dd_cond_wait_until(pthread_cond_t *cond, dd_lock *lock, const struct timespec *until);
-/* Waits on cond for one slice of `wait` (see wait.h) or until it is signalled; the caller holds the lock and checks
- * its predicate, then the deadline, then dd_wait_check (which may run foreign code: without the lock). */
+/* Wait on cond for one slice of `wait` (see wait.h) or until it is signalled. The caller must hold
+ * the lock, and then check its predicate, the deadline, and, without the lock, dd_wait_check. */
 void dd_cond_wait_slice(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait);
-/* The same, and then, without the lock, looks at the wait: DD_TIMED_OUT without a message when it is over, or what dd_wait_check says.
- * The caller checks its predicate first, whatever this says. */
+/* The same as dd_cond_wait_slice, followed by a check of the wait without the lock: DD_TIMED_OUT,
+ * without a message, at the deadline, or the status of dd_wait_check. The caller must first check
+ * its predicate. */
 dd_status dd_cond_wait_checked(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait,
                                dd_error *err) DD_MUST_CHECK;
 

@@ -12,7 +12,7 @@
 
 #define RING_RECORDS 256u
 
-/* The process's log: one sink for all objects, as stderr would be. */
+/* The process's log: all objects share it, like stderr. */
 static atomic_int log_level = DD_LOG_OFF;
 static dd_lock ring_mu = DD_LOCK_INITIALIZER(DD_LOCK_LOG);
 static pthread_cond_t ring_cond;
@@ -23,7 +23,7 @@ static unsigned ring_first;
 static unsigned ring_count;
 static unsigned ring_lost;
 
-/* A fork may happen while another thread holds the lock; the child starts with an empty, unlocked log. */
+/* Another thread may hold the lock during a fork: the child starts with an empty, unlocked log. */
 static void
 reset_in_child(void)
 {

@@ -13,7 +13,7 @@
 typedef struct dd_map_node {
     struct dd_map_node *next;
     uint64_t hash;
-    dd_bytes key; /* the owner keeps these bytes alive and unchanged while the node is in the map */
+    dd_bytes key; /* the owner must keep these bytes unchanged while the node is in the map */
 } dd_map_node;
 
 typedef struct dd_map {
@@ -25,23 +25,22 @@ typedef struct dd_map {
 
 void dd_map_init(dd_map *map);
 
-/* Frees the table; the nodes are the owner's. Accepts a zeroed map. */
+/* Free the table; the owner keeps the nodes. A zeroed map is allowed. */
 void dd_map_fini(dd_map *map);
 
-/* The node with that key, or NULL. */
+/* Return the node with the key, or NULL. */
 dd_map_node *dd_map_find(const dd_map *map, dd_bytes key);
 
-/* Adds a node whose key is set and not in the map yet. On failure (DD_OUT_OF_MEMORY) nothing has changed. */
+/* Add a node, whose key must not be in the map. On failure nothing is changed. */
 dd_status dd_map_insert(dd_map *map, dd_map_node *node, dd_error *err) DD_MUST_CHECK;
 
-/* Put a node with the same key in the map instead of one that is in it. */
+/* Replace a node of the map by one with the same key. */
 void dd_map_replace(dd_map *map, dd_map_node *node, dd_map_node *by);
 
-/* Takes a node that is in the map out of it. */
 void dd_map_remove(dd_map *map, dd_map_node *node);
 
-/* Walks all nodes in no particular order: NULL gives the first, a node the one after, NULL at the end. The map
- * may not change in between, except that the node returned last may be freed if `next` was asked before. */
+/* Iterate in no particular order: NULL gives the first node, a node its successor, NULL at the end.
+ * The map must not change, except that a node may be freed once its successor was fetched. */
 dd_map_node *dd_map_next(const dd_map *map, const dd_map_node *node);
 
 #endif

@@ -4,21 +4,21 @@
 
 #include <stddef.h>
 
-/* NULL when there is no memory or count * size overflows. A size of 0 gives a pointer that can be freed. */
+/* NULL without memory, or if count * size overflows. A size of 0 gives a valid pointer. */
 void *dd_mem_alloc(size_t nbytes);
 void *dd_mem_zalloc(size_t nbytes);
 void *dd_mem_alloc_array(size_t count, size_t size);
-/* On failure the old block stays as it is. */
+/* On failure the old block is unchanged. */
 void *dd_mem_realloc(void *ptr, size_t nbytes);
 void dd_mem_free(void *ptr);
 
-/* Zeroed pages of their own, which cost nothing until they are touched: for large tables of which most processes use little. What
- * the heap gives instead may have been in use, and is then cleared. */
+/* Allocate zeroed pages, which cost nothing until they are touched: for large tables that most
+ * processes hardly use. Memory from the heap may have been in use, and would be cleared. */
 void *dd_mem_map(size_t nbytes);
-void dd_mem_unmap(void *pages, size_t nbytes); /* NULL is fine */
+void dd_mem_unmap(void *pages, size_t nbytes); /* may be NULL */
 
-/* Memory of somebody else that is about to be written, perhaps for the first time: from some megabytes on, the system is asked for large
- * pages, since a fault for each small one takes longer than the writing. */
+/* Announce writes to memory of another owner, perhaps for the first time. From some megabytes on,
+ * this requests large pages, since a fault for each small page takes longer than the writes. */
 void dd_mem_expect_writes(void *at, size_t nbytes);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include <errno.h>
 
-/* Not in the headers of older systems. */
+/* missing from the headers of older systems */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -24,8 +24,8 @@ error_of(const char *call, int sys_errno, dd_error *err)
                               "%s failed; %s", call, advice);
 }
 
-/* Kernels from 6.3 on can be told to refuse memory that may be executed, and log a warning for it; older ones
- * do not know the flag. */
+/* Kernels from 6.3 on log a warning for memory that may be executed unless this flag is set; older
+ * ones do not know it. */
 static int
 create_memfd(const char *name)
 {
@@ -63,7 +63,7 @@ dd_shared_memory_measure(int fd, size_t *nbytes, dd_error *err)
     struct stat info;
     int seals = dd_sys_fcntl(fd, F_GET_SEALS, 0);
     bool is_known = seals >= 0 && dd_sys_fstat(fd, &info) == 0;
-    if (!is_known && errno != EINVAL && errno != EBADF) { /* what has no seals, and what is no file */
+    if (!is_known && errno != EINVAL && errno != EBADF) { /* without seals, or not a file */
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot look at shared memory");
     }
     if (!is_known || (seals & SEALS) != SEALS || info.st_size <= 0) {

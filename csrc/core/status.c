@@ -26,7 +26,7 @@ dd_status_text(dd_status code)
     return (unsigned)code < DD_STATUS_COUNT ? status_table[code].text : "unknown status";
 }
 
-/* Marks a message that snprintf had to cut, so that no one takes the stump for the whole. */
+/* Mark a truncated message, so that it is not taken for a whole one. */
 static void
 mark_if_cut(dd_error *err, size_t wanted)
 {
@@ -69,7 +69,7 @@ dd_error_set_errno(dd_error *err, dd_status code, int sys_errno, const char *for
         error_vset(err, code, format, args);
         va_end(args);
         char reason[128];
-        /* The GNU strerror_r returns the text, which need not be in the buffer. */
+        /* GNU strerror_r returns the text, which need not be in the buffer. */
         const char *text = strerror_r(sys_errno, reason, sizeof reason);
         size_t used = strlen(err->message);
         int wanted =
@@ -137,25 +137,25 @@ dd_error_no_memory(dd_error *err, unsigned long long nbytes)
     return dd_error_set(err, DD_OUT_OF_MEMORY, "out of memory (%llu bytes)", nbytes);
 }
 
-/* Only errnos that neither the other end of a connection nor the network can cause. EADDRNOTAVAIL is not among them: a peer may
- * publish an address that cannot be reached from here. */
+/* Includes only errnos that neither the peer nor the network can cause. EADDRNOTAVAIL is not one: a
+ * peer may publish an address that cannot be reached from here. */
 bool
 dd_error_is_own(const dd_error *err)
 {
     switch (err->sys_errno) {
-    case EMFILE: /* used up here */
+    case EMFILE: /* exhausted in this process or host */
     case ENFILE:
     case ENOMEM:
     case ENOBUFS:
     case ENOSPC:
-    case EACCES: /* forbidden, or unknown to the kernel: the answers of sandboxes */
+    case EACCES: /* forbidden, or unknown to the kernel: results of sandboxes */
     case EPERM:
     case ENOSYS:
     case EOPNOTSUPP:
     case EAFNOSUPPORT:
     case EPROTONOSUPPORT:
     case EIO:
-    case EINVAL: /* a wrong call; or the descriptor was closed by another part of the program */
+    case EINVAL: /* a wrong call, or another part of the program closed the descriptor */
     case EBADF:
     case ENOTSOCK:
     case EFAULT:

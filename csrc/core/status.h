@@ -1,15 +1,15 @@
-/* Status codes and the error that goes with them.
+/* Status codes, and the error that explains one.
  *
- * Every fallible function returns dd_status and takes `dd_error *err` last (it may be NULL). The first
- * function that detects a failure writes the message: what was attempted, on what, what happened, the
- * numbers. Outer layers may prepend context once; cleanup never overwrites it. */
+ * Every fallible function returns dd_status and takes `dd_error *err` last (it may be NULL). The
+ * first function that detects a failure writes the message: what was attempted, on what, what
+ * happened, the numbers. Outer layers may prepend context once; cleanup never overwrites it. */
 #ifndef DD_CORE_STATUS_H
 #define DD_CORE_STATUS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* X(name, text): the name of the code and what it means. csrc/python/base/error.c maps each to an exception. */
+/* X(name, text): the code and its meaning. csrc/python/base/error.c maps each to an exception. */
 #define DD_STATUS_LIST(X)                                      \
     X(OK, "success")                                           \
     X(INVALID_ARGUMENT, "invalid argument")                    \
@@ -45,61 +45,61 @@ typedef enum dd_status {
 
 #define DD_HOST_NAME_MAX 64
 
-/* Whom an error is about, where that is one rank. */
+/* The blamed rank, if the error is about a single one. */
 typedef struct dd_culprit {
-    int rank;      /* in the group; -1: nobody in particular */
-    long long pid; /* 0: not known */
+    int rank;      /* in the group; -1 if no rank is to blame */
+    long long pid; /* 0 if it is not known */
     char host[DD_HOST_NAME_MAX];
 } dd_culprit;
 
-/* The call on a group that has failed. */
+/* The failed call on a group. */
 typedef struct dd_failed_call {
-    char op[32];                 /* "all_reduce"; empty: the error is not about such a call */
-    char group[64];              /* its name, as much of it as there is room for */
-    unsigned long long sequence; /* of the group's collectives; 0: it is none of them, or it has not begun */
-    long long elapsed_ns;        /* since it began */
+    char op[32];                 /* such as "all_reduce"; "" if the error is not about a call */
+    char group[64];              /* its name, truncated to fit */
+    unsigned long long sequence; /* number among the group's collectives; 0 if none or not begun */
+    long long elapsed_ns;        /* time since it began */
 } dd_failed_call;
 
 typedef struct dd_error {
     dd_status code;
-    int sys_errno; /* errno of the system call behind it, or 0 */
+    int sys_errno; /* errno of the failed system call, or 0 */
     dd_culprit culprit;
     dd_failed_call call;
-    bool keeps_memory; /* somebody may still use the memory of the call: nobody should free it */
+    bool keeps_memory; /* the call's memory may still be in use: it must not be freed */
     char message[1024];
 } dd_error;
 
-/* Name ("TIMED_OUT") and meaning ("timed out") of a code; never NULL, also for numbers out of range. */
+/* Return the name ("TIMED_OUT") or the meaning ("timed out") of a code; never NULL. */
 const char *dd_status_name(dd_status code);
 const char *dd_status_text(dd_status code);
 
-/* Writes code and message into err (which may be NULL) and returns code, so that a failure is one line:
- * `return dd_error_set(err, DD_STORE, "...", ...)`. Messages are lower case without a final period;
- * one that does not fit is cut and ends in "...". */
+/* Write code and message into err (which may be NULL) and return code, so that a failure is one
+ * line: `return dd_error_set(err, DD_STORE, "...", ...)`. Messages are lower case without a final
+ * period; one that does not fit is truncated and ends in "...". */
 dd_status dd_error_set(dd_error *err, dd_status code, const char *format, ...) DD_PRINTF(3, 4);
 
-/* The same, with ": <strerror> (errno N)" after the message. */
+/* The same as dd_error_set, with ": <strerror> (errno N)" after the message. */
 dd_status dd_error_set_errno(dd_error *err, dd_status code, int sys_errno, const char *format, ...)
     DD_PRINTF(4, 5);
 
-/* Names the culprit of the error that is there. host may be NULL. */
+/* Set the blamed rank of an error. host may be NULL. */
 void dd_error_blame(dd_error *err, int rank, const char *host, long long pid);
 
-/* Says which call has failed by the error that is there. The group's name has `group_len` bytes. */
+/* Set the failed call of an error. The group's name has `group_len` bytes. */
 void dd_error_note_call(dd_error *err, const char *op, unsigned long long sequence, long long elapsed_ns,
                         const void *group, size_t group_len);
 
-/* Puts "<text>: " before the message that is there. */
+/* Put "<text>: " before an error's message. */
 void dd_error_prepend(dd_error *err, const char *format, ...) DD_PRINTF(2, 3);
 
-/* Copies `from` into err (NULL is fine) and returns its code. */
+/* Copy `from` into err (may be NULL) and return its code. */
 dd_status dd_error_copy(dd_error *err, const dd_error *from);
 
-/* True if the fault is this process's own, whatever it was dealing with: no memory, no descriptors, no permission, a call
- * that the kernel or a sandbox refuses, DD_SYSTEM. */
+/* Return true if this process caused the error, independent of any peer: no memory, no descriptors,
+ * no permission, a call that the kernel or a sandbox refuses, DD_SYSTEM. */
 bool dd_error_is_own(const dd_error *err);
 
-/* DD_OUT_OF_MEMORY, naming the bytes asked for. */
+/* Set DD_OUT_OF_MEMORY, with the number of bytes requested. */
 dd_status dd_error_no_memory(dd_error *err, unsigned long long nbytes);
 
 #endif

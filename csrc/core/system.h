@@ -1,8 +1,7 @@
-/* The one way to the kernel: what the library asks of files, memory, sockets and the process itself. Clocks, threads, locks and the heap have
- * headers of their own in this folder; nothing outside of it calls the system directly (tools/check_system.py).
- *
- * Each call is the C library's function of the same name, and fails like it. Tests wrap these functions to make the N-th
- * call fail (tests/faults/). */
+/* All system calls of the library, for files, memory, sockets and the process. Clocks, threads,
+ * locks and the heap have headers in this folder; no code outside it calls the system directly
+ * (tools/check_system.py). Each call is the C library's function of the same name, and fails like
+ * it. Tests wrap these functions to make the N-th call fail (tests/faults/). */
 #ifndef DD_CORE_SYSTEM_H
 #define DD_CORE_SYSTEM_H
 
@@ -26,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* X(result, name, parameters, arguments): calls that may fail, and say so with -1 and errno. */
+/* X(result, name, parameters, arguments): calls that may fail, with -1 and errno. */
 #define DD_SYSTEM_CALLS(X)                                                                                   \
     /* descriptors */                                                                                        \
     X(int, open, (const char *path, int flags, mode_t mode), (path, flags, mode))                            \
@@ -89,7 +88,7 @@
     X(int, gethostname, (char *name, size_t nbytes), (name, nbytes))                                         \
     X(ssize_t, getrandom, (void *data, size_t nbytes, unsigned flags), (data, nbytes, flags))
 
-/* Those that cannot fail, or whose failure changes nothing. */
+/* Calls that cannot fail, or whose failure has no effect. */
 #define DD_SYSTEM_SURE_CALLS(X)                                                                   \
     X(int, close, (int fd), (fd))                                                                 \
     X(int, munmap, (void *at, size_t nbytes), (at, nbytes))                                       \
@@ -107,11 +106,11 @@ DD_SYSTEM_CALLS(X)
 DD_SYSTEM_SURE_CALLS(X)
 #undef X
 
-/* Those whose results are of another kind. */
+/* Calls with other kinds of results. */
 int dd_sys_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
                        struct addrinfo **found);
 char *dd_sys_getcwd(char *path, size_t nbytes);
-/* F_OFD_SETLK and its kin. */
+/* only F_OFD_SETLK and similar commands */
 int dd_sys_lock_file(int fd, int command, struct flock *lock);
 int dd_sys_get_file_limit(struct rlimit *limit); /* RLIMIT_NOFILE */
 

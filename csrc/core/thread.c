@@ -11,7 +11,8 @@ typedef struct thread_start {
     void *arg;
 } thread_start;
 
-/* The thread names itself: for others that takes a file in /proc, which is much for a thread that lives a millisecond. */
+/* Set the thread's name on the thread itself: another thread would have to write a file in /proc,
+ * too slow for threads that run for a millisecond. */
 static void *
 enter_thread(void *ptr)
 {

@@ -1,4 +1,4 @@
-/* Threads that leave signals to others. */
+/* Threads that block all signals. */
 #ifndef DD_CORE_THREAD_H
 #define DD_CORE_THREAD_H
 
@@ -6,13 +6,13 @@
 
 #include <pthread.h>
 
-/* Starts a joinable thread with all signals blocked. `name` is cut to 15 characters. */
+/* Start a joinable thread with all signals blocked. `name` is truncated to 15 characters. */
 dd_status dd_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *arg,
                           dd_error *err) DD_MUST_CHECK;
-/* Waits for its end; or has it end by itself. */
+/* Wait for the thread to end, or detach it so that it is cleaned up when it ends. */
 void dd_thread_join(pthread_t thread);
 void dd_thread_detach(pthread_t thread);
-/* The calling thread, and its name as the system knows it. */
+/* Return the calling thread; get its name as the system knows it. */
 pthread_t dd_thread_self(void);
 void dd_thread_own_name(char *name, size_t nbytes);
 

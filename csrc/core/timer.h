@@ -1,6 +1,6 @@
-/* Timers: points in time that a thread waits for between its other work. A set of them is a list in the order of their times, so
- * the next one is found at once, and a timer that is later than the others, as most are when they are set, is put in its place
- * at once. The owner of a set guards it and its timers with a lock of its own. */
+/* Timers that a thread runs between its other work. A set is a list sorted by time: the next timer
+ * is found immediately, and a timer later than the others, as most are when they are set, is
+ * inserted immediately. The owner of a set must guard it and its timers with a lock. */
 #ifndef DD_CORE_TIMER_H
 #define DD_CORE_TIMER_H
 
@@ -12,7 +12,7 @@
 typedef struct dd_timer dd_timer;
 struct dd_timer {
     dd_list link;
-    int64_t at_ns; /* DD_NEVER_NS: it is not set */
+    int64_t at_ns; /* DD_NEVER_NS if it is not set */
     void (*on_due)(dd_timer *timer);
 };
 
@@ -21,16 +21,16 @@ typedef struct dd_timer_set {
 } dd_timer_set;
 
 void dd_timer_set_init(dd_timer_set *set);
-/* When the first timer is due; DD_NEVER_NS if none is set. */
+/* Return the time of the first timer; DD_NEVER_NS if none is set. */
 int64_t dd_timer_set_next_ns(const dd_timer_set *set);
-/* The first timer if it is due, which stays set; NULL if none is due. */
+/* Return the first timer if it has expired; it stays set. NULL if none has. */
 dd_timer *dd_timer_set_first_due(const dd_timer_set *set, int64_t now_ns);
-/* Calls on_due of the timers that are due, the earliest first; each is unset before. A callback may set, clear and free any timer.
- * Those that it sets wait for the next run, even if they are due. */
+/* Call on_due of the expired timers, the earliest first; each is cleared before its call. A
+ * callback may set, clear and free any timer; expired timers that it sets wait for the next run. */
 void dd_timer_set_run(dd_timer_set *set, int64_t now_ns);
 
 void dd_timer_init(dd_timer *timer, void (*on_due)(dd_timer *timer));
-/* Sets it, or moves it if it is set. DD_NEVER_NS clears it. */
+/* Set the timer, or change its time. DD_NEVER_NS clears it. */
 void dd_timer_start(dd_timer_set *set, dd_timer *timer, int64_t at_ns);
 
 static inline bool
@@ -39,7 +39,7 @@ dd_timer_is_set(const dd_timer *timer)
     return !dd_list_is_empty(&timer->link);
 }
 
-/* Does nothing if the timer is not set: each small call clears several that are not. */
+/* The test avoids stores: each small call clears several timers that are not set. */
 static inline void
 dd_timer_clear(dd_timer *timer)
 {

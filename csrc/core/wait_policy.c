@@ -3,14 +3,14 @@
 #include "core/cpu.h"
 #include "core/system.h"
 
-#define ENDLESS_NS (INT64_MAX / 2) /* the time may be added to it */
-/* Polled in any case: about what it costs to be woken. */
+#define ENDLESS_NS (INT64_MAX / 2) /* a time can be added without overflow */
+/* The minimum time of polling: about the cost of a wake-up. */
 #define LEAST_NS (20 * DD_NS_PER_US)
 
 dd_spin
 dd_spin_make(int64_t most_ns)
 {
-    bool has_one_core = sysconf(_SC_NPROCESSORS_ONLN) == 1 || dd_cpu_quota() == 1; /* -1 is unknown */
+    bool has_one_core = sysconf(_SC_NPROCESSORS_ONLN) == 1 || dd_cpu_quota() == 1;
     int64_t budget_ns = has_one_core ? 0 : most_ns;
     return (dd_spin){.most_ns = budget_ns, .budget_ns = budget_ns};
 }
