@@ -1,4 +1,4 @@
-/* Who has come to a meeting, who is missing, and who has come and died. */
+/* Attendance of a meeting: ranks that have joined, are missing, or have joined and died. */
 #include "meet/internal.h"
 
 #include "core/log.h"
@@ -8,26 +8,26 @@
 #include <string.h>
 
 #define LOOK_AROUND_NS (2 * DD_NS_PER_S)
-#define GENERATIONS_MAX 4 /* that are searched for a rank that is not there now */
-#define NAME_ROOM 120     /* of one rank in a text */
+#define GENERATIONS_MAX 4 /* meetings searched for a rank that is not in the current one */
+#define NAME_ROOM 120     /* bytes for one rank in a text */
 #define LOOK_NS (500 * DD_NS_PER_MS)
 #define LOOK_NS_PER_RANK (DD_NS_PER_MS / 2)
 #define NEVER_LOOK_NS (3600 * DD_NS_PER_S)
 #define REFUSED_ROOM 256
-#define LOOK_RANKS_MAX 16 /* that one look asks the store about */
+#define LOOK_RANKS_MAX 16 /* ranks checked in the store by one look */
 
-/* ---- who is there */
+/* ---- attendance */
 
 typedef struct attendance {
     int npresent;
-    bool is_cut;      /* there was no time for all of them */
-    int first_absent; /* -1: none */
+    bool is_cut;      /* not all ranks could be checked before the deadline */
+    int first_absent; /* -1 if there is none */
     char present[340];
     char absent[220];
-    dd_error trouble; /* why it is not known who is there; code DD_OK: it is */
+    dd_error trouble; /* the failure that prevented the check; code DD_OK if there was none */
 } attendance;
 
-/* Adds ", 3 (node-b, pid 77)" to a list. The last that there is room for is "...". */
+/* Append ", 3 (node-b, pid 77)" to a list. If there is no space for another one, append "...". */
 static void
 append_rank(char *text, size_t size, int rank, const dd_meeting_member *member, const char *note)
 {
@@ -52,7 +52,8 @@ find_published(const meeting_place *place, int rank, dd_blob *published, bool *i
     return meeting_try_get(place, meeting_key(place, "rank/%d", rank), published, is_found, err);
 }
 
-/* A rank in the meeting, or in one before it that this rank has seen: others may have given up earlier. */
+/* Find a rank in this meeting, or in an earlier one of this call: it may have timed out before this
+ * rank did. */
 static dd_status
 find_attendee(const meeting_call *call, int rank, dd_meeting_member *member, bool *is_found, bool *is_earlier,
               dd_error *err)
@@ -97,7 +98,7 @@ list_attendance(const meeting_call *call, attendance *seen)
     }
 }
 
-/* Who may be missing for want of the secret; empty: nobody, as far as is known. */
+/* Print the clients that the store refused for lack of the secret; "" if none or unknown. */
 static dd_status
 print_refused(const meeting_call *call, char out[REFUSED_ROOM], dd_error *err)
 {
@@ -113,7 +114,7 @@ print_refused(const meeting_call *call, char out[REFUSED_ROOM], dd_error *err)
     return status;
 }
 
-/* Ranks may be missing because the server cannot accept their connections; empty if it can, or if that is not known. */
+/* Print the reason why the server cannot accept connections; "" if it can, or if unknown. */
 static void
 print_accept_error(const meeting_call *call, char out[REFUSED_ROOM])
 {
@@ -133,7 +134,7 @@ meeting_error_absent(const meeting_call *call, dd_error *err)
     attendance seen = {.first_absent = -1};
     char refused[REFUSED_ROOM] = "";
     char accept_error[REFUSED_ROOM] = "";
-    dd_wait moment = dd_wait_after(LOOK_AROUND_NS); /* the caller's may be over */
+    dd_wait moment = dd_wait_after(LOOK_AROUND_NS); /* the caller's wait may have timed out */
     meeting_call late = *call;
     late.place.wait = &moment;
     list_attendance(&late, &seen);
@@ -159,7 +160,7 @@ meeting_error_absent(const meeting_call *call, dd_error *err)
     return DD_OP_TIMED_OUT;
 }
 
-/* ---- who has died */
+/* ---- dead ranks */
 
 int64_t
 meeting_watch_interval_ns(const dd_meeting *meeting)
@@ -167,7 +168,7 @@ meeting_watch_interval_ns(const dd_meeting *meeting)
     return meeting->kind->look_for != NULL ? LOOK_NS + meeting->size * LOOK_NS_PER_RANK : NEVER_LOOK_NS;
 }
 
-/* The next rank that has come, from this one's on: there may be a nearer one by now. */
+/* Choose the next rank that has joined; a nearer one may have since the last choice. */
 static dd_status
 choose(const meeting_call *call, meeting_watch *watch, dd_error *err)
 {
@@ -193,8 +194,8 @@ choose(const meeting_call *call, meeting_watch *watch, dd_error *err)
     return status;
 }
 
-/* Not a failure, since strangers are refused, too. But if a rank that we wait for was refused, this is why
- * it is missing. Fails only with DD_INTERRUPTED. */
+/* Log the refused clients once. This is not a failure, since unrelated clients are refused as well,
+ * but it may explain a missing rank. Fails only with DD_INTERRUPTED. */
 static dd_status
 warn_of_refused(const meeting_call *call, meeting_watch *watch, dd_error *err)
 {
@@ -233,9 +234,9 @@ meeting_look_after(const meeting_call *call, meeting_watch *watch, dd_error *err
     return status;
 }
 
-/* ---- who cannot go on after the meeting */
+/* ---- ranks that fail after the meeting */
 
-/* A meeting that is over. */
+/* Initialise the place of an ended meeting. */
 static dd_status
 find_place(meeting_place *place, dd_store *store, dd_bytes name, uint64_t generation, const dd_wait *wait,
            dd_error *err)
@@ -254,7 +255,7 @@ dd_meeting_post(dd_store *store, dd_bytes name, uint64_t generation, const dd_er
     dd_blob value = {0};
     dd_bytes failure = dd_bytes_of(text, meeting_encode_failure(error, text));
     dd_status status = find_place(&place, store, name, generation, &moment, NULL);
-    if (status == DD_OK) { /* those who have a link hear it there, whatever comes of this */
+    if (status == DD_OK) { /* ranks with a link receive the failure there in any case */
         status = meeting_set_if_missing(&place, meeting_key(&place, "broken"), failure, &value, NULL);
     }
     if (status != DD_OK || !meeting_decode_failure(dd_blob_view(&value), first)) {

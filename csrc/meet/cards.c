@@ -1,4 +1,4 @@
-/* Read the cards of all ranks in the end of a meeting; store/meet_end.c has the format. */
+/* Read the cards of all ranks from the end of a meeting; store/meet_end.c has the format. */
 #include "meet/internal.h"
 
 #include "core/little_endian.h"
@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Takes the next card off the front of `rest` and puts it into `out`, behind the one before it; false when there is none.
- */
+/* Decode the next card from the front of `rest` into `out`; `before` is the previous card. Return
+ * false if there is none. */
 static bool
 take_card(dd_bytes *rest, dd_bytes before, uint8_t *out, dd_bytes *card)
 {
@@ -30,15 +30,14 @@ take_card(dd_bytes *rest, dd_bytes before, uint8_t *out, dd_bytes *card)
     return true;
 }
 
-/* Sets the cards of *out. */
 static dd_status
 find_cards(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
 {
     int count = 0;
     dd_bytes before = {0};
     dd_status status = DD_OK;
-    if (rest.len / MEETING_CARD_HEAD_NBYTES >=
-        (size_t)size) { /* else there cannot be so many cards, and no room is made for them */
+    /* Allocate only if the bytes may hold `size` cards. */
+    if (rest.len / MEETING_CARD_HEAD_NBYTES >= (size_t)size) {
         out->cards = dd_mem_alloc_array((size_t)size, sizeof *out->cards);
         status = out->cards != NULL ? dd_blob_reserve(&out->bytes, rest.len + (size_t)size * UINT8_MAX, err)
                                     : dd_error_no_memory(err, (size_t)size * sizeof *out->cards);

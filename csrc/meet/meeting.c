@@ -8,7 +8,7 @@
 #define LAST_WORDS_NS DD_NS_PER_S
 #define CALL_OFF_NS (2 * DD_NS_PER_S)
 
-/* A failure that all hear of is this meeting's: for the caller. */
+/* Raise a failure that all ranks receive as the end of this meeting. */
 static dd_status
 raise_failure(const meeting_call *call, dd_error *failure, dd_error *err)
 {
@@ -18,7 +18,7 @@ raise_failure(const meeting_call *call, dd_error *failure, dd_error *err)
     return dd_error_copy(err, failure);
 }
 
-/* What another rank has published: DD_STORE if it is nothing of the kind. */
+/* Read the card of another rank. DD_STORE if the bytes are malformed. */
 static dd_status
 read_other(const meeting_call *call, dd_bytes published, const char *what, dd_meeting_member *member,
            dd_error *err)
@@ -42,7 +42,7 @@ set_end(const meeting_call *call, dd_bytes end, dd_error *err)
     return status == DD_OK ? meeting_leave_generation(&call->place, err) : status;
 }
 
-/* The first rank that ends a meeting settles how: all ranks in it raise `failure`. */
+/* End the meeting: all its ranks raise `failure`. If several ranks do, the first decides. */
 static dd_status
 end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
 {
@@ -50,8 +50,8 @@ end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
     return set_end(call, dd_bytes_of(text, meeting_encode_failure(failure, text)), err);
 }
 
-/* Or all ranks in it go on to the next meeting, and raise `why` if the store ends before that. `why` is NULL if there is no
- * reason. */
+/* Cancel the meeting: all its ranks go on to the next one, and raise `why` if the store ends before
+ * that. `why` is NULL if there is no reason. */
 static dd_status
 call_off(const meeting_call *call, const dd_error *why, dd_error *err)
 {
@@ -59,7 +59,7 @@ call_off(const meeting_call *call, const dd_error *why, dd_error *err)
     return set_end(call, dd_bytes_of(text, meeting_encode_off(why, text)), err);
 }
 
-/* Ends the meeting for the others, too. */
+/* Handle the timeout of this rank, and end the meeting for the other ranks as well. */
 static dd_status
 run_out_of_time(meeting_call *call, dd_error *err)
 {
@@ -69,7 +69,7 @@ run_out_of_time(meeting_call *call, dd_error *err)
     dd_wait moment = dd_wait_after(CALL_OFF_NS);
     meeting_call last = *call;
     last.place.wait = &moment;
-    /* Where that fails, the next rank to come does it. */
+    /* If this fails, the next rank to join does it. */
     (void)!(call->meeting->kind->is_final ? end_meeting(&last, &late, NULL) : call_off(&last, &late, NULL));
     call->has_come = false;
     dd_error_prepend(&late, "%s", meeting_print_title(call, title));
@@ -77,7 +77,7 @@ run_out_of_time(meeting_call *call, dd_error *err)
     return status;
 }
 
-/* What the others are told of a rank that cannot go on. False: it cannot read its own card. */
+/* Write this rank's failure for the others. Return false if its own card is malformed. */
 static bool
 explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *told)
 {
@@ -96,7 +96,7 @@ explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *tol
     return true;
 }
 
-/* What the store says of the end: that it was called off, that it has failed, or who is there. */
+/* Handle the end: cancelled (*is_over is true), failed, or with the cards of all ranks. */
 static dd_status
 read_end(meeting_call *call, dd_bytes said, dd_meeting_end *end, bool *is_over, dd_error *err)
 {
@@ -115,10 +115,10 @@ read_end(meeting_call *call, dd_bytes said, dd_meeting_end *end, bool *is_over, 
     return status == DD_OK && is_failure ? raise_failure(call, &failure, err) : status;
 }
 
-/* ---- whom one cannot meet with */
+/* ---- ranks that cannot meet */
 
-/* Calls the meeting off if the process that has published this is dead. One on another host is never known to be dead
- * so soon. */
+/* Cancel the meeting if the process that published the bytes is dead. A process on another host is
+ * never known to be dead at this point. */
 static dd_status
 abandon_if_dead(const meeting_call *call, dd_bytes published, bool *is_abandoned, dd_error *err)
 {
@@ -127,7 +127,7 @@ abandon_if_dead(const meeting_call *call, dd_bytes published, bool *is_abandoned
     return status == DD_OK && *is_abandoned ? call_off(call, NULL, err) : status;
 }
 
-/* The place of this rank is taken: by a dead process, or by a live one. */
+/* Handle a rank that is taken, by a dead process or by a live one. */
 static dd_status
 examine_taken(const meeting_call *call, dd_bytes taken, bool *is_over, dd_error *err)
 {
@@ -148,7 +148,7 @@ examine_taken(const meeting_call *call, dd_bytes taken, bool *is_over, dd_error 
     return status;
 }
 
-/* "<size> <rank>", a newline, and what that rank has published. */
+/* Split "<size> <rank>", a newline, and the bytes that this rank published. */
 static bool
 split_size(dd_bytes said, int *size, int *rank, dd_bytes *published)
 {
@@ -160,8 +160,8 @@ split_size(dd_bytes said, int *size, int *rank, dd_bytes *published)
     return len > 0 && sscanf(line, "%d %d", size, rank) == 2;
 }
 
-/* Another rank has come with another number of ranks. If it is dead, what it began is abandoned; else
- * neither it nor this rank can ever meet the ranks it waits for, and both are told. */
+/* Handle a rank that joined with another size. If it is dead, its meeting is cancelled. Otherwise
+ * neither of the two can ever meet the ranks for which it waits: both receive the error. */
 static dd_status
 settle_sizes(const meeting_call *call, dd_bytes said, bool *is_over, dd_error *err)
 {
@@ -196,7 +196,7 @@ settle_sizes(const meeting_call *call, dd_bytes said, bool *is_over, dd_error *e
 
 /* ---- waiting */
 
-/* Until somebody has ended the meeting; looks meanwhile whether another rank that has come is still alive. */
+/* Wait for the end of the meeting, and check that another rank is still alive. */
 static dd_status
 await_end(meeting_call *call, dd_blob *said, dd_error *err)
 {
@@ -215,7 +215,7 @@ await_end(meeting_call *call, dd_blob *said, dd_error *err)
             break;
         }
         if (status == DD_NETWORK_TIMED_OUT || dd_clock_now_ns() - before_ns > 2 * interval_ns) {
-            interval_ns *= 2; /* so short a question is too short for this store */
+            interval_ns *= 2; /* the timeout is too short for this store */
         }
         is_late = false;
         status = meeting_end_for_the_last(&call->place, &seat, nlooks, said, &has_ended, err);
@@ -224,16 +224,16 @@ await_end(meeting_call *call, dd_blob *said, dd_error *err)
         }
         if (status == DD_PEER_LOST) {
             dd_error lost = *err;
-            status = end_meeting(call, &lost, err); /* and reads that, or what came before it */
+            status = end_meeting(call, &lost, err); /* the next turn reads the end that is set */
         }
     }
     dd_blob_fini(&watch.published);
     return is_late ? run_out_of_time(call, err) : status;
 }
 
-/* ---- coming and going */
+/* ---- joining and leaving */
 
-/* Where this rank has come to, if it was interrupted before it heard. */
+/* Find the meeting that this rank joined, if it was interrupted before the reply arrived. */
 static bool
 find_own(meeting_call *call)
 {
@@ -249,7 +249,7 @@ find_own(meeting_call *call)
     return is_own;
 }
 
-/* This rank has come and cannot go on: nobody is to wait for it. */
+/* End the meeting of a rank that has joined and cannot continue. */
 static void
 end_after_own_failure(const meeting_call *call, bool is_known, const dd_error *why)
 {
@@ -258,7 +258,7 @@ end_after_own_failure(const meeting_call *call, bool is_known, const dd_error *w
     dd_error told;
     last.place.wait = &moment;
     if (explain_own_failure(call, why, &told) && (is_known || find_own(&last))) {
-        (void)!end_meeting(&last, &told, NULL); /* the store itself may be what has failed */
+        (void)!end_meeting(&last, &told, NULL); /* the store itself may have failed */
     }
 }
 
@@ -283,7 +283,7 @@ take_reply(meeting_call *call, dd_store_result *reply, dd_meeting_end *end, bool
     return DD_OK;
 }
 
-/* One attempt in the generation that is now. */
+/* Make one attempt in the current generation. */
 static dd_status
 attempt(meeting_call *call, const dd_store_request *request, dd_meeting_end *end, bool *is_over,
         dd_error *err)
@@ -308,7 +308,7 @@ attempt(meeting_call *call, const dd_store_request *request, dd_meeting_end *end
     return status;
 }
 
-/* `published`: a nonce and the card. */
+/* Run meetings until one succeeds or fails. `published` is set to a nonce and the card. */
 static dd_status
 run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_error *err)
 {
@@ -342,8 +342,8 @@ run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_erro
     return status;
 }
 
-/* The server of the store has ended. If the rank that served it has called off a meeting, its process may have ended because of
- * that: the ranks that it waited for are to blame, not the loss of its server. */
+/* The server is lost. If the rank that served it cancelled a meeting, its process may have ended
+ * for that reason: blame the ranks for which it waited, not the loss of its server. */
 static dd_status
 explain_lost_store(const meeting_call *call, dd_error *err)
 {

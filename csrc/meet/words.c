@@ -1,4 +1,4 @@
-/* What a rank has published, in words, and whether its process is there. */
+/* Texts for ranks and meetings, and the check for a rank's process. */
 #include "meet/internal.h"
 
 #include <stdio.h>
