@@ -10,20 +10,21 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Between two looks at the watchdog, and at a question that is open; while all is quiet the interval of stores is enough. */
+/* Time between two checks of the watchdog and of a pending interpreter query. While there is
+ * neither, the interval of the stores is enough. */
 #define TICK_NS (100 * DD_NS_PER_MS)
 #define QUIET_TICK_NS DD_NS_PER_S
-/* Between two looks at stores while groups are in use that hear of failures there; with many ranks so much for each, since all ask
- * one server. */
+/* Time between two reads of the stores while groups that receive failures there are in use; longer
+ * with many ranks, since all query one server. */
 #define BUSY_INTERVAL_NS (100 * DD_NS_PER_MS)
 #define BUSY_INTERVAL_OF_RANK_NS DD_NS_PER_MS
 #define REMOVE_NS (1 * DD_NS_PER_S)
-/* What the other ranks need beyond an interval to see what they are told. */
+/* Time that other ranks need, beyond an interval, to read a signal. */
 #define LINGER_SLACK_NS (100 * DD_NS_PER_MS)
 
 /* ---- failures */
 
-/* The others have had no time yet to see what we told: a store that this process serves must live that long. */
+/* Wait until other ranks can have read the last signal, perhaps in this process's store. */
 static void
 linger(dd_monitor *monitor)
 {
@@ -35,7 +36,7 @@ linger(dd_monitor *monitor)
     }
 }
 
-/* A caller has ended the group, so the end is no news. */
+/* Return true if a caller ended the group, so that its end needs no report. */
 static bool
 is_deliberate_end(dd_status code)
 {
@@ -55,18 +56,18 @@ is_worth_a_dump(dd_monitor *monitor, const watch_member *member, dd_status code)
 
 typedef enum dump_wish {
     DUMP_NONE,
-    DUMP_OF_FAILURE, /* everybody's, once in a while */
+    DUMP_OF_FAILURE, /* on all ranks, but not again within WATCH_BURST_NS */
     DUMP_ASKED,
 } dump_wish;
 
-/* For a failure that no single group of this process has had. */
+/* Return the wish for a failure that does not belong to one group of this process. */
 static dump_wish
 wish_of_all(const dd_monitor *monitor)
 {
     return monitor->options.dumping != DD_DUMPING_OFF ? DUMP_OF_FAILURE : DUMP_NONE;
 }
 
-/* Writes the dump, and into the report what has come of it. Whether the others shall do the same. */
+/* Write a dump and report it. Return true if the other ranks must write one as well. */
 static bool
 dump(dd_monitor *monitor, dump_wish wish, dd_blob *report)
 {
@@ -91,7 +92,7 @@ dump(dd_monitor *monitor, dump_wish wish, dd_blob *report)
     return wish == DUMP_OF_FAILURE;
 }
 
-/* Reports what has happened, with the dump, where all groups are and, if wanted, how far the ranks of one have come. */
+/* Report an event: the dump, all groups and, if desync is on, the progress of one group's ranks. */
 static void
 look_into(dd_monitor *monitor, const char *what, dump_wish wish, watch_member *of_whom)
 {
@@ -106,7 +107,7 @@ look_into(dd_monitor *monitor, const char *what, dump_wish wish, watch_member *o
     watch_report_finish(monitor, &report);
 }
 
-/* The member of a group of the recorder; NULL: it has been removed. */
+/* Find the member of a recorder's group. NULL if it was removed. */
 static watch_member *
 find_member_of_group(dd_monitor *monitor, uint32_t uid)
 {
@@ -118,13 +119,13 @@ find_member_of_group(dd_monitor *monitor, uint32_t uid)
     return member;
 }
 
-/* The others first: they have been promised to hear of it soon, and a dump may take its time. */
+/* Notify the other ranks first: they need the failure soon, and a dump may take time. */
 static void
 on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
 {
     watch_member *member = find_member_of_group(monitor, alarm->uid);
     if (member == NULL && is_deliberate_end(alarm->error.code)) {
-        return; /* a group of one rank: nobody else is concerned */
+        return; /* a group of one rank: no other rank is concerned */
     }
     char what[WATCH_LINE_MAX];
     bool is_dumped = is_worth_a_dump(monitor, member, alarm->error.code);
@@ -179,7 +180,7 @@ check_heartbeat(dd_monitor *monitor)
     const char *activity = "";
     bool is_lost = false;
     int64_t now_ns = dd_clock_now_ns();
-    dd_lock_take(&monitor->mu); /* a caller that takes the heartbeat away may then end its object */
+    dd_lock_take(&monitor->mu); /* a caller that removes the heartbeat may then free its object */
     dd_monitor_heartbeat heartbeat = monitor->heartbeat;
     uint64_t beat = heartbeat.count != NULL ? heartbeat.count(heartbeat.ctx) : 0;
     if (beat == 0 || beat != monitor->beat) {
@@ -209,7 +210,7 @@ answer_request(dd_monitor *monitor)
     look_into(monitor, "a dump was asked for", DUMP_ASKED, NULL);
 }
 
-/* What the other ranks tell. A dump shows what was before this rank fails with them. */
+/* Handle other ranks' signals; the dump first, before this rank fails with them. */
 static void
 hear_others(dd_monitor *monitor)
 {
@@ -220,7 +221,7 @@ hear_others(dd_monitor *monitor)
     watch_hear_errors(monitor);
 }
 
-/* A beat means that something is under way, or has just been. */
+/* Return the next time to read the stores; sooner if a heartbeat shows recent works. */
 static int64_t
 next_check_ns(dd_monitor *monitor)
 {
@@ -268,7 +269,7 @@ sleep_until_woken(dd_monitor *monitor)
     }
 }
 
-/* Lets go of all groups and their stores, and removes the pipe. */
+/* Release all groups and their stores, and remove the pipe. */
 static void
 end_watching(dd_monitor *monitor)
 {
@@ -279,7 +280,8 @@ end_watching(dd_monitor *monitor)
     watch_end_pass(monitor);
 }
 
-/* False: it has been stopped already. The stop did not wait for it, so the interpreter may be ending. */
+/* Return false if the monitor was already stopped: the stop did not wait for this thread, so the
+ * interpreter may be ending. */
 static bool
 begin_running(dd_monitor *monitor)
 {
@@ -309,7 +311,7 @@ dd_monitor_run(dd_monitor *monitor)
         dd_monitor_step(monitor);
         sleep_until_woken(monitor);
     }
-    dd_monitor_step(monitor); /* alarms that came meanwhile */
+    dd_monitor_step(monitor); /* alarms raised since the last step */
     linger(monitor);
     end_watching(monitor);
     end_running(monitor);
@@ -320,7 +322,7 @@ wake(void *ctx)
 {
     dd_monitor *monitor = ctx;
     uint64_t one = 1;
-    int saved = errno; /* may run in a signal's handler */
+    int saved = errno; /* may run in a signal handler */
     if (monitor->generation == dd_fork_generation()) {
         (void)!dd_sys_write(monitor->wake_fd, &one, sizeof one);
     }
@@ -375,7 +377,7 @@ dd_monitor_add(dd_monitor *monitor, const dd_monitor_member *info, uint64_t *id,
         dd_mem_free(member);
         return status;
     }
-    if (status != DD_OK) { /* the store does not do what is needed here, and the group works all the same */
+    if (status != DD_OK) { /* the store lacks an operation; the group works without it */
         DD_LOG(DD_LOG_DEBUG, "the ranks of group \"%s\" cannot tell each other of failures: %s", member->name,
                err != NULL ? err->message : "");
         member->info.store = NULL;

@@ -1,4 +1,4 @@
-/* Dumps of the recorder, and the pipe that asks for them. */
+/* Dumps of the recorder, and the pipe that requests them. */
 #include "watch/watch_internal.h"
 
 #include "core/errand.h"
@@ -21,12 +21,12 @@ watch_open_pipe(dd_monitor *monitor, dd_error *err)
         if (!S_ISFIFO(entry.st_mode)) {
             return dd_error_set(err, DD_SYSTEM, "%s is to be a named pipe, and is something else", path);
         }
-        (void)dd_sys_unlink(path); /* of a process before us */
+        (void)dd_sys_unlink(path); /* left by an earlier process */
     }
     if (dd_sys_mkfifo(path, 0600) != 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make the named pipe %s", path);
     }
-    /* Also for writing: it never ends then, however many come and go. */
+    /* Open it for writing as well: reads then never see its end, whenever writers close it. */
     do {
         monitor->pipe_fd = dd_fork_own(dd_sys_open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW, 0));
     } while (monitor->pipe_fd < 0 && errno == EINTR);
@@ -59,10 +59,10 @@ watch_drain_pipe(dd_monitor *monitor)
     return is_any;
 }
 
-/* ---- dumps, on a thread of their own: a file system may hang */
+/* ---- dumps, on a separate thread: a file system may hang */
 
 typedef struct dump_job {
-    dd_errand errand; /* first */
+    dd_errand errand; /* must be first */
     dd_recorder *recorder;
     dd_dump_options options;
     dd_status status;

@@ -4,10 +4,10 @@
 #include "core/lock.h"
 #include "core/mem.h"
 
-/* For one request to a store. */
+/* Timeout of one request to a store. */
 #define STORE_TIMEOUT_NS (5 * DD_NS_PER_S)
 
-/* ---- passes: one at a time touches members and stores */
+/* ---- passes: only one at a time uses members and stores */
 
 bool
 watch_begin_pass(dd_monitor *monitor, const dd_wait *wait)
@@ -33,7 +33,7 @@ watch_mark_removed(dd_monitor *monitor, uint64_t id)
     dd_lock_release(&monitor->mu);
 }
 
-/* Takes one that is to go out of the list; NULL: there is none, and the pass has ended. */
+/* Unlink one removed member. If there is none, end the pass and return NULL. */
 static watch_member *
 take_removed(dd_monitor *monitor)
 {

@@ -1,4 +1,4 @@
-/* Reports: what was found out, in lines of text. */
+/* Reports: findings as lines of text. */
 #include "watch/watch_internal.h"
 
 #include "core/errand.h"
@@ -11,9 +11,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A healthy interpreter takes no longer. */
+/* A healthy interpreter answers within this time. */
 #define ANSWER_NS (300 * DD_NS_PER_MS)
-/* A report has a line each for so many ranks. */
+/* Limit of a report's lines for ranks. */
 #define MAX_RANKS_SHOWN 64
 #define REPORT_MAX_NBYTES ((size_t)64 << 10)
 
@@ -31,9 +31,9 @@ watch_report_add(dd_blob *report, const char *format, ...)
     (void)ignored;
 }
 
-/* ---- how far ranks are */
+/* ---- the progress of ranks */
 
-/* Ranks of one sort, as they are found: "1, 2, 5", cut where it is full. */
+/* The ranks of one class: "1, 2, 5", truncated to fit. */
 typedef struct rank_list {
     char text[400];
     size_t len;
@@ -41,7 +41,7 @@ typedef struct rank_list {
 
 enum { BEHIND, SILENT, OTHER, AHEAD, NSORTS };
 
-/* Before what this rank has called last; SILENT says it all. */
+/* Each is followed by this rank's last call, except SILENT. */
 static const char *const sorts[NSORTS] = {
     [BEHIND] = "never called ",
     [SILENT] = "never called anything, or are gone",
@@ -135,10 +135,10 @@ watch_report_groups(dd_monitor *monitor, watch_member *desync, dd_blob *report)
 /* ---- the interpreter */
 
 typedef struct watch_question {
-    dd_errand errand; /* first */
+    dd_errand errand; /* must be first */
     void (*await_interpreter)(void);
     int64_t asked_ns;
-    int64_t answered_ns; /* when the errand is done */
+    int64_t answered_ns; /* set once the errand is done */
 } watch_question;
 
 static void
@@ -158,7 +158,7 @@ watch_forget_question(dd_monitor *monitor)
     }
 }
 
-/* Waits for timeout_ns at most. The time that the interpreter took to answer is how long the GIL was held. */
+/* Wait at most timeout_ns. *held_s is the time until the answer: how long the GIL was held. */
 static bool
 is_question_answered(dd_monitor *monitor, int64_t timeout_ns, double *held_s)
 {
@@ -224,7 +224,7 @@ void
 watch_report_finish(dd_monitor *monitor, dd_blob *report)
 {
     const char *text = (const char *)report->data;
-    for (size_t at = 0; at < report->len;) { /* every line has its end */
+    for (size_t at = 0; at < report->len;) { /* every line ends with a newline */
         const char *end = memchr(text + at, '\n', report->len - at);
         DD_LOG(DD_LOG_INFO, "%.*s", (int)(end - text - (ptrdiff_t)at), text + at);
         at = (size_t)(end - text) + 1;

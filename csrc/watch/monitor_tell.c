@@ -1,4 +1,4 @@
-/* What ranks tell each other in stores. */
+/* Signals between ranks, through stores. */
 #include "watch/watch_internal.h"
 
 #include "core/little_endian.h"
@@ -13,7 +13,7 @@
 #define COUNT_KEY "dldist/signals"
 #define KEY_MAX 320
 
-/* What the format says, and ":<n>" for memberships after the first. */
+/* Build a key by the format, and append ":<n>" for memberships after the first. */
 DD_PRINTF(3, 4)
 static dd_bytes
 key_of(const watch_member *member, char key[KEY_MAX], const char *format, ...)
@@ -43,8 +43,8 @@ watch_enter(watch_member *member, const dd_wait *wait, dd_error *err)
 
 /* ---- requests */
 
-/* Whether a request succeeded; a store that has failed is not asked again, which is no news when its server has ended in good
- * order. */
+/* Return true if a request succeeded. A store that failed is not used again; this is logged only at
+ * the debug level, since its server may have ended cleanly. */
 static bool
 has_store_answered(dd_monitor *monitor, watch_member *member, dd_status status, const dd_error *err)
 {
@@ -59,7 +59,7 @@ has_store_answered(dd_monitor *monitor, watch_member *member, dd_status status, 
     return false;
 }
 
-/* A value that is there; false when it is not, or nobody answers. */
+/* Read a value. Return false if it is missing, or the store does not answer. */
 static bool
 look_up(dd_monitor *monitor, watch_member *member, dd_store *store, dd_bytes key, dd_blob *value)
 {
@@ -76,9 +76,9 @@ can_tell(const watch_member *member)
     return member != NULL && member->root != NULL && member->epoch > 0 && !member->is_gone;
 }
 
-/* ---- telling */
+/* ---- sending */
 
-/* Once. The first rank that tells is heard: it has the cause. */
+/* Publish a signal once. The first rank's signal is kept, since it has the cause. */
 static void
 publish_once(dd_monitor *monitor, watch_member *member, bool *is_told, dd_bytes key, dd_bytes value)
 {
@@ -124,9 +124,9 @@ watch_tell_error(dd_monitor *monitor, watch_member *member, const dd_error *caus
     publish_once(monitor, member, &member->is_error_seen, KEY_OF_ERROR(member, key), dd_bytes_of(value, len));
 }
 
-/* ---- listening */
+/* ---- receiving */
 
-/* Whether there is a signal that has been neither seen nor told, in a store whose count has changed. */
+/* Read a new signal if the store's count has changed. Return false if there is none. */
 static bool
 hear(dd_monitor *monitor, watch_member *member, bool *is_seen, dd_bytes key, dd_blob *value)
 {
@@ -157,7 +157,7 @@ hear_error(dd_monitor *monitor, watch_member *member)
     dd_blob_fini(&value);
 }
 
-/* Compares the count of signals with the one before, for all members of this store. */
+/* Compare the count of signals with the last one, for all members of this store. */
 static void
 look_at_root(dd_monitor *monitor, watch_member *member)
 {
@@ -180,7 +180,7 @@ look_at_root(dd_monitor *monitor, watch_member *member)
     dd_blob_fini(&value);
 }
 
-/* Asks each store once, whatever the number of members whose signals concern us. */
+/* Read the count of each store once, however many members need its signals. */
 static void
 look_at_roots(dd_monitor *monitor, watch_member *first)
 {
@@ -195,14 +195,14 @@ look_at_roots(dd_monitor *monitor, watch_member *first)
     }
 }
 
-/* The first group's signal is everybody's, so one that comes to be the first is counted in then. */
+/* Count the membership of a group that has become the first one. */
 static void
 enter_late(dd_monitor *monitor, watch_member *first)
 {
     dd_error err;
     if (first != NULL && first->root != NULL && first->epoch == 0 && !first->is_gone) {
         dd_wait wait = watch_wait(monitor);
-        first->count[0] = '\0'; /* looks again */
+        first->count[0] = '\0'; /* forces another read */
         (void)has_store_answered(monitor, first, watch_enter(first, &wait, &err), &err);
     }
 }
@@ -244,7 +244,7 @@ watch_hear_errors(dd_monitor *monitor)
     }
 }
 
-/* ---- how far ranks are */
+/* ---- the progress of ranks */
 
 void
 watch_publish(dd_monitor *monitor, watch_member *member)

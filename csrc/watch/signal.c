@@ -29,7 +29,7 @@ dd_signal_encode_error(int rank, const dd_error *cause, uint8_t out[DD_SIGNAL_ER
     return 12 + len;
 }
 
-/* What a group may fail with; anything else is a failure of its library. */
+/* Return a group's status. A status that groups cannot have is a failure of the library. */
 static dd_status
 status_of(uint64_t code)
 {
@@ -61,7 +61,7 @@ dd_signal_decode_error(dd_bytes value, dd_bytes group, int size, dd_error *cause
     return DD_OK;
 }
 
-/* ---- how far a rank is */
+/* ---- the progress of a rank */
 
 #define PROGRESS_MAX (DD_SIGNAL_NAME_MAX + 22)
 
