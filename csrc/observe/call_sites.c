@@ -6,22 +6,22 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Constant once a bucket has its number. */
+/* A stack; constant once its number is in a bucket. */
 typedef struct known_stack {
     uint64_t hash;
     size_t nkeys;
     dd_call_site_key keys[DD_STACK_MAX_FRAMES];
-    size_t nframes;       /* those that are shown */
+    size_t nframes;       /* number of frames that are shown */
     dd_call_site *frames; /* owned; their texts follow them in the same block */
 } known_stack;
 
-/* Stacks are numbered from 1. The tables follow the struct, in the same pages. */
+/* Stacks are numbered from 1. The tables follow the struct, in the same mapping. */
 struct dd_call_sites {
-    size_t max_stacks;          /* const, as are these */
-    size_t mask;                /* of the buckets: there are twice as many as stacks */
-    size_t nbytes;              /* of it all */
+    size_t max_stacks;          /* const, like the next four fields */
+    size_t mask;                /* of the buckets, which are at least twice as many as stacks */
+    size_t nbytes;              /* of the whole mapping */
     known_stack *stacks;        /* [max_stacks + 1] */
-    _Atomic(uint32_t) *buckets; /* [mask + 1], by hash: numbers of stacks, written once, release */
+    _Atomic(uint32_t) *buckets; /* [mask + 1], by hash: stacks' numbers; written once, release */
     atomic_bool is_full;        /* relaxed: a hint */
     dd_lock mu;
     uint32_t nstacks; /* guarded by mu */
@@ -85,7 +85,7 @@ is_stack_of(const known_stack *stack, uint64_t hash, const dd_call_site_key *key
     return is_same;
 }
 
-/* The bucket of the stack, or the empty one where it belongs. There is always one. */
+/* Find the bucket of the stack, or an empty one for it. There always is one. */
 static _Atomic(uint32_t) *
 find_bucket(const dd_call_sites *sites, uint64_t hash, const dd_call_site_key *keys, size_t nkeys)
 {
@@ -114,7 +114,7 @@ copy_text(char **at, const char *text)
     return copy;
 }
 
-/* Those that are shown, and their texts, in one block; NULL without memory. */
+/* Copy the frames that are shown, and their texts, to one block; NULL without memory. */
 static dd_call_site *
 copy_frames(const dd_call_site *frames, size_t nframes, size_t *nshown)
 {
@@ -161,7 +161,7 @@ dd_call_sites_add(dd_call_sites *sites, const dd_call_site_key *keys, const dd_c
         id = add_locked(sites, &stack);
         dd_lock_release(&sites->mu);
     }
-    if (id == 0 && stack.frames != NULL) { /* without memory, the next one may find some */
+    if (id == 0 && stack.frames != NULL) { /* a failed allocation may succeed next time */
         atomic_store_explicit(&sites->is_full, true, memory_order_relaxed);
     }
     return id;
@@ -170,7 +170,7 @@ dd_call_sites_add(dd_call_sites *sites, const dd_call_site_key *keys, const dd_c
 size_t
 dd_call_sites_get(const dd_call_sites *sites, uint32_t stack, const dd_call_site **frames)
 {
-    const known_stack *known = &sites->stacks[stack <= sites->max_stacks ? stack : 0]; /* 0 has no frames */
+    const known_stack *known = &sites->stacks[stack <= sites->max_stacks ? stack : 0];
     *frames = known->frames;
     return known->nframes;
 }

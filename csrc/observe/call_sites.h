@@ -1,8 +1,7 @@
-/* Where calls come from: stacks of the caller's language, each kept once.
- *
- * A frame is known by two numbers that its owner gives it (the code object and the instruction, say), so that looking up a
- * stack that has been seen costs a few nanoseconds. Its frames are told once, in text, and kept: dumps need no interpreter. The table
- * is bounded; a stack that does not fit is stack 0, which has no frames. Any thread. */
+/* Call sites: stacks of the caller's language, each stored once. A frame is identified by two
+ * numbers that its owner chooses, such as the code object and the instruction, so finding a known
+ * stack takes a few nanoseconds. Its frames are stored as text: dumps need no interpreter. The
+ * table is bounded; a stack that does not fit is stack 0, which has no frames. Thread-safe. */
 #ifndef DD_OBSERVE_CALL_SITES_H
 #define DD_OBSERVE_CALL_SITES_H
 
@@ -26,22 +25,22 @@ typedef struct dd_call_site {
     const char *function;
     const char *file;
     int line;
-    bool is_hidden; /* part of its stacks, and not shown */
+    bool is_hidden; /* part of its stacks, but not shown */
 } dd_call_site;
 
 dd_status dd_call_sites_create(size_t max_stacks, dd_call_sites **sites, dd_error *err) DD_MUST_CHECK;
-void dd_call_sites_destroy(dd_call_sites *sites); /* NULL is fine */
+void dd_call_sites_destroy(dd_call_sites *sites); /* may be NULL */
 
-/* The stack of these frames (at most DD_STACK_MAX_FRAMES), innermost first; 0 when it is not there. Then `can_add` says whether there
- * is room for it. */
+/* Find the stack of these frames (at most DD_STACK_MAX_FRAMES), innermost first. Return 0 if it is
+ * unknown; `can_add` is then true if the table has space for it. */
 uint32_t dd_call_sites_find(const dd_call_sites *sites, const dd_call_site_key *keys, size_t nframes,
                             bool *can_add);
-/* The same, and adds it, with what its frames are; texts are copied. 0: there is no room. The owner keeps each `code` alive as long as
- * the table. */
+/* Find or add the stack, with copies of its frames' texts. Return 0 if there is no space. The owner
+ * must keep each `code` alive as long as the table. */
 uint32_t dd_call_sites_add(dd_call_sites *sites, const dd_call_site_key *keys, const dd_call_site *frames,
                            size_t nframes);
 
-/* The frames of a stack that are shown, innermost first; valid as long as the table. Returns how many. */
+/* Get a stack's shown frames, innermost first; valid as long as the table. Return the number. */
 size_t dd_call_sites_get(const dd_call_sites *sites, uint32_t stack, const dd_call_site **frames);
 
 #endif

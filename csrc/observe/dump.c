@@ -1,4 +1,4 @@
-/* What a dump says. */
+/* The contents of a dump. */
 #include "observe/dump_internal.h"
 #include "observe/recorder_internal.h"
 
@@ -12,10 +12,10 @@
 #define FORMAT_VERSION "2.10"
 #define DUMP_NBYTES 4096
 #define ENTRY_NBYTES 512
-/* How often a record that is being written is looked at again: its writer may have lost its core. */
+/* Attempts to read a record that is being written: its writer may have been descheduled. */
 #define MAX_LOOKS 1000
 
-/* As torch calls them. */
+/* torch's names */
 static const char *const dtype_texts[DD_DTYPE_COUNT] = {
     [DD_DTYPE_BOOL] = "Bool",
     [DD_DTYPE_INT8] = "Char",
@@ -36,27 +36,27 @@ static const char *const dtype_texts[DD_DTYPE_COUNT] = {
     [DD_DTYPE_COMPLEX128] = "ComplexDouble",
 };
 
-/* ---- what a dump tells, copied so that those that write need not wait */
+/* ---- a snapshot, copied so that writers of records need not wait */
 
 typedef struct snapshot_group {
     dd_recorder_group *group; /* a reference */
     const dd_recorder_group_info *info;
     dd_recorder_status status;
-    bool is_shown; /* it is open, or has entries */
+    bool is_shown; /* true if it is open or has entries */
     /* of its newest entry */
     uint64_t ncollectives;
-    uint64_t number; /* among those of its kind */
+    uint64_t number; /* among the calls of its kind */
     bool is_p2p;
-    /* A message and a collective next to it have the same number, which torch's analyser takes for parts of one call: those of messages go
-     * on where those of collectives end. */
+    /* A message and a collective next to it have the same number, which torch's analyser takes for
+     * parts of one call: the numbers of messages then continue after those of collectives. */
     bool is_ambiguous;
 } snapshot_group;
 
 typedef struct snapshot_entry {
     uint64_t record;
-    uint64_t number; /* from 0: since the last reset */
+    uint64_t number; /* position since the last reset, from 0 */
     const snapshot_group *of;
-    const dd_error *error; /* NULL; what is not kept any more has its code alone */
+    const dd_error *error; /* NULL if none, or no longer stored: then only the code is known */
     dd_status code;
     int64_t started_ns;
     int64_t ended_ns;
@@ -66,13 +66,13 @@ typedef struct snapshot_entry {
 
 typedef struct snapshot {
     dd_recorder *recorder;
-    snapshot_group *groups; /* their uids rise */
+    snapshot_group *groups; /* sorted by uid */
     size_t ngroups;
     snapshot_entry *entries; /* oldest first */
     size_t nentries;
     kept_error errors[ERRORS_KEPT];
     char comm_version[COMM_VERSION_MAX];
-    int64_t calendar_ns; /* plus monotonic time is time since the epoch */
+    int64_t calendar_ns; /* add it to monotonic time to get the time since the epoch */
 } snapshot;
 
 static dd_status
@@ -115,7 +115,7 @@ find_group(snapshot *all, uint32_t uid)
     return low < all->ngroups && all->groups[low].group->uid == uid ? &all->groups[low] : NULL;
 }
 
-/* Acquire, word by word: the second look at the owner comes after them. */
+/* Acquire, word by word: the second read of the owner follows them. */
 static bool
 try_read(record_slot *slot, uint64_t record, snapshot_entry *entry)
 {
@@ -134,7 +134,7 @@ try_read(record_slot *slot, uint64_t record, snapshot_entry *entry)
     return atomic_load_explicit(&slot->owner, memory_order_relaxed) == 2 * record;
 }
 
-/* False: it has been overwritten. */
+/* Return false if the record was overwritten. */
 static bool
 read_record(dd_recorder *recorder, uint64_t record, snapshot_entry *entry)
 {
@@ -198,7 +198,7 @@ read_records(snapshot *all, bool is_active_only, dd_error *err)
     return DD_OK;
 }
 
-/* After the records: what those that have failed tell has been kept before they told. */
+/* Called after reading the records: an error is stored before its record is marked as failed. */
 static void
 find_errors(snapshot *all)
 {
@@ -216,7 +216,7 @@ find_errors(snapshot *all)
     }
 }
 
-/* Call snapshot_fini afterwards, also after a failure. */
+/* Call snapshot_fini afterwards, even after a failure. */
 static dd_status
 snapshot_fill(snapshot *all, dd_recorder *recorder, const dd_dump_options *options, dd_error *err)
 {
@@ -245,7 +245,7 @@ snapshot_fini(snapshot *all)
 
 /* ---- entries */
 
-/* The sizes of the tensors of one side, or their types. */
+/* Write the sizes or the dtypes of the inputs or outputs. */
 static void
 put_tensors(dump_writer *writer, const char *key, const record_body *body, bool is_output, bool is_of_types)
 {
@@ -297,7 +297,7 @@ is_receive(const char *name)
     return strcmp(name, "recv") == 0 || strcmp(name, "wait_signal") == 0;
 }
 
-/* "gloo:all_reduce", "nccl:send 0->1", "nccl:recv 1<-0" */
+/* Write "gloo:all_reduce", "nccl:send 0->1" or "nccl:recv 1<-0". */
 static void
 put_name(dump_writer *writer, const snapshot_entry *entry)
 {
@@ -416,7 +416,7 @@ put_ranks(dump_writer *writer, const dd_recorder_group_info *info)
     dd_blob_fini(&text);
 }
 
-/* Groups are found by their names; of those that share one the newest counts. */
+/* Groups are identified by name; of groups with the same name the newest is shown. */
 static bool
 is_last_of_its_name(const snapshot *all, size_t index)
 {
@@ -447,7 +447,7 @@ put_config(dump_writer *writer, const snapshot *all)
     dump_close(writer, DUMP_DICT);
 }
 
-/* Torch's JSON differs from its pickles in more than the language: it has these numbers as text, and an empty nccl_comm_state. */
+/* Torch's JSON has these numbers as text, and an empty nccl_comm_state. */
 static void
 put_progress(dump_writer *writer, const char *key, const dd_progress *progress)
 {
@@ -484,7 +484,7 @@ put_status(dump_writer *writer, const snapshot *all)
     }
 }
 
-/* ---- the whole */
+/* ---- the whole dump */
 
 static void
 put_all(dump_writer *writer, const snapshot *all, const dd_dump_options *options)
@@ -513,7 +513,7 @@ dd_recorder_dump(dd_recorder *recorder, const dd_dump_options *options, dd_blob 
     dump_writer writer = {.is_json = options->format == DD_DUMP_JSON, .out = out, .err = err};
     writer.status = snapshot_fill(&all, recorder, options, err);
     if (writer.status == DD_OK) {
-        /* About as much as it will be; a blob that is small grows byte by byte. */
+        /* Reserve the expected size: a small blob would be reallocated by every append. */
         dd_blob_clear(out, SIZE_MAX);
         writer.status = dd_blob_reserve(out, DUMP_NBYTES + all.nentries * ENTRY_NBYTES, err);
         put_all(&writer, &all, options);

@@ -1,4 +1,4 @@
-/* Dumps in files. */
+/* Dumps to files. */
 #include "observe/recorder.h"
 
 #include "core/system.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The folders on the way to `path`. */
+/* Create the missing directories of `path`. */
 static dd_status
 make_folders(const char *path, dd_error *err)
 {
@@ -23,8 +23,8 @@ make_folders(const char *path, dd_error *err)
     return DD_OK;
 }
 
-/* A dump tells what the program is and does, so it is private to its user. Others may be able to write in
- * the folder, so the file is made anew or not at all, whatever they have put there. */
+/* A dump describes the program, so it is private to its user. Other users may be able to write to
+ * the directory, so the file is created anew or not at all, whatever is already there. */
 static dd_status
 write_file(const char *path, char *temporary, dd_bytes bytes, dd_error *err)
 {
@@ -51,7 +51,7 @@ write_file(const char *path, char *temporary, dd_bytes bytes, dd_error *err)
     return DD_OK;
 }
 
-/* The name of a dump that is not whole, for mkostemp to complete: hidden, so that nobody takes it for a
+/* Build mkostemp's template for an incomplete dump: a hidden file, so that it is not taken for a
  * dump. */
 static dd_status
 name_temporary(const char *path, char temporary[PATH_MAX], dd_error *err)

@@ -1,8 +1,9 @@
-/* Values in the two formats of dumps, JSON and pickles. A pickle is a program for a machine with a stack.
- *
- * C writes both, though Python could convert a pickle. With DLDIST_FR_DUMP_FORMAT=json users find a JSON file when a job hangs, and the
- * monitor's thread writes it: the interpreter of that process may hang or be killed, so no Python runs between the failure and the file. A
- * converter would need a second kind of file and a program to run afterwards, in exchange for the 60 lines below that are only JSON's. */
+/* Writing of values in the two formats of dumps, JSON and pickles. A pickle is a program for a
+ * stack machine. C writes both, although Python could convert a pickle. With
+ * DLDIST_FR_DUMP_FORMAT=json, users find a JSON file when a job hangs, and the monitor's thread
+ * writes it: the interpreter may hang or be killed, so no Python may run before the file is
+ * written. A converter would need a second kind of file and a program to run afterwards, and would
+ * save only the 60 lines below that write JSON. */
 #include "observe/dump_internal.h"
 
 #include "core/little_endian.h"
@@ -25,7 +26,7 @@ put_string(dump_writer *writer, const char *text)
     put_bytes(writer, text, strlen(text));
 }
 
-/* An instruction of a pickle, and its operand. */
+/* Write an instruction of a pickle, and its operand. */
 static void
 put_op(dump_writer *writer, char op, uint64_t operand, size_t nbytes)
 {
@@ -34,7 +35,7 @@ put_op(dump_writer *writer, char op, uint64_t operand, size_t nbytes)
     put_bytes(writer, bytes, 1 + nbytes);
 }
 
-/* In JSON a comma parts a value from one before it. */
+/* In JSON, separate a value from the previous one. */
 static void
 put_comma(dump_writer *writer)
 {
@@ -46,8 +47,8 @@ put_comma(dump_writer *writer)
 
 /* ---- text */
 
-/* The bytes of the character that `text` begins with, and its number; 0 where they are not UTF-8: when there are too few, what could
- * be written shorter, half of a pair, or past the last character. */
+/* Decode the first character of `text` and return its length. Return 0 if it is not UTF-8:
+ * truncated, overlong, a surrogate, or beyond the last code point. */
 static size_t
 read_character(dd_bytes text, uint32_t *character)
 {
@@ -90,7 +91,7 @@ put_escaped(dump_writer *writer, uint32_t character)
     put_string(writer, escape);
 }
 
-/* A byte that is not UTF-8 becomes U+FFFD. */
+/* Write text; a byte that is not UTF-8 becomes U+FFFD. */
 static void
 put_text(dump_writer *writer, dd_bytes text)
 {
@@ -99,7 +100,7 @@ put_text(dump_writer *writer, dd_bytes text)
     if (writer->is_json) {
         put_string(writer, "\"");
     } else {
-        put_op(writer, 'X', 0, 4); /* its length, which is known last */
+        put_op(writer, 'X', 0, 4); /* its length, which is set at the end */
     }
     while (text.len > 0 && writer->status == DD_OK) {
         uint32_t character = 0xFFFD;
@@ -131,7 +132,7 @@ dump_name(dump_writer *writer, dd_bytes key)
     }
 }
 
-/* What comes before a value. */
+/* Write the key of a value, if any, and the separator. */
 static void
 put_key(dump_writer *writer, const char *key)
 {
@@ -164,7 +165,7 @@ dump_finish(dump_writer *writer)
     put_string(writer, writer->is_json ? "" : ".");
 }
 
-/* Of a pickle: an empty one and a mark. What lies above the mark in the end is put into it. */
+/* In a pickle: an empty container and a mark; dump_close adds the values above the mark. */
 void
 dump_open(dump_writer *writer, const char *key, dump_container container)
 {
@@ -230,7 +231,7 @@ dump_time(dump_writer *writer, const char *key, int64_t ns)
     }
 }
 
-/* JSON without the C library's way: that writes a comma in some countries. */
+/* Write a number. JSON does not use the C library's format, which has a comma in some locales. */
 void
 dump_real(dump_writer *writer, const char *key, double value)
 {

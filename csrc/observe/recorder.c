@@ -1,4 +1,4 @@
-/* The ring. */
+/* The ring of records. */
 #include "observe/recorder_internal.h"
 
 #include "core/lock.h"
@@ -10,11 +10,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LINE_NBYTES 64 /* of the cache */
+#define LINE_NBYTES 64 /* a cache line */
 #define MAX_CAPACITY ((size_t)1 << 24)
 /* A program that calls from more places than this generates code. */
 #define MAX_STACKS 8192
-/* Looks at a slot that another thread writes: without sleeping, and in all, which is about a millisecond. */
+/* Attempts to lock a slot that is being written: without sleeping, and in total (about 1 ms). */
 #define POLLING_LOOKS 20
 #define SLOT_LOOKS 40
 
@@ -98,9 +98,9 @@ dd_recorder_set_comm_version(dd_recorder *recorder, const char *version)
     dd_lock_release(&recorder->mu);
 }
 
-/* ---- the names of threads */
+/* ---- thread names */
 
-/* The entry of a thread, or the free one where it belongs; NULL: neither. */
+/* Find the entry of a thread, or a free one for it; NULL if there is neither. */
 static known_thread *
 find_thread(dd_recorder *recorder, uint64_t self)
 {
@@ -115,7 +115,7 @@ find_thread(dd_recorder *recorder, uint64_t self)
     return NULL;
 }
 
-/* Makes sure that the calling thread has a name in dumps, unless there are too many. */
+/* Store the name of the calling thread for dumps, unless the table is full. */
 static void
 note_thread(dd_recorder *recorder, uint64_t self)
 {
@@ -146,9 +146,9 @@ recorder_print_thread(dd_recorder *recorder, uint64_t self, char name[THREAD_NAM
     }
 }
 
-/* ---- tensors into words */
+/* ---- packing of tensors */
 
-/* True when it has found room. */
+/* Return true if the tensor fits. */
 static bool
 pack_tensor(const dd_record_tensor *tensor, uint64_t *words, size_t *used)
 {
@@ -168,7 +168,7 @@ pack_tensor(const dd_record_tensor *tensor, uint64_t *words, size_t *used)
     return true;
 }
 
-/* Returns how many tensors found no room: once one has not, those after it neither. */
+/* Return the number of tensors that do not fit: after one that does not, none is packed. */
 static uint32_t
 pack_tensors(const dd_record_tensor *tensors, size_t ntensors, uint64_t *words, size_t *used)
 {
@@ -210,8 +210,8 @@ ring_slot_of(const dd_recorder *recorder, uint64_t record)
     return &recorder->ring[record & recorder->mask];
 }
 
-/* The thread that writes a slot is nearly done, but may have lost its core. A real-time thread that only polls would keep that core,
- * so it sleeps. */
+/* Wait for the thread that is writing the slot, which is nearly done, but may have been
+ * descheduled. A real-time thread that only polled could keep its core from it, so it sleeps. */
 static void
 wait_for_writer(int look)
 {
@@ -223,8 +223,9 @@ wait_for_writer(int look)
     }
 }
 
-/* Make the owner odd: from the owner of the record, or for a new record from any older owner. Returns false if a newer record has the slot,
- * or if another thread has been writing for too long: then this change is not recorded. */
+/* Lock a slot by making the owner odd: from the record's owner, or for a new record from any older
+ * owner. Return false if a newer record has the slot, or if another thread has been writing for too
+ * long: then this change is not recorded. */
 static bool
 take_slot(record_slot *slot, uint64_t record, bool is_new)
 {
@@ -245,7 +246,7 @@ take_slot(record_slot *slot, uint64_t record, bool is_new)
     return false;
 }
 
-/* Returns the slot of a record, to be written and then released by release_slot; NULL if take_slot fails. */
+/* Lock the slot of a record, to be released by release_slot; NULL if take_slot fails. */
 static record_slot *
 lock_record(const dd_recorder *recorder, uint64_t record)
 {
@@ -259,7 +260,7 @@ release_slot(record_slot *slot, uint64_t record)
     atomic_store_explicit(&slot->owner, 2 * record, memory_order_release);
 }
 
-/* One that has not been touched for a whole round: the lines that a call with a tensor or two writes. */
+/* Prefetch the cache lines that a call with one or two tensors writes: last used a round ago. */
 static void
 prefetch_slot(const record_slot *slot)
 {
@@ -269,7 +270,7 @@ prefetch_slot(const record_slot *slot)
     __builtin_prefetch(lines + 2 * LINE_NBYTES, 1);
 }
 
-/* Release, word by word: none of them is seen before the owner is odd. */
+/* Release, word by word: none of them is visible before the odd owner. */
 static void
 store_body(record_slot *slot, const record_body *body)
 {
@@ -283,7 +284,7 @@ store_body(record_slot *slot, const record_body *body)
     }
 }
 
-/* A word of a slot that is ours, or whose record is known to be there still. */
+/* Read a word of a slot that this thread has locked, or whose record is known to be present. */
 static uint64_t
 word_at(record_slot *slot, size_t offset)
 {
@@ -295,7 +296,7 @@ group_of(record_slot *slot)
 {
     _Static_assert(sizeof(dd_recorder_group *) == sizeof(uint64_t), "a pointer is a word");
     uint64_t word = word_at(slot, offsetof(record_body, group));
-    return (dd_recorder_group *)(uintptr_t)word; /* no address from a number: it was one before */
+    return (dd_recorder_group *)(uintptr_t)word; /* a stored pointer, not a new address */
 }
 
 static bool
@@ -304,9 +305,9 @@ is_p2p(record_slot *slot)
     return atomic_load_explicit(&slot->peer, memory_order_relaxed) != NO_PEER;
 }
 
-/* ---- the life of a record */
+/* ---- lifecycle of a record */
 
-/* Without the bus: calls on a group follow one another. */
+/* Increment without an atomic read-modify-write: calls on a group are serialised. */
 static uint64_t
 count_one(_Atomic(uint64_t) *counter)
 {
@@ -322,7 +323,8 @@ set_mark(group_mark *mark, uint64_t number, const char *name)
     atomic_store_explicit(&mark->name, name, memory_order_relaxed);
 }
 
-/* A collective whose record is locked has started, or is completed; how far messages are is not kept. */
+/* Record that the collective of a locked slot has started or completed. The progress of messages is
+ * not kept. */
 static void
 note_group_progress(record_slot *slot, bool is_completed)
 {
@@ -334,7 +336,7 @@ note_group_progress(record_slot *slot, bool is_completed)
     }
 }
 
-/* Counts a call that has been packed, and makes its record. */
+/* Count a packed call, and write its record. */
 static uint64_t
 write_record(dd_recorder_group *group, record_body *body, int peer, const dd_record_times *times)
 {
@@ -457,7 +459,7 @@ dd_recorder_set_peer(dd_recorder *recorder, uint64_t record, int peer)
     }
 }
 
-/* Before the record tells that it has failed. */
+/* Store the error. Must be called before the record is marked as failed. */
 static void
 keep_error(dd_recorder *recorder, uint64_t record, const dd_error *error)
 {

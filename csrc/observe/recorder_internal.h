@@ -1,4 +1,4 @@
-/* The inside of the recorder: its ring, and what dumps read of it. */
+/* Internals of the recorder: its ring, and the data that dumps read. */
 #ifndef DD_OBSERVE_RECORDER_INTERNAL_H
 #define DD_OBSERVE_RECORDER_INTERNAL_H
 
@@ -14,11 +14,11 @@
 #define THREADS_KNOWN 128 /* a power of two */
 #define THREAD_NAME_WORDS 2
 #define COMM_VERSION_MAX 32
-#define NO_PEER INT32_MIN   /* of a collective */
-#define WITHDRAWN INT32_MAX /* for its error: there was no such call */
+#define NO_PEER INT32_MIN   /* peer of a collective */
+#define WITHDRAWN INT32_MAX /* instead of an error code: the call was withdrawn */
 
-/* What is known of a call from its beginning. Tensors are words: a head (tensor_head), and the dimensions of one; those of the
- * inputs, then those of the outputs. */
+/* The data of a call that is known at its start. Tensors are words: a head (tensor_head) and the
+ * dimensions; first the inputs, then the outputs. */
 typedef struct record_body {
     const char *name;
     dd_recorder_group *group;
@@ -27,14 +27,14 @@ typedef struct record_body {
     int64_t created_ns;
     int64_t timeout_ns;
     uint64_t thread;       /* dd_thread_self() */
-    uint64_t ncollectives; /* of the group, so far, with this one */
+    uint64_t ncollectives; /* number of the group's collectives, including this one */
     uint64_t nmessages;
     uint32_t ninputs_left_out;
     uint32_t noutputs_left_out;
     uint8_t ninput_words;
     uint8_t noutput_words;
     bool is_p2p;
-    bool is_in_place; /* the outputs are the inputs, and not written again */
+    bool is_in_place; /* the outputs are the inputs, and stored only once */
     uint32_t unused;
     uint64_t tensors[RECORD_TENSOR_WORDS];
 } record_body;
@@ -49,21 +49,22 @@ typedef struct tensor_head {
     uint32_t count;
 } tensor_head;
 
-/* One place of the ring. `owner` is twice the id of its record, plus one while a thread writes; the thread that makes it odd may write. A reader
- * that finds the same even owner before and after has read one record: `words` change with the id alone, and the others
- * once, in the order error, peer, started, ended. */
+/* One slot of the ring. `owner` is twice the id of its record, plus one while the thread that made
+ * it odd writes. A reader that finds the same even owner before and after has read one record:
+ * `words` change only with the id, and the other fields once, in the order error, peer, started,
+ * ended. */
 typedef struct record_slot {
     _Alignas(64) _Atomic(uint64_t) owner;
-    _Atomic(int64_t) started_ns; /* 0: not yet */
-    _Atomic(int64_t) ended_ns;   /* 0: not yet */
-    _Atomic(int32_t) code;       /* of its error; DD_OK */
-    _Atomic(int32_t) peer;       /* NO_PEER: a collective */
+    _Atomic(int64_t) started_ns; /* 0 if it has not started */
+    _Atomic(int64_t) ended_ns;   /* 0 if it has not ended */
+    _Atomic(int32_t) code;       /* of its error, or DD_OK */
+    _Atomic(int32_t) peer;       /* NO_PEER for a collective */
     _Atomic(uint64_t) words[RECORD_WORDS];
 } record_slot;
 
-/* A thread that has called something, by pthread_self. Its name follows its number, so for a moment there may be none. */
+/* A thread that has made a call, by pthread_self. Its name is stored after `self`. */
 typedef struct known_thread {
-    _Atomic(uint64_t) self; /* 0: free */
+    _Atomic(uint64_t) self; /* 0 if the entry is free */
     _Atomic(uint64_t) name[THREAD_NAME_WORDS];
 } known_thread;
 
@@ -74,36 +75,37 @@ typedef struct kept_error {
 
 struct dd_recorder {
     size_t capacity;        /* const */
-    uint64_t mask;          /* const: of the ring, which has room for more than capacity */
-    record_slot *ring;      /* NULL with capacity 0 */
+    uint64_t mask;          /* const: of the ring, which may have more slots than capacity */
+    record_slot *ring;      /* const; NULL if the capacity is 0 */
     dd_call_sites *sites;   /* const; owned */
     _Atomic(uint64_t) last; /* the newest id */
-    _Atomic(uint64_t) base; /* ids up to here are forgotten */
+    _Atomic(uint64_t) base; /* ids up to this one were reset */
     known_thread threads[THREADS_KNOWN];
 
-    dd_lock mu; /* short */
+    dd_lock mu; /* held only briefly */
     /* guarded by mu */
     dd_list groups; /* dd_recorder_group, in the order of their uids */
     uint32_t next_uid;
     char comm_version[COMM_VERSION_MAX];
     kept_error errors[ERRORS_KEPT];
-    size_t nerrors; /* ever */
+    size_t nerrors; /* total number so far */
     dd_alarm alarms[ALARMS_KEPT];
     size_t nalarms_raised;
     size_t nalarms_taken;
-    void (*notify)(void *ctx); /* NULL: nobody */
+    void (*notify)(void *ctx); /* may be NULL */
     void *notify_ctx;
 };
 
-/* What a group is called. It never changes: a group that is renamed has another, and keeps this one for threads that still read it. */
+/* A group's info, which never changes: a renamed group gets another one, and keeps this one for
+ * threads that still read it. */
 typedef struct group_info {
     struct group_info *older;
     dd_recorder_group_info is; /* its bytes and ranks are in the same block */
 } group_info;
 
-/* A collective of a group: its number and its name. Relaxed. */
+/* A collective of a group. Relaxed. */
 typedef struct group_mark {
-    _Atomic(uint64_t) number; /* 0: none */
+    _Atomic(uint64_t) number; /* 0 if there is none */
     _Atomic(const char *) name;
 } group_mark;
 
@@ -117,7 +119,7 @@ struct dd_recorder_group {
     /* relaxed */
     _Atomic(uint64_t) nmessages;
     _Atomic(uint64_t) last_record;
-    group_mark called; /* its number counts the collectives */
+    group_mark called; /* its number is the count of collectives */
     group_mark started;
     group_mark completed;
 };
@@ -134,7 +136,7 @@ void recorder_destroy_groups(dd_recorder *recorder);
 
 /* ---- recorder.c */
 
-/* "" for a thread that is not known. */
+/* Get a thread's name; "" if the thread is unknown. */
 void recorder_print_thread(dd_recorder *recorder, uint64_t self,
                            char name[THREAD_NAME_WORDS * sizeof(uint64_t)]);
 
