@@ -1,6 +1,7 @@
 """What counts as a tensor, how it is read, and that everything borrowed is given back."""
 
 import array
+import contextlib
 import ctypes
 import gc
 import struct
@@ -45,6 +46,31 @@ def copy_out(tensor, nbytes):
     packed = memoryview(bytearray(nbytes)).cast("f")
     _core._copy_tensor(packed, tensor)
     return packed.tolist()
+
+
+def test_ctrl_c_during_a_lookup_that_may_fail_is_not_lost():
+    """An object's own code runs in such lookups, as of the exchange API of its class. Other exceptions mean that it has none."""
+
+    class Meta(type):
+        def __getattr__(cls, name):
+            raise error
+
+    class Odd(metaclass=Meta):
+        pass
+
+    error = RuntimeError
+    with pytest.raises(TypeError):
+        see(Odd())
+    error = KeyboardInterrupt
+
+    class Interrupted(metaclass=Meta):
+        pass
+
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  the signal may be handled after the call
+        with contextlib.suppress(TypeError):
+            see(Interrupted())
+        for _ in range(10):
+            pass
 
 
 # The buffer protocol

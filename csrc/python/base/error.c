@@ -316,6 +316,16 @@ py_error_put(PyObject *error)
     }
 }
 
+void
+py_error_forget(void)
+{
+    PyObject *error = py_error_take();
+    if (error != NULL && PyErr_GivenExceptionMatches(error, PyExc_KeyboardInterrupt)) {
+        PyErr_SetInterrupt();
+    }
+    Py_XDECREF(error);
+}
+
 dd_status
 py_error_status_of_current(py_state *state)
 {

@@ -27,6 +27,9 @@ PyObject *py_error_of_group(py_state *state, dd_status status, const dd_error *e
 PyObject *py_error_take(void);
 /* Set the current exception, taking ownership of `error`; NULL clears it. */
 void py_error_put(PyObject *error);
+/* Clear the current exception, if any, of a lookup in the caller's objects that may fail. A Ctrl-C
+ * during the lookup is not lost: it interrupts the program again. */
+void py_error_forget(void);
 
 /* Return the status for the current exception: DD_STORE for an Exception of unknown kind,
  * DD_INTERRUPTED if it is not derived from Exception. */

@@ -105,7 +105,7 @@ first_tensor(const py_group_call *call)
             PyObject *list = value;
             value = PySequence_GetItem(list, 0);
             Py_DECREF(list);
-            PyErr_Clear(); /* the list is empty, or its class does not allow reading items */
+            py_error_forget(); /* the list is empty, or its class does not allow reading items */
         }
         if (value != NULL) {
             return value;

@@ -1,6 +1,7 @@
 #include "python/tensor/device.h"
 
 #include "core/mem.h"
+#include "python/base/error.h"
 #include "python/base/thread_values.h"
 #include "python/tensor/dtype.h"
 
@@ -106,7 +107,7 @@ find_imported(const char *module_name, const char *const *attributes)
         Py_DECREF(found);
         found = next;
     }
-    PyErr_Clear();
+    py_error_forget();
     return found;
 }
 
@@ -291,7 +292,7 @@ ask_device(const py_argument *argument, int *device)
     Py_DECREF(answer);
     if (pair == NULL || PyTuple_Size(pair) != 2) {
         Py_XDECREF(pair);
-        PyErr_Clear();
+        py_error_forget();
         return 0;
     }
     int type;
@@ -327,7 +328,7 @@ py_device_has(const py_argument *argument)
         if (facts.api->view_object(argument->value, &view) == 0) {
             return py_device_is_cuda(view.device_type);
         }
-        PyErr_Clear(); /* __dlpack_device__ gives a better reason */
+        py_error_forget(); /* __dlpack_device__ gives a better reason */
     }
     int device;
     return find_device(argument, &device);

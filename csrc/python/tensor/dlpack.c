@@ -203,7 +203,7 @@ says(PyObject *exception, const char *words)
     const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
     bool is_said = utf8 != NULL && strstr(utf8, words) != NULL;
     Py_XDECREF(text);
-    PyErr_Clear();
+    py_error_forget();
     return is_said;
 }
 

@@ -2,6 +2,8 @@
  * ABI, unchanged since version 1.7; it is checked once against a buffer. */
 #include "python/tensor/numpy.h"
 
+#include "python/base/error.h"
+
 #include <string.h>
 
 #define ARRAY_IS_WRITEABLE 0x0400
@@ -94,7 +96,7 @@ find_ndarray(void)
     PyObject *numpy = PyMapping_GetItemString(modules, "numpy");
     PyObject *type = numpy != NULL ? PyObject_GetAttrString(numpy, "ndarray") : NULL;
     Py_XDECREF(numpy);
-    PyErr_Clear();
+    py_error_forget();
     return type;
 }
 

@@ -78,9 +78,11 @@ static bool
 has_attribute(PyObject *object, const char *name)
 {
     PyObject *exception = py_error_take();
-    bool has = PyObject_HasAttrString(object, name) != 0;
+    PyObject *attribute = PyObject_GetAttrString(object, name);
+    Py_XDECREF(attribute);
+    py_error_forget();
     py_error_put(exception);
-    return has;
+    return attribute != NULL;
 }
 
 /* Return 1 on success, 0 if another way may succeed, -1 with an exception. */
@@ -123,7 +125,7 @@ find_extension_dtype(PyObject *array, dd_dtype *dtype)
     bool is_found = text != NULL && py_dtype_of_extension(text, dtype);
     Py_XDECREF(name);
     Py_XDECREF(descriptor);
-    PyErr_Clear();
+    py_error_forget();
     return is_found;
 }
 
@@ -156,7 +158,7 @@ find_interface_field(PyObject *interface, const char *name)
 {
     PyObject *field = PyMapping_GetItemString(interface, name);
     if (field == NULL) {
-        PyErr_Clear();
+        py_error_forget();
     }
     return field;
 }
@@ -234,7 +236,7 @@ try_array_interface(py_tensor *tensor, const py_argument *argument)
     bool is_read = interface != NULL && PyDict_Check(interface) && read_interface(&tensor->view, interface);
     Py_XDECREF(interface);
     if (!is_read) {
-        PyErr_Clear();
+        py_error_forget();
         return 0;
     }
     tensor->route = PY_ROUTE_ARRAY_INTERFACE;

@@ -1,6 +1,7 @@
 #include "python/tensor/type.h"
 
 #include "core/mem.h"
+#include "python/base/error.h"
 #include "python/base/lock.h"
 
 #include <string.h>
@@ -99,9 +100,7 @@ find_exchange_api(const py_state *state, PyObject *type)
     PyObject *capsule = PyObject_GetAttr(type, state->names[PY_NAME_EXCHANGE_API]);
     const dl_exchange_api *api = capsule != NULL ? PyCapsule_GetPointer(capsule, CAPSULE_EXCHANGE_API) : NULL;
     Py_XDECREF(capsule);
-    if (api == NULL) {
-        PyErr_Clear();
-    }
+    py_error_forget();
     return api;
 }
 
@@ -135,6 +134,15 @@ find_library(const py_argument *argument)
     return PY_LIBRARY_OTHER;
 }
 
+static bool
+class_has(const py_state *state, PyObject *type, py_name name)
+{
+    PyObject *attribute = PyObject_GetAttr(type, state->names[name]);
+    Py_XDECREF(attribute);
+    py_error_forget();
+    return attribute != NULL;
+}
+
 static void
 learn(const py_state *state, PyObject *object, py_tensor_facts *facts)
 {
@@ -142,9 +150,9 @@ learn(const py_state *state, PyObject *object, py_tensor_facts *facts)
     py_argument argument = {.state = state, .value = object};
     facts->api = find_exchange_api(state, type);
     facts->library = find_library(&argument);
-    facts->has_device = PyObject_HasAttr(type, state->names[PY_NAME_DLPACK_DEVICE]) != 0;
-    facts->has_is_neg = PyObject_HasAttr(type, state->names[PY_NAME_IS_NEG]) != 0;
-    facts->has_is_conj = PyObject_HasAttr(type, state->names[PY_NAME_IS_CONJ]) != 0;
+    facts->has_device = class_has(state, type, PY_NAME_DLPACK_DEVICE);
+    facts->has_is_neg = class_has(state, type, PY_NAME_IS_NEG);
+    facts->has_is_conj = class_has(state, type, PY_NAME_IS_CONJ);
 }
 
 static known_type *
