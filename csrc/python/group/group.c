@@ -156,14 +156,13 @@ list_weak(py_state *state, const py_group_kind *kind, size_t *count)
     return found;
 }
 
-/* Append the object of a weak reference unless it has been freed. Takes ownership of `weak`. */
+/* Append the object of a weak reference unless it has been freed. */
 static bool
 append_if_alive(PyObject *list, PyObject *weak)
 {
     PyObject *object = PyObject_CallNoArgs(weak);
     bool is_ok = object != NULL && (object == Py_None || PyList_Append(list, object) == 0);
     Py_XDECREF(object);
-    Py_DECREF(weak);
     return is_ok;
 }
 
@@ -179,7 +178,8 @@ py_group_list(py_state *state, const py_group_kind *kind)
     }
     bool is_ok = true;
     for (size_t i = 0; i < count; i++) {
-        is_ok = append_if_alive(list, found[i]) && is_ok;
+        is_ok = is_ok && append_if_alive(list, found[i]);
+        Py_DECREF(found[i]);
     }
     dd_mem_free(found);
     if (!is_ok) {
