@@ -92,6 +92,14 @@ note_released(const dd_lock *lock)
     }
 }
 
+/* A wait on a condition releases the lock, and takes it again at its end. */
+static void
+note_wait_begins(const dd_lock *lock)
+{
+    note_released(lock);
+    check_order(lock);
+}
+
 WRAP(void, dd_lock_take, (dd_lock * lock))
 {
     check_order(lock);
@@ -133,24 +141,21 @@ WRAP(void, dd_timed_lock_release, (dd_timed_lock * self))
 
 WRAP(void, dd_cond_wait, (pthread_cond_t * cond, dd_lock *lock))
 {
-    note_released(lock);
-    check_order(lock);
+    note_wait_begins(lock);
     __real_dd_cond_wait(cond, lock);
     note_taken(lock);
 }
 
 WRAP(void, dd_cond_wait_until, (pthread_cond_t * cond, dd_lock *lock, const struct timespec *until))
 {
-    note_released(lock);
-    check_order(lock);
+    note_wait_begins(lock);
     __real_dd_cond_wait_until(cond, lock, until);
     note_taken(lock);
 }
 
 WRAP(void, dd_cond_wait_slice, (pthread_cond_t * cond, dd_lock *lock, const dd_wait *wait))
 {
-    note_released(lock);
-    check_order(lock);
+    note_wait_begins(lock);
     __real_dd_cond_wait_slice(cond, lock, wait);
     note_taken(lock);
 }
@@ -158,8 +163,7 @@ WRAP(void, dd_cond_wait_slice, (pthread_cond_t * cond, dd_lock *lock, const dd_w
 WRAP(dd_status, dd_cond_wait_checked,
      (pthread_cond_t * cond, dd_lock *lock, const dd_wait *wait, dd_error *err))
 {
-    note_released(lock);
-    check_order(lock);
+    note_wait_begins(lock);
     dd_status status = __real_dd_cond_wait_checked(cond, lock, wait, err);
     note_taken(lock);
     return status;
