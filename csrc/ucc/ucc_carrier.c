@@ -104,6 +104,16 @@ create_team(dd_ucc_carrier *self, dd_error *err)
     return status == DD_OK ? wait_for_team(self, err) : status;
 }
 
+/* Leak a carrier whose context is left: the context may use self->oob. */
+static void
+ucc_free_carrier(dd_errand *errand)
+{
+    dd_ucc_carrier *self = DD_CONTAINER_OF(errand, dd_ucc_carrier, end);
+    if (self->context == NULL) {
+        dd_mem_free(self);
+    }
+}
+
 dd_status
 dd_ucc_make(dd_carrier_library *library, struct dd_group *group, dd_carrier **carrier, const dd_wait *wait,
             dd_error *err)
@@ -123,11 +133,9 @@ dd_ucc_make(dd_carrier_library *library, struct dd_group *group, dd_carrier **ca
     }
     if (status != DD_OK) {
         /* Leak a context that exists: UCC destroys it together with the other ranks, and waits for
-         * them without a limit. Leak `self` as well, because the context may use self->oob. */
+         * them without a limit. */
         self->oob = (dd_ucc_oob){0};
-        if (self->context == NULL) {
-            dd_mem_free(self);
-        }
+        ucc_free_carrier(&self->end);
         return status;
     }
     self->oob = (dd_ucc_oob){0};
@@ -171,13 +179,8 @@ run_end(dd_errand *errand)
     dd_wait wait = dd_wait_after(TEAM_END_NS);
     if (meet_others(self, &wait) && ucc_destroy_team(self, &wait)) {
         (void)self->lib->api.ucc_context_destroy(self->context);
+        self->context = NULL;
     }
-}
-
-static void
-ucc_free_carrier(dd_errand *errand)
-{
-    dd_mem_free(DD_CONTAINER_OF(errand, dd_ucc_carrier, end));
 }
 
 /* Runs on a thread of its own: destroying a context waits for connections without a limit. */
@@ -186,7 +189,6 @@ dd_ucc_close(dd_carrier *carrier, bool is_well)
 {
     dd_ucc_carrier *self = (dd_ucc_carrier *)carrier;
     if (!is_well || self->has_leftover) {
-        dd_mem_free(self);
         return;
     }
     self->end.run = run_end;
