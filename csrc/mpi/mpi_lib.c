@@ -299,7 +299,9 @@ dd_mpi_share(dd_carrier_library *base, char *text, size_t nbytes, const dd_wait 
     }
     memcpy(room, text, nbytes);
     dd_status status = broadcast_bytes(library, room, nbytes, &is_in_use, wait, err);
-    memcpy(text, room, nbytes);
+    if (status == DD_OK) {
+        memcpy(text, room, nbytes);
+    }
     if (!is_in_use) {
         dd_mem_free(room);
     }
