@@ -360,7 +360,8 @@ group_take_collective(dd_group *group, const dd_coll_args *args, const dd_call_o
     size_t noutputs = (size_t)dd_coll_noutputs(args->coll, is_root, group->size);
     if (ninputs + noutputs > GROUP_FEW_BLOCKS) {
         call->blocks = dd_mem_alloc_array(ninputs + noutputs, sizeof *call->blocks);
-        status = call->blocks != NULL ? DD_OK : dd_error_no_memory(err, sizeof *call->blocks);
+        status = call->blocks != NULL ? DD_OK
+                                      : dd_error_no_memory(err, (ninputs + noutputs) * sizeof *call->blocks);
     }
     if (status == DD_OK) {
         status = init_collective(call, group, args, options, err);
