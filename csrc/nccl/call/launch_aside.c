@@ -101,14 +101,17 @@ end_group(const nccl_launch *launch)
     nccl_group_end(launch->group, &cause, &origin, NCCL_END_ABORTED);
 }
 
-/* Wait for the thread, which uses the caller's arguments. True if interrupted before its end. */
+/* Wait for the thread, which uses the caller's arguments: also past the deadline, when the watchdog
+ * ends the group and so the call. True if interrupted before its end. */
 static bool
 is_interrupted_before_end(aside *self)
 {
     dd_status status = DD_OK;
+    dd_wait wait = *self->launch->wait;
+    wait.deadline_ns = DD_NEVER_NS;
     dd_lock_take(&self->mu);
-    while (!self->is_ended && status != DD_INTERRUPTED) {
-        status = dd_cond_wait_checked(&self->ended, &self->mu, self->launch->wait, NULL);
+    while (!self->is_ended && status == DD_OK) {
+        status = dd_cond_wait_checked(&self->ended, &self->mu, &wait, NULL);
     }
     bool is_interrupted = !self->is_ended;
     dd_lock_release(&self->mu);

@@ -76,7 +76,7 @@ judge_window_cards(const dd_nccl_group *group, const dd_meeting_end *end, dd_err
     window_card first = {0};
     dd_status status = DD_OK;
     for (int rank = 0; rank < group->size && status == DD_OK; rank++) {
-        window_card card;
+        window_card card = {0};
         bool is_card = window_card_read(end->cards[rank], &card) && dd_dtype_is_valid((unsigned)card.dtype);
         if (rank == 0) {
             first = card;
