@@ -304,6 +304,9 @@ dd_run_cancel_locked(dd_run *run, const dd_error *error)
 static bool
 take_piece(dd_run *run, const dd_leg_ops *stuck, dd_run_piece *piece)
 {
+    if (run->phase == DD_RUN_IDLE) {
+        return false;
+    }
     for (int number = 0; number < DD_LANE_COUNT && run->mover.taken == 0; number++) {
         const dd_leg_ops *ops = run->lanes[number].running;
         *piece = (dd_run_piece){.ops = ops};
@@ -351,10 +354,7 @@ run_progress(dd_run *run, int64_t stay_ns)
     bool has_moved = false;
     const dd_leg_ops *stuck = NULL;
     dd_run_piece piece = {.is_long = false};
-    for (int i = 0; i < MAX_MOVES && !piece.is_long && run->phase != DD_RUN_IDLE; i++) {
-        if (!take_piece(run, stuck, &piece)) {
-            break;
-        }
+    for (int i = 0; i < MAX_MOVES && !piece.is_long && take_piece(run, stuck, &piece); i++) {
         piece.stay_ns = stay_ns;
         if (!dd_run_move_piece(run, &piece)) {
             return true;
