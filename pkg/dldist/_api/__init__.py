@@ -1,1 +1,1 @@
-"""torch.distributed's surface over dldist: see dldist.distributed_c10d."""
+"""torch.distributed's module-level calls over dldist: see dldist.distributed_c10d."""

@@ -1,4 +1,4 @@
-"""dldist.breakpoint: the debugger on one rank, while the others wait."""
+"""dldist.breakpoint: run the debugger on one rank while the other ranks wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _calls: dict[tuple[str, int], int] = {}
 
 
 class _Pdb(pdb.Pdb):
-    """Reads from the terminal also where the process was started without one of its own, as children of multiprocessing are."""
+    """A debugger that reads /dev/stdin: children of multiprocessing have no sys.stdin."""
 
     def interaction(self, *args: Any, **kwargs: Any) -> None:
         before = sys.stdin
@@ -26,15 +26,15 @@ class _Pdb(pdb.Pdb):
 
 
 def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> None:
-    """Start the debugger on one rank; the others wait until it goes on. All ranks make the call.
+    """Start the debugger on one rank; the other ranks make the same call and wait.
 
     Args:
-        rank: The rank of the default world that gets the debugger.
-        skip: How many calls from the same line do nothing before.
-        timeout_s: How many seconds the others wait. None is the group's own time-out.
+        rank: The rank in the default world that runs the debugger.
+        skip: The number of calls from the same line to ignore first.
+        timeout_s: Seconds that the ranks wait. None is the group's own timeout.
 
     Raises:
-        DistTimeoutError: On the others: the debugger took longer. The group is of no more use.
+        DistTimeoutError: On the waiting ranks: the debugger took longer. The group is unusable.
     """
     caller = sys._getframe(1)
     place = caller.f_code.co_filename, caller.f_lineno

@@ -14,7 +14,7 @@ from dldist.types import AnyGroup
 
 
 class _CoalescingManager:
-    """What `with _coalescing_manager() as cm` gives: the works, with async_ops, once the block has ended."""
+    """The value of `with _coalescing_manager()`: the works of the block, with async_ops."""
 
     def __init__(self, recording: Any = None, group: Any = None) -> None:
         self._recording = recording
@@ -22,12 +22,12 @@ class _CoalescingManager:
         self.works: list[_core.Work] = []
 
     def append(self, work: _core.Work | None = None) -> None:
-        """Have wait() wait for this one too."""
+        """Add a work for wait() to wait for."""
         if work is not None:
             self.works.append(work)
 
     def wait(self) -> None:
-        """Wait for all of them."""
+        """Wait for all works."""
         for work in self.works:
             work.wait()
 
@@ -46,7 +46,7 @@ class _CoalescingManager:
 
 
 class _CollOp:
-    """One collective as data: what c10d notes of each while it coalesces."""
+    """One recorded collective, with c10d's attributes."""
 
     def __init__(self, op: Any, tensor: Any, dst_tensor: Any = None, redop: Any = None, root: int | None = None) -> None:
         self.op = op
@@ -57,7 +57,7 @@ class _CollOp:
 
 
 def noted_of(recording: Any) -> list[_CollOp]:
-    """What has been called in a block so far."""
+    """Return the calls that the block has recorded so far."""
     return [
         _CollOp(getattr(collectives, name), first if OPERATIONS[name].is_in_place else second,
                 None if OPERATIONS[name].is_in_place else first, op)
@@ -66,9 +66,9 @@ def noted_of(recording: Any) -> list[_CollOp]:
 
 
 class _Started:
-    """Coalescing by the backend of a device: it makes one operation of whatever is called in the block."""
+    """Coalescing by a device's backend, which combines all calls in the block."""
 
-    noted = ()  # the backend notes them, where nobody looks
+    noted = ()  # the backend records the calls, and does not list them
 
     def __init__(self, pg: Any, device: Any, is_async: bool) -> None:
         self._pg = pg
@@ -92,20 +92,20 @@ class _Started:
 
 
 def _coalescing_manager(group: AnyGroup | None = None, device: Any = None, async_ops: bool = False) -> _CoalescingManager:
-    """Make one operation of the calls in a `with` block.
+    """Run the calls in a `with` block as one operation.
 
-    The calls are all_reduce, or the forms of all_gather and reduce_scatter for single tensors: all of one kind, and of one
-    reduction. Nothing runs before the block ends; if it raises, nothing runs at all. A process that is not in the group does nothing,
-    and is warned by the calls in the block.
+    Without `device`, the calls must be all_reduce, all_gather_single or reduce_scatter_single, all
+    of one kind and with one reduction. Nothing runs before the block ends, or at all if it raises.
+    A process that is not in the group does nothing; the calls in the block warn.
 
     Args:
-        group: None is the default world.
-        device: The device whose backend makes one operation of whatever is called, as NCCL does.
-        async_ops: Do not wait at the end of the block: wait() of what the block gives does.
+        group: The group, or None for the default world.
+        device: A device whose backend combines the calls itself, as NCCL does for any calls.
+        async_ops: Do not wait at the end of the block; wait() of the value of the block does.
 
     Raises:
-        RuntimeError: By a call in the block that is of another kind than the first one.
-        ValueError: By a call with another reduction.
+        RuntimeError: A call in the block is of another kind than the first call.
+        ValueError: A call in the block has another reduction than the first call.
 
     Example:
         >>> tensors = [array("f", [1]), array("f", [2, 3])]
@@ -121,14 +121,11 @@ def _coalescing_manager(group: AnyGroup | None = None, device: Any = None, async
     return _CoalescingManager(registry.operations(group).coalesce(async_op=async_ops), group_or_default(group))
 
 
-coalescing = _coalescing_manager  # the same under a name that is no secret
+coalescing = _coalescing_manager  # the public name
 
 
 class _TimeEstimator:
-    """How long the calls of a `with` block would take: nothing runs in it, as the backend only estimates.
-
-    `estimated_time` is there after the block: what the backend says, in microseconds.
-    """
+    """A `with` block whose calls do not run: its end sets `estimated_time`, in microseconds."""
 
     def __init__(self, backend: Any = None) -> None:
         self._backend = backend
@@ -146,8 +143,8 @@ class _TimeEstimator:
 
 
 def _time_estimator(group: AnyGroup | None = None, device: Any = None) -> _TimeEstimator:
-    """Have the backend of a device estimate how long calls would take, where it can, as NCCL's (2.22.3) does for reductions,
-    broadcasts and gathers for all. All ranks estimate the same calls."""
+    """Estimate the time of calls in a `with` block, which all ranks make. Only NCCL's backend can
+    (2.22.3 and newer), for reductions, broadcasts and all-gathers."""
     pg = group_or_default(group)
     backend = pg._get_backend(device) if device is not None else pg._backend_serving(None)
     if not backend._supports_time_estimate:
@@ -159,19 +156,19 @@ _of_thread = _local()
 
 
 def _get_comm_profiling_name() -> str:
-    """The name that this thread has given to its operations; "" where it has given none."""
+    """Return the profiling name that this thread has set, or ""."""
     return getattr(_of_thread, "name", "")
 
 
 def _set_comm_profiling_name(name: str) -> None:
-    """Give one, or take it back with ""."""
+    """Set this thread's profiling name; "" removes it."""
     if not isinstance(name, str):
         raise TypeError(f"_set_comm_profiling_name(): argument 'name' must be str, not {type(name).__name__}")
     _of_thread.name = name
 
 
 class record_comm:
-    """Name the operations of this thread in a `with` block, for profilers. There is none yet that would show it."""
+    """Name this thread's operations in a block, for profilers; none shows the name yet."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,14 +1,13 @@
-"""The collectives of torch.distributed: ranks are those of the default world, groups those of new_group.
+"""The collectives of torch.distributed, with ranks of the default world and groups of new_group.
 
-What is the same for all of them:
-
-- Every rank of the group makes the same calls in the same order, with tensors of the same dtype and number of elements.
-- A tensor is an array of any library with DLPack or the buffer protocol, strided or not; what is written to must be writable.
-- A call of a process that is not a member of the group warns, does nothing and returns None.
-- With async_op=True the call returns a Work at once. Until work.wait() has returned, inputs must not be changed, nor outputs read.
-- `timeout` is of this call alone, in seconds or as a timedelta: None is the group's own, and 0 fails at once if somebody is missing.
-- What is wrong with arguments is a ValueError (DistArgumentError) or TypeError before anything is sent. Whatever else a call raises
-  ends the group: DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError. See docs/failures.md.
+- Every rank of the group makes the same calls in the same order, with the same dtypes and sizes.
+- A tensor is an array with DLPack or the buffer protocol, strided or not. Outputs are writable.
+- A call by a process that is not a member of the group warns, does nothing and returns None.
+- With async_op=True the call returns a Work immediately. Do not change inputs or read outputs until
+  work.wait() has returned.
+- `timeout` limits one call, in seconds or as a timedelta. None is the group's own.
+- Wrong arguments raise a ValueError (DistArgumentError) or TypeError before anything is sent. All
+  other errors, except in monitored_barrier, end the group. See docs/failures.md.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ SUM = _core.ReduceOp.SUM
 
 _ARGUMENTS = {
     "op": "The reduction, a dldist.ReduceOp or its name; the same on all ranks.",
-    "group": "None is the default world.",
-    "async_op": "Return a Work at once, instead of waiting.",
-    "group_dst": "The rank in the group, instead of `dst`.",
-    "group_src": "The rank in the group, instead of `src`.",
-    "timeout": "Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.",
+    "group": "The group, or None for the default world.",
+    "async_op": "Return a Work immediately, instead of waiting.",
+    "group_dst": "The destination's rank in the group, instead of `dst`.",
+    "group_src": "The source's rank in the group, instead of `src`.",
+    "timeout": "Seconds or a timedelta for this call. None is the group's own; 0 fails immediately if a rank is missing.",
 }
-_RETURNS = "None, or with async_op a Work; None also if this process is not in the group, after a warning."
+_RETURNS = "A Work if async_op is true, else None. Non-members get None and a warning."
 _documented = completed(
-    _ARGUMENTS, _RETURNS, "DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use."
+    _ARGUMENTS, _RETURNS, "DistTimeoutError, DistPeerLostError, DistAbortedError: As for all_reduce: the group cannot be used again."
 )
 
 
 def supports_complex(reduceOp: Op) -> bool:
-    """Whether a reduction makes sense for complex numbers.
+    """Return True if a reduction is defined for complex numbers.
 
     Args:
         reduceOp: The reduction, or its name.
@@ -65,18 +64,18 @@ def all_reduce(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Reduce the tensors of all ranks, in place, so that all have the result, to the same bits.
+    """Reduce the tensors of all ranks, in place, with bitwise the same result on all ranks.
 
     Args:
-        tensor: The input, and the result. Of the same dtype and number of elements on all ranks; shapes may differ. Sparse ones
-            (torch's COO, SciPy's) are summed up, and of the same shape.
+        tensor: The input, and the result. Same dtype and number of elements on all ranks. Sparse
+            tensors (torch's COO, SciPy's) can only be summed, and have one shape.
         op: The reduction, a dldist.ReduceOp or its name ("sum", "max", ...); the same on all ranks.
 
     Raises:
-        ValueError: The reduction or dtype is not one that dldist has. The group lives on.
+        ValueError: dldist does not have the reduction or the dtype. The group stays usable.
         DistMismatchError: The ranks differ in the call, the dtype, the size or the reduction.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: A rank was late, has died, or has given up. As after every
-            error that is not about this rank's arguments, the group is of no more use.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: A rank was late, was lost, or aborted
+            the group. After any error except about arguments, the group cannot be used again.
 
     Example:
         >>> x = array("f", [1, 2])
@@ -107,14 +106,14 @@ def broadcast(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Have the tensor of one rank on all ranks.
+    """Copy the tensor of one rank to all ranks.
 
     Args:
-        tensor: What rank `src` has is sent, and the others' is filled: the same dtype and number of elements everywhere.
-        src: The rank in the default world that has the data.
+        tensor: The input on rank `src`, the output on others. Same dtype and size on all ranks.
+        src: The source's rank in the default world.
 
     Raises:
-        ValueError: Neither or both of `src` and `group_src` are given, or the rank is not in the group.
+        ValueError: Both or none of `src` and `group_src` are given, or the rank is no member.
         DistMismatchError: The ranks differ in the call, the dtype, the size or the source.
 
     Example:
@@ -135,15 +134,15 @@ def reduce(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Reduce the tensors of all ranks on one rank, in place there; those of the others are not changed.
+    """Reduce the tensors of all ranks to one rank, in place. Other ranks' tensors do not change.
 
     Args:
-        tensor: The input, and on rank `dst` the result. The same dtype and number of elements on all ranks.
-        dst: The rank in the default world that gets the result.
+        tensor: The input, and on rank `dst` the result. Same dtype and size on all ranks.
+        dst: The destination's rank in the default world.
 
     Raises:
-        ValueError: Neither or both of `dst` and `group_dst` are given, or the rank is not in the group.
-        DistMismatchError: The ranks differ in the call, the dtype, the size, the reduction or the destination.
+        ValueError: Both or none of `dst` and `group_dst` are given, or the rank is no member.
+        DistMismatchError: The ranks differ in the call, dtype, size, reduction or destination.
 
     Example:
         >>> x = array("i", [1, 2])
@@ -161,16 +160,16 @@ def scan(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Reduce the tensors of ranks 0 to r on each rank r, in place: the inclusive prefix reduction, MPI_Scan.
+    """Reduce the tensors of ranks 0 to r on each rank r, in place, like MPI_Scan (inclusive).
 
     Args:
-        tensor: The input, and the result. The same dtype and number of elements on all ranks.
-        op: As in all_reduce, but not AVG: ranks reduce different numbers of tensors.
+        tensor: The input, and the result. Same dtype and size on all ranks.
+        op: As in all_reduce, except AVG: each rank reduces a different number of tensors.
 
     Raises:
-        ValueError: The reduction is AVG, or dldist does not have it for the dtype. The group stays usable.
+        ValueError: The reduction is AVG, or not one for the dtype. The group stays usable.
         DistMismatchError: The ranks differ in the call, the dtype, the size or the reduction.
-        NotImplementedError: The group is one of NCCL, which has no such call.
+        NotImplementedError: The group uses NCCL, which has no such call.
 
     Example:
         >>> x = array("i", [1, 2])
@@ -188,16 +187,16 @@ def barrier(
     device_ids: list[int] | None = None,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Wait until all ranks of the group are here. Every earlier operation of the group has ended then.
+    """Wait until all ranks have called barrier() and earlier operations of the group have ended.
 
     Args:
-        device_ids: The device with which NCCL makes the barrier, as [0]. On the CPU it is not looked at.
+        device_ids: The device on which NCCL runs the barrier, as in [0]. Ignored on the CPU.
 
     Raises:
-        TypeError: `device_ids` is not a list, and the group is not one of the CPU alone.
-        DistMismatchError: A rank called something else.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
-            monitored_barrier asks who is there without such an end.
+        TypeError: `device_ids` is not a list, and the group does not serve only the CPU.
+        DistMismatchError: A rank made another call.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As for all_reduce: the group cannot
+            be used again. monitored_barrier finds missing ranks without ending the group.
 
     Example:
         >>> dist.barrier()
@@ -207,7 +206,7 @@ def barrier(
     calls = calls_of(group)
     if _is_group_of_cpu(calls):
         beside = calls._device_group if device_ids else None
-        if beside is None:  # on the CPU there are no devices to choose from
+        if beside is None:  # the CPU has no devices to choose from
             return calls.barrier(timeout=timeout, async_op=async_op)
         calls = beside
     if not isinstance(device_ids, list | None):
@@ -222,16 +221,16 @@ def _is_group_of_cpu(calls: Any) -> bool:
 def monitored_barrier(
     group: AnyGroup | None = None, timeout: Timeout | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait until all ranks are here; where some are not, rank 0 says which, and the group lives on.
+    """Wait for all ranks. If ranks are missing, rank 0 names them, and the group stays usable.
 
     Args:
-        group: None is the default world.
-        timeout: Seconds or a timedelta that rank 0 waits. None is the group's own; 0 looks who is here already.
-        wait_all_ranks: Wait for all, and name all that are missing; else the first one that is missing ends the wait.
+        group: The group, or None for the default world.
+        timeout: Seconds or a timedelta that rank 0 waits. None is the group's own; 0 does not wait.
+        wait_all_ranks: Name all missing ranks; otherwise stop at the first.
 
     Raises:
-        DistTimeoutError: Ranks have not come, on rank 0, which names them; or rank 0 has given up, on the others.
-        DistPeerLostError, DistAbortedError: A rank has died, or given up.
+        DistTimeoutError: On rank 0: these ranks are missing. On others: rank 0 stopped waiting.
+        DistPeerLostError, DistAbortedError: A rank was lost, or aborted the group.
 
     Example:
         >>> dist.monitored_barrier(timeout=30, wait_all_ranks=True)
@@ -251,15 +250,15 @@ def all_gather(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Have the tensors of all ranks on every rank: that of rank r in tensor_list[r].
+    """Gather the tensors of all ranks on every rank: tensor_list[r] receives the tensor of rank r.
 
     Args:
-        tensor_list: The outputs, a list or tuple of one for each rank, each with the size of what that rank gives.
-        tensor: What this rank gives. All ranks give the same dtype; sizes may differ.
+        tensor_list: A list or tuple of one output for each rank, as large as that rank's input.
+        tensor: The input of this rank. Same dtype on all ranks; sizes may differ.
 
     Raises:
-        ValueError: The list has another length than the group, dtypes differ, or outputs overlap.
-        DistMismatchError: The ranks differ in the call, the dtype, or what sizes they expect of each other.
+        ValueError: The list's length is not the group's size, dtypes differ, or outputs overlap.
+        DistMismatchError: The ranks differ in the call or the dtype, or expect other sizes.
 
     Example:
         >>> parts = [array("i", [0, 0]) for _ in range(dist.get_world_size())]
@@ -279,11 +278,11 @@ def all_gather_single(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Have the tensors of all ranks in one: one behind the other along the first dimension, or stacked.
+    """Gather the tensors of all ranks in one, concatenated along the first dimension or stacked.
 
     Args:
         output_tensor: The result, with as many elements as all inputs together.
-        input_tensor: What this rank gives: the same dtype and number of elements on all ranks.
+        input_tensor: The input of this rank. Same dtype and size on all ranks.
 
     Raises:
         ValueError: The sizes or dtypes of input and output do not fit.
@@ -304,16 +303,16 @@ def all_gather_coalesced(
     group: AnyGroup | None = None,
     async_op: bool = False,
 ) -> Future | None:
-    """Deprecated: several all_gathers in one. all_gather in a `with dldist._coalescing_manager()` block is the same.
+    """Run several all_gathers as one. Deprecated: use all_gather_single in dldist.coalescing().
 
     Args:
-        output_tensor_lists: output_tensor_lists[r][i] gets input_tensor_list[i] of rank r.
-        input_tensor_list: What this rank gives.
-        group: None is the default world.
-        async_op: Return a Future at once, instead of waiting.
+        output_tensor_lists: Item [r][i] receives input_tensor_list[i] of rank r.
+        input_tensor_list: The inputs of this rank.
+        group: The group, or None for the default world.
+        async_op: Return a Future immediately, instead of waiting.
 
     Returns:
-        None, or with async_op a Future.
+        A Future if async_op is true, else None.
     """
     _deprecated("all_gather_coalesced", "_coalescing_manager")
     if not isinstance(output_tensor_lists, list):
@@ -332,15 +331,15 @@ def gather(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Have the tensors of all ranks on one rank: that of rank r in gather_list[r].
+    """Gather the tensors of all ranks on one rank: gather_list[r] receives the tensor of rank r.
 
     Args:
-        tensor: What this rank gives. All ranks give the same dtype; sizes may differ.
-        gather_list: On rank `dst` the outputs, a list or tuple of one for each rank; None on the others.
-        dst: The rank in the default world that gets all: 0 unless given.
+        tensor: The input of this rank. Same dtype on all ranks; sizes may differ.
+        gather_list: On rank `dst` a list or tuple of one output for each rank; None on others.
+        dst: The destination's rank in the default world; 0 by default.
 
     Raises:
-        ValueError: The list is missing on rank `dst`, is there on another one, or has another length than the group.
+        ValueError: Rank `dst` gives no list or one of wrong length, or another rank gives one.
         DistMismatchError: The ranks differ in the call, the dtype, a size or the destination.
 
     Example:
@@ -364,12 +363,12 @@ def gather_single(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Have the tensors of all ranks in one on one rank, in the order of the ranks.
+    """Gather the tensors of all ranks in one tensor on one rank, in the order of the ranks.
 
     Args:
-        tensor: What this rank gives: the same dtype and number of elements on all ranks.
-        gather_tensor: On rank `dst` the result, with as many elements as all inputs together; None on the others.
-        dst: The rank in the default world that gets all: 0 unless given.
+        tensor: The input of this rank. Same dtype and size on all ranks.
+        gather_tensor: On rank `dst` the result, as large as all inputs together; None on others.
+        dst: The destination's rank in the default world; 0 by default.
 
     Raises:
         ValueError: The result's tensor is missing on rank `dst`, or sizes or dtypes do not fit.
@@ -396,15 +395,15 @@ def scatter(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Get the tensor that one rank has for this rank: scatter_list[r] goes to rank r.
+    """Send each rank its own tensor from one rank: scatter_list[r] goes to rank r.
 
     Args:
-        tensor: The result, with the size of what rank `src` has for this rank.
-        scatter_list: On rank `src` the inputs, a list or tuple of one for each rank; None on the others.
-        src: The rank in the default world that has them: 0 unless given.
+        tensor: The result, with the size of this rank's item in the list of rank `src`.
+        scatter_list: On rank `src` a list or tuple of one input for each rank; None on others.
+        src: The source's rank in the default world; 0 by default.
 
     Raises:
-        ValueError: The list is missing on rank `src`, is there on another one, or has another length than the group.
+        ValueError: Rank `src` gives no list or one of wrong length, or another rank gives one.
         DistMismatchError: The ranks differ in the call, the dtype, a size or the source.
 
     Example:
@@ -437,14 +436,14 @@ def reduce_scatter(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Reduce input_list[r] of all ranks for rank r.
+    """Reduce lists of tensors and scatter the results: rank r receives the reduction of item r.
 
     Args:
         output: The result for this rank, with the size of input_list[rank].
-        input_list: A list or tuple of one tensor for each rank; all ranks give the same sizes and dtype.
+        input_list: A list or tuple of one tensor for each rank; same sizes and dtype on all ranks.
 
     Raises:
-        ValueError: The list has another length than the group, or sizes or dtypes do not fit.
+        ValueError: The list's length is not the group's size, or sizes or dtypes do not fit.
         DistMismatchError: The ranks differ in the call, the dtype, a size or the reduction.
 
     Example:
@@ -466,11 +465,11 @@ def reduce_scatter_single(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Reduce the r-th part of all ranks' tensors for rank r.
+    """Reduce the tensors of all ranks, and scatter the result: rank r receives its r-th part.
 
     Args:
         output: The result for this rank: an equal part of the input.
-        input: The parts for all ranks, one behind the other; the same dtype and number of elements on all ranks.
+        input: The parts for all ranks, concatenated. Same dtype and size on all ranks.
 
     Raises:
         ValueError: The sizes or dtypes of input and output do not fit.
@@ -492,15 +491,15 @@ def all_to_all(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Give input_tensor_list[r] to rank r, and get output_tensor_list[r] from it.
+    """Send input_tensor_list[r] to each rank r, and receive output_tensor_list[r] from it.
 
     Args:
-        output_tensor_list: A list or tuple of one tensor for each rank, with the size of what that rank gives to this one.
-        input_tensor_list: A list or tuple of one tensor for each rank. All are of one dtype; sizes may differ.
+        output_tensor_list: One output for each rank (list or tuple), as large as that rank's input.
+        input_tensor_list: A list or tuple of one input for each rank, all of one dtype.
 
     Raises:
-        ValueError: A list has another length than the group, dtypes differ, or outputs overlap.
-        DistMismatchError: The ranks differ in the call, the dtype, or what one sends and the other expects.
+        ValueError: A list's length is not the group's size, dtypes differ, or outputs overlap.
+        DistMismatchError: The ranks differ in the call or the dtype, or expect other sizes.
 
     Example:
         >>> to = [array("i", [dist.get_rank()]) for _ in range(dist.get_world_size())]
@@ -523,17 +522,17 @@ def all_to_all_single(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Give the r-th part of the first dimension to rank r, and get one from it.
+    """Send the r-th part of the first dimension to each rank r, and receive a part from it.
 
     Args:
-        output: What comes from the ranks, in their order.
-        input: What goes to the ranks, in their order; of the output's dtype, which is the same on all ranks.
-        output_split_sizes: How long in the first dimension what comes from each rank is; None: equal parts.
-        input_split_sizes: How long what goes to each rank is; None: equal parts.
+        output: The parts received, in the order of the ranks.
+        input: The parts to send, in the order of the ranks. Same dtype as the output, on all ranks.
+        output_split_sizes: The lengths of the output's parts; None for equal parts.
+        input_split_sizes: The lengths of the input's parts; None for equal parts.
 
     Raises:
-        ValueError: Sizes are not one for each rank, or not the tensor's length together; or it has no equal parts.
-        DistMismatchError: The ranks differ in the call, the dtype, or what one sends and the other expects.
+        ValueError: There is not one size for each rank, or the sizes do not fit the tensors.
+        DistMismatchError: The ranks differ in the call or the dtype, or expect other sizes.
 
     Example:
         >>> by = array("i", [-1] * dist.get_world_size())
@@ -560,16 +559,16 @@ def _as_future(work: _core.Work | None) -> Future | None:
 def all_reduce_coalesced(
     tensors: Tensor | Tensors, op: Op = SUM, group: AnyGroup | None = None, async_op: bool = False
 ) -> Future | None:
-    """Deprecated: several all_reduces in one. all_reduce in a `with dldist._coalescing_manager()` block is the same.
+    """Run several all_reduces as one. Deprecated: use all_reduce in dldist.coalescing().
 
     Args:
-        tensors: A list or tuple of tensors of one dtype, or one tensor; reduced in place. One that is there twice is reduced once.
+        tensors: A list or tuple of tensors of one dtype, or one tensor. Duplicates count once.
         op: The reduction, a dldist.ReduceOp or its name; the same on all ranks.
-        group: None is the default world.
-        async_op: Return a Future at once, instead of waiting.
+        group: The group, or None for the default world.
+        async_op: Return a Future immediately, instead of waiting.
 
     Returns:
-        None, or with async_op a Future of the tensors.
+        A Future of the tensors if async_op is true, else None.
     """
     _deprecated("all_reduce_coalesced", "_coalescing_manager")
     many: Any = tensors if isinstance(tensors, (list, tuple)) else [tensors]
@@ -585,7 +584,7 @@ def all_reduce_coalesced(
 
 
 def _former_name(name: str, call: Any) -> Any:
-    """The call under a name that it had before."""
+    """Make a function that runs a call under its former name, with a warning."""
 
     def renamed(*args: Any, **named: Any) -> Any:
         _deprecated(name, call.__name__)
@@ -593,7 +592,7 @@ def _former_name(name: str, call: Any) -> Any:
 
     renamed.__name__ = renamed.__qualname__ = name
     renamed.__doc__ = f"Deprecated name of {call.__name__}."
-    renamed.__wrapped__ = call  # type: ignore[attr-defined]  # which has the signature
+    renamed.__wrapped__ = call  # type: ignore[attr-defined]  # gives the signature
     return renamed
 
 
@@ -605,7 +604,7 @@ _reduce_scatter_base = _former_name("_reduce_scatter_base", reduce_scatter_singl
 
 
 class _reduce_op:
-    """Deprecated: the reductions, as attributes."""
+    """The reductions as attributes. Deprecated."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR"):
@@ -618,5 +617,5 @@ reduce_op = _reduce_op()
 
 
 def _make_nccl_premul_sum(factor: float | Tensor) -> _core.ReduceOp:
-    """The reduction that sums what has been multiplied by this factor: a number, or a tensor of one element, on NCCL's device, too."""
+    """Make PREMUL_SUM: multiply by a number or one-element tensor (also on a GPU), then sum."""
     return _core.ReduceOp.PREMUL_SUM(factor)

@@ -1,4 +1,4 @@
-"""Makes groups of any members: checks the time-out and the backends, and makes the backends."""
+"""Make process groups: check the timeout and the backends, and create the backends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dldist._base.options import DebugLevel, get_debug_level
 from dldist._rendezvous.urls import Place
 
 _CARRIED = (Backend.MPI, Backend.UCC, Backend.XCCL)
-"""Backends whose data a library moves (dldist.carriers)."""
+"""Backends whose data a third-party library moves (dldist.carriers)."""
 
 
 def check_timeout(timeout: Any) -> timedelta:
-    """A time-out as a timedelta; numbers are seconds."""
+    """Return a timeout as a timedelta; numbers are seconds."""
     if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
         try:
             timeout = timedelta(seconds=timeout)
@@ -36,7 +36,7 @@ def check_timeout(timeout: Any) -> timedelta:
 
 
 def check_backend(name: str) -> None:
-    """Refuse a backend that cannot be made, before this process meets any others."""
+    """Raise if a backend cannot be made here, before this process meets other ranks."""
     if name == Backend.UNDEFINED:
         return
     if ":" not in name and "," not in name and name not in Backend.backend_type_map:
@@ -68,9 +68,9 @@ def _refuse_backend(name: str) -> None:
 
 
 class Maker:
-    """Everything that a group is made from except its members: backends, time-out, options.
+    """The parameters of a new group except its members: backends, timeout, options.
 
-    It refuses a backend that cannot be made before this process meets any others. A time-out of None is the backend's own.
+    The constructor raises if a backend cannot be made. A timeout of None is the backend's default.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Maker:
         self.desc = "undefined" if desc is None else desc
         self.is_reconfigurable = is_reconfigurable
         self.source: tuple[_core.Group, list[int]] | None = None
-        """A CPU group with all members, and their ranks in it: the new group is split off from it, which needs no store."""
+        """A CPU group to split the new group from, and the members' ranks in it."""
         self.nccl_offspring: Any = None
-        """A function that takes options and makes a ProcessGroupNCCL from another one's communicator."""
+        """A function (options) that makes the ProcessGroupNCCL from another communicator."""
 
     @property
     def uses_nccl(self) -> bool:
@@ -96,7 +96,7 @@ class Maker:
     def make_default(
         self, init_method: str | None, store: _core.Store | None, rank: int, world_size: int, name: str
     ) -> ProcessGroup:
-        """Make the group of all ranks, and enter it in the registry."""
+        """Make the group of all ranks, and register it."""
         if store is None and self.backend == Backend.FAKE:
             from dldist._backends.fake import FakeStore
 
@@ -116,7 +116,7 @@ class Maker:
         return pg
 
     def _place_of_mpi(self) -> Place | None:
-        """With MPI it is MPI that says who the ranks are, and it has brought them together."""
+        """Return this process's place in MPI, or None if no backend is MPI."""
         if Backend.MPI not in self.config.get_device_backend_map().values():
             return None
         from dldist.carriers import _mpi
@@ -126,7 +126,7 @@ class Maker:
     def make(
         self, store: _core.Store | None, rank: int, ranks: list[int], name: str, tag: str | None = None
     ) -> ProcessGroup:
-        """Make a group that this process is a member of, and enter it in the registry; `ranks` are its global ranks."""
+        """Make and register a group that this process is a member of; `ranks` are global ranks."""
         own = None if store is None else _core.PrefixStore(f"{name}/", store)
         pg = ProcessGroup(own, rank, len(ranks))
         pg._set_group_name(name)
@@ -148,8 +148,7 @@ class Maker:
         return pg
 
     def _give_backends(self, pg: ProcessGroup, ranks: list[int]) -> ProcessGroup | None:
-        """The group with all its backends: pg, or the group that a creator has made in its place. None if a creator returned
-        None."""
+        """Create pg's backends. Return pg; or a creator's result, if a ProcessGroup or None."""
         made: dict[str, Any] = {}
         for device, backend in self.config.get_device_backend_map().items():
             if backend not in made:
@@ -218,7 +217,7 @@ class Maker:
         return plugin.creator_fn(opts, self.pg_options)
 
     def _wrapped(self, backend: Any, store: _core.Store | None, pg: ProcessGroup) -> Any:
-        """The backend. If the debug level is DETAIL, it is wrapped in one that compares every collective of all ranks."""
+        """If the debug level is DETAIL, wrap a backend to compare all ranks' collectives."""
         if get_debug_level() is not DebugLevel.DETAIL or backend is None or pg.size() == 1:
             return backend
         return create_process_group_wrapper(backend, pg.group_name, store, pg.rank(), pg.size(), self.timeout)
@@ -232,11 +231,11 @@ def _check_for_nan_if_asked(pg: ProcessGroup) -> None:
 
 
 def _give_up(pg: ProcessGroup, error: BaseException) -> None:
-    """End the backends of a group that could not be made."""
+    """Abort the backends of a group that could not be made."""
     try:
         abort_with_reason(pg, f"group {pg.group_name} could not be made: {type(error).__name__}: {error}")
     except Exception:
-        pass  # the first error says more
+        pass  # report the first error
 
 
 PG_WRAPPER_STORE_PREFIX = "pg_wrapper"
@@ -245,7 +244,7 @@ PG_WRAPPER_STORE_PREFIX = "pg_wrapper"
 def create_process_group_wrapper(
     wrapped_pg: Any, store_prefix: str, store: Any, rank: int, world_size: int, timeout: Any = None
 ) -> Any:
-    """A backend that compares every collective of all ranks before it runs. It has a group of its own for that."""
+    """Make a backend that first compares each collective of all ranks, in a group of its own."""
     from dldist._backends.wrapper import _ProcessGroupWrapper
 
     limit = default_timeout(Backend.GLOO) if timeout is None else timeout

@@ -1,4 +1,4 @@
-"""Making and ending groups: init_process_group, new_group and their kin."""
+"""Create and destroy groups: init_process_group, new_group and related calls."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ REVOKE_DEFAULT = 0
 
 
 def is_initialized() -> bool:
-    """Whether there is a default world: init_process_group() has been called, and destroy_process_group() has not."""
+    """Return True between init_process_group() and destroy_process_group() of the default world."""
     return registry._world.default_pg is not None
 
 
-# ---- time-outs
+# ---- timeouts
 
 
 def set_timeout(timeout: timedelta | float, group: AnyGroup | None = None) -> None:
-    """Set the time-out of the later operations of a group, on this rank.
+    """Set the timeout of a group's later operations, on this rank.
 
     Args:
         timeout: Seconds or a timedelta.
-        group: None is the default world.
+        group: The group, or None for the default world.
 
     Raises:
         ValueError: The time is negative, or this process is not in the group.
-        TypeError: It is no time.
+        TypeError: `timeout` is neither a number nor a timedelta.
 
     Example:
         >>> dist.set_timeout(60)
@@ -77,29 +77,30 @@ def init_process_group(
     _ranks: list[int] | None = None,
     enable_reconfigure: bool = False,
 ) -> None:
-    """Make the default world of this process, with all its ranks.
+    """Create the default world of this process, with all ranks of the job.
 
-    The ranks meet in `store`, at `init_method`, or else where the launcher says: torchrun, dlrun, Slurm, mpirun. A process that
-    nobody has launched is a world of one.
+    The ranks meet in `store`, at `init_method`, or at the place that the launcher gives: torchrun,
+    dlrun, Slurm, mpirun. A process without a launcher is a world of one.
 
     Args:
-        backend: "gloo" for the CPU, which need not be said; "nccl" for GPUs; "mpi", "ucc" or "xccl", for a library that moves the data
-            (docs/carriers.md); "fake", the name of a registered backend, or one for each device: "cpu:gloo,cuda:nccl".
+        backend: "gloo" for the CPU (the default), "nccl" for GPUs, "mpi", "ucc" or "xccl" for a
+            library that moves the data (docs/carriers.md), "fake", the name of a registered
+            backend, or one for each device: "cpu:gloo,cuda:nccl".
         init_method: A URL: "env://", "tcp://host:port", "file:///path", or of a registered scheme.
-        timeout: Seconds or a timedelta, for meeting and for all operations: 30 minutes unless given (NCCL: 10 minutes).
-        world_size: How many ranks there are, where nothing else says so.
-        rank: The rank of this process, from 0, where nothing else says so.
-        store: Where the ranks meet, with `rank` and `world_size`, instead of a URL.
-        group_name: For programs that pass it.
-        pg_options: What the backend is made with, such as ProcessGroupNCCL.Options.
-        device_id: The device that the world is bound to, for NCCL: an int, "cuda:0" or an object of torch.
-        enable_reconfigure: Let the members be exchanged later.
+        timeout: Seconds or a timedelta, for meeting and operations; default 30 minutes (NCCL: 10).
+        world_size: The number of ranks, if neither the URL nor the launcher gives it.
+        rank: The rank of this process, from 0, if neither the URL nor the launcher gives it.
+        store: The store in which the ranks meet, with `rank` and `world_size`, instead of a URL.
+        group_name: Ignored; accepted for compatibility.
+        pg_options: Options of the backend, such as ProcessGroupNCCL.Options.
+        device_id: The device to bind the world to, for NCCL: an int, "cuda:0" or a torch.device.
+        enable_reconfigure: Allow later changes of the members.
 
     Raises:
-        ValueError: There is a default world already, or rank and size are not known or do not fit.
-        RuntimeError: The backend cannot be used here; the text says why.
-        DistTimeoutError: Ranks have not come in time; the text names them.
-        DistPeerLostError: A rank has died meanwhile.
+        ValueError: The default world exists, or rank and size are missing or do not fit.
+        RuntimeError: The backend cannot be used here; the text gives the reason.
+        DistTimeoutError: Ranks did not join before the timeout; the text names them.
+        DistPeerLostError: A rank was lost while the ranks met.
 
     Example:
         >>> dist.init_process_group()
@@ -123,7 +124,7 @@ def init_process_group(
     try:
         pg = maker.make_default(init_method, store, rank, world_size, name_of_group)
     except BaseException:
-        # A failed attempt leaves nothing behind, so that the next one finds the names that the other ranks use.
+        # A failed attempt leaves no names behind: the next attempt must use the other ranks' names.
         world.forget_all()
         raise
     world.default_pg = pg
@@ -152,7 +153,7 @@ def _check_meeting_place(init_method: Any, store: Any, world_size: int, rank: in
 
 
 def _check_device_id(device_id: Any) -> Any:
-    """The device that a group is bound to: one of an accelerator, which needs its backend."""
+    """Return the device to bind a group to. Raise unless it is a usable accelerator."""
     if device_id is None:
         return None
     if isinstance(device_id, int):
@@ -173,7 +174,7 @@ def _check_device_id(device_id: Any) -> Any:
 
 
 def _prefix_tracebacks(rank: int) -> None:
-    """Have every line of an uncaught exception's traceback begin with the rank."""
+    """Start every line of an uncaught exception's traceback with the rank."""
     before = getattr(sys.excepthook, "_dldist_before", sys.excepthook)
 
     def show(*exception: Any) -> None:
@@ -185,7 +186,7 @@ def _prefix_tracebacks(rank: int) -> None:
         sys.stderr.write("".join(f"[rank{rank}]: {line}" if line.strip() else line for line in text.splitlines(True)))
         sys.stderr.flush()
 
-    # The process is ending anyway: what it ends with is worth more than another Ctrl-C.
+    # The process is exiting: print the whole traceback, even if Ctrl-C interrupts.
     hook = functools.partial(_core._call_despite_ctrl_c, show)
     hook._dldist_before = before  # type: ignore[attr-defined]
     sys.excepthook = hook
@@ -197,7 +198,7 @@ STORE_BASED_BARRIER_PREFIX = "store_based_barrier_key"
 
 
 def _is_barrier_after_init() -> int:
-    """1 where new groups have to pass a barrier: TORCH_DIST_INIT_BARRIER."""
+    """Return 1 if new groups must pass a barrier (TORCH_DIST_INIT_BARRIER)."""
     return int(os.environ.get("TORCH_DIST_INIT_BARRIER") or 0)
 
 
@@ -209,7 +210,7 @@ def _barrier_if_asked(rank: int, store: _core.Store, group_name: str, count: int
 def store_based_barrier(
     rank: int, store: _core.Store, group_name: str, rendezvous_count: int, timeout: Any, logging_interval: Any = None
 ) -> None:
-    """Wait in the store until `rendezvous_count` processes are here. (No progress is logged meanwhile.)"""
+    """Wait in the store for `rendezvous_count` processes. `logging_interval` is ignored."""
     key = f"{STORE_BASED_BARRIER_PREFIX}:{group_name}"
     try:
         store.barrier(key, rendezvous_count, timeout)
@@ -233,24 +234,24 @@ def new_group(
     device_id: Any = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | Any:
-    """Make a group of some ranks of the default world. Every rank of the world calls it, in the same order.
+    """Create a group of some ranks. All ranks of the default world call it, in the same order.
 
     Args:
-        ranks: The members, as ranks of the default world; all unless given.
-        timeout: Seconds or a timedelta for the group's operations: the backend's default (30 minutes) unless given.
-        backend: As in init_process_group; the world's unless given.
-        pg_options: What the backend is made with.
-        use_local_synchronization: Only the members need to call it, and others get None.
+        ranks: The members, as ranks of the default world; all by default.
+        timeout: Seconds or a timedelta for the group's operations; the backend's default if None.
+        backend: As in init_process_group; the default world's backend if None.
+        pg_options: Options of the backend.
+        use_local_synchronization: Only the members need to call; other callers get None.
         group_desc: A description, for records.
-        device_id: For programs that pass it: the world's own device.
-        sort_ranks: Number the members by their ranks in the world; False numbers them as they are listed.
+        device_id: The default world's device, or None; any other device is an error.
+        sort_ranks: Number members by their ranks in the world; False: in the order of `ranks`.
 
     Returns:
-        The group, or GroupMember.NON_GROUP_MEMBER where this process is not in it: calls with that warn and do nothing.
+        The group; for non-members NON_GROUP_MEMBER, with which calls warn and do nothing.
 
     Raises:
-        ValueError: There is no default world, or ranks are not in it, or repeat themselves.
-        DistTimeoutError: Members have not come in time.
+        ValueError: There is no default world, or ranks are repeated or not in it.
+        DistTimeoutError: Members did not join before the timeout.
 
     Example:
         >>> first = dist.new_group([0], timeout=60)
@@ -273,7 +274,7 @@ def _new_group_with_tag(
     device_id: Any = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | Any:
-    """new_group with a tag: groups of the same tag and ranks are one group."""
+    """Run new_group, or return the group that has the same tag and ranks."""
     world, parent = registry._world, default_group()
     default_backend, default_store = world.pg_map[parent]
     name, is_local = Backend(default_backend if backend is None else backend), use_local_synchronization
@@ -297,7 +298,7 @@ def _new_group_with_tag(
     else:
         _skip_nccl_split(parent, maker)
     try:
-        # Of all who call this, members or not.
+        # All callers pass this barrier, members or not.
         count = len(members) if is_local else parent.size()
         _barrier_if_asked(parent.rank(), default_store, own_name, count, maker.timeout)
     except BaseException as error:
@@ -331,13 +332,13 @@ def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
 
 
 def _source(pg: ProcessGroup, ranks: list[int]) -> tuple[_core.Group, list[int]] | None:
-    """What a group of these ranks (of pg) can be split off from: the group on the CPU behind it, if it has one."""
+    """Return pg's CPU group, to split these ranks from, and the ranks; or None."""
     group = group_behind(pg)
     return None if group is None else (group, ranks)
 
 
 def _nccl_behind(pg: ProcessGroup) -> Any:
-    """The NCCL backend of a group, or None."""
+    """Return the NCCL backend of a group, or None."""
     if "cuda" not in pg._device_types:
         return None
     from dldist._backends.nccl import ProcessGroupNCCL
@@ -348,19 +349,19 @@ def _nccl_behind(pg: ProcessGroup) -> Any:
 
 
 def _nccl_to_split(pg: ProcessGroup) -> Any:
-    """The same, if others are to be split off from it: one that is bound to a device, and connected."""
+    """Return the NCCL backend of a group if it is bound to a device, else None."""
     backend = _nccl_behind(pg)
     return backend if backend is not None and backend.bound_device_id is not None else None
 
 
 def _nccl_split(pg: ProcessGroup, ranks: list[int], maker: Maker) -> Any:
-    """What splits NCCL's communicator of these ranks off from that of pg, given options."""
+    """Return a function from options to a backend of these ranks, split from pg's; or None."""
     backend = _nccl_to_split(pg) if maker.uses_nccl else None
     return None if backend is None else lambda opts: backend._split(ranks, opts)
 
 
 def _nccl_shrink(pg: ProcessGroup, members: list[int], flags: int, place: _core.Store, limit: Any) -> Any:
-    """The NCCL backend of those that stay, made of that of pg; None where one of them finds that it cannot be."""
+    """Return pg's NCCL backend shrunk to the members, or None if a member cannot shrink it."""
     backend = _nccl_behind(pg)
     if backend is None:
         return None
@@ -374,14 +375,14 @@ def _nccl_shrink(pg: ProcessGroup, members: list[int], flags: int, place: _core.
 
 
 def _skip_nccl_split(pg: ProcessGroup, maker: Maker) -> None:
-    """Take part in a split that this rank gets nothing of: NCCL wants all ranks of the parent."""
+    """Take part in a split as a non-member: NCCL requires all ranks of the parent."""
     backend = _nccl_to_split(pg) if maker.uses_nccl else None
     if backend is not None:
         backend.perform_nocolor_split(backend.bound_device_id)
 
 
 def _find_pg_by_ranks_and_tag(tag: str, ranks: list[int]) -> ProcessGroup | None:
-    """The group of this tag and these ranks, if there is one."""
+    """Return the group with this tag and these ranks, or None."""
     known = tag if not tag or tag.startswith(("ptd:", "user:")) else f"user:{tag}"
     for pg in registry._world.tags_to_pg.get(known, []):
         if set(get_process_group_ranks(pg)) == set(ranks):
@@ -397,18 +398,18 @@ def new_subgroups(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
-    """Cut a group into groups of as many consecutive ranks. Every rank of the world calls it.
+    """Divide a group into groups of consecutive ranks. Every rank of the world calls it.
 
     Args:
-        group_size: How many ranks each has; the group's size is a multiple of it.
-        group: What is cut; None is the default world.
-        timeout: As in new_group, as are `backend`, `pg_options` and `group_desc`.
+        group_size: The number of ranks in each; the group's size must be a multiple.
+        group: The group to divide, or None for the default world.
+        timeout: As in new_group, like `backend`, `pg_options` and `group_desc`.
 
     Returns:
-        This rank's group, and a list of all.
+        This rank's group, and a list of all groups.
 
     Raises:
-        ValueError: The size is missing, or does not fit.
+        ValueError: The size is missing or does not fit.
 
     Example:
         >>> mine, every = dist.new_subgroups(1)
@@ -435,17 +436,17 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
-    """Make a group of each list of ranks. Every rank of the world calls it.
+    """Create a group for each list of ranks. Every rank of the world calls it.
 
     Args:
-        ranks_per_subgroup_list: Lists of ranks of the default world; no rank is in two of them.
-        timeout: As in new_group, as are `backend`, `pg_options` and `group_desc`.
+        ranks_per_subgroup_list: Disjoint lists of ranks of the default world.
+        timeout: As in new_group, like `backend`, `pg_options` and `group_desc`.
 
     Returns:
-        This rank's group (None where it is in none), and a list of all.
+        This rank's group, or None if it is in none, and a list of all groups.
 
     Raises:
-        ValueError: There is no list, or a rank is in two.
+        ValueError: There is no list, or a rank is in two lists.
 
     Example:
         >>> mine, every = dist.new_subgroups_by_enumeration([[rank] for rank in range(dist.get_world_size())])
@@ -477,27 +478,27 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:
-    """Split a group into parts. Unlike c10d's, it needs no accelerator.
+    """Split a group into parts. Unlike c10d's split_group, this needs no accelerator.
 
-    Only the members of each part need to call it, but for groups of NCCL that are bound to a device, as c10d's are: of those all
-    ranks call it.
+    Only the members of a part need to call it. If the group is bound to a device and uses NCCL, all
+    ranks of the group must.
 
     Args:
-        parent_pg: What is split; None is the default world.
-        split_ranks: A list of ranks of the parent for each part. Its order gives the ranks within the part, as in torch
-            since 2.14; older releases of torch sort the list.
-        timeout: Seconds or a timedelta for the part's operations; the parent's unless given.
-        pg_options: What the backend is made with.
+        parent_pg: The group to split, or None for the default world.
+        split_ranks: A list of ranks of the parent for each part. Ranks within the part follow its
+            order, as in torch 2.14 and newer; older releases of torch sort the list.
+        timeout: Seconds or a timedelta for the part's operations; the parent's by default.
+        pg_options: Options of the backend.
         group_desc: A description, for records.
-        backend: As in init_process_group; the parent's unless given.
+        backend: As in init_process_group; the parent's by default.
 
     Returns:
-        This rank's part; None where it is in none.
+        This rank's part, or None if it is in none.
 
     Raises:
-        ValueError: A part is empty, or ranks are not in the parent or repeat themselves.
+        ValueError: A part is empty, or ranks are repeated or not in the parent.
         RuntimeError: The parent's backend cannot be split.
-        DistTimeoutError: Members have not come in time.
+        DistTimeoutError: Members did not join before the timeout.
 
     Example:
         >>> half = dist.get_world_size() // 2
@@ -526,9 +527,9 @@ def split_group(
     own_name = world.next_name_of(members)
     unbound = _nccl_behind(pg) if _nccl_to_split(pg) is None else None
     if maker.source is None and unbound is not None:
-        maker.pg_options = unbound._options_like(pg_options)  # the others need not come: the members meet in the store
+        maker.pg_options = unbound._options_like(pg_options)  # only members call, in the store
     elif maker.source is None:
-        made: Any = pg.split_group(mine, maker.timeout, pg_options, own_name, maker.desc)  # not None: this rank is in it
+        made: Any = pg.split_group(mine, maker.timeout, pg_options, own_name, maker.desc)
         config = world.pg_backend_config[pg]
         world.add(made, name=own_name, backend=maker.backend, config=config, store=world.pg_map[pg][1], ranks=members, tag=None)
         return made
@@ -561,24 +562,24 @@ def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
 def shrink_group(
     ranks_to_exclude: list[int], group: AnyGroup | None = None, shrink_flags: int = SHRINK_DEFAULT, pg_options: Any = None
 ) -> ProcessGroup:
-    """Make a group of the ranks that stay, who all call it, and end the old one.
+    """Replace a group by one without some ranks. All remaining ranks call it.
 
-    It works also when the others have died, as long as the store of the group is there. Shrinking the default world ends all
-    other groups, and makes the new one the default.
+    The excluded ranks may be lost, if the group's store still answers. Shrinking the default world
+    destroys all other groups, and makes the new group the default world.
 
     Args:
-        ranks_to_exclude: A list of ranks of the default world that do not stay.
-        group: What is shrunk; None is the default world.
-        shrink_flags: With SHRINK_ABORT what is under way in the old group is ended first.
-        pg_options: What the backend is made with.
+        ranks_to_exclude: A list of the ranks to leave out, as ranks of the default world.
+        group: The group to shrink, or None for the default world.
+        shrink_flags: SHRINK_ABORT aborts the old group's unfinished operations first.
+        pg_options: Options of the backend.
 
     Returns:
         The new group.
 
     Raises:
-        ValueError: The ranks are none, all, not in the group, or repeat themselves.
-        RuntimeError: This rank is one that does not stay.
-        DistTimeoutError: One that stays has not come in time.
+        ValueError: The ranks to exclude are none, all, repeated or not in the group.
+        RuntimeError: This rank is excluded.
+        DistTimeoutError: A remaining rank did not join before the timeout.
 
     Example:
         >>> if dist.get_world_size() > 2 and dist.get_rank() != 2:
@@ -593,7 +594,7 @@ def shrink_group(
         raise RuntimeError(f"Rank {me} is excluded: only those that stay call shrink_group")
     backend, store = world.pg_map[pg]
     generation = f"{world.pg_names[pg]}:shrink:{_ranks_text(members)}"
-    # The store that is hosted here goes on.
+    # Keep the store that this rank serves: the new group meets in it.
     at_shutdown = pg._take_shutdown_calls() if is_default else []
     ranks = list(range(len(members))) if is_default else members
     maker = Maker(backend, pg.get_timeout(), pg_options, pg.bound_device_id, pg.group_desc)
@@ -638,17 +639,17 @@ def _check_shrink(ranks_to_exclude: Any, pg: ProcessGroup, flags: int) -> list[i
     return [rank for rank in ranks if rank not in ranks_to_exclude]
 
 
-# ---- the end
+# ---- shutdown
 
 
 def destroy_process_group(group: AnyGroup | None = None) -> None:
-    """End a group, after what is under way in it; with the default world all groups.
+    """Close a group once its operations have ended. The default world closes with all other groups.
 
     Args:
-        group: None is the default world.
+        group: The group, or None for the default world.
 
     Raises:
-        ValueError: The group has been ended already, or there is none.
+        ValueError: The group does not exist or has been destroyed.
 
     Example:
         >>> part = dist.new_group([dist.get_rank()])
@@ -660,11 +661,11 @@ def destroy_process_group(group: AnyGroup | None = None) -> None:
 
 
 def abort(group: AnyGroup | None = None, reason: str = "abort() was called") -> None:
-    """End a group and what is under way in it at once, from any thread; with the default world all groups.
+    """Abort a group (with the default world: all groups) and its operations, from any thread.
 
     Args:
-        group: None is the default world.
-        reason: What the DistAbortedError of the other ranks says.
+        group: The group, or None for the default world.
+        reason: The text for the DistAbortedError of the other ranks.
 
     Example:
         >>> part = dist.new_group([dist.get_rank()])
@@ -676,19 +677,20 @@ def abort(group: AnyGroup | None = None, reason: str = "abort() was called") -> 
 
 
 def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFAULT) -> None:
-    """End what is under way in a group, and leave the group to its members to make others from it. From any thread.
+    """End all operations of a group, and keep it only to make new groups from it. From any thread.
 
-    Unfinished operations raise a DistAbortedError that says which rank has revoked the group, and later ones the same. On the CPU, one
-    call is enough: the other ranks hear of it. With NCCL, every rank makes it. No process ends, and other groups go on. split_group and
-    shrink_group still take the group, and destroy_process_group and abort end it. Revoking a group again changes nothing.
+    Unfinished and later operations raise a DistAbortedError that names the revoking rank. On the
+    CPU, one call is enough: the other ranks are notified. With NCCL, every rank must call it. Other
+    groups and processes are not affected. split_group and shrink_group accept a revoked group,
+    destroy_process_group and abort end it, and revoking it again has no effect.
 
     Args:
-        group: None is the default world. Other groups are not revoked with it.
-        flags: REVOKE_DEFAULT; there are no others yet.
+        group: The group, or None for the default world, which is revoked without other groups.
+        flags: REVOKE_DEFAULT, the only value.
 
     Raises:
-        ValueError: There are other flags, or there is no such group.
-        NotImplementedError: The backend cannot; for NCCL before 2.28.7.
+        ValueError: `flags` is another value, or the group does not exist.
+        NotImplementedError: The backend cannot; NCCL needs 2.28.7 or newer.
 
     Example:
         >>> part = dist.new_group([dist.get_rank()])
@@ -703,7 +705,7 @@ def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFA
 
 
 def _post_shutdown(groups: list[ProcessGroup]) -> None:
-    """Start to close the NCCL groups, whose communicators take half a second each."""
+    """Start to close the NCCL groups: each communicator takes half a second."""
     found = _nccl_groups([pg for pg in groups if type(pg).shutdown is ProcessGroup.shutdown], "shutdown")
     if found:
         _core._post_close(found)
@@ -717,7 +719,7 @@ def _post_abort(groups: list[ProcessGroup], reason: str) -> None:
 
 
 def _nccl_groups(groups: list[ProcessGroup], method: str) -> list[_core.NcclGroup]:
-    """The NCCL groups behind process groups, without those of backends that have a method of their own for their end."""
+    """Return the NCCL groups of process groups, except of backends that override `method`."""
     found = []
     for pg in groups:
         for backend in pg._distinct_backends():
@@ -732,7 +734,7 @@ def _is_ours(function: Callable[..., object]) -> bool:
 
 
 def _end(group: Any, end: Callable[[ProcessGroup], object], begin: Callable[[list[ProcessGroup]], None]) -> None:
-    """Forget a group, and all if it is the default one, and call end(group) of each, after begin(groups) of all."""
+    """Unregister a group and end it. For the default world: begin(groups), then end each group."""
     world = registry._world
     pg = _known_group(group)
     if pg is not world.default_pg:
@@ -748,7 +750,7 @@ def _end(group: Any, end: Callable[[ProcessGroup], object], begin: Callable[[lis
 
 
 def _end_named(end: Callable[[ProcessGroup], object], pg: ProcessGroup, name: str) -> None:
-    """Name the group in the notes of an error."""
+    """End a group, and add its name to an exception's notes."""
     try:
         end(pg)
     except Exception as error:
@@ -757,7 +759,7 @@ def _end_named(end: Callable[[ProcessGroup], object], pg: ProcessGroup, name: st
 
 
 def _leave_meeting(pg: ProcessGroup) -> None:
-    """What a ProcessGroup does at its end, and a subclass that has its own need not."""
+    """Run the shutdown calls, in case a subclass overrides the method of ProcessGroup that does."""
     call_all(pg._take_shutdown_calls())
 
 
@@ -771,18 +773,18 @@ def _known_group(group: Any) -> ProcessGroup:
 
 
 def _abort_process_group(group: AnyGroup | None = None) -> None:
-    """End what is under way in a group, and the group, at once."""
+    """Abort a group and its unfinished operations."""
     abort(group)
 
 
-# ---- questions
+# ---- queries
 
 
 def get_backend(group: AnyGroup | None = None) -> str:
-    """The backend that was asked for, in lower case: "gloo", or "undefined" where none was said.
+    """Return the given name of the backend, in lower case; "undefined" if none was given.
 
     Args:
-        group: None is the default world.
+        group: The group, or None for the default world.
 
     Raises:
         ValueError: This process is not in the group.
@@ -791,10 +793,10 @@ def get_backend(group: AnyGroup | None = None) -> str:
 
 
 def get_backend_config(group: AnyGroup | None = None) -> str:
-    """The backends by device, as in "cpu:gloo,cuda:nccl".
+    """Return the backends by device, as in "cpu:gloo,cuda:nccl".
 
     Args:
-        group: None is the default world.
+        group: The group, or None for the default world.
 
     Raises:
         ValueError: This process is not in the group.
@@ -807,14 +809,14 @@ def get_backend_config(group: AnyGroup | None = None) -> str:
 
 
 def get_backend_impl(group: AnyGroup | None = None, device: Any = None) -> BackendImpl:
-    """The object that does a group's calls on a device.
+    """Return the object that runs a group's calls on a device.
 
     Args:
-        group: None is the default world.
-        device: "cpu", "cuda" or the like; it need not be said where there is one backend.
+        group: The group, or None for the default world.
+        device: "cpu", "cuda" or the like; optional if the group has one backend.
 
     Raises:
-        ValueError: This process is not in the group, or it has several backends and no device is given.
+        ValueError: This process is not in the group, or a group of several backends got no device.
     """
     pg = _member_group(group)
     if device is not None:
@@ -833,15 +835,15 @@ def _member_group(group: Any) -> ProcessGroup:
 
 
 def get_pg_count() -> int:
-    """How many groups have been made, or attempted, in this world."""
+    """Return the number of groups that this process has made or tried to make."""
     return registry._world.group_count
 
 
 def default_world() -> World | None:
-    """The World behind the default group, which has methods instead of calls with `group`.
+    """Return the World behind the default world, which has methods instead of calls with `group`.
 
     Returns:
-        None where the backend is not the CPU's.
+        The World, or None if the backend is not the CPU's.
 
     Example:
         >>> dist.default_world().all_gather_object("hello")

@@ -1,4 +1,4 @@
-"""What a mesh is made from: its ranks as nested lists or arrays, names, and backends for its dimensions; and the ranks as an array."""
+"""The arguments of a mesh: ranks, names and backends of dimensions; and ranks as an array."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_overrides(overrides: Sequence[Override] | None, ndim: int) -> Sequence
 
 
 def as_override(said: AnyOverride | None) -> Override:
-    """A backend and its options, of one of them or both."""
+    """Return a pair of a backend and its options, made from one of them or both."""
     if said is None:
         return AS_IN_DEFAULT
     if isinstance(said, str):
@@ -60,7 +60,7 @@ def overrides_by_dim(
 
 
 def read_mesh(mesh: Any, check_size: Callable[[int], None] | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ranks of a mesh in row-major order, and its shape. `check_size` raises if there are too many ranks."""
+    """Return a mesh's ranks in row-major order, and its shape. `check_size` raises if too large."""
     ranks: list[int] = []
     shape = _read_nested(_as_lists(mesh), ranks, mesh, check_size)
     if not ranks:
@@ -86,7 +86,7 @@ def _as_lists(mesh: Any) -> Any:
 
 
 def _read_nested(values: Any, ranks: list[int], mesh: Any, check_size: Callable[[int], None] | None) -> tuple[int, ...]:
-    """Append the integers of nested sequences to `ranks`; gives their shape."""
+    """Append the integers of nested sequences to `ranks`, and return their shape."""
     if hasattr(values, "__index__"):
         ranks.append(values.__index__())
         return ()
@@ -101,7 +101,7 @@ def _read_nested(values: Any, ranks: list[int], mesh: Any, check_size: Callable[
 
 
 def library_of(mesh: Any) -> str | None:
-    """The library whose array `mesh` is; None of lists. Those of other libraries than PyTorch are as good as NumPy's."""
+    """Return "torch" for a PyTorch array, "numpy" for any other array, and None for lists."""
     family = None if mesh is None else find_family(mesh)
     return None if family is None else "torch" if family is TORCH else "numpy"
 

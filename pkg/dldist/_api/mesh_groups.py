@@ -1,7 +1,7 @@
-"""Whose ranks a mesh has, and where the groups of its dimensions come from: the default world, a World, or given groups alone.
+"""Sources of a mesh's ranks and groups: the default world, a World, or given groups.
 
-A mesh keeps a group of c10d by its name, so that the mesh can be copied and pickled and a group that has been ended is not found
-any more, and a World by itself.
+A mesh stores a c10d group by its name, so the mesh can be copied and pickled, and a destroyed group
+is no longer found. A World is stored itself.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ AS_IN_DEFAULT: Override = (None, None)
 
 
 def find(kept: Any) -> Any:
-    """The group that a mesh keeps."""
+    """Return the group for a mesh's stored value."""
     return registry._world.resolve(kept) if isinstance(kept, str) else kept
 
 
 def abort_groups(kept: Iterable[Any]) -> None:
-    """Abort the groups that a mesh keeps, each once."""
+    """Abort each of the groups that a mesh stores, once."""
     groups: list[Any] = [find(each) for each in dict.fromkeys(kept)]
     default: Any = registry._world.default_pg
-    for group in [default] if default in groups else groups:  # the default world ends with all its groups
+    for group in [default] if default in groups else groups:  # aborts all its groups
         if is_world(group):
             group.abort()
         else:
@@ -43,13 +43,13 @@ class OfDefaultWorld:
     """The ranks of the default world, and groups of new_group."""
 
     def enter(self, count: int) -> None:
-        """Be ready to make the groups of a mesh of so many ranks."""
+        """Prepare to make the groups of a mesh of `count` ranks."""
         if not is_initialized():
             init_process_group()
         _check_size(count, default_group().size())
 
     def check_size(self, count: int) -> None:
-        """Raise if a mesh has more ranks than a default world that exists."""
+        """Raise if the default world exists and is smaller than `count`."""
         if is_initialized():
             _check_size(count, default_group().size())
 
@@ -57,13 +57,13 @@ class OfDefaultWorld:
         return get_rank()
 
     def make(self, rows: list[list[int]], desc: str, override: Override) -> Any:
-        """A group for each row; what a mesh keeps of that of this rank, None where it is in none. All ranks call it."""
+        """Make a group for each row, on all ranks. Return this rank's group's name, or None."""
         backend, options = override
         pg = default_group()
         if len(rows[0]) == pg.size() and override == AS_IN_DEFAULT:
             return pg.group_name
         timeout = None if options is None else options._timeout
-        if _is_bound_to_gpu(pg, backend):  # the groups of all rows with one call of NCCL
+        if _is_bound_to_gpu(pg, backend):  # one call of NCCL makes the groups of all rows
             part = split_group(split_ranks=rows, timeout=timeout, pg_options=options, group_desc=desc, backend=backend)
             return None if part is None else part.group_name
         made = [new_group(row, timeout, backend, options, group_desc=desc) for row in rows]
@@ -87,7 +87,7 @@ def _check_size(count: int, size: int) -> None:
 
 
 class OfWorld:
-    """The ranks of a World, and groups that are split off from it."""
+    """The ranks of a World, and groups that are split from it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -116,7 +116,7 @@ class OfWorld:
 
 
 class OfGroups:
-    """Ranks that are known by the groups of a mesh alone, which are Worlds: no others can be made."""
+    """Ranks known only from the Worlds of a mesh; no other groups can be made."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

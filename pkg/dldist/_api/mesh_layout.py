@@ -1,8 +1,8 @@
-"""How the dimensions of a mesh lie in the list of its ranks: arithmetic of sizes and strides, which knows no groups.
+"""The layout of a mesh's dimensions in the list of its ranks, as sizes and strides.
 
-A dimension is an Axis: pairs of a size and a stride, the outermost first. One pair is enough where the places of the dimension are
-evenly spaced in the list; a dimension that was flattened from several may need more. Equal dimensions have equal pairs: none has
-the size 1, and neighbours that are evenly spaced together are one.
+A dimension is an Axis: pairs of a size and a stride, the outermost first. One pair is enough if its
+places are evenly spaced in the list; a dimension flattened from several may need more. Equal
+dimensions have equal pairs: no pair has size 1, and evenly spaced neighbours are merged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Layout = tuple[Axis, ...]
 
 
 def joined(axes: Iterable[Axis]) -> Axis:
-    """Several dimensions as one, in row-major order."""
+    """Merge several dimensions into one, in row-major order."""
     pairs: list[tuple[int, int]] = []
     for axis in axes:
         for size, stride in axis:
@@ -31,7 +31,7 @@ def joined(axes: Iterable[Axis]) -> Axis:
 
 
 def row_major(shape: Sequence[int]) -> Layout:
-    """The dimensions of a list of ranks that has this shape."""
+    """Return the dimensions of a list of ranks with this shape."""
     return tuple(joined([((size, prod(shape[dim + 1 :])),)]) for dim, size in enumerate(shape))
 
 
@@ -48,7 +48,7 @@ def _places_from_zero(axis: Axis) -> list[int]:
 
 
 def rows(layout: Layout, count: int) -> list[list[int]]:
-    """The `count` places of a list cut into rows, each of which has all places of these dimensions, from another first one."""
+    """Divide the `count` places of a list into rows along these dimensions."""
     steps = _places_from_zero(joined(layout))
     taken: set[int] = set()
     found = []
@@ -61,19 +61,19 @@ def rows(layout: Layout, count: int) -> list[list[int]]:
 
 
 def is_sorted(layout: Layout) -> bool:
-    """Whether the dimensions stand in the order in which the list has them, the outermost first."""
+    """Return True if the dimensions are in the order of the list, the outermost first."""
     strides = [stride for _, stride in joined(layout)]
     return strides == sorted(strides, reverse=True)
 
 
 def has_overlap(layout: Layout) -> bool:
-    """Whether two of the dimensions step over the same places."""
+    """Return True if two of the dimensions step over the same places."""
     pairs = sorted(joined(layout), key=lambda pair: pair[1], reverse=True)
     return any(outer[1] % (inner[0] * inner[1]) != 0 for outer, inner in zip(pairs, pairs[1:], strict=False))
 
 
 def split(axis: Axis, sizes: Sequence[int]) -> Layout | None:
-    """A dimension as several of these sizes, whose product is its own. None where its pairs cannot be cut so."""
+    """Split a dimension into sizes with the same product; None if its pairs do not divide."""
     left = list(axis)
     parts: list[Axis] = []
     for wanted in reversed(sizes):
@@ -92,7 +92,7 @@ def split(axis: Axis, sizes: Sequence[int]) -> Layout | None:
 
 
 def unravelled(place: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The coordinates of a place in a row of this shape."""
+    """Return the coordinates of a place in a row of this shape."""
     coordinates = []
     for size in reversed(shape):
         place, coordinate = divmod(place, size)
@@ -101,7 +101,7 @@ def unravelled(place: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def nested(values: Sequence[int], shape: Sequence[int]) -> list[Any] | int:
-    """A flat list as nested ones of this shape."""
+    """Return a flat list as nested lists of this shape."""
     if not shape:
         return values[0]
     step = len(values) // shape[0]

@@ -1,8 +1,8 @@
 """The names that programs find in `dldist` and `dldist.distributed_c10d`.
 
-A name is listed once, with the module that defines it. That module is imported when a program first uses one of its names.
-`name=other` is a name for the object that is called `other` in its module. tools/make_stubs.py makes the stubs of both modules
-from these tables. `import dldist` loads this module, but not `typing` nor anything that needs it.
+A name is listed once, with the module that defines it. The module is imported at the first use of
+such a name. `name=other` renames the module's `other`. tools/make_stubs.py makes stubs from these
+tables. `import dldist` imports this module, which must not import `typing`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ C10D = {
     "dldist._api.ranks": "get_global_rank get_group_rank get_node_local_rank get_process_group_ranks get_rank get_world_size",
     "dldist._backends.registry": "GroupMember GroupName group",
 }
-"""The public names of both: distributed_c10d.__all__."""
+"""The public names of both modules; distributed_c10d.__all__."""
 
 PACKAGE = {
     "dldist._core": """
@@ -89,7 +89,7 @@ BESIDE = {
     """,
     "dldist.rendezvous": "_create_store_from_options rendezvous",
 }
-"""What both modules have beside their public names, as torch.distributed has it."""
+"""Names that both modules have besides their public names, as in torch.distributed."""
 
 OF_C10D = {
     "dldist._api.torch_bindings": """
@@ -139,11 +139,11 @@ OF_C10D = {
     "dldist.reducer.log": "DDPLoggingData",
     "dldist.symmetric_memory": "_SymmetricMemory",
 }
-"""What distributed_c10d alone has: c10d's private names, and what few look for."""
+"""Names that only distributed_c10d has: c10d's private names, and rarely used ones."""
 
 
 def names_of(*tables: dict[str, str]) -> list[tuple[str, str, str]]:
-    """Each name, its module, and its name there."""
+    """List each name, its module, and its name there."""
     found = []
     for module, names in (row for table in tables for row in table.items()):
         for each in names.split():
@@ -153,11 +153,11 @@ def names_of(*tables: dict[str, str]) -> list[tuple[str, str, str]]:
 
 
 OF_THE_MOMENT = "dldist._api.torch_private"
-"""A module some of whose names change their value: they are looked up at each use."""
+"""A module with names whose values change: they are looked up at each use."""
 
 
 class Finder:
-    """The `__getattr__` of one of the two modules: finds a name of the tables, and keeps its value in the module."""
+    """The `__getattr__` of one of the modules: finds a name, and stores its value in the module."""
 
     def __init__(self, asked: str, *tables: dict[str, str]) -> None:
         self._asked = asked

@@ -1,4 +1,4 @@
-"""Objects as tensors and back, by pickle, for libraries that send them by themselves. What a tensor is here: any buffer."""
+"""Pickle objects to tensors, which are buffers, and back, for libraries that send them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _unpickler = pickle.Unpickler
 
 
 def _object_to_tensor(obj: Any, device: Any, group: Any, weights_only: bool = False) -> tuple[bytearray, array[int]]:
-    """The pickle of an object as bytes, and their number as an array of one int64. They are in memory of the CPU."""
+    """Return the pickle of an object as bytes, and its size as an int64 array, in CPU memory."""
     _refuse_weights_only("_object_to_tensor", weights_only)
     if device is not None and device_type_of(device) != "cpu":
         raise ValueError(f"_object_to_tensor(): a buffer is in memory of the CPU, and {device} was asked for")
@@ -30,7 +30,7 @@ def _refuse_weights_only(name: str, weights_only: bool) -> None:
 
 
 def _tensor_to_object(tensor: Any, tensor_size: Any, group: Any, weights_only: bool = False) -> Any:
-    """The object whose pickle the first `tensor_size` bytes of a tensor are. Only of ranks that one trusts: pickles run code."""
+    """Unpickle the first `tensor_size` bytes of a tensor. Pickles run code: trust the sender."""
     _refuse_weights_only("_tensor_to_object", weights_only)
     with memoryview(tensor) as view:
         return _unpickler(io.BytesIO(view.cast("B")[: int(tensor_size)])).load()

@@ -1,7 +1,7 @@
-"""The object collectives of torch.distributed: ranks are those of the default world, objects come in lists.
+"""The object collectives of torch.distributed: ranks of the default world, and lists of objects.
 
-`serializer` is "pickle", as c10d's, unless the group has one of its own or the call asks for one; weights_only=True is another
-way to ask for "safe". What a rank does wrong with its objects or lists the others hear of: the call ends on all of them.
+`serializer` defaults to the group's own, else to "pickle", as in c10d. weights_only=True is the
+same as serializer="safe". If a rank's objects or lists are wrong, the call fails on all ranks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dldist.types import AnyGroup, Timeout
 
 _documented = completed(
     {
-        "group": "None is the default world.",
-        "device": "For programs that pass it: objects travel through the memory of the CPU.",
-        "group_dst": "The rank in the group, instead of `dst`.",
-        "group_src": "The rank in the group, instead of `src`.",
-        "use_batch": "For programs that pass it: there is one way for all.",
+        "group": "The group, or None for the default world.",
+        "device": "Ignored; accepted for compatibility. Objects use CPU memory.",
+        "group_dst": "The destination's rank in the group, instead of `dst`.",
+        "group_src": "The source's rank in the group, instead of `src`.",
+        "use_batch": "Ignored; accepted for compatibility.",
         "weights_only": 'The same as serializer="safe".',
-        "serializer": '"pickle", or "safe", which runs no code of the sender; the same on all ranks. None is the group\'s own.',
+        "serializer": '"pickle", or "safe", which runs no code from the sender; the same on all ranks. None is the group\'s own.',
         "timeout": "Seconds or a timedelta for the whole call. None is the group's own.",
     }
 )
@@ -34,7 +34,7 @@ _documented = completed(
 def _open(
     name: str, group: AnyGroup | None, weights_only: bool, serializer: str | None, timeout: Timeout | None
 ) -> Exchange | None:
-    """What will carry the objects of a call; None, after a warning, where this process is not in the group."""
+    """Return the exchange that moves a call's objects. For non-members, warn and return None."""
     if is_non_member(group):
         warn_not_in_group(name)
         return None
@@ -46,7 +46,7 @@ def _open(
 
 
 def _take_part(operation: Callable[[], Any], wrong: Exception | None) -> Any:
-    """Run an operation. What is wrong with this rank's own list is raised when the others have what they need of it."""
+    """Run an operation for the other ranks, then raise the error in this rank's list, if any."""
     try:
         result = operation()
     except DistError:
@@ -67,17 +67,17 @@ def all_gather_object(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> None:
-    """Have the objects of all ranks on every rank: that of rank r in object_list[r].
+    """Gather the objects of all ranks on every rank: object_list[r] receives the object of rank r.
 
     Args:
-        object_list: A list of at least as many places as there are ranks, which are filled with copies.
-        obj: What this rank gives.
+        object_list: A list with at least one place for each rank, to fill with copies.
+        obj: The object of this rank.
 
     Raises:
         IndexError: `object_list` is too short.
-        TypeError: An object is not one that the serializer takes; on all ranks, and the group lives on.
-        DistMismatchError: The ranks differ in the call, or in the serializer.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As of collectives: the group is of no more use.
+        TypeError: The serializer rejects an object; on all ranks. The group stays usable.
+        DistMismatchError: The ranks differ in the call or the serializer.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As for all_reduce.
 
     Example:
         >>> names = [None] * dist.get_world_size()
@@ -103,16 +103,16 @@ def gather_object(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> None:
-    """Have the objects of all ranks on one rank: that of rank r in object_gather_list[r].
+    """Gather the objects of all ranks on one rank, in object_gather_list, by rank.
 
     Args:
-        obj: What this rank gives.
-        object_gather_list: On rank `dst` a list of as many places as there are ranks; None on the others.
-        dst: The rank in the default world that gets them: 0 unless given.
+        obj: The object of this rank.
+        object_gather_list: On rank `dst` a list with a place for each rank; None on others.
+        dst: The destination's rank in the default world; 0 by default.
 
     Raises:
-        ValueError: The list is missing on rank `dst`, or is there on another one; on all ranks, and the group lives on.
-        TypeError, DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_gather_object.
+        ValueError: Rank `dst` gives no list, or another rank gives one; on all ranks.
+        TypeError, DistError: As for all_gather_object.
 
     Example:
         >>> losses = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
@@ -150,15 +150,15 @@ def broadcast_object_list(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> None:
-    """Have the objects in the list of one rank in the lists of all.
+    """Copy the objects in the list of one rank to the lists of all ranks.
 
     Args:
-        object_list: What is sent, on rank `src`; on the others places for as many objects.
-        src: The rank in the default world that has them: 0 unless given.
+        object_list: The objects to send on rank `src`; a list of the same length to fill on others.
+        src: The source's rank in the default world; 0 by default.
 
     Raises:
-        ValueError: A list is empty, or has another length than that of rank `src`.
-        TypeError, DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_gather_object.
+        ValueError: A list is empty, or its length is not the length of rank `src`'s list.
+        TypeError, DistError: As for all_gather_object.
 
     Example:
         >>> settings = [{"lr": 0.1}] if dist.get_rank() == 0 else [None]
@@ -201,16 +201,16 @@ def scatter_object_list(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> None:
-    """Get the object that one rank has for this rank.
+    """Send each rank its own object from one rank.
 
     Args:
-        scatter_object_output_list: A list of one place or more; the object is in the first one then.
-        scatter_object_input_list: On rank `src` an object for each rank; it is not looked at on the others.
-        src: The rank in the default world that has them: 0 unless given.
+        scatter_object_output_list: A list of one place or more; the first receives the object.
+        scatter_object_input_list: On rank `src` one object for each rank; ignored on others.
+        src: The source's rank in the default world; 0 by default.
 
     Raises:
-        ValueError: The output list is empty, or the input list is missing or of another length than the group.
-        TypeError, DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_gather_object.
+        ValueError: The output list is empty, or the input list is missing or of wrong length.
+        TypeError, DistError: As for all_gather_object.
 
     Example:
         >>> parts = [f"part {rank}" for rank in range(dist.get_world_size())]
@@ -247,16 +247,16 @@ def send_object_list(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> None:
-    """Send the objects of a list to another rank, which calls recv_object_list with a list of the same length.
+    """Send a list of objects to a rank, which calls recv_object_list with an equally long list.
 
     Args:
-        object_list: What is sent.
-        dst: The rank in the default world.
+        object_list: The objects to send.
+        dst: The destination's rank in the default world.
 
     Raises:
-        ValueError: The list is empty, or the rank is this one, not in the group, or not given.
-        TypeError: An object is not one that the serializer takes; on both sides.
-        DistTimeoutError: Nobody has received them in time. The group lives on.
+        ValueError: The list is empty, or the rank is this one, not in the group, or missing.
+        TypeError: The serializer rejects an object; on both ranks.
+        DistTimeoutError: The receiver did not take the objects in time. The group stays usable.
 
     Example:
         >>> if dist.get_world_size() > 1 and dist.get_rank() == 0:
@@ -284,20 +284,20 @@ def recv_object_list(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> int:
-    """Receive what a rank, or any rank, sends with send_object_list.
+    """Receive the objects of one send_object_list, from one rank or any rank.
 
     Args:
-        object_list: Places for as many objects as are sent.
-        src: The rank in the default world; None: any rank.
+        object_list: A list to fill, as long as the sender's list.
+        src: The source's rank in the default world; None for any rank.
 
     Returns:
-        The sender's rank in the default world; -1 where this process is not in the group, after a warning.
+        The sender's rank in the default world; -1, after a warning, for non-members.
 
     Raises:
-        ValueError: The list is empty or of another length than what was sent, or the rank is this one or not in the group.
-        TypeError: The sender's object is not one that the serializer takes.
-        DistMismatchError: The sender has taken another serializer.
-        DistTimeoutError: Nothing has come in time. The group lives on.
+        ValueError: The list is empty or of wrong length, or the rank is this one or no member.
+        TypeError: The serializer rejects the sender's object.
+        DistMismatchError: The sender used another serializer.
+        DistTimeoutError: No object was received in time. The group stays usable.
 
     Example:
         >>> if dist.get_world_size() > 1 and dist.get_rank() == 1:

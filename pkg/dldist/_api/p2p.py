@@ -1,4 +1,4 @@
-"""Messages between two ranks: send, recv and their kin. `timeout=` is of the call alone, in seconds or as a timedelta."""
+"""Messages between two ranks: send, recv and related calls. `timeout` limits one call."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def isend(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work:
-    """Start to send a tensor to a rank that receives it.
+    """Start to send a tensor to a rank.
 
     Args:
-        tensor: What is sent; it must not change before the work has ended.
-        dst: The rank in the default world. It may be this one, if it receives with irecv.
-        group: None is the default world.
-        tag: A number of 0 or more that the receiver has to name as well.
-        group_dst: The rank in the group, instead of `dst`.
-        timeout: Seconds or a timedelta until it has to be received. None is the group's own.
+        tensor: The tensor to send; it must not change before the work has ended.
+        dst: The receiver's rank in the default world. It may be this rank, if it uses irecv.
+        group: The group, or None for the default world.
+        tag: A number of 0 or more, which the receiver must also give.
+        group_dst: The receiver's rank in the group, instead of `dst`.
+        timeout: Seconds or a timedelta for the message to be received. None is the group's own.
 
     Returns:
-        A Work. Only a process that is not in the group gets None, after a warning.
+        A Work. Only non-members get None, after a warning.
 
     Raises:
-        ValueError: Neither or both of `dst` and `group_dst` are given, the rank is not in the group, or the tag is negative.
-        DistTimeoutError: By work.wait(): nobody has received it in time. The group lives on.
-        DistMismatchError: By work.wait(): it was received into another dtype. The group lives on.
-        DistPeerLostError, DistAbortedError: The receiver has died, or the group was given up.
+        ValueError: Both or none of `dst`, `group_dst` are given, the rank is no member, or tag < 0.
+        DistTimeoutError: From work.wait(): not received in time. The group stays usable.
+        DistMismatchError: From work.wait(): the receiver's dtype differs. The group stays usable.
+        DistPeerLostError, DistAbortedError: The receiver was lost, or the group was aborted.
 
     Example:
         >>> work = dist.isend(array("i", [7]), dst=dist.get_rank())
@@ -46,7 +46,7 @@ def isend(
         >>> dist.irecv(x, src=dist.get_rank()).wait(), work.wait()
         (True, True)
     """
-    # Not None, says the annotation: that is seldom, and after a warning, and others need no check for it.
+    # The annotation omits None, so that members need no check: only non-members get it.
     return calls_of(group).isend(tensor, peer_of(group, dst, group_dst), tag, timeout=timeout)
 
 
@@ -60,25 +60,25 @@ def irecv(
     timeout: Timeout | None = None,
     match_dtype: bool = True,
 ) -> _core.Work:
-    """Start to receive a tensor from a rank, or from the first that sends.
+    """Start to receive a tensor from a rank, or from the first rank that sends.
 
     Args:
-        tensor: What is filled. A message that is shorter leaves the rest as it was; a longer one is an error.
-        src: The rank in the default world; None: any rank. work.source_rank() says which one it was, as a rank of the group.
-        group: None is the default world.
-        tag: The number that the sender has given.
-        group_src: The rank in the group, instead of `src`.
-        timeout: Seconds or a timedelta until it has to come. None is the group's own; 0 takes only what is there already.
-        match_dtype: Refuse a message of another dtype, unless one side has bytes (uint8, int8).
+        tensor: The tensor to fill. A shorter message fills a part; a longer one is an error.
+        src: The sender's rank in the default world; None for any rank (see Work.source_rank).
+        group: The group, or None for the default world.
+        tag: The number that the sender gives.
+        group_src: The sender's rank in the group, instead of `src`.
+        timeout: Seconds or a timedelta to wait. None is the group's own; 0 does not wait.
+        match_dtype: Reject a message of another dtype, unless one side has bytes (uint8, int8).
 
     Returns:
-        A Work. Only a process that is not in the group gets None, after a warning.
+        A Work. Only non-members get None, after a warning.
 
     Raises:
-        ValueError: Both of `src` and `group_src` are given, the rank is not in the group, or the tag is negative.
-        DistTimeoutError: By work.wait(): nothing has come in time. The group lives on.
-        DistMismatchError: By work.wait(): the message has another dtype. The group lives on.
-        DistPeerLostError, DistAbortedError: The sender has died, or the group was given up.
+        ValueError: Both `src` and `group_src` are given, the rank is no member, or tag < 0.
+        DistTimeoutError: From work.wait(): no message in time. The group stays usable.
+        DistMismatchError: From work.wait(): the message's dtype differs. The group stays usable.
+        DistPeerLostError, DistAbortedError: The sender was lost, or the group was aborted.
 
     Example:
         >>> x = array("i", [0])
@@ -101,23 +101,23 @@ def send(
     *,
     timeout: Timeout | None = None,
 ) -> None:
-    """Send a tensor to another rank, and return when the tensor may be changed.
+    """Send a tensor to another rank, and return once the tensor may be changed.
 
-    A small one may not have been received by then.
+    A small message may not have been received at that point.
 
     Args:
-        tensor: What is sent.
-        dst: The rank in the default world.
-        group: None is the default world.
-        tag: A number of 0 or more that the receiver has to name as well.
-        group_dst: The rank in the group, instead of `dst`.
-        timeout: Seconds or a timedelta until it has to be taken. None is the group's own.
+        tensor: The tensor to send.
+        dst: The receiver's rank in the default world.
+        group: The group, or None for the default world.
+        tag: A number of 0 or more, which the receiver must also give.
+        group_dst: The receiver's rank in the group, instead of `dst`.
+        timeout: Seconds or a timedelta for the message to be received. None is the group's own.
 
     Raises:
-        ValueError: The rank is this one, not in the group, or not given; or the tag is negative.
-        DistTimeoutError: Nobody has received it in time. The group lives on.
-        DistMismatchError: It was received into another dtype, and this rank has heard of it in time. The group lives on.
-        DistPeerLostError, DistAbortedError: The receiver has died, or the group was given up.
+        ValueError: The rank is this one, no member, or missing; or the tag is negative.
+        DistTimeoutError: The message was not received in time. The group stays usable.
+        DistMismatchError: Another dtype was reported before send returned. The group stays usable.
+        DistPeerLostError, DistAbortedError: The receiver was lost, or the group was aborted.
 
     Example:
         >>> if dist.get_world_size() > 1:
@@ -141,25 +141,25 @@ def recv(
     timeout: Timeout | None = None,
     match_dtype: bool = True,
 ) -> int:
-    """Receive a tensor from a rank, or from the first that sends.
+    """Receive a tensor from a rank, or from the first rank that sends.
 
     Args:
-        tensor: What is filled. A message that is shorter leaves the rest as it was; a longer one is an error.
-        src: The rank in the default world; None: any rank.
-        group: None is the default world.
-        tag: The number that the sender has given.
-        group_src: The rank in the group, instead of `src`.
-        timeout: Seconds or a timedelta until it has to come. None is the group's own; 0 takes only what is there already.
-        match_dtype: Refuse a message of another dtype, unless one side has bytes (uint8, int8).
+        tensor: The tensor to fill. A shorter message fills a part; a longer one is an error.
+        src: The sender's rank in the default world; None for any rank.
+        group: The group, or None for the default world.
+        tag: The number that the sender gives.
+        group_src: The sender's rank in the group, instead of `src`.
+        timeout: Seconds or a timedelta to wait. None is the group's own; 0 does not wait.
+        match_dtype: Reject a message of another dtype, unless one side has bytes (uint8, int8).
 
     Returns:
-        The sender's rank in the default world; -1 where this process is not in the group, after a warning.
+        The sender's rank in the default world; -1, after a warning, for non-members.
 
     Raises:
-        ValueError: Both of `src` and `group_src` are given, the rank is not in the group, or the tag is negative.
-        DistTimeoutError: Nothing has come in time. The group lives on.
-        DistMismatchError: The message has another dtype; it is lost, and the group lives on.
-        DistPeerLostError, DistAbortedError: The sender has died, or the group was given up.
+        ValueError: Both `src` and `group_src` are given, the rank is no member, or tag < 0.
+        DistTimeoutError: No message was received in time. The group stays usable.
+        DistMismatchError: The message's dtype differs; it is discarded. The group stays usable.
+        DistPeerLostError, DistAbortedError: The sender was lost, or the group was aborted.
 
     Example:
         >>> work = dist.isend(array("i", [7]), dst=dist.get_rank())
@@ -169,7 +169,7 @@ def recv(
     """
     calls, source = calls_of(group), source_of(group, src, group_src)
     source = calls.recv(tensor, source, tag, timeout=timeout, match_dtype=match_dtype)
-    if source is None:  # as nothing has been done
+    if source is None:  # this process is not a member
         return -1
     return global_rank_of(group_or_default(group), source) if src is None else src
 
@@ -178,17 +178,17 @@ class P2POp(Message):
     """One message of batch_isend_irecv.
 
     Args:
-        op: dldist.isend or dldist.irecv. For Group.batch_isend_irecv it may be "isend" or "irecv", or the method of Group.
-        tensor: What is sent, or filled.
-        peer: The other rank, in the default world; for Group.batch_isend_irecv in that group.
-        group: None is the default world.
-        tag: A number of 0 or more that both sides name.
-        group_peer: The rank in the group, instead of `peer`.
-        match_dtype: Of irecv: refuse a message of another dtype.
+        op: dldist.isend or dldist.irecv; or for Group.batch_isend_irecv, its method or its name.
+        tensor: The tensor to send or fill.
+        peer: The other rank, in the default world; for Group.batch_isend_irecv, in that group.
+        group: The group, or None for the default world.
+        tag: A number of 0 or more, the same on both sides.
+        group_peer: The other rank in the group, instead of `peer`.
+        match_dtype: For irecv: reject a message of another dtype.
 
     Raises:
-        ValueError: `op` is something else, or the rank is not in the group.
-        TypeError: `tensor` is no tensor.
+        ValueError: `op` is another function, or the rank is not in the group.
+        TypeError: `tensor` is not a tensor.
 
     Example:
         >>> dist.P2POp(dist.isend, array("i", [7]), peer=0, tag=2).kind
@@ -234,13 +234,13 @@ class P2POp(Message):
 
 
 def _check_op(op: Any) -> None:
-    """Refuse what is no message."""
+    """Raise a ValueError unless the operation is isend or irecv."""
     if (op if isinstance(op, str) else getattr(op, "__name__", None)) not in ("isend", "irecv"):
         raise ValueError("Invalid ``op``. Expected ``op`` to be of type ``dldist.isend`` or ``dldist.irecv``.")
 
 
 def _check_single_tensor(param: Any, param_name: str) -> None:
-    """Refuse what is no tensor: for P2POp, before other messages of the batch are under way, which nothing could take back."""
+    """Raise a TypeError unless the argument is a tensor, before other messages of a batch start."""
     if hasattr(param, "__dlpack__"):
         return
     try:
@@ -253,7 +253,7 @@ def _check_single_tensor(param: Any, param_name: str) -> None:
 
 
 def _check_p2p_op_list(p2p_op_list: Any) -> None:
-    """Refuse what is no list of messages of one group."""
+    """Raise unless the argument is a list of messages of one group."""
     if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type ``dldist.P2POp``.")
     if not p2p_op_list:
@@ -264,16 +264,16 @@ def _check_p2p_op_list(p2p_op_list: Any) -> None:
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[_core.Work]:
-    """Start several messages, all of one group.
+    """Start several messages of one group.
 
     Args:
-        p2p_op_list: A list of P2POp. No two of them receive into the same memory.
+        p2p_op_list: A list of P2POp. No two of them may receive into the same memory.
 
     Returns:
-        A Work for each, in order.
+        A list of one Work for each, in order.
 
     Raises:
-        ValueError: It is not a list of P2POp, or they are of several groups. Nothing has been started.
+        ValueError: The argument is not a list of P2POp of one group. Nothing has been started.
         IndexError: The list is empty.
 
     Example:

@@ -1,4 +1,4 @@
-"""Ranks of groups and of the default world, and what is common to the arguments of all calls."""
+"""Ranks of groups and of the default world, and arguments that all calls share."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dldist.types import AnyGroup
 
 
 def is_non_member(group: object) -> bool:
-    """Whether it is what new_group gives to those who are not in the group."""
+    """Return True if the group is new_group's result for a process that is not a member."""
     return type(group) is int and group == NON_GROUP_MEMBER
 
 
 def group_or_default(group: AnyGroup | None = None) -> Any:
-    """The group that a call is about."""
+    """Return the group, or the default group for None."""
     return default_group() if group is None else group
 
 
 def warn_not_in_group(op_name: str) -> None:
-    """Say that a call does nothing here."""
+    """Warn that a call does nothing, because this process is not a member."""
     world = registry._world.default_pg
     rank = -1 if world is None else world.rank()
     warn(f"Running {op_name} on global rank {rank} which does not belong to the given group.")
 
 
 class _NoCalls:
-    """Stands for what runs the operations of a group that this process is not in: every call warns, and returns None."""
+    """The operations of a group for non-members: every call warns and returns None."""
 
     rank = -1
 
@@ -44,7 +44,7 @@ _no_calls = _NoCalls()
 
 
 def calls_of(group: AnyGroup | None) -> Any:
-    """What runs the operations of this group."""
+    """Return the object that runs a group's operations."""
     if group is not None and is_non_member(group):
         return _no_calls
     return registry.operations(group)
@@ -58,14 +58,14 @@ def _ranks_of(group: Any) -> dict[int, int]:
 
 
 def get_group_rank(group: AnyGroup, global_rank: int) -> int:
-    """The rank in a group of a rank of the default world.
+    """Return the group rank of a rank of the default world.
 
     Args:
-        group: A group of new_group, or the default one.
+        group: A group of new_group, or the default group.
         global_rank: The rank in the default world.
 
     Raises:
-        ValueError: It is not in the group, or the group is not known here.
+        ValueError: The rank is not in the group, or the group is not registered.
     """
     if group is registry._world.default_pg:
         return global_rank
@@ -76,14 +76,14 @@ def get_group_rank(group: AnyGroup, global_rank: int) -> int:
 
 
 def get_global_rank(group: AnyGroup, group_rank: int) -> int:
-    """The rank in the default world of a rank of a group.
+    """Return the rank in the default world of a group rank.
 
     Args:
-        group: A group of new_group, or the default one.
+        group: A group of new_group, or the default group.
         group_rank: The rank in the group.
 
     Raises:
-        ValueError: The group has no such rank, or is not known here.
+        ValueError: The rank is not in the group, or the group is not registered.
     """
     if group is registry._world.default_pg:
         return group_rank
@@ -94,11 +94,11 @@ def get_global_rank(group: AnyGroup, group_rank: int) -> int:
 
 
 _OUTSIDE = (_core.Group, Backend)
-"""What is a group by itself, whose ranks are known to nobody else."""
+"""Types of group whose ranks are not ranks of the default world."""
 
 
 def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) -> int:
-    """The group rank, of a global rank or a group rank: exactly one of them has to be given."""
+    """Return the group rank. Exactly one of global rank and group rank must be given."""
     if group_rank is not None:
         if global_rank is not None:
             raise ValueError("Can't specify both group_rank and global_rank")
@@ -113,7 +113,7 @@ def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) 
 
 
 def peer_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
-    """canonical_rank for the arguments of a call: no group is the default one, and who is not in the group (None) needs no rank."""
+    """Return canonical_rank for a call: None is the default group, and non-members get None."""
     if group is None:
         group = default_group()
     elif is_non_member(group):
@@ -122,28 +122,28 @@ def peer_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
 
 
 def root_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
-    """The same for a root, which is the global rank 0 where none is given."""
+    """Return peer_of for the root of a collective, which is global rank 0 by default."""
     return peer_of(group, 0 if global_rank is None and group_rank is None else global_rank, group_rank)
 
 
 def source_of(group: Any, global_rank: int | None, group_rank: int | None) -> int | None:
-    """The same for the source of a message, which is any rank, None, where none is given."""
+    """Return peer_of for the source of a message, which is None (any rank) by default."""
     return None if global_rank is None and group_rank is None else peer_of(group, global_rank, group_rank)
 
 
 def global_rank_of(group: Any, group_rank: int) -> int:
-    """The global rank of a member; of a group by itself, its own."""
+    """Return the global rank of a member; for types in _OUTSIDE, the group rank."""
     return group_rank if isinstance(group, _OUTSIDE) else get_global_rank(group, group_rank)
 
 
 def get_process_group_ranks(group: AnyGroup | None) -> list[int]:
-    """The members of a group as ranks of the default world, in the order of their ranks in the group.
+    """Return the members of a group as ranks of the default world, ordered by group rank.
 
     Args:
-        group: None is the default world.
+        group: The group, or None for the default world.
 
     Raises:
-        ValueError: The group is not known here.
+        ValueError: The group is not registered.
 
     Example:
         >>> dist.get_process_group_ranks(None)
@@ -153,13 +153,13 @@ def get_process_group_ranks(group: AnyGroup | None) -> list[int]:
 
 
 def get_rank(group: AnyGroup | None = None) -> int:
-    """The rank of this process.
+    """Return the rank of this process.
 
     Args:
-        group: None is the default world.
+        group: The group, or None for the default world.
 
     Returns:
-        The rank in the group; -1 where this process is not in it.
+        The rank in the group, or -1 if this process is not a member.
 
     Raises:
         ValueError: There is no default world.
@@ -179,13 +179,13 @@ def get_rank(group: AnyGroup | None = None) -> int:
 
 
 def get_world_size(group: AnyGroup | None = None) -> int:
-    """How many ranks there are.
+    """Return the number of ranks.
 
     Args:
-        group: None is the default world.
+        group: The group, or None for the default world.
 
     Returns:
-        The size of the group; -1 where this process is not in it.
+        The size of the group, or -1 if this process is not a member.
 
     Raises:
         ValueError: There is no default world.
@@ -202,13 +202,13 @@ def get_world_size(group: AnyGroup | None = None) -> int:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """The rank of this process on its host: what the launcher says, in LOCAL_RANK or in a way of its own.
+    """Return the rank of this process on its host, from LOCAL_RANK or a launcher's own variable.
 
     Args:
-        fallback_rank: What to return where no launcher says it.
+        fallback_rank: The result if no launcher sets the rank.
 
     Raises:
-        RuntimeError: No launcher says it, and there is no `fallback_rank`.
+        RuntimeError: No launcher sets the rank, and `fallback_rank` is None.
 
     Example:
         >>> dist.get_node_local_rank(fallback_rank=0) >= 0

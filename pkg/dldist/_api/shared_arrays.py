@@ -1,4 +1,4 @@
-"""Arrays in memory that the ranks of a host share, and the extension's group behind a process group."""
+"""Arrays in memory that the ranks of a host share, and the CPU group behind a process group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dldist.types import AnyGroup
 
 
 def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
-    """The extension's group behind a group, behind the group of a given name, or behind the default group (None)."""
+    """Return the CPU group behind a process group, its name, or the default group (None)."""
     if isinstance(group, _core.Group):
         return group
     pg = registry.default_group() if group is None else registry._world.resolve(group) if isinstance(group, str) else group
@@ -25,12 +25,12 @@ def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
 
 
 def empty(shape: int | list[int] | tuple[int, ...], dtype: Any = "float32", group: AnyGroup | str | None = None) -> _core.SharedArray:
-    """An array of zeros in memory that the ranks of this host share. Collectives copy less of it; windows reach it directly.
+    """Create a zeroed array in memory that this host's ranks share, so collectives copy less.
 
     Args:
         shape: A length, or a list or tuple of lengths.
         dtype: A name, or the dtype of a library.
-        group: Whose ranks share it: a group or its name; None is the default world.
+        group: The group that shares it, or its name; None for the default world.
 
     Raises:
         RuntimeError: The group has no backend for the CPU.

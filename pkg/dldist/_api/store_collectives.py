@@ -1,4 +1,4 @@
-"""_ControlCollectives, and _StoreCollectives: small collectives over nothing but a store, for launchers and the like."""
+"""_ControlCollectives and _StoreCollectives: small collectives over a store, for launchers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
 class _ControlCollectives:
-    """What _StoreCollectives are: the base, without a constructor, as c10d's. A class that is made from it has one of its own."""
+    """The base class of _StoreCollectives. As in c10d, only subclasses have a constructor."""
 
     def __init__(self) -> None:
         raise TypeError(f"{type(self).__name__}: No constructor defined!")
@@ -50,8 +50,8 @@ class _ControlCollectives:
 class _StoreCollectives(_ControlCollectives):
     """Collectives of world_size ranks that share a store; values are bytes or text.
 
-    All ranks make the same calls with the same keys, and a key serves once. A rank that does not come is named in the error,
-    after the timeout, which is the call's alone: the store keeps its own.
+    All ranks make the same calls with the same keys; a key can be used once. After a timeout, which
+    is the call's and not the store's, the error names the missing ranks.
     """
 
     def __init__(self, store: _core.Store, rank: int, world_size: int) -> None:
@@ -66,19 +66,19 @@ class _StoreCollectives(_ControlCollectives):
         self._used: set[str] = set()
 
     def barrier(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT, block: bool = True) -> None:
-        """Wait until all ranks are here; with block=False only say that this one is."""
+        """Wait for all ranks. With block=False, only announce this rank."""
         self._use(key)
         self._meet("barrier", key, timeout, block)
 
     def all_sum(self, key: str, data: int, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> int:
-        """The sum of all ranks' numbers."""
+        """Return the sum of all ranks' numbers."""
         self._use(key)
         self._store.add(f"{key}/sum", data)
         self._meet("barrier", key, timeout, True)
         return self._store.add(f"{key}/sum", 0)
 
     def broadcast_send(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> None:
-        """Give data to all who receive; waits for nobody."""
+        """Send data to all receivers, without waiting."""
         self._use(key)
         self._store.set(key, data)
 
@@ -87,18 +87,18 @@ class _StoreCollectives(_ControlCollectives):
         return self._get(key, timeout)
 
     def gather_send(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> None:
-        """Give data to the one who receives; waits for nobody."""
+        """Send data to the receiver, without waiting."""
         self._use(key)
         self._store.set(self._key_of(key, self._rank), data)
 
     def gather_recv(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> list[bytes]:
-        """The data of all ranks in their order, with this one's."""
+        """Return the data of all ranks, including this one, by rank."""
         return self._collect("gather", key, data, timeout)
 
     def scatter_send(
         self, key: str, data: Sequence[str | bytes], timeout: timedelta | float = _DEFAULT_TIMEOUT
     ) -> bytes:
-        """Give each rank its item; returns this one's."""
+        """Send each rank its item, and return this rank's item."""
         self._use(key)
         if len(data) != self._world_size:
             raise ValueError(f"scatter_send(): argument 'data' has {len(data)} items for {self._world_size} ranks")
@@ -111,7 +111,7 @@ class _StoreCollectives(_ControlCollectives):
         return self._get(self._key_of(key, self._rank), timeout)
 
     def all_gather(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> list[bytes]:
-        """The data of all ranks in their order."""
+        """Return the data of all ranks, by rank."""
         return self._collect("all_gather", key, data, timeout)
 
     def _use(self, key: str) -> None:
@@ -123,7 +123,7 @@ class _StoreCollectives(_ControlCollectives):
         return f"{key}/{rank}"
 
     def _get(self, key: str, timeout: timedelta | float) -> bytes:
-        # Two steps, as a store that is written in Python need not take a timeout in get().
+        # Use two calls: get() of a store written in Python need not accept a timeout.
         self._store.wait([key], to_timedelta(timeout))
         return self._store.get(key)
 
@@ -153,7 +153,7 @@ class _StoreCollectives(_ControlCollectives):
             raise kind(f"{call} failed -- missing ranks: {missing}, {error}") from error
 
     def _missing(self, key: str) -> str:
-        """The ranks that have not said that they are here; empty also when the store can not tell any more."""
+        """Return the ranks that have not announced themselves; "" if the store fails."""
         try:
             absent = [rank for rank in range(self._world_size) if not self._store.check([self._key_of(key, rank)])]
         except RuntimeError:

@@ -1,4 +1,4 @@
-"""Small calls of c10d's extension that libraries import: the rank in the log, links and places of devices, a store's trial."""
+"""Small functions of c10d's extension: the log's rank, device links, hashes, devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dldist._base.options import as_int
 
 
 def _set_global_rank(rank: int) -> None:
-    """Have the lines of the log say which rank this process is."""
+    """Set the rank that log lines show."""
     log.global_rank = as_int("_set_global_rank(): argument 'rank'", rank)
 
 
@@ -22,7 +22,7 @@ def _set_global_rank(rank: int) -> None:
 
 
 class _DMAConnectivity:
-    """Which devices reach each other directly. _detect_dma_connectivity() would make it, where there are such."""
+    """The direct links between devices. Never created: _detect_dma_connectivity() always raises."""
 
     device_type: Any = None
     connection_type = ""
@@ -33,12 +33,12 @@ class _DMAConnectivity:
 
 
 def _detect_dma_connectivity(device_type: Any, connection_type: str) -> NoReturn:
-    """Which devices of a type reach each other by a kind of link: nothing here can tell."""
+    """Raise a RuntimeError: dldist cannot detect links between devices."""
     raise RuntimeError(f"DMA connectivity detector for {device_type} over {connection_type} is not available")
 
 
 def _get_intra_node_comm_usage_counter() -> int:
-    """How often torch's kernels between the GPUs of a host have run: never, as they are not here."""
+    """Return 0: dldist has no kernels between the GPUs of a host, as torch has."""
     return 0
 
 
@@ -46,7 +46,7 @@ def _get_intra_node_comm_usage_counter() -> int:
 
 
 def _hash_tensors(tensors: Sequence[Any]) -> int:
-    """Hash the contents of arrays to 64 bits. The same bytes in the same order have the same hash in every process."""
+    """Return a 64-bit hash of the contents of arrays, which is the same in every process."""
     from hashlib import blake2b
 
     digest = blake2b(digest_size=8)
@@ -57,7 +57,7 @@ def _hash_tensors(tensors: Sequence[Any]) -> int:
 
 
 def _packed(tensor: Any) -> Any:
-    """The elements of an array in row-major order, as an object with the buffer protocol."""
+    """Return the elements of an array in row-major order, as a memoryview."""
     found = _core._describe_tensor(tensor, False)
     packed: Any = private_memory((found["count"],), found["dtype"])
     _core._copy_tensor(packed, tensor)
@@ -68,10 +68,10 @@ def _packed(tensor: Any) -> Any:
 
 
 def _test_python_store(store: _core.Store) -> None:
-    """Use a store, such as one that is written in Python, from the extension, and check what it answers.
+    """Check a store, such as one written in Python, through the extension.
 
     Raises:
-        AssertionError: An answer is wrong; it says which.
+        AssertionError: The store returned a wrong value; the text names the operation.
     """
     inside = _core.PrefixStore("_test_python_store", store)
     inside.set("a", "1")
@@ -96,7 +96,7 @@ _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "meta")
 
 
 class _remote_device:
-    """A device of a process that is named, or has a rank: "worker/cuda:0", "rank:3/cpu", or of this one: "cuda:0"."""
+    """A device of a named process, "worker/cuda:0", of a rank, "rank:3/cpu", or of this process."""
 
     def __init__(self, remote_device: Any) -> None:
         self._worker_name: str | None = None
@@ -117,7 +117,7 @@ class _remote_device:
 
     @staticmethod
     def _read(text: str) -> tuple[str | None, str]:
-        """The process and the device; a name alone is that of a worker, whose CPU is meant."""
+        """Return the process and the device of a text. A name without a device means its CPU."""
         where, slash, device = text.partition("/")
         if not slash:
             is_device = where.partition(":")[0] in _DEVICES
@@ -129,15 +129,15 @@ class _remote_device:
         return where, device
 
     def worker_name(self) -> str | None:
-        """The name of the process; None where it has a rank, or is this one."""
+        """Return the name of the process, or None if it has a rank or is this process."""
         return self._worker_name
 
     def rank(self) -> int | None:
-        """The rank of the process; None where it is named, or is this one."""
+        """Return the rank of the process, or None if it has a name or is this process."""
         return self._rank
 
     def device(self) -> str:
-        """The device there."""
+        """Return the device."""
         return self._device
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""c10d's private names: constants, questions about groups, other ways to make them, checks. Imported when one of them is asked for."""
+"""c10d's private names: constants, queries, creation of groups, checks. Imported on demand."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _DEFAULT_NO_TIMEOUT = timedelta()
 _WorldMeta = type(registry.group)
 
 
-# ---- what depends on the moment
+# ---- values that change
 
-# c10d's names, outside of its registry, for what is in it.
+# c10d's module-level names for the registry's attributes.
 _OF_REGISTRY = {
     **{f"_{name}": name for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")},
     "_default_pg_init_method": "init_method",
@@ -90,17 +90,17 @@ def __getattr__(name: str) -> Any:
 
 
 def _get_default_store() -> _core.Store:
-    """The store of the default group."""
+    """Return the store of the default group."""
     return _get_process_group_store(default_group())
 
 
 def _get_process_group_store(pg: ProcessGroup) -> _core.Store:
-    """The store of a group."""
+    """Return the store of a group."""
     return registry._world.pg_map[pg][1]  # type: ignore[no-any-return]
 
 
 def _get_process_group_name(pg: ProcessGroup) -> str:
-    """The name of a group; "None" of one that is not known."""
+    """Return the name of a group, or "None" if the group is not registered."""
     return registry._world.pg_names.get(pg, "None")
 
 
@@ -111,7 +111,7 @@ def _get_global_rank(group: Any, rank: int) -> int:
 
 
 def _add_ephemeral_timeout_for_all_pgs(timeout: timedelta) -> None:
-    """Give what is called in all groups of NCCL from now on so much more time, on this rank, until one of its operations has ended."""
+    """Extend the timeout of each NCCL group's new operations, until one of them has ended."""
     for pg in registry._world.pg_map:
         backend = _nccl_behind(pg)
         if backend is not None:
@@ -119,12 +119,12 @@ def _add_ephemeral_timeout_for_all_pgs(timeout: timedelta) -> None:
 
 
 def _get_group_size(group: Any) -> int:
-    """The size of a group."""
+    """Return the size of a group."""
     return get_world_size(group)
 
 
 def _get_group_tag(pg: ProcessGroup) -> str:
-    """The tag of a group; "" where it was given none."""
+    """Return the tag of a group; "" if it was given none."""
     tag = registry._world.pg_to_tag[pg]
     return tag.removeprefix("user:") if tag.startswith("user:") else ""
 
@@ -133,19 +133,19 @@ def _get_group_tag(pg: ProcessGroup) -> str:
 
 
 def _supports_reconfigure(group: Any = None) -> bool:
-    """Whether the members of the group can be exchanged."""
+    """Return True if the members of the group can be changed."""
     return get_backend_impl(group).supports_reconfigure
 
 
 def _get_reconfigure_handle(group: Any = None) -> Any:
-    """What the others need to know of this process for _reconfigure()."""
+    """Return the handle that names this process in _reconfigure()."""
     return get_backend_impl(group).get_reconfigure_handle()
 
 
 def _reconfigure(
     uuid: int, handles: Any, group: Any = None, timeout: timedelta | None = None, hints: dict[str, str] | None = None
 ) -> Any:
-    """Make the group one of the processes of these handles: a list has them in the order of ranks, a set in none."""
+    """Change the members to the processes of these handles: a list in rank order, or a set."""
     opts = ReconfigureOptions()
     opts.uuid, opts.handles = uuid, handles
     if timeout is not None:
@@ -156,12 +156,12 @@ def _reconfigure(
 
 
 def _supports_window(group: Any = None) -> bool:
-    """Whether ranks can write into each other's memory."""
+    """Return True if ranks can write to each other's memory."""
     return get_backend_impl(group).supports_window
 
 
 def _new_window(tensor: Any = None, group: Any = None) -> Any:
-    """Memory of every rank that the others put into. All ranks call it."""
+    """Create a window: memory of every rank that other ranks write to. All ranks call it."""
     return get_backend_impl(group).new_window(tensor)
 
 
@@ -169,18 +169,17 @@ def _new_window(tensor: Any = None, group: Any = None) -> Any:
 
 
 def _device_capability(group: Any = None) -> list[str]:
-    """The types of device that a group serves."""
+    """Return the device types that a group serves."""
     return list(group_or_default(group)._device_types)
 
 
 def _preferred(kinds: list[str]) -> str:
-    """The CPU where it is among several: objects are in its memory."""
+    """Return "cpu" if it is among several types, because objects are in its memory."""
     return "cpu" if "cpu" in kinds else kinds[0]
 
 
 def _get_object_coll_device(group: Any = None) -> str:
-    """The type of device of the tensors that a library puts objects into, to send them by a group; the object collectives find
-    their way through any."""
+    """Return the device type for tensors that a library makes of objects."""
     pg = group_or_default(group)
     if isinstance(pg, ProcessGroup):
         return _preferred(pg._device_types or ["cpu"])
@@ -188,7 +187,7 @@ def _get_object_coll_device(group: Any = None) -> str:
 
 
 def _get_pg_default_device(group: Any = None) -> str:
-    """Deprecated: the type of device that a group serves."""
+    """Return the device type that a group serves. Deprecated."""
     warn("_get_pg_default_device is deprecated: ask _get_object_coll_device or _device_capability", UserWarning)
     pg = group_or_default(group)
     if not isinstance(pg, ProcessGroup):
@@ -209,24 +208,24 @@ def _is_nccl(backend: Any) -> bool:
 
 
 def _get_process_group_uid(pg: Any) -> Any:
-    """What tells a group of NCCL from others; -1 of one without NCCL."""
+    """Return the name of a group's NCCL communicators, or -1 if it has no NCCL backend."""
     backend = _nccl_behind(pg)
     return -1 if backend is None else backend.uid
 
 
 def _is_safe_to_split() -> bool:
-    """Whether the default group is bound to a device, so that its communicators are there."""
+    """Return True if the default group is bound to a device, so that its communicators exist."""
     return default_group().bound_device_id is not None
 
 
 def _backend_name(config: str, kind: str) -> str | None:
-    """The name of the backend that a configuration has for a type of device."""
+    """Return the name of a configuration's backend for a device type."""
     return BackendConfig(config).get_device_backend_map().get(kind)
 
 
 def _get_split_source(pg: Any, requested_backend: str | None = None) -> Any:
-    """The backend to split others off from: the one of the device that the group is bound to, or of the default group's GPU. None if
-    another backend than the group's is requested for the device."""
+    """Return the backend, to split others from, of the group's bound device or the default group's
+    GPU. Return None if another backend than the group's is requested for the device."""
     device = pg.bound_device_id or ("cuda" if pg is registry._world.default_pg else None)
     if device is None:
         return None
@@ -239,11 +238,11 @@ def _get_split_source(pg: Any, requested_backend: str | None = None) -> Any:
     return getattr(backend, "wrapped_pg", backend)
 
 
-# ---- who is in it
+# ---- members
 
 
 def _get_pg_config(group: Any = None) -> dict[str, Any]:
-    """Name, description, backends, size and ranks of a group."""
+    """Return the name, description, backends, size and ranks of a group."""
     pg = group_or_default(group)
     return {
         "pg_name": registry._world.pg_names.get(pg, "None"),
@@ -259,7 +258,7 @@ def _get_all_pg_configs() -> list[dict[str, Any]]:
 
 
 def _get_group_size_by_name(group_name: str | ProcessGroup | BackendImpl) -> int:
-    """The size of a group, of its name or of the group itself."""
+    """Return the size of a group, given by itself or by name."""
     group: Any = registry._world.resolve(group_name) if isinstance(group_name, str) else group_name
     return int(group.size())
 
@@ -271,7 +270,7 @@ def _resolve_group_name_by_ranks_and_tag(ranks: list[int], tag: str) -> str:
     return group.group_name
 
 
-# ---- groups beside the default one, or before there is one
+# ---- groups besides the default group, or before it
 
 
 def _new_process_group_helper(
@@ -290,10 +289,10 @@ def _new_process_group_helper(
     *,
     pg_options: Any = None,
 ) -> tuple[Any, _core.Store | None]:
-    """Make a group whose members meet in `store`: all of them call it. Returns it and the store with the group's prefix.
+    """Make a group whose members meet in `store`, and return it and its prefixed store.
 
-    Without ranks it is a world of its own, for which there need be no default group. Who is not among the ranks gets
-    NON_GROUP_MEMBER and None. `pg_options` is the name that `backend_options` has in torch before 2.6.
+    All members call it. Without ranks, the group is a world of its own and needs no default group.
+    Non-members get NON_GROUP_MEMBER and None. `pg_options` is `backend_options` before torch 2.6.
     """
     world = registry._world
     if backend_options is not None and pg_options is not None:
@@ -317,12 +316,12 @@ def _new_process_group_helper(
 
 
 def _update_default_pg(pg: Any) -> None:
-    """Have the calls that name no group go to this one; to none with None, and where this process is no member."""
+    """Set the default group; None or NON_GROUP_MEMBER leaves none."""
     registry._world.default_pg = None if is_non_member(pg) else pg
 
 
 def _find_or_create_pg_by_ranks_and_tag(tag: str, ranks: list[int], stride: int) -> ProcessGroup:
-    """Of the ranks, cut into rows of `stride`, the group of this process's row: the one with this tag, or a new one."""
+    """Return the tagged group of this process's row (of `stride` ranks); make it if needed."""
     if len(ranks) % stride != 0:
         raise ValueError(f"Ranks length ({len(ranks)}) must be divisible by stride ({stride})")
     rows = [sorted(ranks[first : first + stride]) for first in range(0, len(ranks), stride)]
@@ -342,7 +341,7 @@ def _find_or_create_pg_by_ranks_and_tag(tag: str, ranks: list[int], stride: int)
 
 
 def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
-    """The name of the next group: made of its ranks, or the number that all processes count up to."""
+    """Return the name of the next group: a hash of its ranks, or the next number."""
     return registry._world.next_name_of(ranks) if use_hashed_name else registry._world.next_name()
 
 
@@ -351,26 +350,26 @@ def _hash_ranks_to_str(ranks: Sequence[int]) -> str:
 
 
 def _process_group_color(ranks: Sequence[int]) -> int:
-    """A number that fits into an int of C, the same for the same ranks."""
+    """Return a non-negative C int that is the same for the same ranks."""
     return abs(hash(tuple(ranks))) % (1 << 31)
 
 
-# ---- c10d's current group, one for each thread, which calls that name no group do not use
+# ---- c10d's current group: one for each thread; calls without a group do not use it
 
 _of_thread = _local()
 
 
 def _current_process_group() -> ProcessGroup | None:
-    """The group that this thread has set; None before."""
+    """Return the group that this thread has set, or None."""
     return getattr(_of_thread, "group", None)
 
 
 def _set_process_group(pg: ProcessGroup | None) -> None:
-    """Set it, or forget it with None."""
+    """Set this thread's current group; None removes it."""
     _of_thread.group = pg
 
 
-# ---- checks of arguments, for libraries that make them themselves; an array of any library is a tensor
+# ---- checks of arguments, for libraries that make them; tensors are arrays of any library
 
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 _FP8 = {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
@@ -381,7 +380,7 @@ def _as_iterable(obj: Any) -> Sequence[Any]:
 
 
 def _check_tensor_list(param: Any, param_name: str) -> None:
-    """Refuse what is no list of tensors; a tuple is as good as a list."""
+    """Raise a TypeError unless the argument is a list or tuple of tensors."""
     if not isinstance(param, (list, tuple)):
         raise TypeError(
             f"Invalid function argument. Expected parameter `{param_name}` to be a list of tensors but got {type(param)} instead."
@@ -395,7 +394,7 @@ def _dtype_of(tensor: Any) -> str:
 
 
 def _ensure_all_tensors_same_dtype(*tensors: Any) -> None:
-    """Refuse tensors, or lists of them, of several dtypes. A complex number counts as its parts."""
+    """Raise unless tensors, or lists of them, have one dtype. Complex counts as its parts."""
     first = None
     for each in tensors:
         for tensor in _as_iterable(each):
@@ -413,7 +412,7 @@ def _is_fp8(tensor: Any) -> bool:
 def _canonicalize_group_rank(
     group: Any, global_rank: int | None = None, group_rank: int | None = None, return_global: bool = False
 ) -> int:
-    """The group rank, or the global one, of exactly one of them."""
+    """Return the group or global rank, of which exactly one is given."""
     rank = canonical_rank(group, global_rank, group_rank)
     return global_rank_of(group, rank) if return_global else rank
 

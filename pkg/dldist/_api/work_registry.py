@@ -1,4 +1,4 @@
-"""Works by the arrays that they write: c10d's registry, for libraries that hand on an array before its operation has ended."""
+"""c10d's registry of unfinished works by output array, for libraries that pass on arrays."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dldist import _core
 
 _lock = allocate_lock()
 _works: dict[int, list[tuple[Any, _core.Work]]] = {}
-"""By the place of its memory: the array, which keeps the memory, and what is under way in it."""
+"""By address: the array, which keeps its memory alive, and the works in progress on it."""
 
 _is_input_allowed = False
 
 
 def _place_of(tensor: Any) -> int:
-    """What tells its memory from all others; of an array without elements, the array itself from all others."""
+    """Return a key for the memory of an array, or for the array itself if it has no elements."""
     found = _core._describe_tensor(tensor, False)
     return found["data"] if found["count"] else -id(tensor)
 
 
 def _register_work(tensor: Any, work: _core.Work) -> None:
-    """Note that a work is under way in an array, until dldist.functional.wait_tensor(tensor) waits for it."""
+    """Record a work on an array until dldist.functional.wait_tensor(tensor) waits for it."""
     if not isinstance(work, _core.Work):
         raise TypeError(f"_register_work(): argument 'work' must be Work, not {type(work).__name__}")
     place = _place_of(tensor)
@@ -30,7 +30,7 @@ def _register_work(tensor: Any, work: _core.Work) -> None:
 
 
 def take(tensor: Any) -> list[_core.Work]:
-    """What is under way in an array, which is forgotten."""
+    """Remove and return the works in progress on an array."""
     if not _works:
         return []
     with _lock:
@@ -39,17 +39,17 @@ def take(tensor: Any) -> list[_core.Work]:
 
 
 def _get_work_registry_size() -> int:
-    """How many works nobody has waited for."""
+    """Return the number of recorded works."""
     with _lock:
         return sum(map(len, _works.values()))
 
 
 def _set_allow_inflight_collective_as_graph_input(value: bool) -> None:
-    """Say whether compiled functions may be given arrays in which works are under way; kept for those who ask."""
+    """Set whether compiled functions accept arrays of unfinished works. dldist does not use it."""
     global _is_input_allowed
     _is_input_allowed = bool(value)
 
 
 def _allow_inflight_collective_as_graph_input() -> bool:
-    """What has been said."""
+    """Return the setting."""
     return _is_input_allowed
