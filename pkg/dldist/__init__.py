@@ -24,7 +24,7 @@ def __getattr__(name: str) -> object:
     """Import the module that defines a name, when a program first uses the name."""
     if name in _MODULES:
         __import__(f"{__name__}.{name}")
-        return _sys.modules[f"{__name__}.{name}"]  # while it is being imported, too
+        return _sys.modules[f"{__name__}.{name}"]  # also during its import
     return _find(name)
 
 
@@ -35,9 +35,9 @@ def __dir__() -> list[str]:
 
 
 def set_log_level(level: str) -> None:
-    """Send what dldist does to the logger "dldist": level is "off", "info" or "debug"."""
+    """Log dldist's activity to the logger "dldist"; `level` is "off", "info" or "debug"."""
     if _core._set_log_level(level):
-        # Imports logging and starts a thread: only for those who want the log.
+        # Only if the log is on: this imports logging and starts a thread.
         from dldist._base import log
 
         log.start(level)
@@ -54,7 +54,7 @@ def _stop_threads() -> None:
             _core._call_despite_ctrl_c(module.stop)  # Ctrl-C still ends the process
 
 
-_atexit.register(_stop_threads)  # first of all, so that functions which programs register still have their groups
+_atexit.register(_stop_threads)  # first, so it runs after the functions that programs register
 
 
 def _set_log_level_from_environment() -> None:

@@ -1,8 +1,8 @@
-"""Records of the calls at module level: which has failed, how, in which group, and how long groups take to make.
+"""Log records of the module-level calls: failures, with their groups, and times to make groups.
 
-They are of the level DEBUG and go to the logger "dldist.c10d_logger", as the dicts that torch.distributed logs. The calls are
-watched while dldist's log is at "debug" (DLDIST_LOG, set_log_level); else nothing stands between a program and a call. Names that a
-program has imported before then are not watched.
+Records have the level DEBUG, go to the logger "dldist.c10d_logger" and hold the dicts that
+torch.distributed logs. Calls are wrapped only while dldist's log is at "debug" (DLDIST_LOG,
+set_log_level). A name that a program imported before that is not wrapped.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ logger = logging.getLogger("dldist.distributed_c10d")
 _c10d_logger = logging.getLogger(__name__)
 
 
-# ---- what a record says
+# ---- content of a record
 
 
 def _get_msg_dict(func_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Of a call, and of the group that is given to it as `group` or `process_group`."""
+    """Describe a call, and the group that is its argument `group` or `process_group`."""
     told = {"func_name": func_name}
     if not dldist.is_initialized():
         return told
@@ -60,11 +60,11 @@ def _group_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return given.get("group", given.get("process_group"))
 
 
-# ---- watching calls
+# ---- wrapping calls
 
 
 def _exception_logger(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Have what a function raises logged, too."""
+    """Wrap a function to log its exceptions."""
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -78,7 +78,7 @@ def _exception_logger(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _time_logger(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the time logged that a function takes when it comes back."""
+    """Wrap a function to log how long it takes, if it returns."""
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -91,13 +91,13 @@ def _time_logger(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _TIMED = ("init_process_group", "new_group", "split_group", "shrink_group", "destroy_process_group")
-_UNWATCHED = ("isend", "irecv")  # a P2POp knows them by identity
+_UNWATCHED = ("isend", "irecv")  # P2POp compares their identity
 _watched: dict[str, Any] = {}
-"""The calls that are watched, as they are by themselves."""
+"""The wrapped calls, unwrapped."""
 
 
 def _calls() -> dict[str, Any]:
-    """The calls that have to do with a group, by name."""
+    """Return the calls that take or make groups, by name."""
     named = {name: getattr(distributed_c10d, name) for name in distributed_c10d.__all__ if name not in _UNWATCHED}
     modules = ("dldist._api.collectives", "dldist._api.objects", "dldist._api.p2p")
     return {
@@ -109,7 +109,7 @@ def _calls() -> dict[str, Any]:
 
 
 def watch_calls(is_on: bool) -> None:
-    """Put what logs in front of the calls of dldist and dldist.distributed_c10d, or take it away."""
+    """Wrap the calls of dldist and dldist.distributed_c10d for the log, or unwrap them."""
     if is_on == bool(_watched):
         return
     calls = _calls() if is_on else dict(_watched)

@@ -1,4 +1,4 @@
-"""Communication hooks for Reducer.register_comm_hook, which send fewer bytes for less exact averages.
+"""Communication hooks for Reducer.register_comm_hook: fewer bytes, less exact averages.
 
     reducer.register_comm_hook(group, comm_hooks.bf16_compress_hook)
     reducer.register_comm_hook(comm_hooks.PowerSGDState(group, matrix_approximation_rank=2), comm_hooks.powerSGD_hook)
@@ -32,10 +32,10 @@ __all__ = [
 
 
 def allreduce_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future:
-    """The average, as without a hook.
+    """Average the gradients, as without a hook.
 
     Args:
-        process_group: The state of the hook: a group; None is the default world.
+        process_group: The state of the hook: a group, or None for the default world.
         bucket: The gradients.
 
     Returns:
@@ -47,17 +47,17 @@ def allreduce_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future
 
 
 def fp16_compress_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future:
-    """The average of the gradients, rounded to float16. Values above 65504 become infinite.
+    """Average the gradients rounded to float16. Values above 65504 become infinite.
 
-    Arguments and result are those of allreduce_hook.
+    Arguments and result are as for allreduce_hook.
     """
     return _average_as("float16", process_group, bucket)
 
 
 def bf16_compress_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future:
-    """The average of the gradients, rounded to bfloat16, which has the range of float32.
+    """Average the gradients rounded to bfloat16, which has the range of float32.
 
-    Arguments and result are those of allreduce_hook.
+    Arguments and result are as for allreduce_hook.
     """
     return _average_as("bfloat16", process_group, bucket)
 
@@ -82,7 +82,7 @@ def _compress(dtype: str, bucket: GradBucket) -> _core.SharedArray:
 
 
 def fp16_compress_wrapper(hook: Hook) -> Hook:
-    """A hook that rounds gradients to float16 for another hook.
+    """Return a hook that rounds gradients to float16 for another hook.
 
     Args:
         hook: The hook that reduces them.
@@ -95,7 +95,7 @@ def fp16_compress_wrapper(hook: Hook) -> Hook:
 
 
 def bf16_compress_wrapper(hook: Hook) -> Hook:
-    """A hook that rounds gradients to bfloat16 for another hook."""
+    """Return a hook that rounds gradients to bfloat16 for another hook."""
     return _with_compression("bfloat16", hook)
 
 
@@ -111,17 +111,17 @@ def _with_compression(dtype: str, hook: Hook) -> Hook:
 
 
 class PowerSGDState:
-    """The state that powerSGD_hook keeps from pass to pass. Make one for each Reducer, with the same arguments on all ranks. Needs NumPy.
+    """The state that powerSGD_hook keeps between passes, one for each Reducer. Needs NumPy.
 
     Args:
-        process_group: A World or Group, or a group of new_group; None is the default world.
-        matrix_approximation_rank: Gradients with more than one dimension are treated as matrices, and sent as two factors with this many
-            columns.
-        start_powerSGD_iter: Gradients are averaged as they are before the pass of this number, counted from 0.
+        process_group: A World or Group, or a group of new_group; None for the default world.
+        matrix_approximation_rank: The number of columns of the two factors that are sent for each
+            gradient of two or more dimensions.
+        start_powerSGD_iter: The number of initial passes without compression.
         min_compression_rate: Compress only gradients whose factors are this many times smaller.
-        use_error_feedback: Add what a pass has lost to the gradients of the next one.
-        warm_start: Begin with the factors of the last pass.
-        random_seed: The seed for the first factors.
+        use_error_feedback: Add the error of each pass to the gradients of the next pass.
+        warm_start: Start with the factors of the last pass.
+        random_seed: The seed for the first factors; like all arguments, the same on all ranks.
 
     Raises:
         ValueError: `start_powerSGD_iter` is less than 2 with feedback or a warm start.
@@ -152,15 +152,15 @@ class PowerSGDState:
         self.warm_start = warm_start
         self.rng = numpy.random.default_rng(random_seed)
         self.iter = 0
-        """How many passes there have been."""
+        """The number of passes so far."""
         self.errors: dict[int, Any] = {}
-        """What the gradients of each bucket have lost so far."""
+        """The accumulated error of each bucket's gradients."""
         self.right_factors: dict[int, list[Any]] = {}
-        """The right factors of the matrices of each bucket."""
+        """The right factors of each bucket's matrices."""
         self.sent_elements = self.whole_elements = 0
 
     def compression_rate(self) -> float:
-        """The number of elements in the passes with compression, divided by the number that were sent."""
+        """Return the number of elements in compressed passes divided by the number sent."""
         return self.whole_elements / max(self.sent_elements, 1)
 
     def _is_compressed(self, shape: tuple[int, ...]) -> bool:
@@ -184,7 +184,7 @@ def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Any:
-    """The average of gradients that are approximated by matrices of low rank (PowerSGD). Needs NumPy.
+    """Average gradients approximated by low-rank matrices (PowerSGD). Needs NumPy.
 
     Args:
         state: A PowerSGDState.
@@ -198,7 +198,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Any:
 
 
 class _PowerSGDStep:
-    """A bucket in a pass. The left factors are sent at once, and the right factors in finish()."""
+    """One bucket of a pass: the constructor sends left factors, finish() the right factors."""
 
     def __init__(self, state: PowerSGDState, bucket: GradBucket) -> None:
         self._state = state
@@ -215,7 +215,7 @@ class _PowerSGDStep:
         self._send_left()
 
     def _split(self, shapes: list[tuple[int, ...]]) -> None:
-        """Views of the gradient and of its approximation: of the matrices that are compressed, and of what is sent as it is."""
+        """Make views of the gradient and its approximation: matrices to compress, and others."""
         self._matrices, self._results = [], []
         self._others, self._other_results = [], []
         start = 0
@@ -237,7 +237,7 @@ class _PowerSGDStep:
         return self._state._new_right_factors(self._matrices)
 
     def _send_left(self) -> None:
-        """The left factors, and what is not compressed, as one array."""
+        """Send the left factors and the uncompressed gradients as one array."""
         left = [matrix @ factor for matrix, factor in zip(self._matrices, self._factors, strict=True)]
         self._shapes = [part.shape for part in (*left, *self._others)]
         self._left = _join([*left, *self._others], self._gradient.dtype)
@@ -269,7 +269,7 @@ class _PowerSGDStep:
 
 
 def _read(bucket: GradBucket) -> Any:
-    """A copy of a bucket's gradients for NumPy to calculate with."""
+    """Copy a bucket's gradients to a NumPy array."""
     import numpy
 
     values = numpy.empty(bucket.memory.shape, "float64" if bucket.memory.dtype == "float64" else "float32")
@@ -284,7 +284,7 @@ def _join(arrays: list[Any], dtype: Any) -> Any:
 
 
 def _take_apart(flat: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
-    """Copies of the arrays of these shapes that `flat` is made of."""
+    """Copy arrays of these shapes out of `flat`."""
     parts, start = [], 0
     for shape in shapes:
         stop = start + math.prod(shape)

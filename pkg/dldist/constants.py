@@ -1,4 +1,4 @@
-"""The time-outs of groups that are given none, under the name that torch.distributed has for this module."""
+"""Default timeouts of groups, under torch.distributed's name for this module."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
     dist.all_reduce(gradient, group=mesh.get_group("dp"))
 
-The names, arguments and groups are those of torch.distributed.device_mesh; docs/device-mesh.md says what differs.
+docs/device-mesh.md lists the differences from torch.distributed.device_mesh.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ __all__ = ["DeviceMesh", "init_device_mesh"]
 
 
 class DeviceMesh:
-    """Ranks in an array of several dimensions. Along each dimension, the ranks that differ in it alone have a group.
+    """Ranks as an array of several dimensions, with a group along each dimension.
 
-    All ranks of the world make the same meshes in the same order, whether they are in them or not. Where there is no default world
-    yet, it is made first, by init_process_group().
+    All ranks of the world make the same meshes in the same order, members or not. If there is no
+    default world, init_process_group() makes it first.
 
     Args:
-        device_type: "cpu", "cuda" or the like: what the arrays are on. It chooses nothing.
+        device_type: The type of the arrays' device, "cpu", "cuda" or the like. It selects nothing.
         mesh: The ranks of the default world, as nested lists or an array of any library.
         mesh_dim_names: A name for each dimension.
-        backend_override: For each dimension a backend and its options; each may be None, for those of the world.
-        world: The ranks are those of this World instead of the default one.
+        backend_override: A backend and options for each dimension; None for the world's.
+        world: A World to take the ranks from, instead of the default world.
 
     Raises:
-        TypeError: The mesh is missing, or has what is no integer.
-        ValueError: It is ragged, empty, or a rank is there twice or not in the world.
-        RuntimeError: It has more ranks than the world.
+        TypeError: The mesh is missing, or an item is not an integer.
+        ValueError: The mesh is ragged or empty, or a rank is repeated or not in the world.
+        RuntimeError: The mesh has more ranks than the world.
 
     Example:
         >>> mesh = dist.DeviceMesh("cpu", [[0]], mesh_dim_names=("dp", "tp"))
@@ -56,15 +56,15 @@ class DeviceMesh:
     _device_type: str
     _layout: Layout
     _rank_map: tuple[int, ...]
-    """The ranks of the mesh that this one is a part of, in row-major order; the layout has places in it."""
+    """The ranks of the root mesh in row-major order; the layout indexes it."""
     _mesh_dim_names: tuple[str, ...] | None
     _root_mesh: DeviceMesh | None
     _home: Home
     _rank: int
     _kept: list[Any] | None
-    """What is kept of the group of each dimension: [] where this rank is not in the mesh, None where no groups have been made."""
+    """The stored groups by dimension: [] if this rank is no member, None if made without groups."""
     _library: str | None
-    """Whose array `mesh` is: of the library whose array was given."""
+    """The library of the array that `mesh` returns: the library of the array given."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class DeviceMesh:
         self._coordinate_on_dim = self._find_coordinate()
 
     def _part(self, layout: Layout, names: tuple[str, ...], kept: list[Any] | None) -> DeviceMesh:
-        """A mesh of some of the root's ranks, with these dimensions."""
+        """Make a mesh of some of the root's ranks, with these dimensions."""
         root = self._get_root_mesh()
         part = DeviceMesh.__new__(DeviceMesh)
         part._fill(root._device_type, layout, root._rank_map, names, root, root._home, self._rank)
@@ -122,7 +122,7 @@ class DeviceMesh:
         self._kept = self._make_groups(self._layout, names, overrides)
 
     def _make_groups(self, layout: Layout, names: Sequence[str], overrides: Sequence[Override]) -> list[Any]:
-        """What is kept of a new group for each of these dimensions; all ranks call it."""
+        """Make a group for each dimension, on all ranks; return the values to store."""
         made = []
         for axis, name, override in zip(layout, names, overrides, strict=True):
             of_ranks = [[self._rank_map[place] for place in row] for row in rows((axis,), len(self._rank_map))]
@@ -131,23 +131,24 @@ class DeviceMesh:
 
     @property
     def _dim_group_names(self) -> list[str]:
-        """The name of the group of each dimension."""
+        """The names of the groups, by dimension."""
         if self._kept is None:
             raise AttributeError("the mesh was made without groups")
         return [kept if isinstance(kept, str) else kept.name for kept in self._kept]
 
     def get_group(self, mesh_dim: int | str | None = None) -> Any:
-        """The group of this rank along a dimension.
+        """Return the group of this rank along a dimension.
 
         Args:
-            mesh_dim: The number or the name of the dimension; a mesh of one needs none. A name of a flattened mesh will do, too.
+            mesh_dim: The number or name of the dimension, or the name of a flattened mesh. Optional
+                if the mesh has one dimension.
 
         Returns:
-            A group of c10d; a World where the mesh is made of one.
+            A group of c10d, or a World if the mesh is made of one.
 
         Raises:
-            RuntimeError: There are several dimensions and none is said, or the mesh was made without groups.
-            KeyError, IndexError: There is no such dimension; IndexError also where this rank is not in the mesh.
+            RuntimeError: `mesh_dim` is missing, or the mesh was made without groups.
+            KeyError, IndexError: There is no such dimension. IndexError: This rank is no member.
 
         Example:
             >>> dist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",)).get_group("dp").size()
@@ -167,13 +168,13 @@ class DeviceMesh:
         return mesh_groups.find(self._kept[dim])
 
     def get_all_groups(self) -> list[Any]:
-        """The groups of this rank along all dimensions.
+        """Return the groups of this rank along all dimensions.
 
         Returns:
             A list, by dimension.
 
         Raises:
-            RuntimeError, IndexError: As of get_group.
+            RuntimeError, IndexError: As for get_group.
 
         Example:
             >>> [group.size() for group in dist.init_device_mesh("cpu", (1, 1)).get_all_groups()]
@@ -182,9 +183,9 @@ class DeviceMesh:
         return [self.get_group(dim) for dim in range(self.ndim)]
 
     def abort(self) -> None:
-        """Abort the groups of all dimensions and of flattened meshes, so that no rank of them waits for a lost rank.
+        """Abort the groups of all dimensions and flattened meshes, so that no rank waits.
 
-        A group that is the default world ends with all groups of the default world.
+        If one of them is the default world, all groups are aborted.
 
         Raises:
             RuntimeError: The mesh is a part of another mesh.
@@ -203,7 +204,7 @@ class DeviceMesh:
             raise RuntimeError(f"{call}(): say which dimension: {self!r} has {self.ndim}; get_all_groups() has the groups of all")
 
     def _dim_of(self, call: str, mesh_dim: int | str) -> int:
-        """The number of a dimension, from 0."""
+        """Return the number of a dimension, from 0."""
         if isinstance(mesh_dim, str):
             return self._get_mesh_dim_by_name(mesh_dim)
         if not isinstance(mesh_dim, int):
@@ -213,20 +214,20 @@ class DeviceMesh:
         return mesh_dim % self.ndim
 
     def _get_mesh_dim_by_name(self, mesh_dim_name: str) -> int:
-        """The number of the dimension of this name."""
+        """Return the number of the dimension with this name."""
         if not self._mesh_dim_names:
             raise KeyError("No `mesh_dim_names` found.")
         if mesh_dim_name not in self._mesh_dim_names:
             raise KeyError(f"there is no dimension {mesh_dim_name!r} of the mesh; there are {', '.join(self._mesh_dim_names)}")
         return self._mesh_dim_names.index(mesh_dim_name)
 
-    # ---- where this rank is
+    # ---- this rank's position
 
     def get_rank(self) -> int:
-        """The rank of this process in the world.
+        """Return the rank of this process in the world.
 
         Returns:
-            The global rank; of a mesh of a World, the rank in that.
+            The rank in the default world, or in the World of the mesh.
 
         Example:
             >>> dist.init_device_mesh("cpu", (1,)).get_rank()
@@ -235,16 +236,16 @@ class DeviceMesh:
         return self._rank
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """The rank of this process in its group along a dimension.
+        """Return the rank of this process in its group along a dimension.
 
         Args:
-            mesh_dim: As in get_group, as are the errors.
+            mesh_dim: As in get_group.
 
         Returns:
             The rank in the group.
 
         Raises:
-            RuntimeError, KeyError, IndexError: As of get_group.
+            RuntimeError, KeyError, IndexError: As for get_group.
 
         Example:
             >>> dist.init_device_mesh("cpu", (1, 1)).get_local_rank(1)
@@ -255,10 +256,10 @@ class DeviceMesh:
         return get_rank(self.get_group(mesh_dim))
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """Where this rank is in the mesh.
+        """Return the position of this rank in the mesh.
 
         Returns:
-            Its index along each dimension; None where it is not in the mesh.
+            The index along each dimension, or None if the rank is not in the mesh.
 
         Example:
             >>> dist.init_device_mesh("cpu", (1, 1)).get_coordinate()
@@ -267,7 +268,7 @@ class DeviceMesh:
         return self._coordinate_on_dim
 
     def _sym_get_coordinate(self, index: int) -> int:
-        """The coordinate along one dimension."""
+        """Return the coordinate along one dimension."""
         if self._coordinate_on_dim is None:
             raise AssertionError(f"rank {self._rank} is not in {self!r}")
         return self._coordinate_on_dim[index]
@@ -282,21 +283,21 @@ class DeviceMesh:
         return unravelled(row.index(self._rank), self.shape)
 
     def _row_here(self) -> list[int] | None:
-        """The ranks of the mesh, or of the one of several that this rank is in; None where it is in none of several."""
+        """Return the mesh's ranks. If the mesh was sliced, return this rank's slice, or None."""
         cut = [[self._rank_map[place] for place in row] for row in rows(self._layout, len(self._rank_map))]
         return cut[0] if len(cut) == 1 else next((row for row in cut if self._rank in row), None)
 
-    # ---- what it is
+    # ---- properties
 
     @property
     def device_type(self) -> str:
-        """What the arrays are on."""
+        """The type of device that the arrays are on."""
         return self._device_type
 
     @property
     def mesh(self) -> Any:
-        """The ranks as an array of int32, of the library whose array was given. Where none was, it is of PyTorch if the program has
-        imported that, else of NumPy, else a SharedArray."""
+        """The ranks as an int32 array of the library whose array was given; by default of PyTorch
+        or NumPy, whichever is imported, else a SharedArray."""
         row = self._row_here()
         if row is None:
             raise RuntimeError(
@@ -312,19 +313,19 @@ class DeviceMesh:
 
     @property
     def ndim(self) -> int:
-        """How many dimensions there are."""
+        """The number of dimensions."""
         return len(self._layout)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many ranks each dimension has."""
+        """The number of ranks along each dimension."""
         return shape_of(self._layout)
 
     def size(self, mesh_dim: int | None = None) -> int:
-        """How many ranks there are.
+        """Return the number of ranks.
 
         Args:
-            mesh_dim: Along this dimension alone.
+            mesh_dim: Count only along this dimension.
 
         Returns:
             The number of ranks of the mesh, or of the dimension.
@@ -357,25 +358,25 @@ class DeviceMesh:
         return hash(self._key())
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is a mesh of the same ranks, dimensions and names."""
+        """Return True if the other mesh has the same ranks, dimensions and names."""
         return self is other or (isinstance(other, DeviceMesh) and self._key() == other._key())
 
     def __enter__(self) -> Self:
-        """Make it the current mesh of this thread, for libraries that ask for one."""
+        """Make this the current mesh of this thread, for libraries that use the current mesh."""
         _mesh_resources.mesh_stack.append(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
         _mesh_resources.mesh_stack.pop()
 
-    # ---- meshes made from it
+    # ---- meshes made from this mesh
 
     def _get_root_mesh(self) -> DeviceMesh:
-        """The mesh that it was made from; itself where it was made from none."""
+        """Return the mesh that this one was made from, or itself."""
         return self._root_mesh or self
 
     def _get_root_mesh_dim(self) -> int | None:
-        """Which dimension of the root a mesh of one dimension is; None without names."""
+        """Return the index, in the root, of a one-dimensional mesh; None without names."""
         if not self._mesh_dim_names:
             return None
         if len(self._mesh_dim_names) != 1:
@@ -383,18 +384,17 @@ class DeviceMesh:
         return self._get_root_mesh()._get_mesh_dim_by_name(self._mesh_dim_names[0])
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
-        """The mesh of some of the dimensions, with the same groups: of the ranks that differ from this one in them alone.
+        """Return the mesh of the ranks that differ only in these dimensions, with its groups.
 
         Args:
-            mesh_dim_names: A name, or a tuple of them in the order of the dimensions. Of the root mesh names of flattened meshes
-                will do, too.
+            mesh_dim_names: A name, or a tuple in mesh order. A root also accepts flattened meshes.
 
         Returns:
-            A mesh; this one where all of its names are given.
+            A mesh; this mesh if all of its names are given.
 
         Raises:
             RuntimeError: The mesh has no names, or the dimensions overlap.
-            KeyError: There is no such name, or they stand in another order.
+            KeyError: A name does not exist, or the names are in another order.
         """
         if not self._mesh_dim_names:
             raise RuntimeError(f"Cannot slice a DeviceMesh without mesh_dim_names: {self!r}")
@@ -410,7 +410,7 @@ class DeviceMesh:
         return self._part(layout, names, None if self._kept is None else [mesh._kept[dim] for mesh, dim in sources if mesh._kept])
 
     def _source_of(self, name: str, names: tuple[str, ...]) -> tuple[DeviceMesh, int]:
-        """The mesh that has a dimension of this name, and which: this one, or a flattened one of the root."""
+        """Find a name in this mesh or the root's flattened meshes: the mesh, and its dimension."""
         if name in self._mesh_dim_names:  # type: ignore[operator]
             return self, self._get_mesh_dim_by_name(name)
         if self._root_mesh is None and name in self._flatten_mapping:
@@ -421,7 +421,7 @@ class DeviceMesh:
         return [*(self._mesh_dim_names or ()), *(self._flatten_mapping if self._root_mesh is None else ())]
 
     def _get_all_submeshes(self, mesh_dim_name: str) -> list[DeviceMesh]:
-        """A mesh of one dimension for each row of ranks along it."""
+        """Return a one-dimensional mesh for each row of ranks along a dimension."""
         dim = self._get_mesh_dim_by_name(mesh_dim_name)
         submeshes = []
         for row in rows((self._layout[dim],), len(self._rank_map)):
@@ -434,12 +434,12 @@ class DeviceMesh:
         return submeshes
 
     def _flatten(self, mesh_dim_name: str | None = None, backend_override: AnyOverride | None = None) -> DeviceMesh:
-        """The mesh of the same ranks in one dimension, with a group of all of them. All ranks of the world call it.
+        """Return a mesh of the same ranks in one dimension, with a group of all of them.
 
-        It is made once, and then found by its name: `root[name]`, `root.get_group(name)`.
+        All ranks of the world call it. Later calls find the mesh by name, like `root[name]`.
 
         Args:
-            mesh_dim_name: Its name: the names of the dimensions, with "_" in between, unless given.
+            mesh_dim_name: The name of the mesh; by default all names, joined by "_".
             backend_override: A backend, options, or both, for its group.
 
         Raises:
@@ -471,17 +471,17 @@ class DeviceMesh:
         mesh_dim_names: Sequence[str],
         backend_override: Mapping[str, AnyOverride] | None = None,
     ) -> DeviceMesh:
-        """The mesh with one dimension cut into several, each with groups of its own. All ranks of the world call it.
+        """Return the mesh with one dimension split into several. All ranks of the world call it.
 
         Args:
             dim: The dimension, by number or name.
-            mesh_sizes: The sizes of the new ones, whose product is its size.
-            mesh_dim_names: Their names.
-            backend_override: Backends, options or both for the groups of some, by name.
+            mesh_sizes: The sizes of the new dimensions; their product must be the old size.
+            mesh_dim_names: The names of the new dimensions, which get their own groups.
+            backend_override: Backends, options or both for some of the groups, by name.
 
         Raises:
             ValueError: There is no such dimension, or the sizes do not fit.
-            RuntimeError: There are not as many names as sizes, or the mesh has no names.
+            RuntimeError: The numbers of names and sizes differ, or the mesh has no names.
         """
         try:
             at = self._dim_of("_unflatten", dim)
@@ -507,13 +507,13 @@ class DeviceMesh:
 
     @staticmethod
     def _concatenate(device_mesh_list: Sequence[DeviceMesh]) -> DeviceMesh:
-        """The mesh of the dimensions of several meshes that were made from the same one.
+        """Return the mesh of the dimensions of several meshes that come from the same mesh.
 
         Args:
             device_mesh_list: The meshes.
 
         Raises:
-            RuntimeError: They were made from others, or have ranks in common.
+            RuntimeError: The meshes come from different meshes, or overlap.
         """
         first = device_mesh_list[0]
         for mesh in device_mesh_list:
@@ -535,16 +535,16 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """A mesh of groups that there are.
+        """Return a mesh of existing groups.
 
         Args:
             group: A group, or a list of one for each dimension: groups of c10d, or Worlds.
-            device_type: As of DeviceMesh.
-            mesh: The ranks, as of DeviceMesh. Several groups need it.
-            mesh_dim_names: A name for each dimension. Several groups need them.
+            device_type: As for DeviceMesh.
+            mesh: The ranks, as for DeviceMesh. Required for several groups.
+            mesh_dim_names: A name for each dimension. Required for several groups.
 
         Returns:
-            The mesh. Of a World, its ranks are those of the World.
+            The mesh. For a World, its ranks are the World's.
 
         Raises:
             ValueError: The mesh does not fit the groups, or is missing.
@@ -608,22 +608,21 @@ def init_device_mesh(
     backend_override: Mapping[Any, AnyOverride] | None = None,
     world: World | None = None,
 ) -> DeviceMesh:
-    """A mesh of this shape, of the ranks from 0 on in row-major order. All ranks of the world call it.
+    """Create a mesh of ranks 0, 1, ... in row-major order. All ranks of the world call it.
 
     Args:
         device_type: "cpu", "cuda" or the like, without an index.
-        mesh_shape: How many ranks each dimension has.
+        mesh_shape: The number of ranks along each dimension.
         mesh_dim_names: A name for each dimension.
-        backend_override: Backends, options or both (a pair) for the groups of some dimensions, by number or name.
-        world: The ranks are those of this World instead of the default one.
+        backend_override: Backends, options or pairs of both for some dimensions, by number or name.
+        world: A World to take the ranks from, instead of the default world.
 
     Returns:
         A DeviceMesh.
 
     Raises:
-        RuntimeError: The world is too small, names repeat themselves or are not as many as dimensions, a device has an index, or
-            an override is for no dimension.
-        ValueError: A size is no positive number.
+        RuntimeError: The world is too small, or a name, the device or an override is invalid.
+        ValueError: A size is not a positive number.
 
     Example:
         >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
@@ -646,24 +645,24 @@ def init_device_mesh(
 
 
 class _MeshEnv(_local):
-    """The meshes of the `with` statements that this thread is in."""
+    """The stack of meshes whose `with` blocks this thread is in."""
 
     def __init__(self) -> None:
         self.mesh_stack: list[DeviceMesh] = []
 
     def get_current_mesh(self) -> DeviceMesh:
-        """The mesh of the innermost one."""
+        """Return the mesh of the innermost block."""
         if not self.mesh_stack:
             raise RuntimeError("No device mesh is currently active!")
         return self.mesh_stack[-1]
 
     def get_root_mesh(self, device_mesh: DeviceMesh) -> DeviceMesh:
-        """Deprecated: what the mesh was made from."""
+        """Return the mesh that a mesh was made from. Deprecated."""
         warn("get_root_mesh is deprecated: use _get_root_mesh of the mesh")
         return device_mesh._get_root_mesh()
 
     def _get_all_submeshes(self, device_mesh: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
-        """Deprecated: the same method of the mesh."""
+        """Call the mesh's method of this name. Deprecated."""
         warn("_get_all_submeshes is deprecated: use _get_all_submeshes of the mesh")
         return device_mesh._get_all_submeshes(mesh_dim_name)
 

@@ -1,4 +1,4 @@
-"""Everything of the module-level calls under c10d's module name, with the private names that programs use."""
+"""All names of the module-level calls, private ones included, under c10d's module name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __getattr__ = namespace.Finder(__name__, *_TABLES)
 
 
 class _Module(ModuleType):
-    """This module, with a `_world` that can be exchanged, as tests with threads for ranks do."""
+    """This module, with a `_world` that can be replaced, as in tests that run ranks as threads."""
 
     @property
     def _world(self) -> registry.Registry:

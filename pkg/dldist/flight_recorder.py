@@ -1,7 +1,7 @@
-"""The flight recorder keeps the last operations of this process, on any backend, to show why the process hangs.
+"""The flight recorder keeps this process's last operations, of any backend, to explain hangs.
 
-It is on unless DLDIST_FR_BUFFER_SIZE is 0. Dumps have PyTorch's format, so PyTorch's analyser can read them, too. Making a dump
-takes no interpreter: the watchdog writes one even if a thread holds the GIL for ever.
+It is on unless DLDIST_FR_BUFFER_SIZE is 0. PyTorch's analyser can read its dumps. A dump needs no
+interpreter: the watchdog writes one even if a thread holds the GIL forever.
 
 >>> from dldist import flight_recorder
 >>> flight_recorder.dump("/tmp/trace_3")
@@ -37,20 +37,21 @@ _writer: Callable[[bytes], object] | None = None
 
 
 def is_on() -> bool:
-    """Whether anything is recorded."""
+    """Return True if operations are recorded."""
     return _core._recorder_capacity() > 0
 
 
 def dump_pickle(*, entries: bool = True, stacks: bool = True, only_active: bool = False) -> bytes:
-    """A pickled dict like PyTorch's: version, pg_config, pg_status, comm_lib_version and, if wanted, the entries.
+    """Return a pickled dict in PyTorch's format; only_active omits completed operations.
 
-    only_active leaves out operations that have completed.
+    Keys are version, pg_config, pg_status, comm_lib_version and entries, if wanted.
     """
     return _core._dump_recorder(False, entries, stacks, only_active)
 
 
 def dump_json(*, entries: bool = True, stacks: bool = True, only_active: bool = False) -> bytes:
-    """The same in JSON. As in PyTorch's, unknown times are 0, and the numbers in pg_status are text."""
+    """Return the same dict as JSON. As in PyTorch, unknown times are 0, and the numbers in
+    pg_status are text."""
     return _core._dump_recorder(True, entries, stacks, only_active)
 
 
@@ -62,9 +63,10 @@ def dump(
     stacks: bool = True,
     only_active: bool = False,
 ) -> str:
-    """Write a dump to a file and return its path, default_path() unless given. The file appears complete or not at all.
+    """Write a dump to a file, default_path() unless given, and return its path.
 
-    If no path is given and a writer is registered, the writer gets the bytes instead.
+    The file appears complete or not at all. Without `path`, a registered writer gets the bytes
+    instead, and the result is "".
     """
     if path is None and _writer is not None:
         _writer(_core._dump_recorder(json, entries, stacks, only_active))
@@ -75,29 +77,30 @@ def dump(
 
 
 def request_dump() -> bool:
-    """Ask the monitor of this process to write a dump to default_path() soon. It can do so even while a thread holds the GIL.
+    """Request a dump to default_path() from the monitor, which needs no GIL.
 
-    Returns False if there is no monitor, because the process has made no group of several ranks.
+    Return False if there is no monitor, because the process has made no group of several ranks.
     """
     return _core._monitor_request_dump()
 
 
 def report() -> str:
-    """What the monitor of this process has found out last, as lines of text; "" when it has had no reason to look (docs/watchdog.md)."""
+    """Return the monitor's last findings as lines of text, or "" (docs/watchdog.md)."""
     return _core._monitor_report()
 
 
 def dump_on_signal(signum: int) -> None:
-    """Make a signal ask for dumps, as request_dump() does, until the monitor stops. This replaces what the signal does now.
+    """Make a signal request dumps, as request_dump() does, until the monitor stops.
 
-    SIGUSR2, or the signal that DLDIST_DUMP_SIGNAL names, does so by default unless the program uses it itself. Raises
-    RuntimeError if the process has made no group of several ranks, and ValueError if this signal cannot be handled.
+    This replaces its handler. By default, the signal DLDIST_DUMP_SIGNAL (SIGUSR2) does this unless
+    the program handles it. Raise RuntimeError if the process has no group of several ranks, and
+    ValueError if the signal cannot be handled.
     """
     _core._monitor_on_signal(signum, False)
 
 
 def default_path(rank: int | None = None) -> str:
-    """Where a dump goes if no path is given: the prefix from DLDIST_FR_DUMP_FILE, then the rank, which is RANK's unless given."""
+    """Return the default path of a dump: the prefix DLDIST_FR_DUMP_FILE, then `rank` or RANK."""
     if rank is None:
         text = os.environ.get("RANK", "")
         rank = int(text) if text.isdecimal() else 0
@@ -105,20 +108,20 @@ def default_path(rank: int | None = None) -> str:
 
 
 def entries(*, stacks: bool = True, only_active: bool = False) -> list[dict[str, Any]]:
-    """The recorded operations, oldest first, each as a dict with PyTorch's names."""
+    """Return the recorded operations, oldest first, each as a dict with PyTorch's names."""
     found: list[dict[str, Any]] = pickle.loads(dump_pickle(stacks=stacks, only_active=only_active))["entries"]
     return found
 
 
 def reset() -> None:
-    """Forget all operations and go on recording; record_id starts at 0 again."""
+    """Discard all operations and continue recording; record_id restarts at 0."""
     _core._reset_recorder()
 
 
 def register_writer(writer: Callable[[bytes], object] | None) -> None:
-    """Have `writer` get the bytes of dumps without a path, including the watchdog's. None means files again.
+    """Register a function for dumps without a path, also the watchdog's; None for files.
 
-    The watchdog still writes a file if the interpreter does not get round to calling the writer.
+    The watchdog still writes a file if the interpreter does not call the writer in time.
     """
     global _writer
     if writer is not None and not callable(writer):
@@ -127,7 +130,7 @@ def register_writer(writer: Callable[[bytes], object] | None) -> None:
 
 
 def registered_writer() -> Callable[[bytes], object] | None:
-    """The registered writer, or None if dumps go to files."""
+    """Return the registered writer, or None if dumps go to files."""
     return _writer
 
 
@@ -143,7 +146,7 @@ def _dump_fr_trace(
     onlyActive: bool | None = None,
     backend: str = "gloo",
 ) -> bytes:
-    """The content of the flight recorder as a pickle."""
+    """Return the content of the flight recorder as a pickle."""
     return dump_pickle(
         entries=includeCollectives is None or includeCollectives,
         stacks=includeStackTraces is None or includeStackTraces,
@@ -154,7 +157,7 @@ def _dump_fr_trace(
 def _dump_fr_trace_json(
     includeCollectives: bool | None = None, onlyActive: bool | None = None, backend: str = "gloo"
 ) -> bytes:
-    """The content of the flight recorder in JSON, without stacks."""
+    """Return the content of the flight recorder as JSON, without stacks."""
     return dump_json(entries=includeCollectives is None or includeCollectives, stacks=False, only_active=bool(onlyActive))
 
 
@@ -165,13 +168,13 @@ def _dump_fr_trace_file(
     onlyActive: bool | None = None,
     backend: str = "gloo",
 ) -> None:
-    """Give the content of the flight recorder as a pickle to the registered writer. Without one, write it to the default path of a
-    rank."""
+    """Pass a pickle of the flight recorder to the registered writer, or write it to a default
+    path."""
     _keep(_dump_fr_trace(includeCollectives, bool(includeStackTraces), onlyActive), rank)
 
 
 def _keep(dumped: bytes, rank: int) -> None:
-    """Give a dump to the registered writer. Without one, write it to the default path of a rank, like dump()."""
+    """Pass a dump to the registered writer. Without one, write it to the rank's default path."""
     if _writer is not None:
         _writer(dumped)
         return
@@ -180,7 +183,7 @@ def _keep(dumped: bytes, rank: int) -> None:
     path = default_path(rank)
     folder, name = os.path.split(path)
     os.makedirs(folder or ".", 0o700, exist_ok=True)
-    # Others may be able to write in the folder, so the file is made anew, and it is private to its user.
+    # Other users may write in the folder: create a new file that is private to this user.
     number, unfinished = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
     try:
         with open(number, "wb") as file:
@@ -192,7 +195,7 @@ def _keep(dumped: bytes, rank: int) -> None:
 
 
 def _reset_fr_trace(backend: str = "gloo") -> None:
-    """Forget all operations and go on recording."""
+    """Discard all operations and continue recording."""
     reset()
 
 

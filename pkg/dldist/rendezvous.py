@@ -1,9 +1,9 @@
-"""How ranks find a store to meet in: c10d's rendezvous(), and meet(), which World and init_process_group use.
+"""Find a store in which ranks meet: c10d's rendezvous(), and meet() for dldist's own calls.
 
     store, rank, world_size = next(rendezvous("tcp://10.0.0.1:29500", rank, world_size))
 
-rendezvous() gives the store as it is. meet() gives a part of it that nobody has used before, so that ranks can meet at the same place
-again and again. docs/rendezvous.md says how, and what is read from the environment.
+rendezvous() returns the store as it is. meet() returns an unused part of it, so that ranks can meet
+repeatedly at the same place. docs/rendezvous.md has the rules and the environment variables.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def register_rendezvous_handler(scheme: str, handler: Callable[..., Iterator[tup
 
     Args:
         scheme: The part before "://".
-        handler: A generator function, `handler(url, **kwargs)`, that yields (store, rank, world_size).
+        handler: A function, `handler(url, **kwargs)`, that yields (store, rank, world_size).
 
     Raises:
         RuntimeError: The scheme already has a handler.
@@ -57,27 +57,29 @@ def register_rendezvous_handler(scheme: str, handler: Callable[..., Iterator[tup
 
 
 def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[_core.Store, int, int]]:
-    """A generator that yields (store, rank, world_size).
+    """Return a generator that yields (store, rank, world_size).
 
-    The scheme is checked at once, and everything else when the first item is taken. With tcp:// and env://, rank 0 serves the store, and
-    gets it when all ranks have come, or at once with wait_for_workers=False.
+    The call checks the scheme, and next() checks everything else. With tcp:// and env://, rank 0
+    serves the store, and gets it when all ranks have connected, or immediately with
+    wait_for_workers=False.
 
     Args:
-        url: "env://", "tcp://host:port", "file:///path", or a URL of a registered scheme. It may end in "?rank=0&world_size=2".
+        url: "env://", "tcp://host:port", "file:///path", or a URL of a registered scheme. It may
+            end in "?rank=0&world_size=2".
         rank: The rank of this process, if it is not in the URL.
         world_size: The number of ranks, if it is not in the URL.
-        kwargs: Arguments for the handler: `timeout`, in seconds or as a timedelta, for tcp:// and env://.
+        kwargs: Arguments for the handler: `timeout` (seconds or a timedelta) for tcp:// and env://.
 
     Raises:
-        RuntimeError: The scheme has no handler, or an argument is no number.
-        ValueError: The URL or the environment lacks something.
-        DistTimeoutError: When the first item is taken: the ranks have not come in time.
+        RuntimeError: The scheme has no handler, or an argument is not a number.
+        ValueError: The URL or the environment lacks a value.
+        DistTimeoutError: From next(): ranks did not join before the timeout.
     """
     return _find_handler(_as_text(url), _as_rank("rank", rank), _as_rank("world_size", world_size), kwargs)
 
 
 def _create_store_from_options(backend_options: Any, rank: int) -> _core.Store:
-    """Only the store, for a group whose size is open unless WORLD_SIZE is set."""
+    """Return only the store, for a group whose size is open unless WORLD_SIZE is set."""
     url = _as_text(backend_options.init_method)
     world_size = -1
     if url.partition("://")[0] == "env":
@@ -144,13 +146,13 @@ register_rendezvous_handler("env", _handler("env", urls.env_place))
 register_rendezvous_handler("file", _file_handler)
 
 
-# ---- no URL at all
+# ---- no URL
 
 
 def auto(
     rank: int = -1, world_size: int = -1, timeout: Timeout = DEFAULT_TIMEOUT_S, wait_for_workers: bool = True
 ) -> Iterator[tuple[_core.Store, int, int]]:
-    """The rendezvous that the launcher of this process says. If there is no launcher, this process is alone."""
+    """Find the store that the launcher gives. Without a launcher, this process is alone."""
     place = urls.auto_place(_as_rank("rank", rank), _as_rank("world_size", world_size))
     yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
     raise RuntimeError("Unable to perform re-rendezvous without a URL")
@@ -160,10 +162,11 @@ def auto(
 
 
 class Meeting:
-    """What meet() returns: a store for the ranks of one world, and the duty of rank 0 to serve it until the others need it no longer.
+    """The result of meet(): a store for the ranks of one world, which rank 0 serves while needed.
 
-    Every rank finds the others in a `with` block, where it calls met() when it has, and calls close() at the end. A failure in the block
-    ends the meeting. If rank 0 serves the store, its close() waits until each rank that has come has called one of them, or failed.
+    The ranks find each other in a `with` block, then call met(), and close() at the end. An
+    exception ends the meeting. If rank 0 serves the store, its close() waits until each rank that
+    joined has called one of them, or failed.
     """
 
     __slots__ = ("_base", "_generation", "_is_host", "_must_tell", "_raw", "_server", "rank", "store", "world_size")
@@ -174,20 +177,20 @@ class Meeting:
         self._generation = generation
         self._is_host = place.is_host and place.world_size > 1
         self._must_tell = place.is_guest
-        # Rank 0's pid and host if it serves the store: "4711 node-a". It says so just after it has opened the meeting.
+        # Rank 0's "<pid> <host>" if it serves the store; set when it opens the meeting.
         self._server = raw.get(self._key_of_server()) if place.is_guest else None
         self.store: _core.Store | None = _core.PrefixStore(f"{name}/{generation}", raw)
         self.rank = place.rank
         self.world_size = place.world_size
         if self._is_host:
-            # For programs that never close it: the others may still need the store.
+            # For programs that never call close(): the other ranks may still need the store.
             atexit.register(self.close)
 
     def __enter__(self) -> Meeting:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
-        """Of a block in which the ranks find each other: an error ends the meeting, and is raised as what it comes from."""
+        """If the block raised, end the meeting, and raise the underlying cause."""
         if error is None:
             return
         failure = self.explain(error)
@@ -196,7 +199,7 @@ class Meeting:
             raise failure from error
 
     def met(self) -> None:
-        """This rank has found the others, so it no longer needs rank 0 to serve the store."""
+        """Record that this rank has found the others, and no longer needs the store of rank 0."""
         if not self._must_tell or self._raw is None:
             return
         self._must_tell = False
@@ -204,10 +207,10 @@ class Meeting:
             if self._raw.add(self._key("met"), 1) == self.world_size - 1:
                 self._raw.set(self._key("all met"), "")
         except _core.DistNetworkError:
-            pass  # rank 0 is gone, and waits for nobody
+            pass  # rank 0 has left, and waits for no rank
 
     def close(self, linger: float = LINGER_S) -> None:
-        """Leave the store. If rank 0 serves it, rank 0 waits up to `linger` seconds for the ranks that still need it."""
+        """Leave the store; on its server, wait up to `linger` seconds for ranks that need it."""
         if self._raw is None:
             return
         try:
@@ -217,13 +220,13 @@ class Meeting:
             if self.rank == 0:
                 self._raw.add(f"{self._base}/count", 1)
         except _core.DistError:
-            pass  # the others are late or dead, as their own errors say
+            pass  # other ranks are late or lost, and report it themselves
         finally:
             self._raw = self.store = None
             atexit.unregister(self.close)
 
     def give_up(self) -> None:
-        """Like close(), but without waiting, for a caller that has a failure to raise. A thread goes on serving the others for a while."""
+        """Close without waiting, after a failure. A thread may serve other ranks for LINGER_S."""
         if self._raw is None or not self._is_host:
             self.close()
             return
@@ -245,10 +248,10 @@ class Meeting:
         atexit.unregister(threading.current_thread().join)
 
     def explain(self, error: BaseException) -> BaseException:
-        """The cause of a failure to find the others: the loss of rank 0, if that served the store and is gone; else the failure itself. Call
-        this before give_up(), which leaves the store."""
+        """Return the cause of a failed meeting: the loss of rank 0, if it served the store, else
+        `error`. Call it before give_up(), which leaves the store."""
         may_be_gone = isinstance(error, _core.DistNetworkError) and not isinstance(error, (TimeoutError, _core.DistAuthError))
-        # The failure may be about something else, such as a port of this rank.
+        # The failure may have another cause, such as a port of this rank.
         if not may_be_gone or self._server is None or not self._is_server_gone():
             return error
         pid, _, host = self._server.decode(errors="replace").partition(" ")
@@ -280,11 +283,11 @@ class Meeting:
                 raw.wait([self._key("all met")], min(_LOOK_S, _left(deadline)))
                 return
             except _core.DistStoreTimeoutError:
-                # Something is wrong. Ranks that never came are not waited for.
+                # A failure: do not wait for ranks that never joined.
                 ncome = self._count_come(raw, deadline)
 
     def _count_come(self, raw: _core.Store, deadline: float) -> int:
-        """How many other ranks have come, as far as that can be found out in time."""
+        """Return the number of other ranks that have joined, as counted before the deadline."""
         count = 0
         for rank in range(1, self.world_size):
             if time.monotonic() > deadline:
@@ -303,11 +306,10 @@ def meet(
     store: _core.Store | None = None,
     place: urls.Place | None = None,
 ) -> Meeting:
-    """Find the store for the ranks of a world: in `store`, at the URL `init_method`, at `place`, or, with none of them, where the launcher
-    says.
+    """Return a Meeting in `store`, at `init_method`, at `place`, or at the launcher's place.
 
-    Ranks that meet several times at one place do so in the same order, or under different names. A missing rank is noticed when a
-    group is made in the store. If rank 0 is missing, it is noticed here.
+    Ranks that meet repeatedly at one place do so in the same order, or under different names.
+    meet() only detects a missing rank 0; making a group in the store detects others.
     """
     deadline = time.monotonic() + seconds_of(timeout)
     if place is None:
@@ -331,7 +333,7 @@ def meet(
         except _core.DistAuthError:
             raise
         except _core.DistNetworkError:
-            # That was probably rank 0's previous server, which was about to end.
+            # This was probably rank 0's previous server, which was closing.
             if not place.is_guest or time.monotonic() > deadline:
                 raise
             time.sleep(pause)
@@ -359,13 +361,13 @@ def _base_of(name: str) -> str:
 
 
 def _rank_key(base: str, rank: int) -> str:
-    """The key with the number of the last meeting that the rank took part in."""
+    """Return the key that holds the number of the rank's last meeting."""
     return f"{base}/rank/{rank}"
 
 
 def _enter(store: _core.Store, place: urls.Place, name: str, deadline: float) -> int:
-    """The number of this meeting at this place. Rank 0 increases it when it opens a meeting and when it leaves, so odd numbers are open.
-    No rank takes part in a meeting twice."""
+    """Return the number of this meeting at this place. Rank 0 increments it when it opens a meeting
+    and when it leaves, so odd numbers are open. No rank joins a meeting twice."""
     base = _base_of(name)
     if place.rank == 0:
         generation = store.add(f"{base}/count", 1)
@@ -412,7 +414,7 @@ def _left(deadline: float) -> float:
 
 
 class _Module(ModuleType):
-    """This module can be called, because c10d has a function named `rendezvous`, and `dldist.rendezvous` is this module."""
+    """This module, callable: `dldist.rendezvous` is a module, but a function in c10d."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Iterator[tuple[_core.Store, int, int]]:
         return rendezvous(*args, **kwargs)

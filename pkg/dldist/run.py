@@ -1,4 +1,4 @@
-"""dlrun: runs a program in several processes that form one job. See `dlrun --help` and docs/launcher.md."""
+"""dlrun: run a program in several processes that form one job (docs/launcher.md)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dldist._launch import attempt as launch_attempt
 from dldist._launch import nodes, output, report
 from dldist._launch import options as launch_options
 
-# How long the launcher that serves the store waits until the others have read how the job ended.
+# How long the launcher that serves the store waits for the others to read the job's result.
 _PATIENCE_S = 5.0
 _PATIENCE_AFTER_SIGNAL_S = 0.3
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run dlrun. Returns its exit code: 0, that of the rank that failed first, or 128 plus the number of a signal."""
+    """Run dlrun. Return 0, the first failed rank's exit code, or 128 plus a signal's number."""
     output.open_missing_streams()
     options = launch_options.parse(argv)
     try:
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _secret(options: launch_options.Options) -> str:
-    """The secret that every connection of the job must know, or "" for none."""
+    """Return the secret for all connections of the job, or "" for none."""
     if not options.has_secret:
         return ""
     given = os.fsdecode(settings.secret())
@@ -77,11 +77,11 @@ def _leave(meeting: nodes.Meeting, signals: launch_attempt.Signals) -> None:
             with signals.raising():
                 meeting.leave(_PATIENCE_S)
     except _core.DistError:
-        pass  # the launcher that serves the store has left already
+        pass  # the launcher that serves the store has left
 
 
 def _choose_folder(options: launch_options.Options) -> None:
-    """Make a folder if files are wanted and no folder was given."""
+    """Create a folder if output goes to files and no folder was given."""
     if not options.log_dir and any(any(options.kept(rank)) for rank in range(options.nproc)):
         options.log_dir = tempfile.mkdtemp(prefix="dlrun_")
         output.say(f"files are in {options.log_dir}")

@@ -1,6 +1,6 @@
-"""Symmetric memory: arrays that the ranks of a host share, and memory that all ranks write to, read from and signal by.
+"""Symmetric memory: arrays that the ranks of a host share, and memory for one-sided access.
 
-The names are those of torch.distributed._symmetric_memory. docs/symmetric-memory.md says what is promised.
+The names are torch.distributed._symmetric_memory's. Guarantees: docs/symmetric-memory.md.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ _BACKEND = "CPU"
 
 
 _infos: dict[str, tuple[_core.Store, int, int]] = {}
-_worlds: dict[str, World] = {}  # of _infos, for those that have been used
+_worlds: dict[str, World] = {}  # the used ones of _infos
 
 
 def empty(*size: int | Sequence[int], dtype: Any = "float32", device: Any = None, group: AnyGroup | str | None = None) -> _core.SharedArray:
-    """Zeros in memory that the ranks of this host share.
+    """Create an array of zeros in memory that the ranks of this host share.
 
     Args:
         size: The shape: empty(2, 3) or empty((2, 3)).
         dtype: A name, or the dtype of a library.
-        device: "cpu", or nothing.
-        group: Whose ranks share it: a group or its name; None is the default world.
+        device: "cpu" or None.
+        group: The group that shares it, or its name; None for the default world.
 
     Raises:
-        NotImplementedError: The device is another one than the CPU.
+        NotImplementedError: The device is not the CPU.
 
     Example:
         >>> from dldist import symmetric_memory
@@ -69,7 +69,7 @@ def empty(*size: int | Sequence[int], dtype: Any = "float32", device: Any = None
 
 
 def is_symm_mem_tensor(tensor: Tensor) -> bool:
-    """Whether it lies in memory that empty() of a group which is still there has made."""
+    """Return True if the tensor is in memory made by empty(), of a group that still exists."""
     return _core._is_shared(tensor)
 
 
@@ -77,7 +77,7 @@ def is_symm_mem_tensor(tensor: Tensor) -> bool:
 
 
 def set_signal_pad_size(size: int) -> None:
-    """How many bytes of signals each rank has in windows that are made from now on; the same on all ranks."""
+    """Set the size in bytes of each rank's signals in later windows; the same on all ranks."""
     if size <= 0:
         raise ValueError(f"set_signal_pad_size(): argument 'size' is {size}")
     symmetric.signal_pad_size = size
@@ -88,13 +88,13 @@ def get_signal_pad_size() -> int:
 
 
 def set_backend(name: str) -> None:
-    """There is one backend, "CPU"."""
+    """Check the name of the only backend, "CPU"."""
     if name != _BACKEND:
         raise ValueError(f"set_backend(): there is only {_BACKEND!r} here, no {name!r}")
 
 
 def get_backend(device: Any) -> str | None:
-    """"CPU" for the CPU, None for other devices."""
+    """Return "CPU" for the CPU, and None for other devices."""
     return _BACKEND if device_type_of(device) == "cpu" else None
 
 
@@ -107,18 +107,18 @@ def get_mem_pool(device: Any) -> Any:
 
 
 def is_nvshmem_available() -> bool:
-    """False: that is for GPUs."""
+    """Return False: NVSHMEM is for GPUs."""
     return False
 
 
 def enable_symm_mem_for_group(group_name: str) -> None:
-    """Not needed, as in torch: every group has symmetric memory."""
+    """Warn only: every group has symmetric memory. Deprecated, as in torch."""
     warn("enable_symm_mem_for_group() does nothing: every group has symmetric memory", FutureWarning, stacklevel=2)
     _group("enable_symm_mem_for_group", group_name)
 
 
 def is_symm_mem_enabled_for_group(group_name: str) -> bool:
-    """Whether there is a group of this name."""
+    """Return True if a group has this name."""
     return registry._world.is_named(group_name) or group_name in _infos
 
 
@@ -150,20 +150,20 @@ def _row_major(size: Sequence[int]) -> tuple[int, ...]:
 
 
 def rendezvous(tensor: Tensor | None, group: AnyGroup | str | None = None) -> SymmetricMemory:
-    """Let the ranks of a group reach each other's tensors. All ranks call it.
+    """Make the tensors of a group's ranks accessible to each other. All ranks call it.
 
-    Ranks of one host reach what empty() of this group has made (or a part, or a view of it by another library) directly; they and
-    all others reach any other array by messages.
+    Ranks of one host access arrays that this group's empty() made, and parts and views of them,
+    directly. All other access uses messages.
 
     Args:
-        tensor: This rank's; sizes need not agree. None: no memory.
-        group: A group or its name; None is the default world.
+        tensor: This rank's tensor, of any size; None for no memory.
+        group: A group or its name; None for the default world.
 
     Returns:
-        A SymmetricMemory. Its `timeout_ms=0` is the group's time-out, as in torch.
+        A SymmetricMemory. Its `timeout_ms=0` is the group's timeout, as in torch.
 
     Raises:
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As of collectives.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As for collectives.
 
     Example:
         >>> from dldist import symmetric_memory
@@ -178,11 +178,11 @@ def rendezvous(tensor: Tensor | None, group: AnyGroup | str | None = None) -> Sy
 
 
 class _SymmetricMemory(SymmetricMemory):
-    """The class of torch's extension: SymmetricMemory, with functions that need no object."""
+    """The class of torch's extension: SymmetricMemory, with static functions."""
 
     @staticmethod
     def set_group_info(group_name: str, rank: int, world_size: int, store: _core.Store) -> None:
-        """Say who is in a group that c10d does not know; they meet in the store when one of them uses the group."""
+        """Define a group that c10d does not know. Its ranks meet in the store at first use."""
         _infos[group_name] = (store, rank, world_size)
         _worlds.pop(group_name, None)
 
@@ -195,7 +195,7 @@ class _SymmetricMemory(SymmetricMemory):
         group_name: str | None = None,
         alloc_id: int | None = None,
     ) -> _core.SharedArray:
-        """empty() of a group, with the strides of row-major order. Memory that is let go is used again, whatever its alloc_id."""
+        """Run empty() for row-major strides. Released memory is reused, whatever its alloc_id."""
         if tuple(stride) != _row_major(size):
             raise NotImplementedError(
                 f"empty_strided_p2p(): shared arrays are in row-major order, of strides {_row_major(size)}, not {tuple(stride)}"
@@ -205,7 +205,7 @@ class _SymmetricMemory(SymmetricMemory):
 
     @staticmethod
     def has_multicast_support(device_type: Any, device_idx: int) -> bool:
-        """False: memory of the CPU has no multicast."""
+        """Return False: CPU memory has no multicast."""
         return False
 
     rendezvous = staticmethod(rendezvous)
@@ -216,15 +216,15 @@ class _SymmetricMemory(SymmetricMemory):
 
 
 def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
-    """Put data where the tensor of the rendezvous begins, and a signal on channel 0 after it.
+    """Write data at the start of the rendezvous tensor, then send a signal on channel 0.
 
     Args:
-        src: What is put.
-        hdl: What rendezvous() gave.
-        peer: The rank of the group whose memory it is.
+        src: The data.
+        hdl: The result of rendezvous().
+        peer: The rank, in the group, whose memory to write.
 
     Raises:
-        ValueError: The tensor of the rendezvous does not begin at a multiple of the element's size, or the data do not fit.
+        ValueError: The rendezvous tensor is not aligned for the elements, or too small.
     """
     itemsize = _core._describe_tensor(src, False)["itemsize"]
     offset, rest = divmod(hdl.offset, itemsize)
@@ -236,35 +236,34 @@ def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
 
 
 def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
-    """Take a signal of a rank on channel 0, and wait for it.
+    """Wait for a signal of a rank on channel 0, and consume it.
 
     Args:
-        hdl: What rendezvous() gave.
-        peer: The rank of the group that signals.
+        hdl: The result of rendezvous().
+        peer: The rank in the group that signals.
 
     Raises:
-        DistTimeoutError: None has come within the group's time-out.
+        DistTimeoutError: No signal arrived within the group's timeout.
     """
     hdl.wait_signal(peer)
 
 
 def get(dst: TensorT, src: Tensor, group: AnyGroup | str, peer: int) -> TensorT:
-    """Copy what another rank has where this rank has a tensor; the other rank takes no part.
+    """Read another rank's memory at the position of `src`. The other rank takes no part.
 
-    Ranks need not make their arrays equal: what is read lies as many bytes from the beginning of the other rank's array as `src` lies
-    from the beginning of this one's.
+    The ranks' arrays may differ: the position is the byte offset of `src` in its array.
 
     Args:
-        dst: A contiguous tensor that is written to, of as many elements as `src`, and of its dtype. Any memory will do.
-        src: This rank's tensor, or a part of it. rendezvous() with the group has given a handle for it, which somebody still holds.
+        dst: A contiguous tensor to fill, of src's dtype and number of elements.
+        src: This rank's tensor, or a part of it, with a live handle from rendezvous().
         group: A group or its name.
-        peer: The rank of the group whose memory it is.
+        peer: The rank, in the group, whose memory to read.
 
     Returns:
         dst.
 
     Raises:
-        ValueError: The tensors differ in their dtype or number of elements, or one is not contiguous; or there is no such handle.
+        ValueError: The tensors do not match, one is not contiguous, or there is no handle.
 
     Example:
         >>> from dldist import symmetric_memory

@@ -1,4 +1,4 @@
-"""Tests that run on several ranks: run_ranks and @distributed use new processes, and @threads uses threads.
+"""Tests that run on several ranks: run_ranks and @distributed use new processes, @threads threads.
 
     from dldist.testing import distributed
 
@@ -8,7 +8,7 @@
         dldist.all_reduce(x)
         assert x.tolist() == [2, 2, 2]
 
-docs/testing.md says more. pytest is not needed, and not imported.
+See docs/testing.md. pytest is not needed, and not imported.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from dldist._objects import pickling
 
 __all__ = ["RanksFailed", "distributed", "run_ranks", "threads"]
 
-# After a failure, how long the other ranks have to fail by themselves and report it.
+# Seconds for the other ranks to fail and report, after the first failure.
 _GRACE_S = 2.0
 _DUMP_S = 2.0
 _MARK = "_dldist_body"
 
 
 class RanksFailed(AssertionError):
-    """Ranks have failed, not all in the same way. The text has all tracebacks."""
+    """Ranks failed, not all in the same way. The text has all tracebacks."""
 
 
 class _Rank(child_calls.Call):
@@ -68,10 +68,10 @@ class _Rank(child_calls.Call):
         try:
             ours.send_bytes(job)
         except OSError:
-            pass  # it has ended already, as hear() will find out
+            pass  # the process has ended, as hear() will find
 
     def take(self) -> None:
-        """Take its message, or find out why there is none."""
+        """Read the message of the process, or record why there is none."""
         try:
             if not self.hear():
                 self.failure = f"ended without a result: {self._end()}\n{self.stderr()}"
@@ -97,7 +97,7 @@ class _Rank(child_calls.Call):
         return self._files[index].read().decode(errors="replace")
 
     def close(self) -> None:
-        """End it, and show what it printed."""
+        """End the process, and print its output."""
         if self.is_heard and not self.failure:
             self.child.wait(_DUMP_S)  # a thread of the test may keep it running
         super().close()
@@ -117,23 +117,23 @@ def run_ranks(
 ) -> list[Any]:
     """Run a function on several new processes.
 
-    The processes have their ranks in the environment, and what they print is shown afterwards. If one fails, the others have two
-    seconds to fail as well. If a rank skips, the test is skipped.
+    The processes have their ranks in the environment; their output is printed afterwards. If a rank
+    fails, the others have two seconds to fail as well. If a rank skips, the test is skipped.
 
     Args:
         fn: The function. Each rank calls `fn(*args)`.
         nranks: The number of ranks.
         args: The arguments, which are pickled.
-        timeout: Seconds until ranks that are still running are ended. The error says where each of them was.
+        timeout: Seconds until running ranks are ended. The error shows where each of them was.
         env: Environment variables in addition to this process's.
         init: Make the default world before the call, and close it afterwards.
 
     Returns:
-        A list of what the ranks returned.
+        A list of the ranks' results.
 
     Raises:
-        RanksFailed: Ranks have failed. The text has all tracebacks.
-        Exception: The exception of the lowest rank, if all raised the same type.
+        RanksFailed: Ranks failed. The text has all tracebacks.
+        Exception: The exception of the lowest rank, if all ranks raised the same type.
 
     Example:
         >>> run_ranks(max, 2, 3, 4, init=False)
@@ -147,8 +147,8 @@ def distributed(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Decorator: run the test's body on several new processes, as run_ranks does.
 
-    The test may be a function, or a method of a class or a unittest.TestCase, whose setUp and tearDown run on each rank, too.
-    Arguments, such as fixtures and parameters of pytest, are pickled.
+    The test may be a function, or a method of a class or unittest.TestCase, whose setUp and
+    tearDown run on each rank. Arguments, such as fixtures and parameters of pytest, are pickled.
 
     Args:
         nranks: The number of ranks.
@@ -174,7 +174,7 @@ def distributed(
 
 
 def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
-    """How another interpreter can find a function."""
+    """Describe how another interpreter finds a function."""
     if not callable(fn):
         raise TypeError(f"run_ranks(): argument 'fn' must be callable, not {type(fn).__name__}")
     is_function = isinstance(fn, types.FunctionType) and pickling.is_importable(fn)
@@ -190,7 +190,7 @@ def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
         "file": os.path.abspath(file) if file else None,
         "qualname": fn.__qualname__,
         "is_method": is_method,
-        # If pytest has rewritten the module's assertions here, the ranks do the same.
+        # True if pytest has rewritten the module's assertions here: the ranks do the same.
         "is_rewritten": type(module.__loader__).__name__ == "AssertionRewritingHook",
     }
 
@@ -251,7 +251,7 @@ def _wait(ranks: list[_Rank], timeout: float) -> None:
             if rank.failure or rank.skip is not None:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
     seconds = time.monotonic() - began
-    # faulthandler writes where each of them is.
+    # faulthandler then writes the position of each rank.
     processes.end([rank.child for rank in late], signal.SIGABRT, _DUMP_S)
     for rank in late:
         rank.note_late(seconds)
@@ -274,10 +274,10 @@ def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
 
 
 def threads(nranks: int = 2, timeout: float = 30.0) -> Callable[[Callable[..., Any]], Callable[..., list[Any] | None]]:
-    """Decorator: run the body on several threads of this process, each with a Group of its own as the first argument.
+    """Decorator: run the body on several threads, each with its own Group as the first argument.
 
-    Threads start much faster than processes. They suit code that takes its group as an argument. Calling the function returns a list
-    of the results, or None if no rank returned anything.
+    Threads start much faster than processes, and suit code that takes its group as an argument. The
+    decorated function returns a list of the results, or None if no rank returned a value.
 
     Args:
         nranks: The number of ranks.
@@ -300,7 +300,7 @@ def threads(nranks: int = 2, timeout: float = 30.0) -> Callable[[Callable[..., A
 
         def test(*args: Any, **kwargs: Any) -> list[Any] | None:
             results = _run_threads(body, nranks, args[:nself], args[nself:], kwargs, timeout)
-            # Test runners complain about tests that return something.
+            # Test runners complain about tests that return a value.
             return results if any(result is not None for result in results) else None
 
         # Without __wrapped__, or pytest would look for a fixture for the group.
@@ -356,5 +356,5 @@ def _raise_of_threads(errors: dict[int, BaseException], late: dict[int, threadin
 
 
 def _is_primary(error: BaseException, first: BaseException) -> bool:
-    """Whether an exception tells something that the first one does not tell."""
+    """Return True if an exception has information that the first exception lacks."""
     return not child_calls.is_consequence(error) and type(error) is not type(first)

@@ -1,4 +1,4 @@
-"""Types for annotations: what may be given as a tensor, a group, a reduction, a time-out.
+"""Types for annotations: tensors, groups, reductions and timeouts.
 
     from dldist.types import AnyGroup
 
@@ -17,5 +17,5 @@ from dldist._core import Group
 __all__ = ["AnyGroup", "Op", "SupportsBuffer", "SupportsDLPack", "Tensor", "Tensors", "Timeout"]
 
 AnyGroup: TypeAlias = Group | ProcessGroup | Backend | int
-"""A World or Group, a group of new_group, or a backend by itself. The only int is what new_group gives to those who are not in
-the group, GroupMember.NON_GROUP_MEMBER."""
+"""A World or Group, a group of new_group, or a backend. The only int is
+GroupMember.NON_GROUP_MEMBER, which new_group returns for non-members."""

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 from dldist import _core, carriers, rendezvous
-from dldist._base import callback_thread, monitor_thread  # noqa: F401 - processes that are forked later need both
+from dldist._base import callback_thread, monitor_thread  # noqa: F401 - forked children need both
 from dldist._base.array_types import Tensor, Timeout
 from dldist._base.options import to_timedelta
 from dldist._base.rank_lists import read_ranks
@@ -19,33 +19,35 @@ from dldist._windows.window import Window
 from dldist.rendezvous import Meeting
 
 CLOSE_TIMEOUT_S = 10.0
-"""How long operations under way may hold up the end of a group that is closed without saying."""
+"""The default timeout of close(), in seconds, for operations in progress."""
 
 
 class World(_core.Group):
-    """Processes that work together: a Group that finds its ranks by itself, makes groups of its members and moves objects.
+    """Processes that work together: a Group that finds its ranks and also moves objects.
 
-    The ranks meet in `store`, at `init_method`, or else where the launcher says: torchrun, dlrun, Slurm, mpirun; a process that
-    nobody has launched is a world of one. A process may be in any number of worlds. All ranks are those of the world. As a
-    context manager it is closed at the end of the block, and aborted where an exception leaves it.
+    The ranks meet in `store`, at `init_method`, or at the place that the launcher gives: torchrun,
+    dlrun, Slurm, mpirun. A process without a launcher is a world of one. A process may be in
+    several worlds; all ranks are the world's. A `with` block closes the world, or aborts it after
+    an exception.
 
     Args:
-        store: Where the ranks meet, with `rank` and `world_size`.
-        rank: The rank of this process, from 0, where nothing else says so.
-        world_size: How many ranks there are, where nothing else says so.
-        name: Tells worlds apart that meet in one place; the same on all ranks.
-        timeout: Seconds or a timedelta, for meeting and for each operation that has none of its own.
-        connect_timeout: For meeting alone; None is `timeout`.
-        init_method: A URL instead of a store: "env://", "tcp://host:port", "file:///path", or of a registered scheme.
-        serializer: How objects travel when a call does not say: "safe", which executes no code of the sender, or "pickle".
-        carrier: The library that moves the data instead of dldist: "mpi", "ucc" or "xccl" (docs/carriers.md). With "mpi", MPI says who
-            this rank is, and where ranks meet unless a store or a URL does.
+        store: The store in which the ranks meet, with `rank` and `world_size`.
+        rank: The rank of this process, from 0, if neither the URL nor the launcher gives it.
+        world_size: The number of ranks, if neither the URL nor the launcher gives it.
+        name: Distinguishes worlds that meet in one place; the same on all ranks.
+        timeout: Seconds or a timedelta, for meeting and for operations without their own timeout.
+        connect_timeout: Seconds or a timedelta only for meeting; None for `timeout`.
+        init_method: A URL: "env://", "tcp://host:port", "file:///path", or of a registered scheme.
+        serializer: The default for objects: "safe" (runs no code from the sender) or "pickle".
+        carrier: A library that moves the data instead of dldist: "mpi", "ucc" or "xccl"
+            (docs/carriers.md). "mpi" also gives the rank and, without a store or URL, the place to
+            meet.
 
     Raises:
-        NotImplementedError: The carrier's library cannot be loaded; the text says what to install.
-        ValueError: Both a store and a URL are given, or rank and size are not known or do not fit.
-        DistTimeoutError: Ranks have not come in time; the text names them.
-        DistPeerLostError: A rank has died meanwhile.
+        NotImplementedError: The carrier's library cannot be loaded; the text names what to install.
+        ValueError: Both a store and a URL are given, or rank and size are missing or do not fit.
+        DistTimeoutError: Ranks did not join before the timeout; the text names them.
+        DistPeerLostError: A rank was lost while the ranks met.
 
     Example:
         >>> with World() as world:                       # nothing set: a world of one
@@ -53,11 +55,11 @@ class World(_core.Group):
         ['hello']
     """
 
-    # Of groups that split() makes, for which __init__ does not run, too.
+    # Defaults for groups that split() makes, which do not run __init__.
     _meeting: Meeting | None = None
     _is_watched = False
     serializer = "safe"
-    """How objects travel when a call does not say: "safe", which executes no code of the sender, or "pickle"."""
+    """The default serializer: "safe", which runs no code from the sender, or "pickle"."""
     carrier: str | None = None
     """The library that moves the data, such as "mpi"; None if dldist does."""
 
@@ -102,11 +104,11 @@ class World(_core.Group):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are; also `size`."""
+        """The number of ranks; the same as `size`."""
         return self.size
 
     def new_group(self, ranks: Sequence[int], *, name: str | None = None, timeout: Timeout | None = None) -> World | None:
-        """A group of some ranks, made by them alone; the others may call it, too.
+        """Make a group of some ranks. Only they need to call it.
 
         Args:
             ranks: The members, in the order of their ranks in the group.
@@ -114,7 +116,7 @@ class World(_core.Group):
             timeout: As in split.
 
         Returns:
-            The group; None where this rank is not in it.
+            The group, or None if this rank is not a member.
 
         Example:
             >>> with World() as world:
@@ -125,16 +127,16 @@ class World(_core.Group):
         return self.split(ranks, name, timeout) if self.rank in ranks or len(ranks) > self.size else None
 
     def split(self, ranks: Sequence[int], name: str | None = None, timeout: Timeout | None = None) -> World:
-        """A group of some ranks, made by them alone. It ends with this one at the latest.
+        """Make a group of some ranks, which only they call. Closing this group closes it.
 
         Args:
-            ranks: The members, this rank among them, in the order of their ranks in the group; the same on all of them.
-            name: For errors and records; made from the ranks unless given.
-            timeout: Seconds or a timedelta for meeting and for the group's operations; this group's unless given.
+            ranks: The members, including this rank, in order of their new ranks; the same on all.
+            name: The name for errors and records; by default made from the ranks.
+            timeout: Seconds or a timedelta for meeting and operations; by default this group's.
 
         Raises:
-            ValueError: A rank is not in this group or is there twice, or this rank is not a member.
-            DistTimeoutError: Members have not come in time.
+            ValueError: A rank is repeated or not in this group, or this rank is not a member.
+            DistTimeoutError: Members did not join before the timeout.
 
         Example:
             >>> with World() as world, world.split([0], timeout=10) as alone:
@@ -147,10 +149,10 @@ class World(_core.Group):
         return part
 
     def close(self, timeout: Timeout | None = None) -> None:
-        """Say goodbye, after the operations under way have ended or the time is up; first of all in the groups made from this one.
+        """Close the groups made from this one, then this one, once their operations have ended.
 
         Args:
-            timeout: Seconds or a timedelta for all of them together: 10 seconds unless given; 0 waits for nothing.
+            timeout: Seconds or a timedelta for all of it; 10 seconds by default; 0 does not wait.
 
         Example:
             >>> world = World()
@@ -165,10 +167,10 @@ class World(_core.Group):
             self._leave_meeting()
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """End this group, those made from it, and what is under way in them, at once, from any thread.
+        """Abort this group, the groups made from it and all their operations, from any thread.
 
         Args:
-            reason: What the DistAbortedError of the other ranks says.
+            reason: The text for the DistAbortedError of the other ranks.
         """
         call_all([*self._of_parts("abort"), super().abort], reason)
         self._unwatch()
@@ -184,15 +186,15 @@ class World(_core.Group):
             self._leave_meeting()
 
     def _parts(self) -> WeakSet[World]:
-        """The groups made from this one that somebody still holds."""
-        return self.__dict__.setdefault("_made", WeakSet())  # one set, whichever thread comes first
+        """The groups made from this one that are still referenced."""
+        return self.__dict__.setdefault("_made", WeakSet())  # one set, even if threads race
 
     def _of_parts(self, method: str) -> list[Callable[..., object]]:
-        """The methods that end the groups made from this one, which are forgotten."""
+        """Remove the groups made from this one, and return their methods of this name."""
         return [getattr(part, method) for part in self.__dict__.pop("_made", ())]
 
     def _begin(self, carrier: str | None) -> None:
-        """What is left to do once the ranks have found each other."""
+        """Set the carrier and start monitoring, once the ranks have found each other."""
         if carrier is not None:
             self._carry_by(carrier)
         self._watch()
@@ -202,7 +204,7 @@ class World(_core.Group):
         self.carrier = carrier
 
     def _watch(self) -> None:
-        """Let the monitor look after this group, if others are in it."""
+        """Add this group to the monitor, if it has several ranks."""
         if self.size > 1:
             try:
                 monitor_thread.add(self)
@@ -220,17 +222,17 @@ class World(_core.Group):
         if meeting is not None:
             meeting.close()
 
-    # ---- memory of the others
+    # ---- memory of other ranks
 
     def rendezvous(self, array: Tensor | None) -> symmetric.SymmetricMemory:
-        """Let the ranks reach each other's arrays. All ranks call it.
+        """Make the ranks' arrays accessible to each other. All ranks call it.
 
         Args:
-            array: What the others reach, for each rank one of its own, of any size; None: nothing. Those that this group's empty()
-                has made are reached directly on one host, others by messages.
+            array: This rank's array, of any size; None for no memory. On one host, arrays of this
+                group's empty() are accessed directly, others by messages.
 
         Returns:
-            A SymmetricMemory, with put, get and signals. docs/symmetric-memory.md says what is promised.
+            A SymmetricMemory, with put, get and signals (docs/symmetric-memory.md).
 
         Example:
             >>> with World() as world:
@@ -240,30 +242,30 @@ class World(_core.Group):
         return symmetric.rendezvous(self, array)
 
     def new_window(self, tensor: Tensor | None = None) -> Window:
-        """c10d's window: memory of every rank that the others put into. All ranks call it.
+        """Create c10d's window: memory of every rank that others write to. All ranks call it.
 
         Args:
-            tensor: This rank's memory; without it tensor_register() gives it later.
+            tensor: This rank's memory, or None to set it later with tensor_register().
         """
         return Window(self, tensor)
 
     # ---- objects
 
     def all_gather_object(self, obj: Any, *, serializer: str | None = None, timeout: Timeout | None = None) -> list[Any]:
-        """The objects of all ranks, on every rank.
+        """Gather the objects of all ranks on every rank.
 
         Args:
-            obj: What this rank gives.
-            serializer: "safe", which executes no code of the sender, or "pickle"; the same on all ranks. None is the world's.
+            obj: The object of this rank.
+            serializer: "safe" (runs no sender code) or "pickle" on all ranks; None for the world's.
             timeout: Seconds or a timedelta for the whole call. None is the group's own.
 
         Returns:
             A list of copies, by rank.
 
         Raises:
-            TypeError: An object is not one that the serializer takes; on all ranks, and the group lives on.
-            DistMismatchError: The ranks differ in the call, or in the serializer.
-            DistTimeoutError, DistPeerLostError, DistAbortedError: As of collectives: the group is of no more use.
+            TypeError: The serializer rejects an object; on all ranks. The group stays usable.
+            DistMismatchError: The ranks differ in the call or the serializer.
+            DistTimeoutError, DistPeerLostError, DistAbortedError: As for collectives.
 
         Example:
             >>> with World() as world:
@@ -275,30 +277,30 @@ class World(_core.Group):
     def gather_object(
         self, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> list[Any] | None:
-        """The objects of all ranks, on one rank.
+        """Gather the objects of all ranks on one rank.
 
         Args:
-            obj: What this rank gives.
-            root: The rank that gets them; the same on all ranks.
-            serializer: As in all_gather_object, as are `timeout` and the errors.
+            obj: The object of this rank.
+            root: The rank that receives the objects; the same on all ranks.
+            serializer: As in all_gather_object, like `timeout` and the errors.
 
         Returns:
-            A list of copies, by rank, on the root; None on the others.
+            A list of copies, by rank, on the root; None on other ranks.
         """
         return Exchange(self, "gather_object", serializer, timeout).gather(obj, root)
 
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
-        """The object of one rank, on every rank.
+        """Copy the object of one rank to every rank.
 
         Args:
-            obj: What the root gives; that of the others is not looked at.
-            root: The rank that has it; the same on all ranks.
-            serializer: As in all_gather_object, as are `timeout` and the errors.
+            obj: The object to send on the root; ignored on other ranks.
+            root: The rank that sends the object; the same on all ranks.
+            serializer: As in all_gather_object, like `timeout` and the errors.
 
         Returns:
-            A copy; on the root the object itself.
+            A copy, or on the root the object itself.
 
         Example:
             >>> with World() as world:
@@ -310,12 +312,12 @@ class World(_core.Group):
     def scatter_objects(
         self, objs: Sequence[Any] | None = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
-        """The object that one rank has for this rank.
+        """Send each rank its own object from one rank, and return this rank's.
 
         Args:
-            objs: On the root an object for each rank; those of the others are not looked at.
-            root: The rank that has them; the same on all ranks.
-            serializer: As in all_gather_object, as are `timeout` and the errors.
+            objs: On the root one object for each rank; ignored on other ranks.
+            root: The rank that sends the objects; the same on all ranks.
+            serializer: As in all_gather_object, like `timeout` and the errors.
 
         Raises:
             ValueError: There is not one object for each rank.
@@ -325,57 +327,57 @@ class World(_core.Group):
     def all_to_all_objects(
         self, objs: Sequence[Any], *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> list[Any]:
-        """Give objs[r] to rank r, and get one from each.
+        """Send objs[r] to each rank r, and receive an object from each.
 
         Args:
-            objs: An object for each rank.
-            serializer: As in all_gather_object, as are `timeout` and the errors.
+            objs: One object for each rank.
+            serializer: As in all_gather_object, like `timeout` and the errors.
 
         Returns:
-            A list of copies: what each rank had for this one.
+            A list of copies: the objects for this rank, by sender.
         """
         return Exchange(self, "all_to_all_objects", serializer, timeout).all_to_all(objs)
 
     def send_object(
         self, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> None:
-        """Send an object to another rank. One thread at a time may send objects to one rank with one tag.
+        """Send an object to another rank. Only one thread may use the same rank and tag at a time.
 
         Args:
-            obj: What is sent.
-            dst: The rank.
-            tag: A number of 0 or more that the receiver has to name as well.
+            obj: The object to send.
+            dst: The receiver's rank.
+            tag: A number of 0 or more, which the receiver must also give.
             serializer: As in all_gather_object.
             timeout: Seconds or a timedelta for the whole call. None is the group's own.
 
         Raises:
-            TypeError: The object is not one that the serializer takes; on both sides.
-            DistTimeoutError: Nobody has received it in time. The group lives on.
+            TypeError: The serializer rejects the object; on both ranks.
+            DistTimeoutError: The object was not received in time. The group stays usable.
         """
         Exchange(self, "send_object", serializer, timeout).send(obj, dst, tag)
 
     def recv_object(
         self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
-        """An object that a rank, or any rank, has sent.
+        """Receive an object from one rank, or from any rank.
 
         Args:
-            src: The rank; None: any.
-            tag: The number that the sender has given.
+            src: The sender's rank; None for any rank.
+            tag: The number that the sender gives.
             serializer: As in all_gather_object.
             timeout: Seconds or a timedelta for the whole call. None is the group's own.
 
         Raises:
-            TypeError: The sender's object is not one that the serializer takes.
-            DistMismatchError: The sender has taken another serializer.
-            DistTimeoutError: Nothing has come in time. The group lives on.
+            TypeError: The serializer rejects the sender's object.
+            DistMismatchError: The sender used another serializer.
+            DistTimeoutError: No object was received in time. The group stays usable.
         """
         return Exchange(self, "recv_object", serializer, timeout).recv(src, tag)[0]
 
     def recv_object_with_source(
         self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> tuple[Any, int]:
-        """The same as recv_object, with the same arguments (`src`, `tag`, `serializer`, `timeout`), and the rank that has sent it.
+        """Receive like recv_object (`src`, `tag`, `serializer`, `timeout`), with the sender.
 
         Returns:
             The object, and the sender's rank.
@@ -384,9 +386,8 @@ class World(_core.Group):
 
 
 def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
-    """Call each, whatever the others do; the first exception is raised in the end, or the first interrupt if there was one.
-
-    Notes of the first exception name the others."""
+    """Call every function, even after exceptions; then raise the first interrupt, or else the first
+    exception, with notes of the others."""
     failure: BaseException | None = None
     for call in calls:
         try:
@@ -402,11 +403,11 @@ def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
         if failure is not None:
             raise failure
     finally:
-        del failure  # its traceback has this frame, and with it what is ended here
+        del failure  # the traceback refers to this frame, and so to the closed objects
 
 
 def _countdown(timeout: Timeout | None) -> Callable[[], float]:
-    """What is left of the time of close(), whenever that is asked."""
+    """Return a function that returns the seconds left of a timeout of close()."""
     seconds = CLOSE_TIMEOUT_S
     if timeout is not None:
         seconds = to_timedelta(timeout, "close(): argument 'timeout'").total_seconds()
@@ -415,7 +416,7 @@ def _countdown(timeout: Timeout | None) -> Callable[[], float]:
 
 
 def _let_compiled_calls_finish() -> None:
-    form = sys.modules.get("dldist.functional.form")  # without it there is nothing compiled
+    form = sys.modules.get("dldist.functional.form")  # if it is not imported, no calls are compiled
     if form is not None:
         form.let_compiled_calls_finish()
 
