@@ -1,1 +1,1 @@
-"""What the rest of the package stands on."""
+"""Internal building blocks of the package."""

@@ -1,4 +1,4 @@
-"""Types for annotations of what all layers take. dldist.types is their public name."""
+"""Types for annotations that all layers use. dldist.types is their public name."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dldist._core import ReduceOp
 
 @runtime_checkable
 class SupportsDLPack(Protocol):
-    """What exports its memory by DLPack, as the arrays of NumPy, PyTorch, JAX and CuPy do."""
+    """An object that exports its memory by DLPack, such as an array of NumPy, PyTorch or JAX."""
 
     def __dlpack__(self) -> Any: ...
 
 
 @runtime_checkable
 class _SupportsDLPackDevice(Protocol):
-    # The same arrays: NumPy's types give __dlpack__ to those of numbers alone, and not to those of bool.
+    # Also matches NumPy's bool arrays and scalars: NumPy's type stubs give them no __dlpack__.
     def __dlpack_device__(self) -> tuple[Any, int]: ...
 
 
 class _BufferType(type(Protocol)):  # type: ignore[misc]
-    """The type of SupportsBuffer. Python before 3.12 has no `__buffer__` that isinstance() could find."""
+    """The metaclass of SupportsBuffer, since Python before 3.12 has no __buffer__ to check for."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         try:
@@ -35,19 +35,19 @@ class _BufferType(type(Protocol)):  # type: ignore[misc]
 
 @runtime_checkable
 class SupportsBuffer(Protocol, metaclass=_BufferType):
-    """An object with the buffer protocol: array.array, bytearray, memoryview, ctypes; bytes, if nothing is written."""
+    """An object with the buffer protocol: array.array, bytearray, memoryview, ctypes, bytes."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
 Tensor: TypeAlias = SupportsDLPack | _SupportsDLPackDevice | SupportsBuffer
-"""An array of any library. isinstance(x, Tensor) works. Outputs must be writable; types cannot express this."""
+"""An array of any library; isinstance(x, Tensor) works. Output arrays must also be writable."""
 
 Tensors: TypeAlias = Sequence[Tensor]
 """A list or a tuple of arrays."""
 
 Op: TypeAlias = ReduceOp | str
-"""A reduction: dldist.ReduceOp.SUM, or its name in any case, "sum"."""
+"""A reduction: a member such as dldist.ReduceOp.SUM, or its name in any case, such as "sum"."""
 
 Timeout: TypeAlias = timedelta | SupportsFloat
 """Seconds, or a timedelta."""

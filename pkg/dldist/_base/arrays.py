@@ -1,8 +1,9 @@
-"""Makes new arrays of the caller's type, from whatever library it is. Nothing here imports a library: if a program has arrays of
-a library, it has imported that library.
+"""Creates arrays of the caller's type, for any array library.
 
-A family says how the arrays of one library are read and made. The core reads and writes objects that are buffers or have DLPack.
-So a result takes three steps: empty_like makes a writable buffer, an operation fills it, and finish makes the array from it.
+No library is imported here: a program that passes an array has imported its library. A Family reads
+and creates the arrays of one library. The core reads and writes buffers and DLPack objects, so a
+result takes three steps: empty_like creates a writable buffer, an operation fills it, and finish
+makes the array from it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 class Family:
-    """Arrays that are read, written and sliced like NumPy's, as most are."""
+    """The arrays of one library. The base class fits those that behave like NumPy's."""
 
     has_slices = True
 
@@ -27,27 +28,28 @@ class Family:
         return tuple(x.shape)
 
     def source(self, x: Any) -> Any:
-        """x as the core reads it."""
+        """Return x in a form that the core can read."""
         return x
 
     def write(self, x: Any, content: Any) -> None:
-        """Give x this content; raises ValueError if x cannot be written to."""
+        """Copy `content` into x; raises ValueError if x is read-only."""
         _core._copy_tensor(self.source(x), content)
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
-        """A buffer with x's dtype, on x's device."""
+        """Create a buffer with x's dtype, on x's device."""
         raise NotImplementedError
 
     def clear(self, buffer: Any) -> None:
-        """Fill a buffer with zeros."""
+        """Fill a new buffer with zeros."""
         buffer[...] = 0
 
     def finish(self, buffer: Any, x: Any) -> Any:
-        """An array of x's type with the buffer's content. The buffer is not written to again."""
+        """Make an array of x's type from the buffer, which must not be written to afterwards."""
         return buffer
 
     def view(self, memory: Any, x: Any) -> Any:
-        """Our memory as a writable array. It is of x's library, unless that has only immutable arrays."""
+        """Wrap dldist's memory as a writable array: of x's library, or of NumPy if that has only
+        immutable arrays."""
         return _numpy_view(memory)
 
 
@@ -55,7 +57,7 @@ def _numpy_view(memory: Any) -> Any:
     numpy = sys.modules["numpy"]
     if not memory.nbytes:
         return numpy.empty(memory.shape, memory.dtype)
-    # The buffer protocol and NumPy's DLPack do not support all dtypes.
+    # Not all dtypes are supported by the buffer protocol and NumPy's DLPack.
     return numpy.frombuffer(memory, memory.dtype).reshape(memory.shape)
 
 
@@ -80,7 +82,7 @@ class _Torch(Family):
     def source(self, x: Any) -> Any:
         if not (x.requires_grad or x.is_conj() or x.is_neg()):
             return x
-        # DLPack does not export tensors with a gradient, nor lazily conjugated or negated ones.
+        # DLPack cannot export tensors that require a gradient or are lazily conjugated or negated.
         return x.detach().resolve_conj().resolve_neg()
 
     def write(self, x: Any, content: Any) -> None:
@@ -97,10 +99,10 @@ class _Torch(Family):
 
 
 class _Jax(Family):
-    """Immutable arrays: results are made in NumPy's memory, or in NCCL's on a GPU, and handed to JAX once."""
+    """Immutable arrays: results are built in NumPy's memory, or NCCL's on a GPU."""
 
     def source(self, x: Any) -> Any:
-        # On the CPU this is x's own memory; it waits until x has been computed.
+        # On the CPU, asarray waits until x has been computed and returns its memory without a copy.
         return x if _is_on_gpu(x) else sys.modules["numpy"].asarray(x)
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
@@ -111,7 +113,7 @@ class _Jax(Family):
     def finish(self, buffer: Any, x: Any) -> Any:
         if _is_on_gpu(x):
             return sys.modules["jax"].dlpack.from_dlpack(buffer)
-        # If x lies on several devices, the result can be laid out like x only if it has the same shape.
+        # The sharding of an x on several devices only fits results of the same shape.
         is_like_x = len(x.devices()) == 1 or buffer.shape == x.shape
         return sys.modules["jax"].device_put(buffer, x.sharding if is_like_x else None)
 
@@ -121,7 +123,7 @@ def _is_on_gpu(x: Any) -> bool:
 
 
 def _device_buffer(shape: Shape, dtype: str, device: int) -> Any:
-    # The memory outlives the group, which is there because only groups make arrays.
+    # The memory outlives this temporary group: only groups can allocate it.
     return _core.NcclGroup(None, 0, 1, device=device).empty(shape, dtype)
 
 
@@ -133,7 +135,7 @@ class _Cupy(Family):
 
 
 class _Flat(Family):
-    """Python's own buffers: they are zero when new, and cannot be sliced in more than one dimension."""
+    """Python's one-dimensional buffers. New ones are zero; only the first dimension has slices."""
 
     has_slices = False
 
@@ -170,12 +172,12 @@ class _Memoryview(_Flat):
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
         memory = memoryview(bytearray(math.prod(shape) * x.itemsize))
-        # A view of nothing cannot be given a shape.
+        # memoryview.cast() cannot give a shape to an empty view.
         return memory.cast(x.format, shape) if memory.nbytes else memory.cast(x.format)
 
 
 class _Dlpack(Family):
-    """Arrays of any other library. Its own from_dlpack takes over memory of ours, which nothing else uses then."""
+    """Arrays of other libraries, whose from_dlpack makes a result from dldist's memory."""
 
     has_slices = False
 
@@ -183,7 +185,7 @@ class _Dlpack(Family):
         return _core._describe_tensor(x, False)["shape"]
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
-        # The memory outlives the group, which is there because only groups make arrays.
+        # The memory outlives this temporary group: only groups can allocate it.
         return _core.Group(None, 0, 1).empty(shape, _core._describe_tensor(x, False)["dtype"])
 
     def clear(self, buffer: Any) -> None:
@@ -199,7 +201,7 @@ class _Dlpack(Family):
 
     @staticmethod
     def namespace(x: Any) -> Any:
-        """The module whose from_dlpack makes arrays like x, or None if there is none."""
+        """Return the module whose from_dlpack makes arrays like x, or None."""
         get_namespace = getattr(x, "__array_namespace__", None)
         if get_namespace is not None:
             return get_namespace()
@@ -217,7 +219,7 @@ JAX = _Jax()
 _CUPY = _Cupy()
 _DLPACK = _Dlpack()
 
-# By the package that a class comes from: the package's array classes, and the family.
+# The top-level package of a class -> the names of its array classes, and the family.
 _LIBRARIES = {
     "numpy": (("ndarray", "generic"), NUMPY),
     "torch": (("Tensor",), TORCH),
@@ -229,7 +231,7 @@ _BUILTIN = {array.array: _Array(), bytes: _Flat(), bytearray: _Flat(), memoryvie
 
 
 def family_of(x: Any, call: str) -> Family:
-    """The family of an array. If x is not an array, a TypeError names the call."""
+    """Return the family of an array. If x is not an array, a TypeError names `call`."""
     found = find_family(x)
     if found is None:
         raise TypeError(
@@ -239,11 +241,11 @@ def family_of(x: Any, call: str) -> Family:
     return found
 
 
-_known: dict[type, Family] = {}  # the families found so far
+_known: dict[type, Family] = {}  # a cache: the family of each array class seen
 
 
 def find_family(x: Any) -> Family | None:
-    """The family of an array, or None if x is not an array."""
+    """Return the family of an array, or None if x is not an array."""
     family = _known.get(type(x))
     if family is None:
         family = _look_for_family(x)
@@ -253,7 +255,7 @@ def find_family(x: Any) -> Family | None:
 
 
 def source_of(x: Any) -> Any:
-    """x as the core reads it, whatever it is."""
+    """Return x in a form that the core can read; x itself if it is not an array."""
     family = find_family(x)
     return x if family is None else family.source(x)
 
@@ -273,7 +275,7 @@ def _look_for_family(x: Any) -> Family | None:
 
 
 def prototype_of(template: Any) -> Any:
-    """An empty array with the template's dtype. It is of JAX if the template is from JAX, else of NumPy."""
+    """Create an empty array with the template's dtype: JAX's if the template is, else NumPy's."""
     name = "jax.numpy" if type(template).__module__.partition(".")[0] == "jax" else "numpy"
     return __import__(name, fromlist=("zeros",)).zeros(0, template.dtype)
 
@@ -286,13 +288,13 @@ def _classes(package: str, names: tuple[str, ...]) -> Iterator[type]:
 
 
 def is_traced(x: Any) -> bool:
-    """Whether x stands for a JAX array that has no value yet, as in jax.jit and jax.grad."""
+    """True if x is a JAX tracer: it has no value yet, as in jax.jit and jax.grad."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(x, jax.core.Tracer)
 
 
 def pieces(buffer: Any, axis: int, sizes: list[int]) -> list[Any]:
-    """Views of consecutive parts of a buffer along an axis."""
+    """Split a buffer along an axis into views of these sizes."""
     views = []
     start = 0
     for size in sizes:
@@ -302,14 +304,14 @@ def pieces(buffer: Any, axis: int, sizes: list[int]) -> list[Any]:
 
 
 def new_array(family: Family, x: Any, content: Any) -> Any:
-    """An array like x with this content."""
+    """Create an array like x with this content."""
     buffer = family.empty_like(x, content.shape)
     _core._copy_tensor(buffer, content)
     return family.finish(buffer, x)
 
 
 def written(family: Family, x: Any, content: Any) -> Any:
-    """x with this content, or a new array like x if x cannot be written to."""
+    """Write the content into x and return x, or a new array like x if x is read-only."""
     try:
         family.write(x, content)
     except ValueError:
@@ -318,11 +320,11 @@ def written(family: Family, x: Any, content: Any) -> Any:
 
 
 def zeros_like(x: Any) -> Any:
-    """Zeros like x, which is an array of PyTorch or JAX, perhaps a traced one."""
+    """Return zeros like x, a PyTorch or JAX array, which may be traced."""
     library = sys.modules["torch"] if find_family(x) is TORCH else sys.modules["jax"].numpy
     return library.zeros_like(x)
 
 
 def private_memory(shape: Any, dtype: Any) -> _core.SharedArray:
-    """Zeros that no other rank looks into."""
+    """Allocate zeros that are not shared with other ranks."""
     return _core.Group(None, 0, 1).empty(shape, dtype)

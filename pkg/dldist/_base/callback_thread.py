@@ -1,4 +1,4 @@
-"""The thread that runs callbacks when works end, and the cleanup when the process ends. Imported with the first group."""
+"""Runs callbacks of works on a thread; ends the groups at exit. Imported with the first group."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _thread: threading.Thread | None = None
 
 
 def start_completion_thread() -> None:
-    """Start the thread. The C side calls this once per process, when the first callback is registered."""
+    """Start the thread. Called from C, once per process, when the first callback is registered."""
     global _thread
     _thread = threading.Thread(target=_run, name="dldist-completion", daemon=True)
     _thread.start()
 
 
 def is_completion_thread() -> bool:
-    """Whether the caller runs on this thread. Code that waits there for a callback would wait for itself."""
+    """True on this thread, which must not wait for a callback: it runs the callbacks itself."""
     return _thread is not None and _thread.ident == threading.get_ident()
 
 
@@ -28,7 +28,7 @@ def _run() -> None:
 
 
 def stop() -> None:
-    """End all groups and the thread, when the process ends."""
+    """End all groups and the thread, at the end of the process."""
     global _thread
     _core._shutdown()
     thread, _thread = _thread, None

@@ -1,6 +1,6 @@
-"""Docstrings of calls that share parameters: a text that is the same in all of them is written once.
+"""Completes the docstrings of calls that share parameters, so that shared texts are written once.
 
-A docstring here has the sections of Google's style, separated by blank lines: a summary, Args, Returns, Raises, Example.
+Docstrings have Google-style sections, separated by blank lines, after a summary.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ CallT = TypeVar("CallT", bound=Callable[..., Any])
 
 
 def completed(arguments: Mapping[str, str], returns: str = "", raises: str = "") -> Callable[[CallT], CallT]:
-    """A decorator that adds to a call's docstring what it leaves out.
+    """Return a decorator that adds shared texts to a call's docstring.
 
     Args:
-        arguments: Texts for parameters by name. The docstring's own text comes first.
-        returns: The section Returns, if the docstring has none.
-        raises: A last row of the section Raises.
+        arguments: Texts for parameters, by name. The docstring's own text for a parameter wins.
+        returns: The section Returns, used if the docstring has none.
+        raises: A row to append to the section Raises.
     """
 
     def decorate(call: CallT) -> CallT:
-        if call.__doc__ is not None:  # python -OO
+        if call.__doc__ is not None:  # None under python -OO
             call.__doc__ = _complete(call, call.__doc__.rstrip(), arguments, returns, raises)
         return call
 
@@ -46,7 +46,7 @@ def _complete(call: Any, doc: str, arguments: Mapping[str, str], returns: str, r
 
 
 def _by_name(rows: list[str], margin: str) -> dict[str, str]:
-    """The rows of a section, with the lines that continue them."""
+    """Split the rows of a section by parameter, each with its continuation lines."""
     texts: dict[str, str] = {}
     name = ""
     for row in rows:

@@ -11,10 +11,11 @@ from dldist._base.array_types import Timeout
 
 
 class Future:
-    """A value that comes later: it is set by set_result or set_exception, or it is the result of a Work.
+    """A value that becomes available later: set by set_result or set_exception, or a Work's result.
 
-    Callbacks get the future as their argument. They run on the thread that sets it. For a Work they run on a thread of dldist or
-    on the thread that waits for this future. If the future is already done, they run at once.
+    Callbacks get the future as their argument. They run on the thread that sets the value; for a
+    Work, on a thread of dldist or the thread that waits for this future. If the future is already
+    done, add_done_callback runs them itself.
     """
 
     __slots__ = ("__weakref__", "_callbacks", "_error", "_gate", "_is_done", "_lock", "_unwrap", "_value", "_work")
@@ -26,12 +27,12 @@ class Future:
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Future], object]] = []
         self._gate: Any = None
-        """A lock that opens when the value comes; there is one as soon as somebody waits."""
+        """A lock, released when the future is done; created by the first thread that waits."""
         self._work: _core.Work | None = None
         self._unwrap: Callable[[Any], object] | None = None
 
     def done(self) -> bool:
-        """Whether it has a value or an exception."""
+        """Return True if the future has a value or an exception."""
         if self._work is not None and not self._is_done and self._work.is_completed():
             self._take_from_work()
         return self._is_done
@@ -40,11 +41,12 @@ class Future:
         """Wait for the value and return it.
 
         Args:
-            timeout: Seconds or a timedelta. None sets no limit here, though a Work's operation has one. 0 checks once.
+            timeout: Seconds or a timedelta. None means no limit (but a Work's operation has its
+                own). 0 checks once.
 
         Raises:
-            DistTimeoutError: The value did not come in time. It may still come: wait() can be called again.
-            BaseException: The exception that it has instead of a value.
+            DistTimeoutError: The future is not done yet. wait() can be called again.
+            BaseException: The exception that was set instead of a value.
         """
         if not self.done():
             if self._work is not None:
@@ -67,12 +69,12 @@ class Future:
                 self._gate.acquire()
         seconds = -1.0 if timeout is None else min(_seconds(timeout), 1e9)
         if self._gate.acquire(True, seconds):
-            self._gate.release()  # for the next who waits
+            self._gate.release()  # for the next waiting thread
         elif not self._is_done:
             raise _core.DistTimeoutError(f"Operation timed out! The future got no value within {seconds} s (timeout)")
 
     def value(self) -> Any:
-        """The value. It must be there already."""
+        """Return the value. The future must be done."""
         if not self.done():
             raise RuntimeError("the future has no value yet: call wait() first")
         if self._error is not None:
@@ -82,21 +84,21 @@ class Future:
         return self._value
 
     def _set_unwrap_func(self, callback: Callable[[Any], object]) -> None:
-        """Have callback(value) called whenever the value is asked for; it may raise instead. RPC's errors travel so."""
+        """Set a callback that value() calls with the value; RPC uses it to raise errors."""
         if not callable(callback):
             raise TypeError(f"_set_unwrap_func(): argument 'callback' must be callable, not {type(callback).__name__}")
         self._unwrap = callback
 
     def exception(self) -> BaseException | None:
-        """The exception that it has instead of a value. None if it has a value, or is not done yet."""
+        """Return the exception, or None if the future has a value or is not done."""
         return self._error if self.done() else None
 
     def set_result(self, value: Any) -> None:
-        """Give it its value. This works only once."""
+        """Set the value. The future must not be done."""
         self._set(value, None)
 
     def set_exception(self, error: BaseException) -> None:
-        """Give it an exception instead of a value."""
+        """Set an exception instead of a value. The future must not be done."""
         if not isinstance(error, BaseException):
             raise TypeError(f"set_exception(): argument 'error' must be an exception, not {type(error).__name__}")
         self._set(None, error)
@@ -119,10 +121,10 @@ class Future:
         return True
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Have callback(self) called when it is done. If the callback raises an Exception, that goes to sys.unraisablehook.
+        """Call callback(self) when the future is done; in this call if it already is.
 
-        SystemExit and KeyboardInterrupt propagate where the callback runs, as with concurrent.futures. If the future is already
-        done, that is in this call.
+        An Exception of the callback goes to sys.unraisablehook. SystemExit and KeyboardInterrupt
+        propagate on the thread that runs the callback, as with concurrent.futures.
         """
         if not callable(callback):
             raise TypeError(f"add_done_callback(): argument 'callback' must be callable, not {type(callback).__name__}")
@@ -137,7 +139,7 @@ class Future:
             self._work._watch(self._take_from_work)
 
     def then(self, callback: Callable[[Future], object]) -> Future:
-        """A future for the result of callback(self), which is called when this future is done."""
+        """Return a future for the result of callback(self), which runs when this future is done."""
         after = Future()
 
         def run(done: Future) -> None:
@@ -159,7 +161,7 @@ class Future:
 
 
 def seconds_of(timeout: Any) -> float:
-    """A time-out in seconds; it is given as a timedelta or as a number of seconds."""
+    """Convert a timeout, a timedelta or a number of seconds, to seconds."""
     total = getattr(timeout, "total_seconds", None)
     return float(total() if total is not None else timeout)
 
@@ -171,13 +173,13 @@ def _seconds(timeout: Any) -> float:
         raise TypeError(
             f"wait(): argument 'timeout' must be timedelta or a number of seconds, not {type(timeout).__name__}"
         ) from None
-    if not seconds >= 0:  # nor NaN
+    if not seconds >= 0:  # also rejects NaN
         raise _core.DistArgumentError(f"wait(): argument 'timeout' must be a time of 0 or more, not {timeout!r}")
     return seconds
 
 
 def wait_for(work: _core.Work, timeout: Timeout | None) -> None:
-    """work.wait(), with the meaning of 0 that it has in this package: look once. (Work.wait() is c10d's, where 0 is no limit.)"""
+    """Wait for a work. A timeout of 0 checks once, unlike Work.wait(0), which has no limit."""
     if timeout is not None and _seconds(timeout) == 0 and not work.is_completed():
         raise _core.DistTimeoutError("Operation timed out! the operation is still under way (timeout)")
     work.wait(timeout)
@@ -190,7 +192,7 @@ def future_of(work: _core.Work) -> Future:
 
 
 def await_work(work: _core.Work) -> Generator[Any, None, list[Any]]:
-    """The iterator that a work's __await__ returns."""
+    """Return the iterator for a work's __await__."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -204,7 +206,7 @@ def await_work(work: _core.Work) -> Generator[Any, None, list[Any]]:
         try:
             loop.call_soon_threadsafe(resolve)
         except RuntimeError:
-            pass  # the loop is closed, so nothing waits any more
+            pass  # the loop is closed: nothing awaits the work
 
     def run() -> Generator[Any, None, list[Any]]:
         if not work.is_completed():

@@ -1,6 +1,6 @@
-"""Names of JAX that are not public or have moved, looked up in one place.
+"""Finds names of JAX that are private or have moved between versions.
 
-Each name has the places where a JAX that dldist supports (0.10 to 0.12) has it, the newest first.
+PLACES has the modules that define each name in the supported versions (0.10 to 0.12), newest first.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 PLACES = {
     "abstract_token": ("jax.ffi", "jax.core"),  # jax.core: before 0.11
-    # Where programs are compiled and run, for dldist.jax.
+    # Compilation and execution of programs, for dldist.jax.
     "compile_or_get_cached": ("jax._src.compiler",),
     "ExecuteReplicated": ("jax._src.interpreters.pxla",),
     "global_state": ("jax._src.distributed",),
@@ -30,7 +30,7 @@ def place_of(name: str) -> Any:
     """Return the module that has a name of PLACES.
 
     Raises:
-        ImportError: if the installed JAX has the name in no known place.
+        ImportError: The installed JAX has the name in no known module.
     """
     for module_name in PLACES[name]:
         try:
@@ -45,5 +45,5 @@ def place_of(name: str) -> Any:
 
 
 def find(name: str) -> Any:
-    """Return what a name of PLACES stands for in the installed JAX."""
+    """Return the object that a name of PLACES has in the installed JAX."""
     return getattr(place_of(name), name)

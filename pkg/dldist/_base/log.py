@@ -1,4 +1,4 @@
-"""Passes the log records of the C core to Python's logging. Imported only if the log is turned on."""
+"""Passes the C core's log records to Python's logging. Imported only if the log is on."""
 
 import atexit
 import logging
@@ -10,22 +10,22 @@ from dldist import _core
 _LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
 
 _logger = logging.getLogger("dldist")
-# A user who sets DLDIST_LOG without configuring logging still wants to see the log.
+# Makes the log visible if DLDIST_LOG is set but logging is not configured.
 _fallback = logging.StreamHandler()
 _fallback.setFormatter(logging.Formatter("%(asctime)s dldist[%(process)d] %(levelname)s %(message)s"))
 
 global_rank: int | None = None
-"""What the lines begin with, if somebody has said it."""
+"""The rank to print at the beginning of each line, or None to print none."""
 
 _thread: threading.Thread | None = None
 _level_set = logging.NOTSET
 
 
 def start(level: str) -> None:
-    """Start the thread unless it is running, and let the logger pass records of this level."""
+    """Start the log thread if it is not running, and set the logger's level."""
     global _level_set
     if _logger.level == _level_set:
-        # Nothing else has set the level.
+        # Keep a level that the program has set.
         _level_set = _LEVELS[level.lower()]
         _logger.setLevel(_level_set)
     if _thread is None:
@@ -60,7 +60,7 @@ def _emit(record: tuple[str, float, int, str] | None) -> bool:
 
 
 def hand_on(entry: logging.LogRecord) -> None:
-    """Give a record to the handlers of its logger, or to stderr where there are none."""
+    """Pass a record to the handlers of its logger, or to stderr if there are none."""
     logger = logging.getLogger(entry.name)
     try:
         if logger.hasHandlers():
@@ -82,7 +82,7 @@ def _stop() -> None:
 
 
 def _restart_in_child() -> None:
-    # The thread belongs to the parent. This process needs one of its own.
+    # The parent's thread does not exist in the child.
     if _thread is not None:
         _start_thread()
 

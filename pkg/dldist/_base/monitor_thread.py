@@ -1,5 +1,4 @@
-"""The monitor's thread, and which groups it looks after; docs/watchdog.md says what it does. Imported with the first group of
-several ranks."""
+"""The monitor's thread (docs/watchdog.md). Imported with the first group of several ranks."""
 
 from __future__ import annotations
 
@@ -16,35 +15,35 @@ from dldist._base import settings
 from dldist._base.options import DebugLevel, get_debug_level
 
 STOP_TIMEOUT_S = 1.0
-"""What the end of the process may wait for the monitor."""
+"""How long the end of the process waits for the monitor's thread."""
 
 _DUMPING_OFF, _DUMPING_DEVICES, _DUMPING_ON = range(3)
 
 _lock = _thread.allocate_lock()
 _is_started = False
 _numbers: dict[weakref.ref[_core.Group], int] = {}
-"""The groups that the monitor knows, and their numbers there."""
+"""The groups that the monitor watches, with their numbers in the C monitor."""
 
 
 def add(group: _core.Group) -> None:
-    """Have the monitor look after a group until remove(), or until nobody holds it."""
+    """Watch a group until remove() or until the group is garbage-collected."""
     number = _core._monitor_add_group(group)
     _numbers[_weakref.ref(group, _forget)] = number
 
 
 def remove(group: _core.Group) -> None:
-    """The group has ended. What it has failed with is reported first."""
+    """Stop watching a group that has ended. The monitor first reports its failure, if any."""
     _forget(_weakref.ref(group))
 
 
 def _forget(reference: weakref.ref[_core.Group]) -> None:
     number = _numbers.pop(reference, None)
-    if number is not None and not sys.is_finalizing():  # else modules may have been emptied
+    if number is not None and not sys.is_finalizing():  # else modules may be empty
         _core._monitor_remove_group(number)
 
 
 def start(rank: int) -> None:
-    """Start the monitor of this process, which is `rank` of the first group; called by the C side. Once is enough."""
+    """Start the process's monitor, once; `rank` is its rank in the first group. Called from C."""
     global _is_started
     with _lock:
         if _is_started:
@@ -53,9 +52,9 @@ def start(rank: int) -> None:
         _core._monitor_open(*_options(said, rank))
         number = dump_signal()
         if number:
-            # By default only where the signal would end the process: the program has no use for it.
+            # Take the default signal only if the program has no handler for it.
             _core._monitor_on_signal(number, not said.dump_signal)
-        _thread.start_new_thread(_core._monitor_run, ())  # costs a fifth of a threading.Thread
+        _thread.start_new_thread(_core._monitor_run, ())  # a fifth of the cost of threading.Thread
         _is_started = True
 
 
@@ -90,7 +89,7 @@ def _is_detailed() -> bool:
 
 
 def dump_signal() -> int:
-    """What asks ranks for dumps: the number of the signal that DLDIST_DUMP_SIGNAL names, SIGUSR2 where it names none, 0 for "none"."""
+    """Return the signal that requests dumps: DLDIST_DUMP_SIGNAL, by default SIGUSR2; 0: none."""
     name = settings.value("dump_signal")
     wanted = name.upper() or "SIGUSR2"
     if wanted == "NONE":
@@ -105,12 +104,12 @@ def dump_signal() -> int:
 
 
 def stop() -> None:
-    """End the monitor, when the process ends."""
+    """Stop the monitor, at the end of the process."""
     _core._monitor_stop(STOP_TIMEOUT_S)
 
 
 def _forget_in_child() -> None:
-    # The thread and the groups are the parent's.
+    # The thread and the groups belong to the parent.
     global _is_started, _lock
     _lock = _thread.allocate_lock()
     _is_started = False

@@ -1,4 +1,4 @@
-"""The collectives, as in the C table (csrc/python/group/operations.h). Code that repeats for each of them is made from it."""
+"""The table of collectives, for code that repeats for each; see csrc/python/group/operations.h."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from dldist import _core
 class Operation:
     """One collective, which is a method of dldist.Group.
 
-    `input` and `output` are its sides. A side is a kind of tensors, and the index of their parameter. The kinds are: "one"
-    tensor; "many" tensors that move together; "ranks", a tensor for each rank; "lists" of such tensors; one "whole" tensor that
-    has a part for each rank; several "wholes"; or "nothing".
+    `input` and `output` are its sides: a kind of tensors, and the index of their parameter. The
+    kinds are: "one" tensor; "many" tensors that move together; "ranks", a tensor for each rank;
+    "lists" of such tensors; one "whole" tensor with a part for each rank; several "wholes"; or
+    "nothing".
     """
 
     name: str
     collective: str
     op_type: int
-    """The number of c10d's OpType."""
+    """The number in c10d's OpType."""
     recorded: str
-    """Its name in the flight recorder."""
+    """The name in the flight recorder."""
     call: str
-    """The name of its low-level call in c10d, empty if it has none."""
+    """The name of the low-level call in c10d, empty if there is none."""
     former_call: str
-    """The former name of that call, empty if it never changed."""
+    """The former name of the low-level call, empty if it never changed."""
     as_one: str
     """The operation that coalesce() runs for several of these, empty if there is none."""
     parameters: tuple[str, ...]
@@ -40,16 +41,16 @@ class Operation:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the same tensors go in and come out."""
+        """True if the same tensors are both inputs and outputs."""
         return self.input == self.output and self.input[0] != "nothing"
 
     @property
     def is_flat(self) -> bool:
-        """Whether it works on parts of whole tensors."""
+        """True if an input or output is a tensor with a part for each rank."""
         return "whole" in (self.input[0], self.output[0])
 
     def bind(self, args: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-        """The values of the parameters, in order, from the arguments of a call. Parameters that are not given have None."""
+        """List the values of all parameters, in order; None for a parameter that is not given."""
         if len(args) > len(self.parameters):
             raise TypeError(f"{self.name}() takes at most {len(self.parameters)} positional arguments ({len(args)} given)")
         values = [*args, *[None] * (len(self.parameters) - len(args))]
@@ -66,20 +67,20 @@ class Operation:
         return values
 
     def tensors(self, values: list[Any]) -> tuple[Any, Any]:
-        """The inputs and the outputs among bound values. A tensor that is read and written in place counts as an input."""
+        """Return the inputs and outputs among bound values. In-place tensors count as inputs."""
         inputs = values[self.input[1]] if self.input[0] != "nothing" else None
         return inputs, None if self.is_in_place or self.output[0] == "nothing" else values[self.output[1]]
 
 
 def first_of(tensors: Any) -> Any:
-    """The first tensor of a tensor, a list of tensors or a list of lists."""
+    """Return the first tensor of a tensor, a list of tensors or a list of lists."""
     while isinstance(tensors, (list, tuple)):
         tensors = tensors[0] if tensors else None
     return tensors
 
 
 def flat(tensors: Any) -> list[Any]:
-    """All tensors of a tensor, a list of tensors, a list of lists or None, in one list."""
+    """Flatten a tensor, a list of tensors, a list of lists or None to one list."""
     if tensors is None:
         return []
     if not isinstance(tensors, (list, tuple)):

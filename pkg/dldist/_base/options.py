@@ -1,4 +1,4 @@
-"""torch.distributed's small types: the options of the calls, the enums, and the debug level."""
+"""torch.distributed's small types: the options of calls, the enums, and the debug level."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 
 from dldist import _core
 
-# --- enums ---
-
 
 class _Numbered(enum.Enum):
-    """Named numbers, as pybind11 makes them for torch: int() gives the number, and a member is equal only to itself."""
+    """An enum like pybind11's: int() gives the number, and a member equals only itself."""
 
     def __int__(self) -> int:
         return int(self.value)
@@ -28,7 +26,7 @@ class _Numbered(enum.Enum):
 
 
 class OpType(_Numbered):
-    """What kind of operation a work is."""
+    """The kind of a work's operation."""
 
     BROADCAST, ALLREDUCE, ALLREDUCE_COALESCED, REDUCE, ALLGATHER, _ALLGATHER_BASE, ALLGATHER_COALESCED = range(7)
     GATHER, SCATTER, REDUCE_SCATTER, ALLTOALL_BASE, ALLTOALL, SEND, RECV, RECVANYSOURCE, BARRIER = range(7, 16)
@@ -45,13 +43,13 @@ class WorkResult(_Numbered):
 
 
 class ErrorType(_Numbered):
-    """What Backend.get_error() returns."""
+    """The result of Backend.get_error()."""
 
     SUCCESS, TIMEOUT, COMM_ERROR, REMOTE_ERROR = range(4)
 
 
 class BackendType(_Numbered):
-    """ProcessGroup.BackendType. Unlike those of the other enums, its members are equal to their numbers."""
+    """ProcessGroup.BackendType. Unlike the other enums here, its members equal their numbers."""
 
     UNDEFINED, GLOO, NCCL, UCC, MPI, XCCL, CUSTOM = range(7)
 
@@ -71,37 +69,35 @@ class HookOpName(_Numbered):
 
 
 class BuiltinCommHookType(_Numbered):
-    """The communication hooks that come with data parallelism."""
+    """The built-in communication hooks of data parallelism."""
 
     ALLREDUCE, FP16_COMPRESS = 1, 2
 
 
 class DebugLevel(_Numbered):
-    """How much is checked: DETAIL compares every collective of all ranks before it runs."""
+    """The level of checking: DETAIL compares every collective of all ranks before it runs."""
 
     OFF, INFO, DETAIL = range(3)
 
 
 class WindowAccessType(_Numbered):
-    """How a window reaches the memory of a rank: by load and store, or by messages."""
+    """How a window accesses a rank's memory: UNIFIED: load and store; SEPARATE: messages."""
 
     UNIFIED, SEPARATE = range(2)
 
 
-# --- the debug level ---
-
-_debug_level: DebugLevel | None = None  # None until something asks for it
+_debug_level: DebugLevel | None = None  # None until it is first read
 
 
 def get_debug_level() -> DebugLevel:
-    """The debug level that was set, or else the one that TORCH_DISTRIBUTED_DEBUG named at the first call."""
+    """Return the debug level: the one set, or TORCH_DISTRIBUTED_DEBUG's, read at the first call."""
     if _debug_level is None:
         set_debug_level_from_env()
     return _debug_level  # type: ignore[return-value]
 
 
 def set_debug_level(level: DebugLevel) -> None:
-    """Set the debug level for groups that are made later."""
+    """Set the debug level of groups that are created later."""
     global _debug_level
     if not isinstance(level, DebugLevel):
         raise TypeError(f"set_debug_level(): argument 'level' must be DebugLevel, not {type(level).__name__}")
@@ -109,7 +105,7 @@ def set_debug_level(level: DebugLevel) -> None:
 
 
 def set_debug_level_from_env() -> None:
-    """Set the debug level from the environment variable TORCH_DISTRIBUTED_DEBUG; unset or empty means OFF."""
+    """Set the debug level from TORCH_DISTRIBUTED_DEBUG; OFF if it is unset or empty."""
     said = os.environ.get("TORCH_DISTRIBUTED_DEBUG") or "OFF"
     level = DebugLevel.__members__.get(said.upper())
     if level is None:
@@ -117,19 +113,17 @@ def set_debug_level_from_env() -> None:
     set_debug_level(level)
 
 
-# --- options ---
-
 GROUPS_TIMEOUT = timedelta(milliseconds=-1)
-"""The timeout that options start with: it stands for the group's own."""
+"""The initial timeout of options: stands for the group's timeout."""
 
 
 def timeout_of(opts: _Options) -> timedelta | None:
-    """The timeout that options request, or None for the group's own, as the modern calls take it."""
+    """Return the timeout of options for modern calls, or None for the group's timeout."""
     return None if opts.timeout == GROUPS_TIMEOUT else opts.timeout
 
 
 def as_timedelta(where: str, value: Any) -> timedelta:
-    """A timedelta, from a timedelta or a float of seconds. Like c10d, it refuses an int, since that could be milliseconds."""
+    """Convert a timedelta or float of seconds; reject an int, which could be milliseconds."""
     if isinstance(value, timedelta):
         return value
     if isinstance(value, float):
@@ -137,18 +131,18 @@ def as_timedelta(where: str, value: Any) -> timedelta:
     raise TypeError(f"{where} must be timedelta, not {type(value).__name__}")
 
 
-_FOREVER_S = 86400.0 * 999_999_999  # the most that a timedelta holds
+_FOREVER_S = 86400.0 * 999_999_999  # the maximum of a timedelta
 
 
 def to_timedelta(value: Any, where: str = "argument 'timeout'") -> timedelta:
-    """A timedelta, from a timedelta or any number of seconds, as the modern calls take their timeout."""
+    """Convert a timedelta or any number of seconds, as modern calls accept it."""
     if isinstance(value, timedelta):
         return value
     try:
         seconds = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{where} must be timedelta or a number of seconds, not {type(value).__name__}") from None
-    if not seconds >= 0:  # nor NaN
+    if not seconds >= 0:  # also rejects NaN
         raise _core.DistArgumentError(f"{where} must be a time of 0 or more, not {value!r}")
     return timedelta(seconds=seconds) if seconds < _FOREVER_S else timedelta.max
 
@@ -172,11 +166,11 @@ def _as_ints(where: str, value: Any) -> list[int]:
 
 
 class Checked:
-    """Something whose attributes are checked, or converted, where they are set."""
+    """An object whose attributes are checked or converted when they are set."""
 
     _checks: Mapping[str, Callable[[str, Any], Any]] = {}
-    """The functions that do so, by the attributes' names. They get what to call the attribute in an error, and the value.
-    Attributes that are not named take any value."""
+    """The check of each attribute: a function that gets the name for error messages and the value,
+    and returns the value to set. Other attributes take any value."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         check = self._checks.get(name)
@@ -184,9 +178,9 @@ class Checked:
 
 
 class _Options(Checked):
-    """The base of all options. They have no constructor arguments, each attribute takes one type, and there are no others.
+    """The base of all options: no constructor arguments, a fixed set of attributes, one type each.
 
-    An attribute that is not set has the value that it has in the class.
+    An attribute that is not set has the value of the class.
     """
 
     _checks = {
@@ -297,7 +291,7 @@ class WaitSignalOptions(_OptionsWithHints):
 
 
 class ReconfigureOptions(_OptionsWithHints):
-    """Options of reconfigure: the handles of the members (a list is in the order of ranks), and a uuid for this membership."""
+    """Options of reconfigure: the members' handles (a list: in rank order) and a uuid."""
 
     uuid: int = 0
     handles: Any = ()

@@ -8,9 +8,10 @@ from typing import Any
 
 
 def read_ranks(ranks: Iterable[Any], size: int) -> list[Any]:
-    """List the ranks that a caller passes for a group of `size` ranks, and at most one more.
+    """List the ranks that a caller passes for a group of `size` ranks, but at most size + 1 of
+    them.
 
-    A list that is longer has a rank that is wrong or repeated among its first `size` + 1, so the checks that follow still refuse
-    it, without the time and the memory for the rest: `range(10**9)` is a valid argument to Python.
+    A longer list has a wrong or repeated rank among these, so the caller's checks still reject it,
+    without listing all of an argument such as `range(10**9)`.
     """
     return list(islice(ranks, size + 1))

@@ -1,4 +1,4 @@
-"""Where wheels put shared libraries, found by their files: no third-party package is imported."""
+"""Finds shared libraries of installed wheels by file name, without importing their packages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 
 
 def in_packages(*path: str) -> list[str]:
-    """The files of this path in the folders that Python imports from."""
+    """List the existing files with this path below the folders of sys.path."""
     return _existing([os.path.join(folder or ".", *path) for folder in sys.path])
 
 
 def in_environment(name: str) -> list[str]:
-    """The files of this name among the libraries of the environment, and of the Python that it was made from."""
+    """List the existing files lib/NAME of the environment and of its base Python."""
     return _existing([os.path.join(prefix, "lib", name) for prefix in dict.fromkeys((sys.prefix, sys.base_prefix))])
 
 

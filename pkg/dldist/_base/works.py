@@ -1,4 +1,4 @@
-"""Works that are made in Python: for backends written in Python, and for operations that have not begun."""
+"""Works that are implemented in Python: for Python backends and for operations that start later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dldist._base.options import to_timedelta
 
 
 class FakeWork(_core.Work):
-    """The work of an operation that does nothing. The future's value is the outputs, None if there are none."""
+    """The work of an operation that does nothing. Its future's value is the outputs, or None."""
 
     def __init__(self, outputs: Iterable[Any] = ()) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class FakeWork(_core.Work):
 
 
 class FutureWork(_core.Work):
-    """The work of a future, as _create_work_from_future makes it."""
+    """A work that ends when a future does."""
 
     def __init__(self, future: Future) -> None:
         super().__init__()
@@ -74,17 +74,17 @@ class FutureWork(_core.Work):
 
 
 def done_work(value: Any) -> FutureWork:
-    """The work of something that is done."""
+    """Return a completed work with this value."""
     future = Future()
     future.set_result(value)
     return FutureWork(future)
 
 
 class PythonCallbackWork(FutureWork):
-    """A work whose wait() calls callback(timeout). The callback gets a timedelta, where 0 means no limit, and returns whether the
-    operation has ended.
+    """A work whose wait() calls callback(timeout), which returns True if the operation has ended.
 
-    The work is completed once the callback has returned True or raised. The future's value is an empty list.
+    The callback gets a timedelta, where 0 means no limit. The work is completed once the callback
+    has returned True or raised. The future's value is an empty list.
     """
 
     def __init__(self, callback: Callable[[timedelta], bool]) -> None:
@@ -108,7 +108,7 @@ class PythonCallbackWork(FutureWork):
 
 
 class FollowedWork(FutureWork):
-    """An operation, and what has to be done here when it has ended well; `value` is then its value."""
+    """A work, and a function `follow` that runs once it has succeeded; the result is `value`."""
 
     def __init__(self, work: _core.Work, follow: Callable[[], object], value: Any) -> None:
         self._before = work.get_future()
@@ -117,7 +117,7 @@ class FollowedWork(FutureWork):
 
     @staticmethod
     def _followed(before: Future, follow: Callable[[], object], value: Any) -> Any:
-        before.value()  # raises what the operation did
+        before.value()  # raises if the operation failed
         follow()
         return value
 
@@ -139,17 +139,17 @@ class FollowedWork(FutureWork):
 
 
 def _create_work_from_future(future: Future) -> FutureWork:
-    """A work that ends when the future does."""
+    """Return a work that ends when the future does."""
     return FutureWork(future)
 
 
 def _limit(timeout: Any) -> timedelta:
-    """The time-out for a callback, as a timedelta. None means no limit, like 0."""
+    """Convert a timeout to a timedelta. None becomes 0, which means no limit."""
     return to_timedelta(0 if timeout is None else timeout)
 
 
 class _IllegalWork(_core.Work):
-    """The result of a call inside a coalescing manager. There is nothing to wait for before the manager ends."""
+    """The result of a call inside a coalescing manager. The manager's own work must be awaited."""
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("__") and hasattr(_core.Work, name):
