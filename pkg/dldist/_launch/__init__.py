@@ -1,1 +1,1 @@
-"""Starting processes: what launchers say, dlrun, spawn, and tests on several ranks."""
+"""Starts and supervises processes: dlrun, spawn(), and tests on several ranks."""

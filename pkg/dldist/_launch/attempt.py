@@ -1,4 +1,4 @@
-"""Starts all ranks of this launcher once, passes on what they print, and ends them."""
+"""Starts all ranks of this launcher once, forwards their output, and ends them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from dldist._launch import options as launch_options
 from dldist._launch import ranks as launch_ranks
 
 _KILL_AGAIN_S = 0.2
-# How long until the user is told why the prompt does not come back, and how often after that.
+# Delay and interval of the messages that name ranks that have not ended.
 _FIRST_NOTICE_S = 2.0
 _NOTICE_S = 5.0
-# How long a reader that does not read can delay the end of the ranks.
+# How long an unread console can delay the end of the ranks.
 _READER_PATIENCE_S = 1.5
 _NAMED = 8
-# The exit codes of shells.
+# Exit codes that shells use.
 _NOT_STARTED, _NOT_FOUND = 126, 127
-# A rank that has lost another may end sooner than the lost one.
+# A rank that lost another rank may end before the lost one does.
 _CULPRIT_GRACE_S = 0.5
 _TORCH_CLIENT_REFUSED = b"TCP client failed to connect/validate to host"
 
 
 class Interrupted(BaseException):
-    """dlrun got a signal while it was waiting for something other than ranks."""
+    """Raised if a signal arrives while dlrun waits for something other than ranks."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -40,12 +40,12 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """The signals that dlrun got. They wake up a selector, and raise Interrupted within raising()."""
+    """The signals that dlrun received. They wake a selector, and raise Interrupted in raising()."""
 
     HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
     def __init__(self, asking: int = 0) -> None:
-        """`asking` is the signal that asks for a report; 0 if none does."""
+        """`asking` is the signal that requests a report, or 0."""
         self.first: int | None = None
         self.count = 0
         self.is_report_wanted = False
@@ -57,7 +57,7 @@ class Signals:
         self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._fd_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number, handler in self._handlers.items():
-            # Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a script's background command.
+            # Keep ignored signals ignored: SIGHUP under nohup, SIGINT of a background command.
             if number and signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, handler)
         return self
@@ -102,7 +102,7 @@ class Signals:
 
 
 class Supervisor:
-    """Runs one attempt. run() returns None if every rank of the job ended well, else the failure to show."""
+    """Runs one attempt. run() returns None if the whole job succeeded, else the failure to show."""
 
     def __init__(self, meeting: nodes.Meeting, attempt: launch_ranks.Attempt, signals: Signals) -> None:
         self._options = attempt.options
@@ -115,20 +115,20 @@ class Supervisor:
         self._failures: list[report.Failure] = []
         self._told: report.Failure | None = None
         self._end_at: float | None = None
-        """When to tell the ranks to end."""
+        """When to end the ranks, or None."""
         self._kill_at: float | None = None
-        """When to kill those that are left."""
+        """When to kill the remaining ranks, or None."""
         self._told_end_at = 0.0
         self._notice_at: float | None = None
-        """When to say again which ranks have not ended."""
+        """When to print again which ranks have not ended."""
         self._is_failure_asked = False
-        """Whether the ranks were asked for dumps after a failure."""
+        """True if dumps were requested from the ranks after a failure."""
         self._is_report_due = False
         self._dumps = launch_dumps.Dumps(attempt)
         self._is_noted_done = self._is_done = False
         self._consoles = [output.Console(fd, self._may_wait) for fd in (1, 2)]
         self._nlines_at: dict[int, int] = {}
-        """How many lines the consoles had when the rank's last stderr output appeared, by rank."""
+        """For each rank, the consoles' line count after its last output to stderr."""
 
     def _may_wait(self) -> bool:
         is_ending = self._kill_at is not None
@@ -150,11 +150,11 @@ class Supervisor:
         return self._told
 
     def about_dumps(self, failure: report.Failure) -> bytes:
-        """What the flight recorders say about a failure, and where they are; b"" if there are none."""
+        """Describe the dumps of a failure and where they are; b"" if there are none."""
         if self._signals.first is not None or not self._dumps.has_any():
             return b""
         lines = [self._dumps.where()]
-        # The files of other machines are not here.
+        # Other machines' files are not on this one.
         if report.is_time_out(failure) and self._place.nnodes == 1:
             lines.insert(0, self._dumps.verdict())
         return b"".join(f"dlrun: {line}\n".encode(errors="replace") for line in lines)
@@ -163,21 +163,19 @@ class Supervisor:
         self._consoles[1].write(f"dlrun: {text}\n".encode(errors="replace"))
 
     def is_in_sight(self, failure: report.Failure) -> bool:
-        """Whether the failed rank's last words are still on the screen, as far as we know."""
+        """True if the failed rank's last output is probably still on the screen."""
         shown_at = self._nlines_at.get(failure.rank)
         return shown_at is not None and self._nlines() - shown_at <= report.LINES_IN_SIGHT
 
     def _nlines(self) -> int:
         return sum(console.nlines for console in self._consoles)
 
-    # Starting
-
     def _start(self) -> None:
         if (why := launch_ranks.why_no_script(self._options)) is not None:
             self._give_up(_NOT_FOUND, why)
             return
         for local_rank in range(self._place.nproc):
-            # A single rank writes to the console itself, so a terminal stays a terminal.
+            # A single rank writes directly to the console, so that a terminal stays a terminal.
             is_plain = self._options.kept(local_rank) == (0, 0) and self._options.is_shown(local_rank)
             has_pipes = self._place.world_size > 1 or not is_plain
             try:
@@ -212,8 +210,6 @@ class Supervisor:
         folder = os.path.join(self._attempt.log_folder, str(rank))
         os.makedirs(folder, exist_ok=True)
         return open(os.path.join(folder, name), "xb", buffering=0)
-
-    # What happens
 
     def _on_output(self, rank: launch_ranks.Rank, stream: output.Stream) -> None:
         if not stream.read():
@@ -273,7 +269,7 @@ class Supervisor:
             self._say_who_is_waited_for(now)
 
     def _end_after_dumps(self) -> None:
-        """A rank has failed: have the others dump their flight recorders, then tell them to end."""
+        """Report the failure, request dumps from the running ranks, then end the ranks."""
         self._tell_others()
         if not self._is_failure_asked:
             self._is_failure_asked = True
@@ -288,8 +284,6 @@ class Supervisor:
         else:
             how = f"{'Ctrl-C' if self._signals.handles(signal.SIGINT) else 'SIGTERM'} twice"
         self._say(f"waiting for {_names(self._running())} to end; what is left is killed in {left:.0f} s, or by {how}")
-
-    # Reports that are asked for
 
     def _answer(self) -> None:
         if self._signals.is_report_wanted:
@@ -321,7 +315,7 @@ class Supervisor:
             self._end_all(number)
             self._tell_others()
         elif self._signals.count > 1:
-            self._kill_at = time.monotonic()  # the user is impatient
+            self._kill_at = time.monotonic()  # on the second signal, kill immediately
 
     def _end_all(self, number: int) -> None:
         self._told_end_at = time.monotonic()
@@ -357,8 +351,6 @@ class Supervisor:
         except _core.DistError as error:
             self._told = dataclasses.replace(mine, is_final=True)
             output.say(f"the other launchers could not be told: {error}")
-
-    # The end
 
     def _has_ended(self) -> bool:
         return all(rank.code is not None for rank in self._ranks)

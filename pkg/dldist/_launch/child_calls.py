@@ -1,6 +1,6 @@
-"""Functions that run in new processes, and the one message that each process sends back; for spawn() and dldist.testing.
+"""Calls in new processes, each of which sends back one message; for spawn() and dldist.testing.
 
-The message is a tuple: ("result", value), ("skip", reason), or ("failure", traceback, the exception pickled or None).
+The message is ("result", value), ("skip", reason), or ("failure", traceback, pickle or None).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dldist._objects import pickling
 
 
 class Call:
-    """A process that runs a function for this one, the receiving end of its channel, and what it has sent."""
+    """A process that runs a function, the receiving end of its channel, and its message."""
 
     def __init__(self, number: int, child: Child, channel: Any) -> None:
         self.number = number
@@ -28,19 +28,19 @@ class Call:
         self.failure = ""
         """The traceback, if the function raised."""
         self.error: BaseException | None = None
-        """The exception, if it could be pickled and read."""
+        """The exception, if it could be pickled and unpickled."""
 
     @property
     def is_heard(self) -> bool:
-        """Whether it has sent its message, or ended without one."""
+        """True if its message has been read, or it has ended without one."""
         return bool(self.channel.closed)
 
     def signs(self) -> list[Any]:
-        """What to wait for: these are ready when there is news."""
+        """List the objects to wait on, for a message or the end of the process."""
         return [self.child] if self.is_heard else [self.channel, self.child]
 
     def hear(self) -> bool:
-        """Read the message after news of it. Returns whether there was one. Raises what unpickling raises."""
+        """Read the message; return False if there is none. Errors of unpickling propagate."""
         if self.is_heard:
             return False
         try:
@@ -61,7 +61,7 @@ class Call:
         return True
 
     def close(self) -> None:
-        """Kill it if it is still running."""
+        """Kill the process if it is still running."""
         self.child.close()
         self.channel.close()
 
@@ -70,24 +70,24 @@ _AnyCall = TypeVar("_AnyCall", bound=Call)
 
 
 def with_news(calls: Iterable[_AnyCall], timeout: float | None) -> list[_AnyCall]:
-    """Wait for calls that have sent something or ended, for up to `timeout` seconds."""
+    """Wait up to `timeout` seconds; return the calls that have sent a message or ended."""
     owners = {sign: call for call in calls for sign in call.signs()}
     return list(dict.fromkeys(owners[sign] for sign in connection.wait(list(owners), timeout)))
 
 
 def failure(error: BaseException) -> tuple[str, str, bytes | None]:
-    """The message about an exception: the traceback, and the exception itself if it can be pickled."""
+    """Build the message about an exception, which is included if it can be pickled."""
     text = "".join(traceback.format_exception(error))
     try:
         data = pickling.dumps_object(error)
         pickle.loads(data)
-    except Exception:  # __reduce__ and __init__ of other people's exceptions may raise anything
+    except Exception:  # third-party exceptions may raise anything here
         return "failure", text, None
     return "failure", text, data
 
 
 def _revive(data: bytes | None) -> BaseException | None:
-    """The exception that failure() has pickled, or None if it cannot be read here."""
+    """Unpickle an exception of failure(), or return None if that fails here."""
     try:
         return None if data is None else pickle.loads(data)
     except Exception:
@@ -95,5 +95,5 @@ def _revive(data: bytes | None) -> BaseException | None:
 
 
 def is_consequence(error: BaseException | None) -> bool:
-    """Whether a rank raised this only because another rank failed."""
+    """True if a rank raised this only because another rank failed."""
     return isinstance(error, (_core.DistPeerLostError, _core.DistAbortedError))

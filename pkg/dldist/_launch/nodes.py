@@ -1,7 +1,7 @@
-"""How the launchers of a job find each other, and agree on which rank failed first and when to start again.
+"""Coordinates the launchers of a job: rendezvous, first failure, restarts.
 
-One launcher serves a store. The ranks of the first attempt use it, too; the keys of the launchers have a prefix. The ranks of each
-later attempt get a new, empty store.
+One launcher serves a store for the launchers, with a key prefix, and for the ranks of the first
+attempt. The ranks of each later attempt get a new, empty store.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from dldist._launch import report as launch_report
 JOIN_TIMEOUT_S = 600.0
 _REPLY_TIMEOUT_S = 10.0
 _RESTART_TIMEOUT_S = 60.0
-# How long a launcher that refuses serves the store, so that the others can find out why.
+# How long a launcher that fails to join serves the store, so that the others can read the reason.
 _REFUSAL_PATIENCE_S = 2.0
 _POLL_S = 0.05
 NOTICE_S = 5.0
 _BEAT_S = 2.0
-# Long enough even for a very busy machine.
+# A launcher without a heartbeat for this long is lost. Ample even on a very busy machine.
 SILENT_S = 30.0
 
 
 class _Every(threading.Thread):
-    """Makes a call every `seconds` until stop() or the end of the block, even while the main thread is busy."""
+    """A thread that calls a function every `seconds`, until stop() or the end of the block."""
 
     def __init__(self, seconds: float, call: Callable[[], object]) -> None:
         super().__init__(name="dlrun-every", daemon=True)
@@ -46,7 +46,7 @@ class _Every(threading.Thread):
             while not self._is_over.wait(self._seconds):
                 self._call()
         except (_core.DistError, OSError):
-            pass  # the main thread will notice, too
+            pass  # the main thread gets the same error
 
     def stop(self) -> None:
         self._is_over.set()
@@ -60,7 +60,7 @@ class _Every(threading.Thread):
 
 
 class LaunchError(Exception):
-    """The job cannot start; the text says why."""
+    """Raised if the job cannot start; the message is the reason."""
 
 
 def serve(host: str, port: int, secret: str) -> _core.TCPStore:
@@ -70,13 +70,13 @@ def serve(host: str, port: int, secret: str) -> _core.TCPStore:
 
 
 def _run_names(given: str | None) -> tuple[str, str]:
-    """The job's id, and a name for the folder of its files, which differs from run to run even if the id does not."""
+    """Return the job's id and the name of its folder, which is unique to this run."""
     run_id = given or secrets.token_hex(4)
     return run_id, f"{run_id}_{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}".replace("/", "_")
 
 
 class _Ear:
-    """Notices launchers that no longer beat."""
+    """Detects launchers whose heartbeat has stopped."""
 
     def __init__(self, store: _core.Store, count: int) -> None:
         self._store = store
@@ -84,7 +84,7 @@ class _Ear:
         self._next = 0.0
 
     def silent(self) -> int | None:
-        """A machine whose launcher has been silent for too long, or None."""
+        """Return the number of a machine without a heartbeat for SILENT_S seconds, or None."""
         now = time.monotonic()
         if now < self._next:
             return None
@@ -99,7 +99,7 @@ class _Ear:
 
 
 class Meeting:
-    """The launchers of a job. Every call may raise DistError if the others are out of reach."""
+    """The launchers of a job. Every call may raise DistError if the others are unreachable."""
 
     def __init__(self, options: launch_options.Options, secret: str) -> None:
         self._options = options
@@ -124,18 +124,19 @@ class Meeting:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other launcher."""
+        """True if there is no other launcher."""
         return self._options.nnodes == 1
 
     def _left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.1)
 
     def _saying(self, text: Callable[[], str]) -> _Every:
-        """Tell the user every few seconds what this is waiting for."""
+        """Print a message every few seconds while waiting; for use in a `with` block."""
         return _Every(NOTICE_S, lambda: output.say(text()))
 
     def _open(self) -> tuple[_core.TCPStore, bool]:
-        """The store of the launchers, and whether this launcher serves it. Machine 0 serves it, or whichever machine gets the port."""
+        """Open the launchers' store; return it, and True if this launcher serves it: machine 0's
+        does, or without --node-rank the first that can listen on the port."""
         options, why_not = self._options, ""
         if options.node_rank in (0, None):
             try:
@@ -228,18 +229,18 @@ class Meeting:
         return self.report(number, launch_report.of_launcher(self.place.node, 1, why))
 
     def report(self, number: int, failure: launch_report.Failure) -> launch_report.Failure:
-        """Tell the others about a failure. Returns the failure that was told first."""
+        """Publish a failure for all launchers. Return the failure that was published first."""
         return launch_report.Failure.from_json(self._store.compare_set(f"failed/{number}", "", failure.to_json()))
 
     def note_done(self, number: int) -> None:
         self._store.add(f"done/{number}", 1)
 
     def is_done(self, number: int) -> bool:
-        """Whether all machines have completed an attempt."""
+        """True if all machines have completed an attempt."""
         return self._store.add(f"done/{number}", 0) == self._options.nnodes
 
     def leave(self, patience: float) -> None:
-        """Leave the job. The launcher that serves the store waits until the others have read how the job ended."""
+        """Leave the job. The launcher that serves the store first waits for the others to leave."""
         if self._beat is not None:
             self._beat.stop()
         left = self._store.add("left", 1)

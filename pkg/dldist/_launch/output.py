@@ -1,4 +1,4 @@
-"""Passes on what ranks print, in whole lines with the rank in front, to the console and to files."""
+"""Forwards the ranks' output to the console and to files, in whole lines prefixed with the rank."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Callable
 from typing import IO, BinaryIO
 
 _CHUNK = 65536
-# The largest pipe that an ordinary user can have is 1 MiB.
+# Enough to empty a pipe: an unprivileged user's pipe holds at most 1 MiB.
 _CHUNKS_IN_PIPE = 32
-# A pipe that is writable takes this many bytes without blocking, and does not mix them with those of other writers.
+# A writable pipe accepts this many bytes without blocking, and does not interleave them.
 _ATOMIC = select.PIPE_BUF
 _LONGEST_LINE = 1 << 20
 _TAIL_BYTES = 64 << 10
-# A carriage return ends a piece, too, because progress bars redraw their line with it. If it is the last byte, it may be the first
-# half of \r\n.
+# A carriage return also ends a piece: progress bars redraw their line with it. As the last byte, it
+# may be the first half of \r\n.
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
 
 
 def open_missing_streams() -> None:
-    """Open standard streams that are closed. Otherwise a socket could get their number, and receive the ranks' output.
+    """Open closed standard streams, so that no socket gets their numbers and the ranks' output.
 
-    With Python 3.14 libffi may have opened a file for reading under that number. A Console that cannot write there has no reader.
+    With Python 3.14, libffi may have opened a file for reading there: Console then has no reader.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
@@ -35,24 +35,24 @@ def open_missing_streams() -> None:
 
 
 def say(text: str) -> None:
-    """Write to dlrun's stderr."""
+    """Print a message of dlrun to stderr."""
     print(f"dlrun: {text}", file=sys.stderr, flush=True)
 
 
 class Console:
-    """stdout or stderr of this process. Signals are handled even if nobody reads it."""
+    """stdout or stderr of this process. A reader that blocks does not delay signal handling."""
 
     def __init__(self, fd: int, may_wait: Callable[[], bool]) -> None:
         self.has_reader = True
         self.nlines = 0
-        """How many lines have been written."""
+        """Number of lines written."""
         self._fd = fd
         self._may_wait = may_wait
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
     def write(self, data: bytes) -> None:
-        """Write all of it. Gives up if may_wait() returns False, or if the reader is gone."""
+        """Write all data, unless may_wait() returns False or the reader has closed the stream."""
         self.nlines += data.count(b"\n")
         view = memoryview(data)
         while view and self.has_reader:
@@ -69,14 +69,14 @@ class Console:
 
 
 class Lines:
-    """Cuts bytes into lines, each with a prefix."""
+    """Splits bytes into lines, each with a prefix."""
 
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that are complete now."""
+        """Add data and return the lines that are now complete."""
         had_return = self._rest.endswith(b"\r")
         self._rest += data
         if b"\n" not in data and b"\r" not in data and not had_return:
@@ -91,27 +91,27 @@ class Lines:
         return self.flush()
 
     def _with_prefix(self, line: bytes) -> bytes:
-        # Tracebacks already have the rank if the world is initialised.
+        # Tracebacks already have the rank as a prefix if the world is initialised.
         return line if line == b"\r" or line.startswith(self._prefix) else self._prefix + line
 
     def flush(self) -> bytes:
-        """The rest, as a line."""
+        """Return the incomplete last line as a line."""
         rest = bytes(self._rest)
         self._rest.clear()
         return self._prefix + rest + b"\n" if rest else b""
 
 
 class Stream:
-    """The reading end of a rank's stdout or stderr."""
+    """The read end of a rank's stdout or stderr."""
 
     def __init__(
         self, pipe: IO[bytes], prefix: bytes, console: Console | None, file: BinaryIO | None, marker: bytes = b""
     ) -> None:
         self.pipe = pipe
         self.has_marker = False
-        """Whether the marker was in the output."""
+        """True if the marker was in the output."""
         self.is_shown = console is not None
-        """Whether the output goes to a console."""
+        """True if the output goes to a console."""
         self._lines = Lines(prefix)
         self._console = console
         self._file = file
@@ -120,17 +120,17 @@ class Stream:
         os.set_blocking(pipe.fileno(), False)
 
     def read(self) -> bool:
-        """Pass on what there is. Returns False at the end."""
+        """Forward the available output. Return False at the end."""
         return self._pass_on() != b""
 
     def drain(self) -> None:
-        """Pass on what is in the pipe now, but no more: another process may go on writing."""
+        """Forward what the pipe holds now, but no more: another process may keep writing."""
         for _ in range(_CHUNKS_IN_PIPE):
             if not self._pass_on():
                 return
 
     def _pass_on(self) -> bytes | None:
-        """Pass on a piece. Returns None if there is nothing yet, b"" at the end."""
+        """Forward a chunk. Return None if no data is available, b"" at the end."""
         data: bytes | None = self.pipe.read(_CHUNK)
         if data:
             self._take(data)

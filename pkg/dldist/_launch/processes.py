@@ -1,7 +1,4 @@
-"""Watches and ends child processes, and says how they ended.
-
-dlrun, spawn() and dldist.testing use this. Each starts processes in its own way, and decides when to end them.
-"""
+"""Supervises and ends child processes, which dlrun, spawn() and dldist.testing start."""
 
 from __future__ import annotations
 
@@ -19,17 +16,17 @@ _libc = ctypes.CDLL(None)
 class Child:
     """A process, from its start until close().
 
-    Signals go to this process or to none: another process that gets the same pid later is safe. A selector or
-    multiprocessing.connection.wait() can wait for it beside pipes, because its fileno() is readable once it has ended. The end of
-    a pipe would not do, since children of the process may keep the pipe open.
+    Signals use a pidfd, so they never reach another process that got the same pid later. fileno()
+    becomes readable when the process ends, for selectors and multiprocessing.connection.wait(). The
+    end of a pipe is no substitute, since children of the process may keep the pipe open.
     """
 
     def __init__(self, pid: int, reap: Callable[[], int], leads_session: bool = False) -> None:
-        """`reap` waits for the process and returns its code, by the library that started it. If the process cannot be watched, it is
-        killed, and OSError is raised."""
+        """`reap` waits for the process and returns its code; it is the starting library's own. If
+        the process cannot be watched, it is killed, and OSError is raised."""
         self.pid = pid
         self.code: int | None = None
-        """The exit code, or minus the number of the signal; known once has_ended() has returned True."""
+        """The exit code, or the negative number of the signal; set by has_ended()."""
         self._reap = reap
         self._leads_session = leads_session
         try:
@@ -43,25 +40,25 @@ class Child:
         return self._pidfd
 
     def has_ended(self) -> bool:
-        """Whether it has ended. It stays a zombie until close(), so that its session can still be signalled."""
+        """Return True if it has ended. A zombie until close(), so its group id stays valid."""
         if self.code is None:
             try:
                 state = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:  # the library has reaped it already
+            except ChildProcessError:  # the library has already reaped it
                 self.code = self._reap()
             else:
                 if state is not None:
-                    # si_code says which of the two si_status is.
+                    # si_status is an exit code or a signal number, depending on si_code.
                     self.code = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
         return self.code is not None
 
     def wait(self, seconds: float) -> bool:
-        """Wait for up to `seconds`, and return whether it has ended."""
+        """Wait up to `seconds`. Return True if the process has ended."""
         connection.wait([self._pidfd], max(seconds, 0.0))
         return self.has_ended()
 
     def send(self, number: int) -> bool:
-        """Send a signal to this process alone. Returns False if it is gone."""
+        """Send a signal to this process only. Return False if it no longer exists."""
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
@@ -69,17 +66,17 @@ class Child:
         return True
 
     def send_to_all(self, number: int) -> None:
-        """Send a signal to the process, and to its children if it leads a session."""
+        """Send a signal to the process; if it leads a session, to its process group."""
         if not self._leads_session:
             self.send(number)
             return
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
-            pass  # all are gone, or have become somebody else's
+            pass  # all have ended or changed their user
 
     def close(self) -> None:
-        """Kill what is left of the process and its session. After that, only its code can be asked for."""
+        """Kill the process and its group, and reap it. Afterwards only its code is available."""
         if self._pidfd < 0:
             return
         self.send_to_all(signal.SIGKILL)
@@ -89,7 +86,7 @@ class Child:
 
 
 def end(children: Iterable[Child], number: int, seconds: float) -> None:
-    """Send a signal to all, and close them as they end. Those that are left after `seconds` are killed."""
+    """Send a signal to all children and close each; `seconds` later, remaining ones are killed."""
     told = list(children)
     deadline = time.monotonic() + seconds
     for child in told:
@@ -100,7 +97,7 @@ def end(children: Iterable[Child], number: int, seconds: float) -> None:
 
 
 def die_with(parent: int) -> None:
-    """In a child: have the kernel kill it when the thread that started it ends, which belongs to the process `parent`."""
+    """Request SIGKILL for this child when the thread of `parent` that started it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The environment of ranks, under torchrun's names; for dlrun, spawn() and dldist.testing."""
+"""The environment of ranks, with torchrun's variable names; for dlrun, spawn and dldist.testing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dldist._base import settings
 
 
 def of_rank(rank: int, size: int, local_rank: int, local_size: int, node: int = 0, nnodes: int = 1) -> dict[str, str]:
-    """The variables for the numbers of a rank."""
+    """Return the variables that hold a rank's numbers."""
     numbers = {
         "RANK": rank,
         "WORLD_SIZE": size,
@@ -23,12 +23,12 @@ def of_rank(rank: int, size: int, local_rank: int, local_size: int, node: int = 
 
 
 def of_store(host: str, port: int, attempt: int = 0) -> dict[str, str]:
-    """The variables for the address of the launcher's store."""
+    """Return the variables that hold the address of the launcher's store."""
     return {
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
-        # The store exists already, so no rank serves one. The second variable has its address too, because a program that changes
-        # MASTER_ADDR or MASTER_PORT wants a store of its own.
+        # The launcher serves the store, so no rank does. DLDIST_AGENT_STORE repeats the address: a
+        # program that changes MASTER_ADDR or MASTER_PORT needs a store of its own.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "DLDIST_AGENT_STORE": f"{host}:{port}",
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
@@ -36,7 +36,7 @@ def of_store(host: str, port: int, attempt: int = 0) -> dict[str, str]:
 
 
 def serve_store(size: int) -> tuple[_core.TCPStore, list[dict[str, str]]]:
-    """A store for `size` processes of this host, and the environment by which each of them finds it."""
+    """Serve a store for `size` processes of this host; return it and each process's environment."""
     secret = os.fsdecode(settings.secret()) or secrets.token_hex(16)
     store = _core.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, secret=secret)
     where = {**of_store("127.0.0.1", store.port), "DLDIST_SECRET": secret}

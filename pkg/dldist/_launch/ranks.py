@@ -1,4 +1,4 @@
-"""The processes of ranks: their environment, how they start, and what is left when they end."""
+"""The processes of ranks: their environment, start and cleanup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dldist._launch import output, processes, rank_environment, report
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a launcher's ranks in the job."""
+    """The position of a launcher's ranks in the job."""
 
     node: int
     nnodes: int
@@ -30,7 +30,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of all ranks, and what those of this launcher have in common."""
+    """One start of all ranks: the parameters that this launcher's ranks share."""
 
     options: launch_options.Options
     place: Place
@@ -46,7 +46,7 @@ class Attempt:
 
 
 def environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
-    """The environment of a rank: that of this process, with torchrun's variables."""
+    """Return a rank's environment: this process's environment with torchrun's variables."""
     place, options = attempt.place, attempt.options
     rank = place.first_rank + local_rank
     env = {
@@ -72,12 +72,12 @@ def environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
 def command(options: launch_options.Options) -> list[str]:
     if not options.is_python:
         return options.program
-    # Unbuffered, so that lines appear at once, and none is lost if the process dies.
+    # Unbuffered, so that lines appear immediately and none is lost if the process dies.
     return [sys.executable, "-u", *(["-m"] if options.is_module else []), *options.program]
 
 
 def why_no_script(options: launch_options.Options) -> str | None:
-    """Why Python cannot run the program, or None: there may be no such file, but a command of this name."""
+    """Explain why Python cannot run the program: the script does not exist. Else return None."""
     program = options.program[0]
     if not options.is_python or options.is_module or program == "-" or os.path.exists(program):
         return None
@@ -87,14 +87,14 @@ def why_no_script(options: launch_options.Options) -> str | None:
 
 
 def cores_of(local_rank: int, nproc: int, usable: list[int]) -> list[int]:
-    """The cores for a rank. If there are fewer cores than ranks, ranks share them."""
+    """Return the cores for a rank. Ranks share cores if there are fewer cores than ranks."""
     if nproc >= len(usable):
         return [usable[local_rank % len(usable)]]
     return usable[local_rank * len(usable) // nproc : (local_rank + 1) * len(usable) // nproc]
 
 
 def _is_handled_by(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
+    """True if a process has a handler for a signal."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             caught = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
@@ -107,9 +107,9 @@ def _before_exec(cores: list[int] | None) -> Callable[[], None]:
     launcher = os.getpid()
 
     def run() -> None:
-        # If the launcher is killed, its ranks are, too.
+        # If the launcher is killed, its ranks must be killed as well.
         processes.die_with(launcher)
-        # The launcher ends ranks by SIGTERM. Its parent may ignore or block that signal, and a program inherits both.
+        # SIGTERM must end a rank, even if dlrun inherited it as ignored or blocked.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         if cores is not None:
@@ -119,14 +119,14 @@ def _before_exec(cores: list[int] | None) -> Callable[[], None]:
 
 
 class Rank:
-    """A process with its two streams. It leads a session, which its children are in unless they leave it."""
+    """A rank's process and its output streams. It leads a session that its children inherit."""
 
     def __init__(self, attempt: Attempt, local_rank: int, more: Mapping[str, str], has_pipes: bool) -> None:
-        """Start it, with `more` in its environment. Raises OSError if the program cannot be started."""
+        """Start it, with `more` added to its environment. Raises OSError if that fails."""
         self.local_rank = local_rank
         self.rank = attempt.place.first_rank + local_rank
         self.streams: list[output.Stream] = []
-        """stdout and stderr, if this process passes them on."""
+        """stdout and stderr, if this process forwards them."""
         self._attempt = attempt
         self._began = time.monotonic()
         pipe = subprocess.PIPE if has_pipes else None
@@ -134,38 +134,38 @@ class Rank:
         if attempt.options.has_bound_cores:
             cores = cores_of(local_rank, attempt.place.nproc, sorted(os.sched_getaffinity(0)))
         with warnings.catch_warnings():
-            # It warns of fork() in a process with threads. That is safe here: nothing takes a lock between fork() and exec().
+            # Popen warns of fork() with threads. Here it is safe: no lock is taken before exec().
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process = subprocess.Popen(
                 command(attempt.options),
                 bufsize=0,
-                # The keyboard belongs to one rank, as under mpirun.
+                # Only one rank reads the keyboard, as under mpirun.
                 stdin=None if local_rank == 0 else subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=pipe,
                 env=environment(attempt, local_rank) | dict(more),
                 start_new_session=True,
-                preexec_fn=_before_exec(cores),  # noqa: PLW1509  it makes a few system calls
+                preexec_fn=_before_exec(cores),  # noqa: PLW1509  it only makes a few system calls
             )
         self.pid = self.process.pid
         self.child = processes.Child(self.pid, self.process.wait, leads_session=True)
 
     @property
     def pipes(self) -> list[IO[bytes]]:
-        """The ends of stdout's and stderr's pipes to read from."""
+        """The read ends of the pipes of stdout and stderr."""
         return [pipe for pipe in (self.process.stdout, self.process.stderr) if pipe is not None]
 
     @property
     def code(self) -> int | None:
-        """The exit code, or minus the signal; None while it runs."""
+        """The exit code, or the negative number of the signal; None while the process runs."""
         return self.child.code
 
     def ask_by(self, number: int) -> bool:
-        """Send a signal to this process alone. Returns False if it has ended, or has no handler, so that the signal would end it."""
+        """Signal the process, unless it has ended or has no handler, so the signal would end it."""
         return self.code is None and _is_handled_by(self.pid, number) and self.child.send(number)
 
     def failure(self) -> report.Failure:
-        """The report about a process that has failed."""
+        """Create the report of this failed process."""
         for stream in self.streams:
             stream.drain()
         tail = report.without_prefix(self.streams[1].tail(), self.rank) if self.streams else b""
@@ -186,7 +186,7 @@ class Rank:
         )
 
     def close(self) -> None:
-        """End what is left of it and of its children."""
+        """Kill its remaining processes, forward the rest of their output, and close the pipes."""
         self.child.close()
         for stream in self.streams:
             try:

@@ -1,4 +1,4 @@
-"""Reports of failures: which rank failed first, and what its stderr says."""
+"""Failure reports: which rank failed first, and the relevant part of its stderr."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from dldist._launch.processes import how_it_ended
 
-# The beginning of a traceback, of a group of them, or of what faulthandler writes.
+# The first line of a traceback, of an exception group, or of faulthandler's output.
 _BEGINNING = re.compile(rb"^(?:  \+ Exception Group )?Traceback \(most recent call last\):|^Fatal Python error:", re.M)
 _CHAIN = (
     b"\nThe above exception was the direct cause of the following exception:\n\n",
@@ -21,14 +21,14 @@ _TIME_OUT = re.compile(rb"(?:\w+\.)*DistTimeoutError\b")
 _UNINDENTED = re.compile(rb"^\w.*", re.M)
 _LAST_LINES = 20
 LINES_IN_SIGHT = 40
-"""Text is shown again if more lines than this have followed it."""
+"""A failure's text is printed in full again if more lines than this have followed it."""
 LAUNCHER = -1
-"""Stands for a rank if a launcher ended the job."""
+"""The rank in the report of a launcher that ended the job."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rank ended. Launchers send it to each other as JSON."""
+    """How a rank failed. Launchers exchange these as JSON."""
 
     rank: int
     local_rank: int
@@ -36,16 +36,16 @@ class Failure:
     host: str
     pid: int
     code: int
-    """The exit code, or minus the number of the signal."""
+    """The exit code, or the negative number of the signal."""
     attempt: int
     seconds: float
     when: str
     tail: str
-    """The part of its stderr that is worth reading."""
+    """The relevant part of its stderr."""
     is_consequence: bool
-    """Whether it failed only because another rank did."""
+    """True if it failed only because another rank did."""
     is_final: bool = False
-    """Whether there is no use in starting again."""
+    """True if the job must not be restarted."""
 
     @property
     def exit_code(self) -> int:
@@ -63,14 +63,14 @@ class Failure:
 
 
 def of_launcher(node: int, code: int, why: str) -> Failure:
-    """The report about a dlrun that has given up, though no rank failed."""
+    """Create the report of a launcher that ends the job although no rank has failed."""
     host, pid = os.uname().nodename, os.getpid()
     text = f"{why} (machine {node}, host {host}, pid {pid}, at {now()})"
     return Failure(LAUNCHER, LAUNCHER, node, host, pid, code, 0, 0.0, now(), text, is_consequence=False, is_final=True)
 
 
 def describe(failure: Failure, is_in_sight: bool = False) -> bytes:
-    """The last thing that dlrun prints. If the traceback is still in sight on the console, only its last words are printed again."""
+    """Format dlrun's final message; only the exception if its traceback is still in sight."""
     if failure.rank == LAUNCHER:
         return f"dlrun: {failure.tail}\n".encode(errors="replace")
     line = (
@@ -88,12 +88,12 @@ def now() -> str:
 
 
 def without_prefix(stderr: bytes, rank: int) -> bytes:
-    """What a rank wrote, without its number in front of the lines, which tracebacks have if the world is initialised."""
+    """Remove the prefix [rankN] from lines, which tracebacks have once the world is initialised."""
     return re.sub(rb"^\[rank%d\]: ?" % rank, b"", stderr, flags=re.M)
 
 
 def last_traceback(stderr: bytes) -> bytes:
-    """The last traceback that a rank wrote, with the exceptions that led to it. If there is none, the last lines."""
+    """Return the last traceback in stderr with its chained exceptions, or else the last lines."""
     begin = None
     for match in _BEGINNING.finditer(stderr):
         if begin is None or not stderr[: match.start()].endswith(_CHAIN):
@@ -104,29 +104,29 @@ def last_traceback(stderr: bytes) -> bytes:
 
 
 def _raised(tail: bytes) -> re.Match[bytes] | None:
-    """The line of a traceback that names the exception."""
+    """Find the line of a traceback that names the exception."""
     headers = list(_BEGINNING.finditer(tail))
     return _UNINDENTED.search(tail, headers[-1].end()) if headers else None
 
 
 def last_words(tail: bytes) -> bytes:
-    """The exception of a traceback with its whole message. If there is none, the last line."""
+    """Return a traceback's exception with its whole message, or else the last line."""
     raised = _raised(tail)
     return tail[raised.start() :] if raised else b"".join(tail.splitlines(keepends=True)[-1:])
 
 
 def is_consequence(code: int, tail: bytes) -> bool:
-    """Whether a rank ended only because it lost another, or because another gave up."""
+    """True if a rank ended only because it lost another rank or because another rank aborted."""
     raised = _raised(tail)
     return code > 0 and raised is not None and _CONSEQUENCE.match(raised[0]) is not None
 
 
 def is_time_out(failure: Failure) -> bool:
-    """Whether a rank ended because of a time-out."""
+    """True if a rank ended because of a timeout."""
     raised = _raised(failure.tail.encode(errors="replace"))
     return failure.code > 0 and raised is not None and _TIME_OUT.match(raised[0]) is not None
 
 
 def first(failures: list[Failure]) -> Failure:
-    """The failure to show, of those in the order in which ranks ended."""
+    """Return the failure to show: the first that is not a consequence of another, if any."""
     return min(failures, key=lambda failure: failure.is_consequence)

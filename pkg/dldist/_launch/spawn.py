@@ -1,4 +1,4 @@
-"""dldist.spawn: runs a function in several processes of this host, from a script or a notebook."""
+"""dldist.spawn: runs a function in several processes of this host, from a script or notebook."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dldist._launch import child_calls, processes, rank_environment
 from dldist._objects import pickling
 
 _KILL_AFTER_S = 1.5
-# A process that has lost another may end sooner than the lost one.
+# A process that lost another process may end before the lost one does.
 _CULPRIT_GRACE_S = 0.5
 
 
 class ProcessException(_core.DistError):
-    """A process of spawn() has failed. error_index is its number, and error_pid its pid."""
+    """Raised if a process of spawn() failed. error_index is its number, error_pid its pid."""
 
     def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
         super().__init__(msg)
@@ -35,11 +35,11 @@ class ProcessException(_core.DistError):
 
 
 class ProcessRaisedException(ProcessException):
-    """The function raised an exception. It is the __cause__ of this one if it could be pickled."""
+    """Raised if the function raised an exception, which is the __cause__ if it could be pickled."""
 
 
 class ProcessExitedException(ProcessException):
-    """A process ended with an exit code, or by a signal."""
+    """Raised if a process ended with a non-zero exit code or by a signal."""
 
     def __init__(self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None) -> None:
         super().__init__(msg, error_index, error_pid)
@@ -51,7 +51,7 @@ class ProcessExitedException(ProcessException):
 
 
 class _Call:
-    """The function and its arguments. They are pickled while the process starts, because queues and locks can be pickled only then."""
+    """The function and its arguments. It is pickled while the process starts, as queues require."""
 
     def __init__(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.fn, self.args = fn, args
@@ -70,12 +70,12 @@ def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: in
     if parent is not None:
         processes.die_with(parent)
     os.environ.update(env)
-    # Being told to end is no reason for a traceback.
+    # End by SIGTERM without a traceback.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         data = pickling.dumps_object(("result", call.fn(rank, *call.args)))
     except KeyboardInterrupt:
-        os._exit(128 + signal.SIGINT)  # the parent got it, too
+        os._exit(128 + signal.SIGINT)  # the parent got Ctrl-C as well
     except Exception as error:
         channel.send_bytes(pickle.dumps(child_calls.failure(error)))
         sys.exit(1)
@@ -83,24 +83,24 @@ def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: in
 
 
 class ProcessContext:
-    """The running processes; spawn() returns this with join=False."""
+    """The running processes, as returned by spawn() with join=False."""
 
     def __init__(self, store: _core.TCPStore, count: int) -> None:
         self.processes: list[Any] = []
         self.results: list[Any] = [None] * count
-        """What the function returned in each process; None if it has not returned yet."""
+        """The function's result in each process; None before it has returned."""
         self._store = store
         self._running: list[child_calls.Call] = []
         self._failures: list[ProcessException] = []
 
     def pids(self) -> list[int]:
-        """The processes' ids."""
+        """Return the processes' ids."""
         return [process.pid for process in self.processes]
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until all have ended. Returns False if they have not within `timeout` seconds.
+        """Wait until all processes have ended. Return False if `timeout` seconds pass first.
 
-        The first failure ends all processes and is raised. An exception while waiting, such as Ctrl-C, ends them, too.
+        The first failure, or KeyboardInterrupt while waiting, ends all processes and is raised.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -117,7 +117,7 @@ class ProcessContext:
         return True
 
     def terminate(self) -> None:
-        """End all processes that are running, by SIGTERM, and after a moment by SIGKILL."""
+        """End all running processes: by SIGTERM, then by SIGKILL after 1.5 s."""
         processes.end([call.child for call in self._running], signal.SIGTERM, _KILL_AFTER_S)
         for call in self._running:
             call.close()
@@ -155,14 +155,14 @@ class ProcessContext:
     def _note_end(self, call: child_calls.Call) -> None:
         code = call.child.code or 0
         if code == 0 or call.failure:
-            return  # how it has ended is known
+            return  # success, or a failure that is already recorded
         name = processes.signal_name(-code) if code < 0 else None
         how = f"exit code {code}" if name is None else f"signal {name}"
         text = f"process {call.number} terminated with {how}"
         self._failures.append(ProcessExitedException(text, call.number, call.child.pid, code, name))
 
     def _fail(self) -> None:
-        """Raise the failure that caused the others; it may not be the first that was noticed."""
+        """Raise the failure that caused the others, which may be noticed after them."""
         deadline = time.monotonic() + _CULPRIT_GRACE_S
         while self._running and all(child_calls.is_consequence(failure.__cause__) for failure in self._failures):
             left = deadline - time.monotonic()
@@ -181,25 +181,26 @@ def spawn(
     daemon: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """Run `fn(i, *args)` in new processes of this host, with i from 0.
+    """Run `fn(i, *args)` in new processes of this host, numbered by i from 0.
 
-    Each process has a rank in its environment, so init_process_group() needs no arguments there. If one fails, the others are ended.
+    Each process has a rank in its environment, so init_process_group() needs no arguments there. If
+    a process fails, the others are ended.
 
     Args:
         fn: The function. It and `args` are pickled.
         nprocs: The number of processes.
         args: The arguments after the number.
-        join: Wait for all. With False, a ProcessContext is returned at once.
-        daemon: End the processes with this one, as multiprocessing does with its daemons.
-        timeout: The seconds that all may take; None sets no limit.
+        join: If True, wait for all processes. If False, return a ProcessContext immediately.
+        daemon: If True, the processes end with this one, like multiprocessing's daemons.
+        timeout: Time limit for all processes, in seconds. None means no limit.
 
     Returns:
-        A list of what the processes returned.
+        A list of the function's results by process, or a ProcessContext.
 
     Raises:
-        ProcessRaisedException: The function raised. Its text has the traceback.
-        ProcessExitedException: A process ended with an exit code, or by a signal.
-        DistTimeoutError: They took longer than `timeout`, and have been ended.
+        ProcessRaisedException: The function raised. The message has the traceback.
+        ProcessExitedException: A process ended with a non-zero exit code or by a signal.
+        DistTimeoutError: The time limit has passed; the processes have been ended.
 
     Example:
         >>> def double(i, by):
@@ -211,7 +212,7 @@ def spawn(
     context = multiprocessing.get_context("spawn")
     store, environments = rank_environment.serve_store(nprocs)
     running = ProcessContext(store, nprocs)
-    # The kernel ends a process with the thread that started it. Threads other than the main one may end too early.
+    # The kernel kills a child when the thread that started it ends: use it only on the main thread.
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
     try:
         for rank, env in enumerate(environments):
