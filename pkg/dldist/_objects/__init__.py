@@ -1,1 +1,1 @@
-"""Sending objects between ranks: the exchange itself, and how objects become bytes."""
+"""Sends objects between ranks: serializers, and the object collectives."""

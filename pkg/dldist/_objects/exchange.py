@@ -1,4 +1,4 @@
-"""Object collectives: they move objects instead of tensors. docs/objects.md says what they promise."""
+"""Object collectives: like the collectives of tensors, for objects. See docs/objects.md."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ DEFAULT_SERIALIZER = "safe"
 
 
 class Exchange:
-    """One call. `name` is its name in error messages.
+    """One object collective or message. `name` is its name in error messages.
 
-    The group has the operations of dldist.Group; ranks are group ranks. `serializer` is "safe" or "pickle". None means the group's
-    own (`group.serializer`), or "safe" if it has none. `timeout` limits the whole call.
+    The group has the operations of dldist.Group; ranks are group ranks. `serializer` is "safe",
+    "pickle", or None for `group.serializer` (else "safe"). `timeout` limits the whole call.
 
-    Every rank that takes part goes through the same operations, whatever happens on it. A rank that cannot write its object says
-    so in its prefix; a rank that rejects an object still receives it, and throws it away. So the group stays usable.
+    Every participating rank runs the same operations, even after an error: a rank that cannot write
+    its object sends the reason in its prefix, and a rank that rejects an object still receives it,
+    then drops it. So the group stays usable.
     """
 
     def __init__(self, group: Any, name: str, serializer: str | None = None, timeout: Timeout | None = None) -> None:
-        # Objects are bytes in host memory. Groups of devices take those only through their host view.
+        # Objects are bytes in host memory, which groups of devices accept only through a host view.
         host_view = getattr(group, "_host_view", None)
         self._group = group if host_view is None else host_view()
         self.rank: int = group.rank
@@ -37,7 +38,7 @@ class Exchange:
         return self.gather(obj, None)
 
     def gather(self, obj: Any, root: int | None) -> list[Any] | None:
-        """On the root, or on all ranks if it is None."""
+        """Gather the objects on the root, or on all ranks if root is None."""
         outgoing = Outgoing(obj, self._serializer)
         prefixes = bytearray(PREFIX_BYTES * self._group.size)
         self._group.all_gather_single(prefixes, outgoing.prefix(outgoing.rounds), **self._left())
@@ -105,7 +106,7 @@ class Exchange:
         return self._read(incoming), source
 
     def _outgoing(self, objs: Any) -> list[Outgoing]:
-        """An object for each rank. If one of them cannot be sent, none is sent, and all ranks are told why."""
+        """Write an object for each rank; if any cannot be sent, send the error to all instead."""
         size = self._group.size
         if isinstance(objs, (list, tuple)) and len(objs) == size:
             outgoing = [Outgoing(obj, self._serializer) for obj in objs]
@@ -120,7 +121,7 @@ class Exchange:
         return outgoing
 
     def _incoming(self, prefixes: bytearray, outgoing: list[Outgoing], has_company: bool) -> list[Incoming]:
-        """What all ranks send. If anything is wrong with one of them, the call ends here, on all ranks."""
+        """Parse the prefixes of all ranks. Any error ends the call here, on all ranks."""
         view = memoryview(prefixes)
         starts = range(0, len(view), PREFIX_BYTES)
         incoming = [Incoming(view[start : start + PREFIX_BYTES], rank, self._name, has_company) for rank, start in enumerate(starts)]
@@ -140,8 +141,8 @@ class Exchange:
         return [each.read(self._serializer) for each in incoming]
 
     def _left(self) -> dict[str, float]:
-        """The time-out of the next operation: the group's own, or what is left of the call's."""
-        # If no time is left, let the operation time out: its error says what it was waiting for.
+        """Return the timeout of the next operation: the rest of the call's, else the group's."""
+        # If no time is left, let the operation time out: its error names the ranks that are late.
         return {} if self._deadline is None else {"timeout": max(self._deadline - monotonic(), 1e-3)}
 
 

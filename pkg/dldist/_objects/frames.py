@@ -1,11 +1,12 @@
-"""How an object travels: as a prefix of fixed size and then its *pieces*. These are the head, if the prefix had no room for it,
-and each of the buffers. All ranks go through the same rounds and send one piece in each, so nothing is padded or concatenated.
+"""The wire format of an object: a prefix of fixed size, then *pieces*: the head, unless the prefix
+holds it, and each buffer. All ranks run the same rounds and send one piece in each, so nothing is
+padded or concatenated.
 
     prefix   32 bytes (see _PREFIX), and the head if it fits into the rest
-    round 0  the head: what the serializer wrote, and the sizes of the buffers, 8 bytes each
+    round 0  the head: the serializer's output, and the sizes of the buffers, 8 bytes each
     round i  buffer i - 1
 
-A rank that cannot write its object sends the reason instead.
+A rank that cannot write its object sends the reason as the head.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from dldist._objects import codec
 
 PREFIX_BYTES = 512
 
-# Magic, version, serializer, first round, last round + 1, number of buffers, bytes of the head, bytes of all buffers.
+# Magic, version, serializer, first round, last round + 1, number of buffers, head and buffer bytes.
 _PREFIX = struct.Struct("<4sBBxBIIQQ")
 _MAGIC = b"dlob"
 _VERSION = 1
-_FAILED = 0  # instead of a serializer's number: there is no object, and the head is the reason
+_FAILED = 0  # instead of a serializer's number: the head is the reason, there is no object
 _ROOM = PREFIX_BYTES - _PREFIX.size
 ROUNDS_MAX = 1 << 20
-"""An object has no more buffers: 64 GiB of the smallest ones. What a rank announces is waited for, until the call's time is over."""
+"""The maximum number of an object's buffers: 64 GiB of the smallest. Receivers wait for all."""
 
 
 class Refusal:
-    """Sent instead of an object: an error on this rank, so that the other ranks get it too."""
+    """Sent instead of an object, so that the other ranks get this rank's error as well."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 class Outgoing:
-    """An object on its way out."""
+    """An object to send."""
 
     __slots__ = ("_buffers", "_head", "_number", "error", "rounds")
 
@@ -49,7 +50,7 @@ class Outgoing:
         self._buffers: list[memoryview] = []
         self._number = serializer.number
         self.error: Exception | None = None
-        """Why there is no object. It is raised once the other ranks have been told."""
+        """The reason if there is no object. Raised after the other ranks have received it."""
         head = BytesIO()
         try:
             if type(obj) is Refusal:
@@ -64,19 +65,19 @@ class Outgoing:
             head = BytesIO(_describe(error))
         head.seek(0, os.SEEK_END)
         head.write(struct.pack(f"<{len(self._buffers)}Q", *(buffer.nbytes for buffer in self._buffers)))
-        # Not getbuffer(): since Python 3.13 the file complains of a buffer in use if it is collected as part of a cycle.
+        # Not getbuffer(): since Python 3.13, collecting a BytesIO with an exported buffer warns.
         self._head = memoryview(head.getvalue())
         self.rounds = _rounds_of(len(self._head), len(self._buffers))
 
     def prefix(self, rounds: range) -> bytes:
-        """The bytes that are sent first. `rounds` are this object's, or more if another object of the same call needs more."""
+        """Return the prefix. `rounds` covers the rounds of all objects of the same call."""
         nbytes = sum(buffer.nbytes for buffer in self._buffers)
         fields = (_MAGIC, _VERSION, self._number, rounds.start, rounds.stop, len(self._buffers), len(self._head), nbytes)
         inline = bytes(self._head) if len(self._head) <= _ROOM else b""
         return (_PREFIX.pack(*fields) + inline).ljust(PREFIX_BYTES, b"\0")
 
     def piece(self, index: int) -> memoryview:
-        """The bytes that are sent in a round: none in rounds that only other objects need."""
+        """Return the bytes to send in a round: empty in rounds that only other objects need."""
         if index not in self.rounds:
             return memoryview(b"")
         return self._buffers[index - 1] if index else self._head
@@ -87,7 +88,7 @@ def _rounds_of(head_bytes: int, buffer_count: int) -> range:
 
 
 def cover(frames: Sequence[Outgoing | Incoming]) -> range:
-    """The rounds that these objects need between them."""
+    """Return the range of rounds that covers all of these objects."""
     return range(min(frame.rounds.start for frame in frames), max(frame.rounds.stop for frame in frames))
 
 
@@ -95,16 +96,16 @@ def _describe(error: Exception) -> bytes:
     name = type(error).__name__
     try:
         text = f"{name}: {error}"
-    except Exception:  # __str__ may fail in any way, and the other ranks are still waiting for the reason
+    except Exception:  # __str__ may raise anything; the other ranks wait for the reason
         text = f"{name}, whose text could not be made"
-    # Cut between characters, not inside one.
+    # Do not cut inside a character.
     return text.encode("utf-8", "replace")[:_ROOM].decode("utf-8", "ignore").encode()
 
 
 class Incoming:
-    """An object on its way in, from `rank`. Nothing in its prefix is trusted before it has been checked.
+    """An object to receive from `rank`. Every field of its prefix is checked before use.
 
-    `has_company`: its sender sends objects to others in the same rounds, and they may need more of them."""
+    `has_company`: the sender has other objects in the same rounds, which may need more rounds."""
 
     __slots__ = ("_buffer_bytes", "_buffers", "_call", "_count", "_head", "_head_bytes", "_own", "number", "rank", "rounds")
 
@@ -127,20 +128,20 @@ class Incoming:
         self._head: memoryview | None = prefix[_PREFIX.size :][: self._head_bytes] if self._own.start else None
 
     def _is_right(self, has_company: bool) -> bool:
-        """Whether the rounds are those that the sizes want, and not many more that all would go through with nothing in them."""
+        """True if the rounds match the sizes, so that a peer cannot force many empty rounds."""
         if not has_company:
             return self.rounds == self._own
         return self.rounds.start <= self._own.start and self._own.stop <= self.rounds.stop <= ROUNDS_MAX + 1
 
     def failure(self) -> DistError | None:
-        """An error with the other rank's reason for not sending its object, or None if it sent one."""
+        """Return an error with the sender's reason for sending no object, or None."""
         if self.number != _FAILED:
             return None
         reason = bytes((self._head or b"")[:_ROOM]).decode("utf-8", "replace")
         return self._error(f"could not send its object: {reason}")
 
     def mismatch(self, serializer: Any) -> DistError | None:
-        """An error if the other rank uses another serializer than this one, else None."""
+        """Return an error if the sender uses another serializer, else None."""
         if self.number == serializer.number:
             return None
         names = {codec.find(name).number: name for name in codec.MODULES}
@@ -150,7 +151,7 @@ class Incoming:
         )
 
     def place(self, index: int) -> memoryview:
-        """The memory for the piece of a round: none in rounds that only other objects need. Rounds must be taken in order."""
+        """Return the memory to receive a round's piece, maybe empty. Rounds must be in order."""
         if index not in self._own:
             return memoryview(bytearray())
         if index == 0:
@@ -168,7 +169,7 @@ class Incoming:
         self._buffers = [codec.new_buffer(size) for size in sizes]
 
     def read(self, serializer: Any) -> Any:
-        """The object, once all pieces have arrived."""
+        """Decode the object. All pieces must have been received."""
         assert self._head is not None
         try:
             return serializer.read(self._head[: self._head_bytes - 8 * self._count], self._buffers)
@@ -184,9 +185,9 @@ class Incoming:
 
 @cache
 def _memory_limit() -> int:
-    """The physical memory in bytes; what a process can address if the system does not report it.
+    """Return the physical memory in bytes, or sys.maxsize if /proc does not have it.
 
-    Not from sysconf(): where a sandbox forbids sysinfo, the C library may return any number.
+    Not by sysconf(): if a sandbox blocks sysinfo, the C library may return any number.
     """
     try:
         with open("/proc/meminfo", "rb") as lines:

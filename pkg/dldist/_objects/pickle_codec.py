@@ -14,7 +14,7 @@ number = 2
 
 
 def write(obj: Any, head: BytesIO) -> list[memoryview]:
-    """Any object that can be pickled, as a pickle and the memory of its larger arrays."""
+    """Write any object that can be pickled, as a pickle and the memory of its larger arrays."""
     buffers: list[memoryview] = []
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -40,7 +40,7 @@ def write(obj: Any, head: BytesIO) -> list[memoryview]:
 
 
 def _pickler_by_value() -> Any:
-    """The pickler for what other processes cannot import, such as classes of a notebook. None if there is none, or no need."""
+    """Return a pickler for objects that a new process cannot import, as in a notebook, or None."""
     module = pickling.cloudpickle() if not pickling.has_importable_main() else None
     if module is None:
         return None
@@ -54,12 +54,12 @@ def _pickler_by_value() -> Any:
 
 
 def read(head: memoryview, buffers: list[memoryview]) -> Any:
-    """The object. This runs whatever the pickle asks for, so the sender must be one that may run code here."""
+    """Read the object. A pickle can run any code, so the sender must be trusted."""
     return pickle.loads(head, buffers=buffers)
 
 
 class _ArrayPickler(pickle.Pickler):
-    """Takes arrays out of band that their own pickling would copy."""
+    """Sends arrays out of band whose own pickling would copy them."""
 
     def reducer_override(self, obj: Any) -> Any:
         return _reduce_array(obj)
@@ -75,7 +75,7 @@ def _reduce_array(obj: Any) -> Any:
 
 
 def _reduce_storage(storage: Any) -> Any:
-    # This handles storages, not tensors, so that views of one storage still share it on arrival, as in torch's own pickling.
+    # Storages, not tensors, so that views still share a storage on arrival, as torch's pickles do.
     torch = sys.modules["torch"]
     if type(storage) is torch.storage.TypedStorage and storage._untyped_storage.device.type == "cpu":
         return _make_typed_storage, (storage._untyped_storage, storage.dtype)
@@ -90,7 +90,7 @@ def _make_storage(buffer: Any) -> Any:
 
     is_empty = memoryview(buffer).nbytes == 0
     tensor = torch.empty(0, dtype=torch.uint8) if is_empty else torch.frombuffer(buffer, dtype=torch.uint8)
-    # Torch expects a typed storage where it rebuilds tensors of newer dtypes. For the others it unwraps the storage again.
+    # torch expects a TypedStorage to rebuild tensors of newer dtypes; for others, it unwraps it.
     typed: Any = torch.storage.TypedStorage
     return typed(wrap_storage=tensor.untyped_storage(), dtype=torch.uint8, _internal=True)
 
@@ -100,7 +100,7 @@ def _make_typed_storage(storage: Any, dtype: Any) -> Any:
 
 
 def _reduce_extension_array(array: Any) -> Any:
-    """For dtypes that are not NumPy's own, such as bfloat16 of ml_dtypes: NumPy's own pickling copies such arrays."""
+    """Reduce an array whose dtype NumPy's pickling would copy, such as ml_dtypes' bfloat16."""
     if not array.flags.c_contiguous:
         return NotImplemented
     return _make_extension_array, (array.reshape(-1).view("uint8"), array.dtype, array.shape)

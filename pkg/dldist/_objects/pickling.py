@@ -1,7 +1,7 @@
-"""Pickles of calls and results between a process and the interpreters that it starts.
+"""Pickles calls and results for interpreters that this process starts.
 
-Another interpreter cannot import functions and classes of a notebook or a prompt, lambdas, and inner functions. Only cloudpickle can
-send these; it is used if it is installed.
+A new interpreter cannot import lambdas, inner functions, or definitions of a notebook or prompt.
+Only cloudpickle can pickle these; it is used if installed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ loads = pickle.loads
 
 
 def has_importable_main() -> bool:
-    """Whether a new interpreter can import __main__: it is a script or a module, not a prompt or a notebook."""
+    """True if a new interpreter can import __main__, as for a script but not a notebook."""
     main = sys.modules["__main__"]
     return getattr(main, "__file__", None) is not None or getattr(main, "__spec__", None) is not None
 
 
 def is_importable(thing: Any) -> bool:
-    """Whether another interpreter can find a function or a class by its name. Objects without a name count as importable."""
+    """True if a new interpreter can import this function or class, or this has no name."""
     if getattr(thing, "__module__", None) == "__main__" and not has_importable_main():
         return False
     return "<" not in getattr(thing, "__qualname__", "")
 
 
 def cloudpickle() -> Any:
-    """The module, if it is installed; else None."""
+    """Return the cloudpickle module, or None if it is not installed."""
     try:
         import cloudpickle as module  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
@@ -39,7 +39,7 @@ def cloudpickle() -> Any:
 
 
 def dumps(thing: object) -> bytes:
-    """A pickle of a call that has a part that no other interpreter can import; without cloudpickle such a part is an error."""
+    """Pickle a call that includes parts that cannot be imported; an error without cloudpickle."""
     if (module := cloudpickle()) is not None:
         return bytes(module.dumps(thing))
     buffer = io.BytesIO()
@@ -48,7 +48,7 @@ def dumps(thing: object) -> bytes:
 
 
 def dumps_object(thing: object) -> bytes:
-    """A pickle. If cloudpickle is installed, it includes classes and functions of a notebook, which no other interpreter can import. A
+    """Pickle an object; by value if its class cannot be imported and cloudpickle is installed. A
     class that is sent to another process and back stays the same class."""
     try:
         return pickle.dumps(thing)

@@ -1,6 +1,6 @@
-"""The serializer "safe": plain values and arrays, in a format that can express nothing else. docs/objects.md describes it.
+"""The serializer "safe": plain values and arrays, in a format that cannot express anything else.
 
-Imported when first used.
+docs/objects.md describes the format. Imported when first used.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ name = "safe"
 number = 1
 
 MAX_DEPTH = 100
-"""How deep containers may be nested."""
+"""The maximum nesting depth of containers."""
 
 _COUNT = struct.Struct("<Q")
 _INT = struct.Struct("<q")
 _IN_BAND, _OUT_OF_BAND = 0, 1
 
-# Every object begins with a byte that says what it is. Of these nothing follows,
+# Every object begins with a byte for its type. Types without further data:
 _CONSTANTS = {None: b"N", True: b"T", False: b"F"}
-# of these numbers,
+# Types followed by numbers:
 _NUMBERS: dict[type, tuple[bytes, struct.Struct, Callable[[Any], tuple[float, ...]]]] = {
     float: (b"f", struct.Struct("<d"), lambda value: (value,)),
     complex: (b"c", struct.Struct("<dd"), lambda value: (value.real, value.imag)),
     timedelta: (b"D", struct.Struct("<qqq"), lambda value: (value.days, value.seconds, value.microseconds)),
 }
-# of these memory,
+# Types followed by memory:
 _BYTES: dict[type, bytes] = {bytes: b"b", bytearray: b"B"}
-# and of these items, or keys and values.
+# Types followed by items, or by keys and values:
 _SEQUENCES: dict[type, bytes] = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
 _MAPPINGS: dict[type, bytes] = {dict: b"d", OrderedDict: b"O"}
 
 
 def write(obj: Any, head: BytesIO) -> list[memoryview]:
-    """Writes an object of the types that docs/objects.md lists. For another type, a TypeError says where in `obj` it is."""
+    """Write an object of the types in docs/objects.md; a TypeError has the path of any other."""
     writer = _Writer(head)
     try:
         writer.write(obj)
@@ -56,21 +56,21 @@ def write(obj: Any, head: BytesIO) -> list[memoryview]:
 
 
 def read(head: memoryview, buffers: list[memoryview]) -> Any:
-    """The object; DistError if the bytes are not those of an object."""
+    """Read an object. Raises DistError if the bytes are malformed."""
     reader = _Reader(head, buffers)
     try:
         obj = reader.read()
     except DistError:
         raise
     except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
-        # For example invalid UTF-8, a key that cannot be hashed, or a shape that the library does not accept.
+        # For example invalid UTF-8, an unhashable key, or a shape that the library rejects.
         raise DistError(f"malformed object: {error} (at byte {reader.position})") from error
     reader.end()
     return obj
 
 
 class _Refused(Exception):
-    """Something cannot be written. `path` says where; it grows from the inside out."""
+    """Raised if a value cannot be written. `path` is its path, from the inside out."""
 
     def __init__(self, kind: type[Exception], reason: str) -> None:
         self.kind = kind
@@ -192,7 +192,7 @@ _WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
 
 
 class _Reader:
-    """Reads an object and trusts nothing: it checks every count against the bytes that are left before it uses the count."""
+    """Reads an object from untrusted bytes: every count is checked against the remaining bytes."""
 
     def __init__(self, head: memoryview, buffers: list[memoryview]) -> None:
         self._head = head
@@ -242,7 +242,7 @@ class _Reader:
         return str(self._take(self._count()), "utf-8", "surrogatepass")
 
     def _memory(self) -> memoryview:
-        """The bytes, which are in the head or in a buffer of their own."""
+        """Return bytes, which are in the head or in a buffer of their own."""
         where, nbytes = self._byte(), self._count()
         if where == _IN_BAND:
             return self._take(nbytes)
@@ -261,7 +261,7 @@ class _Reader:
         return kind(self._items(each))
 
     def _items(self, each: int) -> Iterable[Any]:
-        """The announced number of items, each of which takes at least `each` bytes."""
+        """Read the announced number of items. Each takes at least `each` bytes."""
         count = self._count()
         if count * each > len(self._head) - self.position:
             raise ValueError(f"{count} elements in {len(self._head) - self.position} bytes")
