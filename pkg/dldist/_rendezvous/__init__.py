@@ -1,1 +1,1 @@
-"""The parts of a rendezvous: launchers, and URLs with their stores."""
+"""Rendezvous: launchers' variables, and URLs with their stores."""

@@ -1,6 +1,6 @@
-"""Reads what a launcher says in the environment: which launcher it is, this process's rank, the number of ranks, and where to meet.
+"""Reads a launcher's environment variables: rank, number of ranks, and the rendezvous address.
 
-docs/rendezvous.md has the table of the variables. This imports nothing that a plain `import dldist` does not import.
+docs/rendezvous.md has a table of them. Only modules that `import dldist` needs are imported.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 
 from dldist import _core
 
-# Above the range from which systems usually choose ports.
+# Above the usual range of ephemeral ports.
 _FIRST_PORT, _PORTS = 61440, 4096
-# Steps from this number on are Slurm's own: the batch script, an interactive shell, external programs.
+# Slurm reserves step ids from here on for batch scripts, interactive shells, external programs.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 class Launch:
-    """What a launcher told this process. None stands for what it did not tell."""
+    """A launcher's description of this process. Attributes that it does not set are None."""
 
     def __init__(self, kind: str, rank: int, world_size: int) -> None:
         self.kind = kind  # "torchrun", "env", "slurm", "openmpi", "pmi"
@@ -27,7 +27,7 @@ class Launch:
         self.local_rank: int | None = None
         self.local_size: int | None = None
         self.node_rank: int | None = None
-        self.job: str | None = None  # no other job on these hosts has the same
+        self.job: str | None = None  # unique among the jobs of these hosts
         self.master_addr: str | None = None
         self.master_port: int | None = None
 
@@ -40,10 +40,11 @@ class Launch:
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """The launcher that started this process, or None. Raises ValueError if a variable makes no sense.
+    """Detect the launcher of this process, or return None. Raises ValueError if a variable is
+    invalid.
 
-    RANK comes first. Open MPI and MPICH come before Slurm, because they may start their helpers through Slurm. Slurm's numbers are then
-    those of the helpers.
+    RANK has precedence. Open MPI and MPICH precede Slurm: they may start their helpers with srun,
+    and Slurm's numbers are then the helpers'.
     """
     launch = _from_env(environ) or _from_openmpi(environ) or _from_pmi(environ) or _from_slurm(environ)
     if launch is None:
@@ -58,17 +59,17 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def detect_mpirun(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """What an mpirun told this process, whatever other launchers say: Open MPI's, or that of MPICH and Intel MPI. Or None."""
+    """Detect only mpirun, of Open MPI, MPICH or Intel MPI, or return None."""
     return _from_openmpi(environ) or _from_pmi(environ)
 
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """The rank among the processes of this host, from LOCAL_RANK or else from the launcher."""
+    """Return the rank among this host's processes, from LOCAL_RANK or else from the launcher."""
     return _said_or_launched(environ, "LOCAL_RANK", "local_rank")
 
 
 def local_size(environ: Mapping[str, str] = os.environ) -> int | None:
-    """How many processes of the job are on this host, from LOCAL_WORLD_SIZE or else from the launcher."""
+    """Return the number of ranks on this host, from LOCAL_WORLD_SIZE or else from the launcher."""
     return _said_or_launched(environ, "LOCAL_WORLD_SIZE", "local_size")
 
 
@@ -91,7 +92,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _from_names(environ: Mapping[str, str], kind: str, rank: str, size: str, local: str, local_size: str) -> Launch | None:
-    """The launch whose numbers are in these variables, or None if the first two are not set."""
+    """Create a Launch from the variables of these names; None if the first two are not set."""
     numbers = _number(environ, rank), _number(environ, size)
     if numbers[0] is None or numbers[1] is None:
         return None
@@ -122,10 +123,10 @@ def _from_env(environ: Mapping[str, str]) -> Launch | None:
 def _from_openmpi(environ: Mapping[str, str]) -> Launch | None:
     names = (f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     launch = _from_names(environ, "openmpi", *names)
-    # OMPI_COMM_WORLD_NODE_RANK is not used: it does not number nodes, but the processes of all jobs on this node.
+    # Not OMPI_COMM_WORLD_NODE_RANK: it numbers the processes of all jobs on a node, not nodes.
     namespace = environ.get("PMIX_NAMESPACE")
     if launch is not None and namespace:
-        # Open MPI 4 uses the same short namespaces again. The others are new for every mpirun.
+        # Open MPI 4 reuses its short namespaces; these variables are unique to each mpirun.
         unique = ("OMPI_MCA_orte_precondition_transports", "PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI2")
         launch.job = f"openmpi {namespace} {next((environ[name] for name in unique if environ.get(name)), '')}"
     return launch
@@ -136,7 +137,7 @@ def _from_pmi(environ: Mapping[str, str]) -> Launch | None:
     if launch is None:
         return None
     if launch.local_size is None:
-        # srun sets PMI's variables, too, and says more in its own.
+        # srun also sets PMI's variables; its own describe more.
         step = _from_slurm(environ)
         if step is not None and (step.rank, step.world_size) == (launch.rank, launch.world_size):
             return step
@@ -145,8 +146,8 @@ def _from_pmi(environ: Mapping[str, str]) -> Launch | None:
 
 
 def _hydra_job() -> str | None:
-    """A name for a job of MPICH or Intel MPI, whose launcher Hydra gives none. All ranks of this host descend from one helper of Hydra,
-    so the helper's pid and the time when it started make a name."""
+    """Name a job of MPICH or Intel MPI, whose launcher Hydra sets no name. All ranks of a host
+    descend from one Hydra proxy, so its pid and start time identify the job."""
     pid = os.getppid()
     while pid > 1:
         try:
@@ -162,7 +163,7 @@ def _hydra_job() -> str | None:
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Launch | None:
-    """Only for a step of srun. A batch script and the shell of salloc have SLURM_PROCID and SLURM_NTASKS, too, but run alone."""
+    """Detect a step of srun. Batch scripts and salloc's shell have SLURM_PROCID without ranks."""
     step = _number(environ, "SLURM_STEP_ID")
     if step is None or step >= _FIRST_SPECIAL_STEP:
         return None
@@ -187,7 +188,7 @@ def _port_of(job: str) -> int:
 
 
 def _tasks_of_node(environ: Mapping[str, str], node: int) -> int | None:
-    """What SLURM_STEP_TASKS_PER_NODE, such as "2(x3),1", says of a node."""
+    """Return a node's number of tasks from SLURM_STEP_TASKS_PER_NODE, such as "2(x3),1"."""
     name = "SLURM_STEP_TASKS_PER_NODE"
     text = environ.get(name)
     if not text:
@@ -205,7 +206,7 @@ def _tasks_of_node(environ: Mapping[str, str], node: int) -> int | None:
 
 
 def expand_hosts(text: str) -> Iterator[str]:
-    """The hosts of a list of Slurm's: "node[01-03,7],gpu5" is node01, node02, node03, node7, gpu5."""
+    """Expand a Slurm host list: "node[01-03,7],gpu5" to node01, node02, node03, node7, gpu5."""
     import re
 
     numbers = r"\d+(?:-\d+)?"
@@ -230,9 +231,9 @@ def _expand_one(pattern: str) -> Iterator[str]:
 
 
 def meeting_file(job: str, environ: Mapping[str, str] = os.environ) -> str:
-    """The file where the ranks of a job on one host meet. No other job has this path, and no other user can write to its directory.
+    """Return a path that is unique to the job, for the file that its ranks on one host meet in.
 
-    The launcher's own directory for the job is best, because the launcher always removes it at the end.
+    No other user can write to its directory, which is the launcher's own for the job if possible.
     """
     name = "".join(char if char.isalnum() else "-" for char in f"{_boot_id()} {job}"[:200])
     directory = environ.get("PMIX_SERVER_TMPDIR")
@@ -242,7 +243,7 @@ def meeting_file(job: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _boot_id() -> str:
-    """A number for this start of the machine. Pids begin anew with it, but files stay."""
+    """Return the kernel's boot id, as pids repeat after a restart but files stay."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -254,7 +255,7 @@ def _make_private(directory: str) -> str:
     try:
         os.mkdir(directory, 0o700)
     except FileExistsError:
-        pass  # another rank or another job made it
+        pass  # created by another rank or job
     reason = _why_not_private(directory)
     if reason is not None:
         raise _core.DistStoreError(
@@ -265,7 +266,7 @@ def _make_private(directory: str) -> str:
 
 
 def _why_not_private(directory: str) -> str | None:
-    """Why other users could interfere with this directory, or None."""
+    """Explain how other users could access this directory, or return None."""
     try:
         status = os.lstat(directory)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Finds the place where ranks meet, from a URL, the environment, or the launcher, and opens a store there."""
+"""Finds a rendezvous by URL, environment or launcher, and opens its store."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dldist._rendezvous.launchers import Launch
 
 _RETRY_S = 0.02
 _PROBE_S = 1.0
-# The inodes of sockets that a server has used already; see _serve_on.
+# Inodes of the sockets that servers of this process have listened on (_serve_on).
 _served: set[int] = set()
 
 
 class Place:
-    """Where to meet, with this process's rank and the number of ranks."""
+    """A rendezvous: how to open its store, this process's rank, and the number of ranks."""
 
     def __init__(self, rank: int, world_size: int, connect: Callable[[Any], _core.Store] | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.is_host = False  # this process serves the store
-        self.is_guest = False  # rank 0 serves the store, and may serve a new one later
+        self.is_host = False  # this rank serves the store
+        self.is_guest = False  # rank 0 serves the store, and may serve another one later
         self._connect = connect
 
     def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
@@ -36,22 +36,22 @@ class Place:
 
 
 def _alone(rank: int) -> Place:
-    """A place for a single rank."""
+    """Return the rendezvous of a single rank."""
     return Place(rank, 1, lambda timeout: _core.HashStore(timeout=timeout))
 
 
 def _in_file(path: str, rank: int, world_size: int) -> Place:
-    """A file that all ranks can open."""
+    """Return a rendezvous in a file that all ranks can open."""
     return Place(rank, world_size, lambda timeout: _core.FileStore(path, world_size, timeout=timeout))
 
 
 def in_store(store: _core.Store, rank: int, world_size: int) -> Place:
-    """A store that is open already."""
+    """Return a rendezvous in an open store."""
     return Place(rank, world_size, lambda _timeout: store)
 
 
 class AtServer(Place):
-    """A TCPStore. Rank 0 serves it, unless the agent that started the processes does."""
+    """A TCPStore. Rank 0 serves it, unless the agent that started the ranks does."""
 
     def __init__(self, host: str, port: int, rank: int, world_size: int, is_agents: bool) -> None:
         super().__init__(rank, world_size)
@@ -67,7 +67,7 @@ class AtServer(Place):
 
     def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
         options = {
-            # A rank that does not wait for the others is not counted by them either.
+            # Only ranks that wait for all workers are counted as workers.
             "world_size": self.world_size if wait_for_workers else None,
             "timeout": timeout,
             "wait_for_workers": wait_for_workers and self.port != 0,
@@ -87,7 +87,7 @@ class AtServer(Place):
 
 
 class AtServerOfRange(AtServer):
-    """A server at the first free port of a range. The others recognise it by the name of the job, which its store has."""
+    """A server on the first free port of a range; its store holds the job's name to identify it."""
 
     JOB_KEY = "dldist/job"
 
@@ -106,7 +106,7 @@ class AtServerOfRange(AtServer):
             except _core.DistNetworkError as error:
                 failure = error
                 continue
-            # This process may have had a server at this port already. It is the right one if it has the same job.
+            # This process may already serve the port; that is fine if the job is the same.
             if store.compare_set(self.JOB_KEY, "", self.job) == self.job:
                 return store
             failure = _core.DistNetworkError(f"port {port} is taken by another job of this process")
@@ -130,7 +130,7 @@ class AtServerOfRange(AtServer):
         import socket
 
         try:
-            # TCPStore would try again if nobody listens; here it is better to try the next port.
+            # TCPStore would retry if the port is closed; here, the next port is tried.
             socket.create_connection((self.host, port), seconds).close()
             store = _core.TCPStore(self.host, port, timeout=seconds)
             return store if store.try_get(self.JOB_KEY) == self.job else None
@@ -142,8 +142,8 @@ class AtServerOfRange(AtServer):
 
 
 def _server_place(host: str, port: int, rank: int, world_size: int) -> AtServer:
-    # The agent of torchrun or dlrun serves a store already; at any other address, the ranks serve their own. dlrun tells the address
-    # of its store, since the program may have changed MASTER_ADDR and MASTER_PORT.
+    # The agent of torchrun or dlrun serves a store; for any other address, rank 0 serves one. dlrun
+    # sets its store's address separately, since the program may change MASTER_ADDR and MASTER_PORT.
     is_agents = False
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         said = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -152,35 +152,35 @@ def _server_place(host: str, port: int, rank: int, world_size: int) -> AtServer:
 
 
 def _attempt_prefix() -> str | None:
-    """A prefix that separates the attempts of an agent that has one store for all. Several agents may count differently; then only
-    meet() separates attempts."""
+    """Return a key prefix for this attempt in the agent's store. Only for one agent: several may
+    count attempts differently, and then only meet() separates them."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     is_one_agent = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     return f"/worker/attempt_{attempt}" if attempt and is_one_agent else None
 
 
 def _open(host: str, port: int, **options: Any) -> _core.TCPStore:
-    """Open rank 0's store with its server. Stores of one process at the same port share a server."""
+    """Open a store and its server, which stores of this process on the same port share."""
     return _core.TCPStore(host, port, is_master=True, multi_tenant=True, **options)
 
 
 def _serve(host: str, port: int, options: dict[str, Any]) -> _core.TCPStore:
     if _is_own_address(host):
         return _open(host, port, **options)
-    # The name may stand for another address elsewhere, or the address may be translated on the way: listen on all addresses.
+    # The host name or address may differ elsewhere (DNS, NAT): listen on all addresses.
     server = _open("::", port, timeout=options["timeout"], wait_for_workers=False)
     return _open(host, server.port, **options)
 
 
 def _serve_on(listen_fd: int, host: str, port: int, options: dict[str, Any]) -> _core.TCPStore:
-    """Serve at a socket that the caller keeps open, so that no other process can take the port between two servers."""
+    """Serve on a socket that the caller keeps open, which reserves the port between two servers."""
     try:
         os.set_inheritable(listen_fd, False)
         inode = os.fstat(listen_fd).st_ino
     except OSError as error:
         raise ValueError(f"listen_fd {listen_fd} is no open descriptor: {error.strerror}") from None
     if inode in _served:
-        # A server of this process may still use the socket. If not, the port is still reserved by the socket.
+        # Share this process's server if it still runs; if not, the socket still reserves the port.
         try:
             return _open(host, port, **options)
         except _core.DistNetworkError:
@@ -196,7 +196,7 @@ def _serve_on(listen_fd: int, host: str, port: int, options: dict[str, Any]) -> 
 
 
 def _close_if_same(fd: int, inode: int) -> None:
-    """Close the descriptor, unless a server took and closed it: one does so even if its workers do not come."""
+    """Close the descriptor, unless a server has already closed it, even after a failure."""
     try:
         if os.fstat(fd).st_ino == inode:
             os.close(fd)
@@ -205,12 +205,12 @@ def _close_if_same(fd: int, inode: int) -> None:
 
 
 def _is_own_address(host: str) -> bool:
-    """Whether this is an address of this machine, or localhost, so that the server listens on it alone."""
+    """True for localhost and this machine's addresses: the server then listens only there."""
     if host == "localhost":
         return True
     if ":" not in host and not host.replace(".", "").isdecimal():
         return False
-    import _socket  # `socket` takes ten times as long to import, and a name in text would import a codec
+    import _socket  # imports ten times as fast as `socket`; a str host would import a codec
 
     try:
         for family, kind, protocol, _, address in _socket.getaddrinfo(host.encode(), 0, 0, _socket.SOCK_STREAM):
@@ -220,11 +220,11 @@ def _is_own_address(host: str) -> bool:
             finally:
                 probe.close()
     except OSError as error:
-        return error.errno != errno.EADDRNOTAVAIL  # listening there will report any other error
+        return error.errno != errno.EADDRNOTAVAIL  # listening will report any other error
     return True
 
 
-# ---- what a URL says
+# ---- URLs
 
 
 def fail(scheme: str, text: str) -> ValueError:
@@ -276,14 +276,14 @@ def tcp_place(url: str, listen_fd: int | None = None) -> Place:
 
 
 def _split_url(url: str) -> tuple[str, str, dict[str, str]]:
-    """Server, path, query. By hand: urllib.parse takes longer to import than a group to make, and all ranks wait for rank 0."""
+    """Split a URL into server, path and query. urllib.parse would take too long to import."""
     head, _, query = url.partition("#")[0].partition("://")[2].partition("?")
     server, slash, path = head.partition("/")
     return server, slash + path, _query(query)
 
 
 def _split_server(server: str) -> tuple[str, int | None]:
-    """Host and port of "host:port". An address with colons has brackets around it."""
+    """Split "host:port"; an IPv6 address is in brackets."""
     if ("[" in server) != ("]" in server):
         raise ValueError("Invalid IPv6 URL")
     if server.startswith("["):
@@ -329,7 +329,7 @@ def _variable(name: str) -> str:
 
 
 def with_ranks(url: str, rank: int, world_size: int, is_size_open: bool = False) -> str:
-    """The URL with these numbers in its query. -1 is left out, except for a size that is to stay open."""
+    """Add these numbers to a URL's query, except -1; with `is_size_open`, also a size of -1."""
     if rank == -1 and world_size == -1 and not is_size_open:
         return url
     body, mark, fragment = url.partition("#")
@@ -349,7 +349,7 @@ def _query(text: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-# ---- what the launcher says
+# ---- launchers
 
 
 def auto_place(rank: int, world_size: int) -> Place:
