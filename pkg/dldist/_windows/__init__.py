@@ -1,1 +1,1 @@
-"""Windows: memory of every rank of a group that the other ranks write to, read from and signal by."""
+"""Windows: memory of every rank of a group that other ranks can write, read and signal."""

@@ -1,8 +1,8 @@
-"""SymmetricMemory: memory of every rank, and the handles that rendezvous() has returned."""
+"""SymmetricMemory: memory of all ranks, and the handles that rendezvous() has returned."""
 
 from __future__ import annotations
 
-from _weakref import ref  # as weakref's, which imports more
+from _weakref import ref  # weakref.ref; importing weakref costs more
 from array import array
 from typing import TypeVar
 
@@ -12,27 +12,26 @@ from dldist._base.array_types import Tensor
 TensorT = TypeVar("TensorT", bound=Tensor)
 
 signal_pad_size = 2048
-"""Bytes of signals of each rank, in memory that rendezvous() makes; symmetric_memory.set_signal_pad_size() sets it."""
+"""Bytes of each rank's signal pad; set by symmetric_memory.set_signal_pad_size()."""
 
 _handles: list[ref[SymmetricMemory]] = []
-"""The objects that rendezvous() has returned and that are still referenced; the newest last."""
+"""The results of rendezvous() that are still referenced, newest last."""
 
 
 class SymmetricMemory(_core.Window):
-    """Memory of all ranks of a group: what rendezvous() gives.
+    """Memory of all ranks of a group, as returned by rendezvous().
 
-    What a rank sees of another is all of the array that empty() has made, also where the tensor of the rendezvous is a part of
-    it, which begins at byte `offset`.
+    Other ranks access empty()'s whole array, even if rendezvous() got a part, at byte `offset`.
     """
 
     @property
     def buffer_ptrs_dev(self) -> int:
-        """The address of an array of pointers, `buffer_ptrs`, for code that is not Python."""
+        """The address of an array of the pointers `buffer_ptrs`, for native code."""
         return self._array_of("_buffers", self.buffer_ptrs)
 
     @property
     def signal_pad_ptrs_dev(self) -> int:
-        """The same of `signal_pad_ptrs`."""
+        """The address of an array of the pointers `signal_pad_ptrs`, for native code."""
         return self._array_of("_pads", self.signal_pad_ptrs)
 
     def _array_of(self, name: str, addresses: list[int]) -> int:
@@ -41,7 +40,7 @@ class SymmetricMemory(_core.Window):
 
     @property
     def multicast_ptr(self) -> int:
-        """0: memory of the CPU has no multicast."""
+        """Always 0: CPU memory has no multicast."""
         return 0
 
     @property
@@ -50,26 +49,26 @@ class SymmetricMemory(_core.Window):
 
     @staticmethod
     def stream_write_value32(input: TensorT, offset: int, val: int) -> TensorT:
-        """Write one number of 32 bits, which others see after everything that was written before."""
+        """Write a 32-bit number. Other ranks that see it also see everything written before it."""
         _core._write32("stream_write_value32", input, offset, val, 1)
         return input
 
     @staticmethod
     def memset32(input: TensorT, offset: int, val: int, count: int = 1) -> TensorT:
-        """Write `count` times the same number of 32 bits, as stream_write_value32 does."""
+        """Write a 32-bit number `count` times, in the order of stream_write_value32."""
         _core._write32("memset32", input, offset, val, count)
         return input
 
 
 def rendezvous(group: _core.Group, tensor: Tensor | None) -> SymmetricMemory:
-    """Make the ranks' tensors reachable. All ranks of the group call it."""
+    """Make the ranks' tensors accessible to each other. All ranks of the group call it."""
     memory = SymmetricMemory(group, tensor, is_whole=True, pad_size=signal_pad_size)
     _handles[:] = [each for each in _handles if each() is not None] + [ref(memory)]
     return memory
 
 
 def handle_of(group: _core.Group, address: int, nbytes: int) -> tuple[SymmetricMemory, int]:
-    """The newest handle of a group for memory of this rank, and the byte of its array where that begins."""
+    """Find the group's newest handle for memory of this rank, and the offset in its array."""
     for each in reversed(_handles):
         memory = each()
         if memory is not None and memory.group is group:

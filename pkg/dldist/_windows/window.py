@@ -1,4 +1,4 @@
-"""c10d's windows: each rank has memory that the others write into, and there are signals. See docs/symmetric-memory.md."""
+"""c10d's windows: memory that other ranks write to, and signals (docs/symmetric-memory.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dldist._objects.exchange import Exchange
 
 
 class WindowAttr:
-    """How the memory of a rank is reached: UNIFIED means by load and store, SEPARATE by messages."""
+    """How a rank's memory is accessed: UNIFIED by load and store, SEPARATE by messages."""
 
     def __init__(self, access_type: WindowAccessType) -> None:
         self.access_type = access_type
@@ -25,11 +25,11 @@ class WindowAttr:
 
 
 class Window:
-    """Memory of each rank of a group that the other ranks write into.
+    """Memory of each rank of a group that other ranks can write to.
 
-    Only the memory that is written to must be registered; put() takes any tensor. Offsets count elements of the target's tensor,
-    whatever this rank has registered. A work is done when its tensor may be used again. When a rank takes a signal, everything
-    that was put before that signal is in place.
+    Only the target's memory must be registered; put() accepts any tensor. Offsets count elements of
+    the target's tensor. A put's work is done when its source tensor may be reused. Once a rank has
+    taken a signal, everything put before that signal is in place.
     """
 
     def __init__(self, group: _core.Group, tensor: Tensor | None = None) -> None:
@@ -40,9 +40,11 @@ class Window:
             self.tensor_register(tensor)
 
     def tensor_register(self, tensor: Tensor | None, owning: bool = True) -> None:
-        """Register this rank's memory. Its size and shape may differ between ranks. All ranks call this.
+        """Register this rank's memory. Sizes and shapes may differ between ranks. All ranks call
+        this.
 
-        The window keeps the tensor until tensor_deregister(), even without `owning`: others may write to it at any time.
+        The window keeps the tensor until tensor_deregister(), even if `owning` is False: other
+        ranks may write to it at any time.
         """
         if self._memory is not None:
             raise RuntimeError("tensor_register(): a tensor is registered already; call tensor_deregister() first")
@@ -55,7 +57,7 @@ class Window:
         self._memory = memory
 
     def tensor_deregister(self) -> None:
-        """Release the memory after a barrier. All ranks call this, and must not put anything into it any more."""
+        """Release the memory after a barrier. All ranks call this and put no data into it later."""
         memory, self._memory = self._registered("tensor_deregister"), None
         try:
             memory.flush()
@@ -71,21 +73,22 @@ class Window:
         async_op: bool = False,
         opts: PutOptions | None = None,
     ) -> _core.Work:
-        """Write a tensor into the memory of a rank.
+        """Write a tensor into a rank's memory.
 
         Args:
-            tensor: The tensor to write. It must have the dtype of that rank's tensor.
-            dst_rank: The rank in the group.
-            target_offset_nelems: The index of the first element to write in that rank's tensor.
-            async_op: Return at once; the tensor must not change before the work has ended.
-            opts: Its timeout, if it is not the -1 ms that stand for the group's.
+            tensor: The tensor to write. Its dtype must be the dtype of the target's tensor.
+            dst_rank: The target's rank in the group.
+            target_offset_nelems: The index of the first element to write in the target's tensor.
+            async_op: If True, return immediately; the tensor must not change before the work is
+                done.
+            opts: Options with a timeout; -1 ms stands for the group's.
 
         Returns:
             A Work.
 
         Raises:
-            TypeError: The dtype is another one.
-            ValueError: It does not fit, or there is no such rank.
+            TypeError: The dtypes differ.
+            ValueError: The tensor does not fit, or the rank does not exist.
             RuntimeError: No tensor is registered.
         """
         memory = self._registered("put")
@@ -98,20 +101,20 @@ class Window:
         return work if work is not None else done_work([])
 
     def map_remote_tensor(self, rank: int) -> _core.SharedArray:
-        """The tensor of a rank on this host, with its shape and dtype. It is a view that stays valid even if that rank ends."""
+        """Return a view of a rank's tensor on this host; it stays valid after that rank's end."""
         memory = self._registered("map_remote_tensor")
         dtype, shape = self._layouts[_check_rank("map_remote_tensor", rank, len(self._layouts))]
         return memory.get_buffer(rank, shape, dtype)
 
     def signal(self, peer_rank: int, async_op: bool = False, opts: SignalOptions | None = None) -> _core.Work:
-        """Tell a rank that everything put into its memory so far is in place. Signals add up."""
+        """Signal a rank that all data put into its memory before is in place. Signals add up."""
         self._registered("signal").signal(peer_rank, 0, _milliseconds(opts))
         return done_work([])
 
     def wait_signal(
         self, peer_rank: int, async_op: bool = False, opts: WaitSignalOptions | None = None
     ) -> _core.Work:
-        """Wait for a signal from a rank and take it: now, or with async_op in the work's wait()."""
+        """Wait for a signal from a rank and take it; with async_op, in the work's wait()."""
         memory = self._registered("wait_signal")
         if async_op:
             return _SignalWork(memory, peer_rank, _milliseconds(opts))
@@ -119,7 +122,7 @@ class Window:
         return done_work([])
 
     def get_attr(self, peer_rank: int) -> WindowAttr:
-        """How this rank reaches the memory of another."""
+        """Return how this rank accesses another rank's memory."""
         pointers = self._registered("get_attr").buffer_ptrs
         is_seen = pointers[_check_rank("get_attr", peer_rank, len(pointers))] != 0
         return WindowAttr(WindowAccessType.UNIFIED if is_seen else WindowAccessType.SEPARATE)  # type: ignore[arg-type]
@@ -135,27 +138,27 @@ class Window:
 
 
 class _SignalWork(PythonCallbackWork):
-    """A signal that is taken, once, when a caller waits for it or asks whether it has come."""
+    """A work that takes one signal, in wait() or when is_completed() finds that it has arrived."""
 
     def __init__(self, memory: _core.Window, rank: int, timeout_ms: int) -> None:
         super().__init__(self._take)
         self._memory = memory
         self._rank = rank
         self._timeout_ms = timeout_ms
-        self._lock = allocate_lock()  # held while the signal is being taken
+        self._lock = allocate_lock()  # held while taking the signal
         self._is_taken = False
 
     def _take(self, timeout: timedelta) -> bool:
         with self._lock:
             if self._future.done():
-                self._future.value()  # raises if it has failed
+                self._future.value()  # raises the error if it failed
             elif not self._is_taken:
                 self._memory.wait_signal(self._rank, 0, _whole_ms(timeout) or self._timeout_ms)
                 self._is_taken = True
         return True
 
     def is_completed(self) -> bool:
-        if not self._future.done() and self._lock.acquire(False):  # otherwise another thread is waiting for the signal
+        if not self._future.done() and self._lock.acquire(False):  # else a thread is waiting
             try:
                 self._is_taken = self._is_taken or self._memory.take_signal(self._rank)
             finally:
@@ -170,7 +173,7 @@ def _timeout(opts: Any) -> timedelta | None:
 
 
 def _milliseconds(opts: Any) -> int:
-    """The time-out that options ask for; 0 stands for the group's."""
+    """Return the timeout of options in milliseconds; 0 stands for the group's."""
     timeout = _timeout(opts)
     return 0 if timeout is None else _whole_ms(timeout)
 
