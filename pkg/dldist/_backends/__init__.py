@@ -1,1 +1,1 @@
-"""Backends of process groups: the base classes, dispatch by device, the CPU, NCCL, third-party libraries, and a fake."""
+"""Backends of process groups: base classes, dispatch by device, CPU, NCCL, third-party, fake."""

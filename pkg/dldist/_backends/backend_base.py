@@ -1,4 +1,4 @@
-"""The base class Backend, and the options that a backend is made with."""
+"""The base class Backend, and the options to create a backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEFAULT_TIMEOUT_S = 1800.0
 
 
 class BackendOptions(Checked):
-    """Backend.Options, which a backend is made with. The name of the backend cannot be changed."""
+    """Backend.Options: the options to create a backend. The backend's name is read-only."""
 
     _checks = {"_timeout": as_timedelta}
     _timeout: Any
@@ -34,7 +34,7 @@ class BackendOptions(Checked):
         return self._backend
 
     def _for(self, timeout: timedelta, ranks: list[int], name: str) -> Self:
-        """These options, now of a group with this time-out, these global ranks and this name."""
+        """Set the timeout, global ranks and name of a group in these options, and return them."""
         self._timeout = timeout
         self.global_ranks_in_group = ranks
         self.group_name = name
@@ -45,7 +45,7 @@ class BackendOptions(Checked):
 
 
 class Member(LowLevelCalls):
-    """What a backend and a process group are both: one of the ranks that run calls together."""
+    """Common base of Backend and ProcessGroup: one rank of several that run calls together."""
 
     def __init__(self, rank: int, size: int) -> None:
         kind = type(self).__name__
@@ -55,21 +55,21 @@ class Member(LowLevelCalls):
             raise ValueError(f"{kind}(): rank {rank} is not in a group of {size}")
 
     def rank(self) -> int:
-        """This process's rank in the group."""
+        """Return this process's rank in the group."""
         return self.getRank()
 
     def getRank(self) -> int:
         return self._rank
 
     def size(self) -> int:
-        """The number of ranks in the group."""
+        """Return the number of ranks in the group."""
         return self.getSize()
 
     def getSize(self) -> int:
         return self._size
 
     def name(self) -> str:
-        """The name of the backend."""
+        """Return the name of the backend."""
         return self.getBackendName()
 
     def getBackendName(self) -> str:
@@ -79,7 +79,7 @@ class Member(LowLevelCalls):
         return self.getBackendName()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time-out of later operations."""
+        """Set the timeout of later operations."""
         raise NotImplementedError
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
@@ -90,17 +90,16 @@ class Member(LowLevelCalls):
 
 
 class Backend(Member):
-    """c10d's backend (not the str class of that name). A process group has one for each type of device.
+    """c10d's backend (not the str class of that name). A process group has one per device type.
 
-    To write a backend, subclass this and override getBackendName() and calls, which get (lists, opts) by position. Calls that are
-    not overridden raise RuntimeError.
+    To write a backend, override getBackendName() and calls, which get (lists, opts) by position.
     """
 
     Options: type[Any] = BackendOptions
 
     bound_device_id: Any = None
     use_pg_for_symm_mem_rendezvous = False
-    """Taken, and of no effect: symmetric memory meets by the group anyway."""
+    """No effect: symmetric memory always uses the group for its rendezvous."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -110,9 +109,9 @@ class Backend(Member):
     supports_reconfigure = False
     supports_window = False
     supports_abort_hooks = True
-    """False in a subclass whose abort() does not run the abort hooks: registering one then raises."""
+    """False in subclasses whose abort() runs no abort hooks: registering one then raises."""
     supports_completion_hooks = False
-    """True in a subclass that calls completion hooks itself. Groups call the hooks for other backends."""
+    """True in subclasses that call completion hooks. For other backends, groups call them."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -121,7 +120,7 @@ class Backend(Member):
         self.__calls: BackendCalls | None = None
 
     def _perform(self, method: str, *arguments: Any) -> Any:
-        """Run the method `_run_<method>` if the class has one. dldist's own backends define their calls in this way."""
+        """Call `_run_<method>`, which dldist's own backends define for the calls they support."""
         run = getattr(self, f"_run_{method}", None)
         if run is None:
             raise self._unsupported(method)
@@ -132,7 +131,7 @@ class Backend(Member):
 
     @property
     def _supports_time_estimate(self) -> bool:
-        """True if the backend can estimate how long calls would take."""
+        """True if the backend can estimate the duration of calls."""
         return self.supports_time_estimate
 
     @property
@@ -143,10 +142,10 @@ class Backend(Member):
 
     @property
     def _operations(self) -> Any:
-        """An object that runs its operations, with methods like those of dldist.Group. It is the same one each time, because
-        coalescing keeps its recorder in it."""
+        """The object that runs the operations, with methods like dldist.Group's. Always the same
+        object, because coalescing keeps its recorder in it."""
         if self.__calls is None:
-            from weakref import proxy  # the backend has to end when its last user lets it go
+            from weakref import proxy  # avoids a cycle: the backend ends with its last reference
 
             self.__calls = BackendCalls(proxy(self))
         return self.__calls
@@ -154,23 +153,21 @@ class Backend(Member):
     def setUsePgForSymmMemRendezvous(self, value: bool) -> None:
         self.use_pg_for_symm_mem_rendezvous = bool(value)
 
-    # Life.
-
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time-out of later operations."""
+        """Set the timeout of later operations."""
         if self._options is None:
             raise self._unsupported("set_timeout")
         self._options._timeout = as_timedelta("set_timeout(): argument 'timeout'", timeout)
 
     def shutdown(self) -> None:
-        """End in good order. Does nothing unless overridden."""
+        """Shut the backend down cleanly. Does nothing unless overridden."""
 
     def abort(self) -> None:
         """End unfinished operations with errors. Only runs the abort hooks unless overridden."""
         self._run_abort_hooks()
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
-        """Have hook() called when this backend aborts, perhaps more than once. It replaces a hook of this id."""
+        """Register a hook to call, maybe repeatedly, on abort(). Replaces the hook of this id."""
         if not self.supports_abort_hooks:
             raise self._unsupported("register_abort_hook")
         if not callable(hook):
@@ -178,45 +175,44 @@ class Backend(Member):
         self._abort_hooks[hook_id] = hook
 
     def unregister_abort_hook(self, hook_id: int) -> None:
-        """Stop calling an abort hook. Does nothing if there is none of this id."""
+        """Remove an abort hook. Does nothing if the id is unknown."""
         self._abort_hooks.pop(hook_id, None)
 
     def register_completion_hook(self, hook_id: int, hook: Callable[[CompletionHookArgs], object]) -> None:
-        """Have hook(CompletionHookArgs) called when an operation has completed successfully, for subclasses that can."""
+        """Register a hook to call with CompletionHookArgs when an operation succeeds."""
         raise self._unsupported("register_completion_hook")
 
     def unregister_completion_hook(self, hook_id: int) -> None:
-        """Stop calling a completion hook."""
+        """Remove a completion hook."""
         raise self._unsupported("unregister_completion_hook")
 
     def _run_abort_hooks(self) -> None:
-        """Run the abort hooks, for subclasses that override abort(). An error of a hook goes to sys.unraisablehook, because an
-        abort should not fail."""
+        """Run the abort hooks. Their errors go to sys.unraisablehook: an abort should not fail."""
         for fn in list(self._abort_hooks.values()):
             _core._call_and_report(call, fn)
 
     def get_error(self) -> Any:
-        """How it is, as an ErrorType."""
+        """Return the backend's state as an ErrorType."""
         raise self._unsupported("get_error")
 
     def _start_time_estimate(self) -> None:
-        """Estimate how long later calls would take instead of running them, until _end_time_estimate()."""
+        """Estimate later calls' duration instead of running them, until _end_time_estimate()."""
         raise self._unsupported("_start_time_estimate")
 
     def _end_time_estimate(self) -> float:
-        """The estimate, in microseconds."""
+        """End the estimate and return it in microseconds."""
         raise self._unsupported("_end_time_estimate")
 
     def _drop_time_estimate(self) -> None:
-        """End an estimate whose block has raised."""
+        """End the estimate after an error in its block."""
         self._end_time_estimate()
 
     def revoke(self) -> None:
-        """End unfinished operations with errors, and be of use for making other groups."""
+        """End unfinished operations with errors; the backend can still create other groups."""
         raise self._unsupported("revoke")
 
     def suspend(self) -> None:
-        """Give memory back until resume(). All ranks call this."""
+        """Release memory until resume(). All ranks call this."""
         raise self._unsupported("suspend")
 
     def resume(self) -> None:
@@ -224,7 +220,7 @@ class Backend(Member):
         raise self._unsupported("resume")
 
     def memory_stats(self) -> dict[str, int]:
-        """How many bytes it uses, by name."""
+        """Return the memory in use in bytes, by name."""
         raise self._unsupported("memory_stats")
 
     def eager_connect_single_device(self, device: Any) -> None:
@@ -257,8 +253,6 @@ class Backend(Member):
     def _enable_collectives_timing(self) -> None:
         raise self._unsupported("_enable_collectives_timing")
 
-    # Other groups of the same kind, memory, windows.
-
     def split(self, store: Any, ranks: list[int], opts: Any) -> Any:
         raise self._unsupported("split")
 
@@ -272,7 +266,7 @@ class Backend(Member):
         raise self._unsupported("reconfigure")
 
     def get_reconfigure_handle(self) -> Any:
-        """The handle that names this process in reconfigure()."""
+        """Return the handle that identifies this process in reconfigure()."""
         raise self._unsupported("get_reconfigure_handle")
 
     def new_window(self, tensor: Any = None) -> Any:

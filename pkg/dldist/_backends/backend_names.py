@@ -1,4 +1,4 @@
-"""Names of backends: which backends there are, for which devices, and how they are made."""
+"""The names of backends: their devices, availability and registration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEVICES_WHEN_UNKNOWN = ("cpu", "cuda", "xpu")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn about the line that called this package, however deep in the package the warning comes up."""
+    """Warn about the line that called this package, from any depth within the package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("dldist."):
         level, frame = level + 1, frame.f_back
@@ -39,7 +39,7 @@ class BackendPlugin(tuple):
 
 
 class Backend(str):
-    """The name of a backend: Backend("GLOO") is "gloo". Known and registered backends are attributes.
+    """The name of a backend: Backend("GLOO") is "gloo". Known and registered ones are attributes.
 
     >>> dist.Backend("GLOO")
     'gloo'
@@ -92,8 +92,8 @@ class Backend(str):
         *,
         _backend_type: Any = None,
     ) -> None:
-        """Make init_process_group and new_group make the backend `name` with func(store, rank, size, timeout), or with
-        func(options, pg_options) if extended_api is set. This replaces an earlier backend of the same name."""
+        """Register a backend for init_process_group and new_group, replacing one of the same name.
+        func gets (store, rank, size, timeout), or (options, pg_options) if extended_api."""
         lower, upper = name.lower(), name.upper()
         if devices is None:
             warn(
@@ -132,7 +132,7 @@ def _read_pairs(text: str) -> dict[str, str]:
 
 
 class BackendConfig:
-    """Which backend serves which device.
+    """The backend of each device type.
 
     >>> dist.BackendConfig("cpu:gloo,cuda:nccl").get_device_backend_map()
     {'cpu': 'gloo', 'cuda': 'nccl'}
@@ -166,7 +166,7 @@ def _default_backends() -> dict[str, str]:
 
 
 def device_type_of(device: Any) -> str:
-    """The type of a device, which is given as "cuda:1", as a type's name, or as an object with a type, such as torch.device."""
+    """Return the type of a device: "cuda:1", a type's name, or an object such as torch.device."""
     text = device if isinstance(device, str) else getattr(device, "type", None)
     if not isinstance(text, str):
         raise TypeError(f'a device must be a name such as "cpu" or "cuda:1", not {type(device).__name__}')
@@ -174,7 +174,7 @@ def device_type_of(device: Any) -> str:
 
 
 def get_default_backend_for_device(device: Any) -> str:
-    """The backend that serves this device by default."""
+    """Return the default backend of a device."""
     kind = device_type_of(device)
     name = Backend.default_device_backend_map.get(kind)
     if name is None:
@@ -183,42 +183,42 @@ def get_default_backend_for_device(device: Any) -> str:
 
 
 def default_timeout(backend: str) -> timedelta:
-    """The default time-out of groups: 30 minutes, or 10 with NCCL."""
+    """Return the default timeout of groups: 30 minutes, or 10 for NCCL."""
     return timedelta(minutes=10 if backend == Backend.NCCL else 30)
 
 
-# ---- what is available
+# ---- availability
 
 
 def is_available() -> bool:
-    """Always True: every build has it."""
+    """Return True: every build includes this package."""
     return True
 
 
 def is_gloo_available() -> bool:
-    """Always True: "gloo" is the name of the CPU backend, which is part of this package."""
+    """Return True: "gloo" names the CPU backend, which is part of this package."""
     return True
 
 
 def is_nccl_available() -> bool:
-    """Whether NCCL and the CUDA driver can be loaded, and there is a device; dldist.nccl.why_not_available() says more."""
-    from dldist.nccl import library  # with what it needs, much to import
+    """Return True if NCCL can be used; see also dldist.nccl.why_not_available()."""
+    from dldist.nccl import library  # expensive to import
 
     return library.is_available()
 
 
 def is_mpi_available() -> bool:
-    """Whether an MPI library can be loaded; dldist.carriers.why_not("mpi") says more."""
+    """Return True if an MPI library can be loaded; see also dldist.carriers.why_not("mpi")."""
     return _is_carrier_available("mpi")
 
 
 def is_ucc_available() -> bool:
-    """Whether UCC can be loaded; dldist.carriers.why_not("ucc") says more."""
+    """Return True if UCC can be loaded; see also dldist.carriers.why_not("ucc")."""
     return _is_carrier_available("ucc")
 
 
 def is_xccl_available() -> bool:
-    """Whether oneCCL can be loaded; dldist.carriers.why_not("xccl") says more."""
+    """Return True if oneCCL can be loaded; see also dldist.carriers.why_not("xccl")."""
     return _is_carrier_available("xccl")
 
 
@@ -236,7 +236,7 @@ CHECKS = {
 
 
 def is_backend_available(backend: str) -> bool:
-    """Whether this backend is available. In a form such as "cpu:gloo,cuda:nccl", all of them must be."""
+    """Return True if a backend is available; of a form such as "cpu:gloo,cuda:nccl", all."""
     name = Backend(backend)
     names = _read_pairs(name).values() if ":" in name else [name]
     return all(map(_check_single_backend_availability, names))
@@ -248,10 +248,10 @@ def _check_single_backend_availability(backend_name: str) -> bool:
 
 
 def is_launched() -> bool:
-    """Whether a launcher has started this process: torchrun, dlrun, Slurm, Open MPI or MPICH."""
+    """Return True if torchrun, dlrun, Slurm, Open MPI or MPICH started this process."""
     return launchers.detect() is not None
 
 
 def is_torchelastic_launched() -> bool:
-    """Whether torchrun, or dlrun, has started this process."""
+    """Return True if torchrun or dlrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ

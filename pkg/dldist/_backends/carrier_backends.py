@@ -1,4 +1,4 @@
-"""Backends over libraries of others: ProcessGroupMPI, ProcessGroupUCC, ProcessGroupXCCL."""
+"""Backends over third-party libraries: ProcessGroupMPI, ProcessGroupUCC, ProcessGroupXCCL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dldist.world import World
 
 
 class Carried(OverWorld):
-    """A backend whose data a library moves. The World behind it does everything else."""
+    """A backend whose data a carrier moves. Its World does everything else."""
 
     @classmethod
     def _furnish(cls, group: World) -> World:
@@ -23,7 +23,7 @@ class Carried(OverWorld):
 
 
 class CarriedOptions(BackendOptions):
-    """What the options of all of them are. The subclass has the backend's name."""
+    """The base of the options of these backends. Subclasses add the backend's name."""
 
     _name: ClassVar[str]
 
@@ -46,8 +46,8 @@ class ProcessGroupMPI(Carried):
 
     @classmethod
     def create(cls, ranks: list[int]) -> ProcessGroupMPI | None:
-        """A backend for these ranks of MPI's world, all if none are named; None where this process is not among them. All processes of
-        MPI's world call it."""
+        """Create a backend for these ranks of MPI's world, or for all if `ranks` is empty. Returns
+        None on non-members. All processes of MPI's world call it."""
         meeting = rendezvous.meet(place=_mpi.Place(carriers.library("mpi")), timeout=DEFAULT_TIMEOUT_S, name="ProcessGroupMPI")
         with meeting:
             members = list(ranks) or list(range(meeting.world_size))
@@ -69,7 +69,7 @@ class UCCOptions(CarriedOptions):
 
 
 class ProcessGroupUCC(Carried):
-    """c10d's backend for UCC. Messages go dldist's own way."""
+    """c10d's backend for UCC. Messages use dldist's own transport."""
 
     _name = "ucc"
     Options = UCCOptions
@@ -83,7 +83,7 @@ class XCCLOptions(CarriedOptions):
 
 
 class ProcessGroupXCCL(Carried):
-    """c10d's backend for oneCCL, here for arrays of the host. Messages go dldist's own way."""
+    """c10d's backend for oneCCL, for host arrays. Messages use dldist's own transport."""
 
     _name = "xccl"
     Options = XCCLOptions

@@ -16,7 +16,7 @@ from dldist.world import World
 
 
 class GlooDevice:
-    """ProcessGroupGloo.Device, which create_device returns: an address of this host. Groups do not use it."""
+    """ProcessGroupGloo.Device, as create_device returns it: an address of this host. Not used."""
 
     def __init__(self, hostname: str = "", interface: str = "") -> None:
         self.hostname = hostname
@@ -35,8 +35,8 @@ def _as_devices(where: str, devices: Any) -> list[GlooDevice]:
 
 
 class GlooOptions(BackendOptions):
-    """ProcessGroupGloo._Options. Devices and threads are accepted but have no effect: environment variables choose the
-    interfaces, and the thread that waits does the work. So the list of devices may be empty."""
+    """ProcessGroupGloo._Options. Devices, if any, and threads are accepted without effect:
+    environment variables select interfaces, and the thread that waits does the work."""
 
     _checks = {**BackendOptions._checks, "_devices": _as_devices}
 
@@ -47,9 +47,9 @@ class GlooOptions(BackendOptions):
 
 
 class ProcessGroupGloo(OverWorld):
-    """c10d's CPU backend. `group` is the World behind it.
+    """c10d's CPU backend. `group` is its World.
 
-    With enable_reconfigure it has no World at first. Each call of reconfigure() names the members and makes a new World.
+    With enable_reconfigure, each reconfigure() creates a World; before the first there is none.
     """
 
     _name = "gloo"
@@ -59,14 +59,14 @@ class ProcessGroupGloo(OverWorld):
 
     supports_reconfigure = True
 
-    # These are only for backends that can be reconfigured.
+    # Only for backends that can be reconfigured.
     _store: _core.Store | None = None
     _handle = ""
     _when_reconfigured: Callable[[ProcessGroupGloo], object] | None = None
 
     @classmethod
     def _unconnected(cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta) -> ProcessGroupGloo:
-        """The backend for a group whose members reconfigure() will name."""
+        """Create the backend of a group whose members are set by reconfigure() later."""
         if store is None:
             raise RuntimeError("enable_reconfigure=True needs a store")
         self = cls(store, pg.rank(), pg.size(), timeout=timeout, enable_reconfigure=True)
@@ -89,14 +89,12 @@ class ProcessGroupGloo(OverWorld):
         return None
 
     def _allow_reconfigure(self, store: _core.Store) -> None:
-        """From the first call on, the backend has a handle, and reconfigure() meets in this store."""
+        """Create the handle and keep the store for reconfigure(), at the first call."""
         if self._store is None:
             from uuid import uuid4
 
             self._store = store
             self._handle = uuid4().hex
-
-    # ---- several tensors in a call, and sparse ones
 
     def _run_otherwise(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
         from dldist._backends import gloo_collectives
@@ -109,11 +107,9 @@ class ProcessGroupGloo(OverWorld):
         refusal = RuntimeError("ProcessGroupGloo::allreduce_sparse: the tensor is not sparse")
         return gloo_collectives.run(self, "allreduce_sparse", (tensors, opts), refusal)
 
-    # ---- devices, which groups do not use
-
     @staticmethod
     def create_device(hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> GlooDevice:
-        """An object for the options, for an interface or an address of this host. DLDIST_SOCKET_IFNAME says which are used."""
+        """Create a device for the options. DLDIST_SOCKET_IFNAME selects the interfaces instead."""
         if interface:
             _check_interface(interface)
         elif hostname:
@@ -124,37 +120,32 @@ class ProcessGroupGloo(OverWorld):
 
     @staticmethod
     def create_default_device(lazy_init: bool | None = None) -> GlooDevice:
-        """An object for the options."""
+        """Create a device for the options."""
         return GlooDevice()
 
-    # ---- the group
-
     def _wait_for_pending_works(self) -> None:
-        """Nothing to do: each work keeps what it needs."""
+        """Do nothing: each work keeps its own resources."""
 
     def _enable_collectives_timing(self) -> None:
-        """Nothing to do: works always measure their time."""
-
-    # ---- other members
+        """Do nothing: works always measure their time."""
 
     def get_reconfigure_handle(self) -> str:
-        """The handle that names this process in reconfigure()."""
+        """Return the handle that identifies this process in reconfigure()."""
         if self._store is None:
             raise self._unsupported("get_reconfigure_handle without enable_reconfigure=True")
         return self._handle
 
     def reconfigure(self, opts: ReconfigureOptions) -> Any:
-        """Become a group of the processes whose handles are given. The previous group ends.
+        """Replace the group by one of the processes with these handles. The previous group ends.
 
-        All of these processes call it with the same uuid, which may be used only once. A list of handles is in the order of the
-        ranks; a set is sorted.
+        All of these processes call it, with an unused uuid. A list has rank order; a set is sorted.
         """
         if self._store is None:
             raise self._unsupported("reconfigure without enable_reconfigure=True")
         handles = _check_handles(opts.handles, self._handle)
         before, self.group = self.group, None
         if before is not None:
-            close(before, 0)  # at once; this does no harm to members that are still in an operation that has ended here
+            close(before, 0)  # unfinished operations of other members are unaffected
         rank, size = handles.index(self._handle), len(handles)
         store = _core.PrefixStore(f"reconfigure/{opts.uuid}/", self._store)
         name = self.options.group_name or "gloo"
@@ -178,7 +169,7 @@ def _check_interface(name: str) -> None:
 
 
 def _check_local(hostname: str) -> None:
-    """Refuse what is not an address of this host: nothing can listen there."""
+    """Raise RuntimeError if this is not an address of this host: nothing can listen there."""
     import socket
 
     try:

@@ -1,4 +1,4 @@
-"""The operations of a group with any backends, as methods like those of dldist.Group."""
+"""The operations of a group with arbitrary backends, as methods like dldist.Group's."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dldist._base.options import to_timedelta
 
 
 class BackendCalls:
-    """Runs operations through the low-level calls of a backend, or of a process group that overrides them.
+    """Runs operations by the low-level calls of a backend, or of a ProcessGroup's subclass.
 
-    It has a method for each operation, with the same parameters as dldist.Group's.
+    Has a method for each operation, with the parameters of dldist.Group's.
     """
 
     def __init__(self, target: Any) -> None:
@@ -39,10 +39,8 @@ class BackendCalls:
         backends: list[Any] = getattr(self._target, "_distinct_backends", list)()
         return (backends or [self._target])[0].name()  # type: ignore[no-any-return]
 
-    # ---- collectives
-
     def _call(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
-        has_splits = any(value is not None for value in values[3:])  # such a call runs by itself, as in C
+        has_splits = any(value is not None for value in values[3:])  # not coalesced, as in C
         if self._recorder is not None and operation.as_one and not has_splits:
             return self._recorder.record(operation.name, *[*values, None][:3], is_async)
         return self._run(operation, values, timeout, is_async)
@@ -55,38 +53,34 @@ class BackendCalls:
         return _end(getattr(self._target, call.name)(*call.lowered(values, opts)), is_async)
 
     def barrier(self, *, timeout: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-        """Wait until all ranks have called this; on a device if device_ids names one."""
+        """Wait until all ranks have called this; on a device if device_ids has one."""
         opts = _prepared(CALL_OF["barrier"].options(), timeout, async_op)
         if device_ids is not None:
             opts.device_ids = device_ids
         return _end(self._target.barrier(opts), async_op)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names the missing ranks."""
+        """Wait for all ranks, as barrier() does; the error names the missing ranks."""
         self._target.monitored_barrier(None if timeout is None else to_timedelta(timeout), wait_all_ranks)
 
-    # ---- several calls as one
-
     def _set_recorder(self, recorder: Any) -> Any:
-        """As dldist.Group's: calls that can be coalesced go to the recorder instead of running. Returns the former recorder."""
+        """Record calls that can be coalesced, without running them; return the old recorder."""
         before, self._recorder = self._recorder, recorder
         return before
 
     def coalesce(self, *, timeout: Any = None, async_op: bool = False) -> Any:
-        """A `with` block whose calls become one operation."""
+        """Return a context manager that runs the calls of its block as one operation."""
         return recorded_calls.Coalescing(self, timeout, async_op)
 
-    # ---- messages
-
     def isend(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> Any:
-        """Start sending to a rank; returns a Work."""
+        """Start sending to a rank. Returns a Work."""
         self._refuse_timeout("isend", timeout)
         return self._target.send([tensor], dst, tag)
 
     def irecv(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> Any:
-        """Start receiving from a rank, or from any; returns a Work."""
+        """Start receiving from a rank, or from any rank. Returns a Work."""
         self._refuse_timeout("irecv", timeout)
         return self._target.recv_anysource([tensor], tag) if src is None else self._target.recv([tensor], src, tag)
 
@@ -104,21 +98,21 @@ class BackendCalls:
     def recv(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> int:
-        """Receive from a rank, or from any; returns the sender's rank."""
+        """Receive from a rank, or from any rank. Returns the sender's rank."""
         work = self.irecv(tensor, src, tag, match_dtype=match_dtype)
         _end(work, False, timeout)
         return work._source_rank() if src is None else src
 
     def batch_isend_irecv(self, p2p_op_list: Any) -> Any:
-        """Start the P2POps of a list; returns their Works."""
+        """Start the P2POps of a list. Returns their Works."""
         return recorded_calls.batch_isend_irecv(self, p2p_op_list)
 
     def _backend_for(self, tensor: Any) -> Any:
-        """The backend that runs a call with this tensor. Without a tensor, it is the CPU's backend if there is one."""
+        """Return a tensor's backend; without a tensor (None), the CPU's if there is one."""
         return self._target
 
     def _coalescing_backend_of(self, tensor: Any) -> Any:
-        """The backend for the tensor's device, if it can run several messages as one operation; else None."""
+        """Return a tensor's backend if it can run several messages as one operation, or None."""
         backend = self._backend_for(tensor)
         return backend if getattr(backend, "supports_coalescing", False) else None
 
@@ -126,8 +120,7 @@ class BackendCalls:
         return backend._end_coalescing()
 
     def _host_view(self) -> Any:
-        """An object that can move host memory: this one, or a view of the group behind the only backend if that serves another
-        device."""
+        """Return an object that can move host memory: the only backend's view for it, or self."""
         find = getattr(self._target, "_distinct_backends", None)
         backends = [self._target] if find is None else find()
         if len(backends) != 1:
@@ -138,7 +131,7 @@ class BackendCalls:
 
 
 class Dispatcher(BackendCalls):
-    """Chooses the backend for each call on a ProcessGroup, and calls its hooks."""
+    """Chooses the backend of each call on a ProcessGroup, and runs its hooks."""
 
     def _run(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
         inputs, outputs = operation.tensors(values)
@@ -181,7 +174,7 @@ class Dispatcher(BackendCalls):
         return work._source_rank() if src is None else src
 
     def _timeouts_of_message(self, tensor: Any, timeout: Any) -> tuple[Any, Any]:
-        """Of the call, and of the wait for it. Where a call takes none, a message that is late is under way after the wait."""
+        """Return the timeouts of call and wait; low-level calls of messages accept none."""
         return (timeout, None) if isinstance(self._calls_for_message(tensor), _core.Group) else (None, timeout)
 
     def _backend_for(self, tensor: Any) -> Any:
@@ -211,7 +204,7 @@ def _prepared(opts: Any, timeout: Any, is_async: bool) -> Any:
 
 
 def _end(work: Any, is_async: bool, timeout: Any = None) -> Any:
-    """The result of a call: the work if it is asynchronous; else None, after waiting for it."""
+    """Return the work of an asynchronous call; otherwise wait for it and return None."""
     if is_async:
         return work
     if work is not None:

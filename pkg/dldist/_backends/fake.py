@@ -1,4 +1,4 @@
-"""The backend "fake": one process acts as a rank of a group of any size. Nothing is sent, and every call ends at once."""
+"""The backend "fake": one process acts as a rank of a group of any size. Nothing is sent."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ from dldist._base.works import FakeWork
 _CPU = 1  # DLPack's number for the CPU
 
 
-# --- copies ---
-
-
 @cache
 def _alone() -> _core.Group:
-    """A group of one rank. It can make arrays of any dtype."""
+    """Return a group of one rank, which can create arrays of any dtype."""
     return _core.Group(None, 0, 1)
 
 
 class _Elements:
-    """The elements of a CPU array, in row-major order, as one piece of memory.
+    """The elements of a CPU array in row-major order, as one piece of memory.
 
-    This is the array's own memory, or a packed copy that write_back() copies into the array.
+    The memory is the array's own, or a packed copy that write_back() copies into the array.
     """
 
     def __init__(self, tensor: Any, writable: bool = False) -> None:
@@ -49,7 +46,7 @@ class _Elements:
 
 
 def _is_on_cpu(tensor: Any) -> bool:
-    """Whether an array's memory can be read here. Some arrays have no memory at all, such as those on torch's meta device."""
+    """True if an array has CPU memory; torch's meta device, for example, has no memory."""
     try:
         return _core._describe_tensor(tensor, False)["device_type"] == _CPU
     except (ValueError, BufferError):
@@ -61,7 +58,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 _Part = tuple[Any, int, int]
-"""A tensor and some of its elements, in row-major order: the index of the first, and how many."""
+"""A tensor and a range of its elements in row-major order: the first index, and the count."""
 
 
 def _all_of(tensor: Any) -> _Part:
@@ -69,7 +66,7 @@ def _all_of(tensor: Any) -> _Part:
 
 
 def _put(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: int) -> None:
-    """Copy `count` elements of src, from index `start`, to the `room` elements of dst from index `at`."""
+    """Copy `count` elements of src from index `start` to the `room` elements of dst from `at`."""
     if room != count:
         raise RuntimeError(f"FakeProcessGroup::{call}: the output has shape {_shape(dst)}, and the input {_shape(src)}")
     have = prod(_shape(src)) - start
@@ -90,8 +87,8 @@ def _put(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: i
 
 
 def _fill(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: int) -> None:
-    """Fill the `room` elements of dst from index `at` with copies of `count` elements of src, the last one cut. Without elements to
-    copy, fill them with zeros."""
+    """Fill the `room` elements of dst from `at` with repetitions of `count` elements of src, the
+    last one cut, or with zeros if `count` is 0."""
     if count == 0 and room > 0:
         src, start, count = _zeros_like(dst, room), 0, room
     for written in range(0, room, count or 1):
@@ -100,7 +97,7 @@ def _fill(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: 
 
 
 def _zeros_like(tensor: Any, count: int) -> Any:
-    """`count` zeros of the dtype of a tensor, in memory from which _put can copy to it."""
+    """Return `count` zeros of the tensor's dtype, in memory that _put can copy to the tensor."""
     if not _is_on_cpu(tensor):
         return tensor.new_zeros(count)
     zeros = _alone().empty((count,), _core._describe_tensor(tensor, False)["dtype"])
@@ -114,10 +111,10 @@ def _reduce_equal(tensor: Any, op: _core.ReduceOp, size: int) -> None:
         return
     own = _Elements(tensor, writable=True)
     power = own.packed if own.packed is not None else tensor
-    _alone().all_reduce(power, op)  # refuses a dtype that has no such reduction, and multiplies for PREMUL_SUM
+    _alone().all_reduce(power, op)  # rejects unsupported dtypes, and multiplies for PREMUL_SUM
     if op.name != "AVG":
         result = None
-        for bit in range(size.bit_length()):  # as in exponentiation by squaring
+        for bit in range(size.bit_length()):  # exponentiation by squaring
             if bit:
                 _core._reduce_tensor(power, _copy_of(power), int(op.op))
             if size >> bit & 1:
@@ -137,7 +134,7 @@ def _copy_of(tensor: Any) -> Any:
 
 
 def _has_memory(tensor: Any) -> bool:
-    """False on a device without memory, such as torch's meta device. Raises RuntimeError if only a device can reduce the tensor."""
+    """False on a device without memory (torch's meta). RuntimeError for memory of other devices."""
     try:
         device = _core._describe_tensor(tensor, False)["device_type"]
     except (ValueError, BufferError):
@@ -148,7 +145,7 @@ def _has_memory(tensor: Any) -> bool:
 
 
 def check_splits(splits: list[int], tensor: Any, size: int) -> None:
-    """Check the split sizes of an all-to-all as c10d does. An empty list stands for equal parts."""
+    """Check the split sizes of an all-to-all as c10d does. An empty list means equal parts."""
     shape = _shape(tensor)
     length = shape[0] if shape else 1
     if not splits:
@@ -163,15 +160,12 @@ def check_splits(splits: list[int], tensor: Any, size: int) -> None:
         raise RuntimeError("Split sizes doesn't match total dim 0 size")
 
 
-# --- the backend ---
-
-
 class FakeOptions(BackendOptions):
     """FakeProcessGroup.Options.
 
-    error_on_collective makes every collective raise RuntimeError. With simulate_uniform_ranks, results are as in a group whose ranks
-    all have this rank's inputs: reductions reduce, every part of an all-to-all is the one that this rank sends to itself, and the
-    future of a work has the outputs.
+    error_on_collective makes every collective raise RuntimeError. simulate_uniform_ranks gives the
+    results of a group whose ranks all have this rank's inputs: reductions reduce, an all-to-all
+    receives this rank's part for itself from every rank, and works' futures have the outputs.
     """
 
     def __init__(self) -> None:
@@ -186,9 +180,9 @@ _NOT_COLLECTIVE = _MESSAGES | {"monitored_barrier"}
 
 
 class FakeProcessGroup(Backend):
-    """A backend without peers. It fills outputs from this rank's own inputs, and its works are FakeWork.
+    """A backend without peers. Outputs are filled from this rank's own inputs; works are FakeWork.
 
-    _create_internal() makes it, or init_process_group(backend="fake").
+    Created by _create_internal() or init_process_group(backend="fake").
     """
 
     Options: type[Any] = FakeOptions
@@ -210,7 +204,7 @@ class FakeProcessGroup(Backend):
     supports_splitting = True
 
     def split(self, store: Any, ranks: list[int], opts: Any = None) -> FakeProcessGroup | None:
-        """The backend for some of the ranks, with options like this one's unless FakeOptions are given."""
+        """Create a backend for some ranks. Copies the options unless `opts` is FakeOptions."""
         ranks = read_ranks(ranks, self._size)
         if self._rank not in ranks:
             return None
@@ -233,7 +227,7 @@ class FakeProcessGroup(Backend):
         return FakeWork(self._reduced(call, values) if self._options.simulate_uniform_ranks else ())
 
     def _reduced(self, call: Call, values: list[Any]) -> list[Any]:
-        """The outputs, reduced as if every rank had the inputs of this one."""
+        """Return the outputs, reduced as if every rank had this rank's inputs."""
         parameters = call.operation.parameters
         outputs = flat(values[call.sides[0].parameter])
         if "root" in parameters and call.name != "broadcast" and values[parameters.index("root")] != self._rank:
@@ -248,7 +242,7 @@ class FakeProcessGroup(Backend):
         output, input = call.sides
         outputs, inputs = values[output.parameter], values[input.parameter]
         if outputs is None or inputs is None:
-            return  # only the root has these
+            return  # not the root
         if call.splits:
             self._exchange(call.name, outputs, inputs, *arguments[2:4])
             return
@@ -262,7 +256,7 @@ class FakeProcessGroup(Backend):
                 put(call.name, *part, *source)
 
     def _parts(self, call: str, side: Side, tensors: Any, others: Any) -> list[list[_Part]]:
-        """The parts of each tensor of a side: one list for each rank, or a single list for all ranks."""
+        """Return the parts of a side's tensors: a list per rank, or a single list for all."""
         if side.kind in ("one", "many"):
             return [[_all_of(tensor) for tensor in (tensors if side.kind == "many" else [tensors])]]
         if side.kind in ("ranks", "lists"):
@@ -277,7 +271,7 @@ class FakeProcessGroup(Backend):
         return [[(whole, rank * count, count) for whole, count in cut] for rank in range(self._size)]
 
     def _share(self, what: str, whole: Any, part: Any) -> int:
-        """How many elements of a whole tensor belong to one rank."""
+        """Return the number of elements of a whole tensor that belong to one rank."""
         count = prod(_shape(part))
         if prod(_shape(whole)) != count * self._size:
             raise RuntimeError(
@@ -306,24 +300,21 @@ class FakeProcessGroup(Backend):
             at += split * row
 
     def _shares(self, tensor: Any, splits: list[int]) -> list[_Part]:
-        """The part of each rank in a tensor of an all-to-all."""
+        """Return each rank's part of a tensor of an all-to-all."""
         _, _, count = _all_of(tensor)
         row = prod(_shape(tensor)[1:])
         counts = [split * row for split in splits] or [count // self._size] * self._size
         return [(tensor, sum(counts[:rank]), counts[rank]) for rank in range(self._size)]
 
     def _start_coalescing(self) -> None:
-        """Nothing to do: calls end at once."""
+        """Do nothing: calls end immediately."""
 
     def _end_coalescing(self) -> FakeWork:
         return FakeWork()
 
 
-# --- the store ---
-
-
 class FakeStore(_core.Store):
-    """A store that keeps no values, but claims to have every key."""
+    """A store that keeps no values, but reports that every key exists."""
 
     def __init__(self) -> None:
         super().__init__()

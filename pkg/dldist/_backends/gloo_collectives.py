@@ -1,7 +1,4 @@
-"""What Gloo's backend takes besides one dense tensor: several in a call, which the group runs as one, and sparse ones.
-
-Imported when the group has refused a call.
-"""
+"""Calls that Gloo accepts but a group refuses: several tensors per rank, and sparse tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from dldist._base.works import FollowedWork
 
 
 def run(backend: Any, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
-    """Run a call otherwise; raises where that cannot be."""
+    """Run a call that the group refused, if possible; else raise."""
     is_several = isinstance(refusal, NotOneTensor)
     is_of_arguments = isinstance(refusal, _core.DistArgumentError)
     if is_of_arguments or not isinstance(refusal, TypeError):
@@ -34,8 +31,8 @@ def _all_reduce_sparse(backend: Any, tensors: Any, opts: Any, refusal: Exception
 
 
 def _then_copied(work: Any, sources: list[Any], targets: list[list[Any]], value: list[Any]) -> Any:
-    """A call, and its results in other tensors of this rank, too; `value` is what its future has. There is no work where it has been
-    waited for."""
+    """Return a work that then copies the sources to the targets, with the result `value`. If the
+    call is synchronous (no work), copy now and return None."""
 
     def copy() -> None:
         for each in targets:
@@ -48,13 +45,13 @@ def _then_copied(work: Any, sources: list[Any], targets: list[list[Any]], value:
 
 
 def _check_writable(tensors: Any) -> None:
-    """Raises before anything is written or sent."""
+    """Raise an error for read-only tensors before any data is written or sent."""
     for tensor in tensors:
         _core._describe_tensor(tensor, True)
 
 
 def _all_reduce(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> Any:
-    """What all tensors of all ranks are reduced to, in each of them. An average is over the ranks."""
+    """Reduce all tensors of all ranks to one result, written to each. AVG divides by the ranks."""
     if sparse.layout_of(tensors[0]) is not None:
         return _all_reduce_sparse(backend, tensors, opts, refusal)
     op = backend._op(opts)
@@ -71,7 +68,7 @@ def _all_reduce_repeated(backend: Any, tensors: Any, opts: Any, refusal: Excepti
 
 
 def all_reduce_repeated(group: _core.Group, tensors: Any, op: Any, options: dict[str, Any], refusal: Exception) -> Any:
-    """The same tensor in several places is reduced once. `options` are those of the group's all_reduce_coalesced, which has refused."""
+    """Reduce each tensor of a list with repetitions once; `options` are all_reduce_coalesced's."""
     seen = [_core._describe_tensor(each, True) for each in tensors]
     different = {(each["data"], each["count"], each["strides"]): tensor for each, tensor in zip(seen, tensors)}
     if len(different) == len(seen):
@@ -81,7 +78,7 @@ def all_reduce_repeated(group: _core.Group, tensors: Any, op: Any, options: dict
 
 
 def _broadcast(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> Any:
-    """The tensor number rootTensor of the root, in all tensors of all ranks."""
+    """Broadcast the root's tensor number rootTensor to all tensors of all ranks."""
     _check_writable(tensors)
     others = list(tensors)
     source = others.pop(opts.rootTensor)
@@ -90,7 +87,7 @@ def _broadcast(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> Any
 
 
 def _all_gather(backend: Any, outputs: Any, inputs: Any, opts: Any, refusal: Exception) -> Any:
-    """All tensors of all ranks, in each list of outputs: those of a rank one after another."""
+    """Gather all tensors of all ranks to each list of outputs, in order of ranks."""
     for output in outputs:
         _check_writable(output)
     count = len(inputs)
@@ -100,11 +97,11 @@ def _all_gather(backend: Any, outputs: Any, inputs: Any, opts: Any, refusal: Exc
 
 
 _OF_SEVERAL: dict[str, Callable[..., Any]] = {"allreduce": _all_reduce, "broadcast": _broadcast, "allgather": _all_gather}
-"""For several tensors of a rank. Their arguments have been looked at."""
+"""Functions for calls with several tensors per rank. The arguments have been checked."""
 
 _OTHERWISE: dict[str, Callable[..., Any]] = {
     "allreduce": _all_reduce_sparse,
     "allreduce_coalesced": _all_reduce_repeated,
     "allreduce_sparse": _all_reduce_sparse,
 }
-"""For what the group itself has refused."""
+"""Functions for other calls that the group has refused."""

@@ -1,6 +1,6 @@
-"""What torch's Gloo says of wrong arguments. Programs look for these words in the errors.
+"""Error messages for wrong arguments that match torch's Gloo: programs search errors for them.
 
-Imported when a call has been refused, or has several tensors of a rank. What is not wrong for Gloo has no words here.
+Imported when a call was refused or has several tensors per rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dldist._backends import sparse
 
 
 class _Facts:
-    """What is compared of a tensor. A sparse one has its shape instead of a number of elements."""
+    """The compared properties of a tensor. A sparse tensor has its shape instead of its size."""
 
     size: int | tuple[int, ...]
 
@@ -28,7 +28,7 @@ class _Facts:
 
 
 def _unlike(expected: Any, tensors: Any, first: int = 0) -> Iterator[str]:
-    """The tensors, of which the first has this index, that are not like the expected one."""
+    """Yield errors for tensors that differ from `expected`; `first` is the first one's index."""
     wanted = _Facts(expected)
     for index, tensor in enumerate(tensors, first):
         found = _Facts(tensor)
@@ -51,7 +51,7 @@ def _root_tensor(opts: Any, tensors: Any) -> Iterator[str]:
 
 
 def _roots_lists(what: str, lists: Any, tensor: Any, root: int, backend: Any) -> Iterator[str]:
-    """The tensors for all ranks, which only the root has."""
+    """Yield errors about the root's list, with a tensor per rank; other ranks must pass none."""
     size = backend.size()
     if backend.rank() != root:
         if lists:
@@ -66,9 +66,6 @@ def _roots_lists(what: str, lists: Any, tensor: Any, root: int, backend: Any) ->
         )
     else:
         yield from _unlike(tensor, lists[0])
-
-
-# ---- the calls
 
 
 def _all_reduce(backend: Any, tensors: Any, opts: Any) -> Iterator[str]:
@@ -174,14 +171,14 @@ _CHECKS: dict[str, Callable[..., Iterator[str]]] = {
 
 
 def error_of(backend: Any, method: str, arguments: tuple[Any, ...], refusal: Exception | None) -> Exception | None:
-    """The error with Gloo's words for a call that its backend has refused; None if Gloo would have nothing to say."""
+    """Return an error in Gloo's words for a refused call, or None if Gloo would accept the call."""
     check = _CHECKS.get(method)
     if check is None:
         return None
     try:
         complaint = next(check(backend, *arguments), None)
     except (_core.DistArgumentError, TypeError):
-        return None  # a tensor that cannot be looked at: the refusal says why
+        return None  # a tensor that cannot be described: the refusal has the reason
     if complaint is None:
         return None
     return _core.DistArgumentError(f"ProcessGroupGloo::{method}: {complaint}" + (f" ({refusal})" if refusal is not None else ""))

@@ -1,4 +1,4 @@
-"""Backends over a group of the extension: c10d's low-level calls become calls of that group, and so does all else."""
+"""Backends over a group of the extension: low-level calls become calls of the group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class OverGroup(Backend):
 
     group: Any
     _stores: Any = _core.Store
-    """The types of `store` in the constructor."""
+    """The accepted types of the constructor's `store`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class OverGroup(Backend):
         self._set_up(self._open(store, opts), opts)
 
     def _open(self, store: Any, opts: Any) -> Any:
-        """The group of the ranks that meet in the store."""
+        """Create the group of the ranks that use this store."""
         raise NotImplementedError
 
     def _set_up(self, group: Any, options: BackendOptions) -> None:
@@ -49,7 +49,7 @@ class OverGroup(Backend):
 
     @classmethod
     def _of(cls, group: Any, options: BackendOptions) -> Self:
-        """A backend over an existing group."""
+        """Create a backend over an existing group."""
         self = cls.__new__(cls)
         Backend.__init__(self, group.rank, group.size)
         self._set_up(group, options)
@@ -57,7 +57,7 @@ class OverGroup(Backend):
 
     @classmethod
     def _options_of(cls, options: Any, timeout: Any) -> Any:
-        """The options that a constructor is given: options, or just a time-out, or nothing."""
+        """Return the constructor's options; they may be given as options, a timeout or nothing."""
         if isinstance(options, cls.Options):
             return options
         made = cls.Options()
@@ -67,20 +67,20 @@ class OverGroup(Backend):
         return made
 
     def _require_group(self) -> Any:
-        """The group; raises if there is none yet."""
+        """Return the group. Raises if there is none yet."""
         return self.group
 
     @property
     def _operations(self) -> Any:
-        """The group: it runs its operations itself."""
+        """The group, which runs its operations itself."""
         return self._require_group()
 
     def _op(self, opts: Any) -> Any:
-        """The reduction that options ask for, in the form that the group takes."""
+        """Return the reduction in the options, in a form that the group accepts."""
         return getattr(opts, "reduceOp", None)
 
     def _call_options(self, opts: Any) -> dict[str, Any]:
-        """The group's keyword arguments for a call: its time-out, and whether it is asynchronous."""
+        """Return the group's keyword arguments for a call."""
         return {"timeout": timeout_of(opts), "async_op": True}
 
     def _perform(self, method: str, *arguments: Any) -> Any:
@@ -98,7 +98,7 @@ class OverGroup(Backend):
             return self._run_otherwise(method, arguments, refusal)
 
     def _run_otherwise(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
-        """For a backend that takes more than its group does."""
+        """Run a call that the group refused, in backends that support more than the group."""
         raise refusal
 
     def _run_monitored_barrier(self, timeout: Any, wait_all_ranks: bool) -> None:
@@ -118,15 +118,13 @@ class OverGroup(Backend):
             raise RuntimeError(f"{type(self).__name__}::{method} takes a single tensor, not {len(tensors)}")
         return tensors[0]
 
-    # ---- the group's life
-
     def set_timeout(self, timeout: timedelta) -> None:
         super().set_timeout(timeout)
         if self.group is not None:
             self.group.timeout = timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing to do: all ranks count from the start."""
+        """Do nothing: all ranks count from the start."""
 
     def _get_sequence_number_for_group(self) -> int:
         return 0 if self.group is None else self.group.sequence

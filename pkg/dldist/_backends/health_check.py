@@ -10,15 +10,15 @@ from dldist._base.options import ErrorType
 _HOOK_ID = (1 << 62) - 1  # callers choose small numbers
 
 _aborted: set[str] = set()
-"""The names of backends that have aborted. A program that goes on with other groups stays unhealthy."""
+"""Names of aborted backends. The process stays unhealthy even if it uses other groups."""
 
 
 class HealthCheckHook:
-    """Reports a process as unhealthy once one of its backends has aborted. Every new group has one."""
+    """Reports a process as unhealthy once a backend has aborted. Attached to every new group."""
 
     @staticmethod
     def attach(pg: Any) -> None:
-        """Report the aborts of each of a process group's backends that supports abort hooks.
+        """Report aborts of a process group's backends, if they support abort hooks.
 
         Args:
             pg: A process group.
@@ -34,7 +34,7 @@ class HealthCheckHook:
 
 
 def unhealthy_backends() -> list[str]:
-    """The names of backends that have aborted, and of the backends whose group is unusable because of an error."""
+    """List the backends that have aborted, or whose group is unusable after an error."""
     failed = {backend.name() for pg in list(registry._world.pg_map) for backend in pg._distinct_backends() if _has_failed(backend)}
     return sorted(_aborted | failed)
 

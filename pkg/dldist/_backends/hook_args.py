@@ -1,4 +1,4 @@
-"""The arguments of a process group's hooks. The modules that call hooks are imported when the first one is registered."""
+"""Arguments of process group hooks. Modules that call hooks are imported with the first one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dldist._base.options import HookOpName
 
 
 class PreHookArgs(NamedTuple):
-    """The argument of a pre hook: the operation, and op_id, its number on this process group, from 0."""
+    """The argument of a pre hook. op_id is the operation's number on this process group, from 0."""
 
     name: HookOpName
     async_op: bool
@@ -20,7 +20,7 @@ class PreHookArgs(NamedTuple):
 
 
 class PostHookArgs(NamedTuple):
-    """The argument of a post hook: the started operation, with the same op_id as its pre hook got, and its work."""
+    """The argument of a post hook: a started operation and its work. op_id is the pre hook's."""
 
     name: HookOpName
     async_op: bool
@@ -29,10 +29,11 @@ class PostHookArgs(NamedTuple):
 
 
 class WorkInfo:
-    """An operation that has ended: the argument of the hook of `_register_on_completion_hook`.
+    """A completed operation: the argument of the hook of `_register_on_completion_hook`.
 
-    It was called at time_started and seen to have ended at time_finished. active_duration is the time that the operation itself took: on
-    a device by its events if the group measures times, and otherwise all of the time between the two.
+    time_started is the time of the call, time_finished the time at which its end was noticed.
+    active_duration is the duration by device events if the group measures time, else the
+    difference.
     """
 
     def __init__(
@@ -51,8 +52,7 @@ class WorkInfo:
 class CompletionHookArgs(NamedTuple):
     """The argument of a completion hook.
 
-    completion_key is the op_id that the pre and post hooks of the operation get. duration_ms is the time that the work has measured,
-    None if it measures none.
+    completion_key is the op_id of pre and post hooks. duration_ms is the work's own, or None.
     """
 
     completion_key: int

@@ -1,4 +1,4 @@
-"""Hooks of a process group, called before and after each of its operations. Imported when the first hook is registered."""
+"""Hooks around every operation of a process group. Imported with the first hook."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dldist._backends.low_level import CALLS
 from dldist._base.operations import OPERATIONS, Operation, flat
 from dldist._base.options import HookOpName, OpType
 
-# Calls that are not operations, under the names of those that they are forms of.
+# Calls that are not in the table of operations -> the names of their HookOpName.
 _NAMES = {"all_reduce_sparse": "ALLREDUCE", "monitored_barrier": "BARRIER", "recv_anysource": "RECV"}
 
 
 def _name_of(operation: Operation) -> Any:
-    """The name that a hook gets for a collective: its OpType's."""
+    """Return the HookOpName of a collective, by the name of its OpType."""
     return HookOpName.__members__[OpType(operation.op_type).name.lstrip("_")]
 
 
 def _name_of_call(kind: str) -> Any:
-    """The name that a hook gets for a collective, a message or another low-level call."""
+    """Return the HookOpName of a collective, a message or another low-level call."""
     if kind in OPERATIONS:
         return _name_of(OPERATIONS[kind])
     return HookOpName.__members__.get(_NAMES.get(kind, kind.upper()), HookOpName.UNKNOWN)
@@ -34,9 +34,9 @@ def _name_of_call(kind: str) -> Any:
 class Hooks:
     """The hooks of one process group.
 
-    Registering an id again replaces its hook; unregistering an unknown id does nothing. Hooks run in the order of their
-    registration, on the caller's thread. If a hook raises, the caller gets the error. If a pre hook raises, the operation does
-    not start.
+    Registering an id again replaces its hook; unregistering an unknown id does nothing. Hooks run
+    in registration order, on the caller's thread, and their errors propagate to the caller. If a
+    pre hook raises, the operation does not start.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Hooks:
         self._post: dict[int, Callable[[PostHookArgs], object]] = {}
         self._op_id = 0
         self.completion: Completions | None = None
-        """The hooks that are called when an operation has completed. None before the first one is registered."""
+        """The completion hooks, or None before the first one is registered."""
 
     def __bool__(self) -> bool:
         return bool(self._pre or self._post or self.completion)
@@ -67,7 +67,7 @@ class Hooks:
         self._post.pop(id, None)
 
     def run(self, method: str, arguments: tuple[Any, ...], start: Callable[[], Any]) -> Any:
-        """Run the pre hooks, start the low-level call `method` by calling `start`, and run the post hooks. Returns its work."""
+        """Run a low-level call by calling `start`, with pre and post hooks; return its work."""
         call = CALLS.get(method)
         if call is not None:
             opts = arguments[-1]
@@ -81,9 +81,9 @@ class Hooks:
     def around(
         self, kind: str, is_async: bool, inputs: Any, outputs: Any, root: int, start: Callable[[], Any]
     ) -> Any:
-        """Run the pre hooks, start a collective or a message by calling `start`, and run the post hooks. Returns its work.
+        """Run a collective or message by calling `start`, with pre and post hooks; return its work.
 
-        Inputs and outputs are tensors or lists of them. A tensor that is read and written in place counts as an input.
+        Inputs and outputs are tensors or lists of them. In-place tensors count as inputs.
         """
         name, op_id = _name_of_call(kind), self._next_op_id()
         if self._pre:
@@ -96,9 +96,9 @@ class Hooks:
         return work
 
     def start_coalesced(self, start: Callable[[], Any]) -> Any:
-        """Start the operation that stands for several coalesced calls by calling `start`. Returns its work.
+        """Start the operation of several coalesced calls by calling `start`, and return its work.
 
-        Only completion hooks see it: pre and post hooks have seen the calls.
+        Only completion hooks run for it: pre and post hooks have run for the calls.
         """
         return self._start(start, self._next_op_id())
 
@@ -116,17 +116,17 @@ def _callable(method: str, fn: Any) -> Any:
     return fn
 
 
-_next_id = itertools.count(1 << 62)  # for hooks of our own; callers choose small numbers
+_next_id = itertools.count(1 << 62)  # for dldist's own hooks; callers choose small numbers
 
 
 class NanCheckHook:
-    """Refuses to send NaN: it searches every floating-point input before the operation starts.
+    """Rejects NaN in the floating-point inputs of operations, before they start.
 
     TORCH_DIST_NAN_CHECK=1 attaches one to every new group.
     """
 
     def __init__(self, pg: Any, id: int) -> None:
-        self._pg = weakref.ref(pg)  # the group itself holds the hook
+        self._pg = weakref.ref(pg)  # the group owns the hook
         self._id = id
 
     @classmethod
@@ -150,30 +150,31 @@ class NanCheckHook:
 
 
 class FlightRecorderHook:
-    """Records the operations of backends that do not record themselves in the flight recorder.
+    """Records, in the flight recorder, operations of backends that do not record their own.
 
-    Groups on the CPU and of NCCL record their calls in the core, so of a group that has such a backend beside another one only the
-    operations of the other one are recorded here. A record ends with its work or, where a work cannot be watched, as soon as the
-    operation has started.
+    CPU and NCCL groups record their calls in the core; if a group has such a backend and another,
+    only the other's operations are recorded here. A record ends with its work or, if the work has
+    no future, when the operation has started.
     """
 
     def __init__(self, pg: Any, id: int, global_ranks: Sequence[int] = ()) -> None:
-        self._pg = weakref.ref(pg)  # the group itself holds the hook
+        self._pg = weakref.ref(pg)  # the group owns the hook
         self._id = id
         ranks = list(global_ranks) or list(range(pg.size()))
         if len(ranks) != pg.size():
             raise ValueError(f"FlightRecorderHook.attach(): argument 'global_ranks' has {len(ranks)} ranks, expected {pg.size()}")
         self._group = _core._add_recorded_group(pg.group_name or pg.name(), pg.group_desc, pg.rank(), ranks)
         self._records: dict[int, int] = {}
-        """By the op_id of operations that are being started."""
+        """Open records of operations that are starting, by op_id."""
 
     @classmethod
     def attach(cls, pg: Any, global_ranks: Sequence[int] = ()) -> FlightRecorderHook:
-        """Record all later operations of the process group, until remove(). A group with two hooks has two records of each.
+        """Record all later operations of the process group, until remove(). Two hooks record twice.
 
         Args:
             pg: A process group.
-            global_ranks: The ranks of its members in the default group, for dumps. Empty means 0 to size - 1.
+            global_ranks: Its members' ranks in the default group, for dumps. Empty for 0 to size -
+                1.
 
         Example:
             >>> from dldist._backends.hooks import FlightRecorderHook
@@ -186,7 +187,7 @@ class FlightRecorderHook:
         return hook
 
     def remove(self) -> None:
-        """Record nothing any more. What is under way still ends."""
+        """Stop recording. Unfinished operations still get their end recorded."""
         pg = self._pg()
         if pg is not None:
             pg.unregister_pre_hook(self._id)
@@ -239,7 +240,7 @@ _RECORDED: dict[Any, str] = {
     HookOpName.SEND: "send",
     HookOpName.RECV: "recv",
 }
-"""The names of operations in the flight recorder. Calls that c10d has no name for, such as scan, are not recorded."""
+"""Operations' names in the flight recorder. Those without a name in c10d are not recorded."""
 
 
 def _records_itself(backend: Any) -> bool:
@@ -247,7 +248,7 @@ def _records_itself(backend: Any) -> bool:
 
 
 def _shapes(tensors: list[Any]) -> list[tuple[str, tuple[int, ...]]]:
-    """Of those that have a memory."""
+    """List dtypes and shapes of the tensors that have memory."""
     shapes = []
     for tensor in tensors:
         try:
@@ -259,14 +260,14 @@ def _shapes(tensors: list[Any]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def has_nan(tensor: Any) -> bool:
-    """Whether an array contains NaN. If its library can compare elements, the library does so, on the array's device.
+    """Return True if an array contains NaN, using its library's comparison on its device if any.
 
-    False for dtypes that cannot be compared here, such as the 8-bit ones of most libraries.
+    Returns False for dtypes that cannot be compared, such as most libraries' 8-bit floats.
     """
     try:
         dtype = _core._describe_tensor(tensor, False)["dtype"]
     except (ValueError, BufferError):
-        return False  # there is no memory to search
+        return False  # no memory to search
     if "float" not in dtype and "complex" not in dtype:
         return False
     try:

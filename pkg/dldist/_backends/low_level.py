@@ -1,11 +1,11 @@
-"""c10d's low-level calls, which backends and process groups share: their names, and how their arguments are put in order.
+"""c10d's low-level calls, shared by backends and process groups: names and argument forms.
 
-Every collective takes either lists of tensors and an options object, or a flat form, as c10d's overloads do:
+Like c10d's overloads, collectives take either lists of tensors and options, or a flat form:
 
     allreduce([tensor], opts)                     allreduce(tensor or tensors, op=SUM, timeout=None)
     allgather([outputs], [tensor], opts)          allgather(outputs, tensor, timeout=None)
 
-The methods are made from the table of operations. Their types are in low_level.pyi.
+The methods are made from the table of operations; setup writes their types to low_level.pyi.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _OPTIONS = {
     "scan": options.AllreduceOptions,
     "scatter": options.ScatterOptions,
 }
-"""The class of options for an operation, or for all operations of a collective."""
+"""The options class of an operation, or of all operations of a collective."""
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 
-# The names that c10d's overloads have for a side's argument; the first is the usual one.
+# The names that c10d's overloads use for a side's argument; the first is the usual one.
 _NAMES = {
     "in place": ("tensors", "tensor"),
     "one": ("{}_tensors", "{}_tensor", "{}"),
@@ -51,11 +51,11 @@ def _wrong(called: str, what: str) -> TypeError:
 
 
 class NotOneTensor(RuntimeError):
-    """A call has several tensors of a rank, or none, where the operation takes one."""
+    """Raised if a call has several tensors, or none, but the operation takes one."""
 
 
 class Side:
-    """The tensors of a call that go in, or come out."""
+    """The input or output tensors of a call."""
 
     kind: str
     """The kind of the operation's side."""
@@ -64,9 +64,9 @@ class Side:
     what: str
     """"input", "output", or "tensor" if both are the same."""
     is_wrapped: bool
-    """Whether the call takes a list with one item where the operation takes the item itself."""
+    """True if the call takes a list of one item and the operation takes the item."""
     is_for_root: bool
-    """Whether only the root gives it."""
+    """True if only the root passes it."""
     names: tuple[str, ...]
     """The names of the call's argument; the first is the usual one."""
 
@@ -81,7 +81,7 @@ class Side:
         self.names = tuple(name.format(what) for name in names)
 
     def arranged(self, called: str, value: Any) -> Any:
-        """The argument in the form with lists."""
+        """Convert the argument to the form with lists."""
         if not self.is_wrapped:
             return value
         if self.kind == "one":
@@ -91,7 +91,7 @@ class Side:
         return [value] if value and not isinstance(value[0], (list, tuple)) else value
 
     def lowered(self, value: Any) -> Any:
-        """Converts an operation's value to the call's argument."""
+        """Convert an operation's value to the call's argument."""
         if self.kind in ("many", "wholes", "ranks") and value is not None:
             value = list(value)
         elif self.kind == "lists":
@@ -101,7 +101,7 @@ class Side:
         return [value] if value is not None and (self.kind == "one" or value) else []
 
     def raised(self, where: str, argument: Any, is_root: bool) -> Any:
-        """Converts a call's argument to the operation's value."""
+        """Convert a call's argument to the operation's value."""
         if not self.is_wrapped:
             return argument
         if self.is_for_root and not is_root:
@@ -114,7 +114,7 @@ class Side:
 
 
 class Call:
-    """A low-level call that is a collective."""
+    """A low-level call of a collective."""
 
     def __init__(self, operation: Operation) -> None:
         self.name = operation.call
@@ -130,13 +130,13 @@ class Call:
         self.splits = [name for name in operation.parameters if name.endswith("put_split_sizes")]
         given = [name for name in ("root", "op") if name in operation.parameters]
         self.flat = [*given, "timeout"]
-        """The arguments of the flat form that replace the options; the first of them is in the options' position."""
+        """The arguments that replace the options in the flat form; the first has their position."""
 
         places = [*(side.names for side in self.sides), *((name,) for name in self.splits), ("opts",)]
         if self.sides and not operation.is_flat:
             places += [(name,) for name in self.flat[1:]]
         self._places = places
-        """The arguments that may be given by position, each with all its names."""
+        """The arguments that may be passed by position, each with all its names."""
         self._known = {name: (name,) for name in self.flat} | {name: names for names in places for name in names}
 
     def described(self, called: str) -> str:
@@ -144,14 +144,13 @@ class Call:
         return f"{called}({', '.join([*names, 'opts'])}) | {called}({', '.join([*names, *self.flat])})"
 
     def parameters(self) -> tuple[list[str], list[str]]:
-        """The parameters that may be given by position, and those that must be given by name."""
+        """Return the names of positional parameters, and of keyword-only ones."""
         by_position = [names[0] for names in self._places]
         others = [name for names in self._places for name in names[1:]]
         return by_position, [*others, *(name for name in self.flat if name not in by_position)]
 
     def arranged(self, called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Converts the arguments of any form of a call to the form with lists and options. All are present; options are never
-        None."""
+        """Convert any form of arguments to lists and options: all are present; opts is not None."""
         if len(args) > len(self._places):
             raise _wrong(called, f"at most {len(self._places)} may be given by position, not {len(args)}")
         given = {names[0]: value for names, value in zip(self._places, args) if value is not None}
@@ -195,7 +194,7 @@ class Call:
         return made
 
     def lowered(self, values: list[Any], opts: Any) -> tuple[Any, ...]:
-        """Converts the values of the operation's parameters to the call's arguments. Some of them go into `opts`."""
+        """Convert the operation's values to the call's arguments; some are set in `opts`."""
         parameters = self.operation.parameters
         taken = {*self.flat, *self.splits, *(parameters[side.parameter] for side in self.sides)}
         for name, value in zip(parameters, values):
@@ -209,7 +208,7 @@ class Call:
         return (*(side.lowered(values[side.parameter]) for side in self.sides), *splits, opts)
 
     def raised(self, backend: Any, arguments: tuple[Any, ...], op: Any) -> list[Any]:
-        """Converts the arguments of a backend's call to the values of the operation's parameters; `op` is its reduction."""
+        """Convert a backend call's arguments to the operation's values; `op` is its reduction."""
         where = f"{type(backend).__name__}::{self.name}"
         opts, values = arguments[-1], [None] * len(self.operation.parameters)
         root = getattr(opts, "rootRank", None)
@@ -226,59 +225,60 @@ class Call:
         return values
 
     def tensors(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-        """The inputs and the outputs of a call. A tensor that is read and written in place counts as an input."""
+        """Return the inputs and outputs of a call. In-place tensors count as inputs."""
         return (arguments[1], arguments[0]) if len(self.sides) == 2 else (arguments[0] if self.sides else None, None)
 
 
 _SPARSE = Operation(
     ("all_reduce_sparse", "all_reduce", 18, "", "allreduce_sparse", "", "", ("tensor", "op"), 1, ("one", 0), ("one", 0))
 )
-"""c10d's call for sparse tensors, which only their own library can take apart."""
+"""c10d's call for sparse tensors, which only their own library can read."""
 
 _CALLS = [Call(operation) for operation in (*OPERATIONS.values(), _SPARSE) if operation.call]
 
 CALLS = {name: call for call in _CALLS for name in (call.former_name, call.name) if name}
-"""The calls by name, and by former name."""
+"""The calls by name and by former name."""
 
 CALL_OF = {call.operation.name: call for call in _CALLS}
 """The calls by their operation's name."""
 
 
 class LowLevelCalls:
-    """The collectives and messages of c10d's Backend and ProcessGroup, each under every name that it has had.
+    """The collectives and messages of c10d's Backend and ProcessGroup, under current and former
+    names.
 
-    Each puts its arguments in order and then calls `_perform(method, *arguments)`. The method is the canonical name of c10d 2.14.
-    The arguments are those of the form with lists and options; all are present, and options are never None.
+    Each converts its arguments to the form with lists and options, with none missing, and calls
+    `_perform(method, *arguments)` with the method's canonical name (c10d 2.14).
 
-    A subclass may override the calls themselves instead, with (lists, opts): callers use that form, by position. Some calls were
-    renamed. A subclass may override either name: if it overrides only one, the other name forwards to it.
+    A subclass may instead override the calls themselves, with (lists, opts): callers pass these by
+    position. If it overrides only one of a call's two names, the other name forwards to it.
     """
 
     def _perform(self, method: str, *arguments: Any) -> Any:
         raise NotImplementedError
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names the missing ranks. A timeout of None or -1 ms stands for the group's."""
+        """Wait for all ranks; the error names missing ranks. None or -1 ms: the group's timeout."""
         if timeout is not None:
             timeout = as_timedelta("monitored_barrier(): argument 'timeout'", timeout)
             timeout = None if timeout.days < 0 else timeout
         self._perform("monitored_barrier", timeout, bool(wait_all_ranks))
 
     def send(self, tensors: Any, dstRank: int, tag: int) -> Any:
-        """send(tensors, dstRank, tag): sends one tensor, which is in a list."""
+        """send(tensors, dstRank, tag): send one tensor, which is in a list."""
         return self._perform("send", tensors, dstRank, tag)
 
     def recv(self, tensors: Any, srcRank: int, tag: int) -> Any:
-        """recv(tensors, srcRank, tag): receives into one tensor, which is in a list."""
+        """recv(tensors, srcRank, tag): receive into one tensor, which is in a list."""
         return self._perform("recv", tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int) -> Any:
-        """recv_anysource(tensors, tag): receives from whichever rank sends first."""
+        """recv_anysource(tensors, tag): receive from the first rank that sends."""
         return self._perform("recv_anysource", tensors, tag)
 
 
 class _Method:
-    """A method of LowLevelCalls: one call under one of its names."""
+    """A method of LowLevelCalls: a call under one of its names."""
 
     def __init__(self, called: str, call: Call) -> None:
         self.__name__, self.__qualname__, self.__module__ = called, f"LowLevelCalls.{called}", __name__
@@ -292,7 +292,7 @@ class _Method:
     def __call__(self, calls: Any, *args: Any, **named: Any) -> Any:
         called, other, kind = self.__name__, self._other, type(calls)
         arguments = self._call.arranged(called, args, named)
-        # Forward only from a name that is not overridden to one that is, so that a super() call in either cannot go in circles.
+        # Forward only from an inherited name to an overridden one: super() calls must not recurse.
         if other and getattr(kind, called) is self and getattr(kind, other) is not getattr(LowLevelCalls, other):
             return getattr(calls, other)(*arguments)
         return calls._perform(self._call.name, *arguments)

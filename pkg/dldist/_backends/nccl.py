@@ -1,4 +1,4 @@
-"""NCCL under c10d's name: ProcessGroupNCCL over an NcclGroup, its options, and the configuration of its communicators."""
+"""NCCL under c10d's name: ProcessGroupNCCL over an NcclGroup, with its options."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _DEFAULT_TIMEOUT_S = 600.0
 class NCCLConfig:
     """The configuration of NCCL's communicators. A value of None leaves the choice to NCCL.
 
-    Its attributes are the fields that this NCCL supports, under c10d's names: blocking, min_ctas, max_ctas, net_name ...
+    The attributes are the fields of the loaded NCCL, with c10d's names: blocking, min_ctas ...
     """
 
     @staticmethod
     def _fields() -> dict[str, bool]:
-        """The names of the fields, and whether their values are text."""
+        """Return the field names, each with True if its value is text."""
         info = _core._nccl_info()
         version = None if info is None else info["version"]
         fields = _core._nccl_config_fields()
@@ -63,7 +63,7 @@ class NCCLConfig:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def unsafe_get_ptr(self) -> int:
-        """Raises NotImplementedError: there is no NCCL struct yet. Making a communicator packs one, for the loaded NCCL."""
+        """Raise NotImplementedError: each communicator's creation packs the struct temporarily."""
         raise NotImplementedError("NCCLConfig.unsafe_get_ptr(): the struct is made with each communicator, and not kept")
 
 
@@ -87,7 +87,7 @@ class NCCLOptions(BackendOptions):
         self.use_pg_for_symm_mem_rendezvous = False
 
     def __deepcopy__(self, memo: Any) -> NCCLOptions:
-        """A copy with a configuration and ranks of its own; the group that it is split from is the same."""
+        """Copy the options with their configuration and ranks; `split_from` stays the same."""
         other = copy(self)
         other.config = copy(self.config)
         other.global_ranks_in_group = list(self.global_ranks_in_group)
@@ -95,8 +95,8 @@ class NCCLOptions(BackendOptions):
 
 
 def device_index(device: Any) -> int | None:
-    """The number of a CUDA device that is given as an int, as "cuda:1", or as an object such as torch.device. None if it has no
-    number."""
+    """Return the number of a CUDA device, given as an int, as "cuda:1", or as an object such as
+    torch.device; None if it has no number."""
     if device is None:
         return None
     index = device if isinstance(device, int) else getattr(device, "index", None)
@@ -110,7 +110,7 @@ def device_index(device: Any) -> int | None:
 
 
 def of_group(name: str) -> Any:
-    """A method that is the NcclGroup's, under another name or the same."""
+    """Create a method that calls the NcclGroup's method of this name."""
 
     def call(self: ProcessGroupNCCL, *args: Any, **named: Any) -> Any:
         return getattr(self.group, name)(*args, **named)
@@ -120,10 +120,10 @@ def of_group(name: str) -> Any:
 
 
 class ProcessGroupNCCL(OverGroup):
-    """c10d's backend for CUDA devices. `group` is the NcclGroup behind it.
+    """c10d's backend for CUDA devices. `group` is its NcclGroup.
 
-    Communicators are made at the first operation, or at once if the group is bound to a device. Waiting for a work makes
-    streams wait, not the host: see docs/nccl.md.
+    Communicators are created by the first operation, or immediately if the group is bound to a
+    device. Waiting for a work makes streams wait, not the host: see docs/nccl.md.
     """
 
     Options = NCCLOptions
@@ -152,8 +152,8 @@ class ProcessGroupNCCL(OverGroup):
     def _make(
         cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta, options: Any, ranks: list[int], offspring: Any
     ) -> ProcessGroupNCCL:
-        """The backend for a group that is being made. `offspring`, if given, makes it from another backend's communicator; else
-        the ranks meet in the store."""
+        """Create a new group's backend: by `offspring` from another communicator if given, else by
+        rendezvous in the store."""
         opts = (options if isinstance(options, NCCLOptions) else NCCLOptions())._for(timeout, list(ranks), pg.group_name)
         device = device_index(pg.bound_device_id) if _is_cuda(pg.bound_device_id) else None
         if offspring is not None:
@@ -166,24 +166,24 @@ class ProcessGroupNCCL(OverGroup):
         backend.group._describe(pg.group_name, pg.group_desc, ranks)
         return backend
 
-    # ---- who it is
+    # ---- identity
 
     def getBackendName(self) -> str:
         return "nccl"
 
     @property
     def uid(self) -> str:
-        """The name under which the store has its communicators."""
+        """The name of the communicators in the store."""
         return self.options.group_name or self.group.name
 
     @staticmethod
     def get_build_nccl_version() -> tuple[int, int, int]:
-        """The newest NCCL whose interface dldist knows; NCCL itself is not built in."""
+        """Return the newest NCCL version that dldist knows; NCCL itself is not built in."""
         return library.version_of(_core._NCCL_VERSION_KNOWN)
 
     @staticmethod
     def get_runtime_nccl_version() -> tuple[int, int, int]:
-        """The version of the NCCL that is loaded."""
+        """Return the version of the loaded NCCL."""
         return library.version()
 
     @property
@@ -201,23 +201,23 @@ class ProcessGroupNCCL(OverGroup):
     _wait_for_pending_works = of_group("_wait_for_works")
 
     def _verify_work_timeout(self, work: Any, timeout: timedelta) -> bool:
-        """Whether the work has this time-out."""
+        """Return True if the work has this timeout."""
         return bool(work.timeout == timeout)
 
     def _enable_collectives_timing(self) -> None:
-        """Have the works of later calls measure their time."""
+        """Measure the duration of later calls' works."""
         self.group.set_timing(True)
 
     def get_error(self) -> Any:
         is_of_another = getattr(self.group.error, "rank", None) not in (None, self._rank)
         return ErrorType.REMOTE_ERROR if is_of_another else super().get_error()
 
-    # ---- the end
+    # ---- shutdown
 
     def shutdown(self) -> None:
-        """Wait for all calls, as long as their time-outs allow, and end the communicators.
+        """Wait for all calls, up to their timeouts, and end the communicators.
 
-        Raises if an operation has failed, or fails meanwhile, and no caller has got the error.
+        Raises the error of a failed operation unless a caller has already received it.
         """
         self.group.close()
 
@@ -226,11 +226,11 @@ class ProcessGroupNCCL(OverGroup):
     # ---- communicators
 
     def eager_connect_single_device(self, device: Any) -> None:
-        """Make the communicator for a device now. All ranks call this."""
+        """Create the communicator of a device now. All ranks call this."""
         self.group.connect(device_index(device))
 
     def _is_initialized(self) -> bool:
-        """Whether its communicator has been made."""
+        """Return True if the communicator has been created."""
         return self.group.comm_pointer() != 0
 
     _comm_ptr = of_group("comm_pointer")
@@ -247,13 +247,13 @@ class ProcessGroupNCCL(OverGroup):
         return self._like(self.group.split(ranks, opts.group_name or None, opts._timeout, color=color, config=config), opts)
 
     def _like(self, group: _core.NcclGroup, opts: NCCLOptions) -> ProcessGroupNCCL:
-        """The backend over a group that has been made of this one's."""
+        """Create a backend over a group that was created from this backend's."""
         part = ProcessGroupNCCL._of(group, opts)
         part.bound_device_id = self.bound_device_id
         return part
 
     def split(self, store: Any, ranks: list[int], opts: Any = None) -> ProcessGroupNCCL | None:
-        """The backend for some of the ranks. All ranks of this backend call it; those that are not among them get None."""
+        """Create a backend for some of the ranks. All ranks call it; non-members get None."""
         ranks = list(ranks)
         if self._rank not in ranks:
             self.group.skip_split()
@@ -261,7 +261,7 @@ class ProcessGroupNCCL(OverGroup):
         return self._split(ranks, self._options_like(opts))
 
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> ProcessGroupNCCL:
-        """The backend for the ranks that are not excluded, which all call this. With flag 1 this one has failed, and is ended."""
+        """Create a backend without these ranks; all others call it. Flag 1 aborts this backend."""
         opts = self._options_like(opts_override)
         group = self.group.shrink(
             list(ranks_to_exclude), opts.group_name or None, opts._timeout, is_abort=shrink_flags != 0,
@@ -270,20 +270,20 @@ class ProcessGroupNCCL(OverGroup):
         return self._like(group, opts)
 
     def _with_options(self, opts: NCCLOptions) -> ProcessGroupNCCL:
-        """This backend, now with the options of a group that was made for it."""
+        """Return this backend with the options of a group that it was created for."""
         self._options = opts
         self.set_timeout(opts._timeout)
         return self
 
     def _can_shrink(self) -> bool:
-        """Whether there is a sound communicator, and this NCCL can shrink it."""
+        """Return True if a communicator without error exists, and this NCCL can shrink it."""
         return self._is_initialized() and self.group.error is None and self.supports_shrinking
 
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> ProcessGroupNCCL:
-        """A backend for these ranks and more. All of them meet in `store`.
+        """Create a backend of these and other ranks, which all use `store`.
 
-        The ranks that keep their numbers share a communicator. If it has been made and NCCL is 2.29 or newer, it grows, and this
-        backend should then be ended. Otherwise a new communicator is made.
+        The ranks that keep their numbers share a communicator. If it exists and NCCL is 2.29.2 or
+        newer, it grows, and this backend should then be ended; else a new communicator is created.
         """
         opts = self._options_like(opts)
         is_member = rank == self._rank
@@ -307,7 +307,7 @@ class ProcessGroupNCCL(OverGroup):
         return ProcessGroupNCCL._of(group, opts)
 
     def _can_grow(self) -> bool:
-        """Whether there is a communicator that NCCL can grow. It cannot grow one with a single rank."""
+        """Return True if a communicator exists that NCCL can grow, which needs several ranks."""
         return self._size > 1 and self._is_initialized() and self.get_runtime_nccl_version() >= (2, 29, 2)
 
     def _options_like(self, opts: Any) -> NCCLOptions:
@@ -319,7 +319,7 @@ class ProcessGroupNCCL(OverGroup):
             like._timeout, like.group_name = opts._timeout, opts.group_name
         return like  # type: ignore[no-any-return]
 
-    # ---- several calls in one
+    # ---- coalescing
 
     _start_coalescing = _group_start = of_group("start_coalescing")
     _end_coalescing = of_group("end_coalescing")
@@ -337,7 +337,7 @@ class ProcessGroupNCCL(OverGroup):
         ids = list(opts.device_ids or ()) or ([device_index(opts.device)] if opts.device is not None else None)
         return self.group.barrier(device_ids=ids, **self._call_options(opts))
 
-    # ---- how long calls would take
+    # ---- time estimates
 
     @property
     def supports_time_estimate(self) -> bool:  # type: ignore[override]
@@ -350,10 +350,12 @@ class ProcessGroupNCCL(OverGroup):
     # ---- memory
 
     def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
-        """Tell NCCL about the memory of a pool: an object with `segments` of (address, bytes), or a torch MemPool.
+        """Register a pool's memory with NCCL: an object with `segments` of (address, bytes) or a
+        MemPool.
 
-        The communicator must exist. What the pool gets later is not known to NCCL until this is called again, which also forgets what
-        the pool has given back. With symm the segments become windows: all ranks call this, for pools with equally many new segments.
+        The communicator must exist. Call this again after the pool has changed: it registers new
+        segments and deregisters released ones. With `symm`, segments become windows: all ranks call
+        this, with equally many new segments.
         """
         _, is_window, registered = self._pools.get(id(pool), (pool, symm, {}))
         if is_window != symm:
@@ -371,7 +373,7 @@ class ProcessGroupNCCL(OverGroup):
             raise
 
     def deregister_mem_pool(self, pool: Any) -> None:
-        """End register_mem_pool."""
+        """Undo register_mem_pool."""
         if id(pool) not in self._pools:
             raise RuntimeError("deregister_mem_pool(): this pool is not registered")
         _, is_window, registered = self._pools.pop(id(pool))
@@ -379,34 +381,34 @@ class ProcessGroupNCCL(OverGroup):
             self.group.deregister(registration, is_window=is_window)
 
     def register_tensor(self, tensor: Any, window: bool = False) -> int:
-        """Tell NCCL about the memory of a contiguous tensor. Returns the registration, which deregister_tensor takes.
+        """Register a contiguous tensor's memory with NCCL; return a handle for deregister_tensor.
 
-        The caller keeps the tensor until then. With `window` all ranks call it, for memory from ncclMemAlloc. For other memory
-        NCCL gives 0, and does without the window.
+        The caller must keep the tensor until then. With `window`, all ranks call it, with memory
+        from ncclMemAlloc; for other memory NCCL returns 0, and uses no window.
         """
         return self.group.register(tensor, is_window=window)
 
     def deregister_tensor(self, registration: int, window: bool = False) -> None:
-        """End register_tensor."""
+        """Undo register_tensor."""
         self.group.deregister(registration, is_window=window)
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """Whether allocate_tensor works: for CUDA devices, with NCCL 2.19 or newer."""
+        """Return True if allocate_tensor works: for CUDA devices, with NCCL 2.19 or newer."""
         return _is_cuda(device) and self.get_runtime_nccl_version() >= (2, 19, 0)
 
     def allocate_tensor(self, size: int, *, dtype: Any, device: Any) -> Any:
-        """Memory from ncclMemAlloc: a torch tensor if the program has imported torch, else an NcclArray."""
+        """Allocate with ncclMemAlloc: a torch tensor if torch is imported, else an NcclArray."""
         array = self.group.empty(size, dtype, device_index(device))
         torch = sys.modules.get("torch")
         return array if torch is None else torch.from_dlpack(array)
 
     @property
     def mem_allocator(self) -> Any:
-        """An Allocator (dldist.nccl.Allocator) over ncclMemAlloc: torch.cuda.MemPool(backend.mem_allocator.torch())."""
+        """An Allocator over ncclMemAlloc, for torch.cuda.MemPool(backend.mem_allocator.torch())."""
         return Allocator()
 
     def new_window(self, tensor: Any = None) -> Any:
-        """A dldist.Window over NCCL's one-sided messages. All ranks call this, with a tensor or without."""
+        """Create a dldist.Window over NCCL's one-sided messages. All ranks call this."""
         if not self.supports_window:
             version = ".".join(map(str, self.get_runtime_nccl_version()))
             raise NotImplementedError(f"new_window: one-sided messages need NCCL 2.29.2 or newer, and this is {version}")

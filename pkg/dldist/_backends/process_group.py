@@ -27,7 +27,7 @@ _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "cuda", 11: "cpu", 13: "cu
 
 
 def device_of(tensor: Any) -> str:
-    """The type of the device that a tensor is on. An object that does not say is taken to be in CPU memory."""
+    """Return the device type of a tensor; "cpu" for objects without __dlpack_device__."""
     ask = getattr(tensor, "__dlpack_device__", None)
     if ask is None:
         return "cpu"
@@ -36,7 +36,7 @@ def device_of(tensor: Any) -> str:
 
 
 class DistributedBackendOptions:
-    """The argument that a registered backend's creator gets with the extended API."""
+    """The argument of a registered backend's creator that uses the extended API."""
 
     def __init__(self) -> None:
         self.store: _core.Store | None = None
@@ -51,7 +51,7 @@ class DistributedBackendOptions:
 
 
 def _if_all_backends(name: str) -> Any:
-    """A property that is true if the same property of every backend is true, and there is a backend."""
+    """Create a property that is True if all backends have it true, and there is a backend."""
 
     def is_true(pg: ProcessGroup) -> bool:
         backends = pg._distinct_backends()
@@ -61,7 +61,7 @@ def _if_all_backends(name: str) -> Any:
 
 
 def _of_every_backend(name: str) -> Any:
-    """A method that calls the same method of every backend."""
+    """Create a method that calls every backend's method of this name."""
 
     def call(pg: ProcessGroup, *args: Any, **named: Any) -> None:
         for backend in pg._distinct_backends():
@@ -71,7 +71,7 @@ def _of_every_backend(name: str) -> Any:
 
 
 def _of_one_backend(name: str) -> Any:
-    """A method that calls the same method of the only backend, or of the CPU's if there are several."""
+    """Create a method that calls the only backend's method, or the CPU's of several backends."""
 
     def call(pg: ProcessGroup, *args: Any, **named: Any) -> Any:
         return getattr(pg._backend_for(name, ()), name)(*args, **named)
@@ -80,17 +80,17 @@ def _of_one_backend(name: str) -> Any:
 
 
 def _like_backends(name: str, call: Any) -> Any:
-    """`call`, with the name, signature and documentation of Backend's method."""
+    """Return `call` with the name, signature and documentation of Backend's method."""
     functools.update_wrapper(call, getattr(Backend, name))
     call.__module__, call.__qualname__ = __name__, f"ProcessGroup.{name}"
     return call
 
 
 class ProcessGroup(Member):
-    """A set of ranks, with a backend for each type of device. init_process_group and new_group make them.
+    """A set of ranks, with a backend per device type. init_process_group and new_group create them.
 
-    The methods are c10d's low-level calls. They take group ranks, and lists of tensors with options (or the flat forms), and
-    return a Work that has to be waited for. A subclass that overrides them runs them itself.
+    The methods are c10d's low-level calls. They take group ranks, and lists of tensors with options
+    or the flat forms, and return a Work that must be waited for. Subclasses may override them.
     """
 
     BackendType = BackendType
@@ -98,7 +98,7 @@ class ProcessGroup(Member):
 
     bound_device_id: Any = None
     use_pg_for_symm_mem_rendezvous = False
-    """Taken, and of no effect: symmetric memory meets by the group anyway."""
+    """No effect: symmetric memory always uses the group for its rendezvous."""
 
     supports_splitting = _if_all_backends("supports_splitting")
     supports_coalescing = _if_all_backends("supports_coalescing")
@@ -109,7 +109,7 @@ class ProcessGroup(Member):
     supports_window = _if_all_backends("supports_window")
     supports_abort_hooks = _if_all_backends("supports_abort_hooks")
     supports_completion_hooks = True
-    """With any backend: the group calls the hooks unless the backend does."""
+    """True with any backend: the group calls the hooks unless the backend does."""
 
     def __init__(self, *args: Any) -> None:
         """ProcessGroup(store, rank, size), or ProcessGroup(rank, size) without a store."""
@@ -128,10 +128,10 @@ class ProcessGroup(Member):
         self._hooks: Hooks | None = None
         self._shutdown_calls: list[Callable[[], object]] = []
 
-    # ---- who it is
+    # ---- identity
 
     def getBackendName(self) -> str:
-        """The name of its first backend; "custom" for one that is not c10d's own, whose name get_backend() has."""
+        """Return the first backend's name; "custom" for a third-party one (see get_backend())."""
         for kind, backend in self._backends.items():
             return "custom" if self._backend_types[kind] == BackendType.CUSTOM else backend.name()
         return "undefined"
@@ -163,19 +163,19 @@ class ProcessGroup(Member):
         self._desc = desc
 
     def get_group_store(self) -> Any:
-        """The store in which its ranks met, with the group's own prefix."""
+        """Return the store of the group's rendezvous, with the group's own prefix."""
         return self._store
 
     def _id(self) -> int:
         return id(self)
 
     def boxed(self) -> ProcessGroup:
-        """The group as an argument of compiled functions, which takes no box here."""
+        """Return the group as an argument for compiled functions; dldist needs no box."""
         return self
 
     @staticmethod
     def unbox(boxed: ProcessGroup) -> ProcessGroup:
-        """The group of boxed()."""
+        """Return the group of boxed()."""
         if not isinstance(boxed, ProcessGroup):
             raise RuntimeError(f"unbox(): {type(boxed).__name__} is not what boxed() of a ProcessGroup gives")
         return boxed
@@ -186,7 +186,7 @@ class ProcessGroup(Member):
     # ---- backends
 
     def _register_backend(self, device: Any, backend_type: Any, backend: Any = None) -> None:
-        """Make this backend serve a type of device."""
+        """Set the backend of a device type."""
         kind = device_type_of(device)
         self._backend_types[kind] = backend_type
         if backend is not None:
@@ -194,7 +194,7 @@ class ProcessGroup(Member):
         self._choose_operations()
 
     def _get_backend(self, device: Any) -> Any:
-        """The backend that serves this device."""
+        """Return the backend that serves this device."""
         kind = device_type_of(device)
         backend = self._backends.get(kind)
         if backend is None:
@@ -209,7 +209,7 @@ class ProcessGroup(Member):
         return self._backends.get(kind)
 
     def _distinct_backends(self, kinds: list[str] | None = None) -> list[Any]:
-        """The backends of all types of device, or of some."""
+        """List the backends of all device types, or of some, each once."""
         backends = self._backends.values() if kinds is None else map(self._get_backend, kinds)
         return list({id(backend): backend for backend in backends}.values())
 
@@ -228,10 +228,11 @@ class ProcessGroup(Member):
 
     @property
     def operations(self) -> Any:
-        """The object that runs its operations, with methods like those of dldist.Group.
+        """The object that runs the operations, with methods like dldist.Group's.
 
-        If nothing else has to be done for a call, this is the CPU's World itself, together with the NcclGroup if there is one. So
-        nothing stands between a call and the extension. Else it is a Dispatcher, or BackendCalls if a subclass overrides calls.
+        If dldist's own groups serve all devices without hooks, this is the World itself, linked to
+        the NcclGroup if any; else a Dispatcher, or BackendCalls for a subclass that overrides
+        calls.
         """
         if self._operations is None:
             is_plain = type(self) is ProcessGroup
@@ -241,7 +242,7 @@ class ProcessGroup(Member):
     _operations: Any = None
 
     def _group_of_all(self) -> Any:
-        """The group that serves all devices, or None if that takes more than a group."""
+        """Return the group that serves all devices, or None if a Dispatcher is needed."""
         if self._hooks or not self._backends.keys() <= {"cpu", "cuda", "xpu"}:
             return None
         groups: list[Any] = [getattr(backend, "group", None) for backend in self._distinct_backends()]
@@ -255,7 +256,7 @@ class ProcessGroup(Member):
         return of_cpu if is_pair or len(groups) == 1 else None
 
     def _choose_operations(self) -> None:
-        """Choose `operations` anew, because something that they depend on has changed."""
+        """Choose `operations` again, after a change of backends or hooks."""
         self._operations = None
         if registry._world.default_pg is self:
             registry._world.default_pg = self
@@ -279,7 +280,7 @@ class ProcessGroup(Member):
         return self._backend_serving(_first_tensor(arguments), method)
 
     def _backend_serving(self, tensor: Any, method: str = "call") -> Any:
-        """The backend for a tensor's device. Without a tensor, it is the CPU's backend if there is one."""
+        """Return the backend for a tensor's device; without a tensor, the CPU's if there is one."""
         backends = self._distinct_backends()
         if not backends:
             raise RuntimeError(f"{type(self).__name__} {self.group_name!r} has no backend, nor a {method} of its own")
@@ -297,8 +298,10 @@ class ProcessGroup(Member):
         return self._hooks
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], object]) -> None:
-        """Have hook(PreHookArgs) called before every operation. If it raises, the caller gets the error. It replaces a hook of this
-        id."""
+        """Register a hook to call with PreHookArgs before every operation, replacing hook_id.
+
+        If it raises, the operation does not start, and the caller gets the error.
+        """
         self._ensure_hooks().register_pre(hook_id, hook)
         self._choose_operations()
 
@@ -307,7 +310,7 @@ class ProcessGroup(Member):
         self._choose_operations()
 
     def register_post_hook(self, hook_id: int, hook: Callable[[PostHookArgs], object]) -> None:
-        """Have hook(PostHookArgs) called after every operation has started."""
+        """Register a hook to call with PostHookArgs after every operation has started."""
         self._ensure_hooks().register_post(hook_id, hook)
         self._choose_operations()
 
@@ -316,9 +319,9 @@ class ProcessGroup(Member):
         self._choose_operations()
 
     def register_completion_hook(self, hook_id: int, hook: Callable[[CompletionHookArgs], object]) -> None:
-        """Have hook(CompletionHookArgs) called once for each later operation that completes successfully. It replaces a hook of this id.
+        """Register a hook to call with CompletionHookArgs for each later operation that succeeds.
 
-        It runs on the thread that notices the completion, and an error that it raises goes to sys.unraisablehook.
+        It runs on the thread that notices the completion; its errors go to sys.unraisablehook.
         """
         backend = self._backend_with_completion_hooks()
         if backend is not None:
@@ -328,7 +331,7 @@ class ProcessGroup(Member):
         self._choose_operations()
 
     def unregister_completion_hook(self, hook_id: int) -> None:
-        """Stop calling a completion hook. Does nothing if there is none of this id."""
+        """Remove a completion hook. Does nothing if the id is unknown."""
         backend = self._backend_with_completion_hooks()
         if backend is not None:
             backend.unregister_completion_hook(hook_id)
@@ -337,7 +340,7 @@ class ProcessGroup(Member):
         self._choose_operations()
 
     def _backend_with_completion_hooks(self) -> Any:
-        """The backend that calls completion hooks for all operations. None if the group has to call them."""
+        """Return the backend that calls completion hooks itself, or None if the group must."""
         backends = self._distinct_backends()
         return backends[0] if len(backends) == 1 and backends[0].supports_completion_hooks else None
 
@@ -347,37 +350,37 @@ class ProcessGroup(Member):
     def _has_hooks(self) -> bool:
         return bool(self._hooks)
 
-    # ---- life
+    # ---- lifecycle
 
     def get_timeout(self) -> timedelta:
-        """The default time-out of operations."""
+        """Return the default timeout of operations."""
         for backend in self._distinct_backends():
             try:
                 timeout: timedelta = backend.options._timeout
                 return timeout
             except (RuntimeError, AttributeError):
-                pass  # a backend need not have options
+                pass  # backends need not have options
         return default_timeout("undefined")
 
     set_timeout = _of_every_backend("set_timeout")
     _add_ephemeral_timeout = _of_every_backend("_add_ephemeral_timeout")
 
     def shutdown(self) -> None:
-        """End the group cleanly: notify the other ranks, and wait for completion hooks."""
+        """Shut the group down cleanly: notify the other ranks, and wait for completion hooks."""
         calls = [backend.shutdown for backend in self._distinct_backends()]
         call_all([*calls, self._wait_for_completion_hooks, *self._take_shutdown_calls()])
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """End the group and its unfinished operations at once. The other ranks are told the reason."""
+        """End the group and unfinished operations with errors; other ranks receive the reason."""
         calls = [_abort_of(backend, reason) for backend in self._distinct_backends()]
         call_all([*calls, *self._take_shutdown_calls()])
 
     def revoke(self) -> None:
-        """End unfinished operations with errors that say so; the group is there for making others."""
+        """End unfinished operations with errors; the group can still create other groups."""
         call_all([backend.revoke for backend in self._distinct_backends()])
 
     def _on_shutdown(self, call: Callable[[], object]) -> None:
-        """Have `call` called when this group ends."""
+        """Register a function to call when the group ends."""
         self._shutdown_calls.append(call)
 
     def _take_shutdown_calls(self) -> list[Callable[[], object]]:
@@ -394,21 +397,21 @@ class ProcessGroup(Member):
         return self._end_coalescing_of(self._get_backend(device_type))
 
     def _end_coalescing_of(self, backend: Any) -> Any:
-        """The work of all calls since the backend's _start_coalescing(). It is one operation for completion hooks."""
+        """End the backend's coalescing and return the work, one operation for completion hooks."""
         hooks = self._hooks
         return backend._end_coalescing() if not hooks else hooks.start_coalesced(backend._end_coalescing)
 
     def _register_on_completion_hook(self, hook: Callable[[WorkInfo], object]) -> None:
-        """Have hook(WorkInfo) called whenever a later operation has ended well. There is one hook, which cannot be taken back."""
+        """Register a permanent hook, the only one, to call with WorkInfo after each success."""
         for backend in self._distinct_backends():
             if type(backend)._register_on_completion_hook is not Backend._register_on_completion_hook:
-                backend._register_on_completion_hook(hook)  # one of another package, which has its own way
+                backend._register_on_completion_hook(hook)  # a third-party backend
                 return
         self._ensure_hooks().ensure_completion().register_on_work_info(hook)
         self._choose_operations()
 
     def _wait_for_pending_works(self) -> None:
-        """Wait until this rank's operations have ended, and completion hooks have returned. The other ranks need not call this."""
+        """Wait until this rank's operations have ended and completion hooks have returned."""
         for backend in self._distinct_backends():
             backend._wait_for_pending_works()
         self._wait_for_completion_hooks()
@@ -422,7 +425,7 @@ class ProcessGroup(Member):
 
     @property
     def options(self) -> Any:
-        """The options of its backend."""
+        """The backend's options."""
         return self._backend_for("options", ()).options
 
     # ---- other members
@@ -436,9 +439,9 @@ class ProcessGroup(Member):
         group_desc: str | None = None,
         device_types: list[str] | None = None,
     ) -> ProcessGroup | None:
-        """A group of some ranks, in this order; the other ranks get None. The caller has to end the group.
+        """Create a group of some ranks, in this order. The caller must end it. Others get None.
 
-        Only those ranks need to call this, unless NCCL is among the backends: all ranks take part in splitting its communicators.
+        If NCCL is a backend, all ranks must call this, to split its communicators; else only these.
         """
         ranks = read_ranks(ranks, self.size())
         if not ranks or len(set(ranks)) != len(ranks) or not all(rank in range(self.size()) for rank in ranks):
@@ -446,7 +449,7 @@ class ProcessGroup(Member):
         kinds = self._device_types if device_types is None else device_types
         if self.rank() not in ranks:
             for backend in self._distinct_backends(kinds):
-                backend.split(self._store, ranks, opts)  # takes part if all ranks have to
+                backend.split(self._store, ranks, opts)  # takes part if the backend needs all ranks
             return None
 
         def split(backend: Any, name: str) -> Any:
@@ -462,10 +465,10 @@ class ProcessGroup(Member):
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> ProcessGroup:
-        """A group of `size` ranks: those of this group, and those of other groups that call this with the same store.
+        """Create a group of `size` ranks, from all groups that call this with the same store.
 
-        All ranks of each group call it. The ranks of one group get consecutive ranks in the new one. The caller has to end the
-        new group.
+        All ranks of each group call it; they get consecutive ranks in the new group. The caller
+        must end the new group.
         """
         first = bytearray(8)
         if self.rank() == 0:
@@ -484,7 +487,7 @@ class ProcessGroup(Member):
     def _made_from(
         self, make: Callable[[Any, str], Any], kinds: list[str], rank: int, size: int, what: str, name: str | None, desc: str | None
     ) -> ProcessGroup:
-        """A group that has, for these types of device, the backends that `make` makes from those of this one and its name."""
+        """Create a group with the backends that `make` creates from this group's of these kinds."""
         pg = ProcessGroup(rank, size) if self._store is None else ProcessGroup(self._store, rank, size)
         pg._set_group_name(f"{self.group_name}:{what}" if name is None else name)
         pg._set_group_desc(f"{self.group_desc}:{what}" if desc is None else desc)
@@ -506,7 +509,7 @@ class ProcessGroup(Member):
         *,
         opts: ReconfigureOptions | None = None,
     ) -> Any:
-        """Become a group of the processes with these handles: see ProcessGroupGloo. It also takes ReconfigureOptions."""
+        """Change the members: see ProcessGroupGloo. The arguments can be ReconfigureOptions."""
         if isinstance(uuid, ReconfigureOptions):
             opts = uuid
         if opts is None:
@@ -529,7 +532,7 @@ class ProcessGroup(Member):
     # ---- memory, windows
 
     def new_window(self, tensor: Any = None) -> Any:
-        """A dldist.Window: memory of each rank that the other ranks write into. All ranks call it, with a tensor or without."""
+        """Create a dldist.Window, memory that other ranks can write. All ranks call it."""
         return self._perform("new_window", tensor)
 
     @property
@@ -551,11 +554,11 @@ class ProcessGroup(Member):
 
 
 for _name, _type in BackendType.__members__.items():
-    setattr(ProcessGroup, _name, _type)  # as pybind11 repeats the members of an enum on the class around it
+    setattr(ProcessGroup, _name, _type)  # as pybind11 does for an enum in a class
 
 
 def _options_for(backend: Any, opts: Any, timeout: timedelta | None, group_name: str) -> Any:
-    """Options for a backend that is made from another: the given ones, or the other's own with another time-out."""
+    """Return options for a backend created from another: the given ones, or like the other's."""
     if opts is None:
         opts = BackendOptions(backend.name(), backend.options._timeout if timeout is None else timeout)
         opts.group_name = group_name
@@ -565,7 +568,7 @@ def _options_for(backend: Any, opts: Any, timeout: timedelta | None, group_name:
 
 
 def abort_with_reason(pg: ProcessGroup, reason: str) -> None:
-    """Abort a group of any kind. If it overrides abort(), that is c10d's method, which takes no reason."""
+    """Abort any group. Overrides of abort() are c10d's method, which takes no reason."""
     if type(pg).abort is ProcessGroup.abort:
         pg.abort(reason)
     else:
@@ -573,7 +576,7 @@ def abort_with_reason(pg: ProcessGroup, reason: str) -> None:
 
 
 def _abort_of(backend: Any, reason: str) -> Callable[[], object]:
-    """The function that aborts a backend. Only our own backends can be given a reason."""
+    """Return a function that aborts a backend, with the reason for dldist's own backends."""
 
     def abort() -> None:
         group = getattr(getattr(backend, "wrapped_pg", backend), "group", None)
@@ -585,7 +588,7 @@ def _abort_of(backend: Any, reason: str) -> Callable[[], object]:
 
 
 def _first_tensor(arguments: tuple[Any, ...]) -> Any:
-    """The first tensor among the arguments of a call. Tensors, lists of them and lists of lists come before other arguments."""
+    """Return the first tensor in a call's arguments; tensors precede all other arguments."""
     for argument in arguments:
         first = first_of(argument)
         if first is not None and not isinstance(first, (_Options, int)):

@@ -1,4 +1,4 @@
-"""The state of the module-level calls: the default world and the groups made from it. There is no other global state."""
+"""The state of module-level calls: the default world, and its groups. No other state is global."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dldist._backends.process_group import ProcessGroup
 
 GroupName = str
-"""What c10d calls the name of a group."""
+"""c10d's type for the name of a group."""
 
 NON_GROUP_MEMBER = -100
 
@@ -24,38 +24,38 @@ _are_threads_isolated = False
 
 
 def set_thread_isolation_mode(enable: bool) -> None:
-    """Have every thread find the groups alone, by their names, that it has made: for tests whose ranks are threads."""
+    """Isolate the named groups of each thread, for tests whose ranks are threads."""
     global _are_threads_isolated
     _are_threads_isolated = bool(enable)
 
 
 def hash_of_ranks(ranks: Sequence[int], count: int) -> str:
-    """A name for the group of these ranks of which there are `count` already."""
+    """Return a name for the group of these ranks, of which `count` exist already."""
     from hashlib import sha1
 
     return sha1("_".join(map(str, [*ranks, count])).encode(), usedforsecurity=False).hexdigest()
 
 
 class Registry:
-    """The default world, and every group that was made from it: c10d's `_world`.
+    """The default world and every group made from it: c10d's `_world`, with its attributes.
 
-    The attributes are c10d's. A group is a key of `pg_map` until it is destroyed.
+    A group is a key of `pg_map` until it is destroyed.
     """
 
     def __init__(self) -> None:
         self._default_pg: ProcessGroup | None = None
         self.operations: Any = None
-        """The calls of the default world. Module-level calls go straight to them."""
+        """The default world's operations, which module-level calls use directly."""
         self._names: dict[str, ProcessGroup] = {}
         self._of_thread = _local()
         self._lock = allocate_lock()
         self.forget_all()
 
     def forget_all(self) -> None:
-        """Return to the state before any initialisation."""
+        """Return to the state before initialisation."""
         self.default_pg = None
         self.init_method: str | None = None
-        """What init_process_group was given."""
+        """The init_method that was passed to init_process_group."""
         self.pg_map: dict[ProcessGroup, tuple[str, Any]] = {}
         self.pg_names: dict[ProcessGroup, str] = {}
         self.pg_group_ranks: dict[ProcessGroup, dict[int, int]] = {}
@@ -64,13 +64,13 @@ class Registry:
         self.tags_to_pg: dict[str, list[ProcessGroup]] = {}
         self._by_name.clear()
         self.coalescing: dict[Any, Callable[[], list[Any]]] = {}
-        """The groups inside of a _coalescing_manager, and a function for each that lists its calls so far."""
+        """Groups in a _coalescing_manager, each with a function that lists its recorded calls."""
         self.group_count = 0
-        """The number of groups that this process has made or tried to make."""
+        """Number of groups that this process has created or tried to create."""
         self.shared_count = 0
-        """The number of them that all ranks know of."""
+        """Number of these groups that all ranks know of."""
         self.own_counts: dict[tuple[int, ...], int] = {}
-        """The number of the others, for each list of ranks."""
+        """Number of the other groups, by list of ranks."""
 
     @property
     def default_pg(self) -> ProcessGroup | None:
@@ -85,30 +85,26 @@ class Registry:
         if compiled is not None:
             compiled.follow_default_world(self.operations)
 
-    # ---- the names of future groups
-
     def count_group(self) -> None:
-        """Count a group that this process is no member of, and that takes no name."""
+        """Count a group that this process is not a member of and that uses no name."""
         with self._lock:
             self.group_count += 1
 
     def next_name(self) -> str:
-        """The name of the next group that all ranks make, or at least count. They all do so in the same order."""
+        """Return the next name of a group that all ranks create, or count, in the same order."""
         with self._lock:
             self.group_count += 1
             self.shared_count += 1
             return str(self.shared_count - 1)
 
     def next_name_of(self, ranks: Sequence[int]) -> str:
-        """The name of the next group that only its members make. They need not agree with other ranks on anything."""
+        """Return the next name of a group that its members create without other ranks."""
         key = tuple(ranks)
         with self._lock:
             self.group_count += 1
             count = self.own_counts.get(key, 0)
             self.own_counts[key] = count + 1
         return hash_of_ranks(ranks, count)
-
-    # ---- existing groups
 
     def add(
         self,
@@ -121,7 +117,7 @@ class Registry:
         ranks: list[int],
         tag: str | None,
     ) -> None:
-        """Enter a group that has been made; `ranks` are its global ranks, in the order of the group's."""
+        """Add a new group; `ranks` has its global ranks in group order."""
         self.name_group(name, group)  # raises if the name is taken
         self.pg_map[group] = (backend, store)
         self.pg_names[group] = name
@@ -136,7 +132,7 @@ class Registry:
         self.pg_to_tag[group] = tag
 
     def forget(self, group: ProcessGroup) -> None:
-        """Remove a group that is being destroyed. If two threads destroy it, one of them gets the error."""
+        """Remove a group that is being destroyed. ValueError if another thread has removed it."""
         if self.pg_map.pop(group, None) is None:
             raise ValueError("Invalid process group specified")
         self.unname_group(self.pg_names[group])
@@ -148,37 +144,35 @@ class Registry:
             del of_group[group]
 
     def newest_first(self) -> list[ProcessGroup]:
-        """All groups in the order in which they are ended: the default group comes last."""
-        return list(self.pg_names)[::-1]  # list() copies the dict in one step; reversed() would fail if a thread added a group
-
-    # ---- by name
+        """List all groups in the order to end them: newest first, the default group last."""
+        return list(self.pg_names)[::-1]  # list() copies in one step: other threads may add groups
 
     @property
     def _by_name(self) -> dict[str, ProcessGroup]:
-        """The groups by name; where threads are isolated, this thread's own."""
+        """The groups by name; only this thread's if threads are isolated."""
         return vars(self._of_thread).setdefault("names", {}) if _are_threads_isolated else self._names
 
     def name_group(self, name: str, pg: ProcessGroup) -> None:
-        """Have resolve() find a group by this name."""
+        """Register a group under a name for resolve()."""
         with self._lock:
             if name in self._by_name:
                 raise RuntimeError(f"A process group is already registered under the name {name!r}")
             self._by_name[name] = pg
 
     def unname_group(self, name: str) -> None:
-        """Forget a name; one that is not known is fine."""
+        """Remove a name. Does nothing if it is unknown."""
         self._by_name.pop(name, None)
 
     def unname_all(self) -> None:
-        """Forget all names."""
+        """Remove all names."""
         self._by_name.clear()
 
     def is_named(self, name: str) -> bool:
-        """Whether there is a group of this name."""
+        """Return True if a group has this name."""
         return name in self._by_name
 
     def resolve(self, name: str) -> ProcessGroup:
-        """The group of this name."""
+        """Return the group of this name."""
         group = self._by_name.get(name)
         if group is None:
             raise RuntimeError(f"Could not resolve the process group registered under the name {name!r}")
@@ -186,7 +180,7 @@ class Registry:
 
     @property
     def pg_coalesce_state(self) -> dict[Any, list[Any]]:
-        """The groups inside of a _coalescing_manager, and which calls have been noted of each."""
+        """The groups in a _coalescing_manager, with their recorded calls."""
         return {group: noted_calls() for group, noted_calls in self.coalescing.items()}
 
     @property
@@ -201,7 +195,7 @@ class Registry:
             "pg_name": self.pg_names[group],
             "pg_desc": group.group_desc,
             "backend_config": self.pg_backend_config[group],
-            # Like c10d, leave out the ranks if they are all ranks.
+            # Like c10d, leave the ranks out if they are all of the world's.
             "ranks": ranks if len(ranks) != total else [],
             "group_size": len(ranks),
             "group_count": self.group_count,
@@ -212,7 +206,7 @@ _world = Registry()
 
 
 class _HasWorld(type):
-    """Gives a class the attribute WORLD, which is always the current default group."""
+    """A metaclass for the attribute WORLD, the current default group."""
 
     @property
     def WORLD(cls) -> ProcessGroup | None:
@@ -224,17 +218,17 @@ class _HasWorld(type):
 
 
 class group(metaclass=_HasWorld):
-    """group.WORLD is the default group, None before init_process_group."""
+    """group.WORLD is the default group, or None before init_process_group."""
 
 
 class GroupMember(metaclass=_HasWorld):
-    """GroupMember.WORLD is the default group. NON_GROUP_MEMBER is what new_group returns on ranks that are not in the group."""
+    """WORLD is the default group. new_group returns NON_GROUP_MEMBER to non-members."""
 
     NON_GROUP_MEMBER = NON_GROUP_MEMBER
 
 
 def default_group() -> ProcessGroup:
-    """The default group. Raises ValueError before init_process_group."""
+    """Return the default group. Raises ValueError before init_process_group."""
     pg = _world.default_pg
     if pg is None:
         raise ValueError(NOT_INITIALIZED)
@@ -242,9 +236,9 @@ def default_group() -> ProcessGroup:
 
 
 def operations(group: Any = None) -> Any:
-    """The object that runs the operations of a group, with methods like those of dldist.Group, and with group ranks.
+    """Return the object that runs a group's operations, like dldist.Group's and with group ranks.
 
-    `group` is a group or a backend of c10d, a dldist.Group, which is returned itself, or None for the default world.
+    `group` is a c10d group or backend, a dldist.Group (returned itself), or None (the default).
     """
     if group is None:
         calls = _world.operations
@@ -253,7 +247,7 @@ def operations(group: Any = None) -> Any:
         return calls
     if isinstance(group, _core.Group):
         return group
-    calls = getattr(group, "operations", None) or getattr(group, "_operations", None)  # the latter of a backend
+    calls = getattr(group, "operations", None) or getattr(group, "_operations", None)  # a backend
     if calls is None:
         if type(group) is int and group == NON_GROUP_MEMBER:
             raise ValueError("Invalid process group specified: this process is not a member of the group")

@@ -1,7 +1,7 @@
-"""All-reduce of sparse tensors: the sum of what all ranks have, in which no element is there twice.
+"""All-reduce of sparse tensors: the sum over all ranks, coalesced.
 
-They are torch's COO tensors, and the matrices and arrays of SciPy in the formats COO, CSR and CSC. They are changed in place, as
-dense ones are: other objects with fewer or more elements can be put into them.
+Supports torch's COO tensors, and SciPy's matrices and arrays in the formats COO, CSR and CSC. They
+are changed in place, and may get more or fewer elements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dldist._base.works import done_work
 
 
 class _OfTorch:
-    """A COO tensor, taken apart: the place of each element as a row of indices, and its value."""
+    """A COO tensor as `places`, a row of indices for each element, and `values`."""
 
     def __init__(self, tensor: Any) -> None:
         own = tensor.detach().coalesce()
@@ -27,14 +27,14 @@ class _OfTorch:
         self.values = own.values().contiguous()
 
     def add(self, other: _OfTorch) -> None:
-        """Have the elements of another, too."""
+        """Append the elements of another tensor."""
         import torch
 
         self.places = torch.cat([self.places, other.places])
         self.values = torch.cat([self.values, other.values])
 
     def put(self, places: list[Any], values: list[Any]) -> None:
-        """Be the tensor of these elements."""
+        """Replace the tensor's elements with these, summing duplicates."""
         import torch
 
         indices = torch.cat(places).t()
@@ -44,7 +44,7 @@ class _OfTorch:
 
 
 class _OfScipy:
-    """A matrix or an array of SciPy, taken apart in the same way."""
+    """A SciPy matrix or array as `places` and `values`, like _OfTorch."""
 
     def __init__(self, matrix: Any) -> None:
         import numpy
@@ -77,7 +77,7 @@ _OF_SCIPY = ("coo", "csr", "csc")
 
 
 def layout_of(tensor: Any) -> str | None:
-    """Of a sparse tensor: torch's name of its layout, or SciPy's of its format. None of what is dense."""
+    """Return a sparse tensor's layout (torch) or format (SciPy), or None for a dense tensor."""
     torch, scipy = sys.modules.get("torch"), sys.modules.get("scipy.sparse")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return None if tensor.layout is torch.strided else str(tensor.layout)
@@ -85,7 +85,7 @@ def layout_of(tensor: Any) -> str | None:
 
 
 def _taken_apart(tensor: Any) -> _OfTorch | _OfScipy | None:
-    """None of what is not sparse."""
+    """Return a sparse tensor's elements, or None for a dense tensor."""
     layout = layout_of(tensor)
     if layout is None or layout == "torch.sparse_coo":
         return None if layout is None else _OfTorch(tensor)
@@ -99,8 +99,8 @@ def _taken_apart(tensor: Any) -> _OfTorch | _OfScipy | None:
 
 
 def all_reduce(calls: Any, tensors: Any, op: Any, timeout: Any, is_async: bool, refusal: Exception) -> Any:
-    """Reduce sparse tensors of this rank to one sum, in place; raises the refusal of what is dense. It waits for the other ranks in
-    any case: the work of an asynchronous call is done."""
+    """Sum all sparse tensors of all ranks, in place; raise `refusal` if one is dense. This always
+    waits for the other ranks: the work of an asynchronous call is already done."""
     parts: list[Any] = [_taken_apart(tensor) for tensor in tensors]
     if None in parts:
         raise refusal
@@ -119,7 +119,7 @@ def all_reduce(calls: Any, tensors: Any, op: Any, timeout: Any, is_async: bool, 
 
 
 def _agree(calls: Any, own: _OfTorch | _OfScipy, timeout: Any) -> list[int]:
-    """How many elements each rank has; raises unless the shapes of all are the same."""
+    """Return each rank's number of elements. Raises ValueError if shapes differ."""
     rows = _all_rows(calls, [own.sparse_dim, len(own.shape) - own.sparse_dim, len(own.values)], timeout)
     for sparse_dim, dense_dim, _ in rows:
         if sparse_dim != own.sparse_dim:
@@ -138,7 +138,7 @@ def _all_rows(calls: Any, row: list[int], timeout: Any) -> list[list[int]]:
 
 
 def _gather(calls: Any, part: Any, counts: list[int], timeout: Any) -> list[Any]:
-    """Of all ranks, each with as many elements as it has."""
+    """Gather one part of all ranks; `counts` has each rank's number of elements."""
     family = family_of(part, "all_reduce")
     rooms = [family.empty_like(part, (count, *part.shape[1:])) for count in counts]
     calls.all_gather(rooms, part, timeout=timeout)

@@ -1,4 +1,4 @@
-"""Backends over a World: how one is made, split, merged and ended."""
+"""Backends over a World: create, split, merge and shut down."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from dldist.world import CLOSE_TIMEOUT_S, World
 
 
 class OverWorld(OverGroup):
-    """A backend whose `group` is a World. The subclass has the name, and options."""
+    """A backend whose `group` is a World. Subclasses add the name and options."""
 
     supports_window = True
 
     _name: str
-    """Of the backend."""
+    """The backend's name."""
     group: Any
-    """The World behind it; None before reconfigure()."""
+    """The World, or None before reconfigure()."""
 
     def _open(self, store: _core.Store, opts: Any) -> World | None:
         return self._join(store, self._rank, self._size, opts._timeout, self._name)
 
     @classmethod
     def _join(cls, store: _core.Store | None, rank: int, size: int, timeout: timedelta, label: str) -> World:
-        """The World of the ranks that meet in the store."""
+        """Create the World of the ranks that use this store."""
         if size == 1:
             store = _core.HashStore()
         return cls._furnish(World(store, rank, size, timeout=timeout, name=label))
 
     @classmethod
     def _split_off(cls, group: _core.Group, ranks: list[int], label: str | None, timeout: timedelta | None) -> World:
-        """A group of some ranks that can outlive `group`: each of c10d's groups ends only when it is destroyed itself."""
+        """Split off a group that can outlive `group`: c10d's groups end only when destroyed."""
         return cls._furnish(_core.Group.split(group, ranks, label, timeout))  # type: ignore[arg-type]
 
     @classmethod
     def _furnish(cls, group: World) -> World:
-        """The group with what the backend adds to it."""
+        """Add to a new group what the backend needs, and return it."""
         return group
 
     @classmethod
@@ -52,8 +52,7 @@ class OverWorld(OverGroup):
         source: tuple[_core.Group, list[int]] | None,
         ranks: list[int],
     ) -> Self:
-        """The backend for a group that is being made. It is split off from `source` if there is one; else the ranks meet in the
-        store."""
+        """Create a new group's backend: split off `source` if given, else through the store."""
         desc = pg.group_desc
         label = "default" if desc == "default_pg" else pg.group_name if desc in ("", "undefined") else desc
         if source is not None:
@@ -62,8 +61,6 @@ class OverWorld(OverGroup):
             group = cls._join(store, pg.rank(), pg.size(), timeout, label)
         group._describe(pg.group_name, desc, ranks)
         return cls._of(group, cls.Options()._for(timeout, ranks, pg.group_name))
-
-    # ---- the group
 
     def getBackendName(self) -> str:
         return self._name
@@ -75,10 +72,8 @@ class OverWorld(OverGroup):
     def new_window(self, tensor: Any = None) -> Window:
         return Window(self._require_group(), tensor)
 
-    # ---- other members
-
     def split(self, store: _core.Store | None, ranks: list[int], opts: Any = None) -> Self | None:
-        """The backend for some of the ranks. Only those need to call this."""
+        """Create a backend for some of the ranks. Only these need to call this."""
         group = self._require_group()
         ranks = read_ranks(ranks, self._size)
         if self._rank not in ranks and len(ranks) <= self._size:
@@ -88,7 +83,7 @@ class OverWorld(OverGroup):
         return self._of(part, self.Options()._for(part.timeout, ranks, name))
 
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> Self:
-        """A backend for these ranks and more. All of them meet in `store`."""
+        """Create a backend of these and other ranks, which all use `store`."""
         return type(self)(store, rank, size, self.options._timeout if opts is None else opts._timeout)
 
 
@@ -96,11 +91,11 @@ def close(group: World, timeout_s: float) -> None:
     try:
         group.close(timeout_s)
     except _core.DistTimeoutError:
-        pass  # waiters for unfinished works get the error
+        pass  # the unfinished works' waiters get the error
 
 
 def group_behind(pg: ProcessGroup) -> World | None:
-    """The World behind a process group, or None if its backend for the CPU is not ours."""
+    """Return a process group's World, or None if its CPU backend is not dldist's."""
     backend = pg._backend_of_device("cpu")
     backend = getattr(backend, "wrapped_pg", backend)
     return backend.group if isinstance(backend, OverWorld) else None

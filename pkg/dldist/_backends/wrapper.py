@@ -1,4 +1,4 @@
-"""_ProcessGroupWrapper, which the debug level DETAIL uses to compare every collective of all ranks before it runs."""
+"""_ProcessGroupWrapper: compares every collective of all ranks before it runs (level DETAIL)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _DTYPES = {
     "complex128": "ComplexDouble",
 }
 
-_FIELD_LIMIT = 4096  # characters; a longer field is cut, and its hash tells it apart
-_MESSAGE_LIMIT = 65536  # bytes; every fingerprint is smaller
+_FIELD_LIMIT = 4096  # characters; longer fields are cut, and a hash distinguishes them
+_MESSAGE_LIMIT = 65536  # bytes; more than any fingerprint has
 
 
 def _shortened(field: str) -> str:
@@ -44,7 +44,7 @@ def _shortened(field: str) -> str:
 
 
 class Fingerprint(NamedTuple):
-    """The properties of a collective that are compared. They are text, because they are only shown and compared."""
+    """The compared properties of a collective, as text: they are only compared and shown."""
 
     sequence: str
     op: str
@@ -57,7 +57,7 @@ class Fingerprint(NamedTuple):
         call = CALLS[method]
         op = str(OpType(call.operation.op_type).name)
         tensors = [argument for side, argument in zip(call.sides, arguments) if side.kind in ("one", "many")]
-        tensors = tensors[0] if tensors else []  # only these have to be alike on all ranks
+        tensors = tensors[0] if tensors else []  # the first side must be alike on all ranks
         described = [_describe(tensor) for tensor in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
         columns = (_shortened(", ".join(column)) for column in zip(*described, strict=True))
         return cls(str(sequence), op, *columns)
@@ -75,32 +75,34 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Fingerprint | None:
-        """The fingerprint that a peer has sent, or None if the bytes are not a fingerprint."""
+        """Decode a peer's fingerprint, or return None if the bytes are malformed."""
         fields = data.decode("utf-8", "backslashreplace").split("\n")
         return cls(*fields) if len(fields) == len(cls._fields) else None
 
     def differences(self, other: Fingerprint) -> str:
-        """Where they differ, with c10d's spacing."""
+        """Describe the fields that differ, with c10d's spacing."""
         names = ("Sequence number", "Op type", "Tensor Tensor shapes", "Tensor Tensor dtypes", "Tensor Tensor devices")
         differ = [f"\t {name}: {mine}vs {its}" for name, mine, its in zip(names, self, other, strict=True) if mine != its]
         return " ".join(differ)
 
 
 def _describe(tensor: Any) -> tuple[str, str, str]:
-    """A tensor's shape, dtype and device. If it is not a tensor, the backend will refuse it later."""
+    """Return a tensor's shape, dtype and device type. The backend later rejects non-tensors."""
     try:
         found = _core._describe_tensor(tensor, False)
     except (TypeError, ValueError, BufferError):
         return "[unknown]", type(tensor).__name__, "unknown"
-    # Compare only the type of the device: each rank has a device of its own.
+    # Only the device type: indices differ between ranks.
     return str(list(found["shape"])), _DTYPES.get(found["dtype"], found["dtype"]), found["device"].partition(":")[0]
 
 
 class _ProcessGroupWrapper(Backend):
-    """A backend whose collectives are compared before they run, through `gloo_backend`, another backend of the same ranks.
+    """A backend whose collectives are compared through `gloo_backend`, of the same ranks, before
+    they run.
 
-    The comparison is a monitored barrier, which names missing ranks, and then an exchange of fingerprints. Each rank that sees a
-    difference raises a DistMismatchError (a RuntimeError) for the first one. Messages between two ranks are not compared.
+    A monitored barrier, which names missing ranks, is followed by an exchange of fingerprints. Each
+    rank that finds a difference raises DistMismatchError (a RuntimeError) for the first one.
+    Point-to-point messages are not compared.
     """
 
     wrapped_pg: Any = None
@@ -142,7 +144,7 @@ class _ProcessGroupWrapper(Backend):
             raise _with_collective(error, mine) from error
 
     def _exchange(self, mine: Fingerprint, timeout: timedelta | None) -> list[Fingerprint]:
-        """The fingerprints of all ranks."""
+        """Gather the fingerprints of all ranks."""
         encoded = mine.encode()
         lengths = [int.from_bytes(length, "little") for length in self._all_gather(len(encoded).to_bytes(8, "little"), timeout)]
         longest = max(lengths)
@@ -190,8 +192,8 @@ class _ProcessGroupWrapper(Backend):
         call_all([self.wrapped_pg.abort, self._helper.abort])
 
     def __getattr__(self, name: str) -> Any:
-        """What only some backends have."""
-        if name in ("wrapped_pg", "group"):  # the group does not compare
+        """Forward attributes that only some backends have."""
+        if name in ("wrapped_pg", "group"):  # calls on the group would not be compared
             raise AttributeError(f"a backend that is compared has no {name!r} of its own")
         return getattr(self.wrapped_pg, name)
 
@@ -200,7 +202,7 @@ def _of_wrapped(name: str) -> Any:
     return property(lambda self: getattr(self.wrapped_pg, name))
 
 
-# Everything else is the wrapped backend's, too.
+# Forward all other attributes of Backend to the wrapped backend.
 _OWN = {"Options", "_operations", "_perform", "_unsupported", *vars(_ProcessGroupWrapper)}
 
 for _name in vars(Backend).keys() - _OWN:
@@ -209,7 +211,7 @@ for _name in vars(Backend).keys() - _OWN:
 
 
 def _with_collective(error: RuntimeError, mine: Fingerprint) -> RuntimeError:
-    """The same error, but its text also says what this rank was about to run."""
+    """Return an error like this one whose text also names the collective that this rank calls."""
     text = f"ProcessGroupWrapper: Monitored Barrier encountered error running collective: {mine}. Error: \n{error}"
     if not isinstance(error, _core.DistError):
         return RuntimeError(text)
