@@ -1,4 +1,4 @@
-"""NCCL without process groups: communicators of one process, streams, and facts about the library.
+"""NCCL without process groups: communicators of one process, streams, and library information.
 
 >>> from dldist import nccl                                    # doctest: +SKIP
 >>> with nccl.NcclComms([0, 1]) as comms:                      # doctest: +SKIP
@@ -40,19 +40,19 @@ __all__ = [
 
 
 def library_path() -> str:
-    """The path of the NCCL library that is loaded."""
+    """Return the path of the loaded NCCL library."""
     return str(library.info()["path"])
 
 
 def device_count() -> int:
-    """How many CUDA devices there are."""
+    """Return the number of CUDA devices."""
     count = library.info()["ndevices"]
     assert isinstance(count, int)
     return count
 
 
 class _OnThread:
-    """Within the block, `swap` has given this thread a value. Blocks may be nested."""
+    """Sets a value of this thread within the block. Blocks may be nested."""
 
     def __init__(self, swap: Callable[[Any], Any], value: Any) -> None:
         self._swap, self._value = swap, value
@@ -67,9 +67,10 @@ class _OnThread:
 
 
 class stream(_OnThread):
-    """Within the block, tensors that this thread passes count as used on this CUDA stream, whatever library they come from.
+    """Use this CUDA stream for all tensors that this thread passes within the block.
 
-    `stream` is an address, an object with __cuda_stream__, or a stream of torch or CuPy. Blocks may be nested.
+    `stream` is an address, an object with __cuda_stream__, or a stream of torch or CuPy. The
+    tensors may be of any library. Blocks may be nested.
 
     >>> with nccl.stream(my_stream):                           # doctest: +SKIP
     ...     dldist.all_reduce(tensor)
@@ -80,18 +81,20 @@ class stream(_OnThread):
 
 
 class coll_config(_OnThread):
-    """Within the block, the collectives that this thread calls have this configuration: NCCL's own fields (ncclCollConfig_t).
+    """Configure the collectives that this thread calls within the block (NCCL's ncclCollConfig_t).
 
-    The fields are min_ctas, max_ctas, nvls_ctas, cga_cluster_size, alg_selection, force_alg_selection, cta_policy, user_profiler_tag
-    and launch_completion_event (the address of a CUDA event, or one of torch or CuPy). What is not given is NCCL's choice. All ranks
-    give the same. An inner block takes the place of the outer one. It needs NCCL 2.31.2 or newer; messages have no configuration.
+    The fields are min_ctas, max_ctas, nvls_ctas, cga_cluster_size, alg_selection,
+    force_alg_selection, cta_policy, user_profiler_tag and launch_completion_event (the address of a
+    CUDA event, or an event of torch or CuPy). NCCL chooses the others. The fields must be the same
+    on all ranks. An inner block replaces the outer one's fields. Requires NCCL 2.31.2 or newer;
+    does not apply to messages.
 
     >>> with nccl.coll_config(max_ctas=4):                     # doctest: +SKIP
     ...     dldist.all_reduce(tensor)
     """
 
     def __init__(self, **fields: Any) -> None:
-        self._event = fields.get("launch_completion_event")  # it lives as long as NCCL may record it
+        self._event = fields.get("launch_completion_event")  # NCCL may record it later
         if self._event is not None:
             fields["launch_completion_event"] = _event_address(self._event)
         super().__init__(_core._swap_coll_config, _core._nccl_coll_config(fields))

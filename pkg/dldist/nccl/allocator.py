@@ -1,4 +1,4 @@
-"""Memory of ncclMemAlloc for the allocators of other libraries: their pools then have memory that NCCL can use without copies."""
+"""Memory of ncclMemAlloc for other libraries' memory pools, which NCCL can use without copies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from dldist import _core
 
 
 class Allocator:
-    """Allocates and frees memory of ncclMemAlloc (NCCL 2.19).
+    """Allocates and frees memory with ncclMemAlloc (NCCL 2.19).
 
     Attributes:
-        malloc_address: The address of `void *(size_t nbytes, int device, cudaStream_t)`, in C.
-        free_address: The address of `void (void *data, size_t nbytes, int device, cudaStream_t)`, in C.
+        malloc_address: The address of the C function `void *(size_t nbytes, int device,
+            cudaStream_t)`.
+        free_address: The address of the C function `void (void *data, size_t nbytes, int device,
+            cudaStream_t)`.
 
     Raises:
-        NotImplementedError: NCCL is older, or cannot be loaded.
+        NotImplementedError: NCCL is older than 2.19 or cannot be loaded.
 
     Example:
         >>> allocator = nccl.Allocator()                                   # doctest: +SKIP
@@ -27,7 +29,7 @@ class Allocator:
         self.malloc_address, self.free_address = _core._nccl_allocator()
 
     def malloc(self, nbytes: int, device: int) -> int:
-        """Allocate memory on a device. Returns its address; 0 for no bytes."""
+        """Allocate memory on a device and return its address; 0 for no bytes."""
         from ctypes import CFUNCTYPE, c_int, c_size_t, c_void_p
 
         if nbytes < 0:
@@ -38,20 +40,20 @@ class Allocator:
         return address or 0
 
     def free(self, address: int, device: int) -> None:
-        """Free memory of malloc. The device must be through with it."""
+        """Free memory of malloc(). The device must have finished using it."""
         from ctypes import CFUNCTYPE, c_int, c_size_t, c_void_p
 
         if address:
             CFUNCTYPE(None, c_void_p, c_size_t, c_int, c_void_p)(self.free_address)(address, 0, device, None)
 
     def torch(self) -> Any:
-        """PyTorch's allocator object, for torch.cuda.MemPool."""
+        """Return PyTorch's allocator object, for torch.cuda.MemPool."""
         import torch
 
         return torch._C._cuda_customAllocator(self.malloc_address, self.free_address)  # type: ignore[attr-defined]
 
     def cupy(self) -> Any:
-        """CuPy's function, for cupy.cuda.MemoryPool or cupy.cuda.set_allocator."""
+        """Return a function for cupy.cuda.MemoryPool or cupy.cuda.set_allocator."""
         import cupy  # type: ignore[import-not-found, unused-ignore]
 
         return cupy.cuda.PythonFunctionAllocator(self.malloc, self.free).malloc

@@ -1,4 +1,4 @@
-"""Futures for works on devices. Imported when first used."""
+"""Futures of device works. Imported when first used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dldist._base.options import WorkResult
 
 
 def result_future_of(work: Any) -> Future:
-    """A Future that tells how the work ends: its value is a WorkResult, even if the work fails."""
+    """Return a Future whose value is a WorkResult, even if the work fails."""
     future = Future()
 
     def tell() -> None:

@@ -1,4 +1,4 @@
-"""Finds and loads NCCL and the CUDA driver. It imports no third-party package: it finds wheels by their files."""
+"""Finds and loads NCCL and the CUDA driver. Wheels are found by file name, without an import."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import sys
 from typing import Any
 
 from dldist import _core
-from dldist._base import callback_thread, settings, wheels  # noqa: F401 - completions ends the core when the process ends
+from dldist._base import callback_thread, settings, wheels  # noqa: F401 - ends the core at exit
 
 _reason: Exception | None = None
 
 
 def candidates() -> list[str]:
-    """NCCL libraries from wheels: those in nvidia/nccl/lib in any folder that Python imports from."""
+    """List the NCCL libraries of wheels: nvidia/nccl/lib/ in the folders of sys.path."""
     return wheels.in_packages("nvidia", "nccl", "lib", "libnccl.so.2")
 
 
 def paths() -> tuple[str | None, str | None]:
-    """The paths of NCCL and of the CUDA driver that environment variables prescribe, if they do."""
+    """Return the paths of NCCL and the CUDA driver in the environment, each None if not set."""
     return settings.value("nccl_library") or None, settings.value("cuda_library") or None
 
 
 def load() -> None:
-    """Load both libraries, once per process. NotImplementedError says what was tried, and why that failed."""
+    """Load both libraries, once per process. A NotImplementedError lists the failed attempts."""
     try:
         _load()
     except NotImplementedError:
@@ -32,7 +32,7 @@ def load() -> None:
 
 
 def _load() -> None:
-    """The same, but the error is only about the first library that is missing."""
+    """Load both libraries; the error describes only the first missing library."""
     global _reason
     if _core._nccl_info() is not None:
         return
@@ -44,15 +44,16 @@ def _load() -> None:
         _reason = error
         raise
     _reason = None
-    # This runs before the package's other work at exit, because communicators use CUDA's threads and memory.
+    # Runs before the package's other exit handlers: communicators use CUDA's threads and memory.
     atexit.register(_core._shutdown_nccl)
 
 
 def _encryption() -> tuple[str | None, int]:
-    """The key of NCCL's connections, None if they are plain; and a number that differs between keys and gives none away.
+    """Return the key of NCCL's connections, None if they are plain, and a number that identifies
+    the key without revealing it.
 
-    Every process makes the key from the job's secret, and sends neither. A store without encryption could not carry a key. And the
-    key does not depend on the order in which a process makes its groups.
+    Every process derives the key from the job's secret, without sending either: a store without
+    encryption could not carry a key. The key does not depend on the order of a process's groups.
     """
     if not settings.value("nccl_encryption"):
         return None, 0
@@ -67,7 +68,7 @@ def _encryption() -> tuple[str | None, int]:
 
 
 def is_available() -> bool:
-    """Whether NCCL and the CUDA driver can be loaded, and there is a device. A failure is not retried."""
+    """Return True if NCCL, the CUDA driver and a device are available. A failure is not retried."""
     if _reason is None:
         try:
             _load()
@@ -77,7 +78,7 @@ def is_available() -> bool:
 
 
 def why_not() -> str | None:
-    """Every path that was tried, and why it failed. None if NCCL is available."""
+    """Describe the failed attempts to load NCCL, or return None if NCCL is available."""
     if is_available():
         return None
     reason = str(_reason)
@@ -86,7 +87,7 @@ def why_not() -> str | None:
 
 
 def info() -> dict[str, Any]:
-    """Paths and versions of both libraries, and how many devices there are."""
+    """Return both libraries' paths and versions, and the number of devices."""
     load()
     found = _core._nccl_info()
     assert found is not None
@@ -94,7 +95,7 @@ def info() -> dict[str, Any]:
 
 
 def version() -> tuple[int, int, int]:
-    """The version of the NCCL that is loaded, such as (2, 27, 3)."""
+    """Return the version of the loaded NCCL, such as (2, 27, 3)."""
     major, minor, patch = (int(part) for part in info()["version_text"].split("."))
     return major, minor, patch
 
@@ -104,17 +105,17 @@ def version_of(code: int) -> tuple[int, int, int]:
 
 
 def _avoid_nvls_if_deterministic(is_wanted: bool | None) -> None:
-    """Reductions by NVLS add in an order of their own each time. NCCL can be kept from NVLS only as a whole, and only by the environment, so
-    this is what torch does; an NCCL_ALGO that is set stays. With None, torch's flag decides."""
+    """Disable NVLS, whose reductions are not deterministic, by NCCL_ALGO, as torch does. An
+    NCCL_ALGO that is set stays. If `is_wanted` is None, torch's flag decides."""
     if is_wanted is None:
-        ask = getattr(sys.modules.get("torch"), "are_deterministic_algorithms_enabled", None)  # it may be half imported
+        ask = getattr(sys.modules.get("torch"), "are_deterministic_algorithms_enabled", None)  # torch may be partly imported
         is_wanted = ask is not None and ask()
     if is_wanted and not os.environ.get("NCCL_ALGO"):
         os.environ["NCCL_ALGO"] = "^NVLS"
 
 
 def group_settings() -> dict[str, Any]:
-    """Settings for groups from environment variables, as arguments of NcclGroup. What NCCL itself reads there is set."""
+    """Return the environment's settings as arguments of NcclGroup, and set NCCL's own variables."""
     said = settings.of_failures()
     _avoid_nvls_if_deterministic(said.deterministic)
     return {
