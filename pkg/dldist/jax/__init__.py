@@ -1,12 +1,13 @@
-"""JAX's own collectives on dldist: psum, all_gather and the like between processes, on CPUs, by an unmodified JAX.
+"""Runs JAX's own collectives, such as psum, between processes on CPUs, with an unmodified JAX.
 
     import dldist.jax
 
-    dldist.jax.initialize()             # under dlrun, torchrun, Slurm or mpirun; before anything else imports jax
-    import jax                          # jax.devices() are those of all processes
+    dldist.jax.initialize()   # under dlrun, torchrun, Slurm or mpirun; before JAX is imported
+    import jax                # jax.devices() has the devices of all processes
 
-or, where a program calls jax.distributed.initialize() itself, dldist.jax.install() before it imports jax, or for programs that are not to
-be changed, `eval "$(python -m dldist.jax --env)"` before they start. docs/jax.md says how it works, and what it cannot do.
+A program that calls jax.distributed.initialize() itself calls dldist.jax.install() before it
+imports jax. To leave a program unchanged, run `eval "$(python -m dldist.jax --env)"` before it.
+docs/jax.md explains the implementation and its limits.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _timeout: Timeout = _TIMEOUT_S
 _cliques_made: list[World] = []  # XLA keeps its communicators until the process ends
 
 
-# ---- before JAX begins
+# ---- before JAX starts
 
 
 def library() -> str:
-    """The path of the library that JAX loads as its MPI."""
+    """Return the path of the library that JAX loads as its MPI."""
     from importlib.util import find_spec
 
     found = find_spec("dldist.jax._mpi")
@@ -47,7 +48,7 @@ def library() -> str:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables that make JAX use dldist, where they are set before it is imported.
+    """Return the environment variables that make JAX use dldist, if set before JAX is imported.
 
     Example:
         >>> sorted(environment())
@@ -57,13 +58,13 @@ def environment() -> dict[str, str]:
 
 
 def install(timeout: Timeout = _TIMEOUT_S) -> None:
-    """Make JAX use dldist, from its import on. Twice is fine.
+    """Make JAX use dldist. Call it before JAX is imported; repeated calls are fine.
 
     Args:
-        timeout: Seconds or a timedelta, of each collective.
+        timeout: The timeout of each collective, in seconds or as a timedelta.
 
     Raises:
-        RuntimeError: JAX has been imported before, and looks for its MPI no more.
+        RuntimeError: JAX has already been imported, and has chosen its MPI.
     """
     global _timeout
     wanted = environment()
@@ -74,16 +75,16 @@ def install(timeout: Timeout = _TIMEOUT_S) -> None:
 
 
 def initialize(timeout: Timeout = _TIMEOUT_S, connect_timeout: Timeout = _MEET_S, **options: Any) -> None:
-    """install() and jax.distributed.initialize() in one. The ranks find each other as those of a dldist.World do.
+    """Call install() and jax.distributed.initialize(), with a rendezvous like a dldist.World's.
 
     Args:
-        timeout: Seconds or a timedelta, of each collective.
-        connect_timeout: For the ranks to meet.
-        options: For jax.distributed.initialize().
+        timeout: The timeout of each collective, in seconds or as a timedelta.
+        connect_timeout: The timeout of the rendezvous.
+        options: Options of jax.distributed.initialize().
 
     Raises:
-        RuntimeError: JAX has been imported before.
-        DistTimeoutError: Ranks have not come in time; the text names them.
+        RuntimeError: JAX has already been imported.
+        DistTimeoutError: Ranks did not join before the timeout; the message names them.
     """
     install(timeout)
     from dldist.world import World
@@ -98,7 +99,7 @@ def initialize(timeout: Timeout = _TIMEOUT_S, connect_timeout: Timeout = _MEET_S
 
 
 def _free_address(world: World) -> str:
-    """Where JAX's coordinator may listen, on this machine."""
+    """Return an address on this machine for JAX's coordinator to listen on."""
     import socket
 
     host = "127.0.0.1" if all(member.is_same_host for member in world.members) else os.environ.get("MASTER_ADDR") or socket.getfqdn()
@@ -107,12 +108,12 @@ def _free_address(world: World) -> str:
         return f"{host}:{listener.getsockname()[1]}"
 
 
-# ---- when JAX begins
+# ---- when JAX starts
 
 
 def _begin() -> object:
-    """Called once by MPI_Init_thread (csrc/trampoline/calls.c), when JAX makes its devices: what carries out XLA's calls. XLA does not look
-    at what that returns, so that a failure is told by the log, and then by each collective."""
+    """Create the object that runs XLA's calls. MPI_Init_thread (csrc/trampoline) calls this once.
+    XLA ignores its errors: log an error here, and raise it in each collective."""
     rank, size = 0, 1
     try:
         from dldist._base import jax_internals
@@ -131,7 +132,7 @@ def _begin() -> object:
 
 
 def _prepare(state: Any, rank: int, size: int) -> Callable[[int, int], World]:
-    """What makes the group of a clique, of its first device and the place of one of ours in it."""
+    """Return a function that creates a clique's group from its first device and a local place."""
     from dldist.jax import _cliques
 
     programs = _cliques.Programs()
@@ -154,7 +155,7 @@ def _prepare(state: Any, rank: int, size: int) -> Callable[[int, int], World]:
 
 
 def _help_float16() -> None:
-    """As far as it can be done: in a JAX that looks otherwise inside, XLA refuses reductions of float16, and nothing else is lost."""
+    """Support reductions of float16, if this JAX is known. Otherwise XLA rejects them."""
     try:
         from dldist.jax import _float16
 
@@ -164,7 +165,7 @@ def _help_float16() -> None:
 
 
 def _name_of(clique: tuple[int, ...]) -> str:
-    """One for all members, and no other clique."""
+    """Return a name that all members of the clique derive, and no other clique."""
     numbers = ",".join(map(str, clique))
     if len(clique) <= _MAX_NAMED:
         return f"jax/{numbers}"
@@ -174,7 +175,7 @@ def _name_of(clique: tuple[int, ...]) -> str:
 
 
 def _find_store(state: Any, rank: int, size: int) -> _core.Store:
-    """A store of process 0, which tells the others its port by way of JAX's coordinator."""
+    """Serve a store in process 0; the others get its port through JAX's coordinator."""
     if size == 1:
         return _core.HashStore()
     host = state.coordinator_address.rpartition(":")[0].strip("[]")

@@ -1,4 +1,4 @@
-"""python -m dldist.jax --env: prints what makes programs of JAX use dldist, for eval in a shell."""
+"""python -m dldist.jax --env: print variables that make JAX programs use dldist, for a shell."""
 
 from __future__ import annotations
 

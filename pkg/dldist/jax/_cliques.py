@@ -1,10 +1,12 @@
-"""Which devices work together in JAX's programs.
+"""Determines the sets of devices that communicate in JAX's programs.
 
-XLA makes a communicator of MPI for each set of devices, a clique, when a program first needs it. It calls MPI_Comm_split for that, with the
-clique's first device and the place of the own device in it; that all processes take part, and with one device each, is taken for granted.
-So that neither has to be, this module notes the cliques of each program that JAX begins to run, and tells by the two numbers which one is
-meant: the first in the order in which programs are begun and run. A device that has come to a program has left the earlier ones behind.
-What stands in a branch, or in a loop that may not run, need not be asked for; where that leaves a doubt, it is an error.
+XLA creates an MPI communicator for each set of devices, a clique, when a program first needs it. It
+calls MPI_Comm_split with only the clique's first device and the caller's rank in the clique, on the
+assumption that all processes take part, with one device each. To do without this assumption, this
+module records the cliques of each program that JAX starts. The two numbers then identify a clique:
+the first fit in the order in which programs start, and instructions run, that was not used before.
+A device that has reached a program never returns to earlier programs. A clique in a branch, or in a
+loop that may not run, may remain unused; if this makes the choice ambiguous, it is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dldist._base import jax_internals
 
 Clique = tuple[int, ...]
 Need = tuple[Clique, bool]
-"""A clique, and whether the program is sure to need it."""
+"""A clique, and True if the program is certain to use it."""
 
 _COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-broadcast|collective-permute"
 _INSTRUCTION = re.compile(rf"\b(?:{_COLLECTIVES})(?:-start)?\(.*")
@@ -36,26 +38,26 @@ _AXIS = re.compile(r"'([^']+)'(?:=(\d+)|:\((\d+)\)(\d+))?")
 
 
 class Programs:
-    """The cliques of the programs that have been begun, and those that XLA has asked for."""
+    """The cliques of the programs that have started, and those that XLA has created."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._begun: list[list[Need]] = []
         self._taken: set[tuple[Clique, int]] = set()
-        self._latest: dict[int, int] = {}  # of a device: the program that it has come to
+        self._latest: dict[int, int] = {}  # device -> number of the program that it has reached
 
     def begin(self, needs: Iterable[Need]) -> None:
-        """A program with these is about to run."""
+        """Record the needs of a program that is about to run."""
         if found := list(dict.fromkeys(needs)):
             with self._lock:
                 self._begun.append(found)
 
     def take(self, first: int, place: int, own: set[int]) -> Clique:
-        """The clique that begins with this device and has one of the own devices at this place, which a program needs and that has not
-        been taken yet.
+        """Return and mark the next unused clique with this first device and an own device at
+        `place`.
 
         Raises:
-            LookupError: No program has such a clique, or it cannot be told which of several is meant.
+            LookupError: No program has such a clique, or several fit.
         """
         with self._lock:
             fits = list(self._fitting(first, place, own))
@@ -83,11 +85,11 @@ class Programs:
 
 
 def watch(programs: Programs) -> None:
-    """Have JAX tell which programs it begins to run from now on."""
+    """Record in `programs` each program that JAX runs from now on."""
     compiler: Any = jax_internals.place_of("compile_or_get_cached")
     runner: Any = jax_internals.find("ExecuteReplicated")
     compile_or_get, execute = compiler.compile_or_get_cached, runner.__call__
-    devices_of: dict[int, list[int]] = {}  # of executables that have not run, by their id()
+    devices_of: dict[int, list[int]] = {}  # of executables that have not run, by id()
 
     @functools.wraps(compile_or_get)
     def compile_and_note(backend: Any, computation: Any, devices: Any, *arguments: Any, **options: Any) -> Any:
@@ -108,11 +110,11 @@ def watch(programs: Programs) -> None:
     runner.__call__ = note_and_execute
 
 
-# ---- the text of a program
+# ---- parsing a program's text
 
 
 def needs_of(text: str, ids: Sequence[int]) -> Iterator[Need]:
-    """What a program of XLA's needs that runs on the devices with these numbers, in the order of its instructions."""
+    """Yield an XLA program's needs in the order of its instructions, for these device numbers."""
     computations, entry = _computations(text)
     for instruction, is_sure in _walk(computations, entry, True, set()):
         for group in _groups_of(instruction, len(ids)):
@@ -120,7 +122,7 @@ def needs_of(text: str, ids: Sequence[int]) -> Iterator[Need]:
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each computation, by its name, and the name of the one that is the program."""
+    """Return the lines of each computation by name, and the name of the ENTRY computation."""
     found: dict[str, list[str]] = {"": []}
     name = entry = ""
     for line in text.splitlines():
@@ -134,7 +136,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _walk(computations: dict[str, list[str]], name: str, is_sure: bool, seen: set[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """The collectives of a computation and of those that it calls, each with whether it is sure to run."""
+    """Yield the collectives of a computation and its callees, each with True if it always runs."""
     if (name, True) in seen or (name, is_sure) in seen:
         return
     seen.add((name, is_sure))
@@ -150,7 +152,7 @@ def _walk(computations: dict[str, list[str]], name: str, is_sure: bool, seen: se
 
 
 def _groups_of(instruction: str, ndevices: int) -> list[list[int]]:
-    """Places of devices in the program, group by group. An instruction that names no groups is for all."""
+    """Return an instruction's groups of positions in the program's devices; by default, all."""
     if "replica_groups=" not in instruction:
         return [list(range(ndevices))]
     found = _GROUPS.search(instruction)
@@ -170,11 +172,12 @@ def _groups_of(instruction: str, ndevices: int) -> list[list[int]]:
 
 
 def _along_axes(axes: str, shape: str | None, order: str | None, wanted: str) -> list[list[int]]:
-    """The groups along some axes of a mesh: "'a'=2,'b'=4", and "'a','b':(2)2", whose second is the part of size 2 of b behind one of 2."""
+    """Return the groups along axes of a mesh, such as "'a'=2,'b'=4"; "'b':(2)2" is a part of an
+    axis: of size 2, inside an outer part of size 2."""
     sizes = {name: int(size) for name, size, _, _ in _AXIS.findall(axes)}
     places = _transposed(_numbers(shape), order) if shape else list(range(math.prod(sizes.values())))
     parts: dict[str, list[int]] = {name: [size] for name, size in sizes.items()}
-    chosen: list[tuple[str, int]] = []  # an axis, and which of its parts
+    chosen: list[tuple[str, int]] = []  # an axis, and the index of its part
     for name, _, before, size in _AXIS.findall(wanted):
         if before:
             parts[name] = [int(before), int(size), sizes[name] // (int(before) * int(size))]
@@ -199,7 +202,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _transposed(shape: list[int], order: str | None) -> list[int]:
-    """0, 1, 2, ... in this shape, read with its axes in this order."""
+    """Return 0, 1, 2, ... in this shape, read with the axes in this order."""
     axes = _numbers(order) if order else list(range(len(shape)))
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     return [sum(strides[axis] * k for axis, k in zip(axes, index)) for index in _indices([shape[axis] for axis in axes])]

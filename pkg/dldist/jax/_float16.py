@@ -1,6 +1,6 @@
-"""Reductions of float16 in JAX's programs, as reductions of float32: XLA knows no float16 of MPI, and refuses them.
+"""Lowers JAX's reductions of float16 to float32: XLA rejects float16 for its MPI collectives.
 
-Sums are rounded once. Where XLA itself puts a reduction into a program, for an array that is sharded, this does not help.
+Sums are rounded once. Reductions that XLA itself inserts for a sharded array are not supported.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from jax.numpy import dtype
 from dldist._base import jax_internals
 
 _REDUCTIONS = "psum_p pmax_p pmin_p psum_invariant_p reduce_scatter_p".split()
-# XLA may make a sum with zeros of one, which changes no bit of an integer.
+# Moves use uint16: XLA may replace a move by a sum with zeros, which keeps an integer's bits.
 _MOVES = "all_gather_p all_gather_invariant_p".split()
 
 
 def install() -> None:
-    """From now on; for CPUs."""
+    """Replace the lowerings for CPUs from now on."""
     lowerings = jax_internals.find("_lowerings")
     for names, other, convert in (
         (_REDUCTIONS, dtype("float32"), lax.convert_element_type),
@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def _in_other_type(rule: Any, other: Any, convert: Any) -> Any:
-    """The rule, which for float16 gets arrays of another type, and has its result back."""
+    """Wrap a lowering rule so that float16 arrays are converted to another type and back."""
 
     def lower(ctx: Any, x: Any, **options: Any) -> Any:
         (given,), (wanted,) = ctx.avals_in, ctx.avals_out
