@@ -1,6 +1,6 @@
-"""The backend "dldist" of torch.distributed, and other parts of dldist that PyTorch programs may want.
+"""The backend "dldist" of torch.distributed, and other parts of dldist for PyTorch programs.
 
-    import dldist.torch  # not needed where dldist is installed: PyTorch finds it
+    import dldist.torch  # optional: PyTorch finds an installed dldist
     torch.distributed.init_process_group("dldist")
 """
 
@@ -26,7 +26,7 @@ register()
 
 
 def __getattr__(name: str) -> Any:
-    """Import the classes of groups in Python on first use: the backend in C++ does not need them."""
+    """Import the Python group's classes on first use: the backend in C++ does not need them."""
     if name not in ("ProcessGroup", "Work"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dldist.torch._plain import ProcessGroup
@@ -40,11 +40,11 @@ def install(as_gloo: bool = False) -> None:
     """Register the backend "dldist", as importing this package does.
 
     Args:
-        as_gloo: Whether programs that ask for "gloo" get dldist from now on, as with DLDIST_TORCH_AS_GLOO=1. False gives the name
-            back to PyTorch's own backend. Groups that there are stay what they are.
+        as_gloo: True if the backend name "gloo" selects dldist from now on, as with
+            DLDIST_TORCH_AS_GLOO=1. False restores PyTorch's backend. Existing groups do not change.
 
     Raises:
-        RuntimeError: if this PyTorch has no Gloo.
+        RuntimeError: This PyTorch has no Gloo.
 
     Example:
         >>> dldist.torch.install(as_gloo=True)
@@ -55,25 +55,26 @@ def install(as_gloo: bool = False) -> None:
 
 
 def world_of(group: Any = None) -> World:
-    """The dldist.World behind a group of torch.distributed, or behind the default group. Its ranks are those of the group."""
+    """Return the dldist.World of a torch.distributed group, or of the default group."""
     group = dist.group.WORLD if group is None else group
     return _runner_of(group, "world_of(): argument 'group' must be a group").group
 
 
 def empty(shape: Any, dtype: torch.dtype = torch.float32, group: Any = None) -> torch.Tensor:
-    """A tensor of zeros in memory that the ranks of a host share: collectives on it need no copy.
+    """Create a tensor of zeros in memory that a host's ranks share: its collectives need no copy.
 
-    The call concerns this rank alone: the others need not make such a tensor, and theirs may have another shape.
+    The call is local: other ranks need no such tensor, and theirs may have another shape.
     """
     return torch.from_dlpack(world_of(group).empty(shape, str(dtype).removeprefix("torch.")))
 
 
 def share_buckets(model: torch.nn.parallel.DistributedDataParallel) -> None:
-    """Keep the buckets of a model's gradients in memory that the ranks of a host share, so that reducing them needs no copy.
+    """Keep the buckets of a model's gradients in memory that a host's ranks share, to save copies.
 
-    All ranks call this before the first backward pass. It registers the model's communication hook, of which DDP takes only one.
-    A bucket moves when it is first reduced. With gradient_as_bucket_view=True the gradients are part of it and move, too: no program
-    may have taken the address of one before, as DLPack and data_ptr() do. (After x.numpy() a bucket stays where it is.)
+    All ranks call this before the first backward pass. It registers the model's only communication
+    hook. A bucket moves when it is first reduced. With gradient_as_bucket_view=True the gradients
+    move with it: the program must not have taken an address of one before, as DLPack and data_ptr()
+    do. (After x.numpy(), a bucket does not move.)
     """
     group = model.process_group
     runner = _runner_of(group, "share_buckets(): argument 'model' must have a process_group")

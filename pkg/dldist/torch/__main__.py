@@ -1,4 +1,4 @@
-"""python -m dldist.torch: says how groups of the backend "dldist" are made; with --build, compiles what makes them faster."""
+"""python -m dldist.torch: report whether groups use C++ or Python; --build compiles the former."""
 
 from __future__ import annotations
 

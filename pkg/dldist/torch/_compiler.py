@@ -1,4 +1,4 @@
-"""Keeps torch.compile away from our code."""
+"""Keeps torch.compile from tracing dldist's code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Item = TypeVar("_Item", bound=Callable[..., Any])
 
 
 def _setter() -> Callable[[Any], None] | None:
-    """A function that has the compiler skip a code object and all that it calls; None if this PyTorch has no such setting."""
+    """Return a function that makes the compiler skip a code object and its callees, or None."""
     set_strategy = names.find("torch._C._dynamo.eval_frame.set_code_exec_strategy")
     strategy = names.find("torch._C._dynamo.eval_frame._FrameExecStrategy")
     skip = names.find("torch._C._dynamo.eval_frame._FrameAction.SKIP")
@@ -25,10 +25,12 @@ _skip_code = _setter()
 
 
 def not_compiled(item: _Item) -> _Item:
-    """Make compiled programs run a function, or everything that a class defines, as it is, together with all that it calls.
+    """Make torch.compile run a function, or all of a class's functions, uncompiled with its
+    callees.
 
-    Where its graph breaks, the compiler looks into every function that runs, including those that DDP calls from C++. It could
-    follow nothing in ours. torch.compiler.disable() does this too, but it imports the compiler, which takes seconds.
+    At graph breaks the compiler traces every function that runs, even those that DDP calls from
+    C++; it cannot trace dldist's. torch.compiler.disable() would import the compiler, which takes
+    seconds.
     """
     for member in [item] if isinstance(item, FunctionType) else vars(item).values():
         function = member.fget if isinstance(member, property) else member

@@ -9,4 +9,4 @@ __all__ = ["CudaBackend", "NCCLOptions"]
 
 
 class CudaBackend(FromTorch, ProcessGroupNCCL):
-    """The backend for tensors on CUDA devices, if the group's configuration says "cuda:dldist". `group` is the NcclGroup behind it."""
+    """The backend for CUDA tensors, for groups with "cuda:dldist". `group` is its NcclGroup."""

@@ -1,13 +1,14 @@
-"""Runs calls of a group in Python through PyTorch's dispatcher when something observes operations, to trace, count or fake them.
+"""Runs Python groups' calls as PyTorch operations if anything traces, counts or fakes operations.
 
-PyTorch's own groups, and ours in C++, start every call as an operation (torch.ops.c10d.allreduce_ for all_reduce), whose
-kernel calls the group's backend in C++. Groups in Python run calls themselves: an operation in Python takes longer. But then
-a dispatch mode, a transform of torch.func or a tensor with its own implementation would not see the call: make_fx() would
-leave it out of its graph. So in their presence a call becomes its operation, here.
+PyTorch's own groups, and dldist's C++ groups, start every call as an operation (all_reduce as
+torch.ops.c10d.allreduce_), whose kernel calls the group's backend. Groups in Python run calls
+directly, which is faster than an operation. A dispatch mode, a torch.func transform or a tensor
+subclass would not see such a call: make_fx() would leave it out of its graph. So if one of these is
+active, a call becomes its operation here.
 
-Where there is a group in Python, the kernels on the CPU are replaced. The new ones run the operations of our groups
-themselves, and those of other groups through the groups' backends. So operations that start in C++, or in a graph that
-make_fx() has made, reach our groups, too.
+The first group in Python replaces the CPU kernels. The new kernels run operations on dldist's
+groups, and pass other groups' operations to their backends. So operations that start in C++, or in
+a graph of make_fx(), also reach dldist's groups.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
 
 
 class _Operation(NamedTuple):
-    """The name of an operation in torch.ops.c10d, and the class of the options that the group's call takes."""
+    """The name of an operation in torch.ops.c10d, and the options class of the group's call."""
 
     name: str
     options: Any = None
 
 
 def _operation_of(call: Call) -> _Operation:
-    # Operations have the names that the calls had at the time. The underscore means that tensors are written: a barrier has none.
+    # Operations keep the calls' former names. The underscore means that tensors are written.
     name = call.former_name or call.name
     return _Operation(f"{name}_" if call.sides else name, getattr(c10d, call.options.__name__))
 
@@ -56,7 +57,7 @@ _OPERATIONS = {
     "recv_anysource": _Operation("recv_any_source_"),
     "send": _Operation("send"),
 }
-"""By the names of dldist's list of calls."""
+"""The operations by the names of calls in dldist's list."""
 
 _FIELDS = {
     "async_op": "asyncOp",
@@ -66,7 +67,7 @@ _FIELDS = {
     "root_tensor": "rootTensor",
     "timeout": "timeout",
 }
-"""Arguments of operations, and the attributes of options that they are in calls. The other arguments keep the calls' order."""
+"""Arguments of operations -> attributes of options. All other arguments are in the call's order."""
 
 _can_replace_kernels = names.are_present(
     "torch.library.Library.impl(allow_override)",
@@ -84,15 +85,15 @@ _modes: Any = names.find("torch.utils._python_dispatch._get_current_dispatch_mod
 _len_of_modes: Any = names.find("torch._C._len_torch_dispatch_stack") or (lambda: len(_modes()))
 _transform: Any = names.find("torch._C._functorch.peek_interpreter_stack") or (lambda: None)
 _PLAIN = OPTIONS | {torch.Tensor, torch.nn.Parameter, int, list}
-_no_dispatch: Any = torch.Tensor.__torch_dispatch__  # tensors with this one leave their operations to PyTorch
+_no_dispatch: Any = torch.Tensor.__torch_dispatch__  # plain tensors' default
 
 
 def is_looked_at(arguments: tuple[Any, ...]) -> bool:
-    """Whether a call with these arguments has to run as an operation of PyTorch."""
+    """True if a call with these arguments must run as an operation of PyTorch."""
     if _len_of_modes() or _transform() is not None:
         return True
     for item in arguments:
-        while isinstance(item, (list, tuple)) and item:  # the first tensor of a list stands for all
+        while isinstance(item, (list, tuple)) and item:  # check only a list's first tensor
             item = item[0]
         kind = type(item)
         if kind not in _PLAIN and getattr(kind, "__torch_dispatch__", _no_dispatch) is not _no_dispatch:
@@ -104,8 +105,8 @@ def is_looked_at(arguments: tuple[Any, ...]) -> bool:
 
 
 class _Call:
-    """A call that this thread is running as an operation. The operation returns only the C++ half of our work; `works` keeps the
-    Python half."""
+    """A call that runs as an operation on this thread. The operation returns only the C++ half of
+    dldist's work; `works` keeps the Python half."""
 
     def __init__(self, opts: Any, outer: _Call | None) -> None:
         self.opts = opts
@@ -121,7 +122,7 @@ _entered = _Entered()
 
 
 def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...]) -> Any:
-    """Run a call of a group as an operation. Returns its work, which need not be one of ours."""
+    """Run a group's call as an operation. Returns a work, which may not be one of dldist's."""
     known = _OPERATIONS.get(method)
     hindrance = _hindrance(method, known, arguments)
     if known is None or hindrance:
@@ -168,7 +169,7 @@ def _hindrance(method: str, known: _Operation | None, arguments: tuple[Any, ...]
         return "PyTorch's own backends have it only in C++"
     if not _can_replace_kernels:
         return "that takes PyTorch 2.8 or newer"
-    # The dispatcher would pass copies to the operation, and whatever it writes to them would be lost.
+    # The dispatcher would pass copies of lazy tensors, and lose the results written to them.
     return "a tensor is conjugated or negated lazily (resolve_conj() and resolve_neg() help)" if is_lazy(arguments) else ""
 
 
@@ -179,7 +180,7 @@ def _value_of(name: str, value: Any) -> Any:
 
 
 class _ArgumentsKnown(Exception):
-    """Ends an operation as soon as its arguments are known."""
+    """Ends an operation once its arguments are known."""
 
 
 _Mode: Any = names.find("torch.utils._python_dispatch.TorchDispatchMode") or object
@@ -194,7 +195,7 @@ _probe = torch.zeros(0)
 
 
 def _boxed(op: Any) -> Any:
-    """A reduction in the form that operations take. Only a call of a group in C++ can make it."""
+    """Convert a reduction to an operation's argument, which only a C++ group's call can create."""
     opts = c10d.AllreduceOptions()
     opts.reduceOp = getattr(dist.ReduceOp, op.name) if type(op) is dldist.ReduceOp else op
     try:
@@ -205,11 +206,11 @@ def _boxed(op: Any) -> Any:
     raise AssertionError("an operation went on although a mode had ended it")
 
 
-# ---- from an operation to the call
+# ---- from an operation to its call
 
 
 def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
-    """The kernel of an operation for a type of device. It calls `method` on our groups; on others it acts as the old one."""
+    """Create an operation's kernel for a device type, which calls `method` on dldist's groups."""
     operation = getattr(torch.ops.c10d, known.name).default
     names = [argument.name for argument in operation._schema.arguments]
     place_of_group = names.index("process_group")
@@ -221,7 +222,7 @@ def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
         call = _entered.call
         opts = known.options and known.options()
         arguments = []
-        for name, value in zip(names, values):  # the last values may be missing if they are the defaults
+        for name, value in zip(names, values):  # trailing default values may be missing
             if name in _FIELDS:
                 setattr(opts, _FIELDS[name], _option_of(name, value, call))
             elif name not in ("process_group", "sparse_indices", "tensor"):
@@ -233,7 +234,7 @@ def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
             work = group._run_here(method, tuple(arguments))
             if call is not None:
                 call.works.append(work)
-            else:  # the operation started in C++, where nothing keeps the Python half of the work
+            else:  # it started in C++, which drops the work's Python half
                 work = c10d._create_work_from_future(work.get_future())
         return (values[0], work.boxed()) if has_outputs else work.boxed()
 
@@ -241,20 +242,20 @@ def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
 
 
 def _run_there(group: Any, kind: str, method: str, arguments: list[Any]) -> Any:
-    """Run it through the group's backend, which releases the GIL. The old kernel would be called with the GIL, and keep it."""
+    """Run a call through the group's backend, which releases the GIL, unlike the old kernel."""
     backend = group._get_backend(torch.device(kind))
     return getattr(backend, _name_in_backends(method))(*arguments)
 
 
 def _ended() -> Any:
-    """The work of a synchronous call: backends may return None, but in Python an operation has to return a work."""
+    """Return a completed work, for backends that return None from synchronous calls."""
     future: Any = torch._C.Future([])
     future.set_result(None)
     return c10d._create_work_from_future(future)
 
 
 def _name_in_backends(method: str) -> str:
-    """The name of a call in PyTorch's own backends; empty if they have it only in C++, like some coalesced calls."""
+    """Return a call's name in PyTorch's own backends, or "" if they have it only in C++."""
     call = CALLS.get(method)
     names = (method, call.former_name if call is not None else "")
     return next((name for name in names if name and hasattr(c10d.Backend, name)), "")
@@ -278,7 +279,7 @@ _served: set[str] = set()
 
 
 def serve(kind: str) -> None:
-    """Make the operations on a type of device reach our groups."""
+    """Replace the kernels of a device type, so that operations reach dldist's groups."""
     global _library
     key = kind.upper()
     if key in _served or not _can_replace_kernels:
@@ -286,7 +287,7 @@ def serve(kind: str) -> None:
     _served.add(key)
     _library = _library or torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that there is a kernel already
+        warnings.simplefilter("ignore")  # torch warns about the existing kernel
         for method, known in _OPERATIONS.items():
             if hasattr(torch.ops.c10d, known.name) and _name_in_backends(method):
                 _replace(method, known, key)

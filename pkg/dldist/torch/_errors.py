@@ -1,4 +1,4 @@
-"""dldist's exceptions as the ones that PyTorch programs catch."""
+"""Converts dldist's exceptions to classes that PyTorch programs catch."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _BASES: dict[type[BaseException], type[BaseException]] = {
     dldist.DistStoreError: dist.DistStoreError,
     dldist.DistStoreTimeoutError: dist.DistStoreError,
 }
-"""For each exception of ours, the one that PyTorch programs catch."""
+"""dldist's exceptions -> the exceptions that PyTorch programs catch."""
 
 _AS_TORCHS = {
     ours: type(ours.__name__, (ours, theirs), {"__module__": __name__, "__doc__": ours.__doc__})
     for ours, theirs in _BASES.items()
 }
 
-globals().update({kind.__name__: kind for kind in _AS_TORCHS.values()})  # pickle looks for them here
+globals().update({kind.__name__: kind for kind in _AS_TORCHS.values()})  # for pickle
 
 
 def as_torchs(error: BaseException) -> BaseException:
-    """The same exception, made an instance of torch's class too. It is unchanged if torch has no such class."""
+    """Make an exception also an instance of torch's class, if torch has such a class."""
     kind = _AS_TORCHS.get(type(error))
     if kind is not None:
         _add_words(error)
-        error.__class__ = kind  # the exception keeps its identity, its traceback and its attributes
+        error.__class__ = kind  # keeps the identity, traceback and attributes
     return error
 
 
 def _add_words(error: BaseException) -> None:
-    """Programs look for what Gloo says when a rank is late or lost."""
+    """Add Gloo's wording for late and lost ranks, which programs search for."""
     if isinstance(error, dldist.DistTimeoutError):
         waited_ms = round(1000 * (error.elapsed or 0))
         words = f"Timed out waiting {waited_ms}ms" if waited_ms > 0 else "Timed out waiting for the other ranks"
@@ -51,7 +51,7 @@ def _add_words(error: BaseException) -> None:
 
 
 class Converting:
-    """A `with` block whose exceptions become what `convert` makes of them."""
+    """A context manager that replaces exceptions by the result of `convert`."""
 
     def __init__(self, convert: Callable[[BaseException], BaseException]) -> None:
         self._convert = convert

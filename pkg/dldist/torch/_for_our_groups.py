@@ -1,6 +1,6 @@
-"""Functions of PyTorch that answer for its own backends alone: with a group of ours, they answer for it, too.
+"""Makes functions that PyTorch implements only for its own backends work with dldist's groups.
 
-They are replaced when the first group of ours is made. What they do for other groups stays what it was.
+They are replaced when dldist's first group is created. For other groups they do what they did.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.distributed import distributed_c10d
 from dldist.torch._recorder import add_to_torchs_dumps
 from dldist.torch._runner import Runner, runner_of
 
-_answering = threading.Lock()  # threads may make their first groups at the same time
+_answering = threading.Lock()  # threads may create their first groups concurrently
 
 
 def answer() -> None:
-    """Replace the functions, once in a process."""
+    """Replace the functions, once per process."""
     with _answering:
         _answer()
 
@@ -32,17 +32,17 @@ def _answer() -> None:
     names.warn_of_absent_names()
     if names.are_present("torch._C._distributed_c10d._dump_fr_trace", "torch._C._distributed_c10d._dump_fr_trace_json"):
         add_to_torchs_dumps()
-    for name in ("name", "_get_backend_name"):  # of others than its own, PyTorch says "custom"
+    for name in ("name", "_get_backend_name"):  # PyTorch returns "custom" for third-party backends
         _replace_method(name, lambda runner: runner.serves_as)
     _replace_method("_get_sequence_number_for_group", Runner.sequence)
-    _replace_method("_set_sequence_number_for_group", lambda _: None)  # all ranks count from the start
+    _replace_method("_set_sequence_number_for_group", lambda _: None)  # all count from the start
     _replace_function("monitored_barrier", _monitored_barrier)
     _replace_function("_set_pg_timeout", _set_pg_timeout)
     _replace_function("_maybe_attach_flight_recorder", _maybe_attach_flight_recorder)
 
 
 def _replace_method(name: str, ours: Callable[[Runner], Any]) -> None:
-    """Make PyTorch's groups over our backend return the result of `ours`, if this PyTorch has such a method."""
+    """Make PyTorch's groups over dldist's backend return the result of `ours`."""
     torchs = names.find(f"torch.distributed.ProcessGroup.{name}")
     if torchs is None:
         return
@@ -56,7 +56,7 @@ def _replace_method(name: str, ours: Callable[[Runner], Any]) -> None:
 
 
 def _replace_function(name: str, make: Callable[[Any], Any]) -> None:
-    """Put what `make` makes of PyTorch's function in its place, in each module that has it, if this PyTorch has such a function."""
+    """Replace PyTorch's function by make(function), in each module that has it."""
     torchs = names.find(f"torch.distributed.distributed_c10d.{name}")
     if torchs is None:
         return
@@ -67,7 +67,7 @@ def _replace_function(name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _monitored_barrier(torchs: Callable[..., None]) -> Callable[..., None]:
-    """PyTorch's refuses every backend that is not called "gloo"."""
+    """Replace PyTorch's monitored_barrier, which accepts only the backend "gloo"."""
 
     def monitored_barrier(group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         runner = runner_of(dist.group.WORLD if group is None else group)
@@ -81,7 +81,7 @@ def _monitored_barrier(torchs: Callable[..., None]) -> Callable[..., None]:
 
 
 def _set_pg_timeout(torchs: Callable[..., None]) -> Callable[..., None]:
-    """PyTorch's warns of every backend that is not Gloo or NCCL, and does nothing."""
+    """Replace PyTorch's function, which only supports Gloo and NCCL, and warns otherwise."""
 
     def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
         meant: Any = dist.group.WORLD if group is None else group
@@ -94,9 +94,9 @@ def _set_pg_timeout(torchs: Callable[..., None]) -> Callable[..., None]:
 
 
 def _maybe_attach_flight_recorder(torchs: Callable[..., None]) -> Callable[..., None]:
-    """Leave out groups in Python: PyTorch's hook needs a backend in C++ for the name of its entries.
+    """Exclude groups in Python: PyTorch's hook needs a C++ backend for the name of its entries.
 
-    dldist records their calls. Calls on other types of device run on groups that PyTorch makes, each with its own hook.
+    dldist records their calls. Other devices' calls run on PyTorch's groups, with their own hooks.
     """
 
     def _maybe_attach_flight_recorder(group: Any, *args: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Makes the groups of the backend "dldist": with a backend in C++ if it can be had, else in Python."""
+"""Creates groups of the backend "dldist", with the C++ backend if available, else in Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dldist.torch._runner import Runner
 
 @not_compiled
 def create_group(opts: Any) -> Any:
-    """The backend, or the whole group, for torch's _DistributedBackendOptions. All ranks of the group make it."""
+    """Create a backend or group for torch's _DistributedBackendOptions, on all its ranks."""
     is_default = not opts.global_ranks_in_group
     ranks = list(range(opts.group_size)) if is_default else list(opts.global_ranks_in_group)
     if getattr(opts, "enable_reconfigure", False):  # since PyTorch 2.14
@@ -27,8 +27,8 @@ def create_group(opts: Any) -> Any:
 
 @not_compiled
 def create_independent_group(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> Any:
-    """The group for torch.distributed._dist2.new_group. `torch.distributed` itself does not know of it."""
-    # All groups of a process get the same store, so the name counts the groups of this rank.
+    """Create a group for torch.distributed._dist2.new_group, outside torch.distributed's state."""
+    # All groups of a process get the same store, so the name has a count of this rank's groups.
     name = f"dist2:{store.add(f'dldist/groups_of/{rank}', 1)}"
     own_store = dist.PrefixStore(f"dldist/{name}/", store)
     made = _over(Runner.meeting(own_store, name, list(range(size)), rank, timeout), device.type)
@@ -52,7 +52,7 @@ def create_gloo(
 
     Args:
         options: Gloo's options, or a timeout.
-        enable_reconfigure: True if the group must support reconfigure(). PyTorch passes it since 2.14.
+        enable_reconfigure: True if the group must support reconfigure(). PyTorch 2.14 passes it.
     """
     given = timeout if options is None else getattr(options, "_timeout", options)
     limit = default_pg_timeout if given is None else given
@@ -62,7 +62,7 @@ def create_gloo(
 
 
 def is_in_place_of_gloo(thing: Any) -> bool:
-    """Whether create_gloo() has made it."""
+    """True if create_gloo() created this."""
     return getattr(thing, "serves_as", "") == "gloo"
 
 

@@ -18,7 +18,7 @@ class Shared(NamedTuple):
 
 
 def averaged_in_shared_memory(shared, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own annotations, or none
-    """A communication hook of DDP: the mean over the ranks of the group, in the bucket."""
+    """Average a bucket over the ranks of the group, in place: a communication hook of DDP."""
     group, buckets = shared
     tensor = bucket.buffer()
     opts = dist.AllreduceOptions()
@@ -28,7 +28,7 @@ def averaged_in_shared_memory(shared, bucket):  # type: ignore[no-untyped-def]  
         tensor.div_(group.size())  # sparse tensors can only be summed
 
     def result(done: Any) -> Any:
-        done.value()  # raises if the call has failed
+        done.value()  # raises if the call failed
         return tensor
 
     return group.allreduce([buckets.in_shared_memory(tensor)], opts).get_future().then(result)

@@ -1,11 +1,12 @@
-"""The backend in C++ (native/backend.cpp): compiled for the PyTorch that is installed when it is first needed, and kept.
+"""Compiles the C++ backend (native/backend.cpp) for the installed PyTorch when it is first needed.
 
-It is compiled against PyTorch's own headers, as PyTorch's C++ extensions are, by the compiler that CXX names, or g++, c++ or clang++.
-That takes about half a minute, once a machine and version. What comes out is kept in a folder of the user's. Where it cannot be
-compiled or loaded, groups are made in Python (_plain.py); the reason is kept, too, so that the next process need not try again.
+It is compiled against PyTorch's headers, like PyTorch's C++ extensions, by the compiler in CXX, or
+g++, c++ or clang++. This takes about half a minute, once for each machine and version: the library
+is kept in the user's cache folder. If it cannot be compiled or loaded, groups are in Python
+(_plain.py), and the reason is kept, so that later processes do not retry.
 
-    python -m dldist.torch            says which of the two is in use
-    python -m dldist.torch --build    compiles it now, for an image or a first run in time
+    python -m dldist.torch            reports which of the two is in use
+    python -m dldist.torch --build    compiles it now, for an image or before the first run
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from dldist._base import settings
 _SOURCE = pathlib.Path(__file__).parent / "native" / "backend.cpp"
 _MODULE = "_dldist_torch_backend"
 _COMPILERS = ("g++", "c++", "clang++")
-_LIMIT_S = 600  # for compiling, and for waiting until another process has
+_LIMIT_S = 600  # for compiling, and for waiting for another process
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-DDLDIST_MODULE={_MODULE}")
 
 _logger = logging.getLogger("dldist")
-_loading = threading.Lock()  # threads may make their first groups at the same time
+_loading = threading.Lock()  # threads may create their first groups concurrently
 
 
 class CannotBuild(Exception):
-    """Why there is no backend in C++."""
+    """Raised if there is no C++ backend; the message is the reason."""
 
 
 def load() -> Any:
-    """The module with the class Backend; None if groups are made in Python, which the log gives the reason for."""
+    """Return the module with the class Backend, or None if groups are in Python; log the reason."""
     return _loaded_or_why_not()[0]
 
 
@@ -58,7 +59,7 @@ def _loaded_or_why_not() -> tuple[Any, str]:
 
 @functools.cache
 def _load_once() -> tuple[Any, str]:
-    """The module, or None and why there is none."""
+    """Return the module, or None and the reason."""
     wish = settings.value("torch_backend")
     if wish == "python":
         return None, "DLDIST_TORCH_BACKEND=python"
@@ -72,7 +73,7 @@ def _load_once() -> tuple[Any, str]:
 
 
 def state() -> str:
-    """A sentence that says which way groups are made."""
+    """Describe how groups are implemented."""
     module, reason = _loaded_or_why_not()
     if module is not None:
         return f'groups of the backend "dldist" are made in C++: {module.__file__}'
@@ -80,22 +81,22 @@ def state() -> str:
 
 
 def build() -> pathlib.Path:
-    """Compile it unless that is done, and load it; raises CannotBuild."""
+    """Compile the library unless it exists, and load it. Raises CannotBuild."""
     with _loading:
         library = _built(tries_again=True)
         try:
             _loaded(library)
-        except CannotBuild:  # it is broken, or was made on another host that has the same home
+        except CannotBuild:  # broken, or from another host with the same home
             library.unlink(missing_ok=True)
             _loaded(_built(tries_again=True))
         return library
 
 
-# ---- where it is kept
+# ---- the cache folder
 
 
 def _folder() -> pathlib.Path:
-    """The folder of what is compiled from this source for this PyTorch and this Python."""
+    """Return the folder for libraries of this source, PyTorch and Python."""
     base = pathlib.Path(settings.value("cache_home") or _home() / ".cache")
     versions = f"{torch.__version__}-{names.find('torch.version.git_version')}-{importlib.machinery.EXTENSION_SUFFIXES[0]}-{' '.join(_FLAGS)}"
     mark = hashlib.sha256(_SOURCE.read_bytes() + versions.encode()).hexdigest()[:16]
@@ -105,12 +106,12 @@ def _folder() -> pathlib.Path:
 def _home() -> pathlib.Path:
     try:
         return pathlib.Path.home()
-    except RuntimeError as error:  # a user that the machine does not know, as in many containers, and no HOME
+    except RuntimeError as error:  # no HOME and no passwd entry, as in many containers
         raise CannotBuild(f"there is no folder to keep it in: {error} XDG_CACHE_HOME names one") from error
 
 
 def _private(folder: pathlib.Path) -> pathlib.Path:
-    """The folder, made if need be. What others could have put there is not loaded."""
+    """Create the folder if needed. Reject a folder that other users can write to."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -123,7 +124,7 @@ def _private(folder: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _alone(folder: pathlib.Path) -> Iterator[None]:
-    """One process of the user's at a time."""
+    """Lock the folder against the user's other processes."""
     deadline = time.monotonic() + _LIMIT_S
     with open(folder / "lock", "w", encoding="utf-8") as file:
         while True:
@@ -135,16 +136,16 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
                     raise CannotBuild(f"another process has held {folder / 'lock'} for {_LIMIT_S} s") from None
                 time.sleep(0.1)
             except OSError:
-                break  # some file systems of clusters have no locks: several may compile at once, and the last one's is kept
+                break  # no locks on this file system: the last of several compilations is kept
         yield
 
 
-# ---- compiling it
+# ---- compilation
 
 
 def _check_release() -> None:
-    """Raise CannotBuild if PyTorch's class c10d::Backend lacks virtual methods that the source overrides, as before 2.9."""
-    if names.find("torch.distributed.ProcessGroup.split_group") is None:  # added together with them
+    """Raise CannotBuild if c10d::Backend lacks virtual methods to override (before 2.9)."""
+    if names.find("torch.distributed.ProcessGroup.split_group") is None:  # also new in 2.9
         raise CannotBuild(f"PyTorch {torch.__version__} is too old for the backend in C++, which needs 2.9 or newer")
 
 
@@ -181,7 +182,7 @@ def _compile(library: pathlib.Path) -> None:
         'compiling the backend "dldist" for PyTorch %s, once: this takes about half a minute (DLDIST_TORCH_BACKEND=python does without)',
         torch.__version__,
     )
-    made = library.with_suffix(f".{os.urandom(8).hex()}.so")  # hosts with one home may have the same process ids
+    made = library.with_suffix(f".{os.urandom(8).hex()}.so")  # unique among hosts
     try:
         done = subprocess.run(
             [*compiler, *_FLAGS, *_places(), str(_SOURCE), "-o", str(made), "-lc10", "-ltorch_cpu", "-ltorch_python"],
@@ -211,7 +212,7 @@ def _compiler() -> list[str]:
 
 
 def _places() -> list[str]:
-    """Where headers and libraries are, and which of the two standard libraries' ABIs PyTorch was built for."""
+    """Return the compiler's flags for headers, libraries and PyTorch's libstdc++ ABI."""
     import sysconfig
 
     home = pathlib.Path(torch.__file__).parent
@@ -230,7 +231,7 @@ def _first_error(text: str) -> str:
     return lines[0]
 
 
-# ---- loading it
+# ---- loading
 
 
 @functools.cache
@@ -242,7 +243,7 @@ def _loaded(library: pathlib.Path) -> Any:
         loader.exec_module(module)
     except ImportError as error:
         raise CannotBuild(f"{library} cannot be loaded: {error}") from error
-    for name in ("create_default_device", "create_device"):  # programs call them on a class of Gloo's backends
+    for name in ("create_default_device", "create_device"):  # programs call them on Gloo's class
         create = names.find(f"torch.distributed.ProcessGroupGloo.{name}")
         if create is not None:
             setattr(module.Backend, name, staticmethod(create))

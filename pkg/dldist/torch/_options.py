@@ -1,4 +1,4 @@
-"""The arguments of c10d's calls in torch's form: its options, its reductions, and its flat forms."""
+"""Converts the arguments of c10d's calls in torch's form: options, reductions, flat forms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dldist._backends.low_level import LowLevelCalls
 OPTIONS = frozenset(
     kind for name, kind in vars(_distributed_c10d).items() if name.endswith("Options") and isinstance(kind, type)
 )
-"""The classes of options that torch's calls take."""
+"""torch's classes of options."""
 
 _REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 _OURS: dict[int, dldist.ReduceOp] = {
@@ -23,7 +23,7 @@ _KINDS_OF_OP = (dist.ReduceOp, type(dist.ReduceOp.SUM))
 
 
 def reduction_of(op: Any) -> Any:
-    """Our form of one of torch's reductions. One of ours is returned unchanged."""
+    """Convert a reduction of torch's to dldist's. One of dldist's is returned unchanged."""
     if type(op) is dldist.ReduceOp:
         return op
     if type(op) is not dist.ReduceOp:
@@ -33,7 +33,7 @@ def reduction_of(op: Any) -> Any:
 
 
 class FromTorch:
-    """A mixin for a dldist backend: the backend takes torch's options, and waits for an operation if they say so."""
+    """A mixin for dldist's backends that accepts torch's options."""
 
     serves_as = "dldist"
     """The name of the backend for torch."""
@@ -47,12 +47,12 @@ class FromTorch:
 
     def _call_options(self, opts: Any) -> dict[str, Any]:
         timeout = opts.timeout
-        # Some options do not have asyncOp before PyTorch 2.8.
+        # Before PyTorch 2.8, some options have no asyncOp.
         return {"timeout": None if timeout.days < 0 else timeout, "async_op": getattr(opts, "asyncOp", True)}
 
 
 class _InOrder(LowLevelCalls):
-    """Its calls return their arguments in the form with lists and options."""
+    """Low-level calls that return their arguments in the form with lists and options."""
 
     def _perform(self, method: str, *arguments: Any) -> Any:
         return arguments
@@ -62,7 +62,7 @@ _in_order = _InOrder()
 
 
 def in_order(called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a call, from any of c10d's overloads, in the form with lists and options."""
+    """Convert the arguments of any of c10d's overloads to the form with lists and options."""
     opts = next((value for value in (*args, *named.values()) if type(value) in OPTIONS), None)
     args = tuple(_without(opts, value) for value in args)
     named = {name: _without(opts, value) for name, value in named.items()}

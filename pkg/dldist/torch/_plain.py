@@ -1,7 +1,7 @@
-"""The group of the backend "dldist" where nothing of it is compiled for the PyTorch that is installed: one in Python.
+"""The group of the backend "dldist" in Python, for a PyTorch without a compiled backend.
 
-PyTorch requires a backend in Python to be a whole group, with all of its calls. _dispatcher.py says how they become operations of
-PyTorch all the same."""
+PyTorch requires a Python backend to be a whole group with all calls. _dispatcher.py turns the calls
+into PyTorch operations if needed."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _has_configs = names.are_present(f"{_IN_TORCH}._world.pg_backend_config")
 _can_make_torchs = names.are_present(f"{_IN_TORCH}._world.pg_group_ranks", f"{_IN_TORCH}._new_process_group_helper")
 _ErrorType: Any = names.find("torch._C._distributed_c10d.ErrorType")
 
-_KEPT_NUMBERS = 64  # more than programs start between a forward pass and its backward pass
+_KEPT_NUMBERS = 64  # more than programs start between a forward and a backward pass
 
 _MESSAGES = ("send", "recv", "recv_anysource")
 
 _RUN_HERE: dict[str, Callable[..., Work]] = {}
-"""The function that runs a call on our tensors, by the call's name in dldist's list. Its arguments must be in order."""
+"""By call: the function that runs it on tensors dldist serves, with in_order()'s arguments."""
 
 
 def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[..., Any]:
-    """The group's method `name`. In dldist's list of calls it has the name `method`."""
+    """Create the group's method `name`, whose name in dldist's list of calls is `method`."""
     canonical = method or name
     has_options = name not in _MESSAGES
     run_here = _runner_of(op_type, name, canonical)
@@ -90,10 +90,10 @@ def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
 class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A group of torch.distributed over a World.
 
-    For torch it is the whole group, not one of several backends. It serves the CPU itself. For each other type of device that its
-    configuration ("cpu:dldist,cuda:nccl") names, it has a group that torch makes at the first use.
-
-    Every call takes torch's forms with lists and options as well as the flat ones. All ranks are group ranks.
+    To torch it is a whole group, not one of several backends. It serves the CPU itself. For each
+    other device type in its configuration ("cpu:dldist,cuda:nccl") it has a group that torch
+    creates at the first use. Every call takes torch's lists with options, or flat forms. All ranks
+    are group ranks.
     """
 
     def __init__(self, runner: Runner, config: str = "") -> None:
@@ -101,18 +101,17 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._runner = runner
         self.serves_as = runner.serves_as
         self._desc = "undefined"
-        self._config = config or f"cpu:{self.serves_as}"  # used if torch.distributed does not know this group
-        # join() passes the work of an all_reduce of a number to DDP's reducer. The reducer keeps only the C++ half of that work,
-        # and waits for it in the next backward pass. Without the Python half it would wait for ever.
+        self._config = config or f"cpu:{self.serves_as}"  # for groups unknown to torch
+        # join() passes the work of an all_reduce of one number to DDP's reducer, which keeps only
+        # its C++ half and waits for it in the next backward pass. Without the Python half it would
+        # never complete.
         self._numbers: deque[Work] = deque(maxlen=_KEPT_NUMBERS)
-        self._served: dict[str, Any] = {}  # torch's groups for other types of device
+        self._served: dict[str, Any] = {}  # torch's groups for other device types
         self._coalesced: list[Work] | None = None
         _dispatcher.serve("cpu")
 
-    # ---- who it is
-
     def getBackendName(self) -> str:
-        return "dldist"  # also in Gloo's place: in C++, DDP would take the group's backend for Gloo's own
+        return "dldist"  # also for "gloo": DDP's C++ would mistake it for Gloo's own backend
 
     def _get_backend_name(self) -> str:
         return self.serves_as
@@ -122,13 +121,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._runner.cpu.options
 
     def get_group_store(self) -> Any:
-        """The store in which its ranks have met."""
+        """Return the store of the group's rendezvous."""
         return self._runner.store
 
     def __repr__(self) -> str:
         return f'<dldist.torch.ProcessGroup "{self.group_name}", rank {self.rank()} of {self.size()}>'
 
-    # C++ asks for name and description by these methods. Its own copies are in the backends, and it knows no backends here.
+    # C++ calls these methods: its own copies of name and description are in backends.
 
     def getGroupName(self) -> str:
         return self._runner.name
@@ -148,20 +147,18 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     _set_group_name = setGroupName
     _set_group_desc = setGroupDesc
 
-    # ---- types of device
-
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device(kind) for kind in self._names_of_backends()]
 
     def _names_of_backends(self) -> dict[str, str]:
-        """The name of the backend for each type of device, from the group's configuration."""
+        """Return the backend name of each device type in the group's configuration."""
         return _names_in(distributed_c10d._world.pg_backend_config.get(self, self._config) if _has_configs else self._config)
 
     def _get_backend(self, device: torch.device) -> Any:
         kind = torch.device(device).type
-        # While torch makes this group it asks what the backend supports. Later it asks every group for its CUDA backend, even on
-        # machines without CUDA, where no tensor will ever need one.
+        # While torch creates this group, it queries a backend's features. Later it queries the CUDA
+        # backend of every group, even on machines without CUDA devices.
         is_being_made = not _has_configs or self not in distributed_c10d._world.pg_backend_config
         if kind != "cpu" and (is_being_made or self._is_absent(kind)):
             return Backend(self.rank(), self.size())
@@ -169,16 +166,16 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return backend._get_backend(device) if isinstance(backend, dist.ProcessGroup) else backend
 
     def _is_absent(self, kind: str) -> bool:
-        """Whether we serve this type of device, but this machine has no such device."""
+        """True if dldist serves this device type, but this machine has no such device."""
         is_ours = self._names_of_backends().get(kind) == self.serves_as
         return kind == "cuda" and is_ours and not torch.cuda.is_available()
 
     def _is_ours(self, kind: str) -> bool:
-        """Whether we serve this type of device, and no other group does."""
+        """True if dldist serves this device type."""
         return self._names_of_backends().get(kind, self.serves_as) == self.serves_as
 
     def _serving(self, kind: str) -> Any:
-        """The backend of ours, or the torch group, that serves a type of device. All ranks come here at their first call."""
+        """Return the backend or torch group of a device type; all ranks' first calls create it."""
         name = self._names_of_backends().get(kind)
         if name is None:
             raise RuntimeError(f"No backend type associated with device type {kind}")
@@ -199,24 +196,20 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         distributed_c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
         return group
 
-    # ---- calls
-
     send = _call_of(OpType.SEND, "send")
     recv = _call_of(OpType.RECV, "recv")
     recv_anysource = _call_of(OpType.RECVANYSOURCE, "recv_anysource")
 
     def _run_here(self, method: str, arguments: tuple[Any, ...]) -> Work:
-        """Run a call from dldist's list on tensors that we serve. PyTorch has seen the call already."""
+        """Run a call of dldist's list on tensors that dldist serves, below PyTorch's dispatcher."""
         return _RUN_HERE[method](self, arguments)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names the missing ranks. A time-out of None or less than 0 stands for the group's."""
+        """Wait for all ranks; an error names missing ones. None or below 0: the group's timeout."""
         self._runner.monitored_barrier(timeout, wait_all_ranks)
 
-    # ---- many as one
-
     def _start_coalescing(self, device: torch.device) -> None:
-        """Collect the calls up to _end_coalescing(), so that they can be waited for together."""
+        """Collect the calls until _end_coalescing(), to wait for them together."""
         backend = self._serving(torch.device(device).type)
         if isinstance(backend, dist.ProcessGroup):
             backend._start_coalescing(device)
@@ -234,22 +227,20 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             raise RuntimeError("_end_coalescing() without _start_coalescing()")
         return Together(works)
 
-    # ---- time, order, errors, hooks
-
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time-out of later calls."""
+        """Set the timeout of later calls."""
         self._runner.set_timeout(timeout)
         for group in self._served.values():
             group.set_timeout(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing to do: all ranks count from the start."""
+        """Do nothing: all ranks count from the start."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._runner.sequence()
 
     def get_error(self) -> Any:
-        """The state of the group: SUCCESS, TIMEOUT, COMM_ERROR or REMOTE_ERROR."""
+        """Return the group's state: SUCCESS, TIMEOUT, COMM_ERROR or REMOTE_ERROR."""
         found = int(self._runner.error_type())
         return found if _ErrorType is None else _ErrorType(found)
 
@@ -257,23 +248,19 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return False
 
     def _wait_for_pending_works(self) -> None:
-        """Nothing to do: each work keeps what it needs."""
+        """Do nothing: each work keeps its own resources."""
 
     def _enable_collectives_timing(self) -> None:
-        """Nothing to do: works always measure their time."""
-
-    # ---- the end
+        """Do nothing: works always measure their time."""
 
     def shutdown(self) -> None:
-        """Say goodbye to the other ranks."""
-        # torch made the others, and keeps track of them.
+        """Shut the group down cleanly."""
+        # Groups that torch created are registered with torch.
         call_all([*(partial(dist.destroy_process_group, group) for group in self._served.values()), self._runner.shutdown])
 
     def abort(self) -> None:
-        """End the group and its unfinished calls at once, on all ranks."""
+        """End the group and its unfinished calls immediately, on all ranks."""
         call_all([*(group.abort for group in self._served.values()), self._runner.abort])
-
-    # ---- other members
 
     def split_group(
         self,
@@ -284,7 +271,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroup | None:
-        """The group of these ranks, in this order. Only they need to call this; other ranks get None."""
+        """Create a group of these ranks, in this order, which call this; return None on others."""
         if self.rank() not in ranks:
             return None
         name = group_name or f"{self._runner.name}:split:{'-'.join(map(str, ranks))}"
@@ -301,9 +288,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> ProcessGroup:
-        """A group of `size` ranks: those of this group, and those of other groups that call this with the same store.
+        """Create a group of `size` ranks, from all groups that call this with the same store.
 
-        All ranks of each group call it. The ranks of one group get consecutive ranks in the new one.
+        All ranks of each group call it; they get consecutive ranks in the new group.
         """
         name = group_name or f"{self._runner.name}:merged"
         return _named(ProcessGroup(self._runner.merge(store, size, name, timeout)), group_desc)
@@ -311,7 +298,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
 @cache
 def _names_in(config: str) -> dict[str, str]:
-    """The backend of each type of device, from "cpu:dldist,cuda:nccl" or "dldist"."""
+    """Parse the backend of each device type from "cpu:dldist,cuda:nccl" or "dldist"."""
     return dict(distributed_c10d.BackendConfig(dist.Backend(config)).get_device_backend_map())
 
 
@@ -322,5 +309,5 @@ def _named(group: ProcessGroup, desc: str | None) -> ProcessGroup:
 
 
 for _name, _call in CALLS.items():
-    if _call.name != "allreduce_sparse":  # torch uses it only for its own sparse tensors, which come here by allreduce
+    if _call.name != "allreduce_sparse":  # torch's sparse tensors use allreduce here
         setattr(ProcessGroup, _name, _call_of(_call.operation.op_type, _name, _call.name))

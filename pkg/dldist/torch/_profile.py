@@ -1,5 +1,4 @@
-"""Entries for PyTorch's profiler. Each call has one, named "dldist:all_reduce" and so on, from its start to its end; in Gloo's place it
-is "gloo:all_reduce"."""
+"""PyTorch profiler entries of calls: "dldist:all_reduce", or "gloo:..." if dldist replaces Gloo."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ _can_record = names.are_present(
 
 
 def title_of(method: str) -> str:
-    """What the entry calls any method of a group, in all its forms: "_allgather_base" is an all_gather."""
+    """Return an entry's title for all forms of a method: "_allgather_base" is an all_gather."""
     if method == "recv_anysource":
         return "recvAnySource"
     return CALLS[method].operation.collective if method in CALLS else method
 
 
 class _Nothing:
-    """The entry when no profiler runs."""
+    """The entry if no profiler runs."""
 
     def __enter__(self) -> _Nothing:
         return self
@@ -40,7 +39,7 @@ class _Nothing:
 
 @not_compiled
 class _Entry(record_function):  # type: ignore[misc]
-    """An entry that lasts until a call's work ends, or until its block ends if that raises."""
+    """An entry that ends with a call's work, or with its block if the block raises."""
 
     def lasts_until(self, work: Work) -> None:
         work.note_profiled(self._call_end_callbacks_on_future(work.get_future()))
@@ -51,5 +50,5 @@ _nothing = _Nothing()
 
 @not_compiled
 def entry(backend: str, title: str) -> Any:
-    """A `with` block to start a call in. Pass the call's work to lasts_until()."""
+    """Return a context manager to start a call in. Pass the call's work to lasts_until()."""
     return _Entry(f"{backend}:{title}") if _can_record and _enabled() else _nothing

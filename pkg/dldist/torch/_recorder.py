@@ -1,10 +1,11 @@
-"""PyTorch's dumps of its flight recorder have the calls of our groups, too.
+"""Adds the calls of dldist's groups to PyTorch's flight recorder dumps.
 
-Calls over dldist are recorded by dldist's recorder, in the form that PyTorch's has, and not a second time in C++: that would double what a
-small call costs. So a dump that is asked for from Python gets its entries from both.
+dldist's recorder records its calls, in PyTorch's format; recording them again in C++ would double
+the cost of a small call. So a dump that Python requests merges the entries of both recorders.
 
-PyTorch 2.15 has a recorder for each name of a backend. The name "gloo", the default, stands for PyTorch's recorder of that name and for
-dldist's recorder, "dldist" only for dldist's, and each other name only for PyTorch's.
+Since PyTorch 2.15 there is a recorder for each backend name. In dump calls, "gloo", the default,
+selects PyTorch's recorder of that name and dldist's; "dldist" only dldist's; any other name only
+PyTorch's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _OURS = "dldist"
 
 
 def add_to_torchs_dumps() -> None:
-    """Replace PyTorch's functions, as far as this PyTorch has them. Once in a process."""
+    """Replace PyTorch's functions, if this PyTorch has them. Call it once per process."""
     makers: dict[str, Callable[[Any], Callable[..., Any]]] = {
         "_dump_fr_trace": _pickled,
         "_dump_fr_trace_json": _as_json,
@@ -95,7 +96,7 @@ def _dump(
     read: Callable[[bytes], Any],
     write: Callable[[Any], bytes],
 ) -> bytes:
-    """The dump of the recorders that the name of the backend stands for."""
+    """Dump the recorders that the backend's name selects."""
     if backend == _OURS:
         return ours(*given)
     if backend == _TORCHS:
@@ -104,7 +105,7 @@ def _dump(
 
 
 def _both(theirs: bytes, ours: bytes, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> bytes:
-    """One dump of two: what each has of groups, and the entries in the order of their beginnings."""
+    """Merge two dumps: the groups of both, and the entries by start time."""
     first, second = read(theirs), read(ours)
     if not first.get("entries") and not first.get("pg_config"):
         return ours

@@ -1,4 +1,4 @@
-"""What runs the calls of a torch group over dldist, whichever way torch comes to them."""
+"""Runs the calls of a torch group over dldist, for groups in C++ and in Python."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ from dldist.torch._tensors import as_bytes, device_type_of, is_lazy, resolved
 from dldist.world import call_all
 
 if TYPE_CHECKING:
-    from dldist.torch._cuda import CudaBackend  # with NCCL, which groups of the CPU need not import
+    from dldist.torch._cuda import CudaBackend  # imports NCCL, which CPU groups do not need
 
 _has_backends = names.are_present("torch.distributed.ProcessGroup._get_backend")
 
 
 class CpuBackend(FromTorch, ProcessGroupGloo):
-    """The backend for tensors in CPU memory. `group` is the World behind it."""
+    """The backend for tensors in CPU memory. `group` is its World."""
 
 
 @not_compiled
 class Runner:
-    """Runs the calls of one group. `group` is the World behind it; `ranks` are the global ranks of its members; `serves_as` is the
-    name of the backend."""
+    """Runs the calls of one group. `ranks`: global ranks; `serves_as`: torch's backend name."""
 
     def __init__(self, store: Any, cpu: CpuBackend, name: str, ranks: list[int], serves_as: str = "dldist") -> None:
         self.store = store
-        """torch's store in which the ranks have met."""
+        """torch's store that the ranks used for their rendezvous."""
         self.name = name
         self.ranks = ranks
         self.serves_as = serves_as
@@ -64,7 +63,7 @@ class Runner:
     def meeting(
         cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, label: str = "", serves_as: str = "dldist"
     ) -> Runner:
-        """The runner of a new group: all of its ranks call this. `label` names its World."""
+        """Create the runner of a new group, on all of its ranks. `label` names its World."""
         size = len(ranks)
         meeting_place = dldist.HashStore() if size == 1 else TorchStore(store)
         with torchs_errors:
@@ -75,15 +74,13 @@ class Runner:
     def without_members(
         cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, serves_as: str = "dldist"
     ) -> Runner:
-        """Create the runner of a group whose members reconfigure() will name."""
+        """Create the runner of a group whose members are set by reconfigure() later."""
         options = GlooOptions()._for(timeout, ranks, name)
         cpu = CpuBackend(TorchStore(store), rank, len(ranks), options, enable_reconfigure=True)
         return cls(store, cpu, name, ranks, serves_as)
 
-    # ---- calls
-
     def perform(self, method: str, *arguments: Any) -> Any:
-        """Start a call of c10d's, with its lists and options. Returns a dldist.Work, or None if the call has ended."""
+        """Start a c10d call with lists and options. Return its dldist.Work; None if it ended."""
         backend = self.serving(device_type_of(arguments))
         if method == "gather_single" and arguments[-1].rootRank != self.group.rank:
             arguments = (None, *arguments[1:])  # torch passes an empty tensor
@@ -96,7 +93,7 @@ class Runner:
         except _core.DistArgumentError as refusal:
             if is_lazy(arguments):
                 return self._perform_on_copies(backend, method, arguments)
-            # What reduces nothing can move elements of a type that dldist does not know.
+            # Calls without a reduction can move elements of an unknown type as bytes.
             if "reduce" in method or not isinstance(refusal, _core.DistTypeError):
                 raise
         return backend._perform(method, *map(as_bytes, arguments))
@@ -118,7 +115,7 @@ class Runner:
         return work
 
     def serving(self, kind: str) -> Any:
-        """The backend for a type of device. All ranks come here with their first call on it."""
+        """Return the backend for a device type. All ranks call this with their first call on it."""
         if kind == "cpu":
             return self.cpu
         if kind != "cuda":
@@ -132,17 +129,15 @@ class Runner:
         return self._cuda
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names the missing ranks. A time-out of None or less than 0 stands for the group's."""
+        """Wait for all ranks; an error names missing ones. None or below 0: the group's timeout."""
         with torchs_errors:
             self.cpu.monitored_barrier(timeout, wait_all_ranks)
-
-    # ---- the group's life
 
     def _backends(self) -> list[Any]:
         return [self.cpu] if self._cuda is None else [self.cpu, self._cuda]
 
     def describe(self, name: str, desc: str, ranks: list[int] | None = None) -> None:
-        """Say what torch calls the group, in reports and dumps, and, where it says so only now, which ranks are its members."""
+        """Set the group's name, description and, if known only now, global ranks for reports."""
         self.name = name
         self.ranks = ranks or self.ranks
         self._desc = desc
@@ -150,48 +145,46 @@ class Runner:
             self.group._describe(name, desc, self.ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time-out of later calls."""
+        """Set the timeout of later calls."""
         for backend in self._backends():
             backend.set_timeout(timeout)
 
     def sequence(self) -> int:
-        """How many collectives have been started."""
+        """Return the number of collectives that have been started."""
         return self.cpu._get_sequence_number_for_group()  # type: ignore[no-any-return]
 
     def error_type(self) -> Any:
-        """The state of the group: SUCCESS, TIMEOUT, COMM_ERROR or REMOTE_ERROR."""
+        """Return the group's state: SUCCESS, TIMEOUT, COMM_ERROR or REMOTE_ERROR."""
         return self.cpu.get_error()
 
     def shutdown(self) -> None:
-        """Say goodbye to the other ranks."""
+        """Shut the group down cleanly."""
         call_all([backend.shutdown for backend in self._backends()])
 
     def abort(self) -> None:
-        """End the group and its unfinished calls at once, on all ranks."""
+        """End the group and its unfinished calls immediately, on all ranks."""
         call_all([backend.abort for backend in self._backends()])
 
-    # ---- other members
-
     def split(self, store: Any, ranks: list[int], name: str, timeout: timedelta | None = None) -> Runner:
-        """The runner of a group of these ranks, in this order. They alone call this."""
+        """Create the runner of a group of these ranks, in this order. Only these call this."""
         with torchs_errors:
             part = dldist.Group.split(self.cpu._require_group(), list(ranks), name, timeout)
         return self._over(store, part, name, [self.ranks[rank] for rank in ranks], self.serves_as)
 
     def get_reconfigure_handle(self) -> str:
-        """Return the handle that names this process in reconfigure()."""
+        """Return the handle that identifies this process in reconfigure()."""
         self.cpu._allow_reconfigure(TorchStore(self.store))
         return self.cpu.get_reconfigure_handle()
 
     def reconfigure(self, uuid: int, handles: Any, timeout: timedelta | None) -> None:
-        """Replace the members of the group by the processes with these handles, which all call this. See c10d.gloo."""
+        """Replace the members by the processes with these handles, which all call this."""
         opts = ReconfigureOptions()
         opts.uuid, opts.handles = uuid, handles
         if timeout is not None:
             opts.timeout = timeout
         self.cpu._allow_reconfigure(TorchStore(self.store))
         if self._cuda is not None:
-            self._cuda.abort()  # the next call on that device makes one among the new members
+            self._cuda.abort()  # the next call on CUDA creates one with the new members
             self._cuda = None
         try:
             with torchs_errors:
@@ -202,21 +195,20 @@ class Runner:
         self.group._describe(self.name, self._desc, self.ranks)
 
     def merge(self, store: Any, size: int, name: str, timeout: timedelta) -> Runner:
-        """The runner of a group of `size` ranks: those of this group, and those of the others that come to the same store. The
-        ranks of one group stay together."""
+        """Create the runner of a group of `size` ranks, from all groups that use this store."""
         first = torch.zeros(1, dtype=torch.int64)
         place = TorchStore(store)
         with torchs_errors:
             if self.group.rank == 0:
                 first.fill_(place.add("merge_remote_group/ranks", self.group.size) - self.group.size)
             self.group.broadcast(first, 0)
-        if int(first) + self.group.size > size:  # all ranks of this group find the same
+        if int(first) + self.group.size > size:  # all ranks of this group see the same numbers
             raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
         return Runner.meeting(store, name, list(range(size)), int(first) + self.group.rank, timeout, serves_as=self.serves_as)
 
 
 def runner_of(group: Any) -> Runner | None:
-    """What runs the calls of a torch group; None if that is not ours."""
+    """Return the Runner of a torch group, or None if it is not a dldist group."""
     if not isinstance(group, dist.ProcessGroup):
         return None
     runner = getattr(group, "_runner", None)
@@ -227,6 +219,6 @@ def runner_of(group: Any) -> Runner | None:
     try:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:
-        return None  # it has none for the CPU
+        return None  # no backend for the CPU
     backend = getattr(backend, "wrapped_pg", backend)  # with TORCH_DISTRIBUTED_DEBUG=DETAIL
     return getattr(backend, "runner", None)

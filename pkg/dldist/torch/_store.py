@@ -17,7 +17,7 @@ _QueueEmptyError: Any = names.find("torch.distributed.QueueEmptyError")
 
 
 def _as_ours(error: BaseException) -> BaseException:
-    """The error of one of torch's stores as ours."""
+    """Convert an error of a torch store to dldist's."""
     if isinstance(error, dldist.DistError) or not isinstance(error, RuntimeError):
         return error
     text = str(error).partition("\nException raised from")[0]
@@ -40,10 +40,11 @@ def _is_timeout(text: str) -> bool:
 
 
 class TorchStore(dldist.Store):
-    """Any store of torch.distributed, as a store that dldist can use.
+    """Any torch.distributed store, as a store that dldist can use.
 
-    A torch store runs one operation at a time, even if that is a long wait. So threads other than the one that made this object
-    (such as dldist's monitor) share a clone, if the store can be cloned.
+    A torch store runs one operation at a time, which may be a long wait. So threads other than the
+    one that created this object (such as dldist's monitor) share a clone, if the store can be
+    cloned.
     """
 
     def __init__(self, store: Any) -> None:
@@ -87,7 +88,7 @@ class TorchStore(dldist.Store):
         self._store.set_timeout(timeout)
 
     def clone(self) -> TorchStore:
-        """A store on the same data. It has a connection of its own if torch's clone has one."""
+        """Return a store of the same data, with its own connection if torch's clone has one."""
         return TorchStore(_clone_of(self._store))
 
 
@@ -105,7 +106,7 @@ _RESULTS: dict[str, Callable[[Any], Any] | None] = {
     "queue_push": None,
     "set": None,
 }
-"""The calls that only pass on their arguments, and the types of their results."""
+"""The calls that only forward their arguments, and the types of their results."""
 
 
 def _passing_on(name: str, result: Callable[[Any], Any] | None) -> Any:
@@ -124,7 +125,7 @@ for _name, _result in _RESULTS.items():
 
 
 def _clone_of(store: Any) -> Any:
-    """A clone of the store, or the store itself if it cannot be cloned, as most stores written in Python."""
+    """Clone a store, or return the store itself if it has no clone(), as most in Python."""
     try:
         return store.clone() if _can_clone else store
     except (AttributeError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Tensors among the arguments of a call."""
+"""Functions for the tensors in a call's arguments."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 
 
 def device_type_of(arguments: tuple[Any, ...]) -> str:
-    """The type of device that a call's tensors are on. The arguments are tensors, lists of them or lists of lists. A barrier has
-    no tensors, but its options name a device."""
+    """Return the device type of a call's tensors; of a barrier, of the device in its options."""
     for item in arguments:
         while isinstance(item, (list, tuple)) and item:
             item = item[0]
@@ -21,19 +20,19 @@ def device_type_of(arguments: tuple[Any, ...]) -> str:
 
 
 def as_bytes(argument: Any) -> Any:
-    """The argument, with its tensors of one-byte types viewed as bytes, on the same memory."""
+    """View tensors with one-byte elements as bytes, on the same memory."""
     return _each(lambda tensor: tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor, argument)
 
 
 def is_lazy(argument: Any) -> bool:
-    """Whether a tensor in the argument is lazy: it stands for the conjugate or the negative of its memory."""
+    """True if a tensor is lazy: it represents the conjugate or negative of its memory."""
     if isinstance(argument, (list, tuple)):
         return any(map(is_lazy, argument))
     return isinstance(argument, torch.Tensor) and (argument.is_conj() or argument.is_neg())
 
 
 def resolved(argument: Any) -> Any:
-    """The argument, with lazy tensors replaced by copies that hold their values. Other tensors stay as they are."""
+    """Replace lazy tensors by copies that hold their values; keep all others."""
     return _each(lambda tensor: tensor.detach().resolve_conj().resolve_neg() if is_lazy(tensor) else tensor, argument)
 
 

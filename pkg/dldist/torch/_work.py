@@ -1,4 +1,4 @@
-"""The works that asynchronous calls return: a torch.distributed.Work over a dldist Work."""
+"""The works of asynchronous calls: a torch.distributed.Work over a dldist Work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SUCCESS, _TIMEOUT, _COMM_ERROR = 0, 1, 2  # torch's WorkResult
 
 @not_compiled
 class Work(_Base):  # type: ignore[misc, valid-type]
-    """A call of a group. If `work` is None, it has finished already."""
+    """A call of a group. If `work` is None, it has already ended."""
 
     __slots__ = ("_future", "_is_profiled", "_op_type", "_outputs", "_work")
 
@@ -40,7 +40,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         self._is_profiled = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it has ended; raises its error if it failed. A time-out of None or 0 stands for the call's."""
+        """Wait until the call has ended; raise its error. None or 0: the call's own timeout."""
         if self._work is not None:
             try:
                 self._work.wait(timeout or None)
@@ -51,24 +51,25 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         return True
 
     def note_profiled(self, future: Any) -> None:
-        """From now on, `future` is the future of this work: it completes once the profiler's entry of this call has ended.
+        """Set this work's future to one that completes when the call's profiler entry has ended.
 
-        An entry must not end after profiling, when its memory is gone. A program that has waited for its last call may stop
-        profiling at once, so nothing may see that the call has ended before its entry has.
+        An entry must end before profiling does, which frees its memory. As programs may stop
+        profiling right after waiting for their last call, a call is only reported as ended once its
+        entry is.
         """
         self._future = future
         self._is_profiled = True
 
     def _wait_for_profiler_entry(self) -> None:
-        if self._is_profiled and self._has_ended() and not callback_thread.is_completion_thread():  # that one completes futures
-            with contextlib.suppress(RuntimeError):  # the caller, wait(), raises the call's own error
+        if self._is_profiled and self._has_ended() and not callback_thread.is_completion_thread():  # it completes futures
+            with contextlib.suppress(RuntimeError):  # wait() raises the call's own error
                 self._future.wait()
 
     def synchronize(self) -> None:
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Wait: there is no stream here, so later work on the CPU comes after the call only if the CPU waits."""
+        """Wait for the call: without a stream, only this orders later work on the CPU after it."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -98,7 +99,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         return self.source_rank()
 
     def get_future(self) -> Any:
-        """A future for result(), in a list for each input where there are several."""
+        """Return a future for result(); with several inputs, a list for each of them."""
         if self._future is None:
             self._future = _future_of(self._work, self._value)
         return self._future
@@ -109,7 +110,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         return [list(each) for each in outputs] if is_several else flat(outputs)
 
     def get_future_result(self) -> Any:
-        """A future that tells how the call ends: its value is a number of WorkResult."""
+        """Return a future for the outcome, a number of WorkResult, which never fails."""
         return self.get_future().then(lambda future: self._how_it_ended())
 
     def _how_it_ended(self) -> int:
@@ -130,7 +131,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
 
 @not_compiled
 class Typed(Work):
-    """A call whose future has C++ tensors. DDP's hook FP16_COMPRESS, which is in C++, expects those in its calls' results."""
+    """A call whose future has C++ tensors, as DDP's C++ hook FP16_COMPRESS requires."""
 
     __slots__ = ()
 
@@ -146,7 +147,7 @@ class Typed(Work):
 
 @not_compiled
 class Together(Work):
-    """Several calls, as one."""
+    """The work of several calls."""
 
     __slots__ = ("_works",)
 
@@ -176,7 +177,7 @@ class Together(Work):
 def _future_of(work: dldist.Work | None, result: Any) -> Any:
     future: Any = torch.futures.Future() if _Future is None else _Future([])
     if work is not None and callback_thread.is_completion_thread():
-        # A callback that waits for this future, as PowerSGD's do, would block the thread that has to complete the future.
+        # A callback that waits for this future, as in PowerSGD, would block the completing thread.
         with contextlib.suppress(dldist.DistError):
             work.wait()
     if work is None or (work.is_completed() and work.is_success()):
@@ -186,7 +187,7 @@ def _future_of(work: dldist.Work | None, result: Any) -> Any:
         future.set_result(work.exception())
     else:
         work._watch(lambda: future.set_result(work.exception()))
-    # A Python future cannot be given an error. But if a callback raises, waiters in C++ get an error, too.
+    # A Python future cannot store an error, but the error of a callback also reaches C++ waiters.
     return future.then(lambda done: _raise_or(done.value(), result))
 
 
@@ -198,7 +199,7 @@ def _raise_or(error: BaseException | None, result: Any) -> Any:
 
 @functools.cache
 def _in_cpp() -> Any:
-    """TorchScript functions that make futures. A future made in Python would hold its value as a Python object; theirs do not."""
+    """Return TorchScript functions whose futures hold values of C++, not Python objects."""
     return torch.jit.CompilationUnit(
         """
         def wait_for(done: Future[bool], tensors: List[Tensor]) -> List[Tensor]:

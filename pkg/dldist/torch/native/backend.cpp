@@ -1,14 +1,15 @@
-// The backend "dldist" for PyTorch's dispatcher: a c10d::Backend whose calls are methods of a dldist.Group.
+// The backend "dldist" for PyTorch's dispatcher: a c10d::Backend over a dldist.Group.
 //
-// PyTorch's own ProcessGroup starts each call as an operation (c10d::allreduce_) and the operation's kernel calls this backend, like
-// Gloo's. So whatever looks at operations sees ours. A call whose tensors are plain goes to the group's method in the extension
-// directly. All other calls go through `runner`, a dldist.torch._runner.Runner, which is the half of this backend in Python.
+// PyTorch's ProcessGroup starts each call as an operation (c10d::allreduce_) whose kernel calls
+// this backend, like Gloo's, so all that observes operations also observes dldist's. A call with
+// plain tensors directly calls the group's method in the extension. All other calls use `runner`, a
+// dldist.torch._runner.Runner, which is the Python half of this backend.
 //
-// No function here may keep the GIL while it waits: the group's methods release it.
+// No function here may hold the GIL while it waits: the group's methods release it.
 //
-// One source for PyTorch 2.9 and newer. A virtual method that only some releases have is written
-// without `override`: for the others it is a plain method. All else that depends on the release is
-// in the section "features" below, which looks at PyTorch's headers, and never at its version.
+// One source for PyTorch 2.9 and newer. Virtual methods that only some releases have are written
+// without `override`. Other differences between releases are in the section "features", which
+// depends on PyTorch's headers, never on its version.
 
 #ifdef __clang__
 #pragma clang diagnostic ignored "-Winconsistent-missing-override"
@@ -48,7 +49,7 @@
 // ---- features
 
 namespace c10d {
-struct CompletionHookArgs; // without a definition before 2.15
+struct CompletionHookArgs; // defined only since 2.15
 } // namespace c10d
 
 namespace {
@@ -56,10 +57,10 @@ namespace {
 template <class Type>
 concept IsDefined = requires { sizeof(Type); };
 
-// c10d::WorkInfo has times of system_clock in 2.9, and of steady_clock since 2.10.
+// The times of c10d::WorkInfo: system_clock's in 2.9, steady_clock's since 2.10.
 using Clock = decltype(c10d::WorkInfo::timeStarted)::clock;
 
-// OpType::REDUCE_SCATTER_TENSOR_COALESCED, or its stand-in in PyTorch's own backends before 2.10.
+// OpType::REDUCE_SCATTER_TENSOR_COALESCED, or PyTorch's own substitute before 2.10.
 template <class Type = c10d::OpType>
 constexpr Type reduceScatterCoalescedType() {
   if constexpr (requires { Type::REDUCE_SCATTER_TENSOR_COALESCED; }) {
@@ -69,7 +70,7 @@ constexpr Type reduceScatterCoalescedType() {
   }
 }
 
-// The members of a group can be exchanged since 2.14.
+// PyTorch supports reconfigure() since 2.14.
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
 #define DLDIST_HAS_RECONFIGURE 1
 #else
@@ -89,7 +90,7 @@ using TensorLists = std::vector<Tensors>;
 
 // ---- Python
 
-// Holds the GIL. Unlike pybind11's, it costs a thread that Python knows next to nothing.
+// Holds the GIL; cheaper than pybind11's class on threads that Python already knows.
 class Gil {
  public:
   Gil() : state_(PyGILState_Ensure()) {}
@@ -101,7 +102,7 @@ class Gil {
   PyGILState_STATE state_;
 };
 
-// Whether threads can take the GIL no more: the interpreter is ending.
+// True if the interpreter is finalizing: threads cannot take the GIL.
 bool isPythonEnding() {
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsFinalizing() != 0;
@@ -110,7 +111,7 @@ bool isPythonEnding() {
 #endif
 }
 
-// A Python object that may be let go of on any thread. Where Python is ending, nothing is released.
+// A reference to a Python object that any thread may release; kept if Python is finalizing.
 class Held {
  public:
   Held() = default;
@@ -134,7 +135,7 @@ class Held {
   PyObject* object_ = nullptr;
 };
 
-// What Python objects this file needs; made with the module, and kept.
+// The Python objects that this file uses. Created with the module, and never released.
 struct Names {
   PyObject* async;             // ("async_op",)
   PyObject* asyncAndTimeout;   // ("async_op", "timeout")
@@ -161,7 +162,7 @@ PyObject* text(const char* name) {
   return made;
 }
 
-// A new reference.
+// Returns a new reference.
 PyObject* attribute(const char* module, const char* name) {
   return py::object(py::module_::import(module).attr(name)).release().ptr();
 }
@@ -197,10 +198,10 @@ const Names& names() {
   return made;
 }
 
-// Throws the Python exception that is set, as one that PyTorch's programs catch.
+// Throws the current Python exception, converted to a class that PyTorch programs catch.
 [[noreturn]] void throwAsTorchs() {
   py::error_already_set raised;
-  // as_torchs() gives the same exception, of another class.
+  // as_torchs() returns the same exception with another class.
   py::object error = py::reinterpret_steal<py::object>(PyObject_CallOneArg(names().asTorchs, raised.value().ptr()));
   if (error) {
     PyObject* trace = raised.trace() ? raised.trace().ptr() : Py_None;
@@ -210,17 +211,17 @@ const Names& names() {
   throw py::error_already_set();
 }
 
-// A Python exception that may be thrown again and again, as those that wait for a future throw its error. What pybind11 throws may
-// become a Python exception only once.
+// A Python exception that can be thrown repeatedly, as by every waiter of a future. An
+// error_already_set of pybind11 can be restored to Python only once.
 class Failure final : public std::exception {
  public:
-  // With the GIL.
+  // Call with the GIL.
   explicit Failure(const py::error_already_set& raised)
       : error_(std::make_shared<Held>(Py_NewRef(raised.value().ptr()))), text_(raised.what()) {}
 
   const char* what() const noexcept override { return text_.c_str(); }
 
-  // Raises it in Python. With the GIL.
+  // Raises the error in Python. Call with the GIL.
   void raise() const { PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error_->get())), error_->get()); }
 
  private:
@@ -228,7 +229,7 @@ class Failure final : public std::exception {
   std::string text_;
 };
 
-// For a future: what is thrown there, and wherever the future is waited for.
+// Converts a thrown error for a future, which may throw it repeatedly.
 std::exception_ptr lasting(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
@@ -277,8 +278,8 @@ py::list listOf(const TensorLists& lists) {
 
 // ---- hooks
 
-// Hooks by the id with which each can be removed. They run without the lock: a hook may take locks
-// of its own, or change this table.
+// Hooks by id, which removes them. They run without the lock: a hook may take other locks, or
+// change this table.
 template <class... Args>
 class HookTable {
  public:
@@ -286,7 +287,7 @@ class HookTable {
 
   void add(int64_t id, Hook hook) {
     std::lock_guard<std::mutex> lock(mutex_);
-    std::swap(hooks_[id], hook); // the destructor of a replaced hook may take the GIL, so it runs without the lock
+    std::swap(hooks_[id], hook); // destroyed without the lock: a replaced hook may take the GIL
     isEmpty_ = false;
   }
 
@@ -303,7 +304,7 @@ class HookTable {
 
   bool isEmpty() const { return isEmpty_.load(std::memory_order_relaxed); }
 
-  // Calls the hooks in the order of their ids. A hook in C++ may wait for a thread that needs the GIL.
+  // Calls the hooks by ascending id, without the GIL: a hook may wait for a thread that needs it.
   void call(const char* kind, Args... args) const {
     std::optional<py::gil_scoped_release> released;
     if (PyGILState_Check() != 0) {
@@ -329,23 +330,23 @@ class HookTable {
   }
 
   std::atomic<bool> isEmpty_{true};
-  mutable std::mutex mutex_; // guards the next
+  mutable std::mutex mutex_; // guards hooks_
   std::map<int64_t, Hook> hooks_;
 };
 
-// The hooks of a backend. Its works may outlive it, and share them.
+// A backend's hooks, shared with its works, which may outlive it.
 struct Hooks {
   HookTable<> abort;
   HookTable<const c10d::CompletionHookArgs&> completion;
 
-  // An operation has failed, or the group is aborted: hooks may save information before the program ends.
+  // Called when an operation fails or the group is aborted; hooks may save data before an exit.
   void runAbortHooks() const {
     if (!abort.isEmpty()) {
       abort.call("abort");
     }
   }
 
-  // An operation has succeeded.
+  // Called when an operation has succeeded.
   template <class CompletionHookArgs = c10d::CompletionHookArgs>
   void runCompletionHooks(uint64_t key, float duration_ms) const {
     if constexpr (IsDefined<CompletionHookArgs>) {
@@ -373,7 +374,7 @@ extern "C" PyObject* runThen(PyObject* capsule, PyObject*) {
 
 PyMethodDef runThenDef = {"then", runThen, METH_NOARGS, nullptr};
 
-// A Python function that calls `then`, without the GIL.
+// Returns a Python function that calls `then` without the GIL.
 py::object callable(std::function<void()> then) {
   py::capsule capsule(new std::function<void()>(std::move(then)), nullptr, [](PyObject* self) {
     delete static_cast<std::function<void()>*>(PyCapsule_GetPointer(self, nullptr));
@@ -389,20 +390,20 @@ Tensors flat(const TensorLists& lists) {
   return all;
 }
 
-// The facts of a call that its work reports.
+// The properties of a call that its work reports.
 struct CallFacts {
-  uint64_t number; // of the backend's works, from 1
+  uint64_t number; // counts the backend's works, from 1
   milliseconds timeout;
   std::shared_ptr<const Hooks> hooks;
 };
 
-// A call of the backend. Its Python object has the methods of dldist.Work; where there is none, the call has ended well.
+// A work of the backend. `work_` is a dldist.Work, or empty if the call has already succeeded.
 class Work final : public c10d::Work {
  public:
   Work(int rank, OpType type, const char* title, const std::optional<Tensors>& inputs, CallFacts facts)
       : c10d::Work(rank, type, title, inputs), facts_(std::move(facts)), isProfiled_(title != nullptr) {}
 
-  // The call has started. With the GIL.
+  // Sets the result of starting the call. Call with the GIL.
   void begin(py::object work, TensorLists outputs) {
     outputs_ = std::move(outputs);
     if (!work.is_none()) {
@@ -421,7 +422,7 @@ class Work final : public c10d::Work {
       try {
         waitForEnd(timeout);
       } catch (...) {
-        if (isCompleted()) { // ends the profiler's entry, unless the call goes on
+        if (isCompleted()) { // also ends the profiler's entry, unless the call continues
           reportFailure();
         }
         throw;
@@ -481,7 +482,7 @@ class Work final : public c10d::Work {
 
   void synchronize() override { wait(kNoTimeout); }
 
-  // There is no stream here: later work on the CPU comes after the call only if the CPU waits.
+  // Waits: without a stream, only this orders later work on the CPU after the call.
   void blockCurrentStream() override { wait(kNoTimeout); }
 
   float getDuration() const override {
@@ -504,8 +505,8 @@ class Work final : public c10d::Work {
 
   uint64_t getCompletionKey() const { return facts_.number; }
 
-  // Calls the completion hooks once the call has succeeded. With the GIL. If the call has ended
-  // already, it took `duration_ms`.
+  // Runs the completion hooks once the call has succeeded. `duration_ms` is its duration if it has
+  // already ended. Call with the GIL.
   void reportCompletion(float duration_ms) {
     duration_ms_ = duration_ms;
     auto self = intrusive_ptr<Work>::reclaim_copy(this);
@@ -526,7 +527,7 @@ class Work final : public c10d::Work {
     return future;
   }
 
-  // A future of how the call ends: it never fails.
+  // Returns a future of the outcome, which never fails.
   intrusive_ptr<Future> getFutureResult() override {
     auto [ending, isNew] = only(ending_, c10::IntType::get());
     if (isNew) {
@@ -540,7 +541,7 @@ class Work final : public c10d::Work {
     return ending;
   }
 
-  // Has `then` called once the call has ended: here and now if it has, else on a thread of dldist's. With the GIL.
+  // Calls `then` once the call has ended: now, or later on a dldist thread. Call with the GIL.
   void watch(std::function<void()> then) {
     if (!work_) {
       then();
@@ -565,7 +566,7 @@ class Work final : public c10d::Work {
     checked(PyObject_VectorcallMethod(names().wait, args, 2, nullptr));
   }
 
-  // Of the future: the outputs, in a list for each input where there are several.
+  // Returns the future's value: the outputs, in a list for each input if there are several.
   c10::IValue value() const {
     if (outputs_.size() > 1) {
       return c10::IValue(outputs_);
@@ -573,7 +574,7 @@ class Work final : public c10d::Work {
     return c10::IValue(flat(outputs_));
   }
 
-  // The future in `place`, which is made if there is none, and whether this was it. Its maker settles it, without the lock.
+  // Finds or creates the future in `place`. Returns true if created: the caller then settles it.
   std::pair<intrusive_ptr<Future>, bool> only(intrusive_ptr<Future>& place, const c10::TypePtr& type) {
     std::lock_guard<std::mutex> lock(futures_);
     bool isNew = !place;
@@ -583,7 +584,7 @@ class Work final : public c10d::Work {
     return {place, isNew};
   }
 
-  // Gives a future its value when the call ends. `ofFailure` makes a value of a failure; without it, the future fails.
+  // Completes a future when the call ends: by `ofFailure`, if given, after a failure, else with it.
   void settle(
       const intrusive_ptr<Future>& future,
       std::function<c10::IValue(Work&)> value,
@@ -593,12 +594,12 @@ class Work final : public c10d::Work {
       return;
     }
     Gil gil;
-    // A callback that waits for this future would block the thread that has to complete it.
+    // A callback that waits for this future would block the thread that completes it.
     if (checked(PyObject_CallNoArgs(names().isCompletionThread)).cast<bool>()) {
       try {
         wait(kNoTimeout);
       } catch (const py::error_already_set&) {
-        // the future gets it
+        // the future gets the error
       }
     }
     auto self = intrusive_ptr<Work>::reclaim_copy(this);
@@ -614,7 +615,7 @@ class Work final : public c10d::Work {
           future->setError(lasting(failure));
         }
       });
-    } catch (...) { // another caller may have this future, and would wait for ever
+    } catch (...) { // otherwise another caller with this future would wait forever
       future->setErrorIfNeeded(lasting(std::current_exception()));
       throw;
     }
@@ -636,7 +637,7 @@ class Work final : public c10d::Work {
     }
   }
 
-  // Ends the profiler's entry. That must happen while the profiler still runs: before anybody sees that the call has ended.
+  // Ends the profiler's entry, before any caller sees the call's end and stops the profiler.
   void endEntry() {
     if (isProfiled_) {
       std::call_once(ended_, [this] { finish(); });
@@ -646,16 +647,16 @@ class Work final : public c10d::Work {
   Held work_;
   TensorLists outputs_;
   const CallFacts facts_;
-  float duration_ms_ = 0; // measured only for completion hooks; a Python object measures its own
+  float duration_ms_ = 0; // only for completion hooks; a dldist.Work measures its own
   mutable std::atomic<bool> isFailureReported_{false};
   const bool isProfiled_;
   std::once_flag ended_;
-  std::mutex futures_; // guards the next two
+  std::mutex futures_; // guards future_ and ending_
   intrusive_ptr<Future> future_;
   intrusive_ptr<Future> ending_;
 };
 
-// Several calls, as one.
+// The work of several calls.
 class Together final : public c10d::Work {
  public:
   Together(int rank, std::vector<intrusive_ptr<c10d::Work>> works)
@@ -722,10 +723,10 @@ class Together final : public c10d::Work {
 // ---- calls
 
 struct Operation {
-  const char* method; // of dldist.Group
-  const char* call;   // of c10d's Backend
+  const char* method; // dldist.Group's method
+  const char* call;   // c10d::Backend's method
   OpType type;
-  const char* title;  // in the profiler, after the name of the backend: "gloo:all_reduce"
+  const char* title;  // in the profiler, after the backend's name: "gloo:all_reduce"
 };
 
 enum Which : size_t {
@@ -775,7 +776,7 @@ constexpr std::array<Operation, OPERATION_COUNT> OPERATIONS{{
     {"irecv", "recv_anysource", OpType::RECVANYSOURCE, "recvAnySource"},
 }};
 
-// The arguments of a group's method, by position. With the GIL.
+// The positional arguments of a group's method. Use with the GIL.
 class Arguments {
  public:
   Arguments() = default;
@@ -801,7 +802,7 @@ class Arguments {
     }
   }
 
-  // Ends the arguments: how to run the call.
+  // Adds the keyword arguments and calls the method.
   PyObject* call(PyObject* method, bool isAsync, milliseconds timeout) {
     size_t positional = count_;
     PyObject* named = names().async;
@@ -818,19 +819,19 @@ class Arguments {
   }
 
  private:
-  std::array<PyObject*, 8> slots_; // [0] is the callee's to use
+  std::array<PyObject*, 8> slots_; // [0] is reserved for the callee
   size_t count_ = 0;
 };
 
-// Whether the group can take the tensor as it is.
+// True if the group accepts the tensor as it is.
 bool isPlain(const Tensor& tensor) {
   return tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// The tensors that a call reads, or those it writes to, as the call has them: they are copied only for a work or a profiler.
+// References to the tensors that a call reads or writes. Copied only for a work or a profiler.
 class Operands {
  public:
-  Operands() = default; // there are none
+  Operands() = default; // no tensors
   Operands(const Tensor& tensor) : operands_(&tensor) {}
   Operands(const Tensors& tensors) : operands_(&tensors) {}
   Operands(const TensorLists& lists) : operands_(&lists) {}
@@ -854,26 +855,27 @@ class Operands {
   std::variant<std::monostate, const Tensor*, const Tensors*, const TensorLists*> operands_;
 };
 
-// The text, for as long as the process lives: a profiler may read a title after its group has gone. With the GIL.
+// Keeps a text forever: a profiler may read a title after its group's end. Call with the GIL.
 const char* kept(std::string text) {
   static auto& texts = *new std::set<std::string>();
   return texts.insert(std::move(text)).first->c_str();
 }
 
-// Where the backend is in Gloo's place, c10d::Logger takes it for a c10d::ProcessGroupGloo without asking, and reads how many threads
-// there are. So these options, and the first members of Backend, lie as those of that class do.
+// If the backend replaces Gloo, c10d::Logger casts it to c10d::ProcessGroupGloo unchecked, and
+// reads the number of threads. So these options and Backend's first members have that class's
+// layout.
 struct OwnOptions final : c10d::Backend::Options {
   OwnOptions(const std::string& backend, milliseconds timeout) : c10d::Backend::Options(backend, timeout) {}
 
   std::vector<std::shared_ptr<void>> devices;
-  int threads{2}; // as many as Gloo says; here, the thread that waits does the work
+  int threads{2}; // Gloo's default; here, the thread that waits does the work
 
   intrusive_ptr<c10d::Backend::Options> clone() const { return c10::make_intrusive<OwnOptions>(*this); }
 };
 
 class Backend : public c10d::Backend {
  public:
-  // With the GIL.
+  // Call with the GIL.
   Backend(const py::object& runner, milliseconds timeout)
       : c10d::Backend(
             runner.attr("cpu").attr("rank")().cast<int>(), runner.attr("cpu").attr("size")().cast<int>()),
@@ -890,14 +892,14 @@ class Backend : public c10d::Backend {
 
   const std::string getBackendName() const override { return options_->backend; }
 
-  // A copy: ProcessGroup::splitGroup() writes the part's name and time-out into it.
+  // Returns a copy: ProcessGroup::splitGroup() writes the new group's name and timeout into it.
   intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
     return c10::make_intrusive<OwnOptions>(*options_);
   }
 
   bool supportsSplitting() const override { return true; }
 
-  // False until reconfigure() has given it a group, if that is how it gets one.
+  // Returns false before the first reconfigure() of a group without members.
   bool isInitialized() { return static_cast<bool>(methods_); }
 
   // ---- collectives
@@ -1012,7 +1014,7 @@ class Backend : public c10d::Backend {
         GATHER_SINGLE, opts, true, input, isRoot ? Operands(output) : Operands(),
         [&](Arguments& arguments) {
           arguments.add(input);
-          isRoot ? arguments.add(output) : arguments.addNone(); // other ranks get an empty tensor from PyTorch
+          isRoot ? arguments.add(output) : arguments.addNone(); // PyTorch passes an empty tensor on other ranks
           arguments.add(opts.rootRank);
         },
         [&] { return py::make_tuple(isRoot ? py::cast(output) : py::none(), input, opts); });
@@ -1124,7 +1126,7 @@ class Backend : public c10d::Backend {
         RECV_ANY_SOURCE, tensors, tensors, std::nullopt, tag, [&] { return py::make_tuple(listOf(tensors), tag); });
   }
 
-  // ---- many as one
+  // ---- coalescing
 
   void startCoalescing() override {
     std::lock_guard<std::mutex> lock(coalescing_);
@@ -1165,7 +1167,7 @@ class Backend : public c10d::Backend {
     onCompletionHook_ = std::move(hook);
   }
 
-  // Until the hook has been told of all works.
+  // Waits until the completion hook has run for all works.
   void waitForPendingWorks() override {
     std::unique_lock<std::mutex> lock(pending_->mutex);
     pending_->isNone.wait(lock, [&] { return pending_->count == 0; });
@@ -1183,7 +1185,7 @@ class Backend : public c10d::Backend {
   }
   void unregisterCompletionHook(int64_t id) { hooks_->completion.remove(id); }
 
-  // ---- the end
+  // ---- shutdown
 
   void shutdown() override {
     Gil gil;
@@ -1232,7 +1234,7 @@ class Backend : public c10d::Backend {
 
   intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions& opts) override {
     Gil gil;
-    methods_ = Held(); // the group ends, and there is none if this fails
+    methods_ = Held(); // the group ends; none remains if this fails
     callRunner("reconfigure", opts.uuid, opts.handles, opts.timeout);
     rank_ = runner().attr("cpu").attr("rank")().cast<int>();
     size_ = runner().attr("cpu").attr("size")().cast<int>();
@@ -1245,7 +1247,7 @@ class Backend : public c10d::Backend {
   }
 #endif
 
-  // ---- what it is called
+  // ---- names
 
   void setGroupUid(const std::string& uid) {
     c10d::Backend::setGroupUid(uid);
@@ -1257,7 +1259,7 @@ class Backend : public c10d::Backend {
   py::object runner() const { return py::reinterpret_borrow<py::object>(runner_.get()); }
 
  private:
-  // Takes the methods of the runner's group, if it has one. With the GIL.
+  // Stores the methods of the runner's group, if any. Call with the GIL.
   void adoptGroup() {
     py::object group = runner().attr("group");
     if (group.is_none()) {
@@ -1284,8 +1286,9 @@ class Backend : public c10d::Backend {
     return checked(PyObject_CallObject(bound.ptr(), arguments.ptr()));
   }
 
-  // Runs a collective: by the group's method, whose arguments `fill` gives, if the group has this form (`fits`) and the tensors are
-  // plain; else by the runner, whose arguments, those of c10d's call, `lower` gives.
+  // Runs a collective by the group's method, with arguments from `fill`, if the group supports this
+  // form (`fits`) and the tensors are plain; else by the runner, with c10d's arguments from
+  // `lower`.
   template <class Opts, class Fill, class Lower>
   intrusive_ptr<c10d::Work> run(
       Which which,
@@ -1326,13 +1329,13 @@ class Backend : public c10d::Backend {
       Call&& call) {
     const Operation& operation = OPERATIONS[which];
     intrusive_ptr<Work> work;
-    if (at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) { // a profiler's entry begins now
+    if (at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) { // the entry begins now
       work = c10::make_intrusive<Work>(
           getRank(), operation.type, titles_[which], flat(inputs.lists()), facts(timeout));
     }
     Gil gil;
     if (!isDescribed_.exchange(true)) {
-      describe(); // the description has come after the name
+      describe(); // the description is set after the name
     }
     bool isHooked = onCompletionHook_ != nullptr || !hooks_->completion.isEmpty();
     auto began = isHooked ? Clock::now() : Clock::time_point();
@@ -1347,9 +1350,9 @@ class Backend : public c10d::Backend {
       throw;
     }
     bool isWorkWanted = isAsync || work || isHooked || isCoalescing() ||
-        c10d::allow_inflight_collective_as_graph_input(); // then PyTorch registers what it gets
+        c10d::allow_inflight_collective_as_graph_input(); // then PyTorch registers the work
     if (started.is_none() && !isWorkWanted) {
-      return nullptr; // as PyTorch's other backends do: there is nothing to wait for
+      return nullptr; // like PyTorch's backends: nothing to wait for
     }
     if (!work) {
       work = c10::make_intrusive<Work>(getRank(), operation.type, nullptr, std::nullopt, facts(timeout));
@@ -1368,7 +1371,7 @@ class Backend : public c10d::Backend {
     return work;
   }
 
-  // Starts the operation by the group's method if the tensors are plain and the method takes them, else by the runner.
+  // Starts an operation by the group's method if it accepts the tensors, else by the runner.
   template <class Lower, class Call>
   py::object perform(Which which, bool isPlain, Lower&& lower, Call&& call) {
     if (isPlain && methods_) {
@@ -1385,8 +1388,8 @@ class Backend : public c10d::Backend {
     return coalesced_.has_value();
   }
 
-  // What a call of the group's has given; nothing if the group refuses such arguments. The runner may know another way, and if not,
-  // raises the refusal again.
+  // Returns a call's result, or nothing if the group refused the arguments: the runner may run the
+  // call in another way, and otherwise raises the refusal again.
   static py::object resultOf(PyObject* result) {
     if (result == nullptr && PyErr_ExceptionMatches(names().refusals)) {
       PyErr_Clear();
@@ -1398,25 +1401,25 @@ class Backend : public c10d::Backend {
   void tellWhenDone(const intrusive_ptr<Work>& work, OpType type, Clock::time_point began) {
     auto hook = onCompletionHook_;
     uint64_t sequence = getSequenceNumberForGroup();
-    // It goes with the watcher, whether that is called or not.
+    // Released with the watcher, even if that is never called.
     std::shared_ptr<void> entry = Pending::enter(pending_);
     work->watch([hook, type, sequence, began, entry = std::move(entry)] {
       auto ended = Clock::now();
       try {
         hook(std::make_shared<c10d::WorkInfo>(type, sequence, began, ended, ended - began));
-      } catch (const std::exception& error) { // no caller is left that could catch it
+      } catch (const std::exception& error) { // no caller is left to catch it
         LOG(ERROR) << "a hook on completion failed: " << error.what();
       }
     });
   }
 
-  // The works that the hook has not been told of. They may outlive the backend.
+  // Counts the works whose completion hook has not run. May outlive the backend.
   struct Pending {
     std::mutex mutex;
     std::condition_variable isNone;
     int count = 0;
 
-    // Counts one more, for as long as what it returns is kept.
+    // Counts a work until the returned pointer is released.
     static std::shared_ptr<void> enter(const std::shared_ptr<Pending>& pending) {
       pending->add(1);
       return {nullptr, [pending](void*) { pending->add(-1); }};
@@ -1429,7 +1432,7 @@ class Backend : public c10d::Backend {
     }
   };
 
-  // Tells reports and dumps what PyTorch calls the group.
+  // Sets the group's name and description for reports and dumps.
   void describe() {
     if (!pg_uid_.empty()) {
       Gil gil;
@@ -1438,7 +1441,7 @@ class Backend : public c10d::Backend {
     }
   }
 
-  const std::shared_ptr<void> place_; // as ProcessGroupGloo::store_ (see OwnOptions); there is nothing in it
+  const std::shared_ptr<void> place_; // empty; at ProcessGroupGloo::store_ (see OwnOptions)
   const intrusive_ptr<OwnOptions> options_;
   const Held runner_;
   Held methods_;                     // a tuple: the group's methods for OPERATIONS; empty before reconfigure()
@@ -1447,13 +1450,13 @@ class Backend : public c10d::Backend {
   std::atomic<uint64_t> works_{0};
   const std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
   std::atomic<bool> isDescribed_{false};
-  std::mutex coalescing_;     // guards the next one; nobody runs Python under it
+  std::mutex coalescing_;     // guards coalesced_; Python must not run under it
   std::optional<std::vector<intrusive_ptr<c10d::Work>>> coalesced_;
 };
 
-// ---- tensors that are conjugated or negated lazily
+// ---- lazily conjugated or negated tensors
 
-// Whether the group's backend for the CPU is ours.
+// True if dldist's backend serves the group's CPU tensors.
 bool isOurs(c10d::ProcessGroup& group) {
   const std::vector<c10::Device> devices = group.getDeviceTypes();
   bool hasCpu = std::any_of(devices.begin(), devices.end(), [](c10::Device device) { return device.is_cpu(); });
@@ -1472,8 +1475,9 @@ void resolve(c10::IValue& value) {
   }
 }
 
-// PyTorch gives operations copies of lazy tensors, so what an operation of a group writes to them is lost. Ours are given the tensors
-// themselves, and see to them (Runner.perform).
+// PyTorch passes copies of lazy tensors to operations, and loses what a group's operation writes to
+// them. dldist's groups get the tensors themselves instead (Runner.perform copies the results
+// back).
 template <c10::DispatchKey KEY>
 void passLazy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   auto arguments = torch::jit::last(*stack, operation.schema().arguments().size());
