@@ -1,4 +1,4 @@
-"""What programs build on collectives. `join`: loops that are not equally long on all ranks."""
+"""Algorithms built on collectives. `join`: loops whose lengths differ between ranks."""
 
 from __future__ import annotations
 

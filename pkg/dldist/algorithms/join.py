@@ -1,11 +1,12 @@
-"""Join: a loop with collectives that some ranks leave sooner than others, because they have fewer inputs.
+"""Loops with collectives that ranks with fewer inputs leave earlier than other ranks.
 
     with Join([counter]):                    # a Joinable
         for batch in batches:
             counter.step(batch)              # begins with Join.notify_join_context(counter)
 
-Who has left takes part in the collectives of the others, by hooks, until all have. The names and the order of calls are those of
-torch.distributed.algorithms.join. In every turn of the loop, all ranks of the group add up how many are still in it.
+A rank that has left the loop calls hooks, which take part in the collectives of the remaining
+ranks, until every rank has left. In each iteration, all ranks of the group sum how many are still
+in the loop. Names and the order of calls are torch.distributed.algorithms.join's.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ _MANY_TURNS = 1000
 
 
 class JoinHook:
-    """What a rank that has left the loop does while others are in it. Both methods do nothing unless overridden."""
+    """Hooks of a rank that has left the loop before other ranks. By default they do nothing."""
 
     def main_hook(self) -> None:
-        """Take part in the collectives of one turn of the others."""
+        """Take part in the collectives of one iteration of the remaining ranks."""
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Do what is to be done when all ranks have left.
+        """Finish after all ranks have left the loop.
 
         Args:
-            is_last_joiner: Whether this rank is one of those that have left last.
+            is_last_joiner: True if this rank was among the last to leave.
         """
 
 
 class _JoinConfig(NamedTuple):
-    """What a Joinable is told by the Join that it is in."""
+    """The settings that a Join passes to its Joinables."""
 
     enable: bool
     throw_on_early_termination: bool
@@ -48,13 +49,13 @@ class _JoinConfig(NamedTuple):
 
     @staticmethod
     def construct_disabled_join_config() -> _JoinConfig:
-        """That of one that is in none."""
+        """Return the settings of a Joinable without a Join."""
         return _JoinConfig(enable=False, throw_on_early_termination=False, is_first_joinable=False)
 
 
 class Joinable(ABC):
-    """Something whose turns have collectives. Subclasses call this constructor, and Join.notify_join_context(self) at the
-    beginning of each turn."""
+    """Base class of an object that calls collectives in each iteration of a loop. Subclasses must
+    call this constructor, and Join.notify_join_context(self) at the start of each iteration."""
 
     @abstractmethod
     def __init__(self) -> None:
@@ -63,35 +64,36 @@ class Joinable(ABC):
 
     @abstractmethod
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """The hook of this rank.
+        """Return the hook of this rank.
 
         Args:
-            kwargs: What the Join was given besides.
+            kwargs: The additional arguments of the Join.
         """
 
     @property
     @abstractmethod
     def join_device(self) -> Any:
-        """The device of its collectives. Counting who is in the loop takes none: that goes by any group."""
+        """The device of the object's collectives. Join itself counts in host memory."""
 
     @property
     @abstractmethod
     def join_process_group(self) -> Any:
-        """The group of its collectives: of c10d, or a World."""
+        """The group of the object's collectives: a torch.distributed group or a World."""
 
 
 class Join:
-    """A `with` block around a loop that ranks may leave at different times.
+    """A context manager around a loop that ranks may leave at different times.
 
     Args:
-        joinables: What has collectives in the loop, all of the same group. Their hooks run in this order.
-        enable: False does nothing, where all loops are known to be equally long.
-        throw_on_early_termination: Have all ranks raise as soon as one has left, instead of going on without it.
-        kwargs: For join_hook() of the joinables.
+        joinables: Objects with one group that call collectives; their hooks run in this order.
+        enable: False does nothing, for loops known to have the same length on all ranks.
+        throw_on_early_termination: True raises an error on all ranks once one has left.
+        kwargs: Passed to the join_hook() of each joinable.
 
     Raises:
-        ValueError: There is no joinable, or their groups differ.
-        RuntimeError: At the end of the block or in notify_join_context, with throw_on_early_termination: a rank has left.
+        ValueError: `joinables` is empty, or the groups differ.
+        RuntimeError: A rank has left, and throw_on_early_termination is true. Also raised by
+            notify_join_context.
 
     Example:
         >>> from dldist.algorithms.join import Join, Joinable, JoinHook
@@ -124,15 +126,15 @@ class Join:
         self._rank = get_rank(self._process_group)
 
     def __enter__(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if not self._enable or kind is not None:
             return
         turns = 0
-        while _sum_of(0, self._process_group):  # how many are in the loop
+        while _sum_of(0, self._process_group):  # the number of ranks in the loop
             if self._throw_on_early_termination:
-                _sum_of(1, self._process_group)  # answers the question of those who are in it
+                _sum_of(1, self._process_group)  # matches the query in notify_join_context
                 raise RuntimeError(f"Rank {self._rank} exhausted all inputs.")
             for hook in self._join_hooks:
                 hook.main_hook()
@@ -147,17 +149,18 @@ class Join:
 
     @staticmethod
     def notify_join_context(joinable: Joinable) -> _core.Work | None:
-        """Say that this rank is still in the loop; a Joinable does so at the beginning of each turn.
+        """Count this rank as still in the loop. A Joinable calls it at the start of each iteration.
 
         Args:
-            joinable: The one that calls it.
+            joinable: The calling object.
 
         Returns:
-            A Work that ends when all ranks have said so or left; None of a joinable that is not the first of its Join.
+            A Work that ends once every rank has called this or left. None if the joinable is not
+            its Join's first, or the Join is disabled.
 
         Raises:
-            RuntimeError: A rank has left, and throw_on_early_termination is set.
-            AssertionError: Its class does not call the constructor of Joinable.
+            RuntimeError: A rank has left, and throw_on_early_termination is true.
+            AssertionError: The class of `joinable` does not call the constructor of Joinable.
 
         Example:
             >>> from dldist.algorithms.join import Join, Joinable, JoinHook
@@ -165,7 +168,7 @@ class Join:
             ...     def __init__(self): super().__init__()
             ...     def join_hook(self): return JoinHook()
             ...     join_device, join_process_group = "cpu", None
-            >>> Join.notify_join_context(Nothing())         # it is in no Join
+            >>> Join.notify_join_context(Nothing())         # without a Join
         """
         config = getattr(joinable, "_join_config", None)
         if config is None:
@@ -179,7 +182,7 @@ class Join:
 
 
 def _counting(group: Any) -> Any:
-    """What adds up numbers in host memory over the ranks of a group, whatever device the group is for."""
+    """Return an object that all-reduces host memory in the group, whatever the group's device."""
     calls = registry.operations(group)
     view = getattr(calls, "_host_view", None)
     return calls if view is None else view()
