@@ -1,7 +1,8 @@
-"""Carriers: libraries of others that move the data of groups: MPI, UCC, oneCCL. docs/carriers.md says how they are used.
+"""Carriers: MPI, UCC or oneCCL as the library that moves a group's data. See docs/carriers.md.
 
-A group with a carrier is a World like any other. It meets, compares calls, keeps its time-outs and names culprits by itself; the
-library moves the data of what it has calls for, and what it has not goes dldist's own way.
+A group with a carrier is an ordinary World: dldist does rendezvous, compares calls, enforces
+timeouts and names the blamed rank. The library moves the data of the calls that it supports; dldist
+moves the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _module(name: str) -> ModuleType:
 
 
 def library(name: str) -> Any:
-    """The library that `name` stands for, loaded once per process. NotImplementedError says what was tried, and what to install."""
+    """Load the library once. NotImplementedError lists the paths tried and how to install it."""
     if name not in _libraries:
         module = _module(name)
         try:
@@ -38,7 +39,7 @@ def library(name: str) -> Any:
 
 
 def is_available(name: str) -> bool:
-    """Whether the library can be loaded. A failure is not tried again."""
+    """Return True if the library can be loaded. A failed load is not repeated."""
     if name not in _reasons:
         try:
             library(name)
@@ -48,18 +49,18 @@ def is_available(name: str) -> bool:
 
 
 def why_not(name: str) -> str | None:
-    """What was tried, and what to install. None if the library is there."""
+    """Return the paths tried and how to install the library, or None if it is available."""
     return None if is_available(name) else str(_reasons[name])
 
 
 def info(name: str) -> dict[str, str]:
-    """The version and the file of the library."""
+    """Return the library's version and path."""
     _, version, path = _core._carrier_info(library(name))
     return {"version": version, "path": path}
 
 
 def carry(group: _core.Group, name: str) -> None:
-    """Have the library move the group's data from now on. All ranks call this before the group is used."""
+    """Let the library move the group's data. All ranks must call this before they use the group."""
     found = library(name)
     begin = getattr(_module(name), "begin", None)
     if begin is not None:
@@ -73,5 +74,5 @@ def _carried(name: str) -> WeakSet[_core.Group]:
 
 
 def has_failed(name: str) -> bool:
-    """Whether one of the groups that the library carries has failed."""
+    """Return True if any group with this carrier has failed."""
     return any(group.error is not None for group in _carried(name))

@@ -1,4 +1,4 @@
-"""MPI as a carrier: which library, whose mpirun, and how ranks meet without a store."""
+"""MPI as a carrier: choice of library, match with the launcher, and rendezvous over MPI."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHAT_TO_INSTALL = (
 )
 OPEN_MPI = ("libmpi.so.40",)
 HYDRA = ("libmpi_abi.so.1", "libmpich.so.12", "libmpi.so.12")
-"""The libraries whose programs Hydra starts: MPICH, Intel MPI, and those of the standard ABI."""
+"""Libraries for Hydra's processes: MPICH, Intel MPI and libraries with the standard ABI."""
 
 _is_begun = False
 
@@ -28,7 +28,7 @@ def load() -> Any:
 
 
 def candidates() -> list[str]:
-    """What is tried: libraries that fit the launcher first, each from wheels and then where the system's loader looks."""
+    """Return the libraries to try, first the launcher's; each from wheels, then the system."""
     names = OPEN_MPI + HYDRA if _launcher() == "openmpi" else HYDRA + OPEN_MPI
     found = [path for path in wheels.in_environment("libmpi.so.12") if _is_intels(path)]
     for name in names:
@@ -37,18 +37,19 @@ def candidates() -> list[str]:
 
 
 def _is_intels(path: str) -> bool:
-    """Its library of the standard ABI ends the process where a message is larger than the room for it; its own interface returns an error."""
+    """Return True for Intel MPI's library with its own ABI, which is preferred: its standard-ABI
+    library aborts the process if a message exceeds the buffer, instead of returning an error."""
     return os.path.exists(os.path.join(os.path.dirname(path), "libmpi_ilp64.so.4"))
 
 
 def _launcher() -> str | None:
-    """ "openmpi" or "pmi", which is Hydra's: MPICH and Intel MPI. Slurm's, and no launcher, fit every library."""
+    """Return "openmpi", "pmi" (Hydra: MPICH, Intel MPI), or another kind, which fits all."""
     launch = launchers.detect_mpirun()
     return None if launch is None else launch.kind
 
 
 def _check_launcher(carrier: Any) -> None:
-    """An MPI that another MPI's mpirun has started would be a world of one, or end the process."""
+    """Reject a library that does not match mpirun: it would see one process only, or abort it."""
     _, version, path = _core._carrier_info(carrier)
     launcher = _launcher()
     is_open_mpi = version.startswith("Open MPI")
@@ -59,25 +60,25 @@ def _check_launcher(carrier: Any) -> None:
 
 
 def begin(carrier: Any) -> tuple[int, int]:
-    """This process's rank in MPI's world, and how many there are. MPI begins, unless somebody has begun it."""
+    """Return this process's rank and the number of processes in MPI. Initialise MPI if needed."""
     global _is_begun
     rank, size = _core._carrier_begin_mpi(carrier)
     if not _is_begun:
         _is_begun = True
-        # This runs before the package closes what is left of groups, so whatever has a communicator is closed here.
+        # Runs before the package closes its remaining groups, so _end closes all communicators.
         atexit.register(_end, carrier)
     return rank, size
 
 
 def _end(carrier: Any) -> None:
-    """At the end of the process. After a failure the other processes may be gone, and MPI would wait for them."""
+    """Finalise MPI at exit, unless a group failed: MPI would wait for exited processes."""
     is_well = not carriers.has_failed("mpi")
     _core._shutdown()
     _core._carrier_end_mpi(carrier, is_well)
 
 
 def place(rank: int, world_size: int) -> Place:
-    """Where all of MPI's world meets. Rank and size are MPI's; others are an error."""
+    """Return the rendezvous of all MPI processes; a rank or size unlike MPI's is an error."""
     found = Place(carriers.library("mpi"))
     _check_world(found)
     if rank not in (-1, found.rank) or world_size not in (-1, found.world_size):
@@ -88,7 +89,7 @@ def place(rank: int, world_size: int) -> Place:
 
 
 def _check_world(found: Place) -> None:
-    """Processes that something else has started are worlds of one each to MPI."""
+    """Raise RuntimeError if another launcher started the processes: each is then alone in MPI."""
     launch = launchers.detect()
     if launch is not None and found.world_size == 1 < launch.world_size:
         version = carriers.info("mpi")["version"]
@@ -99,7 +100,7 @@ def _check_world(found: Place) -> None:
 
 
 class Place(urls.Place):
-    """Where ranks meet that MPI has brought together: rank 0 serves a store, and tells the others where, over MPI."""
+    """A rendezvous over MPI: rank 0 serves a store and broadcasts its address."""
 
     def __init__(self, carrier: Any) -> None:
         super().__init__(*begin(carrier))
@@ -123,7 +124,7 @@ class Place(urls.Place):
 
 
 def _own_name() -> str:
-    """What the other ranks call this host."""
+    """Return the host name by which the other ranks connect."""
     launch = launchers.detect_mpirun()
     if launch is not None and launch.is_on_one_host:
         return "localhost"

@@ -1,4 +1,4 @@
-"""UCC as a carrier: where it is found."""
+"""UCC as a carrier."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def load() -> Any:
 
 
 def candidates() -> list[str]:
-    """UCC of a wheel, in any folder that Python imports from."""
+    """Return the UCC libraries of wheels, in any folder that Python imports from."""
     return wheels.in_packages("nvidia", "libcal", "cu12", "lib", "libucc.so.1")

@@ -1,4 +1,4 @@
-"""oneCCL as a carrier, by its C interface: where it is found, and what it has to find in the environment."""
+"""oneCCL as a carrier, through its C interface, and the environment variables that it needs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def load() -> Any:
 
 
 def candidates() -> list[str]:
-    """oneCCL of a wheel."""
+    """Return the oneCCL libraries of wheels."""
     return wheels.in_environment("libccl.so.2")
 
 
 def _check_order(folder: str) -> None:
-    """Refuse the libccl.so.1 of the wheel "oneccl" where it has taken the place of that of "oneccl-cpu": without a GPU, it ends the process."""
+    """Reject the libccl.so.1 of "oneccl" if it replaced oneccl-cpu's: it aborts without a GPU."""
     from importlib import metadata
 
     path = os.path.join(folder, "libccl.so.1")
@@ -44,10 +44,10 @@ def _check_order(folder: str) -> None:
 
 
 def _prepare(folder: str) -> None:
-    """Set what oneCCL and libfabric read when they begin, unless somebody has: for host arrays, with the libraries in one folder."""
+    """Set defaults that oneCCL and libfabric read: for host arrays, and one library folder."""
     variables = {
         "CCL_PLUGIN": "ONECCL_LEGACY_CPU",
-        "CCL_YIELD": "sched_yield",  # its own choice keeps ranks that share cores from working
+        "CCL_YIELD": "sched_yield",  # oneCCL's default starves ranks that share a core
         "CCL_LOG_LEVEL": "error",
     }
     if os.path.exists(os.path.join(folder, _LIBFABRIC)):
