@@ -1,4 +1,4 @@
-"""Questions to a running process: a small HTTP server in every rank, as torch.distributed's control plane (docs/control-plane.md).
+"""Control plane: an HTTP server in each rank, like torch.distributed's. See docs/control-plane.md.
 
 >>> from dldist import control
 >>> with control.serve() as server:
@@ -31,9 +31,9 @@ __all__ = [
 
 @contextmanager
 def worker_main() -> Iterator[None]:
-    """Serve on the Unix socket that DLDIST_WORKER_SERVER_SOCKET or TORCH_WORKER_SERVER_SOCKET names while the main function runs.
+    """Serve on a Unix socket during the main function. A decorator or context manager.
 
-    As a decorator, or in a `with`. Where neither is set it does nothing.
+    The path is DLDIST_WORKER_SERVER_SOCKET or TORCH_WORKER_SERVER_SOCKET; without one, do nothing.
 
     Raises:
         RuntimeError: The path exists, or cannot be bound.

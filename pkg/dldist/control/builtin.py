@@ -1,4 +1,4 @@
-"""The handlers that every process has, with torch.distributed's names."""
+"""The built-in handlers, with torch.distributed's names."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dldist._backends.health_check import unhealthy_backends
 from dldist.control.handlers import Request, Response, register_handler
 
 _PYSPY_S = 60.0
-"""How long py-spy may take."""
+"""Timeout of py-spy."""
 _PYSPY_OPTIONS = ("native", "subprocesses", "nonblocking")
 
 
 def ping(_: Request, response: Response) -> None:
-    """Says that the process answers."""
+    """Answer that the process is running."""
     response.set_content("pong", "text/plain")
 
 
 def dump_traceback(_: Request, response: Response) -> None:
-    """Where every thread of Python is."""
+    """Return the Python stack of every thread."""
     with tempfile.TemporaryFile() as file:  # faulthandler writes to a descriptor
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
@@ -32,23 +32,23 @@ def dump_traceback(_: Request, response: Response) -> None:
 
 
 def fr_trace_json(_: Request, response: Response) -> None:
-    """The flight recorder, without stacks; no parameter changes that, as with torch's."""
+    """Return the flight recorder's entries, always without stacks, as in torch."""
     response.set_content(flight_recorder.dump_json(stacks=False), "application/json")
 
 
 def wait_counter_values(_: Request, response: Response) -> None:
-    """torch's counters of waits, of which there are none here."""
+    """Return an empty object: dldist has no wait counters like torch's."""
     response.set_content("{}", "application/json")
 
 
 def c10d_health_check(_: Request, response: Response) -> None:
-    """The health of the process's backends in JSON, like torch's."""
+    """Return the health of the process's backends as JSON, like torch."""
     unhealthy = unhealthy_backends()
     response.set_content(json.dumps({"healthy": not unhealthy, "unhealthy_backends": unhealthy}), "application/json")
 
 
 def pyspy_dump(request: Request, response: Response) -> None:
-    """What py-spy says of this process, where it is installed."""
+    """Run py-spy on this process and return its output, if py-spy is installed."""
     program = shutil.which("py-spy")
     if program is None:
         response.set_status(500)

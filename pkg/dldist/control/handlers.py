@@ -1,4 +1,4 @@
-"""What a worker's server can be asked: the handlers of this process, by name."""
+"""The registry of request handlers, and the requests and responses that they handle."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from typing import TypeAlias
 
 
 class Request:
-    """What a handler is asked: a body, and parameters by name."""
+    """The request that a handler receives: a body, and parameters by name."""
 
     def body(self) -> str:
-        """The body as text; a body that is not UTF-8 is a UnicodeDecodeError."""
+        """Return the body as text. Raises UnicodeDecodeError if it is not UTF-8."""
         raise NotImplementedError("body() of a request that is not one of a server's")
 
     def get_param(self, name: str, /) -> str:
-        """The first parameter of this name, "" if there is none.
+        """Return the first parameter of this name, or "" if there is none.
 
         Args:
-            name: The parameter's name in the URL's query, or in a body that is a form.
+            name: The parameter's name in the URL's query, or in a form body.
         """
         raise NotImplementedError("get_param() of a request that is not one of a server's")
 
 
 class Response:
-    """What a handler answers with; 200 and nothing unless it says something else."""
+    """The response that a handler fills; by default status 200 without content."""
 
     def set_content(self, content: str | bytes, content_type: str) -> None:
-        """Answer with this content, in place of any set before.
+        """Set the content, replacing any content set before.
 
         Args:
-            content: What is sent; text goes as UTF-8.
-            content_type: Such as "text/plain".
+            content: The content to send; text is encoded as UTF-8.
+            content_type: The MIME type, such as "text/plain".
         """
         raise NotImplementedError("set_content() of a response that is not one of a server's")
 
     def set_status(self, status: int) -> None:
-        """Answer with this status of HTTP.
+        """Set the HTTP status.
 
         Args:
-            status: 200 to 599.
+            status: The status, 200 to 599.
         """
         raise NotImplementedError("set_status() of a response that is not one of a server's")
 
@@ -47,7 +47,7 @@ Handler: TypeAlias = "Callable[[Request, Response], object]"
 
 
 class ReceivedRequest(Request):
-    """One that came over HTTP. Bytes become text when a handler asks for them: it gets the error if they are none."""
+    """A request received over HTTP. Decoding errors are raised in the handler."""
 
     def __init__(self, body: bytes, params: Mapping[bytes, bytes]) -> None:
         self._body = body
@@ -61,7 +61,7 @@ class ReceivedRequest(Request):
 
 
 class Answer(Response):
-    """A response that is kept until it is sent."""
+    """A response buffered until it is sent."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -71,7 +71,7 @@ class Answer(Response):
     def set_content(self, content: str | bytes, content_type: str) -> None:
         if not content_type.isprintable() or not content_type.isascii():
             raise ValueError(f"set_content(): argument 'content_type' must be printable ASCII, not {content_type!r}")
-        self.content = content.encode() if isinstance(content, str) else bytes(memoryview(content))  # a number is none
+        self.content = content.encode() if isinstance(content, str) else bytes(memoryview(content))
         self.content_type = content_type
 
     def set_status(self, status: int) -> None:
@@ -81,25 +81,28 @@ class Answer(Response):
         self.status = status
 
 
-# ---- by name
+# ---- registry
 
 _handlers: dict[str, tuple[Handler]] = {}
-"""Written by one operation of dict's at a time, so it takes no lock that a fork could leave locked."""
+"""Every change is one atomic dict operation, so a fork cannot leave a lock held."""
 
 
 def register_handler(name: str, handler: Handler) -> None:
-    """Let every server of this process answer requests of this name.
+    """Register a handler for requests of this name to any server of this process.
 
-    A handler runs on a thread of the server's, beside the program and other requests. What it raises goes to the client, with
-    the status 500.
+    A handler runs on a thread of the server, concurrently with the program and other requests. If
+    it raises an exception, the client receives status 500 with the error text.
+
+    A handler runs on a thread of the server's, beside the program and other requests. What it
+    raises goes to the client, with the status 500.
 
     Args:
-        name: What comes after /handler/ in the URL.
-        handler: Called with a Request and a Response.
+        name: The path after /handler/ in the URL.
+        handler: The function to call with a Request and a Response.
 
     Raises:
-        TypeError: `handler` cannot be called, or `name` is no text.
-        ValueError: The name is taken.
+        TypeError: `handler` is not callable, or `name` is not a string.
+        ValueError: The name is already registered.
 
     Example:
         >>> from dldist import control
@@ -111,19 +114,19 @@ def register_handler(name: str, handler: Handler) -> None:
         raise TypeError(f"register_handler(): argument 'name' must be str, not {type(name).__name__}")
     if not callable(handler):
         raise TypeError(f"register_handler(): argument 'handler' must be callable, not {type(handler).__name__}")
-    ours = (handler,)  # the same function, registered twice, is an error, too
+    ours = (handler,)  # a new tuple: registering the same function twice is an error
     if _handlers.setdefault(name, ours) is not ours:
         raise ValueError(f"Handler {name} already registered")
 
 
 def get_handler(name: str) -> Handler:
-    """The handler of this name.
+    """Return the handler of this name.
 
     Args:
-        name: As it was registered.
+        name: The name that was registered.
 
     Raises:
-        ValueError: There is none.
+        ValueError: No handler has this name.
     """
     try:
         return _handlers[name][0]
@@ -132,7 +135,7 @@ def get_handler(name: str) -> Handler:
 
 
 def handler_names() -> list[str]:
-    """The names of all handlers of this process.
+    """Return the names of all handlers of this process.
 
     Example:
         >>> from dldist import control

@@ -1,4 +1,4 @@
-"""One connection to a worker's server: HTTP/1.1 within limits, from the first request to the last."""
+"""One connection to a worker's server: HTTP/1.1 with limits on sizes, times and requests."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from dldist.control import handlers
 from dldist.control.handlers import Answer, ReceivedRequest, get_handler, handler_names
 
 LINE_BYTES = 8192
-"""The request's line, and a body that is a form."""
+"""Limit of the request line, and of a form body."""
 HEAD_BYTES = 65536
-"""Line and headers together. http.client takes 100 headers at most."""
+"""Limit of request line and headers together. http.client also limits headers to 100."""
 BODY_BYTES = 4 << 20
 REQUEST_S = 10.0
-"""A request has to be there this long after its first byte, however slowly it comes; the first one, after the connection was made."""
+"""Time to receive a request after its first byte; for the first request, after accept()."""
 IDLE_S = 1.0
-"""How long a connection may stay without its next request."""
+"""Time that a connection may wait for its next request."""
 ANSWER_S = 30.0
-"""How long a client may take to fetch an answer."""
+"""Time for a client to receive a response."""
 LINGER_S = 1.0
-"""How long the rest of a request that was refused is read, so that the client can read why."""
+"""Time spent reading the rest of a rejected request, so that the client can read the response."""
 REQUESTS = 30
-"""So many requests a connection, as torch's server has it."""
+"""Requests per connection, as in torch's server."""
 
 _METHODS = frozenset("GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PATCH PRI".split())
 _HANDLER = re.compile(r"/handler/([^/]*)/?", re.DOTALL)
@@ -39,7 +39,7 @@ _REASONS = {code: phrase for code, (phrase, _) in BaseHTTPRequestHandler.respons
 
 
 class _Refusal(Exception):
-    """A request that gets this status and no more; the connection ends."""
+    """Ends request and connection with this status."""
 
     def __init__(self, status: int, words: str = "") -> None:
         super().__init__(status)
@@ -50,7 +50,7 @@ class _Refusal(Exception):
 
 
 class _Inlet(io.RawIOBase):
-    """What comes over a socket: so many bytes at most, and until a deadline."""
+    """Reads from a socket up to a byte limit and a deadline."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -77,36 +77,36 @@ class _Inlet(io.RawIOBase):
 
 
 class Connection(BaseHTTPRequestHandler):
-    """Serves one client. BaseHTTPRequestHandler parses line and headers; the rest, and every limit, is here."""
+    """Serves one client, with limits. BaseHTTPRequestHandler parses request line and headers."""
 
-    protocol_version = "HTTP/1.1"  # connections stay, unless somebody wants them to end
+    protocol_version = "HTTP/1.1"  # keep-alive by default
 
     def __init__(self, sock: socket.socket, token: str, on_turn: Callable[[bool], object] = lambda is_idle: None) -> None:
-        """`token` is what requests have to show, "" for nothing; on_turn is called when a
-        request is there, with False, and when it has been answered, with True."""
+        """Serve one client. Requests must carry `token` unless it is "". on_turn(False) is called
+        after a request was read, on_turn(True) after it was answered."""
         self.connection = sock
         self._token = token
         self._on_turn = on_turn
         self._inlet = _Inlet(sock)
-        # The wait for a request fills the buffer before its head is limited, and since 3.14 the default holds more than a head.
+        # Python 3.14's default buffer exceeds HEAD_BYTES, and is filled before that limit applies.
         self._reader = io.BufferedReader(self._inlet, LINE_BYTES)
-        self.rfile = self._reader  # where BaseHTTPRequestHandler looks
+        self.rfile = self._reader  # read by BaseHTTPRequestHandler
         self._left = REQUESTS
         self.close_connection = False
 
     def run(self) -> None:
-        """Answer until the client goes, or has to."""
+        """Serve requests until either side closes the connection."""
         try:
             while not self.close_connection and self._left:
                 self._serve_next()
             self._linger()
         except (OSError, _Refusal):
-            pass  # the client has gone, or was sent away
+            pass  # the client disconnected or was rejected
         finally:
             self._reader.detach()
 
     def _linger(self) -> None:
-        """Closing with bytes unread would take back the answer."""
+        """Drain the input: closing a socket with unread bytes would discard the response."""
         self.connection.shutdown(socket.SHUT_WR)
         self._inlet.allow(BODY_BYTES, LINGER_S)
         while self._reader.read1(65536):
@@ -143,14 +143,14 @@ class Connection(BaseHTTPRequestHandler):
         self._check_client()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What parse_request finds wrong is a bad request, without a page about it."""
+        """Map every parse error to status 400 without a page."""
         raise _Refusal(400)
 
     def handle_expect_100(self) -> bool:
-        return True  # _read_body says it, once it is clear that the body is wanted
+        return True  # _read_body sends 100 Continue, after its checks
 
     def _check_client(self) -> None:
-        """Who may ask. A page in a browser may not: it would reach servers that only this host can."""
+        """Check origin and token. Web pages could reach this host's servers, so reject them."""
         if self.headers.get("Origin") is not None:
             raise _Refusal(403, "requests of web pages are refused: this one has an Origin\n")
         shown = (self.headers.get("Authorization") or "").encode("utf-8", "surrogateescape")
@@ -211,7 +211,7 @@ class Connection(BaseHTTPRequestHandler):
             lines.append(f"Content-Type: {answer.content_type}")
         if self.command == "HEAD":
             content = b""
-        self.connection.settimeout(ANSWER_S)  # of the whole: sendall counts it so
+        self.connection.settimeout(ANSWER_S)  # sendall applies it to the total
         self.connection.sendall("\r\n".join([*lines, "", ""]).encode() + content)
 
 
@@ -227,7 +227,7 @@ def _page(name: str) -> Answer:
 
 
 def _parse(query: bytes) -> dict[bytes, bytes]:
-    """Parameters by name; of several with one name the first counts."""
+    """Return parameters by name; the first one of a name counts."""
     params: dict[bytes, bytes] = {}
     for item in query.split(b"&"):
         name, _, value = item.replace(b"+", b" ").partition(b"=")
@@ -243,13 +243,14 @@ def _call(name: str, request: ReceivedRequest) -> Answer:
     answer = Answer()
     try:
         handler(request, answer)
-    except BaseException as error:  # whatever a handler does, the server goes on, even if it wants to exit
+    except BaseException as error:  # even SystemExit must not end the server
         return _Refusal(500, f"Handler {name} failed: {_describe(error)}").answer
     return answer
 
 
 def _describe(error: BaseException) -> str:
-    """As torch's server says it: the error, then where it was, innermost first."""
+    """Format an exception like torch's server: the error, then its traceback, innermost frame
+    first."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if frame.filename != handlers.__file__]
     where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))
     try:

@@ -1,4 +1,4 @@
-"""A worker's server: where it listens, who may come, and what becomes of it at a fork and at the end."""
+"""A worker's server: listening socket, access control, and cleanup at fork and exit."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from dldist._base import settings
 from dldist.control.http import Connection
 
 CONNECTIONS = 32
-"""At the same time. If one more comes, the one that has been without a whole request for longest has to go."""
+"""Limit of open connections; a new one evicts the one that has waited longest."""
 _BACKLOG = 128
-"""Of those who connect while the others are looked at."""
+"""Connections that may queue in the kernel until they are accepted."""
 _SHUTDOWN_S = 5.0
-"""How long shutdown() waits for answers that are under way."""
+"""Time that shutdown() waits for responses in progress."""
 _PURPOSE = b"dldist control plane 1"
 
 
 def token(secret: str | None = None) -> str:
-    """What requests over TCP have to show where the job has a secret: `Authorization: Bearer <token>`.
+    """Return the token that requests over TCP must carry if the job has a secret.
 
-    It is made from the secret, which it does not tell. Whoever can read the traffic can read it, so it is for loopback and
-    networks that you trust.
+    Clients send `Authorization: Bearer <token>`. The secret cannot be derived from the token. The
+    token is sent in plain text, so use it on loopback and trusted networks only.
 
     Args:
-        secret: The job's; None is the environment's DLDIST_SECRET.
+        secret: The job's secret. None uses DLDIST_SECRET from the environment.
 
     Returns:
-        64 hexadecimal digits, or "" without a secret.
+        64 hexadecimal digits, or "" if there is no secret.
 
     Example:
         >>> from dldist import control
@@ -49,11 +49,11 @@ def token(secret: str | None = None) -> str:
 
 
 class _Life:
-    """The sockets and threads of one server, which live until close(), in the process that made them."""
+    """The sockets and threads of one server, until close(). Only for the creating process."""
 
     def __init__(self, listener: socket.socket, path: str, token: str) -> None:
         self._listener = listener
-        self._path = os.path.abspath(path) if path else path  # the program may change its directory
+        self._path = os.path.abspath(path) if path else path  # in case of chdir()
         self._inode = os.stat(path).st_ino if path else 0
         self._token = token
         self._pid = os.getpid()
@@ -61,7 +61,7 @@ class _Life:
         self._closing = threading.Event()
         self._threads: set[threading.Thread] = set()
         self._waiting: dict[socket.socket, None] = {}
-        """Connections without a whole request, the oldest first; under the lock, as the next."""
+        """Connections without a complete request, oldest first. Guarded by the lock, like _open."""
         self._open: set[socket.socket] = set()
         self._accepting = threading.Thread(target=self._accept, name="dldist control", daemon=True)
         self._accepting.start()
@@ -71,7 +71,7 @@ class _Life:
         while not self._closing.is_set():
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # closing, or out of descriptors for the moment
+            except OSError:  # closing, or temporarily out of file descriptors
                 self._closing.wait(0.1)
                 continue
             self._admit(sock)
@@ -84,7 +84,7 @@ class _Life:
             oldest = next(iter(self._waiting))
             if is_full:
                 _hang_up(oldest)
-        if is_full and (oldest is sock or not self._has_room()):  # all others are being answered
+        if is_full and (oldest is sock or not self._has_room()):  # no idle connection
             self._forget(sock)
             return
         thread = threading.Thread(target=self._serve, args=(sock,), name="dldist control connection", daemon=True)
@@ -92,12 +92,12 @@ class _Life:
             self._threads.add(thread)
         try:
             thread.start()
-        except RuntimeError:  # no more threads
+        except RuntimeError:  # out of threads
             self._threads.discard(thread)
             self._forget(sock)
 
     def _has_room(self) -> bool:
-        """Whether the connection that had to go is gone: its thread notices at once."""
+        """Wait, at most one second, until the evicted connection is closed; False if not."""
         until = time.monotonic() + 1.0
         while time.monotonic() < until and not self._closing.wait(0.002):
             with self._lock:
@@ -128,7 +128,7 @@ class _Life:
         sock.close()
 
     def close(self) -> None:
-        """Stop listening, let requests that are under way end, and remove the Unix socket. In a forked child: nothing, it has none of it."""
+        """Stop listening, finish open requests, remove the Unix socket. No-op in a fork."""
         if os.getpid() != self._pid or self._closing.is_set():
             return
         self._closing.set()
@@ -150,7 +150,7 @@ class _Life:
                 os.unlink(self._path)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: close its copies of the sockets. No lock is taken, a thread of the parent may have had it."""
+        """Close a forked child's sockets. Takes no lock: the fork may have left it held."""
         for sock in (self._listener, *self._open):
             sock.close()
 
@@ -173,11 +173,11 @@ def _hang_up(sock: socket.socket) -> None:
 
 
 class Server:
-    """Answers requests about this process on threads of its own; made by serve(). It ends with shutdown(), a `with`,
-    the process, or when nobody holds it any more."""
+    """A server that answers requests about this process on its own threads; created by serve(). It
+    ends on shutdown(), at the end of a `with` block, at exit, or when garbage-collected."""
 
     port: int
-    """Of TCP; 0 with a Unix socket."""
+    """The TCP port, or 0 for a Unix socket."""
     address: str
     """The path of the Unix socket, or the URL."""
 
@@ -185,10 +185,10 @@ class Server:
         self.port = 0 if path else listener.getsockname()[1]
         self.address = path or _url_of(listener)
         self._life = _Life(listener, path, token)
-        self._end = weakref.finalize(self, self._life.close)  # at exit, too
+        self._end = weakref.finalize(self, self._life.close)  # also at exit
 
     def shutdown(self) -> None:
-        """Stop answering: what is under way ends first, within five seconds. A second call does nothing."""
+        """Stop the server after open requests, at most five seconds. Idempotent."""
         self._end()
 
     def __enter__(self) -> Server:
@@ -210,21 +210,24 @@ def serve(
 ) -> Server:
     """Answer requests about this process: `POST /handler/<name>` for every registered handler.
 
-    A Unix socket lets in processes of the same user. Over TCP requests have to show token(), where the job has a secret.
+    A Unix socket admits only the same user. Over TCP, requests must carry token() if there is a
+    secret.
 
     Args:
-        path: Of a Unix socket to make, with the mode 0600; it is removed at the end. None: TCP.
-        host: An address of this host, for TCP.
-        port: 0 is any that is free; the server's `port` says which.
-        secret: The job's; None is the environment's DLDIST_SECRET, "" is none.
-        anyone: Allow an address that is not loopback without a secret: whoever reaches the port can call every handler.
+        path: The Unix socket to create with mode 0600, and to remove at the end. None: TCP.
+        host: The address to listen on, for TCP.
+        port: The TCP port; 0 chooses a free port, which is the server's `port`.
+        secret: The job's secret. None is the environment's DLDIST_SECRET; "" is no secret.
+        anyone: True allows a non-loopback address without a secret: every client that reaches the
+            port can call every handler.
 
     Returns:
-        The server, which can be used in a `with`. Keep it: it ends when nobody holds it any more.
+        The server, which is also a context manager. Keep a reference: the server ends when it is
+        garbage-collected.
 
     Raises:
-        RuntimeError: The path exists, or cannot be bound; neither can host and port.
-        ValueError: The address is not loopback, there is no secret, and `anyone` was not said.
+        RuntimeError: The path exists, or the path or host and port cannot be bound.
+        ValueError: The address is not loopback, there is no secret, and `anyone` is false.
 
     Example:
         >>> from dldist import control
@@ -243,7 +246,7 @@ def serve(
 
 
 class _WorkerServer(Server):
-    """c10d's form: a path, or a host and a port. Any host is served, as whoever calls it names it."""
+    """torch's constructor. Unlike serve(), it allows any host without a secret."""
 
     def __init__(self, host_or_file: str, port: int = -1) -> None:
         port = port.__index__()
@@ -259,7 +262,7 @@ def _bind_path(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)
-        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # nobody can connect before listen()
+        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # no client can connect before listen()
         listener.listen(_BACKLOG)
     except (OSError, ValueError) as error:
         listener.close()
@@ -283,7 +286,7 @@ def _bind_host(host: str, port: int, anyone: bool) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # "::" is every address, as with torch's
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # like torch, also IPv4
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
