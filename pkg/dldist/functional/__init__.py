@@ -1,17 +1,19 @@
-"""Collectives that return new arrays: for JAX, whose arrays never change, and for programs that prefer values to changes in place.
+"""Collectives that return new arrays, for JAX and for functional programs.
 
     import dldist.functional as F
 
-    total = F.all_reduce(x)                      # of x's library, type and dtype; x stays as it is
-    pending = F.all_gather(x, async_op=True)     # pending.wait(), await pending, numpy.asarray(pending)
+    total = F.all_reduce(x)                      # of x's library, type and dtype; x is unchanged
+    pending = F.all_gather(x, async_op=True)     # pending.wait() or await pending gives the result
 
-Arrays are those of NumPy, PyTorch, JAX, CuPy and every other library with __dlpack__ and from_dlpack, array.array, bytes,
-bytearray and memoryview. `group` is a dldist.Group or World, or a group of new_group; None is the default world. Ranks are
-the group's. `timeout` is for this call; the group's when not given.
+Arrays may come from NumPy, PyTorch, JAX, CuPy or any other library with __dlpack__ and from_dlpack;
+array.array, bytes, bytearray and memoryview also work. `group` is a dldist.Group, a World or a
+group from new_group; None is the default world. Ranks are group ranks. `timeout` applies to this
+call and defaults to the group's.
 
-With arrays of JAX all but all_gather_any and barrier also work inside of jax.jit. all_reduce and reduce_scatter ("sum" and
-"avg"), scan ("sum"), all_gather, all_to_all, broadcast and permute have gradients, in JAX and in PyTorch. They are of
-the sum over all ranks, so every rank has to take part.
+With JAX arrays, all functions except all_gather_any and barrier also work inside jax.jit.
+all_reduce and reduce_scatter ("sum" and "avg"), scan ("sum"), all_gather, all_to_all, broadcast and
+permute have gradients, in JAX and in PyTorch. A gradient is taken of the sum over all ranks, so
+every rank must take part.
 """
 
 from __future__ import annotations
@@ -76,12 +78,12 @@ def _name_of(op: Op) -> str:
 
 
 def _is_linear(op: Op) -> bool:
-    """Whether a reduction has a gradient, which is then the same reduction."""
+    """Return True if the reduction has a gradient; the gradient uses the same reduction."""
     return _name_of(op) in ("sum", "avg")
 
 
 def _by_parts(calls: Any, name: str, axis: int, whole: Any, sizes: list[int]) -> tuple[Any, Any]:
-    """The operation for parts of an array along an axis, and these parts: the array itself where they lie one behind the other."""
+    """Return the operation and its argument: the array for axis 0, else a list of its parts."""
     if axis == 0:
         return getattr(calls, f"{name}_single"), whole
     return getattr(calls, name), None if whole is None else arrays.pieces(whole, axis, sizes)
@@ -94,19 +96,20 @@ def _by_parts(calls: Any, name: str, axis: int, whole: Any, sizes: list[int]) ->
 def all_reduce(
     x: ArrayT, op: Op = "sum", group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
 ) -> Pending | ArrayT:
-    """The reduction of what all ranks give.
+    """Reduce the arrays of all ranks; every rank gets the result.
 
     Args:
-        op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or a dldist.ReduceOp. The first two have gradients.
+        op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or a dldist.ReduceOp. Only
+            "sum" and "avg" have gradients.
 
     Returns:
         An array like x.
 
     Raises:
-        ValueError, TypeError: Of arguments. The group lives on.
-        DistMismatchError: The ranks differ in the call, the dtype, the size or the reduction.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: A rank was late, has died, or has given up. After this, and after
-            a mismatch, the group is of no more use.
+        ValueError, TypeError: Wrong arguments. The group stays usable.
+        DistMismatchError: Call, dtype, size or reduction differ between ranks.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: A rank was late, was lost, or aborted
+            the group. After these and a mismatch, the group is unusable.
 
     Example:
         >>> F.all_reduce(array("f", [1, 2])).tolist()         # in a world of one
@@ -137,17 +140,17 @@ def all_reduce_tree(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | TreeT:
-    """The same tree with every array reduced: one operation for all arrays of a dtype. For gradients and the like.
+    """Reduce every array of a tree, such as gradients, with one operation per dtype.
 
     Args:
-        tree: A dict, list or tuple of arrays and trees, None, or a container that JAX knows; alike on all ranks. Dicts are gone
-            through by their sorted keys, so ranks may have filled them in any order.
+        tree: A dict, list or tuple of arrays and trees, None, or a container registered with JAX;
+            with the same structure on all ranks. Dict keys are sorted first.
 
     Returns:
-        A tree like the given one.
+        A tree of the same structure.
 
     Raises:
-        TypeError: Something in the tree is no array, or keys cannot be sorted.
+        TypeError: A leaf is not an array, or dict keys cannot be sorted.
 
     Example:
         >>> F.all_reduce_tree({"weight": array("f", [1, 2]), "bias": [array("f", [3])]}, "avg")
@@ -187,15 +190,15 @@ def reduce(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT | None:
-    """The reduction of what all ranks give on one rank.
+    """Reduce the arrays of all ranks; only `root` gets the result.
 
     Args:
 
     Returns:
-        An array like x on the root, None on the others.
+        An array like x on the root, None on the other ranks.
 
     Raises:
-        ValueError: There is no such rank.
+        ValueError: `root` is not a rank of the group.
 
     Example:
         >>> F.reduce(array("f", [1, 2]), root=0)
@@ -209,7 +212,7 @@ def reduce(
 
     def again(x: Any) -> Any:
         result: Any = reduce(x, root, op, group, timeout=timeout)
-        return x if result is None else result  # of no meaning there
+        return x if result is None else result  # ignored on other ranks
 
     return form.run([x], start, [form.shape], again=again, fill=COPIES, pack=lambda result: result if form.rank == root else None)
 
@@ -218,7 +221,7 @@ def reduce(
 def scan(
     x: ArrayT, op: Op = "sum", group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
 ) -> Pending | ArrayT:
-    """The reduction of the arrays of ranks 0 to r, on each rank r: the inclusive prefix reduction.
+    """Reduce the arrays of ranks 0 to r on each rank r (inclusive prefix reduction).
 
     Args:
         x: An array; of the same dtype and shape on all ranks.
@@ -228,7 +231,7 @@ def scan(
         An array like x.
 
     Raises:
-        ValueError: The reduction is "avg", or dldist does not have it for the dtype.
+        ValueError: The reduction is "avg", or is not supported for the dtype.
 
     Example:
         >>> F.scan(array("f", [1, 2])).tolist()               # in a world of one
@@ -240,7 +243,7 @@ def scan(
         return calls.scan(output, op, **options)
 
     def transpose(gradient: Any) -> list[Any]:
-        # A rank's array is in the results of the ranks from it on: a scan in which the ranks stand in reverse.
+        # The gradient is a scan in reverse rank order: x is in the results of all higher ranks.
         mirror = [(rank, form.size - 1 - rank) for rank in range(form.size)]
         suffix = scan(permute(gradient, mirror, group, timeout=timeout), op, group, timeout=timeout)
         return [permute(suffix, mirror, group, timeout=timeout)]
@@ -261,16 +264,16 @@ def reduce_scatter(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT:
-    """This rank's part, along an axis, of the reduction of what all ranks give.
+    """Reduce the arrays of all ranks; each rank gets its part of the result along an axis.
 
     Args:
-        axis: What is divided; its length is a multiple of the group's size.
+        axis: The axis to divide; its length must be a multiple of the group's size.
 
     Returns:
-        An array like x, whose axis is shorter.
+        An array like x with a shorter axis.
 
     Raises:
-        ValueError: There is no such axis, or it cannot be shared evenly.
+        ValueError: The axis does not exist, or its length is not a multiple of the group's size.
 
     Example:
         >>> F.reduce_scatter(array("f", [1, 2]), "avg")
@@ -309,18 +312,18 @@ def all_gather(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT:
-    """What all ranks give, concatenated along an axis in the order of the ranks, or stacked along a new one.
+    """Gather the arrays of all ranks: concatenated in rank order, or stacked.
 
     Args:
-        x: An array; of the same dtype and shape on all ranks: all_gather_any is for others. What has no axis counts as one element.
-        axis: Along which the parts are one behind the other.
-        tiled: False stacks them along a new axis.
+        x: An array; of the same dtype and shape on all ranks. A scalar counts as one element.
+        axis: The axis along which to concatenate or stack.
+        tiled: True concatenates; False stacks along a new axis.
 
     Returns:
         An array of x's library and dtype.
 
     Raises:
-        ValueError: There is no such axis.
+        ValueError: The axis does not exist.
 
     Example:
         >>> F.all_gather(array("f", [1, 2]))
@@ -344,7 +347,7 @@ def all_gather(
 
 
 def _gathered(form: Form, axis: int, tiled: bool) -> tuple[int, tuple[int, ...], int]:
-    """The axis along which the result has the parts of ranks, the result's shape, and the extent of a part."""
+    """Return the axis that divides the result, the result's shape, and the length of a part."""
     if tiled and form.shape:
         axis = form.axis(axis)
         extent = form.shape[axis]
@@ -364,17 +367,17 @@ def gather(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT | None:
-    """What all_gather gives, on one rank.
+    """Gather the arrays of all ranks on `root`, as in all_gather.
 
     Args:
-        axis: Along which the parts are one behind the other.
-        tiled: False stacks them along a new axis.
+        axis: The axis along which to concatenate or stack.
+        tiled: True concatenates; False stacks along a new axis.
 
     Returns:
-        An array of x's library and dtype on the root, None on the others.
+        An array of x's library and dtype on the root, None on the other ranks.
 
     Raises:
-        ValueError: There is no such rank or axis.
+        ValueError: The rank or the axis does not exist.
 
     Example:
         >>> F.gather(array("f", [1, 2]), root=0)
@@ -398,17 +401,17 @@ def gather(
 def all_gather_any(
     x: ArrayT, group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
 ) -> Pending | list[ArrayT]:
-    """A list of what all ranks give, whatever the shapes; these travel along.
+    """Gather the arrays of all ranks into a list. Shapes may differ; they are exchanged first.
 
     Args:
-        x: An array; of the same dtype on all ranks. Not in jax.jit.
-        async_op: Return a Pending. The shapes are waited for, and the content is not.
+        x: An array; of the same dtype on all ranks. Not supported in jax.jit.
+        async_op: Return a Pending for the content; the call itself still waits for the shapes.
 
     Returns:
         A list of arrays of x's library and dtype, by rank.
 
     Raises:
-        TypeError: It is called in jax.jit.
+        TypeError: x is being traced by jax.jit.
         ValueError: x has more than 32 dimensions.
 
     Example:
@@ -446,17 +449,17 @@ def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
 def broadcast(
     x: ArrayT, root: int = 0, group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
 ) -> Pending | ArrayT:
-    """What one rank gives.
+    """Send the array of `root` to all ranks.
 
     Args:
-        x: An array; of the same dtype and shape on all ranks. What the others have in it does not matter.
+        x: An array; of the same dtype and shape on all ranks. Only the root's values matter.
         root: The rank of the group that has the data; the same on all ranks.
 
     Returns:
         An array like x.
 
     Raises:
-        ValueError: There is no such rank.
+        ValueError: `root` is not a rank of the group.
 
     Example:
         >>> F.broadcast(array("f", [1, 2]), root=0)
@@ -489,18 +492,18 @@ def scatter(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT:
-    """This rank's part, along an axis, of what one rank gives.
+    """Divide the array of `root` along an axis; each rank gets its part.
 
     Args:
-        x: On the root all parts, of equal length along the axis; on the others an array like their part.
+        x: On the root, all parts, with equal lengths; elsewhere, an array like the part.
         root: The rank of the group that has the data; the same on all ranks.
-        axis: What is divided; the same on all ranks.
+        axis: The axis to divide; the same on all ranks.
 
     Returns:
         An array of x's library and dtype.
 
     Raises:
-        ValueError: There is no such rank or axis, or it cannot be shared evenly.
+        ValueError: The rank or axis does not exist, or the axis cannot be divided evenly.
 
     Example:
         >>> F.scatter(array("f", [1, 2]), root=0)
@@ -534,20 +537,20 @@ def all_to_all(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT:
-    """The r-th part of x goes to rank r; what the ranks have sent is concatenated in their order.
+    """Send part r of x to rank r, and concatenate the received parts in rank order.
 
     Args:
-        x: An array; of the same dtype on all ranks, and of the same shape but for the sizes of parts.
-        split_axis: Along which x is split.
-        concat_axis: Along which what has come is concatenated.
-        output_split_sizes: How long what comes from each rank is, if parts are not equal; for equal axes.
-        input_split_sizes: How long what goes to each rank is, if parts are not equal; for equal axes.
+        x: An array; of the same dtype on all ranks, and of matching shape.
+        split_axis: The axis along which to split x.
+        concat_axis: The axis along which to concatenate the received parts.
+        output_split_sizes: Lengths received from the ranks; None if equal. Only for equal axes.
+        input_split_sizes: Lengths sent to the ranks; None if equal. Only for equal axes.
 
     Returns:
         An array of x's library and dtype.
 
     Raises:
-        ValueError: There is no such axis, it cannot be shared evenly, or sizes do not fit.
+        ValueError: An axis does not exist or cannot be divided evenly, or sizes do not match.
 
     Example:
         >>> F.all_to_all(array("f", [1, 2]))
@@ -607,17 +610,17 @@ def permute(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT:
-    """What another rank gives.
+    """Exchange arrays between pairs of ranks.
 
     Args:
-        pairs: Pairs (source, destination): the source's x goes to the destination. The same on all ranks; no rank is twice a
-            source or twice a destination.
+        pairs: Pairs (source, destination): the destination receives the source's x. The same on all
+            ranks; each rank appears at most once as a source and once as a destination.
 
     Returns:
-        An array like x; zeros on a rank that is no destination.
+        The received array, like x; zeros on a rank that is not a destination.
 
     Raises:
-        ValueError: There is no such rank, or a rank is twice on one side.
+        ValueError: A rank does not exist, or appears twice as a source or as a destination.
 
     Example:
         >>> F.permute(array("f", [1, 2]), [(0, 0)])
@@ -628,7 +631,7 @@ def permute(
     source_of = {destination: source for source, destination in destination_of.items()}
     goes_to, comes_from = destination_of.get(form.rank), source_of.get(form.rank)
 
-    # Not by messages: their tags are the caller's.
+    # all_to_all instead of messages, whose tags belong to the caller
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         family = arrays.family_of(source, form.name)
         sent = [family.empty_like(source, (0,)) for _ in range(form.size)]
@@ -650,7 +653,7 @@ def permute(
 
 
 def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """The destinations by their sources."""
+    """Return destinations by source."""
     routes: dict[int, int] = {}
     for pair in pairs:
         if len(pair) != 2:
@@ -676,19 +679,19 @@ def send(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | None:
-    """Send an array to a rank that receives it.
+    """Send an array to one rank.
 
     Args:
-        x: What is sent.
-        dst: The rank of the group.
-        tag: A number of 0 or more that the receiver has to name as well.
-        timeout: Seconds or a timedelta until it has to be taken. None is the group's own.
+        x: The array to send.
+        dst: The rank of the group to send to.
+        tag: A number, at least 0; the receiver must pass the same.
+        timeout: Seconds or a timedelta until the message must be received. None is the group's own.
         async_op: Return a Pending, whose wait() gives None.
 
     Raises:
-        ValueError: There is no such rank.
-        DistTimeoutError: Nobody has received it in time. The group lives on.
-        DistPeerLostError, DistAbortedError: The receiver has died, or the group was given up.
+        ValueError: `dst` is not a rank of the group.
+        DistTimeoutError: The receiver did not receive the message in time. The group stays usable.
+        DistPeerLostError, DistAbortedError: The receiver was lost, or the group was aborted.
 
     Example:
         >>> pending = F.send(array("f", [1, 2]), dst=0, async_op=True)
@@ -717,22 +720,22 @@ def recv(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT:
-    """An array that a rank sends.
+    """Receive an array from one rank.
 
     Args:
-        like: An array of the type, shape and dtype of the result; it stays as it is.
-        src: The rank of the group; None: any rank.
-        tag: The number that the sender has given.
-        timeout: Seconds or a timedelta until it has to come. None is the group's own; 0 takes only what is there already.
+        like: An array with the type, shape and dtype of the result; it is not changed.
+        src: The rank of the group to receive from. None is any rank.
+        tag: The sender's tag.
+        timeout: Seconds or a timedelta. None is the group's own; 0 takes only an arrived message.
 
     Returns:
-        An array like `like`. A message that is shorter leaves zeros at the end; one that is longer is an error.
+        An array like `like`. A shorter message leaves zeros at the end; a longer one is an error.
 
     Raises:
-        ValueError: There is no such rank.
-        DistTimeoutError: Nothing has come in time. The group lives on.
-        DistMismatchError: The message has another dtype; it is lost, and the group lives on.
-        DistPeerLostError, DistAbortedError: The sender has died, or the group was given up.
+        ValueError: `src` is not a rank of the group.
+        DistTimeoutError: No message arrived in time. The group stays usable.
+        DistMismatchError: The message has another dtype; it is dropped, and the group stays usable.
+        DistPeerLostError, DistAbortedError: The sender was lost, or the group was aborted.
     """
     form = Form("recv", like, group, timeout, async_op)
     if src is not None:
@@ -749,14 +752,14 @@ def recv(
 
 
 def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False) -> Pending | None:
-    """Wait until all ranks are here. Compiled functions of JAX that were called before have made their collectives then.
+    """Wait for all ranks. Compiled JAX calls made before have then completed their collectives.
 
     Args:
-        group: As in all_reduce, and as there `timeout`.
+        group: As in all_reduce, like `timeout`.
         async_op: Return a Pending, whose wait() gives None.
 
     Raises:
-        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
+        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce.
 
     Example:
         >>> F.barrier()
@@ -767,16 +770,16 @@ def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, as
 
 
 def wait_tensor(x: ArrayT | Pending) -> ArrayT | Any:
-    """Wait for what is under way in an array, and return it.
+    """Wait for the operations pending on an array, and return the result.
 
     Args:
-        x: A Pending, of whose result it waits; or an array, for which works have been noted by c10d's `_register_work`.
+        x: A Pending, or an array with works registered by torch's `_register_work`.
 
     Returns:
-        The result of the Pending; the array itself.
+        The result of the Pending, or the array itself.
 
     Raises:
-        DistTimeoutError, DistPeerLostError: As the operation that is waited for.
+        DistTimeoutError, DistPeerLostError: As raised by the operation.
 
     Example:
         >>> F.wait_tensor(F.all_reduce(array("f", [1]), async_op=True))

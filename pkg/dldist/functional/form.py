@@ -1,4 +1,4 @@
-"""How a functional call is carried out: now, later, or by the library that traces or differentiates it; and a result to come."""
+"""Execution of functional calls: directly, asynchronously, or by a tracing library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dldist._base import arrays as base_arrays
 from dldist._base.array_types import Timeout
 from dldist._base.future import wait_for
 
-NOTHING, COPIES, ZEROS = range(3)  # how results begin, as dd_ffi_fill of csrc/xla/ffi.h
+NOTHING, COPIES, ZEROS = range(3)  # initial content of results, as dd_ffi_fill in csrc/xla/ffi.h
 
 
 def _only(result: Any = None) -> Any:
@@ -21,9 +21,9 @@ def _only(result: Any = None) -> Any:
 
 
 class Form:
-    """A call: the group, what it makes of arrays, and what the results look like.
+    """A call: its group, its operation on arrays, and the shapes of its results.
 
-    It keeps no array: a compiled function keeps the forms of its calls.
+    It holds no array, because a compiled function keeps the forms of its calls alive.
     """
 
     def __init__(self, name: str, x: Any, group: Any, timeout: Any, async_op: bool) -> None:
@@ -39,10 +39,10 @@ class Form:
         self.shapes: Sequence[tuple[int, ...]] | None = None
         self.transpose: Callable[..., list[Any]] | None = None
 
-    # ---- what the caller has asked for
+    # ---- arguments
 
     def axis(self, axis: int, argument: str = "axis", new: int = 0) -> int:
-        """A number of an axis as one that is not negative; `new` is how many axes the result has more than x."""
+        """Return a non-negative axis; `new` is how many more axes the result has than x."""
         count = len(self.shape) + new
         number = as_index(axis)
         if number is None or not -count <= number < count:
@@ -57,14 +57,14 @@ class Form:
         return axis
 
     def share(self, axis: int) -> int:
-        """The part of one rank of an axis that all of them share."""
+        """Return one rank's share of the length of an axis."""
         extent = self.shape[axis]
         if extent % self.size != 0:
             raise ValueError(f"{self.name}(): axis {axis} of {self.shape} cannot be shared evenly by {self.size} ranks")
         return extent // self.size
 
     def with_extent(self, axis: int, extent: int) -> tuple[int, ...]:
-        """The shape of x with another extent along an axis."""
+        """Return the shape of x with another length of one axis."""
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
     def as_rank(self, rank: Any, argument: str) -> int:
@@ -73,7 +73,7 @@ class Form:
             raise ValueError(f"{self.name}(): argument '{argument}': invalid rank: {rank!r} is not in 0 to {self.size - 1}")
         return number
 
-    # ---- running it
+    # ---- execution
 
     def run(
         self,
@@ -86,12 +86,13 @@ class Form:
         transpose: Callable[..., list[Any]] | None = None,
         pack: Callable[..., Any] = _only,
     ) -> Any:
-        """pack(*results), or a Pending of that.
+        """Run the call; return pack(*results), or a Pending for it.
 
-        start(calls, *sources, *outputs, timeout=, async_op=) makes the calls, and returns their works. `shapes` are those of the
-        outputs, None when this rank gets nothing, and each output is None then; `fill` says how the outputs begin: COPIES, of the
-        sources. transpose(*gradients of the results) gives those of the arrays; without it there are none. again(*arrays) makes the
-        same call on arrays that have one more axis at the end.
+        start(calls, *sources, *outputs, timeout=, async_op=) makes the calls and returns their
+        works. `shapes` are the outputs' shapes; None if this rank has no result, and then each
+        output is None. `fill` is the outputs' initial content; COPIES copies the sources.
+        transpose(*gradients) turns gradients of the results into gradients of the arrays; None if
+        there are none. again(*arrays) makes the same call on arrays with one more axis at the end.
         """
         self._start_calls = start
         self.shapes = shapes
@@ -110,7 +111,7 @@ class Form:
         return Pending(works if isinstance(works, list) else [works], lambda: pack(*self._finish(arrays, outputs)))
 
     def _library_in_charge(self, arrays: Sequence[Any]) -> Any:
-        """The module of ours for a library that traces the arrays, or wants to know how the results come into being."""
+        """Return the module for the library that traces or differentiates, or None."""
         if any(map(base_arrays.is_traced, arrays)):
             from dldist.functional import jax
 
@@ -123,18 +124,18 @@ class Form:
         return None
 
     def run_now(self, arrays: Sequence[Any]) -> list[Any]:
-        """The results for arrays that have their values, in the place of those of the call."""
+        """Return the results for concrete arrays given instead of the original ones."""
         return self._finish(arrays, self._start(arrays)[0])
 
     def again(self, *arrays: Any) -> list[Any]:
-        """The results of the same call on arrays that have one more axis at the end."""
+        """Make the same call on arrays with one more axis at the end."""
         results = self._again(*arrays)
         if self.shapes is None:
             return []
         return results if isinstance(results, list) else [results]
 
     def describe(self, calls: Any, sources: Sequence[Any], results: Sequence[Any]) -> None:
-        """Has `calls` make the calls on arrays in the place of those of the call; where this rank gets nothing, `results` is empty."""
+        """Make the calls on `calls` with other arrays; no `results` if this rank has none."""
         self._start_calls(calls, *sources, *(results or [None] * len(sources)), timeout=self.timeout, async_op=False)
 
     def _families(self, arrays: Sequence[Any]) -> list[base_arrays.Family]:
@@ -160,7 +161,7 @@ class Form:
         return [family.finish(output, x) for family, x, output in zip(self._families(arrays), arrays, outputs, strict=True)]
 
     def operations_now(self) -> Any:
-        """The default world may be another one when a compiled function is called again."""
+        """Return the group's operations: the default world may change between calls."""
         operations = operations_of(self.group)
         if (operations.rank, operations.size) != (self.rank, self.size):
             raise ValueError(
@@ -171,7 +172,7 @@ class Form:
 
 
 def as_index(value: Any) -> int | None:
-    """A whole number of any library, None for anything else."""
+    """Return the value as an int if it is an integer of any library, else None."""
     try:
         return operator.index(value)
     except TypeError:
@@ -179,21 +180,21 @@ def as_index(value: Any) -> int | None:
 
 
 def operations_of(group: Any) -> Any:
-    """What runs the operations of a group: methods as those of dldist.Group."""
+    """Return the object that runs a group's operations, with the methods of dldist.Group."""
     if isinstance(group, _core.Group):
         return group
     return registry.operations(group)
 
 
 def let_compiled_calls_finish() -> None:
-    """A call of a function of jax.jit returns before its collectives have been made, and all ranks need one order."""
+    """Wait for the collectives of compiled calls, which return early, to keep one order."""
     compiled = sys.modules.get("dldist.functional.jax")
     if compiled is not None:
         compiled.flush()
 
 
 class Pending:
-    """A result that is on its way. Used as an array (numpy.asarray(pending), from_dlpack(pending)) it waits for itself."""
+    """The result of an asynchronous call. Conversions (numpy.asarray, from_dlpack) wait for it."""
 
     __slots__ = ("_finish", "_result", "_works")
 
@@ -203,17 +204,17 @@ class Pending:
         self._result: Any = None
 
     def done(self) -> bool:
-        """Whether wait() would return, or raise, at once."""
+        """Return True if wait() would return or raise without blocking."""
         return all(work.is_completed() for work in self._works)
 
     def wait(self, timeout: Timeout | None = None) -> Any:
-        """The result; always the same object.
+        """Wait for the result and return it; always the same object.
 
         Args:
-            timeout: Seconds or a timedelta, for each of the operations. None is the operation's own; 0 looks once.
+            timeout: Seconds or a timedelta, for each operation. None is its own; 0 does not wait.
 
         Raises:
-            DistTimeoutError: It is not there in time, and is still under way: wait() can be called again.
+            DistTimeoutError: The timeout expired. The operation continues; call again.
         """
         for work in self._works:
             wait_for(work, timeout)

@@ -1,9 +1,10 @@
-"""Functional forms on arrays that are being traced: in jax.jit, jax.grad, jax.vmap, jax.lax.scan and the like.
+"""Functional forms on traced arrays: in jax.jit, jax.grad, jax.vmap, jax.lax.scan and similar.
 
-A collective is a primitive of JAX with an ordered effect: nothing is left out, and all collectives run in the order in which the program
-has them, as every rank has to call the same in the same order. Compiled for the CPU, it is a call of XLA's foreign function interface: the
-extension has a program that says what is called on which part of which array, and runs it on the memory of the computation, without
-Python. Groups whose calls go through Python (those with hooks, or another package's backend), and other devices, get a callback instead.
+A collective is a JAX primitive with an ordered effect: JAX drops none and keeps their program
+order, which must be the same on every rank. Compiled for the CPU, it is a call through XLA's
+foreign function interface: the extension holds a program that lists the calls and their array
+parts, and runs it on the computation's memory, without Python. Other devices use a callback into
+Python, as do groups whose calls need Python (hooks, or a third-party backend).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dldist.functional.form import Form
 
 _TARGET = "dldist_collective"
 
-# The effect of ordered callbacks has no public name, but a function that has it shows it.
+# The effect of ordered callbacks has no public name; it is read from a function that has it.
 (_ORDERED,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().effects
 
 _TOKEN = jax_internals.find("abstract_token")
@@ -36,12 +37,12 @@ _collective.multiple_results = True
 
 
 def run(form: Form, arrays: Sequence[Any]) -> list[Any]:
-    """The results of a form, of which at least one array is traced."""
+    """Bind the primitive for a form with at least one traced array."""
     return _collective.bind(*arrays, form=form)
 
 
 def flush() -> None:
-    """Wait until compiled functions that were called before have made their collectives: ours would overtake them."""
+    """Wait for collectives of earlier compiled calls, so that later calls keep the order."""
     jax.effects_barrier()
 
 
@@ -66,7 +67,7 @@ def _transpose(cotangents: list[Any], *_: Any, form: Form) -> list[Any]:
 
 
 def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, form: Form) -> tuple[list[Any], list[int]]:
-    """Calls of vmap in one: the axis of the batch becomes the last, which no call looks at."""
+    """Run a vmapped form as one call: the batch axis becomes the last, which no form uses."""
     (size,) = {x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not None}
 
     def put_last(x: Any, axis: Any) -> Any:
@@ -100,10 +101,10 @@ def _lower_to_callback(ctx: Any, *operands: Any, form: Form) -> Any:
 
 
 class _Program:
-    """What a compiled call runs. It lives as long as the executable."""
+    """The program of one compiled call. The executable keeps it alive."""
 
     def __init__(self, form: Form, group: _core.Group, avals_in: Sequence[Any], avals_out: Sequence[Any]) -> None:
-        # Memory that stands for the arrays: nobody touches it, so that it costs nothing.
+        # placeholders for the arrays; never accessed, so no memory is committed
         sources, results = ([numpy.empty(aval.shape, aval.dtype) for aval in avals] for avals in (avals_in, avals_out))
         plans = _Plans(group)
         form.describe(plans, sources, results)
@@ -116,14 +117,14 @@ class _Program:
             _of_default_world.add(self)
 
     def move_to(self, world: _core.Group) -> None:
-        """The default world is another one now. One of other ranks is for the call to refuse."""
+        """Use another default world. If its rank or size differ, the call raises an error."""
         if (world.rank, world.size) == (self._form.rank, self._form.size):
             _core._ffi_set_group(self._program, world)
 
 
 def _number_of(form: Form, group: _core.Group, avals: Sequence[Any]) -> int:
-    """A number of the call, which is in the compiled function: the same each time that a program runs, so that JAX's compilation cache
-    finds it again. The program behind it is always one of this process, made when the function was lowered."""
+    """Return the program's number in the compiled function. It is the same in every run, so that
+    JAX's compilation cache matches; each process registers its own program on lowering."""
     told = f"{next(_count)} {form.name} {group.name} {group.rank} {group.size} {[str(aval) for aval in avals]}"
     return int.from_bytes(hashlib.sha256(told.encode()).digest()[:7])
 
@@ -133,14 +134,14 @@ _of_default_world: WeakSet[_Program] = WeakSet()
 
 
 def follow_default_world(world: Any) -> None:
-    """Compiled calls that were given no group run on this one from now on."""
+    """Switch compiled calls without an explicit group to the new default world."""
     if isinstance(world, _core.Group):
         for program in list(_of_default_world):
             program.move_to(world)
 
 
 class _Plans:
-    """A group's methods, which note what they would do."""
+    """Stands in for a group; its methods record plans instead of running calls."""
 
     def __init__(self, group: _core.Group) -> None:
         self._group = group
@@ -185,6 +186,6 @@ _differentiate_linear = ad.primitive_jvps[_collective]
 ad.primitive_jvps[_collective] = _differentiate
 batching.primitive_batchers[_collective] = _batch
 jax.ffi.register_ffi_target(_TARGET, _core._ffi_handler(), platform="cpu")
-# Two calls are never the same one, even if they look alike.
+# Not cacheable: two calls are distinct even if their arguments are the same.
 mlir.register_lowering(_collective, _lower_to_callback, cacheable=False)
 mlir.register_lowering(_collective, _lower, platform="cpu", cacheable=False)

@@ -22,10 +22,10 @@ class _Collective(torch.autograd.Function):
 
 
 def run(form: Form, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results, which know how they came into being."""
+    """Run a form as a node of the autograd graph."""
     return list(_Collective.apply(form, *arrays))
 
 
 def wants_gradient(arrays: Sequence[Any]) -> bool:
-    """Whether autograd may ask for the gradient of what is made from these."""
+    """Return True if autograd may need gradients of results computed from these arrays."""
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arrays)

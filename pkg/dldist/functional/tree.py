@@ -1,4 +1,4 @@
-"""Trees of arrays: dicts, lists, tuples and named tuples, None for nothing, and whatever JAX knows as a tree."""
+"""Trees of arrays: dicts, lists, tuples, named tuples, None, and JAX's registered containers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dldist._base import arrays
 
 
 def flatten(tree: Any, call: str) -> tuple[list[Any], Callable[..., Any]]:
-    """The arrays in a tree, in an order that does not depend on how dicts were filled; and what makes a tree of others."""
+    """Return the tree's arrays (dicts in sorted key order), and a function to rebuild the tree."""
     leaves: list[Any] = []
     build = _walk(tree, leaves, call)
 
@@ -18,7 +18,7 @@ def flatten(tree: Any, call: str) -> tuple[list[Any], Callable[..., Any]]:
 
 
 def _walk(tree: Any, leaves: list[Any], call: str) -> Callable[[Any], Any]:
-    """Adds the leaves of a tree, and gives what takes as many from an iterator and makes the same tree of them."""
+    """Append the tree's leaves; return a function that rebuilds the tree from an iterator."""
     if tree is None:
         return lambda others: None
     if isinstance(tree, dict):
@@ -55,7 +55,7 @@ def _walk_dict(tree: dict[Any, Any], leaves: list[Any], call: str) -> Callable[[
 
 
 def _walk_with_jax(tree: Any, leaves: list[Any]) -> Callable[[Any], Any] | None:
-    """For the containers that are registered with JAX, if there are any."""
+    """Walk a container registered with JAX; return None if it is not one."""
     jax = sys.modules.get("jax")
     if jax is None or jax.tree_util.all_leaves([tree]):
         return None
