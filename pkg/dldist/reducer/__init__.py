@@ -1,15 +1,16 @@
-"""Averages the gradients of data-parallel training in buckets, while other gradients are still being computed.
+"""Average the gradients of data-parallel training in buckets, overlapping with their computation.
 
     reducer = dldist.Reducer(parameters)
     parameters = reducer.broadcast_parameters()
     for batch in batches:
         reducer.prepare_for_backward()
-        for index in reversed(range(len(parameters))):        # in whatever order they come
+        for index in reversed(range(len(parameters))):        # in any order
             reducer.mark_ready(index, gradient_of(index))
         reducer.finish()
         update(parameters, reducer.gradients())
 
-Parameters and gradients are arrays of any library. With parameters of PyTorch, a backward pass makes the calls. docs/reducer.md says more.
+Parameters and gradients are arrays of any library. With PyTorch parameters, a backward pass makes
+the calls. See docs/reducer.md.
 """
 
 from __future__ import annotations
@@ -58,47 +59,50 @@ __all__ = [
 
 
 class Join:
-    """What `with reducer.join()` returns."""
+    """The value of `with reducer.join()`."""
 
     def __init__(self, divide_by_initial_world_size: bool) -> None:
         self.divide_by_initial_world_size = divide_by_initial_world_size
         self.last_rank: int | None = None
-        """The lowest rank that took part in the last pass; it has made all updates."""
+        """The lowest rank active in the last pass; it has made all updates."""
 
 
 class Reducer(C10dNames):
-    """Averages gradients over the ranks of a group, in buckets, while other gradients are still being computed.
+    """Averages gradients over a group's ranks, in buckets, overlapping with their computation.
 
-    A pass is prepare_for_backward(), mark_ready() for every parameter, and finish(). Only one thread at a time may make calls. If all
-    parameters are leaves of PyTorch's autograd, a backward pass after prepare_for_backward() makes the other calls, and leaves the
-    averages in the parameters' `grad`.
+    A pass is prepare_for_backward(), mark_ready() for every parameter, and finish(). Calls must not
+    be concurrent. If all parameters are leaves of PyTorch's autograd, a backward pass after
+    prepare_for_backward() makes the other calls, and stores the averages in the parameters' `grad`.
 
     Args:
-        params: Arrays, or anything with a shape and a dtype. All ranks must have the same ones; this is checked.
-        bucket_indices: Which parameters are in which bucket. By default, buckets are filled from the last parameter to the first. After
-            the first pass they are filled again, in the order in which the gradients came; buckets that are given here only with autograd.
-        per_bucket_size_limits: The size limits of those buckets, for the statistics.
+        params: Arrays, or objects with a shape and a dtype. Must match on all ranks, which is
+            checked.
+        bucket_indices: The parameters of each bucket. By default, buckets are filled from the last
+            parameter to the first, and rebuilt after the first pass in the order in which gradients
+            were ready. Given buckets are rebuilt only with autograd.
+        per_bucket_size_limits: The size limits of the given buckets, for the statistics.
         process_group: A World or Group, or a group of new_group; None is the default world.
-        expect_sparse_gradients: Which parameters get sparse gradients. Only PyTorch's can, by autograd.
-        bucket_bytes_cap: A bucket is full when it has this many bytes.
-        find_unused_parameters: Parameters may have no gradient in a pass.
-        gradient_as_bucket_view: Gradients are written into what gradient(index) returns, and need no copy.
-        param_to_name_mapping: Names for errors, by index.
-        first_bucket_bytes_cap: The same for the first bucket.
-        skip_all_reduce_unused_params: Send nothing for a bucket of which this rank has used no parameter. All ranks must have the same
-            unused parameters.
-        use_python_reducer: Leave autograd alone: whoever calls this has hooks of their own.
-        bucket_bytes_cap_list: The same for all buckets, the last for those that follow. If it is not empty, buckets are filled up to
-            these limits after the first pass.
-        batched_grad_copy: Copy the gradients of a bucket all at once, when the last one has come.
-        lazy_bucket_allocation: Has no effect: the ranks share the memory of buckets, so they allocate it together.
+        expect_sparse_gradients: For each parameter, True if its gradient is sparse. Requires
+            autograd.
+        bucket_bytes_cap: The size at which a bucket is full.
+        find_unused_parameters: True if parameters may have no gradient in a pass.
+        gradient_as_bucket_view: True if gradients are written into gradient(index), without a copy.
+        param_to_name_mapping: Names for error messages, by index.
+        first_bucket_bytes_cap: The size at which the first bucket is full.
+        skip_all_reduce_unused_params: True sends nothing for a bucket without used parameters. The
+            unused parameters must be the same on all ranks.
+        use_python_reducer: True installs no hooks in autograd; the caller has its own.
+        bucket_bytes_cap_list: Size limits when buckets are rebuilt after the first pass; the last
+            one applies to all further buckets. If empty, the limits stay the same.
+        batched_grad_copy: True copies a bucket's gradients together when the last is ready.
+        lazy_bucket_allocation: No effect: the ranks allocate shared bucket memory together.
         op: "avg" or "sum".
-        static_graph: In all passes the same parameters have no gradient as in the first one.
-        timeout: Seconds or a timedelta for each collective. None is the group's own time-out.
+        static_graph: True if the unused parameters of the first pass are unused in all passes.
+        timeout: Seconds or a timedelta for each collective. None is the group's timeout.
 
     Raises:
-        ValueError: There are no parameters, one is not in the CPU's memory, or buckets do not fit.
-        DistMismatchError: The ranks have different parameters.
+        ValueError: There are no parameters, one is not in CPU memory, or buckets do not match.
+        DistMismatchError: The parameters differ between ranks.
 
     Example:
         >>> reducer = dist.Reducer([array("f", [0, 0])])
@@ -168,16 +172,16 @@ class Reducer(C10dNames):
     # ---- the group
 
     def use_group(self, process_group: AnyGroup | None) -> None:
-        """Go on with another group, like a new Reducer. Each of its ranks calls this or makes a Reducer.
+        """Continue with another group, like a new Reducer. All ranks of the group must take part.
 
-        This is for when ranks have been lost. A pass that is under way is dropped. If a hook's state is the old group, it becomes the new
-        one.
+        Use this after ranks were lost. A pass in progress is dropped. If a hook's state is the old
+        group, it is replaced by the new one.
 
         Args:
             process_group: A World or Group, or a group of new_group; None is the default world.
 
         Raises:
-            DistMismatchError: The ranks have different parameters.
+            DistMismatchError: The parameters differ between ranks.
         """
         operations = operations_of(process_group)
         self._backend_name = _backend_name(process_group)
@@ -190,7 +194,7 @@ class Reducer(C10dNames):
         self._static_unused: frozenset[int] | None = None
         self._order: list[int] = []
         self._has_order = False
-        """Whether a pass has shown in which order gradients come, or this rank has nothing to say to that."""
+        """True once a pass has shown the gradient order; also on joined ranks without one."""
         self._deferred: Iterable[int] = ()
         used: Any = self._allocate(len(self._parameters), "int32")
         self._used = used
@@ -201,7 +205,8 @@ class Reducer(C10dNames):
         self._first_bucket_sizes = [bucket.nbytes for bucket in self._buckets]
         self._is_open = False
         self._next = 0
-        # This comes last: if a rank failed here before others had made their buckets, they could not share those.
+        # Must be last: if it fails on a rank before other ranks have their buckets, those cannot be
+        # shared.
         verify(operations, self._parameters, self._timeout)
 
     @property
@@ -234,10 +239,10 @@ class Reducer(C10dNames):
         return not self._has_rebuilt and is_free and (self._is_static or not self._finds_unused)
 
     def _rebuild_if_due(self) -> None:
-        """After the first pass, make buckets in the order in which rank 0 got its gradients. All ranks must have the same order."""
+        """Once, after the first pass: rebuild buckets in the order of rank 0's gradients."""
         if not self._may_rebuild:
             return
-        # Parameters without a gradient come last.
+        # Parameters without a gradient are last.
         order = array.array("q", dict.fromkeys([*self._order, *reversed(range(len(self._slots)))]))
         self._operations.broadcast(order, 0, timeout=self._timeout)
         if sorted(order) != list(range(len(self._slots))):
@@ -251,18 +256,19 @@ class Reducer(C10dNames):
     def broadcast_parameters(
         self, tensors: Sequence[Tensor] | None = None, src: int = 0, buffer_size: int = BROADCAST_BYTES
     ) -> list[Any]:
-        """Give the parameters, or other tensors (such as a model's buffers), the values of one rank. All ranks call this.
+        """Copy one rank's parameters, or other tensors such as a model's buffers, to all ranks.
 
         Args:
-            tensors: What to send and fill, instead of the parameters.
-            src: The rank in the group that has the values.
-            buffer_size: How many bytes to send at a time.
+            tensors: The tensors to send on `src` and to overwrite elsewhere. None is the
+                parameters.
+            src: The rank of the group that has the values.
+            buffer_size: The number of bytes per broadcast.
 
         Returns:
-            A list of the arrays, which are written to. Immutable arrays are replaced by new ones.
+            The arrays with their new values; immutable arrays are replaced by new ones.
 
         Raises:
-            ValueError: Only the shapes of the parameters are known.
+            ValueError: The parameters are not arrays.
         """
         parameters = self._parameters if tensors is None else [Parameter(index, x) for index, x in enumerate(tensors)]
         if any(parameter.is_template for parameter in parameters):
@@ -272,21 +278,22 @@ class Reducer(C10dNames):
     # ---- a pass
 
     def prepare_for_forward(self) -> None:
-        """Note that a forward pass begins. This is optional; it is for the statistics."""
+        """Record the start of a forward pass, for the statistics. Optional."""
         self._times.begin_forward()
 
     def prepare_for_backward(self, output: Any = (), *, unused: Iterable[int] = ()) -> None:
-        """Begin a pass. Within no_sync(), gradients are added up and not sent.
+        """Begin a pass. In no_sync(), gradients are accumulated and not sent.
 
         Args:
-            output: With autograd and find_unused_parameters, the tensor or tensors from which the backward pass starts: parameters on
-                which none of them depends are unused. Without any, the end of the pass shows which are. With static_graph, the first pass
-                ends where the backward pass of these tensors does.
-            unused: Parameters that are known to get no gradient on this rank; see mark_unused.
+            output: With autograd and find_unused_parameters, the tensors from which the backward
+                pass starts: parameters that they do not depend on are unused. If empty, unused
+                parameters are known at the end of the pass. With static_graph, the first pass ends
+                with the backward pass of these tensors.
+            unused: Parameters known to get no gradient on this rank; see mark_unused.
 
         Raises:
             RuntimeError: The previous pass has not ended.
-            TypeError: `output` is something else.
+            TypeError: `output` is not tensors of PyTorch.
         """
         outputs = tensors_of(output)
         self._check_reducer_finalized("prepare_for_backward(): ")
@@ -318,24 +325,25 @@ class Reducer(C10dNames):
             self._settle_deferred()
 
     def _settle_deferred(self) -> None:
-        """Settle what is known to be unused; with autograd when the backward pass has begun, as there may be collectives before it."""
+        """Settle known unused parameters; with autograd, only once the backward pass runs."""
         deferred, self._deferred = self._deferred, ()
         for index in deferred:
             if not self._slots[index].is_ready:
                 self._settle_unused(self._slots[index])
 
     def mark_ready(self, index: int, gradient: Tensor | None = None) -> None:
-        """Hand in the gradient of a parameter. If this fills the bucket whose turn it is, the bucket is being sent when this returns.
+        """Pass the gradient of a parameter. If it completes the next bucket, the bucket is sent.
 
         Args:
             index: The parameter.
-            gradient: An array; finish() writes the average into it. None, with gradient_as_bucket_view, if the gradient was written
-                into the view that gradient(index) returned.
+            gradient: The gradient; finish() overwrites it with the average. None if it was written
+                into the view from gradient(index), with gradient_as_bucket_view.
 
         Raises:
-            RuntimeError: No pass has begun, or the parameter has already been marked in it.
-            IndexError: There is no such parameter.
-            TypeError, ValueError: The gradient is no array, or has another shape than the parameter.
+            RuntimeError: No pass has begun, or the parameter was already marked in this pass.
+            IndexError: The parameter does not exist.
+            TypeError, ValueError: The gradient is not an array, or its shape differs from the
+                parameter's.
         """
         slot = self._slot_to_settle("mark_ready", index)
         if gradient is not None and gradient is not slot.view:
@@ -353,7 +361,7 @@ class Reducer(C10dNames):
             slot.is_ready = slot.is_partial = True
 
     def _settle(self, slot: Slot, is_used: bool) -> None:
-        """The gradient of a parameter is in its bucket."""
+        """Record that the gradient of a parameter is in its bucket."""
         slot.is_ready = True
         self._order.append(slot.parameter.index)
         if is_used:
@@ -362,16 +370,17 @@ class Reducer(C10dNames):
         self._count(slot)
 
     def mark_unused(self, index: int) -> None:
-        """Say that a parameter gets no gradient on this rank in this pass. It counts as zero.
+        """Mark a parameter as without a gradient on this rank in this pass. It counts as zero.
 
-        This is for find_unused_parameters. finish() treats all parameters that are left as unused; if this is known earlier, buckets can be
-        sent earlier. A gradient that no rank has stays as it is.
+        Requires find_unused_parameters. finish() treats all unmarked parameters as unused; marking
+        them allows buckets to be sent earlier. A gradient that no rank has is left unchanged.
 
         Args:
             index: The parameter.
 
         Raises:
-            RuntimeError: find_unused_parameters is not set, no pass has begun, or the parameter has already been marked in it.
+            RuntimeError: find_unused_parameters is false, no pass has begun, or the parameter was
+                already marked in this pass.
         """
         slot = self._slot_to_settle("mark_unused", index)
         if not self._detects_unused:
@@ -380,7 +389,7 @@ class Reducer(C10dNames):
 
     @property
     def _detects_unused(self) -> bool:
-        """Whether ranks tell each other which parameters they have used."""
+        """True if the ranks exchange which parameters they used."""
         return self._static_unused is None if self._is_static else self._finds_unused
 
     def _slot_to_settle(self, call: str, index: int) -> Slot:
@@ -404,7 +413,7 @@ class Reducer(C10dNames):
         return self._slots[number]
 
     def _take(self, slot: Slot, gradient: Any) -> None:
-        """Put the caller's gradient into the bucket."""
+        """Copy the caller's gradient into the bucket."""
         parameter = slot.parameter
         family = arrays.find_family(gradient)
         if family is None:
@@ -417,7 +426,7 @@ class Reducer(C10dNames):
             slot.gradient = gradient
 
     def _copy_into_bucket(self, slot: Slot, gradient: Any) -> None:
-        """Now, or with all others of the bucket. What is partial has to be added."""
+        """Copy or, after unsynchronised passes, add; a batched copy waits for the full bucket."""
         if self._is_batched and self._is_sync and not slot.is_partial:
             self._buckets[slot.bucket_index].waiting.append((slot, gradient))
             return
@@ -447,7 +456,7 @@ class Reducer(C10dNames):
             self._start_full_buckets()
 
     def _start_full_buckets(self) -> None:
-        """Start full buckets in their order, which is the same on all ranks. Gradients may come in any order."""
+        """Start full buckets in bucket order, which is the same on all ranks."""
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             bucket = self._buckets[self._next]
             bucket.started_ns = self._times.note_start()
@@ -473,7 +482,7 @@ class Reducer(C10dNames):
         return self._hook(self._hook_state, bucket)
 
     def _all_reduce_sparse(self, slot: SparseSlot) -> Any:
-        """The average of a sparse gradient, which is there when this returns."""
+        """Return the average of a sparse gradient. Blocks until it is reduced."""
         if slot.rows is None:
             sparse.all_reduce(self._operations, [slot.sent], "sum", self._timeout, False, TypeError("a gradient is not sparse"))
         else:
@@ -481,7 +490,7 @@ class Reducer(C10dNames):
         return slot.sent.div_(self._divisor()) if self._op == "avg" else slot.sent
 
     def _divisor(self) -> int:
-        """By what the sum of gradients is divided."""
+        """Return the divisor of the sum of gradients."""
         if self._forward_work is not None:
             work, is_static = self._forward_work
             return self._operations.size if is_static else _count_of(work)
@@ -490,7 +499,7 @@ class Reducer(C10dNames):
     def _all_reduce(self, buffer: Any) -> Any:
         op: Any = self._op
         if op == "avg" and self._forward_work is not None:
-            # Ranks that have joined send zeros and know of no divisor: the others divide before.
+            # Joined ranks send zeros and do not know the divisor, so active ranks divide first.
             self._buckets[0].view_of(buffer).div_(self._divisor())
             op = "sum"
         if op == "avg" and self._join is not None and not self._join.divide_by_initial_world_size:
@@ -498,14 +507,17 @@ class Reducer(C10dNames):
         return self._operations.all_reduce(buffer, op, timeout=self._timeout, async_op=True)
 
     def finish(self) -> None:
-        """End the pass: wait until all buckets have been reduced, and hand out the averages.
+        """End the pass: wait until all buckets are reduced, and store the averages.
 
-        The averages are then in the arrays that mark_ready got, if those can be written to. gradients() returns all of them.
+        The averages are written to the arrays passed to mark_ready, if writable. gradients()
+        returns them.
 
         Raises:
-            RuntimeError: Parameters have no gradient; the text names them. Mark them and call this again, or call reset().
-            DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As collectives raise. The pass is over, and the group
-                can no longer be used; use_group() goes on with another one.
+            RuntimeError: Parameters have no gradient; the message names them. Mark them and call
+                this again, or call reset().
+            DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As raised by
+                collectives. The pass has ended and the group is unusable; use_group() continues
+                with another.
         """
         if not self._is_open:
             raise RuntimeError("finish(): no pass has begun: call prepare_for_backward() first")
@@ -545,7 +557,7 @@ class Reducer(C10dNames):
         return f"{plural.format(some)} no gradient on rank {self._operations.rank}: "
 
     def _wait_for_all(self) -> None:
-        self._start_full_buckets()  # those that an exception of a hook or group has left
+        self._start_full_buckets()  # buckets left by an earlier exception
         if self._detects_unused:
             self._operations.all_reduce(self._used, "sum", timeout=self._timeout)
         for bucket in self._buckets:
@@ -571,7 +583,7 @@ class Reducer(C10dNames):
             self._autograd.put_back(self._is_used)
 
     def _is_used(self, slot: Slot) -> bool:
-        """Whether any rank has had a gradient for it."""
+        """Return True if any rank had a gradient for it."""
         return not (self._finds_unused or self._is_static) or bool(self._used_map[slot.parameter.index])
 
     @property
@@ -579,35 +591,36 @@ class Reducer(C10dNames):
         return self._autograd is not None and self._autograd.optimizer_in_backward
 
     def gradient(self, index: int) -> Any:
-        """The gradient of a parameter.
+        """Return the gradient of a parameter.
 
         Args:
             index: The parameter.
 
         Returns:
-            With gradient_as_bucket_view, a view of the gradient in its bucket: write the gradient into it, and read the average from it.
-            Ask for it again after the first pass, because buckets are rebuilt then. Otherwise what mark_ready got or, after finish(), a
-            new array if that cannot be written to. None if no rank had a gradient.
+            With gradient_as_bucket_view, a view of the bucket: write the gradient into it, and read
+            the average from it. Buckets are rebuilt after the first pass: call this again then.
+            Otherwise the array passed to mark_ready or, after finish(), a new array if that is
+            read-only. None if no rank had a gradient.
         """
         slot = self._slot("gradient", index)
         return slot.get_view() if self._is_view else slot.gradient
 
     def gradients(self) -> list[Any]:
-        """gradient() of all parameters."""
+        """Return gradient() for every parameter."""
         return [self.gradient(index) for index in range(len(self._slots))]
 
     def reduce(self, gradients: Sequence[Tensor | None]) -> list[Any]:
-        """Make a whole pass with gradients that are all there, and return the averages.
+        """Run a whole pass with complete gradients, and return the averages.
 
         Args:
-            gradients: One for each parameter. None stands for an unused parameter.
+            gradients: One for each parameter; None for an unused parameter.
 
         Returns:
-            What gradients() returns.
+            The result of gradients().
 
         Raises:
-            ValueError: There is not one gradient for each parameter.
-            RuntimeError, DistError: As finish() raises. The pass is over.
+            ValueError: The number of gradients differs from the number of parameters.
+            RuntimeError, DistError: As raised by finish(). The pass has ended.
         """
         gradients = list(gradients)
         if len(gradients) != len(self._slots):
@@ -625,11 +638,11 @@ class Reducer(C10dNames):
         return self.gradients()
 
     def reset(self) -> None:
-        """Drop the pass that is under way, and what no_sync() has added up. The other ranks must do the same."""
+        """Drop the current pass and gradients accumulated in no_sync(). All ranks must call it."""
         self._is_open = False
         for bucket in self._buckets:
             if is_under_way(bucket.outcome):
-                with contextlib.suppress(_core.DistError):  # the group has failed, so nothing of it is under way
+                with contextlib.suppress(_core.DistError):  # failed: nothing is pending
                     bucket.move()
             bucket.outcome = None
         for slot in self._slots:
@@ -637,9 +650,10 @@ class Reducer(C10dNames):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """In the block, passes send nothing. Gradients are added up on this rank, and the next pass after the block adds the sum to its own.
+        """Accumulate gradients on this rank without sending, in this block.
 
-        If a framework adds up gradients by itself, hand in only its final sums. The caller adds to views by itself.
+        The next pass after the block adds the sum to its own gradients. If a framework accumulates
+        gradients, pass only its final sums. A caller that writes to views accumulates in them.
         """
         before, self._is_sync = self._is_sync, False
         try:
@@ -651,13 +665,15 @@ class Reducer(C10dNames):
 
     @contextlib.contextmanager
     def join(self, divide_by_initial_world_size: bool = True) -> Iterator[Join]:
-        """In the block, ranks may have different numbers of passes.
+        """Allow different numbers of passes per rank, in this block.
 
-        A rank that has no more passes takes part in those of the others with zeros, until all ranks are through. Only the ranks of the last
-        pass have made all updates. So after the block, call broadcast_parameters(src=joined.last_rank).
+        A rank without further passes contributes zeros until all ranks have finished. Only the
+        ranks in the last pass have made all updates, so call
+        broadcast_parameters(src=joined.last_rank) after the block.
 
         Args:
-            divide_by_initial_world_size: Average over all ranks. With False, average over the ranks that have gradients of their own.
+            divide_by_initial_world_size: True averages over all ranks, False over the ranks with
+                gradients.
         """
         self._join = joined = Join(divide_by_initial_world_size)
         try:
@@ -668,7 +684,7 @@ class Reducer(C10dNames):
             self._join = None
 
     def _announce(self, joined: Join, is_active: bool) -> int:
-        """Exchange which ranks have gradients of their own in the next pass, and return how many have."""
+        """Exchange which ranks have gradients in the next pass; return their number."""
         active = bytearray(self._operations.size)
         self._operations.all_gather_single(active, bytes([is_active]), timeout=self._timeout)
         self._active_count = sum(active)
@@ -686,17 +702,18 @@ class Reducer(C10dNames):
     # ---- communication hooks
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
-        """Let hook(state, bucket) reduce full buckets instead of all_reduce. dldist.comm_hooks has hooks. All ranks need the same hook.
+        """Let hook(state, bucket) reduce full buckets. All ranks need the same hook. See
+        dldist.comm_hooks.
 
         Args:
-            state: The first argument for the hook.
-            hook: It returns the result: an array, or a Future or a Work of one. The array has the bucket's length, and its dtype or any
-                floating-point dtype. A hook that needs several collectives may return a function, which finish() calls in the order of
-                the buckets.
+            state: The first argument of the hook.
+            hook: Returns the result: an array, or a Future or Work of one, of the bucket's length,
+                with its dtype or any floating-point dtype. For several collectives, return a
+                function: finish() calls these in bucket order.
 
         Raises:
-            TypeError: The hook cannot be called.
-            RuntimeError: There is a hook already, or a pass is under way.
+            TypeError: `hook` is not callable.
+            RuntimeError: A hook is registered already, or a pass is in progress.
 
         Example:
             >>> from dldist import comm_hooks
@@ -718,7 +735,7 @@ class Reducer(C10dNames):
     # ---- statistics
 
     def stats(self) -> dict[str, Any]:
-        """Numbers of the last pass, and averages of all passes, under the names of c10d's Logger. Times are in nanoseconds."""
+        """Return statistics under the names of torch's Logger; times are in nanoseconds."""
         rebuilt = [bucket.nbytes for bucket in self._buckets] if self._has_rebuilt else []
         members = [[slot.parameter.index for slot in bucket.slots] for bucket in self._buckets] if self._has_rebuilt else []
         is_counted = (self._finds_unused or self._is_static) and self._times.passes > 0
@@ -768,7 +785,7 @@ def _check_sparse(expects_sparse: Sequence[bool], parameters: Sequence[Parameter
 
 
 def _count_of(work: Any) -> int:
-    """The number that a work of all_reduce has made."""
+    """Return the number computed by an all_reduce work."""
     work.wait()
     result = work.result()
     counted = result[0] if isinstance(result, (list, tuple)) else result
@@ -776,7 +793,7 @@ def _count_of(work: Any) -> int:
 
 
 def _check_buckets(bucket_indices: Sequence[Sequence[int]] | None, parameters: Sequence[Parameter]) -> None:
-    """Check that every parameter is in one bucket, with others of its dtype."""
+    """Check that every parameter is in exactly one bucket, and that each bucket has one dtype."""
     if bucket_indices is None:
         return
     flat = [index for indices in bucket_indices for index in indices]

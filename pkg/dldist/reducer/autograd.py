@@ -1,6 +1,7 @@
-"""Gradients of PyTorch's autograd: a backward pass hands them to a Reducer as it makes them, and the averages go where it has left them.
+"""Hooks in PyTorch's autograd: a backward pass passes gradients to a Reducer and receives the
+averages.
 
-Torch's parameters come from torch, so nothing here imports it first.
+The caller's parameters have imported torch, so torch is not imported when this module is loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def are_leaves(parameters: Iterable[Parameter]) -> bool:
-    """Whether all of them are parameters for which torch's autograd accumulates gradients."""
+    """Return True if all parameters are leaves for which torch's autograd accumulates gradients."""
     torch = sys.modules.get("torch")
     return torch is not None and all(
         isinstance(parameter.like, torch.Tensor) and parameter.like.is_leaf and parameter.like.requires_grad
@@ -29,33 +30,33 @@ def are_leaves(parameters: Iterable[Parameter]) -> bool:
 
 
 class Autograd:
-    """The hooks on a Reducer's parameters, and what they know of the backward pass.
+    """The hooks on a Reducer's parameters, and their state in the backward pass.
 
-    The hooks are on the nodes that accumulate gradients, which are called for a parameter without a gradient, too. They do not keep the
-    Reducer alive.
+    The hooks are on the nodes that accumulate gradients, which also run for parameters without a
+    gradient. They hold no strong reference to the Reducer.
     """
 
     def __init__(self, reducer: Reducer) -> None:
         import torch
 
         self._torch = torch
-        self._reducer_ref = weakref.ref(reducer)  # so that a Reducer goes with its last user, and not when a collector comes by
+        self._reducer_ref = weakref.ref(reducer)  # freed without the cycle collector
         self.has_begun = False
-        """Whether a hook has been called in this pass."""
+        """True once a hook was called in this pass."""
         self.optimizer_in_backward = False
         self.futures: list[Any] = []
-        """To be waited for at the end of the pass."""
+        """Futures to wait for at the end of the pass."""
         self.sparse_metadata: dict[str, Any] = {}
-        """By the names of parameters with sparse gradients: the rows that any rank may have."""
+        """By parameter name, for sparse gradients: the rows that may be non-zero on any rank."""
         self._used_before: set[int] = set()
-        """Parameters that got gradients in passes without synchronisation, which this one sends."""
+        """Parameters with gradients from passes without synchronisation, which this pass sends."""
         self.has_outputs = False
-        """Whether the pass knows from which tensors backward() starts."""
+        """True if the tensors from which backward() starts are known."""
         self._is_finish_queued = False
         self._fired = [0] * len(reducer._slots)
-        """How often each hook was called in the first pass of a static graph."""
+        """Calls of each hook in the first pass of a static graph."""
         self._left: list[int] = []
-        """How many of these calls are still to come in this pass."""
+        """Calls of each hook left in this pass."""
         with torch.enable_grad():
             self._nodes = [torch.autograd.graph.get_gradient_edge(slot.parameter.like).node for slot in reducer._slots]
         self._handles = [
@@ -74,7 +75,7 @@ class Autograd:
     # ---- a pass
 
     def begin_pass(self, outputs: list[Any]) -> None:
-        """After prepare_for_backward(): the parameters that `outputs` do not depend on get no gradient."""
+        """Begin a pass after prepare_for_backward(). Parameters not behind `outputs` are unused."""
         self.has_begun = self._is_finish_queued = False
         self.has_outputs = bool(outputs)
         reducer = self._reducer
@@ -89,7 +90,7 @@ class Autograd:
             reducer._deferred = [index for index, node in enumerate(self._nodes) if node not in used]
 
     def _delay_until_the_end_of(self, outputs: list[Any]) -> None:
-        """Have the first pass of a static graph end where the outermost backward pass does, which reaches an output first."""
+        """End the first pass of a static graph at the end of the outermost backward pass."""
 
         def begin(_gradient: Any) -> None:
             if not self._is_finish_queued:
@@ -104,7 +105,7 @@ class Autograd:
         self._torch.autograd.Variable._execution_engine.queue_callback(function)
 
     def on_gradient(self, index: int) -> None:
-        """A parameter has its gradient, or is known to get none."""
+        """Handle a gradient that was accumulated, or that is known not to exist."""
         reducer = self._reducer
         slot = reducer._slots[index]
         if not reducer._is_open or not reducer._is_sync:
@@ -133,7 +134,7 @@ class Autograd:
         reducer._settle(slot, slot.gradient is not None)
 
     def fill(self, slot: Slot) -> None:
-        """Put what the parameter has as its gradient into the bucket, or zeros."""
+        """Copy the parameter's gradient, or zeros, into the bucket."""
         grad = slot.parameter.like.grad
         if isinstance(slot, SparseSlot):
             self._fill_sparse(slot, grad)
@@ -171,7 +172,7 @@ class Autograd:
             slot.rows, slot.sent = self._rows_of(slot, grad.coalesce())
 
     def _rows_of(self, slot: Slot, grad: Any) -> tuple[Any, Any]:
-        """The rows that any rank may have, and this rank's gradient in these rows, dense."""
+        """Return the rows that any rank may have, and this rank's dense gradient in them."""
         name = slot.parameter.name
         rows = self.sparse_metadata.get(name or "")
         if rows is None:
@@ -187,7 +188,7 @@ class Autograd:
         return rows, values
 
     def settle_unused(self, slot: Slot) -> None:
-        """What a parameter has without this pass goes with it: it may be the sum of passes that were not synchronised."""
+        """Send an unused parameter's existing gradient: it may stem from unsynchronised passes."""
         self.fill(slot)
         if slot.gradient is not None and not isinstance(slot, SparseSlot) and self._reducer._is_view:
             self._reducer._buckets[slot.bucket_index].fill()
@@ -196,7 +197,7 @@ class Autograd:
             self._reducer._used_map[slot.parameter.index] = 1
 
     def finish_first_static_pass(self) -> None:
-        """Take the gradients, which are all there, and finish the pass unless the caller does."""
+        """Take the gradients, now complete, and finish the pass unless the caller does."""
         reducer = self._reducer
         if not reducer._is_open or reducer._static_unused is not None:
             return
@@ -214,7 +215,7 @@ class Autograd:
             future.wait()
 
     def put_back(self, is_used: Any) -> None:
-        """After a pass, give the averages to the parameters that some rank has used."""
+        """Set the averages as gradients of the parameters that any rank used."""
         self._used_before.clear()
         if self.optimizer_in_backward or not self.has_begun:
             return
@@ -238,7 +239,7 @@ def _on_gradient(autograd: weakref.ref[Autograd], index: int, *_gradients: Any) 
 
 
 def _nodes_behind(torch: Any, outputs: Iterable[Any]) -> set[Any]:
-    """The nodes of the graph that a backward pass from these tensors may come to."""
+    """Return the graph nodes that a backward pass from these tensors may reach."""
     found = {torch.autograd.graph.get_gradient_edge(output).node for output in outputs if output.requires_grad}
     ahead = list(found)
     while ahead:
@@ -250,7 +251,7 @@ def _nodes_behind(torch: Any, outputs: Iterable[Any]) -> set[Any]:
 
 
 def tensors_of(output: Any) -> list[Any]:
-    """The tensors of torch that prepare_for_backward() was given: one, or any number of them."""
+    """Return the tensors passed to prepare_for_backward(), one or several, as a list."""
     torch = sys.modules.get("torch")
     tensor: Any = () if torch is None else torch.Tensor
     outputs = [output] if isinstance(output, tensor) else list(output)

@@ -1,4 +1,4 @@
-"""What a Reducer's buckets are made of: which parameter is in which bucket, and where. Nothing is sent here."""
+"""Bucket layout: assignment of parameters to buckets, and memory. Nothing is sent here."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from dldist._base.arrays import private_memory
 Allocate = Callable[[int, str], _core.SharedArray]
 
 FIRST_BUCKET_BYTES = 1 << 20
-"""The first bucket is small, so that something is under way early."""
+"""Small, so that communication starts early."""
 BUCKET_BYTES = 25 << 20
 _NO_LIMIT = 0
 
 
 def allocator_of(operations: Any) -> Allocate:
-    """What makes memory that the ranks of a host share, if the group has such."""
+    """Return the allocator of memory shared on a host, or of private memory without a Group."""
     if isinstance(operations, _core.Group) and not isinstance(operations, _core.NcclGroup):
         return operations.empty
     return private_memory
 
 
 class Parameter:
-    """What is known of a parameter: an array, or anything with a shape and a dtype (jax.ShapeDtypeStruct)."""
+    """The shape, dtype and device of an array, or of a shape and a dtype (jax.ShapeDtypeStruct)."""
 
     __slots__ = ("device", "dtype", "family", "index", "is_template", "like", "name", "nbytes", "prototype", "shape")
 
     def __init__(self, index: int, like: Any, name: str | None = None) -> None:
         self.index = index
         self.like = like
-        """What the caller gave; `prototype` is an array in any case, maybe of another shape."""
+        """The caller's object. `prototype` is always an array, but may have another shape."""
         self.name = name
         family = arrays.find_family(like)
         self.is_template = family is None
@@ -63,11 +63,12 @@ def compute_bucket_assignment_by_size(
     tensor_indices: Sequence[int] = (),
     logger: Any = None,
 ) -> tuple[list[list[int]], list[int]]:
-    """Buckets, as lists of indices, and the limit in bytes that each of them has.
+    """Return buckets, as lists of indices, and the byte limit of each.
 
-    Tensors of a dtype and device fill one bucket after the other. A bucket is full when it has reached its limit: the first of
-    each kind that of bucket_size[0], and so on, the last limit for all that follow. `tensor_indices` gives the tensors other
-    numbers than their places; without it the buckets are sorted by their first tensor.
+    Tensors of one dtype and device fill one bucket after another. A bucket is full once it reaches
+    its limit: bucket_size[i] for the i-th bucket of that kind; the last limit applies to all later
+    ones. `tensor_indices` renumbers the tensors; without it, buckets are sorted by their first
+    tensor.
     """
     if not tensors or not bucket_size:
         raise ValueError("_compute_bucket_assignment_by_size(): there must be tensors, and a limit for buckets")
@@ -79,7 +80,7 @@ def compute_bucket_assignment_by_size(
     parameters = [x if isinstance(x, Parameter) else Parameter(i, x) for i, x in zip(indices, tensors, strict=True)]
     sparse = {index for index, is_sparse in enumerate(expect_sparse_gradient) if is_sparse}
     full: list[tuple[list[int], int]] = []
-    # By kind of tensor: the bucket that is being filled, its bytes, and how many are full.
+    # By kind of tensor: the bucket being filled, its bytes, and the number of full buckets.
     filling: dict[tuple[str, str], list[int]] = {}
     nbytes: Counter[tuple[str, str]] = Counter()
     turns: Counter[tuple[str, str]] = Counter()
@@ -88,7 +89,7 @@ def compute_bucket_assignment_by_size(
         return bucket_size[min(turns[kind], len(bucket_size) - 1)]
 
     for index, parameter in zip(indices, parameters, strict=True):
-        if index in sparse:  # is never part of anything
+        if index in sparse:  # has a bucket of its own
             full.append(([index], _NO_LIMIT))
             continue
         kind = (parameter.dtype, parameter.device)
@@ -105,23 +106,23 @@ def compute_bucket_assignment_by_size(
 
 
 class Slot:
-    """The place of a parameter's gradient in a bucket, and how far that is in the current pass."""
+    """A parameter's gradient in a bucket, and its state in the current pass."""
 
     __slots__ = ("bucket_index", "gradient", "is_partial", "is_ready", "parameter", "part", "saved", "view")
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
-        self.bucket_index: int  # no reference: memory of buckets is given back with the last one, not when a collector comes by
-        self.part: _core.SharedArray  # as soon as it is in a bucket
+        self.bucket_index: int  # no reference: cycles would delay freeing buckets
+        self.part: _core.SharedArray  # set once it is in a bucket
         self.is_ready = False
         self.is_partial = False
-        """Has the sum of passes without synchronisation, to which the next gradient is added."""
+        """True if the part holds a sum of unsynchronised passes; add the next gradient."""
         self.gradient: Any = None
-        """The array that the caller has handed in; after the pass what the caller gets."""
+        """The array that the caller passed; after the pass, the result."""
         self.view: Any = None
-        """The part as an array of the parameter's library, once somebody has asked for it."""
+        """The part as an array of the parameter's library, created on first use."""
         self.saved: _core.SharedArray | None = None
-        """What was there before it was cleared, if somebody can see that."""
+        """The content before clear(), if the caller has a view."""
 
     def begin_pass(self) -> None:
         self.is_ready = False
@@ -133,23 +134,23 @@ class Slot:
         return self.view
 
     def clear(self) -> None:
-        """Zeros, for a pass in which there is no gradient."""
+        """Set to zeros, for a pass without a gradient."""
         if self.view is not None:
             self.save()
         _core._copy_tensor(self.part, self._private_memory())
 
     def save(self) -> None:
-        """Keep what is there, which this pass is going to change."""
+        """Save the content before this pass changes it."""
         self.saved = self._private_memory()
         _core._copy_tensor(self.saved, self.part)
 
     def restore(self) -> None:
-        """What was there before clear()."""
+        """Restore the saved content, if any."""
         if self.saved is not None:
             _core._copy_tensor(self.part, self.saved)
 
     def hand_back(self) -> None:
-        """Put the result into the caller's array, or make a new one where that cannot be written to or there is none."""
+        """Write the result to the caller's array, or to a new one if it is missing or read-only."""
         parameter = self.parameter
         if self.gradient is None:
             self.gradient = arrays.new_array(parameter.family, parameter.prototype, self.part)
@@ -161,16 +162,16 @@ class Slot:
 
 
 class SparseSlot(Slot):
-    """A sparse gradient of torch. It is a bucket by itself, and in no memory of ours."""
+    """A sparse torch gradient. It is a bucket of its own, outside bucket memory."""
 
     __slots__ = ("rows", "sent")
 
     def __init__(self, parameter: Parameter) -> None:
         super().__init__(parameter)
         self.sent: Any = None
-        """What is reduced: the gradient, or only its rows."""
+        """The tensor to reduce: the gradient, or its rows only."""
         self.rows: Any = None
-        """The numbers of these rows, where all ranks know which there are."""
+        """The numbers of these rows, if known on all ranks."""
 
     def clear(self) -> None: ...
 
@@ -179,14 +180,14 @@ class SparseSlot(Slot):
     def hand_back(self) -> None: ...
 
     def result(self, torch: Any) -> Any:
-        """The average."""
+        """Return the average."""
         if self.rows is None or self.sent.layout is not torch.strided:
             return self.sent
         return torch.sparse_coo_tensor(self.rows[None], self.sent, self.parameter.shape, is_coalesced=True, check_invariants=False)
 
 
 class Bucket:
-    """Gradients of one dtype, one after the other in memory that is reduced as a whole."""
+    """Gradients of one dtype, contiguous in memory, that are reduced together."""
 
     __slots__ = (
         "_allocate",
@@ -218,17 +219,17 @@ class Bucket:
 
     def begin_pass(self) -> None:
         self.missing = len(self.slots)
-        """How many of its gradients are not ready yet."""
+        """Gradients that are not ready."""
         self.unused_count = 0
-        """How many parameters have none on this rank."""
+        """Parameters without a gradient on this rank."""
         self.waiting: list[tuple[Slot, Any]] = []
-        """Gradients that are to be copied all at once."""
+        """Gradients to copy together when the bucket is full."""
         self.outcome: Any = None
-        """What reducing it gave: a Work, a Future, an array, or a function to call."""
+        """The result of the reduction: a Work, a Future, an array, or a function to call."""
         self.started_ns = 0
 
     def move(self) -> None:
-        """Into new memory, with what the slots have had elsewhere: somebody may still use that."""
+        """Move to new memory, since the old may still be in use; copy the slots' content."""
         counts = [slot.parameter.count for slot in self.slots]
         self.memory = self._allocate(sum(counts), self._dtype)
         self._scratch: dict[str, _core.SharedArray] = {}
@@ -241,18 +242,18 @@ class Bucket:
             start += count
 
     def fill(self) -> None:
-        """Copy the gradients that have waited for the others."""
+        """Copy all waiting gradients into the bucket."""
         waiting, self.waiting = self.waiting, []
         if waiting:
             _core._copy_tensors([slot.part for slot, _ in waiting], [arrays.source_of(gradient) for _, gradient in waiting])
 
     def view_of(self, memory: Any) -> Any:
-        """Our memory as an array of the library that the parameters are of."""
+        """Return bucket memory as an array of the parameters' library."""
         parameter = self.slots[0].parameter
         return parameter.family.view(memory, parameter.prototype) if isinstance(memory, _core.SharedArray) else memory
 
     def get_scratch(self, dtype: str) -> _core.SharedArray:
-        """Memory for as many elements of another dtype."""
+        """Return memory for the same number of elements of another dtype."""
         if dtype not in self._scratch:
             self._scratch[dtype] = self._allocate(self.memory.shape[0], dtype)
         return self._scratch[dtype]
@@ -262,13 +263,13 @@ class Bucket:
         return self.memory.nbytes
 
     def accept(self, outcome: Any) -> None:
-        """Take what a communication hook has made of it."""
+        """Store the result of a communication hook."""
         if outcome is not self.memory:
             _core._convert_tensor(self.memory, arrays.source_of(outcome))
 
 
 class SparseBucket(Bucket):
-    """One sparse gradient, which is reduced by itself."""
+    """One sparse gradient, reduced on its own."""
 
     __slots__ = ()
 

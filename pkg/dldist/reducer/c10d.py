@@ -1,4 +1,4 @@
-"""Names that c10d has for what a Reducer does."""
+"""torch.distributed's names for the methods of a Reducer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class C10dNames:
-    """The methods of c10d's Reducer, in terms of ours."""
+    """The methods of torch's Reducer, implemented by dldist's."""
 
     _bucket_dtype: str | None
-    """Of all buckets, if it is not that of their parameters."""
+    """The dtype of all buckets, or None for the dtype of their parameters."""
     _is_finished_manually: bool
-    """False if autograd ends a pass itself, when the last bucket is full."""
+    """False if autograd ends the pass when the last bucket is full."""
     _forward_work: tuple[Any, bool] | None
-    """With c10d's join: the work that counts the ranks with a pass of their own, and whether to divide by all ranks nevertheless."""
+    """For torch's join: the work that counts active ranks, and True to divide by all ranks."""
 
     def _autograd_hook(self: Any, index: int) -> None:
         if self._autograd is None:
@@ -49,17 +49,17 @@ class C10dNames:
         self._is_static = True
 
     def _set_manual_finalization_required(self: Any, required: bool) -> None:
-        """Leave the end of later passes to _finalize_backward_manual() instead of autograd."""
+        """Let _finalize_backward_manual() end later passes, instead of autograd."""
         if self._is_open:
             raise RuntimeError("_set_manual_finalization_required(): a pass is under way: call it before the pass, or after its end")
         self._is_finished_manually = bool(required)
 
     def _should_finalize_after_backward(self: Any) -> bool:
-        """True if the pass can end only after backward() has returned, and not in one of its hooks."""
+        """Return True if the pass cannot end in a hook, only after backward() has returned."""
         return bool(self._may_rebuild or self._finds_unused_at_end)
 
     def _finalize_backward_manual(self: Any) -> None:
-        """Wait for all buckets, and hand out the averages."""
+        """Wait for all buckets, and return the averages to the parameters."""
         call = "_finalize_backward_manual()"
         if not self._is_finished_manually:
             raise RuntimeError(f"{call}: autograd ends passes: call _set_manual_finalization_required(True) first")
@@ -71,7 +71,7 @@ class C10dNames:
 
     @property
     def _finds_unused_at_end(self: Any) -> bool:
-        """Whether only the end of the pass shows which parameters have no gradient."""
+        """True if unused parameters are known only at the end of the pass."""
         if self._autograd is None or not self._detects_unused:
             return False
         return bool(self._is_static or not self._autograd.has_outputs)
@@ -109,7 +109,7 @@ class C10dNames:
         self._times.sample_rate = sample_rate
 
     def _get_local_used_map(self: Any) -> Any:
-        """The parameters that this rank has used in the pass that is under way; none between passes."""
+        """Return the parameters used on this rank in the current pass; none between passes."""
         if self._autograd is None:
             return self._used
         own = self._buckets[0].view_of(self._used)
@@ -123,7 +123,7 @@ class C10dNames:
         return buckets
 
     def _rebuild_buckets(self: Any) -> bool:
-        """With autograd, whether this call has rebuilt them: passes wait for it. Otherwise, whether they have been rebuilt."""
+        """True if this call rebuilt buckets; without autograd, if they were ever rebuilt."""
         if self._autograd is None:
             return bool(self._has_rebuilt)
         self._check_reducer_finalized()
@@ -133,14 +133,14 @@ class C10dNames:
         return True
 
     def _push_all_rebuilt_params(self: Any) -> None:
-        """For ranks that have joined: the next _rebuild_buckets() rebuilds here, too."""
+        """On a joined rank: let the next _rebuild_buckets() rebuild here as well."""
         self._has_order = True
 
     def _reset_state(self: Any) -> None:
         self.reset()
 
     def _run_allreduce_hook(self: Any, bucket: GradBucket) -> Any:
-        """The sum, whatever the Reducer makes of gradients: c10d's divides elsewhere."""
+        """Return the sum, even if the Reducer averages: torch divides elsewhere."""
         work = self._operations.all_reduce(bucket.buffer(), "sum", timeout=self._timeout, async_op=True)
         return work.get_future()
 
@@ -151,11 +151,11 @@ class C10dNames:
         self.use_group(new_process_group)
 
     def get_backward_stats(self: Any) -> list[int]:
-        """When each gradient of the last pass came, in nanoseconds after prepare_for_backward(); 0 for those that did not."""
+        """Return each gradient's time, in ns after prepare_for_backward(); 0 if unused."""
         return list(self._times.ready_ns)
 
     def set_logger(self: Any, logger: Logger) -> None:
-        """Nothing to do: a Logger asks its reducer."""
+        """Do nothing: a Logger reads from its reducer."""
 
 
 def _autograd_of(reducer: Any, call: str) -> Any:
@@ -170,7 +170,7 @@ def _register_comm_hook(reducer: Reducer, state: Any, comm_hook: Callable[[Any, 
 
 
 def _register_builtin_comm_hook(reducer: Reducer, comm_hook_type: Any) -> None:
-    """Have buckets reduced as they are (ALLREDUCE), or as float16 (FP16_COMPRESS)."""
+    """Reduce buckets unchanged (ALLREDUCE) or as float16 (FP16_COMPRESS)."""
     hooks = {
         BuiltinCommHookType.ALLREDUCE: comm_hooks.allreduce_hook,
         BuiltinCommHookType.FP16_COMPRESS: comm_hooks.fp16_compress_hook,

@@ -1,4 +1,4 @@
-"""Buckets as communication hooks see them, and what becomes of what hooks return."""
+"""Buckets as communication hooks see them, and the results of hooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dldist.reducer.buckets import Bucket, SparseBucket
 
 
 class GradBucket:
-    """A full bucket, for a communication hook. Made by a Reducer."""
+    """A full bucket, for a communication hook. Created by a Reducer."""
 
     __slots__ = ("_bucket", "_buffer", "_is_last")
 
@@ -24,27 +24,27 @@ class GradBucket:
 
     @property
     def memory(self) -> _core.SharedArray:
-        """All gradients, one after the other, as the ranks of a host share them."""
+        """All gradients, contiguous, in memory shared by the ranks of a host."""
         return self._bucket.memory
 
     def index(self) -> int:
-        """Its number; bucket 0 is reduced first."""
+        """Return the bucket's number; bucket 0 is reduced first."""
         return self._bucket.index
 
     def is_last(self) -> bool:
-        """Whether it is the last one of the pass."""
+        """Return True if this is the last bucket of the pass."""
         return self._is_last
 
     def buffer(self) -> Any:
-        """All gradients as one array of one dimension, to be read and written; of NumPy where arrays never change."""
+        """Return all gradients as a writable 1-D array (NumPy's for immutable arrays)."""
         return self.view(self.memory) if self._buffer is None else self._buffer
 
     def set_buffer(self, buffer: Any) -> None:
-        """Have buffer() and gradients() give this one, maybe of another dtype. What the hook returns is the result, as ever."""
+        """Replace the array of buffer() and gradients(). The hook must still return a result."""
         self._buffer = buffer
 
     def gradients(self) -> list[Any]:
-        """The gradients in it, as views of buffer()."""
+        """Return the gradients in the bucket, as views of buffer()."""
         if self._buffer is None:
             return [self.view(slot.part) for slot in self._bucket.slots]
         if self._bucket.is_sparse:
@@ -54,24 +54,24 @@ class GradBucket:
         return [piece.reshape(slot.parameter.shape) for piece, slot in zip(pieces, self._bucket.slots, strict=True)]
 
     def parameters(self) -> list[Any]:
-        """The parameters whose gradients are in it, as the Reducer got them."""
+        """Return the parameters of these gradients, as passed to the Reducer."""
         return [slot.parameter.like for slot in self._bucket.slots]
 
     def scratch(self, dtype: str) -> _core.SharedArray:
-        """Memory for as many elements of another dtype, the same in every pass."""
+        """Return memory for the same number of elements of another dtype, reused in every pass."""
         return self._bucket.get_scratch(dtype)
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the gradients."""
+        """Return the shapes of the gradients."""
         return [slot.parameter.shape for slot in self._bucket.slots]
 
     def view(self, memory: _core.SharedArray) -> Any:
-        """Memory of scratch() as an array like buffer()."""
+        """Return memory from scratch() as an array like buffer()."""
         return self._bucket.view_of(memory)
 
 
 def collect(bucket: Bucket) -> None:
-    """Wait until a bucket has been reduced, and put what came of it into its memory."""
+    """Wait until a bucket has been reduced, and store the result in its memory."""
     outcome = bucket.outcome
     if callable(outcome):
         outcome = outcome()
@@ -89,14 +89,14 @@ def collect(bucket: Bucket) -> None:
             f"the communication hook's result for bucket {bucket.index} must be an array of its length, or a Future, a Work or a "
             f"function that gives one: {error}"
         )
-        if isinstance(error, TypeError):  # with c10d's words, too
+        if isinstance(error, TypeError):  # also torch's words
             text += f" (callback must return a torch.futures.Future object, but got {type(outcome).__name__})"
             raise _core.DistTypeError(text) from error
         raise type(error)(text) from error
 
 
 def is_under_way(outcome: Any) -> bool:
-    """Whether somebody may still write to what it is about, as far as is known."""
+    """Return True if the operation may still write to the bucket, as far as is known."""
     if isinstance(outcome, _core.Work):
         return not outcome.is_completed()
     is_done = getattr(outcome, "done", None)

@@ -1,4 +1,4 @@
-"""How long the parts of a Reducer's passes take, and c10d's Logger, which tells it."""
+"""Timing of a Reducer's passes, and torch's Logger, which reports it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import os
 from time import perf_counter_ns
 from typing import Any
 
-import dldist.reducer  # by its full name, since it imports this module
+import dldist.reducer  # full name: circular import
 from dldist import _core
 
 _ALWAYS_SAMPLED = 10  # passes
 
 
 class Times:
-    """Of the current pass, and the averages of all that have ended. In nanoseconds."""
+    """Times of the current pass, and averages over all ended passes, in nanoseconds."""
 
     INTERVALS = ("forward_compute_time", "backward_compute_time", "backward_comm_time", "backward_compute_comm_overlap_time")
 
     def __init__(self, parameter_count: int) -> None:
         self.passes = 0
         self.sample_rate = 1
-        """After the first passes, the times of one in this many are kept."""
+        """After the first passes, one pass in `sample_rate` is sampled."""
         self._samples = 0
         self.ready_ns = [0] * parameter_count
-        """When gradients came, after the beginning of the pass."""
+        """Time from the start of the pass until each gradient was ready."""
         self.last = dict.fromkeys(self.INTERVALS, 0)
         self._sums = dict.fromkeys(self.INTERVALS, 0)
         self._forward_ns = 0
@@ -38,18 +38,18 @@ class Times:
         self.ready_ns = [0] * len(self.ready_ns)
 
     def note_ready(self, index: int) -> None:
-        """A gradient is there, as far as is known the last one."""
+        """Record that a gradient is ready; the last one ends the computation."""
         self._computed_ns = now = perf_counter_ns()
         self.ready_ns[index] = now - self._begin_ns
 
     def note_start(self) -> int:
-        """A bucket is on its way; gives the time."""
+        """Record that a bucket is being sent; return the time."""
         now = perf_counter_ns()
         self._comm_begin_ns = self._comm_begin_ns or now
         return now
 
     def note_end(self, started_ns: int, outcome: Any) -> None:
-        """A bucket has been reduced. Works of groups know how long that took; others may have ended before anybody looked."""
+        """Record that a bucket was reduced. A Work has its exact duration; else its end is now."""
         now = perf_counter_ns()
         took = outcome.duration if type(outcome) is _core.Work else None
         end = now if took is None else min(now, started_ns + int(took * 1e9))
@@ -78,7 +78,7 @@ class Times:
 
 
 class DDPLoggingData:
-    """Facts and statistics by name, texts and numbers apart."""
+    """Facts and statistics by name, separate for strings and integers."""
 
     def __init__(self) -> None:
         self.strs_map: dict[str, str] = {}
@@ -89,7 +89,7 @@ class DDPLoggingData:
 
 
 class Logger:
-    """What c10d calls the place of a Reducer's statistics. They are the same as those of reducer.stats()."""
+    """torch's interface to the statistics of a Reducer; the same as reducer.stats()."""
 
     def __init__(self, reducer: dldist.reducer.Reducer) -> None:
         self._reducer = reducer
@@ -105,7 +105,7 @@ class Logger:
         has_sync_bn: bool,
         static_graph: bool,
     ) -> None:
-        """Facts about the model that the reducer does not know. Nothing is logged: _get_ddp_logging_data() has them."""
+        """Store facts about the model for _get_ddp_logging_data(). Nothing is logged."""
         self._construction = {
             "module_name": module_name,
             "device_ids": ", ".join(map(str, device_ids)),
@@ -116,10 +116,10 @@ class Logger:
         }
 
     def set_runtime_stats_and_log(self) -> None:
-        """The statistics are always up to date: there is nothing to do."""
+        """Do nothing: the statistics are always up to date."""
 
     def set_error_and_log(self, error: str) -> None:
-        """Note an error."""
+        """Record an error."""
         self._overrides.update(has_error=1, error=error)
 
     def _set_comm_hook_name(self, comm_hook: str) -> None:
@@ -132,7 +132,7 @@ class Logger:
         self._overrides["static_graph"] = 1
 
     def _get_ddp_logging_data(self) -> DDPLoggingData:
-        """All of it, under c10d's names."""
+        """Return all data under torch's names."""
         surroundings = {
             "master_addr": os.environ.get("MASTER_ADDR", "N/A"),
             "master_port": os.environ.get("MASTER_PORT", "N/A"),
