@@ -1,8 +1,10 @@
-"""Reads the flight recorder dumps of all ranks, and says in plain words which rank is stuck where, and which calls disagree.
+"""Analyse the flight recorder dumps of all ranks: find ranks that are stuck and calls that
+disagree.
 
     python -m dldist.trace FOLDER
 
-`analyse()` does the same for programs. docs/flight-recorder.md says more. The package does not import this by itself.
+`analyse()` is the same for programs. See docs/flight-recorder.md. `import dldist` does not import
+this module.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ _LAST = 10
 
 
 class Analysis:
-    """What was found. Iterating gives the verdicts, causes first."""
+    """The result of analyse(). Iteration yields the verdicts, causes first."""
 
     def __init__(self, case: Case, unreadable: dict[int, str]):
         self.case = case
         self.unreadable = unreadable
-        """Why a rank's dump cannot be read, by rank."""
+        """By rank: why its dump cannot be read."""
         self.verdicts: list[Verdict] = []
 
     def __iter__(self) -> Iterator[Verdict]:
@@ -54,26 +56,27 @@ class Analysis:
 
     @property
     def summary(self) -> str:
-        """The outcome in one paragraph."""
+        """The result in one paragraph."""
         return report.summary(self)
 
     @property
     def exit_status(self) -> int:
-        """0: all matched and done. 1: there is a problem. 2: some dumps could not be read, and the others show no problem."""
+        """0 if all calls match and completed, 1 if there is a problem, 2 if dumps are
+        unreadable."""
         if any(verdict.kind != model.UNREADABLE for verdict in self.problems):
             return PROBLEM
         return UNREADABLE if self.unreadable or self.problems else ALL_WELL
 
     def text(self, last: int = 0) -> str:
-        """The whole report. With `last`, it has a table of the last `last` collectives of each group."""
+        """Return the full report, with a table of each group's last `last` collectives."""
         return report.text(self, last)
 
     def timeline(self) -> dict[str, Any]:
-        """A timeline in Chrome's trace event format; write it with json.dump()."""
+        """Return a timeline in Chrome's trace event format, to be written with json.dump()."""
         return trace_timeline.document(self.case)
 
     def to_json(self) -> dict[str, Any]:
-        """What --json prints. Keys may be added, but none will be removed."""
+        """Return the result as --json prints it. Keys may be added, but none will be removed."""
         case = self.case
         return {
             "format": 1,
@@ -104,11 +107,12 @@ def analyse(
     prefix: str | None = None,
     slow_s: float = SLOW_S,
 ) -> Analysis:
-    """What the dumps of all ranks show. `dumps` is a folder, or the dumps by rank: as bytes (pickle or JSON) or already decoded.
+    """Analyse the dumps of all ranks.
 
-    `prefix` is the part of the file names before the rank; it is guessed if not given. A rank that calls a collective `slow_s`
-    seconds after the others counts as slow. Raises DumpError if no dump can be read. If only some cannot be read, the result
-    says so.
+    `dumps` is a folder, or the dumps by rank: bytes (pickle or JSON) or decoded. `prefix` is the
+    part of the file names before the rank, guessed by default. A rank is slow if it calls a
+    collective `slow_s` seconds after the other ranks. Raises DumpError if no dump is readable; the
+    result lists unreadable dumps.
     """
     found, unreadable = _read(dumps, prefix)
     case = model.build(found, unreadable)
@@ -203,9 +207,9 @@ def _seconds(text: str) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command and returns its exit status."""
+    """Run the command and return its exit status."""
     options = _parser().parse_args(argv)
-    gc.disable()  # there are many small objects, and all of them stay
+    gc.disable()  # many small objects, all of them needed until the end
     try:
         analysis = analyse(options.folder, prefix=options.prefix, slow_s=options.slow)
         if options.timeline:
@@ -218,6 +222,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         sys.stdout.write(json.dumps(analysis.to_json(), indent=2) + "\n" if options.json else analysis.text(last))
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has stopped reading, as head does
+    except BrokenPipeError:  # the reader, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return analysis.exit_status

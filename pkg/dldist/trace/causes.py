@@ -1,4 +1,4 @@
-"""Which problem causes which: a rank is missing from one call because it waits in another."""
+"""Causes among problems: a rank may be missing from a call because it waits in another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WEIGHT = {
 
 
 def members(case: Case, group: Group) -> Verdict | None:
-    """A verdict if a rank of the group has another list of its members."""
+    """Return a verdict if the members of the group differ between dumps."""
     ours = set(group.ranks)
     differing = {}
     for rank in group.ranks:
@@ -40,7 +40,7 @@ def members(case: Case, group: Group) -> Verdict | None:
 
 
 def ordered(verdicts: list[Verdict]) -> list[Verdict]:
-    """The verdicts: causes first, then what follows from them, then those that are no problem. Fills in `because`."""
+    """Sort verdicts: causes, their effects, then notes. Sets `because` of effects."""
     problems = sorted((v for v in verdicts if v.is_problem), key=lambda v: _WEIGHT.get(v.kind, 9))
     causes = {id(v): [other for other in problems if other is not v and _explains(other, v)] for v in problems}
     settled = [v for v in problems if not causes[id(v)]]
@@ -49,7 +49,7 @@ def ordered(verdicts: list[Verdict]) -> list[Verdict]:
     while rest:
         found = next(((v, c) for v in rest for c in causes[id(v)] if any(c is known for known in settled)), None)
         if found is None:
-            # The rest is a circle. Its first verdict stands for all of it.
+            # The rest is a circle, which its first verdict represents.
             lead = rest[0]
             _tell_circle(lead, causes)
             first.append(lead)
@@ -64,7 +64,7 @@ def ordered(verdicts: list[Verdict]) -> list[Verdict]:
 
 
 def _explains(cause: Verdict, effect: Verdict) -> bool:
-    """Whether `effect` waits for a rank that itself waits in `cause`."""
+    """Return True if `effect` waits for a rank that itself waits in `cause`."""
     return effect.kind in _WAITED_FOR and bool(set(effect.culprits) & set(cause.waiting)) and effect.group + effect.op != ""
 
 

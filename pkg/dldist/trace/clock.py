@@ -1,7 +1,9 @@
-"""How much the clocks of hosts differ, estimated from collectives that no rank can leave before all have entered.
+"""Estimates clock differences between hosts from collectives that no rank leaves before all have
+entered.
 
-Two ranks that both completed such a collective give a sample. They left it at about the same moment, so their times differ by as
-much as their clocks do. The sample also gives a bound that always holds: neither left before the other entered.
+Two ranks that completed such a collective give a sample. They left it at about the same time, so
+the difference of their times is the difference of their clocks. A sample also gives a strict bound:
+neither rank left before the other entered.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ _SYNCHRONISING = (
 )
 MAX_SAMPLES = 500
 _AGREEMENT_NS = 100_000_000
-"""A recorder's own delay can explain a difference of up to this much; such a difference is taken as none."""
+"""Differences up to this count as none: a recorder's delay can explain them."""
 
 
 Span = tuple[int, int]
-"""When a rank called a collective, and when the rank completed it."""
+"""The times at which a rank called a collective and completed it."""
 Sample = Mapping[int, Span]
 """The spans of one collective, by rank."""
 
@@ -30,9 +32,10 @@ Sample = Mapping[int, Span]
 class Clocks:
     reference: int
     offsets: dict[int, int]
-    """How many nanoseconds a rank's clock is ahead of the reference's. Ranks that are not in it could not be compared."""
+    """Nanoseconds by which a rank's clock is ahead of the reference's; ranks not compared are
+    absent."""
     errors: dict[int, int]
-    """How far off the offsets may be."""
+    """The maximum errors of the offsets."""
 
     def to_common(self, rank: int, time_ns: int) -> int:
         return time_ns - self.offsets.get(rank, 0)
@@ -46,8 +49,8 @@ def is_synchronising(op: str) -> bool:
 
 
 def estimate(ranks: list[int], samples: list[Sample], weak: list[Sample]) -> Clocks:
-    """Compares the clocks. `weak` has the collectives that some may leave before others enter; they are used only for ranks that
-    nothing else connects."""
+    """Estimate clock offsets. `weak` samples, of collectives that ranks may leave before all have
+    entered, are used only for ranks without other samples."""
     reference = min(ranks, default=0)
     clocks = Clocks(reference, {reference: 0}, {reference: 0})
     for kind, difference in ((samples, _difference), (weak, _weak_difference)):
@@ -76,7 +79,7 @@ def _weak_difference(shared: list[tuple[Span, Span]]) -> tuple[int, int]:
 
 
 def _difference(shared: list[tuple[Span, Span]]) -> tuple[int, int]:
-    """How far the second clock is ahead of the first, and how far off that may be."""
+    """Return how far the second clock is ahead of the first, and the error."""
     differences = [theirs[1] - ours[1] for ours, theirs in shared]
     lowest = max(theirs[0] - ours[1] for ours, theirs in shared)
     highest = min(theirs[1] - ours[0] for ours, theirs in shared)

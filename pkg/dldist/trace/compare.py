@@ -1,4 +1,4 @@
-"""Whether the ranks call the same collective: op, sizes, types, root. The op decides what has to be equal."""
+"""Compares the ranks' calls of a collective: op, sizes, dtypes and root, as the op requires."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LOOK_AHEAD = 64
 
 
 def _is_gather(op: str) -> bool:
-    """Whether it is an all_gather, in whatever form and by whatever library."""
+    """Return True for an all_gather of any form and library."""
     return "all_gather" in op
 
 
 def _is_scatter(op: str) -> bool:
-    """The same for a reduce_scatter with equal parts."""
+    """Return True for a reduce_scatter with equal parts, of any library."""
     return "reduce_scatter" in op and op != "reduce_scatter_v"
 
 
@@ -29,7 +29,7 @@ def counts(shapes: list[list[int]]) -> tuple[int, ...]:
 
 
 def compare(this: Round) -> tuple[str, list[int]] | None:
-    """The kind of difference, and the ranks that differ; None if the calls fit as far as the dumps show."""
+    """Return the kind of difference and the differing ranks; None if the calls match."""
     calls = this.calls
     if culprits := _outsiders(calls, lambda rank: tuple(entry.op for entry in calls[rank])):
         return model.WRONG_OP, culprits
@@ -46,7 +46,7 @@ def compare(this: Round) -> tuple[str, list[int]] | None:
 
 
 def _outsiders(ranks: Iterable[int], key: Callable[[int], Any]) -> list[int]:
-    """The ranks that are not in the largest group of those that are alike."""
+    """Return the ranks outside the largest class with equal keys."""
     return sorted(rank for members in classes(ranks, key)[1:] for rank in members)
 
 
@@ -68,7 +68,7 @@ def _size_key(entry: Entry) -> Any:
 
 
 def _dtypes_key(entry: Entry) -> Any:
-    # Some recorders leave out the types of tensors without elements, and others write them all the same.
+    # Recorders differ in whether they record dtypes of empty tensors.
     inputs, outputs = frozenset(entry.input_dtypes), frozenset(entry.output_dtypes)
     if entry.op == "gather":
         return inputs
@@ -101,7 +101,7 @@ def _wrong_sizes(group: Group, column: dict[int, Entry], whole: bool) -> list[in
 
 
 def _wrong_parts(group: Group, sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[int]:
-    """Each rank has one part, and says how large everybody's part is: both must agree."""
+    """Check each rank's part against the part sizes that all ranks list."""
     if culprits := _outsiders(sizes, lambda rank: sizes[rank][1]):
         return culprits
     return [rank for position, rank in enumerate(group.ranks) if sum(sizes[rank][0]) != sizes[rank][1][position]]
@@ -137,7 +137,7 @@ def _wrong_roots(column: dict[int, Entry]) -> list[int]:
 
 
 def _root_elements(entry: Entry) -> int:
-    """How many elements a gather or scatter has where only its root has some."""
+    """Return the elements that only the root of a gather or scatter has."""
     return sum(counts(entry.outputs if entry.op == "gather" else entry.inputs))
 
 
@@ -149,12 +149,12 @@ def key(entries: list[Entry]) -> tuple[Any, ...]:
 
 
 def order(calls: dict[int, list[Entry]], reference: dict[int, list[Entry]], seq: int) -> tuple[str, int]:
-    """How the calls of a rank came to differ from a reference's at `seq`: "swapped" (and where the reference's call follows),
-    "left out", "one more", or "" if the dumps do not show it."""
+    """Compare a rank's calls with a reference's from `seq`: "swapped" (with the number of the
+    reference's call), "left out", "one more", or "" if unknown."""
     ours = _keys_from(calls, seq)
     theirs = _keys_from(reference, seq)
     if ours[0] == theirs[0]:
-        return "", seq  # only all ranks together show whether this call fits, as with all_to_all
+        return "", seq  # such as all_to_all, which all ranks together must match
     both = min(len(ours), len(theirs))
     if both > 1 and ours[0] == theirs[1] and ours[1] == theirs[0] and ours[2:both] == theirs[2:both]:
         return "swapped", seq + 1
@@ -175,7 +175,7 @@ def _keys_from(calls: dict[int, list[Entry]], seq: int) -> list[tuple[Any, ...]]
     return keys
 
 
-# ---- words
+# ---- texts
 
 
 _HEADS = {
@@ -188,7 +188,7 @@ _HEADS = {
 
 
 def mismatch(this: Round, kind: str, culprits: list[int]) -> Verdict:
-    """The verdict on ranks whose calls differ."""
+    """Return the verdict on ranks whose calls differ."""
     others = this.without(culprits)
     reference = others[0] if others else culprits[0]
     note = ""

@@ -1,4 +1,4 @@
-"""Goes through the collectives of a group in order, up to the first problem: whatever comes later follows from that."""
+"""Compares a group's collectives in order, up to the first problem: later ones are its effects."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dldist.trace.model import Case, Group, Round, Verdict, about, capitalised, 
 from dldist.trace.read import Entry
 
 _MUCH_WORSE = 1.2
-"""A rank that is late for one collective is late for those that follow. The first one is worth telling, a later one only if
-it is worse by this factor."""
+"""A rank late for one collective is late for the next ones. The first is reported, a later one only
+if later by this factor."""
 
 
 def analyse(case: Case, group: Group, slow_s: float) -> None:
-    """Fills in which collectives of the group match, and its verdicts."""
+    """Set the group's matched collectives and its verdicts."""
     slowest: Verdict | None = None
     worst_ns = 0
     for seq in group.numbers():
         this = Round(case, group, seq, group.calls_of(seq))
         verdict = _problem(this, slow_s)
         if verdict:
-            # For verdicts that are no problem, the first of each kind is enough.
+            # For notes, the first of each kind is enough.
             if verdict.is_problem or all(known.kind != verdict.kind for known in group.verdicts):
                 group.verdicts.append(verdict)
             if verdict.is_problem:
@@ -38,7 +38,7 @@ def analyse(case: Case, group: Group, slow_s: float) -> None:
 
 
 def _is_absent(this: Round, rank: int) -> bool:
-    """Whether a rank has not called a collective, as its dump shows. The dump may have lost a call that was made."""
+    """Return True if a rank has not called the collective, as far as its dump shows."""
     calls = this.group.calls.get(rank, {})
     if rank not in this.case.dumps or rank in this.calls or (calls and max(calls) > this.seq):
         return False
@@ -51,13 +51,15 @@ def _is_absent(this: Round, rank: int) -> bool:
             return False
     if calls or not dump.entries:
         return True
-    # The ring holds nothing of this group any more. If all others called it before the oldest entry here, so did this rank.
+    # The ring lost this group's calls. If all other ranks called before its oldest entry, so did
+    # this one.
     oldest = this.case.created(rank, dump.entries[0])
     return not all(this.case.created(other, entries[0]) < oldest for other, entries in this.calls.items())
 
 
 def _ids_of(group: Group, rank: int) -> set[int]:
-    """The group's ids in the status of a rank's dump: those in its own calls, or else those in the calls of others."""
+    """Return the group's ids in a rank's status: from its own calls, else from other ranks'
+    calls."""
     some = [group.calls[rank]] if group.calls.get(rank) else list(group.calls.values())
     return {entry.group_id for calls in some for entries in calls.values() for entry in entries}
 
@@ -74,7 +76,7 @@ def _problem(this: Round, slow_s: float) -> Verdict | None:
 
 
 def late_ranks(this: Round, slow_s: float, needs_clocks: bool) -> tuple[list[int], int]:
-    """The ranks that called long after the others, and how long after."""
+    """Return the ranks that called long after the other ranks, and the gap."""
     if needs_clocks and not all(this.case.clocks.is_known(rank) for rank in this.calls):
         return [], 0
     arrivals = sorted((this.case.created(rank, entries[0]), rank) for rank, entries in this.calls.items())
@@ -103,7 +105,7 @@ def _verdict(this: Round, kind: str, culprits: list[int], text: str, is_problem:
 
 
 def _waiting_clause(this: Round, without: Sequence[int] = ()) -> str:
-    """A sentence such as "Ranks 0 and 1 wait in it (train.py:31 in step())"."""
+    """Return a sentence such as "Ranks 0 and 1 wait in it (train.py:31 in step())"."""
     states = {}
     for rank, entries in this.calls.items():
         if rank not in without:
@@ -122,7 +124,7 @@ def _waiting_clause(this: Round, without: Sequence[int] = ()) -> str:
 
 
 def position(case: Case, group: Group, rank: int) -> str:
-    """How far a rank has come that has not called what the others have."""
+    """Describe the progress of a rank that is missing from a call."""
     calls, entries = group.calls.get(rank, {}), case.dumps[rank].entries
     newest = calls[max(calls)] if calls else []
     if newest:
@@ -141,7 +143,7 @@ def position(case: Case, group: Group, rank: int) -> str:
 
 
 def blocked_in(case: Case, rank: int) -> Entry | None:
-    """The oldest unfinished call of the rank, in any group."""
+    """Return the rank's oldest unfinished call, in any group."""
     return next((entry for entry in case.dumps[rank].entries if not entry.is_ended), None)
 
 
@@ -210,7 +212,7 @@ def _late_text(this: Round, late: list[int], gap: int, words: str, site: str = "
 
 
 def _odd_shapes(this: Round) -> Verdict | None:
-    """A note if the ranks have as many elements but other shapes: that works, but is seldom intended."""
+    """Return a note if shapes differ but sizes match: it works, but is seldom intended."""
     if this.some[0].op.startswith(("all_to_all", "gather", "scatter", "broadcast", "reduce")):
         return None
     calls = this.calls

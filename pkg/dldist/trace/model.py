@@ -1,4 +1,4 @@
-"""The parts of the analysis: groups, their calls by rank, and verdicts. Also how texts name ranks, groups and calls."""
+"""The analysis's data: groups, their calls by rank, verdicts; and the names of these in texts."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ class Verdict:
     """One finding."""
 
     kind: str
-    """One of the names at the top of this module: missing_rank, wrong_op ..."""
+    """A constant of this module, such as "missing_rank"."""
     text: str
-    """The finding in plain words, in whole sentences."""
+    """The finding in full sentences."""
     group: str = ""
-    """The name of the group, empty if the verdict is about no group."""
+    """The name of the group, or "" if the verdict concerns none."""
     desc: str = ""
     seq: int | None = None
     """The number of a collective in its group, from 1."""
     op: str = ""
     culprits: list[int] = dataclasses.field(default_factory=list)
-    """Global ranks that differ from the others. If two ranks disagree, nobody can say which is wrong: the higher one is named."""
+    """Global ranks that differ from the others. If two ranks disagree, the higher one."""
     others: list[int] = dataclasses.field(default_factory=list)
-    """The ranks that wait for the culprits, or that the culprits differ from."""
+    """The ranks that wait for the culprits, or differ from them."""
     waiting: list[int] = dataclasses.field(default_factory=list)
     """The ranks that have called it and have not completed it."""
     sites: dict[int, str] = dataclasses.field(default_factory=dict)
-    """Where each rank called it."""
+    """Call sites by rank."""
     is_problem: bool = True
-    """False if this is worth knowing, but no rank is stuck because of it."""
+    """False for a note: no rank is stuck because of it."""
     because: Verdict | None = None
-    """The problem that this one follows from, if any."""
+    """The problem that caused this one, if any."""
     lines: list[str] = dataclasses.field(default_factory=list)
-    """What each rank is doing, for the details."""
+    """The state of each rank, for the details."""
 
     def to_json(self) -> dict[str, Any]:
         names = ("kind", "text", "group", "desc", "seq", "op", "culprits", "others", "waiting", "is_problem")
@@ -70,7 +70,7 @@ class Verdict:
 
 
 def title_of(name: str, desc: str) -> str:
-    """What to call a group. The default group, which is a number in dumps, gets the name that errors use."""
+    """Return a group's title. The default group has a number in dumps, and its error name here."""
     if desc == "default_pg":
         return 'group "default"'
     return f'group "{name}"' + (f" ({desc})" if desc and desc != "undefined" else "")
@@ -83,13 +83,13 @@ class Group:
     ranks: tuple[int, ...]
     """Global ranks, by rank in the group."""
     is_inferred: bool
-    """Whether no dump says which ranks belong to it; `ranks` are then those that have called something."""
+    """True if no dump lists the members; `ranks` are then the calling ranks."""
     calls: dict[int, dict[int, list[Entry]]] = dataclasses.field(default_factory=dict)
-    """Collectives, by rank and number; a coalesced block has several entries."""
+    """Collectives by rank and number; a coalesced block has several entries."""
     messages: dict[int, list[Entry]] = dataclasses.field(default_factory=dict)
     """Sends and receives, by rank."""
     matched: list[int] = dataclasses.field(default_factory=list)
-    """The numbers of the collectives that all ranks called alike and completed."""
+    """The collectives that all ranks called alike and completed."""
     verdicts: list[Verdict] = dataclasses.field(default_factory=list)
 
     @property
@@ -100,7 +100,7 @@ class Group:
         return sorted({seq for calls in self.calls.values() for seq in calls})
 
     def calls_of(self, seq: int) -> dict[int, list[Entry]]:
-        """One collective, by rank."""
+        """Return one collective's entries, by rank."""
         return {rank: calls[seq] for rank, calls in self.calls.items() if seq in calls}
 
     def global_rank(self, rank: int) -> int | None:
@@ -109,18 +109,18 @@ class Group:
 
 @dataclasses.dataclass(slots=True)
 class Case:
-    """All dumps, and what is worked out from them before anything is compared."""
+    """All dumps, and the data derived from them before comparison."""
 
     dumps: dict[int, Dump]
     world: list[int]
     """All ranks that any dump mentions."""
     lost: list[int]
-    """The ranks among them that left no dump."""
+    """Ranks of the world without a dump."""
     groups: list[Group]
     clocks: Clocks
     sites: Sites
     end_ns: int
-    """The time of the last event in any dump, by the common clock."""
+    """The last event in any dump, in common time."""
 
     def created(self, rank: int, entry: Entry) -> int:
         return self.clocks.to_common(rank, entry.created_ns)
@@ -128,13 +128,13 @@ class Case:
 
 @dataclasses.dataclass(slots=True)
 class Round:
-    """One collective of a group, as those ranks called it that have."""
+    """One collective of a group, with the calls of the ranks that made it."""
 
     case: Case
     group: Group
     seq: int
     calls: dict[int, list[Entry]]
-    """By rank, from the lowest; a coalesced block has several entries."""
+    """Entries by rank, in rank order; a coalesced block has several."""
 
     @property
     def some(self) -> list[Entry]:
@@ -154,11 +154,11 @@ class Round:
         return sorted(set(self.calls) - set(ranks))
 
     def site(self, rank: int) -> str:
-        """Where a rank called it."""
+        """Return the call site of a rank."""
         return self.case.sites.of(self.calls[rank][0].frames)
 
     def failed(self) -> Entry | None:
-        """The call of the lowest rank whose recorder knows why it failed."""
+        """Return the first entry, by rank, with a recorded error."""
         return next((entry for entries in self.calls.values() for entry in entries if entry.error), None)
 
     def verdict(
@@ -172,7 +172,7 @@ class Round:
         op: str = "",
         is_problem: bool = True,
     ) -> Verdict:
-        """A finding about it."""
+        """Return a verdict on this round."""
         where = self.group.name, self.group.desc, self.seq, op or what(self.some)
         who = sorted(culprits), self.without(culprits), self.pending
         known = {rank: site for rank, site in sites.items() if site}
@@ -222,7 +222,7 @@ def _group_of(found: dict[tuple[str, frozenset[int] | None], Group], dump: Dump,
 
 
 def _drop_markers(group: Group) -> None:
-    """Drops the entries that end a block of messages only. They are no collectives: not all ranks have such a block."""
+    """Drop entries that only end a block of messages: not all ranks have such a block."""
     for rank, calls in group.calls.items():
         before = {entry.index for entry in group.messages.get(rank, ())}
         for seq in [seq for seq, entries in calls.items() if len(entries) == 1 and entries[0].op == "coalesced"]:
@@ -231,8 +231,8 @@ def _drop_markers(group: Group) -> None:
 
 
 def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
-    """Samples of the collectives that several ranks completed. `needs_all` picks those that no rank leaves before all have
-    entered, and False the others."""
+    """Return the spans of collectives completed by several ranks: synchronising ones if
+    `needs_all`, else the others."""
     samples: list[Sample] = []
     for group in groups:
         for seq in group.numbers():
@@ -246,27 +246,27 @@ def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
     return samples
 
 
-# ---- words
+# ---- texts
 
 
 def what(entries: list[Entry]) -> str:
-    """The name of a call, without sizes."""
+    """Return the name of a call, without sizes."""
     names = list(dict.fromkeys(entry.op for entry in entries))
     return names[0] if len(entries) == 1 else f"a block of {len(entries)} ({joined(names[:4])})"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """For example "rank 3", "ranks 0 and 2", "ranks 0 to 5 and 7"."""
+    """Format ranks, such as "rank 3", "ranks 0 and 2" or "ranks 0 to 5 and 7"."""
     known = sorted(set(ranks))
     parts: list[str] = []
     for first, last in runs(known):
-        # Of two in a row, both are named.
+        # Two consecutive ranks are listed separately.
         parts += [f"{first} to {last}"] if last > first + 1 else map(str, range(first, last + 1))
     return f"rank {known[0]}" if len(known) == 1 else f"ranks {joined(parts)}"
 
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """The first and the last number of each unbroken run."""
+    """Return the first and last number of each contiguous run."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:
@@ -281,7 +281,7 @@ def joined(parts: list[str]) -> str:
 
 
 def about(ranks: Iterable[int], words: str) -> str:
-    """Something said of one rank or several, with the words for both: "[is|are] slow: [it|they] called"."""
+    """Fill in "[is|are] slow: [it|they] called" for one or several ranks."""
     chosen = 1 if len(set(ranks)) == 1 else 2
     return f"{ranks_text(ranks)} {_EITHER.sub(lambda either: either[chosen], words)}"
 
@@ -304,7 +304,7 @@ def span_text(ns: int) -> str:
 
 
 def shapes_text(shapes: list[list[int]], dtypes: list[str]) -> str:
-    """For example "Float[2, 3]"; several are joined by commas."""
+    """Format shapes, such as "Float[2, 3]", separated by commas."""
     names = dtypes if len(dtypes) == len(shapes) else dtypes[:1] * len(shapes) if len(set(dtypes)) == 1 else [""] * len(shapes)
     parts = [f"{name}{shape}" for name, shape in zip(names, shapes)]
     if len(parts) > 4:
@@ -325,7 +325,7 @@ _WHERE = re.compile(r'\w+( #\d+)? on group ".*?" \(rank \d+ of \d+\): ')
 
 
 def reason_text(entry: Entry) -> str:
-    """Why the call failed, without the part that says which call of which rank it was: that is clear already."""
+    """Return the error without its prefix, which repeats the call and the rank."""
     return _WHERE.sub("", entry.error, count=1)
 
 
@@ -340,7 +340,7 @@ def state_text(entry: Entry, quiet_failure: bool = False) -> str:
 
 
 def alike(values: dict[int, _Value]) -> list[tuple[list[int], _Value]]:
-    """The different values, each with the ranks that have it, the lowest rank's first."""
+    """Return the distinct values with their ranks, in order of the lowest rank."""
     found: dict[_Value, list[int]] = {}
     for rank in sorted(values):
         found.setdefault(values[rank], []).append(rank)
@@ -354,6 +354,6 @@ def lines_by_rank(texts: dict[int, str]) -> list[str]:
 
 
 def classes(ranks: Iterable[int], key: Callable[[int], Any]) -> list[list[int]]:
-    """The ranks, grouped by `key`: the largest group first, and among equals the one with the lowest rank."""
+    """Group ranks by `key`: the largest class first, then by lowest rank."""
     found = [members for members, _ in alike({rank: key(rank) for rank in ranks})]
     return sorted(found, key=lambda members: (-len(members), members[0]))

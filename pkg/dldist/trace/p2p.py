@@ -1,4 +1,4 @@
-"""Messages: compares the sends of one rank to another with the receives there, in order."""
+"""Messages: compares a rank's sends to another rank with that rank's receives, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ Pairs = dict[tuple[int, int], list[Entry]]
 
 
 def by_pair(group: Group) -> tuple[Pairs, Pairs, dict[int, list[Entry]]]:
-    """Sends and receives by (from, to), in global ranks, and receives from any rank by the receiving rank."""
+    """Return sends and receives by (source, target), in global ranks, and receives from any rank by
+    receiver."""
     sends: Pairs = {}
     receives: Pairs = {}
     wild: dict[int, list[Entry]] = {}
@@ -50,16 +51,17 @@ class _Pair:
     case: Case
     group: Group
     source: int | None
-    """The sender. None: the target receives from any rank."""
+    """The sender, or None if the target receives from any rank."""
     target: int
 
     def verdicts(self, sends: list[Entry], receives: list[Entry], wild: list[Entry]) -> list[Verdict]:
-        """`wild` has the receives there from any rank; those that must have taken a message are removed."""
+        """Compare messages. Removes from `wild`, the receives from any rank, those that took
+        one."""
         ends = [rank for rank in (self.source, self.target) if rank is not None]
         if any(rank not in self.case.dumps for rank in ends):
             return self.one_sided(ends, [entry for entry in [*sends, *receives] if not entry.is_ended])
         if any(self.case.dumps[rank].is_partial for rank in ends):
-            # One side has forgotten its first messages. The unfinished ones are the last on both sides.
+            # The first messages of one side are lost, so only the unfinished ones can be compared.
             sends = [entry for entry in sends if not entry.is_ended]
             receives = [entry for entry in receives if not entry.is_ended]
         both = min(len(sends), len(receives))
@@ -129,12 +131,12 @@ class _Pair:
 
 
 def _is_reordered(sends: list[Entry], receives: list[Entry]) -> bool:
-    """Whether these are the same messages in another order: they have tags, which dumps do not record."""
+    """Return True if both have the same messages, reordered by tags, which dumps lack."""
     return sorted(counts(entry.inputs) for entry in sends) == sorted(counts(entry.outputs) for entry in receives)
 
 
 def _not_taken(sends: list[Entry], wild: list[Entry]) -> list[Entry]:
-    """The sends that no receive from any rank can have taken. Removes from `wild` the receives that took the others."""
+    """Return sends that no receive from any rank took; remove used receives from `wild`."""
     taken = min(len(sends), len(wild))
     del wild[:taken]
     return sends[taken:]

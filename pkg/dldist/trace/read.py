@@ -1,7 +1,7 @@
-"""Dumps of flight recorders: how to find the files, and how to read them.
+"""Find and read flight recorder dumps.
 
-A dump is not trusted. Its reader makes nothing but containers, strings, numbers and None, and its size is bounded. Anything
-unexpected is a DumpError that names the file and the path to the field.
+Dumps are untrusted: the reader creates only containers, strings, numbers and None, within size
+limits. Anything unexpected raises DumpError with the file and the field's path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 MAX_FILE_BYTES = 512 << 20
 MAX_ITEMS = 20_000_000
-"""How many values of one dump are read at most. A value counts each time that it is referred to."""
+"""Limit of values read from one dump; a value counts once per reference."""
 
 _MAX_INT = (1 << 63) - 1
 _SHOWN_CHARS = 40
@@ -26,13 +26,13 @@ _MESSAGE = re.compile(r"(send|recv|put|signal|wait_signal) (-?\d+|\?)(?:->|<-)(-
 _WHAT_DUMPS_HAVE = "a dump has only lists, dicts, strings and numbers"
 ANY_PEER = -1
 RECEIVES = ("recv", "wait_signal")
-"""The messages that come from another rank. The others go to one."""
+"""Messages received from another rank; the others are sent."""
 
 _Value = TypeVar("_Value")
 
 
 class DumpError(ValueError):
-    """These bytes are not a dump. The text begins with the name of the file."""
+    """The data is not a valid dump. The message starts with the file name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class Entry:
     desc: str
     group_id: int
     seq: int
-    """The number of a collective in its group. The collectives of a coalesced block share one number."""
+    """The number of a collective in its group, shared by the collectives of a coalesced block."""
     is_p2p: bool
     op: str
-    """The operation without the backend: "all_reduce", "send"."""
+    """The operation without the backend, such as "all_reduce" or "send"."""
     source: int
-    """For a message, a rank in the group, or ANY_PEER; else -1. The same goes for target."""
+    """Like `target`: for a message, a rank in the group or ANY_PEER; else -1."""
     target: int
     inputs: list[list[int]]
     outputs: list[list[int]]
@@ -70,11 +70,11 @@ class Entry:
     started_ns: int | None
     completed_ns: int | None
     ended_ns: int | None
-    """When it failed, if the recorder knows."""
+    """The time of failure, if recorded."""
     is_retired: bool
     timeout_ms: int | None
     error: str
-    """Why it failed, if the recorder knows."""
+    """The reason for failure, if recorded."""
     frames: list[Frame]
     """Innermost first."""
 
@@ -88,12 +88,12 @@ class Entry:
             return False
         if self.state == "completed" or self.completed_ns is not None:
             return True
-        # A recorder that does not see an operation begin and end leaves it "scheduled", and retires it when it is done.
+        # Some recorders do not see an operation start or end: it is "scheduled" until retired.
         return self.is_retired and self.state == "scheduled"
 
     @property
     def is_ended(self) -> bool:
-        """Whether it has completed or failed: nothing waits in it any more."""
+        """True if it completed or failed."""
         return self.is_completed or self.is_retired or bool(self.error)
 
     @property
@@ -115,7 +115,7 @@ class GroupConfig:
 
 @dataclasses.dataclass(slots=True)
 class Dump:
-    """What one rank wrote."""
+    """The dump of one rank."""
 
     rank: int
     source: str
@@ -123,18 +123,18 @@ class Dump:
     version: str
     groups: dict[str, GroupConfig]
     status: dict[str, dict[str, int]]
-    """last_enqueued_collective, last_started_collective and last_completed_collective, by the group's id in this process."""
+    """last_{enqueued,started,completed}_collective, by the group's id in this process."""
     entries: list[Entry]
     """Oldest first."""
     is_partial: bool
-    """Whether calls are missing: newer ones have replaced them in the ring, or the dump has only those that had not ended."""
+    """True if calls are missing: overwritten in the ring, or only unfinished ones were dumped."""
 
 
 # ---- files
 
 
 def find(folder: str, prefix: str | None = None) -> dict[int, str]:
-    """The dump files in a folder, by rank."""
+    """Return the dump files in a folder, by rank."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
     except OSError as error:
@@ -143,7 +143,7 @@ def find(folder: str, prefix: str | None = None) -> dict[int, str]:
         raise DumpError(f"{folder}: the folder is empty; dumps are files named PREFIX followed by the rank")
     by_prefix: dict[str, dict[int, list[str]]] = {}
     for name in names:
-        # A prefix that is given may end in a digit.
+        # A given prefix may end in a digit.
         found = _NAME.fullmatch(name.removeprefix(prefix or ""))
         if found and (prefix is None or (name.startswith(prefix) and not found[1])):
             by_prefix.setdefault(prefix or found[1], {}).setdefault(int(found[2]), []).append(os.path.join(folder, name))
@@ -156,7 +156,7 @@ def find(folder: str, prefix: str | None = None) -> dict[int, str]:
         shown = ", ".join(repr(key) for key in sorted(by_prefix))
         raise DumpError(f"{folder}: dumps of several kinds: files begin with {shown}; say which with --prefix")
     (files,) = by_prefix.values()
-    # If a rank has both a pickle and a JSON file, take the pickle, which has stacks.
+    # Prefer the pickle, which has stacks.
     return {rank: min(paths, key=lambda path: (path.endswith(".json"), path)) for rank, paths in sorted(files.items())}
 
 
@@ -180,7 +180,7 @@ def read_file(path: str, rank: int) -> Dump:
 
 
 def parse(data: bytes | dict[str, Any], rank: int, source: str = "") -> Dump:
-    """A dump from its bytes, or from the decoded dict."""
+    """Parse a dump from bytes or from a decoded dict."""
     source = source or f"dump of rank {rank}"
     if not isinstance(data, dict):
         data = _load(bytes(data), source)
@@ -188,7 +188,7 @@ def parse(data: bytes | dict[str, Any], rank: int, source: str = "") -> Dump:
 
 
 class _Plain(pickle._Unpickler):
-    """The unpickler written in Python. The one in C makes its memo as large as any index in the bytes asks for."""
+    """The Python unpickler: the C one sizes its memo by any index in the input."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it holds {module}.{name}; {_WHAT_DUMPS_HAVE}")
@@ -196,7 +196,7 @@ class _Plain(pickle._Unpickler):
     def refuse_bytearray(self) -> None:
         raise pickle.UnpicklingError(f"it holds a bytearray; {_WHAT_DUMPS_HAVE}")
 
-    # The unpickler makes one of any size that the bytes ask for, before it looks whether there are so many.
+    # Unpickling a bytearray allocates the stated size before checking that the data exists.
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: refuse_bytearray}
 
 
@@ -213,7 +213,7 @@ def _load(data: bytes, source: str) -> Any:
         raise DumpError(f"{source}: neither JSON nor a pickle: it begins with {data[:8]!r}")
     try:
         return json.loads(data) if kind == "JSON" else _Plain(io.BytesIO(data)).load()
-    except Exception as error:  # arbitrary bytes can make an unpickler raise anything
+    except Exception as error:  # arbitrary bytes can raise any exception
         text = str(error) or type(error).__name__
         raise DumpError(f"{source}: not a whole {kind}: {text[:200]}") from None
 
@@ -230,13 +230,13 @@ def _shown(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     try:
         text = repr(value)
-    except ValueError:  # an int of very many digits
+    except ValueError:  # too many digits
         text = "a huge number"
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
 
 
 class _Reader:
-    """Takes one dump apart. Its errors begin with `source`."""
+    """Validates and converts one dump. Its errors start with `source`."""
 
     def __init__(self, source: str):
         self.source = source
@@ -256,7 +256,7 @@ class _Reader:
         return value
 
     def numeral(self, value: Any, where: str) -> int:
-        """A number, possibly written as text, as some are in JSON."""
+        """Return an integer, also from a string, as in some JSON dumps."""
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
             value = int(value)
         return self.integer(value, where)
@@ -312,7 +312,7 @@ class _Reader:
         status = self.status(top.get("pg_status") or {})
         is_partial = bool(ids) and (ids[0] > 1 or ids[-1] - ids[0] >= len(ids))
         if not any(entry.is_ended for entry in entries):
-            # Something was completed and is not here, so the dump was asked for unfinished calls only.
+            # Completed calls are missing, so only unfinished ones were dumped.
             is_partial |= any(group.get("last_completed_collective", -1) > 0 for group in status.values())
         return Dump(rank, self.source, version, groups, status, entries, is_partial)
 
@@ -331,7 +331,7 @@ class _Reader:
             ranks = tuple(self.each(ranks, where + ".ranks", self.integer))
             if len(set(ranks)) != len(ranks) or any(r < 0 for r in ranks):
                 raise self.fail(where + ".ranks", "different ranks, from 0", ranks)
-            if ranks:  # without ranks, the entry is just a name
+            if ranks:  # without ranks it is only a name
                 found[name] = GroupConfig(name, self.text(config.get("desc", ""), where + ".desc"), ranks)
         return found
 
@@ -359,7 +359,7 @@ class _Reader:
         group = take("process_group", self.sequence)
         if len(group) != 2:
             raise self.fail(where + ".process_group", "name and description", group)
-        op = take("profiling_name", self.text).split(":", 1)[-1]  # what comes before is the backend
+        op = take("profiling_name", self.text).split(":", 1)[-1]  # without the backend prefix
         message = _MESSAGE.match(op)
         source, target = _ends(message) if message else (-1, -1)
         return Entry(
@@ -389,6 +389,6 @@ class _Reader:
         )
 
 def _ends(message: re.Match[str]) -> tuple[int, int]:
-    """Source and target of "send 1->2", "recv 2<-1" or "wait_signal 2<-1"."""
+    """Return source and target of "send 1->2", "recv 2<-1" or "wait_signal 2<-1"."""
     left, right = (ANY_PEER if end == "?" or len(end) > 9 else int(end) for end in message.group(2, 3))
     return (right, left) if message[1] in RECEIVES else (left, right)

@@ -1,4 +1,4 @@
-"""The findings in words."""
+"""The textual report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH = 116
 
 
 def numbers_text(numbers: list[int]) -> str:
-    """For example "#1", "#1 to #40", "#1 to #3 and #5"."""
+    """Format collective numbers, such as "#1", "#1 to #40" or "#1 to #3 and #5"."""
     if not numbers:
         return "none"
     parts = [f"#{first}" if first == last else f"#{first} to #{last}" for first, last in model.runs(numbers)]
@@ -26,7 +26,7 @@ def numbers_text(numbers: list[int]) -> str:
 
 
 def summary(analysis: Analysis) -> str:
-    """The first paragraph."""
+    """Return the first paragraph."""
     roots = [v for v in analysis.problems if v.because is None]
     if not roots:
         return " ".join([_all_well(analysis), *(v.text for v in analysis.notes)])
@@ -55,7 +55,7 @@ def _all_well(analysis: Analysis) -> str:
 
 
 def text(analysis: Analysis, last: int = 0) -> str:
-    """The whole report. If `last` is not 0, it has a table of the last collectives of each group."""
+    """Return the full report, with a table of each group's last `last` collectives."""
     blocks = [_fill(summary(analysis)), "\n".join(_dumps(analysis))]
     general = [v for v in analysis.verdicts if not v.group]
     if shown := [v for v in general if v.text not in blocks[0]]:

@@ -1,4 +1,4 @@
-"""Where a call comes from, in few words: the program's own frame, with just enough of the file's path to tell it from others."""
+"""Call sites in reports: the program's own frame, with the shortest unambiguous file path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from dldist.trace.read import Dump, Frame
 
-# Files that only pass calls on; the program's own line is further out. A program may itself be in a folder named dldist.
+# Files that only pass calls on. The user's program may itself be in a folder named dldist.
 _PLUMBING = re.compile(
     r"/dldist/(_\w+(/|\.py)|(distributed_c10d|functional|nccl|run|testing|world)\.py)"
     r"|-packages/(torch|torchcomms)/|/torch/(_\w+|autograd|distributed|nn|optim|utils)/"
@@ -16,16 +16,16 @@ _PLUMBING = re.compile(
 
 
 def own_frames(frames: list[Frame]) -> list[Frame]:
-    """The program's own frames, innermost first, or all frames if the program has none."""
+    """Return the program's own frames, innermost first, or all frames if it has none."""
     own = [frame for frame in frames if not _PLUMBING.search(frame.file)]
     return own or frames
 
 
 class Sites:
-    """Names call sites. File names are shortened as far as the files in the given dumps allow."""
+    """Names call sites, with file paths as short as the dumps' files allow."""
 
     def __init__(self, dumps: Iterable[Dump]):
-        # The same few stacks come up again and again.
+        # Stacks repeat, so collect the distinct files first.
         files = {frame.file for dump in dumps for entry in dump.entries for frame in entry.frames}
         self._short = _shortest(files)
 
@@ -35,17 +35,17 @@ class Sites:
         return f"{file}:{frame.line}" + ("" if function == "<module>" else f" in {function}")
 
     def of(self, frames: list[Frame]) -> str:
-        """For example "train.py:17 in forward()"; empty if no stack is known."""
+        """Return a site such as "train.py:17 in forward()", or "" without a stack."""
         own = own_frames(frames)
         return self.frame(own[0]) if own else ""
 
     def at(self, frames: list[Frame]) -> str:
-        """The same in brackets, to follow a word."""
+        """Return the site in parentheses after a space, or ""."""
         site = self.of(frames)
         return f" ({site})" if site else ""
 
     def apart(self, stacks: list[list[Frame]]) -> list[str]:
-        """A name for each stack. Where needed it names an outer frame too, so that different stacks get different names."""
+        """Name each stack, adding an outer frame where needed to distinguish different stacks."""
         owns = [own_frames(frames) for frames in stacks]
         distinct = {tuple(own) for own in owns}
         inmost = {own[0] for own in distinct if own}
@@ -67,7 +67,7 @@ class Sites:
 
 
 def _shortest(files: set[str]) -> dict[str, str]:
-    """Each path, shortened to the fewest of its last parts that no other path ends in."""
+    """Map each path to its shortest suffix that is unique among the paths."""
     short = {}
     left, parts = set(files), 1
     while left:

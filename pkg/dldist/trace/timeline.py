@@ -1,8 +1,8 @@
-"""A timeline in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
+"""Timelines in Chrome's trace event format, for ui.perfetto.dev and chrome://tracing.
 
-Each rank is a process. It has a track for the collectives of each group, and one for each rank that it exchanges messages with.
-Calls that overlap get more tracks of the same name, because the slices of one track must nest. Arrows join the ranks' calls of
-the same collective or message.
+Each rank is a process, with a track for each group's collectives and for each peer's messages.
+Overlapping calls get additional tracks with the same name, because slices of one track must nest.
+Arrows connect the ranks' calls of one collective or message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dldist.trace.p2p import by_pair
 from dldist.trace.read import RECEIVES, Entry
 
 _UNFINISHED_NS = 1_000_000
-"""An unfinished call extends at least this far beyond the last known event, so that it can be seen."""
+"""Minimum visible length of an unfinished call beyond the last known event."""
 
 Event = dict[str, Any]
 
@@ -42,7 +42,7 @@ class _Timeline:
         last = max([case.end_ns, *created])
         self.end = last + max(_UNFINISHED_NS, (last - self.origin) // 50)
         self.events: list[Event] = []
-        self.slices: dict[tuple[int, int], _Slice] = {}  # by rank and index of the entry
+        self.slices: dict[tuple[int, int], _Slice] = {}  # by rank and entry index
         self.flows = 0
 
     def build(self) -> list[Event]:
@@ -59,7 +59,7 @@ class _Timeline:
         return (time_ns - self.origin) / 1000
 
     def rank(self, rank: int) -> None:
-        pid = rank + 1  # viewers keep process 0 to themselves
+        pid = rank + 1  # viewers reserve process 0
         self.meta(pid, 0, "process_name", name=f"rank {rank}")
         self.meta(pid, 0, "process_sort_index", sort_index=rank)
         tracks: dict[str, list[Entry]] = {}
@@ -73,7 +73,7 @@ class _Timeline:
             tracks.setdefault(title, []).append(entry)
         tid = 0
         for title, entries in tracks.items():
-            lanes: list[int] = []  # the time at which each is free again
+            lanes: list[int] = []  # end time of the last slice in each
             first = tid + 1
             for one in sorted((self.slice(rank, entry) for entry in entries), key=lambda one: (one.begin, one.end)):
                 lane = next((i for i, free in enumerate(lanes) if free <= one.begin), len(lanes))
@@ -94,7 +94,7 @@ class _Timeline:
         if (ended_ns := entry.completed_ns or entry.ended_ns) is not None:
             end = self.case.clocks.to_common(rank, ended_ns)
         elif entry.is_completed:
-            end = begin  # the end was not recorded
+            end = begin  # its end was not recorded
         else:
             end = self.end
         return _Slice(rank, entry, begin, max(end, begin + 1))
@@ -131,7 +131,7 @@ class _Timeline:
         return found
 
     def arrows(self, name: str, entries: list[tuple[int, Entry]]) -> None:
-        """Draws arrows from the first rank that called, through all, to the last."""
+        """Draw arrows through all calls, in order of time."""
         ends = sorted((self.slices[rank, entry.index] for rank, entry in entries), key=lambda one: (one.begin, one.rank))
         if len(ends) < 2:
             return
@@ -148,6 +148,6 @@ class _Timeline:
         sends, receives, _ = by_pair(group)
         for ends, sent in sends.items():
             if any(rank in self.case.dumps and self.case.dumps[rank].is_partial for rank in ends):
-                continue  # the dumps no longer show which messages belong together
+                continue  # dumps too incomplete to pair messages
             for send, receive in zip(sent, receives.get(ends, ())):
                 self.arrows(f"message {send.source}->{send.target}", [(ends[0], send), (ends[1], receive)])
