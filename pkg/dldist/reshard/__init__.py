@@ -1,13 +1,13 @@
-"""Moves sharded arrays from M ranks to N others that need them sharded in another way, as trainers do that give weights to servers.
+"""Move sharded arrays between ranks with different shardings, such as from trainers to servers.
 
-    link = Link(world, source=Layout({"w": ((8192, 4096), "bfloat16", [Shard(0)])}, mesh=3))         # on three trainers
-    link.push({"w": my_rows})
+    link = Link(world, source=Layout({"w": ((8192, 4096), "bfloat16", [Shard(0)])}, mesh=3))
+    # on three trainers link.push({"w": my_rows})
 
-    link = Link(world, destination=Layout({"w": ((8192, 4096), "bfloat16", [Shard(1)])}, mesh=2))    # on two servers
-    link.receive()
-    torch.from_dlpack(link.arrays["w"])
+    link = Link(world, destination=Layout({"w": ((8192, 4096), "bfloat16", [Shard(1)])}, mesh=2))
+    # on two servers link.receive() torch.from_dlpack(link.arrays["w"])
 
-docs/reshard.md says what is promised. What goes from whom to whom is decided by plan(), a pure function. Links need NumPy.
+See docs/reshard.md for guarantees. plan(), a pure function, decides what each rank sends. Links
+need NumPy.
 """
 
 from dldist.reshard.layouts import ArraySpec, Layout

@@ -1,6 +1,7 @@
-"""The two ends of what goes from one source to one destination: who asks, who writes, and who hears that it is done.
+"""The two ends of a stream between one source and one destination.
 
-Each pair of ranks has a group of its own, so that a rank that dies ends nothing but what needs it.
+The destination requests a version, the source writes it, and notifies the destination. Each pair of
+ranks has its own group, so a lost rank affects only its own streams.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from dldist.world import World
 
 CONTROL_TAG, DATA_TAG = 0, 1
 SLICE_S = 0.002
-# Of what waits for its peer between two calls, which nobody is late for.
+# Timeout for operations that wait for the peer's next call, which may be any time later.
 FOREVER = timedelta(days=3650)
-# Versions travel as 64 bits.
+# Versions are sent as 64 bits.
 LAST_VERSION = 2**64 - 1
 
 
@@ -42,7 +43,7 @@ class Outgoing:
         self._views = [view for view in views if view is not None]
         self._changes = streams.Changes() if is_delta else None
         self.version = 0
-        """The last one that has been written."""
+        """The last version written."""
         self.lost: _core.DistPeerLostError | None = None
         self._go = bytearray(8)
         self._work = self._listen()
@@ -62,10 +63,10 @@ class Outgoing:
         try:
             self._work.wait(SLICE_S)
         except _core.DistError:
-            pass  # is_asked() looks
+            pass  # is_asked() handles it
 
     def write(self, words: dict[str, Any], version: int, deadline: float) -> int:
-        """Write to the slot that the destination has named. Returns how many bytes."""
+        """Write to the slot that the destination requested; return the number of bytes."""
         try:
             slot = self._slot_asked_for()
             moved = self._write_near(words, slot) if self._views else self._write_far(words, slot, deadline)
@@ -74,7 +75,8 @@ class Outgoing:
             self._work = self._listen()
             self._group.isend(version.to_bytes(8, "little"), self._peer, CONTROL_TAG).wait(_left(deadline))
         except (_core.DistPeerLostError, _core.DistAbortedError, _core.DistTimeoutError, _core.DistMismatchError) as error:
-            self._group.abort(f"a push has not come to its end: {error}")  # what is left of it must not be taken for the next one
+            # The next push must not receive the rest of this one.
+            self._group.abort(f"a push has not come to its end: {error}")
             self.lost = _lost("push", self.rank, error, "it is left out from now on")
             return 0
         self.version = version
@@ -127,17 +129,17 @@ class Incoming:
         self._work: _core.Work | None = None
 
     def ask(self, slot: int) -> None:
-        """Say that the slot may be written to, unless that has been said."""
+        """Request the next version into a slot, unless already requested."""
         if self._steps is None and self.version is None:
             self._steps = self._take(slot)
             self._go_on(self._steps)
 
     def abort(self, reason: str) -> None:
-        """End what there is between this rank and the source."""
+        """Abort the group with the source."""
         self._group.abort(reason)
 
     def finish(self, deadline: float) -> bool:
-        """Take what comes. False when the time is up; the next call goes on."""
+        """Receive the version. False if the deadline passes; the next call continues."""
         while self._steps is not None:
             assert self._work is not None
             if not _wait("receive", self.rank, self._work, deadline):
@@ -146,7 +148,7 @@ class Incoming:
         return True
 
     def _go_on(self, steps: Generator[_core.Work, None, int]) -> None:
-        """Make the next call of the group, which may be the one that hears of its end."""
+        """Start the next operation of the group, which may raise its failure."""
         try:
             self._work = next(steps)
         except StopIteration as end:
@@ -176,12 +178,12 @@ class Incoming:
 
 
 def _framed(flags: bytearray) -> bytearray:
-    """With a byte in front, as there is no message without any."""
+    """Prepend a byte, since messages must not be empty."""
     return bytearray(1) + flags
 
 
 def _lost(call: str, rank: int, error: BaseException, then: str) -> _core.DistPeerLostError:
-    """The loss of a peer, with its rank in the world of the link."""
+    """Return the error for a lost peer, with its rank in the link's world."""
     host, pid = getattr(error, "host", None), getattr(error, "pid", None)
     lost = _core.DistPeerLostError(f"reshard.{call}: lost rank {rank} ({host}, pid {pid}), {then}: {error}")
     lost.code, lost.rank, lost.host, lost.pid, lost.op = "PEER_LOST", rank, host, pid, call
@@ -189,7 +191,7 @@ def _lost(call: str, rank: int, error: BaseException, then: str) -> _core.DistPe
 
 
 def _wait(call: str, rank: int, work: _core.Work, deadline: float) -> bool:
-    """Whether it has ended in time."""
+    """Return True if the work completes before the deadline."""
     try:
         work.wait(_left(deadline))
     except _core.DistTimeoutError:

@@ -1,4 +1,4 @@
-"""What one side of a link has: named arrays, and how each lies over the side's ranks."""
+"""Layouts: the named arrays of one side of a link, and their sharding."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ class ArraySpec:
     """
 
     shape: tuple[int, ...]
-    """Of the global array."""
+    """The shape of the global array."""
     dtype: str
     sharding: Sharding
 
 
 class Layout:
-    """Named arrays and how they lie over a mesh of ranks.
+    """Named arrays and their sharding over a mesh of ranks.
 
     Args:
-        arrays: By name the shape of the global array, its dtype (a name, or that of a library) and its placements, one for each axis
-            of the mesh.
-        mesh: The lengths of the mesh's axes, or one length. Its ranks are those ranks of the world that give this layout, in order.
+        arrays: For each name, the shape of the global array, its dtype (a name or a library's
+            dtype) and its placements, one per mesh axis.
+        mesh: The lengths of the mesh's axes, or one length. The mesh consists of the world's ranks
+            that use this layout, in rank order.
 
     Raises:
-        ValueError: There are no arrays, or placements do not fit a shape or the mesh.
-        TypeError: Something that is no placement is given as one.
+        ValueError: `arrays` is empty, or placements do not match a shape or the mesh.
+        TypeError: A placement is of an unknown type.
 
     Example:
         >>> from dldist.reshard import Layout, Replicate, Shard
@@ -59,14 +60,14 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """How many ranks the mesh has."""
+        """The number of ranks in the mesh."""
         return next(iter(self.arrays.values())).sharding.size
 
     def local_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of the local arrays of a rank.
+        """Return the shapes of a rank's local arrays.
 
         Args:
-            rank: The number of the rank in the mesh.
+            rank: The rank's number in the mesh.
 
         Returns:
             The shapes by name.
@@ -80,12 +81,12 @@ class Layout:
 
 
 def dtype_name(dtype: Any) -> str:
-    """What a dtype is called here, whoever's it is."""
+    """Return the name of a dtype of any library."""
     return str(getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2])
 
 
 def words_of(layout: Layout) -> dict[str, Any]:
-    """A layout as it travels: what every serializer takes."""
+    """Return a layout as plain types, which every serializer supports."""
     placements = {
         name: [[type(one).__name__, getattr(one, "dim", 0), getattr(one, "split_factor", 1)] for one in spec.sharding.placements]
         for name, spec in layout.arrays.items()
@@ -97,7 +98,7 @@ def words_of(layout: Layout) -> dict[str, Any]:
 
 
 def layout_of(words: Mapping[str, Any]) -> Layout:
-    """The layout that has travelled."""
+    """Return the layout made from words_of()'s result."""
     from dldist.reshard.placements import Replicate, Shard, StridedShard
 
     def placement(kind: str, dim: int, split_factor: int) -> Any:
@@ -112,7 +113,7 @@ def layout_of(words: Mapping[str, Any]) -> Layout:
 
 
 def difference(one: Layout, other: Layout) -> str | None:
-    """In which array two layouts differ, placements aside: "'w' is (2, 3) of float32 and (3, 2) of float32"; None if in nothing."""
+    """Describe the first array that differs in shape or dtype; None if there is none."""
     for name in [*one.arrays, *(name for name in other.arrays if name not in one.arrays)]:
         if _what(one, name) != _what(other, name):
             return f"{name!r} is {_what(one, name)} and {_what(other, name)}"

@@ -1,9 +1,10 @@
-"""A link: sharded arrays go from the sources of a world to its destinations, again and again.
+"""Links: repeated transfer of sharded arrays from a world's source ranks to its destination ranks.
 
-A destination has a slot of memory that its program sees, and one that is written to meanwhile (or, in place, one for both). It asks
-each of its sources to write (GO: the slot), and each says when it has (DONE: the version). On one host sources write to the slot
-itself; to other hosts the blocks go by messages between GO and DONE. Each pair of ranks has a group of its own, so that a rank that
-dies ends nothing but what needs it.
+A destination has two slots of memory: one visible to its program, one being written (in place, one
+for both). It sends each of its sources a request with the slot number (GO), and each source replies
+with the version once written (DONE). On one host, sources write directly into the slot; to other
+hosts, blocks are sent as messages between GO and DONE. Each pair of ranks has its own group, so a
+lost rank affects only the ranks that need it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dldist.world import World
 
 @dataclass(frozen=True)
 class Pushed:
-    """What push() has done.
+    """The result of push().
 
     Example:
         >>> from dldist.reshard import Pushed
@@ -40,31 +41,34 @@ class Pushed:
 
     version: int
     nbytes: int
-    """How many bytes this rank has written to others."""
+    """The number of bytes that this rank wrote to other ranks."""
     lost: tuple[_core.DistPeerLostError, ...]
-    """The destinations that have died or cannot go on, now or before: each error has the `rank`, the `host` and the `pid`."""
+    """Destinations lost in this or an earlier push; each error has `rank`, `host` and `pid`."""
 
 
 class Link:
-    """Sharded arrays from the sources of a world to its destinations. All ranks of the world make it together.
+    """Transfers sharded arrays from a world's sources to its destinations. Construction is
+    collective.
 
-    A rank gives the layout of the side on which it is, or both. The ranks that give `source` are the source's mesh, in the order of
-    their ranks, and so are those that give `destination`.
+    Each rank passes its side's layout, or both. The ranks that pass `source` form the source's
+    mesh, in rank order; the same holds for `destination`.
 
     Args:
-        world: Who takes part. Two worlds that meet make a third one of both.
-        source: How the arrays lie that this rank and the other sources push; the same on all of them.
-        destination: How they shall lie on this rank and the other destinations; the same on all of them. Names, shapes and dtypes
-            are those of the source.
-        in_place: Of destinations: write to the memory that the program sees; while receive() runs, it must not be read. Otherwise
-            there are two slots, and receive() flips.
-        delta: Of sources: send only blocks that have changed since they were last written to that slot.
-        timeout: Seconds or a timedelta for making the link and for each call; the world's unless given.
+        world: The world of all sources and destinations. To connect two worlds, create a third of
+            both.
+        source: The layout of the arrays on the sources; the same on all of them.
+        destination: The layout of the arrays on the destinations; the same on all of them. Names,
+            shapes and dtypes must match the source's.
+        in_place: For destinations. True writes into the visible memory, which must not be read
+            during receive(). False uses two slots, which receive() flips.
+        delta: For sources. True sends only blocks changed since they were last written to the slot.
+        timeout: Seconds or a timedelta for construction and each call. None is the world's.
 
     Raises:
-        ValueError: This rank gives no layout.
-        DistMismatchError: The layouts do not fit together; on all ranks, and the text names both sides.
-        DistTimeoutError, DistPeerLostError: Ranks have not come, or have died meanwhile.
+        ValueError: This rank passes no layout.
+        DistMismatchError: The layouts do not match. Raised on all ranks, with both sides in the
+            message.
+        DistTimeoutError, DistPeerLostError: A rank did not join in time, or was lost.
 
     Example:
         >>> from dldist.reshard import Layout, Link, Shard
@@ -115,11 +119,11 @@ class Link:
         self._groups = groups
         self._visible, self._version, self._arrived = 0, 0, 0
         self._begun, self._pushed = 0, 0
-        """The last push, and the last that all destinations have."""
+        """The last version begun, and the last version that all destinations have."""
         self._broken: _core.DistPeerLostError | None = None
 
     def _pair_up(self, found: Mapping[tuple[int, int], Stream]) -> dict[tuple[int, int], World]:
-        """A group for each pair, made in one order everywhere, so that nobody waits in a circle."""
+        """Create a group for each pair, in the same order on all ranks to avoid deadlock."""
         rank = self._world.rank
         return {
             (source, destination): self._world.split([source, destination], f"reshard {source}-{destination}", timeout=self._timeout)
@@ -132,7 +136,7 @@ class Link:
 
     @property
     def local_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of what this rank pushes by name, of sources; of destinations alone those of `arrays`."""
+        """The shapes by name of the arrays to push on a source, else the shapes of `arrays`."""
         if self._source_number is not None:
             return self._layout.local_shapes(self._source_number)
         return {name: x.shape for name, x in self.arrays.items()}
@@ -141,34 +145,36 @@ class Link:
 
     @property
     def arrays(self) -> dict[str, _core.SharedArray]:
-        """The local arrays of the visible version, of destinations. Views by numpy.asarray(x) or torch.from_dlpack(x) are good until
-        the receive() after the next flip begins; nobody may write to them."""
+        """The destination's local arrays in the visible version, read-only. Views of them (by
+        numpy.asarray or torch.from_dlpack) are valid until the receive() after the next flip."""
         return dict(self._arrays[self._visible]) if self._slots else {}
 
     @property
     def version(self) -> int:
-        """The version that `arrays` shows; 0 before the first."""
+        """The visible version; 0 before the first."""
         return self._version
 
-    # ---- the calls
+    # ---- public calls
 
     def push(self, arrays: Mapping[str, Tensor], version: int | None = None, *, timeout: Timeout | None = None) -> Pushed:
-        """Give the destinations a new version. Waits until all that live have asked for it and have it.
+        """Push a new version. Blocks until every destination has requested and received it.
 
-        A destination that has died is left out, and told in the result.
+        Lost destinations are skipped, and listed in the result.
 
         Args:
-            arrays: The local arrays of this rank by name. They are not written to, and not needed when the call has returned.
-            version: A number above that of the push before, the same on all sources; one more than that unless given. After a
-                time-out that of the push which has failed, too: destinations that have it already are left alone.
-            timeout: Seconds or a timedelta; the link's unless given.
+            arrays: This rank's local arrays by name. They are not modified or used after the call.
+            version: A number above the previous version, the same on all sources. None adds 1.
+                After a timeout, it may be the failed version; destinations that have it are
+                skipped.
+            timeout: Seconds or a timedelta. None is the link's.
 
         Returns:
             A Pushed.
 
         Raises:
-            ValueError: The arrays are not those of the layout, or the version is not new.
-            DistTimeoutError: Destinations have not asked in time; the text names them. All others have the version.
+            ValueError: The arrays do not match the layout, or the version is not new.
+            DistTimeoutError: Destinations did not request the version in time; the message names
+                them. The other destinations have it.
 
         Example:
             >>> from dldist.reshard import Layout, Link, Shard
@@ -184,31 +190,32 @@ class Link:
     def receive(self, *, timeout: Timeout | None = None, flip: bool = True) -> int:
         """Wait for a new version and make it visible.
 
-        With two slots `arrays` may be read meanwhile, from any thread; views of the version before it no longer. A version that
-        has not been made visible yet is given up for the new one. After a time-out the next receive() goes on.
+        With two slots, `arrays` may be read during the call from any thread, but not older views. A
+        pending version that was never made visible is discarded. After a timeout, call it again to
+        continue.
 
         Args:
-            timeout: Seconds or a timedelta; the link's unless given.
-            flip: False leaves the old version visible until flip() is called.
+            timeout: Seconds or a timedelta. None is the link's.
+            flip: False keeps the old version visible until flip() is called.
 
         Returns:
-            The version that has come.
+            The received version.
 
         Raises:
-            DistTimeoutError: A source has not pushed in time; the text names it.
-            DistPeerLostError: A source has died that has a part of what this rank needs; `rank`, `host`, `pid` say which. The visible
-                version stays, unless it is written in place; nothing more comes over this link, and the other sources leave this
-                rank out.
+            DistTimeoutError: A source did not push in time; the message names it.
+            DistPeerLostError: A source with needed data was lost; see `rank`, `host` and `pid`. The
+                visible version stays, except in place. The link receives nothing more, and the
+                other sources skip this rank.
         """
         if not self.is_destination or self.is_source:
             raise _core.DistArgumentError("receive(): only for ranks that are destinations alone; on both sides call exchange()")
         return self._receive(None, 0, self._deadline(timeout), flip)
 
     def flip(self) -> int:
-        """Make the version visible that receive(flip=False) has brought.
+        """Make the version visible that receive(flip=False) received.
 
         Returns:
-            The version.
+            The visible version.
         """
         if self._arrived > self._version:
             self._visible, self._version = self._next_slot(), self._arrived
@@ -217,18 +224,19 @@ class Link:
     def exchange(
         self, arrays: Mapping[str, Tensor] | None = None, version: int | None = None, *, timeout: Timeout | None = None
     ) -> int:
-        """Push and receive, whichever this rank does: for programs in which ranks are on both sides.
+        """Push and receive, as this rank's side requires. For programs with ranks on both sides.
 
         Args:
-            arrays: Of sources: as of push().
-            version: As of push().
-            timeout: Seconds or a timedelta; the link's unless given.
+            arrays: On sources, as in push().
+            version: As in push().
+            timeout: Seconds or a timedelta. None is the link's.
 
         Returns:
             The version.
 
         Raises:
-            DistTimeoutError, DistPeerLostError: As of push() and receive(); of push() also for a destination that has died.
+            DistTimeoutError, DistPeerLostError: As in push() and receive(). A lost destination is
+                an error here.
         """
         if not self.is_source:
             return self.receive(timeout=timeout)
@@ -249,12 +257,12 @@ class Link:
         return received
 
     def close(self) -> None:
-        """End the link. The world goes on; arrays that somebody holds stay readable."""
+        """Close the link. The world stays usable, and arrays still referenced stay readable."""
         for group in self._groups.values():
             try:
                 group.close(0)
             except _core.DistTimeoutError:
-                pass  # that this rank was still listening, which it always is
+                pass  # its receive is always pending
 
     def __enter__(self) -> Link:
         return self
@@ -265,7 +273,7 @@ class Link:
     # ---- pushing
 
     def _push(self, words: dict[str, Any], version: int, deadline: float) -> Pushed:
-        self._begun = version  # before it may fail: some have it then, and the next one must be another
+        self._begun = version  # set before a failure: some destinations may then have this version
         waiting = [one for one in self._outgoing if one.lost is None and one.version != version]
         moved = 0
         while waiting:
@@ -291,7 +299,7 @@ class Link:
         return number
 
     def _checked(self, call: str, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The arrays as words, if they are those of the layout."""
+        """Return the arrays as words after a check against the layout."""
         wanted = self._layout.arrays
         if set(arrays) != set(wanted):
             wrong = sorted(set(arrays) ^ set(wanted))
@@ -301,7 +309,7 @@ class Link:
         for name, spec in wanted.items():
             shape, array = spec.sharding.local_shape(spec.shape, self._source_number), memory.words(arrays[name])
             has = memory.dtype_of(arrays[name])
-            is_bytes = array.itemsize == 1 and not hasattr(arrays[name], "dtype")  # Python's own, which have one type
+            is_bytes = array.itemsize == 1 and not hasattr(arrays[name], "dtype")  # such as bytes
             if array.shape != shape or not (has == spec.dtype or is_bytes and self._memory.itemsizes[spec.dtype] == 1):
                 raise _core.DistArgumentError(
                     f"{call}(): array {name!r} is {array.shape} of {has}, and by the layout this rank's part is {shape} of {spec.dtype}"
@@ -326,7 +334,7 @@ class Link:
             self._take(own, own_version, deadline)
         except _core.DistPeerLostError as error:
             self._broken = error
-            for one in self._incoming:  # which else would wait for this rank to ask
+            for one in self._incoming:  # otherwise they would wait for a request
                 one.abort(f"it cannot go on: {error}")
             raise
         return self.flip() if flip else self._arrived
@@ -334,7 +342,7 @@ class Link:
     def _take(self, own: dict[str, Any] | None, own_version: int, deadline: float) -> None:
         """Fill the next slot with one version from all sources."""
         slot = self._next_slot()
-        self._arrived = self._version  # until all is there, there is nothing to flip to
+        self._arrived = self._version  # no flip until complete
         if own is not None and self._own is not None:
             self._own.copy(own, self._words[slot])
         while True:
@@ -345,7 +353,7 @@ class Link:
                     self._raise_late("receive", "the next version", [o.rank for o in self._incoming if o.version is None], "not pushed it")
             versions = [one.version or 0 for one in self._incoming] + ([own_version] if own is not None else [])
             newest = max(versions)
-            # A source whose push has ended too early for this rank is asked for the next one.
+            # Request the next version from sources that are behind this version.
             behind = [one for one in self._incoming if one.version != newest]
             if not behind:
                 break
@@ -361,7 +369,7 @@ class Link:
             )
         self._arrived = newest
 
-    # ---- words and time
+    # ---- conversion and timeouts
 
     def _deadline(self, timeout: Timeout | None) -> float:
         return time.monotonic() + (self._timeout if timeout is None else _seconds(timeout))
@@ -380,22 +388,22 @@ class Link:
 def redistribute(
     world: World, x: Any, shape: Any, source: Sharding, destination: Sharding, *, timeout: Timeout | None = None
 ) -> Any:
-    """Lay an array out over the same ranks in another way, once. All ranks of the world call it.
+    """Change an array's sharding over the same ranks, once. Collective.
 
     Args:
-        world: Who takes part.
+        world: The world of the ranks.
         x: This rank's part of the array.
         shape: The shape of the global array.
-        source: How it lies.
-        destination: How it shall lie.
-        timeout: Seconds or a timedelta; the world's unless given.
+        source: The current sharding.
+        destination: The new sharding.
+        timeout: Seconds or a timedelta. None is the world's.
 
     Returns:
-        This rank's part by the new placements, a new array of x's library.
+        This rank's part in the new sharding, a new array of x's library.
 
     Raises:
-        DistMismatchError: The ranks differ in shapes, dtypes or placements.
-        DistTimeoutError, DistPeerLostError: As of collectives.
+        DistMismatchError: Shapes, dtypes or placements differ between ranks.
+        DistTimeoutError, DistPeerLostError: As in collectives.
 
     Example:
         >>> from dldist.reshard import Replicate, Shard, Sharding, redistribute
@@ -409,7 +417,7 @@ def redistribute(
     with Link(world, source=sides[0], destination=sides[1], in_place=True, timeout=timeout) as link:
         link.exchange({"x": x})
         result = arrays.new_array(family, x, link.arrays["x"])
-        world.barrier()  # nobody leaves while others still hear from it
+        world.barrier()  # keep links open until all have received
         return result
 
 

@@ -1,4 +1,4 @@
-"""Arrays as NumPy's arrays of plain words, and a destination's memory that senders of the same host write to."""
+"""Views of arrays as NumPy words, and destination memory that senders on the same host write to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALIGNMENT = 64
 
 
 def words(x: Any) -> Any:
-    """An array of any library as a NumPy array of words that have the size of its elements: a view."""
+    """Return a NumPy view of any library's array, as words of its element size."""
     import numpy
 
     torch = sys.modules.get("torch")
@@ -34,7 +34,7 @@ def words(x: Any) -> Any:
 
 
 def shared_words(memory: Any, shape: Sequence[int], itemsize: int) -> Any:
-    """Memory that has the buffer protocol as words, whatever its dtype."""
+    """Return a word view of memory with the buffer protocol, whatever its dtype."""
     import numpy
 
     if not math.prod(shape):
@@ -43,12 +43,12 @@ def shared_words(memory: Any, shape: Sequence[int], itemsize: int) -> Any:
 
 
 def dtype_of(x: Any) -> str:
-    """The name of an array's dtype."""
+    """Return the name of an array's dtype."""
     return dtype_name(x.dtype) if hasattr(x, "dtype") else str(_core._describe_tensor(x, False)["dtype"])
 
 
 def parts(start: Sequence[int], shape: Sequence[int], itemsize: int, limit: int) -> Iterator[tuple[slice, ...]]:
-    """The boxes of at most `limit` bytes that a box consists of, in row-major order."""
+    """Split a box into boxes of at most `limit` bytes, in row-major order."""
     dim = next((d for d, length in enumerate(shape) if length > 1), None)
     nbytes = math.prod(shape) * itemsize
     if dim is None or nbytes <= limit:
@@ -62,7 +62,7 @@ def parts(start: Sequence[int], shape: Sequence[int], itemsize: int, limit: int)
 
 
 class Places:
-    """Where each local array of a rank begins in the memory of its dtype, in elements, and how long that memory is."""
+    """The offset of each local array of a rank in its dtype's memory, and that memory's length."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]) -> None:
         self.lengths = dict.fromkeys(sorted(set(dtypes.values())), 0)
@@ -73,7 +73,7 @@ class Places:
 
 
 class SlotMemory:
-    """The memory of all destinations, with a number of slots for the arrays: a shared array for each dtype. All ranks make it."""
+    """The slots of all destinations, one shared array per dtype. Construction is collective."""
 
     def __init__(
         self, world: World, dtypes: Mapping[str, str], shapes: Mapping[int, Mapping[str, tuple[int, ...]]], slots: Mapping[int, int]
@@ -91,7 +91,7 @@ class SlotMemory:
         self._world, self._slots = world, slots
 
     def array(self, name: str, slot: int) -> _core.SharedArray:
-        """A local array of this rank."""
+        """Return a local array of this rank."""
         rank, dtype = self._world.rank, self._dtypes[name]
         shape = self._shapes[rank][name]
         if not math.prod(shape):
@@ -99,7 +99,7 @@ class SlotMemory:
         return self._own[dtype].part(self._start(rank, name, slot), shape)
 
     def words_at(self, rank: int, slot: int) -> dict[str, Any] | None:
-        """The local arrays of a rank as words; None if this rank does not reach them as memory."""
+        """Return a rank's local arrays as words; None if they are not mapped on this rank."""
         views: dict[str, Any] = {}
         whole: dict[str, Any] = {}
         for name, shape in self._shapes[rank].items():

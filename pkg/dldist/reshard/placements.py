@@ -1,8 +1,9 @@
-"""How an array lies over the ranks of a mesh: placements, and which part of each dimension a rank has.
+"""Placements: the distribution of an array over a mesh of ranks, with DTensor's terms.
 
-The words are DTensor's. A mesh has one or more axes, and each axis has a placement: Shard(dim) cuts a dimension by torch.chunk's
-rule (uneven where it does not divide, and empty where nothing is left), Replicate() gives all ranks along the axis the same. Axes
-that cut the same dimension cut what the axes before them have left. Placements of torch.distributed.tensor are taken, too.
+Each mesh axis has a placement. Shard(dim) cuts a dimension by torch.chunk's rule: parts may be
+uneven or empty. Replicate() gives all ranks along the axis the same data. Axes that cut the same
+dimension divide the preceding axis's part. Placements of torch.distributed.tensor are also
+accepted.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ Runs: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Shard:
-    """The ranks along an axis of the mesh have consecutive parts of a dimension.
+    """Ranks along a mesh axis have consecutive parts of a dimension.
 
     Args:
-        dim: The dimension of the array; negative ones count from the end.
+        dim: The dimension of the array; negative numbers count from the end.
 
     Example:
         >>> from dldist.reshard import Shard
@@ -35,11 +36,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class StridedShard:
-    """The dimension is cut into `split_factor` parts first, and each of these over the ranks: DTensor's _StridedShard.
+    """Each of `split_factor` parts of a dimension is divided over the ranks, as in DTensor's
+    _StridedShard.
 
     Args:
-        dim: The dimension of the array; negative ones count from the end.
-        split_factor: How many parts there are, in each of which a rank has a share.
+        dim: The dimension of the array; negative numbers count from the end.
+        split_factor: The number of parts; each rank has a share of every part.
 
     Example:
         >>> from dldist.reshard import Sharding, StridedShard
@@ -53,7 +55,7 @@ class StridedShard:
 
 @dataclass(frozen=True)
 class Replicate:
-    """All ranks along an axis of the mesh have the same.
+    """All ranks along a mesh axis have the same data.
 
     Example:
         >>> from dldist.reshard import Replicate
@@ -67,15 +69,15 @@ Placement: TypeAlias = Shard | StridedShard | Replicate
 
 @dataclass(frozen=True, init=False)
 class Sharding:
-    """A mesh of ranks and a placement for each of its axes. Ranks count through the mesh in row-major order.
+    """A mesh of ranks, numbered in row-major order, and a placement for each of its axes.
 
     Args:
-        mesh: The lengths of the axes: (3,) or (2, 4); a number is a mesh of one axis.
-        placements: One for each axis; those of torch.distributed.tensor are taken, too.
+        mesh: The lengths of the axes, such as (3,) or (2, 4); a number is a mesh of one axis.
+        placements: One per axis, from this module or torch.distributed.tensor.
 
     Raises:
-        ValueError: There is not one placement for each axis, or an axis has no ranks.
-        TypeError: Something else stands where a placement is needed, or it is one that has no parts, such as Partial.
+        ValueError: The numbers of placements and axes differ, or an axis has no ranks.
+        TypeError: A placement is of an unknown type, or cannot be resharded, such as Partial.
 
     Example:
         >>> from dldist.reshard import Replicate, Shard, Sharding
@@ -99,21 +101,21 @@ class Sharding:
 
     @property
     def size(self) -> int:
-        """How many ranks the mesh has."""
+        """The number of ranks in the mesh."""
         return math.prod(self.mesh)
 
     def runs(self, shape: Sequence[int], rank: int) -> tuple[Runs, ...]:
-        """Which part of a global array a rank has.
+        """Return a rank's part of a global array.
 
         Args:
             shape: The shape of the global array.
-            rank: The number of the rank in the mesh.
+            rank: The rank's number in the mesh.
 
         Returns:
-            For each dimension the pieces (first index, length), in the order in which they follow each other in the local array.
+            For each dimension, runs (first index, length) in the order of the local array.
 
         Raises:
-            ValueError: A placement names a dimension that the array does not have, or the mesh has no such rank.
+            ValueError: A placement's dimension or the rank does not exist.
 
         Example:
             >>> from dldist.reshard import Shard, Sharding
@@ -129,14 +131,14 @@ class Sharding:
         return tuple(runs)
 
     def local_shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:
-        """The shape of the local array of a rank.
+        """Return the shape of a rank's local array.
 
         Args:
             shape: The shape of the global array.
-            rank: The number of the rank in the mesh.
+            rank: The rank's number in the mesh.
 
         Returns:
-            A tuple of as many lengths.
+            A tuple with one length per dimension.
 
         Example:
             >>> from dldist.reshard import Shard, Sharding
@@ -165,7 +167,7 @@ def _placement_of(one: Any) -> Placement:
         return one
     if hasattr(one, "split_factor") and hasattr(one, "dim"):
         return StridedShard(int(one.dim), int(one.split_factor))
-    # torch's placements say by methods what they are.
+    # torch's placements identify themselves through methods.
     if _answers_yes(one, "is_replicate"):
         return Replicate()
     if _answers_yes(one, "is_shard"):
@@ -181,14 +183,14 @@ def _answers_yes(placement: Any, question: str) -> bool:
 
 
 def chunk(length: int, count: int, index: int) -> tuple[int, int]:
-    """torch.chunk's rule: the first index and the length of part `index` of `count`."""
+    """Return the first index and the length of part `index` of `count`, by torch.chunk's rule."""
     step = -(-length // count)
     start = min(index * step, length)
     return start, min(step, length - start)
 
 
 def _cut(runs: Runs, count: int, index: int, split_factor: int) -> Runs:
-    """The share `index` of `count` of each of `split_factor` parts."""
+    """Return share `index` of `count` of each of `split_factor` parts."""
     total = sum(length for _, length in runs)
     shares: list[tuple[int, int]] = []
     for part in range(split_factor):
@@ -199,7 +201,7 @@ def _cut(runs: Runs, count: int, index: int, split_factor: int) -> Runs:
 
 
 def _slice(runs: Runs, start: int, length: int) -> list[tuple[int, int]]:
-    """Elements `start` to `start + length` of what the runs have, one after another."""
+    """Return elements `start` to `start + length` of the concatenated runs."""
     found, end = [], start + length
     for first, count in runs:
         begin, stop = max(start, 0), min(end, count)
@@ -210,7 +212,7 @@ def _slice(runs: Runs, start: int, length: int) -> list[tuple[int, int]]:
 
 
 def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same with neighbours made into one."""
+    """Merge adjacent runs."""
     joined: list[tuple[int, int]] = []
     for first, length in runs:
         if joined and sum(joined[-1]) == first:

@@ -1,15 +1,17 @@
-"""Which rank sends which box of its array to whom: a pure function of shapes, placements and hosts.
+"""Resharding plans: the boxes that each rank sends to each other rank, as a pure function of
+shapes, placements and hosts.
 
-Ranks of the source that have the same part of the array are a team. As every element is in the part of one team, the elements that
-a destination lacks are shared out within teams:
+Source ranks with the same part of the array form a team. Every element belongs to one team's part,
+so the elements that a destination lacks are divided within teams:
 
-- Every element that a destination rank needs and its own process does not have is sent once. Nothing can be less.
-- A team sends its elements in equal shares, cut along the longest side of a box. Where hosts are not told apart, a sender's load is
-  above its team's mean by at most one slab: the elements of a box that have one index in its longest side (two cuts of half a slab).
-- Members on the destination's host are taken before others, which may unbalance a team; what they share among them, and what is left
-  for all, is shared out by the same rule: to those with the least load first.
+- Each element that a destination needs and its process lacks is sent exactly once (the minimum).
+- A team's elements are sent in equal shares, cut along a box's longest side. If hosts are not
+  distinguished, a sender's load exceeds its team's mean by at most one slab: the elements of a box
+  with one index in the longest side (two cuts of half a slab).
+- Members on the destination's host are preferred, which may unbalance a team. Their share, and the
+  rest for all members, are divided by the same rule, least loaded first.
 
-The work and the size of a plan grow with the number of boxes, and not with that of elements.
+The cost and the size of a plan grow with the number of boxes, not of elements.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from dldist import _core
 from dldist._base.rank_lists import read_ranks
 from dldist.reshard.placements import Sharding
 
-Range: TypeAlias = tuple[int, int, int]  # the first index in the source's array, that in the destination's, the length
+Range: TypeAlias = tuple[int, int, int]  # source start, destination start, length
 
 CACHE_SIZE = 4096
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A box that one rank has and another needs, in both of their local arrays.
+    """A box that one rank has and another needs, in the coordinates of both local arrays.
 
     Example:
         >>> from dldist.reshard import Shard, Sharding, plan
@@ -50,7 +52,7 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -65,13 +67,13 @@ class Piece:
 
 
 def box(start: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
-    """The index of a box in an array."""
+    """Return the index of a box in an array."""
     return tuple(slice(first, first + length) for first, length in zip(start, shape))
 
 
 @dataclass(frozen=True)
 class ReshardPlan:
-    """What plan() gives: the pieces that fill the destinations' arrays, each element once.
+    """The result of plan(): pieces that fill the destinations' arrays, each element once.
 
     Example:
         >>> from dldist.reshard import Replicate, Shard, Sharding, plan
@@ -80,34 +82,34 @@ class ReshardPlan:
     """
 
     pieces: tuple[Piece, ...]
-    """Of one destination after another. The ranks are those that plan() was told."""
+    """Sorted by destination, with the ranks passed to plan()."""
 
     def between(self, source: int, destination: int) -> list[Piece]:
-        """What one rank sends another; what a rank copies itself where both are the same.
+        """Return the pieces that one rank sends to another, or copies if both are the same.
 
         Args:
-            source: Who has it.
-            destination: Who needs it.
+            source: The sending rank.
+            destination: The receiving rank.
 
         Returns:
-            The pieces, in an order that both know.
+            The pieces, in the same order on both ranks.
         """
         return [piece for piece in self.pieces if (piece.source, piece.destination) == (source, destination)]
 
     def sent_by(self, rank: int) -> int:
-        """How many elements a rank sends to others.
+        """Return the number of elements that a rank sends to other ranks.
 
         Args:
             rank: The rank of the source.
 
         Returns:
-            Their number, without what the rank copies itself.
+            The number of elements, without local copies.
         """
         return sum(piece.size for piece in self.pieces if piece.source == rank != piece.destination)
 
     @property
     def moved(self) -> int:
-        """How many elements are sent from one rank to another."""
+        """The number of elements sent between different ranks."""
         return sum(piece.size for piece in self.pieces if piece.source != piece.destination)
 
 
@@ -120,24 +122,25 @@ def plan(
     destination_ranks: Sequence[int] | None = None,
     hosts: Mapping[int, Hashable] | None = None,
 ) -> ReshardPlan:
-    """Which rank sends which box to whom, so that an array that lies one way comes to lie another way.
+    """Compute which boxes each source rank must send to each destination rank.
 
-    Plans are kept: the same question is answered at once.
+    Plans are cached.
 
     Args:
         shape: The shape of the global array.
-        source: How it lies.
-        destination: How it shall lie.
-        source_ranks: What the ranks of the source's mesh are called; from 0 on unless given.
-        destination_ranks: What those of the destination are called; numbers after the source's unless given. A rank that is in
-            both is one process, and sends itself nothing.
-        hosts: On which host a rank is, for those that are to be told apart; all are on one host unless given.
+        source: The sharding on the source.
+        destination: The sharding on the destination.
+        source_ranks: The ranks of the source's mesh. None counts from 0.
+        destination_ranks: The ranks of the destination's mesh. None counts on after the source's. A
+            rank in both is one process, which sends nothing to itself.
+        hosts: The host of each rank; ranks without an entry count as on one host.
 
     Returns:
         A ReshardPlan.
 
     Raises:
-        ValueError: There is not one rank for each place of a mesh, a rank is there twice, or a placement does not fit the shape.
+        ValueError: The number of ranks does not match a mesh, a rank appears twice, or a placement
+            does not match the shape.
 
     Example:
         >>> from dldist.reshard import Shard, Sharding, plan
@@ -175,7 +178,7 @@ def _plan(
     hosts = dict(zip((*source_ranks, *destination_ranks), places))
     parts = _Parts(shape, source, source_ranks)
     pieces: list[Piece] = []
-    wanted: dict[tuple[int, ...], list[Piece]] = defaultdict(list)  # what a team, which its first member stands for, has to send
+    wanted: dict[tuple[int, ...], list[Piece]] = defaultdict(list)  # by team: the pieces to send
     for number, rank in enumerate(destination_ranks):
         for team, piece in parts.that_fill(rank, destination.runs(shape, number)):
             if rank in team:
@@ -189,11 +192,11 @@ def _plan(
 
 
 class _Parts:
-    """Who has what of the global array."""
+    """The parts of the global array, and the team of each."""
 
     def __init__(self, shape: tuple[int, ...], sharding: Sharding, ranks: tuple[int, ...]) -> None:
         teams: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        self._numbers: list[dict[object, int]] = [{} for _ in shape]  # of the different parts of each dimension
+        self._numbers: list[dict[object, int]] = [{} for _ in shape]  # parts by dimension
         for number, rank in enumerate(ranks):
             runs = sharding.runs(shape, number)
             teams[tuple(known.setdefault(part, len(known)) for known, part in zip(self._numbers, runs))].append(rank)
@@ -201,7 +204,7 @@ class _Parts:
         self._runs = [sorted(_placed(known)) for known in self._numbers]
 
     def that_fill(self, rank: int, wanted: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tuple[tuple[int, ...], Piece]]:
-        """The boxes that make up the wanted ones, and the team that has each."""
+        """Yield the boxes that make up the wanted parts, each with its team."""
         ways = [list(self._overlaps(dim, runs)) for dim, runs in enumerate(wanted)]
         for choice in product(*ways):
             team = self._teams[tuple(part for part, _ in choice)]
@@ -222,7 +225,7 @@ class _Parts:
 
 
 def _placed(parts: Mapping[object, int]) -> Iterator[tuple[int, int, int, int]]:
-    """Each run of a dimension: first index, length, its place in the local array, the number of the part."""
+    """Yield each run of a dimension: first index, length, local offset, part number."""
     for runs, number in parts.items():
         local = 0
         for first, length in runs:  # type: ignore[attr-defined]
@@ -232,20 +235,20 @@ def _placed(parts: Mapping[object, int]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _shared_out(team: tuple[int, ...], asked: list[Piece], hosts: Mapping[int, Hashable]) -> list[Piece]:
-    """The boxes, cut and given to the members of a team that has them all."""
+    """Divide boxes that all members of a team have among the members."""
     loads = dict.fromkeys(team, 0)
     near: dict[tuple[int, ...], list[Piece]] = defaultdict(list)
     for piece in asked:
         neighbours = tuple(rank for rank in team if hosts[rank] == hosts[piece.destination])
         near[neighbours or team].append(piece)
     given: list[Piece] = []
-    for members in sorted(near, key=len):  # whoever has the least choice chooses first
+    for members in sorted(near, key=len):  # fewest choices first
         given.extend(_poured(near[members], members, loads))
     return given
 
 
 def _poured(pieces: list[Piece], members: tuple[int, ...], loads: dict[int, int]) -> Iterator[Piece]:
-    """The boxes one after another, given to the members up to the load that all of them shall have in the end."""
+    """Assign consecutive boxes to members, up to the load that all will have at the end."""
     ends = _fair_ends(sum(piece.size for piece in pieces), members, loads)
     done, index = 0, 0
     for piece in pieces:
@@ -263,7 +266,7 @@ def _poured(pieces: list[Piece], members: tuple[int, ...], loads: dict[int, int]
 
 
 def _fair_ends(total: int, members: tuple[int, ...], loads: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Up to which of `total` elements each member sends them, so that the highest load is as low as it can be."""
+    """Return up to which element each member sends, such that the highest load is minimal."""
     order = sorted(members, key=lambda rank: loads[rank])
     count, level = len(order), 0
     while count:
@@ -279,7 +282,7 @@ def _fair_ends(total: int, members: tuple[int, ...], loads: Mapping[int, int]) -
 
 
 def _cut(piece: Piece, size: int) -> tuple[Piece | None, Piece | None]:
-    """Two boxes, the first of about `size` elements."""
+    """Cut a box in two; the first has about `size` elements."""
     dim = max(range(len(piece.shape)), key=lambda d: piece.shape[d], default=None)
     if dim is None:
         return (None, piece) if size <= 0 else (piece, None)

@@ -1,4 +1,4 @@
-"""What all ranks of a link have said of themselves, and what follows from it on every rank alike."""
+"""The sides of a link, derived on every rank from the same exchanged descriptions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dldist.world import World
 
 
 class Sides:
-    """The sources, the destinations and their layouts. All ranks make it together.
+    """The sources, the destinations and their layouts. Construction is collective.
 
     Raises:
-        DistMismatchError: What they have said does not fit together; on all of them.
+        DistMismatchError: The descriptions of the ranks do not match. Raised on all ranks.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Sides:
         return [rank for rank, one in enumerate(self._said) if one[side] is not None]
 
     def _agreed(self, side: str, ranks: list[int]) -> Any:
-        """The layout of a side, None where it has no ranks."""
+        """Return the layout of a side, or None if it has no ranks."""
         if not ranks:
             return None
         first = self._said[ranks[0]][side]
@@ -63,14 +63,14 @@ class Sides:
         return layout
 
     def is_near(self, one: int, other: int) -> bool:
-        """Whether two ranks are on one host."""
+        """Return True if both ranks are on one host."""
         return bool(self._hosts[one] == self._hosts[other])
 
     def destination_shapes(self) -> dict[int, dict[str, tuple[int, ...]]]:
         return {rank: self.wanted.local_shapes(number) for number, rank in enumerate(self.destinations)}
 
     def streams(self, itemsizes: Mapping[str, int]) -> dict[tuple[int, int], streams.Stream]:
-        """What goes from whom to whom. Whoever needs nothing hears of new versions from the first source."""
+        """Return each pair's stream. The first source notifies destinations that need no data."""
         pieces: dict[tuple[int, int], dict[str, list[plans.Piece]]] = defaultdict(lambda: defaultdict(list))
         if not self.sources or not self.destinations:
             return {}

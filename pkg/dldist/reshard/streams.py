@@ -1,7 +1,9 @@
-"""What goes from one source to one destination: the boxes of all arrays, cut into blocks, by memory or by messages.
+"""Streams: the data from one source to one destination, as blocks of all arrays, sent through
+shared memory or messages.
 
-Both sides cut the same way, so that nothing but the blocks themselves has to be sent, and a byte for each that says whether it comes.
-Between hosts blocks travel in parcels, so that many small arrays need few messages.
+Both sides cut arrays into the same blocks, so only blocks and a flag byte per block (sent or not)
+are transferred. Between hosts, blocks are combined into parcels, so that many small arrays need few
+messages.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ PARCEL_NBYTES = 8 << 20
 
 
 class Block:
-    """A box of an array on both sides."""
+    """A box of an array, in the source's and the destination's coordinates."""
 
     __slots__ = ("name", "source", "destination", "nbytes")
 
@@ -30,12 +32,12 @@ class Block:
 
 
 class Stream:
-    """The blocks that one rank has for another.
+    """The blocks that one rank sends to another.
 
     Args:
-        pieces: By name what the source has for the destination.
-        itemsizes: By name the size of an element.
-        limit: How many bytes a block may have.
+        pieces: The pieces that the source sends, by array name.
+        itemsizes: The element size, by array name.
+        limit: The maximum size of a block in bytes.
     """
 
     def __init__(self, pieces: Mapping[str, Sequence[Piece]], itemsizes: Mapping[str, int], limit: int) -> None:
@@ -61,14 +63,14 @@ class Stream:
             yield Block(name, source, destination, nbytes)
 
     def copy(self, sources: Mapping[str, Any], destinations: Mapping[str, Any]) -> int:
-        """Copy whole boxes; returns how many bytes that were."""
+        """Copy all boxes; return the number of bytes."""
         for name, pieces in self.pieces.items():
             for piece in pieces:
                 copy_box(destinations[name], piece.destination_box, sources[name], piece.source_box)
         return self.nbytes
 
     def copy_blocks(self, sources: Mapping[str, Any], destinations: Mapping[str, Any], chosen: bytearray) -> int:
-        """Copy the chosen blocks; returns how many bytes they have."""
+        """Copy the chosen blocks; return the number of bytes."""
         moved = 0
         for block, is_chosen in zip(self.blocks, chosen):
             if is_chosen:
@@ -77,7 +79,7 @@ class Stream:
         return moved
 
     def parcels(self, chosen: bytearray) -> Iterator[list[Block]]:
-        """The chosen blocks, as they travel together."""
+        """Yield the chosen blocks, grouped into parcels."""
         parcel: list[Block] = []
         nbytes = 0
         for block, is_chosen in zip(self.blocks, chosen):
@@ -93,17 +95,17 @@ class Stream:
 
     @property
     def parcel_nbytes(self) -> int:
-        """How much the largest parcel has."""
+        """The size of the largest parcel in bytes."""
         return max((sum(block.nbytes for block in parcel) for parcel in self.parcels(bytearray(b"\1" * len(self.blocks)))), default=0)
 
 
 def view(array: Any, box: tuple[slice, ...]) -> Any:
-    """A part of an array; an array, too, where it has no dimensions."""
+    """Return a view of a box, an array even if it has no dimensions."""
     return array[(*box, ...)]
 
 
 def copy_box(destination: Any, destination_box: tuple[slice, ...], source: Any, source_box: tuple[slice, ...]) -> None:
-    """Copy a box of words; large ones without the GIL."""
+    """Copy a box of words. Large contiguous copies release the GIL."""
     to, what = view(destination, destination_box), view(source, source_box)
     if to.size and to.itemsize <= 8 and to.flags.c_contiguous and what.flags.c_contiguous:
         _core._copy_tensor(to, what)
@@ -112,7 +114,7 @@ def copy_box(destination: Any, destination_box: tuple[slice, ...], source: Any, 
 
 
 def pack(parcel: Sequence[Block], sources: Mapping[str, Any], staging: Any) -> Any:
-    """Put the blocks into memory one after another; returns the part of the memory that they take."""
+    """Copy blocks contiguously into `staging`; return the part that they fill."""
     at = 0
     for block in parcel:
         values = view(sources[block.name], block.source)
@@ -122,7 +124,7 @@ def pack(parcel: Sequence[Block], sources: Mapping[str, Any], staging: Any) -> A
 
 
 def unpack(parcel: Sequence[Block], staging: Any, destinations: Mapping[str, Any]) -> None:
-    """Take the blocks out again."""
+    """Copy blocks out of `staging`."""
     at = 0
     for block in parcel:
         values = view(destinations[block.name], block.destination)
@@ -132,14 +134,14 @@ def unpack(parcel: Sequence[Block], staging: Any, destinations: Mapping[str, Any
 
 @cache
 def _keys() -> bytes:
-    """Random for each process, and told to nobody: digests never leave the process."""
+    """Random per process and secret: digests never leave the process."""
     return os.urandom(DELTA_BLOCK_NBYTES)
 
 
 class Changes:
-    """Which blocks have changed since they were last written to a slot.
+    """Tracks which blocks have changed since they were last written to each slot.
 
-    Digests have 128 bits, and miss a change of a block with a probability of 2^-64 at most: csrc/kernels/digest.h.
+    128-bit digests miss a block's change with probability at most 2^-64: see csrc/kernels/digest.h.
     """
 
     def __init__(self) -> None:
@@ -147,7 +149,7 @@ class Changes:
         self._new: list[bytes] = []
 
     def choose(self, stream: Stream, sources: Mapping[str, Any], slot: int) -> bytearray:
-        """The blocks that have to be written, a byte each. Until note() says that they are, nothing is known of the slot."""
+        """Return a flag byte per block that must be written. The slot is unknown until note()."""
         import numpy
 
         keys = _keys()
@@ -161,5 +163,5 @@ class Changes:
         return bytearray(new != before for new, before in zip(self._new, old))
 
     def note(self, slot: int) -> None:
-        """What choose() has looked at is in the slot."""
+        """Record that the slot now holds the blocks passed to choose()."""
         self._known[slot] = self._new
