@@ -92,8 +92,7 @@ class Join:
 
     Raises:
         ValueError: `joinables` is empty, or the groups differ.
-        RuntimeError: A rank has left, and throw_on_early_termination is true. Also raised by
-            notify_join_context.
+        RuntimeError: A rank has left, and throw_on_early_termination is true.
 
     Example:
         >>> from dldist.algorithms.join import Join, Joinable, JoinHook

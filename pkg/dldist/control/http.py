@@ -249,8 +249,7 @@ def _call(name: str, request: ReceivedRequest) -> Answer:
 
 
 def _describe(error: BaseException) -> str:
-    """Format an exception like torch's server: the error, then its traceback, innermost frame
-    first."""
+    """Return the error and its traceback, innermost frame first, like torch's server."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if frame.filename != handlers.__file__]
     where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))
     try:

@@ -210,20 +210,17 @@ def serve(
 ) -> Server:
     """Answer requests about this process: `POST /handler/<name>` for every registered handler.
 
-    A Unix socket admits only the same user. Over TCP, requests must carry token() if there is a
-    secret.
+    A Unix socket admits only the same user. Over TCP, a job with a secret requires token().
 
     Args:
         path: The Unix socket to create with mode 0600, and to remove at the end. None: TCP.
         host: The address to listen on, for TCP.
         port: The TCP port; 0 chooses a free port, which is the server's `port`.
         secret: The job's secret. None is the environment's DLDIST_SECRET; "" is no secret.
-        anyone: True allows a non-loopback address without a secret: every client that reaches the
-            port can call every handler.
+        anyone: True allows a non-loopback address without a secret, so that anyone can connect.
 
     Returns:
-        The server, which is also a context manager. Keep a reference: the server ends when it is
-        garbage-collected.
+        The server, also a context manager. It ends when garbage-collected: keep a reference.
 
     Raises:
         RuntimeError: The path exists, or the path or host and port cannot be bound.

@@ -7,13 +7,11 @@
 
 Arrays may come from NumPy, PyTorch, JAX, CuPy or any other library with __dlpack__ and from_dlpack;
 array.array, bytes, bytearray and memoryview also work. `group` is a dldist.Group, a World or a
-group from new_group; None is the default world. Ranks are group ranks. `timeout` applies to this
-call and defaults to the group's.
+group from new_group; None is the default world. Ranks are group ranks. `timeout` is per call.
 
 With JAX arrays, all functions except all_gather_any and barrier also work inside jax.jit.
 all_reduce and reduce_scatter ("sum" and "avg"), scan ("sum"), all_gather, all_to_all, broadcast and
-permute have gradients, in JAX and in PyTorch. A gradient is taken of the sum over all ranks, so
-every rank must take part.
+permute have gradients, in JAX and in PyTorch: of the sum over all ranks, which must all take part.
 """
 
 from __future__ import annotations
@@ -99,8 +97,8 @@ def all_reduce(
     """Reduce the arrays of all ranks; every rank gets the result.
 
     Args:
-        op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or a dldist.ReduceOp. Only
-            "sum" and "avg" have gradients.
+        op: "sum", "avg" (both have gradients), "product", "min", "max", "band", "bor", "bxor", or a
+            dldist.ReduceOp.
 
     Returns:
         An array like x.

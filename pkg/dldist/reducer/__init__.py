@@ -9,8 +9,7 @@
         reducer.finish()
         update(parameters, reducer.gradients())
 
-Parameters and gradients are arrays of any library. With PyTorch parameters, a backward pass makes
-the calls. See docs/reducer.md.
+Parameters and gradients are arrays of any library. For PyTorch's, a backward pass makes the calls.
 """
 
 from __future__ import annotations
@@ -75,15 +74,13 @@ class Reducer(C10dNames):
     prepare_for_backward() makes the other calls, and stores the averages in the parameters' `grad`.
 
     Args:
-        params: Arrays, or objects with a shape and a dtype. Must match on all ranks, which is
-            checked.
+        params: Arrays, or objects with a shape and a dtype, which must match on all ranks.
         bucket_indices: The parameters of each bucket. By default, buckets are filled from the last
             parameter to the first, and rebuilt after the first pass in the order in which gradients
             were ready. Given buckets are rebuilt only with autograd.
         per_bucket_size_limits: The size limits of the given buckets, for the statistics.
         process_group: A World or Group, or a group of new_group; None is the default world.
-        expect_sparse_gradients: For each parameter, True if its gradient is sparse. Requires
-            autograd.
+        expect_sparse_gradients: By parameter: True if its gradient is sparse. Needs autograd.
         bucket_bytes_cap: The size at which a bucket is full.
         find_unused_parameters: True if parameters may have no gradient in a pass.
         gradient_as_bucket_view: True if gradients are written into gradient(index), without a copy.
@@ -174,8 +171,8 @@ class Reducer(C10dNames):
     def use_group(self, process_group: AnyGroup | None) -> None:
         """Continue with another group, like a new Reducer. All ranks of the group must take part.
 
-        Use this after ranks were lost. A pass in progress is dropped. If a hook's state is the old
-        group, it is replaced by the new one.
+        Use this after ranks were lost. Drops the current pass. If a hook's state is the old group,
+        it is replaced by the new one.
 
         Args:
             process_group: A World or Group, or a group of new_group; None is the default world.
@@ -259,8 +256,7 @@ class Reducer(C10dNames):
         """Copy one rank's parameters, or other tensors such as a model's buffers, to all ranks.
 
         Args:
-            tensors: The tensors to send on `src` and to overwrite elsewhere. None is the
-                parameters.
+            tensors: The tensors to send or overwrite. None is the parameters.
             src: The rank of the group that has the values.
             buffer_size: The number of bytes per broadcast.
 
@@ -342,8 +338,7 @@ class Reducer(C10dNames):
         Raises:
             RuntimeError: No pass has begun, or the parameter was already marked in this pass.
             IndexError: The parameter does not exist.
-            TypeError, ValueError: The gradient is not an array, or its shape differs from the
-                parameter's.
+            TypeError, ValueError: The gradient is not an array, or has another shape.
         """
         slot = self._slot_to_settle("mark_ready", index)
         if gradient is not None and gradient is not slot.view:
@@ -379,8 +374,8 @@ class Reducer(C10dNames):
             index: The parameter.
 
         Raises:
-            RuntimeError: find_unused_parameters is false, no pass has begun, or the parameter was
-                already marked in this pass.
+            RuntimeError: find_unused_parameters is false, no pass has begun, or it is already
+                marked.
         """
         slot = self._slot_to_settle("mark_unused", index)
         if not self._detects_unused:
@@ -509,12 +504,10 @@ class Reducer(C10dNames):
     def finish(self) -> None:
         """End the pass: wait until all buckets are reduced, and store the averages.
 
-        The averages are written to the arrays passed to mark_ready, if writable. gradients()
-        returns them.
+        The averages are in the arrays passed to mark_ready, if writable, and in gradients().
 
         Raises:
-            RuntimeError: Parameters have no gradient; the message names them. Mark them and call
-                this again, or call reset().
+            RuntimeError: Some parameters, named, have no gradient. Mark them and retry, or reset().
             DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As raised by
                 collectives. The pass has ended and the group is unusable; use_group() continues
                 with another.
@@ -672,8 +665,7 @@ class Reducer(C10dNames):
         broadcast_parameters(src=joined.last_rank) after the block.
 
         Args:
-            divide_by_initial_world_size: True averages over all ranks, False over the ranks with
-                gradients.
+            divide_by_initial_world_size: True averages over all ranks, False over active ranks.
         """
         self._join = joined = Join(divide_by_initial_world_size)
         try:
@@ -702,8 +694,7 @@ class Reducer(C10dNames):
     # ---- communication hooks
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
-        """Let hook(state, bucket) reduce full buckets. All ranks need the same hook. See
-        dldist.comm_hooks.
+        """Let hook(state, bucket) reduce full buckets, the same on all ranks. See comm_hooks.
 
         Args:
             state: The first argument of the hook.

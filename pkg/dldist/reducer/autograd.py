@@ -1,5 +1,4 @@
-"""Hooks in PyTorch's autograd: a backward pass passes gradients to a Reducer and receives the
-averages.
+"""Hooks in PyTorch's autograd, which pass gradients to a Reducer and receive the averages.
 
 The caller's parameters have imported torch, so torch is not imported when this module is loaded.
 """

@@ -6,8 +6,7 @@
     link = Link(world, destination=Layout({"w": ((8192, 4096), "bfloat16", [Shard(1)])}, mesh=2))
     # on two servers link.receive() torch.from_dlpack(link.arrays["w"])
 
-See docs/reshard.md for guarantees. plan(), a pure function, decides what each rank sends. Links
-need NumPy.
+See docs/reshard.md. plan(), a pure function, decides what each rank sends. Links need NumPy.
 """
 
 from dldist.reshard.layouts import ArraySpec, Layout

@@ -47,15 +47,13 @@ class Pushed:
 
 
 class Link:
-    """Transfers sharded arrays from a world's sources to its destinations. Construction is
-    collective.
+    """Transfers sharded arrays from sources to destinations. Construction is collective.
 
     Each rank passes its side's layout, or both. The ranks that pass `source` form the source's
     mesh, in rank order; the same holds for `destination`.
 
     Args:
-        world: The world of all sources and destinations. To connect two worlds, create a third of
-            both.
+        world: The world of all sources and destinations.
         source: The layout of the arrays on the sources; the same on all of them.
         destination: The layout of the arrays on the destinations; the same on all of them. Names,
             shapes and dtypes must match the source's.
@@ -66,8 +64,7 @@ class Link:
 
     Raises:
         ValueError: This rank passes no layout.
-        DistMismatchError: The layouts do not match. Raised on all ranks, with both sides in the
-            message.
+        DistMismatchError: The layouts do not match. Raised on all ranks; it names both sides.
         DistTimeoutError, DistPeerLostError: A rank did not join in time, or was lost.
 
     Example:
@@ -173,8 +170,8 @@ class Link:
 
         Raises:
             ValueError: The arrays do not match the layout, or the version is not new.
-            DistTimeoutError: Destinations did not request the version in time; the message names
-                them. The other destinations have it.
+            DistTimeoutError: Destinations, named, made no request in time. The others have the
+                version.
 
         Example:
             >>> from dldist.reshard import Layout, Link, Shard
@@ -235,8 +232,7 @@ class Link:
             The version.
 
         Raises:
-            DistTimeoutError, DistPeerLostError: As in push() and receive(). A lost destination is
-                an error here.
+            DistTimeoutError, DistPeerLostError: As in push() and receive(), or a lost destination.
         """
         if not self.is_source:
             return self.receive(timeout=timeout)

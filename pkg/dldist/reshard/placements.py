@@ -36,8 +36,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class StridedShard:
-    """Each of `split_factor` parts of a dimension is divided over the ranks, as in DTensor's
-    _StridedShard.
+    """Each of `split_factor` parts of a dimension is divided, as in DTensor's _StridedShard.
 
     Args:
         dim: The dimension of the array; negative numbers count from the end.

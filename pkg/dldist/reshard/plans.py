@@ -1,5 +1,4 @@
-"""Resharding plans: the boxes that each rank sends to each other rank, as a pure function of
-shapes, placements and hosts.
+"""Resharding plans: which boxes each rank sends; a pure function of shapes, placements and hosts.
 
 Source ranks with the same part of the array form a team. Every element belongs to one team's part,
 so the elements that a destination lacks are divided within teams:
@@ -139,8 +138,7 @@ def plan(
         A ReshardPlan.
 
     Raises:
-        ValueError: The number of ranks does not match a mesh, a rank appears twice, or a placement
-            does not match the shape.
+        ValueError: Ranks do not fit a mesh or repeat, or a placement does not fit the shape.
 
     Example:
         >>> from dldist.reshard import Shard, Sharding, plan

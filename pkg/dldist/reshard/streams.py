@@ -1,5 +1,4 @@
-"""Streams: the data from one source to one destination, as blocks of all arrays, sent through
-shared memory or messages.
+"""Streams: the blocks sent from one source to one destination, by shared memory or messages.
 
 Both sides cut arrays into the same blocks, so only blocks and a flag byte per block (sent or not)
 are transferred. Between hosts, blocks are combined into parcels, so that many small arrays need few

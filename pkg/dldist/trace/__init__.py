@@ -1,5 +1,4 @@
-"""Analyse the flight recorder dumps of all ranks: find ranks that are stuck and calls that
-disagree.
+"""Find stuck ranks and calls that disagree in the flight recorder dumps of all ranks.
 
     python -m dldist.trace FOLDER
 
@@ -61,8 +60,7 @@ class Analysis:
 
     @property
     def exit_status(self) -> int:
-        """0 if all calls match and completed, 1 if there is a problem, 2 if dumps are
-        unreadable."""
+        """0 if all calls match and completed, 1 for a problem, 2 if dumps are unreadable."""
         if any(verdict.kind != model.UNREADABLE for verdict in self.problems):
             return PROBLEM
         return UNREADABLE if self.unreadable or self.problems else ALL_WELL

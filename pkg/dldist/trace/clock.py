@@ -1,5 +1,4 @@
-"""Estimates clock differences between hosts from collectives that no rank leaves before all have
-entered.
+"""Estimates host clock differences from collectives that no rank leaves before all have entered.
 
 Two ranks that completed such a collective give a sample. They left it at about the same time, so
 the difference of their times is the difference of their clocks. A sample also gives a strict bound:
@@ -32,8 +31,7 @@ Sample = Mapping[int, Span]
 class Clocks:
     reference: int
     offsets: dict[int, int]
-    """Nanoseconds by which a rank's clock is ahead of the reference's; ranks not compared are
-    absent."""
+    """Nanoseconds that a rank's clock is ahead of the reference's; absent if not compared."""
     errors: dict[int, int]
     """The maximum errors of the offsets."""
 

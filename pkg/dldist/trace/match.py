@@ -11,8 +11,8 @@ from dldist.trace.model import Case, Group, Round, Verdict, about, capitalised, 
 from dldist.trace.read import Entry
 
 _MUCH_WORSE = 1.2
-"""A rank late for one collective is late for the next ones. The first is reported, a later one only
-if later by this factor."""
+"""A rank late for one collective is late for the next: report those only if later by this
+factor."""
 
 
 def analyse(case: Case, group: Group, slow_s: float) -> None:
@@ -58,8 +58,7 @@ def _is_absent(this: Round, rank: int) -> bool:
 
 
 def _ids_of(group: Group, rank: int) -> set[int]:
-    """Return the group's ids in a rank's status: from its own calls, else from other ranks'
-    calls."""
+    """Return the group's ids in a rank's status, from its own calls or else other ranks'."""
     some = [group.calls[rank]] if group.calls.get(rank) else list(group.calls.values())
     return {entry.group_id for calls in some for entries in calls.values() for entry in entries}
 

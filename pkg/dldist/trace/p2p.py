@@ -26,8 +26,7 @@ Pairs = dict[tuple[int, int], list[Entry]]
 
 
 def by_pair(group: Group) -> tuple[Pairs, Pairs, dict[int, list[Entry]]]:
-    """Return sends and receives by (source, target), in global ranks, and receives from any rank by
-    receiver."""
+    """Return sends and receives by (source, target), and any-source receives by target."""
     sends: Pairs = {}
     receives: Pairs = {}
     wild: dict[int, list[Entry]] = {}
@@ -55,8 +54,7 @@ class _Pair:
     target: int
 
     def verdicts(self, sends: list[Entry], receives: list[Entry], wild: list[Entry]) -> list[Verdict]:
-        """Compare messages. Removes from `wild`, the receives from any rank, those that took
-        one."""
+        """Compare messages, and remove matched receives from any rank from `wild`."""
         ends = [rank for rank in (self.source, self.target) if rank is not None]
         if any(rank not in self.case.dumps for rank in ends):
             return self.one_sided(ends, [entry for entry in [*sends, *receives] if not entry.is_ended])
