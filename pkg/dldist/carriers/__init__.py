@@ -1,7 +1,8 @@
 """Carriers: MPI, UCC or oneCCL as the library that moves a group's data. See docs/carriers.md.
 
 A group with a carrier is an ordinary World: dldist does rendezvous, compares calls, enforces
-timeouts and names the blamed rank. The library moves the data of the calls that it supports.
+timeouts and names the blamed rank. The library moves the data of the calls that it supports; dldist
+moves the rest.
 """
 
 from __future__ import annotations

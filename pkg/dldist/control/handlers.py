@@ -81,8 +81,6 @@ class Answer(Response):
         self.status = status
 
 
-# ---- registry
-
 _handlers: dict[str, tuple[Handler]] = {}
 """Every change is one atomic dict operation, so a fork cannot leave a lock held."""
 
@@ -92,9 +90,6 @@ def register_handler(name: str, handler: Handler) -> None:
 
     A handler runs on a thread of the server, concurrently with the program and other requests. If
     it raises an exception, the client receives status 500 with the error text.
-
-    A handler runs on a thread of the server's, beside the program and other requests. What it
-    raises goes to the client, with the status 500.
 
     Args:
         name: The path after /handler/ in the URL.

@@ -129,8 +129,6 @@ class Connection(BaseHTTPRequestHandler):
         self._send(self._answer(body))
         self._on_turn(True)
 
-    # ---- reading
-
     def _read_head(self) -> None:
         self.command = ""
         self.raw_requestline = self._reader.readline(LINE_BYTES + 1)
@@ -181,8 +179,6 @@ class Connection(BaseHTTPRequestHandler):
 
     def _is_form(self) -> bool:
         return (self.headers.get("Content-Type") or "").lower().startswith("application/x-www-form-urlencoded")
-
-    # ---- answering
 
     def _answer(self, body: bytes) -> Answer:
         target = self.path.partition("#")[0].encode("latin-1")

@@ -217,7 +217,8 @@ def serve(
         host: The address to listen on, for TCP.
         port: The TCP port; 0 chooses a free port, which is the server's `port`.
         secret: The job's secret. None is the environment's DLDIST_SECRET; "" is no secret.
-        anyone: True allows a non-loopback address without a secret, so that anyone can connect.
+        anyone: True allows a non-loopback address without a secret: every client that reaches the
+            port can call every handler.
 
     Returns:
         The server, also a context manager. It ends when garbage-collected: keep a reference.

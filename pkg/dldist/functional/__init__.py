@@ -11,7 +11,8 @@ group from new_group; None is the default world. Ranks are group ranks. `timeout
 
 With JAX arrays, all functions except all_gather_any and barrier also work inside jax.jit.
 all_reduce and reduce_scatter ("sum" and "avg"), scan ("sum"), all_gather, all_to_all, broadcast and
-permute have gradients, in JAX and in PyTorch: of the sum over all ranks, which must all take part.
+permute have gradients, in JAX and in PyTorch. Gradients are of the sum over all ranks, so every
+rank must take part.
 """
 
 from __future__ import annotations
@@ -85,9 +86,6 @@ def _by_parts(calls: Any, name: str, axis: int, whole: Any, sizes: list[int]) ->
     if axis == 0:
         return getattr(calls, f"{name}_single"), whole
     return getattr(calls, name), None if whole is None else arrays.pieces(whole, axis, sizes)
-
-
-# ---- reductions
 
 
 @completed(_ARGUMENTS)
@@ -297,9 +295,6 @@ def reduce_scatter(
     return form.run([x], start, [shape], again=again, transpose=transpose if _is_linear(op) else None)
 
 
-# ---- collections
-
-
 @_documented
 def all_gather(
     x: ArrayT,
@@ -438,9 +433,6 @@ def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
         if not isinstance(shape, tuple) or not all(type(extent) is int and extent >= 0 for extent in shape):
             raise _core.DistMismatchError(f"{form.name}(): rank {rank} sent what is no shape: {shape!r}")
     return shapes
-
-
-# ---- from one rank, and between all
 
 
 @_documented
@@ -662,9 +654,6 @@ def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
             raise ValueError(f"{form.name}(): argument 'pairs' has a source or a destination twice: {pair}")
         routes[source] = destination
     return routes
-
-
-# ---- messages
 
 
 @completed(_ARGUMENTS)

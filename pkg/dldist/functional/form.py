@@ -39,8 +39,6 @@ class Form:
         self.shapes: Sequence[tuple[int, ...]] | None = None
         self.transpose: Callable[..., list[Any]] | None = None
 
-    # ---- arguments
-
     def axis(self, axis: int, argument: str = "axis", new: int = 0) -> int:
         """Return a non-negative axis; `new` is how many more axes the result has than x."""
         count = len(self.shape) + new
@@ -72,8 +70,6 @@ class Form:
         if number is None or number not in range(self.size):
             raise ValueError(f"{self.name}(): argument '{argument}': invalid rank: {rank!r} is not in 0 to {self.size - 1}")
         return number
-
-    # ---- execution
 
     def run(
         self,

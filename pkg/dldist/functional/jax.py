@@ -97,9 +97,6 @@ def _lower_to_callback(ctx: Any, *operands: Any, form: Form) -> Any:
     return results
 
 
-# ---- on the CPU, without Python
-
-
 class _Program:
     """The program of one compiled call. The executable keeps it alive."""
 

@@ -166,8 +166,6 @@ class Reducer(C10dNames):
     def __repr__(self) -> str:
         return f"<dldist.Reducer: {len(self._slots)} parameters in {len(self._buckets)} buckets, rank {self._operations.rank}>"
 
-    # ---- the group
-
     def use_group(self, process_group: AnyGroup | None) -> None:
         """Continue with another group, like a new Reducer. All ranks of the group must take part.
 
@@ -248,8 +246,6 @@ class Reducer(C10dNames):
         self._operations.barrier(timeout=self._timeout)  # as in use_group
         self._has_rebuilt = True
 
-    # ---- parameters
-
     def broadcast_parameters(
         self, tensors: Sequence[Tensor] | None = None, src: int = 0, buffer_size: int = BROADCAST_BYTES
     ) -> list[Any]:
@@ -270,8 +266,6 @@ class Reducer(C10dNames):
         if any(parameter.is_template for parameter in parameters):
             raise ValueError("broadcast_parameters(): of parameters the reducer knows the shapes alone: pass the arrays")
         return broadcast(self._operations, parameters, buffer_size, src, self._timeout)
-
-    # ---- a pass
 
     def prepare_for_forward(self) -> None:
         """Record the start of a forward pass, for the statistics. Optional."""
@@ -507,7 +501,8 @@ class Reducer(C10dNames):
         The averages are in the arrays passed to mark_ready, if writable, and in gradients().
 
         Raises:
-            RuntimeError: Some parameters, named, have no gradient. Mark them and retry, or reset().
+            RuntimeError: Parameters have no gradient; the message names them. Mark them and call
+                this again, or call reset().
             DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As raised by
                 collectives. The pass has ended and the group is unusable; use_group() continues
                 with another.
@@ -654,8 +649,6 @@ class Reducer(C10dNames):
         finally:
             self._is_sync = before
 
-    # ---- uneven inputs
-
     @contextlib.contextmanager
     def join(self, divide_by_initial_world_size: bool = True) -> Iterator[Join]:
         """Allow different numbers of passes per rank, in this block.
@@ -691,10 +684,10 @@ class Reducer(C10dNames):
                 self._settle_unused(slot)
         self.finish()
 
-    # ---- communication hooks
-
     def register_comm_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
-        """Let hook(state, bucket) reduce full buckets, the same on all ranks. See comm_hooks.
+        """Let hook(state, bucket) reduce full buckets. All ranks must register the same hook.
+
+        dldist.comm_hooks has ready-made hooks.
 
         Args:
             state: The first argument of the hook.
@@ -722,8 +715,6 @@ class Reducer(C10dNames):
         if self._is_open:
             raise RuntimeError("register_comm_hook(): a pass is under way")
         self._hook, self._hook_state = hook, state
-
-    # ---- statistics
 
     def stats(self) -> dict[str, Any]:
         """Return statistics under the names of torch's Logger; times are in nanoseconds."""

@@ -71,8 +71,6 @@ class Autograd:
             handle.remove()
         self._handles = []
 
-    # ---- a pass
-
     def begin_pass(self, outputs: list[Any]) -> None:
         """Begin a pass after prepare_for_backward(). Parameters not behind `outputs` are unused."""
         self.has_begun = self._is_finish_queued = False

@@ -1,10 +1,11 @@
 """Move sharded arrays between ranks with different shardings, such as from trainers to servers.
 
     link = Link(world, source=Layout({"w": ((8192, 4096), "bfloat16", [Shard(0)])}, mesh=3))
-    # on three trainers link.push({"w": my_rows})
+    link.push({"w": my_rows})  # on three trainers
 
     link = Link(world, destination=Layout({"w": ((8192, 4096), "bfloat16", [Shard(1)])}, mesh=2))
-    # on two servers link.receive() torch.from_dlpack(link.arrays["w"])
+    link.receive()             # on two servers
+    torch.from_dlpack(link.arrays["w"])
 
 See docs/reshard.md. plan(), a pure function, decides what each rank sends. Links need NumPy.
 """

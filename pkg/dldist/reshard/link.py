@@ -53,7 +53,8 @@ class Link:
     mesh, in rank order; the same holds for `destination`.
 
     Args:
-        world: The world of all sources and destinations.
+        world: The world of all sources and destinations. To connect two worlds, create a third
+            that contains both.
         source: The layout of the arrays on the sources; the same on all of them.
         destination: The layout of the arrays on the destinations; the same on all of them. Names,
             shapes and dtypes must match the source's.
@@ -138,8 +139,6 @@ class Link:
             return self._layout.local_shapes(self._source_number)
         return {name: x.shape for name, x in self.arrays.items()}
 
-    # ---- what a destination sees
-
     @property
     def arrays(self) -> dict[str, _core.SharedArray]:
         """The destination's local arrays in the visible version, read-only. Views of them (by
@@ -150,8 +149,6 @@ class Link:
     def version(self) -> int:
         """The visible version; 0 before the first."""
         return self._version
-
-    # ---- public calls
 
     def push(self, arrays: Mapping[str, Tensor], version: int | None = None, *, timeout: Timeout | None = None) -> Pushed:
         """Push a new version. Blocks until every destination has requested and received it.
@@ -266,8 +263,6 @@ class Link:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # ---- pushing
-
     def _push(self, words: dict[str, Any], version: int, deadline: float) -> Pushed:
         self._begun = version  # set before a failure: some destinations may then have this version
         waiting = [one for one in self._outgoing if one.lost is None and one.version != version]
@@ -318,8 +313,6 @@ class Link:
             raise pushed.lost[0]
         return pushed.version
 
-    # ---- receiving
-
     def _next_slot(self) -> int:
         return (self._visible + 1) % self._slots
 
@@ -364,8 +357,6 @@ class Link:
                 "nothing is made visible; give the same on all sources"
             )
         self._arrived = newest
-
-    # ---- conversion and timeouts
 
     def _deadline(self, timeout: Timeout | None) -> float:
         return time.monotonic() + (self._timeout if timeout is None else _seconds(timeout))

@@ -153,8 +153,6 @@ def _parsed(data: Any, rank: int) -> Dump:
     return data if isinstance(data, Dump) else trace_read.parse(data, rank)
 
 
-# ---- command line
-
 _DESCRIPTION = """Reads the flight recorder dumps of all ranks, from dldist or from PyTorch (pickle or JSON), and says in
 plain words which rank is stuck where, and which calls disagree."""
 

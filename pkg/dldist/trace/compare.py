@@ -141,9 +141,6 @@ def _root_elements(entry: Entry) -> int:
     return sum(counts(entry.outputs if entry.op == "gather" else entry.inputs))
 
 
-# ---- order
-
-
 def key(entries: list[Entry]) -> tuple[Any, ...]:
     return tuple((entry.op, _size_key(entry), _dtypes_key(entry)) for entry in entries)
 
@@ -173,9 +170,6 @@ def _keys_from(calls: dict[int, list[Entry]], seq: int) -> list[tuple[Any, ...]]
         keys.append(key(calls[seq]))
         seq += 1
     return keys
-
-
-# ---- texts
 
 
 _HEADS = {

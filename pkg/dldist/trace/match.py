@@ -86,9 +86,6 @@ def late_ranks(this: Round, slow_s: float, needs_clocks: bool) -> tuple[list[int
     return sorted(rank for _, rank in arrivals[first_late:]), gap
 
 
-# ---- verdicts
-
-
 def _verdict(this: Round, kind: str, culprits: list[int], text: str, is_problem: bool = True) -> Verdict:
     lines = {}
     for rank in {*this.group.ranks, *this.calls}:

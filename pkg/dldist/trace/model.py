@@ -245,9 +245,6 @@ def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
     return samples
 
 
-# ---- texts
-
-
 def what(entries: list[Entry]) -> str:
     """Return the name of a call, without sizes."""
     names = list(dict.fromkeys(entry.op for entry in entries))

@@ -130,9 +130,6 @@ class Dump:
     """True if calls are missing: overwritten in the ring, or only unfinished ones were dumped."""
 
 
-# ---- files
-
-
 def find(folder: str, prefix: str | None = None) -> dict[int, str]:
     """Return the dump files in a folder, by rank."""
     try:
@@ -216,9 +213,6 @@ def _load(data: bytes, source: str) -> Any:
     except Exception as error:  # arbitrary bytes can raise any exception
         text = str(error) or type(error).__name__
         raise DumpError(f"{source}: not a whole {kind}: {text[:200]}") from None
-
-
-# ---- fields
 
 
 def _counted(count: int, noun: str) -> str:
