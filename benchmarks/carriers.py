@@ -1,24 +1,30 @@
 #!/usr/bin/env python3
-"""What dldist adds to the library that carries a group: all_reduces by the bare library, by dldist with it, and by dldist alone.
+"""Overhead of dldist over a carrier library: all_reduces by the library, by dldist with the library
+as carrier, and by dldist itself.
 
     python benchmarks/carriers.py --carrier mpi --mpirun mpirun.mpich -n 2
-    python benchmarks/carriers.py --carrier mpi --mpirun "mpirun.openmpi --allow-run-as-root --oversubscribe" -n 4
+    python benchmarks/carriers.py --carrier mpi -n 4 \\
+        --mpirun "mpirun.openmpi --allow-run-as-root --oversubscribe"
     python benchmarks/carriers.py --carrier ucc -n 2
 
-DLDIST_MPI_LIBRARY and DLDIST_UCC_LIBRARY choose the library, as they do everywhere. The bare library is called from C (carriers_bare.c,
-which is built at run time), dldist from Python. All ways run in the same processes and take turns, a block of calls each, in every
-round, so that whatever else the machine does happens to all of them. The time of a block is that of its slowest rank.
+DLDIST_MPI_LIBRARY and DLDIST_UCC_LIBRARY choose the library, as usual. The bare library is called
+from C (carriers_bare.c, compiled at run time), dldist from Python. All variants run in the same
+processes and alternate in blocks of calls in every round, so that disturbances affect all of them.
+The time of a block is the slowest rank's.
 
-The Markdown table has microseconds a call, as the median and the 90th and 99th percentiles of the blocks:
+The Markdown table has microseconds per call: the median and the 90th and 99th percentiles of the
+blocks:
 
 - bare: MPI_Allreduce, which waits in the library. UCC has no such call.
-- start and test: MPI_Iallreduce and MPI_Test until it is done; of UCC, init, post and progress until it is done. dldist's
-  carriers call these.
+- start and test: MPI_Iallreduce, then MPI_Test until done; for UCC, init, post, then progress until
+  done. dldist's carriers use these calls.
 - call, plan: world.all_reduce(x) and plan() with the carrier.
 - own call, own plan: the same without a carrier.
-- call over bare, call over start and test, plan over start and test: medians of the differences of a round.
+- call over bare, call over start and test, plan over start and test: medians of the differences
+  within a round.
 
-More ranks than cores wait for one another's turns, and so does everything else: some libraries take milliseconds a call then.
+With more ranks than cores, ranks wait for each other's time slices: some libraries then take
+milliseconds per call.
 """
 
 from __future__ import annotations
@@ -46,7 +52,7 @@ WAYS = ("bare", "start and test", "call", "plan", "own call", "own plan")
 LIMIT_S = 600
 
 Way = Callable[[int], float]
-"""Makes so many calls, and says how many seconds they took."""
+"""Makes the given number of calls, and returns the seconds that they took."""
 
 
 def bytes_of(text: str) -> int:
@@ -64,7 +70,8 @@ def words_of(nbytes: int) -> str:
 
 
 def build(folder: str) -> str:
-    """carriers_bare.c as a library; the system's compiler needs nothing but the headers of this repository."""
+    """Compile carriers_bare.c into a shared library; needs only a compiler and this repository's
+    headers."""
     path = os.path.join(folder, "carriers_bare.so")
     compiler = shlex.split(os.environ.get("CC", "cc"))
     options = ["-std=gnu11", "-O2", "-fPIC", "-shared", f"-I{HERE.parent / 'csrc'}", "-o", path]
@@ -77,7 +84,7 @@ def address_of(function: Any) -> int:
 
 
 class Mpi(ctypes.Structure):
-    """bare_mpi of carriers_bare.c: handles are machine words, as in csrc/mpi/mpi_api.h."""
+    """bare_mpi in carriers_bare.c: handles are machine words, as in csrc/mpi/mpi_api.h."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -88,7 +95,7 @@ class Mpi(ctypes.Structure):
 STANDARD = {"comm": 0x101, "float32": 0x210, "float64": 0x214, "op": 0x21, "in_place": 1, "status_ignore": 0}
 MPICH = {"comm": 0x44000000, "float32": 0x4C00040A, "float64": 0x4C00080B, "op": 0x58000003, "in_place": 2**64 - 1, "status_ignore": 1}
 OPEN_MPI = {"comm": "comm_world", "float32": "float", "float64": "double", "op": "op_sum"}
-"""The ends of the names of variables, whose addresses are the handles."""
+"""Suffixes of the names of variables; the variables' addresses are the handles."""
 
 
 def bare_mpi(library: ctypes.CDLL, info: dict[str, str], dtype: str) -> Mpi:
@@ -124,7 +131,7 @@ CHECK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class Oob(ctypes.Structure):
-    """ucc_oob_coll: the all_gather that UCC meets by."""
+    """ucc_oob_coll: the all_gather that UCC uses for rendezvous."""
 
     _fields_ = [
         ("allgather", GATHER), ("req_test", CHECK), ("req_free", CHECK), ("info", ctypes.c_void_p), ("size", ctypes.c_uint32),
@@ -133,7 +140,7 @@ class Oob(ctypes.Structure):
 
 
 class Ucc:
-    """A team of UCC's of all ranks, which meet by a group of dldist's. It ends with the process."""
+    """A UCC team of all ranks, created through a dldist group. It is freed at exit."""
 
     NUMBERS = {"float32": 11, "float64": 12}
 
@@ -157,7 +164,7 @@ class Ucc:
         own = (ctypes.c_uint8 * nbytes).from_address(source)
         everyones = (ctypes.c_uint8 * (nbytes * self.group.size)).from_address(target)
         self.group.all_gather_single(everyones, own)
-        request[0] = 1  # UCC takes NULL for a failure
+        request[0] = 1  # UCC treats NULL as a failure
         return 0
 
     def ways(self, dtype: str, tensor: array[float]) -> dict[str, Way]:
@@ -193,11 +200,11 @@ def repeated_all_reduce(group: Any, tensor: array[float]) -> Way:
 
 
 def calibrate(group: Any, way: Way, block_ms: float) -> int:
-    """How many calls make a block: the same on all ranks."""
+    """Return the number of calls per block, the same on all ranks."""
     ncalls = 1
     while True:
         group.barrier()
-        took = array("d", [min(way(ncalls) for _ in range(3))])  # the first calls of a size make connections and buffers
+        took = array("d", [min(way(ncalls) for _ in range(3))])  # the first calls allocate
         group.all_reduce(took, "max")
         if took[0] >= block_ms * 1e-3 / 4:
             return max(1, int(ncalls * block_ms * 1e-3 / took[0]))
@@ -205,7 +212,7 @@ def calibrate(group: Any, way: Way, block_ms: float) -> int:
 
 
 def measure(group: Any, ways: dict[str, Way], rounds: int, block_ms: float) -> dict[str, list[float]]:
-    """Microseconds a call of each block, of the slowest rank."""
+    """Return microseconds per call for each block, on the slowest rank."""
     counts = {name: calibrate(group, way, block_ms) for name, way in ways.items()}
     times = {name: array("d") for name in ways}
     for _ in range(rounds):
@@ -221,7 +228,7 @@ def measure(group: Any, ways: dict[str, Way], rounds: int, block_ms: float) -> d
 
 
 def run_rank(options: argparse.Namespace) -> None:
-    """Rank 0 writes what it has measured to the results, as JSON: one line for each size."""
+    """Run one rank. Rank 0 writes the results as JSON, one line per size."""
     import dldist
     from dldist import carriers
 
@@ -233,11 +240,11 @@ def run_rank(options: argparse.Namespace) -> None:
     own = dldist.Group(dldist.FileStore(f"{folder}/own"), world.rank, world.size, timeout=LIMIT_S)
     info = carriers.info(options.carrier)
     bare = ctypes.CDLL(os.path.join(folder, "carriers_bare.so"))
-    library = ctypes.CDLL(info["path"], mode=os.RTLD_NOLOAD | os.RTLD_NOW)  # the one that dldist has loaded
+    library = ctypes.CDLL(info["path"], mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     ucc = Ucc(bare, library, own) if options.carrier == "ucc" else None
     for nbytes in map(bytes_of, options.sizes.split(",")):
         code = CODES[options.dtype]
-        tensor = array(code, [0]) * (nbytes // array(code).itemsize)  # zeros stay zeros, however often they are added
+        tensor = array(code, [0]) * (nbytes // array(code).itemsize)  # sums of zeros stay zero
         ways = ucc.ways(options.dtype, tensor) if ucc else ways_of_mpi(bare, library, info, options.dtype, tensor)
         ways |= {
             "call": repeated_all_reduce(world, tensor), "plan": repeated(world.plan_all_reduce(tensor)),
@@ -252,7 +259,7 @@ def run_rank(options: argparse.Namespace) -> None:
     world.close()
 
 
-# ---- all of them
+# ---- driver
 
 
 def percentile(times: list[float], percent: int) -> float:
@@ -276,7 +283,7 @@ def run_ranks(options: argparse.Namespace) -> list[dict[str, Any]]:
                 raise SystemExit("a process has failed")
         finally:
             for process in started:
-                process.terminate()  # the others wait for one that has failed
+                process.terminate()  # the remaining ranks wait for the failed one
         return [json.loads(line) for line in Path(folder, "results").read_text(encoding="utf-8").splitlines()]
 
 

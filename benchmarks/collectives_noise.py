@@ -1,4 +1,4 @@
-"""Other programs beside benchmarks/collectives.py: peers/noise.c, which says what kinds there are."""
+"""Background load for benchmarks/collectives.py: peers/noise.c, which lists the kinds."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ KINDS = (QUIET, "1of10", "4of20", "short-lived", "busy1", "busy2", "busy4")
 
 @contextlib.contextmanager
 def noise(place, kind):
-    """The machine is that loud inside. The programs end with the block, and with this process however that ends: they
-    see it by the pipe that closes then, each of their own processes by its parent."""
+    """Run the load during the block. Its programs also exit if this process ends, as their pipe
+    closes."""
     if kind == QUIET:
         yield
         return

@@ -1,4 +1,4 @@
-"""What benchmarks/collectives.py says of its rounds: the figures of a case, the table, the report."""
+"""Output of benchmarks/collectives.py: statistics of a case, the table, and the report."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from collectives_teams import is_python
 PLAN = "dldist-plan"
 
 
-# -- the figures of a case ----------------------------------------------------------------------------------------
+# -- statistics of a case --------------------------------------------------------------------------
 
 
 def percentile(ordered, fraction):
@@ -19,7 +19,7 @@ def percentile(ordered, fraction):
 
 
 def figures(entrant, rounds):
-    """Of some of the rounds of an entrant, by their numbers."""
+    """Return the statistics of an entrant over the rounds with these numbers."""
     ordered = sorted(us for number in rounds for us in entrant.batches_us[number])
     return {
         "time_us": statistics.median(entrant.rounds_us[number] for number in rounds),
@@ -31,7 +31,7 @@ def figures(entrant, rounds):
 
 
 def ratios(entrant, base, rounds):
-    """How many times the base's time: the median over the rounds, the least and the most."""
+    """Return the median, least and greatest ratio to the base's time over the rounds."""
     values = [entrant.rounds_us[number] / base.rounds_us[number] for number in rounds] if base else []
     return {
         "ratio": statistics.median(values) if values else None,
@@ -41,7 +41,7 @@ def ratios(entrant, base, rounds):
 
 
 def summarise(entrants, case, labels, base_name):
-    """{peer: its row}. A row has the figures of all rounds, and of those of each placement by themselves."""
+    """Return {peer: row}, with statistics of all rounds and of each placement's rounds."""
     named = {entrant.name: entrant for entrant in entrants}
     base, plan = named.get(base_name), named.get(PLAN)
     every = range(len(labels))
@@ -66,7 +66,7 @@ def summarise(entrants, case, labels, base_name):
     return rows
 
 
-# -- the table ----------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 def format_size(nbytes):
@@ -100,7 +100,7 @@ def print_row(head, name, row, args, host):
 
 
 def print_case(case, result, args):
-    """A line for each peer; where the host moved the CPUs meanwhile, one more for each placement."""
+    """Print a line per peer, and one per placement if the placement changed between rounds."""
     size = "-" if case.op == "barrier" else format_size(case.nbytes)
     head = f"{case.op:<14} {case.dtype:<8} {size:>8}"
     for name, row in result["peers"].items():
@@ -113,7 +113,7 @@ def print_case(case, result, args):
     sys.stdout.flush()
 
 
-# -- the report ---------------------------------------------------------------------------------------------------
+# -- the report ------------------------------------------------------------------------------------
 
 
 def cpu_model():
@@ -146,7 +146,7 @@ def describe(args, versions, results):
 
 
 def write_report(report, path):
-    """In one go: whoever reads it, or ends us, finds what was measured up to the last case."""
+    """Replace the report atomically, so that an interrupted run leaves all completed cases."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)

@@ -1,7 +1,9 @@
-"""Draws a report of benchmarks/collectives.py: time of a call by size, a panel for each operation, type and world. Needs matplotlib.
+"""Plot a report of benchmarks/collectives.py: time per call by size, one panel per operation, dtype
+and number of ranks. Needs matplotlib.
 
     python benchmarks/collectives_plot.py REPORT.json FILE.svg          # or .png, .pdf
-    python benchmarks/collectives_plot.py REPORT.json FILE.svg --ops all_reduce --peers dldist,gloo,openmpi5
+    python benchmarks/collectives_plot.py REPORT.json FILE.svg --ops all_reduce \\
+        --peers dldist,gloo,openmpi5
 """
 
 import argparse
@@ -26,7 +28,8 @@ PANEL_INCHES = (6.0, 4.0)
 
 
 def panels(report, ops=None, peers=None):
-    """{title: {peer: [(bytes, microseconds)]}} of the operations and peers that are wanted; without a size there is no panel."""
+    """Return {title: {peer: [(bytes, microseconds)]}}, filtered. Cases without a size are
+    skipped."""
     found = {}
     for result in report["results"]:
         if result["nbytes"] == 0 or (ops and result["op"] not in ops):
@@ -66,15 +69,15 @@ def draw(axis, title, lines):
     axis.yaxis.set_major_formatter(time_text)
     axis.set_title(title, fontsize=11)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=9, loc="lower right")  # times grow with sizes: nothing is there
+    axis.legend(fontsize=9, loc="lower right")  # times grow with sizes, so this corner is empty
 
 
 def plot(report, path, ops=None, peers=None):
-    """Writes the drawing, in the format that the ending of the path names."""
+    """Write the plot in the format of the path's extension."""
     import matplotlib
 
     matplotlib.use("Agg")
-    # The same report gives the same file, in which text is text.
+    # Deterministic output, with text as text.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "dldist", "font.family": "sans-serif"})
     from matplotlib import pyplot
 

@@ -1,9 +1,10 @@
-"""A report of benchmarks/collectives.py as tables of Markdown: a row for each case, a column for each peer.
+"""Print a report of benchmarks/collectives.py as Markdown tables: a row per case, a column per
+peer.
 
     python benchmarks/collectives_tables.py REPORT.json [--peers dldist,openmpi5] [--field time_us]
 
-Cells are microseconds, and in brackets how many times the time of what the peer compares with: `dldist` for Python, its
-plan, where there is one, for what is called from C.
+Cells have microseconds, and in parentheses the ratio to `dldist` for Python peers; for peers called
+from C, the ratio to dldist's plan, if any.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""What dldist wants to reach, and whether a report of benchmarks/collectives.py says that it does.
+"""Performance targets of dldist, compared with a report of benchmarks/collectives.py.
 
     python benchmarks/collectives_targets.py REPORT.json
 
-Every target is a median, over paired rounds, of (peer's time / dldist's time), and the least it should be.
+Each target is a minimum for the median, over paired rounds, of (peer's time / dldist's time).
 """
 
 import json
@@ -11,8 +11,8 @@ import sys
 
 KIB, MIB = 1 << 10, 1 << 20
 
-# all_reduce of float32 by 2 ranks of one host: size, whose time, by whose time, at least.
-# Below 64 KiB the MPIs' bound is "at most twice mpi4py's buffer call".
+# float32 all_reduce by 2 ranks on one host: size, peer, base, minimum ratio. Below 64 KiB, the
+# target for MPIs is "at most twice mpi4py's buffer call".
 ALL_REDUCE = (
     [(size, "gloo", "dldist", 50) for size in (8, KIB)]
     + [(size, "mpi4py", "dldist", 0.5) for size in (8, KIB)]
@@ -40,8 +40,8 @@ LATENCY_MOST_BYTES = 64
 
 
 def ratio(result, peer, base):
-    """The median of paired rounds, or None. `peer` may be several: the fastest in each round counts. Wrong results
-    have no time."""
+    """Return the median over paired rounds, or None. `peer` may be several names: the fastest in
+    each round counts. Wrong results are skipped."""
     rounds = {name: row["rounds_us"] for name, row in result["peers"].items() if row["check"] == "ok"}
     rows = [rounds[name] for name in ([peer] if isinstance(peer, str) else peer) if name in rounds]
     if not rows or base not in rounds:
@@ -56,7 +56,7 @@ def size_name(nbytes):
 
 
 def all_reduce_targets(results):
-    """(what, ratio or None, least) of the table above."""
+    """Yield (description, ratio or None, minimum) for the table above."""
     found = {
         result["nbytes"]: result
         for result in results

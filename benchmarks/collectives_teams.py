@@ -1,7 +1,9 @@
-"""The processes that benchmarks/collectives.py measures: how each library is started, commanded and ended.
+"""The processes measured by benchmarks/collectives.py: how to start, command and end each library's
+ranks.
 
-A team is the rank processes of one library. They stay for the whole run, each at its own Unix socket connection, and
-sleep in a read while another team works. A peer is a name in the results: a team and the memory its buffers are in.
+A team is the rank processes of one library. They live for the whole run, each connected by a Unix
+socket, and sleep in a read while another team works. A peer is a name in the results: a team, and
+the memory of its buffers.
 """
 
 import contextlib
@@ -25,19 +27,20 @@ STOP_TIMEOUT_S = 10
 
 
 class TeamFailure(Exception):
-    """A rank died, answered with an error, or did not answer in time."""
+    """A rank exited, reported an error, or did not answer in time."""
 
 
 class NotOffered(Exception):
-    """The library has no such operation."""
+    """The library does not support the operation."""
 
 
-# -- how libraries are started ------------------------------------------------------------------------------------
+# -- starting libraries ----------------------------------------------------------------------------
 
 
 @dataclass
 class Place:
-    """Where the teams run: the number of ranks, a directory for sockets and logs, and hosts where there are several."""
+    """The environment of the teams: number of ranks, folder for sockets and logs, and hosts if
+    several."""
 
     nranks: int
     folder: str
@@ -64,11 +67,11 @@ class Place:
         return environment
 
     def prefix(self, rank):
-        """What goes before a command to run it on the host of the rank: ranks fill the hosts in order."""
+        """Return the command prefix for the rank's host; ranks fill the hosts in order."""
         return self.hosts.prefix(rank * self.hosts.count // self.nranks) if self.hosts else []
 
     def compile(self, name, sources, compiler=("cc",), links=()):
-        """The path of a compiled C program; compiled once."""
+        """Return the path of a C program, compiled on first use."""
         program = os.path.join(self.folder, name)
         if program not in self.programs:
             if shutil.which(compiler[0]) is None:
@@ -83,7 +86,7 @@ class Place:
 
 
 def start_python(place, name, library, folder=None):
-    """[(command, environment)] of ranks that are Python processes of this interpreter; packages of the folder come first."""
+    """Return [(command, environment)] of Python ranks; packages in the folder take precedence."""
     import importlib.util
 
     module = {"gloo": "torch"}.get(library, library)
@@ -102,7 +105,7 @@ def start_python(place, name, library, folder=None):
 
 
 def start_mpi(place, name, mpi_name, is_best=False):
-    """A C program on the MPI; mpirun starts the ranks."""
+    """Return the command of a C program on the MPI; mpirun starts the ranks."""
     mpi = Mpi(mpi_name, place.mpi_folder)
     compiler, links = mpi.compiler()
     program = place.compile(f"rank_{mpi_name}", ["mpi_rank.c", "rank.c"], compiler, links)
@@ -111,7 +114,7 @@ def start_mpi(place, name, mpi_name, is_best=False):
 
 
 def start_mpi4py(place, name, mpi_name=None, is_best=False):
-    """Python ranks on the MPI."""
+    """Return the command of Python ranks on the MPI."""
     mpi = Mpi(mpi_name, place.mpi_folder) if mpi_name else any_openmpi(place.mpi_folder)
     python, environment = find_mpi4py(mpi, place.mpi_python)
     ranks = [python, RANK_PY, "mpi4py", socket_path(place, name), "0", "0", mpi.kind.says]
@@ -146,13 +149,14 @@ for _mpi in KINDS:
     if KINDS[_mpi].best:
         TEAMS[f"{_mpi}-best"] = lambda place, name, mpi=_mpi: start_mpi(place, name, mpi, is_best=True)
 
-# A peer's team, and what of it is called: the memory of its buffers, or plans.
+# The team of each peer, and its variant: the memory of its buffers, or plans.
 PEERS = {name: (name, "private") for name in TEAMS}
 PEERS |= {"dldist-arena": ("dldist", "arena"), "dldist-plan": ("dldist", "plan")}
 
 
 def add_build(name, folder):
-    """Another build of dldist, from the folder that has its package: peers dldist-NAME, dldist-NAME-arena and -plan."""
+    """Add the peers dldist-NAME, dldist-NAME-arena and dldist-NAME-plan, for a build in the
+    folder."""
     if not os.path.isdir(os.path.join(folder, "dldist")):
         raise Unavailable(f"there is no package dldist in {folder}")
     team = f"dldist-{name}"
@@ -161,7 +165,7 @@ def add_build(name, folder):
 
 
 def is_python(peer):
-    """Whether its whole Python call is timed; else a call from C (which is what a plan is closest to)."""
+    """Return True if the whole Python call is timed, False for calls from C and for plans."""
     return PEERS[peer][1] != "plan" and peer.split("-")[0] in ("dldist", "gloo", "mpi4py")
 
 
@@ -169,11 +173,11 @@ def socket_path(place, name):
     return os.path.join(place.folder, f"{name}.socket")
 
 
-# -- processes ----------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 class Rank:
-    """The driver's end of a connection to a rank."""
+    """The driver's connection to a rank."""
 
     def __init__(self, connection):
         self.connection, self.buffer = connection, b""
@@ -184,7 +188,7 @@ class Rank:
         self.process = os.pidfd_open(int(pid))
 
     def read_some(self):
-        """A line when it is complete, else None."""
+        """Return a line if it is complete, else None."""
         data = self.connection.recv(1 << 16)
         if not data:
             raise TeamFailure(f"rank {getattr(self, 'number', '?')} ended")
@@ -262,7 +266,7 @@ class Team:
         return self.ranks[0].version
 
     def ask(self, message, timeout):
-        """Says the same to all ranks; their answers, in the order of ranks."""
+        """Send a message to all ranks; return their answers in rank order."""
         data = f"{message}\n".encode()
         answers = {}
         try:
@@ -292,7 +296,7 @@ class Team:
                     answers[rank] = line
 
     def close(self, is_orderly=True):
-        """Ranks end when their connection does; who does not is killed, by its pid."""
+        """Close the connections, which ends the ranks, and kill the remaining processes by pid."""
         if not is_orderly:
             for rank in self.ranks:
                 rank.kill()
@@ -308,7 +312,7 @@ class Team:
 
 
 def end_process(process, deadline):
-    """mpirun passes on SIGTERM to its ranks, so that comes before SIGKILL."""
+    """End a process with SIGTERM before SIGKILL, as mpirun forwards SIGTERM to its ranks."""
     for act in (lambda: None, process.terminate, process.kill):
         act()
         try:
@@ -319,9 +323,9 @@ def end_process(process, deadline):
 
 
 class Probe:
-    """Tells how far apart the first two CPUs are at the moment; see peers/placement.c. ? is unknown."""
+    """Measures the distance between the first two CPUs; see peers/placement.c. "?" is unknown."""
 
-    # Round trips of a cache line, in nanoseconds: of cores behind one last-level cache, of others, of nobody knows what.
+    # Nanoseconds per round trip of a cache line: shared last-level cache, farther, unknown.
     LABELS = ((230, "L"), (5000, "X"), (float("inf"), "?"))
 
     def __init__(self, place):

@@ -1,9 +1,11 @@
-"""What encryption costs between two hosts: an all_reduce and the making of a world, encrypted and plain, in turns.
+"""Cost of encryption between two hosts: an all_reduce and the creation of a world, encrypted and
+plain, alternating.
 
     python benchmarks/encryption.py [--mib 16] [--rounds 30] [--worlds 20] [--json FILE]
 
-The hosts are two network namespaces of this machine (root only). Each way has a pair of ranks of its own, on one core each, that live as long as
-the script; one pair works while the other sleeps. What is compared are the two medians of a round that follow each other.
+The hosts are two network namespaces on this machine (root only). Each variant has a pair of ranks,
+pinned to one core each, which live as long as the script; one pair works while the other sleeps.
+The result compares the consecutive medians of a round.
 """
 
 import argparse
@@ -20,7 +22,8 @@ PLACES = (("encrypted", "on"), ("plain", "off"))
 
 
 def rank_main(rank, address, nbytes):
-    """A rank, told by lines what to do: `run N`, `worlds N`, `end`; answers with a line of JSON."""
+    """Run a rank: read the commands `run N`, `worlds N` and `end`, and answer with a line of
+    JSON."""
     import array
 
     import dldist
@@ -54,7 +57,7 @@ def rank_main(rank, address, nbytes):
 
 
 def make_world(address, port, rank, number):
-    """In a process that has nothing yet: a forked child, which connects to the store, meets and sends something."""
+    """Create a world in a forked child without connections: connect, rendezvous, send a message."""
     import dldist
 
     reading, writing = os.pipe()
@@ -75,7 +78,7 @@ def make_world(address, port, rank, number):
 
 
 class Pair:
-    """Two ranks, one a host."""
+    """Two ranks, one per host."""
 
     def __init__(self, hosts, encryption, nbytes):
         env = {**os.environ, "DLDIST_SECRET": "a secret of the benchmark", "DLDIST_ENCRYPTION": encryption}
@@ -90,7 +93,7 @@ class Pair:
         self.ranks[rank].stdin.flush()
 
     def ask(self, line):
-        """The longer of both ranks' times, for each."""
+        """Send a command to both ranks; return the longer time of each measurement."""
         for rank in range(2):
             self.tell(rank, line)
         return [max(both) for both in zip(*(json.loads(one.stdout.readline()) for one in self.ranks), strict=True)]
@@ -103,7 +106,7 @@ class Pair:
 
 
 def compare(pairs, rounds, request):
-    """The median of each round by name, after one that does not count."""
+    """Return the median of each round by name, without the first round."""
     medians = {name: [] for name, _ in PLACES}
     for number in range(rounds + 1):
         for name in medians if number % 2 else reversed(medians):

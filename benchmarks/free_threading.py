@@ -1,16 +1,17 @@
-"""Threads of one process that each have a world of their own, with the GIL and without it.
+"""Threads of one process with a world each, with and without the GIL.
 
-    PYTHONPATH=pkg python3.13t benchmarks/free_threading.py [--threads 8] [--rounds 20] [--calls 100] [--nbytes 4,1048576]
+    PYTHONPATH=pkg python3.13t benchmarks/free_threading.py [--threads 8] [--rounds 20] \\
+        [--calls 100] [--nbytes 4,1048576]
 
-Needs a free-threaded build of Python, which runs with PYTHON_GIL=1 and with PYTHON_GIL=0. There are two
-layouts. In "two processes", world k consists of thread k of both processes. In "one process", threads 2k and 2k + 1 are a world.
-In every round, each layout, each size and each setting of the GIL gets one block, in alternating order: all threads start
-together, and each calls all_reduce (float32, sum) --calls times. The processes live for the whole run, and wait between their
-blocks.
+Needs a free-threaded build of Python, run with PYTHON_GIL=1 and PYTHON_GIL=0. There are two
+layouts. In "two processes", world k consists of thread k of both processes. In "one process",
+threads 2k and 2k + 1 form a world. In each round, each layout, size and GIL setting gets one block,
+in alternating order: all threads start together, and each calls all_reduce (float32, sum) --calls
+times. The processes live for the whole run, and wait between their blocks.
 
-For each setting the table has the median and the 99th percentile of all calls, in microseconds, and the median over the rounds of
-the calls per second of all threads together. The last column is the median over the rounds of the ratio of these calls per second,
-without the GIL to with it.
+For each setting, the table has the median and the 99th percentile of all calls in microseconds, and
+the median over the rounds of the calls per second of all threads. The last column is the median
+ratio of calls per second without the GIL to with the GIL.
 """
 
 import argparse
@@ -29,7 +30,7 @@ GILS = ("1", "0")
 
 
 def open_worlds(folder, layout, process, nthreads):
-    """The group of each thread of this process. Threads that share a world must open it at the same time."""
+    """Return each thread's group. Threads that share a world must open it concurrently."""
     import dldist
 
     groups = [None] * nthreads
@@ -51,7 +52,7 @@ def run_threads(function, nthreads):
 
 
 def run_block(groups, nbytes, ncalls):
-    """The time of the block in seconds, and of each call in microseconds."""
+    """Return the block's time in seconds, and each call's in microseconds."""
     start = threading.Barrier(len(groups))
     calls = [[] for _ in groups]
     begins, ends = [0] * len(groups), [0] * len(groups)
@@ -74,7 +75,7 @@ def run_block(groups, nbytes, ncalls):
 
 
 def serve(folder, layout, process, nthreads):
-    """Run one block for each line of the standard input."""
+    """Run one block per line of standard input."""
     groups = open_worlds(folder, layout, int(process), int(nthreads))
     is_on = getattr(sys, "_is_gil_enabled", lambda: True)()
     print(json.dumps(is_on), flush=True)
@@ -85,7 +86,7 @@ def serve(folder, layout, process, nthreads):
 
 
 class Team:
-    """The processes of one layout with one setting of the GIL."""
+    """The processes of one layout and GIL setting."""
 
     def __init__(self, layout, gil, nthreads, folder):
         os.mkdir(folder)
@@ -108,7 +109,7 @@ class Team:
         return [json.loads(process.stdout.readline()) for process in self.processes]
 
     def run(self, nbytes, ncalls):
-        """Calls per second of all threads, and the microseconds of every call."""
+        """Return the calls per second of all threads, and the microseconds of each call."""
         for process in self.processes:
             process.stdin.write(json.dumps([nbytes, ncalls]) + "\n")
             process.stdin.flush()
@@ -145,7 +146,7 @@ def measure(arguments, folder):
     teams = {(layout, gil): Team(layout, gil, arguments.threads, os.path.join(folder, f"{layout[:3]}{gil}")) for layout in LAYOUTS for gil in GILS}
     rates = {case: {gil: [] for gil in GILS} for case in cases}
     calls = {case: {gil: [] for gil in GILS} for case in cases}
-    for number in range(arguments.rounds + 1):  # the first one warms up
+    for number in range(arguments.rounds + 1):  # the first is a warm-up
         for case in cases:
             for gil in GILS if number % 2 else reversed(GILS):
                 rate, times = teams[case[0], gil].run(case[1], arguments.calls)

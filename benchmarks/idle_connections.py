@@ -1,16 +1,19 @@
-"""What many clients cost a store's server: 10,000 idle connections, and 10,000 waiters on one key.
+"""Cost of many clients for a store's server: 10,000 idle connections, and 10,000 waiters on one
+key.
 
     python benchmarks/idle_connections.py
     python benchmarks/idle_connections.py --connections 2000 --json out.json
 
-The connections are plain sockets that speak the protocol's handshake, all held by this process; each server runs in a
-process of its own. Measured: time to connect them all, growth of the server's resident memory, time of an `add` beside
-them, and, with every connection parked in a WAIT on one key, the time from the `set` of the key until the last is
-told. Ours and PyTorch's (libuv) in the same run; without PyTorch, ours alone.
+The connections are plain sockets that perform the protocol's handshake, all held by this process;
+each server runs in its own process. Measured are the time to connect all, the growth of the
+server's resident memory, the time of an `add` with all connected, and, with every connection
+waiting on one key, the time from `set` until the last is answered. dldist's and PyTorch's (libuv)
+servers run in the same session; without PyTorch, only dldist's.
 
-PyTorch's server asks the DNS for the name of every peer and is deaf until it has the answer. So that it is not the DNS
-that is measured, everything runs in a network namespace of its own, where the answer is an immediate no; where the
-system does not allow that (it wants root, or user namespaces), or with --host-network, the machine's network serves.
+PyTorch's server looks up the name of every peer in the DNS and blocks until the answer. To exclude
+the DNS from the measurement, everything runs in a network namespace in which the lookup fails
+immediately. If the system does not allow namespaces (they need root, or user namespaces), or with
+--host-network, the machine's network is used.
 """
 
 import argparse
@@ -41,7 +44,7 @@ def raise_descriptor_limit():
 
 
 def enter_own_network():
-    """Returns why not, or None."""
+    """Enter a network namespace; return the reason if that fails, else None."""
     libc = ctypes.CDLL(None, use_errno=True)
     newnet, newuser = 0x40000000, 0x10000000
     if libc.unshare(newnet) != 0 and libc.unshare(newuser | newnet) != 0:
@@ -73,7 +76,7 @@ def connect(port):
 
 
 def add_latency_us(connection):
-    """Median time of one request and its answer."""
+    """Return the median time of one request and its answer."""
     request = bytes([ADD]) + string(b"/n") + struct.pack("<q", 1)
     times = []
     for _ in range(300):
@@ -96,7 +99,7 @@ def cpu_ticks(pid):
 
 
 def wait_idle(pid, quiet_s=0.3, timeout_s=60):
-    """Until the server has used no processor for a while: it has nothing left to do."""
+    """Wait until the server has used no CPU time for `quiet_s`."""
     deadline = time.monotonic() + timeout_s
     last, since = cpu_ticks(pid), time.monotonic()
     while time.monotonic() - since < quiet_s:
@@ -109,8 +112,8 @@ def wait_idle(pid, quiet_s=0.3, timeout_s=60):
 
 
 def release_all(connections, setter, round_number):
-    """Seconds from the set until every connection has its answer to read; counted by edges, so that reading costs
-    nothing in between."""
+    """Yield the seconds from the set until every connection has an answer to read. Edge-triggered,
+    so answers need not be read meanwhile."""
     key = f"/key{round_number}".encode()
     request = bytes([WAIT]) + struct.pack("<Q", 1) + string(key)
     poller = select.epoll()
@@ -118,7 +121,7 @@ def release_all(connections, setter, round_number):
         poller.register(connection.fileno(), select.EPOLLIN | select.EPOLLET)
     for connection in connections:
         connection.sendall(request)
-    yield  # the caller waits until all are parked
+    yield  # resumed when all connections wait
     told = 0
     start = time.perf_counter()
     setter.sendall(bytes([SET]) + string(key) + string(b"1"))

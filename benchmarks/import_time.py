@@ -1,4 +1,4 @@
-"""What `import dldist` adds to the start of Python: the median of paired runs.
+"""Time that `import dldist` adds to the start of Python: the median of paired runs.
 
     python benchmarks/import_time.py --rounds 30
 """
@@ -24,7 +24,7 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="write all numbers there")
     args = parser.parse_args()
     code = f"import {args.module}"
-    seconds_of(code)  # reads the files into the cache
+    seconds_of(code)  # fills the page cache
     bare, pairs = [], []
     for _ in range(args.rounds):
         bare.append(seconds_of("pass"))

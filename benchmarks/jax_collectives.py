@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Times of JAX's collectives between processes on the CPU, by Gloo and by dldist (dldist.jax), in turns.
+"""Compare JAX's collectives between CPU processes by Gloo and by dldist (dldist.jax), alternating.
 
     python benchmarks/jax_collectives.py [--processes 2] [--sizes 1K,1M,64M] [--rounds 3]
 
-One call of a compiled function, from Python, until its result is there. The rows have the median and the 90th and 99th percentiles of all
-rounds, in microseconds, and Gloo's median by dldist's.
+A call of a compiled function is timed from Python until its result is available. Rows have the
+median and the 90th and 99th percentiles of all rounds, in microseconds, and the ratio of Gloo's
+median to dldist's.
 """
 
 from __future__ import annotations

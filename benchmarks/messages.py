@@ -1,11 +1,14 @@
-"""Messages between two processes of one host, builds of dldist side by side: a ping-pong by send and recv, and by isend, irecv and wait.
+"""Compare messages between two processes of one host for several builds: a ping-pong by send and
+recv, and by isend, irecv and wait.
 
-    python benchmarks/messages.py FOLDER ... [--nbytes 8,1024,65536] [--rounds 200] [--calls 300] [--busy 0]
+    python benchmarks/messages.py FOLDER ... [--nbytes 8,1024,65536] [--rounds 200] [--calls 300] \\
+        [--busy 0]
 
-A FOLDER is what is put on PYTHONPATH: the folder `pkg` of a checkout in which `make ext` has run. Each has two processes, which live for the
-whole run and do a block of ping-pongs in every round, in alternating order: a noisy machine is the same for all. Printed is the
-median time of one message in microseconds, that of the best block, which is what a quiet machine gives, and the median of the rounds'
-ratios to the first folder. --busy: so many endless loops beside it.
+A FOLDER is put on PYTHONPATH: the folder `pkg` of a checkout in which `make ext` has run. Each has
+two processes, which live for the whole run and do a block of ping-pongs in every round, in
+alternating order, so that noise affects all. Printed are the median time of a message in
+microseconds, the best block's, which approximates a quiet machine, and the median ratio to the
+first folder over the rounds. --busy runs endless loops in the background.
 """
 
 import argparse
@@ -45,7 +48,7 @@ WAYS = {"send/recv": ping_pong, "isend/irecv": ping_pong_async}
 
 
 def serve(rank, path):
-    """A block for each line that comes."""
+    """Run a block per line of input."""
     import dldist
 
     group = dldist.World(dldist.FileStore(path, 2), rank, 2)

@@ -1,16 +1,20 @@
-"""What an all_reduce on NCCL costs the host: bare ncclAllReduce, dldist, and torch's own NCCL group, in the same run.
+"""Host cost of an all_reduce on NCCL: bare ncclAllReduce, dldist, and torch's NCCL group, in one
+run.
 
-    python benchmarks/nccl.py [--sizes 4,4096,1048576] [--rounds 30] [--calls 200] [--ranks 1] [--ways method,async] [--json FILE]
+    python benchmarks/nccl.py [--sizes 4,4096,1048576] [--rounds 30] [--calls 200] [--ranks 1] \\
+        [--ways method,async] [--json FILE]
 
-Every way runs for a moment in every round, in turn, on the same communicator where it can be: bare calls come from a loop in C on
-dldist's own. `host` is the time until the last call has returned, `all` until the device is through with them; microseconds a call, the
-median over the rounds. `over bare` is what dldist or torch adds on the host, as the median of the rounds' differences. With --ranks 2 both
-ranks share the first GPU (NCCL 2.30.3 or newer; NCCL_MULTI_RANK_GPU_ENABLE=1).
+Every variant runs briefly in every round, in turn, on the same communicator if possible: bare calls
+are a loop in C on dldist's own communicator. `host` is the time until the last call has returned,
+`all` until the device has finished; microseconds per call, medians over the rounds. `over bare` is
+the overhead of dldist or torch on the host, as the median of the rounds' differences. With --ranks
+2, both ranks share the first GPU (NCCL 2.30.3 or newer; NCCL_MULTI_RANK_GPU_ENABLE=1).
 
-Without a GPU it measures dldist's own part all the same, over doubles of the libraries, if DLDIST_CUDA_LIBRARY and DLDIST_NCCL_LIBRARY name
-them (`make stubs`); tensors are then those of a fake framework of the tests as well. One rank's device takes no time then, so that the
-doubles' threads are not measured. What the driver's double takes for the two events and the two waits of a call counts as dldist's: --driver
-measures that part alone.
+Without a GPU, it measures dldist's own part with stub libraries, if DLDIST_CUDA_LIBRARY and
+DLDIST_NCCL_LIBRARY name them (`make stubs`), and with tensors of the tests' stub framework. A
+single rank's device then takes no time, so the stubs' threads are not measured. The time of the
+stub driver for the two events and two waits of a call counts as dldist's; --driver measures that
+part by itself.
 """
 
 import argparse
@@ -33,7 +37,7 @@ BARE = "ncclAllReduce"
 
 
 class BareCall(ctypes.Structure):
-    """bare_call of peers/bare_nccl.c."""
+    """bare_call in peers/bare_nccl.c."""
 
     _fields_ = [
         ("all_reduce", ctypes.c_void_p),
@@ -50,7 +54,8 @@ class BareCall(ctypes.Structure):
 
 
 class Device:
-    """The first device's driver, and NCCL as it is loaded already. Its context is current, as with a framework."""
+    """The driver of the first device, and the loaded NCCL. Its context is current, as with a
+    framework."""
 
     def __init__(self):
         self.cuda = ctypes.CDLL(os.environ.get("DLDIST_CUDA_LIBRARY") or "libcuda.so.1")
@@ -80,7 +85,7 @@ class Device:
     def synchronize(self):
         if hasattr(self.cuda, "cuCtxSynchronize"):
             self.call("cuCtxSynchronize")
-        else:  # a double's: our own stream is the only one that is busy
+        else:  # a stub's: only dldist's stream is busy
             dist.barrier()
 
     def address(self, function):
@@ -88,7 +93,8 @@ class Device:
 
 
 def bare_way(device, folder, group, tensor, has_events=False):
-    """ncclAllReduce in a loop in C; with the two events and the two waits that ordering a caller's stream takes."""
+    """Return ncclAllReduce in a C loop; optionally with the events and waits that order a caller's
+    stream."""
     library = os.path.join(folder, "bare_nccl.so")
     if not os.path.exists(library):
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, SOURCE], check=True, timeout=60)
@@ -141,7 +147,8 @@ def ways_of(device, group, kind, tensor):
 
 
 def fake_ways(device, group, own):
-    """Tensors of a library with DLPack's exchange API, and of one with capsules only; the stream is not the default one."""
+    """Return variants with stub tensors: DLPack's exchange API, or capsules only. On a non-default
+    stream."""
     if "DLDIST_CUDA_LIBRARY" not in os.environ:
         return {}
     sys.path.insert(0, TESTS)
@@ -159,7 +166,8 @@ def fake_ways(device, group, own):
 
 
 def torch_ways(device, group, nbytes):
-    """torch's tensors through dldist, and torch's own group; none where torch has no GPU."""
+    """Return variants with torch's tensors through dldist, and torch's own group; none without a
+    GPU."""
     try:
         import torch
         import torch.distributed as theirs
@@ -184,7 +192,8 @@ def torch_ways(device, group, nbytes):
 
 
 def find_ways(device, folder, nbytes, options):
-    """{name: a function of a number of calls that gives microseconds for the host and in all}"""
+    """Return {name: function}; each takes a number of calls, and returns host and total
+    microseconds."""
     group = dist.get_backend_impl().group
     tensor = group.empty((nbytes // 4,), "float32")
     dist.all_reduce(tensor)

@@ -1,12 +1,13 @@
-"""Objects between two processes: memory and time of ours and of PyTorch's calls (Gloo), in the same run, by paired rounds.
+"""Compare object calls between two processes by dldist and PyTorch (Gloo): memory and time, in one
+run of paired rounds.
 
     python benchmarks/objects.py                   # an array of 256 MB, and small objects
     python benchmarks/objects.py --megabytes 64 --rounds 3 --json out.json
 
-Memory is what a call needs at most beyond what was there before it, on the rank that sends and on the one that receives (the
-new array itself is in it): "traced" by Python's tracemalloc, which knows nothing of torch's own allocations, and "resident",
-the peak that the kernel saw. Times are medians of the receiver's; ratios are medians of paired rounds. Without PyTorch, ours
-is measured alone.
+Memory is a call's maximum beyond the memory before it, on the sending and the receiving rank
+(including the new array): "traced" by Python's tracemalloc, which does not see torch's own
+allocations, and "resident", the kernel's peak. Times are medians on the receiver; ratios are
+medians of paired rounds. Without PyTorch, only dldist is measured.
 """
 
 import argparse
@@ -26,7 +27,7 @@ CALLS = ("broadcast", "send", "all_gather")
 SMALL_CALLS = 200
 
 
-# -- the two libraries: calls that return the object ----------------------------------------------------------------
+# -- the two libraries: calls that return the object -----------------------------------------------
 
 
 class Ours:
@@ -84,7 +85,7 @@ class Torch:
 LIBRARIES = {"pickle": Ours, "safe": Ours, "torch": Torch}
 
 
-# -- one rank ---------------------------------------------------------------------------------------------------------
+# -- one rank --------------------------------------------------------------------------------------
 
 
 def status_bytes(field):
@@ -93,13 +94,13 @@ def status_bytes(field):
 
 
 def measure_memory(library, name, obj):
-    """Bytes: traced by Python and resident."""
+    """Return the bytes traced by Python, and resident."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     library.barrier()
     tracemalloc.start()
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")  # the peak starts again from here
+        file.write("5")  # reset the peak
     before = status_bytes("VmRSS")
     result = library.call(name, obj)
     resident = status_bytes("VmHWM") - before
@@ -138,11 +139,11 @@ def run_rank(rank, ports, args, results):
     results.put((rank, measured))
 
 
-# -- the parent -------------------------------------------------------------------------------------------------------
+# -- the parent ------------------------------------------------------------------------------------
 
 
 def open_ports(names):
-    """A port for each library, and what has to be kept for as long as they are used."""
+    """Return a port for each library, and the objects that must be kept alive."""
     import socket
 
     import dldist

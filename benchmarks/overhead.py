@@ -1,12 +1,13 @@
-"""What a call costs when there is nothing to do: an all_reduce of one float32 in a world of one.
+"""Cost of a call without work: an all_reduce of one float32 in a world of one.
 
     python benchmarks/overhead.py [--rounds 40] [--calls 20000] [--json FILE]
 
-Every way of calling runs for a moment in every round, in turn, torch's own with Gloo among them where torch is installed. Printed are
-the median over the rounds, in microseconds a call, and how many times the time of the first way it is, as the median over the
-rounds. What is left is taken apart below: each line calls a bit more than the one before it. With NCCL, or its double
-(DLDIST_CUDA_LIBRARY=build/fast/stubs/libcuda.so.1 DLDIST_NCCL_LIBRARY=build/fast/stubs/nccl-2.32.3/libnccl.so.2, after `make stubs`),
-an array of the CPU on a group that serves devices, too, is compared with one on a group that does not.
+Every kind of call runs briefly in every round, in turn, including torch's Gloo if torch is
+installed. Printed are the median over the rounds in microseconds per call, and the median ratio to
+the first kind. Below, a call is broken down: each line does a little more than the previous one.
+With NCCL or its stub (DLDIST_CUDA_LIBRARY=build/fast/stubs/libcuda.so.1
+DLDIST_NCCL_LIBRARY=build/fast/stubs/nccl-2.32.3/libnccl.so.2, after `make stubs`), CPU arrays are
+compared on a group that also serves devices and on one that does not.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def method_call(tensor):
 
 
 def ways():
-    """{name: a function without arguments}, of those that can be had here."""
+    """Return {name: function without arguments} of the available kinds."""
     found = {}
     try:
         import numpy
@@ -59,7 +60,8 @@ def group_call(tensor, group):
 
 
 def beside_nccl():
-    """A group of the CPU alone, and one that has NCCL for devices; nothing where there is no NCCL, nor its double."""
+    """Return calls on a CPU group and on one with NCCL for devices; none without NCCL or its
+    stub."""
     if not dist.is_nccl_available():
         return {}
     tensor = array("f", [1.0])
@@ -70,7 +72,7 @@ def beside_nccl():
 
 
 def parts():
-    """What a call is made of, from the bottom."""
+    """Return the parts of a call, from the bottom up."""
     world = dist.default_world()
     tensor = array("f", [1.0])
 
@@ -95,7 +97,8 @@ def time_of(function, calls):
 
 
 def measure(functions, rounds, calls):
-    """{name: [microseconds a call, for each round]}; what is slow is called less often."""
+    """Return {name: [microseconds per call in each round]}; slow functions are called less
+    often."""
     counts = {name: max(min(calls, int(20000 / max(time_of(function, 20), 0.1))), 20) for name, function in functions.items()}
     times = {name: [] for name in functions}
     for _ in range(rounds):

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""What a plan saves: all_reduces of two processes of one host by plain calls, by start() and wait(), and by plan().
+"""Benefit of plans: all_reduces of two processes on one host by plain calls, by start() and wait(),
+and by plan().
 
     PYTHONPATH=pkg python benchmarks/plans.py [--rounds 200] [--block-ms 2] [--json FILE]
 
-All ways take turns, a block of calls each, in every round, so that whatever else the machine does happens to all of them. The time of
-a block is that of its slower rank. Printed are medians over the rounds, in microseconds a call, the best block, which is what a
-quiet machine gives, and how many times as long the plain call takes, as the median of the ratios of the same round. The last rows start
-16 all_reduces at a time and wait for all: plain asynchronous calls, plans one by one, and plans in one go.
+All variants alternate in blocks of calls in every round, so that disturbances affect all of them.
+The time of a block is the slower rank's. Printed are medians over the rounds in microseconds per
+call, the best block, which approximates a quiet machine, and the median ratio of the plain call's
+time in the same round. The last rows start 16 all_reduces at a time and wait for all: plain
+asynchronous calls, single plans, and plans started together.
 
-Other libraries' figures for the same operation: benchmarks/collectives.py --quick --ops all_reduce --sizes 8.
+For other libraries, run benchmarks/collectives.py --quick --ops all_reduce --sizes 8.
 """
 
 import argparse
@@ -26,7 +28,7 @@ NSEVERAL = 16
 
 
 def ways_of(group, nbytes):
-    """{name: a function of how many calls to make}; the first is the plain call."""
+    """Return {name: function of a number of calls}; the first is the plain call."""
     tensor = array("d", [0.0]) * (nbytes // 8)
     plan = group.plan_all_reduce(tensor)
 
@@ -77,7 +79,7 @@ def ways_of_several(group):
 
 
 def calibrate(group, ways, block_ms):
-    """How many calls of each way make a block: the same on all ranks."""
+    """Return the calls per block of each variant, the same on all ranks."""
     counts = array("q", [0] * len(ways))
     for index, way in enumerate(ways.values()):
         group.barrier()
@@ -95,7 +97,7 @@ def time_of(way, ncalls):
 
 
 def measure(group, ways, options):
-    """{name: [microseconds a call, for each round]}, of the slower rank."""
+    """Return {name: [microseconds per call in each round]}, of the slower rank."""
     counts = calibrate(group, ways, options.block_ms)
     rounds = {name: array("d") for name in ways}
     for _ in range(options.rounds):
@@ -120,7 +122,7 @@ def summary_of(rounds):
 
 
 def run_rank(rank, path, options):
-    """Prints what rank 0 has measured, as JSON."""
+    """Run a rank; rank 0 prints the results as JSON."""
     import dldist
 
     with dldist.Group(dldist.FileStore(path), rank, 2) as group:
@@ -131,7 +133,7 @@ def run_rank(rank, path, options):
 
 
 def run_pair(options):
-    """Both ranks, as processes of this script."""
+    """Run both ranks, as processes of this script."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--rounds", str(options.rounds), "--block-ms", str(options.block_ms),
                    "--store", os.path.join(folder, "store"), "--rank"]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What the flight recorder costs an operation: small all_reduces with the recorder on, on without stacks, and off.
+"""Cost of the flight recorder: small all_reduces with the recorder on, on without stacks, and off.
 
-Each configuration has processes of its own, which take turns, so that whatever else the machine does happens to all of them; the
-cost is the median of the differences, round by round, and beside it the difference of the least times, which other programs disturb
-least. Called in a loop, from a function that is entered for each call, and through the
-functions of a module; in a world of one rank, and of two.
+Each configuration has its own processes, which alternate, so that disturbances affect all of them.
+The cost is the median of the rounds' differences; beside it is the difference of the least times,
+which is least disturbed. Calls are made in a loop, from a function entered for each call, and
+through the functions of a module; in worlds of one rank and of two.
 
     PYTHONPATH=pkg python benchmarks/recorder.py [--rounds 30] [--calls 20000] [--check]
 """
@@ -27,7 +27,8 @@ LIMIT_NS = 250
 
 
 def serve(rank: int, size: int, port: int) -> None:
-    """Answers each line, a way to call and how often, with the nanoseconds a call took; runs in a process of its own."""
+    """Read a kind of call and a count per line; answer with nanoseconds per call. Runs in its own
+    process."""
     import array
 
     import dldist
@@ -113,7 +114,7 @@ def measure(size: int, rounds: int, ncalls: int) -> Times:
             for way in WAYS:
                 for name, team in teams.items():
                     took = team.run(way, ncalls)
-                    if turn > 0:  # the first warms up
+                    if turn > 0:  # the first is a warm-up
                         times[way, name].append(took)
     finally:
         for team in teams.values():
@@ -122,7 +123,7 @@ def measure(size: int, rounds: int, ncalls: int) -> Times:
 
 
 def report(size: int, times: Times) -> float:
-    """Prints the table; returns the most that the recorder costs."""
+    """Print the table; return the recorder's highest cost."""
     print(f"\n{size} rank{'s' if size > 1 else ''}                                ns a call   more than off   least more")
     most = 0.0
     for way, title in WAYS.items():

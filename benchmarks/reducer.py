@@ -1,17 +1,19 @@
-"""A pass of a Reducer against an all_reduce for each gradient and against one of all gradients after the backward pass.
+"""Compare a Reducer's pass with an all_reduce per gradient, and with one of all gradients after the
+backward pass.
 
     python benchmarks/reducer.py                          # 2 ranks, 100 MB in 100 parameters
     python benchmarks/reducer.py --ranks 4 --megabytes 25 --compute-ms 50 --json out.json
 
-The backward pass is a simulation: the time of --compute-ms, shared by the parameters by size, in which the thread sleeps, as
-it does when a device computes (or computes itself, with --busy). The ways take turns in every round; times are medians, of the
-slowest rank, and ratios medians of paired rounds: how many times longer than the Reducer with views.
+The backward pass is simulated: --compute-ms, divided among the parameters by size, in which the
+thread sleeps, as if a device computed (or computes, with --busy). The variants alternate in every
+round; times are medians on the slowest rank, and ratios are medians of paired rounds to the Reducer
+with views.
 
     views            the Reducer; gradients are written into its buckets (gradient_as_bucket_view)
     copied           the Reducer; gradients are copied into buckets and back
-    each             an asynchronous all_reduce of each gradient as soon as it is there
-    each, in turn    the same, waited for at once
-    flat             all gradients in one array, after the last one is there, and back
+    each             an asynchronous all_reduce of each gradient as soon as it is ready
+    each, in turn    the same, waiting for each before the next
+    flat             all gradients in one array, after the last one is ready, and back
 """
 
 import argparse
@@ -27,14 +29,14 @@ MARKS = 1000
 
 
 def shapes_of(megabytes, parameters):
-    """Weights and biases, as a model has them: three quarters of the parameters are small."""
+    """Return the shapes of weights and biases: three quarters of the parameters are small."""
     large = max(parameters // 4, 1)
     elements = megabytes * 1_000_000 // 4 // large
     return [(elements,) if index % 4 == 0 else (1024,) for index in range(parameters)]
 
 
 class Compute:
-    """What takes as long as the backward pass of a parameter."""
+    """Takes as long as the backward pass of a parameter."""
 
     def __init__(self, shapes, milliseconds, is_busy):
         total = sum(shape[0] for shape in shapes)
@@ -51,7 +53,7 @@ class Compute:
             pass
 
 
-# -- the ways: each makes a pass(), in which compute(index) comes before the gradient of that number is there ----------
+# -- variants: each has a pass(), in which compute(index) runs before that gradient is ready -------
 
 
 def reducer_with_views(dldist, group, gradients, compute):
@@ -124,11 +126,11 @@ def flat(dldist, group, gradients, compute):
 WAYS = {"views": reducer_with_views, "copied": reducer_with_copies, "each": each, "each, in turn": each_in_turn, "flat": flat}
 
 
-# -- one rank ---------------------------------------------------------------------------------------------------------
+# -- one rank --------------------------------------------------------------------------------------
 
 
 def nanoseconds_of_a_mark(dldist, gradient):
-    """Of mark_ready() alone, written into views and copied, in a world of one."""
+    """Return the time of mark_ready() with views and with copies, in a world of one."""
     with dldist.Group(None, 0, 1) as group:
         costs = {}
         for is_view in (True, False):
@@ -163,7 +165,7 @@ def run_rank(rank, port, args, results):
                 run()
                 took = numpy.array([time.perf_counter() - start])
                 group.all_reduce(took, "max")
-                if number >= 2:  # the first pass is before the buckets are rebuilt
+                if number >= 2:  # the first passes precede the rebuilt buckets
                     times[name].append(float(took[0]))
     mark = nanoseconds_of_a_mark(dldist, numpy.ones(16, "float32")) if rank == 0 else None
     results.put((rank, times, mark))

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Resharding between processes of this host, beside a memcpy of the same bytes in one process.
+"""Compare resharding between processes of this host with a memcpy of the same bytes in one process.
 
-Three sources push rows to two destinations. A round is one push of the whole array and one memcpy by rank 0, which take turns; the push is timed
-by rank 0 from a barrier before to a barrier after, so it ends when the last destination has its version. The ratio is that of the rates
-(memcpy's time by push's), its median that of the rounds' ratios, p90 what nine of ten rounds reach. Memory has been written to before.
+Three sources push rows to two destinations. A round is one push of the whole array and one memcpy
+by rank 0. Rank 0 times the push from a barrier before to a barrier after, so it ends when the last
+destination has the version. The ratio compares rates (memcpy's time / push's time): its median over
+the rounds, and p90, which nine of ten rounds reach. All memory has been written to before.
 
-    PYTHONPATH=pkg python benchmarks/reshard.py [--mib 1024] [--rounds 11] [--columns] [--delta] [--json out.json]
+    PYTHONPATH=pkg python benchmarks/reshard.py [--mib 1024] [--rounds 11] [--columns] [--delta] \\
+        [--json out.json]
 """
 
 import argparse
@@ -36,7 +38,7 @@ def run_rank(rank: int, port: int, arguments: argparse.Namespace) -> None:
     if rank == 0:
         blocks = np.ones((2, *shape), "float32")
     rounds = []
-    for _ in range(arguments.rounds + 2):  # the first two touch the memory
+    for _ in range(arguments.rounds + 2):  # the first two fault the memory in
         world.barrier()
         begin = time.perf_counter()
         if mine is not None:

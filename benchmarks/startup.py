@@ -1,15 +1,17 @@
-"""How long it takes to start: init_process_group and new_group, next to torch's Gloo in the same run.
+"""Compare startup times with torch's Gloo: init_process_group and new_group, in one run.
 
     python benchmarks/startup.py [--sizes 2 8 32] [--rounds 7] [--json FILE]
     python benchmarks/startup.py --ranks 128,256,512 [--rounds 3]
 
-For every size, round and library, processes are forked that have imported both libraries already. They make a default world, then
-three groups of all ranks, and destroy everything. The time is from the first rank that begins to the last one that is done; of the
-groups the first is left out. Printed are medians in milliseconds and the median of the rounds' ratios. There are two ways to
-begin: at tcp://127.0.0.1, where rank 0 makes the store, and in a store that all ranks are connected to already, which leaves out
-how long clients wait for a server that is not there yet.
+For every size, round and library, processes that have imported both libraries are forked. They
+create a default world, then three groups of all ranks, and destroy everything. Times are from the
+first rank's start to the last rank's end; the first group is not counted. Printed are medians in
+milliseconds and the median of the rounds' ratios. There are two ways to begin: at tcp://127.0.0.1,
+where rank 0 creates the store, and in a store to which all ranks are already connected, which
+excludes the wait for the server.
 
-With --ranks, dlrun starts so many processes of dldist alone: the steps of their start, and the memory that it costs (startup_ranks.py).
+With --ranks, dlrun starts this many processes, of dldist only, and reports the steps of their start
+and their memory (startup_ranks.py).
 """
 
 import argparse
@@ -50,13 +52,13 @@ def stamped(function, *args, **kwargs):
 
 
 def connect(dist, port, rank):
-    """A client of the store that rank 0 serves, once all have come."""
+    """Return a client of the store that rank 0 serves."""
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     return dist.PrefixStore("startup", store)
 
 
 def rank_main(dist, place, rank, size, port, barrier, results):
-    """Puts the moments at which this rank began and ended to make the world, and each group."""
+    """Record when this rank began and finished to create the world and each group."""
     if place == "store":
         how = {"store": connect(dist, port, rank)}
     else:
@@ -73,7 +75,7 @@ def rank_main(dist, place, rank, size, port, barrier, results):
 
 
 def start_once(dist, place, size):
-    """Milliseconds to make the world, and each group."""
+    """Return the milliseconds to create the world and each group."""
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(size), context.Queue()
     port = free_port()
@@ -90,7 +92,7 @@ def start_once(dist, place, size):
 
 
 def run(place, size, rounds):
-    """[{library: [milliseconds to make the world, each group]}], a round each."""
+    """Return [{library: [milliseconds to create the world, each group]}], one per round."""
     found = list(libraries().items())
     orders = [found if number % 2 == 0 else found[::-1] for number in range(rounds)]
     return [{name: start_once(dist, place, size) for name, dist in order} for order in orders]

@@ -1,10 +1,11 @@
-"""How long builds of dldist take to start, side by side: init_process_group and new_group, in alternating rounds.
+"""Compare startup times of dldist builds: init_process_group and new_group, in alternating rounds.
 
     python benchmarks/startup_builds.py FOLDER FOLDER ... [--size 2] [--place url] [--rounds 100]
 
-A FOLDER is what is put on PYTHONPATH: the folder `pkg` of a checkout in which `make ext` has run. Each has a process of its own, which has
-imported what startup.py does and forks the ranks of every round. A noisy machine is the same for all: printed are medians in
-milliseconds, and the median of the rounds' ratios to the first folder.
+A FOLDER is put on PYTHONPATH: the folder `pkg` of a checkout in which `make ext` has run. Each has
+a process that has imported startup.py's modules and forks the ranks of every round, so that noise
+affects all. Printed are medians in milliseconds, and the median of the rounds' ratios to the first
+folder.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import sys
 
 
 def serve(place, size):
-    """A round for each line that comes."""
+    """Run a round per line of input."""
     import startup
 
     dist = startup.libraries()["dldist"]
@@ -38,7 +39,7 @@ def ask(server):
 
 
 def run(options):
-    """[[milliseconds to make the world, each group] of each folder], a round each."""
+    """Return, per round, [milliseconds to create the world, each group] for each folder."""
     servers = [open_server(folder, options) for folder in options.folders]
     rounds = []
     for number in range(options.rounds):

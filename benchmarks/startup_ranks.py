@@ -1,8 +1,10 @@
-"""Many processes on one machine, started by dlrun: how long each step of a start takes, and what memory it costs. For startup.py --ranks.
+"""Steps and memory of the start of many processes on one machine by dlrun. Used by startup.py
+--ranks.
 
-Each rank imports dldist, makes a world, reduces 4 bytes twice, and closes. Times are of all ranks together: from the moment the last one
-had ended the step before, to the moment the last one has ended this one. They share the machine's cores, so CPU time says more.
-Memory is what a process has of its own, once the collectives are done, beyond what it had after the import.
+Each rank imports dldist, creates a world, reduces 4 bytes twice, and closes. Step times are of all
+ranks: from the last rank's end of the previous step to the last rank's end of this one. The ranks
+share the machine's cores, so CPU time is more informative. Memory is a process's private memory
+after the collectives, beyond its memory after the import.
 """
 
 import json
@@ -20,7 +22,7 @@ LIMIT_S = 600
 
 
 def memory_kb():
-    """{what: KB} of this process."""
+    """Return this process's memory as {field: KB}."""
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
     fields = [line.split() for line in lines]
     return {name.rstrip(":"): int(number) for name, number, *_ in fields}
@@ -68,7 +70,7 @@ def rank_main(folder):
 
 
 def start(nranks):
-    """[what a rank has measured], and when dlrun began."""
+    """Return [measurements of each rank], and the time at which dlrun began."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "dldist.run", "-n", str(nranks), __file__, folder]
         began = time.monotonic()
@@ -79,7 +81,7 @@ def start(nranks):
 
 
 def measure(nranks):
-    """Of one start: {"s": seconds of each step, ...}"""
+    """Return the measurements of one start: {"s": seconds of each step, ...}"""
     rows, began = start(nranks)
     ends = [began] + [max(row["marks"][i]["at"] for row in rows) for i in range(4)]
     seconds = [later - earlier for earlier, later in zip(ends[:-1], ends[1:], strict=True)]
@@ -102,7 +104,7 @@ def measure(nranks):
 
 
 def report(counts, rounds):
-    """A line for each number of ranks: of times and counts the least of the rounds."""
+    """Print a line per number of ranks, with the least of the rounds' times and counts."""
     titles = [f"{step}, s" for step in STEPS]
     titles += ["CPU of a rank's world, ms", "its sleeps", "own memory, MB", "of rank 0", "descriptors", "of rank 0", "threads"]
     print("| ranks | " + " | ".join(titles) + " |\n" + "| --- " * (len(titles) + 1) + "|", flush=True)

@@ -1,13 +1,15 @@
-"""Speed of a TCPStore: ours and PyTorch's (libuv), in the same run, by paired rounds.
+"""Compare TCPStore's speed for dldist and PyTorch (libuv), in one run of paired rounds.
 
     python benchmarks/store.py                     # all operations, 1, 2, 8 and 64 client processes
-    python benchmarks/store.py --threads           # client threads of one process, each with its client
+    python benchmarks/store.py --threads           # client threads of one process, each with its
+    client
     python benchmarks/store.py --quick --json out.json
 
-Each server runs in a process of its own. The clients stay; in every round they use the one store and then the other
-(A B A B ...), so that what the machine does meanwhile meets both. The ratio is the median over the paired
-rounds. A round lasts a fixed time and ends, for each client, with one `add` on its connection: what a set has only
-buffered is thus done before the clock stops. Without PyTorch, ours is measured alone.
+Each server runs in its own process. The clients live for the whole run; in every round they use one
+store and then the other (A B A B ...), so that disturbances affect both. The ratio is the median
+over the paired rounds. A round lasts a fixed time and ends, for each client, with one `add` on its
+connection, so that buffered sets are completed before the clock stops. Without PyTorch, only dldist
+is measured.
 """
 
 import argparse
@@ -30,7 +32,7 @@ TIMEOUT = timedelta(seconds=60)
 START_DELAY_S = 0.03
 
 
-# -- the two libraries --------------------------------------------------------------------------------------------
+# -- the two libraries -----------------------------------------------------------------------------
 
 
 def open_ours(port, is_master=False):
@@ -49,7 +51,7 @@ LIBRARIES = {"ours": open_ours, "torch": open_torch}
 
 
 def load(library):
-    """Imports before the processes are forked: once for all."""
+    """Import the library once, before the processes are forked."""
     if library == "torch":
         import torch.distributed  # noqa: F401
     else:
@@ -61,7 +63,7 @@ def version(library):
     return getattr(module, "__version__", "?")
 
 
-# -- processes ----------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 class Process:
@@ -106,7 +108,8 @@ def serve_store(library):
 
 
 def measure(store, operation, name, value, begin, duration):
-    """One client's round: begin and end by the machine's monotonic clock, the number of operations, latencies in ns."""
+    """Run one client's round: begin and end in monotonic time, the number of operations, latencies
+    in ns."""
     key = f"{name}/{operation}"
     common = f"common/{operation}"
     calls = {
@@ -134,7 +137,7 @@ def measure(store, operation, name, value, begin, duration):
 
 
 def client_of(index, nthreads, ports):
-    """Serves rounds: one client a thread and library."""
+    """Return a function that serves rounds, with one client per thread and library."""
 
     def serve(connection):
         stores = {
@@ -163,11 +166,11 @@ def client_of(index, nthreads, ports):
     return serve
 
 
-# -- rounds -------------------------------------------------------------------------------------------------------
+# -- rounds ----------------------------------------------------------------------------------------
 
 
 def run_round(clients, nthreads, library, operation, value, duration):
-    """Operations a second of all clients together, and their latencies."""
+    """Return the operations per second of all clients, and their latencies."""
     begin = time.monotonic_ns() + int(START_DELAY_S * 1e9)
     for client in clients:
         client.connection.send((library, operation, nthreads, value, begin, duration))
@@ -200,11 +203,11 @@ def summarise(rates, latencies):
 
 
 def run_pair(clients, nthreads, libraries, operation, args):
-    """All rounds of one operation: {library: summary}, and the ratios of the pairs."""
+    """Run all rounds of one operation; return {library: summary} and the pairs' ratios."""
     rates = {library: [] for library in libraries}
     latencies = {library: array.array("q") for library in libraries}
     value = b"x" * args.size
-    for number in range(-1, args.rounds):  # the first is for warming up
+    for number in range(-1, args.rounds):  # the first is a warm-up
         for library in libraries:
             rate, part = run_round(clients, nthreads, library, operation, value, args.duration)
             if number >= 0:
@@ -285,7 +288,7 @@ def main():
             store.get("common/wait")
         report = run_all(clients, libraries, args)
     finally:
-        # A process holds the pipes of those that were started before it: the last has to go first.
+        # A process holds the pipes of earlier processes, so end the last one first.
         for process in reversed(processes):
             process.close()
     if args.json:

@@ -1,17 +1,20 @@
-"""What communication costs a step of DistributedDataParallel, with "dldist" and with "gloo".
+"""Communication cost of a DistributedDataParallel step, with "dldist" and "gloo".
 
-    python benchmarks/torch_ddp.py [--ranks 2,4] [--millions 1,25,100] [--rounds 15] [--private] [--json FILE]
+    python benchmarks/torch_ddp.py [--ranks 2,4] [--millions 1,25,100] [--rounds 15] [--private] \\
+        [--json FILE]
 
-The same processes train four copies of a multilayer perceptron: with each of the backends; with a communication hook that leaves
-everything as it is ("none"), which is the step without communication; and with one that reduces a single number for each bucket
-("meeting"), by dldist, which is what it costs that ranks, which are never equally fast, wait for each other. They take turns, a few
-steps each a round, in an order that rotates. The communication of a backend is its step minus the step without; beside it stands an
-all_reduce of the same buckets, in the memory that they are in, with nothing to overlap. Times are those of the slowest rank; printed
-are medians over the rounds, and how many times longer gloo takes, as the quotient of medians and with the quartiles of the rounds' own
-quotients.
-With dldist the buckets are in shared memory, unless --private is given.
+The same processes train four copies of a multilayer perceptron: one with each backend; one with a
+communication hook that does nothing ("none"), which is the step without communication; and one
+whose hook reduces a single number per bucket ("meeting") by dldist, which is the cost of ranks that
+wait for each other because their speeds differ. They alternate, a few steps per round, in rotating
+order. A backend's communication is its step minus the step without. For comparison, an all_reduce
+of the same buckets is timed, in the same memory, without overlap. Times are the slowest rank's;
+printed are medians over the rounds, and gloo's ratio to dldist as the quotient of medians, with the
+quartiles of the rounds' quotients. With dldist, the buckets are in shared memory, unless --private
+is given.
 
-Where Gloo does not find an address: unshare -n sh -c 'ip link set lo up; python benchmarks/torch_ddp.py'
+If Gloo does not find an address: unshare -n sh -c 'ip link set lo up; python
+benchmarks/torch_ddp.py'
 """
 
 import argparse
@@ -36,7 +39,7 @@ TIMEOUT = timedelta(minutes=5)
 
 
 class Timer:
-    """Times calls on all ranks; the answer is that of the slowest."""
+    """Times calls on all ranks; returns the slowest rank's time."""
 
     def __init__(self, torch, group):
         self.torch = torch
@@ -53,7 +56,7 @@ class Timer:
 
 
 def leave_as_it_is(torch, bucket_sizes):
-    """A communication hook without communication. It notes the sizes of buckets in the list."""
+    """Return a communication hook without communication, which appends bucket sizes to the list."""
 
     def hook(_state, bucket):
         bucket_sizes.append(bucket.buffer().numel())
@@ -65,7 +68,7 @@ def leave_as_it_is(torch, bucket_sizes):
 
 
 def reduce_a_number(torch, group):
-    """A communication hook whose ranks meet, and leave the bucket as it is."""
+    """Return a communication hook whose ranks only synchronise."""
     number = torch.zeros(1)
 
     def hook(_state, bucket):
@@ -76,7 +79,8 @@ def reduce_a_number(torch, group):
 
 
 def make_step(torch, millions, group, prepare):
-    """A function that makes a step of training. prepare(model) may give the model a communication hook."""
+    """Return a function that makes a training step. prepare(model) may register a communication
+    hook."""
     torch.manual_seed(0)
     widths = LAYERS[millions]
     layers = [torch.nn.Linear(before, after, bias=False) for before, after in zip(widths, widths[1:], strict=False)]
@@ -92,7 +96,7 @@ def make_step(torch, millions, group, prepare):
         model(inputs).square().mean().backward()
         optimizer.step()
 
-    for _ in range(2):  # the second backward pass has the buckets that stay
+    for _ in range(2):  # buckets are final from the second backward pass
         step()
     return step
 
@@ -106,7 +110,7 @@ def make_all_reduce(buckets, group):
 
 
 def make_all_reduces(torch, groups, bucket_sizes):
-    """Of the same buckets, in the memory that they are in: with dldist in what ranks share."""
+    """Return all_reduces of the same buckets in the same kind of memory: shared with dldist."""
     import dldist.torch
 
     private = [torch.zeros(size) for size in bucket_sizes]
@@ -119,7 +123,7 @@ def hook_registrar(hook):
 
 
 def measure(torch, timer, groups, millions, options):
-    """{what: {backend: seconds, for each round}}, `what` being "step" or "all_reduce"."""
+    """Return {what: {backend: [seconds per round]}}, with `what` "step" or "all_reduce"."""
     import dldist.torch
 
     bucket_sizes = []
@@ -149,7 +153,7 @@ def measure(torch, timer, groups, millions, options):
 
 
 def worker(options):
-    import dldist.torch  # noqa: F401  registers the backend, as the entry point of an installed dldist does
+    import dldist.torch  # noqa: F401  registers the backend, like an installed entry point
     import torch
     import torch.distributed as dist
 
@@ -165,7 +169,7 @@ def worker(options):
 
 
 def run_ranks(ranks, options):
-    """What rank 0 of so many processes has measured."""
+    """Return rank 0's results from a run with this number of processes."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--worker", f"--world={ranks}", f"--store={folder}/store"]
         command += [f"--rounds={options.rounds}", "--millions=" + ",".join(map(str, options.millions))]
@@ -187,7 +191,7 @@ def run_ranks(ranks, options):
 
 
 def summary(times):
-    """Medians in milliseconds, and the quotients."""
+    """Return medians in milliseconds, and quotients."""
     without = times["step"][NONE]
     communication = {
         backend: [step - bare for step, bare in zip(times["step"][backend], without, strict=True)] for backend in (*BACKENDS, MEETING)

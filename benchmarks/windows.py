@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Windows between two processes of this host: round trips of put-and-signal, gets, and the same by messages.
+"""Compare windows and messages between two processes of this host: round trips of put-and-signal,
+and gets.
 
-A round trip is rank 0's put with a signal, rank 1's wait for it, its put and signal back, and rank 0's wait: two calls on either side.
-By messages it is a send and a receive on either side; a get is compared with half of that. The ways take turns, round by round. The median
-is that of the rounds' medians; percentiles are of all trips.
+A round trip is rank 0's put with a signal, rank 1's wait, rank 1's put and signal back, and rank
+0's wait: two calls on either side. With messages it is a send and a receive on either side; a get
+is compared with half a round trip. The variants alternate round by round. The median is of the
+rounds' medians; percentiles are of all trips.
 
-    PYTHONPATH=pkg python benchmarks/windows.py [--rounds 11] [--trips 2000] [--json out.json] [--check]
+    PYTHONPATH=pkg python benchmarks/windows.py [--rounds 11] [--trips 2000] [--json out.json]
+    [--check]
 """
 
 import argparse
@@ -37,7 +40,7 @@ class Peer:
         self.memory = self.world.rendezvous(self.world.empty(SIZES[-1], "uint8"))
 
     def turns(self, way: str, size: int):
-        """What this rank does for one trip; None where it has nothing to do."""
+        """Return this rank's part of a trip, or None if it has none."""
         source, target = bytearray(size), bytearray(size)
         put, wait_signal, other = self.memory.put, self.memory.wait_signal, self.other
         send, recv = self.world.send, self.world.recv
@@ -56,7 +59,7 @@ class Peer:
         return trip
 
     def run(self, way: str, size: int, ntrips: int) -> array:
-        """The nanoseconds of each trip."""
+        """Return the nanoseconds of each trip."""
         times = array("q", bytes(8 * ntrips))
         trip = self.turns(way, size)
         clock = time.perf_counter_ns
@@ -70,7 +73,7 @@ class Peer:
 
 
 def serve(rank: int, port: int) -> None:
-    """Runs what the lines of its input say; rank 0 prints the times, as JSON."""
+    """Run the commands in the lines of input; rank 0 prints times as JSON."""
     peer = Peer(rank, port)
     print("ready", flush=True)
     for line in sys.stdin:
@@ -80,7 +83,7 @@ def serve(rank: int, port: int) -> None:
 
 
 class Pair:
-    """Both processes, and the store that they meet in."""
+    """Both processes, and the store of their world."""
 
     def __init__(self) -> None:
         import dldist
@@ -114,7 +117,7 @@ def measure(rounds: int, ntrips: int) -> list[dict[str, object]]:
             for size in SIZES:
                 for way in WAYS:
                     times = pair.run(way, size, max(ntrips // (1 + size // 16384), 20))
-                    if turn > 0:  # the first warms up
+                    if turn > 0:  # the first is a warm-up
                         trips.setdefault((way, size), []).append(times)
     finally:
         pair.close()
