@@ -1,9 +1,10 @@
-"""The first program: every rank has some numbers, and all of them get the sum.
+"""A first program: every rank has some numbers, and all ranks get the sum.
 
-    python examples/all_reduce.py                              # starts two processes by itself
-    dlrun --nproc-per-node 2 examples/all_reduce.py            # so do torchrun, mpirun -n 2 python ..., srun
+    python examples/all_reduce.py                              # starts two processes itself
+    dlrun --nproc-per-node 2 examples/all_reduce.py            # or torchrun, mpirun -n 2 python
+    ..., srun
 
-The numbers are in an array.array of Python's own; NumPy's arrays and torch's tensors would do as well.
+The numbers are in an array.array; NumPy arrays and torch tensors work as well.
 """
 
 import os
@@ -14,13 +15,13 @@ import dldist
 
 
 def say(text):
-    # One write a line, as the processes share the terminal.
+    # One write per line, as the processes share the terminal.
     sys.stdout.write(f"rank {dldist.get_rank()}: {text}\n")
     sys.stdout.flush()
 
 
 def work_together():
-    """What every rank does; only the numbers differ."""
+    """Run on every rank; only the numbers differ."""
     rank, size = dldist.get_rank(), dldist.get_world_size()
     numbers = array("d", [rank + 1, 10 * (rank + 1), 100 * (rank + 1)])
     say(f"is process {os.getpid()}, one of {size}, and has the numbers {numbers.tolist()}")
@@ -42,7 +43,7 @@ def work_together():
 
 
 def main(_=None):
-    """Of every rank; spawn() gives the number, which the world knows, too."""
+    """Run one rank. spawn() passes the rank, which the world also knows."""
     dldist.init_process_group()
     work_together()
     dldist.destroy_process_group()

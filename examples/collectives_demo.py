@@ -1,9 +1,9 @@
-"""Two processes make a group and reduce, gather and send arrays; no NumPy needed.
+"""Two processes create a group, and reduce, gather and send arrays; without NumPy.
 
     python examples/collectives_demo.py
 
-Rank 0 runs the store in which they meet, and starts rank 1. The group itself talks over shared memory, as both are on one
-host; from different hosts it would be TCP, and nothing here would change.
+Rank 0 runs the store that they use for rendezvous, and starts rank 1. The group uses shared memory,
+as both ranks are on one host; between hosts it would use TCP, with the same program.
 """
 
 import subprocess
@@ -18,13 +18,13 @@ TIMEOUT_S = 20
 
 
 def say(group: Group, text: str) -> None:
-    # One write a line, as both processes share the terminal.
+    # One write per line, as both processes share the terminal.
     sys.stdout.write(f"rank {group.rank}: {text}\n")
     sys.stdout.flush()
 
 
 def work_together(group: Group) -> None:
-    """What both ranks do; only the numbers differ."""
+    """Run on both ranks; only the numbers differ."""
     other = 1 - group.rank
     member = group.members[other]
     say(group, f"in a group with rank {other}, pid {member.pid}, by {member.transport}")
@@ -33,7 +33,7 @@ def work_together(group: Group) -> None:
     group.all_reduce(numbers)
     say(group, f"the sum of both is {numbers.tolist()}")
 
-    # Asynchronous: something else can be done until wait().
+    # Asynchronous: the program may do other work until wait().
     together = array("i", [0] * SIZE)
     work = group.all_gather_single(together, array("i", [group.rank * 100]), async_op=True)
     work.wait()

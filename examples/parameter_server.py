@@ -1,10 +1,11 @@
-"""A parameter server by messages: workers send gradients when they have them, and get the newest weights back.
+"""A parameter server with messages: workers send gradients and receive the newest weights.
 
-    python examples/parameter_server.py                        # starts a server and two workers by itself
-    dlrun --nproc-per-node 4 examples/parameter_server.py      # so do torchrun, mpirun -n 4 python ..., srun
+    python examples/parameter_server.py                    # starts a server and two workers itself
+    dlrun --nproc-per-node 4 examples/parameter_server.py  # or torchrun, mpirun -n 4 python ...,
+    srun
 
-Rank 0 is the server. It takes whatever gradient comes first, so that a slow worker holds up nobody. The workers fit a straight
-line to points that only they have.
+Rank 0 is the server. It takes gradients in order of arrival, so a slow worker does not delay the
+others. The workers fit a straight line, each to its own points.
 """
 
 import sys
@@ -18,7 +19,7 @@ SLOPE, OFFSET = 3.0, -1.0
 
 
 def say(text):
-    # One write a line, as the processes share the terminal.
+    # One write per line, as the processes share the terminal.
     sys.stdout.write(f"rank {dldist.get_rank()}: {text}\n")
     sys.stdout.flush()
 
@@ -28,7 +29,7 @@ def serve():
     weights, gradient = np.zeros(2), np.empty(2)
     updates = dict.fromkeys(range(1, workers + 1), 0)
     for _ in range(STEPS * workers):
-        worker = dldist.recv(gradient)  # from any rank; says from which
+        worker = dldist.recv(gradient)  # from any rank; returns the rank
         weights -= RATE * gradient
         updates[worker] += 1
         dldist.send(weights, worker)
@@ -49,7 +50,7 @@ def work():
 
 
 def main(_=None):
-    """Of every rank; spawn() gives the number, which the world knows, too."""
+    """Run one rank. spawn() passes the rank, which the world also knows."""
     dldist.init_process_group()
     if dldist.get_rank() == 0:
         serve()

@@ -1,10 +1,11 @@
-"""Trainers give weights to servers that go on serving: dldist.reshard between two sets of ranks.
+"""Trainers push weights to running servers: dldist.reshard between two sets of ranks.
 
-    python examples/push_weights.py                        # starts three trainers and two servers by itself
-    dlrun --nproc-per-node 5 examples/push_weights.py      # so do torchrun, mpirun -n 5 python ..., srun
+    python examples/push_weights.py                    # starts three trainers and two servers
+    itself
+    dlrun --nproc-per-node 5 examples/push_weights.py  # or torchrun, mpirun -n 5 python ..., srun
 
-Ranks 0 to 2 are trainers, which have rows of the weights. The others are servers, which have columns, and answer requests with the
-version that they have while the next one is written beside it.
+Ranks 0 to 2 are trainers, which hold rows of the weights. The other ranks are servers, which hold
+columns, and answer requests with the current version while the next one is being written.
 """
 
 import sys
@@ -16,7 +17,7 @@ from dldist.reshard import Layout, Link, Replicate, Shard
 
 TRAINERS = 3
 STEPS = 5
-SHAPE = (301, 64)  # the trainers' parts have 101, 101 and 99 rows
+SHAPE = (301, 64)  # row counts of the trainers: 101, 101 and 99
 
 
 def layout(mesh, dim):
@@ -24,7 +25,7 @@ def layout(mesh, dim):
 
 
 def say(world, text):
-    # One write a line, as the processes share the terminal.
+    # One write per line, as the processes share the terminal.
     sys.stdout.write(f"rank {world.rank}: {text}\n")
     sys.stdout.flush()
 
@@ -43,8 +44,8 @@ def train(world):
 
 def serve(world):
     with Link(world, destination=layout(world.size - TRAINERS, 1)) as link:
-        link.receive()  # nothing can be served before
-        lock = threading.Lock()  # a request keeps the version with which it began
+        link.receive()  # wait for a first version
+        lock = threading.Lock()  # protects the version that a request uses
         fetcher = threading.Thread(target=fetch, args=(link, lock))
         fetcher.start()
         answered = 0
@@ -72,7 +73,7 @@ def answer(link):
 
 
 def main(_=None):
-    """Of every rank; spawn() gives the number, which the world knows, too."""
+    """Run one rank. spawn() passes the rank, which the world also knows."""
     with dldist.World(timeout=60) as world:
         if world.rank < TRAINERS:
             train(world)

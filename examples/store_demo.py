@@ -1,9 +1,10 @@
-"""Two processes meet in a TCPStore and exchange what they know.
+"""Two processes exchange values through a TCPStore.
 
     python examples/store_demo.py
 
-Rank 0 runs the store's server on any free port of the loopback and starts rank 1 as a process of its own, which is
-told that port. In a real job the launcher passes the address on, as torchrun does in MASTER_ADDR and MASTER_PORT.
+Rank 0 runs the store's server on a free loopback port, and starts rank 1 with that port as an
+argument. In a real job the launcher passes the address, as torchrun does in MASTER_ADDR and
+MASTER_PORT.
 """
 
 import os
@@ -21,16 +22,16 @@ started = time.monotonic()
 
 
 def say(rank: int, text: str) -> None:
-    # One write a line, as both processes share the terminal.
+    # One write per line, as both processes share the terminal.
     sys.stdout.write(f"[{time.monotonic() - started:6.3f} s] rank {rank}: {text}\n")
     sys.stdout.flush()
 
 
 def meet(store: TCPStore, rank: int) -> None:
-    """What both ranks do; only the numbers differ."""
+    """Run on both ranks; only the numbers differ."""
     other = 1 - rank
     store.set(f"hello/{rank}", f"greetings from rank {rank}, pid {os.getpid()}")
-    # get waits until the other has set it: no polling, no order to agree on.
+    # get waits for the other rank's set: no polling, and no agreed order.
     say(rank, f"reads {store.get(f'hello/{other}').decode()!r}")
 
     total = store.add("sum", rank + 1)
@@ -70,5 +71,5 @@ def rank_1(port: int) -> int:
 if __name__ == "__main__":
     if len(sys.argv) == 1:
         sys.exit(rank_0())
-    started = float(sys.argv[2])  # the clock is the machine's, so that the two transcripts are in step
+    started = float(sys.argv[2])  # one clock for both outputs
     sys.exit(rank_1(int(sys.argv[1])))

@@ -1,9 +1,10 @@
-"""A training script of torch, as it was but for its import.
+"""A PyTorch training script, unchanged except for one import.
 
-    dlrun --nproc-per-node 2 examples/torch_script.py          # so do torchrun, mpirun -n 2 python ..., srun
-    python examples/torch_script.py                            # on one process
+    dlrun --nproc-per-node 2 examples/torch_script.py      # or torchrun, mpirun -n 2 python ...,
+    srun
+    python examples/torch_script.py                        # on one process
 
-Each rank learns from its share of the data; gradients are averaged in one operation a step.
+Each rank trains on its share of the data; gradients are averaged in one operation per step.
 """
 
 import dldist as dist  # was: import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 EPOCHS = 5
-BATCH = 64  # of all ranks together
+BATCH = 64  # total over all ranks
 
 
 def average_gradients(model):
@@ -38,11 +39,11 @@ def average(value):
 
 
 def train(rank, size):
-    torch.manual_seed(rank)  # the ranks begin with different weights, until the broadcast
+    torch.manual_seed(rank)  # initial weights differ between ranks, until the broadcast
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1))
     for parameter in model.parameters():
         dist.broadcast(parameter.data, src=0)
-    # What finds its ranks in torch.distributed unless it is told.
+    # By default, the sampler would query torch.distributed for its ranks.
     sampler = DistributedSampler(data(), num_replicas=size, rank=rank)
     loader = DataLoader(data(), BATCH // size, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)

@@ -1,10 +1,11 @@
-"""The programs of a well-known tutorial on torch.distributed, which run here after a change of one import.
+"""The programs of a well-known torch.distributed tutorial, which run here with one changed import.
 
     python examples/torch_tutorial.py                # two processes
     python examples/torch_tutorial.py 4
 
-Messages, a reduction in a group, a ring all-reduce made of messages, and gradients that are averaged; the processes meet by
-env://, tcp:// and file://, one after the other. Put `import torch.distributed as dist` in the marked place, and it says the same.
+Messages, a reduction in a group, a ring all-reduce built from messages, and training with averaged
+gradients; with rendezvous by env://, tcp:// and file://. With `import torch.distributed as dist` in
+the marked line, the output is the same.
 """
 
 import math
@@ -23,7 +24,7 @@ HOST = "127.0.0.1"
 
 
 def say(text):
-    # One write a line, as the processes share the terminal.
+    # One write per line, as the processes share the terminal.
     sys.stdout.write(f"rank {dist.get_rank()}: {text}\n")
     sys.stdout.flush()
 
@@ -82,7 +83,7 @@ def all_collectives(rank, size):
 
 
 def ring_all_reduce(send, recv):
-    """all_reduce by hand: everything goes around once, and is added up on its way."""
+    """Implement all_reduce: every part travels around the ring once, and each rank adds it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % size, (rank + 1) % size
     here, there = send.clone(), torch.zeros_like(send)
@@ -108,7 +109,7 @@ def ring(rank, size):
 
 
 class Partition(torch.utils.data.Dataset):
-    """Some of the entries of a data set."""
+    """A subset of a data set."""
 
     def __init__(self, data, index):
         self.data = data
@@ -122,7 +123,8 @@ class Partition(torch.utils.data.Dataset):
 
 
 def partition_dataset(rank, size):
-    """This rank's part of the points, and its batch size: 128 points a step are looked at by all ranks together."""
+    """Return this rank's part of the points, and its batch size. All ranks together use 128 points
+    per step."""
     generator = torch.Generator().manual_seed(1234)
     inputs = torch.randn(512, 8, generator=generator)
     labels = (inputs.sum(dim=1) > 0).long()
@@ -168,11 +170,11 @@ def train(rank, size):
     say(f"weights {sum(parameter.double().sum().item() for parameter in model.parameters()):.5f}")
 
 
-# ---- meeting
+# ---- rendezvous
 
 
 def all_of_it(rank, size, port, tcp_port, file):
-    """In every process: what is above, with three ways to meet."""
+    """Run all programs in each process, with three kinds of rendezvous."""
     torch.set_num_threads(1)
     os.environ["MASTER_ADDR"] = HOST
     os.environ["MASTER_PORT"] = str(port)

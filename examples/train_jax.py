@@ -1,10 +1,12 @@
 """Data-parallel training in JAX: a Reducer averages the gradients between two compiled functions.
 
-    python examples/train_jax.py                               # starts two processes by itself
-    dlrun --nproc-per-node 4 examples/train_jax.py             # so do torchrun, mpirun -n 4 python ..., srun
+    python examples/train_jax.py                           # starts two processes itself
+    dlrun --nproc-per-node 4 examples/train_jax.py         # or torchrun, mpirun -n 4 python ...,
+    srun
 
-The same network as in train_numpy.py, and the losses are those of one process with all of the data. JAX finds the gradients,
-and knows nothing of other processes. (dldist.functional has averages that are compiled with the rest.)
+The network is the same as in train_numpy.py, and the losses equal a single process's with all data.
+JAX computes the gradients and does not know of other processes. (With dldist.functional, the
+averages can be compiled, too.)
 """
 
 import hashlib
@@ -22,7 +24,7 @@ POINTS, HIDDEN = 1024, 32
 
 
 def say(text):
-    # One write a line, as the processes share the terminal.
+    # One write per line, as the processes share the terminal.
     sys.stdout.write(f"rank {dldist.get_rank()}: {text}\n")
     sys.stdout.flush()
 
@@ -51,7 +53,7 @@ def update(weights, gradients):
 
 def train():
     rank, size = dldist.get_rank(), dldist.get_world_size()
-    # Every rank takes each size-th point.
+    # Each rank takes every size-th point.
     x = jnp.linspace(-jnp.pi, jnp.pi, POINTS)[rank::size, None]
     y = jnp.sin(x)
     leaves, tree = jax.tree.flatten(new_weights())
@@ -59,7 +61,7 @@ def train():
     weights = jax.tree.unflatten(tree, reducer.broadcast_parameters())
     for number in range(STEPS + 1):
         loss, gradients = loss_and_gradients(weights, x, y)
-        # JAX computes them meanwhile: a bucket is on its way as soon as its gradients are there.
+        # JAX computes asynchronously: a bucket is sent as soon as its gradients are ready.
         averages = reducer.reduce(jax.tree.leaves(gradients))
         weights = update(weights, jax.tree.unflatten(tree, averages))
         if number % 100 == 0:
@@ -71,7 +73,7 @@ def train():
 
 
 def main(_=None):
-    """Of every rank; spawn() gives the number, which the world knows, too."""
+    """Run one rank. spawn() passes the rank, which the world also knows."""
     dldist.init_process_group()
     train()
     dldist.destroy_process_group()

@@ -1,10 +1,13 @@
-"""Data-parallel training in NumPy: every rank has its share of the data, and a Reducer averages the gradients.
+"""Data-parallel training in NumPy: every rank has a share of the data, and a Reducer averages
+gradients.
 
-    python examples/train_numpy.py                             # starts two processes by itself
-    dlrun --nproc-per-node 4 examples/train_numpy.py           # so do torchrun, mpirun -n 4 python ..., srun
+    python examples/train_numpy.py                         # starts two processes itself
+    dlrun --nproc-per-node 4 examples/train_numpy.py       # or torchrun, mpirun -n 4 python ...,
+    srun
 
-A network with one hidden layer learns the sine. The losses are those of one process with all of the data, and the ranks end
-with the same weights, bit for bit, as all of them start with the same and add the same gradients.
+A network with one hidden layer learns the sine. The losses equal a single process's with all data.
+All ranks end with bitwise identical weights, because they start with the same weights and add the
+same gradients.
 """
 
 import hashlib
@@ -20,7 +23,7 @@ POINTS, HIDDEN = 1024, 32
 
 
 def say(text):
-    # One write a line, as the processes share the terminal.
+    # One write per line, as the processes share the terminal.
     sys.stdout.write(f"rank {dldist.get_rank()}: {text}\n")
     sys.stdout.flush()
 
@@ -31,7 +34,8 @@ def new_weights():
 
 
 def backpropagate(weights, x, y, on_gradient):
-    """The mean squared error on the points of this rank; on_gradient(index, array) is told each gradient when it is known."""
+    """Return the mean squared error on this rank's points. Calls on_gradient(index, array) for each
+    gradient once it is known."""
     to_hidden, bias, to_output = weights
     hidden = np.tanh(x @ to_hidden + bias)
     error = hidden @ to_output - y
@@ -45,12 +49,12 @@ def backpropagate(weights, x, y, on_gradient):
 
 def train():
     rank, size = dldist.get_rank(), dldist.get_world_size()
-    # Every rank takes each size-th point.
+    # Each rank takes every size-th point.
     x = np.linspace(-np.pi, np.pi, POINTS)[rank::size, None]
     y = np.sin(x)
     weights = new_weights()
     reducer = dldist.Reducer(weights)
-    # All weights would be the same anyway; with other ways to start, this is what makes them so.
+    # Here all ranks start with the same weights; in general, this call makes them equal.
     reducer.broadcast_parameters()
     for step in range(STEPS + 1):
         reducer.prepare_for_backward()
@@ -67,7 +71,7 @@ def train():
 
 
 def main(_=None):
-    """Of every rank; spawn() gives the number, which the world knows, too."""
+    """Run one rank. spawn() passes the rank, which the world also knows."""
     dldist.init_process_group()
     train()
     dldist.destroy_process_group()
