@@ -1,7 +1,9 @@
-/* Loops of all_reduces by the bare library, for carriers.py: blocks of calls as dldist is measured, without Python in them.
+/* Loops of all_reduces on a carrier library, for carriers.py: the same blocks of calls as for
+ * dldist, but without Python.
  *
- * carriers.py builds this at run time and hands over the functions of the library, so that it needs nothing of any library. Arrays are
- * reduced in place, as dldist's all_reduce does. The result of a loop is seconds, negative after an error. */
+ * carriers.py compiles this at run time and passes the library's functions, so nothing is linked.
+ * Arrays are reduced in place, like dldist's all_reduce. A loop returns seconds, or a negative
+ * number after an error. */
 #include "mpi/mpi_api.h"
 #include "ucc/ucc_api.h"
 
@@ -63,7 +65,7 @@ bare_mpi_tested(const bare_mpi *mpi, void *data, int n, long ncalls)
 /* ---- UCC */
 
 typedef struct bare_ucc {
-    dd_ucc_api api; /* first: as in DD_UCC_FUNCTIONS */
+    dd_ucc_api api; /* must be first, in the order of DD_UCC_FUNCTIONS */
     dd_ucc_lib_handle lib;
     dd_ucc_context_handle context;
     dd_ucc_team_handle team;
@@ -75,7 +77,7 @@ bare_ucc_nbytes(void)
     return sizeof(bare_ucc);
 }
 
-/* The names of the functions in the order of the pointers; NULL after the last. */
+/* Returns the name of the function at `index` of dd_ucc_api, or NULL after the last. */
 const char *
 bare_ucc_function(size_t index)
 {
@@ -108,7 +110,7 @@ open_context(bare_ucc *ucc, const dd_ucc_oob_coll *oob)
     return status;
 }
 
-/* allgather waits for its end, so that req_test and req_free have nothing to do. */
+/* oob->allgather must block, as req_test and req_free do nothing. */
 int
 bare_ucc_open(bare_ucc *ucc, const dd_ucc_oob_coll *oob)
 {

@@ -1,10 +1,11 @@
-/* What a start costs where there are many ranks, without the machines: all of them meet in this process, by the real code.
+/* Simulates rendezvous costs of many ranks: all of them run the real code in this process.
  *
  *     make bench-meeting
  *
- * Prints, for worlds of different sizes: requests to the store and bytes on its wire; links of the process that has the most of
- * them, once the world is made and after collectives; bytes that a process keeps for each other rank. Counts, not
- * times: the same on every machine. tests/c/meeting_sim.h says how it is done; docs/benchmarks.md has the table. */
+ * Prints, for worlds of different sizes: store requests and bytes sent; the largest number of links
+ * of any process, after rendezvous and after collectives; bytes that a process keeps per other
+ * rank. These are counts, not times, so they are the same on every machine. The method is in
+ * tests/c/meeting_sim.h, the table in docs/benchmarks.md. */
 #include "meeting_sim.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* ncclAllReduce in a loop, for benchmarks/nccl.py: what a call costs the host with nothing around it. The functions come as pointers, so
- * that nothing is linked and the library that is measured is the one that is loaded already. */
+/* ncclAllReduce in a loop, for benchmarks/nccl.py: the bare cost of a call on the host. The
+ * functions are passed as pointers, so that the measured library is the one already loaded. */
 #include <stddef.h>
 #include <time.h>
 
@@ -13,10 +13,10 @@ typedef struct bare_call {
     all_reduce_fn all_reduce;
     synchronize_fn synchronize;
     void *data;
-    size_t count; /* of float32 */
+    size_t count; /* elements, float32 */
     void *comm;
     void *stream;
-    /* What orders the stream of a caller, before and after; record may be NULL: nothing does. */
+    /* Events that order the call with the caller's stream; unused if record is NULL. */
     record_fn record;
     wait_fn wait;
     void *events[2];
@@ -31,7 +31,7 @@ now_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Makes one stream wait for what the other holds. */
+/* Makes `later` wait for the work queued on `earlier`. */
 static int
 order(const bare_call *call, void *event, void *earlier, void *later)
 {
@@ -51,8 +51,8 @@ run_once(const bare_call *call)
     return result == 0 ? order(call, call->events[1], call->stream, call->user_stream) : result;
 }
 
-/* `ncalls` of them: seconds that the host was in the calls, and until the device was through with them. Nonzero: NCCL's or the driver's
- * error. */
+/* Makes `ncalls` calls; sets the seconds until the last call returned, and until the device
+ * finished. Returns 0, or an error of NCCL or the driver. */
 int
 bare_run(const bare_call *call, int ncalls, double *host_s, double *all_s)
 {

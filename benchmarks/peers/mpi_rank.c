@@ -1,6 +1,7 @@
-/* One rank of an MPI library, commanded by benchmarks/collectives.py: mpi_rank SOCKET LIBRARY
+/* One rank of an MPI library, controlled by benchmarks/collectives.py: mpi_rank SOCKET LIBRARY
  *
- * The library has to call itself LIBRARY: wheels of several in one environment overwrite each other's files. */
+ * The library's version string must begin with LIBRARY: wheels in one environment overwrite each
+ * other's files. */
 #include "rank.h"
 
 #include <limits.h>
@@ -10,7 +11,7 @@
 
 typedef struct mpi_context {
     MPI_Datatype type;
-    int count; /* elements of the input, or of one part of it */
+    int count; /* elements of the input, or of one of its parts */
 } mpi_context;
 
 static const char *

@@ -1,10 +1,11 @@
-/* Other programs on the machine, for benchmarks/collectives.py --noise:
+/* Background load for benchmarks/collectives.py --noise:
  *
  *     noise KIND CPU...
  *
- * KIND is `1of10` (each CPU is taken for 1 ms of every 10), `4of20`, `busy1`, `busy2`, `busy4` (so many endless loops a CPU) or
- * `short-lived` (processes that do nothing, one after the other, as many at a time as there are CPUs). Says "ready" when all are
- * under way. Ends when its standard input does, so with whoever started it, or after an hour; its processes end with it. */
+ * KIND is `1of10` (1 ms of every 10 on each CPU), `4of20`, `busy1`, `busy2`, `busy4` (1, 2 or 4
+ * endless loops per CPU) or `short-lived` (consecutive processes that do nothing, one at a time per
+ * CPU). Prints "ready" once all run. Exits at the end of its standard input, and so with its
+ * parent, or after an hour; its processes exit with it. */
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -25,8 +26,8 @@ enum {
 
 typedef struct noise_kind {
     const char *name;
-    int64_t on_ns, period_ns; /* of each CPU: taken for on_ns of every period_ns; equal: always */
-    int nloops;               /* a CPU; 0: short-lived processes */
+    int64_t on_ns, period_ns; /* busy for on_ns of every period_ns; always if equal */
+    int nloops;               /* per CPU; 0 for short-lived processes */
 } noise_kind;
 
 static const noise_kind kinds[] = {
@@ -69,7 +70,7 @@ take_cpu(const noise_kind *kind, int cpu)
     }
 }
 
-/* Each is a new program, which loads its libraries and ends. */
+/* Starts programs that load their libraries and exit, one after another. */
 static void
 start_short_lived(void)
 {
@@ -99,7 +100,7 @@ start_process(const noise_kind *kind, int cpu)
         return;
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) { /* it has ended before it could have been noticed */
+    if (getppid() != parent) { /* the parent exited before prctl() */
         _exit(1);
     }
     close(STDIN_FILENO);

@@ -1,12 +1,13 @@
-/* How far apart two CPUs are, told by how long a cache line takes to go there and back.
+/* Measures the distance between two CPUs by the round trip of a cache line.
  *
  *     placement CPU CPU
  *
- * Answers every line on its standard input with the least round trip in nanoseconds, or with 0 when it could not be
- * measured. On a virtual machine the answer changes when the host moves a virtual CPU to another core.
+ * Answers each line on its standard input with the least round trip in nanoseconds, or 0 if it
+ * could not be measured. On a virtual machine, the result changes when the host moves a virtual CPU
+ * to another core.
  *
- * One round trip warms up; the least of the next few counts. So the probe disturbs nobody, and beside other programs it
- * needs both CPUs for a microsecond only. */
+ * After a warm-up, the least of a few round trips is taken. The probe thus does not disturb other
+ * programs, and under load it needs both CPUs for only a microsecond. */
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -49,7 +50,7 @@ pin(int cpu)
     sched_setaffinity(0, sizeof set, &set);
 }
 
-/* Spins until the line holds `value`; 0 when it does not in time. */
+/* Spins until the line holds `value`; returns 0 on timeout. */
 static int
 await(shared_line *line, unsigned value)
 {

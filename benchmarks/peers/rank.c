@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- the data: small whole numbers, exact in every type and in every sum */
+/* ---- the data: small integers, exact in every dtype and every sum */
 
 static unsigned
 pattern(size_t rank, size_t index)
@@ -30,7 +30,7 @@ is(const rank_task *task, const char *op)
     return strcmp(task->op, op) == 0;
 }
 
-/* What element `index` of the result has to be on this rank; -1 where the rank gets nothing. */
+/* Returns the expected element `index` of the result; -1 if this rank has no result. */
 static long
 expected(const rank_task *task, size_t index)
 {
@@ -108,7 +108,7 @@ load(const rank_task *task, const void *buf, size_t index)
     return -1;
 }
 
-/* False, and the reason in `reply`, when the result is not what it has to be. */
+/* Returns false and sets `reply` to the reason if the result is wrong. */
 static bool
 verify(const rank_task *task, char *reply, size_t nreply)
 {
@@ -187,7 +187,8 @@ allocate(rank_task *task, size_t nbytes)
     return true;
 }
 
-/* Makes the buffers, runs the operation once, checks what it did, and leaves zeros: sums of those stay zeros. */
+/* Allocates buffers, runs the operation once, checks the result, and leaves zeros, whose sums stay
+ * zeros. */
 static void
 prepare(const char *line, const rank_peer *peer, rank_task *task, char *reply, size_t nreply)
 {
@@ -237,7 +238,7 @@ now_ns(void)
     return clock_ns(CLOCK_MONOTONIC);
 }
 
-/* One block: an untimed call, a barrier, then `nbatches` batches of `batch` calls each, timed by batches. */
+/* Runs a block: an untimed call, a barrier, then `nbatches` timed batches of `batch` calls each. */
 static void
 run(const rank_peer *peer, rank_task *task, int nbatches, long batch, FILE *to)
 {
@@ -265,7 +266,8 @@ run(const rank_peer *peer, rank_task *task, int nbatches, long batch, FILE *to)
     free(marks);
 }
 
-/* `nsteps` times: `work_ns` of work, then a call; when each call began and ended, and the CPU time of all of them. */
+/* Runs `work_ns` of work and a call, `nsteps` times; replies each call's times and the calls' CPU
+ * time. */
 static void
 run_steps(const rank_peer *peer, rank_task *task, int nsteps, int64_t work_ns, FILE *to)
 {

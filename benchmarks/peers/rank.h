@@ -1,5 +1,6 @@
-/* What the C ranks of benchmarks/collectives.py have in common: they are told over a Unix socket what to do, make
- * and check the data, and time blocks of calls. rank.py says the same protocol in Python, and documents it. */
+/* Common code of the C ranks of benchmarks/collectives.py: commands from a Unix socket, creation
+ * and checks of data, timed blocks of calls. rank.py documents the protocol and implements it in
+ * Python. */
 #ifndef DLDIST_BENCHMARKS_RANK_H
 #define DLDIST_BENCHMARKS_RANK_H
 
@@ -12,30 +13,30 @@ typedef enum rank_kind {
     RANK_INT32,
     RANK_INT64,
     RANK_UINT8,
-    RANK_WORD16, /* float16 and bfloat16, which C has not: moved, never added */
+    RANK_WORD16, /* float16 and bfloat16, which C lacks: copied, never added */
 } rank_kind;
 
 typedef struct rank_task {
     char op[24];
     rank_kind kind;
     int rank, size;
-    size_t item;                                 /* bytes of an element */
-    size_t nin, nout;                            /* elements; an operation in place has nout == 0 */
-    void *input, *output;                        /* output is NULL when the operation is in place */
-    void *context;                               /* of the peer */
-    const char *(*call)(struct rank_task *task); /* NULL, or what went wrong */
+    size_t item;                                 /* element size in bytes */
+    size_t nin, nout;                            /* elements; nout is 0 for in-place operations */
+    void *input, *output;                        /* output is NULL for in-place operations */
+    void *context;                               /* belongs to the peer */
+    const char *(*call)(struct rank_task *task); /* returns NULL or an error message */
 } rank_task;
 
 typedef struct rank_peer {
     int rank, size;
     const char *version;
     void *context;
-    /* Sets task->call, and whatever of the context it needs; false when the peer has no such operation. */
+    /* Sets task->call and task->context; returns false if the peer lacks the operation. */
     bool (*find)(rank_task *task);
     void (*barrier)(void *context);
 } rank_peer;
 
-/* Serves commands from the socket at `path` until its other end is closed. Returns the exit status of the rank. */
+/* Serves commands from the socket at `path` until it is closed. Returns the rank's exit status. */
 int rank_serve(const char *path, const rank_peer *peer);
 
 #endif

@@ -1,23 +1,24 @@
-"""One rank of dldist, torch Gloo or mpi4py, commanded by benchmarks/collectives.py.
+"""One rank of dldist, torch's Gloo or mpi4py, controlled by benchmarks/collectives.py.
 
-    rank.py LIBRARY SOCKET RANK SIZE STORE_FILE        (mpi4py knows its rank and size itself, and has the name that its
-                                                        MPI has to give itself in place of the file)
+    rank.py LIBRARY SOCKET RANK SIZE STORE_FILE
 
-The rank connects to the Unix socket of the driver and says `hello RANK PID VERSION`. Between commands it is blocked in
-a read. Commands are lines, and so are the answers (`error REASON` to any):
+For mpi4py, RANK and SIZE are ignored, and STORE_FILE is the name that its MPI must report.
 
-    prepare SLOT OP DTYPE NBYTES   makes buffers, runs OP once, checks the result: `ok`, `wrong WHERE`, or
-                                   `no REASON` when the library has no such operation
-    run SLOT NBATCHES BATCH        an untimed call, a barrier, then NBATCHES x BATCH calls: `times NS NS ...`, one
-                                   figure for each batch
-    steps SLOT NSTEPS WORK_NS      an untimed call, a barrier, then NSTEPS times: WORK_NS of work, a call: `steps CPU
-                                   BEGIN END BEGIN END ...`, in ns: CPU time of all calls, and the clock that all
-                                   processes of the host share
+The rank connects to the driver's Unix socket and sends `hello RANK PID VERSION`. Between commands
+it blocks in a read. Commands and replies are lines (`error REASON` is a reply to any):
+
+    prepare SLOT OP DTYPE NBYTES   allocates buffers, runs OP once, checks the result: `ok`,
+                                   `wrong WHERE`, or `no REASON` if the library lacks the operation
+    run SLOT NBATCHES BATCH        an untimed call, a barrier, then NBATCHES x BATCH calls:
+                                   `times NS NS ...`, one number per batch
+    steps SLOT NSTEPS WORK_NS      an untimed call, a barrier, then NSTEPS times WORK_NS of work and
+                                   a call: `steps CPU BEGIN END BEGIN END ...`, in ns: CPU time of
+                                   all calls, and times of the host's monotonic clock
     finish SLOT                    frees the buffers: `ok`
 
-A slot is a place for one prepared operation; its name says what memory the buffers are in: `private` (whatever the
-array library allocates) or `arena` (dldist's shared memory). In `plan` private buffers belong to a plan, which is
-called. rank.c says the same protocol in C.
+A slot holds one prepared operation; its name selects the memory of the buffers: `private` (as the
+array library allocates) or `arena` (dldist's shared memory). In `plan`, private buffers belong to a
+plan, which is called. rank.c implements the same protocol in C.
 """
 
 import os
@@ -31,7 +32,8 @@ MIB = 1 << 20
 IN_PLACE = ("all_reduce", "broadcast", "barrier")
 PAIR = ("sendrecv", "stream")
 
-# Compiled for each operation with its call in the text, as timeit does: nothing but the call is in the loop.
+# Compiled per operation with the call in the source, as in timeit, so that the loop has nothing
+# else.
 BLOCK = """
 def block(nbatches, batch):
     marks = [clock()]
@@ -59,23 +61,24 @@ def steps(nsteps, work_ns):
 
 
 class NotOffered(Exception):
-    """The library has no such operation, or not for this type."""
+    """The library does not support the operation, or not for this dtype."""
 
 
 def not_offered(what):
     raise NotOffered(f"it has no such thing as {what}")
 
 
-# -- data ---------------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------
 
 
 def pattern(rank, index):
-    """Small whole numbers: exact in every type and in every sum."""
+    """Return small integers, exact in every dtype and every sum."""
     return rank + 1 + index % 7
 
 
 def expected(op, rank, size, index, count):
-    """What the elements at `index` of the result of `count` elements have to be; None where a rank gets nothing."""
+    """Return the expected elements at `index` of a result of `count` elements; None if the rank has
+    no result."""
     total = size * (size + 1) // 2
     if op == "all_reduce":
         return total + size * (index % 7)
@@ -97,7 +100,7 @@ def expected(op, rank, size, index, count):
 
 
 class Array:
-    """A buffer in three guises: what the library takes, and what is written and read by numpy (bfloat16: words)."""
+    """A buffer as an object that the library accepts and as a NumPy array (bfloat16 as words)."""
 
     def __init__(self, native, words, dtype):
         self.native, self.words, self.dtype = native, words, dtype
@@ -125,7 +128,7 @@ def fill(array, rank):
 
 
 def find_wrong(array, op, rank, size):
-    """None when the result is right, else where it is not."""
+    """Return None if the result is right, else the position of an error."""
     count = len(array.words)
     for begin, end in ranges(count):
         want = expected(op, rank, size, numpy.arange(begin, end), count)
@@ -143,11 +146,12 @@ def words_type(dtype):
     return numpy.dtype(numpy.uint16 if dtype == "bfloat16" else dtype)
 
 
-# -- libraries: the text of each call, and how they make arrays ------------------------------------------------------
+# -- libraries: the text of each call, and how they make arrays ------------------------------------
 
 
 class Library:
-    """`calls` has the text of each operation; x is the input or the array in place, y the output."""
+    """`calls` has the source of each operation; x is the input or the in-place array, y the
+    output."""
 
     calls = {}
     pair_calls = {}
@@ -175,7 +179,7 @@ class Dldist(Library):
         "stream": ("group.send(x, 1)", "group.recv(y, 0)"),
     }
     slots = ("private", "arena", "plan")
-    # What is called once; what it gives is called in the loop.
+    # The expression is evaluated once; the loop calls its value.
     plans = {
         "all_reduce": "group.plan_all_reduce(x)",
         "broadcast": "group.plan_broadcast(x, 0)",
@@ -282,7 +286,7 @@ class Mpi4py(Library):
 LIBRARIES = {"dldist": Dldist, "gloo": Gloo, "mpi4py": Mpi4py}
 
 
-# -- commands -----------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 
 class Task:
@@ -321,7 +325,7 @@ class Task:
         return names["block"], names["steps"]
 
     def check(self):
-        """Runs once and checks; leaves zeros, of which sums stay zeros."""
+        """Run once and check; leave zeros, whose sums stay zeros."""
         try:
             self.block(1, 1)
         except (AttributeError, NotImplementedError) as error:

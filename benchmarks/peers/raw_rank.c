@@ -1,9 +1,11 @@
-/* The bound that TCP sets: two ranks that do nothing but send and recv on one connection. They spin, and sleep after a while in which
- * nothing has moved: else they would only keep each other, and the kernel, from a busy core.
+/* The bound set by TCP: two ranks that only call send and recv on one connection. They spin, and
+ * sleep when nothing has moved for IDLE_LOOKS polls, since spinning would keep a shared core from
+ * the peer and the kernel.
  *
  *     raw_rank SOCKET RANK ADDRESS PORT_FILE [CONGESTION_CONTROL]
  *
- * Rank 0 listens at ADDRESS and leaves its port in PORT_FILE. Reductions move as many bytes as a library must, and add float32. */
+ * Rank 0 listens at ADDRESS and writes its port to PORT_FILE. Reductions move the bytes that any
+ * library must move, and add float32. */
 #include "rank.h"
 
 #include <arpa/inet.h>
@@ -32,7 +34,7 @@ is_over(ssize_t moved)
     return moved == 0 || (moved < 0 && errno != EAGAIN && errno != EINTR);
 }
 
-/* Sends `nout` bytes and receives `nin` at the same time. */
+/* Sends `nout` bytes and receives `nin` bytes concurrently. */
 static const char *
 transfer(int fd, const char *out, size_t nout, char *in, size_t nin)
 {
@@ -123,7 +125,7 @@ call_broadcast(rank_task *task)
                            : transfer(fd, NULL, 0, task->input, nbytes);
 }
 
-static float *scratch; /* room for what comes, of the operation that is measured */
+static float *scratch; /* received data of the measured operation */
 
 static void
 add(float *sum, const float *a, const float *b, size_t count)
@@ -133,7 +135,8 @@ add(float *sum, const float *a, const float *b, size_t count)
     }
 }
 
-/* The other rank's part goes out, and what it has of ours comes in: `sum` becomes that and our own. */
+/* Sends the peer's part, receives the peer's data for this rank's part, and adds both into
+ * `sum`. */
 static const char *
 reduce_part(rank_task *task, size_t mine, size_t nmine, size_t theirs, size_t ntheirs, float *sum)
 {
@@ -154,7 +157,7 @@ call_reduce_scatter(rank_task *task)
     return reduce_part(task, mine, half, half - mine, half, task->output);
 }
 
-/* All of a small array at once; of a large one each rank adds a half, and sends it back. */
+/* Exchanges a small array whole; for a large one, each rank adds one half and returns it. */
 static const char *
 call_all_reduce(rank_task *task)
 {
