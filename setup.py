@@ -1,9 +1,10 @@
-"""Builds the extension, and writes the type stubs. What the package is stands in pyproject.toml.
+"""Build the extension and write the type stubs. The package's metadata is in pyproject.toml.
 
-DLDIST_WERROR=1 makes warnings errors, DLDIST_SANITIZE=address|thread builds with sanitizers, DLDIST_DEBUG=1 without
-optimisation, DLDIST_COVERAGE=1 counts which lines run, DLDIST_FAULTS=1 has `_core._fail_allocation` and its like, by which tests
-make allocations and calls of the system fail, DLDIST_ABI3T=1 builds for the stable ABI of free-threaded Pythons with a Python
-that has a GIL.
+Environment variables: DLDIST_WERROR=1 turns warnings into errors. DLDIST_SANITIZE=address|thread
+builds with sanitizers. DLDIST_DEBUG=1 disables optimisation. DLDIST_COVERAGE=1 counts executed
+lines. DLDIST_FAULTS=1 adds `_core._fail_allocation` and similar functions, with which tests make
+allocations and system calls fail. DLDIST_ABI3T=1 builds for the stable ABI of free-threaded Python
+with a Python that has a GIL.
 """
 
 import os
@@ -25,7 +26,8 @@ from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError, LinkError
 from setuptools.modified import newer_group
 
-# The ABI (csrc/python/base/api.h). Free-threaded Pythons have a stable one since 3.15, abi3t, which also loads in Pythons with a GIL.
+# The ABI (csrc/python/base/api.h). Since 3.15, free-threaded Python has a stable ABI, abi3t, which
+# also loads in Pythons with a GIL.
 IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 IS_ABI3T = sys.version_info >= (3, 15) and (IS_FREE_THREADED or os.environ.get("DLDIST_ABI3T") == "1")
 IS_LIMITED_API = IS_ABI3T or not IS_FREE_THREADED
@@ -64,14 +66,14 @@ if os.environ.get("DLDIST_DEBUG") == "1":
     compile_args += ["-O0", "-g", "-UNDEBUG"]
 
 
-# Optimising across files makes small collectives faster (docs/installing.md). The linker needs half a minute for it, so `--inplace`,
-# which a checkout is built with after each change, leaves it out.
+# Link-time optimisation makes small collectives faster (docs/installing.md). It takes the linker
+# half a minute, so `--inplace`, which builds a checkout after each change, omits it.
 IS_FOR_TESTS = any(f"DLDIST_{name}" in os.environ for name in ("SANITIZE", "COVERAGE", "FAULTS", "DEBUG"))
 USES_LTO = {"0": False, "1": True}.get(os.environ.get("DLDIST_LTO", ""))
 
 
 def what_is_missing(compiler):
-    """What to install before anything can be compiled; None: nothing."""
+    """Return what to install before compilation is possible, or None."""
     if shutil.which(compiler) is None:
         return f"no C compiler: there is no {compiler}. Debian, Ubuntu: apt-get install gcc libc6-dev; or set CC"
     headers = sysconfig.get_path("include")
@@ -86,7 +88,8 @@ def wants_lto(is_inplace):
 
 @cache
 def find_lto_args(compiler):
-    """Find the arguments that optimise across files. There are none if the linker lacks the compiler's plugin."""
+    """Return the arguments for link-time optimisation, or none if the linker lacks the compiler's
+    plugin."""
     with tempfile.TemporaryDirectory() as folder:
         source = os.path.join(folder, "probe.c")
         with open(source, "w") as file:
@@ -102,37 +105,39 @@ def find_lto_args(compiler):
 
 
 def wrapped_functions(objects):
-    """Arguments for the linker, which puts tests/faults/ around functions of the core (tests/faults/faults.h)."""
+    """Return linker arguments that wrap core functions with tests/faults/
+    (tests/faults/faults.h)."""
     names = subprocess.run(["nm", *objects], check=True, capture_output=True, text=True).stdout
     return [f"-Wl,--wrap={name}" for name in re.findall(r" T __wrap_(\w+)$", names, re.MULTILINE)]
 
 
 @cache
 def write_stubs():
-    """Write the type stubs, once for each build. `pip` runs this file for other purposes, too."""
+    """Write the type stubs, once per build. `pip` also runs this file for other purposes."""
     subprocess.run([sys.executable, os.path.join("tools", "make_stubs.py")], check=True)
 
 
 class build_py_with_stubs(build_py):
-    """Writes the stubs before it looks for the files of the package."""
+    """Writes the stubs before it collects the files of the package."""
 
     def run(self):
         write_stubs()
-        self.__dict__.pop("data_files", None)  # setuptools finds the files when the attribute is first read
+        self.__dict__.pop("data_files", None)  # recomputed on the next access
         super().run()
 
 
 class parallel_build_ext(build_ext):
-    """Compiles the files side by side. `build_ext --inplace`, which a checkout is built with, writes the stubs, too."""
+    """Compiles files in parallel. Also writes the stubs, for `build_ext --inplace` in a
+    checkout."""
 
     def run(self):
         write_stubs()
-        self.is_for_checkout = self.inplace  # setuptools clears it while it builds
+        self.is_for_checkout = self.inplace  # setuptools clears it during the build
         super().run()
 
     def get_ext_filename(self, fullname):
         filename = super().get_ext_filename(fullname)
-        # setuptools names a file by the Python that builds it.
+        # setuptools names the file after the building Python.
         return re.sub(r"\.abi3(?!t)", ".abi3t", filename) if IS_ABI3T else filename
 
     def build_extension(self, ext):
@@ -165,7 +170,7 @@ class parallel_build_ext(build_ext):
 
 
 class tagged_bdist_wheel(bdist_wheel):
-    """Names a wheel by the ABI that it is built for."""
+    """Names a wheel after the ABI that it is built for."""
 
     def get_tag(self):
         python, abi, platform = super().get_tag()

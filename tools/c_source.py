@@ -1,4 +1,5 @@
-"""C files as clang-format leaves them here: a function's type is on a line of its own, and its name begins the next line."""
+"""C sources in this repository's clang-format style: a function's type has its own line, and its
+name starts the next one."""
 import re
 from pathlib import Path
 
@@ -12,9 +13,11 @@ def read(path: Path) -> str:
 
 
 def functions(text: str, *, static: bool) -> list[str]:
-    """Return the names of the functions that the text defines: either the static ones or those with external linkage.
+    """Return the names of the functions defined in the text, either static ones or those with
+    external linkage.
 
-    INLINE functions are in neither list: each instruction set defines its own, of the same names, for the code that it includes.
+    INLINE functions are in neither list: each instruction set defines its own, with the same names,
+    for the code that it includes.
     """
     return [match["name"] for match in FUNCTION.finditer(text)
             if "INLINE" not in match["type"] and ("static" in match["type"].split()) == static]

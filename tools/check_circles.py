@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Checks that files of one folder of csrc/ do not call each other in large circles, nor those of the binding's folders together.
+"""Check that files in a folder of csrc/ do not depend on each other in large circles. The binding's
+folders are checked together.
 
-A file needs another one when it names a function or an object that the other defines. Files that all need each other,
-by whatever way round, are a circle: nobody can read one without the rest. Up to three are let be. --all prints the small ones, too.
+A file depends on another if it uses a function or an object defined there. Files that depend on
+each other, directly or indirectly, form a circle, in which no file can be understood without the
+others. Circles of up to three files are allowed. --all also prints the small ones.
 """
 import re
 import sys
@@ -17,13 +19,13 @@ OBJECT = re.compile(r"^(?P<type>(?:const |_Thread_local )*[A-Za-z_][\w ]*?[ *])(
 
 
 def defined_in(text: str) -> set[str]:
-    """The names that other files may use."""
+    """Return the names that other files may use."""
     objects = {match["name"] for match in OBJECT.finditer(text) if "static" not in match["type"].split()}
     return objects | set(functions(text, static=False))
 
 
 def needs(folder: Path) -> dict[str, set[str]]:
-    """For each file of the folder and of those in it, the files whose names it uses."""
+    """Return, for each file in the folder and its subfolders, the files whose names it uses."""
     texts = {path.relative_to(folder).with_suffix("").as_posix(): read(path)
              for path in sorted(folder.rglob("*.c"))}
     owner = {name: stem for stem, text in texts.items() for name in defined_in(text)}
@@ -32,7 +34,8 @@ def needs(folder: Path) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The strongly connected components of more than one file, the largest first (Tarjan)."""
+    """Return the strongly connected components of more than one file, the largest first
+    (Tarjan)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

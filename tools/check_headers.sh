@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Compiles every header of csrc/ in a file of its own, with the compiler flags given: a header that leans on
-# what its includer happened to read before is caught here.
+# Compiles every header of csrc/ by itself, with the given compiler flags, to find headers that
+# depend on earlier includes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-read -ra compiler <<<"${CC:-gcc}" # it may have arguments, as "ccache gcc"
+read -ra compiler <<<"${CC:-gcc}" # may have arguments, such as "ccache gcc"
 PYTHON=${PYTHON:-python3}
 flags=(-std=gnu11 -D_GNU_SOURCE -Icsrc "$@")
 python_include=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')
@@ -20,7 +20,7 @@ while IFS= read -r header; do
         fi
         include+=(-DPy_LIMITED_API=0x030B0000 -isystem "$python_include")
     fi
-    # Twice: that also shows a missing include guard.
+    # Included twice, to detect a missing include guard.
     if ! printf '#include "%s"\n#include "%s"\n' "$header" "$header" \
         | "${compiler[@]}" "${include[@]}" -fsyntax-only -x c -; then
         echo "csrc/$header does not compile alone" >&2

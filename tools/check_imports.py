@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that the modules of pkg/dldist import downward, without large circles.
+"""Check that the modules of pkg/dldist import downward, without large circles.
 
-An import counts wherever it is, in functions too; only imports for type checkers do not. A module may import from its own layer
-and from the layers below it. --all also prints the small circles.
+All imports count, also those inside functions, except imports for type checkers. A module may
+import from its own layer and from lower layers. --all also prints the small circles.
 """
 import ast
 import sys
@@ -27,7 +27,7 @@ RUNGS = {name: rung for rung, names in enumerate(LADDER) for name in names}
 
 
 def part_of(module: str) -> str:
-    """The folder or the module of the package that has a module."""
+    """Return the folder or module of the package that contains a module."""
     name = module.removeprefix("dldist.").partition(".")[0]
     return name if name in RUNGS else PUBLIC
 
@@ -41,7 +41,7 @@ def modules_in(package: Path) -> dict[str, Path]:
 
 
 def imports_of(node: ast.AST) -> Iterator[str]:
-    """The names of modules that code imports, and of what it imports from them."""
+    """Yield the names of imported modules, and of the names imported from them."""
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
     if isinstance(node, ast.Import):
@@ -53,12 +53,12 @@ def imports_of(node: ast.AST) -> Iterator[str]:
 
 
 def module_of(name: str, modules: set[str]) -> str | None:
-    """The module that an imported name is, or is in."""
+    """Return the module that an imported name is, or is defined in."""
     return next((each for each in (name, name.rpartition(".")[0]) if each in modules), None)
 
 
 def needs(package: Path) -> dict[str, set[str]]:
-    """For each module, those that it imports."""
+    """Return the modules that each module imports."""
     paths = modules_in(package)
     known = {*paths, "dldist._core"}
     graph: dict[str, set[str]] = {"dldist._core": set()}

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Compiles the kernels with warnings as errors and runs their tests, with another compiler or for another machine
-# than `make test-c` does.
+# Compiles the kernels with warnings as errors and runs their tests, with a different compiler or
+# for a different architecture than `make test-c`.
 #
 #   CC          the compiler, with arguments
-#   EMULATOR    what runs programs for the other machine, with arguments; without it they are run as they are
+#   EMULATOR    runs programs for the other architecture, with arguments; optional
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 read -ra compiler <<<"$CC"
 read -ra emulator <<<"${EMULATOR:-}"
 out=build/kernels
-# Of the two kinds of compiler, each makes noise of its own (see the Makefile).
+# The exceptions silence false warnings of gcc or clang (see the Makefile).
 flags=(-std=gnu11 -D_GNU_SOURCE -O2 -pthread -Icsrc -Itests -Itests/c -Werror -Wall -Wextra -Wshadow
     -Wconversion -Wformat=2 -Wstrict-prototypes -Wmissing-prototypes -Wundef -Wvla -Wswitch-enum
     -Wno-unknown-warning-option -Wno-maybe-uninitialized -Wno-format-nonliteral)

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Checks that the folders of csrc/ include each other in one direction only.
+"""Check that the folders of csrc/ include each other in one direction only.
 
-A layer may include itself and the layers named for it below; nothing else. The folders of a layer may have an order, too.
-More rules: a header called internal.h or x_internal.h (or layout.h or state.h, outside the binding) is included only from its own
-folder, those in it, and those after it in such an order; and Python.h only by csrc/python/base/api.h; and the binding
-goes to Python by its limited API, whose names the linker resolves, and never by those that lend what may die.
+A layer may include itself and the lower layers named for it. The folders of a layer may have an
+order as well. Further rules: a header named internal.h or x_internal.h (or layout.h or state.h,
+outside the binding) may be included only from its own folder, its subfolders, and later folders in
+such an order. Only csrc/python/base/api.h may include Python.h. The binding uses Python's limited
+API, without functions that return borrowed references.
 """
 import re
 import sys
 from pathlib import Path
 
 LADDER = ["core", "net", "store", "meet", "transport", "collective", "group", "window", "python", "trampoline"]
-SIDE = ["kernels", "work", "observe"]  # stand on core alone
-BESIDE = {  # what the binding uses beside groups
+SIDE = ["kernels", "work", "observe"]  # depend on core only
+BESIDE = {  # used by the binding besides groups
     "nccl": {"core", "store", "meet", "collective", "nccl", *SIDE},
     "watch": {"core", "store", "observe", "watch"},
     "xla": {*LADDER[:7], *SIDE, "xla"},
@@ -32,7 +33,7 @@ ALLOWED |= BESIDE
 for binding in ("python", "trampoline"):
     ALLOWED[binding] |= {*SIDE, *BESIDE}
 
-FOLDERS = {"nccl": ["driver", "comm", "group", "call", "lifecycle"]}  # each may include those before it
+FOLDERS = {"nccl": ["driver", "comm", "group", "call", "lifecycle"]}  # in include order
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 PYTHON_DOOR = "python/base/api.h"
@@ -44,13 +45,14 @@ FORBIDDEN = re.compile(rf"\b({'|'.join(NOT_IN_THE_BINDING)})\b")
 
 
 def place_in(path: Path) -> tuple[list[str], int]:
-    """The order of the folders of the path's layer, and where its own is in it; -1 if it has none."""
+    """Return the order of the folders of the path's layer, and the index of its own folder; -1 if
+    none."""
     order = FOLDERS.get(path.parts[0], [])
     return order, order.index(path.parts[1]) if path.parts[1] in order else -1
 
 
 def problem(source: Path, is_quoted: bool, target: str, root: Path) -> str | None:
-    """Why the line may not be there, or None. `source` is relative to root (csrc/)."""
+    """Return why the line is not allowed, or None. `source` is relative to root (csrc/)."""
     layer = source.parts[0]
     if target == "Python.h":
         return None if source.as_posix() == PYTHON_DOOR else f"only {PYTHON_DOOR} includes Python.h"
@@ -73,12 +75,12 @@ def problem(source: Path, is_quoted: bool, target: str, root: Path) -> str | Non
 
 
 def height(layer: str) -> int:
-    """How many layers stand on each other up to this one."""
+    """Return the number of layers up to this one."""
     return 1 + max((height(below) for below in ALLOWED[layer] - {layer}), default=0)
 
 
 def drawing() -> str:
-    """The layers as a picture in text: each stands on lower lines only."""
+    """Return the layers as text: each depends on lower lines only."""
     lines: dict[int, list[str]] = {}
     for layer in ALLOWED:
         lines.setdefault(height(layer), []).append(layer)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every mutex is a dd_lock, docs/locks.md lists the kinds of csrc/core/lock.h in the same order, and no
-wait depends on the calendar."""
+"""Check that every mutex is a dd_lock, that docs/locks.md lists the kinds in csrc/core/lock.h in
+the same order, and that no wait depends on calendar time."""
 
 import pathlib
 import re
@@ -8,7 +8,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Calls that wait until a time of the calendar, and the files that may use what can be made to.
+# Calls that wait until a calendar time, and the files that may use clocks that can be changed.
 CALENDAR_WAITS = re.compile(
     r"\b(pthread_(mutex|rwlock)_timed\w*lock|pthread_timedjoin_np|sem_timedwait|mq_timed\w+|aio_suspend"
     r"|FUTEX_CLOCK_REALTIME|TIMER_ABSTIME)\b"
@@ -21,7 +21,7 @@ CALENDAR = {
 
 
 def calendar_faults(path):
-    """Yield the uses of the calendar in a file that may make it wait for the wrong time."""
+    """Yield uses of calendar time that may make a file wait for the wrong time."""
     name = path.relative_to(ROOT / "csrc").as_posix()
     text = path.read_text()
     for call in CALENDAR_WAITS.finditer(text):

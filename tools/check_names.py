@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
-"""Checks that a type of csrc/ has one meaning: no two files define a struct, a union, an enum or a typedef of one name differently.
+"""Check that each type name in csrc/ has one meaning: no two files define a struct, union, enum or
+typedef of one name differently.
 
-A compiler minds only where both are included; a reader, a debugger and a search mind always. So a type of one .c file counts as well.
+A compiler rejects this only if both are included; for readers, debuggers and searches it always
+matters. Therefore types of .c files count as well.
 """
 import re
 import sys
 from collections import defaultdict
 from pathlib import Path
 
-# Comments, and the preprocessor's lines with those they go on in: a macro's text is no definition.
+# Comments, and preprocessor lines with their continuations: macro bodies are not definitions.
 NOISE = re.compile(r"/\*.*?\*/|//[^\n]*|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.DOTALL | re.MULTILINE)
 TAGGED = re.compile(r"\b(?:struct|union|enum)(?:\s+__attribute__\(\(.*?\)\))?\s+(\w+)\s*\{")
 TYPEDEF = re.compile(r"^typedef\b", re.MULTILINE)
 
 
 def end_of(text: str, start: int, closer: str) -> int:
-    """Behind the closer that is at the level of `start`."""
+    """Return the index after the closer that matches the level of `start`."""
     depth = 0
     for at in range(start, len(text)):
         depth += text[at] in "{(["
@@ -26,13 +28,13 @@ def end_of(text: str, start: int, closer: str) -> int:
 
 
 def typedef_name(definition: str) -> str | None:
-    """Of `typedef ... name;`, `typedef ... name[n];`, `typedef ... name(...);` and `typedef ... (*name)(...);`."""
+    """Return the name in `typedef ... name;`, `name[n];`, `name(...);` or `(*name)(...);`."""
     match = re.search(r"\(\*(?:\w+ )?(\w+)\)", definition) or re.search(r"(\w+)\s*(?:\[[^;]*\]|\([^;]*\))?;$", definition)
     return match[1] if match else None
 
 
 def definitions(text: str) -> dict[str, set[str]]:
-    """By the names of types: what the file says they are. More than one is one of several platforms."""
+    """Return the definitions of each type name; several if they depend on the platform."""
     text = NOISE.sub(" ", text)
     found = defaultdict(set)
     for match in TAGGED.finditer(text):
@@ -42,7 +44,7 @@ def definitions(text: str) -> dict[str, set[str]]:
         definition = " ".join(text[match.start() : end_of(text, match.start(), ";")].split())
         name = typedef_name(re.sub(r"\{.*\}", "", definition))
         is_tag = re.match(rf"typedef (?:struct|union|enum) {name}\b", definition) is not None
-        if name and not is_tag:  # else it is the tag's, which is looked at above or stands for itself
+        if name and not is_tag:  # otherwise its tag is checked above, or refers to itself
             found[name].add(definition)
     return found
 

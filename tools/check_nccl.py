@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Compares our declarations of NCCL and the CUDA driver (csrc/nccl/driver/lib_api.h, cuda_api.h) with nccl.h and cuda.h.
+"""Compare dldist's declarations of NCCL and the CUDA driver (csrc/nccl/driver/lib_api.h,
+cuda_api.h) with nccl.h and cuda.h.
 
     tools/check_nccl.py [--nccl FILE] [--cuda FILE]
 
-Without arguments the headers are looked for in the usual places; where there is none, it says so and is content. A header of an
-older version is compared with what it may have by our lists of versions. Values, sizes, offsets and prototypes become
-assertions in a C file that $CC compiles.
+Without arguments, headers are searched for in the usual places; a missing one is reported and is
+not an error. A header of an older version is compared with the declarations that dldist's lists
+have for that version. Values, sizes, offsets and prototypes become assertions in a C file that $CC
+compiles.
 """
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CC = shlex.split(os.environ.get("CC", "gcc"))  # it may have arguments, as "ccache gcc"
+CC = shlex.split(os.environ.get("CC", "gcc"))  # may have arguments, such as "ccache gcc"
 SHOWN = 30
 
-# Our types and theirs, in prototypes.
+# dldist's types and NCCL's, in prototypes.
 NCCL_TYPES = {
     "dd_nccl_result": "ncclResult_t",
     "dd_nccl_dtype": "ncclDataType_t",
@@ -64,16 +66,17 @@ CUDA_TYPES = {
     "dd_cuda_access": "CUmemAccessDesc",
 }
 CUDA_STRUCTS = ("dd_cuda_copy_2d", "dd_cuda_location", "dd_cuda_pool_props", "dd_cuda_access")
-# Structs that are not made of a list: our name, since.
+# Structs that are not generated from a list: dldist's name, first version.
 PLAIN_STRUCTS = {"dd_nccl_sim_info": 22203, "dd_nccl_abi_encryption": 23203, "dd_nccl_signal_wait": 22902,
                  "dd_nccl_abi_properties": 23203}
 TYPE_SINCE = {"ncclCommMemStat_t": 22907, "ncclWindow_t": 22703, "ncclCollConfig_t": 23102, "ncclSimInfo_t": 22203,
               "ncclEncryptionConfig_t": 23203, "ncclWaitSignalDesc_t": 22902,
               "ncclCommProperties_t": 23203}
-# Of nccl_device/host.h, which speaks C since 2.32.3. It is older than that, but cannot be compared with older headers.
+# Functions of nccl_device/host.h, which is C since 2.32.3. They are older, but cannot be compared
+# with older headers.
 DEVICE_FUNCTIONS = {"ncclCommQueryProperties": 23203}
 
-# nccl.h wants the runtime's headers for these names only.
+# nccl.h needs the runtime's headers only for these names.
 SHIM = """
 #include <stddef.h>
 #define CUDART_VERSION 12000
@@ -81,7 +84,7 @@ SHIM = """
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 """
-# nccl_device/host.h wants this name of cuda.h, for a struct that we do not declare.
+# nccl_device/host.h needs this name from cuda.h, for a struct that dldist does not declare.
 CUDA_SHIM = "typedef int CUmemLocationType;"
 
 LISTS = r"""
@@ -117,7 +120,7 @@ DD_CUDA_REQUIRED(C) DD_CUDA_OPTIONAL(C)
 
 
 def read_lists() -> dict[str, list[list[str]]]:
-    """The rows of our X-lists, by kind."""
+    """Return the rows of dldist's X-lists, by kind."""
     command = [*CC, "-E", "-P", "-x", "c", f"-I{ROOT / 'csrc'}", "-"]
     text = subprocess.run(command, input=LISTS, capture_output=True, text=True, check=True).stdout
     rows: dict[str, list[list[str]]] = {}
@@ -155,7 +158,7 @@ class Check:
         self.claim("prototypes", f"__builtin_types_compatible_p(__typeof__(&{name}), {pointer})", f"prototype of {name}")
 
     def compile(self, folders: list[Path]) -> str:
-        """What the compiler complains about; "" when all is well."""
+        """Return the compiler's errors, or ""."""
         with tempfile.TemporaryDirectory() as scratch:
             for name in ("cuda_runtime.h", "cuda.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"):
                 text = {"cuda_runtime.h": SHIM, "cuda.h": CUDA_SHIM}.get(name, "")
@@ -210,7 +213,7 @@ def check_nccl(header: Path, rows: dict[str, list[list[str]]]) -> bool:
 
 
 def fields_of(struct: str) -> list[str]:
-    """The members of a plain struct of lib_api.h or cuda_api.h."""
+    """Return the members of a plain struct of lib_api.h or cuda_api.h."""
     for header in ("lib_api.h", "cuda_api.h"):
         text = (ROOT / "csrc/nccl/driver" / header).read_text(encoding="utf-8")
         match = re.search(rf"typedef struct {struct} \{{(.*?)\}}", text, re.S)
@@ -221,7 +224,7 @@ def fields_of(struct: str) -> list[str]:
 
 def check_cuda(header: Path, rows: dict[str, list[list[str]]]) -> bool:
     version = number_in(header, "CUDA_VERSION")
-    # Declares every version of a function under the name of its symbol.
+    # Declares every version of a function under its symbol's name.
     check = Check(f'#define __CUDA_API_VERSION_INTERNAL\n#include "{header}"')
     for ours, name in rows["cuvalue"]:
         check.value(ours, name)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that docs/memory-orders.md says of every file of csrc/ with atomic variables what covers it."""
+"""Check that docs/memory-orders.md covers every file in csrc/ with atomic variables."""
 import re
 import sys
 from pathlib import Path

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that a source distribution holds the files of the repository, and nothing else but what setuptools writes.
+"""Check that a source distribution holds exactly the files of the repository and the files that
+setuptools generates.
 
     python tools/check_sdist.py dist/dldist-*.tar.gz
 """
@@ -9,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-# What only a repository needs.
+# Needed only in a repository.
 LEFT_OUT = {".gitignore"}
 GENERATED = {"PKG-INFO", "setup.cfg"}
 GENERATED_FOLDER = "pkg/dldist.egg-info/"
@@ -21,7 +22,7 @@ def tracked() -> set[str]:
 
 
 def held(sdist: str) -> set[str]:
-    """The distribution's files, without the folder that all of them are in."""
+    """Return the distribution's files, without its top folder."""
     with tarfile.open(sdist) as archive:
         names = {member.name.partition("/")[2] for member in archive if not member.isdir()}
     return {name for name in names - GENERATED if not name.startswith(GENERATED_FOLDER)}

@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that a static function has a name of its own in csrc/, so that readers and tools can jump to it.
-
-Two files may not define static functions of one name.
-"""
+"""Check that every static function in csrc/ has a unique name, so that readers and tools can find
+it."""
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -13,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent / "csrc"
 
 
 def repeated_names(root: Path) -> dict[str, list[str]]:
-    """Names of static functions, and the files that define one, if there are several."""
+    """Return the names of static functions that several files define, with the files."""
     files = defaultdict(list)
     for path in sorted(path for path in root.rglob("*") if path.suffix in (".c", ".h")):
         for name in sorted(set(functions(read(path), static=True))):

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Checks what the built extension, and the library for JAX, show to the process that loads them, and what they ask for.
+"""Check the symbols that the extension and the library for JAX export, and the libraries that they
+need.
 
-The extension must export its init function and nothing else, and the library what MPItrampoline looks up, or they would meet the
-symbols of other libraries; and they must need nothing beyond the C library, or the wheel would not load everywhere.
+The extension must export only its init function, and the library only the functions that
+MPItrampoline looks up; other symbols might conflict with other libraries. Both must need only the C
+library, so that the wheel loads everywhere.
 
     python tools/check_symbols.py [folder of the package]
 """
@@ -11,12 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-# By the beginning of a file's path in the package: what it exports.
+# Exported symbols, by the prefix of a file's path in the package.
 EXPORTS = {
     "_core": re.compile(r"Py(Init|ModExport)__core"),
     "jax/_mpi": re.compile(r"MPIX?ABI_\w+|mpi(abi|wrapper)_version_\w+|mpiwrapper_export_fortran_constants_"),
 }
-# ld-linux comes with libc on some machines.
+# On some machines, libc includes ld-linux.
 NEEDED = re.compile(r"^(libc|libpthread|libm|librt|libdl|ld-linux[-\w]*)\.so(\.\d+)*$")
 
 

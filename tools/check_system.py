@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that the C library is asked for what a program can compute by itself, and the system through csrc/core alone.
+"""Check that csrc/ uses only pure functions of the C library, and calls the system only through
+csrc/core.
 
-Looks at what the objects of a build want from outside. csrc/core/system.h, clock.h, lock.h, thread.h and mem.h have what everything else uses
-instead, so that a test can stand in for the system.
+Examines the undefined symbols of a build's objects. csrc/core/system.h, clock.h, lock.h, thread.h
+and mem.h have the wrappers that all other code uses, so that a test can replace the system.
 
     python tools/check_system.py build/fast
 """
@@ -10,20 +11,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Whose names depend on nothing but their arguments (and errno, and stdio's buffers in memory).
+# Functions that depend only on their arguments (and errno, and stdio's buffers in memory).
 PURE = """memcpy memmove memset memcmp memchr strlen strnlen strcmp strncmp strcasecmp strchr strrchr strstr strspn strcspn
 strtol strtoll strtoul strtoull strtod snprintf vsnprintf sscanf qsort bsearch llround lround inet_ntop inet_pton
 gai_strerror strerror_r explicit_bzero abort __errno_location""".split()
-# Names that compilers and libraries put in.
+# Names added by compilers and libraries.
 COMPILED = ("__isoc", "__stack_chk", "__asan", "__tsan", "__ubsan", "_GLOBAL_OFFSET_TABLE_", "__memcpy_chk", "__snprintf_chk")
 # The assertions of test builds (csrc/core/assert.h).
 ASSERTED = {"dd_assert_fail", "dd_lock_holds"}
-# Shared libraries are found and opened in one file; what they hold is called through tables.
+# One file opens shared libraries; their functions are called through tables.
 ALLOWED = {"core/dylib": {"dlopen", "dlsym", "dlerror", "dladdr", "dlclose"}}
 
 
 def names(nm_output: str) -> tuple[set[str], set[str]]:
-    """(defined, undefined)"""
+    """Return the defined and the undefined symbols."""
     defined, undefined = set(), set()
     for line in nm_output.splitlines():
         fields = line.split()

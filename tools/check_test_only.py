@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that no function of csrc/ exists only for tests: every function that is not static has a caller in csrc/.
+"""Check that no function in csrc/ exists only for tests: every non-static function must have a
+caller in csrc/.
 
-A test that needs to see a state includes the internal header; one that makes calls fail wraps functions (tests/faults/).
+A test that needs to see internal state includes the internal header; one that makes calls fail
+wraps functions (tests/faults/).
 """
 import re
 import sys
@@ -10,11 +12,12 @@ from pathlib import Path
 
 from c_source import functions, read
 
-# Called by tests only, and the reason to keep it.
+# Functions that only tests call, and the reason to keep them.
 EXCEPTIONS = {
     "dd_arena_join": "ThreadSanitizer takes memory that is mapped twice for two memories, so ranks in one process share a mapping",
 }
-# Parts of names that the preprocessor builds, such as prefix##_close: functions that end in them count as called.
+# Parts of names that the preprocessor builds, such as prefix##_close: functions with these suffixes
+# count as called.
 PASTED = re.compile(r"\b(\w*)##(_\w+)\b")
 
 DECLARATION = re.compile(r"^(?!static\b)\w[\w *]*?\b(\w+)\((?=[^;{}]*;)", re.MULTILINE)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks a wheel: its extension loads wherever the wheel's name says, and holds nothing of the machine that made it; its stubs are
-those of these sources.
+"""Check a wheel: its extension must load on every platform of its name and hold no traces of the
+build machine, and its stubs must match these sources.
 
 Needs auditwheel.
 
@@ -21,13 +21,13 @@ NAME = re.compile(r"dldist-.+-cp311-abi3-manylinux_2_(\d+)_(\w+)\.whl")
 
 
 def platform(wheel: Path) -> tuple[int, str] | None:
-    """The minor version of the glibc, and the processors, that a wheel is for by its name."""
+    """Return the minor glibc version and the architecture in the wheel's name."""
     matched = NAME.fullmatch(wheel.name)
     return (int(matched[1]), matched[2]) if matched else None
 
 
 def needed_platform(wheel: Path) -> tuple[int, str]:
-    """The same, by the symbols that the extension asks for."""
+    """Return the same, as required by the extension's symbols."""
     told = json.loads("".join(output(sys.executable, "-m", "auditwheel", "show", "--json", str(wheel))))
     matched = re.fullmatch(r"manylinux_2_(\d+)_(\w+)", told["overall_tag"])
     assert matched, told["overall_tag"]
@@ -44,14 +44,14 @@ def platform_problems(wheel: Path) -> list[str]:
 
 
 def unresolved(extension: str) -> list[str]:
-    """Undefined symbols that neither Python nor a version of the C library is known to have."""
+    """Return undefined symbols that neither Python nor a versioned C library provides."""
     lines = [line.split() for line in output("nm", "-D", "--undefined-only", extension)]
     strong = [fields[-1] for fields in lines if fields and fields[0] == "U"]
     return sorted(name for name in strong if not name.startswith(("Py", "_Py")) and "@GLIBC_" not in name)
 
 
 def leftovers(extension: str) -> list[str]:
-    """What the machine that made it has left in it."""
+    """Return the traces that the build machine left in the extension."""
     found = []
     if any("RUNPATH" in line or "RPATH" in line for line in output("readelf", "--wide", "-d", extension)):
         found.append("is told where to look for libraries")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Counts the lines of csrc/ and pkg/ and fails if one of them has grown above its budget.
+"""Count the lines of csrc/ and pkg/, and fail if one exceeds its budget.
 
-Code and comments count. Generated files do not: type stubs, which are written at build time, and data (.inc).
-A change that needs more lines than are left makes room for them first.
+Code and comments count. Generated files do not: type stubs, which are written at build time, and
+data (.inc). A change that needs more lines than are left must remove lines first.
 """
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ def count_lines(path: Path) -> int:
 
 
 def sizes_of(folder: str) -> dict[str, int]:
-    """The lines of each folder below `folder`."""
+    """Return the number of lines of each folder below `folder`."""
     sizes: dict[str, int] = {}
     for path in sorted((ROOT / folder).rglob("*")):
         if path.suffix in SUFFIXES:

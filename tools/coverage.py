@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Prints the line coverage of csrc/, file by file, from what gcov says about builds.
+"""Print the line coverage of csrc/, file by file, from gcov data of builds.
 
     python tools/coverage.py "gcov build/coverage" "llvm-cov-14 gcov build/sim-coverage"
 
-Each argument is a command and the folder of a build that it can read. Which lines there are is for the first to say that has the file,
-since compilers do not quite agree. --below 90 prints only files with less, and fails if there are any.
+Each argument is a command and the folder of a build that it can read. Compilers differ in what
+counts as a line, so the first build that has a file determines its lines. --below 90 prints only
+files below 90 %, and fails if there are any.
 """
 
 import argparse
@@ -14,13 +15,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# "        3:   17:code", "    #####:   17:code" for a line that never ran, "    -:    0:Source:csrc/core/mem.c" before them.
+# gcov prints "        3:   17:code", "    #####:   17:code" for a line that never ran, and first "
+# -:    0:Source:csrc/core/mem.c".
 LINE = re.compile(r" *([^:]+): *(\d+):(.*)")
 
 
 def counts_of(text: str) -> dict[str, dict[int, int]]:
-    """File -> line -> how often it ran, of what gcov -t prints for one object: first for the line, and, where a macro has made several
-    functions in it, then for each of them."""
+    """Return file -> line -> execution count from `gcov -t` for one object. gcov prints the line
+    first and, if a macro defines several functions in it, then each function."""
     counts: dict[str, dict[int, int]] = {}
     lines: dict[int, int] = {}
     for match in map(LINE.match, text.splitlines()):
@@ -36,7 +38,8 @@ def counts_of(text: str) -> dict[str, dict[int, int]]:
 
 
 def counts_of_build(command: list[str], build: Path) -> dict[str, dict[int, int]]:
-    """A header counts once, whoever includes it. By the notes, not the data: a file that never ran has notes only."""
+    """Return the counts of a build. Headers count once. Reads notes files, as a file that never ran
+    has no data file."""
 
     def ask(notes: Path) -> dict[str, dict[int, int]]:
         run = subprocess.run([*command, "-t", str(notes)], check=True, capture_output=True, text=True)
@@ -67,7 +70,7 @@ def counts_of_builds(builds: list[str]) -> dict[str, dict[int, int]]:
 
 
 def ranges(lines: list[int]) -> str:
-    """[3, 4, 5, 9] as "3-5 9"."""
+    """Format line numbers: [3, 4, 5, 9] as "3-5 9"."""
     parts: list[list[int]] = []
     for line in lines:
         if parts and line == parts[-1][1] + 1:

@@ -1,5 +1,5 @@
-/* Linked into C tests that count which lines run (`make coverage`), where _exit and abort go through here: they would leave the counts of a
- * child unwritten. */
+/* Wrappers of _exit and abort for C tests in coverage builds (`make coverage`): they write a
+ * child's counts first, which would be lost otherwise. */
 #include <gcov.h>
 #include <stdlib.h>
 #include <unistd.h>

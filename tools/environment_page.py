@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prints docs/environment.md: the settings come from dldist's own table; what launchers, tests and builds say is written here.
+"""Print docs/environment.md. The settings come from dldist's own table; variables of launchers,
+tests and builds are listed here.
 
     PYTHONPATH=pkg python tools/environment_page.py > docs/environment.md
 """
@@ -111,7 +112,7 @@ def quoted(names):
 
 
 def values_of(setting):
-    """What may be said; the default is among it, unless being unset means something that no value does."""
+    """Return the accepted values, with the default marked; unset may be a state of its own."""
     if setting.default in (None, "", (0, 0)):
         return setting.kind.words
     default = int(setting.default) if isinstance(setting.default, bool) else setting.default

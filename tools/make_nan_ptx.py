@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Compiles csrc/nccl/driver/nan_kernel.cu into csrc/nccl/driver/nan_ptx.inc, so that the build needs nothing of NVIDIA's.
+"""Compile csrc/nccl/driver/nan_kernel.cu into csrc/nccl/driver/nan_ptx.inc, so that builds need no
+NVIDIA tools.
 
     python tools/make_nan_ptx.py           write it (needs nvcc)
-    python tools/make_nan_ptx.py --check   fail where it is of another source, and, where there are nvcc and ptxas, is not what they make and take
+    python tools/make_nan_ptx.py --check   fail if it is out of date; also, if nvcc and ptxas are
+                                           available, if it is not nvcc's output or ptxas rejects it
 
-The PTX is made for the oldest devices and drivers that we know of, which newer ones take, too: nvcc itself offers newer ones alone, so
-that the two directives are written by us, and ptxas holds the instructions to them. CUDA_HOME says where the tools are.
+The PTX targets the oldest supported devices and drivers; newer ones accept it. nvcc only generates
+newer versions, so this program writes the .version and .target directives, and ptxas checks the
+instructions against them. CUDA_HOME is the folder of the tools.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ KERNEL = ROOT / "csrc/nccl/driver/nan_kernel.cu"
 MADE = ROOT / "csrc/nccl/driver/nan_ptx.inc"
 # PTX 7.0 is CUDA 11.0's.
 VERSION, TARGET = "7.0", "sm_52"
-# Those of them that the installed ptxas knows are tried.
+# The devices to test, if the installed ptxas knows them.
 DEVICES = ("sm_52", "sm_60", "sm_70", "sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 
 HEADER = """\
@@ -45,7 +48,7 @@ def digest() -> str:
 
 
 def compiled(nvcc: str) -> list[str]:
-    """The lines of the PTX, without comments, for VERSION and TARGET."""
+    """Return the lines of the PTX, without comments, for VERSION and TARGET."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "kernel.ptx"
         subprocess.run([nvcc, "-ptx", "-O3", "-arch=compute_75", str(KERNEL), "-o", str(made)], check=True)
@@ -72,7 +75,7 @@ def ptx_in(source: str) -> str:
 
 
 def accepted(ptxas: str, ptx: str) -> tuple[list[str], list[str]]:
-    """The devices that ptxas knows, and what it has against the PTX on them."""
+    """Return the devices that ptxas knows, and its errors for the PTX on them."""
     known, complaints = [], []
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Writes the type stubs of the package, none of which is in the repository. setup.py runs this once for each build.
+"""Write the type stubs of the package, none of which is in the repository. setup.py runs this once
+per build.
 
-From the table of operations, csrc/python/group/operations.h: the methods of Group in _core.pyi, whose other parts are in
-_core.pyi.in, and all of _backends/low_level.pyi. From the functions of a module: _api/collectives.pyi and functional/__init__.pyi, with
-an overload for each kind of async_op. From the tables of names, _api/namespace.py: __init__.pyi and distributed_c10d.pyi, which
-hand on what is elsewhere.
+The table of operations, csrc/python/group/operations.h, provides the methods of Group in _core.pyi,
+whose other parts are in _core.pyi.in, and all of _backends/low_level.pyi. The functions of a module
+provide _api/collectives.pyi and functional/__init__.pyi, with an overload for each kind of
+async_op. The tables of names in _api/namespace.py provide __init__.pyi and distributed_c10d.pyi,
+which re-export names.
 
     python tools/make_stubs.py                  write them
-    python tools/make_stubs.py --check FOLDER   fail if a stub of the package in FOLDER is not what would be written
+    python tools/make_stubs.py --check FOLDER   fail if a stub of the package in FOLDER is out of
+    date
 
-The extension need not have been built: it may be for another kind of processor.
+The extension need not be built: it may be for another architecture.
 """
 import ast
 import re
@@ -73,7 +76,7 @@ def core_stub(template: str, operations) -> str:
 
 
 class _Words(dict):
-    """The names that rows of the C table use, as the extension passes them on."""
+    """The names in the rows of the C table, with the values that the extension passes."""
 
     def __init__(self) -> None:
         def side(kind: str) -> Any:
@@ -95,14 +98,15 @@ class _Words(dict):
 
 
 def operation_rows(header: str) -> list[tuple[Any, ...]]:
-    """The rows of the C table as _core._operations() returns them. Each is an expression of Python's, too."""
+    """Return the rows of the C table like _core._operations(). Each row is also a Python
+    expression."""
     table = header.partition("#define PY_OPERATION_LIST(X)")[2].partition("/* clang-format on */")[0]
     rows = re.sub(r"\)\s+X\(", "), X(", table.replace("\\\n", " "))
     return eval(f"[{rows.strip()}]", {}, _Words())  # noqa: S307
 
 
 def stand_in(name: str, **attributes: Any) -> ModuleType:
-    """Have a module imported in place of one that needs the extension."""
+    """Register a module to be imported instead of one that needs the extension."""
     sys.modules[name] = module = ModuleType(name)
     vars(module).update(attributes)
     return module
@@ -178,7 +182,7 @@ def source_of(module: str) -> str:
 
 
 def defined_in(module: str) -> list[str]:
-    """The names that a module gives to functions, classes and values."""
+    """Return the names of functions, classes and values that a module defines."""
     tree = ast.parse((PACKAGE / source_of(module)).read_text(encoding="utf-8"))
     names = []
     for node in tree.body:
@@ -191,7 +195,7 @@ def defined_in(module: str) -> list[str]:
 
 
 def names_stub(head: str, tables) -> str:
-    """The stub of a module that has what is in others."""
+    """Return the stub of a module that re-exports names."""
     from dldist._api import namespace
 
     lines, of_moment = {}, ""
@@ -200,14 +204,14 @@ def names_stub(head: str, tables) -> str:
         for name, _, other in namespace.names_of({module: names}):
             if module == namespace.OF_THE_MOMENT and other not in defined:
                 of_moment += f"{name}: Any\n"
-            elif name != "rendezvous":  # which is the module in one of them, and the function in the other
+            elif name != "rendezvous":  # a module in one of them, a function in the other
                 lines[f"from {module} import {other} as {name}\n"] = None
     text = "# Made by tools/make_stubs.py from _api/namespace.py.\nfrom typing import Any\n\n"
     return text + "".join(lines) + head + "\n" + of_moment
 
 
 def made_stubs() -> dict[str, str]:
-    """The text of each stub, by its place in the package."""
+    """Return the text of each stub, by its path in the package."""
     stand_in("dldist", __path__=[str(PACKAGE)])
     stand_in("dldist._core", _operations=lambda: operation_rows(OPERATIONS_HEADER.read_text(encoding="utf-8")))
     sys.modules["dldist"]._core = sys.modules["dldist._core"]

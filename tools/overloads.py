@@ -1,6 +1,6 @@
-"""The stub of a module whose functions take async_op: each has an overload for what it returns with and without.
+"""Stubs for modules whose functions take async_op: each function gets overloads for its results.
 
-A result is annotated with what async_op=True gives first, and with what is returned otherwise behind it: `Work | None`.
+A result annotation lists the result for async_op=True first, then the other results: `Work | None`.
 """
 import ast
 import copy
@@ -11,7 +11,7 @@ WIDTH = 120
 
 
 def definition(name: str, parameters: list[str], result: str, indent: str = "") -> str:
-    """A function of a stub, in one line where that is short enough."""
+    """Return a stub function, on one line if it fits."""
     head = f"{indent}def {name}("
     short = f"{head}{', '.join(parameters)}) -> {result}: ...\n"
     if len(short) <= WIDTH:
@@ -21,7 +21,7 @@ def definition(name: str, parameters: list[str], result: str, indent: str = "") 
 
 
 def results_by_flag(asynchronous: str, synchronous: str) -> dict[str, str]:
-    """What is returned, by the annotation of async_op."""
+    """Return the results by the annotation of async_op."""
     return {"Literal[False] = False": synchronous, "Literal[True]": asynchronous, "bool": f"{asynchronous} | {synchronous}"}
 
 
@@ -69,7 +69,7 @@ def _overloads(function: ast.FunctionDef, indent: str = "") -> str:
         elif "=" in flag:
             ways.append(([*positional[:place], f"async_op: {flag}", *positional[place:]], by_name))
         else:
-            # Without a default it has to be given by name, or behind all that is before it.
+            # Without a default, it must be passed by name, or after all preceding parameters.
             ways.append((positional[:place], [f"async_op: {flag}", *positional[place:], *by_name]))
             given = [each.without_default() for each in parameters[:place]]
             ways.append(([*given, f"async_op: {flag}", *positional[place:]], by_name))
@@ -88,11 +88,12 @@ def _function(function: ast.FunctionDef, indent: str = "") -> str:
 
 
 def with_overloads(stub: str) -> str:
-    """A stub whose methods with `async_op: bool = False` and a result `X | None` have an overload for each kind of async_op."""
+    """Add overloads to the methods of a stub with `async_op: bool = False` and a result `X |
+    None`."""
     lines = stub.splitlines(keepends=True)
     classes = [node for node in ast.parse(stub).body if isinstance(node, ast.ClassDef)]
     methods = [node for each in classes for node in each.body if isinstance(node, ast.FunctionDef)]
-    for method in reversed(methods):  # from the end, so that the numbers of the lines before stay true
+    for method in reversed(methods):  # from the end, so that earlier line numbers stay valid
         flags = [ast.unparse(each.default) for each in _parameters(method) if each.name == "async_op"]
         if flags == ["False"] and isinstance(method.returns, ast.BinOp):
             lines[method.lineno - 1 : method.end_lineno] = [_overloads(method, "    ")]
@@ -100,7 +101,7 @@ def with_overloads(stub: str) -> str:
 
 
 def _former_name(node: ast.stmt, functions: dict[str, ast.FunctionDef]) -> ast.FunctionDef | None:
-    """The function that `name = _former_name("name", function)` makes."""
+    """Return the function that `name = _former_name("name", function)` creates."""
     call = node.value if isinstance(node, ast.Assign) else None
     if not isinstance(call, ast.Call) or ast.unparse(call.func) != "_former_name":
         return None
@@ -125,14 +126,14 @@ def _body(tree: ast.Module, private: tuple[str, ...]) -> str:
             methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
             text += f"class {node.name}:\n" + "".join(_function(method, "    ") for method in methods)
         elif _is_type_variable(node):
-            continue  # _head has them
+            continue  # in _head
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and not node.targets[0].id.startswith("_"):
             text += f"{node.targets[0].id}: {ast.unparse(node.value.func)}\n"
     return text
 
 
 def _head(tree: ast.Module, body: str) -> str:
-    """The imports that the body needs, type variables, and the public names."""
+    """Return the imports that the body needs, type variables, and the public names."""
     nodes = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
     variables = "".join(f"{ast.unparse(node)}\n" for node in assigned if _is_type_variable(node)).replace("'", '"')
@@ -152,12 +153,13 @@ def _head(tree: ast.Module, body: str) -> str:
 
 
 def _order(name: str) -> tuple[bool, str]:
-    """Classes before functions."""
+    """Sort key: classes before functions."""
     return name.islower(), name
 
 
 def module_stub(path: Path, private: tuple[str, ...]) -> str:
-    """The stub of what is public, and of the private names that other modules use."""
+    """Return the stub of a module's public names and of the private names that other modules
+    use."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     body = _body(tree, private)
     return f"# Made by tools/make_stubs.py from {path.name}.\n" + _head(tree, body) + body

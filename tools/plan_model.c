@@ -1,13 +1,14 @@
-/* Predicts how long every algorithm takes on a cluster that is described by a few numbers, which nobody has measured on it:
- * good for comparing algorithms and for seeing how they grow, not for promising microseconds.
+/* Predicts the time of every algorithm on a cluster described by a few estimated numbers: useful to
+ * compare algorithms and their growth, not to predict absolute times.
  *
- *     plan_model [collective [nranks]]      tables; without arguments all of them
- *     plan_model summary [ranks per host]   which algorithm is best where, what the table of selection loses, hosts
+ *     plan_model [collective [nranks]]      tables; all of them without arguments
+ *     plan_model summary [ranks per host]   best algorithm by size, loss of the table, hosts
  *
- * Real plans are run event by event. A rank has one processor, which starts messages, takes them in, folds and copies, in the
- * order in which these become possible; the ranks of a host share one network card, with a queue in each direction. Where
- * there are too many steps for that (marked "~"), the time is in most cases the largest of: what the busiest rank has to do, what the
- * busiest card has to carry (both counted from real plans of two hosts), and the longest chain of messages. */
+ * Real plans are simulated event by event. A rank has one processor, which starts and receives
+ * messages, folds and copies, in the order in which these become possible. The ranks of a host
+ * share one network card, with a queue in each direction. If there are too many steps (marked "~"),
+ * the time is usually the maximum of three: the work of the busiest rank, the traffic of the
+ * busiest card (both counted from real plans of two hosts), and the longest chain of messages. */
 #include "collective/select.h"
 #include "core/mem.h"
 
@@ -15,17 +16,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Microseconds, and bytes a microsecond. */
+/* Times are in microseconds, speeds in bytes per microsecond. */
 typedef struct model_cluster {
     int ranks_per_host;
-    double local_overhead; /* of a message through shared memory, at each end */
+    double local_overhead; /* per message through shared memory, at each end */
     double local_latency;
-    double local_speed; /* of the copy at each end */
+    double local_speed; /* copy at each end */
     double net_overhead;
     double net_latency;
-    double net_speed;  /* of the kernel's copy at each end */
-    double card_speed; /* of a host, in each direction */
-    double fold_speed; /* of reading one source */
+    double net_speed;  /* the kernel's copy at each end */
+    double card_speed; /* per host, in each direction */
+    double fold_speed; /* per source read */
     double copy_speed;
     double step_overhead;
 } model_cluster;
@@ -55,8 +56,8 @@ typedef struct problem {
     const model_cluster *cluster;
     const dd_algorithm *algorithm;
     int nranks;
-    size_t total_nbytes; /* of the array, or of all blocks together */
-    dd_block *blocks;    /* one a rank */
+    size_t total_nbytes; /* the array, or the sum of all blocks */
+    dd_block *blocks;    /* one per rank */
     dd_block whole;
     size_t segment_nbytes;
 } problem;
@@ -135,7 +136,7 @@ end_cost(const problem *p, bool local, size_t nbytes)
                  : c->net_overhead + (double)nbytes / c->net_speed;
 }
 
-/* What a step costs the processor of its rank. */
+/* Returns the processor time of a step on its rank. */
 static double
 step_cost(const problem *p, int rank, const dd_plan *plan, const dd_plan_step *step)
 {
@@ -146,7 +147,7 @@ step_cost(const problem *p, int rank, const dd_plan *plan, const dd_plan_step *s
     case DD_PLAN_RECV:
         return end_cost(p, is_local(p, rank, step->peer), step->dst.nbytes);
     case DD_PLAN_COPY:
-        /* In place, so that the copies of a rank's own block to where it is cost nothing. */
+        /* Buffers are in place, so copying a rank's own block costs nothing. */
         return step->src.buffer == DD_PLAN_INPUT && step->dst.buffer == DD_PLAN_OUTPUT
                    ? 0
                    : c->step_overhead + (double)step->src.nbytes / c->copy_speed;
@@ -160,7 +161,7 @@ step_cost(const problem *p, int rank, const dd_plan *plan, const dd_plan_step *s
     return c->step_overhead + nbytes / c->fold_speed;
 }
 
-/* About how many steps a rank has. */
+/* Returns the approximate number of steps of a rank. */
 static double
 steps_of_rank(const problem *p)
 {
@@ -173,19 +174,19 @@ steps_of_rank(const problem *p)
     return nsegments * (is_whole ? (double)p->nranks : 8);
 }
 
-/* ---- running plans event by event */
+/* ---- event simulation */
 
 typedef enum event_kind {
     EVENT_READY,   /* a step's dependencies have ended */
-    EVENT_LEFT,    /* a send has been handed over */
-    EVENT_AT_CARD, /* a message has come to the receiving host */
-    EVENT_ARRIVED, /* and is there */
+    EVENT_LEFT,    /* the sender has passed on a message */
+    EVENT_AT_CARD, /* a message has reached the receiving host's card */
+    EVENT_ARRIVED, /* a message is available to the receiver */
     EVENT_ENDED,
 } event_kind;
 
 typedef struct model_event {
     double time;
-    uint64_t order; /* breaks ties, first come first */
+    uint64_t order; /* breaks ties: earlier events first */
     event_kind kind;
     uint32_t step; /* number among all ranks' steps */
 } model_event;
@@ -196,10 +197,10 @@ typedef struct model_run {
     uint32_t *base;    /* by rank: number of its first step */
     int *rank_of;      /* by step */
     uint32_t *waiting; /* by step */
-    uint32_t *partner; /* by send: the receive */
+    uint32_t *partner; /* by send: its receive */
     bool *is_posted;   /* by receive */
     bool *has_arrived;
-    double *processor; /* by rank: when it is free */
+    double *processor; /* by rank: when it becomes idle */
     double *card_out;  /* by host */
     double *card_in;
     model_event *heap;
@@ -252,10 +253,10 @@ pop(model_run *run)
     return first;
 }
 
-/* One key a message: a table with open addressing from it to its receive. */
+/* Maps a message to its receive, in a table with open addressing. */
 typedef struct key {
     uint32_t sender, receiver, channel;
-    uint32_t step; /* plus one; 0 is free */
+    uint32_t step; /* plus one; 0 marks a free entry */
 } key;
 
 static key *
@@ -379,7 +380,7 @@ happen(model_run *run, model_event event)
     }
 }
 
-/* Takes the plans' numbers into `run`; false when there are too many steps. */
+/* Builds all plans and counts their steps; returns false if there are too many. */
 static bool
 build_all(model_run *run, uint32_t *nsteps)
 {
@@ -387,7 +388,8 @@ build_all(model_run *run, uint32_t *nsteps)
         build(run->problem, rank, &run->plans[rank]);
         run->base[rank] = *nsteps;
         *nsteps += run->plans[rank].nsteps;
-        /* Nobody has fewer steps than a fourth of the average of those looked at: not for roots, which come first. */
+        /* Estimate the rest: a later rank has at least half as many steps as this one. Skip the
+         * root, rank 0. */
         uint64_t rest = (uint64_t)(run->problem->nranks - 1 - rank);
         if (*nsteps > MAX_STEPS || (rank > 0 && run->plans[rank].nsteps / 2 * rest > MAX_STEPS)) {
             return false;
@@ -420,7 +422,7 @@ run_events(model_run *run, uint32_t nsteps)
     }
 }
 
-/* Microseconds, or a negative number when there are too many steps. */
+/* Returns microseconds, or a negative number if there are too many steps. */
 static double
 simulate(const problem *p)
 {
@@ -453,13 +455,14 @@ simulate(const problem *p)
 /* ---- closed forms */
 
 typedef struct model_load {
-    double processor; /* of the busiest rank looked at */
-    double card;      /* of the busiest */
-    double root;      /* what the root has to do */
-    size_t message;   /* the first one's bytes */
+    double processor; /* time of the busiest rank counted */
+    double card;      /* time of the busiest card */
+    double root;      /* the root's time */
+    size_t message;   /* size of the first message */
 } model_load;
 
-/* What one rank has to do; the bytes it sends to, and receives from, other hosts are added to out and in. */
+/* Adds one rank's work to `most`, and its traffic with other hosts, received and sent, to
+ * `bytes`. */
 static void
 add_rank(const problem *p, int rank, double weight, model_load *most, double bytes[2])
 {
@@ -482,7 +485,8 @@ add_rank(const problem *p, int rank, double weight, model_load *most, double byt
     dd_plan_fini(&plan);
 }
 
-/* Of the first host, which has the root: its first and last ranks, and one for those between. */
+/* Counts the first host, which has the root: its first and last rank, and one for the ranks
+ * between. */
 static model_load
 count_load(const problem *p)
 {
@@ -511,7 +515,7 @@ hop(const problem *p, bool local, size_t nbytes)
            (local ? c->local_latency : c->net_latency + (double)nbytes / c->card_speed);
 }
 
-/* The longest chain of messages, the first segment's. */
+/* Returns the time of the longest chain of messages, for the first segment. */
 static double
 chain_of_messages(const problem *p, const model_load *load)
 {
@@ -544,7 +548,8 @@ chain_of_messages(const problem *p, const model_load *load)
     return (has_two ? 2 : 1) * hop(p, nhosts == 1, load->message);
 }
 
-/* Sizes that take too many steps even for one rank are scaled up from smaller ones: there time grows with the bytes. */
+/* Sizes with too many steps even for one rank are scaled up from smaller ones, as time is then
+ * proportional to size. */
 static double
 estimate(const problem *p)
 {
@@ -563,7 +568,7 @@ estimate(const problem *p)
     return chain > work ? chain : work;
 }
 
-/* How far the closed forms are from the events where both can be had. */
+/* Compares closed forms with the event simulation, for problems that both can handle. */
 static void
 print_accuracy(void)
 {
@@ -627,8 +632,8 @@ size_text(size_t nbytes, char text[32])
 
 typedef struct best {
     const dd_algorithm *algorithm;
-    const dd_algorithm *chosen; /* by the table of selection */
-    double loss;                /* of that one */
+    const dd_algorithm *chosen; /* by the selection table */
+    double loss;                /* the chosen one's, relative to the best */
 } best;
 
 static best
@@ -679,7 +684,7 @@ print_table(dd_coll coll, int nranks)
     }
 }
 
-/* "8 B doubling, 4 KiB direct": from which size which is best. */
+/* Prints the size from which each algorithm is best, as in "8 B doubling, 4 KiB direct". */
 static void
 print_crossovers(dd_coll coll, int nranks)
 {
@@ -702,8 +707,8 @@ print_crossovers(dd_coll coll, int nranks)
 
 /* ---- hosts whose ranks share memory */
 
-/* The best plan between `nhosts` hosts of a part of the array that each of a host's ranks carries for itself: the card is
- * shared, so that each has its part of the speed. */
+/* Returns the time of the selected plan between hosts, if each of a host's ranks transfers a part
+ * of the array and has an equal share of the card's speed. */
 static double
 between_hosts(dd_coll coll, int nhosts, size_t total_nbytes)
 {
@@ -715,7 +720,8 @@ between_hosts(dd_coll coll, int nhosts, size_t total_nbytes)
     return predict(&apart, dd_select(&selection, &query), nhosts, total_nbytes).time;
 }
 
-/* Two meetings of the host's ranks, and so many bytes copied and folded by each. */
+/* Returns the time of two synchronisations of a host's ranks and of the bytes copied and folded by
+ * each. */
 static double
 arena(double copied, double folded)
 {

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Thins a libnccl.so.2 to the code of one GPU architecture, so that it can be carried to a machine with little room on the way.
+"""Reduce a libnccl.so.2 to the code of one GPU architecture, to make it small enough for a slow
+transfer.
 
     python tools/thin_nccl.py PATH/libnccl.so.2 FOLDER [--sm 90]
 
-FOLDER gets libnccl.so.2, where the code of the other architectures is zeros and symbols are stripped, and libnccl.so.2.xz, which is to
-be carried: tests/gpu/run.sh unpacks it in build/gpu/nccl. The thinned library must load and be of the same version as the one it came
-from. Whether its kernels run, a GPU of that architecture alone can say.
+FOLDER gets libnccl.so.2, with the code of other architectures zeroed and symbols stripped, and
+libnccl.so.2.xz for the transfer, which tests/gpu/run.sh unpacks into build/gpu/nccl. The result
+must load and report the original's version; only a GPU of that architecture can show that its
+kernels run.
 
-Device code lies in the library as fatbins: a header, and a list of images, each with a header of its own that says what it holds.
+Device code is in fatbins: a header, and a list of images, each with a header that describes it.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 FATBIN = struct.Struct("<IHHQ")
-"""Magic, version, bytes of this header, bytes after it."""
+"""Magic, version, size of this header, size of the data after it."""
 FATBIN_MAGIC = struct.pack("<I", 0xBA55ED50)
 IMAGE = struct.Struct("<HHIQ12xI")
-"""Kind, attributes, bytes of this header, bytes of the image, ..., architecture."""
+"""Kind, attributes, size of this header, size of the image, ..., architecture."""
 MACHINE_CODE = 2
 LONGEST_HEADER = 4096
 MIB = 1 << 20
@@ -46,11 +48,11 @@ class Image(NamedTuple):
 
 
 class Refused(Exception):
-    """The library cannot be thinned; the text says why."""
+    """The library cannot be thinned; the message has the reason."""
 
 
 def images_of_fatbin(data: mmap.mmap | bytes, start: int, end: int) -> list[Image] | None:
-    """The images from start to end; None if what is there is not a list of images."""
+    """Return the images from start to end, or None if the data is not a list of images."""
     images = []
     while start < end:
         if start + IMAGE.size > end:
@@ -64,7 +66,8 @@ def images_of_fatbin(data: mmap.mmap | bytes, start: int, end: int) -> list[Imag
 
 
 def find_images(data: mmap.mmap | bytes) -> Iterator[Image]:
-    """All images of all fatbins. The magic number turns up by chance, too: what does not read as a fatbin is none."""
+    """Yield all images of all fatbins. The magic number also occurs by chance; such data is
+    skipped."""
     at = data.find(FATBIN_MAGIC)
     while at >= 0:
         after = at + len(FATBIN_MAGIC)
@@ -80,7 +83,8 @@ def find_images(data: mmap.mmap | bytes) -> Iterator[Image]:
 
 
 def zero_others(path: Path, architecture: int) -> tuple[int, int]:
-    """Zeroes, in place, the images that are not machine code of the architecture; gives the bytes kept and zeroed."""
+    """Zero, in place, all images except machine code of the architecture; return the bytes kept and
+    zeroed."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
         images = list(find_images(data))
         if not any(image.is_code_of(architecture) for image in images):
@@ -98,7 +102,7 @@ def zero_others(path: Path, architecture: int) -> tuple[int, int]:
 
 
 def version_of(path: Path) -> str:
-    """What the library says of itself, loaded in a process of its own."""
+    """Return the version that the library reports, loaded in a separate process."""
     code = "import ctypes, sys; v = ctypes.c_int(); r = ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(v)); print(r, v.value)"
     done = subprocess.run([sys.executable, "-c", code, str(path.resolve())], capture_output=True, text=True, timeout=120)
     result, _, version = done.stdout.strip().partition(" ")
@@ -108,7 +112,7 @@ def version_of(path: Path) -> str:
 
 
 def pack(path: Path) -> Path:
-    """The file compressed, beside it."""
+    """Compress the file into a new file beside it."""
     packed = path.with_name(path.name + ".xz")
     with path.open("rb") as plain, lzma.open(packed, "wb") as compressed:
         shutil.copyfileobj(plain, compressed, MIB)

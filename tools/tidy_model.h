@@ -1,5 +1,6 @@
-/* Read before every file under clang-tidy only. The analyzer looks at one file at a time, so it has to be told what
- * status.h promises: these functions return the code they are given, which is never DD_OK. */
+/* Included before every file, only under clang-tidy. The analyzer sees one file at a time, so it
+ * needs the contract of status.h: these functions return their `code` argument, which is never
+ * DD_OK. */
 #include "core/status.h"
 
 #define dd_error_set(err, code, ...) (dd_error_set(err, code, __VA_ARGS__), (code))

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Prints the results of scripts/test_versions.sh as a table, and puts them into a page of the documentation.
+"""Print the results of scripts/test_versions.sh as a table, and insert them into a documentation
+page.
 
     tools/versions_page.py [--page FILE] FOLDER ROW:PYTHON:TESTS...
 
-FOLDER has ROW.xml, pytest's report in the form of JUnit, and ROW.txt, the output of `pip freeze`. The page keeps its lines about rows
-that are not named, so that rows can be tested on several days and machines.
+FOLDER has ROW.xml, pytest's report in JUnit format, and ROW.txt, the output of `pip freeze`. The
+page keeps the lines of rows that are not named, so rows can be tested on different days and
+machines.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ HEAD = "| row | Python | packages | tests | passed | failed | skipped | date |\n
 
 
 def results_of(report: pathlib.Path) -> tuple[int, int, collections.Counter[str]]:
-    """The numbers of tests that passed and failed, and the skipped ones by their reason."""
+    """Return the numbers of passed and failed tests, and the skipped ones by reason."""
     npassed = nfailed = 0
     skipped: collections.Counter[str] = collections.Counter()
     for case in ElementTree.parse(report).getroot().iter("testcase"):
@@ -45,7 +47,7 @@ def packages_of(frozen: pathlib.Path) -> str:
 
 
 def line_of(folder: pathlib.Path, row: str) -> str:
-    """The row's line of the table."""
+    """Return the row's line of the table."""
     name, python, tests = row.split(":")
     report, frozen = folder / f"{name}.xml", folder / f"{name}.txt"
     packages, counts = "", [f"not run: see {name}.log", "", ""]
@@ -58,7 +60,8 @@ def line_of(folder: pathlib.Path, row: str) -> str:
 
 
 def put(page: str, line: str) -> str:
-    """The page with `line` instead of its line about the same row, or as the last line of the table with this HEAD."""
+    """Return the page with `line` instead of the row's old line, or at the end of the table with
+    this HEAD."""
     name = line.split(" | ", maxsplit=1)[0]
     lines = page.splitlines()
     begin = lines.index(HEAD.splitlines()[0])
