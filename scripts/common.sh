@@ -1,6 +1,6 @@
-# Sourced by the other scripts: finding a Python and making an environment.
+# Sourced by the other scripts: functions that find a Python and create environments.
 
-# The first Python of at least 3.11 that can make virtual environments.
+# Prints the first Python, 3.11 or later, that can create virtual environments.
 find_python() {
     local candidate
     for candidate in python3 python3.15 python3.14 python3.13 python3.12 python3.11; do
@@ -13,17 +13,17 @@ find_python() {
     return 1
 }
 
-# The C extension is compiled on the spot, so say so early when there is nothing to do that with.
+# Fails early if there is no compiler for the C extension.
 need_compiler() {
     local compiler
-    read -r compiler _ <<<"${CC:-cc}" # it may be ccache, with the compiler as an argument
+    read -r compiler _ <<<"${CC:-cc}" # may be "ccache gcc"
     if ! command -v "$compiler" >/dev/null; then
         echo "no C compiler found (Debian, Ubuntu: apt-get install gcc libc6-dev)" >&2
         return 1
     fi
 }
 
-# fresh_venv FOLDER: an empty environment there, whatever was there before if an earlier run of ours left it.
+# fresh_venv FOLDER: creates an empty environment, and replaces one from an earlier run.
 fresh_venv() {
     if [[ -e $1 && ! -f $1/pyvenv.cfg ]]; then
         echo "$1 is there already and is no virtual environment; not touching it" >&2
@@ -34,7 +34,7 @@ fresh_venv() {
     "$python" -m venv --clear "$1"
 }
 
-# patiently COMMAND...: runs it, and says every ten seconds that it is still at it.
+# patiently COMMAND...: runs the command, and reports every ten seconds that it is still running.
 patiently() {
     local ticker status=0 began=$SECONDS
     (while sleep 10 >/dev/null 2>&1 </dev/null; do echo "   still at it after $((SECONDS - began)) s"; done) &
@@ -47,7 +47,8 @@ patiently() {
     return "$status"
 }
 
-# find_python_version 3.12: a Python of this version, from PATH or pyenv; fails where there is none.
+# find_python_version 3.12: prints a Python of this version, from PATH or pyenv; fails if there is
+# none.
 find_python_version() {
     local candidate
     for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
@@ -59,14 +60,16 @@ find_python_version() {
     return 1
 }
 
-# wheel_compiler FOLDER PROCESSORS: the compiler of wheels, which the environment FOLDER has. It brings the C libraries that it links
-# against, of the version asked for: 2.28 is Debian's since 10 and Red Hat's since 8. Its checks for undefined behaviour are left out.
+# wheel_compiler FOLDER ARCHITECTURE: prints the compiler for wheels, from the environment FOLDER.
+# It includes the C library to link against, in any version: 2.28 is in Debian 10 and Red Hat 8 and
+# later. Its checks for undefined behaviour are disabled.
 GLIBC=2.28
 wheel_compiler() {
     echo "$1/bin/python -m ziglang cc -target $2-linux-gnu.$GLIBC -fno-sanitize=undefined"
 }
 
-# wheel_venv FOLDER PIP-ARGUMENTS...: an environment for the libraries of wheels, unless it is there.
+# wheel_venv FOLDER PIP-ARGUMENTS...: creates an environment for libraries from wheels, unless it
+# exists.
 wheel_venv() {
     local folder=$1
     shift
@@ -76,14 +79,15 @@ wheel_venv() {
     fi
 }
 
-# ---- tests that fail beside others and pass alone
+# ---- tests that fail in parallel with others and pass by themselves
 #
-# Most tests are about time and the deaths of processes, and a machine that runs something else may fail one. With DLDIST_TEST_AGAIN=1
-# one to three that fail are run three times more, without others beside them. If they pass each time, their names are added to
-# build/unsteady-tests, and they do not count as failed.
+# Most tests depend on timing and process failures, and may fail on a busy machine. With
+# DLDIST_TEST_AGAIN=1, if one to three tests fail, they are rerun three times, one at a time. If
+# they pass each time, they do not count as failed, and their names are added to
+# build/unsteady-tests.
 unsteady=$(realpath "${BASH_SOURCE[0]%/*}/..")/build/unsteady-tests
 
-# pass_again NAMES COMMAND...: whether the tests in the array of this name pass three times.
+# pass_again NAMES COMMAND...: succeeds if the tests in the array named NAMES pass three times.
 pass_again() {
     local -n failed_tests=$1
     [[ ${DLDIST_TEST_AGAIN:-0} == 1 && ${#failed_tests[@]} -ge 1 && ${#failed_tests[@]} -le 3 ]] || return 1

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Installs dldist into a fresh virtual environment, and lets two processes reduce numbers, and two others meet in a store.
+# Installs dldist into a new virtual environment and runs the first examples with two processes
+# each.
 #
 #   bash scripts/demo.sh
 #
-#   VENV=folder    where the environment goes (.venv-demo); what is in it is replaced
+#   VENV=folder    the folder of the environment (.venv-demo), which is replaced
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Runs the tests of threads on a free-threaded Python, and looks for data races if that was built with ThreadSanitizer.
+# Runs the thread tests on a free-threaded Python, and detects data races if it has ThreadSanitizer.
 #
 #   bash scripts/free_threaded.sh PYTHON [pytest arguments]
 #
 #   PYTHON   a free-threaded interpreter with ensurepip, 3.13 or later. From CPython's source:
-#            ./configure --disable-gil && make, and for races: CC=clang-14 ./configure --disable-gil --with-thread-sanitizer
+#            ./configure --disable-gil && make
+#            for races: CC=clang-14 ./configure --disable-gil --with-thread-sanitizer
 #
-# Everything is in build/free-threaded or build/free-threaded-tsan. Reports of races go to report.* there, and the script fails if there
-# are any.
+# All files are in build/free-threaded or build/free-threaded-tsan. Data races are reported in
+# report.* there, and make the script fail.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
@@ -17,7 +18,7 @@ shift
 tests=(tests/py/test_{free_threading,free_threading_stores,work_class,group_works,python_store,stores,window,plans}.py)
 [[ $# -gt 0 ]] && tests=("$@")
 root=$PWD/build/free-threaded
-# clang-14's ThreadSanitizer cannot place its memory where addresses are randomized as widely as newer kernels do.
+# clang-14's ThreadSanitizer cannot map its memory with the address randomisation of newer kernels.
 run=(setarch -R)
 
 config() {
@@ -28,7 +29,7 @@ if [[ $(config Py_GIL_DISABLED) != 1 ]]; then
     echo "$python has a GIL" >&2
     exit 1
 fi
-export TSAN_OPTIONS=report_bugs=0 # of pip and the compiler
+export TSAN_OPTIONS=report_bugs=0 # not for pip and the compiler
 if [[ $(config CONFIG_ARGS) == *thread-sanitizer* ]]; then
     export DLDIST_SANITIZE=thread CC=clang-14
     root+=-tsan

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs pytest from the folder that one is in, with as many tests beside each other as there are cores.
+# Runs pytest in the current folder, with one test process per core.
 #
 #   bash scripts/pytest.sh PYTHON [pytest arguments]
 #
-#   DLDIST_TEST_AGAIN=1    where one to three tests fail, runs these three times more, without others beside them (scripts/common.sh)
+#   DLDIST_TEST_AGAIN=1    reruns one to three failed tests by themselves (see scripts/common.sh)
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
@@ -13,7 +13,7 @@ trap 'rm -rf "$cache"' EXIT
 status=0
 "$python" -m pytest -q -n "${TEST_JOBS:-$(nproc)}" --dist worksteal -o "cache_dir=$cache" "${@:2}" || status=$?
 list=$cache/v/cache/lastfailed
-if [[ $status -eq 1 && -f $list ]]; then # 1: all tests ran, and some failed
+if [[ $status -eq 1 && -f $list ]]; then # all tests ran, and some failed
     mapfile -t failed < <("$python" -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$list")
     pass_again failed "$python" -m pytest -q -p no:cacheprovider "${failed[@]}" && status=0
 fi

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs dldist into a fresh virtual environment and runs its Python tests.
+# Installs dldist into a new virtual environment and runs the Python tests.
 #
 #   bash scripts/test.sh [pytest arguments]
 #
-#   VENV=folder            where the environment goes (.venv-test); what is in it is replaced
-#   DLDIST_TEST_ALL=1      installs PyTorch, JAX, UCC, the wheel of MPICH, mypy and basedpyright too, for the tests that need them
-#   DLDIST_TEST_AGAIN=1    where one to three tests fail, runs these three times more, without others beside them (scripts/common.sh)
+#   VENV=folder            the folder of the environment (.venv-test), which is replaced
+#   DLDIST_TEST_ALL=1      also installs PyTorch, JAX, UCC, MPICH and type checkers for their tests
+#   DLDIST_TEST_AGAIN=1    reruns one to three failed tests by themselves (see scripts/common.sh)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
@@ -25,9 +25,9 @@ if [[ ${DLDIST_TEST_ALL:-0} == 1 ]]; then
     "$venv/bin/python" -m dldist.torch --build
 fi
 
-echo "== testing: thousands of tests, most of them with processes of their own; about ten minutes on two cores"
+echo "== testing: thousands of tests, most of which start processes; about ten minutes on two cores"
 if [[ ${DLDIST_TEST_ALL:-0} != 1 ]]; then
-    echo "   those that need PyTorch, JAX, UCC or a type checker are skipped; DLDIST_TEST_ALL=1 installs these and runs them, too"
+    echo "   tests of PyTorch, JAX, UCC and type checkers are skipped; DLDIST_TEST_ALL=1 installs these and runs them"
 fi
 
 bash scripts/pytest.sh "$venv/bin/python" tests/py "$@"

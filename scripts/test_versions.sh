@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
-# Tests dldist with the versions of Python, NumPy, PyTorch and JAX that it supports: one environment and one run of tests for each
-# row of the matrix below. Prints a table, and writes it to docs/supported-versions.md.
+# Tests dldist with the supported versions of Python, NumPy, PyTorch and JAX: one environment and
+# one test run per row of the matrix below. Prints a table, and writes it to
+# docs/supported-versions.md.
 #
 #   bash scripts/test_versions.sh [--pre] [--tests SET] [ROW]...
 #
-#   ROW        the name of a row, or the beginning of names: "torch" stands for all rows of PyTorch. Default: all rows
-#   --pre      installs pre-releases where a row names no version, and does not write the page
-#   --tests    runs this set of tests instead of the row's, and does not write the page
-#   --list     prints the rows, and tests nothing
+#   ROW        the name of a row, or a prefix: "torch" selects PyTorch's rows. Default: all rows
+#   --pre      installs pre-releases for rows without a version; does not write the page
+#   --tests    runs this set of tests instead of the row's; does not write the page
+#   --list     prints the rows and exits
 #
-# A row whose Python is not installed is reported as not run. Results of rows that are not run stay in the page.
-# Environments and results are in build/versions; ROW.log there has the output of the row's tests, and ROW.xml the result of each.
-# The newest PyTorch takes 3 GB to download and 6 GB on disk, so each environment is removed after its tests (KEEP=1 keeps it).
+# A row whose Python is not installed is reported as not run. The page keeps results of rows that do
+# not run. Environments and results are in build/versions: ROW.log has the output of the row's
+# tests, ROW.xml the result of each. The newest PyTorch takes 3 GB to download and 6 GB on disk, so
+# each environment is removed after its tests (KEEP=1 keeps it).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
 
-# Name, Python, requirements, tests. Each version of each axis is in one row at least; a row "newest" takes what pip takes today.
+# Name, Python, requirements, tests. Each supported version is in at least one row; "newest" rows
+# install the versions that pip selects.
 rows="
 python-3.11   3.11  numpy                          default
 python-3.12   3.12  numpy                          default
@@ -76,12 +79,12 @@ is_wanted() {
     return 1
 }
 
-# install VENV PIP-ARGUMENTS...: a cap on versions that this machine gives pip is not for the matrix.
+# install VENV PIP-ARGUMENTS...: runs pip without this machine's version constraints.
 install() {
     PIP_CONSTRAINT=/dev/null patiently "$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
 }
 
-# test_row NAME PYTHON REQUIREMENTS TESTS: fails if the tests do, and if they cannot be run.
+# test_row NAME PYTHON REQUIREMENTS TESTS: fails if the tests fail or cannot be run.
 test_row() {
     local name=$1 python=$2 requirements=$3 tests=$4 venv=$folder/$1 status=0
     rm -rf "$venv" "$folder/$name.xml"

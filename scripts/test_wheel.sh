@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Installs the wheel of dist/ for this machine into a fresh environment of every Python that is here, and runs a part of the tests
-# with each: one wheel serves them all. The tests are those of the source distribution beside it, which has to have what they need.
+# Installs the wheel in dist/ for this machine into a new environment of every installed Python, and
+# runs some tests with each: one wheel serves all versions. The tests are from the source
+# distribution in dist/, which must be complete enough to run them.
 #
-#   bash scripts/test_wheel.sh [3.12]...     these versions; without arguments all that dldist is for
+#   bash scripts/test_wheel.sh [3.12]...     these versions; all supported ones without arguments
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
 
-# What goes through the most of the binding, and of what Pythons differ in: frames, signals, threads, buffers, pickles.
+# Tests that cover most of the binding and the differences between Python versions: frames, signals,
+# threads, buffers, pickles.
 files=(tests/py/test_{tensors,group_works,work_class,python_store,objects,flight_recorder,threads_signals_fork}.py)
-# What a call may cost is measured with the Python that runs all tests.
+# Limits on the cost of a call are checked only with the Python that runs all tests.
 left_out=test_it_costs_little
 source_tree=build/sdist
 scripts=$PWD/scripts

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Installs wheels of dist/ into Debians that have Python and no compiler, of the release below, and lets two processes work together
-# there. Other processors than this machine's are emulated.
+# Installs wheels from dist/ into minimal Debian systems with Python and without a compiler, and
+# runs a program with two processes there. Other architectures are emulated.
 #
-#   bash scripts/try_wheel.sh [x86_64] [aarch64]     both of them without arguments
+#   bash scripts/try_wheel.sh [x86_64] [aarch64]     both without arguments
 #
-# The Debians are made in .debian/ and used again. Needs debootstrap, and for other processors qemu-user-static; no right of root,
-# where the system lets everybody make name spaces.
+# The systems are created in .debian/ and reused. Needs debootstrap, qemu-user-static for other
+# architectures, and either root or unprivileged user namespaces.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 release=bookworm
 declare -A debian_name=([x86_64]=amd64 [aarch64]=arm64)
 
-# Packages are unpacked and not set up, as nothing here needs what that does; so it takes no emulator.
+# Packages are unpacked without running their scripts, which are not needed; this needs no emulator.
 make_root() {
     local root=$1 architecture=$2 folder package
     [[ ! -e $root/complete ]] || return 0
@@ -30,7 +30,7 @@ make_root() {
     touch "$root/complete"
 }
 
-# The emulator is made known within the name space alone.
+# Registers the emulator only inside the namespace.
 emulate() {
     local processors=$1
     [[ $processors != "$(uname -m)" ]] || return 0
@@ -61,7 +61,7 @@ try_wheel() {
     try_in_root "$root"
 }
 
-# Roots of their own for every processor: name spaces in which this runs again.
+# For each architecture, this script runs again in new namespaces.
 if [[ ${1:-} == --inside ]]; then
     try_wheel "$2"
     exit

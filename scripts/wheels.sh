@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Makes the source distribution, and from it the wheels, into dist/, and checks them.
+# Builds the source distribution, and wheels from it, into dist/, and checks them.
 #
-#   bash scripts/wheels.sh [x86_64] [aarch64]      the source distribution and these wheels; both of them without arguments
+#   bash scripts/wheels.sh [x86_64] [aarch64]      the wheels to build; both without arguments
 #
-#   VENV=folder    where the environment of the tools goes (.venv-wheels); it is used again if it is there
+#   VENV=folder    the folder of the tools' environment (.venv-wheels); an existing one is reused
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
 
 venv=${VENV:-.venv-wheels}
 work=build/wheels
-# A wheel is made as it is meant to be, whatever this shell has set for other builds (see setup.py).
+# Wheels ignore the settings for test builds (see setup.py).
 unset DLDIST_WERROR DLDIST_SANITIZE DLDIST_FAULTS DLDIST_DEBUG
 
 install_tools() {
@@ -26,7 +26,7 @@ make_sdist() {
     "$venv/bin/python" tools/check_sdist.py dist/dldist-*.tar.gz
 }
 
-# From the source distribution and not from this folder, which may have objects of other builds.
+# Builds from the source distribution, as this folder may have objects of other builds.
 make_wheel() {
     local processors=$1 compiler
     compiler=$(wheel_compiler "$venv" "$processors")
