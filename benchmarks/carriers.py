@@ -158,7 +158,7 @@ class Ucc:
         self.oob = Oob(GATHER(self.gather), CHECK(lambda _: 0), CHECK(lambda _: 0), None, group.size, group.rank)
         status = bare.bare_ucc_open(self.memory, ctypes.byref(self.oob))
         if status != 0:
-            raise RuntimeError(f"UCC has made no team: status {status}")
+            raise RuntimeError(f"UCC team creation failed: status {status}")
 
     def gather(self, source: int, target: int, nbytes: int, _info: Any, request: Any) -> int:
         own = (ctypes.c_uint8 * nbytes).from_address(source)
@@ -312,13 +312,13 @@ def print_table(results: list[dict[str, Any]], options: argparse.Namespace) -> N
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--carrier", choices=("mpi", "ucc"), default="mpi")
-    parser.add_argument("--mpirun", default="mpirun", help="with its options, as in a shell")
+    parser.add_argument("--mpirun", default="mpirun", help="the command with its options")
     parser.add_argument("-n", "--processes", type=int, default=2)
     parser.add_argument("--sizes", default="8,1K,64K,1M,16M")
     parser.add_argument("--dtype", choices=tuple(CODES), default="float64")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--block-ms", type=float, default=2.0)
-    parser.add_argument("--quick", action="store_true", help="a few short rounds of two sizes: whether it works")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a few short rounds of two sizes")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)

@@ -225,7 +225,7 @@ class Session:
         if name not in self.teams:
             self.starts[name] = self.starts.get(name, 0) + 1
             if self.starts[name] > MOST_STARTS:
-                raise Unavailable("it failed too often")
+                raise Unavailable("too many failures")
             self.teams[name] = Team(name, self.place)
             self.versions[name] = self.teams[name].version
         return self.teams[name]
@@ -236,7 +236,7 @@ class Session:
             try:
                 self.team(name)
             except (Unavailable, TeamFailure) as reason:
-                print(f"# {name} is left out: {reason}")
+                print(f"# {name} is skipped: {reason}")
                 self.peers = [peer for peer in self.peers if PEERS[peer][0] != name]
 
     def drop(self, name):
@@ -397,7 +397,7 @@ def run_cases(session, probe, loudness, args, versions, results):
     print_head(args)
     for case in cases_of(place.nranks, args):
         if not memory_suffices(case, len(session.peers)):
-            print(f"# {case} is left out: not enough memory")
+            print(f"# {case} is skipped: not enough memory")
             continue
         result = run_case(session, probe, case, loudness, args)
         print_case(case, result, args)
@@ -436,14 +436,14 @@ def run_all(args, folder):
 def warn_if_busy():
     load = os.getloadavg()[0]
     if load > BUSY_LOAD:
-        print(f"# the load average is {load:.1f}: other work on this machine makes the times longer and less even")
+        print(f"# the load average is {load:.1f}: other processes make times longer and noisier")
 
 
 def open_probe(place):
     try:
         return Probe(place)
     except Unavailable as reason:
-        print(f"# placement is not probed: {reason}")
+        print(f"# placement is unknown: {reason}")
         return None
 
 
@@ -473,27 +473,27 @@ def choice_list(choices):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--peers", type=choice_list(PEERS), help=f"default {DEFAULT_PEERS}, then what is installed")
-    parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER", help="another build of dldist, beside")
+    parser.add_argument("--peers", type=choice_list(PEERS), help=f"default {DEFAULT_PEERS}, and all installed ones")
+    parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER", help="also measure another build of dldist")
     parser.add_argument("--ops", type=choice_list(OPERATIONS), help="default: all, but stream only across hosts")
     parser.add_argument("--sizes", default=DEFAULT_SIZES, help="default %(default)s")
     parser.add_argument("--dtypes", type=choice_list(ITEM_BYTES), default="float32", help="default %(default)s")
     parser.add_argument("--ranks", default="2", help="numbers of ranks, as 2,4 (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=15, help="rounds that count (default %(default)s)")
     parser.add_argument("--block-ms", type=float, default=30.0, help="length of a block (default %(default)s)")
-    parser.add_argument("--hosts", type=int, default=1, help="network namespaces to spread the ranks over (root only)")
+    parser.add_argument("--hosts", type=int, default=1, help="number of network namespaces for the ranks (root only)")
     parser.add_argument("--congestion", help="TCP congestion control across hosts (default: the system's)")
     parser.add_argument("--bind", choices=("default", "none"), default="default", help="none: Open MPI does not bind")
-    parser.add_argument("--no-huge-pages", action="store_true", help="numpy does not ask for huge pages")
+    parser.add_argument("--no-huge-pages", action="store_true", help="disable NumPy's huge pages")
     parser.add_argument("--no-probe", action="store_true", help="do not label rounds by placement")
     parser.add_argument("--every", dest="every_ns", type=parse_time_ns, metavar="TIME", help="work before each call: 1ms")
     parser.add_argument("--noise", type=choice_list(NOISE_KINDS), default=QUIET, help="other programs (default %(default)s)")
-    parser.add_argument("--mpi-folder", default=DEFAULT_FOLDER, help="has PyPI's MPIs (default %(default)s)")
+    parser.add_argument("--mpi-folder", default=DEFAULT_FOLDER, help="folder of PyPI's MPIs (default %(default)s)")
     parser.add_argument("--mpi-python", default="/usr/bin/python3", help="has mpi4py for the system's Open MPI, where there "
                         "is no other (default %(default)s)")  # fmt: skip
-    parser.add_argument("--case-seconds", type=float, default=120.0, help="no more rounds of a case then (default %(default)s)")
+    parser.add_argument("--case-seconds", type=float, default=120.0, help="time limit for the rounds of a case (default %(default)s)")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for a block (default %(default)s)")
-    parser.add_argument("--targets", action="store_true", help="print which of the targets are met")
+    parser.add_argument("--targets", action="store_true", help="compare with the targets")
     parser.add_argument("--quick", action="store_true", help="5 rounds of 20 ms, up to 1 MiB")
     parser.add_argument("--json", metavar="FILE", help="all numbers (default: a new file in build/bench)")
     parser.add_argument("--plot", metavar="FILE", help="draw times by size, with matplotlib: .svg, .png, .pdf")

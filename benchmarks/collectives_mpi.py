@@ -142,7 +142,7 @@ class Mpi:
         for place in places:
             if os.path.exists(os.path.join(place, "mpi.h")):
                 return place
-        raise Unavailable(f"no mpi.h for it in {', '.join(places)}")
+        raise Unavailable(f"no mpi.h found in {', '.join(places)}")
 
     def settings(self, place, is_best):
         """Return the environment for a place."""

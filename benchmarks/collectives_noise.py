@@ -23,7 +23,7 @@ def noise(place, kind):
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         if not select.select([process.stdout], [], [], 10)[0] or process.stdout.readline() != b"ready\n":
-            raise Unavailable(f"the programs of the noise {kind} did not start")
+            raise Unavailable(f"the load programs {kind} did not start")
         yield
     finally:
         process.stdin.close()

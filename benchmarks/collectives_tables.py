@@ -47,7 +47,7 @@ def print_table(title, results, peers, field):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("report")
-    parser.add_argument("--peers", help="default: all that it has")
+    parser.add_argument("--peers", help="default: all in the report")
     parser.add_argument("--field", default="time_us", choices=("time_us", "p50_us", "p90_us", "p99_us"))
     args = parser.parse_args()
     with open(args.report, encoding="utf-8") as file:

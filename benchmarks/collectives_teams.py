@@ -124,7 +124,7 @@ def start_mpi4py(place, name, mpi_name=None, is_best=False):
 
 def start_rawtcp(place, name):
     if place.nranks != 2:
-        raise Unavailable("the raw connection has two ends")
+        raise Unavailable("rawtcp supports only 2 ranks")
     program = place.compile("raw_rank", ["raw_rank.c", "rank.c"])
     address = place.hosts.address(0) if place.hosts else "127.0.0.1"
     port_file = os.path.join(place.folder, f"{name}.port")
@@ -202,7 +202,7 @@ class Rank:
         line = None
         while line is None:
             if not select.select([self.connection], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise TeamFailure("a rank said nothing in time")
+                raise TeamFailure("a rank did not answer in time")
             line = self.read_some()
         return line
 
@@ -253,7 +253,7 @@ class Team:
             if select.select([listener], [], [], 0.2)[0]:
                 self.ranks.append(Rank(listener.accept()[0]))
             elif any(process.poll() is not None for process in self.processes):
-                raise TeamFailure(f"a process ended at once: {self.last_words()}")
+                raise TeamFailure(f"a process exited during startup: {self.last_words()}")
             elif time.monotonic() > deadline:
                 raise TeamFailure(f"{len(self.ranks)} of {self.place.nranks} ranks came: {self.last_words()}")
 

@@ -104,7 +104,7 @@ def wait_idle(pid, quiet_s=0.3, timeout_s=60):
     last, since = cpu_ticks(pid), time.monotonic()
     while time.monotonic() - since < quiet_s:
         if time.monotonic() > deadline:
-            raise RuntimeError("the server does not come to rest")
+            raise RuntimeError("the server does not become idle")
         time.sleep(0.02)
         now = cpu_ticks(pid)
         if now != last:
@@ -128,13 +128,13 @@ def release_all(connections, setter, round_number):
     while told < len(connections):
         events = poller.poll(30, len(connections))
         if not events:
-            raise RuntimeError(f"only {told} of {len(connections)} waiters were told within 30 s")
+            raise RuntimeError(f"only {told} of {len(connections)} waiters were answered within 30 s")
         told += len(events)
     seconds = time.perf_counter() - start
     poller.close()
     for connection in connections:
         if connection.recv(64) != b"\0":
-            raise RuntimeError("a waiter was told something else")
+            raise RuntimeError("a waiter received an unexpected answer")
     yield seconds
 
 
@@ -192,16 +192,16 @@ def print_result(library, result):
     for name, label in (("idle", "idle"), ("parked", "waiting"), ("after", "closed again")):
         nbytes = result[f"server_bytes_{name}"]
         print(f"  memory, {label:<12} {nbytes / 2**20:8.1f} MiB   ({nbytes / count:,.0f} bytes a connection)")
-    print(f"  add beside them      {result['add_us_beside']:8.1f} us   ({result['add_us_alone']:.1f} us alone)")
-    print(f"  last waiter told     {result['release_s'] * 1e3:8.1f} ms   after the set", flush=True)
+    print(f"  add with them        {result['add_us_beside']:8.1f} us   ({result['add_us_alone']:.1f} us without)")
+    print(f"  last waiter done     {result['release_s'] * 1e3:8.1f} ms   after the set", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--connections", type=int, default=10000, help="default %(default)s")
-    parser.add_argument("--rounds", type=int, default=5, help="of waiting and release (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of waiting and release (default %(default)s)")
     parser.add_argument("--libraries", default="ours,torch", help="default %(default)s")
-    parser.add_argument("--host-network", action="store_true", help="stay in the machine's network")
+    parser.add_argument("--host-network", action="store_true", help="use the machine's network")
     parser.add_argument("--json", metavar="FILE", help="write all numbers there")
     parser.add_argument("--serve", choices=LIBRARIES, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -210,7 +210,7 @@ def main():
         return
     refusal = "asked for" if args.host_network else enter_own_network()
     if refusal:
-        print(f"in the machine's network ({refusal}): the time of PyTorch's server is that of the DNS, too")
+        print(f"in the machine's network ({refusal}): PyTorch's times include the DNS")
     limit = raise_descriptor_limit()
     count = min(args.connections, limit - SPARE_DESCRIPTORS)
     if count < args.connections:

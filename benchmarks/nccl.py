@@ -251,8 +251,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--calls", type=int, default=200, help="a round and way")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--ways", help="only those with one of these texts in their names: method,torch")
-    parser.add_argument("--driver", action="store_true", help="bare calls with the driver's part of a call, too")
+    parser.add_argument("--ways", help="only variants whose names contain one of these: method,torch")
+    parser.add_argument("--driver", action="store_true", help="also bare calls with the driver's part of a call")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     if options.ranks == 1:

@@ -82,7 +82,7 @@ def parts():
     return {
         "a Python function of the same arguments": lambda: python_function(tensor),
         "a method of the extension (Group.rank)": lambda: world.rank,
-        "the tensor looked at (memoryview)": lambda: memoryview(tensor),
+        "access to the tensor (memoryview)": lambda: memoryview(tensor),
         "Group.barrier()": world.barrier,
         "Group.all_reduce(array)": method_call(tensor),
         "dldist.all_reduce(array)": module_call(tensor),
@@ -120,16 +120,16 @@ def report(times):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--calls", type=int, default=20000, help="at most so many a round and way")
+    parser.add_argument("--calls", type=int, default=20000, help="maximum calls per round and variant")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     dist.init_process_group()
     print(f"Python {sys.version.split()[0]}, one float32, a world of one")
     results = {"calls": report(measure(ways(), options.rounds, options.calls))}
     if groups := beside_nccl():
-        print("on a group that serves devices, too")
+        print("on a group that also serves devices")
         results["groups"] = report(measure(groups, options.rounds, options.calls))
-    print("what is in it")
+    print("parts of a call")
     results["parts"] = report(measure(parts(), options.rounds, options.calls))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

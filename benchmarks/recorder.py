@@ -80,7 +80,7 @@ class Team:
         ]
         for process in self.processes:
             if process.stdout.readline() != "ready\n":
-                raise RuntimeError("a process has not come up")
+                raise RuntimeError("a process did not start")
 
     def run(self, way: str, ncalls: int) -> float:
         for process in self.processes:

@@ -130,7 +130,7 @@ def imports(rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 8, 32])
-    parser.add_argument("--ranks", metavar="N,N,...", help="processes started by dlrun, dldist alone")
+    parser.add_argument("--ranks", metavar="N,N,...", help="numbers of processes started by dlrun, dldist only")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()

@@ -76,7 +76,7 @@ def start(nranks):
         began = time.monotonic()
         done = subprocess.run(command, timeout=LIMIT_S, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode != 0:
-            sys.exit(f"{nranks} ranks did not come up:\n{done.stdout[-2000:]}")
+            sys.exit(f"{nranks} ranks did not start:\n{done.stdout[-2000:]}")
         return [json.loads(path.read_text(encoding="ascii")) for path in Path(folder).iterdir()], began
 
 

@@ -261,7 +261,7 @@ def parse_arguments():
 def available(libraries):
     names = [name for name in libraries.split(",") if name in LIBRARIES]
     if "torch" in names and importlib.util.find_spec("torch") is None:
-        print("PyTorch is not installed: ours is measured alone")
+        print("PyTorch is not installed: only dldist is measured")
         names.remove("torch")
     return names
 

@@ -94,7 +94,7 @@ class Pair:
         self.processes = [subprocess.Popen([*command, str(rank), str(self.store.port)], **pipes) for rank in range(2)]
         for process in self.processes:
             if process.stdout.readline() != "ready\n":
-                raise RuntimeError("a process has not come up")
+                raise RuntimeError("a process did not start")
 
     def run(self, *what: object) -> list[int]:
         for process in self.processes:
@@ -136,7 +136,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--trips", type=int, default=2000)
     parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--check", action="store_true", help=f"fail above {LIMIT_NS} ns for {LIMIT_SIZE} bytes put and back")
+    parser.add_argument("--check", action="store_true", help=f"fail above {LIMIT_NS} ns for {LIMIT_SIZE} bytes per round trip")
     parser.add_argument("--serve", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

@@ -71,7 +71,7 @@ def main() -> int:
         failures += bool(large)
         for circle in large:
             print(f"csrc/{folder.name}: {len(circle)} files need each other, where {MOST} is the most: {', '.join(circle)}: "
-                  "let one side call the other, and not the other way round")
+                  "remove the dependencies in one direction")
         if "--all" in sys.argv:
             for circle in found:
                 print(f"csrc/{folder.name}: {', '.join(circle)}")

@@ -38,8 +38,8 @@ FOLDERS = {"nccl": ["driver", "comm", "group", "call", "lifecycle"]}  # in inclu
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 PYTHON_DOOR = "python/base/api.h"
 NOT_IN_THE_BINDING = {
-    "dlsym": "what the limited API lacks is not looked up behind its back",
-    "PyWeakref_GetObject": "lends an object that another thread may let die",
+    "dlsym": "do not bypass the limited API",
+    "PyWeakref_GetObject": "returns a borrowed reference that another thread may free",
 }
 FORBIDDEN = re.compile(rf"\b({'|'.join(NOT_IN_THE_BINDING)})\b")
 
@@ -66,9 +66,9 @@ def problem(source: Path, is_quoted: bool, target: str, root: Path) -> str | Non
     target_place = place_in(Path(target))[1]
     is_below = target_layer == layer and -1 < target_place < place
     if is_internal and not is_below and Path(target).parent not in source.parents:
-        return "an internal header stays in its folder, the folders of that one, and those after it"
+        return "internal headers are for their folder, its subfolders and later folders only"
     if target_layer == layer and target_place > place >= 0:
-        return f"the folders of {layer} include only those before them, in this order: {', '.join(order)}"
+        return f"the folders of {layer} include only earlier ones, in this order: {', '.join(order)}"
     if target_layer not in ALLOWED[layer]:
         return f"{layer} may include {', '.join(sorted(ALLOWED[layer]))}; not {target_layer}"
     return None
@@ -97,7 +97,7 @@ def main() -> int:
     for path in files:
         source = path.relative_to(root)
         if source.parts[0] not in ALLOWED or len(source.parts) < 2:
-            print(f"{path}: {source.parts[0]} is no layer; add it to {Path(__file__).name}")
+            print(f"{path}: {source.parts[0]} is not a layer; add it to {Path(__file__).name}")
             failures += 1
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -114,7 +114,7 @@ def main() -> int:
         failures += 1
     page = Path(__file__).parent.parent / "docs" / "architecture.md"
     if drawing() not in page.read_text(encoding="utf-8"):
-        print(f"{page}: its drawing of the layers is another than tools/check_layers.py --drawing prints")
+        print(f"{page}: the drawing of the layers differs from tools/check_layers.py --drawing")
         failures += 1
     print(f"layers: {len(files)} files, {failures} problems")
     return 1 if failures else 0

@@ -25,7 +25,7 @@ def calendar_faults(path):
     name = path.relative_to(ROOT / "csrc").as_posix()
     text = path.read_text()
     for call in CALENDAR_WAITS.finditer(text):
-        yield f"csrc/{name}: {call[0]} waits on the calendar"
+        yield f"csrc/{name}: {call[0]} waits for a calendar time"
     for pattern, files in CALENDAR.items():
         if re.search(pattern, text) and name not in files:
             yield f"csrc/{name} uses {pattern}, which only {', '.join(sorted(files))} may"
@@ -45,7 +45,7 @@ def main():
             faults.append(f"docs/locks.md: {file} is not there, or nothing beside it makes a lock {kind}")
     for source in sorted((ROOT / "csrc").rglob("*.[ch]")):
         if "pthread_mutex" in source.read_text() and source.name not in ("lock.c", "lock.h"):
-            faults.append(f"{source.relative_to(ROOT)} uses a mutex that is no dd_lock")
+            faults.append(f"{source.relative_to(ROOT)} uses a mutex that is not a dd_lock")
         faults += calendar_faults(source)
     for fault in faults:
         print(fault, file=sys.stderr)

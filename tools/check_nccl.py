@@ -256,7 +256,7 @@ def main() -> int:
     for name, given, check in (("nccl.h", options.nccl, check_nccl), ("cuda.h", options.cuda, check_cuda)):
         header = given or find_header(name)
         if header is None:
-            print(f"{name}: not compared, there is none on this machine")
+            print(f"{name}: not compared, as it is not installed")
             continue
         is_good = check(header.resolve(), rows) and is_good
     return 0 if is_good else 1

@@ -17,7 +17,7 @@ def files_without_words():
 def main():
     files, missing = files_without_words()
     for path in missing:
-        print(f"{PAGE} says nothing of the atomic variables in {path}")
+        print(f"{PAGE} does not cover the atomic variables in {path}")
     print(f"orders: {len(files)} files with atomic variables")
     return bool(missing)
 

@@ -35,7 +35,7 @@ def main() -> int:
         for name in sorted(expected - found):
             print(f"{sdist}: lacks {name}")
         for name in sorted(found - expected):
-            print(f"{sdist}: holds {name}, which is not in the repository")
+            print(f"{sdist}: contains {name}, which is not in the repository")
         failures += len(expected ^ found)
         print(f"sdist: {sdist} has {len(found)} files, {Path(sdist).stat().st_size:,} bytes")
     return 1 if failures or not sys.argv[1:] else 0

@@ -22,8 +22,8 @@ def repeated_names(root: Path) -> dict[str, list[str]]:
 def main() -> int:
     repeated = repeated_names(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)
     for name, where in sorted(repeated.items()):
-        print(f"{name}() is static in {', '.join(where)}: rename all but one, after the subject of the file")
-    print(f"statics: {len(repeated)} names stand in several files")
+        print(f"{name}() is static in {', '.join(where)}: rename all but one after the file's subject")
+    print(f"statics: {len(repeated)} names are in several files")
     return 1 if repeated else 0
 
 

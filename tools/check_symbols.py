@@ -51,7 +51,7 @@ def main() -> int:
     failures = 0
     for name, exports in EXPORTS.items():
         paths = [str(path) for path in package.glob(f"{name}*.so")]
-        found = problems(paths[0], exports) if len(paths) == 1 else [f"there are {len(paths)} such files (make ext makes one)"]
+        found = problems(paths[0], exports) if len(paths) == 1 else [f"there are {len(paths)} such files (make ext builds one)"]
         failures += len(found)
         for text in found:
             print(f"{package}/{name}: {text}")

@@ -56,7 +56,7 @@ def main() -> int:
                 print(f"csrc/{where}.c: calls {name}, which only csrc/core may do (csrc/core/system.h)")
                 failures += 1
     if failures == 0:
-        print(f"system: {len(tables)} files ask it through csrc/core")
+        print(f"system: {len(tables)} files use it through csrc/core")
     return 1 if failures else 0
 
 

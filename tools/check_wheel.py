@@ -54,7 +54,7 @@ def leftovers(extension: str) -> list[str]:
     """Return the traces that the build machine left in the extension."""
     found = []
     if any("RUNPATH" in line or "RPATH" in line for line in output("readelf", "--wide", "-d", extension)):
-        found.append("is told where to look for libraries")
+        found.append("has a library search path (RPATH)")
     if any(".symtab" in line or ".debug_" in line for line in output("readelf", "--wide", "-S", extension)):
         found.append("is not stripped")
     return found
@@ -63,7 +63,7 @@ def leftovers(extension: str) -> list[str]:
 def extension_problems(name: str, extension: str) -> list[str]:
     found = symbol_problems(extension, EXPORTS[name]) + leftovers(extension)
     if names := unresolved(extension):
-        found.append(f"asks for what nothing is known to have: {', '.join(names)}")
+        found.append(f"has unresolved symbols: {', '.join(names)}")
     return [f"{name} {text}" for text in found]
 
 

@@ -83,11 +83,11 @@ def ranges(lines: list[int]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="line coverage of csrc/")
     parser.add_argument("builds", nargs="+")
-    parser.add_argument("--below", type=float, help="only files with a smaller share")
+    parser.add_argument("--below", type=float, help="only files with lower coverage")
     asked = parser.parse_args()
     counts = counts_of_builds(asked.builds)
     if not counts:
-        print("coverage: nothing is known of csrc/ here")
+        print("coverage: no data for csrc/ found")
         return 1
     total = ran = below = 0
     for name, lines in sorted(counts.items()):

@@ -94,18 +94,18 @@ def accepted(ptxas: str, ptx: str) -> tuple[list[str], list[str]]:
 def check() -> int:
     source = MADE.read_text(encoding="ascii")
     if digest() not in source:
-        print(f"{MADE.relative_to(ROOT)} is of another nan_kernel.cu: run tools/make_nan_ptx.py", file=sys.stderr)
+        print(f"{MADE.relative_to(ROOT)} is out of date with nan_kernel.cu: run tools/make_nan_ptx.py", file=sys.stderr)
         return 1
     nvcc = find_tool("nvcc")
     if nvcc is not None and f"nvcc: {release_of(nvcc)}" in source and made_by(nvcc) != source:
-        print(f"{MADE.relative_to(ROOT)} is not what {nvcc} makes: run tools/make_nan_ptx.py", file=sys.stderr)
+        print(f"{MADE.relative_to(ROOT)} differs from the output of {nvcc}: run tools/make_nan_ptx.py", file=sys.stderr)
         return 1
     ptxas = find_tool("ptxas")
     if ptxas is None:
-        print("nan_ptx.inc: of this nan_kernel.cu; not compiled, there is no ptxas on this machine")
+        print("nan_ptx.inc: matches nan_kernel.cu; not compiled, as ptxas is not installed")
         return 0
     known, complaints = accepted(ptxas, ptx_in(source))
-    print("\n".join(complaints) or f"nan_ptx.inc: of this nan_kernel.cu; {ptxas} takes it for {', '.join(known)}")
+    print("\n".join(complaints) or f"nan_ptx.inc: matches nan_kernel.cu; {ptxas} accepts it for {', '.join(known)}")
     return 1 if complaints or not known else 0
 
 
@@ -116,7 +116,7 @@ def main() -> int:
         return check()
     nvcc = find_tool("nvcc")
     if nvcc is None:
-        raise SystemExit("there is no nvcc")
+        raise SystemExit("nvcc is not installed")
     MADE.write_text(made_by(nvcc), encoding="ascii")
     return check()
 

@@ -236,7 +236,7 @@ def main() -> int:
     differ = [path for path, text in stubs.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv:
         for path in differ:
-            print(f"{path}: not what it would be made: build dldist again")
+            print(f"{path}: out of date: build dldist again")
         return 1 if differ else 0
     for path in differ:
         path.write_text(stubs[path], encoding="utf-8")

@@ -132,7 +132,7 @@ def thin(source: Path, folder: Path, architecture: int) -> None:
     if thinned != version:
         raise Refused(f"{target} says that it is {thinned}, and {source} is {version}")
     packed = pack(target)
-    print(f"NCCL {version}: sm_{architecture} has {kept / MIB:.1f} MiB of code; {zeroed / MIB:.1f} MiB are zeros now")
+    print(f"NCCL {version}: sm_{architecture} has {kept / MIB:.1f} MiB of code; {zeroed / MIB:.1f} MiB are zeroed")
     for path in (source, target, packed):
         print(f"{path.stat().st_size / MIB:8.1f} MiB  {path}")
 

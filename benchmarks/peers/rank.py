@@ -65,7 +65,7 @@ class NotOffered(Exception):
 
 
 def not_offered(what):
-    raise NotOffered(f"it has no such thing as {what}")
+    raise NotOffered(f"unsupported: {what}")
 
 
 # -- data ------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Mpi4py(Library):
         self.rank, self.size = self.group.Get_rank(), self.group.Get_size()
         library = MPI.Get_library_version().split(",")[0].split("\n")[0]
         if not library.startswith(path):
-            sys.exit(f"this library is not {path} but {library}")
+            sys.exit(f"the library is not {path} but {library}")
         self.version = f"{mpi4py.__version__} on {library}"
         self.barrier = self.group.Barrier
 
@@ -361,7 +361,7 @@ def obey(words, library, tasks):
         case ["finish", slot]:
             tasks.pop(slot, None)
             return "ok"
-    return "error no such command"
+    return "error unknown command"
 
 
 def answer(line, library, tasks):
