@@ -236,7 +236,7 @@ class Session:
             try:
                 self.team(name)
             except (Unavailable, TeamFailure) as reason:
-                print(f"# {name} is skipped: {reason}")
+                print(f"# {name} is left out: {reason}")
                 self.peers = [peer for peer in self.peers if PEERS[peer][0] != name]
 
     def drop(self, name):
