@@ -1,13 +1,11 @@
 """Compare collectives of dldist, torch's Gloo and the installed MPIs, in one run of paired rounds.
 
-    python benchmarks/collectives.py                # all operations, 8 B to 128 MiB, float32, 2
-    ranks
-    python benchmarks/collectives.py --targets      # the same, and a comparison with the targets
+    python benchmarks/collectives.py                 # all operations, 8 B to 128 MiB, 2 ranks
+    python benchmarks/collectives.py --targets       # the same, and a comparison with the targets
     python benchmarks/collectives.py --quick --peers dldist,gloo --ops all_reduce --sizes 8,1M
-    python benchmarks/collectives.py --ranks 2,16 --dtypes float32,float16 --json o.json --plot
-    o.svg
+    python benchmarks/collectives.py --ranks 2,16 --dtypes float32,float16 --json FILE --plot FILE
     python benchmarks/collectives.py --noise none,1of10,short-lived --every 1ms --sizes 8
-    sudo python benchmarks/collectives.py --hosts 2        # ranks in network namespaces; TCP only
+    sudo python benchmarks/collectives.py --hosts 2  # ranks in network namespaces; TCP only
 
 docs/benchmarks.md describes how to install peers, and the columns.
 

@@ -1,8 +1,7 @@
 """Compare TCPStore's speed for dldist and PyTorch (libuv), in one run of paired rounds.
 
-    python benchmarks/store.py                     # all operations, 1, 2, 8 and 64 client processes
-    python benchmarks/store.py --threads           # client threads of one process, each with its
-    client
+    python benchmarks/store.py            # all operations, 1, 2, 8 and 64 client processes
+    python benchmarks/store.py --threads  # client threads of one process, each with its client
     python benchmarks/store.py --quick --json out.json
 
 Each server runs in its own process. The clients live for the whole run; in every round they use one

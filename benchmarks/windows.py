@@ -7,8 +7,7 @@ A round trip is rank 0's put with a signal, rank 1's wait, rank 1's put and sign
 is compared with half a round trip. The variants alternate round by round. The median is of the
 rounds' medians; percentiles are of all trips.
 
-    PYTHONPATH=pkg python benchmarks/windows.py [--rounds 11] [--trips 2000] [--json out.json]
-    [--check]
+    PYTHONPATH=pkg python benchmarks/windows.py [--rounds 11] [--trips 2000] [--json FILE] [--check]
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """A first program: every rank has some numbers, and all ranks get the sum.
 
-    python examples/all_reduce.py                              # starts two processes itself
-    dlrun --nproc-per-node 2 examples/all_reduce.py            # or torchrun, mpirun -n 2 python
-    ..., srun
+    python examples/all_reduce.py                    # starts two processes itself
+    dlrun --nproc-per-node 2 examples/all_reduce.py  # or torchrun, mpirun -n 2 python ..., srun
 
 The numbers are in an array.array; NumPy arrays and torch tensors work as well.
 """

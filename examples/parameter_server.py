@@ -1,8 +1,7 @@
 """A parameter server with messages: workers send gradients and receive the newest weights.
 
     python examples/parameter_server.py                    # starts a server and two workers itself
-    dlrun --nproc-per-node 4 examples/parameter_server.py  # or torchrun, mpirun -n 4 python ...,
-    srun
+    dlrun --nproc-per-node 4 examples/parameter_server.py  # or torchrun, mpirun, srun
 
 Rank 0 is the server. It takes gradients in order of arrival, so a slow worker does not delay the
 others. The workers fit a straight line, each to its own points.

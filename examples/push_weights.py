@@ -1,7 +1,6 @@
 """Trainers push weights to running servers: dldist.reshard between two sets of ranks.
 
-    python examples/push_weights.py                    # starts three trainers and two servers
-    itself
+    python examples/push_weights.py                    # starts 3 trainers and 2 servers itself
     dlrun --nproc-per-node 5 examples/push_weights.py  # or torchrun, mpirun -n 5 python ..., srun
 
 Ranks 0 to 2 are trainers, which hold rows of the weights. The other ranks are servers, which hold

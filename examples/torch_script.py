@@ -1,8 +1,7 @@
 """A PyTorch training script, unchanged except for one import.
 
-    dlrun --nproc-per-node 2 examples/torch_script.py      # or torchrun, mpirun -n 2 python ...,
-    srun
-    python examples/torch_script.py                        # on one process
+    dlrun --nproc-per-node 2 examples/torch_script.py  # or torchrun, mpirun -n 2 python ..., srun
+    python examples/torch_script.py                    # on one process
 
 Each rank trains on its share of the data; gradients are averaged in one operation per step.
 """

@@ -1,8 +1,7 @@
 """Data-parallel training in JAX: a Reducer averages the gradients between two compiled functions.
 
-    python examples/train_jax.py                           # starts two processes itself
-    dlrun --nproc-per-node 4 examples/train_jax.py         # or torchrun, mpirun -n 4 python ...,
-    srun
+    python examples/train_jax.py                    # starts two processes itself
+    dlrun --nproc-per-node 4 examples/train_jax.py  # or torchrun, mpirun -n 4 python ..., srun
 
 The network is the same as in train_numpy.py, and the losses equal a single process's with all data.
 JAX computes the gradients and does not know of other processes. (With dldist.functional, the

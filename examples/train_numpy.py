@@ -1,9 +1,8 @@
 """Data-parallel training in NumPy: every rank has a share of the data, and a Reducer averages
 gradients.
 
-    python examples/train_numpy.py                         # starts two processes itself
-    dlrun --nproc-per-node 4 examples/train_numpy.py       # or torchrun, mpirun -n 4 python ...,
-    srun
+    python examples/train_numpy.py                    # starts two processes itself
+    dlrun --nproc-per-node 4 examples/train_numpy.py  # or torchrun, mpirun -n 4 python ..., srun
 
 A network with one hidden layer learns the sine. The losses equal a single process's with all data.
 All ranks end with bitwise identical weights, because they start with the same weights and add the

@@ -8,9 +8,8 @@ provide _api/collectives.pyi and functional/__init__.pyi, with an overload for e
 async_op. The tables of names in _api/namespace.py provide __init__.pyi and distributed_c10d.pyi,
 which re-export names.
 
-    python tools/make_stubs.py                  write them
-    python tools/make_stubs.py --check FOLDER   fail if a stub of the package in FOLDER is out of
-    date
+    python tools/make_stubs.py                 write them
+    python tools/make_stubs.py --check FOLDER  fail if a stub of the package in FOLDER is outdated
 
 The extension need not be built: it may be for another architecture.
 """

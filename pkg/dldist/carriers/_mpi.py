@@ -43,13 +43,13 @@ def _is_intels(path: str) -> bool:
 
 
 def _launcher() -> str | None:
-    """Return "openmpi", "pmi" (Hydra: MPICH, Intel MPI), or another kind, which fits all."""
+    """Return "openmpi", "pmi" (Hydra: MPICH, Intel MPI), or a kind that every library matches."""
     launch = launchers.detect_mpirun()
     return None if launch is None else launch.kind
 
 
 def _check_launcher(carrier: Any) -> None:
-    """Reject a library that does not match mpirun: it would see one process only, or abort it."""
+    """Reject a library that does not match mpirun: MPI would see only this process, or abort."""
     _, version, path = _core._carrier_info(carrier)
     launcher = _launcher()
     is_open_mpi = version.startswith("Open MPI")

@@ -30,7 +30,7 @@ def candidates() -> list[str]:
 
 
 def _check_order(folder: str) -> None:
-    """Reject the libccl.so.1 of "oneccl" if it replaced oneccl-cpu's: it aborts without a GPU."""
+    """Reject libccl.so.1 of "oneccl" in place of oneccl-cpu's: without a GPU, it aborts."""
     from importlib import metadata
 
     path = os.path.join(folder, "libccl.so.1")

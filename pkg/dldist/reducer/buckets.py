@@ -27,7 +27,7 @@ def allocator_of(operations: Any) -> Allocate:
 
 
 class Parameter:
-    """The shape, dtype and device of an array, or of a shape and a dtype (jax.ShapeDtypeStruct)."""
+    """A parameter: an array, or an object with a shape and a dtype (jax.ShapeDtypeStruct)."""
 
     __slots__ = ("device", "dtype", "family", "index", "is_template", "like", "name", "nbytes", "prototype", "shape")
 

@@ -49,7 +49,7 @@ class Times:
         return now
 
     def note_end(self, started_ns: int, outcome: Any) -> None:
-        """Record that a bucket was reduced. A Work has its exact duration; else its end is now."""
+        """Record that a bucket was reduced: now, or after the duration that a Work measured."""
         now = perf_counter_ns()
         took = outcome.duration if type(outcome) is _core.Work else None
         end = now if took is None else min(now, started_ns + int(took * 1e9))

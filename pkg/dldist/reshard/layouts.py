@@ -32,7 +32,7 @@ class Layout:
     Args:
         arrays: For each name, the shape of the global array, its dtype (a name or a library's
             dtype) and its placements, one per mesh axis.
-        mesh: The mesh's axis lengths, or one length. The ranks with this layout fill it in order.
+        mesh: The mesh's axis lengths, or one length. Ranks with this layout fill it in rank order.
 
     Raises:
         ValueError: `arrays` is empty, or placements do not match a shape or the mesh.

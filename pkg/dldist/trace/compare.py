@@ -137,7 +137,7 @@ def _wrong_roots(column: dict[int, Entry]) -> list[int]:
 
 
 def _root_elements(entry: Entry) -> int:
-    """Return the elements that only the root of a gather or scatter has."""
+    """Return the number of elements in the lists that only the root of a gather or scatter has."""
     return sum(counts(entry.outputs if entry.op == "gather" else entry.inputs))
 
 

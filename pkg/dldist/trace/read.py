@@ -59,7 +59,7 @@ class Entry:
     op: str
     """The operation without the backend, such as "all_reduce" or "send"."""
     source: int
-    """Like `target`: for a message, a rank in the group or ANY_PEER; else -1."""
+    """For messages, a rank in the group or ANY_PEER, like `target`; else -1."""
     target: int
     inputs: list[list[int]]
     outputs: list[list[int]]
