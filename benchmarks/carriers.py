@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Overhead of dldist over a carrier library: all_reduces by the library, by dldist with the library
-as carrier, and by dldist itself.
+"""Compare all_reduces by a bare carrier library, by dldist with that carrier, and by dldist itself.
 
     python benchmarks/carriers.py --carrier mpi --mpirun mpirun.mpich -n 2
     python benchmarks/carriers.py --carrier mpi -n 4 \\

@@ -1,5 +1,4 @@
-"""Hosts for benchmarks/collectives.py: network namespaces on this machine, joined by veth pairs to
-a bridge.
+"""Hosts for benchmarks/collectives.py: network namespaces joined by veth pairs to a bridge.
 
 The script creates and removes them; this requires root. Each has its own network and host name, and
 shares CPUs, files and the driver's Unix socket. The addresses are from the documentation block

@@ -1,5 +1,4 @@
-"""The MPI libraries available to benchmarks/collectives.py, and how to build and start their
-programs.
+"""MPI libraries for benchmarks/collectives.py: discovery, build and start of their programs.
 
 Three come from PyPI wheels, which install libraries and launchers into the lib and bin folders of
 an environment:

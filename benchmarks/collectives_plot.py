@@ -1,5 +1,4 @@
-"""Plot a report of benchmarks/collectives.py: time per call by size, one panel per operation, dtype
-and number of ranks. Needs matplotlib.
+"""Plot a report of benchmarks/collectives.py: time per call by size. Needs matplotlib.
 
     python benchmarks/collectives_plot.py REPORT.json FILE.svg          # or .png, .pdf
     python benchmarks/collectives_plot.py REPORT.json FILE.svg --ops all_reduce \\

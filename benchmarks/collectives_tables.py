@@ -1,5 +1,4 @@
-"""Print a report of benchmarks/collectives.py as Markdown tables: a row per case, a column per
-peer.
+"""Print a report of benchmarks/collectives.py as Markdown tables, with a column per peer.
 
     python benchmarks/collectives_tables.py REPORT.json [--peers dldist,openmpi5] [--field time_us]
 

@@ -1,5 +1,4 @@
-"""The processes measured by benchmarks/collectives.py: how to start, command and end each library's
-ranks.
+"""The rank processes measured by benchmarks/collectives.py: start, commands and end.
 
 A team is the rank processes of one library. They live for the whole run, each connected by a Unix
 socket, and sleep in a read while another team works. A peer is a name in the results: a team, and

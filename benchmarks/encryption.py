@@ -1,5 +1,4 @@
-"""Cost of encryption between two hosts: an all_reduce and the creation of a world, encrypted and
-plain, alternating.
+"""Cost of encryption between two hosts, for an all_reduce and for the creation of a world.
 
     python benchmarks/encryption.py [--mib 16] [--rounds 30] [--worlds 20] [--json FILE]
 

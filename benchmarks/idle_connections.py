@@ -1,5 +1,4 @@
-"""Cost of many clients for a store's server: 10,000 idle connections, and 10,000 waiters on one
-key.
+"""Cost of 10,000 idle connections, and of 10,000 waiters on one key, for a store's server.
 
     python benchmarks/idle_connections.py
     python benchmarks/idle_connections.py --connections 2000 --json out.json

@@ -1,5 +1,4 @@
-"""Compare messages between two processes of one host for several builds: a ping-pong by send and
-recv, and by isend, irecv and wait.
+"""Compare ping-pongs by send and recv, and by isend, irecv and wait, for several builds.
 
     python benchmarks/messages.py FOLDER ... [--nbytes 8,1024,65536] [--rounds 200] [--calls 300] \\
         [--busy 0]

@@ -1,5 +1,4 @@
-"""Host cost of an all_reduce on NCCL: bare ncclAllReduce, dldist, and torch's NCCL group, in one
-run.
+"""Host cost of an all_reduce on NCCL: bare ncclAllReduce, dldist, and torch's NCCL group.
 
     python benchmarks/nccl.py [--sizes 4,4096,1048576] [--rounds 30] [--calls 200] [--ranks 1] \\
         [--ways method,async] [--json FILE]

@@ -1,5 +1,4 @@
-"""Compare object calls between two processes by dldist and PyTorch (Gloo): memory and time, in one
-run of paired rounds.
+"""Compare the memory and time of object calls by dldist and PyTorch (Gloo), in paired rounds.
 
     python benchmarks/objects.py                   # an array of 256 MB, and small objects
     python benchmarks/objects.py --megabytes 64 --rounds 3 --json out.json

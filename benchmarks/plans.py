@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Benefit of plans: all_reduces of two processes on one host by plain calls, by start() and wait(),
-and by plan().
+"""Compare all_reduces of two processes by plain calls, by start() and wait(), and by plan().
 
     PYTHONPATH=pkg python benchmarks/plans.py [--rounds 200] [--block-ms 2] [--json FILE]
 

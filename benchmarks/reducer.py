@@ -1,5 +1,4 @@
-"""Compare a Reducer's pass with an all_reduce per gradient, and with one of all gradients after the
-backward pass.
+"""Compare a Reducer with an all_reduce per gradient, and with one after the backward pass.
 
     python benchmarks/reducer.py                          # 2 ranks, 100 MB in 100 parameters
     python benchmarks/reducer.py --ranks 4 --megabytes 25 --compute-ms 50 --json out.json

@@ -1,5 +1,4 @@
-"""Steps and memory of the start of many processes on one machine by dlrun. Used by startup.py
---ranks.
+"""Start many processes by dlrun: time of each step, and memory. Used by startup.py --ranks.
 
 Each rank imports dldist, creates a world, reduces 4 bytes twice, and closes. Step times are of all
 ranks: from the last rank's end of the previous step to the last rank's end of this one. The ranks

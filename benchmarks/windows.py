@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Compare windows and messages between two processes of this host: round trips of put-and-signal,
-and gets.
+"""Compare windows with messages: round trips of put-and-signal, and gets, between two processes.
 
 A round trip is rank 0's put with a signal, rank 1's wait, rank 1's put and signal back, and rank
 0's wait: two calls on either side. With messages it is a send and a receive on either side; a get

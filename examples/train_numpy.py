@@ -1,5 +1,4 @@
-"""Data-parallel training in NumPy: every rank has a share of the data, and a Reducer averages
-gradients.
+"""Data-parallel training in NumPy: ranks share the data, and a Reducer averages the gradients.
 
     python examples/train_numpy.py                    # starts two processes itself
     dlrun --nproc-per-node 4 examples/train_numpy.py  # or torchrun, mpirun -n 4 python ..., srun

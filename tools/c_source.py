@@ -1,5 +1,5 @@
-"""C sources in this repository's clang-format style: a function's type has its own line, and its
-name starts the next one."""
+"""C sources in clang-format's style: a type on its own line, and the function's name on the
+next."""
 import re
 from pathlib import Path
 

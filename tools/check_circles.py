@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Check that files in a folder of csrc/ do not depend on each other in large circles. The binding's
-folders are checked together.
+"""Check that files in a folder of csrc/ do not depend on each other in large circles.
 
 A file depends on another if it uses a function or an object defined there. Files that depend on
 each other, directly or indirectly, form a circle, in which no file can be understood without the
-others. Circles of up to three files are allowed. --all also prints the small ones.
+others. Circles of up to three files are allowed. The folders of the binding are checked together.
+--all also prints the small circles.
 """
 import re
 import sys

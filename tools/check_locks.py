@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
-"""Check that every mutex is a dd_lock, that docs/locks.md lists the kinds in csrc/core/lock.h in
-the same order, and that no wait depends on calendar time."""
+"""Check locks and waits of csrc/.
+
+Every mutex must be a dd_lock, docs/locks.md must list the kinds in csrc/core/lock.h in their order,
+and no wait may depend on calendar time.
+"""
 
 import pathlib
 import re

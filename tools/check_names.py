@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Check that each type name in csrc/ has one meaning: no two files define a struct, union, enum or
-typedef of one name differently.
+"""Check that each type name in csrc/ has one meaning.
 
-A compiler rejects this only if both are included; for readers, debuggers and searches it always
-matters. Therefore types of .c files count as well.
+No two files may define a struct, union, enum or typedef of one name differently. A compiler rejects
+that only if both are included; readers, debuggers and searches always stumble over it. Therefore
+types of .c files count as well.
 """
 import re
 import sys

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Compare dldist's declarations of NCCL and the CUDA driver (csrc/nccl/driver/lib_api.h,
-cuda_api.h) with nccl.h and cuda.h.
+"""Compare dldist's declarations of NCCL and the CUDA driver with nccl.h and cuda.h.
 
     tools/check_nccl.py [--nccl FILE] [--cuda FILE]
 
-Without arguments, headers are searched for in the usual places; a missing one is reported and is
-not an error. A header of an older version is compared with the declarations that dldist's lists
-have for that version. Values, sizes, offsets and prototypes become assertions in a C file that $CC
-compiles.
+The declarations are in csrc/nccl/driver/lib_api.h and cuda_api.h. Without arguments, headers are
+searched for in the usual places; a missing one is reported and is not an error. A header of an
+older version is compared with the declarations that dldist's lists have for that version. Values,
+sizes, offsets and prototypes become assertions in a C file that $CC compiles.
 """
 from __future__ import annotations
 

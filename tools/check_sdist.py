@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Check that a source distribution holds exactly the files of the repository and the files that
-setuptools generates.
+"""Check that a source distribution has exactly the repository's files and setuptools' own.
 
     python tools/check_sdist.py dist/dldist-*.tar.gz
 """

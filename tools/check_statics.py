@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Check that every static function in csrc/ has a unique name, so that readers and tools can find
-it."""
+"""Check that every static function in csrc/ has a unique name, so that it is easy to find."""
 import sys
 from collections import defaultdict
 from pathlib import Path

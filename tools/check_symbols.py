@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Check the symbols that the extension and the library for JAX export, and the libraries that they
-need.
+"""Check the exported symbols and required libraries of the extension and the library for JAX.
 
 The extension must export only its init function, and the library only the functions that
 MPItrampoline looks up; other symbols might conflict with other libraries. Both must need only the C

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Check that csrc/ uses only pure functions of the C library, and calls the system only through
-csrc/core.
+"""Check that only csrc/core calls the system, and that other code uses only pure C functions.
 
 Examines the undefined symbols of a build's objects. csrc/core/system.h, clock.h, lock.h, thread.h
 and mem.h have the wrappers that all other code uses, so that a test can replace the system.

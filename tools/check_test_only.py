@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Check that no function in csrc/ exists only for tests: every non-static function must have a
-caller in csrc/.
+"""Check that every non-static function in csrc/ has a caller there, and not only in tests.
 
 A test that needs to see internal state includes the internal header; one that makes calls fail
 wraps functions (tests/faults/).

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Check a wheel: its extension must load on every platform of its name and hold no traces of the
-build machine, and its stubs must match these sources.
+"""Check a wheel: platform, traces of the build machine, and type stubs.
 
-Needs auditwheel.
+The extension must load on every platform that the wheel's name promises, and the stubs must match
+these sources. Needs auditwheel.
 
     python tools/check_wheel.py dist/*.whl
 """

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Print docs/environment.md. The settings come from dldist's own table; variables of launchers,
-tests and builds are listed here.
+"""Print docs/environment.md from dldist's table of settings and the lists in this file.
 
     PYTHONPATH=pkg python tools/environment_page.py > docs/environment.md
 """

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Compile csrc/nccl/driver/nan_kernel.cu into csrc/nccl/driver/nan_ptx.inc, so that builds need no
-NVIDIA tools.
+"""Compile csrc/nccl/driver/nan_kernel.cu into nan_ptx.inc, so that builds need no NVIDIA tools.
 
     python tools/make_nan_ptx.py           write it (needs nvcc)
     python tools/make_nan_ptx.py --check   fail if it is out of date; also, if nvcc and ptxas are

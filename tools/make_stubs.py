@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Write the type stubs of the package, none of which is in the repository. setup.py runs this once
-per build.
+"""Write the type stubs of the package, which are not in the repository. setup.py runs this.
 
 The table of operations, csrc/python/group/operations.h, provides the methods of Group in _core.pyi,
 whose other parts are in _core.pyi.in, and all of _backends/low_level.pyi. The functions of a module

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Reduce a libnccl.so.2 to the code of one GPU architecture, to make it small enough for a slow
-transfer.
+"""Reduce a libnccl.so.2 to the code of one GPU architecture, for a slow transfer.
 
     python tools/thin_nccl.py PATH/libnccl.so.2 FOLDER [--sm 90]
 

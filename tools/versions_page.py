@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Print the results of scripts/test_versions.sh as a table, and insert them into a documentation
-page.
+"""Print the results of scripts/test_versions.sh as a table, and insert it into a page.
 
     tools/versions_page.py [--page FILE] FOLDER ROW:PYTHON:TESTS...
 
