@@ -46,7 +46,7 @@ def meet(store: TCPStore, rank: int) -> None:
     else:
         say(1, f"takes {[store.queue_pop('tasks').decode() for _ in range(2)]} from the queue")
 
-    say(rank, f"looks for a key that nobody sets: try_get gives {store.try_get('nobody')}")
+    say(rank, f"looks up a key that is never set: try_get returns {store.try_get('unset')}")
     store.barrier("done", WORLD_SIZE)
 
 

@@ -26,7 +26,7 @@ need_compiler() {
 # fresh_venv FOLDER: creates an empty environment, and replaces one from an earlier run.
 fresh_venv() {
     if [[ -e $1 && ! -f $1/pyvenv.cfg ]]; then
-        echo "$1 is there already and is no virtual environment; not touching it" >&2
+        echo "$1 exists and is not a virtual environment; it is left unchanged" >&2
         return 1
     fi
     local python
@@ -37,7 +37,7 @@ fresh_venv() {
 # patiently COMMAND...: runs the command, and reports every ten seconds that it is still running.
 patiently() {
     local ticker status=0 began=$SECONDS
-    (while sleep 10 >/dev/null 2>&1 </dev/null; do echo "   still at it after $((SECONDS - began)) s"; done) &
+    (while sleep 10 >/dev/null 2>&1 </dev/null; do echo "   still running after $((SECONDS - began)) s"; done) &
     ticker=$!
     trap "kill $ticker 2>/dev/null || true" EXIT
     "$@" || status=$?

@@ -19,11 +19,11 @@ patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 
 echo "== two processes reduce"
 "$venv/bin/dlrun" --nproc-per-node 2 examples/all_reduce.py
 
-echo "== two processes in a group, made by hand"
+echo "== two processes create a group"
 "$venv/bin/python" examples/collectives_demo.py
 
-echo "== two processes meet in a store"
+echo "== two processes use a store"
 "$venv/bin/python" examples/store_demo.py
 
-echo "== this was it. To go on with the programs of the README, which use NumPy:"
+echo "== done. To run the programs of the README, which use NumPy:"
 echo "   source $venv/bin/activate && pip install numpy && dlrun --nproc-per-node 2 hello.py"

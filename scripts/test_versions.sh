@@ -119,7 +119,7 @@ while read -r name version requirements tests; do
     if [[ -z $name ]] || ! is_wanted "$name"; then
         continue
     elif ! python=$(find_python_version "$version"); then
-        echo "== $name: not run: there is no Python $version"
+        echo "== $name: not run: Python $version is not installed"
         continue
     fi
     echo "== $name: $("$python" -V), ${requirements//,/, }; tests: $tests"

@@ -40,6 +40,6 @@ for version in "$@"; do
         echo "== the wheel with Python $version"
         test_with "$python" ".venv-wheel-$version"
     else
-        echo "== no Python $version here: the wheel is not tested with it"
+        echo "== Python $version is not installed: not tested"
     fi
 done

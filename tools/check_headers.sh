@@ -23,13 +23,13 @@ while IFS= read -r header; do
     # Included twice, to detect a missing include guard.
     if ! printf '#include "%s"\n#include "%s"\n' "$header" "$header" \
         | "${compiler[@]}" "${include[@]}" -fsyntax-only -x c -; then
-        echo "csrc/$header does not compile alone" >&2
+        echo "csrc/$header does not compile by itself" >&2
         exit 1
     fi
     checked=$((checked + 1))
 done < <(cd csrc && find . -name '*.h' -printf '%P\n' | sort)
 
-echo "headers: $checked compile alone"
+echo "headers: $checked compile by themselves"
 if [[ $skipped -gt 0 ]]; then
     echo "headers: $skipped of csrc/python not checked, as $PYTHON has no Python.h"
 fi

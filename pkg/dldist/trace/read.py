@@ -123,7 +123,7 @@ class Dump:
     version: str
     groups: dict[str, GroupConfig]
     status: dict[str, dict[str, int]]
-    """last_{enqueued,started,completed}_collective, by the group's id in this process."""
+    """By group id in this process: last_enqueued_collective, last_started_collective and so on."""
     entries: list[Entry]
     """Oldest first."""
     is_partial: bool
