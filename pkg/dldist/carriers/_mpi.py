@@ -89,7 +89,7 @@ def place(rank: int, world_size: int) -> Place:
 
 
 def _check_world(found: Place) -> None:
-    """Raise RuntimeError if another launcher started the processes: each is then alone in MPI."""
+    """Raise RuntimeError if another launcher started the processes: MPI then sees one in each."""
     launch = launchers.detect()
     if launch is not None and found.world_size == 1 < launch.world_size:
         version = carriers.info("mpi")["version"]

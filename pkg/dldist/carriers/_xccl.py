@@ -30,7 +30,8 @@ def candidates() -> list[str]:
 
 
 def _check_order(folder: str) -> None:
-    """Reject libccl.so.1 of "oneccl" in place of oneccl-cpu's: without a GPU, it aborts."""
+    """Reject the wheel oneccl's libccl.so.1 if it replaced oneccl-cpu's: it aborts without a
+    GPU."""
     from importlib import metadata
 
     path = os.path.join(folder, "libccl.so.1")

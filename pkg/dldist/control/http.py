@@ -39,7 +39,7 @@ _REASONS = {code: phrase for code, (phrase, _) in BaseHTTPRequestHandler.respons
 
 
 class _Refusal(Exception):
-    """Ends request and connection with this status."""
+    """Ends a request with this status, and closes the connection."""
 
     def __init__(self, status: int, words: str = "") -> None:
         super().__init__(status)
@@ -77,7 +77,8 @@ class _Inlet(io.RawIOBase):
 
 
 class Connection(BaseHTTPRequestHandler):
-    """Serves one client, with limits. BaseHTTPRequestHandler parses request line and headers."""
+    """Serves one client within the limits above. BaseHTTPRequestHandler only parses the request
+    line and headers."""
 
     protocol_version = "HTTP/1.1"  # keep-alive by default
 

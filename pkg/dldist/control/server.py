@@ -49,7 +49,7 @@ def token(secret: str | None = None) -> str:
 
 
 class _Life:
-    """The sockets and threads of one server, until close(). Only for the creating process."""
+    """The sockets and threads of one server, until close(); valid only in the creating process."""
 
     def __init__(self, listener: socket.socket, path: str, token: str) -> None:
         self._listener = listener
@@ -128,7 +128,8 @@ class _Life:
         sock.close()
 
     def close(self) -> None:
-        """Stop listening, finish open requests, remove the Unix socket. No-op in a fork."""
+        """Stop listening, finish open requests, and remove the Unix socket. Does nothing in a
+        forked child."""
         if os.getpid() != self._pid or self._closing.is_set():
             return
         self._closing.set()
@@ -150,7 +151,8 @@ class _Life:
                 os.unlink(self._path)
 
     def leave_to_parent(self) -> None:
-        """Close a forked child's sockets. Takes no lock: the fork may have left it held."""
+        """Close a forked child's sockets. Takes no lock: another thread may have held it during the
+        fork."""
         for sock in (self._listener, *self._open):
             sock.close()
 

@@ -55,14 +55,14 @@ class Form:
         return axis
 
     def share(self, axis: int) -> int:
-        """Return one rank's share of the length of an axis."""
+        """Return each rank's share of an axis; raise ValueError if it cannot be divided evenly."""
         extent = self.shape[axis]
         if extent % self.size != 0:
             raise ValueError(f"{self.name}(): axis {axis} of {self.shape} cannot be shared evenly by {self.size} ranks")
         return extent // self.size
 
     def with_extent(self, axis: int, extent: int) -> tuple[int, ...]:
-        """Return the shape of x with another length of one axis."""
+        """Return the shape of x with a different length along an axis."""
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
     def as_rank(self, rank: Any, argument: str) -> int:
@@ -183,7 +183,8 @@ def operations_of(group: Any) -> Any:
 
 
 def let_compiled_calls_finish() -> None:
-    """Wait for the collectives of compiled calls, which return early, to keep one order."""
+    """Wait for the collectives of compiled calls, which return before these ran, to keep one
+    order."""
     compiled = sys.modules.get("dldist.functional.jax")
     if compiled is not None:
         compiled.flush()

@@ -415,7 +415,8 @@ class Reducer(C10dNames):
             slot.gradient = gradient
 
     def _copy_into_bucket(self, slot: Slot, gradient: Any) -> None:
-        """Copy or, after unsynchronised passes, add; a batched copy waits for the full bucket."""
+        """Copy the gradient, or add it after unsynchronised passes. Batched copies wait until the
+        bucket is full."""
         if self._is_batched and self._is_sync and not slot.is_partial:
             self._buckets[slot.bucket_index].waiting.append((slot, gradient))
             return

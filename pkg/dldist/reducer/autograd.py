@@ -53,9 +53,9 @@ class Autograd:
         """True if the tensors from which backward() starts are known."""
         self._is_finish_queued = False
         self._fired = [0] * len(reducer._slots)
-        """Calls of each hook in the first pass of a static graph."""
+        """The number of calls of each hook in the first pass of a static graph."""
         self._left: list[int] = []
-        """Calls of each hook left in this pass."""
+        """The remaining calls of each hook in this pass, with a static graph."""
         with torch.enable_grad():
             self._nodes = [torch.autograd.graph.get_gradient_edge(slot.parameter.like).node for slot in reducer._slots]
         self._handles = [

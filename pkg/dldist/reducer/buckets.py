@@ -116,7 +116,8 @@ class Slot:
         self.part: _core.SharedArray  # set once it is in a bucket
         self.is_ready = False
         self.is_partial = False
-        """True if the part holds a sum of unsynchronised passes; add the next gradient."""
+        """True if the part holds the sum of unsynchronised passes, to which the next gradient is
+        added."""
         self.gradient: Any = None
         """The array that the caller passed; after the pass, the result."""
         self.view: Any = None
@@ -219,9 +220,9 @@ class Bucket:
 
     def begin_pass(self) -> None:
         self.missing = len(self.slots)
-        """Gradients that are not ready."""
+        """The number of gradients that are not ready."""
         self.unused_count = 0
-        """Parameters without a gradient on this rank."""
+        """The number of parameters without a gradient on this rank."""
         self.waiting: list[tuple[Slot, Any]] = []
         """Gradients to copy together when the bucket is full."""
         self.outcome: Any = None

@@ -151,7 +151,8 @@ class C10dNames:
         self.use_group(new_process_group)
 
     def get_backward_stats(self: Any) -> list[int]:
-        """Return each gradient's time, in ns after prepare_for_backward(); 0 if unused."""
+        """Return when each gradient of the last pass was ready, in nanoseconds after
+        prepare_for_backward(); 0 if there was none."""
         return list(self._times.ready_ns)
 
     def set_logger(self: Any, logger: Logger) -> None:

@@ -148,7 +148,8 @@ class Changes:
         self._new: list[bytes] = []
 
     def choose(self, stream: Stream, sources: Mapping[str, Any], slot: int) -> bytearray:
-        """Return a flag byte per block that must be written. The slot is unknown until note()."""
+        """Return a byte per block, 1 if it must be written. Until note(), the slot counts as
+        unknown."""
         import numpy
 
         keys = _keys()

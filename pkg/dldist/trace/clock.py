@@ -18,7 +18,7 @@ _SYNCHRONISING = (
 )
 MAX_SAMPLES = 500
 _AGREEMENT_NS = 100_000_000
-"""Differences up to this count as none: a recorder's delay can explain them."""
+"""Offsets up to this are treated as zero, because a recorder's delay can explain them."""
 
 
 Span = tuple[int, int]

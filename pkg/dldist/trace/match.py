@@ -11,8 +11,8 @@ from dldist.trace.model import Case, Group, Round, Verdict, about, capitalised, 
 from dldist.trace.read import Entry
 
 _MUCH_WORSE = 1.2
-"""A rank late for one collective is late for the next: report those only if later by this
-factor."""
+"""A rank that is late for one collective is late for the following ones. Only the first is
+reported, and later ones if they are worse by this factor."""
 
 
 def analyse(case: Case, group: Group, slow_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The analysis's data: groups, their calls by rank, verdicts; and the names of these in texts."""
+"""Groups, their calls by rank and verdicts, and the names of ranks, groups and calls in texts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ class Verdict:
 
 
 def title_of(name: str, desc: str) -> str:
-    """Return a group's title. The default group has a number in dumps, and its error name here."""
+    """Return a group's title. The default group, a number in dumps, gets the name used in
+    errors."""
     if desc == "default_pg":
         return 'group "default"'
     return f'group "{name}"' + (f" ({desc})" if desc and desc != "undefined" else "")

@@ -54,7 +54,8 @@ class _Pair:
     target: int
 
     def verdicts(self, sends: list[Entry], receives: list[Entry], wild: list[Entry]) -> list[Verdict]:
-        """Compare messages. Removes the any-source receives that took one from `wild`."""
+        """Compare messages. `wild` are receives from any rank; those that took a message are
+        removed."""
         ends = [rank for rank in (self.source, self.target) if rank is not None]
         if any(rank not in self.case.dumps for rank in ends):
             return self.one_sided(ends, [entry for entry in [*sends, *receives] if not entry.is_ended])
