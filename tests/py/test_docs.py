@@ -254,6 +254,30 @@ def test_plotted_figures_are_those_of_the_page():
     assert [list(result["peers"]) for result in report["results"][:1]] == [rows[0][2:]]
 
 
+README_COLUMNS = {
+    "dldist": "dldist",
+    "Gloo": "gloo",
+    "mpi4py, Open MPI 4": "mpi4py",
+    "mpi4py, Intel MPI": "mpi4py-impi",
+    "Open MPI 5": "openmpi5-best",
+    "Intel MPI": "impi",
+}
+BYTES = {"8 B": 8, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
+
+
+def test_figures_of_the_readme_are_measured():
+    """The README's table, against benchmarks/two_ranks.json."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    head, _, *rows = re.search(r"^\| size \|.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)[0].splitlines()
+    peers = [README_COLUMNS[cell.strip()] for cell in head.strip("|").split("|")[1:]]
+    report = json.loads((ROOT / "benchmarks" / "two_ranks.json").read_text(encoding="utf-8"))
+    times = {result["nbytes"]: result["peers"] for result in report["results"] if result["op"] == "all_reduce"}
+    for row in rows:
+        size, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        measured = [times[BYTES[size]][peer]["time_us"] for peer in peers]
+        assert [float(cell.replace(",", "")) for cell in cells] == measured, size
+
+
 def names_read_by_python(path):
     """Names of variables in a module: what environ is asked for, and strings that look like a launcher's or our own."""
     family = re.compile(
