@@ -195,7 +195,7 @@ WITHOUT_THREADS := plan/ hierarchy/ select/ kernels_view/ kernels_convert/
 test-tsan: $(BUILD)/tsan/tests_c ## C tests with threads, under ThreadSanitizer
 	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-5} DLDIST_TEST_JOBS=$(TEST_JOBS) $(NO_RANDOM_ADDRESSES) $< $(or $(TESTS),$(WITHOUT_THREADS:%=-%))
 
-errors: $(BUILD)/fast/errors ## programs of a few ranks, each system call failing once with each errno (ERRORS='--share 20'; docs/failing-calls.md)
+errors: $(BUILD)/fast/errors ## programs of a few ranks, each system call failing once with each errno (ERRORS='--share 20'; docs/contributing/failing-calls.md)
 	$< $(ERRORS)
 
 errors-asan: $(BUILD)/asan/errors ## the same under AddressSanitizer, LeakSanitizer and UBSan
@@ -208,10 +208,10 @@ stubs: $(STUBS_fast) ## stubs of libcuda and libnccl, in build/fast/stubs/ (STUB
 $(BUILD)/fast/plan_model: $(BUILD)/fast/tools/plan_model.o $(LIB_OBJ_fast)
 	@$(CC_fast) $(FLAGS_fast) $(LINKED) $(LIBS) -o $@
 
-model: $(BUILD)/fast/plan_model ## predicted times of the collectives' algorithms on a model cluster (docs/selection.md)
+model: $(BUILD)/fast/plan_model ## predicted times of the collectives' algorithms on a model cluster (docs/contributing/selection.md)
 	$< summary
 
-# ---- memory orders (docs/memory-orders.md)
+# ---- memory orders (docs/contributing/memory-orders.md)
 
 # The code under check. The linker drops unused functions of these files, with their dependencies.
 CHECKED_SRC := csrc/transport/link_shm.c csrc/transport/engine_nap.c $(wildcard csrc/collective/arena/*.c) csrc/collective/coll.c csrc/window/window.c \
@@ -261,7 +261,7 @@ endef
 $(eval $(call SIM_RULE,sim))
 $(eval $(call SIM_RULE,sim-coverage,--coverage))
 
-sim: $(BUILD)/sim/sim ## simulate SEEDS worlds with hosts, processes and failures (docs/simulator.md)
+sim: $(BUILD)/sim/sim ## simulate SEEDS worlds with hosts, processes and failures (docs/contributing/simulator.md)
 	$< --seeds $(SEEDS) $(SIM)
 
 sim-replay: $(BUILD)/sim/sim ## repeat one simulated world, with its trace: SEED=4711
@@ -299,7 +299,7 @@ COVERED := "$(GCOV) $(BUILD)/coverage" "$(GCOV) $(BUILD)/coverage-py/tmp" "$(LLV
 # Additional arguments for tools/coverage.py: COVERAGE='--below 90'.
 COVERAGE ?=
 
-coverage: coverage-c coverage-sim coverage-py ## line coverage of csrc/ by C tests, simulator and Python tests (half an hour; docs/coverage.md)
+coverage: coverage-c coverage-sim coverage-py ## line coverage of csrc/ by C tests, simulator and Python tests (half an hour; docs/contributing/coverage.md)
 	@$(PYTHON) tools/coverage.py $(COVERED) $(COVERAGE)
 
 coverage-c: $(BUILD)/coverage/tests_c ## coverage by C tests (TESTS='names')
@@ -403,7 +403,7 @@ PY_FAULTS := $(BUILD)/py-faults
 # Additional arguments: ERRORS_PY='--programs world --calls mmap'.
 ERRORS_PY ?=
 
-errors-py: ## Python programs in which the core's system calls fail (ERRORS_PY='--share 10'; docs/failing-calls.md)
+errors-py: ## Python programs in which the core's system calls fail (ERRORS_PY='--share 10'; docs/contributing/failing-calls.md)
 	DLDIST_WERROR=0 DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_FAULTS)/lib --build-temp $(PY_FAULTS)/tmp
 	PYTHONPATH=$(PY_FAULTS)/lib PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tests/errors/run_programs.py $(ERRORS_PY)
 

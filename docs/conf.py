@@ -1,4 +1,6 @@
-"""How Sphinx makes the site: the pages of this folder, and a reference from the docstrings of the installed dldist."""
+"""Sphinx configuration: the pages of this folder, and a reference from the docstrings of the installed dldist."""
+
+import posixpath
 
 import dldist
 
@@ -13,10 +15,10 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
 
-# Headings can be linked to by their words, as where the same files are read without this site.
+# Give headings the anchors that they have without the site.
 myst_heading_anchors = 4
-# Files of the source that have a page here, which include them.
-PAGE_OF = {"../README.md": "index.md", "../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changelog.md"}
+# Pages of the site for files outside docs/. Pages link to the files, so that links also work without the site.
+PAGE_OF = {"README.md": "index.md", "CONTRIBUTING.md": "contributing/guide.md", "CHANGELOG.md": "changelog.md"}
 
 # Docstrings quote code with single backquotes.
 default_role = "code"
@@ -27,8 +29,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 
-# Types in signatures may be private, or of the standard library, which has its pages elsewhere. What the pages themselves
-# refer to is public, and has to be there.
+# Types in signatures may be private or belong to the standard library. References in the pages must be public names.
 PUBLIC = r"dldist\.((functional|symmetric_memory|testing|reducer|nccl|trace|rendezvous|comm_hooks|flight_recorder|control)\.)?[A-Za-z]\w*$"
 # Type variables have no entries.
 TYPE_VARIABLES = r"dldist\.\w+\.(Array|Tensor|Tree)T"
@@ -36,29 +37,31 @@ nitpick_ignore_regex = [(r"py:.*", rf"(?!{PUBLIC}).*"), (r"py:class", TYPE_VARIA
 
 
 def find_public_name(app, env, node, contnode):
-    """A type that a signature names by the module that defines it is looked for under its public name."""
+    """Resolve a type in a signature, which has the module that defines it, by its public name."""
     if node.get("refdomain") != "py" or node.get("reftype") != "class":
         return None
     name = node["reftarget"].rpartition(".")[2]
     return env.domains["py"].resolve_xref(env, node["refdoc"], app.builder, "class", f"dldist.{name}", node, contnode)
 
 
-def lead_to_pages(app, docname, source):
-    """Links to those files lead to their pages."""
+def link_to_pages(app, docname, source):
+    """Replace links to the files of PAGE_OF by links to their pages."""
+    folder = posixpath.dirname(docname)
     for file, page in PAGE_OF.items():
-        source[0] = source[0].replace(f"]({file}", f"]({page}")
+        path = posixpath.relpath(f"../{file}", folder or ".")
+        source[0] = source[0].replace(f"]({path}", f"]({posixpath.relpath(page, folder or '.')}")
 
 
 def keep_colons(app, what, name, obj, options, lines):
-    """Napoleon takes what is before a colon in the first line on an attribute for its type; ours say types by annotations."""
+    """Keep napoleon from reading the words before a colon in an attribute's first line as its type."""
     if what in ("attribute", "data", "property"):
         lines.insert(0, "")
 
 
 def setup(app):
-    app.connect("source-read", lead_to_pages)
+    app.connect("source-read", link_to_pages)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
     app.connect("missing-reference", find_public_name)
 
-# Two classes are called Join, of the reducer and of algorithms.join: Sphinx takes one for the other's annotation, and says so.
+# dldist.reducer and dldist.algorithms.join both have a class Join, and Sphinx warns about the ambiguous annotation.
 suppress_warnings = ["ref.python"]

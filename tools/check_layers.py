@@ -112,7 +112,7 @@ def main() -> int:
     if not files:
         print(f"{root}: no C files")
         failures += 1
-    page = Path(__file__).parent.parent / "docs" / "architecture.md"
+    page = Path(__file__).parent.parent / "docs" / "contributing" / "architecture.md"
     if drawing() not in page.read_text(encoding="utf-8"):
         print(f"{page}: the drawing of the layers differs from tools/check_layers.py --drawing")
         failures += 1

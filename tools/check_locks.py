@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Check locks and waits of csrc/.
 
-Every mutex must be a dd_lock, docs/locks.md must list the kinds in csrc/core/lock.h in their order,
+Every mutex must be a dd_lock, docs/contributing/locks.md must list the kinds in csrc/core/lock.h in their order,
 and no wait may depend on calendar time.
 """
 
@@ -38,14 +38,14 @@ def main():
     faults = []
     listed = re.findall(r"^ *X\((\w+),", (ROOT / "csrc/core/lock.h").read_text(), re.MULTILINE)
     listed.remove("TEST")
-    rows = re.findall(r"^\| ([A-Z_]+) \| `([\w/.]+)`", (ROOT / "docs/locks.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| ([A-Z_]+) \| `([\w/.]+)`", (ROOT / "docs/contributing/locks.md").read_text(), re.MULTILINE)
     if [kind for kind, _ in rows] != listed:
-        faults.append(f"docs/locks.md has {[kind for kind, _ in rows]}, and csrc/core/lock.h {listed}")
+        faults.append(f"docs/contributing/locks.md has {[kind for kind, _ in rows]}, and csrc/core/lock.h {listed}")
     for kind, file in rows:
         path = ROOT / "csrc" / file
         folder = path.parent.glob("*.c") if path.exists() else ()
         if not any(f"DD_LOCK_{kind})" in source.read_text() for source in folder):
-            faults.append(f"docs/locks.md: {file} is not there, or nothing beside it makes a lock {kind}")
+            faults.append(f"docs/contributing/locks.md: {file} is not there, or nothing beside it makes a lock {kind}")
     for source in sorted((ROOT / "csrc").rglob("*.[ch]")):
         if "pthread_mutex" in source.read_text() and source.name not in ("lock.c", "lock.h"):
             faults.append(f"{source.relative_to(ROOT)} uses a mutex that is not a dd_lock")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Check that docs/memory-orders.md covers every file in csrc/ with atomic variables."""
+"""Check that docs/contributing/memory-orders.md covers every file in csrc/ with atomic variables."""
 import re
 import sys
 from pathlib import Path
 
-PAGE = Path("docs/memory-orders.md")
+PAGE = Path("docs/contributing/memory-orders.md")
 ATOMIC = re.compile(r"\batomic_\w+|\b_Atomic\b|\bmemory_order_")
 
 

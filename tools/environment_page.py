@@ -83,11 +83,11 @@ which order it looks for launchers. A value that makes no sense is an error that
 | `DLDIST_TEST_NOFORK` | any | Runs all C tests in one process, for a debugger. |
 | `DLDIST_TEST_ALL` | `1` | `scripts/test.sh` installs PyTorch, JAX and mypy, for the tests that need them. Without it they are skipped, unless these are there anyway. |
 | `DLDIST_TEST_AGAIN` | `1` | `scripts/pytest.sh` and `.ci/run` run up to three tests that fail three times more, alone; if they pass each time, they do not count as failed, and `build/unsteady-tests` names them. |
-| `DLDIST_TEST_FAIL` | `rank:call:number:errno`, and `:lasting` | `tests/errors/failing.py` runs a program in which that call of the system fails ([failing-calls.md](failing-calls.md)). |
+| `DLDIST_TEST_FAIL` | `rank:call:number:errno`, and `:lasting` | `tests/errors/failing.py` runs a program in which that call of the system fails ([failing-calls.md](contributing/failing-calls.md)). |
 | `DLDIST_TEST_FAIL_COUNTS` | a file | It writes there how often a rank has made which call. |
 | `DLDIST_TEST_CHAOS` | any | Some epochs of the chaos runs (`tests/chaos/`) within pytest; without it they are skipped, and `make chaos` runs them. |
 | `DLDIST_TEST_TORCH_WAYS` | `1` | `tests/py/test_torch_programs.py` runs each program by the name "dldist" and as "gloo", with groups in C++ and in Python; without it, by name in C++. |
-| `DLDIST_TEST_EXAMPLES` | a number | So many examples in each of the tests that are state machines, others every time ([fuzzing.md](fuzzing.md)); without it a few, always the same. |
+| `DLDIST_TEST_EXAMPLES` | a number | So many examples in each of the tests that are state machines, others every time ([fuzzing.md](contributing/fuzzing.md)); without it a few, always the same. |
 | `VENV` | a folder | Where `scripts/test.sh`, `scripts/demo.sh` and `scripts/wheels.sh` make their virtual environment. |
 
 ## When the extension is built

@@ -50,7 +50,7 @@ dd_algorithm_find(dd_coll coll, const char *name)
     return NULL;
 }
 
-/* The first rule that matches, and whose algorithm can do it, is used (docs/selection.md). */
+/* The first rule that matches, and whose algorithm can do it, is used (docs/contributing/selection.md). */
 typedef struct select_rule {
     dd_coll coll;
     int max_nranks;

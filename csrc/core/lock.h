@@ -1,4 +1,4 @@
-/* Mutexes with a checked lock order; docs/locks.md lists the data that each of them guards.
+/* Mutexes with a checked lock order; docs/contributing/locks.md lists the data that each of them guards.
  *
  * A thread that holds a lock may take only later ones of the list below, and never two of one kind:
  * no two threads can wait for each other. Test builds check it (tests/faults/lock.c). */

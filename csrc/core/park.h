@@ -30,7 +30,7 @@ typedef _Atomic uint64_t dd_park_bits;
 void dd_park(dd_park_bits *bits, uint64_t own);
 
 /* Loads are acquire and sequentially consistent, even if no data depends on the value: so no later
- * store of the caller is visible before the load (load buffering, docs/memory-orders.md). */
+ * store of the caller is visible before the load (load buffering, docs/contributing/memory-orders.md). */
 static inline bool
 dd_park_is_any(const dd_park_bits *bits, uint64_t mask)
 {

@@ -1,4 +1,4 @@
-/* The bytes of a FileStore's file: a header, then records (see docs/file-store.md). Parsing and
+/* The bytes of a FileStore's file: a header, then records (see docs/contributing/file-store.md). Parsing and
  * encoding are pure functions of untrusted bytes. Replay applies records to a keyspace. */
 #ifndef DD_STORE_FILE_LOG_H
 #define DD_STORE_FILE_LOG_H

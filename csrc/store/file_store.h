@@ -1,6 +1,6 @@
 /* A store in one file that processes share, for jobs on one host or on a network file system.
  *
- * Ownership of the content (full rules: docs/file-store.md): an open FileStore holds a shared lock
+ * Ownership of the content (full rules: docs/contributing/file-store.md): an open FileStore holds a shared lock
  * on the file's member byte, which the kernel releases when the process ends. A process that opens
  * the file and finds no other holder decides if the previous job has finished. It has, unless all
  * members left cleanly and fewer than world_size joined. The content of a finished job is dropped

@@ -1,4 +1,4 @@
-/* The bytes of the TCPStore protocol: pure functions, no I/O. docs/wire.md has the tables.
+/* The bytes of the TCPStore protocol: pure functions, no I/O. docs/contributing/wire.md has the tables.
  *
  * A request is one byte of operation and its fields; the fields of every operation, and of every
  * reply, are a pattern:

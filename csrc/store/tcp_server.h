@@ -1,6 +1,6 @@
 /* The server of a TCPStore: one thread, one epoll loop, one keyspace.
  *
- * It serves PyTorch's TCPStore protocol and, to dldist clients, its extensions (docs/wire.md).
+ * It serves PyTorch's TCPStore protocol and, to dldist clients, its extensions (docs/contributing/wire.md).
  * Waiting requests are parked, never polled. A client that violates the protocol only loses its
  * connection. Memory grows only with received bytes, up to the limits. The number of connections
  * that have not authenticated is limited, and some descriptors are reserved for the rest of the

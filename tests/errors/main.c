@@ -1,5 +1,5 @@
 /* Programs of a few ranks in which calls of the system fail, one in each run: every call that can fail, at every place where the programs
- * make it, with every errno that its manual page names. docs/failing-calls.md says what is looked for.
+ * make it, with every errno that its manual page names. docs/contributing/failing-calls.md says what is looked for.
  *
  *     errors [--share N] [--jobs N] [--programs shm,tcp] [--calls mmap,sendmsg] [--errors EMFILE,24] [--at N] [--victim RANK] [--verbose]
  *

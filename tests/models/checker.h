@@ -1,5 +1,5 @@
 /* A checker of memory orders: runs the code of csrc/ itself, in every order in which its threads can be interleaved and with every
- * value that a load may return by the C11 memory model (docs/memory-orders.md has the model, and what it leaves out).
+ * value that a load may return by the C11 memory model (docs/contributing/memory-orders.md has the model, and what it leaves out).
  *
  * The code under check, and the scenarios, are compiled for ThreadSanitizer, whose functions are ours (hooks.c): so the checker
  * sees each access with its address and its order. A scenario is two or three threads, which are fibers of one thread. It runs again and

@@ -1,4 +1,4 @@
-/* The memory of C11, as a machine: what docs/memory-orders.md says in words.
+/* The memory of C11, as a machine: what docs/contributing/memory-orders.md says in words.
  *
  * A location keeps all values that were written to it, as messages, in modification order. A thread has a view: the newest message of each
  * location that it must not look behind any more. A load takes any message that its view allows. A message carries the view that an acquire

@@ -1,4 +1,4 @@
-"""What README.md and docs/*.md show is true: programs run, output is what is said, links lead somewhere, nothing public is left out.
+"""What README.md and the pages of docs/ show is true: programs run, output is what is said, links lead somewhere, nothing public is left out.
 
 Every block of Python (```python) is run as it stands, as a world of one; a doctest (>>>) as one, and functions called test_... by
 pytest. A comment before the fence asks for something else:
@@ -28,7 +28,9 @@ import dldist
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = [ROOT / "docs", ROOT / "docs" / "contributing"]
+"""Each has an index.md, which lists the pages of its folder."""
+PAGES = [ROOT / "README.md", *(page for folder in FOLDERS for page in sorted(folder.glob("*.md")))]
 TIMEOUT_S = 60
 MARKER = re.compile(r"<!-- (run|output of rank)(?::| )\s*(.+?) -->")
 NOT_RUN = re.compile(r"# not run by the tests: .+")
@@ -195,7 +197,7 @@ def problem_of(page, target):
     return None
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links(page):
     targets = re.findall(r"\]\(([^()\s]+)\)", without_code(page))
     inner = [target for target in targets if not re.match(r"[a-z]+:", target)]
@@ -203,7 +205,7 @@ def test_links(page):
 
 
 def test_architecture_names_what_is_there():
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
     paths = re.findall(r"`((?:csrc|pkg|tests|tools)/[\w/.]+)`", page)
     steps = re.findall(r"^\|.*\| `(\w+)` \| `(\S+)` \|$", page, re.MULTILINE)
     assert len(paths) > 30 and len(steps) > 20
@@ -212,9 +214,12 @@ def test_architecture_names_what_is_there():
     assert [step for step in steps if re.search(rf"^{step[0]}\(", text[step[1]], re.MULTILINE) is None] == []
 
 
-def test_every_page_is_in_the_site():
-    listed = re.findall(r"^[a-z][a-z\d/-]*$", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(name for name in listed if "/" not in name) == sorted(page.stem for page in PAGES[1:] if page.stem != "index")
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_page_is_in_the_site(folder):
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^[a-z][a-z\d/-]*$", index, re.MULTILINE)
+    pages = [page.stem for page in PAGES if page.parent == folder and page.stem != "index"]
+    assert sorted(name for name in listed if "/" not in name) == sorted(pages)
 
 
 def names_in_reference():

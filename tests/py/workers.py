@@ -229,7 +229,7 @@ def file_adds(channel, path, count):
 
 
 def lock_holder(channel, path):
-    """Holds the gate of the file (docs/file-store.md), as a slow writer would."""
+    """Holds the gate of the file (docs/contributing/file-store.md), as a slow writer would."""
     import fcntl
 
     with open(path, "r+b") as file:

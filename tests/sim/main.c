@@ -1,4 +1,4 @@
-/* Runs simulated worlds, and looks whether each has kept what the library promises (docs/simulator.md). */
+/* Runs simulated worlds, and looks whether each has kept what the library promises (docs/contributing/simulator.md). */
 #include "shrink.h"
 
 #include <stdio.h>

@@ -156,7 +156,7 @@ claim_share(dd_arena *arena, int k, uint64_t chunk)
     _Atomic uint64_t *claim = &arena->slots[k].control->claim;
     uint64_t number = arena->nchunks + chunk + 1;
     /* Only the marks order staging and results; a claim just excludes other ranks. Acquire, so that
-     * no later claim is visible before this load (load buffering, docs/memory-orders.md). */
+     * no later claim is visible before this load (load buffering, docs/contributing/memory-orders.md). */
     uint64_t seen = atomic_load_explicit(claim, memory_order_acquire);
     while (seen >> ARENA_CLAIM_BITS < number) {
         if (atomic_compare_exchange_weak_explicit(claim, &seen,

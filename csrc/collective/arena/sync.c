@@ -47,7 +47,7 @@ wake_sleepers(dd_arena *arena)
     }
     for (int k = dd_arena_ranks_take(&asleep); k >= 0; k = dd_arena_ranks_take(&asleep)) {
         /* Loaded after `asleep`, so `awaited` is at least as new as the bit. Acquire, so that no
-         * later store is visible before (load buffering, docs/memory-orders.md). */
+         * later store is visible before (load buffering, docs/contributing/memory-orders.md). */
         uint32_t awaited = atomic_load_explicit(&arena->slots[k].control->awaited, memory_order_acquire);
         bool is_ours = k != arena->rank && awaited == (uint32_t)arena->rank &&
                        dd_park_take(&arena->shared->asleep[k / 64], sync_bit_of(k));

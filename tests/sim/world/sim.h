@@ -2,7 +2,7 @@
  * happens. The real library runs in it. Everything that a run does follows from its options, so a run can be repeated to the bit.
  *
  * It defines the functions of core/system.h, mem.h, fork.h and fence.h in place of csrc/core, and the linker redirects the C
- * library's threads, locks and clocks to it (SIM_WRAPPED in the Makefile). There is one world at a time. docs/simulator.md lists
+ * library's threads, locks and clocks to it (SIM_WRAPPED in the Makefile). There is one world at a time. docs/contributing/simulator.md lists
  * what is simulated. */
 #ifndef DD_SIM_SIM_H
 #define DD_SIM_SIM_H
