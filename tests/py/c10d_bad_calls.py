@@ -26,11 +26,11 @@ NOT_IN_2_13 = "torch 2.13 does not have it, or other errors"
 NEEDS_DEVICE = "torch splits groups on accelerators alone, and says so first"
 NEEDS_SHRINKING = "torch shrinks groups of NCCL alone, and says so first"
 NO_SCAN = "torch has no scan"
-NAMES_OF_OPS = "reductions can be named here, so an unknown name is a wrong value"
-CLOSED = "torch's groups can be used when they have been destroyed; ours are closed"
+NAMES_OF_OPS = "reductions have names, so an unknown name is a wrong value"
+CLOSED = "torch's groups stay usable after their destruction; dldist closes them"
 DEVICES = "torch.device refuses names that it does not know"
-A_LOOK_UP = "torch's is a look-up in a dict that fails"
-OF_NOTHING = "torch's is its dispatcher's, which has no tensor to dispatch on"
+A_LOOK_UP = "torch's error is a failed dict lookup"
+OF_NOTHING = "torch's dispatcher raises it, for lack of a tensor"
 NO_TENSOR = "must be a tensor"
 BOTH = "Can't specify both group_rank and global_rank"
 NEITHER = "Must specify global_rank or group_rank"
@@ -109,7 +109,7 @@ LENGTHS = [
         "RuntimeError",
         "does not divide equally across group size",
         theirs="nothing",
-        why="torch 2.13 leaves out the rest",
+        why="torch 2.13 ignores the remaining elements",
         also="RuntimeError",
     ),
     Bad("dist.all_to_all_single(f(0, 0), f(1, 2), [1], [1, 1])", "RuntimeError", "splits not equal to group size"),
@@ -281,19 +281,19 @@ class Accepted(NamedTuple):
     """See Bad."""
 
 
-TUPLES = "a tuple is as good as a list"
+TUPLES = "tuples are accepted like lists"
 SECONDS = "a number is seconds"
-TO_ONESELF = "a message to oneself is received as any other"
+TO_ONESELF = "a rank can send a message to itself"
 
 ACCEPTED = [
     Accepted("dist.all_gather((f(0), f(0)), f(1))", "TypeError", TUPLES),
     Accepted("dist.reduce_scatter(f(0), (f(0), f(0)))", "TypeError", TUPLES),
     Accepted("dist.all_to_all((f(0), f(0)), (f(1), f(1)))", "TypeError", TUPLES),
-    Accepted("dist.all_reduce(f(1), op='sum')", "TypeError", "a reduction can be named"),
-    Accepted("dist.all_reduce(f(1), timeout=20)", "TypeError", "every call takes a time-out of its own"),
+    Accepted("dist.all_reduce(f(1), op='sum')", "TypeError", "reductions have names"),
+    Accepted("dist.all_reduce(f(1), timeout=20)", "TypeError", "every call has a timeout argument"),
     Accepted("dist.monitored_barrier(timeout=20)", "TypeError", SECONDS),
     Accepted("dist.distributed_c10d._set_pg_timeout(20)", "TypeError", SECONDS),
     Accepted("dist.new_group([0, 1], timeout=20)", "TypeError", SECONDS),
     Accepted("(dist.isend(f(1), me), dist.recv(f(0), me))", "RuntimeError", TO_ONESELF),
-    Accepted("dist.split_group(split_ranks=[[0, 1]])", "RuntimeError", "splitting a group needs no accelerator; nor with torch 2.15", "nothing"),
+    Accepted("dist.split_group(split_ranks=[[0, 1]])", "RuntimeError", "splitting a group needs no accelerator; torch 2.15 also accepts it", "nothing"),
 ]
