@@ -1,4 +1,4 @@
-/* docs/dtypes.md is what this writes: DLDIST_UPDATE_DOCS=1 make test-c TESTS=kernels_doc */
+/* Writes docs/dtypes.md: DLDIST_UPDATE_DOCS=1 make test-c TESTS=kernels_doc */
 #include "check.h"
 #include "kernels/reduce.h"
 
@@ -12,28 +12,29 @@
 static const char introduction[] =
     "# Data types and reductions\n"
     "\n"
-    "Written by `tests/c/test_kernels_doc.c` from the library itself; a test fails when it is out of date.\n"
+    "`tests/c/test_kernels_doc.c` writes this page from the library's tables. A test fails if the page is\n"
+    "outdated.\n"
     "\n"
-    "Operations that only move data take every type. The reductions:\n"
+    "Operations that only move data take every type. The table lists the reductions:\n"
     "\n";
 
 static const char rules[] =
     "\n"
-    "Where the accumulator is another type, sums are kept in it and rounded once, to nearest even, when the\n"
-    "result is given. Everywhere else each step rounds as the type does.\n"
+    "If the accumulator has another type, sums are computed in that type and rounded once to the result's\n"
+    "type, to nearest even. Otherwise each step rounds in the type itself.\n"
     "\n"
-    "- The order of the sources decides the bits of a result, and nothing else: not the instruction set,\n"
-    "  and not how the work was split. Products and sums are never fused.\n"
+    "- Only the order of the sources determines the bits of a result. The instruction set and the split of\n"
+    "  the work have no effect. Products and sums are never fused.\n"
     "- **Integers** wrap around. AVG divides the wrapped sum and truncates toward zero. PREMUL_SUM\n"
     "  truncates its factor toward zero.\n"
     "- **bool** is a truth value: any nonzero byte is true, results are 0 or 1. SUM and MAX are \"or\",\n"
     "  PRODUCT and MIN are \"and\".\n"
-    "- **NaN** in a source makes the result NaN, with MIN and MAX too. A NaN that is a result is always the\n"
-    "  same one: quiet, positive, without a payload (0x7fc00000 in float32).\n"
-    "- **Zeros**: for MIN and MAX -0 is less than +0.\n"
-    "- **Overflow** in rounding gives infinity, and in float8_e4m3fn, which has none, NaN.\n"
-    "- **Complex** products are (ac - bd) + (ad + bc)i, without the repairs for infinities that C's own\n"
-    "  have.\n";
+    "- **NaN** in a source makes the result NaN, also with MIN and MAX. A NaN result always has the same\n"
+    "  bits: quiet, positive, without a payload (0x7fc00000 in float32).\n"
+    "- **Zeros**: for MIN and MAX, -0 is less than +0.\n"
+    "- **Overflow** in rounding results in infinity, and in NaN for float8_e4m3fn, which has no infinity.\n"
+    "- **Complex** products are (ac - bd) + (ad + bc)i, without the special cases for infinities of C's\n"
+    "  multiplication.\n";
 
 typedef struct page_text {
     char text[8192];

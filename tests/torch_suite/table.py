@@ -21,13 +21,13 @@ BEGIN, END = "<!-- tests/torch_suite/table.py: begin -->", "<!-- tests/torch_sui
 BASE = "gloo"
 TITLES = {
     "dldist": "The backend",
-    "as-gloo": "In the place of gloo",
-    "front": "The package in the place of torch.distributed",
+    "as-gloo": "As gloo",
+    "front": "The package instead of torch.distributed",
 }
 SAID = {
-    "dldist": '`backend="dldist"` in the place of `"gloo"`:',
-    "as-gloo": "`DLDIST_TORCH_AS_GLOO=1`, and the tests as they are:",
-    "front": "`dldist` wherever the tests say `torch.distributed`:",
+    "dldist": '`backend="dldist"` instead of `"gloo"`:',
+    "as-gloo": "`DLDIST_TORCH_AS_GLOO=1` and unchanged tests:",
+    "front": "`dldist` instead of `torch.distributed` in the tests:",
 }
 NOT_RUN = {"status": "not run", "reason": ""}
 NO_REASON = "(not known yet)"
@@ -108,7 +108,7 @@ def tables_of_aim(results, aim, reasons):
     files = compare(results, aim)
     if not files:
         return ""
-    head = ("tests", f"passed by {BASE}", f"by {aim}", "skipped by both", "failed by both", f"failed by {aim} alone")
+    head = ("tests", f"passed by {BASE}", f"by {aim}", "skipped by both", "failed by both", f"failed only by {aim}")
     rows = [compared.row() for compared in files]
     sums = ("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:]))
     text = f"### {TITLES[aim]}\n\n{SAID[aim]}\n\n" + table_of(head, [(f"`{name}`", *rest) for name, *rest in rows] + [sums])
@@ -118,7 +118,7 @@ def tables_of_aim(results, aim, reasons):
         for test, _outcome in compared.alone():
             by_reason[reasons.why(aim, compared.file, test) or NO_REASON].append((compared.file, test))
     if by_reason:
-        text += "\nThe reasons for the last column:\n\n"
+        text += "\nReasons for the failures in the last column:\n\n"
         text += table_of(("tests", "reason"), [(names_of(tests), why) for why, tests in sorted(by_reason.items())])
     return text + "\n"
 
@@ -132,7 +132,7 @@ def names_of(tests):
 
 def tables(results, reasons):
     versions = results["versions"]
-    text = f"PyTorch {versions['torch']}; tests of the wheel, and files of PyTorch {versions.get('tests', '(none)')}.\n\n"
+    text = f"PyTorch {versions['torch']}; tests of the wheel and files of PyTorch {versions.get('tests', '(none)')}.\n\n"
     return text + "".join(tables_of_aim(results, aim, reasons) for aim in TITLES)
 
 
