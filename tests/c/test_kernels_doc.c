@@ -12,19 +12,19 @@
 static const char introduction[] =
     "# Data types and reductions\n"
     "\n"
-    "`tests/c/test_kernels_doc.c` writes this page from the library's tables. A test fails if the page is\n"
-    "outdated.\n"
+    "`tests/c/test_kernels_doc.c` writes this page from the library's tables. A test fails if the page\n"
+    "is outdated.\n"
     "\n"
     "Operations that only move data take every type. The table lists the reductions:\n"
     "\n";
 
 static const char rules[] =
     "\n"
-    "If the accumulator has another type, sums are computed in that type and rounded once to the result's\n"
-    "type, to nearest even. Otherwise each step rounds in the type itself.\n"
+    "If the accumulator has another type, sums are computed in that type and rounded once to the\n"
+    "result's type, to nearest even. Otherwise each step rounds in the type itself.\n"
     "\n"
-    "- Only the order of the sources determines the bits of a result. The instruction set and the split of\n"
-    "  the work have no effect. Products and sums are never fused.\n"
+    "- Only the order of the sources determines the bits of a result. The instruction set and the\n"
+    "  distribution of the work have no effect. Products and sums are never fused.\n"
     "- **Integers** wrap around. AVG divides the wrapped sum and truncates toward zero. PREMUL_SUM\n"
     "  truncates its factor toward zero.\n"
     "- **bool** is a truth value: any nonzero byte is true, results are 0 or 1. SUM and MAX are \"or\",\n"
