@@ -265,7 +265,7 @@ carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
     (void)piece;
     bool is_last_chance = run->mover.is_catching_up && is_in_library(&run->carried);
     dd_leg_state state = DD_LEG_STUCK;
-    for (int look = 0; look < (is_last_chance ? DD_LOOKS_LAST : 1) && state == DD_LEG_STUCK; look++) {
+    for (int look = 0; look < (is_last_chance ? DD_POLLS_LAST : 1) && state == DD_LEG_STUCK; look++) {
         state = progress_carried(run, error);
     }
     return state;

@@ -84,7 +84,7 @@ find_loaded(const dd_dylib_spec *spec)
 }
 
 static void *
-find(const dd_dylib_spec *spec, const dd_dylib_place *place, const char **name, dd_blob *log)
+find(const dd_dylib_spec *spec, const dd_dylib_search *place, const char **name, dd_blob *log)
 {
     if (place->explicit_path != NULL && place->explicit_path[0] != '\0') {
         *name = place->explicit_path;
@@ -108,7 +108,7 @@ find(const dd_dylib_spec *spec, const dd_dylib_place *place, const char **name, 
 }
 
 static dd_status
-open_library(const dd_dylib_spec *spec, const dd_dylib_place *place, dd_dylib *lib, dd_error *err)
+open_library(const dd_dylib_spec *spec, const dd_dylib_search *place, dd_dylib *lib, dd_error *err)
 {
     dd_blob log = {0};
     const char *name;
@@ -156,10 +156,10 @@ dd_dylib_resolve(const dd_dylib *lib, const dd_dylib_symbol *symbols, size_t nsy
 }
 
 dd_status
-dd_dylib_load(const dd_dylib_spec *spec, const dd_dylib_place *place, dd_dylib *lib, void *table, void *ctx,
+dd_dylib_load(const dd_dylib_spec *spec, const dd_dylib_search *place, dd_dylib *lib, void *table, void *ctx,
               dd_error *err)
 {
-    static const dd_dylib_place anywhere = {0};
+    static const dd_dylib_search anywhere = {0};
     dd_status status = open_library(spec, place != NULL ? place : &anywhere, lib, err);
     if (status != DD_OK) {
         return status;

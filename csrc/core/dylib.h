@@ -10,11 +10,11 @@
 #include <stddef.h>
 
 /* The library's location, given by the user. */
-typedef struct dd_dylib_place {
+typedef struct dd_dylib_search {
     const char *explicit_path;     /* NULL or "" if there is none; otherwise only this is tried */
     const char *const *candidates; /* files to try after a loaded copy */
     size_t ncandidates;
-} dd_dylib_place;
+} dd_dylib_search;
 
 typedef struct dd_dylib {
     void *handle; /* never closed: the library may have threads */
@@ -45,7 +45,7 @@ typedef struct dd_dylib_spec {
 /* Find a library, fill a table of function pointers, and check its version. `place` is NULL if the
  * user has given none. DD_NOT_SUPPORTED if it is not found, or the status of dd_dylib_resolve or
  * the check; `lib` is then empty. */
-dd_status dd_dylib_load(const dd_dylib_spec *spec, const dd_dylib_place *place, dd_dylib *lib, void *table,
+dd_status dd_dylib_load(const dd_dylib_spec *spec, const dd_dylib_search *place, dd_dylib *lib, void *table,
                         void *ctx, dd_error *err) DD_MUST_CHECK;
 /* Free the record; the library stays loaded. */
 void dd_dylib_fini(dd_dylib *lib);

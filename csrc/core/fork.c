@@ -75,7 +75,7 @@ grow_register_locked(size_t words)
 }
 
 int
-dd_fork_own(int fd)
+dd_fork_register(int fd)
 {
     if (fd < 0) {
         return fd;

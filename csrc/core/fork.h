@@ -11,7 +11,7 @@
 uint64_t dd_fork_generation(void);
 
 /* Register an open descriptor and return it; -1 is returned as it is. */
-int dd_fork_own(int fd);
+int dd_fork_register(int fd);
 
 /* Close a descriptor and remove it from the register. It may be -1. */
 void dd_fork_close(int fd);

@@ -49,7 +49,7 @@ dd_lock_release(dd_lock *lock)
 void
 dd_timed_lock_init(dd_timed_lock *self, dd_lock_kind kind)
 {
-    dd_lock_init(&self->look, kind);
+    dd_lock_init(&self->guard, kind);
     dd_cond_init(&self->freed);
     self->is_taken = false;
 }
@@ -58,33 +58,33 @@ void
 dd_timed_lock_fini(dd_timed_lock *self)
 {
     dd_cond_fini(&self->freed);
-    dd_lock_fini(&self->look);
+    dd_lock_fini(&self->guard);
 }
 
 bool
 dd_timed_lock_take_within(dd_timed_lock *self, int64_t timeout_ns)
 {
-    pthread_mutex_lock(&self->look.mutex);
+    pthread_mutex_lock(&self->guard.mutex);
     if (self->is_taken && timeout_ns > 0) {
         int64_t until_ns = dd_deadline_after(timeout_ns);
         struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
         while (self->is_taken &&
-               pthread_cond_timedwait(&self->freed, &self->look.mutex, &until) != ETIMEDOUT) {
+               pthread_cond_timedwait(&self->freed, &self->guard.mutex, &until) != ETIMEDOUT) {
         }
     }
     bool is_ours = !self->is_taken;
     self->is_taken = true;
-    pthread_mutex_unlock(&self->look.mutex);
+    pthread_mutex_unlock(&self->guard.mutex);
     return is_ours;
 }
 
 void
 dd_timed_lock_release(dd_timed_lock *self)
 {
-    pthread_mutex_lock(&self->look.mutex);
+    pthread_mutex_lock(&self->guard.mutex);
     self->is_taken = false;
     (void)pthread_cond_signal(&self->freed);
-    pthread_mutex_unlock(&self->look.mutex);
+    pthread_mutex_unlock(&self->guard.mutex);
 }
 
 /* ---- conditions */
@@ -144,5 +144,5 @@ dd_cond_wait_checked(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait, d
     dd_lock_release(lock);
     dd_status status = dd_wait_check(wait, err);
     dd_lock_take(lock);
-    return status == DD_OK && dd_wait_is_over(wait) ? DD_TIMED_OUT : status;
+    return status == DD_OK && dd_wait_has_expired(wait) ? DD_TIMED_OUT : status;
 }

@@ -35,7 +35,7 @@
     X(FILE_STORE, "a file store")                                       \
     X(HASH_STORE, "a hash store")                                       \
     X(STORE_JOINED, "who has joined a TCP store")                       \
-    X(ERRAND, "what is done on a thread of its own")                    \
+    X(BACKGROUND_TASK, "a background task")                             \
     X(UNPACKING, "the outputs of an operation")                         \
     X(COMPLETIONS, "operations that have ended and have not been told") \
     X(RECORDER, "the flight recorder")                                  \
@@ -80,7 +80,7 @@ bool dd_lock_was_free_at_fork(dd_lock *lock);
  * the mutex is held only to read or set it. The lock order applies as for a dd_lock. */
 
 typedef struct dd_timed_lock {
-    dd_lock look; /* guards is_taken; has the kind */
+    dd_lock guard; /* guards is_taken; has the kind */
     pthread_cond_t freed;
     bool is_taken; /* guarded by look */
 } dd_timed_lock;

@@ -36,7 +36,7 @@ create_memfd(const char *name)
 dd_status
 dd_shared_memory_create(const char *name, size_t nbytes, int *fd, dd_error *err)
 {
-    int new_fd = dd_fork_own(create_memfd(name));
+    int new_fd = dd_fork_register(create_memfd(name));
     if (new_fd < 0) {
         return error_of("memfd_create", errno, err);
     }

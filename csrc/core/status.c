@@ -41,7 +41,7 @@ error_vset(dd_error *err, dd_status code, const char *format, va_list args)
 {
     err->code = code;
     err->sys_errno = 0;
-    err->culprit = (dd_culprit){.rank = -1};
+    err->culprit = (dd_blamed_rank){.rank = -1};
     err->call.op[0] = '\0';
     err->keeps_memory = false;
     int wanted = vsnprintf(err->message, sizeof err->message, format, args);
@@ -140,7 +140,7 @@ dd_error_no_memory(dd_error *err, unsigned long long nbytes)
 /* Includes only errnos that neither the peer nor the network can cause. EADDRNOTAVAIL is not one: a
  * peer may publish an address that cannot be reached from here. */
 bool
-dd_error_is_own(const dd_error *err)
+dd_error_is_local(const dd_error *err)
 {
     switch (err->sys_errno) {
     case EMFILE: /* exhausted in this process or host */

@@ -46,11 +46,11 @@ typedef enum dd_status {
 #define DD_HOST_NAME_MAX 64
 
 /* The blamed rank, if the error is about a single one. */
-typedef struct dd_culprit {
+typedef struct dd_blamed_rank {
     int rank;      /* in the group; -1 if no rank is to blame */
     long long pid; /* 0 if it is not known */
     char host[DD_HOST_NAME_MAX];
-} dd_culprit;
+} dd_blamed_rank;
 
 /* The failed call on a group. */
 typedef struct dd_failed_call {
@@ -63,7 +63,7 @@ typedef struct dd_failed_call {
 typedef struct dd_error {
     dd_status code;
     int sys_errno; /* errno of the failed system call, or 0 */
-    dd_culprit culprit;
+    dd_blamed_rank culprit;
     dd_failed_call call;
     bool keeps_memory; /* the call's memory may still be in use: it must not be freed */
     char message[1024];
@@ -97,7 +97,7 @@ dd_status dd_error_copy(dd_error *err, const dd_error *from);
 
 /* Return true if this process caused the error, independent of any peer: no memory, no descriptors,
  * no permission, a call that the kernel or a sandbox refuses, DD_SYSTEM. */
-bool dd_error_is_own(const dd_error *err);
+bool dd_error_is_local(const dd_error *err);
 
 /* Set DD_OUT_OF_MEMORY, with the number of bytes requested. */
 dd_status dd_error_no_memory(dd_error *err, unsigned long long nbytes);

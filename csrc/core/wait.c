@@ -23,7 +23,7 @@ dd_wait_at_most(const dd_wait *wait, int64_t timeout_ns)
 }
 
 bool
-dd_wait_is_over(const dd_wait *wait)
+dd_wait_has_expired(const dd_wait *wait)
 {
     return dd_deadline_left_ns(wait->deadline_ns) == 0;
 }

@@ -24,7 +24,7 @@ typedef struct dd_wait {
     /* Called, once or more often and without a lock, before a call that usually takes a microsecond
      * begins to wait: the caller releases resources that other threads need, such as an
      * interpreter's lock. Only for calls that document it. May be NULL. */
-    void (*let_go)(void *ctx);
+    void (*on_block)(void *ctx);
 } dd_wait;
 
 /* Return a wait of timeout_ns from now, DD_NEVER_NS for no limit, that cannot be interrupted. */
@@ -34,14 +34,14 @@ dd_wait dd_wait_after(int64_t timeout_ns);
 dd_wait dd_wait_at_most(const dd_wait *wait, int64_t timeout_ns);
 
 static inline void
-dd_wait_let_go(const dd_wait *wait)
+dd_wait_will_block(const dd_wait *wait)
 {
-    if (wait->let_go != NULL) {
-        wait->let_go(wait->ctx);
+    if (wait->on_block != NULL) {
+        wait->on_block(wait->ctx);
     }
 }
 
-bool dd_wait_is_over(const dd_wait *wait);
+bool dd_wait_has_expired(const dd_wait *wait);
 double dd_wait_elapsed_s(const dd_wait *wait);
 /* Return the caller's timeout: the time from the start to the deadline. */
 double dd_wait_limit_s(const dd_wait *wait);

@@ -20,21 +20,21 @@
 /* ---- looks */
 
 /* By a caller that holds a lock that other threads need, such as Python's: below a microsecond. */
-#define DD_LOOKS_HASTY 16
+#define DD_POLLS_HASTY 16
 /* By a caller of a collective or a message: the others usually arrive within 2 microseconds. */
-#define DD_LOOKS_PATIENT 64
+#define DD_POLLS_PATIENT 64
 /* At a word of a window, without a lock. With more ranks than cores, each look yields. */
-#define DD_LOOKS_AT_WORD 512
-#define DD_LOOKS_AT_WORD_CROWDED 8
+#define DD_POLLS_OF_WORD 512
+#define DD_POLLS_OF_WORD_CROWDED 8
 /* At the engine's lock, which a driver releases after each round. */
-#define DD_LOOKS_AT_LOCK 200
+#define DD_POLLS_OF_LOCK 200
 /* At a library's operation before a failing group abandons it: enough to find data that a rank sent
  * before it left. */
-#define DD_LOOKS_LAST 1000
+#define DD_POLLS_LAST 1000
 /* Looks per yield if ranks share a core. */
-#define DD_LOOKS_PER_YIELD 4
+#define DD_POLLS_PER_YIELD 4
 /* Number of looks at one peer that cost as much as a round over everything. */
-#define DD_LOOKS_PER_ROUND 16
+#define DD_POLLS_PER_ROUND 16
 /* Rounds per reading of the clock. */
 #define DD_ROUNDS_PER_CLOCK 16u
 
@@ -75,9 +75,9 @@
 /* ---- adaptive polling */
 
 typedef struct dd_spin {
-    int64_t most_ns;        /* longest time to poll; 0 to never poll */
+    int64_t max_ns;         /* longest time to poll; 0 to never poll */
     int64_t budget_ns;      /* time to poll in the next wait */
-    int64_t waits_since_ns; /* used by dd_spin_goes_on; 0 if there is no wait */
+    int64_t waits_since_ns; /* used by dd_spin_may_continue; 0 if there is no wait */
 } dd_spin;
 
 /* Policies that a user can choose. The Python package uses the same numbers. */
@@ -90,7 +90,7 @@ typedef enum dd_spin_policy {
 /* Create a spin. It never polls if the machine has one core, or if the process's quota is one core:
  * polling would take time from the awaited thread. The affinity does not matter: ranks bound to one
  * core each wait for ranks on other cores. Reads files. */
-dd_spin dd_spin_make(int64_t most_ns);
+dd_spin dd_spin_create(int64_t most_ns);
 /* Set a policy. Must be called before the first wait. */
 void dd_spin_set_policy(dd_spin *spin, dd_spin_policy policy);
 bool dd_spin_is_endless(const dd_spin *spin); /* DD_SPIN_POLL */
@@ -100,7 +100,7 @@ void dd_spin_note_wait(dd_spin *spin, int64_t waited_ns);
 
 /* Continue to wait for one event that another process or thread causes, perhaps on this core. Call
  * it after a look that found nothing: it yields once. Return false if it is time to sleep. */
-bool dd_spin_goes_on(dd_spin *spin);
+bool dd_spin_may_continue(dd_spin *spin);
 /* End the wait when the event has happened, and record its time, if there was a wait. */
 void dd_spin_end_wait(dd_spin *spin);
 

@@ -123,7 +123,7 @@ result_of(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err)
 {
     dd_status status = dd_work_result(work, err);
     if (status != DD_OK && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
-        dd_wait_let_go(wait); /* may take longer */
+        dd_wait_will_block(wait); /* may take longer */
         dd_engine_lock(group->engine);
         dd_engine_finish_telling_locked(group->engine);
         dd_engine_unlock(group->engine);
@@ -135,7 +135,7 @@ dd_status
 dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err)
 {
     if (!dd_work_is_done(work)) {
-        dd_wait_let_go(wait);
+        dd_wait_will_block(wait);
         dd_status status = dd_engine_check_fork(group->engine, err);
         if (status == DD_OK) {
             status = dd_engine_wait(group->engine, &work->is_done, wait, err);
@@ -153,7 +153,7 @@ dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err
     return result_of(group, work, wait, err);
 }
 
-/* Take the lock. True if it was free: the call may then end before wait->let_go is needed. */
+/* Take the lock. True if it was free: the call may then end before wait->on_block is needed. */
 static bool
 lock_hastily(const group_call *call, const dd_wait *wait)
 {
@@ -164,7 +164,7 @@ lock_hastily(const group_call *call, const dd_wait *wait)
         }
         dd_engine_unlock(group->engine); /* reporting the failure may take longer */
     }
-    dd_wait_let_go(wait);
+    dd_wait_will_block(wait);
     dd_engine_lock(group->engine);
     return false;
 }
@@ -220,7 +220,7 @@ look_locked(group_call *call, bool is_hasty, const dd_wait *wait)
             return;
         }
         dd_engine_unlock(engine);
-        dd_wait_let_go(wait);
+        dd_wait_will_block(wait);
         dd_engine_lock(engine);
     }
     group_look_locked(call, false);

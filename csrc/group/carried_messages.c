@@ -115,7 +115,7 @@ group_cancel_message_locked(group_call *call, const dd_error *cause)
         dd_context_cancel_locked(call->group->context, &call->message, cause);
         return;
     }
-    for (int look = 0; look < DD_LOOKS_LAST; look++) {
+    for (int look = 0; look < DD_POLLS_LAST; look++) {
         if (carried_look_at(call)) {
             return;
         }

@@ -81,12 +81,12 @@ on_lost(void *ctx, int rank, const dd_error *error)
         group_fail_own_locked(group, &deaf);
         return;
     }
-    if (!was_linked && group->is_asking && !dd_error_is_own(error) && was_only_asked_locked(group, rank)) {
+    if (!was_linked && group->is_asking && !dd_error_is_local(error) && was_only_asked_locked(group, rank)) {
         group->members[rank].has_answered = true;
         group->members[rank].is_absent = true;
         return;
     }
-    if (dd_error_is_own(error)) { /* the other rank may be healthy */
+    if (dd_error_is_local(error)) { /* the other rank may be healthy */
         char who[128];
         char own[128];
         dd_status code = error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM;

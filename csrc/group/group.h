@@ -171,14 +171,14 @@ dd_status dd_group_monitored_barrier(dd_group *group, int64_t timeout_ns, bool i
                                      dd_error *err) DD_MUST_CHECK;
 
 /* Wait for a work of this group by driving the engine (dd_engine_kick makes the background thread
- * drive it). Calls wait->let_go unless the work has ended in success. If `wait` ends first, return
+ * drive it). Calls wait->on_block unless the work has ended in success. If `wait` ends first, return
  * DD_OP_TIMED_OUT or DD_INTERRUPTED and leave the operation under way; abort the group if no thread
  * will wait for it again. Otherwise return the work's result. */
 dd_status dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* dd_group_collective and dd_group_wait with the call's own timeout in one, without allocating, for
  * synchronous calls. An interrupt aborts the group, because the operation cannot be resumed. Calls
- * wait->let_go unless the call ends after a few polls. */
+ * wait->on_block unless the call ends after a few polls. */
 dd_status dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args,
                                        const dd_call_options *options, const dd_wait *wait,
                                        dd_error *err) DD_MUST_CHECK;
@@ -214,11 +214,11 @@ void dd_standing_describe(const dd_standing_call *call, dd_coll_args *args, int6
  * it is under way), none is. Calls advance as far as they can without waiting. A driver then
  * continues them; for small ones in shared memory that is a thread that waits, or the background
  * thread after at most 20 ms. Pass `is_patient` with a single call that the caller waits for next:
- * it is polled briefly, and no other thread is woken. Calls wait->let_go if it takes longer than
+ * it is polled briefly, and no other thread is woken. Calls wait->on_block if it takes longer than
  * about a microsecond. */
 dd_status dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool is_patient,
                             const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* Like dd_group_wait, for the last start. Calls wait->let_go after about a microsecond. */
+/* Like dd_group_wait, for the last start. Calls wait->on_block after about a microsecond. */
 dd_status dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Return true if the last start has ended. Polls for about 1 us; never waits for a lock. */
 bool dd_standing_look(dd_standing_call *call);

@@ -189,7 +189,7 @@ are_all_quick_locked(const dd_group *group)
 static bool
 make_way_locked(dd_group *group, int look)
 {
-    bool is_time = look % DD_LOOKS_PER_YIELD == 0;
+    bool is_time = look % DD_POLLS_PER_YIELD == 0;
     bool is_crowded = group->is_crowded && !dd_run_gives_way_locked(group->run);
     bool is_due = is_crowded || (is_time && dd_run_must_make_way_locked(group->run));
     if (!is_due) {
@@ -203,7 +203,7 @@ group_look_locked(group_call *call, bool is_hasty)
 {
     dd_assert_holds(ENGINE);
     dd_group *group = call->group;
-    int nlooks = is_hasty ? DD_LOOKS_HASTY : DD_LOOKS_PATIENT;
+    int nlooks = is_hasty ? DD_POLLS_HASTY : DD_POLLS_PATIENT;
     if (is_hasty) {
         dd_engine_note_call_locked(group->engine);
     }

@@ -112,7 +112,7 @@ dd_status
 dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err)
 {
     if (!dd_standing_look(call)) {
-        dd_wait_let_go(wait);
+        dd_wait_will_block(wait);
         if (standing_try_lock(call)) {
             group_look_locked(call, false);
             dd_engine_unlock(call->group->engine);

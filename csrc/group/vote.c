@@ -83,7 +83,7 @@ group_await_others(dd_group *group, const group_setup *setup, bool (*is_there)(v
     for (int64_t slice_ns = FIRST_SLICE_NS;; slice_ns *= slice_ns < LONGEST_SLICE_NS ? 2 : 1) {
         dd_wait slice = dd_wait_at_most(wait, slice_ns);
         dd_status status = dd_group_await(group, is_there, ctx, &slice, err);
-        if (status != DD_OP_TIMED_OUT || dd_wait_is_over(wait)) {
+        if (status != DD_OP_TIMED_OUT || dd_wait_has_expired(wait)) {
             return status;
         }
         status = check_voters(group, setup, &gone_ns, wait, err);

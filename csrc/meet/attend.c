@@ -94,7 +94,7 @@ list_attendance(const meeting_call *call, attendance *seen)
             append_rank(seen->absent, sizeof seen->absent, name, NULL, "");
             seen->first_absent = seen->first_absent < 0 ? name : seen->first_absent;
         }
-        seen->is_cut = rank + 1 < size && dd_wait_is_over(call->place.wait);
+        seen->is_cut = rank + 1 < size && dd_wait_has_expired(call->place.wait);
     }
 }
 

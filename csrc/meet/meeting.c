@@ -211,7 +211,7 @@ await_end(meeting_call *call, dd_blob *said, dd_error *err)
         int64_t before_ns = dd_clock_now_ns();
         status = dd_store_get(call->place.store, meeting_key(&call->place, "end"), said, &slice, err);
         is_late = status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT;
-        if (!is_late || dd_wait_is_over(call->place.wait)) {
+        if (!is_late || dd_wait_has_expired(call->place.wait)) {
             break;
         }
         if (status == DD_NETWORK_TIMED_OUT || dd_clock_now_ns() - before_ns > 2 * interval_ns) {
@@ -334,7 +334,7 @@ run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_erro
     while (status == DD_OK && is_over) {
         status = attempt(call, &request, end, &is_over, err);
         bool is_late = status == DD_TIMED_OUT || (status == DD_OK && is_over);
-        if (is_late && dd_wait_is_over(call->place.wait)) {
+        if (is_late && dd_wait_has_expired(call->place.wait)) {
             status = run_out_of_time(call, err);
         }
     }

@@ -8,7 +8,7 @@
 /* Load MPI, or use the copy that is already in the process. Does not initialise MPI; the version is
  * known afterwards. Returns DD_NOT_SUPPORTED if there is no library (the message lists all that was
  * tried) or if it lacks functions (the message names all of them). */
-dd_status dd_mpi_open(const dd_dylib_place *search, dd_carrier_library **library,
+dd_status dd_mpi_open(const dd_dylib_search *search, dd_carrier_library **library,
                       dd_error *err) DD_MUST_CHECK;
 
 /* Return this process's rank and the size of MPI's world. Initialises MPI unless that has been

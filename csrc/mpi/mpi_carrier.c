@@ -1,5 +1,5 @@
 /* An MPI communicator for a group: creation, collectives, messages, close. */
-#include "core/errand.h"
+#include "core/background_task.h"
 #include "core/mem.h"
 #include "group/group.h"
 #include "mpi/mpi_internal.h"
@@ -242,8 +242,8 @@ check_identities(const mpi_library *library, const mpi_identity *all, int nranks
 
 /* MPI_Comm_create_group blocks until all members have called it, for ever if one of them dies. It
  * therefore runs on a thread of its own. */
-typedef struct comm_errand {
-    dd_errand errand; /* must be first */
+typedef struct comm_creation {
+    dd_background_task task; /* must be first */
     const mpi_library *library;
     int *ranks; /* ranks in MPI's world */
     int nranks;
@@ -251,10 +251,10 @@ typedef struct comm_errand {
     mpi_word comm; /* result */
     dd_status status;
     dd_error error;
-} comm_errand;
+} comm_creation;
 
 static dd_status
-create_comm(comm_errand *making)
+create_comm(comm_creation *making)
 {
     dd_error *err = &making->error;
     const mpi_library *library = making->library;
@@ -282,27 +282,27 @@ create_comm(comm_errand *making)
 }
 
 static void
-run_making(dd_errand *errand)
+run_making(dd_background_task *task)
 {
-    comm_errand *making = (comm_errand *)errand;
+    comm_creation *making = (comm_creation *)task;
     making->status = create_comm(making);
 }
 
 static void
-free_making(dd_errand *errand)
+free_making(dd_background_task *task)
 {
-    dd_mem_free(((comm_errand *)errand)->ranks);
-    dd_mem_free(errand);
+    dd_mem_free(((comm_creation *)task)->ranks);
+    dd_mem_free(task);
 }
 
 static dd_status
-await_making(comm_errand *making, mpi_word *comm, const dd_wait *wait, dd_error *err)
+await_making(comm_creation *making, mpi_word *comm, const dd_wait *wait, dd_error *err)
 {
-    dd_status status = dd_errand_start(&making->errand, "dldist-mpi", err);
+    dd_status status = dd_background_task_start(&making->task, "dldist-mpi", err);
     if (status != DD_OK) {
         return status;
     }
-    status = dd_errand_wait(&making->errand, wait, err);
+    status = dd_background_task_wait(&making->task, wait, err);
     if (status == DD_OK) {
         *comm = making->comm;
         status = making->status == DD_OK ? DD_OK : dd_error_copy(err, &making->error);
@@ -311,7 +311,7 @@ await_making(comm_errand *making, mpi_word *comm, const dd_wait *wait, dd_error 
                               "MPI_Comm_create_group of %d ranks has not come back within %.3g s",
                               making->nranks, dd_wait_elapsed_s(wait));
     }
-    dd_errand_leave(&making->errand);
+    dd_background_task_release(&making->task);
     return status;
 }
 
@@ -331,7 +331,7 @@ static dd_status
 make_communicator(mpi_carrier *carrier, dd_group *group, const mpi_identity *all, const dd_wait *wait,
                   dd_error *err)
 {
-    comm_errand *making = dd_mem_zalloc(sizeof *making);
+    comm_creation *making = dd_mem_zalloc(sizeof *making);
     int *ranks = dd_mem_alloc_array((size_t)carrier->nranks, sizeof *ranks);
     if (making == NULL || ranks == NULL) {
         dd_mem_free(making);
@@ -341,8 +341,8 @@ make_communicator(mpi_carrier *carrier, dd_group *group, const mpi_identity *all
     for (int rank = 0; rank < carrier->nranks; rank++) {
         ranks[rank] = all[rank].rank;
     }
-    making->errand.run = run_making;
-    making->errand.free = free_making;
+    making->task.run = run_making;
+    making->task.free = free_making;
     making->library = carrier->library;
     making->ranks = ranks;
     making->nranks = carrier->nranks;

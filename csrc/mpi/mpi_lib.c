@@ -62,7 +62,7 @@ read_mpi_version(mpi_library *library, dd_error *err)
 }
 
 dd_status
-dd_mpi_open(const dd_dylib_place *where, dd_carrier_library **opened, dd_error *err)
+dd_mpi_open(const dd_dylib_search *where, dd_carrier_library **opened, dd_error *err)
 {
     static const dd_dylib_spec SPEC = {
         .what = "MPI",
@@ -276,7 +276,7 @@ broadcast_bytes(const mpi_library *library, char *room, size_t nbytes, bool *is_
             *is_in_use = false;
             break;
         }
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             return dd_error_set(
                 err, DD_TIMED_OUT,
                 "not all %d processes of MPI's world have come within %.3g s: all of them make the "

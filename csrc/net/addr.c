@@ -1,6 +1,6 @@
 #include "net/addr.h"
 
-#include "core/errand.h"
+#include "core/background_task.h"
 #include "core/mem.h"
 #include "core/system.h"
 
@@ -13,7 +13,7 @@
 
 /* A call of the resolver, which supports no timeout. */
 typedef struct lookup {
-    dd_errand errand; /* must be first */
+    dd_background_task task; /* must be first */
     int rc;
     int sys_errno; /* errno for EAI_SYSTEM */
     dd_addr_list result;
@@ -64,17 +64,17 @@ get_addresses(const char *host, const char *port, int flags, dd_addr_list *list)
 }
 
 static void
-run_lookup(dd_errand *errand)
+run_lookup(dd_background_task *task)
 {
-    lookup *look = (lookup *)errand;
-    look->rc = get_addresses(look->host, look->port, 0, &look->result);
-    look->sys_errno = errno;
+    lookup *self = (lookup *)task;
+    self->rc = get_addresses(self->host, self->port, 0, &self->result);
+    self->sys_errno = errno;
 }
 
 static void
-free_lookup(dd_errand *errand)
+free_lookup(dd_background_task *task)
 {
-    dd_mem_free(errand);
+    dd_mem_free(task);
 }
 
 static dd_status
@@ -90,27 +90,27 @@ static dd_status
 resolve_on_thread(const char *host, const char *port, dd_addr_list *list, const dd_wait *wait, dd_error *err)
 {
     size_t host_size = strlen(host) + 1;
-    lookup *look = dd_mem_zalloc(sizeof *look + host_size);
-    if (look == NULL) {
-        return dd_error_no_memory(err, sizeof *look + host_size);
+    lookup *self = dd_mem_zalloc(sizeof *self + host_size);
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self + host_size);
     }
-    look->errand = (dd_errand){.run = run_lookup, .free = free_lookup};
-    memcpy(look->host, host, host_size);
-    memcpy(look->port, port, sizeof look->port);
-    dd_status status = dd_errand_start(&look->errand, "dd-resolve", err);
+    self->task = (dd_background_task){.run = run_lookup, .free = free_lookup};
+    memcpy(self->host, host, host_size);
+    memcpy(self->port, port, sizeof self->port);
+    dd_status status = dd_background_task_start(&self->task, "dd-resolve", err);
     if (status != DD_OK) {
         return status;
     }
-    status = dd_errand_wait(&look->errand, wait, err);
+    status = dd_background_task_wait(&self->task, wait, err);
     if (status == DD_TIMED_OUT) {
         status = dd_error_set(err, DD_NETWORK_TIMED_OUT, "resolving host \"%s\" timed out after %.3f s", host,
                               dd_wait_elapsed_s(wait));
-    } else if (status == DD_OK && look->rc != 0) {
-        status = resolve_error(err, host, look->rc, look->sys_errno);
+    } else if (status == DD_OK && self->rc != 0) {
+        status = resolve_error(err, host, self->rc, self->sys_errno);
     } else if (status == DD_OK) {
-        *list = look->result;
+        *list = self->result;
     }
-    dd_errand_leave(&look->errand);
+    dd_background_task_release(&self->task);
     return status;
 }
 

@@ -69,7 +69,7 @@ dd_sock_tune_link(int fd)
 static int
 open_stream(int family)
 {
-    return dd_fork_own(dd_sys_socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    return dd_fork_register(dd_sys_socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
 dd_status
@@ -177,7 +177,7 @@ dd_sock_try_accept(int listen_fd, int *fd)
     socklen_t peer_len = sizeof peer;
     int new_fd = dd_sys_accept4(listen_fd, (struct sockaddr *)&peer, &peer_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (new_fd >= 0) {
-        dd_fork_own(new_fd);
+        dd_fork_register(new_fd);
         tune_stream(new_fd, peer.ss_family);
         *fd = new_fd;
         return DD_IO_OK;
@@ -304,7 +304,7 @@ take_control(struct msghdr *message, int *passed_fd, bool *is_same_user)
         }
         if (header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof *passed_fd)) {
             memcpy(passed_fd, CMSG_DATA(header), sizeof *passed_fd);
-            (void)dd_fork_own(*passed_fd);
+            (void)dd_fork_register(*passed_fd);
         } else if (header->cmsg_type == SCM_CREDENTIALS && is_same_user != NULL) {
             struct ucred credentials;
             memcpy(&credentials, CMSG_DATA(header), sizeof credentials);
@@ -354,7 +354,7 @@ dd_sock_wait(int fd, short events, const dd_wait *wait, dd_error *err)
         if (status != DD_OK) {
             return status;
         }
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             return dd_error_set(err, DD_NETWORK_TIMED_OUT, "timed out after %.3f s", dd_wait_elapsed_s(wait));
         }
     }

@@ -24,7 +24,7 @@ typedef enum dd_io {
 /* Listen on addr; a port of 0 means any. DD_NETWORK names the address. */
 dd_status dd_sock_listen(const dd_addr *addr, int *fd, dd_error *err) DD_MUST_CHECK;
 
-/* Listen on a bound stream socket, which the caller owns and must register (dd_fork_own). */
+/* Listen on a bound stream socket, which the caller owns and must register (dd_fork_register). */
 dd_status dd_sock_listen_on(int bound_fd, dd_error *err) DD_MUST_CHECK;
 
 /* Try once to connect, until the deadline. DD_NETWORK (sys_errno has the reason, such as

@@ -73,7 +73,7 @@ try_until(dd_file_member *member, try_fn *try, const char *what, dd_lock *mu, co
         if (status != DD_OK || obstacle == NULL) {
             return status;
         }
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             return dd_error_set(err, DD_TIMED_OUT, "%s timed out after %.3f s on %s: %s", what,
                                 dd_wait_elapsed_s(wait), member->where, obstacle);
         }
@@ -254,7 +254,7 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
             member, errno == ELOOP ? "open a symbolic link: give the path that it leads to" : "open the file",
             err);
     }
-    member->fd = dd_fork_own(fd);
+    member->fd = dd_fork_register(fd);
     struct stat info;
     bool is_regular = dd_sys_fstat(fd, &info) != 0 || S_ISREG(info.st_mode);
     dd_status status = is_regular ? try_gate(member, obstacle, err)

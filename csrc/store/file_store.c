@@ -182,7 +182,7 @@ run_locked(file_store *self, const dd_store_request *request, dd_store_result *r
         if (status != DD_OK || is_answered) {
             return status;
         }
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             return dd_keyspace_error_missing(&self->log.ks, request, self->member.where, wait, err);
         }
         dd_wait nap = dd_wait_at_most(wait, nap_ns);

@@ -46,7 +46,7 @@ append_generic(dd_store *store, const dd_store_request *request, const dd_wait *
         if (status != DD_OK || is_done) {
             return status;
         }
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             char shown[128];
             return dd_error_set(err, DD_TIMED_OUT,
                                 "append to key \"%s\" timed out after %.3f s on %s: others keep changing it",

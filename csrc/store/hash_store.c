@@ -52,7 +52,7 @@ block_locked(hash_store *self, const dd_store_request *request, dd_store_result 
     dd_cond_init(&call.cond);
     for (;;) {
         dd_cond_wait_slice(&call.cond, &self->mu, wait);
-        if (call.is_told || dd_wait_is_over(wait)) {
+        if (call.is_told || dd_wait_has_expired(wait)) {
             break;
         }
         dd_lock_release(&self->mu);

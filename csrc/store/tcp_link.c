@@ -26,7 +26,7 @@ static const dd_tcp_limits reply_limits = {UINT64_C(1) << 20, UINT64_C(1) << 40,
 void
 tcp_link_init(tcp_link *link)
 {
-    *link = (tcp_link){.fd = -1, .spin = dd_spin_make(DD_POLL_STORE_NS)};
+    *link = (tcp_link){.fd = -1, .spin = dd_spin_create(DD_POLL_STORE_NS)};
 }
 
 static void
@@ -94,7 +94,7 @@ tcp_link_try_receive(tcp_link *link, bool *is_any, dd_error *err)
     do {
         io = dd_sealed_try_recv(link->seal, link->fd, link->in.data + link->in.len,
                                 link->in.capacity - link->in.len, &moved);
-    } while (io == DD_IO_AGAIN && dd_spin_goes_on(&link->spin));
+    } while (io == DD_IO_AGAIN && dd_spin_may_continue(&link->spin));
     *is_any = io == DD_IO_OK;
     if (io == DD_IO_AGAIN) {
         return DD_OK;
@@ -459,7 +459,7 @@ try_addresses(tcp_link *link, tcp_target *target, const dd_wait *wait, bool *is_
 {
     dd_status status = target->is_known ? DD_OK : resolve_target(target, wait, err);
     if (status != DD_OK) {
-        *is_own = dd_error_is_own(err);
+        *is_own = dd_error_is_local(err);
         return status;
     }
     link->is_turned_away = false;
@@ -468,7 +468,7 @@ try_addresses(tcp_link *link, tcp_target *target, const dd_wait *wait, bool *is_
     for (size_t i = 0; i < target->addrs.count && is_worth_retrying(status); i++) {
         dd_wait one_try = dd_wait_at_most(wait, CONNECT_TRY_NS);
         status = open_at(link, target, &target->addrs.items[i], &one_try, err);
-        *is_own = *is_own && dd_error_is_own(err);
+        *is_own = *is_own && dd_error_is_local(err);
     }
     return status;
 }
@@ -489,7 +489,7 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
         if (status != DD_OK) {
             return status;
         }
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             /* The first words are torch.distributed's: scripts search for them. */
             return dd_error_set(err, DD_NETWORK_TIMED_OUT,
                                 "The client socket has timed out after %" PRId64

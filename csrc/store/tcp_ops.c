@@ -138,7 +138,7 @@ plain_run(tcp_store *store, const dd_store_request *request, dd_store_result *re
         if (status != DD_OK || result->flag || !waits) {
             return status;
         }
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             return DD_TIMED_OUT;
         }
         status = is_first ? DD_OK : dd_wait_sleep(wait, TRY_AGAIN_NS, err);

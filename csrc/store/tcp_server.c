@@ -378,7 +378,7 @@ server_main(void *arg)
         if (is_input) {
             dd_spin_end_wait(&server->spin);
         }
-        timeout_ms = is_input || dd_spin_goes_on(&server->spin) ? 0 : sleep_ms;
+        timeout_ms = is_input || dd_spin_may_continue(&server->spin) ? 0 : sleep_ms;
     }
     return NULL;
 }
@@ -407,11 +407,11 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     if (server == NULL) {
         return dd_error_no_memory(err, sizeof *server);
     }
-    server->epoll_fd = dd_fork_own(dd_sys_epoll_create1(EPOLL_CLOEXEC));
-    server->wake =
-        (tcp_handler){.fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), .on_event = on_wake};
+    server->epoll_fd = dd_fork_register(dd_sys_epoll_create1(EPOLL_CLOEXEC));
+    server->wake = (tcp_handler){.fd = dd_fork_register(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+                                 .on_event = on_wake};
     int reason = errno;
-    server->spin = dd_spin_make(DD_POLL_STORE_NS);
+    server->spin = dd_spin_create(DD_POLL_STORE_NS);
     server->limits = options->limits;
     server->handshake_timeout_ns = options->handshake_timeout_ns;
     server->fork_generation = dd_fork_generation();
@@ -464,7 +464,7 @@ open_alone(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_w
         tcp_server_free(server);
         return status;
     }
-    (void)dd_fork_own(options->listen_fd);
+    (void)dd_fork_register(options->listen_fd);
     DD_LOG(DD_LOG_INFO, "store server: listens on port %u of \"%s\"%s", server->port, options->host,
            server->secret.len > 0 ? ", with a secret" : "");
     *out = server;

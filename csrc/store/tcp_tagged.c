@@ -238,7 +238,7 @@ help_to_send(tcp_store *store, bool is_behind, const dd_wait *wait, dd_error *er
     } else {
         status = dd_wait_check(wait, err);
     }
-    return status == DD_OK && dd_wait_is_over(wait)
+    return status == DD_OK && dd_wait_has_expired(wait)
                ? dd_error_set(err, DD_NETWORK_TIMED_OUT, "timed out after %.3f s", dd_wait_elapsed_s(wait))
                : status;
 }

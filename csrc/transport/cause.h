@@ -26,8 +26,8 @@ typedef enum dd_cause_kind {
 typedef struct dd_cause {
     dd_cause_kind kind;
     dd_status code;
-    int origin;         /* rank that has found the failure */
-    dd_culprit culprit; /* rank -1 if there is none, or it is not a rank of the group */
+    int origin;             /* rank that has found the failure */
+    dd_blamed_rank culprit; /* rank -1 if there is none, or it is not a rank of the group */
     /* The second rank of a disagreement. After a timeout, the rank whose data to the culprit is
      * lost, or -1. Otherwise -1. */
     int other;

@@ -58,7 +58,7 @@ dd_connector_check(dd_connector *self, dd_error *err)
 void
 connect_note_shortage(dd_connector *self, const dd_error *err)
 {
-    if (dd_error_is_own(err)) {
+    if (dd_error_is_local(err)) {
         atomic_store_explicit(&self->shortage_ns, dd_clock_now_ns(), memory_order_relaxed);
         atomic_store_explicit(&self->shortage_errno, err->sys_errno != 0 ? err->sys_errno : ENOMEM,
                               memory_order_release);
@@ -179,7 +179,7 @@ create_connector(const dd_connect_options *options, const dd_card *card, const d
         self->handler = *handler;
         self->generation = dd_fork_generation();
         self->unix_fd = -1;
-        self->wake_fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        self->wake_fd = dd_fork_register(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
         self->wants_ports = true;
         connect_init_guests(self);
         dd_lock_init(&self->mu, DD_LOCK_CONNECTOR);

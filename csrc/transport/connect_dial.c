@@ -202,7 +202,7 @@ dial_note_failure(connect_dial *self, const racer *one, const dd_error *why)
     } else {
         snprintf(all.message, sizeof all.message, "%.600s; %.100s: %.250s", self->why.message, text,
                  why->message);
-        bool was_own = dd_error_is_own(&self->why);
+        bool was_own = dd_error_is_local(&self->why);
         bool is_worth_more = self->why.code != DD_NETWORK && self->why.code != DD_NETWORK_TIMED_OUT;
         if (is_worth_more && !(was_own && why->code == DD_OUT_OF_MEMORY)) {
             all.code = self->why.code;
@@ -229,7 +229,7 @@ drop(connect_dial *self, racer *one, const dd_error *why)
     }
     drop_talk(self);
     self->step = DIAL_RACING;
-    bool is_final = why->code == DD_AUTH || why->code == DD_OUT_OF_MEMORY || dd_wait_is_over(&self->wait);
+    bool is_final = why->code == DD_AUTH || why->code == DD_OUT_OF_MEMORY || dd_wait_has_expired(&self->wait);
     if (is_unix(one) && self->count > 1 && !is_final) {
         char who[96];
         DD_LOG(DD_LOG_INFO, "no shared memory with %s, which is on this host; TCP is used: %s",
@@ -293,7 +293,7 @@ end_race(connect_dial *self)
         nap(self, TURNED_AWAY_PAUSE_NS);
     } else if (self->was_silent) {
         nap(self, 0);
-    } else if (self->why.code == DD_NETWORK && !dd_error_is_own(&self->why) && !self->was_refused) {
+    } else if (self->why.code == DD_NETWORK && !dd_error_is_local(&self->why) && !self->was_refused) {
         self->was_refused = true;
         nap(self, REFUSED_PAUSE_NS);
     } else {
@@ -504,7 +504,7 @@ race(connect_dial *self)
 static void
 dial_run(connect_dial *self)
 {
-    if (dd_wait_is_over(&self->wait)) {
+    if (dd_wait_has_expired(&self->wait)) {
         dial_time_out(self);
         return;
     }

@@ -27,7 +27,7 @@ dd_doorbell_open(const dd_uid *own, int *fd, dd_error *err)
 {
     const int is_on = 1;
     dd_addr address = address_of(own);
-    int opened = dd_fork_own(dd_sys_socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    int opened = dd_fork_register(dd_sys_socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (opened < 0 || dd_sys_setsockopt(opened, SOL_SOCKET, SO_PASSCRED, &is_on, sizeof is_on) != 0 ||
         dd_sys_bind(opened, (const struct sockaddr *)&address.storage, address.len) != 0) {
         char name[DD_ADDR_TEXT_MAX];

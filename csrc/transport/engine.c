@@ -65,8 +65,8 @@ init_fields(dd_engine *engine)
 static dd_status
 open_epoll(dd_engine *engine, dd_error *err)
 {
-    engine->epoll_fd = dd_fork_own(dd_sys_epoll_create1(EPOLL_CLOEXEC));
-    engine->wake_fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    engine->epoll_fd = dd_fork_register(dd_sys_epoll_create1(EPOLL_CLOEXEC));
+    engine->wake_fd = dd_fork_register(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
     if (engine->epoll_fd < 0 || engine->wake_fd < 0 ||
         dd_sys_epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, engine->wake_fd, &event) != 0) {

@@ -45,7 +45,7 @@ dd_engine_lock(dd_engine *engine)
         return;
     }
     atomic_fetch_add_explicit(&engine->nlockers, 1, memory_order_relaxed);
-    for (int look = 0; look < DD_LOOKS_AT_LOCK; look++) {
+    for (int look = 0; look < DD_POLLS_OF_LOCK; look++) {
         dd_spin_pause();
         if (dd_lock_try(&engine->mu)) {
             atomic_fetch_sub_explicit(&engine->nlockers, 1, memory_order_relaxed);
@@ -108,9 +108,9 @@ engine_let_others_in(dd_engine *engine)
 {
     dd_engine_unlock(engine);
     for (int look = 0;
-         look < DD_LOOKS_AT_LOCK && atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0;
+         look < DD_POLLS_OF_LOCK && atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0;
          look++) {
-        if (look < DD_LOOKS_AT_LOCK / 2) {
+        if (look < DD_POLLS_OF_LOCK / 2) {
             dd_spin_pause();
         } else {
             dd_sys_sched_yield();

@@ -56,7 +56,7 @@ note_sent(dd_engine *engine, dd_io io, int sys_errno)
     (void)dd_error_set_errno(&error, DD_NETWORK, sys_errno, "%s", "");
     if (io == DD_IO_OK) {
         engine->nnotes_failed = 0;
-    } else if (io == DD_IO_FAILED && dd_error_is_own(&error)) {
+    } else if (io == DD_IO_FAILED && dd_error_is_local(&error)) {
         engine->nnotes_failed++;
         engine->notes_errno = sys_errno;
     }

@@ -36,7 +36,7 @@ give_core_away(const dd_engine *engine)
 bool
 dd_engine_give_way_locked(dd_engine *engine)
 {
-    if (engine->spin.most_ns == 0) {
+    if (engine->spin.max_ns == 0) {
         return false;
     }
     dd_engine_unlock(engine);
@@ -127,7 +127,7 @@ static int64_t
 choose_budget_ns(const dd_engine *engine, const dd_waiter *self)
 {
     /* Ranks that outnumber the cores wait long as others work: that predicts no later wait. */
-    int64_t budget_ns = engine->is_outnumbered ? engine->spin.most_ns : engine->spin.budget_ns;
+    int64_t budget_ns = engine->is_outnumbered ? engine->spin.max_ns : engine->spin.budget_ns;
     bool is_idle = dd_list_is_empty(&engine->tasks) && engine->nposted == 0;
     if (self->is_background && budget_ns > DD_POLL_BACKGROUND_NS) {
         budget_ns = is_idle ? 0 : DD_POLL_BACKGROUND_NS;
@@ -293,7 +293,7 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
         if (waiter_is_done(self)) {
             return DD_OK;
         }
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             return DD_OP_TIMED_OUT;
         }
     }
@@ -371,7 +371,7 @@ engine_flush(dd_engine *engine, bool (*is_through)(void *ctx), void *ctx, const 
         dd_engine_lock(engine);
         bool is_over = is_through(ctx);
         dd_engine_unlock(engine);
-        if (is_over || dd_wait_is_over(wait) ||
+        if (is_over || dd_wait_has_expired(wait) ||
             dd_engine_wait(engine, &never, &step, NULL) == DD_INTERRUPTED) {
             return;
         }
@@ -486,7 +486,7 @@ engine_drive_init(dd_engine *engine)
     engine->background = (dd_waiter){.is_background = true, .is_done = &engine->is_stopped};
     dd_list_init(&engine->background.link);
     engine_nap_init(engine);
-    engine->spin = dd_spin_make(DD_POLL_PEERS_NS);
+    engine->spin = dd_spin_create(DD_POLL_PEERS_NS);
 }
 
 dd_status
@@ -562,14 +562,14 @@ dd_context_look_locked(dd_message *message, int nlooks)
     if (peer != NULL && !peer->is_self && shm_lane(peer) == NULL) {
         return false;
     }
-    if (engine->spin.most_ns == 0) {
+    if (engine->spin.max_ns == 0) {
         nlooks = 1;
     }
     /* Run a full round at times, so that a caller that repeats this delays no other work. */
     bool is_due = atomic_load_explicit(&engine->ndrives, memory_order_relaxed) % CALLS_PER_ROUND == 0;
     dd_engine_note_active_locked(engine);
     bool is_narrow = peer != NULL && !is_due && is_alone(engine);
-    for (int look = 0; look < nlooks; look += is_narrow ? 1 : DD_LOOKS_PER_ROUND) {
+    for (int look = 0; look < nlooks; look += is_narrow ? 1 : DD_POLLS_PER_ROUND) {
         if (is_narrow) {
             drive_serve_peer(peer);
         } else {

@@ -450,7 +450,7 @@ lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt)
     dd_error error;
     if (io == DD_IO_FAILED) {
         (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "%s by %s", attempt, lane->stream->ops->name);
-        if (!lane->peer->is_card_known && dd_error_is_own(&error)) {
+        if (!lane->peer->is_card_known && dd_error_is_local(&error)) {
             /* The peer's group meant this link and will abort; this process's dials to it would
              * then fail without a reason. */
             engine_note_link_failure(lane->peer->engine, error.sys_errno);

@@ -9,7 +9,7 @@
  * torch.distributed's programs set, overrides UCC_TLS. Returns DD_NOT_SUPPORTED if there is no
  * library (the message lists what was tried and why it failed), or if it is too old or lacks
  * threads. */
-dd_status dd_ucc_open(const dd_dylib_place *search, dd_carrier_library **library,
+dd_status dd_ucc_open(const dd_dylib_search *search, dd_carrier_library **library,
                       dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -61,7 +61,7 @@ static dd_status
 nap_for_team(const dd_ucc_carrier *self, int nlooks, dd_error *err)
 {
     const dd_wait *wait = self->oob.wait;
-    if (dd_wait_is_over(wait)) {
+    if (dd_wait_has_expired(wait)) {
         return dd_error_set(err, DD_OP_TIMED_OUT, "UCC has not made a team of %d ranks after %.3g s",
                             self->nranks, dd_wait_elapsed_s(wait));
     }
@@ -106,9 +106,9 @@ create_team(dd_ucc_carrier *self, dd_error *err)
 
 /* Leak a carrier whose context is left: the context may use self->oob. */
 static void
-ucc_free_carrier(dd_errand *errand)
+ucc_free_carrier(dd_background_task *task)
 {
-    dd_ucc_carrier *self = DD_CONTAINER_OF(errand, dd_ucc_carrier, end);
+    dd_ucc_carrier *self = DD_CONTAINER_OF(task, dd_ucc_carrier, end);
     if (self->context == NULL) {
         dd_mem_free(self);
     }
@@ -151,7 +151,7 @@ meet_others(dd_ucc_carrier *self, const dd_wait *wait)
     dd_carried carried;
     bool is_done = false;
     dd_status status = dd_ucc_ops.start(&self->base, &barrier, &carried, NULL);
-    while (status == DD_OK && !is_done && !dd_wait_is_over(wait)) {
+    while (status == DD_OK && !is_done && !dd_wait_has_expired(wait)) {
         dd_sys_sched_yield();
         status = dd_ucc_ops.look(&self->base, &carried, &is_done, NULL);
     }
@@ -164,7 +164,7 @@ ucc_destroy_team(const dd_ucc_carrier *self, const dd_wait *wait)
 {
     const dd_ucc_api *api = &self->lib->api;
     dd_ucc_status theirs = api->ucc_team_destroy(self->team);
-    while (theirs == DD_UCC_INPROGRESS && !dd_wait_is_over(wait)) {
+    while (theirs == DD_UCC_INPROGRESS && !dd_wait_has_expired(wait)) {
         (void)api->ucc_context_progress(self->context);
         dd_sys_sched_yield();
         theirs = api->ucc_team_destroy(self->team);
@@ -173,9 +173,9 @@ ucc_destroy_team(const dd_ucc_carrier *self, const dd_wait *wait)
 }
 
 static void
-run_end(dd_errand *errand)
+run_end(dd_background_task *task)
 {
-    dd_ucc_carrier *self = DD_CONTAINER_OF(errand, dd_ucc_carrier, end);
+    dd_ucc_carrier *self = DD_CONTAINER_OF(task, dd_ucc_carrier, end);
     dd_wait wait = dd_wait_after(TEAM_END_NS);
     if (meet_others(self, &wait) && ucc_destroy_team(self, &wait)) {
         (void)self->lib->api.ucc_context_destroy(self->context);
@@ -193,10 +193,10 @@ dd_ucc_close(dd_carrier *carrier, bool is_well)
     }
     self->end.run = run_end;
     self->end.free = ucc_free_carrier;
-    if (dd_errand_start(&self->end, "dd-ucc-end", NULL) == DD_OK) {
+    if (dd_background_task_start(&self->end, "dd-ucc-end", NULL) == DD_OK) {
         dd_wait wait = dd_wait_after(2 * TEAM_END_NS);
-        dd_status ignored = dd_errand_wait(&self->end, &wait, NULL);
+        dd_status ignored = dd_background_task_wait(&self->end, &wait, NULL);
         (void)ignored;
-        dd_errand_leave(&self->end);
+        dd_background_task_release(&self->end);
     }
 }

@@ -3,8 +3,8 @@
 #define DD_UCC_UCC_INTERNAL_H
 
 #include "collective/carrier.h"
+#include "core/background_task.h"
 #include "core/dylib.h"
-#include "core/errand.h"
 #include "ucc/ucc_api.h"
 
 /* Constant once dd_ucc_open has returned. */
@@ -40,7 +40,7 @@ typedef struct dd_ucc_carrier {
     int nranks;
     bool has_leftover; /* UCC still runs a collective that no caller waits for */
     dd_ucc_oob oob;
-    dd_errand end;
+    dd_background_task end;
 } dd_ucc_carrier;
 
 /* dd_carrier_library.make. */

@@ -99,7 +99,7 @@ start_library(dd_ucc_lib *lib, dd_error *err)
 }
 
 dd_status
-dd_ucc_open(const dd_dylib_place *search, dd_carrier_library **library, dd_error *err)
+dd_ucc_open(const dd_dylib_search *search, dd_carrier_library **library, dd_error *err)
 {
     dd_ucc_lib *lib = dd_mem_zalloc(sizeof *lib);
     if (lib == NULL) {

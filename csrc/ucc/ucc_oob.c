@@ -71,7 +71,7 @@ end_exchange(const ucc_exchange *exchange)
 static dd_ucc_status
 pass_moment(const dd_wait *moment)
 {
-    if (dd_wait_is_over(moment)) {
+    if (dd_wait_has_expired(moment)) {
         return DD_UCC_OK;
     }
     dd_status ignored = dd_wait_sleep(moment, DD_NS_PER_MS, NULL);

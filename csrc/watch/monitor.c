@@ -31,7 +31,7 @@ linger(dd_monitor *monitor)
     int64_t until_ns = monitor->last_told_ns + monitor->options.check_interval_ns + LINGER_SLACK_NS;
     dd_wait wait = watch_wait(monitor);
     int64_t left_ns = monitor->last_told_ns > 0 ? until_ns - dd_clock_now_ns() : 0;
-    while (left_ns > 0 && dd_wait_sleep(&wait, left_ns, NULL) == DD_OK && !dd_wait_is_over(&wait)) {
+    while (left_ns > 0 && dd_wait_sleep(&wait, left_ns, NULL) == DD_OK && !dd_wait_has_expired(&wait)) {
         left_ns = until_ns - dd_clock_now_ns();
     }
 }
@@ -337,7 +337,7 @@ dd_monitor_stop(dd_monitor *monitor, int64_t grace_ns)
     wake(monitor);
     dd_wait wait = dd_wait_after(grace_ns);
     dd_lock_take(&monitor->mu);
-    while (monitor->is_running && !dd_wait_is_over(&wait)) {
+    while (monitor->is_running && !dd_wait_has_expired(&wait)) {
         dd_cond_wait_slice(&monitor->cond, &monitor->mu, &wait);
     }
     dd_lock_release(&monitor->mu);
@@ -421,7 +421,7 @@ dd_monitor_set_heartbeat(dd_monitor *monitor, const dd_monitor_heartbeat *heartb
 static dd_status
 open_parts(dd_monitor *monitor, dd_error *err)
 {
-    monitor->wake_fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    monitor->wake_fd = dd_fork_register(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (monitor->wake_fd < 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd for the monitor");
     }

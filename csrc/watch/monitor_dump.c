@@ -1,7 +1,7 @@
 /* Dumps of the recorder, and the pipe that requests them. */
 #include "watch/watch_internal.h"
 
-#include "core/errand.h"
+#include "core/background_task.h"
 #include "core/fork.h"
 #include "core/mem.h"
 #include "core/system.h"
@@ -28,7 +28,8 @@ watch_open_pipe(dd_monitor *monitor, dd_error *err)
     }
     /* Open it for writing as well: reads then never see its end, whenever writers close it. */
     do {
-        monitor->pipe_fd = dd_fork_own(dd_sys_open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW, 0));
+        monitor->pipe_fd =
+            dd_fork_register(dd_sys_open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW, 0));
     } while (monitor->pipe_fd < 0 && errno == EINTR);
     if (monitor->pipe_fd < 0) {
         dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot open the named pipe %s", path);
@@ -62,7 +63,7 @@ watch_drain_pipe(dd_monitor *monitor)
 /* ---- dumps, on a separate thread: a file system may hang */
 
 typedef struct dump_job {
-    dd_errand errand; /* must be first */
+    dd_background_task task; /* must be first */
     dd_recorder *recorder;
     dd_dump_options options;
     dd_status status;
@@ -71,9 +72,9 @@ typedef struct dump_job {
 } dump_job;
 
 static void
-run_job(dd_errand *errand)
+run_job(dd_background_task *task)
 {
-    dump_job *job = (dump_job *)errand;
+    dump_job *job = (dump_job *)task;
     job->status = dd_recorder_dump_to_file(job->recorder, &job->options, job->path, &job->error);
 }
 
@@ -86,23 +87,23 @@ watch_write_dump(dd_monitor *monitor, dd_error *err)
     if (job == NULL) {
         return dd_error_no_memory(err, sizeof *job + path_nbytes);
     }
-    job->errand = (dd_errand){.run = run_job};
+    job->task = (dd_background_task){.run = run_job};
     job->recorder = monitor->options.recorder;
     job->options = monitor->options.dump;
     memcpy(job->path, path, path_nbytes);
-    dd_status status = dd_errand_start(&job->errand, "dldist-dump", err);
+    dd_status status = dd_background_task_start(&job->task, "dldist-dump", err);
     if (status != DD_OK) {
         return status;
     }
     dd_wait wait = watch_wait(monitor);
     wait.deadline_ns = dd_clock_now_ns() + monitor->options.dump_timeout_ns;
-    status = dd_errand_wait(&job->errand, &wait, err);
+    status = dd_background_task_wait(&job->task, &wait, err);
     if (status == DD_TIMED_OUT) {
         status = dd_error_set(err, DD_TIMED_OUT, "writing %s takes longer than %.1f s", path,
                               dd_wait_elapsed_s(&wait));
     } else if (status == DD_OK && job->status != DD_OK) {
         status = dd_error_copy(err, &job->error);
     }
-    dd_errand_leave(&job->errand);
+    dd_background_task_release(&job->task);
     return status;
 }

@@ -13,7 +13,7 @@ bool
 watch_begin_pass(dd_monitor *monitor, const dd_wait *wait)
 {
     dd_lock_take(&monitor->mu);
-    while (monitor->is_busy && !dd_wait_is_over(wait)) {
+    while (monitor->is_busy && !dd_wait_has_expired(wait)) {
         dd_cond_wait_slice(&monitor->cond, &monitor->mu, wait);
     }
     bool is_ours = !monitor->is_busy;

@@ -1,7 +1,7 @@
 /* Reports: findings as lines of text. */
 #include "watch/watch_internal.h"
 
-#include "core/errand.h"
+#include "core/background_task.h"
 #include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
@@ -135,16 +135,16 @@ watch_report_groups(dd_monitor *monitor, watch_member *desync, dd_blob *report)
 /* ---- the interpreter */
 
 typedef struct watch_question {
-    dd_errand errand; /* must be first */
+    dd_background_task task; /* must be first */
     void (*await_interpreter)(void);
     int64_t asked_ns;
-    int64_t answered_ns; /* set once the errand is done */
+    int64_t answered_ns; /* set once the task is done */
 } watch_question;
 
 static void
-run_question(dd_errand *errand)
+run_question(dd_background_task *task)
 {
-    watch_question *question = (watch_question *)errand;
+    watch_question *question = (watch_question *)task;
     question->await_interpreter();
     question->answered_ns = dd_clock_now_ns();
 }
@@ -153,7 +153,7 @@ void
 watch_forget_question(dd_monitor *monitor)
 {
     if (monitor->question != NULL) {
-        dd_errand_leave(&monitor->question->errand);
+        dd_background_task_release(&monitor->question->task);
         monitor->question = NULL;
     }
 }
@@ -164,7 +164,7 @@ is_question_answered(dd_monitor *monitor, int64_t timeout_ns, double *held_s)
 {
     watch_question *question = monitor->question;
     dd_wait wait = dd_wait_after(timeout_ns);
-    bool is_there = question == NULL || dd_errand_wait(&question->errand, &wait, NULL) == DD_OK;
+    bool is_there = question == NULL || dd_background_task_wait(&question->task, &wait, NULL) == DD_OK;
     if (question != NULL) {
         int64_t until_ns = is_there ? question->answered_ns : dd_clock_now_ns();
         *held_s = (double)(until_ns - question->asked_ns) / (double)DD_NS_PER_S;
@@ -182,10 +182,10 @@ watch_ask(dd_monitor *monitor)
     watch_forget_question(monitor);
     watch_question *question = dd_mem_zalloc(sizeof *question);
     if (question != NULL) {
-        question->errand = (dd_errand){.run = run_question};
+        question->task = (dd_background_task){.run = run_question};
         question->await_interpreter = monitor->host.await_interpreter;
         question->asked_ns = dd_clock_now_ns();
-        bool is_asked = dd_errand_start(&question->errand, "dldist-gil", NULL) == DD_OK;
+        bool is_asked = dd_background_task_start(&question->task, "dldist-gil", NULL) == DD_OK;
         monitor->question = is_asked ? question : NULL;
     }
 }

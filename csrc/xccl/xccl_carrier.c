@@ -47,12 +47,12 @@ xccl_close(dd_carrier *base, bool is_well)
     dd_wait wait = dd_wait_after(END_NS);
     if (is_well && xccl_is_idle(self) && xccl_take_turn(&wait, NULL) == DD_OK) {
         xccl_post(self, XCCL_END);
-        dd_status ignored = dd_errand_wait(&self->thread, &wait, NULL);
+        dd_status ignored = dd_background_task_wait(&self->thread, &wait, NULL);
         (void)ignored;
     } else {
         xccl_post(self, XCCL_LEAVE);
     }
-    dd_errand_leave(&self->thread);
+    dd_background_task_release(&self->thread);
 }
 
 /* Messages are not supported: oneCCL matches them only by order, without tags. */

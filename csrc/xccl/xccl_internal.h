@@ -6,8 +6,8 @@
 #ifndef DD_XCCL_XCCL_INTERNAL_H
 #define DD_XCCL_XCCL_INTERNAL_H
 
+#include "core/background_task.h"
 #include "core/dylib.h"
-#include "core/errand.h"
 #include "core/wait_policy.h"
 #include "group/group.h"
 #include "xccl/xccl.h"
@@ -36,10 +36,10 @@ typedef struct xccl_carrier {
     const xccl_library *library;
     int rank;
     int nranks;
-    dd_errand thread; /* the thread's lifetime; its owners share this whole struct */
-    dd_spin spin;     /* used only by the thread */
-    size_t *counts;   /* used only by the thread: two for each rank */
-    xccl_comm comm;   /* used only by the thread */
+    dd_background_task thread; /* the thread's lifetime; its owners share this whole struct */
+    dd_spin spin;              /* used only by the thread */
+    size_t *counts;            /* used only by the thread: two for each rank */
+    xccl_comm comm;            /* used only by the thread */
     xccl_unique_id id;
     dd_carried_call call;
     dd_lock mu;

@@ -31,7 +31,7 @@ static const dd_dylib_spec SPEC = {.what = "oneCCL",
                                    .nsymbols = sizeof SYMBOLS / sizeof SYMBOLS[0]};
 
 dd_status
-dd_xccl_open(const dd_dylib_place *search, dd_carrier_library **opened, dd_error *err)
+dd_xccl_open(const dd_dylib_search *search, dd_carrier_library **opened, dd_error *err)
 {
     xccl_library *library = dd_mem_zalloc(sizeof *library);
     if (library == NULL) {

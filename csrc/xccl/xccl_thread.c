@@ -26,7 +26,7 @@ xccl_end_turn(void)
 dd_status
 xccl_await_turn(const dd_wait *wait, dd_error *err)
 {
-    if (dd_wait_is_over(wait)) {
+    if (dd_wait_has_expired(wait)) {
         return dd_error_set(err, DD_OP_TIMED_OUT,
                             "oneCCL makes one communicator at a time, and this process, or that of another "
                             "rank, has been busy with another for %.3g s",
@@ -117,7 +117,7 @@ xccl_do(xccl_carrier *self, xccl_job job, dd_group *group, const dd_wait *wait, 
 static xccl_job
 await_job(xccl_carrier *self)
 {
-    while (xccl_is_idle(self) && dd_spin_goes_on(&self->spin)) {
+    while (xccl_is_idle(self) && dd_spin_may_continue(&self->spin)) {
     }
     dd_lock_take(&self->mu);
     while (xccl_is_idle(self)) {
@@ -160,9 +160,9 @@ end_job(xccl_carrier *self, xccl_job job)
 }
 
 static void
-run_thread(dd_errand *errand)
+run_thread(dd_background_task *task)
 {
-    xccl_carrier *self = DD_CONTAINER_OF(errand, xccl_carrier, thread);
+    xccl_carrier *self = DD_CONTAINER_OF(task, xccl_carrier, thread);
     xccl_job job = await_job(self);
     while (job != XCCL_LEAVE && job != XCCL_END) {
         self->status = job == XCCL_CALL ? xccl_call(self, &self->call, &self->error)
@@ -177,9 +177,9 @@ run_thread(dd_errand *errand)
 }
 
 static void
-xccl_free_carrier(dd_errand *errand)
+xccl_free_carrier(dd_background_task *task)
 {
-    xccl_carrier *self = DD_CONTAINER_OF(errand, xccl_carrier, thread);
+    xccl_carrier *self = DD_CONTAINER_OF(task, xccl_carrier, thread);
     dd_lock_fini(&self->mu);
     dd_cond_fini(&self->changed);
     dd_mem_free(self->counts);
@@ -201,12 +201,12 @@ xccl_create(const xccl_library *library, const dd_group *group, xccl_carrier **c
     self->rank = dd_group_rank(group);
     self->nranks = nranks;
     self->counts = counts;
-    self->spin = dd_spin_make(DD_POLL_THREAD_NS);
+    self->spin = dd_spin_create(DD_POLL_THREAD_NS);
     atomic_init(&self->job, XCCL_IDLE);
-    dd_lock_init(&self->mu, DD_LOCK_ERRAND);
+    dd_lock_init(&self->mu, DD_LOCK_BACKGROUND_TASK);
     dd_cond_init(&self->changed);
-    self->thread = (dd_errand){.run = run_thread, .free = xccl_free_carrier};
-    dd_status status = dd_errand_start(&self->thread, "dldist-xccl", err);
+    self->thread = (dd_background_task){.run = run_thread, .free = xccl_free_carrier};
+    dd_status status = dd_background_task_start(&self->thread, "dldist-xccl", err);
     if (status == DD_OK) {
         *carrier = self;
     }

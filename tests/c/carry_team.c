@@ -74,7 +74,7 @@ void
 carry_await_start(const team_rank *self, int nstarts)
 {
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
-    while (atomic_load(&carry_library.counts[self->rank].nstarts) < nstarts && !dd_wait_is_over(&wait)) {
+    while (atomic_load(&carry_library.counts[self->rank].nstarts) < nstarts && !dd_wait_has_expired(&wait)) {
         carry_doze(DD_NS_PER_MS);
     }
     CHECK_INT(carry_library.counts[self->rank].nstarts, nstarts);

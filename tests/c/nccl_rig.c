@@ -52,7 +52,7 @@ load_stubs(nccl_rig *rig)
     void *cuda = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
     snprintf(path, sizeof path, "%s/nccl-%s/libnccl.so.2", DD_STUBS_DIR,
              rig->options.version != NULL ? rig->options.version : "2.32.3");
-    dd_dylib_place search = {.explicit_path = path};
+    dd_dylib_search search = {.explicit_path = path};
     if (!CHECK_OK(dd_nccl_lib_open(&search, &rig->lib, check_err()))) {
         return false;
     }
@@ -138,7 +138,7 @@ static void
 check_none_left(nccl_rig_stub *stub, const char *kind)
 {
     dd_wait wait = nccl_rig_patience();
-    while (stub->live(kind) != 0 && !dd_wait_is_over(&wait)) {
+    while (stub->live(kind) != 0 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     if (!CHECK_INT(stub->live(kind), 0)) {

@@ -382,7 +382,7 @@ plain_ucc_open(dd_carrier_library **library, dd_error *err)
     };
     void *handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     carrier_stub *stub = handle != NULL ? dlsym(handle, "dd_stub_carriers") : NULL;
-    dd_dylib_place place = {.explicit_path = LIBRARY};
+    dd_dylib_search place = {.explicit_path = LIBRARY};
     if (!CHECK(stub != NULL)) {
         return DD_NOT_SUPPORTED;
     }

@@ -60,7 +60,7 @@ sum_in_background(dd_group *group, dd_region *region)
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     dd_work *work = NULL;
     REQUIRE_OK(dd_group_collective(group, &args, &team_no_options, &work, check_err()));
-    while (!dd_work_is_done(work) && !dd_wait_is_over(&wait)) {
+    while (!dd_work_is_done(work) && !dd_wait_has_expired(&wait)) {
         CHECK_OK(dd_wait_sleep(&wait, 50 * DD_NS_PER_US, check_err()));
     }
     CHECK(dd_work_is_done(work));

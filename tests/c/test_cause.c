@@ -75,7 +75,7 @@ TEST(a_long_text_comes_out_whole)
     dd_cause in = sample(DD_CAUSE_OTHER);
     dd_cause out;
     uint8_t bytes[DD_CAUSE_MAX_NBYTES];
-    in.culprit = (dd_culprit){.rank = -1};
+    in.culprit = (dd_blamed_rank){.rank = -1};
     memset(in.text, 'x', sizeof in.text - 1);
     size_t nbytes = dd_cause_encode(&in, bytes);
     CHECK_INT(nbytes, sizeof bytes);

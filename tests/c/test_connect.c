@@ -178,7 +178,7 @@ await(node *self, int nlinks, int nfailed)
 {
     dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
     dd_lock_take(&self->mu);
-    while ((self->nlinks < nlinks || self->nfailed < nfailed) && !dd_wait_is_over(&wait)) {
+    while ((self->nlinks < nlinks || self->nfailed < nfailed) && !dd_wait_has_expired(&wait)) {
         dd_cond_wait_slice(&self->cond, &self->mu, &wait);
     }
     bool is_there = CHECK_INT(self->nlinks, nlinks) && CHECK_INT(self->nfailed, nfailed);
@@ -308,7 +308,7 @@ TEST(busy_peer_is_not_dialled_again_for_an_owner_who_has_a_link)
     REQUIRE(dial(&a, &b, 0));
     dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
     dd_lock_take(&a.mu);
-    while (a.nunwanted == 0 && !dd_wait_is_over(&wait)) {
+    while (a.nunwanted == 0 && !dd_wait_has_expired(&wait)) {
         dd_cond_wait_slice(&a.cond, &a.mu, &wait);
     }
     dd_lock_release(&a.mu);
@@ -859,7 +859,7 @@ static void
 await_nobody_at(const dd_addr *addr)
 {
     dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
-    while (is_anybody_at(addr) && !dd_wait_is_over(&wait)) {
+    while (is_anybody_at(addr) && !dd_wait_has_expired(&wait)) {
         usleep(1000);
     }
     CHECK(!is_anybody_at(addr));

@@ -76,14 +76,14 @@ TEST(errors_of_this_process_are_told_from_those_of_the_other_side)
     dd_error err;
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
         (void)dd_error_set_errno(&err, DD_NETWORK, own[i], "cannot send");
-        CHECK(dd_error_is_own(&err));
+        CHECK(dd_error_is_local(&err));
     }
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         (void)dd_error_set_errno(&err, DD_NETWORK, others[i], "cannot send");
-        CHECK(!dd_error_is_own(&err));
+        CHECK(!dd_error_is_local(&err));
     }
     (void)dd_error_set(&err, DD_SYSTEM, "no thread");
-    CHECK(dd_error_is_own(&err));
+    CHECK(dd_error_is_local(&err));
 }
 
 static bool
@@ -362,7 +362,7 @@ TEST(deadlines)
 TEST(waits)
 {
     dd_wait wait = dd_wait_after(3600 * DD_NS_PER_S);
-    CHECK(!dd_wait_is_over(&wait));
+    CHECK(!dd_wait_has_expired(&wait));
     CHECK_INT(dd_wait_slice_ns(&wait), DD_WAIT_SLICE_NS);
     dd_wait longer = wait; /* who has waited for long is asked less often */
     longer.start_ns -= 800 * DD_NS_PER_MS;
@@ -374,7 +374,7 @@ TEST(waits)
     CHECK(dd_wait_slice_ns(&shorter) <= DD_NS_PER_MS);
     CHECK_INT(dd_wait_at_most(&shorter, INT64_MAX).deadline_ns, shorter.deadline_ns);
     CHECK_OK(dd_wait_sleep(&shorter, DD_NS_PER_S, check_err()));
-    CHECK(dd_wait_is_over(&shorter));
+    CHECK(dd_wait_has_expired(&shorter));
     CHECK_INT(dd_wait_slice_ns(&shorter), 0);
     CHECK(dd_wait_elapsed_s(&wait) >= 0.001 && dd_wait_elapsed_s(&wait) < 60);
     CHECK_OK(dd_wait_check(&wait, check_err()));
@@ -429,7 +429,7 @@ TEST(condition_waits_one_slice)
     dd_cond_init(&cond);
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
     dd_lock_take(&mu);
-    while (!dd_wait_is_over(&wait)) {
+    while (!dd_wait_has_expired(&wait)) {
         dd_cond_wait_slice(&cond, &mu, &wait);
     }
     dd_lock_release(&mu);
@@ -739,7 +739,7 @@ TEST(locks_with_a_deadline_are_waited_for_until_then)
 
 TEST(spin_gets_shorter_after_long_waits_and_longer_where_that_would_have_helped)
 {
-    dd_spin spin = {.most_ns = DD_NS_PER_MS, .budget_ns = DD_NS_PER_MS};
+    dd_spin spin = {.max_ns = DD_NS_PER_MS, .budget_ns = DD_NS_PER_MS};
     dd_spin_note_wait(&spin, 5 * DD_NS_PER_MS);
     CHECK_INT(spin.budget_ns, DD_NS_PER_MS / 2);
     for (int i = 0; i < 100; i++) {
@@ -758,7 +758,7 @@ TEST(spin_gets_shorter_after_long_waits_and_longer_where_that_would_have_helped)
 
 TEST(spin_does_what_the_user_asks_for)
 {
-    dd_spin spin = dd_spin_make(DD_NS_PER_MS);
+    dd_spin spin = dd_spin_create(DD_NS_PER_MS);
     dd_spin_set_policy(&spin, DD_SPIN_POLL);
     int64_t endless_ns = spin.budget_ns;
     dd_spin_note_wait(&spin, 3600 * DD_NS_PER_S);
@@ -771,19 +771,19 @@ TEST(spin_does_what_the_user_asks_for)
 
 TEST(spin_of_a_short_budget_stays_short)
 {
-    dd_spin spin = {.most_ns = 1000, .budget_ns = 1000};
+    dd_spin spin = {.max_ns = 1000, .budget_ns = 1000};
     dd_spin_note_wait(&spin, 3600 * DD_NS_PER_S);
     CHECK_INT(spin.budget_ns, 1000);
 }
 
 TEST(spin_that_waits_goes_on_for_its_budget_and_learns_when_it_ends)
 {
-    dd_spin spin = {.most_ns = 3600 * DD_NS_PER_S, .budget_ns = 3600 * DD_NS_PER_S};
-    CHECK(dd_spin_goes_on(&spin));
+    dd_spin spin = {.max_ns = 3600 * DD_NS_PER_S, .budget_ns = 3600 * DD_NS_PER_S};
+    CHECK(dd_spin_may_continue(&spin));
     int64_t began_ns = spin.waits_since_ns;
-    CHECK(dd_spin_goes_on(&spin) && began_ns > 0 && spin.waits_since_ns == began_ns);
+    CHECK(dd_spin_may_continue(&spin) && began_ns > 0 && spin.waits_since_ns == began_ns);
     spin.budget_ns = 0;
-    CHECK(!dd_spin_goes_on(&spin));
+    CHECK(!dd_spin_may_continue(&spin));
     dd_spin_end_wait(&spin);
     CHECK(spin.waits_since_ns == 0 && spin.budget_ns > 0);
     int64_t learned_ns = spin.budget_ns;
@@ -800,7 +800,7 @@ TEST(spin_of_nothing_is_none)
 
 TEST(spin_of_a_thread_bound_to_one_core_polls)
 {
-    int64_t unbound_ns = dd_spin_make(DD_NS_PER_MS).budget_ns;
+    int64_t unbound_ns = dd_spin_create(DD_NS_PER_MS).budget_ns;
     bool has_one_core = sysconf(_SC_NPROCESSORS_ONLN) == 1 || dd_cpu_quota() == 1;
     CHECK_INT(unbound_ns, has_one_core ? 0 : DD_NS_PER_MS);
     cpu_set_t own, one;
@@ -812,7 +812,7 @@ TEST(spin_of_a_thread_bound_to_one_core_polls)
     CPU_ZERO(&one);
     CPU_SET(cpu, &one);
     REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
-    CHECK_INT(dd_spin_make(DD_NS_PER_MS).budget_ns, unbound_ns);
+    CHECK_INT(dd_spin_create(DD_NS_PER_MS).budget_ns, unbound_ns);
     CHECK(sched_setaffinity(0, sizeof own, &own) == 0);
 }
 

@@ -661,7 +661,7 @@ await_connected(dd_engine *engine, dd_peer *peer)
 {
     dd_wait wait = dd_wait_after(8 * DD_NS_PER_S * check_slow());
     bool is_connected = false;
-    while (!is_connected && !dd_wait_is_over(&wait)) {
+    while (!is_connected && !dd_wait_has_expired(&wait)) {
         usleep(1000);
         dd_engine_lock(engine);
         is_connected = dd_peer_is_connected_locked(peer);

@@ -120,7 +120,7 @@ is_lost_soon(const victim *self)
 {
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     bool is_lost = false;
-    while (!is_lost && !dd_wait_is_over(&wait)) {
+    while (!is_lost && !dd_wait_has_expired(&wait)) {
         dd_engine_lock(self->engine);
         is_lost = dd_peer_error_locked(self->peer) != NULL;
         dd_engine_unlock(self->engine);
@@ -228,7 +228,7 @@ make_link(int *other_end)
     int fds[2];
     dd_link *link = NULL;
     if (CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0)) {
-        (void)dd_fork_own(fds[0]);
+        (void)dd_fork_register(fds[0]);
         *other_end = fds[1];
         CHECK_OK(dd_link_open_tcp(fds[0], NULL, &link, check_err()));
     }
@@ -416,7 +416,7 @@ has_link(dd_engine *engine)
 {
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     dd_engine_stats stats = {.nconnections = 0};
-    while (stats.nconnections == 0 && !dd_wait_is_over(&wait)) {
+    while (stats.nconnections == 0 && !dd_wait_has_expired(&wait)) {
         CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
         stats = read_engine_stats(engine);
     }

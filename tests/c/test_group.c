@@ -329,7 +329,7 @@ fly_unattended(team_rank *self)
     REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &work, check_err()));
     dd_engine_kick(dd_group_engine(self->group));
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
-    while (!dd_work_is_done(work) && !dd_wait_is_over(&wait)) {
+    while (!dd_work_is_done(work) && !dd_wait_has_expired(&wait)) {
         CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
     }
     REQUIRE(dd_work_is_done(work));

@@ -143,7 +143,7 @@ fly_unattended(team_rank *self)
     team_rendezvous(self, "nobody is done");
     atomic_store(&carry_library.script.is_stuck, false);
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
-    while (!dd_work_is_done(work) && !dd_wait_is_over(&wait)) {
+    while (!dd_work_is_done(work) && !dd_wait_has_expired(&wait)) {
         carry_doze(DD_NS_PER_MS);
     }
     CHECK(dd_work_is_done(work));

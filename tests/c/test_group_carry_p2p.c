@@ -190,7 +190,7 @@ await_unattended(team_rank *self, dd_work *work)
 {
     dd_wait wait = dd_wait_after(2 * DD_NS_PER_S * check_slow());
     dd_engine_kick(dd_group_engine(self->group));
-    while (!dd_work_is_done(work) && !dd_wait_is_over(&wait)) {
+    while (!dd_work_is_done(work) && !dd_wait_has_expired(&wait)) {
         carry_doze(DD_NS_PER_MS);
     }
     CHECK(dd_work_is_done(work));

@@ -909,7 +909,7 @@ run_in_need(bool is_shm_disabled, void (*fail_after)(long number), long first)
     team_run(&first_team, only_sum, NULL); /* sanitizers start a thread with the first of ours */
     leftovers before = count_leftovers();
     dd_wait limit = dd_wait_after(2 * DD_NS_PER_S * check_slow());
-    for (long number = first; number < 400 && !dd_wait_is_over(&limit); number += 7) {
+    for (long number = first; number < 400 && !dd_wait_has_expired(&limit); number += 7) {
         team_options options = {.size = 2, .is_shm_disabled = is_shm_disabled};
         shortage lack = {.fail_after = fail_after, .number = number};
         team_run_apart(&options, open_in_need, &lack);

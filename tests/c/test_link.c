@@ -37,8 +37,8 @@ make_sockets(kind k, int fds[2])
 {
     if (k == SHM) {
         bool is_made = CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
-        (void)dd_fork_own(fds[0]);
-        (void)dd_fork_own(fds[1]);
+        (void)dd_fork_register(fds[0]);
+        (void)dd_fork_register(fds[1]);
         return is_made;
     }
     dd_addr addr = {.len = sizeof(struct sockaddr_in)};

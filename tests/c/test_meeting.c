@@ -192,7 +192,7 @@ wait_for_count(dd_store *store, const char *count)
 {
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     bool is_there = false;
-    while (!is_there && !dd_wait_is_over(&wait)) {
+    while (!is_there && !dd_wait_has_expired(&wait)) {
         dd_blob value = {0};
         CHECK_OK(
             dd_store_try_get(store, BYTES("dldist/party/0/count"), &value, &is_there, &wait, check_err()));

@@ -26,7 +26,7 @@ run(dd_group *group, bool is_send, void *data, size_t nbytes, int rank, const dd
 {
     dd_block block = {.data = data, .nbytes = nbytes};
     dd_wait wait = dd_wait_after(DD_NEVER_NS);
-    wait.let_go = let_go;
+    wait.on_block = let_go;
     wait.ctx = let_go_ctx;
     int source = -1;
     if (is_send) {

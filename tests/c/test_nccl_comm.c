@@ -203,7 +203,7 @@ TEST(a_call_that_was_left_behind_cleans_up)
     long aborts = rig.on_nccl.calls("ncclCommAbort");
     rig.on_nccl.release();
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
-    while (rig.on_nccl.calls("ncclCommAbort") == aborts && !dd_wait_is_over(&wait)) {
+    while (rig.on_nccl.calls("ncclCommAbort") == aborts && !dd_wait_has_expired(&wait)) {
         CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
     }
     CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), aborts + 1);
@@ -315,7 +315,7 @@ abort_soon(void *arg)
 {
     aborter *a = arg;
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
-    while (a->rig->on_nccl.calls(a->function) == 0 && !dd_wait_is_over(&wait)) {
+    while (a->rig->on_nccl.calls(a->function) == 0 && !dd_wait_has_expired(&wait)) {
         CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
     }
     CHECK_OK(dd_nccl_comm_abort(a->comm, "rank 1 is gone", check_err()));

@@ -86,7 +86,7 @@ TEST(an_abort_does_not_wait_for_ever)
     CHECK_INT(rig.on_nccl.live("comm"), 1);
     dd_nccl_comm_leave(rank.comm);
     dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
-    while (rig.on_nccl.calls("ncclGroupEnd") == 0 && !dd_wait_is_over(&wait)) {
+    while (rig.on_nccl.calls("ncclGroupEnd") == 0 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK_INT(rig.on_nccl.calls("ncclGroupEnd"), 1);
@@ -449,7 +449,7 @@ TEST(an_abort_that_cannot_be_told)
     CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 0);
     dd_nccl_comm_leave(rank.comm);
     dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
-    while (rig.on_nccl.live("comm") > 0 && !dd_wait_is_over(&wait)) {
+    while (rig.on_nccl.live("comm") > 0 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 1);

@@ -42,7 +42,7 @@ comm_rig_open(comm_rig *rig, const char *version)
 {
     *rig = (comm_rig){0};
     (void)setenv("DLDIST_STUB_DEVICES", "4", 1);
-    dd_dylib_place search = {.explicit_path = comm_rig_nccl_path(version)};
+    dd_dylib_search search = {.explicit_path = comm_rig_nccl_path(version)};
     if (!CHECK_OK(dd_cuda_open(DD_STUBS_DIR "/libcuda.so.1", &rig->cuda, check_err())) ||
         !CHECK_OK(dd_nccl_lib_open(&search, &rig->lib, check_err()))) {
         return false;
@@ -69,7 +69,7 @@ void
 comm_rig_leave_open(comm_rig *rig)
 {
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
-    while (rig->on_nccl.live("comm") > 0 && !dd_wait_is_over(&wait)) {
+    while (rig->on_nccl.live("comm") > 0 && !dd_wait_has_expired(&wait)) {
         CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
     }
     check_doubles(rig);

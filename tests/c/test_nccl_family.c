@@ -232,7 +232,7 @@ stay_inside(void *arg)
     CHECK_OK(comm_rig_enter(w->comm, &handle));
     atomic_store(&w->is_inside, true);
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
-    while (!dd_nccl_comm_is_over(w->comm) && !dd_wait_is_over(&wait)) {
+    while (!dd_nccl_comm_is_over(w->comm) && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     dd_nccl_comm_leave(w->comm);
@@ -247,7 +247,7 @@ TEST(a_thread_inside_a_child_is_waited_for)
     pthread_t thread;
     REQUIRE_OK(dd_thread_start(&thread, "waiter", stay_inside, &w, check_err()));
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
-    while (!atomic_load(&w.is_inside) && !dd_wait_is_over(&wait)) {
+    while (!atomic_load(&w.is_inside) && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK_OK(dd_nccl_comm_abort(f.top, "enough", check_err()));

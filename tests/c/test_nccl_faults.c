@@ -49,7 +49,7 @@ static void
 wait_until_free(dd_nccl_work *work)
 {
     dd_wait wait = nccl_rig_patience();
-    while (!dd_nccl_work_memory_is_free(work) && !dd_wait_is_over(&wait)) {
+    while (!dd_nccl_work_memory_is_free(work) && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK(dd_nccl_work_memory_is_free(work));
@@ -142,7 +142,7 @@ hang_body(nccl_rig_rank *self)
         dd_wait wait = nccl_rig_patience();
         while (!dd_recorder_take_alarm(self->rig->recorder, &alarm)) {
             REQUIRE_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
-            REQUIRE(!dd_wait_is_over(&wait));
+            REQUIRE(!dd_wait_has_expired(&wait));
         }
         CHECK_INT(alarm.error.code, DD_OP_TIMED_OUT);
     }
@@ -246,7 +246,7 @@ abort_soon(void *arg)
 {
     nccl_rig_rank *self = arg;
     dd_wait wait = nccl_rig_patience();
-    while (self->rig->nccl_stub.hanging() == 0 && !dd_wait_is_over(&wait)) {
+    while (self->rig->nccl_stub.hanging() == 0 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK_OK(dd_nccl_group_abort(self->group, "enough", &wait, check_err()));
@@ -282,7 +282,7 @@ abort_when_under_way(void *arg)
 {
     nccl_rig_rank *self = arg;
     dd_wait wait = nccl_rig_patience();
-    while (dd_nccl_group_sequence(self->group) < 2 && !dd_wait_is_over(&wait)) {
+    while (dd_nccl_group_sequence(self->group) < 2 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS / 10, NULL);
     }
     CHECK_OK(dd_nccl_group_abort(self->group, "enough", &wait, check_err()));
@@ -386,7 +386,7 @@ one_of_two_aborts_body(nccl_rig_rank *self)
     dd_wait brief = dd_wait_after(50 * DD_NS_PER_MS);
     (void)!dd_nccl_group_abort(self->group, "enough", &brief, check_err());
     dd_wait wait = nccl_rig_patience();
-    while (nccl->calls("ncclCommAbort") < 2 * self->size && !dd_wait_is_over(&wait)) {
+    while (nccl->calls("ncclCommAbort") < 2 * self->size && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK_INT(nccl->calls("ncclCommAbort"), 2 * self->size);
@@ -453,14 +453,14 @@ release_after_looks(void *arg)
 {
     nccl_rig *rig = arg;
     dd_wait wait = nccl_rig_patience();
-    while (rig->nccl_stub.hanging() == 0 && !dd_wait_is_over(&wait)) {
+    while (rig->nccl_stub.hanging() == 0 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     uint64_t begun = dd_nccl_watchdog_heartbeat(rig->watchdog);
-    while (dd_nccl_watchdog_heartbeat(rig->watchdog) < begun + 3 && !dd_wait_is_over(&wait)) {
+    while (dd_nccl_watchdog_heartbeat(rig->watchdog) < begun + 3 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
-    CHECK(!dd_wait_is_over(&wait));
+    CHECK(!dd_wait_has_expired(&wait));
     rig->nccl_stub.release();
     return NULL;
 }

@@ -47,7 +47,7 @@ static void
 wait_for_all_reduce(nccl_rig_rank *self)
 {
     dd_wait wait = nccl_rig_patience();
-    while (self->rig->nccl_stub.calls("ncclAllReduce") == 0 && !dd_wait_is_over(&wait)) {
+    while (self->rig->nccl_stub.calls("ncclAllReduce") == 0 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
 }
@@ -237,7 +237,7 @@ interrupt(nccl_rig_rank *self, first_call *first)
     wait.ctx = self->rig;
     CHECK_STATUS(dd_nccl_group_start(self->group, &first->call, &work, &wait, check_err()), DD_ABORTED);
     CHECK_CONTAINS(check_message(), "was interrupted while NCCL connected the ranks");
-    CHECK(!dd_wait_is_over(&wait));
+    CHECK(!dd_wait_has_expired(&wait));
     CHECK_STATUS(nccl_rig_do(self, &first->call, check_err()), DD_ABORTED);
 }
 

@@ -26,7 +26,7 @@ static void
 await_thread_of_watchdog(const dd_nccl_watchdog *watchdog)
 {
     dd_wait wait = nccl_rig_patience();
-    while (dd_nccl_watchdog_heartbeat(watchdog) == 1 && !dd_wait_is_over(&wait)) {
+    while (dd_nccl_watchdog_heartbeat(watchdog) == 1 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
 }
@@ -274,7 +274,7 @@ shut_down_body(nccl_rig_rank *self)
     REQUIRE_OK(nccl_rig_start(self, &call, &work, check_err()));
     self->rig->shut_down(1);
     dd_wait wait = nccl_rig_patience();
-    while (!dd_work_is_done(&work->base) && !dd_wait_is_over(&wait)) {
+    while (!dd_work_is_done(&work->base) && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_CLOSED);
@@ -315,7 +315,7 @@ stuck_watchdog_body(nccl_rig_rank *self)
     REQUIRE_OK(nccl_rig_start(self, &call, &work, check_err()));
     rig->cuda_stub.hang("cuEventQuery", 0, -1);
     dd_wait wait = nccl_rig_patience();
-    while (rig->cuda_stub.hanging() == 0 && !dd_wait_is_over(&wait)) {
+    while (rig->cuda_stub.hanging() == 0 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK_INT(rig->cuda_stub.hanging(), 1);

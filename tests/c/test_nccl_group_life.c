@@ -35,7 +35,7 @@ static void
 wait_until_free(dd_nccl_work *work)
 {
     dd_wait wait = nccl_rig_patience();
-    while (!dd_nccl_work_memory_is_free(work) && !dd_wait_is_over(&wait)) {
+    while (!dd_nccl_work_memory_is_free(work) && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK(dd_nccl_work_memory_is_free(work));
@@ -377,7 +377,7 @@ abort_when_sent(void *arg)
     nccl_rig_rank *self = arg;
     dd_wait wait = nccl_rig_patience();
     while (self->rig->nccl_stub.calls("ncclSend") + self->rig->nccl_stub.calls("ncclRecv") < 2 &&
-           !dd_wait_is_over(&wait)) {
+           !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS / 10, NULL);
     }
     CHECK_OK(dd_nccl_group_abort(self->group, "enough", &wait, check_err()));
@@ -440,7 +440,7 @@ abort_after_kernel_body(nccl_rig_rank *self)
     prepare_sum(self, &sum, self->rank);
     REQUIRE_OK(nccl_rig_start(self, &sum.call, &work, check_err()));
     dd_cuda_event end = ((nccl_work *)work)->end;
-    while (self->rig->cuda->api.cuEventQuery(end) != DD_CUDA_SUCCESS && !dd_wait_is_over(&wait)) {
+    while (self->rig->cuda->api.cuEventQuery(end) != DD_CUDA_SUCCESS && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS / 10, NULL);
     }
     CHECK_OK(dd_nccl_group_abort(self->group, "that was all", &wait, check_err()));
@@ -463,7 +463,7 @@ abort_when_closing(void *arg)
 {
     nccl_rig_rank *self = arg;
     dd_wait wait = nccl_rig_patience();
-    while (dd_nccl_group_check(self->group, NULL) == DD_OK && !dd_wait_is_over(&wait)) {
+    while (dd_nccl_group_check(self->group, NULL) == DD_OK && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS / 10, NULL);
     }
     CHECK_OK(dd_nccl_group_abort(self->group, "enough", &wait, check_err()));
@@ -477,7 +477,7 @@ close_and_abort(nccl_rig_rank *self)
     REQUIRE_OK(dd_thread_start(&other, "other", abort_when_closing, self, check_err()));
     dd_wait wait = nccl_rig_patience();
     CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
-    CHECK(!dd_wait_is_over(&wait));
+    CHECK(!dd_wait_has_expired(&wait));
     pthread_join(other, NULL);
 }
 
@@ -549,7 +549,7 @@ await_heartbeat(const dd_nccl_watchdog *watchdog, uint64_t other_than)
 {
     dd_wait wait = nccl_rig_patience();
     uint64_t beat;
-    while ((beat = dd_nccl_watchdog_heartbeat(watchdog)) == other_than && !dd_wait_is_over(&wait)) {
+    while ((beat = dd_nccl_watchdog_heartbeat(watchdog)) == other_than && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS / 10, NULL);
     }
     return beat;
@@ -568,7 +568,7 @@ sleep_body(nccl_rig_rank *self)
     const dd_nccl_watchdog *watchdog = self->rig->watchdog;
     nccl_rig_check_sum(self);
     dd_wait wait = nccl_rig_patience();
-    while (dd_nccl_watchdog_heartbeat(watchdog) != 0 && !dd_wait_is_over(&wait)) {
+    while (dd_nccl_watchdog_heartbeat(watchdog) != 0 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, 10 * DD_NS_PER_MS, NULL);
     }
     CHECK_INT(dd_nccl_watchdog_heartbeat(watchdog), 0);
@@ -588,7 +588,7 @@ sleep_body(nccl_rig_rank *self)
     CHECK(await_heartbeat(watchdog, first) > first); /* it goes on as long as something is under way */
     CHECK(!atomic_load(&has_ended));
     self->rig->open_gate(gate);
-    while (!atomic_load(&has_ended) && !dd_wait_is_over(&wait)) { /* nobody but the watchdog asks */
+    while (!atomic_load(&has_ended) && !dd_wait_has_expired(&wait)) { /* nobody but the watchdog asks */
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK(atomic_load(&has_ended));

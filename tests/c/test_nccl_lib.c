@@ -31,7 +31,7 @@ static const int SINCE[] = {DD_NCCL_OPTIONAL(SINCE_OF)};
 TEST(each_version_has_what_it_has)
 {
     for (size_t i = 0; i < sizeof ERAS / sizeof ERAS[0]; i++) {
-        dd_dylib_place search = {.explicit_path = comm_rig_nccl_path(ERAS[i])};
+        dd_dylib_search search = {.explicit_path = comm_rig_nccl_path(ERAS[i])};
         dd_nccl_lib *lib;
         REQUIRE_OK(dd_nccl_lib_open(&search, &lib, check_err()));
         CHECK_INT(lib->version, code_of(ERAS[i]));
@@ -58,8 +58,8 @@ TEST(each_version_has_what_it_has)
 
 TEST(a_copy_in_the_process_is_shared)
 {
-    dd_dylib_place search = {.explicit_path = comm_rig_nccl_path("2.27.3")};
-    dd_dylib_place anywhere = {0};
+    dd_dylib_search search = {.explicit_path = comm_rig_nccl_path("2.27.3")};
+    dd_dylib_search anywhere = {0};
     dd_nccl_lib *first;
     dd_nccl_lib *second;
     REQUIRE_OK(dd_nccl_lib_open(&search, &first, check_err()));
@@ -74,7 +74,7 @@ TEST(candidates_are_tried_in_their_order)
 {
     const char *newest = comm_rig_nccl_path(NEWEST);
     const char *candidates[] = {NOWHERE, newest};
-    dd_dylib_place search = {.candidates = candidates, .ncandidates = 2};
+    dd_dylib_search search = {.candidates = candidates, .ncandidates = 2};
     dd_nccl_lib *lib;
     REQUIRE_OK(dd_nccl_lib_open(&search, &lib, check_err()));
     CHECK(strcmp(lib->version_text, NEWEST) == 0);
@@ -84,7 +84,7 @@ TEST(candidates_are_tried_in_their_order)
 TEST(errors_name_everything_that_was_tried)
 {
     const char *candidates[] = {NOWHERE, "/etc/passwd"};
-    dd_dylib_place search = {.candidates = candidates, .ncandidates = 2};
+    dd_dylib_search search = {.candidates = candidates, .ncandidates = 2};
     dd_nccl_lib *lib;
     CHECK_STATUS(dd_nccl_lib_open(&search, &lib, check_err()), DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "libnccl.so.2: not in the process yet");
@@ -105,7 +105,7 @@ TEST(errors_name_everything_that_was_tried)
 
 TEST(another_library_is_no_nccl)
 {
-    dd_dylib_place search = {.explicit_path = "libm.so.6"};
+    dd_dylib_search search = {.explicit_path = "libm.so.6"};
     dd_nccl_lib *lib;
     CHECK_STATUS(dd_nccl_lib_open(&search, &lib, check_err()), DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "ncclGetVersion");

@@ -441,7 +441,7 @@ static bool
 await_failure(nccl_rig_rank *self)
 {
     dd_wait wait = nccl_rig_patience();
-    while (dd_nccl_group_check(self->group, NULL) == DD_OK && !dd_wait_is_over(&wait)) {
+    while (dd_nccl_group_check(self->group, NULL) == DD_OK && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     return CHECK_STATUS(dd_nccl_group_check(self->group, check_err()), DD_INVALID_ARGUMENT);
@@ -480,7 +480,7 @@ asleep_body(nccl_rig_rank *self)
     graph_case of;
     REQUIRE(graph_case_open(&of, self));
     dd_wait wait = nccl_rig_patience();
-    while (dd_nccl_watchdog_heartbeat(self->rig->watchdog) != 0 && !dd_wait_is_over(&wait)) {
+    while (dd_nccl_watchdog_heartbeat(self->rig->watchdog) != 0 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK_INT(dd_nccl_watchdog_heartbeat(self->rig->watchdog), 0);
@@ -555,7 +555,7 @@ unheard_body(nccl_rig_rank *self)
     memset(&of.data[3], 0xff, 4);
     launch(self, &of.graph);
     dd_wait wait = nccl_rig_patience();
-    while (dd_nccl_group_is_idle(self->group, &(dd_wait){.deadline_ns = 0}) && !dd_wait_is_over(&wait)) {
+    while (dd_nccl_group_is_idle(self->group, &(dd_wait){.deadline_ns = 0}) && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK_STATUS(dd_nccl_group_close(self->group, &wait, check_err()), DD_INVALID_ARGUMENT);

@@ -397,7 +397,7 @@ check_stuck_rank(bool is_connected)
         CHECK_INT(workers[0].status, DD_OK);
         CHECK_INT(f.rig.cuda->api.cuStreamQuery(f.streams[0]), DD_CUDA_NOT_READY);
     }
-    while (f.rig.on_nccl.calls("ncclGroupEnd") == ncalls && !dd_wait_is_over(&f.wait)) {
+    while (f.rig.on_nccl.calls("ncclGroupEnd") == ncalls && !dd_wait_has_expired(&f.wait)) {
         (void)!dd_wait_sleep(&f.wait, DD_NS_PER_MS, NULL);
     }
     CHECK_OK(dd_nccl_comm_abort(handle, "a rank is gone", check_err()));
@@ -449,7 +449,7 @@ TEST(a_call_that_hangs_keeps_no_other_call_past_its_deadline)
     field_fill(&f);
     f.rig.on_nccl.hang("ncclGroupEnd", 0, -1);
     REQUIRE_OK(dd_thread_start(&thread, "call", run_a_call, &f, check_err()));
-    while (f.rig.on_nccl.hanging() == 0 && !dd_wait_is_over(&f.wait)) {
+    while (f.rig.on_nccl.hanging() == 0 && !dd_wait_has_expired(&f.wait)) {
         (void)!dd_wait_sleep(&f.wait, DD_NS_PER_MS, NULL);
     }
     dd_nccl_item items[NDEVICES];
@@ -482,7 +482,7 @@ TEST(one_abort_that_hangs_keeps_no_rank_of_a_team_from_it)
     REQUIRE(field_open(&f));
     f.rig.on_nccl.hang("ncclCommAbort", 0, -1);
     REQUIRE_OK(dd_thread_start(&thread, "abort", abort_team, f.team, check_err()));
-    while (f.rig.on_nccl.calls("ncclCommAbort") < NDEVICES && !dd_wait_is_over(&f.wait)) {
+    while (f.rig.on_nccl.calls("ncclCommAbort") < NDEVICES && !dd_wait_has_expired(&f.wait)) {
         (void)!dd_wait_sleep(&f.wait, DD_NS_PER_MS, NULL);
     }
     CHECK_INT(f.rig.on_nccl.calls("ncclCommAbort"), NDEVICES);

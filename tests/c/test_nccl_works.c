@@ -158,7 +158,7 @@ many_body(nccl_rig_rank *self)
     }
     dd_nccl_watchdog_hurry(self->rig->watchdog);
     dd_wait wait = nccl_rig_patience();
-    while (!dd_work_is_done(&works[MANY - 1]->base) && !dd_wait_is_over(&wait)) {
+    while (!dd_work_is_done(&works[MANY - 1]->base) && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK_INT(atomic_load(&notes.ncalled), MANY);
@@ -425,7 +425,7 @@ graph_body(nccl_rig_rank *self)
     CHECK_INT(atomic_load(&notes.ncalled), 3);
     uint64_t beat = dd_nccl_watchdog_heartbeat(self->rig->watchdog);
     dd_wait wait = nccl_rig_patience();
-    while (dd_nccl_watchdog_heartbeat(self->rig->watchdog) < beat + 3 && !dd_wait_is_over(&wait)) {
+    while (dd_nccl_watchdog_heartbeat(self->rig->watchdog) < beat + 3 && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK(!dd_nccl_work_poll(earlier));

@@ -380,9 +380,9 @@ TEST(closed_descriptors_are_forgotten)
 {
     int pipes[2];
     REQUIRE(pipe(pipes) == 0);
-    int owned = dd_fork_own(dup(pipes[0]));
+    int owned = dd_fork_register(dup(pipes[0]));
     dd_fork_close(owned);
-    CHECK_INT(dd_fork_own(-1), -1);
+    CHECK_INT(dd_fork_register(-1), -1);
     dd_fork_close(-1);
     /* The same number, not owned any more. */
     int again = dup(pipes[0]);

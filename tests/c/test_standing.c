@@ -191,7 +191,7 @@ hurry(team_rank *self)
     int nlet_go = 0;
     int nslow = 0;
     dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
-    wait.let_go = count_let_go;
+    wait.on_block = count_let_go;
     wait.ctx = &nlet_go;
     REQUIRE(sum_init(&small, self->group, 2));
     REQUIRE(sum_init(&large, self->group, 100000));

@@ -305,7 +305,7 @@ await_connections(dd_tcp_server *server, uint64_t count)
 {
     server_stats stats = {.connections = count + 1};
     dd_wait limit = dd_wait_after(2 * DD_NS_PER_S * check_slow());
-    while ((stats.connections != count || stats.parked > 0) && !dd_wait_is_over(&limit)) {
+    while ((stats.connections != count || stats.parked > 0) && !dd_wait_has_expired(&limit)) {
         stats = read_server_stats(server);
     }
     CHECK_INT(stats.connections, count);

@@ -1418,7 +1418,7 @@ TEST(event_of_a_doomed_connection_is_let_go)
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, order) == 0);
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
-    tcp_conn_open(server, dd_fork_own(ends[0]), false, false);
+    tcp_conn_open(server, dd_fork_register(ends[0]), false, false);
     assassin self = {.handler = {order[0], on_order}};
     self.victim = DD_CONTAINER_OF(server->conns.next, tcp_conn, link);
     CHECK_OK(tcp_server_watch(server, &self.handler, EPOLLIN, check_err()));

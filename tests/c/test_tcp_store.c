@@ -396,7 +396,7 @@ pop_at_the_last_moment(dd_store *store, world *where)
     dd_wait limit = patient();
     unsigned seed = 2;
     int npopped = 0;
-    for (int i = 0; npopped < NITEMS && !dd_wait_is_over(&limit); i++) {
+    for (int i = 0; npopped < NITEMS && !dd_wait_has_expired(&limit); i++) {
         int64_t span_ns = rand_r(&seed) % 2000 * DD_NS_PER_US;
         int64_t from_ns = dd_clock_now_ns() + span_ns;
         dd_wait wait = dd_wait_after(i % 8 == 0 ? DD_NS_PER_S : span_ns);
@@ -469,7 +469,7 @@ open_on_pair(tcp_store *store, int ends[2])
     store->link = dd_mem_zalloc(sizeof *store->link);
     REQUIRE(store->link != NULL);
     tcp_link_init(store->link);
-    store->link->fd = dd_fork_own(ends[0]);
+    store->link->fd = dd_fork_register(ends[0]);
 }
 
 static void

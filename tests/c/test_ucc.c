@@ -78,7 +78,7 @@ check_unopened(const char *words)
 
 TEST(libraries_that_do_not_do)
 {
-    dd_dylib_place place = {.explicit_path = DD_STUBS_DIR "/libcuda.so.1"};
+    dd_dylib_search place = {.explicit_path = DD_STUBS_DIR "/libcuda.so.1"};
     CHECK_STATUS(dd_ucc_open(&place, &library, check_err()), DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "libcuda.so.1 lacks ucc_get_version");
     plain_ucc_reset();

@@ -536,7 +536,7 @@ TEST(a_dump_that_takes_too_long)
     CHECK_CONTAINS(report_of(&r, 0), "takes longer than 0.0 s");
     CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 0);
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
-    while (!atomic_load(&has_woken) && !dd_wait_is_over(&wait)) {
+    while (!atomic_load(&has_woken) && !dd_wait_has_expired(&wait)) {
         CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
     }
     CHECK(atomic_load(&has_woken));
@@ -640,7 +640,7 @@ TEST(an_interpreter_that_does_not_answer)
     atomic_store(&is_mute, false);
     dd_wait wait = dd_wait_after(check_slow() * 5 * DD_NS_PER_S);
     while (strstr(report_of(&r, 0), "the GIL is free again: it has been held for ") == NULL &&
-           !dd_wait_is_over(&wait)) {
+           !dd_wait_has_expired(&wait)) {
         dd_monitor_step(rank->monitor);
     }
     CHECK_CONTAINS(report_of(&r, 0), "the GIL is free again: it has been held for ");
@@ -811,7 +811,7 @@ TEST(a_thread_sees_to_it_and_stops)
     }
     raise_on(&r, 0, DD_OP_TIMED_OUT);
     dd_wait wait = dd_wait_after(check_slow() * 5 * DD_NS_PER_S);
-    while (atomic_load(&r.ranks[1].monitor->ndumps) == 0 && !dd_wait_is_over(&wait)) {
+    while (atomic_load(&r.ranks[1].monitor->ndumps) == 0 && !dd_wait_has_expired(&wait)) {
         CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
     }
     CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 1);

@@ -62,7 +62,7 @@ settle(rank_report *report)
     dd_wait wait = dd_wait_after(SETTLE_NS);
     do {
         report->after = count_belongings();
-    } while (is_more(&report->after, &report->before) && !dd_wait_is_over(&wait));
+    } while (is_more(&report->after, &report->before) && !dd_wait_has_expired(&wait));
     if (is_memory_lost()) {
         snprintf(report->complaint, sizeof report->complaint, "memory is lost: see LeakSanitizer's report");
     }
@@ -75,7 +75,7 @@ be_rank(const trial *what, rank_env *self)
     bool is_victim = self->rank == what->victim && fault.number >= 0;
     fault.on_failure = note_failure;
     own_report = self->report;
-    dd_fork_close(dd_fork_own(dup(0))); /* what it keeps of descriptors, it keeps for good */
+    dd_fork_close(dd_fork_register(dup(0))); /* what it keeps of descriptors, it keeps for good */
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     self->report->before = count_belongings();
     dd_sys_fail_call(is_victim ? &fault : NULL);
@@ -243,7 +243,7 @@ trial_run(trial_place *place, const trial *what, int64_t limit_ns, trial_result 
     }
     memset(result, 0, sizeof *result);
     for (int nrunning = size; nrunning > 0;) {
-        bool is_late = dd_wait_is_over(&wait);
+        bool is_late = dd_wait_has_expired(&wait);
         for (int rank = 0; rank < size; rank++) {
             if (pids[rank] > 0 && is_late) {
                 (void)kill(pids[rank], SIGKILL);

@@ -470,7 +470,7 @@ dump(rank_env *self, watch_rig *watch)
 {
     dd_monitor_request_dump(watch->monitor);
     dd_wait moment = dd_wait_after(50 * DD_NS_PER_MS);
-    while (atomic_load(&watch->monitor->ndumps) == 0 && !dd_wait_is_over(&moment)) {
+    while (atomic_load(&watch->monitor->ndumps) == 0 && !dd_wait_has_expired(&moment)) {
         (void)!dd_wait_sleep(&moment, DD_NS_PER_MS, NULL);
     }
     char path[280];

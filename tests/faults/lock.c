@@ -125,17 +125,17 @@ WRAP(void, dd_lock_release, (dd_lock * lock))
 
 WRAP(bool, dd_timed_lock_take_within, (dd_timed_lock * self, int64_t timeout_ns))
 {
-    check_order(&self->look);
+    check_order(&self->guard);
     bool is_ours = __real_dd_timed_lock_take_within(self, timeout_ns);
     if (is_ours) {
-        note_taken(&self->look);
+        note_taken(&self->guard);
     }
     return is_ours;
 }
 
 WRAP(void, dd_timed_lock_release, (dd_timed_lock * self))
 {
-    note_released(&self->look);
+    note_released(&self->guard);
     __real_dd_timed_lock_release(self);
 }
 

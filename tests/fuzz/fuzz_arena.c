@@ -369,7 +369,7 @@ attach(dd_bytes input)
         require(dd_shared_memory_create("fuzz_arena", nbytes + 1, &fd, NULL) == DD_OK);
         (void)!pwrite(fd, input.data, input.len, 0); /* as far as it is long enough */
     } else {
-        fd = dd_fork_own(open("/dev/null", O_RDWR | O_CLOEXEC));
+        fd = dd_fork_register(open("/dev/null", O_RDWR | O_CLOEXEC));
     }
     int nranks = 1 + (int)(how >> 4);
     if (dd_arena_attach(fd, nranks, 0, &arena, &err) == DD_OK) {

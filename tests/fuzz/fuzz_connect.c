@@ -180,7 +180,7 @@ open_connector(void)
     self->uid = table.card.uid;
     self->generation = dd_fork_generation();
     self->unix_fd = -1;
-    self->wake_fd = dd_fork_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    self->wake_fd = dd_fork_register(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     dd_lock_init(&self->mu, DD_LOCK_CONNECTOR);
     dd_list_init(&self->dials);
     dd_list_init(&self->queue);

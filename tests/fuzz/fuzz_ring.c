@@ -47,7 +47,7 @@ static void
 make_pair(int ends[2])
 {
     require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
-    (void)dd_fork_own(ends[0]);
+    (void)dd_fork_register(ends[0]);
 }
 
 /* ---- how a link begins */

@@ -135,7 +135,7 @@ fuzz_link(dd_tcp_op op, bool is_extended, dd_bytes rest)
     tcp_link *link = dd_mem_zalloc(sizeof *link);
     require(link != NULL);
     tcp_link_init(link);
-    link->fd = dd_fork_own(ends[0]);
+    link->fd = dd_fork_register(ends[0]);
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
     tcp_reply reply = {.op = op, .repeats = repeats, .head = is_extended ? 1 : 0};
     dd_error err;

@@ -135,7 +135,7 @@ connect_client(dd_tcp_server *server, uint8_t first)
     static const uint8_t validate[] = {DD_TCP_VALIDATE, 0xce, 0xf7, 0x85, 0x3c};
     int ends[2];
     require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
-    tcp_conn_open(server, dd_fork_own(ends[0]), true, false);
+    tcp_conn_open(server, dd_fork_register(ends[0]), true, false);
     tcp_conn *conn = DD_CONTAINER_OF(server->conns.prev, tcp_conn, link);
     if (first & (IS_GREETED | IS_EXTENDED)) {
         send_bytes(ends[1], dd_bytes_of(validate, sizeof validate));

@@ -59,7 +59,7 @@ begin_call(rank_self *self, const char *name, int64_t timeout_ns)
 
 /* By its process, since the rank may be one of a part of the group. */
 static int
-find_culprit(const scenario *which, const dd_culprit *culprit)
+find_culprit(const scenario *which, const dd_blamed_rank *culprit)
 {
     for (int rank = 0; rank < which->nranks; rank++) {
         if (culprit->pid == sim_pid_of(rank)) {

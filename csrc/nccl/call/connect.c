@@ -129,7 +129,7 @@ take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool
             channel->use = channel->peer == NCCL_ALL_RANKS ? group->nmeetings++ : channel->use;
             break;
         }
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             status = dd_error_set(err, DD_OP_TIMED_OUT,
                                   "another thread has not made the communicator within %.3f s",
                                   dd_wait_elapsed_s(wait));

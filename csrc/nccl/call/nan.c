@@ -162,7 +162,7 @@ wait_for_stream(nccl_launch *launch, const dd_wait *wait)
         if (result != DD_CUDA_NOT_READY) {
             return nccl_launch_check_cuda(launch, result, "cuStreamQuery");
         }
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             return dd_error_set(launch->err, DD_OP_TIMED_OUT,
                                 "the inputs could not be looked through for NaN within %.3f s",
                                 dd_wait_elapsed_s(wait));

@@ -91,7 +91,7 @@ dd_nccl_check_wait(const char *what, const atomic_bool *stop, const dd_wait *wai
     if (stop != NULL && atomic_load(stop)) {
         return dd_error_set(err, DD_ABORTED, "%s was called off after %.3f s", what, dd_wait_elapsed_s(wait));
     }
-    if (dd_wait_is_over(wait)) {
+    if (dd_wait_has_expired(wait)) {
         return dd_error_set(err, DD_OP_TIMED_OUT, "%s timed out after %.3f s", what, dd_wait_elapsed_s(wait));
     }
     return dd_wait_check(wait, err);

@@ -90,7 +90,7 @@ leaves_within(dd_nccl_comm *comm, int64_t patience_ns)
 {
     dd_wait patience = dd_wait_after(patience_ns);
     dd_lock_take(&comm->mu);
-    while (comm->is_inside && !dd_wait_is_over(&patience)) {
+    while (comm->is_inside && !dd_wait_has_expired(&patience)) {
         dd_cond_wait_slice(&comm->changed, &comm->mu, &patience);
     }
     bool has_left = !comm->is_inside;

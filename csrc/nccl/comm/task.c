@@ -302,7 +302,7 @@ await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_err
     t->is_given_up = true;
     dd_cond_broadcast(&t->changed);
     dd_wait patience = dd_wait_after(DD_NCCL_LEAVE_NS);
-    while (!t->is_done && !t->is_in_call && !dd_wait_is_over(&patience)) {
+    while (!t->is_done && !t->is_in_call && !dd_wait_has_expired(&patience)) {
         dd_cond_wait_slice(&t->changed, &t->mu, &patience);
     }
     dd_lock_release(&t->mu);

@@ -72,7 +72,7 @@ read_nccl_version(void *ctx, dd_error *err)
 }
 
 dd_status
-dd_nccl_lib_open(const dd_dylib_place *where, dd_nccl_lib **opened, dd_error *err)
+dd_nccl_lib_open(const dd_dylib_search *where, dd_nccl_lib **opened, dd_error *err)
 {
     static const dd_dylib_spec SPEC = {.what = "NCCL",
                                        .sonames = {"libnccl.so.2", "libnccl.so"},

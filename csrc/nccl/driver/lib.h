@@ -20,7 +20,7 @@ typedef struct dd_nccl_lib {
 
 /* Load NCCL. DD_NOT_SUPPORTED if there is none (the message has each path tried and why it failed),
  * if it is too old, or if it lacks symbols (the message has all of them). */
-dd_status dd_nccl_lib_open(const dd_dylib_place *search, dd_nccl_lib **lib, dd_error *err) DD_MUST_CHECK;
+dd_status dd_nccl_lib_open(const dd_dylib_search *search, dd_nccl_lib **lib, dd_error *err) DD_MUST_CHECK;
 /* Free the table; the library stays loaded. `lib` may be NULL. */
 void dd_nccl_lib_close(dd_nccl_lib *lib);
 

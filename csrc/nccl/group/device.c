@@ -53,7 +53,7 @@ static bool
 stream_becomes_idle(const dd_cuda *cuda, dd_cuda_stream stream, const dd_wait *wait)
 {
     while (stream != NULL && cuda->api.cuStreamQuery(stream) == DD_CUDA_NOT_READY) {
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             return false;
         }
         (void)!dd_wait_sleep(wait, 50 * DD_NS_PER_US, NULL);

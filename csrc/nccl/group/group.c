@@ -95,7 +95,7 @@ dd_nccl_group_is_idle(dd_nccl_group *group, const dd_wait *wait)
         return true;
     }
     dd_lock_take(&group->lock);
-    while (has_works_locked(group) && !dd_wait_is_over(wait)) {
+    while (has_works_locked(group) && !dd_wait_has_expired(wait)) {
         group->nwaiters++;
         dd_cond_wait_slice(&group->ended, &group->lock, wait);
         group->nwaiters--;
@@ -243,7 +243,7 @@ nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err
         if (status != DD_OK) {
             return status;
         }
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             return dd_error_set(err, DD_OP_TIMED_OUT,
                                 "another call of group \"%.*s\" has not been enqueued within %.3f s",
                                 (int)group->options.name.len, (const char *)group->options.name.data,

@@ -146,7 +146,7 @@ nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err)
     int64_t nap_ns = DD_NAP_EVENT_MIN_NS;
     bool is_done = spin(base);
     while (!is_done) {
-        if (dd_wait_is_over(wait)) {
+        if (dd_wait_has_expired(wait)) {
             char call[128];
             nccl_work_print(work, call);
             return dd_error_set(err, DD_OP_TIMED_OUT, "%son group \"%.*s\" has not ended after %.3f s", call,

@@ -220,7 +220,7 @@ await_threads(dd_nccl_watchdog *watchdog)
     dd_lock_take(&watchdog->lock);
     for (;;) {
         is_done = watchdog->naborts == 0 && watchdog->has_ended == watchdog->is_started;
-        if (is_done || dd_wait_is_over(&wait)) {
+        if (is_done || dd_wait_has_expired(&wait)) {
             break;
         }
         dd_cond_wait_slice(&watchdog->wake, &watchdog->lock, &wait);

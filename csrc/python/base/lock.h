@@ -23,7 +23,7 @@
  * in the first, and none has the object in the other two.
  *
  * Calls into the core are made detached. With the GIL, a call that takes a microsecond keeps it,
- * since retaking it takes longer: see PY_BRIEFLY and py_wait_let_go in base/wait.h. Free-threaded,
+ * since retaking it takes longer: see PY_BRIEFLY and py_wait_on_block in base/wait.h. Free-threaded,
  * these detach as well. An attached thread may take a lock of the core that guards a list or a
  * flag. It must not complete operations: the completion code may wait for a lock of the
  * interpreter, and so detach, with locks of the core held.

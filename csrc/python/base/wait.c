@@ -49,7 +49,7 @@ py_wait_init_endless(py_wait *wait, py_state *state)
 }
 
 void
-py_wait_let_go(void *wait)
+py_wait_on_block(void *wait)
 {
     py_wait *self = wait;
     if (self->thread == NULL) {
@@ -60,9 +60,9 @@ py_wait_let_go(void *wait)
 void
 py_wait_begin(py_wait *wait)
 {
-    wait->wait.let_go = py_wait_let_go;
+    wait->wait.on_block = py_wait_on_block;
 #ifdef PY_MAY_LACK_GIL
-    py_wait_let_go(wait);
+    py_wait_on_block(wait);
 #endif
 }
 

@@ -33,7 +33,7 @@ typedef struct py_wait {
     bool is_handed_on;     /* Python code called by the core has received the timeout */
     bool is_signal;        /* a signal handler raised `exception` */
     PyObject *exception;   /* owned; kept while the core unwinds */
-    PyThreadState *thread; /* set while py_wait_let_go has released the GIL */
+    PyThreadState *thread; /* set while py_wait_on_block has released the GIL */
 } py_wait;
 
 void py_wait_init(py_wait *wait, py_state *state, int64_t timeout_ns, bool has_timeout);
@@ -43,12 +43,12 @@ void py_wait_init(py_wait *wait, py_state *state, int64_t timeout_ns, bool has_t
 void py_wait_init_endless(py_wait *wait, py_state *state);
 
 /* Release the GIL unless that has been done. */
-void py_wait_let_go(void *wait);
+void py_wait_on_block(void *wait);
 /* Begin a call into the core that may take only a microsecond: the call starts with the GIL held,
- * and the core calls py_wait_let_go (wait.let_go) if it takes longer. Without a GIL, the thread
+ * and the core calls py_wait_on_block (wait.on_block) if it takes longer. Without a GIL, the thread
  * detaches now. */
 void py_wait_begin(py_wait *wait);
-/* Retake the GIL if py_wait_let_go has released it. */
+/* Retake the GIL if py_wait_on_block has released it. */
 void py_wait_return(py_wait *wait);
 
 /* Return the py_wait of `wait`, or of the wait that `wait` was copied from; NULL if there is

@@ -14,7 +14,7 @@
 
 typedef struct carrier_kind {
     const char *name;
-    dd_status (*open)(const dd_dylib_place *search, dd_carrier_library **library, dd_error *err);
+    dd_status (*open)(const dd_dylib_search *search, dd_carrier_library **library, dd_error *err);
 } carrier_kind;
 
 static const carrier_kind KINDS[] = {
@@ -42,7 +42,7 @@ py_carrier_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObj
     py_state *state = PyModule_GetState(module);
     const char *name = NULL;
     PyObject *candidates;
-    dd_dylib_place search = {NULL, NULL, 0};
+    dd_dylib_search search = {NULL, NULL, 0};
     const py_params params =
         PY_PARAMS("_carrier_open", 2, 3, {"name", PY_TEXT, &name}, {"candidates", PY_OBJECT, &candidates},
                   {"path", PY_TEXT, &search.explicit_path});

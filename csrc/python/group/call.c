@@ -193,7 +193,7 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_o
     py_wait_init_endless(&wait, call->group->state);
     py_wait_begin(&wait);
     if (is_long || call->operands->is_staged) {
-        py_wait_let_go(&wait);
+        py_wait_on_block(&wait);
     }
     options->timeout_ns = call->timeout_ns;
     err.keeps_memory = false; /* not set by the core if the error has no message */

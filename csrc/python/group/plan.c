@@ -263,7 +263,7 @@ plan_begin(py_plan *self, bool is_patient)
     py_wait_init_endless(&wait, self->state);
     py_wait_begin(&wait);
     if (self->flight->operands.is_staged) {
-        py_wait_let_go(&wait);
+        py_wait_on_block(&wait);
         py_operands_pack(&self->flight->operands);
     }
     dd_status status = dd_standing_start(&self->call, 1, is_patient, &wait.wait, &err);

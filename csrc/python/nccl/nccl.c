@@ -21,7 +21,7 @@ nccl_destroy(py_nccl *nccl)
 
 /* Settings: the paths of libraries, and the watchdog's options. */
 typedef struct load_arguments {
-    dd_dylib_place search;
+    dd_dylib_search search;
     const char *cuda_path;
     dd_nccl_watchdog_options watchdog;
     const char *psk; /* pre-shared key of NCCL's connections, or NULL if not encrypted */
@@ -68,7 +68,7 @@ load_and_keep(py_state *state, const load_arguments *arguments)
 PyObject *
 py_nccl_find_obstacle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    dd_dylib_place search = {.explicit_path = NULL};
+    dd_dylib_search search = {.explicit_path = NULL};
     PyObject *candidates;
     const py_params params = PY_PARAMS("_find_nccl_obstacle", 1, 2, {"candidates", PY_OBJECT, &candidates},
                                        {"nccl", PY_TEXT, &search.explicit_path});

@@ -654,7 +654,7 @@ dd_fork_generation(void)
 }
 
 int
-dd_fork_own(int fd)
+dd_fork_register(int fd)
 {
     return fd;
 }

@@ -1,6 +1,6 @@
-/* Errands: what may hang has a thread of its own. */
+/* Background tasks: calls that may hang run on a thread of their own. */
 #include "check.h"
-#include "core/errand.h"
+#include "core/background_task.h"
 #include "core/mem.h"
 
 #include <stdatomic.h>
@@ -8,16 +8,16 @@
 #include <unistd.h>
 
 typedef struct walk {
-    dd_errand errand; /* first */
+    dd_background_task task; /* first */
     atomic_bool may_end;
     atomic_int *nfreed;
     int found;
 } walk;
 
 static void
-run_walk(dd_errand *errand)
+run_walk(dd_background_task *task)
 {
-    walk *self = (walk *)errand;
+    walk *self = (walk *)task;
     while (!atomic_load(&self->may_end)) {
         usleep(1000);
     }
@@ -25,9 +25,9 @@ run_walk(dd_errand *errand)
 }
 
 static void
-free_walk(dd_errand *errand)
+free_walk(dd_background_task *task)
 {
-    walk *self = (walk *)errand;
+    walk *self = (walk *)task;
     atomic_int *nfreed = self->nfreed;
     dd_mem_free(self);
     atomic_fetch_add(nfreed, 1);
@@ -40,10 +40,10 @@ start_walk(bool may_end, atomic_int *nfreed)
     if (!CHECK(self != NULL)) {
         return NULL;
     }
-    self->errand = (dd_errand){.run = run_walk, .free = free_walk};
+    self->task = (dd_background_task){.run = run_walk, .free = free_walk};
     atomic_init(&self->may_end, may_end);
     self->nfreed = nfreed;
-    return CHECK_OK(dd_errand_start(&self->errand, "walk", check_err())) ? self : NULL;
+    return CHECK_OK(dd_background_task_start(&self->task, "walk", check_err())) ? self : NULL;
 }
 
 static void
@@ -61,9 +61,9 @@ TEST(what_it_has_found)
     walk *self = start_walk(true, &nfreed);
     REQUIRE(self != NULL);
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
-    CHECK_OK(dd_errand_wait(&self->errand, &wait, check_err()));
+    CHECK_OK(dd_background_task_wait(&self->task, &wait, check_err()));
     CHECK_INT(self->found, 7);
-    dd_errand_leave(&self->errand);
+    dd_background_task_release(&self->task);
     wait_for_free(&nfreed);
 }
 
@@ -73,10 +73,10 @@ TEST(one_that_is_left_to_itself)
     walk *self = start_walk(false, &nfreed);
     REQUIRE(self != NULL);
     dd_wait wait = dd_wait_after(DD_NS_PER_MS);
-    CHECK_INT(dd_errand_wait(&self->errand, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_INT(dd_background_task_wait(&self->task, &wait, check_err()), DD_TIMED_OUT);
     CHECK_INT(atomic_load(&nfreed), 0);
     atomic_bool *may_end = &self->may_end;
     atomic_store(may_end, true);
-    dd_errand_leave(&self->errand);
+    dd_background_task_release(&self->task);
     wait_for_free(&nfreed);
 }
