@@ -123,11 +123,11 @@ static dd_leg_state
 arena_leg_fail(dd_run *run, dd_arena_state state, dd_error *error)
 {
     if (state == DD_ARENA_MISMATCH) {
-        run->culprit = dd_arena_get_culprit(run->env.arena);
-        run->culprit.rank = run->env.topology->local_ranks[run->culprit.rank];
-        run->culprit.other = run->env.topology->local_ranks[run->culprit.other];
+        run->mismatch = dd_arena_get_mismatch(run->env.arena);
+        run->mismatch.rank = run->env.topology->local_ranks[run->mismatch.rank];
+        run->mismatch.other = run->env.topology->local_ranks[run->mismatch.other];
         (void)dd_error_set(error, DD_MISMATCH, "%s", "");
-        dd_error_blame(error, run->culprit.rank, NULL, 0);
+        dd_error_blame(error, run->mismatch.rank, NULL, 0);
     } else {
         (void)dd_error_set(
             error, DD_PROTOCOL,

@@ -87,13 +87,13 @@ await_others(dd_run *run)
 static dd_leg_state
 fail_mismatch(dd_run *run, int rank, const dd_signature *theirs, dd_error *error)
 {
-    run->culprit = (dd_arena_culprit){.rank = rank,
-                                      .other = run->env.topology->rank,
-                                      .signature = *theirs,
-                                      .other_signature = run->call.signature,
-                                      .sequence = run->call.sequence};
+    run->mismatch = (dd_arena_mismatch){.rank = rank,
+                                        .other = run->env.topology->rank,
+                                        .signature = *theirs,
+                                        .other_signature = run->call.signature,
+                                        .sequence = run->call.sequence};
     (void)dd_error_set(error, DD_MISMATCH, "%s", "");
-    dd_error_blame(error, run->culprit.rank, NULL, 0);
+    dd_error_blame(error, run->mismatch.rank, NULL, 0);
     return DD_LEG_FAILED;
 }
 

@@ -173,7 +173,7 @@ run_begin(dd_run *run)
 {
     run->phase = DD_RUN_UNDER_WAY;
     run->error.code = DD_OK;
-    run->culprit.rank = -1;
+    run->mismatch.rank = -1;
     if (run->env.topology->nranks == 1 && do_alone(&run->call.args)) {
         run->route = DD_ROUTE_LOCAL;
         run->lanes[DD_LANE_ARENA].is_over = run->lanes[DD_LANE_PLAN].is_over = true;
@@ -473,10 +473,10 @@ dd_run_missing_locked(const dd_run *run, int *ranks, int max)
     return last != NULL ? last->missing(run, ranks, nfound, max) : nfound;
 }
 
-dd_arena_culprit
-dd_run_culprit(const dd_run *run)
+dd_arena_mismatch
+dd_run_mismatch(const dd_run *run)
 {
-    return run->culprit;
+    return run->mismatch;
 }
 
 /* ---- creation */
@@ -494,7 +494,7 @@ dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err)
     }
     made->env = *env;
     made->arena.wanted = wanted;
-    made->culprit.rank = -1;
+    made->mismatch.rank = -1;
     made->on_leg_done = run_on_leg_done;
     dd_run_init_arena(made);
     dd_list_init(&made->task.link);

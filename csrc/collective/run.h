@@ -59,7 +59,7 @@ typedef struct dd_run_call {
     dd_signature signature;
     uint64_t sequence;
     /* Called once, with the engine's lock, perhaps from within start. `error` is NULL for success.
-     * A DD_MISMATCH found by the arena has no message yet: the group writes it from dd_run_culprit.
+     * A DD_MISMATCH found by the arena has no message yet: the group writes it from dd_run_mismatch.
      * The next collective may be started from here. */
     void (*on_done)(void *ctx, const dd_error *error);
     void *ctx;
@@ -96,6 +96,6 @@ void dd_run_cancel_locked(dd_run *run, const dd_error *error);
 int dd_run_missing_locked(const dd_run *run, int *ranks, int max);
 
 /* After DD_MISMATCH. rank is of the group; -1 if the arena did not detect it. */
-dd_arena_culprit dd_run_culprit(const dd_run *run);
+dd_arena_mismatch dd_run_mismatch(const dd_run *run);
 
 #endif

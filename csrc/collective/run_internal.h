@@ -171,7 +171,7 @@ struct dd_run {
     dd_run_lane lanes[DD_LANE_COUNT];
     bool is_advancing; /* run_advance runs further up the stack, and sees every change */
     dd_error error;    /* the first failure; code DD_OK if none */
-    dd_arena_culprit culprit;
+    dd_arena_mismatch mismatch;
     /* const: reports the end of a plan's leg (NULL for success), and starts the next one */
     void (*on_leg_done)(dd_run *run, const dd_error *error);
 

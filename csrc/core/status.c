@@ -41,7 +41,7 @@ error_vset(dd_error *err, dd_status code, const char *format, va_list args)
 {
     err->code = code;
     err->sys_errno = 0;
-    err->culprit = (dd_blamed_rank){.rank = -1};
+    err->blamed = (dd_blamed_rank){.rank = -1};
     err->call.op[0] = '\0';
     err->keeps_memory = false;
     int wanted = vsnprintf(err->message, sizeof err->message, format, args);
@@ -84,9 +84,9 @@ void
 dd_error_blame(dd_error *err, int rank, const char *host, long long pid)
 {
     if (err != NULL) {
-        err->culprit.rank = rank;
-        err->culprit.pid = pid;
-        snprintf(err->culprit.host, sizeof err->culprit.host, "%s", host != NULL ? host : "");
+        err->blamed.rank = rank;
+        err->blamed.pid = pid;
+        snprintf(err->blamed.host, sizeof err->blamed.host, "%s", host != NULL ? host : "");
     }
 }
 

@@ -63,7 +63,7 @@ typedef struct dd_failed_call {
 typedef struct dd_error {
     dd_status code;
     int sys_errno; /* errno of the failed system call, or 0 */
-    dd_blamed_rank culprit;
+    dd_blamed_rank blamed;
     dd_failed_call call;
     bool keeps_memory; /* the call's memory may still be in use: it must not be freed */
     char message[1024];

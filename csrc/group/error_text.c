@@ -1,4 +1,4 @@
-/* Messages for a group's failures: causes in sentences that name the culprit. Changes no state. */
+/* Messages for a group's failures: causes in sentences that name the blamed rank. Changes no state. */
 #include "group/internal.h"
 
 #include <stdarg.h>
@@ -58,7 +58,7 @@ group_append(dd_error *error, const char *text)
 {
     dd_error own = *error;
     (void)dd_error_set(error, own.code, "%.500s; %s", own.message, text);
-    error->culprit = own.culprit;
+    error->blamed = own.blamed;
 }
 
 /* ---- progress of ranks */
@@ -171,7 +171,7 @@ say_time_out(text_line *line, const dd_group *group, const dd_cause *cause)
     bool has_come = cause->sequence <= group->nstarted;
     bool is_late = !has_come && !group->is_active; /* inside a call, it waits as well */
     bool is_ours =
-        cause->origin != group->rank && cause->other < 0 && (is_late || cause->culprit.rank == group->rank);
+        cause->origin != group->rank && cause->other < 0 && (is_late || cause->blamed.rank == group->rank);
     say_late_call(line, group, cause);
     say(line, "timed out after %.3g s", (double)cause->elapsed_ns * 1e-9);
     if (!is_ours) {
@@ -190,19 +190,19 @@ static void
 say_disagreement(text_line *line, const dd_group *group, const dd_cause *cause)
 {
     unsigned long long sequence = cause->sequence;
-    const char *theirs = MEMBER(cause->culprit.rank);
+    const char *theirs = MEMBER(cause->blamed.rank);
     const char *others = MEMBER(cause->other);
     const char *call = CALL(&cause->other_signature);
     if (cause->kind == DD_CAUSE_CALLS) {
         say(line, "collective #%llu: %s called %s, %s called %s", sequence, theirs,
-            CALL(&cause->culprit_signature), others, call);
+            CALL(&cause->blamed_signature), others, call);
     } else if (cause->kind == DD_CAUSE_MISFIT) {
         say(line, "collective #%llu: %s called %s: %s", sequence, others, call, cause->text);
     } else {
         say(line, "collective #%llu, %s: %s and %s disagree on the size of a block: %s", sequence, call,
             theirs, others, cause->text);
         if (cause->text[0] == '\0') {
-            say(line, "%llu bytes and %llu", (unsigned long long)cause->culprit_nbytes,
+            say(line, "%llu bytes and %llu", (unsigned long long)cause->blamed_nbytes,
                 (unsigned long long)cause->other_nbytes);
         }
     }
@@ -210,45 +210,45 @@ say_disagreement(text_line *line, const dd_group *group, const dd_cause *cause)
 
 /* Two ranks that disagree blame each other; a third blames the one that called something else. */
 static int
-find_culprit(const dd_group *group, const dd_cause *cause)
+find_blamed(const dd_group *group, const dd_cause *cause)
 {
     const dd_signature *own = group_signature_of(group, cause->sequence);
     bool has_called_the_same = cause->kind == DD_CAUSE_CALLS && own != NULL && cause->other != group->rank &&
-                               memcmp(&cause->culprit_signature, own, sizeof *own) == 0;
-    bool is_own = cause->culprit.rank == group->rank && cause->other >= 0;
-    return has_called_the_same || is_own ? cause->other : cause->culprit.rank;
+                               memcmp(&cause->blamed_signature, own, sizeof *own) == 0;
+    bool is_own = cause->blamed.rank == group->rank && cause->other >= 0;
+    return has_called_the_same || is_own ? cause->other : cause->blamed.rank;
 }
 
 void
 group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *error)
 {
     text_line line = {.used = 0};
-    int culprit = find_culprit(group, cause);
+    int blamed = find_blamed(group, cause);
     switch (cause->kind) {
     case DD_CAUSE_OTHER:
         say(&line, "%s", cause->text);
         break;
     case DD_CAUSE_LOST:
-        if (culprit == group->rank) {
-            culprit = cause->origin;
-            say(&line, "%s has lost the connection to this rank: %s", MEMBER(culprit), cause->text);
+        if (blamed == group->rank) {
+            blamed = cause->origin;
+            say(&line, "%s has lost the connection to this rank: %s", MEMBER(blamed), cause->text);
         } else {
-            say(&line, "lost %s: %s", MEMBER(culprit), cause->text);
+            say(&line, "lost %s: %s", MEMBER(blamed), cause->text);
         }
         break;
     case DD_CAUSE_LEFT:
-        if (culprit == group->rank && cause->origin == group->rank) { /* closed too early */
+        if (blamed == group->rank && cause->origin == group->rank) { /* closed too early */
             (void)dd_error_set(error, DD_CLOSED, "the group was closed before it was done");
             return;
         }
-        say(&line, "%s has left the group%s%s", MEMBER(culprit), cause->text[0] != '\0' ? " " : "",
+        say(&line, "%s has left the group%s%s", MEMBER(blamed), cause->text[0] != '\0' ? " " : "",
             cause->text);
         break;
     case DD_CAUSE_ABORTED:
-        say(&line, "%s aborted the group: %s", MEMBER(culprit), cause->text);
+        say(&line, "%s aborted the group: %s", MEMBER(blamed), cause->text);
         break;
     case DD_CAUSE_REVOKED:
-        say(&line, "%s revoked the group: %s", MEMBER(culprit), cause->text);
+        say(&line, "%s revoked the group: %s", MEMBER(blamed), cause->text);
         break;
     case DD_CAUSE_CALLS:
     case DD_CAUSE_SIZES:
@@ -260,21 +260,21 @@ group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *erro
         break;
     }
     (void)dd_error_set(error, cause->code, "%s", line.text);
-    error->culprit = cause->culprit;
-    if (culprit >= 0) {
-        group_blame(group, culprit, error);
+    error->blamed = cause->blamed;
+    if (blamed >= 0) {
+        group_blame(group, blamed, error);
     }
 }
 
 dd_cause
-group_make_cause(const dd_group *group, dd_cause_kind kind, dd_status code, int culprit)
+group_make_cause(const dd_group *group, dd_cause_kind kind, dd_status code, int blamed)
 {
     dd_cause cause = {
-        .kind = kind, .code = code, .origin = group->rank, .culprit = {.rank = culprit}, .other = -1};
-    if (culprit >= 0) {
-        const dd_card *card = dd_peer_card(group->peers[culprit]);
-        cause.culprit.pid = card->pid;
-        snprintf(cause.culprit.host, sizeof cause.culprit.host, "%s", card->host);
+        .kind = kind, .code = code, .origin = group->rank, .blamed = {.rank = blamed}, .other = -1};
+    if (blamed >= 0) {
+        const dd_card *card = dd_peer_card(group->peers[blamed]);
+        cause.blamed.pid = card->pid;
+        snprintf(cause.blamed.host, sizeof cause.blamed.host, "%s", card->host);
     }
     return cause;
 }
@@ -283,10 +283,10 @@ dd_cause
 group_cause_of_error(const dd_group *group, const dd_error *error)
 {
     dd_cause cause = dd_cause_of_error(error, group->rank);
-    int rank = error->culprit.rank;
-    long long pid = error->culprit.pid;
+    int rank = error->blamed.rank;
+    long long pid = error->blamed.pid;
     if (rank < 0 || rank >= group->size || (pid != 0 && dd_peer_card(group->peers[rank])->pid != pid)) {
-        cause.culprit.rank = -1;
+        cause.blamed.rank = -1;
     }
     return cause;
 }
@@ -427,7 +427,7 @@ must_wait_for_ended(const dd_group *group)
     return true;
 }
 
-/* Late ranks, the likeliest culprit last. A rank inside an earlier collective waits for another
+/* Late ranks, the likeliest cause last. A rank inside an earlier collective waits for another
  * rank itself, as the root of a broadcast does whose reader is stopped. */
 typedef enum late_kind {
     LATE_AND_WAITING,

@@ -43,7 +43,7 @@ events_on_abort(void *ctx, int rank, const dd_cause *cause)
     (void)rank; /* a rank that only forwarded it receives it again */
     dd_group *group = ctx;
     dd_error own;
-    bool is_own = cause->kind == DD_CAUSE_LOST && cause->culprit.rank == group->rank &&
+    bool is_own = cause->kind == DD_CAUSE_LOST && cause->blamed.rank == group->rank &&
                   dd_engine_check_links_locked(group->engine, &own) != DD_OK;
     if (is_own) {
         group_fail_own_locked(group, &own);

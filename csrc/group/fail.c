@@ -1,4 +1,4 @@
-/* Failure of a group. The first cause is kept as a record (group->failure: kind, culprit, call;
+/* Failure of a group. The first cause is kept as a record (group->failure: kind, blamed rank, call;
  * group->cause has the words) and ends everything under way. Later causes change nothing.
  *
  * Every failure takes the same steps. First, the calls whose data has arrived on this rank complete
@@ -135,48 +135,48 @@ group_fail_own_locked(dd_group *group, dd_error *error)
 /* ---- ranks that disagree */
 
 static void
-fail_disagreement_locked(dd_group *group, dd_cause_kind kind, const dd_arena_culprit *culprit,
+fail_disagreement_locked(dd_group *group, dd_cause_kind kind, const dd_arena_mismatch *mismatch,
                          const char *text)
 {
-    dd_cause cause = group_make_cause(group, kind, DD_MISMATCH, culprit->rank);
-    cause.other = culprit->other;
-    cause.sequence = culprit->sequence;
-    cause.culprit_signature = culprit->signature;
-    cause.other_signature = culprit->other_signature;
-    cause.culprit_nbytes = culprit->theirs;
-    cause.other_nbytes = culprit->ours;
+    dd_cause cause = group_make_cause(group, kind, DD_MISMATCH, mismatch->rank);
+    cause.other = mismatch->other;
+    cause.sequence = mismatch->sequence;
+    cause.blamed_signature = mismatch->signature;
+    cause.other_signature = mismatch->other_signature;
+    cause.blamed_nbytes = mismatch->nbytes;
+    cause.other_nbytes = mismatch->other_nbytes;
     snprintf(cause.text, sizeof cause.text, "%s", text);
     group_fail_cause_locked(group, &cause);
 }
 
 void
-group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit)
+group_fail_mismatch_locked(dd_group *group, const dd_arena_mismatch *mismatch)
 {
-    fail_disagreement_locked(group, culprit->is_size ? DD_CAUSE_SIZES : DD_CAUSE_CALLS, culprit, "");
+    fail_disagreement_locked(group, mismatch->is_size ? DD_CAUSE_SIZES : DD_CAUSE_CALLS, mismatch, "");
 }
 
 /* Describe a disagreement between `rank` and this rank, which has started that collective. */
-static dd_arena_culprit
-make_culprit(const dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs)
+static dd_arena_mismatch
+make_mismatch(const dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs)
 {
-    return (dd_arena_culprit){.rank = rank,
-                              .other = group->rank,
-                              .signature = *theirs,
-                              .other_signature = *group_signature_of(group, sequence),
-                              .sequence = sequence};
+    return (dd_arena_mismatch){.rank = rank,
+                               .other = group->rank,
+                               .signature = *theirs,
+                               .other_signature = *group_signature_of(group, sequence),
+                               .sequence = sequence};
 }
 
 void
 group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs)
 {
-    dd_arena_culprit culprit = make_culprit(group, rank, sequence, theirs);
-    group_fail_mismatch_locked(group, &culprit);
+    dd_arena_mismatch mismatch = make_mismatch(group, rank, sequence, theirs);
+    group_fail_mismatch_locked(group, &mismatch);
 }
 
 void
 group_fail_misfit_locked(dd_group *group, const dd_error *error)
 {
-    int rank = error->culprit.rank;
+    int rank = error->blamed.rank;
     uint64_t sequence = group->nstarted;
     if (rank < 0) {
         dd_group_fail_locked(group, error);
@@ -189,8 +189,8 @@ group_fail_misfit_locked(dd_group *group, const dd_error *error)
         return;
     }
     dd_signature unknown = {0};
-    dd_arena_culprit culprit = make_culprit(group, rank, sequence, &unknown);
-    fail_disagreement_locked(group, DD_CAUSE_MISFIT, &culprit, error->message);
+    dd_arena_mismatch mismatch = make_mismatch(group, rank, sequence, &unknown);
+    fail_disagreement_locked(group, DD_CAUSE_MISFIT, &mismatch, error->message);
 }
 
 void
@@ -198,8 +198,8 @@ group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence)
 {
     const dd_signature *ours = group_signature_of(group, sequence);
     if (ours != NULL) {
-        dd_arena_culprit culprit = make_culprit(group, rank, sequence, ours);
-        fail_disagreement_locked(group, DD_CAUSE_SIZES, &culprit, "more has come than was expected here");
+        dd_arena_mismatch mismatch = make_mismatch(group, rank, sequence, ours);
+        fail_disagreement_locked(group, DD_CAUSE_SIZES, &mismatch, "more has come than was expected here");
     }
 }
 

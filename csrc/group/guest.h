@@ -40,7 +40,7 @@ dd_status dd_group_check_usable_locked(dd_group *group, const char *what, dd_err
 /* Fail everything under way with this cause, here and on the other ranks. */
 void dd_group_fail_locked(dd_group *group, const dd_error *cause);
 
-/* Set the error "rank 2 (node-b, pid 77) <what>", with that rank as the culprit. Needs no lock. */
+/* Set the error "rank 2 (node-b, pid 77) <what>", and blame that rank. Needs no lock. */
 dd_status dd_group_error_about(const dd_group *group, int rank, dd_status code, const char *what,
                                dd_error *err);
 

@@ -308,10 +308,10 @@ void group_ring_others_locked(dd_group *group);
 
 /* "rank 2 (node-b, pid 77)" */
 const char *group_print_member(const dd_group *group, int rank, char out[128]);
-void group_blame(const dd_group *group, int rank, dd_error *err); /* make it the error's culprit */
+void group_blame(const dd_group *group, int rank, dd_error *err); /* make it the rank that the error blames */
 /* Make a cause found by this rank. The caller fills in the fields of its kind. */
-dd_cause group_make_cause(const dd_group *group, dd_cause_kind kind, dd_status code, int culprit);
-/* Convert an error to a cause for other ranks. Drops a culprit that is only in the parent. */
+dd_cause group_make_cause(const dd_group *group, dd_cause_kind kind, dd_status code, int blamed);
+/* Convert an error to a cause for other ranks. Drops a blamed rank that is only in the parent. */
 dd_cause group_cause_of_error(const dd_group *group, const dd_error *error);
 /* Make the cause of a late collective, from the answers of the other ranks. */
 dd_cause group_cause_of_lateness(const dd_group *group, const group_call *call);
@@ -324,7 +324,7 @@ void group_note_call(const dd_group *group, const char *what, uint64_t sequence,
 /* Make the error of an operation from its cause. */
 void group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause,
                             dd_error *error);
-void group_append(dd_error *error, const char *text); /* append "; <text>", keep the culprit */
+void group_append(dd_error *error, const char *text); /* append "; <text>", keep the blamed rank */
 /* Return the signature of a started collective, or NULL if it is not started or too old. */
 const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence);
 /* Append whose packets the network loses. Return the rank at that path's other end, as seen from
@@ -349,7 +349,7 @@ bool group_has_failed_locked(const dd_group *group);
 void group_fail_cause_locked(dd_group *group, const dd_cause *cause);
 /* Fail the group because this rank cannot do its part: prepend its name, and blame it. */
 void group_fail_own_locked(dd_group *group, dd_error *error);
-void group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit);
+void group_fail_mismatch_locked(dd_group *group, const dd_arena_mismatch *blamed);
 /* Fail the group because `rank` has made a different call than this rank. */
 void group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs);
 /* The same if a message of a collective has an unexpected size; `error` describes it. */

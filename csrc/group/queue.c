@@ -40,11 +40,11 @@ on_run_done(void *ctx, const dd_error *error)
         group_complete_by_cause_locked(call, dd_run_keeps_memory_locked(group->run));
         return;
     }
-    dd_arena_culprit culprit = dd_run_culprit(group->run);
-    if (error->code == DD_MISMATCH && culprit.rank >= 0) {
-        group_fail_mismatch_locked(group, &culprit);
+    dd_arena_mismatch mismatch = dd_run_mismatch(group->run);
+    if (error->code == DD_MISMATCH && mismatch.rank >= 0) {
+        group_fail_mismatch_locked(group, &mismatch);
     } else if (error->code == DD_MISMATCH ||
-               (error->code == DD_INVALID_ARGUMENT && error->culprit.rank >= 0)) {
+               (error->code == DD_INVALID_ARGUMENT && error->blamed.rank >= 0)) {
         group_fail_misfit_locked(group, error);
     } else {
         dd_group_fail_locked(group, error);

@@ -134,7 +134,7 @@ post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cau
     }
     dd_meeting_post(setup->bulletin->store, setup->bulletin->name, setup->bulletin->generation, &told,
                     &first);
-    if (error->code == DD_PEER_LOST && first.culprit.rank != group->rank) {
+    if (error->code == DD_PEER_LOST && first.blamed.rank != group->rank) {
         *error = first;
     }
 }
@@ -145,7 +145,7 @@ cause_of_giving_up(const dd_group *group, const dd_error *error)
 {
     const dd_cause *failure = &group->failure;
     bool is_failure = failure->kind == DD_CAUSE_LOST && error->code == DD_PEER_LOST &&
-                      error->culprit.rank == failure->culprit.rank;
+                      error->blamed.rank == failure->blamed.rank;
     return is_failure ? *failure : group_cause_of_error(group, error);
 }
 
@@ -211,7 +211,7 @@ group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
     if (status != DD_OK) {
         find_own_part(group, &error);
         tell_given_up(group, setup, &error);
-        if (error.code == DD_PEER_LOST && error.culprit.rank == group->rank) {
+        if (error.code == DD_PEER_LOST && error.blamed.rank == group->rank) {
             dd_error_prepend(&error, "another rank has given up");
         }
         dd_error_prepend(&error, GROUP_FORMAT ": cannot connect the ranks", GROUP_ARGS(group));

@@ -204,9 +204,9 @@ error_absent_locked(const setup_vote *vote, const dd_wait *wait, dd_error *err)
     dd_error_set(err, DD_OP_TIMED_OUT, "timed out after %.3g s%s%s%s", dd_wait_elapsed_s(wait),
                  count > 0 ? "; still missing: " : "", names, count == 8 ? " ..." : "");
     int other = group_add_loss_locked(group, err);
-    int culprit = other >= 0 ? other : first;
-    if (culprit >= 0) {
-        group_blame(group, culprit, err);
+    int blamed = other >= 0 ? other : first;
+    if (blamed >= 0) {
+        group_blame(group, blamed, err);
     }
 }
 

@@ -356,7 +356,7 @@ explain_lost_store(const meeting_call *call, dd_error *err)
     dd_error_set(err, why.code, "%s (rank %d of %d): %.500s; the store has ended since: %.300s",
                  meeting_print_title(call, title), meeting_name_of(call, call->meeting->rank),
                  call->meeting->size, why.message, lost.message);
-    err->culprit = why.culprit;
+    err->blamed = why.blamed;
     return err->code;
 }
 

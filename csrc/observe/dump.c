@@ -341,8 +341,8 @@ put_error(dump_writer *writer, const snapshot *all, const snapshot_entry *entry)
     put_time(writer, "time_ended_ns", all, entry->ended_ns);
     dump_string(writer, "error", entry->error != NULL ? entry->error->message : dd_status_text(entry->code));
     dump_string(writer, "error_code", dd_status_name(entry->code));
-    if (entry->error != NULL && entry->error->culprit.rank >= 0) {
-        dump_int(writer, "culprit_rank", entry->error->culprit.rank);
+    if (entry->error != NULL && entry->error->blamed.rank >= 0) {
+        dump_int(writer, "culprit_rank", entry->error->blamed.rank);
     }
 }
 

@@ -77,7 +77,7 @@ size_t
 meeting_encode_failure(const dd_error *error, char end[MEETING_FAILURE_MAX])
 {
     return (size_t)snprintf(end, MEETING_FAILURE_MAX, "failed %d %d %lld\n%s\n%s", (int)error->code,
-                            error->culprit.rank, error->culprit.pid, error->culprit.host, error->message);
+                            error->blamed.rank, error->blamed.pid, error->blamed.host, error->message);
 }
 
 bool

@@ -12,12 +12,12 @@ typedef struct cause_head {
     uint32_t code;
     uint8_t kind;
     uint8_t zeros[3];
-    int32_t origin, culprit, other;
+    int32_t origin, blamed, other;
     uint32_t zero;
     uint64_t sequence;
     int64_t elapsed_ns;
-    uint64_t culprit_nbytes, other_nbytes;
-    dd_signature culprit_signature, other_signature;
+    uint64_t blamed_nbytes, other_nbytes;
+    dd_signature blamed_signature, other_signature;
     int64_t pid;
     char host[DD_HOST_NAME_MAX];
 } cause_head;
@@ -27,11 +27,8 @@ _Static_assert(sizeof(cause_head) == DD_CAUSE_HEAD_NBYTES, "no field is padded")
 dd_cause
 dd_cause_of_error(const dd_error *error, int origin)
 {
-    dd_cause cause = {.kind = DD_CAUSE_OTHER,
-                      .code = error->code,
-                      .origin = origin,
-                      .culprit = error->culprit,
-                      .other = -1};
+    dd_cause cause = {
+        .kind = DD_CAUSE_OTHER, .code = error->code, .origin = origin, .blamed = error->blamed, .other = -1};
     memcpy(cause.text, error->message, sizeof cause.text);
     return cause;
 }
@@ -43,17 +40,17 @@ dd_cause_encode(const dd_cause *cause, uint8_t out[DD_CAUSE_MAX_NBYTES])
         .code = (uint32_t)cause->code,
         .kind = (uint8_t)cause->kind,
         .origin = cause->origin,
-        .culprit = cause->culprit.rank,
+        .blamed = cause->blamed.rank,
         .other = cause->other,
         .sequence = cause->sequence,
         .elapsed_ns = cause->elapsed_ns,
-        .culprit_nbytes = cause->culprit_nbytes,
+        .blamed_nbytes = cause->blamed_nbytes,
         .other_nbytes = cause->other_nbytes,
-        .culprit_signature = cause->culprit_signature,
+        .blamed_signature = cause->blamed_signature,
         .other_signature = cause->other_signature,
-        .pid = cause->culprit.pid,
+        .pid = cause->blamed.pid,
     };
-    memcpy(head.host, cause->culprit.host, strnlen(cause->culprit.host, DD_HOST_NAME_MAX - 1));
+    memcpy(head.host, cause->blamed.host, strnlen(cause->blamed.host, DD_HOST_NAME_MAX - 1));
     memcpy(out, &head, sizeof head);
     size_t len = strnlen(cause->text, sizeof cause->text - 1);
     memcpy(out + sizeof head, cause->text, len);
@@ -76,10 +73,10 @@ cause_find_fault(const dd_cause *cause, int nranks)
     if (cause->origin < 0 || cause->origin >= nranks) {
         return "it comes from a rank that does not exist";
     }
-    if (cause->culprit.rank < -1 || cause->culprit.rank >= nranks || (names_one && cause->culprit.rank < 0)) {
+    if (cause->blamed.rank < -1 || cause->blamed.rank >= nranks || (names_one && cause->blamed.rank < 0)) {
         return "it blames a rank that does not exist";
     }
-    bool may_name_two = names_two || (cause->kind == DD_CAUSE_TIMED_OUT && cause->culprit.rank >= 0);
+    bool may_name_two = names_two || (cause->kind == DD_CAUSE_TIMED_OUT && cause->blamed.rank >= 0);
     if (cause->other >= (may_name_two ? nranks : 0) || cause->other < (names_two ? 0 : -1)) {
         return "it names a rank that does not exist";
     }
@@ -111,16 +108,16 @@ dd_cause_decode(dd_bytes bytes, int nranks, dd_cause *cause, dd_error *err)
         .kind = (dd_cause_kind)head.kind,
         .code = head.code < DD_STATUS_COUNT ? (dd_status)head.code : DD_OK,
         .origin = head.origin,
-        .culprit = {.rank = head.culprit, .pid = head.pid},
+        .blamed = {.rank = head.blamed, .pid = head.pid},
         .other = head.other,
         .sequence = head.sequence,
         .elapsed_ns = head.elapsed_ns,
-        .culprit_nbytes = head.culprit_nbytes,
+        .blamed_nbytes = head.blamed_nbytes,
         .other_nbytes = head.other_nbytes,
-        .culprit_signature = head.culprit_signature,
+        .blamed_signature = head.blamed_signature,
         .other_signature = head.other_signature,
     };
-    memcpy(read.culprit.host, head.host, sizeof head.host);
+    memcpy(read.blamed.host, head.host, sizeof head.host);
     memcpy(read.text, (const uint8_t *)bytes.data + sizeof head, len);
     const char *fault = cause_find_fault(&read, nranks);
     if (fault == NULL && (strnlen(read.text, len) != len || !is_padded(head.host, sizeof head.host))) {
@@ -132,7 +129,7 @@ dd_cause_decode(dd_bytes bytes, int nranks, dd_cause *cause, dd_error *err)
     if (fault != NULL) {
         return dd_error_set(
             err, DD_PROTOCOL, "a cause makes no sense: %s (kind %d, code %lu, ranks %d, %d, %d)", fault,
-            (int)read.kind, (unsigned long)head.code, read.origin, read.culprit.rank, read.other);
+            (int)read.kind, (unsigned long)head.code, read.origin, read.blamed.rank, read.other);
     }
     *cause = read;
     return DD_OK;

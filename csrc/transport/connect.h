@@ -45,7 +45,7 @@ typedef struct dd_connect_handler {
     bool (*wants_dial)(void *ctx, const dd_uid *peer, uint64_t number, bool is_busy);
     /* A dial has made a link; the callee owns it. The uid is a claim, as in on_accepted. */
     void (*on_dialled)(void *ctx, const dd_uid *peer, int lane, uint64_t number, dd_link *link);
-    /* A dial has failed. `error` has each address tried with its failure, and the culprit's host
+    /* A dial has failed. `error` has each address tried with its failure, and the blamed rank's host
      * and pid. DD_AUTH, DD_PROTOCOL, DD_NETWORK_TIMED_OUT at the deadline, or DD_NETWORK. */
     void (*on_dial_failed)(void *ctx, const dd_uid *peer, int lane, uint64_t number, const dd_error *error);
 } dd_connect_handler;

@@ -141,7 +141,7 @@ control_on_goodbye(dd_context *context, int source)
 static void
 note_lost_there(const dd_context *context, const dd_cause *cause)
 {
-    bool is_of_this_rank = cause->culprit.rank == context->rank && cause->origin != context->rank;
+    bool is_of_this_rank = cause->blamed.rank == context->rank && cause->origin != context->rank;
     if (is_of_this_rank && cause->origin >= 0) {
         context->ranks[cause->origin].peer->is_lost_there = true;
     }
@@ -157,7 +157,7 @@ control_on_abort(dd_context *context, int source, dd_bytes payload, dd_error *fa
         return status;
     }
     if (cause.kind == DD_CAUSE_LOST) {
-        context->ranks[cause.culprit.rank].peer->is_said_lost = true;
+        context->ranks[cause.blamed.rank].peer->is_said_lost = true;
         note_lost_there(context, &cause);
     }
     if (context->handler.on_abort != NULL) {
@@ -226,7 +226,7 @@ context_post_farewell(dd_context *context, dd_peer *peer)
             continue;
         }
         dd_error error = *peer->error;
-        error.culprit.rank = rank;
+        error.blamed.rank = rank;
         dd_cause cause = dd_cause_of_error(&error, context->rank);
         cause.kind = DD_CAUSE_LOST;
         cause.code = DD_PEER_LOST;

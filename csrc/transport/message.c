@@ -10,7 +10,7 @@
 /* Ends a message if there is no memory for its error. */
 static const dd_error no_memory_error = {
     .code = DD_OUT_OF_MEMORY,
-    .culprit = {.rank = -1},
+    .blamed = {.rank = -1},
     .message = "out of memory, also for the error of a message",
 };
 
@@ -77,7 +77,7 @@ void
 message_fail_lost(dd_message *message)
 {
     dd_error error = *message->peer->error;
-    error.culprit.rank = message->source;
+    error.blamed.rank = message->source;
     message_end(message, &error);
 }
 

@@ -23,7 +23,7 @@
 
 /* The reason of a lost peer if there is no memory for one. */
 static const dd_error no_memory = {.code = DD_OUT_OF_MEMORY,
-                                   .culprit = {.rank = -1},
+                                   .blamed = {.rank = -1},
                                    .message = "the connection broke, and there is no memory to tell why"};
 
 /* Allocate a peer that is not in engine->peers. */

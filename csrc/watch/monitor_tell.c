@@ -149,7 +149,7 @@ hear_error(dd_monitor *monitor, watch_member *member)
         hear(monitor, member, &member->is_error_seen, KEY_OF_ERROR(member, key), &value)) {
         if (dd_signal_decode_error(dd_blob_view(&value), info->name, info->size, &cause, &err) != DD_OK) {
             DD_LOG(DD_LOG_INFO, "%s", err.message);
-        } else if (cause.culprit.rank != info->rank) {
+        } else if (cause.blamed.rank != info->rank) {
             DD_LOG(DD_LOG_INFO, "told by the store: %s", cause.message);
             info->fail(info->ctx, &cause);
         }

@@ -119,7 +119,7 @@ error_timed_out(const window_call *call, dd_error *error)
                    call->args.channel);
     (void)dd_group_error_about(call->hub->group, call->args.place.rank, DD_OP_TIMED_OUT, what, &own);
     (void)dd_error_set(error, DD_OP_TIMED_OUT, "timed out after %.3g s; %s", elapsed_s, own.message);
-    error->culprit = own.culprit;
+    error->blamed = own.blamed;
 }
 
 /* ---- words */

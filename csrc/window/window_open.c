@@ -24,7 +24,7 @@ typedef struct window_opening {
         cards;
     dd_block *blocks;   /* [size]: the same, encoded */
     dd_error map_error; /* code DD_OK if there is none */
-    int culprit;
+    int blamed;
 } window_opening;
 
 static size_t
@@ -184,7 +184,7 @@ check_card(const window_opening *opening, int rank, dd_error *err)
         (void)dd_group_error_about(opening->group, rank, DD_MISMATCH, what, &own);
         (void)dd_error_set(err, DD_MISMATCH, "window: rank 0 asks for a pad of %llu bytes, %s",
                            (unsigned long long)opening->cards[0].pad_nbytes, own.message);
-        dd_error_blame(err, rank, own.culprit.host, own.culprit.pid);
+        dd_error_blame(err, rank, own.blamed.host, own.blamed.pid);
         return DD_MISMATCH;
     }
     return DD_OK;
@@ -238,7 +238,7 @@ map_locked(window_opening *opening, int rank, dd_window_spot spot, uint64_t nbyt
                            (unsigned long long)nbytes, (unsigned long long)spot.offset, memory.nbytes);
     }
     opening->map_error = error;
-    opening->culprit = rank;
+    opening->blamed = rank;
     return NULL;
 }
 
@@ -284,7 +284,7 @@ map_members(window_opening *opening, dd_error *err)
     dd_wait patience = dd_wait_at_most(opening->wait, DESCRIPTORS_PATIENCE_NS);
     dd_status status = dd_group_await(opening->group, is_mapped, opening, &patience, err);
     if (opening->map_error.code == DD_PROTOCOL) {
-        return fail_protocol(opening, opening->culprit, &opening->map_error, err);
+        return fail_protocol(opening, opening->blamed, &opening->map_error, err);
     }
     if (opening->map_error.code != DD_OK) {
         return dd_error_copy(err, &opening->map_error);

@@ -73,7 +73,7 @@ on_abort(void *ctx, int rank, const dd_cause *cause)
 {
     dd_error error;
     (void)dd_error_set(&error, cause->code, "%s", cause->text);
-    error.culprit = cause->culprit;
+    error.blamed = cause->blamed;
     on_failed(ctx, rank, &error);
 }
 

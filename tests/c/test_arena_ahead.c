@@ -227,11 +227,11 @@ TEST(receivers_do_not_wait_for_each_other)
 static void
 check_culprit(ahead_team *team, int rank, uint64_t sequence, dd_coll theirs)
 {
-    dd_arena_culprit culprit = dd_arena_get_culprit(team->ranks[rank].arena);
-    CHECK_INT(culprit.sequence, sequence);
-    CHECK_INT(culprit.rank, rank == 1 ? 0 : 1);
-    CHECK_INT(culprit.other, rank);
-    CHECK_INT(culprit.signature.coll, theirs);
+    dd_arena_mismatch mismatch = dd_arena_get_mismatch(team->ranks[rank].arena);
+    CHECK_INT(mismatch.sequence, sequence);
+    CHECK_INT(mismatch.rank, rank == 1 ? 0 : 1);
+    CHECK_INT(mismatch.other, rank);
+    CHECK_INT(mismatch.signature.coll, theirs);
 }
 
 /* Rank 1 calls something else than the others: it hears of that at once, and the others in what they call next. */
@@ -301,8 +301,8 @@ TEST(two_roots_that_wait_for_each_other_find_out)
             dd_arena_state state = nbytes == 8 ? DD_ARENA_DONE : go_on(&team, rank);
             state = state == DD_ARENA_DONE ? call(&team, rank, DD_COLL_BARRIER, 0, 2) : state;
             CHECK_INT(state, DD_ARENA_MISMATCH);
-            dd_arena_culprit culprit = dd_arena_get_culprit(team.ranks[rank].arena);
-            CHECK(culprit.sequence == 1 && culprit.rank == 1 - rank && culprit.other == rank);
+            dd_arena_mismatch mismatch = dd_arena_get_mismatch(team.ranks[rank].arena);
+            CHECK(mismatch.sequence == 1 && mismatch.rank == 1 - rank && mismatch.other == rank);
         }
         close_team(&team);
     }

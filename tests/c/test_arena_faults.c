@@ -73,18 +73,18 @@ disagree(team_rank *self, const void *arg)
         CHECK(is_filled(outputs[0], sizeof(outputs), 0x5a));
     }
     CHECK_INT(state, DD_ARENA_MISMATCH);
-    dd_arena_culprit culprit = dd_arena_get_culprit(self->arena);
-    CHECK_INT(culprit.sequence, 71);
+    dd_arena_mismatch mismatch = dd_arena_get_mismatch(self->arena);
+    CHECK_INT(mismatch.sequence, 71);
     bool is_size = fault->wrong_input >= 0 || fault->wrong_output >= 0;
-    CHECK_INT(culprit.is_size, is_size);
-    CHECK(culprit.rank != self->rank);
+    CHECK_INT(mismatch.is_size, is_size);
+    CHECK(mismatch.rank != self->rank);
     if (is_size) {
-        CHECK_INT(culprit.theirs + culprit.ours, 2 * fault->block_nbytes - 8);
+        CHECK_INT(mismatch.nbytes + mismatch.other_nbytes, 2 * fault->block_nbytes - 8);
     } else if (!is_wrong) {
-        CHECK_INT(culprit.rank, fault->wrong_rank);
-        CHECK(memcmp(&culprit.signature, &expected, sizeof(expected)) != 0);
+        CHECK_INT(mismatch.rank, fault->wrong_rank);
+        CHECK(memcmp(&mismatch.signature, &expected, sizeof(expected)) != 0);
     } else {
-        CHECK(memcmp(&culprit.signature, &expected, sizeof(expected)) == 0);
+        CHECK(memcmp(&mismatch.signature, &expected, sizeof(expected)) == 0);
     }
 }
 

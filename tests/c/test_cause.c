@@ -16,16 +16,16 @@ sample(dd_cause_kind kind)
         .kind = kind,
         .code = DD_MISMATCH,
         .origin = 4,
-        .culprit = {.rank = 2, .pid = INT64_MAX},
+        .blamed = {.rank = 2, .pid = INT64_MAX},
         .other = names_two ? 3 : -1,
         .sequence = UINT64_MAX,
         .elapsed_ns = INT64_MAX,
-        .culprit_nbytes = 48,
+        .blamed_nbytes = 48,
         .other_nbytes = UINT64_MAX,
-        .culprit_signature = {1, 2, 3, 4, 5, 6, 7},
+        .blamed_signature = {1, 2, 3, 4, 5, 6, 7},
         .other_signature = {8, 9, 10, 11, UINT32_MAX, UINT64_MAX, UINT64_MAX},
     };
-    snprintf(cause.culprit.host, sizeof cause.culprit.host, "node-b");
+    snprintf(cause.blamed.host, sizeof cause.blamed.host, "node-b");
     snprintf(cause.text, sizeof cause.text, "connection closed");
     return cause;
 }
@@ -47,13 +47,13 @@ check_same(const dd_cause *in, const dd_cause *out)
     CHECK_INT(out->kind, in->kind);
     CHECK_INT(out->code, in->code);
     CHECK_INT(out->origin, in->origin);
-    CHECK_INT(out->culprit.rank, in->culprit.rank);
-    CHECK_INT(out->culprit.pid, in->culprit.pid);
-    CHECK(strcmp(out->culprit.host, in->culprit.host) == 0);
+    CHECK_INT(out->blamed.rank, in->blamed.rank);
+    CHECK_INT(out->blamed.pid, in->blamed.pid);
+    CHECK(strcmp(out->blamed.host, in->blamed.host) == 0);
     CHECK_INT(out->other, in->other);
     CHECK(out->sequence == in->sequence && out->elapsed_ns == in->elapsed_ns);
-    CHECK(out->culprit_nbytes == in->culprit_nbytes && out->other_nbytes == in->other_nbytes);
-    CHECK(memcmp(&out->culprit_signature, &in->culprit_signature, sizeof in->culprit_signature) == 0);
+    CHECK(out->blamed_nbytes == in->blamed_nbytes && out->other_nbytes == in->other_nbytes);
+    CHECK(memcmp(&out->blamed_signature, &in->blamed_signature, sizeof in->blamed_signature) == 0);
     CHECK(memcmp(&out->other_signature, &in->other_signature, sizeof in->other_signature) == 0);
     CHECK(strcmp(out->text, in->text) == 0);
 }
@@ -75,7 +75,7 @@ TEST(a_long_text_comes_out_whole)
     dd_cause in = sample(DD_CAUSE_OTHER);
     dd_cause out;
     uint8_t bytes[DD_CAUSE_MAX_NBYTES];
-    in.culprit = (dd_blamed_rank){.rank = -1};
+    in.blamed = (dd_blamed_rank){.rank = -1};
     memset(in.text, 'x', sizeof in.text - 1);
     size_t nbytes = dd_cause_encode(&in, bytes);
     CHECK_INT(nbytes, sizeof bytes);
@@ -117,7 +117,7 @@ TEST(causes_that_make_no_sense)
         cause.origin = bad_ranks[i];
         check_refused(&cause, "it comes from a rank");
         cause = sample(DD_CAUSE_OTHER);
-        cause.culprit.rank = bad_ranks[i];
+        cause.blamed.rank = bad_ranks[i];
         check_refused(&cause, "it blames a rank");
         cause = sample(DD_CAUSE_CALLS);
         cause.other = bad_ranks[i];
@@ -125,7 +125,7 @@ TEST(causes_that_make_no_sense)
     }
     for (int kind = DD_CAUSE_LOST; kind <= DD_CAUSE_MISFIT; kind++) {
         dd_cause cause = sample((dd_cause_kind)kind);
-        cause.culprit.rank = -1;
+        cause.blamed.rank = -1;
         check_refused(&cause, "it blames a rank");
     }
     dd_cause cause = sample(DD_CAUSE_SIZES);
@@ -135,7 +135,7 @@ TEST(causes_that_make_no_sense)
     cause.other = 1;
     check_refused(&cause, "it names a rank");
     cause = sample(DD_CAUSE_TIMED_OUT);
-    cause.culprit.rank = 0;
+    cause.blamed.rank = 0;
     cause.other = 1; /* sends to the culprit in vain */
     uint8_t bytes[DD_CAUSE_MAX_NBYTES];
     dd_cause out;

@@ -380,7 +380,7 @@ check_failed_dial(const dd_connect_options *ours, const dd_connect_options *thei
     CHECK_INT(a.error.code, code);
     CHECK_CONTAINS(a.error.message, text);
     CHECK_CONTAINS(a.error.message, "cannot connect to ");
-    CHECK_INT(a.error.culprit.pid, getpid());
+    CHECK_INT(a.error.blamed.pid, getpid());
     close_node(&b);
     CHECK_INT(b.nlinks, 0);
     CHECK_INT(b.nasked, 0);

@@ -292,7 +292,7 @@ other_dtype(rig_group *rig, int from, int to, size_t nbytes, bool is_posted_firs
     rig_wait(rig, to, &recv, DD_MISMATCH);
     CHECK_CONTAINS(recv.error.message,
                    "has sent 4 elements of float32 (tag 3), and 2 of float64 are to be received");
-    CHECK_INT(recv.error.culprit.rank, from);
+    CHECK_INT(recv.error.blamed.rank, from);
     CHECK_INT(in[0], 0);
     /* A small one may have gone before it was known. */
     rig_wait_flag(rig, from, &send.is_done);
@@ -300,7 +300,7 @@ other_dtype(rig_group *rig, int from, int to, size_t nbytes, bool is_posted_firs
         CHECK_STATUS(send.error.code, DD_MISMATCH);
         CHECK_CONTAINS(send.error.message,
                        "receives 2 elements of float64 (tag 3), and was sent 4 of float32");
-        CHECK_INT(send.error.culprit.rank, to);
+        CHECK_INT(send.error.blamed.rank, to);
     }
     free(out);
     free(in);
@@ -651,9 +651,9 @@ TEST_BOTH(abort_tells_code_text_and_culprit)
     CHECK_INT(told->elapsed_ns, 3 * DD_NS_PER_S);
     CHECK(memcmp(&told->other_signature, &cause.other_signature, sizeof cause.other_signature) == 0);
     CHECK_CONTAINS(told->text, "all_reduce #4: timed out after 3 s");
-    CHECK_INT(told->culprit.rank, 1);
-    CHECK_INT(told->culprit.pid, 4711);
-    CHECK_CONTAINS(told->culprit.host, "node-x");
+    CHECK_INT(told->blamed.rank, 1);
+    CHECK_INT(told->blamed.pid, 4711);
+    CHECK_CONTAINS(told->blamed.host, "node-x");
     rig_drive(&rig, 10 * DD_NS_PER_MS);
     CHECK_INT(atomic_load(&rig.ranks[1].news.naborts), 0);
     rig_close(&rig);

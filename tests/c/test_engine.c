@@ -63,12 +63,12 @@ TEST_BOTH(cut_connection_ends_everything_with_the_peer)
     cut(&rig, 0, 1);
     rig_wait(&rig, 1, &recv, DD_PEER_LOST);
     rig_wait(&rig, 1, &send, DD_PEER_LOST);
-    CHECK_INT(recv.error.culprit.rank, 0);
-    CHECK_INT(recv.error.culprit.pid, getpid());
+    CHECK_INT(recv.error.blamed.rank, 0);
+    CHECK_INT(recv.error.blamed.pid, getpid());
     CHECK_CONTAINS(recv.error.message, "connection closed");
     CHECK_INT(atomic_load(&rig.ranks[1].news.nlosts), 1);
     CHECK_INT(rig.ranks[1].news.lost_rank, 0);
-    CHECK_INT(rig.ranks[1].news.lost_error.culprit.rank, 0);
+    CHECK_INT(rig.ranks[1].news.lost_error.blamed.rank, 0);
     rig_post_send(&rig, 1, &send);
     rig_wait(&rig, 1, &send, DD_PEER_LOST);
     dd_engine_lock(rig.ranks[1].engine);
@@ -121,7 +121,7 @@ TEST_BOTH(peer_that_asks_and_takes_no_answers_is_lost)
     rig_wait(&rig, 1, &recv, DD_PROTOCOL);
     CHECK_CONTAINS(recv.error.message,
                    "it does not read: 4097 replies to it are queued, expected at most 4096");
-    CHECK_INT(recv.error.culprit.rank, 0);
+    CHECK_INT(recv.error.blamed.rank, 0);
     rig_hold_end(&hold);
     rig_close(&rig);
 }
@@ -224,7 +224,7 @@ TEST_BOTH(killed_process_is_lost_within_a_second)
     kill(pid, SIGKILL);
     rig_wait(&rig, 0, &recv, DD_PEER_LOST);
     CHECK(dd_clock_now_ns() - killed_ns < DD_NS_PER_S * check_slow());
-    CHECK_INT(recv.error.culprit.pid, pid);
+    CHECK_INT(recv.error.blamed.pid, pid);
     CHECK_INT(atomic_load(&rig.ranks[0].news.nlosts), 1);
     waitpid(pid, NULL, 0);
     rig_close(&rig);

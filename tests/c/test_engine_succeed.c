@@ -229,7 +229,7 @@ TEST(a_peer_whose_connection_was_lost_is_met_again)
 TEST(a_connection_that_the_other_side_has_lost_is_replaced)
 {
     const dd_cause cause = {
-        .kind = DD_CAUSE_LOST, .code = DD_PEER_LOST, .origin = 1, .culprit = {.rank = 0}, .other = -1};
+        .kind = DD_CAUSE_LOST, .code = DD_PEER_LOST, .origin = 1, .blamed = {.rank = 0}, .other = -1};
     rig_group rig;
     REQUIRE(rig_open(&rig, 3, false));
     rig_run(&rig, send_around);
@@ -377,7 +377,7 @@ TEST(old_groups_get_nothing_over_the_new_link)
     CHECK_INT(end_of(&rig, 1, &one), DD_OK); /* eager: it has left */
     CHECK(end_of(&rig, 1, &two) != DD_OK);
     CHECK(rig_wait_count(&rig, 1, &rig.ranks[1].news.ngoodbyes, 1));
-    dd_cause cause = {.kind = DD_CAUSE_ABORTED, .code = DD_ABORTED, .origin = 1, .culprit = {.rank = 1}};
+    dd_cause cause = {.kind = DD_CAUSE_ABORTED, .code = DD_ABORTED, .origin = 1, .blamed = {.rank = 1}};
     dd_engine_lock(rig.ranks[1].engine);
     dd_context_post_abort_locked(earlier, DD_ANY_RANK, false, &cause);
     dd_engine_unlock(rig.ranks[1].engine);

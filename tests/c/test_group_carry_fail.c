@@ -154,7 +154,7 @@ be_late(team_rank *self)
         CHECK(!err->keeps_memory);
         dd_error error;
         CHECK_STATUS(dd_group_check(self->group, &error), DD_OP_TIMED_OUT);
-        CHECK_INT(error.culprit.rank, 1);
+        CHECK_INT(error.blamed.rank, 1);
     }
     team_rendezvous(self, "late");
     if (self->rank == 1) {

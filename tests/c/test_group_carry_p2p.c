@@ -264,7 +264,7 @@ run_out_of_time(team_rank *self)
         CHECK(carry_seconds_since(start_ns) < 1.0 * check_slow());
         CHECK_CONTAINS(check_message(), is_send ? "has not received (tag 4)" : "has not sent (tag 4)");
         CHECK_CONTAINS(check_message(), "rank 1 (");
-        CHECK_INT(err->culprit.rank, 1);
+        CHECK_INT(err->blamed.rank, 1);
         CHECK_INT(err->keeps_memory, holds_on);
     }
     team_rendezvous(self, "late");

@@ -125,7 +125,7 @@ disagree(team_rank *self)
     CHECK_CONTAINS(check_message(), "the group has failed before");
     dd_error error;
     CHECK_STATUS(dd_group_check(self->group, &error), DD_MISMATCH);
-    CHECK(error.culprit.rank >= 0 && error.culprit.rank != self->rank);
+    CHECK(error.blamed.rank >= 0 && error.blamed.rank != self->rank);
     (void)pthread_barrier_wait(which->all_have_heard);
     free(memory);
 }
@@ -214,8 +214,8 @@ be_late(team_rank *self)
         CHECK_CONTAINS(check_message(), "pid ");
         dd_error error;
         CHECK_STATUS(dd_group_check(self->group, &error), DD_OP_TIMED_OUT);
-        CHECK_INT(error.culprit.rank, 1);
-        CHECK_INT(error.culprit.pid, getpid());
+        CHECK_INT(error.blamed.rank, 1);
+        CHECK_INT(error.blamed.pid, getpid());
     }
     team_rendezvous(self, "late");
     if (self->rank == 1) {
@@ -302,7 +302,7 @@ be_aborted(team_rank *self)
     CHECK_STATUS(team_barrier(self->group), DD_ABORTED);
     dd_error error;
     CHECK_STATUS(dd_group_check(self->group, &error), DD_ABORTED);
-    CHECK_INT(error.culprit.rank, 1);
+    CHECK_INT(error.blamed.rank, 1);
     CHECK_CONTAINS(error.message, "the reactor is hot");
     CHECK_LACKS(error.message, "another reason");
     if (is_aborter) {
@@ -613,9 +613,9 @@ check_loss(dd_group *group, const mortal *shared, dd_status status)
     CHECK_CONTAINS(check_message(), text);
     CHECK_CONTAINS(check_message(), "lost rank 2 (");
     CHECK_STATUS(dd_group_check(group, &error), DD_PEER_LOST);
-    CHECK_INT(error.culprit.rank, 2);
-    CHECK_INT(error.culprit.pid, shared->pid);
-    CHECK(error.culprit.host[0] != '\0');
+    CHECK_INT(error.blamed.rank, 2);
+    CHECK_INT(error.blamed.pid, shared->pid);
+    CHECK(error.blamed.host[0] != '\0');
 }
 
 static void

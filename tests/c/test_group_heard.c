@@ -62,11 +62,11 @@ hear_of_disagreement(team_rank *self)
     dd_error error;
     CHECK_STATUS(dd_group_check(self->group, &error), DD_MISMATCH);
     if (self->rank != odd) {
-        CHECK_INT(error.culprit.rank, odd);
+        CHECK_INT(error.blamed.rank, odd);
     } else {
-        CHECK(error.culprit.rank != odd && error.culprit.rank >= 0);
+        CHECK(error.blamed.rank != odd && error.blamed.rank >= 0);
     }
-    CHECK_INT(error.culprit.pid, getpid());
+    CHECK_INT(error.blamed.pid, getpid());
 }
 
 TEST(disagreement_that_is_heard_of_is_about_another_rank)
@@ -160,7 +160,7 @@ check_names_stopped(const team_rank *self)
 {
     dd_error error;
     CHECK_STATUS(dd_group_check(self->group, &error), DD_OP_TIMED_OUT);
-    CHECK_INT(error.culprit.rank, STOPPED);
+    CHECK_INT(error.blamed.rank, STOPPED);
     CHECK_CONTAINS(error.message, "ranks 1, 2 have not arrived");
     CHECK_CONTAINS(error.message, "does not answer");
 }
@@ -265,7 +265,7 @@ lose_bytes_beside_the_first(team_rank *self)
     CHECK_CONTAINS(check_message(), "the network between them loses packets");
     dd_error error;
     CHECK_STATUS(dd_group_check(self->group, &error), DD_OP_TIMED_OUT);
-    CHECK_INT(error.culprit.rank, STOPPED);
+    CHECK_INT(error.blamed.rank, STOPPED);
     if (self->rank == 0) {
         (void)sem_post(&shared->is_over);
     }
@@ -304,7 +304,7 @@ break_protocol(team_rank *self)
     CHECK_CONTAINS(check_message(), "it broke the protocol: CTS for message 1000");
     dd_error error;
     CHECK_STATUS(dd_group_check(self->group, &error), DD_PEER_LOST);
-    CHECK_INT(error.culprit.rank, 2);
+    CHECK_INT(error.blamed.rank, 2);
 }
 
 TEST(rank_that_breaks_the_protocol_is_named_by_all)

@@ -123,7 +123,7 @@ end_for_a_reason(team_rank *self)
         CHECK(dd_group_open(self->engine, self->store, 0, 3, &options, &group, &wait, &error) ==
               DD_PEER_LOST);
         CHECK_CONTAINS(error.message, "cannot connect the ranks: lost rank 2, which had died");
-        CHECK_INT(error.culprit.rank, 2);
+        CHECK_INT(error.blamed.rank, 2);
         team_rendezvous(self, "through");
         return;
     }
@@ -139,7 +139,7 @@ end_for_a_reason(team_rank *self)
         dd_error_set(&error, DD_PEER_LOST, "lost rank 2, which had died");
         dd_error_blame(&error, 2, "somewhere", 77);
         dd_meeting_post(self->store, name, meeting.end.generation, &error, &first);
-        CHECK_INT(first.culprit.rank, 2);
+        CHECK_INT(first.blamed.rank, 2);
         group_meeting_fini(&meeting);
         dd_engine_release(engine);
         team_rendezvous(self, "through");
@@ -376,7 +376,7 @@ disagree_on_the_size(team_rank *self)
         CHECK_CONTAINS(error.message, " says that it has 2 ranks, and rank 1 (");
         snprintf(text, sizeof text, "that it has %d", theirs[i]);
         CHECK_CONTAINS(error.message, text);
-        CHECK_INT(error.culprit.rank, 1 - self->rank);
+        CHECK_INT(error.blamed.rank, 1 - self->rank);
         CHECK(dd_wait_elapsed_s(&wait) < 20 * check_slow());
         team_rendezvous(self, i == 0 ? "one" : "two");
     }

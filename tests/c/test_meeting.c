@@ -289,7 +289,7 @@ check_time_outs(const dd_meeting_kind *kind, dd_store *store)
         CHECK_CONTAINS(guests[i].error.message, "party \"party\"");
         CHECK_CONTAINS(guests[i].error.message, "0 (somewhere, pid 100");
         CHECK_CONTAINS(guests[i].error.message, "missing: 2");
-        CHECK_INT(guests[i].error.culprit.rank, 2);
+        CHECK_INT(guests[i].error.blamed.rank, 2);
     }
     /* A name that was met at in vain is as good as new, for another number of ranks, too. */
     for (int i = 0; i < 2; i++) {
@@ -335,7 +335,7 @@ TEST(who_was_missing_is_known_after_the_end_of_the_store)
         CHECK_CONTAINS(guests[1].error.message,
                        "2 of 3 have come: 0 (somewhere, pid 100), 1 (somewhere, pid 101)");
         CHECK_CONTAINS(guests[1].error.message, "; missing: 2; the store has ended since: ");
-        CHECK_INT(guests[1].error.culprit.rank, 2);
+        CHECK_INT(guests[1].error.blamed.rank, 2);
         place_close(&p, 2);
     }
 }

@@ -155,7 +155,7 @@ TEST(different_versions_are_named_on_every_rank)
         CHECK_CONTAINS(p.ranks[i].error.message, "has 2.27.3");
         CHECK_CONTAINS(p.ranks[i].error.message, "rank 2 ");
         CHECK_CONTAINS(p.ranks[i].error.message, "has 2.21.5");
-        CHECK_INT(p.ranks[i].error.culprit.rank, 2);
+        CHECK_INT(p.ranks[i].error.blamed.rank, 2);
     }
     party_fini(&p);
 }
@@ -172,7 +172,7 @@ TEST(different_settings_are_named_on_every_rank)
             CHECK_CONTAINS(p.ranks[i].error.message, odd == 0 ? "grouped messages on rank 0 " : "on rank 2 ");
             CHECK_CONTAINS(p.ranks[i].error.message,
                            odd == 0 ? "own calls on rank 1" : "own calls on rank 0");
-            CHECK_INT(p.ranks[i].error.culprit.rank, odd == 0 ? 1 : 2);
+            CHECK_INT(p.ranks[i].error.blamed.rank, odd == 0 ? 1 : 2);
         }
         party_fini(&p);
     }
@@ -198,7 +198,7 @@ TEST(ranks_that_do_not_encrypt_alike_are_named_on_every_rank)
             CHECK_INT(p.ranks[i].status, DD_MISMATCH);
             CHECK_CONTAINS(p.ranks[i].error.message, CASES[c].texts[0]);
             CHECK_CONTAINS(p.ranks[i].error.message, CASES[c].texts[1]);
-            CHECK_INT(p.ranks[i].error.culprit.rank, 2);
+            CHECK_INT(p.ranks[i].error.blamed.rank, 2);
         }
         party_fini(&p);
     }
@@ -215,7 +215,7 @@ TEST(a_root_that_fails_tells_all_why)
         CHECK_CONTAINS(p.ranks[i].error.message, "rank 2 could not make NCCL's unique id");
         CHECK_CONTAINS(p.ranks[i].error.message,
                        "ncclSystemError (2): unhandled system error: no interface is up");
-        CHECK_INT(p.ranks[i].error.culprit.rank, 2);
+        CHECK_INT(p.ranks[i].error.blamed.rank, 2);
     }
     party_fini(&p);
 }
@@ -234,7 +234,7 @@ TEST(ranks_that_do_not_come_are_named)
         CHECK_INT(p.ranks[i].status, DD_OP_TIMED_OUT);
         CHECK_CONTAINS(p.ranks[i].error.message, "3 of 4 have come: 3 (");
         CHECK_CONTAINS(p.ranks[i].error.message, "missing: 9");
-        CHECK_INT(p.ranks[i].error.culprit.rank, 9);
+        CHECK_INT(p.ranks[i].error.blamed.rank, 9);
     }
     party_fini(&p);
 
@@ -244,7 +244,7 @@ TEST(ranks_that_do_not_come_are_named)
         CHECK_INT(p.ranks[i].status, DD_OP_TIMED_OUT);
         CHECK_CONTAINS(p.ranks[i].error.message, "3 of 4 have come: 1 (");
         CHECK_CONTAINS(p.ranks[i].error.message, "missing: 0");
-        CHECK_INT(p.ranks[i].error.culprit.rank, 0);
+        CHECK_INT(p.ranks[i].error.blamed.rank, 0);
     }
     party_fini(&p);
 }

@@ -420,10 +420,10 @@ disagree(run_member *self)
         signature.redop = DD_REDOP_MAX;
     }
     CHECK_STATUS(run_team_call(self, &args, &signature), DD_MISMATCH);
-    dd_arena_culprit culprit = dd_run_culprit(self->run);
-    if (culprit.rank >= 0) {
-        CHECK(is_odd ? culprit.rank != self->rank : culprit.rank == self->topology.nranks - 1);
-        CHECK_INT(culprit.signature.redop, is_odd ? DD_REDOP_SUM : DD_REDOP_MAX);
+    dd_arena_mismatch mismatch = dd_run_mismatch(self->run);
+    if (mismatch.rank >= 0) {
+        CHECK(is_odd ? mismatch.rank != self->rank : mismatch.rank == self->topology.nranks - 1);
+        CHECK_INT(mismatch.signature.redop, is_odd ? DD_REDOP_SUM : DD_REDOP_MAX);
         atomic_fetch_add((atomic_int *)self->arg, 1);
     }
     run_team_meet(self);

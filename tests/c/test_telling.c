@@ -38,11 +38,8 @@ connect_all(rig_group *rig)
 static dd_cause
 loss_of(int rank, int origin)
 {
-    dd_cause cause = {.kind = DD_CAUSE_LOST,
-                      .code = DD_PEER_LOST,
-                      .origin = origin,
-                      .culprit = {.rank = rank},
-                      .other = -1};
+    dd_cause cause = {
+        .kind = DD_CAUSE_LOST, .code = DD_PEER_LOST, .origin = origin, .blamed = {.rank = rank}, .other = -1};
     strcpy(cause.text, "connection closed");
     return cause;
 }
@@ -93,7 +90,7 @@ TEST_BOTH(an_abort_is_on_its_way_when_it_is_posted)
     REQUIRE(pthread_create(&thread, NULL, speak_and_freeze, &words) == 0);
     wait_for(&words.is_said);
     (void)rig_wait_count(&rig, 1, &rig.ranks[1].news.naborts, 1);
-    CHECK_INT(rig.ranks[1].news.abort_cause.culprit.rank, 2);
+    CHECK_INT(rig.ranks[1].news.abort_cause.blamed.rank, 2);
     (void)sem_post(&words.is_over);
     (void)pthread_join(thread, NULL);
     (void)sem_destroy(&words.is_said);
@@ -134,7 +131,7 @@ TEST_BOTH(who_leaves_because_of_another_is_not_to_blame)
     rig_hold_end(&busy);
     REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.nlosts, 2));
     CHECK_INT(rig.ranks[0].news.naborts_before_loss, 1);
-    CHECK_INT(rig.ranks[0].news.abort_cause.culprit.rank, 2);
+    CHECK_INT(rig.ranks[0].news.abort_cause.blamed.rank, 2);
     rig_close(&rig);
 }
 
@@ -329,7 +326,7 @@ TEST_BOTH(who_breaks_the_protocol_receives_the_reason_before_its_link_is_closed)
     REQUIRE(rig_wait_count(&rig, 2, &rig.ranks[2].news.nlosts, 1));
     CHECK_INT(rig.ranks[2].news.naborts_before_loss, 1);
     CHECK_INT(rig.ranks[2].news.abort_cause.kind, DD_CAUSE_LOST);
-    CHECK_INT(rig.ranks[2].news.abort_cause.culprit.rank, 2);
+    CHECK_INT(rig.ranks[2].news.abort_cause.blamed.rank, 2);
     CHECK_INT(rig.ranks[2].news.abort_cause.origin, 0);
     CHECK_CONTAINS(rig.ranks[2].news.abort_cause.text, "it broke the protocol: CTS for message 1000");
     rig_close(&rig);

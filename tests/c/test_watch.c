@@ -244,7 +244,7 @@ TEST(a_failure_is_dumped_and_told)
     CHECK_CONTAINS(report_of(&r, 1), "rank 0 of group \"g\" has asked all ranks for a dump");
     CHECK_INT(r.ranks[1].nfailed, 1);
     CHECK_INT(r.ranks[1].cause.code, DD_OP_TIMED_OUT);
-    CHECK_INT(r.ranks[1].cause.culprit.rank, 0);
+    CHECK_INT(r.ranks[1].cause.blamed.rank, 0);
     CHECK_CONTAINS(r.ranks[1].cause.message, "rank 0 failed: all_reduce 7 timed out after 1 s");
 
     /* once, and not of its own signal either */

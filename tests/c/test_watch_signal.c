@@ -25,7 +25,7 @@ TEST(an_error_there_and_back)
     size_t len = dd_signal_encode_error(1, &cause, bytes);
     CHECK_OK(dd_signal_decode_error(dd_bytes_of(bytes, len), BYTES("g"), 3, &heard, check_err()));
     CHECK_INT(heard.code, DD_PEER_LOST);
-    CHECK_INT(heard.culprit.rank, 1);
+    CHECK_INT(heard.blamed.rank, 1);
     CHECK_CONTAINS(heard.message, "rank 1 failed: rank 2 is\\x09gone");
     for (size_t cut = 0; cut < len; cut++) {
         dd_status wanted = cut == 4 ? DD_OK : DD_PROTOCOL; /* a rank alone */
@@ -105,7 +105,7 @@ TEST(noise)
             CHECK(rank >= 0);
         }
         if (dd_signal_decode_error(value, BYTES("g"), 4, &cause, NULL) == DD_OK) {
-            CHECK(cause.culprit.rank >= 0 && cause.culprit.rank < 4);
+            CHECK(cause.blamed.rank >= 0 && cause.blamed.rank < 4);
         }
         if (dd_signal_decode_state(value, &state, NULL) == DD_OK) {
             CHECK(strlen(state.name) <= DD_SIGNAL_NAME_MAX && state.called >= -1);

@@ -121,7 +121,7 @@ be_lied_to(team_rank *self)
     dd_wait wait = window_plenty();
     dd_error error = {.code = DD_OK};
     CHECK_INT(dd_window_wait_signal(test.window, 1 - self->rank, 1, &wait, &error), DD_PROTOCOL);
-    CHECK_INT(error.culprit.rank, 1);
+    CHECK_INT(error.blamed.rank, 1);
     CHECK_CONTAINS(error.message, "broke the protocol of windows");
     CHECK_CONTAINS(error.message, bad->what);
     window_check_filled(test.data, 3, NONSENSE_NBYTES);

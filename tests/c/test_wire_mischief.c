@@ -14,7 +14,7 @@
 static void
 note_error(mischief_outcome *out, const dd_error *err)
 {
-    mischief_note_error(out, err, err->culprit.rank >= 0 || strstr(err->message, "rank ") != NULL);
+    mischief_note_error(out, err, err->blamed.rank >= 0 || strstr(err->message, "rank ") != NULL);
 }
 
 static dd_status

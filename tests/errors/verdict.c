@@ -65,7 +65,7 @@ names_rank(const dd_error *error, int rank)
 {
     char text[32];
     snprintf(text, sizeof text, "rank %d", rank);
-    return error->culprit.rank == rank || contains(error, text);
+    return error->blamed.rank == rank || contains(error, text);
 }
 
 /* The rank that it says is lost; -1: none. */

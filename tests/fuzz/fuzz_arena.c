@@ -154,9 +154,9 @@ progress(rank *self, unsigned ncalls)
             return;
         }
         if (state == DD_ARENA_MISMATCH) {
-            dd_arena_culprit culprit = dd_arena_get_culprit(self->arena);
-            require(culprit.rank >= 0 && culprit.rank < NRANKS && culprit.other >= 0 &&
-                    culprit.other < NRANKS);
+            dd_arena_mismatch mismatch = dd_arena_get_mismatch(self->arena);
+            require(mismatch.rank >= 0 && mismatch.rank < NRANKS && mismatch.other >= 0 &&
+                    mismatch.other < NRANKS);
         }
         if (state != DD_ARENA_MOVED) {
             self->is_over = state != DD_ARENA_DONE;

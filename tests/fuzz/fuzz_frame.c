@@ -56,10 +56,10 @@ check_cause(const uint8_t *data, size_t size)
     }
     check(cause.code > DD_OK && (int)cause.code < DD_STATUS_COUNT);
     check(cause.origin >= 0 && cause.origin < nranks);
-    check(cause.culprit.rank >= -1 && cause.culprit.rank < nranks);
+    check(cause.blamed.rank >= -1 && cause.blamed.rank < nranks);
     check(cause.other >= -1 && cause.other < nranks);
     check(memchr(cause.text, '\0', sizeof cause.text) != NULL);
-    check(memchr(cause.culprit.host, '\0', sizeof cause.culprit.host) != NULL);
+    check(memchr(cause.blamed.host, '\0', sizeof cause.blamed.host) != NULL);
     uint8_t again[DD_CAUSE_MAX_NBYTES];
     check(dd_cause_encode(&cause, again) == size - 1);
     check(memcmp(again, data + 1, size - 1) == 0);

@@ -67,7 +67,7 @@ read_failure(dd_bytes input)
     size_t len = meeting_encode_failure(&error, text);
     require(len < sizeof text && meeting_decode_failure(dd_bytes_of(text, len), &again));
     require(again.code == error.code && strcmp(again.message, error.message) == 0);
-    require(again.culprit.rank == error.culprit.rank && strcmp(again.culprit.host, error.culprit.host) == 0);
+    require(again.blamed.rank == error.blamed.rank && strcmp(again.blamed.host, error.blamed.host) == 0);
 }
 
 /* ---- a store that somebody else writes to, after every request; nothing waits */

@@ -73,7 +73,7 @@ on_abort(void *ctx, int rank, const dd_cause *cause)
 {
     (void)ctx;
     require(rank >= 0 && rank < NRANKS);
-    require(cause->culprit.rank < NRANKS && memchr(cause->text, '\0', sizeof cause->text) != NULL);
+    require(cause->blamed.rank < NRANKS && memchr(cause->text, '\0', sizeof cause->text) != NULL);
 }
 
 static void
@@ -288,7 +288,7 @@ put_cause(dd_bytes *input, uint8_t out[DD_CAUSE_MAX_NBYTES])
         .kind = (dd_cause_kind)take_byte(input),
         .code = (dd_status)take_byte(input),
         .origin = (int)(ranks & 3),
-        .culprit = {.rank = (int)(ranks >> 2 & 7) - 1},
+        .blamed = {.rank = (int)(ranks >> 2 & 7) - 1},
         .other = (int)(ranks >> 5) - 1,
         .sequence = ranks,
     };

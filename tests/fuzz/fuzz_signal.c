@@ -37,11 +37,11 @@ check_error(int size, dd_bytes value)
     }
     require(cause.code > DD_OK && cause.code < DD_STATUS_COUNT &&
             is_terminated(cause.message, sizeof cause.message));
-    require(cause.culprit.rank >= 0 && cause.culprit.rank < size);
-    size_t nbytes = dd_signal_encode_error(cause.culprit.rank, &cause, bytes);
+    require(cause.blamed.rank >= 0 && cause.blamed.rank < size);
+    size_t nbytes = dd_signal_encode_error(cause.blamed.rank, &cause, bytes);
     require(nbytes <= sizeof bytes);
     require(dd_signal_decode_error(dd_bytes_of(bytes, nbytes), group, size, &again, NULL) == DD_OK);
-    require(again.culprit.rank == cause.culprit.rank && again.code == cause.code);
+    require(again.blamed.rank == cause.blamed.rank && again.code == cause.code);
 }
 
 static void

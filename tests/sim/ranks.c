@@ -59,14 +59,14 @@ begin_call(rank_self *self, const char *name, int64_t timeout_ns)
 
 /* By its process, since the rank may be one of a part of the group. */
 static int
-find_culprit(const scenario *which, const dd_blamed_rank *culprit)
+find_blamed(const scenario *which, const dd_blamed_rank *blamed)
 {
     for (int rank = 0; rank < which->nranks; rank++) {
-        if (culprit->pid == sim_pid_of(rank)) {
+        if (blamed->pid == sim_pid_of(rank)) {
             return rank;
         }
     }
-    return culprit->rank;
+    return blamed->rank;
 }
 
 static dd_status
@@ -74,12 +74,12 @@ end_call(rank_self *self, rank_call *call, dd_status status)
 {
     call->ended_ns = sim_now_ns();
     call->error.code = status;
-    call->culprit = status != DD_OK ? find_culprit(self->which, &call->error.culprit) : -1;
+    call->blamed = status != DD_OK ? find_blamed(self->which, &call->error.blamed) : -1;
     if (status == DD_OK) {
         sim_note("rank %d: %s is done", self->rank, call->name);
     } else {
         sim_note("rank %d: %s: %s (%s, culprit %d)", self->rank, call->name, call->error.message,
-                 dd_status_name(status), call->culprit);
+                 dd_status_name(status), call->blamed);
     }
     return status;
 }

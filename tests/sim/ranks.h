@@ -13,7 +13,7 @@ typedef struct rank_call {
     int64_t began_ns, ended_ns; /* 0: has not ended */
     int64_t limit_ns;           /* by when it has to end */
     dd_error error;             /* code DD_OK: none */
-    int culprit;                /* as a rank of the scenario; -1: nobody */
+    int blamed;                 /* as a rank of the scenario; -1: nobody */
 } rank_call;
 
 typedef struct rank_record {

@@ -235,16 +235,16 @@ check_call(facts *all, int rank, const rank_call *call)
         (error->code == DD_MISMATCH && (all->end == NULL || all->end->kind != STEP_MISMATCH))) {
         find(all, "rank %d: %s: %s: %s", rank, call->name, dd_status_name(error->code), error->message);
     }
-    int culprit = call->culprit;
+    int blamed = call->blamed;
     bool is_blaming = error->code == DD_PEER_LOST || error->code == DD_ABORTED;
-    bool is_untouched = culprit >= 0 && culprit < all->which->nranks && !all->is_touched[culprit];
+    bool is_untouched = blamed >= 0 && blamed < all->which->nranks && !all->is_touched[blamed];
     if (is_blaming && is_untouched && !all->is_server_hurt && !all->is_hurt[rank] && !all->is_changed &&
-        (all->is_strict || (!all->is_short && !had_failed_before(culprit, call->ended_ns)))) {
-        find(all, "rank %d: %s blames rank %d, to whom nothing has happened: %s", rank, call->name, culprit,
+        (all->is_strict || (!all->is_short && !had_failed_before(blamed, call->ended_ns)))) {
+        find(all, "rank %d: %s blames rank %d, to whom nothing has happened: %s", rank, call->name, blamed,
              error->message);
     }
     int64_t since_ns =
-        culprit >= 0 && all->death_ns[culprit] != DD_NEVER_NS ? all->death_ns[culprit] : all->first_death_ns;
+        blamed >= 0 && all->death_ns[blamed] != DD_NEVER_NS ? all->death_ns[blamed] : all->first_death_ns;
     int64_t came_ns = all_came_ns(all, call);
     since_ns = came_ns > since_ns ? came_ns : since_ns;
     if (all->has_only_kills && !all->is_server_hurt && all->first_death_ns != DD_NEVER_NS &&
@@ -290,8 +290,8 @@ check_end(facts *all, int rank, const rank_call *call, bool is_last)
     if (expected == DD_OK || !is_of_end || is_before_it) {
         return;
     }
-    bool is_leaving_heard = !all->is_strict && call->error.code == DD_PEER_LOST && call->culprit >= 0 &&
-                            had_failed_before(call->culprit, call->ended_ns);
+    bool is_leaving_heard = !all->is_strict && call->error.code == DD_PEER_LOST && call->blamed >= 0 &&
+                            had_failed_before(call->blamed, call->ended_ns);
     if (is_leaving_heard) {
         return;
     }
@@ -299,13 +299,13 @@ check_end(facts *all, int rank, const rank_call *call, bool is_last)
         find(all, "rank %d: %s of the last step: %s, and not %s: %s", rank, call->name,
              dd_status_name(call->error.code), dd_status_name(expected), call->error.message);
     }
-    bool is_other_named = call->culprit == all->end->rank || rank == all->end->rank;
+    bool is_other_named = call->blamed == all->end->rank || rank == all->end->rank;
     if (!is_other_named && all->end->kind != STEP_MISMATCH) {
-        find(all, "rank %d: %s of the last step blames %d: %s", rank, call->name, call->culprit,
+        find(all, "rank %d: %s of the last step blames %d: %s", rank, call->name, call->blamed,
              call->error.message);
     }
-    if (all->end->kind == STEP_MISMATCH && (call->culprit == rank || call->culprit < 0)) {
-        find(all, "rank %d: %s blames %d: %s", rank, call->name, call->culprit, call->error.message);
+    if (all->end->kind == STEP_MISMATCH && (call->blamed == rank || call->blamed < 0)) {
+        find(all, "rank %d: %s blames %d: %s", rank, call->name, call->blamed, call->error.message);
     }
 }
 

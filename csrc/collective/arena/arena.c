@@ -363,8 +363,8 @@ dd_arena_give_back(dd_arena *arena, dd_error *err)
     return DD_OK;
 }
 
-dd_arena_culprit
-dd_arena_get_culprit(const dd_arena *arena)
+dd_arena_mismatch
+dd_arena_get_mismatch(const dd_arena *arena)
 {
-    return arena->culprit;
+    return arena->mismatch;
 }

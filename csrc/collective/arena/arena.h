@@ -110,7 +110,7 @@ void dd_arena_remove_region(dd_arena *arena, int owner, uint32_t id);
 
 typedef struct dd_arena_op_options {
     dd_signature signature;
-    uint64_t sequence; /* for dd_arena_culprit */
+    uint64_t sequence; /* for dd_arena_mismatch */
     /* Called after a publication with a rank to wake; may be NULL. */
     void (*wake)(void *ctx, int rank);
     /* Called for another rank's region that has not been added. The operation stays blocked until
@@ -128,7 +128,7 @@ typedef enum dd_arena_state {
     DD_ARENA_BLOCKED, /* waits for other ranks; this call changed nothing */
     DD_ARENA_MOVED,   /* progress was made: call again */
     DD_ARENA_DONE,
-    DD_ARENA_MISMATCH, /* two ranks disagree (dd_arena_get_culprit); the arena is unusable */
+    DD_ARENA_MISMATCH, /* two ranks disagree (dd_arena_get_mismatch); the arena is unusable */
     DD_ARENA_BROKEN,   /* another rank wrote malformed data */
 } dd_arena_state;
 
@@ -153,15 +153,15 @@ bool dd_arena_must_make_way(const dd_arena *arena);
 
 /* Two ranks that disagree, after DD_ARENA_MISMATCH. `other` is this rank if it is one of the
  * two. */
-typedef struct dd_arena_culprit {
+typedef struct dd_arena_mismatch {
     int rank;
     int other;
     dd_signature signature;       /* of rank's call */
     dd_signature other_signature; /* of other's call */
     uint64_t sequence;            /* of the operation: this one, or an earlier one compared late */
     bool is_size;
-    uint64_t theirs, ours; /* if is_size: bytes of rank, of other */
-} dd_arena_culprit;
-dd_arena_culprit dd_arena_get_culprit(const dd_arena *arena);
+    uint64_t nbytes, other_nbytes; /* if is_size: bytes of rank, of other */
+} dd_arena_mismatch;
+dd_arena_mismatch dd_arena_get_mismatch(const dd_arena *arena);
 
 #endif

@@ -210,10 +210,11 @@ typedef struct header_check {
 static dd_arena_state
 blame_signature(const header_check *check, int k, const uint64_t *words)
 {
-    dd_arena_culprit *culprit = &check->arena->culprit;
-    *culprit = (dd_arena_culprit){.rank = k, .other = check->arena->rank, .sequence = check->call->sequence};
-    memcpy(&culprit->signature, words, sizeof(culprit->signature));
-    memcpy(&culprit->other_signature, check->call->signature_words, sizeof(culprit->other_signature));
+    dd_arena_mismatch *mismatch = &check->arena->mismatch;
+    *mismatch =
+        (dd_arena_mismatch){.rank = k, .other = check->arena->rank, .sequence = check->call->sequence};
+    memcpy(&mismatch->signature, words, sizeof(mismatch->signature));
+    memcpy(&mismatch->other_signature, check->call->signature_words, sizeof(mismatch->other_signature));
     return DD_ARENA_MISMATCH;
 }
 
@@ -221,15 +222,15 @@ blame_signature(const header_check *check, int k, const uint64_t *words)
 static dd_arena_state
 blame_size(const header_check *check, int rank, uint64_t theirs, int other, uint64_t ours)
 {
-    dd_arena_culprit *culprit = &check->arena->culprit;
-    *culprit = (dd_arena_culprit){.rank = rank,
-                                  .other = other,
-                                  .sequence = check->call->sequence,
-                                  .is_size = true,
-                                  .theirs = theirs,
-                                  .ours = ours};
-    memcpy(&culprit->signature, check->call->signature_words, sizeof(culprit->signature));
-    culprit->other_signature = culprit->signature;
+    dd_arena_mismatch *mismatch = &check->arena->mismatch;
+    *mismatch = (dd_arena_mismatch){.rank = rank,
+                                    .other = other,
+                                    .sequence = check->call->sequence,
+                                    .is_size = true,
+                                    .nbytes = theirs,
+                                    .other_nbytes = ours};
+    memcpy(&mismatch->signature, check->call->signature_words, sizeof(mismatch->signature));
+    mismatch->other_signature = mismatch->signature;
     return DD_ARENA_MISMATCH;
 }
 
@@ -302,12 +303,12 @@ compare_pairs(const header_check *check)
             if (!dd_arena_is_receiver(check->call, to)) {
                 continue;
             }
-            dd_arena_culprit before = arena->culprit;
+            dd_arena_mismatch before = arena->mismatch;
             bool is_own = (from == arena->rank) != (to == arena->rank);
             if (compare_pair(check, from, to) == DD_ARENA_MISMATCH) {
                 is_own_seen = is_own;
                 if (state == DD_ARENA_MISMATCH && !is_own) {
-                    arena->culprit = before;
+                    arena->mismatch = before;
                 }
                 state = DD_ARENA_MISMATCH;
             }

@@ -178,7 +178,7 @@ struct dd_arena {
     size_t regions_capacity;
     arena_op op;
     arena_trial trials[DD_COLL_COUNT]; /* per collective, if this rank measures it */
-    dd_arena_culprit culprit;
+    dd_arena_mismatch mismatch;
 };
 
 /* The mark of a step of the operation under way. */

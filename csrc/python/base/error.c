@@ -182,11 +182,11 @@ make_text(const char *text)
 }
 
 static bool
-set_blamed_rank(PyObject *error, const dd_blamed_rank *culprit)
+set_blamed_rank(PyObject *error, const dd_blamed_rank *blamed)
 {
-    return (culprit->rank < 0 || set_attribute(error, "rank", PyLong_FromLong(culprit->rank))) &&
-           (culprit->host[0] == '\0' || set_attribute(error, "host", make_text(culprit->host))) &&
-           (culprit->pid == 0 || set_attribute(error, "pid", PyLong_FromLongLong(culprit->pid)));
+    return (blamed->rank < 0 || set_attribute(error, "rank", PyLong_FromLong(blamed->rank))) &&
+           (blamed->host[0] == '\0' || set_attribute(error, "host", make_text(blamed->host))) &&
+           (blamed->pid == 0 || set_attribute(error, "pid", PyLong_FromLongLong(blamed->pid)));
 }
 
 static bool
@@ -210,7 +210,7 @@ set_attributes(const py_state *state, PyObject *error, dd_status status, const d
     }
     bool has_details = err != NULL && err->message[0] != '\0';
     return set_attribute(error, "code", PyUnicode_FromString(dd_status_name(status))) &&
-           (!has_details || (set_blamed_rank(error, &err->culprit) && set_call(error, &err->call)));
+           (!has_details || (set_blamed_rank(error, &err->blamed) && set_call(error, &err->call)));
 }
 
 /* Return the text as a new str. Programs search error texts for the word "timeout": append it to
