@@ -9,13 +9,13 @@
 #define LIMIT_MIN ((size_t)4)
 
 void
-dd_admission_init(dd_admission *self, size_t most, int64_t grace_ns, dd_admission_close *close)
+dd_admission_init(dd_admission *self, size_t max_peers, int64_t grace_ns, dd_admission_close *close)
 {
-    *self = (dd_admission){.most = most,
-                           .limit = most,
+    *self = (dd_admission){.max_peers = max_peers,
+                           .limit = max_peers,
                            .grace_ns = grace_ns,
                            .close = close,
-                           .dice = (uint64_t)dd_clock_now_ns()};
+                           .random_state = (uint64_t)dd_clock_now_ns()};
     dd_timer_set_init(&self->timers);
     for (int stage = 0; stage < DD_ADMISSION_STAGES; stage++) {
         dd_list_init(&self->peers[stage]);
@@ -44,17 +44,17 @@ add_peer(dd_admission *self, dd_admission_peer *peer, dd_admission_stage stage, 
 }
 
 static size_t
-stage_limit(size_t most)
+stage_limit(size_t max_peers)
 {
     size_t limit = dd_sock_fd_limit() / 8;
-    limit = limit < most ? limit : most;
+    limit = limit < max_peers ? limit : max_peers;
     return limit > LIMIT_MIN ? limit : LIMIT_MIN;
 }
 
 void
 dd_admission_begin(dd_admission *self, dd_admission_peer *peer, bool is_trusted, int64_t timeout_ns)
 {
-    self->limit = stage_limit(self->most);
+    self->limit = stage_limit(self->max_peers);
     add_peer(self, peer, is_trusted ? DD_ADMISSION_TRUSTED : DD_ADMISSION_SILENT,
              timeout_ns < FIRST_MESSAGE_NS ? timeout_ns : FIRST_MESSAGE_NS);
 }
@@ -84,9 +84,9 @@ pick_silent(dd_admission *self)
     if (count == 0) {
         return NULL;
     }
-    self->dice = self->dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    self->random_state = self->random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     dd_list *link = self->peers[DD_ADMISSION_SILENT].next;
-    for (size_t index = (size_t)(self->dice >> 33) % count; index > 0; index--) {
+    for (size_t index = (size_t)(self->random_state >> 33) % count; index > 0; index--) {
         link = link->next;
     }
     return DD_CONTAINER_OF(link, dd_admission_peer, link);
@@ -122,7 +122,7 @@ pick_surplus(dd_admission *self)
 }
 
 bool
-dd_admission_make_room(dd_admission *self, bool is_trusted)
+dd_admission_evict_surplus(dd_admission *self, bool is_trusted)
 {
     while (evict_peer(self, pick_surplus(self))) {
     }

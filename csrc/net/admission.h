@@ -42,19 +42,19 @@ typedef void dd_admission_close(dd_admission_peer *peer, const char *why);
 
 typedef struct dd_admission {
     /* const after init */
-    size_t most;
+    size_t max_peers;
     int64_t grace_ns;
     dd_admission_close *close;
 
-    size_t limit; /* peers per stage: `most`, or fewer if the process may open few descriptors */
+    size_t limit; /* peers per stage: `max_peers`, or fewer if the process may open few descriptors */
     dd_list peers[DD_ADMISSION_STAGES]; /* oldest first */
     size_t npeers[DD_ADMISSION_STAGES];
     dd_timer_set timers; /* run by the user of this module */
-    uint64_t dice;
+    uint64_t random_state;
 } dd_admission;
 
-/* `most`: largest number of peers in a stage. `close` is called for late and evicted peers. */
-void dd_admission_init(dd_admission *self, size_t most, int64_t grace_ns, dd_admission_close *close);
+/* `max_peers`: largest number of peers in a stage. `close` is called for late and evicted peers. */
+void dd_admission_init(dd_admission *self, size_t max_peers, int64_t grace_ns, dd_admission_close *close);
 
 /* Add an accepted peer. */
 void dd_admission_begin(dd_admission *self, dd_admission_peer *peer, bool is_trusted, int64_t timeout_ns);
@@ -66,7 +66,7 @@ void dd_admission_end(dd_admission *self, dd_admission_peer *peer);
 /* Evict the peers above the limit of their stage. Return true if another peer may be accepted. Call
  * it before each accept, and before the loop sleeps. If it returns false, call it again after some
  * milliseconds: peers may have ended, or passed the grace period. */
-bool dd_admission_make_room(dd_admission *self, bool is_trusted);
+bool dd_admission_evict_surplus(dd_admission *self, bool is_trusted);
 /* Accept a connection; evict peers if the process is out of descriptors. *shortage is 0, the errno
  * of DD_IO_FAILED, or EMFILE with DD_IO_OK if the descriptor is scarce (dd_sock_is_fd_scarce). */
 dd_io dd_admission_accept(dd_admission *self, int listen_fd, int *fd, int *shortage);

@@ -33,10 +33,10 @@ dd_crypto_load(dd_error *err)
     }
     dd_lock_take(&loading);
     bool is_first = !atomic_load_explicit(&is_loaded, memory_order_relaxed);
-    bool is_there = !is_first || crypto_library_load(&why) == DD_OK;
-    atomic_store_explicit(&is_loaded, is_there, memory_order_release);
+    bool is_available = !is_first || crypto_library_load(&why) == DD_OK;
+    atomic_store_explicit(&is_loaded, is_available, memory_order_release);
     dd_lock_release(&loading);
-    if (!is_there) {
+    if (!is_available) {
         return dd_error_set(err, DD_NOT_SUPPORTED,
                             "what leaves this host is encrypted, as the job has a secret, and OpenSSL's "
                             "libcrypto is not there to do it: install it (libssl3), or set "

@@ -89,7 +89,7 @@ has_buffer(seal_direction *self)
 }
 
 static void
-drop_buffer(seal_direction *self, dd_seal_use use)
+release_buffer(seal_direction *self, dd_seal_use use)
 {
     self->begin = self->end = 0;
     if (use == DD_SEAL_SPARSE) {
@@ -227,7 +227,7 @@ dd_seal_try_send(dd_seal *self, int fd, const struct iovec *parts, int nparts, s
     }
     *moved = self->claimed;
     self->claimed = 0;
-    drop_buffer(out, self->use);
+    release_buffer(out, self->use);
     return DD_IO_OK;
 }
 
@@ -293,7 +293,7 @@ open_in_place(dd_seal *self)
 }
 
 static size_t
-take_plain(dd_seal *self, uint8_t *data, size_t nbytes)
+copy_plain(dd_seal *self, uint8_t *data, size_t nbytes)
 {
     size_t there = self->plain_end - self->plain_begin;
     size_t step = there < nbytes ? there : nbytes;
@@ -319,7 +319,7 @@ take_some(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
         }
         io = open_in_place(self);
     }
-    *moved = io == DD_IO_OK ? take_plain(self, data, nbytes) : 0;
+    *moved = io == DD_IO_OK ? copy_plain(self, data, nbytes) : 0;
     return io;
 }
 
@@ -369,7 +369,7 @@ dd_seal_try_recv(dd_seal *self, int fd, void *data, size_t nbytes, size_t *moved
     }
     if (self->plain_begin == self->plain_end && self->in.begin == self->in.end) {
         self->plain_begin = self->plain_end = 0;
-        drop_buffer(&self->in, self->use);
+        release_buffer(&self->in, self->use);
     }
     return io;
 }

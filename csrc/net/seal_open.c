@@ -60,14 +60,14 @@ dd_status
 dd_seal_finish(dd_noise *noise, dd_bytes secret, dd_seal_use use, dd_bytes second, dd_bytes clear,
                dd_seal **seal, dd_error *err)
 {
-    uint8_t said[CLEAR_MAX];
+    uint8_t received[CLEAR_MAX];
     dd_noise_keys keys;
-    if (second.len != DD_NOISE_SECOND_BYTES(clear.len) || clear.len > sizeof said) {
+    if (second.len != DD_NOISE_SECOND_BYTES(clear.len) || clear.len > sizeof received) {
         return dd_error_set(err, DD_PROTOCOL, "its part of the hand-shake has %zu bytes", second.len);
     }
-    dd_status status = dd_noise_finish(noise, secret, second, said, &keys, err);
+    dd_status status = dd_noise_finish(noise, secret, second, received, &keys, err);
     dd_noise_wipe(noise);
-    if (status == DD_OK && !dd_bytes_equal(dd_bytes_of(said, clear.len), clear)) {
+    if (status == DD_OK && !dd_bytes_equal(dd_bytes_of(received, clear.len), clear)) {
         dd_crypto_wipe(&keys, sizeof keys);
         status = dd_error_set(err, DD_AUTH, "its answer was changed on the way");
     }

@@ -136,7 +136,7 @@ on_listener_event(tcp_handler *handler, uint32_t events)
     (void)events;
     tcp_listener *listener = DD_CONTAINER_OF(handler, tcp_listener, handler);
     for (int i = 0; i < ACCEPTS_PER_EVENT; i++) {
-        if (!dd_admission_make_room(&listener->server->admission, false)) {
+        if (!dd_admission_evict_surplus(&listener->server->admission, false)) {
             pause_listener(listener, CURB_RETRY_NS);
             return;
         }

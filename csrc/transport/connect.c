@@ -88,7 +88,7 @@ static bool
 accept_from(dd_connector *self, int listen_fd)
 {
     bool is_unix = listen_fd == self->unix_fd;
-    for (int i = 0; i < ACCEPTS_PER_LOOK && dd_admission_make_room(&self->admission, is_unix); i++) {
+    for (int i = 0; i < ACCEPTS_PER_LOOK && dd_admission_evict_surplus(&self->admission, is_unix); i++) {
         int fd = -1;
         int shortage;
         if (dd_admission_accept(&self->admission, listen_fd, &fd, &shortage) == DD_IO_AGAIN) {
@@ -131,7 +131,7 @@ connector_main(void *arg)
         }
         size_t nlisten = connect_take_listeners(self, fds);
         for (size_t i = 0; i < nlisten && !is_failing; i++) {
-            if (dd_admission_make_room(&self->admission, fds[i] == self->unix_fd)) {
+            if (dd_admission_evict_surplus(&self->admission, fds[i] == self->unix_fd)) {
                 connect_poll(self, fds[i], POLLIN, &polled[i]);
             } else {
                 connect_sleep_until(self, dd_deadline_after(FULL_NAP_NS));

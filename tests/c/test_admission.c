@@ -71,10 +71,10 @@ TEST(silent_peers_above_the_limit_are_evicted_at_random)
         port self;
         port_init(&self);
         begin(&self, 0, (int)MOST);
-        CHECK(dd_admission_make_room(&self.admission, false));
+        CHECK(dd_admission_evict_surplus(&self.admission, false));
         CHECK_INT(nclosed, 0);
         begin(&self, (int)MOST, 1);
-        CHECK(dd_admission_make_room(&self.admission, false));
+        CHECK(dd_admission_evict_surplus(&self.admission, false));
         REQUIRE(nclosed == 1);
         CHECK_CONTAINS(reason, "too many unauthenticated connections");
         nevicted += is_evicted[closed[0]] ? 0 : 1;
@@ -88,9 +88,9 @@ TEST(all_silent_peers_above_the_limit_are_evicted_together)
     port self;
     port_init(&self);
     begin(&self, 0, NPEERS);
-    CHECK(dd_admission_make_room(&self.admission, true));
+    CHECK(dd_admission_evict_surplus(&self.admission, true));
     CHECK_INT(nclosed, NPEERS - MOST);
-    CHECK(dd_admission_make_room(&self.admission, false));
+    CHECK(dd_admission_evict_surplus(&self.admission, false));
     CHECK_INT(nclosed, NPEERS - MOST);
 }
 
@@ -100,11 +100,11 @@ TEST(greeted_peers_are_kept_for_the_grace_period)
     port_init(&self);
     begin(&self, 0, (int)MOST + 2);
     greet(&self, 0, (int)MOST + 2);
-    CHECK(!dd_admission_make_room(&self.admission, false));
-    CHECK(dd_admission_make_room(&self.admission, true));
+    CHECK(!dd_admission_evict_surplus(&self.admission, false));
+    CHECK(dd_admission_evict_surplus(&self.admission, true));
     CHECK_INT(nclosed, 0);
     let_grace_pass(&self, 0, 3);
-    CHECK(dd_admission_make_room(&self.admission, false));
+    CHECK(dd_admission_evict_surplus(&self.admission, false));
     REQUIRE(nclosed == 2);
     CHECK(closed[0] == 0 && closed[1] == 1);
 }
@@ -165,14 +165,14 @@ TEST(trusted_peers_are_never_evicted)
     port self;
     port_init(&self);
     for (int i = 0; i < (int)MOST; i++) {
-        CHECK(dd_admission_make_room(&self.admission, true));
+        CHECK(dd_admission_evict_surplus(&self.admission, true));
         dd_admission_begin(&self.admission, &self.peers[i], true, TIMEOUT_NS);
     }
-    CHECK(!dd_admission_make_room(&self.admission, true));
-    CHECK(dd_admission_make_room(&self.admission, false));
+    CHECK(!dd_admission_evict_surplus(&self.admission, true));
+    CHECK(dd_admission_evict_surplus(&self.admission, false));
     greet(&self, 0, 2);
     let_grace_pass(&self, 0, (int)MOST);
-    CHECK(!dd_admission_make_room(&self.admission, true));
+    CHECK(!dd_admission_evict_surplus(&self.admission, true));
     CHECK_INT(nclosed, 0);
 }
 
@@ -212,13 +212,13 @@ TEST(the_limit_is_an_eighth_of_the_descriptors)
     port self;
     port_init(&self);
     begin(&self, 0, 6);
-    CHECK(dd_admission_make_room(&self.admission, false));
+    CHECK(dd_admission_evict_surplus(&self.admission, false));
     CHECK_INT(nclosed, 0);
     begin(&self, 6, 1);
-    CHECK(dd_admission_make_room(&self.admission, false));
+    CHECK(dd_admission_evict_surplus(&self.admission, false));
     CHECK_INT(nclosed, 1);
     REQUIRE(setrlimit(RLIMIT_NOFILE, &old) == 0);
     begin(&self, 7, 1);
-    CHECK(dd_admission_make_room(&self.admission, false));
+    CHECK(dd_admission_evict_surplus(&self.admission, false));
     CHECK_INT(nclosed, 1);
 }
