@@ -53,7 +53,7 @@ static const dd_meeting_kind group_kind = {
     .noun = "group",
     .of_interrupted = "aborted the group: interrupted while it was being made",
     .read_card = read_card,
-    .look_for = look_for,
+    .check_process = look_for,
 };
 
 /* ---- processes that are in the group several times */

@@ -7,14 +7,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LOOK_AROUND_NS (2 * DD_NS_PER_S)
+#define CHECK_ALL_NS (2 * DD_NS_PER_S)
 #define GENERATIONS_MAX 4 /* meetings searched for a rank that is not in the current one */
 #define NAME_ROOM 120     /* bytes for one rank in a text */
-#define LOOK_NS (500 * DD_NS_PER_MS)
-#define LOOK_NS_PER_RANK (DD_NS_PER_MS / 2)
-#define NEVER_LOOK_NS (3600 * DD_NS_PER_S)
+#define CHECK_NS (500 * DD_NS_PER_MS)
+#define CHECK_NS_PER_RANK (DD_NS_PER_MS / 2)
+#define NO_CHECK_NS (3600 * DD_NS_PER_S)
 #define REFUSED_ROOM 256
-#define LOOK_RANKS_MAX 16 /* ranks checked in the store by one look */
+#define CHECK_RANKS_MAX 16 /* ranks checked in the store by one look */
 
 /* ---- attendance */
 
@@ -47,9 +47,9 @@ append_rank(char *text, size_t size, int rank, const dd_meeting_member *member, 
 }
 
 static dd_status
-find_published(const meeting_place *place, int rank, dd_blob *published, bool *is_found, dd_error *err)
+find_published(const meeting_keys *keys, int rank, dd_blob *published, bool *is_found, dd_error *err)
 {
-    return meeting_try_get(place, meeting_key(place, "rank/%d", rank), published, is_found, err);
+    return meeting_try_get(keys, meeting_key(keys, "rank/%d", rank), published, is_found, err);
 }
 
 /* Find a rank in this meeting, or in an earlier one of this call: it may have timed out before this
@@ -59,14 +59,15 @@ find_attendee(const meeting_call *call, int rank, dd_meeting_member *member, boo
               dd_error *err)
 {
     dd_status status = DD_OK;
-    meeting_place place = call->place;
+    meeting_keys keys = call->keys;
     dd_blob published = {0};
     *is_found = false;
     for (int i = 0; i < GENERATIONS_MAX && status == DD_OK && !*is_found; i++) {
         *is_earlier = i > 0;
-        status = find_published(&place, rank, &published, is_found, err);
-        *is_found = status == DD_OK && *is_found && meeting_read(call, dd_blob_view(&published), member);
-        if (place.generation-- == call->first_generation) {
+        status = find_published(&keys, rank, &published, is_found, err);
+        *is_found =
+            status == DD_OK && *is_found && meeting_read_member(call, dd_blob_view(&published), member);
+        if (keys.generation-- == call->first_generation) {
             break;
         }
     }
@@ -94,7 +95,7 @@ list_attendance(const meeting_call *call, attendance *seen)
             append_rank(seen->absent, sizeof seen->absent, name, NULL, "");
             seen->first_absent = seen->first_absent < 0 ? name : seen->first_absent;
         }
-        seen->is_cut = rank + 1 < size && dd_wait_has_expired(call->place.wait);
+        seen->is_cut = rank + 1 < size && dd_wait_has_expired(call->keys.wait);
     }
 }
 
@@ -105,7 +106,7 @@ print_refused(const meeting_call *call, char out[REFUSED_ROOM], dd_error *err)
     static const char words[] = "the store has refused, for want of its secret: ";
     dd_blob who = {0};
     out[0] = '\0';
-    dd_status status = dd_tcp_store_refused(call->place.store, &who, call->place.wait, err);
+    dd_status status = dd_tcp_store_refused(call->keys.store, &who, call->keys.wait, err);
     if (status == DD_OK && who.len > 0) {
         memcpy(out, words, sizeof words);
         (void)dd_bytes_print(dd_blob_view(&who), out + sizeof words - 1, 200);
@@ -121,7 +122,7 @@ print_accept_error(const meeting_call *call, char out[REFUSED_ROOM])
     static const char words[] = "; the store's server could not accept connections: ";
     dd_blob why = {0};
     out[0] = '\0';
-    if (dd_tcp_store_accept_error(call->place.store, &why, call->place.wait, NULL) == DD_OK && why.len > 0) {
+    if (dd_tcp_store_accept_error(call->keys.store, &why, call->keys.wait, NULL) == DD_OK && why.len > 0) {
         memcpy(out, words, sizeof words);
         (void)dd_bytes_print(dd_blob_view(&why), out + sizeof words - 1, REFUSED_ROOM - sizeof words);
     }
@@ -134,12 +135,12 @@ meeting_error_absent(const meeting_call *call, dd_error *err)
     attendance seen = {.first_absent = -1};
     char refused[REFUSED_ROOM] = "";
     char accept_error[REFUSED_ROOM] = "";
-    dd_wait moment = dd_wait_after(LOOK_AROUND_NS); /* the caller's wait may have timed out */
+    dd_wait moment = dd_wait_after(CHECK_ALL_NS); /* the caller's wait may have timed out */
     meeting_call late = *call;
-    late.place.wait = &moment;
+    late.keys.wait = &moment;
     list_attendance(&late, &seen);
-    if (seen.trouble.code != DD_OK && call->called_off.code != DD_OK) {
-        (void)dd_error_copy(err, &call->called_off);
+    if (seen.trouble.code != DD_OK && call->cancel_reason.code != DD_OK) {
+        (void)dd_error_copy(err, &call->cancel_reason);
         return DD_OP_TIMED_OUT;
     }
     if (seen.trouble.code != DD_OK) {
@@ -156,7 +157,7 @@ meeting_error_absent(const meeting_call *call, dd_error *err)
         dd_error_blame(err, seen.first_absent, NULL, 0);
     }
     dd_error_prepend(err, "rank %d waited %.1f s for the others", meeting_name_of(call, call->meeting->rank),
-                     dd_wait_elapsed_s(call->place.wait));
+                     dd_wait_elapsed_s(call->keys.wait));
     return DD_OP_TIMED_OUT;
 }
 
@@ -165,7 +166,7 @@ meeting_error_absent(const meeting_call *call, dd_error *err)
 int64_t
 meeting_watch_interval_ns(const dd_meeting *meeting)
 {
-    return meeting->kind->look_for != NULL ? LOOK_NS + meeting->size * LOOK_NS_PER_RANK : NEVER_LOOK_NS;
+    return meeting->kind->check_process != NULL ? CHECK_NS + meeting->size * CHECK_NS_PER_RANK : NO_CHECK_NS;
 }
 
 /* Choose the next rank that has joined; a nearer one may have since the last choice. */
@@ -173,7 +174,7 @@ static dd_status
 choose(const meeting_call *call, meeting_watch *watch, dd_error *err)
 {
     const dd_meeting *meeting = call->meeting;
-    int last = meeting->size - 1 < LOOK_RANKS_MAX ? meeting->size - 1 : LOOK_RANKS_MAX;
+    int last = meeting->size - 1 < CHECK_RANKS_MAX ? meeting->size - 1 : CHECK_RANKS_MAX;
     dd_status status = DD_OK;
     dd_blob published = {0};
     for (int step = 1; step <= last && status == DD_OK; step++) {
@@ -183,8 +184,8 @@ choose(const meeting_call *call, meeting_watch *watch, dd_error *err)
         if (rank == watch->rank) {
             break;
         }
-        status = find_published(&call->place, rank, &published, &is_found, err);
-        if (status == DD_OK && is_found && meeting_read(call, dd_blob_view(&published), &member)) {
+        status = find_published(&call->keys, rank, &published, &is_found, err);
+        if (status == DD_OK && is_found && meeting_read_member(call, dd_blob_view(&published), &member)) {
             dd_blob_fini(&watch->published);
             *watch = (meeting_watch){.rank = rank, .published = published, .has_warned = watch->has_warned};
             return DD_OK;
@@ -211,21 +212,21 @@ warn_of_refused(const meeting_call *call, meeting_watch *watch, dd_error *err)
 }
 
 dd_status
-meeting_look_after(const meeting_call *call, meeting_watch *watch, dd_error *err)
+meeting_check_watched(const meeting_call *call, meeting_watch *watch, dd_error *err)
 {
-    bool can_look = call->meeting->kind->look_for != NULL;
-    bool is_gone = false;
+    bool can_check = call->meeting->kind->check_process != NULL;
+    bool has_ended = false;
     dd_meeting_member member;
     char who[128];
     dd_status status = warn_of_refused(call, watch, err);
-    if (status == DD_OK && can_look) {
+    if (status == DD_OK && can_check) {
         status = choose(call, watch, err);
     }
     dd_bytes published = dd_blob_view(&watch->published);
-    if (status == DD_OK && can_look && watch->rank >= 0) {
-        status = meeting_look_for(call, published, &watch->was_seen, &is_gone, err);
+    if (status == DD_OK && can_check && watch->rank >= 0) {
+        status = meeting_check_process(call, published, &watch->was_seen, &has_ended, err);
     }
-    if (status == DD_OK && is_gone && meeting_read(call, published, &member)) {
+    if (status == DD_OK && has_ended && meeting_read_member(call, published, &member)) {
         status =
             dd_error_set(err, DD_PEER_LOST, "lost %s: its process has ended while the %s was being made",
                          meeting_print_member(call, watch->rank, &member, who), call->meeting->kind->noun);
@@ -238,11 +239,11 @@ meeting_look_after(const meeting_call *call, meeting_watch *watch, dd_error *err
 
 /* Initialise the place of an ended meeting. */
 static dd_status
-find_place(meeting_place *place, dd_store *store, dd_bytes name, uint64_t generation, const dd_wait *wait,
+find_place(meeting_keys *keys, dd_store *store, dd_bytes name, uint64_t generation, const dd_wait *wait,
            dd_error *err)
 {
-    dd_status status = meeting_place_init(place, store, "dldist/", name, wait, err);
-    place->generation = generation;
+    dd_status status = meeting_keys_init(keys, store, "dldist/", name, wait, err);
+    keys->generation = generation;
     return status;
 }
 
@@ -250,31 +251,31 @@ void
 dd_meeting_post(dd_store *store, dd_bytes name, uint64_t generation, const dd_error *error, dd_error *first)
 {
     char text[MEETING_FAILURE_MAX];
-    meeting_place place = {0};
+    meeting_keys keys = {0};
     dd_wait moment = dd_wait_after(DD_NS_PER_S);
     dd_blob value = {0};
     dd_bytes failure = dd_bytes_of(text, meeting_encode_failure(error, text));
-    dd_status status = find_place(&place, store, name, generation, &moment, NULL);
+    dd_status status = find_place(&keys, store, name, generation, &moment, NULL);
     if (status == DD_OK) { /* ranks with a link receive the failure there in any case */
-        status = meeting_set_if_missing(&place, meeting_key(&place, "broken"), failure, &value, NULL);
+        status = meeting_set_if_missing(&keys, meeting_key(&keys, "broken"), failure, &value, NULL);
     }
     if (status != DD_OK || !meeting_decode_failure(dd_blob_view(&value), first)) {
         *first = *error;
     }
     dd_blob_fini(&value);
-    meeting_place_fini(&place);
+    meeting_keys_fini(&keys);
 }
 
 dd_status
 dd_meeting_check(dd_store *store, dd_bytes name, uint64_t generation, const dd_wait *wait, dd_error *err)
 {
-    meeting_place place = {0};
+    meeting_keys keys = {0};
     dd_blob posted = {0};
     bool is_found = false;
     dd_error failure;
-    dd_status status = find_place(&place, store, name, generation, wait, &failure);
+    dd_status status = find_place(&keys, store, name, generation, wait, &failure);
     if (status == DD_OK) {
-        status = meeting_try_get(&place, meeting_key(&place, "broken"), &posted, &is_found, &failure);
+        status = meeting_try_get(&keys, meeting_key(&keys, "broken"), &posted, &is_found, &failure);
     }
     if (status == DD_OK && is_found && meeting_decode_failure(dd_blob_view(&posted), &failure)) {
         status = failure.code;
@@ -282,6 +283,6 @@ dd_meeting_check(dd_store *store, dd_bytes name, uint64_t generation, const dd_w
         status = DD_OK;
     }
     dd_blob_fini(&posted);
-    meeting_place_fini(&place);
+    meeting_keys_fini(&keys);
     return status == DD_OK ? DD_OK : dd_error_copy(err, &failure);
 }

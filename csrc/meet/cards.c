@@ -65,9 +65,9 @@ meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, dd_error *err)
     char *newline = strchr(text, '\n');
     size_t len = newline != NULL ? (size_t)(newline - text) : strlen(text);
     text[len] = '\0';
-    int said = 0;
+    int size_found = 0;
     uint64_t id = 0;
-    if (newline == NULL || sscanf(text, "ok %d %" SCNx64, &said, &id) != 2 || said != size) {
+    if (newline == NULL || sscanf(text, "ok %d %" SCNx64, &size_found, &id) != 2 || size_found != size) {
         return dd_error_set(err, DD_STORE, "the store says \"%s\" where the end of a meeting of %d should be",
                             text, size);
     }

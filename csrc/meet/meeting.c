@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LAST_WORDS_NS DD_NS_PER_S
-#define CALL_OFF_NS (2 * DD_NS_PER_S)
+#define POST_FAILURE_NS DD_NS_PER_S
+#define CANCEL_NS (2 * DD_NS_PER_S)
 
 /* Raise a failure that all ranks receive as the end of this meeting. */
 static dd_status
@@ -24,7 +24,7 @@ read_other(const meeting_call *call, dd_bytes published, const char *what, dd_me
            dd_error *err)
 {
     char title[MEETING_TITLE_MAX];
-    return meeting_read(call, published, member)
+    return meeting_read_member(call, published, member)
                ? DD_OK
                : dd_error_set(err, DD_STORE, "the store holds something else where %s of %s should be", what,
                               meeting_print_title(call, title));
@@ -36,10 +36,9 @@ static dd_status
 set_end(const meeting_call *call, dd_bytes end, dd_error *err)
 {
     dd_blob value = {0};
-    dd_status status =
-        meeting_set_if_missing(&call->place, meeting_key(&call->place, "end"), end, &value, err);
+    dd_status status = meeting_set_if_missing(&call->keys, meeting_key(&call->keys, "end"), end, &value, err);
     dd_blob_fini(&value);
-    return status == DD_OK ? meeting_leave_generation(&call->place, err) : status;
+    return status == DD_OK ? meeting_advance_generation(&call->keys, err) : status;
 }
 
 /* End the meeting: all its ranks raise `failure`. If several ranks do, the first decides. */
@@ -53,25 +52,26 @@ end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
 /* Cancel the meeting: all its ranks go on to the next one, and raise `why` if the store ends before
  * that. `why` is NULL if there is no reason. */
 static dd_status
-call_off(const meeting_call *call, const dd_error *why, dd_error *err)
+cancel_meeting(const meeting_call *call, const dd_error *why, dd_error *err)
 {
     char text[MEETING_FAILURE_MAX];
-    return set_end(call, dd_bytes_of(text, meeting_encode_off(why, text)), err);
+    return set_end(call, dd_bytes_of(text, meeting_encode_cancelled(why, text)), err);
 }
 
 /* Handle the timeout of this rank, and end the meeting for the other ranks as well. */
 static dd_status
-run_out_of_time(meeting_call *call, dd_error *err)
+end_timed_out(meeting_call *call, dd_error *err)
 {
     dd_error late;
     char title[MEETING_TITLE_MAX];
     dd_status status = meeting_error_absent(call, &late);
-    dd_wait moment = dd_wait_after(CALL_OFF_NS);
+    dd_wait moment = dd_wait_after(CANCEL_NS);
     meeting_call last = *call;
-    last.place.wait = &moment;
+    last.keys.wait = &moment;
     /* If this fails, the next rank to join does it. */
-    (void)!(call->meeting->kind->is_final ? end_meeting(&last, &late, NULL) : call_off(&last, &late, NULL));
-    call->has_come = false;
+    (void)!(call->meeting->kind->is_final ? end_meeting(&last, &late, NULL)
+                                          : cancel_meeting(&last, &late, NULL));
+    call->has_joined = false;
     dd_error_prepend(&late, "%s", meeting_print_title(call, title));
     (void)dd_error_copy(err, &late);
     return status;
@@ -83,7 +83,7 @@ explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *tol
 {
     dd_meeting_member own;
     char who[128];
-    if (!meeting_read(call, call->own, &own)) {
+    if (!meeting_read_member(call, call->own, &own)) {
         return false;
     }
     meeting_print_member(call, call->meeting->rank, &own, who);
@@ -96,22 +96,22 @@ explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *tol
     return true;
 }
 
-/* Handle the end: cancelled (*is_over is true), failed, or with the cards of all ranks. */
+/* Handle the end: cancelled (*is_done is true), failed, or with the cards of all ranks. */
 static dd_status
-read_end(meeting_call *call, dd_bytes said, dd_meeting_end *end, bool *is_over, dd_error *err)
+read_end(meeting_call *call, dd_bytes value, dd_meeting_end *end, bool *is_done, dd_error *err)
 {
     dd_error failure;
     dd_error why;
-    call->has_come = false;
-    *is_over = meeting_decode_off(said, &why);
+    call->has_joined = false;
+    *is_done = meeting_decode_cancelled(value, &why);
     if (why.code != DD_OK) {
-        call->called_off = why;
+        call->cancel_reason = why;
     }
-    bool is_failure = meeting_decode_failure(said, &failure);
-    if (!*is_over && !is_failure) {
-        return meeting_decode_end(call->meeting->size, said, end, err);
+    bool is_failure = meeting_decode_failure(value, &failure);
+    if (!*is_done && !is_failure) {
+        return meeting_decode_end(call->meeting->size, value, end, err);
     }
-    dd_status status = meeting_leave_generation(&call->place, err);
+    dd_status status = meeting_advance_generation(&call->keys, err);
     return status == DD_OK && is_failure ? raise_failure(call, &failure, err) : status;
 }
 
@@ -120,16 +120,16 @@ read_end(meeting_call *call, dd_bytes said, dd_meeting_end *end, bool *is_over, 
 /* Cancel the meeting if the process that published the bytes is dead. A process on another host is
  * never known to be dead at this point. */
 static dd_status
-abandon_if_dead(const meeting_call *call, dd_bytes published, bool *is_abandoned, dd_error *err)
+cancel_if_dead(const meeting_call *call, dd_bytes published, bool *is_cancelled, dd_error *err)
 {
     bool was_seen = false;
-    dd_status status = meeting_look_for(call, published, &was_seen, is_abandoned, err);
-    return status == DD_OK && *is_abandoned ? call_off(call, NULL, err) : status;
+    dd_status status = meeting_check_process(call, published, &was_seen, is_cancelled, err);
+    return status == DD_OK && *is_cancelled ? cancel_meeting(call, NULL, err) : status;
 }
 
 /* Handle a rank that is taken, by a dead process or by a live one. */
 static dd_status
-examine_taken(const meeting_call *call, dd_bytes taken, bool *is_over, dd_error *err)
+examine_taken(const meeting_call *call, dd_bytes taken, bool *is_done, dd_error *err)
 {
     int name = meeting_name_of(call, call->meeting->rank);
     char what[32];
@@ -138,9 +138,9 @@ examine_taken(const meeting_call *call, dd_bytes taken, bool *is_over, dd_error 
     snprintf(what, sizeof what, "rank %d", name);
     dd_status status = read_other(call, taken, what, &member, err);
     if (status == DD_OK) {
-        status = abandon_if_dead(call, taken, is_over, err);
+        status = cancel_if_dead(call, taken, is_done, err);
     }
-    if (status == DD_OK && !*is_over) {
+    if (status == DD_OK && !*is_done) {
         status = dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of %s is taken: by %s, pid %lld", name,
                               meeting_print_title(call, title), member.host, member.pid);
         dd_error_blame(err, name, member.host, member.pid);
@@ -150,20 +150,20 @@ examine_taken(const meeting_call *call, dd_bytes taken, bool *is_over, dd_error 
 
 /* Split "<size> <rank>", a newline, and the bytes that this rank published. */
 static bool
-split_size(dd_bytes said, int *size, int *rank, dd_bytes *published)
+split_size(dd_bytes value, int *size, int *rank, dd_bytes *published)
 {
     char line[32];
-    meeting_copy_text(said, line, sizeof line);
+    meeting_copy_text(value, line, sizeof line);
     const char *newline = strchr(line, '\n');
     size_t len = newline != NULL ? (size_t)(newline - line) + 1 : 0;
-    *published = dd_bytes_after(said, len);
+    *published = dd_bytes_after(value, len);
     return len > 0 && sscanf(line, "%d %d", size, rank) == 2;
 }
 
 /* Handle a rank that joined with another size. If it is dead, its meeting is cancelled. Otherwise
  * neither of the two can ever meet the ranks for which it waits: both receive the error. */
 static dd_status
-settle_sizes(const meeting_call *call, dd_bytes said, bool *is_over, dd_error *err)
+resolve_sizes(const meeting_call *call, dd_bytes value, bool *is_done, dd_error *err)
 {
     const dd_meeting *meeting = call->meeting;
     int size = 0;
@@ -171,15 +171,15 @@ settle_sizes(const meeting_call *call, dd_bytes said, bool *is_over, dd_error *e
     dd_bytes published;
     dd_meeting_member theirs;
     dd_meeting_member own;
-    bool is_said = split_size(said, &size, &rank, &published);
-    dd_status status = read_other(call, is_said ? published : (dd_bytes){0}, "the size", &theirs, err);
-    if (status == DD_OK && !meeting_read(call, call->own, &own)) {
+    bool is_valid = split_size(value, &size, &rank, &published);
+    dd_status status = read_other(call, is_valid ? published : (dd_bytes){0}, "the size", &theirs, err);
+    if (status == DD_OK && !meeting_read_member(call, call->own, &own)) {
         status = dd_error_set(err, DD_INTERNAL, "a rank cannot read its own card");
     }
     if (status == DD_OK) {
-        status = abandon_if_dead(call, published, is_over, err);
+        status = cancel_if_dead(call, published, is_done, err);
     }
-    if (status != DD_OK || *is_over) {
+    if (status != DD_OK || *is_done) {
         return status;
     }
     char first[128];
@@ -198,29 +198,29 @@ settle_sizes(const meeting_call *call, dd_bytes said, bool *is_over, dd_error *e
 
 /* Wait for the end of the meeting, and check that another rank is still alive. */
 static dd_status
-await_end(meeting_call *call, dd_blob *said, dd_error *err)
+await_end(meeting_call *call, dd_blob *value, dd_error *err)
 {
     meeting_watch watch = {.rank = -1};
-    meeting_seat seat = {call->meeting->rank, call->meeting->size, call->own};
+    meeting_entry entry = {call->meeting->rank, call->meeting->size, call->own};
     int64_t interval_ns = meeting_watch_interval_ns(call->meeting);
     dd_status status = DD_OK;
     bool is_late = false;
     bool has_ended = false;
     for (int nlooks = 0; status == DD_OK && !has_ended; nlooks++) {
-        dd_wait slice = dd_wait_at_most(call->place.wait, interval_ns);
+        dd_wait slice = dd_wait_at_most(call->keys.wait, interval_ns);
         int64_t before_ns = dd_clock_now_ns();
-        status = dd_store_get(call->place.store, meeting_key(&call->place, "end"), said, &slice, err);
+        status = dd_store_get(call->keys.store, meeting_key(&call->keys, "end"), value, &slice, err);
         is_late = status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT;
-        if (!is_late || dd_wait_has_expired(call->place.wait)) {
+        if (!is_late || dd_wait_has_expired(call->keys.wait)) {
             break;
         }
         if (status == DD_NETWORK_TIMED_OUT || dd_clock_now_ns() - before_ns > 2 * interval_ns) {
             interval_ns *= 2; /* the timeout is too short for this store */
         }
         is_late = false;
-        status = meeting_end_for_the_last(&call->place, &seat, nlooks, said, &has_ended, err);
+        status = meeting_end_for_last_rank(&call->keys, &entry, nlooks, value, &has_ended, err);
         if (status == DD_OK && !has_ended) {
-            status = meeting_look_after(call, &watch, err);
+            status = meeting_check_watched(call, &watch, err);
         }
         if (status == DD_PEER_LOST) {
             dd_error lost = *err;
@@ -228,7 +228,7 @@ await_end(meeting_call *call, dd_blob *said, dd_error *err)
         }
     }
     dd_blob_fini(&watch.published);
-    return is_late ? run_out_of_time(call, err) : status;
+    return is_late ? end_timed_out(call, err) : status;
 }
 
 /* ---- joining and leaving */
@@ -239,9 +239,9 @@ find_own(meeting_call *call)
 {
     dd_blob value = {0};
     bool is_found = false;
-    dd_status status = meeting_read_generation(&call->place, NULL);
+    dd_status status = meeting_read_generation(&call->keys, NULL);
     if (status == DD_OK) {
-        status = meeting_try_get(&call->place, meeting_key(&call->place, "rank/%d", call->meeting->rank),
+        status = meeting_try_get(&call->keys, meeting_key(&call->keys, "rank/%d", call->meeting->rank),
                                  &value, &is_found, NULL);
     }
     bool is_own = status == DD_OK && is_found && dd_bytes_equal(dd_blob_view(&value), call->own);
@@ -253,55 +253,55 @@ find_own(meeting_call *call)
 static void
 end_after_own_failure(const meeting_call *call, bool is_known, const dd_error *why)
 {
-    dd_wait moment = dd_wait_after(LAST_WORDS_NS);
+    dd_wait moment = dd_wait_after(POST_FAILURE_NS);
     meeting_call last = *call;
     dd_error told;
-    last.place.wait = &moment;
+    last.keys.wait = &moment;
     if (explain_own_failure(call, why, &told) && (is_known || find_own(&last))) {
         (void)!end_meeting(&last, &told, NULL); /* the store itself may have failed */
     }
 }
 
 static dd_status
-take_reply(meeting_call *call, dd_store_result *reply, dd_meeting_end *end, bool *is_over, dd_error *err)
+take_reply(meeting_call *call, dd_store_result *reply, dd_meeting_end *end, bool *is_done, dd_error *err)
 {
     dd_status status = DD_OK;
     switch ((dd_meet_state)reply->state) {
     case DD_MEET_WAITING:
         status = await_end(call, &reply->value, err);
-        return status == DD_OK ? read_end(call, dd_blob_view(&reply->value), end, is_over, err) : status;
+        return status == DD_OK ? read_end(call, dd_blob_view(&reply->value), end, is_done, err) : status;
     case DD_MEET_ENDED:
-        return read_end(call, dd_blob_view(&reply->value), end, is_over, err);
+        return read_end(call, dd_blob_view(&reply->value), end, is_done, err);
     case DD_MEET_RESIZED:
-        return settle_sizes(call, dd_blob_view(&reply->value), is_over, err);
+        return resolve_sizes(call, dd_blob_view(&reply->value), is_done, err);
     case DD_MEET_TAKEN:
-        return examine_taken(call, dd_blob_view(&reply->value), is_over, err);
+        return examine_taken(call, dd_blob_view(&reply->value), is_done, err);
     case DD_MEET_AGAIN:
         break;
     }
-    *is_over = true;
+    *is_done = true;
     return DD_OK;
 }
 
 /* Make one attempt in the current generation. */
 static dd_status
-attempt(meeting_call *call, const dd_store_request *request, dd_meeting_end *end, bool *is_over,
+attempt(meeting_call *call, const dd_store_request *request, dd_meeting_end *end, bool *is_done,
         dd_error *err)
 {
     dd_store_result reply = {0};
-    *is_over = false;
-    dd_status status = dd_store_run(call->place.store, request, &reply, call->place.wait, err);
+    *is_done = false;
+    dd_status status = dd_store_run(call->keys.store, request, &reply, call->keys.wait, err);
     bool is_known = status == DD_OK || reply.flag;
-    call->has_come = status != DD_OK || reply.state <= DD_MEET_ENDED;
+    call->has_joined = status != DD_OK || reply.state <= DD_MEET_ENDED;
     if (is_known) {
-        call->place.generation = (uint64_t)reply.number;
-        call->first_generation = call->has_begun ? call->first_generation : call->place.generation;
+        call->keys.generation = (uint64_t)reply.number;
+        call->first_generation = call->has_begun ? call->first_generation : call->keys.generation;
         call->has_begun = true;
     }
     if (status == DD_OK) {
-        status = take_reply(call, &reply, end, is_over, err);
+        status = take_reply(call, &reply, end, is_done, err);
     }
-    if (status != DD_OK && call->has_come) {
+    if (status != DD_OK && call->has_joined) {
         end_after_own_failure(call, is_known, err);
     }
     dd_store_result_fini(&reply);
@@ -314,7 +314,7 @@ run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_erro
 {
     const dd_meeting *meeting = call->meeting;
     uint8_t nonce[MEETING_NONCE_BYTES];
-    bool is_over = true;
+    bool is_done = true;
     dd_status status = dd_auth_random(nonce, sizeof nonce, err);
     if (status == DD_OK) {
         status = dd_blob_append(published, nonce, sizeof nonce, err);
@@ -322,7 +322,7 @@ run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_erro
     if (status == DD_OK) {
         status = dd_blob_append(published, meeting->card.data, meeting->card.len, err);
     }
-    dd_bytes prefix = dd_bytes_of(call->place.text, call->place.prefix_len);
+    dd_bytes prefix = dd_bytes_of(call->keys.text, call->keys.prefix_len);
     call->own = dd_blob_view(published);
     dd_store_request request = {
         .op = DD_STORE_MEET,
@@ -331,14 +331,14 @@ run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_erro
         .values = &call->own,
         .number = dd_store_meet_number(meeting->rank, meeting->size, meeting->kind->is_final),
     };
-    while (status == DD_OK && is_over) {
-        status = attempt(call, &request, end, &is_over, err);
-        bool is_late = status == DD_TIMED_OUT || (status == DD_OK && is_over);
-        if (is_late && dd_wait_has_expired(call->place.wait)) {
-            status = run_out_of_time(call, err);
+    while (status == DD_OK && is_done) {
+        status = attempt(call, &request, end, &is_done, err);
+        bool is_late = status == DD_TIMED_OUT || (status == DD_OK && is_done);
+        if (is_late && dd_wait_has_expired(call->keys.wait)) {
+            status = end_timed_out(call, err);
         }
     }
-    end->generation = status == DD_OK ? call->place.generation : end->generation;
+    end->generation = status == DD_OK ? call->keys.generation : end->generation;
     return status;
 }
 
@@ -348,7 +348,7 @@ static dd_status
 explain_lost_store(const meeting_call *call, dd_error *err)
 {
     char title[MEETING_TITLE_MAX];
-    dd_error why = call->called_off;
+    dd_error why = call->cancel_reason;
     if (err->code != DD_NETWORK || why.code == DD_OK) {
         return err->code;
     }
@@ -370,13 +370,12 @@ dd_meet(const dd_meeting *meeting, dd_meeting_end *end, const dd_wait *wait, dd_
         return dd_error_set(err, DD_INVALID_ARGUMENT, "the name of a %s has at most %d bytes, not %zu",
                             meeting->kind->noun, DD_MEETING_NAME_MAX, meeting->name.len);
     }
-    dd_status status =
-        meeting_place_init(&call.place, meeting->store, "dldist/", meeting->name, wait, &error);
+    dd_status status = meeting_keys_init(&call.keys, meeting->store, "dldist/", meeting->name, wait, &error);
     if (status == DD_OK) {
         status = run_meeting(&call, &published, end, &error);
         status = status != DD_OK ? explain_lost_store(&call, &error) : DD_OK;
     }
     dd_blob_fini(&published);
-    meeting_place_fini(&call.place);
+    meeting_keys_fini(&call.keys);
     return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
 }

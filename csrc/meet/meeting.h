@@ -36,11 +36,11 @@ typedef struct dd_meeting_kind {
     bool is_final;
     /* Read a card. Return false if these bytes, which a peer sent, are malformed. */
     bool (*read_card)(dd_bytes card, dd_meeting_member *member);
-    /* Set *is_gone to true if the process of `card` has ended, as far as the process of `own` can
+    /* Set *has_ended to true if the process of `card` has ended, as far as the process of `own` can
      * see. *was_seen is false at first and kept between calls. Fails only with DD_INTERRUPTED. NULL
      * if this cannot be determined. */
-    dd_status (*look_for)(dd_bytes card, dd_bytes own, bool *was_seen, bool *is_gone, const dd_wait *wait,
-                          dd_error *err);
+    dd_status (*check_process)(dd_bytes card, dd_bytes own, bool *was_seen, bool *has_ended,
+                               const dd_wait *wait, dd_error *err);
 } dd_meeting_kind;
 
 typedef struct dd_meeting {

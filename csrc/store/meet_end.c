@@ -110,7 +110,7 @@ static const char off[] = "off\n";
 #define OFF_LEN (sizeof off - 1)
 
 size_t
-meeting_encode_off(const dd_error *why, char end[MEETING_FAILURE_MAX])
+meeting_encode_cancelled(const dd_error *why, char end[MEETING_FAILURE_MAX])
 {
     size_t len = why != NULL ? meeting_encode_failure(why, end) : 0;
     memmove(end + OFF_LEN, end, len);
@@ -119,7 +119,7 @@ meeting_encode_off(const dd_error *why, char end[MEETING_FAILURE_MAX])
 }
 
 bool
-meeting_decode_off(dd_bytes end, dd_error *why)
+meeting_decode_cancelled(dd_bytes end, dd_error *why)
 {
     *why = (dd_error){.code = DD_OK};
     if (end.len < OFF_LEN || memcmp(end.data, off, OFF_LEN) != 0) {

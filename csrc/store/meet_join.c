@@ -17,8 +17,8 @@
 /* ---- a place */
 
 dd_status
-meeting_place_init(meeting_place *place, dd_store *store, const char *root, dd_bytes name,
-                   const dd_wait *wait, dd_error *err)
+meeting_keys_init(meeting_keys *keys, dd_store *store, const char *root, dd_bytes name, const dd_wait *wait,
+                  dd_error *err)
 {
     size_t root_len = strlen(root);
     size_t size = root_len + name.len + KEY_ROOM;
@@ -30,76 +30,76 @@ meeting_place_init(meeting_place *place, dd_store *store, const char *root, dd_b
     if (name.len > 0) {
         memcpy(text + root_len, name.data, name.len);
     }
-    *place = (meeting_place){
+    *keys = (meeting_keys){
         .store = store, .wait = wait, .text = text, .size = size, .prefix_len = root_len + name.len};
     return DD_OK;
 }
 
 void
-meeting_place_fini(meeting_place *place)
+meeting_keys_fini(meeting_keys *keys)
 {
-    dd_mem_free(place->text);
-    place->text = NULL;
+    dd_mem_free(keys->text);
+    keys->text = NULL;
 }
 
 dd_bytes
-meeting_key(const meeting_place *place, const char *format, ...)
+meeting_key(const meeting_keys *keys, const char *format, ...)
 {
-    char *rest = place->text + place->prefix_len;
-    int len = snprintf(rest, KEY_ROOM, "/%" PRIu64 "/", place->generation);
+    char *rest = keys->text + keys->prefix_len;
+    int len = snprintf(rest, KEY_ROOM, "/%" PRIu64 "/", keys->generation);
     va_list args;
     va_start(args, format);
     len += vsnprintf(rest + len, KEY_ROOM - (size_t)len, format, args);
     va_end(args);
-    return dd_bytes_of(place->text, place->prefix_len + (size_t)len);
+    return dd_bytes_of(keys->text, keys->prefix_len + (size_t)len);
 }
 
 static dd_bytes
-generation_key(const meeting_place *place)
+generation_key(const meeting_keys *keys)
 {
     static const char rest[] = "/generation";
-    memcpy(place->text + place->prefix_len, rest, sizeof rest - 1);
-    return dd_bytes_of(place->text, place->prefix_len + sizeof rest - 1);
+    memcpy(keys->text + keys->prefix_len, rest, sizeof rest - 1);
+    return dd_bytes_of(keys->text, keys->prefix_len + sizeof rest - 1);
 }
 
 dd_status
-meeting_try_get(const meeting_place *place, dd_bytes key, dd_blob *value, bool *is_found, dd_error *err)
+meeting_try_get(const meeting_keys *keys, dd_bytes key, dd_blob *value, bool *is_found, dd_error *err)
 {
-    return dd_store_try_get(place->store, key, value, is_found, place->wait, err);
+    return dd_store_try_get(keys->store, key, value, is_found, keys->wait, err);
 }
 
 dd_status
-meeting_set_if_missing(const meeting_place *place, dd_bytes key, dd_bytes desired, dd_blob *value,
+meeting_set_if_missing(const meeting_keys *keys, dd_bytes key, dd_bytes desired, dd_blob *value,
                        dd_error *err)
 {
-    return dd_store_compare_set(place->store, key, (dd_bytes){0}, desired, value, place->wait, err);
+    return dd_store_compare_set(keys->store, key, (dd_bytes){0}, desired, value, keys->wait, err);
 }
 
 dd_status
-meeting_read_generation(meeting_place *place, dd_error *err)
+meeting_read_generation(meeting_keys *keys, dd_error *err)
 {
     dd_blob value = {0};
     bool is_found = false;
     char text[24];
-    dd_status status = meeting_try_get(place, generation_key(place), &value, &is_found, err);
+    dd_status status = meeting_try_get(keys, generation_key(keys), &value, &is_found, err);
     meeting_copy_text(dd_blob_view(&value), text, sizeof text);
     dd_blob_fini(&value);
-    place->generation = status == DD_OK ? strtoull(text, NULL, 10) : place->generation;
+    keys->generation = status == DD_OK ? strtoull(text, NULL, 10) : keys->generation;
     return status;
 }
 
 dd_status
-meeting_leave_generation(const meeting_place *place, dd_error *err)
+meeting_advance_generation(const meeting_keys *keys, dd_error *err)
 {
     char now[24] = "";
     char next[24];
-    if (place->generation > 0) {
-        snprintf(now, sizeof now, "%" PRIu64, place->generation);
+    if (keys->generation > 0) {
+        snprintf(now, sizeof now, "%" PRIu64, keys->generation);
     }
-    snprintf(next, sizeof next, "%" PRIu64, place->generation + 1);
+    snprintf(next, sizeof next, "%" PRIu64, keys->generation + 1);
     dd_blob value = {0};
-    dd_status status = dd_store_compare_set(place->store, generation_key(place), dd_bytes_of_string(now),
-                                            dd_bytes_of_string(next), &value, place->wait, err);
+    dd_status status = dd_store_compare_set(keys->store, generation_key(keys), dd_bytes_of_string(now),
+                                            dd_bytes_of_string(next), &value, keys->wait, err);
     dd_blob_fini(&value);
     return status;
 }
@@ -108,7 +108,7 @@ meeting_leave_generation(const meeting_place *place, dd_error *err)
 
 /* One MEET request. */
 typedef struct arrival {
-    meeting_place place;
+    meeting_keys keys;
     dd_keyspace *ks; /* the store's keyspace, or NULL for another kind of store */
     int rank;
     int size;
@@ -122,10 +122,10 @@ object(arrival *self, dd_meet_state state, dd_error *err)
 {
     dd_blob end = {0};
     bool is_over = false;
-    dd_status status = meeting_try_get(&self->place, meeting_key(&self->place, "end"), &end, &is_over, err);
+    dd_status status = meeting_try_get(&self->keys, meeting_key(&self->keys, "end"), &end, &is_over, err);
     dd_blob_fini(&end);
     self->reply->state = is_over ? DD_MEET_AGAIN : (uint8_t)state;
-    return status == DD_OK && is_over ? meeting_leave_generation(&self->place, err) : status;
+    return status == DD_OK && is_over ? meeting_advance_generation(&self->keys, err) : status;
 }
 
 /* Publish or compare the size, before take_rank(): the rank may be another process's. */
@@ -135,18 +135,19 @@ agree_on_size(arrival *self, dd_error *err)
     char line[32];
     snprintf(line, sizeof line, "%d %d\n", self->size, self->rank);
     dd_blob mine = {0};
-    dd_blob *said = &self->reply->value;
+    dd_blob *reply_value = &self->reply->value;
     dd_status status = dd_blob_append(&mine, line, strlen(line), err);
     if (status == DD_OK) {
         status = dd_blob_append(&mine, self->published.data, self->published.len, err);
     }
     if (status == DD_OK) {
-        status = meeting_set_if_missing(&self->place, meeting_key(&self->place, "size"), dd_blob_view(&mine),
-                                        said, err);
+        status = meeting_set_if_missing(&self->keys, meeting_key(&self->keys, "size"), dd_blob_view(&mine),
+                                        reply_value, err);
     }
     dd_blob_fini(&mine);
     size_t len = strcspn(line, " ") + 1;
-    bool is_another = status == DD_OK && (said->len < len || memcmp(said->data, line, len) != 0);
+    bool is_another =
+        status == DD_OK && (reply_value->len < len || memcmp(reply_value->data, line, len) != 0);
     return is_another ? object(self, DD_MEET_RESIZED, err) : status;
 }
 
@@ -154,7 +155,7 @@ agree_on_size(arrival *self, dd_error *err)
 static dd_status
 take_rank(arrival *self, dd_blob *value, bool *is_own, dd_error *err)
 {
-    dd_status status = meeting_set_if_missing(&self->place, meeting_key(&self->place, "rank/%d", self->rank),
+    dd_status status = meeting_set_if_missing(&self->keys, meeting_key(&self->keys, "rank/%d", self->rank),
                                               self->published, value, err);
     *is_own = status == DD_OK && dd_bytes_equal(dd_blob_view(value), self->published);
     return status;
@@ -166,16 +167,16 @@ static dd_status
 run_on_cards(const arrival *self, dd_store_op op, dd_store_result *result, dd_error *err)
 {
     size_t size = (size_t)self->size;
-    char *texts = dd_mem_alloc_array(size, self->place.size);
+    char *texts = dd_mem_alloc_array(size, self->keys.size);
     dd_bytes *keys = dd_mem_alloc_array(size, sizeof *keys);
     dd_status status = texts != NULL && keys != NULL ? DD_OK : dd_error_no_memory(err, size * sizeof *keys);
     for (size_t rank = 0; rank < size && status == DD_OK; rank++) {
-        dd_bytes key = meeting_key(&self->place, "rank/%d", (int)rank);
-        keys[rank] = dd_bytes_of(memcpy(texts + rank * self->place.size, key.data, key.len), key.len);
+        dd_bytes key = meeting_key(&self->keys, "rank/%d", (int)rank);
+        keys[rank] = dd_bytes_of(memcpy(texts + rank * self->keys.size, key.data, key.len), key.len);
     }
     if (status == DD_OK) {
         dd_store_request request = {.op = op, .keys = keys, .nkeys = size};
-        status = dd_store_run(self->place.store, &request, result, self->place.wait, err);
+        status = dd_store_run(self->keys.store, &request, result, self->keys.wait, err);
     }
     dd_mem_free(keys);
     dd_mem_free(texts);
@@ -194,12 +195,12 @@ get_published(const arrival *self, dd_blob_list *values, dd_error *err)
 /* Delete the ranks' keys: the end has all cards, and jobs create groups for days. Not done on other
  * stores, which would take a request for each key. */
 static void
-drop_published(arrival *self)
+delete_published(arrival *self)
 {
     for (int rank = 0; self->ks != NULL && rank < self->size; rank++) {
-        dd_bytes key = meeting_key(&self->place, "rank/%d", rank);
+        dd_bytes key = meeting_key(&self->keys, "rank/%d", rank);
         dd_store_request request = {.op = DD_STORE_DELETE_KEY, .keys = &key, .nkeys = 1};
-        (void)!dd_store_run(self->place.store, &request, &(dd_store_result){0}, NULL, NULL);
+        (void)!dd_store_run(self->keys.store, &request, &(dd_store_result){0}, NULL, NULL);
     }
 }
 
@@ -216,15 +217,15 @@ end_well(arrival *self, dd_error *err)
         status = meeting_encode_end(id, &published, &end, err);
     }
     if (status == DD_OK) {
-        status = meeting_set_if_missing(&self->place, meeting_key(&self->place, "end"), dd_blob_view(&end),
+        status = meeting_set_if_missing(&self->keys, meeting_key(&self->keys, "end"), dd_blob_view(&end),
                                         &self->reply->value, err);
     }
     if (status == DD_OK) {
         self->reply->state = DD_MEET_ENDED;
         if (dd_bytes_equal(dd_blob_view(&self->reply->value), dd_blob_view(&end))) {
-            drop_published(self);
+            delete_published(self);
         }
-        status = meeting_leave_generation(&self->place, err);
+        status = meeting_advance_generation(&self->keys, err);
     }
     dd_blob_fini(&end);
     dd_blob_list_fini(&published);
@@ -236,13 +237,13 @@ count_in(arrival *self, dd_error *err)
 {
     int64_t count = 0;
     dd_status status =
-        dd_store_add(self->place.store, meeting_key(&self->place, "count"), 1, &count, self->place.wait, err);
+        dd_store_add(self->keys.store, meeting_key(&self->keys, "count"), 1, &count, self->keys.wait, err);
     dd_blob_clear(&self->reply->value, 0);
     if (status == DD_OK && count > self->size) {
         /* The meeting ended after this rank had read the generation, and its keys were deleted. */
         self->reply->state = DD_MEET_AGAIN;
         self->reply->flag = false;
-        return meeting_leave_generation(&self->place, err);
+        return meeting_advance_generation(&self->keys, err);
     }
     /* Any client may write to the count: allocate no more cards than the store has values. */
     bool is_last = count == self->size && (self->ks == NULL || self->size <= self->ks->nvalues);
@@ -265,14 +266,14 @@ check_published(const arrival *self, bool *are_all_there, dd_error *err)
  * was counted, so check the keys. That request has the keys of all ranks, so only two ranks send it
  * at a time, then the next two, as the first may have died as well. */
 static dd_status
-have_all_come(const arrival *self, int nlooks, bool *is_so, dd_error *err)
+have_all_joined(const arrival *self, int npolls, bool *is_so, dd_error *err)
 {
-    bool is_own_turn = nlooks % ((self->size + 1) / 2) == self->rank / 2;
+    bool is_own_turn = npolls % ((self->size + 1) / 2) == self->rank / 2;
     char text[24] = "";
     dd_blob value = {0};
     bool is_found = false;
     dd_status status =
-        meeting_try_get(&self->place, meeting_key(&self->place, "count"), &value, &is_found, err);
+        meeting_try_get(&self->keys, meeting_key(&self->keys, "count"), &value, &is_found, err);
     if (status == DD_OK && is_found) {
         memcpy(text, value.data, value.len < sizeof text - 1 ? value.len : sizeof text - 1);
     }
@@ -284,68 +285,68 @@ have_all_come(const arrival *self, int nlooks, bool *is_so, dd_error *err)
 }
 
 dd_status
-meeting_end_for_the_last(const meeting_place *place, const meeting_seat *seat, int nlooks, dd_blob *said,
-                         bool *has_ended, dd_error *err)
+meeting_end_for_last_rank(const meeting_keys *keys, const meeting_entry *entry, int npolls,
+                          dd_blob *reply_value, bool *has_ended, dd_error *err)
 {
     dd_store_result reply = {0};
     arrival self = {
-        .place = *place,
-        .rank = seat->rank,
-        .size = seat->size,
-        .published = seat->published,
+        .keys = *keys,
+        .rank = entry->rank,
+        .size = entry->size,
+        .published = entry->published,
         .reply = &reply,
     };
     bool is_complete = false;
-    dd_status status = have_all_come(&self, nlooks, &is_complete, err);
+    dd_status status = have_all_joined(&self, npolls, &is_complete, err);
     *has_ended = false;
     if (is_complete) { /* the meeting may have ended by now, and its cards may be deleted */
-        status = meeting_try_get(&self.place, meeting_key(&self.place, "end"), &reply.value, has_ended, err);
+        status = meeting_try_get(&self.keys, meeting_key(&self.keys, "end"), &reply.value, has_ended, err);
     }
     if (is_complete && status == DD_OK && !*has_ended) {
         status = end_well(&self, err);
         *has_ended = status == DD_OK;
     }
     if (*has_ended) {
-        dd_blob_fini(said);
-        *said = reply.value;
+        dd_blob_fini(reply_value);
+        *reply_value = reply.value;
         reply.value = (dd_blob){0};
     }
     dd_store_result_fini(&reply);
     return status;
 }
 
-/* Set *has_heard if the previous meeting failed without this rank, which then receives the failure
+/* Set *has_failure if the previous meeting failed without this rank, which then receives the failure
  * and counts as present. */
 static dd_status
-hear_failure(arrival *self, bool *has_heard, dd_error *err)
+read_failure(arrival *self, bool *has_failure, dd_error *err)
 {
     dd_error failure;
     bool is_over = false;
     dd_blob value = {0};
-    self->place.generation--;
+    self->keys.generation--;
     dd_status status =
-        meeting_try_get(&self->place, meeting_key(&self->place, "end"), &self->reply->value, &is_over, err);
+        meeting_try_get(&self->keys, meeting_key(&self->keys, "end"), &self->reply->value, &is_over, err);
     if (status == DD_OK && is_over && meeting_decode_failure(dd_blob_view(&self->reply->value), &failure)) {
-        status = take_rank(self, &value, has_heard, err);
+        status = take_rank(self, &value, has_failure, err);
     }
     dd_blob_fini(&value);
-    if (*has_heard) {
+    if (*has_failure) {
         self->reply->state = DD_MEET_ENDED;
     } else {
-        self->place.generation++;
+        self->keys.generation++;
     }
     return status;
 }
 
 static dd_status
-join_once(arrival *self, bool hears_failure, dd_error *err)
+join_once(arrival *self, bool wants_failure, dd_error *err)
 {
-    dd_status status = meeting_read_generation(&self->place, err);
+    dd_status status = meeting_read_generation(&self->keys, err);
     self->reply->state = DD_MEET_WAITING;
-    if (status == DD_OK && hears_failure && self->place.generation > 0) {
-        bool has_heard = false;
-        status = hear_failure(self, &has_heard, err);
-        if (has_heard) {
+    if (status == DD_OK && wants_failure && self->keys.generation > 0) {
+        bool has_failure = false;
+        status = read_failure(self, &has_failure, err);
+        if (has_failure) {
             return status;
         }
     }
@@ -377,14 +378,14 @@ meeting_join(dd_store *store, dd_keyspace *ks, const dd_store_request *request, 
         return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of %d cannot come to a meeting with %zu bytes",
                             self.rank, self.size, self.published.len);
     }
-    dd_status status = meeting_place_init(&self.place, store, "", request->keys[0], wait, err);
+    dd_status status = meeting_keys_init(&self.keys, store, "", request->keys[0], wait, err);
     reply->state = DD_MEET_AGAIN;
     reply->flag = false;
     for (int step = 0; step < STEPS_MAX && status == DD_OK && reply->state == DD_MEET_AGAIN; step++) {
-        status = join_once(&self, (request->number & DD_MEET_HEARS_FAILURE) != 0, err);
+        status = join_once(&self, (request->number & DD_MEET_WANTS_FAILURE) != 0, err);
     }
-    reply->number = (int64_t)self.place.generation;
-    meeting_place_fini(&self.place);
+    reply->number = (int64_t)self.keys.generation;
+    meeting_keys_fini(&self.keys);
     return status;
 }
 

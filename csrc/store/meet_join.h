@@ -10,49 +10,49 @@
 #define MEETING_FAILURE_MAX (sizeof(dd_error) + 128) /* sufficient also for a cancelled meeting */
 
 /* The key prefix of a name's meetings, and the current generation. Copies share the key buffer. */
-typedef struct meeting_place {
+typedef struct meeting_keys {
     dd_store *store;
     const dd_wait *wait;
     uint64_t generation;
     char *text; /* the prefix of the keys, with space for the rest of one key */
     size_t size;
     size_t prefix_len;
-} meeting_place;
+} meeting_keys;
 
-/* Initialise a place whose prefix is `root` followed by `name`. */
-dd_status meeting_place_init(meeting_place *place, dd_store *store, const char *root, dd_bytes name,
-                             const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-void meeting_place_fini(meeting_place *place);
+/* Initialise the keys, whose prefix is `root` followed by `name`. */
+dd_status meeting_keys_init(meeting_keys *keys, dd_store *store, const char *root, dd_bytes name,
+                            const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+void meeting_keys_fini(meeting_keys *keys);
 
 /* Build a key of the meeting, such as "rank/%d". It is valid until the next call. */
-dd_bytes meeting_key(const meeting_place *place, const char *format, ...) DD_PRINTF(2, 3);
-dd_status meeting_try_get(const meeting_place *place, dd_bytes key, dd_blob *value, bool *is_found,
+dd_bytes meeting_key(const meeting_keys *keys, const char *format, ...) DD_PRINTF(2, 3);
+dd_status meeting_try_get(const meeting_keys *keys, dd_bytes key, dd_blob *value, bool *is_found,
                           dd_error *err) DD_MUST_CHECK;
 /* Set the key if it is missing. *value becomes its current value. */
-dd_status meeting_set_if_missing(const meeting_place *place, dd_bytes key, dd_bytes desired, dd_blob *value,
+dd_status meeting_set_if_missing(const meeting_keys *keys, dd_bytes key, dd_bytes desired, dd_blob *value,
                                  dd_error *err) DD_MUST_CHECK;
 
 /* Read the generation of the current meeting. */
-dd_status meeting_read_generation(meeting_place *place, dd_error *err) DD_MUST_CHECK;
+dd_status meeting_read_generation(meeting_keys *keys, dd_error *err) DD_MUST_CHECK;
 /* Advance the generation after a meeting has ended. Of several ranks only one succeeds. */
-dd_status meeting_leave_generation(const meeting_place *place, dd_error *err) DD_MUST_CHECK;
+dd_status meeting_advance_generation(const meeting_keys *keys, dd_error *err) DD_MUST_CHECK;
 
 /* Run MEET over any store. `ks` is the store's keyspace, or NULL if it has none. */
 dd_status meeting_join(dd_store *store, dd_keyspace *ks, const dd_store_request *request,
                        dd_store_result *reply, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* One rank of a meeting. */
-typedef struct meeting_seat {
+typedef struct meeting_entry {
     int rank;
     int size;
     dd_bytes published;
-} meeting_seat;
+} meeting_entry;
 
 /* End a meeting for its last rank, which may have died before it did so; a dldist server needs no
- * such help. If all ranks have joined, end the meeting, and set *said to its end; else *has_ended
- * is false. `nlooks` is the number of this rank's earlier calls. */
-dd_status meeting_end_for_the_last(const meeting_place *place, const meeting_seat *seat, int nlooks,
-                                   dd_blob *said, bool *has_ended, dd_error *err) DD_MUST_CHECK;
+ * such help. If all ranks have joined, end the meeting, and set *reply_value to its end; else *has_ended
+ * is false. `npolls` is the number of this rank's earlier calls. */
+dd_status meeting_end_for_last_rank(const meeting_keys *keys, const meeting_entry *entry, int npolls,
+                                    dd_blob *reply_value, bool *has_ended, dd_error *err) DD_MUST_CHECK;
 
 /* ---- meet_end.c: the end of a meeting, as bytes */
 
@@ -67,9 +67,9 @@ size_t meeting_encode_failure(const dd_error *error, char end[MEETING_FAILURE_MA
 bool meeting_decode_failure(dd_bytes end, dd_error *error);
 /* Encode the end of a cancelled meeting: its ranks go on to the next one. `why` is the reason of
  * the rank that cancelled it, or NULL. Return its length. */
-size_t meeting_encode_off(const dd_error *why, char end[MEETING_FAILURE_MAX]);
+size_t meeting_encode_cancelled(const dd_error *why, char end[MEETING_FAILURE_MAX]);
 /* Return false if the end is another one. *why has the code DD_OK if there is no reason. */
-bool meeting_decode_off(dd_bytes end, dd_error *why);
+bool meeting_decode_cancelled(dd_bytes end, dd_error *why);
 /* Copy as many bytes as fit to `out`, and terminate it with a zero. */
 void meeting_copy_text(dd_bytes bytes, char *out, size_t size);
 dd_bytes meeting_card_of(dd_bytes published);

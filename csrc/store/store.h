@@ -118,14 +118,14 @@ typedef enum dd_meet_state {
     DD_MEET_AGAIN,   /* too many meetings had ended: call again */
 } dd_meet_state;
 
-/* Encode the number of MEET. If hears_failure, MEET reports the failure of a meeting that ended
+/* Encode the number of MEET. If wants_failure, MEET reports the failure of a meeting that ended
  * before this rank joined. */
 #define DD_MEET_SIZE_SHIFT 31 /* rank and size are below 2^31 */
-#define DD_MEET_HEARS_FAILURE (INT64_C(1) << 62)
+#define DD_MEET_WANTS_FAILURE (INT64_C(1) << 62)
 static inline int64_t
-dd_store_meet_number(int rank, int size, bool hears_failure)
+dd_store_meet_number(int rank, int size, bool wants_failure)
 {
-    return rank | (int64_t)size << DD_MEET_SIZE_SHIFT | (hears_failure ? DD_MEET_HEARS_FAILURE : 0);
+    return rank | (int64_t)size << DD_MEET_SIZE_SHIFT | (wants_failure ? DD_MEET_WANTS_FAILURE : 0);
 }
 
 /* The functions of a kind of store. All pointers are set. */

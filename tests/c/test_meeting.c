@@ -203,7 +203,7 @@ wait_for_count(dd_store *store, const char *count)
 }
 
 static const dd_meeting_kind watchful_kind = {
-    .noun = "party", .of_interrupted = "went home", .read_card = read_card, .look_for = look_in_vain};
+    .noun = "party", .of_interrupted = "went home", .read_card = read_card, .check_process = look_in_vain};
 
 static void
 init_watchful(guest *self, place *p, int rank, int size, const dd_store_ops *ops)

@@ -160,7 +160,7 @@ meet(dd_bytes input)
                                   .of_interrupted = "has given up",
                                   .is_final = first & 1,
                                   .read_card = read_card,
-                                  .look_for = (first & 2) != 0 ? look_for : NULL};
+                                  .check_process = (first & 2) != 0 ? look_for : NULL};
     shared_store store = {.is_native = first & 4, .input = input};
     dd_store_init(&store.head, &shared_ops, DD_NS_PER_S);
     dd_keyspace_init(&store.ks);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 bool
-meeting_read(const meeting_call *call, dd_bytes published, dd_meeting_member *member)
+meeting_read_member(const meeting_call *call, dd_bytes published, dd_meeting_member *member)
 {
     return published.len >= MEETING_NONCE_BYTES &&
            call->meeting->kind->read_card(meeting_card_of(published), member);
@@ -34,11 +34,12 @@ meeting_print_title(const meeting_call *call, char out[MEETING_TITLE_MAX])
 }
 
 dd_status
-meeting_look_for(const meeting_call *call, dd_bytes published, bool *was_seen, bool *is_gone, dd_error *err)
+meeting_check_process(const meeting_call *call, dd_bytes published, bool *was_seen, bool *has_ended,
+                      dd_error *err)
 {
     const dd_meeting *meeting = call->meeting;
-    return meeting->kind->look_for == NULL
+    return meeting->kind->check_process == NULL
                ? DD_OK
-               : meeting->kind->look_for(meeting_card_of(published), meeting->card, was_seen, is_gone,
-                                         call->place.wait, err);
+               : meeting->kind->check_process(meeting_card_of(published), meeting->card, was_seen, has_ended,
+                                              call->keys.wait, err);
 }
