@@ -15,14 +15,14 @@
 enum lock_byte {
     LOCK_GATE,
     LOCK_MEMBER,
-    LOCK_LOOK,
+    LOCK_SYNC,
 };
 
 /* Locks may lie beyond the end of a file, so these never overlap its data. */
 #define LOCK_BASE ((off_t)1 << 40)
 #define NAP_MIN_NS DD_NS_PER_MS
 #define NAP_MAX_NS (50 * DD_NS_PER_MS)
-#define LEAVE_TIMEOUT_NS (5 * DD_NS_PER_S)
+#define CLOSE_TIMEOUT_NS (5 * DD_NS_PER_S)
 #define UNLOCK_TRIES 3
 
 /* Set the error of a failed system call on the file. */
@@ -117,10 +117,10 @@ dd_file_member_unlock_gate(const dd_file_member *member, dd_error *err)
 }
 
 void
-dd_file_member_look(const dd_file_member *member)
+dd_file_member_sync(const dd_file_member *member)
 {
-    if (try_lock_byte(member->fd, LOCK_LOOK, F_RDLCK) == LOCK_TAKEN) {
-        (void)try_lock_byte(member->fd, LOCK_LOOK, F_UNLCK);
+    if (try_lock_byte(member->fd, LOCK_SYNC, F_RDLCK) == LOCK_TAKEN) {
+        (void)try_lock_byte(member->fd, LOCK_SYNC, F_UNLCK);
     }
 }
 
@@ -202,8 +202,8 @@ find_at_path(const dd_file_member *member, bool *is_at_path, dd_error *err)
     struct stat at_path;
     *is_at_path = false;
     if (dd_sys_fstat(member->fd, &open_file) != 0 || dd_sys_stat(member->absolute_path, &at_path) != 0) {
-        bool is_gone = errno == ENOENT || errno == ESTALE;
-        return is_gone ? DD_OK : failed(member, "look at the file", err);
+        bool is_missing = errno == ENOENT || errno == ESTALE;
+        return is_missing ? DD_OK : failed(member, "look at the file", err);
     }
     *is_at_path = open_file.st_dev == at_path.st_dev && open_file.st_ino == at_path.st_ino;
     return DD_OK;
@@ -362,7 +362,7 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
 /* Unlock explicitly rather than by close(): a forked child may still have a copy of the descriptor.
  * The gate is unlocked last, so that no opener finds a lock of a member that has already left. */
 static void
-drop_locks(const dd_file_member *member)
+release_locks(const dd_file_member *member)
 {
     (void)try_lock_byte(member->fd, LOCK_MEMBER, F_UNLCK);
     (void)!dd_file_member_unlock_gate(member, NULL);
@@ -386,7 +386,7 @@ dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size
         if (status == DD_OK) {
             return DD_OK;
         }
-        drop_locks(member);
+        release_locks(member);
         dd_fork_close(member->fd);
     }
     dd_mem_free(member->path);
@@ -427,16 +427,16 @@ count_out_locked(const dd_file_member *member, bool is_in_order)
 }
 
 void
-dd_file_member_leave(dd_file_member *member, bool is_in_order)
+dd_file_member_close(dd_file_member *member, bool is_in_order)
 {
-    dd_wait wait = dd_wait_after(LEAVE_TIMEOUT_NS);
+    dd_wait wait = dd_wait_after(CLOSE_TIMEOUT_NS);
     dd_error err;
     if (dd_file_member_lock_gate(member, "close", NULL, &wait, &err) == DD_OK) {
         count_out_locked(member, is_in_order);
     } else {
         DD_LOG(DD_LOG_INFO, "%s", err.message);
     }
-    drop_locks(member);
+    release_locks(member);
     dd_fork_close(member->fd);
     dd_mem_free(member->path);
 }

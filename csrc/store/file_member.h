@@ -34,7 +34,7 @@ dd_status dd_file_member_join(dd_file_member *member, const char *path, int64_t 
 /* Leave the members, close the file and free the names. Waits at most a few seconds for the gate.
  * Once all members have joined, the last one to leave removes the file. If is_in_order is false,
  * the header does not count this process as having left, as after a crash. */
-void dd_file_member_leave(dd_file_member *member, bool is_in_order);
+void dd_file_member_close(dd_file_member *member, bool is_in_order);
 
 /* Lock the gate. DD_TIMED_OUT names `what` as the call that waited. The caller holds `mu`, which is
  * released while the thread sleeps; NULL if there is none. */
@@ -47,7 +47,7 @@ dd_status dd_file_member_unlock_gate(const dd_file_member *member, dd_error *err
 dd_status dd_file_member_check(const dd_file_member *member, uint64_t *size, dd_error *err) DD_MUST_CHECK;
 
 /* Lock and unlock the look byte: after that, all earlier writes of other processes are visible. */
-void dd_file_member_look(const dd_file_member *member);
+void dd_file_member_sync(const dd_file_member *member);
 
 dd_status dd_file_member_cut(const dd_file_member *member, uint64_t size, dd_error *err) DD_MUST_CHECK;
 /* Write all bytes or fail. On failure the caller must cut off the bytes that were written. */

@@ -161,7 +161,7 @@ try_locked(file_store *self, const dd_store_request *request, dd_store_result *r
         return change_locked(self, request, result, is_answered, wait, err);
     }
     dd_file_tail tail;
-    dd_file_member_look(&self->member);
+    dd_file_member_sync(&self->member);
     dd_status status = read_on_locked(self, &tail, err);
     if (status != DD_OK || (is_waiting_pop && !dd_keyspace_is_ready(&self->log.ks, request))) {
         return status;
@@ -222,7 +222,7 @@ file_destroy(dd_store *store)
 {
     file_store *self = DD_CONTAINER_OF(store, file_store, head);
     if (!dd_store_is_forked(store)) {
-        dd_file_member_leave(&self->member, !self->is_cut_short);
+        dd_file_member_close(&self->member, !self->is_cut_short);
         dd_cond_fini(&self->changed);
         dd_lock_fini(&self->mu);
     } else if (dd_lock_was_free_at_fork(&self->mu)) {

@@ -19,7 +19,7 @@ typedef struct hash_store {
 typedef struct blocked_call {
     dd_key_waiter waiter;
     pthread_cond_t cond;
-    bool is_told;
+    bool is_ready;
     dd_store_result result;
     dd_error error; /* code is DD_OK, or the reason for the missing result */
 } blocked_call;
@@ -28,7 +28,7 @@ static void
 on_ready(dd_key_waiter *waiter, dd_store_result *result, const dd_error *error)
 {
     blocked_call *call = DD_CONTAINER_OF(waiter, blocked_call, waiter);
-    call->is_told = true;
+    call->is_ready = true;
     if (error != NULL) {
         (void)dd_error_copy(&call->error, error);
     } else if (dd_store_result_own(result, &call->error) == DD_OK) {
@@ -52,17 +52,17 @@ block_locked(hash_store *self, const dd_store_request *request, dd_store_result 
     dd_cond_init(&call.cond);
     for (;;) {
         dd_cond_wait_slice(&call.cond, &self->mu, wait);
-        if (call.is_told || dd_wait_has_expired(wait)) {
+        if (call.is_ready || dd_wait_has_expired(wait)) {
             break;
         }
         dd_lock_release(&self->mu);
         status = dd_wait_check(wait, err);
         dd_lock_take(&self->mu);
-        if (call.is_told || status != DD_OK) {
+        if (call.is_ready || status != DD_OK) {
             break;
         }
     }
-    if (status == DD_OK && !call.is_told) {
+    if (status == DD_OK && !call.is_ready) {
         status = dd_keyspace_error_missing(&self->ks, request, KIND, wait, err);
     }
     dd_keyspace_unpark(&self->ks, &call.waiter);
@@ -71,7 +71,7 @@ block_locked(hash_store *self, const dd_store_request *request, dd_store_result 
         *result = call.result;
         return call.error.code == DD_OK ? DD_OK : dd_error_copy(err, &call.error);
     }
-    if (request->op == DD_STORE_QUEUE_POP && call.is_told) {
+    if (request->op == DD_STORE_QUEUE_POP && call.is_ready) {
         /* Interrupted after receiving the item: return it to the head of the queue. */
         (void)!dd_keyspace_queue_unpop(&self->ks, request->keys[0], &call.result.value, NULL);
     }

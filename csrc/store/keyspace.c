@@ -102,7 +102,7 @@ entry_free(entry *e)
 }
 
 static void
-entry_drop_if_idle(dd_keyspace *ks, entry *e)
+entry_free_if_idle(dd_keyspace *ks, entry *e)
 {
     if (dd_list_is_empty(&e->waiters) && !e->has_value && e->nitems == 0) {
         dd_map_remove(&ks->entries, &e->node);
@@ -110,7 +110,7 @@ entry_drop_if_idle(dd_keyspace *ks, entry *e)
     }
 }
 
-/* Find or create an entry. A caller that stores nothing in it must call entry_drop_if_idle. */
+/* Find or create an entry. A caller that stores nothing in it must call entry_free_if_idle. */
 static dd_status
 entry_ensure(dd_keyspace *ks, dd_bytes key, entry **found, dd_error *err)
 {
@@ -146,7 +146,7 @@ dd_keyspace_unpark(dd_keyspace *ks, dd_key_waiter *waiter)
         struct dd_key_waiter_link *link = &waiter->links[i];
         dd_list_remove(&link->node);
         /* One wait may name a key twice: the second link then keeps the entry alive. */
-        entry_drop_if_idle(ks, link->entry);
+        entry_free_if_idle(ks, link->entry);
     }
     dd_mem_free(waiter->links);
     waiter->links = NULL;
@@ -182,7 +182,7 @@ dd_keyspace_park(dd_keyspace *ks, dd_key_waiter *waiter, const dd_store_request 
 }
 
 static void
-lend_value(const entry *e, dd_blob *value)
+borrow_value(const entry *e, dd_blob *value)
 {
     *value = e != NULL && e->has_value ? e->value : (dd_blob){0};
 }
@@ -199,12 +199,12 @@ answer_waiter(dd_keyspace *ks, dd_key_waiter *waiter, dd_blob *given)
         *given = (dd_blob){0};
     } else if (waiter->op == DD_STORE_GET) {
         result.is_lent = true;
-        lend_value(waiter->links[0].entry, &result.value);
+        borrow_value(waiter->links[0].entry, &result.value);
     } else if (waiter->op == DD_STORE_MULTI_GET) {
         result.is_lent = true;
         status = dd_blob_list_init(&result.list, waiter->nlinks, &error);
         for (size_t i = 0; i < result.list.count; i++) {
-            lend_value(waiter->links[i].entry, &result.list.items[i]);
+            borrow_value(waiter->links[i].entry, &result.list.items[i]);
         }
     }
     dd_keyspace_unpark(ks, waiter);
@@ -227,11 +227,11 @@ entry_changed(dd_keyspace *ks, entry *e, presence before, bool opens_barrier)
     for (dd_list *node = e->waiters.next; node != &e->waiters; node = next) {
         next = node->next;
         dd_key_waiter *waiter = waiter_of_node(node);
-        bool was_there = is_ready(before, waiter->op);
-        bool is_there = is_ready(now, waiter->op);
-        if (was_there && !is_there) {
+        bool was_satisfied = is_ready(before, waiter->op);
+        bool is_satisfied = is_ready(now, waiter->op);
+        if (was_satisfied && !is_satisfied) {
             waiter->npending++;
-        } else if (!was_there && is_there && --waiter->npending == 0) {
+        } else if (!was_satisfied && is_satisfied && --waiter->npending == 0) {
             dd_list_remove(node);
             dd_list_push_back(&ready, node);
         }
@@ -239,7 +239,7 @@ entry_changed(dd_keyspace *ks, entry *e, presence before, bool opens_barrier)
     while (!dd_list_is_empty(&ready)) {
         answer_waiter(ks, waiter_of_node(ready.next), NULL);
     }
-    entry_drop_if_idle(ks, e);
+    entry_free_if_idle(ks, e);
 }
 
 void
@@ -296,7 +296,7 @@ entry_put(dd_keyspace *ks, entry *e, dd_bytes value, bool is_append, bool opens_
     dd_status status = is_append ? dd_blob_append(&e->value, value.data, value.len, err)
                                  : replace_value(&e->value, value, err);
     if (status != DD_OK) {
-        entry_drop_if_idle(ks, e);
+        entry_free_if_idle(ks, e);
         return status;
     }
     e->has_value = true;
@@ -509,7 +509,7 @@ multi_get(const dd_keyspace *ks, const dd_store_request *request, dd_store_resul
     dd_status status = dd_blob_list_init(&result->list, request->nkeys, err);
     result->is_lent = true;
     for (size_t i = 0; i < result->list.count; i++) {
-        lend_value(entry_find(ks, request->keys[i]), &result->list.items[i]);
+        borrow_value(entry_find(ks, request->keys[i]), &result->list.items[i]);
     }
     return status;
 }
@@ -554,13 +554,13 @@ dd_status
 dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result,
                    bool *is_answered, dd_error *err)
 {
-    dd_status status = dd_keyspace_lend(ks, request, result, is_answered, err);
+    dd_status status = dd_keyspace_answer_borrowed(ks, request, result, is_answered, err);
     return status == DD_OK ? dd_store_result_own(result, err) : status;
 }
 
 dd_status
-dd_keyspace_lend(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, bool *is_answered,
-                 dd_error *err)
+dd_keyspace_answer_borrowed(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result,
+                            bool *is_answered, dd_error *err)
 {
     const dd_bytes *keys = request->keys;
     const entry *e;
@@ -575,7 +575,7 @@ dd_keyspace_lend(dd_keyspace *ks, const dd_store_request *request, dd_store_resu
     case DD_STORE_GET:
     case DD_STORE_TRY_GET:
         e = entry_find(ks, keys[0]);
-        lend_value(e, &result->value);
+        borrow_value(e, &result->value);
         result->is_lent = true;
         result->flag = e != NULL && e->has_value;
         *is_answered = result->flag || request->op == DD_STORE_TRY_GET;

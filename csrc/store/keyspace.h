@@ -38,8 +38,9 @@ void dd_keyspace_fini(dd_keyspace *ks);
 dd_status dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result,
                              bool *is_answered, dd_error *err) DD_MUST_CHECK;
 /* The same as dd_keyspace_answer, without copies: the result may be lent. */
-dd_status dd_keyspace_lend(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result,
-                           bool *is_answered, dd_error *err) DD_MUST_CHECK;
+dd_status dd_keyspace_answer_borrowed(dd_keyspace *ks, const dd_store_request *request,
+                                      dd_store_result *result, bool *is_answered,
+                                      dd_error *err) DD_MUST_CHECK;
 
 /* Return true if all keys are present in the sense of the request. */
 bool dd_keyspace_is_ready(const dd_keyspace *ks, const dd_store_request *request);

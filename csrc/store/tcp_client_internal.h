@@ -1,5 +1,5 @@
 /* Shared by the files of the TCPStore client: tcp_store.c (lifecycle), tcp_ops.c (the requests of
- * each operation), tcp_tagged.c (the one connection to a dldist server), tcp_plain.c (connections
+ * each operation), tcp_tagged.c (the one connection to a dldist server), tcp_untagged.c (connections
  * to a PyTorch server) and tcp_link.h (the bytes of a connection). */
 #ifndef DD_STORE_TCP_CLIENT_INTERNAL_H
 #define DD_STORE_TCP_CLIENT_INTERNAL_H
@@ -57,7 +57,7 @@ tcp_store_of(dd_store *head)
 dd_status tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result,
                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Send a request on an internal key, answered immediately. `what` is for messages. */
-dd_status tcp_ask_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result,
+dd_status tcp_run_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result,
                            const char *what, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- requests */
@@ -75,13 +75,14 @@ typedef struct tcp_exchange {
     bool is_answered;
     /* true if the caller of a QUEUE_POP has returned; the list then owns the exchange, and
      * `request` is its key */
-    bool is_given_up;
+    bool is_cancelled;
 } tcp_exchange;
 
 /* Send the request, wait for its answer, and find its reply. An error that the server reports is
  * returned as it is. DD_NETWORK_TIMED_OUT: the answer is late. DD_NETWORK: the server and its data
  * are lost, and every later call fails immediately. */
-typedef dd_status tcp_ask_fn(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err);
+typedef dd_status tcp_exchange_fn(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait,
+                                  dd_error *err);
 
 /* tcp_tagged.c: the one connection to a dldist server, which all threads share. A thread that waits
  * for an answer while no thread is reading reads for all. The connection is open as long as the
@@ -89,17 +90,17 @@ typedef dd_status tcp_ask_fn(tcp_store *store, tcp_exchange *exchange, const dd_
  * is sent back. At its deadline, a request that waits at the server is cancelled; the server's
  * answer is the reply. DD_INTERRUPTED does the same: a result that arrives before the cancellation
  * is the reply. */
-tcp_ask_fn tcp_tagged_ask;
+tcp_exchange_fn tcp_tagged_exchange;
 void tcp_tagged_free(tcp_exchange *pop); /* an abandoned request */
 
-/* tcp_plain.c: connections to a PyTorch server, whose protocol has no tags. Each request uses one
+/* tcp_untagged.c: connections to a PyTorch server, whose protocol has no tags. Each request uses one
  * connection until it is answered, so a single thread needs only one. */
-tcp_ask_fn tcp_plain_ask;
+tcp_exchange_fn tcp_untagged_exchange;
 
 /* Open another connection, which the caller owns. The first one detects the kind of server. */
-dd_status tcp_plain_create_link(tcp_store *store, tcp_link **link, const dd_wait *wait,
-                                dd_error *err) DD_MUST_CHECK;
-void tcp_plain_release(tcp_store *store, tcp_link *link);
+dd_status tcp_untagged_create_link(tcp_store *store, tcp_link **link, const dd_wait *wait,
+                                   dd_error *err) DD_MUST_CHECK;
+void tcp_untagged_release(tcp_store *store, tcp_link *link);
 
 dd_status tcp_store_check_dead_locked(const tcp_store *store, dd_error *err) DD_MUST_CHECK;
 void tcp_store_note_dead_locked(tcp_store *store, const dd_error *why);

@@ -24,7 +24,7 @@ limits_of(const tcp_conn *conn)
 }
 
 const char *
-tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX])
+tcp_conn_print_name(const tcp_conn *conn, char out[TCP_WHO_MAX])
 {
     if (conn->who[0] != '\0') {
         snprintf(out, TCP_WHO_MAX, "%s", conn->who);
@@ -67,29 +67,29 @@ remember_refused(dd_tcp_server *server, const char *who)
 }
 
 void
-tcp_conn_doom(tcp_conn *conn, const char *why)
+tcp_conn_close_deferred(tcp_conn *conn, const char *why)
 {
-    if (conn->is_doomed) {
+    if (conn->is_closing) {
         return;
     }
     char who[TCP_WHO_MAX];
     DD_LOG(DD_LOG_DEBUG, "store server: port %u: connection of %s ends: %s", conn->server->port,
-           tcp_conn_who(conn, who), why);
+           tcp_conn_print_name(conn, who), why);
     bool is_refused = conn->state != TCP_CONN_OPEN && conn->who[0] != '\0' && !conn->is_surplus;
     if (is_refused && conn->server->secret.len > 0) {
         remember_refused(conn->server, conn->who);
     }
-    conn->is_doomed = true;
+    conn->is_closing = true;
     dd_admission_end(&conn->server->admission, &conn->admission);
     tcp_server_unwatch(conn->server, &conn->handler);
     dd_sock_close(conn->handler.fd);
     conn->handler.fd = -1;
     dd_list_remove(&conn->link);
-    dd_list_push_back(&conn->server->doomed, &conn->link);
+    dd_list_push_back(&conn->server->closing, &conn->link);
 }
 
 static void
-bury_one(tcp_conn *conn)
+free_conn(tcp_conn *conn)
 {
     dd_tcp_server *server = conn->server;
     dd_list_remove(&conn->link);
@@ -104,10 +104,10 @@ bury_one(tcp_conn *conn)
 }
 
 void
-tcp_server_bury(dd_tcp_server *server)
+tcp_server_reap(dd_tcp_server *server)
 {
-    while (!dd_list_is_empty(&server->doomed)) {
-        bury_one(DD_CONTAINER_OF(server->doomed.next, tcp_conn, link));
+    while (!dd_list_is_empty(&server->closing)) {
+        free_conn(DD_CONTAINER_OF(server->closing.next, tcp_conn, link));
     }
     atomic_store_explicit(&server->nentries, server->ks.entries.count, memory_order_relaxed);
 }
@@ -116,7 +116,7 @@ tcp_server_bury(dd_tcp_server *server)
 static bool
 is_readable(const tcp_conn *conn)
 {
-    return conn->out.len - conn->out_sent <= THROTTLE_BYTES && !conn->is_last_words;
+    return conn->out.len - conn->out_sent <= THROTTLE_BYTES && !conn->closes_after_send;
 }
 
 static void
@@ -130,7 +130,7 @@ update_watched_events(tcp_conn *conn)
         if (dd_sys_epoll_ctl(conn->server->epoll_fd, EPOLL_CTL_MOD, conn->handler.fd, &event) != 0) {
             dd_error why;
             (void)dd_error_set_errno(&why, DD_SYSTEM, errno, "it cannot be watched");
-            tcp_conn_doom(conn, why.message);
+            tcp_conn_close_deferred(conn, why.message);
         }
     }
 }
@@ -154,7 +154,7 @@ send_out(tcp_conn *conn)
             break;
         }
         if (io != DD_IO_OK) {
-            tcp_conn_doom(conn, "it does not take its reply");
+            tcp_conn_close_deferred(conn, "it does not take its reply");
             return;
         }
         conn->out_sent += moved;
@@ -172,13 +172,13 @@ send_out(tcp_conn *conn)
 void
 tcp_conn_flush(tcp_conn *conn)
 {
-    if (!conn->is_doomed && conn->out.len > 0) {
+    if (!conn->is_closing && conn->out.len > 0) {
         send_out(conn);
     }
-    if (!conn->is_doomed && conn->out.len == 0 && conn->is_last_words) {
-        tcp_conn_doom(conn, "refused");
+    if (!conn->is_closing && conn->out.len == 0 && conn->closes_after_send) {
+        tcp_conn_close_deferred(conn, "refused");
     }
-    if (!conn->is_doomed) {
+    if (!conn->is_closing) {
         update_watched_events(conn);
     }
 }
@@ -204,7 +204,7 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
     conn->op = bytes.data[head - 1];
     const dd_tcp_op_row *row = dd_tcp_find_op(conn->op);
     if (row == NULL || !tcp_serve_is_allowed(conn, conn->op)) {
-        tcp_conn_doom(conn, "it sent an operation that is not allowed");
+        tcp_conn_close_deferred(conn, "it sent an operation that is not allowed");
         return false;
     }
     dd_tcp_scan_begin(&conn->scan, row->request, 1, head);
@@ -212,7 +212,7 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
 }
 
 /* Serve the request at the front of `bytes` and set *used to its length. Return false if it is
- * incomplete (it is then continued where its scan stopped), or the connection is doomed. */
+ * incomplete (it is then continued where its scan stopped), or the connection is closing. */
 static bool
 serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
 {
@@ -222,7 +222,7 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     dd_error err;
     dd_tcp_scan_result result = dd_tcp_scan_run(&conn->scan, bytes, limits_of(conn), &err);
     if (result == DD_TCP_SCAN_BAD) {
-        tcp_conn_doom(conn, err.message);
+        tcp_conn_close_deferred(conn, err.message);
     }
     if (result != DD_TCP_SCAN_DONE) {
         return false;
@@ -233,7 +233,7 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     tcp_serve(conn, conn->op, dd_bytes_of(bytes.data + head, *used - head));
     if (conn->is_reply_clear && *used < bytes.len) {
         /* An attacker on the path could have inserted bytes before the sealed ones. */
-        tcp_conn_doom(conn, "it says something in the clear behind its hello");
+        tcp_conn_close_deferred(conn, "it says something in the clear behind its hello");
     }
     return true;
 }
@@ -244,7 +244,7 @@ serve_whole(tcp_conn *conn, dd_bytes bytes)
 {
     size_t done = 0;
     size_t used = 0;
-    while (!conn->is_doomed && is_readable(conn) &&
+    while (!conn->is_closing && is_readable(conn) &&
            serve_next(conn, dd_bytes_of(bytes.data + done, bytes.len - done), &used)) {
         done += used;
     }
@@ -274,9 +274,9 @@ read_and_serve(tcp_conn *conn)
         return;
     }
     if (is_rest && dd_blob_reserve(&conn->in, sizeof room, NULL) != DD_OK) {
-        tcp_conn_doom(conn, "no memory for its request");
+        tcp_conn_close_deferred(conn, "no memory for its request");
     }
-    if (conn->is_doomed) {
+    if (conn->is_closing) {
         return;
     }
     size_t moved = 0;
@@ -285,7 +285,7 @@ read_and_serve(tcp_conn *conn)
     if (io == DD_IO_FORGED) {
         tcp_serve_forged(conn);
     } else if (io != DD_IO_OK && io != DD_IO_AGAIN) {
-        tcp_conn_doom(conn, io == DD_IO_CLOSED ? "closed by the client" : "reading failed");
+        tcp_conn_close_deferred(conn, io == DD_IO_CLOSED ? "closed by the client" : "reading failed");
     }
     if (io != DD_IO_OK) {
         return;
@@ -298,8 +298,8 @@ read_and_serve(tcp_conn *conn)
         return;
     }
     size_t done = serve_whole(conn, dd_bytes_of(room, moved));
-    if (!conn->is_doomed && dd_blob_append(&conn->in, room + done, moved - done, NULL) != DD_OK) {
-        tcp_conn_doom(conn, "no memory for its request");
+    if (!conn->is_closing && dd_blob_append(&conn->in, room + done, moved - done, NULL) != DD_OK) {
+        tcp_conn_close_deferred(conn, "no memory for its request");
     }
 }
 
@@ -311,10 +311,10 @@ serve_socket(tcp_conn *conn, uint32_t events)
     if (events & EPOLLIN && is_readable(conn)) {
         read_and_serve(conn);
     } else if (events & (EPOLLERR | EPOLLHUP)) {
-        tcp_conn_doom(conn, "connection lost");
+        tcp_conn_close_deferred(conn, "connection lost");
     }
     tcp_conn_flush(conn);
-    while (!conn->is_doomed && conn->out.len == 0 && conn->in.len > 0 && serve_kept(conn)) {
+    while (!conn->is_closing && conn->out.len == 0 && conn->in.len > 0 && serve_kept(conn)) {
         tcp_conn_flush(conn);
     }
     if (conn->in.len == 0) {
@@ -327,7 +327,7 @@ on_conn_event(tcp_handler *handler, uint32_t events)
 {
     tcp_conn *conn = DD_CONTAINER_OF(handler, tcp_conn, handler);
     tcp_conn_flush(conn);
-    if (!conn->is_doomed) {
+    if (!conn->is_closing) {
         serve_socket(conn, events);
     }
 }

@@ -149,7 +149,7 @@ tcp_reply_read(tcp_reply *reply, dd_bytes in, bool *is_whole, dd_error *err)
 }
 
 dd_status
-tcp_link_ask(tcp_link *link, dd_bytes request, tcp_reply *reply, const dd_wait *wait, dd_error *err)
+tcp_link_exchange(tcp_link *link, dd_bytes request, tcp_reply *reply, const dd_wait *wait, dd_error *err)
 {
     size_t nsent = 0;
     bool is_whole = false;
@@ -199,7 +199,8 @@ exchange_messages(handshake *shake, dd_tcp_op op)
     tcp_reply reply = {.op = op, .repeats = 1, .head = shake->link->is_extended ? 1 : 0};
     dd_status status = shake->writer.status;
     if (status == DD_OK) {
-        status = tcp_link_ask(shake->link, dd_blob_view(&shake->request), &reply, shake->wait, shake->err);
+        status =
+            tcp_link_exchange(shake->link, dd_blob_view(&shake->request), &reply, shake->wait, shake->err);
     }
     shake->reply = reply.reader;
     shake->link->is_turned_away = status == DD_NETWORK;
@@ -208,7 +209,7 @@ exchange_messages(handshake *shake, dd_tcp_op op)
 }
 
 static void
-show_magic(handshake *shake)
+write_magic(handshake *shake)
 {
     dd_tcp_write(&shake->writer, 'b', DD_TCP_VALIDATE);
     dd_tcp_write(&shake->writer, 'u', DD_TCP_MAGIC);
@@ -224,7 +225,7 @@ detect_server(handshake *shake)
         return status;
     }
     uint32_t offer = DD_TCP_OFFER | salt;
-    show_magic(shake);
+    write_magic(shake);
     dd_tcp_write(&shake->writer, 'b', DD_TCP_PING);
     dd_tcp_write(&shake->writer, 'u', offer);
     status = exchange_messages(shake, DD_TCP_PING);
@@ -363,13 +364,13 @@ exchange_hello(handshake *shake)
 
 /* Do the handshake. A server at the name of a dldist server's Unix socket needs no detection. */
 static dd_status
-shake_hands(handshake *shake, bool is_unix)
+do_handshake(handshake *shake, bool is_unix)
 {
     dd_status status = DD_OK;
     shake->link->is_extended = is_unix;
     shake->is_sealed = dd_seal_is_wanted(shake->target->secret, shake->target->is_encryption_off, is_unix);
     if (is_unix) {
-        show_magic(shake);
+        write_magic(shake);
     } else {
         status = detect_server(shake);
     }
@@ -424,7 +425,7 @@ open_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *
     }
     handshake shake = {.link = link, .target = target, .wait = wait, .err = err};
     dd_tcp_writer_init(&shake.writer, &shake.request, err);
-    status = shake_hands(&shake, is_unix);
+    status = do_handshake(&shake, is_unix);
     dd_noise_wipe(&shake.noise);
     dd_blob_fini(&shake.request);
     if (status == DD_OK && !is_first && link->is_extended != target->is_extended) {

@@ -63,7 +63,7 @@ dd_status tcp_reply_read(tcp_reply *reply, dd_bytes in, bool *is_whole, dd_error
 
 /* Send an untagged request and receive its reply, which borrows from `in` until the next call. Any
  * failure, except an error that the server reports, closes the link. */
-dd_status tcp_link_ask(tcp_link *link, dd_bytes request, tcp_reply *reply, const dd_wait *wait,
-                       dd_error *err) DD_MUST_CHECK;
+dd_status tcp_link_exchange(tcp_link *link, dd_bytes request, tcp_reply *reply, const dd_wait *wait,
+                            dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -22,22 +22,22 @@ is_called_off(const dd_tcp_op_row *row, size_t nkeys, const dd_store_result *res
 static dd_status
 exchange_with(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
-    tcp_ask_fn *ask = store->target.is_extended ? tcp_tagged_ask : tcp_plain_ask;
+    tcp_exchange_fn *send_users = store->target.is_extended ? tcp_tagged_exchange : tcp_untagged_exchange;
     if (dd_tcp_op_waits(exchange->row)) {
-        dd_status status = ask(store, exchange, wait, err);
+        dd_status status = send_users(store, exchange, wait, err);
         return status == DD_NETWORK_TIMED_OUT ? DD_TIMED_OUT : status;
     }
     dd_wait longer = *wait;
     int64_t least_ns = dd_clock_now_ns() + TCP_ANSWER_NS;
     longer.deadline_ns = longer.deadline_ns > least_ns ? longer.deadline_ns : least_ns;
-    return ask(store, exchange, &longer, err);
+    return send_users(store, exchange, &longer, err);
 }
 
 /* Send a request, and read its result. DD_TIMED_OUT leaves err unset. On DD_INTERRUPTED the result
  * may hold an answer that arrived before the cancellation. */
 static dd_status
-ask_for(tcp_store *store, const dd_store_request *request, bool is_users, dd_store_result *result,
-        const dd_wait *wait, dd_error *err)
+send_and_read(tcp_store *store, const dd_store_request *request, bool is_users, dd_store_result *result,
+              const dd_wait *wait, dd_error *err)
 {
     bool is_ours = store->target.is_extended;
     const dd_tcp_op_row *row = dd_tcp_row_for(request, is_ours);
@@ -72,10 +72,10 @@ ask_for(tcp_store *store, const dd_store_request *request, bool is_users, dd_sto
 }
 
 static dd_status
-ask(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-    dd_error *err)
+send_users(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+           dd_error *err)
 {
-    return ask_for(store, request, true, result, wait, err);
+    return send_and_read(store, request, true, result, wait, err);
 }
 
 static dd_status
@@ -88,53 +88,53 @@ prepend_where(tcp_store *store, const char *what, dd_status status, dd_error *er
 }
 
 dd_status
-tcp_ask_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result, const char *what,
+tcp_run_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result, const char *what,
                  const dd_wait *wait, dd_error *err)
 {
-    return prepend_where(store, what, ask_for(store, request, false, result, wait, err), err);
+    return prepend_where(store, what, send_and_read(store, request, false, result, wait, err), err);
 }
 
 /* ---- PyTorch's protocol, which does not wait for values */
 
 static dd_status
-ask_plainly(tcp_store *store, dd_store_op op, const dd_store_request *request, dd_store_result *result,
-            const dd_wait *wait, dd_error *err)
+pytorch_step(tcp_store *store, dd_store_op op, const dd_store_request *request, dd_store_result *result,
+             const dd_wait *wait, dd_error *err)
 {
     dd_store_request step = {
         .op = op, .keys = request->keys, .nkeys = request->nkeys, .number = op == DD_STORE_MULTI_GET};
-    return ask(store, &step, result, wait, err);
+    return send_users(store, &step, result, wait, err);
 }
 
 /* Read the values if all keys are present; sets the flag. A GET of a missing key returns an empty
  * value, so CHECK is sent first. */
 static dd_status
-plain_try(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-          dd_error *err)
+pytorch_try(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+            dd_error *err)
 {
     if (request->op == DD_STORE_QUEUE_POP) {
-        return ask_plainly(store, DD_STORE_QUEUE_POP, request, result, wait, err);
+        return pytorch_step(store, DD_STORE_QUEUE_POP, request, result, wait, err);
     }
     dd_store_op op = request->op == DD_STORE_MULTI_GET ? DD_STORE_MULTI_GET : DD_STORE_TRY_GET;
-    dd_status status = ask_plainly(store, DD_STORE_CHECK, request, result, wait, err);
+    dd_status status = pytorch_step(store, DD_STORE_CHECK, request, result, wait, err);
     return status == DD_OK && result->flag && request->op != DD_STORE_WAIT
-               ? ask_plainly(store, op, request, result, wait, err)
+               ? pytorch_step(store, op, request, result, wait, err)
                : status;
 }
 
 /* Try first, since a WAIT that times out costs its connection. Try again after the WAIT, while
  * there is nothing to take: another client was faster, or the key has a value but no item. */
 static dd_status
-plain_run(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-          dd_error *err)
+pytorch_run(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+            dd_error *err)
 {
     dd_store_op op = request->op;
     bool waits = op == DD_STORE_WAIT || op == DD_STORE_GET || op == DD_STORE_MULTI_GET ||
                  (op == DD_STORE_QUEUE_POP && request->number != 0);
     if (!waits && op != DD_STORE_TRY_GET) {
-        return ask(store, request, result, wait, err);
+        return send_users(store, request, result, wait, err);
     }
     for (bool is_first = true;; is_first = false) {
-        dd_status status = plain_try(store, request, result, wait, err);
+        dd_status status = pytorch_try(store, request, result, wait, err);
         if (status != DD_OK || result->flag || !waits) {
             return status;
         }
@@ -143,7 +143,7 @@ plain_run(tcp_store *store, const dd_store_request *request, dd_store_result *re
         }
         status = is_first ? DD_OK : dd_wait_sleep(wait, TRY_AGAIN_NS, err);
         if (status == DD_OK) {
-            status = ask_plainly(store, DD_STORE_WAIT, request, result, wait, err);
+            status = pytorch_step(store, DD_STORE_WAIT, request, result, wait, err);
         }
         if (status != DD_OK || op == DD_STORE_WAIT) {
             return status;
@@ -155,8 +155,8 @@ static dd_status
 run_on_server(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
               dd_error *err)
 {
-    return store->target.is_extended ? ask(store, request, result, wait, err)
-                                     : plain_run(store, request, result, wait, err);
+    return store->target.is_extended ? send_users(store, request, result, wait, err)
+                                     : pytorch_run(store, request, result, wait, err);
 }
 
 /* ---- timeout errors name the missing keys */
@@ -172,14 +172,14 @@ find_missing(tcp_store *store, const dd_store_request *request, missing_keys *mi
 {
     dd_wait patience = dd_wait_after(TCP_ANSWER_NS);
     bool is_ours = store->target.is_extended;
-    dd_store_request look = {.op = DD_STORE_CHECK_EACH, .keys = request->keys, .nkeys = request->nkeys};
+    dd_store_request check = {.op = DD_STORE_CHECK_EACH, .keys = request->keys, .nkeys = request->nkeys};
     dd_store_result result = {0};
-    dd_status status = is_ours ? ask(store, &look, &result, &patience, NULL) : DD_OK;
+    dd_status status = is_ours ? send_users(store, &check, &result, &patience, NULL) : DD_OK;
     for (size_t i = 0; i < request->nkeys && missing->count < MAX_KEYS_NAMED && status == DD_OK; i++) {
         bool is_there = i < result.value.len && result.value.data[i] != 0;
         if (!is_ours) {
             dd_store_request one = {.keys = &request->keys[i], .nkeys = 1};
-            status = ask_plainly(store, DD_STORE_CHECK, &one, &result, &patience, NULL);
+            status = pytorch_step(store, DD_STORE_CHECK, &one, &result, &patience, NULL);
             is_there = result.flag;
         }
         if (status == DD_OK && !is_there) {
@@ -219,12 +219,12 @@ is_complete(dd_bytes count, int64_t world_size)
 
 /* The deadline passed before an answer could arrive: the barrier's count decides if it is open. */
 static dd_status
-settle_late_barrier(tcp_store *store, const dd_store_request *request, const dd_wait *wait, dd_error *err)
+resolve_late_barrier(tcp_store *store, const dd_store_request *request, const dd_wait *wait, dd_error *err)
 {
     dd_wait patience = dd_wait_after(TCP_ANSWER_NS);
-    dd_store_request look = {.op = DD_STORE_TRY_GET, .keys = request->keys, .nkeys = 1};
+    dd_store_request check = {.op = DD_STORE_TRY_GET, .keys = request->keys, .nkeys = 1};
     dd_store_result result = {0};
-    dd_status status = run_on_server(store, &look, &result, &patience, NULL);
+    dd_status status = run_on_server(store, &check, &result, &patience, NULL);
     dd_bytes count = status == DD_OK && result.flag ? dd_blob_view(&result.value) : dd_bytes_of_string("?");
     if (!is_complete(count, request->number)) {
         char text[160];
@@ -241,13 +241,13 @@ settle_late_barrier(tcp_store *store, const dd_store_request *request, const dd_
 
 /* Return an item that arrived during an interrupt to the end of the queue. */
 static void
-give_item_back(tcp_store *store, dd_bytes key, dd_bytes item)
+return_item(tcp_store *store, dd_bytes key, dd_bytes item)
 {
     dd_wait patience = dd_wait_after(TCP_ANSWER_NS);
     dd_store_request push = {.op = DD_STORE_QUEUE_PUSH, .keys = &key, .nkeys = 1, .values = &item};
     dd_store_result result = {0};
     dd_error error;
-    if (ask(store, &push, &result, &patience, &error) != DD_OK) {
+    if (send_users(store, &push, &result, &patience, &error) != DD_OK) {
         DD_LOG(DD_LOG_INFO, "store client: an item of a queue is lost: %s", error.message);
     }
 }
@@ -270,10 +270,10 @@ tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result
         return dd_error_set(err, DD_QUEUE_EMPTY, "queue is empty");
     }
     if (is_pop && status == DD_INTERRUPTED && result->flag) {
-        give_item_back(store, request->keys[0], dd_blob_view(&result->value));
+        return_item(store, request->keys[0], dd_blob_view(&result->value));
     }
     if (status == DD_TIMED_OUT) {
-        return request->op == DD_STORE_BARRIER ? settle_late_barrier(store, request, wait, err)
+        return request->op == DD_STORE_BARRIER ? resolve_late_barrier(store, request, wait, err)
                                                : error_missing(store, request, wait, err);
     }
     return prepend_where(store, dd_store_op_name(request->op), status, err);

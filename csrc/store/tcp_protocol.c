@@ -262,10 +262,10 @@ dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_reader *reader
         pattern++;
         repeats = (size_t)dd_tcp_read(reader, '#');
     }
-    dd_bytes *keys = request->few;
+    dd_bytes *keys = request->inline_keys;
     size_t nfields = repeats * strlen(pattern);
-    if (nfields > sizeof request->few / sizeof request->few[0]) {
-        keys = request->many = dd_mem_alloc_array(nfields, sizeof *keys);
+    if (nfields > sizeof request->inline_keys / sizeof request->inline_keys[0]) {
+        keys = request->owned_keys = dd_mem_alloc_array(nfields, sizeof *keys);
     }
     if (keys == NULL) {
         return dd_error_no_memory(err, nfields * sizeof *keys);
@@ -290,8 +290,8 @@ dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_reader *reader
 void
 dd_tcp_request_fini(dd_tcp_request *request)
 {
-    dd_mem_free(request->many);
-    request->many = NULL;
+    dd_mem_free(request->owned_keys);
+    request->owned_keys = NULL;
 }
 
 void

@@ -165,8 +165,8 @@ void dd_tcp_write_request(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_re
 /* A request received by a server; borrowed from the message. */
 typedef struct dd_tcp_request {
     dd_store_request request;
-    dd_bytes few[4]; /* the keys and values, if they fit */
-    dd_bytes *many;  /* the keys and values if they do not fit; owned */
+    dd_bytes inline_keys[4]; /* the keys and values, if they fit */
+    dd_bytes *owned_keys;    /* the keys and values if they do not fit; owned */
 } dd_tcp_request;
 
 dd_status dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_reader *reader,

@@ -34,7 +34,7 @@ end_reply(tcp_conn *conn, const dd_tcp_writer *writer)
 {
     if (writer->status != DD_OK) {
         /* `out` may hold part of a reply: nothing can follow it. */
-        tcp_conn_doom(conn, "no memory for its reply");
+        tcp_conn_close_deferred(conn, "no memory for its reply");
     } else if (conn->is_tagged) {
         uint64_t len = conn->out.len - conn->reply_at - DD_TCP_HEAD_BYTES;
         memcpy(conn->out.data + conn->reply_at + DD_TCP_HEAD_BYTES - sizeof len, &len, sizeof len);
@@ -46,7 +46,7 @@ static void
 reply_error(tcp_conn *conn, const dd_error *error)
 {
     if (!conn->is_extended) {
-        tcp_conn_doom(conn, error->message);
+        tcp_conn_close_deferred(conn, error->message);
         return;
     }
     dd_tcp_writer writer = begin_answer(conn, error->code);
@@ -97,7 +97,7 @@ static void
 serve_validate(tcp_conn *conn, dd_tcp_reader *reader)
 {
     if (dd_tcp_read(reader, 'u') != DD_TCP_MAGIC) {
-        tcp_conn_doom(conn, "it showed a wrong magic number");
+        tcp_conn_close_deferred(conn, "it showed a wrong magic number");
     } else if (conn->server->secret.len > 0 || conn->is_surplus) {
         conn->state = TCP_CONN_GREETED;
         dd_admission_continue(&conn->server->admission, &conn->admission, conn->server->handshake_timeout_ns);
@@ -115,8 +115,9 @@ serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
     uint32_t nonce = (uint32_t)dd_tcp_read(reader, 'u');
     bool is_offer = (nonce & DD_TCP_OFFER_MASK) == DD_TCP_OFFER;
     if (conn->state != TCP_CONN_OPEN && !is_offer) {
-        tcp_conn_doom(conn, conn->is_surplus ? no_descriptors
-                                             : "it speaks PyTorch's protocol, which cannot show the secret");
+        tcp_conn_close_deferred(conn, conn->is_surplus
+                                          ? no_descriptors
+                                          : "it speaks PyTorch's protocol, which cannot show the secret");
         return;
     }
     dd_tcp_writer writer = begin_answer(conn, DD_OK);
@@ -130,10 +131,10 @@ refuse(tcp_conn *conn, dd_status code, const char *why)
     dd_error error;
     (void)dd_error_set(&error, code, "%s", why);
     reply_error(conn, &error);
-    conn->is_last_words = true;
+    conn->closes_after_send = true;
     char who[TCP_WHO_MAX];
-    DD_LOG(DD_LOG_INFO, "store server: port %u: refused %s: %s", conn->server->port, tcp_conn_who(conn, who),
-           why);
+    DD_LOG(DD_LOG_INFO, "store server: port %u: refused %s: %s", conn->server->port,
+           tcp_conn_print_name(conn, who), why);
 }
 
 void
@@ -145,7 +146,7 @@ tcp_serve_forged(tcp_conn *conn)
         conn->tag = DD_TCP_NO_TAG;
         refuse(conn, error.code, error.message);
     } else {
-        tcp_conn_doom(conn, error.message);
+        tcp_conn_close_deferred(conn, error.message);
     }
 }
 
@@ -277,7 +278,7 @@ serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
     memcpy(conn->opening, offer.data, sizeof conn->opening);
     if (dd_auth_random(conn->nonce, sizeof conn->nonce, &error) != DD_OK) {
         reply_error(conn, &error);
-        conn->is_last_words = true;
+        conn->closes_after_send = true;
         return;
     }
     dd_auth_prove(dd_blob_view(&conn->server->secret), DD_AUTH_STORE_SERVER, offer, conn->nonce, proof);
@@ -355,7 +356,7 @@ park(tcp_conn *conn, const dd_store_request *request)
     }
     if (parked == NULL || dd_keyspace_park(&conn->server->ks, &parked->waiter, request, &error) != DD_OK) {
         dd_mem_free(parked);
-        tcp_conn_doom(conn, error.message);
+        tcp_conn_close_deferred(conn, error.message);
         return;
     }
     dd_list_push_back(&conn->parked, &parked->link);
@@ -410,7 +411,7 @@ list_refused(const dd_tcp_server *server, dd_store_result *result, dd_error *err
 
 /* such as "Too many open files (errno 24)" */
 static dd_status
-tell_accept_error(const dd_tcp_server *server, dd_store_result *result, dd_error *err)
+write_accept_error(const dd_tcp_server *server, dd_store_result *result, dd_error *err)
 {
     char reason[128];
     char text[160];
@@ -436,26 +437,26 @@ serve_by_keyspace(tcp_conn *conn, const dd_store_request *request, dd_store_resu
     if (conn->op == DD_TCP_TRY_GET &&
         dd_bytes_equal(request->keys[0], dd_bytes_of_string(DD_TCP_ACCEPT_ERROR_KEY))) {
         *is_answered = true;
-        return tell_accept_error(server, result, err);
+        return write_accept_error(server, result, err);
     }
-    dd_status status = dd_keyspace_lend(&server->ks, request, result, is_answered, err);
+    dd_status status = dd_keyspace_answer_borrowed(&server->ks, request, result, is_answered, err);
     *is_answered |= status == DD_QUEUE_EMPTY;
     return status == DD_QUEUE_EMPTY ? DD_OK : status;
 }
 
 /* Complete an answered request after its reply was written. */
 static void
-settle(tcp_conn *conn, const dd_store_request *request, dd_store_result *result)
+complete_request(tcp_conn *conn, const dd_store_request *request, dd_store_result *result)
 {
     dd_tcp_server *server = conn->server;
-    if (request->op == DD_STORE_QUEUE_POP && result->flag && conn->is_doomed) {
+    if (request->op == DD_STORE_QUEUE_POP && result->flag && conn->is_closing) {
         /* The reply was not sent: keep the item for the next request, if memory allows. */
         (void)!dd_keyspace_queue_unpop(&server->ks, request->keys[0], &result->value, NULL);
     }
     if (request->op == DD_STORE_ADD &&
         dd_bytes_equal(request->keys[0], dd_bytes_of_string(DD_TCP_JOIN_KEY))) {
         char who[TCP_WHO_MAX];
-        tcp_server_note_joined(server, tcp_conn_who(conn, who), result->number);
+        tcp_server_note_joined(server, tcp_conn_print_name(conn, who), result->number);
     }
 }
 
@@ -477,7 +478,7 @@ serve_store(tcp_conn *conn, dd_bytes fields)
         reply_error(conn, &error);
     } else if (is_answered) {
         reply_result(conn, op, &result);
-        settle(conn, &request.request, &result);
+        complete_request(conn, &request.request, &result);
     } else {
         park(conn, &request.request);
     }

@@ -59,7 +59,7 @@ tcp_server_turn(dd_tcp_server *server, int timeout_ms)
         tcp_handler *handler = events[i].data.ptr;
         handler->on_event(handler, events[i].events);
     }
-    tcp_server_bury(server);
+    tcp_server_reap(server);
     return count > 0;
 }
 
@@ -113,11 +113,11 @@ note_accept(dd_tcp_server *server, int reason)
 static void
 close_unauthenticated(dd_admission_peer *peer, const char *why)
 {
-    tcp_conn_doom(DD_CONTAINER_OF(peer, tcp_conn, admission), why);
+    tcp_conn_close_deferred(DD_CONTAINER_OF(peer, tcp_conn, admission), why);
 }
 
 static void
-take_in(tcp_listener *listener, int fd, bool is_surplus)
+accept_conn(tcp_listener *listener, int fd, bool is_surplus)
 {
     dd_tcp_server *server = listener->server;
     if (listener->is_unix && !dd_sock_is_same_user(fd)) {
@@ -151,7 +151,7 @@ on_listener_event(tcp_handler *handler, uint32_t events)
             pause_listener(listener, ACCEPT_RETRY_NS);
             return;
         }
-        take_in(listener, fd, shortage != 0);
+        accept_conn(listener, fd, shortage != 0);
     }
 }
 
@@ -356,7 +356,7 @@ expire(dd_tcp_server *server)
 {
     dd_timer_set *handshakes = &server->admission.timers;
     dd_timer_set_run(handshakes, dd_clock_now_ns());
-    tcp_server_bury(server);
+    tcp_server_reap(server);
     int64_t listener_ns = resume_listeners(server);
     int64_t handshake_ns = dd_timer_set_next_ns(handshakes);
     int64_t next_ns = handshake_ns < listener_ns ? handshake_ns : listener_ns;
@@ -388,9 +388,9 @@ tcp_server_free(dd_tcp_server *server)
 {
     close_listeners(server);
     while (!dd_list_is_empty(&server->conns)) {
-        tcp_conn_doom(DD_CONTAINER_OF(server->conns.next, tcp_conn, link), "the server stops");
+        tcp_conn_close_deferred(DD_CONTAINER_OF(server->conns.next, tcp_conn, link), "the server stops");
     }
-    tcp_server_bury(server);
+    tcp_server_reap(server);
     dd_keyspace_fini(&server->ks);
     dd_fork_close(server->wake.fd);
     dd_fork_close(server->epoll_fd);
@@ -419,7 +419,7 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     atomic_init(&server->refs, 1);
     dd_list_init(&server->registry_link);
     dd_list_init(&server->conns);
-    dd_list_init(&server->doomed);
+    dd_list_init(&server->closing);
     dd_admission_init(&server->admission, UNAUTHENTICATED_MAX, UNAUTHENTICATED_GRACE_NS,
                       close_unauthenticated);
     dd_keyspace_init(&server->ks);

@@ -1,8 +1,8 @@
 /* Shared by the files of the TCPStore server: tcp_server.c (lifecycle, listening, the loop),
  * tcp_conn.c (a connection's bytes), tcp_serve.c (the operations), tcp_joined.c (joined clients).
  *
- * Everything marked "loop" belongs to the server's thread once it runs. A connection is doomed
- * (closed) first, and buried (freed) at the end of the turn, since the code that dooms it may be
+ * Everything marked "loop" belongs to the server's thread once it runs. A closed connection is
+ * freed only at the end of the turn (deferred close), since the code that closes it may be
  * called by the keyspace, and an event for it may already be fetched. */
 #ifndef DD_STORE_TCP_SERVER_INTERNAL_H
 #define DD_STORE_TCP_SERVER_INTERNAL_H
@@ -50,22 +50,22 @@ typedef enum tcp_conn_state {
 typedef struct tcp_conn {
     tcp_handler handler;
     dd_tcp_server *server;
-    dd_list link;                /* in server->conns or server->doomed */
+    dd_list link;                /* in server->conns or server->closing */
     dd_admission_peer admission; /* until the connection is open */
     tcp_conn_state state;
     bool is_unix;     /* of the same user, on this host */
     bool is_extended; /* sent HELLO: replies carry a status */
     bool is_tagged;   /* requests and answers have tags, from the end of the handshake on */
-    bool is_doomed;
-    bool is_surplus;    /* no descriptor to spare for it; reported in the answer to HELLO */
-    bool is_last_words; /* doom it once `out` is sent */
-    uint8_t op;         /* of the request being scanned or served */
-    uint32_t tag;       /* tag of that request */
-    size_t reply_at;    /* where the answer to it begins in `out`, while that is being written */
-    uint32_t watched;   /* events that epoll watches */
-    dd_tcp_scan scan;   /* zeroed between requests */
-    dd_blob in;         /* the start of an incomplete request */
-    dd_blob out;        /* replies; the first out_sent bytes are already sent */
+    bool is_closing;
+    bool is_surplus;        /* no descriptor to spare for it; reported in the answer to HELLO */
+    bool closes_after_send; /* close it once `out` is sent */
+    uint8_t op;             /* of the request being scanned or served */
+    uint32_t tag;           /* tag of that request */
+    size_t reply_at;        /* where the answer to it begins in `out`, while that is being written */
+    uint32_t watched;       /* events that epoll watches */
+    dd_tcp_scan scan;       /* zeroed between requests */
+    dd_blob in;             /* the start of an incomplete request */
+    dd_blob out;            /* replies; the first out_sent bytes are already sent */
     size_t out_sent;
     dd_list parked; /* of tcp_parked: its requests that wait for keys */
     unsigned nparked;
@@ -114,7 +114,7 @@ struct dd_tcp_server {
     tcp_listener listeners[2 * DD_ADDR_LIST_MAX]; /* TCP, and a Unix socket for each address */
     size_t nlisteners;
     dd_list conns;
-    dd_list doomed;
+    dd_list closing;
     dd_admission admission; /* a connection is silent until it has sent the magic number */
     char refused[TCP_REFUSED_MAX]
                 /* clients that did not show the secret, the latest first; "" if no more */
@@ -158,13 +158,13 @@ dd_status tcp_server_watch(dd_tcp_server *server, tcp_handler *handler, uint32_t
 void tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler);
 /* Take over an accepted descriptor. It is closed if there is no memory. */
 void tcp_conn_open(dd_tcp_server *server, int fd, bool is_unix, bool is_surplus);
-void tcp_conn_doom(tcp_conn *conn, const char *why);
-/* Free the doomed connections. Called at the end of every turn. */
-void tcp_server_bury(dd_tcp_server *server);
+void tcp_conn_close_deferred(tcp_conn *conn, const char *why);
+/* Free the closed connections. Called at the end of every turn. */
+void tcp_server_reap(dd_tcp_server *server);
 /* Send as much of `out` as the socket takes; the loop sends the rest later. */
 void tcp_conn_flush(tcp_conn *conn);
 /* Write "host (pid 12)" of a dldist client, else the address. */
-const char *tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX]);
+const char *tcp_conn_print_name(const tcp_conn *conn, char out[TCP_WHO_MAX]);
 
 /* tcp_serve.c; loop only */
 

@@ -90,11 +90,11 @@ static dd_status
 open_first_link(tcp_store *store, const dd_wait *wait, dd_error *err)
 {
     tcp_link *link;
-    dd_status status = tcp_plain_create_link(store, &link, wait, err);
+    dd_status status = tcp_untagged_create_link(store, &link, wait, err);
     if (status == DD_OK && store->target.is_extended) {
         store->link = link;
     } else if (status == DD_OK) {
-        tcp_plain_release(store, link);
+        tcp_untagged_release(store, link);
     }
     return status;
 }
@@ -106,7 +106,7 @@ join(tcp_store *store, const dd_wait *wait, dd_error *err)
     dd_bytes key = dd_bytes_of_string(DD_TCP_JOIN_KEY);
     dd_store_request request = {.op = DD_STORE_ADD, .keys = &key, .nkeys = 1, .number = 1};
     dd_store_result result = {0};
-    return tcp_ask_internal(store, &request, &result, "joining", wait, err);
+    return tcp_run_internal(store, &request, &result, "joining", wait, err);
 }
 
 dd_status
@@ -180,8 +180,8 @@ dd_tcp_store_own_addr(dd_store *store)
 
 /* Read an internal key of a dldist server; empty for other stores. */
 static dd_status
-ask_server(dd_store *store, const char *name, const char *what, dd_blob *value, const dd_wait *wait,
-           dd_error *err)
+read_server_key(dd_store *store, const char *name, const char *what, dd_blob *value, const dd_wait *wait,
+                dd_error *err)
 {
     tcp_store *self = find_tcp_store(store);
     dd_blob_clear(value, 0);
@@ -191,7 +191,7 @@ ask_server(dd_store *store, const char *name, const char *what, dd_blob *value, 
     dd_bytes key = dd_bytes_of_string(name);
     dd_store_request request = {.op = DD_STORE_TRY_GET, .keys = &key, .nkeys = 1};
     dd_store_result result = {0};
-    dd_status status = tcp_ask_internal(self, &request, &result, what, wait, err);
+    dd_status status = tcp_run_internal(self, &request, &result, what, wait, err);
     if (status == DD_OK) {
         dd_blob_fini(value);
         *value = result.value;
@@ -204,12 +204,12 @@ ask_server(dd_store *store, const char *name, const char *what, dd_blob *value, 
 dd_status
 dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait, dd_error *err)
 {
-    return ask_server(store, DD_TCP_REFUSED_KEY, "asking who was refused", who, wait, err);
+    return read_server_key(store, DD_TCP_REFUSED_KEY, "asking who was refused", who, wait, err);
 }
 
 dd_status
 dd_tcp_store_accept_error(dd_store *store, dd_blob *why, const dd_wait *wait, dd_error *err)
 {
-    return ask_server(store, DD_TCP_ACCEPT_ERROR_KEY, "asking for connections that were not accepted", why,
-                      wait, err);
+    return read_server_key(store, DD_TCP_ACCEPT_ERROR_KEY, "asking for connections that were not accepted",
+                           why, wait, err);
 }

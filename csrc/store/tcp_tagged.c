@@ -128,7 +128,7 @@ tcp_tagged_free(tcp_exchange *pop)
 
 /* Handle the answer to an abandoned pop: return the item to the end of the queue. */
 static void
-give_back_locked(tcp_store *store, tcp_exchange *pop)
+return_item_locked(tcp_store *store, tcp_exchange *pop)
 {
     dd_store_result result = {0};
     dd_error error;
@@ -153,13 +153,13 @@ give_back_locked(tcp_store *store, tcp_exchange *pop)
 
 /* Read the server's reason for closing. DD_OK if the message is of an unknown kind. */
 static dd_status
-read_last_words(dd_bytes answer, dd_error *err)
+read_close_reason(dd_bytes answer, dd_error *err)
 {
-    dd_error said;
+    dd_error reason;
     bool is_whole = false;
     tcp_reply reply = {.op = DD_TCP_PING, .head = DD_TCP_HEAD_BYTES};
-    dd_status status = tcp_reply_read(&reply, answer, &is_whole, &said);
-    return status != DD_OK && is_whole ? dd_error_set(err, DD_NETWORK, "%s", said.message) : DD_OK;
+    dd_status status = tcp_reply_read(&reply, answer, &is_whole, &reason);
+    return status != DD_OK && is_whole ? dd_error_set(err, DD_NETWORK, "%s", reason.message) : DD_OK;
 }
 
 /* Pass whole answers to their requests. Most are all that was received, and need no copy; without
@@ -186,7 +186,7 @@ deliver_locked(tcp_store *store, dd_error *err)
         dd_bytes answer = dd_bytes_of(in->data + at, whole);
         at += whole;
         if (tag == DD_TCP_NO_TAG) {
-            dd_status status = read_last_words(answer, err);
+            dd_status status = read_close_reason(answer, err);
             if (status != DD_OK) {
                 return status;
             }
@@ -202,8 +202,8 @@ deliver_locked(tcp_store *store, dd_error *err)
         } else {
             (void)!dd_blob_assign(&exchange->answer, answer, NULL);
         }
-        if (exchange->is_given_up) {
-            give_back_locked(store, exchange);
+        if (exchange->is_cancelled) {
+            return_item_locked(store, exchange);
         }
         if (is_all) {
             return DD_OK;
@@ -292,7 +292,7 @@ await_answer(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait
 
 /* Keep a record of an abandoned pop: its answer may have an item to return to the queue. */
 static void
-leave_pop_locked(tcp_store *store, const tcp_exchange *exchange)
+keep_cancelled_pop_locked(tcp_store *store, const tcp_exchange *exchange)
 {
     tcp_exchange *pop = dd_mem_zalloc(sizeof *pop);
     if (pop == NULL || dd_blob_assign(&pop->request, exchange->key, NULL) != DD_OK) {
@@ -302,25 +302,25 @@ leave_pop_locked(tcp_store *store, const tcp_exchange *exchange)
     pop->row = exchange->row;
     pop->reply = (tcp_reply){.op = exchange->row->op, .repeats = 1};
     pop->tag = exchange->tag;
-    pop->is_given_up = true;
+    pop->is_cancelled = true;
     dd_list_push_back(&store->unanswered, &pop->unanswered);
 }
 
 static void
-forget_exchange(tcp_store *store, tcp_exchange *exchange)
+remove_exchange(tcp_store *store, tcp_exchange *exchange)
 {
     dd_lock_take(&store->mu);
     if (exchange->tag != 0 && !exchange->is_answered) {
         dd_list_remove(&exchange->unanswered);
         if (exchange->row->store_op == DD_STORE_QUEUE_POP && store->dead.code == DD_OK) {
-            leave_pop_locked(store, exchange);
+            keep_cancelled_pop_locked(store, exchange);
         }
     }
     dd_lock_release(&store->mu);
 }
 
 dd_status
-tcp_tagged_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
+tcp_tagged_exchange(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
     dd_status status = send_request(store, exchange, err);
     if (status == DD_OK) {
@@ -333,7 +333,7 @@ tcp_tagged_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd
             send_cancel(store, exchange) == DD_OK && await_answer(store, exchange, &patience, NULL) == DD_OK;
         status = status == DD_NETWORK_TIMED_OUT && is_answered ? DD_OK : status;
     }
-    forget_exchange(store, exchange);
+    remove_exchange(store, exchange);
     if (exchange->answer.len == 0) {
         return status;
     }

@@ -1396,7 +1396,7 @@ TEST(waiting_for_those_who_join)
 
 /* --- the loop ------------------------------------------------------------------------------------------------ */
 
-/* Dooms a connection in the turn in which something has come from it. */
+/* Closes a connection in the turn in which something has come from it. */
 typedef struct assassin {
     tcp_handler handler;
     tcp_conn *victim;
@@ -1406,7 +1406,7 @@ static void
 on_order(tcp_handler *handler, uint32_t events)
 {
     (void)events;
-    tcp_conn_doom(DD_CONTAINER_OF(handler, assassin, handler)->victim, "by order");
+    tcp_conn_close_deferred(DD_CONTAINER_OF(handler, assassin, handler)->victim, "by order");
 }
 
 TEST(event_of_a_doomed_connection_is_let_go)

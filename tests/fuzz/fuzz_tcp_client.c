@@ -139,7 +139,7 @@ fuzz_link(dd_tcp_op op, bool is_extended, dd_bytes rest)
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
     tcp_reply reply = {.op = op, .repeats = repeats, .head = is_extended ? 1 : 0};
     dd_error err;
-    dd_status status = tcp_link_ask(link, (dd_bytes){0}, &reply, &wait, &err);
+    dd_status status = tcp_link_exchange(link, (dd_bytes){0}, &reply, &wait, &err);
     if (status == DD_OK) {
         read_result(op, repeats, reply.reader);
         read_fields(dd_tcp_find_op(op)->reply, repeats, &reply.reader);

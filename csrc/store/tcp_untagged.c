@@ -25,7 +25,7 @@ tcp_store_note_dead_locked(tcp_store *store, const dd_error *why)
 /* ---- links */
 
 dd_status
-tcp_plain_create_link(tcp_store *store, tcp_link **out, const dd_wait *wait, dd_error *err)
+tcp_untagged_create_link(tcp_store *store, tcp_link **out, const dd_wait *wait, dd_error *err)
 {
     tcp_link *link = dd_mem_zalloc(sizeof *link);
     if (link == NULL) {
@@ -48,11 +48,11 @@ take_link(tcp_store *store, tcp_link **link, const dd_wait *wait, dd_error *err)
     dd_status status = tcp_store_check_dead_locked(store, err);
     *link = status == DD_OK && store->nidle > 0 ? store->idle[--store->nidle] : NULL;
     dd_lock_release(&store->mu);
-    return status != DD_OK || *link != NULL ? status : tcp_plain_create_link(store, link, wait, err);
+    return status != DD_OK || *link != NULL ? status : tcp_untagged_create_link(store, link, wait, err);
 }
 
 void
-tcp_plain_release(tcp_store *store, tcp_link *link)
+tcp_untagged_release(tcp_store *store, tcp_link *link)
 {
     dd_lock_take(&store->mu);
     bool is_kept = link->fd >= 0 && store->nidle < TCP_IDLE_MAX;
@@ -68,21 +68,21 @@ tcp_plain_release(tcp_store *store, tcp_link *link)
 /* PyTorch's servers close the connection on an unknown operation: its plain backend has no queues,
  * older releases have neither list nor barrier. Return true if the server is still reachable. */
 static bool
-is_ignorant(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
+is_op_unknown(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
 {
     tcp_link *other;
     dd_error error;
     dd_wait patience = dd_wait_at_most(wait, TCP_ANSWER_NS / 4);
-    if (op < DD_TCP_QUEUE_PUSH || tcp_plain_create_link(store, &other, &patience, &error) != DD_OK) {
+    if (op < DD_TCP_QUEUE_PUSH || tcp_untagged_create_link(store, &other, &patience, &error) != DD_OK) {
         return false;
     }
-    tcp_plain_release(store, other);
+    tcp_untagged_release(store, other);
     return true;
 }
 
 /* Append a PING to a request without a reply: its answer confirms the request. */
 dd_status
-tcp_plain_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
+tcp_untagged_exchange(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
     tcp_link *link;
     dd_status status = take_link(store, &link, wait, err);
@@ -98,17 +98,17 @@ tcp_plain_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_
         status = writer.status;
     }
     if (status == DD_OK) {
-        status = tcp_link_ask(link, dd_blob_view(&exchange->request), &exchange->reply, wait, err);
+        status = tcp_link_exchange(link, dd_blob_view(&exchange->request), &exchange->reply, wait, err);
     }
     exchange->answer = link->in;
     link->in = (dd_blob){0};
-    if (status == DD_NETWORK && is_ignorant(store, exchange->row->op, wait)) {
+    if (status == DD_NETWORK && is_op_unknown(store, exchange->row->op, wait)) {
         status = dd_error_set(err, DD_NOT_SUPPORTED, "the server does not know this operation");
     } else if (status == DD_NETWORK) {
         dd_lock_take(&store->mu);
         tcp_store_note_dead_locked(store, err);
         dd_lock_release(&store->mu);
     }
-    tcp_plain_release(store, link);
+    tcp_untagged_release(store, link);
     return status;
 }
