@@ -20,17 +20,17 @@
 #define BUSY_INTERVAL_OF_RANK_NS DD_NS_PER_MS
 #define REMOVE_NS (1 * DD_NS_PER_S)
 /* Time that other ranks need, beyond an interval, to read a signal. */
-#define LINGER_SLACK_NS (100 * DD_NS_PER_MS)
+#define READERS_SLACK_NS (100 * DD_NS_PER_MS)
 
 /* ---- failures */
 
 /* Wait until other ranks can have read the last signal, perhaps in this process's store. */
 static void
-linger(dd_monitor *monitor)
+wait_for_readers(dd_monitor *monitor)
 {
-    int64_t until_ns = monitor->last_told_ns + monitor->options.check_interval_ns + LINGER_SLACK_NS;
+    int64_t until_ns = monitor->last_signal_ns + monitor->options.check_interval_ns + READERS_SLACK_NS;
     dd_wait wait = watch_wait(monitor);
-    int64_t left_ns = monitor->last_told_ns > 0 ? until_ns - dd_clock_now_ns() : 0;
+    int64_t left_ns = monitor->last_signal_ns > 0 ? until_ns - dd_clock_now_ns() : 0;
     while (left_ns > 0 && dd_wait_sleep(&wait, left_ns, NULL) == DD_OK && !dd_wait_has_expired(&wait)) {
         left_ns = until_ns - dd_clock_now_ns();
     }
@@ -54,53 +54,53 @@ is_worth_a_dump(dd_monitor *monitor, const watch_member *member, dd_status code)
            (monitor->options.dumping == DD_DUMPING_DEVICES && is_device);
 }
 
-typedef enum dump_wish {
+typedef enum dump_reason {
     DUMP_NONE,
     DUMP_OF_FAILURE, /* on all ranks, but not again within WATCH_BURST_NS */
-    DUMP_ASKED,
-} dump_wish;
+    DUMP_REQUESTED,
+} dump_reason;
 
-/* Return the wish for a failure that does not belong to one group of this process. */
-static dump_wish
-wish_of_all(const dd_monitor *monitor)
+/* Return the reason for a failure that does not belong to one group of this process. */
+static dump_reason
+dump_reason_of_all(const dd_monitor *monitor)
 {
     return monitor->options.dumping != DD_DUMPING_OFF ? DUMP_OF_FAILURE : DUMP_NONE;
 }
 
 /* Write a dump and report it. Return true if the other ranks must write one as well. */
 static bool
-dump(dd_monitor *monitor, dump_wish wish, dd_blob *report)
+dump(dd_monitor *monitor, dump_reason reason, dd_blob *report)
 {
     int64_t now_ns = dd_clock_now_ns();
     dd_error err;
-    if (wish == DUMP_NONE) {
+    if (reason == DUMP_NONE) {
         watch_report_add(report, "no dump is written: DLDIST_FR_DUMP_FILE=<prefix> says where to put one");
         return false;
     }
-    if (wish == DUMP_OF_FAILURE && monitor->last_dump_ns != 0 &&
+    if (reason == DUMP_OF_FAILURE && monitor->last_dump_ns != 0 &&
         now_ns - monitor->last_dump_ns < WATCH_BURST_NS) {
         watch_report_add(report, "a dump has just been written");
         return false;
     }
-    monitor->last_dump_ns = wish == DUMP_OF_FAILURE ? now_ns : monitor->last_dump_ns;
+    monitor->last_dump_ns = reason == DUMP_OF_FAILURE ? now_ns : monitor->last_dump_ns;
     if (watch_write_dump(monitor, &err) == DD_OK) {
         atomic_fetch_add(&monitor->ndumps, 1);
         watch_report_add(report, "the flight recorder is in %s", monitor->options.dump_path);
     } else {
         watch_report_add(report, "no dump could be written: %s", err.message);
     }
-    return wish == DUMP_OF_FAILURE;
+    return reason == DUMP_OF_FAILURE;
 }
 
 /* Report an event: the dump, all groups and, if desync is on, the progress of one group's ranks. */
 static void
-look_into(dd_monitor *monitor, const char *what, dump_wish wish, watch_member *of_whom)
+report_event(dd_monitor *monitor, const char *what, dump_reason reason, watch_member *of_whom)
 {
     dd_blob report = {0};
-    watch_ask(monitor);
+    watch_start_query(monitor);
     watch_report_add(&report, "%s", what);
-    if (dump(monitor, wish, &report)) {
-        watch_tell_dump(monitor);
+    if (dump(monitor, reason, &report)) {
+        watch_publish_dump(monitor);
     }
     watch_report_groups(monitor, monitor->options.is_desync ? of_whom : NULL, &report);
     watch_report_answer(monitor, &report);
@@ -130,14 +130,14 @@ on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
     char what[WATCH_LINE_MAX];
     bool is_dumped = is_worth_a_dump(monitor, member, alarm->error.code);
     if (member != NULL && member->info.fail != NULL && monitor->options.is_propagating) {
-        watch_tell_error(monitor, member, &alarm->error);
+        watch_publish_error(monitor, member, &alarm->error);
     }
     snprintf(what, sizeof what, "group \"%s\" (%s) has failed on rank %d: %s", alarm->group, alarm->kind,
              alarm->rank, alarm->error.message);
-    look_into(monitor, what, is_dumped ? DUMP_OF_FAILURE : DUMP_NONE, member);
+    report_event(monitor, what, is_dumped ? DUMP_OF_FAILURE : DUMP_NONE, member);
     if (member != NULL && member->info.is_fatal && !is_deliberate_end(alarm->error.code)) {
-        linger(monitor);
-        monitor->host.die(monitor->host.ctx, alarm->error.message);
+        wait_for_readers(monitor);
+        monitor->host.end_process(monitor->host.ctx, alarm->error.message);
     }
 }
 
@@ -161,7 +161,7 @@ on_lost_beat(dd_monitor *monitor, const char *activity, int64_t stood_ns, bool i
         "the watchdog of NCCL's groups has not moved for %.1f s%s%s: a call of NCCL or CUDA hangs",
         (double)stood_ns / (double)DD_NS_PER_S, activity[0] != '\0' ? ", in " : "", activity);
     (void)status;
-    look_into(monitor, cause.message, wish_of_all(monitor), NULL);
+    report_event(monitor, cause.message, dump_reason_of_all(monitor), NULL);
     watch_member *member = NULL;
     while (!is_fatal && (member = watch_next(monitor, member)) != NULL) {
         if (member->info.fail != NULL) {
@@ -169,8 +169,8 @@ on_lost_beat(dd_monitor *monitor, const char *activity, int64_t stood_ns, bool i
         }
     }
     if (is_fatal) {
-        linger(monitor);
-        monitor->host.die(monitor->host.ctx, cause.message);
+        wait_for_readers(monitor);
+        monitor->host.end_process(monitor->host.ctx, cause.message);
     }
 }
 
@@ -207,18 +207,18 @@ answer_request(dd_monitor *monitor)
     if (!atomic_exchange(&monitor->is_dump_requested, false) && !is_asked) {
         return;
     }
-    look_into(monitor, "a dump was asked for", DUMP_ASKED, NULL);
+    report_event(monitor, "a dump was asked for", DUMP_REQUESTED, NULL);
 }
 
 /* Handle other ranks' signals; the dump first, before this rank fails with them. */
 static void
-hear_others(dd_monitor *monitor)
+handle_signals(dd_monitor *monitor)
 {
     char what[WATCH_LINE_MAX];
-    if (watch_hear_dump(monitor, what)) {
-        look_into(monitor, what, wish_of_all(monitor), NULL);
+    if (watch_read_dump(monitor, what)) {
+        report_event(monitor, what, dump_reason_of_all(monitor), NULL);
     }
-    watch_hear_errors(monitor);
+    watch_read_errors(monitor);
 }
 
 /* Return the next time to read the stores; sooner if a heartbeat shows recent works. */
@@ -248,7 +248,7 @@ dd_monitor_step(dd_monitor *monitor)
     check_heartbeat(monitor);
     watch_follow_up(monitor);
     if (dd_clock_now_ns() >= next_check_ns(monitor)) {
-        hear_others(monitor);
+        handle_signals(monitor);
         monitor->last_check_ns = dd_clock_now_ns();
     }
     watch_end_pass(monitor);
@@ -258,7 +258,7 @@ static void
 sleep_until_woken(dd_monitor *monitor)
 {
     int64_t left_ns = monitor->last_check_ns + monitor->options.check_interval_ns - dd_clock_now_ns();
-    int64_t tick_ns = monitor->beat != 0 || monitor->is_question_open ? TICK_NS : QUIET_TICK_NS;
+    int64_t tick_ns = monitor->beat != 0 || monitor->is_query_open ? TICK_NS : QUIET_TICK_NS;
     int64_t sleep_ns = left_ns < tick_ns ? left_ns : tick_ns;
     struct pollfd fds[2] = {{.fd = monitor->wake_fd, .events = POLLIN},
                             {.fd = monitor->pipe_fd, .events = POLLIN}};
@@ -312,7 +312,7 @@ dd_monitor_run(dd_monitor *monitor)
         sleep_until_woken(monitor);
     }
     dd_monitor_step(monitor); /* alarms raised since the last step */
-    linger(monitor);
+    wait_for_readers(monitor);
     end_watching(monitor);
     end_running(monitor);
 }
@@ -470,7 +470,7 @@ dd_monitor_destroy(dd_monitor *monitor)
     watch_mark_removed(monitor, 0);
     watch_end_pass(monitor);
     watch_close_pipe(monitor);
-    watch_forget_question(monitor);
+    watch_release_query(monitor);
     dd_recorder_notify_of_alarms(monitor->options.recorder, NULL, monitor);
     dd_fork_close(monitor->wake_fd);
     dd_cond_fini(&monitor->cond);

@@ -38,7 +38,7 @@ typedef struct dd_monitor_host {
     /* Return once the interpreter has run a call. Called on its own thread. */
     void (*await_interpreter)(void);
     /* End the process. */
-    void (*die)(void *ctx, const char *reason);
+    void (*end_process)(void *ctx, const char *reason);
     void *ctx;
 } dd_monitor_host;
 

@@ -134,59 +134,59 @@ watch_report_groups(dd_monitor *monitor, watch_member *desync, dd_blob *report)
 
 /* ---- the interpreter */
 
-typedef struct watch_question {
+typedef struct watch_query {
     dd_background_task task; /* must be first */
     void (*await_interpreter)(void);
-    int64_t asked_ns;
+    int64_t sent_ns;
     int64_t answered_ns; /* set once the task is done */
-} watch_question;
+} watch_query;
 
 static void
-run_question(dd_background_task *task)
+run_query(dd_background_task *task)
 {
-    watch_question *question = (watch_question *)task;
-    question->await_interpreter();
-    question->answered_ns = dd_clock_now_ns();
+    watch_query *query = (watch_query *)task;
+    query->await_interpreter();
+    query->answered_ns = dd_clock_now_ns();
 }
 
 void
-watch_forget_question(dd_monitor *monitor)
+watch_release_query(dd_monitor *monitor)
 {
-    if (monitor->question != NULL) {
-        dd_background_task_release(&monitor->question->task);
-        monitor->question = NULL;
+    if (monitor->query != NULL) {
+        dd_background_task_release(&monitor->query->task);
+        monitor->query = NULL;
     }
 }
 
 /* Wait at most timeout_ns. *held_s is the time until the answer: how long the GIL was held. */
 static bool
-is_question_answered(dd_monitor *monitor, int64_t timeout_ns, double *held_s)
+is_query_answered(dd_monitor *monitor, int64_t timeout_ns, double *held_s)
 {
-    watch_question *question = monitor->question;
+    watch_query *query = monitor->query;
     dd_wait wait = dd_wait_after(timeout_ns);
-    bool is_there = question == NULL || dd_background_task_wait(&question->task, &wait, NULL) == DD_OK;
-    if (question != NULL) {
-        int64_t until_ns = is_there ? question->answered_ns : dd_clock_now_ns();
-        *held_s = (double)(until_ns - question->asked_ns) / (double)DD_NS_PER_S;
+    bool is_answered = query == NULL || dd_background_task_wait(&query->task, &wait, NULL) == DD_OK;
+    if (query != NULL) {
+        int64_t until_ns = is_answered ? query->answered_ns : dd_clock_now_ns();
+        *held_s = (double)(until_ns - query->sent_ns) / (double)DD_NS_PER_S;
     }
-    return is_there;
+    return is_answered;
 }
 
 void
-watch_ask(dd_monitor *monitor)
+watch_start_query(dd_monitor *monitor)
 {
     double held_s = 0;
-    if (!is_question_answered(monitor, 0, &held_s)) {
+    if (!is_query_answered(monitor, 0, &held_s)) {
         return;
     }
-    watch_forget_question(monitor);
-    watch_question *question = dd_mem_zalloc(sizeof *question);
-    if (question != NULL) {
-        question->task = (dd_background_task){.run = run_question};
-        question->await_interpreter = monitor->host.await_interpreter;
-        question->asked_ns = dd_clock_now_ns();
-        bool is_asked = dd_background_task_start(&question->task, "dldist-gil", NULL) == DD_OK;
-        monitor->question = is_asked ? question : NULL;
+    watch_release_query(monitor);
+    watch_query *query = dd_mem_zalloc(sizeof *query);
+    if (query != NULL) {
+        query->task = (dd_background_task){.run = run_query};
+        query->await_interpreter = monitor->host.await_interpreter;
+        query->sent_ns = dd_clock_now_ns();
+        bool is_asked = dd_background_task_start(&query->task, "dldist-gil", NULL) == DD_OK;
+        monitor->query = is_asked ? query : NULL;
     }
 }
 
@@ -194,10 +194,10 @@ void
 watch_report_answer(dd_monitor *monitor, dd_blob *report)
 {
     double held_s = 0;
-    int64_t asked_ns = monitor->question != NULL ? monitor->question->asked_ns : 0;
-    int64_t left_ns = asked_ns + ANSWER_NS - dd_clock_now_ns();
-    monitor->is_question_open = !is_question_answered(monitor, left_ns, &held_s);
-    if (monitor->is_question_open) {
+    int64_t sent_ns = monitor->query != NULL ? monitor->query->sent_ns : 0;
+    int64_t left_ns = sent_ns + ANSWER_NS - dd_clock_now_ns();
+    monitor->is_query_open = !is_query_answered(monitor, left_ns, &held_s);
+    if (monitor->is_query_open) {
         watch_report_add(
             report, "the GIL has been held for %.1f s by another thread, and still is: Python stands still",
             held_s);
@@ -208,10 +208,10 @@ void
 watch_follow_up(dd_monitor *monitor)
 {
     double held_s = 0;
-    if (!monitor->is_question_open || !is_question_answered(monitor, 0, &held_s)) {
+    if (!monitor->is_query_open || !is_query_answered(monitor, 0, &held_s)) {
         return;
     }
-    monitor->is_question_open = false;
+    monitor->is_query_open = false;
     DD_LOG(DD_LOG_INFO, "the GIL is free again: it has been held for %.1f s", held_s);
     dd_lock_take(&monitor->mu);
     watch_report_add(&monitor->report, "the GIL is free again: it has been held for %.1f s", held_s);

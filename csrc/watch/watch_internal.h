@@ -27,9 +27,9 @@ typedef struct watch_member {
     /* used only in a pass */
     int64_t epoch; /* number of this rank's memberships in groups of this name; 0 if not counted */
     char count[WATCH_COUNT_MAX];         /* last count of signals in the root */
-    bool is_looked_at;                   /* the root was read in this round */
+    bool is_checked;                     /* the root was read in this round */
     bool is_changed;                     /* the count has changed since the last read */
-    bool is_gone;                        /* the root did not answer, and is not read again */
+    bool is_store_lost;                  /* the root did not answer, and is not read again */
     bool is_dump_seen;                   /* the signal was received or sent */
     bool is_error_seen;                  /* the signal was received or sent */
     char published[DD_SIGNAL_STATE_MAX]; /* last published progress */
@@ -60,13 +60,13 @@ struct dd_monitor {
 
     /* used only in a pass */
     int64_t last_check_ns;
-    int64_t last_dump_ns; /* of a failure; 0 if there was none */
-    int64_t last_told_ns; /* of the last signal, which others read within an interval; or 0 */
-    uint64_t beat;        /* last count of the heartbeat */
+    int64_t last_dump_ns;   /* of a failure; 0 if there was none */
+    int64_t last_signal_ns; /* of the last signal, which others read within an interval; or 0 */
+    uint64_t beat;          /* last count of the heartbeat */
     int64_t beat_since_ns;
     bool is_beat_reported;
-    struct watch_question *question; /* the last query to the interpreter, or NULL */
-    bool is_question_open;           /* it was unanswered when the report was written */
+    struct watch_query *query; /* the last query to the interpreter, or NULL */
+    bool is_query_open;        /* it was unanswered when the report was written */
 };
 
 /* ---- monitor_members.c */
@@ -81,17 +81,17 @@ dd_wait watch_wait(dd_monitor *monitor);
 /* Return the next member in order, NULL at the end. Members stay valid during the pass. */
 watch_member *watch_next(dd_monitor *monitor, watch_member *after);
 
-/* ---- monitor_tell.c: the store */
+/* ---- monitor_signals.c: the store */
 
 /* Count this membership in the store. */
 dd_status watch_enter(watch_member *member, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-void watch_tell_dump(dd_monitor *monitor);
-void watch_tell_error(dd_monitor *monitor, watch_member *member, const dd_error *cause);
+void watch_publish_dump(dd_monitor *monitor);
+void watch_publish_error(dd_monitor *monitor, watch_member *member, const dd_error *cause);
 /* Read the signals, once per interval. Return true, and its text, if a rank requests dumps. */
-bool watch_hear_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX]);
+bool watch_read_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX]);
 /* Fail the groups that have failed on other ranks, and publish this rank's progress. Call it after
- * watch_hear_dump. */
-void watch_hear_errors(dd_monitor *monitor);
+ * watch_read_dump. */
+void watch_read_errors(dd_monitor *monitor);
 void watch_publish(dd_monitor *monitor, watch_member *member);
 /* Read the published states of all ranks of the group, by rank; empty if there is none. All states
  * take one request to a dldist server: when all ranks report a failure at the same time, the server
@@ -114,8 +114,8 @@ void watch_report_add(dd_blob *report, const char *format, ...) DD_PRINTF(2, 3);
 /* Report this rank's groups, and the progress of the ranks of `desync` unless it is NULL. */
 void watch_report_groups(dd_monitor *monitor, watch_member *desync, dd_blob *report);
 /* Query the interpreter, unless a query is still unanswered. */
-void watch_ask(dd_monitor *monitor);
-void watch_forget_question(dd_monitor *monitor);
+void watch_start_query(dd_monitor *monitor);
+void watch_release_query(dd_monitor *monitor);
 /* Wait up to 0.3 s for the answer, and report if there is none. */
 void watch_report_answer(dd_monitor *monitor, dd_blob *report);
 /* Report the answer to a query that was unanswered in a report, once it arrives. */

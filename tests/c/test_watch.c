@@ -119,7 +119,7 @@ open_rank(rig *r, int number)
     dd_recorder_group_info info = {
         .name = BYTES("g"), .desc = BYTES("test"), .kind = "nccl", .rank = number, .size = r->size};
     CHECK_OK(dd_recorder_add_group(rank->recorder, &info, &rank->group, check_err()));
-    dd_monitor_host host = {.await_interpreter = await_interpreter, .die = die, .ctx = rank};
+    dd_monitor_host host = {.await_interpreter = await_interpreter, .end_process = die, .ctx = rank};
     dd_monitor_options options = r->options;
     options.recorder = rank->recorder;
     options.dump_path = rank->dump_path;
@@ -439,7 +439,7 @@ TEST(a_file_in_the_place_of_the_pipe_is_left_alone)
     int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
     REQUIRE(fd >= 0);
     close(fd);
-    dd_monitor_host host = {.await_interpreter = await_interpreter, .die = die};
+    dd_monitor_host host = {.await_interpreter = await_interpreter, .end_process = die};
     r.options.pipe_path = path;
     r.options.dump_path = "unused";
     r.options.host = &host;
@@ -463,7 +463,7 @@ TEST(a_monitor_that_cannot_be_made_leaves_the_alarms_of_another)
     rig r;
     int nalarms = 0;
     init_rig(&r, 1);
-    dd_monitor_host host = {.await_interpreter = await_interpreter, .die = die};
+    dd_monitor_host host = {.await_interpreter = await_interpreter, .end_process = die};
     r.options.dump_path = "unused";
     r.options.host = &host;
     REQUIRE_OK(dd_recorder_create(10, &r.options.recorder, check_err()));
@@ -490,7 +490,7 @@ TEST(a_pipe_that_cannot_be_made)
     char path[128];
     init_rig(&r, 1);
     snprintf(path, sizeof path, "%s/0.pipe", r.folder);
-    dd_monitor_host host = {.await_interpreter = await_interpreter, .die = die};
+    dd_monitor_host host = {.await_interpreter = await_interpreter, .end_process = die};
     r.options.pipe_path = path;
     r.options.dump_path = "unused";
     r.options.host = &host;

@@ -383,7 +383,7 @@ run_monitor(void *arg)
 static bool
 open_monitor(rank_env *self, const world *w, watch_rig *watch)
 {
-    dd_monitor_host host = {.await_interpreter = await_nobody, .die = do_not_die, .ctx = self};
+    dd_monitor_host host = {.await_interpreter = await_nobody, .end_process = do_not_die, .ctx = self};
     dd_monitor_options options = {
         .recorder = watch->recorder,
         .check_interval_ns = 5 * DD_NS_PER_MS,

@@ -28,15 +28,15 @@ typedef struct py_watch {
     bool is_failure_fatal;     /* const; is_fatal of members that have `fail` */
     atomic_bool has_heartbeat; /* atomic */
     py_lock lock;
-    struct heard_signal *heard; /* owned; guarded by the lock */
+    struct handled_signal *handled; /* owned; guarded by the lock */
 } py_watch;
 
 /* A signal that requests dumps. */
-typedef struct heard_signal {
-    struct heard_signal *next;
+typedef struct handled_signal {
+    struct handled_signal *next;
     int number;
     struct sigaction before;
-} heard_signal;
+} handled_signal;
 
 /* The monitor and its process, for the signal handler. */
 static _Atomic(dd_monitor *) signalled_monitor;
@@ -56,7 +56,7 @@ await_gil(void)
 
 /* End the process if the environment requests it: launchers cannot use one with a hung device. */
 static void
-die(void *Py_UNUSED(ctx), const char *reason)
+end_process(void *Py_UNUSED(ctx), const char *reason)
 {
     dprintf(STDERR_FILENO, "dldist[%d]: the process is ended, as the environment asks for: %s\n",
             (int)getpid(), reason);
@@ -136,7 +136,7 @@ py_watch_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObjec
     if (watch == NULL) {
         return PyErr_NoMemory();
     }
-    dd_monitor_host host = {.await_interpreter = await_gil, .die = die, .ctx = watch};
+    dd_monitor_host host = {.await_interpreter = await_gil, .end_process = end_process, .ctx = watch};
     dd_monitor_options options = {.recorder = py_recorder_get(state), .host = &host};
     dd_error err;
     dd_status status = DD_INTERNAL;
@@ -182,48 +182,48 @@ on_signal(int Py_UNUSED(signum))
 
 /* Install the handler for a signal. Returns false with an exception on failure. */
 static bool
-hear_signal(py_watch *watch, long number)
+handle_signal(py_watch *watch, long number)
 {
-    heard_signal *heard = dd_mem_zalloc(sizeof *heard);
-    if (heard == NULL) {
+    handled_signal *handled = dd_mem_zalloc(sizeof *handled);
+    if (handled == NULL) {
         PyErr_NoMemory();
         return false;
     }
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
-    if (number < 1 || number > SIGRTMAX || sigaction((int)number, &action, &heard->before) != 0) {
+    if (number < 1 || number > SIGRTMAX || sigaction((int)number, &action, &handled->before) != 0) {
         PyErr_Format(PyExc_ValueError, "signal %ld cannot ask for dumps", number);
-        dd_mem_free(heard);
+        dd_mem_free(handled);
         return false;
     }
-    if (heard->before.sa_handler == on_signal) {
-        dd_mem_free(heard); /* the handler is installed already */
+    if (handled->before.sa_handler == on_signal) {
+        dd_mem_free(handled); /* the handler is installed already */
         return true;
     }
-    heard->number = (int)number;
+    handled->number = (int)number;
     py_lock_take(&watch->lock);
-    heard->next = watch->heard;
-    watch->heard = heard;
+    handled->next = watch->handled;
+    watch->handled = handled;
     py_lock_release(&watch->lock);
     return true;
 }
 
 /* Restore the signals' earlier actions, except where a newer handler is installed. */
 static void
-give_signals_back(py_watch *watch)
+restore_signals(py_watch *watch)
 {
     py_lock_take(&watch->lock);
-    heard_signal *heard = watch->heard;
-    watch->heard = NULL;
+    handled_signal *handled = watch->handled;
+    watch->handled = NULL;
     py_lock_release(&watch->lock);
-    while (heard != NULL) {
-        heard_signal *next = heard->next;
+    while (handled != NULL) {
+        handled_signal *next = handled->next;
         struct sigaction now;
-        if (sigaction(heard->number, NULL, &now) == 0 && now.sa_handler == on_signal) {
-            (void)sigaction(heard->number, &heard->before, NULL);
+        if (sigaction(handled->number, NULL, &now) == 0 && now.sa_handler == on_signal) {
+            (void)sigaction(handled->number, &handled->before, NULL);
         }
-        dd_mem_free(heard);
-        heard = next;
+        dd_mem_free(handled);
+        handled = next;
     }
 }
 
@@ -237,7 +237,7 @@ py_watch_stop(PyObject *module, PyObject *grace)
     }
     py_watch *watch = find_watch(state);
     if (watch != NULL) {
-        give_signals_back(watch);
+        restore_signals(watch);
         atomic_store(&signalled_monitor, NULL);
         Py_BEGIN_ALLOW_THREADS
         dd_monitor_stop(watch->monitor, grace_ns);
@@ -394,7 +394,7 @@ py_watch_on_signal(PyObject *module, PyObject *const *args, Py_ssize_t nargs, Py
     }
     atomic_store(&signalled_pid, (int)getpid());
     atomic_store(&signalled_monitor, watch->monitor);
-    return hear_signal(watch, number) ? Py_NewRef(Py_True) : NULL;
+    return handle_signal(watch, number) ? Py_NewRef(Py_True) : NULL;
 }
 
 PyObject *

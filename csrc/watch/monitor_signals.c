@@ -53,7 +53,7 @@ has_store_answered(dd_monitor *monitor, watch_member *member, dd_status status, 
     }
     watch_member *other = NULL;
     while ((other = watch_next(monitor, other)) != NULL) {
-        other->is_gone = other->is_gone || other->root == member->root;
+        other->is_store_lost = other->is_store_lost || other->root == member->root;
     }
     DD_LOG(DD_LOG_DEBUG, "the monitor asks a store no more, which has not answered: %s", err->message);
     return false;
@@ -61,7 +61,7 @@ has_store_answered(dd_monitor *monitor, watch_member *member, dd_status status, 
 
 /* Read a value. Return false if it is missing, or the store does not answer. */
 static bool
-look_up(dd_monitor *monitor, watch_member *member, dd_store *store, dd_bytes key, dd_blob *value)
+try_read_value(dd_monitor *monitor, watch_member *member, dd_store *store, dd_bytes key, dd_blob *value)
 {
     dd_error err;
     dd_wait wait = watch_wait(monitor);
@@ -71,18 +71,18 @@ look_up(dd_monitor *monitor, watch_member *member, dd_store *store, dd_bytes key
 }
 
 static bool
-can_tell(const watch_member *member)
+can_use_store(const watch_member *member)
 {
-    return member != NULL && member->root != NULL && member->epoch > 0 && !member->is_gone;
+    return member != NULL && member->root != NULL && member->epoch > 0 && !member->is_store_lost;
 }
 
 /* ---- sending */
 
 /* Publish a signal once. The first rank's signal is kept, since it has the cause. */
 static void
-publish_once(dd_monitor *monitor, watch_member *member, bool *is_told, dd_bytes key, dd_bytes value)
+publish_once(dd_monitor *monitor, watch_member *member, bool *is_published, dd_bytes key, dd_bytes value)
 {
-    if (!can_tell(member) || *is_told) {
+    if (!can_use_store(member) || *is_published) {
         return;
     }
     dd_error err;
@@ -91,19 +91,19 @@ publish_once(dd_monitor *monitor, watch_member *member, bool *is_told, dd_bytes 
     dd_store *store = member->info.store;
     dd_store *root = member->root;
     int64_t count;
-    *is_told = true;
+    *is_published = true;
     dd_status status = dd_store_compare_set(store, key, dd_bytes_of_string(""), value, &now, &wait, &err);
     if (status == DD_OK) {
         status = dd_store_add(root, dd_bytes_of_string(COUNT_KEY), 1, &count, &wait, &err);
     }
     if (has_store_answered(monitor, member, status, &err)) {
-        monitor->last_told_ns = dd_clock_now_ns();
+        monitor->last_signal_ns = dd_clock_now_ns();
     }
     dd_blob_fini(&now);
 }
 
 void
-watch_tell_dump(dd_monitor *monitor)
+watch_publish_dump(dd_monitor *monitor)
 {
     char key[KEY_MAX];
     uint8_t rank[4];
@@ -116,7 +116,7 @@ watch_tell_dump(dd_monitor *monitor)
 }
 
 void
-watch_tell_error(dd_monitor *monitor, watch_member *member, const dd_error *cause)
+watch_publish_error(dd_monitor *monitor, watch_member *member, const dd_error *cause)
 {
     char key[KEY_MAX];
     uint8_t value[DD_SIGNAL_ERROR_MAX_NBYTES];
@@ -128,17 +128,17 @@ watch_tell_error(dd_monitor *monitor, watch_member *member, const dd_error *caus
 
 /* Read a new signal if the store's count has changed. Return false if there is none. */
 static bool
-hear(dd_monitor *monitor, watch_member *member, bool *is_seen, dd_bytes key, dd_blob *value)
+read_new_signal(dd_monitor *monitor, watch_member *member, bool *is_seen, dd_bytes key, dd_blob *value)
 {
-    if (!can_tell(member) || !member->is_changed || *is_seen) {
+    if (!can_use_store(member) || !member->is_changed || *is_seen) {
         return false;
     }
-    *is_seen = look_up(monitor, member, member->info.store, key, value);
+    *is_seen = try_read_value(monitor, member, member->info.store, key, value);
     return *is_seen;
 }
 
 static void
-hear_error(dd_monitor *monitor, watch_member *member)
+handle_error_signal(dd_monitor *monitor, watch_member *member)
 {
     char key[KEY_MAX];
     dd_blob value = {0};
@@ -146,7 +146,7 @@ hear_error(dd_monitor *monitor, watch_member *member)
     dd_error err;
     const dd_monitor_member *info = &member->info;
     if (info->fail != NULL &&
-        hear(monitor, member, &member->is_error_seen, KEY_OF_ERROR(member, key), &value)) {
+        read_new_signal(monitor, member, &member->is_error_seen, KEY_OF_ERROR(member, key), &value)) {
         if (dd_signal_decode_error(dd_blob_view(&value), info->name, info->size, &cause, &err) != DD_OK) {
             DD_LOG(DD_LOG_INFO, "%s", err.message);
         } else if (cause.blamed.rank != info->rank) {
@@ -159,18 +159,18 @@ hear_error(dd_monitor *monitor, watch_member *member)
 
 /* Compare the count of signals with the last one, for all members of this store. */
 static void
-look_at_root(dd_monitor *monitor, watch_member *member)
+check_root(dd_monitor *monitor, watch_member *member)
 {
     dd_blob value = {0};
     char count[WATCH_COUNT_MAX] = "";
-    bool is_found = look_up(monitor, member, member->root, dd_bytes_of_string(COUNT_KEY), &value);
+    bool is_found = try_read_value(monitor, member, member->root, dd_bytes_of_string(COUNT_KEY), &value);
     if (is_found) {
         dd_bytes_print(dd_blob_view(&value), count, sizeof count);
     }
     watch_member *other = NULL;
     while ((other = watch_next(monitor, other)) != NULL) {
         if (other->root == member->root) {
-            other->is_looked_at = true;
+            other->is_checked = true;
             other->is_changed = is_found && strcmp(count, other->count) != 0;
             if (other->is_changed) {
                 memcpy(other->count, count, sizeof count);
@@ -182,15 +182,15 @@ look_at_root(dd_monitor *monitor, watch_member *member)
 
 /* Read the count of each store once, however many members need its signals. */
 static void
-look_at_roots(dd_monitor *monitor, watch_member *first)
+check_roots(dd_monitor *monitor, watch_member *first)
 {
     watch_member *member = NULL;
     while ((member = watch_next(monitor, member)) != NULL) {
-        member->is_looked_at = member->is_changed = false;
+        member->is_checked = member->is_changed = false;
     }
     while ((member = watch_next(monitor, member)) != NULL) {
-        if (can_tell(member) && (member == first || member->info.fail != NULL) && !member->is_looked_at) {
-            look_at_root(monitor, member);
+        if (can_use_store(member) && (member == first || member->info.fail != NULL) && !member->is_checked) {
+            check_root(monitor, member);
         }
     }
 }
@@ -200,7 +200,7 @@ static void
 enter_late(dd_monitor *monitor, watch_member *first)
 {
     dd_error err;
-    if (first != NULL && first->root != NULL && first->epoch == 0 && !first->is_gone) {
+    if (first != NULL && first->root != NULL && first->epoch == 0 && !first->is_store_lost) {
         dd_wait wait = watch_wait(monitor);
         first->count[0] = '\0'; /* forces another read */
         (void)has_store_answered(monitor, first, watch_enter(first, &wait, &err), &err);
@@ -208,7 +208,7 @@ enter_late(dd_monitor *monitor, watch_member *first)
 }
 
 bool
-watch_hear_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX])
+watch_read_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX])
 {
     watch_member *first = watch_next(monitor, NULL);
     char key[KEY_MAX];
@@ -216,9 +216,9 @@ watch_hear_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX])
     int rank;
     dd_error err;
     enter_late(monitor, first);
-    look_at_roots(monitor, first);
-    bool is_asked =
-        first != NULL && hear(monitor, first, &first->is_dump_seen, KEY_OF_DUMP(first, key), &value);
+    check_roots(monitor, first);
+    bool is_asked = first != NULL &&
+                    read_new_signal(monitor, first, &first->is_dump_seen, KEY_OF_DUMP(first, key), &value);
     if (is_asked) {
         if (dd_signal_decode_dump(dd_blob_view(&value), &rank, &err) == DD_OK) {
             snprintf(what, WATCH_LINE_MAX,
@@ -233,11 +233,11 @@ watch_hear_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX])
 }
 
 void
-watch_hear_errors(dd_monitor *monitor)
+watch_read_errors(dd_monitor *monitor)
 {
     watch_member *member = NULL;
     while ((member = watch_next(monitor, member)) != NULL) {
-        hear_error(monitor, member);
+        handle_error_signal(monitor, member);
         if (monitor->options.is_desync) {
             watch_publish(monitor, member);
         }
@@ -251,7 +251,7 @@ watch_publish(dd_monitor *monitor, watch_member *member)
 {
     dd_recorder_status status;
     dd_signal_state state;
-    if (!can_tell(member) || member->info.record == NULL) {
+    if (!can_use_store(member) || member->info.record == NULL) {
         return;
     }
     dd_recorder_group_status(member->info.record, &status);
@@ -286,7 +286,7 @@ request_states(dd_monitor *monitor, watch_member *member, const dd_bytes *keys, 
 dd_status
 watch_read_states(dd_monitor *monitor, watch_member *member, dd_blob_list *states, dd_error *err)
 {
-    if (!can_tell(member)) {
+    if (!can_use_store(member)) {
         return dd_error_set(err, DD_STORE, "the store of group \"%s\" does not answer", member->name);
     }
     size_t size = (size_t)member->info.size;
