@@ -316,7 +316,7 @@ dd_plan_run_catch_up_locked(dd_plan_run *run)
     }
     run->is_advancing = true; /* plan_run_on_message_done leaves the next steps to this call */
     for (uint32_t i = 0; i < run->plan.nmessages; i++) {
-        has_ended = dd_context_tell_success_locked(&run->messages[i].message) || has_ended;
+        has_ended = dd_context_notify_success_locked(&run->messages[i].message) || has_ended;
     }
     run->is_advancing = false;
     if (has_ended) {

@@ -70,7 +70,7 @@
  * while another host relies on answers. */
 #define DD_NAP_ENGINE_LONG_NS (100 * DD_NS_PER_MS)
 #define DD_NAP_ENGINE_NS (10 * DD_NS_PER_MS)
-#define DD_NAP_ENGINE_ATTENTIVE_NS (150 * DD_NS_PER_US)
+#define DD_NAP_ENGINE_PROMPT_NS (150 * DD_NS_PER_US)
 
 /* ---- adaptive polling */
 

@@ -109,7 +109,7 @@ has_arena_come(void *ctx)
     const dd_peer *maker = group->peers[group->topology.local_ranks[0]];
     ask_for_arena(group);
     return group->arena_fd != -1 || dd_peer_error_locked(maker) != NULL ||
-           dd_context_check_notes_locked(group->context, NULL) != DD_OK;
+           dd_context_check_datagrams_locked(group->context, NULL) != DD_OK;
 }
 
 static dd_status
@@ -123,8 +123,8 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
     if (status == DD_OP_TIMED_OUT) {
         dd_error_set(err, status, "no arena has come");
     } else if (status == DD_OK && fd == -1) {
-        status =
-            broken != NULL ? dd_error_copy(err, broken) : dd_context_check_notes_locked(group->context, err);
+        status = broken != NULL ? dd_error_copy(err, broken)
+                                : dd_context_check_datagrams_locked(group->context, err);
     } else if (status == DD_OK && fd == DD_SOCK_FD_REFUSED) {
         status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot take the arena");
     } else if (status == DD_OK && fd == DD_FD_DENIED) {

@@ -125,7 +125,7 @@ result_of(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err)
     if (status != DD_OK && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
         dd_wait_will_block(wait); /* may take longer */
         dd_engine_lock(group->engine);
-        dd_engine_finish_telling_locked(group->engine);
+        dd_engine_finish_notices_locked(group->engine);
         dd_engine_unlock(group->engine);
     }
     return status;

@@ -18,7 +18,7 @@ dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
         return dd_error_set(err, DD_CLOSED, "%s: " GROUP_FORMAT " is closed", what, GROUP_ARGS(group));
     }
     if (group->cause.code != DD_OK) {
-        dd_engine_finish_telling_locked(group->engine);
+        dd_engine_finish_notices_locked(group->engine);
         dd_error_copy(err, &group->cause);
         dd_error_prepend(err, "the group has failed before");
         group_note_call(group, what, 0, 0, err);

@@ -223,7 +223,7 @@ ask_missing_locked(dd_group *group, int64_t now_ns)
     for (int i = 0; i < count && group->cause.code == DD_OK; i++) {
         if (group_is_on_board(group, missing[i])) {
             group_hear_place_locked(group, missing[i]);
-            dd_peer_look_for_locked(group->peers[missing[i]]);
+            dd_peer_check_process_locked(group->peers[missing[i]]);
         } else {
             dd_context_post_question_locked(group->context, missing[i]);
         }

@@ -75,10 +75,10 @@ on_lost(void *ctx, int rank, const dd_error *error)
         return;
     }
     dd_cause cause;
-    dd_error deaf;
+    dd_error accept_error;
     bool was_linked = error->code == DD_PEER_LOST;
-    if (!was_linked && dd_engine_check_accepting_locked(group->engine, &deaf) != DD_OK) {
-        group_fail_own_locked(group, &deaf);
+    if (!was_linked && dd_engine_check_accepting_locked(group->engine, &accept_error) != DD_OK) {
+        group_fail_own_locked(group, &accept_error);
         return;
     }
     if (!was_linked && group->is_asking && !dd_error_is_local(error) && was_only_asked_locked(group, rank)) {
@@ -119,7 +119,7 @@ events_on_goodbye(void *ctx, int rank)
 }
 
 static void
-on_asked(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside)
+on_query(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside)
 {
     dd_group *group = ctx;
     *sequence = group->nstarted;
@@ -187,7 +187,7 @@ hear_abort_locked(dd_group *group, int rank)
     uint8_t bytes[DD_ARENA_CAUSE_MAX];
     size_t nbytes = dd_arena_read_cause(group->arena, group->topology.local_of[rank], bytes);
     if (nbytes > 0 && group->cause.code == DD_OK) {
-        dd_context_hear_abort_locked(group->context, rank, dd_bytes_of(bytes, nbytes));
+        dd_context_handle_abort_locked(group->context, rank, dd_bytes_of(bytes, nbytes));
     }
 }
 
@@ -209,7 +209,7 @@ on_bell(void *ctx)
         }
         hear_abort_locked(group, rank);
         if (dd_arena_has_left(group->arena, local)) {
-            dd_context_hear_goodbye_locked(group->context, rank);
+            dd_context_handle_goodbye_locked(group->context, rank);
         }
     }
 }
@@ -219,35 +219,35 @@ static void
 fail_if_mute_locked(dd_group *group)
 {
     dd_error error;
-    if (dd_context_check_notes_locked(group->context, &error) != DD_OK) {
+    if (dd_context_check_datagrams_locked(group->context, &error) != DD_OK) {
         group_fail_own_locked(group, &error);
     }
 }
 
 static void
-on_fd_wanted(void *ctx, int rank, uint64_t word)
+on_fd_wanted(void *ctx, int rank, uint64_t fd_key)
 {
     dd_group *group = ctx;
     if (group->topology.host_of[rank] != group->topology.host) {
         return;
     }
-    if (word != GROUP_ARENA_WORD) {
-        group_pass_region_locked(group, rank, (uint32_t)word);
+    if (fd_key != GROUP_ARENA_WORD) {
+        group_pass_region_locked(group, rank, (uint32_t)fd_key);
         fail_if_mute_locked(group);
     } else if (group->topology.local == 0 && group->arena_fd != -1) {
-        (void)dd_context_pass_fd_locked(group->context, rank, word, group->arena_fd);
+        (void)dd_context_pass_fd_locked(group->context, rank, fd_key, group->arena_fd);
     }
 }
 
 static bool
-on_fd(void *ctx, int rank, uint64_t word, int fd)
+on_fd(void *ctx, int rank, uint64_t fd_key, int fd)
 {
     dd_group *group = ctx;
     if (group->topology.host_of[rank] != group->topology.host) {
         return false;
     }
-    if (word != GROUP_ARENA_WORD) {
-        return word <= UINT32_MAX && group_take_region_locked(group, rank, (uint32_t)word, fd);
+    if (fd_key != GROUP_ARENA_WORD) {
+        return fd_key <= UINT32_MAX && group_take_region_locked(group, rank, (uint32_t)fd_key, fd);
     }
     bool is_wanted = group->topology.local != 0 && group->arena == NULL && !group->is_made;
     bool is_due = is_wanted && group->arena_fd == -1 && rank == group->topology.local_ranks[0];
@@ -260,7 +260,7 @@ const dd_context_handler group_context_handler = {
     .on_abort = events_on_abort,
     .on_lost = on_lost,
     .on_goodbye = events_on_goodbye,
-    .on_asked = on_asked,
+    .on_query = on_query,
     .on_answer = on_answer,
     .on_loss = on_loss,
     .on_request = events_on_request,

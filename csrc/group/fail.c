@@ -76,7 +76,7 @@ end_complete_locked(dd_group *group, dd_cause *found)
 {
     found->kind = 0;
     group->found = found;
-    dd_engine_take_in_locked(group->engine);
+    dd_engine_read_links_locked(group->engine);
     if (group->is_active) {
         dd_run_catch_up_locked(group->run);
     }

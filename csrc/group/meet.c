@@ -32,7 +32,7 @@ look_for(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *is_gone, cons
     dd_card card;
     dd_card own;
     dd_addr_list addrs;
-    dd_presence presence = DD_PRESENCE_THERE;
+    dd_presence presence = DD_PRESENCE_RUNNING;
     dd_status status = DD_OK;
     *is_gone = false;
     if (dd_card_decode(bytes, &card, &addrs, NULL) != DD_OK ||
@@ -40,11 +40,11 @@ look_for(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *is_gone, cons
         return DD_OK;
     }
     if (memcmp(&card.uid, &own.uid, sizeof own.uid) != 0) { /* ranks may share a process */
-        status = dd_card_look_for(&card, &addrs, &own, &presence, wait, err);
+        status = dd_card_check_presence(&card, &addrs, &own, &presence, wait, err);
     }
     if (status == DD_OK) {
         *is_gone = presence == DD_PRESENCE_NONE || (presence == DD_PRESENCE_REFUSED && *was_seen);
-        *was_seen = *was_seen || presence == DD_PRESENCE_THERE;
+        *was_seen = *was_seen || presence == DD_PRESENCE_RUNNING;
     }
     return status;
 }

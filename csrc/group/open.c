@@ -18,7 +18,7 @@ static void
 notice_losses(dd_group *group)
 {
     dd_engine_lock(group->engine);
-    dd_engine_hear_locked(group->engine);
+    dd_engine_receive_locked(group->engine);
     dd_engine_unlock(group->engine);
 }
 

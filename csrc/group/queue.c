@@ -114,7 +114,7 @@ post_message_locked(group_call *call)
         dd_context_post_recv_locked(group->context, &call->message);
     }
     group_stamp_if_told_locked(call);
-    (void)dd_context_tell_locked(&call->message);
+    (void)dd_context_notify_locked(&call->message);
 }
 
 static void
@@ -195,7 +195,7 @@ make_way_locked(dd_group *group, int look)
     if (!is_due) {
         dd_spin_pause();
     }
-    return !is_due || dd_engine_give_way_locked(group->engine);
+    return !is_due || dd_engine_yield_locked(group->engine);
 }
 
 void
@@ -215,10 +215,10 @@ group_look_locked(group_call *call, bool is_hasty)
         return;
     }
     if (call->is_message) {
-        (void)dd_context_look_locked(&call->message, nlooks);
+        (void)dd_context_poll_locked(&call->message, nlooks);
         return;
     }
-    dd_engine_relieve_locked(group->engine);
+    dd_engine_take_over_locked(group->engine);
     if (is_hasty && !are_all_quick_locked(group)) {
         return;
     }
@@ -243,6 +243,6 @@ group_look_locked(group_call *call, bool is_hasty)
         }
     }
     if (is_hasty) {
-        dd_engine_settle_driver_locked(group->engine);
+        dd_engine_prepare_driver_locked(group->engine);
     }
 }

@@ -641,7 +641,7 @@ group_map_wanted_locked(dd_group *group, dd_error *error)
             }
         }
     }
-    return dd_context_check_notes_locked(group->context, error) != DD_OK || has_come;
+    return dd_context_check_datagrams_locked(group->context, error) != DD_OK || has_come;
 }
 
 void

@@ -100,7 +100,7 @@ is_attempt_missed(dd_group *parent, const int *ranks, int nranks, int own, uint6
     bool is_given_up = false;
     dd_engine_lock(parent->engine);
     for (int i = 0; i < nranks && parent->nsplits_refused > 0 && !is_given_up; i++) {
-        is_given_up = dd_peer_has_given_up_locked(parent->peers[ranks[i]], id, own);
+        is_given_up = dd_peer_has_aborted_locked(parent->peers[ranks[i]], id, own);
     }
     parent->nsplits_refused -= is_given_up ? 1 : 0;
     dd_engine_unlock(parent->engine);

@@ -51,7 +51,7 @@ const char *dd_card_print(const dd_card *card, char out[96]);
 
 typedef enum dd_presence {
     DD_PRESENCE_UNKNOWN,
-    DD_PRESENCE_THERE,
+    DD_PRESENCE_RUNNING,
     /* connections to its addresses are refused; as seen from here, they may be another host's */
     DD_PRESENCE_REFUSED,
     DD_PRESENCE_NONE, /* its process has ended */
@@ -59,8 +59,8 @@ typedef enum dd_presence {
 
 /* Find out whether the card's process runs, as far as this host can see; `own` is the card of a
  * process on this host. Fails only with DD_INTERRUPTED. */
-dd_status dd_card_look_for(const dd_card *card, const dd_addr_list *addrs, const dd_card *own,
-                           dd_presence *presence, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+dd_status dd_card_check_presence(const dd_card *card, const dd_addr_list *addrs, const dd_card *own,
+                                 dd_presence *presence, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* List the machine's usable addresses. `ifnames` selects interfaces: comma-separated prefixes;
  * "=eth0" exactly this one; "^docker" all except these; "" all. Loopback is included only if it is

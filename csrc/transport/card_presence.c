@@ -10,17 +10,17 @@
 /* A process listens at its abstract name until it ends, even while stopped. Process ids fail:
  * containers may share a network but not processes. The listener sees a connection that closes. */
 static dd_presence
-look_for_name(const dd_addr *addr)
+check_name(const dd_addr *addr)
 {
     int fd = -1;
     dd_error why = {0};
     if (dd_sock_begin_connect(addr, &fd, &why) == DD_OK) {
         dd_sock_close(fd);
-        return DD_PRESENCE_THERE;
+        return DD_PRESENCE_RUNNING;
     }
     switch (why.sys_errno) {
     case EAGAIN: /* a full queue has a listener */
-        return DD_PRESENCE_THERE;
+        return DD_PRESENCE_RUNNING;
     case ECONNREFUSED:
         return DD_PRESENCE_NONE;
     default:
@@ -30,8 +30,8 @@ look_for_name(const dd_addr *addr)
 
 /* Set *presence to THERE, to REFUSED if all addresses refuse, or to UNKNOWN. */
 static dd_status
-look_at_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *presence, const dd_wait *wait,
-                  dd_error *err)
+check_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *presence, const dd_wait *wait,
+                dd_error *err)
 {
     *presence = DD_PRESENCE_UNKNOWN;
     for (size_t i = 0; i < addrs->count; i++) {
@@ -48,7 +48,7 @@ look_at_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *pre
             return dd_error_copy(err, &why);
         }
         if (why.sys_errno != ECONNREFUSED || status == DD_OK) {
-            *presence = status == DD_OK ? DD_PRESENCE_THERE : DD_PRESENCE_UNKNOWN;
+            *presence = status == DD_OK ? DD_PRESENCE_RUNNING : DD_PRESENCE_UNKNOWN;
             return DD_OK;
         }
         *presence = DD_PRESENCE_REFUSED;
@@ -57,16 +57,16 @@ look_at_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *pre
 }
 
 dd_status
-dd_card_look_for(const dd_card *card, const dd_addr_list *addrs, const dd_card *own, dd_presence *presence,
-                 const dd_wait *wait, dd_error *err)
+dd_card_check_presence(const dd_card *card, const dd_addr_list *addrs, const dd_card *own,
+                       dd_presence *presence, const dd_wait *wait, dd_error *err)
 {
     bool is_same_host = dd_card_is_same_host(card, own);
     if (is_same_host && card->has_unix) {
         dd_addr addr = dd_card_unix_addr(card);
-        *presence = look_for_name(&addr);
+        *presence = check_name(&addr);
         return DD_OK;
     }
-    dd_status status = look_at_addresses(addrs, is_same_host, presence, wait, err);
+    dd_status status = check_addresses(addrs, is_same_host, presence, wait, err);
     if (status == DD_OK && is_same_host && *presence == DD_PRESENCE_REFUSED) {
         *presence = DD_PRESENCE_NONE;
     }

@@ -17,10 +17,10 @@
 /* Pause while there are too many unauthenticated connections to accept another. */
 #define FULL_NAP_NS (50 * DD_NS_PER_MS)
 #define LOG_PAUSE_NS DD_NS_PER_S /* between two log records of failures */
-#define ACCEPTS_PER_LOOK 64
+#define ACCEPTS_PER_ROUND 64
 /* A failure to accept counts as permanent after this time. Diallers retry for longer
  * (TURNED_AWAY_TRIES): this process can report it before they take it for lost. */
-#define DEAF_NS (500 * DD_NS_PER_MS)
+#define ACCEPT_FAILING_NS (500 * DD_NS_PER_MS)
 
 /* ---- accepting */
 
@@ -34,11 +34,11 @@ note_accepting(dd_connector *self, int sys_errno)
     self->failed_ns = sys_errno != 0 ? dd_clock_now_ns() : self->failed_ns;
 }
 
-/* No connection is pending; a peer that was turned away dials again within DEAF_NS. */
+/* No connection is pending; a peer that was turned away dials again within ACCEPT_FAILING_NS. */
 static void
 note_quiet(dd_connector *self)
 {
-    if (dd_clock_now_ns() - self->failed_ns > DEAF_NS) {
+    if (dd_clock_now_ns() - self->failed_ns > ACCEPT_FAILING_NS) {
         note_accepting(self, 0);
     }
 }
@@ -49,7 +49,7 @@ dd_connector_check(dd_connector *self, dd_error *err)
     int sys_errno = atomic_load_explicit(&self->accept_errno, memory_order_acquire);
     int64_t failing_ns =
         dd_clock_now_ns() - (int64_t)atomic_load_explicit(&self->failing_since_ns, memory_order_relaxed);
-    if (sys_errno == 0 || failing_ns < DEAF_NS) {
+    if (sys_errno == 0 || failing_ns < ACCEPT_FAILING_NS) {
         return DD_OK;
     }
     return dd_error_set_errno(err, DD_SYSTEM, sys_errno, "cannot accept the connections of other ranks");
@@ -88,7 +88,7 @@ static bool
 accept_from(dd_connector *self, int listen_fd)
 {
     bool is_unix = listen_fd == self->unix_fd;
-    for (int i = 0; i < ACCEPTS_PER_LOOK && dd_admission_evict_surplus(&self->admission, is_unix); i++) {
+    for (int i = 0; i < ACCEPTS_PER_ROUND && dd_admission_evict_surplus(&self->admission, is_unix); i++) {
         int fd = -1;
         int shortage;
         if (dd_admission_accept(&self->admission, listen_fd, &fd, &shortage) == DD_IO_AGAIN) {
@@ -101,7 +101,7 @@ accept_from(dd_connector *self, int listen_fd)
             dd_sock_close(fd);
             return false;
         }
-        connect_add_guest(self, fd, is_unix);
+        connect_add_incoming(self, fd, is_unix);
     }
     return true;
 }
@@ -137,10 +137,10 @@ connector_main(void *arg)
                 connect_sleep_until(self, dd_deadline_after(FULL_NAP_NS));
             }
         }
-        connect_poll_guests(self);
+        connect_poll_incoming(self);
         connect_poll_dials(self);
         connect_sleep(self);
-        connect_hear_guests(self);
+        connect_advance_incoming(self);
         connect_run_dials(self);
         is_failing = false;
         for (size_t i = 0; i < nlisten; i++) {
@@ -181,7 +181,7 @@ create_connector(const dd_connect_options *options, const dd_card *card, const d
         self->unix_fd = -1;
         self->wake_fd = dd_fork_register(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
         self->wants_ports = true;
-        connect_init_guests(self);
+        connect_init_incoming(self);
         dd_lock_init(&self->mu, DD_LOCK_CONNECTOR);
         dd_list_init(&self->dials);
         dd_list_init(&self->queue);
@@ -194,8 +194,8 @@ destroy_connector(dd_connector *self)
 {
     connect_close_ports(&self->ports);
     dd_sock_close(self->unix_fd);
-    connect_close_guests(self);
-    connect_drop_dials(self);
+    connect_close_incoming(self);
+    connect_destroy_dials(self);
     dd_sock_close(self->wake_fd);
     dd_lock_fini(&self->mu);
     dd_mem_free(self);

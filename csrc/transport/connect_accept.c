@@ -12,50 +12,50 @@
 /* A dialler answers within this time unless its CPU is overloaded. */
 #define GRACE_NS DD_NS_PER_S
 /* Limit of waiting for the answer of a process of the same user: one byte, which has arrived. */
-#define MOMENT_NS DD_NS_PER_S
+#define TAKEN_TIMEOUT_NS DD_NS_PER_S
 
 /* ---- removal */
 
 static void
-remove_guest(dd_connector *self, connect_guest *guest)
+remove_incoming(dd_connector *self, connect_incoming *incoming)
 {
-    if (guest->link != NULL) {
-        dd_link_close(guest->link);
+    if (incoming->link != NULL) {
+        dd_link_close(incoming->link);
     } else {
-        dd_sock_close(guest->fd);
+        dd_sock_close(incoming->fd);
     }
-    dd_seal_destroy(guest->seal);
-    dd_admission_end(&self->admission, &guest->admission);
-    dd_list_remove(&guest->node);
-    dd_mem_free(guest);
+    dd_seal_destroy(incoming->seal);
+    dd_admission_end(&self->admission, &incoming->admission);
+    dd_list_remove(&incoming->node);
+    dd_mem_free(incoming);
 }
 
 static void
-turn_out(dd_connector *self, connect_guest *guest, const char *why)
+reject_incoming(dd_connector *self, connect_incoming *incoming, const char *why)
 {
     char from[DD_ADDR_TEXT_MAX];
-    dd_addr addr = dd_sock_peer_addr(guest->fd);
+    dd_addr addr = dd_sock_peer_addr(incoming->fd);
     DD_LOG(DD_LOG_INFO, "connection from %s came to nothing: %s", dd_addr_print(&addr, from), why);
-    if (guest->step == GUEST_TAKING) {
-        self->handler.on_accept_failed(self->handler.ctx, &guest->hello.from);
+    if (incoming->step == INCOMING_TAKING) {
+        self->handler.on_accept_failed(self->handler.ctx, &incoming->hello.from);
     }
-    remove_guest(self, guest);
+    remove_incoming(self, incoming);
 }
 
 /* ---- steps */
 
 static void
-continue_step(dd_connector *self, connect_guest *guest, guest_step step)
+continue_step(dd_connector *self, connect_incoming *incoming, incoming_step step)
 {
-    dd_admission_continue(&self->admission, &guest->admission, self->options.timeout_ns);
-    guest->step = step;
-    guest->nheard = 0;
+    dd_admission_continue(&self->admission, &incoming->admission, self->options.timeout_ns);
+    incoming->step = step;
+    incoming->nreceived = 0;
 }
 
 static connect_verdict
-judge(const dd_connector *self, const connect_guest *guest)
+choose_verdict(const dd_connector *self, const connect_incoming *incoming)
 {
-    const connect_hello *hello = &guest->hello;
+    const connect_hello *hello = &incoming->hello;
     bool has_secret = self->options.secret.len > 0;
     if (hello->version != DD_CARD_VERSION) {
         return CONNECT_OTHER_VERSION;
@@ -67,258 +67,263 @@ judge(const dd_connector *self, const connect_guest *guest)
     if (has_secret != hello->has_secret) {
         return has_secret ? CONNECT_SECRET_WANTED : CONNECT_NO_SECRET;
     }
-    if (connect_is_sealed(self, guest->is_unix) != hello->is_sealed) {
+    if (connect_is_sealed(self, incoming->is_unix) != hello->is_sealed) {
         return hello->is_sealed ? CONNECT_NO_ENCRYPTION : CONNECT_ENCRYPTION_WANTED;
     }
     if (hello->is_sealed && !dd_seal_knows(hello->cipher)) {
         return CONNECT_NO_CIPHER;
     }
-    if (hello->lane >= (uint32_t)self->options.nlanes || (guest->is_unix && hello->lane != 0)) {
+    if (hello->lane >= (uint32_t)self->options.nlanes || (incoming->is_unix && hello->lane != 0)) {
         return CONNECT_NO_SUCH_LANE;
     }
     return CONNECT_GO_ON;
 }
 
 static dd_status
-say_verdict(const connect_guest *guest, connect_verdict verdict, dd_error *err)
+send_verdict(const connect_incoming *incoming, connect_verdict verdict, dd_error *err)
 {
     const uint8_t byte = (uint8_t)verdict;
-    return connect_say(guest->fd, guest->seal, &byte, 1, err);
+    return connect_send(incoming->fd, incoming->seal, &byte, 1, err);
 }
 
 static void
-accept_hand_over(dd_connector *self, connect_guest *guest)
+accept_hand_over(dd_connector *self, connect_incoming *incoming)
 {
-    dd_link *link = guest->link;
-    guest->link = NULL;
-    guest->fd = -1;
-    self->handler.on_accepted(self->handler.ctx, &guest->hello.from, (int)guest->hello.lane, link);
+    dd_link *link = incoming->link;
+    incoming->link = NULL;
+    incoming->fd = -1;
+    self->handler.on_accepted(self->handler.ctx, &incoming->hello.from, (int)incoming->hello.lane, link);
 }
 
-/* Accept a peer that is authenticated, if there is a secret. *is_over: the handshake is done. */
+/* Accept a peer that is authenticated, if there is a secret. *is_done: the handshake is done. */
 static dd_status
-welcome(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
+accept_peer(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_error *err)
 {
     const dd_connect_handler *handler = &self->handler;
-    bool is_first = guest->hello.lane == 0;
-    *is_over = true;
-    if (is_first && !handler->may_accept(handler->ctx, &guest->hello.from)) {
-        return say_verdict(guest, CONNECT_BUSY, err);
+    bool is_first = incoming->hello.lane == 0;
+    *is_done = true;
+    if (is_first && !handler->may_accept(handler->ctx, &incoming->hello.from)) {
+        return send_verdict(incoming, CONNECT_BUSY, err);
     }
     /* Over TCP the verdict makes the link: the dialler uses it once it has the verdict. */
-    dd_status status = guest->is_unix ? DD_OK : dd_link_open_tcp(guest->fd, guest->seal, &guest->link, err);
+    dd_status status =
+        incoming->is_unix ? DD_OK : dd_link_open_tcp(incoming->fd, incoming->seal, &incoming->link, err);
     if (status == DD_OK) {
-        status = say_verdict(guest, CONNECT_OK, err);
+        status = send_verdict(incoming, CONNECT_OK, err);
     }
-    if (guest->link != NULL) {
-        guest->seal = NULL; /* now owned by the link */
+    if (incoming->link != NULL) {
+        incoming->seal = NULL; /* now owned by the link */
     }
-    if (status == DD_OK && guest->is_unix) {
-        status = dd_link_offer_shm(guest->fd, self->options.ring_nbytes, &guest->link, err);
+    if (status == DD_OK && incoming->is_unix) {
+        status = dd_link_offer_shm(incoming->fd, self->options.ring_nbytes, &incoming->link, err);
     }
     if (status != DD_OK) {
         if (is_first) {
-            handler->on_accept_failed(handler->ctx, &guest->hello.from);
+            handler->on_accept_failed(handler->ctx, &incoming->hello.from);
         }
         return status;
     }
-    if (guest->is_unix) {
-        continue_step(self, guest, GUEST_TAKING);
-        *is_over = false;
+    if (incoming->is_unix) {
+        continue_step(self, incoming, INCOMING_TAKING);
+        *is_done = false;
     } else {
-        accept_hand_over(self, guest);
+        accept_hand_over(self, incoming);
     }
     return DD_OK;
 }
 
 /* Add this side's proof, or its part of the keys, to an answer whose verdict is GO_ON. */
 static dd_status
-complete_answer(const dd_connector *self, connect_guest *guest, connect_answer *answer,
+complete_answer(const dd_connector *self, connect_incoming *incoming, connect_answer *answer,
                 uint8_t bytes[CONNECT_ANSWER_BYTES], dd_error *err)
 {
     dd_bytes secret = self->options.secret;
-    if (guest->hello.is_sealed) {
+    if (incoming->hello.is_sealed) {
         connect_answer_write(answer, bytes);
-        return connect_seal_answer(secret, &guest->hello, bytes, &guest->seal, err);
+        return connect_seal_answer(secret, &incoming->hello, bytes, &incoming->seal, err);
     }
     dd_status status = DD_OK;
     if (secret.len > 0) {
         status = dd_auth_random(answer->nonce, sizeof answer->nonce, err);
-        dd_auth_prove(secret, DD_AUTH_LINK_LISTENER, connect_hello_opening(&guest->hello), answer->nonce,
+        dd_auth_prove(secret, DD_AUTH_LINK_LISTENER, connect_hello_opening(&incoming->hello), answer->nonce,
                       answer->proof);
-        memcpy(guest->nonce, answer->nonce, sizeof guest->nonce);
+        memcpy(incoming->nonce, answer->nonce, sizeof incoming->nonce);
     }
     connect_answer_write(answer, bytes);
     return status;
 }
 
 static dd_status
-answer_hello(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
+answer_hello(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_error *err)
 {
-    if (!connect_hello_read(&guest->hello)) {
+    if (!connect_hello_read(&incoming->hello)) {
         return dd_error_set(err, DD_PROTOCOL, "it is not of our kind");
     }
     uint8_t bytes[CONNECT_ANSWER_BYTES];
-    connect_answer answer = {.verdict = judge(self, guest)};
+    connect_answer answer = {.verdict = choose_verdict(self, incoming)};
     connect_answer_write(&answer, bytes);
     bool goes_on = answer.verdict == CONNECT_GO_ON;
-    dd_status status = goes_on ? complete_answer(self, guest, &answer, bytes, err) : DD_OK;
+    dd_status status = goes_on ? complete_answer(self, incoming, &answer, bytes, err) : DD_OK;
     if (status == DD_AUTH) {
         answer.verdict = CONNECT_DENIED;
         connect_answer_write(&answer, bytes);
     }
     if (status == DD_OK || status == DD_AUTH) {
         /* The answer itself is not sealed. */
-        dd_status said = connect_say(guest->fd, NULL, bytes, sizeof bytes, status == DD_OK ? err : NULL);
+        dd_status said = connect_send(incoming->fd, NULL, bytes, sizeof bytes, status == DD_OK ? err : NULL);
         status = status == DD_OK ? said : status;
     }
     if (status != DD_OK) {
         return status;
     }
     if (!goes_on) {
-        return connect_explain(answer.verdict, CONNECT_LISTENER, guest->hello.version, err);
+        return connect_explain(answer.verdict, CONNECT_LISTENER, incoming->hello.version, err);
     }
     if (self->options.secret.len == 0) {
-        return welcome(self, guest, is_over, err);
+        return accept_peer(self, incoming, is_done, err);
     }
-    continue_step(self, guest, GUEST_PROOF);
+    continue_step(self, incoming, INCOMING_PROOF);
     return DD_OK;
 }
 
 static dd_status
-hear_hello(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
+receive_hello(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_error *err)
 {
     bool is_whole = false;
-    size_t nbytes = guest->nheard < CONNECT_HELLO_BYTES ? CONNECT_HELLO_BYTES : CONNECT_SEALED_HELLO_BYTES;
-    dd_status status =
-        connect_hear(guest->fd, NULL, guest->hello.bytes, nbytes, &guest->nheard, &is_whole, err);
-    if (status == DD_OK && !connect_is_hello_so_far(guest->hello.bytes, guest->nheard)) {
+    size_t nbytes =
+        incoming->nreceived < CONNECT_HELLO_BYTES ? CONNECT_HELLO_BYTES : CONNECT_SEALED_HELLO_BYTES;
+    dd_status status = connect_receive(incoming->fd, NULL, incoming->hello.bytes, nbytes,
+                                       &incoming->nreceived, &is_whole, err);
+    if (status == DD_OK && !connect_is_hello_so_far(incoming->hello.bytes, incoming->nreceived)) {
         return dd_error_set(err, DD_PROTOCOL, "it is not of our kind");
     }
     if (status != DD_OK || !is_whole) {
         return status;
     }
-    return guest->nheard < connect_hello_nbytes(&guest->hello) ? hear_hello(self, guest, is_over, err)
-                                                               : answer_hello(self, guest, is_over, err);
+    return incoming->nreceived < connect_hello_nbytes(&incoming->hello)
+               ? receive_hello(self, incoming, is_done, err)
+               : answer_hello(self, incoming, is_done, err);
 }
 
 /* A valid seal proves that the peer knows the secret. */
 static bool
-is_proof(const dd_connector *self, const connect_guest *guest)
+is_proof(const dd_connector *self, const connect_incoming *incoming)
 {
-    return guest->seal != NULL ||
-           dd_auth_check(self->options.secret, DD_AUTH_LINK_DIALER, connect_hello_opening(&guest->hello),
-                         guest->nonce, dd_bytes_of(guest->proof, sizeof guest->proof));
+    return incoming->seal != NULL ||
+           dd_auth_check(self->options.secret, DD_AUTH_LINK_DIALER, connect_hello_opening(&incoming->hello),
+                         incoming->nonce, dd_bytes_of(incoming->proof, sizeof incoming->proof));
 }
 
 static dd_status
-hear_proof(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
+receive_proof(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_error *err)
 {
     bool is_whole = false;
-    size_t nbytes = guest->seal != NULL ? CONNECT_SEALED_PROOF_BYTES : sizeof guest->proof;
-    dd_status status =
-        connect_hear(guest->fd, guest->seal, guest->proof, nbytes, &guest->nheard, &is_whole, err);
+    size_t nbytes = incoming->seal != NULL ? CONNECT_SEALED_PROOF_BYTES : sizeof incoming->proof;
+    dd_status status = connect_receive(incoming->fd, incoming->seal, incoming->proof, nbytes,
+                                       &incoming->nreceived, &is_whole, err);
     if (status != DD_OK || !is_whole) {
         return status;
     }
-    if (!is_proof(self, guest)) {
-        (void)!say_verdict(guest, CONNECT_DENIED, NULL);
-        return connect_explain(CONNECT_DENIED, CONNECT_LISTENER, guest->hello.version, err);
+    if (!is_proof(self, incoming)) {
+        (void)!send_verdict(incoming, CONNECT_DENIED, NULL);
+        return connect_explain(CONNECT_DENIED, CONNECT_LISTENER, incoming->hello.version, err);
     }
-    return welcome(self, guest, is_over, err);
+    return accept_peer(self, incoming, is_done, err);
 }
 
 static dd_status
-hear_taken(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
+receive_taken(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_error *err)
 {
-    dd_wait wait = dd_wait_after(MOMENT_NS);
-    dd_status status = dd_link_hear_taken(guest->link, &wait, err);
+    dd_wait wait = dd_wait_after(TAKEN_TIMEOUT_NS);
+    dd_status status = dd_link_receive_taken(incoming->link, &wait, err);
     if (status == DD_OK) {
-        *is_over = true;
-        accept_hand_over(self, guest);
+        *is_done = true;
+        accept_hand_over(self, incoming);
     }
     return status;
 }
 
 static void
-hear_guest(dd_connector *self, connect_guest *guest)
+advance_incoming(dd_connector *self, connect_incoming *incoming)
 {
-    static dd_status (*const steps[])(dd_connector *, connect_guest *, bool *, dd_error *) = {
-        [GUEST_HELLO] = hear_hello, [GUEST_PROOF] = hear_proof, [GUEST_TAKING] = hear_taken};
+    static dd_status (*const steps[])(dd_connector *, connect_incoming *, bool *,
+                                      dd_error *) = {[INCOMING_HELLO] = receive_hello,
+                                                     [INCOMING_PROOF] = receive_proof,
+                                                     [INCOMING_TAKING] = receive_taken};
     dd_error err = {0};
-    bool is_over = false;
-    if (steps[guest->step](self, guest, &is_over, &err) != DD_OK) {
+    bool is_done = false;
+    if (steps[incoming->step](self, incoming, &is_done, &err) != DD_OK) {
         connect_note_shortage(self, &err);
-        turn_out(self, guest, err.message);
-    } else if (is_over) {
-        remove_guest(self, guest);
+        reject_incoming(self, incoming, err.message);
+    } else if (is_done) {
+        remove_incoming(self, incoming);
     }
 }
 
 /* ---- for the loop */
 
 static void
-close_unauthenticated_guest(dd_admission_peer *peer, const char *why)
+close_evicted(dd_admission_peer *peer, const char *why)
 {
-    connect_guest *guest = DD_CONTAINER_OF(peer, connect_guest, admission);
-    turn_out(guest->connector, guest, why);
+    connect_incoming *incoming = DD_CONTAINER_OF(peer, connect_incoming, admission);
+    reject_incoming(incoming->connector, incoming, why);
 }
 
 void
-connect_init_guests(dd_connector *self)
+connect_init_incoming(dd_connector *self)
 {
-    dd_list_init(&self->guests);
-    dd_admission_init(&self->admission, CONNECT_STAGE_MAX, GRACE_NS, close_unauthenticated_guest);
+    dd_list_init(&self->incoming_all);
+    dd_admission_init(&self->admission, CONNECT_STAGE_MAX, GRACE_NS, close_evicted);
 }
 
 void
-connect_add_guest(dd_connector *self, int fd, bool is_unix)
+connect_add_incoming(dd_connector *self, int fd, bool is_unix)
 {
-    connect_guest *guest = dd_mem_zalloc(sizeof *guest);
-    if (guest == NULL) {
+    connect_incoming *incoming = dd_mem_zalloc(sizeof *incoming);
+    if (incoming == NULL) {
         dd_error err;
-        (void)dd_error_no_memory(&err, sizeof *guest);
+        (void)dd_error_no_memory(&err, sizeof *incoming);
         connect_note_shortage(self, &err);
         dd_sock_close(fd);
         return;
     }
-    *guest = (connect_guest){.connector = self, .fd = fd, .is_unix = is_unix};
-    dd_list_push_back(&self->guests, &guest->node);
-    dd_admission_begin(&self->admission, &guest->admission, is_unix, self->options.timeout_ns);
+    *incoming = (connect_incoming){.connector = self, .fd = fd, .is_unix = is_unix};
+    dd_list_push_back(&self->incoming_all, &incoming->node);
+    dd_admission_begin(&self->admission, &incoming->admission, is_unix, self->options.timeout_ns);
     if (is_unix && !dd_sock_is_same_user(fd)) {
-        turn_out(self, guest, "it is of another user");
+        reject_incoming(self, incoming, "it is of another user");
     } else {
-        hear_guest(self, guest);
+        advance_incoming(self, incoming);
     }
 }
 
 void
-connect_poll_guests(dd_connector *self)
+connect_poll_incoming(dd_connector *self)
 {
-    for (dd_list *node = self->guests.next; node != &self->guests; node = node->next) {
-        connect_guest *guest = DD_CONTAINER_OF(node, connect_guest, node);
-        connect_poll(self, guest->fd, POLLIN, &guest->polled);
+    for (dd_list *node = self->incoming_all.next; node != &self->incoming_all; node = node->next) {
+        connect_incoming *incoming = DD_CONTAINER_OF(node, connect_incoming, node);
+        connect_poll(self, incoming->fd, POLLIN, &incoming->polled);
     }
     connect_sleep_until(self, dd_timer_set_next_ns(&self->admission.timers));
 }
 
 void
-connect_hear_guests(dd_connector *self)
+connect_advance_incoming(dd_connector *self)
 {
-    for (dd_list *node = self->guests.next, *next; node != &self->guests; node = next) {
-        connect_guest *guest = DD_CONTAINER_OF(node, connect_guest, node);
+    for (dd_list *node = self->incoming_all.next, *next; node != &self->incoming_all; node = next) {
+        connect_incoming *incoming = DD_CONTAINER_OF(node, connect_incoming, node);
         next = node->next;
-        if (connect_is_ready(self, &guest->polled)) {
-            hear_guest(self, guest);
+        if (connect_is_ready(self, &incoming->polled)) {
+            advance_incoming(self, incoming);
         }
     }
     dd_timer_set_run(&self->admission.timers, dd_clock_now_ns());
 }
 
 void
-connect_close_guests(dd_connector *self)
+connect_close_incoming(dd_connector *self)
 {
-    while (!dd_list_is_empty(&self->guests)) {
-        remove_guest(self, DD_CONTAINER_OF(self->guests.next, connect_guest, node));
+    while (!dd_list_is_empty(&self->incoming_all)) {
+        remove_incoming(self, DD_CONTAINER_OF(self->incoming_all.next, connect_incoming, node));
     }
 }

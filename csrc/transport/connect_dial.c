@@ -28,7 +28,7 @@
 #define BUSY_FIRST_NS (2 * DD_NS_PER_MS)
 #define BUSY_LAST_NS (100 * DD_NS_PER_MS)
 /* Limit of waiting for the offer of a process of the same user: one message, which has arrived. */
-#define MOMENT_NS DD_NS_PER_S
+#define OFFER_TIMEOUT_NS DD_NS_PER_S
 
 typedef enum dial_step {
     DIAL_NAPPING, /* until the next attempt */
@@ -36,7 +36,7 @@ typedef enum dial_step {
     DIAL_ANSWER,  /* one has connected, and must answer the hello */
     DIAL_VERDICT, /* it must send its verdict */
     DIAL_OFFER,   /* it must offer the memory of the link */
-    DIAL_OVER,    /* the outcome was reported */
+    DIAL_ENDED,   /* the outcome was reported */
 } dial_step;
 
 typedef struct racer {
@@ -69,13 +69,13 @@ struct connect_dial {
     size_t nstarted;
     size_t nunderway;
     int64_t next_start_ns;
-    racer *talker;
+    racer *active;
     connect_hello hello;
     dd_noise noise; /* between a sealed hello and its answer */
     dd_seal *seal;  /* from the hello's answer on */
     connect_answer answer;
-    uint8_t heard[CONNECT_ANSWER_BYTES];
-    size_t nheard;
+    uint8_t received[CONNECT_ANSWER_BYTES];
+    size_t nreceived;
     dd_error why; /* of all addresses that have failed so far; code DD_OK if none has */
 };
 
@@ -95,9 +95,9 @@ is_unix(const racer *one)
 
 /* End the handshake with the talker. */
 static void
-drop_talk(connect_dial *self)
+end_handshake(connect_dial *self)
 {
-    self->talker = NULL;
+    self->active = NULL;
     dd_noise_wipe(&self->noise);
     dd_seal_destroy(self->seal);
     self->seal = NULL;
@@ -111,7 +111,7 @@ stop_racing(connect_dial *self)
         self->racers[i].fd = -1;
     }
     self->nunderway = 0;
-    drop_talk(self);
+    end_handshake(self);
 }
 
 static void
@@ -141,7 +141,7 @@ dial_fail(connect_dial *self, const dd_error *why)
     dd_error err = *why;
     char who[96];
     stop_racing(self);
-    self->step = DIAL_OVER;
+    self->step = DIAL_ENDED;
     if (is_out_of_reach(self)) {
         dd_error_prepend(
             &err, "it can be reached on its own host only, since its store is at a loopback address (give "
@@ -153,13 +153,13 @@ dial_fail(connect_dial *self, const dd_error *why)
 }
 
 static void
-succeed(connect_dial *self, dd_link *link)
+end_with_link(connect_dial *self, dd_link *link)
 {
     const dd_connect_handler *handler = &self->connector->handler;
-    self->talker->fd = -1; /* now owned by the link */
+    self->active->fd = -1; /* now owned by the link */
     self->seal = NULL;     /* now owned by the link */
     stop_racing(self);
-    self->step = DIAL_OVER;
+    self->step = DIAL_ENDED;
     handler->on_dialled(handler->ctx, &self->card.uid, self->lane, self->number, link);
 }
 
@@ -172,12 +172,12 @@ dial_is_wanted(connect_dial *self, bool is_busy)
         return true;
     }
     stop_racing(self);
-    self->step = DIAL_OVER;
+    self->step = DIAL_ENDED;
     return false;
 }
 
 static void
-come_again(connect_dial *self)
+retry_after_busy(connect_dial *self)
 {
     if (!dial_is_wanted(self, true)) {
         return;
@@ -216,10 +216,10 @@ dial_note_failure(connect_dial *self, const racer *one, const dd_error *why)
 
 /* Drop an address from the race; the others go on. */
 static void
-drop(connect_dial *self, racer *one, const dd_error *why)
+drop_racer(connect_dial *self, racer *one, const dd_error *why)
 {
     dial_note_failure(self, one, why);
-    if (self->talker == one) {
+    if (self->active == one) {
         connect_note_shortage(self->connector, why);
     }
     if (one->fd >= 0) {
@@ -227,7 +227,7 @@ drop(connect_dial *self, racer *one, const dd_error *why)
         one->fd = -1;
         self->nunderway--;
     }
-    drop_talk(self);
+    end_handshake(self);
     self->step = DIAL_RACING;
     bool is_final = why->code == DD_AUTH || why->code == DD_OUT_OF_MEMORY || dd_wait_has_expired(&self->wait);
     if (is_unix(one) && self->count > 1 && !is_final) {
@@ -259,7 +259,7 @@ start_racer(connect_dial *self, racer *one)
         status = connect_set_congestion(self->connector, one->fd, &why);
     }
     if (status != DD_OK) {
-        drop(self, one, &why);
+        drop_racer(self, one, &why);
     }
 }
 
@@ -344,14 +344,14 @@ dial_send_hello(connect_dial *self, const racer *one, dd_error *err)
     dd_status status = self->hello.is_sealed ? connect_seal_begin(&self->noise, &self->hello, err)
                                              : connect_hello_write(&self->hello, err);
     if (status == DD_OK) {
-        status = connect_say(one->fd, NULL, self->hello.bytes, connect_hello_nbytes(&self->hello), err);
+        status = connect_send(one->fd, NULL, self->hello.bytes, connect_hello_nbytes(&self->hello), err);
         self->was_turned_away = self->was_turned_away || status != DD_OK;
     }
     return status;
 }
 
 static void
-begin_talk(connect_dial *self, racer *one)
+begin_handshake(connect_dial *self, racer *one)
 {
     dd_error why = {0};
     dd_status status = dd_sock_end_connect(one->fd, &why);
@@ -362,13 +362,13 @@ begin_talk(connect_dial *self, racer *one)
         status = dial_send_hello(self, one, &why);
     }
     if (status != DD_OK) {
-        drop(self, one, &why);
+        drop_racer(self, one, &why);
         return;
     }
     bool is_alone = self->nunderway == 1 && self->nstarted == self->count;
-    self->talker = one;
+    self->active = one;
     self->step = DIAL_ANSWER;
-    self->nheard = 0;
+    self->nreceived = 0;
     self->step_until_ns = is_alone || is_unix(one) ? DD_NEVER_NS : dd_deadline_after(SILENCE_NS);
 }
 
@@ -379,8 +379,8 @@ dial_prove(connect_dial *self, dd_error *err)
     const connect_answer *answer = &self->answer;
     if (self->hello.is_sealed) {
         const uint8_t byte[CONNECT_SEALED_PROOF_BYTES] = {0};
-        dd_status status = connect_seal_finish(&self->noise, secret, self->heard, &self->seal, err);
-        return status == DD_OK ? connect_say(self->talker->fd, self->seal, byte, sizeof byte, err) : status;
+        dd_status status = connect_seal_finish(&self->noise, secret, self->received, &self->seal, err);
+        return status == DD_OK ? connect_send(self->active->fd, self->seal, byte, sizeof byte, err) : status;
     }
     dd_bytes opening = connect_hello_opening(&self->hello);
     if (!dd_auth_check(secret, DD_AUTH_LINK_LISTENER, opening, answer->nonce,
@@ -389,21 +389,21 @@ dial_prove(connect_dial *self, dd_error *err)
     }
     uint8_t proof[DD_SHA256_BYTES];
     dd_auth_prove(secret, DD_AUTH_LINK_DIALER, opening, answer->nonce, proof);
-    return connect_say(self->talker->fd, NULL, proof, sizeof proof, err);
+    return connect_send(self->active->fd, NULL, proof, sizeof proof, err);
 }
 
 static dd_status
-hear_answer(connect_dial *self, dd_error *err)
+receive_answer(connect_dial *self, dd_error *err)
 {
     connect_answer *answer = &self->answer;
     bool is_whole = false;
-    dd_status status = connect_hear(self->talker->fd, NULL, self->heard, CONNECT_ANSWER_BYTES, &self->nheard,
-                                    &is_whole, err);
+    dd_status status = connect_receive(self->active->fd, NULL, self->received, CONNECT_ANSWER_BYTES,
+                                       &self->nreceived, &is_whole, err);
     self->was_turned_away = self->was_turned_away || status != DD_OK;
     if (status != DD_OK || !is_whole) {
         return status;
     }
-    if (!connect_answer_read(self->heard, answer)) {
+    if (!connect_answer_read(self->received, answer)) {
         return dd_error_set(err, DD_PROTOCOL, "what is there is not of our kind");
     }
     if (answer->version != DD_CARD_VERSION || answer->verdict != CONNECT_GO_ON) {
@@ -411,31 +411,32 @@ hear_answer(connect_dial *self, dd_error *err)
                                CONNECT_DIALER, answer->version, err);
     }
     self->step = DIAL_VERDICT;
-    self->nheard = 0;
+    self->nreceived = 0;
     return self->hello.has_secret ? dial_prove(self, err) : DD_OK;
 }
 
 static dd_status
-hear_verdict(connect_dial *self, dd_error *err)
+receive_verdict(connect_dial *self, dd_error *err)
 {
     bool is_whole = false;
     dd_link *link = NULL;
     dd_status status =
-        connect_hear(self->talker->fd, self->seal, self->heard, 1, &self->nheard, &is_whole, err);
+        connect_receive(self->active->fd, self->seal, self->received, 1, &self->nreceived, &is_whole, err);
     if (status != DD_OK || !is_whole) {
         return status;
     }
-    if (self->heard[0] == CONNECT_BUSY) {
-        come_again(self);
-    } else if (self->heard[0] != CONNECT_OK) {
-        status = connect_explain((connect_verdict)self->heard[0], CONNECT_DIALER, self->answer.version, err);
-    } else if (is_unix(self->talker)) {
+    if (self->received[0] == CONNECT_BUSY) {
+        retry_after_busy(self);
+    } else if (self->received[0] != CONNECT_OK) {
+        status =
+            connect_explain((connect_verdict)self->received[0], CONNECT_DIALER, self->answer.version, err);
+    } else if (is_unix(self->active)) {
         self->step = DIAL_OFFER;
     } else {
-        status = dd_link_open_tcp(self->talker->fd, self->seal, &link, err);
+        status = dd_link_open_tcp(self->active->fd, self->seal, &link, err);
     }
     if (link != NULL) {
-        succeed(self, link);
+        end_with_link(self, link);
     }
     return status;
 }
@@ -444,24 +445,24 @@ static dd_status
 take_offer(connect_dial *self, dd_error *err)
 {
     dd_link *link = NULL;
-    dd_wait moment = dd_wait_at_most(&self->wait, MOMENT_NS);
-    dd_status status = dd_link_take_shm(self->talker->fd, &link, &moment, err);
+    dd_wait moment = dd_wait_at_most(&self->wait, OFFER_TIMEOUT_NS);
+    dd_status status = dd_link_take_shm(self->active->fd, &link, &moment, err);
     if (status == DD_OK) {
-        succeed(self, link);
+        end_with_link(self, link);
     }
     return status;
 }
 
 static void
-talk(connect_dial *self)
+advance_handshake(connect_dial *self)
 {
     dd_error why = {0};
     dd_status status = DD_OK;
-    if (connect_is_ready(self->connector, &self->talker->polled)) {
+    if (connect_is_ready(self->connector, &self->active->polled)) {
         /* The next message may have arrived already. */
-        status = self->step == DIAL_ANSWER ? hear_answer(self, &why) : DD_OK;
+        status = self->step == DIAL_ANSWER ? receive_answer(self, &why) : DD_OK;
         if (status == DD_OK && self->step == DIAL_VERDICT) {
-            status = hear_verdict(self, &why);
+            status = receive_verdict(self, &why);
         } else if (status == DD_OK && self->step == DIAL_OFFER) {
             status = take_offer(self, &why);
         }
@@ -471,14 +472,14 @@ talk(connect_dial *self)
                               (double)SILENCE_NS / DD_NS_PER_S);
     }
     if (status != DD_OK) {
-        drop(self, self->talker, &why);
+        drop_racer(self, self->active, &why);
     }
 }
 
 /* ---- for the loop */
 
 static bool
-is_talking(const connect_dial *self)
+is_in_handshake(const connect_dial *self)
 {
     return self->step == DIAL_ANSWER || self->step == DIAL_VERDICT || self->step == DIAL_OFFER;
 }
@@ -488,7 +489,7 @@ race(connect_dial *self)
 {
     for (size_t i = 0; i < self->count && self->step == DIAL_RACING; i++) {
         if (self->racers[i].fd >= 0 && connect_is_ready(self->connector, &self->racers[i].polled)) {
-            begin_talk(self, &self->racers[i]);
+            begin_handshake(self, &self->racers[i]);
         }
     }
     for (size_t i = 0; i < self->count && self->step == DIAL_RACING; i++) {
@@ -511,8 +512,8 @@ dial_run(connect_dial *self)
     if (self->step == DIAL_NAPPING && dd_deadline_left_ns(self->step_until_ns) == 0) {
         begin_race(self);
     }
-    if (is_talking(self)) {
-        talk(self);
+    if (is_in_handshake(self)) {
+        advance_handshake(self);
     }
     if (self->step == DIAL_RACING) {
         race(self);
@@ -534,7 +535,7 @@ connect_run_dials(dd_connector *self)
         connect_dial *dial = DD_CONTAINER_OF(at, connect_dial, link);
         at = at->next;
         dial_run(dial);
-        if (dial->step == DIAL_OVER) {
+        if (dial->step == DIAL_ENDED) {
             dd_list_remove(&dial->link);
             dd_mem_free(dial);
             self->ndials--;
@@ -553,9 +554,9 @@ poll_dial(connect_dial *self)
     }
     for (size_t i = 0; i < self->count; i++) {
         racer *one = &self->racers[i];
-        if (one == self->talker) {
+        if (one == self->active) {
             connect_poll(self->connector, one->fd, POLLIN, &one->polled);
-        } else if (one->fd >= 0 && self->talker == NULL) {
+        } else if (one->fd >= 0 && self->active == NULL) {
             connect_poll(self->connector, one->fd, POLLOUT, &one->polled);
         } else {
             one->polled = 0;
@@ -579,7 +580,7 @@ connect_poll_dials(dd_connector *self)
 }
 
 static void
-drop_list(dd_list *list)
+destroy_dials(dd_list *list)
 {
     while (!dd_list_is_empty(list)) {
         connect_dial *dial = DD_CONTAINER_OF(list->next, connect_dial, link);
@@ -590,10 +591,10 @@ drop_list(dd_list *list)
 }
 
 void
-connect_drop_dials(dd_connector *self)
+connect_destroy_dials(dd_connector *self)
 {
-    drop_list(&self->dials);
-    drop_list(&self->queue);
+    destroy_dials(&self->dials);
+    destroy_dials(&self->queue);
 }
 
 dd_status

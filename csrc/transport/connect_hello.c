@@ -164,7 +164,7 @@ io_error(dd_io io, dd_error *err)
 }
 
 dd_status
-connect_say(int fd, dd_seal *seal, const void *data, size_t nbytes, dd_error *err)
+connect_send(int fd, dd_seal *seal, const void *data, size_t nbytes, dd_error *err)
 {
     size_t moved = 0;
     dd_io io = dd_sealed_try_send(seal, fd, data, nbytes, &moved);
@@ -178,15 +178,15 @@ connect_say(int fd, dd_seal *seal, const void *data, size_t nbytes, dd_error *er
 }
 
 dd_status
-connect_hear(int fd, dd_seal *seal, uint8_t *bytes, size_t nbytes, size_t *nheard, bool *is_whole,
-             dd_error *err)
+connect_receive(int fd, dd_seal *seal, uint8_t *bytes, size_t nbytes, size_t *nreceived, bool *is_whole,
+                dd_error *err)
 {
     size_t moved = 0;
-    dd_io io = dd_sealed_try_recv(seal, fd, bytes + *nheard, nbytes - *nheard, &moved);
+    dd_io io = dd_sealed_try_recv(seal, fd, bytes + *nreceived, nbytes - *nreceived, &moved);
     if (io != DD_IO_OK && io != DD_IO_AGAIN) {
         return io_error(io, err);
     }
-    *nheard += moved;
-    *is_whole = *nheard == nbytes;
+    *nreceived += moved;
+    *is_whole = *nreceived == nbytes;
     return DD_OK;
 }

@@ -20,13 +20,13 @@
  * kernel. GUESTS_MAX covers all stages: greeted ones may be twice that, as silent ones join
  * them. */
 #define CONNECT_STAGE_MAX 64
-#define CONNECT_GUESTS_MAX (3 * CONNECT_STAGE_MAX + 1)
+#define CONNECT_INCOMING_MAX (3 * CONNECT_STAGE_MAX + 1)
 /* All addresses of a card; or a loopback address, then one socket for all; plus the Unix socket. */
 #define CONNECT_LISTEN_MAX (DD_ADDR_LIST_MAX + 1)
 /* The addresses of a card, and the Unix socket. */
 #define CONNECT_RACERS_MAX (DD_ADDR_LIST_MAX + 1)
 #define CONNECT_POLLED_MAX \
-    (1 + CONNECT_LISTEN_MAX + CONNECT_GUESTS_MAX + CONNECT_DIALS_MAX * CONNECT_RACERS_MAX)
+    (1 + CONNECT_LISTEN_MAX + CONNECT_INCOMING_MAX + CONNECT_DIALS_MAX * CONNECT_RACERS_MAX)
 
 /* ---- connect_hello.c: messages of the handshake
  *
@@ -111,10 +111,10 @@ dd_status connect_explain(connect_verdict verdict, connect_role role, unsigned v
 
 /* Send all bytes; `seal` may be NULL. Fails if the socket has no room: messages of a handshake are
  * short, and an empty socket has room for them. */
-dd_status connect_say(int fd, dd_seal *seal, const void *data, size_t nbytes, dd_error *err) DD_MUST_CHECK;
+dd_status connect_send(int fd, dd_seal *seal, const void *data, size_t nbytes, dd_error *err) DD_MUST_CHECK;
 /* Receive more of `nbytes` bytes, of which *nheard have arrived. Sets *is_whole once all have. */
-dd_status connect_hear(int fd, dd_seal *seal, uint8_t *bytes, size_t nbytes, size_t *nheard, bool *is_whole,
-                       dd_error *err) DD_MUST_CHECK;
+dd_status connect_receive(int fd, dd_seal *seal, uint8_t *bytes, size_t nbytes, size_t *nreceived,
+                          bool *is_whole, dd_error *err) DD_MUST_CHECK;
 
 /* ---- connect_seal.c: encrypted links */
 
@@ -134,27 +134,27 @@ dd_status connect_seal_answer(dd_bytes secret, const connect_hello *hello,
 /* ---- types */
 
 /* A connection that is not a link yet; `step` is the message that is awaited. */
-typedef enum guest_step {
-    GUEST_HELLO,  /* its hello */
-    GUEST_PROOF,  /* its proof that it knows the secret */
-    GUEST_TAKING, /* its notice that it has taken the memory of the link */
-} guest_step;
+typedef enum incoming_step {
+    INCOMING_HELLO,  /* its hello */
+    INCOMING_PROOF,  /* its proof that it knows the secret */
+    INCOMING_TAKING, /* its notice that it has taken the memory of the link */
+} incoming_step;
 
-typedef struct connect_guest {
-    dd_list node; /* in connector->guests */
+typedef struct connect_incoming {
+    dd_list node; /* in connector->incoming_all */
     dd_admission_peer admission;
     dd_connector *connector;
     int fd;
     bool is_unix;
-    guest_step step;
+    incoming_step step;
     size_t polled; /* as in connect_poll */
-    size_t nheard;
+    size_t nreceived;
     connect_hello hello;
     uint8_t nonce[DD_AUTH_NONCE_BYTES];
     uint8_t proof[DD_SHA256_BYTES];
     dd_seal *seal; /* NULL if its messages are not sealed, or not yet */
     dd_link *link; /* in step TAKING: owns the socket */
-} connect_guest;
+} connect_incoming;
 
 typedef struct connect_dial connect_dial;
 
@@ -185,7 +185,7 @@ struct dd_connector {
     /* owned by the thread */
     int64_t failed_ns;  /* when accepting failed last */
     int64_t may_log_ns; /* when the next failure to accept may be logged */
-    dd_list guests;
+    dd_list incoming_all;
     dd_admission admission;
     dd_list dials;
     size_t ndials;
@@ -223,20 +223,20 @@ void connect_sleep(dd_connector *connector);
 
 /* ---- connect_accept.c */
 
-void connect_init_guests(dd_connector *connector);
+void connect_init_incoming(dd_connector *connector);
 /* Takes fd. Call only if there is room in connector->admission. */
-void connect_add_guest(dd_connector *connector, int fd, bool is_unix);
-void connect_poll_guests(dd_connector *connector);
+void connect_add_incoming(dd_connector *connector, int fd, bool is_unix);
+void connect_poll_incoming(dd_connector *connector);
 /* After the sleep: advance connections with input, and close those that have timed out. */
-void connect_hear_guests(dd_connector *connector);
-void connect_close_guests(dd_connector *connector);
+void connect_advance_incoming(dd_connector *connector);
+void connect_close_incoming(dd_connector *connector);
 
 /* ---- connect_dial.c */
 
 void connect_poll_dials(dd_connector *connector);
 /* After the sleep: advance all dials, and begin queued ones. */
 void connect_run_dials(dd_connector *connector);
-void connect_drop_dials(dd_connector *connector);
+void connect_destroy_dials(dd_connector *connector);
 
 /* ---- connect_listen.c */
 

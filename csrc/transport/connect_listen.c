@@ -80,7 +80,7 @@ wildcard(int family)
 }
 
 static void
-drop_family(dd_addr_list *list, int family)
+remove_family(dd_addr_list *list, int family)
 {
     size_t kept = 0;
     for (size_t i = 0; i < list->count; i++) {
@@ -116,7 +116,7 @@ listen_everywhere(const dd_connector *connector, connect_ports *ports, dd_addr_l
     }
     if (wants_v6 && status != DD_OK && why.sys_errno != EADDRINUSE && has_family(addrs, AF_INET)) {
         DD_LOG(DD_LOG_INFO, "IPv6 is not used: %s", why.message);
-        drop_family(addrs, AF_INET6);
+        remove_family(addrs, AF_INET6);
         wants_v6 = false;
     }
     if (!wants_v6) {

@@ -40,7 +40,7 @@ open_locked(dd_context *context, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    engine_forget_closed(engine, &context->key);
+    engine_clear_closed(engine, &context->key);
     dd_list_push_back(&engine->context_list, &context->link);
     for (int i = 0; i < context->nranks; i++) {
         context->ranks[i].peer->refs++;
@@ -68,7 +68,7 @@ dd_context_open(dd_engine *engine, uint64_t id, int rank, int nranks, dd_peer *c
         *context = self;
         for (int i = 0; i < nranks; i++) {
             held *entry;
-            while ((entry = peer_take_early(peers[i], &self->key)) != NULL) {
+            while ((entry = peer_pop_early(peers[i], &self->key)) != NULL) {
                 engine_deliver(entry);
             }
         }
@@ -92,13 +92,13 @@ close_locked(dd_context *context)
 {
     dd_engine *engine = context->engine;
     /* Notify owners of ended messages while the context still exists. */
-    engine_tell_done(engine);
+    engine_notify_done(engine);
     dd_map_remove(&engine->contexts, &context->node);
     dd_list_remove(&context->link);
     engine_note_closed(engine, &context->key);
-    context_drop_all_held(context);
+    context_release_all_held(context);
     for (int rank = 0; rank < context->nranks; rank++) {
-        context_tell(context, rank, DD_FRAME_GOODBYE, (dd_bytes){0});
+        context_send_control(context, rank, DD_FRAME_GOODBYE, (dd_bytes){0});
         dd_peer *peer = context->ranks[rank].peer;
         for (int i = 0; i < peer->nlanes; i++) {
             if (peer->lanes[i]->cached == context) {

@@ -38,7 +38,7 @@ struct dd_message {
     size_t nbytes;
     /* For COLL. For P2P possibly NULL; DD_MISMATCH if both sides have one and the dtypes differ. */
     const dd_signature *signature;
-    /* Called once, not within a post (but see dd_context_tell_locked). `error`: NULL on success. */
+    /* Called once, not within a post (but see dd_context_notify_locked). `error`: NULL on success. */
     void (*on_done)(dd_message *message, const dd_error *error);
     void *owner;
 
@@ -79,8 +79,8 @@ typedef struct dd_context_handler {
     void (*on_lost)(void *ctx, int rank, const dd_error *error);
     /* A rank has closed its context cleanly. */
     void (*on_goodbye)(void *ctx, int rank);
-    /* on_asked: a rank queries this one's progress; set the state. on_answer: a rank answers. */
-    void (*on_asked)(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside);
+    /* on_query: a rank queries this one's progress; set the state. on_answer: a rank answers. */
+    void (*on_query)(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside);
     void (*on_answer)(void *ctx, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside);
     /* Called before on_answer: the network repeatedly loses `nbytes` bytes that the rank sends to
      * rank `to`; 0 if there is no loss. */
@@ -92,10 +92,10 @@ typedef struct dd_context_handler {
      * that arrived earlier on links have been handled. */
     void (*on_bell)(void *ctx);
     /* A rank of this host requests a descriptor: call dd_context_pass_fd_locked if it exists. */
-    void (*on_fd_wanted)(void *ctx, int rank, uint64_t word);
+    void (*on_fd_wanted)(void *ctx, int rank, uint64_t fd_key);
     /* A rank passes `fd`: DD_SOCK_FD_REFUSED if this process had no room for it, DD_FD_DENIED if
      * there is none. Return true to take it; otherwise it is closed as unwanted or a duplicate. */
-    bool (*on_fd)(void *ctx, int rank, uint64_t word, int fd);
+    bool (*on_fd)(void *ctx, int rank, uint64_t fd_key, int fd);
 } dd_context_handler;
 
 typedef struct dd_context dd_context;
@@ -118,15 +118,15 @@ void dd_context_post_send_locked(dd_context *context, dd_message *message);
 void dd_context_post_recv_locked(dd_context *context, dd_message *message);
 
 /* Call on_done now if the message has ended: a caller need not drive for it. Returns true if so. */
-bool dd_context_tell_locked(dd_message *message);
+bool dd_context_notify_locked(dd_message *message);
 /* Call on_done now if the posted message has succeeded. Returns true if so. */
-bool dd_context_tell_success_locked(dd_message *message);
+bool dd_context_notify_success_locked(dd_message *message);
 
-/* Poll for the end of a posted message, at most `nlooks` times or until another thread wants the
+/* Poll for the end of a posted message, at most `npolls` times or until another thread wants the
  * lock, and call on_done. If nothing else is under way in this process, polls only the shared
  * memory of the other side; else everything, which counts as several polls. Never polls a peer that
  * is reached over a socket. Returns true if the message has ended. Not from a callback. */
-bool dd_context_look_locked(dd_message *message, int nlooks);
+bool dd_context_poll_locked(dd_message *message, int npolls);
 
 /* Count (is_expected) or discount data that is awaited from the rank without a posted receive:
  * while there is any, the rank's sockets are polled more often. */
@@ -160,16 +160,16 @@ void dd_context_post_abort_locked(dd_context *context, int except, bool spares_n
  * DD_FD_DENIED. Needs no link. A datagram may be lost: the waiting rank must repeat its request.
  * Returns false if nothing was sent. */
 #define DD_FD_DENIED (-3)
-bool dd_context_want_fd_locked(dd_context *context, int rank, uint64_t word);
-bool dd_context_pass_fd_locked(dd_context *context, int rank, uint64_t word, int fd);
+bool dd_context_want_fd_locked(dd_context *context, int rank, uint64_t fd_key);
+bool dd_context_pass_fd_locked(dd_context *context, int rank, uint64_t fd_key, int fd);
 /* Return DD_SYSTEM if the last six datagrams failed through this process's own fault. */
-dd_status dd_context_check_notes_locked(const dd_context *context, dd_error *err) DD_MUST_CHECK;
+dd_status dd_context_check_datagrams_locked(const dd_context *context, dd_error *err) DD_MUST_CHECK;
 
 /* Handle a cause that a rank has posted in shared memory, like one received over a link. */
-void dd_context_hear_abort_locked(dd_context *context, int rank, dd_bytes cause);
+void dd_context_handle_abort_locked(dd_context *context, int rank, dd_bytes cause);
 /* Handle a rank's note in shared memory that it has left. If there is a link, a QUESTION is sent
  * first, since messages may precede the answer. */
-void dd_context_hear_goodbye_locked(dd_context *context, int rank);
+void dd_context_handle_goodbye_locked(dd_context *context, int rank);
 
 /* Query the progress of a rank, if it is connected. */
 void dd_context_post_question_locked(dd_context *context, int rank);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* How long callers are delayed until other ranks have received a failure notice. */
-#define TELLING_NS (200 * DD_NS_PER_MS)
+#define NOTICES_NS (200 * DD_NS_PER_MS)
 
 /* ---- sending */
 
@@ -14,11 +14,11 @@ static bool
 is_reachable(const dd_context *context, int rank)
 {
     const context_rank *to = &context->ranks[rank];
-    return rank != context->rank && to->peer->state == PEER_CONNECTED && !to->has_said_goodbye;
+    return rank != context->rank && to->peer->state == PEER_CONNECTED && !to->has_sent_goodbye;
 }
 
 void
-context_tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload)
+context_send_control(dd_context *context, int rank, dd_frame_type type, dd_bytes payload)
 {
     dd_peer *peer = context->ranks[rank].peer;
     if (is_reachable(context, rank)) {
@@ -29,8 +29,8 @@ context_tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload
         }
     }
     if (type == DD_FRAME_ABORT && !peer->is_self && peer->state != PEER_LOST) {
-        peer->is_being_told = true;
-        context->engine->telling_until_ns = dd_deadline_after(TELLING_NS);
+        peer->has_notice_pending = true;
+        context->engine->notices_until_ns = dd_deadline_after(NOTICES_NS);
     }
 }
 
@@ -44,7 +44,7 @@ dd_context_post_abort_locked(dd_context *context, int except, bool spares_near, 
         const dd_peer *peer = context->ranks[rank].peer;
         bool is_spared = spares_near && peer->is_near && !peer->is_self;
         if (rank != except && !is_spared) {
-            context_tell(context, rank, DD_FRAME_ABORT, payload);
+            context_send_control(context, rank, DD_FRAME_ABORT, payload);
         }
     }
     dd_blob_clear(&context->abort, sizeof bytes);
@@ -61,10 +61,10 @@ context_on_peer_connected(dd_context *context, const dd_peer *peer)
             continue;
         }
         if (context->abort.len > 0) {
-            context_tell(context, rank, DD_FRAME_ABORT, dd_blob_view(&context->abort));
+            context_send_control(context, rank, DD_FRAME_ABORT, dd_blob_view(&context->abort));
         }
         if (context->ranks[rank].is_leaving) {
-            context_tell(context, rank, DD_FRAME_QUESTION, (dd_bytes){0});
+            context_send_control(context, rank, DD_FRAME_QUESTION, (dd_bytes){0});
         }
     }
 }
@@ -73,7 +73,7 @@ void
 dd_context_post_question_locked(dd_context *context, int rank)
 {
     dd_assert_holds(ENGINE);
-    context_tell(context, rank, DD_FRAME_QUESTION, (dd_bytes){0});
+    context_send_control(context, rank, DD_FRAME_QUESTION, (dd_bytes){0});
 }
 
 bool
@@ -126,10 +126,10 @@ static void
 control_on_goodbye(dd_context *context, int source)
 {
     context_rank *rank = &context->ranks[source];
-    if (rank->has_said_goodbye) {
+    if (rank->has_sent_goodbye) {
         return;
     }
-    rank->has_said_goodbye = true;
+    rank->has_sent_goodbye = true;
     context_read_posts(context);
     fail_posted(rank, message_fail_closed);
     if (context->handler.on_goodbye != NULL) {
@@ -139,11 +139,11 @@ control_on_goodbye(dd_context *context, int source)
 
 /* The origin has lost its link to this rank; this end may look intact until the network answers. */
 static void
-note_lost_there(const dd_context *context, const dd_cause *cause)
+note_lost_remotely(const dd_context *context, const dd_cause *cause)
 {
     bool is_of_this_rank = cause->blamed.rank == context->rank && cause->origin != context->rank;
     if (is_of_this_rank && cause->origin >= 0) {
-        context->ranks[cause->origin].peer->is_lost_there = true;
+        context->ranks[cause->origin].peer->is_lost_remotely = true;
     }
 }
 
@@ -157,8 +157,8 @@ control_on_abort(dd_context *context, int source, dd_bytes payload, dd_error *fa
         return status;
     }
     if (cause.kind == DD_CAUSE_LOST) {
-        context->ranks[cause.blamed.rank].peer->is_said_lost = true;
-        note_lost_there(context, &cause);
+        context->ranks[cause.blamed.rank].peer->is_reported_lost = true;
+        note_lost_remotely(context, &cause);
     }
     if (context->handler.on_abort != NULL) {
         context->handler.on_abort(context->handler.ctx, source, &cause);
@@ -185,8 +185,8 @@ control_answer(dd_context *context, int source)
     dd_path_loss loss;
     bool is_inside = false;
     dd_frame frame = context_frame(context, DD_FRAME_ANSWER, source);
-    if (context->handler.on_asked != NULL) {
-        context->handler.on_asked(context->handler.ctx, &frame.tag, &frame.signature, &is_inside);
+    if (context->handler.on_query != NULL) {
+        context->handler.on_query(context->handler.ctx, &frame.tag, &frame.signature, &is_inside);
         frame.offset = is_inside ? 1 : 0;
         if (dd_context_find_loss_locked(context, &rank, &loss)) {
             frame.id = (uint64_t)rank + 1;
@@ -222,7 +222,7 @@ void
 context_post_farewell(dd_context *context, dd_peer *peer)
 {
     for (int rank = 0; rank < context->nranks; rank++) {
-        if (context->ranks[rank].peer != peer || context->ranks[rank].has_said_goodbye) {
+        if (context->ranks[rank].peer != peer || context->ranks[rank].has_sent_goodbye) {
             continue;
         }
         dd_error error = *peer->error;
@@ -241,7 +241,7 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
 {
     for (int number = 0; number < context->nranks; number++) {
         context_rank *rank = &context->ranks[number];
-        if (rank->peer != peer || rank->is_lost || rank->has_said_goodbye) {
+        if (rank->peer != peer || rank->is_lost || rank->has_sent_goodbye) {
             continue;
         }
         if (rank->is_leaving) {
@@ -261,16 +261,16 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
 /* ---- posts in shared memory */
 
 void
-dd_context_hear_abort_locked(dd_context *context, int rank, dd_bytes cause)
+dd_context_handle_abort_locked(dd_context *context, int rank, dd_bytes cause)
 {
     (void)!control_on_abort(context, rank, cause, NULL);
 }
 
 void
-dd_context_hear_goodbye_locked(dd_context *context, int rank)
+dd_context_handle_goodbye_locked(dd_context *context, int rank)
 {
     context_rank *from = &context->ranks[rank];
-    if (from->has_said_goodbye || from->is_leaving) {
+    if (from->has_sent_goodbye || from->is_leaving) {
         return;
     }
     if (from->peer->state == PEER_IDLE || from->peer->state == PEER_LOST) {

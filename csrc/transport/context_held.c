@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* Limit of contexts that a peer has aborted and that may still be opened here. */
-#define GIVEN_UP_KEPT 64
+#define ABORTS_KEPT 64
 
 /* ---- held entries */
 
@@ -18,7 +18,7 @@ copy_own(held *entry)
     dd_peer *self = entry->peer;
     dd_message *send = entry->sender;
     size_t cost = eager_cost(send->nbytes);
-    if (send->nbytes > self->eager_max || cost > self->credit || !held_make_room(entry, send->nbytes)) {
+    if (send->nbytes > self->eager_max || cost > self->credit || !held_alloc_payload(entry, send->nbytes)) {
         entry->data = entry->small;
         return;
     }
@@ -34,7 +34,7 @@ copy_own(held *entry)
 }
 
 static void
-keep(held *entry, dd_list *list)
+hold_entry(held *entry, dd_list *list)
 {
     dd_list_push_back(list, &entry->link);
     if (entry->sender != NULL) {
@@ -44,7 +44,7 @@ keep(held *entry, dd_list *list)
 
 /* Free an entry that no receive will match, and return its credit or refuse it. */
 static void
-drop_held(held *entry)
+release_held(held *entry)
 {
     dd_peer *peer = entry->peer;
     if (entry->sender != NULL) {
@@ -54,7 +54,7 @@ drop_held(held *entry)
     } else if (entry->frame.type == DD_FRAME_RTS) {
         peer_post_refusal(peer, &entry->frame, DD_REFUSED_CLOSED, NULL);
     }
-    engine_give_held(peer->engine, entry);
+    engine_destroy_held(peer->engine, entry);
 }
 
 static held *
@@ -99,32 +99,32 @@ is_from(const held *entry, const void *sender)
 }
 
 void
-peer_drop_rts(dd_peer *peer, uint64_t id)
+peer_cancel_rts(dd_peer *peer, uint64_t id)
 {
     held *entry = find_in_contexts(peer->engine, peer, is_rts, &id);
     if (entry != NULL) {
-        engine_give_held(peer->engine, entry);
+        engine_destroy_held(peer->engine, entry);
     }
 }
 
 /* Drop the entry of a send that waits for its receive in this process. */
 static void
-self_drop_send(dd_peer *self, const dd_message *message)
+self_cancel_send(dd_peer *self, const dd_message *message)
 {
     held *entry = find_in_contexts(self->engine, self, is_from, message);
     if (entry != NULL) {
-        engine_give_held(self->engine, entry);
+        engine_destroy_held(self->engine, entry);
     }
 }
 
 void
-engine_drop_unfinished(dd_engine *engine, dd_list *list)
+engine_destroy_unfinished(dd_engine *engine, dd_list *list)
 {
     for (dd_list *node = list->next; node != list;) {
         held *entry = DD_CONTAINER_OF(node, held, link);
         node = node->next;
         if (entry->frame.type == DD_FRAME_RTS) {
-            engine_give_held(engine, entry);
+            engine_destroy_held(engine, entry);
         }
     }
 }
@@ -139,19 +139,19 @@ is_for(const held *entry, const void *what)
 }
 
 bool
-dd_peer_has_given_up_locked(const dd_peer *peer, uint64_t context, int rank)
+dd_peer_has_aborted_locked(const dd_peer *peer, uint64_t context, int rank)
 {
     context_key key = {.id = context, .rank = (uint64_t)rank};
-    return find_entry(&peer->given_up, is_for, &key) != NULL;
+    return find_entry(&peer->kept_aborts, is_for, &key) != NULL;
 }
 
 held *
-peer_take_early(dd_peer *peer, const context_key *key)
+peer_pop_early(dd_peer *peer, const context_key *key)
 {
     held *entry = find_entry(&peer->early, is_for, key);
     if (entry == NULL) {
-        entry = find_entry(&peer->given_up, is_for, key);
-        peer->ngiven_up -= entry != NULL ? 1 : 0;
+        entry = find_entry(&peer->kept_aborts, is_for, key);
+        peer->nkept_aborts -= entry != NULL ? 1 : 0;
     }
     if (entry != NULL) {
         dd_list_remove(&entry->link);
@@ -163,22 +163,22 @@ peer_take_early(dd_peer *peer, const context_key *key)
  * failed here as well. Other frames for it are dropped: they would hold the peer's credit
  * forever. */
 static void
-note_given_up(dd_peer *peer, held *abort)
+keep_abort(dd_peer *peer, held *abort)
 {
     context_key key = {.id = abort->frame.context, .rank = abort->frame.target};
     held *other;
     while ((other = find_entry(&peer->early, is_for, &key)) != NULL) {
-        drop_held(other);
+        release_held(other);
     }
-    dd_list_push_back(&peer->given_up, &abort->link);
-    if (++peer->ngiven_up > GIVEN_UP_KEPT) {
+    dd_list_push_back(&peer->kept_aborts, &abort->link);
+    if (++peer->nkept_aborts > ABORTS_KEPT) {
         /* Drop the oldest: its context would have been opened by now. Further frames for it are
          * handled as if it had been closed here. */
-        held *oldest = DD_CONTAINER_OF(peer->given_up.next, held, link);
+        held *oldest = DD_CONTAINER_OF(peer->kept_aborts.next, held, link);
         engine_note_closed(peer->engine,
                            &(context_key){.id = oldest->frame.context, .rank = oldest->frame.target});
-        peer->ngiven_up--;
-        engine_give_held(peer->engine, oldest);
+        peer->nkept_aborts--;
+        engine_destroy_held(peer->engine, oldest);
     }
 }
 
@@ -196,12 +196,12 @@ keep_early(held *entry, bool is_of_before)
         peer_post_answer(peer, &goodbye);
     }
     if (frame->type == DD_FRAME_QUESTION || frame->type == DD_FRAME_ANSWER || has_closed ||
-        find_entry(&peer->given_up, is_for, &key) != NULL) {
-        drop_held(entry);
+        find_entry(&peer->kept_aborts, is_for, &key) != NULL) {
+        release_held(entry);
     } else if (frame->type == DD_FRAME_ABORT) {
-        note_given_up(peer, entry);
+        keep_abort(peer, entry);
     } else {
-        keep(entry, &peer->early);
+        hold_entry(entry, &peer->early);
     }
 }
 
@@ -217,16 +217,16 @@ engine_deliver(held *entry)
     if (context == NULL || is_of_before) {
         keep_early(entry, is_of_before);
     } else if (!context_check_source(context, frame, entry->peer)) {
-        drop_held(entry);
+        release_held(entry);
     } else if (frame->type != DD_FRAME_EAGER && frame->type != DD_FRAME_RTS) {
         context_on_control(context, frame, dd_bytes_of(entry->data, frame->payload));
-        engine_give_held(engine, entry);
+        engine_destroy_held(engine, entry);
     } else {
-        dd_message *recv = context_match(context, frame, entry->is_told);
+        dd_message *recv = context_match(context, frame, entry->is_notified);
         if (recv != NULL) {
             context_take_held(recv, entry);
         } else {
-            keep(entry, &context->ranks[frame->source].held);
+            hold_entry(entry, &context->ranks[frame->source].held);
         }
     }
 }
@@ -238,7 +238,7 @@ deliver_own(dd_peer *self, const out_frame *out)
 {
     dd_frame frame = out->frame;
     frame.type = out->message != NULL ? DD_FRAME_RTS : frame.type; /* of any size */
-    held *entry = engine_take_held(self, &frame);
+    held *entry = engine_create_held(self, &frame);
     self->engine->stats.self_sent_nbytes += out->message != NULL ? out->message->nbytes : 0;
     if (entry == NULL) {
         if (out->message != NULL) {
@@ -269,9 +269,9 @@ self_pump(dd_engine *engine)
     }
     engine->is_pumping_self = true;
     while (!dd_list_is_empty(&self->out) && !is_next_postponed(engine)) {
-        out_frame *out = peer_take_out(self);
+        out_frame *out = peer_pop_out(self);
         out_frame own = *out;
-        engine_give_out(engine, out);
+        engine_destroy_out(engine, out);
         is_any = true;
         deliver_own(self, &own);
         dd_mem_free(own.owned);
@@ -299,12 +299,12 @@ dd_context_visit_held_locked(dd_context *context, uint64_t sequence,
 }
 
 void
-context_drop_all_held(dd_context *context)
+context_release_all_held(dd_context *context)
 {
     for (int rank = 0; rank < context->nranks; rank++) {
         dd_list *list = &context->ranks[rank].held;
         while (!dd_list_is_empty(list)) {
-            drop_held(DD_CONTAINER_OF(list->next, held, link));
+            release_held(DD_CONTAINER_OF(list->next, held, link));
         }
     }
 }
@@ -326,15 +326,15 @@ dd_context_cancel_locked(dd_context *context, dd_message *message, const dd_erro
     }
     if (message->stage != STAGE_DONE) {
         if (message->is_send) {
-            peer_forget_send(message->peer, message);
+            peer_detach_send(message->peer, message);
             if (message->peer->is_self) {
-                self_drop_send(message->peer, message);
+                self_cancel_send(message->peer, message);
             }
         } else if (message->stage == STAGE_MOVING) {
-            peer_forget_recv(message->peer, message);
+            peer_detach_recv(message->peer, message);
         }
         message_end(message, error);
     }
     context->engine->is_wake_due = true;
-    message_tell(message);
+    message_notify(message);
 }

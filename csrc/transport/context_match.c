@@ -42,7 +42,7 @@ match_begin(dd_context *context, dd_message *message, bool is_send)
 }
 
 static dd_message *
-ask_for_receive(dd_context *context, const dd_frame *frame)
+request_receive(dd_context *context, const dd_frame *frame)
 {
     if (frame->kind != DD_MESSAGE_WINDOW || context->handler.on_request == NULL) {
         return NULL;
@@ -57,10 +57,10 @@ ask_for_receive(dd_context *context, const dd_frame *frame)
 }
 
 dd_message *
-context_match(dd_context *context, const dd_frame *frame, bool is_told)
+context_match(dd_context *context, const dd_frame *frame, bool is_notified)
 {
     int source = (int)frame->source;
-    if (!is_told && frame->kind == DD_MESSAGE_COLL && context->handler.on_coll != NULL) {
+    if (!is_notified && frame->kind == DD_MESSAGE_COLL && context->handler.on_coll != NULL) {
         context->handler.on_coll(context->handler.ctx, source, frame->tag, &frame->signature);
     }
     dd_message *recv = find_posted(&context->ranks[source].posted, frame);
@@ -74,7 +74,7 @@ context_match(dd_context *context, const dd_frame *frame, bool is_told)
         message_unpost(recv);
         recv->stage = STAGE_IDLE;
     } else {
-        recv = ask_for_receive(context, frame);
+        recv = request_receive(context, frame);
     }
     if (recv != NULL) {
         recv->source = source;
@@ -175,7 +175,7 @@ context_take_held(dd_message *recv, held *entry)
     if (entry->frame.type == DD_FRAME_EAGER) {
         peer_return_credit(peer, entry->frame.payload);
     }
-    engine_give_held(peer->engine, entry);
+    engine_destroy_held(peer->engine, entry);
 }
 
 /* ---- posting */
@@ -210,7 +210,7 @@ static bool
 end_if_unreachable(dd_context *context, dd_message *message)
 {
     const context_rank *rank = &context->ranks[message->rank];
-    if (rank->has_said_goodbye) {
+    if (rank->has_sent_goodbye) {
         message_fail_closed(message);
     } else if (rank->peer->state == PEER_LOST) {
         message_fail_lost(message);
@@ -286,7 +286,7 @@ dd_context_take_request_locked(dd_context *context, int rank)
         if (entry->frame.kind != DD_MESSAGE_WINDOW) {
             continue;
         }
-        dd_message *recv = ask_for_receive(context, &entry->frame);
+        dd_message *recv = request_receive(context, &entry->frame);
         if (recv != NULL) {
             recv->source = rank;
             recv->received = entry->frame.nbytes;

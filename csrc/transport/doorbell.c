@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-#define NOTE_NBYTES 32
+#define DATAGRAM_NBYTES 32
 #define NAME_PREFIX "dldist-bell-"
 
 static dd_addr
@@ -41,17 +41,17 @@ dd_doorbell_open(const dd_uid *own, int *fd, dd_error *err)
 }
 
 bool
-dd_doorbell_is_gone(const dd_uid *whose)
+dd_doorbell_is_closed(const dd_uid *whose)
 {
     dd_addr address = address_of(whose);
     int fd = dd_sys_socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    bool is_gone = fd >= 0 &&
-                   dd_sys_connect(fd, (const struct sockaddr *)&address.storage, address.len) != 0 &&
-                   errno == ECONNREFUSED;
+    bool has_ended = fd >= 0 &&
+                     dd_sys_connect(fd, (const struct sockaddr *)&address.storage, address.len) != 0 &&
+                     errno == ECONNREFUSED;
     if (fd >= 0) {
         (void)dd_sys_close(fd);
     }
-    return is_gone;
+    return has_ended;
 }
 
 void
@@ -66,23 +66,23 @@ dd_doorbell_ring(int own_fd, const dd_uid *whose)
 
 /* ---- notes */
 
-_Static_assert(offsetof(dd_bell_note, fd) == NOTE_NBYTES, "no field is padded");
+_Static_assert(offsetof(dd_bell_datagram, fd) == DATAGRAM_NBYTES, "no field is padded");
 
 dd_io
-dd_doorbell_send(int own_fd, const dd_uid *whose, const dd_bell_note *note)
+dd_doorbell_send(int own_fd, const dd_uid *whose, const dd_bell_datagram *datagram)
 {
     dd_addr address = address_of(whose);
-    int passed_fd = note->kind == DD_BELL_PASS ? note->fd : -1;
+    int passed_fd = datagram->kind == DD_BELL_PASS ? datagram->fd : -1;
     size_t moved = 0;
-    dd_io io = dd_sock_try_send_fd(own_fd, &address, note, NOTE_NBYTES, passed_fd, &moved);
+    dd_io io = dd_sock_try_send_fd(own_fd, &address, datagram, DATAGRAM_NBYTES, passed_fd, &moved);
     /* The limit is on descriptors in flight per user: retry later. */
     return io == DD_IO_FAILED && errno == ETOOMANYREFS ? DD_IO_AGAIN : io;
 }
 
 dd_io
-dd_doorbell_take(int own_fd, dd_bell_note *note)
+dd_doorbell_take(int own_fd, dd_bell_datagram *datagram)
 {
-    uint8_t bytes[NOTE_NBYTES + 1] = {0};
+    uint8_t bytes[DATAGRAM_NBYTES + 1] = {0};
     size_t len = 0;
     int fd = -1;
     bool is_ours = false; /* otherwise its bytes are not trusted */
@@ -90,17 +90,17 @@ dd_doorbell_take(int own_fd, dd_bell_note *note)
     if (io == DD_IO_AGAIN || io == DD_IO_FAILED) {
         return io;
     }
-    *note = (dd_bell_note){.kind = DD_BELL_RING, .fd = -1};
-    if (is_ours && len == NOTE_NBYTES) {
-        memcpy(note, bytes, NOTE_NBYTES);
+    *datagram = (dd_bell_datagram){.kind = DD_BELL_RING, .fd = -1};
+    if (is_ours && len == DATAGRAM_NBYTES) {
+        memcpy(datagram, bytes, DATAGRAM_NBYTES);
     }
-    if (note->kind == DD_BELL_PASS && fd != -1) {
-        note->fd = fd;
+    if (datagram->kind == DD_BELL_PASS && fd != -1) {
+        datagram->fd = fd;
         return DD_IO_OK;
     }
     dd_sock_close(fd);
-    if (note->kind != DD_BELL_WANT && note->kind != DD_BELL_NONE) {
-        *note = (dd_bell_note){.kind = DD_BELL_RING, .fd = -1};
+    if (datagram->kind != DD_BELL_WANT && datagram->kind != DD_BELL_NONE) {
+        *datagram = (dd_bell_datagram){.kind = DD_BELL_RING, .fd = -1};
     }
     return DD_IO_OK;
 }

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
-#define LINGER_NS (2 * DD_NS_PER_S)
+#define CLOSE_NS (2 * DD_NS_PER_S)
 
 /* Copy the options and their strings, one after the other: the originals stay the caller's. */
 static dd_status
@@ -160,7 +160,7 @@ dd_engine_self(dd_engine *engine, dd_peer **peer, dd_error *err)
 }
 
 static void
-say_bye(dd_engine *engine)
+send_bye(dd_engine *engine)
 {
     for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
          node = dd_map_next(&engine->peers, node)) {
@@ -199,9 +199,9 @@ dd_engine_release(dd_engine *engine)
     if (!engine_is_forked(engine)) {
         dd_engine_lock(engine);
         engine->is_closing = true;
-        say_bye(engine);
+        send_bye(engine);
         dd_engine_unlock(engine);
-        dd_wait patience = dd_wait_after(LINGER_NS);
+        dd_wait patience = dd_wait_after(CLOSE_NS);
         engine_flush(engine, has_arrived, engine, &patience);
         engine_stop_background(engine);
     } else if (dd_engine_is_torn(engine)) {
@@ -256,9 +256,9 @@ are_ports_needed_locked(const dd_engine *engine)
     for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
          node = dd_map_next(&engine->peers, node)) {
         const dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
-        bool is_settled =
+        bool needs_no_port =
             peer->is_self || peer->is_near || peer->state == PEER_LOST || dd_peer_has_shm_locked(peer);
-        if (peer->is_card_known && !is_settled) {
+        if (peer->is_card_known && !needs_no_port) {
             return true;
         }
     }
@@ -271,7 +271,7 @@ dd_engine_begin_meeting(dd_engine *engine)
     dd_lock_take(&engine->opening_mu);
     dd_engine_lock(engine);
     engine->nmeetings++;
-    engine->has_met = true;
+    engine->has_begun_meeting = true;
     dd_engine_unlock(engine);
     dd_lock_release(&engine->opening_mu);
 }
@@ -320,7 +320,7 @@ find_or_create_peer_locked(dd_engine *engine, const dd_card *card, dd_bytes publ
             return status;
         }
     }
-    dd_status status = peer_succeed(&found, err);
+    dd_status status = peer_replace(&found, err);
     if (status == DD_OK) {
         status = peer_note_card(found, card, published, err);
     }

@@ -95,9 +95,9 @@ typedef struct dd_path_loss {
 /* Return false if no loss is known. */
 bool dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss);
 /* Mark a near peer without a link as lost if its process has ended. (A link would report that.) */
-void dd_peer_look_for_locked(dd_peer *peer);
+void dd_peer_check_process_locked(dd_peer *peer);
 /* Return true if the peer has aborted a context that this process has not opened yet as `rank`. */
-bool dd_peer_has_given_up_locked(const dd_peer *peer, uint64_t context, int rank);
+bool dd_peer_has_aborted_locked(const dd_peer *peer, uint64_t context, int rank);
 /* Wake a process of this host to check the memory that it shares with this one. Needs no link. */
 void dd_peer_ring_bell_locked(dd_peer *peer);
 
@@ -125,28 +125,28 @@ void dd_engine_start_timer_locked(dd_engine *engine, dd_timer *timer, int64_t at
 
 /* Add or withdraw a request for prompt answers: while there are any, messages that arrive with no
  * call under way are answered within a millisecond of the last call, not after the long nap. */
-void dd_engine_attend_locked(dd_engine *engine, bool is_wanted);
+void dd_engine_set_prompt_locked(dd_engine *engine, bool is_wanted);
 
 /* Handle everything that has arrived, and its consequences (lost peers). Not from a callback. */
-void dd_engine_hear_locked(dd_engine *engine);
+void dd_engine_receive_locked(dd_engine *engine);
 /* Read all that has arrived on all links, except on the link whose frame is being handled. Messages
  * end by it; owners are notified later. May be called from a callback; nested calls do nothing. */
-void dd_engine_take_in_locked(dd_engine *engine);
+void dd_engine_read_links_locked(dd_engine *engine);
 
 /* Wait until failure notices to other ranks are on their way, at most 200 ms; releases the lock
  * while it sleeps. Call before reporting a failure without dd_engine_wait, which does this itself.
  * Not from a callback. */
-void dd_engine_finish_telling_locked(dd_engine *engine);
+void dd_engine_finish_notices_locked(dd_engine *engine);
 
 /* Send the background thread back to its nap if it drives: a caller now polls for its own call. */
-void dd_engine_relieve_locked(dd_engine *engine);
-/* Like dd_engine_relieve_locked, for a caller that polls everything: the nap is also extended. */
+void dd_engine_take_over_locked(dd_engine *engine);
+/* Like dd_engine_take_over_locked, for a caller that polls everything: the nap is also extended. */
 void dd_engine_note_active_locked(dd_engine *engine);
 /* Count a caller that polled only its own call: after its nap the background thread polls all. */
 void dd_engine_note_call_locked(dd_engine *engine);
 /* Yield the core and the lock once, for a caller that polls for ranks on the same core. Returns
  * false if the yield took long or polling is turned off: then wait in dd_engine_wait. */
-bool dd_engine_give_way_locked(dd_engine *engine);
+bool dd_engine_yield_locked(dd_engine *engine);
 
 /* Record that an `is_done` (dd_engine_wait) was set without driving: unlocking wakes its waiter. */
 void dd_engine_note_ended_locked(dd_engine *engine);
@@ -162,6 +162,6 @@ dd_status dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd
 void dd_engine_kick(dd_engine *engine);
 /* With the lock held: prepare a sleeping driver to be woken, or wake it. Call after polling tasks
  * without driving on: polling shows peers that this process is awake, so they do not wake it. */
-void dd_engine_settle_driver_locked(dd_engine *engine);
+void dd_engine_prepare_driver_locked(dd_engine *engine);
 
 #endif

@@ -45,7 +45,7 @@ dd_engine_lock(dd_engine *engine)
         return;
     }
     atomic_fetch_add_explicit(&engine->nlockers, 1, memory_order_relaxed);
-    for (int look = 0; look < DD_POLLS_OF_LOCK; look++) {
+    for (int npolled = 0; npolled < DD_POLLS_OF_LOCK; npolled++) {
         dd_spin_pause();
         if (dd_lock_try(&engine->mu)) {
             atomic_fetch_sub_explicit(&engine->nlockers, 1, memory_order_relaxed);
@@ -63,7 +63,7 @@ dd_engine_try_lock(dd_engine *engine)
 }
 
 void
-engine_rouse_driver(dd_engine *engine)
+engine_wake_driver(dd_engine *engine)
 {
     const uint64_t one = 1;
     if (engine->driver != NULL && engine->driver->is_asleep) {
@@ -82,7 +82,7 @@ engine_wake_done_waiters(dd_engine *engine)
         }
     }
     if (engine->driver != NULL && waiter_is_done(engine->driver)) {
-        engine_rouse_driver(engine);
+        engine_wake_driver(engine);
     }
 }
 
@@ -104,13 +104,13 @@ dd_engine_note_ended_locked(dd_engine *engine)
 }
 
 void
-engine_let_others_in(dd_engine *engine)
+engine_yield_lock(dd_engine *engine)
 {
     dd_engine_unlock(engine);
-    for (int look = 0;
-         look < DD_POLLS_OF_LOCK && atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0;
-         look++) {
-        if (look < DD_POLLS_OF_LOCK / 2) {
+    for (int npolled = 0;
+         npolled < DD_POLLS_OF_LOCK && atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0;
+         npolled++) {
+        if (npolled < DD_POLLS_OF_LOCK / 2) {
             dd_spin_pause();
         } else {
             dd_sys_sched_yield();
@@ -137,7 +137,7 @@ engine_wake(dd_engine *engine)
     if (engine->driver == NULL) {
         kick_background(engine);
     } else {
-        engine_rouse_driver(engine);
+        engine_wake_driver(engine);
     }
 }
 
@@ -182,7 +182,7 @@ engine_note_closed(dd_engine *engine, const context_key *key)
 }
 
 void
-engine_forget_closed(dd_engine *engine, const context_key *key)
+engine_clear_closed(dd_engine *engine, const context_key *key)
 {
     for (size_t i = 0; i < nkept(engine); i++) {
         if (engine->closed[i].id == key->id && engine->closed[i].rank == key->rank) {
@@ -194,7 +194,7 @@ engine_forget_closed(dd_engine *engine, const context_key *key)
 /* ---- pools */
 
 out_frame *
-engine_take_out(dd_engine *engine, const out_frame *out)
+engine_create_out(dd_engine *engine, const out_frame *out)
 {
     out_frame *copy = engine->free_out;
     if (copy != NULL) {
@@ -211,21 +211,21 @@ engine_take_out(dd_engine *engine, const out_frame *out)
 }
 
 void
-engine_give_out(dd_engine *engine, out_frame *out)
+engine_destroy_out(dd_engine *engine, out_frame *out)
 {
     out->link.next = (dd_list *)engine->free_out;
     engine->free_out = out;
 }
 
 bool
-held_make_room(held *entry, size_t nbytes)
+held_alloc_payload(held *entry, size_t nbytes)
 {
     entry->data = nbytes > HELD_INLINE_NBYTES ? dd_mem_alloc(nbytes) : entry->small;
     return entry->data != NULL;
 }
 
 held *
-engine_take_held(dd_peer *peer, const dd_frame *frame)
+engine_create_held(dd_peer *peer, const dd_frame *frame)
 {
     dd_engine *engine = peer->engine;
     held *entry = engine->free_held;
@@ -235,14 +235,14 @@ engine_take_held(dd_peer *peer, const dd_frame *frame)
     } else {
         entry = dd_mem_alloc(sizeof *entry);
     }
-    if (entry == NULL || !held_make_room(entry, frame->payload)) {
+    if (entry == NULL || !held_alloc_payload(entry, frame->payload)) {
         dd_mem_free(entry);
         return NULL;
     }
     dd_list_init(&entry->link);
     entry->frame = *frame;
     entry->peer = peer;
-    entry->is_told = false;
+    entry->is_notified = false;
     entry->sender = NULL;
     entry->order = engine->next_order++;
     peer->nheld++;
@@ -251,7 +251,7 @@ engine_take_held(dd_peer *peer, const dd_frame *frame)
 }
 
 void
-engine_give_held(dd_engine *engine, held *entry)
+engine_destroy_held(dd_engine *engine, held *entry)
 {
     dd_list_remove(&entry->link);
     entry->peer->nheld--;

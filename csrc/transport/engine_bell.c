@@ -6,10 +6,10 @@
 #include <errno.h>
 
 /* Limit per round, so that a peer that rings without end does not starve other work. */
-#define NOTES_PER_LOOK 256
+#define DATAGRAMS_PER_ROUND 256
 
 /* A request that is repeated with growing pauses fails this often in a quarter of a second. */
-#define NOTES_FAILED_MAX 6
+#define DATAGRAMS_FAILED_MAX 6
 
 dd_status
 engine_open_bell(dd_engine *engine, dd_error *err)
@@ -38,104 +38,107 @@ dd_peer_ring_bell_locked(dd_peer *peer)
 }
 
 void
-dd_peer_look_for_locked(dd_peer *peer)
+dd_peer_check_process_locked(dd_peer *peer)
 {
     dd_error error;
-    if (peer->is_near && !peer->is_self && peer->state == PEER_IDLE && dd_doorbell_is_gone(&peer->card.uid)) {
+    if (peer->is_near && !peer->is_self && peer->state == PEER_IDLE &&
+        dd_doorbell_is_closed(&peer->card.uid)) {
         (void)dd_error_set(&error, DD_PEER_LOST, "its process has ended");
-        peer->is_over = true;
+        peer->is_final = true;
         peer_break(peer, &error);
         engine_wake(peer->engine);
     }
 }
 
 static void
-note_sent(dd_engine *engine, dd_io io, int sys_errno)
+count_sent_datagram(dd_engine *engine, dd_io io, int sys_errno)
 {
     dd_error error;
     (void)dd_error_set_errno(&error, DD_NETWORK, sys_errno, "%s", "");
     if (io == DD_IO_OK) {
-        engine->nnotes_failed = 0;
+        engine->ndatagrams_failed = 0;
     } else if (io == DD_IO_FAILED && dd_error_is_local(&error)) {
-        engine->nnotes_failed++;
-        engine->notes_errno = sys_errno;
+        engine->ndatagrams_failed++;
+        engine->datagrams_errno = sys_errno;
     }
 }
 
 static bool
-send_note(dd_context *context, int rank, dd_bell_note *note)
+send_datagram(dd_context *context, int rank, dd_bell_datagram *datagram)
 {
     dd_engine *engine = context->engine;
-    note->context = context->key.id;
-    note->source = (uint32_t)context->rank;
-    note->target = (uint32_t)rank;
+    datagram->context = context->key.id;
+    datagram->source = (uint32_t)context->rank;
+    datagram->target = (uint32_t)rank;
     if (engine->bell_fd < 0) {
         return false;
     }
-    dd_io io = dd_doorbell_send(engine->bell_fd, &context->ranks[rank].peer->card.uid, note);
-    note_sent(engine, io, errno);
+    dd_io io = dd_doorbell_send(engine->bell_fd, &context->ranks[rank].peer->card.uid, datagram);
+    count_sent_datagram(engine, io, errno);
     return io == DD_IO_OK;
 }
 
 dd_status
-dd_context_check_notes_locked(const dd_context *context, dd_error *err)
+dd_context_check_datagrams_locked(const dd_context *context, dd_error *err)
 {
     const dd_engine *engine = context->engine;
-    if (engine->nnotes_failed < NOTES_FAILED_MAX) {
+    if (engine->ndatagrams_failed < DATAGRAMS_FAILED_MAX) {
         return DD_OK;
     }
-    return dd_error_set_errno(err, DD_SYSTEM, engine->notes_errno,
+    return dd_error_set_errno(err, DD_SYSTEM, engine->datagrams_errno,
                               "cannot pass descriptors to other processes of this host");
 }
 
 bool
-dd_context_want_fd_locked(dd_context *context, int rank, uint64_t word)
+dd_context_want_fd_locked(dd_context *context, int rank, uint64_t fd_key)
 {
-    dd_bell_note note = {.kind = DD_BELL_WANT, .word = word, .fd = -1};
-    return send_note(context, rank, &note);
+    dd_bell_datagram datagram = {.kind = DD_BELL_WANT, .fd_key = fd_key, .fd = -1};
+    return send_datagram(context, rank, &datagram);
 }
 
 bool
-dd_context_pass_fd_locked(dd_context *context, int rank, uint64_t word, int fd)
+dd_context_pass_fd_locked(dd_context *context, int rank, uint64_t fd_key, int fd)
 {
-    dd_bell_note note = {.kind = fd == DD_FD_DENIED ? DD_BELL_NONE : DD_BELL_PASS, .word = word, .fd = fd};
-    return send_note(context, rank, &note);
+    dd_bell_datagram datagram = {
+        .kind = fd == DD_FD_DENIED ? DD_BELL_NONE : DD_BELL_PASS, .fd_key = fd_key, .fd = fd};
+    return send_datagram(context, rank, &datagram);
 }
 
 static void
-deliver_note(dd_engine *engine, const dd_bell_note *note)
+deliver_datagram(dd_engine *engine, const dd_bell_datagram *datagram)
 {
-    dd_context *context = engine_find_context(engine, note->context, note->target);
-    bool is_known = context != NULL && note->source < (uint32_t)context->nranks;
+    dd_context *context = engine_find_context(engine, datagram->context, datagram->target);
+    bool is_known = context != NULL && datagram->source < (uint32_t)context->nranks;
     bool is_taken = false;
-    if (is_known && note->kind == DD_BELL_WANT && context->handler.on_fd_wanted != NULL) {
-        context->handler.on_fd_wanted(context->handler.ctx, (int)note->source, note->word);
+    if (is_known && datagram->kind == DD_BELL_WANT && context->handler.on_fd_wanted != NULL) {
+        context->handler.on_fd_wanted(context->handler.ctx, (int)datagram->source, datagram->fd_key);
     } else if (is_known && context->handler.on_fd != NULL &&
-               (note->kind == DD_BELL_PASS || note->kind == DD_BELL_NONE)) {
-        int fd = note->kind == DD_BELL_PASS ? note->fd : DD_FD_DENIED;
-        is_taken = context->handler.on_fd(context->handler.ctx, (int)note->source, note->word, fd);
+               (datagram->kind == DD_BELL_PASS || datagram->kind == DD_BELL_NONE)) {
+        int fd = datagram->kind == DD_BELL_PASS ? datagram->fd : DD_FD_DENIED;
+        is_taken = context->handler.on_fd(context->handler.ctx, (int)datagram->source, datagram->fd_key, fd);
     }
     if (!is_taken) {
-        dd_sock_close(note->fd);
+        dd_sock_close(datagram->fd);
     }
 }
 
 void
 engine_answer_bell(dd_engine *engine)
 {
-    dd_bell_note note;
-    for (int i = 0; i < NOTES_PER_LOOK && dd_doorbell_take(engine->bell_fd, &note) == DD_IO_OK; i++) {
-        if (note.kind != DD_BELL_RING) {
-            deliver_note(engine, &note);
+    dd_bell_datagram datagram;
+    for (int i = 0; i < DATAGRAMS_PER_ROUND && dd_doorbell_take(engine->bell_fd, &datagram) == DD_IO_OK;
+         i++) {
+        if (datagram.kind != DD_BELL_RING) {
+            deliver_datagram(engine, &datagram);
         }
     }
     engine->has_rung = true;
     /* A ring is for a thread that sleeps. */
-    engine_rouse_driver(engine);
+    engine_wake_driver(engine);
 }
 
 void
-engine_tell_rung(dd_engine *engine)
+engine_notify_rung(dd_engine *engine)
 {
     engine->has_rung = false;
     for (dd_list *node = engine->context_list.next; node != &engine->context_list;) {

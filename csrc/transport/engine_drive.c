@@ -12,7 +12,7 @@
 #define FLUSH_STEP_NS DD_NS_PER_MS
 #define EVENTS_MAX 32
 /* Limit of rounds that the background thread drives while callers come and go. */
-#define ROUNDS_PER_LOOK 64
+#define ROUNDS_PER_POLL 64
 /* Callers that poll only one peer run a full round once in this many calls. */
 #define CALLS_PER_ROUND 64u
 
@@ -26,7 +26,7 @@ count_up(atomic_uint_fast64_t *counter)
 
 /* Yield to the awaited thread, which needs this core. Returns false if that took long. */
 static bool
-give_core_away(const dd_engine *engine)
+yield_core(const dd_engine *engine)
 {
     int64_t began_ns = dd_clock_now_ns();
     (void)dd_sys_sched_yield();
@@ -34,23 +34,23 @@ give_core_away(const dd_engine *engine)
 }
 
 bool
-dd_engine_give_way_locked(dd_engine *engine)
+dd_engine_yield_locked(dd_engine *engine)
 {
     if (engine->spin.max_ns == 0) {
         return false;
     }
     dd_engine_unlock(engine);
-    bool is_short = give_core_away(engine);
+    bool is_short = yield_core(engine);
     dd_engine_lock(engine);
     return is_short;
 }
 
 void
-dd_engine_relieve_locked(dd_engine *engine)
+dd_engine_take_over_locked(dd_engine *engine)
 {
     dd_assert_holds(ENGINE);
     if (engine->driver == &engine->background) {
-        engine_rouse_driver(engine);
+        engine_wake_driver(engine);
         engine->driver = NULL;
     }
 }
@@ -66,7 +66,7 @@ void
 dd_engine_note_active_locked(dd_engine *engine)
 {
     count_up(&engine->ndrives);
-    dd_engine_relieve_locked(engine);
+    dd_engine_take_over_locked(engine);
 }
 
 /* ---- sleeping */
@@ -114,7 +114,7 @@ typedef struct drive_spell {
 
 /* Read the clock; the first time, set check_ns. Short spells end without this. */
 static int64_t
-look_at_clock(drive_spell *spell)
+read_spell_clock(drive_spell *spell)
 {
     int64_t now_ns = dd_clock_now_ns();
     if (spell->check_ns == 0) {
@@ -145,7 +145,7 @@ poll_on(const dd_engine *engine, drive_spell *spell, int64_t now_ns)
     if (spell->polls_until_ns == 0) {
         spell->polls_until_ns = now_ns + choose_budget_ns(engine, spell->self);
     }
-    return now_ns < spell->polls_until_ns && (!engine->is_crowded || give_core_away(engine));
+    return now_ns < spell->polls_until_ns && (!engine->is_crowded || yield_core(engine));
 }
 
 static void
@@ -166,7 +166,7 @@ idle(dd_engine *engine, drive_spell *spell)
         dd_spin_pause();
         return true;
     }
-    int64_t now_ns = look_at_clock(spell);
+    int64_t now_ns = read_spell_clock(spell);
     int64_t next_ns = engine_run_timers(engine, now_ns);
     if (now_ns >= spell->check_ns || !dd_list_is_empty(&engine->done)) {
         return now_ns < spell->check_ns;
@@ -201,13 +201,13 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
             engine_wake_done_waiters(engine);
         }
         if (atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0) {
-            engine_let_others_in(engine);
+            engine_yield_lock(engine);
             if (engine->driver != self || waiter_is_done(self)) {
                 return;
             }
         }
         if (is_progress && nbusy % 64 == 0) {
-            int64_t now_ns = look_at_clock(&spell);
+            int64_t now_ns = read_spell_clock(&spell);
             (void)engine_run_timers(engine, now_ns);
             if (now_ns >= spell.check_ns) {
                 return;
@@ -230,7 +230,7 @@ may_drive(const dd_engine *engine, const dd_waiter *self)
 static void
 become_driver(dd_engine *engine, dd_waiter *self)
 {
-    engine_rouse_driver(engine); /* wake the old driver: it has lost the role */
+    engine_wake_driver(engine); /* wake the old driver: it has lost the role */
     engine->driver = self;
     atomic_store_explicit(&engine->is_driven, !self->is_background, memory_order_relaxed);
 }
@@ -300,7 +300,7 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
 }
 
 void
-dd_engine_settle_driver_locked(dd_engine *engine)
+dd_engine_prepare_driver_locked(dd_engine *engine)
 {
     if (engine->driver != NULL && engine->driver->is_asleep && !engine_fall_asleep(engine)) {
         engine_wake(engine);
@@ -308,28 +308,28 @@ dd_engine_settle_driver_locked(dd_engine *engine)
 }
 
 void
-dd_engine_hear_locked(dd_engine *engine)
+dd_engine_receive_locked(dd_engine *engine)
 {
-    engine_hear_all(engine);
-    engine_settle(engine);
-    engine_tell_done(engine);
-    dd_engine_settle_driver_locked(engine);
+    engine_receive_all(engine);
+    engine_end_broken_peers(engine);
+    engine_notify_done(engine);
+    dd_engine_prepare_driver_locked(engine);
 }
 
 /* Keep a caller until failure notices to other ranks are on their way, or 200 ms have passed: the
  * caller may end the process as soon as it receives the failure. */
 static void
-finish_telling_locked(dd_engine *engine, dd_waiter *self)
+finish_notices_locked(dd_engine *engine, dd_waiter *self)
 {
     static const struct timespec pause = {.tv_nsec = 200 * DD_NS_PER_US};
-    while (engine->telling_until_ns != 0) {
+    while (engine->notices_until_ns != 0) {
         if (may_drive(engine, self)) {
             (void)engine_run_round(engine);
             engine_wake_done_waiters(engine);
         } /* otherwise the driver does it */
-        if (!engine_is_telling(engine) || dd_clock_now_ns() >= engine->telling_until_ns) {
-            engine->telling_until_ns = 0;
-            dd_engine_settle_driver_locked(engine);
+        if (!engine_is_notifying(engine) || dd_clock_now_ns() >= engine->notices_until_ns) {
+            engine->notices_until_ns = 0;
+            dd_engine_prepare_driver_locked(engine);
             return;
         }
         dd_engine_unlock(engine);
@@ -354,7 +354,7 @@ dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wai
     dd_engine_lock(engine);
     dd_engine_note_active_locked(engine);
     status = wait_locked(engine, &self, wait, err);
-    finish_telling_locked(engine, &self);
+    finish_notices_locked(engine, &self);
     drive_release(engine, &self);
     dd_engine_unlock(engine);
     dd_cond_fini(&self.turn);
@@ -363,15 +363,15 @@ dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wai
 
 /* The first step has no pause: GOODBYEs of small groups take one round, full connections longer. */
 void
-engine_flush(dd_engine *engine, bool (*is_through)(void *ctx), void *ctx, const dd_wait *wait)
+engine_flush(dd_engine *engine, bool (*is_done)(void *ctx), void *ctx, const dd_wait *wait)
 {
     atomic_bool never = false;
     dd_wait step = dd_wait_at_most(wait, 0);
     for (;;) {
         dd_engine_lock(engine);
-        bool is_over = is_through(ctx);
+        bool has_flushed = is_done(ctx);
         dd_engine_unlock(engine);
-        if (is_over || dd_wait_has_expired(wait) ||
+        if (has_flushed || dd_wait_has_expired(wait) ||
             dd_engine_wait(engine, &never, &step, NULL) == DD_INTERRUPTED) {
             return;
         }
@@ -380,10 +380,10 @@ engine_flush(dd_engine *engine, bool (*is_through)(void *ctx), void *ctx, const 
 }
 
 void
-dd_engine_finish_telling_locked(dd_engine *engine)
+dd_engine_finish_notices_locked(dd_engine *engine)
 {
-    dd_waiter nobody = {.is_done = NULL};
-    finish_telling_locked(engine, &nobody);
+    dd_waiter waiter = {.is_done = NULL};
+    finish_notices_locked(engine, &waiter);
 }
 
 static bool
@@ -437,7 +437,7 @@ dd_engine_kick(dd_engine *engine)
         } else if (has_work(engine)) {
             engine_wake(engine);
         } else {
-            dd_engine_settle_driver_locked(engine);
+            dd_engine_prepare_driver_locked(engine);
         }
     }
     dd_engine_unlock(engine);
@@ -449,7 +449,7 @@ dd_engine_kick(dd_engine *engine)
 static void
 drive_run_rounds(dd_engine *engine)
 {
-    for (int round = 0; round < ROUNDS_PER_LOOK && engine_run_round(engine); round++) {
+    for (int round = 0; round < ROUNDS_PER_POLL && engine_run_round(engine); round++) {
     }
     (void)engine_run_timers(engine, dd_clock_now_ns());
     engine_wake_done_waiters(engine);
@@ -464,10 +464,10 @@ run_background(void *arg)
     dd_fence_register(); /* here, while groups are being created, which takes less time than this */
     while (engine_nap(engine, &seen)) {
         dd_engine_lock(engine);
-        if (engine->driver == NULL && seen.are_about && is_idle(engine)) {
+        if (engine->driver == NULL && seen.are_active && is_idle(engine)) {
             drive_run_rounds(engine);
         }
-        if (engine->driver == NULL && !(seen.are_about && is_idle(engine))) {
+        if (engine->driver == NULL && !(seen.are_active && is_idle(engine))) {
             become_driver(engine, self);
             drive(engine, self, NULL);
             drive_release(engine, self);
@@ -514,7 +514,7 @@ engine_stop_background(dd_engine *engine)
     dd_lock_release(&engine->nap_mu);
     dd_engine_lock(engine);
     atomic_store_explicit(&engine->is_stopped, true, memory_order_release);
-    engine_rouse_driver(engine);
+    engine_wake_driver(engine);
     dd_engine_unlock(engine);
     dd_thread_join(engine->thread);
     engine->has_thread = false; /* no other thread uses the engine */
@@ -550,11 +550,11 @@ static bool
 is_alone(const dd_engine *engine)
 {
     return engine->nposted == 1 && dd_list_is_empty(&engine->tasks) &&
-           atomic_load_explicit(&engine->nattentive, memory_order_relaxed) == 0;
+           atomic_load_explicit(&engine->nprompt, memory_order_relaxed) == 0;
 }
 
 bool
-dd_context_look_locked(dd_message *message, int nlooks)
+dd_context_poll_locked(dd_message *message, int npolls)
 {
     dd_assert_holds(ENGINE);
     dd_engine *engine = message->context->engine;
@@ -563,25 +563,25 @@ dd_context_look_locked(dd_message *message, int nlooks)
         return false;
     }
     if (engine->spin.max_ns == 0) {
-        nlooks = 1;
+        npolls = 1;
     }
     /* Run a full round at times, so that a caller that repeats this delays no other work. */
     bool is_due = atomic_load_explicit(&engine->ndrives, memory_order_relaxed) % CALLS_PER_ROUND == 0;
     dd_engine_note_active_locked(engine);
     bool is_narrow = peer != NULL && !is_due && is_alone(engine);
-    for (int look = 0; look < nlooks; look += is_narrow ? 1 : DD_POLLS_PER_ROUND) {
+    for (int npolled = 0; npolled < npolls; npolled += is_narrow ? 1 : DD_POLLS_PER_ROUND) {
         if (is_narrow) {
             drive_serve_peer(peer);
         } else {
             (void)engine_run_round(engine);
         }
-        if (dd_context_tell_locked(message) ||
+        if (dd_context_notify_locked(message) ||
             atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0) {
             break;
         }
         dd_spin_pause();
     }
-    engine_tell_done(engine); /* other messages that have ended */
-    dd_engine_settle_driver_locked(engine);
+    engine_notify_done(engine); /* other messages that have ended */
+    dd_engine_prepare_driver_locked(engine);
     return !message->is_posted;
 }

@@ -1,9 +1,9 @@
 /* Shared by the files of the engine. The engine's lock guards everything that has no other note.
  *
- * Messages end in one way: message_end moves them to engine->done, and engine_tell_done, which only
+ * Messages end in one way: message_end moves them to engine->done, and engine_notify_done, which only
  * drivers call, notifies their owners; an owner may also query its message after a post
- * (dd_context_tell_locked). So no post runs a callback, and no list changes during iteration. Links
- * break in one way: lane_break records it, and engine_settle handles the consequences in the next
+ * (dd_context_notify_locked). So no post runs a callback, and no list changes during iteration. Links
+ * break in one way: lane_break records it, and engine_end_broken_peers handles the consequences in the next
  * round. */
 #ifndef DD_TRANSPORT_ENGINE_INTERNAL_H
 #define DD_TRANSPORT_ENGINE_INTERNAL_H
@@ -49,7 +49,7 @@ typedef struct held {
     dd_peer *peer;
     uint64_t order;     /* of arrival, over all peers */
     uint8_t *data;      /* payload: `small`, or a block of its own */
-    bool is_told;       /* its context has been notified (on_coll) */
+    bool is_notified;   /* its context has been notified (on_coll) */
     dd_message *sender; /* within this process: the send that waits for its receive */
     uint8_t small[HELD_INLINE_NBYTES];
 } held;
@@ -114,10 +114,10 @@ struct dd_lane {
  *
  * A peer that breaks (peer_break) is LOST for good: its groups never use it again. The process may
  * be alive, since a cut network also breaks links. If a later meeting brings its card again, a new
- * dd_peer of the same uid replaces it in engine->peers, IDLE (peer_succeed); only older groups
+ * dd_peer of the same uid replaces it in engine->peers, IDLE (peer_replace); only older groups
  * refer to the lost one. The two share no link, message or error. A frame on the new link for a
  * group that knows the lost dd_peer is dropped, as for a closed group. No dd_peer succeeds a
- * process that has ended or has broken the protocol (is_over). */
+ * process that has ended or has broken the protocol (is_final). */
 typedef enum peer_state {
     PEER_IDLE,
     PEER_ACCEPTING, /* its dial was accepted; the link is being made */
@@ -146,12 +146,12 @@ struct dd_peer {
     /* Number of the dial of lane 0 that counts, even if a dial of the peer has been accepted; 0 if
      * none. */
     uint64_t dial;
-    int64_t dialled_ns; /* when `dial` began */
-    bool is_said_lost;  /* a rank has aborted a group because of it */
-    bool is_over;       /* its process has ended, or has broken the protocol: no successor */
-    bool is_lost_there; /* its group reports that it lost its link to this process */
-    bool is_succeeded;  /* engine->peers has another dd_peer of this uid */
-    bool is_being_told; /* a failure notice to it is pending (engine_is_telling) */
+    int64_t dialled_ns;      /* when `dial` began */
+    bool is_reported_lost;   /* a rank has aborted a group because of it */
+    bool is_final;           /* its process has ended, or has broken the protocol: no successor */
+    bool is_lost_remotely;   /* its group reports that it lost its link to this process */
+    bool is_replaced;        /* engine->peers has another dd_peer of this uid */
+    bool has_notice_pending; /* a failure notice to it is pending (engine_is_notifying) */
     /* While CONNECTED: waits for the end of lane 0 after another lane's, or for the card. Without
      * users: keeps frames for contexts that may still be opened. */
     dd_timer timer; /* on_due is peer_on_timer, or on_farewell_due */
@@ -179,11 +179,11 @@ struct dd_peer {
     size_t credit; /* bytes that may still be sent eagerly */
     /* Eager bytes that were written or begun, and not returned: the peer cannot return more. */
     size_t lent;
-    size_t owed;       /* bytes to return to it with the next frame */
-    size_t unreturned; /* bytes that it sent, not returned yet */
-    dd_list early;     /* held: for contexts that are not open */
-    dd_list given_up;  /* held: ABORT for such contexts */
-    size_t ngiven_up;
+    size_t owed;         /* bytes to return to it with the next frame */
+    size_t unreturned;   /* bytes that it sent, not returned yet */
+    dd_list early;       /* held: for contexts that are not open */
+    dd_list kept_aborts; /* held: ABORT for such contexts */
+    size_t nkept_aborts;
     size_t nheld; /* entries of this peer, here and in contexts */
 
     dd_list breaking; /* link in engine->breaking */
@@ -196,7 +196,7 @@ typedef struct context_rank {
     dd_list posted; /* receives from this rank */
     dd_list held;
     bool is_leaving; /* has posted that it leaves: a QUESTION is sent once there is a link */
-    bool has_said_goodbye;
+    bool has_sent_goodbye;
     bool is_lost; /* and the handler was notified */
 } context_rank;
 
@@ -250,7 +250,7 @@ struct dd_engine {
     dd_addr_list addrs;         /* guarded by opening_mu: its listening addresses */
     unsigned nmeetings;         /* written with opening_mu and mu */
     uint64_t ndials;            /* of lanes 0; number of the last dial */
-    bool has_met;               /* written with opening_mu and mu: a meeting has begun */
+    bool has_begun_meeting;     /* written with opening_mu and mu: a meeting has begun */
     dd_peer *self;
 
     dd_map peers;
@@ -280,9 +280,9 @@ struct dd_engine {
 
     int epoll_fd;
     int wake_fd;
-    int bell_fd;            /* -1 if there is none; const after the first card */
-    unsigned nnotes_failed; /* consecutive failures of datagrams, by own fault */
-    int notes_errno;        /* of the last failure */
+    int bell_fd;                /* -1 if there is none; const after the first card */
+    unsigned ndatagrams_failed; /* consecutive failures of datagrams, by own fault */
+    int datagrams_errno;        /* of the last failure */
     /* Of the last link that was lost by this process's own fault before a group knew it; 0 if
      * none. */
     int link_errno;
@@ -291,9 +291,9 @@ struct dd_engine {
     dd_waiter *driver; /* NULL if no thread drives */
     dd_list waiters;
     dd_waiter background;
-    int64_t telling_until_ns; /* until when failure notices delay callers; 0 if there are none */
+    int64_t notices_until_ns; /* until when failure notices delay callers; 0 if there are none */
     bool has_rung;            /* a process has rung: contexts must be notified */
-    bool is_taking_in;        /* dd_engine_take_in_locked is on the stack */
+    bool is_reading_links;    /* dd_engine_read_links_locked is on the stack */
     bool is_pumping_self;     /* self_pump is on the stack */
     bool has_postponed;       /* a frame waits in a lane for the next round (engine_postpones) */
     bool is_wake_due;         /* another thread has ended work: dd_engine_unlock wakes waiters */
@@ -313,7 +313,7 @@ struct dd_engine {
      * Relaxed, written with mu; the background thread compares them. */
     atomic_uint_fast64_t ndrives, ncalls;
     atomic_bool is_driven;       /* a caller drives; read by the background thread */
-    atomic_uint nattentive;      /* requests by dd_engine_attend_locked; written with mu */
+    atomic_uint nprompt;         /* requests by dd_engine_set_prompt_locked; written with mu */
     atomic_bool is_napping_long; /* the background thread naps for long; written with nap_mu */
 
     dd_engine_stats stats;
@@ -336,8 +336,8 @@ waiter_is_done(const dd_waiter *waiter)
 }
 void engine_wake_done_waiters(dd_engine *engine);
 /* Release the lock to threads that wait for it, and take it again. */
-void engine_let_others_in(dd_engine *engine);
-void engine_rouse_driver(dd_engine *engine);
+void engine_yield_lock(dd_engine *engine);
+void engine_wake_driver(dd_engine *engine);
 /* Wake a driver that sleeps (rouse); if no thread drives, the background thread (wake). */
 void engine_wake(dd_engine *engine);
 
@@ -345,15 +345,15 @@ dd_peer *engine_find_peer(dd_engine *engine, const dd_uid *uid);
 dd_context *engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank);
 bool engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank);
 void engine_note_closed(dd_engine *engine, const context_key *key);
-void engine_forget_closed(dd_engine *engine, const context_key *key);
+void engine_clear_closed(dd_engine *engine, const context_key *key);
 
 /* Return a copy that may be queued; NULL if there is no memory. */
-out_frame *engine_take_out(dd_engine *engine, const out_frame *out);
-void engine_give_out(dd_engine *engine, out_frame *out);
-held *engine_take_held(dd_peer *peer, const dd_frame *frame); /* NULL if there is no memory */
-void engine_give_held(dd_engine *engine, held *entry);
+out_frame *engine_create_out(dd_engine *engine, const out_frame *out);
+void engine_destroy_out(dd_engine *engine, out_frame *out);
+held *engine_create_held(dd_peer *peer, const dd_frame *frame); /* NULL if there is no memory */
+void engine_destroy_held(dd_engine *engine, held *entry);
 /* Allocate the payload of an entry. Returns false if there is no memory. */
-bool held_make_room(held *entry, size_t nbytes);
+bool held_alloc_payload(held *entry, size_t nbytes);
 
 /* ---- message.c: ends of messages */
 
@@ -368,20 +368,20 @@ void message_fail_memory(dd_message *message, size_t nbytes);
 void message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs, uint64_t nbytes);
 void message_unpost(dd_message *message);
 /* Call on_done. */
-void message_tell(dd_message *message);
-void engine_tell_done(dd_engine *engine);
+void message_notify(dd_message *message);
+void engine_notify_done(dd_engine *engine);
 
 /* ---- peer.c: peers and their lanes: life, dialling, breaking */
 
 dd_status peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err) DD_MUST_CHECK;
 void peer_destroy(dd_peer *peer);
 void peer_destroy_lanes(dd_peer *peer);
-void peer_drop_output(dd_peer *peer);
+void peer_discard_output(dd_peer *peer);
 /* Free the peer if it has no users, link or kept frames. */
 void peer_reap(dd_peer *peer);
 /* Replace a peer that is lost, here or at its own end, by a new one for the same process. *peer
  * stays the same if it is not lost, or if its process has ended or has broken the protocol. */
-dd_status peer_succeed(dd_peer **peer, dd_error *err) DD_MUST_CHECK;
+dd_status peer_replace(dd_peer **peer, dd_error *err) DD_MUST_CHECK;
 /* Set a peer's card, possibly for the first time. */
 dd_status peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err) DD_MUST_CHECK;
 /* Call dd_connector_dial (there must be a connector). `number` is 0 for lanes other than 0. */
@@ -401,7 +401,7 @@ void lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt);
 void engine_note_link_failure(dd_engine *engine, int sys_errno);
 void lane_end_input(dd_lane *lane);
 /* Detach a receive from the lanes; its remaining payload is dropped. */
-void peer_forget_recv(dd_peer *peer, dd_message *message);
+void peer_detach_recv(dd_peer *peer, dd_message *message);
 
 /* ---- peer_send.c: output */
 
@@ -439,7 +439,7 @@ void peer_post_answer(dd_peer *peer, const dd_frame *frame);
 /* Refuse an RTS. `recv` has the wanted size and signature; NULL if there is no receive. */
 void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv);
 /* Remove and return the first frame of `out`, which must not be empty. */
-out_frame *peer_take_out(dd_peer *peer);
+out_frame *peer_pop_out(dd_peer *peer);
 bool lane_has_output(const dd_lane *lane);
 /* Return true if frames other than fragments of large messages wait for lane 0. */
 bool peer_has_queued(const dd_peer *peer);
@@ -448,13 +448,13 @@ bool lane_pump(dd_lane *lane);
 void peer_on_cts(dd_peer *peer, const dd_frame *frame);
 void peer_on_refuse(dd_peer *peer, const dd_frame *frame);
 /* Remove an unfinished send from queues and lanes. */
-void peer_forget_send(dd_peer *peer, dd_message *message);
+void peer_detach_send(dd_peer *peer, dd_message *message);
 void peer_return_credit(dd_peer *peer, size_t nbytes);
 
 /* ---- context_control.c: control frames between ranks */
 
 /* Send a control frame to a rank, if it is reachable. */
-void context_tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload);
+void context_send_control(dd_context *context, int rank, dd_frame_type type, dd_bytes payload);
 void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload);
 /* Send a breaking peer the error, so that it does not take this rank for lost. */
 void context_post_farewell(dd_context *context, dd_peer *peer);
@@ -473,8 +473,8 @@ bool context_check_source(const dd_context *context, const dd_frame *frame, dd_p
 /* ---- context_match.c: matching of messages and receives */
 
 /* Find the receive for an EAGER or RTS and remove it from its list; NULL if the frame must be held.
- * `is_told`: on_coll has been called for the frame. */
-dd_message *context_match(dd_context *context, const dd_frame *frame, bool is_told);
+ * `is_notified`: on_coll has been called for the frame. */
+dd_message *context_match(dd_context *context, const dd_frame *frame, bool is_notified);
 /* Return 0 if the message fits the receive; else end the receive, and return the reason. */
 int context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer);
 void context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer);
@@ -487,12 +487,12 @@ void context_take_held(dd_message *recv, held *entry);
  * message is kept if there is no receive yet. */
 void engine_deliver(held *entry);
 /* Return the next frame kept for a context that is being opened; NULL if there is none. */
-held *peer_take_early(dd_peer *peer, const context_key *key);
+held *peer_pop_early(dd_peer *peer, const context_key *key);
 /* Free the held messages of a context that closes, and return their credit or refuse them. */
-void context_drop_all_held(dd_context *context);
-void peer_drop_rts(dd_peer *peer, uint64_t id);
+void context_release_all_held(dd_context *context);
+void peer_cancel_rts(dd_peer *peer, uint64_t id);
 /* Free the entries whose data can no longer arrive. */
-void engine_drop_unfinished(dd_engine *engine, dd_list *list);
+void engine_destroy_unfinished(dd_engine *engine, dd_list *list);
 /* Handle the frames that the process has sent to itself. Returns true if there were any. */
 bool self_pump(dd_engine *engine);
 
@@ -501,7 +501,7 @@ bool self_pump(dd_engine *engine);
 /* Read all that has arrived. Returns true if there was any. */
 bool lane_receive(dd_lane *lane);
 /* Return true for a frame that would fail messages while a failing group reads the links
- * (dd_engine_take_in_locked): a farewell, a CANCEL, or a refusal by a closed group. It waits for
+ * (dd_engine_read_links_locked): a farewell, a CANCEL, or a refusal by a closed group. It waits for
  * the next round: the group's messages have then failed with its own cause, a better reason. */
 bool engine_postpones(const dd_engine *engine, const dd_frame *frame);
 
@@ -520,7 +520,7 @@ void engine_on_dial_failed(void *ctx, const dd_uid *uid, int lane, uint64_t dial
 dd_status engine_open_bell(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
 void engine_answer_bell(dd_engine *engine);
 /* Notify contexts of a ring. Call after frames that arrived earlier on links were handled. */
-void engine_tell_rung(dd_engine *engine);
+void engine_notify_rung(dd_engine *engine);
 
 /* ---- engine_round.c: one round of work without waiting */
 
@@ -531,11 +531,11 @@ int64_t engine_run_timers(dd_engine *engine, int64_t now_ns);
 /* Handle epoll's events. Returns true on progress. */
 bool engine_handle_events(dd_engine *engine, const struct epoll_event *events, int nevents);
 /* Handle everything that has arrived, from all peers: before a verdict on lost peers. */
-void engine_hear_all(dd_engine *engine);
+void engine_receive_all(dd_engine *engine);
 /* Handle the consequences of broken links. */
-void engine_settle(dd_engine *engine);
+void engine_end_broken_peers(dd_engine *engine);
 /* Return true if a failure notice to some peer is not on its way yet. */
-bool engine_is_telling(dd_engine *engine);
+bool engine_is_notifying(dd_engine *engine);
 /* Empty the wake_fd, unless a thread is still asleep that must see it. */
 void engine_drain_wake_fd(dd_engine *engine);
 /* Arrange for being woken. Returns false if there is work: do not sleep. */
@@ -546,7 +546,7 @@ bool engine_fall_asleep(dd_engine *engine);
 /* The background thread's last view of callers. */
 typedef struct engine_callers_seen {
     uint64_t ndrives, ncalls;
-    bool are_about; /* there were some during the last nap */
+    bool are_active; /* there were some during the last nap */
 } engine_callers_seen;
 
 void engine_nap_init(dd_engine *engine);
@@ -562,7 +562,7 @@ bool engine_nap(dd_engine *engine, engine_callers_seen *seen);
 void engine_drive_init(dd_engine *engine);
 dd_status engine_start_background(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
 void engine_stop_background(dd_engine *engine); /* without the lock */
-/* Drive until is_through(ctx), called with the lock, returns true, or until the wait ends. */
-void engine_flush(dd_engine *engine, bool (*is_through)(void *ctx), void *ctx, const dd_wait *wait);
+/* Drive until is_done(ctx), called with the lock, returns true, or until the wait ends. */
+void engine_flush(dd_engine *engine, bool (*is_done)(void *ctx), void *ctx, const dd_wait *wait);
 
 #endif

@@ -18,7 +18,7 @@ dd_engine_add_task_locked(dd_engine *engine, dd_task *task)
 {
     dd_assert_holds(ENGINE);
     dd_list_push_back(&engine->tasks, &task->link);
-    engine_rouse_driver(engine);
+    engine_wake_driver(engine);
 }
 
 void
@@ -57,7 +57,7 @@ progress_tasks(dd_engine *engine)
 
 /* How long its link stays open if it does not read the reason, and how often this is checked. */
 #define FAREWELL_NS (200 * DD_NS_PER_MS)
-#define FAREWELL_LOOK_NS (1 * DD_NS_PER_MS)
+#define FAREWELL_CHECK_NS (1 * DD_NS_PER_MS)
 
 /* Return true if nothing posted to it is pending here or, with `is_sure`, at its host. */
 static bool
@@ -70,7 +70,7 @@ has_sent_all(const dd_peer *peer, bool is_sure)
 static void
 start_farewell_timer(dd_peer *peer)
 {
-    dd_engine_start_timer_locked(peer->engine, &peer->timer, dd_deadline_after(FAREWELL_LOOK_NS));
+    dd_engine_start_timer_locked(peer->engine, &peer->timer, dd_deadline_after(FAREWELL_CHECK_NS));
 }
 
 /* Closing the link with unread input of the peer would reset it, and the reset could overtake the
@@ -228,8 +228,8 @@ engine_handle_events(dd_engine *engine, const struct epoll_event *events, int ne
 }
 
 /* Enough for all connections, and for a full ring and socket while the other side keeps sending. */
-#define HEAR_EVENTS_ROUNDS 64
-#define HEAR_LANE_ROUNDS 4
+#define RECEIVE_EVENTS_ROUNDS 64
+#define RECEIVE_LANE_ROUNDS 4
 
 static void
 receive_all(dd_engine *engine)
@@ -238,34 +238,35 @@ receive_all(dd_engine *engine)
     for (int i = 0; i < 2; i++) {
         for (dd_list *node = lists[i]->next; node != lists[i]; node = node->next) {
             dd_lane *lane = DD_CONTAINER_OF(node, dd_lane, link);
-            for (int round = 0; round < HEAR_LANE_ROUNDS && !lane->is_ended && lane_receive(lane); round++) {
+            for (int round = 0; round < RECEIVE_LANE_ROUNDS && !lane->is_ended && lane_receive(lane);
+                 round++) {
             }
         }
     }
 }
 
 void
-dd_engine_take_in_locked(dd_engine *engine)
+dd_engine_read_links_locked(dd_engine *engine)
 {
-    if (!engine->is_taking_in) {
-        engine->is_taking_in = true;
+    if (!engine->is_reading_links) {
+        engine->is_reading_links = true;
         (void)self_pump(engine);
         receive_all(engine);
-        engine->is_taking_in = false;
+        engine->is_reading_links = false;
     }
 }
 
 void
-engine_hear_all(dd_engine *engine)
+engine_receive_all(dd_engine *engine)
 {
     struct epoll_event events[EVENTS_MAX];
     int nevents = EVENTS_MAX;
-    for (int round = 0; round < HEAR_EVENTS_ROUNDS && nevents == EVENTS_MAX; round++) {
+    for (int round = 0; round < RECEIVE_EVENTS_ROUNDS && nevents == EVENTS_MAX; round++) {
         nevents = dd_sys_epoll_wait(engine->epoll_fd, events, EVENTS_MAX, 0);
         (void)engine_handle_events(engine, events, nevents);
     }
     receive_all(engine);
-    engine_tell_rung(engine); /* even without a ring: processes post before they end */
+    engine_notify_rung(engine); /* even without a ring: processes post before they end */
 }
 
 /* ---- losing peers */
@@ -284,12 +285,12 @@ lose_peer(dd_peer *peer)
     peer->state = PEER_LOST;
     dd_timer_clear(&peer->timer);
     peer->timer.on_due = peer_on_timer;
-    engine_drop_unfinished(engine, &peer->early);
+    engine_destroy_unfinished(engine, &peer->early);
     for (dd_list *node = engine->context_list.next; node != &engine->context_list; node = node->next) {
         dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
         for (int rank = 0; rank < context->nranks; rank++) {
             if (context->ranks[rank].peer == peer) {
-                engine_drop_unfinished(engine, &context->ranks[rank].held);
+                engine_destroy_unfinished(engine, &context->ranks[rank].held);
             }
         }
     }
@@ -299,7 +300,7 @@ lose_peer(dd_peer *peer)
             message_fail_lost(DD_CONTAINER_OF(lists[i]->next, dd_message, link));
         }
     }
-    peer_drop_output(peer);
+    peer_discard_output(peer);
     peer_destroy_lanes(peer);
     for (dd_list *node = engine->context_list.next; node != &engine->context_list;) {
         dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
@@ -316,7 +317,7 @@ first_lost(const dd_engine *engine)
 {
     for (dd_list *node = engine->breaking.next; node != &engine->breaking; node = node->next) {
         dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, breaking);
-        if (peer->is_said_lost) {
+        if (peer->is_reported_lost) {
             return peer;
         }
     }
@@ -324,14 +325,14 @@ first_lost(const dd_engine *engine)
 }
 
 void
-engine_settle(dd_engine *engine)
+engine_end_broken_peers(dd_engine *engine)
 {
     if (dd_list_is_empty(&engine->breaking)) {
         return;
     }
     /* A lost peer may have left because another was lost, and have reported that; so may a living
      * one. Read all reports first. */
-    engine_hear_all(engine);
+    engine_receive_all(engine);
     while (!dd_list_is_empty(&engine->breaking)) {
         dd_peer *peer = first_lost(engine);
         dd_list_remove(&peer->breaking);
@@ -344,7 +345,7 @@ engine_settle(dd_engine *engine)
 /* ---- failure notices */
 
 static bool
-is_told(const dd_peer *peer)
+is_notified(const dd_peer *peer)
 {
     if (peer->state != PEER_CONNECTED) {
         return peer->state != PEER_DIALLING &&
@@ -354,14 +355,14 @@ is_told(const dd_peer *peer)
 }
 
 bool
-engine_is_telling(dd_engine *engine)
+engine_is_notifying(dd_engine *engine)
 {
     bool is_any = false;
     for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
          node = dd_map_next(&engine->peers, node)) {
         dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
-        peer->is_being_told = peer->is_being_told && !is_told(peer);
-        is_any = is_any || peer->is_being_told;
+        peer->has_notice_pending = peer->has_notice_pending && !is_notified(peer);
+        is_any = is_any || peer->has_notice_pending;
     }
     return is_any;
 }
@@ -393,16 +394,16 @@ engine_run_round(dd_engine *engine)
     is_progress = poll_tcp_lanes(engine) || is_progress;
     is_progress = poll_epoll(engine) || is_progress;
     if (engine->has_rung) {
-        engine_tell_rung(engine);
+        engine_notify_rung(engine);
         is_progress = true;
     }
-    engine_settle(engine);
+    engine_end_broken_peers(engine);
     /* Needed before the tasks as well: their verdict on a rank that has left depends on whether its
      * last messages have been handled. */
-    engine_tell_done(engine);
+    engine_notify_done(engine);
     if (!dd_list_is_empty(&engine->tasks)) {
         is_progress = progress_tasks(engine) || is_progress;
-        engine_tell_done(engine);
+        engine_notify_done(engine);
     }
     return is_progress;
 }

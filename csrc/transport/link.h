@@ -1,5 +1,5 @@
 /* A stream of bytes to a peer process, both ways: shared memory with a Unix socket beside it, or
- * TCP. A link has one owner, which serialises all calls. Only dd_link_hear_taken and
+ * TCP. A link has one owner, which serialises all calls. Only dd_link_receive_taken and
  * dd_link_take_shm block. */
 #ifndef DD_TRANSPORT_LINK_H
 #define DD_TRANSPORT_LINK_H
@@ -66,7 +66,7 @@ dd_status dd_link_open_tcp(int fd, dd_seal *seal, dd_link **link, dd_error *err)
  * close the link if it fails. take_shm waits for the offer, hear_taken for the answer, until the
  * deadline. On success the link owns `socket_fd`; after a failure it is unusable. */
 dd_status dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, dd_error *err) DD_MUST_CHECK;
-dd_status dd_link_hear_taken(const dd_link *link, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+dd_status dd_link_receive_taken(const dd_link *link, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_link_take_shm(int socket_fd, dd_link **link, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 static inline void

@@ -561,7 +561,7 @@ send_answer(int fd, uint8_t answer, dd_error *err)
 }
 
 dd_status
-dd_link_hear_taken(const dd_link *link, const dd_wait *wait, dd_error *err)
+dd_link_receive_taken(const dd_link *link, const dd_wait *wait, dd_error *err)
 {
     uint8_t answer = 0;
     int unwanted_fd = -1;

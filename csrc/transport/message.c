@@ -90,7 +90,7 @@ message_fail_memory(dd_message *message, size_t nbytes)
 }
 
 void
-message_tell(dd_message *message)
+message_notify(dd_message *message)
 {
     dd_error *failure = message->failure;
     dd_assert(message->is_posted && message->stage == STAGE_DONE && message->context->engine->nposted > 0);
@@ -106,29 +106,29 @@ message_tell(dd_message *message)
 }
 
 void
-engine_tell_done(dd_engine *engine)
+engine_notify_done(dd_engine *engine)
 {
     while (!dd_list_is_empty(&engine->done)) {
-        message_tell(DD_CONTAINER_OF(engine->done.next, dd_message, link));
+        message_notify(DD_CONTAINER_OF(engine->done.next, dd_message, link));
     }
 }
 
 bool
-dd_context_tell_locked(dd_message *message)
+dd_context_notify_locked(dd_message *message)
 {
     dd_assert_holds(ENGINE);
     if (message->stage == STAGE_DONE) {
-        message_tell(message);
+        message_notify(message);
     }
     return !message->is_posted;
 }
 
 bool
-dd_context_tell_success_locked(dd_message *message)
+dd_context_notify_success_locked(dd_message *message)
 {
     bool has_succeeded = message->is_posted && message->stage == STAGE_DONE && message->failure == NULL;
     if (has_succeeded) {
-        message_tell(message);
+        message_notify(message);
     }
     return has_succeeded;
 }

@@ -40,8 +40,8 @@ make_peer(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
     dd_timer_init(&self->timer, peer_on_timer);
     self->eager_max = SHM_EAGER_MAX < TCP_EAGER_MAX ? SHM_EAGER_MAX : TCP_EAGER_MAX;
     self->credit = CREDIT_NBYTES;
-    dd_list *lists[] = {&self->out,       &self->awaiting, &self->sending,  &self->flushing,
-                        &self->receiving, &self->early,    &self->given_up, &self->breaking};
+    dd_list *lists[] = {&self->out,       &self->awaiting, &self->sending,     &self->flushing,
+                        &self->receiving, &self->early,    &self->kept_aborts, &self->breaking};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         dd_list_init(lists[i]);
     }
@@ -77,7 +77,7 @@ destroy_lane(dd_lane *lane)
         (void)dd_sys_epoll_ctl(engine->epoll_fd, EPOLL_CTL_DEL, lane->stream->fd, NULL);
     }
     if (lane->collected != NULL) {
-        engine_give_held(engine, lane->collected);
+        engine_destroy_held(engine, lane->collected);
     }
     dd_link_close(lane->stream);
     dd_mem_free(lane->current.owned);
@@ -95,14 +95,14 @@ peer_destroy_lanes(dd_peer *peer)
 }
 
 void
-peer_drop_output(dd_peer *peer)
+peer_discard_output(dd_peer *peer)
 {
     memset(peer->nreplies, 0, sizeof peer->nreplies);
     while (!dd_list_is_empty(&peer->out)) {
         out_frame *out = DD_CONTAINER_OF(peer->out.next, out_frame, link);
         dd_list_remove(&out->link);
         dd_mem_free(out->owned);
-        engine_give_out(peer->engine, out);
+        engine_destroy_out(peer->engine, out);
     }
 }
 
@@ -110,15 +110,15 @@ void
 peer_destroy(dd_peer *peer)
 {
     dd_engine *engine = peer->engine;
-    if (!peer->is_succeeded) {
+    if (!peer->is_replaced) {
         dd_map_remove(&engine->peers, &peer->node);
     }
     peer_destroy_lanes(peer);
-    peer_drop_output(peer);
-    dd_list *lists[] = {&peer->early, &peer->given_up};
+    peer_discard_output(peer);
+    dd_list *lists[] = {&peer->early, &peer->kept_aborts};
     for (int i = 0; i < 2; i++) {
         while (!dd_list_is_empty(lists[i])) {
-            engine_give_held(engine, DD_CONTAINER_OF(lists[i]->next, held, link));
+            engine_destroy_held(engine, DD_CONTAINER_OF(lists[i]->next, held, link));
         }
     }
     dd_list_remove(&peer->breaking);
@@ -143,8 +143,8 @@ peer_reap(dd_peer *peer)
     if (peer->refs > 0 || peer->is_self || !is_idle || peer->is_breaking) {
         return;
     }
-    bool has_early = !dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->given_up);
-    if (has_early && !peer->is_succeeded) {
+    bool has_early = !dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->kept_aborts);
+    if (has_early && !peer->is_replaced) {
         /* Its frames are for contexts that are not open yet. */
         if (!dd_timer_is_set(&peer->timer)) {
             peer_start_timer(peer, EARLY_KEPT_NS);
@@ -159,22 +159,22 @@ static bool
 peer_has_ended(const dd_peer *peer)
 {
     bool is_here = peer->card.has_unix && dd_card_is_same_host(&peer->card, &peer->engine->card);
-    return is_here && dd_doorbell_is_gone(&peer->card.uid);
+    return is_here && dd_doorbell_is_closed(&peer->card.uid);
 }
 
 dd_status
-peer_succeed(dd_peer **peer, dd_error *err)
+peer_replace(dd_peer **peer, dd_error *err)
 {
     dd_peer *lost = *peer;
     dd_engine *engine = lost->engine;
-    if (lost->state == PEER_CONNECTED && lost->is_lost_there) {
+    if (lost->state == PEER_CONNECTED && lost->is_lost_remotely) {
         dd_error error;
         (void)dd_error_set(&error, DD_PEER_LOST, "it has lost its connection to this process");
         peer_break(lost, &error);
         engine_wake(engine);
     }
     bool is_lost = lost->state == PEER_LOST || lost->is_breaking;
-    if (!is_lost || lost->is_over || peer_has_ended(lost)) {
+    if (!is_lost || lost->is_final || peer_has_ended(lost)) {
         return DD_OK;
     }
     dd_peer *next = NULL;
@@ -183,7 +183,7 @@ peer_succeed(dd_peer **peer, dd_error *err)
         return status;
     }
     dd_map_replace(&engine->peers, &lost->node, &next->node);
-    lost->is_succeeded = true;
+    lost->is_replaced = true;
     dd_timer_clear(&lost->timer);
     peer_reap(lost);
     *peer = next;
@@ -381,10 +381,10 @@ lane_break(dd_lane *lane, const dd_error *error)
 }
 
 static void
-end_stranger(dd_peer *peer)
+end_unknown_peer(dd_peer *peer)
 {
     const dd_engine *engine = peer->engine;
-    if (engine->nmeetings > 0 || !engine->has_met) {
+    if (engine->nmeetings > 0 || !engine->has_begun_meeting) {
         peer_start_timer(peer, UNKNOWN_KEPT_NS);
         return;
     }
@@ -398,7 +398,7 @@ peer_on_timer(dd_timer *timer)
 {
     dd_peer *peer = DD_CONTAINER_OF(timer, dd_peer, timer);
     if (peer->state == PEER_CONNECTED && !peer->is_card_known) {
-        end_stranger(peer);
+        end_unknown_peer(peer);
     } else if (peer->state == PEER_CONNECTED) {
         dd_error error;
         (void)dd_error_set(&error, DD_PEER_LOST, "one of its connections was closed");
@@ -426,7 +426,7 @@ peer_protocol_error(dd_peer *peer, const char *format, ...)
     va_end(args);
     dd_error error;
     (void)dd_error_set(&error, DD_PROTOCOL, "it broke the protocol: %s", what);
-    peer->is_over = true;
+    peer->is_final = true;
     for (int i = 0; i < peer->nlanes; i++) {
         lane_end_input(peer->lanes[i]);
     }
@@ -464,7 +464,7 @@ lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt)
 }
 
 void
-peer_forget_recv(dd_peer *peer, dd_message *message)
+peer_detach_recv(dd_peer *peer, dd_message *message)
 {
     for (int i = 0; i < peer->nlanes; i++) {
         dd_lane *lane = peer->lanes[i];

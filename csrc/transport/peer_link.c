@@ -132,7 +132,7 @@ find_taker(dd_engine *engine, const dd_uid *uid, int lane)
         (void)!peer_create(engine, uid, &peer, NULL);
     } else if (lane == 0 && (peer->state == PEER_LOST || peer->is_breaking)) {
         /* The other side has accepted the link, and will use it for the group being made. */
-        (void)!peer_succeed(&peer, NULL);
+        (void)!peer_replace(&peer, NULL);
     }
     return peer;
 }
@@ -189,9 +189,9 @@ engine_wants_dial(void *ctx, const dd_uid *uid, uint64_t dial, bool is_busy)
     dd_engine_lock(engine);
     dd_peer *peer = engine_find_peer(engine, uid);
     bool is_wanted = peer != NULL && peer->state == PEER_DIALLING && peer->dial == dial;
-    dd_error deaf;
-    if (is_wanted && is_busy && dd_engine_check_accepting_locked(engine, &deaf) != DD_OK) {
-        peer_break(peer, &deaf); /* busy with its own dial, which cannot be accepted here */
+    dd_error accept_error;
+    if (is_wanted && is_busy && dd_engine_check_accepting_locked(engine, &accept_error) != DD_OK) {
+        peer_break(peer, &accept_error); /* busy with its own dial, which cannot be accepted here */
         engine_wake(engine);
         is_wanted = false;
     }

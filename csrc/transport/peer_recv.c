@@ -18,7 +18,7 @@ take_held(dd_lane *lane, const dd_frame *frame)
         peer_protocol_error(peer, "%zu messages that nobody wants", peer->nheld);
         return NULL;
     }
-    held *entry = engine_take_held(peer, frame);
+    held *entry = engine_create_held(peer, frame);
     if (entry == NULL) {
         lane_end_input(lane);
         peer_break_for_memory(peer, "for a message from it", frame->payload);
@@ -81,7 +81,7 @@ on_message(dd_lane *lane, const dd_frame *frame)
         if (entry == NULL) {
             return;
         }
-        entry->is_told = context != NULL;
+        entry->is_notified = context != NULL;
         if (frame->type == DD_FRAME_RTS) {
             engine_deliver(entry);
         } else { /* delivered once complete */
@@ -141,14 +141,14 @@ on_cancel(dd_lane *lane, const dd_frame *frame)
     dd_peer *peer = lane->peer;
     dd_message *recv = find_receiving(peer, frame->id);
     if (recv == NULL) {
-        peer_drop_rts(peer, frame->id);
+        peer_cancel_rts(peer, frame->id);
         return;
     }
     context_read_posts(recv->context); /* on_bell may end the receive with its group's cause */
     if (find_receiving(peer, frame->id) != recv) {
         return;
     }
-    peer_forget_recv(peer, recv);
+    peer_detach_recv(peer, recv);
     message_fail(recv, DD_ABORTED, "gave up sending after %zu of %zu bytes", recv->moved, recv->received);
 }
 
@@ -158,7 +158,7 @@ on_bye(dd_lane *lane)
     dd_peer *peer = lane->peer;
     dd_error error;
     (void)dd_error_set(&error, DD_PEER_LOST, "it has closed its groups");
-    peer->is_over = true;
+    peer->is_final = true;
     for (int i = 0; i < peer->nlanes; i++) {
         lane_end_input(peer->lanes[i]);
     }
@@ -302,7 +302,7 @@ engine_postpones(const dd_engine *engine, const dd_frame *frame)
     bool fails_messages = frame->type == DD_FRAME_GOODBYE || frame->type == DD_FRAME_BYE ||
                           frame->type == DD_FRAME_CANCEL ||
                           (frame->type == DD_FRAME_REFUSE && frame->reason == DD_REFUSED_CLOSED);
-    return engine->is_taking_in && fails_messages;
+    return engine->is_reading_links && fails_messages;
 }
 
 static bool
@@ -432,7 +432,7 @@ lane_receive(dd_lane *lane)
 {
     size_t moved = 0;
     if (lane->is_receiving) {
-        return false; /* a callback of this lane calls dd_engine_take_in_locked */
+        return false; /* a callback of this lane calls dd_engine_read_links_locked */
     }
     lane->is_receiving = true;
     if (lane->is_held_up) {

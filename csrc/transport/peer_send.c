@@ -146,7 +146,7 @@ cut_fragment(dd_lane *lane)
 }
 
 out_frame *
-peer_take_out(dd_peer *peer)
+peer_pop_out(dd_peer *peer)
 {
     out_frame *out = DD_CONTAINER_OF(peer->out.next, out_frame, link);
     dd_list_remove(&out->link);
@@ -160,9 +160,9 @@ load_next(dd_lane *lane)
 {
     dd_peer *peer = lane->peer;
     if (lane->number == 0 && !dd_list_is_empty(&peer->out)) {
-        out_frame *out = peer_take_out(peer);
+        out_frame *out = peer_pop_out(peer);
         lane->current = *out;
-        engine_give_out(peer->engine, out);
+        engine_destroy_out(peer->engine, out);
     } else if (!dd_list_is_empty(&peer->sending)) {
         cut_fragment(lane);
     } else {
@@ -211,13 +211,13 @@ lane_pump(dd_lane *lane)
 static bool
 queue(dd_peer *peer, const out_frame *out)
 {
-    out_frame *queued = engine_take_out(peer->engine, out);
+    out_frame *queued = engine_create_out(peer->engine, out);
     if (queued == NULL) {
         return false;
     }
     dd_list_push_back(&peer->out, &queued->link);
     peer->nreplies[out->reply]++;
-    engine_rouse_driver(peer->engine);
+    engine_wake_driver(peer->engine);
     return true;
 }
 
@@ -304,7 +304,7 @@ write_at_once(dd_peer *peer, const out_frame *out)
     begin_current(first);
     size_t moved = 0;
     if (!first->is_output_dead && !write_current(first, &moved)) {
-        engine_rouse_driver(peer->engine);
+        engine_wake_driver(peer->engine);
     }
     return true;
 }
@@ -446,7 +446,7 @@ drop_queued(dd_peer *peer, const dd_message *message)
         if (out->message == message) {
             dd_list_remove(&out->link);
             peer->nreplies[out->reply]--;
-            engine_give_out(peer->engine, out);
+            engine_destroy_out(peer->engine, out);
             return true;
         }
     }
@@ -454,7 +454,7 @@ drop_queued(dd_peer *peer, const dd_message *message)
 }
 
 void
-peer_forget_send(dd_peer *peer, dd_message *message)
+peer_detach_send(dd_peer *peer, dd_message *message)
 {
     if (drop_queued(peer, message)) {
         peer->credit += message->id == 0 && !peer->is_self ? eager_cost(message->nbytes) : 0;

@@ -38,12 +38,12 @@ window_conclude(window_hub *hub, const char *what, dd_status status, dd_error *e
     }
     dd_engine_lock(hub->engine);
     if (status == DD_CLOSED) {
-        dd_engine_hear_locked(hub->engine);
+        dd_engine_receive_locked(hub->engine);
         if (dd_group_cause_locked(hub->group) != NULL) {
             status = dd_group_check_usable_locked(hub->group, what, err);
         }
     }
-    dd_engine_finish_telling_locked(hub->engine);
+    dd_engine_finish_notices_locked(hub->engine);
     dd_engine_unlock(hub->engine);
     return status;
 }

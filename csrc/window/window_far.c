@@ -540,7 +540,7 @@ static void
 take_landed_notes_locked(window_hub *hub)
 {
     for (int rank = 0; rank < hub->size; rank++) {
-        while (dd_context_tell_success_locked(&hub->sources[rank].message)) {
+        while (dd_context_notify_success_locked(&hub->sources[rank].message)) {
         }
     }
 }

@@ -311,7 +311,7 @@ enter_hub(dd_window *window, dd_error *err)
         hub->nwindows = window->id > hub->nwindows ? window->id : hub->nwindows;
         dd_list_push_back(&hub->windows, &window->link);
         if (window->has_far_members) {
-            dd_engine_attend_locked(hub->engine, true);
+            dd_engine_set_prompt_locked(hub->engine, true);
         }
     }
     dd_engine_unlock(hub->engine);
@@ -361,7 +361,7 @@ leave_hub(dd_window *window)
     dd_engine_lock(hub->engine);
     dd_list_remove(&window->link);
     if (window->has_far_members) {
-        dd_engine_attend_locked(hub->engine, false);
+        dd_engine_set_prompt_locked(hub->engine, false);
     }
     dd_engine_unlock(hub->engine);
 }

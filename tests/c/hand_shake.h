@@ -16,7 +16,7 @@ hear_all(int fd, void *bytes, size_t nbytes, const dd_wait *wait)
     bool is_whole = false;
     while (!is_whole) {
         if (!CHECK_OK(dd_sock_wait(fd, POLLIN, wait, check_err())) ||
-            !CHECK_OK(connect_hear(fd, NULL, bytes, nbytes, &nheard, &is_whole, check_err()))) {
+            !CHECK_OK(connect_receive(fd, NULL, bytes, nbytes, &nheard, &is_whole, check_err()))) {
             return false;
         }
     }

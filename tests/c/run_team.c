@@ -85,7 +85,7 @@ on_goodbye(void *ctx, int rank)
 }
 
 static void
-on_asked(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside)
+on_query(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside)
 {
     const run_member *self = ctx;
     *sequence = self->sequence;
@@ -171,7 +171,7 @@ open_context(run_member *self)
         .on_abort = on_abort,
         .on_lost = on_failed,
         .on_goodbye = on_goodbye,
-        .on_asked = on_asked,
+        .on_query = on_query,
         .on_answer = on_answer,
     };
     return CHECK_OK(dd_context_open(self->engine, 77, self->rank, self->team->options.nranks, self->peers,

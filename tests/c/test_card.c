@@ -243,7 +243,7 @@ look_for(const dd_card *card, const dd_addr_list *addrs)
     dd_presence presence = DD_PRESENCE_UNKNOWN;
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S);
     CHECK_OK(dd_card_init(&own, check_err()));
-    CHECK_OK(dd_card_look_for(card, addrs, &own, &presence, &wait, check_err()));
+    CHECK_OK(dd_card_check_presence(card, addrs, &own, &presence, &wait, check_err()));
     return presence;
 }
 
@@ -259,7 +259,7 @@ TEST(presence_does_not_go_by_process_ids)
     CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_NONE);
     dd_addr addr = dd_card_unix_addr(&card);
     REQUIRE_OK(dd_sock_listen(&addr, &fd, check_err()));
-    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_THERE);
+    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_RUNNING);
     dd_sock_close(fd);
     card.pid = getpid();
     CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_NONE);
@@ -300,7 +300,7 @@ TEST(presence_at_addresses)
     REQUIRE_OK(dd_sock_listen(&addr, &fd, check_err()));
     addrs.items[0] = dd_sock_local_addr(fd);
     addrs.count = 1;
-    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_THERE);
+    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_RUNNING);
     dd_sock_close(fd);
     CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_NONE);
     card.host_id[0] ^= 1; /* of another host: the loopback is not its own */

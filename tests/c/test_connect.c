@@ -436,7 +436,7 @@ verdict_on(size_t changed_byte, uint8_t bits)
     if (CHECK_OK(connect_seal_begin(&noise, &hello, check_err())) &&
         CHECK_OK(dd_sock_connect(&b.addrs.items[0], &fd, &wait, check_err()))) {
         hello.bytes[changed_byte] ^= bits;
-        CHECK_OK(connect_say(fd, NULL, hello.bytes, CONNECT_SEALED_HELLO_BYTES, check_err()));
+        CHECK_OK(connect_send(fd, NULL, hello.bytes, CONNECT_SEALED_HELLO_BYTES, check_err()));
         CHECK(hear_all(fd, bytes, sizeof bytes, &wait) && connect_answer_read(bytes, &answer));
     }
     dd_noise_wipe(&noise);
@@ -664,7 +664,7 @@ TEST(answer_of_another_version)
     connect_answer answer = {.verdict = CONNECT_OTHER_VERSION};
     connect_answer_write(&answer, bytes);
     bytes[4] = 1;
-    REQUIRE_OK(connect_say(fd, NULL, bytes, CONNECT_ANSWER_BYTES, check_err()));
+    REQUIRE_OK(connect_send(fd, NULL, bytes, CONNECT_ANSWER_BYTES, check_err()));
     REQUIRE(await(&a, 0, 1));
     CHECK_INT(a.error.code, DD_PROTOCOL);
     CHECK_CONTAINS(a.error.message,
@@ -678,7 +678,7 @@ TEST(answer_of_another_version)
 /* More of those who say nothing than are kept: they make room for others. */
 TEST(silent_connections_do_not_keep_others_out)
 {
-    enum { COUNT = CONNECT_GUESTS_MAX + 10 };
+    enum { COUNT = CONNECT_INCOMING_MAX + 10 };
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;
     options.timeout_ns = 60 * DD_NS_PER_S;
@@ -721,7 +721,7 @@ TEST(flood_of_silent_connections)
     int64_t began_ns = dd_clock_now_ns();
     REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(dd_clock_now_ns() - began_ns < 3 * DD_NS_PER_S * check_slow());
-    CHECK(count_fds() <= nfds_before + COUNT + CONNECT_GUESTS_MAX + 2);
+    CHECK(count_fds() <= nfds_before + COUNT + CONNECT_INCOMING_MAX + 2);
     for (int i = 0; i < COUNT; i++) {
         dd_sock_close(fds[i]);
     }

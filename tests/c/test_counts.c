@@ -502,7 +502,7 @@ move_until_blocked(const team_member *self)
     dd_run *run = self->rank->group->run;
     dd_engine_lock(engine);
     for (int i = 0; i < MOVES_MOST && (dd_run_progress_locked(run) || dd_run_is_moving_locked(run)); i++) {
-        dd_engine_settle_driver_locked(engine);
+        dd_engine_prepare_driver_locked(engine);
         dd_engine_unlock(engine);
         usleep(100);
         dd_engine_lock(engine);
@@ -521,7 +521,7 @@ poll_while_blocked(team_member *self, dd_coll coll)
         CHECK(!dd_run_progress_locked(self->rank->group->run));
     }
     unsigned long nlocks = dd_lock_ntaken() - before;
-    dd_engine_settle_driver_locked(self->rank->engine);
+    dd_engine_prepare_driver_locked(self->rank->engine);
     dd_engine_unlock(self->rank->engine);
     if (getenv("DLDIST_TEST_COUNTS") != NULL || nlocks > 0) {
         printf("    %-14s of %zu KiB, polled %d times: %lu locks; at most 0\n", dd_coll_name(coll),

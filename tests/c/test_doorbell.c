@@ -64,10 +64,10 @@ TEST(rings_are_heard_until_they_are_taken)
     }
     CHECK(is_rung(pair.fds[1]));
     CHECK(!is_rung(pair.fds[0]));
-    dd_bell_note note;
-    while (dd_doorbell_take(pair.fds[1], &note) == DD_IO_OK) {
-        CHECK_INT(note.kind, DD_BELL_RING);
-        CHECK_INT(note.fd, -1);
+    dd_bell_datagram datagram;
+    while (dd_doorbell_take(pair.fds[1], &datagram) == DD_IO_OK) {
+        CHECK_INT(datagram.kind, DD_BELL_RING);
+        CHECK_INT(datagram.fd, -1);
     }
     CHECK(!is_rung(pair.fds[1]));
     dd_doorbell_ring(pair.fds[0], &pair.uids[1]);
@@ -88,22 +88,25 @@ TEST(descriptors_come_with_their_names)
     REQUIRE(open_bells(&pair));
     int fd = memfd_create("passed", MFD_CLOEXEC);
     REQUIRE(write(fd, "12345", 5) == 5);
-    dd_bell_note sent = {.kind = DD_BELL_WANT, .context = 1, .word = 2, .source = 3, .target = 4, .fd = -1};
+    dd_bell_datagram sent = {
+        .kind = DD_BELL_WANT, .context = 1, .fd_key = 2, .source = 3, .target = 4, .fd = -1};
     CHECK_INT(dd_doorbell_send(pair.fds[0], &pair.uids[1], &sent), DD_IO_OK);
-    sent = (dd_bell_note){.kind = DD_BELL_PASS, .context = ~UINT64_C(5), .word = 6, .source = 7, .fd = fd};
+    sent =
+        (dd_bell_datagram){.kind = DD_BELL_PASS, .context = ~UINT64_C(5), .fd_key = 6, .source = 7, .fd = fd};
     CHECK_INT(dd_doorbell_send(pair.fds[0], &pair.uids[1], &sent), DD_IO_OK);
     close(fd);
-    dd_bell_note note;
-    REQUIRE(dd_doorbell_take(pair.fds[1], &note) == DD_IO_OK);
-    CHECK(note.kind == DD_BELL_WANT && note.context == 1 && note.word == 2);
-    CHECK(note.source == 3 && note.target == 4 && note.fd == -1);
-    REQUIRE(dd_doorbell_take(pair.fds[1], &note) == DD_IO_OK);
-    CHECK(note.kind == DD_BELL_PASS && note.context == ~UINT64_C(5) && note.word == 6 && note.source == 7);
+    dd_bell_datagram datagram;
+    REQUIRE(dd_doorbell_take(pair.fds[1], &datagram) == DD_IO_OK);
+    CHECK(datagram.kind == DD_BELL_WANT && datagram.context == 1 && datagram.fd_key == 2);
+    CHECK(datagram.source == 3 && datagram.target == 4 && datagram.fd == -1);
+    REQUIRE(dd_doorbell_take(pair.fds[1], &datagram) == DD_IO_OK);
+    CHECK(datagram.kind == DD_BELL_PASS && datagram.context == ~UINT64_C(5) && datagram.fd_key == 6 &&
+          datagram.source == 7);
     char text[5];
-    CHECK_INT(pread(note.fd, text, 5, 0), 5);
+    CHECK_INT(pread(datagram.fd, text, 5, 0), 5);
     CHECK(memcmp(text, "12345", 5) == 0);
-    dd_sock_close(note.fd);
-    CHECK_INT(dd_doorbell_take(pair.fds[1], &note), DD_IO_AGAIN);
+    dd_sock_close(datagram.fd);
+    CHECK_INT(dd_doorbell_take(pair.fds[1], &datagram), DD_IO_AGAIN);
     close_bells(&pair);
     CHECK_INT(count_fds(), nfds_before);
 }
@@ -116,17 +119,17 @@ TEST(descriptors_that_are_too_many_do_not_stay_open)
     struct sockaddr_storage name = {0};
     socklen_t len = sizeof name;
     REQUIRE(open_bells(&pair));
-    const dd_bell_note said = {.kind = DD_BELL_PASS, .context = 5, .word = 7};
+    const dd_bell_datagram said = {.kind = DD_BELL_PASS, .context = 5, .fd_key = 7};
     const int passed[PASSED_MAX] = {pair.fds[0], pair.fds[1], pair.fds[0], pair.fds[1]};
     REQUIRE(getsockname(pair.fds[1], (struct sockaddr *)&name, &len) == 0);
     REQUIRE(connect(pair.fds[0], (struct sockaddr *)&name, len) == 0);
     int nfds = count_fds();
     for (size_t count = 1; count <= PASSED_MAX; count++) {
-        dd_bell_note note;
+        dd_bell_datagram datagram;
         REQUIRE(pass_descriptors(pair.fds[0], &said, 32, passed, count) == 32);
-        REQUIRE(dd_doorbell_take(pair.fds[1], &note) == DD_IO_OK);
-        CHECK_INT(note.kind, DD_BELL_PASS);
-        dd_sock_close(note.fd);
+        REQUIRE(dd_doorbell_take(pair.fds[1], &datagram) == DD_IO_OK);
+        CHECK_INT(datagram.kind, DD_BELL_PASS);
+        dd_sock_close(datagram.fd);
         CHECK_INT(count_fds(), nfds);
     }
     close_bells(&pair);
@@ -137,8 +140,8 @@ TEST(what_makes_no_sense_is_a_ring)
     bells pair;
     REQUIRE(open_bells(&pair));
     int nfds_before = count_fds();
-    dd_bell_note sent = {.kind = DD_BELL_PASS, .fd = 0};
-    dd_bell_note note;
+    dd_bell_datagram sent = {.kind = DD_BELL_PASS, .fd = 0};
+    dd_bell_datagram datagram;
     char name[64] = "dldist-bell-";
     for (int i = 0; i < DD_UID_BYTES; i++) {
         snprintf(name + strlen(name), 3, "%02x", pair.uids[1].bytes[i]);
@@ -154,9 +157,9 @@ TEST(what_makes_no_sense_is_a_ring)
         CHECK_INT(
             sendto(pair.fds[0], bytes, cases[i].nbytes, 0, (const struct sockaddr *)&addr.storage, addr.len),
             (long long)cases[i].nbytes);
-        REQUIRE(dd_doorbell_take(pair.fds[1], &note) == DD_IO_OK);
-        CHECK_INT(note.kind, DD_BELL_RING);
-        CHECK_INT(note.fd, -1);
+        REQUIRE(dd_doorbell_take(pair.fds[1], &datagram) == DD_IO_OK);
+        CHECK_INT(datagram.kind, DD_BELL_RING);
+        CHECK_INT(datagram.fd, -1);
     }
     /* Where this process has no room for a descriptor, it says so. */
     REQUIRE(dd_doorbell_send(pair.fds[0], &pair.uids[1], &sent) == DD_IO_OK);
@@ -166,11 +169,11 @@ TEST(what_makes_no_sense_is_a_ring)
     REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
     struct rlimit none = {(rlim_t)next, before.rlim_max};
     REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
-    dd_io io = dd_doorbell_take(pair.fds[1], &note);
+    dd_io io = dd_doorbell_take(pair.fds[1], &datagram);
     REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
     CHECK_INT(io, DD_IO_OK);
-    CHECK_INT(note.kind, DD_BELL_PASS);
-    CHECK_INT(note.fd, DD_SOCK_FD_REFUSED);
+    CHECK_INT(datagram.kind, DD_BELL_PASS);
+    CHECK_INT(datagram.fd, DD_SOCK_FD_REFUSED);
     CHECK_INT(count_fds(), nfds_before);
     close_bells(&pair);
 }

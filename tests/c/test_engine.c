@@ -636,7 +636,7 @@ knock(const dd_card *card, const dd_addr_list *addrs, uint8_t *verdict)
     bool is_answered = CHECK_OK(dd_auth_random(&hello.from, sizeof hello.from, check_err())) &&
                        CHECK_OK(connect_hello_write(&hello, check_err())) &&
                        CHECK_OK(dd_sock_connect(&addrs->items[0], &fd, &wait, check_err())) &&
-                       CHECK_OK(connect_say(fd, NULL, hello.bytes, CONNECT_HELLO_BYTES, check_err())) &&
+                       CHECK_OK(connect_send(fd, NULL, hello.bytes, CONNECT_HELLO_BYTES, check_err())) &&
                        hear_all(fd, answer, sizeof answer, &wait) && hear_all(fd, verdict, 1, &wait);
     if (!is_answered || *verdict != CONNECT_OK) {
         dd_sock_close(fd);

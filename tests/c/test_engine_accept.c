@@ -110,7 +110,7 @@ begin_hand_shake(victim *self)
     uint8_t verdict = 0;
     return CHECK_OK(dd_sock_connect(&addr, &self->fd, &wait, check_err())) &&
            CHECK_OK(connect_hello_write(&hello, check_err())) &&
-           CHECK_OK(connect_say(self->fd, NULL, hello.bytes, CONNECT_HELLO_BYTES, check_err())) &&
+           CHECK_OK(connect_send(self->fd, NULL, hello.bytes, CONNECT_HELLO_BYTES, check_err())) &&
            hear_all(self->fd, answer, sizeof answer, &wait) && hear_all(self->fd, &verdict, 1, &wait) &&
            CHECK_INT(verdict, CONNECT_OK);
 }

@@ -56,7 +56,7 @@ on_goodbye(void *ctx, int rank)
 }
 
 static void
-on_asked(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside)
+on_query(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside)
 {
     (void)ctx;
     *sequence = 1234;
@@ -108,7 +108,7 @@ rig_handler(rig_group *self, int rank)
         .on_abort = on_abort,
         .on_lost = on_lost,
         .on_goodbye = on_goodbye,
-        .on_asked = on_asked,
+        .on_query = on_query,
         .on_answer = on_answer,
     };
 }

@@ -531,7 +531,7 @@ be_aborted_when_complete(team_rank *self)
             (void)dd_error_set(&error, DD_ABORTED, "that was all");
             dd_group_fail_locked(self->group, &error);
         } else {
-            dd_engine_hear_locked(self->engine);
+            dd_engine_receive_locked(self->engine);
         }
         dd_engine_unlock(self->engine);
         CHECK_OK(team_wait(self->group, work));

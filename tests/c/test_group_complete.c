@@ -105,7 +105,7 @@ hold_and_receive_an_abort(team_rank *self)
             (void)dd_error_set(&error, DD_ABORTED, "that was all");
             dd_group_fail_locked(self->group, &error);
         } else {
-            dd_engine_hear_locked(self->engine);
+            dd_engine_receive_locked(self->engine);
         }
         dd_engine_unlock(self->engine);
         for (int i = 0; i < which->ncalls; i++) {
@@ -189,7 +189,7 @@ hold_and_receive_a_mismatch(team_rank *self)
         dd_engine_lock(self->engine);
         team_rendezvous(self, "called");
         team_rendezvous(self, "over");
-        dd_engine_hear_locked(self->engine);
+        dd_engine_receive_locked(self->engine);
         dd_engine_unlock(self->engine);
         CHECK_OK(team_wait(self->group, work));
         CHECK(value == 5);
@@ -253,7 +253,7 @@ hold_and_receive_both(team_rank *self)
     }
     team_rendezvous(self, "over");
     if (self->rank == 0) {
-        dd_engine_hear_locked(self->engine);
+        dd_engine_receive_locked(self->engine);
         dd_engine_unlock(self->engine);
         CHECK_OK(team_wait(self->group, work));
         CHECK_INT(byte, 9);
@@ -295,7 +295,7 @@ hold_and_receive_a_cancel(team_rank *self)
     }
     team_rendezvous(self, "over");
     if (self->rank == 0) {
-        dd_engine_hear_locked(self->engine);
+        dd_engine_receive_locked(self->engine);
         dd_engine_unlock(self->engine);
         CHECK_STATUS(team_wait(self->group, work), DD_ABORTED);
         CHECK_CONTAINS(check_message(), "that was all");
@@ -352,7 +352,7 @@ hold_and_receive_a_signal(team_rank *self)
         dd_engine_lock(self->engine);
         team_rendezvous(self, "waits");
         team_rendezvous(self, "over");
-        dd_engine_hear_locked(self->engine);
+        dd_engine_receive_locked(self->engine);
         dd_engine_unlock(self->engine);
         pthread_join(thread, NULL);
         window_check_filled(test.data, 3, 16);

@@ -780,7 +780,7 @@ look_after_its_end(team_rank *self)
         CHECK(waitid(P_PID, (id_t)shared->dying.pid, &end, WEXITED | WNOWAIT) == 0 && end.si_status == 0);
     }
     team_rendezvous(self, "dead");
-    dd_engine_hear_locked(own.engine); /* before anybody looks at the arena */
+    dd_engine_receive_locked(own.engine); /* before anybody looks at the arena */
     dd_engine_unlock(own.engine);
     CHECK_OK(team_wait(own.group, work));
     check_loss(own.group, &shared->dying, team_barrier(own.group));

@@ -276,7 +276,7 @@ receive_the_abort(void *arg)
     const team_rank *self = arg;
     CHECK(wait_for(&has_aborted));
     dd_engine_lock(self->engine);
-    dd_engine_hear_locked(self->engine);
+    dd_engine_receive_locked(self->engine);
     dd_engine_unlock(self->engine);
     return NULL;
 }

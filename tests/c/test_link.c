@@ -68,7 +68,7 @@ open_shm_pair(size_t ring_nbytes, dd_link *links[2])
     dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
     return CHECK_OK(dd_link_offer_shm(fds[0], ring_nbytes, &links[0], check_err())) &&
            CHECK_OK(dd_link_take_shm(fds[1], &links[1], &wait, check_err())) &&
-           CHECK_OK(dd_link_hear_taken(links[0], &wait, check_err()));
+           CHECK_OK(dd_link_receive_taken(links[0], &wait, check_err()));
 }
 
 static bool
@@ -537,9 +537,9 @@ TEST(opening_shared_memory_with_nobody_there)
     CHECK_STATUS(dd_link_take_shm(fds[1], &link, &wait, check_err()), DD_NETWORK_TIMED_OUT);
     CHECK_STATUS(dd_link_offer_shm(fds[1], 5000, &link, check_err()), DD_INVALID_ARGUMENT);
     REQUIRE_OK(dd_link_offer_shm(fds[1], RING_NBYTES, &link, check_err()));
-    CHECK_STATUS(dd_link_hear_taken(link, &wait, check_err()), DD_NETWORK_TIMED_OUT);
+    CHECK_STATUS(dd_link_receive_taken(link, &wait, check_err()), DD_NETWORK_TIMED_OUT);
     dd_sock_close(fds[0]);
-    CHECK_STATUS(dd_link_hear_taken(link, &wait, check_err()), DD_NETWORK);
+    CHECK_STATUS(dd_link_receive_taken(link, &wait, check_err()), DD_NETWORK);
     dd_link_close(link);
     REQUIRE(make_sockets(SHM, fds));
     dd_sock_close(fds[0]);
@@ -558,7 +558,7 @@ TEST(offer_that_is_refused)
     dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
     REQUIRE_OK(dd_link_offer_shm(fds[1], RING_NBYTES, &link, check_err()));
     CHECK(write(fds[0], "n", 1) == 1);
-    CHECK_STATUS(dd_link_hear_taken(link, &wait, check_err()), DD_NETWORK);
+    CHECK_STATUS(dd_link_receive_taken(link, &wait, check_err()), DD_NETWORK);
     CHECK_CONTAINS(check_message(), "could not take");
     dd_link_close(link);
     dd_sock_close(fds[0]);

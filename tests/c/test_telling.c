@@ -269,7 +269,7 @@ TEST_BOTH(who_begins_a_call_is_told_when_the_others_can_hear)
     REQUIRE(pthread_create(&thread, NULL, be_released, &busy) == 0);
     int64_t start_ns = dd_clock_now_ns();
     dd_engine_lock(rig.ranks[0].engine);
-    dd_engine_finish_telling_locked(rig.ranks[0].engine);
+    dd_engine_finish_notices_locked(rig.ranks[0].engine);
     bool has_given_up = dd_clock_now_ns() - start_ns > 100 * DD_NS_PER_MS;
     CHECK(has_given_up || !peer_has_queued(peer_of(&rig, 0, 1)));
     dd_engine_unlock(rig.ranks[0].engine);
@@ -357,7 +357,7 @@ bool
 engine_has_more_to_tell(dd_engine *engine)
 {
     dd_engine_lock(engine);
-    bool has_more = engine->telling_until_ns != 0;
+    bool has_more = engine->notices_until_ns != 0;
     dd_engine_unlock(engine);
     return has_more;
 }

@@ -184,7 +184,7 @@ open_connector(void)
     dd_lock_init(&self->mu, DD_LOCK_CONNECTOR);
     dd_list_init(&self->dials);
     dd_list_init(&self->queue);
-    connect_init_guests(self);
+    connect_init_incoming(self);
     table.connector = self;
 }
 
@@ -193,11 +193,11 @@ look(void)
 {
     dd_connector *self = table.connector;
     connect_begin_round(self);
-    connect_poll_guests(self);
+    connect_poll_incoming(self);
     connect_poll_dials(self);
     connect_sleep_until(self, 0);
     connect_sleep(self);
-    connect_hear_guests(self);
+    connect_advance_incoming(self);
     connect_run_dials(self);
     require(self->npolled <= CONNECT_POLLED_MAX && table.noutcomes <= 1);
 }
@@ -205,8 +205,8 @@ look(void)
 static void
 close_connector(void)
 {
-    connect_close_guests(table.connector);
-    connect_drop_dials(table.connector);
+    connect_close_incoming(table.connector);
+    connect_destroy_dials(table.connector);
     dd_sock_close(table.connector->wake_fd);
     dd_lock_fini(&table.connector->mu);
     dd_mem_free(table.connector);
@@ -258,7 +258,7 @@ connect_other(other *self)
         int theirs = -1;
         require(dd_sock_connect(&addr, &self->fd, &wait, NULL) == DD_OK);
         require(dd_sock_try_accept(table.listener, &theirs) == DD_IO_OK);
-        connect_add_guest(table.connector, theirs, false);
+        connect_add_incoming(table.connector, theirs, false);
     }
     if (self->fd >= 0) {
         forget_at_close(self->fd);
@@ -297,7 +297,7 @@ static void
 say_byte(const other *self, uint8_t byte, unsigned change)
 {
     if (self->seal != NULL && change < 0x40) {
-        (void)!connect_say(self->fd, self->seal, &byte, 1, NULL);
+        (void)!connect_send(self->fd, self->seal, &byte, 1, NULL);
     } else {
         say(self, &byte, 1, change);
     }
@@ -450,9 +450,9 @@ say_anything(const other *self, dd_bytes *input)
 static void
 make_guests_late(void)
 {
-    dd_list *guests = &table.connector->guests;
-    for (dd_list *link = guests->next; link != guests; link = link->next) {
-        dd_timer *timer = &DD_CONTAINER_OF(link, connect_guest, node)->admission.timer;
+    dd_list *incoming_all = &table.connector->incoming_all;
+    for (dd_list *link = incoming_all->next; link != incoming_all; link = link->next) {
+        dd_timer *timer = &DD_CONTAINER_OF(link, connect_incoming, node)->admission.timer;
         dd_timer_start(&table.connector->admission.timers, timer, 0);
     }
 }

@@ -17,19 +17,19 @@
 static unsigned ntaken; /* of this run */
 
 static void
-on_fd_wanted(void *ctx, int rank, uint64_t word)
+on_fd_wanted(void *ctx, int rank, uint64_t fd_key)
 {
     (void)ctx;
-    (void)word;
+    (void)fd_key;
     require(rank >= 0 && rank < NRANKS);
 }
 
 static bool
-on_fd(void *ctx, int rank, uint64_t word, int fd)
+on_fd(void *ctx, int rank, uint64_t fd_key, int fd)
 {
     (void)ctx;
     require(rank >= 0 && rank < NRANKS && (fd >= 0 || fd == DD_SOCK_FD_REFUSED));
-    if (word != WANTED_WORD || fd < 0) {
+    if (fd_key != WANTED_WORD || fd < 0) {
         return false;
     }
     ntaken++;
@@ -66,14 +66,14 @@ send_something(int fd, dd_bytes *input)
         send_datagram(fd, take_bytes(input, how - 0xa0), ndescriptors);
         return;
     }
-    uint8_t note[32] = {0};
+    uint8_t datagram[32] = {0};
     unsigned what = take_byte(input);
-    dd_put_number(note, what & 3, 8);
-    dd_put_number(note + 8, GROUP + (what >> 2 & 1), 8);
-    dd_put_number(note + 16, what >> 3 & 3, 8);
-    dd_put_number(note + 24, what >> 5 & 3, 4);
-    dd_put_number(note + 28, what >> 7, 4);
-    send_datagram(fd, dd_bytes_of(note, sizeof note), ndescriptors);
+    dd_put_number(datagram, what & 3, 8);
+    dd_put_number(datagram + 8, GROUP + (what >> 2 & 1), 8);
+    dd_put_number(datagram + 16, what >> 3 & 3, 8);
+    dd_put_number(datagram + 24, what >> 5 & 3, 4);
+    dd_put_number(datagram + 28, what >> 7, 4);
+    send_datagram(fd, dd_bytes_of(datagram, sizeof datagram), ndescriptors);
 }
 
 /* Connected to the doorbell, whose name follows from the engine's. */

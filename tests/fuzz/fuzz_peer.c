@@ -94,7 +94,7 @@ on_goodbye(void *ctx, int rank)
 }
 
 static void
-on_asked(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside)
+on_query(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside)
 {
     (void)ctx;
     *sequence = 5;
@@ -246,7 +246,7 @@ open_group(size_t index)
         .on_abort = on_abort,
         .on_lost = on_lost,
         .on_goodbye = on_goodbye,
-        .on_asked = on_asked,
+        .on_query = on_query,
         .on_answer = on_answer,
         .on_loss = on_loss,
         .on_request = on_request,
@@ -380,7 +380,7 @@ tell(dd_bytes *input)
         dd_context_take_request_locked(context, rank);
         break;
     case 3:
-        dd_engine_hear_locked(world.engine);
+        dd_engine_receive_locked(world.engine);
         break;
     default:
         (void)engine_run_timers(world.engine, DD_NEVER_NS - 1);
@@ -444,7 +444,7 @@ count(const dd_list *list)
 static size_t
 count_held(const dd_peer *peer)
 {
-    size_t n = count(&peer->early) + count(&peer->given_up);
+    size_t n = count(&peer->early) + count(&peer->kept_aborts);
     for (int i = 0; i < peer->nlanes; i++) {
         n += peer->lanes[i]->collected != NULL;
     }
@@ -471,7 +471,7 @@ check_peer(const dd_peer *peer)
     }
     require(peer->nexpected == nposted && memcmp(nreplies, peer->nreplies, sizeof nreplies) == 0 &&
             peer->nheld == count_held(peer));
-    require(peer->ngiven_up == count(&peer->given_up) && peer->nlanes <= DD_LANES_MAX);
+    require(peer->nkept_aborts == count(&peer->kept_aborts) && peer->nlanes <= DD_LANES_MAX);
     require(peer->credit <= CREDIT_NBYTES && peer->lent <= CREDIT_NBYTES - peer->credit &&
             peer->owed <= peer->unreturned);
     require(peer->unreturned <= CREDIT_NBYTES || peer->is_breaking || peer->state == PEER_LOST);

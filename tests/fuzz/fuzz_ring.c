@@ -127,7 +127,7 @@ hear_answer(dd_bytes input)
     send_with_descriptor(ends[1], input, passed);
     (void)shutdown(ends[1], SHUT_WR);
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
-    require((dd_link_hear_taken(link, &wait, &err) == DD_OK) == is_good);
+    require((dd_link_receive_taken(link, &wait, &err) == DD_OK) == is_good);
     if (passed >= 0) {
         close(passed);
     }

@@ -100,7 +100,7 @@ take_window_id(unsigned choice)
 static dd_wait
 at_once(void)
 {
-    world.engine->telling_until_ns = world.engine->telling_until_ns != 0 ? 1 : 0; /* nobody reads */
+    world.engine->notices_until_ns = world.engine->notices_until_ns != 0 ? 1 : 0; /* nobody reads */
     return dd_wait_after(0);
 }
 
@@ -544,7 +544,7 @@ open_one(size_t index)
     dd_engine_lock(world.engine);
     dd_list_init(&window->link);
     dd_list_push_back(&world.hub->windows, &window->link);
-    dd_engine_attend_locked(world.engine, true);
+    dd_engine_set_prompt_locked(world.engine, true);
     dd_engine_unlock(world.engine);
     self->window = window;
 }

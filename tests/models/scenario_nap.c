@@ -24,11 +24,11 @@ static void
 leave_or_nap(int self)
 {
     if (self == 0) {
-        dd_engine_attend_locked(&engine, true);
+        dd_engine_set_prompt_locked(&engine, true);
         engine_note_undriven(&engine);
         engine_cut_nap_short(&engine);
     } else {
-        engine_callers_seen seen = {.are_about = true};
+        engine_callers_seen seen = {.are_active = true};
         REQUIRE(engine_nap(&engine, &seen));
     }
 }

@@ -105,7 +105,7 @@ open_link(void)
     REQUIRE(dd_link_offer_shm(0, RING_NBYTES, &ends[0], &err) == DD_OK);
     checker_allocate_for(1);
     REQUIRE(dd_link_take_shm(1, &ends[1], NULL, &err) == DD_OK);
-    REQUIRE(dd_link_hear_taken(ends[0], NULL, &err) == DD_OK);
+    REQUIRE(dd_link_receive_taken(ends[0], NULL, &err) == DD_OK);
 }
 
 /* The bytes that follow go over the edge. */

@@ -80,13 +80,13 @@ dd_engine_note_ended_locked(dd_engine *engine)
 }
 
 void
-dd_engine_hear_locked(dd_engine *engine)
+dd_engine_receive_locked(dd_engine *engine)
 {
     (void)engine;
 }
 
 void
-dd_engine_finish_telling_locked(dd_engine *engine)
+dd_engine_finish_notices_locked(dd_engine *engine)
 {
     (void)engine;
 }

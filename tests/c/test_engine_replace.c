@@ -268,7 +268,7 @@ TEST(a_peer_that_is_about_to_be_lost_is_met_again)
     dd_peer *next = rig.ranks[0].peers[1];
     dd_engine_lock(engine);
     peer_break(next, &cut);
-    CHECK_OK(peer_succeed(&next, check_err()));
+    CHECK_OK(peer_replace(&next, check_err()));
     CHECK(next != rig.ranks[0].peers[1] && engine_find_peer(engine, &card.uid) == next);
     dd_engine_unlock(engine);
     CHECK(rig_wait_count(&rig, 0, &rig.ranks[0].news.nlosts, 1));
