@@ -11,16 +11,16 @@
 #include <string.h>
 
 /* Interval of the requests for an arena. */
-#define ASK_ARENA_NS (2 * DD_NS_PER_MS)
+#define ARENA_REQUEST_NS (2 * DD_NS_PER_MS)
 
 /* Request the arena's descriptor repeatedly: its creator may not know of the group yet. */
 static void
-ask_for_arena(dd_group *group)
+request_arena(dd_group *group)
 {
     int64_t now_ns = dd_clock_now_ns();
-    if (group->arena_fd == -1 && now_ns >= group->ask_arena_ns) {
-        group->ask_arena_ns = now_ns + ASK_ARENA_NS;
-        (void)dd_context_want_fd_locked(group->context, group->topology.local_ranks[0], GROUP_ARENA_WORD);
+    if (group->arena_fd == -1 && now_ns >= group->arena_request_ns) {
+        group->arena_request_ns = now_ns + ARENA_REQUEST_NS;
+        (void)dd_context_want_fd_locked(group->context, group->topology.local_ranks[0], GROUP_ARENA_FD_KEY);
     }
 }
 
@@ -30,7 +30,7 @@ is_leader_linked(void *ctx)
 {
     dd_group *group = ctx;
     const dd_peer *leader = group->peers[group->topology.local_ranks[0]];
-    ask_for_arena(group);
+    request_arena(group);
     return dd_peer_is_connected_locked(leader) || dd_peer_error_locked(leader) != NULL;
 }
 
@@ -80,7 +80,8 @@ pass_arena(dd_group *group, int fd)
     dd_engine_lock(group->engine);
     group->arena_fd = fd;
     for (int i = 1; i < group->topology.nlocal; i++) {
-        (void)dd_context_pass_fd_locked(group->context, group->topology.local_ranks[i], GROUP_ARENA_WORD, fd);
+        (void)dd_context_pass_fd_locked(group->context, group->topology.local_ranks[i], GROUP_ARENA_FD_KEY,
+                                        fd);
     }
     dd_engine_unlock(group->engine);
 }
@@ -103,19 +104,19 @@ make_arena(dd_group *group, dd_error *err)
 }
 
 static bool
-has_arena_come(void *ctx)
+has_arena_arrived(void *ctx)
 {
     dd_group *group = ctx;
-    const dd_peer *maker = group->peers[group->topology.local_ranks[0]];
-    ask_for_arena(group);
-    return group->arena_fd != -1 || dd_peer_error_locked(maker) != NULL ||
+    const dd_peer *creator = group->peers[group->topology.local_ranks[0]];
+    request_arena(group);
+    return group->arena_fd != -1 || dd_peer_error_locked(creator) != NULL ||
            dd_context_check_datagrams_locked(group->context, NULL) != DD_OK;
 }
 
 static dd_status
 take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
-    dd_status status = group_await_others(group, setup, has_arena_come, group, wait, err);
+    dd_status status = group_await_others(group, setup, has_arena_arrived, group, wait, err);
     dd_engine_lock(group->engine);
     int fd = group->arena_fd;
     const dd_error *broken = dd_peer_error_locked(group->peers[group->topology.local_ranks[0]]);

@@ -2,17 +2,17 @@
 #include "group/internal.h"
 
 typedef struct awaiting {
-    dd_task task; /* in the engine until is_there returns true */
+    dd_task task; /* in the engine until is_ready returns true */
     dd_engine *engine;
-    bool (*is_there)(void *ctx);
+    bool (*is_ready)(void *ctx);
     void *ctx;
     atomic_bool is_done;
 } awaiting;
 
 static bool
-look(awaiting *self)
+check_awaited(awaiting *self)
 {
-    if (!self->is_there(self->ctx)) {
+    if (!self->is_ready(self->ctx)) {
         return false;
     }
     dd_engine_remove_task_locked(self->engine, &self->task);
@@ -24,19 +24,19 @@ look(awaiting *self)
 static bool
 await_on_round(dd_task *task)
 {
-    return look(DD_CONTAINER_OF(task, awaiting, task));
+    return check_awaited(DD_CONTAINER_OF(task, awaiting, task));
 }
 
-/* is_there may have become true since the round, while another thread had the lock. */
+/* is_ready may have become true since the round, while another thread had the lock. */
 static bool
 await_fall_asleep(dd_task *task)
 {
     awaiting *self = DD_CONTAINER_OF(task, awaiting, task);
-    return !self->is_there(self->ctx);
+    return !self->is_ready(self->ctx);
 }
 
 dd_status
-dd_group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait, dd_error *err)
+dd_group_await(dd_group *group, bool (*is_ready)(void *ctx), void *ctx, const dd_wait *wait, dd_error *err)
 {
     awaiting self = {
         .task = {.progress = await_on_round,
@@ -44,13 +44,13 @@ dd_group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd
                  .is_crowded = true, /* the threads that make the links need the cores */
                  .is_outnumbered = group->is_crowded},
         .engine = group->engine,
-        .is_there = is_there,
+        .is_ready = is_ready,
         .ctx = ctx,
     };
     dd_list_init(&self.task.link);
     dd_engine_lock(group->engine);
     dd_engine_add_task_locked(group->engine, &self.task);
-    (void)look(&self);
+    (void)check_awaited(&self);
     dd_engine_unlock(group->engine);
     dd_status status = dd_engine_wait(group->engine, &self.is_done, wait, err);
     dd_engine_lock(group->engine);

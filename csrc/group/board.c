@@ -24,7 +24,7 @@ void
 group_report_failure_locked(dd_group *group, int except, const dd_cause *cause)
 {
     dd_assert_holds(ENGINE);
-    bool has_board = group->arena != NULL && group->is_made;
+    bool has_board = group->arena != NULL && group->is_set_up;
     dd_context_post_abort_locked(group->context, except, has_board, cause);
     if (group->arena != NULL) {
         uint8_t bytes[DD_CAUSE_MAX_NBYTES];
@@ -46,7 +46,7 @@ group_post_leaving_locked(dd_group *group)
 /* ---- progress of ranks */
 
 void
-group_note_place_locked(dd_group *group)
+group_post_position_locked(dd_group *group)
 {
     if (group->arena != NULL) {
         dd_arena_place place = {.sequence = group->nstarted,

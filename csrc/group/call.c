@@ -22,12 +22,12 @@ init_call(group_call *call, dd_group *group, const char *what, const dd_call_opt
     call->deadline_ns = DD_NEVER_NS;
     dd_timer_init(&call->late, NULL);
     call->form = options->form != NULL ? options->form->record : NULL;
-    call->told = options->form == NULL ? options->record : NULL;
+    call->record_args = options->form == NULL ? options->record : NULL;
     call->stack = options->stack;
-    call->is_chosen = false;
+    call->is_checked = false;
     call->kept_form = NULL;
     call->record = DD_NO_RECORD;
-    call->is_unstamped = true;
+    call->needs_record = true;
 }
 
 /* Initialise a collective; checks the arguments unless they have a form. Does not copy arrays. */
@@ -108,7 +108,7 @@ call_check_locked(const group_call *call, dd_error *err)
                             group->size - 1);
     }
     dd_status status = dd_group_check_usable_locked(group, what, err);
-    if (status == DD_OK && call->is_message && call->is_send && group->members[rank].is_gone) {
+    if (status == DD_OK && call->is_message && call->is_send && group->members[rank].has_left) {
         status = dd_group_error_about(group, rank, DD_PEER_LOST, "has left the group", err);
         group_note_call(group, what, 0, 0, err);
     }
@@ -155,7 +155,7 @@ dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err
 
 /* Take the lock. True if it was free: the call may then end before wait->on_block is needed. */
 static bool
-lock_hastily(const group_call *call, const dd_wait *wait)
+try_lock_first(const group_call *call, const dd_wait *wait)
 {
     dd_group *group = call->group;
     if (call->is_quick && dd_engine_try_lock(group->engine)) {
@@ -182,7 +182,7 @@ check_startable_locked(const group_call *call, const dd_group *group, dd_error *
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is of another group than the first of the calls",
                             work->what);
     }
-    if (call->is_chosen) {
+    if (call->is_checked) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is given twice", work->what);
     }
     if (!dd_work_is_done(work)) {
@@ -200,22 +200,22 @@ check_all_locked(group_call *const *calls, size_t ncalls, dd_error *err)
     while (nchosen < ncalls && status == DD_OK) {
         status = check_startable_locked(calls[nchosen], calls[0]->group, err);
         if (status == DD_OK) {
-            calls[nchosen++]->is_chosen = true;
+            calls[nchosen++]->is_checked = true;
         }
     }
     while (nchosen > 0) {
-        calls[--nchosen]->is_chosen = false;
+        calls[--nchosen]->is_checked = false;
     }
     return status;
 }
 
 /* Poll for the end of a call before it is watched. */
 static void
-look_locked(group_call *call, bool is_hasty, const dd_wait *wait)
+poll_call_locked(group_call *call, bool is_hasty, const dd_wait *wait)
 {
     dd_engine *engine = call->group->engine;
     if (is_hasty) {
-        group_look_locked(call, true);
+        group_poll_call_locked(call, true);
         if (dd_work_is_done(&call->work)) {
             return;
         }
@@ -223,7 +223,7 @@ look_locked(group_call *call, bool is_hasty, const dd_wait *wait)
         dd_wait_will_block(wait);
         dd_engine_lock(engine);
     }
-    group_look_locked(call, false);
+    group_poll_call_locked(call, false);
 }
 
 dd_status
@@ -235,18 +235,18 @@ group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, cons
     if (status != DD_OK) {
         return status;
     }
-    bool is_hasty = lock_hastily(calls[0], wait);
+    bool is_hasty = try_lock_first(calls[0], wait);
     status = check_all_locked(calls, ncalls, err);
     for (size_t i = 0; i < ncalls && status == DD_OK; i++) {
         group_call *call = calls[i];
         if (call->work.destroy != NULL) {
             dd_work_renew(&call->work);
             call->record = DD_NO_RECORD;
-            call->is_unstamped = true;
+            call->needs_record = true;
         }
         group_post_locked(call);
         if (is_patient) {
-            look_locked(call, is_hasty, wait);
+            poll_call_locked(call, is_hasty, wait);
         }
         group_watch_locked(call);
         if (group->cause.code != DD_OK && !dd_work_is_done(&call->work)) {
@@ -343,22 +343,22 @@ dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options 
 static void
 on_work_unused(dd_work *work)
 {
-    group_give_call(DD_CONTAINER_OF(work, group_call, work));
+    group_call_destroy(DD_CONTAINER_OF(work, group_call, work));
 }
 
 dd_status
-group_take_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
-                      group_call **out, dd_error *err)
+group_create_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+                        group_call **out, dd_error *err)
 {
     group_call *call = NULL;
-    dd_status status = group_take_call(group->pool, &call, err);
+    dd_status status = group_call_create(group->pool, &call, err);
     if (status != DD_OK) {
         return status;
     }
     bool is_root = args->root == group->rank;
     size_t ninputs = (size_t)dd_coll_ninputs(args->coll, is_root, group->size);
     size_t noutputs = (size_t)dd_coll_noutputs(args->coll, is_root, group->size);
-    if (ninputs + noutputs > GROUP_FEW_BLOCKS) {
+    if (ninputs + noutputs > GROUP_INLINE_BLOCKS) {
         call->blocks = dd_mem_alloc_array(ninputs + noutputs, sizeof *call->blocks);
         status = call->blocks != NULL ? DD_OK
                                       : dd_error_no_memory(err, (ninputs + noutputs) * sizeof *call->blocks);
@@ -367,7 +367,7 @@ group_take_collective(dd_group *group, const dd_coll_args *args, const dd_call_o
         status = init_collective(call, group, args, options, err);
     }
     if (status != DD_OK) {
-        group_give_call(call);
+        group_call_destroy(call);
         return status;
     }
     for (size_t i = 0; i < ninputs + noutputs; i++) {
@@ -384,9 +384,9 @@ group_take_collective(dd_group *group, const dd_coll_args *args, const dd_call_o
 static dd_status
 start_call(group_call *call, dd_work **work, dd_error *err)
 {
-    const dd_wait nobody = {.deadline_ns = DD_NEVER_NS};
+    const dd_wait no_limit = {.deadline_ns = DD_NEVER_NS};
     *work = &call->work; /* set first: on_done may read it */
-    dd_status status = group_start_calls(&call, 1, false, &nobody, err);
+    dd_status status = group_start_calls(&call, 1, false, &no_limit, err);
     if (status != DD_OK) {
         *work = NULL;
         dd_work_release(&call->work);
@@ -399,7 +399,7 @@ dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_opt
                     dd_error *err)
 {
     group_call *call = NULL;
-    dd_status status = group_take_collective(group, args, options, &call, err);
+    dd_status status = group_create_collective(group, args, options, &call, err);
     return status == DD_OK ? start_call(call, work, err) : status;
 }
 
@@ -408,7 +408,7 @@ dd_group_p2p(dd_group *group, const dd_p2p *p2p, const dd_call_options *options,
              dd_error *err)
 {
     group_call *call = NULL;
-    dd_status status = group_take_call(group->pool, &call, err);
+    dd_status status = group_call_create(group->pool, &call, err);
     if (status == DD_OK) {
         init_message(call, group, p2p, options);
         call->work.destroy = on_work_unused;

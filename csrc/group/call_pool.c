@@ -5,15 +5,15 @@
 
 #include "core/mem.h"
 
-#define POOL_PLACES 64
+#define POOL_SLOTS 64
 
 typedef struct call_pool {
-    atomic_uint refs;                        /* the group's, and one for each call in use */
-    _Atomic(group_call *) free[POOL_PLACES]; /* exchange for NULL to take one; acquire, release */
+    atomic_uint refs;                       /* the group's, and one for each call in use */
+    _Atomic(group_call *) free[POOL_SLOTS]; /* exchange for NULL to take one; acquire, release */
 } call_pool;
 
 dd_status
-group_make_pool(dd_group *group, dd_error *err)
+group_create_pool(dd_group *group, dd_error *err)
 {
     group->pool = dd_mem_zalloc(sizeof *group->pool);
     if (group->pool == NULL) {
@@ -29,17 +29,17 @@ group_release_pool(call_pool *pool)
     if (pool == NULL || atomic_fetch_sub_explicit(&pool->refs, 1, memory_order_acq_rel) != 1) {
         return;
     }
-    for (int i = 0; i < POOL_PLACES; i++) {
+    for (int i = 0; i < POOL_SLOTS; i++) {
         dd_mem_free(atomic_load_explicit(&pool->free[i], memory_order_acquire));
     }
     dd_mem_free(pool);
 }
 
 dd_status
-group_take_call(call_pool *pool, group_call **out, dd_error *err)
+group_call_create(call_pool *pool, group_call **out, dd_error *err)
 {
     group_call *call = NULL;
-    for (int i = 0; i < POOL_PLACES && call == NULL; i++) {
+    for (int i = 0; i < POOL_SLOTS && call == NULL; i++) {
         if (atomic_load_explicit(&pool->free[i], memory_order_relaxed) != NULL) {
             call = atomic_exchange_explicit(&pool->free[i], NULL, memory_order_acquire);
         }
@@ -50,21 +50,21 @@ group_take_call(call_pool *pool, group_call **out, dd_error *err)
     }
     atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
     call->pool = pool;
-    call->blocks = call->few_blocks;
+    call->blocks = call->inline_blocks;
     call->kept_form = NULL;
     *out = call;
     return DD_OK;
 }
 
 void
-group_give_call(group_call *call)
+group_call_destroy(group_call *call)
 {
     call_pool *pool = call->pool;
     dd_coll_form_destroy(call->kept_form);
-    if (call->blocks != call->few_blocks) {
+    if (call->blocks != call->inline_blocks) {
         dd_mem_free(call->blocks);
     }
-    for (int i = 0; i < POOL_PLACES && call != NULL; i++) {
+    for (int i = 0; i < POOL_SLOTS && call != NULL; i++) {
         group_call *none = NULL;
         if (atomic_load_explicit(&pool->free[i], memory_order_relaxed) == NULL &&
             atomic_compare_exchange_strong_explicit(&pool->free[i], &none, call, memory_order_release,

@@ -14,7 +14,7 @@ uint64_t
 dd_group_count_carried(dd_group *group)
 {
     dd_engine_lock(group->engine);
-    uint64_t count = group->nparcels + dd_run_count_carried_locked(group->run);
+    uint64_t count = group->ncarried_posted + dd_run_count_carried_locked(group->run);
     dd_engine_unlock(group->engine);
     return count;
 }
@@ -32,18 +32,19 @@ carried_end(group_call *call, const dd_error *error)
     call->is_carried = false;
     call->group->ncarried--;
     call->group->awake_until_ns = 0; /* others may have waited for the same: poll often */
-    call->message.source = call->parcel.source;
-    call->message.received = call->parcel.received;
+    call->message.source = call->carried_message.source;
+    call->message.received = call->carried_message.received;
     call->message.on_done(&call->message, error);
 }
 
 static bool
-carried_look_at(group_call *call)
+carried_poll(group_call *call)
 {
     dd_error error;
     bool is_done = false;
     dd_carrier *carrier = dd_run_carrier(call->group->run);
-    dd_status status = carrier->ops->look_message(carrier, &call->carried, &call->parcel, &is_done, &error);
+    dd_status status =
+        carrier->ops->look_message(carrier, &call->carried, &call->carried_message, &is_done, &error);
     if (status != DD_OK || is_done) {
         carried_end(call, status != DD_OK ? &error : NULL);
         return true;
@@ -62,30 +63,30 @@ group_post_carried_locked(group_call *call)
     }
     call->is_carried = true;
     group->ncarried++;
-    group->nparcels++;
+    group->ncarried_posted++;
     group->awake_until_ns = 0;
-    call->parcel = (dd_carried_message){.is_send = call->is_send,
-                                        .rank = call->message.rank,
-                                        .tag = call->message.tag,
-                                        .data = call->message.data,
-                                        .nbytes = call->message.nbytes,
-                                        .source = -1};
-    group_stamp_if_told_locked(call);
-    if (carrier->ops->start_message(carrier, &call->parcel, &call->carried, &error) != DD_OK) {
+    call->carried_message = (dd_carried_message){.is_send = call->is_send,
+                                                 .rank = call->message.rank,
+                                                 .tag = call->message.tag,
+                                                 .data = call->message.data,
+                                                 .nbytes = call->message.nbytes,
+                                                 .source = -1};
+    group_begin_record_if_needed_locked(call);
+    if (carrier->ops->start_message(carrier, &call->carried_message, &call->carried, &error) != DD_OK) {
         carried_end(call, &error);
     } else {
-        (void)carried_look_at(call);
+        (void)carried_poll(call);
     }
     return true;
 }
 
 bool
-group_look_at_carried_locked(dd_group *group)
+group_poll_carried_locked(dd_group *group)
 {
     for (dd_list *node = group->messages.next; group->ncarried > 0 && node != &group->messages;
          node = node->next) {
         group_call *call = DD_CONTAINER_OF(node, group_call, link);
-        if (call->is_carried && carried_look_at(call)) {
+        if (call->is_carried && carried_poll(call)) {
             return true; /* later calls may have ended with it */
         }
     }
@@ -93,10 +94,10 @@ group_look_at_carried_locked(dd_group *group)
 }
 
 void
-group_look_for_carried_locked(group_call *call, int nlooks)
+group_poll_carried_call_locked(group_call *call, int npolls)
 {
-    for (int look = 0; look < nlooks && !dd_work_is_done(&call->work); look++) {
-        if (!group_look_at_carried_locked(call->group)) {
+    for (int npolled = 0; npolled < npolls && !dd_work_is_done(&call->work); npolled++) {
+        if (!group_poll_carried_locked(call->group)) {
             dd_spin_pause();
         }
     }
@@ -115,8 +116,8 @@ group_cancel_message_locked(group_call *call, const dd_error *cause)
         dd_context_cancel_locked(call->group->context, &call->message, cause);
         return;
     }
-    for (int look = 0; look < DD_POLLS_LAST; look++) {
-        if (carried_look_at(call)) {
+    for (int npolled = 0; npolled < DD_POLLS_LAST; npolled++) {
+        if (carried_poll(call)) {
             return;
         }
     }

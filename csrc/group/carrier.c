@@ -8,14 +8,14 @@
 
 /* ---- all ranks have the same library */
 
-typedef struct library_card {
+typedef struct library_identity {
     char name[16];
     char version[112];
-} library_card;
+} library_identity;
 
 /* A peer's bytes need not end in NUL. All ranks see the same cards and return the same error. */
 static dd_status
-carrier_compare_cards(const library_card *all, int nranks, dd_error *err)
+carrier_compare_identities(const library_identity *all, int nranks, dd_error *err)
 {
     for (int rank = 1; rank < nranks; rank++) {
         if (memcmp(&all[rank], &all[0], sizeof all[0]) != 0) {
@@ -32,16 +32,16 @@ carrier_compare_cards(const library_card *all, int nranks, dd_error *err)
 static dd_status
 agree_on_library(dd_group *group, const dd_carrier_library *library, const dd_wait *wait, dd_error *err)
 {
-    library_card own = {.name = ""};
+    library_identity own = {.name = ""};
     snprintf(own.name, sizeof own.name, "%s", library->name);
     snprintf(own.version, sizeof own.version, "%s", library->version);
-    library_card *all = dd_mem_zalloc((size_t)group->size * sizeof *all);
+    library_identity *all = dd_mem_zalloc((size_t)group->size * sizeof *all);
     if (all == NULL) {
         return dd_error_no_memory(err, (size_t)group->size * sizeof *all);
     }
     dd_status status = dd_group_exchange(group, &own, sizeof own, all, wait, err);
     if (status == DD_OK) {
-        status = carrier_compare_cards(all, group->size, err);
+        status = carrier_compare_identities(all, group->size, err);
     }
     dd_mem_free(all);
     return status;

@@ -17,7 +17,7 @@ group_complete_locked(group_call *call, const dd_error *cause)
         dd_work_complete(&call->work, NULL);
     } else {
         dd_error error;
-        group_stamp_locked(call); /* for the elapsed time */
+        group_begin_record_locked(call); /* for the elapsed time */
         group_describe_failure(group, &call->work, cause, &error);
         error.keeps_memory = cause->keeps_memory;
         group_record_end_locked(call, &error);
@@ -40,9 +40,9 @@ static void
 stop_timers_locked(dd_group *group)
 {
     dd_timer_clear(&group->answers);
-    dd_timer_clear(&group->curious);
-    dd_timer_clear(&group->ask_again);
-    dd_timer_clear(&group->look);
+    dd_timer_clear(&group->query_timer);
+    dd_timer_clear(&group->region_timer);
+    dd_timer_clear(&group->poll_timer);
 }
 
 void
@@ -50,15 +50,15 @@ group_update_task_locked(dd_group *group)
 {
     dd_assert_holds(ENGINE);
     bool is_busy = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages);
-    const dd_group_guest *guest = group->guest;
-    bool has_busy_guest = guest != NULL && guest->ncalls + guest->nletters > 0;
-    atomic_store_explicit(&group->is_idle, !is_busy && !has_busy_guest, memory_order_release);
+    const dd_group_extension *extension = group->extension;
+    bool has_busy_extension = extension != NULL && extension->ncalls + extension->nunawaited > 0;
+    atomic_store_explicit(&group->is_idle, !is_busy && !has_busy_extension, memory_order_release);
     if (!is_busy) {
         stop_timers_locked(group);
         dd_engine_remove_task_locked(group->engine, &group->task);
     } else if (dd_list_is_empty(&group->task.link)) {
         dd_engine_add_task_locked(group->engine, &group->task);
-        group_start_asking_again_locked(group);
+        group_start_region_timer_locked(group);
     }
 }
 
@@ -68,7 +68,7 @@ group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause)
     for (dd_list *node = group->messages.next, *next; node != &group->messages; node = next) {
         next = node->next;
         group_call *call = DD_CONTAINER_OF(node, group_call, link);
-        bool is_last_hope = call->message.rank == DD_ANY_RANK && group->ngone == group->size - 1;
+        bool is_last_hope = call->message.rank == DD_ANY_RANK && group->nleft == group->size - 1;
         if (rank == DD_ANY_RANK || call->message.rank == rank || is_last_hope) {
             group_cancel_message_locked(call, cause);
         }

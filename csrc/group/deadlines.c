@@ -7,29 +7,29 @@
 
 /* How long other ranks have to report their progress after a deadline has passed. */
 #define ANSWER_NS (300 * DD_NS_PER_MS)
-#define ANSWER_LOOK_NS (5 * DD_NS_PER_MS)
+#define ANSWER_CHECK_NS (5 * DD_NS_PER_MS)
 /* A collective that takes longer queries the ranks that it waits for, and again after twice as
  * long. By messages it requests their current calls: ranks that wait for each other, as when they
  * disagree about the root, would else be silent until the timeout. On one host it checks that they
  * still run: the process that would notice the end of another may have been stopped. */
-#define CURIOUS_AFTER_NS (500 * DD_NS_PER_MS)
-#define CURIOUS_AT_MOST_NS (60 * DD_NS_PER_S)
+#define QUERY_AFTER_NS (500 * DD_NS_PER_MS)
+#define QUERY_MAX_NS (60 * DD_NS_PER_S)
 
 /* ---- late ranks */
 
 /* Query all reachable ranks. True if all have answered; local ones answer by taking their news. */
 static bool
-deadlines_ask_locked(dd_group *group)
+deadlines_query_locked(dd_group *group)
 {
     bool has_all = true;
     for (int rank = 0; rank < group->size; rank++) {
         member_state *member = &group->members[rank];
         if (group_is_on_board(group, rank)) {
             if (!member->has_answered && dd_arena_has_heard(group->arena, group->topology.local_of[rank])) {
-                group_hear_answer_locked(group, rank);
+                group_read_answer_locked(group, rank);
             }
-        } else if (!member->is_asked && dd_context_is_connected_locked(group->context, rank)) {
-            member->is_asked = true;
+        } else if (!member->is_queried && dd_context_is_connected_locked(group->context, rank)) {
+            member->is_queried = true;
             dd_context_post_question_locked(group->context, rank);
         }
         has_all = has_all && member->has_answered;
@@ -41,39 +41,39 @@ deadlines_ask_locked(dd_group *group)
 static void
 start_answers_timer_locked(dd_group *group, int64_t now_ns)
 {
-    int64_t look_ns = group->arena != NULL ? now_ns + ANSWER_LOOK_NS : group->asked_until_ns;
-    look_ns = look_ns < group->asked_until_ns ? look_ns : group->asked_until_ns;
-    dd_engine_start_timer_locked(group->engine, &group->answers, look_ns);
+    int64_t check_ns = group->arena != NULL ? now_ns + ANSWER_CHECK_NS : group->query_until_ns;
+    check_ns = check_ns < group->query_until_ns ? check_ns : group->query_until_ns;
+    dd_engine_start_timer_locked(group->engine, &group->answers, check_ns);
 }
 
 static void
-begin_asking_locked(dd_group *group, int64_t now_ns)
+begin_query_locked(dd_group *group, int64_t now_ns)
 {
-    group->is_asking = true;
-    group->asked_until_ns = now_ns + ANSWER_NS;
+    group->is_querying = true;
+    group->query_until_ns = now_ns + ANSWER_NS;
     start_answers_timer_locked(group, now_ns);
     for (int rank = 0; rank < group->size; rank++) {
-        group->members[rank].is_asked = rank == group->rank;
+        group->members[rank].is_queried = rank == group->rank;
         group->members[rank].has_answered = rank == group->rank;
         group->members[rank].is_absent = false;
-        if (rank != group->rank && !group->members[rank].is_gone && !group_is_on_board(group, rank)) {
+        if (rank != group->rank && !group->members[rank].has_left && !group_is_on_board(group, rank)) {
             dd_peer_connect_locked(group->peers[rank]);
         }
     }
     group_ring_others_locked(group);
-    (void)deadlines_ask_locked(group);
+    (void)deadlines_query_locked(group);
 }
 
 static void
 fail_timed_out_locked(dd_group *group)
 {
     group_end_complete_locked(group);
-    if (!group->is_asking) {
+    if (!group->is_querying) {
         return; /* the collective was complete, or the group has failed */
     }
     for (int rank = 0; rank < group->size; rank++) {
         if (!group->members[rank].has_answered && group_is_on_board(group, rank)) {
-            group_hear_place_locked(group, rank);
+            group_read_position_locked(group, rank);
         }
     }
     if (group->cause.code == DD_OK) { /* else their answers have shown a disagreement */
@@ -87,12 +87,12 @@ fail_timed_out_locked(dd_group *group)
 
 /* Return a rank that has left although the collective needs it, or -1. */
 static int
-find_gone_locked(const dd_group *group)
+find_left_locked(const dd_group *group)
 {
     int missing[DD_ARENA_MAX_RANKS];
     int count = group->is_active ? dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS) : 0;
     for (int i = 0; i < count; i++) {
-        if (group->members[missing[i]].is_gone) {
+        if (group->members[missing[i]].has_left) {
             return missing[i];
         }
     }
@@ -100,13 +100,13 @@ find_gone_locked(const dd_group *group)
 }
 
 static bool
-fail_if_gone_locked(dd_group *group)
+fail_if_left_locked(dd_group *group)
 {
-    if (find_gone_locked(group) < 0) {
+    if (find_left_locked(group) < 0) {
         return false;
     }
     group_end_complete_locked(group); /* its last message may have arrived */
-    int rank = group->cause.code == DD_OK ? find_gone_locked(group) : -1;
+    int rank = group->cause.code == DD_OK ? find_left_locked(group) : -1;
     if (rank >= 0) {
         dd_cause cause = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, rank);
         group_fail_cause_locked(group, &cause);
@@ -116,7 +116,7 @@ fail_if_gone_locked(dd_group *group)
 
 /* True if a rank that a message waits for needs this core. Publishes this core for its check. */
 static bool
-must_make_way_locked(dd_group *group)
+must_yield_locked(dd_group *group)
 {
     const dd_topology *topology = &group->topology;
     if (group->arena == NULL || dd_list_is_empty(&group->messages) || dd_run_is_moving_locked(group->run)) {
@@ -132,11 +132,11 @@ static bool
 map_wanted_locked(dd_group *group)
 {
     dd_error error = {.code = DD_OK};
-    bool has_come = group_map_wanted_locked(group, &error);
+    bool has_arrived = group_map_wanted_locked(group, &error);
     if (error.code != DD_OK) {
         group_fail_own_locked(group, &error);
     }
-    return has_come;
+    return has_arrived;
 }
 
 static bool
@@ -145,14 +145,14 @@ deadlines_progress(dd_task *task)
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     bool is_progress = map_wanted_locked(group);
     bool is_carrying = group->ncarried > 0; /* a library wakes no thread */
-    task->is_crowded = group->is_crowded || is_carrying || must_make_way_locked(group);
+    task->is_crowded = group->is_crowded || is_carrying || must_yield_locked(group);
     task->is_outnumbered = group->is_crowded || is_carrying;
-    if (group->is_asking && deadlines_ask_locked(group)) {
+    if (group->is_querying && deadlines_query_locked(group)) {
         fail_timed_out_locked(group);
         return true;
     }
-    is_progress = group_look_at_carried_locked(group) || is_progress;
-    return (group->ngone > 0 && group->is_active && fail_if_gone_locked(group)) || is_progress;
+    is_progress = group_poll_carried_locked(group) || is_progress;
+    return (group->nleft > 0 && group->is_active && fail_if_left_locked(group)) || is_progress;
 }
 
 static bool
@@ -196,10 +196,10 @@ deadlines_on_late(dd_timer *timer)
     int64_t now_ns = dd_clock_now_ns();
     if (call->is_message) {
         expire_message_locked(call, now_ns);
-    } else if (group->is_asking) {
-        dd_engine_start_timer_locked(group->engine, timer, group->asked_until_ns);
+    } else if (group->is_querying) {
+        dd_engine_start_timer_locked(group->engine, timer, group->query_until_ns);
     } else {
-        begin_asking_locked(group, now_ns);
+        begin_query_locked(group, now_ns);
     }
 }
 
@@ -208,21 +208,21 @@ on_answers_due(dd_timer *timer)
 {
     dd_group *group = DD_CONTAINER_OF(timer, dd_group, answers);
     int64_t now_ns = dd_clock_now_ns();
-    if (group->is_asking && now_ns < group->asked_until_ns) {
+    if (group->is_querying && now_ns < group->query_until_ns) {
         start_answers_timer_locked(group, now_ns);
-    } else if (group->is_asking) {
+    } else if (group->is_querying) {
         fail_timed_out_locked(group);
     }
 }
 
 static void
-ask_missing_locked(dd_group *group, int64_t now_ns)
+query_missing_locked(dd_group *group, int64_t now_ns)
 {
     int missing[DD_ARENA_MAX_RANKS];
     int count = dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS);
     for (int i = 0; i < count && group->cause.code == DD_OK; i++) {
         if (group_is_on_board(group, missing[i])) {
-            group_hear_place_locked(group, missing[i]);
+            group_read_position_locked(group, missing[i]);
             dd_peer_check_process_locked(group->peers[missing[i]]);
         } else {
             dd_context_post_question_locked(group->context, missing[i]);
@@ -233,45 +233,45 @@ ask_missing_locked(dd_group *group, int64_t now_ns)
     }
     const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
     int64_t waited_ns = now_ns - call->work.start_ns;
-    waited_ns = waited_ns > CURIOUS_AFTER_NS ? waited_ns : CURIOUS_AFTER_NS;
-    waited_ns = waited_ns < CURIOUS_AT_MOST_NS ? waited_ns : CURIOUS_AT_MOST_NS;
-    dd_engine_start_timer_locked(group->engine, &group->curious, now_ns + waited_ns);
+    waited_ns = waited_ns > QUERY_AFTER_NS ? waited_ns : QUERY_AFTER_NS;
+    waited_ns = waited_ns < QUERY_MAX_NS ? waited_ns : QUERY_MAX_NS;
+    dd_engine_start_timer_locked(group->engine, &group->query_timer, now_ns + waited_ns);
 }
 
 static void
-on_curious(dd_timer *timer)
+on_query_due(dd_timer *timer)
 {
-    dd_group *group = DD_CONTAINER_OF(timer, dd_group, curious);
+    dd_group *group = DD_CONTAINER_OF(timer, dd_group, query_timer);
     if (group->is_active) {
-        ask_missing_locked(group, dd_clock_now_ns());
+        query_missing_locked(group, dd_clock_now_ns());
     }
 }
 
 /* Repeat pending requests. The waiting operation is polled in the next round. */
 static void
-on_ask_again(dd_timer *timer)
+on_region_due(dd_timer *timer)
 {
-    dd_group *group = DD_CONTAINER_OF(timer, dd_group, ask_again);
+    dd_group *group = DD_CONTAINER_OF(timer, dd_group, region_timer);
     (void)map_wanted_locked(group);
-    group_start_asking_again_locked(group);
+    group_start_region_timer_locked(group);
 }
 
 /* Only restart the timer: the task polls, in the next round. */
 static void
-deadlines_on_look(dd_timer *timer)
+deadlines_on_poll(dd_timer *timer)
 {
-    dd_group *group = DD_CONTAINER_OF(timer, dd_group, look);
+    dd_group *group = DD_CONTAINER_OF(timer, dd_group, poll_timer);
     if (group->ncarried > 0) {
         dd_engine_start_timer_locked(group->engine, timer, dd_clock_now_ns() + DD_NAP_LIBRARY_NS);
     }
 }
 
 void
-group_be_curious_locked(dd_group *group, int64_t since_ns)
+group_schedule_query_locked(dd_group *group, int64_t since_ns)
 {
-    if (group->is_active && !dd_timer_is_set(&group->curious) &&
+    if (group->is_active && !dd_timer_is_set(&group->query_timer) &&
         (group->topology.nhosts > 1 || group->topology.nlocal > 2)) {
-        dd_engine_start_timer_locked(group->engine, &group->curious, since_ns + CURIOUS_AFTER_NS);
+        dd_engine_start_timer_locked(group->engine, &group->query_timer, since_ns + QUERY_AFTER_NS);
         group_update_task_locked(group);
     }
 }
@@ -283,8 +283,8 @@ group_start_deadline_locked(group_call *call)
     dd_group *group = call->group;
     call->late.on_due = deadlines_on_late;
     dd_engine_start_timer_locked(group->engine, &call->late, call->deadline_ns);
-    if (!dd_timer_is_set(&group->look)) { /* later calls do not postpone it */
-        deadlines_on_look(&group->look);
+    if (!dd_timer_is_set(&group->poll_timer)) { /* later calls do not postpone it */
+        deadlines_on_poll(&group->poll_timer);
     }
     group_update_task_locked(group);
 }
@@ -295,7 +295,7 @@ group_deadlines_init(dd_group *group)
     group->task = (dd_task){.progress = deadlines_progress, .fall_asleep = deadlines_fall_asleep};
     dd_list_init(&group->task.link);
     dd_timer_init(&group->answers, on_answers_due);
-    dd_timer_init(&group->curious, on_curious);
-    dd_timer_init(&group->ask_again, on_ask_again);
-    dd_timer_init(&group->look, deadlines_on_look);
+    dd_timer_init(&group->query_timer, on_query_due);
+    dd_timer_init(&group->region_timer, on_region_due);
+    dd_timer_init(&group->poll_timer, deadlines_on_poll);
 }

@@ -13,7 +13,7 @@ typedef struct text_line {
 
 DD_PRINTF(2, 3)
 static void
-say(text_line *line, const char *format, ...)
+append(text_line *line, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -69,24 +69,24 @@ print_signature(const dd_signature *signature, char out[128])
 {
     dd_coll coll = (dd_coll)signature->coll;
     text_line line = {.used = 0};
-    say(&line, "%s", dd_coll_name(coll));
+    append(&line, "%s", dd_coll_name(coll));
     if (signature->coll < DD_COLL_COUNT && dd_coll_traits_of[coll].has_data) {
-        say(&line, "(%s", dd_dtype_name((dd_dtype)signature->dtype));
+        append(&line, "(%s", dd_dtype_name((dd_dtype)signature->dtype));
         if (dd_coll_is_array(coll)) {
-            say(&line, ", %llu elements", (unsigned long long)signature->count);
+            append(&line, ", %llu elements", (unsigned long long)signature->count);
         }
         if (dd_coll_is_folding(coll)) {
-            say(&line, ", %s", dd_redop_name((dd_redop)signature->redop));
+            append(&line, ", %s", dd_redop_name((dd_redop)signature->redop));
         }
         if (dd_coll_is_folding(coll) && signature->redop == DD_REDOP_PREMUL_SUM) {
             double factor;
             memcpy(&factor, &signature->factor_bits, sizeof factor);
-            say(&line, " by %.9g", factor);
+            append(&line, " by %.9g", factor);
         }
         if (dd_coll_has_root(coll)) {
-            say(&line, ", root %u", (unsigned)signature->root);
+            append(&line, ", root %u", (unsigned)signature->root);
         }
-        say(&line, ")");
+        append(&line, ")");
     }
     snprintf(out, 128, "%.127s", line.text);
     return out;
@@ -102,33 +102,33 @@ group_signature_of(const dd_group *group, uint64_t sequence)
 
 /* "inside #11 all_reduce(...)" */
 static void
-say_place(text_line *line, bool is_inside, uint64_t sequence, const dd_signature *signature)
+append_position(text_line *line, bool is_inside, uint64_t sequence, const dd_signature *signature)
 {
-    say(line, "%s #%llu %s", is_inside ? "inside" : "done with", (unsigned long long)sequence,
-        CALL(signature));
+    append(line, "%s #%llu %s", is_inside ? "inside" : "done with", (unsigned long long)sequence,
+           CALL(signature));
 }
 
 /* "had called no collective yet and had a recv from rank 0 (tag 7) under way" */
 static void
-say_own_state(text_line *line, const dd_group *group)
+append_own_state(text_line *line, const dd_group *group)
 {
     if (group->nstarted == 0) {
-        say(line, "had called no collective yet");
+        append(line, "had called no collective yet");
     } else {
-        say(line, "was ");
-        say_place(line, group->is_active, group->nstarted, group_signature_of(group, group->nstarted));
+        append(line, "was ");
+        append_position(line, group->is_active, group->nstarted, group_signature_of(group, group->nstarted));
     }
     if (dd_list_is_empty(&group->messages)) {
         return;
     }
     const dd_message *message = &DD_CONTAINER_OF(group->messages.next, group_call, link)->message;
     if (message->channel == GROUP_MONITOR_CHANNEL) {
-        say(line, " and was in monitored_barrier");
+        append(line, " and was in monitored_barrier");
     } else if (message->rank == DD_ANY_RANK) {
-        say(line, " and had a recv from any rank (tag %llu) under way", (unsigned long long)message->tag);
+        append(line, " and had a recv from any rank (tag %llu) under way", (unsigned long long)message->tag);
     } else {
-        say(line, " and had a %s rank %d (tag %llu) under way", message->is_send ? "send to" : "recv from",
-            message->rank, (unsigned long long)message->tag);
+        append(line, " and had a %s rank %d (tag %llu) under way", message->is_send ? "send to" : "recv from",
+               message->rank, (unsigned long long)message->tag);
     }
 }
 
@@ -138,19 +138,19 @@ error_text_where(text_line *line, const dd_group *group, int rank)
 {
     const member_state *member = &group->members[rank];
     char who[96];
-    say(line, "; %d (%s) ", rank, dd_card_print(dd_peer_card(group->peers[rank]), who));
-    bool is_silent = !member->is_gone && !member->has_answered;
+    append(line, "; %d (%s) ", rank, dd_card_print(dd_peer_card(group->peers[rank]), who));
+    bool is_silent = !member->has_left && !member->has_answered;
     bool is_placed =
-        member->has_said_it && !member->is_gone && (!is_silent || group_is_on_board(group, rank));
-    if (member->is_gone) {
-        say(line, "has left the group");
+        member->has_signature && !member->has_left && (!is_silent || group_is_on_board(group, rank));
+    if (member->has_left) {
+        append(line, "has left the group");
     } else if (is_silent) {
-        say(line, "does not answer%s", is_placed ? " and was " : "");
+        append(line, "does not answer%s", is_placed ? " and was " : "");
     } else {
-        say(line, "%s", is_placed ? "is " : "has called no collective yet");
+        append(line, "%s", is_placed ? "is " : "has called no collective yet");
     }
     if (is_placed) {
-        say_place(line, member->is_inside, member->sequence, &member->signature);
+        append_position(line, member->is_inside, member->sequence, &member->signature);
     }
 }
 
@@ -158,52 +158,52 @@ error_text_where(text_line *line, const dd_group *group, int rank)
 
 /* "all_reduce #3 of rank 0 (node-a, pid 77) " */
 static void
-say_late_call(text_line *line, const dd_group *group, const dd_cause *cause)
+append_late_call(text_line *line, const dd_group *group, const dd_cause *cause)
 {
-    say(line, "%s #%llu of %s ", dd_coll_name((dd_coll)cause->other_signature.coll),
-        (unsigned long long)cause->sequence, MEMBER(cause->origin));
+    append(line, "%s #%llu of %s ", dd_coll_name((dd_coll)cause->other_signature.coll),
+           (unsigned long long)cause->sequence, MEMBER(cause->origin));
 }
 
 /* A late rank describes its own state: the rank that waited for it only knows its collectives. */
 static void
-say_time_out(text_line *line, const dd_group *group, const dd_cause *cause)
+append_timeout(text_line *line, const dd_group *group, const dd_cause *cause)
 {
-    bool has_come = cause->sequence <= group->nstarted;
-    bool is_late = !has_come && !group->is_active; /* inside a call, it waits as well */
+    bool has_arrived = cause->sequence <= group->nstarted;
+    bool is_late = !has_arrived && !group->is_active; /* inside a call, it waits as well */
     bool is_ours =
         cause->origin != group->rank && cause->other < 0 && (is_late || cause->blamed.rank == group->rank);
-    say_late_call(line, group, cause);
-    say(line, "timed out after %.3g s", (double)cause->elapsed_ns * 1e-9);
+    append_late_call(line, group, cause);
+    append(line, "timed out after %.3g s", (double)cause->elapsed_ns * 1e-9);
     if (!is_ours) {
-        say(line, "; %s", cause->text);
+        append(line, "; %s", cause->text);
         return;
     }
-    say(line, " waiting for this rank, which ");
-    if (has_come) {
-        say(line, "had not come or answered in time");
+    append(line, " waiting for this rank, which ");
+    if (has_arrived) {
+        append(line, "had not come or answered in time");
     } else {
-        say_own_state(line, group);
+        append_own_state(line, group);
     }
 }
 
 static void
-say_disagreement(text_line *line, const dd_group *group, const dd_cause *cause)
+append_disagreement(text_line *line, const dd_group *group, const dd_cause *cause)
 {
     unsigned long long sequence = cause->sequence;
     const char *theirs = MEMBER(cause->blamed.rank);
     const char *others = MEMBER(cause->other);
     const char *call = CALL(&cause->other_signature);
     if (cause->kind == DD_CAUSE_CALLS) {
-        say(line, "collective #%llu: %s called %s, %s called %s", sequence, theirs,
-            CALL(&cause->blamed_signature), others, call);
+        append(line, "collective #%llu: %s called %s, %s called %s", sequence, theirs,
+               CALL(&cause->blamed_signature), others, call);
     } else if (cause->kind == DD_CAUSE_MISFIT) {
-        say(line, "collective #%llu: %s called %s: %s", sequence, others, call, cause->text);
+        append(line, "collective #%llu: %s called %s: %s", sequence, others, call, cause->text);
     } else {
-        say(line, "collective #%llu, %s: %s and %s disagree on the size of a block: %s", sequence, call,
-            theirs, others, cause->text);
+        append(line, "collective #%llu, %s: %s and %s disagree on the size of a block: %s", sequence, call,
+               theirs, others, cause->text);
         if (cause->text[0] == '\0') {
-            say(line, "%llu bytes and %llu", (unsigned long long)cause->blamed_nbytes,
-                (unsigned long long)cause->other_nbytes);
+            append(line, "%llu bytes and %llu", (unsigned long long)cause->blamed_nbytes,
+                   (unsigned long long)cause->other_nbytes);
         }
     }
 }
@@ -226,14 +226,14 @@ group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *erro
     int blamed = find_blamed(group, cause);
     switch (cause->kind) {
     case DD_CAUSE_OTHER:
-        say(&line, "%s", cause->text);
+        append(&line, "%s", cause->text);
         break;
     case DD_CAUSE_LOST:
         if (blamed == group->rank) {
             blamed = cause->origin;
-            say(&line, "%s has lost the connection to this rank: %s", MEMBER(blamed), cause->text);
+            append(&line, "%s has lost the connection to this rank: %s", MEMBER(blamed), cause->text);
         } else {
-            say(&line, "lost %s: %s", MEMBER(blamed), cause->text);
+            append(&line, "lost %s: %s", MEMBER(blamed), cause->text);
         }
         break;
     case DD_CAUSE_LEFT:
@@ -241,22 +241,22 @@ group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *erro
             (void)dd_error_set(error, DD_CLOSED, "the group was closed before it was done");
             return;
         }
-        say(&line, "%s has left the group%s%s", MEMBER(blamed), cause->text[0] != '\0' ? " " : "",
-            cause->text);
+        append(&line, "%s has left the group%s%s", MEMBER(blamed), cause->text[0] != '\0' ? " " : "",
+               cause->text);
         break;
     case DD_CAUSE_ABORTED:
-        say(&line, "%s aborted the group: %s", MEMBER(blamed), cause->text);
+        append(&line, "%s aborted the group: %s", MEMBER(blamed), cause->text);
         break;
     case DD_CAUSE_REVOKED:
-        say(&line, "%s revoked the group: %s", MEMBER(blamed), cause->text);
+        append(&line, "%s revoked the group: %s", MEMBER(blamed), cause->text);
         break;
     case DD_CAUSE_CALLS:
     case DD_CAUSE_SIZES:
     case DD_CAUSE_MISFIT:
-        say_disagreement(&line, group, cause);
+        append_disagreement(&line, group, cause);
         break;
     case DD_CAUSE_TIMED_OUT:
-        say_time_out(&line, group, cause);
+        append_timeout(&line, group, cause);
         break;
     }
     (void)dd_error_set(error, cause->code, "%s", line.text);
@@ -311,7 +311,7 @@ group_describe_failure(const dd_group *group, const dd_work *work, const dd_erro
     if (work->sequence > 0 && failure->kind == DD_CAUSE_TIMED_OUT && failure->origin == group->rank &&
         failure->sequence == work->sequence) {
         text_line name = {.used = 0};
-        say_late_call(&name, group, failure);
+        append_late_call(&name, group, failure);
         size_t len = strlen(cause->message + name.used);
         memmove(error->message, cause->message + name.used, len + 1);
     }
@@ -324,39 +324,39 @@ group_describe_failure(const dd_group *group, const dd_work *work, const dd_erro
 
 /* Add this rank's bytes that have not arrived at `rank`. False if no loss is known. */
 static bool
-say_own_loss_locked(text_line *line, const dd_group *group, int rank)
+append_own_loss_locked(text_line *line, const dd_group *group, int rank)
 {
     dd_path_loss loss;
     if (rank == group->rank || !dd_peer_find_loss_locked(group->peers[rank], &loss)) {
         return false;
     }
-    say(line, "%s at %s has sent %zu bytes to %s at %s which have not arrived", MEMBER(group->rank),
-        ADDR(&loss.from), loss.nbytes, MEMBER(rank), ADDR(&loss.to));
+    append(line, "%s at %s has sent %zu bytes to %s at %s which have not arrived", MEMBER(group->rank),
+           ADDR(&loss.from), loss.nbytes, MEMBER(rank), ADDR(&loss.to));
     if (loss.nresends > 0) {
-        say(line, ", sent again %u times", loss.nresends);
+        append(line, ", sent again %u times", loss.nresends);
     }
-    say(line, ": " LOSSY_PATH);
+    append(line, ": " LOSSY_PATH);
     return true;
 }
 
 /* "rank 2 (node-b, pid 77) at 10.0.0.2". With several addresses, the one in use is unknown. */
 static void
-say_member_at(text_line *line, const dd_group *group, int rank)
+append_member_at(text_line *line, const dd_group *group, int rank)
 {
     dd_addr_list addrs = dd_peer_addrs_locked(group->peers[rank]);
-    say(line, "%s", MEMBER(rank));
+    append(line, "%s", MEMBER(rank));
     if (addrs.count == 1) {
-        say(line, " at %s", ADDR(&addrs.items[0]));
+        append(line, " at %s", ADDR(&addrs.items[0]));
     }
 }
 
 /* Add whose packets the network loses. False if no loss is known. */
 static bool
-say_loss_locked(text_line *line, const dd_group *group, int *from, int *to)
+append_loss_locked(text_line *line, const dd_group *group, int *from, int *to)
 {
     *from = group->rank;
     for (*to = 0; *to < group->size; (*to)++) {
-        if (say_own_loss_locked(line, group, *to)) {
+        if (append_own_loss_locked(line, group, *to)) {
             return true;
         }
     }
@@ -364,10 +364,10 @@ say_loss_locked(text_line *line, const dd_group *group, int *from, int *to)
         const member_state *member = &group->members[*from];
         if (*from != group->rank && member->has_answered && member->lost_nbytes > 0) {
             *to = member->lost_to;
-            say_member_at(line, group, *from);
-            say(line, " has sent %llu bytes to ", (unsigned long long)member->lost_nbytes);
-            say_member_at(line, group, *to);
-            say(line, " which have not arrived: " LOSSY_PATH);
+            append_member_at(line, group, *from);
+            append(line, " has sent %llu bytes to ", (unsigned long long)member->lost_nbytes);
+            append_member_at(line, group, *to);
+            append(line, " which have not arrived: " LOSSY_PATH);
             return true;
         }
     }
@@ -380,7 +380,7 @@ group_add_loss_locked(const dd_group *group, dd_error *error)
     text_line line = {.used = 0};
     int from;
     int to;
-    if (!say_loss_locked(&line, group, &from, &to)) {
+    if (!append_loss_locked(&line, group, &from, &to)) {
         return -1;
     }
     group_append(error, line.text);
@@ -392,8 +392,8 @@ group_add_progress_locked(const dd_group *group, const dd_message *message, dd_e
 {
     text_line line = {.used = 0};
     if (!message->is_send && message->id != 0) {
-        say(&line, "%zu bytes of it have come", message->moved);
-    } else if (!say_own_loss_locked(&line, group, message->rank)) {
+        append(&line, "%zu bytes of it have come", message->moved);
+    } else if (!append_own_loss_locked(&line, group, message->rank)) {
         return;
     }
     group_append(error, line.text);
@@ -402,7 +402,7 @@ group_add_progress_locked(const dd_group *group, const dd_message *message, dd_e
 /* ---- late ranks */
 
 static bool
-has_not_come(const dd_group *group, int rank)
+is_late_member(const dd_group *group, int rank)
 {
     const member_state *member = &group->members[rank];
     return rank != group->rank && (!member->has_answered || member->sequence < group->nstarted);
@@ -410,9 +410,9 @@ has_not_come(const dd_group *group, int rank)
 
 /* Return false if the rank has left or exited; it may have done its part before. */
 static bool
-is_there(const dd_group *group, int rank)
+is_present(const dd_group *group, int rank)
 {
-    return !group->members[rank].is_gone && !group->members[rank].is_absent;
+    return !group->members[rank].has_left && !group->members[rank].is_absent;
 }
 
 /* Ranks that have exited count as late only if no other rank is late. */
@@ -420,7 +420,7 @@ static bool
 must_wait_for_ended(const dd_group *group)
 {
     for (int rank = 0; rank < group->size; rank++) {
-        if (has_not_come(group, rank) && is_there(group, rank)) {
+        if (is_late_member(group, rank) && is_present(group, rank)) {
             return false;
         }
     }
@@ -456,15 +456,15 @@ group_cause_of_lateness(const dd_group *group, const group_call *call)
     int to;
     bool waits_for_ended = must_wait_for_ended(group);
     for (int rank = 0; rank < group->size; rank++) {
-        if (has_not_come(group, rank) && (waits_for_ended || is_there(group, rank))) {
-            say(&late, nlate++ == 0 ? "%d" : ", %d", rank);
+        if (is_late_member(group, rank) && (waits_for_ended || is_present(group, rank))) {
+            append(&late, nlate++ == 0 ? "%d" : ", %d", rank);
             error_text_where(&where, group, rank);
             const member_state *member = &group->members[rank];
             bool is_worse = worst < 0 || kind_of_late(member) > kind_of_late(&group->members[worst]);
             worst = is_worse ? rank : worst;
         }
     }
-    bool has_lost = say_loss_locked(&loss, group, &from, &to);
+    bool has_lost = append_loss_locked(&loss, group, &from, &to);
     /* A rank that reports itself late is late; one that does not answer may be unreachable. */
     bool is_path = has_lost && (worst < 0 || kind_of_late(&group->members[worst]) != LATE_ELSEWHERE);
     dd_cause cause = group_make_cause(group, DD_CAUSE_TIMED_OUT, DD_OP_TIMED_OUT, is_path ? to : worst);

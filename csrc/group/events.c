@@ -17,16 +17,16 @@ compare_signatures_locked(dd_group *group, int rank, uint64_t sequence, const dd
 }
 
 void
-group_hear_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature)
+group_receive_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature)
 {
     member_state *member = &group->members[rank];
     if (sequence > 0 && sequence >= member->sequence) { /* 0: from the group's creation */
         member->sequence = sequence;
         member->signature = *signature;
-        member->has_said_it = true;
+        member->has_signature = true;
     }
-    bool is_over = sequence < group->nstarted || !group->is_active;
-    if (compare_signatures_locked(group, rank, sequence, signature) && is_over) {
+    bool is_ended = sequence < group->nstarted || !group->is_active;
+    if (compare_signatures_locked(group, rank, sequence, signature) && is_ended) {
         group_fail_surplus_locked(group, rank, sequence);
     }
 }
@@ -34,7 +34,7 @@ group_hear_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_si
 static void
 on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
 {
-    group_hear_coll_locked(ctx, rank, sequence, signature);
+    group_receive_coll_locked(ctx, rank, sequence, signature);
 }
 
 static void
@@ -55,7 +55,7 @@ events_on_abort(void *ctx, int rank, const dd_cause *cause)
 /* Return true if `rank`, which cannot be reached, was dialled only for a query. No call waits for
  * it, so it may have done its part and exited, without a goodbye to ranks without a link. */
 static bool
-was_only_asked_locked(const dd_group *group, int rank)
+was_only_queried_locked(const dd_group *group, int rank)
 {
     int missing[DD_ARENA_MAX_RANKS];
     int count = dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS);
@@ -71,7 +71,7 @@ static void
 on_lost(void *ctx, int rank, const dd_error *error)
 {
     dd_group *group = ctx;
-    if (group->members[rank].is_gone) {
+    if (group->members[rank].has_left) {
         return;
     }
     dd_cause cause;
@@ -81,7 +81,8 @@ on_lost(void *ctx, int rank, const dd_error *error)
         group_fail_own_locked(group, &accept_error);
         return;
     }
-    if (!was_linked && group->is_asking && !dd_error_is_local(error) && was_only_asked_locked(group, rank)) {
+    if (!was_linked && group->is_querying && !dd_error_is_local(error) &&
+        was_only_queried_locked(group, rank)) {
         group->members[rank].has_answered = true;
         group->members[rank].is_absent = true;
         return;
@@ -105,16 +106,16 @@ static void
 events_on_goodbye(void *ctx, int rank)
 {
     dd_group *group = ctx;
-    if (group->members[rank].is_gone) {
+    if (group->members[rank].has_left) {
         return;
     }
-    group->members[rank].is_gone = true;
-    group->ngone++;
+    group->members[rank].has_left = true;
+    group->nleft++;
     dd_error cause;
     (void)dd_group_error_about(group, rank, DD_PEER_LOST, "has left the group", &cause);
     group_fail_messages_locked(group, rank, &cause);
-    if (group->guest != NULL) {
-        group->guest->on_goodbye(group->guest, rank);
+    if (group->extension != NULL) {
+        group->extension->on_goodbye(group->extension, rank);
     }
 }
 
@@ -136,14 +137,15 @@ on_loss(void *ctx, int rank, int to, uint64_t nbytes)
 }
 
 static void
-note_place_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside)
+set_position_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature,
+                    bool is_inside)
 {
     member_state *member = &group->members[rank];
     member->is_inside = is_inside;
     if (sequence >= member->sequence) {
         member->sequence = sequence;
         member->signature = *signature;
-        member->has_said_it = sequence > 0;
+        member->has_signature = sequence > 0;
     }
     (void)compare_signatures_locked(group, rank, sequence, signature);
 }
@@ -153,36 +155,36 @@ on_answer(void *ctx, int rank, uint64_t sequence, const dd_signature *signature,
 {
     dd_group *group = ctx;
     group->members[rank].has_answered = true;
-    note_place_locked(group, rank, sequence, signature, is_inside);
+    set_position_locked(group, rank, sequence, signature, is_inside);
 }
 
 void
-group_hear_place_locked(dd_group *group, int rank)
+group_read_position_locked(dd_group *group, int rank)
 {
     dd_arena_place place = dd_arena_read_place(group->arena, group->topology.local_of[rank]);
-    note_place_locked(group, rank, place.sequence, &place.signature, place.is_inside);
+    set_position_locked(group, rank, place.sequence, &place.signature, place.is_inside);
 }
 
 void
-group_hear_answer_locked(dd_group *group, int rank)
+group_read_answer_locked(dd_group *group, int rank)
 {
     dd_arena_loss loss = dd_arena_read_loss(group->arena, group->topology.local_of[rank]);
     if (loss.to < (uint32_t)group->size) {
         on_loss(group, rank, (int)loss.to, loss.nbytes);
     }
     group->members[rank].has_answered = true;
-    group_hear_place_locked(group, rank);
+    group_read_position_locked(group, rank);
 }
 
 static dd_message *
 events_on_request(void *ctx, int rank, const dd_request *request)
 {
-    dd_group_guest *guest = ((dd_group *)ctx)->guest;
-    return guest != NULL ? guest->on_request(guest, rank, request) : NULL;
+    dd_group_extension *extension = ((dd_group *)ctx)->extension;
+    return extension != NULL ? extension->on_request(extension, rank, request) : NULL;
 }
 
 static void
-hear_abort_locked(dd_group *group, int rank)
+read_abort_locked(dd_group *group, int rank)
 {
     uint8_t bytes[DD_ARENA_CAUSE_MAX];
     size_t nbytes = dd_arena_read_cause(group->arena, group->topology.local_of[rank], bytes);
@@ -207,7 +209,7 @@ on_bell(void *ctx)
         if (rank == group->rank) {
             continue;
         }
-        hear_abort_locked(group, rank);
+        read_abort_locked(group, rank);
         if (dd_arena_has_left(group->arena, local)) {
             dd_context_handle_goodbye_locked(group->context, rank);
         }
@@ -216,7 +218,7 @@ on_bell(void *ctx)
 
 /* Fail the group if descriptors cannot be sent: the requesters would retry for ever. */
 static void
-fail_if_mute_locked(dd_group *group)
+fail_if_fd_send_broken_locked(dd_group *group)
 {
     dd_error error;
     if (dd_context_check_datagrams_locked(group->context, &error) != DD_OK) {
@@ -231,9 +233,9 @@ on_fd_wanted(void *ctx, int rank, uint64_t fd_key)
     if (group->topology.host_of[rank] != group->topology.host) {
         return;
     }
-    if (fd_key != GROUP_ARENA_WORD) {
+    if (fd_key != GROUP_ARENA_FD_KEY) {
         group_pass_region_locked(group, rank, (uint32_t)fd_key);
-        fail_if_mute_locked(group);
+        fail_if_fd_send_broken_locked(group);
     } else if (group->topology.local == 0 && group->arena_fd != -1) {
         (void)dd_context_pass_fd_locked(group->context, rank, fd_key, group->arena_fd);
     }
@@ -246,10 +248,10 @@ on_fd(void *ctx, int rank, uint64_t fd_key, int fd)
     if (group->topology.host_of[rank] != group->topology.host) {
         return false;
     }
-    if (fd_key != GROUP_ARENA_WORD) {
+    if (fd_key != GROUP_ARENA_FD_KEY) {
         return fd_key <= UINT32_MAX && group_take_region_locked(group, rank, (uint32_t)fd_key, fd);
     }
-    bool is_wanted = group->topology.local != 0 && group->arena == NULL && !group->is_made;
+    bool is_wanted = group->topology.local != 0 && group->arena == NULL && !group->is_set_up;
     bool is_due = is_wanted && group->arena_fd == -1 && rank == group->topology.local_ranks[0];
     group->arena_fd = is_due ? fd : group->arena_fd;
     return is_due;

@@ -40,13 +40,13 @@ fail_rest_locked(dd_group *group, const dd_cause *cause)
 {
     group->failure = *cause;
     group_explain_cause(group, cause, &group->cause);
-    group->is_asking = false;
+    group->is_querying = false;
     group_raise_alarm_locked(group);
     if (group->arena != NULL) {
         stop_arena_locked(group);
     }
     /* A rank lost during creation may have exited because of another, and posted that. */
-    bool is_sure = group->is_made || cause->kind != DD_CAUSE_LOST || cause->origin != group->rank;
+    bool is_sure = group->is_set_up || cause->kind != DD_CAUSE_LOST || cause->origin != group->rank;
     /* Report it before any call ends here, because the process may exit then. */
     if (is_sure && group->context != NULL && group->size > 1) {
         group_report_failure_locked(group, cause->origin, cause);
@@ -59,8 +59,8 @@ fail_rest_locked(dd_group *group, const dd_cause *cause)
         group_complete_locked(DD_CONTAINER_OF(group->collectives.next, group_call, link), &group->cause);
     }
     group_fail_messages_locked(group, DD_ANY_RANK, &group->cause);
-    if (group->guest != NULL) {
-        group->guest->on_end(group->guest, &group->cause);
+    if (group->extension != NULL) {
+        group->extension->on_end(group->extension, &group->cause);
     }
     group_update_task_locked(group);
 }
@@ -183,7 +183,7 @@ group_fail_misfit_locked(dd_group *group, const dd_error *error)
         return;
     }
     const member_state *member = &group->members[rank];
-    if (member->has_said_it && member->sequence == sequence &&
+    if (member->has_signature && member->sequence == sequence &&
         memcmp(&member->signature, group_signature_of(group, sequence), sizeof member->signature) != 0) {
         group_fail_calls_locked(group, rank, sequence, &member->signature);
         return;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 dd_status
-group_create(dd_engine *engine, uint64_t id, const group_place *place, dd_group **out, dd_error *err)
+group_create(dd_engine *engine, uint64_t id, const group_params *place, dd_group **out, dd_error *err)
 {
     size_t size = (size_t)place->size;
     dd_group *group = dd_mem_zalloc(sizeof *group);
@@ -37,7 +37,7 @@ group_create(dd_engine *engine, uint64_t id, const group_place *place, dd_group 
                            ? dd_blob_assign(&group->name, place->options->name, err)
                            : dd_error_no_memory(err, size * (sizeof *group->members + sizeof(dd_peer *)));
     if (status == DD_OK) {
-        status = group_make_pool(group, err);
+        status = group_create_pool(group, err);
     }
     if (status != DD_OK) {
         group_destroy(group);
@@ -72,10 +72,10 @@ group_destroy(dd_group *group)
     if (dd_engine_check_fork(group->engine, NULL) == DD_OK) {
         dd_fork_close(group->arena_fd);
     }
-    if (group->guest != NULL) {
-        group->guest->destroy(group->guest);
+    if (group->extension != NULL) {
+        group->extension->destroy(group->extension);
     }
-    group_drop_regions(group);
+    group_destroy_regions(group);
     dd_arena_close(group->arena);
     for (int rank = 0; group->peers != NULL && rank < group->size; rank++) {
         dd_peer_release(group->peers[rank]);
@@ -97,7 +97,7 @@ static bool
 has_calls_locked(const dd_group *group)
 {
     return !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages) ||
-           (group->guest != NULL && group->guest->ncalls > 0);
+           (group->extension != NULL && group->extension->ncalls > 0);
 }
 
 /* Fail the group if calls are left: other ranks may wait for this one, which is about to leave. */
@@ -137,8 +137,8 @@ dd_group_close(dd_group *group, const dd_wait *wait, dd_error *err)
     fail_leftovers_locked(group);
     dd_error over;
     dd_error_set(&over, DD_CLOSED, "the group was closed");
-    if (group->guest != NULL) {
-        group->guest->on_end(group->guest, &over);
+    if (group->extension != NULL) {
+        group->extension->on_end(group->extension, &over);
     }
     dd_context *context = group->context;
     group->context = NULL;
@@ -178,7 +178,7 @@ dd_region_release(dd_region *region)
 {
     if (region != NULL) {
         dd_group *group = dd_region_group(region); /* read first: the region may be reused */
-        if (group_let_region_go(region)) {
+        if (group_release_region(region)) {
             dd_group_release(group); /* the last reference frees the regions */
         }
     }

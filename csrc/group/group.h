@@ -221,7 +221,7 @@ dd_status dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool 
 /* Like dd_group_wait, for the last start. Calls wait->on_block after about a microsecond. */
 dd_status dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Return true if the last start has ended. Polls for about 1 us; never waits for a lock. */
-bool dd_standing_look(dd_standing_call *call);
+bool dd_standing_poll(dd_standing_call *call);
 
 /* ---- memory shared by the ranks of this host */
 

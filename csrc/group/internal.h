@@ -4,8 +4,8 @@
 
 #include "collective/arena/board.h"
 #include "collective/run.h"
+#include "group/extension.h"
 #include "group/group.h"
-#include "group/guest.h"
 #include "meet/meeting.h"
 #include "transport/context.h"
 
@@ -15,11 +15,11 @@
 typedef struct member_state {
     uint64_t sequence; /* of the last collective that it is known to have started */
     dd_signature signature;
-    bool is_inside;   /* as of its last answer: that collective is under way there */
-    bool has_said_it; /* `signature` is known */
-    bool is_gone;     /* has left the group */
-    bool has_voted;   /* during creation: the vote that it sends to this rank has arrived */
-    bool is_asked;
+    bool is_inside;     /* as of its last answer: that collective is under way there */
+    bool has_signature; /* `signature` is known */
+    bool has_left;      /* has left the group */
+    bool has_voted;     /* during creation: the vote that it sends to this rank has arrived */
+    bool is_queried;
     bool has_answered;
     bool is_absent; /* no process answered when it was dialled for a query */
     /* As of its last answer: bytes to rank lost_to that the network has lost; 0 if none. */
@@ -27,7 +27,7 @@ typedef struct member_state {
     int lost_to;
 } member_state;
 
-#define GROUP_FEW_BLOCKS 8 /* that fit into the call itself */
+#define GROUP_INLINE_BLOCKS 8 /* that fit into the call itself */
 
 /* A call under way, a collective or a message: on the stack of a waiting caller, or in the group's
  * pool. A standing call is in the pool and keeps its form. */
@@ -38,15 +38,15 @@ struct dd_standing_call {
     dd_group *group;
     int64_t timeout_ns;  /* < 0 for the group's */
     int64_t limit_ns;    /* upper limit of deadline_ns */
-    int64_t deadline_ns; /* set by group_stamp_locked; DD_NEVER_NS before */
+    int64_t deadline_ns; /* set by group_begin_record_locked; DD_NEVER_NS before */
     dd_timer late;       /* set by group_watch_locked */
-    /* For the flight recorder, at most one of the two; used by group_stamp_locked. */
+    /* For the flight recorder, at most one of the two; used by group_begin_record_locked. */
     const dd_record_form *form;
-    dd_record_call *told; /* the caller's */
-    uint32_t stack;       /* with `form` */
+    dd_record_call *record_args; /* the caller's */
+    uint32_t stack;              /* with `form` */
     uint64_t record;
     bool has_recorded_start; /* its record begins as started, as no earlier call was pending */
-    bool is_unstamped;       /* group_stamp_locked has not run yet */
+    bool needs_record;       /* group_begin_record_locked has not run yet */
     bool is_quick;           /* takes about 1 us once all ranks have called it; needs no driver */
     bool is_message;
     bool is_send;           /* for messages */
@@ -56,14 +56,14 @@ struct dd_standing_call {
         dd_coll_args args;
         dd_message message;
     };
-    dd_carried_message parcel; /* for messages of a carrier */
+    dd_carried_message carried_message; /* for messages of a carrier */
     dd_carried carried;
     dd_coll_form *kept_form; /* owned; NULL for a one-shot call */
-    bool is_chosen;          /* guarded by the engine's lock: already seen by check_all_locked */
+    bool is_checked;         /* guarded by the engine's lock: already seen by check_all_locked */
     /* The following are set only for calls of the pool. */
     struct call_pool *pool;
-    dd_block *blocks; /* `few_blocks`, or owned */
-    dd_block few_blocks[GROUP_FEW_BLOCKS];
+    dd_block *blocks; /* `inline_blocks`, or owned */
+    dd_block inline_blocks[GROUP_INLINE_BLOCKS];
 };
 
 struct dd_coll_form {
@@ -87,9 +87,9 @@ struct dd_group {
     /* Descriptor of the arena during the group's creation: the creator's, to pass on request, or
      * the received one. -1 if there is none yet, DD_FD_DENIED if there will be none. */
     int arena_fd;
-    int64_t ask_arena_ns;   /* when to request it next */
-    dd_run *run;            /* owned; NULL once closed */
-    struct call_pool *pool; /* owned, shared with the works in use */
+    int64_t arena_request_ns; /* when to request it next */
+    dd_run *run;              /* owned; NULL once closed */
+    struct call_pool *pool;   /* owned, shared with the works in use */
     dd_selection selection;
     size_t segment_nbytes;
 
@@ -103,7 +103,7 @@ struct dd_group {
     bool is_active;
     dd_list messages;                         /* the other calls */
     int ncarried;                             /* the messages in the carrier's library */
-    uint64_t nparcels;                        /* messages handed to the carrier */
+    uint64_t ncarried_posted;                 /* messages handed to the carrier */
     int64_t awake_until_ns;                   /* for the carrier's messages: see dd_run_may_nap */
     uint64_t nposted;                         /* collectives called */
     uint64_t nstarted;                        /* collectives started on this rank */
@@ -113,21 +113,21 @@ struct dd_group {
         found; /* not NULL while group_end_complete_locked runs: the first failure that it finds goes there */
     bool has_found_own; /* this rank is the first to report it: no further collective starts */
     dd_cause failure;   /* `cause` as a record; kind 0 if the group has not failed */
-    bool is_made;       /* on this rank; other ranks may not have finished */
+    bool is_set_up;     /* on this rank; other ranks may not have finished */
     bool is_closing;
     bool is_suspended;
     bool is_suspending;
     pthread_t suspender; /* while is_suspending: the only thread that may call */
     bool is_revoked;     /* by any rank, perhaps after a failure */
-    bool is_asking;      /* after a passed deadline: the other ranks have been queried */
-    int64_t asked_until_ns;
+    bool is_querying;    /* after a passed deadline: the other ranks have been queried */
+    int64_t query_until_ns;
     /* Timers, set only while calls are under way. */
     dd_timer answers;      /* deadline for answers to queries */
-    dd_timer curious;      /* next progress query of the collective under way */
-    dd_timer ask_again;    /* next request of a region */
-    dd_timer look;         /* polls messages in the carrier's library, which wakes no thread */
+    dd_timer query_timer;  /* next progress query of the collective under way */
+    dd_timer region_timer; /* next request of a region */
+    dd_timer poll_timer;   /* polls messages in the carrier's library, which wakes no thread */
     member_state *members; /* [size] */
-    int ngone;
+    int nleft;
     atomic_bool is_idle;               /* no call is under way; stored with release */
     uint32_t nregions;                 /* number of region ids allocated */
     dd_list regions;                   /* dd_region of this rank, in use or kept for reuse */
@@ -136,7 +136,7 @@ struct dd_group {
     int nwanted;                       /* foreign regions that are not mapped yet */
     uint64_t nmonitored;               /* number of calls of monitored_barrier */
     dd_recorder_group *recorder_group; /* owned; NULL if recording is off */
-    dd_group_guest *guest;             /* owned; NULL if there is none */
+    dd_group_extension *extension;     /* owned; NULL if there is none */
     unsigned nsplits_refused;          /* here, for their arguments: others may have counted them */
     dd_blob splits;                    /* counts for each set of ranks: records of split_count */
 };
@@ -146,7 +146,7 @@ struct dd_group {
 typedef struct group_meeting {
     dd_meeting_end end;
     /* Cards that replace those in `end`, of processes that are in the group several times. */
-    dd_blob_list again;
+    dd_blob_list replaced_cards;
     dd_engine *engine; /* owned: the given one, or a new one */
 } group_meeting;
 
@@ -161,18 +161,18 @@ typedef struct group_bulletin {
     dd_store *store;
     dd_bytes name;
     uint64_t generation;
-    int64_t look_ns; /* next time to check it; 0 before the first check */
+    int64_t next_check_ns; /* next time to check it; 0 before the first check */
 } group_bulletin;
 /* Check the bulletin, at most every 500 ms: DD_OK if empty, the posted error, or DD_INTERRUPTED. */
 dd_status group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- setup.c */
 
-typedef struct group_place {
+typedef struct group_params {
     int rank;
     int size;
     const dd_group_options *options;
-} group_place;
+} group_params;
 
 /* Additional inputs to the creation of a group. */
 typedef struct group_setup {
@@ -196,7 +196,7 @@ dd_status group_set_up_arena(dd_group *group, const group_setup *setup, const dd
 /* ---- group.c */
 
 /* Create a group with all that needs no other rank. The caller must fill in the peers. */
-dd_status group_create(dd_engine *engine, uint64_t id, const group_place *place, dd_group **group,
+dd_status group_create(dd_engine *engine, uint64_t id, const group_params *place, dd_group **group,
                        dd_error *err) DD_MUST_CHECK;
 void group_destroy(dd_group *group); /* closed or incomplete; NULL is allowed */
 
@@ -218,16 +218,16 @@ dd_status group_check_coll(const dd_group *group, const dd_coll_args *args, dd_c
 
 /* ---- call_pool.c */
 
-dd_status group_make_pool(dd_group *group, dd_error *err) DD_MUST_CHECK;
+dd_status group_create_pool(dd_group *group, dd_error *err) DD_MUST_CHECK;
 void group_release_pool(struct call_pool *pool); /* drop the group's reference; NULL is allowed */
-dd_status group_take_call(struct call_pool *pool, group_call **call, dd_error *err) DD_MUST_CHECK;
-void group_give_call(group_call *call); /* free what the call owns; return it to the pool */
+dd_status group_call_create(struct call_pool *pool, group_call **call, dd_error *err) DD_MUST_CHECK;
+void group_call_destroy(group_call *call); /* free what the call owns; return it to the pool */
 
 /* ---- call.c */
 
 /* Take a call from the pool, with copies of its blocks. */
-dd_status group_take_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
-                                group_call **call, dd_error *err) DD_MUST_CHECK;
+dd_status group_create_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+                                  group_call **call, dd_error *err) DD_MUST_CHECK;
 /* Start calls of one group in this order, all or none. Pass `is_patient` if the caller waits for
  * the one call next. A call of the pool holds one more reference until it has ended. */
 dd_status group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
@@ -239,7 +239,7 @@ dd_status group_start_calls(group_call *const *calls, size_t ncalls, bool is_pat
 /* Queue the call, and start it if it is next. A short call is recorded after its data is sent. */
 void group_post_locked(group_call *call);
 /* Poll for the call's end for 1 or 2 us. Pass is_hasty (< 1 us) if other threads are blocked. */
-void group_look_locked(group_call *call, bool is_hasty);
+void group_poll_call_locked(group_call *call, bool is_hasty);
 /* Start the deadline of a call that has not ended, and add the group's task to the engine. */
 void group_watch_locked(group_call *call);
 
@@ -258,8 +258,8 @@ void group_update_task_locked(dd_group *group); /* keep it in the engine only wh
 
 /* Hand a message to the carrier. Return false if the carrier does not support it. */
 bool group_post_carried_locked(group_call *call);
-bool group_look_at_carried_locked(dd_group *group); /* true if a message has ended */
-void group_look_for_carried_locked(group_call *call, int nlooks);
+bool group_poll_carried_locked(dd_group *group); /* true if a message has ended */
+void group_poll_carried_call_locked(group_call *call, int npolls);
 bool group_may_nap_locked(dd_group *group); /* false if messages in the library need polling */
 /* End a message with `cause`, in the carrier or the context. */
 void group_cancel_message_locked(group_call *call, const dd_error *cause);
@@ -270,21 +270,21 @@ void group_deadlines_init(dd_group *group);
 void group_start_deadline_locked(group_call *call); /* end the call at its deadline */
 /* Schedule the first progress query of the collective under way, which has waited since `since_ns`.
  * At most once for each collective. */
-void group_be_curious_locked(dd_group *group, int64_t since_ns);
+void group_schedule_query_locked(dd_group *group, int64_t since_ns);
 
 /* ---- events.c */
 
 extern const dd_context_handler group_context_handler; /* complete except for ctx */
-void group_hear_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature);
+void group_receive_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature);
 /* Read the progress of a local rank from its board, which works even if the rank is stopped. */
-void group_hear_place_locked(dd_group *group, int rank);
+void group_read_position_locked(dd_group *group, int rank);
 /* Read the answer of a local rank from its board. Call once it has taken its news after a bell. */
-void group_hear_answer_locked(dd_group *group, int rank);
+void group_read_answer_locked(dd_group *group, int rank);
 
 /* ---- vote.c: waiting during a group's creation */
 
 /* Like dd_group_await, but also fail if a rank that takes part in the creation will not vote. */
-dd_status group_await_others(dd_group *group, const group_setup *setup, bool (*is_there)(void *ctx),
+dd_status group_await_others(dd_group *group, const group_setup *setup, bool (*is_ready)(void *ctx),
                              void *ctx, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Set votes[h] to 1 if all ranks of host h (of the topology) have passed true, else 0. */
 dd_status group_exchange_votes(dd_group *group, const group_setup *setup, bool own, uint8_t *votes,
@@ -295,14 +295,14 @@ dd_status group_exchange_votes(dd_group *group, const group_setup *setup, bool o
 /* Report the failure to all ranks but `except`, its origin: on the board to local ranks, by links
  * to others. During creation, local ranks may not have the board, so links reach them as well. */
 void group_report_failure_locked(dd_group *group, int except, const dd_cause *cause);
-void group_post_leaving_locked(dd_group *group); /* call after the context's goodbyes */
-void group_note_place_locked(dd_group *group);   /* publish this rank's progress on the board */
+void group_post_leaving_locked(dd_group *group);  /* call after the context's goodbyes */
+void group_post_position_locked(dd_group *group); /* publish this rank's progress on the board */
 /* Publish the bytes that the network loses, for ranks that ring this one's bell after a timeout. */
 void group_note_loss_locked(dd_group *group);
 bool group_is_on_board(const dd_group *group, int rank); /* the board shows its progress */
 /* Ring the bell of each local rank that is due one. By taking its news, it shows that it runs. */
 void group_ring_others_locked(dd_group *group);
-#define GROUP_ARENA_WORD 0 /* names the arena's descriptor; regions have words from 1 */
+#define GROUP_ARENA_FD_KEY 0 /* names the arena's descriptor; regions have keys from 1 */
 
 /* ---- error_text.c: causes and their messages; see also dd_group_error_about */
 
@@ -362,9 +362,9 @@ void group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence);
 /* Give an accepted call its start time, deadline and record, once per start. This may be deferred
  * until other ranks have the data that they need from this one, so that they do not wait for it;
  * the functions that record more do it first. */
-void group_stamp_locked(group_call *call);
+void group_begin_record_locked(group_call *call);
 /* Stamp the call if its record or on_done needs the start time; most others end without it. */
-void group_stamp_if_told_locked(group_call *call);
+void group_begin_record_if_needed_locked(group_call *call);
 void group_record_start_locked(group_call *call);
 /* Call before completing the work, which may free the call. `error` NULL for success. */
 void group_record_end_locked(group_call *call, const dd_error *error);
@@ -377,15 +377,15 @@ void group_want_region(void *ctx, int local, uint32_t id); /* want_region of dd_
  * that waits for them can continue, or fails with *error, whose code is otherwise unchanged. */
 bool group_map_wanted_locked(dd_group *group, dd_error *error);
 /* Set the timer for the next request of a wanted region, if calls are under way. */
-void group_start_asking_again_locked(dd_group *group);
+void group_start_region_timer_locked(dd_group *group);
 /* Context events: a local rank requests a region; a requested one has arrived (true if taken). */
 void group_pass_region_locked(dd_group *group, int rank, uint32_t id);
 bool group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd);
-void group_drop_regions(dd_group *group);
+void group_destroy_regions(dd_group *group);
 void group_clear_kept_regions_locked(dd_group *group);     /* return their pages to the system */
 size_t group_regions_nbytes_locked(const dd_group *group); /* of regions in use */
 /* Drop a reference. True if it was the last; then the caller must release the region's group. */
-bool group_let_region_go(dd_region *region);
+bool group_release_region(dd_region *region);
 /* Replace the pages of a block in a region of this rank: later remote writes do not show here. */
 dd_status group_take_back_locked(dd_group *group, dd_block block, dd_error *err) DD_MUST_CHECK;
 

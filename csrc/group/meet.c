@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOOK_NS (500 * DD_NS_PER_MS)
+#define CHECK_NS (500 * DD_NS_PER_MS)
 
 /* ---- card callbacks of the meeting */
 
@@ -26,15 +26,15 @@ read_card(dd_bytes bytes, dd_meeting_member *member)
 }
 
 static dd_status
-look_for(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *is_gone, const dd_wait *wait,
-         dd_error *err)
+check_process(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *has_ended, const dd_wait *wait,
+              dd_error *err)
 {
     dd_card card;
     dd_card own;
     dd_addr_list addrs;
     dd_presence presence = DD_PRESENCE_RUNNING;
     dd_status status = DD_OK;
-    *is_gone = false;
+    *has_ended = false;
     if (dd_card_decode(bytes, &card, &addrs, NULL) != DD_OK ||
         dd_card_decode(own_bytes, &own, NULL, NULL) != DD_OK) {
         return DD_OK;
@@ -43,7 +43,7 @@ look_for(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *is_gone, cons
         status = dd_card_check_presence(&card, &addrs, &own, &presence, wait, err);
     }
     if (status == DD_OK) {
-        *is_gone = presence == DD_PRESENCE_NONE || (presence == DD_PRESENCE_REFUSED && *was_seen);
+        *has_ended = presence == DD_PRESENCE_NONE || (presence == DD_PRESENCE_REFUSED && *was_seen);
         *was_seen = *was_seen || presence == DD_PRESENCE_RUNNING;
     }
     return status;
@@ -53,7 +53,7 @@ static const dd_meeting_kind group_kind = {
     .noun = "group",
     .of_interrupted = "aborted the group: interrupted while it was being made",
     .read_card = read_card,
-    .check_process = look_for,
+    .check_process = check_process,
 };
 
 /* ---- processes that are in the group several times */
@@ -72,9 +72,9 @@ compare_uids(const void *a, const void *b)
     return order != 0 ? order : first->rank - second->rank;
 }
 
-/* Find the ranks whose engine a lower rank has; they open another one. is_again: [size], zeroed. */
+/* Find the ranks whose engine a lower rank has; they open another one. is_repeated: [size], zeroed. */
 static dd_status
-find_repeated(const dd_bytes *cards, int size, bool *is_again, dd_error *err)
+find_repeated(const dd_bytes *cards, int size, bool *is_repeated, dd_error *err)
 {
     card_of_rank *sorted = dd_mem_alloc_array((size_t)size, sizeof *sorted);
     if (sorted == NULL) {
@@ -89,7 +89,7 @@ find_repeated(const dd_bytes *cards, int size, bool *is_again, dd_error *err)
     }
     qsort(sorted, (size_t)count, sizeof *sorted, compare_uids);
     for (int i = 1; i < count; i++) {
-        is_again[sorted[i].rank] = memcmp(&sorted[i].uid, &sorted[i - 1].uid, sizeof sorted[i].uid) == 0;
+        is_repeated[sorted[i].rank] = memcmp(&sorted[i].uid, &sorted[i - 1].uid, sizeof sorted[i].uid) == 0;
     }
     dd_mem_free(sorted);
     return DD_OK;
@@ -104,7 +104,7 @@ make_card(dd_engine *engine, dd_store *store, dd_blob *card, dd_error *err)
 
 /* Return the key under which a rank publishes the card of its own engine. */
 static dd_bytes
-again_key(const group_meeting *meeting, dd_bytes name, int rank, char out[DD_MEETING_NAME_MAX + 64])
+replacement_key(const group_meeting *meeting, dd_bytes name, int rank, char out[DD_MEETING_NAME_MAX + 64])
 {
     int len = snprintf(out, DD_MEETING_NAME_MAX + 64, "dldist/%.*s/%llu/again/%d", (int)name.len,
                        (const char *)name.data, (unsigned long long)meeting->end.generation, rank);
@@ -125,8 +125,8 @@ use_own_engine(dd_store *store, const dd_meeting *met, group_meeting *meeting, c
     dd_blob card = {0};
     status = make_card(own, store, &card, err);
     if (status == DD_OK) {
-        status = dd_store_set(store, again_key(meeting, met->name, met->rank, key), dd_blob_view(&card), wait,
-                              err);
+        status = dd_store_set(store, replacement_key(meeting, met->name, met->rank, key), dd_blob_view(&card),
+                              wait, err);
     }
     dd_blob_fini(&card);
     if (status != DD_OK) {
@@ -140,17 +140,17 @@ use_own_engine(dd_store *store, const dd_meeting *met, group_meeting *meeting, c
 }
 
 static dd_status
-get_again(dd_store *store, const dd_meeting *met, group_meeting *meeting, const bool *is_again,
-          const dd_wait *wait, dd_error *err)
+get_replacements(dd_store *store, const dd_meeting *met, group_meeting *meeting, const bool *is_repeated,
+                 const dd_wait *wait, dd_error *err)
 {
-    dd_status status = dd_blob_list_init(&meeting->again, (size_t)met->size, err);
+    dd_status status = dd_blob_list_init(&meeting->replaced_cards, (size_t)met->size, err);
     for (int rank = 0; rank < met->size && status == DD_OK; rank++) {
         char key[DD_MEETING_NAME_MAX + 64];
-        dd_blob *card = &meeting->again.items[rank];
-        if (!is_again[rank]) {
+        dd_blob *card = &meeting->replaced_cards.items[rank];
+        if (!is_repeated[rank]) {
             continue;
         }
-        status = dd_store_get(store, again_key(meeting, met->name, rank, key), card, wait, err);
+        status = dd_store_get(store, replacement_key(meeting, met->name, rank, key), card, wait, err);
         meeting->end.cards[rank] = dd_blob_view(card);
     }
     return status;
@@ -161,18 +161,18 @@ replace_repeated(dd_store *store, const dd_meeting *met, group_meeting *meeting,
                  dd_error *err)
 {
     size_t size = (size_t)met->size;
-    bool *is_again = dd_mem_zalloc(size * sizeof *is_again);
-    if (is_again == NULL) {
-        return dd_error_no_memory(err, size * sizeof *is_again);
+    bool *is_repeated = dd_mem_zalloc(size * sizeof *is_repeated);
+    if (is_repeated == NULL) {
+        return dd_error_no_memory(err, size * sizeof *is_repeated);
     }
-    dd_status status = find_repeated(meeting->end.cards, met->size, is_again, err);
-    if (status == DD_OK && is_again[met->rank]) {
+    dd_status status = find_repeated(meeting->end.cards, met->size, is_repeated, err);
+    if (status == DD_OK && is_repeated[met->rank]) {
         status = use_own_engine(store, met, meeting, wait, err);
     }
-    if (status == DD_OK && memchr(is_again, true, size) != NULL) {
-        status = get_again(store, met, meeting, is_again, wait, err);
+    if (status == DD_OK && memchr(is_repeated, true, size) != NULL) {
+        status = get_replacements(store, met, meeting, is_repeated, wait, err);
     }
-    dd_mem_free(is_again);
+    dd_mem_free(is_repeated);
     return status;
 }
 
@@ -204,7 +204,7 @@ void
 group_meeting_fini(group_meeting *meeting)
 {
     dd_meeting_end_fini(&meeting->end);
-    dd_blob_list_fini(&meeting->again);
+    dd_blob_list_fini(&meeting->replaced_cards);
     dd_engine_release(meeting->engine);
     meeting->engine = NULL;
 }
@@ -215,11 +215,11 @@ dd_status
 group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *err)
 {
     int64_t now_ns = dd_clock_now_ns();
-    bool is_first = bulletin->look_ns == 0;
-    if (!is_first && now_ns < bulletin->look_ns) {
+    bool is_first = bulletin->next_check_ns == 0;
+    if (!is_first && now_ns < bulletin->next_check_ns) {
         return DD_OK;
     }
-    bulletin->look_ns = now_ns + LOOK_NS;
+    bulletin->next_check_ns = now_ns + CHECK_NS;
     /* The links usually exist before the second check, so the first one is skipped. */
     return is_first ? DD_OK
                     : dd_meeting_check(bulletin->store, bulletin->name, bulletin->generation, wait, err);

@@ -45,8 +45,8 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
         dd_p2p note = {.rank = rank, .tag = tag, .block = {&byte, 1}};
         int64_t left_ns = dd_deadline_left_ns(patience.deadline_ns);
         dd_status status = run_note(group, &note, left_ns, wait, &error);
-        bool is_over = status != DD_OK && dd_group_check(group, NULL) != DD_OK;
-        if (status == DD_INTERRUPTED || is_over) {
+        bool is_ended = status != DD_OK && dd_group_check(group, NULL) != DD_OK;
+        if (status == DD_INTERRUPTED || is_ended) {
             return dd_error_copy(err, &error); /* the group has failed; no rank is late */
         }
         if (status != DD_OK) {
@@ -91,7 +91,7 @@ monitor(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, const dd
 }
 
 static dd_status
-report_and_hear(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait *wait, dd_error *err)
+report_and_receive(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait *wait, dd_error *err)
 {
     uint8_t byte = 0;
     barrier_verdict verdict = {.text = ""};
@@ -129,5 +129,5 @@ dd_group_monitored_barrier(dd_group *group, int64_t timeout_ns, bool is_all, con
     }
     uint64_t tag = next_monitored_tag(group);
     return group->rank == 0 ? monitor(group, timeout, is_all, tag, wait, err)
-                            : report_and_hear(group, timeout, tag, wait, err);
+                            : report_and_receive(group, timeout, tag, wait, err);
 }

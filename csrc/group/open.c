@@ -41,7 +41,7 @@ find_peers(dd_group *group, const group_meeting *meeting, dd_error *err)
 
 /* A group of one rank needs no meeting. */
 static dd_status
-open_meet(dd_engine *engine, dd_store *store, const group_place *place, group_meeting *meeting,
+open_meet(dd_engine *engine, dd_store *store, const group_params *place, group_meeting *meeting,
           const dd_wait *wait, dd_error *err)
 {
     if (place->size > 1) {
@@ -52,7 +52,7 @@ open_meet(dd_engine *engine, dd_store *store, const group_place *place, group_me
 }
 
 static dd_status
-open_group(dd_engine *engine, dd_store *store, const group_place *place, dd_group **group,
+open_group(dd_engine *engine, dd_store *store, const group_params *place, dd_group **group,
            const dd_wait *wait, dd_error *err)
 {
     group_meeting meeting = {.engine = NULL};
@@ -96,7 +96,7 @@ dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_g
     if (status != DD_OK) {
         return status;
     }
-    group_place place = {.rank = rank, .size = size, .options = options};
+    group_params place = {.rank = rank, .size = size, .options = options};
     if (size > 1) {
         dd_engine_begin_meeting(engine);
     }

@@ -8,11 +8,11 @@ static void
 visit_held(void *ctx, int rank, const dd_signature *signature)
 {
     dd_group *group = ctx;
-    group_hear_coll_locked(group, rank, group->nstarted, signature);
+    group_receive_coll_locked(group, rank, group->nstarted, signature);
 }
 
 static void
-look_at_held_locked(dd_group *group)
+check_held_locked(dd_group *group)
 {
     if (group->topology.nhosts > 1) {
         dd_context_visit_held_locked(group->context, group->nstarted, visit_held, group);
@@ -28,10 +28,10 @@ on_run_done(void *ctx, const dd_error *error)
     dd_group *group = call->group;
     group->is_active = false;
     if (error == NULL) {
-        group->is_asking = false;
-        group_note_place_locked(group);
+        group->is_querying = false;
+        group_post_position_locked(group);
         group_complete_locked(call, NULL);
-        look_at_held_locked(group); /* no message of the collective should be left */
+        check_held_locked(group); /* no message of the collective should be left */
         start_next_locked(group);
         group_update_task_locked(group);
         return;
@@ -59,7 +59,7 @@ start_locked(group_call *call)
     group_record_start_locked(call);
     group->nstarted = call->work.sequence;
     group->signatures[group->nstarted % SIGNATURES_KEPT] = call->signature;
-    group_note_place_locked(group);
+    group_post_position_locked(group);
     dd_run_call run_call = {
         .args = call->args,
         .signature = call->signature,
@@ -67,11 +67,11 @@ start_locked(group_call *call)
         .on_done = on_run_done,
         .ctx = call,
     };
-    dd_timer_clear(&group->curious);
+    dd_timer_clear(&group->query_timer);
     if (group->topology.nhosts > 1) { /* on one host, group_watch_locked does it */
-        group_be_curious_locked(group, dd_clock_now_ns());
+        group_schedule_query_locked(group, dd_clock_now_ns());
     }
-    look_at_held_locked(group); /* first: signatures explain more than a wrong size */
+    check_held_locked(group); /* first: signatures explain more than a wrong size */
     if (!group_has_failed_locked(group)) {
         dd_run_start_locked(group->run, &run_call);
     }
@@ -113,7 +113,7 @@ post_message_locked(group_call *call)
     } else {
         dd_context_post_recv_locked(group->context, &call->message);
     }
-    group_stamp_if_told_locked(call);
+    group_begin_record_if_needed_locked(call);
     (void)dd_context_notify_locked(&call->message);
 }
 
@@ -122,7 +122,7 @@ post_collective_locked(group_call *call)
 {
     dd_group *group = call->group;
     if (!call->is_quick || call->work.on_done != NULL) {
-        group_stamp_locked(call);
+        group_begin_record_locked(call);
     }
     call->work.sequence = ++group->nposted;
     dd_list_push_back(&group->collectives, &call->link);
@@ -143,7 +143,7 @@ group_post_locked(group_call *call)
         post_collective_locked(call);
     }
     if (!dd_work_is_done(&call->work)) {
-        group_stamp_if_told_locked(call);
+        group_begin_record_if_needed_locked(call);
     }
 }
 
@@ -154,17 +154,18 @@ group_watch_locked(group_call *call)
     if (dd_work_is_done(&call->work)) {
         return;
     }
-    group_stamp_locked(call);
+    group_begin_record_locked(call);
     if (!call->is_message) {
-        group_be_curious_locked(group, call->work.start_ns);
+        group_schedule_query_locked(group, call->work.start_ns);
     }
     group_start_deadline_locked(call);
-    if (call->is_carried && call->message.rank != DD_ANY_RANK && group->members[call->message.rank].is_gone) {
+    if (call->is_carried && call->message.rank != DD_ANY_RANK &&
+        group->members[call->message.rank].has_left) {
         dd_error cause; /* the library does not notice that */
         (void)dd_group_error_about(group, call->message.rank, DD_PEER_LOST, "has left the group", &cause);
         group_cancel_message_locked(call, &cause);
     } else if (call->is_message && call->message.rank == DD_ANY_RANK && group->size > 1 &&
-               group->ngone == group->size - 1) { /* no sender is left */
+               group->nleft == group->size - 1) { /* no sender is left */
         dd_error cause;
         dd_error_set(&cause, DD_PEER_LOST, "all other ranks have left the group");
         group_cancel_message_locked(call, &cause);
@@ -187,9 +188,9 @@ are_all_quick_locked(const dd_group *group)
 
 /* Pause between polls, or yield to ranks on the same core. False if polling should stop. */
 static bool
-make_way_locked(dd_group *group, int look)
+yield_between_polls_locked(dd_group *group, int npolled)
 {
-    bool is_time = look % DD_POLLS_PER_YIELD == 0;
+    bool is_time = npolled % DD_POLLS_PER_YIELD == 0;
     bool is_crowded = group->is_crowded && !dd_run_gives_way_locked(group->run);
     bool is_due = is_crowded || (is_time && dd_run_must_make_way_locked(group->run));
     if (!is_due) {
@@ -199,11 +200,11 @@ make_way_locked(dd_group *group, int look)
 }
 
 void
-group_look_locked(group_call *call, bool is_hasty)
+group_poll_call_locked(group_call *call, bool is_hasty)
 {
     dd_assert_holds(ENGINE);
     dd_group *group = call->group;
-    int nlooks = is_hasty ? DD_POLLS_HASTY : DD_POLLS_PATIENT;
+    int npolls = is_hasty ? DD_POLLS_HASTY : DD_POLLS_PATIENT;
     if (is_hasty) {
         dd_engine_note_call_locked(group->engine);
     }
@@ -211,11 +212,11 @@ group_look_locked(group_call *call, bool is_hasty)
         return; /* it ended while the lock was not held */
     }
     if (call->is_carried) {
-        group_look_for_carried_locked(call, nlooks);
+        group_poll_carried_call_locked(call, npolls);
         return;
     }
     if (call->is_message) {
-        (void)dd_context_poll_locked(&call->message, nlooks);
+        (void)dd_context_poll_locked(&call->message, npolls);
         return;
     }
     dd_engine_take_over_locked(group->engine);
@@ -223,22 +224,22 @@ group_look_locked(group_call *call, bool is_hasty)
         return;
     }
     if (is_hasty && group->is_crowded) {
-        nlooks = 1; /* the ranks that this call waits for need this core */
+        npolls = 1; /* the ranks that this call waits for need this core */
     }
     if (!is_hasty) {
         dd_engine_note_active_locked(group->engine);
     }
-    for (int look = 0; look < nlooks && group->is_active && !dd_work_is_done(&call->work); look++) {
+    for (int npolled = 0; npolled < npolls && group->is_active && !dd_work_is_done(&call->work); npolled++) {
         if (dd_run_progress_locked(group->run)) {
             continue;
         }
-        bool is_vain = is_hasty && dd_run_must_make_way_locked(group->run); /* only a yield helps */
-        if (is_vain || !dd_run_looks_help_locked(group->run)) {
+        bool needs_yield = is_hasty && dd_run_must_make_way_locked(group->run); /* only a yield helps */
+        if (needs_yield || !dd_run_looks_help_locked(group->run)) {
             break;
         }
         if (is_hasty) {
             dd_spin_pause();
-        } else if (!make_way_locked(group, look)) {
+        } else if (!yield_between_polls_locked(group, npolled)) {
             return;
         }
     }

@@ -34,25 +34,25 @@ begin_record(const group_call *call)
                                  .is_started = call->has_recorded_start};
         return dd_recorder_begin_form(recorder_group, call->form, call->stack, &times);
     }
-    call->told->created_ns = call->work.start_ns;
-    call->told->timeout_ns = timeout_of(call);
-    call->told->is_started = call->has_recorded_start;
-    return dd_recorder_begin(recorder_group, call->told);
+    call->record_args->created_ns = call->work.start_ns;
+    call->record_args->timeout_ns = timeout_of(call);
+    call->record_args->is_started = call->has_recorded_start;
+    return dd_recorder_begin(recorder_group, call->record_args);
 }
 
 static bool
 is_recorded(const group_call *call)
 {
-    return (call->form != NULL || call->told != NULL) && call->group->recorder_group != NULL;
+    return (call->form != NULL || call->record_args != NULL) && call->group->recorder_group != NULL;
 }
 
 void
-group_stamp_locked(group_call *call)
+group_begin_record_locked(group_call *call)
 {
-    if (!call->is_unstamped) {
+    if (!call->needs_record) {
         return;
     }
-    call->is_unstamped = false;
+    call->needs_record = false;
     int64_t start_ns = dd_clock_now_ns();
     int64_t timeout_ns = call->timeout_ns >= 0
                              ? call->timeout_ns
@@ -66,10 +66,10 @@ group_stamp_locked(group_call *call)
 }
 
 void
-group_stamp_if_told_locked(group_call *call)
+group_begin_record_if_needed_locked(group_call *call)
 {
     if (call->work.on_done != NULL || is_recorded(call)) {
-        group_stamp_locked(call);
+        group_begin_record_locked(call);
     }
 }
 
@@ -85,8 +85,8 @@ void
 group_record_end_locked(group_call *call, const dd_error *error)
 {
     /* A call that ended before it was stamped gets one time for its start and end. */
-    bool is_instant = call->is_unstamped;
-    group_stamp_if_told_locked(call);
+    bool is_instant = call->needs_record;
+    group_begin_record_if_needed_locked(call);
     if (call->record != DD_NO_RECORD) {
         dd_recorder_end(dd_recorder_of_group(call->group->recorder_group), call->record,
                         is_instant ? call->work.start_ns : dd_clock_now_ns(), error);
@@ -102,7 +102,7 @@ record_of_failure(dd_group *group)
         return DD_NO_RECORD;
     }
     group_call *first = DD_CONTAINER_OF(calls->next, group_call, link);
-    group_stamp_locked(first);
+    group_begin_record_locked(first);
     return first->record;
 }
 

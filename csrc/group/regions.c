@@ -29,7 +29,7 @@ struct dd_region {
     size_t capacity; /* mapped */
     size_t dirty;    /* for arrays: leading bytes that may be nonzero; the rest has no pages */
     region_use use;
-    void *shown_at;        /* adopted mapping, until noted as unmapped, or NULL */
+    void *adopted_at;      /* adopted mapping, until noted as unmapped, or NULL */
     int fd;                /* for ranks of this host that request it; -1 if all have it */
     dd_arena_ranks passed; /* local ranks that have received it */
     int npassed;
@@ -41,10 +41,10 @@ typedef struct foreign_region {
     dd_list link;
     int local; /* its owner */
     uint32_t id;
-    dd_block memory;  /* data NULL until it is mapped */
-    int fd;           /* received; -1 if not, DD_SOCK_FD_REFUSED if none was free */
-    unsigned nasked;  /* number of requests to its owner */
-    int64_t again_ns; /* when to request it next */
+    dd_block memory;    /* data NULL until it is mapped */
+    int fd;             /* received; -1 if not, DD_SOCK_FD_REFUSED if none was free */
+    unsigned nrequests; /* number of requests to its owner */
+    int64_t retry_ns;   /* when to request it next */
 } foreign_region;
 
 #define PAGE_BYTES ((size_t)4096)
@@ -94,7 +94,7 @@ find_free_locked(dd_group *group, size_t capacity, region_use use)
     dd_region *best = NULL;
     for (dd_list *node = group->regions.next; node != &group->regions; node = node->next) {
         dd_region *region = DD_CONTAINER_OF(node, dd_region, link);
-        bool is_free = atomic_load(&region->refs) == 0 && region->shown_at == NULL && region->use == use;
+        bool is_free = atomic_load(&region->refs) == 0 && region->adopted_at == NULL && region->use == use;
         bool fits = use == REGION_ARRAY ? region->capacity >= capacity : region->capacity == capacity;
         if (is_free && fits && (best == NULL || region->capacity < best->capacity)) {
             best = region;
@@ -106,7 +106,7 @@ find_free_locked(dd_group *group, size_t capacity, region_use use)
 /* Register the region in the arena with its requested size, not its capacity: an output that ends
  * where the region ends can then be written in place, up to its last, partial page. */
 static dd_status
-show_to_arena_locked(dd_group *group, const dd_region *region, size_t nbytes, dd_error *err)
+register_in_arena_locked(dd_group *group, const dd_region *region, size_t nbytes, dd_error *err)
 {
     if (group->arena == NULL) {
         return DD_OK;
@@ -219,7 +219,7 @@ alloc(dd_group *group, size_t nbytes, region_use use, dd_region **region, dd_err
         }
     }
     if (status == DD_OK) {
-        status = show_to_arena_locked(group, found, nbytes, err);
+        status = register_in_arena_locked(group, found, nbytes, err);
     }
     if (status == DD_OK) {
         atomic_store(&found->refs, 1);
@@ -248,19 +248,19 @@ dd_group_alloc_pad(dd_group *group, size_t nbytes, dd_region **region, dd_error 
 
 /* Replace the mapping at `at` with a second mapping of the region, and `fd` with its descriptor. */
 static dd_status
-show_at(const dd_region *region, void *at, int fd, dd_error *err)
+remap_at(const dd_region *region, void *at, int fd, dd_error *err)
 {
     int access = PROT_READ | PROT_WRITE;
-    void *twin = dd_sys_mmap(NULL, region->capacity, access, MAP_SHARED | MAP_POPULATE, region->fd, 0);
-    if (twin != MAP_FAILED && dd_sys_dup3(region->fd, fd, O_CLOEXEC) >= 0 &&
-        dd_sys_mremap(twin, region->capacity, region->capacity, MREMAP_MAYMOVE | MREMAP_FIXED, at) !=
+    void *second = dd_sys_mmap(NULL, region->capacity, access, MAP_SHARED | MAP_POPULATE, region->fd, 0);
+    if (second != MAP_FAILED && dd_sys_dup3(region->fd, fd, O_CLOEXEC) >= 0 &&
+        dd_sys_mremap(second, region->capacity, region->capacity, MREMAP_MAYMOVE | MREMAP_FIXED, at) !=
             MAP_FAILED) {
         return DD_OK;
     }
     dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot show a region of %zu bytes at %p",
                                           region->nbytes, at);
-    if (twin != MAP_FAILED) {
-        dd_sys_munmap(twin, region->capacity);
+    if (second != MAP_FAILED) {
+        dd_sys_munmap(second, region->capacity);
     }
     return status;
 }
@@ -277,14 +277,14 @@ dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **reg
         return status;
     }
     memcpy(adopting->data, at, nbytes);
-    status = show_at(adopting, at, fd, err);
+    status = remap_at(adopting, at, fd, err);
     if (status != DD_OK) {
-        (void)group_let_region_go(adopting);
+        (void)group_release_region(adopting);
         atomic_fetch_sub_explicit(&group->refs, 1,
                                   memory_order_relaxed); /* not the last: the caller has one */
         return status;
     }
-    adopting->shown_at = at;
+    adopting->adopted_at = at;
     *region = adopting;
     return DD_OK;
 }
@@ -292,7 +292,7 @@ dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **reg
 void
 dd_region_note_unmapped(dd_region *region)
 {
-    region->shown_at = NULL;
+    region->adopted_at = NULL;
 }
 
 void *
@@ -353,13 +353,13 @@ dd_region_acquire(dd_region *region)
 /* Prepare to drop the last reference: return the pages to the system, unless they are kept for the
  * next array. In a forked child they belong to the parent. */
 static void
-put_away(dd_region *region)
+keep_for_reuse(dd_region *region)
 {
     dd_group *group = region->group;
     if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
         return;
     }
-    if (region->use == REGION_ADOPTED && region->shown_at == NULL) {
+    if (region->use == REGION_ADOPTED && region->adopted_at == NULL) {
         (void)dd_sys_madvise(region->data, region->capacity, MADV_REMOVE);
     } else if (region->use == REGION_ARRAY &&
                atomic_fetch_add(&group->kept_nbytes, region->dirty) + region->dirty > KEPT_MAX_BYTES &&
@@ -395,7 +395,7 @@ group_regions_nbytes_locked(const dd_group *group)
 
 /* Drop one reference unless it is the only one. */
 static bool
-has_left_others(dd_region *region)
+release_shared(dd_region *region)
 {
     unsigned refs = atomic_load(&region->refs);
     while (refs > 1) {
@@ -406,14 +406,14 @@ has_left_others(dd_region *region)
     return false;
 }
 
-/* Only holders acquire references, so the last holder stays the last one during put_away. */
+/* Only holders acquire references, so the last holder stays the last one during keep_for_reuse. */
 bool
-group_let_region_go(dd_region *region)
+group_release_region(dd_region *region)
 {
-    if (has_left_others(region)) {
+    if (release_shared(region)) {
         return false;
     }
-    put_away(region);
+    keep_for_reuse(region);
     atomic_store(&region->refs, 0);
     return true;
 }
@@ -449,7 +449,7 @@ group_take_back_locked(dd_group *group, dd_block block, dd_error *err)
         const dd_region *region = DD_CONTAINER_OF(node, dd_region, link);
         size_t offset = (size_t)((uintptr_t)block.data - (uintptr_t)region->data);
         if (offset < region->capacity) {
-            uint8_t *base = region->shown_at != NULL ? region->shown_at : region->data;
+            uint8_t *base = region->adopted_at != NULL ? region->adopted_at : region->data;
             return make_private(base + offset, round_up_to_pages(block.nbytes), err);
         }
     }
@@ -458,8 +458,8 @@ group_take_back_locked(dd_group *group, dd_block block, dd_error *err)
 
 /* ---- regions of other ranks */
 
-#define ASK_AGAIN_NS (4 * DD_NS_PER_MS)
-#define ASK_AGAIN_MAX_SHIFT 6
+#define REQUEST_RETRY_NS (4 * DD_NS_PER_MS)
+#define REQUEST_RETRY_MAX_SHIFT 6
 
 static foreign_region *
 find_foreign(dd_group *group, int local, uint32_t id)
@@ -474,7 +474,7 @@ find_foreign(dd_group *group, int local, uint32_t id)
 }
 
 static void
-regions_forget(dd_group *group, foreign_region *foreign, bool is_forked)
+destroy_foreign(dd_group *group, foreign_region *foreign, bool is_forked)
 {
     group->nwanted -= foreign->memory.data == NULL;
     dd_list_remove(&foreign->link);
@@ -488,28 +488,28 @@ regions_forget(dd_group *group, foreign_region *foreign, bool is_forked)
 }
 
 static int64_t
-ask_again_ns(const dd_group *group)
+next_request_ns(const dd_group *group)
 {
     int64_t earliest_ns = DD_NEVER_NS;
     const dd_list *all = &group->foreign;
     for (const dd_list *node = all->next; group->nwanted > 0 && node != all; node = node->next) {
         const foreign_region *foreign = DD_CONTAINER_OF(node, const foreign_region, link);
         bool is_awaited = foreign->memory.data == NULL && foreign->fd == -1;
-        earliest_ns = is_awaited && foreign->again_ns < earliest_ns ? foreign->again_ns : earliest_ns;
+        earliest_ns = is_awaited && foreign->retry_ns < earliest_ns ? foreign->retry_ns : earliest_ns;
     }
     return earliest_ns;
 }
 
 void
-group_start_asking_again_locked(dd_group *group)
+group_start_region_timer_locked(dd_group *group)
 {
     bool has_task = !dd_list_is_empty(&group->task.link);
-    dd_engine_start_timer_locked(group->engine, &group->ask_again,
-                                 has_task ? ask_again_ns(group) : DD_NEVER_NS);
+    dd_engine_start_timer_locked(group->engine, &group->region_timer,
+                                 has_task ? next_request_ns(group) : DD_NEVER_NS);
 }
 
 static foreign_region *
-want(dd_group *group, int local, uint32_t id)
+want_foreign(dd_group *group, int local, uint32_t id)
 {
     foreign_region *foreign = find_foreign(group, local, id);
     if (foreign == NULL && (foreign = dd_mem_zalloc(sizeof *foreign)) != NULL) {
@@ -527,17 +527,18 @@ void
 group_want_region(void *ctx, int local, uint32_t id)
 {
     dd_group *group = ctx;
-    foreign_region *foreign = want(group, local, id);
+    foreign_region *foreign = want_foreign(group, local, id);
     int64_t now_ns = dd_clock_now_ns();
-    if (foreign == NULL || foreign->memory.data != NULL || foreign->fd != -1 || now_ns < foreign->again_ns ||
+    if (foreign == NULL || foreign->memory.data != NULL || foreign->fd != -1 || now_ns < foreign->retry_ns ||
         group->context == NULL) {
         return; /* if out of memory, the next poll tries again */
     }
-    unsigned shift = foreign->nasked < ASK_AGAIN_MAX_SHIFT ? foreign->nasked : ASK_AGAIN_MAX_SHIFT;
-    foreign->nasked++;
-    foreign->again_ns = now_ns + (ASK_AGAIN_NS << shift);
+    unsigned shift =
+        foreign->nrequests < REQUEST_RETRY_MAX_SHIFT ? foreign->nrequests : REQUEST_RETRY_MAX_SHIFT;
+    foreign->nrequests++;
+    foreign->retry_ns = now_ns + (REQUEST_RETRY_NS << shift);
     (void)dd_context_want_fd_locked(group->context, group->topology.local_ranks[local], id);
-    group_start_asking_again_locked(group);
+    group_start_region_timer_locked(group);
 }
 
 bool
@@ -587,7 +588,7 @@ map_foreign(dd_group *group, foreign_region *foreign, dd_error *err)
         }
     }
     if (status != DD_OK) {
-        regions_forget(group, foreign, false);
+        destroy_foreign(group, foreign, false);
         return status;
     }
     group->nwanted--;
@@ -626,7 +627,7 @@ bool
 group_map_wanted_locked(dd_group *group, dd_error *error)
 {
     dd_assert_holds(ENGINE);
-    bool has_come = false;
+    bool has_arrived = false;
     if (group->nwanted == 0 || dd_run_is_moving_locked(group->run)) {
         return false;
     }
@@ -635,17 +636,17 @@ group_map_wanted_locked(dd_group *group, dd_error *error)
         foreign_region *foreign = DD_CONTAINER_OF(node, foreign_region, link);
         group_want_region(group, foreign->local, foreign->id);
         if (foreign->fd != -1) {
-            has_come = true;
+            has_arrived = true;
             if (map_foreign(group, foreign, error) != DD_OK) {
                 return true;
             }
         }
     }
-    return dd_context_check_datagrams_locked(group->context, error) != DD_OK || has_come;
+    return dd_context_check_datagrams_locked(group->context, error) != DD_OK || has_arrived;
 }
 
 void
-group_drop_regions(dd_group *group)
+group_destroy_regions(dd_group *group)
 {
     bool is_forked = dd_engine_check_fork(group->engine, NULL) != DD_OK;
     while (!dd_list_is_empty(&group->regions)) {
@@ -658,6 +659,6 @@ group_drop_regions(dd_group *group)
         dd_mem_free(region);
     }
     while (!dd_list_is_empty(&group->foreign)) {
-        regions_forget(group, DD_CONTAINER_OF(group->foreign.next, foreign_region, link), is_forked);
+        destroy_foreign(group, DD_CONTAINER_OF(group->foreign.next, foreign_region, link), is_forked);
     }
 }

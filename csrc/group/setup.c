@@ -123,16 +123,16 @@ set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error 
 static void
 post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cause, dd_error *error)
 {
-    dd_error told;
+    dd_error explained;
     dd_error first;
-    group_explain_cause(group, cause, &told);
+    group_explain_cause(group, cause, &explained);
     if (cause->kind == DD_CAUSE_LOST) { /* the lost rank may be alive, and reads this */
         char who[128];
         char finder[160];
         snprintf(finder, sizeof finder, "found by %s", group_print_member(group, cause->origin, who));
-        group_append(&told, finder);
+        group_append(&explained, finder);
     }
-    dd_meeting_post(setup->bulletin->store, setup->bulletin->name, setup->bulletin->generation, &told,
+    dd_meeting_post(setup->bulletin->store, setup->bulletin->name, setup->bulletin->generation, &explained,
                     &first);
     if (error->code == DD_PEER_LOST && first.blamed.rank != group->rank) {
         *error = first;
@@ -141,7 +141,7 @@ post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cau
 
 /* Keep the loss of a rank as a cause, not as text: each receiver words it from its own side. */
 static dd_cause
-cause_of_giving_up(const dd_group *group, const dd_error *error)
+cause_of_own_failure(const dd_group *group, const dd_error *error)
 {
     const dd_cause *failure = &group->failure;
     bool is_failure = failure->kind == DD_CAUSE_LOST && error->code == DD_PEER_LOST &&
@@ -151,12 +151,12 @@ cause_of_giving_up(const dd_group *group, const dd_error *error)
 
 /* Report to the other ranks that this rank cannot go on: they wait for it, or will. */
 static void
-tell_given_up(dd_group *group, const group_setup *setup, dd_error *error)
+report_own_failure(dd_group *group, const group_setup *setup, dd_error *error)
 {
     if (group->context == NULL) {
         return;
     }
-    dd_cause cause = cause_of_giving_up(group, error);
+    dd_cause cause = cause_of_own_failure(group, error);
     if (error->code == DD_INTERRUPTED) {
         cause = group_make_cause(group, DD_CAUSE_ABORTED, DD_ABORTED, group->rank);
         snprintf(cause.text, sizeof cause.text, "interrupted while it was being made");
@@ -164,7 +164,7 @@ tell_given_up(dd_group *group, const group_setup *setup, dd_error *error)
     bool may_be_consequence = error->code == DD_PEER_LOST && setup->bulletin != NULL;
     if (may_be_consequence) {
         post_reason(group, setup, &cause, error);
-        cause = cause_of_giving_up(group, error);
+        cause = cause_of_own_failure(group, error);
     }
     dd_engine_lock(group->engine);
     group_report_failure_locked(group, DD_ANY_RANK, &cause);
@@ -179,7 +179,7 @@ static void
 end_setup(dd_group *group)
 {
     dd_engine_lock(group->engine);
-    group->is_made = true;
+    group->is_set_up = true;
     dd_fork_close(group->arena_fd); /* all ranks have voted, so none requests it */
     group->arena_fd = -1;
     if (group->failure.kind == DD_CAUSE_LOST && group->failure.origin == group->rank) {
@@ -210,7 +210,7 @@ group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
     dd_status status = set_up(group, setup, wait, &error);
     if (status != DD_OK) {
         find_own_part(group, &error);
-        tell_given_up(group, setup, &error);
+        report_own_failure(group, setup, &error);
         if (error.code == DD_PEER_LOST && error.blamed.rank == group->rank) {
             dd_error_prepend(&error, "another rank has given up");
         }

@@ -97,14 +97,14 @@ name_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, uint64_
 static bool
 is_attempt_missed(dd_group *parent, const int *ranks, int nranks, int own, uint64_t id)
 {
-    bool is_given_up = false;
+    bool has_aborted = false;
     dd_engine_lock(parent->engine);
-    for (int i = 0; i < nranks && parent->nsplits_refused > 0 && !is_given_up; i++) {
-        is_given_up = dd_peer_has_aborted_locked(parent->peers[ranks[i]], id, own);
+    for (int i = 0; i < nranks && parent->nsplits_refused > 0 && !has_aborted; i++) {
+        has_aborted = dd_peer_has_aborted_locked(parent->peers[ranks[i]], id, own);
     }
-    parent->nsplits_refused -= is_given_up ? 1 : 0;
+    parent->nsplits_refused -= has_aborted ? 1 : 0;
     dd_engine_unlock(parent->engine);
-    return is_given_up;
+    return has_aborted;
 }
 
 static void
@@ -147,7 +147,7 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
         return status;
     }
     dd_group *made = NULL;
-    group_place place = {.rank = own, .size = nranks, .options = options};
+    group_params place = {.rank = own, .size = nranks, .options = options};
     status = group_create(parent->engine, id, &place, &made, err);
     if (status != DD_OK) {
         return status;

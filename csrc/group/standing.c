@@ -14,10 +14,10 @@ dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_
     if (status != DD_OK) {
         return status;
     }
-    dd_call_options nobody_told = {.timeout_ns = options->timeout_ns,
-                                   .form = form,
-                                   .stack = options->record != NULL ? options->record->stack : 0};
-    status = group_take_collective(group, args, &nobody_told, &call, err);
+    dd_call_options without_record = {.timeout_ns = options->timeout_ns,
+                                      .form = form,
+                                      .stack = options->record != NULL ? options->record->stack : 0};
+    status = group_create_collective(group, args, &without_record, &call, err);
     if (status != DD_OK) {
         dd_coll_form_destroy(form);
         return status;
@@ -99,10 +99,10 @@ standing_try_lock(const dd_standing_call *call)
 }
 
 bool
-dd_standing_look(dd_standing_call *call)
+dd_standing_poll(dd_standing_call *call)
 {
     if (call->is_quick && standing_try_lock(call)) {
-        group_look_locked(call, true);
+        group_poll_call_locked(call, true);
         dd_engine_unlock(call->group->engine);
     }
     return dd_work_is_done(&call->work);
@@ -111,10 +111,10 @@ dd_standing_look(dd_standing_call *call)
 dd_status
 dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err)
 {
-    if (!dd_standing_look(call)) {
+    if (!dd_standing_poll(call)) {
         dd_wait_will_block(wait);
         if (standing_try_lock(call)) {
-            group_look_locked(call, false);
+            group_poll_call_locked(call, false);
             dd_engine_unlock(call->group->engine);
         }
     }

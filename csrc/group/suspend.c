@@ -37,7 +37,7 @@ begin_suspending_locked(dd_group *group, dd_error *err)
 }
 
 static dd_status
-let_memory_go(dd_group *group, dd_error *err)
+release_memory(dd_group *group, dd_error *err)
 {
     dd_engine_lock(group->engine);
     dd_status status = begin_suspending_locked(group, err);
@@ -106,7 +106,7 @@ dd_group_suspend(dd_group *group, const dd_wait *wait, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    status = let_memory_go(group, err);
+    status = release_memory(group, err);
     dd_error common;
     dd_status decision = vote(group, status == DD_OK, wait, &common);
     end_suspending(group, decision == DD_OK);

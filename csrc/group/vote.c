@@ -19,7 +19,7 @@
 #define GRACE_NS (250 * DD_NS_PER_MS)
 /* How long to wait after a member has left the parent: it may have voted before. Ranks that need
  * its vote fail immediately; the others receive that failure, or fail after this time. */
-#define GONE_PATIENCE_NS (5 * DD_NS_PER_S)
+#define LEFT_PATIENCE_NS (5 * DD_NS_PER_S)
 
 /* ---- waiting */
 
@@ -50,7 +50,7 @@ is_awaited(const dd_group *group, int rank)
 
 /* Fail if a rank will not vote: it failed in or left the parent, or abandoned this group. */
 static dd_status
-check_voters(dd_group *group, const group_setup *setup, int64_t *gone_ns, const dd_wait *wait, dd_error *err)
+check_voters(dd_group *group, const group_setup *setup, int64_t *left_ns, const dd_wait *wait, dd_error *err)
 {
     dd_group *parent = setup->parent;
     dd_status status = DD_OK;
@@ -59,10 +59,10 @@ check_voters(dd_group *group, const group_setup *setup, int64_t *gone_ns, const 
         status = dd_error_copy(err, &group->cause);
     } else if (parent != NULL) {
         status = group_check_parent_locked(parent, err);
-        for (int i = 0; i < group->size && status == DD_OK && parent->ngone > 0; i++) {
-            bool is_gone = parent->members[setup->parent_ranks[i]].is_gone;
-            *gone_ns = is_gone && *gone_ns == 0 ? dd_clock_now_ns() : *gone_ns;
-            if (is_gone && (is_awaited(group, i) || dd_clock_now_ns() - *gone_ns > GONE_PATIENCE_NS)) {
+        for (int i = 0; i < group->size && status == DD_OK && parent->nleft > 0; i++) {
+            bool has_left = parent->members[setup->parent_ranks[i]].has_left;
+            *left_ns = has_left && *left_ns == 0 ? dd_clock_now_ns() : *left_ns;
+            if (has_left && (is_awaited(group, i) || dd_clock_now_ns() - *left_ns > LEFT_PATIENCE_NS)) {
                 status = dd_group_error_about(group, i, DD_PEER_LOST, "has left the parent group", err);
             }
         }
@@ -76,17 +76,17 @@ check_voters(dd_group *group, const group_setup *setup, int64_t *gone_ns, const 
 }
 
 dd_status
-group_await_others(dd_group *group, const group_setup *setup, bool (*is_there)(void *ctx), void *ctx,
+group_await_others(dd_group *group, const group_setup *setup, bool (*is_ready)(void *ctx), void *ctx,
                    const dd_wait *wait, dd_error *err)
 {
-    int64_t gone_ns = 0; /* when a member was first found to have left */
+    int64_t left_ns = 0; /* when a member was first found to have left */
     for (int64_t slice_ns = FIRST_SLICE_NS;; slice_ns *= slice_ns < LONGEST_SLICE_NS ? 2 : 1) {
         dd_wait slice = dd_wait_at_most(wait, slice_ns);
-        dd_status status = dd_group_await(group, is_there, ctx, &slice, err);
+        dd_status status = dd_group_await(group, is_ready, ctx, &slice, err);
         if (status != DD_OP_TIMED_OUT || dd_wait_has_expired(wait)) {
             return status;
         }
-        status = check_voters(group, setup, &gone_ns, wait, err);
+        status = check_voters(group, setup, &left_ns, wait, err);
         if (status != DD_OK) {
             return status;
         }
@@ -108,10 +108,10 @@ typedef struct vote_leg {
 typedef struct setup_vote {
     dd_group *group;
     const group_setup *setup;
-    uint8_t *votes; /* a byte for each host */
-    uint8_t *heard; /* received votes: from the ranks of this host, then from leaders */
-    uint8_t own;    /* the vote to send up */
-    vote_leg *legs; /* [size + 1] */
+    uint8_t *votes;    /* a byte for each host */
+    uint8_t *received; /* received votes: from the ranks of this host, then from leaders */
+    uint8_t own;       /* the vote to send up */
+    vote_leg *legs;    /* [size + 1] */
     int nlegs;
     int nleft; /* legs that are not done */
     dd_error error;
@@ -159,13 +159,13 @@ add_children(setup_vote *vote, vote_channel channel)
 {
     const dd_topology *topology = &vote->group->topology;
     bool is_down = channel == VOTES_DOWN;
-    uint8_t *heard = vote->heard;
+    uint8_t *received = vote->received;
     for (int local = 1; topology->local == 0 && local < topology->nlocal; local++) {
-        add_leg(vote, is_down, topology->local_ranks[local], channel, is_down ? vote->votes : heard++);
+        add_leg(vote, is_down, topology->local_ranks[local], channel, is_down ? vote->votes : received++);
     }
     for (int host = 1; vote->group->rank == 0 && host < topology->nhosts; host++) {
         int leader = dd_topology_rank_at(topology, host, 0);
-        add_leg(vote, is_down, leader, channel, is_down ? vote->votes : heard++);
+        add_leg(vote, is_down, leader, channel, is_down ? vote->votes : received++);
     }
 }
 
@@ -174,13 +174,13 @@ static void
 count_votes(setup_vote *vote)
 {
     const dd_topology *topology = &vote->group->topology;
-    const uint8_t *heard = vote->heard;
+    const uint8_t *received = vote->received;
     for (int local = 1; topology->local == 0 && local < topology->nlocal; local++) {
-        vote->own = *heard++ != 0 ? vote->own : 0;
+        vote->own = *received++ != 0 ? vote->own : 0;
     }
     vote->votes[topology->host] = vote->own;
     for (int host = 1; vote->group->rank == 0 && host < topology->nhosts; host++) {
-        vote->votes[host] = *heard++;
+        vote->votes[host] = *received++;
     }
 }
 
@@ -245,7 +245,7 @@ walk_legs(setup_vote *vote, const dd_wait *wait, dd_error *err)
 }
 
 static bool
-are_children_there(void *ctx)
+are_children_connected(void *ctx)
 {
     const setup_vote *vote = ctx;
     for (int i = 0; i < vote->nlegs; i++) {
@@ -259,14 +259,14 @@ are_children_there(void *ctx)
 
 /* Receive the votes of the children, which dial; after a timeout, the posted legs dial them. */
 static dd_status
-hear_children(setup_vote *vote, const dd_wait *wait, dd_error *err)
+receive_children(setup_vote *vote, const dd_wait *wait, dd_error *err)
 {
     add_children(vote, VOTES_UP);
     if (vote->nlegs == 0) {
         return DD_OK;
     }
     dd_wait patience = dd_wait_at_most(wait, DIALLED_PATIENCE_NS);
-    dd_status status = dd_group_await(vote->group, are_children_there, vote, &patience, err);
+    dd_status status = dd_group_await(vote->group, are_children_connected, vote, &patience, err);
     if (status == DD_INTERRUPTED) {
         return status;
     }
@@ -277,7 +277,7 @@ hear_children(setup_vote *vote, const dd_wait *wait, dd_error *err)
 }
 
 static dd_status
-hear_parent(setup_vote *vote, const dd_wait *wait, dd_error *err)
+exchange_with_parent(setup_vote *vote, const dd_wait *wait, dd_error *err)
 {
     const dd_topology *topology = &vote->group->topology;
     int parent = topology->local == 0 ? 0 : topology->local_ranks[0];
@@ -298,23 +298,23 @@ group_exchange_votes(dd_group *group, const group_setup *setup, bool own, uint8_
     size_t size = (size_t)group->size;
     setup_vote vote = {.group = group, .setup = setup, .own = own ? 1 : 0};
     vote.votes = votes;
-    vote.heard = dd_mem_zalloc(size);
+    vote.received = dd_mem_zalloc(size);
     vote.legs = dd_mem_alloc_array(size + 1, sizeof *vote.legs);
     dd_status status = DD_OK;
-    if (vote.heard == NULL || vote.legs == NULL) {
+    if (vote.received == NULL || vote.legs == NULL) {
         status = dd_error_no_memory(err, size + (size + 1) * sizeof *vote.legs);
     } else {
-        status = hear_children(&vote, wait, err);
+        status = receive_children(&vote, wait, err);
     }
     if (status == DD_OK) {
         count_votes(&vote);
-        status = hear_parent(&vote, wait, err);
+        status = exchange_with_parent(&vote, wait, err);
     }
     if (status == DD_OK) {
         add_children(&vote, VOTES_DOWN);
         status = walk_legs(&vote, wait, err);
     }
     dd_mem_free(vote.legs);
-    dd_mem_free(vote.heard);
+    dd_mem_free(vote.received);
     return status;
 }

@@ -206,7 +206,7 @@ await_end(meeting_call *call, dd_blob *value, dd_error *err)
     dd_status status = DD_OK;
     bool is_late = false;
     bool has_ended = false;
-    for (int nlooks = 0; status == DD_OK && !has_ended; nlooks++) {
+    for (int npolls = 0; status == DD_OK && !has_ended; npolls++) {
         dd_wait slice = dd_wait_at_most(call->keys.wait, interval_ns);
         int64_t before_ns = dd_clock_now_ns();
         status = dd_store_get(call->keys.store, meeting_key(&call->keys, "end"), value, &slice, err);
@@ -218,7 +218,7 @@ await_end(meeting_call *call, dd_blob *value, dd_error *err)
             interval_ns *= 2; /* the timeout is too short for this store */
         }
         is_late = false;
-        status = meeting_end_for_last_rank(&call->keys, &entry, nlooks, value, &has_ended, err);
+        status = meeting_end_for_last_rank(&call->keys, &entry, npolls, value, &has_ended, err);
         if (status == DD_OK && !has_ended) {
             status = meeting_check_watched(call, &watch, err);
         }

@@ -58,14 +58,14 @@ create_context(dd_ucc_carrier *self, dd_error *err)
 }
 
 static dd_status
-nap_for_team(const dd_ucc_carrier *self, int nlooks, dd_error *err)
+nap_for_team(const dd_ucc_carrier *self, int npolls, dd_error *err)
 {
     const dd_wait *wait = self->oob.wait;
     if (dd_wait_has_expired(wait)) {
         return dd_error_set(err, DD_OP_TIMED_OUT, "UCC has not made a team of %d ranks after %.3g s",
                             self->nranks, dd_wait_elapsed_s(wait));
     }
-    if (nlooks >= NBUSY_LOOKS) {
+    if (npolls >= NBUSY_LOOKS) {
         return dd_wait_sleep(wait, TEAM_NAP_NS, err);
     }
     dd_sys_sched_yield();
@@ -76,13 +76,13 @@ static dd_status
 wait_for_team(const dd_ucc_carrier *self, dd_error *err)
 {
     const dd_ucc_api *api = &self->lib->api;
-    for (int nlooks = 0;; nlooks++) {
+    for (int npolls = 0;; npolls++) {
         dd_ucc_status theirs = api->ucc_team_create_test(self->team);
         if (theirs != DD_UCC_INPROGRESS) {
             return explain_failure(self, theirs, err, "ucc_team_create_test");
         }
         (void)api->ucc_context_progress(self->context); /* the next test reports an error */
-        dd_status status = nap_for_team(self, nlooks, err);
+        dd_status status = nap_for_team(self, npolls, err);
         if (status != DD_OK) {
             return status;
         }

@@ -203,8 +203,8 @@ check_heartbeat(dd_monitor *monitor)
 static void
 answer_request(dd_monitor *monitor)
 {
-    bool is_asked = watch_drain_pipe(monitor);
-    if (!atomic_exchange(&monitor->is_dump_requested, false) && !is_asked) {
+    bool is_queried = watch_drain_pipe(monitor);
+    if (!atomic_exchange(&monitor->is_dump_requested, false) && !is_queried) {
         return;
     }
     report_event(monitor, "a dump was asked for", DUMP_REQUESTED, NULL);

@@ -185,8 +185,8 @@ watch_start_query(dd_monitor *monitor)
         query->task = (dd_background_task){.run = run_query};
         query->await_interpreter = monitor->host.await_interpreter;
         query->sent_ns = dd_clock_now_ns();
-        bool is_asked = dd_background_task_start(&query->task, "dldist-gil", NULL) == DD_OK;
-        monitor->query = is_asked ? query : NULL;
+        bool is_queried = dd_background_task_start(&query->task, "dldist-gil", NULL) == DD_OK;
+        monitor->query = is_queried ? query : NULL;
     }
 }
 

@@ -217,9 +217,9 @@ watch_read_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX])
     dd_error err;
     enter_late(monitor, first);
     check_roots(monitor, first);
-    bool is_asked = first != NULL &&
-                    read_new_signal(monitor, first, &first->is_dump_seen, KEY_OF_DUMP(first, key), &value);
-    if (is_asked) {
+    bool is_queried = first != NULL &&
+                      read_new_signal(monitor, first, &first->is_dump_seen, KEY_OF_DUMP(first, key), &value);
+    if (is_queried) {
         if (dd_signal_decode_dump(dd_blob_view(&value), &rank, &err) == DD_OK) {
             snprintf(what, WATCH_LINE_MAX,
                      "rank %d of group \"%s\" has asked all ranks for a dump: it has failed", rank,
@@ -229,7 +229,7 @@ watch_read_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX])
         }
     }
     dd_blob_fini(&value);
-    return is_asked;
+    return is_queried;
 }
 
 void

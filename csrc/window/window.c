@@ -59,9 +59,9 @@ take_soon(const dd_window *window, const window_args *args)
 {
     bool is_crowded = window->hub->task.is_crowded;
     bool is_direct = window->members[args->place.rank].is_direct;
-    int nlooks = !is_direct ? 0 : is_crowded ? DD_POLLS_OF_WORD_CROWDED : DD_POLLS_OF_WORD;
+    int npolls = !is_direct ? 0 : is_crowded ? DD_POLLS_OF_WORD_CROWDED : DD_POLLS_OF_WORD;
     while (!window_try_word(window, args)) {
-        if (nlooks-- == 0) {
+        if (npolls-- == 0) {
             return false;
         }
         if (is_crowded) {

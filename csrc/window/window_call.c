@@ -178,7 +178,7 @@ window_wake(dd_window *window, int rank)
     if (is_own) {
         (void)window_progress_locked(hub); /* a sleeper that waits for another word sleeps on */
     } else {
-        dd_peer_ring_bell_locked(hub->guest.peers[rank]);
+        dd_peer_ring_bell_locked(hub->extension.peers[rank]);
     }
     dd_engine_unlock(hub->engine);
 }
@@ -216,7 +216,7 @@ window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, 
 static void
 note_calls_locked(window_hub *hub)
 {
-    bool has_calls = !dd_list_is_empty(&hub->waiting) || hub->guest.ncalls > 0;
+    bool has_calls = !dd_list_is_empty(&hub->waiting) || hub->extension.ncalls > 0;
     if (has_calls == dd_list_is_empty(&hub->task.link)) {
         if (has_calls) {
             dd_engine_add_task_locked(hub->engine, &hub->task);
@@ -224,15 +224,15 @@ note_calls_locked(window_hub *hub)
             dd_engine_remove_task_locked(hub->engine, &hub->task);
         }
     }
-    dd_group_note_guest_locked(hub->group);
+    dd_group_update_extension_locked(hub->group);
 }
 
 /* Return the group's counter for this call. */
 static size_t *
 count_of(window_call *call)
 {
-    dd_group_guest *guest = &call->hub->guest;
-    return dd_work_is_done(&call->work) ? &guest->nletters : &guest->ncalls;
+    dd_group_extension *extension = &call->hub->extension;
+    return dd_work_is_done(&call->work) ? &extension->nunawaited : &extension->ncalls;
 }
 
 void
@@ -467,5 +467,5 @@ window_make_task(const window_hub *hub)
 {
     return (dd_task){.progress = window_call_on_round,
                      .fall_asleep = window_call_fall_asleep,
-                     .is_crowded = hub->guest.is_crowded};
+                     .is_crowded = hub->extension.is_crowded};
 }

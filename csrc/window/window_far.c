@@ -447,9 +447,9 @@ apply_locked(window_source *source, const dd_error *error)
 }
 
 static void
-far_on_goodbye(dd_group_guest *guest, int rank)
+far_on_goodbye(dd_group_extension *extension, int rank)
 {
-    window_hub *hub = (window_hub *)guest;
+    window_hub *hub = (window_hub *)extension;
     if (hub->is_over || hub->sources[rank].is_busy) { /* if busy, on_note repeats this */
         return;
     }
@@ -472,15 +472,15 @@ on_note(dd_message *message, const dd_error *error)
         dd_context_take_request_locked(hub->context, source->rank);
     }
     if (!hub->is_over && !source->is_busy && dd_group_has_left_locked(hub->group, source->rank)) {
-        far_on_goodbye(&hub->guest, source->rank);
+        far_on_goodbye(&hub->extension, source->rank);
     }
 }
 
 /* The head of a note has arrived, or an answer to an abandoned call, which is discarded. */
 static dd_message *
-far_on_request(dd_group_guest *guest, int rank, const dd_request *request)
+far_on_request(dd_group_extension *extension, int rank, const dd_request *request)
 {
-    window_hub *hub = (window_hub *)guest;
+    window_hub *hub = (window_hub *)extension;
     window_source *source = &hub->sources[rank];
     if (hub->is_over || source->is_busy) {
         return NULL;
@@ -546,9 +546,9 @@ take_landed_notes_locked(window_hub *hub)
 }
 
 static void
-on_end(dd_group_guest *guest, const dd_error *cause)
+on_end(dd_group_extension *extension, const dd_error *cause)
 {
-    window_hub *hub = (window_hub *)guest;
+    window_hub *hub = (window_hub *)extension;
     if (hub->is_over) {
         return;
     }
@@ -571,9 +571,9 @@ on_end(dd_group_guest *guest, const dd_error *cause)
 }
 
 static void
-destroy_hub(dd_group_guest *guest)
+destroy_hub(dd_group_extension *extension)
 {
-    dd_mem_free(guest);
+    dd_mem_free(extension);
 }
 
 static window_hub *
@@ -584,7 +584,7 @@ make_hub_locked(dd_group *group)
     if (hub == NULL) {
         return NULL;
     }
-    hub->guest = (dd_group_guest){
+    hub->extension = (dd_group_extension){
         .on_request = far_on_request, .on_goodbye = far_on_goodbye, .on_end = on_end, .destroy = destroy_hub};
     hub->group = group;
     hub->engine = dd_group_engine(group);
@@ -597,8 +597,8 @@ make_hub_locked(dd_group *group)
         hub->sources[rank].hub = hub;
         hub->sources[rank].rank = rank;
     }
-    dd_group_take_guest_locked(group, &hub->guest);
-    hub->context = hub->guest.context;
+    dd_group_set_extension_locked(group, &hub->extension);
+    hub->context = hub->extension.context;
     hub->task = window_make_task(hub);
     dd_list_init(&hub->task.link);
     return hub;
@@ -610,7 +610,7 @@ window_find_hub(dd_group *group, window_hub **hub, uint64_t *id, dd_error *err)
     dd_engine_lock(dd_group_engine(group));
     dd_status status = dd_group_check_usable_locked(group, "window", err);
     if (status == DD_OK) {
-        window_hub *found = (window_hub *)dd_group_find_guest_locked(group);
+        window_hub *found = (window_hub *)dd_group_find_extension_locked(group);
         found = found == NULL ? make_hub_locked(group) : found;
         if (found == NULL) {
             status = dd_error_no_memory(err, sizeof *found);

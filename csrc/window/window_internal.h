@@ -20,7 +20,7 @@
 #define DD_WINDOW_WINDOW_INTERNAL_H
 
 #include "core/park.h"
-#include "group/guest.h"
+#include "group/extension.h"
 #include "window/window.h"
 #include "window/window_wire.h"
 
@@ -129,8 +129,8 @@ typedef struct window_source {
 
 /* State of a group's windows. Guarded by the engine's lock, except for constants. */
 struct window_hub {
-    dd_group_guest guest; /* must be first */
-    dd_group *group;      /* const, like the next four */
+    dd_group_extension extension; /* must be first */
+    dd_group *group;              /* const, like the next four */
     dd_engine *engine;
     dd_context *context; /* not used once is_over is set */
     int rank;

@@ -3,7 +3,7 @@
 #include "check.h"
 #include "core/mem.h"
 #include "faults/faults.h"
-#include "group/guest.h"
+#include "group/extension.h"
 #include "transport/engine.h"
 
 #include <signal.h>

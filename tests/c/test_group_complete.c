@@ -1,7 +1,7 @@
 /* Calls that are complete on a rank succeed there, whatever it receives next. Some ranks hold their engine's lock while the
  * others finish and fail, so that they receive the failure before they look at the data. */
 #include "check.h"
-#include "group/guest.h"
+#include "group/extension.h"
 #include "group_team.h"
 #include "transport/engine.h"
 #include "window_team.h"

@@ -501,7 +501,7 @@ static bool
 has_left(void *ctx)
 {
     dd_group *group = ctx;
-    return group->members[1].is_gone;
+    return group->members[1].has_left;
 }
 
 static bool

@@ -312,7 +312,7 @@ want_without_a_call(team_rank *self)
     int other = 1 - self->rank;
     CHECK_OK(dd_group_map_region_locked(self->group, other, UINT32_MAX, &memory, check_err()));
     CHECK(memory.data == NULL);
-    CHECK(!dd_timer_is_set(&self->group->ask_again));
+    CHECK(!dd_timer_is_set(&self->group->region_timer));
     dd_engine_unlock(self->engine);
 }
 

@@ -37,7 +37,7 @@ static const dd_meeting_kind plain_kind = {
 static const dd_meeting_kind final_kind = {
     .noun = "party", .of_interrupted = "went home", .is_final = true, .read_card = read_card};
 
-typedef struct guest {
+typedef struct attendee {
     dd_meeting meeting;
     dd_meeting_end end;
     dd_wait wait;
@@ -45,51 +45,51 @@ typedef struct guest {
     dd_error error;
     char card[16];
     pthread_t thread;
-} guest;
+} attendee;
 
 static void
-guest_init(guest *g, dd_store *store, int rank, int size, int64_t timeout_ns)
+attendee_init(attendee *g, dd_store *store, int rank, int size, int64_t timeout_ns)
 {
-    *g = (guest){.wait = dd_wait_after(timeout_ns)};
+    *g = (attendee){.wait = dd_wait_after(timeout_ns)};
     snprintf(g->card, sizeof g->card, "#%d", 100 + rank);
     g->meeting =
         (dd_meeting){.kind = &plain_kind, .store = store, .name = BYTES("party"), .rank = rank, .size = size};
 }
 
 static void *
-run_guest(void *arg)
+run_attendee(void *arg)
 {
-    guest *g = arg;
+    attendee *g = arg;
     g->meeting.card = dd_bytes_of_string(g->card);
     g->status = dd_meet(&g->meeting, &g->end, &g->wait, &g->error);
     return NULL;
 }
 
 static void
-run_guests(guest *guests, int count)
+run_attendees(attendee *attendees, int count)
 {
     for (int i = 0; i < count; i++) {
-        CHECK_OK(dd_thread_start(&guests[i].thread, "guest", run_guest, &guests[i], check_err()));
+        CHECK_OK(dd_thread_start(&attendees[i].thread, "guest", run_attendee, &attendees[i], check_err()));
     }
     for (int i = 0; i < count; i++) {
-        pthread_join(guests[i].thread, NULL);
+        pthread_join(attendees[i].thread, NULL);
     }
 }
 
 static void
-check_met(guest *guests, int size)
+check_met(attendee *attendees, int size)
 {
     for (int i = size - 1; i >= 0; i--) {
-        if (!CHECK_OK(guests[i].status)) {
-            fprintf(stderr, "%s\n", guests[i].error.message);
+        if (!CHECK_OK(attendees[i].status)) {
+            fprintf(stderr, "%s\n", attendees[i].error.message);
             continue;
         }
-        CHECK(guests[i].end.id == guests[0].end.id);
-        CHECK_INT(guests[i].end.generation, guests[0].end.generation);
+        CHECK(attendees[i].end.id == attendees[0].end.id);
+        CHECK_INT(attendees[i].end.generation, attendees[0].end.generation);
         for (int rank = 0; rank < size; rank++) {
-            CHECK_BYTES(guests[i].end.cards[rank], dd_bytes_of_string(guests[rank].card));
+            CHECK_BYTES(attendees[i].end.cards[rank], dd_bytes_of_string(attendees[rank].card));
         }
-        dd_meeting_end_fini(&guests[i].end);
+        dd_meeting_end_fini(&attendees[i].end);
     }
 }
 
@@ -148,14 +148,14 @@ TEST(ranks_meet_in_one_request_and_by_keys_alike)
     place_open(&p, SIZE);
     for (int mix = 0; mix < 3; mix++) { /* all in one request, every other, none */
         for (int again = 0; again < 3; again++) {
-            guest guests[SIZE];
+            attendee attendees[SIZE];
             for (int i = 0; i < SIZE; i++) {
                 bool is_by_keys = mix == 2 || (mix == 1 && i % 2 == again % 2);
                 p.native[i]->ops = is_by_keys ? &p.by_keys : &p.in_one;
-                guest_init(&guests[i], p.native[i], i, SIZE, 20 * DD_NS_PER_S * check_slow());
+                attendee_init(&attendees[i], p.native[i], i, SIZE, 20 * DD_NS_PER_S * check_slow());
             }
-            run_guests(guests, SIZE);
-            check_met(guests, SIZE);
+            run_attendees(attendees, SIZE);
+            check_met(attendees, SIZE);
         }
     }
     place_close(&p, SIZE);
@@ -206,10 +206,10 @@ static const dd_meeting_kind watchful_kind = {
     .noun = "party", .of_interrupted = "went home", .read_card = read_card, .check_process = look_in_vain};
 
 static void
-init_watchful(guest *self, place *p, int rank, int size, const dd_store_ops *ops)
+init_watchful(attendee *self, place *p, int rank, int size, const dd_store_ops *ops)
 {
     p->native[rank]->ops = ops;
-    guest_init(self, p->native[rank], rank, size, 20 * DD_NS_PER_S * check_slow());
+    attendee_init(self, p->native[rank], rank, size, 20 * DD_NS_PER_S * check_slow());
     self->meeting.kind = &watchful_kind;
 }
 
@@ -218,31 +218,31 @@ check_a_death_at(dd_store_op op)
 {
     enum { SIZE = 3 };
     place p = {0};
-    guest guests[SIZE];
+    attendee attendees[SIZE];
     place_open(&p, SIZE);
     dd_store_ops mortal = p.by_keys;
     mortal.run = run_until_death;
     for (int i = 0; i < SIZE; i++) {
-        init_watchful(&guests[i], &p, i, SIZE, i == SIZE - 1 ? &mortal : &p.by_keys);
+        init_watchful(&attendees[i], &p, i, SIZE, i == SIZE - 1 ? &mortal : &p.by_keys);
     }
     fatal_op = op;
     is_dead = false;
     for (int i = 0; i < SIZE - 1; i++) {
-        CHECK_OK(dd_thread_start(&guests[i].thread, "guest", run_guest, &guests[i], check_err()));
+        CHECK_OK(dd_thread_start(&attendees[i].thread, "guest", run_attendee, &attendees[i], check_err()));
     }
     wait_for_count(p.native[0], "2");
-    run_guest(&guests[SIZE - 1]);
-    CHECK_STATUS(guests[SIZE - 1].status, DD_NETWORK);
+    run_attendee(&attendees[SIZE - 1]);
+    CHECK_STATUS(attendees[SIZE - 1].status, DD_NETWORK);
     for (int i = 0; i < SIZE - 1; i++) {
-        pthread_join(guests[i].thread, NULL);
-        CHECK_OK(guests[i].status);
-        for (int rank = 0; guests[i].status == DD_OK && rank < SIZE; rank++) {
-            CHECK_BYTES(guests[i].end.cards[rank], dd_bytes_of_string(guests[rank].card));
+        pthread_join(attendees[i].thread, NULL);
+        CHECK_OK(attendees[i].status);
+        for (int rank = 0; attendees[i].status == DD_OK && rank < SIZE; rank++) {
+            CHECK_BYTES(attendees[i].end.cards[rank], dd_bytes_of_string(attendees[rank].card));
         }
     }
-    CHECK(guests[0].end.id == guests[1].end.id);
+    CHECK(attendees[0].end.id == attendees[1].end.id);
     for (int i = 0; i < SIZE - 1; i++) {
-        dd_meeting_end_fini(&guests[i].end);
+        dd_meeting_end_fini(&attendees[i].end);
     }
     place_close(&p, SIZE);
 }
@@ -259,45 +259,45 @@ TEST(two_die_before_the_meeting_has_ended)
     static const dd_store_op fatal_ops[SIZE] = {DD_STORE_GET /* waits */, DD_STORE_ADD /* is counted */,
                                                 DD_STORE_BARRIER /* never */};
     place p = {0};
-    guest guests[SIZE];
+    attendee attendees[SIZE];
     place_open(&p, SIZE);
     dd_store_ops mortal = p.by_keys;
     mortal.run = run_until_death;
     for (int i = 0; i < SIZE; i++) {
-        init_watchful(&guests[i], &p, i, SIZE, &mortal);
+        init_watchful(&attendees[i], &p, i, SIZE, &mortal);
         fatal_op = fatal_ops[i];
         is_dead = false;
-        run_guest(&guests[i]);
+        run_attendee(&attendees[i]);
         CHECK_INT(is_dead, i < 2);
     }
-    CHECK_OK(guests[2].status);
-    dd_meeting_end_fini(&guests[2].end);
+    CHECK_OK(attendees[2].status);
+    dd_meeting_end_fini(&attendees[2].end);
     place_close(&p, SIZE);
 }
 
 static void
 check_time_outs(const dd_meeting_kind *kind, dd_store *store)
 {
-    guest guests[3];
+    attendee attendees[3];
     for (int i = 0; i < 2; i++) {
-        guest_init(&guests[i], store, i, 3, 300 * DD_NS_PER_MS * check_slow());
-        guests[i].meeting.kind = kind;
+        attendee_init(&attendees[i], store, i, 3, 300 * DD_NS_PER_MS * check_slow());
+        attendees[i].meeting.kind = kind;
     }
-    run_guests(guests, 2);
+    run_attendees(attendees, 2);
     for (int i = 0; i < 2; i++) {
-        CHECK_STATUS(guests[i].status, DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(guests[i].error.message, "party \"party\"");
-        CHECK_CONTAINS(guests[i].error.message, "0 (somewhere, pid 100");
-        CHECK_CONTAINS(guests[i].error.message, "missing: 2");
-        CHECK_INT(guests[i].error.blamed.rank, 2);
+        CHECK_STATUS(attendees[i].status, DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(attendees[i].error.message, "party \"party\"");
+        CHECK_CONTAINS(attendees[i].error.message, "0 (somewhere, pid 100");
+        CHECK_CONTAINS(attendees[i].error.message, "missing: 2");
+        CHECK_INT(attendees[i].error.blamed.rank, 2);
     }
     /* A name that was met at in vain is as good as new, for another number of ranks, too. */
     for (int i = 0; i < 2; i++) {
-        guest_init(&guests[i], store, i, 2, 20 * DD_NS_PER_S * check_slow());
-        guests[i].meeting.kind = kind;
+        attendee_init(&attendees[i], store, i, 2, 20 * DD_NS_PER_S * check_slow());
+        attendees[i].meeting.kind = kind;
     }
-    run_guests(guests, 2);
-    check_met(guests, 2);
+    run_attendees(attendees, 2);
+    check_met(attendees, 2);
 }
 
 TEST(time_outs_name_who_is_missing)
@@ -317,25 +317,26 @@ TEST(who_was_missing_is_known_after_the_end_of_the_store)
 {
     for (int by_keys = 0; by_keys < 2; by_keys++) {
         place p = {0};
-        guest guests[2];
+        attendee attendees[2];
         place_open(&p, 2);
         for (int i = 0; i < 2; i++) {
             p.native[i]->ops = by_keys ? &p.by_keys : &p.in_one;
-            guest_init(&guests[i], p.native[i], i, 3,
-                       (i == 0 ? 500 * DD_NS_PER_MS : 20 * DD_NS_PER_S) * check_slow());
-            CHECK_OK(dd_thread_start(&guests[i].thread, "guest", run_guest, &guests[i], check_err()));
+            attendee_init(&attendees[i], p.native[i], i, 3,
+                          (i == 0 ? 500 * DD_NS_PER_MS : 20 * DD_NS_PER_S) * check_slow());
+            CHECK_OK(
+                dd_thread_start(&attendees[i].thread, "guest", run_attendee, &attendees[i], check_err()));
         }
-        pthread_join(guests[0].thread, NULL);
-        CHECK_STATUS(guests[0].status, DD_OP_TIMED_OUT);
+        pthread_join(attendees[0].thread, NULL);
+        CHECK_STATUS(attendees[0].status, DD_OP_TIMED_OUT);
         dd_tcp_server_release(p.server);
         p.server = NULL;
-        pthread_join(guests[1].thread, NULL);
-        CHECK_STATUS(guests[1].status, DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(guests[1].error.message, "party \"party\" (rank 1 of 3): rank 0 waited ");
-        CHECK_CONTAINS(guests[1].error.message,
+        pthread_join(attendees[1].thread, NULL);
+        CHECK_STATUS(attendees[1].status, DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(attendees[1].error.message, "party \"party\" (rank 1 of 3): rank 0 waited ");
+        CHECK_CONTAINS(attendees[1].error.message,
                        "2 of 3 have come: 0 (somewhere, pid 100), 1 (somewhere, pid 101)");
-        CHECK_CONTAINS(guests[1].error.message, "; missing: 2; the store has ended since: ");
-        CHECK_INT(guests[1].error.blamed.rank, 2);
+        CHECK_CONTAINS(attendees[1].error.message, "; missing: 2; the store has ended since: ");
+        CHECK_INT(attendees[1].error.blamed.rank, 2);
         place_close(&p, 2);
     }
 }
@@ -356,7 +357,7 @@ TEST(a_server_without_descriptors_is_named_to_ranks_that_wait)
 {
     static dd_sys_fault fault = {.call = DD_SYS_accept4, .error_number = EMFILE, .is_lasting = true};
     place p = {0};
-    guest waiting;
+    attendee waiting;
     dd_error error;
     dd_store *late = NULL;
     place_open(&p, 1);
@@ -368,8 +369,8 @@ TEST(a_server_without_descriptors_is_named_to_ranks_that_wait)
                                     .world_size = -1};
     dd_wait wait = dd_wait_after(600 * DD_NS_PER_MS);
     CHECK_STATUS(dd_tcp_store_open(&late, &options, &wait, &error), DD_NETWORK_TIMED_OUT);
-    guest_init(&waiting, p.native[0], 0, 2, 100 * DD_NS_PER_MS);
-    run_guest(&waiting);
+    attendee_init(&waiting, p.native[0], 0, 2, 100 * DD_NS_PER_MS);
+    run_attendee(&waiting);
     CHECK_STATUS(waiting.status, DD_OP_TIMED_OUT);
     CHECK_CONTAINS(waiting.error.message, "; missing: 1; the store's server could not accept connections: "
                                           "Too many open files (errno 24)");
@@ -379,8 +380,8 @@ TEST(a_server_without_descriptors_is_named_to_ranks_that_wait)
     dd_sys_fail_call(NULL);
     wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     REQUIRE_OK(dd_tcp_store_open(&late, &options, &wait, check_err()));
-    guest_init(&waiting, p.native[0], 0, 2, 100 * DD_NS_PER_MS);
-    run_guest(&waiting);
+    attendee_init(&waiting, p.native[0], 0, 2, 100 * DD_NS_PER_MS);
+    run_attendee(&waiting);
     CHECK_LACKS(waiting.error.message, "could not accept");
     dd_store_release(late);
     place_close(&p, 1);
@@ -391,19 +392,19 @@ TEST(a_latecomer_to_a_final_meeting_hears_once_how_it_has_ended)
     place p = {0};
     place_open(&p, 1);
     for (int by_keys = 0; by_keys < 2; by_keys++) {
-        guest guests[2];
+        attendee attendees[2];
         p.native[0]->ops = by_keys ? &p.by_keys : &p.in_one;
-        guest_init(&guests[0], p.native[0], 0, 2, 100 * DD_NS_PER_MS);
-        guest_init(&guests[1], p.native[0], 1, 2, 20 * DD_NS_PER_S * check_slow());
-        guests[0].meeting.kind = guests[1].meeting.kind = &final_kind;
-        run_guest(&guests[0]);
-        CHECK_STATUS(guests[0].status, DD_OP_TIMED_OUT);
-        run_guest(&guests[1]);
-        CHECK_STATUS(guests[1].status, DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(guests[1].error.message, "1 of 2 have come: 0 (somewhere, pid 100); missing: 1");
-        guests[0].wait = guests[1].wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
-        run_guests(guests, 2);
-        check_met(guests, 2);
+        attendee_init(&attendees[0], p.native[0], 0, 2, 100 * DD_NS_PER_MS);
+        attendee_init(&attendees[1], p.native[0], 1, 2, 20 * DD_NS_PER_S * check_slow());
+        attendees[0].meeting.kind = attendees[1].meeting.kind = &final_kind;
+        run_attendee(&attendees[0]);
+        CHECK_STATUS(attendees[0].status, DD_OP_TIMED_OUT);
+        run_attendee(&attendees[1]);
+        CHECK_STATUS(attendees[1].status, DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(attendees[1].error.message, "1 of 2 have come: 0 (somewhere, pid 100); missing: 1");
+        attendees[0].wait = attendees[1].wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
+        run_attendees(attendees, 2);
+        check_met(attendees, 2);
     }
     place_close(&p, 1);
 }
@@ -532,9 +533,9 @@ TEST(coming_without_memory)
     dd_status status = DD_OUT_OF_MEMORY;
     for (long nth = 0; nth < 60 && status == DD_OUT_OF_MEMORY; nth++) {
         dd_store *store = NULL;
-        guest g;
+        attendee g;
         REQUIRE_OK(dd_hash_store_open(&store, DD_NS_PER_S, check_err()));
-        guest_init(&g, store, 0, 1, DD_NS_PER_S * check_slow());
+        attendee_init(&g, store, 0, 1, DD_NS_PER_S * check_slow());
         g.meeting.card = dd_bytes_of_string(g.card);
         (void)dd_mem_fail_after(nth);
         status = dd_meet(&g.meeting, &g.end, &g.wait, check_err());

@@ -206,13 +206,13 @@ hurry(team_rank *self)
         sum_fill(&small, (float)round);
         CHECK_OK(dd_standing_start(&small.call, 1, round % 2 == 0, &wait, check_err()));
         CHECK(is_quick || nlet_go > 0);
-        if (!dd_standing_look(small.call)) {
+        if (!dd_standing_poll(small.call)) {
             nlet_go = 0;
             CHECK_OK(dd_standing_wait(small.call, &wait, check_err()));
         } else {
             nslow += nlet_go > 0;
         }
-        CHECK(dd_standing_look(small.call));
+        CHECK(dd_standing_poll(small.call));
         sum_check(&small, self, (float)(round * self->size));
     }
     CHECK(self->size > 1 ||
@@ -457,7 +457,7 @@ look_past_sleeper(team_rank *self)
             CHECK_OK(team_start(one.call));
             REQUIRE_OK(dd_thread_start(&waiting.thread, "sleeper", sleep_until_done, &waiting, check_err()));
             doze(5 * DD_NS_PER_MS);
-            CHECK(!dd_standing_look(one.call));
+            CHECK(!dd_standing_poll(one.call));
         }
         team_rendezvous(self, names[round]);
         if (self->rank == 1) {

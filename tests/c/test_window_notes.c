@@ -10,7 +10,7 @@
 static window_hub *
 hub_of(const dd_group *group)
 {
-    return (window_hub *)group->guest;
+    return (window_hub *)group->extension;
 }
 
 /* Takes no notes from now on: answers stay with whoever gives them. */

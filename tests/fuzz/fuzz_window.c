@@ -423,7 +423,7 @@ take_step(unsigned step, dd_bytes *input)
 
 typedef struct sums {
     size_t ncalls;
-    size_t nletters;
+    size_t nunawaited;
     size_t kept_nbytes;
     unsigned nwanted;
     int ngrants;
@@ -438,7 +438,7 @@ add_call(sums *all, const window_call *call)
     require(rank >= 0 && rank < NRANKS);
     if (call->is_moving) {
         all->ncalls += !is_letter;
-        all->nletters += is_letter;
+        all->nunawaited += is_letter;
         all->kept_nbytes += sizeof *call + call->kept_nbytes;
         all->nwanted += call->is_wanted;
         all->nanswers[rank] += call->args.op == NULL && call->message.channel == DD_WINDOW_ANSWERS;
@@ -462,7 +462,7 @@ check_counters(void)
     for (const dd_list *node = hub->waiting.next; node != &hub->waiting; node = node->next) {
         add_call(&all, DD_CONTAINER_OF(node, window_call, link));
     }
-    require(hub->guest.ncalls == all.ncalls && hub->guest.nletters == all.nletters);
+    require(hub->extension.ncalls == all.ncalls && hub->extension.nunawaited == all.nunawaited);
     require(hub->kept_nbytes == all.kept_nbytes && hub->nwanted == all.nwanted);
     require(atomic_load(&hub->ngrants) == all.ngrants);
     for (int rank = 0; rank < NRANKS; rank++) {
@@ -494,7 +494,7 @@ static void
 open_group(void)
 {
     const dd_group_options options = {.name = dd_bytes_of("fuzz", 4), .timeout_ns = 3600 * DD_NS_PER_S};
-    const group_place place = {.rank = OWN, .size = NRANKS, .options = &options};
+    const group_params place = {.rank = OWN, .size = NRANKS, .options = &options};
     static const int hosts[NRANKS] = {0, 0, 1};
     dd_context_handler handler = group_context_handler;
     dd_group *group = NULL;
@@ -508,7 +508,7 @@ open_group(void)
     require(dd_topology_init(&group->topology, OWN, NRANKS, hosts, NULL) == DD_OK);
     require(dd_context_open(world.engine, group->id, OWN, NRANKS, group->peers, &handler, &group->context,
                             NULL) == DD_OK);
-    group->is_made = true;
+    group->is_set_up = true;
     world.group = group;
 }
 

@@ -113,7 +113,7 @@ dd_peer_ring_bell_locked(dd_peer *peer)
 }
 
 void
-dd_group_note_guest_locked(dd_group *group)
+dd_group_update_extension_locked(dd_group *group)
 {
     (void)group;
 }
@@ -211,7 +211,7 @@ make_hub(int rank)
     }
     hub->rank = rank;
     hub->size = NRANKS;
-    hub->guest.peers = peers;
+    hub->extension.peers = peers;
     dd_list_init(&hub->windows);
     dd_list_init(&hub->waiting);
     dd_list_init(&hub->moving);

@@ -308,11 +308,11 @@ dd_nccl_group_estimate(dd_nccl_group *group, const dd_nccl_call *call, float *mi
     if (status == DD_OK) {
         status = check_blocking(&launch);
     }
-    bool is_asked = status == DD_OK && group->size > 1; /* for one rank NCCL would run the calls */
-    if (is_asked) {
+    bool is_queried = status == DD_OK && group->size > 1; /* for one rank NCCL would run the calls */
+    if (is_queried) {
         status = nccl_group_enter_launch(group, wait, launch.err);
     }
-    if (is_asked && status == DD_OK) {
+    if (is_queried && status == DD_OK) {
         status = start_in_turn(&launch);
         nccl_group_leave_launch(group);
     }

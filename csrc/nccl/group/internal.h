@@ -187,7 +187,7 @@ struct dd_nccl_watchdog {
     dd_nccl_watchdog_options options; /* const; zeros are replaced */
     uint64_t generation;              /* const; dd_fork_generation() */
     _Atomic(const char *) activity;
-    atomic_ullong nlooks;
+    atomic_ullong npolls;
     atomic_bool is_asleep;  /* until nccl_watchdog_kick; set under lock */
     atomic_bool is_hurried; /* until no work is under way */
 

@@ -96,7 +96,7 @@ watchdog_look(dd_nccl_watchdog *watchdog, bool *is_busy)
             return NCCL_NO_MORE;
         }
     }
-    atomic_fetch_add_explicit(&watchdog->nlooks, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&watchdog->npolls, 1, memory_order_relaxed);
     return NCCL_ENDED;
 }
 
@@ -201,7 +201,7 @@ dd_nccl_watchdog_create(const dd_cuda *cuda, const dd_nccl_watchdog_options *opt
     }
     watchdog->generation = dd_fork_generation();
     atomic_init(&watchdog->activity, "");
-    atomic_init(&watchdog->nlooks, 1);
+    atomic_init(&watchdog->npolls, 1);
     atomic_init(&watchdog->is_asleep, false);
     atomic_init(&watchdog->is_hurried, false);
     dd_lock_init(&watchdog->lock, DD_LOCK_NCCL_WATCHDOG);
@@ -281,7 +281,7 @@ uint64_t
 dd_nccl_watchdog_heartbeat(const dd_nccl_watchdog *watchdog)
 {
     return atomic_load(&watchdog->is_asleep) ? 0
-                                             : atomic_load_explicit(&watchdog->nlooks, memory_order_relaxed);
+                                             : atomic_load_explicit(&watchdog->npolls, memory_order_relaxed);
 }
 
 const char *

@@ -20,7 +20,7 @@ py_operands_init(py_operands *operands, py_state *state, const char *function)
     operands->capacity = PY_FEW_PIECES;
     operands->inputs = (py_side){.layout = PY_LAYOUT_NONE};
     operands->outputs = (py_side){.layout = PY_LAYOUT_NONE};
-    operands->blocks = operands->few_blocks;
+    operands->blocks = operands->inline_blocks;
     operands->staging = NULL;
     operands->staging_nbytes = 0;
     operands->woven = NULL;
@@ -40,9 +40,9 @@ py_operands_fini(py_operands *operands)
         dd_mem_free(operands->pieces);
         operands->pieces = operands->few_pieces;
     }
-    if (operands->blocks != operands->few_blocks) {
+    if (operands->blocks != operands->inline_blocks) {
         dd_mem_free(operands->blocks);
-        operands->blocks = operands->few_blocks;
+        operands->blocks = operands->inline_blocks;
     }
     if (operands->inputs.sizes != NULL || operands->outputs.sizes != NULL || operands->staging != NULL) {
         dd_mem_free(operands->inputs.sizes);
@@ -439,7 +439,7 @@ py_operands_reserve_blocks(py_operands *operands, size_t count)
     if (count > PY_FEW_BLOCKS) {
         operands->blocks = dd_mem_alloc_array(count, sizeof *operands->blocks);
         if (operands->blocks == NULL) {
-            operands->blocks = operands->few_blocks;
+            operands->blocks = operands->inline_blocks;
             PyErr_NoMemory();
             return false;
         }

@@ -53,7 +53,7 @@ typedef struct py_operands {
     size_t capacity;
     py_side inputs;
     py_side outputs;  /* the same pieces as inputs if the call is in place */
-    dd_block *blocks; /* of inputs, then of outputs; `few_blocks`, or owned */
+    dd_block *blocks; /* of inputs, then of outputs; `inline_blocks`, or owned */
     uint8_t *staging; /* owned, or NULL */
     size_t staging_nbytes;
     uint8_t *woven; /* in staging: the blocks of the side with PY_LAYOUT_WOVEN */
@@ -62,7 +62,7 @@ typedef struct py_operands {
     bool is_pinned;
     py_device_scope device;
     py_piece few_pieces[PY_FEW_PIECES];
-    dd_block few_blocks[PY_FEW_BLOCKS];
+    dd_block inline_blocks[PY_FEW_BLOCKS];
 } py_operands;
 
 /* The struct must not be moved after init. */

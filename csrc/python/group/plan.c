@@ -402,7 +402,7 @@ plan_is_completed(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     if (is_held) {
-        is_done = PY_BRIEFLY(dd_standing_look(self->call));
+        is_done = PY_BRIEFLY(dd_standing_poll(self->call));
         plan_settle(self, nstart);
         plan_leave(self, false);
     }

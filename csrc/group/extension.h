@@ -1,36 +1,36 @@
-/* A guest of a group: an extension on top of a group's messages and memory, such as windows. The
- * group knows a guest only by this header, and has at most one.
+/* An extension of a group: calls on top of its messages and memory, such as windows. The
+ * group knows an extension only by this header, and has at most one.
  *
  * Call everything here with the engine's lock held, unless stated otherwise. */
-#ifndef DD_GROUP_GUEST_H
-#define DD_GROUP_GUEST_H
+#ifndef DD_GROUP_EXTENSION_H
+#define DD_GROUP_EXTENSION_H
 
 #include "group/group.h"
 
-typedef struct dd_group_guest dd_group_guest;
-struct dd_group_guest {
+typedef struct dd_group_extension dd_group_extension;
+struct dd_group_extension {
     /* Same contract as in dd_context_handler. */
-    dd_message *(*on_request)(dd_group_guest *guest, int rank, const dd_request *request);
+    dd_message *(*on_request)(dd_group_extension *extension, int rank, const dd_request *request);
     /* The rank has left: end the calls that need it. */
-    void (*on_goodbye)(dd_group_guest *guest, int rank);
+    void (*on_goodbye)(dd_group_extension *extension, int rank);
     /* The group has failed, or its context is about to be closed: end all calls, and neither send
      * nor accept anything afterwards. May be called twice. */
-    void (*on_end)(dd_group_guest *guest, const dd_error *cause);
+    void (*on_end)(dd_group_extension *extension, const dd_error *cause);
     /* Called without the lock, after the last reference to the group was dropped. */
-    void (*destroy)(dd_group_guest *guest);
-    /* Set by dd_group_take_guest_locked; borrowed. */
+    void (*destroy)(dd_group_extension *extension);
+    /* Set by dd_group_set_extension_locked; borrowed. */
     dd_context *context;   /* valid until on_end */
     dd_peer *const *peers; /* [size] */
     bool is_crowded;       /* more ranks on this host than cores */
-    /* Set by the guest, which then calls dd_group_note_guest_locked. ncalls: calls under way, which
+    /* Set by the extension, which then calls dd_group_update_extension_locked. ncalls: calls under way, which
      * a closing group awaits and then ends. nletters: messages under way that no caller awaits. */
     size_t ncalls;
-    size_t nletters;
+    size_t nunawaited;
 };
 
-dd_group_guest *dd_group_find_guest_locked(const dd_group *group); /* NULL if there is none */
-void dd_group_take_guest_locked(dd_group *group, dd_group_guest *guest);
-void dd_group_note_guest_locked(dd_group *group);
+dd_group_extension *dd_group_find_extension_locked(const dd_group *group); /* NULL if there is none */
+void dd_group_set_extension_locked(dd_group *group, dd_group_extension *extension);
+void dd_group_update_extension_locked(dd_group *group);
 
 bool dd_group_has_left_locked(const dd_group *group, int rank);
 /* Return the cause of the group's failure, or NULL if it has not failed. */
@@ -57,10 +57,10 @@ dd_status dd_group_map_region_locked(dd_group *group, int rank, uint32_t id, dd_
                                      dd_error *err) DD_MUST_CHECK;
 /* Return true if regions of the rank can be mapped here. Needs no lock. */
 bool dd_group_shares_memory(const dd_group *group, int rank);
-/* Drive the engine until is_there(ctx) is true or the wait ends: DD_OP_TIMED_OUT without a message,
- * or DD_INTERRUPTED. Call without the lock. is_there is called repeatedly with the lock held; it
+/* Drive the engine until is_ready(ctx) is true or the wait ends: DD_OP_TIMED_OUT without a message,
+ * or DD_INTERRUPTED. Call without the lock. is_ready is called repeatedly with the lock held; it
  * must depend only on a link's data or state, because nothing else wakes the driver. */
-dd_status dd_group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait,
+dd_status dd_group_await(dd_group *group, bool (*is_ready)(void *ctx), void *ctx, const dd_wait *wait,
                          dd_error *err) DD_MUST_CHECK;
 
 #endif
