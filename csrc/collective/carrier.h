@@ -52,7 +52,7 @@ typedef struct dd_carried_call {
 /* MIN and MAX of floats must return NaN if an input is NaN. True for such a call: a library whose
  * documentation does not promise it lacks the call. */
 static inline bool
-dd_carried_minds_nan(const dd_carried_call *call)
+dd_carried_needs_nan(const dd_carried_call *call)
 {
     bool is_float = call->dtype == DD_DTYPE_FLOAT32 || call->dtype == DD_DTYPE_FLOAT64;
     return dd_coll_is_folding(call->coll) && is_float &&
@@ -84,17 +84,17 @@ typedef struct dd_carrier_ops {
     /* Start a call, one at a time. The call and its counts stay valid until its end. */
     dd_status (*start)(dd_carrier *carrier, const dd_carried_call *call, dd_carried *carried, dd_error *err);
     /* Advance the call. After a failure it has ended. */
-    dd_status (*look)(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err);
+    dd_status (*poll)(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err);
     /* Abandon a cancelled operation. True if the library will not use its memory from now on. */
-    bool (*leave)(dd_carrier *carrier, dd_carried *carried);
+    bool (*cancel)(dd_carrier *carrier, dd_carried *carried);
     /* Messages, any number at a time; NULL if the library has none. has_tag: true if the library
      * can represent the tag. */
     bool (*has_tag)(const dd_carrier *carrier, uint64_t tag);
     dd_status (*start_message)(dd_carrier *carrier, const dd_carried_message *message, dd_carried *carried,
                                dd_error *err);
-    dd_status (*look_message)(dd_carrier *carrier, dd_carried *carried, dd_carried_message *message,
+    dd_status (*poll_message)(dd_carrier *carrier, dd_carried *carried, dd_carried_message *message,
                               bool *is_done, dd_error *err);
-    bool (*leave_message)(dd_carrier *carrier, dd_carried *carried);
+    bool (*cancel_message)(dd_carrier *carrier, dd_carried *carried);
     /* Called without the lock, and not in a forked child. is_well: the group has ended cleanly, and
      * the communicator can be freed; else it must be left as it is. */
     void (*close)(dd_carrier *carrier, bool is_well);
@@ -113,7 +113,7 @@ struct dd_carrier_library {
     const char *name;    /* "mpi" */
     const char *version; /* "Open MPI v4.1.4", for people */
     const char *path;    /* the file that it was loaded from */
-    bool gives_way;      /* its progress call yields the core */
+    bool yields_core;    /* its progress call yields the core */
     /* Create a carrier. Call on all ranks of a group that works, has no carrier, and is not used by
      * other callers until the end. Without the lock; waits. */
     dd_status (*make)(dd_carrier_library *library, struct dd_group *group, dd_carrier **carrier,

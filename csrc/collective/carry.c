@@ -101,7 +101,7 @@ redop_of_bools(dd_redop op)
 }
 
 static void
-choose_plain(dd_carried_call *call, const dd_coll_args *args)
+choose_element_type(dd_carried_call *call, const dd_coll_args *args)
 {
     dd_redop op = args->reduction.op;
     if (!dd_coll_is_folding(args->coll)) {
@@ -125,7 +125,7 @@ widens(const dd_coll_args *args)
 
 /* True if elements must be converted before they are folded. */
 static bool
-needs_first(const dd_coll_args *args)
+converts_input(const dd_coll_args *args)
 {
     bool is_bool = args->reduction.dtype == DD_DTYPE_BOOL;
     bool is_product = args->reduction.op == DD_REDOP_PREMUL_SUM;
@@ -205,7 +205,7 @@ static dd_status
 place_input(dd_carry *carry, dd_error *err)
 {
     carry_side *in = &carry->in;
-    bool is_first = needs_first(carry->args);
+    bool is_first = converts_input(carry->args);
     char *base = is_first ? NULL : find_base(in);
     if (base == NULL) {
         dd_status status = reserve(in, dd_dtype_size(carry->call.dtype), err);
@@ -221,7 +221,7 @@ place_input(dd_carry *carry, dd_error *err)
 
 /* Libraries disagree on the form of a reduce_scatter in place, so it is avoided. */
 static bool
-must_stand_apart(const dd_carry *carry, const char *base)
+needs_own_output(const dd_carry *carry, const char *base)
 {
     const carry_side *in = &carry->in;
     return carry->call.coll == DD_COLL_REDUCE_SCATTER && !in->is_packed &&
@@ -233,7 +233,7 @@ place_output(dd_carry *carry, dd_error *err)
 {
     carry_side *out = &carry->out;
     char *base = widens(carry->args) ? NULL : find_base(out);
-    if (base == NULL || must_stand_apart(carry, base)) {
+    if (base == NULL || needs_own_output(carry, base)) {
         dd_status status = reserve(out, dd_dtype_size(carry->call.dtype), err);
         if (status != DD_OK) {
             return status;
@@ -261,7 +261,7 @@ carry_is_in_place(const dd_carry *carry)
 }
 
 static void
-tell_blocks(dd_carry *carry)
+set_block_tables(dd_carry *carry)
 {
     dd_carried_call *call = &carry->call;
     const carry_side *in = &carry->in;
@@ -285,12 +285,12 @@ dd_carry_describe(dd_carry *carry, const dd_coll_args *args)
     size_t size = dd_dtype_size(args->reduction.dtype);
     carry->args = args;
     carry->call = (dd_carried_call){.coll = args->coll, .root = args->root};
-    choose_plain(&carry->call, args);
+    choose_element_type(&carry->call, args);
     measure(&carry->in, dd_coll_ninputs(args->coll, is_root, carry->nranks), carry->nranks, size,
             args->inputs);
     measure(&carry->out, dd_coll_noutputs(args->coll, is_root, carry->nranks), carry->nranks, size,
             args->outputs);
-    tell_blocks(carry);
+    set_block_tables(carry);
     return &carry->call;
 }
 
@@ -306,7 +306,7 @@ move_broadcast(dd_carried_call *call)
 }
 
 dd_status
-dd_carry_place(dd_carry *carry, dd_error *err)
+dd_carry_set_memory(dd_carry *carry, dd_error *err)
 {
     dd_status status = carry->in.nblocks > 0 ? place_input(carry, err) : DD_OK;
     if (status == DD_OK && carry->out.nblocks > 0) {
@@ -346,7 +346,7 @@ dd_carry_end(dd_carry *carry)
 }
 
 void
-dd_carry_abandon(dd_carry *carry)
+dd_carry_leak_buffers(dd_carry *carry)
 {
     carry->in.buffer = (dd_run_buffer){0};
     carry->out.buffer = (dd_run_buffer){0};

@@ -15,9 +15,9 @@ void dd_carry_destroy(dd_carry *carry); /* may be NULL */
  * stay valid until the end. */
 const dd_carried_call *dd_carry_describe(dd_carry *carry, const dd_coll_args *args);
 /* Set the call's memory: that of `args`, or own buffers, with the input packed. */
-dd_status dd_carry_place(dd_carry *carry, dd_error *err) DD_MUST_CHECK;
+dd_status dd_carry_set_memory(dd_carry *carry, dd_error *err) DD_MUST_CHECK;
 void dd_carry_end(dd_carry *carry); /* the library has finished: store the results */
 /* The library keeps its memory: leak the buffers that it was given, and start with new ones. */
-void dd_carry_abandon(dd_carry *carry);
+void dd_carry_leak_buffers(dd_carry *carry);
 
 #endif

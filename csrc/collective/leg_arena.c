@@ -10,14 +10,14 @@
 /* ---- requests of a piece (wake-ups, regions), passed on at its end */
 
 static void
-note_bell(void *ctx, int local)
+add_bell(void *ctx, int local)
 {
     dd_run *run = ctx;
     dd_arena_ranks_add(&run->arena.bells, local);
 }
 
 static void
-note_wanted(void *ctx, int local, uint32_t id)
+add_wanted_region(void *ctx, int local, uint32_t id)
 {
     dd_run_arena *arena = &((dd_run *)ctx)->arena;
     arena->wanted[arena->nwanted++] = (dd_run_wanted){.local = local, .id = id};
@@ -27,7 +27,7 @@ static void
 flush_requests(dd_run *run)
 {
     dd_run_arena *arena = &run->arena;
-    for (int k = dd_arena_ranks_take(&arena->bells); k >= 0; k = dd_arena_ranks_take(&arena->bells)) {
+    for (int k = dd_arena_ranks_pop(&arena->bells); k >= 0; k = dd_arena_ranks_pop(&arena->bells)) {
         run->env.wake(run->env.ctx, k);
     }
     while (arena->nwanted > 0) {
@@ -40,8 +40,8 @@ flush_requests(dd_run *run)
 void
 dd_run_init_arena(dd_run *run)
 {
-    run->arena.options.wake = note_bell;
-    run->arena.options.want_region = note_wanted;
+    run->arena.options.wake = add_bell;
+    run->arena.options.want_region = add_wanted_region;
     run->arena.options.ctx = run;
 }
 
@@ -90,7 +90,7 @@ poll_unlocked(const dd_run *run)
             dd_spin_pause();
         }
         if (must_yield || polls % DD_ROUNDS_PER_CLOCK == 0) {
-            must_yield = run->env.is_crowded || dd_arena_must_make_way(run->env.arena);
+            must_yield = run->env.is_crowded || dd_arena_must_yield(run->env.arena);
             if (must_lock(run) || dd_clock_now_ns() >= until_ns) {
                 return false;
             }
@@ -181,7 +181,7 @@ arena_leg_missing(const dd_run *run, int *ranks, int nfound, int max)
 static bool
 arena_leg_needs_core(dd_run *run)
 {
-    return !dd_run_is_moving_locked(run) && dd_arena_must_make_way(run->env.arena);
+    return !dd_run_is_moving_locked(run) && dd_arena_must_yield(run->env.arena);
 }
 
 const dd_leg_ops dd_leg_arena = {

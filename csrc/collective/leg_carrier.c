@@ -11,7 +11,7 @@
 
 /* Time for a cancelled operation to end: the other ranks take part in it as well, or have
  * exited. */
-#define LEAVING_NS (100 * DD_NS_PER_MS)
+#define CANCEL_NS (100 * DD_NS_PER_MS)
 
 dd_status
 dd_run_set_carrier_locked(dd_run *run, dd_carrier *carrier, dd_error *err)
@@ -31,7 +31,7 @@ dd_run_set_carrier_locked(dd_run *run, dd_carrier *carrier, dd_error *err)
 static bool
 is_in_library(const dd_run_carried *carried)
 {
-    return carried->state > DD_CARRIED_AWAITED;
+    return carried->state > DD_CARRIED_GATHERING;
 }
 
 dd_carrier *
@@ -41,9 +41,9 @@ dd_run_carrier(const dd_run *run)
 }
 
 static bool
-carrier_leg_does_look_yield(const dd_run *run)
+carrier_leg_does_poll_yield(const dd_run *run)
 {
-    return is_in_library(&run->carried) && run->carried.carrier->library->gives_way;
+    return is_in_library(&run->carried) && run->carried.carrier->library->yields_core;
 }
 
 uint64_t
@@ -62,7 +62,7 @@ dd_run_keeps_memory_locked(const dd_run *run)
 
 /* Return the number of ranks whose place on the board this rank can read. */
 static int
-count_places(const dd_run *run)
+count_boards(const dd_run *run)
 {
     return run->env.arena != NULL ? run->env.topology->nlocal : 0;
 }
@@ -72,13 +72,13 @@ await_others(dd_run *run)
 {
     dd_run_carried *carried = &run->carried;
     carried->awaited = (dd_arena_ranks){{0}};
-    dd_arena_show_place();
-    for (int k = 0; k < count_places(run); k++) {
+    dd_arena_fence_position();
+    for (int k = 0; k < count_boards(run); k++) {
         if (k == run->env.topology->local) {
             continue;
         }
         dd_arena_ranks_add(&carried->awaited, k);
-        if (dd_arena_is_place_awaited(run->env.arena, k)) {
+        if (dd_arena_is_position_awaited(run->env.arena, k)) {
             run->env.wake(run->env.ctx, k);
         }
     }
@@ -99,7 +99,7 @@ fail_mismatch(dd_run *run, int rank, const dd_signature *theirs, dd_error *error
 
 /* True for a rank past this call as well: it has waited for this rank in the call, and compared. */
 static bool
-is_past_or_same(const dd_run *run, const dd_arena_place *place)
+is_past_or_same(const dd_run *run, const dd_arena_position *place)
 {
     return place->sequence != run->call.sequence ||
            memcmp(&place->signature, &run->call.signature, sizeof place->signature) == 0;
@@ -110,7 +110,7 @@ gather_ranks(dd_run *run, dd_error *error)
 {
     dd_arena_ranks *awaited = &run->carried.awaited;
     bool has_all = true;
-    for (int k = 0; k < count_places(run); k++) {
+    for (int k = 0; k < count_boards(run); k++) {
         if (!dd_arena_ranks_have(awaited, k)) {
             continue;
         }
@@ -118,15 +118,15 @@ gather_ranks(dd_run *run, dd_error *error)
             has_all = false;
             continue;
         }
-        dd_arena_place place = dd_arena_read_place(run->env.arena, k);
+        dd_arena_position place = dd_arena_read_position(run->env.arena, k);
         if (!is_past_or_same(run, &place)) {
             return fail_mismatch(run, run->env.topology->local_ranks[k], &place.signature, error);
         }
         dd_arena_ranks_remove(awaited, k);
     }
     /* A rank that has failed stays where it was on the board. The group is about to learn of it. */
-    for (int k = 0; has_all && k < count_places(run); k++) {
-        has_all = !dd_arena_has_given_up(run->env.arena, k);
+    for (int k = 0; has_all && k < count_boards(run); k++) {
+        has_all = !dd_arena_has_posted_cause(run->env.arena, k);
     }
     return has_all ? DD_LEG_MOVED : DD_LEG_STUCK;
 }
@@ -134,7 +134,7 @@ gather_ranks(dd_run *run, dd_error *error)
 /* ---- in the library */
 
 static dd_leg_state
-enter(dd_run *run, const dd_carried_call *call, dd_carried_state state, dd_error *error)
+enter_library(dd_run *run, const dd_carried_call *call, dd_carried_state state, dd_error *error)
 {
     dd_run_carried *carried = &run->carried;
     dd_carrier *carrier = carried->carrier;
@@ -151,23 +151,23 @@ static dd_leg_state
 leg_hand_over(dd_run *run, dd_error *error)
 {
     dd_run_carried *carried = &run->carried;
-    if (!carried->is_taken) {
+    if (!carried->is_supported) {
         return DD_LEG_DECLINED;
     }
-    if (dd_carry_place(carried->carry, error) != DD_OK) {
+    if (dd_carry_set_memory(carried->carry, error) != DD_OK) {
         return DD_LEG_FAILED;
     }
     carried->ncalls++;
-    return enter(run, carried->call, DD_CARRIED_UNDER_WAY, error);
+    return enter_library(run, carried->call, DD_CARRIED_UNDER_WAY, error);
 }
 
 static dd_leg_state
-leave_gathering(dd_run *run, dd_error *error)
+end_gathering(dd_run *run, dd_error *error)
 {
     dd_run_comparison *comparison = run->carried.comparison;
-    return comparison != NULL
-               ? enter(run, dd_run_compare(comparison, &run->call.signature), DD_CARRIED_COMPARED, error)
-               : leg_hand_over(run, error);
+    return comparison != NULL ? enter_library(run, dd_run_compare(comparison, &run->call.signature),
+                                              DD_CARRIED_COMPARING, error)
+                              : leg_hand_over(run, error);
 }
 
 /* A library that reports a difference and then shows none has failed. */
@@ -186,17 +186,18 @@ fail_different(dd_run *run, dd_error *error)
 
 /* Continue after the library has finished a call. */
 static dd_leg_state
-go_on(dd_run *run, dd_error *error)
+continue_carried(dd_run *run, dd_error *error)
 {
     dd_run_carried *carried = &run->carried;
-    if (carried->state == DD_CARRIED_COMPARED && dd_run_is_same(carried->comparison)) {
+    if (carried->state == DD_CARRIED_COMPARING && dd_run_is_same(carried->comparison)) {
         return leg_hand_over(run, error);
     }
-    if (carried->state == DD_CARRIED_COMPARED) {
+    if (carried->state == DD_CARRIED_COMPARING) {
         int nranks = run->env.topology->nranks;
-        return enter(run, dd_run_tell(carried->comparison, nranks), DD_CARRIED_TOLD, error);
+        return enter_library(run, dd_run_compare_all(carried->comparison, nranks), DD_CARRIED_LOCATING,
+                             error);
     }
-    if (carried->state == DD_CARRIED_TOLD) {
+    if (carried->state == DD_CARRIED_LOCATING) {
         return fail_different(run, error);
     }
     dd_carry_end(carried->carry);
@@ -204,14 +205,14 @@ go_on(dd_run *run, dd_error *error)
 }
 
 static dd_leg_state
-look_into_library(dd_run *run, dd_error *error)
+poll_library(dd_run *run, dd_error *error)
 {
     bool is_done = false;
     dd_carrier *carrier = run->carried.carrier;
-    if (carrier->ops->look(carrier, &run->carried.operation, &is_done, error) != DD_OK) {
+    if (carrier->ops->poll(carrier, &run->carried.operation, &is_done, error) != DD_OK) {
         return DD_LEG_FAILED;
     }
-    return is_done ? go_on(run, error) : DD_LEG_STUCK;
+    return is_done ? continue_carried(run, error) : DD_LEG_STUCK;
 }
 
 /* ---- work of a leg */
@@ -227,9 +228,9 @@ carrier_leg_start(dd_run *run, const dd_leg *leg)
 {
     dd_run_carried *carried = &run->carried;
     carried->call = dd_carry_describe(carried->carry, &leg->args);
-    carried->is_taken = dd_coll_traits_of[leg->args.coll].is_common &&
-                        carried->carrier->ops->has(carried->carrier, carried->call);
-    carried->state = DD_CARRIED_AWAITED;
+    carried->is_supported = dd_coll_traits_of[leg->args.coll].is_common &&
+                            carried->carrier->ops->has(carried->carrier, carried->call);
+    carried->state = DD_CARRIED_GATHERING;
     await_others(run);
 }
 
@@ -246,13 +247,13 @@ progress_carried(dd_run *run, dd_error *error)
 {
     dd_leg_state state = DD_LEG_MOVED;
     bool has_moved = false;
-    if (run->carried.state == DD_CARRIED_AWAITED) {
+    if (run->carried.state == DD_CARRIED_GATHERING) {
         state = gather_ranks(run, error);
-        state = state == DD_LEG_MOVED ? leave_gathering(run, error) : state;
+        state = state == DD_LEG_MOVED ? end_gathering(run, error) : state;
         has_moved = state == DD_LEG_MOVED;
     }
     while (state == DD_LEG_MOVED) {
-        state = look_into_library(run, error);
+        state = poll_library(run, error);
         has_moved = has_moved || state == DD_LEG_MOVED;
     }
     return state == DD_LEG_STUCK && has_moved ? DD_LEG_MOVED : state;
@@ -265,7 +266,8 @@ carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
     (void)piece;
     bool is_last_chance = run->mover.is_catching_up && is_in_library(&run->carried);
     dd_leg_state state = DD_LEG_STUCK;
-    for (int look = 0; look < (is_last_chance ? DD_POLLS_LAST : 1) && state == DD_LEG_STUCK; look++) {
+    for (int npolled = 0; npolled < (is_last_chance ? DD_POLLS_LAST : 1) && state == DD_LEG_STUCK;
+         npolled++) {
         state = progress_carried(run, error);
     }
     return state;
@@ -275,9 +277,9 @@ carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
 
 /* Only wakes the driver, whose task then polls the library: a library wakes no thread. */
 static void
-leg_on_look(dd_timer *timer)
+leg_on_poll(dd_timer *timer)
 {
-    dd_run *run = DD_CONTAINER_OF(timer, dd_run, carried.look);
+    dd_run *run = DD_CONTAINER_OF(timer, dd_run, carried.poll_timer);
     if (is_in_library(&run->carried)) {
         dd_engine_start_timer_locked(run->env.engine, timer, dd_clock_now_ns() + DD_NAP_LIBRARY_NS);
     }
@@ -286,7 +288,7 @@ leg_on_look(dd_timer *timer)
 void
 dd_run_init_carried(dd_run *run)
 {
-    dd_timer_init(&run->carried.look, leg_on_look);
+    dd_timer_init(&run->carried.poll_timer, leg_on_poll);
 }
 
 /* The rank may have joined and left since the last look. */
@@ -301,7 +303,7 @@ static int
 carrier_leg_missing(const dd_run *run, int *ranks, int nfound, int max)
 {
     const dd_topology *topology = run->env.topology;
-    for (int k = 0; run->carried.state == DD_CARRIED_AWAITED && k < topology->nlocal && nfound < max; k++) {
+    for (int k = 0; run->carried.state == DD_CARRIED_GATHERING && k < topology->nlocal && nfound < max; k++) {
         if (is_missing(run, k)) {
             ranks[nfound++] = topology->local_ranks[k];
         }
@@ -314,7 +316,7 @@ static bool
 may_await(dd_run *run)
 {
     int missing;
-    dd_arena_await_places(run->env.arena);
+    dd_arena_await_positions(run->env.arena);
     return carrier_leg_missing(run, &missing, 0, 1) > 0;
 }
 
@@ -332,10 +334,10 @@ static bool
 carrier_leg_may_sleep(dd_run *run)
 {
     dd_run_carried *carried = &run->carried;
-    if (carried->state == DD_CARRIED_AWAITED) {
+    if (carried->state == DD_CARRIED_GATHERING) {
         return may_await(run);
     }
-    leg_on_look(&carried->look); /* in case the driver may sleep */
+    leg_on_poll(&carried->poll_timer); /* in case the driver may sleep */
     return dd_run_may_nap(&carried->awake_until_ns);
 }
 
@@ -345,10 +347,10 @@ static bool
 ends_soon(dd_run_carried *carried)
 {
     dd_carrier *carrier = carried->carrier;
-    int64_t until_ns = dd_clock_now_ns() + LEAVING_NS;
+    int64_t until_ns = dd_clock_now_ns() + CANCEL_NS;
     bool is_done = false;
     while (!is_done && dd_clock_now_ns() < until_ns) {
-        if (carrier->ops->look(carrier, &carried->operation, &is_done, NULL) != DD_OK) {
+        if (carrier->ops->poll(carrier, &carried->operation, &is_done, NULL) != DD_OK) {
             return true;
         }
         if (!is_done) {
@@ -358,19 +360,19 @@ ends_soon(dd_run_carried *carried)
     return is_done;
 }
 
-/* The library gets LEAVING_NS to end. Memory that it does not release is left to it: the user's
+/* The library gets CANCEL_NS to end. Memory that it does not release is left to it: the user's
  * arrays and the buffers, or the calls by which ranks compare. */
 static void
 carrier_leg_cancel(dd_run *run, const dd_error *error)
 {
     (void)error;
     dd_run_carried *carried = &run->carried;
-    bool is_left = is_in_library(carried) && !ends_soon(carried) &&
-                   !carried->carrier->ops->leave(carried->carrier, &carried->operation);
-    if (is_left && carried->state == DD_CARRIED_UNDER_WAY) {
+    bool is_memory_left = is_in_library(carried) && !ends_soon(carried) &&
+                          !carried->carrier->ops->cancel(carried->carrier, &carried->operation);
+    if (is_memory_left && carried->state == DD_CARRIED_UNDER_WAY) {
         carried->is_memory_kept = true;
-        dd_carry_abandon(carried->carry);
-    } else if (is_left) {
+        dd_carry_leak_buffers(carried->carry);
+    } else if (is_memory_left) {
         carried->comparison = NULL;
     }
 }
@@ -382,7 +384,7 @@ const dd_leg_ops dd_leg_carrier = {
     .may_sleep = carrier_leg_may_sleep,
     .missing = carrier_leg_missing,
     .cancel = carrier_leg_cancel,
-    .does_look_yield = carrier_leg_does_look_yield,
+    .does_poll_yield = carrier_leg_does_poll_yield,
     .is_polled = true,
     .has_threads = true,
 };

@@ -11,7 +11,7 @@ on_plan_done(void *ctx, const dd_error *error)
         dd_run_halt_locked(run);
         failure = *error; /* a copy: the error belongs to the plan */
     }
-    dd_run_let_plan_go(run);
+    dd_run_release_plan(run);
     run->on_leg_done(run, error != NULL ? &failure : NULL);
 }
 

@@ -24,13 +24,13 @@ dd_plan_build(const dd_algorithm *algorithm, const dd_plan_task *task, dd_plan *
 /* ---- a builder */
 
 static bool
-takes_elements(dd_stage stage)
+has_element_input(dd_stage stage)
 {
     return stage == DD_STAGE_WHOLE || stage == DD_STAGE_FIRST;
 }
 
 static bool
-gives_elements(dd_stage stage)
+has_element_output(dd_stage stage)
 {
     return stage == DD_STAGE_WHOLE || stage == DD_STAGE_LAST;
 }
@@ -39,8 +39,8 @@ gives_elements(dd_stage stage)
 static dd_stage
 stage_within(dd_stage whole, dd_stage stage)
 {
-    bool is_first = takes_elements(whole) && takes_elements(stage);
-    bool is_last = gives_elements(whole) && gives_elements(stage);
+    bool is_first = has_element_input(whole) && has_element_input(stage);
+    bool is_last = has_element_output(whole) && has_element_output(stage);
     return is_first ? (is_last ? DD_STAGE_WHOLE : DD_STAGE_FIRST)
                     : (is_last ? DD_STAGE_LAST : DD_STAGE_MIDDLE);
 }
@@ -61,7 +61,7 @@ dd_builder_start(const dd_plan_task *task, dd_plan *plan, dd_error *err)
         .input_nbytes = input,
         .output_nbytes = dd_coll_output_size(args),
         .partial_nbytes = partial,
-        .is_lifted = dd_coll_is_folding(args->coll) && takes_elements(args->stage) &&
+        .is_lifted = dd_coll_is_folding(args->coll) && has_element_input(args->stage) &&
                      (partial != input || args->reduction.op == DD_REDOP_PREMUL_SUM),
         .plan = plan,
         .status = DD_OK,
@@ -151,7 +151,8 @@ dd_builder_copy_all(dd_builder *builder, dd_plan_range src, dd_plan_range dst)
 uint32_t
 dd_builder_fold(dd_builder *builder, dd_stage stage, dd_plan_range dst)
 {
-    size_t count = dst.nbytes / (gives_elements(stage) ? builder->output_nbytes : builder->partial_nbytes);
+    size_t count =
+        dst.nbytes / (has_element_output(stage) ? builder->output_nbytes : builder->partial_nbytes);
     return add_step(builder, (dd_plan_step){.kind = DD_PLAN_REDUCE,
                                             .stage = stage_within(builder->args->stage, stage),
                                             .peer = -1,
@@ -193,7 +194,7 @@ dd_builder_after(dd_builder *builder, uint32_t step, uint32_t on)
 }
 
 void
-dd_builder_keep(uint32_t *step, uint32_t latest)
+dd_builder_update_step(uint32_t *step, uint32_t latest)
 {
     if (latest != DD_NO_STEP) {
         *step = latest;

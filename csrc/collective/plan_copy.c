@@ -246,7 +246,7 @@ blocks_at(dd_plan_range all, dd_span bytes, long k, long count)
 
 /* Return the number of places in this rank's subtree, whose blocks are adjacent. */
 static long
-count_spoken_for(const dd_builder *b)
+count_subtree(const dd_builder *b)
 {
     long rest = b->nranks - plan_copy_place_of(b);
     long reach = reach_of(b);
@@ -274,7 +274,7 @@ static void
 collect_piece(dd_builder *b, size_t s, dd_span bytes)
 {
     bool is_all = b->args->coll == DD_COLL_ALL_GATHER;
-    long nspoken = is_all ? b->nranks : count_spoken_for(b);
+    long nspoken = is_all ? b->nranks : count_subtree(b);
     bool is_last = is_all || dd_builder_is_root(b);
     dd_plan_range own = dd_range_input(0, bytes.first, bytes.count);
     dd_plan_range all = add_blocks(b, nspoken, bytes);
@@ -282,12 +282,12 @@ collect_piece(dd_builder *b, size_t s, dd_span bytes)
         dd_builder_copy(b, own, blocks_at(all, bytes, 0, 1));
     }
     for (long distance = 1; distance < nspoken; distance *= 2) {
-        dd_plan_range came = blocks_below(all, bytes, nspoken, distance);
+        dd_plan_range received = blocks_below(all, bytes, nspoken, distance);
         if (is_all) {
             dd_builder_send(b, dd_builder_at(b, b->rank, (int)-distance), s,
-                            dd_range_part(all, (dd_span){0, came.nbytes}));
+                            dd_range_part(all, (dd_span){0, received.nbytes}));
         }
-        dd_builder_recv(b, dd_builder_at(b, b->rank, (int)distance), s, came);
+        dd_builder_recv(b, dd_builder_at(b, b->rank, (int)distance), s, received);
     }
     if (!is_last) {
         dd_builder_send(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, nspoken > 1 ? all : own);
@@ -309,13 +309,13 @@ dd_build_collect(dd_builder *b)
 static void
 scatter_piece(dd_builder *b, size_t s, dd_span bytes)
 {
-    long nspoken = count_spoken_for(b);
+    long nspoken = count_subtree(b);
     dd_plan_range all = add_blocks(b, nspoken, bytes);
     dd_plan_range result = dd_range_output(0, bytes.first, bytes.count);
     dd_plan_range own = blocks_at(all, bytes, 0, 1);
     if (!dd_builder_is_root(b)) {
-        dd_plan_range came = nspoken > 1 ? all : result;
-        dd_builder_recv(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, came);
+        dd_plan_range received = nspoken > 1 ? all : result;
+        dd_builder_recv(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, received);
     }
     for (int place = 1; place < b->nranks && dd_builder_is_root(b); place++) {
         dd_builder_copy(b, dd_range_input(dd_builder_at(b, b->rank, place), bytes.first, bytes.count),
@@ -344,13 +344,13 @@ dd_build_scatter_binomial(dd_builder *b)
 /* Place i of a rank holds the block that must travel i ranks, by the powers of two in i. In round k
  * the blocks of all places with bit k travel 2^k ranks, packed into one message. */
 typedef struct bruck {
-    dd_span bytes;          /* of a block */
-    dd_plan_range came[32]; /* by round: the received message */
+    dd_span bytes;              /* of a block */
+    dd_plan_range received[32]; /* by round: the received message */
 } bruck;
 
 /* A place's block before the round of `distance`: where the last round that moved it left it. */
 static dd_plan_range
-held_at(const dd_builder *b, const bruck *state, int place, long distance)
+block_before_round(const dd_builder *b, const bruck *state, int place, long distance)
 {
     long moved = place & (distance - 1);
     if (moved == 0) {
@@ -362,7 +362,7 @@ held_at(const dd_builder *b, const bruck *state, int place, long distance)
     }
     /* Number of lower places with that bit. */
     long nbefore = ((long)place >> (round + 1) << round) + (place & ((1L << round) - 1));
-    return blocks_at(state->came[round], state->bytes, nbefore, 1);
+    return blocks_at(state->received[round], state->bytes, nbefore, 1);
 }
 
 static void
@@ -373,16 +373,16 @@ bruck_round(dd_builder *b, bruck *state, size_t s, int round)
     long rest = b->nranks % (2 * distance) - distance;
     size_t nbytes = (size_t)(half + (rest > 0 ? rest : 0)) * state->bytes.count;
     dd_plan_range packed = dd_builder_add_scratch(b, nbytes);
-    state->came[round] = dd_builder_add_scratch(b, nbytes);
+    state->received[round] = dd_builder_add_scratch(b, nbytes);
     long count = 0;
     for (int place = (int)distance; place < b->nranks; place++) {
         if ((place & distance) != 0) {
-            dd_builder_copy(b, held_at(b, state, place, distance),
+            dd_builder_copy(b, block_before_round(b, state, place, distance),
                             blocks_at(packed, state->bytes, count++, 1));
         }
     }
     dd_builder_send(b, dd_builder_at(b, b->rank, (int)distance), s, packed);
-    dd_builder_recv(b, dd_builder_at(b, b->rank, (int)-distance), s, state->came[round]);
+    dd_builder_recv(b, dd_builder_at(b, b->rank, (int)-distance), s, state->received[round]);
 }
 
 static void
@@ -395,7 +395,7 @@ bruck_piece(dd_builder *b, size_t s, dd_span bytes)
     }
     for (int place = 0; place < b->nranks; place++) {
         int block = dd_builder_at(b, b->rank, -place);
-        dd_builder_copy(b, held_at(b, &state, place, 1L << round),
+        dd_builder_copy(b, block_before_round(b, &state, place, 1L << round),
                         dd_range_output(block, bytes.first, bytes.count));
     }
 }

@@ -66,7 +66,7 @@ fold_direct(dd_builder *b, bool is_whole)
         dd_plan_range dst = dd_builder_block_output(b, b->rank, s);
         dst = is_aside ? dd_builder_add_scratch(b, dst.nbytes) : dst;
         if (!is_reduce || !is_whole || dd_builder_is_root(b)) {
-            dd_builder_keep(latest, take_and_fold(b, s, dd_builder_block_input(b, b->rank, s), dst));
+            dd_builder_update_step(latest, take_and_fold(b, s, dd_builder_block_input(b, b->rank, s), dst));
         }
         if (is_aside) {
             dd_builder_send(b, b->args->root, nsegments + s, dst);
@@ -117,7 +117,7 @@ dd_build_scan_direct(dd_builder *b)
         for (int k = 0; k <= b->rank; k++) {
             dd_builder_add_source(b, k == b->rank ? own : plan_fold_slot_of(b, slots, k));
         }
-        dd_builder_keep(latest, fold);
+        dd_builder_update_step(latest, fold);
     }
 }
 
@@ -203,7 +203,7 @@ reduce_segment(dd_builder *b, size_t s, uint32_t before)
         dd_stage stage = is_last ? (is_first ? DD_STAGE_WHOLE : DD_STAGE_LAST)
                                  : (is_first ? DD_STAGE_FIRST : DD_STAGE_MIDDLE);
         dd_plan_range dst = is_last ? dd_builder_block_output(b, b->rank, s) : held;
-        dd_builder_keep(&before, add_fold_of_two(b, stage, came, own, dst));
+        dd_builder_update_step(&before, add_fold_of_two(b, stage, came, own, dst));
     }
     return before;
 }

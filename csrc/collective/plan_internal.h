@@ -59,7 +59,7 @@ void dd_builder_add_source(dd_builder *builder, dd_plan_range source);
 /* Start `step` after `on`, even if they share no memory: so that a rank does not run ahead without
  * limit. */
 void dd_builder_after(dd_builder *builder, uint32_t step, uint32_t on);
-void dd_builder_keep(uint32_t *step, uint32_t latest); /* *step = latest, except DD_NO_STEP */
+void dd_builder_update_step(uint32_t *step, uint32_t latest); /* *step = latest, except DD_NO_STEP */
 
 /* Ensure capacity for one item after `used`; false if the builder has failed. */
 bool dd_builder_grow(dd_builder *builder, void **items, uint32_t *capacity, uint32_t used, size_t size);

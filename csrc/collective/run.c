@@ -53,7 +53,7 @@ note_leg_ended(dd_run *run, dd_run_lane *lane)
     lane->running = NULL;
     lane->has_leg = false;
     lane->nended++;
-    lane->is_over = run->route != DD_ROUTE_HIERARCHY;
+    lane->is_finished = run->route != DD_ROUTE_HIERARCHY;
 }
 
 /* False if the lane must wait, or has ended. */
@@ -63,9 +63,9 @@ start_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
     dd_run_lane *lane = &run->lanes[number];
     if (!lane->has_leg) {
         lane->has_leg = get_leg(run, number, &lane->leg);
-        lane->is_over = !lane->has_leg;
+        lane->is_finished = !lane->has_leg;
     }
-    if (lane->is_over || run->lanes[other].nended < lane->leg.needs) {
+    if (lane->is_finished || run->lanes[other].nended < lane->leg.needs) {
         return false;
     }
     const dd_leg_ops *ops = ops_of_kind[lane->leg.kind];
@@ -84,7 +84,7 @@ static inline bool
 start_next_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
 {
     const dd_run_lane *lane = &run->lanes[number];
-    bool is_free = !lane->is_over && lane->running == NULL && run->error.code == DD_OK;
+    bool is_free = !lane->is_finished && lane->running == NULL && run->error.code == DD_OK;
     return is_free && start_leg(run, number, other);
 }
 
@@ -155,7 +155,7 @@ begin_route(dd_run *run, dd_run_route route)
         dd_run_lane *lane = &run->lanes[number];
         lane->running = NULL;
         lane->has_leg = false;
-        lane->is_over = route != DD_ROUTE_HIERARCHY && only_leg[number][route] == DD_LEG_NOTHING;
+        lane->is_finished = route != DD_ROUTE_HIERARCHY && only_leg[number][route] == DD_LEG_NOTHING;
         lane->nended = 0;
     }
     if (route == DD_ROUTE_HIERARCHY) {
@@ -176,7 +176,7 @@ run_begin(dd_run *run)
     run->mismatch.rank = -1;
     if (run->env.topology->nranks == 1 && do_alone(&run->call.args)) {
         run->route = DD_ROUTE_LOCAL;
-        run->lanes[DD_LANE_ARENA].is_over = run->lanes[DD_LANE_PLAN].is_over = true;
+        run->lanes[DD_LANE_ARENA].is_finished = run->lanes[DD_LANE_PLAN].is_finished = true;
     } else {
         begin_route(run, dd_run_has_carrier(run) ? DD_ROUTE_CARRIED : choose_route(run));
     }
@@ -209,10 +209,10 @@ start_legs(dd_run *run)
 }
 
 static bool
-is_over(const dd_run *run)
+run_has_ended(const dd_run *run)
 {
     return run->error.code != DD_OK ||
-           (run->lanes[DD_LANE_PLAN].is_over && run->lanes[DD_LANE_ARENA].is_over);
+           (run->lanes[DD_LANE_PLAN].is_finished && run->lanes[DD_LANE_ARENA].is_finished);
 }
 
 /* A loop instead of recursion: the collective that on_done posts may end here as well. */
@@ -229,7 +229,7 @@ run_advance(dd_run *run)
             run_begin(run);
         }
         start_legs(run);
-        goes_on = is_over(run);
+        goes_on = run_has_ended(run);
         if (goes_on) {
             run_complete(run);
             goes_on = run->phase == DD_RUN_POSTED;
@@ -252,7 +252,7 @@ update_task(dd_run *run)
         dd_engine_add_task_locked(run->env.engine, &run->task);
     } else {
         dd_engine_remove_task_locked(run->env.engine, &run->task);
-        dd_timer_clear(&run->carried.look);
+        dd_timer_clear(&run->carried.poll_timer);
     }
 }
 
@@ -407,7 +407,7 @@ dd_run_catch_up_locked(dd_run *run)
 /* ---- waiting */
 
 bool
-dd_run_looks_help_locked(const dd_run *run)
+dd_run_needs_polling_locked(const dd_run *run)
 {
     bool is_polled = false;
     for (int number = 0; number < DD_LANE_COUNT; number++) {
@@ -418,7 +418,7 @@ dd_run_looks_help_locked(const dd_run *run)
 }
 
 bool
-dd_run_must_make_way_locked(dd_run *run)
+dd_run_must_yield_locked(dd_run *run)
 {
     bool needs_core = false;
     for (int number = 0; number < DD_LANE_COUNT && !needs_core; number++) {
@@ -429,14 +429,14 @@ dd_run_must_make_way_locked(dd_run *run)
 }
 
 bool
-dd_run_gives_way_locked(const dd_run *run)
+dd_run_yields_locked(const dd_run *run)
 {
-    bool gives_way = false;
-    for (int number = 0; number < DD_LANE_COUNT && !gives_way; number++) {
+    bool yields_core = false;
+    for (int number = 0; number < DD_LANE_COUNT && !yields_core; number++) {
         const dd_leg_ops *ops = run->lanes[number].running;
-        gives_way = ops != NULL && ops->does_look_yield != NULL && ops->does_look_yield(run);
+        yields_core = ops != NULL && ops->does_poll_yield != NULL && ops->does_poll_yield(run);
     }
-    return gives_way;
+    return yields_core;
 }
 
 static bool
@@ -445,8 +445,8 @@ progress_task(dd_task *task)
     dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
     bool has_moved = run_progress(run, DRIVER_STAY_NS);
     if (!has_moved) {
-        bool needs_core = task->is_outnumbered || dd_run_must_make_way_locked(run);
-        task->is_crowded = needs_core && !dd_run_gives_way_locked(run);
+        bool needs_core = task->is_outnumbered || dd_run_must_yield_locked(run);
+        task->is_crowded = needs_core && !dd_run_yields_locked(run);
     }
     return has_moved;
 }
@@ -520,7 +520,7 @@ dd_run_destroy(dd_run *run)
 {
     if (run != NULL) {
         dd_run_wait_for_movers(run);
-        dd_run_drop_plans(run);
+        dd_run_destroy_plans(run);
         dd_run_buffer_fini(&run->scratch);
         dd_run_buffer_fini(&run->plan_scratch);
         dd_run_buffer_fini(&run->key);

@@ -49,7 +49,7 @@ dd_carrier *dd_run_carrier(const dd_run *run); /* NULL if there is none */
  * false, poll again, and yield the core between polls. True after some time, when other ranks cause
  * the delay: nap between polls. *awake_until_ns must be 0 at first. */
 bool dd_run_may_nap(int64_t *awake_until_ns);
-bool dd_run_gives_way_locked(const dd_run *run);         /* true if progress yields the core */
+bool dd_run_yields_locked(const dd_run *run);            /* true if progress yields the core */
 uint64_t dd_run_count_carried_locked(const dd_run *run); /* collectives handed to the carrier */
 /* True if a cancelled collective's arrays may still be in use by the carrier's library. */
 bool dd_run_keeps_memory_locked(const dd_run *run);
@@ -79,14 +79,14 @@ bool dd_run_progress_locked(dd_run *run);
 void dd_run_catch_up_locked(dd_run *run);
 /* True if calling progress can help: the collective waits for shared memory. Messages are handled
  * when the engine is driven. */
-bool dd_run_looks_help_locked(const dd_run *run);
+bool dd_run_needs_polling_locked(const dd_run *run);
 /* True if a thread moves data without the lock: the arena must not be used. False for NULL. */
 bool dd_run_is_moving_locked(const dd_run *run);
 void dd_run_recall_locked(dd_run *run); /* make the mover lock soon (about 100 us) */
 /* Wait, with the lock, until the current piece is moved (about 100 us). Call before ending the
  * collective. May be NULL. */
 void dd_run_halt_locked(dd_run *run);
-bool dd_run_must_make_way_locked(dd_run *run); /* true if awaited ranks need this CPU */
+bool dd_run_must_yield_locked(dd_run *run); /* true if awaited ranks need this CPU */
 /* End the current collective with `error`; calls on_done. If an arena was used, the run is
  * unusable. */
 void dd_run_cancel_locked(dd_run *run, const dd_error *error);

@@ -19,7 +19,7 @@ typedef struct extremes {
 struct dd_run_comparison {
     dd_carried_call call;
     dd_signature own;
-    extremes mine;
+    extremes own_words;
     extremes all;
     dd_signature *signatures; /* [nranks] */
     size_t *counts;           /* [nranks], then [nranks + 1] offsets */
@@ -64,14 +64,14 @@ const dd_carried_call *
 dd_run_compare(dd_run_comparison *comparison, const dd_signature *own)
 {
     comparison->own = *own;
-    memcpy(comparison->mine.words, own, sizeof *own);
+    memcpy(comparison->own_words.words, own, sizeof *own);
     for (size_t i = 0; i < SIGNATURE_WORDS; i++) {
-        comparison->mine.complements[i] = ~comparison->mine.words[i];
+        comparison->own_words.complements[i] = ~comparison->own_words.words[i];
     }
     comparison->call = (dd_carried_call){.coll = DD_COLL_ALL_REDUCE,
                                          .dtype = DD_DTYPE_UINT64,
                                          .op = DD_REDOP_MIN,
-                                         .input = &comparison->mine,
+                                         .input = &comparison->own_words,
                                          .output = &comparison->all,
                                          .count = 2 * SIGNATURE_WORDS,
                                          .is_even = true};
@@ -89,7 +89,7 @@ dd_run_is_same(const dd_run_comparison *comparison)
 }
 
 const dd_carried_call *
-dd_run_tell(dd_run_comparison *comparison, int nranks)
+dd_run_compare_all(dd_run_comparison *comparison, int nranks)
 {
     comparison->call = (dd_carried_call){.coll = DD_COLL_ALL_GATHER,
                                          .dtype = DD_DTYPE_UINT8,

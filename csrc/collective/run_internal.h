@@ -73,7 +73,7 @@ struct dd_leg_ops {
     /* True if the leg waits for threads that need this core. NULL for never. */
     bool (*needs_core)(dd_run *run);
     /* True if a look yields the core by itself. NULL for never. */
-    bool (*does_look_yield)(const dd_run *run);
+    bool (*does_poll_yield)(const dd_run *run);
     bool is_polled;   /* progress shows only in a look, not in a message */
     bool has_threads; /* a library's, which need cores as well */
 };
@@ -84,7 +84,7 @@ extern const dd_leg_ops dd_leg_arena, dd_leg_plan, dd_leg_carrier;
 typedef struct dd_run_lane {
     dd_leg leg;                /* the next one to end */
     bool has_leg;              /* `leg` is set */
-    bool is_over;              /* no legs are left */
+    bool is_finished;          /* no legs are left */
     const dd_leg_ops *running; /* the kind of `leg` once it has been started; NULL before */
     uint64_t nended;
 } dd_run_lane;
@@ -128,10 +128,10 @@ typedef struct dd_run_mover {
 
 /* State of a collective whose data a carrier moves. */
 typedef enum dd_carried_state {
-    DD_CARRIED_AWAITED, /* until all ranks of this host have joined */
+    DD_CARRIED_GATHERING, /* until all ranks of this host have joined */
     /* in the library: */
-    DD_CARRIED_COMPARED, /* comparing calls of ranks without a common board */
-    DD_CARRIED_TOLD,     /* finding the rank that differs */
+    DD_CARRIED_COMPARING, /* comparing calls of ranks without a common board */
+    DD_CARRIED_LOCATING,  /* finding the rank that differs */
     DD_CARRIED_UNDER_WAY,
 } dd_carried_state;
 
@@ -144,10 +144,10 @@ typedef struct dd_run_carried {
     dd_carried_state state;
     dd_arena_ranks awaited; /* of this host */
     const dd_carried_call *call;
-    bool is_taken; /* the library has such a call */
+    bool is_supported; /* the library has such a call */
     dd_carried operation;
     int64_t awake_until_ns; /* see dd_run_may_nap */
-    dd_timer look;          /* set while the driver may sleep although the library needs polling */
+    dd_timer poll_timer;    /* set while the driver may sleep although the library needs polling */
     uint64_t ncalls;
     bool is_memory_kept; /* the library may still use the arrays of a cancelled operation */
 } dd_run_carried;
@@ -219,7 +219,7 @@ const dd_carried_call *dd_run_compare(dd_run_comparison *comparison, const dd_si
 bool dd_run_is_same(const dd_run_comparison *comparison);
 /* The second call, if they differ, and the first rank that differs from this one; -1 if none
  * does. */
-const dd_carried_call *dd_run_tell(dd_run_comparison *comparison, int nranks);
+const dd_carried_call *dd_run_compare_all(dd_run_comparison *comparison, int nranks);
 int dd_run_find_different(const dd_run_comparison *comparison, int nranks, const dd_signature **theirs);
 
 /* ---- run_plans.c */
@@ -227,8 +227,8 @@ int dd_run_find_different(const dd_run_comparison *comparison, int nranks, const
 /* Find or make a plan for the collective of `leg`, with its scratch. It is run->plan until the
  * end. */
 dd_status dd_run_find_plan(dd_run *run, const dd_leg *leg, dd_error *err) DD_MUST_CHECK;
-void dd_run_let_plan_go(dd_run *run);
-void dd_run_drop_plans(dd_run *run);
+void dd_run_release_plan(dd_run *run);
+void dd_run_destroy_plans(dd_run *run);
 
 dd_status dd_run_buffer_reserve(dd_run_buffer *buffer, size_t nbytes, dd_error *err) DD_MUST_CHECK;
 void dd_run_buffer_trim(dd_run_buffer *buffer); /* free it if too large to keep */

@@ -75,7 +75,7 @@ write_key(dd_run *run, const dd_leg *leg, size_t *nbytes, dd_error *err)
 }
 
 static void
-drop_plan(dd_run_plan *plan)
+destroy_plan(dd_run_plan *plan)
 {
     dd_plan_run_destroy(plan->plan);
     dd_mem_free(plan->key);
@@ -108,11 +108,11 @@ build(const dd_run *run, const dd_leg *leg, dd_run_plan *made, dd_error *err)
 static dd_status
 make_plan(const dd_run *run, const dd_leg *leg, size_t key_nbytes, dd_run_plan *plan, dd_error *err)
 {
-    drop_plan(plan);
+    destroy_plan(plan);
     dd_run_plan made = {.key = dd_mem_alloc(key_nbytes), .key_nbytes = key_nbytes};
     dd_status status = made.key != NULL ? build(run, leg, &made, err) : dd_error_no_memory(err, key_nbytes);
     if (status != DD_OK) {
-        drop_plan(&made);
+        destroy_plan(&made);
         return status;
     }
     memcpy(made.key, run->key.data, key_nbytes);
@@ -153,19 +153,19 @@ dd_run_find_plan(dd_run *run, const dd_leg *leg, dd_error *err)
 }
 
 void
-dd_run_let_plan_go(dd_run *run)
+dd_run_release_plan(dd_run *run)
 {
     dd_run_plan *plan = run->plan;
     run->plan = NULL;
     if (plan != NULL && dd_plan_run_nbytes(plan->plan) > KEPT_PLAN_NBYTES) {
-        drop_plan(plan);
+        destroy_plan(plan);
     }
 }
 
 void
-dd_run_drop_plans(dd_run *run)
+dd_run_destroy_plans(dd_run *run)
 {
     for (int i = 0; i < DD_RUN_NPLANS; i++) {
-        drop_plan(&run->plans[i]);
+        destroy_plan(&run->plans[i]);
     }
 }

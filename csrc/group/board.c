@@ -49,10 +49,10 @@ void
 group_post_position_locked(dd_group *group)
 {
     if (group->arena != NULL) {
-        dd_arena_place place = {.sequence = group->nstarted,
-                                .signature = group->signatures[group->nstarted % SIGNATURES_KEPT],
-                                .is_inside = group->is_active};
-        dd_arena_note_place(group->arena, &place);
+        dd_arena_position place = {.sequence = group->nstarted,
+                                   .signature = group->signatures[group->nstarted % SIGNATURES_KEPT],
+                                   .is_inside = group->is_active};
+        dd_arena_post_position(group->arena, &place);
     }
 }
 

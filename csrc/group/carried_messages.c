@@ -44,7 +44,7 @@ carried_poll(group_call *call)
     bool is_done = false;
     dd_carrier *carrier = dd_run_carrier(call->group->run);
     dd_status status =
-        carrier->ops->look_message(carrier, &call->carried, &call->carried_message, &is_done, &error);
+        carrier->ops->poll_message(carrier, &call->carried, &call->carried_message, &is_done, &error);
     if (status != DD_OK || is_done) {
         carried_end(call, status != DD_OK ? &error : NULL);
         return true;
@@ -123,6 +123,6 @@ group_cancel_message_locked(group_call *call, const dd_error *cause)
     }
     dd_error error = *cause;
     dd_carrier *carrier = dd_run_carrier(call->group->run);
-    error.keeps_memory = !carrier->ops->leave_message(carrier, &call->carried);
+    error.keeps_memory = !carrier->ops->cancel_message(carrier, &call->carried);
     carried_end(call, &error);
 }

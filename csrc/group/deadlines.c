@@ -25,7 +25,8 @@ deadlines_query_locked(dd_group *group)
     for (int rank = 0; rank < group->size; rank++) {
         member_state *member = &group->members[rank];
         if (group_is_on_board(group, rank)) {
-            if (!member->has_answered && dd_arena_has_heard(group->arena, group->topology.local_of[rank])) {
+            if (!member->has_answered &&
+                dd_arena_has_taken_posts(group->arena, group->topology.local_of[rank])) {
                 group_read_answer_locked(group, rank);
             }
         } else if (!member->is_queried && dd_context_is_connected_locked(group->context, rank)) {
@@ -125,7 +126,7 @@ must_yield_locked(dd_group *group)
     dd_arena_note_cpu(group->arena);
     int rank = DD_CONTAINER_OF(group->messages.next, group_call, link)->message.rank;
     bool is_local = rank != DD_ANY_RANK && topology->host_of[rank] == topology->host;
-    return is_local && dd_arena_must_make_way_for(group->arena, topology->local_of[rank]);
+    return is_local && dd_arena_must_yield_to(group->arena, topology->local_of[rank]);
 }
 
 static bool

@@ -161,7 +161,7 @@ on_answer(void *ctx, int rank, uint64_t sequence, const dd_signature *signature,
 void
 group_read_position_locked(dd_group *group, int rank)
 {
-    dd_arena_place place = dd_arena_read_place(group->arena, group->topology.local_of[rank]);
+    dd_arena_position place = dd_arena_read_position(group->arena, group->topology.local_of[rank]);
     set_position_locked(group, rank, place.sequence, &place.signature, place.is_inside);
 }
 
@@ -201,7 +201,7 @@ on_bell(void *ctx)
     if (is_open && group->arena != NULL && dd_arena_is_rung(group->arena)) {
         group_note_loss_locked(group);
     }
-    if (group->arena == NULL || !dd_arena_take_news(group->arena)) {
+    if (group->arena == NULL || !dd_arena_take_posts(group->arena)) {
         return;
     }
     for (int local = 0; local < group->topology.nlocal && group->context != NULL; local++) {

@@ -191,8 +191,8 @@ static bool
 yield_between_polls_locked(dd_group *group, int npolled)
 {
     bool is_time = npolled % DD_POLLS_PER_YIELD == 0;
-    bool is_crowded = group->is_crowded && !dd_run_gives_way_locked(group->run);
-    bool is_due = is_crowded || (is_time && dd_run_must_make_way_locked(group->run));
+    bool is_crowded = group->is_crowded && !dd_run_yields_locked(group->run);
+    bool is_due = is_crowded || (is_time && dd_run_must_yield_locked(group->run));
     if (!is_due) {
         dd_spin_pause();
     }
@@ -233,8 +233,8 @@ group_poll_call_locked(group_call *call, bool is_hasty)
         if (dd_run_progress_locked(group->run)) {
             continue;
         }
-        bool needs_yield = is_hasty && dd_run_must_make_way_locked(group->run); /* only a yield helps */
-        if (needs_yield || !dd_run_looks_help_locked(group->run)) {
+        bool needs_yield = is_hasty && dd_run_must_yield_locked(group->run); /* only a yield helps */
+        if (needs_yield || !dd_run_needs_polling_locked(group->run)) {
             break;
         }
         if (is_hasty) {

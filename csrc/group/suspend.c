@@ -42,7 +42,7 @@ release_memory(dd_group *group, dd_error *err)
     dd_engine_lock(group->engine);
     dd_status status = begin_suspending_locked(group, err);
     if (status == DD_OK && group->arena != NULL) {
-        status = dd_arena_give_back(group->arena, err);
+        status = dd_arena_release_memory(group->arena, err);
     }
     if (status == DD_OK) {
         group_clear_kept_regions_locked(group);

@@ -9,7 +9,7 @@
 #define EVERY_TIMES 60
 
 void
-dd_copy_trial_look(dd_copy_trial *trial, int nbefore, int64_t now_ns)
+dd_copy_trial_choose(dd_copy_trial *trial, int nbefore, int64_t now_ns)
 {
     bool is_stale = trial->is_open && now_ns - trial->last_ns > EVERY_NS;
     if ((!trial->is_open && now_ns >= trial->next_ns) || is_stale) {

@@ -20,7 +20,7 @@ typedef struct dd_copy_trial {
 
 /* Begin a trial if it is due, or the open one was unused for 100 ms. `nbefore`: copies until the
  * caches have no data of the other way; at least 1, since the writer may learn the way late. */
-void dd_copy_trial_look(dd_copy_trial *trial, int nbefore, int64_t now_ns);
+void dd_copy_trial_choose(dd_copy_trial *trial, int nbefore, int64_t now_ns);
 
 /* Return true if the open trial is measuring copies past the caches. */
 bool dd_copy_trial_is_past(const dd_copy_trial *trial);

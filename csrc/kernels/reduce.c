@@ -77,17 +77,17 @@ static dd_kernel *
 find_kernel(kernel_rows kernels, const dd_reduction *reduction, dd_stage stage)
 {
     bool takes_inputs = stage == DD_STAGE_WHOLE || stage == DD_STAGE_FIRST;
-    bool gives_results = stage == DD_STAGE_WHOLE || stage == DD_STAGE_LAST;
+    bool has_results = stage == DD_STAGE_WHOLE || stage == DD_STAGE_LAST;
     dd_dtype dtype = reduction->dtype;
     dd_redop op = reduction->op;
-    if ((op == DD_REDOP_AVG && !gives_results) || (op == DD_REDOP_PREMUL_SUM && !takes_inputs)) {
+    if ((op == DD_REDOP_AVG && !has_results) || (op == DD_REDOP_PREMUL_SUM && !takes_inputs)) {
         op = DD_REDOP_SUM;
     }
     dd_kernel_form form = DD_FORM_ELEMENTS;
     if (dd_reduce_accumulator(dtype) != dtype) {
-        if (!takes_inputs && !gives_results) {
+        if (!takes_inputs && !has_results) {
             dtype = dd_reduce_accumulator(dtype);
-        } else if (!gives_results) {
+        } else if (!has_results) {
             form = DD_FORM_WIDEN;
         } else if (!takes_inputs) {
             form = DD_FORM_ROUND;

@@ -154,7 +154,7 @@ fail_message(const mpi_library *library, int code, const dd_carried_message *mes
 }
 
 static dd_status
-look_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message, bool *is_done, dd_error *err)
+poll_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message, bool *is_done, dd_error *err)
 {
     const mpi_library *library = ((mpi_carrier *)base)->library;
     mpi_status status = {{0}};
@@ -172,7 +172,7 @@ look_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message,
 
 /* Cancel the message. MPI guarantees this only for receives; a send's memory is read on receipt. */
 static bool
-leave_message(dd_carrier *base, dd_carried *carried)
+cancel_message(dd_carrier *base, dd_carried *carried)
 {
     const mpi_library *library = ((mpi_carrier *)base)->library;
     int is_over = 0;
@@ -200,12 +200,12 @@ mpi_close(dd_carrier *base, bool is_well)
 static const dd_carrier_ops OPS = {
     .has = mpi_has,
     .start = mpi_start_call,
-    .look = mpi_look,
-    .leave = mpi_leave,
+    .poll = mpi_look,
+    .cancel = mpi_leave,
     .has_tag = has_tag,
     .start_message = start_message,
-    .look_message = look_message,
-    .leave_message = leave_message,
+    .poll_message = poll_message,
+    .cancel_message = cancel_message,
     .close = mpi_close,
 };
 

@@ -90,7 +90,7 @@ dd_mpi_open(const dd_dylib_search *where, dd_carrier_library **opened, dd_error 
     library->base = (dd_carrier_library){.name = "mpi",
                                          .version = library->version,
                                          .path = library->dylib.path,
-                                         .gives_way = mpi_is_open_mpi(library),
+                                         .yields_core = mpi_is_open_mpi(library),
                                          .make = mpi_make_carrier};
     *opened = &library->base;
     return DD_OK;

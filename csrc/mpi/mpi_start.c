@@ -50,7 +50,7 @@ op_of(const mpi_library *library, const dd_carried_call *call)
 {
     const mpi_float_ops *own = &library->float_ops;
     bool is_min = call->op == DD_REDOP_MIN;
-    if (!dd_carried_minds_nan(call)) {
+    if (!dd_carried_needs_nan(call)) {
         return library->constants.ops[call->op];
     }
     if (call->dtype == DD_DTYPE_FLOAT32) {

@@ -335,7 +335,7 @@ copy_out(shm_ring *in, uint8_t *data, const uint8_t *run, size_t nbytes)
     int64_t began_ns = dd_clock_now_ns();
     dd_copy(data, run, nbytes);
     int64_t now_ns = dd_clock_now_ns();
-    dd_copy_trial_look(&in->trial, (int)(in->size / (PUBLISH_BYTES / 2)) + 1, now_ns);
+    dd_copy_trial_choose(&in->trial, (int)(in->size / (PUBLISH_BYTES / 2)) + 1, now_ns);
     if (in->trial.is_open) {
         int64_t ns_per_mib = (now_ns - began_ns) * ((int64_t)1 << 20) / (int64_t)nbytes;
         bool is_past = false;

@@ -76,7 +76,7 @@ has(const dd_carrier *carrier, const dd_carried_call *call)
     const dd_ucc_carrier *self = (const dd_ucc_carrier *)carrier;
     bool can_fold = !dd_coll_is_folding(call->coll) ||
                     (OPERATIONS[call->op].is_known && dd_reduce_is_supported(call->dtype, call->op) &&
-                     !dd_carried_minds_nan(call));
+                     !dd_carried_needs_nan(call));
     return can_fold && TYPES[call->dtype].is_known && (self->lib->coll_types & (uint64_t)type_of(call)) != 0;
 }
 
@@ -212,7 +212,7 @@ ucc_leave(dd_carrier *carrier, dd_carried *carried)
 const dd_carrier_ops dd_ucc_ops = {
     .has = has,
     .start = ucc_start,
-    .look = ucc_look,
-    .leave = ucc_leave,
+    .poll = ucc_look,
+    .cancel = ucc_leave,
     .close = dd_ucc_close,
 };

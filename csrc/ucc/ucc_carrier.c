@@ -153,7 +153,7 @@ meet_others(dd_ucc_carrier *self, const dd_wait *wait)
     dd_status status = dd_ucc_ops.start(&self->base, &barrier, &carried, NULL);
     while (status == DD_OK && !is_done && !dd_wait_has_expired(wait)) {
         dd_sys_sched_yield();
-        status = dd_ucc_ops.look(&self->base, &carried, &is_done, NULL);
+        status = dd_ucc_ops.poll(&self->base, &carried, &is_done, NULL);
     }
     return is_done;
 }

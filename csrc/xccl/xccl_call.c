@@ -51,7 +51,7 @@ xccl_has(const dd_carrier *carrier, const dd_carried_call *call)
     (void)carrier;
     xccl_fold fold;
     return !dd_coll_is_folding(call->coll) ||
-           (find_fold(call->dtype, call->op, &fold) && !dd_carried_minds_nan(call));
+           (find_fold(call->dtype, call->op, &fold) && !dd_carried_needs_nan(call));
 }
 
 /* ---- steps: single oneCCL calls. Steps that all ranks know to be empty are skipped */

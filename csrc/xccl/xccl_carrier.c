@@ -57,7 +57,7 @@ xccl_close(dd_carrier *base, bool is_well)
 
 /* Messages are not supported: oneCCL matches them only by order, without tags. */
 static const dd_carrier_ops OPS = {
-    .has = xccl_has, .start = xccl_start, .look = xccl_look, .leave = xccl_leave, .close = xccl_close};
+    .has = xccl_has, .start = xccl_start, .poll = xccl_look, .cancel = xccl_leave, .close = xccl_close};
 
 /* Broadcast by rank 0. */
 typedef struct xccl_card {

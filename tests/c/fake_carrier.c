@@ -239,7 +239,7 @@ start_message(dd_carrier *base, const dd_carried_message *message, dd_carried *c
 }
 
 static dd_status
-look_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message, bool *is_done, dd_error *err)
+poll_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message, bool *is_done, dd_error *err)
 {
     fake_carrier *carrier = (fake_carrier *)base;
     fake_letter *letter = letter_of(carried);
@@ -263,7 +263,7 @@ look_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message,
 }
 
 static bool
-leave_message(dd_carrier *base, dd_carried *carried)
+cancel_message(dd_carrier *base, dd_carried *carried)
 {
     fake_carrier *carrier = (fake_carrier *)base;
     fake_letter *letter = letter_of(carried);
@@ -288,12 +288,12 @@ close_carrier(dd_carrier *base, bool is_well)
 static const dd_carrier_ops OPS = {
     .has = has,
     .start = start,
-    .look = look,
-    .leave = leave,
+    .poll = look,
+    .cancel = leave,
     .has_tag = has_tag,
     .start_message = start_message,
-    .look_message = look_message,
-    .leave_message = leave_message,
+    .poll_message = poll_message,
+    .cancel_message = cancel_message,
     .close = close_carrier,
 };
 

@@ -216,8 +216,8 @@ TEST(receivers_do_not_wait_for_each_other)
     CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, ARENA_WINDOW + 1), DD_ARENA_BLOCKED);
     CHECK_INT(call(&team, 2, DD_COLL_BROADCAST, 8, ARENA_WINDOW + 1), DD_ARENA_BLOCKED);
     dd_arena_ranks missing = dd_arena_missing(team.ranks[0].arena);
-    CHECK_INT(dd_arena_ranks_take(&missing), 1);
-    CHECK_INT(dd_arena_ranks_take(&missing), -1);
+    CHECK_INT(dd_arena_ranks_pop(&missing), 1);
+    CHECK_INT(dd_arena_ranks_pop(&missing), -1);
     CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, 8, 1), DD_ARENA_DONE);
     CHECK_INT(go_on(&team, 0), DD_ARENA_DONE);
     CHECK_INT(go_on(&team, 2), DD_ARENA_DONE);
@@ -415,7 +415,7 @@ TEST(numbers_begin_again)
     uint32_t last = UINT32_MAX - 5;
     for (int rank = 0; rank < NRANKS; rank++) {
         dd_arena *arena = team.ranks[rank].arena;
-        arena->number = arena->nsettled = last;
+        arena->number = arena->nverified = last;
         arena->floor = dd_arena_mark(last, 0);
         for (int i = 0; i < ARENA_NRECORDS; i++) {
             atomic_store(&arena->slots[rank].control->records[i].mark, arena->floor);

@@ -33,17 +33,17 @@ TEST(places_are_read_as_they_were_noted)
 {
     boards all;
     REQUIRE(open_boards(&all));
-    dd_arena_place place = dd_arena_read_place(all.ranks[0], 2);
+    dd_arena_position place = dd_arena_read_position(all.ranks[0], 2);
     CHECK(place.sequence == 0 && !place.is_inside);
     for (uint64_t i = 1; i < 100; i++) {
-        place = (dd_arena_place){
+        place = (dd_arena_position){
             .sequence = i, .signature = {.coll = 3, .count = i / 10}, .is_inside = i % 3 == 0};
-        dd_arena_note_place(all.ranks[2], &place);
-        dd_arena_place found = dd_arena_read_place(all.ranks[0], 2);
+        dd_arena_post_position(all.ranks[2], &place);
+        dd_arena_position found = dd_arena_read_position(all.ranks[0], 2);
         CHECK(found.sequence == i && found.is_inside == (i % 3 == 0));
         CHECK(memcmp(&found.signature, &place.signature, sizeof place.signature) == 0);
     }
-    CHECK_INT(dd_arena_read_place(all.ranks[0], 1).sequence, 0);
+    CHECK_INT(dd_arena_read_position(all.ranks[0], 1).sequence, 0);
     close_boards(&all);
 }
 
@@ -52,17 +52,17 @@ TEST(places_are_awaited)
 {
     boards all;
     REQUIRE(open_boards(&all));
-    dd_arena_place place = {.sequence = 7, .is_inside = true};
-    dd_arena_note_place(all.ranks[1], &place);
-    CHECK(!dd_arena_is_place_awaited(all.ranks[1], 0) && !dd_arena_is_place_awaited(all.ranks[1], 2));
-    dd_arena_await_places(all.ranks[0]);
+    dd_arena_position place = {.sequence = 7, .is_inside = true};
+    dd_arena_post_position(all.ranks[1], &place);
+    CHECK(!dd_arena_is_position_awaited(all.ranks[1], 0) && !dd_arena_is_position_awaited(all.ranks[1], 2));
+    dd_arena_await_positions(all.ranks[0]);
     CHECK_INT((long long)dd_arena_read_sequence(all.ranks[0], 1), 7);
     CHECK_INT((long long)dd_arena_read_sequence(all.ranks[0], 2), 0);
-    CHECK(!dd_arena_is_place_awaited(all.ranks[0], 0)); /* not by itself */
-    CHECK(dd_arena_is_place_awaited(all.ranks[2], 0));
-    CHECK(!dd_arena_is_place_awaited(all.ranks[1], 0)); /* it has been rung */
-    dd_arena_await_places(all.ranks[0]);
-    CHECK(dd_arena_is_place_awaited(all.ranks[1], 0));
+    CHECK(!dd_arena_is_position_awaited(all.ranks[0], 0)); /* not by itself */
+    CHECK(dd_arena_is_position_awaited(all.ranks[2], 0));
+    CHECK(!dd_arena_is_position_awaited(all.ranks[1], 0)); /* it has been rung */
+    dd_arena_await_positions(all.ranks[0]);
+    CHECK(dd_arena_is_position_awaited(all.ranks[1], 0));
     close_boards(&all);
 }
 
@@ -72,19 +72,19 @@ TEST(the_first_cause_stays)
     uint8_t cause[DD_ARENA_CAUSE_MAX];
     static const uint8_t large[DD_ARENA_CAUSE_MAX + 1];
     REQUIRE(open_boards(&all));
-    CHECK(!dd_arena_take_news(all.ranks[0]));
+    CHECK(!dd_arena_take_posts(all.ranks[0]));
     dd_arena_post_cause(all.ranks[1], dd_bytes_of(large, sizeof large));
-    CHECK(!dd_arena_take_news(all.ranks[0]));
+    CHECK(!dd_arena_take_posts(all.ranks[0]));
     dd_arena_post_cause(all.ranks[1], dd_bytes_of_string("why"));
     dd_arena_post_cause(all.ranks[1], dd_bytes_of_string("no more"));
-    CHECK(dd_arena_take_news(all.ranks[0]));
-    CHECK(!dd_arena_take_news(all.ranks[0]));
+    CHECK(dd_arena_take_posts(all.ranks[0]));
+    CHECK(!dd_arena_take_posts(all.ranks[0]));
     CHECK_INT(dd_arena_read_cause(all.ranks[0], 1, cause), 3);
     CHECK(memcmp(cause, "why", 3) == 0);
     CHECK_INT(dd_arena_read_cause(all.ranks[0], 2, cause), 0);
     CHECK(!dd_arena_has_left(all.ranks[0], 2));
     dd_arena_post_leaving(all.ranks[2]);
-    CHECK(dd_arena_take_news(all.ranks[0]));
+    CHECK(dd_arena_take_posts(all.ranks[0]));
     CHECK(dd_arena_has_left(all.ranks[0], 2) && !dd_arena_has_left(all.ranks[0], 1));
     close_boards(&all);
 }
@@ -94,12 +94,12 @@ TEST(a_bell_is_due_once_for_each_look)
     boards all;
     REQUIRE(open_boards(&all));
     CHECK(!dd_arena_is_bell_due(all.ranks[0], 0));
-    CHECK(dd_arena_has_heard(all.ranks[0], 1));
+    CHECK(dd_arena_has_taken_posts(all.ranks[0], 1));
     CHECK(dd_arena_is_bell_due(all.ranks[0], 1));
     CHECK(!dd_arena_is_bell_due(all.ranks[2], 1));
-    CHECK(!dd_arena_has_heard(all.ranks[2], 1));
-    (void)dd_arena_take_news(all.ranks[1]);
-    CHECK(dd_arena_has_heard(all.ranks[0], 1));
+    CHECK(!dd_arena_has_taken_posts(all.ranks[2], 1));
+    (void)dd_arena_take_posts(all.ranks[1]);
+    CHECK(dd_arena_has_taken_posts(all.ranks[0], 1));
     CHECK(dd_arena_is_bell_due(all.ranks[2], 1));
     close_boards(&all);
 }
@@ -113,8 +113,8 @@ TEST(a_loss_is_there_once_its_rank_has_taken_its_news)
     CHECK(dd_arena_is_bell_due(all.ranks[0], 1));
     CHECK(dd_arena_is_rung(all.ranks[1]) && !dd_arena_is_rung(all.ranks[2]));
     dd_arena_note_loss(all.ranks[1], (dd_arena_loss){.to = 2, .nbytes = 5000});
-    (void)dd_arena_take_news(all.ranks[1]);
-    CHECK(dd_arena_has_heard(all.ranks[0], 1) && !dd_arena_is_rung(all.ranks[1]));
+    (void)dd_arena_take_posts(all.ranks[1]);
+    CHECK(dd_arena_has_taken_posts(all.ranks[0], 1) && !dd_arena_is_rung(all.ranks[1]));
     dd_arena_loss loss = dd_arena_read_loss(all.ranks[0], 1);
     CHECK(loss.to == 2 && loss.nbytes == 5000);
     dd_arena_note_loss(all.ranks[1], (dd_arena_loss){.nbytes = 0});

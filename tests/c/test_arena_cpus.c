@@ -105,7 +105,7 @@ makes_way_where_it_runs(const int *cpus)
     bind_to(&cpus[0], 1);
     dd_arena_note_cpu(pair[1]);
     bind_to(cpus, 2);
-    bool must_make_way = dd_arena_must_make_way_for(pair[0], 1);
+    bool must_make_way = dd_arena_must_yield_to(pair[0], 1);
     CHECK(is_affinity_of(cpus, 2));
     close_pair(pair);
     return must_make_way;
@@ -133,11 +133,11 @@ TEST(a_rank_makes_way_only_for_a_rank_that_was_seen)
     }
     bind_to(&cpus[1], 1);
     dd_arena_note_cpu(pair[0]);
-    CHECK(!dd_arena_must_make_way_for(pair[0], 1));
+    CHECK(!dd_arena_must_yield_to(pair[0], 1));
     dd_arena_note_cpu(pair[1]);
-    CHECK(dd_arena_must_make_way_for(pair[0], 1));
+    CHECK(dd_arena_must_yield_to(pair[0], 1));
     bind_to(&cpus[0], 1);
-    CHECK(!dd_arena_must_make_way_for(pair[0], 1));
+    CHECK(!dd_arena_must_yield_to(pair[0], 1));
     bind_to(cpus, 2);
     close_pair(pair);
 }

@@ -564,8 +564,8 @@ TEST(a_rank_that_dies_with_a_claim_is_missed_by_name)
         dd_block written;
         CHECK_INT(go_on_alone(crowd.arenas[rank]), DD_ARENA_BLOCKED);
         dd_arena_ranks missing = dd_arena_missing(crowd.arenas[rank]);
-        CHECK_INT(dd_arena_ranks_take(&missing), 2);
-        CHECK_INT(dd_arena_ranks_take(&missing), -1);
+        CHECK_INT(dd_arena_ranks_pop(&missing), 2);
+        CHECK_INT(dd_arena_ranks_pop(&missing), -1);
         dd_arena_poison(crowd.arenas[rank]);
         CHECK(!dd_arena_find_written(crowd.arenas[rank], &written));
         for (size_t i = 0; i < count; i++) {

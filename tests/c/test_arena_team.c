@@ -92,7 +92,7 @@ add_wanted(team_rank *self)
     bool has_added = false;
     for (int index = 0; index < TEAM_NREGIONS; index++) {
         dd_arena_ranks *wanted = &self->wanted[index];
-        for (int owner = dd_arena_ranks_take(wanted); owner >= 0; owner = dd_arena_ranks_take(wanted)) {
+        for (int owner = dd_arena_ranks_pop(wanted); owner >= 0; owner = dd_arena_ranks_pop(wanted)) {
             add_region(self, owner, index);
             has_added = true;
         }

@@ -437,7 +437,7 @@ static dd_status
 place(dd_carry *carry, carry_rank *rank)
 {
     rank->call = dd_carry_describe(carry, &rank->args);
-    return dd_carry_place(carry, check_err());
+    return dd_carry_set_memory(carry, check_err());
 }
 
 static bool
@@ -558,18 +558,18 @@ TEST(many_ranks)
 TEST(calls_that_mind_nan)
 {
     dd_carried_call call = {.coll = DD_COLL_ALL_REDUCE, .dtype = DD_DTYPE_FLOAT32, .op = DD_REDOP_MIN};
-    CHECK(dd_carried_minds_nan(&call));
+    CHECK(dd_carried_needs_nan(&call));
     call.op = DD_REDOP_MAX;
     call.dtype = DD_DTYPE_FLOAT64;
-    CHECK(dd_carried_minds_nan(&call));
+    CHECK(dd_carried_needs_nan(&call));
     call.op = DD_REDOP_SUM;
-    CHECK(!dd_carried_minds_nan(&call));
+    CHECK(!dd_carried_needs_nan(&call));
     call.op = DD_REDOP_MAX;
     call.dtype = DD_DTYPE_INT32;
-    CHECK(!dd_carried_minds_nan(&call));
+    CHECK(!dd_carried_needs_nan(&call));
     call.coll = DD_COLL_ALL_GATHER;
     call.dtype = DD_DTYPE_FLOAT32;
-    CHECK(!dd_carried_minds_nan(&call));
+    CHECK(!dd_carried_needs_nan(&call));
 }
 
 /* ---- memory */
@@ -673,7 +673,7 @@ TEST(abandoned_memory_stays_where_it_is)
     dd_carried_call left = *rank->call;
     held_by_a_library[0] = left.input;
     held_by_a_library[1] = left.output;
-    dd_carry_abandon(rank->carry);
+    dd_carry_leak_buffers(rank->carry);
     carry_all(&world); /* afresh */
     CHECK(rank->call->input != left.input && rank->call->output != left.output);
     fini_world(&world);

@@ -676,7 +676,7 @@ try_both_ways(dd_copy_trial *trial, int64_t cost, int64_t cost_past, int64_t bes
 {
     const int nbefore = 4;
     bool is_past = false;
-    dd_copy_trial_look(trial, nbefore, *now_ns);
+    dd_copy_trial_choose(trial, nbefore, *now_ns);
     CHECK(trial->is_open);
     for (int i = 1; trial->is_open; i++) {
         bool was_past = dd_copy_trial_is_past(trial);
@@ -692,12 +692,12 @@ TEST(both_ways_of_copying_are_tried_now_and_then)
     dd_copy_trial trial = {.is_open = false};
     int64_t now_ns = 1;
     CHECK(!try_both_ways(&trial, 10, 20, 30, &now_ns)); /* those before count for nothing */
-    dd_copy_trial_look(&trial, 4, now_ns + 99 * DD_NS_PER_MS);
+    dd_copy_trial_choose(&trial, 4, now_ns + 99 * DD_NS_PER_MS);
     CHECK(!trial.is_open);
     now_ns += 100 * DD_NS_PER_MS;
     CHECK(try_both_ways(&trial, 20, 10, 30, &now_ns));
     now_ns = trial.next_ns;
-    dd_copy_trial_look(&trial, 4, now_ns);
+    dd_copy_trial_choose(&trial, 4, now_ns);
     CHECK(!dd_copy_trial_note(&trial, 1, now_ns, &(bool){false}) && trial.ntaken == 1);
     now_ns += 101 * DD_NS_PER_MS; /* nobody copies: it begins anew */
     CHECK(!try_both_ways(&trial, 10, 20, 5, &now_ns) && trial.begin_ns > DD_NS_PER_MS);

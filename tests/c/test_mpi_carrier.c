@@ -325,7 +325,7 @@ check_message_fails(dd_carrier *carrier, bool is_send, const char *function, dd_
     failing = function;
     dd_status status = carrier->ops->start_message(carrier, &message, &carried, check_err());
     if (status == DD_OK) {
-        status = carrier->ops->look_message(carrier, &carried, &message, &is_done, check_err());
+        status = carrier->ops->poll_message(carrier, &carried, &message, &is_done, check_err());
     }
     failing = NULL;
     CHECK_STATUS(status, code);
@@ -344,9 +344,9 @@ use_badly(team_rank *self)
     const dd_carrier_ops *ops = carrier->ops;
     dd_carried_call barrier = {.coll = DD_COLL_BARRIER};
     REQUIRE_OK(ops->start(carrier, &barrier, &carried, check_err()));
-    CHECK(!ops->leave(carrier, &carried)); /* MPI has its memory until it ends */
+    CHECK(!ops->cancel(carrier, &carried)); /* MPI has its memory until it ends */
     failing = "MPI_Test";
-    CHECK_STATUS(ops->look(carrier, &carried, &is_done, check_err()), DD_BACKEND);
+    CHECK_STATUS(ops->poll(carrier, &carried, &is_done, check_err()), DD_BACKEND);
     CHECK_CONTAINS(check_message(), "MPI_Test: no way 13");
     CHECK(!is_done);
 
@@ -367,9 +367,9 @@ use_badly(team_rank *self)
     dd_carried_message small = message_of(false, 8);
     REQUIRE_OK(ops->start_message(carrier, &small, &carried, check_err()));
     failing = "MPI_Cancel";
-    CHECK(!ops->leave_message(carrier, &carried));
+    CHECK(!ops->cancel_message(carrier, &carried));
     failing = NULL;
-    CHECK(ops->leave_message(carrier, &carried));
+    CHECK(ops->cancel_message(carrier, &carried));
     ops->close(carrier, true);
 }
 

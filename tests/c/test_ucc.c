@@ -330,7 +330,7 @@ leave_what_is_done(team_rank *self)
     /* Somebody else's progress has brought it to its end. */
     const dd_ucc_carrier *ours = (const dd_ucc_carrier *)carrier;
     CHECK_INT(ours->lib->api.ucc_context_progress(ours->context), DD_UCC_OK);
-    CHECK(carrier->ops->leave(carrier, &carried));
+    CHECK(carrier->ops->cancel(carrier, &carried));
     CHECK_INT(plain_ucc_live.nrequests, 0);
     carrier->ops->close(carrier, true);
     CHECK_INT(plain_ucc_live.ncontexts, 0);

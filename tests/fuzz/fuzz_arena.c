@@ -220,7 +220,7 @@ write_slot(const rank *self, int owner, dd_bytes *input)
         atomic_store(&slot->control->cpu, (uint32_t)take_number(input, 4));
         break;
     case 5:
-        atomic_store(&slot->control->given_up, self->arena->number + (uint32_t)take_byte(input) - 2);
+        atomic_store(&slot->control->poisoned_from, self->arena->number + (uint32_t)take_byte(input) - 2);
         break;
     default:
         write_word(self, &record->words[(where >> 3 & 15) % ARENA_NWORDS], input);
@@ -266,15 +266,16 @@ change_region(rank *self, dd_bytes *input)
 static void
 say(const rank *self, dd_bytes *input)
 {
-    const dd_arena_place place = {.sequence = take_byte(input), .signature = {.coll = 2}, .is_inside = true};
+    const dd_arena_position place = {
+        .sequence = take_byte(input), .signature = {.coll = 2}, .is_inside = true};
     unsigned what = take_byte(input);
     if (what % 4 == 0) {
         dd_arena_post_cause(self->arena, take_bytes(input, what));
     } else if (what % 4 == 1) {
         dd_arena_post_leaving(self->arena);
     } else {
-        dd_arena_note_place(self->arena, &place);
-        dd_arena_show_place();
+        dd_arena_post_position(self->arena, &place);
+        dd_arena_fence_position();
     }
 }
 
@@ -284,21 +285,21 @@ look(const rank *self)
     uint8_t cause[DD_ARENA_CAUSE_MAX];
     for (int k = 0; k < NRANKS; k++) {
         require(dd_arena_read_cause(self->arena, k, cause) <= sizeof cause);
-        (void)dd_arena_read_place(self->arena, k);
-        (void)dd_arena_has_given_up(self->arena, k);
+        (void)dd_arena_read_position(self->arena, k);
+        (void)dd_arena_has_posted_cause(self->arena, k);
         (void)dd_arena_has_left(self->arena, k);
-        (void)dd_arena_is_place_awaited(self->arena, k);
+        (void)dd_arena_is_position_awaited(self->arena, k);
         (void)dd_arena_is_bell_due(self->arena, k);
-        (void)dd_arena_has_heard(self->arena, k);
+        (void)dd_arena_has_taken_posts(self->arena, k);
         (void)dd_arena_read_loss(self->arena, k);
     }
     if (dd_arena_is_rung(self->arena)) {
         dd_arena_note_loss(self->arena, (dd_arena_loss){.to = 1, .nbytes = 1});
     }
-    (void)dd_arena_take_news(self->arena);
+    (void)dd_arena_take_posts(self->arena);
     (void)dd_arena_is_crowded(self->arena);
     dd_arena_ranks missing = dd_arena_missing(self->arena);
-    int k = dd_arena_ranks_take(&missing);
+    int k = dd_arena_ranks_pop(&missing);
     require(k >= -1 && k < NRANKS);
     (void)dd_arena_fall_asleep(self->arena);
 }

@@ -33,10 +33,10 @@ rest(int self)
 /* ---- places */
 
 /* All its words tell of the sequence. */
-static dd_arena_place
+static dd_arena_position
 place_of(uint64_t sequence)
 {
-    return (dd_arena_place){
+    return (dd_arena_position){
         .sequence = sequence,
         .signature = {.root = (uint32_t)sequence, .count = sequence, .factor_bits = sequence},
         .is_inside = true};
@@ -47,14 +47,14 @@ note_and_read(int self)
 {
     if (self == 0) {
         for (uint64_t i = 1; i <= 2; i++) {
-            dd_arena_place place = place_of(i);
-            dd_arena_note_place(arenas[0], &place);
+            dd_arena_position place = place_of(i);
+            dd_arena_post_position(arenas[0], &place);
         }
         return;
     }
-    dd_arena_place read = dd_arena_read_place(arenas[1], 0);
+    dd_arena_position read = dd_arena_read_position(arenas[1], 0);
     /* The signature comes first: it may be that of the next place already, but it is of one. */
-    dd_arena_place whole = place_of(read.signature.count);
+    dd_arena_position whole = place_of(read.signature.count);
     REQUIRE(memcmp(&read.signature, &whole.signature, sizeof whole.signature) == 0);
     REQUIRE(read.signature.count >= read.sequence);
 }
@@ -66,16 +66,16 @@ static void
 await_place(int self)
 {
     if (self == 0) {
-        dd_arena_place place = place_of(1);
-        dd_arena_note_place(arenas[0], &place);
-        dd_arena_show_place();
-        if (dd_arena_is_place_awaited(arenas[0], 1)) {
+        dd_arena_position place = place_of(1);
+        dd_arena_post_position(arenas[0], &place);
+        dd_arena_fence_position();
+        if (dd_arena_is_position_awaited(arenas[0], 1)) {
             checker_ring(&bells[1], 1);
         }
         return;
     }
     while (dd_arena_read_sequence(arenas[1], 0) == 0) {
-        dd_arena_await_places(arenas[1]);
+        dd_arena_await_positions(arenas[1]);
         if (dd_arena_read_sequence(arenas[1], 0) == 0) {
             rest(1);
         }
@@ -104,12 +104,12 @@ hear(int self, bool hears_leaving)
     bool has_cause = false;
     bool has_left = false;
     while (!has_cause || has_left != hears_leaving) {
-        if (!dd_arena_take_news(arenas[self])) {
+        if (!dd_arena_take_posts(arenas[self])) {
             rest(self);
             continue;
         }
         uint8_t cause[DD_ARENA_CAUSE_MAX];
-        has_cause = dd_arena_has_given_up(arenas[self], 1 - self);
+        has_cause = dd_arena_has_posted_cause(arenas[self], 1 - self);
         REQUIRE(!has_cause || (dd_arena_read_cause(arenas[self], 1 - self, cause) == sizeof words &&
                                memcmp(cause, words, sizeof words) == 0));
         has_left = hears_leaving && dd_arena_has_left(arenas[self], 1 - self);

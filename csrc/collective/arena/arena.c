@@ -232,13 +232,13 @@ allocate(int nranks, int rank, dd_arena **arena, dd_error *err)
     new_arena->nranks = nranks;
     new_arena->rank = rank;
     new_arena->geometry = geometry_of(nranks);
-    new_arena->all_ranks = new_arena->unsettled = all_of(nranks);
+    new_arena->all_ranks = new_arena->unverified = all_of(nranks);
     new_arena->nwords = (nranks + 63) / 64;
     new_arena->slots = dd_mem_alloc_array(count, sizeof(*new_arena->slots));
     new_arena->peers = dd_mem_alloc_array(count, sizeof(*new_arena->peers));
-    new_arena->said = dd_mem_alloc_array(2 * count, sizeof(*new_arena->said));
+    new_arena->block_infos = dd_mem_alloc_array(2 * count, sizeof(*new_arena->block_infos));
     new_arena->sources = dd_mem_alloc_array(count, sizeof(*new_arena->sources));
-    if (new_arena->slots == NULL || new_arena->peers == NULL || new_arena->said == NULL ||
+    if (new_arena->slots == NULL || new_arena->peers == NULL || new_arena->block_infos == NULL ||
         new_arena->sources == NULL) {
         dd_arena_close(new_arena);
         return dd_error_no_memory(err, count * (sizeof(*new_arena->slots) + sizeof(*new_arena->peers)));
@@ -248,7 +248,7 @@ allocate(int nranks, int rank, dd_arena **arena, dd_error *err)
 }
 
 static void
-take_seat(dd_arena *arena)
+attach_rank(dd_arena *arena)
 {
     find_slots(arena);
     dd_arena_note_registered(arena);
@@ -267,8 +267,8 @@ dd_arena_attach(int fd, int nranks, int rank, dd_arena **arena, dd_error *err)
         dd_arena_close(new_arena);
         return status;
     }
-    take_seat(new_arena);
-    dd_arena_await_news(new_arena);
+    attach_rank(new_arena);
+    dd_arena_await_posts(new_arena);
     *arena = new_arena;
     return DD_OK;
 }
@@ -304,7 +304,7 @@ dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *err)
         (*arena)->shared = mapped->shared;
         (*arena)->is_crowded = mapped->is_crowded;
         (*arena)->is_borrowed = true;
-        take_seat(*arena);
+        attach_rank(*arena);
     }
     return status;
 }
@@ -322,7 +322,7 @@ dd_arena_close(dd_arena *arena)
     }
     dd_mem_free(arena->slots);
     dd_mem_free(arena->peers);
-    dd_mem_free(arena->said);
+    dd_mem_free(arena->block_infos);
     dd_mem_free((void *)arena->sources);
     dd_mem_free(arena->regions);
     dd_mem_free(arena);
@@ -351,7 +351,7 @@ dd_arena_data_nbytes(const dd_arena *arena)
 }
 
 dd_status
-dd_arena_give_back(dd_arena *arena, dd_error *err)
+dd_arena_release_memory(dd_arena *arena, dd_error *err)
 {
     dd_block parts[] = {own_data(arena), own_results(arena)};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {

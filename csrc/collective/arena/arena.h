@@ -49,7 +49,7 @@ dd_arena_ranks_remove(dd_arena_ranks *ranks, int k)
 
 /* Remove and return the lowest rank; -1 if the set is empty. */
 static inline int
-dd_arena_ranks_take(dd_arena_ranks *ranks)
+dd_arena_ranks_pop(dd_arena_ranks *ranks)
 {
     for (int i = 0; i < DD_ARENA_MAX_RANKS / 64; i++) {
         if (ranks->words[i] != 0) {
@@ -81,7 +81,7 @@ void dd_arena_close(dd_arena *arena); /* may be NULL */
 size_t dd_arena_data_nbytes(const dd_arena *arena);
 /* Return that memory to the system; later writes allocate it again. Call between operations, after
  * all ranks have finished reading. */
-dd_status dd_arena_give_back(dd_arena *arena, dd_error *err) DD_MUST_CHECK;
+dd_status dd_arena_release_memory(dd_arena *arena, dd_error *err) DD_MUST_CHECK;
 
 /* Publish that this rank has failed. The first operation that it has not ended fails, with all
  * later ones:
@@ -148,8 +148,8 @@ dd_arena_ranks dd_arena_missing(const dd_arena *arena); /* ranks whose publicati
 void dd_arena_note_cpu(dd_arena *arena); /* publish this rank's CPU; operations do it */
 /* Return true if rank k, or one of the missing ranks, was last seen on this thread's CPU: it can
  * publish only after the caller yields the CPU. */
-bool dd_arena_must_make_way_for(const dd_arena *arena, int k);
-bool dd_arena_must_make_way(const dd_arena *arena);
+bool dd_arena_must_yield_to(const dd_arena *arena, int k);
+bool dd_arena_must_yield(const dd_arena *arena);
 
 /* Two ranks that disagree, after DD_ARENA_MISMATCH. `other` is this rank if it is one of the
  * two. */

@@ -5,23 +5,23 @@
 
 #include <string.h>
 
-/* AWAITS_NEWS is clear only from a bell until the rank's next look; AWAITS_PLACES is set while the
+/* AWAITS_POSTS is clear only from a bell until the rank next takes posts; AWAITS_POSITIONS is set while the
  * rank sleeps in a carrier's call. */
-#define AWAITS_NEWS UINT64_C(1)
-#define AWAITS_PLACES UINT64_C(2)
+#define AWAITS_POSTS UINT64_C(1)
+#define AWAITS_POSITIONS UINT64_C(2)
 
 /* One word has both the sequence and whether the rank is inside, so that both change together. */
 #define INSIDE UINT64_C(1)
 
 struct arena_board {
-    _Alignas(128) _Atomic uint64_t place;              /* sequence << 1 | INSIDE; release */
+    _Alignas(128) _Atomic uint64_t position;           /* sequence << 1 | INSIDE; release */
     _Atomic uint64_t version;                          /* of the signature: odd during a write */
     _Atomic uint64_t signature[ARENA_SIGNATURE_WORDS]; /* relaxed: version checks it */
-    _Alignas(128) dd_park_bits awaits;                 /* AWAITS_NEWS | AWAITS_PLACES */
+    _Alignas(128) dd_park_bits awaits;                 /* AWAITS_POSTS | AWAITS_POSITIONS */
     _Atomic uint32_t has_left;                         /* release */
     _Atomic uint32_t cause_nbytes;                     /* release: covers the final `cause` */
     uint8_t cause[DD_ARENA_CAUSE_MAX];
-    /* Written before AWAITS_NEWS is set; relaxed. Older versions of the arena leave 0 here. */
+    /* Written before AWAITS_POSTS is set; relaxed. Older versions of the arena leave 0 here. */
     _Atomic uint64_t lost_nbytes;
     _Atomic uint32_t lost_to;
 };
@@ -45,14 +45,14 @@ board_of(const dd_arena *arena, int k)
 /* ---- places */
 
 void
-dd_arena_note_place(dd_arena *arena, const dd_arena_place *place)
+dd_arena_post_position(dd_arena *arena, const dd_arena_position *position)
 {
     arena_board *own = board_of(arena, arena->rank);
-    if (memcmp(&arena->noted, &place->signature, sizeof arena->noted) != 0) {
+    if (memcmp(&arena->noted, &position->signature, sizeof arena->noted) != 0) {
         uint64_t words[ARENA_SIGNATURE_WORDS];
         uint64_t version = atomic_load_explicit(&own->version, memory_order_relaxed);
-        arena->noted = place->signature;
-        memcpy(words, &place->signature, sizeof words);
+        arena->noted = position->signature;
+        memcpy(words, &position->signature, sizeof words);
         atomic_store_explicit(&own->version, version + 1, memory_order_relaxed);
         atomic_thread_fence(memory_order_release);
         for (size_t i = 0; i < ARENA_SIGNATURE_WORDS; i++) {
@@ -60,58 +60,58 @@ dd_arena_note_place(dd_arena *arena, const dd_arena_place *place)
         }
         atomic_store_explicit(&own->version, version + 2, memory_order_release);
     }
-    atomic_store_explicit(&own->place, place->sequence << 1 | (place->is_inside ? INSIDE : 0),
+    atomic_store_explicit(&own->position, position->sequence << 1 | (position->is_inside ? INSIDE : 0),
                           memory_order_release);
 }
 
-#define PLACE_LOOKS 100 /* attempts at a consistent signature; then any is used, in texts */
+#define POSITION_READS 100 /* attempts at a consistent signature; then any is used, in texts */
 
-dd_arena_place
-dd_arena_read_place(const dd_arena *arena, int k)
+dd_arena_position
+dd_arena_read_position(const dd_arena *arena, int k)
 {
     arena_board *board = board_of(arena, k);
     uint64_t words[ARENA_SIGNATURE_WORDS];
     uint64_t word = 0;
-    for (int look = 0; look < PLACE_LOOKS; look++) {
+    for (int nreads = 0; nreads < POSITION_READS; nreads++) {
         uint64_t version = atomic_load_explicit(&board->version, memory_order_acquire);
-        word = atomic_load_explicit(&board->place, memory_order_acquire);
+        word = atomic_load_explicit(&board->position, memory_order_acquire);
         for (size_t i = 0; i < ARENA_SIGNATURE_WORDS; i++) {
             words[i] = atomic_load_explicit(&board->signature[i], memory_order_relaxed);
         }
         atomic_thread_fence(memory_order_acquire);
         bool is_same = atomic_load_explicit(&board->version, memory_order_relaxed) == version &&
-                       atomic_load_explicit(&board->place, memory_order_relaxed) == word;
+                       atomic_load_explicit(&board->position, memory_order_relaxed) == word;
         if (is_same && version % 2 == 0) {
             break;
         }
     }
-    dd_arena_place place = {.sequence = word >> 1, .is_inside = (word & INSIDE) != 0};
-    memcpy(&place.signature, words, sizeof place.signature);
-    return place;
+    dd_arena_position position = {.sequence = word >> 1, .is_inside = (word & INSIDE) != 0};
+    memcpy(&position.signature, words, sizeof position.signature);
+    return position;
 }
 
 uint64_t
 dd_arena_read_sequence(const dd_arena *arena, int k)
 {
-    return atomic_load_explicit(&board_of(arena, k)->place, memory_order_acquire) >> 1;
+    return atomic_load_explicit(&board_of(arena, k)->position, memory_order_acquire) >> 1;
 }
 
 void
-dd_arena_await_places(dd_arena *arena)
+dd_arena_await_positions(dd_arena *arena)
 {
-    dd_park(&board_of(arena, arena->rank)->awaits, AWAITS_PLACES);
+    dd_park(&board_of(arena, arena->rank)->awaits, AWAITS_POSITIONS);
 }
 
 void
-dd_arena_show_place(void)
+dd_arena_fence_position(void)
 {
     atomic_thread_fence(memory_order_seq_cst);
 }
 
 bool
-dd_arena_is_place_awaited(dd_arena *arena, int k)
+dd_arena_is_position_awaited(dd_arena *arena, int k)
 {
-    return k != arena->rank && dd_park_take(&board_of(arena, k)->awaits, AWAITS_PLACES);
+    return k != arena->rank && dd_park_take(&board_of(arena, k)->awaits, AWAITS_POSITIONS);
 }
 
 /* ---- news */
@@ -145,7 +145,7 @@ dd_arena_read_cause(const dd_arena *arena, int k, uint8_t cause[DD_ARENA_CAUSE_M
 }
 
 bool
-dd_arena_has_given_up(const dd_arena *arena, int k)
+dd_arena_has_posted_cause(const dd_arena *arena, int k)
 {
     return atomic_load_explicit(&board_of(arena, k)->cause_nbytes, memory_order_acquire) != 0;
 }
@@ -186,35 +186,35 @@ dd_arena_read_loss(const dd_arena *arena, int k)
 bool
 dd_arena_is_rung(const dd_arena *arena)
 {
-    return !dd_arena_has_heard(arena, arena->rank);
+    return !dd_arena_has_taken_posts(arena, arena->rank);
 }
 
 bool
 dd_arena_is_bell_due(dd_arena *arena, int k)
 {
-    return k != arena->rank && dd_park_take(&board_of(arena, k)->awaits, AWAITS_NEWS);
+    return k != arena->rank && dd_park_take(&board_of(arena, k)->awaits, AWAITS_POSTS);
 }
 
 bool
-dd_arena_has_heard(const dd_arena *arena, int k)
+dd_arena_has_taken_posts(const dd_arena *arena, int k)
 {
-    return dd_park_is_any(&board_of(arena, k)->awaits, AWAITS_NEWS);
+    return dd_park_is_any(&board_of(arena, k)->awaits, AWAITS_POSTS);
 }
 
 void
-dd_arena_await_news(dd_arena *arena)
+dd_arena_await_posts(dd_arena *arena)
 {
-    dd_park(&board_of(arena, arena->rank)->awaits, AWAITS_NEWS);
+    dd_park(&board_of(arena, arena->rank)->awaits, AWAITS_POSTS);
 }
 
 bool
-dd_arena_take_news(dd_arena *arena)
+dd_arena_take_posts(dd_arena *arena)
 {
     if (dd_arena_is_rung(arena)) {
-        dd_arena_await_news(arena);
+        dd_arena_await_posts(arena);
     }
     uint64_t nposts = atomic_load(&arena->boards->nposts);
-    bool has_news = nposts != arena->nposts_seen;
+    bool has_posts = nposts != arena->nposts_seen;
     arena->nposts_seen = nposts;
-    return has_news;
+    return has_posts;
 }

@@ -44,7 +44,7 @@ takes_past_caches(const dd_arena *arena)
  * data fills its slot twice, so that it waits for readers. In other kinds only readers know the
  * time. */
 static bool
-is_judge(const dd_arena *arena)
+is_timing_rank(const dd_arena *arena)
 {
     const arena_call *call = arena->op.call;
     size_t slot_nbytes = ARENA_NBUFFERS * arena->geometry.buffer_nbytes;
@@ -62,7 +62,7 @@ copy_bit_of(const dd_arena *arena)
 
 /* Publish the way for operations of this kind to all ranks. */
 static void
-tell_way(dd_arena *arena, bool is_streaming)
+publish_streaming(dd_arena *arena, bool is_streaming)
 {
     _Atomic uint32_t *streaming = &arena->shared->streaming;
     uint32_t bit = copy_bit_of(arena);
@@ -91,7 +91,7 @@ join_trial(dd_arena *arena)
 {
     arena_trial *trial = trial_of(arena);
     int64_t now_ns = dd_clock_now_ns();
-    dd_copy_trial_look(&trial->copies, count_before(arena), now_ns);
+    dd_copy_trial_choose(&trial->copies, count_before(arena), now_ns);
     if (trial->copies.begin_ns == now_ns) {
         trial->nbytes = arena->op.nbytes;
     }
@@ -100,7 +100,7 @@ join_trial(dd_arena *arena)
     }
     trial->from_ns = now_ns;
     trial->taken_ns = 0;
-    tell_way(arena, dd_copy_trial_is_past(&trial->copies));
+    publish_streaming(arena, dd_copy_trial_is_past(&trial->copies));
     return true;
 }
 
@@ -115,7 +115,7 @@ dd_arena_choose_copy(dd_arena *arena)
     op->is_measured = false;
     op->is_taken_past = false;
     if (staged_nbytes > UNTRIED_MAX_BYTES) {
-        op->is_measured = is_judge(arena) && join_trial(arena);
+        op->is_measured = is_timing_rank(arena) && join_trial(arena);
         uint32_t streaming = atomic_load_explicit(&arena->shared->streaming, memory_order_relaxed);
         op->is_streaming = (streaming & copy_bit_of(arena)) != 0;
         op->is_taken_past = takes_past_caches(arena);
@@ -142,7 +142,7 @@ dd_arena_start_clock(dd_arena *arena)
 }
 
 void
-dd_arena_note_taken(dd_arena *arena)
+dd_arena_end_trial(dd_arena *arena)
 {
     arena_trial *trial = trial_of(arena);
     if (!arena->op.is_measured) {
@@ -153,12 +153,12 @@ dd_arena_note_taken(dd_arena *arena)
     int64_t taken_ns = trial->taken_ns + now_ns - trial->from_ns;
     bool is_past;
     if (dd_copy_trial_note(&trial->copies, taken_ns, now_ns, &is_past)) {
-        tell_way(arena, is_past);
+        publish_streaming(arena, is_past);
     }
 }
 
 void
-dd_arena_take(dd_arena *arena, void *dst, const void *src, size_t nbytes)
+dd_arena_copy_out(dd_arena *arena, void *dst, const void *src, size_t nbytes)
 {
     if (arena->op.is_taken_past) {
         dd_copy_streaming(dst, src, nbytes);
@@ -169,7 +169,7 @@ dd_arena_take(dd_arena *arena, void *dst, const void *src, size_t nbytes)
 }
 
 void
-dd_arena_put(dd_arena *arena, void *dst, const void *src, size_t nbytes)
+dd_arena_copy_in(dd_arena *arena, void *dst, const void *src, size_t nbytes)
 {
     if (arena->op.is_streaming) {
         dd_copy_streaming(dst, src, nbytes);

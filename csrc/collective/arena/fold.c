@@ -143,8 +143,8 @@ dd_arena_stage_chunk(dd_arena *arena, uint64_t chunk)
     share own = op->is_claimed ? (share){.start = whole.start} : fold_share_of(arena, chunk, arena->rank);
     size_t before = own.start - whole.start;
     size_t behind = whole.nbytes - before - own.nbytes;
-    dd_arena_put(arena, staging, input + whole.start, before);
-    dd_arena_put(arena, staging + before, input + own.start + own.nbytes, behind);
+    dd_arena_copy_in(arena, staging, input + whole.start, before);
+    dd_arena_copy_in(arena, staging + before, input + own.start + own.nbytes, behind);
 }
 
 /* ---- folding */
@@ -172,7 +172,7 @@ claim_share(dd_arena *arena, int k, uint64_t chunk)
 }
 
 bool
-dd_arena_fold(dd_arena *arena, size_t start, size_t nbytes, arena_give *give)
+dd_arena_fold(dd_arena *arena, size_t start, size_t nbytes, arena_write_result *write_result)
 {
     arena_op *op = &arena->op;
     while (op->offset < nbytes) {
@@ -184,8 +184,9 @@ dd_arena_fold(dd_arena *arena, size_t start, size_t nbytes, arena_give *give)
         uint8_t *result = dd_arena_result_at(arena, from);
         dd_reduce(&op->args->reduction, op->args->stage, result, arena->sources, (size_t)op->nfolded,
                   piece / op->in_size);
-        if (give != NULL) {
-            give(arena, from / op->in_size * op->out_size, result, piece / op->in_size * op->out_size);
+        if (write_result != NULL) {
+            write_result(arena, from / op->in_size * op->out_size, result,
+                         piece / op->in_size * op->out_size);
         }
         for (int k = 0; k < op->nfolded; k++) {
             arena->sources[k] = (const uint8_t *)arena->sources[k] + piece;
@@ -211,11 +212,11 @@ results_of(const dd_arena *arena, uint64_t chunk)
 
 /* Copy a piece to the shared results of the chunk that is being folded. */
 static void
-give_all(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
+write_shared_result(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
 {
     const arena_op *op = &arena->op;
     size_t chunk_at = chunk_of(arena, op->round / 2).start / op->in_size * op->out_size;
-    dd_arena_put(arena, results_of(arena, op->round / 2) + (at - chunk_at), result, nbytes);
+    dd_arena_copy_in(arena, results_of(arena, op->round / 2) + (at - chunk_at), result, nbytes);
 }
 
 bool
@@ -249,7 +250,7 @@ dd_arena_fold_shares(dd_arena *arena, uint64_t chunk)
                                         : staging_of(arena, from, chunk) + staged_at(arena, from, chunk, k);
             arena->sources[from] = staged + op->offset;
         }
-        if (!dd_arena_fold(arena, own.start, own.nbytes, give_all)) {
+        if (!dd_arena_fold(arena, own.start, own.nbytes, write_shared_result)) {
             return false;
         }
         op->offset = 0;
@@ -270,7 +271,7 @@ dd_arena_read_shares(dd_arena *arena, uint64_t chunk)
         if (part.nbytes > 0 && !dd_arena_ranks_have(&op->folded, k)) {
             size_t nbytes = part.nbytes / op->in_size * op->out_size;
             const uint8_t *result = results + (part.start - chunk_start) / op->in_size * op->out_size;
-            dd_arena_take(arena, dd_arena_result_at(arena, part.start), result, nbytes);
+            dd_arena_copy_out(arena, dd_arena_result_at(arena, part.start), result, nbytes);
         }
     }
 }
@@ -285,7 +286,7 @@ in_place_share_of(const arena_op *op, int nranks, int k)
 
 /* Copy a piece to all other ranks' outputs, except the edges, which each rank copies itself. */
 static void
-give_each(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
+write_each_output(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
 {
     size_t total = arena->op.args->outputs[0].nbytes;
     for (int i = 1; i < arena->nranks; i++) {
@@ -299,7 +300,7 @@ give_each(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
 }
 
 static void
-fold_take(const dd_arena *arena, size_t begin, size_t end)
+take_sources(const dd_arena *arena, size_t begin, size_t end)
 {
     const arena_op *op = &arena->op;
     for (int k = 0; k < arena->nranks; k++) {
@@ -315,12 +316,12 @@ fold_take(const dd_arena *arena, size_t begin, size_t end)
 }
 
 void
-dd_arena_take_edges(dd_arena *arena)
+dd_arena_copy_edges(dd_arena *arena)
 {
     const arena_peer *own = &arena->peers[arena->rank];
     size_t total = arena->op.args->outputs[0].nbytes;
-    fold_take(arena, 0, own->lead);
-    fold_take(arena, total - own->tail, total);
+    take_sources(arena, 0, own->lead);
+    take_sources(arena, total - own->tail, total);
 }
 
 bool
@@ -332,5 +333,5 @@ dd_arena_fold_in_place(dd_arena *arena)
         const uint8_t *input = k == arena->rank ? op->args->inputs[0].data : arena->peers[k].input;
         arena->sources[k] = input + own.start + op->offset;
     }
-    return dd_arena_fold(arena, own.start, own.nbytes, give_each);
+    return dd_arena_fold(arena, own.start, own.nbytes, write_each_output);
 }

@@ -29,7 +29,7 @@ bool
 dd_arena_is_stager(const dd_arena *arena, int rank)
 {
     return dd_arena_is_giver(arena, rank) &&
-           (arena->said[rank].flags & (ARENA_IN_REGION | ARENA_IS_INLINE)) == 0;
+           (arena->block_infos[rank].flags & (ARENA_IN_REGION | ARENA_IS_INLINE)) == 0;
 }
 
 size_t
@@ -153,7 +153,7 @@ dd_arena_write_header(dd_arena *arena)
 
 /* Return true if a correct rank can have set these flags for this operation. */
 static bool
-are_flags_sane(const dd_arena *arena, int k, uint64_t flags)
+are_flags_valid(const dd_arena *arena, int k, uint64_t flags)
 {
     const arena_op *op = &arena->op;
     uint64_t possible = ARENA_IS_PARTIAL;
@@ -170,18 +170,18 @@ are_flags_sane(const dd_arena *arena, int k, uint64_t flags)
 
 /* Read where a header's data is. False if it is malformed. */
 static bool
-read_place(dd_arena *arena, int k)
+read_location(dd_arena *arena, int k)
 {
     const arena_op *op = &arena->op;
-    const arena_said *said = &arena->said[k];
+    const arena_block_info *info = &arena->block_infos[k];
     arena_peer *peer = &arena->peers[k];
     peer->input = NULL;
-    if (said->flags != 0 && !are_flags_sane(arena, k, said->flags)) {
+    if (info->flags != 0 && !are_flags_valid(arena, k, info->flags)) {
         return false;
     }
-    if ((said->flags & ARENA_IS_INLINE) != 0) {
-        bool is_all = said->nbytes >= ARENA_PAYLOAD_BYTES || op->call->traits->is_split;
-        int nwords = is_all ? ARENA_PAYLOAD_WORDS : (int)(said->nbytes + 7) / 8;
+    if ((info->flags & ARENA_IS_INLINE) != 0) {
+        bool is_all = info->nbytes >= ARENA_PAYLOAD_BYTES || op->call->traits->is_split;
+        int nwords = is_all ? ARENA_PAYLOAD_WORDS : (int)(info->nbytes + 7) / 8;
         const arena_record *record = record_of(arena, k, arena->number);
         for (int i = 0; i < nwords; i++) {
             peer->payload[i] = get_word(record, ARENA_WORD_PAYLOAD + i);
@@ -202,7 +202,7 @@ typedef struct header_check {
     dd_arena *arena;
     uint32_t number;
     const arena_call *call;
-    arena_said *said;
+    arena_block_info *block_infos;
     const dd_arena_ranks *known; /* ranks whose headers are present, with this one */
     bool is_under_way;
 } header_check;
@@ -247,16 +247,16 @@ read_header(const header_check *check, int k)
     if (difference != 0) {
         return blame_signature(check, k, signature);
     }
-    check->said[k].nbytes = get_word(record, ARENA_WORD_NBYTES);
-    check->said[k].flags = get_word(record, ARENA_WORD_FLAGS);
+    check->block_infos[k].nbytes = get_word(record, ARENA_WORD_NBYTES);
+    check->block_infos[k].flags = get_word(record, ARENA_WORD_FLAGS);
     return DD_ARENA_MOVED;
 }
 
 static uint64_t
 table_or(const header_check *check, int owner, arena_table table, int k)
 {
-    if ((check->said[owner].flags & ARENA_HAS_TABLES) == 0) {
-        return check->said[owner].nbytes;
+    if ((check->block_infos[owner].flags & ARENA_HAS_TABLES) == 0) {
+        return check->block_infos[owner].nbytes;
     }
     _Atomic uint64_t *words = table_of(check->arena, owner, check->number, table);
     return atomic_load_explicit(&words[k], memory_order_relaxed);
@@ -272,8 +272,8 @@ compare_pair(const header_check *check, int from, int to)
     bool is_ours = check->is_under_way && from == arena->rank;
     bool is_for_us = check->is_under_way && to == arena->rank;
     uint64_t sent = is_ours ? dd_arena_sent_nbytes(arena, to) : table_or(check, from, ARENA_TABLE_SENT, to);
-    if (from != to && sent > check->said[from].largest) {
-        check->said[from].largest = sent;
+    if (from != to && sent > check->block_infos[from].largest) {
+        check->block_infos[from].largest = sent;
     }
     if (!dd_arena_ranks_have(check->known, to)) {
         return DD_ARENA_MOVED;
@@ -298,7 +298,7 @@ compare_pairs(const header_check *check)
         if (!dd_arena_ranks_have(check->known, from) || !dd_arena_is_sender(check->call, from)) {
             continue;
         }
-        check->said[from].largest = 0;
+        check->block_infos[from].largest = 0;
         for (int to = 0; to < arena->nranks && !is_own_seen; to++) {
             if (!dd_arena_is_receiver(check->call, to)) {
                 continue;
@@ -325,10 +325,10 @@ compare_sizes(const header_check *check)
     int different = -1;
     for (int k = check->arena->nranks - 1; k >= 0; k--) {
         if (dd_arena_ranks_have(check->known, k)) {
-            arena_said *said = &check->said[k];
-            has_tables = has_tables || (said->flags & ARENA_HAS_TABLES) != 0;
-            different = said->nbytes != nbytes ? k : different;
-            said->largest = said->nbytes;
+            arena_block_info *info = &check->block_infos[k];
+            has_tables = has_tables || (info->flags & ARENA_HAS_TABLES) != 0;
+            different = info->nbytes != nbytes ? k : different;
+            info->largest = info->nbytes;
         }
     }
     if (!has_tables && different < 0) {
@@ -338,7 +338,7 @@ compare_sizes(const header_check *check)
         return DD_ARENA_BROKEN;
     }
     if (!check->call->traits->has_uneven) {
-        return blame_size(check, different, check->said[different].nbytes, check->arena->rank, nbytes);
+        return blame_size(check, different, check->block_infos[different].nbytes, check->arena->rank, nbytes);
     }
     return compare_pairs(check);
 }
@@ -346,8 +346,8 @@ compare_sizes(const header_check *check)
 static dd_arena_state
 compare_all(const header_check *check)
 {
-    check->said[check->arena->rank] =
-        (arena_said){.nbytes = check->call->nbytes, .flags = check->call->flags};
+    check->block_infos[check->arena->rank] =
+        (arena_block_info){.nbytes = check->call->nbytes, .flags = check->call->flags};
     for (int k = 0; k < check->arena->nranks; k++) {
         if (k != check->arena->rank && dd_arena_ranks_have(check->known, k)) {
             dd_arena_state state = read_header(check, k);
@@ -361,23 +361,23 @@ compare_all(const header_check *check)
 
 /* Inline data must have the size on which the ranks have agreed. */
 static bool
-is_payload_sane(const dd_arena *arena, int k)
+is_payload_valid(const dd_arena *arena, int k)
 {
-    const arena_said *said = &arena->said[k];
+    const arena_block_info *info = &arena->block_infos[k];
     bool is_split = arena->op.call->traits->is_split;
     size_t nparts = is_split ? (size_t)(arena->nranks - 1) : 1;
-    bool is_split_table = is_split && (said->flags & ARENA_HAS_TABLES) != 0;
-    return (said->flags & ARENA_IS_INLINE) == 0 ||
-           (!is_split_table && said->largest <= ARENA_PAYLOAD_BYTES / nparts &&
-            (is_split || said->nbytes >= said->largest));
+    bool is_split_table = is_split && (info->flags & ARENA_HAS_TABLES) != 0;
+    return (info->flags & ARENA_IS_INLINE) == 0 ||
+           (!is_split_table && info->largest <= ARENA_PAYLOAD_BYTES / nparts &&
+            (is_split || info->nbytes >= info->largest));
 }
 
 static void
-note_settled(dd_arena *arena)
+note_verified(dd_arena *arena)
 {
-    arena->nsettled++;
-    arena->unsettled = arena->all_ranks;
-    uint64_t mark = dd_arena_mark(arena->nsettled, 0);
+    arena->nverified++;
+    arena->unverified = arena->all_ranks;
+    uint64_t mark = dd_arena_mark(arena->nverified, 0);
     if (!dd_arena_is_reached(arena->floor, mark)) {
         arena->floor = mark;
     }
@@ -390,7 +390,7 @@ dd_arena_compare_headers(dd_arena *arena)
     header_check check = {.arena = arena,
                           .number = arena->number,
                           .call = op->call,
-                          .said = arena->said,
+                          .block_infos = arena->block_infos,
                           .known = &op->known,
                           .is_under_way = true};
     dd_arena_state state = compare_all(&check);
@@ -399,12 +399,12 @@ dd_arena_compare_headers(dd_arena *arena)
     }
     for (int k = 0; k < arena->nranks; k++) {
         bool is_other = k != arena->rank && dd_arena_ranks_have(&op->known, k);
-        if (is_other && (!read_place(arena, k) || !is_payload_sane(arena, k))) {
+        if (is_other && (!read_location(arena, k) || !is_payload_valid(arena, k))) {
             return DD_ARENA_BROKEN;
         }
     }
     if (op->knows_all) {
-        note_settled(arena);
+        note_verified(arena);
     }
     return DD_ARENA_MOVED;
 }
@@ -412,29 +412,29 @@ dd_arena_compare_headers(dd_arena *arena)
 bool
 dd_arena_lacks_header(dd_arena *arena)
 {
-    uint64_t mark = dd_arena_mark(arena->nsettled + 1, 0);
+    uint64_t mark = dd_arena_mark(arena->nverified + 1, 0);
     return !dd_arena_is_reached(arena->floor, mark) &&
-           dd_arena_find_missing(arena, &arena->unsettled, mark, &arena->unsettled);
+           dd_arena_find_missing(arena, &arena->unverified, mark, &arena->unverified);
 }
 
 dd_arena_state
-dd_arena_settle(dd_arena *arena, uint32_t number)
+dd_arena_verify(dd_arena *arena, uint32_t number)
 {
-    while (arena->nsettled != number) {
-        uint32_t next = arena->nsettled + 1;
+    while (arena->nverified != number) {
+        uint32_t next = arena->nverified + 1;
         if (dd_arena_lacks_header(arena)) {
             return DD_ARENA_BLOCKED;
         }
         header_check check = {.arena = arena,
                               .number = next,
                               .call = &arena->calls[next % ARENA_NRECORDS],
-                              .said = arena->said + arena->nranks,
+                              .block_infos = arena->block_infos + arena->nranks,
                               .known = &arena->all_ranks};
         dd_arena_state state = compare_all(&check);
         if (state != DD_ARENA_MOVED) {
             return state;
         }
-        note_settled(arena);
+        note_verified(arena);
     }
     return DD_ARENA_MOVED;
 }

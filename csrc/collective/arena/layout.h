@@ -7,11 +7,11 @@
  *   - A rank that publishes the header of an operation no longer reads data of earlier ones.
  *   - Every rank compares every header with its own call. A rank that needs data of all ranks does
  *     so first. Others continue when they have their data: a root that only sends, and a rank that
- *     sends only to a root, need nothing; a receiver needs the root's header. They *settle* the
+ *     sends only to a root, need nothing; a receiver needs the root's header. They *verify* the
  *     operation later, from their saved call: in later operations, and whenever they wait.
- *   - No rank publishes header n before it has settled operation n - ARENA_WINDOW. This limits how
+ *   - No rank publishes header n before it has verified operation n - ARENA_WINDOW. This limits how
  *     far a rank runs ahead and makes reuse of records safe: a rank that publishes header n has
- *     seen all headers n - ARENA_WINDOW, whose publishers had settled operation n - 2 *
+ *     seen all headers n - ARENA_WINDOW, whose publishers had verified operation n - 2 *
  *     ARENA_WINDOW.
  *   - A receiver that publishes step s of an operation has finished reading the rounds up to s - 2
  *     (it stages a round before it reads the previous one, so that ranks work in parallel), or up
@@ -49,7 +49,7 @@
 #include <stdatomic.h>
 
 #define ARENA_NBUFFERS 4
-#define ARENA_WINDOW 8 /* operations that a rank may be ahead of the last settled one */
+#define ARENA_WINDOW 8 /* operations that a rank may be ahead of the last verified one */
 #define ARENA_NRECORDS (2 * ARENA_WINDOW)
 #define ARENA_LINE ((size_t)64)
 /* Processors fetch cache lines in pairs: data that different ranks write is two lines apart. */
@@ -116,7 +116,7 @@ typedef struct arena_control {
     arena_record records[ARENA_NRECORDS];   /* indexed by operation number */
     _Alignas(128) _Atomic uint32_t awaited; /* while asleep: the only rank that wakes this one */
     _Atomic uint32_t cpu;                   /* CPU of the last publication + 1; 0 if unknown */
-    _Atomic uint32_t given_up;              /* if poisoned: first operation not ended */
+    _Atomic uint32_t poisoned_from;         /* if poisoned: first operation not ended */
     /* The claim to fold this rank's share of a chunk, written by the claiming rank: the chunk's
      * number since the arena's creation; in the lower ARENA_CLAIM_BITS that rank. */
     _Alignas(128) _Atomic uint64_t claim;

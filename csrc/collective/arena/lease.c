@@ -45,30 +45,30 @@ find_gap(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
 static bool
 lease_has_ended(dd_arena *arena, const arena_lease *lease)
 {
-    dd_arena_ranks *reader = &arena->lone_reader;
+    dd_arena_ranks *reader = &arena->only_reader;
     if (lease->reader < 0) {
-        return dd_arena_has_come(arena, &arena->all_ranks, lease->mark);
+        return dd_arena_have_reached(arena, &arena->all_ranks, lease->mark);
     }
     *reader = (dd_arena_ranks){{0}};
     dd_arena_ranks_add(reader, lease->reader);
-    return dd_arena_has_come(arena, reader, lease->mark);
+    return dd_arena_have_reached(arena, reader, lease->mark);
 }
 
 static void
-drop_oldest(dd_arena *arena)
+end_oldest(dd_arena *arena)
 {
     arena->nleases--;
     memmove(arena->leases, arena->leases + 1, (size_t)arena->nleases * sizeof(arena->leases[0]));
 }
 
 static bool
-drop_oldest_if_ended(dd_arena *arena)
+end_oldest_if_read(dd_arena *arena)
 {
-    bool is_over = lease_has_ended(arena, &arena->leases[0]);
-    if (is_over) {
-        drop_oldest(arena);
+    bool has_ended = lease_has_ended(arena, &arena->leases[0]);
+    if (has_ended) {
+        end_oldest(arena);
     }
-    return is_over;
+    return has_ended;
 }
 
 /* Waiting cannot deadlock. Until this operation's header is published, readers of the previous
@@ -78,10 +78,10 @@ bool
 dd_arena_find_space(dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
 {
     while (arena->nleases > 0 && dd_arena_is_reached(arena->floor, arena->leases[0].mark)) {
-        drop_oldest(arena);
+        end_oldest(arena);
     }
     while (arena->nleases == ARENA_NLEASES || !find_gap(arena, nbytes, alignment, place)) {
-        if (!drop_oldest_if_ended(arena)) {
+        if (!end_oldest_if_read(arena)) {
             return false;
         }
     }
@@ -93,7 +93,7 @@ bool
 dd_arena_is_space_free(dd_arena *arena, size_t place, size_t nbytes)
 {
     while (arena->nleases == ARENA_NLEASES || !is_unused(arena, place, place + nbytes)) {
-        if (!drop_oldest_if_ended(arena)) {
+        if (!end_oldest_if_read(arena)) {
             return false;
         }
     }

@@ -54,8 +54,8 @@ dd_arena_count_rounds(dd_arena *arena)
     }
     for (int k = 0; k < arena->nranks; k++) {
         bool is_known = dd_arena_ranks_have(&op->known, k) && dd_arena_is_stager(arena, k);
-        if (is_known && arena->said[k].largest > op->first_nbytes) {
-            uint64_t left = arena->said[k].largest - op->first_nbytes;
+        if (is_known && arena->block_infos[k].largest > op->first_nbytes) {
+            uint64_t left = arena->block_infos[k].largest - op->first_nbytes;
             uint64_t nrounds = 1 + left / op->round_nbytes + (left % op->round_nbytes != 0);
             op->nrounds = nrounds > op->nrounds ? nrounds : op->nrounds;
         }
@@ -135,10 +135,10 @@ dd_arena_may_stage(dd_arena *arena, uint64_t round)
     if (op->is_shared_fold && round > 0) {
         /* Fold when all ranks have staged; stage when all folding ranks have folded. */
         const dd_arena_ranks *ranks = round % 2 == 1 ? &arena->all_ranks : &op->folders;
-        return dd_arena_has_come(arena, ranks, dd_arena_mark_of(arena, dd_arena_step_of(op, round - 1)));
+        return dd_arena_have_reached(arena, ranks, dd_arena_mark_of(arena, dd_arena_step_of(op, round - 1)));
     }
-    if (!dd_arena_is_stager(arena, arena->rank) || start_of(op, round) >= arena->said[arena->rank].largest ||
-        round == 0) {
+    if (!dd_arena_is_stager(arena, arena->rank) ||
+        start_of(op, round) >= arena->block_infos[arena->rank].largest || round == 0) {
         return true;
     }
     size_t nbytes = (op->is_wide ? 2 : 1) * arena->geometry.buffer_nbytes;
@@ -152,19 +152,19 @@ stage_blocks(dd_arena *arena, uint64_t round)
     bool is_split = op->call->traits->is_split;
     size_t place = move_place_of(arena, arena->rank, round);
     size_t start = start_of(op, round);
-    if (round > 0 && start < arena->said[arena->rank].largest) {
+    if (round > 0 && start < arena->block_infos[arena->rank].largest) {
         size_t nbytes = (op->is_wide ? 2 : 1) * arena->geometry.buffer_nbytes;
         dd_arena_lend(arena, place, nbytes, end_step_of(op, round));
     }
     for (int k = 0; k < arena->nranks; k++) {
         const dd_block *input = &op->args->inputs[is_split ? k : 0];
         size_t index = is_split ? part_index(arena->rank, k) : 0;
-        bool is_for_nobody = is_split ? k == arena->rank : k > 0;
-        if (!is_for_nobody && start < input->nbytes) {
+        bool has_no_receiver = is_split ? k == arena->rank : k > 0;
+        if (!has_no_receiver && start < input->nbytes) {
             uint8_t *to =
                 arena->slots[arena->rank].buffers + place + index * stride_of(arena, arena->rank, round);
             size_t nbytes = dd_arena_smaller(input->nbytes - start, capacity_of(op, round));
-            dd_arena_put(arena, to, (const uint8_t *)input->data + start, nbytes);
+            dd_arena_copy_in(arena, to, (const uint8_t *)input->data + start, nbytes);
         }
     }
 }
@@ -196,7 +196,7 @@ find_stagers(dd_arena *arena, uint64_t round)
     arena_op *op = &arena->op;
     op->stagers = (dd_arena_ranks){{0}};
     for (int k = 0; k < arena->nranks; k++) {
-        if (dd_arena_is_stager(arena, k) && arena->said[k].largest > start_of(op, round)) {
+        if (dd_arena_is_stager(arena, k) && arena->block_infos[k].largest > start_of(op, round)) {
             dd_arena_ranks_add(&op->stagers, k);
         }
     }
@@ -230,7 +230,7 @@ data_of(const dd_arena *arena, int k, uint64_t round, size_t offset)
         return (const uint8_t *)op->args->inputs[is_split ? k : 0].data + offset;
     }
     const arena_peer *peer = &arena->peers[k];
-    uint64_t flags = arena->said[k].flags;
+    uint64_t flags = arena->block_infos[k].flags;
     size_t index = is_split ? part_index(k, arena->rank) : 0;
     if ((flags & ARENA_IS_INLINE) != 0) {
         return (const uint8_t *)peer->payload + index * op->nbytes + offset;
@@ -279,7 +279,7 @@ copy_block(dd_arena *arena, int k, uint64_t round)
         const uint8_t *data = data_of(arena, k, round, from);
         uint8_t *place = (uint8_t *)output->data + from;
         if (place != data) {
-            dd_arena_take(arena, place, data, nbytes);
+            dd_arena_copy_out(arena, place, data, nbytes);
         }
         op->offset += nbytes;
     }
@@ -323,7 +323,7 @@ dd_arena_read(dd_arena *arena, uint64_t round)
 {
     bool is_read = move_read_round(arena, round);
     if (is_read && round + 1 == arena->op.nrounds) {
-        dd_arena_note_taken(arena);
+        dd_arena_end_trial(arena);
     }
     return is_read;
 }

@@ -51,7 +51,7 @@ fits_header(const dd_arena *arena, bool is_even)
 
 /* Return this rank and the ranks whose headers it needs before it continues. */
 static dd_arena_ranks
-find_known(const dd_arena *arena)
+find_needed_ranks(const dd_arena *arena)
 {
     const arena_call *call = arena->op.call;
     bool is_root = arena->rank == call->root;
@@ -85,7 +85,7 @@ prepare(dd_arena *arena)
     } else if (arena->nregions > 0) {
         call->flags |= dd_arena_offer_regions(arena);
     }
-    arena->said[arena->rank] = (arena_said){.nbytes = call->nbytes, .flags = call->flags};
+    arena->block_infos[arena->rank] = (arena_block_info){.nbytes = call->nbytes, .flags = call->flags};
 }
 
 void
@@ -118,7 +118,7 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
     op->wanted_out = (dd_arena_ranks){{0}};
     op->root = (dd_arena_ranks){{0}};
     dd_arena_ranks_add(&op->root, args->root);
-    op->known = find_known(arena);
+    op->known = find_needed_ranks(arena);
     op->knows_all = memcmp(&op->known, &arena->all_ranks, sizeof(op->known)) == 0;
     op->is_awaiting = false;
     op->is_barred = false;
@@ -127,13 +127,14 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
 
 /* True if a rank has failed in this operation or before. A rank that failed later has ended it. */
 static bool
-has_any_given_up(const dd_arena *arena)
+has_any_failed(const dd_arena *arena)
 {
     bool has_any = false;
     if (__builtin_expect(dd_arena_is_any(arena, &arena->shared->poisoned), false)) {
         for (int k = 0; k < arena->nranks; k++) {
             bool is_poisoned = (atomic_load(&arena->shared->poisoned[k / 64]) >> k % 64 & 1) != 0;
-            uint32_t number = atomic_load_explicit(&arena->slots[k].control->given_up, memory_order_relaxed);
+            uint32_t number =
+                atomic_load_explicit(&arena->slots[k].control->poisoned_from, memory_order_relaxed);
             has_any = has_any || (is_poisoned && (int32_t)(number - arena->number) <= 0);
         }
     }
@@ -145,17 +146,18 @@ static dd_arena_state
 open_op(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    op->is_barred = has_any_given_up(arena);
+    op->is_barred = has_any_failed(arena);
     if (op->is_barred) {
         op->is_awaiting = false; /* no publication unblocks it */
         return DD_ARENA_BLOCKED;
     }
-    dd_arena_state state = dd_arena_settle(arena, arena->number - 1);
+    dd_arena_state state = dd_arena_verify(arena, arena->number - 1);
     if (state != DD_ARENA_MOVED && state != DD_ARENA_BLOCKED) {
         return state;
     }
-    bool is_too_far = arena->number - arena->nsettled > ARENA_WINDOW;
-    if (is_too_far && !dd_arena_has_come(arena, &arena->all_ranks, dd_arena_mark(arena->nsettled + 1, 0))) {
+    bool is_too_far = arena->number - arena->nverified > ARENA_WINDOW;
+    if (is_too_far &&
+        !dd_arena_have_reached(arena, &arena->all_ranks, dd_arena_mark(arena->nverified + 1, 0))) {
         return DD_ARENA_BLOCKED;
     }
     if (!dd_arena_find_place(arena)) {
@@ -166,21 +168,21 @@ open_op(dd_arena *arena)
     }
     dd_arena_write_header(arena);
     dd_arena_publish(arena, 0);
-    op->phase = ARENA_GREETING;
+    op->phase = ARENA_AWAITING_HEADERS;
     return DD_ARENA_MOVED;
 }
 
 /* All ranks that take part in a round know the same headers, and so decide the same. */
 static void
-agree(dd_arena *arena)
+choose_steps(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     uint64_t any = 0;
     uint64_t every = UINT64_MAX;
     for (int k = 0; k < arena->nranks; k++) {
         if (dd_arena_ranks_have(&op->known, k)) {
-            any |= arena->said[k].flags;
-            every &= arena->said[k].flags;
+            any |= arena->block_infos[k].flags;
+            every &= arena->block_infos[k].flags;
         }
     }
     op->is_in_place = (every & ARENA_IN_PLACE) != 0;
@@ -194,26 +196,26 @@ agree(dd_arena *arena)
 }
 
 static dd_arena_state
-op_greet(dd_arena *arena)
+op_await_headers(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     const dd_arena_ranks *wanted = op->knows_all ? &arena->all_ranks : &op->known;
-    if (!dd_arena_has_come(arena, wanted, dd_arena_mark_of(arena, 0))) {
+    if (!dd_arena_have_reached(arena, wanted, dd_arena_mark_of(arena, 0))) {
         return DD_ARENA_BLOCKED;
     }
     /* In place, the next step writes to the memory of all ranks: see dd_arena_find_written. */
-    if ((op->call->flags & ARENA_IN_PLACE) != 0 && has_any_given_up(arena)) {
+    if ((op->call->flags & ARENA_IN_PLACE) != 0 && has_any_failed(arena)) {
         return DD_ARENA_BLOCKED;
     }
     dd_arena_state state = DD_ARENA_MOVED;
     if (wanted == &arena->all_ranks) {
-        state = dd_arena_settle(arena, arena->number - 1);
+        state = dd_arena_verify(arena, arena->number - 1);
     }
     if (state == DD_ARENA_MOVED) {
         state = dd_arena_compare_headers(arena);
     }
     if (state == DD_ARENA_MOVED) {
-        agree(arena);
+        choose_steps(arena);
         op->phase = op->is_in_place || op->is_region_read ? ARENA_MAPPING : ARENA_ROUNDS;
     }
     return state;
@@ -242,7 +244,7 @@ op_read_round(dd_arena *arena, uint64_t round)
     arena_op *op = &arena->op;
     const dd_arena_ranks *ranks = dd_arena_read_from(arena, round);
     uint64_t mark = dd_arena_mark_of(arena, dd_arena_step_of(op, round));
-    if (ranks != NULL && !dd_arena_has_come(arena, ranks, mark)) {
+    if (ranks != NULL && !dd_arena_have_reached(arena, ranks, mark)) {
         return DD_ARENA_BLOCKED;
     }
     op->is_read = dd_arena_read(arena, round);
@@ -254,12 +256,12 @@ op_read_round(dd_arena *arena, uint64_t round)
  * data is valid. It cannot have failed in a later operation, which would not concern this one: it
  * ends this operation only after this rank's last step. */
 static bool
-has_read_in_vain(const dd_arena *arena)
+peer_aborted_during_read(const dd_arena *arena)
 {
     dd_arena_ranks lenders = {{0}};
     for (int k = 0; k < arena->nranks; k++) {
         if (dd_arena_ranks_have(&arena->op.known, k) &&
-            (arena->said[k].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0) {
+            (arena->block_infos[k].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0) {
             dd_arena_ranks_add(&lenders, k);
         }
     }
@@ -277,7 +279,7 @@ has_read_in_vain(const dd_arena *arena)
 static dd_arena_state
 close_regions(dd_arena *arena)
 {
-    if (has_read_in_vain(arena)) {
+    if (peer_aborted_during_read(arena)) {
         return DD_ARENA_BLOCKED;
     }
     bool has_edges = arena->op.has_edges;
@@ -303,7 +305,7 @@ end_op(dd_arena *arena)
 
 /* A round is staged and published before the previous one is read, or after: see layout.h. */
 static dd_arena_state
-go_round(dd_arena *arena)
+run_round(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     bool is_reading = !op->is_read && (op->is_staged || op->reads_first);
@@ -326,13 +328,13 @@ go_round(dd_arena *arena)
 }
 
 static dd_arena_state
-take_edges(dd_arena *arena)
+op_copy_edges(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    if (!dd_arena_has_come(arena, &arena->all_ranks, dd_arena_mark_of(arena, ARENA_STEP_FOLDED))) {
+    if (!dd_arena_have_reached(arena, &arena->all_ranks, dd_arena_mark_of(arena, ARENA_STEP_FOLDED))) {
         return DD_ARENA_BLOCKED;
     }
-    dd_arena_take_edges(arena);
+    dd_arena_copy_edges(arena);
     op->has_edges = false;
     return close_regions(arena);
 }
@@ -344,22 +346,22 @@ close_op(dd_arena *arena)
     const arena_op *op = &arena->op;
     const dd_arena_ranks *readers = op->call->traits->is_to_root ? &op->root : &arena->all_ranks;
     bool is_owner = (op->call->flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0;
-    if (is_owner && !dd_arena_has_come(arena, readers, dd_arena_mark_of(arena, ARENA_STEP_CLOSED))) {
+    if (is_owner && !dd_arena_have_reached(arena, readers, dd_arena_mark_of(arena, ARENA_STEP_CLOSED))) {
         return DD_ARENA_BLOCKED;
     }
     return end_op(arena);
 }
 
 static dd_arena_state
-step(dd_arena *arena)
+op_step(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     dd_arena_state state = DD_ARENA_MOVED;
     switch (op->phase) {
     case ARENA_OPENING:
         return open_op(arena);
-    case ARENA_GREETING:
-        return op_greet(arena);
+    case ARENA_AWAITING_HEADERS:
+        return op_await_headers(arena);
     case ARENA_MAPPING:
         state = dd_arena_map_regions(arena);
         if (state == DD_ARENA_MOVED) {
@@ -369,9 +371,9 @@ step(dd_arena *arena)
     case ARENA_IN_PLACE_FOLD:
         return dd_arena_fold_in_place(arena) ? close_regions(arena) : DD_ARENA_MOVED;
     case ARENA_EDGES:
-        return take_edges(arena);
+        return op_copy_edges(arena);
     case ARENA_ROUNDS:
-        return go_round(arena);
+        return run_round(arena);
     case ARENA_CLOSING:
         return close_op(arena);
     case ARENA_IDLE:
@@ -384,8 +386,8 @@ step(dd_arena *arena)
 static uint32_t
 last_compared(const dd_arena *arena)
 {
-    bool is_settled = arena->nsettled == arena->number;
-    return arena->number - (arena->op.knows_all && !is_settled);
+    bool is_verified = arena->nverified == arena->number;
+    return arena->number - (arena->op.knows_all && !is_verified);
 }
 
 /* Two ranks may wait for each other in different operations. So a blocked rank compares the headers
@@ -393,7 +395,7 @@ last_compared(const dd_arena *arena)
 static dd_arena_state
 compare_while_blocked(dd_arena *arena)
 {
-    dd_arena_state state = dd_arena_settle(arena, last_compared(arena));
+    dd_arena_state state = dd_arena_verify(arena, last_compared(arena));
     return state == DD_ARENA_MOVED ? DD_ARENA_BLOCKED : state;
 }
 
@@ -405,7 +407,7 @@ dd_arena_is_blocked(dd_arena *arena)
     dd_arena_stay_awake(arena);
     return op->phase != ARENA_OPENING && op->is_awaiting &&
            dd_arena_find_missing(arena, &op->awaited, op->awaited_mark, &op->awaited) &&
-           (arena->nsettled == last_compared(arena) || dd_arena_lacks_header(arena));
+           (arena->nverified == last_compared(arena) || dd_arena_lacks_header(arena));
 }
 
 dd_arena_state
@@ -416,7 +418,7 @@ dd_arena_progress(dd_arena *arena)
     op->budget = BUDGET_BYTES;
     bool has_moved = false;
     while (op->phase != ARENA_IDLE && op->budget > 0) {
-        dd_arena_state state = step(arena);
+        dd_arena_state state = op_step(arena);
         if (state == DD_ARENA_BLOCKED && has_moved) {
             return DD_ARENA_MOVED;
         }
@@ -440,8 +442,8 @@ void
 dd_arena_poison(dd_arena *arena)
 {
     arena_control *own = arena->slots[arena->rank].control;
-    atomic_store_explicit(&own->given_up, arena->nended + 1, memory_order_relaxed);
-    /* Must precede all writes of the notified caller: see has_read_in_vain. */
+    atomic_store_explicit(&own->poisoned_from, arena->nended + 1, memory_order_relaxed);
+    /* Must precede all writes of the notified caller: see peer_aborted_during_read. */
     atomic_fetch_or(&arena->shared->poisoned[arena->rank / 64], UINT64_C(1) << arena->rank % 64);
 }
 
@@ -452,7 +454,8 @@ bool
 dd_arena_find_written(const dd_arena *arena, dd_block *block)
 {
     const arena_op *op = &arena->op;
-    bool is_running = op->phase == ARENA_GREETING || (op->phase > ARENA_GREETING && op->is_in_place);
+    bool is_running =
+        op->phase == ARENA_AWAITING_HEADERS || (op->phase > ARENA_AWAITING_HEADERS && op->is_in_place);
     if (!is_running || (op->call->flags & ARENA_IN_PLACE) == 0) {
         return false;
     }

@@ -30,11 +30,11 @@ typedef struct arena_region {
 } arena_region;
 
 /* The part of a rank's header that describes its blocks, read once. */
-typedef struct arena_said {
+typedef struct arena_block_info {
     uint64_t nbytes;  /* of every block, if it has no tables */
     uint64_t largest; /* largest block that it sends to another rank */
     uint64_t flags;
-} arena_said;
+} arena_block_info;
 
 /* One rank's data in the operation under way; this rank has an entry as well. */
 typedef struct arena_peer {
@@ -73,9 +73,9 @@ typedef struct arena_lease {
 
 typedef enum arena_phase {
     ARENA_IDLE,
-    ARENA_OPENING,  /* header not yet published */
-    ARENA_GREETING, /* waits for headers */
-    ARENA_MAPPING,  /* waits for regions */
+    ARENA_OPENING,          /* header not yet published */
+    ARENA_AWAITING_HEADERS, /* waits for headers */
+    ARENA_MAPPING,          /* waits for regions */
     ARENA_ROUNDS,
     ARENA_IN_PLACE_FOLD,
     ARENA_EDGES,   /* waits until other ranks have folded the ends of its output */
@@ -155,24 +155,24 @@ struct dd_arena {
     int rank;
     int nwords; /* words in use of a dd_arena_ranks */
     dd_arena_ranks all_ranks;
-    uint32_t number;          /* of the operation under way, or the last one */
-    uint32_t nended;          /* number of the last operation that ended successfully here */
-    uint32_t nsettled;        /* the last operation in which all headers match this rank's call */
-    dd_arena_ranks unsettled; /* ranks whose header of operation nsettled + 1 is missing */
-    uint64_t floor;           /* highest mark known to be reached by all ranks */
-    uint64_t nchunks;         /* folded in shares since the creation of the arena */
-    uint32_t cpu;             /* as published */
+    uint32_t number;           /* of the operation under way, or the last one */
+    uint32_t nended;           /* number of the last operation that ended successfully here */
+    uint32_t nverified;        /* the last operation in which all headers match this rank's call */
+    dd_arena_ranks unverified; /* ranks whose header of operation nverified + 1 is missing */
+    uint64_t floor;            /* highest mark known to be reached by all ranks */
+    uint64_t nchunks;          /* folded in shares since the creation of the arena */
+    uint32_t cpu;              /* as published */
     bool is_registered;
-    bool has_slept;       /* this rank's bit in shared->asleep may be set */
-    arena_slot *slots;    /* [nranks] */
-    arena_peer *peers;    /* [nranks], with this rank's own */
-    arena_said *said;     /* [2][nranks]: of the operation under way; of the one being settled */
-    const void **sources; /* [nranks]: for folds */
+    bool has_slept;                /* this rank's bit in shared->asleep may be set */
+    arena_slot *slots;             /* [nranks] */
+    arena_peer *peers;             /* [nranks], with this rank's own */
+    arena_block_info *block_infos; /* [2][nranks]: of the operation under way; of the one being verified */
+    const void **sources;          /* [nranks]: for folds */
     arena_call calls[ARENA_NRECORDS];
     size_t next_place;                 /* end of the last lease made */
     arena_lease leases[ARENA_NLEASES]; /* oldest first, sorted by mark */
     int nleases;
-    dd_arena_ranks lone_reader; /* the only reader of the lease that is waited for */
+    dd_arena_ranks only_reader; /* the only reader of the lease that is waited for */
     arena_region *regions;
     size_t nregions;
     size_t regions_capacity;
@@ -205,7 +205,7 @@ void dd_arena_publish(dd_arena *arena, uint32_t step);
 bool dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64_t mark,
                            dd_arena_ranks *missing);
 /* Return true if all of `ranks` have reached the mark; else record it as awaited. */
-bool dd_arena_has_come(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t mark);
+bool dd_arena_have_reached(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t mark);
 bool dd_arena_is_any(const dd_arena *arena, const arena_bits *bits);
 void dd_arena_stay_awake(dd_arena *arena); /* clear this rank's sleep bit */
 
@@ -238,8 +238,8 @@ void dd_arena_write_header(dd_arena *arena);
 /* Compare the headers of op->known, all of which must be present. DD_ARENA_MOVED if they match. */
 dd_arena_state dd_arena_compare_headers(dd_arena *arena);
 /* Compare the headers up to operation `number`. BLOCKED if one is missing, MOVED if all match. */
-dd_arena_state dd_arena_settle(dd_arena *arena, uint32_t number);
-bool dd_arena_lacks_header(dd_arena *arena); /* from a rank, of the first unsettled operation */
+dd_arena_state dd_arena_verify(dd_arena *arena, uint32_t number);
+bool dd_arena_lacks_header(dd_arena *arena); /* from a rank, of the first unverified operation */
 
 /* ---- regions.c */
 
@@ -252,21 +252,21 @@ dd_arena_state dd_arena_map_regions(dd_arena *arena);
 
 void dd_arena_choose_copy(dd_arena *arena);
 /* Copy into memory that other ranks read; copy into this rank's outputs. */
-void dd_arena_put(dd_arena *arena, void *dst, const void *src, size_t nbytes);
-void dd_arena_take(dd_arena *arena, void *dst, const void *src, size_t nbytes);
+void dd_arena_copy_in(dd_arena *arena, void *dst, const void *src, size_t nbytes);
+void dd_arena_copy_out(dd_arena *arena, void *dst, const void *src, size_t nbytes);
 /* The clock of an operation that is part of a trial: stopped when round 0 is staged, started again
  * when all headers are present, evaluated when the last round is read. */
 void dd_arena_stop_clock(dd_arena *arena);
 void dd_arena_start_clock(dd_arena *arena);
-void dd_arena_note_taken(dd_arena *arena);
+void dd_arena_end_trial(dd_arena *arena);
 
 /* ---- fold.c */
 
 /* Fold bytes op->offset to `nbytes` of the array part at `start`. arena->sources must point to each
- * rank's data there; `give` (or NULL) gets each piece of the result and its offset in the result.
+ * rank's data there; `write_result` (or NULL) gets each piece of the result and its offset in the result.
  * True at the end; false if the budget is spent. */
-typedef void arena_give(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes);
-bool dd_arena_fold(dd_arena *arena, size_t start, size_t nbytes, arena_give *give);
+typedef void arena_write_result(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes);
+bool dd_arena_fold(dd_arena *arena, size_t start, size_t nbytes, arena_write_result *write_result);
 
 /* Return the number of bytes from which an all_reduce is a shared fold. */
 size_t dd_arena_fold_min(int nranks, bool is_crowded);
@@ -283,7 +283,7 @@ bool dd_arena_fold_shares(dd_arena *arena, uint64_t chunk);
 void dd_arena_read_shares(dd_arena *arena, uint64_t chunk); /* copy other ranks' shares */
 
 bool dd_arena_fold_in_place(dd_arena *arena); /* fold own share; true at the end */
-void dd_arena_take_edges(dd_arena *arena);    /* after all have folded: copy the output's edges */
+void dd_arena_copy_edges(dd_arena *arena);    /* after all have folded: copy the output's edges */
 
 /* ---- move.c */
 

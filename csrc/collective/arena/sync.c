@@ -45,7 +45,7 @@ wake_sleepers(dd_arena *arena)
         asleep.words[i] =
             atomic_load_explicit(&arena->shared->asleep[i], memory_order_seq_cst) & arena->all_ranks.words[i];
     }
-    for (int k = dd_arena_ranks_take(&asleep); k >= 0; k = dd_arena_ranks_take(&asleep)) {
+    for (int k = dd_arena_ranks_pop(&asleep); k >= 0; k = dd_arena_ranks_pop(&asleep)) {
         /* Loaded after `asleep`, so `awaited` is at least as new as the bit. Acquire, so that no
          * later store is visible before (load buffering, docs/contributing/memory-orders.md). */
         uint32_t awaited = atomic_load_explicit(&arena->slots[k].control->awaited, memory_order_acquire);
@@ -83,18 +83,18 @@ was_seen_on(const dd_arena *arena, int k, uint32_t cpu)
 }
 
 bool
-dd_arena_must_make_way_for(const dd_arena *arena, int k)
+dd_arena_must_yield_to(const dd_arena *arena, int k)
 {
     return was_seen_on(arena, k, current_cpu());
 }
 
 bool
-dd_arena_must_make_way(const dd_arena *arena)
+dd_arena_must_yield(const dd_arena *arena)
 {
     uint32_t cpu = current_cpu();
     bool is_shared = false;
     dd_arena_ranks left = dd_arena_missing(arena);
-    for (int k = dd_arena_ranks_take(&left); k >= 0; k = dd_arena_ranks_take(&left)) {
+    for (int k = dd_arena_ranks_pop(&left); k >= 0; k = dd_arena_ranks_pop(&left)) {
         is_shared = is_shared || was_seen_on(arena, k, cpu);
     }
     return is_shared;
@@ -150,7 +150,7 @@ dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64
 }
 
 bool
-dd_arena_has_come(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t mark)
+dd_arena_have_reached(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t mark)
 {
     arena_op *op = &arena->op;
     if (dd_arena_is_reached(arena->floor, mark)) {
@@ -202,7 +202,7 @@ dd_arena_fall_asleep(dd_arena *arena)
     /* Await only one of them: when it has published, this rank looks again. */
     dd_arena_ranks first = missing;
     arena_control *own = arena->slots[arena->rank].control;
-    atomic_store_explicit(&own->awaited, (uint32_t)dd_arena_ranks_take(&first), memory_order_relaxed);
+    atomic_store_explicit(&own->awaited, (uint32_t)dd_arena_ranks_pop(&first), memory_order_relaxed);
     dd_park(&arena->shared->asleep[arena->rank / 64], sync_bit_of(arena->rank));
     arena->has_slept = true;
     /* Without the fence, publishers may miss this rank's bit. */
