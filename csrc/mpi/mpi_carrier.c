@@ -31,7 +31,7 @@ mpi_start_call(dd_carrier *base, const dd_carried_call *call, dd_carried *carrie
 }
 
 static dd_status
-mpi_look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
+mpi_poll(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
 {
     const mpi_library *library = ((mpi_carrier *)base)->library;
     int flag = 0;
@@ -43,7 +43,7 @@ mpi_look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
 
 /* MPI cannot cancel a collective. */
 static bool
-mpi_leave(dd_carrier *base, dd_carried *carried)
+mpi_cancel(dd_carrier *base, dd_carried *carried)
 {
     (void)base;
     (void)carried;
@@ -175,13 +175,13 @@ static bool
 cancel_message(dd_carrier *base, dd_carried *carried)
 {
     const mpi_library *library = ((mpi_carrier *)base)->library;
-    int is_over = 0;
+    int is_ended = 0;
     if (library->api.MPI_Cancel(&operation_of(carried)->request) != DD_MPI_OK) {
         return false;
     }
     int code =
-        library->api.MPI_Test(&operation_of(carried)->request, &is_over, library->constants.status_ignore);
-    return code == DD_MPI_OK && is_over != 0;
+        library->api.MPI_Test(&operation_of(carried)->request, &is_ended, library->constants.status_ignore);
+    return code == DD_MPI_OK && is_ended != 0;
 }
 
 /* ---- creation and close */
@@ -190,7 +190,7 @@ static void
 mpi_close(dd_carrier *base, bool is_well)
 {
     mpi_carrier *carrier = (mpi_carrier *)base;
-    if (is_well && !mpi_is_over(carrier->library)) {
+    if (is_well && !mpi_is_finalized(carrier->library)) {
         (void)carrier->library->api.MPI_Comm_free(&carrier->comm);
     }
     dd_mem_free(carrier->numbers);
@@ -200,8 +200,8 @@ mpi_close(dd_carrier *base, bool is_well)
 static const dd_carrier_ops OPS = {
     .has = mpi_has,
     .start = mpi_start_call,
-    .poll = mpi_look,
-    .cancel = mpi_leave,
+    .poll = mpi_poll,
+    .cancel = mpi_cancel,
     .has_tag = has_tag,
     .start_message = start_message,
     .poll_message = poll_message,

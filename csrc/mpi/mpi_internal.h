@@ -52,7 +52,7 @@ typedef struct mpi_library {
 /* Return DD_OK, or DD_BACKEND with a message like "MPI_Ibcast: <MPI's text> (Open MPI v4.1.4)". */
 dd_status mpi_check(const mpi_library *library, int code, const char *what, dd_error *err) DD_MUST_CHECK;
 /* Return true if MPI has been finalised; then no MPI function may be called. */
-bool mpi_is_over(const mpi_library *library);
+bool mpi_is_finalized(const mpi_library *library);
 
 /* ---- mpi_constants.c */
 

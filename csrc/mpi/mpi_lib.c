@@ -26,10 +26,10 @@ mpi_check(const mpi_library *library, int code, const char *what, dd_error *err)
 }
 
 bool
-mpi_is_over(const mpi_library *library)
+mpi_is_finalized(const mpi_library *library)
 {
-    int is_over = 0;
-    return library->api.MPI_Finalized(&is_over) != DD_MPI_OK || is_over != 0;
+    int is_ended = 0;
+    return library->api.MPI_Finalized(&is_ended) != DD_MPI_OK || is_ended != 0;
 }
 
 /* ---- loading */
@@ -122,7 +122,7 @@ mpi_begin(mpi_library *library, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    if (mpi_is_over(library)) {
+    if (mpi_is_finalized(library)) {
         return dd_error_set(err, DD_BACKEND,
                             "MPI has been ended in this process, and cannot begin again (%s)",
                             library->version);
@@ -246,14 +246,14 @@ void
 dd_mpi_end(dd_carrier_library *base, bool is_well)
 {
     mpi_library *library = (mpi_library *)base;
-    if (library->is_ours && is_well && !mpi_is_over(library)) {
+    if (library->is_ours && is_well && !mpi_is_finalized(library)) {
         (void)library->api.MPI_Finalize();
     }
 }
 
 /* ---- sharing a text */
 
-#define LOOK_NS (100 * DD_NS_PER_US)
+#define POLL_NS (100 * DD_NS_PER_US)
 
 /* Broadcast `room` from rank 0. Sets *is_in_use to true if MPI may still write to `room` after a
  * timeout; the caller must then leak it. */
@@ -283,7 +283,7 @@ broadcast_bytes(const mpi_library *library, char *room, size_t nbytes, bool *is_
                 "first group, and none has ended before",
                 library->size, dd_wait_elapsed_s(wait));
         }
-        status = dd_wait_sleep(wait, LOOK_NS, err);
+        status = dd_wait_sleep(wait, POLL_NS, err);
     }
     return status;
 }

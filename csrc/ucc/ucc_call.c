@@ -178,7 +178,7 @@ ucc_start(dd_carrier *carrier, const dd_carried_call *call, dd_carried *carried,
 }
 
 static dd_status
-ucc_look(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err)
+ucc_poll(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err)
 {
     const dd_ucc_carrier *self = (const dd_ucc_carrier *)carrier;
     const dd_ucc_api *api = &self->lib->api;
@@ -195,7 +195,7 @@ ucc_look(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err)
 
 /* UCC cannot cancel a collective. */
 static bool
-ucc_leave(dd_carrier *carrier, dd_carried *carried)
+ucc_cancel(dd_carrier *carrier, dd_carried *carried)
 {
     dd_ucc_carrier *self = (dd_ucc_carrier *)carrier;
     ucc_call *call = call_of(carried);
@@ -212,7 +212,7 @@ ucc_leave(dd_carrier *carrier, dd_carried *carried)
 const dd_carrier_ops dd_ucc_ops = {
     .has = has,
     .start = ucc_start,
-    .poll = ucc_look,
-    .cancel = ucc_leave,
+    .poll = ucc_poll,
+    .cancel = ucc_cancel,
     .close = dd_ucc_close,
 };

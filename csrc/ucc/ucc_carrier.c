@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-#define NBUSY_LOOKS 200 /* tests before the first nap; enough for most teams */
+#define NBUSY_POLLS 200 /* tests before the first nap; enough for most teams */
 #define TEAM_NAP_NS (50 * DD_NS_PER_US)
 #define TEAM_END_NS DD_NS_PER_S
 
@@ -65,7 +65,7 @@ nap_for_team(const dd_ucc_carrier *self, int npolls, dd_error *err)
         return dd_error_set(err, DD_OP_TIMED_OUT, "UCC has not made a team of %d ranks after %.3g s",
                             self->nranks, dd_wait_elapsed_s(wait));
     }
-    if (npolls >= NBUSY_LOOKS) {
+    if (npolls >= NBUSY_POLLS) {
         return dd_wait_sleep(wait, TEAM_NAP_NS, err);
     }
     dd_sys_sched_yield();

@@ -13,8 +13,8 @@
 /* One all_gather in progress. */
 typedef struct ucc_exchange {
     dd_ucc_oob *oob;
-    dd_work *work;  /* NULL if the group has ended */
-    dd_wait moment; /* the wait of the last exchange */
+    dd_work *work;     /* NULL if the group has ended */
+    dd_wait last_wait; /* the wait of the last exchange */
 } ucc_exchange;
 
 static dd_status
@@ -48,7 +48,7 @@ post_exchange(void *src, void *recv, size_t size, void *coll_info, void **reques
         return DD_UCC_ERR_NO_MEMORY;
     }
     exchange->oob = oob;
-    exchange->moment = dd_wait_after(LAST_EXCHANGE_NS);
+    exchange->last_wait = dd_wait_after(LAST_EXCHANGE_NS);
     if (oob->group != NULL && post_all_gather(oob, (dd_block){src, size}, recv, &exchange->work) != DD_OK) {
         dd_mem_free(exchange);
         return DD_UCC_ERR_NO_MESSAGE;
@@ -69,23 +69,23 @@ end_exchange(const ucc_exchange *exchange)
 }
 
 static dd_ucc_status
-pass_moment(const dd_wait *moment)
+back_off(const dd_wait *last_wait)
 {
-    if (dd_wait_has_expired(moment)) {
+    if (dd_wait_has_expired(last_wait)) {
         return DD_UCC_OK;
     }
-    dd_status ignored = dd_wait_sleep(moment, DD_NS_PER_MS, NULL);
+    dd_status ignored = dd_wait_sleep(last_wait, DD_NS_PER_MS, NULL);
     (void)ignored;
     return DD_UCC_INPROGRESS;
 }
 
 static dd_ucc_status
-look_at_exchange(void *request)
+poll_exchange(void *request)
 {
     ucc_exchange *exchange = request;
     dd_ucc_oob *oob = exchange->oob;
     if (exchange->work == NULL) {
-        return pass_moment(&exchange->moment);
+        return back_off(&exchange->last_wait);
     }
     /* The work has its own timeout; its error names the missing ranks. */
     dd_wait slice = *oob->wait;
@@ -118,7 +118,7 @@ dd_ucc_oob_calls(dd_ucc_oob *oob, int rank, int nranks)
 {
     return (dd_ucc_oob_coll){
         .allgather = post_exchange,
-        .req_test = look_at_exchange,
+        .req_test = poll_exchange,
         .req_free = free_exchange,
         .coll_info = oob,
         .n_oob_eps = (uint32_t)nranks,

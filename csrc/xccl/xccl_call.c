@@ -65,9 +65,9 @@ typedef struct xccl_step {
 
 /* Return true if no caller waits any longer; its memory may then be reused before the next step. */
 static bool
-is_left(const xccl_step *step)
+is_cancelled(const xccl_step *step)
 {
-    return atomic_load_explicit(&step->self->job, memory_order_relaxed) == XCCL_LEAVE;
+    return atomic_load_explicit(&step->self->job, memory_order_relaxed) == XCCL_CANCEL;
 }
 
 static const void *
@@ -199,7 +199,7 @@ step_all_gather(const xccl_step *step)
             call->input, call->output, call->count * step->size, DD_NCCL_DTYPE_UINT8, self->comm, NULL);
         return xccl_check(self, result, "onecclAllGather", step->err);
     }
-    for (int k = 0; k < self->nranks && status == DD_OK && !is_left(step); k++) {
+    for (int k = 0; k < self->nranks && status == DD_OK && !is_cancelled(step); k++) {
         status = step_broadcast_block(step, output_at(step, k), call->out_counts[k], k);
     }
     return status;
@@ -217,7 +217,7 @@ step_reduce_scatter(const xccl_step *step)
             call->input, call->output, call->count * fold.nparts, fold.dtype, fold.op, self->comm, NULL);
         return xccl_check(self, result, "onecclReduceScatter", step->err);
     }
-    for (int k = 0; k < self->nranks && status == DD_OK && !is_left(step); k++) {
+    for (int k = 0; k < self->nranks && status == DD_OK && !is_cancelled(step); k++) {
         status = step_reduce_block(step, input_at(step, k), call->in_counts[k], k);
     }
     return status;
@@ -233,7 +233,7 @@ step_gather(const xccl_step *step)
     if (self->rank != call->root) {
         return step_send_block(step, call->input, call->count, call->root);
     }
-    for (int k = 0; k < self->nranks && status == DD_OK && !is_left(step); k++) {
+    for (int k = 0; k < self->nranks && status == DD_OK && !is_cancelled(step); k++) {
         void *output = output_at(step, k);
         status = k == self->rank ? step_copy_own(step, output, call->input, call->count)
                                  : receive_block(step, output, call->out_counts[k], k);
@@ -250,7 +250,7 @@ step_scatter(const xccl_step *step)
     if (self->rank != call->root) {
         return receive_block(step, call->output, call->count, call->root);
     }
-    for (int k = 0; k < self->nranks && status == DD_OK && !is_left(step); k++) {
+    for (int k = 0; k < self->nranks && status == DD_OK && !is_cancelled(step); k++) {
         const void *input = input_at(step, k);
         status = k == self->rank ? step_copy_own(step, call->output, input, call->count)
                                  : step_send_block(step, input, call->in_counts[k], k);

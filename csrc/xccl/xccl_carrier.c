@@ -19,7 +19,7 @@ xccl_start(dd_carrier *base, const dd_carried_call *call, dd_carried *carried, d
 }
 
 static dd_status
-xccl_look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
+xccl_poll(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
 {
     (void)carried;
     const xccl_carrier *self = (xccl_carrier *)base;
@@ -29,14 +29,14 @@ xccl_look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
 
 /* oneCCL cannot cancel a call. The abandoned thread frees everything if the call returns. */
 static bool
-xccl_leave(dd_carrier *base, dd_carried *carried)
+xccl_cancel(dd_carrier *base, dd_carried *carried)
 {
     (void)carried;
     xccl_carrier *self = (xccl_carrier *)base;
     if (xccl_is_idle(self)) {
         return true;
     }
-    xccl_post(self, XCCL_LEAVE);
+    xccl_post(self, XCCL_CANCEL);
     return false;
 }
 
@@ -50,14 +50,14 @@ xccl_close(dd_carrier *base, bool is_well)
         dd_status ignored = dd_background_task_wait(&self->thread, &wait, NULL);
         (void)ignored;
     } else {
-        xccl_post(self, XCCL_LEAVE);
+        xccl_post(self, XCCL_CANCEL);
     }
     dd_background_task_release(&self->thread);
 }
 
 /* Messages are not supported: oneCCL matches them only by order, without tags. */
 static const dd_carrier_ops OPS = {
-    .has = xccl_has, .start = xccl_start, .poll = xccl_look, .cancel = xccl_leave, .close = xccl_close};
+    .has = xccl_has, .start = xccl_start, .poll = xccl_poll, .cancel = xccl_cancel, .close = xccl_close};
 
 /* Broadcast by rank 0. */
 typedef struct xccl_card {

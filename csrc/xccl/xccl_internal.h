@@ -27,8 +27,8 @@ typedef enum xccl_job {
     XCCL_GET_ID, /* on rank 0: get a new id */
     XCCL_JOIN,   /* create the communicator with that id */
     XCCL_CALL,
-    XCCL_LEAVE, /* last job: leave the communicator as it is */
-    XCCL_END,   /* last job: destroy the communicator */
+    XCCL_CANCEL, /* last job: leave the communicator as it is */
+    XCCL_END,    /* last job: destroy the communicator */
 } xccl_job;
 
 typedef struct xccl_carrier {
@@ -68,7 +68,7 @@ dd_status xccl_check(const xccl_carrier *self, xccl_result result, const char *f
 dd_status xccl_create(const xccl_library *library, const dd_group *group, xccl_carrier **carrier,
                       dd_error *err) DD_MUST_CHECK;
 bool xccl_is_idle(const xccl_carrier *self);
-/* Give the thread a job. It must be idle unless the job is XCCL_LEAVE. Never waits. */
+/* Give the thread a job. It must be idle unless the job is XCCL_CANCEL. Never waits. */
 void xccl_post(xccl_carrier *self, xccl_job job);
 /* Post a job and wait for its end, the deadline, or a failure of the group. */
 dd_status xccl_do(xccl_carrier *self, xccl_job job, dd_group *group, const dd_wait *wait,
@@ -86,7 +86,7 @@ dd_status xccl_await_turn(const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* ---- xccl_call.c */
 
 bool xccl_has(const dd_carrier *carrier, const dd_carried_call *call);
-/* Call on the thread. A call of several steps ends early, with any status, after XCCL_LEAVE. */
+/* Call on the thread. A call of several steps ends early, with any status, after XCCL_CANCEL. */
 dd_status xccl_call(xccl_carrier *self, const dd_carried_call *call, dd_error *err) DD_MUST_CHECK;
 
 /* ---- xccl_carrier.c */

@@ -148,7 +148,7 @@ do_in_turn(xccl_carrier *self, xccl_job job, dd_error *err)
     return xccl_check(self, result, job_name(job), err);
 }
 
-/* Set the thread idle, unless XCCL_LEAVE has been posted, which is then the next job. */
+/* Set the thread idle, unless XCCL_CANCEL has been posted, which is then the next job. */
 static void
 end_job(xccl_carrier *self, xccl_job job)
 {
@@ -164,7 +164,7 @@ run_thread(dd_background_task *task)
 {
     xccl_carrier *self = DD_CONTAINER_OF(task, xccl_carrier, thread);
     xccl_job job = await_job(self);
-    while (job != XCCL_LEAVE && job != XCCL_END) {
+    while (job != XCCL_CANCEL && job != XCCL_END) {
         self->status = job == XCCL_CALL ? xccl_call(self, &self->call, &self->error)
                                         : do_in_turn(self, job, &self->error);
         end_job(self, job);
@@ -173,7 +173,7 @@ run_thread(dd_background_task *task)
     if (job == XCCL_END) {
         (void)self->library->api.onecclCommDestroy(self->comm);
     }
-    end_turn(self); /* releases the turn of a job that was replaced by XCCL_LEAVE */
+    end_turn(self); /* releases the turn of a job that was replaced by XCCL_CANCEL */
 }
 
 static void
