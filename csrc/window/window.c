@@ -41,24 +41,24 @@ copy(void *dst, const void *src, size_t nbytes)
 static void
 move_direct(dd_window *window, const window_args *args)
 {
-    const window_member *there = &window->members[args->place.rank];
+    const window_member *there = &window->members[args->target.rank];
     if (args->block.nbytes > 0) {
-        uint8_t *place = there->data + args->place.offset;
+        uint8_t *place = there->data + args->target.offset;
         bool is_get = args->op == &op_get;
         copy(is_get ? args->block.data : place, is_get ? place : args->block.data, args->block.nbytes);
     }
     if (args->channel != DD_NO_CHANNEL) {
         atomic_fetch_add(&there->words[window_word(window, args->channel, window->hub->rank)], 1);
-        window_wake(window, args->place.rank);
+        window_wake(window, args->target.rank);
     }
 }
 
 /* Poll the word for a short time, without a lock. True if the signal was taken or added. */
 static bool
-take_soon(const dd_window *window, const window_args *args)
+try_signal_soon(const dd_window *window, const window_args *args)
 {
     bool is_crowded = window->hub->task.is_crowded;
-    bool is_direct = window->members[args->place.rank].is_direct;
+    bool is_direct = window->members[args->target.rank].is_direct;
     int npolls = !is_direct ? 0 : is_crowded ? DD_POLLS_OF_WORD_CROWDED : DD_POLLS_OF_WORD;
     while (!window_try_word(window, args)) {
         if (npolls-- == 0) {
@@ -78,9 +78,9 @@ static bool
 try_at_once(dd_window *window, const window_args *args)
 {
     if (args->op->word != WINDOW_NO_WORD) {
-        return take_soon(window, args);
+        return try_signal_soon(window, args);
     }
-    if (!window->members[args->place.rank].is_direct) {
+    if (!window->members[args->target.rank].is_direct) {
         return false;
     }
     move_direct(window, args);
@@ -93,11 +93,11 @@ static dd_status
 make_call(dd_window *window, const window_args *args, int64_t start_ns, int64_t deadline_ns,
           window_call **out, dd_error *err)
 {
-    bool is_far = !window->members[args->place.rank].is_direct;
+    bool is_far = !window->members[args->target.rank].is_direct;
     bool is_small_put = args->op->note == DD_WINDOW_PUT && args->block.nbytes <= WINDOW_SMALL_NBYTES;
     size_t kept_nbytes = is_far && is_small_put ? args->block.nbytes : 0;
     window_call *call =
-        window_make_call(window->hub, args->place.rank, args->op->what, start_ns, kept_nbytes);
+        window_make_call(window->hub, args->target.rank, args->op->what, start_ns, kept_nbytes);
     if (call == NULL) {
         return dd_error_no_memory(err, sizeof *call + kept_nbytes);
     }
@@ -139,7 +139,7 @@ window_run(dd_window *window, const window_args *args, const dd_wait *wait, dd_e
         }
         dd_work_release(&call->work);
     }
-    return window_conclude(window->hub, args->op->what, status, err);
+    return window_end_failed(window->hub, args->op->what, status, err);
 }
 
 static dd_status
@@ -174,27 +174,27 @@ post(dd_window *window, const window_args *args, const dd_call_options *options,
 }
 
 dd_status
-dd_window_put(dd_window *window, dd_block source, dd_window_place to, int channel, const dd_wait *wait,
+dd_window_put(dd_window *window, dd_block source, dd_window_target to, int channel, const dd_wait *wait,
               dd_error *err)
 {
     return window_run(window, &(window_args){&op_put, source, to, channel}, wait, err);
 }
 
 dd_status
-dd_window_get(dd_window *window, dd_block target, dd_window_place from, const dd_wait *wait, dd_error *err)
+dd_window_get(dd_window *window, dd_block target, dd_window_target from, const dd_wait *wait, dd_error *err)
 {
     return window_run(window, &(window_args){&op_get, target, from, DD_NO_CHANNEL}, wait, err);
 }
 
 dd_status
-dd_window_post_put(dd_window *window, dd_block source, dd_window_place to, int channel,
+dd_window_post_put(dd_window *window, dd_block source, dd_window_target to, int channel,
                    const dd_call_options *options, dd_work **work, dd_error *err)
 {
     return post(window, &(window_args){&op_put, source, to, channel}, options, work, err);
 }
 
 dd_status
-dd_window_post_get(dd_window *window, dd_block target, dd_window_place from, const dd_call_options *options,
+dd_window_post_get(dd_window *window, dd_block target, dd_window_target from, const dd_call_options *options,
                    dd_work **work, dd_error *err)
 {
     return post(window, &(window_args){&op_get, target, from, DD_NO_CHANNEL}, options, work, err);
@@ -203,7 +203,7 @@ dd_window_post_get(dd_window *window, dd_block target, dd_window_place from, con
 static window_args
 about_signal(const window_op *op, int rank, int channel)
 {
-    return (window_args){.op = op, .place = {.rank = rank}, .channel = channel};
+    return (window_args){.op = op, .target = {.rank = rank}, .channel = channel};
 }
 
 dd_status
@@ -258,7 +258,7 @@ dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
     window_call *calls = NULL; /* start all before waiting for the first answer */
     for (int rank = 0; rank < hub->size && status == DD_OK; rank++) {
         window_call *call = NULL;
-        args.place.rank = rank;
+        args.target.rank = rank;
         if (!window_is_in_place(window, rank) && (status = start(window, &args, wait, &call, err)) == DD_OK) {
             call->next = calls;
             calls = call;
@@ -269,11 +269,11 @@ dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
         if (status == DD_OK) {
             status = window_finish(call, wait, err);
         } else {
-            window_abandon(call);
+            window_cancel(call);
         }
         dd_work_release(&call->work);
     }
-    return window_conclude(hub, op_flush.what, status, err);
+    return window_end_failed(hub, op_flush.what, status, err);
 }
 
 dd_status

@@ -68,27 +68,27 @@ _Atomic uint32_t *dd_window_pad(const dd_window *window, int rank);
 #define DD_NO_CHANNEL (-1)
 
 /* A place in the memory of a rank, in bytes from its start. */
-typedef struct dd_window_place {
+typedef struct dd_window_target {
     int rank;
     size_t offset;
-} dd_window_place;
+} dd_window_target;
 
 /* Write `source` there. Returns when `source` may be reused: the data are in place, or the
  * transport has them. With a channel, a signal follows the data. The target may be this rank and
  * overlap `source`. A put that times out or is interrupted is not withdrawn: it continues from a
  * copy. Puts to a far rank that has closed its window fail once its notice arrives, at the next
  * flush at the latest. */
-dd_status dd_window_put(dd_window *window, dd_block source, dd_window_place to, int channel,
+dd_status dd_window_put(dd_window *window, dd_block source, dd_window_target to, int channel,
                         const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Read from there into `target`, whose bytes are undefined on failure. A get from a far rank sees
  * the earlier puts of this rank. */
-dd_status dd_window_get(dd_window *window, dd_block target, dd_window_place from, const dd_wait *wait,
+dd_status dd_window_get(dd_window *window, dd_block target, dd_window_target from, const dd_wait *wait,
                         dd_error *err) DD_MUST_CHECK;
 /* The same without waiting: a work of the group (dd_group_wait), already done if the memory is
  * shared. `options` as in group.h, without a record. */
-dd_status dd_window_post_put(dd_window *window, dd_block source, dd_window_place to, int channel,
+dd_status dd_window_post_put(dd_window *window, dd_block source, dd_window_target to, int channel,
                              const dd_call_options *options, dd_work **work, dd_error *err) DD_MUST_CHECK;
-dd_status dd_window_post_get(dd_window *window, dd_block target, dd_window_place from,
+dd_status dd_window_post_get(dd_window *window, dd_block target, dd_window_target from,
                              const dd_call_options *options, dd_work **work, dd_error *err) DD_MUST_CHECK;
 
 /* Wait until all earlier puts of this rank, to all ranks, are in place. */

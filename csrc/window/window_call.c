@@ -31,7 +31,7 @@ has_closed(const window_member *member)
 }
 
 dd_status
-window_conclude(window_hub *hub, const char *what, dd_status status, dd_error *err)
+window_end_failed(window_hub *hub, const char *what, dd_status status, dd_error *err)
 {
     if (status == DD_OK || dd_engine_check_fork(hub->engine, NULL) != DD_OK) {
         return status;
@@ -53,7 +53,7 @@ static dd_status
 find_obstacle(const dd_window *window, const window_args *args, bool is_locked, dd_error *err)
 {
     const window_hub *hub = window->hub;
-    int rank = args->place.rank;
+    int rank = args->target.rank;
     size_t nbytes = args->block.nbytes;
     int state = atomic_load_explicit(&window->state, memory_order_acquire);
     if (rank < 0 || rank >= hub->size) {
@@ -68,13 +68,14 @@ find_obstacle(const dd_window *window, const window_args *args, bool is_locked, 
         return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid channel: %d is not in 0 to %d", args->channel,
                             window->nchannels - 1);
     }
-    if (args->place.offset > member->nbytes || nbytes > member->nbytes - args->place.offset) {
+    if (args->target.offset > member->nbytes || nbytes > member->nbytes - args->target.offset) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%zu bytes from %zu, where rank %d has %zu", nbytes,
-                            args->place.offset, rank, member->nbytes);
+                            args->target.offset, rank, member->nbytes);
     }
     if (state != WINDOW_OPEN) {
         return dd_error_set(err, DD_CLOSED,
-                            state == WINDOW_OVER ? "the group is closed" : "this rank has closed the window");
+                            state == WINDOW_ENDED ? "the group is closed"
+                                                  : "this rank has closed the window");
     }
     /* While the source is busy, data that the rank sent before it left are still being taken. */
     if (is_locked && dd_group_has_left_locked(hub->group, rank) && !hub->sources[rank].is_busy) {
@@ -93,7 +94,7 @@ window_check(const dd_window *window, const window_args *args, dd_error *err)
     dd_status status = dd_engine_check_fork(hub->engine, err);
     if (status == DD_OK && (status = find_obstacle(window, args, false, err)) != DD_OK) {
         describe(hub, args->op->what, window->id, err);
-        status = window_conclude(hub, args->op->what, status, err);
+        status = window_end_failed(hub, args->op->what, status, err);
     }
     return status;
 }
@@ -117,7 +118,7 @@ error_timed_out(const window_call *call, dd_error *error)
     double elapsed_s = (double)(dd_clock_now_ns() - call->work.start_ns) * 1e-9;
     (void)snprintf(what, sizeof what, op->needs_channel ? "has not %s on channel %d" : "has not %s", op->lack,
                    call->args.channel);
-    (void)dd_group_error_about(call->hub->group, call->args.place.rank, DD_OP_TIMED_OUT, what, &own);
+    (void)dd_group_error_about(call->hub->group, call->args.target.rank, DD_OP_TIMED_OUT, what, &own);
     (void)dd_error_set(error, DD_OP_TIMED_OUT, "timed out after %.3g s; %s", elapsed_s, own.message);
     error->blamed = own.blamed;
 }
@@ -129,13 +130,13 @@ static _Atomic uint32_t *
 find_word(const dd_window *window, const window_args *args)
 {
     const window_member *own = &window->members[window->hub->rank];
-    const window_member *there = &window->members[args->place.rank];
+    const window_member *there = &window->members[args->target.rank];
     switch (args->op->word) {
     case WINDOW_WORD_ROOM:
         return there->is_direct ? &there->words[window_word(window, args->channel, window->hub->rank)] : NULL;
     case WINDOW_WORD_OWN_ROOM:
     case WINDOW_WORD_SIGNAL:
-        return &own->words[window_word(window, args->channel, args->place.rank)];
+        return &own->words[window_word(window, args->channel, args->target.rank)];
     case WINDOW_NO_WORD:
         break;
     }
@@ -143,7 +144,7 @@ find_word(const dd_window *window, const window_args *args)
 }
 
 static inline bool
-is_as_wished(const window_op *op, uint32_t count)
+is_word_ready(const window_op *op, uint32_t count)
 {
     return op->word == WINDOW_WORD_SIGNAL ? count > 0 : count == 0;
 }
@@ -154,7 +155,7 @@ window_try_word(const dd_window *window, const window_args *args)
 {
     _Atomic uint32_t *word = find_word(window, args);
     uint32_t count = word != NULL ? atomic_load(word) : 0;
-    while (word != NULL && is_as_wished(args->op, count)) {
+    while (word != NULL && is_word_ready(args->op, count)) {
         uint32_t left = args->op->word == WINDOW_WORD_SIGNAL ? count - 1 : 1;
         if (atomic_compare_exchange_weak(word, &count, left)) {
             return true;
@@ -202,7 +203,7 @@ window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, 
         dd_work_init(&call->work, what, 0, start_ns);
         call->work.destroy = destroy_call;
         memset((char *)call + sizeof call->work, 0, sizeof *call - sizeof call->work);
-        call->args.place.rank = rank;
+        call->args.target.rank = rank;
         call->hub = hub;
         dd_list_init(&call->link);
         call->deadline_ns = DD_NEVER_NS;
@@ -236,7 +237,7 @@ count_of(window_call *call)
 }
 
 void
-window_enter_locked(window_call *call)
+window_add_locked(window_call *call)
 {
     dd_assert_holds(ENGINE);
     window_hub *hub = call->hub;
@@ -247,7 +248,7 @@ window_enter_locked(window_call *call)
         ++*count_of(call);
         hub->kept_nbytes += sizeof *call + call->kept_nbytes;
     } else if (call->is_far) {
-        dd_context_expect_locked(hub->context, call->args.place.rank, true);
+        dd_context_expect_locked(hub->context, call->args.target.rank, true);
     }
     dd_engine_start_timer_locked(hub->engine, &call->late, call->deadline_ns);
     note_calls_locked(hub);
@@ -274,7 +275,7 @@ window_complete_locked(window_call *call, const dd_error *cause)
 }
 
 void
-window_leave_locked(window_call *call)
+window_remove_locked(window_call *call)
 {
     window_hub *hub = call->hub;
     dd_list_remove(&call->link);
@@ -284,7 +285,7 @@ window_leave_locked(window_call *call)
         hub->kept_nbytes -= sizeof *call + call->kept_nbytes;
         hub->nwanted -= call->is_wanted ? 1 : 0;
     } else if (call->is_far) {
-        dd_context_expect_locked(hub->context, call->args.place.rank, false);
+        dd_context_expect_locked(hub->context, call->args.target.rank, false);
     }
     dd_work_release(&call->work);
     note_calls_locked(hub);
@@ -297,14 +298,14 @@ window_end_wait_locked(window_call *call, const dd_error *cause)
     dd_list_remove(&call->link);
     dd_timer_clear(&call->late);
     window_complete_locked(call, cause);
-    window_leave_locked(call);
+    window_remove_locked(call);
 }
 
 /* End a call if its word is as required or never will be. Return true if it has ended. */
 static bool
-settle_locked(window_call *call)
+end_if_decided_locked(window_call *call)
 {
-    int rank = call->args.place.rank;
+    int rank = call->args.target.rank;
     dd_error error;
     /* Read it first: signals that the rank sent before it closed count. */
     bool is_closed = has_closed(&call->window->members[rank]);
@@ -324,7 +325,7 @@ window_progress_locked(window_hub *hub)
     dd_assert_holds(ENGINE);
     bool is_progress = false;
     for (dd_list *node = hub->waiting.next; node != &hub->waiting;) {
-        bool is_ended = settle_locked(DD_CONTAINER_OF(node, window_call, link));
+        bool is_ended = end_if_decided_locked(DD_CONTAINER_OF(node, window_call, link));
         is_progress = is_progress || is_ended;
         node = is_ended ? hub->waiting.next : node->next;
     }
@@ -339,7 +340,7 @@ window_end_waits_locked(window_hub *hub, const dd_window *window, int rank, cons
         window_call *call = DD_CONTAINER_OF(node, window_call, link);
         node = node->next;
         if ((window == NULL || call->window == window) &&
-            (rank == DD_ANY_RANK || call->args.place.rank == rank)) {
+            (rank == DD_ANY_RANK || call->args.target.rank == rank)) {
             window_end_wait_locked(call, cause);
             node = hub->waiting.next;
         }
@@ -357,8 +358,8 @@ window_begin(window_call *call, dd_error *err)
     if (is_there) {
         (void)dd_work_complete(&call->work, NULL);
     } else if (status == DD_OK && find_word(window, &call->args) != NULL) {
-        window_enter_locked(call);
-        (void)settle_locked(call);
+        window_add_locked(call);
+        (void)end_if_decided_locked(call);
     } else if (status == DD_OK) {
         status = window_send_call_locked(call, err);
         if (status != DD_OK) {
@@ -370,11 +371,11 @@ window_begin(window_call *call, dd_error *err)
 }
 
 static void
-give_up_locked(window_call *call, const dd_error *cause)
+cancel_call_locked(window_call *call, const dd_error *cause)
 {
     dd_timer_clear(&call->late);
     if (call->is_moving) {
-        window_give_up_message_locked(call, cause);
+        window_cancel_message_locked(call, cause);
     } else {
         window_end_wait_locked(call, cause);
     }
@@ -386,17 +387,17 @@ window_call_on_late(dd_timer *timer)
     dd_error error;
     window_call *call = DD_CONTAINER_OF(timer, window_call, late);
     error_timed_out(call, &error);
-    give_up_locked(call, &error);
+    cancel_call_locked(call, &error);
 }
 
 void
-window_abandon(window_call *call)
+window_cancel(window_call *call)
 {
     dd_error cause;
     (void)dd_error_set(&cause, DD_ABORTED, "its caller waits no longer");
     dd_engine_lock(call->hub->engine);
     if (!dd_work_is_done(&call->work)) {
-        give_up_locked(call, &cause);
+        cancel_call_locked(call, &cause);
     }
     dd_engine_unlock(call->hub->engine);
 }
@@ -411,7 +412,7 @@ window_finish(window_call *call, const dd_wait *wait, dd_error *err)
     if (status == DD_OK) {
         return dd_work_result(&call->work, err);
     }
-    window_abandon(call);
+    window_cancel(call);
     until_done.is_interrupted = NULL; /* only copying is left */
     (void)!dd_engine_wait(engine, &call->work.is_done, &until_done, NULL);
     return status;
@@ -442,7 +443,7 @@ window_call_on_round(dd_task *task)
     if (hub->has_slept) {
         set_parked(hub, false);
     }
-    bool is_rescuing = window_rescue_locked(hub);
+    bool is_rescuing = window_copy_wanted_locked(hub);
     return window_progress_locked(hub) || is_rescuing;
 }
 
@@ -450,16 +451,16 @@ static bool
 window_call_fall_asleep(dd_task *task)
 {
     window_hub *hub = DD_CONTAINER_OF(task, window_hub, task);
-    bool is_any_there = hub->nwanted > 0;
+    bool has_ready = hub->nwanted > 0;
     if (!dd_list_is_empty(&hub->waiting)) {
         set_parked(hub, true);
     }
-    for (dd_list *node = hub->waiting.next; node != &hub->waiting && !is_any_there; node = node->next) {
+    for (dd_list *node = hub->waiting.next; node != &hub->waiting && !has_ready; node = node->next) {
         const window_call *call = DD_CONTAINER_OF(node, window_call, link);
-        is_any_there = has_closed(&call->window->members[call->args.place.rank]) ||
-                       is_as_wished(call->args.op, atomic_load(find_word(call->window, &call->args)));
+        has_ready = has_closed(&call->window->members[call->args.target.rank]) ||
+                    is_word_ready(call->args.op, atomic_load(find_word(call->window, &call->args)));
     }
-    return !is_any_there;
+    return !has_ready;
 }
 
 dd_task

@@ -14,7 +14,7 @@
  *   ends it if the other side is lost.
  * Notes that no caller waits for are calls as well, done from the start.
  *
- * Files: window.c: operations; window_call.c: start, wait and end of calls; window_far.c: messages,
+ * Files: window.c: operations; window_call.c: start, wait and end of calls; window_messages.c: messages,
  * both ways; window_open.c: opening and closing. */
 #ifndef DD_WINDOW_WINDOW_INTERNAL_H
 #define DD_WINDOW_WINDOW_INTERNAL_H
@@ -51,7 +51,7 @@ typedef struct window_member {
 typedef enum window_state {
     WINDOW_OPEN,
     WINDOW_CLOSED,
-    WINDOW_OVER, /* the group has failed or was closed */
+    WINDOW_ENDED, /* the group has failed or was closed */
 } window_state;
 
 typedef struct window_hub window_hub;
@@ -84,7 +84,7 @@ typedef struct window_op {
 typedef struct window_args {
     const window_op *op;
     dd_block block; /* source or target */
-    dd_window_place place;
+    dd_window_target target;
     int channel;
 } window_args;
 
@@ -121,10 +121,10 @@ typedef struct window_source {
     bool is_busy; /* a note is being taken; the context may hold more */
     /* The note is a question, held until fewer answers are pending; is_busy is then set. */
     bool is_full;
-    dd_message message;   /* of that note */
-    dd_window_note note;  /* that note */
-    unsigned nanswers;    /* answers to it that are being sent, or wait for a word */
-    uint64_t told_closed; /* last window reported to it as closed after a put; 0 if none */
+    dd_message message;       /* of that note */
+    dd_window_note note;      /* that note */
+    unsigned nanswers;        /* answers to it that are being sent, or wait for a word */
+    uint64_t reported_closed; /* last window reported to it as closed after a put; 0 if none */
 } window_source;
 
 /* State of a group's windows. Guarded by the engine's lock, except for constants. */
@@ -132,10 +132,10 @@ struct window_hub {
     dd_group_extension extension; /* must be first */
     dd_group *group;              /* const, like the next four */
     dd_engine *engine;
-    dd_context *context; /* not used once is_over is set */
+    dd_context *context; /* not used once is_ended is set */
     int rank;
     int size;
-    bool is_over;       /* after on_end: nothing is sent or taken */
+    bool is_ended;      /* after on_end: nothing is sent or taken */
     uint64_t nwindows;  /* number of ids allocated */
     uint32_t last_id;   /* id of the last question */
     size_t kept_nbytes; /* size of all calls in `moving`, with their copies of data */
@@ -159,7 +159,7 @@ window_word(const dd_window *window, int channel, int source)
 
 /* Finish a failed call: send pending failure notices first. A rank may have closed a window because
  * the group has failed, perhaps unnoticed here: the group's cause then replaces DD_CLOSED. */
-dd_status window_conclude(window_hub *hub, const char *what, dd_status status, dd_error *err) DD_MUST_CHECK;
+dd_status window_end_failed(window_hub *hub, const char *what, dd_status status, dd_error *err) DD_MUST_CHECK;
 /* Check arguments, and that the window is open on both sides, as far as known without the lock. */
 dd_status window_check(const dd_window *window, const window_args *args, dd_error *err) DD_MUST_CHECK;
 /* Take or add a signal if the operation waits for a word in memory that has the right value. */
@@ -179,23 +179,23 @@ window_call *window_make_call(window_hub *hub, int rank, const char *what, int64
 dd_status window_begin(window_call *call, dd_error *err) DD_MUST_CHECK;
 /* Wait until the call is done, at its deadline at the latest. An interrupt abandons it. */
 dd_status window_finish(window_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-void window_abandon(window_call *call);      /* its caller waits no longer */
-void window_enter_locked(window_call *call); /* add to its list, and report it to the group */
+void window_cancel(window_call *call);     /* its caller waits no longer */
+void window_add_locked(window_call *call); /* add to its list, and report it to the group */
 /* Complete the call's work, unless it is done already. `cause` NULL for success. */
 void window_complete_locked(window_call *call, const dd_error *cause);
 void window_end_wait_locked(window_call *call, const dd_error *cause); /* complete, then leave */
-void window_leave_locked(window_call *call); /* remove from its list, dropping that reference */
+void window_remove_locked(window_call *call); /* remove from its list, dropping that reference */
 
-/* ---- window_far.c */
+/* ---- window_messages.c */
 
 /* Send the call's note. The call may then be done, or ends with its message. */
 dd_status window_send_call_locked(window_call *call, dd_error *err) DD_MUST_CHECK;
 /* Abandon the message of a call. It ends now, or once its data have been copied. */
-void window_give_up_message_locked(window_call *call, const dd_error *cause);
+void window_cancel_message_locked(window_call *call, const dd_error *cause);
 /* Copy one piece of memory that its owner wants back. False if nothing was left. */
-bool window_rescue_locked(window_hub *hub);
+bool window_copy_wanted_locked(window_hub *hub);
 void window_note_taken(dd_window *window, int source); /* call after taking a signal of `source` */
-/* Close the window for messages: answers continue from copies (window_rescue_locked), questions are
+/* Close the window for messages: answers continue from copies (window_copy_wanted_locked), questions are
  * refused, other ranks are notified. */
 void window_close_far_locked(dd_window *window);
 /* Find the group's hub, or create it, and allocate the id of a new window. */

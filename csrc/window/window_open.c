@@ -124,8 +124,8 @@ make_part(window_opening *opening, dd_error *err)
     opening->card.nbytes = own->nbytes;
     if (window->region != NULL) {
         const uint8_t *base = dd_region_data(window->region);
-        opening->card.data =
-            (dd_window_spot){.region = dd_region_id(window->region), .offset = (uint64_t)(own->data - base)};
+        opening->card.data = (dd_window_location){.region = dd_region_id(window->region),
+                                                  .offset = (uint64_t)(own->data - base)};
     }
     return DD_OK;
 }
@@ -222,7 +222,7 @@ window_exchange(window_opening *opening, dd_error *err)
 
 /* Map a rank's memory. NULL if it is not here (yet), or after an error, which ends the mapping. */
 static uint8_t *
-map_locked(window_opening *opening, int rank, dd_window_spot spot, uint64_t nbytes)
+map_locked(window_opening *opening, int rank, dd_window_location spot, uint64_t nbytes)
 {
     dd_block memory = {.data = NULL};
     dd_error error;
@@ -251,7 +251,7 @@ map_member_locked(window_opening *opening, int rank)
     const dd_window_card *card = &opening->cards[rank];
     bool wants_data = card->nbytes > 0 && card->data.region != 0;
     if (member->words == NULL && card->pad_region != 0) {
-        uint8_t *pad = map_locked(opening, rank, (dd_window_spot){.region = card->pad_region},
+        uint8_t *pad = map_locked(opening, rank, (dd_window_location){.region = card->pad_region},
                                   control_at(window->pad_nbytes) + sizeof(window_control));
         if (pad != NULL) {
             set_pad(member, pad, window->pad_nbytes);
@@ -299,7 +299,7 @@ map_members(window_opening *opening, dd_error *err)
 }
 
 static dd_status
-enter_hub(dd_window *window, dd_error *err)
+add_to_hub(dd_window *window, dd_error *err)
 {
     window_hub *hub = window->hub;
     for (int rank = 0; rank < hub->size; rank++) {
@@ -339,7 +339,7 @@ dd_window_close(dd_window *window)
         window_close_far_locked(window);
     }
     for (bool has_more = true; has_more;) {
-        has_more = window_rescue_locked(hub);
+        has_more = window_copy_wanted_locked(hub);
         dd_engine_unlock(hub->engine);
         dd_engine_lock(hub->engine);
     }
@@ -352,7 +352,7 @@ dd_window_close(dd_window *window)
 }
 
 static void
-leave_hub(dd_window *window)
+remove_from_hub(dd_window *window)
 {
     window_hub *hub = window->hub;
     if (dd_list_is_empty(&window->link) || dd_engine_check_fork(hub->engine, NULL) != DD_OK) {
@@ -380,7 +380,7 @@ dd_window_release(dd_window *window)
         return;
     }
     dd_window_close(window);
-    leave_hub(window);
+    remove_from_hub(window);
     destroy(window);
 }
 
@@ -404,11 +404,11 @@ open_window(window_opening *opening, dd_error *err)
     }
     opening->own = map_members(opening, &opening->error);
     if (opening->own == DD_OK) {
-        opening->own = enter_hub(window, &opening->error);
+        opening->own = add_to_hub(window, &opening->error);
     }
     status = window_exchange(opening, err);
     if (status != DD_OK) {
-        leave_hub(window);
+        remove_from_hub(window);
     }
     return status;
 }

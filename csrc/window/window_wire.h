@@ -22,10 +22,10 @@
 #define DD_WINDOW_REFUSAL_NBYTES(wanted) ((wanted) == 0 ? (size_t)1 : (size_t)0)
 
 /* Memory inside a region; id 0 if it is in none. */
-typedef struct dd_window_spot {
+typedef struct dd_window_location {
     uint32_t region;
     uint64_t offset;
-} dd_window_spot;
+} dd_window_location;
 
 typedef struct dd_window_card {
     dd_status status; /* DD_OK, or why this rank cannot open a window */
@@ -34,7 +34,7 @@ typedef struct dd_window_card {
     uint64_t window; /* id at this rank, not 0; rank 0's is used */
     uint64_t pad_nbytes;
     uint64_t nbytes;
-    dd_window_spot data;
+    dd_window_location data;
 } dd_window_card;
 
 void dd_window_card_encode(const dd_window_card *card, uint8_t out[DD_WINDOW_CARD_NBYTES]);

@@ -337,7 +337,7 @@ hold_and_receive_a_signal(team_rank *self)
         uint8_t bytes[16];
         window_fill(bytes, 3, sizeof bytes);
         team_rendezvous(self, "waits");
-        CHECK_OK(window_put(&test, bytes, sizeof bytes, (dd_window_place){.rank = 0}, 1));
+        CHECK_OK(window_put(&test, bytes, sizeof bytes, (dd_window_target){.rank = 0}, 1));
         dd_group_abort(self->group, "that was all");
         team_rendezvous(self, "over");
     } else {

@@ -28,14 +28,14 @@ pass_around(team_rank *self)
         size_t nbytes = sizes[i];
         size_t offset = i % 16;
         window_fill(bytes, i + (size_t)self->rank, nbytes);
-        CHECK_OK(window_put(&test, bytes, nbytes, (dd_window_place){.rank = next, .offset = offset}, 1));
+        CHECK_OK(window_put(&test, bytes, nbytes, (dd_window_target){.rank = next, .offset = offset}, 1));
         CHECK_OK(window_take(&test, previous, 1));
         window_check_filled(test.data + offset, i + (size_t)previous, nbytes);
         /* The next rank has it now, too; here it is read back. */
         CHECK_OK(window_signal(&test, previous, 2));
         CHECK_OK(window_take(&test, next, 2));
         memset(bytes, 0xee, nbytes + 1);
-        CHECK_OK(window_get(&test, bytes, nbytes, (dd_window_place){.rank = next, .offset = offset}));
+        CHECK_OK(window_get(&test, bytes, nbytes, (dd_window_target){.rank = next, .offset = offset}));
         window_check_filled(bytes, i + (size_t)self->rank, nbytes);
         CHECK_INT(bytes[nbytes], 0xee);
         CHECK_OK(window_signal(&test, next, 3));
@@ -89,8 +89,8 @@ press(team_rank *self)
         size_t nbytes = sizes[i % NSIZES];
         window_fill(bytes, i, nbytes);
         CHECK_OK(
-            window_put(&test, bytes, nbytes, (dd_window_place){.rank = next, .offset = 3}, DD_NO_CHANNEL));
-        CHECK_OK(window_put(&test, bytes, 1, (dd_window_place){.rank = next, .offset = sizes[2] + 9}, 1));
+            window_put(&test, bytes, nbytes, (dd_window_target){.rank = next, .offset = 3}, DD_NO_CHANNEL));
+        CHECK_OK(window_put(&test, bytes, 1, (dd_window_target){.rank = next, .offset = sizes[2] + 9}, 1));
         CHECK_OK(window_take(&test, previous, 1));
         window_check_filled(test.data + 3, i, nbytes);
         window_check_filled(test.data + sizes[2] + 9, i, 1);
@@ -206,12 +206,12 @@ shift(team_rank *self)
     const bool *is_plain = self->arg;
     test_window test;
     REQUIRE(window_open(self, NBYTES + STEP, *is_plain, &test));
-    dd_window_place place = {.rank = self->rank, .offset = STEP};
+    dd_window_target place = {.rank = self->rank, .offset = STEP};
     window_fill(test.data, 1, NBYTES);
     CHECK_OK(window_put(&test, test.data, NBYTES, place, DD_NO_CHANNEL));
     window_check_filled(test.data + STEP, 1, NBYTES);
     window_fill(test.data, 2, NBYTES);
-    CHECK_OK(window_get(&test, test.data + STEP, NBYTES, (dd_window_place){.rank = self->rank}));
+    CHECK_OK(window_get(&test, test.data + STEP, NBYTES, (dd_window_target){.rank = self->rank}));
     window_check_filled(test.data + STEP, 2, NBYTES);
     window_close(&test);
 }
@@ -236,7 +236,7 @@ post_and_flush(team_rank *self)
     REQUIRE(window_open(self, (size_t)NBYTES * (size_t)self->size, *is_plain, &test));
     window_fill(bytes, (uint64_t)self->rank, NBYTES);
     for (int rank = 0; rank < self->size; rank++) {
-        dd_window_place to = {.rank = rank, .offset = (size_t)NBYTES * (size_t)self->rank};
+        dd_window_target to = {.rank = rank, .offset = (size_t)NBYTES * (size_t)self->rank};
         CHECK_OK(dd_window_post_put(test.window, (dd_block){bytes, NBYTES}, to, DD_NO_CHANNEL,
                                     &team_no_options, &works[rank], check_err()));
     }
@@ -251,7 +251,7 @@ post_and_flush(team_rank *self)
     CHECK_OK(dd_window_flush(test.window, &wait, check_err()));
     for (int rank = 0; rank < self->size; rank++) {
         window_check_filled(test.data + (size_t)NBYTES * (size_t)rank, (uint64_t)rank, NBYTES);
-        dd_window_place from = {.rank = rank, .offset = (size_t)NBYTES * (size_t)rank};
+        dd_window_target from = {.rank = rank, .offset = (size_t)NBYTES * (size_t)rank};
         dd_block target = {back + (size_t)NBYTES * (size_t)rank, NBYTES};
         CHECK_OK(dd_window_post_get(test.window, target, from, &team_no_options, &works[rank], check_err()));
     }
@@ -298,7 +298,7 @@ open_and_close(team_rank *self)
         }
         for (int k = 0; k < 3; k++) {
             uint8_t byte = (uint8_t)(i + k);
-            CHECK_OK(window_put(&tests[k], &byte, 1, (dd_window_place){.rank = 1 - self->rank}, 1));
+            CHECK_OK(window_put(&tests[k], &byte, 1, (dd_window_target){.rank = 1 - self->rank}, 1));
         }
         for (int k = 0; k < 3; k++) {
             CHECK_OK(window_take(&tests[k], 1 - self->rank, 1));
@@ -344,13 +344,13 @@ answer_from_elsewhere(team_rank *self)
         char name[32];
         uint8_t byte = 0;
         if (self->rank == 1) {
-            CHECK_OK(window_get(&test, &byte, 1, (dd_window_place){.rank = 0}));
+            CHECK_OK(window_get(&test, &byte, 1, (dd_window_target){.rank = 0}));
         }
         snprintf(name, sizeof name, "begin%d", i);
         team_rendezvous(self, name);
         int64_t start_ns = dd_clock_now_ns();
         if (self->rank == 0) {
-            CHECK_OK(window_get(&test, &byte, 1, (dd_window_place){.rank = 1}));
+            CHECK_OK(window_get(&test, &byte, 1, (dd_window_target){.rank = 1}));
         }
         times[i] = dd_clock_now_ns() - start_ns;
         snprintf(name, sizeof name, "end%d", i);

@@ -33,18 +33,18 @@ ask_for_nonsense(team_rank *self)
     int other = 1 - self->rank;
     size_t room = 100 + (size_t)other;
     CHECK_INT(dd_window_nbytes(test.window, other), room);
-    CHECK_STATUS(window_put(&test, bytes, room + 1, (dd_window_place){.rank = other}, 0),
+    CHECK_STATUS(window_put(&test, bytes, room + 1, (dd_window_target){.rank = other}, 0),
                  DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "put on window 1 of group \"team\"");
-    CHECK_STATUS(window_get(&test, bytes, 1, (dd_window_place){other, room}), DD_INVALID_ARGUMENT);
-    CHECK_STATUS(window_get(&test, bytes, 2, (dd_window_place){other, SIZE_MAX}), DD_INVALID_ARGUMENT);
-    CHECK_STATUS(window_put(&test, bytes, 1, (dd_window_place){.rank = 2}, 0), DD_INVALID_ARGUMENT);
-    CHECK_STATUS(window_put(&test, bytes, 1, (dd_window_place){.rank = -1}, 0), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(window_get(&test, bytes, 1, (dd_window_target){other, room}), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(window_get(&test, bytes, 2, (dd_window_target){other, SIZE_MAX}), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(window_put(&test, bytes, 1, (dd_window_target){.rank = 2}, 0), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(window_put(&test, bytes, 1, (dd_window_target){.rank = -1}, 0), DD_INVALID_ARGUMENT);
     CHECK_STATUS(window_signal(&test, other, dd_window_nchannels(test.window)), DD_INVALID_ARGUMENT);
     CHECK_STATUS(window_signal(&test, other, DD_NO_CHANNEL), DD_INVALID_ARGUMENT);
     CHECK_STATUS(window_take(&test, other, DD_NO_CHANNEL), DD_INVALID_ARGUMENT);
-    CHECK_OK(window_put(&test, bytes, room, (dd_window_place){.rank = other}, DD_NO_CHANNEL));
-    CHECK_OK(window_put(&test, NULL, 0, (dd_window_place){other, room}, DD_NO_CHANNEL));
+    CHECK_OK(window_put(&test, bytes, room, (dd_window_target){.rank = other}, DD_NO_CHANNEL));
+    CHECK_OK(window_put(&test, NULL, 0, (dd_window_target){other, room}, DD_NO_CHANNEL));
     dd_wait wait = window_plenty();
     dd_window *none = NULL;
     dd_window_options options = {.data = bytes, .nbytes = sizeof bytes, .region = test.region};
@@ -85,7 +85,7 @@ use_closed(team_rank *self)
         CHECK_OK(window_signal(&test, 0, 0));
         dd_window_close(test.window);
         memset(test.data, 7, test.nbytes);
-        CHECK_STATUS(window_put(&test, bytes, 1, (dd_window_place){.rank = 0}, 0), DD_CLOSED);
+        CHECK_STATUS(window_put(&test, bytes, 1, (dd_window_target){.rank = 0}, 0), DD_CLOSED);
         CHECK_STATUS(window_take(&test, 0, 0), DD_CLOSED);
         CHECK_CONTAINS(check_message(), "this rank has closed the window");
         team_rendezvous(self, "closed");
@@ -94,7 +94,7 @@ use_closed(team_rank *self)
     } else {
         team_rendezvous(self, "closed");
         CHECK_OK(window_take(&test, 1, 0)); /* said before */
-        dd_window_place to = {.rank = 1};
+        dd_window_target to = {.rank = 1};
         CHECK_STATUS(window_get(&test, bytes, 10, to), DD_CLOSED);
         CHECK_CONTAINS(check_message(), "rank 1 (");
         CHECK_CONTAINS(check_message(), "has closed the window");
@@ -196,7 +196,7 @@ be_aborted(team_rank *self)
     CHECK_STATUS(window_take(&test, self->rank == 0 ? 2 : 0, 0), DD_ABORTED);
     CHECK_CONTAINS(check_message(), "enough");
     uint8_t byte = 0;
-    CHECK_STATUS(window_put(&test, &byte, 1, (dd_window_place){.rank = 0}, 0), DD_ABORTED);
+    CHECK_STATUS(window_put(&test, &byte, 1, (dd_window_target){.rank = 0}, 0), DD_ABORTED);
     window_drop(&test);
 }
 
@@ -258,7 +258,7 @@ leave_in_the_middle(team_rank *self)
         dd_error error = {.code = DD_OK};
         team_rendezvous(self, "begin");
         team_rendezvous(self, "deaf");
-        CHECK_OK(dd_window_post_put(test.window, (dd_block){bytes, NBYTES}, (dd_window_place){.rank = 1}, 1,
+        CHECK_OK(dd_window_post_put(test.window, (dd_block){bytes, NBYTES}, (dd_window_target){.rank = 1}, 1,
                                     &team_no_options, &work, check_err()));
         wait = dd_wait_after(50 * DD_NS_PER_MS);
         CHECK_STATUS(dd_group_close(self->group, &wait, check_err()), DD_OP_TIMED_OUT);
@@ -427,7 +427,7 @@ be_patient(team_rank *self)
         team_rendezvous(self, "begin");
         team_rendezvous(self, "deaf");
         dd_status wanted = is_direct ? DD_OK : DD_OP_TIMED_OUT;
-        dd_window_place there = {.rank = 1};
+        dd_window_target there = {.rank = 1};
         dd_wait wait = dd_wait_after(50 * DD_NS_PER_MS);
         CHECK_STATUS(dd_window_get(test.window, (dd_block){bytes, NBYTES}, there, &wait, check_err()),
                      wanted);
@@ -473,7 +473,7 @@ be_impatient(team_rank *self)
         team_rendezvous(self, "begin");
         team_rendezvous(self, "deaf");
         window_fill(bytes, 4, NBYTES);
-        CHECK_STATUS(dd_window_put(test.window, (dd_block){bytes, NBYTES}, (dd_window_place){.rank = 1}, 1,
+        CHECK_STATUS(dd_window_put(test.window, (dd_block){bytes, NBYTES}, (dd_window_target){.rank = 1}, 1,
                                    &wait, check_err()),
                      DD_INTERRUPTED);
         memset(bytes, 0, NBYTES);
@@ -504,7 +504,7 @@ fork_away(team_rank *self)
             uint8_t byte = 0;
             (void)alarm(20);
             CHECK(dd_group_find_region(self->group, test.data, test.nbytes) == NULL);
-            CHECK_STATUS(window_put(&test, &byte, 1, (dd_window_place){.rank = 1}, 0), DD_FORKED);
+            CHECK_STATUS(window_put(&test, &byte, 1, (dd_window_target){.rank = 1}, 0), DD_FORKED);
             CHECK_STATUS(window_take(&test, 1, 0), DD_FORKED);
             CHECK_STATUS(window_signal(&test, 1, 0), DD_FORKED);
             dd_window_close(test.window);
@@ -553,7 +553,7 @@ go_without(team_rank *self)
     dd_window_options options = {
         .data = region != NULL ? dd_region_data(region) : data, .nbytes = 20000, .region = region};
     dd_error error;
-    dd_window_place to = {.rank = 1 - self->rank};
+    dd_window_target to = {.rank = 1 - self->rank};
     dd_status status = dd_window_open(self->group, &options, &window, &wait, &error);
     if (status == DD_OK) {
         for (size_t nbytes = 100; nbytes <= 20000 && status == DD_OK; nbytes *= 200) {

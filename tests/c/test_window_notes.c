@@ -163,7 +163,7 @@ close_before_data(team_rank *self)
             .type = DD_WINDOW_PUT, .channel = DD_WINDOW_NO_CHANNEL, .window = 1, .nbytes = NBYTES});
         dd_message message = raw_message(self, &head, bytes, &is_sent);
         memset(bytes, 0xee, NBYTES);
-        CHECK_OK(window_put(&second, bytes, 1, (dd_window_place){.rank = 0}, 1)); /* there is a link now */
+        CHECK_OK(window_put(&second, bytes, 1, (dd_window_target){.rank = 0}, 1)); /* there is a link now */
         team_rendezvous(self, "linked");
         dd_engine_lock(self->engine); /* the head goes, and the data wait */
         dd_context_post_send_locked(self->group->context, &message);
@@ -171,7 +171,7 @@ close_before_data(team_rank *self)
         dd_engine_unlock(self->engine);
         CHECK_OK(dd_engine_wait(self->engine, &is_sent, &wait, check_err()));
         window_fill(bytes, 5, NBYTES);
-        CHECK_OK(window_put(&second, bytes, NBYTES, (dd_window_place){.rank = 0}, 1));
+        CHECK_OK(window_put(&second, bytes, NBYTES, (dd_window_target){.rank = 0}, 1));
     } else {
         CHECK_OK(window_take(&second, 1, 1));
         team_rendezvous(self, "linked");
@@ -218,7 +218,7 @@ static void
 post_many_gets(many_gets *many, const dd_call_options *options)
 {
     for (size_t i = 0; i < NMANY; i++) {
-        dd_window_place from = {.rank = many->peer, .offset = i};
+        dd_window_target from = {.rank = many->peer, .offset = i};
         dd_block target = {many->back[i], MANY_NBYTES};
         CHECK_OK(dd_window_post_get(many->test.window, target, from, options, &many->works[i], check_err()));
         CHECK_INT(count_answers(many->test.window->group, many->peer) <= WINDOW_ANSWERS_MAX, true);
@@ -291,7 +291,7 @@ get_many_in_vain(team_rank *self)
         uint8_t back[MANY_NBYTES];
         uint8_t expected[MANY_NBYTES];
         window_fill(expected, 1, MANY_NBYTES);
-        CHECK_OK(window_get(&many->test, back, MANY_NBYTES, (dd_window_place){.rank = 1}));
+        CHECK_OK(window_get(&many->test, back, MANY_NBYTES, (dd_window_target){.rank = 1}));
         CHECK_INT(memcmp(back, expected, MANY_NBYTES), 0);
         for (size_t i = 0; i < sizeof many->back; i++) {
             CHECK_INT(((const uint8_t *)many->back)[i], 0);
@@ -370,7 +370,7 @@ take_back(team_rank *self)
     uint8_t *bytes = malloc(NBYTES);
     test_window test;
     dd_work *work = NULL;
-    dd_window_place there = {.rank = 1 - self->rank};
+    dd_window_target there = {.rank = 1 - self->rank};
     REQUIRE(bytes != NULL && window_open(self, NBYTES, true, &test));
     window_hub *hub = hub_of(self->group);
     if (self->rank == 1) {
@@ -437,7 +437,7 @@ close_and_answer(team_rank *self)
     uint8_t *bytes = malloc(NBYTES);
     dd_work *work = NULL;
     dd_wait wait = window_plenty();
-    dd_window_place there = {.rank = 1 - self->rank};
+    dd_window_target there = {.rank = 1 - self->rank};
     test_window test;
     REQUIRE(bytes != NULL && window_open(self, NBYTES, true, &test));
     if (self->rank == 1) {

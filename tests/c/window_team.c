@@ -68,7 +68,7 @@ window_check_filled(const uint8_t *bytes, uint64_t seed, size_t nbytes)
 }
 
 dd_status
-window_put(const test_window *test, const void *data, size_t nbytes, dd_window_place to, int channel)
+window_put(const test_window *test, const void *data, size_t nbytes, dd_window_target to, int channel)
 {
     dd_wait wait = window_plenty();
     dd_block block = {.data = (void *)(uintptr_t)data, .nbytes = nbytes};
@@ -76,7 +76,7 @@ window_put(const test_window *test, const void *data, size_t nbytes, dd_window_p
 }
 
 dd_status
-window_get(const test_window *test, void *data, size_t nbytes, dd_window_place from)
+window_get(const test_window *test, void *data, size_t nbytes, dd_window_target from)
 {
     dd_wait wait = window_plenty();
     dd_block block = {.data = data, .nbytes = nbytes};

@@ -24,9 +24,9 @@ void window_fill(uint8_t *bytes, uint64_t seed, size_t nbytes);
 bool window_check_filled(const uint8_t *bytes, uint64_t seed, size_t nbytes);
 
 dd_wait window_plenty(void);
-dd_status window_put(const test_window *test, const void *data, size_t nbytes, dd_window_place to,
+dd_status window_put(const test_window *test, const void *data, size_t nbytes, dd_window_target to,
                      int channel);
-dd_status window_get(const test_window *test, void *data, size_t nbytes, dd_window_place from);
+dd_status window_get(const test_window *test, void *data, size_t nbytes, dd_window_target from);
 dd_status window_signal(const test_window *test, int rank, int channel);
 dd_status window_take(const test_window *test, int rank, int channel);
 

@@ -244,7 +244,7 @@ write_to_neighbour(rank_env *self, dd_window *window, const char *own)
     char seen[5000];
     dd_block source = {part, sizeof part};
     dd_block target = {seen, sizeof seen};
-    dd_window_place to = {.rank = right, .offset = 1000};
+    dd_window_target to = {.rank = right, .offset = 1000};
     dd_wait wait = dd_wait_after(GROUP_TIMEOUT_NS);
     fill(part, sizeof part, self->rank, right);
     if (!STEP(self, SCOPE_GROUP, "put",

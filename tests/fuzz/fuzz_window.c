@@ -238,10 +238,10 @@ write_shared(dd_bytes *input)
 
 /* ---- what this side does */
 
-static dd_window_place
+static dd_window_target
 take_place(dd_bytes *input, unsigned window, unsigned choice, size_t nbytes)
 {
-    return (dd_window_place){.rank = (int)(choice % NRANKS), .offset = take_offset(input, window, nbytes)};
+    return (dd_window_target){.rank = (int)(choice % NRANKS), .offset = take_offset(input, window, nbytes)};
 }
 
 static void
@@ -255,7 +255,7 @@ typedef struct call_choice {
     unsigned what; /* which call, in its lower bits */
     dd_window *window;
     size_t nbytes;
-    dd_window_place place;
+    dd_window_target target;
     int channel; /* -1: none */
 } call_choice;
 
@@ -269,7 +269,7 @@ take_call(dd_bytes *input)
         .what = what,
         .window = world.windows[what >> 7].window,
         .nbytes = nbytes,
-        .place = take_place(input, what >> 7, where, nbytes),
+        .target = take_place(input, what >> 7, where, nbytes),
         .channel = (int)(where >> 2 & 3) - 1,
     };
 }
@@ -287,25 +287,25 @@ run_call(dd_bytes *input)
     memset(block.data, 1, block.nbytes);
     switch (chosen.what % 8) {
     case 0:
-        status = dd_window_put(chosen.window, block, chosen.place, chosen.channel, &wait, &error);
+        status = dd_window_put(chosen.window, block, chosen.target, chosen.channel, &wait, &error);
         break;
     case 1:
-        status = dd_window_get(chosen.window, block, chosen.place, &wait, &error);
+        status = dd_window_get(chosen.window, block, chosen.target, &wait, &error);
         break;
     case 2:
         status = dd_window_flush(chosen.window, &wait, &error);
         break;
     case 3:
-        status = dd_window_signal(chosen.window, chosen.place.rank, chosen.channel, &wait, &error);
+        status = dd_window_signal(chosen.window, chosen.target.rank, chosen.channel, &wait, &error);
         break;
     case 4:
-        status = dd_window_signal_alone(chosen.window, chosen.place.rank, chosen.channel, &wait, &error);
+        status = dd_window_signal_alone(chosen.window, chosen.target.rank, chosen.channel, &wait, &error);
         break;
     case 5:
         status = dd_window_barrier(chosen.window, chosen.channel, &wait, &error);
         break;
     default:
-        status = dd_window_wait_signal(chosen.window, chosen.place.rank, chosen.channel, &wait, &error);
+        status = dd_window_wait_signal(chosen.window, chosen.target.rank, chosen.channel, &wait, &error);
     }
     check_result(status, &error);
     free(block.data);
@@ -328,9 +328,9 @@ post_call(dd_bytes *input)
     memset(call->memory, 2, block.nbytes);
     dd_status status =
         (chosen.what & 1) != 0
-            ? dd_window_post_put(chosen.window, block, chosen.place, chosen.channel, &options, &call->work,
+            ? dd_window_post_put(chosen.window, block, chosen.target, chosen.channel, &options, &call->work,
                                  &error)
-            : dd_window_post_get(chosen.window, block, chosen.place, &options, &call->work, &error);
+            : dd_window_post_get(chosen.window, block, chosen.target, &options, &call->work, &error);
     check_result(status, &error);
     if (status != DD_OK) {
         free(call->memory);
@@ -433,7 +433,7 @@ typedef struct sums {
 static void
 add_call(sums *all, const window_call *call)
 {
-    int rank = call->args.place.rank;
+    int rank = call->args.target.rank;
     bool is_letter = dd_work_is_done(&call->work);
     require(rank >= 0 && rank < NRANKS);
     if (call->is_moving) {
@@ -469,7 +469,7 @@ check_counters(void)
         const window_source *source = &hub->sources[rank];
         require(source->nanswers == all.nanswers[rank] && source->nanswers <= WINDOW_ANSWERS_MAX);
         require(!source->is_full || source->is_busy);
-        require(!source->message.is_posted || source->is_busy || hub->is_over);
+        require(!source->message.is_posted || source->is_busy || hub->is_ended);
     }
 }
 
@@ -477,11 +477,11 @@ static void
 check_windows(void)
 {
     bool has_failed = world.group->cause.code != DD_OK;
-    require(world.hub->is_over == has_failed);
+    require(world.hub->is_ended == has_failed);
     for (size_t i = 0; i < NWINDOWS; i++) {
         const dd_window *window = world.windows[i].window;
-        int expected = world.windows[i].is_closed ? WINDOW_CLOSED : has_failed ? WINDOW_OVER : WINDOW_OPEN;
-        require(atomic_load(&window->state) == expected || atomic_load(&window->state) == WINDOW_OVER);
+        int expected = world.windows[i].is_closed ? WINDOW_CLOSED : has_failed ? WINDOW_ENDED : WINDOW_OPEN;
+        require(atomic_load(&window->state) == expected || atomic_load(&window->state) == WINDOW_ENDED);
         for (int rank = 0; rank < NRANKS; rank++) {
             require((int32_t)(window->members[rank].nputs - window->members[rank].ninplace) >= 0);
         }

@@ -179,20 +179,20 @@ window_send_call_locked(window_call *call, dd_error *err)
 }
 
 void
-window_give_up_message_locked(window_call *call, const dd_error *cause)
+window_cancel_message_locked(window_call *call, const dd_error *cause)
 {
     (void)call;
     (void)cause;
 }
 
 bool
-window_rescue_locked(window_hub *hub)
+window_copy_wanted_locked(window_hub *hub)
 {
     (void)hub;
     return false;
 }
 
-/* As in window_far.c, where all are direct. */
+/* As in window_messages.c, where all are direct. */
 void
 window_note_taken(dd_window *window, int source)
 {
@@ -252,7 +252,7 @@ wait_for_word(int self, const window_op *op)
 {
     dd_window *window = windows[self];
     dd_error err;
-    window_args args = {.op = op, .place = {.rank = 1 - self}};
+    window_args args = {.op = op, .target = {.rank = 1 - self}};
     if (window_try_word(window, &args)) {
         return;
     }
@@ -282,7 +282,8 @@ put(int self, uint64_t value)
 {
     dd_error err;
     dd_block block = {&value, sizeof value};
-    REQUIRE(dd_window_put(windows[self], block, (dd_window_place){.rank = 1 - self}, 0, NULL, &err) == DD_OK);
+    REQUIRE(dd_window_put(windows[self], block, (dd_window_target){.rank = 1 - self}, 0, NULL, &err) ==
+            DD_OK);
 }
 
 /* ---- scenarios */
@@ -363,7 +364,7 @@ close_or_signal(int self)
     }
     dd_error err;
     window_call *call = window_make_call(window->hub, 0, "wait_signal", 0, 0);
-    call->args = (window_args){.op = &op_wait, .place = {.rank = 0}};
+    call->args = (window_args){.op = &op_wait, .target = {.rank = 0}};
     call->window = window;
     REQUIRE(window_begin(call, &err) == DD_OK);
     dd_task *task = &window->hub->task;

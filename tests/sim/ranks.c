@@ -367,7 +367,7 @@ use_window(rank_self *self, dd_region *region, rank_call *call)
         return status;
     }
     dd_block source = {.data = &word, .nbytes = sizeof word};
-    dd_window_place to = {.rank = next};
+    dd_window_target to = {.rank = next};
     status = dd_window_put(window, source, to, DD_NO_CHANNEL, &wait, &call->error);
     if (status == DD_OK) {
         status = dd_window_barrier(window, 0, &wait, &call->error);

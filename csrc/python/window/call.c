@@ -29,7 +29,7 @@ check_channel(const py_window *self, int channel, const char *function)
 typedef struct transfer_call {
     py_window *window;
     bool is_put;
-    dd_window_place place;
+    dd_window_target target;
     int channel;
 } transfer_call;
 
@@ -39,8 +39,8 @@ move(const transfer_call *transfer, const py_group_call *call, const dd_wait *wa
     const py_piece *piece = &call->operands->pieces[0];
     dd_block block = {.data = piece->flat, .nbytes = piece->nbytes};
     dd_window *window = transfer->window->window;
-    return transfer->is_put ? dd_window_put(window, block, transfer->place, transfer->channel, wait, err)
-                            : dd_window_get(window, block, transfer->place, wait, err);
+    return transfer->is_put ? dd_window_put(window, block, transfer->target, transfer->channel, wait, err)
+                            : dd_window_get(window, block, transfer->target, wait, err);
 }
 
 static dd_status
@@ -52,8 +52,8 @@ post_move(const py_group_call *call, const void *what, const dd_call_options *op
     dd_block block = {.data = piece->flat, .nbytes = piece->nbytes};
     dd_window *window = transfer->window->window;
     return transfer->is_put
-               ? dd_window_post_put(window, block, transfer->place, transfer->channel, options, work, err)
-               : dd_window_post_get(window, block, transfer->place, options, work, err);
+               ? dd_window_post_put(window, block, transfer->target, transfer->channel, options, work, err)
+               : dd_window_post_get(window, block, transfer->target, options, work, err);
 }
 
 /* Return true if the transfer needs no wait: it is small, and its memory is mapped here. */
@@ -61,7 +61,7 @@ static bool
 transfer_is_quick(const transfer_call *transfer, const py_group_call *call)
 {
     const dd_window *window = transfer->window->window;
-    int rank = transfer->place.rank;
+    int rank = transfer->target.rank;
     return call->operands->pieces[0].nbytes <= QUICK_NBYTES && dd_window_data(window, rank) != NULL &&
            dd_window_pad(window, rank) != NULL;
 }
@@ -97,9 +97,9 @@ transfer_run(transfer_call *transfer, py_group_call *call)
     py_use use = transfer->is_put ? PY_USE_IN : PY_USE_OUT;
     py_side *side = transfer->is_put ? &call->operands->inputs : &call->operands->outputs;
     if (!py_params_rank(transfer->window->state, call->values[1], transfer->window->group->size,
-                        &transfer->place.rank, call->params->function, "rank") ||
+                        &transfer->target.rank, call->params->function, "rank") ||
         !py_operands_add(call->operands, call->values[0], use, "tensor") ||
-        !py_operands_read_offset(call->operands, call->values[2], &transfer->place.offset)) {
+        !py_operands_read_offset(call->operands, call->values[2], &transfer->target.offset)) {
         return py_group_call_fail(call);
     }
     py_operands_set_side(side, PY_LAYOUT_EACH, 0, 1, 1);

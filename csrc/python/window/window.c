@@ -407,58 +407,58 @@ window_get_signal_pad(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
 /* ---- attributes */
 
 /* The attribute that a getter returns, stored in its closure. */
-typedef enum window_question {
-    ASK_RANK,
-    ASK_WORLD_SIZE,
-    ASK_BUFFER_SIZE,
-    ASK_OFFSET,
-    ASK_PAD_SIZE,
-    ASK_CHANNELS,
-    ASK_BUFFER_SIZES, /* from here on, one value for each rank */
-    ASK_BUFFER_PTRS,
-    ASK_PAD_PTRS,
-} window_question;
+typedef enum window_property {
+    WINDOW_RANK,
+    WINDOW_WORLD_SIZE,
+    WINDOW_BUFFER_SIZE,
+    WINDOW_OFFSET,
+    WINDOW_PAD_SIZE,
+    WINDOW_CHANNELS,
+    WINDOW_BUFFER_SIZES, /* from here on, one value for each rank */
+    WINDOW_BUFFER_PTRS,
+    WINDOW_PAD_PTRS,
+} window_property;
 
 static size_t
-window_answer(const py_window *self, window_question question, int rank)
+window_property_value(const py_window *self, window_property question, int rank)
 {
     switch (question) {
-    case ASK_RANK:
+    case WINDOW_RANK:
         return (size_t)self->group->rank;
-    case ASK_WORLD_SIZE:
+    case WINDOW_WORLD_SIZE:
         return (size_t)self->group->size;
-    case ASK_BUFFER_SIZE:
+    case WINDOW_BUFFER_SIZE:
         return self->nbytes;
-    case ASK_OFFSET:
+    case WINDOW_OFFSET:
         return self->offset;
-    case ASK_PAD_SIZE:
+    case WINDOW_PAD_SIZE:
         return dd_window_pad_nbytes(self->window);
-    case ASK_CHANNELS:
+    case WINDOW_CHANNELS:
         return (size_t)dd_window_nchannels(self->window);
-    case ASK_BUFFER_SIZES:
+    case WINDOW_BUFFER_SIZES:
         return dd_window_nbytes(self->window, rank);
-    case ASK_BUFFER_PTRS:
+    case WINDOW_BUFFER_PTRS:
         return (uintptr_t)(rank == self->group->rank ? self->data : dd_window_data(self->window, rank));
-    case ASK_PAD_PTRS:
+    case WINDOW_PAD_PTRS:
         return (uintptr_t)dd_window_pad(self->window, rank);
     }
     return 0;
 }
 
 static PyObject *
-get_answer(PyObject *object, void *closure)
+get_property(PyObject *object, void *closure)
 {
     py_window *self = (py_window *)object;
-    window_question question = (window_question)(uintptr_t)closure;
+    window_property question = (window_property)(uintptr_t)closure;
     if (!py_window_require_open(self)) {
         return NULL;
     }
-    if (question < ASK_BUFFER_SIZES) {
-        return PyLong_FromSize_t(window_answer(self, question, 0));
+    if (question < WINDOW_BUFFER_SIZES) {
+        return PyLong_FromSize_t(window_property_value(self, question, 0));
     }
     PyObject *list = PyList_New(0);
     for (int rank = 0; list != NULL && rank < self->group->size; rank++) {
-        py_list_append(&list, PyLong_FromSize_t(window_answer(self, question, rank)));
+        py_list_append(&list, PyLong_FromSize_t(window_property_value(self, question, rank)));
     }
     return list;
 }
@@ -622,22 +622,22 @@ static PyMethodDef window_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-#define ANSWER(name, question, doc)                                \
-    {                                                              \
-        name, get_answer, NULL, doc, (void *)(uintptr_t)(question) \
+#define ANSWER(name, question, doc)                                  \
+    {                                                                \
+        name, get_property, NULL, doc, (void *)(uintptr_t)(question) \
     }
 
 static PyGetSetDef window_getset[] = {
-    ANSWER("rank", ASK_RANK, "This process's rank."),
-    ANSWER("world_size", ASK_WORLD_SIZE, "How many ranks there are."),
+    ANSWER("rank", WINDOW_RANK, "This process's rank."),
+    ANSWER("world_size", WINDOW_WORLD_SIZE, "How many ranks there are."),
     {"group", get_group, NULL, "The group.", NULL},
-    ANSWER("buffer_size", ASK_BUFFER_SIZE, "Bytes that the others see of this rank."),
-    ANSWER("buffer_sizes", ASK_BUFFER_SIZES, "The same of each rank."),
-    ANSWER("buffer_ptrs", ASK_BUFFER_PTRS, "Where the memory of each rank is seen here; 0: it is not."),
-    ANSWER("offset", ASK_OFFSET, "Byte at which the memory that was given begins in what the others see."),
-    ANSWER("signal_pad_size", ASK_PAD_SIZE, "Bytes of each rank's pad."),
-    ANSWER("signal_pad_ptrs", ASK_PAD_PTRS, "Where the pad of each rank is seen here; 0: it is not."),
-    ANSWER("channels", ASK_CHANNELS, "How many channels there are."),
+    ANSWER("buffer_size", WINDOW_BUFFER_SIZE, "Bytes that the others see of this rank."),
+    ANSWER("buffer_sizes", WINDOW_BUFFER_SIZES, "The same of each rank."),
+    ANSWER("buffer_ptrs", WINDOW_BUFFER_PTRS, "Where the memory of each rank is seen here; 0: it is not."),
+    ANSWER("offset", WINDOW_OFFSET, "Byte at which the memory that was given begins in what the others see."),
+    ANSWER("signal_pad_size", WINDOW_PAD_SIZE, "Bytes of each rank's pad."),
+    ANSWER("signal_pad_ptrs", WINDOW_PAD_PTRS, "Where the pad of each rank is seen here; 0: it is not."),
+    ANSWER("channels", WINDOW_CHANNELS, "How many channels there are."),
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -39,7 +39,7 @@ explain(const window_call *call, const dd_error *error, dd_error *cause)
     if (failure != NULL) {
         *cause = *failure;
     } else if (error == NULL || error->code == DD_INVALID_ARGUMENT) { /* the window is closed */
-        (void)window_error_closed(call->hub, call->args.place.rank, cause);
+        (void)window_error_closed(call->hub, call->args.target.rank, cause);
     } else {
         *cause = *error;
     }
@@ -51,7 +51,7 @@ count_answered_locked(window_source *source)
 {
     window_hub *hub = source->hub;
     source->nanswers--;
-    if (source->is_full && !hub->is_over) {
+    if (source->is_full && !hub->is_ended) {
         source->is_busy = source->is_full = false;
         dd_context_take_request_locked(hub->context, source->rank);
     }
@@ -78,7 +78,7 @@ far_on_message_done(dd_message *message, const dd_error *error)
     if (is_answer(call)) {
         count_answered_locked(&hub->sources[message->rank]);
     }
-    window_leave_locked(call);
+    window_remove_locked(call);
     if (error != NULL && error->code == DD_OUT_OF_MEMORY) {
         dd_group_fail_locked(hub->group, error); /* the other side waits for the lost message */
     }
@@ -89,7 +89,7 @@ set_message(window_call *call, const dd_request *head, void *data)
 {
     call->signature = head->signature;
     call->message = (dd_message){.kind = DD_MESSAGE_WINDOW,
-                                 .rank = call->args.place.rank,
+                                 .rank = call->args.target.rank,
                                  .tag = head->tag,
                                  .channel = head->channel,
                                  .data = data,
@@ -103,13 +103,13 @@ static void
 far_send_locked(window_call *call)
 {
     call->is_moving = true;
-    window_enter_locked(call);
+    window_add_locked(call);
     dd_context_post_send_locked(call->hub->context, &call->message);
 }
 
 /* Send a note or an answer, which no caller waits for. Small data are copied. */
 static dd_status
-send_letter_locked(window_hub *hub, int rank, const dd_request *head, const void *data, dd_error *err)
+send_unawaited_locked(window_hub *hub, int rank, const dd_request *head, const void *data, dd_error *err)
 {
     size_t kept_nbytes = head->nbytes <= WINDOW_SMALL_NBYTES ? (size_t)head->nbytes : 0;
     window_call *call = window_make_call(hub, rank, "note", 0, kept_nbytes);
@@ -128,13 +128,13 @@ static dd_status
 send_note_locked(window_hub *hub, int rank, const dd_window_note *note, dd_error *err)
 {
     dd_request head = dd_window_note_encode(note);
-    return send_letter_locked(hub, rank, &head, "", err);
+    return send_unawaited_locked(hub, rank, &head, "", err);
 }
 
 /* ---- memory that its owner wants back */
 
 static void
-want_back_locked(window_call *call)
+mark_wanted_locked(window_call *call)
 {
     if (!call->is_wanted) {
         call->is_wanted = true;
@@ -160,7 +160,7 @@ copy_piece_locked(window_call *call)
 }
 
 bool
-window_rescue_locked(window_hub *hub)
+window_copy_wanted_locked(window_hub *hub)
 {
     for (dd_list *node = hub->moving.next; hub->nwanted > 0 && node != &hub->moving; node = node->next) {
         window_call *call = DD_CONTAINER_OF(node, window_call, link);
@@ -187,12 +187,12 @@ static void
 send_put_locked(window_call *call)
 {
     window_hub *hub = call->hub;
-    window_member *member = &call->window->members[call->args.place.rank];
+    window_member *member = &call->window->members[call->args.target.rank];
     bool is_small = call->args.block.nbytes <= WINDOW_SMALL_NBYTES;
     dd_request head = dd_window_note_encode(&(dd_window_note){.type = DD_WINDOW_PUT,
                                                               .channel = (uint32_t)call->args.channel,
                                                               .window = call->window_id,
-                                                              .offset = call->args.place.offset,
+                                                              .offset = call->args.target.offset,
                                                               .nbytes = call->args.block.nbytes});
     member->nputs += call->args.block.nbytes > 0 ? 1 : 0;
     set_message(call, &head, is_small ? call->bytes : call->args.block.data);
@@ -205,7 +205,7 @@ send_put_locked(window_call *call)
 
 /* Send a question, and post the receive of its answer. */
 static dd_status
-far_ask_locked(window_call *call, dd_error *err)
+far_send_question_locked(window_call *call, dd_error *err)
 {
     window_hub *hub = call->hub;
     dd_block target = call->args.block;
@@ -214,11 +214,11 @@ far_ask_locked(window_call *call, dd_error *err)
     if (note.type == DD_WINDOW_ALONE) {
         note.channel = (uint32_t)call->args.channel;
     } else {
-        note.offset = call->args.place.offset;
+        note.offset = call->args.target.offset;
         note.nbytes = target.nbytes;
-        call->nputs = call->window->members[call->args.place.rank].nputs;
+        call->nputs = call->window->members[call->args.target.rank].nputs;
     }
-    dd_status status = send_note_locked(hub, call->args.place.rank, &note, err);
+    dd_status status = send_note_locked(hub, call->args.target.rank, &note, err);
     if (status == DD_OK) {
         bool has_data = target.nbytes > 0;
         set_message(call,
@@ -227,7 +227,7 @@ far_ask_locked(window_call *call, dd_error *err)
                                   .nbytes = has_data ? target.nbytes : sizeof call->refusal},
                     has_data ? target.data : &call->refusal);
         call->is_moving = true;
-        window_enter_locked(call);
+        window_add_locked(call);
         dd_context_post_recv_locked(hub->context, &call->message);
     }
     return status;
@@ -238,14 +238,14 @@ window_send_call_locked(window_call *call, dd_error *err)
 {
     dd_assert_holds(ENGINE);
     if (call->args.op->note != DD_WINDOW_PUT) {
-        return far_ask_locked(call, err);
+        return far_send_question_locked(call, err);
     }
     send_put_locked(call);
     return DD_OK;
 }
 
 void
-window_give_up_message_locked(window_call *call, const dd_error *cause)
+window_cancel_message_locked(window_call *call, const dd_error *cause)
 {
     window_hub *hub = call->hub;
     if (call->args.op->note == DD_WINDOW_PUT) {
@@ -253,14 +253,14 @@ window_give_up_message_locked(window_call *call, const dd_error *cause)
             window_complete_locked(call, cause);
         } else if (!call->is_wanted) {
             call->work.error = *cause;
-            want_back_locked(call);
+            mark_wanted_locked(call);
         }
         return;
     }
     if (call->args.op->note == DD_WINDOW_ALONE) {
-        dd_window_note drop = {.type = DD_WINDOW_DROP, .id = call->id, .window = call->window_id};
+        dd_window_note withdrawal = {.type = DD_WINDOW_DROP, .id = call->id, .window = call->window_id};
         dd_error ignored; /* the signal is then added late */
-        (void)!send_note_locked(hub, call->args.place.rank, &drop, &ignored);
+        (void)!send_note_locked(hub, call->args.target.rank, &withdrawal, &ignored);
     }
     dd_context_cancel_locked(hub->context, &call->message, cause);
 }
@@ -277,7 +277,7 @@ answer_locked(window_source *source, uint32_t id, uint64_t nbytes, const void *d
                        .channel = DD_WINDOW_ANSWERS,
                        .nbytes = data != NULL ? nbytes : DD_WINDOW_REFUSAL_NBYTES(nbytes)};
     source->nanswers++;
-    if (send_letter_locked(hub, source->rank, &head, data != NULL ? data : "", &error) != DD_OK) {
+    if (send_unawaited_locked(hub, source->rank, &head, data != NULL ? data : "", &error) != DD_OK) {
         dd_group_fail_locked(hub->group, &error); /* the other side waits for it */
     }
 }
@@ -314,19 +314,19 @@ grant_locked(window_source *source, dd_window *window)
     call->work.ctx = source;
     atomic_fetch_add(&hub->ngrants, 1);
     source->nanswers++;
-    window_enter_locked(call);
+    window_add_locked(call);
     dd_work_release(&call->work);
     (void)window_progress_locked(hub);
 }
 
 /* End a dropped question. The requesting rank discards the answer. */
 static void
-drop_locked(const window_source *source)
+end_withdrawn_locked(const window_source *source)
 {
     window_hub *hub = source->hub;
     for (dd_list *node = hub->waiting.next; node != &hub->waiting; node = node->next) {
         window_call *call = DD_CONTAINER_OF(node, window_call, link);
-        if (call->args.op->word == WINDOW_WORD_OWN_ROOM && call->args.place.rank == source->rank &&
+        if (call->args.op->word == WINDOW_WORD_OWN_ROOM && call->args.target.rank == source->rank &&
             call->id == source->note.id) {
             dd_error cause;
             (void)dd_error_set(&cause, DD_ABORTED, "its caller waits no longer");
@@ -411,8 +411,8 @@ refuse_locked(window_source *source)
     dd_error error;
     if (source->note.type == DD_WINDOW_GET || source->note.type == DD_WINDOW_ALONE) {
         answer_locked(source, source->note.id, source->note.nbytes, NULL);
-    } else if (source->note.type == DD_WINDOW_PUT && source->told_closed != closed.window) {
-        source->told_closed = closed.window;
+    } else if (source->note.type == DD_WINDOW_PUT && source->reported_closed != closed.window) {
+        source->reported_closed = closed.window;
         if (send_note_locked(source->hub, source->rank, &closed, &error) != DD_OK) {
             dd_group_fail_locked(source->hub->group, &error);
         }
@@ -435,7 +435,7 @@ apply_locked(window_source *source, const dd_error *error)
     } else if (note->type == DD_WINDOW_ALONE) {
         grant_locked(source, window);
     } else if (note->type == DD_WINDOW_DROP) {
-        drop_locked(source);
+        end_withdrawn_locked(source);
     } else if (note->type == DD_WINDOW_CLOSED) {
         window->members[source->rank].is_closed = true;
         (void)window_progress_locked(hub);
@@ -450,7 +450,7 @@ static void
 far_on_goodbye(dd_group_extension *extension, int rank)
 {
     window_hub *hub = (window_hub *)extension;
-    if (hub->is_over || hub->sources[rank].is_busy) { /* if busy, on_note repeats this */
+    if (hub->is_ended || hub->sources[rank].is_busy) { /* if busy, on_note repeats this */
         return;
     }
     dd_error cause;
@@ -465,13 +465,13 @@ on_note(dd_message *message, const dd_error *error)
     window_source *source = message->owner;
     window_hub *hub = source->hub;
     source->is_busy = false;
-    if (!hub->is_over && source->note.type != DD_WINDOW_NOTHING) {
+    if (!hub->is_ended && source->note.type != DD_WINDOW_NOTHING) {
         apply_locked(source, error);
     }
-    if (!hub->is_over) {
+    if (!hub->is_ended) {
         dd_context_take_request_locked(hub->context, source->rank);
     }
-    if (!hub->is_over && !source->is_busy && dd_group_has_left_locked(hub->group, source->rank)) {
+    if (!hub->is_ended && !source->is_busy && dd_group_has_left_locked(hub->group, source->rank)) {
         far_on_goodbye(&hub->extension, source->rank);
     }
 }
@@ -482,7 +482,7 @@ far_on_request(dd_group_extension *extension, int rank, const dd_request *reques
 {
     window_hub *hub = (window_hub *)extension;
     window_source *source = &hub->sources[rank];
-    if (hub->is_over || source->is_busy) {
+    if (hub->is_ended || source->is_busy) {
         return NULL;
     }
     source->note = (dd_window_note){.type = DD_WINDOW_NOTHING};
@@ -514,10 +514,10 @@ window_close_far_locked(dd_window *window)
         window_call *call = DD_CONTAINER_OF(node, window_call, link);
         const uint8_t *data = call->message.data;
         if (is_answer(call) && data >= own->data && data < own->data + own->nbytes) {
-            want_back_locked(call);
+            mark_wanted_locked(call);
         }
     }
-    for (int rank = 0; rank < hub->size && !hub->is_over; rank++) {
+    for (int rank = 0; rank < hub->size && !hub->is_ended; rank++) {
         const window_member *member = &window->members[rank];
         const window_source *source = &hub->sources[rank];
         if (source->is_busy && source->note.type == DD_WINDOW_PUT && source->note.window == window->id) {
@@ -549,16 +549,16 @@ static void
 on_end(dd_group_extension *extension, const dd_error *cause)
 {
     window_hub *hub = (window_hub *)extension;
-    if (hub->is_over) {
+    if (hub->is_ended) {
         return;
     }
     take_landed_notes_locked(hub);
     window_end_waits_locked(hub, NULL, DD_ANY_RANK, cause);
-    hub->is_over = true;
+    hub->is_ended = true;
     for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
         dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
         if (atomic_load(&window->state) == WINDOW_OPEN) {
-            atomic_store(&window->state, WINDOW_OVER);
+            atomic_store(&window->state, WINDOW_ENDED);
         }
     }
     for (int rank = 0; rank < hub->size; rank++) {
