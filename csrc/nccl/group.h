@@ -204,7 +204,7 @@ struct dd_nccl_work {
 /* Query the device, and complete an ended work, as the watchdog does. True if it has ended. */
 bool dd_nccl_work_poll(dd_nccl_work *work);
 /* Note that a caller has received the work's error: dd_nccl_group_close then does not report it. */
-void dd_nccl_work_on_told(dd_nccl_work *work);
+void dd_nccl_work_note_reported(dd_nccl_work *work);
 /* Return the result, DD_OK while under way. An error then counts as received by a caller. */
 dd_status dd_nccl_work_result(dd_nccl_work *work, dd_error *err) DD_MUST_CHECK;
 /* Make the stream, not the host, wait for the work. */

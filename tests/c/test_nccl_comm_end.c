@@ -15,10 +15,10 @@ TEST(an_abort_ends_it_once)
     REQUIRE(comm_rig_open(&rig, NEWEST));
     comm_rig_rank rank;
     REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
-    CHECK(!dd_nccl_comm_is_over(rank.comm));
+    CHECK(!dd_nccl_comm_has_ended(rank.comm));
     CHECK_OK(dd_nccl_comm_abort(rank.comm, "the first reason", check_err()));
     CHECK_OK(dd_nccl_comm_abort(rank.comm, "the second reason", check_err()));
-    CHECK(dd_nccl_comm_is_over(rank.comm));
+    CHECK(dd_nccl_comm_has_ended(rank.comm));
     CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 1);
     dd_nccl_comm_handle handle;
     CHECK_STATUS(comm_rig_enter(rank.comm, &handle), DD_ABORTED);
@@ -481,7 +481,7 @@ TEST(a_destroy_with_a_deadline_waits_no_longer_for_a_thread_inside)
     interrupted.is_interrupted = is_interrupted_soon;
     interrupted.ctx = &nasked;
     CHECK_STATUS(dd_nccl_comm_destroy_within(rank.comm, &interrupted, check_err()), DD_INTERRUPTED);
-    CHECK(!dd_nccl_comm_is_over(rank.comm));
+    CHECK(!dd_nccl_comm_has_ended(rank.comm));
     dd_nccl_comm_leave(rank.comm);
     dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
     CHECK_OK(dd_nccl_comm_destroy_within(rank.comm, &wait, check_err()));
@@ -503,7 +503,7 @@ TEST(a_destroy_in_nccl_can_be_interrupted)
     interrupted.is_interrupted = is_interrupted_soon;
     interrupted.ctx = &nasked;
     CHECK_STATUS(dd_nccl_comm_destroy_within(rank.comm, &interrupted, check_err()), DD_INTERRUPTED);
-    CHECK(dd_nccl_comm_is_over(rank.comm));
+    CHECK(dd_nccl_comm_has_ended(rank.comm));
     rig.on_nccl.release();
     comm_rig_release(&rank, 1);
     comm_rig_leave_open(&rig);

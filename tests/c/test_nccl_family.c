@@ -232,7 +232,7 @@ stay_inside(void *arg)
     CHECK_OK(comm_rig_enter(w->comm, &handle));
     atomic_store(&w->is_inside, true);
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
-    while (!dd_nccl_comm_is_over(w->comm) && !dd_wait_has_expired(&wait)) {
+    while (!dd_nccl_comm_has_ended(w->comm) && !dd_wait_has_expired(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     dd_nccl_comm_leave(w->comm);

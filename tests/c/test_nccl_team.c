@@ -413,7 +413,7 @@ check_stuck_rank(bool is_connected)
         dd_nccl_comm_release(workers[i].comm);
     }
     CHECK_OK(dd_nccl_comm_abort(handle, "again, after the end", check_err()));
-    CHECK(dd_nccl_comm_is_over(handle));
+    CHECK(dd_nccl_comm_has_ended(handle));
     dd_nccl_comm_release(handle);
     field_close(&f);
 }

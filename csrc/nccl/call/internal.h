@@ -60,13 +60,13 @@ bool nccl_may_have_messages(const dd_nccl_op *op);
 /* True if the operation uses sends and receives, or one-sided calls, and no NCCL collective. */
 bool nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op);
 
-/* ---- launch_aside.c */
+/* ---- launch_thread.c */
 
 /* True, once, if NCCL may wait for other ranks in this call: it is the first of its kind and size
  * on the channel, and the caller can be interrupted. The caller must hold `launch`. */
 bool nccl_may_connect(nccl_launch *launch);
 /* Run `post` on its own thread. If the caller is interrupted, end the group and so the call. */
-dd_status nccl_post_aside(nccl_launch *launch, dd_status (*post)(nccl_launch *launch)) DD_MUST_CHECK;
+dd_status nccl_post_on_thread(nccl_launch *launch, dd_status (*post)(nccl_launch *launch)) DD_MUST_CHECK;
 
 /* ---- run.c */
 
@@ -113,7 +113,7 @@ nccl_is_one_sided(const dd_nccl_op *op)
 /* ---- nan.c */
 dd_status nccl_check_nan(nccl_launch *launch);
 /* Fail the group if a graph with its calls has found a NaN. Cheap without such graphs. */
-void nccl_nan_look(dd_nccl_group *group);
+void nccl_nan_poll(dd_nccl_group *group);
 
 /* ---- copy.c */
 

@@ -25,19 +25,19 @@ typedef struct nan_format {
 } nan_format;
 
 /* An input of a call. */
-typedef struct nan_place {
+typedef struct nan_location {
     size_t op; /* of nops in the call */
     size_t nops;
     int index; /* of ninputs in the operation */
     int ninputs;
     nan_format format;
-} nan_place;
+} nan_location;
 
 /* The place before the first input, for next_input. */
-#define NAN_FIRST ((nan_place){.index = -1})
+#define NAN_FIRST ((nan_location){.index = -1})
 
 struct nccl_nan_captured {
-    nan_place place;
+    nan_location place;
     nccl_origin origin;
     char call[128];
 };
@@ -102,7 +102,7 @@ nan_index(uint64_t reported)
 
 /* Return the inputs of an operation; NULL if none has floats. */
 static const dd_block *
-inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nan_place *place)
+inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nan_location *place)
 {
     const dd_nccl_group *group = launch->group;
     bool is_coll = op->kind == DD_NCCL_OP_COLL;
@@ -116,7 +116,7 @@ inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nan_place *place)
 
 /* Go to the call's next input that has floats; false after the last. */
 static bool
-next_input(const nccl_launch *launch, nan_place *place, const dd_block **block)
+next_input(const nccl_launch *launch, nan_location *place, const dd_block **block)
 {
     const dd_nccl_call *call = launch->call;
     place->nops = call->nops;
@@ -135,7 +135,7 @@ next_input(const nccl_launch *launch, nan_place *place, const dd_block **block)
 
 /* Set DD_INVALID_ARGUMENT: "all_reduce: input 2 has a NaN at element 7". `at` counts floats. */
 static dd_status
-describe_nan(const char *what, const nan_place *place, uint64_t at, dd_error *err)
+describe_nan(const char *what, const nan_location *place, uint64_t at, dd_error *err)
 {
     char which[32] = "the input";
     uint64_t nfloats = place->format.nfloats > 1 ? place->format.nfloats : 1;
@@ -181,7 +181,7 @@ wait_for_stream(nccl_launch *launch, const dd_wait *wait)
 static dd_status
 enqueue_kernels(nccl_launch *launch, uint64_t first, dd_cuda_nan_report *report)
 {
-    nan_place place = NAN_FIRST;
+    nan_location place = NAN_FIRST;
     const dd_block *block;
     dd_status status = DD_OK;
     for (uint64_t number = first; status == DD_OK && next_input(launch, &place, &block); number++) {
@@ -217,7 +217,7 @@ reset_report(nccl_launch *launch)
 static dd_status
 describe_found(const nccl_launch *launch, uint64_t reported)
 {
-    nan_place place = NAN_FIRST;
+    nan_location place = NAN_FIRST;
     const dd_block *block;
     for (uint64_t number = 0; next_input(launch, &place, &block); number++) {
         if (number == nan_number(reported)) {
@@ -264,7 +264,7 @@ find_nan(const nan_format *format, const char *data, size_t n)
 }
 
 static dd_status
-nan_check_block(nccl_launch *launch, const dd_block *block, const nan_place *place, const dd_wait *wait)
+nan_check_block(nccl_launch *launch, const dd_block *block, const nan_location *place, const dd_wait *wait)
 {
     const dd_cuda_api *api = &launch->group->cuda->api;
     nccl_device *device = launch->channel->device;
@@ -302,7 +302,7 @@ check_on_host(nccl_launch *launch)
             launch->err, "cuMemHostAlloc of %zu bytes", PIECE_NBYTES);
     }
     dd_wait wait = dd_wait_at_most(launch->wait, launch->work->timeout_ns);
-    nan_place place = NAN_FIRST;
+    nan_location place = NAN_FIRST;
     const dd_block *block;
     while (status == DD_OK && next_input(launch, &place, &block)) {
         status = nan_check_block(launch, block, &place, &wait);
@@ -315,7 +315,7 @@ check_on_host(nccl_launch *launch)
 static size_t
 count_inputs(const nccl_launch *launch)
 {
-    nan_place place = NAN_FIRST;
+    nan_location place = NAN_FIRST;
     const dd_block *block;
     size_t n = 0;
     while (next_input(launch, &place, &block)) {
@@ -397,7 +397,7 @@ capture_kernels(nccl_launch *launch)
 static dd_status
 check_inputs(nccl_launch *launch)
 {
-    nan_place place = NAN_FIRST;
+    nan_location place = NAN_FIRST;
     const dd_block *block;
     if (!next_input(launch, &place, &block)) {
         return DD_OK;
@@ -410,7 +410,7 @@ check_inputs(nccl_launch *launch)
         return capture_kernels(launch);
     }
     nccl_nan_missed none = NCCL_NAN_MISSED_NONE;
-    (void)atomic_compare_exchange_strong(&launch->group->nan_missed, &none, NCCL_NAN_MISSED_UNTOLD);
+    (void)atomic_compare_exchange_strong(&launch->group->nan_missed, &none, NCCL_NAN_MISSED_UNREPORTED);
     return DD_OK;
 }
 
@@ -446,7 +446,7 @@ reported_by_graphs(dd_nccl_group *group)
 }
 
 void
-nccl_nan_look(dd_nccl_group *group)
+nccl_nan_poll(dd_nccl_group *group)
 {
     if (!atomic_load_explicit(&group->has_nan_graphs, memory_order_acquire) || atomic_load(&group->stop)) {
         return;

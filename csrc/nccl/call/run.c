@@ -95,7 +95,7 @@ nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream la
     /* An event recorded in a capture must not be recorded elsewhere until the capture ends. */
     dd_cuda_event event = device->order;
     dd_status status =
-        launch->is_capturing ? nccl_event_take(launch->group, device, false, &event, launch->err) : DD_OK;
+        launch->is_capturing ? nccl_event_acquire(launch->group, device, false, &event, launch->err) : DD_OK;
     if (status == DD_OK) {
         status = nccl_launch_check_cuda(launch, api->cuEventRecord(event, earlier), "cuEventRecord");
     }
@@ -103,7 +103,7 @@ nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream la
         status = nccl_launch_check_cuda(launch, api->cuStreamWaitEvent(later, event, 0), "cuStreamWaitEvent");
     }
     if (launch->is_capturing) {
-        nccl_event_give(launch->group, device, false, event, false);
+        nccl_event_release(launch->group, device, false, event, false);
     }
     return status;
 }

@@ -42,7 +42,7 @@ work_begin(nccl_launch *launch)
     work->timeout_ns = deadline_of(group->ephemeral_ns, work->timeout_ns);
     begin_record_locked(launch);
     if (!work->is_captured) {
-        atomic_store_explicit(&work->is_quiet, false, memory_order_relaxed);
+        atomic_store_explicit(&work->is_device_done, false, memory_order_relaxed);
         dd_work_acquire(&work->base.base);
         dd_list_push_back(&launch->channel->works, &work->link);
         group->launching = work;
@@ -95,12 +95,12 @@ work_finish(nccl_launch *launch, dd_status status)
         atomic_store_explicit(&work->is_launched, true, memory_order_release);
     }
     bool has_failed = group->cause.code != DD_OK;
-    bool is_gone = status != DD_OK || launch->estimate != NULL;
-    if (is_gone) {
+    bool is_withdrawn = status != DD_OK || launch->estimate != NULL;
+    if (is_withdrawn) {
         withdraw_locked(launch);
     }
     dd_lock_release(&group->lock);
-    if (!is_gone) {
+    if (!is_withdrawn) {
         return status;
     }
     if (launch->is_posted && !has_failed) {
@@ -136,13 +136,13 @@ complete_captured(nccl_work *work)
 
 /* If calls come faster than the watchdog checks, complete works here, so that they are reused. */
 static void
-look_if_needed(const nccl_launch *launch)
+poll_if_needed(const nccl_launch *launch)
 {
     bool is_busy;
-    atomic_bool *needs_look = &launch->group->needs_look;
-    if (!launch->is_capturing && atomic_load_explicit(needs_look, memory_order_relaxed)) {
-        atomic_store_explicit(needs_look, false, memory_order_relaxed);
-        (void)nccl_channel_look(launch->channel, &is_busy);
+    atomic_bool *needs_poll = &launch->group->needs_poll;
+    if (!launch->is_capturing && atomic_load_explicit(needs_poll, memory_order_relaxed)) {
+        atomic_store_explicit(needs_poll, false, memory_order_relaxed);
+        (void)nccl_channel_poll(launch->channel, &is_busy);
     }
 }
 
@@ -150,7 +150,7 @@ static dd_status
 start_in_turn(nccl_launch *launch)
 {
     dd_cuda_guard guard;
-    nccl_nan_look(launch->group);
+    nccl_nan_poll(launch->group);
     dd_status status = atomic_load_explicit(&launch->group->stop, memory_order_relaxed)
                            ? dd_nccl_group_check(launch->group, launch->err)
                            : DD_OK;
@@ -165,7 +165,7 @@ start_in_turn(nccl_launch *launch)
         status = nccl_window_check_open(launch);
     }
     if (status == DD_OK) {
-        look_if_needed(launch);
+        poll_if_needed(launch);
         status = nccl_work_create(launch->channel, launch->call, launch->wait->start_ns, launch->is_capturing,
                                   &launch->work, launch->err);
     }

@@ -157,7 +157,7 @@ dd_nccl_comm_leave(dd_nccl_comm *comm)
     dd_lock_take(&comm->mu);
     comm->is_inside = false;
     if (comm->state == DD_NCCL_COMM_READY) {
-        dd_nccl_note_last_error(comm->lib, comm->handle, &comm->when_well);
+        dd_nccl_note_last_error(comm->lib, comm->handle, &comm->last_success);
     }
     dd_cond_broadcast(&comm->changed);
     dd_lock_release(&comm->mu);
@@ -166,7 +166,7 @@ dd_nccl_comm_leave(dd_nccl_comm *comm)
 const dd_nccl_last_error *
 dd_nccl_comm_before(const dd_nccl_comm *comm, dd_nccl_result result)
 {
-    return dd_nccl_is_of_the_call(result) ? &comm->at_entry : &comm->when_well;
+    return dd_nccl_is_of_the_call(result) ? &comm->at_entry : &comm->last_success;
 }
 
 /* The lock keeps the handle valid. */
@@ -175,9 +175,10 @@ poll_locked(const dd_nccl_comm *comm, const char *what, dd_nccl_result *result, 
 {
     char who[64];
     dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, result);
-    dd_status status = dd_nccl_check(comm->lib, &comm->when_well, asked, err, "ncclCommGetAsyncError of %s",
-                                     dd_nccl_comm_print(comm, who, sizeof who));
-    return status == DD_OK ? dd_nccl_check(comm->lib, &comm->when_well, *result, err, "%s", what) : status;
+    dd_status status =
+        dd_nccl_check(comm->lib, &comm->last_success, asked, err, "ncclCommGetAsyncError of %s",
+                      dd_nccl_comm_print(comm, who, sizeof who));
+    return status == DD_OK ? dd_nccl_check(comm->lib, &comm->last_success, *result, err, "%s", what) : status;
 }
 
 dd_status
@@ -212,12 +213,12 @@ dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
     dd_lock_take(&comm->mu);
     /* If it is nonblocking, the query completes what NCCL runs on its own thread, as the calls of
      * the thread inside do. So only that thread may query, and it does so anyway. */
-    bool may_ask = comm->state == DD_NCCL_COMM_READY && (comm->is_blocking || !comm->is_inside);
-    if (may_ask) {
+    bool may_query = comm->state == DD_NCCL_COMM_READY && (comm->is_blocking || !comm->is_inside);
+    if (may_query) {
         status = poll_locked(comm, what, &result, err);
     }
-    if (may_ask && status == DD_OK && !comm->is_inside) {
-        dd_nccl_note_last_error(comm->lib, comm->handle, &comm->when_well);
+    if (may_query && status == DD_OK && !comm->is_inside) {
+        dd_nccl_note_last_error(comm->lib, comm->handle, &comm->last_success);
     }
     dd_lock_release(&comm->mu);
     return status == DD_BACKEND ? status : DD_OK;
@@ -319,12 +320,12 @@ dd_nccl_comm_is_blocking(const dd_nccl_comm *comm)
 }
 
 bool
-dd_nccl_comm_is_over(dd_nccl_comm *comm)
+dd_nccl_comm_has_ended(dd_nccl_comm *comm)
 {
     dd_lock_take(&comm->mu);
-    bool is_over = comm->state == DD_NCCL_COMM_ABORTED || comm->state == DD_NCCL_COMM_DESTROYED;
+    bool has_ended = comm->state == DD_NCCL_COMM_ABORTED || comm->state == DD_NCCL_COMM_DESTROYED;
     dd_lock_release(&comm->mu);
-    return is_over;
+    return has_ended;
 }
 
 uint64_t

@@ -71,7 +71,7 @@ int dd_nccl_comm_device(const dd_nccl_comm *comm);
 const dd_nccl_lib *dd_nccl_comm_lib(const dd_nccl_comm *comm);
 const dd_cuda *dd_nccl_comm_cuda(const dd_nccl_comm *comm);
 bool dd_nccl_comm_is_blocking(const dd_nccl_comm *comm);
-bool dd_nccl_comm_is_over(dd_nccl_comm *comm); /* aborted or destroyed */
+bool dd_nccl_comm_has_ended(dd_nccl_comm *comm); /* aborted or destroyed */
 /* Return the ncclComm_t, for other libraries; NULL once the communicator has ended. */
 dd_nccl_comm_handle dd_nccl_comm_pointer(dd_nccl_comm *comm);
 uint64_t dd_nccl_comm_nsplits(dd_nccl_comm *comm);

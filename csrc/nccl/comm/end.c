@@ -48,8 +48,8 @@ take_handle_locked(dd_nccl_comm *comm, dd_nccl_comm_state state)
 
 typedef enum end_kind {
     END_DESTROY,
-    END_ABORT,      /* once no thread is inside */
-    END_ABORT_TOLD, /* the same, but first end the call of a thread inside */
+    END_ABORT,              /* once no thread is inside */
+    END_ABORT_IN_TWO_STEPS, /* the same, but first end the call of a thread inside */
 } end_kind;
 
 typedef struct late_end {
@@ -86,7 +86,7 @@ wait_until_left(dd_nccl_comm *comm)
 }
 
 static bool
-leaves_within(dd_nccl_comm *comm, int64_t patience_ns)
+has_left_within(dd_nccl_comm *comm, int64_t patience_ns)
 {
     dd_wait patience = dd_wait_after(patience_ns);
     dd_lock_take(&comm->mu);
@@ -120,12 +120,12 @@ end_now(const late_end *late)
         return late->lib.api.ncclCommDestroy(late->handle);
     case END_ABORT:
         if (late->comm->is_blocking) { /* NCCL is too old to end the call of a thread inside */
-            (void)leaves_within(late->comm, DD_NCCL_LEAVE_NS);
+            (void)has_left_within(late->comm, DD_NCCL_LEAVE_NS);
         } else {
             wait_until_left(late->comm);
         }
         return late->lib.api.ncclCommAbort(late->handle);
-    case END_ABORT_TOLD:
+    case END_ABORT_IN_TWO_STEPS:
         break;
     }
     return abort_in_two_steps(late);
@@ -199,7 +199,7 @@ start_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind)
 static dd_status
 end_here(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, dd_error *err)
 {
-    (void)leaves_within(comm, DD_NCCL_LEAVE_NS);
+    (void)has_left_within(comm, DD_NCCL_LEAVE_NS);
     return end_handle(comm, handle, kind != END_DESTROY, err);
 }
 
@@ -222,7 +222,7 @@ end_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, const dd
 /* ---- aborting */
 
 static bool
-can_be_told(const dd_nccl_comm *comm)
+can_abort_in_two_steps(const dd_nccl_comm *comm)
 {
     return comm->is_blocking && comm->lib->version >= ABORTS_IN_GROUPS_SINCE;
 }
@@ -231,8 +231,9 @@ static dd_status
 abort_beside(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
 {
     char who[64];
-    dd_wait patience = dd_wait_after(DD_NCCL_GIVE_UP_NS);
-    dd_status status = end_late(comm, handle, can_be_told(comm) ? END_ABORT_TOLD : END_ABORT, &patience, err);
+    dd_wait patience = dd_wait_after(DD_NCCL_CANCEL_NS);
+    dd_status status = end_late(
+        comm, handle, can_abort_in_two_steps(comm) ? END_ABORT_IN_TWO_STEPS : END_ABORT, &patience, err);
     return status != DD_TIMED_OUT
                ? status
                : dd_error_set(err, DD_OP_TIMED_OUT,
@@ -265,7 +266,7 @@ start_abort(dd_nccl_comm *comm, const char *reason)
     if (handle == NULL || dd_cuda_is_gone(comm->cuda)) {
         return NULL;
     }
-    end_kind kind = is_inside && can_be_told(comm) ? END_ABORT_TOLD : END_ABORT;
+    end_kind kind = is_inside && can_abort_in_two_steps(comm) ? END_ABORT_IN_TWO_STEPS : END_ABORT;
     late_end *late = start_late(comm, handle, kind);
     if (late == NULL) {
         (void)end_here(comm, handle, kind, NULL);
@@ -282,7 +283,7 @@ abort_relatives(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach)
     dd_nccl_comm *relative;
     dd_nccl_comm_owner owner;
     const char *why;
-    dd_nccl_family_doom(comm, reach);
+    dd_nccl_family_mark_abort(comm, reach);
     while ((relative = dd_nccl_family_next(&owner, &why)) != NULL) {
         char text[sizeof((dd_error *)NULL)->message];
         (void)snprintf(text, sizeof text, "%s was aborted: %s", why, reason);
@@ -304,7 +305,7 @@ abort_relatives(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach)
 static void
 await_relatives(late_end *started)
 {
-    dd_wait patience = dd_wait_after(DD_NCCL_GIVE_UP_NS);
+    dd_wait patience = dd_wait_after(DD_NCCL_CANCEL_NS);
     while (started != NULL) {
         late_end *late = started;
         started = late->next;
@@ -323,9 +324,9 @@ abort_comm(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach, dd_error
         return status;
     }
     late_end *relatives = abort_relatives(comm, reason, reach);
-    if (is_inside && !can_be_told(comm)) {
-        /* A blocking one is too old for END_ABORT_TOLD: it is freed even with the thread inside. */
-        is_inside = !leaves_within(comm, DD_NCCL_LEAVE_NS) && !comm->is_blocking;
+    if (is_inside && !can_abort_in_two_steps(comm)) {
+        /* A blocking one is too old for END_ABORT_IN_TWO_STEPS: it is freed even with the thread inside. */
+        is_inside = !has_left_within(comm, DD_NCCL_LEAVE_NS) && !comm->is_blocking;
     }
     status = is_inside ? abort_beside(comm, handle, err) : end_handle(comm, handle, true, err);
     await_relatives(relatives);

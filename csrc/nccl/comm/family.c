@@ -48,7 +48,7 @@ dd_nccl_family_remove(dd_nccl_comm *comm)
 }
 
 void
-dd_nccl_family_doom(dd_nccl_comm *comm, dd_nccl_reach reach)
+dd_nccl_family_mark_abort(dd_nccl_comm *comm, dd_nccl_reach reach)
 {
     dd_lock_take(&family_lock);
     if (comm->family.reach < reach) {

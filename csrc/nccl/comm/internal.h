@@ -10,7 +10,7 @@
 /* Time that aborts and short calls give a thread inside to leave. */
 #define DD_NCCL_LEAVE_NS (1 * DD_NS_PER_S)
 /* Time that an abort waits for a thread inside after ending its call. */
-#define DD_NCCL_GIVE_UP_NS (5 * DD_NS_PER_S)
+#define DD_NCCL_CANCEL_NS (5 * DD_NS_PER_S)
 /* Interval for polling NCCL: doubled from the minimum up to the maximum. */
 #define DD_NCCL_POLL_MIN_NS (50 * DD_NS_PER_US)
 #define DD_NCCL_POLL_MAX_NS (5 * DD_NS_PER_MS)
@@ -50,16 +50,16 @@ struct dd_nccl_comm {
     bool shares_shrunk;
     dd_nccl_family family;
     dd_lock mu;
-    pthread_cond_t changed;       /* signalled when state or is_inside changes */
-    dd_nccl_comm_state state;     /* guarded by mu */
-    dd_nccl_comm_handle handle;   /* guarded by mu; the thread inside may use it; NULL once ended */
-    bool is_inside;               /* guarded by mu */
-    dd_nccl_last_error at_entry;  /* owned by the thread inside */
-    dd_nccl_last_error when_well; /* guarded by mu; as of the last call or successful check */
-    bool must_abort;              /* guarded by mu; destroying it would hang */
-    bool is_revoked;              /* guarded by mu */
-    uint64_t nsplits;             /* guarded by mu */
-    char reason[256];             /* guarded by mu; why it was aborted */
+    pthread_cond_t changed;          /* signalled when state or is_inside changes */
+    dd_nccl_comm_state state;        /* guarded by mu */
+    dd_nccl_comm_handle handle;      /* guarded by mu; the thread inside may use it; NULL once ended */
+    bool is_inside;                  /* guarded by mu */
+    dd_nccl_last_error at_entry;     /* owned by the thread inside */
+    dd_nccl_last_error last_success; /* guarded by mu; as of the last call or successful check */
+    bool must_abort;                 /* guarded by mu; destroying it would hang */
+    bool is_revoked;                 /* guarded by mu */
+    uint64_t nsplits;                /* guarded by mu */
+    char reason[256];                /* guarded by mu; why it was aborted */
 };
 
 /* Create a record without a handle; NULL if there is no memory. free_record never calls NCCL. */
@@ -80,7 +80,7 @@ void dd_nccl_family_add(dd_nccl_comm *parent, dd_nccl_comm *child, bool is_split
 /* Call it before the record is freed. */
 void dd_nccl_family_remove(dd_nccl_comm *comm);
 /* Mark comm as about to be aborted. Then call dd_nccl_family_next until it returns NULL. */
-void dd_nccl_family_doom(dd_nccl_comm *comm, dd_nccl_reach reach);
+void dd_nccl_family_mark_abort(dd_nccl_comm *comm, dd_nccl_reach reach);
 /* Return the next communicator that an abort reaches, acquired; NULL if there are no more. *owner
  * is acquired, or empty. *why is the beginning of the reason. */
 dd_nccl_comm *dd_nccl_family_next(dd_nccl_comm_owner *owner, const char **why);

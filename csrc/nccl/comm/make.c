@@ -89,7 +89,7 @@ task_run_inside(dd_nccl_task *t, const char *call, dd_nccl_comm **comms, const a
 static dd_status
 task_create_on(dd_nccl_task_kind kind, dd_nccl_comm *parent, int ncomms, dd_nccl_task **t, dd_error *err)
 {
-    dd_nccl_place at = {parent->lib, parent->cuda, parent->device};
+    dd_nccl_device_ref at = {parent->lib, parent->cuda, parent->device};
     dd_status status = dd_nccl_task_create(kind, &at, ncomms, t, err);
     if (status == DD_OK) {
         (*t)->parent = dd_nccl_comm_acquire(parent);
@@ -115,7 +115,7 @@ dd_status
 dd_nccl_comm_init(const dd_nccl_comm_spec *spec, const dd_nccl_unique_id *ids, int nids, dd_nccl_comm **comm,
                   const atomic_bool *stop, const dd_wait *wait, dd_error *err)
 {
-    dd_nccl_place at = {spec->lib, spec->cuda, spec->device};
+    dd_nccl_device_ref at = {spec->lib, spec->cuda, spec->device};
     dd_nccl_task *t = NULL;
     dd_status status = check_spec(spec, nids, err);
     if (status == DD_OK) {
@@ -146,7 +146,7 @@ dd_nccl_comm_init_all(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *de
     if (n < 1) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "NCCL communicators for no device at all");
     }
-    dd_nccl_place at = {lib, cuda, devices[0]};
+    dd_nccl_device_ref at = {lib, cuda, devices[0]};
     dd_nccl_task *t = NULL;
     dd_status status = DD_OK;
     for (int i = 0; i < n && status == DD_OK; i++) {
@@ -224,7 +224,7 @@ dd_nccl_comm_shrink(dd_nccl_comm *parent, const dd_nccl_exclusion *excluded, con
 
 /* Run the task of a new rank, which has no parent to enter. Releases the task. */
 static dd_status
-run_newcomer(dd_nccl_task *t, const dd_nccl_comm_spec *spec, dd_nccl_comm **comm, const atomic_bool *stop,
+run_new_rank(dd_nccl_task *t, const dd_nccl_comm_spec *spec, dd_nccl_comm **comm, const atomic_bool *stop,
              const dd_wait *wait, dd_error *err)
 {
     dd_status status = task_set_config(t, spec->config, err);
@@ -244,7 +244,7 @@ dd_nccl_comm_grow(dd_nccl_comm *parent, const dd_nccl_comm_spec *spec, const dd_
                   dd_nccl_comm **comm, const atomic_bool *stop, const dd_wait *wait, dd_error *err)
 {
     dd_nccl_task *t = NULL;
-    dd_nccl_place at = {spec->lib, spec->cuda, spec->device};
+    dd_nccl_device_ref at = {spec->lib, spec->cuda, spec->device};
     dd_status status = dd_nccl_need(spec->lib, DD_NCCL_CAN_GROW, err);
     if (status == DD_OK && parent == NULL) {
         status = check_spec(spec, 1, err);
@@ -261,7 +261,7 @@ dd_nccl_comm_grow(dd_nccl_comm *parent, const dd_nccl_comm_spec *spec, const dd_
         return status;
     }
     if (parent == NULL) {
-        return run_newcomer(t, spec, comm, stop, wait, err);
+        return run_new_rank(t, spec, comm, stop, wait, err);
     }
     t->rank = -1;
     t->size = spec->size;

@@ -21,13 +21,13 @@ typedef struct card {
 } card;
 
 /* One call of dd_nccl_meet. */
-typedef struct encounter {
+typedef struct comm_meeting {
     const dd_nccl_meeting *m;
     const dd_meeting_end *end;
     int nids;
     const atomic_bool *stop;
     const dd_wait *outer;
-} encounter;
+} comm_meeting;
 
 int
 dd_nccl_meet_nids(const dd_nccl_lib *lib, int size, int ranks_per_root)
@@ -54,7 +54,7 @@ root_rank(const dd_nccl_meeting *m, int nids, int i)
 static bool
 is_stopped(void *ctx)
 {
-    const encounter *e = ctx;
+    const comm_meeting *e = ctx;
     return (e->stop != NULL && atomic_load(e->stop)) ||
            (e->outer->is_interrupted != NULL && e->outer->is_interrupted(e->outer->ctx));
 }
@@ -118,7 +118,7 @@ static const dd_meeting_kind communicator_kind = {
 };
 
 static dd_status
-comm_card_of_rank(const encounter *e, int rank, card *out, dd_error *err)
+comm_card_of_rank(const comm_meeting *e, int rank, card *out, dd_error *err)
 {
     if (comm_card_read(e->end->cards[rank], out)) {
         return DD_OK;
@@ -131,7 +131,7 @@ comm_card_of_rank(const encounter *e, int rank, card *out, dd_error *err)
 
 /* Copy an id from its root's card. */
 static dd_status
-take_id(const encounter *e, int i, dd_nccl_unique_id *id, dd_error *err)
+take_id(const comm_meeting *e, int i, dd_nccl_unique_id *id, dd_error *err)
 {
     card root = {0};
     int rank = root_rank(e->m, e->nids, i);
@@ -158,7 +158,7 @@ take_id(const encounter *e, int i, dd_nccl_unique_id *id, dd_error *err)
 
 /* Set the error if only one of rank 0 and `rank` wants grouped messages. */
 static dd_status
-set_mixed(const encounter *e, int rank, bool is_first_grouped, dd_error *err)
+set_mixed(const comm_meeting *e, int rank, bool is_first_grouped, dd_error *err)
 {
     return dd_error_set(err, DD_MISMATCH,
                         "ranks have different settings, and all need the same: gather, scatter and "
@@ -170,7 +170,7 @@ set_mixed(const encounter *e, int rank, bool is_first_grouped, dd_error *err)
 
 /* Set the error if only one of the two ranks encrypts, or their keys differ. */
 static dd_status
-refuse_encryption(const encounter *e, const card *first, int rank, const card *other, dd_error *err)
+refuse_encryption(const comm_meeting *e, const card *first, int rank, const card *other, dd_error *err)
 {
     bool has_keys = first->encryption != 0 && other->encryption != 0;
     const char *theirs = has_keys ? "encrypts with another key" : "does not encrypt";
@@ -187,7 +187,7 @@ refuse_encryption(const encounter *e, const card *first, int rank, const card *o
 }
 
 static dd_status
-comm_card_compare(const encounter *e, const card *first, int rank, const card *other, dd_error *err)
+comm_card_compare(const comm_meeting *e, const card *first, int rank, const card *other, dd_error *err)
 {
     char a[16];
     char b[16];
@@ -218,7 +218,7 @@ comm_card_compare(const encounter *e, const card *first, int rank, const card *o
 }
 
 static dd_status
-judge_comm_cards(const encounter *e, dd_nccl_unique_id *ids, dd_error *err)
+check_comm_cards(const comm_meeting *e, dd_nccl_unique_id *ids, dd_error *err)
 {
     card first = {0};
     dd_status status = comm_card_of_rank(e, 0, &first, err);
@@ -236,7 +236,7 @@ judge_comm_cards(const encounter *e, dd_nccl_unique_id *ids, dd_error *err)
 }
 
 static dd_status
-meet_for_comm(encounter *e, dd_bytes own, dd_meeting_end *end, dd_error *err)
+meet_for_comm(comm_meeting *e, dd_bytes own, dd_meeting_end *end, dd_error *err)
 {
     const dd_nccl_meeting *m = e->m;
     char name[DD_MEETING_NAME_MAX + 1];
@@ -270,13 +270,13 @@ dd_nccl_meet(const dd_nccl_meeting *m, dd_nccl_unique_id *ids, int nids, const a
     }
     dd_meeting_end end = {0};
     dd_blob own = {0};
-    encounter e = {.m = m, .end = &end, .nids = nids, .stop = stop, .outer = wait};
+    comm_meeting e = {.m = m, .end = &end, .nids = nids, .stop = stop, .outer = wait};
     dd_status status = comm_card_make(m, nids, &own, err);
     if (status == DD_OK) {
         status = meet_for_comm(&e, dd_blob_view(&own), &end, err);
     }
     if (status == DD_OK) {
-        status = judge_comm_cards(&e, ids, err);
+        status = check_comm_cards(&e, ids, err);
     }
     dd_meeting_end_fini(&end);
     dd_blob_fini(&own);

@@ -27,7 +27,7 @@ dd_nccl_task_release(dd_nccl_task *t)
 }
 
 dd_status
-dd_nccl_task_create(dd_nccl_task_kind kind, const dd_nccl_place *at, int ncomms, dd_nccl_task **created,
+dd_nccl_task_create(dd_nccl_task_kind kind, const dd_nccl_device_ref *at, int ncomms, dd_nccl_task **created,
                     dd_error *err)
 {
     dd_nccl_task *t = dd_mem_zalloc(sizeof *t);
@@ -145,12 +145,12 @@ await_ready(dd_nccl_task *t, dd_error *err)
         t->is_async = true;
         dd_wait nap = dd_wait_after(nap_ns);
         dd_lock_take(&t->mu);
-        if (!t->is_given_up) {
+        if (!t->is_cancelled) {
             dd_cond_wait_slice(&t->changed, &t->mu, &nap);
         }
-        bool is_over = t->is_given_up;
+        bool has_ended = t->is_cancelled;
         dd_lock_release(&t->mu);
-        if (is_over) {
+        if (has_ended) {
             return dd_error_set(err, DD_ABORTED, "%s was given up", t->what);
         }
     }
@@ -199,7 +199,7 @@ fill_record(dd_nccl_task *t, dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_
                                       t->parent != NULL && t->parent->shares_splits);
     comm->shares_shrunk = has_sharing(t, "NCCL_COMM_SHRINK_SHARE_RESOURCES", t->config.values.shrinkShare,
                                       t->parent != NULL && t->parent->shares_shrunk);
-    dd_nccl_note_last_error(&t->lib, handle, &comm->when_well);
+    dd_nccl_note_last_error(&t->lib, handle, &comm->last_success);
     return status;
 }
 
@@ -271,7 +271,7 @@ run_task(void *arg)
         dd_nccl_comm_leave(t->parent);
     }
     dd_lock_take(&t->mu);
-    if (t->status != DD_OK || t->is_given_up) {
+    if (t->status != DD_OK || t->is_cancelled) {
         dd_lock_release(&t->mu);
         abort_made(t);
         dd_lock_take(&t->mu);
@@ -299,7 +299,7 @@ await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_err
         dd_lock_release(&t->mu);
         return DD_OK;
     }
-    t->is_given_up = true;
+    t->is_cancelled = true;
     dd_cond_broadcast(&t->changed);
     dd_wait patience = dd_wait_after(DD_NCCL_LEAVE_NS);
     while (!t->is_done && !t->is_in_call && !dd_wait_has_expired(&patience)) {

@@ -51,10 +51,10 @@ typedef struct dd_nccl_task {
 
     dd_lock mu;
     pthread_cond_t changed;
-    bool is_done;     /* guarded by mu; the results below are set */
-    bool is_given_up; /* guarded by mu; the caller has abandoned the task */
-    bool is_in_call;  /* guarded by mu; the thread is in NCCL, which may hang */
-    dd_status status; /* owned by the thread until is_done, like the fields below */
+    bool is_done;      /* guarded by mu; the results below are set */
+    bool is_cancelled; /* guarded by mu; the caller has abandoned the task */
+    bool is_in_call;   /* guarded by mu; the thread is in NCCL, which may hang */
+    dd_status status;  /* owned by the thread until is_done, like the fields below */
     dd_error error;
     dd_nccl_last_error before;
     bool is_async; /* the call returned before it was complete */
@@ -63,14 +63,14 @@ typedef struct dd_nccl_task {
 } dd_nccl_task;
 
 /* The library and device of a call. */
-typedef struct dd_nccl_place {
+typedef struct dd_nccl_device_ref {
     const dd_nccl_lib *lib;
     const dd_cuda *cuda;
     int device;
-} dd_nccl_place;
+} dd_nccl_device_ref;
 
 /* Create a task with `ncomms` records without handles. Pass it to dd_nccl_task_run or _release. */
-dd_status dd_nccl_task_create(dd_nccl_task_kind kind, const dd_nccl_place *at, int ncomms,
+dd_status dd_nccl_task_create(dd_nccl_task_kind kind, const dd_nccl_device_ref *at, int ncomms,
                               dd_nccl_task **task, dd_error *err) DD_MUST_CHECK;
 void dd_nccl_task_release(dd_nccl_task *task); /* may be NULL */
 

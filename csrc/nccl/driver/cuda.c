@@ -13,7 +13,7 @@
 typedef struct held_device {
     dd_cuda_context context; /* NULL until it is first used */
     dd_cuda_pool pool;       /* NULL until it is first used, or if there is none */
-    bool has_asked_for_pool;
+    bool has_queried_pool;
 } held_device;
 
 struct dd_cuda_contexts {
@@ -257,8 +257,8 @@ dd_cuda_pool_of(const dd_cuda *cuda, int device)
 {
     held_device *held = &cuda->contexts->of[device];
     dd_lock_take(&cuda->contexts->mu);
-    if (!held->has_asked_for_pool) {
-        held->has_asked_for_pool = true;
+    if (!held->has_queried_pool) {
+        held->has_queried_pool = true;
         held->pool = make_pool(cuda, device);
     }
     dd_cuda_pool pool = held->pool;

@@ -30,7 +30,7 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *o
         nccl_group_end_complete(group);
     }
     dd_lock_take(&group->lock);
-    bool is_first = group->cause.code == DD_OK && !group->is_over;
+    bool is_first = group->cause.code == DD_OK && !group->is_ended;
     if (is_first) {
         if (is_failure && group->recorder_group != NULL) {
             dd_recorder_raise_alarm(group->recorder_group, origin != NULL ? origin->record : DD_NO_RECORD,
@@ -39,11 +39,11 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *o
         group->cause = *cause;
         group->origin = origin != NULL ? *origin : (nccl_origin){.record = DD_NO_RECORD};
         group->is_driver_gone = how == NCCL_END_DRIVER_GONE;
-        group->is_let_go = how == NCCL_END_LET_GO;
+        group->is_released = how == NCCL_END_RELEASED;
         atomic_store(&group->stop, true);
         end_works_locked(group, &ended);
         bool is_lost = !dd_list_is_empty(&ended) || (origin != NULL && origin->is_captured);
-        group->is_unheard = how == NCCL_END_FAILED && is_lost;
+        group->is_unreported = how == NCCL_END_FAILED && is_lost;
         dd_cond_broadcast(&group->ended);
     }
     dd_lock_release(&group->lock);
@@ -65,7 +65,7 @@ void
 dd_nccl_group_retire(dd_nccl_group *group, const dd_error *cause)
 {
     if (nccl_group_check_fork(group, NULL) == DD_OK) {
-        nccl_group_end(group, cause, NULL, NCCL_END_LET_GO);
+        nccl_group_end(group, cause, NULL, NCCL_END_RELEASED);
     }
 }
 
@@ -105,11 +105,11 @@ abort_channel(void *arg)
     } else {
         dd_error_set(&cause, DD_ABORTED, "the group has ended");
     }
-    bool is_let_go = group->is_let_go;
+    bool is_released = group->is_released;
     dd_lock_release(&group->lock);
     /* The result is ignored: there is a cause already. */
     dd_nccl_comm *comm = atomic_load(&channel->comm);
-    (void)!(is_let_go ? dd_nccl_comm_abort_alone : dd_nccl_comm_abort)(comm, cause.message, NULL);
+    (void)!(is_released ? dd_nccl_comm_abort_alone : dd_nccl_comm_abort)(comm, cause.message, NULL);
     dd_lock_take(&group->lock);
     group->naborts--;
     dd_cond_broadcast(&group->ended);
@@ -175,8 +175,8 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
         return status;
     }
     dd_lock_take(&group->lock);
-    bool has_ended = group->is_over || group->is_driver_gone;
-    group->is_let_go = false;
+    bool has_ended = group->is_ended || group->is_driver_gone;
+    group->is_released = false;
     dd_lock_release(&group->lock);
     if (!has_ended) {
         dd_error cause;
@@ -185,7 +185,7 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
         nccl_group_start_abort(group); /* even if is_abort_off */
     }
     dd_lock_take(&group->lock);
-    group->is_unheard = false; /* a caller that aborts expects no results */
+    group->is_unreported = false; /* a caller that aborts expects no results */
     dd_lock_release(&group->lock);
     return nccl_group_wait_for_abort(group, wait, err);
 }

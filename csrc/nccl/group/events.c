@@ -6,8 +6,8 @@
 #define MAX_KEPT 4096u
 
 dd_status
-nccl_event_take(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_cuda_event *event,
-                dd_error *err)
+nccl_event_acquire(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_cuda_event *event,
+                   dd_error *err)
 {
     nccl_events *events = &device->events[has_timing];
     dd_cuda_event kept = NULL;
@@ -46,8 +46,8 @@ keep_locked(nccl_events *events, dd_cuda_event event)
 }
 
 void
-nccl_event_give(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_cuda_event event,
-                bool is_reusable)
+nccl_event_release(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_cuda_event event,
+                   bool is_reusable)
 {
     if (event == NULL) {
         return;

@@ -100,7 +100,7 @@ dd_nccl_group_is_idle(dd_nccl_group *group, const dd_wait *wait)
         dd_cond_wait_slice(&group->ended, &group->lock, wait);
         group->nwaiters--;
     }
-    bool is_idle = !has_works_locked(group) && !group->is_unheard;
+    bool is_idle = !has_works_locked(group) && !group->is_unreported;
     dd_lock_release(&group->lock);
     return is_idle;
 }
@@ -164,9 +164,9 @@ dd_nccl_group_set_nan_check(dd_nccl_group *group, bool is_on)
 bool
 dd_nccl_group_take_nan_missed(dd_nccl_group *group)
 {
-    nccl_nan_missed untold = NCCL_NAN_MISSED_UNTOLD;
+    nccl_nan_missed untold = NCCL_NAN_MISSED_UNREPORTED;
     return atomic_load_explicit(&group->nan_missed, memory_order_relaxed) == untold &&
-           atomic_compare_exchange_strong(&group->nan_missed, &untold, NCCL_NAN_MISSED_TOLD);
+           atomic_compare_exchange_strong(&group->nan_missed, &untold, NCCL_NAN_MISSED_REPORTED);
 }
 
 void
@@ -199,7 +199,7 @@ dd_status
 nccl_group_check_locked(dd_nccl_group *group, dd_error *err)
 {
     if (group->cause.code != DD_OK) {
-        group->is_unheard = false;
+        group->is_unreported = false;
         nccl_group_describe_cause_locked(group, err);
         return group->cause.code;
     }

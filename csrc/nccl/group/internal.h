@@ -19,7 +19,7 @@
 #include "nccl/watchdog.h"
 
 #define NCCL_ALL_RANKS (-1)
-#define NCCL_MET_BITS 512u
+#define NCCL_CONNECTED_BITS 512u
 
 /* ---- events, kept for reuse */
 
@@ -37,20 +37,20 @@ typedef struct nccl_channel nccl_channel;
 typedef struct nccl_work nccl_work;
 
 struct nccl_channel {
-    nccl_channel *next;               /* const; the group's list, which only grows, at its head */
-    dd_nccl_group *group;             /* const */
-    nccl_device *device;              /* const */
-    int peer;                         /* const; the other rank of a pair, or NCCL_ALL_RANKS */
-    uint64_t use;                     /* lock; number among the communicators of these ranks */
-    dd_cuda_stream stream;            /* const until the device is closed */
-    _Atomic(dd_nccl_comm *) comm;     /* set once, under lock; owned; may have ended */
-    bool is_blocking;                 /* const since comm is set */
-    bool is_connecting;               /* lock; a thread creates comm, others wait on `ended` */
-    bool is_ending;                   /* lock; comm is being or has been aborted or destroyed */
-    bool has_failed_to_close;         /* lock; comm is left to be aborted */
-    dd_list works;                    /* lock; under way, in the order of the stream */
-    uint64_t met[NCCL_MET_BITS / 64]; /* launch; bits of calls that have connected ranks */
-    dd_cuda_nan_report *nan_report;   /* launch; for inputs of a call; NULL until used */
+    nccl_channel *next;                           /* const; the group's list, which only grows, at its head */
+    dd_nccl_group *group;                         /* const */
+    nccl_device *device;                          /* const */
+    int peer;                                     /* const; the other rank of a pair, or NCCL_ALL_RANKS */
+    uint64_t use;                                 /* lock; number among the communicators of these ranks */
+    dd_cuda_stream stream;                        /* const until the device is closed */
+    _Atomic(dd_nccl_comm *) comm;                 /* set once, under lock; owned; may have ended */
+    bool is_blocking;                             /* const since comm is set */
+    bool is_connecting;                           /* lock; a thread creates comm, others wait on `ended` */
+    bool is_ending;                               /* lock; comm is being or has been aborted or destroyed */
+    bool has_failed_to_close;                     /* lock; comm is left to be aborted */
+    dd_list works;                                /* lock; under way, in the order of the stream */
+    uint64_t connected[NCCL_CONNECTED_BITS / 64]; /* launch; bits of calls that have connected ranks */
+    dd_cuda_nan_report *nan_report;               /* launch; for inputs of a call; NULL until used */
 };
 
 struct nccl_device {
@@ -80,8 +80,8 @@ typedef struct nccl_origin {
 /* TOLD once a caller knows that a call was captured in a graph that cannot search for NaN. */
 typedef enum nccl_nan_missed {
     NCCL_NAN_MISSED_NONE,
-    NCCL_NAN_MISSED_UNTOLD,
-    NCCL_NAN_MISSED_TOLD,
+    NCCL_NAN_MISSED_UNREPORTED,
+    NCCL_NAN_MISSED_REPORTED,
 } nccl_nan_missed;
 
 /* Inputs that graphs search for NaN; call/nan.c. */
@@ -93,11 +93,11 @@ typedef struct nccl_nan_captures {
 } nccl_nan_captures;
 
 /* Progress of a close by dd_nccl_groups_post_close. */
-typedef enum nccl_aside {
-    NCCL_NOT_ASIDE,
-    NCCL_CLOSING_ASIDE,
-    NCCL_CLOSED_ASIDE,
-} nccl_aside;
+typedef enum nccl_background_close {
+    NCCL_CLOSE_NONE,
+    NCCL_CLOSE_RUNNING,
+    NCCL_CLOSE_DONE,
+} nccl_background_close;
 
 struct dd_nccl_group {
     atomic_uint users; /* references by dd_nccl_group_acquire */
@@ -128,31 +128,31 @@ struct dd_nccl_group {
     pthread_cond_t ended; /* signalled when a work, a connection or an abort ends */
     nccl_work *
         launching; /* lock; the work that is being put into a stream, and is ended by the thread that does so */
-    unsigned nwaiters;         /* lock; threads that wait on `ended` for a work */
-    dd_error cause;            /* lock; code is DD_OK until a failure */
-    nccl_origin origin;        /* lock; of the cause */
-    bool is_unheard;           /* lock; the cause ended operations, and no caller has received it */
-    bool is_let_go;            /* lock; released or retired; groups split from it go on */
-    bool is_closed;            /* lock; dd_nccl_group_close has begun */
-    bool is_over;              /* lock; close has finished: nothing can fail */
-    bool is_driver_gone;       /* lock; CUDA and NCCL must not be called */
-    nccl_aside aside;          /* lock, like the next; for dd_nccl_group_close */
-    dd_error aside_error;      /* code is DD_OK if there is none, or a caller has it */
-    unsigned naborts;          /* lock; communicators that are being aborted, on a thread each */
-    nccl_channel *channels;    /* lock */
-    uint64_t ncollectives;     /* lock; called */
-    uint64_t nmessages;        /* lock; called */
-    uint64_t last_completed;   /* lock; number of the last completed collective */
-    uint64_t nmeetings;        /* lock; meetings for communicators of all ranks */
-    dd_list windows;           /* lock; open ones */
-    uint64_t nwindows;         /* lock; meetings for windows */
-    dd_timer_set deadlines;    /* lock; `late` of the works under way */
-    int64_t ephemeral_ns;      /* lock; extra time for new works */
-    int64_t ephemeral_free_ns; /* lock; the part that no work under way takes */
-    dd_list pool;              /* lock; works for reuse */
-    size_t npool;              /* lock */
-    unsigned ntaken;           /* lock; works taken since needs_look was set */
-    atomic_bool needs_look;    /* the pool is empty: works may have ended */
+    unsigned nwaiters;   /* lock; threads that wait on `ended` for a work */
+    dd_error cause;      /* lock; code is DD_OK until a failure */
+    nccl_origin origin;  /* lock; of the cause */
+    bool is_unreported;  /* lock; the cause ended operations, and no caller has received it */
+    bool is_released;    /* lock; released or retired; groups split from it go on */
+    bool is_closed;      /* lock; dd_nccl_group_close has begun */
+    bool is_ended;       /* lock; close has finished: nothing can fail */
+    bool is_driver_gone; /* lock; CUDA and NCCL must not be called */
+    nccl_background_close background_close; /* lock, like the next; for dd_nccl_group_close */
+    dd_error background_close_error;        /* code is DD_OK if there is none, or a caller has it */
+    unsigned naborts;                       /* lock; communicators that are being aborted, on a thread each */
+    nccl_channel *channels;                 /* lock */
+    uint64_t ncollectives;                  /* lock; called */
+    uint64_t nmessages;                     /* lock; called */
+    uint64_t last_completed;                /* lock; number of the last completed collective */
+    uint64_t nmeetings;                     /* lock; meetings for communicators of all ranks */
+    dd_list windows;                        /* lock; open ones */
+    uint64_t nwindows;                      /* lock; meetings for windows */
+    dd_timer_set deadlines;                 /* lock; `late` of the works under way */
+    int64_t ephemeral_ns;                   /* lock; extra time for new works */
+    int64_t ephemeral_free_ns;              /* lock; the part that no work under way takes */
+    dd_list pool;                           /* lock; works for reuse */
+    size_t npool;                           /* lock */
+    unsigned ntaken;                        /* lock; works taken since needs_poll was set */
+    atomic_bool needs_poll;                 /* the pool is empty: works may have ended */
 
     _Atomic(nccl_device *) devices[]; /* [cuda->ndevices]; set once, under `launch` */
 };
@@ -175,9 +175,9 @@ struct nccl_work {
     bool is_message;
     bool has_timing;
     bool is_captured;
-    atomic_bool is_started;  /* known to have begun */
-    atomic_bool is_launched; /* release: all is enqueued, and `end` is recorded */
-    atomic_bool is_quiet;    /* the device is done with it, or shut down */
+    atomic_bool is_started;     /* known to have begun */
+    atomic_bool is_launched;    /* release: all is enqueued, and `end` is recorded */
+    atomic_bool is_device_done; /* the device is done with it, or shut down */
 };
 
 /* ---- the watchdog */
@@ -200,7 +200,7 @@ struct dd_nccl_watchdog {
     bool is_started;  /* lock; the thread must be joined */
     bool has_ended;   /* lock; the thread is done: joining it does not wait */
     bool is_stopping; /* lock */
-    bool is_over;     /* lock; the driver has shut down, and the thread ends */
+    bool is_ended;    /* lock; the driver has shut down, and the thread ends */
     pthread_t thread; /* lock */
 
     int64_t busy_ns;  /* only the thread; when a work was last under way */
@@ -245,11 +245,11 @@ dd_status nccl_pair_create(dd_nccl_group *group, nccl_device *device, int peer, 
 
 /* ---- events.c. The device's context must be current; takes the group's lock */
 
-dd_status nccl_event_take(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_cuda_event *event,
-                          dd_error *err);
+dd_status nccl_event_acquire(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_cuda_event *event,
+                             dd_error *err);
 /* is_reusable: nothing refers to its last recording. event may be NULL. */
-void nccl_event_give(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_cuda_event event,
-                     bool is_reusable);
+void nccl_event_release(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_cuda_event event,
+                        bool is_reusable);
 void nccl_events_close(dd_nccl_group *group, nccl_device *device);
 
 /* ---- works.c */
@@ -275,11 +275,11 @@ typedef enum nccl_progress {
 /* Query the device about an event of a work that has been launched. No locks. */
 nccl_progress nccl_work_query(const nccl_work *work, dd_cuda_event event, dd_error *err);
 /* Note that a work has begun, if the device has reached it. No locks. */
-void nccl_work_look_at_start(nccl_work *work);
+void nccl_work_check_start(nccl_work *work);
 /* Complete a work that the stream has passed, and those before it. */
 void nccl_work_complete_up_to(nccl_work *work);
 /* Do the same, if the stream has passed the work. */
-nccl_progress nccl_work_look_ahead(nccl_work *work);
+nccl_progress nccl_work_poll_ahead(nccl_work *work);
 /* Return a channel's n-th work under way, acquired, or the last if there are fewer, or NULL. */
 nccl_work *nccl_channel_nth_work(nccl_channel *channel, size_t n);
 /* Complete works whose kernels have ended. Call it before a failure; does nothing after one. */
@@ -288,7 +288,7 @@ void nccl_group_end_complete(dd_nccl_group *group);
 /* ---- work_wait.c */
 
 /* Complete works that the device has finished, with few queries. *is_busy if any is under way. */
-nccl_progress nccl_channel_look(nccl_channel *channel, bool *is_busy);
+nccl_progress nccl_channel_poll(nccl_channel *channel, bool *is_busy);
 /* Wait for the end of a work, with or without an error. DD_OP_TIMED_OUT at the deadline. */
 dd_status nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
@@ -297,7 +297,7 @@ dd_status nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err) D
 typedef enum nccl_end {
     NCCL_END_FAILED,
     NCCL_END_ABORTED,     /* by a caller, which needs no report */
-    NCCL_END_LET_GO,      /* released, or replaced by another group: not reported */
+    NCCL_END_RELEASED,    /* released, or replaced by another group: not reported */
     NCCL_END_DRIVER_GONE, /* not reported; nothing is aborted */
 } nccl_end;
 

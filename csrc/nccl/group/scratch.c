@@ -20,7 +20,7 @@ reclaim(dd_nccl_group *group, nccl_device *device, bool is_final)
             continue;
         }
         (void)api->cuMemFree(memory->data);
-        nccl_event_give(group, device, false, memory->event, true);
+        nccl_event_release(group, device, false, memory->event, true);
         dd_list_remove(&memory->link);
         dd_mem_free(memory);
     }
@@ -61,9 +61,9 @@ retire(dd_nccl_group *group, nccl_channel *channel, dd_cuda_ptr data)
     }
     memory->data = data;
     memory->event = NULL;
-    if (nccl_event_take(group, channel->device, false, &memory->event, NULL) == DD_OK &&
+    if (nccl_event_acquire(group, channel->device, false, &memory->event, NULL) == DD_OK &&
         group->cuda->api.cuEventRecord(memory->event, channel->stream) != DD_CUDA_SUCCESS) {
-        nccl_event_give(group, channel->device, false, memory->event, false);
+        nccl_event_release(group, channel->device, false, memory->event, false);
         memory->event = NULL;
     }
     dd_list_push_back(&channel->device->retired, &memory->link);

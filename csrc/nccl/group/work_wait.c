@@ -7,13 +7,13 @@
 /* Query the device, and complete the work or fail the group. Returns the result of the query, even
  * if the work has ended otherwise. */
 static nccl_progress
-work_look(nccl_work *work)
+work_poll(nccl_work *work)
 {
     dd_nccl_group *group = work->group;
     if (!atomic_load_explicit(&work->is_launched, memory_order_acquire)) {
         return NCCL_UNDER_WAY;
     }
-    nccl_work_look_at_start(work);
+    nccl_work_check_start(work);
     dd_error error;
     nccl_progress progress = nccl_work_query(work, work->end, &error);
     if (progress == NCCL_UNDER_WAY) {
@@ -30,7 +30,7 @@ work_look(nccl_work *work)
 }
 
 nccl_progress
-nccl_channel_look(nccl_channel *channel, bool *is_busy)
+nccl_channel_poll(nccl_channel *channel, bool *is_busy)
 {
     /* A stream may have passed hundreds of works: double the step until one has not ended. Then
      * restart at the first, since a failure is reported for that one. */
@@ -41,7 +41,7 @@ nccl_channel_look(nccl_channel *channel, bool *is_busy)
             return NCCL_ENDED;
         }
         *is_busy = true;
-        nccl_progress progress = step == 1 ? work_look(work) : nccl_work_look_ahead(work);
+        nccl_progress progress = step == 1 ? work_poll(work) : nccl_work_poll_ahead(work);
         dd_work_release(&work->base.base);
         if (progress != NCCL_ENDED && step == 1) {
             return progress;
@@ -60,17 +60,17 @@ dd_nccl_work_poll(dd_nccl_work *base)
     if (nccl_group_check_fork(work->group, NULL) != DD_OK) {
         return false;
     }
-    (void)work_look(work);
+    (void)work_poll(work);
     return dd_work_is_done(&base->base);
 }
 
 void
-dd_nccl_work_on_told(dd_nccl_work *base)
+dd_nccl_work_note_reported(dd_nccl_work *base)
 {
     dd_nccl_group *group = ((nccl_work *)base)->group;
     if (nccl_group_check_fork(group, NULL) == DD_OK) {
         dd_lock_take(&group->lock);
-        group->is_unheard = false;
+        group->is_unreported = false;
         dd_lock_release(&group->lock);
     }
 }
@@ -80,7 +80,7 @@ dd_nccl_work_result(dd_nccl_work *base, dd_error *err)
 {
     dd_status status = dd_work_is_done(&base->base) ? dd_work_result(&base->base, err) : DD_OK;
     if (status != DD_OK) {
-        dd_nccl_work_on_told(base);
+        dd_nccl_work_note_reported(base);
     }
     return status;
 }
@@ -178,7 +178,7 @@ dd_nccl_work_memory_is_free(dd_nccl_work *base)
     if (!dd_nccl_work_poll(base)) {
         return false;
     }
-    if (atomic_load_explicit(&work->is_quiet, memory_order_acquire)) {
+    if (atomic_load_explicit(&work->is_device_done, memory_order_acquire)) {
         return true;
     }
     nccl_progress progress = nccl_group_check_fork(work->group, NULL) == DD_OK
@@ -186,7 +186,7 @@ dd_nccl_work_memory_is_free(dd_nccl_work *base)
                                  : NCCL_NO_MORE;
     bool is_quiet = progress == NCCL_ENDED || progress == NCCL_NO_MORE;
     if (is_quiet) {
-        atomic_store_explicit(&work->is_quiet, true, memory_order_release);
+        atomic_store_explicit(&work->is_device_done, true, memory_order_release);
     }
     return is_quiet;
 }

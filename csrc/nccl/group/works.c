@@ -14,23 +14,24 @@
 /* ---- creation and destruction */
 
 static void
-give_events(nccl_work *work)
+release_events(nccl_work *work)
 {
     /* An event that the device has not reached, or that a graph refers to, must not be reused. */
-    bool is_reusable = !work->is_captured && atomic_load_explicit(&work->is_quiet, memory_order_acquire);
+    bool is_reusable =
+        !work->is_captured && atomic_load_explicit(&work->is_device_done, memory_order_acquire);
     nccl_device *device = work->channel->device;
     if (!is_reusable || !work->group->options.has_event_cache) {
         dd_cuda_guard guard;
         if (nccl_enter(work->group, device, &guard, NULL) != DD_OK) {
             return; /* the driver has shut down and freed the events */
         }
-        nccl_event_give(work->group, device, work->has_timing, work->start, is_reusable);
-        nccl_event_give(work->group, device, work->has_timing, work->end, is_reusable);
+        nccl_event_release(work->group, device, work->has_timing, work->start, is_reusable);
+        nccl_event_release(work->group, device, work->has_timing, work->end, is_reusable);
         dd_cuda_leave(&guard);
         return;
     }
-    nccl_event_give(work->group, device, work->has_timing, work->start, true);
-    nccl_event_give(work->group, device, work->has_timing, work->end, true);
+    nccl_event_release(work->group, device, work->has_timing, work->start, true);
+    nccl_event_release(work->group, device, work->has_timing, work->end, true);
 }
 
 static void
@@ -40,7 +41,7 @@ destroy_work(dd_work *base)
     dd_nccl_group *group = work->group;
     bool is_kept = false;
     if (nccl_group_check_fork(group, NULL) == DD_OK) {
-        give_events(work);
+        release_events(work);
         dd_lock_take(&group->lock);
         is_kept = group->npool < MAX_POOL && !group->is_closed;
         if (is_kept) {
@@ -68,19 +69,19 @@ take_work(dd_nccl_group *group)
         group->npool--;
     } else if (group->ntaken > MAX_POOL) {
         group->ntaken = 0;
-        atomic_store_explicit(&group->needs_look, true, memory_order_relaxed);
+        atomic_store_explicit(&group->needs_poll, true, memory_order_relaxed);
     }
     dd_lock_release(&group->lock);
     return work != NULL ? work : dd_mem_alloc(sizeof *work);
 }
 
 static dd_status
-take_events(nccl_work *work, dd_error *err)
+acquire_events(nccl_work *work, dd_error *err)
 {
     nccl_device *device = work->channel->device;
-    dd_status status = nccl_event_take(work->group, device, work->has_timing, &work->end, err);
+    dd_status status = nccl_event_acquire(work->group, device, work->has_timing, &work->end, err);
     if (status == DD_OK && work->has_timing) {
-        status = nccl_event_take(work->group, device, true, &work->start, err);
+        status = nccl_event_acquire(work->group, device, true, &work->start, err);
     }
     return status;
 }
@@ -129,8 +130,8 @@ nccl_work_create(nccl_channel *channel, const dd_nccl_call *call, int64_t start_
     work->is_captured = is_captured;
     atomic_init(&work->is_started, false);
     atomic_init(&work->is_launched, false);
-    atomic_init(&work->is_quiet, true); /* until something is in the stream */
-    dd_status status = take_events(work, err);
+    atomic_init(&work->is_device_done, true); /* until something is in the stream */
+    dd_status status = acquire_events(work, err);
     if (status != DD_OK) {
         dd_work_release(&work->base.base);
         return status;
@@ -216,7 +217,7 @@ complete_through_locked(nccl_channel *channel, nccl_work *last, dd_list *ended)
     /* The stream has passed `last`, and so the works before it. */
     while (!dd_work_is_done(&last->base.base)) {
         nccl_work *work = DD_CONTAINER_OF(channel->works.next, nccl_work, link);
-        atomic_store_explicit(&work->is_quiet, true, memory_order_release);
+        atomic_store_explicit(&work->is_device_done, true, memory_order_release);
         complete_locked(work, NULL, ended);
     }
 }
@@ -272,7 +273,7 @@ nccl_work_query(const nccl_work *work, dd_cuda_event event, dd_error *err)
 }
 
 void
-nccl_work_look_at_start(nccl_work *work)
+nccl_work_check_start(nccl_work *work)
 {
     if (work->start == NULL || atomic_load_explicit(&work->is_started, memory_order_relaxed) ||
         query(work, work->start) != DD_CUDA_SUCCESS) {
@@ -320,7 +321,7 @@ nccl_channel_nth_work(nccl_channel *channel, size_t n)
 }
 
 nccl_progress
-nccl_work_look_ahead(nccl_work *work)
+nccl_work_poll_ahead(nccl_work *work)
 {
     if (!atomic_load_explicit(&work->is_launched, memory_order_acquire) ||
         query(work, work->end) != DD_CUDA_SUCCESS) {
@@ -340,7 +341,7 @@ nccl_group_end_complete(dd_nccl_group *group)
         nccl_work *work;
         nccl_progress progress = NCCL_ENDED;
         while (progress == NCCL_ENDED && (work = nccl_channel_nth_work(channel, 1)) != NULL) {
-            progress = nccl_work_look_ahead(work);
+            progress = nccl_work_poll_ahead(work);
             dd_work_release(&work->base.base);
         }
     }

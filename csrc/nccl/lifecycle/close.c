@@ -204,7 +204,7 @@ comms_job_run(comms_job *job, const dd_wait *wait)
 }
 
 static void
-comms_job_run_aside(close_job *base)
+comms_job_run_in_background(close_job *base)
 {
     comms_job *job = (comms_job *)base;
     dd_wait wait = dd_wait_after(DD_NEVER_NS);
@@ -244,7 +244,7 @@ close_comms(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
         return dd_error_no_memory(err, sizeof *job);
     }
     job->base.watchdog = group->watchdog;
-    job->base.run = comms_job_run_aside;
+    job->base.run = comms_job_run_in_background;
     job->base.destroy = comms_job_destroy;
     atomic_init(&job->base.refs, 1);
     job->group = nccl_group_acquire_internal(group);
@@ -296,7 +296,7 @@ close_in_turn(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_er
     if (status != DD_OK) {
         dd_error_prepend(err, "closing the group");
     } else {
-        nccl_nan_look(group);
+        nccl_nan_poll(group);
     }
     if (status == DD_OK && !atomic_load(&group->stop)) {
         status = close_comms(group, wait, err);
@@ -334,13 +334,13 @@ close_group(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
         close_failed(group, wait);
     }
     dd_lock_take(&group->lock);
-    group->is_over = true;
-    if (status == DD_OK && group->is_unheard) {
+    group->is_ended = true;
+    if (status == DD_OK && group->is_unreported) {
         status = group->cause.code;
         nccl_group_describe_cause_locked(group, err);
         dd_error_prepend(err, "closing the group");
     }
-    group->is_unheard = false;
+    group->is_unreported = false;
     dd_lock_release(&group->lock);
     nccl_watchdog_remove(group->watchdog, group);
     return status;
@@ -367,13 +367,13 @@ groups_job_destroy(close_job *base)
 }
 
 static void
-close_aside(dd_nccl_group *group)
+close_in_background(dd_nccl_group *group)
 {
     dd_lock_take(&group->lock);
     bool was_closed = group->is_closed;
     if (!was_closed) {
         group->is_closed = true;
-        group->aside = NCCL_CLOSING_ASIDE;
+        group->background_close = NCCL_CLOSE_RUNNING;
     }
     dd_lock_release(&group->lock);
     if (was_closed) {
@@ -384,9 +384,9 @@ close_aside(dd_nccl_group *group)
     dd_status status = close_group(group, &wait, &error);
     dd_lock_take(&group->lock);
     if (status != DD_OK) {
-        dd_error_copy(&group->aside_error, &error);
+        dd_error_copy(&group->background_close_error, &error);
     }
-    group->aside = NCCL_CLOSED_ASIDE;
+    group->background_close = NCCL_CLOSE_DONE;
     dd_cond_broadcast(&group->ended);
     dd_lock_release(&group->lock);
 }
@@ -396,7 +396,7 @@ groups_job_run(close_job *base)
 {
     groups_job *job = (groups_job *)base;
     for (size_t i; (i = atomic_fetch_add(&job->next, 1)) < job->n;) {
-        close_aside(job->groups[i]);
+        close_in_background(job->groups[i]);
     }
 }
 
@@ -423,17 +423,19 @@ dd_nccl_groups_post_close(dd_nccl_group *const *groups, size_t n)
 
 /* Wait for the thread that closes the group, and take its error. On failure, fail the group. */
 static dd_status
-await_aside(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
+await_background_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
     dd_lock_take(&group->lock);
-    while (group->aside == NCCL_CLOSING_ASIDE && status == DD_OK) {
+    while (group->background_close == NCCL_CLOSE_RUNNING && status == DD_OK) {
         status = dd_cond_wait_checked(&group->ended, &group->lock, wait, err);
     }
-    bool has_ended = group->aside == NCCL_CLOSED_ASIDE;
+    bool has_ended = group->background_close == NCCL_CLOSE_DONE;
     if (has_ended) {
-        status = group->aside_error.code == DD_OK ? DD_OK : dd_error_copy(err, &group->aside_error);
-        group->aside_error.code = DD_OK;
+        status = group->background_close_error.code == DD_OK
+                     ? DD_OK
+                     : dd_error_copy(err, &group->background_close_error);
+        group->background_close_error.code = DD_OK;
     } else if (status == DD_TIMED_OUT) {
         status = dd_error_set(err, DD_OP_TIMED_OUT, "closing the group: it has not ended within %.3f s",
                               dd_wait_elapsed_s(wait));
@@ -458,7 +460,7 @@ dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
     bool was_closed = group->is_closed;
     group->is_closed = true;
     dd_lock_release(&group->lock);
-    return was_closed ? await_aside(group, wait, err) : close_group(group, wait, err);
+    return was_closed ? await_background_close(group, wait, err) : close_group(group, wait, err);
 }
 
 /* ---- release */
@@ -473,7 +475,7 @@ dd_nccl_group_release(dd_nccl_group *group)
     dd_error cause;
     dd_error_set(&cause, DD_ABORTED, "the group was let go without being closed");
     nccl_watchdog_remove(group->watchdog, group);
-    nccl_group_end(group, &cause, NULL, NCCL_END_LET_GO);
+    nccl_group_end(group, &cause, NULL, NCCL_END_RELEASED);
     nccl_group_start_abort(group);
     dd_store_release(
         group->store); /* no more meetings; errors at the end of a store must stay on this thread */

@@ -4,7 +4,7 @@
 
 #include "nccl/call/internal.h"
 
-/* ---- verdict.c */
+/* ---- group_checks.c */
 
 /* Fail the group if a work is past its deadline. */
 void nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns);

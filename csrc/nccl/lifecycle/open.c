@@ -55,7 +55,7 @@ new_group(const dd_nccl_base *base, int rank, int size)
     atomic_init(&group->users, 1);
     atomic_init(&group->refs, 1);
     atomic_init(&group->stop, false);
-    atomic_init(&group->needs_look, false);
+    atomic_init(&group->needs_poll, false);
     group->lib = base->lib;
     group->cuda = base->cuda;
     group->watchdog = base->watchdog;

@@ -11,7 +11,7 @@
 #define HURRY_NS DD_NS_PER_MS
 #define DEFAULT_ABORT_TIMEOUT_NS DD_NS_PER_S
 #define COMMS_NS DD_NS_PER_S /* between checks of idle communicators */
-#define LINGER_NS \
+#define IDLE_STOP_NS \
     (2 * DD_NS_PER_S) /* time that it stays awake when idle: waking it takes longer than a call */
 #define JOIN_NS (2 * DD_NS_PER_S)
 
@@ -24,7 +24,7 @@ note(dd_nccl_watchdog *watchdog, const char *activity)
 /* ---- check of a group */
 
 static nccl_progress
-look_at_group(dd_nccl_watchdog *watchdog, dd_nccl_group *group, bool asks_comms, bool *is_busy)
+check_watched_group(dd_nccl_watchdog *watchdog, dd_nccl_group *group, bool checks_comms, bool *is_busy)
 {
     dd_lock_take(&group->lock);
     nccl_channel *channel = group->channels;
@@ -32,14 +32,14 @@ look_at_group(dd_nccl_watchdog *watchdog, dd_nccl_group *group, bool asks_comms,
     note(watchdog, "cuEventQuery");
     bool is_group_busy = false;
     for (; channel != NULL; channel = channel->next) {
-        if (nccl_channel_look(channel, &is_group_busy) == NCCL_NO_MORE) {
+        if (nccl_channel_poll(channel, &is_group_busy) == NCCL_NO_MORE) {
             return NCCL_NO_MORE;
         }
     }
     note(watchdog, "");
-    nccl_nan_look(group);
+    nccl_nan_poll(group);
     nccl_group_check_deadlines(group, dd_clock_now_ns());
-    if (is_group_busy || asks_comms) {
+    if (is_group_busy || checks_comms) {
         note(watchdog, "ncclCommGetAsyncError");
         nccl_group_check_comms(group);
         note(watchdog, "");
@@ -55,7 +55,7 @@ end_groups(dd_nccl_watchdog *watchdog)
     dd_error cause;
     dd_error_set(&cause, DD_CLOSED, "the CUDA driver is shutting down");
     dd_lock_take(&watchdog->lock);
-    watchdog->is_over = true;
+    watchdog->is_ended = true;
     for (size_t i = watchdog->ngroups; i > 0; i--) {
         dd_nccl_group *group = nccl_watchdog_next_group_locked(watchdog);
         dd_lock_release(&watchdog->lock);
@@ -71,11 +71,11 @@ end_groups(dd_nccl_watchdog *watchdog)
 
 /* Check all groups; *is_busy if a work is under way. Must be called without the lock. */
 static nccl_progress
-watchdog_look(dd_nccl_watchdog *watchdog, bool *is_busy)
+watchdog_check_groups(dd_nccl_watchdog *watchdog, bool *is_busy)
 {
     int64_t now_ns = dd_clock_now_ns();
-    bool asks_comms = now_ns - watchdog->comms_ns >= COMMS_NS;
-    if (asks_comms) {
+    bool checks_comms = now_ns - watchdog->comms_ns >= COMMS_NS;
+    if (checks_comms) {
         watchdog->comms_ns = now_ns;
     }
     *is_busy = false;
@@ -89,7 +89,7 @@ watchdog_look(dd_nccl_watchdog *watchdog, bool *is_busy)
         if (group == NULL) {
             break;
         }
-        nccl_progress progress = look_at_group(watchdog, group, asks_comms, is_busy);
+        nccl_progress progress = check_watched_group(watchdog, group, checks_comms, is_busy);
         nccl_group_release_internal(group);
         if (progress == NCCL_NO_MORE) {
             end_groups(watchdog);
@@ -119,7 +119,7 @@ watchdog_doze(dd_nccl_watchdog *watchdog)
     atomic_store(&watchdog->is_asleep, true);
     dd_lock_release(&watchdog->lock);
     bool is_busy;
-    nccl_progress progress = watchdog_look(watchdog, &is_busy);
+    nccl_progress progress = watchdog_check_groups(watchdog, &is_busy);
     dd_lock_take(&watchdog->lock);
     if (progress != NCCL_NO_MORE && !is_busy && !watchdog->is_stopping && atomic_load(&watchdog->is_asleep)) {
         sleep_locked(watchdog, watchdog->ngroups > 0 ? COMMS_NS : DD_NEVER_NS / 4);
@@ -158,7 +158,7 @@ run_watchdog(void *arg)
     watchdog->busy_ns = dd_clock_now_ns();
     while (!watchdog_is_stopping(watchdog)) {
         bool is_busy;
-        if (watchdog_look(watchdog, &is_busy) == NCCL_NO_MORE) {
+        if (watchdog_check_groups(watchdog, &is_busy) == NCCL_NO_MORE) {
             break;
         }
         int64_t now_ns = dd_clock_now_ns();
@@ -167,7 +167,7 @@ run_watchdog(void *arg)
         } else {
             atomic_store(&watchdog->is_hurried, false);
         }
-        if (now_ns - watchdog->busy_ns < LINGER_NS) {
+        if (now_ns - watchdog->busy_ns < IDLE_STOP_NS) {
             watchdog_nap(watchdog);
         } else if (watchdog_doze(watchdog) == NCCL_NO_MORE) {
             break;

@@ -71,7 +71,7 @@ window_card_compare(const window_card *first, int rank, const window_card *other
 }
 
 static dd_status
-judge_window_cards(const dd_nccl_group *group, const dd_meeting_end *end, dd_error *err)
+check_window_cards(const dd_nccl_group *group, const dd_meeting_end *end, dd_error *err)
 {
     window_card first = {0};
     dd_status status = DD_OK;
@@ -125,7 +125,7 @@ agree_on_window(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_
     dd_meeting_end end = {0};
     dd_status status = dd_meet(&meeting, &end, wait, err);
     if (status == DD_OK) {
-        status = judge_window_cards(group, &end, err);
+        status = check_window_cards(group, &end, err);
     }
     dd_meeting_end_fini(&end);
     return status;
@@ -261,14 +261,14 @@ dd_nccl_group_window_close(dd_nccl_group_window *window, const dd_wait *wait, dd
     if (status != DD_OK) {
         return status;
     }
-    bool is_over = !dd_nccl_group_window_is_open(window);
+    bool is_closed = !dd_nccl_group_window_is_open(window);
     bool was_closed = atomic_exchange(&window->is_closed, true);
     nccl_group_leave_launch(group);
     if (was_closed) {
         return DD_OK;
     }
     take_out(window);
-    if (is_over) {
+    if (is_closed) {
         return DD_OK;
     }
     status = wait_for_all(window, wait, err);
@@ -303,5 +303,5 @@ bool
 dd_nccl_group_window_is_open(const dd_nccl_group_window *window)
 {
     return !atomic_load(&window->is_closed) && !atomic_load(&window->group->stop) &&
-           !dd_nccl_comm_is_over(window->comm);
+           !dd_nccl_comm_has_ended(window->comm);
 }

@@ -22,7 +22,7 @@ abort_handle_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, Py
 static PyObject *
 abort_handle_is_aborted(PyObject *object, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(dd_nccl_comm_is_over(((py_nccl_abort_handle *)object)->comm));
+    return PyBool_FromLong(dd_nccl_comm_has_ended(((py_nccl_abort_handle *)object)->comm));
 }
 
 static void

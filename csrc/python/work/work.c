@@ -99,7 +99,7 @@ work_exception(PyObject *object, PyObject *Py_UNUSED(unused))
         Py_RETURN_NONE;
     }
     if (self->flight->is_nccl) {
-        dd_nccl_work_on_told(py_flight_nccl_work(self->flight));
+        dd_nccl_work_note_reported(py_flight_nccl_work(self->flight));
     }
     return py_error_of_group(self->state, error->code, error);
 }

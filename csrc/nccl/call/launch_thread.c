@@ -15,7 +15,7 @@ size_class(size_t nbytes)
 }
 
 static size_t
-met_size(const dd_nccl_group *group, const dd_nccl_op *op)
+connected_size(const dd_nccl_group *group, const dd_nccl_op *op)
 {
     if (op->kind != DD_NCCL_OP_COLL) {
         return op->block.nbytes;
@@ -30,12 +30,12 @@ met_size(const dd_nccl_group *group, const dd_nccl_op *op)
 
 /* Return the bit for what a call may connect. If calls share it, only the first may connect. */
 static unsigned
-met_bit(const dd_nccl_group *group, const dd_nccl_op *op)
+connected_bit(const dd_nccl_group *group, const dd_nccl_op *op)
 {
     bool is_coll = op->kind == DD_NCCL_OP_COLL;
     unsigned kind = is_coll ? (unsigned)op->args.coll : (unsigned)DD_COLL_COUNT + (unsigned)op->kind;
     unsigned peer = is_coll ? 0 : (unsigned)op->peer;
-    return ((kind * 31 + peer) * 67 + size_class(met_size(group, op))) % NCCL_MET_BITS;
+    return ((kind * 31 + peer) * 67 + size_class(connected_size(group, op))) % NCCL_CONNECTED_BITS;
 }
 
 bool
@@ -48,22 +48,22 @@ nccl_may_connect(nccl_launch *launch)
     }
     bool is_new = false;
     for (size_t i = 0; i < launch->call->nops; i++) {
-        unsigned bit = met_bit(launch->group, &launch->call->ops[i]);
+        unsigned bit = connected_bit(launch->group, &launch->call->ops[i]);
         uint64_t mask = UINT64_C(1) << bit % 64;
-        is_new = is_new || (channel->met[bit / 64] & mask) == 0;
-        channel->met[bit / 64] |= mask;
+        is_new = is_new || (channel->connected[bit / 64] & mask) == 0;
+        channel->connected[bit / 64] |= mask;
     }
     return is_new;
 }
 
-typedef struct aside {
+typedef struct thread_launch {
     nccl_launch *launch;
     dd_status (*post)(nccl_launch *launch);
     dd_lock mu;
     pthread_cond_t ended;
     bool is_ended;    /* guarded by mu */
     dd_status status; /* of the call; owned by the thread until is_ended */
-} aside;
+} thread_launch;
 
 static dd_status
 enter_and_post(nccl_launch *launch, dd_status (*post)(nccl_launch *launch))
@@ -78,9 +78,9 @@ enter_and_post(nccl_launch *launch, dd_status (*post)(nccl_launch *launch))
 }
 
 static void *
-aside_thread(void *arg)
+run_on_thread(void *arg)
 {
-    aside *self = arg;
+    thread_launch *self = arg;
     self->status = enter_and_post(self->launch, self->post);
     dd_lock_take(&self->mu);
     self->is_ended = true;
@@ -104,7 +104,7 @@ end_group(const nccl_launch *launch)
 /* Wait for the thread, which uses the caller's arguments: also past the deadline, when the watchdog
  * ends the group and so the call. True if interrupted before its end. */
 static bool
-is_interrupted_before_end(aside *self)
+is_interrupted_before_end(thread_launch *self)
 {
     dd_status status = DD_OK;
     dd_wait wait = *self->launch->wait;
@@ -119,13 +119,13 @@ is_interrupted_before_end(aside *self)
 }
 
 dd_status
-nccl_post_aside(nccl_launch *launch, dd_status (*post)(nccl_launch *launch))
+nccl_post_on_thread(nccl_launch *launch, dd_status (*post)(nccl_launch *launch))
 {
     pthread_t thread;
-    aside self = {.launch = launch, .post = post};
+    thread_launch self = {.launch = launch, .post = post};
     dd_lock_init(&self.mu, DD_LOCK_NCCL_TASK);
     dd_cond_init(&self.ended);
-    if (dd_thread_start(&thread, "dld-nccl-call", aside_thread, &self, NULL) == DD_OK) {
+    if (dd_thread_start(&thread, "dld-nccl-call", run_on_thread, &self, NULL) == DD_OK) {
         if (is_interrupted_before_end(&self)) {
             end_group(launch);
         }
