@@ -6,7 +6,7 @@
  * be loaded into a process that runs Python, where the linker finds Python's functions. */
 #include "python/base/api.h"
 #include "python/xla/mpi.h"
-#include "trampoline/names.h"
+#include "trampoline/mpi_symbols.h"
 #include "xla/mpi.h"
 
 #include <stdatomic.h>

@@ -10,19 +10,19 @@
 #include <string.h>
 
 /* The place of a block: in one of the program's arrays, or in scratch memory. */
-typedef struct place {
+typedef struct location {
     size_t array; /* SCRATCH for the step's scratch memory */
     size_t offset;
     size_t nbytes;
-} place;
+} location;
 
 #define SCRATCH SIZE_MAX
-#define FEW_BLOCKS 64
+#define INLINE_BLOCKS 64
 
 typedef struct part {
     dd_ffi_part what; /* its addresses are unused */
-    place view;
-    place flat;
+    location view;
+    location flat;
 } part;
 
 typedef struct step {
@@ -32,7 +32,7 @@ typedef struct step {
     int64_t timeout_ns;
     dd_coll_form *form; /* owned */
     uint32_t stack;
-    place *blocks; /* owned: inputs, then outputs */
+    location *blocks; /* owned: inputs, then outputs */
     size_t ninputs;
     size_t nblocks;
     part *parts; /* owned */
@@ -100,10 +100,10 @@ is_in_block(const void *data, size_t nbytes, const dd_block *memory)
 
 /* Find the array, or the scratch memory, that contains the bytes. */
 static dd_status
-find_block_place(const dd_ffi_program *program, const dd_block *scratch, const void *data, size_t nbytes,
-                 place *found, dd_error *err)
+find_block_location(const dd_ffi_program *program, const dd_block *scratch, const void *data, size_t nbytes,
+                    location *found, dd_error *err)
 {
-    *found = (place){.array = SCRATCH, .nbytes = nbytes};
+    *found = (location){.array = SCRATCH, .nbytes = nbytes};
     if (nbytes == 0) {
         return DD_OK;
     }
@@ -126,7 +126,7 @@ find_block_place(const dd_ffi_program *program, const dd_block *scratch, const v
 static void
 read_from_source(dd_ffi_program *program, const step *made)
 {
-    const place *input = &made->blocks[0];
+    const location *input = &made->blocks[0];
     bool is_one =
         made->ninputs == 1 && dd_coll_is_folding(made->args.coll) && dd_coll_is_array(made->args.coll);
     if (!is_one || input->array == SCRATCH || input->array < program->nsources ||
@@ -141,31 +141,32 @@ read_from_source(dd_ffi_program *program, const step *made)
 }
 
 static dd_status
-place_blocks(const dd_ffi_program *program, step *made, const dd_ffi_call *call, dd_error *err)
+locate_blocks(const dd_ffi_program *program, step *made, const dd_ffi_call *call, dd_error *err)
 {
     dd_status status = DD_OK;
     for (size_t i = 0; i < made->nblocks && status == DD_OK; i++) {
         const dd_block *block = made->is_message    ? &call->message->block
                                 : i < made->ninputs ? &call->args->inputs[i]
                                                     : &call->args->outputs[i - made->ninputs];
-        status = find_block_place(program, &call->scratch, block->data, block->nbytes, &made->blocks[i], err);
+        status =
+            find_block_location(program, &call->scratch, block->data, block->nbytes, &made->blocks[i], err);
     }
     return status;
 }
 
 static dd_status
-place_parts(const dd_ffi_program *program, step *made, const dd_ffi_call *call, dd_error *err)
+locate_parts(const dd_ffi_program *program, step *made, const dd_ffi_call *call, dd_error *err)
 {
     dd_status status = DD_OK;
     for (size_t i = 0; i < call->nparts && status == DD_OK; i++) {
         part *to = &made->parts[i];
         to->what = call->parts[i];
         /* Look up only the first byte of a view: its strides stay within its array. */
-        status = find_block_place(program, &call->scratch, to->what.view.data,
-                                  to->what.view.count > 0 ? 1 : 0, &to->view, err);
+        status = find_block_location(program, &call->scratch, to->what.view.data,
+                                     to->what.view.count > 0 ? 1 : 0, &to->view, err);
         if (status == DD_OK) {
-            status = find_block_place(program, &call->scratch, to->what.flat, dd_view_nbytes(&to->what.view),
-                                      &to->flat, err);
+            status = find_block_location(program, &call->scratch, to->what.flat,
+                                         dd_view_nbytes(&to->what.view), &to->flat, err);
         }
     }
     return status;
@@ -206,9 +207,9 @@ make_step(dd_ffi_program *program, step *made, const dd_ffi_call *call, dd_error
         return dd_error_no_memory(err,
                                   made->nblocks * sizeof *made->blocks + made->nparts * sizeof *made->parts);
     }
-    dd_status status = place_blocks(program, made, call, err);
+    dd_status status = locate_blocks(program, made, call, err);
     if (status == DD_OK) {
-        status = place_parts(program, made, call, err);
+        status = locate_parts(program, made, call, err);
     }
     if (status == DD_OK && !made->is_message) {
         status = dd_coll_form_create(program->group, call->args, call->record, &made->form, err);
@@ -330,7 +331,7 @@ array_of(const run *self, size_t array)
 }
 
 static void *
-place_address(const run *self, const place *at)
+location_address(const run *self, const location *at)
 {
     uint8_t *memory = at->nbytes == 0        ? NULL
                       : at->array == SCRATCH ? self->scratch
@@ -347,8 +348,8 @@ move_parts(const run *self, const step *at, bool is_before)
             continue;
         }
         dd_view view = moved->what.view;
-        view.data = place_address(self, &moved->view);
-        void *flat = place_address(self, &moved->flat);
+        view.data = location_address(self, &moved->view);
+        void *flat = location_address(self, &moved->flat);
         if (is_before) {
             dd_view_pack(&view, flat);
         } else {
@@ -362,7 +363,8 @@ static dd_status
 run_message(const run *self, const step *at, dd_error *err)
 {
     dd_p2p message = at->message;
-    message.block = (dd_block){.data = place_address(self, &at->blocks[0]), .nbytes = at->blocks[0].nbytes};
+    message.block =
+        (dd_block){.data = location_address(self, &at->blocks[0]), .nbytes = at->blocks[0].nbytes};
     dd_call_options options = {.timeout_ns = at->timeout_ns};
     dd_wait wait = dd_wait_after(DD_NEVER_NS);
     int source;
@@ -372,13 +374,15 @@ run_message(const run *self, const step *at, dd_error *err)
 static dd_status
 run_step_collective(const run *self, const step *at, dd_error *err)
 {
-    dd_block few[FEW_BLOCKS];
-    dd_block *blocks = at->nblocks <= FEW_BLOCKS ? few : dd_mem_alloc_array(at->nblocks, sizeof *blocks);
+    dd_block inline_blocks[INLINE_BLOCKS];
+    dd_block *blocks =
+        at->nblocks <= INLINE_BLOCKS ? inline_blocks : dd_mem_alloc_array(at->nblocks, sizeof *blocks);
     if (blocks == NULL) {
         return dd_error_no_memory(err, at->nblocks * sizeof *blocks);
     }
     for (size_t i = 0; i < at->nblocks; i++) {
-        blocks[i] = (dd_block){.data = place_address(self, &at->blocks[i]), .nbytes = at->blocks[i].nbytes};
+        blocks[i] =
+            (dd_block){.data = location_address(self, &at->blocks[i]), .nbytes = at->blocks[i].nbytes};
     }
     dd_coll_args args = at->args;
     args.inputs = blocks;
@@ -386,7 +390,7 @@ run_step_collective(const run *self, const step *at, dd_error *err)
     dd_call_options options = {.timeout_ns = at->timeout_ns, .form = at->form, .stack = at->stack};
     dd_wait wait = dd_wait_after(DD_NEVER_NS);
     dd_status status = dd_group_collective_and_wait(self->group, &args, &options, &wait, err);
-    if (blocks != few) {
+    if (blocks != inline_blocks) {
         dd_mem_free(blocks);
     }
     return status;
@@ -452,7 +456,7 @@ run_program(run *self, dd_error *err)
 
 /* Return true, with the version filled in, if XLA only queries the interface's version. */
 static bool
-tell_version(const dd_ffi_frame *frame)
+fill_version(const dd_ffi_frame *frame)
 {
     dd_ffi_extension *extension = frame->extensions;
     if (extension == NULL || extension->type != DD_FFI_EXTENSION_METADATA) {
@@ -487,7 +491,7 @@ report_failure(const dd_ffi_frame *frame, const dd_error *error)
 dd_ffi_error *
 dd_ffi_handle(dd_ffi_frame *frame)
 {
-    if (tell_version(frame) || frame->stage != DD_FFI_STAGE_EXECUTE) {
+    if (fill_version(frame) || frame->stage != DD_FFI_STAGE_EXECUTE) {
         return NULL;
     }
     dd_error err;

@@ -9,9 +9,9 @@
 
 #include <pthread.h>
 
-/* Owned; guarded by maker_lock. A callable maker(first, place) that returns a Group. */
-static PyObject *maker;
-static py_lock maker_lock;
+/* Owned; guarded by comm_factory_lock. A callable maker(first, place) that returns a Group. */
+static PyObject *comm_factory;
+static py_lock comm_factory_lock;
 
 /* The functions that XLA calls; const once set by fill_calls. */
 static dd_mpi_calls calls;
@@ -37,7 +37,7 @@ make_broken(int place)
 static dd_mpi_handle
 make_group_comm(int first, int place)
 {
-    PyObject *make = PY_LOCKED(&maker_lock, Py_NewRef(maker));
+    PyObject *make = PY_LOCKED(&comm_factory_lock, Py_NewRef(comm_factory));
     PyObject *group = PyObject_CallFunction(make, "ii", first, place);
     Py_DECREF(make);
     dd_mpi_handle made = group != NULL ? dd_mpi_comm_create(py_group_core(group)) : make_broken(place);
@@ -69,12 +69,12 @@ fill_calls(void)
 }
 
 static void
-set_maker(PyObject *make)
+set_comm_factory(PyObject *make)
 {
-    py_lock_take(&maker_lock);
-    PyObject *before = maker;
-    maker = Py_NewRef(make);
-    py_lock_release(&maker_lock);
+    py_lock_take(&comm_factory_lock);
+    PyObject *before = comm_factory;
+    comm_factory = Py_NewRef(make);
+    py_lock_release(&comm_factory_lock);
     Py_XDECREF(before);
 }
 
@@ -95,7 +95,7 @@ py_mpi_calls(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
         return PyErr_NoMemory();
     }
     dd_mpi_set_world(world);
-    set_maker(make);
+    set_comm_factory(make);
     (void)pthread_once(&calls_once, fill_calls);
     return PyCapsule_New(&calls, PY_MPI_CALLS, NULL);
 }

@@ -1,7 +1,7 @@
 /* The names that jaxlib's MPItrampoline looks up, without the prefix MPIABI_. It ends the process
  * if one is missing. A test compares this list with jaxlib's. */
-#ifndef DD_TRAMPOLINE_NAMES_H
-#define DD_TRAMPOLINE_NAMES_H
+#ifndef DD_TRAMPOLINE_MPI_SYMBOLS_H
+#define DD_TRAMPOLINE_MPI_SYMBOLS_H
 
 /* clang-format off */
 /* X(name, value): constants that XLA passes to calls, or that calls read. */
