@@ -367,13 +367,13 @@ py_error_call_despite_ctrl_c(PyObject *Py_UNUSED(module), PyObject *args)
     }
     PyObject *rest = PyTuple_GetSlice(args, 1, PyTuple_Size(args));
     PyObject *result = NULL;
-    bool is_over = rest == NULL;
-    for (int tries = 0; !is_over && tries < MAX_TRIES; tries++) {
+    bool is_done = rest == NULL;
+    for (int tries = 0; !is_done && tries < MAX_TRIES; tries++) {
         if (PyErr_CheckSignals() < 0 && !pass_over_ctrl_c()) {
             break;
         }
         result = PyObject_Call(function, rest, NULL);
-        is_over = result != NULL || tries + 1 == MAX_TRIES || !pass_over_ctrl_c();
+        is_done = result != NULL || tries + 1 == MAX_TRIES || !pass_over_ctrl_c();
     }
     Py_XDECREF(rest);
     return result;

@@ -38,7 +38,7 @@ py_gate_leave(const py_gate_pass *pass)
 
 /* In the child of a fork, the threads that were inside do not exist. */
 static void
-forget_threads(void)
+reset_gate_in_child(void)
 {
     atomic_fetch_and(&gate, CLOSED);
 }
@@ -46,7 +46,7 @@ forget_threads(void)
 static void
 register_fork_handler(void)
 {
-    (void)pthread_atfork(NULL, NULL, forget_threads);
+    (void)pthread_atfork(NULL, NULL, reset_gate_in_child);
 }
 
 int

@@ -15,15 +15,15 @@ py_operands_init(py_operands *operands, py_state *state, const char *function)
 {
     operands->state = state;
     operands->function = function;
-    operands->pieces = operands->few_pieces;
+    operands->pieces = operands->inline_pieces;
     operands->npieces = 0;
-    operands->capacity = PY_FEW_PIECES;
+    operands->capacity = PY_INLINE_PIECES;
     operands->inputs = (py_side){.layout = PY_LAYOUT_NONE};
     operands->outputs = (py_side){.layout = PY_LAYOUT_NONE};
     operands->blocks = operands->inline_blocks;
     operands->staging = NULL;
     operands->staging_nbytes = 0;
-    operands->woven = NULL;
+    operands->interleaved = NULL;
     operands->is_staged = false;
     operands->is_pinned = false;
     operands->device.state = NULL;
@@ -36,9 +36,9 @@ py_operands_fini(py_operands *operands)
         py_tensor_fini(&operands->pieces[i].tensor);
     }
     operands->npieces = 0;
-    if (operands->pieces != operands->few_pieces) {
+    if (operands->pieces != operands->inline_pieces) {
         dd_mem_free(operands->pieces);
-        operands->pieces = operands->few_pieces;
+        operands->pieces = operands->inline_pieces;
     }
     if (operands->blocks != operands->inline_blocks) {
         dd_mem_free(operands->blocks);
@@ -100,7 +100,7 @@ reserve_pieces(py_operands *operands, size_t more)
         return false;
     }
     memcpy(pieces, operands->pieces, operands->npieces * sizeof *pieces);
-    if (operands->pieces != operands->few_pieces) {
+    if (operands->pieces != operands->inline_pieces) {
         dd_mem_free(operands->pieces);
     }
     operands->pieces = pieces;
@@ -279,11 +279,11 @@ place_side(py_operands *operands, const py_side *side, uint8_t *base, size_t off
 }
 
 static const py_side *
-woven_side(const py_operands *operands)
+interleaved_side(const py_operands *operands)
 {
-    return operands->inputs.layout == PY_LAYOUT_WOVEN    ? &operands->inputs
-           : operands->outputs.layout == PY_LAYOUT_WOVEN ? &operands->outputs
-                                                         : NULL;
+    return operands->inputs.layout == PY_LAYOUT_INTERLEAVED    ? &operands->inputs
+           : operands->outputs.layout == PY_LAYOUT_INTERLEAVED ? &operands->outputs
+                                                               : NULL;
 }
 
 static size_t
@@ -293,11 +293,11 @@ place_all(py_operands *operands, uint8_t *base)
     if (!is_same_side(&operands->inputs, &operands->outputs)) {
         offset = place_side(operands, &operands->outputs, base, offset);
     }
-    const py_side *woven = woven_side(operands);
-    if (woven != NULL) {
+    const py_side *interleaved = interleaved_side(operands);
+    if (interleaved != NULL) {
         offset = align(offset);
-        operands->woven = base != NULL ? base + offset : NULL;
-        offset += side_nbytes(operands, woven);
+        operands->interleaved = base != NULL ? base + offset : NULL;
+        offset += side_nbytes(operands, interleaved);
     }
     return offset;
 }
@@ -308,7 +308,7 @@ allocate_staging(py_operands *operands)
     dd_mem_free(operands->staging);
     operands->staging = NULL;
     operands->staging_nbytes = 0;
-    operands->is_staged = woven_side(operands) != NULL;
+    operands->is_staged = interleaved_side(operands) != NULL;
     for (size_t i = 0; i < operands->npieces; i++) {
         operands->is_staged = operands->is_staged || operands->pieces[i].is_staged;
     }
@@ -364,10 +364,10 @@ fill_blocks(const py_operands *operands, const py_side *side, dd_block *blocks)
     case PY_LAYOUT_SPLIT:
         fill_split(side, pieces, blocks);
         break;
-    case PY_LAYOUT_WOVEN:
+    case PY_LAYOUT_INTERLEAVED:
         for (size_t k = 0; k < side->nblocks; k++) {
             size_t nbytes = side_nbytes(operands, side) / side->nblocks;
-            blocks[k] = (dd_block){.data = operands->woven + k * nbytes, .nbytes = nbytes};
+            blocks[k] = (dd_block){.data = operands->interleaved + k * nbytes, .nbytes = nbytes};
         }
         break;
     }
@@ -436,7 +436,7 @@ blocks_of_part(const py_operands *operands)
 bool
 py_operands_reserve_blocks(py_operands *operands, size_t count)
 {
-    if (count > PY_FEW_BLOCKS) {
+    if (count > PY_INLINE_BLOCKS) {
         operands->blocks = dd_mem_alloc_array(count, sizeof *operands->blocks);
         if (operands->blocks == NULL) {
             operands->blocks = operands->inline_blocks;
@@ -488,7 +488,7 @@ parts_of(const py_side *side)
     switch (side->layout) {
     case PY_LAYOUT_EACH:
         return side->npieces / side->nblocks;
-    case PY_LAYOUT_WOVEN:
+    case PY_LAYOUT_INTERLEAVED:
         return side->npieces;
     case PY_LAYOUT_NONE:
     case PY_LAYOUT_SPLIT:
@@ -519,7 +519,7 @@ fill_side_of_part(const py_operands *operands, const py_side *side, size_t part,
         }
         break;
     case PY_LAYOUT_SPLIT:
-    case PY_LAYOUT_WOVEN:
+    case PY_LAYOUT_INTERLEAVED:
         fill_split(side, &pieces[part], blocks);
         break;
     }

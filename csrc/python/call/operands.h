@@ -14,8 +14,8 @@
 #include "python/tensor/device.h"
 #include "python/tensor/tensor.h"
 
-#define PY_FEW_PIECES 2
-#define PY_FEW_BLOCKS 8
+#define PY_INLINE_PIECES 2
+#define PY_INLINE_BLOCKS 8
 
 /* One tensor. */
 typedef struct py_piece {
@@ -30,10 +30,10 @@ typedef struct py_piece {
 
 /* How the tensors of a side (inputs or outputs) form its blocks. */
 typedef enum py_layout {
-    PY_LAYOUT_NONE,  /* no blocks */
-    PY_LAYOUT_EACH,  /* block k is m tensors in succession, with m = npieces / nblocks */
-    PY_LAYOUT_SPLIT, /* one tensor, cut into blocks */
-    PY_LAYOUT_WOVEN, /* block k is the k-th part of the first tensor, then of the second, ... */
+    PY_LAYOUT_NONE,        /* no blocks */
+    PY_LAYOUT_EACH,        /* block k is m tensors in succession, with m = npieces / nblocks */
+    PY_LAYOUT_SPLIT,       /* one tensor, cut into blocks */
+    PY_LAYOUT_INTERLEAVED, /* block k is the k-th part of the first tensor, then of the second, ... */
 } py_layout;
 
 typedef struct py_side {
@@ -48,7 +48,7 @@ typedef struct py_operands {
     py_state *state;
     const char *function;
     const char *recorded; /* the operation's name in the flight recorder */
-    py_piece *pieces;     /* `few_pieces`, or owned */
+    py_piece *pieces;     /* `inline_pieces`, or owned */
     size_t npieces;
     size_t capacity;
     py_side inputs;
@@ -56,13 +56,13 @@ typedef struct py_operands {
     dd_block *blocks; /* of inputs, then of outputs; `inline_blocks`, or owned */
     uint8_t *staging; /* owned, or NULL */
     size_t staging_nbytes;
-    uint8_t *woven; /* in staging: the blocks of the side with PY_LAYOUT_WOVEN */
-    bool is_staged; /* pack or unpack has data to copy */
+    uint8_t *interleaved; /* in staging: the blocks of the side with PY_LAYOUT_INTERLEAVED */
+    bool is_staged;       /* pack or unpack has data to copy */
     /* set before adding tensors: the caller continues during the operation (py_tensor_pin) */
     bool is_pinned;
     py_device_scope device;
-    py_piece few_pieces[PY_FEW_PIECES];
-    dd_block inline_blocks[PY_FEW_BLOCKS];
+    py_piece inline_pieces[PY_INLINE_PIECES];
+    dd_block inline_blocks[PY_INLINE_BLOCKS];
 } py_operands;
 
 /* The struct must not be moved after init. */

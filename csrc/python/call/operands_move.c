@@ -3,15 +3,15 @@
 
 #include <string.h>
 
-typedef enum weave_direction {
-    WEAVE,
-    UNWEAVE,
-} weave_direction;
+typedef enum interleave_direction {
+    INTERLEAVE,
+    DEINTERLEAVE,
+} interleave_direction;
 
 static void
-weave(const py_operands *operands, const py_side *side, weave_direction direction)
+copy_interleaved(const py_operands *operands, const py_side *side, interleave_direction direction)
 {
-    uint8_t *woven = operands->woven;
+    uint8_t *interleaved = operands->interleaved;
     for (size_t k = 0; k < side->nblocks; k++) {
         for (size_t i = 0; i < side->npieces; i++) {
             const py_piece *piece = &operands->pieces[side->first + i];
@@ -20,8 +20,9 @@ weave(const py_operands *operands, const py_side *side, weave_direction directio
                 continue;
             }
             uint8_t *part = piece->flat + k * nbytes;
-            memcpy(direction == WEAVE ? woven : part, direction == WEAVE ? part : woven, nbytes);
-            woven += nbytes;
+            memcpy(direction == INTERLEAVE ? interleaved : part, direction == INTERLEAVE ? part : interleaved,
+                   nbytes);
+            interleaved += nbytes;
         }
     }
 }
@@ -38,8 +39,8 @@ py_operands_pack(py_operands *operands)
             dd_view_pack(&piece->tensor.view, piece->flat);
         }
     }
-    if (operands->inputs.layout == PY_LAYOUT_WOVEN) {
-        weave(operands, &operands->inputs, WEAVE);
+    if (operands->inputs.layout == PY_LAYOUT_INTERLEAVED) {
+        copy_interleaved(operands, &operands->inputs, INTERLEAVE);
     }
 }
 
@@ -49,8 +50,8 @@ py_operands_unpack(py_operands *operands)
     if (!operands->is_staged) {
         return;
     }
-    if (operands->outputs.layout == PY_LAYOUT_WOVEN) {
-        weave(operands, &operands->outputs, UNWEAVE);
+    if (operands->outputs.layout == PY_LAYOUT_INTERLEAVED) {
+        copy_interleaved(operands, &operands->outputs, DEINTERLEAVE);
     }
     for (size_t i = 0; i < operands->npieces; i++) {
         py_piece *piece = &operands->pieces[i];

@@ -284,7 +284,7 @@ run_checked_collective(py_group_call *call, dd_coll_args *args, py_form *form)
     } else if (py_group_call_wait(call, collective_and_wait, args, &options, false)) {
         result = Py_NewRef(Py_None);
     }
-    py_form_give_back(group, form);
+    py_form_release(group, form);
     return result;
 }
 
@@ -297,7 +297,7 @@ py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
     dd_coll_args args = {.coll = coll, .root = call->root, .reduction = call->reduction};
     args.reduction.dtype = py_operands_dtype(call->operands);
     args.reduction.divisor = call->group->size;
-    py_form *form = is_ok ? py_form_take(call, &args) : NULL;
+    py_form *form = is_ok ? py_form_acquire(call, &args) : NULL;
     if (form == NULL) {
         if (!is_ok || PyErr_Occurred() != NULL ||
             !py_operands_prepare(call->operands, &args, call->group->rank)) {

@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-#define PLACE_BITS 4
-#define PLACES (1u << PLACE_BITS)
+#define SLOT_BITS 4
+#define SLOTS (1u << SLOT_BITS)
 #define KEY_HEAD 4
 #define KEY_WORDS 14 /* enough for shapes with ten dimensions in all */
 
@@ -35,7 +35,7 @@ struct py_form {
 };
 
 struct py_forms {
-    py_form places[PLACES];
+    py_form slots[SLOTS];
 };
 
 /* Return false, without an exception, if the key is too long. */
@@ -70,7 +70,7 @@ form_slot(py_forms *forms, const form_key *key)
     for (size_t i = 1; i < key->nwords; i++) {
         mixed = mixed * 31 + key->words[i];
     }
-    return &forms->places[mixed * UINT64_C(0x9E3779B97F4A7C15) >> (64 - PLACE_BITS)];
+    return &forms->slots[mixed * UINT64_C(0x9E3779B97F4A7C15) >> (64 - SLOT_BITS)];
 }
 
 static bool
@@ -89,7 +89,7 @@ static bool
 are_plain(const py_operands *operands)
 {
     const py_piece *pieces = operands->pieces;
-    if (operands->npieces > PY_FEW_PIECES || operands->inputs.sizes != NULL ||
+    if (operands->npieces > PY_INLINE_PIECES || operands->inputs.sizes != NULL ||
         operands->outputs.sizes != NULL) {
         return false;
     }
@@ -115,7 +115,7 @@ form_find_locked(py_forms *forms, const form_key *key)
 }
 
 py_form *
-py_form_take(py_group_call *call, dd_coll_args *args)
+py_form_acquire(py_group_call *call, dd_coll_args *args)
 {
     form_key key;
     py_operands *operands = call->operands;
@@ -127,7 +127,7 @@ py_form_take(py_group_call *call, dd_coll_args *args)
         return NULL;
     }
     if (!py_operands_reserve_blocks(operands, form->nblocks)) {
-        py_form_give_back(call->group, form);
+        py_form_release(call->group, form);
         return NULL;
     }
     for (size_t i = 0; i < form->nblocks; i++) {
@@ -142,7 +142,7 @@ py_form_take(py_group_call *call, dd_coll_args *args)
 
 /* Return false, without an exception, if a block is not in a piece or memory ran out. */
 static bool
-find_places(const py_operands *operands, py_form *form)
+find_blocks(const py_operands *operands, py_form *form)
 {
     form->ninputs = operands->inputs.nblocks;
     form->nblocks = operands->inputs.nblocks + operands->outputs.nblocks;
@@ -170,26 +170,26 @@ form_fini(py_form *form)
 
 /* Swap `made` with the form in its slot. Return NULL if that form has users or memory ran out. */
 static py_form *
-swap_place_locked(py_group *group, py_form *made)
+swap_slot_locked(py_group *group, py_form *made)
 {
     if (group->forms == NULL) {
         group->forms = dd_mem_zalloc(sizeof *group->forms);
     }
-    py_form *place = group->forms != NULL ? form_slot(group->forms, &made->key) : NULL;
-    if (place == NULL || place->nusers > 0) {
+    py_form *slot = group->forms != NULL ? form_slot(group->forms, &made->key) : NULL;
+    if (slot == NULL || slot->nusers > 0) {
         return NULL;
     }
-    py_form before = *place;
-    *place = *made;
+    py_form before = *slot;
+    *slot = *made;
     *made = before;
-    return place;
+    return slot;
 }
 
 py_form *
 py_form_make(py_group_call *call, const dd_coll_args *args)
 {
     py_form made = {.nusers = 1};
-    if (!are_plain(call->operands) || !fill_key(call, &made.key) || !find_places(call->operands, &made)) {
+    if (!are_plain(call->operands) || !fill_key(call, &made.key) || !find_blocks(call->operands, &made)) {
         return NULL;
     }
     py_record record;
@@ -198,13 +198,13 @@ py_form_make(py_group_call *call, const dd_coll_args *args)
     dd_record_call *told = py_record_collective(&record, call->group->state, args->coll, call->operands);
     dd_status status = dd_coll_form_create(call->group->group, args, told, &made.core, &err);
     bool is_made = py_error_check_of_group(call->group->state, status, &err);
-    py_form *place = is_made ? PY_LOCKED(&call->group->lock, swap_place_locked(call->group, &made)) : NULL;
+    py_form *slot = is_made ? PY_LOCKED(&call->group->lock, swap_slot_locked(call->group, &made)) : NULL;
     form_fini(&made); /* the replaced form, or the new form if it got no slot */
-    return place;
+    return slot;
 }
 
 void
-py_form_give_back(py_group *group, py_form *form)
+py_form_release(py_group *group, py_form *form)
 {
     if (form != NULL) {
         py_lock_take(&group->lock);
@@ -222,8 +222,8 @@ py_form_core(const py_form *form)
 void
 py_forms_destroy(py_forms *forms)
 {
-    for (size_t i = 0; forms != NULL && i < PLACES; i++) {
-        form_fini(&forms->places[i]);
+    for (size_t i = 0; forms != NULL && i < SLOTS; i++) {
+        form_fini(&forms->slots[i]);
     }
     dd_mem_free(forms);
 }

@@ -11,15 +11,15 @@ typedef struct py_form py_form;
 typedef struct py_forms py_forms;
 
 /* Find the form of a call with complete operands and sides, and set the blocks in the operands and
- * in `args`, as py_operands_prepare would. The caller must release the form with py_form_give_back.
+ * in `args`, as py_operands_prepare would. The caller must release the form with py_form_release.
  * Return NULL without an exception if there is no form yet, or if the call must always be prepared
  * (several tensors, splits, staging, overlapping memory). */
-py_form *py_form_take(py_group_call *call, dd_coll_args *args);
-/* Create the form of a prepared call. The caller must release it with py_form_give_back. Return
+py_form *py_form_acquire(py_group_call *call, dd_coll_args *args);
+/* Create the form of a prepared call. The caller must release it with py_form_release. Return
  * NULL without an exception if such a call is not cached, or no slot or memory is free. */
 py_form *py_form_make(py_group_call *call, const dd_coll_args *args);
 /* Release a form of the group; `form` may be NULL. */
-void py_form_give_back(py_group *group, py_form *form);
+void py_form_release(py_group *group, py_form *form);
 /* Return the core's form, for dd_call_options; NULL for NULL. */
 const dd_coll_form *py_form_core(const py_form *form);
 

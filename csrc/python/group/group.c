@@ -115,7 +115,7 @@ py_group_timeout_or_own(const py_group *self, int64_t timeout_ns)
 }
 
 void
-py_group_become(py_group *self, const py_group_kind *kind, int rank, int size)
+py_group_publish(py_group *self, const py_group_kind *kind, int rank, int size)
 {
     self->rank = rank;
     self->size = size;

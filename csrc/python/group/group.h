@@ -133,7 +133,7 @@ py_group *py_group_serving(py_group *self, PyObject *tensor, const char *functio
 
 /* Publish the opened group: other threads may use it from now on. All other fields that are const
  * after init must have been set. */
-void py_group_become(py_group *self, const py_group_kind *kind, int rank, int size);
+void py_group_publish(py_group *self, const py_group_kind *kind, int rank, int size);
 /* Return a new list of the groups of a kind that have been opened and not freed. */
 PyObject *py_group_list(py_state *state, const py_group_kind *kind);
 

@@ -206,7 +206,7 @@ add_side(const py_group_call *call, const side_row *row, py_side *side, size_t n
 {
     size_t first = call->operands->npieces;
     py_layout layout = row->kind == SIDE_WHOLE    ? PY_LAYOUT_SPLIT
-                       : row->kind == SIDE_WHOLES ? PY_LAYOUT_WOVEN
+                       : row->kind == SIDE_WHOLES ? PY_LAYOUT_INTERLEAVED
                                                   : PY_LAYOUT_EACH;
     if (nblocks == 0) {
         return true;

@@ -82,7 +82,7 @@ plan_end(py_plan *self)
     if (!is_under_way) {
         py_flight_on_done(flight->work, flight);
     }
-    py_flight_abandon(flight); /* outputs are still written */
+    py_flight_release(flight); /* outputs are still written */
 }
 
 static void
@@ -299,7 +299,7 @@ plan_unpack_once(py_plan *self, uint64_t nstart)
  * The caller must hold the plan. Does nothing if another thread has done this, even if it has
  * started the plan again. */
 static void
-plan_settle(py_plan *self, uint64_t nstart)
+plan_finish_start(py_plan *self, uint64_t nstart)
 {
     const py_flight *flight = self->flight;
     py_lock_take(&self->lock);
@@ -358,7 +358,7 @@ plan_wait_for(py_plan *self)
     py_wait_begin(&wait);
     dd_status status = dd_standing_wait(self->call, &wait.wait, &err);
     py_wait_return(&wait);
-    plan_settle(self, nstart);
+    plan_finish_start(self, nstart);
     plan_leave(self, true);
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
@@ -403,7 +403,7 @@ plan_is_completed(PyObject *object, PyObject *Py_UNUSED(unused))
     }
     if (is_held) {
         is_done = PY_BRIEFLY(dd_standing_poll(self->call));
-        plan_settle(self, nstart);
+        plan_finish_start(self, nstart);
         plan_leave(self, false);
     }
     return PyBool_FromLong(is_done);

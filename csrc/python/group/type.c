@@ -71,7 +71,7 @@ cpu_group_take(py_group *self, dd_group *group, PyObject *store)
     }
     self->group = group;
     self->store = Py_XNewRef(store);
-    py_group_become(self, &py_group_kind_cpu, rank, size);
+    py_group_publish(self, &py_group_kind_cpu, rank, size);
 }
 
 /* ---- opening */

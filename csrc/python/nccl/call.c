@@ -88,7 +88,7 @@ launch_release(const py_launch *launch, dd_status status)
         launch->flight->is_stream_ordered = status == DD_OK;
         py_flight_destroy(launch->flight);
     } else {
-        py_flight_abandon(launch->flight);
+        py_flight_release(launch->flight);
     }
     py_error_put(exception);
 }

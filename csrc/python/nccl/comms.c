@@ -16,14 +16,14 @@ raise_made(void)
 static int
 comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    py_nccl_kept *self = (py_nccl_kept *)object;
+    py_nccl_handle *self = (py_nccl_handle *)object;
     PyObject *list;
     int64_t timeout_ns = DD_NCCL_DEFAULT_TIMEOUT_NS;
     const py_params params =
         PY_PARAMS("NcclComms", 1, 2, {"devices", PY_OBJECT, &list}, {"timeout", PY_TIMEOUT, &timeout_ns});
     int count;
     py_nccl *nccl;
-    if (!py_nccl_kept_is_new(self)) {
+    if (!py_nccl_handle_is_new(self)) {
         raise_made();
         return -1;
     }
@@ -42,7 +42,7 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
                                  count, &team);
     PyMem_Free(devices);
     if (is_done) {
-        if (py_nccl_kept_set(self, team, comms_close_team)) {
+        if (py_nccl_handle_set(self, team, comms_close_team)) {
             return 0;
         }
         raise_made(); /* another thread has already run __init__ */
@@ -77,14 +77,14 @@ static PyObject *
 comms_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *args, Py_ssize_t nargs,
           PyObject *kwnames)
 {
-    py_nccl_kept *self = (py_nccl_kept *)object;
-    dd_nccl_team *team = py_nccl_kept_begin(self);
+    py_nccl_handle *self = (py_nccl_handle *)object;
+    dd_nccl_team *team = py_nccl_handle_begin(self);
     if (team == NULL) {
         return NULL;
     }
     int *devices = devices_of_team(team);
     if (devices == NULL) {
-        py_nccl_kept_end(self);
+        py_nccl_handle_end(self);
         return NULL;
     }
     int size = dd_nccl_team_size(team);
@@ -95,7 +95,7 @@ comms_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *args
                                         .ctx = team,
                                         .run = run_team};
     PyObject *result = py_nccl_team_run(&target, coll, args, nargs, kwnames);
-    py_nccl_kept_end(self);
+    py_nccl_handle_end(self);
     PyMem_Free(devices);
     return result;
 }
@@ -109,29 +109,29 @@ PY_NCCL_RUN_METHOD(comms, reduce_scatter, DD_NCCL_ITEM_REDUCE_SCATTER)
 static PyObject *
 comms_split(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    py_nccl_kept *self = (py_nccl_kept *)object;
-    dd_nccl_team *team = py_nccl_kept_begin(self);
+    py_nccl_handle *self = (py_nccl_handle *)object;
+    dd_nccl_team *team = py_nccl_handle_begin(self);
     if (team == NULL) {
         return NULL;
     }
     int size = dd_nccl_team_size(team);
     dd_nccl_comm **comms = PyMem_Calloc((size_t)size, sizeof(dd_nccl_comm *));
     if (comms == NULL) {
-        py_nccl_kept_end(self);
+        py_nccl_handle_end(self);
         return PyErr_NoMemory();
     }
     py_wait wait;
     dd_error err;
     py_wait_init(&wait, self->state, DD_NCCL_DEFAULT_TIMEOUT_NS, true);
     dd_status status = PY_WITHOUT_GIL(dd_nccl_team_take_apart(team, comms, &wait.wait, &err));
-    py_nccl_kept_end(self);
+    py_nccl_handle_end(self);
     PyObject *list = py_group_finish_wait(&wait, status, &err) ? PyList_New(0) : NULL;
     for (int i = 0; status == DD_OK && i < size; i++) {
         py_list_append(&list, py_nccl_rank_comm_create(self->state, comms[i]));
     }
     PyMem_Free(comms);
     if (status == DD_OK) {
-        py_nccl_kept_close(self);
+        py_nccl_handle_close(self);
     }
     return list;
 }
@@ -139,43 +139,43 @@ comms_split(PyObject *object, PyObject *Py_UNUSED(unused))
 static PyObject *
 comms_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    py_nccl_kept *self = (py_nccl_kept *)object;
+    py_nccl_handle *self = (py_nccl_handle *)object;
     const char *reason = "abort() was called";
     const py_params params = PY_PARAMS("abort", 0, 1, {"reason", PY_TEXT, &reason});
     if (!py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
-    dd_nccl_team *team = py_nccl_kept_begin_late(self);
+    dd_nccl_team *team = py_nccl_handle_begin_late(self);
     if (team == NULL) {
         Py_RETURN_NONE;
     }
     bool is_done = PY_GROUP_TRY(self->state, dd_nccl_team_abort, team, reason);
-    py_nccl_kept_end(self);
+    py_nccl_handle_end(self);
     return py_none_if(is_done);
 }
 
 static PyObject *
 comms_get_size(PyObject *object, void *Py_UNUSED(closure))
 {
-    const dd_nccl_team *team = py_nccl_kept_begin_late((py_nccl_kept *)object);
+    const dd_nccl_team *team = py_nccl_handle_begin_late((py_nccl_handle *)object);
     if (team == NULL) {
         return PyLong_FromLong(0);
     }
     PyObject *size = PyLong_FromLong(dd_nccl_team_size(team));
-    py_nccl_kept_end((py_nccl_kept *)object);
+    py_nccl_handle_end((py_nccl_handle *)object);
     return size;
 }
 
 static PyObject *
 comms_get_devices(PyObject *object, void *Py_UNUSED(closure))
 {
-    const dd_nccl_team *team = py_nccl_kept_begin_late((py_nccl_kept *)object);
+    const dd_nccl_team *team = py_nccl_handle_begin_late((py_nccl_handle *)object);
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && team != NULL && i < dd_nccl_team_size(team); i++) {
         py_list_append(&list, PyLong_FromLong(dd_nccl_team_device(team, i)));
     }
     if (team != NULL) {
-        py_nccl_kept_end((py_nccl_kept *)object);
+        py_nccl_handle_end((py_nccl_handle *)object);
     }
     return list;
 }
@@ -200,7 +200,7 @@ static PyMethodDef comms_methods[] = {
      "split($self, /)\n--\n\nReturns the communicators: an NcclRankComm for each device, each for one thread. This object has none afterwards."},
     {"abort", PY_FAST_METHOD(comms_abort),
      "abort($self, reason='abort() was called')\n--\n\nEnds unfinished operations with errors. May be called from any thread."},
-    PY_NCCL_KEPT_METHODS("the communicators."),
+    PY_NCCL_HANDLE_METHODS("the communicators."),
 };
 
 static PyGetSetDef comms_getset[] = {
@@ -216,11 +216,11 @@ static PyType_Slot comms_slots[] = {
      "The caller's current device does not change."},
     {Py_tp_new, (void *)py_object_new},
     {Py_tp_init, (void *)comms_init},
-    {Py_tp_dealloc, (void *)py_nccl_kept_dealloc},
+    {Py_tp_dealloc, (void *)py_nccl_handle_dealloc},
     {Py_tp_methods, comms_methods},
     {Py_tp_getset, comms_getset},
     {0, NULL},
 };
 
-PyType_Spec py_nccl_comms_spec = {"dldist.nccl.NcclComms", sizeof(py_nccl_kept), 0, PY_TYPE_FLAGS,
+PyType_Spec py_nccl_comms_spec = {"dldist.nccl.NcclComms", sizeof(py_nccl_handle), 0, PY_TYPE_FLAGS,
                                   comms_slots};

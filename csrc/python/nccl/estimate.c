@@ -37,7 +37,7 @@ make_work(const py_nccl_item *items, size_t nitems)
 
 /* Drop the streams of an item: nothing runs, so no stream must wait. */
 static void
-forget_streams(const py_nccl_item *item)
+clear_streams(const py_nccl_item *item)
 {
     py_device_scope *scope = &item->flight->operands.device;
     scope->nstreams = 0;
@@ -62,7 +62,7 @@ py_nccl_estimate_add(const py_group *group, py_nccl_batch *estimate, const py_nc
     const char *what = nitems > 1 ? "coalesced" : items[0].flight->operands.function;
     dd_nccl_group_note_estimated(group->nccl->group, py_nccl_record(group, &items[0], what, &told));
     for (size_t i = 0; i < nitems; i++) {
-        forget_streams(&items[i]);
+        clear_streams(&items[i]);
     }
     return work;
 }

@@ -47,7 +47,7 @@ void
 py_nccl_group_take(py_group *self, const py_group_kind *kind, py_nccl_core *core)
 {
     self->nccl = core;
-    py_group_become(self, kind, dd_nccl_group_rank(core->group), dd_nccl_group_size(core->group));
+    py_group_publish(self, kind, dd_nccl_group_rank(core->group), dd_nccl_group_size(core->group));
 }
 
 void

@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* A group being created from a parent group. */
-typedef struct offspring {
+typedef struct child_group {
     const char *function;
     int *ranks; /* owned; free with PyMem_Free */
     int nranks;
@@ -16,10 +16,10 @@ typedef struct offspring {
     PyObject *name; /* owned, or NULL; options.name borrows from it */
     int device;
     PyObject *store; /* borrowed: the new group's store, or NULL for the parent's */
-} offspring;
+} child_group;
 
 static void
-fini_offspring(offspring *child)
+fini_child(child_group *child)
 {
     PyMem_Free(child->ranks);
     Py_XDECREF(child->name);
@@ -55,15 +55,15 @@ index_of_rank(int rank, const int *ranks, int count)
 }
 
 /* Arguments common to all new groups. Not given: timeout_ns -1, other fields zero. */
-typedef struct said {
+typedef struct child_args {
     dd_bytes name;
     int64_t timeout_ns;
     PyObject *config;
-} said;
+} child_args;
 
 /* Copy the parent's options, changed by the arguments. Returns false with an exception. */
 static bool
-offspring_read_options(py_group *self, offspring *child, const said *what)
+child_read_options(py_group *self, child_group *child, const child_args *what)
 {
     child->options = self->nccl->options;
     child->options.timeout_ns = py_group_timeout_or_own(self, what->timeout_ns);
@@ -82,8 +82,8 @@ offspring_read_options(py_group *self, offspring *child, const said *what)
 
 /* Open a group around a communicator, which it takes over. Runs without the GIL. */
 static dd_status
-open_around(const py_group *self, dd_store *store, const offspring *child, int rank,
-            dd_recorder_group *recorded, dd_nccl_comm *comm, dd_nccl_group **group, dd_error *err)
+open_with_comm(const py_group *self, dd_store *store, const child_group *child, int rank,
+               dd_recorder_group *recorded, dd_nccl_comm *comm, dd_nccl_group **group, dd_error *err)
 {
     const py_nccl *nccl = self->state->nccl;
     dd_status status = dd_nccl_group_open(&(dd_nccl_base){nccl->lib, nccl->cuda, nccl->watchdog}, store, rank,
@@ -101,7 +101,7 @@ open_around(const py_group *self, dd_store *store, const offspring *child, int r
 
 /* Create an object that takes over the communicator. Returns NULL with an exception on failure. */
 static PyObject *
-wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
+wrap(py_group *self, const child_group *child, int rank, dd_nccl_comm *comm)
 {
     dd_store *store;
     PyObject *store_object = child->store != NULL ? child->store : self->store;
@@ -113,7 +113,7 @@ wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
                                                         child->options.name, rank, child->nranks);
     dd_nccl_group *group = NULL;
     dd_error err;
-    dd_status status = PY_WITHOUT_GIL(open_around(self, store, child, rank, recorded, comm, &group, &err));
+    dd_status status = PY_WITHOUT_GIL(open_with_comm(self, store, child, rank, recorded, comm, &group, &err));
     py_store_drop(store);
     if (!py_error_check_of_group(self->state, status, &err)) {
         return NULL;
@@ -123,7 +123,7 @@ wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
 
 /* Return a color like torch's: non-negative, and equal on all ranks that pass the same list. */
 static int
-color_of(const offspring *child)
+color_of(const child_group *child)
 {
     uint32_t hash = 2166136261u;
     for (int i = 0; i < child->nranks; i++) {
@@ -133,14 +133,14 @@ color_of(const offspring *child)
 }
 
 static int64_t
-init_timeout_of(const offspring *child)
+init_timeout_of(const child_group *child)
 {
     return child->options.init_timeout_ns > 0 ? child->options.init_timeout_ns : child->options.timeout_ns;
 }
 
 /* Split the communicator; *part is NULL for a rank in no part. Returns false if it raises. */
 static bool
-split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_comm **part)
+split_comm(py_group *self, const child_group *child, int color, int key, dd_nccl_comm **part)
 {
     dd_nccl_comm *comm = py_nccl_comm_connect(self, child->device);
     if (comm == NULL) {
@@ -156,7 +156,7 @@ split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_c
 }
 
 static PyObject *
-offspring_split(py_group *self, offspring *child, PyObject *color_object)
+child_split(py_group *self, child_group *child, PyObject *color_object)
 {
     int key = index_of_rank(self->rank, child->ranks, child->nranks);
     int color = color_of(child);
@@ -178,19 +178,19 @@ PY_NCCL_METHOD(split)
     PyObject *ranks;
     PyObject *color = NULL;
     PyObject *device = NULL;
-    said what = {.timeout_ns = -1};
+    child_args what = {.timeout_ns = -1};
     const py_params params =
         PY_PARAMS("split", 1, 3, {"ranks", PY_OBJECT, &ranks}, {"name", PY_STRING, &what.name},
                   {"timeout", PY_TIMEOUT, &what.timeout_ns}, {"color", PY_OBJECT, &color},
                   {"config", PY_OBJECT, &what.config}, {"device", PY_OBJECT, &device});
-    offspring child = {.function = "split"};
+    child_group child = {.function = "split"};
     PY_NCCL_BEGIN(group, self)
     bool is_read = py_params_read(&params, group->state, args, nargs, kwnames) &&
                    (child.ranks = read_ranks(group, ranks, &child.nranks, "split", "ranks")) != NULL &&
-                   offspring_read_options(group, &child, &what) &&
+                   child_read_options(group, &child, &what) &&
                    py_nccl_comm_read_device(group, device, &child.device, "split");
-    PyObject *part = is_read ? offspring_split(group, &child, color) : NULL;
-    fini_offspring(&child);
+    PyObject *part = is_read ? child_split(group, &child, color) : NULL;
+    fini_child(&child);
     return part;
 }
 
@@ -198,20 +198,20 @@ PY_NCCL_METHOD(skip_split)
 {
     PyObject *device = NULL;
     const py_params params = PY_PARAMS("skip_split", 0, 1, {"device", PY_OBJECT, &device});
-    offspring child = {.function = "skip_split"};
+    child_group child = {.function = "skip_split"};
     PY_NCCL_BEGIN(group, self)
     dd_nccl_comm *none = NULL;
     bool is_ok = py_params_read(&params, group->state, args, nargs, kwnames) &&
                  py_nccl_comm_read_device(group, device, &child.device, "skip_split") &&
-                 offspring_read_options(group, &child, &(said){.timeout_ns = -1}) &&
+                 child_read_options(group, &child, &(child_args){.timeout_ns = -1}) &&
                  split_comm(group, &child, DD_NCCL_NO_COLOR, 0, &none);
-    fini_offspring(&child);
+    fini_child(&child);
     return is_ok ? Py_NewRef(Py_None) : NULL;
 }
 
 /* Set the new group's ranks to the remaining ranks. Returns false with an exception on failure. */
 static bool
-keep_others(const py_group *self, const dd_nccl_exclusion *excluded, offspring *child)
+keep_other_ranks(const py_group *self, const dd_nccl_exclusion *excluded, child_group *child)
 {
     child->ranks = PyMem_Calloc((size_t)self->size, sizeof *child->ranks);
     if (child->ranks == NULL) {
@@ -241,7 +241,7 @@ retire_and_shrink(const py_group *self, dd_nccl_comm *parent, const dd_nccl_excl
 }
 
 static PyObject *
-shrink(py_group *self, offspring *child, const dd_nccl_exclusion *excluded)
+shrink(py_group *self, child_group *child, const dd_nccl_exclusion *excluded)
 {
     int rank = index_of_rank(self->rank, child->ranks, child->nranks);
     if (rank < 0) {
@@ -270,12 +270,12 @@ PY_NCCL_METHOD(shrink)
 {
     PyObject *excluded_object;
     bool is_abort = false;
-    said what = {.timeout_ns = -1};
+    child_args what = {.timeout_ns = -1};
     const py_params params =
         PY_PARAMS("shrink", 1, 3, {"excluded", PY_OBJECT, &excluded_object}, {"name", PY_STRING, &what.name},
                   {"timeout", PY_TIMEOUT, &what.timeout_ns}, {"is_abort", PY_FLAG, &is_abort},
                   {"config", PY_OBJECT, &what.config});
-    offspring child = {.function = "shrink"};
+    child_group child = {.function = "shrink"};
     PY_NCCL_BEGIN(group, self)
     if (!py_params_read(&params, group->state, args, nargs, kwnames)) {
         return NULL;
@@ -283,12 +283,12 @@ PY_NCCL_METHOD(shrink)
     int nexcluded = 0;
     int *ranks = read_ranks(group, excluded_object, &nexcluded, "shrink", "excluded");
     dd_nccl_exclusion excluded = {.ranks = ranks, .nranks = nexcluded, .is_abort = is_abort};
-    bool is_read = ranks != NULL && keep_others(group, &excluded, &child) &&
-                   offspring_read_options(group, &child, &what) &&
+    bool is_read = ranks != NULL && keep_other_ranks(group, &excluded, &child) &&
+                   child_read_options(group, &child, &what) &&
                    py_nccl_group_choose_device(group, &child.device);
     PyObject *part = is_read ? shrink(group, &child, &excluded) : NULL;
     PyMem_Free(ranks);
-    fini_offspring(&child);
+    fini_child(&child);
     return part;
 }
 
@@ -312,15 +312,15 @@ PY_NCCL_PLAIN_METHOD(grow_id)
 }
 
 /* This rank's part in growing a group. */
-typedef struct growth {
+typedef struct grow_args {
     dd_nccl_unique_id id;
     bool has_id;
     bool is_member; /* a member of the growing group; otherwise joins as `rank` */
     int rank;
-} growth;
+} grow_args;
 
 static bool
-read_growth(const py_group *self, PyObject *id, PyObject *rank, growth *how)
+read_growth(const py_group *self, PyObject *id, PyObject *rank, grow_args *how)
 {
     how->has_id = id != NULL;
     how->is_member = rank == NULL;
@@ -339,7 +339,7 @@ read_growth(const py_group *self, PyObject *id, PyObject *rank, growth *how)
 }
 
 static PyObject *
-offspring_grow(py_group *self, const offspring *child, const growth *how)
+child_grow(py_group *self, const child_group *child, const grow_args *how)
 {
     const py_nccl *nccl = self->state->nccl;
     dd_nccl_comm *parent = how->is_member ? py_nccl_comm_connect(self, child->device) : NULL;
@@ -369,16 +369,16 @@ PY_NCCL_METHOD(grow)
 {
     PyObject *id = NULL;
     PyObject *rank = NULL;
-    said what = {.timeout_ns = -1};
-    growth how;
-    offspring child = {.function = "grow"};
+    child_args what = {.timeout_ns = -1};
+    grow_args how;
+    child_group child = {.function = "grow"};
     const py_params params =
         PY_PARAMS("grow", 2, 4, {"store", PY_OBJECT, &child.store}, {"size", PY_INT, &child.nranks},
                   {"id", PY_OBJECT, &id}, {"rank", PY_OBJECT, &rank}, {"name", PY_STRING, &what.name},
                   {"timeout", PY_TIMEOUT, &what.timeout_ns}, {"config", PY_OBJECT, &what.config});
     PY_NCCL_BEGIN(group, self)
     bool is_read = py_params_read(&params, group->state, args, nargs, kwnames) &&
-                   read_growth(group, id, rank, &how) && offspring_read_options(group, &child, &what) &&
+                   read_growth(group, id, rank, &how) && child_read_options(group, &child, &what) &&
                    py_nccl_group_choose_device(group, &child.device);
     if (is_read &&
         (how.rank < 0 || how.rank >= child.nranks || (how.is_member && child.nranks <= group->size))) {
@@ -387,7 +387,7 @@ PY_NCCL_METHOD(grow)
                      child.nranks);
         is_read = false;
     }
-    PyObject *whole = is_read ? offspring_grow(group, &child, &how) : NULL;
-    fini_offspring(&child);
+    PyObject *whole = is_read ? child_grow(group, &child, &how) : NULL;
+    fini_child(&child);
     return whole;
 }

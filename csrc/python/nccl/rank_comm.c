@@ -2,10 +2,10 @@
 #include "python/nccl/team.h"
 
 typedef struct py_nccl_rank_comm {
-    py_nccl_kept kept; /* must be first; the handle is a reference to a dd_nccl_comm */
-    int rank;          /* const */
-    int size;          /* const */
-    int device;        /* const */
+    py_nccl_handle base; /* must be first; the handle is a reference to a dd_nccl_comm */
+    int rank;            /* const */
+    int size;            /* const */
+    int device;          /* const */
 } py_nccl_rank_comm;
 
 /* Destroy the communicator for all holders; an abort handle can then no longer abort anything. */
@@ -24,7 +24,7 @@ py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm)
         py_nccl_comm_release(comm);
         return NULL;
     }
-    (void)py_nccl_kept_set(&self->kept, comm, destroy_comm);
+    (void)py_nccl_handle_set(&self->base, comm, destroy_comm);
     self->rank = dd_nccl_comm_rank(comm);
     self->size = dd_nccl_comm_size(comm);
     self->device = dd_nccl_comm_device(comm);
@@ -107,18 +107,18 @@ rank_comm_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *
               PyObject *kwnames)
 {
     py_nccl_rank_comm *self = (py_nccl_rank_comm *)object;
-    dd_nccl_comm *comm = py_nccl_kept_begin(&self->kept);
+    dd_nccl_comm *comm = py_nccl_handle_begin(&self->base);
     if (comm == NULL) {
         return NULL;
     }
-    const py_nccl_team_target target = {.state = self->kept.state,
+    const py_nccl_team_target target = {.state = self->base.state,
                                         .size = self->size,
                                         .ntensors = -1,
                                         .device = self->device,
                                         .ctx = comm,
                                         .run = run_comm};
     PyObject *result = py_nccl_team_run(&target, coll, args, nargs, kwnames);
-    py_nccl_kept_end(&self->kept);
+    py_nccl_handle_end(&self->base);
     return result;
 }
 
@@ -132,16 +132,16 @@ static PyObject *
 rank_comm_abort_handle(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_nccl_rank_comm *self = (py_nccl_rank_comm *)object;
-    dd_nccl_comm *comm = py_nccl_kept_begin(&self->kept);
+    dd_nccl_comm *comm = py_nccl_handle_begin(&self->base);
     if (comm == NULL) {
         return NULL;
     }
-    PyTypeObject *type = self->kept.state->nccl_abort_handle_type;
+    PyTypeObject *type = self->base.state->nccl_abort_handle_type;
     py_nccl_abort_handle *handle = (py_nccl_abort_handle *)py_object_new(type, NULL, NULL);
     if (handle != NULL) {
         handle->comm = dd_nccl_comm_acquire(comm);
     }
-    py_nccl_kept_end(&self->kept);
+    py_nccl_handle_end(&self->base);
     return (PyObject *)handle;
 }
 
@@ -163,7 +163,7 @@ static PyMethodDef rank_comm_methods[] = {
      "Reduces the inputs, and gives this rank's part of the result to each output."},
     {"abort_handle", rank_comm_abort_handle, METH_NOARGS,
      "abort_handle($self, /)\n--\n\nReturns an NcclAbortHandle, for other threads."},
-    PY_NCCL_KEPT_METHODS("the communicator."),
+    PY_NCCL_HANDLE_METHODS("the communicator."),
 };
 
 static PyMemberDef rank_comm_members[] = {
@@ -176,7 +176,7 @@ static PyMemberDef rank_comm_members[] = {
 static PyType_Slot rank_comm_slots[] = {
     {Py_tp_doc, "The communicator of one rank, from NcclComms.split() or init_rank().\n\n"
                 "All ranks make the same calls at the same time, each from a thread or process of its own."},
-    {Py_tp_dealloc, (void *)py_nccl_kept_dealloc},
+    {Py_tp_dealloc, (void *)py_nccl_handle_dealloc},
     {Py_tp_methods, rank_comm_methods},
     {Py_tp_members, rank_comm_members},
     {0, NULL},

@@ -25,7 +25,7 @@ extern PyType_Spec py_nccl_abort_handle_spec;
 
 /* An object's communicators. Unfinished calls keep the handle: close() then leaves its destruction
  * to the last call, which may hang in NCCL until it is aborted. */
-typedef struct py_nccl_kept {
+typedef struct py_nccl_handle {
     PY_OBJECT_HEAD;
     py_lock lock;
     /* The fields below are guarded by `lock`. */
@@ -33,31 +33,32 @@ typedef struct py_nccl_kept {
     void (*destroy)(void *handle); /* set with the handle; called without the GIL */
     int ncalls;
     bool is_closed;
-} py_nccl_kept;
+} py_nccl_handle;
 
-/* Begin a call, which keeps the handle until py_nccl_kept_end. Raises if the object is closed. */
-void *py_nccl_kept_begin(py_nccl_kept *self);
+/* Begin a call, which keeps the handle until py_nccl_handle_end. Raises if the object is closed. */
+void *py_nccl_handle_begin(py_nccl_handle *self);
 /* Begin a call even on a closed object, if unfinished calls keep its handle. NULL otherwise. */
-void *py_nccl_kept_begin_late(py_nccl_kept *self);
-void py_nccl_kept_end(py_nccl_kept *self);
+void *py_nccl_handle_begin_late(py_nccl_handle *self);
+void py_nccl_handle_end(py_nccl_handle *self);
 /* Destroy the handle, or leave that to the last unfinished call. */
-void py_nccl_kept_close(py_nccl_kept *self);
+void py_nccl_handle_close(py_nccl_handle *self);
 /* Return true if the object has no handle and is not closed. */
-bool py_nccl_kept_is_new(py_nccl_kept *self);
+bool py_nccl_handle_is_new(py_nccl_handle *self);
 /* Take over the handle. Returns false if the object is not new. */
-bool py_nccl_kept_set(py_nccl_kept *self, void *handle, void (*destroy)(void *handle));
+bool py_nccl_handle_set(py_nccl_handle *self, void *handle, void (*destroy)(void *handle));
 
-PyObject *py_nccl_kept_enter(PyObject *object, PyObject *unused);
-PyObject *py_nccl_kept_exit(PyObject *object, PyObject *args);
-void py_nccl_kept_dealloc(PyObject *object);
+PyObject *py_nccl_handle_enter(PyObject *object, PyObject *unused);
+PyObject *py_nccl_handle_exit(PyObject *object, PyObject *args);
+void py_nccl_handle_dealloc(PyObject *object);
 
 /* The last rows of both method tables. close() and __exit__() ignore their arguments. */
-#define PY_NCCL_KEPT_METHODS(closes)                                                                        \
-    {"close", py_nccl_kept_exit, METH_NOARGS, "close($self, /)\n--\n\nEnds " closes},                       \
-        {"__enter__", py_nccl_kept_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},                      \
-        {"__exit__", py_nccl_kept_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCloses " closes}, \
-    {                                                                                                       \
-        NULL, NULL, 0, NULL                                                                                 \
+#define PY_NCCL_HANDLE_METHODS(closes)                                                   \
+    {"close", py_nccl_handle_exit, METH_NOARGS, "close($self, /)\n--\n\nEnds " closes},  \
+        {"__enter__", py_nccl_handle_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"}, \
+        {"__exit__", py_nccl_handle_exit, METH_VARARGS,                                  \
+         "__exit__($self, *exception)\n--\n\nCloses " closes},                           \
+    {                                                                                    \
+        NULL, NULL, 0, NULL                                                              \
     }
 
 /* ---- objects */

@@ -8,7 +8,7 @@
 
 /* Return the caller's stream. Producers whose own stream is unknown order their work before it. */
 static bool
-give_stream(void *ctx, int Py_UNUSED(device), void **stream)
+get_call_stream(void *ctx, int Py_UNUSED(device), void **stream)
 {
     *stream = *(dd_cuda_stream *)ctx;
     if (*stream == NULL) {
@@ -84,7 +84,7 @@ add_tensor(py_nccl_team_call *call, PyObject *object, py_use use, const char *na
     scope->device = device;
     scope->nstreams = 0;
     if (call->has_streams) {
-        scope->find_stream = give_stream;
+        scope->find_stream = get_call_stream;
         scope->ctx = &call->streams[call->is_one_stream ? 0 : i];
     }
     snprintf(item_name, sizeof item_name, "%.40s[%zu]", name, i);

@@ -48,7 +48,7 @@ order_waiting_streams(py_work *self)
         if (scope->state == NULL) {
             continue; /* a barrier has no tensors */
         }
-        if (!py_device_ask_streams(scope, asked)) {
+        if (!py_device_query_streams(scope, asked)) {
             return false;
         }
         for (size_t i = 0; i < scope->nstreams; i++) {
@@ -91,7 +91,7 @@ nccl_work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObje
     /* Make the streams wait in any case: it costs nothing after the operation's end, and a graph
      * that is being captured must record it. */
     bool is_ok = (!is_host || py_work_wait_for_end(self, timeout_ns)) &&
-                 (self->flight->is_settled || order_waiting_streams(self));
+                 (self->flight->is_finished || order_waiting_streams(self));
     return is_ok ? Py_NewRef(Py_True) : NULL;
 }
 
@@ -102,7 +102,7 @@ nccl_work_synchronize(PyObject *object, PyObject *Py_UNUSED(unused))
     if (self->flight == NULL) {
         Py_RETURN_NONE;
     }
-    if (raise_if_failed(self) || (!self->flight->is_settled && !order_waiting_streams(self))) {
+    if (raise_if_failed(self) || (!self->flight->is_finished && !order_waiting_streams(self))) {
         return NULL;
     }
     Py_RETURN_NONE;

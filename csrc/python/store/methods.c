@@ -154,7 +154,7 @@ take_arguments(arguments *taken, const py_params *params, PyObject *const *objec
 }
 
 static PyObject *
-give(char kind, const dd_store_result *result)
+make_result(char kind, const dd_store_result *result)
 {
     switch (kind) {
     case 'v':
@@ -189,7 +189,7 @@ call_method(dd_store_op which, PyObject *self, PyObject *const *args, Py_ssize_t
         Py_BEGIN_ALLOW_THREADS
         call.status = dd_store_run(call.store, &taken.request, &result, &call.wait.wait, &call.err);
         Py_END_ALLOW_THREADS
-        given = py_call_end(&call) ? give(op->gives, &result) : NULL;
+        given = py_call_end(&call) ? make_result(op->gives, &result) : NULL;
         dd_store_result_fini(&result);
     }
     arguments_fini(&taken);

@@ -85,7 +85,7 @@ to_handle(PyObject *number, void **handle)
 
 /* Return 1 if this thread has set a stream, 0 if not, -1 with an exception. */
 static int
-ask_explicit(const py_state *state, void **handle)
+query_explicit(const py_state *state, void **handle)
 {
     const struct py_devices *devices = PY_ONCE_GET(&state->devices);
     PyObject *stream = devices != NULL ? py_thread_value_get(&devices->explicit_streams) : NULL;
@@ -129,7 +129,7 @@ cupy_function(struct py_devices *devices)
 
 /* Return function(device), a new reference. `function` may be NULL with an exception. */
 static PyObject *
-ask_function(PyObject *function, int device)
+query_function(PyObject *function, int device)
 {
     PyObject *index = function != NULL ? PyLong_FromLong(device) : NULL;
     PyObject *stream = index != NULL ? PyObject_CallFunctionObjArgs(function, index, NULL) : NULL;
@@ -138,25 +138,25 @@ ask_function(PyObject *function, int device)
 }
 
 static bool
-ask_torch(py_state *state, int device, void **handle)
+query_torch(py_state *state, int device, void **handle)
 {
-    return to_handle(ask_function(torch_function(state->devices), device), handle);
+    return to_handle(query_function(torch_function(state->devices), device), handle);
 }
 
 static bool
-ask_cupy(py_state *state, int device, void **handle)
+query_cupy(py_state *state, int device, void **handle)
 {
-    PyObject *stream = ask_function(cupy_function(state->devices), device);
+    PyObject *stream = query_function(cupy_function(state->devices), device);
     PyObject *pointer = stream != NULL ? PyObject_GetAttrString(stream, "ptr") : NULL;
     Py_XDECREF(stream);
     return to_handle(pointer, handle);
 }
 
 static bool
-ask_exchange(dl_current_stream ask, int device, void **handle)
+query_exchange(dl_current_stream query, int device, void **handle)
 {
     *handle = NULL;
-    if (ask(PY_DEVICE_CUDA, device, handle) == 0) {
+    if (query(PY_DEVICE_CUDA, device, handle) == 0) {
         return true;
     }
     if (PyErr_Occurred() == NULL) {
@@ -167,9 +167,9 @@ ask_exchange(dl_current_stream ask, int device, void **handle)
 }
 
 static bool
-stream_ask(const py_stream *stream, py_state *state, int device, void **handle)
+stream_query(const py_stream *stream, py_state *state, int device, void **handle)
 {
-    int is_explicit = ask_explicit(state, handle);
+    int is_explicit = query_explicit(state, handle);
     if (is_explicit != 0) {
         return is_explicit > 0;
     }
@@ -181,20 +181,20 @@ stream_ask(const py_stream *stream, py_state *state, int device, void **handle)
         *handle = NULL;
         return true;
     case PY_STREAM_EXCHANGE:
-        return ask_exchange(stream->ask, device, handle);
+        return query_exchange(stream->query, device, handle);
     case PY_STREAM_TORCH:
-        return ask_torch(state, device, handle);
+        return query_torch(state, device, handle);
     case PY_STREAM_CUPY:
-        return ask_cupy(state, device, handle);
+        return query_cupy(state, device, handle);
     }
     return false;
 }
 
 bool
-py_device_ask_streams(const py_device_scope *scope, void *handles[PY_MAX_STREAMS])
+py_device_query_streams(const py_device_scope *scope, void *handles[PY_MAX_STREAMS])
 {
     for (size_t i = 0; i < scope->nstreams; i++) {
-        if (!stream_ask(&scope->streams[i], scope->state, scope->device, &handles[i])) {
+        if (!stream_query(&scope->streams[i], scope->state, scope->device, &handles[i])) {
             return false;
         }
     }
@@ -204,18 +204,18 @@ py_device_ask_streams(const py_device_scope *scope, void *handles[PY_MAX_STREAMS
 static bool
 is_same_stream(const py_stream *a, const py_stream *b)
 {
-    return a->kind == b->kind && a->ask == b->ask && a->handle == b->handle;
+    return a->kind == b->kind && a->query == b->query && a->handle == b->handle;
 }
 
 /* Add the stream, whose handle is set here, unless the scope has it. */
 static bool
 note_stream(py_device_scope *scope, py_stream stream, int device, const py_argument *argument)
 {
-    int is_explicit = ask_explicit(scope->state, &stream.handle);
+    int is_explicit = query_explicit(scope->state, &stream.handle);
     if (is_explicit > 0) {
         stream = (py_stream){.kind = PY_STREAM_EXPLICIT, .handle = stream.handle};
         scope->is_stream_ordered = false; /* the library's own stream does not wait */
-    } else if (is_explicit < 0 || !stream_ask(&stream, scope->state, device, &stream.handle)) {
+    } else if (is_explicit < 0 || !stream_query(&stream, scope->state, device, &stream.handle)) {
         return false;
     }
     for (size_t i = 0; i < scope->nstreams; i++) {
@@ -243,7 +243,7 @@ py_device_note_exchange(py_device_scope *scope, const py_tensor_facts *facts, in
     if (facts->library != PY_LIBRARY_TORCH) {
         scope->is_stream_ordered = false;
     }
-    py_stream stream = {.kind = PY_STREAM_EXCHANGE, .ask = facts->api->current_stream};
+    py_stream stream = {.kind = PY_STREAM_EXCHANGE, .query = facts->api->current_stream};
     return note_stream(scope, stream, device, argument);
 }
 
@@ -277,7 +277,7 @@ read_number(PyObject *pair, Py_ssize_t i, int *number)
 
 /* Return 1 and the device; 0 if the memory is not on a CUDA device; -1 with an exception. */
 static int
-ask_device(const py_argument *argument, int *device)
+query_device(const py_argument *argument, int *device)
 {
     PyObject *answer =
         PyObject_CallMethodObjArgs(argument->value, argument->state->names[PY_NAME_DLPACK_DEVICE], NULL);
@@ -301,11 +301,11 @@ ask_device(const py_argument *argument, int *device)
     return is_ok ? py_device_is_cuda(type) : -1;
 }
 
-/* Like ask_device; exceptions name the argument. */
+/* Like query_device; exceptions name the argument. */
 static int
 find_device(const py_argument *argument, int *device)
 {
-    int is_cuda = ask_device(argument, device);
+    int is_cuda = query_device(argument, device);
     if (is_cuda < 0) {
         py_argument_raise_from_current(argument, "does not say its device");
     }
@@ -361,7 +361,7 @@ py_device_choose_stream(py_device_scope *scope, const py_tensor_facts *facts, co
     }
     struct py_devices *devices = devices_of_state(scope->state);
     void *handle;
-    int is_explicit = devices != NULL ? ask_explicit(scope->state, &handle) : -1;
+    int is_explicit = devices != NULL ? query_explicit(scope->state, &handle) : -1;
     if (is_explicit < 0) {
         return false;
     }

@@ -30,8 +30,8 @@ typedef enum py_stream_kind {
 
 typedef struct py_stream {
     py_stream_kind kind;
-    dl_current_stream ask; /* only for PY_STREAM_EXCHANGE */
-    void *handle;          /* the stream when the call was made */
+    dl_current_stream query; /* only for PY_STREAM_EXCHANGE */
+    void *handle;            /* the stream when the call was made */
 } py_stream;
 
 /* The devices and streams of the tensors of one call. */
@@ -77,7 +77,7 @@ bool py_device_choose_stream(py_device_scope *scope, const py_tensor_facts *fact
 bool py_device_take(py_device_scope *scope, const py_tensor *tensor, const py_argument *argument);
 
 /* Query the current streams of the scope's libraries on this thread. */
-bool py_device_ask_streams(const py_device_scope *scope, void *handles[PY_MAX_STREAMS]);
+bool py_device_query_streams(const py_device_scope *scope, void *handles[PY_MAX_STREAMS]);
 
 /* Read a stream: an int, an object with __cuda_stream__, or a stream of torch or CuPy. */
 bool py_device_read_stream(const py_argument *argument, void **stream);

@@ -197,7 +197,7 @@ py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use u
 
 /* Return true if the exception's text contains `words`. Clears the current exception. */
 static bool
-says(PyObject *exception, const char *words)
+has_text(PyObject *exception, const char *words)
 {
     PyObject *text = exception != NULL ? PyObject_Str(exception) : NULL;
     const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
@@ -219,8 +219,8 @@ is_refused_call(void)
     }
     PyObject *exception = py_error_take();
     PyObject *traceback = PyException_GetTraceback(exception);
-    bool is_refused = traceback == NULL || says(exception, "keyword argument") ||
-                      says(exception, py_name_text(PY_NAME_MAX_VERSION));
+    bool is_refused = traceback == NULL || has_text(exception, "keyword argument") ||
+                      has_text(exception, py_name_text(PY_NAME_MAX_VERSION));
     Py_XDECREF(traceback);
     py_error_put(exception);
     return is_refused;

@@ -110,7 +110,7 @@ is_same_view(const dd_view *a, const dd_view *b)
 }
 
 void
-py_numpy_learn(py_state *state, PyObject *object, const dd_view *view)
+py_numpy_try_enable(py_state *state, PyObject *object, const dd_view *view)
 {
     if (atomic_load_explicit(&state->has_seen_ndarray, memory_order_relaxed)) {
         return;

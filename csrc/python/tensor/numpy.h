@@ -8,12 +8,12 @@
 #include <stdbool.h>
 
 /* Read data, dtype, shape and strides if the object is exactly a numpy.ndarray with a plain,
- * native dtype. Otherwise, and before py_numpy_learn has seen an array, return false without an
+ * native dtype. Otherwise, and before py_numpy_try_enable has seen an array, return false without an
  * exception. */
 bool py_numpy_try_read(const py_state *state, PyObject *object, dd_view *view);
 
 /* Enable direct reading if the object, which was read as a buffer into `view`, is the first NumPy
  * array and direct reading gives the same view. Leaves no exception set. */
-void py_numpy_learn(py_state *state, PyObject *object, const dd_view *view);
+void py_numpy_try_enable(py_state *state, PyObject *object, const dd_view *view);
 
 #endif

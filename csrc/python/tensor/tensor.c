@@ -103,7 +103,7 @@ try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
         if (!read_buffer(tensor, argument)) {
             return -1;
         }
-        py_numpy_learn(state, argument->value, &tensor->view);
+        py_numpy_try_enable(state, argument->value, &tensor->view);
         return 1;
     }
     tensor->buffer.obj = NULL;

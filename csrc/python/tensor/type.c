@@ -18,7 +18,7 @@ typedef struct known_type {
 
 /* Each class has exactly one slot in the table, and evicts the class stored there before. */
 struct py_tensor_types {
-    PyObject *forget; /* const, owned: the callback of the weak references */
+    PyObject *on_freed; /* const, owned: the callback of the weak references */
     py_lock lock;
     known_type known[MAX_TYPES]; /* guarded by lock */
 };
@@ -27,7 +27,7 @@ struct py_tensor_types {
 
 /* Free the slot of a weak reference. Return false if it has none. */
 static bool
-clear_place(py_tensor_types *types, const PyObject *ref)
+clear_slot(py_tensor_types *types, const PyObject *ref)
 {
     for (size_t i = 0; i < MAX_TYPES; i++) {
         if (types->known[i].ref == ref) {
@@ -41,20 +41,20 @@ clear_place(py_tensor_types *types, const PyObject *ref)
 /* Called when the class of `ref` has been freed. The table is in the capsule, which is renamed when
  * the table is freed. */
 static PyObject *
-forget_type(PyObject *capsule, PyObject *ref)
+on_type_freed(PyObject *capsule, PyObject *ref)
 {
     bool is_valid = PyCapsule_IsValid(capsule, CAPSULE_TYPES) != 0;
     py_tensor_types *types = is_valid ? PyCapsule_GetPointer(capsule, CAPSULE_TYPES) : NULL;
-    if (types != NULL && PY_LOCKED(&types->lock, clear_place(types, ref))) {
+    if (types != NULL && PY_LOCKED(&types->lock, clear_slot(types, ref))) {
         Py_DECREF(ref);
     }
     Py_RETURN_NONE;
 }
 
-static PyMethodDef forget_method = {"forget", forget_type, METH_O, NULL};
+static PyMethodDef forget_method = {"forget", on_type_freed, METH_O, NULL};
 
 static PyObject *
-make_forget(py_tensor_types *types)
+make_on_type_freed(py_tensor_types *types)
 {
     PyObject *capsule = PyCapsule_New(types, CAPSULE_TYPES, NULL);
     PyObject *function = capsule != NULL ? PyCFunction_NewEx(&forget_method, capsule, NULL) : NULL;
@@ -70,8 +70,8 @@ py_tensor_types_create(void)
         PyErr_NoMemory();
         return NULL;
     }
-    types->forget = make_forget(types);
-    if (types->forget == NULL) {
+    types->on_freed = make_on_type_freed(types);
+    if (types->on_freed == NULL) {
         dd_mem_free(types);
         return NULL;
     }
@@ -87,8 +87,8 @@ py_tensor_types_destroy(py_tensor_types *types)
     for (size_t i = 0; i < MAX_TYPES; i++) {
         Py_XDECREF(types->known[i].ref);
     }
-    (void)PyCapsule_SetName(PyCFunction_GetSelf(types->forget), NULL);
-    Py_DECREF(types->forget);
+    (void)PyCapsule_SetName(PyCFunction_GetSelf(types->on_freed), NULL);
+    Py_DECREF(types->on_freed);
     dd_mem_free(types);
 }
 
@@ -144,7 +144,7 @@ class_has(const py_state *state, PyObject *type, py_name name)
 }
 
 static void
-learn(const py_state *state, PyObject *object, py_tensor_facts *facts)
+find_facts(const py_state *state, PyObject *object, py_tensor_facts *facts)
 {
     PyObject *type = (PyObject *)Py_TYPE(object);
     py_argument argument = {.state = state, .value = object};
@@ -163,7 +163,7 @@ known_type_slot(py_tensor_types *types, const PyObject *type)
 }
 
 static bool
-recall(py_tensor_types *types, const PyObject *type, py_tensor_facts *facts)
+find_known_facts(py_tensor_types *types, const PyObject *type, py_tensor_facts *facts)
 {
     py_lock_take(&types->lock);
     const known_type *known = known_type_slot(types, type);
@@ -177,17 +177,17 @@ recall(py_tensor_types *types, const PyObject *type, py_tensor_facts *facts)
 
 /* If memory runs out, the facts are found again for the next object of the class. */
 static void
-remember(py_tensor_types *types, PyObject *type, const py_tensor_facts *facts)
+add_known_facts(py_tensor_types *types, PyObject *type, const py_tensor_facts *facts)
 {
-    PyObject *ref = PyWeakref_NewRef(type, types->forget);
+    PyObject *ref = PyWeakref_NewRef(type, types->on_freed);
     if (ref == NULL) {
         PyErr_Clear();
         return;
     }
     py_lock_take(&types->lock);
-    known_type *place = known_type_slot(types, type);
-    PyObject *before = place->ref;
-    *place = (known_type){.type = type, .ref = ref, .facts = *facts};
+    known_type *slot = known_type_slot(types, type);
+    PyObject *before = slot->ref;
+    *slot = (known_type){.type = type, .ref = ref, .facts = *facts};
     py_lock_release(&types->lock);
     Py_XDECREF(before);
 }
@@ -196,9 +196,9 @@ void
 py_tensor_type_find(const py_state *state, PyObject *object, py_tensor_facts *facts)
 {
     PyObject *type = (PyObject *)Py_TYPE(object);
-    if (!recall(state->tensor_types, type, facts)) {
-        learn(state, object, facts); /* may run Python code, which may call this function */
-        remember(state->tensor_types, type, facts);
+    if (!find_known_facts(state->tensor_types, type, facts)) {
+        find_facts(state, object, facts); /* may run Python code, which may call this function */
+        add_known_facts(state->tensor_types, type, facts);
     }
     choose_version(facts);
 }

@@ -226,7 +226,7 @@ py_flight_wait(py_flight *flight, const dd_wait *wait, dd_error *err)
 bool
 py_flight_is_done(py_flight *flight)
 {
-    if (flight->is_settled || dd_work_is_done(flight->work)) {
+    if (flight->is_finished || dd_work_is_done(flight->work)) {
         return true;
     }
     if (!flight->is_nccl) {
@@ -236,7 +236,7 @@ py_flight_is_done(py_flight *flight)
     return is_done;
 }
 
-/* Return a new list of the calls' output tensors, or raise. The flight must not be settled yet. */
+/* Return a new list of the calls' output tensors, or raise. The flight must not be finished yet. */
 static PyObject *
 make_results(const py_flight *flight)
 {
@@ -263,25 +263,25 @@ static bool
 begin_reading(py_flight *flight)
 {
     py_lock_take(&flight->lock);
-    bool is_needed = !flight->is_settled;
+    bool is_needed = !flight->is_finished;
     flight->nreaders += is_needed ? 1 : 0;
     py_lock_release(&flight->lock);
     return is_needed;
 }
 
-/* End begin_reading, and settle the flight with `results` (taken over) unless they are NULL or it
- * is settled already. The last reader of a settled flight releases its tensors. */
+/* End begin_reading, and finish the flight with `results` (taken over) unless they are NULL or it
+ * is finished already. The last reader of a finished flight releases its tensors. */
 static void
 end_reading(py_flight *flight, PyObject *results)
 {
     py_lock_take(&flight->lock);
-    if (results != NULL && !flight->is_settled) {
+    if (results != NULL && !flight->is_finished) {
         flight->results = results;
-        flight->is_settled = true;
+        flight->is_finished = true;
         results = NULL;
     }
     flight->nreaders--;
-    bool is_last = flight->is_settled && flight->nreaders == 0;
+    bool is_last = flight->is_finished && flight->nreaders == 0;
     py_lock_release(&flight->lock);
     Py_XDECREF(results);
     if (is_last && is_memory_free(flight)) {
@@ -289,11 +289,11 @@ end_reading(py_flight *flight, PyObject *results)
     }
 }
 
-/* Threads that settle a flight at the same time each create results; the first results are kept. */
+/* Threads that finish a flight at the same time each create results; the first results are kept. */
 bool
-py_flight_settle(py_flight *flight)
+py_flight_finish(py_flight *flight)
 {
-    if (flight->is_settled || !begin_reading(flight)) {
+    if (flight->is_finished || !begin_reading(flight)) {
         return true;
     }
     bool is_ok = flight->work->error.code == DD_OK;
@@ -311,7 +311,7 @@ py_flight_settle(py_flight *flight)
 PyObject *
 py_flight_get_results(py_flight *flight)
 {
-    if (flight->is_settled || !begin_reading(flight)) {
+    if (flight->is_finished || !begin_reading(flight)) {
         return Py_NewRef(flight->results);
     }
     PyObject *results = make_results(flight);
@@ -321,17 +321,17 @@ py_flight_get_results(py_flight *flight)
 
 /* Fill the outputs of a completed flight that no caller waits for. Keeps the current exception. */
 static void
-settle_unasked(py_flight *flight)
+finish_unawaited(py_flight *flight)
 {
     PyObject *exception = py_error_take();
-    if (!py_flight_settle(flight)) {
+    if (!py_flight_finish(flight)) {
         PyErr_WriteUnraisable(NULL);
     }
     py_error_put(exception);
 }
 
 void
-py_flight_abandon(py_flight *flight)
+py_flight_release(py_flight *flight)
 {
     if (flight->generation != dd_fork_generation()) {
         return; /* the parent's flight: a lock may have been held at the fork */
@@ -341,7 +341,7 @@ py_flight_abandon(py_flight *flight)
     flight->is_orphan = flight->is_orphan || is_left;
     dd_lock_release(&flight->queue->mu);
     if (!is_left) {
-        settle_unasked(flight);
+        finish_unawaited(flight);
         release_owner(flight);
     }
 }
@@ -413,7 +413,7 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
 {
     py_completions *queue = flight->queue;
     if (py_flight_is_done(flight) && !flight->is_watched) {
-        if (!py_flight_settle(flight)) {
+        if (!py_flight_finish(flight)) {
             return -1;
         }
         return end_callback(watcher, PyObject_CallNoArgs(watcher)) ? 0 : -1;
@@ -472,7 +472,7 @@ static void
 notify(py_flight *flight)
 {
     py_watcher *watcher;
-    settle_unasked(flight);
+    finish_unawaited(flight);
     while ((watcher = take_watcher(flight)) != NULL) {
         call_watcher(watcher->callback);
         Py_DECREF(watcher->callback);
@@ -574,7 +574,7 @@ count_held_locked(const py_completions *queue)
 
 /* Destroy held flights whose devices are done, and hold the others again. */
 static void
-look_at_held(py_completions *queue)
+destroy_ready_held(py_completions *queue)
 {
     size_t count = PY_LOCKED(&queue->lock, count_held_locked(queue));
     py_flight *flight;
@@ -594,11 +594,11 @@ drain(py_completions *queue)
     PyObject *exception = py_error_take();
     while ((flight = take_orphan(queue)) != NULL) {
         if (flight->operands.is_staged) {
-            settle_unasked(flight);
+            finish_unawaited(flight);
         }
         release_owner(flight);
     }
-    look_at_held(queue);
+    destroy_ready_held(queue);
     py_error_put(exception);
 }
 
@@ -643,16 +643,16 @@ py_completions_schedule_drain_locked(py_completions *queue)
 
 /* ---- the completion thread */
 
-/* Remove and return the next watched flight; wait for one unless is_last_look. NULL to stop. */
+/* Remove and return the next watched flight; wait for one unless is_last_pass. NULL to stop. */
 static py_flight *
-take_watched(py_completions *queue, bool is_last_look)
+take_watched(py_completions *queue, bool is_last_pass)
 {
     py_flight *flight = NULL;
     dd_lock_take(&queue->mu);
-    while (dd_list_is_empty(&queue->watched) && !queue->is_stopped && !is_last_look) {
+    while (dd_list_is_empty(&queue->watched) && !queue->is_stopped && !is_last_pass) {
         dd_cond_wait(&queue->cond, &queue->mu);
     }
-    if (!dd_list_is_empty(&queue->watched) && (is_last_look || !queue->is_stopped)) {
+    if (!dd_list_is_empty(&queue->watched) && (is_last_pass || !queue->is_stopped)) {
         flight = DD_CONTAINER_OF(queue->watched.next, py_flight, link);
         dd_list_remove(&flight->link);
     }

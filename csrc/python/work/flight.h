@@ -25,23 +25,23 @@ bool py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t
 /* Return true if the Work has an operation, else raise RuntimeError(text); the texts are
  * torch's. */
 bool py_work_require_flight(const py_work *self, const char *text);
-/* Block until the operation has ended, and settle the flight. Returns false if it raises. */
+/* Block until the operation has ended, and finish the flight. Returns false if it raises. */
 bool py_work_wait_for_end(py_work *self, int64_t timeout_ns);
-/* Return 1 if done and settled, 0 if not done or without an operation, or -1 with an exception. */
-int py_work_look(py_work *self);
+/* Return 1 if done and finished, 0 if not done or without an operation, or -1 with an exception. */
+int py_work_poll(py_work *self);
 
 /* Return a new reference to the list of tensors that the flight's calls fill, or NULL with an
- * exception. Once the flight is settled it is always the same list. */
+ * exception. Once the flight is finished it is always the same list. */
 PyObject *py_flight_get_results(py_flight *flight);
 
 bool py_flight_is_done(py_flight *flight);
 
-/* Settle a completed flight: unpack its outputs, keep its results and release its tensors. Any
+/* Finish a completed flight: unpack its outputs, keep its results and release its tensors. Any
  * thread that holds a reference may call it any number of times. False with an exception. */
-bool py_flight_settle(py_flight *flight);
+bool py_flight_finish(py_flight *flight);
 
 /* Release the Work's reference. Call when the Work is destroyed. */
-void py_flight_abandon(py_flight *flight);
+void py_flight_release(py_flight *flight);
 
 /* Call `watcher` without arguments once the flight is done: immediately if it is done already,
  * otherwise on the completion thread. Returns -1 with an exception on failure, also for an

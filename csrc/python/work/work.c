@@ -29,7 +29,7 @@ work_dealloc(PyObject *object)
     py_work *self = (py_work *)object;
     py_object_begin_dealloc(object);
     if (self->flight != NULL) {
-        py_flight_abandon(self->flight);
+        py_flight_release(self->flight);
     }
     py_object_end_dealloc(object);
 }
@@ -41,7 +41,7 @@ work_traverse(PyObject *object, visitproc visit, void *arg)
     const py_flight *flight = ((py_work *)object)->flight;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(((py_work *)object)->module);
-    if (flight != NULL && flight->is_settled && flight->nowners == 1) {
+    if (flight != NULL && flight->is_finished && flight->nowners == 1) {
         Py_VISIT(flight->results);
         Py_VISIT(flight->group);
     }
@@ -60,18 +60,18 @@ py_work_require_flight(const py_work *self, const char *text)
 }
 
 int
-py_work_look(py_work *self)
+py_work_poll(py_work *self)
 {
     if (self->flight == NULL || !py_flight_is_done(self->flight)) {
         return 0;
     }
-    return py_flight_settle(self->flight) ? 1 : -1;
+    return py_flight_finish(self->flight) ? 1 : -1;
 }
 
 static PyObject *
 work_is_completed(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    int done = py_work_look((py_work *)object);
+    int done = py_work_poll((py_work *)object);
     return done >= 0 ? PyBool_FromLong(done) : NULL;
 }
 
@@ -82,7 +82,7 @@ work_is_success(PyObject *object, PyObject *Py_UNUSED(unused))
     if (self->flight == NULL) {
         Py_RETURN_TRUE; /* as in torch: no operation, no failure */
     }
-    int done = py_work_look(self);
+    int done = py_work_poll(self);
     return done >= 0 ? PyBool_FromLong(done && self->flight->work->error.code == DD_OK) : NULL;
 }
 
@@ -90,7 +90,7 @@ static PyObject *
 work_exception(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_work *self = (py_work *)object;
-    int done = py_work_look(self);
+    int done = py_work_poll(self);
     if (done < 0) {
         return NULL;
     }
@@ -108,7 +108,7 @@ work_exception(PyObject *object, PyObject *Py_UNUSED(unused))
 static bool
 require_done(py_work *self, const char *what)
 {
-    int done = py_work_look(self);
+    int done = py_work_poll(self);
     if (done == 0) {
         PyErr_Format(PyExc_RuntimeError,
                      "Work needs to be completed before calling %s(). Should call wait() before %s().", what,
@@ -257,7 +257,7 @@ py_work_wait_for_end(py_work *self, int64_t timeout_ns)
     dd_error err;
     py_wait_init(&wait, self->state, timeout_ns > 0 ? timeout_ns : DD_NEVER_NS, true);
     dd_status status = PY_WITHOUT_GIL(py_flight_wait(flight, &wait.wait, &err));
-    if (dd_work_is_done(flight->work) && !py_flight_settle(flight)) {
+    if (dd_work_is_done(flight->work) && !py_flight_finish(flight)) {
         return false;
     }
     return py_group_finish_wait(&wait, status, &err);
@@ -281,7 +281,7 @@ work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *k
         !py_work_read_timeout(self, args, nargs, kwnames, &timeout_ns)) {
         return NULL;
     }
-    int done = py_work_look(self);
+    int done = py_work_poll(self);
     if (done < 0) {
         return NULL;
     }

@@ -23,7 +23,7 @@ typedef struct py_completions py_completions;
 struct py_group;
 
 typedef struct py_flight {
-    /* const while the flight has readers; see py_flight_settle. unpacking_mu guards unpacking */
+    /* const while the flight has readers; see py_flight_finish. unpacking_mu guards unpacking */
     py_operands operands;
     /* The fields below are const after the start. */
     py_completions *queue;
@@ -39,10 +39,10 @@ typedef struct py_flight {
     bool is_stream_ordered;
     struct py_flight *others; /* owned: further calls of the same operation, in order */
     atomic_int nowners;       /* references: the Work's, or the one it left; the queue's */
-    atomic_bool is_settled;   /* set once, after `results` */
+    atomic_bool is_finished;  /* set once, after `results` */
     py_lock lock;
     /* The fields below are guarded by `lock`. */
-    PyObject *results; /* owned; NULL until settled, then const */
+    PyObject *results; /* owned; NULL until finished, then const */
     int nreaders;      /* threads that create results from the operands */
     /* The fields below are guarded by unpacking_mu, which only detached threads take. */
     dd_lock unpacking_mu;

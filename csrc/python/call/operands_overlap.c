@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 /* Number of extents that need no allocation. */
-#define FEW_EXTENTS 8
+#define INLINE_EXTENTS 8
 
 /* A range of bytes that certainly belongs to the output. */
 typedef struct extent {
@@ -113,8 +113,8 @@ py_operands_check_outputs(const py_operands *operands)
     if (count == 0) {
         return true;
     }
-    extent few[FEW_EXTENTS];
-    extent *extents = count <= FEW_EXTENTS ? few : dd_mem_alloc_array(count, sizeof *extents);
+    extent inline_extents[INLINE_EXTENTS];
+    extent *extents = count <= INLINE_EXTENTS ? inline_extents : dd_mem_alloc_array(count, sizeof *extents);
     if (extents == NULL) {
         PyErr_NoMemory();
         return false;
@@ -127,7 +127,7 @@ py_operands_check_outputs(const py_operands *operands)
     }
     size_t pair[2];
     bool is_found = find_overlap(extents, nfound, pair);
-    if (extents != few) {
+    if (extents != inline_extents) {
         dd_mem_free(extents);
     }
     if (is_found) {

@@ -3,7 +3,7 @@
 #include "python/nccl/team.h"
 
 static void *
-begin_locked(py_nccl_kept *self, bool is_closed_taken)
+begin_locked(py_nccl_handle *self, bool is_closed_taken)
 {
     void *handle = self->is_closed && !is_closed_taken ? NULL : self->handle;
     self->ncalls += handle != NULL ? 1 : 0;
@@ -11,7 +11,7 @@ begin_locked(py_nccl_kept *self, bool is_closed_taken)
 }
 
 void *
-py_nccl_kept_begin(py_nccl_kept *self)
+py_nccl_handle_begin(py_nccl_handle *self)
 {
     void *handle = PY_LOCKED(&self->lock, begin_locked(self, false));
     if (handle == NULL) {
@@ -21,14 +21,14 @@ py_nccl_kept_begin(py_nccl_kept *self)
 }
 
 void *
-py_nccl_kept_begin_late(py_nccl_kept *self)
+py_nccl_handle_begin_late(py_nccl_handle *self)
 {
     return PY_LOCKED(&self->lock, begin_locked(self, true));
 }
 
 /* Remove and return the handle if the object is closed and no call keeps it; otherwise NULL. */
 static void *
-take_closed_locked(py_nccl_kept *self)
+take_closed_locked(py_nccl_handle *self)
 {
     void *handle = self->is_closed && self->ncalls == 0 ? self->handle : NULL;
     if (handle != NULL) {
@@ -38,7 +38,7 @@ take_closed_locked(py_nccl_kept *self)
 }
 
 static void
-destroy_taken(const py_nccl_kept *self, void *handle)
+destroy_taken(const py_nccl_handle *self, void *handle)
 {
     if (handle != NULL && self->state->nccl->generation == dd_fork_generation()) {
         Py_BEGIN_ALLOW_THREADS
@@ -48,7 +48,7 @@ destroy_taken(const py_nccl_kept *self, void *handle)
 }
 
 void
-py_nccl_kept_end(py_nccl_kept *self)
+py_nccl_handle_end(py_nccl_handle *self)
 {
     py_lock_take(&self->lock);
     self->ncalls--;
@@ -58,7 +58,7 @@ py_nccl_kept_end(py_nccl_kept *self)
 }
 
 void
-py_nccl_kept_close(py_nccl_kept *self)
+py_nccl_handle_close(py_nccl_handle *self)
 {
     py_lock_take(&self->lock);
     self->is_closed = true;
@@ -68,19 +68,19 @@ py_nccl_kept_close(py_nccl_kept *self)
 }
 
 static bool
-is_new_locked(const py_nccl_kept *self)
+is_new_locked(const py_nccl_handle *self)
 {
     return self->handle == NULL && !self->is_closed;
 }
 
 bool
-py_nccl_kept_is_new(py_nccl_kept *self)
+py_nccl_handle_is_new(py_nccl_handle *self)
 {
     return PY_LOCKED(&self->lock, is_new_locked(self));
 }
 
 bool
-py_nccl_kept_set(py_nccl_kept *self, void *handle, void (*destroy)(void *handle))
+py_nccl_handle_set(py_nccl_handle *self, void *handle, void (*destroy)(void *handle))
 {
     py_lock_take(&self->lock);
     bool is_new = is_new_locked(self);
@@ -93,27 +93,27 @@ py_nccl_kept_set(py_nccl_kept *self, void *handle, void (*destroy)(void *handle)
 }
 
 PyObject *
-py_nccl_kept_enter(PyObject *object, PyObject *Py_UNUSED(unused))
+py_nccl_handle_enter(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    py_nccl_kept *self = (py_nccl_kept *)object;
-    if (py_nccl_kept_begin(self) == NULL) {
+    py_nccl_handle *self = (py_nccl_handle *)object;
+    if (py_nccl_handle_begin(self) == NULL) {
         return NULL;
     }
-    py_nccl_kept_end(self);
+    py_nccl_handle_end(self);
     return Py_NewRef(object);
 }
 
 PyObject *
-py_nccl_kept_exit(PyObject *object, PyObject *Py_UNUSED(args))
+py_nccl_handle_exit(PyObject *object, PyObject *Py_UNUSED(args))
 {
-    py_nccl_kept_close((py_nccl_kept *)object);
+    py_nccl_handle_close((py_nccl_handle *)object);
     Py_RETURN_NONE;
 }
 
 void
-py_nccl_kept_dealloc(PyObject *object)
+py_nccl_handle_dealloc(PyObject *object)
 {
     py_object_begin_dealloc(object);
-    py_nccl_kept_close((py_nccl_kept *)object);
+    py_nccl_handle_close((py_nccl_handle *)object);
     py_object_end_dealloc(object);
 }
