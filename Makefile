@@ -90,7 +90,7 @@ LIBS := -pthread -lm
 COUNTED_COPIES := memcpy memmove dd_copy
 LINK_fast := $(COUNTED_COPIES:%=-Wl,--wrap=%)
 LINK_coverage := -Wl,--wrap=_exit,--wrap=abort # tools/coverage_exit.c
-# For all C tests: tests/c/wire_mischief.c wraps the library's sends.
+# For all C tests: tests/c/wire_faults.c wraps the library's sends.
 LINK_TESTS := -Wl,--wrap=send
 # The stubs are never unmapped, because they have threads, and export only marked symbols.
 STUB_CC := -Itests/stubs -fPIC -fvisibility=hidden -ftls-model=initial-exec -g1

@@ -5,7 +5,7 @@
 #include "core/mem.h"
 #include "core/thread.h"
 #include "faults/faults.h"
-#include "hand_shake.h"
+#include "handshake.h"
 #include "leftovers.h"
 #include "transport/connect.h"
 #include "transport/connect_internal.h"

@@ -2,11 +2,11 @@
 #include "check.h"
 
 #include "core/fork.h"
+#include "failure_notices.h"
 #include "insight.h"
 #include "leftovers.h"
 #include "net/auth.h"
 #include "pass_descriptors.h"
-#include "telling.h"
 #include "test_engine_rig.h"
 #include "transport/doorbell.h"
 #include "transport/engine_internal.h"

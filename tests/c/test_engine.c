@@ -1,7 +1,7 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "faults/faults.h"
-#include "hand_shake.h"
+#include "handshake.h"
 #include "insight.h"
 #include "leftovers.h"
 #include "net/auth.h"

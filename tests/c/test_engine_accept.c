@@ -4,7 +4,7 @@
 #include "core/mem.h"
 #include "core/system.h"
 #include "faults/faults.h"
-#include "hand_shake.h"
+#include "handshake.h"
 #include "insight.h"
 #include "net/sock.h"
 #include "test_engine_rig.h"

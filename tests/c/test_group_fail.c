@@ -1,8 +1,8 @@
 /* What goes wrong in groups of threads, and of a process that dies. */
 #include "check.h"
 #include "core/thread.h"
+#include "failure_notices.h"
 #include "group_team.h"
-#include "telling.h"
 
 #include <signal.h>
 #include <stdio.h>

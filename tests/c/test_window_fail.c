@@ -1,10 +1,10 @@
 /* What goes wrong with windows. */
 #include "check.h"
 #include "core/mem.h"
+#include "failure_notices.h"
 #include "faults/faults.h"
 #include "group/internal.h"
 #include "store/file_store.h"
-#include "telling.h"
 #include "window_team.h"
 
 #include <signal.h>

@@ -10,7 +10,7 @@
 #include "store/tcp_store.h"
 #include "store_calls.h"
 #include "tcp_raw.h"
-#include "wire_mischief.h"
+#include "wire_faults.h"
 
 #include <pthread.h>
 #include <stdio.h>

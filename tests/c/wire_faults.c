@@ -1,4 +1,4 @@
-#include "wire_mischief.h"
+#include "wire_faults.h"
 
 #include "check.h"
 

@@ -1,6 +1,6 @@
 /* A failure is told to the others before anybody here can act on it: the process may end then. */
 #include "check.h"
-#include "telling.h"
+#include "failure_notices.h"
 #include "test_engine_rig.h"
 #include "transport/engine_internal.h"
 

@@ -1,6 +1,6 @@
 /* One side of a hand-shake, said and heard by a test. */
-#ifndef TESTS_HAND_SHAKE_H
-#define TESTS_HAND_SHAKE_H
+#ifndef TESTS_HANDSHAKE_H
+#define TESTS_HANDSHAKE_H
 
 #include "check.h"
 #include "net/sock.h"

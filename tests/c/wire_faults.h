@@ -1,6 +1,6 @@
 /* Somebody on the way: changes what this process sends over TCP, at one place of all its bytes. The sender notices nothing. */
-#ifndef DD_TESTS_WIRE_MISCHIEF_H
-#define DD_TESTS_WIRE_MISCHIEF_H
+#ifndef DD_TESTS_WIRE_FAULTS_H
+#define DD_TESTS_WIRE_FAULTS_H
 
 #include "core/status.h"
 

@@ -2,7 +2,7 @@
  * time-out, and who is told of a failure is told between whom it was. */
 #include "check.h"
 #include "group_team.h"
-#include "wire_mischief.h"
+#include "wire_faults.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

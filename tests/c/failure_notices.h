@@ -1,6 +1,6 @@
 /* What an engine is about to tell others. */
-#ifndef DD_TESTS_TELLING_H
-#define DD_TESTS_TELLING_H
+#ifndef DD_TESTS_FAILURE_NOTICES_H
+#define DD_TESTS_FAILURE_NOTICES_H
 
 #include <stdbool.h>
 
