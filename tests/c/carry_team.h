@@ -1,4 +1,4 @@
-/* Groups of threads that are carried by the fake library. */
+/* Teams of threads whose groups use the fake carrier library. */
 #ifndef DD_TESTS_CARRY_TEAM_H
 #define DD_TESTS_CARRY_TEAM_H
 
@@ -7,16 +7,16 @@
 
 #include <stddef.h>
 
-/* Of the process: what it holds on to stays where the leak sanitizer finds it. */
+/* One per process. Global, so that the leak sanitizer still reaches the memory that it keeps. */
 extern fake_library carry_library;
 
 dd_status carry_group(dd_group *group, dd_error *err);
-/* The team's group gets its carrier on every rank, before any of them uses it. */
+/* Create the carrier of the team's group on every rank, before any rank uses the group. */
 bool carry_team_begin(team_rank *self);
-/* A team whose library has been initialised; finishes it. */
+/* Run a team with an initialised library, and finalise the library afterwards. */
 void carry_team_run(int size, void (*body)(team_rank *self), void *arg);
 
-/* Of all ranks. */
+/* Sum the counter over all ranks. */
 #define CARRY_TOTAL(name) carry_total(offsetof(fake_counts, name))
 int carry_total(size_t member);
 
@@ -28,12 +28,12 @@ typedef struct carry_sum {
 } carry_sum;
 
 void carry_sum_init(carry_sum *sum, int64_t value);
-/* Calls one, and waits long enough. */
+/* Run one all_reduce, with a generous timeout. */
 dd_status carry_sum_call(team_rank *self, dd_error *err);
 
 double carry_seconds_since(int64_t start_ns);
 void carry_doze(int64_t duration_ns);
-/* Waits for a collective to be in this rank's library. */
+/* Wait until this rank's library has started this many collectives. */
 void carry_await_start(const team_rank *self, int nstarts);
 
 #endif

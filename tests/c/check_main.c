@@ -15,7 +15,7 @@
 static check_test *first_test;
 static check_test **last_link = &first_test;
 static atomic_int failures;
-static int counts[2]; /* of tests that failed, that passed */
+static int counts[2]; /* failed tests, passed tests */
 static _Thread_local dd_error thread_error;
 
 void
@@ -25,7 +25,7 @@ check_register(check_test *test)
     last_link = &test->next;
 }
 
-/* In one write, so that threads do not mix their lines. */
+/* Print in one write, so that threads do not mix their lines. Return false. */
 static bool __attribute__((format(printf, 3, 4))) fail(const char *file, int line, const char *format, ...)
 {
     char text[2048];
@@ -102,14 +102,14 @@ check_slow(void)
     return factor > 1 ? factor : 1;
 }
 
-/* A test in a process of its own. What it writes beside others is kept until its end, so that lines do not mix. */
+/* A test in its own process. Output of parallel tests is held until the test ends. */
 typedef struct {
     const check_test *test;
     pid_t pid;
-    int output; /* -1: straight to our own */
+    int output; /* -1 if the test writes directly to our output */
 } running_test;
 
-/* exit and not _exit: the leak sanitizer looks then, and its verdict is the exit status. */
+/* Use exit, not _exit: the leak sanitizer runs in exit and sets the exit status. */
 static _Noreturn void
 run_in_child(const check_test *test, int output)
 {
@@ -163,7 +163,7 @@ is_passed(int status)
     return WEXITSTATUS(status) == 0;
 }
 
-/* "tests/c/test_map.c" is shown as "map". */
+/* Show "tests/c/test_map.c" as "map". */
 static void
 full_name(const check_test *test, char *out, size_t out_size)
 {
@@ -173,7 +173,7 @@ full_name(const check_test *test, char *out, size_t out_size)
     (void)snprintf(out, out_size, "%.*s/%s", (int)strcspn(base, "."), base, test->name);
 }
 
-/* By a part of its name, and not by a part with a minus in front. */
+/* Return true if the name has a given part (or none is given), and no part given with a minus. */
 static bool
 is_selected(const char *name, int nparts, char **parts)
 {
@@ -198,7 +198,7 @@ report(const check_test *test, bool has_passed)
     counts[has_passed]++;
 }
 
-/* Waits for one of them to end, whose place is free then. */
+/* Wait for one test to end, and return its free slot. */
 static running_test *
 await_one(running_test *running, int njobs)
 {
@@ -247,7 +247,7 @@ jobs(void)
     return wanted < 1 ? 1 : wanted < MAX_JOBS ? wanted : MAX_JOBS;
 }
 
-/* Weak: a benchmark that checks has one of its own. */
+/* Weak: a benchmark that uses checks defines its own main. */
 __attribute__((weak)) int
 main(int argc, char **argv)
 {

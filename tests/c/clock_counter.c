@@ -11,7 +11,7 @@
 static _Thread_local long nreads;
 static atomic_llong ahead_ns;
 
-/* The C library's has other names for its arguments, which are reserved. */
+/* The C library's declaration has other argument names, which are reserved. */
 int
 clock_gettime(clockid_t clock, struct timespec *now)
 {
@@ -22,7 +22,7 @@ clock_gettime(clockid_t clock, struct timespec *now)
         atomic_store_explicit(&found, symbol, memory_order_relaxed);
     }
     int (*real)(clockid_t, struct timespec *);
-    *(void **)&real = symbol; /* what POSIX says of dlsym */
+    *(void **)&real = symbol; /* the conversion that POSIX gives for dlsym */
     nreads++;
     int rc = real(clock, now);
     if (clock == CLOCK_REALTIME && rc == 0) {

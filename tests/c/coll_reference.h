@@ -1,18 +1,19 @@
-/* The reference result of a collective: the inputs that each output is made of. The oracles of the C tests and of the simulator
- * derive their expected data from it. */
+/* The reference result of a collective: the inputs that form each output. The C tests and the
+ * simulator derive the expected data from it. */
 #ifndef DD_TESTS_COLL_REFERENCE_H
 #define DD_TESTS_COLL_REFERENCE_H
 
 #include "collective/coll.h"
 
-/* The input `block` of each of the ranks from `first` to `first + count - 1`: one rank, or the ranks to fold in this order. */
+/* Input `block` of each rank from `first` to `first + count - 1`: one rank, or the ranks to fold in
+ * this order. */
 typedef struct coll_sources {
     int first;
     int count;
     int block;
 } coll_sources;
 
-/* The sources of output `output` of a rank. The kind must have data. */
+/* Return the sources of output `output` of a rank. The collective must move data. */
 static inline coll_sources
 coll_sources_of(dd_coll coll, int root, int nranks, int rank, int output)
 {
@@ -24,7 +25,7 @@ coll_sources_of(dd_coll coll, int root, int nranks, int rank, int output)
         .first = dd_coll_traits_of[coll].is_from_root ? root : output, .count = 1, .block = block};
 }
 
-/* Find the output that may be the memory of an input. False if this rank has none. */
+/* Find the output that may share memory with an input. Return false if this rank has none. */
 static inline bool
 coll_find_in_place(dd_coll coll, int root, int rank, int *input, int *output)
 {
@@ -34,7 +35,7 @@ coll_find_in_place(dd_coll coll, int root, int rank, int *input, int *output)
     return dd_coll_traits_of[coll].has_data && !is_exchange && (!dd_coll_has_root(coll) || rank == root);
 }
 
-/* A number for the size of the block from one rank to another: equal for blocks that must have one size. */
+/* Return a number that is equal for blocks that must have equal sizes. */
 static inline unsigned
 coll_size_key(dd_coll coll, int from, int to)
 {

@@ -19,8 +19,8 @@ coll_case_print(const coll_case *what, char text[160])
     return text;
 }
 
-/* What rank `from` has for rank `to`, in bytes. Where all hear from all or all speak to all, one of them
- * does not count. */
+/* Return the bytes that rank `from` has for rank `to`. If every block goes to all ranks or comes
+ * from all ranks, one of the two arguments is unused. */
 static size_t
 nbytes_of(const coll_case *what, int from, int to)
 {
@@ -129,11 +129,12 @@ put(dd_dtype dtype, void *at, size_t i, int value)
     } else if (dtype == DD_DTYPE_FLOAT64) {
         memcpy(element, &wide, sizeof wide);
     } else {
-        memcpy(element, &integer, dd_dtype_size(dtype)); /* little-endian, as all our machines are */
+        /* all supported machines are little-endian */
+        memcpy(element, &integer, dd_dtype_size(dtype));
     }
 }
 
-/* The numbers come again after PERIOD. */
+/* Fill the block with numbers that repeat after PERIOD elements. */
 static void
 fill_block(dd_dtype dtype, dd_block block, int seed)
 {
@@ -170,7 +171,7 @@ coll_world_fill(coll_world *world)
     }
 }
 
-/* ---- what has to come out */
+/* ---- expected results */
 
 static const void *
 expected(const coll_world *world, int rank, int output, void *folded)

@@ -1,4 +1,5 @@
-/* The memory of all ranks of one collective in one place: filled, and compared with what has to come out.
+/* The memory of all ranks of one collective in one place: filled, and compared with the expected
+ * results.
  *
  * Numbers are small integers, so that every order of folding gives the same bits. */
 #ifndef DD_TESTS_COLL_WORLD_H
@@ -14,7 +15,7 @@ typedef struct coll_case {
     dd_dtype dtype;
     dd_redop op;
     size_t count;   /* elements of the array, or of each block */
-    bool is_uneven; /* blocks: of sizes up to count */
+    bool is_uneven; /* blocks have different sizes, up to count */
     bool is_in_place;
 } coll_case;
 
@@ -24,7 +25,7 @@ typedef struct coll_rank {
     dd_block *outputs;
     int ninputs;
     int noutputs;
-    void **originals; /* of the inputs */
+    void **originals; /* copies of the inputs */
 } coll_rank;
 
 typedef struct coll_world {
@@ -35,15 +36,14 @@ typedef struct coll_world {
 void coll_world_init(coll_world *world, const coll_case *what);
 void coll_world_fini(coll_world *world);
 
-/* Fills everything in again, for the next time. */
+/* Fill all inputs again, for another run. */
 void coll_world_fill(coll_world *world);
 void coll_world_fill_rank(coll_world *world, int rank);
 
-/* CHECKs what a rank has: its outputs, and that its inputs are as they were. False, and prints the case,
- * when they are not. */
+/* CHECK a rank's outputs, and that its inputs are unchanged. On failure print the case. */
 bool coll_world_check_rank(const coll_world *world, int rank);
 
-/* The signature that ranks of the case agree on. */
+/* Return the signature on which the ranks of the case agree. */
 dd_signature coll_world_signature(const coll_case *what);
 
 const char *coll_case_print(const coll_case *what, char text[160]);

@@ -5,7 +5,7 @@
 #ifdef DD_COUNTS_COPIES
 
 static atomic_size_t copied;
-static _Thread_local bool is_inside; /* dd_copy may use memcpy */
+static _Thread_local bool is_inside; /* inside dd_copy, which may call memcpy */
 
 void *__real_memcpy(void *dst, const void *src, size_t nbytes);
 void *__real_memmove(void *dst, const void *src, size_t nbytes);

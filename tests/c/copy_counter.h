@@ -1,15 +1,16 @@
-/* How many bytes the library copies, counted at the doors that copies go through: memcpy, memmove and dd_copy, which the linker leads
- * here (COUNTED_COPIES in the Makefile). Copies of a fixed small size, which compilers write out, are not seen, nor what a
- * reduction writes. */
+/* Count the bytes that the library copies with memcpy, memmove and dd_copy, which the linker
+ * redirects to this module (COUNTED_COPIES in the Makefile). Does not count copies of a small fixed
+ * size, which compilers inline, or the output of a reduction. */
 #ifndef DD_TESTS_COPY_COUNTER_H
 #define DD_TESTS_COPY_COUNTER_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* False: this build does not count. */
+/* Return false if this build does not count. */
 bool copy_counter_works(void);
-/* Of all threads, so far; pieces of less than `COPY_COUNTER_LEAST` are left out: they are headers, names and the like. */
+/* Return the bytes copied by all threads so far. Copies of less than `COPY_COUNTER_LEAST` bytes
+ * (headers, names) are not counted. */
 size_t copy_counter_nbytes(void);
 
 #define COPY_COUNTER_LEAST 64

@@ -1,4 +1,4 @@
-/* What an engine is about to tell others. */
+/* The failure notices that an engine has not sent yet. */
 #ifndef DD_TESTS_FAILURE_NOTICES_H
 #define DD_TESTS_FAILURE_NOTICES_H
 
@@ -6,10 +6,10 @@
 
 struct dd_engine;
 
-/* Whether failures have been told that may not be on their way. */
+/* Return true if there are notices that may not have been sent. */
 bool engine_has_more_to_tell(struct dd_engine *engine);
 
-/* From now on no descriptor reaches the groups of this engine. */
+/* From now on, pass no descriptor to the groups of this engine. */
 void engine_lose_descriptors(struct dd_engine *engine);
 
 #endif

@@ -8,10 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of the communicators of a library, and of what it holds on to, also when it is finished. */
+/* Guards a library's communicators, and the memory that it keeps even after it is finalised. */
 static pthread_mutex_t library_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* A rank's place in a communicator. */
+/* A rank's slot in a communicator. */
 typedef struct fake_slot {
     dd_carried_call call;
     bool is_started;
@@ -19,20 +19,20 @@ typedef struct fake_slot {
 } fake_slot;
 
 struct fake_comm {
-    pthread_mutex_t mutex; /* guards what follows */
+    pthread_mutex_t mutex; /* guards the fields below */
     int nranks;
     fake_slot slots[FAKE_MAX_RANKS];
-    dd_list letters; /* in the order of their posts */
+    dd_list letters; /* in the order in which they were posted */
 };
 
 typedef struct fake_carrier {
-    dd_carrier base; /* first */
+    dd_carrier base; /* must be first */
     fake_library *library;
     fake_comm *comm;
     int rank;
 } fake_carrier;
 
-/* A message under way. */
+/* A message that has been posted and not completed. */
 typedef struct fake_letter {
     dd_list link;
     dd_carried_message message;
@@ -68,7 +68,7 @@ has(const dd_carrier *base, const dd_carried_call *call)
     return (atomic_load(&script_of(base)->refused) >> call->coll & 1) == 0;
 }
 
-/* Once all have come, the last of them does the work for all. */
+/* Once all ranks have started, carry out the collective for all of them. */
 static void
 do_if_all_are_there(const fake_carrier *carrier)
 {
@@ -99,7 +99,7 @@ start(dd_carrier *base, const dd_carried_call *call, dd_carried *carried, dd_err
         return dd_error_set(err, DD_BACKEND, "the library does not feel like it");
     }
     pthread_mutex_lock(&carrier->comm->mutex);
-    CHECK(!slot->is_started); /* one at a time */
+    CHECK(!slot->is_started); /* one collective at a time */
     *slot = (fake_slot){.call = *call, .is_started = true};
     memcpy(carried->state, &slot, sizeof(void *));
     do_if_all_are_there(carrier);
@@ -113,7 +113,7 @@ check_carried(const dd_carried *carried, const fake_slot *slot)
     CHECK(memcmp(carried->state, &slot, sizeof(void *)) == 0);
 }
 
-/* Only who waits no longer has no use for an error. */
+/* A caller that passes no error has stopped waiting. */
 static dd_status
 look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
 {
@@ -275,7 +275,7 @@ cancel_message(dd_carrier *base, dd_carried *carried)
     return !atomic_load(&script_of(base)->holds_on);
 }
 
-/* ---- making and ending */
+/* ---- creating and closing */
 
 static void
 close_carrier(dd_carrier *base, bool is_well)
@@ -310,7 +310,8 @@ new_comm(fake_library *library, int nranks)
     return comm;
 }
 
-/* The thread sanitizer does not see that rank 0's message came after what it wrote: the memory that they share has an address for each. */
+/* Order this thread after rank 0's writes. The thread sanitizer does not see that rank 0's message
+ * follows them, because the shared memory has a different address on each rank. */
 static void
 meet_its_maker(void)
 {
@@ -318,7 +319,7 @@ meet_its_maker(void)
     pthread_mutex_unlock(&library_mutex);
 }
 
-/* Rank 0 tells the others where it is. */
+/* Send rank 0's communicator to the other ranks. */
 static dd_status
 share_comm(fake_library *library, dd_group *group, fake_comm **comm, const dd_wait *wait, dd_error *err)
 {

@@ -1,5 +1,5 @@
-/* A carrier whose library is the test's own: ranks are threads of this process, data is moved by plain arithmetic, and it fails, is
- * stuck or holds on to memory as the test says. */
+/* A carrier with a fake library: ranks are threads of this process, and data is moved by plain
+ * arithmetic. The test decides where it fails, blocks or keeps memory. */
 #ifndef DD_TESTS_FAKE_CARRIER_H
 #define DD_TESTS_FAKE_CARRIER_H
 
@@ -10,21 +10,21 @@
 #define FAKE_MAX_RANKS 8
 #define FAKE_MAX_COMMS 16
 
-/* What goes wrong. Ranks are bits, collectives too. */
+/* The faults to inject. Bit masks of ranks and of collectives. */
 typedef struct fake_script {
-    atomic_uint refused; /* collectives that the library has not */
+    atomic_uint refused; /* collectives that the library does not offer */
     unsigned failing_makes;
     unsigned failing_starts;
     unsigned failing_looks;
-    bool is_alone;              /* each rank has a world of its own, in which nobody else ever comes */
-    atomic_bool is_stuck;       /* collectives do not end */
-    atomic_bool ends_when_left; /* what is stuck ends when nobody waits for it any more */
-    atomic_bool holds_on;       /* what is left is not let go of */
+    bool is_alone;              /* each rank has its own communicator, which no other rank joins */
+    atomic_bool is_stuck;       /* collectives do not complete */
+    atomic_bool ends_when_left; /* a blocked collective ends when its caller stops waiting */
+    atomic_bool holds_on;       /* memory of abandoned collectives is kept */
     bool has_messages;
     uint64_t tag_max;
 } fake_script;
 
-/* How often a rank was asked for something, by all of its groups. */
+/* The calls that a rank received from all of its groups. */
 typedef struct fake_counts {
     atomic_int nmakes;
     atomic_int nstarts;
@@ -32,25 +32,26 @@ typedef struct fake_counts {
     atomic_int nleaves;
     atomic_int nmessages;
     atomic_int nleft_messages;
-    atomic_int nwell; /* closed in good order */
+    atomic_int nwell; /* closed cleanly */
     atomic_int nill;
 } fake_counts;
 
 typedef struct fake_comm fake_comm;
 
 typedef struct fake_library {
-    dd_carrier_library base; /* first */
+    dd_carrier_library base; /* must be first */
     fake_script script;
     fake_counts counts[FAKE_MAX_RANKS];
-    /* guarded by a mutex of its own */
+    /* guarded by library_mutex */
     fake_comm *comms[FAKE_MAX_COMMS];
     int ncomms;
-    dd_carried_call held[FAKE_MAX_RANKS]; /* collectives that were not let go of; `output` NULL: none */
+    /* abandoned collectives whose memory is kept; `output` is NULL if there is none */
+    dd_carried_call held[FAKE_MAX_RANKS];
 } fake_library;
 
 void fake_library_init(fake_library *library);
-void fake_library_fini(fake_library *library); /* all carriers are closed */
-/* Works on in what it has not let go of, as a library does that knows nothing of time-outs. */
+void fake_library_fini(fake_library *library); /* all carriers must be closed */
+/* Write to the memory that the library keeps, as a library does that has no timeouts. */
 void fake_library_touch_held(fake_library *library, int rank);
 
 #endif

@@ -55,7 +55,7 @@ case_print(const coll_case *test, char out[200])
              test->region_ranks, (unsigned long long)test->seed);
 }
 
-/* Elements of what `from` gives for `to`. */
+/* Return the number of elements that `from` sends to `to`. */
 static size_t
 block_count(const coll_case *test, int from, int to)
 {
@@ -87,7 +87,7 @@ fill_small(const coll_case *test, uint64_t seed, void *data, size_t count)
     }
 }
 
-/* Whether numbers can be made whose reduction is exact. */
+/* Return true if there are values whose reduction is exact. */
 static bool
 is_small(const coll_case *test)
 {
@@ -119,7 +119,7 @@ reduction_of(const coll_case *test, int nranks)
     return (dd_reduction){.dtype = test->dtype, .op = test->op, .factor = 3, .divisor = nranks};
 }
 
-/* ---- what must come out */
+/* ---- expected results */
 
 static coll_sources
 sources_of(const coll_case *test, const team_rank *self, int output)
@@ -149,7 +149,7 @@ expect(const coll_case *test, const team_rank *self, int output, void *out)
     }
 }
 
-/* Whether the result is the same in any order. */
+/* Return true if the result does not depend on the order of folding. */
 static bool
 is_exact(const coll_case *test)
 {
@@ -170,7 +170,7 @@ typedef struct case_part {
     dd_region *regions[2];
 } case_part;
 
-/* Memory for blocks of these sizes: one piece each, or one region for all. */
+/* Allocate memory for blocks of these sizes: one allocation each, or one region for all. */
 static void
 make_blocks(team_rank *self, const coll_case *test, dd_block *blocks, int count, dd_region **region)
 {
@@ -181,7 +181,7 @@ make_blocks(team_rank *self, const coll_case *test, dd_block *blocks, int count,
         for (int i = 0; i < count; i++) {
             total += blocks[i].nbytes;
         }
-        size_t start = test->seed % 3 * 16; /* 0: the region, no less and no more */
+        size_t start = test->seed % 3 * 16; /* 0: the blocks fill the region exactly */
         if (CHECK_OK(dd_group_alloc(self->group, start + total, region, check_err()))) {
             at = (char *)dd_region_data(*region) + start;
         }

@@ -68,7 +68,7 @@ run_member(void *arg)
     if (member->is_apart) {
         member->body(self);
     } else if (open_group(self)) {
-        /* Who fails at once fails the making of those that are still at it. */
+        /* A rank that fails early would also fail the setup of ranks that are not done yet. */
         team_rendezvous(self, "all have made it");
         member->body(self);
         dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());

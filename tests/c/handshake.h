@@ -1,4 +1,4 @@
-/* One side of a hand-shake, said and heard by a test. */
+/* One side of a handshake, carried out by a test. */
 #ifndef TESTS_HANDSHAKE_H
 #define TESTS_HANDSHAKE_H
 
@@ -8,7 +8,7 @@
 
 #include <poll.h>
 
-/* All of the bytes, by the deadline. */
+/* Read exactly nbytes by the deadline. */
 static inline bool
 hear_all(int fd, void *bytes, size_t nbytes, const dd_wait *wait)
 {

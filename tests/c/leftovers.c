@@ -31,7 +31,7 @@ count_threads_now(void)
     return count_entries("/proc/self/task");
 }
 
-/* The least of some counts. */
+/* Return the lowest of several counts. */
 int
 count_threads(void)
 {

@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 #define STACK_NBYTES ((size_t)256 << 10)
-#define REQUEST_HEAD_NBYTES (DD_TCP_TAG_BYTES + 1) /* tag, operation */
+#define REQUEST_HEAD_NBYTES (DD_TCP_TAG_BYTES + 1) /* tag and operation */
 
-/* ---- a store that counts what it would send */
+/* ---- a store that counts the bytes that it would send */
 
 typedef struct wire_store {
     dd_store head;
@@ -36,7 +36,7 @@ write_request(dd_blob *out, dd_tcp_op op, const dd_store_request *request, dd_er
     return writer.status;
 }
 
-/* What a server does with the bytes. */
+/* Execute the request in these bytes, as a server does. */
 static dd_status
 serve(const wire_store *self, dd_tcp_op op, const dd_blob *bytes, dd_blob *out, const dd_wait *wait,
       dd_error *err)
@@ -111,7 +111,7 @@ host_of(const meeting_sim_shape *shape, int rank)
     return rank / (shape->nranks / shape->nhosts);
 }
 
-/* As the engine of a process on one of many hosts makes it. */
+/* Create the address card that the engine of a process on one of many hosts creates. */
 static dd_status
 make_card(const meeting_sim_shape *shape, int rank, dd_blob *encoded, dd_error *err)
 {
@@ -120,7 +120,7 @@ make_card(const meeting_sim_shape *shape, int rank, dd_blob *encoded, dd_error *
     uint64_t random[2] = {(uint64_t)(rank + 1) * UINT64_C(0x9e3779b97f4a7c15),
                           (uint64_t)(rank + 1) * UINT64_C(0xbf58476d1ce4e5b9)};
     memcpy(card.uid.bytes, random, sizeof card.uid.bytes);
-    /* Of this process, and no other that runs the same on this machine. */
+    /* Unique to this process, even if other processes on this machine run the same test. */
     long long own[2] = {getpid(), host + 1};
     memcpy(card.host_id, own, sizeof own);
     snprintf(card.host, sizeof card.host, "node-%04d", host);
@@ -206,7 +206,7 @@ add_up(meeting_sim_bill *bill, const meeting_sim_traffic *one)
     bill->store.nbytes += one->nbytes;
 }
 
-/* *end: what rank 0 knows of all. */
+/* *end receives the result of rank 0. */
 static bool
 meet(const meeting_sim_shape *shape, meeting_sim_bill *bill, dd_meeting_end *end)
 {
@@ -233,7 +233,7 @@ meet(const meeting_sim_shape *shape, meeting_sim_bill *bill, dd_meeting_end *end
 
 typedef struct sim_process {
     dd_topology topology;
-    bool *is_linked; /* [nranks] */
+    bool *is_linked; /* array of nranks */
 } sim_process;
 
 static bool
@@ -257,7 +257,7 @@ process_fini(sim_process *self)
     free(self->is_linked);
 }
 
-/* The links by which a group is made and deaths are noticed (group/setup.c). */
+/* Link the ranks between which a group is created and deaths are noticed (group/setup.c). */
 static void
 link_star(sim_process *self)
 {
@@ -275,7 +275,7 @@ link_star(sim_process *self)
     }
 }
 
-/* ranks: of the group, of those who take part; NULL: all. */
+/* ranks maps the plan's ranks to ranks of the group; NULL if they are the same. */
 static bool
 link_plan(sim_process *self, const dd_coll_args *args, size_t nbytes, int rank, int nranks, const int *ranks)
 {
@@ -304,7 +304,7 @@ link_hierarchy(sim_process *self, const dd_coll_args *args)
         return false;
     }
     dd_hierarchy_begin(&hierarchy, args);
-    hierarchy.scratch = args->inputs[0].data; /* nobody looks into it */
+    hierarchy.scratch = args->inputs[0].data; /* never read */
     bool is_built = true;
     for (uint64_t i = 0; is_built && dd_hierarchy_get_leg(&hierarchy, DD_LANE_PLAN, i, &leg); i++) {
         if (leg.kind == DD_LEG_PLAN && leg.args.inputs[0].nbytes > 0) {
@@ -326,7 +326,7 @@ link_all_reduce(sim_process *self, size_t nbytes)
                          .outputs = &block};
     const dd_topology *topology = &self->topology;
     if (topology->nhosts == 1) {
-        return true; /* the arena */
+        return true; /* uses the arena */
     }
     return dd_hierarchy_fits(topology, args.coll)
                ? link_hierarchy(self, &args)
@@ -412,7 +412,7 @@ count_heap(void)
 #endif
 }
 
-/* A process that has the cards of all: peers, and a group's context, topology and members. */
+/* Measure the memory of a process with all cards: peers, context, topology and members. */
 static bool
 count_memory(const meeting_sim_shape *shape, const dd_meeting_end *end, meeting_sim_bill *bill)
 {
@@ -430,7 +430,7 @@ count_memory(const meeting_sim_shape *shape, const dd_meeting_end *end, meeting_
     sim_process process = {.is_linked = NULL};
     is_made = is_made && process_init(&process, shape, 0) &&
               CHECK_OK(dd_context_open(engine, 1, 0, shape->nranks, peers, &deaf, &context, check_err()));
-    size_t own = nranks * sizeof *process.is_linked; /* of this simulation */
+    size_t own = nranks * sizeof *process.is_linked; /* used by this simulation */
     size_t after = count_heap();
     if (is_made && after > before + own) {
         bill->nbytes_for_another = (after - before - own) / nranks + sizeof(member_state) + sizeof(dd_peer *);

@@ -1,8 +1,10 @@
-/* Ranks by the thousand meet in one process: what that costs the store, and which links it takes.
+/* Thousands of ranks meet in one process. Measures the cost to the store, and the links that are
+ * used.
  *
- * Every rank is a thread that calls dd_meet. Its store puts each request and each answer through the codec of the TCP
- * protocol, as client and server do, and counts the bytes; behind that is a keyspace in memory. Links are counted, not
- * made: those of a group that is being made, and those that the plans of a collective use. */
+ * Every rank is a thread that calls dd_meet. Its store passes each request and each answer through
+ * the codec of the TCP protocol, as client and server do, and counts the bytes; behind that is a
+ * keyspace in memory. Links are counted, not made: the links that the creation of a group needs,
+ * and the links that the plans of a collective use. */
 #ifndef DD_TESTS_MEETING_SIM_H
 #define DD_TESTS_MEETING_SIM_H
 
@@ -12,22 +14,24 @@
 
 typedef struct meeting_sim_shape {
     int nranks;
-    int nhosts;      /* rank r is on host r / (nranks / nhosts) */
-    bool is_by_keys; /* by the operations that every store has, not by the one request of our server */
+    int nhosts; /* rank r is on host r / (nranks / nhosts) */
+    /* use only operations of every store, not the single request of dldist's server */
+    bool is_by_keys;
 } meeting_sim_shape;
 
 typedef struct meeting_sim_traffic {
     uint64_t nrequests;
-    uint64_t nbytes; /* of requests and answers, as they are on the wire */
+    uint64_t nbytes; /* size of requests and answers on the wire */
 } meeting_sim_traffic;
 
-/* Links of one process to others. */
+/* The number of links from one process to other processes. */
 typedef struct meeting_sim_links {
-    int nnear; /* shared memory */
-    int nfar;  /* TCP */
+    int nnear; /* over shared memory */
+    int nfar;  /* over TCP */
 } meeting_sim_links;
 
-/* After what: the world is made, and nothing more, or one collective of so many bytes in an array, or a block. */
+/* The step after which links are counted: the group is created, or one collective has run. The
+ * number is the bytes in an array or block. */
 typedef enum meeting_sim_step {
     MEETING_SIM_MET,
     MEETING_SIM_ALL_REDUCE_8_B,
@@ -39,14 +43,16 @@ typedef enum meeting_sim_step {
 
 typedef struct meeting_sim_bill {
     meeting_sim_traffic most_of_a_rank;
-    meeting_sim_traffic store;                       /* of all ranks */
-    meeting_sim_links of_rank_0[MEETING_SIM_NSTEPS]; /* which leads its host, and the hosts */
-    meeting_sim_links of_last[MEETING_SIM_NSTEPS];   /* which leads nobody, where hosts have several ranks */
-    /* Of what a process keeps: for each other rank, whether it talks to it or not; 0: this build does not tell. */
+    meeting_sim_traffic store;                       /* of all ranks together */
+    meeting_sim_links of_rank_0[MEETING_SIM_NSTEPS]; /* rank 0 leads its host, and all hosts */
+    /* the last rank leads no host if hosts have several ranks */
+    meeting_sim_links of_last[MEETING_SIM_NSTEPS];
+    /* Memory that a process keeps for each other rank, linked or not; 0 if this build cannot
+     * measure it. */
     size_t nbytes_for_another;
 } meeting_sim_bill;
 
-/* False: it came to nothing, and a check has failed. */
+/* Return false if a check failed. */
 bool meeting_sim_run(const meeting_sim_shape *shape, meeting_sim_bill *bill);
 
 #endif

@@ -131,9 +131,9 @@ run_rank(void *arg)
     return NULL;
 }
 
-/* ---- the whole */
+/* ---- the rig */
 
-/* What is still going on in the background comes to its end soon. */
+/* Wait for background work to end; then none of the kind may be left. */
 static void
 check_none_left(nccl_rig_stub *stub, const char *kind)
 {
@@ -204,8 +204,7 @@ nccl_rig_run(const nccl_rig_options *options, void (*body)(nccl_rig_rank *self),
     dd_nccl_lib_close(rig.lib);
     dd_cuda_close(rig.cuda);
     if (!options->leaves_some) {
-        check_none_left(&rig.cuda_stub,
-                        "host memory"); /* graphs may have been given some that outlives groups */
+        check_none_left(&rig.cuda_stub, "host memory"); /* graphs may keep host memory */
         check_none_left(&rig.cuda_stub, "module");
     }
 }

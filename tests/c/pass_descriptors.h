@@ -1,4 +1,4 @@
-/* What the library never does, and others may: several descriptors in one message. */
+/* Send several descriptors in one message: the library never does, but other programs may. */
 #ifndef DD_TESTS_PASS_DESCRIPTORS_H
 #define DD_TESTS_PASS_DESCRIPTORS_H
 
@@ -9,7 +9,7 @@
 
 #define PASSED_MAX 4
 
-/* Over a connected socket, with these bytes. Returns what sendmsg does. */
+/* Send descriptors and bytes over a connected socket. Return the result of sendmsg. */
 static inline ssize_t
 pass_descriptors(int socket_fd, const void *data, size_t nbytes, const int *fds, size_t nfds)
 {

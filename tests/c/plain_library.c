@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- arithmetic of one element: total = total op next. False: the type has no such operation. */
+/* ---- arithmetic of one element: total = total op next. Returns false if there is no such op. */
 
-/* Elements are aligned to nothing in particular. Whole numbers wrap around, which they do as `wide`. */
+/* Elements may be unaligned. Integers wrap around; they are computed as `wide`. */
 #define ADD_FUNCTION(name, type, wide, ...)                            \
     static bool add_##name(dd_redop op, void *total, const void *next) \
     {                                                                  \
@@ -40,7 +40,7 @@
         a = b > a ? b : a; \
         break;
 
-/* A NaN stays, and -0 is less than +0: no order of the ranks changes the result. */
+/* NaN wins, and -0 is less than +0, so no order of the ranks changes the result. */
 #define WITH_ORDER_OF_FLOATS                                          \
     case DD_REDOP_MIN:                                                \
         a = isnan(a) || a < b || (a == b && signbit(a) != 0) ? a : b; \
@@ -76,7 +76,7 @@ ADD_FUNCTION(complex128, double complex, double complex)
 
 typedef bool add_function(dd_redop op, void *total, const void *next);
 
-/* NULL: libraries do not fold such elements. */
+/* Return NULL if libraries do not fold this type. */
 static add_function *
 adder_of(dd_dtype dtype)
 {
@@ -91,9 +91,9 @@ adder_of(dd_dtype dtype)
     return adders[dtype];
 }
 
-/* ---- where blocks are */
+/* ---- addresses of blocks */
 
-/* The block that a rank has for, or from, `other`; else the one that it has. */
+/* Return the block to or from `other`, or the only block if there are no offsets. */
 static const char *
 at(const void *data, const size_t *offsets, int other, size_t unit)
 {
@@ -120,7 +120,7 @@ output_from(const dd_carried_call *call, int other)
 
 /* ---- collectives */
 
-/* In place a block stays where it is; there is no other overlap. */
+/* An in-place block stays where it is. There is no other overlap. */
 static void
 move(const dd_carried_call *const *calls, int from, int to)
 {
@@ -163,7 +163,8 @@ static void
 fold_all(const dd_carried_call *const *calls, int nranks)
 {
     void *totals[PLAIN_LIBRARY_MAX_RANKS];
-    for (int rank = 0; rank < nranks; rank++) { /* before any output is written, which may be an input */
+    /* before any output is written, because an output may also be an input */
+    for (int rank = 0; rank < nranks; rank++) {
         totals[rank] = fold(calls, nranks, rank);
     }
     for (int rank = 0; rank < nranks; rank++) {
@@ -192,7 +193,7 @@ move_all(const dd_carried_call *const *calls, int nranks)
     }
 }
 
-/* ---- what a library is promised */
+/* ---- guarantees to the library */
 
 static bool
 is_plain(const dd_carried_call *call)

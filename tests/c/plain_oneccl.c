@@ -19,7 +19,7 @@
 #define ROOM ((size_t)1 << 18)
 #define PATIENCE_S 8
 
-/* ---- what this process is told */
+/* ---- settings of this process */
 
 typedef enum function_name {
 #define NAME(name, returns, parameters) AT_##name,
@@ -55,7 +55,7 @@ patience(void)
     return until;
 }
 
-/* Counts a call, and has it hang or fail. */
+/* Count a call, and block or fail as the settings require. */
 static xccl_result
 enter(function_name function)
 {
@@ -115,20 +115,20 @@ plain_oneccl_calls(const char *function)
     return ncalls;
 }
 
-/* ---- what processes have in common */
+/* ---- state shared by the processes */
 
 typedef struct letter {
-    int to; /* -1: there is none */
+    int to; /* -1 if there is none */
     size_t nbytes;
 } letter;
 
 typedef struct world_member {
-    dd_carried_call call; /* with pointers into this */
+    dd_carried_call call; /* its pointers refer to this structure */
     size_t in_counts[MAX_RANKS];
     size_t in_offsets[MAX_RANKS + 1];
     size_t out_counts[MAX_RANKS];
     size_t out_offsets[MAX_RANKS + 1];
-    letter sent; /* what it is about is in `input` */
+    letter sent; /* its data is in `input` */
     _Alignas(64) char input[ROOM];
     _Alignas(64) char output[ROOM];
 } world_member;
@@ -140,7 +140,8 @@ typedef struct xccl_opaque_comm {
     world_member members[MAX_RANKS];
 } world;
 
-/* guarded by mu, but what a member writes before it arrives, and reads when all have */
+/* Guarded by mu, except the data that a member writes before it arrives, and reads when all members
+ * have arrived. */
 static struct shared_worlds {
     pthread_mutex_t mu;
     pthread_cond_t changed;
@@ -172,7 +173,7 @@ member_of(xccl_comm comm)
     return &comm->members[own.rank];
 }
 
-/* The last does what all have come for. */
+/* Wait for all members. The last one to arrive carries out the collective. */
 static xccl_result
 arrive(xccl_comm comm, bool has_calls)
 {
@@ -283,7 +284,7 @@ op_of(dd_nccl_redop theirs)
     return OPS[theirs];
 }
 
-/* Blocks one after the other; counts NULL: all of `count`. Returns the sum. */
+/* Place the blocks one after the other, each of `count` if counts is NULL. Return the sum. */
 static size_t
 lay_out(int nranks, const size_t *counts, size_t count, size_t *into_counts, size_t *offsets)
 {
@@ -295,7 +296,7 @@ lay_out(int nranks, const size_t *counts, size_t count, size_t *into_counts, siz
     return offsets[nranks];
 }
 
-/* The call, with `nin` elements at `send` and `nout` at `recv`, by what the member has laid out. */
+/* Carry out the call, with `nin` elements at `send` and `nout` at `recv`, placed by the member. */
 static xccl_result
 meet(function_name function, xccl_comm comm, dd_carried_call call, size_t nin, size_t nout)
 {
@@ -420,7 +421,7 @@ all_to_all(const void *send, const size_t *sendcounts, void *recv, const size_t 
     return meet(AT_onecclAllToAllV, comm, call, nin, nout);
 }
 
-/* ---- messages: the sender waits until its is taken */
+/* ---- messages: the sender waits until its message is received */
 
 static xccl_result
 await_letter(const letter *sent, int to)

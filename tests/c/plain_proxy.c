@@ -11,7 +11,7 @@
 
 #define MAX_PUMPS 512
 
-/* The server's first bytes are the answer to the offer. */
+/* The server's first bytes answer the client's offer. */
 #define ANSWER_BYTES 4
 
 /* One direction of one connection. */

@@ -1,5 +1,5 @@
-/* A go-between for clients of a TCPStore server, which makes it look like another: threads that forward bytes and
- * change a few of the server's. */
+/* A proxy between clients and a TCPStore server. Its threads forward bytes and change a few of the
+ * server's, so that it looks like another server. */
 #ifndef DD_TESTS_PLAIN_PROXY_H
 #define DD_TESTS_PLAIN_PROXY_H
 
@@ -8,15 +8,16 @@
 typedef struct plain_proxy plain_proxy;
 
 typedef enum plain_proxy_mode {
-    PROXY_PLAIN,   /* puts the answer to the offer right: clients take the server for PyTorch's */
-    PROXY_FAITHFUL /* changes nothing: clients find no Unix socket of its port, as on another host */
+    PROXY_PLAIN, /* changes the answer to the offer: clients take the server for PyTorch's */
+    /* changes nothing: clients find no Unix socket for its port, as on another host */
+    PROXY_FAITHFUL
 } plain_proxy_mode;
 
-/* NULL after a failed CHECK. */
+/* Return NULL after a failed CHECK. */
 plain_proxy *plain_proxy_start(uint16_t server_port, plain_proxy_mode mode);
 uint16_t plain_proxy_port(const plain_proxy *proxy);
-/* Ends all connections, but takes new ones. */
+/* Close all connections, but accept new ones. */
 void plain_proxy_cut(plain_proxy *proxy);
-void plain_proxy_stop(plain_proxy *proxy); /* NULL is fine */
+void plain_proxy_stop(plain_proxy *proxy); /* the proxy may be NULL */
 
 #endif

@@ -16,13 +16,13 @@
 plain_ucc_script plain_ucc;
 plain_ucc_counts plain_ucc_live;
 
-/* Of all worlds. */
+/* Guards all worlds. */
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct ucc_world ucc_world;
 
 struct dd_ucc_opaque_context {
-    struct dd_ucc_opaque_context *next; /* all that were made */
+    struct dd_ucc_opaque_context *next; /* all contexts that were created */
     dd_ucc_oob_coll oob;
     dd_ucc_team_handle team;
     bool is_ended;
@@ -32,15 +32,15 @@ struct dd_ucc_opaque_team {
     struct dd_ucc_opaque_team *next;
     dd_ucc_context_handle context;
     int rank;
-    int nlooks; /* at its end */
+    int nlooks; /* while it is being destroyed */
     ucc_world *own;
-    ucc_world *worlds[MAX_RANKS]; /* each rank's; all use rank 0's */
+    ucc_world *worlds[MAX_RANKS]; /* each rank's world; all ranks use rank 0's */
     void *exchange;
-    struct ucc_request *current; /* there is one collective at a time */
+    struct ucc_request *current; /* there is only one collective at a time */
 };
 
 typedef struct ucc_request {
-    dd_ucc_request base; /* first */
+    dd_ucc_request base; /* must be first */
     dd_ucc_team_handle team;
     dd_carried_call call;
     bool is_done; /* guarded by mu */
@@ -52,7 +52,7 @@ struct ucc_world {
     ucc_request *posted[MAX_RANKS];
 };
 
-/* What is left where it is when all ends badly stays in these lists. */
+/* These lists keep objects reachable that a test does not destroy. */
 static dd_ucc_context_handle all_contexts;
 static dd_ucc_team_handle all_teams;
 static ucc_world *all_worlds;
@@ -179,7 +179,7 @@ ucc_context_config_release(dd_ucc_context_config config)
     plain_ucc_live.nconfigs--;
 }
 
-/* All ranks tell each other who they are. */
+/* Exchange the ranks of all members. */
 static dd_ucc_status
 introduce(const dd_ucc_oob_coll *oob)
 {
@@ -230,7 +230,7 @@ ucc_context_progress(dd_ucc_context_handle context)
     return DD_UCC_OK;
 }
 
-/* As UCC does, asks for one exchange more. */
+/* Like UCC, use one more exchange. */
 static dd_ucc_status
 ucc_context_destroy(dd_ucc_context_handle context)
 {
@@ -326,7 +326,7 @@ ucc_collective_init(dd_ucc_coll_args *args, dd_ucc_request **made, dd_ucc_team_h
     return DD_UCC_OK;
 }
 
-/* Once all have come, the last does the work for all. */
+/* Once all ranks have posted, the last one carries out the collective for all of them. */
 static dd_ucc_status
 ucc_collective_post(dd_ucc_request *base)
 {
@@ -362,7 +362,7 @@ ucc_collective_finalize(dd_ucc_request *request)
     return DD_UCC_OK;
 }
 
-/* ---- its use */
+/* ---- control by tests */
 
 void
 plain_ucc_reset(void)

@@ -1,5 +1,6 @@
-/* UCC's functions by plain arithmetic, between threads of this process. It has two collectives, all_reduce and barrier, and adds in
- * FLOAT32 and INT64. Functions fail, or do not come to an end, as the test says. */
+/* UCC's functions by plain arithmetic, between threads of this process. There are two collectives,
+ * all_reduce and barrier, which add FLOAT32 and INT64. The test decides which functions fail or
+ * block. */
 #ifndef DD_TESTS_PLAIN_UCC_H
 #define DD_TESTS_PLAIN_UCC_H
 
@@ -8,20 +9,21 @@
 
 #include <stdatomic.h>
 
-/* Set before threads use it. */
+/* Set before threads use the library. */
 typedef struct plain_ucc_script {
     unsigned minor; /* of version 1.x */
     dd_ucc_thread_mode thread_mode;
-    const char *failing; /* a function, by its name: it fails in this way */
+    const char *failing; /* name of the function to fail */
     dd_ucc_status failure;
-    unsigned failing_ranks; /* bits */
-    bool has_no_end;        /* teams are never made */
-    int nlooks_at_end;      /* so often the end of a team is not there yet */
-    atomic_bool is_stuck;   /* collectives do not end */
-    dd_ucc_status outcome;  /* of collectives */
+    unsigned failing_ranks; /* bit mask of the ranks that fail */
+    bool has_no_end;        /* the creation of teams never completes */
+    /* number of times that the destruction of a team is reported as in progress */
+    int nlooks_at_end;
+    atomic_bool is_stuck;  /* collectives do not complete */
+    dd_ucc_status outcome; /* result of collectives */
 } plain_ucc_script;
 
-/* What there is now: made, and not ended. */
+/* The number of objects that exist now. */
 typedef struct plain_ucc_counts {
     atomic_int nlibs;
     atomic_int nconfigs;
@@ -33,9 +35,9 @@ typedef struct plain_ucc_counts {
 extern plain_ucc_script plain_ucc;
 extern plain_ucc_counts plain_ucc_live;
 
-/* Back to a library in which all goes well; with no threads. */
+/* Reset to a library without faults. No other thread may use it. */
 void plain_ucc_reset(void);
-/* End the contexts that are left, as UCC may do when the process ends. */
+/* Destroy the contexts that are left, as UCC may when the process exits. */
 void plain_ucc_end_contexts(void);
 dd_status plain_ucc_open(dd_carrier_library **library, dd_error *err);
 

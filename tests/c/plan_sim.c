@@ -56,7 +56,7 @@ sim_count(const sim_case *sim, int from, int to)
     return mixed % 5 == 0 ? 0 : (mixed >> 7) % (sim->count + 1);
 }
 
-/* Numbers of moderate size, so that sums neither overflow nor are exact. */
+/* Fill with numbers of moderate size: sums must not overflow, and must not be exact. */
 static void
 fill(sim_world *world, dd_dtype dtype, void *data, size_t nbytes)
 {

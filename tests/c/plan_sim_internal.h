@@ -12,9 +12,9 @@ typedef struct sim_rank {
     void **originals; /* copies of the inputs, for comparison */
     void *scratch;
     uint32_t *waiting; /* by step: dependencies that have not ended */
-    uint32_t *partner; /* by step: the step of the peer it is matched with */
+    uint32_t *partner; /* by step: the matching step of the peer */
     uint8_t *state;    /* by step */
-    void **letters;    /* by step: what an eager send carried */
+    void **letters;    /* by step: data of an eager send */
 } sim_rank;
 
 typedef struct sim_world {
@@ -25,7 +25,8 @@ typedef struct sim_world {
 
 unsigned sim_random(sim_world *world);
 
-/* plan_sim.c: how many elements rank `from` has for rank `to`, and the size of one among the inputs and outputs. */
+/* plan_sim.c: the number of elements that rank `from` has for rank `to`, and the element sizes of
+ * inputs and outputs */
 size_t sim_count(const sim_case *sim, int from, int to);
 size_t sim_input_size(const sim_case *sim);
 size_t sim_output_size(const sim_case *sim);

@@ -1,4 +1,4 @@
-/* What has to come out, computed in one place from all ranks' inputs. */
+/* The expected results, computed in one place from all ranks' inputs. */
 #include "check.h"
 #include "coll_reference.h"
 #include "plan_sim_internal.h"
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The sources' inputs, from `offset` on. */
+/* Return the sources' inputs, starting at `offset`. */
 static const void **
 gather_inputs(const sim_world *world, const coll_sources *from, size_t offset)
 {
@@ -17,7 +17,7 @@ gather_inputs(const sim_world *world, const coll_sources *from, size_t offset)
     return inputs;
 }
 
-/* Block `owner` of a ring sets out from the rank after it. */
+/* Fold block `owner` of a ring, starting at the rank after the owner. */
 static void
 fold_ring(const sim_world *world, const void **inputs, int owner, void *out, size_t count)
 {
@@ -30,7 +30,7 @@ fold_ring(const sim_world *world, const void **inputs, int owner, void *out, siz
     free(rotated);
 }
 
-/* parts[k] = parts[at] + parts[at + step], which are partial results. */
+/* Set parts[at] = parts[at] + parts[other], which are partial results. */
 static void
 fold_pair(const sim_world *world, void **parts, int at, int other, size_t count)
 {
@@ -107,13 +107,13 @@ fold(const sim_world *world, const coll_sources *from, uint8_t *out, size_t coun
     free(inputs);
 }
 
-/* A fold, which several ranks may have as their result. */
+/* A fold that may be the result of several ranks. */
 typedef struct folded {
     coll_sources from;
     uint8_t *data;
 } folded;
 
-/* The data that output `block` of a rank must have: in an input, or in `last`. */
+/* Return the expected data of output `block` of a rank: an input, or the fold in `last`. */
 static const void *
 expected(const sim_world *world, int rank, int block, folded *last)
 {

@@ -1,4 +1,4 @@
-/* Runs all plans against each other, one event at a time. */
+/* Run all plans against each other, one event at a time. */
 #include "check.h"
 #include "plan_sim_internal.h"
 
@@ -8,11 +8,12 @@
 
 typedef enum step_state {
     STEP_WAITING,
-    STEP_STARTED, /* a message that its peer has not met */
+    STEP_STARTED, /* a message whose peer has not started it */
     STEP_ENDED,
 } step_state;
 
-/* Something that can happen now: a step starts, or a message whose both ends have begun arrives (named by its send). */
+/* An event that can happen now: a step starts, or a message that both ends have started arrives
+ * (named by its send). */
 typedef struct sim_event {
     int rank;
     uint32_t step;
@@ -108,7 +109,7 @@ reduce(const sim_world *world, const sim_rank *rank, const dd_plan_step *step)
     free(sources);
 }
 
-/* A message that has begun on both sides arrives later. What a receive will fill is no good meanwhile. */
+/* A message that both sides have started arrives later; until then the receive is invalid. */
 static void
 start_message(sim_world *world, sim_queue *queue, sim_event event)
 {

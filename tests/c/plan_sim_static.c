@@ -1,4 +1,4 @@
-/* What can be said of plans without running them. */
+/* Checks of plans that do not run them. */
 #include "check.h"
 #include "coll_reference.h"
 #include "plan_sim_internal.h"
@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One step's use of a piece of memory. */
+/* One step's access to a range of memory. */
 typedef struct touch {
-    uint64_t memory; /* which block; those that may be one have one number */
+    uint64_t memory; /* number of the block; blocks that may be the same memory share a number */
     size_t offset;
     size_t end;
     uint32_t step;
@@ -39,7 +39,7 @@ check_range(const sim_world *world, const sim_rank *rank, dd_plan_range range, b
     return is_good && CHECK(range.nbytes > 0 || world->sim->algorithm->coll == DD_COLL_BARRIER);
 }
 
-/* Messages of many ranks' blocks have at least 64 bytes of each. */
+/* Return the size limit of a message, at least 64 bytes of each block that it carries. */
 static size_t
 message_limit(const sim_world *world)
 {
@@ -99,7 +99,7 @@ check_step(const sim_world *world, int number, uint32_t index)
     return is_good;
 }
 
-/* Outputs that may be inputs get the input's number. */
+/* Return the number of the memory. An output that may be an input has the input's number. */
 static uint64_t
 memory_of(const sim_case *sim, int rank, dd_plan_range range)
 {
@@ -168,7 +168,7 @@ compare_touches(const void *left, const void *right)
     return a->offset != b->offset ? (a->offset < b->offset ? -1 : 1) : 0;
 }
 
-/* Bit i of row j: step i has ended before step j starts. */
+/* Bit i of row j is set if step i ends before step j starts. */
 static uint64_t *
 make_paths(const dd_plan *plan, size_t width)
 {
@@ -224,7 +224,7 @@ check_scratch(const sim_world *world, const dd_plan *plan)
     return CHECK(plan->scratch_nbytes <= message_limit(world) * (2 * nranks + 16) + 4096);
 }
 
-/* Paths cost the square of the steps; larger plans only repeat what smaller ones do. */
+/* Finding paths costs the square of the steps; larger plans only repeat smaller ones. */
 #define MAX_STEPS_FOR_RACES 6000
 
 bool

@@ -13,7 +13,7 @@ struct run_team {
     run_member members[RUN_TEAM_MAX];
     pthread_t threads[RUN_TEAM_MAX];
     dd_blob cards[RUN_TEAM_MAX];
-    int arena_of[RUN_TEAM_MAX]; /* by host: a descriptor */
+    int arena_of[RUN_TEAM_MAX]; /* descriptor, by host */
     pthread_barrier_t barrier;
 };
 
@@ -23,7 +23,7 @@ run_team_meet(run_member *self)
     pthread_barrier_wait(&self->team->barrier);
 }
 
-/* ---- what happens to a rank */
+/* ---- failures of a rank */
 
 static void
 fail_locked(run_member *self, const dd_error *error)
@@ -44,7 +44,7 @@ tell(run_member *self, int except, const dd_error *error)
     dd_context_post_abort_locked(self->context, except, false, &cause);
 }
 
-/* Who has given up before there was a connection says so when there is one. */
+/* Send the failure if this rank failed before the connection existed. */
 static void
 on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
 {
@@ -57,7 +57,7 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
     }
 }
 
-/* Passed on: the others may have no connection to who says it. */
+/* Forward the failure: other ranks may have no connection to its sender. */
 static void
 on_failed(void *ctx, int rank, const dd_error *error)
 {
@@ -126,7 +126,7 @@ open_engine(run_member *self)
            CHECK_OK(dd_engine_card(self->engine, NULL, &self->team->cards[self->rank], check_err()));
 }
 
-/* The card as somebody sees it who is not on that host. */
+/* Return the card as a process on another host would see it. */
 static dd_status
 disguise(dd_bytes card, dd_blob *other, dd_error *err)
 {
@@ -178,7 +178,7 @@ open_context(run_member *self)
                                     &handler, &self->context, check_err()));
 }
 
-/* Bells need links. */
+/* Connect the local ranks: bells need links. */
 static bool
 connect_local(run_member *self)
 {
@@ -288,7 +288,7 @@ run_team_die(run_member *self)
         (void)dd_error_set(&error, DD_CLOSED, "the rank is going");
         dd_run_cancel_locked(self->run, &error);
         dd_run *run = self->run;
-        self->run = NULL; /* an abort that comes from now on finds nothing to cancel */
+        self->run = NULL; /* a later abort finds nothing to cancel */
         dd_engine_unlock(self->engine);
         dd_run_destroy(run);
     }

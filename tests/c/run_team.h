@@ -1,6 +1,6 @@
-/* Ranks as threads that run collectives without a group above: each has an engine, a context and a run of
- * its own, and hosts are what the test says they are. Ranks of one host meet over shared memory and have
- * an arena; others meet over TCP. */
+/* Ranks as threads that run collectives without a group. Each rank has an engine, a context and a
+ * run. The test assigns ranks to hosts. Ranks of one host use shared memory and have an arena;
+ * other ranks use TCP. */
 #ifndef DD_TESTS_RUN_TEAM_H
 #define DD_TESTS_RUN_TEAM_H
 
@@ -31,35 +31,37 @@ typedef struct run_member {
     dd_arena *arena;
     dd_run *run;
     uint64_t sequence;
-    dd_signature signature; /* of the call under way */
-    bool has_failed;        /* with the engine's lock: an abort, a loss; nothing more is started */
+    dd_signature signature; /* of the current call */
+    /* Guarded by the engine's lock. True after an abort or a loss: nothing more is started. */
+    bool has_failed;
     dd_error failure;
-    atomic_bool is_done; /* the call under way */
-    dd_error outcome;    /* code DD_OK: success */
+    atomic_bool is_done; /* for the current call */
+    dd_error outcome;    /* its code is DD_OK on success */
 } run_member;
 
-/* Does `body` on every rank, in a thread each; all of them must come back from it. */
+/* Run `body` on every rank, in a thread each. It must return on all ranks. */
 void run_team_do(const run_team_options *options, void (*body)(run_member *self), void *arg);
 
-/* All ranks come here before any leaves. */
+/* Wait until all ranks have called this. */
 void run_team_meet(run_member *self);
 
-/* One collective from start to end; check_err() has the failure, which the other ranks are told. */
+/* Run one collective to completion. On failure check_err() has the error, which is also sent to the
+ * other ranks. */
 dd_status run_team_call(run_member *self, const dd_coll_args *args, const dd_signature *signature);
 
-/* Starts it only. */
+/* Start a collective without waiting for it. */
 void run_team_start(run_member *self, const dd_coll_args *args, const dd_signature *signature);
 dd_status run_team_wait(run_member *self);
-/* Waits until that many ranks are missing in the call under way, for some seconds; how many are, and
- * which. */
+/* Wait, for some seconds, until this many ranks are missing in the current call. Return their
+ * number, and store the ranks in `missing`. */
 int run_team_await_missing(run_member *self, int nwanted, int *missing);
 
-/* What a call that the test has started itself may be told by: sets outcome and is_done of the member that
- * is its ctx. */
+/* Set outcome and is_done of the member that is ctx. A completion callback for calls that the test
+ * starts itself. */
 void run_team_on_done(void *ctx, const dd_error *error);
 
-/* The rank's context and engine go at once, as when its process is killed. It must not call anything after
- * it. */
+/* Close the rank's context and engine abruptly, as if its process were killed. The rank must make
+ * no more calls. */
 void run_team_die(run_member *self);
 
 #endif

@@ -4,7 +4,8 @@
 
 #include "net/seal.h"
 
-/* With keys that are the same in every run. False, and a check has failed: there is no library of ciphers. */
+/* Create the pair, with the same keys in every run. Return false after a failed check if there is
+ * no library of ciphers. */
 bool sealed_pair_make(dd_cipher cipher, dd_seal_use use, dd_seal *seals[2]);
 
 #endif

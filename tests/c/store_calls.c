@@ -1,6 +1,6 @@
 #include "store_calls.h"
 
-/* Where the caller wants what; NULL: it wants no such thing. */
+/* Destinations of the results; NULL if the caller does not need one. */
 typedef struct outputs {
     dd_blob *value;
     dd_blob_list *list;

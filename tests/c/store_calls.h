@@ -1,4 +1,4 @@
-/* The operations of a store as calls, for tests: the library itself needs only those in store/store.h. */
+/* The operations of a store as calls, for tests. The library needs only those in store/store.h. */
 #ifndef TESTS_STORE_CALLS_H
 #define TESTS_STORE_CALLS_H
 
@@ -14,7 +14,7 @@ dd_status dd_store_num_keys(dd_store *store, int64_t *count, const dd_wait *wait
                             dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait,
                           dd_error *err) DD_MUST_CHECK;
-/* `values` was zeroed by the caller. */
+/* The caller must have zeroed `values`. */
 dd_status dd_store_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
                              const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_multi_set(dd_store *store, const dd_bytes *keys, const dd_bytes *values, size_t nkeys,

@@ -512,7 +512,7 @@ wait_times_out(dd_store *store, const store_suite *suite)
 }
 
 typedef struct interruption {
-    int64_t from_ns; /* the caller wants out from then on */
+    int64_t from_ns; /* the caller interrupts the wait from this time on */
 } interruption;
 
 static bool
@@ -550,7 +550,7 @@ blocking_call(dd_store *store, int which, const dd_wait *wait)
     return status;
 }
 
-/* Machines in a hurry oversleep now and then: the best of a few tries counts. */
+/* Interrupt waits promptly. A busy machine may oversleep, so the best of a few tries counts. */
 static void
 interrupts_end_waits(dd_store *store, const store_suite *suite)
 {
@@ -599,7 +599,7 @@ blocked_calls_hold_up_nobody(dd_store *store, const store_suite *suite)
     CHECK(dd_clock_now_ns() - start_ns < 2 * DD_NS_PER_S * check_slow());
 }
 
-/* ---- many keys at once */
+/* ---- several keys in one call */
 
 static void
 multi_set_and_get(dd_store *store, const store_suite *suite)
@@ -790,7 +790,7 @@ threads_share_a_queue(dd_store *store, const store_suite *suite)
     CHECK_INT(queue_len(store, "q"), 0);
 }
 
-/* ---- the rest */
+/* ---- other operations */
 
 static void
 add_many(helper *self)
@@ -802,7 +802,7 @@ add_many(helper *self)
     }
     (void)snprintf(text, sizeof text, "done %d", self->index);
     CHECK_OK(set_text(self->store, text, text));
-    /* Everyone waits for the next thread's last word. */
+    /* Every thread waits for the last value of the next thread. */
     (void)snprintf(text, sizeof text, "done %d", (self->index + 1) % NTHREADS);
     expect_text(self->store, text, text);
 }
@@ -822,7 +822,7 @@ append_many(helper *self)
     char text[8];
     for (int i = 0; i < self->nops; i++) {
         dd_wait wait = patient();
-        /* Every piece is one of a kind: kinds that append by compare_set cannot tell equal ones apart. */
+        /* Every piece is unique: append by compare_set cannot tell equal pieces apart. */
         int len = snprintf(text, sizeof text, "%d%02d,", self->index, i % 100);
         CHECK_OK(dd_store_append(self->store, BYTES("joined"), dd_bytes_of(text, (size_t)len), &wait,
                                  check_err()));
@@ -878,7 +878,7 @@ clones_share_data(dd_store *store, const store_suite *suite)
     REQUIRE_OK(store->ops->clone(store, &clone, &wait, check_err()));
     expect_text(clone, "key", "1");
     CHECK_OK(set_text(clone, "key", "2"));
-    /* A set is not acknowledged; a call that is answered makes sure that it has been done. */
+    /* A set is not acknowledged; the answer to a later call proves that it was done. */
     int64_t count;
     CHECK_OK(dd_store_num_keys(clone, &count, &wait, check_err()));
     expect_text(store, "key", "2");
@@ -915,7 +915,7 @@ references_are_counted(dd_store *store, const store_suite *suite)
     dd_store_release(NULL);
 }
 
-/* The child has one reference, as the parent does, and leaves without the parent noticing. */
+/* The child has one reference, like the parent, and exits without effects on the parent. */
 static void
 in_forked_child(dd_store *store)
 {
@@ -951,7 +951,8 @@ forked_child_is_refused(dd_store *store, const store_suite *suite)
     expect_text(store, "key", "after");
 }
 
-/* Every operation once, with results thrown away; the first failure ends it. For allocations that fail. */
+/* Call every operation once and discard the results. The first failure ends it. For allocations
+ * that fail. */
 typedef struct fault_call {
     const char *name;
     dd_status (*run)(dd_store *store, const dd_wait *wait, dd_blob *value);
@@ -1077,7 +1078,7 @@ static const fault_call fault_calls[] = {
     {"barrier", fault_barrier, false},
 };
 
-/* What the store holds that the calls above could change. */
+/* Check all values that the calls above could change. */
 static void
 expect_as_before(dd_store *store)
 {
@@ -1213,7 +1214,7 @@ typedef struct suite_test {
     const suite_case *suite_case;
 } suite_test;
 
-/* Reachable to the end, so that the leak sanitizer does not count them. */
+/* Reachable until exit, so that the leak sanitizer does not report them. */
 static suite_test *registered[16];
 static size_t nregistered;
 

@@ -1,5 +1,5 @@
-/* One behavioural suite over every kind of store. A test file describes how to make a store of its kind,
- * and the suite registers itself for it:
+/* One behavioural suite for every kind of store. A test file describes how to open a store of its
+ * kind, and registers the suite for it:
  *
  *     static dd_store *open_hash(void **fixture) { ... }
  *     STORE_SUITE(hash, .open = open_hash, .has_queues = true)
@@ -13,13 +13,14 @@
 
 typedef struct store_suite {
     const char *name; /* shown before "/suite_..." */
-    /* A new, empty store; NULL after a failed CHECK. *fixture is the kind's own, for `close`. */
+    /* Open a new, empty store; return NULL after a failed CHECK. *fixture is passed to `close`. */
     dd_store *(*open)(void **fixture);
-    void (*close)(void *fixture); /* after the store was released; may be NULL */
-    bool has_queues;              /* if not, queue calls give DD_NOT_SUPPORTED */
-    bool is_in_memory;      /* single-threaded and without files: allocations can be failed one by one */
+    void (*close)(void *fixture); /* called after the store is released; may be NULL */
+    bool has_queues;              /* if false, queue calls return DD_NOT_SUPPORTED */
+    /* single-threaded and without files: allocations can be made to fail one by one */
+    bool is_in_memory;
     bool has_number_errors; /* add on a value that is not a number leaves the store usable */
-    int thread_ops;         /* operations of each thread in stress tests; 0: 1000 */
+    int thread_ops;         /* operations of each thread in stress tests; 0 for 1000 */
 } store_suite;
 
 void store_suite_register(const store_suite *suite);

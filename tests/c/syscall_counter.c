@@ -23,7 +23,8 @@ syscall_counter_find(const syscall_counter *counter, pid_t tid)
     return NULL;
 }
 
-/* A thread that is beyond the places is not counted: a caller that looks for itself finds out. */
+/* Return NULL if there is no free slot: the thread is then not counted, and a caller that finds
+ * itself by syscall_counter_find notices. */
 static counted_thread *
 place_of(syscall_counter *counter, pid_t tid)
 {
@@ -72,7 +73,7 @@ is_sleep(uint64_t number, const __typeof__(((struct __ptrace_syscall_info *)0)->
 #ifdef SYS_epoll_wait
     case SYS_epoll_wait:
 #endif
-        return (int)args[3] != 0; /* a look returns at once */
+        return (int)args[3] != 0; /* a poll with timeout 0 does not sleep */
     case SYS_nanosleep:
     case SYS_clock_nanosleep:
         return true;
@@ -106,7 +107,7 @@ is_job_control(int number)
     return number == SIGSTOP || number == SIGTSTP || number == SIGTTIN || number == SIGTTOU;
 }
 
-/* Lets a stopped thread go on, with the signal that it was stopped by. It may have been killed meanwhile. */
+/* Continue a stopped thread, with the signal that stopped it. The thread may be dead. */
 static void
 go_on(syscall_counter *counter, pid_t tid, int status)
 {
@@ -138,7 +139,7 @@ trace(syscall_counter *counter, pid_t child)
         } else if (tid > 0 && (WIFEXITED(status) || WIFSIGNALED(status))) {
             counted_thread *thread = place_of(counter, tid);
             if (thread != NULL) {
-                atomic_store(&thread->tid, -1); /* its number may be another's */
+                atomic_store(&thread->tid, -1); /* the kernel may reuse its number */
             }
         }
     }

@@ -17,7 +17,7 @@ typedef struct port {
     dd_admission_peer peers[NPEERS];
 } port;
 
-/* The numbers of the closed peers since port_init, in order, and the reason of the last one. */
+/* The numbers of the peers closed since port_init, in order, and the reason for the last one. */
 static int closed[NPEERS];
 static int nclosed;
 static const char *reason;
@@ -109,7 +109,7 @@ TEST(greeted_peers_are_kept_for_the_grace_period)
     CHECK(closed[0] == 0 && closed[1] == 1);
 }
 
-/* Accepts one of three connections that wait, with this limit on the process's descriptors. */
+/* Accept one of three pending connections, with this limit on the process's descriptors. */
 static void
 accept_within(port *self, int listener, rlim_t limit, dd_io expected, int expected_shortage)
 {
@@ -131,7 +131,7 @@ TEST(peers_are_evicted_for_their_descriptors)
     port_init(&self);
     dd_addr name = dd_addr_unix_abstract("dldist-test-admission");
     int listener = -1;
-    int fds[64]; /* three clients, then others, so that there are enough for one to be spared */
+    int fds[64]; /* three clients, then fillers: with this many descriptors, some are spared */
     int nfds = 0;
     REQUIRE_OK(dd_sock_listen(&name, &listener, check_err()));
     for (; nfds < 3; nfds++) {
@@ -145,7 +145,8 @@ TEST(peers_are_evicted_for_their_descriptors)
     begin(&self, 0, 3);
     greet(&self, 0, 2);
     let_grace_pass(&self, 0, 1);
-    /* The silent peer first. Peers of this test have no descriptors, so a failed accept evicts all that may be evicted. */
+    /* The silent peer is evicted first. Peers of this test have no descriptors, so a failed accept
+     * evicts every peer that may be evicted. */
     accept_within(&self, listener, next_fd + 1, DD_IO_OK, 0);
     REQUIRE(nclosed == 1 && CHECK_INT(closed[0], 2));
     accept_within(&self, listener, next_fd, DD_IO_FAILED, EMFILE);
@@ -184,7 +185,7 @@ TEST(peers_are_late_after_their_own_deadline)
     CHECK(dd_timer_set_next_ns(timers) == DD_NEVER_NS);
     int64_t now_ns = dd_clock_now_ns();
     begin(&self, 0, 3);
-    /* The first message has to come within 2 s. */
+    /* The first message must arrive within 2 s. */
     CHECK(dd_timer_set_next_ns(timers) <= now_ns + 10 * DD_NS_PER_S);
     greet(&self, 0, 3);
     CHECK(dd_timer_set_next_ns(timers) >= now_ns + TIMEOUT_NS);

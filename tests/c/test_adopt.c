@@ -1,4 +1,4 @@
-/* Regions that come to ranks that sleep, and memory that somebody else has mapped and that becomes a region where it is. */
+/* Regions that reach sleeping ranks, and foreign memory that becomes a region at its address. */
 #include "check.h"
 #include "group_team.h"
 #include "leftovers.h"
@@ -8,9 +8,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define NBYTES ((size_t)100000) /* no whole pages */
+#define NBYTES ((size_t)100000) /* not a whole number of pages */
 
-/* As torch makes them: a mapping of a file that has no other name than its descriptor. */
+/* A mapping as torch creates it: of a file whose only name is its descriptor. */
 typedef struct foreign {
     uint8_t *at;
     int fd;
@@ -51,7 +51,7 @@ sum_over_ranks(dd_group *group, dd_region *region)
     CHECK_OK(dd_group_collective_and_wait(group, &args, &team_no_options, &wait, check_err()));
 }
 
-/* The same by the engine's thread alone. */
+/* Sum only in the engine's thread. */
 static void
 sum_in_background(dd_group *group, dd_region *region)
 {
@@ -77,9 +77,8 @@ check_all(const uint8_t *data, int value)
     CHECK_INT(nwrong, 0);
 }
 
-/* ---- */
-
-/* Each time with a region that the others have not seen, by ranks of which some sleep already when its descriptor comes. */
+/* Use a region in each round that the other ranks have not seen. Some ranks already sleep when its
+ * descriptor arrives. */
 static void
 reduce_new_regions(team_rank *self)
 {
@@ -107,7 +106,7 @@ reduce_one_region(team_rank *self)
     dd_region_release(region);
 }
 
-/* Every rank wants those of all others at once. */
+/* Every rank needs the regions of all other ranks at the same time. */
 TEST(regions_of_twenty_ranks)
 {
     team_options options = {.size = 20};
@@ -131,10 +130,10 @@ reduce_adopted(team_rank *self)
     check_all(memory.at, self->rank + 1);
     sum_over_ranks(self->group, region);
     check_all(memory.at, 3);
-    memset(memory.at, 5, NBYTES); /* as the next gradients come */
+    memset(memory.at, 5, NBYTES); /* as the next gradients would */
     sum_over_ranks(self->group, region);
     check_all(memory.at, 10);
-    team_rendezvous(self, "reduced"); /* the other reads our memory, and is through */
+    team_rendezvous(self, "reduced"); /* the other rank reads our memory, and is done */
 
     uint8_t byte = 0;
     CHECK_INT(pread(memory.fd, &byte, 1, NBYTES - 1), 1);
@@ -151,7 +150,7 @@ TEST(adopted_memory_is_reduced_where_it_is)
     team_run_both(&options, reduce_adopted, NULL);
 }
 
-/* Adopts, reduces, and gives the memory back; tells where the region's own mapping is. */
+/* Adopt memory, reduce, and free it. Store the address of the region's own mapping in *own. */
 static void
 use_once(team_rank *self, int turn, void **own)
 {
@@ -171,7 +170,7 @@ use_once(team_rank *self, int turn, void **own)
     dd_region_release(region);
 }
 
-/* Of the whole process, by one rank while the others wait: counting takes descriptors, too. */
+/* Count for the whole process on rank 0 while others wait: counting also needs descriptors. */
 static void
 count_alone(team_rank *self, const char *name, int *nfds, int *nmappings)
 {
@@ -199,7 +198,7 @@ adopt_in_turn(team_rank *self)
         CHECK(own == first);
     }
     count_alone(self, "last", &nfds[1], &nmappings[1]);
-    /* A descriptor may still have been on its way at first. */
+    /* At the first count a descriptor may still have been in transit. */
     CHECK(nfds[1] <= nfds[0] && nmappings[1] <= nmappings[0]);
 }
 
@@ -249,7 +248,7 @@ adopt_what_is_none(team_rank *self)
     memory.at[0] = 8;
     uint8_t byte = 0;
     CHECK_INT(pread(memory.fd, &byte, 1, 0), 1);
-    CHECK_INT(byte, 8); /* a mapping of that descriptor still */
+    CHECK_INT(byte, 8); /* still a mapping of that descriptor */
     team_rendezvous(self, "adopted");
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     CHECK_OK(dd_group_close(self->group, &wait, check_err()));

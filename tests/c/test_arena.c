@@ -1,5 +1,6 @@
-/* What the arena's collectives give: all of them, at random, in sequences that every rank draws from one seed, each at its own
- * pace. Results are compared with what dd_reduce makes of all inputs in rank order. */
+/* Results of the arena's collectives: all of them, at random, in sequences that every rank derives
+ * from one seed, each at its own pace. Results are compared with dd_reduce over all inputs in rank
+ * order. */
 #include "check.h"
 #include "coll_reference.h"
 #include "collective/arena/arena.h"
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROOM ((size_t)4 << 20) /* for all blocks of a rank, and as much for what they should be */
+#define ROOM ((size_t)4 << 20) /* for all blocks of a rank, and again for the expected results */
 #define MAX_BLOCK (ROOM / 8)
 
 typedef struct test_plan {
@@ -25,11 +26,11 @@ typedef struct test_scene {
     int nranks;
     int root;
     dd_reduction reduction;
-    size_t count; /* elements of a block, where they are even */
+    size_t count; /* elements of a block, if all blocks are equal */
     bool is_uneven;
     bool is_in_place;
     bool is_partial;
-    uint64_t in_regions; /* bits: ranks whose blocks are in regions */
+    uint64_t in_regions; /* bit mask of the ranks whose blocks are in regions */
     size_t out_size;
 } test_scene;
 
@@ -42,7 +43,8 @@ is_fold(const test_scene *scene)
 static size_t
 draw_nbytes(uint64_t *random, size_t max_nbytes, int nranks)
 {
-    size_t buffer = nranks < 4 ? ((size_t)1 << 20) / (size_t)nranks / 4 : 65536; /* about one of an arena */
+    /* approximately one buffer of an arena */
+    size_t buffer = nranks < 4 ? ((size_t)1 << 20) / (size_t)nranks / 4 : 65536;
     const size_t sizes[] = {0,          1,          8,      16,     17,        48,
                             80,         81,         128,    1000,   4096,      8192,
                             16384,      65536,      262144, buffer, 2048,      buffer / (size_t)nranks,
@@ -89,7 +91,7 @@ draw(uint64_t seed, int nranks, size_t max_nbytes)
     return scene;
 }
 
-/* Elements that go from one rank to another. */
+/* Return the number of elements that one rank sends to another. */
 static size_t
 count_between(const test_scene *scene, int from, int to)
 {
@@ -101,7 +103,7 @@ count_between(const test_scene *scene, int from, int to)
     return drawn % 4 == 0 ? 0 : (size_t)(drawn >> 8) % (scene->count + 1);
 }
 
-/* The block that `from` gives for `to`; to is 0 where there is one for all. */
+/* Fill the block that `from` sends to `to`; `to` is 0 if all ranks receive the same block. */
 static void
 fill(const test_scene *scene, int from, int to, uint8_t *data, size_t nbytes)
 {
@@ -118,10 +120,11 @@ typedef struct test_board {
     uint8_t *next;
     uint8_t *expected;
     uint8_t *source_memory;
-    bool is_paged; /* blocks begin with a page: others may write to those of whole pages */
+    /* blocks start at page boundaries: other ranks may write to blocks of whole pages */
+    bool is_paged;
 } test_board;
 
-/* A block with something behind it that must stay as it is. */
+/* Allocate a block that is followed by bytes that must not change. */
 static dd_block
 take(test_board *board, size_t nbytes)
 {
@@ -357,7 +360,7 @@ TEST(sixty_four_ranks)
               (test_plan){.seed = 11, .ncases = 4, .max_nbytes = 5000});
 }
 
-/* More than one word of bits, and more than two. */
+/* The bits of the ranks fill more than one word, and more than two. */
 TEST(many_ranks)
 {
     play_team((team_options){.nranks = 70, .is_sleeping = true, .is_crowded = true},

@@ -1,5 +1,6 @@
-/* Ranks that go on without waiting for the others: how far they get, that everything arrives, and how they hear of a mismatch.
- * One thread plays all ranks, so that every rank stops just where a test wants it to. */
+/* Ranks that run ahead of the others: how many operations they complete, that all data arrives, and
+ * how they detect a mismatch. One thread plays all ranks, so that every rank stops exactly where a
+ * test requires. */
 #include "check.h"
 #include "collective/arena/state.h"
 #include "core/fork.h"
@@ -56,7 +57,8 @@ close_team(ahead_team *team)
     dd_fork_close(team->fd);
 }
 
-/* Root is rank 0. What is sent in operation `sequence` from one rank to another consists of one value. */
+/* Return the byte that fills the data from one rank to another in operation `sequence`. Root is
+ * rank 0. */
 static uint8_t
 value_of(uint64_t sequence, int from, int to)
 {
@@ -89,7 +91,7 @@ start(ahead_team *team, int rank, dd_coll coll, size_t nbytes, uint64_t sequence
     dd_arena_start(self->arena, &self->args, &options);
 }
 
-/* No other rank runs between the two looks: they must agree. */
+/* No other rank runs between the two calls, so they must agree. */
 static dd_arena_state
 go_on(ahead_team *team, int rank)
 {
@@ -127,7 +129,8 @@ check_outputs(ahead_team *team, int rank, dd_coll coll, size_t nbytes, uint64_t 
     }
 }
 
-/* Those who need nothing of the others go first, as far as they get; returns how many operations they have ended. */
+/* Run the ranks that need nothing from other ranks as far as possible. Return the lowest number of
+ * operations that one of them completed. */
 static int
 run_ahead(ahead_team *team, dd_coll coll, size_t nbytes)
 {
@@ -147,7 +150,7 @@ run_ahead(ahead_team *team, dd_coll coll, size_t nbytes)
     return fewest;
 }
 
-/* All take part to the end of operation `last`; `at` says in which one each of them is. */
+/* Run all ranks to the end of operation `last`; at[rank] is the operation of each rank. */
 static void
 catch_up(ahead_team *team, dd_coll coll, size_t nbytes, uint64_t last, uint64_t at[NRANKS])
 {
@@ -170,7 +173,8 @@ catch_up(ahead_team *team, dd_coll coll, size_t nbytes, uint64_t last, uint64_t 
 
 static const dd_coll rooted[] = {DD_COLL_BROADCAST, DD_COLL_SCATTER, DD_COLL_REDUCE, DD_COLL_GATHER};
 
-/* What they can be ahead: as many headers as there are, and as much data as there is room for. */
+/* A rank can be ahead by as many operations as there are headers, if the buffer holds their
+ * data. */
 TEST(who_needs_nothing_of_the_others_goes_ahead_and_stops_at_the_end_of_the_window)
 {
     static const struct {
@@ -203,7 +207,8 @@ TEST(who_needs_nothing_of_the_others_goes_ahead_and_stops_at_the_end_of_the_wind
     }
 }
 
-/* 8 operations fit, and then 8 more when the others have come to the first 8; nobody waits for what is not needed. */
+/* 8 operations fit, and 8 more when the others have reached the first 8. No rank waits for a rank
+ * that it does not need. */
 TEST(receivers_do_not_wait_for_each_other)
 {
     ahead_team team;
@@ -234,7 +239,8 @@ check_culprit(ahead_team *team, int rank, uint64_t sequence, dd_coll theirs)
     CHECK_INT(mismatch.signature.coll, theirs);
 }
 
-/* Rank 1 calls something else than the others: it hears of that at once, and the others in what they call next. */
+/* Rank 1 calls a different collective: it fails immediately, and the others fail in the next
+ * one. */
 TEST(a_mismatch_is_heard_of_in_the_next_operation)
 {
     for (uint64_t wrong = 1; wrong <= ARENA_WINDOW; wrong++) {
@@ -259,7 +265,7 @@ TEST(a_mismatch_is_heard_of_in_the_next_operation)
     }
 }
 
-/* The other one comes when the operation after that waits already. */
+/* The mismatching rank arrives when the operation after that is already waiting. */
 TEST(a_mismatch_is_heard_of_while_waiting)
 {
     static const dd_coll waits[] = {DD_COLL_BARRIER, DD_COLL_ALL_REDUCE, DD_COLL_GATHER};
@@ -276,7 +282,7 @@ TEST(a_mismatch_is_heard_of_while_waiting)
     }
 }
 
-/* Each of two ranks takes itself for the root, and may send more than there is room for. */
+/* Each of two ranks acts as the root, and may send more than the buffer holds. */
 TEST(two_roots_that_wait_for_each_other_find_out)
 {
     for (size_t nbytes = 8; nbytes <= MAX_NBYTES; nbytes = nbytes == 8 ? MAX_NBYTES : MAX_NBYTES + 1) {
@@ -296,7 +302,7 @@ TEST(two_roots_that_wait_for_each_other_find_out)
         dd_arena_op_options options = {.signature = arena_team_signature(&self->args, nbytes), .sequence = 1};
         dd_arena_start(self->arena, &self->args, &options);
         CHECK_INT(go_on(&team, 1), first);
-        (void)call(&team, 2, DD_COLL_BROADCAST, nbytes, 1); /* which goes with one of them */
+        (void)call(&team, 2, DD_COLL_BROADCAST, nbytes, 1); /* rank 2 matches one of the two */
         for (int rank = 0; rank < 2; rank++) {
             dd_arena_state state = nbytes == 8 ? DD_ARENA_DONE : go_on(&team, rank);
             state = state == DD_ARENA_DONE ? call(&team, rank, DD_COLL_BARRIER, 0, 2) : state;
@@ -308,7 +314,8 @@ TEST(two_roots_that_wait_for_each_other_find_out)
     }
 }
 
-/* Also the rank that is ahead, once somebody has given up; and what it had sent before is of no use to those who come later. */
+/* After a poison, a rank that is ahead also stops, and the data that it sent before is not used by
+ * later ranks. */
 TEST(nobody_goes_on_after_a_poison)
 {
     ahead_team team;
@@ -342,7 +349,7 @@ TEST(a_rank_that_waits_to_open_an_operation_finds_a_poison)
     close_team(&team);
 }
 
-/* A barrier that rank 2 has ended, and gives up then; the others have yet to look. */
+/* Rank 2 completes a barrier and then poisons the arena; the other ranks have not noticed yet. */
 static void
 end_and_give_up(ahead_team *team)
 {
@@ -359,13 +366,13 @@ TEST(what_a_rank_has_ended_before_it_gave_up_counts)
     end_and_give_up(&team);
     CHECK_INT(go_on(&team, 0), DD_ARENA_DONE);
     CHECK_INT(call(&team, 0, DD_COLL_BARRIER, 0, 2), DD_ARENA_BLOCKED);
-    dd_arena_poison(team.ranks[0].arena); /* which is the second one */
+    dd_arena_poison(team.ranks[0].arena); /* the second poison */
     CHECK_INT(go_on(&team, 1), DD_ARENA_DONE);
     CHECK_INT(call(&team, 1, DD_COLL_BARRIER, 0, 2), DD_ARENA_BLOCKED);
     close_team(&team);
 }
 
-/* Rank 2 fails before the first operation. Rank 1 has opened it, and the data of the root is complete there. */
+/* Rank 2 fails before the first operation, which rank 1 has opened. The root's data is complete. */
 TEST(an_opened_operation_ends_after_a_poison_if_its_data_is_complete)
 {
     static const size_t sizes[] = {8, 20000, 100000};
@@ -382,7 +389,8 @@ TEST(an_opened_operation_ends_after_a_poison_if_its_data_is_complete)
     }
 }
 
-/* Copies go past the caches until somebody has tried both ways: a root that has to wait for its readers does, and no other. */
+/* Copies bypass the caches until a rank has tried both ways. Only a root that must wait for its
+ * readers tries them. */
 TEST(a_root_tries_both_ways_of_copying)
 {
     for (int is_crowded = 0; is_crowded < 2; is_crowded++) {
@@ -407,7 +415,7 @@ TEST(a_root_tries_both_ways_of_copying)
     }
 }
 
-/* The count of operations begins again after 2^32. */
+/* The operation counter wraps around after 2^32. */
 TEST(numbers_begin_again)
 {
     ahead_team team;

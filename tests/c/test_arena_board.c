@@ -1,4 +1,4 @@
-/* The board: what ranks of a host can read of each other. */
+/* The board: the state that ranks of a host can read from each other. */
 #include "check.h"
 #include "collective/arena/board.h"
 #include "core/fork.h"
@@ -47,7 +47,7 @@ TEST(places_are_read_as_they_were_noted)
     close_boards(&all);
 }
 
-/* Who awaits places is rung once, by whoever notes one. */
+/* A rank that awaits positions is rung once, by any rank that posts one. */
 TEST(places_are_awaited)
 {
     boards all;
@@ -58,9 +58,9 @@ TEST(places_are_awaited)
     dd_arena_await_positions(all.ranks[0]);
     CHECK_INT((long long)dd_arena_read_sequence(all.ranks[0], 1), 7);
     CHECK_INT((long long)dd_arena_read_sequence(all.ranks[0], 2), 0);
-    CHECK(!dd_arena_is_position_awaited(all.ranks[0], 0)); /* not by itself */
+    CHECK(!dd_arena_is_position_awaited(all.ranks[0], 0)); /* a rank does not await itself */
     CHECK(dd_arena_is_position_awaited(all.ranks[2], 0));
-    CHECK(!dd_arena_is_position_awaited(all.ranks[1], 0)); /* it has been rung */
+    CHECK(!dd_arena_is_position_awaited(all.ranks[1], 0)); /* it has already been rung */
     dd_arena_await_positions(all.ranks[0]);
     CHECK(dd_arena_is_position_awaited(all.ranks[1], 0));
     close_boards(&all);

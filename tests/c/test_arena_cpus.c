@@ -1,4 +1,4 @@
-/* Who runs where: ranks that are bound, ranks that share a CPU. */
+/* CPU placement: ranks that are bound, ranks that share a CPU. */
 #include "check.h"
 #include "collective/arena/arena.h"
 #include "core/cpu.h"
@@ -40,7 +40,8 @@ bind_to(const int *cpus, int ncpus)
     CHECK_INT(sched_setaffinity(0, sizeof set, &set), 0);
 }
 
-/* Two that this thread may use, to which it is bound from now on; false, with a word why, where there is one alone. */
+/* Find two CPUs that this thread may use, and bind the thread to them. Print a note and return
+ * false if there is only one. */
 static bool
 take_two_cpus(int *cpus)
 {
@@ -93,8 +94,8 @@ is_affinity_of(const int *cpus, int ncpus)
     return memcmp(&own, &wanted, sizeof own) == 0;
 }
 
-/* Both ranks are on the first CPU, and this thread may run on either: the kernel decides where, and nothing else. False if the
- * kernel itself moved the thread before the call. */
+/* Both ranks are on the first CPU, and this thread may run on either CPU; only the kernel decides
+ * which. Return false if the kernel moved the thread before the call. */
 static bool
 makes_way_where_it_runs(const int *cpus)
 {

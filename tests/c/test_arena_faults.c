@@ -1,4 +1,4 @@
-/* Ranks that disagree, ranks that write nonsense, descriptors that are no arenas, and no memory. */
+/* Ranks that disagree, malformed data, descriptors that are not arenas, and failed allocations. */
 #include "check.h"
 #include "collective/arena/state.h"
 #include "core/fork.h"
@@ -13,12 +13,12 @@
 
 #define NRANKS 3
 
-/* What one rank does otherwise than the others. */
+/* The difference between one rank's call and the others'. */
 typedef struct arena_fault {
     dd_coll coll;
     int wrong_rank;
-    dd_signature difference; /* xor'ed into its signature */
-    int wrong_input;         /* index of its block that is 8 bytes short; -1: none */
+    dd_signature difference; /* xor'ed into the wrong rank's signature */
+    int wrong_input;         /* index of its block that is 8 bytes short; -1 if there is none */
     int wrong_output;
     size_t block_nbytes;
 } arena_fault;
@@ -63,7 +63,7 @@ disagree(team_rank *self, const void *arg)
     dd_arena_op_options options = arena_team_op_options(self, signature);
     options.sequence = 71;
     dd_arena_state state = arena_team_finish(self, &args, &options);
-    /* A rank that has gone ahead receives the failure in its next operation. */
+    /* A rank that is ahead receives the failure in its next operation. */
     if (dd_coll_has_root(fault->coll) && state == DD_ARENA_DONE) {
         args = (dd_coll_args){.coll = DD_COLL_BARRIER};
         options.signature = arena_team_signature(&args, 0);
@@ -128,7 +128,7 @@ TEST(every_size_counts)
     }
 }
 
-/* ---- a rank that writes what it likes into its part of the memory */
+/* ---- a rank that writes arbitrary data into its part of the memory */
 
 typedef struct arena_victim {
     dd_arena *arena;
@@ -136,7 +136,7 @@ typedef struct arena_victim {
     uint8_t *memory;
 } arena_victim;
 
-#define VICTIM_HALF ((size_t)74 * 4096) /* 300000 bytes and some, in whole pages */
+#define VICTIM_HALF ((size_t)74 * 4096) /* at least 300000 bytes, in whole pages */
 
 static uint64_t
 nonsense(uint64_t *random)
@@ -158,7 +158,7 @@ nonsense(uint64_t *random)
     }
 }
 
-/* Beside the header, which it half keeps to, so as to be believed. */
+/* Write random data next to the header. The header itself is half valid, so that it is accepted. */
 static void
 write_nonsense(arena_victim *victim, const dd_signature *signature, uint64_t *random)
 {
@@ -260,11 +260,11 @@ TEST(nonsense_of_another_rank_does_no_harm)
     dd_mem_free(victim.memory);
 }
 
-/* ---- ranks that give up while others are in their memory */
+/* ---- ranks that fail while other ranks use their memory */
 
 #define SHARED_NBYTES ((size_t)1 << 20)
 
-/* Two ranks of one arena, and a region of each. */
+/* Two ranks of one arena, with a region each. */
 typedef struct arena_pair {
     dd_arena *arenas[2];
     uint8_t *memory[2];
@@ -326,7 +326,7 @@ go_on(arena_pair *pair, int rank)
     return state;
 }
 
-/* Rank 1 is held inside its part of the sum, which it writes to both. */
+/* Rank 1 is stopped inside its part of the sum, which it writes to both outputs. */
 TEST(a_rank_that_gives_up_knows_what_others_write)
 {
     arena_pair pair;
@@ -343,12 +343,13 @@ TEST(a_rank_that_gives_up_knows_what_others_write)
     dd_arena_poison(pair.arenas[0]);
     CHECK(dd_arena_find_written(pair.arenas[0], &written));
     CHECK(written.data == pair.memory[0] && written.nbytes == SHARED_NBYTES);
-    CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED); /* what it has read of rank 0 may be anything */
+    CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED); /* its copy of rank 0's data may be wrong */
     CHECK(dd_arena_find_written(pair.arenas[0], &written));
     close_pair(&pair);
 }
 
-/* A rank that comes after the poison does not begin; and who has published the end of an operation has written all. */
+/* A rank that arrives after the poison does not start. A rank that has published the end of an
+ * operation has written all of its data. */
 TEST(what_nobody_writes_stays_where_it_is)
 {
     arena_pair pair;
@@ -368,13 +369,14 @@ TEST(what_nobody_writes_stays_where_it_is)
     start(&pair, 0);
     start(&pair, 1);
     CHECK_INT(go_on(&pair, 0), DD_ARENA_BLOCKED);
-    CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED); /* waits for the other's part */
+    CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED); /* waits for rank 0's part */
     dd_arena_poison(pair.arenas[0]);
     CHECK(!dd_arena_find_written(pair.arenas[0], &written));
     close_pair(&pair);
 }
 
-/* Where an output shares a page with other bytes, that page could not be taken from the others alone: they write to none of it. */
+/* If an output shares a page with other bytes, that page cannot be taken away from the other ranks:
+ * they must not write to any of it. */
 TEST(others_write_whole_pages_alone)
 {
     static const struct {
@@ -400,7 +402,7 @@ TEST(others_write_whole_pages_alone)
         CHECK_INT(dd_arena_progress(pair.arenas[0]), DD_ARENA_MOVED);
         start(&pair, 1);
         CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED);
-        CHECK(dd_arena_find_written(pair.arenas[0], &written) == false); /* rank 1 is through */
+        CHECK(dd_arena_find_written(pair.arenas[0], &written) == false); /* rank 1 is done */
         size_t first_of_1 = (nbytes / 2 + 63) / 64 * 64;
         CHECK(is_filled(at, first_of_1, 1));
         CHECK(is_filled(at + first_of_1, nbytes - cases[i].tail - first_of_1, 3));
@@ -435,7 +437,7 @@ TEST(what_others_write_are_whole_pages)
     close_pair(&pair);
 }
 
-/* Rank 1 is held while it reads the array of rank 0, whose caller then uses that for something else. */
+/* Rank 1 is stopped while it reads the array of rank 0, whose caller then reuses the array. */
 TEST(nobody_succeeds_with_what_it_has_read_of_a_rank_that_gave_up)
 {
     arena_pair pair;
@@ -456,9 +458,9 @@ TEST(nobody_succeeds_with_what_it_has_read_of_a_rank_that_gave_up)
     dd_mem_free(own.data);
 }
 
-/* ---- shares that whoever comes first folds */
+/* ---- shares that the first free rank folds */
 
-/* Ranks of a crowded arena with private arrays of floats, each of its rank + 1 at first. */
+/* Ranks of a crowded arena with private arrays of floats. Each element is initially rank + 1. */
 typedef struct arena_crowd {
     dd_arena *arenas[NRANKS];
     float *arrays[NRANKS];
@@ -467,7 +469,7 @@ typedef struct arena_crowd {
     int fd;
 } arena_crowd;
 
-/* Says how many have started. */
+/* Return the number of ranks that started. */
 static int
 start_crowd(arena_crowd *crowd)
 {
@@ -532,7 +534,7 @@ is_all(const float *array, size_t count, float value)
     return true;
 }
 
-/* The others had their turn before; they need only one more. */
+/* The other ranks have already run; each needs only one more turn. */
 TEST(the_last_rank_of_a_crowd_folds_everything)
 {
     const size_t count = 10000;
@@ -547,7 +549,7 @@ TEST(the_last_rank_of_a_crowd_folds_everything)
     close_crowd(&crowd);
 }
 
-/* Rank 2 stops with a share that it has claimed: nobody can end, and all know whom they wait for. */
+/* Rank 2 stops with a share that it has claimed: no rank can complete, and all can name rank 2. */
 TEST(a_rank_that_dies_with_a_claim_is_missed_by_name)
 {
     const size_t count = 500000;
@@ -555,7 +557,7 @@ TEST(a_rank_that_dies_with_a_claim_is_missed_by_name)
     open_crowd(&crowd, count);
     CHECK_INT(go_on_alone(crowd.arenas[0]), DD_ARENA_BLOCKED);
     CHECK_INT(go_on_alone(crowd.arenas[1]), DD_ARENA_BLOCKED);
-    CHECK_INT(dd_arena_progress(crowd.arenas[2]), DD_ARENA_MOVED); /* as far as it gets in one turn */
+    CHECK_INT(dd_arena_progress(crowd.arenas[2]), DD_ARENA_MOVED); /* one turn */
     REQUIRE(atomic_load(&crowd.arenas[0]->slots[2].control->claim) != 0);
     for (int rank = 0; rank < 2; rank++) {
         CHECK_INT(go_on_alone(crowd.arenas[rank]), DD_ARENA_BLOCKED);
@@ -572,13 +574,13 @@ TEST(a_rank_that_dies_with_a_claim_is_missed_by_name)
             crowd.arrays[rank][i] = 9;
         }
     }
-    /* It was only slow. What it does now, it does to the arena and to its own array. */
+    /* Rank 2 was only slow. It now writes only to the arena and to its own array. */
     CHECK_INT(go_on_alone(crowd.arenas[2]), DD_ARENA_BLOCKED);
     CHECK(is_all(crowd.arrays[0], count, 9) && is_all(crowd.arrays[1], count, 9));
     close_crowd(&crowd);
 }
 
-/* ---- which way of copying is faster */
+/* ---- choice of the faster way of copying */
 
 static void
 finish_crowd(arena_crowd *crowd)
@@ -600,7 +602,7 @@ TEST(both_ways_of_copying_are_tried_and_the_faster_one_is_kept)
     const uint32_t bit = UINT32_C(1) << DD_COLL_ALL_REDUCE;
     const uint32_t others = atomic_load(&judge->shared->streaming) & ~bit;
     dd_copy_trial *trial = &judge->trials[DD_COLL_ALL_REDUCE].copies;
-    const int neach = trial->nbefore + 3; /* of which three count */
+    const int neach = trial->nbefore + 3; /* three of which count */
     CHECK(trial->nbefore >= (int)(judge->geometry.staging_nbytes / (4 * count)));
     for (int i = 0; i < 2 * neach; i++) {
         CHECK(trial->is_open && trial->ntaken == i);
@@ -612,7 +614,7 @@ TEST(both_ways_of_copying_are_tried_and_the_faster_one_is_kept)
     CHECK(trial->best[0] < INT64_MAX && trial->best[1] < INT64_MAX);
     finish_crowd(&crowd);
     for (int is_streaming = 0; is_streaming < 2; is_streaming++) {
-        /* The last of the second way cannot beat nothing, and is faster than for ever. */
+        /* The last trial of the second way is slower than 0 ns, and faster than INT64_MAX. */
         trial->is_open = false;
         trial->next_ns = 0;
         CHECK_INT(start_crowd(&crowd), NRANKS);
@@ -627,7 +629,7 @@ TEST(both_ways_of_copying_are_tried_and_the_faster_one_is_kept)
     close_crowd(&crowd);
 }
 
-/* Three crowded ranks: from 32 MiB of outputs in all. */
+/* Three crowded ranks: streaming starts at 32 MiB of outputs in all. */
 TEST(results_of_large_operations_go_past_the_caches)
 {
     const size_t least = ((size_t)32 << 20) / NRANKS / sizeof(float) + 1;
@@ -643,9 +645,9 @@ TEST(results_of_large_operations_go_past_the_caches)
     }
 }
 
-/* ---- making and attaching */
+/* ---- creating and attaching */
 
-/* Tables of all with all are in it, but it grows with the number of ranks all the same. */
+/* The size includes tables of all ranks by all ranks, but must be about proportional to nranks. */
 TEST(an_arena_has_its_share_for_every_rank)
 {
     for (int nranks = 1; nranks <= DD_ARENA_MAX_RANKS; nranks++) {
@@ -674,7 +676,8 @@ TEST(what_is_no_arena_is_refused)
     CHECK(arena == NULL);
 }
 
-/* Another build may lay the memory out otherwise, or take another number of epochs for an operation, and one would wait for ever. */
+/* Another build may use another memory layout, or another number of epochs per operation, and a
+ * rank would wait for ever. */
 TEST(an_arena_of_another_build_is_refused)
 {
     const size_t nwords = sizeof(arena_geometry) / sizeof(uint64_t);
@@ -741,7 +744,7 @@ TEST(no_memory)
     dd_fork_close(fd);
 }
 
-/* The child has other memory where the arena was. */
+/* The child has mapped other memory at the arena's address. */
 TEST(forked_child_leaves_alone_what_is_in_its_place)
 {
     int fd = -1;

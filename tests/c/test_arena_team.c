@@ -22,7 +22,7 @@ typedef struct arena_team {
     void (*run)(team_rank *self, const void *arg);
     const void *arg;
     int fd;
-    dd_arena *mapped; /* threads look through one mapping */
+    dd_arena *mapped; /* threads use one mapping */
     int bells[DD_ARENA_MAX_RANKS];
     uint8_t *shared[DD_ARENA_MAX_RANKS];
 } arena_team;
@@ -185,7 +185,8 @@ sit(void *arg)
         dd_fence_register();
     }
     team->run(&self, team->arg);
-    /* Whose process has registered says so with its operations. A thread may have done that after others' last. */
+    /* A registered process marks its operations. A thread may have registered after the last
+     * operation of other ranks. */
     if (team->options->fence != TEAM_FENCED_LATE || team->options->is_forked) {
         uint64_t bits = atomic_load(&self.arena->shared->unregistered[self.rank / 64]);
         CHECK_INT((bits >> self.rank % 64 & 1) == 0, dd_fence_is_registered());
@@ -210,7 +211,7 @@ static void
 run_processes(team_seat *seats, int nranks)
 {
     pid_t pids[DD_ARENA_MAX_RANKS];
-    /* One that is not closed in a forked child. */
+    /* This descriptor is not closed in a forked child. */
     int fd = seats[0].team->fd;
     seats[0].team->fd = dup(fd);
     for (int k = 0; k < nranks; k++) {

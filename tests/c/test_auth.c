@@ -12,7 +12,7 @@ check_hex(const uint8_t digest[DD_SHA256_BYTES], const char *expected)
     for (size_t i = 0; i < DD_SHA256_BYTES; i++) {
         (void)snprintf(hex + 2 * i, 3, "%02x", digest[i]);
     }
-    /* Some vectors are of the first 16 bytes. */
+    /* Some vectors contain only the first 16 bytes. */
     CHECK_BYTES(dd_bytes_of(hex, strlen(expected)), dd_bytes_of_string(expected));
 }
 
@@ -76,7 +76,7 @@ check_hmac(dd_bytes key, dd_bytes message, const char *expected)
     check_hex(mac, expected);
 }
 
-/* RFC 4231. */
+/* The vectors of RFC 4231. */
 TEST(hmac_sha256_vectors)
 {
     uint8_t aa[131];
@@ -111,7 +111,7 @@ TEST(hmac_sha256_vectors)
         "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
 }
 
-/* Proofs of builds of all versions: their bytes are on the wire. */
+/* The bytes of proofs are part of the wire protocol and must not change between versions. */
 TEST(proofs_of_all_sides_have_their_bytes)
 {
     static const char *const expected[] = {

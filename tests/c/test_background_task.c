@@ -1,4 +1,4 @@
-/* Background tasks: calls that may hang run on a thread of their own. */
+/* Background tasks: calls that may hang run on their own thread. */
 #include "check.h"
 #include "core/background_task.h"
 #include "core/mem.h"
@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 typedef struct walk {
-    dd_background_task task; /* first */
+    dd_background_task task; /* must be first */
     atomic_bool may_end;
     atomic_int *nfreed;
     int found;
@@ -49,7 +49,7 @@ start_walk(bool may_end, atomic_int *nfreed)
 static void
 wait_for_free(atomic_int *nfreed)
 {
-    while (atomic_load(nfreed) == 0) { /* the check's own time-out ends it */
+    while (atomic_load(nfreed) == 0) { /* limited by the timeout of the test */
         usleep(1000);
     }
     CHECK_INT(atomic_load(nfreed), 1);

@@ -59,7 +59,7 @@ TEST(init_says_who_this_is)
     CHECK(dd_card_is_same_host(&a, &b));
     b.host_id[31] ^= 1;
     CHECK(!dd_card_is_same_host(&a, &b));
-    /* Hosts that do not know who they are are not the same. */
+    /* Two hosts without a host id are never the same host. */
     memset(a.host_id, 0, sizeof a.host_id);
     memset(b.host_id, 0, sizeof b.host_id);
     CHECK(!dd_card_is_same_host(&a, &b));
@@ -87,7 +87,7 @@ TEST(card_comes_back_as_it_went)
     dd_blob_fini(&bytes);
 }
 
-/* In a block of just its size, for the sanitizer. */
+/* Decode from a block of exactly this size, so that a sanitizer detects overreads. */
 static dd_status
 decode_copy(const uint8_t *bytes, size_t len, dd_card *card)
 {
@@ -234,7 +234,7 @@ TEST(addresses_of_this_machine)
     CHECK_CONTAINS(check_message(), "lo");
 }
 
-/* ---- whether somebody is there */
+/* ---- presence of a process */
 
 static dd_presence
 look_for(const dd_card *card, const dd_addr_list *addrs)
@@ -247,7 +247,7 @@ look_for(const dd_card *card, const dd_addr_list *addrs)
     return presence;
 }
 
-/* In a container with processes of its own, a process has a number that means somebody else here, or nobody. */
+/* In a container with its own process ids, an id may belong to another process here, or to none. */
 TEST(presence_does_not_go_by_process_ids)
 {
     dd_card card;
@@ -295,7 +295,7 @@ TEST(presence_at_addresses)
     dd_addr_list addrs = {.count = 0};
     int fd = -1;
     REQUIRE_OK(dd_card_init(&card, check_err()));
-    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_UNKNOWN); /* there is no address */
+    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_UNKNOWN); /* the card has no address */
     dd_addr addr = ip("127.0.0.1", 0);
     REQUIRE_OK(dd_sock_listen(&addr, &fd, check_err()));
     addrs.items[0] = dd_sock_local_addr(fd);
@@ -303,6 +303,6 @@ TEST(presence_at_addresses)
     CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_RUNNING);
     dd_sock_close(fd);
     CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_NONE);
-    card.host_id[0] ^= 1; /* of another host: the loopback is not its own */
+    card.host_id[0] ^= 1; /* on another host, whose loopback address is not ours */
     CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_UNKNOWN);
 }

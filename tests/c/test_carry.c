@@ -1,4 +1,5 @@
-/* Collectives as libraries want them: what a library is asked to do, and what comes of it. All ranks are simulated here. */
+/* The form of collectives that libraries need: the calls to a library, and the results. All ranks
+ * are simulated. */
 #include "check.h"
 #include "coll_reference.h"
 #include "collective/carry.h"
@@ -29,7 +30,7 @@ typedef struct carry_case {
     dd_redop op;
     size_t count; /* elements of the array, or of the largest block */
     carry_shape shape;
-    bool is_apart; /* blocks do not follow each other */
+    bool is_apart; /* there are gaps between blocks */
     bool is_in_place;
 } carry_case;
 
@@ -40,7 +41,7 @@ typedef struct carry_rank {
     dd_block outputs[MAX_RANKS];
     int ninputs;
     int noutputs;
-    char *memory[2];            /* of inputs, of outputs */
+    char *memory[2];            /* of inputs and of outputs */
     char *originals[MAX_RANKS]; /* of inputs */
     const dd_carried_call *call;
 } carry_rank;
@@ -60,7 +61,8 @@ print_case(const carry_case *what, int rank)
             what->is_in_place ? ", in place" : "");
 }
 
-/* Elements of what `from` gives for `to`; where all hear from all, or speak to all, one of them does not count. */
+/* Return the number of elements that `from` sends to `to`. If every block goes to all ranks or
+ * comes from all ranks, one of the two arguments is unused. */
 static size_t
 count_of(const carry_case *what, int from, int to)
 {
@@ -70,7 +72,7 @@ count_of(const carry_case *what, int from, int to)
     return what->count * ((1 + coll_size_key(what->coll, from, to)) % 4) / 3;
 }
 
-/* Blocks one after the other, or with a gap behind each. */
+/* Place blocks one after the other, or with a gap after each. */
 static char *
 lay_out(const carry_case *what, dd_block *blocks, int nblocks)
 {
@@ -109,7 +111,8 @@ share_memory(const carry_case *what, int number, carry_rank *rank)
     }
 }
 
-/* Small whole numbers, whose sums and products are exact in most types; of bool, bytes that are true in several ways. */
+/* Store a small integer, so that sums and products are exact in most types; for bool, bytes that
+ * are true in several ways. */
 static void
 put(dd_dtype dtype, char *at, int value)
 {
@@ -134,7 +137,7 @@ put(dd_dtype dtype, char *at, int value)
     case DD_KIND_UINT:
         break;
     }
-    memcpy(at, &integer, dd_dtype_size(dtype)); /* little-endian, as all our machines are */
+    memcpy(at, &integer, dd_dtype_size(dtype)); /* all supported machines are little-endian */
 }
 
 static void
@@ -210,7 +213,7 @@ fini_world(carry_world *world)
     }
 }
 
-/* ---- what a library has to be asked */
+/* ---- expected calls to the library */
 
 static dd_dtype
 plain_dtype(const carry_case *what)
@@ -271,7 +274,7 @@ has_many_outputs(const carry_case *what, const carry_rank *rank)
     return rank->noutputs > 0 && dd_coll_own_output(what->coll, 1) == 1;
 }
 
-/* Elements of the one block of this rank. */
+/* Return the elements of this rank's only block; 0 if it has several. */
 static size_t
 own_count(const carry_case *what, const carry_rank *rank)
 {
@@ -295,7 +298,7 @@ has_equal_blocks(const carry_case *what)
     return true;
 }
 
-/* Whether the memory of the caller is what the library is given. */
+/* Return true if the library must receive the caller's memory itself. */
 static bool
 is_given_as_it_is(const carry_case *what, bool is_input, const dd_block *blocks, int nblocks)
 {
@@ -310,7 +313,7 @@ is_given_as_it_is(const carry_case *what, bool is_input, const dd_block *blocks,
     return nblocks > 0 && !is_wider && !is_changed && (nfull <= 1 || !what->is_apart);
 }
 
-/* The first block that is not empty, with how far behind the beginning it is. */
+/* Return the address of the first block that is not empty, minus its offset. */
 static const char *
 base_of(const dd_block *blocks, int nblocks)
 {
@@ -346,7 +349,7 @@ check_memory(const carry_case *what, int number, const carry_rank *rank)
     bool is_good = CHECK_INT(call->input != NULL, rank->ninputs > 0) &&
                    CHECK_INT(call->output != NULL, rank->noutputs > 0);
     if (what->coll == DD_COLL_REDUCE_SCATTER && is_shared && is_in_direct) {
-        is_out_direct = false; /* in place means something else to each library */
+        is_out_direct = false; /* in place has another meaning in each library */
     }
     if (in != NULL && !is_root_of_broadcast) {
         is_good = CHECK_INT(call->input == in, is_in_direct) && is_good;
@@ -388,7 +391,7 @@ check_call(const carry_case *what, int number, const carry_rank *rank)
     return check_memory(what, number, rank) && is_good;
 }
 
-/* ---- what has to come of it */
+/* ---- expected results */
 
 static const char *
 expected(const carry_world *world, int number, int output, char *folded)
@@ -574,7 +577,7 @@ TEST(calls_that_mind_nan)
 
 /* ---- memory */
 
-/* An average of bfloat16, which needs memory of ours for both sides. */
+/* An average of bfloat16, which needs buffers of the library for inputs and outputs. */
 static carry_case
 packed_case(size_t count)
 {
@@ -611,14 +614,14 @@ TEST(no_memory_to_place)
     carry_rank *rank = &world.ranks[0];
     (void)dd_mem_fail_after(0);
     CHECK_STATUS(place(rank->carry, rank), DD_OUT_OF_MEMORY);
-    (void)dd_mem_fail_after(1); /* the input has its memory now, and keeps it */
+    (void)dd_mem_fail_after(1); /* the input has its buffer now, and keeps it */
     CHECK_STATUS(place(rank->carry, rank), DD_OUT_OF_MEMORY);
     (void)dd_mem_fail_after(-1);
     carry_all(&world);
     fini_world(&world);
 }
 
-/* Allocations of a call of so many elements, on rank 0. */
+/* Count the allocations of a call with this many elements, on rank 0. */
 static long
 count_allocations(dd_carry *carry, size_t count)
 {
@@ -645,7 +648,7 @@ TEST(memory_is_kept_for_the_next)
     CHECK_INT(count_allocations(carry, 1000), 0);
     CHECK_INT(count_allocations(carry, 10), 0);
     CHECK_INT(count_allocations(carry, 1001), 2);
-    CHECK_INT(count_allocations(carry, 200000), 2); /* 800 kB, twice */
+    CHECK_INT(count_allocations(carry, 200000), 2); /* 800 kB each */
     CHECK_INT(count_allocations(carry, 200000), 0);
     dd_carry_destroy(carry);
 }
@@ -655,12 +658,12 @@ TEST(much_memory_is_given_back)
     dd_carry *carry = NULL;
     REQUIRE_OK(dd_carry_create(0, 2, &carry, check_err()));
     CHECK_INT(count_allocations(carry, 1000000), 2);
-    CHECK_INT(count_allocations(carry, 10), 2); /* nothing was left of it */
+    CHECK_INT(count_allocations(carry, 10), 2); /* the buffers were not kept */
     CHECK_INT(count_allocations(carry, 10), 0);
     dd_carry_destroy(carry);
 }
 
-/* What a library that does not let go goes on with: the leak sanitizer finds it here. */
+/* Memory that a blocked library still uses. The leak sanitizer finds it here. */
 static const void *volatile held_by_a_library[2];
 
 TEST(abandoned_memory_stays_where_it_is)
@@ -674,10 +677,11 @@ TEST(abandoned_memory_stays_where_it_is)
     held_by_a_library[0] = left.input;
     held_by_a_library[1] = left.output;
     dd_carry_leak_buffers(rank->carry);
-    carry_all(&world); /* afresh */
+    carry_all(&world); /* in new buffers */
     CHECK(rank->call->input != left.input && rank->call->output != left.output);
     fini_world(&world);
     float first;
-    memcpy(&first, left.input, sizeof first); /* the address sanitizer minds if it is not there any more */
+    /* the address sanitizer reports an error if the memory was freed */
+    memcpy(&first, left.input, sizeof first);
     memcpy(left.output, &first, sizeof first);
 }

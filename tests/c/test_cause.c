@@ -1,4 +1,4 @@
-/* What ranks tell each other of a failure, as bytes. */
+/* The encoding of failure causes that ranks send to each other. */
 #include "check.h"
 #include "transport/cause.h"
 
@@ -33,7 +33,7 @@ sample(dd_cause_kind kind)
 static dd_status
 decode(const uint8_t *bytes, size_t nbytes, dd_cause *out)
 {
-    /* A copy of just that size, so that a sanitizer sees who reads on. */
+    /* A copy of exactly this size, so that a sanitizer detects overreads. */
     uint8_t *copy = malloc(nbytes > 0 ? nbytes : 1);
     memcpy(copy, bytes, nbytes);
     dd_status status = dd_cause_decode(dd_bytes_of(copy, nbytes), NRANKS, out, check_err());
@@ -83,7 +83,7 @@ TEST(a_long_text_comes_out_whole)
     check_same(&in, &out);
 }
 
-/* Cut in the fields it is nothing; cut in the text it is a shorter text. */
+/* Truncation in the fields makes a cause invalid; truncation in the text makes the text shorter. */
 TEST(a_cause_that_is_cut)
 {
     dd_cause in = sample(DD_CAUSE_LOST);
@@ -136,7 +136,7 @@ TEST(causes_that_make_no_sense)
     check_refused(&cause, "it names a rank");
     cause = sample(DD_CAUSE_TIMED_OUT);
     cause.blamed.rank = 0;
-    cause.other = 1; /* sends to the culprit in vain */
+    cause.other = 1; /* its send to the blamed rank fails */
     uint8_t bytes[DD_CAUSE_MAX_NBYTES];
     dd_cause out;
     CHECK_OK(decode(bytes, dd_cause_encode(&cause, bytes), &out));
@@ -157,7 +157,7 @@ TEST(causes_that_make_no_sense)
     check_refused(&cause, "kind");
 }
 
-/* What an encoder of ours does not write. */
+/* Bytes that the encoder never writes. */
 TEST(bytes_that_no_cause_has)
 {
     dd_cause cause = sample(DD_CAUSE_LOST);

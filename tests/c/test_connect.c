@@ -20,7 +20,7 @@
 
 #define DIAL_NUMBER UINT64_C(7)
 
-/* ---- a process, as far as making links goes */
+/* ---- the part of a process that makes links */
 
 typedef struct node {
     dd_card card;
@@ -34,11 +34,11 @@ typedef struct node {
     dd_uid peers[8];
     int nlinks;
     int nfailed;
-    int nrefusals; /* how many more to answer with BUSY */
+    int nrefusals; /* number of dials still to answer with BUSY */
     int nasked;
     int nwelcome_failed;
-    bool is_sated; /* wants no dial that has heard BUSY */
-    int nunwanted; /* how often it has said so */
+    bool is_sated; /* rejects dials that received BUSY */
+    int nunwanted; /* number of dials rejected so */
     dd_error error;
 } node;
 
@@ -194,7 +194,7 @@ dial(node *from, const node *to, int lane)
                                       check_err()));
 }
 
-/* Two links are the two ends of one. */
+/* Return true if the two links are the ends of one connection. */
 static bool
 are_ends(dd_link *a, dd_link *b)
 {
@@ -226,7 +226,7 @@ check_links(const dd_connect_options *options)
     CHECK(memcmp(&b.peers[0], &a.card.uid, sizeof(dd_uid)) == 0);
     CHECK_INT(a.links[0]->is_shared_memory, !options->is_shm_disabled);
     CHECK(are_ends(a.links[0], b.links[0]) && are_ends(b.links[0], a.links[0]));
-    /* More lanes are TCP. */
+    /* Further lanes use TCP. */
     REQUIRE(dial(&a, &b, 1) && await(&a, 2, 0) && await(&b, 2, 0));
     bool is_encrypted = options->secret.len > 0 && !options->is_encryption_off;
     CHECK_INT(strcmp(a.links[1]->ops->name, "encrypted TCP") == 0, is_encrypted);
@@ -312,7 +312,7 @@ TEST(busy_peer_is_not_dialled_again_for_an_owner_who_has_a_link)
         dd_cond_wait_slice(&a.cond, &a.mu, &wait);
     }
     dd_lock_release(&a.mu);
-    /* The dial is over: the next one is another. */
+    /* The dial has ended: the next one is independent. */
     REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
     CHECK_INT(a.nunwanted, 1);
     CHECK_INT(b.nasked, 2);
@@ -344,7 +344,7 @@ TEST(many_dials_at_once_wait_their_turn)
     node *hub = calloc(1, sizeof *hub);
     node *spokes = calloc(COUNT, sizeof *spokes);
     REQUIRE(open_node(hub, &options));
-    /* Nobody answers at the other ends: more dials are wanted than may be under way. */
+    /* The other ends never answer: more dials are wanted than may run at a time. */
     int silent = -1;
     dd_addr addr = {.len = sizeof(struct sockaddr_in)};
     addr.storage.ss_family = AF_INET;
@@ -415,7 +415,7 @@ TEST(encryption_on_one_side_alone)
     check_links(&on);
 }
 
-/* A listener's answer to a sealed hello, of which these bits of a byte are flipped. */
+/* Return a listener's verdict on a sealed hello in which these bits of a byte are flipped. */
 static connect_verdict
 verdict_on(size_t changed_byte, uint8_t bits)
 {
@@ -448,12 +448,12 @@ verdict_on(size_t changed_byte, uint8_t bits)
 
 TEST(sealed_hellos_that_are_not_what_was_said)
 {
-    CHECK_INT(verdict_on(0, 0), CONNECT_GO_ON);         /* nothing has changed */
-    CHECK_INT(verdict_on(44, 64), CONNECT_NO_CIPHER);   /* there is no such cipher */
+    CHECK_INT(verdict_on(0, 0), CONNECT_GO_ON);         /* unchanged */
+    CHECK_INT(verdict_on(44, 64), CONNECT_NO_CIPHER);   /* an unknown cipher */
     CHECK_INT(verdict_on(10, 99), CONNECT_DENIED);      /* another uid */
     CHECK_INT(verdict_on(95, 99), CONNECT_DENIED);      /* the tag */
-    CHECK_INT(verdict_on(40, 7), CONNECT_NO_SUCH_LANE); /* which is looked at first */
-    CHECK_INT(verdict_on(40, 1), CONNECT_DENIED);       /* a lane that there is */
+    CHECK_INT(verdict_on(40, 7), CONNECT_NO_SUCH_LANE); /* checked first */
+    CHECK_INT(verdict_on(40, 1), CONNECT_DENIED);       /* a valid lane */
 }
 
 TEST(another_process_at_the_address)
@@ -487,7 +487,7 @@ TEST(nobody_there)
     int64_t began_ns = dd_clock_now_ns();
     REQUIRE(dial(&a, &b, 0) && await(&a, 0, 1));
     int64_t took_ns = dd_clock_now_ns() - began_ns;
-    /* There is time for others to say why nobody is there. */
+    /* The wait is long enough for other ranks to report why the process has exited. */
     CHECK(took_ns >= 100 * DD_NS_PER_MS && took_ns < DD_NS_PER_S * check_slow());
     CHECK_INT(a.error.code, DD_NETWORK);
     CHECK_CONTAINS(a.error.message, "unix:@dldist-");
@@ -500,7 +500,7 @@ TEST(nobody_there)
     close_node(&a);
 }
 
-/* The card says the Unix socket is there, and it is not: TCP, and a word about it in the log. */
+/* The card has a Unix socket, but there is none: the dial uses TCP and logs a message. */
 TEST(falls_back_to_tcp)
 {
     dd_log_set_level(DD_LOG_INFO);
@@ -522,7 +522,7 @@ TEST(falls_back_to_tcp)
     close_node(&b);
 }
 
-/* The first address is somebody else's, the second nobody's, the third swallows all that is said. */
+/* The first address belongs to another process, the second to none, and the third never answers. */
 TEST(bad_addresses_before_the_good_one)
 {
     dd_connect_options options = default_options();
@@ -554,7 +554,7 @@ TEST(bad_addresses_before_the_good_one)
     close_node(&other);
 }
 
-/* ---- what strangers do to the port */
+/* ---- malformed data on the port */
 
 static int
 connect_raw(const node *self)
@@ -599,7 +599,7 @@ TEST(garbage_to_the_port)
     for (int round = 0; round < 300; round++) {
         connect_hello hello = {.from = a.card.uid, .to = b.card.uid, .has_secret = true};
         REQUIRE_OK(connect_hello_write(&hello, check_err()));
-        /* A hello with some bytes wrong, and rubbish for a proof. */
+        /* A hello with some wrong bytes, and an invalid proof. */
         for (int i = 0; i < round % 4; i++) {
             hello.bytes[rand_r(&seed) % CONNECT_HELLO_BYTES] = (uint8_t)rand_r(&seed);
         }
@@ -638,7 +638,7 @@ TEST(hello_of_another_version)
     close_node(&b);
 }
 
-/* A dldist of before, which says what it is. */
+/* An older version of dldist answers with its version. */
 TEST(answer_of_another_version)
 {
     dd_connect_options options = default_options();
@@ -675,7 +675,7 @@ TEST(answer_of_another_version)
     close_node(&a);
 }
 
-/* More of those who say nothing than are kept: they make room for others. */
+/* With more silent connections than the limit, some are evicted for new ones. */
 TEST(silent_connections_do_not_keep_others_out)
 {
     enum { COUNT = CONNECT_INCOMING_MAX + 10 };
@@ -701,7 +701,8 @@ TEST(silent_connections_do_not_keep_others_out)
     close_node(&a);
 }
 
-/* Many more than are kept, in front of a dialler and around it: it is heard at once. */
+/* Many more silent connections than the limit, before and around a dialler's: the dialler is
+ * answered quickly. */
 TEST(flood_of_silent_connections)
 {
     enum { COUNT = 500 };
@@ -729,7 +730,7 @@ TEST(flood_of_silent_connections)
     close_node(&a);
 }
 
-/* They make room when their grace is over, also if nobody is accepted meanwhile. */
+/* Peers are evicted when their grace period ends, even if no new connection is accepted. */
 TEST(peers_that_stop_after_their_hello_do_not_keep_others_out)
 {
     enum { COUNT = CONNECT_STAGE_MAX + 10 };
@@ -774,7 +775,7 @@ close_three_times(void *arg)
     return NULL;
 }
 
-/* Which is what a listener does that is flooded. */
+/* A listener closes connections early if there are too many. */
 TEST(closed_before_the_answer_is_tried_again)
 {
     dd_connect_options options = default_options();
@@ -814,7 +815,7 @@ TEST(silent_connections_end_at_the_deadline)
 
 TEST(ports_of_a_range)
 {
-    /* A free range to begin with: wherever the kernel puts us, and the next ones. */
+    /* First find a free range: the port that the kernel chose, and the following ports. */
     dd_connect_options options = default_options();
     node nodes[4];
     bool is_found = false;
@@ -854,7 +855,7 @@ is_anybody_at(const dd_addr *addr)
     return is_there;
 }
 
-/* The listener closes them, some time soon. */
+/* Wait until the listener is closed, which happens asynchronously. */
 static void
 await_nobody_at(const dd_addr *addr)
 {
@@ -908,7 +909,7 @@ TEST(loopback_first_and_more_later)
     CHECK_INT(self.connector->ports.count, 1);
     REQUIRE_OK(dd_connector_open_ports(self.connector, NULL, &self.addrs, check_err()));
     CHECK_INT(self.connector->ports.count, 2);
-    /* Those that have the first card find us, too. */
+    /* Processes with the first card can also connect. */
     CHECK(is_anybody_at(&self.addrs.items[0]) && is_anybody_at(&only));
     dd_connector_close(self.connector);
 }
@@ -954,7 +955,7 @@ TEST(congestion_control_is_set)
     close_node(&b);
 }
 
-/* ---- life */
+/* ---- lifetime */
 
 TEST(close_in_the_middle_of_everything)
 {
@@ -1020,8 +1021,8 @@ TEST(close_in_a_forked_child)
     close_node(&b);
 }
 
-/* Whichever allocation fails: an open that says so, a dial that says so, or one that ends with a word to
- * the owner. */
+/* Whichever allocation fails: open returns an error, dial returns an error, or the owner is
+ * notified that the dial failed. */
 TEST(without_memory)
 {
     int nfds_before = count_fds();
@@ -1041,7 +1042,8 @@ TEST(without_memory)
     CHECK_INT(status, DD_OK);
 }
 
-/* Over TCP, whoever has heard that he is welcome has a link: nobody hears it who does not get one. */
+/* Over TCP, a dialler that receives a welcome has a link: the listener must not send a welcome if
+ * it cannot create the link. */
 TEST(without_memory_for_a_link_nobody_is_welcome)
 {
     dd_connect_options options = default_options();
@@ -1050,7 +1052,7 @@ TEST(without_memory_for_a_link_nobody_is_welcome)
     REQUIRE(open_node(&b, &options));
     connect_hello hello = {.to = b.card.uid};
     REQUIRE_OK(connect_hello_write(&hello, check_err()));
-    (void)dd_mem_fail_after(1); /* there is memory for the connection, and not for its link */
+    (void)dd_mem_fail_after(1); /* there is memory for the connection, but not for its link */
     int fd = connect_raw(&b);
     CHECK(write(fd, hello.bytes, CONNECT_HELLO_BYTES) == CONNECT_HELLO_BYTES);
     uint8_t bytes[CONNECT_ANSWER_BYTES];

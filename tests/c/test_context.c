@@ -99,7 +99,7 @@ TEST(every_size_to_self)
     rig_close(&rig);
 }
 
-/* Small and large messages of one tag overtake each other on the wire, and not for the receiver. */
+/* Small and large messages of one tag overtake each other on the wire, but match in order. */
 TEST_BOTH(messages_of_one_tag_keep_their_order)
 {
     enum { COUNT = 40, LARGE = 200000 };
@@ -294,7 +294,7 @@ other_dtype(rig_group *rig, int from, int to, size_t nbytes, bool is_posted_firs
                    "has sent 4 elements of float32 (tag 3), and 2 of float64 are to be received");
     CHECK_INT(recv.error.blamed.rank, from);
     CHECK_INT(in[0], 0);
-    /* A small one may have gone before it was known. */
+    /* A small message may have been sent before the mismatch was detected. */
     rig_wait_flag(rig, from, &send.is_done);
     if (send.error.code != DD_OK || nbytes > (64 << 10)) {
         CHECK_STATUS(send.error.code, DD_MISMATCH);
@@ -306,7 +306,7 @@ other_dtype(rig_group *rig, int from, int to, size_t nbytes, bool is_posted_firs
     free(in);
 }
 
-/* The pair goes on, and bytes go with every dtype, from either side. */
+/* The pair stays usable, and bytes match every dtype, on either side. */
 static void
 any_bytes(rig_group *rig, int from, int to, size_t nbytes)
 {
@@ -395,7 +395,7 @@ TEST_BOTH(held_messages_of_a_collective_can_be_looked_at)
     rig_close(&rig);
 }
 
-/* Whatever was under way when it was called off, later messages come through. */
+/* Check that later messages arrive, whatever was cancelled in the middle. */
 static void
 check_stream(rig_group *self, size_t nbytes)
 {
@@ -432,7 +432,7 @@ TEST_BOTH(cancel_at_every_stage)
         if (i % 4 != 3) {
             rig_post_recv(&rig, 1, &recv);
         }
-        /* A different way into it each time. */
+        /* Cancel after a different number of rounds each time. */
         for (int round = 0; round < i / 6; round++) {
             atomic_bool never = false;
             dd_wait now = dd_wait_after(0);
@@ -449,7 +449,7 @@ TEST_BOTH(cancel_at_every_stage)
         rig_cancel(&rig, 1, &recv);
         rig_cancel(&rig, 0, &send);
         check_stream(&rig, i % 2 == 0 ? 8 : 100000);
-        /* What the receiver never wanted. */
+        /* Receive data that was left unmatched. */
         rig_message rest = rig_p2p(0, 1, in, NBYTES);
         rig_post_recv(&rig, 1, &rest);
         rig_drive(&rig, DD_NS_PER_MS);
@@ -493,7 +493,8 @@ TEST_BOTH(messages_wait_for_the_context_to_open)
     rig_close(&rig);
 }
 
-/* A group that only one side has begun to make, as when the other has failed before: nothing of it stays. */
+/* Open and abort a group that only one side creates, as after a failure of the other side. Nothing
+ * of it may be left. */
 static void
 begin_and_give_up(rig_group *rig, uint64_t id)
 {
@@ -530,8 +531,9 @@ TEST_BOTH(groups_that_a_peer_has_given_up_leave_nothing)
     dd_peer *peer = engine_find_peer(rig.ranks[1].engine, &dd_peer_card(rig.ranks[1].peers[0])->uid);
     CHECK(peer->nheld <= 64);
     dd_engine_unlock(rig.ranks[1].engine);
-    CHECK(count_fds() <= nfds); /* fewer: sockets of the hand-shake were still open then */
-    /* A rank that opens such a group all the same is told. */
+    /* fewer if sockets of the handshake were still open at the first count */
+    CHECK(count_fds() <= nfds);
+    /* A rank that opens such a group later must still be notified. */
     dd_context *group = rig.ranks[1].context;
     REQUIRE(rig_open_context_of(&rig, 1, 1299));
     CHECK_INT(atomic_load(&rig.ranks[1].news.naborts), 1);
@@ -541,7 +543,7 @@ TEST_BOTH(groups_that_a_peer_has_given_up_leave_nothing)
     rig_close(&rig);
 }
 
-/* A group may have several ranks in one process: each of them is told. */
+/* A group may have several ranks in one process: each of them is notified. */
 TEST_BOTH(all_ranks_of_a_process_hear_that_a_peer_has_given_up)
 {
     rig_group rig;
@@ -572,7 +574,7 @@ TEST_BOTH(all_ranks_of_a_process_hear_that_a_peer_has_given_up)
     rig_close(&rig);
 }
 
-/* One that came, spoke and left, before the other had opened its context. */
+/* A rank joined, sent and left before the other rank opened its context. */
 TEST_BOTH(early_message_and_goodbye_of_one_who_has_left)
 {
     rig_group rig;
@@ -678,7 +680,7 @@ TEST_BOTH(contexts_of_one_connection_are_apart)
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
     check_stream(&rig, 100000);
-    /* The same id again after it was closed on both sides. */
+    /* The same id can be used again after it was closed on both sides. */
     rig_close_context(&rig, 0);
     rig_close_context(&rig, 1);
     rig_drive(&rig, 5 * DD_NS_PER_MS);

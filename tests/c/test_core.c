@@ -179,7 +179,7 @@ TEST(blobs_without_memory)
     dd_blob_fini(&blob);
 }
 
-/* Appending bit by bit may not copy all of it each time. */
+/* Appending piece by piece must not copy the whole blob each time. */
 TEST(large_blobs_grow_in_proportion)
 {
     dd_blob blob = {0};
@@ -364,7 +364,7 @@ TEST(waits)
     dd_wait wait = dd_wait_after(3600 * DD_NS_PER_S);
     CHECK(!dd_wait_has_expired(&wait));
     CHECK_INT(dd_wait_slice_ns(&wait), DD_WAIT_SLICE_NS);
-    dd_wait longer = wait; /* who has waited for long is asked less often */
+    dd_wait longer = wait; /* the longer a wait lasts, the less often the callback is called */
     longer.start_ns -= 800 * DD_NS_PER_MS;
     CHECK(dd_wait_slice_ns(&longer) >= 50 * DD_NS_PER_MS);
     longer.start_ns -= 3600 * DD_NS_PER_S;
@@ -521,9 +521,10 @@ TEST(log_reader_waits)
     CHECK_STATUS(dd_log_take(&record, &wait, check_err()), DD_INTERRUPTED);
 }
 
-/* --- lock ---------------------------------------------------------------------------------------------------- */
+/* --- lock ------------------------------------------------------------------------------------- */
 
-/* What a child that does this says before it ends; "" where it may. */
+/* Run `body` in a child. `text` receives its output, which is empty if the lock order permits
+ * it. */
 static void
 do_aside(void (*body)(const dd_lock_kind *kinds), const dd_lock_kind *kinds, char text[256])
 {
@@ -652,7 +653,8 @@ take_a_timed_one_and_another(const dd_lock_kind *kinds)
     dd_lock_take(&lock);
 }
 
-/* A caller that tries a lock first and then waits for it must keep the order of one that only waits. */
+/* A caller that tries a lock first and then waits for it must follow the lock order, like a caller
+ * that only waits. */
 TEST(locks_that_are_tried_are_taken_in_order)
 {
     char text[256];
@@ -721,7 +723,7 @@ wait_for_it(void *arg)
     return NULL;
 }
 
-/* Also when the calendar is set back by an hour during the wait. */
+/* The deadline holds even if the calendar is set back by an hour during the wait. */
 TEST(locks_with_a_deadline_are_waited_for_until_then)
 {
     dd_timed_lock lock;
@@ -735,7 +737,7 @@ TEST(locks_with_a_deadline_are_waited_for_until_then)
     dd_timed_lock_fini(&lock);
 }
 
-/* --- spin ---------------------------------------------------------------------------------------------------- */
+/* --- spin ------------------------------------------------------------------------------------- */
 
 TEST(spin_gets_shorter_after_long_waits_and_longer_where_that_would_have_helped)
 {
@@ -745,12 +747,13 @@ TEST(spin_gets_shorter_after_long_waits_and_longer_where_that_would_have_helped)
     for (int i = 0; i < 100; i++) {
         dd_spin_note_wait(&spin, INT64_MAX);
     }
-    CHECK_INT(spin.budget_ns, 20 * DD_NS_PER_US); /* there is always a poll, if a short one */
+    CHECK_INT(spin.budget_ns, 20 * DD_NS_PER_US); /* there is always a poll, even if a short one */
     dd_spin_note_wait(&spin, 10);
     CHECK_INT(spin.budget_ns, 20 * DD_NS_PER_US);
     dd_spin_note_wait(&spin, 100 * DD_NS_PER_US);
     CHECK_INT(spin.budget_ns, 200 * DD_NS_PER_US);
-    dd_spin_note_wait(&spin, 50 * DD_NS_PER_US); /* shorter waits are no reason */
+    /* waits shorter than the budget do not change it */
+    dd_spin_note_wait(&spin, 50 * DD_NS_PER_US);
     CHECK_INT(spin.budget_ns, 200 * DD_NS_PER_US);
     dd_spin_note_wait(&spin, DD_NS_PER_MS);
     CHECK_INT(spin.budget_ns, DD_NS_PER_MS);
@@ -787,7 +790,7 @@ TEST(spin_that_waits_goes_on_for_its_budget_and_learns_when_it_ends)
     dd_spin_end_wait(&spin);
     CHECK(spin.waits_since_ns == 0 && spin.budget_ns > 0);
     int64_t learned_ns = spin.budget_ns;
-    dd_spin_end_wait(&spin); /* nobody waited */
+    dd_spin_end_wait(&spin); /* no thread was waiting */
     CHECK_INT(spin.budget_ns, learned_ns);
 }
 
@@ -816,7 +819,7 @@ TEST(spin_of_a_thread_bound_to_one_core_polls)
     CHECK(sched_setaffinity(0, sizeof own, &own) == 0);
 }
 
-/* ---- calls of the system that fail when a test says so */
+/* ---- system calls that fail on request of a test */
 
 static int nfailures;
 
@@ -837,7 +840,7 @@ TEST(the_nth_call_of_a_kind_fails)
         dd_sys_fail_call(&fault);
         CHECK_INT(dd_sys_count_calls(DD_SYS_gethostname), 0);
         CHECK_INT(dd_sys_gethostname(name, sizeof name), 0);
-        CHECK_INT(dd_sys_stat("/", &info), 0); /* of another kind */
+        CHECK_INT(dd_sys_stat("/", &info), 0); /* another system call */
         errno = 0;
         CHECK_INT(dd_sys_gethostname(name, sizeof name), -1);
         CHECK_INT(errno, EIO);

@@ -1,7 +1,8 @@
-/* What an operation costs in things that can be counted: system calls, wake-ups, allocations, bytes copied. Times are for
- * benchmarks; counts are the same on every machine, however busy.
+/* The cost of an operation in events that can be counted: system calls, wake-ups, allocations,
+ * bytes copied. Times are for benchmarks; counts are the same on every machine, even a busy one.
  *
- * Whoever makes an operation cheaper lowers its limits in the tables below. None may rise. */
+ * A change that makes an operation cheaper lowers its limits in the tables below. No limit may
+ * rise. */
 #include "check.h"
 #include "collective/run.h"
 #include "copy_counter.h"
@@ -30,31 +31,31 @@
 #define SMALL 8
 #define LARGE ((size_t)256 << 10)
 
-/* How the last rank calls, when all others have begun theirs. */
+/* The way in which the last rank calls, when all other ranks have started their calls. */
 typedef enum call_way {
-    WAY_CALL,  /* one call that waits */
-    WAY_ASYNC, /* a work, and a wait for it */
+    WAY_CALL,  /* one blocking call */
+    WAY_ASYNC, /* an asynchronous call and a wait */
     WAY_PLAN,  /* a standing call, started and waited for */
 } call_way;
 
 static const char *const way_names[] = {"call", "async", "plan"};
 
-/* Of an operation that finds all it needs: the others begin it, the last rank calls, the others see that it has ended. The cheapest of
- * several rows of operations counts, rounded up: now and then the clock makes something happen that has nothing to do with the
- * operation, such as a look at the links. */
+/* The cost of an operation whose resources are all set up: the other ranks start it, the last rank
+ * calls, and the other ranks find it complete. The cheapest of several series counts, rounded up:
+ * timers sometimes add work of their own, such as a check of the links. */
 typedef struct costs {
     int last;   /* system calls of the last rank */
     int other;  /* of each other rank */
     int allocs; /* allocations of each rank */
 } costs;
 
-/* ---- a team whose calls are all made by one thread, so that nothing depends on who runs when */
+/* ---- a team whose calls are all made by one thread, so that no result depends on scheduling */
 
 typedef struct shared_state shared_state;
 
 typedef struct team_member {
     team_rank *rank;
-    char *values; /* inputs, outputs: for each rank a block */
+    char *values; /* inputs, then outputs: a block for each rank */
     dd_block inputs[RANKS_MOST], outputs[RANKS_MOST];
     dd_coll_args args;
     dd_standing_call *call;
@@ -80,8 +81,8 @@ gather_team(team_rank *self)
     team_rendezvous(self, "all is done");
 }
 
-/* In a child whose system calls are counted. Where that is refused, or sanitizers make some of their own: without, where it `has_more`
- * to check, and that is said. */
+/* Run `body` in a child whose system calls are counted. If ptrace is refused, or sanitizers make
+ * their own system calls, print that, and run without counts if there is more to check. */
 static void
 run_counted(int (*body)(void *arg), void *arg, syscall_counter **counter, bool has_more)
 {
@@ -124,7 +125,7 @@ count_team(shared_state *state)
     run_counted(run_team_of, state, &state->counter, true);
 }
 
-/* By this thread; always 0 where they are not counted. */
+/* Return the system calls of this thread; 0 if they are not counted. */
 static long
 nsyscalls(const shared_state *state)
 {
@@ -146,7 +147,7 @@ fill_blocks(dd_block *blocks, char *values, int count, size_t nbytes)
     }
 }
 
-/* Every block has `nbytes`, and the last rank is no root. In place where the Python calls are. */
+/* Every block has `nbytes`, and the last rank is not a root. In place if the Python call is. */
 static bool
 member_init(team_member *self, dd_coll coll, size_t nbytes)
 {
@@ -211,7 +212,8 @@ call(team_member *self, call_way how)
     }
 }
 
-/* One operation: all but the last begin, the last comes, the others end. */
+/* Run one operation: all ranks but the last start it, the last rank calls it, the other ranks
+ * complete it. */
 static void
 operate(shared_state *state, call_way how, long *nlast, long *nothers)
 {
@@ -246,7 +248,7 @@ keep_least(costs *least, costs found)
 
 static const costs nothing_yet = {.last = 1 << 30, .other = 1 << 30, .allocs = 1 << 30};
 
-/* All figures are printed with DLDIST_TEST_COUNTS=1, else those that are too high. */
+/* Print all figures if DLDIST_TEST_COUNTS is set, else only those that exceed a limit. */
 static void
 check_costs(const char *what, const char *how, int size, costs found, costs most)
 {
@@ -298,7 +300,7 @@ count_collective(shared_state *state, call_way how)
     return found;
 }
 
-static const costs collective_limits[3]; /* by way: none of anything */
+static const costs collective_limits[3]; /* by way: all limits are 0 */
 
 static void
 measure_collectives(shared_state *state)
@@ -365,7 +367,7 @@ end_recv(shared_state *state, message_ends *ends)
     CHECK_OK(team_wait(state->members[1].rank->group, ends->recv));
 }
 
-/* The second side begins when the first has, and ends first. */
+/* The second side starts after the first, and completes first. */
 static costs
 count_messages(shared_state *state, void (*const steps[4])(shared_state *state, message_ends *ends))
 {
@@ -412,10 +414,10 @@ TEST(messages)
     count_team(&(shared_state){.size = 2, .measure = measure_messages});
 }
 
-/* ---- locks of a large collective, whose data is moved without the engine's lock */
+/* ---- locks of a large collective, whose data is moved without holding the engine's lock */
 
 #define NLARGE 50
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* ranks are too slow to be polled for */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* ranks are too slow to poll */
 #define LARGE_ROUNDS_MOST 1
 #else
 #define LARGE_ROUNDS_MOST 40
@@ -424,7 +426,7 @@ TEST(messages)
 
 typedef struct large_calls {
     size_t nbytes;
-    atomic_ulong least[RANKS_MOST]; /* locks that the rank has taken in its cheapest call */
+    atomic_ulong least[RANKS_MOST]; /* the lowest number of locks that the rank took in one call */
 } large_calls;
 
 static unsigned long
@@ -438,8 +440,8 @@ most_of_ranks(const large_calls *calls)
     return most;
 }
 
-/* The cheapest call counts: in others a rank is late, or the system stops a thread, and then ranks sleep and are woken. On a busy
- * machine it takes more calls to find it. */
+/* The cheapest call counts: in other calls a rank is late or a thread is preempted, so that ranks
+ * sleep and are woken. A busy machine needs more calls to reach the minimum. */
 static void
 count_locks_of_rank(team_rank *self)
 {
@@ -487,14 +489,16 @@ TEST(locks_of_a_large_collective_do_not_depend_on_its_size)
     check_large_locks((size_t)2 << 20);
 }
 
-/* ---- locks of a rank that polls for the others */
+/* ---- locks of a rank that polls for other ranks */
 
 #define NPOLLS 100
 #define MOVES_MOST 10000
-/* More than a root that only sends, or a rank that sends only to a root, can put into its slot. */
+/* More bytes than fit into the slot of a root that only sends, or of a rank that only sends to
+ * it. */
 #define POLLED ((size_t)1 << 20)
 
-/* Returns with the engine's lock held. The engine's thread may move the data first. */
+/* Progress the run until it is blocked. Returns with the engine's lock held. The engine's thread
+ * may move the data first. */
 static void
 move_until_blocked(const team_member *self)
 {
@@ -510,7 +514,7 @@ move_until_blocked(const team_member *self)
     CHECK(!dd_work_is_done(self->work) && !dd_run_is_moving_locked(run));
 }
 
-/* No other rank has called the collective. */
+/* Poll while no other rank has called the collective. */
 static void
 poll_while_blocked(team_member *self, dd_coll coll)
 {
@@ -557,11 +561,11 @@ TEST(polls_of_a_blocked_collective_take_no_lock)
     }
 }
 
-/* ---- wake-ups: all others are asleep when the last rank comes */
+/* ---- wake-ups: all other ranks are asleep when the last rank calls */
 
 typedef struct sleeper {
     atomic_long tid;
-    atomic_int go; /* how many barriers it shall make */
+    atomic_int go; /* number of barriers to run */
 } sleeper;
 
 typedef struct wake_state {
@@ -569,8 +573,8 @@ typedef struct wake_state {
     int size;
     sleeper sleepers[RANKS_MOST];
     const char *what;
-    void (*sleep)(team_rank *self); /* what the others wait in */
-    void (*wake)(team_rank *self);  /* what ends that */
+    void (*sleep)(team_rank *self); /* the call in which the other ranks wait */
+    void (*wake)(team_rank *self);  /* the call that ends the wait */
     int most;
 } wake_state;
 
@@ -581,7 +585,7 @@ is_asleep_in(long number)
            number == SYS_poll || number == SYS_ppoll;
 }
 
-/* Every thread of the process but this one is asleep, and so the others' calls are. */
+/* Return true if every other thread of the process is asleep, each in its call. */
 static bool
 are_asleep(const wake_state *state)
 {
@@ -601,7 +605,7 @@ compare_longs(const void *left, const void *right)
     return (*(const long *)left > *(const long *)right) - (*(const long *)left < *(const long *)right);
 }
 
-/* The median counts: between two looks at the clock a sleeper is awake for a moment. */
+/* The median counts: a sleeping thread sometimes wakes briefly to check the clock. */
 static void
 wake_the_others(team_rank *self, wake_state *state)
 {
@@ -707,11 +711,11 @@ TEST(wakes_of_a_message)
         (wake_state){.size = 2, .what = "message", .sleep = receive_double, .wake = send_double, .most = 1});
 }
 
-/* ---- how a call waits */
+/* ---- ways of waiting */
 
 #define WAIT_US 200000
-/* The engine's thread may have the lock as the call begins: that is no way of waiting. A wait that sleeps does so
- * at least four times, once a slice. */
+/* Sleeps that do not count: the engine's thread may hold the lock when the call starts. A wait that
+ * sleeps does so at least four times, once per slice. */
 #define MEETS_OF_A_LOCK 3
 
 typedef struct waiting_state {
@@ -720,7 +724,7 @@ typedef struct waiting_state {
     atomic_bool has_begun;
 } waiting_state;
 
-/* The sleeps and yields of rank 0, which waits in an all_reduce that rank 1 comes to late. */
+/* Count the sleeps and yields of rank 0, which waits in an all_reduce for rank 1, which is late. */
 static void
 wait_for_late(team_rank *self)
 {
@@ -769,8 +773,8 @@ TEST(ways_to_wait)
     }
 }
 
-/* ---- bytes copied, by all ranks of an operation, in blocks; what a reduction writes is not in it. What ranks keep of the call, some hundred
- * bytes, is. */
+/* ---- bytes copied by all ranks of an operation, in blocks. The output of a reduction does not
+ * count. The few hundred bytes that ranks store for each call do. */
 
 #define KEPT_BLOCKS 0.01
 

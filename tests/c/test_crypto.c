@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* RFC 7748, 6.1. */
+/* The vectors of RFC 7748, 6.1. */
 TEST(points_are_those_of_the_standard)
 {
     static const uint8_t alice[] = {0x77, 0x07, 0x6d, 0x0a, 0x73, 0x18, 0xa5, 0x7d, 0x3c, 0x16, 0xc1,
@@ -23,7 +23,7 @@ TEST(points_are_those_of_the_standard)
     CHECK(crypto_x25519_agree(bob, points[0], found) && memcmp(found, common, sizeof common) == 0);
 }
 
-/* Sealed bytes are opened with the same key, unless a bit has changed. */
+/* Check that sealed bytes can be opened with the same key, but not after a bit has changed. */
 static void
 check_sealing(dd_cipher cipher, size_t nbytes)
 {

@@ -59,7 +59,7 @@ TEST(rings_are_heard_until_they_are_taken)
     bells pair;
     REQUIRE(open_bells(&pair));
     CHECK(!is_rung(pair.fds[1]));
-    for (int i = 0; i < 5000; i++) { /* more than its queue holds */
+    for (int i = 0; i < 5000; i++) { /* more than the queue holds */
         dd_doorbell_ring(pair.fds[0], &pair.uids[1]);
     }
     CHECK(is_rung(pair.fds[1]));
@@ -111,8 +111,9 @@ TEST(descriptors_come_with_their_names)
     CHECK_INT(count_fds(), nfds_before);
 }
 
-/* What is not a note, or has no descriptor where one belongs, or one where none does, is a ring; and nothing stays open. */
-/* Anybody on the host can send to a doorbell. */
+/* A datagram is treated as a ring if it is malformed, lacks a descriptor, or has an unexpected one.
+ * No descriptor stays open. */
+/* Any process on the host can send to a doorbell. */
 TEST(descriptors_that_are_too_many_do_not_stay_open)
 {
     bells pair;
@@ -161,7 +162,7 @@ TEST(what_makes_no_sense_is_a_ring)
         CHECK_INT(datagram.kind, DD_BELL_RING);
         CHECK_INT(datagram.fd, -1);
     }
-    /* Where this process has no room for a descriptor, it says so. */
+    /* Report an error if this process has no free descriptor number. */
     REQUIRE(dd_doorbell_send(pair.fds[0], &pair.uids[1], &sent) == DD_IO_OK);
     int next = dup(0);
     close(next);
@@ -193,7 +194,7 @@ engine_lose_descriptors(dd_engine *engine)
 typedef struct waker {
     dd_task task;
     dd_engine *engine;
-    atomic_uint *memory; /* as in memory that both sides look at */
+    atomic_uint *memory; /* stands for shared memory that both sides read */
     atomic_uint *asleep;
     unsigned wanted;
     atomic_bool is_done;
@@ -270,7 +271,8 @@ take_second_turns(void *arg)
     return NULL;
 }
 
-/* The classic race: one side looks a last time and falls asleep while the other writes and looks whether it sleeps. Without any link. */
+/* The classic race: one side checks once more and falls asleep, while the other writes and checks
+ * whether the first is asleep. No link is used. */
 TEST(bells_for_shared_memory_are_not_lost)
 {
     turns both = {.nrounds = 400 / (unsigned)check_slow()};

@@ -165,7 +165,7 @@ read_card(int fd, dd_blob *card)
            CHECK_OK(dd_blob_assign(card, dd_bytes_of(bytes, len), check_err()));
 }
 
-/* Rank `rank` of two, with the other's card from a pipe. */
+/* Open rank `rank` of two, with the other rank's card from a pipe. */
 static bool
 open_half(rig_group *rig, int rank, bool is_shm, int in, int out)
 {
@@ -230,7 +230,7 @@ TEST_BOTH(killed_process_is_lost_within_a_second)
     rig_close(&rig);
 }
 
-/* A child that was forked while a thread was changing the engine's lists looks at none of them. */
+/* A child that was forked while a thread changed the engine's lists must not read them. */
 TEST(what_was_being_changed_at_a_fork_is_left_alone)
 {
     dd_connect_options options = {.ifnames = "lo", .nlanes = 1, .ring_nbytes = 1 << 16};
@@ -263,7 +263,7 @@ TEST(what_was_being_changed_at_a_fork_is_left_alone)
     dd_engine_release(engine);
 }
 
-/* Nobody waits: the background thread notices. */
+/* No thread waits: the background thread detects the loss. */
 TEST_BOTH(killed_process_is_noticed_in_the_background)
 {
     int pipes[2][2];
@@ -396,7 +396,7 @@ TEST(wait_ends_when_the_caller_wants_out_and_at_its_deadline)
     rig_close(&rig);
 }
 
-/* A thread that sleeps in a wait learns that another has called its message off. */
+/* A sleeping wait must notice that another thread has cancelled its message. */
 static void *
 cancel_soon(void *arg)
 {
@@ -498,7 +498,8 @@ TEST(timers_run_while_callers_wait_and_while_none_does)
 
     start_soon(engine, &self);
     dd_engine_lock(engine);
-    dd_engine_add_task_locked(engine, &busy.task); /* the background thread drives for tasks */
+    /* the background thread makes progress for tasks */
+    dd_engine_add_task_locked(engine, &busy.task);
     dd_engine_unlock(engine);
     dd_engine_kick(engine);
     for (int i = 0; i < 2000 && !atomic_load(&self.is_due); i++) {
@@ -508,7 +509,7 @@ TEST(timers_run_while_callers_wait_and_while_none_does)
     rig_close(&rig);
 }
 
-/* ---- what is left behind */
+/* ---- leaks */
 
 TEST_BOTH(closing_leaves_no_descriptors_and_no_threads)
 {
@@ -575,7 +576,7 @@ TEST(large_message_over_three_lanes)
     free(in);
 }
 
-/* What it has sent is there, although its farewell takes a shorter way. */
+/* All data that was sent must arrive, even if the goodbye frame takes a shorter path. */
 TEST(who_leaves_after_a_large_message_over_three_lanes_is_heard_to_the_end)
 {
     enum { NBYTES = 20 << 20 };
@@ -594,7 +595,7 @@ TEST(who_leaves_after_a_large_message_over_three_lanes_is_heard_to_the_end)
         rig_post_send(&rig, 0, &first);
         rig_wait(&rig, 0, &first, DD_OK);
         rig_wait(&rig, 1, &first_recv, DD_OK);
-        rig_drive(&rig, 20 * DD_NS_PER_MS); /* now there are three */
+        rig_drive(&rig, 20 * DD_NS_PER_MS); /* now all three are connected */
         memset(in, 0, NBYTES);
         rig_message send = rig_p2p(1, 2, out, NBYTES);
         rig_message recv = rig_p2p(0, 2, in, NBYTES);
@@ -616,16 +617,16 @@ TEST(who_leaves_after_a_large_message_over_three_lanes_is_heard_to_the_end)
     free(in);
 }
 
-/* Several ranks of a group in one process, over one engine. */
-/* Of most ranks a process knows little more than their cards. */
+/* Several ranks of a group in one process use one engine. */
+/* A process stores little more than the card for most ranks. */
 TEST(peers_that_are_never_talked_to_are_small)
 {
     CHECK(sizeof(dd_peer) <= 700);
 }
 
-/* ---- processes that nobody has told us of */
+/* ---- processes whose cards are not known */
 
-/* What a process that knows the card comes to with a hello: its link, or -1 and the verdict. */
+/* Connect with a hello, as a process with the card does. Return the link, or -1 and the verdict. */
 static int
 knock(const dd_card *card, const dd_addr_list *addrs, uint8_t *verdict)
 {
@@ -678,8 +679,8 @@ connect_to(dd_engine *engine, dd_peer *peer)
     dd_engine_unlock(engine);
 }
 
-/* Strangers that know the card, where there is no secret: they are few, do not keep out those whose cards are shown, and go when the
- * meeting is over. */
+/* Without a secret, unknown processes that know the card can connect. Their number is limited, they
+ * do not keep out known processes, and their links close when the meeting ends. */
 TEST(links_of_strangers_are_few_and_end)
 {
     enum { N = 100, ENGINES = 3 };
@@ -713,7 +714,7 @@ TEST(links_of_strangers_are_few_and_end)
     REQUIRE_OK(dd_engine_card(engines[2], NULL, &unread, check_err()));
     dd_blob_fini(&unread);
     connect_to(engines[2], first[2]);
-    usleep(20000); /* for it to be told BUSY; if it is not yet, nothing is wrong */
+    usleep(20000); /* usually enough to receive BUSY; the test is correct either way */
     known[2] = show_card(engines[0], engines[2]);
     CHECK(await_connected(engines[2], first[2]));
     dd_engine_end_meeting(engines[0]);
@@ -769,7 +770,7 @@ TEST(ranks_of_one_process)
     rig_close(&rig);
 }
 
-/* Whatever allocation fails, every message ends, and nothing leaks. */
+/* Whichever allocation fails, every message completes, and nothing leaks. */
 TEST_BOTH(out_of_memory_ends_messages)
 {
     static uint8_t out[200000];
@@ -794,7 +795,7 @@ TEST_BOTH(out_of_memory_ends_messages)
         rig_drive(&rig, 2 * DD_NS_PER_MS);
         (void)dd_mem_fail_after(-1);
         for (int i = 0; i < 3; i++) {
-            /* A send that had failed leaves its receive waiting for another. */
+            /* The receive of a failed send waits for another send. */
             if (sends[i].is_done && sends[i].error.code != DD_OK) {
                 rig_cancel(&rig, 1, &recvs[i]);
             }
@@ -823,13 +824,15 @@ TEST(out_of_memory_when_opening)
     }
 }
 
-/* ---- what only happens at a bad moment */
+/* ---- races that need precise timing */
 
-/* False: the message was through before both sides could be held, so that there was nothing to cancel. */
+/* Return false if the message was complete before both sides could be held, so that there was
+ * nothing to cancel. */
 static bool
 cancel_on_the_way(void)
 {
-    enum { NBYTES = 256 << 10 }; /* one fragment, which does not fit the ring with its header */
+    /* one fragment, which does not fit into the ring with its header */
+    enum { NBYTES = 256 << 10 };
     static uint8_t out[NBYTES];
     static uint8_t in[NBYTES];
     atomic_bool never = false;
@@ -871,8 +874,8 @@ cancel_on_the_way(void)
     return is_on_the_way;
 }
 
-/* All of the data is on its way when the send is cancelled: the receiver, for whom the message is whole, must not
- * find anything else in it. */
+/* All of the data is in transit when the send is cancelled. The receiver has the whole message, and
+ * must not find other data in it. */
 TEST(cancelled_send_is_not_received_as_something_else)
 {
     bool was_on_the_way = false;
@@ -882,7 +885,8 @@ TEST(cancelled_send_is_not_received_as_something_else)
     CHECK(was_on_the_way);
 }
 
-/* The connection ends in the middle of a small message that has a receiver since it began to come in. */
+/* The connection ends in the middle of a small message that was matched to its receive when its
+ * first bytes arrived. */
 TEST(lost_in_the_middle_of_a_message_that_is_taken)
 {
     enum { NBYTES = 32 << 10, COUNT = 8 }; /* with their headers more than the ring holds */
@@ -911,7 +915,7 @@ TEST(lost_in_the_middle_of_a_message_that_is_taken)
     shutdown(rig.ranks[0].peers[1]->lanes[0]->stream->fd, SHUT_RDWR);
     rig_wait(&rig, 1, &recv, DD_PEER_LOST);
     rig_hold_end(&sender);
-    rig_wait_flag(&rig, 0, &sends[COUNT - 1].is_done); /* with the kernel, or lost */
+    rig_wait_flag(&rig, 0, &sends[COUNT - 1].is_done); /* in the kernel, or lost */
     rig_close(&rig);
 }
 
@@ -922,7 +926,7 @@ close_sender(void *rig)
     return NULL;
 }
 
-/* Past the engine, which is held: the smallest thing that a peer may say. */
+/* Send the smallest frame, bypassing the engine, which is held. */
 static void
 say_nothing(const rig_group *rig, int rank, int other)
 {
@@ -933,11 +937,11 @@ say_nothing(const rig_group *rig, int rank, int other)
     CHECK_INT(sendto(fd, header, nbytes, MSG_NOSIGNAL, NULL, 0), nbytes);
 }
 
-/* A process that ends resets a connection on which something still comes for it. What it had sent before, and the
- * receiver's window had no room for, must not be lost with it. */
+/* A process that exits resets a connection that still has incoming data. Data that it sent before,
+ * and that did not fit into the receiver's window, must not be lost. */
 TEST(what_was_sent_before_the_end_arrives)
 {
-    enum { NBYTES = 60 << 10, COUNT = 14 }; /* more than a receiver that does not read takes */
+    enum { NBYTES = 60 << 10, COUNT = 14 }; /* more than a receiver accepts without reading */
     static uint8_t out[NBYTES];
     static uint8_t in[COUNT][NBYTES];
     rig_group rig;
@@ -959,7 +963,7 @@ TEST(what_was_sent_before_the_end_arrives)
     }
     pthread_t closer;
     REQUIRE(pthread_create(&closer, NULL, close_sender, &rig) == 0);
-    usleep(100 * 1000); /* a sender that does not care is gone by then */
+    usleep(100 * 1000); /* a sender that does not wait is closed now */
     say_nothing(&rig, 1, 0);
     rig_hold_end(&receiver);
     for (int i = 0; i < COUNT; i++) {
@@ -984,7 +988,7 @@ is_asleep_in_the_background(dd_engine *engine)
     return is_asleep;
 }
 
-/* Somebody else's look at the links must not keep the bell from the thread that sleeps on them. */
+/* When another thread polls the links, the thread that sleeps on them must still be woken. */
 TEST_BOTH(kick_leaves_the_sleeper_reachable)
 {
     rig_group rig;
@@ -999,7 +1003,7 @@ TEST_BOTH(kick_leaves_the_sleeper_reachable)
     rig_close(&rig);
 }
 
-/* Else it would be woken for every call, and take a core from it. */
+/* Otherwise every call would wake it, and it would compete for the core. */
 TEST(the_background_thread_naps_while_a_caller_looks_after_its_call)
 {
     rig_group rig;
@@ -1019,12 +1023,11 @@ TEST(the_background_thread_naps_while_a_caller_looks_after_its_call)
         dd_engine_unlock(engine);
     }
     CHECK(is_awake);
-    CHECK(is_asleep_in_the_background(engine)); /* again, when nobody calls */
+    CHECK(is_asleep_in_the_background(engine)); /* again, when there are no calls */
     rig_close(&rig);
 }
 
-/* A caller that is asked whether it wants out may itself wait for something, as the signal handlers of an
- * interpreter do. */
+/* A wait's interrupt callback may itself wait, as the signal handlers of an interpreter do. */
 static bool
 wait_for_another(void *ctx)
 {
@@ -1057,7 +1060,7 @@ TEST(interrupting_callers_may_wait)
     rig_close(&rig);
 }
 
-/* ---- the first card */
+/* ---- creation of the card */
 
 typedef struct kicker {
     dd_engine *engine;
@@ -1086,7 +1089,7 @@ kick(void *arg)
     return NULL;
 }
 
-/* For ThreadSanitizer: a process that has sent only to itself gets its background thread. */
+/* For ThreadSanitizer: a process that has sent only to itself starts its background thread. */
 TEST(the_first_card_is_made_while_another_thread_kicks)
 {
     dd_connect_options options = rig_options(true, 1);

@@ -1,4 +1,4 @@
-/* Which dial makes a link, and what is left when one comes to nothing. */
+/* Which dial becomes a link, and the state that is left when a dial fails. */
 #include "check.h"
 #include "core/fork.h"
 #include "core/mem.h"
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- both dial */
+/* ---- both sides dial */
 
 static void
 connect_from(rig_group *self, int rank)
@@ -39,8 +39,8 @@ send_and_recv(rig_group *self, int rank)
     CHECK_INT(got, 1 - rank);
 }
 
-/* The second dial falls into every part of the hand-shake of the first. Which of the two has the smaller uid is a matter of
- * chance: both ways come up. */
+/* The second dial starts at every point of the handshake of the first. The smaller uid is random,
+ * so both outcomes occur. */
 static void
 check_both_dial(bool is_shm, int nrounds)
 {
@@ -71,12 +71,12 @@ TEST(dials_that_cross_make_one_link_over_tcp)
     check_both_dial(false, 100);
 }
 
-/* ---- a process that dies in the middle of the hand-shake, as seen by the one that has let it in */
+/* ---- a process that dies during the handshake, as seen by the process that has accepted it */
 
 typedef struct victim {
     dd_engine *engine;
-    dd_card own;  /* of the engine */
-    dd_card card; /* of the one that dies; nobody is there */
+    dd_card own;  /* the engine's card */
+    dd_card card; /* the card of the process that dies; no process uses it */
     dd_peer *peer;
     int fd;
 } victim;
@@ -99,7 +99,7 @@ open_victim(victim *self)
     return is_ok;
 }
 
-/* Up to the verdict, which says that it is welcome. */
+/* Run the handshake up to the verdict, a welcome. */
 static bool
 begin_hand_shake(victim *self)
 {
@@ -193,14 +193,14 @@ TEST(who_waits_for_a_dial_that_breaks_off_hears_of_it)
     die(&self, false);
 }
 
-/* ---- who dials is needed here, where nobody can get in */
+/* ---- a process that cannot accept connections, and needs the peer that dials it */
 
 TEST(who_dials_one_that_is_deaf_hears_of_it)
 {
     victim self;
     int listener = -1;
     REQUIRE(open_victim(&self));
-    dd_addr addr = dd_card_unix_addr(&self.card); /* where nobody answers */
+    dd_addr addr = dd_card_unix_addr(&self.card); /* nothing accepts at this address */
     REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
     CHECK(!engine_wants_dial(self.engine, &self.card.uid, self.peer->dial, true));
     dd_engine_lock(self.engine);
@@ -220,7 +220,7 @@ TEST(who_dials_one_that_is_deaf_hears_of_it)
     dd_engine_release(self.engine);
 }
 
-/* ---- links that the test brings */
+/* ---- links that the test creates */
 
 static dd_link *
 make_link(int *other_end)
@@ -251,7 +251,8 @@ count_lanes(const victim *self)
     return nlanes;
 }
 
-/* Of a peer that is linked: a second lane that cannot be watched, or remembered, does no harm. Of one that is not, it is the end. */
+/* If the peer is linked, a second lane that cannot be watched or stored has no effect. If the peer
+ * is not linked, the link fails. */
 static void
 bring_link_in_need(bool is_linked, bool is_memory)
 {
@@ -310,7 +311,7 @@ find_peer(victim *self)
     return peer;
 }
 
-/* The other side has accepted it, and takes it for a link to the group that is made next. */
+/* The other side has accepted the link, and uses it for the group that is created next. */
 TEST(a_link_that_comes_after_the_loss_of_its_peer_is_taken_by_the_next)
 {
     for (int is_dialled = 0; is_dialled < 2; is_dialled++) {
@@ -320,7 +321,7 @@ TEST(a_link_that_comes_after_the_loss_of_its_peer_is_taken_by_the_next)
         dd_error_set(&error, DD_NETWORK, "no way");
         REQUIRE(open_victim(&self));
         dd_engine_lock(self.engine);
-        self.peer->card.has_unix = false; /* else it counts as ended */
+        self.peer->card.has_unix = false; /* else the process counts as dead */
         peer_break(self.peer, &error);
         engine_wake(self.engine);
         dd_engine_unlock(self.engine);
@@ -348,7 +349,8 @@ TEST(the_end_of_an_earlier_dial_does_no_harm)
     int listener = -1;
     dd_error_set(&error, DD_NETWORK, "no way");
     REQUIRE(open_victim(&self));
-    dd_addr addr = dd_card_unix_addr(&self.card); /* connections there are never accepted */
+    /* connections to this address are never accepted */
+    dd_addr addr = dd_card_unix_addr(&self.card);
     REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
     dd_engine_lock(self.engine);
     dd_peer_connect_locked(self.peer);
@@ -372,7 +374,7 @@ TEST(links_of_those_whose_cards_are_unknown)
     dd_card stranger;
     REQUIRE(open_victim(&self) && CHECK_OK(dd_card_init(&stranger, check_err())));
     engine_on_accepted(self.engine, &stranger.uid, 1,
-                       make_link(&ends[0])); /* a second one, and there is no first */
+                       make_link(&ends[0])); /* a second lane without a first */
     CHECK(is_closed(ends[0]));
     engine_on_accepted(self.engine, &stranger.uid, 0, make_link(&ends[1]));
     CHECK(!is_closed(ends[1]));
@@ -401,7 +403,7 @@ TEST(a_lane_that_could_not_be_dialled_is_not_waited_for)
     dd_engine_release(self.engine);
 }
 
-/* ---- a link that is lost before a group here knows whose it is */
+/* ---- a link that is lost before a group here knows its peer */
 
 static bool
 open_engine(dd_engine **engine, dd_blob *card)
@@ -423,7 +425,7 @@ has_link(dd_engine *engine)
     return CHECK_INT(stats.nconnections, 1);
 }
 
-/* The other side gives up then, and is dialled in vain: the group has to be told what was behind that. */
+/* The other side then aborts, and dials to it fail: the group must receive the original reason. */
 TEST(a_link_of_a_stranger_that_is_lost_by_our_own_fault_is_remembered)
 {
     dd_engine *engines[2];

@@ -1,11 +1,12 @@
-/* Answers of a peer to what it cannot have heard of, as it has not been written yet. */
+/* Answers to frames that a peer cannot have received, because they have not been written yet. */
 #include "check.h"
 #include "test_engine_rig.h"
 #include "transport/engine_internal.h"
 
 enum { SMALL_NBYTES = 32 << 10, NSMALL = 16, LARGE_NBYTES = 128 << 10 };
 
-/* Rank 0 with more small messages for rank 1, which takes none, than the ring holds, and a large one behind them. */
+/* Rank 0 has more small messages for rank 1 than the ring holds, followed by a large message. Rank
+ * 1 receives none. */
 typedef struct backlog {
     rig_group rig;
     rig_hold receiver;
@@ -38,7 +39,7 @@ open_backlog(backlog *self)
     return true;
 }
 
-/* Nothing of what was posted may be left alone for ever. */
+/* Check that no posted message waits for ever. */
 static void
 close_backlog(backlog *self, const char *words)
 {
@@ -74,7 +75,7 @@ TEST(a_message_is_not_asked_for_before_it_is_announced)
     close_backlog(&self, "CTS for message 1 of 0");
 }
 
-/* What is in the ring, and what is being written, may come back; the rest of the credit is this side's. */
+/* Credit may be returned for frames in the ring or being written; this side owns the rest. */
 TEST(only_what_was_sent_is_lent)
 {
     static backlog self;

@@ -1,4 +1,5 @@
-/* Meeting a process again whose link was lost: which processes get a new dd_peer, and what older groups see of it. */
+/* Meeting a process again whose link was lost: which processes get a new dd_peer, and the effect on
+ * older groups. */
 #include "check.h"
 
 #include "core/mem.h"
@@ -13,7 +14,8 @@
 
 #define NEW_GROUP UINT64_C(78)
 
-/* Encode the card of a rank, without addresses unless `is_reachable`: a dial to it then fails, as in a cut network. */
+/* Encode the card of a rank, without addresses unless `is_reachable`: a dial to it then fails, as
+ * in a cut network. */
 static bool
 get_card(rig_group *rig, int rank, bool is_reachable, dd_blob *bytes)
 {
@@ -46,7 +48,7 @@ dial(rig_group *rig, int rank)
     dd_engine_unlock(rig->ranks[rank].engine);
 }
 
-/* Open RIG_GROUP on two engines. Those in `lost` (a bit for each rank) have failed to dial the other one. */
+/* Open RIG_GROUP on two engines. The ranks in `lost` (a bit mask) failed to dial the other rank. */
 static bool
 open_parted(rig_group *rig, unsigned lost, bool is_shm)
 {
@@ -156,7 +158,7 @@ check_met_again(unsigned lost, bool is_shm)
         dd_engine_stats stats;
         stats = read_engine_stats(rig.ranks[rank].engine);
         CHECK_INT(stats.nconnections, 1);
-        CHECK_INT(rig.ranks[rank].news.nlosts, lost >> rank & 1); /* and not again */
+        CHECK_INT(rig.ranks[rank].news.nlosts, lost >> rank & 1); /* not a second time */
         if ((lost >> rank & 1) != 0) {
             CHECK_CONTAINS(rig.ranks[rank].news.lost_error.message, "it has published no address");
             CHECK_CONTAINS(error_of(&rig, rank, old[rank].peer)->message, "it has published no address");
@@ -225,7 +227,8 @@ TEST(a_peer_whose_connection_was_lost_is_met_again)
     rig_close(&rig);
 }
 
-/* Rank 1 has lost its end of the link, which rank 0 learns from a third rank, while its own end still looks well. */
+/* Rank 1 has lost its end of the link. Rank 0 learns this from a third rank, while its own end
+ * still appears healthy. */
 TEST(a_connection_that_the_other_side_has_lost_is_replaced)
 {
     const dd_cause cause = {
@@ -279,7 +282,7 @@ TEST(a_peer_that_is_about_to_be_lost_is_met_again)
     rig_close(&rig);
 }
 
-/* ---- dials of before */
+/* ---- earlier dials */
 
 /* Encode the card of rank 1 with the address of a listener that never answers. */
 static bool
@@ -350,7 +353,8 @@ end_of(rig_group *rig, int rank, rig_message *message)
     return message->error.code;
 }
 
-/* Rank 0 has lost rank 1 and met it again. Rank 1 never lost rank 0: its old group is open and uses the new link. */
+/* Rank 0 has lost rank 1 and met it again. Rank 1 never lost rank 0: its old group is open and uses
+ * the new link. */
 TEST(old_groups_get_nothing_over_the_new_link)
 {
     static uint8_t large[300000];
@@ -374,7 +378,7 @@ TEST(old_groups_get_nothing_over_the_new_link)
     dd_engine_lock(rig.ranks[1].engine);
     dd_context_post_question_locked(earlier, 0);
     dd_engine_unlock(rig.ranks[1].engine);
-    CHECK_INT(end_of(&rig, 1, &one), DD_OK); /* eager: it has left */
+    CHECK_INT(end_of(&rig, 1, &one), DD_OK); /* eager: it was sent */
     CHECK(end_of(&rig, 1, &two) != DD_OK);
     CHECK(rig_wait_count(&rig, 1, &rig.ranks[1].news.ngoodbyes, 1));
     dd_cause cause = {.kind = DD_CAUSE_ABORTED, .code = DD_ABORTED, .origin = 1, .blamed = {.rank = 1}};
@@ -385,7 +389,7 @@ TEST(old_groups_get_nothing_over_the_new_link)
 
     rig_drive(&rig, 20 * DD_NS_PER_MS);
     CHECK(rig.ranks[0].peers[1]->lanes[0]->cached !=
-          old[0].context); /* which is closed without a look at this lane */
+          old[0].context); /* the close of that context did not update this lane */
     rig_run(&rig, send_and_recv);
     CHECK_INT(rig.ranks[0].news.naborts, 0);
     CHECK_INT(rig.ranks[0].news.nlosts, 1);
@@ -471,7 +475,7 @@ TEST(a_process_of_this_host_that_has_ended_stays_lost)
     rig_close(&rig);
 }
 
-/* ---- no memory */
+/* ---- failed allocations */
 
 TEST(without_memory_a_lost_peer_stays_what_it_is)
 {

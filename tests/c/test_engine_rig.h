@@ -1,4 +1,4 @@
-/* Ranks as engines of one process, connected as processes are, for the tests of engine and context. */
+/* Ranks as engines in one process, connected like processes, for tests of engine and context. */
 #ifndef DD_TESTS_TEST_ENGINE_RIG_H
 #define DD_TESTS_TEST_ENGINE_RIG_H
 
@@ -14,10 +14,10 @@
 #define RIG_MAX 4
 #define RIG_GROUP UINT64_C(77)
 
-/* What the handler of a rank has been told. */
+/* The events that a rank's handler has received. */
 typedef struct rig_news {
     atomic_int ncolls, naborts, nlosts, ngoodbyes, nanswers;
-    int naborts_before_loss; /* of the first */
+    int naborts_before_loss; /* before the first loss */
     dd_cause abort_cause;
     dd_error lost_error;
     int lost_rank;
@@ -43,16 +43,16 @@ typedef struct rig_group {
 typedef struct rig_message {
     dd_message message;
     atomic_bool is_done;
-    dd_error error; /* code DD_OK for success */
+    dd_error error; /* its code is DD_OK on success */
 } rig_message;
 
 dd_connect_options rig_options(bool is_shm, int nlanes);
 bool rig_open(rig_group *self, int nranks, bool is_shm);
 bool rig_open_engines(rig_group *self, int nranks, bool is_shm, int nlanes);
-/* The group RIG_GROUP on one rank. */
+/* Open the group RIG_GROUP on one rank. */
 bool rig_open_context(rig_group *self, int rank);
-/* The same for another group, in place of the one that is there. */
-/* That tells the news of a rank. */
+/* As rig_open_context, for another group, which replaces the current one. */
+/* Return a handler that records the news of a rank. */
 dd_context_handler rig_handler(rig_group *self, int rank);
 bool rig_open_context_of(rig_group *self, int rank, uint64_t id);
 void rig_close_context(rig_group *self, int rank);
@@ -66,8 +66,8 @@ void rig_post_send(rig_group *self, int rank, rig_message *message);
 void rig_post_recv(rig_group *self, int rank, rig_message *message);
 void rig_cancel(rig_group *self, int rank, rig_message *message);
 
-/* Keeps a rank's engine still: a thread of its own has the lock, so that the caller may wait for other ranks meanwhile
- * and never holds the locks of two engines. */
+/* Blocks a rank's engine: a separate thread holds the lock, so that the caller may wait for other
+ * ranks and never holds the locks of two engines. */
 typedef struct rig_hold {
     dd_engine *engine;
     pthread_t thread;
@@ -77,19 +77,19 @@ typedef struct rig_hold {
 bool rig_hold_begin(rig_hold *self, rig_group *rig, int rank);
 void rig_hold_end(rig_hold *self);
 
-/* Drives the rank until the flag is set, for at most 5 s; checks that it was. */
+/* Drive the rank until the flag is set, for at most 5 s; check that it was set. */
 bool rig_wait_flag(rig_group *self, int rank, const atomic_bool *flag);
-/* The same for a message, which has to end with this code. */
+/* Drive the rank until the message completes; check that it has this code. */
 bool rig_wait(rig_group *self, int rank, rig_message *message, dd_status code);
-/* Drives all ranks for a while: what is under way arrives. */
+/* Drive all ranks for this time, so that pending data arrives. */
 void rig_drive(rig_group *self, int64_t duration_ns);
-/* Drives the rank until the counter has reached `wanted`. */
+/* Drive the rank until the counter reaches `wanted`. */
 bool rig_wait_count(rig_group *self, int rank, atomic_int *counter, int wanted);
 
-/* Runs body(rig, rank) for all ranks, each on a thread. */
+/* Run body(rig, rank) for all ranks, each on a thread. */
 void rig_run(rig_group *self, void (*body)(rig_group *self, int rank));
 
-/* A pattern that tells where a byte belongs. */
+/* Fill with a pattern that identifies the position of each byte. */
 void rig_fill(uint8_t *data, size_t nbytes, unsigned seed);
 bool rig_is_filled(const uint8_t *data, size_t nbytes, unsigned seed);
 

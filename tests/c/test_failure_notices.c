@@ -1,4 +1,4 @@
-/* A failure is told to the others before anybody here can act on it: the process may end then. */
+/* A failure is sent to other ranks before any caller here acts on it: the process may exit then. */
 #include "check.h"
 #include "failure_notices.h"
 #include "test_engine_rig.h"
@@ -52,7 +52,7 @@ tell(rig_group *rig, int rank, const dd_cause *cause)
     dd_engine_unlock(rig->ranks[rank].engine);
 }
 
-/* ---- nobody drives any more */
+/* ---- an engine that no thread drives */
 
 typedef struct last_words {
     rig_group *rig;
@@ -66,7 +66,7 @@ wait_for(sem_t *semaphore)
     }
 }
 
-/* Rank 0 tells, and does nothing else from then on. */
+/* Rank 0 posts an abort, and does nothing else. */
 static void *
 speak_and_freeze(void *arg)
 {
@@ -98,7 +98,7 @@ TEST_BOTH(an_abort_is_on_its_way_when_it_is_posted)
     rig_close(&rig);
 }
 
-/* ---- who has left because of another */
+/* ---- ranks that exit because another rank failed */
 
 static dd_peer *
 peer_of(rig_group *rig, int rank, int other)
@@ -106,7 +106,7 @@ peer_of(rig_group *rig, int rank, int other)
     return rig->ranks[rank].peers[other];
 }
 
-/* What is left of a connection when a process ends. */
+/* Cut the connection, as when a process exits. */
 static void
 cut(rig_group *rig, int rank, int other)
 {
@@ -115,7 +115,7 @@ cut(rig_group *rig, int rank, int other)
     dd_engine_unlock(rig->ranks[rank].engine);
 }
 
-/* Rank 2 dies, rank 1 hears of it, says so and ends. Rank 0 sees both ends, that of rank 1 first. */
+/* Rank 2 dies. Rank 1 notices, reports it and exits. Rank 0 sees rank 1's connection end first. */
 TEST_BOTH(who_leaves_because_of_another_is_not_to_blame)
 {
     rig_group rig;
@@ -135,7 +135,7 @@ TEST_BOTH(who_leaves_because_of_another_is_not_to_blame)
     rig_close(&rig);
 }
 
-/* Of a group in which nobody has said anything. */
+/* Store the first lost rank of a group in which no rank has sent a notice. */
 static void
 note_first_lost(void *ctx, int rank, const dd_error *error)
 {
@@ -145,7 +145,7 @@ note_first_lost(void *ctx, int rank, const dd_error *error)
     (void)atomic_compare_exchange_strong(first, &nobody, rank);
 }
 
-/* The same; but rank 1 has given up another group before it could say so in this one. */
+/* The same, but rank 1 has aborted another group before it could send the notice in this one. */
 TEST_BOTH(who_leaves_because_of_another_is_not_to_blame_elsewhere)
 {
     rig_group rig;
@@ -169,7 +169,7 @@ TEST_BOTH(who_leaves_because_of_another_is_not_to_blame_elsewhere)
     rig_close(&rig);
 }
 
-/* ---- no room */
+/* ---- full connections */
 
 enum { NSENDS = 30 };
 
@@ -180,7 +180,7 @@ typedef struct full_way {
     uint8_t received[32 << 10];
 } full_way;
 
-/* More than there is room for, to a rank that does not read. */
+/* Send more than fits to a rank that does not read. */
 static void
 fill(rig_group *rig, full_way *way)
 {
@@ -220,7 +220,7 @@ small_buffers(rig_group *rig)
     dd_engine_unlock(rig->ranks[1].engine);
 }
 
-/* The rank has time to hear, and takes it only after a while. */
+/* Release the rank after a while: it can receive, but starts late. */
 static void *
 be_released(void *arg)
 {
@@ -245,7 +245,8 @@ TEST_BOTH(who_waits_is_told_when_the_others_can_hear)
     int64_t start_ns = dd_clock_now_ns();
     dd_wait at_once = dd_wait_after(0);
     CHECK_STATUS(dd_engine_wait(rig.ranks[0].engine, &never, &at_once, check_err()), DD_OP_TIMED_OUT);
-    bool has_given_up = dd_clock_now_ns() - start_ns > 100 * DD_NS_PER_MS; /* on a slow machine */
+    /* true on a slow machine */
+    bool has_given_up = dd_clock_now_ns() - start_ns > 100 * DD_NS_PER_MS;
     dd_engine_lock(rig.ranks[0].engine);
     CHECK(has_given_up || !peer_has_queued(peer_of(&rig, 0, 1)));
     dd_engine_unlock(rig.ranks[0].engine);
@@ -255,7 +256,7 @@ TEST_BOTH(who_waits_is_told_when_the_others_can_hear)
     rig_close(&rig);
 }
 
-/* The same for somebody who has not waited, and whose next call says that the group has failed. */
+/* The same for a thread that has not waited, and whose next call reports the group's failure. */
 TEST_BOTH(who_begins_a_call_is_told_when_the_others_can_hear)
 {
     static full_way way;
@@ -279,7 +280,7 @@ TEST_BOTH(who_begins_a_call_is_told_when_the_others_can_hear)
     rig_close(&rig);
 }
 
-/* Whoever does not listen is not waited for long. */
+/* A rank that does not read must not delay the failure for long. */
 TEST_BOTH(somebody_who_does_not_listen)
 {
     static full_way way;
@@ -314,7 +315,7 @@ break_protocol(rig_group *rig)
     dd_engine_kick(rig->ranks[2].engine);
 }
 
-/* Else it would take the healthy rank for lost, and might spread that first. */
+/* Otherwise rank 2 would consider the healthy rank lost, and might report that first. */
 TEST_BOTH(who_breaks_the_protocol_receives_the_reason_before_its_link_is_closed)
 {
     rig_group rig;
@@ -332,7 +333,7 @@ TEST_BOTH(who_breaks_the_protocol_receives_the_reason_before_its_link_is_closed)
     rig_close(&rig);
 }
 
-/* One that does not read the reason is lost all the same. */
+/* A rank that does not read the reason is also lost. */
 TEST_BOTH(who_breaks_the_protocol_and_does_not_read_is_lost_soon)
 {
     static full_way way;

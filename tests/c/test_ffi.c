@@ -1,4 +1,4 @@
-/* Programs of XLA's foreign function interface, on groups of threads. XLA's side is played by the tests. */
+/* Programs of XLA's foreign function interface, on groups of threads. The tests act as XLA. */
 #include "check.h"
 #include "group_team.h"
 #include "xla/ffi.h"
@@ -9,7 +9,7 @@
 #define COUNT 1000
 #define NUMBER(rank) (4711 + (uint64_t)(rank))
 
-/* What XLA would have been told. */
+/* An error that XLA would receive. */
 struct dd_ffi_error {
     int code;
     char text[1024];
@@ -26,7 +26,7 @@ create_error(dd_ffi_error_args *args)
 
 static const dd_ffi_api api = {.struct_size = sizeof api, .create_error = create_error};
 
-/* A call of XLA's with a token and then one array on each side, if there is one. */
+/* Make a call as XLA does, with a token and then at most one array on each side. */
 static dd_ffi_error *
 call(uint64_t number, void *source, void *result)
 {
@@ -69,7 +69,7 @@ make_floats(float first)
     return made;
 }
 
-/* What the calls of a test are described with. */
+/* Memory that stands for the arrays when a test describes its calls. */
 typedef struct stand_in {
     char memory[2 * COUNT * sizeof(float)]; /* a source and a result */
     char scratch[COUNT * sizeof(float)];
@@ -107,7 +107,7 @@ check_sum(const team_rank *self, const float *result)
     CHECK_INT(nwrong, 0);
 }
 
-/* In place of a result that begins as a copy, again and again, with other arrays each time. */
+/* Reduce in place in a result that starts as a copy of the source, with several arrays. */
 static void
 sum(team_rank *self)
 {
@@ -121,7 +121,7 @@ sum(team_rank *self)
         float *result = calloc(COUNT, sizeof *result);
         CHECK(call(NUMBER(self->rank), source, result) == NULL);
         check_sum(self, result);
-        CHECK(source[1] == (float)self->rank + 1); /* it is not written */
+        CHECK(source[1] == (float)self->rank + 1); /* the source is not written */
         free(source);
         free(result);
     }
@@ -129,7 +129,7 @@ sum(team_rank *self)
     check_error(call(NUMBER(self->rank), NULL, NULL), 9, "its function is gone");
 }
 
-/* The source comes in reverse, by way of scratch memory. */
+/* The source is reversed, by way of scratch memory. */
 static void
 sum_reversed(team_rank *self)
 {
@@ -267,7 +267,7 @@ follow(team_rank *self)
     dd_wait wait = dd_wait_after(CHECK_TIMEOUT_S * DD_NS_PER_S);
     REQUIRE(CHECK_OK(dd_group_split(self->group, ranks, 2, 0, &options, &next, &wait, check_err())));
     dd_ffi_program_set_group(program, next);
-    dd_group_release(next); /* the program has it */
+    dd_group_release(next); /* the program holds a reference */
     uint64_t before = dd_group_sequence(self->group);
     float *source = make_floats((float)self->rank);
     float *result = calloc(COUNT, sizeof *result);

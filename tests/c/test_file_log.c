@@ -186,7 +186,7 @@ TEST(record_over_the_limit_is_refused)
     CHECK_INT(out.len, 0);
 }
 
-/* A file with room for a header and then the bytes; -1 when it cannot be made. */
+/* Return a file with room for a header and then the bytes; -1 on failure. */
 static int
 file_with(dd_bytes bytes)
 {
@@ -238,7 +238,7 @@ TEST(replay_does_what_the_records_say)
     close(fd);
 }
 
-/* Records around the size of the reading buffer, so that its end falls on every kind of place. */
+/* Records of about the size of the read buffer, so that its end falls into all parts of one. */
 TEST(replay_of_large_records)
 {
     static const size_t sizes[] = {0, 1, 65519, 65520, 65521, 200000, 3, 65536, 130000, 7};
@@ -255,7 +255,7 @@ TEST(replay_of_large_records)
     dd_file_log log;
     dd_file_log_init(&log);
     dd_file_tail tail;
-    /* Measured longer than it is, as when someone cuts it in between. */
+    /* The measured size is too large, as if another process truncated the file in between. */
     REQUIRE_OK(dd_file_log_replay(&log, fd, DD_FILE_HEADER_BYTES + out.len + 100, &tail, check_err()));
     CHECK_INT(log.offset, DD_FILE_HEADER_BYTES + out.len);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -283,7 +283,7 @@ TEST(replay_tells_torn_from_damaged)
         dd_file_tail tail;
     } cases[] = {
         {2, 2, DD_FILE_TAIL_TORN},    /* bad checksum in the last record */
-        {3, 2, DD_FILE_TAIL_DAMAGED}, /* and in one before */
+        {3, 2, DD_FILE_TAIL_DAMAGED}, /* and in an earlier record */
         {3, 4 + 3, DD_FILE_TAIL_DAMAGED},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

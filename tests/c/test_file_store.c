@@ -25,7 +25,7 @@
 #define LONG_NS (8 * DD_NS_PER_S)
 #define GATE_BYTE ((off_t)1 << 40)
 
-/* A folder of its own for each test, and a path in it. */
+/* A separate folder for each test, and a path in it. */
 typedef struct place {
     char folder[64];
     char path[96];
@@ -63,7 +63,7 @@ try_open(dd_store **store, const char *path, int64_t world_size, int64_t timeout
     return dd_file_store_open(store, &options, &wait, err);
 }
 
-/* NULL after a failed check. */
+/* Open a store; return NULL after a failed check. */
 static dd_store *
 open_store(const char *path, int64_t world_size)
 {
@@ -121,7 +121,7 @@ add(dd_store *store, const char *key, int64_t amount)
     return sum;
 }
 
-/* Without the store's own. */
+/* Return the number of keys, without the store's own key. */
 static int64_t
 count_keys(dd_store *store)
 {
@@ -131,7 +131,7 @@ count_keys(dd_store *store)
     return count - 1;
 }
 
-/* The child's failed checks have been printed by it. */
+/* Check that the child succeeded. It has printed its failed checks. */
 static void
 check_child(pid_t pid)
 {
@@ -511,9 +511,10 @@ TEST(threads_share_a_store)
     place_remove(&here);
 }
 
-/* ---- slow and stuck locks */
+/* ---- slow and blocked locks */
 
-/* A process that holds the gate, says so through a pipe, and lets go after that time or when it is killed. */
+/* Start a process that locks the gate, reports it through a pipe, and unlocks after this time or
+ * when killed. */
 static pid_t
 hold_gate(const place *here, useconds_t duration_us)
 {
@@ -628,7 +629,7 @@ TEST(stuck_lock_is_interrupted)
     place_remove(&here);
 }
 
-/* ---- whose content it is */
+/* ---- which job owns the content */
 
 TEST(clean_jobs_one_after_another)
 {
@@ -702,7 +703,7 @@ TEST(early_rank_of_another_world_size)
     place_remove(&here);
 }
 
-/* It gave up on its job, which is thereby over. */
+/* A timeout ends the early rank's job. */
 TEST(early_rank_that_timed_out)
 {
     place here;
@@ -720,7 +721,8 @@ TEST(early_rank_that_timed_out)
     place_remove(&here);
 }
 
-/* Joins, sets "k", says so (or has a child that does so and lives on) and waits to be killed. */
+/* Start a process that joins, sets "k", reports that and waits to be killed. If `is_parent`, a
+ * child of it reports instead, and outlives it. */
 static pid_t
 start_victim(const char *path, int64_t world_size, bool is_parent)
 {
@@ -825,7 +827,7 @@ TEST(file_of_someone_else)
     place_remove(&here);
 }
 
-/* It may lead to a file of ours that others cannot write themselves. */
+/* The link may point to our own file, which other users cannot write themselves. */
 TEST(link_is_not_followed)
 {
     place here;
@@ -901,9 +903,9 @@ TEST(deleted_under_a_holder)
     place_remove(&here);
 }
 
-/* ---- writers that die */
+/* ---- writers that are killed */
 
-/* Copies the bytes of a whole file; false on failure. */
+/* Read a whole file of this size; return false on failure. */
 static bool
 read_file(const char *path, uint8_t *bytes, size_t nbytes)
 {
@@ -930,7 +932,7 @@ TEST(torn_record_at_every_byte)
         dd_store *holder = open_store(here.path, -1);
         REQUIRE(holder != NULL);
         set(holder, "first", "1");
-        /* What a writer leaves that dies after so many bytes. */
+        /* The bytes that a writer leaves if it is killed after writing this many. */
         int fd = open(here.path, O_RDWR);
         size_t part = (size_t)(len - before);
         CHECK(pwrite(fd, bytes + before, part, before) == (ssize_t)part);
@@ -1255,7 +1257,7 @@ TEST(clone_keeps_the_file_open)
     place_remove(&here);
 }
 
-/* Keeps the mutex busy while the test forks. */
+/* Keep the mutex busy while the test forks. */
 typedef struct hammer {
     pthread_t thread;
     dd_store *store;

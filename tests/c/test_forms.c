@@ -1,4 +1,4 @@
-/* Forms of collectives: checked once, and then run with any data, in any way. */
+/* Forms of collectives: checked once, and then run with any data and in any way. */
 #include "check.h"
 #include "clock_counter.h"
 #include "group_team.h"
@@ -60,7 +60,7 @@ member_begin(member *self)
     return work;
 }
 
-/* Once the team is gone, and the group with it. */
+/* Call after the team and its group are closed. */
 static void
 check_records(member *self, int64_t ncalls)
 {
@@ -112,7 +112,7 @@ make_wrong_forms(team_rank *rank)
     CHECK_STATUS(dd_coll_form_create(rank->group, &args, NULL, &form, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(),
                    "a block has 3 bytes, which is not a whole number of elements of type float32");
-    dd_coll_form_destroy(form); /* nothing */
+    dd_coll_form_destroy(form); /* no effect */
 }
 
 TEST(what_cannot_be_a_form)
@@ -120,9 +120,9 @@ TEST(what_cannot_be_a_form)
     team_run(&(team_options){.size = 1}, make_wrong_forms, NULL);
 }
 
-/* ---- the time is asked for no more often than somebody wants to know it */
+/* ---- the clock is read only if a result needs the time */
 
-/* Whoever comes last ends as it begins. All calls are made by one thread: nobody waits. */
+/* The rank that calls last completes immediately. One thread makes all calls, so none waits. */
 static void
 count_reads(team_rank *rank)
 {
@@ -139,7 +139,7 @@ count_reads(team_rank *rank)
             CHECK_OK(team_wait(members[1].rank->group, other));
         }
     }
-    CHECK(nreads <= NCALLS + 2); /* now and then somebody looks at the links */
+    CHECK(nreads <= NCALLS + 2); /* the links are sometimes checked */
     team_rendezvous(rank, "all is done");
     dd_coll_form_destroy(members[rank->rank].form);
 }

@@ -73,7 +73,7 @@ check_short(const dd_frame *in, size_t nbytes)
 TEST(whole_messages_have_a_short_header)
 {
     dd_frame frame = sample(DD_FRAME_EAGER);
-    check_short(&frame, DD_FRAME_NBYTES); /* a collective's signature has no room in it */
+    check_short(&frame, DD_FRAME_NBYTES); /* there is no space for a collective's signature */
     frame.id = 0;
     frame.kind = DD_MESSAGE_WINDOW;
     frame.signature = (dd_signature){.dtype = 0};
@@ -85,7 +85,8 @@ TEST(whole_messages_have_a_short_header)
                                          .count = 1000 / dd_dtype_size((dd_dtype)dtype)};
         check_short(&frame, DD_FRAME_SHORT_NBYTES);
     }
-    frame.signature.count++; /* of something else, but it comes out as it went in */
+    /* the signature belongs to another frame, but is decoded as it was encoded */
+    frame.signature.count++;
     check_short(&frame, DD_FRAME_NBYTES);
     frame = sample(DD_FRAME_RTS);
     frame.signature = (dd_signature){.dtype = 0};

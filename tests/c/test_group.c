@@ -1,4 +1,4 @@
-/* Groups of threads: every collective, over every way. */
+/* Groups of threads: every collective, over every transport. */
 #include "check.h"
 #include "group_case.h"
 
@@ -13,16 +13,18 @@
 
 #define MAX_RANKS 16
 
-/* Sizes of blocks, in bytes: nothing, a few, around what travels in a header, a page, a slot's buffers, a message's limits. */
+/* Sizes of blocks in bytes: empty, a few bytes, about the limit of a header, a page, a slot's
+ * buffers, and the limits of messages. */
 static const size_t sizes[] = {0, 1, 2, 16, 37, 80, 96, 1000, 4096, 4104, 16380, 32800, 65536, 70001, 200003};
 #define NSIZES (sizeof sizes / sizeof sizes[0])
 
 typedef struct matrix_arg {
     uint64_t number;
     size_t nsizes;
-    bool is_by_messages; /* of all ranks; else through one arena */
+    bool is_by_messages; /* on all ranks; else through one arena */
     bool is_mixed;
-    _Atomic uint64_t hashes[MAX_RANKS]; /* the barrier between writing and reading is one of ours */
+    /* the barrier between writing and reading is a dldist barrier */
+    _Atomic uint64_t hashes[MAX_RANKS];
 } matrix_arg;
 
 static bool
@@ -37,11 +39,11 @@ is_linear(const team_rank *self, const matrix_arg *arg, const coll_case *test, c
     if (arg->is_mixed || !arg->is_by_messages) {
         return !arg->is_mixed;
     }
-    /* Of uneven blocks, the largest decides, which we do not compute here. */
+    /* The largest of uneven blocks decides, which is not computed here. */
     return query.is_even && dd_select(selection, &query)->order == DD_ORDER_LINEAR;
 }
 
-/* An all_reduce gives the same bits on every rank, in whatever order. */
+/* Check that an all_reduce gives the same bits on every rank, in any order. */
 static void
 compare_hashes(team_rank *self, matrix_arg *arg, const coll_case *test, uint64_t hash)
 {
@@ -75,7 +77,7 @@ run_matrix(team_rank *self)
     }
 }
 
-/* Fewer sizes for more ranks. */
+/* Return the number of sizes to test: fewer for more ranks. */
 static size_t
 nsizes_for(int nranks)
 {
@@ -152,10 +154,10 @@ run_reductions(team_rank *self)
 TEST(every_reduction_of_every_type)
 {
     team_options options = {.size = 3};
-    team_run_both(&options, run_reductions, NULL); /* three ranks fold in order by TCP, too */
+    team_run_both(&options, run_reductions, NULL); /* three ranks also fold in order over TCP */
 }
 
-/* ---- large ones */
+/* ---- large collectives */
 
 static void
 run_large(team_rank *self)
@@ -197,7 +199,7 @@ TEST(collective_of_nine_mebibytes)
     team_run_both(&options, run_huge, NULL);
 }
 
-/* ---- the same bits, whatever the way */
+/* ---- the same bits over every transport */
 
 typedef struct bits_arg {
     dd_coll coll;
@@ -264,7 +266,7 @@ TEST(bits_do_not_depend_on_the_way)
     }
 }
 
-/* ---- many at once */
+/* ---- many collectives in flight */
 
 #define NFLIGHTS 300
 
@@ -291,7 +293,8 @@ fly_many(team_rank *self)
     }
     dd_engine_kick(dd_group_engine(self->group));
     for (int i = 0; i < NFLIGHTS; i++) {
-        int wait_for = i % 2 == 0 ? i : NFLIGHTS - (NFLIGHTS % 2) - i; /* some in order, some from the end */
+        /* some in order, some from the end */
+        int wait_for = i % 2 == 0 ? i : NFLIGHTS - (NFLIGHTS % 2) - i;
         CHECK_OK(team_wait(self->group, works[wait_for]));
     }
     for (int i = 0; i < NFLIGHTS; i++) {
@@ -311,7 +314,7 @@ TEST(hundreds_in_flight)
     }
 }
 
-/* ---- nobody waits */
+/* ---- works without a waiting thread */
 
 static void
 fly_unattended(team_rank *self)
@@ -345,7 +348,7 @@ TEST(works_go_on_when_nobody_waits)
     team_run(&options, fly_unattended, NULL);
 }
 
-/* ---- calls that are refused before anything is sent */
+/* ---- calls that are rejected before any data is sent */
 
 static void
 call_wrongly(team_rank *self)
@@ -372,7 +375,7 @@ call_wrongly(team_rank *self)
     CHECK_CONTAINS(check_message(), "invalid root rank");
     args.root = -1;
     CHECK_STATUS(team_call(self, &args), DD_INVALID_ARGUMENT);
-    CHECK(team_check_sum(self->group)); /* nothing has happened to the group */
+    CHECK(team_check_sum(self->group)); /* the group is not affected */
     CHECK_INT(dd_group_sequence(self->group), 1);
 }
 

@@ -1,4 +1,4 @@
-/* Ranks of a group that end a rooted collective before the others have begun it. */
+/* Ranks of a group that complete a rooted collective before the others have started it. */
 #include "check.h"
 #include "group_team.h"
 
@@ -26,7 +26,7 @@ go_ahead(team_rank *self)
         value = i;
         CHECK_OK(broadcast(self, 0, &value));
     }
-    team_rendezvous(self, "ahead"); /* the others have not called anything */
+    team_rendezvous(self, "ahead"); /* the other ranks have not called yet */
     for (int i = 0; i < NAHEAD && self->rank != 0; i++) {
         CHECK_OK(broadcast(self, 0, &value));
         CHECK_INT(value, i);
@@ -42,7 +42,7 @@ TEST(a_root_has_ended_before_the_others_begin)
     }
 }
 
-/* More than fit: works are under way until the others come, and end in order. */
+/* Post more than fit: works stay pending until the other ranks call, and complete in order. */
 static void
 post_many(team_rank *self)
 {
@@ -79,7 +79,8 @@ TEST(works_beyond_the_window_end_when_the_others_come)
     team_run(&options, post_many, NULL);
 }
 
-/* Rank 1 takes itself for the root of one call, and so ends it like rank 0; all hear of it by the barrier. */
+/* Rank 1 acts as the root of one call, and so completes it like rank 0. All ranks receive the
+ * mismatch by the barrier. */
 static void
 disagree_ahead(team_rank *self)
 {
@@ -114,8 +115,9 @@ TEST(a_mismatch_of_a_call_that_has_ended_is_told_by_the_barrier)
     }
 }
 
-/* Rank 1 aborts the group after the first of two broadcasts of rank 0. The first one is also complete on rank 2, and may succeed
- * there if rank 2 has not received the abort. The second one is not opened. */
+/* Rank 1 aborts the group after the first of two broadcasts of rank 0. The first one is also
+ * complete on rank 2, and may succeed there if rank 2 has not received the abort. The second one is
+ * not opened. */
 static void
 abort_behind(team_rank *self)
 {

@@ -1,9 +1,10 @@
-/* Groups of threads with a carrier whose library is the test's own: what it is given, and what comes of it. */
+/* Groups of threads with a carrier whose library is the test's own: the calls that it receives, and
+ * the results. */
 #include "carry_team.h"
 #include "check.h"
 #include "group_case.h"
 
-/* ---- what is handed over, and its results */
+/* ---- calls to the library, and their results */
 
 #define CASES_OF_EACH 12
 
@@ -12,12 +13,12 @@ sample(uint64_t number, dd_coll coll, int nranks)
 {
     static const size_t sizes[] = {0, 8, 100, 4096, 70001};
     coll_case test = case_sample(number, coll, sizes[number % 5], nranks);
-    test.has_small_values = true; /* no NaN: which one comes out is not the library's business */
+    test.has_small_values = true; /* no NaN: the library need not choose a particular one */
     test.standing_ranks = number % 3 == 0 ? (unsigned)number : 0;
     return test;
 }
 
-/* With an argument, ranks compare each call by one of the library's. */
+/* With an argument, ranks compare each call by a call of the library. */
 static void
 run_cases(team_rank *self)
 {
@@ -61,7 +62,7 @@ TEST(what_the_library_has_not_goes_our_own_way)
     }
 }
 
-/* Ranks on hosts of their own cannot come together before: the library's own calls wait for each other. */
+/* Ranks on separate hosts cannot synchronise first: the library's own calls wait for each other. */
 TEST(ranks_that_share_no_memory)
 {
     fake_library_init(&carry_library);
@@ -90,7 +91,7 @@ TEST(one_rank_needs_no_library)
     CHECK_INT(CARRY_TOTAL(nwell), 1);
 }
 
-/* ---- many at once */
+/* ---- many collectives in flight */
 
 #define NFLIGHTS 100
 
@@ -103,7 +104,7 @@ fly_many(team_rank *self)
     for (int i = 0; i < NFLIGHTS; i++) {
         carry_sum_init(&sums[i], i + self->rank);
         if (i % 5 == 4) {
-            sums[i].args.coll = DD_COLL_BROADCAST; /* the library has it not, see below */
+            sums[i].args.coll = DD_COLL_BROADCAST; /* the library does not offer it, see below */
         }
         REQUIRE_OK(dd_group_collective(self->group, &sums[i].args, &team_no_options, &works[i], check_err()));
     }
@@ -236,7 +237,7 @@ TEST(several_groups)
     CHECK_INT(CARRY_TOTAL(nill), 0);
 }
 
-/* ---- what else a group does */
+/* ---- other operations of a group */
 
 static void
 suspend_and_resume(team_rank *self)
@@ -251,7 +252,8 @@ suspend_and_resume(team_rank *self)
         CHECK_OK(dd_group_monitored_barrier(self->group, 10 * DD_NS_PER_S * check_slow(), true, &wait,
                                             check_err()));
     }
-    CHECK_INT(carry_library.counts[self->rank].nmessages, 0); /* a monitored barrier's are the group's own */
+    /* the messages of a monitored barrier are the group's own */
+    CHECK_INT(carry_library.counts[self->rank].nmessages, 0);
 }
 
 TEST(suspension_and_monitored_barriers)
@@ -261,7 +263,7 @@ TEST(suspension_and_monitored_barriers)
     CHECK_INT(CARRY_TOTAL(nwell), 3);
 }
 
-/* ---- making */
+/* ---- creation */
 
 static void
 be_made_in_vain(team_rank *self)
@@ -272,7 +274,7 @@ be_made_in_vain(team_rank *self)
         CHECK_INT(status, DD_BACKEND);
         CHECK_CONTAINS(check_message(), "cannot be carried by fake");
         CHECK_CONTAINS(check_message(), "the library cannot be started");
-    } else if (status != DD_OK) { /* else it was through before it heard of it */
+    } else if (status != DD_OK) { /* else the rank was done before it received the failure */
         CHECK_INT(status, DD_BACKEND);
     }
     dd_status later = status;

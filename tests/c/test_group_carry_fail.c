@@ -1,4 +1,4 @@
-/* What goes wrong in groups with a carrier. */
+/* Failures in groups with a carrier. */
 #include "carry_team.h"
 #include "check.h"
 #include "core/mem.h"
@@ -16,7 +16,7 @@
 /* ---- ranks that disagree */
 
 typedef struct two_calls {
-    dd_coll colls[2]; /* of rank 0, of the others */
+    dd_coll colls[2]; /* of rank 0, and of the other ranks */
     dd_dtype dtypes[2];
     dd_redop ops[2];
     int roots[2];
@@ -86,7 +86,7 @@ TEST(ranks_that_disagree_do_so_before_the_library_knows)
     }
 }
 
-/* The library has what one rank calls, and has not what the other does. */
+/* The library offers the collective of one rank, but not the collective of the other. */
 TEST(ranks_that_disagree_on_what_the_library_has)
 {
     static const dd_coll refused[] = {DD_COLL_ALL_REDUCE, DD_COLL_BARRIER, DD_COLL_ALL_TO_ALL};
@@ -103,7 +103,7 @@ TEST(ranks_that_disagree_on_what_the_library_has)
 
 /* ---- ranks that are late */
 
-/* It has not heard yet that the others have given up. */
+/* The rank has not yet received the abort of the other ranks. */
 static void
 come_after_the_end(team_rank *self)
 {
@@ -175,9 +175,9 @@ TEST(late_ranks_are_named_and_the_library_knows_nothing)
     }
 }
 
-/* ---- ranks that share no memory: they compare by a call of the library */
+/* ---- ranks without shared memory, which compare their calls by a call of the library */
 
-/* Two small calls show who differs, and nothing of theirs gets into the library. */
+/* Two small calls identify the mismatching rank; the collective does not reach the library. */
 static void
 compare_apart(team_rank *self)
 {
@@ -312,14 +312,14 @@ TEST(a_look_that_fails_on_one_rank)
         carry_library.script.failing_looks = 1;
         atomic_store(&carry_library.script.is_stuck, true);
         carry_team_run(size, call_what_fails, "the library has lost its thread");
-        CHECK_INT(carry_library.counts[0].nleaves, 0); /* it has ended by itself there */
+        CHECK_INT(carry_library.counts[0].nleaves, 0); /* it has completed there */
         CHECK_INT(CARRY_TOTAL(nill), size);
     }
 }
 
-/* ---- no memory for what the library is to work in */
+/* ---- no memory for the library's buffers */
 
-/* What fails is the next allocation of the process, so that the other rank has to keep quiet. */
+/* The next allocation of the process fails, so the other rank must not allocate. */
 static void
 keep_quiet(atomic_int *turn)
 {
@@ -329,7 +329,7 @@ keep_quiet(atomic_int *turn)
     }
 }
 
-/* Rank 0's blocks lie apart, so that it needs memory once both have come. */
+/* There are gaps between rank 0's blocks, so it needs a buffer once both ranks have called. */
 static void
 run_short_of_memory(team_rank *self)
 {
@@ -374,9 +374,9 @@ TEST(no_memory_for_the_library_to_work_in)
     CHECK_INT(CARRY_TOTAL(nill), 2);
 }
 
-/* ---- a library that never ends */
+/* ---- a library that never completes */
 
-/* An average of bfloat16, for which the library works in memory of ours, not of the caller. */
+/* An average of bfloat16: the library works in dldist's buffers, not in the caller's memory. */
 static uint16_t numbers[FAKE_MAX_RANKS][2][100];
 
 static void
@@ -398,7 +398,7 @@ wait_for_ever(team_rank *self)
     dd_wait wait = dd_wait_after(60 * DD_NS_PER_S);
     int64_t start_ns = dd_clock_now_ns();
     dd_work *work = NULL;
-    if (self->rank == 1) { /* a work knows of the memory, too */
+    if (self->rank == 1) { /* a work also knows that the memory is kept */
         REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &work, check_err()));
         err = check_err();
         CHECK_STATUS(dd_group_wait(self->group, work, &wait, err), DD_OP_TIMED_OUT);
@@ -414,7 +414,7 @@ wait_for_ever(team_rank *self)
     CHECK_INT(carry_library.counts[self->rank].nleaves, !ends);
     CHECK_STATUS(carry_sum_call(self, check_err()), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "the group has failed before");
-    CHECK(!err->keeps_memory); /* which has never been given away */
+    CHECK(!err->keeps_memory); /* the memory was never passed on */
     if (holds_on && !ends) {
         fake_library_touch_held(&carry_library, self->rank);
     }
@@ -431,7 +431,7 @@ run_for_ever(int size, bool holds_on, bool ends, bool is_packed)
     carry_team_run(size, wait_for_ever, &is_packed);
     CHECK_INT(CARRY_TOTAL(nill), size);
     if (holds_on && !ends) {
-        fake_library_touch_held(&carry_library, 0); /* the group is gone */
+        fake_library_touch_held(&carry_library, 0); /* the group is closed */
     }
 }
 
@@ -446,7 +446,7 @@ TEST(a_library_that_never_ends_and_holds_on)
     run_for_ever(2, true, false, false);
 }
 
-/* Its memory is lost, but for what the library still knows of. */
+/* The memory leaks, except for the part that the library still references. */
 TEST(a_library_that_holds_on_to_memory_of_ours)
 {
     run_for_ever(2, true, false, true);
@@ -460,7 +460,7 @@ TEST(a_library_that_ends_within_a_moment)
 
 /* ---- abort and interrupt */
 
-/* True: all ranks have a call in the library. */
+/* Return true if all ranks have a call in the library. */
 static bool
 get_under_way(team_rank *self, carry_sum *sum, dd_work **work)
 {
@@ -505,8 +505,8 @@ TEST(abort_while_the_library_is_at_it)
     }
 }
 
-/* The library ends the calls of both ranks. Rank 1 finds that, and aborts the group. Rank 0 has not queried the library when it
- * receives the abort, or when it fails the group itself. */
+/* The library completes the calls of both ranks. Rank 1 notices, and aborts the group. Rank 0 has
+ * not queried the library when it receives the abort, or when it fails the group itself. */
 static void
 be_aborted_when_complete(team_rank *self)
 {
@@ -551,7 +551,7 @@ TEST(an_abort_fails_no_call_that_the_library_has_ended)
     }
 }
 
-/* Both ranks are in the library. */
+/* Return true once both ranks are in the library. */
 static bool
 is_time_to_go(void *ctx)
 {
@@ -563,7 +563,7 @@ static void
 be_interrupted(team_rank *self)
 {
     bool is_message = *(bool *)self->arg;
-    static carry_sum sums[2]; /* the library holds on to it */
+    static carry_sum sums[2]; /* the library keeps a reference */
     carry_sum *sum = &sums[self->rank];
     carry_sum_init(sum, 1);
     REQUIRE(carry_team_begin(self));
@@ -581,7 +581,7 @@ be_interrupted(team_rank *self)
     team_rendezvous(self, "interrupted");
 }
 
-/* The caller takes its memory back, and has to know whether it may. */
+/* The caller reuses its memory, and must know if it may. */
 TEST(interrupt_while_the_library_is_at_it)
 {
     fake_library_init(&carry_library);
@@ -626,7 +626,7 @@ TEST(a_rank_that_leaves_while_others_wait_for_it)
     }
 }
 
-/* It gives up what is in the library. */
+/* The rank abandons a call in the library. */
 static void
 leave_in_the_middle(team_rank *self)
 {
@@ -652,12 +652,12 @@ TEST(a_rank_that_leaves_in_the_middle)
     }
 }
 
-/* ---- a process that dies: rank 2 of 3, each with a library that nobody else ever comes to */
+/* ---- a process that dies: rank 2 of 3, each with a library that no other rank joins */
 
 typedef struct carry_mortal {
     char path[64];
     pid_t pid;
-    bool has_called; /* what the others have called; they are in the library then */
+    bool has_called; /* the other ranks have called, and are in the library */
 } carry_mortal;
 
 #define NMORTALS 3

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LARGE_TAG 5000 /* the library cannot tell it apart from others */
+#define LARGE_TAG 5000 /* the library cannot tell the tag apart from others */
 
 static dd_work *
 start(team_rank *self, bool is_send, void *data, size_t nbytes, int rank, uint64_t tag)
@@ -31,7 +31,8 @@ await(team_rank *self, dd_work *work, dd_error *err)
 
 /* ---- messages that arrive */
 
-/* To the next, from the one before; by both ways at once. */
+/* Send to the next rank and receive from the previous one, over the library and the group at the
+ * same time. */
 static void
 pass_around(team_rank *self)
 {
@@ -91,7 +92,7 @@ TEST(messages_to_oneself)
     carry_team_run(2, talk_to_itself, NULL);
 }
 
-/* Those of one tag in their order, each to whom it is for. */
+/* Messages of one tag arrive in order, each at its receiver. */
 static void
 ask_everybody(team_rank *self)
 {
@@ -151,7 +152,7 @@ send_too_much(team_rank *self)
         CHECK_CONTAINS(check_message(), "recv on group \"team\"");
         CHECK_CONTAINS(check_message(), "too large for its box");
     }
-    CHECK(team_check_sum(self->group)); /* a message is no reason for the group to fail */
+    CHECK(team_check_sum(self->group)); /* a failed message does not fail the group */
 }
 
 TEST(messages_that_do_not_fit)
@@ -182,9 +183,9 @@ TEST(a_message_that_cannot_be_started)
     carry_team_run(2, fail_to_send, NULL);
 }
 
-/* ---- waiting that nobody interrupts: a library wakes nobody */
+/* ---- uninterrupted waits: a library wakes no thread */
 
-/* Looks whether it ends, and drives nothing. */
+/* Wait for the work without driving the engine. */
 static void
 await_unattended(team_rank *self, dd_work *work)
 {
@@ -197,7 +198,7 @@ await_unattended(team_rank *self, dd_work *work)
     CHECK_OK(team_wait(self->group, work));
 }
 
-/* The way of the first is quiet until its deadline. */
+/* The transport of the first message has no events until its deadline. */
 static void
 wait_by_both_ways(team_rank *self)
 {
@@ -247,7 +248,7 @@ TEST(messages_go_on_when_nobody_waits)
     carry_team_run(2, wait_unattended, NULL);
 }
 
-/* ---- time-outs */
+/* ---- timeouts */
 
 static void
 run_out_of_time(team_rank *self)
@@ -269,7 +270,7 @@ run_out_of_time(team_rank *self)
     }
     team_rendezvous(self, "late");
     dd_group_set_timeout_ns(self->group, 20 * DD_NS_PER_S);
-    CHECK(team_check_sum(self->group)); /* the group is well */
+    CHECK(team_check_sum(self->group)); /* the group is usable */
 }
 
 TEST(messages_that_run_out_of_time)
@@ -318,7 +319,7 @@ TEST(messages_to_and_from_a_rank_that_leaves)
     }
 }
 
-/* What it has sent before counts; what is waited for afterwards never comes. */
+/* Messages sent before the close arrive; receives posted afterwards fail. */
 static void
 receive_from_the_gone(team_rank *self)
 {
@@ -332,7 +333,8 @@ receive_from_the_gone(team_rank *self)
         CHECK_OK(dd_group_close(self->group, &wait, check_err()));
     } else {
         int nothing;
-        dd_work *end = start(self, false, &nothing, sizeof nothing, 0, 5); /* tells when it has left */
+        /* fails when rank 0 has left */
+        dd_work *end = start(self, false, &nothing, sizeof nothing, 0, 5);
         team_rendezvous(self, "sent");
         number = 0;
         CHECK_OK(team_wait(self->group, start(self, false, &number, sizeof number, 0, 4)));

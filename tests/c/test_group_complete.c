@@ -1,5 +1,6 @@
-/* Calls that are complete on a rank succeed there, whatever it receives next. Some ranks hold their engine's lock while the
- * others finish and fail, so that they receive the failure before they look at the data. */
+/* Calls that are complete on a rank must succeed there, whatever it receives next. Some ranks hold
+ * their engine's lock while the others finish and fail, so that they receive the failure before
+ * they check the data. */
 #include "check.h"
 #include "group/extension.h"
 #include "group_team.h"
@@ -22,7 +23,7 @@ typedef struct held_case {
     dd_coll coll;
     int root;
     size_t count; /* of float32 */
-    int ncalls;   /* under way at the same time */
+    int ncalls;   /* in flight at the same time */
     bool is_own;  /* the rank that holds its lock fails the group itself */
 } held_case;
 
@@ -72,14 +73,15 @@ check_result(const team_rank *self, const held_case *which, const float_call *ca
     }
 }
 
-/* The last rank ends its calls and aborts the group. The others have called, and receive the abort before they look. */
+/* The last rank completes its calls and aborts the group. The other ranks have called, and receive
+ * the abort before they check the data. */
 static void
 hold_and_receive_an_abort(team_rank *self)
 {
     const held_case *which = self->arg;
     float_call calls[NCALLS_MAX];
     dd_work *works[NCALLS_MAX];
-    CHECK(team_check_sum(self->group)); /* there are links */
+    CHECK(team_check_sum(self->group)); /* creates the links */
     for (int i = 0; i < which->ncalls; i++) {
         make_call(self, which, &calls[i]);
     }
@@ -131,8 +133,8 @@ run_held(const team_options *options, const held_case *cases, size_t ncases)
 
 #define NCASES(cases) (sizeof(cases) / sizeof((cases)[0]))
 
-/* Calls of two ranks that the last rank ends without the help of the other rank, once both have called: the data is in
- * the arena or in messages. */
+/* Calls of two ranks that the last rank completes without the help of the other rank, once both
+ * have called: the data is in the arena or in messages. */
 static const held_case of_two[] = {
     {.coll = DD_COLL_ALL_REDUCE, .count = 1, .ncalls = 1},
     {.coll = DD_COLL_ALL_GATHER, .count = 5, .ncalls = 1},
@@ -141,7 +143,7 @@ static const held_case of_two[] = {
     {.coll = DD_COLL_ALL_REDUCE, .count = 1, .ncalls = 1, .is_own = true},
     {.coll = DD_COLL_BROADCAST, .root = 1, .count = 100, .ncalls = 3, .is_own = true},
 };
-/* The same through the arena alone: more than is moved with the lock held. */
+/* The same, only through the arena: more data than is moved with the lock held. */
 static const held_case large[] = {
     {.coll = DD_COLL_BROADCAST, .root = 1, .count = 25000, .ncalls = 1},
     {.coll = DD_COLL_BROADCAST, .root = 1, .count = 8000, .ncalls = 3},
@@ -172,7 +174,8 @@ TEST(an_abort_fails_no_complete_collective_by_messages)
     run_held(&flat, of_two, NCASES(of_two));
 }
 
-/* Rank 2 calls something else than the others, and finds that out. The broadcast of rank 0 to rank 1 is complete. */
+/* Rank 2 calls a different collective, and detects the mismatch. The broadcast of rank 0 to rank 1
+ * is complete. */
 static void
 hold_and_receive_a_mismatch(team_rank *self)
 {
@@ -230,7 +233,7 @@ make_links_to_rank_0(team_rank *self)
     }
 }
 
-/* One rank sends to rank 0, another aborts the group, and rank 0 reads the abort first, or the message. */
+/* One rank sends to rank 0, and another aborts the group. Rank 0 may read the abort first. */
 static void
 hold_and_receive_both(team_rank *self)
 {
@@ -269,7 +272,7 @@ TEST(an_abort_fails_no_receive_whose_bytes_have_arrived)
     }
 }
 
-/* One rank sends to rank 0, another aborts the group, and the sender cancels its message by that. */
+/* One rank sends to rank 0, and another aborts the group, which cancels the sender's message. */
 static void
 hold_and_receive_a_cancel(team_rank *self)
 {
@@ -327,7 +330,8 @@ wait_for_signal(void *arg)
     return NULL;
 }
 
-/* Rank 1 puts, with a signal, and aborts the group. Rank 0 waits for the signal, and receives all of that at once. */
+/* Rank 1 puts, with a signal, and aborts the group. Rank 0 waits for the signal, and receives
+ * everything in one step. */
 static void
 hold_and_receive_a_signal(team_rank *self)
 {
@@ -348,7 +352,7 @@ hold_and_receive_a_signal(team_rank *self)
         while (!atomic_load(&wait.has_begun)) {
             nanosleep(&moment, NULL);
         }
-        nanosleep(&moment, NULL); /* so that it has begun to wait; else the call may come too late */
+        nanosleep(&moment, NULL); /* lets the wait start; else the call may be too late */
         dd_engine_lock(self->engine);
         team_rendezvous(self, "waits");
         team_rendezvous(self, "over");

@@ -1,4 +1,4 @@
-/* What a rank hears of a failure that another one has found out about. */
+/* The events that a rank receives when another rank has detected a failure. */
 #include "check.h"
 #include "group/internal.h"
 #include "group_team.h"
@@ -26,7 +26,8 @@ exchange_byte(team_rank *self, int from, int to)
     }
 }
 
-/* The odd rank finds out, as it calls when what the others have sent is there, and they hear of it. */
+/* The odd rank calls last and detects the mismatch, because the other ranks' data has arrived. The
+ * other ranks are notified. */
 static void
 hear_of_disagreement(team_rank *self)
 {
@@ -35,7 +36,7 @@ hear_of_disagreement(team_rank *self)
     dd_work *work = NULL;
     for (int rank = 0; rank < self->size; rank++) {
         if (rank != odd) {
-            exchange_byte(self, rank, (rank + 1) % self->size); /* all are connected */
+            exchange_byte(self, rank, (rank + 1) % self->size); /* links all ranks */
         }
     }
     if (self->rank != odd) {
@@ -43,7 +44,7 @@ hear_of_disagreement(team_rank *self)
     }
     for (int rank = 0; rank < self->size; rank++) {
         if (rank != odd) {
-            exchange_byte(self, rank, odd); /* behind the barrier's */
+            exchange_byte(self, rank, odd); /* after the barrier's data */
         }
     }
     team_rendezvous(self, "called");
@@ -79,9 +80,10 @@ TEST(disagreement_that_is_heard_of_is_about_another_rank)
     }
 }
 
-/* ---- ranks that are late */
+/* ---- ranks that time out */
 
-/* Rank 0 gives up waiting for rank 1, which waits for rank 0, and all of them hear whose time was up. */
+/* Rank 0 times out waiting for rank 1, which waits for rank 0. All ranks receive the name of the
+ * rank that timed out. */
 static void
 be_late_in_recv(team_rank *self)
 {
@@ -143,7 +145,7 @@ wait_for(sem_t *semaphore)
     }
 }
 
-/* The thread of the rank keeps the lock of its engine, so that the rank does nothing. */
+/* The rank's thread holds its engine's lock, so that the rank does nothing. */
 static void
 be_stopped(team_rank *self, stopped_rank *shared)
 {
@@ -165,7 +167,7 @@ check_names_stopped(const team_rank *self)
     CHECK_CONTAINS(error.message, "does not answer");
 }
 
-/* Rank 1 waits in its broadcast for the stopped rank, and rank 0 for both in the barrier behind it. */
+/* Rank 1 waits in its broadcast for the stopped rank, and rank 0 for both in the next barrier. */
 static void
 wait_for_stopped(team_rank *self)
 {
@@ -226,7 +228,7 @@ count_lost(dd_link *link, unsigned *nresends)
     return 5000;
 }
 
-/* Make the link of this rank to the other one report lost bytes. */
+/* Make this rank's link to the other rank report lost bytes. */
 static void
 begin_to_lose(team_rank *self, int other)
 {
@@ -238,7 +240,8 @@ begin_to_lose(team_rank *self, int other)
     dd_engine_unlock(self->engine);
 }
 
-/* Rank 0 times out first. It shares a host with rank 1, which loses bytes to the rank that does not answer. */
+/* Rank 0 times out first. Rank 1, on the same host, loses bytes to the rank that does not
+ * answer. */
 static void
 lose_bytes_beside_the_first(team_rank *self)
 {
@@ -324,7 +327,7 @@ hear_bell_while_closing(team_rank *self)
     dd_group *group = self->group;
     CHECK_OK(team_barrier(group));
     if (self->rank == 0) {
-        dd_engine_lock(self->engine); /* else the background thread may answer the bell */
+        dd_engine_lock(self->engine); /* else the background thread may handle the bell */
     }
     team_rendezvous(self, "locked");
     if (self->rank == 1) {

@@ -1,4 +1,4 @@
-/* What goes wrong in groups of threads, and of a process that dies. */
+/* Failures in groups of threads, and of a process that dies. */
 #include "check.h"
 #include "core/thread.h"
 #include "failure_notices.h"
@@ -24,7 +24,8 @@ doze(int64_t duration_ns)
     CHECK_OK(dd_wait_sleep(&wait, duration_ns, check_err()));
 }
 
-/* Barriers until one fails: a rank that has come to the one under way before it failed may let that one pass. */
+/* Call barriers until one fails. A rank that has already entered the current barrier may complete
+ * it after the failure. */
 static dd_status
 next_failure(dd_group *group)
 {
@@ -47,11 +48,11 @@ typedef struct disagreement {
     double odd_factor;
     const char *texts[2];
     int odd_rank;
-    /* Nobody leaves before: that would be another failure. NULL in the table. */
+    /* No rank leaves before all have failed: that would be another failure. NULL in the table. */
     pthread_barrier_t *all_have_heard;
 } disagreement;
 
-/* Others: int32, SUM, root 0, 48 bytes a block, factor 1. */
+/* The other ranks call with int32, SUM, root 0, 48 bytes per block and factor 1. */
 #define ODD(one, other, dtype, op, root, nbytes, text, other_text)                          \
     {                                                                                       \
         DD_COLL_##one, DD_COLL_##other, DD_DTYPE_##dtype, DD_REDOP_##op, root, nbytes, 2.5, \
@@ -102,7 +103,8 @@ disagree(team_rank *self)
                          .outputs = outputs};
     dd_status status = team_call(self, &args);
     if (status == DD_OK) {
-        /* Its part was over before the others came; the next call tells, the first one in shared memory. */
+        /* Its part was complete before the other ranks called. The next call fails: in shared
+         * memory, the first one. */
         bool is_rooted = dd_coll_has_root(args.coll);
         bool is_by_messages = self->options->is_shm_disabled || self->options->algorithms != NULL;
         CHECK(is_rooted || is_by_messages);
@@ -141,7 +143,7 @@ run_disagreements(bool is_shm_disabled)
             which.all_have_heard = &all_have_heard;
             bool is_scatter = which.coll == DD_COLL_SCATTER || which.coll == DD_COLL_GATHER;
             if (is_scatter && odd == 0 && which.odd_root == 0) {
-                continue; /* the root's own block counts, too: see below */
+                continue; /* the root's own block is also compared: see below */
             }
             team_options options = {.size = 3, .is_shm_disabled = is_shm_disabled};
             REQUIRE(pthread_barrier_init(&all_have_heard, NULL, 3) == 0);
@@ -161,7 +163,7 @@ TEST(ranks_that_disagree_by_tcp)
     run_disagreements(true);
 }
 
-/* Where messages are as long as each other, and one rank has more of them. */
+/* All messages have one length, but one rank has more of them. */
 static void
 disagree_on_many(team_rank *self)
 {
@@ -191,7 +193,7 @@ TEST(ranks_that_disagree_on_the_number_of_messages)
     }
 }
 
-/* ---- ranks that are late */
+/* ---- ranks that time out */
 
 static void
 be_late(team_rank *self)
@@ -291,7 +293,7 @@ be_aborted(team_rank *self)
     dd_block block = {.data = &x, .nbytes = sizeof x};
     REQUIRE_OK(team_recv(self->group, block, DD_ANY_RANK, 1, &team_no_options, &recv, check_err()));
     int64_t start_ns = dd_clock_now_ns();
-    if (self->rank != 2) { /* which only has a message to wait for */
+    if (self->rank != 2) { /* rank 2 only waits for a message */
         CHECK_STATUS(team_barrier(self->group), DD_ABORTED);
         CHECK_CONTAINS(check_message(), "rank 1 (");
         CHECK_CONTAINS(check_message(), "aborted the group: the reactor is hot");
@@ -328,7 +330,7 @@ close_slowly(void *arg)
     return NULL;
 }
 
-/* An abort also ends what a close is waiting for. */
+/* An abort also ends the wait of a close. */
 static void
 abort_during_close(team_rank *self)
 {
@@ -466,7 +468,7 @@ TEST(close_with_works_under_way)
     team_run_both(&options, close_with_work, NULL);
 }
 
-/* Rank 0 is through first, and leaves at once; the others notice nothing until they need it. */
+/* Rank 0 completes first, and leaves immediately. The other ranks notice only when they need it. */
 static void
 leave_early(team_rank *self)
 {
@@ -501,7 +503,7 @@ leave_early(team_rank *self)
         dd_work *work = NULL;
         memset(data, 0, sizeof data);
         REQUIRE_OK(team_recv(self->group, block, 0, 3, &team_no_options, &work, check_err()));
-        CHECK_OK(team_wait(self->group, work)); /* what had been sent before */
+        CHECK_OK(team_wait(self->group, work)); /* sent before rank 0 left */
         CHECK_INT(data[2999], 5);
         REQUIRE_OK(team_recv(self->group, block, 0, 3, &team_no_options, &work, check_err()));
         CHECK_STATUS(team_wait(self->group, work), DD_PEER_LOST);
@@ -510,7 +512,7 @@ leave_early(team_rank *self)
             status = team_wait(self->group, work);
         }
         CHECK_STATUS(status, DD_PEER_LOST);
-        team_rendezvous(self, "others"); /* messages have ended alone */
+        team_rendezvous(self, "others"); /* only messages have failed so far */
         CHECK_STATUS(team_barrier(self->group), DD_PEER_LOST);
         CHECK_CONTAINS(check_message(), "rank 0 (");
         CHECK_CONTAINS(check_message(), "the group");
@@ -572,7 +574,7 @@ TEST(use_after_close)
 typedef struct mortal {
     char path[64];
     pid_t pid;
-    bool is_idle; /* nothing is under way when it dies */
+    bool is_idle; /* no call is pending when it dies */
     bool is_shm_disabled;
 } mortal;
 
@@ -687,17 +689,18 @@ TEST(killed_process_is_noticed_by_an_idle_group_by_tcp)
     lose_a_process(true, true);
 }
 
-/* ---- a rank that has ended in good order */
+/* ---- a rank that has closed cleanly */
 
 typedef struct early_end {
     char path[64];
-    int root;         /* it never calls */
-    unsigned lonely;  /* bits: without shared memory, like a host of its own */
-    unsigned callers; /* bits */
+    int root;         /* never calls */
+    unsigned lonely;  /* bit mask of ranks without shared memory, each as if on its own host */
+    unsigned callers; /* bit mask */
     const char *late;
 } early_end;
 
-/* Rank 0 is through and gone when others ask everybody, having waited in vain for the root. */
+/* Rank 0 has completed and exited when other ranks query all ranks, after they timed out waiting
+ * for the root. */
 static void
 end_before_others_ask(team_rank *self)
 {
@@ -741,12 +744,13 @@ check_early_end(unsigned lonely, int root, unsigned callers, const char *late)
 TEST(who_has_ended_in_good_order_is_not_lost)
 {
     check_early_end(0xf, 1, 1U << 2 | 1U << 3,
-                    "rank 1 has not arrived"); /* they hear the goodbye of rank 0 */
+                    "rank 1 has not arrived"); /* the others receive the goodbye of rank 0 */
     check_early_end(0x5, 2, 1U << 1 | 1U << 3,
-                    "rank 2 has not arrived"); /* rank 3 has no link to rank 0, and dials in vain */
+                    /* rank 3 has no link to rank 0, and its dial fails */
+                    "rank 2 has not arrived");
 }
 
-/* ---- a process that dies when it is through */
+/* ---- a process that dies after its last call */
 
 static _Noreturn void
 call_and_die(const mortal *shared, int go)
@@ -759,10 +763,10 @@ call_and_die(const mortal *shared, int go)
 
 typedef struct last_call {
     mortal dying;
-    int go; /* a byte, when the others have called */
+    int go; /* pipe that receives a byte when the other ranks have called */
 } last_call;
 
-/* Both have called, and look again only when the third is dead. */
+/* Both ranks have called, and check again only when the third is dead. */
 static void
 look_after_its_end(team_rank *self)
 {
@@ -780,7 +784,7 @@ look_after_its_end(team_rank *self)
         CHECK(waitid(P_PID, (id_t)shared->dying.pid, &end, WEXITED | WNOWAIT) == 0 && end.si_status == 0);
     }
     team_rendezvous(self, "dead");
-    dd_engine_receive_locked(own.engine); /* before anybody looks at the arena */
+    dd_engine_receive_locked(own.engine); /* before any thread reads the arena */
     dd_engine_unlock(own.engine);
     CHECK_OK(team_wait(own.group, work));
     check_loss(own.group, &shared->dying, team_barrier(own.group));
@@ -816,7 +820,8 @@ use_in_child(team_rank *self)
     if (self->rank != 0) {
         return;
     }
-    /* A child may be born while somebody drives, and has nobody to give the lock back. */
+    /* The child may be forked while a thread drives the engine, and no thread there would release
+     * the lock. */
     dd_engine_lock(dd_group_engine(self->group));
     pid_t pid = fork();
     if (pid == 0) {
@@ -875,7 +880,7 @@ TEST(split_ends_with_its_parent)
     team_run_both(&options, split_while_the_parent_fails, NULL);
 }
 
-/* ---- telling the others */
+/* ---- notifying the other ranks */
 
 static void
 disagree_about_the_operation(team_rank *self)
@@ -895,7 +900,7 @@ disagree_about_the_operation(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-/* Also where the call ends before it waits. */
+/* This also holds if the call ends before it waits. */
 TEST(a_caller_hears_of_a_failure_when_the_others_can)
 {
     team_options options = {.size = 2};

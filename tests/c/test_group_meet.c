@@ -1,4 +1,4 @@
-/* How groups come to be, and what is left of them: rendezvous, splits, several ranks in a process, no memory. */
+/* Creation and cleanup of groups: rendezvous, splits, several ranks in a process, no memory. */
 #include "check.h"
 #include "core/mem.h"
 #include "core/system.h"
@@ -71,7 +71,7 @@ TEST(groups_that_cannot_be)
     team_run_apart(&options, open_nonsense, NULL);
 }
 
-/* Others write to the store, too. */
+/* Other programs can write to the store. */
 static void
 read_ends_that_make_no_sense(team_rank *self)
 {
@@ -111,7 +111,8 @@ TEST(ends_that_make_no_sense)
     team_run_apart(&options, read_ends_that_make_no_sense, NULL);
 }
 
-/* Rank 1 meets the others, says that it has lost rank 2, and ends. Rank 0 may never have had a link to it. */
+/* Rank 1 meets the other ranks, reports that it has lost rank 2, and exits. Rank 0 may never have
+ * had a link to it. */
 static void
 end_for_a_reason(team_rank *self)
 {
@@ -170,7 +171,7 @@ miss_somebody(team_rank *self)
         CHECK_CONTAINS(check_message(), "missing: 1");
     }
     team_rendezvous(self, "missed");
-    /* The name is as good as new. */
+    /* The name can be used again. */
     for (int i = 0; i < 3; i++) {
         if (CHECK_OK(open_named(self, "absent", self->rank, 3, 10 * DD_NS_PER_S * check_slow(), &group))) {
             team_check_sum(group);
@@ -214,7 +215,7 @@ open_one(void *arg)
     return NULL;
 }
 
-/* Ranks 0 to 2 of five in the first process, one engine for all; 3 and 4 in the other. */
+/* Ranks 0 to 2 of five share the engine of the first process; ranks 3 and 4 are in the second. */
 static void
 crowd(team_rank *self)
 {
@@ -245,7 +246,8 @@ meet_many(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-/* Their cards are too many for what the store tells everybody: one of the host takes them from there, and gives them to the others. */
+/* The store does not pass this many cards to every rank: one rank of the host reads them, and
+ * passes them to the others. */
 TEST(many_ranks_of_a_host_take_cards_from_each_other)
 {
     team_options options = {.size = 150};
@@ -265,7 +267,8 @@ open_one_of_two(void *arg)
     return NULL;
 }
 
-/* Ranks that meet at a loopback address are on this machine: the second engine listens there, like the first. */
+/* Ranks that meet at a loopback address are on this machine: the second engine listens on loopback,
+ * like the first. */
 static void
 meet_oneself_at_home(team_rank *self)
 {
@@ -340,7 +343,7 @@ taken_first(team_rank *self)
         await_first(self, 0);
         CHECK_STATUS(open_named(self, "w", 0, 2, plenty_ns, &group), DD_INVALID_ARGUMENT);
         CHECK_CONTAINS(check_message(), "rank 0 of group \"w\" is taken: by ");
-        CHECK_OK(open_named(self, "w", 1, 2, plenty_ns, &group)); /* in spite of that */
+        CHECK_OK(open_named(self, "w", 1, 2, plenty_ns, &group)); /* succeeds in spite of that */
     }
     if (group != NULL) {
         team_check_sum(group);
@@ -380,7 +383,7 @@ disagree_on_the_size(team_rank *self)
         CHECK(dd_wait_elapsed_s(&wait) < 20 * check_slow());
         team_rendezvous(self, i == 0 ? "one" : "two");
     }
-    /* The name is as good as new. */
+    /* The name can be used again. */
     if (CHECK_OK(open_named(self, "w", self->rank, 2, plenty_ns, &group))) {
         team_check_sum(group);
     }
@@ -408,7 +411,8 @@ split(team_rank *self, dd_group *parent, const int *ranks, int count, uint64_t t
     return group;
 }
 
-/* Rank 2 names a wrong rank; the others wait for it until the timeout. Then all ranks split twice more. */
+/* Rank 2 names a wrong rank; the other ranks wait for it until the timeout. Then all ranks split
+ * twice more. */
 static void
 split_after_a_wrong_call(team_rank *self)
 {
@@ -425,7 +429,8 @@ split_after_a_wrong_call(team_rank *self)
     wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     dd_call_options plain = {.timeout_ns = -1};
     int source;
-    if (self->rank == 0) { /* comes after what rank 0 has told rank 2 of the end of the first attempt */
+    /* arrives after rank 0 has notified rank 2 that the first attempt ended */
+    if (self->rank == 0) {
         CHECK_OK(team_send_and_wait(self->group, (dd_block){&byte, 1}, 2, 0, &plain, &wait, check_err()));
     } else if (self->rank == 2) {
         CHECK_OK(
@@ -470,9 +475,10 @@ split_in_many_ways(team_rank *self)
     int alone[] = {self->rank};
     dd_group *one = split(self, self->group, alone, 1, 0);
     for (int i = 0; i < 10; i++) {
-        close_group(split(self, self->group, is_even ? even : odd, 2, 0)); /* the same set again */
+        /* the same ranks again */
+        close_group(split(self, self->group, is_even ? even : odd, 2, 0));
     }
-    /* All are of use side by side, whatever has been closed. */
+    /* All groups work side by side, whichever others have been closed. */
     team_check_sum(self->group);
     team_check_sum(half);
     close_group(one);
@@ -511,7 +517,8 @@ never(void *ctx)
     return false;
 }
 
-/* One may be through with the split, and leave the parent, while another still waits for the last word of its leader. */
+/* A rank may complete the split, and leave the parent, while another rank still waits for the last
+ * message of its leader. */
 static void
 leave_after_a_split(team_rank *self)
 {
@@ -526,7 +533,7 @@ leave_after_a_split(team_rank *self)
         CHECK_OK(dd_group_await(self->group, has_left, self->group, &wait, check_err()));
         dd_wait moment = dd_wait_after(50 * DD_NS_PER_MS);
         CHECK_STATUS(group_await_others(part, &setup, never, NULL, &moment, check_err()), DD_OP_TIMED_OUT);
-        part->members[1].has_voted = false; /* then its leader waits for it */
+        part->members[1].has_voted = false; /* so that its leader waits for it */
         moment = dd_wait_after(50 * DD_NS_PER_MS);
         CHECK_STATUS(group_await_others(part, &setup, never, NULL, &moment, check_err()),
                      self->rank == 0 ? DD_PEER_LOST : DD_OP_TIMED_OUT);
@@ -567,7 +574,7 @@ split_wrongly(team_rank *self)
         CHECK_CONTAINS(check_message(), "rank 1 (");
     }
     team_rendezvous(self, "split");
-    close_group(split(self, self->group, both, 2, 1)); /* under another tag */
+    close_group(split(self, self->group, both, 2, 1)); /* with another tag */
     team_check_sum(self->group);
 }
 
@@ -577,7 +584,7 @@ TEST(splits_that_fail)
     team_run_both(&options, split_wrongly, NULL);
 }
 
-/* ---- many groups of one engine, from many threads */
+/* ---- many groups of one engine, used from many threads */
 
 typedef struct split_thread {
     team_rank *self;
@@ -643,7 +650,7 @@ TEST(groups_side_by_side_from_several_threads)
     team_run_both(&options, work_in_many_groups, NULL);
 }
 
-/* ---- nothing is left */
+/* ---- leaks */
 
 typedef struct leftovers {
     int nfds;
@@ -658,7 +665,7 @@ count_leftovers(void)
         .nfds = count_fds(), .nthreads = count_threads(), .nmappings = count_shared_mappings()};
 }
 
-/* Closing is quick, and what it gives back may take a moment. */
+/* Check for leaks. A close returns early, and the resources may be released a little later. */
 static void
 check_leftovers(leftovers before)
 {
@@ -684,7 +691,7 @@ use_regions(dd_group *group)
     }
     CHECK_INT(*(char *)dd_region_data(regions[0]), 0);
     dd_block block = {.data = dd_region_data(regions[0]),
-                      .nbytes = 100000}; /* the other is never spoken of */
+                      .nbytes = 100000}; /* the other region is never announced */
     dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
                          .reduction = {.dtype = DD_DTYPE_UINT8, .op = DD_REDOP_SUM},
                          .inputs = &block,
@@ -711,7 +718,7 @@ make_and_close(team_rank *self)
             use_regions(group);
         }
         close_group(group);
-        if (i == 19) { /* by now everything that is made once is there */
+        if (i == 19) { /* all resources that are created once exist by now */
             team_rendezvous(self, "warm");
             before = count_leftovers();
             team_rendezvous(self, "counted");
@@ -728,7 +735,7 @@ TEST(groups_leave_nothing_behind)
     team_run_both(&options, make_and_close, NULL);
 }
 
-/* What one rank shares when the other has left already. */
+/* Share a region when the other rank has already left. */
 static void
 share_too_late(team_rank *self)
 {
@@ -748,7 +755,8 @@ share_too_late(team_rank *self)
         close_group(group);
     }
     team_rendezvous(self, "done");
-    dd_wait wait = dd_wait_after(50 * DD_NS_PER_MS); /* a descriptor on its way is counted nowhere */
+    /* a descriptor in transit is not counted anywhere */
+    dd_wait wait = dd_wait_after(50 * DD_NS_PER_MS);
     CHECK_OK(dd_wait_sleep(&wait, 50 * DD_NS_PER_MS, check_err()));
     check_leftovers(before);
     team_rendezvous(self, "checked");
@@ -805,7 +813,7 @@ TEST(engines_leave_nothing_behind)
     check_leftovers(before);
 }
 
-/* ---- something that fails, whatever it is: any allocation, any system call of any thread */
+/* ---- failures of any allocation, or any system call, of any thread */
 
 static void
 want_clean(dd_status status, const dd_error *error)
@@ -813,7 +821,7 @@ want_clean(dd_status status, const dd_error *error)
     CHECK(status == DD_OK || (status == error->code && error->message[0] != '\0'));
 }
 
-/* Lets so many succeed and fails the one after; -1: none. */
+/* Let `number` calls succeed and the next one fail; -1 for no failure. */
 typedef struct shortage {
     void (*fail_after)(long number);
     long number;
@@ -833,7 +841,7 @@ fail_system_call(long number)
     (void)dd_sys_fail_after(number, errors[number < 0 ? 0 : number / 7 % 5]);
 }
 
-/* Every rank tries. */
+/* Every rank tries to open a group. */
 static void
 open_in_need(team_rank *self)
 {
@@ -896,7 +904,8 @@ open_in_need(team_rank *self)
         lack->fail_after(-1);
         atomic_store(&lack->is_over, true);
     }
-    /* What wakes a thread for its end never fails. Not by the store, whose barrier may be what is short of something. */
+    /* Wait until no call fails any longer: waking a thread that must end never fails. Do not wait
+     * in the store, whose barrier could be the call that fails. */
     while (!atomic_load(&lack->is_over)) {
         sched_yield();
     }
@@ -906,7 +915,8 @@ static void
 run_in_need(bool is_shm_disabled, void (*fail_after)(long number), long first)
 {
     team_options first_team = {.size = 2, .is_shm_disabled = is_shm_disabled};
-    team_run(&first_team, only_sum, NULL); /* sanitizers start a thread with the first of ours */
+    /* sanitizers start a thread when the test starts its first one */
+    team_run(&first_team, only_sum, NULL);
     leftovers before = count_leftovers();
     dd_wait limit = dd_wait_after(2 * DD_NS_PER_S * check_slow());
     for (long number = first; number < 400 && !dd_wait_has_expired(&limit); number += 7) {

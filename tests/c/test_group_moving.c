@@ -1,5 +1,5 @@
-/* Data is moved without a lock that other groups want. An input whose pages cannot be read stops the copy in the
- * middle, for as long as the test likes. */
+/* Data is moved without holding a lock that other groups need. An input whose pages cannot be read
+ * blocks the copy in the middle for as long as a test needs. */
 #include "check.h"
 #include "group/internal.h"
 #include "group_team.h"
@@ -15,7 +15,7 @@
 
 #define NBYTES ((size_t)1 << 20)
 
-/* ---- pages that stop whoever reads them */
+/* ---- pages that block any thread that reads them */
 
 static uint8_t *trap;
 static atomic_bool is_trapped;
@@ -28,7 +28,7 @@ nap(void)
     nanosleep(&moment, NULL);
 }
 
-/* At most 20 s. */
+/* Wait for the flag, at most 20 s. */
 static bool
 wait_for(const atomic_bool *flag)
 {
@@ -44,7 +44,7 @@ on_fault(int number, siginfo_t *info, void *context)
     (void)context;
     uintptr_t offset = (uintptr_t)info->si_addr - (uintptr_t)trap;
     if (offset >= NBYTES) {
-        signal(number, SIG_DFL); /* a real one */
+        signal(number, SIG_DFL); /* a genuine fault */
         return;
     }
     atomic_store(&is_trapped, true);
@@ -71,11 +71,11 @@ remove_trap(const struct sigaction *before)
     (void)munmap(trap, NBYTES);
 }
 
-/* ---- a second thread of every rank, beside the one that moves data */
+/* ---- a second thread of every rank, next to the one that moves data */
 
 typedef struct companion {
     team_rank *self;
-    dd_group *other; /* of the same ranks */
+    dd_group *other; /* has the same ranks */
     void (*body)(struct companion *companion);
     pthread_t thread;
 } companion;
@@ -100,13 +100,13 @@ start_companion(team_rank *self, dd_group *other, companion *own, void (*body)(c
 static void
 let_faults_in(void)
 {
-    sigset_t faults; /* blocked in threads of ours */
+    sigset_t faults; /* blocked in the library's threads */
     sigemptyset(&faults);
     sigaddset(&faults, SIGSEGV);
     (void)pthread_sigmask(SIG_UNBLOCK, &faults, NULL);
 }
 
-/* Of float32 zeros; rank 0 gives the trap. */
+/* Reduce float32 zeros. Rank 0's input is the trap. */
 static dd_status
 reduce_trapped(team_rank *self, uint8_t *output)
 {
@@ -120,7 +120,7 @@ reduce_trapped(team_rank *self, uint8_t *output)
     return team_call(self, &args);
 }
 
-/* To rank 0, which gives the trap as well: its own part is copied, and sent to nobody. */
+/* Gather to rank 0, whose input is also the trap: its own block is copied, and not sent. */
 static dd_status
 gather_trapped(team_rank *self, uint8_t *output)
 {
@@ -140,7 +140,7 @@ run_trapped_with(const team_options *options, void (*body)(team_rank *self))
     remove_trap(&before);
 }
 
-/* Two ranks, with the trap set. */
+/* Run two ranks, with the trap set. */
 static void
 run_trapped(void (*body)(team_rank *self))
 {
@@ -159,7 +159,7 @@ work_in_other_group(companion *own)
     dd_region *region = NULL;
     CHECK_OK(dd_group_alloc(own->other, NBYTES, &region, check_err()));
     dd_region_release(region);
-    CHECK(!atomic_load(&is_open)); /* and all that while the copy stood still */
+    CHECK(!atomic_load(&is_open)); /* the copy was blocked all the time */
     team_rendezvous(own->self, "worked");
 }
 
@@ -228,7 +228,7 @@ abort_group(void *arg)
     return NULL;
 }
 
-/* What is aborted ends when nobody looks into its memory any more, and not before. */
+/* An aborted call must end when no thread accesses its memory any longer, and not earlier. */
 static void
 abort_while_stopped(team_rank *self, dd_status (*run)(team_rank *self, uint8_t *output), uint8_t *output)
 {
@@ -236,7 +236,7 @@ abort_while_stopped(team_rank *self, dd_status (*run)(team_rank *self, uint8_t *
     pthread_t aborter;
     start_companion(self, NULL, &own, let_some_time_pass);
     REQUIRE_OK(dd_thread_start(&aborter, "aborter", abort_group, self, check_err()));
-    /* All data of a group of one rank is here: the abort lets the copy end, and the call succeeds. */
+    /* A group of one rank has all its data: the abort lets the copy end, and the call succeeds. */
     CHECK_STATUS(run(self, output), self->size == 1 ? DD_OK : DD_ABORTED);
     CHECK(atomic_load(&is_open));
     pthread_join(own.thread, NULL);
@@ -267,7 +267,8 @@ TEST(abort_of_one_rank_waits_for_the_end_of_a_copy)
     run_trapped_with(&options, be_aborted_while_stopped);
 }
 
-/* Rank 1 sends all that it has, and aborts while rank 0 copies it. A thread of rank 0 that copies nothing receives the abort. */
+/* Rank 1 sends all its data, and aborts while rank 0 copies it. A thread of rank 0 that copies
+ * nothing receives the abort. */
 static atomic_bool has_aborted;
 
 static void *
@@ -324,7 +325,8 @@ be_aborted_in_a_plan(team_rank *self)
     if (self->rank == 0) {
         abort_while_stopped(self, gather_trapped, output);
     } else {
-        dd_status status = gather_trapped(self, output); /* what it has sent may have arrived before */
+        /* its data may have arrived before the abort */
+        dd_status status = gather_trapped(self, output);
         CHECK(status == DD_OK || status == DD_ABORTED);
     }
     dd_mem_free(output);

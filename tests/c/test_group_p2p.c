@@ -108,7 +108,8 @@ cross_tags(team_rank *self)
         out[i] = i;
         works[i] = start(self, true, &out[i], sizeof out[i], other, tags[i]);
     }
-    CHECK_OK(team_barrier(self->group)); /* all have come before anybody wants them */
+    /* all messages have arrived before any receive is posted */
+    CHECK_OK(team_barrier(self->group));
     for (int i = NTAGS - 1; i >= 0; i--) {
         works[NTAGS + i] = start(self, false, &in[i], sizeof in[i], other, tags[i]);
     }
@@ -117,7 +118,7 @@ cross_tags(team_rank *self)
         CHECK_OK(team_wait(self->group, works[i]));
     }
     for (int i = 0; i < NTAGS; i++) {
-        /* Of one tag: first in, first out; they were asked for from the end. */
+        /* Messages of one tag match receives in order; the receives were posted in reverse. */
         bool is_paired = i % 3 != 0 && (i ^ 1) % 3 != 0 && (i ^ 1) < NTAGS;
         CHECK_INT(in[i], is_paired ? i ^ 1 : i);
     }
@@ -185,7 +186,8 @@ send_to_self(team_rank *self)
     check_bytes_of(copy, 1, 500000);
     free(large);
     free(copy);
-    CHECK_OK(team_barrier(self->group)); /* with nobody else left, a receive from any rank has no hope */
+    /* when all other ranks have left, a receive from any rank must fail */
+    CHECK_OK(team_barrier(self->group));
 }
 
 TEST(messages_to_oneself)
@@ -196,14 +198,14 @@ TEST(messages_to_oneself)
     }
 }
 
-/* ---- many at once */
+/* ---- many messages in flight */
 
 #define NMANY 400
 
 static void
 exchange_many(team_rank *self)
 {
-    static int data[4][2][NMANY]; /* by rank */
+    static int data[4][2][NMANY]; /* first index: rank */
     dd_work *works[2][NMANY];
     int next = (self->rank + 1) % self->size;
     int previous = (self->rank + self->size - 1) % self->size;
@@ -239,7 +241,8 @@ send_shorter_and_longer(team_rank *self)
             memset(memory, 3, sizes[i] + 1);
             CHECK_OK(team_wait(self->group, start(self, true, memory, sizes[i], 1, 1)));
             dd_work *send = start(self, true, memory, sizes[i] + 1, 1, 2);
-            dd_status status = team_wait(self->group, send); /* it may be gone before anybody looks */
+            /* it may be complete before the receiver checks */
+            dd_status status = team_wait(self->group, send);
             CHECK(status == DD_OK || status == DD_INVALID_ARGUMENT);
         } else {
             memset(memory, 9, sizes[i] + 5);
@@ -260,7 +263,7 @@ send_shorter_and_longer(team_rank *self)
             CHECK_CONTAINS(check_message(), text);
         }
     }
-    CHECK(team_check_sum(self->group)); /* the group lives on */
+    CHECK(team_check_sum(self->group)); /* the group stays usable */
     free(memory);
 }
 
@@ -328,7 +331,7 @@ start_again_and_again(team_rank *self)
         CHECK_OK(team_wait(self->group, send));
     }
     if (self->rank == 0) {
-        CHECK(dd_mem_fail_after(-1) < NWORKS / 2); /* of both ranks */
+        CHECK(dd_mem_fail_after(-1) < NWORKS / 2); /* of both ranks together */
     }
 }
 
@@ -363,7 +366,7 @@ TEST(works_outlive_their_group)
     }
 }
 
-/* ---- a message that nobody sends */
+/* ---- a message that is never sent */
 
 static void
 recv_in_vain(team_rank *self)
@@ -398,7 +401,7 @@ TEST(message_that_times_out_ends_alone)
     team_run_both(&options, recv_in_vain, NULL);
 }
 
-/* ---- messages and collectives side by side, from several threads */
+/* ---- messages and collectives at the same time, from several threads */
 
 typedef struct pair_thread {
     team_rank *self;
@@ -490,7 +493,7 @@ miss_monitored(team_rank *self)
     }
     team_rendezvous(self, "missed");
     if (is_missing) {
-        /* Who comes too late hears of it, too. */
+        /* A rank that calls too late also fails. */
         CHECK_STATUS(monitored(self, timeout_ns, is_all), DD_OP_TIMED_OUT);
         CHECK_CONTAINS(check_message(), "rank 0 has given up");
     }

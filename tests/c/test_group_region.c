@@ -1,5 +1,5 @@
-/* Memory that ranks of a host share: what a group keeps of it, what is taken back from others after a failure, and what a forked child
- * leaves alone. */
+/* Memory that ranks of a host share: the regions that a group keeps, the memory that it takes back
+ * from other ranks after a failure, and a forked child, which must not touch any of it. */
 #include "check.h"
 #include "group/internal.h"
 #include "group_team.h"
@@ -56,7 +56,7 @@ alloc_filled(dd_group *group, size_t nbytes, uint8_t value)
     return region;
 }
 
-/* ---- what is kept */
+/* ---- kept regions */
 
 static void
 use_many_sizes(team_rank *self)
@@ -91,7 +91,7 @@ let_much_go(team_rank *self)
         nresident += count_resident_pages(data[i], 20 * MIB);
     }
     CHECK(nresident > 0 && nresident * PAGE <= 64 * MIB);
-    for (int i = 0; i < 5; i++) { /* with pages and without */
+    for (int i = 0; i < 5; i++) { /* with resident pages and without */
         regions[i] = alloc_filled(self->group, 20 * MIB, 1);
     }
     for (int i = 0; i < 5; i++) {
@@ -131,7 +131,7 @@ count_kept_nbytes(dd_group *group)
     return memory.suspend;
 }
 
-/* An array has two holders, which release it at the same moment: its pages are counted as kept exactly once. */
+/* An array has two holders, which release it at the same moment: its pages must be counted once. */
 static void
 release_twice_at_a_time(team_rank *self)
 {
@@ -193,7 +193,7 @@ take_back(team_rank *self, dd_block block)
     dd_engine_unlock(self->engine);
 }
 
-/* A mapping of the same pages, as another rank has one. */
+/* Map the same pages again, like another rank. */
 static uint8_t *
 map_again(void *data, size_t nbytes)
 {
@@ -230,7 +230,7 @@ TEST(what_is_taken_back_does_not_change)
     team_run(&(team_options){.size = 1}, lose_access, NULL);
 }
 
-/* There the caller looks through the mapping that he has made. */
+/* For adopted memory, the caller uses its own mapping. */
 static void
 lose_access_to_adopted(team_rank *self)
 {
@@ -259,7 +259,7 @@ TEST(what_is_taken_back_of_adopted_memory_does_not_change)
 
 /* ---- forks */
 
-/* The child lets go of all that it has got: its descriptors are closed there, and the memory is the parent's. */
+/* The child releases all regions: its descriptors are closed, and the parent keeps the memory. */
 static void
 let_go_in_child(team_rank *self)
 {
@@ -278,7 +278,7 @@ let_go_in_child(team_rank *self)
     dd_region_note_unmapped(adopted);
     pid_t pid = fork();
     if (pid == 0) {
-        int others[64]; /* take the numbers that are free */
+        int others[64]; /* use up the free descriptor numbers */
         for (int i = 0; i < 64; i++) {
             others[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
         }
@@ -303,7 +303,7 @@ TEST(a_forked_child_leaves_regions_alone)
     team_run(&(team_options){.size = 1}, let_go_in_child, NULL);
 }
 
-/* Windows ask for regions between calls. The timer for the next question would outlive the group. */
+/* Windows request regions between calls. The timer of a request must not outlive the group. */
 static void
 want_without_a_call(team_rank *self)
 {

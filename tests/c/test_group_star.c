@@ -1,4 +1,4 @@
-/* The links of a host's ranks, and what they hear of each other without one. */
+/* The links of a host's ranks, and the events that ranks receive without a link. */
 #include "check.h"
 
 #include "group/internal.h"
@@ -21,7 +21,7 @@ count_link_ends(const team_rank *self)
     return stats.nconnections;
 }
 
-/* ---- how many links there are */
+/* ---- the number of links */
 
 #define NSTAR 8
 
@@ -71,7 +71,7 @@ count_links(team_rank *self)
     CHECK(strcmp(info.transport, "shared memory") == 0);
     team_rendezvous(self, "counted");
     CHECK_INT(atomic_load(&all->nends), 2 * (NSTAR - 1));
-    /* A message makes one more. */
+    /* A message creates one more link. */
     uint8_t byte = (uint8_t)self->rank;
     dd_block block = {.data = &byte, .nbytes = 1};
     dd_work *work = NULL;
@@ -94,7 +94,7 @@ TEST(ranks_of_a_host_are_linked_to_the_lowest)
     team_run(&options, count_links, &all);
 }
 
-/* Hosts of one rank each: all are linked to rank 0, until collectives make more links. */
+/* With one rank per host, all are linked to rank 0, until collectives create more links. */
 static void
 count_far_links(team_rank *self)
 {
@@ -109,7 +109,7 @@ TEST(hosts_are_linked_to_rank_0)
     team_run(&options, count_far_links, NULL);
 }
 
-/* ---- what is heard without a link, while the lowest rank hears nothing */
+/* ---- events without a link, while the lowest rank receives nothing */
 
 static void
 call_barrier(team_rank *self, int64_t timeout_ns, dd_work **work)
@@ -185,7 +185,8 @@ TEST(a_goodbye_is_heard_without_a_link)
     team_run(&options, hear_goodbye, NULL);
 }
 
-/* A receive that begins while its sender leaves: whatever comes first, it ends, and what was sent before is there. */
+/* Receive while the sender leaves: whichever happens first, the receive must end, and data sent
+ * before must arrive. */
 static void
 receive_from_one_who_leaves(team_rank *self)
 {
@@ -208,7 +209,7 @@ receive_from_one_who_leaves(team_rank *self)
         CHECK_STATUS(team_wait(self->group, first), *(bool *)self->arg ? DD_OK : DD_PEER_LOST);
         CHECK_STATUS(team_wait(self->group, second), DD_PEER_LOST);
         CHECK_CONTAINS(check_message(), "rank 1 (");
-        CHECK_CONTAINS(check_message(), "the group"); /* has left or closed it */
+        CHECK_CONTAINS(check_message(), "the group"); /* rank 1 has left or closed the group */
     }
     team_rendezvous(self, "end");
 }
@@ -222,7 +223,7 @@ TEST(a_receive_from_one_who_leaves_ends)
     }
 }
 
-/* ---- where somebody is who does not answer */
+/* ---- the position of a rank that does not answer */
 
 static void
 look_up_the_deaf(team_rank *self)
@@ -251,13 +252,13 @@ TEST(a_rank_that_does_not_answer_is_looked_up)
     team_run(&options, look_up_the_deaf, NULL);
 }
 
-/* ---- a process that dies while the lowest rank, which would notice, is stopped */
+/* ---- a process that dies while the lowest rank, which should notice, is stopped */
 
 #define NMORTALS 4
 
 typedef struct mortals {
     char path[64];
-    pid_t pids[NMORTALS]; /* of ranks 0 and 2 */
+    pid_t pids[NMORTALS]; /* processes of ranks 0 and 2 */
 } mortals;
 
 static pid_t
@@ -266,7 +267,7 @@ start_life(const mortals *shared, int rank)
     pid_t pid = fork();
     if (pid == 0) {
         team_mortal self;
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* stopped, it would outlast the test */
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* while stopped, it would outlive the test */
         if (team_mortal_open(shared->path, rank, NMORTALS, false, &self)) {
             if (rank == 0) {
                 kill(getpid(), SIGSTOP);

@@ -24,7 +24,7 @@ open_hash(void **fixture)
 
 STORE_SUITE(hash, .open = open_hash, .has_queues = true, .is_in_memory = true, .has_number_errors = true)
 
-/* The same with every operation that can be made of others made so. */
+/* The same suite with every composite operation built from others. */
 static const dd_store_ops *hash_ops;
 
 static dd_status
@@ -165,7 +165,7 @@ TEST(child_frees_its_copy)
     dd_store_release(store);
 }
 
-/* Keeps the mutex busy while the test forks. */
+/* Keep the mutex busy while the test forks. */
 typedef struct hammer {
     pthread_t thread;
     dd_store *store;
@@ -206,7 +206,7 @@ TEST(fork_in_the_middle_of_a_change)
     dd_store_release(busy.store);
 }
 
-/* A popper that is interrupted in the moment in which its item comes: the callback itself brings the item. */
+/* A pop that is interrupted just when its item arrives: the callback itself pushes the item. */
 typedef struct late_item {
     dd_store *store;
     int npushed;
@@ -243,7 +243,7 @@ TEST(item_of_an_interrupted_pop_goes_back_to_the_head)
     dd_store_release(store);
 }
 
-/* A key that is there for a moment only: a get that waits for it has its value. */
+/* A key that exists only briefly: a get that waits for it must return its value. */
 static bool
 set_and_delete(void *ctx)
 {
@@ -272,7 +272,7 @@ TEST(get_takes_a_value_that_comes_and_goes)
     dd_store_release(late.store);
 }
 
-/* The pusher has no memory for the item and is told so; who waits for one goes on waiting, and needs none. */
+/* The push fails for lack of memory; the waiting pop continues, and needs no memory. */
 static bool
 push_without_memory(void *ctx)
 {
@@ -306,7 +306,7 @@ TEST(pushing_to_a_popper_without_memory)
     dd_store_release(store);
 }
 
-/* Generic append gives up when others are always faster, and says so. */
+/* Generic append must fail with a timeout if other writers are always faster. */
 static dd_status
 compare_set_loses(dd_store *store, const dd_store_request *request, dd_store_result *result,
                   const dd_wait *wait, dd_error *err)

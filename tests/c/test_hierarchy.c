@@ -1,4 +1,4 @@
-/* The legs of all ranks, carried out by the book in one thread, against the collective as a whole. */
+/* The legs of all ranks, carried out by definition in one thread, compared with the collective. */
 #include "check.h"
 #include "coll_reference.h"
 #include "coll_world.h"
@@ -25,7 +25,7 @@ static const layout layouts[] = {
 
 #define NLAYOUTS ((int)(sizeof layouts / sizeof layouts[0]))
 
-/* Small enough for many pieces, and as they are. */
+/* One set of limits small enough for many pieces, and the default limits. */
 static const dd_hierarchy_limits tight = {.piece_nbytes = 256, .line_nbytes = 64, .small_nbytes = 96};
 static const dd_hierarchy_limits usual = {0};
 
@@ -45,9 +45,9 @@ typedef struct stage {
     actor actors[MAX_RANKS];
 } stage;
 
-/* ---- collectives by the book */
+/* ---- collectives by definition */
 
-/* A copy of an input of one of those who take part. */
+/* A copy of a member's input. */
 typedef struct letter {
     void *data;
     size_t nbytes;
@@ -159,7 +159,7 @@ end_leg(actor *who, dd_leg_lane lane)
     who->nended[lane]++;
 }
 
-/* What one rank does alone. */
+/* Run a leg that needs only one rank. */
 static bool
 do_alone(actor *who)
 {
@@ -171,7 +171,7 @@ do_alone(actor *who)
     return true;
 }
 
-/* What those named in ranks do together, when all of them have come to it. */
+/* Run a leg of the given ranks, once all of them have reached it. */
 static bool
 do_together(stage *set, dd_leg_lane lane, const int *ranks, int nranks, dd_leg_kind kind)
 {
@@ -296,7 +296,7 @@ static const arithmetic arithmetics[] = {
 
 static const size_t counts[] = {0, 1, 3, 40, 700, 2000};
 
-/* False after the first failure. */
+/* Return false after the first failure. */
 static bool
 check_counts(const layout *where, coll_case what, const dd_hierarchy_limits *limits)
 {

@@ -1,5 +1,5 @@
-/* Reductions: the scalar kernels against arithmetic that is written down once more here, slowly and in
- * doubles; the other instruction sets against the scalar kernels, bit for bit. */
+/* Reductions. The scalar kernels are compared with a second, slow implementation in doubles; the
+ * other instruction sets must equal the scalar kernels bit for bit. */
 #include "check.h"
 #include "core/clock.h"
 #include "core/cpu.h"
@@ -15,7 +15,7 @@
 
 #define MAX_SRCS 16
 #define MAX_COUNT 320
-#define MARGIN 64 /* bytes around an output that have to stay as they are */
+#define MARGIN 64 /* bytes around an output that must not change */
 #define SLACK 32  /* for misalignment */
 #define BUFFER_NBYTES (MAX_COUNT * DD_DTYPE_MAX_SIZE + 2 * MARGIN + SLACK)
 #define STAGE_COUNT ((int)DD_STAGE_LAST + 1)
@@ -32,16 +32,16 @@ random_word(void)
     return random_state;
 }
 
-/* ---- floats, slowly */
+/* ---- slow floats */
 
 typedef struct layout {
     int exponent_bits, mantissa_bits;
     uint64_t max_finite; /* code of the largest number */
-    uint64_t overflow;   /* code of what comes after it */
+    uint64_t overflow;   /* the next code after the largest number */
     uint64_t nan;
 } layout;
 
-/* Of a float's code, or of that of a part of a complex number. */
+/* Return the layout of a float, or of one part of a complex number. */
 static layout
 layout_of(dd_dtype dtype)
 {
@@ -98,7 +98,7 @@ encode(dd_dtype dtype, double x)
     int exponent;
     (void)frexp(x, &exponent);
     exponent = exponent - 1 < 1 - bias ? 1 - bias : exponent - 1;
-    /* In units of the last place: 2^mantissa_bits of them and more make a normal number. */
+    /* In units of the last place; 2^mantissa_bits or more make a normal number. */
     uint64_t units = (uint64_t)nearbyint(ldexp(fabs(x), l.mantissa_bits - exponent));
     uint64_t code = units + ((uint64_t)(exponent + bias - 1) << l.mantissa_bits);
     return sign | (code > l.max_finite ? l.overflow : code);
@@ -112,7 +112,7 @@ read_code(const void *at, size_t size)
     return code;
 }
 
-/* ---- reductions, slowly */
+/* ---- slow reductions */
 
 static double
 rounded(dd_dtype accumulator, double x)
@@ -133,7 +133,7 @@ lesser(double a, double b)
     return a < b ? a : b;
 }
 
-/* Of real numbers im is 0 and stays out of it. */
+/* For real numbers im is 0 and unused. */
 typedef struct number {
     double re, im;
 } number;
@@ -220,7 +220,7 @@ reduce_floats(const dd_reduction *r, stage_types types, void *out, const void *c
     write_number(types.to, out, i, sum);
 }
 
-/* The lower bits, as the type reads them. */
+/* Return the low bits, interpreted as the type. */
 static __int128
 wrapped(dd_dtype dtype, __int128 x)
 {
@@ -320,7 +320,7 @@ random_float(dd_dtype dtype)
         return sign | specials[random_word() % (sizeof specials / sizeof specials[0])];
     }
     if (choice == 2) {
-        return sign; /* zeros of both signs meet */
+        return sign; /* so that zeros of both signs meet */
     }
     uint64_t bias = (UINT64_C(1) << (l.exponent_bits - 1)) - 1;
     uint64_t mantissa = random_word() & ((UINT64_C(1) << l.mantissa_bits) - 1);
@@ -354,7 +354,7 @@ typedef struct combination {
     size_t nsrcs;
 } combination;
 
-/* Calls `run` for every type, operation, stage and some numbers of sources. */
+/* Call `run` for every type, operation and stage, and several numbers of sources. */
 static void
 for_each_combination(void (*run)(const combination *))
 {
@@ -394,7 +394,7 @@ set_sources(const combination *c, size_t count, size_t misalignment, const void 
 
 static const char *const isa_names[ISA_COUNT] = {"scalar", "avx2", "avx512", "neon"};
 
-/* Returns false if the processor does not have the instruction set. */
+/* Reduce with this instruction set. Return false if the processor lacks it. */
 static bool
 reduce_with(dd_isa isa, const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs,
             size_t nsrcs, size_t count)
@@ -430,8 +430,8 @@ TEST(scalar_equals_slow_arithmetic)
     for_each_combination(check_scalar);
 }
 
-/* Into a place of its own, with margins that have to survive, and where sizes permit into each of the
- * sources. */
+/* Reduce into a separate buffer, whose margins must not change, and, if sizes permit, in place into
+ * each source. */
 static void
 check_isa(const combination *c, dd_isa isa, const void **srcs, size_t count, const char *expected)
 {
@@ -481,7 +481,7 @@ TEST(every_instruction_set_equals_scalar)
     for_each_combination(check_isas);
 }
 
-/* Through all instruction sets: every one has to give what is expected. */
+/* Check that every instruction set gives the expected result. */
 static void
 check_all_isas(const dd_reduction *reduction, dd_stage stage, const void *const *srcs, size_t nsrcs,
                size_t count, const void *expected)
@@ -533,7 +533,7 @@ TEST(all_small_floats_widen_and_come_back)
     }
 }
 
-/* Around every code and every middle between two, where rounding turns over. */
+/* Values around every code and every midpoint between codes, where the rounding changes. */
 TEST(float32_rounds_to_nearest_even)
 {
     static float values[65536 * 6];
@@ -560,7 +560,7 @@ TEST(random_float32_round)
     for (size_t t = 0; t < SMALL_FLOAT_COUNT; t++) {
         for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
             uint32_t bits = (uint32_t)(random_word() >> 11);
-            /* Half of them in the range of float16 and float8. */
+            /* Half of the values are in the range of float16 and float8. */
             bits = i % 2 == 0 ? bits : (bits & 0x87ffffff) | (96 + (uint32_t)random_word() % 48) << 23;
             memcpy(&values[i], &bits, sizeof bits);
         }
@@ -568,7 +568,7 @@ TEST(random_float32_round)
     }
 }
 
-/* Types that are their own accumulators: two stages in the order of one. */
+/* For types that are their own accumulators, two stages must equal one. */
 static void
 check_split(const combination *c)
 {
@@ -670,7 +670,8 @@ TEST(usable_cpus)
     CHECK_INT(dd_cpu_parse_quota("9223372036854775807 1"), 0);
 }
 
-/* A whole trial with copies that cost so much each way but for one; the way that it finds faster. */
+/* Run a whole trial in which each way of copying has a fixed cost, except for one copy. Return the
+ * way that it finds faster. */
 static bool
 try_both_ways(dd_copy_trial *trial, int64_t cost, int64_t cost_past, int64_t best, int64_t *now_ns)
 {
@@ -691,7 +692,7 @@ TEST(both_ways_of_copying_are_tried_now_and_then)
 {
     dd_copy_trial trial = {.is_open = false};
     int64_t now_ns = 1;
-    CHECK(!try_both_ways(&trial, 10, 20, 30, &now_ns)); /* those before count for nothing */
+    CHECK(!try_both_ways(&trial, 10, 20, 30, &now_ns)); /* earlier copies do not count */
     dd_copy_trial_choose(&trial, 4, now_ns + 99 * DD_NS_PER_MS);
     CHECK(!trial.is_open);
     now_ns += 100 * DD_NS_PER_MS;
@@ -699,6 +700,6 @@ TEST(both_ways_of_copying_are_tried_now_and_then)
     now_ns = trial.next_ns;
     dd_copy_trial_choose(&trial, 4, now_ns);
     CHECK(!dd_copy_trial_note(&trial, 1, now_ns, &(bool){false}) && trial.ntaken == 1);
-    now_ns += 101 * DD_NS_PER_MS; /* nobody copies: it begins anew */
+    now_ns += 101 * DD_NS_PER_MS; /* without copies for this long, the trial restarts */
     CHECK(!try_both_ways(&trial, 10, 20, 5, &now_ns) && trial.begin_ns > DD_NS_PER_MS);
 }

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define COUNT ((size_t)2500) /* more than two pieces, and no whole number of them */
+#define COUNT ((size_t)2500) /* more than two pieces, and not a whole number of them */
 
 static const dd_dtype floats[] = {
     DD_DTYPE_FLOAT16,     DD_DTYPE_BFLOAT16, DD_DTYPE_FLOAT8_E4M3FN,

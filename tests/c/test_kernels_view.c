@@ -1,4 +1,4 @@
-/* Packing and unpacking against a walk over every index, and copies. */
+/* Packing and unpacking compared with a loop over every index; copies. */
 #include "check.h"
 #include "core/cpu.h"
 #include "faults/faults.h"
@@ -34,7 +34,7 @@ fill(uint8_t *bytes, size_t nbytes)
     }
 }
 
-/* Byte offset of the element with that number in row-major order. */
+/* Return the byte offset of the element with this number in row-major order. */
 static int64_t
 offset_of(const dd_view *view, size_t number)
 {
@@ -58,8 +58,7 @@ make_view(void *data, dd_dtype dtype, int ndim, const int64_t *shape, const int6
     return view;
 }
 
-/* Whether pack and unpack of a view that is somewhere in the middle of a pool do what an index after the
- * other does. */
+/* Check pack and unpack of a view in the middle of a pool against a loop over every index. */
 static void
 check_view(dd_view *view)
 {
@@ -83,7 +82,7 @@ check_view(dd_view *view)
     CHECK(memcmp(pool, expected, sizeof pool) == 0);
 }
 
-/* Dimensions in a random order in memory, some with gaps, some backwards. */
+/* Return a view whose dimensions are in a random order in memory, some with gaps, some reversed. */
 static dd_view
 random_view(void)
 {
@@ -198,7 +197,7 @@ copy_every_length(void)
     dd_copy_streaming(NULL, NULL, 0);
 }
 
-/* By each of the ways that processors have. */
+/* Copy by each of the ways that processors offer. */
 TEST(copies_every_length)
 {
     static const unsigned hidden[] = {0, DD_CPU_STRING_COPY, DD_CPU_AVX2, DD_CPU_AVX2 | DD_CPU_STRING_COPY};

@@ -11,7 +11,7 @@
 
 /* ---- requests as calls */
 
-/* Values and items that were given out: good until the next one of the same kind. */
+/* The last value or item returned, valid until the next one of the same kind. */
 static dd_blob given_out;
 
 static dd_status
@@ -110,11 +110,11 @@ ks_pop(dd_keyspace *ks, dd_bytes key, dd_blob *item)
 
 static const dd_store_op waiting_ops[] = {DD_STORE_WAIT, DD_STORE_GET, DD_STORE_QUEUE_POP, DD_STORE_BARRIER};
 
-/* A waiter that remembers how it was told. */
+/* A waiter that records how it was notified. */
 typedef struct probe {
     dd_key_waiter waiter;
     int ntold;
-    int order; /* when, among all probes of a test */
+    int order; /* position of its notification among all probes of a test */
     int *clock;
     char value[64];
     size_t value_len;
@@ -449,7 +449,7 @@ TEST(unpop_restores_the_head)
     dd_keyspace_fini(&ks);
 }
 
-/* All orders in which three keys may come, with another key that is there from the start. */
+/* All orders in which three keys can be set, with another key that exists from the start. */
 TEST(told_once_whatever_the_order)
 {
     static const char *const keys[] = {"a", "b", "c", "there", "a"};
@@ -570,7 +570,7 @@ TEST(barriers)
     dd_keyspace_fini(&ks);
 }
 
-/* ---- random operations against a naive model, with and without memory */
+/* ---- random operations against a naive model, with and without failed allocations */
 
 #define NKEYS 5
 #define NPROBES 6
@@ -638,7 +638,7 @@ model_set(model *m, int key, const char *value)
     model_tell(m);
 }
 
-/* As the keyspace should do it, by the C library. */
+/* Add as the keyspace should, by the C library. */
 static bool
 model_add(model *m, int key, int64_t amount, int64_t *sum)
 {
@@ -977,7 +977,7 @@ TEST(many_waiters_on_one_key)
     free(probes);
 }
 
-/* Who keeps a copy of the data elsewhere asks by this count whether there is something to copy. */
+/* A user that keeps a copy of the data elsewhere uses this count to detect changes. */
 TEST(changes_are_counted)
 {
     dd_keyspace ks;

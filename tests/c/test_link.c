@@ -1,4 +1,4 @@
-/* Links, both kinds through the same tests where they promise the same. */
+/* Links. Both kinds pass the same tests where their contracts agree. */
 #include "check.h"
 #include "core/fork.h"
 #include "core/mem.h"
@@ -92,7 +92,7 @@ close_links(dd_link *links[2])
     dd_link_close(links[1]);
 }
 
-/* Sleeps until there is something to do, where the link allows it. */
+/* Sleep until the link has an event, if the link permits. */
 static bool
 sleep_on(dd_link *link, bool wants_room)
 {
@@ -101,7 +101,7 @@ sleep_on(dd_link *link, bool wants_room)
     }
     short room = wants_room && !link->is_shared_memory ? POLLOUT : 0;
     struct pollfd pollfd = {.fd = link->fd, .events = (short)(POLLIN | room)};
-    /* The bound is what makes a lost bell a failure. */
+    /* The limit turns a lost bell into a failure. */
     int rc = poll(&pollfd, 1, 2000 * check_slow());
     return CHECK(rc == 1) && CHECK(link->ops->on_event(link) != DD_IO_FAILED);
 }
@@ -115,7 +115,7 @@ byte_at(size_t position)
 typedef struct side {
     dd_link *link;
     size_t nbytes;  /* to send and to receive */
-    size_t refused; /* of the last attempt, which has to come again whole */
+    size_t refused; /* in the last attempt; the same bytes must be sent again */
     unsigned seed;
     size_t max_part;
     bool sleeps;
@@ -129,7 +129,8 @@ next_random(side *self, size_t below)
     return (size_t)rand_r(&self->seed) % below;
 }
 
-/* Up to three parts of random sizes, some of them empty; or again what was refused, as a sealed link has it ready by now. */
+/* Send up to three parts of random sizes, some empty. If the last attempt was refused, send the
+ * same bytes again, which a sealed link has already encrypted. */
 static size_t
 send_some(side *self, size_t sent, uint8_t *scratch)
 {
@@ -235,7 +236,7 @@ TEST(large_pieces_arrive_in_order)
     }
 }
 
-/* Both sides fall asleep whenever they can do nothing: a lost bell shows as a sleep without end. */
+/* Both sides sleep whenever they can do nothing: a lost bell appears as an endless sleep. */
 TEST(no_bell_is_lost)
 {
     FOR_EACH_KIND(k)
@@ -296,7 +297,7 @@ play(void *arg)
     return NULL;
 }
 
-/* Every ball finds the other side asleep or about to fall asleep. */
+/* Each ball reaches a side that is asleep or about to sleep. */
 TEST(ping_pong_of_sleepers)
 {
     FOR_EACH_KIND(k)
@@ -381,7 +382,7 @@ TEST(links_fill_up_and_move_on)
             got += io == DD_IO_OK ? moved : 0;
         }
         CHECK_INT(got, sent);
-        if (*k == SEALED) { /* the bytes that there was no room for come first */
+        if (*k == SEALED) { /* the bytes that did not fit must be sent first */
             CHECK_INT(links[0]->ops->try_send(links[0], &part, 1, &moved), DD_IO_OK);
         }
         CHECK(send_text(links[0], "more"));
@@ -421,7 +422,7 @@ TEST(bells_wake_only_sleepers)
     CHECK(is_readable(links[1], 1000));
     CHECK_INT(links[1]->ops->on_event(links[1]), DD_IO_OK);
     CHECK(!is_readable(links[1], 0));
-    /* A look ends the sleep: nobody rings any more. */
+    /* A receive ends the sleep: no more bells ring. */
     CHECK_INT(links[1]->ops->try_recv(links[1], text, sizeof text, &moved), DD_IO_OK);
     CHECK(links[1]->ops->fall_asleep(links[1], false));
     CHECK_INT(links[1]->ops->try_recv(links[1], text, sizeof text, &moved), DD_IO_AGAIN);
@@ -451,7 +452,7 @@ TEST(writer_that_waits_for_room_is_woken)
     close_links(links);
 }
 
-/* ---- peers that make no sense */
+/* ---- peers that send malformed data */
 
 TEST(nonsense_on_the_socket_breaks_the_link)
 {
@@ -469,7 +470,7 @@ TEST(nonsense_on_the_socket_breaks_the_link)
     }
 }
 
-/* A descriptor that nobody asked for is closed by the kernel. */
+/* The kernel must close an unexpected descriptor. */
 TEST(descriptors_do_not_come_by_links)
 {
     dd_link *links[2] = {0};
@@ -482,7 +483,7 @@ TEST(descriptors_do_not_come_by_links)
     close_links(links);
 }
 
-/* The other side of the hand-over, played by hand. */
+/* Play the other side of the handover by hand. */
 static void
 offer(const char *magic, uint64_t size, int ring_fd, dd_status expected)
 {
@@ -500,7 +501,7 @@ offer(const char *magic, uint64_t size, int ring_fd, dd_status expected)
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
     dd_link *link = NULL;
     CHECK_STATUS(dd_link_take_shm(fds[1], &link, &wait, check_err()), expected);
-    /* It is told. */
+    /* The other side must be notified. */
     uint8_t reply[2];
     CHECK_INT(recv(fds[0], reply, sizeof reply, 0), 1);
     CHECK_INT(reply[0], 'n');
@@ -565,7 +566,7 @@ TEST(offer_that_is_refused)
     CHECK_INT(count_fds(), nfds_before);
 }
 
-/* Where this process has mapped the rings of a link, which lie one after the other. */
+/* Return the address of a link's rings, which are mapped one after the other. */
 static uint64_t *
 find_rings(void)
 {
@@ -608,7 +609,7 @@ TEST(positions_that_make_no_sense_break_the_link)
     }
 }
 
-/* Whoever has the memory still may write; without the socket he is nobody. */
+/* Bytes that a peer writes to the shared memory after its socket is closed must not be read. */
 TEST(bytes_after_the_end_are_not_read)
 {
     dd_link *links[2] = {0};
@@ -625,7 +626,7 @@ TEST(bytes_after_the_end_are_not_read)
     close_links(links);
 }
 
-/* ---- life */
+/* ---- lifetime */
 
 TEST(without_memory_nothing_is_left_open)
 {
@@ -643,7 +644,7 @@ TEST(without_memory_nothing_is_left_open)
     CHECK_INT(count_fds(), nfds_before);
 }
 
-/* Not as when the peer had sent nonsense. */
+/* The link must end as closed, not as after malformed data. */
 TEST(forked_child_lets_go)
 {
     FOR_EACH_KIND(k)
@@ -657,7 +658,7 @@ TEST(forked_child_lets_go)
             char byte;
             close(go[1]);
             close_links(links);
-            /* Lives on until the parent has seen the end. */
+            /* The child lives until the parent has seen the end. */
             (void)!read(go[0], &byte, 1);
             _exit(check_failures() > 0);
         }

@@ -1,4 +1,4 @@
-/* Meetings by themselves: in one request or by keys, and what they cost for many ranks. */
+/* Meetings without groups: in one request or by keys, and their cost for many ranks. */
 #include "check.h"
 #include "core/log.h"
 #include "core/mem.h"
@@ -93,7 +93,7 @@ check_met(attendee *attendees, int size)
     }
 }
 
-/* ---- over a server: some ask in one request, others, like those with a store of another kind, by keys */
+/* ---- over a server: some ranks use one request, others use keys, as with other kinds of stores */
 
 typedef struct place {
     dd_tcp_server *server;
@@ -146,7 +146,7 @@ TEST(ranks_meet_in_one_request_and_by_keys_alike)
     enum { SIZE = 6 };
     place p = {0};
     place_open(&p, SIZE);
-    for (int mix = 0; mix < 3; mix++) { /* all in one request, every other, none */
+    for (int mix = 0; mix < 3; mix++) { /* all in one request, every other rank, none */
         for (int again = 0; again < 3; again++) {
             attendee attendees[SIZE];
             for (int i = 0; i < SIZE; i++) {
@@ -161,7 +161,8 @@ TEST(ranks_meet_in_one_request_and_by_keys_alike)
     place_close(&p, SIZE);
 }
 
-/* ---- the last rank dies at a request of this kind, and the others go on with what it has left */
+/* ---- the last rank dies in a request of this kind, and the others must succeed with the keys that
+ * it left */
 
 static dd_store_op fatal_op;
 static bool is_dead;
@@ -249,15 +250,16 @@ check_a_death_at(dd_store_op op)
 
 TEST(the_last_rank_dies_before_it_has_ended_the_meeting)
 {
-    check_a_death_at(DD_STORE_ADD);       /* it has come, and is not counted */
+    check_a_death_at(DD_STORE_ADD);       /* it has joined, but is not counted */
     check_a_death_at(DD_STORE_MULTI_GET); /* it is counted */
 }
 
 TEST(two_die_before_the_meeting_has_ended)
 {
     enum { SIZE = 3 };
-    static const dd_store_op fatal_ops[SIZE] = {DD_STORE_GET /* waits */, DD_STORE_ADD /* is counted */,
-                                                DD_STORE_BARRIER /* never */};
+    /* Rank 0 dies while it waits, rank 1 before it is counted, and rank 2 does not die. */
+    static const dd_store_op fatal_ops[SIZE] = {DD_STORE_GET /* 0 */, DD_STORE_ADD /* 1 */,
+                                                DD_STORE_BARRIER /* 2 */};
     place p = {0};
     attendee attendees[SIZE];
     place_open(&p, SIZE);
@@ -291,7 +293,7 @@ check_time_outs(const dd_meeting_kind *kind, dd_store *store)
         CHECK_CONTAINS(attendees[i].error.message, "missing: 2");
         CHECK_INT(attendees[i].error.blamed.rank, 2);
     }
-    /* A name that was met at in vain is as good as new, for another number of ranks, too. */
+    /* A name can be used again after a failed meeting, also for another number of ranks. */
     for (int i = 0; i < 2; i++) {
         attendee_init(&attendees[i], store, i, 2, 20 * DD_NS_PER_S * check_slow());
         attendees[i].meeting.kind = kind;
@@ -312,7 +314,7 @@ TEST(time_outs_name_who_is_missing)
     place_close(&p, 1);
 }
 
-/* Rank 0 times out first, and with it the server ends that its process had. */
+/* Rank 0 times out first, which closes the server in its process. */
 TEST(who_was_missing_is_known_after_the_end_of_the_store)
 {
     for (int by_keys = 0; by_keys < 2; by_keys++) {
@@ -352,7 +354,7 @@ count_log_lines(const char *part)
     return count;
 }
 
-/* A rank is missing because it cannot connect to the store, and the rank that could sees the reason. */
+/* A rank is missing because it cannot connect to the store; the connected rank sees the reason. */
 TEST(a_server_without_descriptors_is_named_to_ranks_that_wait)
 {
     static dd_sys_fault fault = {.call = DD_SYS_accept4, .error_number = EMFILE, .is_lasting = true};
@@ -409,8 +411,8 @@ TEST(a_latecomer_to_a_final_meeting_hears_once_how_it_has_ended)
     place_close(&p, 1);
 }
 
-/* What a peer sends is no reason to reserve memory, or to trust anything. */
-/* A rank that comes to a meeting, as a request. */
+/* Data from a peer must not cause large allocations, and must not be trusted. */
+/* A rank that joins a meeting, as a request. */
 typedef struct arrival {
     dd_bytes place;
     int rank;
@@ -463,20 +465,20 @@ TEST(a_server_takes_no_nonsense)
         dd_blob_fini(&reply.value);
     }
     CHECK_INT(ks.nvalues, 0);
-    /* Somebody has counted two thousand million ranks. */
+    /* A malformed count of two thousand million ranks. */
     dd_store_result reply = {0};
     arrival huge = {
         .place = BYTES("place"), .rank = 0, .size = 2147483647, .published = BYTES("12345678card")};
     set(&ks, "place/0/count", "2147483646");
     CHECK_OK(come(&ks, &huge, &reply));
     CHECK_INT(reply.state, DD_MEET_WAITING);
-    /* And three, of whom one has left nothing. */
+    /* A meeting of three ranks, one of which has left no card. */
     huge.size = 3;
     huge.place = BYTES("other");
     set(&ks, "other/0/count", "2");
     CHECK_STATUS(come(&ks, &huge, &reply), DD_STORE);
     CHECK_CONTAINS(check_message(), "the card of rank 1 is missing");
-    /* Meetings that are over are passed by, a few in each request. */
+    /* Finished meetings are skipped, a few in each request. */
     for (int i = 0; i < 40; i++) {
         char key[32];
         snprintf(key, sizeof key, "over/%d/end", i);
@@ -494,7 +496,7 @@ TEST(a_server_takes_no_nonsense)
     dd_keyspace_fini(&ks);
 }
 
-/* What is left of a meeting does not grow with its ranks; who comes to it late goes on to the next one. */
+/* The keys left by a meeting do not grow with its ranks. A late rank joins the next meeting. */
 TEST(keys_of_ranks_go_with_the_meeting)
 {
     enum { SIZE = 5 };
@@ -510,8 +512,8 @@ TEST(keys_of_ranks_go_with_the_meeting)
         CHECK_INT(reply.state, rank < SIZE - 1 ? DD_MEET_WAITING : DD_MEET_ENDED);
         dd_blob_fini(&reply.value);
     }
-    CHECK_INT(ks.nvalues, 4); /* how it has ended, the count, the size; and which one is next */
-    /* This rank has read the generation before it was moved on. */
+    CHECK_INT(ks.nvalues, 4); /* the result, the count, the size, and the next meeting's number */
+    /* This rank has read the generation before it was incremented. */
     dd_bytes generation = BYTES("place/generation");
     dd_store_request forget = {.op = DD_STORE_DELETE_KEY, .keys = &generation, .nkeys = 1};
     dd_store_result forgotten = {0};
@@ -546,9 +548,9 @@ TEST(coming_without_memory)
     CHECK_OK(status);
 }
 
-/* ---- ends, which others write to the store, too */
+/* ---- results, which other programs can also write to the store */
 
-/* In a block of just its size, for the sanitizer. */
+/* Decode from a block of exactly this size, so that a sanitizer detects overreads. */
 static dd_status
 decode_copy(dd_bytes end, int size, dd_meeting_end *out)
 {

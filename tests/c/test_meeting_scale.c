@@ -1,9 +1,9 @@
-/* What a start costs where there are many ranks: see meeting_sim.h, and benchmarks/simulate_meeting.c for more of it. */
+/* The cost of starting many ranks: see meeting_sim.h, and benchmarks/simulate_meeting.c. */
 #include "check.h"
 #include "meeting_sim.h"
 
 #define NHOSTS 8
-#define CARD_NBYTES 128 /* at most, of a process with an address */
+#define CARD_NBYTES 128 /* upper limit, for a process with one address */
 #define LINES_NBYTES 1024
 
 static bool
@@ -13,8 +13,8 @@ run(int nranks, bool is_by_keys, meeting_sim_bill *bill)
     return meeting_sim_run(&shape, bill);
 }
 
-/* Requests: the same for each rank, whatever their number. Bytes of a rank: each process's own, a card of each host, and a
- * constant. */
+/* Check the requests, whose number per rank is constant, and the bytes of a rank: a part for each
+ * process, a card for each host, and a constant. */
 static void
 check_growth(int size, bool is_by_keys, uint64_t most, uint64_t most_of_last)
 {
@@ -36,7 +36,7 @@ TEST(what_a_meeting_costs)
     check_growth(512, false, 2, 1);
 }
 
-/* The last one that comes reads what each has published. */
+/* The last rank to join reads the cards of all ranks. */
 TEST(what_a_meeting_by_keys_costs)
 {
     check_growth(64, true, 5, 7);
@@ -51,12 +51,12 @@ TEST(which_links_a_start_takes)
     const meeting_sim_links *first = bill.of_rank_0;
     const meeting_sim_links *last = bill.of_last;
     for (int step = MEETING_SIM_MET; step <= MEETING_SIM_ALL_REDUCE_64_MIB; step++) {
-        CHECK_INT(first[step].nnear, nlocal - 1); /* its host */
-        CHECK_INT(first[step].nfar, NHOSTS - 1);  /* the other hosts' leaders */
+        CHECK_INT(first[step].nnear, nlocal - 1); /* the ranks of its host */
+        CHECK_INT(first[step].nfar, NHOSTS - 1);  /* the leaders of the other hosts */
         CHECK_INT(last[step].nnear, 1);           /* its leader */
     }
     CHECK_INT(last[MEETING_SIM_MET].nfar, 0);
-    CHECK_INT(last[MEETING_SIM_ALL_REDUCE_8_B].nfar, 0); /* too little to share out */
+    CHECK_INT(last[MEETING_SIM_ALL_REDUCE_8_B].nfar, 0); /* too small to split */
     CHECK(last[MEETING_SIM_ALL_REDUCE_64_MIB].nfar <= NHOSTS - 1);
     CHECK(last[MEETING_SIM_ALL_TO_ALL_8_B].nfar <= 2 * 8); /* steps of doubling distance */
     CHECK_INT(last[MEETING_SIM_ALL_TO_ALL_64_KIB].nfar, 256 - nlocal);

@@ -1,4 +1,4 @@
-/* Messages by calls that wait for their end: what they cost, and that they keep nobody waiting. */
+/* Messages by blocking calls: their cost, and that they delay no other caller. */
 #include "check.h"
 #include "core/mem.h"
 #include "faults/faults.h"
@@ -17,7 +17,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-/* What the calls below do before they wait; NULL: nothing. */
+/* Called before the calls below wait; NULL if there is none. */
 static void (*let_go)(void *ctx);
 static void *let_go_ctx;
 
@@ -37,7 +37,8 @@ run(dd_group *group, bool is_send, void *data, size_t nbytes, int rank, const dd
     return status;
 }
 
-/* Both ends in one thread, which has the groups of both ranks: what is received has been sent by then. */
+/* Both ends in one thread, which has the groups of both ranks: a message is always sent before it
+ * is received. */
 typedef struct both_ends {
     dd_group *groups[2];
     void (*body)(struct both_ends *self);
@@ -82,7 +83,7 @@ pass_there_and_back(both_ends *ends)
 
 #define NWARM 200
 #define NCOUNTED 1000
-/* The engine's thread may come by on a machine that takes this thread's core away. */
+/* The engine's thread may run on a machine that preempts this thread. */
 #define NTOLERATED (NCOUNTED / 20)
 
 static void
@@ -105,8 +106,8 @@ TEST(small_messages_allocate_nothing)
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
-/* A thread whose calls to the system for sending, receiving, waiting and sleeping are counted, and then made after all: those have at most
- * five arguments, and the sixth tells the filter to let one pass. */
+/* A thread whose system calls for sending, receiving, waiting and sleeping are counted, and then
+ * made. They have at most five arguments; the sixth marks calls that the filter lets pass. */
 #define LET_PASS 0x64643270
 
 static _Thread_local volatile sig_atomic_t ncalls;
@@ -148,7 +149,7 @@ count_system_calls(void)
     filter[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     struct sock_fprog program = {.len = (unsigned short)n, .filter = filter};
     struct sigaction action = {.sa_sigaction = on_system_call, .sa_flags = SA_SIGINFO | SA_NODEFER};
-    sigset_t signals; /* threads of the library take none */
+    sigset_t signals; /* blocked in the library's threads */
     sigemptyset(&signals);
     sigaddset(&signals, SIGSYS);
     return pthread_sigmask(SIG_UNBLOCK, &signals, NULL) == 0 && sigaction(SIGSYS, &action, NULL) == 0 &&
@@ -166,7 +167,7 @@ pass_and_count(void *arg)
         }
     }
     if (!count_system_calls()) {
-        return NULL; /* not on this system */
+        return NULL; /* not supported on this system */
     }
     ncalls = 0;
     (void)!write(STDERR_FILENO, "", 0);
@@ -193,7 +194,7 @@ TEST(small_messages_call_nothing_of_the_system)
 
 #endif
 
-/* ---- who is kept waiting */
+/* ---- delayed callers */
 
 static void
 count_wait(void *ctx)
@@ -215,7 +216,7 @@ look_who_waits(both_ends *ends)
     CHECK_CONTAINS(check_message(), "has not sent (tag 5)");
     CHECK(nwaits > 0);
     CHECK_STATUS(run(ends->groups[0], false, &in, sizeof in, DD_ANY_RANK, &options), DD_OP_TIMED_OUT);
-    /* Another thread may have the lock for a moment. */
+    /* Another thread may briefly hold the lock. */
     int nquick = 0;
     for (int i = 0; i < 100; i++) {
         nwaits = 0;
@@ -270,7 +271,7 @@ pass_around(team_rank *self)
     for (int round = 0; round < 40 && check_failures() == 0; round++) {
         size_t nbytes = sizes[(size_t)round % (sizeof sizes / sizeof sizes[0])];
         if (self->size == 1 && nbytes > 1024) {
-            continue; /* a large one waits for its receiver */
+            continue; /* a large message waits for its receiver */
         }
         uint8_t *out = malloc(nbytes + 1);
         uint8_t *in = calloc(nbytes + 1, 1);
@@ -327,9 +328,10 @@ TEST(an_interrupt_ends_the_group)
     team_run_both(&options, interrupt, NULL);
 }
 
-/* ---- others */
+/* ---- other peers */
 
-/* Whoever finds what he wants at one peer again and again goes on with what comes from others. */
+/* A caller whose messages from one peer are always available must still progress messages from
+ * other peers. */
 static void
 pass_beside_a_large_one(team_rank *self)
 {

@@ -1,5 +1,5 @@
-/* What fails in a communicator of MPI's, whose functions are the test's own: each rank, a thread, has a library to itself. What MPIs do with
- * data is tested with real ones (tests/py/test_carriers.py). */
+/* Failures in an MPI communicator. The MPI functions are stubs; each rank is a thread with its own
+ * library. Data movement is tested with real MPIs (tests/py/test_carriers.py). */
 #include "check.h"
 #include "core/mem.h"
 #include "faults/faults.h"
@@ -14,12 +14,12 @@
 
 #define FAILURE 13
 
-/* Set while no rank runs. */
-static const char *failing; /* this function fails; NULL: none does */
-static bool is_truncation;  /* what fails, fails since there is too little room */
-static bool is_slow;        /* the making of a communicator takes a while */
-static int received;        /* what a message says that it has */
-static atomic_int ngroups;  /* there are now */
+/* Set only while no rank runs. */
+static const char *failing; /* the function that fails; NULL if none fails */
+static bool is_truncation;  /* it fails because the buffer is too small */
+static bool is_slow;        /* creating a communicator takes a while */
+static int received;        /* size that a received message reports */
+static atomic_int ngroups;  /* open groups */
 static atomic_int ncomms;
 
 static int
@@ -196,7 +196,7 @@ run(int size, void (*body)(team_rank *self), void *arg)
     team_run(&options, body, arg);
 }
 
-/* ---- ranks that are no processes of one mpirun */
+/* ---- ranks that are not processes of one mpirun */
 
 typedef struct identities {
     int ranks[2];
@@ -228,7 +228,7 @@ TEST(ranks_of_different_worlds)
     CHECK_INT(ngroups, 0);
 }
 
-/* ---- the making of a communicator */
+/* ---- creation of a communicator */
 
 static void
 fail_to_make(team_rank *self)
@@ -257,7 +257,7 @@ TEST(each_step_of_making_a_communicator_fails)
 static void
 make_too_slowly(team_rank *self)
 {
-    static mpi_library libraries[2]; /* what is late looks at it later */
+    static mpi_library libraries[2]; /* a late rank still uses its library */
     libraries[self->rank] = make_library(self->rank, self->size);
     dd_wait wait = dd_wait_after(100 * DD_NS_PER_MS);
     CHECK_STATUS(dd_group_carry(self->group, &libraries[self->rank].base, &wait, check_err()),
@@ -344,7 +344,7 @@ use_badly(team_rank *self)
     const dd_carrier_ops *ops = carrier->ops;
     dd_carried_call barrier = {.coll = DD_COLL_BARRIER};
     REQUIRE_OK(ops->start(carrier, &barrier, &carried, check_err()));
-    CHECK(!ops->cancel(carrier, &carried)); /* MPI has its memory until it ends */
+    CHECK(!ops->cancel(carrier, &carried)); /* MPI uses the memory until the barrier ends */
     failing = "MPI_Test";
     CHECK_STATUS(ops->poll(carrier, &carried, &is_done, check_err()), DD_BACKEND);
     CHECK_CONTAINS(check_message(), "MPI_Test: no way 13");

@@ -1,4 +1,4 @@
-/* MPI as XLA calls it, on groups of threads. */
+/* MPI as XLA uses it, on groups of threads. */
 #include "check.h"
 #include "group_team.h"
 #include "xla/mpi.h"
@@ -12,7 +12,7 @@
 #define BYTE (DD_MPI_TYPE + DD_DTYPE_UINT8)
 #define SUM (DD_MPI_OPERATION + DD_REDOP_SUM)
 
-/* The text of the last error of this thread, until the next. */
+/* Return the text of this thread's last error, valid until the next call. */
 static const char *
 last_text(void)
 {
@@ -43,7 +43,7 @@ reduce(const team_rank *self, dd_mpi_handle comm)
     CHECK(memcmp(in, out, sizeof in) == 0);
 }
 
-/* Part i is of i + 1 elements, the last is empty. */
+/* Part i has i + 1 elements, except for the last, which is empty. */
 static void
 scatter(const team_rank *self, dd_mpi_handle comm)
 {
@@ -94,7 +94,7 @@ pass_on(const team_rank *self, dd_mpi_handle comm)
     for (int i = 0; i < 2; i++) {
         CALL(Wait, &requests[i], NULL);
         CHECK_INT(requests[i], DD_MPI_NULL);
-        CALL(Wait, &requests[i], NULL); /* none is under way */
+        CALL(Wait, &requests[i], NULL); /* the request has completed */
     }
     CHECK_INT(in, next);
 }

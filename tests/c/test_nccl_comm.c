@@ -1,4 +1,4 @@
-/* Making communicators, over the doubles: well, badly, never, and called off. */
+/* Creating communicators, with the stubs: success, failure, timeout, and abort. */
 #include "test_nccl_comm_rig.h"
 
 #include <string.h>
@@ -115,7 +115,8 @@ TEST(failures_have_nccls_reason)
     check_failure(true, "(init)");
 }
 
-/* NCCL 2.30.7 leaves a handle after an init with an unknown network, and 2.32.3 after any init that fails: it is aborted. */
+/* NCCL 2.30.7 leaves a handle after an init with an unknown network, and 2.32.3 after any failed
+ * init: the handle must be aborted. */
 static void
 check_failed_handle(const char *version, bool is_nonblocking, const char *net_name)
 {
@@ -140,7 +141,7 @@ check_failed_handle(const char *version, bool is_nonblocking, const char *net_na
     CHECK_CONTAINS(check_message(), "Failed to initialize any NET plugin");
     CHECK(comm == NULL);
     CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 1);
-    comm_rig_close(&rig); /* checks that nothing is left */
+    comm_rig_close(&rig); /* checks for leaks */
 }
 
 TEST(the_handle_of_a_failed_init_is_aborted)
@@ -177,7 +178,7 @@ check_alone(bool is_nonblocking)
     CHECK_INT(ranks[0].status, DD_ABORTED);
     CHECK_CONTAINS(ranks[0].error.message, "called off");
     if (is_nonblocking) {
-        comm_rig_close(&rig); /* nothing is left; of blocking ones threads are */
+        comm_rig_close(&rig); /* checks for leaks; blocking calls leave threads */
     }
 }
 
@@ -187,7 +188,7 @@ TEST(a_rank_alone_times_out_and_can_be_called_off)
     check_alone(true);
 }
 
-/* A call that comes back after all undoes what it has made. */
+/* A call that returns after its timeout must release all that it created. */
 TEST(a_call_that_was_left_behind_cleans_up)
 {
     static comm_rig rig;
@@ -309,7 +310,7 @@ typedef struct aborter {
     pthread_t thread;
 } aborter;
 
-/* Once the other thread has called the function. */
+/* Abort once the other thread has called the function. */
 static void *
 abort_soon(void *arg)
 {
@@ -332,7 +333,7 @@ check_abort_during_split(bool is_nonblocking)
     aborter a = {.comm = ranks[0].comm, .rig = &rig, .function = "ncclCommSplit"};
     CHECK_OK(dd_thread_start(&a.thread, "aborter", abort_soon, &a, check_err()));
     int64_t start_ns = dd_clock_now_ns();
-    split(&ranks[0]); /* the other rank never comes */
+    split(&ranks[0]); /* the other rank never joins */
     CHECK(seconds_since(start_ns) < 3.0 * check_slow());
     CHECK_INT(ranks[0].status, DD_ABORTED);
     CHECK_CONTAINS(ranks[0].error.message, "rank 1 is gone");
@@ -372,7 +373,7 @@ check_shrink(bool is_nonblocking, bool is_abort)
         CHECK_INT(ranks[i].status, DD_OK);
         CHECK_INT(dd_nccl_comm_size(ranks[i].child), 2);
         CHECK_INT(dd_nccl_comm_rank(ranks[i].child), i);
-        /* Neither would be allowed after an abort. */
+        /* Both calls would fail after an abort. */
         dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
         CHECK_OK(is_abort ? dd_nccl_comm_finalize(ranks[i].comm, NULL, &wait, check_err()) : DD_OK);
         CHECK_OK(dd_nccl_comm_destroy(ranks[i].comm, check_err()));
@@ -397,7 +398,8 @@ grow(comm_rig_rank *rank)
 {
     dd_nccl_comm_spec spec = {
         .lib = rank->rig->lib, .cuda = rank->rig->cuda, .device = rank->rank, .rank = rank->rank, .size = 3};
-    bool has_id = rank->rank == 0 || rank->comm == NULL; /* the root, and newcomers */
+    /* the root, and the ranks that are added */
+    bool has_id = rank->rank == 0 || rank->comm == NULL;
     dd_wait wait = dd_wait_after(rank->timeout_ns);
     rank->status = dd_nccl_comm_grow(rank->comm, &spec, has_id ? rank->arg : NULL, &rank->child, NULL, &wait,
                                      &rank->error);

@@ -1,4 +1,4 @@
-/* Using and ending communicators, over the doubles. */
+/* Using and closing communicators, with the stubs. */
 #include "core/mem.h"
 #include "faults/faults.h"
 #include "test_nccl_comm_rig.h"
@@ -70,7 +70,8 @@ TEST(many_threads_abort_while_others_use_it)
     comm_rig_close(&rig);
 }
 
-/* A thread that hangs inside is told at once, and what it uses is not freed: not before it leaves. */
+/* A thread that hangs inside a communicator is notified immediately, and the communicator is freed
+ * only after it leaves. */
 TEST(an_abort_does_not_wait_for_ever)
 {
     comm_rig rig;
@@ -94,7 +95,7 @@ TEST(an_abort_does_not_wait_for_ever)
     comm_rig_close(&rig);
 }
 
-/* Before 2.22.3 nothing else ends what such a thread waits for. */
+/* Before 2.22.3, only freeing the communicator ends the wait of such a thread. */
 TEST(an_old_one_is_freed_beside_a_thread_that_hangs)
 {
     comm_rig rig;
@@ -132,7 +133,7 @@ TEST(whoever_waits_to_get_in_hears_of_the_abort)
     pthread_t aborter;
     CHECK_OK(dd_thread_start(&waiter, "waiter", enter_it, rank.comm, check_err()));
     CHECK_OK(dd_thread_start(&aborter, "aborter", abort_it, rank.comm, check_err()));
-    pthread_join(waiter, NULL); /* while we are inside */
+    pthread_join(waiter, NULL); /* while this thread is inside */
     dd_nccl_comm_leave(rank.comm);
     pthread_join(aborter, NULL);
     comm_rig_release(&rank, 1);
@@ -150,7 +151,7 @@ TEST(what_nccl_notices_is_told)
     CHECK_STATUS(dd_nccl_comm_check(ranks[1].comm, check_err()), DD_BACKEND);
     CHECK_CONTAINS(check_message(), "rank 1 of 2 on device 1");
     CHECK_CONTAINS(check_message(), "ncclRemoteError (6): ");
-    /* It is not destroyed, which would wait for the other, but aborted. */
+    /* It is aborted, not destroyed: a destroy would wait for the other rank. */
     comm_rig_release(ranks, 2);
     CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 1);
     CHECK_INT(rig.on_nccl.calls("ncclCommDestroy"), 1);
@@ -186,19 +187,19 @@ TEST(finalize_and_its_deadline)
     finalize(&rank);
     CHECK_INT(rank.status, DD_OP_TIMED_OUT);
     CHECK_CONTAINS(rank.error.message, "ncclCommFinalize of rank 0 of 1 on device 0 timed out");
-    /* Whoever wants in meanwhile is not kept for ever either. */
+    /* Another thread that wants to enter must also time out. */
     dd_wait brief = dd_wait_after(20 * DD_NS_PER_MS);
     CHECK_STATUS(dd_nccl_comm_suspend(rank.comm, &brief, check_err()), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "another thread's call");
     rig.on_nccl.release();
     dd_nccl_comm_handle handle;
-    CHECK_OK(comm_rig_enter(rank.comm, &handle)); /* once the thread has left */
+    CHECK_OK(comm_rig_enter(rank.comm, &handle)); /* succeeds once the thread has left */
     dd_nccl_comm_leave(rank.comm);
     comm_rig_release(&rank, 1);
     comm_rig_leave_open(&rig);
 }
 
-/* On a device ranks wait for each other there: one that does not come is a time-out. */
+/* The ranks of a device wait for each other there: if one does not call, the call must time out. */
 TEST(suspending_has_a_deadline)
 {
     static comm_rig rig;
@@ -217,7 +218,7 @@ TEST(suspending_has_a_deadline)
         CHECK_CONTAINS(check_message(), "ncclCommResume of rank 0 of 1 on device 0 timed out");
         rig.on_nccl.release();
         dd_nccl_comm_handle handle;
-        CHECK_OK(comm_rig_enter(rank.comm, &handle)); /* once the thread has left */
+        CHECK_OK(comm_rig_enter(rank.comm, &handle)); /* succeeds once the thread has left */
         dd_nccl_comm_leave(rank.comm);
         comm_rig_release(&rank, 1);
         comm_rig_leave_open(&rig);
@@ -243,7 +244,7 @@ TEST(revoke_suspend_and_statistics)
     CHECK_STATUS(dd_nccl_comm_mem_stat(rank.comm, 99, &value, check_err()), DD_BACKEND);
 
     CHECK_OK(dd_nccl_comm_revoke(rank.comm, check_err()));
-    finalize(&rank); /* nothing that NCCL allows then, so it is left out */
+    finalize(&rank); /* NCCL forbids the call then, so it is skipped */
     CHECK_INT(rank.status, DD_OK);
     CHECK_INT(rig.on_nccl.calls("ncclCommFinalize"), 0);
     comm_rig_release(&rank, 1);
@@ -311,7 +312,7 @@ TEST(what_an_old_nccl_cannot_do_names_the_version_that_can)
     comm_rig_close(&rig);
 }
 
-/* At the process's end the driver may be gone first. */
+/* When the process exits, the driver may be unloaded first. */
 TEST(a_driver_that_is_gone_bothers_nobody)
 {
     comm_rig rig;
@@ -386,7 +387,7 @@ TEST(a_call_without_blocking_is_waited_for)
     comm_rig_close(&rig);
 }
 
-/* Nothing is lost and nothing leaks when there is no memory. */
+/* If allocations fail, no communicator is lost and nothing leaks. */
 TEST(without_memory)
 {
     comm_rig rig;
@@ -407,7 +408,7 @@ TEST(without_memory)
     comm_rig_close(&rig);
 }
 
-/* There is no thread for the end of a communicator: it ends all the same, by the caller. */
+/* If the thread that closes a communicator cannot be started, the caller must close it. */
 TEST(an_end_without_memory)
 {
     for (int is_abort = 0; is_abort < 2; is_abort++) {
@@ -435,7 +436,8 @@ TEST(an_end_without_memory)
     }
 }
 
-/* NCCL does not open the group in which it would be told to give up: it is freed once the thread is back. */
+/* NCCL fails to open the group in which the communicator would be revoked: it is freed once the
+ * thread has left. */
 TEST(an_abort_that_cannot_be_told)
 {
     comm_rig rig;
@@ -464,7 +466,7 @@ is_interrupted_soon(void *ctx)
     return ++*(int *)ctx >= 3;
 }
 
-/* A thread inside, which may be in a call of NCCL that hangs, limits neither the deadline nor an interrupt. */
+/* A thread inside, even in a call of NCCL that hangs, must not delay a deadline or an interrupt. */
 TEST(a_destroy_with_a_deadline_waits_no_longer_for_a_thread_inside)
 {
     comm_rig rig;
@@ -490,7 +492,7 @@ TEST(a_destroy_with_a_deadline_waits_no_longer_for_a_thread_inside)
     comm_rig_close(&rig);
 }
 
-/* The call of NCCL carries on in the background. */
+/* The call of NCCL continues in the background. */
 TEST(a_destroy_in_nccl_can_be_interrupted)
 {
     static comm_rig rig;

@@ -1,4 +1,4 @@
-/* Ranks that meet in a store, with an NCCL that only makes ids. */
+/* Ranks that meet in a store, with an NCCL that only creates ids. */
 #include "check.h"
 #include "core/thread.h"
 #include "nccl/comm/meet.h"
@@ -94,7 +94,7 @@ party_init(party *p, int size, int nids, int64_t timeout_ns)
     }
 }
 
-/* From rank `first` on. */
+/* Run the ranks from `first` on. */
 static void
 party_run(party *p, int first)
 {
@@ -128,7 +128,7 @@ TEST(all_ranks_get_the_ids_of_the_roots)
         int64_t nkeys = 0;
         dd_wait wait = dd_wait_after(DD_NS_PER_S);
         CHECK_OK(dd_store_num_keys(p.store, &nkeys, &wait, check_err()));
-        CHECK_INT(nkeys, 4); /* how many have come, the size, how it has ended, which was the last */
+        CHECK_INT(nkeys, 4); /* number of ranks, size, result, and number of the last meeting */
         party_fini(&p);
     }
 }
@@ -228,7 +228,7 @@ TEST(ranks_that_do_not_come_are_named)
     for (int i = 0; i < p.size; i++) {
         p.ranks[i].meeting.names = NAMES;
     }
-    p.size = 3; /* the last stays away */
+    p.size = 3; /* the last rank does not join */
     party_run(&p, 0);
     for (int i = 0; i < p.size; i++) {
         CHECK_INT(p.ranks[i].status, DD_OP_TIMED_OUT);
@@ -239,7 +239,7 @@ TEST(ranks_that_do_not_come_are_named)
     party_fini(&p);
 
     party_init(&p, 4, 1, 200 * DD_NS_PER_MS);
-    party_run(&p, 1); /* the first stays away */
+    party_run(&p, 1); /* the first rank does not join */
     for (int i = 1; i < p.size; i++) {
         CHECK_INT(p.ranks[i].status, DD_OP_TIMED_OUT);
         CHECK_CONTAINS(p.ranks[i].error.message, "3 of 4 have come: 1 (");
@@ -270,7 +270,7 @@ TEST(a_meeting_can_be_called_off)
     party_init(&p, 2, 1, DD_NEVER_NS / 1000);
     p.ranks[0].stop = &stop;
     run_meeter(&p.ranks[0]);
-    run_meeter(&p.ranks[1]); /* finds what the first has left */
+    run_meeter(&p.ranks[1]); /* reads the keys that rank 0 left */
     for (int i = 0; i < p.size; i++) {
         CHECK_INT(p.ranks[i].status, DD_ABORTED);
         CHECK_CONTAINS(p.ranks[i].error.message, "called off");
@@ -325,7 +325,7 @@ TEST(ranks_meet_again_at_the_same_place)
     party_fini(&p);
 }
 
-/* The first rank comes long after the others, who find what the last meeting has left. */
+/* The first rank joins long after the others, which find the result of an earlier meeting. */
 TEST(an_old_verdict_is_nobodys)
 {
     party p;
@@ -353,13 +353,13 @@ TEST(ranks_meet_after_having_met_in_vain)
 {
     party p;
     party_init(&p, 3, 1, 5 * DD_NS_PER_S);
-    p.ranks[1].lib.version = 22105; /* all hear that it will not be */
+    p.ranks[1].lib.version = 22105; /* all ranks receive the failure */
     party_run(&p, 0);
     CHECK_INT(p.ranks[2].status, DD_MISMATCH);
     p.ranks[1].lib.version = 22703;
     check_meets(&p);
 
-    p.size = 2; /* the third comes when it is over */
+    p.size = 2; /* the third rank joins after the end */
     p.ranks[0].wait = dd_wait_after(50 * DD_NS_PER_MS);
     p.ranks[1].wait = dd_wait_after(20 * DD_NS_PER_MS);
     party_run(&p, 0);
@@ -372,7 +372,7 @@ TEST(ranks_meet_after_having_met_in_vain)
     CHECK_CONTAINS(p.ranks[2].error.message, "missing: 2");
     check_meets(&p);
 
-    party_refresh(&p, 50 * DD_NS_PER_MS); /* one was here in vain, and does not come again */
+    party_refresh(&p, 50 * DD_NS_PER_MS); /* a rank that timed out does not join again */
     p.size = 2;
     party_run(&p, 0);
     p.size = 3;
@@ -386,7 +386,7 @@ TEST(ranks_meet_after_having_met_in_vain)
     party_fini(&p);
 }
 
-/* What others left is a peer's bytes. */
+/* Data in the store comes from a peer, and may be malformed. */
 TEST(bad_cards_are_errors)
 {
     const struct {
@@ -422,7 +422,7 @@ TEST(bad_cards_are_errors)
 TEST(the_number_of_ids)
 {
     dd_nccl_lib lib = {.version = 22203};
-    CHECK_INT(dd_nccl_meet_nids(&lib, 100, 10), 1); /* cannot */
+    CHECK_INT(dd_nccl_meet_nids(&lib, 100, 10), 1); /* not supported */
     lib.api.ncclCommInitRankScalable = init_scalable;
     CHECK_INT(dd_nccl_meet_nids(&lib, 100, 0), 1);
     CHECK_INT(dd_nccl_meet_nids(&lib, 100, 10), 10);
@@ -430,7 +430,7 @@ TEST(the_number_of_ids)
     CHECK_INT(dd_nccl_meet_nids(&lib, 3, 128), 1);
 }
 
-/* ---- a store that looks through whatever is handed to it, also what it does not keep */
+/* ---- a store that inspects all data passed to it, even data that it does not keep */
 
 #define KEY "a key that is nowhere to be read"
 #define PART_BYTES 8u
@@ -438,11 +438,11 @@ TEST(the_number_of_ids)
 typedef struct spy_store {
     dd_store head;
     dd_store *underlying;
-    atomic_int nparts; /* what had a part of the key */
-    atomic_int nids;   /* what had an id */
+    atomic_int nparts; /* data with a part of the key */
+    atomic_int nids;   /* data with an id */
 } spy_store;
 
-/* Any part of the key would be too much. */
+/* Even a part of the key must not be stored. */
 static bool
 has_part_of_key(dd_bytes bytes)
 {
@@ -511,7 +511,7 @@ static const dd_store_ops spy_ops = {
     .destroy = spy_destroy,
 };
 
-/* In place of the party's own, which it is a view of. */
+/* Use the spy instead of the party's store, which it wraps. */
 static void
 party_spy(party *p, spy_store *spy)
 {
@@ -546,14 +546,14 @@ TEST(the_key_is_never_in_the_store)
     }
     CHECK(strcmp(psk_given, KEY) == 0);
     check_meets(&p);
-    CHECK(spy.nids > 0); /* what is handed to it does come by */
+    CHECK(spy.nids > 0); /* the spy does see the data */
     CHECK_INT(spy.nparts, 0);
-    p.ranks[2].lib.encryption = 8; /* also if it is to tell that keys differ */
+    p.ranks[2].lib.encryption = 8; /* even to report that keys differ */
     party_refresh(&p, 5 * DD_NS_PER_S);
     party_run(&p, 0);
     CHECK_INT(p.ranks[0].status, DD_MISMATCH);
     CHECK_INT(spy.nparts, 0);
-    look_at(&spy, (dd_bytes[]){BYTES("..." KEY "...")}, 1); /* it would have been seen */
+    look_at(&spy, (dd_bytes[]){BYTES("..." KEY "...")}, 1); /* the spy would have found it */
     CHECK_INT(spy.nparts, 1);
     party_fini(&p);
 }

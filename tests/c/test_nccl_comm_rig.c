@@ -145,7 +145,7 @@ comm_rig_connect(comm_rig *rig, comm_rig_rank *ranks, int n, bool is_nonblocking
     comm_rig_run(ranks, n, comm_rig_init);
     bool is_good = true;
     for (int i = 0; i < n; i++) {
-        ranks[i].ids = NULL; /* it was on our stack */
+        ranks[i].ids = NULL; /* the array was on this stack */
         is_good = CHECK_INT(ranks[i].status, DD_OK) && is_good;
     }
     return is_good;

@@ -1,4 +1,4 @@
-/* The doubles of libcuda and libnccl, loaded as the library loads the real ones, and threads that are ranks. */
+/* The stubs of libcuda and libnccl, loaded like the real libraries, and threads as ranks. */
 #ifndef DD_TESTS_NCCL_COMM_RIG_H
 #define DD_TESTS_NCCL_COMM_RIG_H
 
@@ -8,7 +8,7 @@
 
 #define COMM_RIG_MAX_RANKS 4
 
-/* The controls of one double, see stubs/stub_control.h. */
+/* The controls of one stub, see stubs/stub_control.h. */
 typedef struct stub_controls {
     void (*fail)(const char *function, int after, int result, const char *text);
     void (*hang)(const char *function, int after, int ms);
@@ -30,17 +30,17 @@ typedef struct comm_rig {
     stub_controls on_cuda;
 } comm_rig;
 
-/* version: "2.32.3". False when it failed, which has been counted. */
+/* Open the rig; `version` is for example "2.32.3". Return false after a failed check. */
 bool comm_rig_open(comm_rig *rig, const char *version);
-/* Checks that no communicator is left and that no handle was used after its end. */
+/* Check that no communicator is left and that no handle was used after its end. */
 void comm_rig_close(comm_rig *rig);
-/* The same for a test that has left threads behind: the last of their communicators ends soon. The rig, which is static, stays open,
- * since such a thread may still use it. */
+/* As comm_rig_close, for a test that leaves threads behind: the last of their communicators ends
+ * soon. The rig must be static and stays open, because such a thread may still use it. */
 void comm_rig_leave_open(comm_rig *rig);
-/* Where the file of a double is; valid until the next call of the thread. */
+/* Return the path of the stub's file, valid until this thread's next call. */
 const char *comm_rig_nccl_path(const char *version);
 
-/* A rank, which is a thread in comm_rig_run. */
+/* A rank; a thread in comm_rig_run. */
 typedef struct comm_rig_rank {
     comm_rig *rig;
     int rank;
@@ -50,7 +50,7 @@ typedef struct comm_rig_rank {
     bool is_nonblocking;
     int64_t timeout_ns;
     const atomic_bool *stop;
-    const void *arg; /* the test's */
+    const void *arg; /* used by the test */
     dd_nccl_comm *comm;
     dd_nccl_comm *child;
     dd_status status;
@@ -59,16 +59,16 @@ typedef struct comm_rig_rank {
     void (*run)(struct comm_rig_rank *rank);
 } comm_rig_rank;
 
-/* Fills ranks 0 .. n - 1 for a communicator of n, with the id and a long time-out. */
+/* Fill ranks 0 .. n - 1 for a communicator of n, with the id and a long timeout. */
 void comm_rig_ranks(comm_rig *rig, comm_rig_rank *ranks, int n, dd_nccl_unique_id *id);
-/* Each in a thread of its own; waits for all. */
+/* Run each rank in its own thread, and wait for all. */
 void comm_rig_run(comm_rig_rank *ranks, int n, void (*run)(comm_rig_rank *rank));
-/* Makes rank->comm; the status and the error are the rank's. */
+/* Create rank->comm; store the status and the error in the rank. */
 void comm_rig_init(comm_rig_rank *rank);
-/* All at once: communicators of n ranks, or a failure that has been counted. */
+/* Create the communicators of n ranks at the same time. Return false after a failed check. */
 bool comm_rig_connect(comm_rig *rig, comm_rig_rank *ranks, int n, bool is_nonblocking);
 void comm_rig_release(comm_rig_rank *ranks, int n);
-/* dd_nccl_comm_enter with plenty of time. */
+/* Call dd_nccl_comm_enter with a generous timeout. */
 dd_status comm_rig_enter(dd_nccl_comm *comm, dd_nccl_comm_handle *handle);
 
 #endif

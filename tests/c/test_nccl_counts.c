@@ -1,5 +1,6 @@
-/* What an operation on NCCL costs the host beyond NCCL, in things that can be counted: calls of the driver, allocations, locks. Once
- * everything is there that it needs. Whoever makes an operation cheaper lowers the limits below; none may rise. */
+/* The cost of an NCCL operation to the host beyond NCCL itself, in events that can be counted:
+ * calls of the driver, allocations, locks. All resources are set up. A change that makes an
+ * operation cheaper lowers the limits below; no limit may rise. */
 #include "check.h"
 #include "core/lock.h"
 #include "core/mem.h"
@@ -11,11 +12,12 @@
 
 #define NCALLS 50
 
-/* For each operation: an event that the caller's stream has reached, for the group's to wait for, and one at its end, for the caller's to wait
- * for; and three questions. Everything else is made once. */
+/* Each operation records an event on the caller's stream, for the group's stream to wait for, and
+ * one at its end, for the caller's stream to wait for; and makes three queries. All other objects
+ * are created once. */
 typedef struct driver_count {
     const char *function;
-    int each; /* of an operation */
+    int each; /* per operation */
 } driver_count;
 
 static const driver_count drivers[] = {
@@ -48,11 +50,12 @@ static const driver_count nccls[] = {
 };
 #define NNCCLS (sizeof nccls / sizeof nccls[0])
 
-/* That of launches; the group's for a work from the pool, an event, a number, and its launch; the communicator's, in and out. What gives work
- * and event back comes after the end. None can be held for long by others, but the first, by a call of the same group. */
+/* The lock of launches; the group's lock for a work from the pool, for an event, for a number, and
+ * for the launch; the communicator's lock, on entry and exit. Returning work and event to the pools
+ * happens after the end. Only the first lock can be held for long, by a call of the same group. */
 #define LOCKS 7
 
-/* As a call of Python's does it, without the last step: its stream waits, and the work is let go. */
+/* Call as Python does, except for the last step: the stream waits, and the work is released. */
 static void
 call_once(nccl_rig_rank *self, const dd_nccl_call *call)
 {
@@ -62,7 +65,7 @@ call_once(nccl_rig_rank *self, const dd_nccl_call *call)
     dd_work_release(&work->base);
 }
 
-/* Until the device is through with them, so that works and events can be used again. */
+/* Wait until the device has completed all works, so that works and events can be reused. */
 static void
 catch_up(nccl_rig_rank *self)
 {
@@ -103,7 +106,7 @@ count_body(nccl_rig_rank *self)
         before_nccl[i] = rig->nccl_stub.calls(nccls[i].function);
     }
     unsigned long nlocks = dd_lock_ntaken();
-    (void)dd_mem_fail_after(0); /* any allocation fails its call */
+    (void)dd_mem_fail_after(0); /* any allocation makes its call fail */
     for (int i = 0; i < NCALLS; i++) {
         call_once(self, &call);
     }
@@ -115,15 +118,15 @@ count_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-/* The watchdog, which asks about what is under way, does not look in between. */
+/* The watchdog, which queries pending works, does not run during the test. */
 TEST(of_an_operation)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .interval_ns = 3600 * DD_NS_PER_S}, count_body, NULL);
 }
 
-/* A caller that the watchdog does not keep up with looks itself, and asks about few works of many. */
+/* A caller that is faster than the watchdog queries works itself, but only a few of many. */
 #define NBURST 1000
-#define MAX_EVENTS 70 /* of works that nobody had looked at */
+#define MAX_EVENTS 70 /* of works that have not been queried */
 #define MAX_QUESTIONS 150
 
 static void

@@ -1,4 +1,4 @@
-/* How long calls would take, as NCCL says: nothing of them is carried out, and nothing of them stays. */
+/* The duration of calls as estimated by NCCL: nothing is executed, and no state is left. */
 #include "check.h"
 #include "nccl_rig.h"
 
@@ -9,7 +9,7 @@ estimate_body(nccl_rig_rank *self)
 {
     char *data = nccl_rig_alloc(self, 256);
     memset(data, 7, 256);
-    dd_block apart[] = {{data, 16}, {data + 64, 16}}; /* by way of memory for staging */
+    dd_block apart[] = {{data, 16}, {data + 64, 16}}; /* needs a staging buffer */
     dd_block one = {data + 128, 16};
     dd_nccl_op ops[] = {
         nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &one),
@@ -28,7 +28,7 @@ estimate_body(nccl_rig_rank *self)
     CHECK_INT(dd_nccl_group_sequence(self->group), 0);
     CHECK(dd_nccl_group_is_idle(self->group, &wait));
     nccl_rig_free(self, data);
-    nccl_rig_check_sum(self); /* nobody is out of step */
+    nccl_rig_check_sum(self); /* the ranks still agree */
 }
 
 TEST(nothing_is_carried_out)

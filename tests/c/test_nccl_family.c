@@ -1,4 +1,4 @@
-/* Communicators split from others, and which of them an abort reaches. */
+/* Communicators that are split from others, and the effect of an abort on them. */
 #include "test_nccl_comm_rig.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ split_off(dd_nccl_comm *parent, const dd_nccl_config *config)
     return child;
 }
 
-/* Communicators of one rank. With a configuration that shares, all share one abort flag. */
+/* Open communicators of one rank. If they share resources, all share one abort flag. */
 static bool
 family_open(family *f, bool is_nonblocking, bool shares)
 {
@@ -44,7 +44,7 @@ family_open(family *f, bool is_nonblocking, bool shares)
         !CHECK_OK(dd_nccl_comm_init(&spec, &id, 1, &f->top, NULL, &wait, check_err()))) {
         return false;
     }
-    f->child = split_off(f->top, NULL); /* configured like its parent */
+    f->child = split_off(f->top, NULL); /* has the configuration of its parent */
     f->sibling = split_off(f->top, &config);
     f->grandchild = split_off(f->child, NULL);
     return f->child != NULL && f->sibling != NULL && f->grandchild != NULL;
@@ -113,7 +113,7 @@ TEST(an_abort_reaches_the_children_of_one_that_has_ended)
     family_close(&f);
 
     REQUIRE(family_open(&f, false, false));
-    dd_nccl_comm_release(f.child); /* its record is gone */
+    dd_nccl_comm_release(f.child); /* its record was freed */
     f.child = NULL;
     CHECK_OK(dd_nccl_comm_abort(f.top, "enough", check_err()));
     check_aborted(f.grandchild, SPLIT_FROM);
@@ -159,7 +159,8 @@ TEST(an_abort_reaches_all_that_share_resources)
 {
     check_sharing(false);
     check_sharing(true);
-    CHECK(setenv("NCCL_COMM_SPLIT_SHARE_RESOURCES", "0", 1) == 0); /* before the configuration, in NCCL */
+    /* in NCCL it overrides the configuration */
+    CHECK(setenv("NCCL_COMM_SPLIT_SHARE_RESOURCES", "0", 1) == 0);
     family f;
     REQUIRE(family_open(&f, false, true));
     CHECK_OK(dd_nccl_comm_abort(f.child, "enough", check_err()));
@@ -202,7 +203,7 @@ TEST(an_owner_aborts_its_own)
     CHECK_OK(dd_nccl_comm_abort(f.top, "enough", check_err()));
     CHECK_INT(o.naborts, 1);
     CHECK(strcmp(o.reason, SPLIT_FROM) == 0);
-    check_works(f.child); /* that is up to the owner */
+    check_works(f.child); /* aborting it is up to the owner */
     check_aborted(f.grandchild, SPLIT_FROM);
     CHECK_OK(dd_nccl_comm_abort(f.child, "enough", check_err()));
     CHECK_INT(o.naborts, 1);

@@ -1,4 +1,5 @@
-/* What goes wrong with NCCL, the driver, or another thread: everything ends soon, with the reason, and nothing is left behind. */
+/* Failures of NCCL, the driver, or another thread: every call must end soon, with the reason, and
+ * without leaks. */
 #include "check.h"
 #include "core/mem.h"
 #include "core/thread.h"
@@ -7,7 +8,7 @@
 
 #include <string.h>
 
-/* A call that nothing is checked of but how it ends. */
+/* A call of which only the result is checked. */
 typedef struct one_attempt {
     float *data;
     dd_block block;
@@ -94,7 +95,7 @@ TEST(asynchronous_error)
                  async_error_body, NULL);
 }
 
-/* ---- time-outs */
+/* ---- timeouts */
 
 /* After a sum that succeeds, the kernels of all ranks hang. */
 static void
@@ -194,7 +195,7 @@ abort_off_body(nccl_rig_rank *self)
     REQUIRE_OK(nccl_rig_start(self, &attempt.call, &work, check_err()));
     CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_OP_TIMED_OUT);
     nccl_rig_meet(self);
-    CHECK(!dd_nccl_work_memory_is_free(work)); /* nobody has stopped the kernel */
+    CHECK(!dd_nccl_work_memory_is_free(work)); /* the kernel still runs */
     CHECK_INT(self->rig->nccl_stub.calls("ncclCommAbort"), 0);
     nccl_rig_meet(self);
     dd_wait wait = nccl_rig_patience();
@@ -211,7 +212,7 @@ TEST(errors_are_only_told_when_aborts_are_off)
                  NULL);
 }
 
-/* ---- communicators that are not made */
+/* ---- communicators that cannot be created */
 
 static void
 init_failure_body(nccl_rig_rank *self)
@@ -310,7 +311,7 @@ abort_body(nccl_rig_rank *self)
         dd_work_release(&work->base);
     } else {
         pthread_join(other, NULL);
-        /* There is no work to ask, and a kernel may have been enqueued. */
+        /* There is no work to query, and a kernel may have been enqueued. */
         CHECK_INT(self->rig->cuda->api.cuStreamSynchronize(stream), DD_CUDA_SUCCESS);
     }
     CHECK_INT(status, DD_ABORTED);
@@ -364,7 +365,7 @@ TEST(hanging_abort_holds_nobody_up)
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, hanging_abort_body, NULL);
 }
 
-/* The pair's communicator and that of all ranks. */
+/* The pair's communicator and the communicator of all ranks. */
 static void
 one_of_two_aborts_body(nccl_rig_rank *self)
 {
@@ -404,13 +405,13 @@ TEST(one_abort_that_hangs_keeps_no_communicator_from_it)
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, one_of_two_aborts_body, NULL);
 }
 
-/* Freeing memory waits for the whole device, as NCCL does when it aborts: a stream that is stuck, the caller's, say, keeps that abort in its
- * thread, and nothing of the group from going on. */
+/* Freeing memory waits for the whole device, and NCCL frees memory when it aborts. A blocked
+ * stream, such as the caller's, delays that abort in its thread, but must not delay the group. */
 static void
 stuck_pair_body(nccl_rig_rank *self)
 {
     const nccl_rig_stub *cuda = &self->rig->cuda_stub;
-    self->rig->end_apart(1); /* the abort of each rank waits for its device */
+    self->rig->end_apart(1); /* each rank's abort waits for its device */
     int *data = nccl_rig_alloc(self, sizeof *data);
     int gate = nccl_rig_new_gate();
     CHECK_INT(self->rig->gate(self->stream, gate), 0);
@@ -446,7 +447,7 @@ TEST(a_stuck_stream_keeps_nothing_but_the_abort)
                  NULL);
 }
 
-/* ---- the watchdog beside a thread that is inside NCCL */
+/* ---- the watchdog next to a thread inside NCCL */
 
 static void *
 release_after_looks(void *arg)
@@ -489,7 +490,7 @@ TEST(the_watchdog_asks_nothing_of_a_communicator_that_is_in_use)
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nonblocking = true}, inside_body, NULL);
 }
 
-/* ---- groups that are let go, launches that fail, the driver's end */
+/* ---- groups that are released, launches that fail, the driver's shutdown */
 
 static void
 let_go_body(nccl_rig_rank *self)
@@ -571,7 +572,7 @@ TEST(driver_shuts_down)
                  NULL);
 }
 
-/* ---- no memory */
+/* ---- failed allocations */
 
 static void
 memory_body(nccl_rig_rank *self)
@@ -579,7 +580,7 @@ memory_body(nccl_rig_rank *self)
     nccl_rig_check_sum(self);
     one_attempt attempt;
     prepare(self, &attempt, DD_COLL_ALL_REDUCE);
-    dd_nccl_work *kept[80]; /* more than are kept for their next use */
+    dd_nccl_work *kept[80]; /* more than the pool keeps */
     int nkept = 0;
     for (int after = 0; nkept < 80; after++) {
         (void)dd_mem_fail_after(after % 3);

@@ -1,5 +1,6 @@
-/* First calls of a communicator wait for the other ranks on the host: they have a deadline, and can be aborted. And what NCCL does with the
- * whole device, or waits for, while others are at work. */
+/* The first calls on a communicator wait on the host for the other ranks: they have a deadline, and
+ * can be aborted. Also NCCL's calls that affect or wait for the whole device, while other streams
+ * are busy. */
 #include "check.h"
 #include "core/thread.h"
 #include "nccl_rig.h"
@@ -13,7 +14,7 @@ typedef struct first_call {
     dd_nccl_call call;
 } first_call;
 
-/* `is_message`: from rank 1 to rank 0, alone; else an all_reduce. */
+/* Prepare the call. `is_message`: a message from rank 1 to rank 0; else an all_reduce. */
 static void
 prepare(nccl_rig_rank *self, first_call *first, bool is_message)
 {
@@ -30,7 +31,7 @@ prepare(nccl_rig_rank *self, first_call *first, bool is_message)
     first->call = nccl_rig_call(self, is_message ? "message" : "all_reduce", &first->op, 1);
 }
 
-/* Makes the rank's communicator, and calls nothing on it. */
+/* Create the rank's communicator without calling anything on it. */
 static bool
 make_communicator(nccl_rig_rank *self)
 {
@@ -59,7 +60,7 @@ close_failed(nccl_rig_rank *self)
     CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
 }
 
-/* ---- the others come late */
+/* ---- late ranks */
 
 static void *
 start_it(void *arg)
@@ -101,9 +102,9 @@ TEST(a_first_collective_waits_for_the_others)
     nccl_rig_run(&(nccl_rig_options){.size = 2, .version = "2.18.1"}, late_body, NULL);
 }
 
-/* ---- they never come */
+/* ---- missing ranks */
 
-/* Both make the communicator; then rank 0 alone calls, which fails its group. */
+/* Both ranks create the communicator; then only rank 0 calls, which fails its group. */
 static void
 call_alone(nccl_rig_rank *self, void (*call)(nccl_rig_rank *self, first_call *first))
 {
@@ -150,7 +151,7 @@ TEST(a_first_call_that_stays_alone_times_out)
     }
 }
 
-/* Nobody has to wait for a work: there is none. */
+/* No work is created, so no caller waits for one. */
 static void
 time_out_in_call(nccl_rig_rank *self, first_call *first)
 {
@@ -227,7 +228,7 @@ is_called(void *ctx)
     return rig->nccl_stub.calls("ncclAllReduce") + rig->nccl_stub.calls("ncclRecv") > 0;
 }
 
-/* The call cannot be taken back: the group ends. */
+/* The call cannot be cancelled: the group fails. */
 static void
 interrupt(nccl_rig_rank *self, first_call *first)
 {
@@ -264,7 +265,8 @@ is_never(void *ctx)
     return false;
 }
 
-/* A caller who could be interrupted gets the same, with a thread for the first call of a kind and size only. */
+/* An interruptible caller gets the same result. A thread is used only for the first call of each
+ * kind and size. */
 static void
 undisturbed_body(nccl_rig_rank *self)
 {
@@ -328,7 +330,8 @@ live_graph_body(nccl_rig_rank *self)
     dd_wait brief = dd_wait_after(100 * DD_NS_PER_MS);
     CHECK_STATUS(dd_nccl_group_close(self->group, &brief, check_err()), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "a CUDA graph that holds some may be running or alive");
-    CHECK_INT(calls.destroy(graph), 0); /* and what was left to a thread ends: the rig looks */
+    /* the close that was left to a thread then completes: the rig checks */
+    CHECK_INT(calls.destroy(graph), 0);
     nccl_rig_free(self, first.data);
 }
 
@@ -339,7 +342,8 @@ TEST(a_live_graph_keeps_its_communicator)
                  NULL);
 }
 
-/* Somebody captures, in the mode in which any thread's mistake spoils it, while a group is used and ends. */
+/* Another caller captures, in the mode in which a call by any thread can invalidate the capture,
+ * while a group is used and closed. */
 static void
 capture_beside_body(nccl_rig_rank *self)
 {
@@ -381,7 +385,8 @@ TEST(the_end_of_a_group_spoils_nobodys_capture)
 
 /* ---- memory */
 
-/* The caller's stream is busy: closing the group frees nothing that would wait for it, and does not wait for NCCL, which does. */
+/* The caller's stream is busy. Closing the group must not free memory that would wait for it, and
+ * must not wait for NCCL, which does wait. */
 static void
 busy_device_body(nccl_rig_rank *self)
 {
@@ -392,7 +397,8 @@ busy_device_body(nccl_rig_rank *self)
     long nfrees = self->rig->cuda_stub.calls("cuMemFree");
     nccl_rig_meet(self);
     dd_wait wait = dd_wait_after(200 * DD_NS_PER_MS);
-    CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err())); /* NCCL itself goes on on its thread */
+    /* NCCL's close continues on its thread */
+    CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
     CHECK_INT(self->rig->cuda_stub.calls("cuMemFree"), nfrees);
     nccl_rig_meet(self);
     self->rig->open_gate(gate);
@@ -403,7 +409,8 @@ TEST(closing_frees_no_memory_that_waits_for_the_device)
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, busy_device_body, NULL);
 }
 
-/* Ranks of one process read each other's buffers: what blocks that lie apart are staged in must be memory that they can read. */
+/* Ranks of one process read each other's buffers: the staging buffer of blocks with gaps must be
+ * memory that they can read. */
 static void
 staging_body(nccl_rig_rank *self)
 {

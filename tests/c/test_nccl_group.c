@@ -1,4 +1,4 @@
-/* Every collective and message of a group of NCCL's, over the stubs. */
+/* Every collective and message of an NCCL group, with the stubs. */
 #include "check.h"
 #include "nccl_rig.h"
 
@@ -9,7 +9,7 @@
 #define MAX_RANKS 4
 #define MAX_BLOCK 64u
 
-/* ---- what ranks put into blocks: everybody can tell what should have come from whom */
+/* ---- contents of blocks: every rank can compute the expected data of any sender and receiver */
 
 static uint8_t
 pattern(int from, int to, size_t at)
@@ -40,8 +40,8 @@ holds(const dd_block *block, int from, int to)
 
 typedef struct case_shape {
     bool is_in_place;
-    bool is_apart;  /* on odd ranks blocks do not lie side by side; on even ones they do */
-    bool is_uneven; /* some are empty */
+    bool is_apart;  /* blocks have gaps on odd ranks; on even ranks they are adjacent */
+    bool is_uneven; /* some blocks are empty */
     bool is_flat;
 } case_shape;
 
@@ -50,7 +50,7 @@ typedef struct case_memory {
     dd_block blocks[MAX_RANKS];
 } case_memory;
 
-/* Block k has as many bytes as `rank` and k have in common. */
+/* Return the size of the block from one rank to another. */
 static size_t
 size_of_block(const case_shape *shape, int from, int to)
 {
@@ -222,7 +222,7 @@ TEST(bytes_go_where_they_belong)
 
 #define COUNT 6
 
-/* Small numbers, so that every type holds every result exactly. */
+/* Return a small number, so that every type holds every result exactly. */
 static double
 operand(int rank, int k, size_t at)
 {
@@ -243,7 +243,7 @@ fold(dd_redop op, int size, int k, size_t at)
     return op == DD_REDOP_PREMUL_SUM ? result * 2 : op == DD_REDOP_AVG ? result / size : result;
 }
 
-/* Between doubles and a dtype, by way of the kernels for those that C does not have. */
+/* Convert a double to a dtype; types that C lacks are converted by the kernels. */
 static void
 put(dd_dtype dtype, void *out, double value)
 {
@@ -253,7 +253,7 @@ put(dd_dtype dtype, void *out, double value)
         memcpy(out, &value, sizeof value);
     } else if (dtype == DD_DTYPE_FLOAT32) {
         memcpy(out, &narrow, sizeof narrow);
-    } else if (dd_dtype_kind_of(dtype) != DD_KIND_FLOAT) { /* not negative, and the low bytes come first */
+    } else if (dd_dtype_kind_of(dtype) != DD_KIND_FLOAT) { /* not negative, and little-endian */
         memcpy(out, &(uint64_t){(uint64_t)value}, dd_dtype_size(dtype));
     } else {
         dd_reduction round = {.dtype = dtype, .op = DD_REDOP_SUM};
@@ -291,7 +291,7 @@ check_reduction(nccl_rig_rank *self, const dd_reduction *reduction, const void *
     size_t nbytes = COUNT * dd_dtype_size(reduction->dtype);
     char *memory = nccl_rig_alloc(self, (MAX_RANKS + 2) * (nbytes + 8));
     dd_block inputs[MAX_RANKS];
-    for (int k = 0; k < self->size; k++) { /* apart on odd ranks */
+    for (int k = 0; k < self->size; k++) { /* with gaps on odd ranks */
         inputs[k] = (dd_block){memory + (size_t)k * (nbytes + (self->rank % 2 == 1 ? 8 : 0)), nbytes};
         fill_operands(reduction->dtype, inputs[k].data, self->rank, k);
     }
@@ -391,7 +391,7 @@ uneven_reduce_scatter_body(nccl_rig_rank *self)
     float *memory = nccl_rig_alloc(self, 64 * sizeof *memory);
     dd_block inputs[MAX_RANKS];
     size_t offset = 0;
-    for (int k = 0; k < self->size; k++) { /* k elements for rank k: none for the first */
+    for (int k = 0; k < self->size; k++) { /* k elements for rank k, so none for the first */
         inputs[k] = (dd_block){memory + offset, (size_t)k * sizeof *memory};
         for (int at = 0; at < k; at++) {
             memory[offset + (size_t)at] = (float)((self->rank + 1) * 10 + at);
@@ -412,7 +412,7 @@ TEST(uneven_reduce_scatter)
     nccl_rig_run_all(uneven_reduce_scatter_body, NULL);
 }
 
-/* ---- what NCCL cannot do is refused before anything is sent */
+/* ---- calls that NCCL does not support are rejected before any data is sent */
 
 typedef struct refusal {
     dd_dtype dtype;
@@ -466,7 +466,7 @@ refusals_body(nccl_rig_rank *self)
     CHECK_CONTAINS(check_message(), "one batch");
     nccl_rig_free(self, data);
     CHECK_INT(dd_nccl_group_sequence(self->group), 0);
-    nccl_rig_check_sum(self); /* nobody is out of step */
+    nccl_rig_check_sum(self); /* the ranks still agree */
 }
 
 TEST(refusals)
@@ -504,7 +504,7 @@ messages_body(nccl_rig_rank *self)
     int next = (self->rank + 1) % self->size;
     int previous = (self->rank + self->size - 1) % self->size;
     data[0] = self->rank + 100;
-    /* In one batch, also to oneself. */
+    /* In one batch, with messages to itself. */
     dd_nccl_op ops[] = {
         {.kind = DD_NCCL_OP_SEND, .block = {data, 4}, .dtype = DD_DTYPE_INT32, .peer = next},
         {.kind = DD_NCCL_OP_RECV, .block = {data + 1, 4}, .dtype = DD_DTYPE_INT32, .peer = previous},
@@ -529,7 +529,7 @@ pair_body(nccl_rig_rank *self)
     data[0] = 7;
     data[1] = 0;
     bool is_sender = self->rank == 1;
-    if (self->rank < 2) { /* the others are not needed: the pair has a communicator of its own */
+    if (self->rank < 2) { /* the other ranks are not needed: the pair has its own communicator */
         for (int i = 0; i < 3; i++) {
             dd_nccl_op op = {.kind = is_sender ? DD_NCCL_OP_SEND : DD_NCCL_OP_RECV,
                              .block = {is_sender ? data : data + 1, 4},
@@ -548,7 +548,7 @@ pair_body(nccl_rig_rank *self)
     nccl_rig_meet(self);
     long made = self->rig->nccl_stub.made("comm");
     nccl_rig_meet(self);
-    if (self->rank >= 2) { /* these meet for the first time, and have one already */
+    if (self->rank >= 2) { /* first message of these ranks, which already have a communicator */
         bool sends = self->rank == 2;
         dd_nccl_op op = {.kind = sends ? DD_NCCL_OP_SEND : DD_NCCL_OP_RECV,
                          .block = {data, 4},
@@ -568,7 +568,7 @@ TEST(pairs_meet_alone)
     nccl_rig_run(&(nccl_rig_options){.size = 4, .is_nonblocking = true}, pair_body, NULL);
 }
 
-/* ---- ways to make the communicator of all ranks, which messages then use */
+/* ---- ways to create the communicator of all ranks, which messages then use */
 
 static void
 begin_by_barrier(nccl_rig_rank *self)
@@ -578,7 +578,7 @@ begin_by_barrier(nccl_rig_rank *self)
     CHECK_OK(nccl_rig_do(self, &call, check_err()));
 }
 
-/* One message to the left or the right for each rank: alone it would use a pair's. */
+/* Send a message between each two neighbours: outside a batch it would use their communicator. */
 static void
 begin_by_batch(nccl_rig_rank *self)
 {
@@ -632,13 +632,13 @@ beginning_body(nccl_rig_rank *self)
     nccl_rig_meet(self);
     way->begin(self);
     nccl_rig_meet(self);
-    made += self->size; /* one, by all ranks */
+    made += self->size; /* one communicator, created by all ranks */
     CHECK_INT(self->rig->nccl_stub.made("comm"), made);
     dd_nccl_comm *comm = dd_nccl_group_find_comm(self->group, self->rank);
     CHECK(comm != NULL && dd_nccl_comm_size(comm) == self->size);
     dd_nccl_comm_release(comm);
     nccl_rig_meet(self);
-    check_message_between(self, 2, 1); /* who have not met yet */
+    check_message_between(self, 2, 1); /* a pair without messages so far */
     nccl_rig_meet(self);
     CHECK_INT(self->rig->nccl_stub.made("comm"), made);
 }
@@ -678,7 +678,7 @@ TEST(several_operations_in_one_call)
     nccl_rig_run_all(batch_body, NULL);
 }
 
-/* Rows of a matrix backwards, in and out, by way of scratch. */
+/* Copy rows of a matrix backwards, in and out, by way of scratch memory. */
 static void
 copies_body(nccl_rig_rank *self)
 {

@@ -1,4 +1,4 @@
-/* Copies around operations: random tensors, however they lie, against the copies of the host. */
+/* Copies around operations: random tensors with any layout, compared with copies on the host. */
 #include "check.h"
 #include "nccl_rig.h"
 
@@ -14,7 +14,8 @@ draw(unsigned *state, unsigned n)
     return (*state >> 10) % n;
 }
 
-/* A view of `shape` somewhere in ROOM bytes: dimensions in any order in memory, gaps, some backwards; of sources some repeat. */
+/* Return a view of `shape` within ROOM bytes: dimensions in any order in memory, with gaps, some
+ * reversed; some dimensions of a source repeat. */
 static dd_view
 make_view(unsigned *state, char *memory, const dd_view *shape, bool is_source)
 {
@@ -60,7 +61,7 @@ copies_body(nccl_rig_rank *self)
         for (int k = 0; k < ROOM; k++) {
             device[k] = host[k] = (char)draw(&state, 256);
         }
-        /* One of the two may be memory of the host. */
+        /* One of the two may be host memory. */
         dd_nccl_copy copy = {.src = make_view(&state, i % 3 == 0 ? host : device, &shape, true),
                              .dst = make_view(&state, i % 3 == 1 ? host : device + ROOM, &shape, false)};
         char *target = i % 3 == 1 ? host : device + ROOM;
@@ -78,7 +79,8 @@ copies_body(nccl_rig_rank *self)
             break;
         }
     }
-    CHECK(dd_nccl_group_find_comm(self->group, self->rank) == NULL); /* none was needed */
+    /* no communicator was needed */
+    CHECK(dd_nccl_group_find_comm(self->group, self->rank) == NULL);
     free(host);
     nccl_rig_free(self, device);
 }

@@ -1,4 +1,4 @@
-/* What fails around the operations of a group of NCCL's: its opening, its memory, its turn, and the driver. */
+/* Failures around the operations of an NCCL group: opening, memory, launch order, the driver. */
 #include "check.h"
 #include "clock_counter.h"
 #include "core/mem.h"
@@ -21,7 +21,8 @@ open_group(const dd_nccl_base *base, dd_store *store, int rank, int size, dd_ncc
     return dd_nccl_group_open(base, store, rank, size, &options, NULL, group, check_err());
 }
 
-/* The group of the rig starts the watchdog's thread, which frees a block when it begins to run. The count of its looks begins at 1. */
+/* Wait for the first iteration of the watchdog's thread, which frees a block when it starts. The
+ * rig's group starts that thread; its heartbeat starts at 1. */
 static void
 await_thread_of_watchdog(const dd_nccl_watchdog *watchdog)
 {
@@ -93,7 +94,7 @@ TEST(groups_that_cannot_be)
 
 /* ---- one call at a time */
 
-/* Another thread that is in a call. */
+/* Another thread that is inside a call. */
 typedef struct other_caller {
     dd_nccl_group *group;
     pthread_t thread;
@@ -135,7 +136,7 @@ turn_body(nccl_rig_rank *self)
     wait = nccl_rig_patience();
     wait.is_interrupted = wants_out;
     CHECK_STATUS(nccl_group_enter_launch(self->group, &wait, check_err()), DD_INTERRUPTED);
-    /* A call that waits for its turn hears that the group has ended. */
+    /* A call that waits for its turn must fail when the group is aborted. */
     dd_wait patience = nccl_rig_patience();
     CHECK_OK(dd_nccl_group_abort(self->group, "enough", &patience, check_err()));
     CHECK_STATUS(nccl_group_enter_launch(self->group, &patience, check_err()), DD_ABORTED);
@@ -174,7 +175,7 @@ closed_body(nccl_rig_rank *self)
     CHECK_STATUS(dd_nccl_group_alloc_scratch(self->group, self->rank, 8, &scratch, check_err()), DD_CLOSED);
     CHECK(scratch == NULL);
     dd_nccl_group_free_scratch(self->group, self->rank,
-                               kept); /* the driver has it no more: nothing is done */
+                               kept); /* the driver no longer knows the memory: no effect */
 }
 
 TEST(a_closed_group_has_no_stream)
@@ -182,7 +183,7 @@ TEST(a_closed_group_has_no_stream)
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, closed_body, NULL);
 }
 
-/* ---- memory of the device, where there are no pools */
+/* ---- device memory on devices without memory pools */
 
 static void *
 alloc_scratch(nccl_rig_rank *self)
@@ -205,7 +206,8 @@ scratch_body(nccl_rig_rank *self)
     CHECK_OK(dd_nccl_group_order(self->group, self->rank, &self->stream, 1, check_err()));
     dd_nccl_group_free_scratch(self->group, self->rank, first);
     void *second = alloc_scratch(self);
-    CHECK_INT(rig->cuda_stub.live("memory"), before + 2); /* the device may use the first one yet */
+    /* the device may still use the first one */
+    CHECK_INT(rig->cuda_stub.live("memory"), before + 2);
     rig->open_gate(gate);
     dd_cuda_stream stream;
     REQUIRE_OK(dd_nccl_group_stream(self->group, self->rank, &stream, check_err()));
@@ -214,7 +216,8 @@ scratch_body(nccl_rig_rank *self)
     CHECK_INT(rig->cuda_stub.live("memory"), before + 2);
     rig->cuda_stub.fail("cuEventRecord", 0, DD_CUDA_ERROR_OUT_OF_MEMORY, NULL);
     dd_nccl_group_free_scratch(self->group, self->rank,
-                               second); /* nobody knows when it is free: at the end */
+                               /* its last use is not known: it is freed when the group closes */
+                               second);
     dd_nccl_group_free_scratch(self->group, self->rank, third);
     CHECK_INT(rig->cuda->api.cuStreamSynchronize(stream), DD_CUDA_SUCCESS);
     void *data = NULL;
@@ -256,7 +259,7 @@ TEST(memory_that_nobody_can_remember_stays)
     nccl_rig_run(&(nccl_rig_options){.size = 1}, keep_body, NULL);
 }
 
-/* ---- the driver's end */
+/* ---- the driver's shutdown */
 
 static void
 shut_down_body(nccl_rig_rank *self)
@@ -283,23 +286,23 @@ shut_down_body(nccl_rig_rank *self)
     dd_work_release(&work->base);
     CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
     dd_alarm alarm;
-    CHECK(!dd_recorder_take_alarm(self->rig->recorder, &alarm)); /* it is no failure */
+    CHECK(!dd_recorder_take_alarm(self->rig->recorder, &alarm)); /* a shutdown is not a failure */
     self->rig->shut_down(0);
     self->rig->open_gate(gate);
     CHECK_INT(self->rig->cuda->api.cuStreamSynchronize(stream), DD_CUDA_SUCCESS);
     nccl_rig_free(self, data);
 }
 
-/* Nobody waits for the work. */
+/* No thread waits for the work. */
 TEST(the_watchdog_hears_that_the_driver_shuts_down)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .leaves_some = true}, shut_down_body,
                  NULL);
 }
 
-/* ---- the watchdog's end */
+/* ---- shutdown of the watchdog */
 
-static dd_nccl_watchdog *left_behind; /* its thread used it to the end: nothing frees it */
+static dd_nccl_watchdog *left_behind; /* its thread uses it until exit, so it is never freed */
 
 static void
 stuck_watchdog_body(nccl_rig_rank *self)
@@ -333,7 +336,7 @@ stuck_watchdog_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-/* Its end is limited by the monotonic clock: the calendar may be set back during it. */
+/* The shutdown is limited by the monotonic clock: the calendar may be set back during it. */
 TEST(a_watchdog_that_hangs_in_the_driver_is_left_behind)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, stuck_watchdog_body, NULL);

@@ -1,5 +1,5 @@
-/* The life of a group beside its operations: children of a fork, several devices, communicators made elsewhere, names used again, and
- * ends in the middle of things. */
+/* The lifetime of a group, besides its operations: forked children, several devices, communicators
+ * created elsewhere, reused names, and closes and aborts during other calls. */
 #include "check.h"
 #include "core/thread.h"
 #include "nccl/group/internal.h"
@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A sum of one float on a device that need not be the rank's; its end is for the caller. */
+/* A sum of one float on a device that may differ from the rank's. The caller frees it. */
 typedef struct sum_on {
     float *data;
     dd_block block;
@@ -51,11 +51,12 @@ hang_next_kernels(nccl_rig_rank *self)
     nccl_rig_meet(self);
 }
 
-/* ---- ends side by side */
+/* ---- concurrent closes */
 
 #define SLOW_END_NS (300 * DD_NS_PER_MS)
 
-/* A message between each two ranks makes a communicator of each pair, and a sum that of all ranks. */
+/* Send a message between each two ranks, which creates a communicator for each pair, and run a sum,
+ * which creates a communicator of all ranks. */
 static void
 connect_all_ways(nccl_rig_rank *self)
 {
@@ -92,7 +93,8 @@ close_pairs_body(nccl_rig_rank *self)
     int64_t began_ns = dd_clock_now_ns();
     dd_wait wait = nccl_rig_patience();
     CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
-    CHECK(dd_clock_now_ns() - began_ns < 3 * SLOW_END_NS * check_slow()); /* of four one after another */
+    /* four closes in sequence would take longer */
+    CHECK(dd_clock_now_ns() - began_ns < 3 * SLOW_END_NS * check_slow());
     CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
     nccl_rig_meet(self);
     if (self->rank == 0) {
@@ -118,7 +120,8 @@ close_some_body(nccl_rig_rank *self)
         dd_wait wait = nccl_rig_patience();
         long nbefore = self->rig->nccl_stub.calls("ncclCommFinalize");
         CHECK_STATUS(dd_nccl_group_close(self->group, &wait, check_err()), DD_BACKEND);
-        CHECK_INT(self->rig->nccl_stub.calls("ncclCommFinalize") - nbefore, 3); /* none twice */
+        /* none is finalized twice */
+        CHECK_INT(self->rig->nccl_stub.calls("ncclCommFinalize") - nbefore, 3);
         CHECK_CONTAINS(check_message(),
                        "closing the group: 2 communicators have not ended well, the first of them: ");
         CHECK_CONTAINS(check_message(), "it does not end");
@@ -141,7 +144,7 @@ post_close_body(nccl_rig_rank *self)
         nccl_rig_check_sum(self);
         groups[i] = self->group;
     }
-    (void)dd_nccl_group_acquire(self->group); /* the rig releases it, too */
+    (void)dd_nccl_group_acquire(self->group); /* the rig also releases it */
     nccl_rig_meet(self);
     if (self->rank == 0) {
         self->rig->nccl_stub.hang("ncclCommDestroy", 0, -1);
@@ -150,7 +153,7 @@ post_close_body(nccl_rig_rank *self)
     dd_nccl_groups_post_close(groups, 3);
     dd_wait soon = dd_wait_after(DD_NS_PER_S / 2);
     int nlate = 0;
-    for (int i = 0; i < 3; i++) { /* the others need not wait for the one that hangs */
+    for (int i = 0; i < 3; i++) { /* the others must not wait for the one that hangs */
         dd_status status = dd_nccl_group_close(groups[i], &soon, check_err());
         CHECK(status == DD_OK || status == DD_OP_TIMED_OUT);
         nlate += status == DD_OP_TIMED_OUT;
@@ -208,7 +211,8 @@ fork_body(nccl_rig_rank *self)
     prepare_sum(self, &sum, self->rank);
     dd_nccl_work *work;
     int gate = nccl_rig_new_gate();
-    CHECK_INT(self->rig->gate(self->stream, gate), 0); /* it is under way when the process forks */
+    /* the work is pending when the process forks */
+    CHECK_INT(self->rig->gate(self->stream, gate), 0);
     sum.call.nstreams = 1;
     REQUIRE_OK(nccl_rig_start(self, &sum.call, &work, check_err()));
     pid_t child = fork();
@@ -238,7 +242,7 @@ devices_body(nccl_rig_rank *self)
 {
     sum_on sums[3];
     dd_nccl_work *works[3];
-    for (int i = 0; i < 3; i++) { /* ranks have 0, 2, 4 and 1, 3, 5 */
+    for (int i = 0; i < 3; i++) { /* ranks use devices 0, 2, 4 and 1, 3, 5 */
         prepare_sum(self, &sums[i], self->rank + i * self->size);
         REQUIRE_OK(nccl_rig_start(self, &sums[i].call, &works[i], check_err()));
     }
@@ -267,7 +271,7 @@ TEST(a_rank_has_several_devices)
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_nonblocking = true}, devices_body, NULL);
 }
 
-/* ---- communicators made elsewhere */
+/* ---- communicators created elsewhere */
 
 static dd_nccl_comm *
 split_off(nccl_rig_rank *self)
@@ -306,7 +310,7 @@ TEST(a_communicator_is_adopted)
     nccl_rig_run(&(nccl_rig_options){.size = 2}, adopt_body, NULL);
 }
 
-/* ---- names used again */
+/* ---- reused names */
 
 static void
 again_body(nccl_rig_rank *self)
@@ -327,7 +331,7 @@ TEST(names_are_used_again)
     nccl_rig_run(&(nccl_rig_options){.size = 4, .is_nonblocking = true}, again_body, NULL);
 }
 
-/* One rank comes and times out, the other comes too late; then both try it again. */
+/* One rank joins and times out, the other joins too late; then both try again. */
 static void
 again_after_failure_body(nccl_rig_rank *self)
 {
@@ -364,10 +368,10 @@ TEST(names_are_used_again_after_a_failure)
     nccl_rig_run(&(nccl_rig_options){.size = 2}, again_after_failure_body, NULL);
 }
 
-/* ---- aborts in the middle of messages */
+/* ---- aborts during messages */
 
 typedef struct abort_case {
-    bool has_all;  /* a communicator of all ranks, else the pair's own */
+    bool has_all;  /* use a communicator of all ranks, else the pair's own */
     bool is_batch; /* both directions in one call */
 } abort_case;
 
@@ -429,7 +433,7 @@ TEST(abort_during_messages)
 
 /* ---- works that are complete */
 
-/* The watchdog looks once a minute. */
+/* The watchdog runs once a minute. */
 static void
 abort_after_kernel_body(nccl_rig_rank *self)
 {
@@ -456,7 +460,7 @@ TEST(an_abort_fails_no_work_whose_kernel_has_ended)
                  abort_after_kernel_body, NULL);
 }
 
-/* ---- aborts in the middle of closing */
+/* ---- aborts during a close */
 
 static void *
 abort_when_closing(void *arg)
@@ -509,12 +513,12 @@ abort_finalizing_body(nccl_rig_rank *self)
 TEST(abort_while_the_group_is_closed)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, abort_closing_works_body, NULL);
-    /* The stub looks the communicator up when it has stopped hanging, and does not find it. */
+    /* After its hang, the stub looks the communicator up, and does not find it. */
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .leaves_some = true},
                  abort_finalizing_body, NULL);
 }
 
-/* ---- groups that are let go after a failure that nobody has aborted */
+/* ---- groups that are released after a failure without an abort */
 
 static void
 let_go_failed_body(nccl_rig_rank *self)
@@ -585,10 +589,10 @@ sleep_body(nccl_rig_rank *self)
     REQUIRE_OK(nccl_rig_start(self, &sum.call, &work, check_err()));
     uint64_t first = await_heartbeat(watchdog, 0);
     CHECK(first > 0);
-    CHECK(await_heartbeat(watchdog, first) > first); /* it goes on as long as something is under way */
+    CHECK(await_heartbeat(watchdog, first) > first); /* it continues while works are pending */
     CHECK(!atomic_load(&has_ended));
     self->rig->open_gate(gate);
-    while (!atomic_load(&has_ended) && !dd_wait_has_expired(&wait)) { /* nobody but the watchdog asks */
+    while (!atomic_load(&has_ended) && !dd_wait_has_expired(&wait)) { /* only the watchdog polls */
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
     CHECK(atomic_load(&has_ended));

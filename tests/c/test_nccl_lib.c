@@ -1,4 +1,4 @@
-/* Loading: what is found, what is missing, and the words for it. */
+/* Loading the library: the files that are found, the missing symbols, and the error messages. */
 #include "check.h"
 #include "nccl/driver/cuda.h"
 #include "nccl/driver/lib.h"
@@ -92,7 +92,7 @@ TEST(errors_name_everything_that_was_tried)
     CHECK_CONTAINS(check_message(), "/etc/passwd: ");
     CHECK_CONTAINS(check_message(), "libnccl.so: ");
 
-    /* A path that somebody insists on is the only one. */
+    /* If the path is explicit, no other path is tried. */
     search.explicit_path = NOWHERE;
     CHECK_STATUS(dd_nccl_lib_open(&search, &lib, check_err()), DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), NOWHERE);
@@ -111,7 +111,7 @@ TEST(another_library_is_no_nccl)
     CHECK_CONTAINS(check_message(), "ncclGetVersion");
     dd_cuda *cuda;
     CHECK_STATUS(dd_cuda_open("libm.so.6", &cuda, check_err()), DD_NOT_SUPPORTED);
-    CHECK_CONTAINS(check_message(), "cuInit, cuDriverGetVersion"); /* all that is missing */
+    CHECK_CONTAINS(check_message(), "cuInit, cuDriverGetVersion"); /* lists all missing symbols */
     CHECK_CONTAINS(check_message(), "cuMemsetD8Async");
 }
 
@@ -132,7 +132,7 @@ TEST(errors_of_nccl_have_its_reasons)
     comm_rig_close(&rig);
 }
 
-/* The last error of a process, which real NCCLs give whatever the call. */
+/* The last error of the process: real NCCLs return it for any call. */
 static const char *process_text = "";
 
 static const char *
@@ -164,11 +164,11 @@ TEST(an_error_has_the_text_of_its_own_call)
     lib.api.ncclGetLastError = last_error_of_the_process;
     lib.api.ncclGetUniqueId = fail_silently;
     dd_nccl_unique_id id;
-    process_text = "RMA/Socket : rma_socket requires GDRCopy"; /* of a call that succeeded */
+    process_text = "RMA/Socket : rma_socket requires GDRCopy"; /* left by a call that succeeded */
     CHECK_STATUS(dd_nccl_make_unique_id(&lib, &id, check_err()), DD_BACKEND);
     CHECK(strstr(check_message(), "GDRCopy") == NULL);
     lib.api.ncclGetUniqueId = fail_with_a_text;
-    for (int i = 0; i < 2; i++) { /* the second time the text does not change */
+    for (int i = 0; i < 2; i++) { /* the second time the text is the same as before */
         CHECK_STATUS(dd_nccl_make_unique_id(&lib, &id, check_err()), DD_BACKEND);
         CHECK_CONTAINS(check_message(), ": Bootstrap : no socket interface found");
     }
@@ -180,7 +180,7 @@ TEST(an_error_has_the_text_of_its_own_call)
         CHECK_STATUS(dd_nccl_check(&lib, &before, RESULTS[i], check_err(), "ncclCommFinalize"), DD_BACKEND);
         CHECK((strstr(check_message(), "Bootstrap") != NULL) == (i == 0));
     }
-    /* Wrong arguments of two functions. */
+    /* Wrong arguments of two different functions. */
     process_text = "ncclCommSplit : newcomm argument is NULL";
     CHECK_STATUS(dd_nccl_check(&lib, &before, DD_NCCL_INVALID_ARGUMENT, check_err(), "ncclCommSplit"),
                  DD_BACKEND);
@@ -209,7 +209,7 @@ TEST(a_communicator_notes_the_last_error)
     CHECK(strcmp(dd_nccl_comm_before(rank.comm, DD_NCCL_REMOTE_ERROR)->text, "a first call") == 0);
     dd_nccl_comm_leave(rank.comm);
     process_text = "a second call";
-    CHECK_OK(dd_nccl_comm_check(rank.comm, check_err())); /* all is well */
+    CHECK_OK(dd_nccl_comm_check(rank.comm, check_err())); /* no error is reported */
     CHECK(strcmp(dd_nccl_comm_before(rank.comm, DD_NCCL_REMOTE_ERROR)->text, "a second call") == 0);
     comm_rig_release(&rank, 1);
     comm_rig_close(&rig);
@@ -254,7 +254,7 @@ TEST(the_callers_context_comes_back)
     CHECK_OK(dd_cuda_current_device(rig.cuda, &device, check_err()));
     CHECK_INT(device, 2);
     dd_cuda_leave(&inner);
-    dd_cuda_leave(&inner); /* once is enough */
+    dd_cuda_leave(&inner); /* a second call has no effect */
     CHECK_OK(dd_cuda_current_device(rig.cuda, &device, check_err()));
     CHECK_INT(device, 1);
     CHECK_STATUS(dd_cuda_enter(rig.cuda, 4, &inner, check_err()), DD_INVALID_ARGUMENT);

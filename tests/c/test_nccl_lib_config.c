@@ -1,11 +1,11 @@
-/* Configurations: what every version of NCCL is handed, byte for byte. */
+/* Configurations: the exact bytes that each version of NCCL receives. */
 #include "check.h"
 #include "nccl/comm/config.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* An NCCL that only has a version. */
+/* Return an NCCL that has only a version. */
 static dd_nccl_lib
 lib_of(int version)
 {
@@ -19,7 +19,7 @@ static const int VERSIONS[] = {21801, 21805, 21903, 22005, 22105, 22203, 22304, 
                                22907, 23003, 23004, 23007, 23102, 23203, 23300};
 #define NVERSIONS (sizeof VERSIONS / sizeof VERSIONS[0])
 
-/* Where NCCL has its fields, written down once more. */
+/* An independent list of the offsets of NCCL's fields. */
 typedef struct expected_field {
     const char *name;
     size_t offset;
@@ -55,7 +55,7 @@ static const expected_field EXPECTED[] = {
 #define NEXPECTED (sizeof EXPECTED / sizeof EXPECTED[0])
 #define CONFIG_SIZE 120
 
-/* The struct with nothing set, for a version. */
+/* Write the structure with all fields undefined, as a version expects it. */
 static void
 expect_undefined(uint8_t *bytes, int version)
 {
@@ -80,7 +80,7 @@ put_int(uint8_t *bytes, size_t offset, int32_t number)
     memcpy(bytes + offset, &number, 4);
 }
 
-/* The packed struct with its texts' pointers taken out, which are compared as texts. */
+/* Compare the packed structure with the expected bytes, and its texts by their contents. */
 static void
 check_packed(dd_nccl_abi_config packed, const uint8_t *expected, const char *net_name, const char *comm_name)
 {
@@ -179,7 +179,7 @@ TEST(values_are_checked_and_read_back)
     CHECK_OK(dd_nccl_config_get(&config, "netName", &got, check_err()));
     CHECK(got.is_set && got.is_text && strcmp(got.text, "Socket") == 0);
 
-    dd_nccl_config copy = config; /* a plain value */
+    dd_nccl_config copy = config; /* configurations can be copied by assignment */
     CHECK_OK(dd_nccl_config_set(&config, "min_ctas", &none, check_err()));
     CHECK_OK(dd_nccl_config_set(&config, "net_name", &none, check_err()));
     CHECK_OK(dd_nccl_config_get(&config, "min_ctas", &got, check_err()));
@@ -217,7 +217,7 @@ TEST(values_are_checked_and_read_back)
     CHECK(!dd_nccl_config_is_blocking(&config));
 }
 
-/* ---- of collectives */
+/* ---- configurations of collectives */
 
 #define COLL_SIZE 72
 
@@ -232,7 +232,7 @@ expect_coll_undefined(uint8_t *bytes, int version)
     for (size_t offset = 24; offset < 40; offset += 4) {
         put_int(bytes, offset, INT32_MIN); /* minCTAs, maxCTAs, nvlsCTAs, cgaClusterSize */
     }
-    put_int(bytes, 48, 1);         /* forceAlgSelection, behind the pointer algSelection */
+    put_int(bytes, 48, 1);         /* forceAlgSelection, after the pointer algSelection */
     put_int(bytes, 52, INT32_MIN); /* CTAPolicy */
 }
 

@@ -1,4 +1,5 @@
-/* The check for NaN: the kernels, which the stub runs as they are, calls that are refused, and graphs that fail their group. */
+/* The check for NaN: the kernels, which the stub executes, calls that are rejected, and graphs that
+ * fail their group. */
 #include "check.h"
 #include "core/thread.h"
 #include "nccl_rig.h"
@@ -11,9 +12,9 @@
 typedef struct nan_values {
     dd_dtype dtype;
     unsigned width;
-    unsigned nfloats; /* in an element */
+    unsigned nfloats; /* per element */
     uint64_t nans[4];
-    uint64_t others[4]; /* infinities, the largest and the smallest */
+    uint64_t others[4]; /* infinities, the largest and the smallest value */
 } nan_values;
 
 static const nan_values values_of[] = {
@@ -70,7 +71,7 @@ kernel_rig_close(kernel_rig *kernels)
     nccl_rig_free(kernels->self, kernels->memory);
 }
 
-/* What a kernel reports of the floats that begin so many bytes into the memory. */
+/* Return the report of a kernel for the floats that start `at` bytes into the memory. */
 static uint64_t
 reported(kernel_rig *kernels, unsigned width, uint64_t limit, size_t at, uint64_t nfloats)
 {
@@ -88,8 +89,8 @@ reported(kernel_rig *kernels, unsigned width, uint64_t limit, size_t at, uint64_
     return atomic_load(kernels->report);
 }
 
-/* All lengths around those that are read at once, all places for memory to begin, and a NaN before, after, at the ends of and within the
- * floats. Around them all is NaN. */
+/* All lengths around the number of floats read at once, all alignments of the memory, and a NaN
+ * before, after, at the ends of and within the floats. The surrounding bytes are NaN. */
 static void
 layouts_body(nccl_rig_rank *self)
 {
@@ -124,7 +125,7 @@ TEST(kernels_find_a_nan_wherever_it_is)
     nccl_rig_run(&(nccl_rig_options){.size = 1}, layouts_body, NULL);
 }
 
-/* More than all threads of a launch read at once. */
+/* More floats than all threads of a launch read at once. */
 static void
 large_body(nccl_rig_rank *self)
 {
@@ -134,7 +135,8 @@ large_body(nccl_rig_rank *self)
     memset(kernels.memory, 0, kernels.nbytes);
     CHECK(reported(&kernels, 4, 0x7f800001, 0, nfloats) == DD_CUDA_NAN_NONE);
     const size_t places[] = {nfloats - 1, nfloats - 2, nfloats - 4000, nfloats / 2, 1};
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) { /* the first of several counts */
+    /* the first of several NaNs is reported */
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
         memset(kernels.memory + places[i] * sizeof(float), 0xff, sizeof(float));
         CHECK_INT(reported(&kernels, 4, 0x7f800001, 0, nfloats), 1000 + places[i]);
     }
@@ -146,7 +148,7 @@ TEST(kernels_read_everything_of_large_inputs)
     nccl_rig_run(&(nccl_rig_options){.size = 1}, large_body, NULL);
 }
 
-/* ---- calls that are refused */
+/* ---- calls that are rejected */
 
 static dd_nccl_call
 sum_call(nccl_rig_rank *self, dd_nccl_op *op, dd_block *block, dd_dtype dtype)
@@ -165,7 +167,7 @@ check_place(nccl_rig_rank *self, const nan_values *values, const dd_block *block
     dd_block own = *block;
     dd_nccl_op op;
     dd_nccl_call call = sum_call(self, &op, &own, values->dtype);
-    op.args.coll = DD_COLL_BROADCAST; /* any rank's floats are moved, as they are */
+    op.args.coll = DD_COLL_BROADCAST; /* a broadcast moves floats of every type unchanged */
     op.args.root = self->rank;
     call.what = "broadcast";
     size_t at = element * values->nfloats + turn % values->nfloats;
@@ -179,7 +181,7 @@ check_place(nccl_rig_rank *self, const nan_values *values, const dd_block *block
 static void
 dtypes_body(nccl_rig_rank *self)
 {
-    const size_t nelements = 5003; /* several blocks of threads, and a rest */
+    const size_t nelements = 5003; /* several blocks of threads, and a remainder */
     void *data = nccl_rig_alloc(self, nelements * 16);
     for (size_t v = 0; v < NVALUES; v++) {
         const nan_values *values = &values_of[v];
@@ -231,7 +233,7 @@ inputs_body(nccl_rig_rank *self)
     CHECK_INT(self->rig->cuda_stub.calls("cuMemcpyDtoHAsync"), 0);
     nccl_rig_meet(self);
     long nlaunches = self->rig->cuda_stub.calls("cuLaunchKernel");
-    CHECK_INT(nlaunches, 2 * (2 + 1)); /* none for an empty message, nor for what is received */
+    CHECK_INT(nlaunches, 2 * (2 + 1)); /* none for an empty message or for a receive */
     nccl_rig_meet(self);
     dd_block block = {data + 64, 64};
     dd_nccl_op sum;
@@ -266,7 +268,7 @@ TEST(no_check_costs_nothing)
     nccl_rig_run(&(nccl_rig_options){.size = 1}, unchecked_body, NULL);
 }
 
-/* What a call that gave up waiting had found is not taken for what the next one's input has. */
+/* The NaN found by a call that timed out must not be attributed to the next call. */
 static void
 late_body(nccl_rig_rank *self)
 {
@@ -294,7 +296,7 @@ TEST(a_search_that_is_late_is_another_calls)
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true}, late_body, NULL);
 }
 
-/* ---- drivers without our kernels */
+/* ---- drivers that cannot load the kernels */
 
 static void
 host_body(nccl_rig_rank *self)
@@ -326,7 +328,7 @@ host_body(nccl_rig_rank *self)
     memset(data, 0, nbytes);
     nccl_rig_check_sum(self);
     CHECK_INT(stub->calls("cuMemcpyDtoHAsync"), ncopies + 1);
-    CHECK_INT(stub->calls("cuModuleLoadData"), 1); /* it is not asked again */
+    CHECK_INT(stub->calls("cuModuleLoadData"), 1); /* it is not loaded again */
     CHECK_INT(stub->calls("cuLaunchKernel"), 0);
     CHECK(!dd_nccl_group_take_nan_missed(self->group));
     nccl_rig_free(self, data);
@@ -370,7 +372,7 @@ typedef struct nan_graph {
     void *exec;
 } nan_graph;
 
-/* Captures the calls, one after the other. */
+/* Capture the calls, one after the other. */
 static bool
 capture(nccl_rig_rank *self, nan_graph *graph, const dd_nccl_call *calls, size_t ncalls)
 {
@@ -405,7 +407,7 @@ destroy(const nan_graph *graph)
     CHECK_INT(graph->api.destroy(graph->graph), 0);
 }
 
-/* A graph of two calls over four floats, which is launched with and without NaN. */
+/* A graph of two calls over four floats, launched with and without NaN. */
 typedef struct graph_case {
     nan_graph graph;
     float *data;
@@ -424,7 +426,7 @@ graph_case_open(graph_case *of, nccl_rig_rank *self)
     for (int i = 0; i < 3; i++) {
         of->ops[i] = nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &of->blocks[i]);
     }
-    nccl_rig_check_sum(self); /* the communicator is made outside */
+    nccl_rig_check_sum(self); /* creates the communicator outside the capture */
     dd_nccl_call calls[] = {nccl_rig_call(self, "all_reduce", &of->ops[0], 1),
                             nccl_rig_call(self, "coalesced", &of->ops[1], 2)};
     return capture(self, &of->graph, calls, 2);
@@ -459,12 +461,13 @@ watched_body(nccl_rig_rank *self)
         launch(self, &of.graph);
         nccl_rig_check_sum(self);
     }
-    CHECK_INT(self->rig->cuda_stub.calls("cuLaunchKernel"), nlaunches + 3); /* the sums' own */
+    /* the kernels of the sums */
+    CHECK_INT(self->rig->cuda_stub.calls("cuLaunchKernel"), nlaunches + 3);
     memset(&of.data[3], 0xff, 4);
     launch(self, &of.graph);
     await_failure(self);
     CHECK_CONTAINS(check_message(), "coalesced #3 of rank 0: " FOUND);
-    memset(of.data, 0xff, 4 * sizeof *of.data); /* nothing is made of it any more */
+    memset(of.data, 0xff, 4 * sizeof *of.data); /* a NaN after the failure has no effect */
     launch(self, &of.graph);
     graph_case_close(&of, self);
 }
@@ -489,7 +492,7 @@ asleep_body(nccl_rig_rank *self)
     launch(self, &of.graph);
     await_failure(self);
     int64_t took_ns = dd_clock_now_ns() - start_ns;
-    CHECK(took_ns < 3 * DD_NS_PER_S * check_slow()); /* it looks once a second */
+    CHECK(took_ns < 3 * DD_NS_PER_S * check_slow()); /* the watchdog runs once a second */
     CHECK_CONTAINS(check_message(), FOUND);
     graph_case_close(&of, self);
 }
@@ -499,7 +502,7 @@ TEST(a_watchdog_that_sleeps_sees_it_soon)
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true}, asleep_body, NULL);
 }
 
-/* The watchdog looks once at the beginning, and then not before the test is over. */
+/* The watchdog runs once at the start, and then not before the test ends. */
 #define NEVER_NS (3600 * DD_NS_PER_S)
 
 static void
@@ -546,7 +549,7 @@ TEST(closing_tells_of_nan_in_a_graph)
         close_body, NULL);
 }
 
-/* The watchdog may be the first to see it: closing tells all the same, as long as nobody has been told. */
+/* The watchdog may see the NaN first: closing the group must report it if no other call has. */
 static void
 unheard_body(nccl_rig_rank *self)
 {
@@ -584,8 +587,9 @@ broadcast_case_open(broadcast_case *of, nccl_rig_rank *self)
     dd_nccl_op op = nccl_rig_coll(DD_COLL_BROADCAST, DD_DTYPE_FLOAT32, &block, &block);
     op.args.root = 1;
     dd_nccl_call call = nccl_rig_call(self, "broadcast", &op, 1);
-    nccl_rig_check_sum(self); /* the communicator is made outside */
-    nccl_rig_meet(self);      /* and meanwhile no thread of the process may allocate memory as usual */
+    nccl_rig_check_sum(self); /* creates the communicator outside the capture */
+    /* during the capture, no thread of the process may allocate memory in the default mode */
+    nccl_rig_meet(self);
     bool is_good = capture(self, &of->graph, &call, 1);
     nccl_rig_meet(self);
     return is_good;
@@ -615,12 +619,12 @@ static void
 one_rank_body(nccl_rig_rank *self)
 {
     broadcast_case of;
-    self->rig->end_apart(1); /* the abort of each rank waits for its graph */
+    self->rig->end_apart(1); /* each rank's abort waits for its graph */
     REQUIRE(broadcast_case_open(&of, self));
     if (self->rank == 1) {
         memset(of.data, 0xff, sizeof *of.data);
     }
-    CHECK_INT(of.graph.api.launch(of.graph.exec, self->stream), 0); /* may hang until the abort */
+    CHECK_INT(of.graph.api.launch(of.graph.exec, self->stream), 0); /* may block until the abort */
     if (self->rank == 1) {
         await_failure(self);
         CHECK_CONTAINS(check_message(),
@@ -641,7 +645,7 @@ TEST(the_rank_with_nan_fails)
                  NULL);
 }
 
-/* Nothing is aborted here, so that what the graph sends has the time to arrive. */
+/* Nothing is aborted here, so that the data that the graph sends can arrive. */
 static void
 sent_body(nccl_rig_rank *self)
 {
@@ -673,7 +677,7 @@ TEST(a_graph_sends_nan_all_the_same)
         sent_body, NULL);
 }
 
-/* Kernels and reports last as long as a graph does. */
+/* Kernels and reports must live as long as a graph. */
 static void
 outlives_body(nccl_rig_rank *self)
 {

@@ -1,4 +1,4 @@
-/* One process with several devices, over the doubles, whose device memory is the host's. */
+/* One process with several devices, with the stubs, whose device memory is host memory. */
 #include "nccl/comm/team.h"
 #include "test_nccl_comm_rig.h"
 
@@ -11,7 +11,7 @@
 
 static const int DEVICES[NDEVICES] = {0, 1, 2};
 
-/* A piece of memory for each device, with NDEVICES * COUNT floats. */
+/* A buffer for each device, with NDEVICES * COUNT floats. */
 typedef struct field {
     comm_rig rig;
     dd_nccl_team *team;
@@ -64,7 +64,7 @@ field_close(field *f)
     comm_rig_close(&f->rig);
 }
 
-/* Device i has i + 1 everywhere. */
+/* Fill the buffer of device i with i + 1. */
 static void
 field_fill(field *f)
 {
@@ -153,7 +153,7 @@ TEST(default_streams_of_all_devices)
     field_close(&f);
 }
 
-/* A ring: each sends to the next, in one group. */
+/* A ring: each rank sends to the next, in one group. */
 TEST(messages_within_a_team)
 {
     field f;
@@ -196,7 +196,7 @@ TEST(the_callers_device_stays)
     field_close(&f);
 }
 
-/* Two ranks on one device, where NCCL can and its environment allows it. */
+/* Two ranks on one device, if NCCL supports it and its environment permits it. */
 TEST(ranks_share_a_device)
 {
     static const int TWICE[] = {1, 1};
@@ -285,19 +285,19 @@ TEST(one_device_is_enough)
     field_close(&f);
 }
 
-/* ---- taken apart */
+/* ---- ranks used separately */
 
 typedef struct worker {
     field *f;
     dd_nccl_comm *comm;
     int rank;
-    bool is_default; /* on the default stream */
+    bool is_default; /* use the default stream */
     dd_status status;
     dd_error error;
     pthread_t thread;
 } worker;
 
-/* Two tensors at once, in a thread for each rank. */
+/* Reduce two tensors in one group, in a thread for each rank. */
 static void *
 reduce_two(void *arg)
 {
@@ -354,7 +354,7 @@ TEST(a_team_taken_apart_works_in_threads)
     CHECK_STATUS(dd_nccl_team_take_apart(f.team, none, &f.wait, check_err()), DD_CLOSED);
     CHECK(dd_nccl_team_acquire_comm(f.team, 0) == NULL);
     CHECK_OK(dd_nccl_team_abort(f.team, "nothing is left to abort", check_err()));
-    dd_nccl_team_close(f.team); /* the ranks live on */
+    dd_nccl_team_close(f.team); /* the ranks stay usable */
     f.team = NULL;
 
     for (int is_default = 0; is_default < 2; is_default++) {
@@ -392,7 +392,7 @@ check_stuck_rank(bool is_connected)
     dd_nccl_comm *handle = dd_nccl_comm_acquire(workers[0].comm);
     long ncalls = f.rig.on_nccl.calls("ncclGroupEnd");
     CHECK_OK(dd_thread_start(&workers[0].thread, "worker", reduce_two, &workers[0], check_err()));
-    if (is_connected) { /* the others never come: the kernel waits, */
+    if (is_connected) { /* the other ranks never call: the kernel waits, */
         pthread_join(workers[0].thread, NULL);
         CHECK_INT(workers[0].status, DD_OK);
         CHECK_INT(f.rig.cuda->api.cuStreamQuery(f.streams[0]), DD_CUDA_NOT_READY);
@@ -511,7 +511,7 @@ TEST(aborting_a_team_and_handles_that_outlive_it)
 
     REQUIRE_OK(dd_nccl_team_open(f.rig.lib, f.rig.cuda, DEVICES, NDEVICES, &f.team, &f.wait, check_err()));
     handle = dd_nccl_team_acquire_comm(f.team, 0);
-    dd_nccl_team_close(f.team); /* destroys it, whoever has a handle */
+    dd_nccl_team_close(f.team); /* destroys it, even if there are handles */
     f.team = NULL;
     CHECK_INT(f.rig.on_nccl.live("comm"), 0);
     CHECK_OK(dd_nccl_comm_abort(handle, "after the end", check_err()));

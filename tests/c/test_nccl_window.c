@@ -1,4 +1,4 @@
-/* Windows of a group of NCCL's, and one-sided operations, over the stubs. */
+/* Windows of an NCCL group, and one-sided operations, with the stubs. */
 #include "check.h"
 #include "nccl/window.h"
 #include "nccl_rig.h"
@@ -80,8 +80,8 @@ ring_body(nccl_rig_rank *self)
         CHECK_OK(nccl_rig_do(self, &call, check_err()));
     }
     CHECK_INT(made.data[1], before + 1);
-    nccl_rig_meet(self); /* nobody puts again before all have looked */
-    /* Both in one group. */
+    nccl_rig_meet(self); /* no rank puts again before all have checked */
+    /* Both operations in one group. */
     made.data[0] += 10;
     dd_nccl_call call = nccl_rig_call(self, "batch", ops, 2);
     CHECK_OK(nccl_rig_do(self, &call, check_err()));
@@ -108,7 +108,7 @@ refusals_body(nccl_rig_rank *self)
     op.block.data = other;
     CHECK_INT(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
     op = put_of(&made, 1 - self->rank);
-    op.block.data = gone.data; /* of another window, as long as it is open */
+    op.block.data = gone.data; /* belongs to another window, which is open */
     CHECK_OK(nccl_rig_do(self, &call, check_err()));
     dd_nccl_group_window_acquire(gone.window);
     close_window(self, &gone);
@@ -119,7 +119,8 @@ refusals_body(nccl_rig_rank *self)
     CHECK_OK(dd_nccl_group_window_close(gone.window, &wait, check_err()));
     dd_nccl_group_window_release(gone.window);
 
-    /* What one rank cannot do, or does otherwise, all hear of; then they go on. */
+    /* If one rank cannot take part, or calls with other arguments, all ranks receive the error and
+     * stay usable. */
     dd_nccl_window_spec spec = spec_of(self, other);
     dd_nccl_group_window *none = NULL;
     spec.obstacle = self->rank == 1 ? DD_OUT_OF_MEMORY : DD_OK;
@@ -142,7 +143,7 @@ refusals_body(nccl_rig_rank *self)
     close_window(self, &made);
 }
 
-/* A window of the same group on another of the rank's devices. */
+/* Open a window of the same group on another of the rank's devices. */
 static opened
 open_window_on(const nccl_rig_rank *self, int device)
 {
@@ -170,10 +171,10 @@ devices_body(nccl_rig_rank *self)
     dd_nccl_call call = nccl_rig_call(self, "put", &op, 1);
     CHECK_INT(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "put: the tensor lies in no window of this group on its device");
-    op = put_of(&there, peer); /* a window of the other device, in a call on this one */
+    op = put_of(&there, peer); /* a window of the other device, in a call on this device */
     CHECK_INT(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "put: the window is of another group or device");
-    /* There it is fine. */
+    /* On the other device the call succeeds. */
     there.data[0] = self->rank + 1;
     call.device = other;
     call.nstreams = 0;
@@ -191,7 +192,7 @@ TEST(refused_windows_and_puts)
     nccl_rig_run(&(nccl_rig_options){.size = 2}, devices_body, NULL);
 }
 
-/* The group ends first, while a wait is under way; the window, and what holds it, later. */
+/* The group ends first, during a wait; the window, and the objects that hold it, end later. */
 static void
 abort_body(nccl_rig_rank *self)
 {

@@ -1,4 +1,4 @@
-/* Works of NCCL's groups: what they wait for, what waits for them, and what they leave behind. */
+/* Works of NCCL groups: their order with other streams, and the resources that they leave. */
 #include "check.h"
 #include "core/thread.h"
 #include "nccl_rig.h"
@@ -20,7 +20,7 @@ producer_body(nccl_rig_rank *self)
     dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
     dd_nccl_work *work;
     REQUIRE_OK(nccl_rig_start(self, &call, &work, check_err()));
-    /* What the caller's stream does afterwards comes after the sum. */
+    /* Later operations on the caller's stream run after the sum. */
     CHECK_OK(dd_nccl_work_wait_stream(work, self->stream, check_err()));
     CHECK_INT(self->rig->cuda->api.cuMemcpyAsync((dd_cuda_ptr)(uintptr_t)(data + 1),
                                                  (dd_cuda_ptr)(uintptr_t)data, 4, self->stream),
@@ -38,7 +38,7 @@ TEST(comes_after_the_callers_stream)
     nccl_rig_run_all(producer_body, NULL);
 }
 
-/* ---- a work that somebody holds back */
+/* ---- a work that a gate blocks */
 
 typedef struct held_call {
     float *data;
@@ -49,7 +49,7 @@ typedef struct held_call {
     int gate;
 } held_call;
 
-/* Gates are good for one use. */
+/* Each gate can be used once. */
 static atomic_int last_gate = 100;
 
 static bool
@@ -121,7 +121,7 @@ TEST(wait_is_interrupted)
     nccl_rig_run(&(nccl_rig_options){.size = 2}, interrupt_body, NULL);
 }
 
-/* ---- the watchdog completes what nobody asks for, once, and in order */
+/* ---- the watchdog completes works that no caller polls, once, and in order */
 
 #define MANY 50
 
@@ -197,7 +197,7 @@ timing_body(nccl_rig_rank *self)
     self->rig->open_gate(held.gate);
     CHECK_OK(nccl_rig_wait(held.work, check_err()));
     CHECK_OK(dd_nccl_work_duration(held.work, &ms, check_err()));
-    pthread_t thread; /* without a context */
+    pthread_t thread; /* this thread has no current context */
     REQUIRE_OK(dd_thread_start(&thread, "ask", ask_duration, held.work, check_err()));
     pthread_join(thread, NULL);
     CHECK(ms >= 0 && ms < 10000);
@@ -227,7 +227,7 @@ TEST(no_timing)
     nccl_rig_run(&(nccl_rig_options){.size = 2}, no_timing_body, NULL);
 }
 
-/* ---- events are used again */
+/* ---- reuse of events */
 
 static void
 reuse_body(nccl_rig_rank *self)
@@ -283,7 +283,7 @@ TEST(closing_waits_for_works)
     nccl_rig_run_all(outlive_body, NULL);
 }
 
-/* ---- time-outs for a while */
+/* ---- ephemeral timeouts */
 
 static void
 ephemeral_body(nccl_rig_rank *self)
@@ -332,7 +332,7 @@ stream_body(nccl_rig_rank *self)
     void *scratch;
     REQUIRE_OK(dd_nccl_group_alloc_scratch(self->group, self->rank, 0, &scratch, check_err()));
     dd_nccl_group_free_scratch(self->group, self->rank, scratch);
-    /* A producer on another stream, and the group's after it. */
+    /* A producer on another stream; the group's stream waits for it. */
     float *data = nccl_rig_alloc(self, sizeof *data);
     float late = 1;
     CHECK_INT(self->rig->slow_write(self->stream, data, &late, sizeof late, 10), 0);
@@ -389,11 +389,11 @@ graph_body(nccl_rig_rank *self)
 {
     nccl_rig_graphs api;
     REQUIRE(nccl_rig_find_graphs(&api));
-    nccl_rig_check_sum(self); /* communicators are made outside */
+    nccl_rig_check_sum(self); /* creates the communicators outside the capture */
     end_notes notes = {.ncalled = 0};
     float *data = nccl_rig_alloc(self, 16 * sizeof *data);
     dd_block outputs[4];
-    dd_block apart[4]; /* these go through memory of the graph's */
+    dd_block apart[4]; /* with gaps between blocks, so they use memory of the graph */
     for (int k = 0; k < self->size; k++) {
         outputs[k] = (dd_block){data + 4 + k, sizeof *data};
         apart[k] = (dd_block){data + 8 + 2 * k, sizeof *data};
@@ -404,12 +404,12 @@ graph_body(nccl_rig_rank *self)
                         nccl_rig_coll(DD_COLL_ALL_GATHER, DD_DTYPE_FLOAT32, &block, apart)};
     void *graph = NULL;
     void *exec = NULL;
-    dd_nccl_work *earlier; /* under way all the while: the watchdog asks about it */
+    dd_nccl_work *earlier; /* pending all the time, so that the watchdog queries it */
     int gate = nccl_rig_new_gate();
     CHECK_INT(self->rig->gate(self->stream, gate), 0);
     dd_nccl_call first = nccl_rig_call(self, "all_reduce", &ops[0], 1);
     REQUIRE_OK(nccl_rig_start(self, &first, &earlier, check_err()));
-    nccl_rig_meet(self); /* meanwhile no thread of the process may allocate memory */
+    nccl_rig_meet(self); /* during the capture, no thread of the process may allocate memory */
     CHECK_INT(api.begin(self->stream, DD_CUDA_CAPTURE_MODE_GLOBAL), 0);
     for (int i = 0; i < 3; i++) {
         dd_nccl_call call = nccl_rig_call(self, i == 0 ? "all_reduce" : "all_gather", &ops[i], 1);

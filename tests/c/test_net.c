@@ -21,7 +21,7 @@ patient(void)
     return dd_wait_after(5 * DD_NS_PER_S * check_slow());
 }
 
-/* --- addresses ----------------------------------------------------------------------------------------------- */
+/* --- addresses -------------------------------------------------------------------------------- */
 
 static void
 expect_addresses(const char *host, uint16_t port, const char *const *expected)
@@ -137,7 +137,7 @@ TEST(wildcards)
           !dd_addr_is_wildcard("::1"));
 }
 
-/* --- sockets ------------------------------------------------------------------------------------------------- */
+/* --- sockets ---------------------------------------------------------------------------------- */
 
 static void
 check_flags(int fd)
@@ -285,7 +285,7 @@ TEST(refused_connection_keeps_its_reason)
     CHECK_CONTAINS(err.message, "unix:@dldist-test-nobody-listens");
 }
 
-/* A queue of one that is full leaves the next connection without an answer. */
+/* With a full queue of one connection, the next connection receives no answer. */
 TEST(connecting_has_a_deadline)
 {
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -333,7 +333,7 @@ TEST(waiting_ends_soon_after_an_interrupt)
     pair_close(&p);
 }
 
-/* --- forks --------------------------------------------------------------------------------------------------- */
+/* --- forks ------------------------------------------------------------------------------------ */
 
 static void
 live_until_told(int fd)
@@ -359,7 +359,7 @@ TEST(child_does_not_keep_connections_open)
     }
     REQUIRE(pid > 0);
     CHECK(dd_fork_generation() == generation);
-    /* The other end sees the end of the connection although the child lives. */
+    /* The other end sees the end of the connection although the child is alive. */
     char byte;
     size_t moved;
     dd_wait wait = patient();
@@ -384,7 +384,7 @@ TEST(closed_descriptors_are_forgotten)
     dd_fork_close(owned);
     CHECK_INT(dd_fork_register(-1), -1);
     dd_fork_close(-1);
-    /* The same number, not owned any more. */
+    /* The same number, no longer owned. */
     int again = dup(pipes[0]);
     CHECK_INT(again, owned);
     pid_t pid = fork();
@@ -413,7 +413,7 @@ TEST(sock_takes_one_descriptor_of_several)
     REQUIRE(dd_sock_try_recv_fd(sockets[1], &byte, 1, &fd, NULL, &moved) == DD_IO_OK);
     CHECK_INT(fd, next_free);
     int after = dup(sockets[0]);
-    CHECK_INT(after, next_free + 1); /* the second one has not come in beside it */
+    CHECK_INT(after, next_free + 1); /* the second descriptor was not installed */
     close(after);
     dd_sock_close(fd);
     close(sockets[0]);

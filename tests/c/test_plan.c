@@ -55,7 +55,7 @@ random_case(const dd_algorithm *algorithm, int nranks, unsigned *random)
     return sim;
 }
 
-/* As many cases of each algorithm for each number of ranks. */
+/* Check this number of cases of each algorithm for each number of ranks. */
 static void
 check_ranks(dd_coll coll, int ncases)
 {
@@ -115,7 +115,7 @@ TEST(coll_blocks)
     CHECK(strcmp(dd_coll_name((dd_coll)99), "unknown") == 0);
 }
 
-/* Every allocation of a builder fails once. */
+/* Each allocation of a builder fails once. */
 TEST(plans_without_memory)
 {
     unsigned random = 3;
@@ -157,7 +157,7 @@ note_cost(int rank, const dd_plan *plan, void *ctx)
         plan->scratch_nbytes > most->most_scratch ? plan->scratch_nbytes : most->most_scratch;
 }
 
-/* The algorithms for many ranks take few steps. */
+/* The algorithms for many ranks must need few steps. */
 TEST(plans_of_1024_ranks)
 {
     static const struct {

@@ -1,4 +1,4 @@
-/* Plans made by hand, run over contexts as they are. What builders make is run by test_run.c. */
+/* Plans built by hand, run over real contexts. test_run.c runs the plans of builders. */
 #include "check.h"
 #include "collective/plan_internal.h"
 #include "core/lock.h"
@@ -11,7 +11,7 @@
 
 typedef struct outcome {
     int ntold;
-    dd_error error; /* code DD_OK: success */
+    dd_error error; /* its code is DD_OK on success */
 } outcome;
 
 static void
@@ -38,8 +38,7 @@ start_plan(const dd_coll_args *args, int rank, dd_plan *plan, dd_error *err)
     return dd_builder_start(&task, plan, err);
 }
 
-/* out = (in -> scratch) + in, element by element, then all of it doubled in place: three steps that wait
- * for each other. */
+/* Compute out = (in -> scratch) + in, then double it in place: three dependent steps. */
 static dd_status
 build_doubling(dd_plan *plan, size_t nbytes, dd_error *err)
 {
@@ -61,7 +60,7 @@ build_doubling(dd_plan *plan, size_t nbytes, dd_error *err)
 /* Stands for the engine's lock in tests without an engine. */
 static dd_lock lock = DD_LOCK_INITIALIZER(DD_LOCK_ENGINE);
 
-/* One of the steps that are waiting. */
+/* Run one of the waiting steps. */
 static bool
 do_a_step(dd_plan_run *run)
 {
@@ -74,7 +73,7 @@ do_a_step(dd_plan_run *run)
     return true;
 }
 
-/* Runs it on count numbers, and counts the steps that were waiting. */
+/* Run the plan on `count` numbers, and return the number of steps that were waiting. */
 static int
 run_doubling(dd_plan_run *run, size_t count)
 {
@@ -116,7 +115,7 @@ TEST(local_steps_follow_their_dependencies)
     REQUIRE_OK(build_doubling(&plan, 400, check_err()));
     REQUIRE_OK(dd_plan_run_create(&plan, &run, check_err()));
     CHECK(plan.steps == NULL && plan.nsteps == 0);
-    CHECK_INT(dd_plan_run_scratch_nbytes(run), 448); /* whole lines */
+    CHECK_INT(dd_plan_run_scratch_nbytes(run), 448); /* whole cache lines */
     CHECK(dd_plan_run_nbytes(run) > 400);
     dd_lock_take(&lock);
     CHECK_INT(run_doubling(run, 100), 0);
@@ -224,8 +223,8 @@ on_letters_done(void *ctx, const dd_error *error)
     atomic_store_explicit(&box->is_done, true, memory_order_release);
 }
 
-/* To and fro between ranks 0 and 1 of the plan, many times: what has come goes back, one step after the
- * other. */
+/* Send back and forth between ranks 0 and 1 of the plan, many times: received data is sent back,
+ * one step after the other. */
 static dd_status
 build_ping_pong(dd_plan *plan, int rank, size_t nbytes, dd_error *err)
 {
@@ -262,7 +261,7 @@ play(run_member *self, dd_plan_run *run, dd_block blocks[2], const int *ranks, u
     return box.status;
 }
 
-/* Between ranks 2 and 1 of the team, which are 0 and 1 of the plan. */
+/* Ranks 2 and 1 of the team are ranks 0 and 1 of the plan. */
 static void
 ping_pong(run_member *self)
 {
@@ -297,7 +296,7 @@ TEST(messages_go_to_and_fro)
     run_team_do(&(run_team_options){.nranks = 3}, ping_pong, &small);
 }
 
-/* Two receives that nobody sends anything for, and a send to somebody who does not want it yet. */
+/* Two receives without a send, and a send whose receive is not posted yet. */
 static void
 wait_in_vain(run_member *self)
 {
@@ -305,7 +304,7 @@ wait_in_vain(run_member *self)
     if (self->rank == 0) {
         dd_plan plan = {0};
         dd_plan_run *run = NULL;
-        dd_coll_args barrier = {.coll = DD_COLL_BARRIER}; /* in which messages may be empty */
+        dd_coll_args barrier = {.coll = DD_COLL_BARRIER}; /* its messages may be empty */
         dd_builder builder = start_plan(&barrier, 0, &plan, check_err());
         dd_builder_recv(&builder, 1, 0, range(DD_PLAN_OUTPUT, 0, sizeof bytes[0]));
         dd_builder_recv(&builder, 1, 1, range(DD_PLAN_OUTPUT, 0, 0));

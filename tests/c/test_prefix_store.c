@@ -33,7 +33,7 @@ open_nested_prefix(void **fixture)
     return outer;
 }
 
-/* A kind below that has no `run`: the requests go to the operations of its table. */
+/* The underlying kind has no `run`: requests use the operations of its table. */
 static dd_store *
 open_prefix_over_tcp(void **fixture)
 {
@@ -65,7 +65,7 @@ STORE_SUITE(nested_prefix, .open = open_nested_prefix, .has_queues = true, .has_
 STORE_SUITE(tcp_prefix, .open = open_prefix_over_tcp, .close = close_server, .has_queues = true,
             .has_number_errors = true, .thread_ops = 200)
 
-/* "q/" over "p/" over a hash store. */
+/* Prefix "q/" over "p/" over a hash store. */
 typedef struct tower {
     dd_store *hash;
     dd_store *p;
@@ -206,7 +206,7 @@ TEST(view_keeps_the_store_alive_and_clones_keep_the_prefix)
     dd_store_release(clone);
 }
 
-/* Puts views on `store`, until one is refused; their number. */
+/* Open views on `store` until one is rejected; return their number. */
 static int
 pile_views(dd_store **store)
 {

@@ -1,5 +1,5 @@
-/* The flight recorder: its ring, its groups, its alarms, its call sites, and dumps as text. tests/py/test_flight_recorder.py reads
- * dumps back. */
+/* The flight recorder: its ring, groups, alarms, call sites, and dumps as text.
+ * tests/py/test_flight_recorder.py reads dumps back. */
 #include "check.h"
 #include "core/clock.h"
 #include "core/mem.h"
@@ -57,7 +57,7 @@ begin(dd_recorder_group *group, const char *name, int64_t created_ns)
     return dd_recorder_begin(group, &call);
 }
 
-/* Zero-terminated; the caller frees. */
+/* Return a dump as a zero-terminated text; the caller frees it. */
 static char *
 dump_text(dd_recorder *recorder, bool is_active_only)
 {
@@ -115,12 +115,12 @@ TEST(a_record_goes_through_its_states)
 TEST(the_ring_keeps_the_newest_and_ids_are_not_used_again)
 {
     rig self;
-    REQUIRE(rig_open(&self, 6)); /* fewer than the ring has places */
+    REQUIRE(rig_open(&self, 6)); /* fewer than the ring has slots */
     uint64_t first = begin(self.group, "broadcast", 1);
     for (int i = 0; i < 20; i++) {
         CHECK_INT(begin(self.group, "reduce", 1), first + 1 + (uint64_t)i);
     }
-    dd_recorder_start(self.recorder, first, 5); /* long gone, and in the place of a newer one */
+    dd_recorder_start(self.recorder, first, 5); /* its slot was reused by a newer record */
     dd_error error;
     dd_error_set(&error, DD_ABORTED, "gone");
     dd_recorder_end(self.recorder, first, 6, &error);
@@ -177,7 +177,7 @@ TEST(a_call_that_was_refused_leaves_no_trace)
     CHECK_INT(count_of(text, "\"record_id\""), 1);
     CHECK_CONTAINS(text, "\"collective_seq_id\":1,");
     CHECK_CONTAINS(text, "gloo:barrier");
-    CHECK_LACKS(text, "duration_ms"); /* it was never seen to start */
+    CHECK_LACKS(text, "duration_ms"); /* its start was never recorded */
     dd_mem_free(text);
     rig_close(&self);
 }
@@ -255,7 +255,8 @@ TEST(tensors_that_do_not_fit_are_counted)
     }
     inputs[0] = (dd_record_tensor){.dtype = DD_DTYPE_BOOL, .ndim = 7, .shape = shape};
     inputs[1] = (dd_record_tensor){.dtype = DD_DTYPE_BOOL, .ndim = 32, .shape = shape, .count = 3};
-    inputs[2] = (dd_record_tensor){.dtype = DD_DTYPE_BOOL, .ndim = 1, .shape = shape}; /* would fit */
+    /* would fit */
+    inputs[2] = (dd_record_tensor){.dtype = DD_DTYPE_BOOL, .ndim = 1, .shape = shape};
     dd_record_tensor output = {.dtype = DD_DTYPE_BOOL, .ndim = 32, .shape = shape};
     dd_record_call call = {.name = "all_to_all",
                            .inputs = inputs,
@@ -321,7 +322,7 @@ TEST(a_group_that_is_gone_stays_as_long_as_its_records)
     text = dump_text(self.recorder, false);
     CHECK_LACKS(text, "brief");
     dd_mem_free(text);
-    for (int i = 0; i < 200; i++) { /* and is freed one day: with more records, by another group */
+    for (int i = 0; i < 200; i++) { /* and is freed later, when another group adds records */
         begin(self.group, "barrier", 1);
         dd_recorder_group_release(add_group(self.recorder, "more"));
     }
@@ -449,12 +450,12 @@ TEST(messages_have_numbers_of_their_own)
     CHECK_CONTAINS(text, "\"p2p_seq_id\":1");
     CHECK_CONTAINS(text, "\"p2p_seq_id\":2");
     dd_mem_free(text);
-    begin(self.group, "all_reduce", 1); /* the first: next to message 2 */
+    begin(self.group, "all_reduce", 1); /* the first collective: next to message 2 */
     begin(self.group, "all_reduce", 1);
     text = dump_text(self.recorder, false);
     CHECK_CONTAINS(text, "\"p2p_seq_id\":1");
     dd_mem_free(text);
-    begin_message(self.group); /* the third, after the second: still apart */
+    begin_message(self.group); /* the third, after the second: still separate */
     begin(self.group, "all_reduce", 1);
     text = dump_text(self.recorder, false);
     CHECK(strstr(text, "\"p2p_seq_id\":1,") == NULL);
@@ -469,13 +470,13 @@ TEST(messages_have_numbers_of_their_own)
 
 typedef struct storm {
     rig rig;
-    dd_recorder_group *groups[WRITERS]; /* one a writer: calls on a group follow one another */
+    dd_recorder_group *groups[WRITERS]; /* one for each writer: calls on a group are sequential */
     atomic_int nstarted;
     atomic_int nleft;
     int rounds;
 } storm;
 
-/* Every field of a record says the same number. */
+/* Write records in which every field holds the same number. */
 static void *
 write_records(void *ptr)
 {
@@ -568,7 +569,7 @@ TEST(threads_have_names)
     rig_close(&self.rig);
 }
 
-/* The ring has one slot, and the thread that writes it never gets its core back. */
+/* The ring has one slot, and the thread that writes it never runs again. */
 TEST(a_slot_whose_writer_stands_still_is_left_alone)
 {
     rig self;
@@ -648,7 +649,7 @@ TEST(a_full_table_says_so)
     dd_call_sites_destroy(sites);
 }
 
-/* ---- files, and memory */
+/* ---- files and allocation failures */
 
 TEST(a_file_is_replaced_and_its_folders_are_made)
 {
@@ -674,17 +675,18 @@ TEST(a_file_is_replaced_and_its_folders_are_made)
     CHECK_CONTAINS(check_message(), deep);
     CHECK_STATUS(dd_recorder_dump_to_file(self.recorder, &options, "", check_err()), DD_INVALID_ARGUMENT);
     char below[200];
-    snprintf(below, sizeof below, "%s/c", path); /* a file is no folder */
+    snprintf(below, sizeof below, "%s/c", path); /* a file is not a folder */
     CHECK_STATUS(dd_recorder_dump_to_file(self.recorder, &options, below, check_err()), DD_SYSTEM);
     CHECK_INT(unlink(path), 0);
     *strrchr(path, '/') = '\0';
-    CHECK_INT(rmdir(path), 0); /* nothing else is left in it */
+    CHECK_INT(rmdir(path), 0); /* no other file is left in it */
     CHECK_INT(rmdir(deep), 0);
     CHECK_INT(rmdir(folder), 0);
     rig_close(&self);
 }
 
-/* In a folder where others can write, too: what they have put there is replaced, and nothing is written through it. */
+/* In a folder that other users can write to: files that they have created are replaced, and never
+ * written through. */
 TEST(a_file_is_of_its_user_and_follows_no_link)
 {
     rig self;
@@ -696,7 +698,7 @@ TEST(a_file_is_of_its_user_and_follows_no_link)
     char planted[128];
     snprintf(victim, sizeof victim, "%s/victim", folder);
     snprintf(path, sizeof path, "%s/trace_3", folder);
-    /* What a dump that is not whole was called once. */
+    /* The name that incomplete dumps had in earlier versions. */
     snprintf(planted, sizeof planted, "%s/.trace_3.%ld.%ld", folder, (long)getpid(), (long)gettid());
     int fd = open(victim, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     REQUIRE(fd >= 0 && write(fd, "mine", 4) == 4);
@@ -713,7 +715,7 @@ TEST(a_file_is_of_its_user_and_follows_no_link)
     CHECK(S_ISREG(info.st_mode));
     CHECK_INT(info.st_mode & 0777, 0600);
     CHECK(unlink(path) == 0 && unlink(planted) == 0 && unlink(victim) == 0);
-    CHECK_INT(rmdir(folder), 0); /* nothing else is left in it */
+    CHECK_INT(rmdir(folder), 0); /* no other file is left in it */
     rig_close(&self);
 }
 
@@ -746,8 +748,8 @@ use_recorder(void)
     return status;
 }
 
-/* Every start of a process pays for the pages it touches; what the heap gives is cleared, if it was in use. Sanitizers touch pages of
- * their own for what is mapped. */
+/* Every process that starts pays for the pages that it touches. Memory from the heap must be
+ * cleared if it was in use before. Sanitizers touch pages of their own for mappings. */
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST(tables_are_not_touched_before_they_are_used)
 {

@@ -1,4 +1,4 @@
-/* Collectives end to end: ranks as threads, links and arenas as they are. */
+/* Collectives end to end: ranks as threads, with real links and arenas. */
 #include "check.h"
 #include "collective/run_internal.h"
 #include "core/clock.h"
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- every collective, over and over, in a team */
+/* ---- every collective, repeatedly, in a team */
 
 typedef struct arithmetic {
     dd_dtype dtype;
@@ -29,7 +29,7 @@ static const arithmetic arithmetics[] = {
 typedef struct sweep {
     const size_t *counts;
     size_t ncounts;
-    coll_world world; /* rank 0 makes it, all use their parts */
+    coll_world world; /* rank 0 creates it, all ranks use their parts */
     const char *ways; /* of all_reduce; NULL for any */
 } sweep;
 
@@ -50,7 +50,7 @@ play(run_member *self, const coll_case *what)
     }
     run_team_meet(self);
     dd_signature signature = coll_world_signature(what);
-    /* Twice: the second time a plan is used again. */
+    /* Twice: the second call reuses a plan. */
     for (int turn = 0; turn < 2; turn++) {
         if (CHECK_OK(run_team_call(self, &all->world.ranks[self->rank].args, &signature)) &&
             what->coll != DD_COLL_BARRIER) {
@@ -70,7 +70,7 @@ play(run_member *self, const coll_case *what)
     run_team_meet(self);
 }
 
-/* Blocks are many where every rank has one for each. */
+/* Return a smaller count if every rank has a block for each rank. */
 static size_t
 scale(dd_coll coll, size_t count, int nranks)
 {
@@ -109,7 +109,7 @@ check_team(run_team_options options, const char *ways)
 TEST(one_rank)
 {
     check_team((run_team_options){.nranks = 1},
-               NULL); /* small arrays are copied at once, large ones by plans */
+               NULL); /* small arrays are copied immediately, large ones by plans */
 }
 
 TEST(two_ranks_of_one_host)
@@ -160,7 +160,7 @@ TEST(eight_ranks_flat)
 
 static const size_t large_counts[] = {700001, 2500000};
 
-/* Several pieces, segments, and rendezvous. */
+/* Several pieces and segments, and rendezvous messages. */
 TEST(large_arrays_over_hosts)
 {
     sweep all = {.counts = large_counts, .ncounts = 2, .ways = "arena+"};
@@ -168,7 +168,7 @@ TEST(large_arrays_over_hosts)
     run_team_do(&options, play_all, &all);
 }
 
-/* ---- many in a row */
+/* ---- many calls in a row */
 
 static void
 add_many(run_member *self)
@@ -199,7 +199,7 @@ TEST(small_ones_in_a_row)
     run_team_do(&(run_team_options){.nranks = 4, .host_of = {0, 0, 1, 1}}, add_many, NULL);
 }
 
-/* ---- one after the other, each started when the last has ended */
+/* ---- calls in sequence, each started when the last has ended */
 
 typedef struct chain {
     run_member *self;
@@ -274,7 +274,7 @@ run_short_of_memory(run_member *self)
                            &(dd_signature){.coll = DD_COLL_BARRIER}));
     run_team_meet(self);
     if (self->rank == 0) {
-        /* The lock keeps the engine's own allocations out; there is nobody to answer yet. */
+        /* The lock keeps the engine from allocating; no peer needs an answer yet. */
         dd_engine_lock(self->engine);
         int nfailures = 0;
         dd_status status = DD_OUT_OF_MEMORY;
@@ -407,7 +407,7 @@ TEST(cancelling_between_hosts)
     run_team_do(&(run_team_options){.nranks = 4, .host_of = {0, 0, 1, 1}}, wait_for_other_host, NULL);
 }
 
-/* Who is told by another rank before he finds out himself knows no culprit. */
+/* A rank that is notified before it detects the mismatch does not know which rank differs. */
 static void
 disagree(run_member *self)
 {
@@ -440,7 +440,7 @@ TEST(ranks_that_disagree)
     run_team_do(&(run_team_options){.nranks = 4, .host_of = {0, 0, 1, 1}}, disagree, &nfound);
 }
 
-/* Both call it by the same name, and one has more in a block than the other expects. */
+/* Both ranks call with the same signature, but one has a larger block than the other expects. */
 static void
 send_too_much(run_member *self)
 {

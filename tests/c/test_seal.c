@@ -1,4 +1,5 @@
-/* Sealed streams: what comes out is what went in, whatever the sizes; and whatever happens to it on the way is noticed. */
+/* Sealed streams: the output must equal the input for all sizes, and any change of the bytes in
+ * transit must be detected. */
 #include "check.h"
 #include "core/mem.h"
 #include "core/system.h"
@@ -44,7 +45,8 @@ byte_at(size_t position)
     return (uint8_t)(position * 31 + position / 257);
 }
 
-/* Sends all, by up to three parts of random sizes at a time, and receives into pieces of random sizes. */
+/* Send all bytes, as up to three parts of random sizes at a time, and receive them in pieces of
+ * random sizes. */
 static void
 check_passage(stream *self, size_t nbytes, size_t most, unsigned seed)
 {
@@ -57,7 +59,7 @@ check_passage(stream *self, size_t nbytes, size_t most, unsigned seed)
     size_t nsent = 0;
     size_t nreceived = 0;
     struct iovec parts[3];
-    int nparts = 0; /* 0: new ones; those that were not taken are offered again */
+    int nparts = 0; /* 0 for new parts; parts that were not accepted are offered again */
     for (long rounds = 0; nreceived < nbytes && CHECK(rounds < 2000000); rounds++) {
         size_t at = nsent;
         for (; nparts < 3; nparts++) {
@@ -105,7 +107,7 @@ TEST(bytes_arrive_as_they_were_sent)
     }
 }
 
-/* Sends one piece whole and returns how many bytes that took on the wire, which stay in the socket. */
+/* Send one piece completely, and return its size on the wire. It stays in the socket. */
 static size_t
 send_whole(stream *self, const void *data, size_t nbytes)
 {
@@ -124,7 +126,7 @@ TEST(lengths_are_hidden)
     static const uint8_t zeros[9000];
     stream s;
     REQUIRE(open_stream(DD_CIPHER_AES_256_GCM, DD_SEAL_SPARSE, &s));
-    /* A head of 4 and a tag of 16 bytes. */
+    /* A head of 4 bytes and a tag of 16 bytes. */
     CHECK_INT(send_whole(&s, zeros, 1), 64 + 20);
     CHECK_INT(send_whole(&s, zeros, 62), 64 + 20);
     CHECK_INT(send_whole(&s, zeros, 63), 128 + 20);
@@ -158,11 +160,11 @@ TEST(nothing_of_the_text_shows)
     }
 }
 
-/* ---- what happens on the way */
+/* ---- changes in transit */
 
 #define WIRE_MAX 4096
 
-/* Three records on the wire, and where each begins. */
+/* Three records on the wire, and the start of each. */
 typedef struct wire {
     uint8_t bytes[WIRE_MAX];
     size_t begins[4];
@@ -181,7 +183,8 @@ write_wire(stream *self, wire *w)
 
 static const char all_texts[] = "the firstthe second, which is a little longer than that3";
 
-/* What the receiver makes of these bytes and the end of the stream: how much of the texts comes before FORGED or the end. */
+/* Pass these bytes and the end of the stream to the receiver. Return the final result; *ngood
+ * receives the number of valid bytes before it. */
 static dd_io
 receive_wire(stream *self, const uint8_t *bytes, size_t nbytes, size_t *ngood)
 {
@@ -225,13 +228,13 @@ TEST(every_bit_on_the_wire_counts)
         }
         w.bytes[bit / 8] ^= (uint8_t)(1 << (bit % 8));
         dd_io io = receive_wire(&s, w.bytes, w.begins[3], &ngood);
-        /* A length that has become more than what follows is a stream that ends too soon. */
+        /* A length that is increased beyond the remaining bytes looks like a truncated stream. */
         CHECK(io == DD_IO_FORGED || (io == DD_IO_CLOSED && ngood < strlen(all_texts)));
         close_stream(&s);
     }
 }
 
-/* Records in another order, by their numbers; nothing may be taken from the first wrong one on. */
+/* Pass the records in this order; no byte may be accepted from the first wrong record on. */
 static void
 check_order(const int *order, int count, size_t ngood_expected)
 {
@@ -254,12 +257,12 @@ check_order(const int *order, int count, size_t ngood_expected)
 TEST(records_out_of_order_are_refused)
 {
     check_order((int[]){0, 0}, 2, 9); /* repeated */
-    check_order((int[]){1}, 1, 0);    /* left out */
+    check_order((int[]){1}, 1, 0);    /* omitted */
     check_order((int[]){0, 2}, 2, 9);
     check_order((int[]){0, 2, 1}, 3, 9); /* swapped */
 }
 
-/* Sent back to who has sealed it. */
+/* Records sent back to their own sender must be rejected. */
 TEST(a_reflection_is_refused)
 {
     wire w;
@@ -297,7 +300,7 @@ TEST(random_bytes_are_refused)
     }
 }
 
-/* ---- keys, memory */
+/* ---- keys and allocation failures */
 
 TEST(keys_turn)
 {
@@ -314,7 +317,7 @@ TEST(keys_turn)
     close_stream(&s);
 }
 
-/* The receiver skips a record exactly where the key turns: what follows is worth nothing to it. */
+/* The receiver skips a record exactly at the change of keys, and must reject the next ones. */
 TEST(an_old_key_is_no_good_after_the_turn)
 {
     stream s;

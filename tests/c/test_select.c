@@ -13,7 +13,8 @@ choose(const char *text, dd_select_query query)
     return dd_select(&selection, &query)->name;
 }
 
-/* Whatever is asked, there is an answer that can do it, of that collective, with a segment that plans accept. */
+/* Every query has an answer that is possible, belongs to that collective, and has a segment size
+ * that plans accept. */
 TEST(every_query_has_an_answer)
 {
     const size_t sizes[] = {0, 1, 100, 4096, 4097, 1 << 16, 1 << 20, (size_t)1 << 30, (size_t)1 << 40};

@@ -1,4 +1,4 @@
-/* Sealed memory, also on kernels that do not know all of its seals. */
+/* Sealed memory, also on kernels that lack some of its seals. */
 #include "check.h"
 #include "core/fork.h"
 #include "core/shared_memory.h"
@@ -18,7 +18,7 @@
 #define NOEXEC_SEAL 8
 #define SEAL_EXEC 0x20
 
-/* 0: it is no such memory. */
+/* Return the size of the memory; 0 if it is not sealed memory. */
 static size_t
 measure(int fd)
 {
@@ -34,7 +34,7 @@ TEST(shared_memory_has_its_size_for_good)
     CHECK(ftruncate(fd, 4096) != 0);
     CHECK(ftruncate(fd, 20000) != 0);
     int sealed = memfd_create("test", MFD_CLOEXEC | NOEXEC_SEAL);
-    if (sealed >= 0) { /* from Linux 6.3 on */
+    if (sealed >= 0) { /* since Linux 6.3 */
         CHECK((fcntl(fd, F_GET_SEALS) & SEAL_EXEC) != 0);
         close(sealed);
     }
@@ -51,8 +51,8 @@ TEST(shared_memory_that_is_none)
     close(plain);
 }
 
-/* From now on memfd_create fails with `error` when its flags have `flag`. False where filters are not to be
- * had. */
+/* Make memfd_create fail with `error` from now on if its flags contain `flag`. Return false if
+ * seccomp filters are not available. */
 static bool
 refuse_flag(unsigned flag, int error)
 {

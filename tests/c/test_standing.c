@@ -1,4 +1,4 @@
-/* Calls that are made once and started again and again. */
+/* Calls that are created once and started repeatedly. */
 #include "check.h"
 #include "core/mem.h"
 #include "core/thread.h"
@@ -53,7 +53,7 @@ sum_init_with(sum *self, dd_group *group, size_t count, const dd_call_options *o
     self->values = calloc(count, sizeof(float));
     self->count = count;
     dd_block block = {.data = self->values, .nbytes = count * sizeof(float)};
-    dd_coll_args args = args_of(&block); /* which is gone when it is started */
+    dd_coll_args args = args_of(&block); /* it goes out of scope before the call is started */
     return CHECK_OK(dd_group_make_standing(group, &args, options, &self->call, check_err()));
 }
 
@@ -88,7 +88,7 @@ sum_check(const sum *self, const team_rank *rank, float total)
     return CHECK(is_right);
 }
 
-/* ---- what all calls do */
+/* ---- behaviour common to all calls */
 
 typedef struct matrix_arg {
     unsigned standing_ranks;
@@ -140,7 +140,7 @@ TEST(every_collective_between_hosts)
     run_matrices((team_options){.lonely_ranks = 0x52}, false);
 }
 
-/* ---- again and again */
+/* ---- repeated starts */
 
 static void
 repeat(team_rank *self)
@@ -150,7 +150,7 @@ repeat(team_rank *self)
     for (size_t i = 0; i < 4; i++) {
         REQUIRE(sum_init(&sums[i], self->group, counts[i]));
         CHECK(dd_work_is_done(dd_standing_work(sums[i].call)));
-        CHECK_OK(wait_for(sums[i].call)); /* nothing to wait for */
+        CHECK_OK(wait_for(sums[i].call)); /* returns immediately */
     }
     float total = (float)(self->size * (self->size - 1)) / 2;
     for (int round = 0; round < 50 && check_failures() == 0; round++) {
@@ -182,7 +182,7 @@ count_let_go(void *ctx)
     ++*(int *)ctx;
 }
 
-/* As an interpreter does it. */
+/* Start calls as an interpreter does. */
 static void
 hurry(team_rank *self)
 {
@@ -216,7 +216,7 @@ hurry(team_rank *self)
         sum_check(&small, self, (float)(round * self->size));
     }
     CHECK(self->size > 1 ||
-          nslow < 150); /* one that is alone waits for nobody, but now and then for a lock */
+          nslow < 150); /* a single rank waits for no other rank, but sometimes for a lock */
     sum_fini(&small);
     sum_fini(&large);
 }
@@ -229,7 +229,7 @@ TEST(in_a_hurry)
     }
 }
 
-/* ---- several */
+/* ---- several calls */
 
 #define NSUMS 16
 
@@ -376,7 +376,7 @@ be_aborted(team_rank *self)
         CHECK_OK(dd_thread_start(&thread, "abort", abort_soon, self, check_err()));
         CHECK_STATUS(run(aborted.call), DD_ABORTED);
         CHECK_CONTAINS(check_message(), "enough");
-        CHECK_STATUS(wait_for(aborted.call), DD_ABORTED); /* still */
+        CHECK_STATUS(wait_for(aborted.call), DD_ABORTED); /* still fails */
         CHECK_STATUS(team_start(aborted.call), DD_ABORTED);
         pthread_join(thread, NULL);
         dd_block block = {.data = aborted.values, .nbytes = sizeof(float)};
@@ -416,7 +416,7 @@ be_interrupted(team_rank *self)
         CHECK_STATUS(dd_standing_wait(one.call, &wait, check_err()), DD_INTERRUPTED);
     }
     team_rendezvous(self, "interrupted");
-    CHECK_OK(self->rank == 0 ? wait_for(one.call) : run(one.call)); /* it has gone on */
+    CHECK_OK(self->rank == 0 ? wait_for(one.call) : run(one.call)); /* the call has continued */
     CHECK_INT(one.values[0], 2);
     sum_fini(&one);
 }
@@ -442,7 +442,8 @@ sleep_until_done(void *arg)
     return NULL;
 }
 
-/* Rank 0 looks once while another thread of its own sleeps; then rank 1 starts, and the sleeper wakes. */
+/* Rank 0 polls once while another of its threads sleeps; then rank 1 starts, and the sleeping
+ * thread must wake. */
 static void
 look_past_sleeper(team_rank *self)
 {
@@ -501,7 +502,7 @@ TEST(closing_the_group_ends_it)
     team_run_both(&options, close_under_way, NULL);
 }
 
-/* ---- its end */
+/* ---- completion */
 
 static void
 note_done(dd_work *work, void *ctx)
@@ -524,7 +525,7 @@ destroy_under_way(team_rank *self)
     }
     team_rendezvous(self, "destroyed");
     if (self->rank == 0) {
-        while (!atomic_load(&is_done)) { /* bounded by the test's alarm */
+        while (!atomic_load(&is_done)) { /* limited by the test's alarm */
             doze(DD_NS_PER_MS);
         }
         sum_check(&one, self, 2);
@@ -596,7 +597,7 @@ be_recorded(team_rank *self)
     dd_call_options options = {.timeout_ns = 5 * DD_NS_PER_S, .record = &record};
     sum one;
     REQUIRE(sum_init_with(&one, self->group, 7, &options));
-    memset(&record, 0, sizeof record); /* was copied */
+    memset(&record, 0, sizeof record); /* it was copied */
     for (int i = 0; i < 3; i++) {
         CHECK_OK(run(one.call));
     }

@@ -1,6 +1,6 @@
-/* Whatever somebody on the way does to the bytes between clients and an encrypted TCPStore, in either direction: no call takes a wrong value
- * for a right one, none waits much beyond its time-out, and who is told of a failure is told where. The server goes on, and so do its
- * other clients. */
+/* Bytes between clients and an encrypted TCPStore are changed in transit, in either direction: no
+ * call may return a wrong value or wait much longer than its timeout, and errors must name the
+ * connection. The server and its other clients must stay usable. */
 #include "check.h"
 
 #include "core/clock.h"
@@ -19,22 +19,23 @@
 
 #define SECRET BYTES("open sesame")
 #define TIMEOUT_NS (300 * DD_NS_PER_MS)
-/* An answer that does not come costs a call a second, one that is called off another, and so does asking what is missing (TCP_ANSWER_NS). */
+/* A missing answer costs a call one second. Its cancellation and the query for missing keys cost
+ * one second each (TCP_ANSWER_NS). */
 #define LATE_NS (TIMEOUT_NS + 4 * DD_NS_PER_S)
-/* Where a length has been changed, the server waits for the rest of a record, and each call waits in vain. */
+/* If a length is changed, the server waits for the rest of a record, and each call times out. */
 #define FAILURES_MAX 3
 #define VALUE_MAX ((size_t)300000)
 #define MORE_KEYS 3
-/* The number of the user who sets "late". */
+/* The number of the user that sets "late". */
 #define UNHARMED 0
 
-/* A client, and what it is doing. */
+/* A client and its current call. */
 typedef struct user {
     int number;
     dd_store *store;
     mischief_outcome out;
     pthread_t thread;
-    char key[32]; /* of this step alone: what is right does not depend on steps that have failed */
+    char key[32]; /* used only by this step: its expected value does not depend on failed steps */
     dd_wait wait;
     dd_error err;
 } user;
@@ -60,7 +61,7 @@ check_soon(user *self)
     }
 }
 
-/* Whether the call has done what it should. */
+/* Return true if the call has succeeded. */
 static bool
 has_done(user *self, dd_status status)
 {
@@ -312,7 +313,8 @@ await_connections(dd_tcp_server *server, uint64_t count)
     CHECK_INT(stats.parked, 0);
 }
 
-/* Two clients over TCP, one after the other so that the bytes are the same each time; and one that is beyond reach, beside them. */
+/* Use the store with two clients over TCP, one after the other so that the bytes are the same each
+ * time, and with one client that is not affected. */
 static void
 use_by(dd_tcp_server *server, plain_proxy *proxy, mischief_outcome *out)
 {
@@ -364,10 +366,10 @@ TEST(nothing_is_done_to_it)
     CHECK(mischief_run_unharmed(run_store) > 4 * VALUE_MAX);
 }
 
-/* A request, and its answer, in a record each. */
+/* Size of a request or an answer, each in one record. */
 #define RECORD_NBYTES ((size_t)84)
 
-/* The side that notices a changed byte names the two ends in the order of the bytes. */
+/* The side that detects a changed byte names the sender and then the receiver. */
 static void
 check_words(size_t after, bool is_noticed_by_server)
 {

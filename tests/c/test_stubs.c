@@ -1,4 +1,4 @@
-/* The doubles of libcuda and libnccl that the tests of the NCCL backend rest on (tests/stubs). */
+/* The stubs of libcuda and libnccl that the tests of the NCCL backend use (tests/stubs). */
 #include "check.h"
 #include "nccl/driver/cuda_nan.h"
 #include "stubs/stub_rig.h"
@@ -49,11 +49,12 @@ TEST(an_event_is_what_was_enqueued_when_it_was_recorded)
     dd_cuda_event later = make_event(0);
     CU(cuEventRecord(event, first));
     CU(dd_stub_gate(first, 1));
-    CU(cuStreamWaitEvent(second, event, 0)); /* of the record before: waits for nothing behind the gate */
+    /* waits for the record before the gate, not for the gate */
+    CU(cuStreamWaitEvent(second, event, 0));
     CU(cuStreamSynchronize(second));
     CU(cuEventRecord(later, first));
     CU(cuStreamWaitEvent(second, later, 0));
-    CU(cuEventRecord(later, second)); /* the wait goes on, for the first record */
+    CU(cuEventRecord(later, second)); /* the wait still applies to the first record */
     CHECK_INT(cuda.cuStreamQuery(second), DD_CUDA_NOT_READY);
     float ms = -1;
     CHECK_INT(cuda.cuEventElapsedTime(&ms, event, later), DD_CUDA_NOT_READY);
@@ -196,7 +197,7 @@ TEST(a_question_spoils_a_global_capture)
     CU(cuStreamDestroy(stream));
 }
 
-/* ---- modules and launches that are wrong */
+/* ---- invalid modules and launches */
 
 #define INVALID_PTX 218
 #define NOT_FOUND 500
@@ -217,7 +218,7 @@ TEST(modules_are_checked)
     CHECK_INT(cuda.cuModuleGetFunction(&function, module, "dd_find_nan_8"), DD_CUDA_INVALID_HANDLE);
 }
 
-/* One that looks at bytes. */
+/* Launch the kernel that reads bytes. */
 static dd_cuda_result
 launch_kernel(dd_cuda_function function, unsigned grid, unsigned block, dd_cuda_stream stream,
               const void *data, uint64_t n, const void *report)
@@ -251,13 +252,13 @@ TEST(launches_are_checked)
     CU(cuStreamSynchronize(stream));
     CHECK_INT(*report, 40);
     CHECK_INT(cuda.dd_stub_bad_uses(), 0);
-    CHECK_INT(launch_kernel(function, 1, 32, stream, data, 65, report),
-              DD_CUDA_SUCCESS); /* beyond its memory */
+    /* one byte out of bounds */
+    CHECK_INT(launch_kernel(function, 1, 32, stream, data, 65, report), DD_CUDA_SUCCESS);
     CU(cuStreamSynchronize(stream));
     CHECK_INT(cuda.dd_stub_bad_uses(), 1);
     CU(dd_stub_gate(stream, 1));
     CHECK_INT(launch_kernel(function, 1, 32, stream, data, 64, report), DD_CUDA_SUCCESS);
-    CU(cuModuleUnload(module)); /* before it has run */
+    CU(cuModuleUnload(module)); /* before the kernel has run */
     cuda.dd_stub_open_gate(1);
     CU(cuStreamSynchronize(stream));
     CHECK_INT(cuda.dd_stub_bad_uses(), 2);
@@ -331,7 +332,7 @@ TEST(collectives_of_four_ranks)
     run_team(4, 1, run_collectives);
 }
 
-/* A ring of messages in one group, on a communicator that is not blocking. */
+/* Send messages around a ring in one group, on a nonblocking communicator. */
 static void
 run_messages(member *self)
 {
@@ -379,7 +380,7 @@ run_children(member *self)
     if (child != NULL) {
         int rank = -1;
         NC(ncclCommUserRank(child, &rank));
-        CHECK_INT(rank, self->rank == 0); /* keys turn the order round */
+        CHECK_INT(rank, self->rank == 0); /* the keys reverse the order */
         check_sum_of_ranks(self, child, self->rank == 1 ? 1 : 2);
         NC(ncclCommDestroy(child));
     }
@@ -413,7 +414,7 @@ TEST(children_of_a_communicator)
     run_team(4, 1, run_children);
 }
 
-/* One rank does not come: the others hang until they abort, and their streams go on. */
+/* One rank does not call: the others block until they abort, and their streams continue. */
 static void
 run_missing(member *self)
 {
@@ -457,7 +458,7 @@ destroy_graph_soon(void *graph)
     return NULL;
 }
 
-/* ---- what the real ones are strict about */
+/* ---- rules that the real libraries enforce */
 
 static void *
 open_soon(void *arg)
@@ -484,7 +485,8 @@ TEST(freeing_waits_for_the_whole_device)
         } else {
             CU(cuMemFreeHost(kept));
         }
-        CHECK_INT(cuda.cuStreamQuery(stream), DD_CUDA_SUCCESS); /* another stream than the one that used it */
+        /* a different stream from the one that used it */
+        CHECK_INT(cuda.cuStreamQuery(stream), DD_CUDA_SUCCESS);
         pthread_join(opener, NULL);
         if (gate != 100) {
             free_memory(data);
@@ -495,7 +497,7 @@ TEST(freeing_waits_for_the_whole_device)
     check_no_cuda_left();
 }
 
-/* One rank is late: the other's call does not return before it comes. */
+/* One rank is late: the other rank's call must not return before that rank calls. */
 static atomic_bool has_come;
 
 static void
@@ -520,7 +522,7 @@ TEST(a_first_collective_waits_on_the_host)
     run_team(2, 1, run_late);
 }
 
-/* The same for messages, each way by itself: rank 1 is late for its first of either. */
+/* The same for messages in each direction: rank 1 is late for its first message. */
 static atomic_int ncome;
 
 static void
@@ -533,7 +535,7 @@ carry_message(member *self, int to)
     } else {
         NC(ncclSend(data, 1, DD_NCCL_DTYPE_INT32, to, self->comm, self->stream));
     }
-    CHECK(atomic_load(&ncome) > to); /* when the call is back, not only its kernel */
+    CHECK(atomic_load(&ncome) > to); /* when the call returns, not only when its kernel ends */
     CU(cuStreamSynchronize(self->stream));
     CHECK_INT(*data, 7);
     free_memory(data);
@@ -553,7 +555,7 @@ run_late_messages(member *self)
 
 TEST(a_first_message_waits_on_the_host)
 {
-    load_nccl("2.18.1"); /* as with any */
+    load_nccl("2.18.1"); /* any version would do */
     run_team(2, 1, run_late_messages);
 }
 
@@ -566,7 +568,7 @@ run_early_message(member *self)
     if (self->rank == 0) {
         NC(ncclSend(data, 1, DD_NCCL_DTYPE_INT32, 1, self->comm, self->stream));
     }
-    pthread_barrier_wait(&self->team->barrier); /* not before the call is back */
+    pthread_barrier_wait(&self->team->barrier); /* not before the call has returned */
     if (self->rank == 1) {
         NC(ncclRecv(data, 1, DD_NCCL_DTYPE_INT32, 0, self->comm, self->stream));
     }
@@ -603,7 +605,8 @@ TEST(connections_that_are_made_with_the_communicator)
     run_team(2, 1, run_early);
 }
 
-/* A rank whose call waits is told by an abort in a group, and the end of the group frees what it used. */
+/* A rank whose call waits is notified of an abort inside a group, and the end of the group frees
+ * its resources. */
 static atomic_bool has_come_back;
 
 static void *
@@ -825,7 +828,7 @@ init_alone(void *arg)
     NC(ncclGetUniqueId(&id));
     dd_nccl_abi_config config = make_config(0);
     CHECK_INT(nccl.ncclCommInitRankConfig(comm, 2, id, 0, &config), DD_NCCL_IN_PROGRESS);
-    NC(ncclCommAbort(*comm)); /* nobody else comes */
+    NC(ncclCommAbort(*comm)); /* no other rank joins */
     return NULL;
 }
 
@@ -844,7 +847,7 @@ TEST(host_calls_block_until_they_are_released)
     CHECK_INT(nccl.dd_stub_live("comm"), 0);
 }
 
-/* ---- between processes, and what versions differ in */
+/* ---- between processes, and differences between versions */
 
 static int
 run_process(int rank, const dd_nccl_unique_id *id)
@@ -933,7 +936,7 @@ TEST(faults_by_the_environment)
     CU(cuInit(0));
 }
 
-/* Ends the process while a communicator waits for a rank that does not come. */
+/* Exit the process while a communicator waits for a missing rank. */
 static void
 leave_while_waiting(void)
 {

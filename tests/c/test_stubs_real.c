@@ -1,5 +1,5 @@
-/* Behaviour of the stub of libnccl that the real library was seen to have, by version: results, warnings and handles of calls
- * that are wrong, and of calls around them (tests/stubs/README.md). */
+/* Behaviour of the stub of libnccl that was observed in the real library, by version: results,
+ * warnings and handles of invalid calls, and of calls around them (tests/stubs/README.md). */
 #include "check.h"
 #include "stubs/stub_rig.h"
 
@@ -20,7 +20,7 @@ check_last_error(const char *expected)
     }
 }
 
-/* A communicator of one rank on device 0, which becomes current. */
+/* Create a communicator of one rank on device 0, which becomes current. */
 static dd_nccl_comm_handle
 make_alone(int blocking)
 {
@@ -56,7 +56,7 @@ TEST(the_last_error_is_the_last_warning_of_the_process)
     REQUIRE(pthread_create(&thread, NULL, read_last_error, elsewhere) == 0);
     pthread_join(thread, NULL);
     CHECK(strcmp(elsewhere, "ncclCommSplit : newcomm argument is NULL") == 0);
-    /* Errors that log nothing, and calls that succeed, leave it. */
+    /* Errors that log nothing, and successful calls, do not change it. */
     NC(ncclCommFinalize(comm));
     CHECK_INT(nccl.ncclCommFinalize(comm), DD_NCCL_INVALID_ARGUMENT);
     check_last_error("ncclCommSplit : newcomm argument is NULL");
@@ -80,7 +80,7 @@ TEST(a_good_init_warns_of_gdrcopy_since_2_32)
 
 #define SUM(comm, stream, dtype) nccl.ncclAllReduce(data, data, 1, dtype, DD_NCCL_SUM, comm, stream)
 
-/* Check calls on a communicator after one with a wrong argument. */
+/* Check calls on a communicator after a call with a wrong argument. */
 static void
 check_after_mistake(int blocking)
 {
@@ -98,7 +98,7 @@ check_after_mistake(int blocking)
     CHECK_INT(nccl.ncclCommFinalize(comm), expected);
     CHECK_INT(nccl.ncclCommDestroy(comm), expected);
     if (!blocking) {
-        CHECK_INT(nccl.dd_stub_live("comm"), 1); /* nothing but an abort ends it */
+        CHECK_INT(nccl.dd_stub_live("comm"), 1); /* only an abort ends it */
         NC(ncclCommAbort(comm));
     }
     CHECK_INT(nccl.dd_stub_live("comm"), 0);
@@ -242,7 +242,7 @@ init_on_device_0(void *arg)
     return NULL;
 }
 
-/* Two ranks on one device; `handles` are left. */
+/* Init two ranks on one device; `handles` communicators are left. */
 static void
 check_same_gpu(const char *version, const char *warning, int handles)
 {
@@ -327,7 +327,7 @@ TEST(a_unique_id_of_zeros_is_an_internal_error)
     CHECK(comm == NULL);
 }
 
-/* ---- calls that are more lenient than they look */
+/* ---- calls that accept more than documented */
 
 TEST(a_split_takes_any_color)
 {
@@ -383,7 +383,7 @@ TEST(numbers_of_reductions_are_large)
     free_memory(data);
 }
 
-/* A symmetric window of memory of cuMemAlloc. */
+/* Register a symmetric window of memory from cuMemAlloc. */
 static void
 check_plain_window(const char *version, dd_nccl_result expected)
 {
@@ -417,10 +417,11 @@ TEST(buffers_are_not_checked)
     CHECK_INT(nccl.dd_stub_bad_uses(), ++bad);
     NC(ncclAllReduce(NULL, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, comm, NULL));
     CHECK_INT(nccl.dd_stub_bad_uses(), ++bad);
-    NC(ncclAllReduce(data, data, 1000, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, comm, NULL)); /* too short */
+    /* the memory is too short */
+    NC(ncclAllReduce(data, data, 1000, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, comm, NULL));
     CHECK_INT(nccl.dd_stub_bad_uses(), bad + 2);
     CU(cuStreamSynchronize(NULL));
-    CHECK_INT(*data, 0); /* their kernels did nothing */
+    CHECK_INT(*data, 0); /* their kernels had no effect */
     NC(ncclAllReduce(NULL, NULL, 0, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, comm, NULL));
     CHECK_INT(nccl.dd_stub_bad_uses(), bad + 2);
     NC(ncclCommDestroy(comm));
@@ -445,7 +446,7 @@ TEST(memory_of_no_bytes_and_registrations_of_it)
     free_memory(known);
 }
 
-/* ---- ends */
+/* ---- destroy and abort */
 
 static int64_t
 now_ms(void)
@@ -457,7 +458,8 @@ now_ms(void)
 
 static atomic_bool has_first_ended;
 
-/* Rank 1's all_reduce waits for rank 0 on the device, while rank 1 ends; rank 0 calls its own after that. */
+/* Rank 1's all_reduce waits for rank 0 on the device while rank 1 destroys its communicator; rank 0
+ * calls all_reduce after that. */
 static void
 run_two_ends(member *self)
 {
@@ -511,7 +513,7 @@ TEST(ends_take_half_a_second_on_demand)
     }
     CHECK(now_ms() - began < 440);
     NC(ncclGroupEnd());
-    CHECK(now_ms() - began >= 440 && now_ms() - began < 5 * 440); /* side by side */
+    CHECK(now_ms() - began >= 440 && now_ms() - began < 5 * 440); /* the two overlap */
     nccl.dd_stub_reset();
     began = now_ms();
     NC(ncclCommDestroy(make_alone(1)));

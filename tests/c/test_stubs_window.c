@@ -1,12 +1,12 @@
-/* Windows and one-sided operations of the double of libnccl. */
+/* Windows and one-sided operations of the stub of libnccl. */
 #include "check.h"
 #include "stubs/stub_rig.h"
 
 #include <sys/wait.h>
 
-#define COUNT 100000 /* more than a ring of the wire has room for */
+#define COUNT 100000 /* more than a ring of the wire holds */
 
-/* Memory of ncclMemAlloc that is registered, on all ranks. */
+/* Registered memory from ncclMemAlloc, on all ranks. */
 typedef struct registered {
     int *data;
     dd_nccl_window window;
@@ -18,7 +18,7 @@ make_window(const member *self, size_t nbytes)
     registered made = {.data = NULL};
     void *data = NULL;
     NC(ncclMemAlloc(&data, nbytes));
-    memset(data, 0, nbytes); /* before anybody can put */
+    memset(data, 0, nbytes); /* before any rank can put */
     NC(ncclCommWindowRegister(self->comm, data, nbytes, &made.window, DD_NCCL_WIN_COLL_SYMMETRIC));
     CHECK(made.window != NULL);
     made.data = data;
@@ -47,7 +47,7 @@ wait_for(const member *self, int peer, int count)
     NC(ncclWaitSignal(1, &wait, self->comm, self->stream));
 }
 
-/* Every rank puts its block to all. */
+/* Put every rank's block to all ranks. */
 static void
 run_puts(member *self)
 {
@@ -73,7 +73,7 @@ run_puts(member *self)
             CHECK_INT(to.data[peer * COUNT], 100 * round + peer);
             CHECK_INT(to.data[peer * COUNT + COUNT - 1], 100 * round + peer);
         }
-        /* Nobody puts again before all have looked. */
+        /* No rank puts again before all have checked. */
         for (int peer = 0; peer < size; peer++) {
             NC(ncclSignal(peer, 0, 0, 0, self->comm, self->stream));
         }
@@ -120,7 +120,7 @@ TEST(puts_between_processes)
     CHECK_INT(status, 0);
 }
 
-/* A wait that comes first, on a communicator that is not blocking; an abort ends one that waits for nothing. */
+/* Wait before the signal, on a nonblocking communicator; an abort ends a wait without a signal. */
 static void
 run_early_wait(member *self)
 {
@@ -168,7 +168,8 @@ TEST(a_wait_lasts_until_the_signal_or_the_abort)
     CHECK_INT(nccl.dd_stub_live("window"), 0);
 }
 
-/* In graphs a put waits until the one before has been taken, and signals outside of them are others. */
+/* In graphs a put waits until the previous one was received, and does not share signals with calls
+ * outside of graphs. */
 static void
 run_captured(member *self)
 {
@@ -228,7 +229,8 @@ run_checks(member *self)
                        self->comm, self->stream)
     CHECK_INT(PUT(plain, 1, peer, window, 0, 0, 0), DD_NCCL_INVALID_ARGUMENT);
     CHECK_CONTAINS(nccl.ncclGetLastError(self->comm), "in no window");
-    pthread_barrier_wait(&self->team->barrier); /* both ranks have read it: it is the text of the process */
+    /* both ranks have read the text, which is shared by the process */
+    pthread_barrier_wait(&self->team->barrier);
     CHECK_INT(PUT(data, 16, peer, window, 4, 0, 0), DD_NCCL_INVALID_ARGUMENT);
     CHECK_INT(PUT(data, 1, peer, window, 65, 0, 0), DD_NCCL_INVALID_ARGUMENT);
     CHECK_INT(PUT(data, 1, 2, window, 0, 0, 0), DD_NCCL_INVALID_ARGUMENT);
@@ -239,11 +241,11 @@ run_checks(member *self)
     dd_nccl_signal_wait wait = {.opCnt = 0, .peer = peer};
     CHECK_INT(nccl.ncclWaitSignal(1, &wait, self->comm, self->stream), DD_NCCL_INVALID_ARGUMENT);
     CHECK_INT(nccl.ncclWaitSignal(0, NULL, self->comm, self->stream), DD_NCCL_INVALID_ARGUMENT);
-    /* Nothing of it was sent. */
+    /* No data was sent. */
     CU(cuStreamSynchronize(self->stream));
     CHECK_INT(data[0], 0);
 
-    /* Memory that is not of ncclMemAlloc, on one rank: no window for any. */
+    /* If one rank's memory is not from ncclMemAlloc, no rank gets a window. */
     void *other = NULL;
     NC(ncclMemAlloc(&other, 64));
     window = made.window;

@@ -24,18 +24,18 @@ static const op_row ops[] = {
 
 static const dd_tcp_limits limits = {64, 4096, 100, 1 << 20};
 
-/* --- building ------------------------------------------------------------------------------------------------ */
+/* --- building --------------------------------------------------------------------------------- */
 
 static const char text[] = "some text to cut keys and values from";
 
-/* The bytes that field number n has: of other lengths each time, also none. */
+/* Return the bytes of field number n: a different length each time, sometimes 0. */
 static dd_bytes
 nth_text(unsigned n)
 {
     return dd_bytes_of(text + n % 5, n * 7 % 23);
 }
 
-/* "/" and the key: how the keys of users look on the wire. */
+/* Write "/" and the key: the form of users' keys on the wire. */
 static void
 write_key(dd_tcp_writer *writer, dd_bytes key, bool is_users)
 {
@@ -100,7 +100,7 @@ read_field(dd_tcp_reader *reader, char letter, unsigned n)
     }
 }
 
-/* Goes through a pattern whose counts are `count` and which itself comes `repeats` times. */
+/* Write or read the fields of a pattern, with counts of `count`, `repeats` times. */
 static void
 for_each_field(const char *pattern, uint64_t repeats, uint64_t count, dd_tcp_writer *writer,
                dd_tcp_reader *reader)
@@ -128,13 +128,13 @@ for_each_field(const char *pattern, uint64_t repeats, uint64_t count, dd_tcp_wri
     }
 }
 
-/* --- scanning ------------------------------------------------------------------------------------------------ */
+/* --- scanning --------------------------------------------------------------------------------- */
 
 static dd_tcp_scan_result
 scan_fresh(const char *pattern, uint64_t repeats, size_t head, dd_bytes bytes, const dd_tcp_limits *within,
            dd_tcp_scan *scan)
 {
-    /* In a block of just its size, so that the sanitizer sees a read of one byte too many. */
+    /* In a block of exactly this size, so that the sanitizer detects overreads. */
     uint8_t *copy = malloc(bytes.len > 0 ? bytes.len : 1);
     if (!CHECK(copy != NULL)) {
         return DD_TCP_SCAN_BAD;
@@ -183,7 +183,7 @@ round_trip(const char *pattern, uint64_t repeats, uint64_t count, size_t head)
     dd_tcp_reader reader = {message.data + head};
     for_each_field(pattern, repeats, count, NULL, &reader);
     CHECK(reader.at == message.data + message.len);
-    /* What follows a message is not its business. */
+    /* Bytes after a message do not belong to it. */
     size_t len = message.len;
     CHECK_OK(dd_blob_append(&message, "next", 4, check_err()));
     dd_tcp_scan scan;
@@ -230,9 +230,9 @@ TEST(numbers_that_are_no_operation)
     }
 }
 
-/* --- limits -------------------------------------------------------------------------------------------------- */
+/* --- limits ----------------------------------------------------------------------------------- */
 
-/* Puts a number over the length or count at `at`; what came after it is cut off. */
+/* Overwrite the length or count at `at` with a number, and truncate the message after it. */
 static void
 expect_bad(const char *pattern, dd_bytes message, size_t at, uint64_t number, const char *what)
 {
@@ -277,7 +277,7 @@ overstep_every_limit(const char *pattern)
             dd_tcp_write(&writer, 'i', 2);
             continue;
         } else if (*at == '?') {
-            /* Only tells whether there is more. */
+            /* This field only indicates if more fields follow. */
             dd_tcp_write(&writer, 'i', UINT64_MAX);
             continue;
         }
@@ -318,7 +318,7 @@ TEST(whole_request_over_its_limit)
         dd_tcp_scan scan;
         dd_tcp_scan_result expected = message.len > limit ? DD_TCP_SCAN_BAD : DD_TCP_SCAN_DONE;
         CHECK_INT(scan_fresh("kv", 1, 1, dd_blob_view(&message), &small, &scan), expected);
-        /* In pieces it is found out as soon as a byte too many has come. */
+        /* In pieces, the error must be detected as soon as one byte too many has arrived. */
         dd_tcp_scan_begin(&scan, "kv", 1, 1);
         for (size_t len = 1; len <= message.len; len++) {
             dd_tcp_scan_result result =
@@ -335,7 +335,7 @@ TEST(whole_request_over_its_limit)
     dd_blob_fini(&message);
 }
 
-/* --- writing ------------------------------------------------------------------------------------------------- */
+/* --- writing ---------------------------------------------------------------------------------- */
 
 TEST(bytes_on_the_wire)
 {

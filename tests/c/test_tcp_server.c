@@ -51,7 +51,7 @@ stats_of(dd_tcp_server *server)
     return stats;
 }
 
-/* Waits until so many are parked and the table has so many entries. */
+/* Wait until this many requests are parked and the table has this many entries. */
 static void
 expect_stats(dd_tcp_server *server, uint64_t nparked, uint64_t nentries)
 {
@@ -82,7 +82,7 @@ expect_alive(dd_tcp_server *server)
     close(fd);
 }
 
-/* --- PyTorch's protocol -------------------------------------------------------------------------------------- */
+/* --- PyTorch's protocol ----------------------------------------------------------------------- */
 
 TEST(first_bytes_are_pytorchs)
 {
@@ -236,7 +236,7 @@ TEST(barriers)
     dd_tcp_server_release(server);
 }
 
-/* A conversation of many requests, sent in some way, and all its replies. */
+/* Build a conversation of many requests, and all its replies. */
 static void
 pack_conversation(dd_blob *out)
 {
@@ -294,7 +294,7 @@ TEST(many_requests_in_one_send)
     dd_tcp_server_release(server);
 }
 
-/* --- floods -------------------------------------------------------------------------------------------------- */
+/* --- floods ----------------------------------------------------------------------------------- */
 
 #define FLOOD_VALUE ((size_t)1 << 20)
 #define FLOOD_REQUESTS 2000
@@ -312,7 +312,7 @@ resident_kib(void)
     return pages[1] * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
-/* Sanitizers keep freed memory back. */
+/* Check the growth of memory, except with sanitizers, which do not return freed memory. */
 static void
 check_growth_kib(long before, long most)
 {
@@ -324,7 +324,7 @@ check_growth_kib(long before, long most)
 #endif
 }
 
-/* Sends as many requests as go through without reading; then reads some replies, then vanishes. */
+/* Send as many requests as possible without reading; then read some replies, then close. */
 static void
 flood(int fd, dd_tcp_server *server)
 {
@@ -395,7 +395,7 @@ TEST(all_replies_of_a_flood_arrive)
     dd_tcp_server_release(server);
 }
 
-/* --- what the protocol does not allow ------------------------------------------------------------------------ */
+/* --- protocol violations ---------------------------------------------------------------------- */
 
 TEST(forbidden_bytes_end_the_connection_alone)
 {
@@ -459,7 +459,7 @@ TEST(huge_lengths_do_not_allocate)
             close(fd);
         }
     }
-    /* Within the limit, but it never comes. */
+    /* A length within the limit, whose data never arrives. */
     int fd = raw_open(dd_tcp_server_port(server));
     raw_ask(fd, DD_TCP_SET, "kib", "/k", 200LL << 20, 'x');
     expect_alive(server);
@@ -510,7 +510,8 @@ TEST(silent_connections_are_closed)
     dd_tcp_server_release(server);
 }
 
-/* They are an eighth of the descriptors at most. Those that have said anything are not among them. */
+/* Silent connections may use at most an eighth of the descriptors. Connections that have sent bytes
+ * are not counted. */
 TEST(silent_connections_make_room)
 {
     enum { N = 100 };
@@ -528,7 +529,7 @@ TEST(silent_connections_make_room)
     for (int i = 0; i < N; i++) {
         silent[i] = raw_connect(dd_tcp_server_port(server));
     }
-    /* Before their time is over. */
+    /* Before the timeout of silent connections. */
     expect_connections(server, 256 / 8 + 1);
     raw_ask(halfway, DD_TCP_PING, "u", DD_TCP_OFFER | 0x1234);
     CHECK(raw_expect(halfway, "u", ~(DD_TCP_OFFER | 0x1234)));
@@ -540,7 +541,7 @@ TEST(silent_connections_make_room)
     dd_tcp_server_release(server);
 }
 
-/* --- extended connections ------------------------------------------------------------------------------------ */
+/* --- extended connections --------------------------------------------------------------------- */
 
 static int
 open_extended_within(uint16_t port, dd_tcp_limits limits)
@@ -574,7 +575,7 @@ TEST(extended_replies)
     int other = raw_open(port);
     raw_ask_tagged(fd, 1, DD_TCP_TRY_GET, "k", "/k");
     CHECK(raw_expect_answer(fd, 1, DD_OK, "#", 0LL));
-    /* Everything is answered. */
+    /* Every request is answered. */
     raw_ask_tagged(fd, 2, DD_TCP_SET, "kv", "/k", "abc");
     CHECK(raw_expect_answer(fd, 2, DD_OK, ""));
     raw_ask_tagged(fd, 3, DD_TCP_MULTI_SET, "#kv", 1LL, "/m", "m");
@@ -589,7 +590,7 @@ TEST(extended_replies)
     CHECK(raw_expect_answer(fd, 4, DD_STORE, "v", "value of key \"/k\" is not a number: \"abc\""));
     raw_ask_tagged(fd, 5, DD_TCP_HELLO, "uikv", DD_TCP_VERSION, 77LL, "a-host", "");
     CHECK(raw_is_closed(fd));
-    /* PyTorch's protocol has only the end of the connection for a number that is none. */
+    /* In PyTorch's protocol, the only answer to an invalid number is to close the connection. */
     raw_ask(other, DD_TCP_ADD, "ki", "/k", 1LL);
     CHECK(raw_is_closed(other));
     close(fd);
@@ -606,7 +607,7 @@ TEST(tagged_requests_one_byte_at_a_time)
     raw_pack(&out, "ubk", 0x05060708u, DD_TCP_TRY_GET, "/k");
     for (size_t i = 0; i < out.len; i++) {
         raw_send(fd, dd_bytes_of(out.data + i, 1));
-        expect_alive(server); /* by then that byte has been read */
+        expect_alive(server); /* the server has read that byte before */
     }
     CHECK(raw_expect_answer(fd, 0x01020304u, DD_OK, ""));
     CHECK(raw_expect_answer(fd, 0x05060708u, DD_OK, "#v", 1LL, "value"));
@@ -615,7 +616,7 @@ TEST(tagged_requests_one_byte_at_a_time)
     dd_tcp_server_release(server);
 }
 
-/* One connection has several requests that wait; each is answered by its tag, when its time has come. */
+/* One connection has several waiting requests; each is answered with its tag when it completes. */
 TEST(requests_that_wait_on_one_connection)
 {
     dd_tcp_server *server = default_server();
@@ -625,16 +626,16 @@ TEST(requests_that_wait_on_one_connection)
     raw_ask_tagged(fd, 13, DD_TCP_WAIT, "#kk", 2LL, "/late", "/later");
     raw_ask_tagged(fd, 14, DD_TCP_BARRIER, "ki", "/b", 2LL);
     raw_ask_tagged(fd, 15, DD_TCP_NUM_KEYS, "");
-    CHECK(raw_expect_answer(fd, 15, DD_OK, "i", 1LL)); /* the barrier's */
+    CHECK(raw_expect_answer(fd, 15, DD_OK, "i", 1LL)); /* the barrier's key */
     expect_stats(server, 4, 4);
-    raw_ask_tagged(fd, 16, DD_TCP_CANCEL_WAIT, ""); /* nobody's */
+    raw_ask_tagged(fd, 16, DD_TCP_CANCEL_WAIT, ""); /* matches no request */
     raw_ask_tagged(fd, 14, DD_TCP_CANCEL_WAIT, "");
     CHECK(raw_expect_answer(fd, 14, DD_OK, "b", DD_TCP_WAIT_CANCELED));
     raw_ask_tagged(fd, 11, DD_TCP_CANCEL_WAIT, "");
     CHECK(raw_expect_answer(fd, 11, DD_OK, "#", 0LL));
     raw_ask_tagged(fd, 11, DD_TCP_CANCEL_WAIT, "");
     expect_stats(server, 2, 3);
-    /* Who waits is answered before the one who has ended that. */
+    /* Waiting requests are answered before the request that completes them. */
     raw_ask_tagged(fd, 17, DD_TCP_SET, "kv", "/late", "there");
     CHECK(raw_expect_answer(fd, 12, DD_OK, "#v", 1LL, "there"));
     CHECK(raw_expect_answer(fd, 17, DD_OK, ""));
@@ -652,7 +653,7 @@ TEST(requests_that_wait_on_one_connection)
     dd_tcp_server_release(server);
 }
 
-/* Many names of one value: what is asked for before it is there may be too much, too. */
+/* Many keys with one value: a request that waits for missing keys must also respect the limit. */
 TEST(values_that_are_too_much_together)
 {
     static char large[1001];
@@ -674,7 +675,7 @@ TEST(values_that_are_too_much_together)
     dd_tcp_server_release(server);
 }
 
-/* Several values in one request, when all are there; called off, none. */
+/* Several values are returned together once all exist; a cancelled request returns none. */
 TEST(values_that_are_waited_for_together)
 {
     dd_tcp_server *server = default_server();
@@ -698,7 +699,7 @@ TEST(values_that_are_waited_for_together)
     dd_tcp_server_release(server);
 }
 
-/* Builds that differ are told so, on both sides. */
+/* Both sides must report a version mismatch. */
 TEST(another_version_is_refused)
 {
     dd_tcp_server *server = default_server();
@@ -730,7 +731,7 @@ secret_server(void)
 
 static const char client_nonce[DD_AUTH_NONCE_BYTES + 1] = "a client's nonce has 32 bytes...";
 
-/* Sends a hello with client_nonce; receives the server's nonce and proof. */
+/* Send a hello with client_nonce; receive the server's nonce and proof. */
 static int
 be_challenged(uint16_t port, uint8_t nonce[DD_AUTH_NONCE_BYTES], uint8_t proof[DD_SHA256_BYTES])
 {
@@ -816,7 +817,7 @@ TEST(right_proof_opens_and_a_wrong_or_old_one_does_not)
     dd_tcp_server_release(server);
 }
 
-/* A sealed hello, with something in the clear behind it, which somebody on the way may have put there. */
+/* A sealed hello followed by plain bytes, which an attacker may have inserted. */
 TEST(nothing_in_the_clear_follows_a_sealed_hello)
 {
     dd_tcp_server *server = secret_server();
@@ -843,7 +844,7 @@ TEST(nothing_in_the_clear_follows_a_sealed_hello)
     dd_tcp_server_release(server);
 }
 
-/* --- scarce resources ---------------------------------------------------------------------------------------- */
+/* --- scarce resources ------------------------------------------------------------------------- */
 
 static int64_t
 cpu_ns(void)
@@ -887,7 +888,7 @@ TEST(no_descriptors_left)
     dd_tcp_server_release(server);
 }
 
-/* Takes all but a few descriptors. Returns how many. */
+/* Open descriptors until only a few are free. Return their number. */
 static size_t
 take_descriptors(int files[512], struct rlimit *old)
 {
@@ -935,7 +936,7 @@ TEST(few_descriptors_left)
     dd_tcp_server_release(server);
 }
 
-/* It may have the secret: nobody has asked it. */
+/* The client may have the secret: the server has not checked it yet. */
 TEST(who_is_turned_away_has_not_been_refused)
 {
     dd_tcp_server *server = secret_server();
@@ -964,7 +965,7 @@ TEST(who_is_turned_away_has_not_been_refused)
     dd_tcp_server_release(server);
 }
 
-/* All that a client says who opens a connection and asks for one operation. */
+/* Build all messages of a client that opens a connection and requests one operation. */
 static void
 pack_whole_client(dd_blob *out, int op)
 {
@@ -990,13 +991,13 @@ pack_whole_client(dd_blob *out, int op)
     }
 }
 
-/* Whether an allocation failed. */
+/* Return true if an allocation failed. */
 static bool
 serve_with_failure(uint16_t port, dd_bytes bytes, long nth)
 {
     int fd = raw_connect(port);
     (void)dd_mem_fail_after(nth);
-    /* A server that closed already takes no more. */
+    /* The server may have closed the connection already. */
     (void)!sendto(fd, bytes.data, bytes.len, MSG_NOSIGNAL, NULL, 0);
     (void)shutdown(fd, SHUT_WR);
     CHECK(raw_is_closed(fd));
@@ -1060,7 +1061,7 @@ TEST(item_stays_when_there_is_no_memory_for_the_reply)
     dd_tcp_server_release(server);
 }
 
-/* --- opening ------------------------------------------------------------------------------------------------- */
+/* --- opening ---------------------------------------------------------------------------------- */
 
 TEST(opening_without_memory)
 {
@@ -1205,7 +1206,7 @@ TEST(listening_socket_without_a_port_gets_one)
     dd_tcp_server_release(server);
 }
 
-/* Threads cannot be started where they have no room for a stack; the socket is then the caller's still. */
+/* If no thread can be started for lack of memory, the socket must still belong to the caller. */
 TEST(listening_socket_stays_after_a_failure)
 {
     dd_tcp_server *server = NULL;
@@ -1276,7 +1277,7 @@ TEST(servers_shared_by_port)
     dd_tcp_server_release(first);
     expect_alive(again);
     dd_tcp_server_release(again);
-    /* The port is free: another server can have it, and it is a new one. */
+    /* The port is free: another server can use it, and starts empty. */
     dd_tcp_server *fresh = raw_server(&options);
     CHECK_INT(dd_tcp_server_port(fresh), options.port);
     expect_stats(fresh, 0, 0);
@@ -1286,7 +1287,7 @@ TEST(servers_shared_by_port)
     dd_tcp_registry_destroy(NULL);
 }
 
-/* Returns NULL when all went well, else the options it was given. */
+/* Return NULL on success, else the given options. */
 static void *
 open_and_release(void *arg)
 {
@@ -1303,7 +1304,8 @@ open_and_release(void *arg)
     return NULL;
 }
 
-/* Whoever asks while the last user is on his way out gets the old server or a new one, never a port in use. */
+/* An open while the last user releases the server must return the old server or a new one, and
+ * never fail because the port is in use. */
 TEST(shared_servers_follow_each_other)
 {
     dd_tcp_registry *registry = NULL;
@@ -1325,7 +1327,7 @@ TEST(shared_servers_follow_each_other)
     dd_tcp_registry_destroy(registry);
 }
 
-/* --- joining ------------------------------------------------------------------------------------------------- */
+/* --- joining ---------------------------------------------------------------------------------- */
 
 TEST(those_who_joined_are_listed)
 {
@@ -1344,7 +1346,7 @@ TEST(those_who_joined_are_listed)
     CHECK_CONTAINS(check_message(), "2/4 clients joined: a-host (pid 77), ");
     CHECK_CONTAINS(check_message(), dd_addr_print(&addr, text));
     CHECK_OK(dd_tcp_server_wait_joined(server, 2, &wait, check_err()));
-    /* More than a message can name, and more than are remembered. */
+    /* More than a message can list, and more than are stored. */
     for (long long i = 3; i <= 300; i++) {
         raw_ask(plain, DD_TCP_ADD, "ki", DD_TCP_JOIN_KEY, 1LL);
         (void)raw_expect(plain, "i", i);
@@ -1394,9 +1396,9 @@ TEST(waiting_for_those_who_join)
     dd_tcp_server_release(server);
 }
 
-/* --- the loop ------------------------------------------------------------------------------------------------ */
+/* --- the loop --------------------------------------------------------------------------------- */
 
-/* Closes a connection in the turn in which something has come from it. */
+/* Close a connection in the same turn in which its bytes arrived. */
 typedef struct assassin {
     tcp_handler handler;
     tcp_conn *victim;

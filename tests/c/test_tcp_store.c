@@ -23,7 +23,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* --- the suite over every way to a server -------------------------------------------------------------------- */
+/* --- the suite over every transport to a server ----------------------------------------------- */
 
 typedef struct world {
     dd_tcp_server *server;
@@ -112,10 +112,10 @@ STORE_SUITE(tcp_secret, .open = open_secret, .close = close_world, .has_queues =
             .has_number_errors = true)
 STORE_SUITE(tcp_encrypted, .open = open_encrypted, .close = close_world, .has_queues = true,
             .has_number_errors = true)
-/* PyTorch's protocol cannot say that a value is not a number. */
+/* PyTorch's protocol cannot report that a value is not a number. */
 STORE_SUITE(tcp_plain, .open = open_plain, .close = close_world, .has_queues = true, .thread_ops = 200)
 
-/* --- for all that follows ------------------------------------------------------------------------------------ */
+/* --- helpers for all tests below -------------------------------------------------------------- */
 
 static dd_wait
 patient(void)
@@ -130,7 +130,7 @@ nap_ms(int ms)
     CHECK_OK(dd_wait_sleep(&wait, ms * DD_NS_PER_MS, check_err()));
 }
 
-/* Runs a test against a server of ours and against one that looks like PyTorch's. */
+/* Run a test with a dldist server and with one that looks like PyTorch's. */
 static void
 for_both(void (*run)(dd_store *store, world *where))
 {
@@ -185,7 +185,7 @@ expect_parked(dd_tcp_server *server, uint64_t count)
     CHECK_INT(stats.parked, count);
 }
 
-/* Calls that wait for something that does not come. */
+/* Calls that wait for keys and ranks that never appear. */
 #define NBLOCKING 5
 
 static dd_status
@@ -210,7 +210,7 @@ call_blocking(dd_store *store, int which, const dd_wait *wait, dd_error *err)
         status = dd_store_queue_pop(store, keys[0], true, &value, wait, err);
         break;
     default:
-        /* An arrival counts, so each call has a barrier of its own. */
+        /* Each call needs its own barrier, because an arrival is counted. */
         (void)snprintf(barrier, sizeof barrier, "b%lld", (long long)dd_clock_now_ns());
         status = dd_store_barrier(store, dd_bytes_of_string(barrier), 2, wait, err);
     }
@@ -219,7 +219,7 @@ call_blocking(dd_store *store, int which, const dd_wait *wait, dd_error *err)
     return status;
 }
 
-/* --- waiting ------------------------------------------------------------------------------------------------- */
+/* --- waiting ---------------------------------------------------------------------------------- */
 
 static void
 one_check_at_deadline_zero(dd_store *store, world *where)
@@ -254,7 +254,7 @@ time_out_and_go_on(dd_store *store, world *where)
 {
     for (int round = 0; round < 4; round++) {
         for (int which = 0; which < NBLOCKING; which++) {
-            /* Of a barrier the server must have heard, to count this rank in. */
+            /* The request for a barrier must reach the server, which then counts this rank. */
             dd_wait wait = dd_wait_after((which < 4 ? 10 : 100) * DD_NS_PER_MS);
             CHECK_STATUS(call_blocking(store, which, &wait, check_err()), DD_TIMED_OUT);
             CHECK_CONTAINS(check_message(), "TCPStore at 127.0.0.1:");
@@ -369,7 +369,7 @@ TEST(blocked_threads_hold_up_nobody)
     for_both(share_a_client);
 }
 
-/* --- items are never lost ------------------------------------------------------------------------------------ */
+/* --- items are never lost --------------------------------------------------------------------- */
 
 #define NITEMS 300
 
@@ -386,7 +386,7 @@ push_items(void *arg)
     return NULL;
 }
 
-/* Pops with deadlines and interrupts that come about when the items do. */
+/* Pop with deadlines and interrupts at about the times when items arrive. */
 static void
 pop_at_the_last_moment(dd_store *store, world *where)
 {
@@ -432,7 +432,7 @@ push_large(void *arg)
     return NULL;
 }
 
-/* A deadline in the middle of a reply: the rest of it is still taken. */
+/* The deadline passes in the middle of a reply: the rest must still be received. */
 TEST(large_item_that_is_half_there_is_not_lost)
 {
     void *fixture;
@@ -457,7 +457,7 @@ TEST(large_item_that_is_half_there_is_not_lost)
     close_world(fixture);
 }
 
-/* A store whose server is the other end of a socket pair. */
+/* Open a store whose server is the other end of a socket pair. */
 static void
 open_on_pair(tcp_store *store, int ends[2])
 {
@@ -481,7 +481,7 @@ close_pair(tcp_store *store, int ends[2])
     dd_blob_fini(&store->backlog);
 }
 
-/* A pop is given up before its answer comes: the item is sent back when it does. */
+/* A pop is cancelled before its answer arrives: the item must be pushed back. */
 TEST(item_that_comes_too_late_goes_back)
 {
     tcp_store store;
@@ -493,7 +493,7 @@ TEST(item_that_comes_too_late_goes_back)
     dd_store_request pop = {.op = DD_STORE_QUEUE_POP, .keys = &key, .nkeys = 1};
     CHECK_STATUS(tcp_run(&store.head, &pop, &result, &wait, check_err()), DD_NETWORK_TIMED_OUT);
     dd_store_result_fini(&result);
-    /* The answers to the pop, and to what is asked next. */
+    /* The answers to the pop and to the next request. */
     static const char answers[] = "\1\0\0\0\0\24\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\4\0\0\0\0\0\0\0item"
                                   "\2\0\0\0\0\10\0\0\0\0\0\0\0\5\0\0\0\0\0\0\0";
     CHECK_INT(write(ends[1], answers, sizeof answers - 1), sizeof answers - 1);
@@ -509,7 +509,7 @@ TEST(item_that_comes_too_late_goes_back)
     close_pair(&store, ends);
 }
 
-/* Answers the first request in two parts, the second when the request is called off. */
+/* Answer the first request in two parts, the second one when the request is cancelled. */
 typedef struct halver {
     pthread_t thread;
     int fd;
@@ -530,7 +530,7 @@ answer_by_halves(void *arg)
     return NULL;
 }
 
-/* The same to the byte: part of the answer has come when the wait is called off. */
+/* The same for every split: a part of the answer has arrived when the wait is cancelled. */
 TEST(half_an_answer_survives_calling_off)
 {
     for (size_t cut = 0; cut < 37; cut++) {
@@ -551,7 +551,8 @@ TEST(half_an_answer_survives_calling_off)
     }
 }
 
-/* What is given up is forgotten: its answer, when it comes, is nobody's, and others get theirs. */
+/* The answer to a cancelled request must be dropped when it arrives, and other requests must get
+ * their own answers. */
 TEST(late_answers_are_dropped)
 {
     tcp_store store;
@@ -576,7 +577,7 @@ TEST(late_answers_are_dropped)
     close_pair(&store, ends);
 }
 
-/* --- order --------------------------------------------------------------------------------------------------- */
+/* --- order ------------------------------------------------------------------------------------ */
 
 static void *
 set_then_leave(void *arg)
@@ -605,7 +606,7 @@ see_what_was_set(dd_store *store, world *where)
         CHECK_OK(dd_store_check(store, &key, 1, &is_ready, &wait, check_err()));
         CHECK(is_ready);
         CHECK_OK(dd_store_num_keys(store, &nkeys, &wait, check_err()));
-        /* Queues go over another connection where the server may not know them. */
+        /* Queues use another connection if the server may not support them. */
         CHECK_OK(dd_store_queue_push(store, BYTES("q"), key, &wait, check_err()));
         CHECK_OK(dd_store_queue_len(store, BYTES("q"), &nkeys, &wait, check_err()));
         CHECK_INT(nkeys, i + 1);
@@ -656,7 +657,7 @@ TEST(what_was_set_before_a_barrier_is_there_after_it)
     for_both(set_then_barrier);
 }
 
-/* --- servers that go away ------------------------------------------------------------------------------------ */
+/* --- servers that exit ------------------------------------------------------------------------ */
 
 static void *
 block(void *arg)
@@ -710,7 +711,7 @@ TEST(server_that_never_answers)
     REQUIRE(bind(fd, (struct sockaddr *)&in, sizeof in) == 0);
     REQUIRE(getsockname(fd, (struct sockaddr *)&in, &in_len) == 0);
     dd_tcp_store_options options = {.host = "127.0.0.1", .port = ntohs(in.sin_port), .world_size = -1};
-    /* Once refused, once taken and never answered. */
+    /* First a refused connection, then one that is accepted and never answered. */
     for (int i = 0; i < 2; i++) {
         dd_store *store = NULL;
         int64_t before_ns = dd_clock_now_ns();
@@ -748,8 +749,7 @@ TEST(another_server_on_the_port_is_not_the_store)
     dd_tcp_server_release(server);
 }
 
-/* --- what it costs
- * ------------------------------------------------------------------------------------------- */
+/* --- cost ------------------------------------------------------------------------------------- */
 
 typedef struct cost {
     uint64_t nconnections;
@@ -764,7 +764,7 @@ cost_since(dd_tcp_server *server, server_stats before)
     return (cost){now.accepted - before.accepted, now.reads - before.reads};
 }
 
-/* Connects, sets, waits for what is there and for what is not, and gets one value and several. */
+/* Connect, set, wait for present and missing keys, and get one value and several values. */
 static void
 expect_cost(dd_store *(*open)(void **fixture), uint64_t nround_trips_of_opening)
 {
@@ -787,12 +787,13 @@ expect_cost(dd_store *(*open)(void **fixture), uint64_t nround_trips_of_opening)
     CHECK_OK(dd_store_multi_get(store, keys, 2, &values, &wait, check_err()));
     dd_blob_list_fini(&values);
     CHECK_INT(cost_since(server, start).nround_trips, 4);
-    /* A request that waits needs no other connection, and one message more to be called off. */
+    /* A waiting request needs no second connection, and one more message to be cancelled. */
     dd_wait moment = dd_wait_after(DD_NS_PER_MS);
     CHECK_STATUS(call_blocking(store, 0, &moment, check_err()), DD_TIMED_OUT);
     cost all = cost_since(server, start);
     CHECK_INT(all.nconnections, 0);
-    CHECK(all.nround_trips <= 4 + 3); /* the request, its end, and what is missing */
+    /* the request, its cancellation, and the query for missing keys */
+    CHECK(all.nround_trips <= 4 + 3);
     dd_store_release(store);
     close_world(fixture);
 }
@@ -804,7 +805,7 @@ TEST(connections_and_round_trips_of_a_client)
     expect_cost(open_secret, 2);
 }
 
-/* Threads that wait, and those that do not, share the one connection. */
+/* Waiting and other threads share one connection. */
 TEST(threads_share_one_connection)
 {
     void *fixture = NULL;
@@ -816,7 +817,7 @@ TEST(threads_share_one_connection)
     close_world(fixture);
 }
 
-/* The server has done what a call has asked for when it returns: others see it at once, whoever they are. */
+/* The server has executed a request when the call returns: all other clients see the result. */
 TEST(other_clients_see_what_was_set)
 {
     void *fixture = NULL;
@@ -847,7 +848,7 @@ TEST(other_clients_see_what_was_set)
     close_world(fixture);
 }
 
-/* --- opening ------------------------------------------------------------------------------------------------- */
+/* --- opening ---------------------------------------------------------------------------------- */
 
 static dd_status
 open_with_secret(uint16_t port, const char *secret)
@@ -862,7 +863,7 @@ open_with_secret(uint16_t port, const char *secret)
     return status;
 }
 
-/* Over TCP, as from another host. */
+/* Open over TCP, as from another host. */
 static dd_status
 open_from_afar(const plain_proxy *proxy, const char *secret, bool is_encryption_off)
 {
@@ -925,7 +926,7 @@ TEST(secrets_that_differ)
     dd_tcp_server_release(closed_server);
 }
 
-/* A server of version 1, as far as a client comes with it. */
+/* Act as a server of version 1, as far as a client gets with it. */
 static void *
 serve_version_1(void *arg)
 {
@@ -967,11 +968,11 @@ TEST(server_of_another_version_is_refused)
 
 #define NLOOKS 24
 
-/* A server that is not there yet: it takes connections and closes them. */
+/* A server that is not ready: it accepts connections and closes them. */
 typedef struct late_server {
     int fd;
     atomic_bool is_enough;
-    int64_t shortest_ns; /* between two of the last looks */
+    int64_t shortest_ns; /* shortest time between two of the last connections */
 } late_server;
 
 static void *
@@ -999,7 +1000,7 @@ has_looked_enough(void *ctx)
     return atomic_load((atomic_bool *)ctx);
 }
 
-/* However long its server is in coming, a client looks for it often. */
+/* A client must retry often, however late its server is. */
 TEST(clients_keep_looking_for_a_late_server)
 {
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -1020,7 +1021,7 @@ TEST(clients_keep_looking_for_a_late_server)
     close(server.fd);
 }
 
-/* Which server a client of this host finds by Unix socket: the one that listens on that very address. */
+/* A client of this host must use the Unix socket of the server that listens on this address. */
 TEST(servers_at_one_port_of_several_addresses)
 {
     dd_tcp_server_options options = raw_options();
@@ -1029,7 +1030,7 @@ TEST(servers_at_one_port_of_several_addresses)
     options.port = dd_tcp_server_port(servers[0]);
     dd_wait wait = patient();
     if (dd_tcp_server_open(&servers[1], &options, &wait, check_err()) != DD_OK) {
-        dd_tcp_server_release(servers[0]); /* somebody else has that port there */
+        dd_tcp_server_release(servers[0]); /* another process uses that port there */
         return;
     }
     const char *hosts[] = {"127.0.0.1", "127.0.0.2"};
@@ -1041,7 +1042,7 @@ TEST(servers_at_one_port_of_several_addresses)
         stats[0] = read_server_stats(servers[0]);
         stats[1] = read_server_stats(servers[1]);
         CHECK_INT(stats[i].accepted, 1);
-        CHECK_INT(stats[i].reads, 1); /* by Unix socket */
+        CHECK_INT(stats[i].reads, 1); /* over the Unix socket */
         CHECK_INT(stats[1].accepted, i);
         dd_store_release(store);
     }
@@ -1064,7 +1065,7 @@ TEST(joining)
     CHECK(dd_tcp_store_is_server(store));
     CHECK_INT(dd_tcp_store_port(store), dd_tcp_server_port(server));
     CHECK_BYTES(dd_bytes_of_string(dd_tcp_store_host(store)), BYTES("127.0.0.1"));
-    /* The join key is nobody's key, but it counts, as in PyTorch. */
+    /* The join key is not listed, but it is counted, as in PyTorch. */
     dd_blob_list keys = {0};
     CHECK_OK(dd_store_list_keys(store, &keys, &wait, check_err()));
     CHECK_INT(keys.count, 0);
@@ -1074,7 +1075,7 @@ TEST(joining)
     dd_store_release(store);
 }
 
-/* --- limits -------------------------------------------------------------------------------------------------- */
+/* --- limits ----------------------------------------------------------------------------------- */
 
 TEST(limits_of_the_server_are_named)
 {
@@ -1109,7 +1110,7 @@ TEST(limits_of_the_server_are_named)
     dd_tcp_server_release(server);
 }
 
-/* --- forks --------------------------------------------------------------------------------------------------- */
+/* --- forks ------------------------------------------------------------------------------------ */
 
 TEST(forked_child_leaves_the_parents_store_alone)
 {
@@ -1139,7 +1140,7 @@ TEST(forked_child_leaves_the_parents_store_alone)
     dd_tcp_server_release(server);
 }
 
-/* --- no memory ----------------------------------------------------------------------------------------------- */
+/* --- failed allocations ----------------------------------------------------------------------- */
 
 static dd_status
 call_any(dd_store *store, int which, dd_error *err)
@@ -1208,7 +1209,7 @@ call_any(dd_store *store, int which, dd_error *err)
     return status;
 }
 
-/* In a child of its own: the server's allocations are not to fail. */
+/* Run in a separate child: the server's allocations must not fail. */
 static void
 fail_every_allocation(uint16_t port)
 {
@@ -1223,7 +1224,7 @@ fail_every_allocation(uint16_t port)
             (void)dd_mem_fail_after(nth);
             dd_status status = call_any(store, calls[i], check_err());
             has_failed = dd_mem_fail_after(-1) > nth;
-            /* A failure while a time-out is explained takes only from its text. */
+            /* An allocation failure while a timeout is described only shortens its text. */
             if (!CHECK(status == expected || (has_failed && status == DD_OUT_OF_MEMORY))) {
                 fprintf(stderr, "    call %d, allocation %ld: %s\n", calls[i], nth, check_message());
             }

@@ -8,7 +8,7 @@
 typedef struct clock_case {
     dd_timer_set set;
     dd_timer timers[NTIMERS];
-    int order[2 * NTIMERS]; /* in which they were due */
+    int order[2 * NTIMERS]; /* order in which they expired */
     int ndue;
 } clock_case;
 
@@ -41,7 +41,7 @@ TEST(timers_are_due_in_the_order_of_their_times)
     dd_timer_start(&self.set, &self.timers[0], 300);
     dd_timer_start(&self.set, &self.timers[1], 100);
     dd_timer_start(&self.set, &self.timers[2], 200);
-    dd_timer_start(&self.set, &self.timers[3], 100); /* after the one that was set before it */
+    dd_timer_start(&self.set, &self.timers[3], 100); /* after the timer that was set before it */
     CHECK_INT(dd_timer_set_next_ns(&self.set), 100);
     dd_timer_set_run(&self.set, 99);
     CHECK_INT(self.ndue, 0);
@@ -70,7 +70,7 @@ TEST(timers_can_be_moved_and_cleared)
     CHECK_INT(self.ndue, 0);
 }
 
-/* The first clears the second, moves the third and starts itself again; all were due. */
+/* The first timer clears the second, moves the third and restarts itself; all were due. */
 static void
 meddle(dd_timer *timer)
 {

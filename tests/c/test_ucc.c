@@ -37,7 +37,7 @@ run(int size, void (*body)(team_rank *self), void *arg)
     team_run(&options, body, arg);
 }
 
-/* ---- all goes well */
+/* ---- success */
 
 static void
 call_some(team_rank *self)
@@ -48,7 +48,7 @@ call_some(team_rank *self)
         CHECK_OK(team_barrier(self->group));
     }
     CHECK_INT(dd_group_count_carried(self->group), 40);
-    CHECK(team_check_sum(self->group)); /* of FLOAT32, which goes by the library as well */
+    CHECK(team_check_sum(self->group)); /* the sum of FLOAT32 also uses the library */
 }
 
 TEST(nothing_is_left_of_a_group_that_ends_well)
@@ -60,10 +60,10 @@ TEST(nothing_is_left_of_a_group_that_ends_well)
     CHECK_INT(plain_ucc_live.ncontexts, 0);
     CHECK_INT(plain_ucc_live.nteams, 0);
     CHECK_INT(plain_ucc_live.nrequests, 0);
-    CHECK_INT(plain_ucc_live.nlibs, 1); /* lives as long as the process */
+    CHECK_INT(plain_ucc_live.nlibs, 1); /* kept until the process exits */
 }
 
-/* ---- the library does not open */
+/* ---- failures to open the library */
 
 static void
 check_unopened(const char *words)
@@ -121,7 +121,7 @@ TEST(opening_without_memory)
     CHECK(count > 2);
 }
 
-/* ---- no team */
+/* ---- failed creation of a team */
 
 static void
 fail_to_be_carried(team_rank *self)
@@ -147,12 +147,12 @@ TEST(each_step_of_making_a_team_fails)
         plain_ucc.failure = DD_UCC_ERR_NO_MEMORY;
         run(2, fail_to_be_carried, (void *)(uintptr_t)functions[i]);
         CHECK_INT(plain_ucc_live.nconfigs, 0);
-        plain_ucc_end_contexts(); /* which call for a last exchange */
+        plain_ucc_end_contexts(); /* these need a last exchange */
         CHECK_INT(plain_ucc_live.ncontexts, 0);
     }
 }
 
-/* The other rank is in an exchange of UCC's then, and says what the group has told it. */
+/* The other rank is inside an exchange of UCC, and reports the failure that the group has sent. */
 TEST(one_rank_fails_while_the_other_exchanges)
 {
     static const char name[] = "ucc_context_create";
@@ -179,7 +179,7 @@ TEST(a_team_that_is_never_made)
     run(2, wait_in_vain, NULL);
 }
 
-/* ---- the caller wants out, while the other rank does not come to the exchange */
+/* ---- the caller interrupts, while the other rank does not join the exchange */
 
 static atomic_bool is_enough;
 
@@ -190,7 +190,7 @@ wants_out(void *ctx)
     return atomic_load(&is_enough);
 }
 
-/* What a context is made of: the rank's own number, and room for all. */
+/* The data for a context: the rank's own number, and the numbers of all ranks. */
 typedef struct lone_exchange {
     uint32_t own;
     uint32_t all[2];
@@ -216,7 +216,7 @@ leave_an_exchange(team_rank *self)
         CHECK_INT(calls.req_free(request), DD_UCC_OK);
     }
     team_rendezvous(self, "left");
-    /* Its memory is nobody's any more: the group has ended. */
+    /* Its memory is no longer used: the group has ended. */
     CHECK_STATUS(team_barrier(self->group), DD_ABORTED);
     CHECK_CONTAINS(check_message(), "interrupted in the making of a team of UCC");
 }
@@ -228,7 +228,7 @@ TEST(an_exchange_that_the_caller_leaves)
     run(2, leave_an_exchange, NULL);
 }
 
-/* ---- without memory */
+/* ---- failed allocations */
 
 static void
 exchange_without_memory(team_rank *self)
@@ -237,7 +237,8 @@ exchange_without_memory(team_rank *self)
     dd_carrier *carrier = NULL;
     dd_status status = DD_OUT_OF_MEMORY;
     long count = 0;
-    REQUIRE_OK(dd_ucc_make(library, self->group, &carrier, &wait, check_err())); /* the group keeps buffers */
+    /* the group keeps buffers */
+    REQUIRE_OK(dd_ucc_make(library, self->group, &carrier, &wait, check_err()));
     dd_ucc_close(carrier, true);
     long before = dd_mem_count_blocks();
     for (; status == DD_OUT_OF_MEMORY && count < 200; count++) {
@@ -251,7 +252,7 @@ exchange_without_memory(team_rank *self)
         dd_ucc_close(carrier, true);
     }
     CHECK_INT(plain_ucc_live.nconfigs, 0);
-    /* Each context keeps the memory that it may call. The group's pool keeps a second call if it has lent two. */
+    /* Each context keeps its callback data. The group's pool may keep a second call. */
     CHECK(dd_mem_count_blocks() <= before + plain_ucc_live.ncontexts + 1);
     plain_ucc_end_contexts();
 }
@@ -292,7 +293,7 @@ TEST(calls_that_fail)
         plain_ucc_reset();
         run(2, fail_in_a_call, (void *)(uintptr_t)&scripts[i]);
         CHECK_INT(plain_ucc_live.nrequests, 0);
-        CHECK_INT(plain_ucc_live.ncontexts, 2); /* where they are: the others may be in them */
+        CHECK_INT(plain_ucc_live.ncontexts, 2); /* not destroyed: other ranks may be using them */
     }
 }
 
@@ -327,7 +328,7 @@ leave_what_is_done(team_rank *self)
     REQUIRE_OK(dd_ucc_make(library, self->group, &carrier, &wait, check_err()));
     REQUIRE_OK(carrier->ops->start(carrier, &barrier, &carried, check_err()));
     CHECK_INT(plain_ucc_live.nrequests, 1);
-    /* Somebody else's progress has brought it to its end. */
+    /* Progress made by another caller has completed it. */
     const dd_ucc_carrier *ours = (const dd_ucc_carrier *)carrier;
     CHECK_INT(ours->lib->api.ucc_context_progress(ours->context), DD_UCC_OK);
     CHECK(carrier->ops->cancel(carrier, &carried));
@@ -355,7 +356,7 @@ end_with_an_error(team_rank *self)
     team_rendezvous(self, "fails from now on");
 }
 
-/* The context would end connections that the others still use. */
+/* Destroying the context would close connections that other ranks still use. */
 TEST(a_team_that_does_not_end_keeps_its_context)
 {
     static const char *const functions[] = {"ucc_collective_post", "ucc_team_destroy"};

@@ -1,4 +1,5 @@
-/* The monitor: two or three of them, each a rank with a recorder of its own, over one store; steps are made by hand. */
+/* The monitor: two or three monitors, each a rank with its own recorder, over one store; the test
+ * runs their steps. */
 #include "check.h"
 
 #include "insight.h"
@@ -31,14 +32,14 @@ typedef struct rank_rig {
     dd_store *store;
     uint64_t id;
     char dump_path[160];
-    /* what was asked of the host */
+    /* requests to the host */
     int ndied;
     char death[1200];
-    /* what was asked of the group */
+    /* requests to the group */
     int nfailed;
     int nreleased;
     dd_error cause;
-    /* the watchdog's */
+    /* the watchdog's heartbeat */
     uint64_t beat;
 } rank_rig;
 
@@ -47,13 +48,13 @@ typedef struct rig {
     dd_store *store;
     int size;
     rank_rig ranks[MAX_RANKS];
-    /* of all monitors that are made */
+    /* for all monitors */
     dd_monitor_options options;
     bool is_device;
     bool is_fatal;
 } rig;
 
-/* Of the process: the thread that asks may outlive a rank. */
+/* Global, because the thread that queries the interpreter may outlive a rank. */
 static atomic_int nasked;
 static atomic_bool is_mute; /* the interpreter does not answer */
 
@@ -61,7 +62,7 @@ static void
 await_interpreter(void)
 {
     atomic_fetch_add(&nasked, 1);
-    dd_wait wait = dd_wait_after(DD_NEVER_NS); /* the alarm of the test bounds it */
+    dd_wait wait = dd_wait_after(DD_NEVER_NS); /* limited by the alarm of the test */
     while (atomic_load(&is_mute)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
@@ -127,7 +128,7 @@ open_rank(rig *r, int number)
     CHECK_OK(dd_monitor_create(&options, &rank->monitor, check_err()));
 }
 
-/* Its store is a view of its own, as it is in another process. */
+/* Add a rank to the group. Its store is a separate view, as in another process. */
 static void
 join_rank(rig *r, int number)
 {
@@ -191,7 +192,7 @@ raise_on(rig *r, int number, dd_status code)
     dd_recorder_raise_alarm(r->ranks[number].group, DD_NO_RECORD, &error);
 }
 
-/* The report of a rank, until the next call. */
+/* Return the report of a rank, valid until the next call. */
 static const char *
 report_of(rig *r, int number)
 {
@@ -236,7 +237,7 @@ TEST(a_failure_is_dumped_and_told)
     CHECK_CONTAINS(report_of(&r, 0),
                    "group \"g\" (nccl) has failed on rank 0: all_reduce 7 timed out after 1 s");
     CHECK_CONTAINS(report_of(&r, 0), r.ranks[0].dump_path);
-    CHECK_INT(r.ranks[0].nfailed, 0); /* it knows */
+    CHECK_INT(r.ranks[0].nfailed, 0); /* it already knows of the failure */
 
     dd_monitor_step(r.ranks[1].monitor);
     CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 1);
@@ -247,7 +248,7 @@ TEST(a_failure_is_dumped_and_told)
     CHECK_INT(r.ranks[1].cause.blamed.rank, 0);
     CHECK_CONTAINS(r.ranks[1].cause.message, "rank 0 failed: all_reduce 7 timed out after 1 s");
 
-    /* once, and not of its own signal either */
+    /* the dump happens once, and not for its own signal */
     raise_on(&r, 1, DD_OP_TIMED_OUT);
     for (int i = 0; i < 3; i++) {
         dd_monitor_step(r.ranks[0].monitor);
@@ -255,7 +256,8 @@ TEST(a_failure_is_dumped_and_told)
     }
     CHECK_INT(r.ranks[1].nfailed, 1);
     CHECK_INT(r.ranks[0].nfailed, 0);
-    CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 1); /* of a burst, the first */
+    /* only the first of several signals causes a dump */
+    CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 1);
     CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 1);
     close_rig(&r);
 }
@@ -330,7 +332,7 @@ TEST(failures_of_devices_are_dumped_where_others_are_not)
         open_rank(&r, i);
         join_rank(&r, i);
     }
-    raise_on(&r, 1, DD_ABORTED); /* somebody wanted it */
+    raise_on(&r, 1, DD_ABORTED); /* an abort on request is not dumped */
     dd_monitor_step(r.ranks[1].monitor);
     CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 0);
     raise_on(&r, 0, DD_BACKEND);
@@ -360,7 +362,7 @@ TEST(a_process_dies_only_where_that_is_wanted)
     close_rig(&r);
 }
 
-/* ---- what others write is user input */
+/* ---- signals of other ranks are untrusted input */
 
 TEST(signals_that_make_no_sense)
 {
@@ -386,7 +388,7 @@ TEST(four_bytes_are_an_error_without_a_reason)
     close_rig(&r);
 }
 
-/* ---- dumps that are asked for */
+/* ---- dumps on request */
 
 TEST(a_dump_is_asked_for)
 {
@@ -498,7 +500,7 @@ TEST(a_pipe_that_cannot_be_made)
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
         dd_sys_fault fault = {.call = calls[i], .error_number = EACCES};
         dd_monitor *monitor;
-        CHECK(mkfifo(path, 0600) == 0); /* one of a process before goes in any case */
+        CHECK(mkfifo(path, 0600) == 0); /* a leftover of an earlier process is always removed */
         dd_sys_fail_call(&fault);
         CHECK_STATUS(dd_monitor_create(&r.options, &monitor, check_err()), DD_SYSTEM);
         dd_sys_fail_call(NULL);
@@ -519,7 +521,7 @@ take_a_while(void)
     atomic_store(&has_woken, true);
 }
 
-/* A file system that hangs, and in the end fails. */
+/* A file system that hangs, and finally fails. */
 TEST(a_dump_that_takes_too_long)
 {
     rig r;
@@ -547,7 +549,7 @@ TEST(a_dump_that_cannot_be_written)
 {
     rig r;
     open_rig(&r, 1);
-    CHECK(mkdir(r.ranks[0].dump_path, 0700) == 0); /* where the file should go */
+    CHECK(mkdir(r.ranks[0].dump_path, 0700) == 0); /* occupies the file's path */
     raise_on(&r, 0, DD_OP_TIMED_OUT);
     dd_monitor_step(r.ranks[0].monitor);
     CHECK_CONTAINS(report_of(&r, 0), "no dump could be written: ");
@@ -592,7 +594,7 @@ TEST(a_heartbeat_that_stands_still)
         dd_monitor_step(rank->monitor); /* nothing to watch */
     }
     for (rank->beat = 1; rank->beat < 4; rank->beat++) {
-        dd_monitor_step(rank->monitor); /* moves */
+        dd_monitor_step(rank->monitor); /* the heartbeat changes */
     }
     CHECK_INT(rank->nfailed, 0);
     for (int i = 0; i < 3; i++) {
@@ -634,7 +636,8 @@ TEST(an_interpreter_that_does_not_answer)
     CHECK_INT(atomic_load(&(rank->monitor)->ndumps), 1);
     CHECK_CONTAINS(report_of(&r, 0), " s by another thread, and still is: Python stands still");
     CHECK_LACKS(report_of(&r, 0), "free again");
-    dd_monitor_request_dump(rank->monitor); /* another report does not ask again */
+    /* another report does not query the interpreter again */
+    dd_monitor_request_dump(rank->monitor);
     dd_monitor_step(rank->monitor);
     CHECK_LACKS(report_of(&r, 0), "free again");
     atomic_store(&is_mute, false);
@@ -648,7 +651,7 @@ TEST(an_interpreter_that_does_not_answer)
     close_rig(&r);
 }
 
-/* ---- who is where */
+/* ---- positions of the ranks */
 
 TEST(the_report_names_who_did_not_call)
 {
@@ -834,7 +837,7 @@ TEST(a_thread_that_comes_to_it_after_the_stop_touches_nothing)
     join_rank(&r, 0);
     raise_on(&r, 0, DD_OP_TIMED_OUT);
     int64_t start_ns = dd_clock_now_ns();
-    dd_monitor_stop(r.ranks[0].monitor, 3600 * DD_NS_PER_S); /* waits for nobody */
+    dd_monitor_stop(r.ranks[0].monitor, 3600 * DD_NS_PER_S); /* returns without waiting */
     dd_monitor_run(r.ranks[0].monitor);
     CHECK(dd_clock_now_ns() - start_ns < check_slow() * 5 * DD_NS_PER_S);
     CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 0);

@@ -1,4 +1,4 @@
-/* The bytes of the monitor's signals. */
+/* The encoding of the monitor's signals. */
 #include "check.h"
 
 #include "watch/signal.h"
@@ -28,7 +28,7 @@ TEST(an_error_there_and_back)
     CHECK_INT(heard.blamed.rank, 1);
     CHECK_CONTAINS(heard.message, "rank 1 failed: rank 2 is\\x09gone");
     for (size_t cut = 0; cut < len; cut++) {
-        dd_status wanted = cut == 4 ? DD_OK : DD_PROTOCOL; /* a rank alone */
+        dd_status wanted = cut == 4 ? DD_OK : DD_PROTOCOL; /* contains only the rank */
         CHECK_STATUS(dd_signal_decode_error(dd_bytes_of(bytes, cut), BYTES("g"), 3, &heard, check_err()),
                      wanted);
     }
@@ -45,7 +45,7 @@ TEST(an_error_of_the_longest_text)
     size_t len = dd_signal_encode_error(0, &cause, bytes);
     CHECK_INT(len, sizeof bytes);
     CHECK_OK(dd_signal_decode_error(dd_bytes_of(bytes, len), BYTES("g"), 1, &heard, check_err()));
-    CHECK_INT(heard.code, DD_BACKEND); /* no code that a peer may choose */
+    CHECK_INT(heard.code, DD_BACKEND); /* a peer may not choose this code */
 }
 
 TEST(a_state_there_and_back)
@@ -86,13 +86,13 @@ TEST(a_state_of_long_names)
     CHECK_INT(strlen(heard.name), DD_SIGNAL_NAME_MAX);
 }
 
-/* Any bytes: refused or made sense of, and never read beyond. */
+/* Arbitrary bytes must be rejected or decoded, without overreads. */
 TEST(noise)
 {
     srand(5);
     for (int round = 0; round < 20000; round++) {
         size_t len = (size_t)rand() % 300;
-        uint8_t *bytes = malloc(len + 1); /* exactly as long, for the sanitizer */
+        uint8_t *bytes = malloc(len + 1); /* exactly this size, for the sanitizer */
         REQUIRE(bytes != NULL);
         for (size_t i = 0; i < len; i++) {
             bytes[i] = (uint8_t)(rand() % 4 == 0 ? rand() : 0);

@@ -1,4 +1,4 @@
-/* Windows of groups of threads: data and signals, over memory that is shared and over messages. */
+/* Windows of groups of threads: data and signals, over shared memory and over messages. */
 #include "check.h"
 #include "core/thread.h"
 #include "leftovers.h"
@@ -12,7 +12,7 @@
 
 #define LARGEST ((size_t)3000001)
 
-/* Puts to the next rank, with a signal; reads from the one before. */
+/* Put to the next rank, with a signal; read from the previous rank. */
 static void
 pass_around(team_rank *self)
 {
@@ -31,7 +31,7 @@ pass_around(team_rank *self)
         CHECK_OK(window_put(&test, bytes, nbytes, (dd_window_target){.rank = next, .offset = offset}, 1));
         CHECK_OK(window_take(&test, previous, 1));
         window_check_filled(test.data + offset, i + (size_t)previous, nbytes);
-        /* The next rank has it now, too; here it is read back. */
+        /* The next rank also has the data now; read it back here. */
         CHECK_OK(window_signal(&test, previous, 2));
         CHECK_OK(window_take(&test, next, 2));
         memset(bytes, 0xee, nbytes + 1);
@@ -73,7 +73,7 @@ TEST(sizes_of_eight)
 
 /* ---- order */
 
-/* A signal finds everything in place that was put before it, whatever the sizes. */
+/* When a signal arrives, all data that was put before it must be in place, for any sizes. */
 static void
 press(team_rank *self)
 {
@@ -94,7 +94,7 @@ press(team_rank *self)
         CHECK_OK(window_take(&test, previous, 1));
         window_check_filled(test.data + 3, i, nbytes);
         window_check_filled(test.data + sizes[2] + 9, i, 1);
-        CHECK_OK(window_signal(&test, previous, 2)); /* it may be overwritten */
+        CHECK_OK(window_signal(&test, previous, 2)); /* the data may now be overwritten */
         CHECK_OK(window_take(&test, next, 2));
     }
     free(bytes);
@@ -130,7 +130,7 @@ take_or_send(void *arg)
     return NULL;
 }
 
-/* Threads of both sides on one word: each signal is taken once. */
+/* Threads of both sides use one signal word: each signal must be taken exactly once. */
 static void
 share_a_word(team_rank *self)
 {
@@ -176,7 +176,7 @@ signal_alone(team_rank *self)
             CHECK_OK(window_take(&test, 0, 3));
         }
     }
-    if (self->rank == 0) { /* the last one stays until it is taken */
+    if (self->rank == 0) { /* the last signal stays until it is taken */
         dd_wait wait = window_plenty();
         CHECK_OK(dd_window_signal_alone(test.window, 1, 5, &wait, check_err()));
         wait = dd_wait_after(20 * DD_NS_PER_MS);
@@ -197,7 +197,7 @@ TEST(signals_that_must_be_alone)
     window_run_everywhere(2, signal_alone);
 }
 
-/* ---- data that are moved within a window */
+/* ---- data that is moved within a window */
 
 static void
 shift(team_rank *self)
@@ -222,7 +222,7 @@ TEST(data_may_overlap)
     window_run_everywhere(2, shift);
 }
 
-/* ---- works, and what is in place */
+/* ---- works, and data in place */
 
 static void
 post_and_flush(team_rank *self)
@@ -245,9 +245,9 @@ post_and_flush(team_rank *self)
     }
     dd_wait wait = window_plenty();
     CHECK_OK(dd_window_flush(test.window, &wait, check_err()));
-    team_rendezvous(self, "flushed"); /* by other means than the window */
-    /* ThreadSanitizer cannot follow the flush through memory that is mapped twice. It sees that the own engine wrote
-     * these bytes earlier once this thread has held the engine's lock. */
+    team_rendezvous(self, "flushed"); /* synchronise without the window */
+    /* ThreadSanitizer cannot follow the flush through memory that is mapped twice. It sees that
+     * this rank's engine wrote these bytes earlier once this thread has held the engine's lock. */
     CHECK_OK(dd_window_flush(test.window, &wait, check_err()));
     for (int rank = 0; rank < self->size; rank++) {
         window_check_filled(test.data + (size_t)NBYTES * (size_t)rank, (uint64_t)rank, NBYTES);
@@ -269,9 +269,9 @@ TEST(works_and_flush)
     window_run_everywhere(3, post_and_flush);
 }
 
-/* ---- many */
+/* ---- many windows */
 
-/* Rank 0 counts while the other waits. */
+/* Count on rank 0 while the other rank waits. */
 static void
 count_alone(team_rank *self, const char *name, int counts[2])
 {
@@ -311,7 +311,8 @@ open_and_close(team_rank *self)
     }
     count_alone(self, "done", after);
     if (self->rank == 0) {
-        CHECK(after[0] <= before[0]); /* ports that nobody needs any more may still have been open at first */
+        /* at the first count, unused descriptors may still have been open */
+        CHECK(after[0] <= before[0]);
         CHECK_INT(after[1], before[1]);
     }
 }
@@ -321,7 +322,7 @@ TEST(windows_leave_nothing_behind)
     window_run_everywhere(2, open_and_close);
 }
 
-/* ---- a rank that is elsewhere */
+/* ---- a rank outside of calls */
 
 static int
 compare_times(const void *a, const void *b)
@@ -331,7 +332,7 @@ compare_times(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Rank 1 is in no call, but has been in one a moment ago. */
+/* Rank 1 is in no call, but was in one shortly before. */
 static void
 answer_from_elsewhere(team_rank *self)
 {
@@ -366,7 +367,7 @@ TEST(a_rank_in_no_call_answers_soon)
     window_run_everywhere(2, answer_from_elsewhere);
 }
 
-/* ---- who sleeps is woken */
+/* ---- sleeping waits are woken */
 
 enum { NWAKES = 15 };
 
@@ -389,11 +390,12 @@ sleep_for_signals(void *arg)
     return NULL;
 }
 
-/* One thread of rank 0 sleeps; another one has signals of its own meanwhile, which must not make the first miss its. */
+/* One thread of rank 0 sleeps; another thread receives its own signals, which must not make the
+ * first one miss its signal. */
 static void
 disturb_a_sleeper(team_rank *self)
 {
-    static sleeper shared; /* of rank 0; rank 1 says in it when it has signalled */
+    static sleeper shared; /* shared with rank 1, which stores the time of its signal */
     const bool *is_plain = self->arg;
     test_window test;
     dd_wait wait = window_plenty();

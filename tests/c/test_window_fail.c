@@ -1,4 +1,4 @@
-/* What goes wrong with windows. */
+/* Failures of windows. */
 #include "check.h"
 #include "core/mem.h"
 #include "failure_notices.h"
@@ -64,7 +64,7 @@ ask_for_nonsense(team_rank *self)
     CHECK_STATUS(dd_window_open(self->group, &options, &none, &wait, check_err()), DD_OUT_OF_MEMORY);
     CHECK_CONTAINS(check_message(), self->rank == 0 ? "rank 1 (" : "this rank");
     CHECK_CONTAINS(check_message(), "cannot open its part");
-    window_close(&test); /* which nothing of this has done any harm */
+    window_close(&test); /* none of this has damaged the window */
 }
 
 TEST(arguments_that_make_no_sense)
@@ -93,7 +93,7 @@ use_closed(team_rank *self)
         CHECK_INT(test.data[0], 7);
     } else {
         team_rendezvous(self, "closed");
-        CHECK_OK(window_take(&test, 1, 0)); /* said before */
+        CHECK_OK(window_take(&test, 1, 0)); /* signalled before the close */
         dd_window_target to = {.rank = 1};
         CHECK_STATUS(window_get(&test, bytes, 10, to), DD_CLOSED);
         CHECK_CONTAINS(check_message(), "rank 1 (");
@@ -104,7 +104,7 @@ use_closed(team_rank *self)
         CHECK_CONTAINS(check_message(), "rank 1 (");
         team_rendezvous(self, "tried");
     }
-    CHECK_OK(team_barrier(self->group)); /* the group does not mind */
+    CHECK_OK(team_barrier(self->group)); /* the group is not affected */
     window_drop(&test);
 }
 
@@ -113,7 +113,7 @@ TEST(a_window_that_is_closed)
     window_run_everywhere(2, use_closed);
 }
 
-/* Rank 1 gives up, and closes what it has. That shows in shared memory before rank 0 has heard why. */
+/* Rank 1 aborts, and closes its window. Rank 0 sees that in shared memory before the reason. */
 static void
 close_and_give_up(team_rank *self)
 {
@@ -122,11 +122,12 @@ close_and_give_up(team_rank *self)
     REQUIRE(window_open(self, 100, *is_plain, &test));
     dd_engine *engine = dd_group_engine(self->group);
     if (self->rank == 0) {
-        dd_engine_lock(engine); /* nobody listens */
+        dd_engine_lock(engine); /* so that rank 0 receives nothing */
         team_rendezvous(self, "deaf");
         team_rendezvous(self, "given up");
         dd_engine_unlock(engine);
-        if (dd_window_data(test.window, 1) != NULL) { /* else it goes by a note, which may still be sent */
+        /* else a message carries the signal, and may still be sent */
+        if (dd_window_data(test.window, 1) != NULL) {
             CHECK_STATUS(window_signal(&test, 1, 0), DD_ABORTED);
             CHECK_CONTAINS(check_message(), "aborted the group: no more");
         }
@@ -149,7 +150,7 @@ TEST(a_window_that_is_closed_for_a_reason)
     window_run_everywhere(2, close_and_give_up);
 }
 
-/* ---- waiting in vain */
+/* ---- waits that fail */
 
 static bool
 is_tired(void *ctx)
@@ -188,7 +189,7 @@ be_aborted(team_rank *self)
     const bool *is_plain = self->arg;
     test_window test;
     REQUIRE(window_open(self, 8, *is_plain, &test));
-    team_rendezvous(self, "open"); /* on the other rank, too */
+    team_rendezvous(self, "open"); /* also on the other rank */
     if (self->rank == 1) {
         doze(50 * DD_NS_PER_MS);
         dd_group_abort(self->group, "enough");
@@ -225,7 +226,7 @@ leave_early(team_rank *self)
         CHECK(dd_clock_now_ns() - start_ns < 2 * DD_NS_PER_S * check_slow());
         team_rendezvous(self, "left");
         if (dd_window_data(test.window, 1) != NULL) {
-            *(volatile uint8_t *)dd_window_data(test.window, 1) = 1; /* it is still there */
+            *(volatile uint8_t *)dd_window_data(test.window, 1) = 1; /* still mapped */
         }
     }
     window_drop(&test);
@@ -236,7 +237,7 @@ TEST(a_rank_that_leaves_ends_waits)
     window_run_everywhere(2, leave_early);
 }
 
-/* A put that does not get through is of the group's business when it closes; what is sent in the background is not held against it. */
+/* A put that cannot complete fails the close of the group; background sends must not. */
 static void
 leave_in_the_middle(team_rank *self)
 {
@@ -317,7 +318,7 @@ live(const mortals *shared, int rank)
     CHECK_OK(window_signal(&test, 1 - rank, 0));
     CHECK_OK(window_take(&test, 1 - rank, 0));
     if (rank == 1) {
-        CHECK_OK(window_take(&test, 0, 1)); /* until it is killed */
+        CHECK_OK(window_take(&test, 0, 1)); /* blocks until the process is killed */
         _exit(1);
     }
     outlive(&self, &test, shared);
@@ -352,15 +353,15 @@ TEST(a_process_that_dies_ends_waits)
     kill_one(true);
 }
 
-/* ---- a group that fails while a window is being opened */
+/* ---- a group that fails while a window is opened */
 
 typedef struct robbed {
     dd_group *group;
     int64_t began_ns;
-    int64_t aborted_ns; /* 0: not yet */
+    int64_t aborted_ns; /* 0 until the abort */
 } robbed;
 
-/* Once the cards have been exchanged, and descriptors are awaited. */
+/* Abort once the cards have been exchanged, and descriptors are awaited. */
 static bool
 abort_meanwhile(void *ctx)
 {
@@ -390,7 +391,8 @@ open_in_vain(team_rank *self)
     state.began_ns = dd_clock_now_ns();
     CHECK_STATUS(dd_window_open(self->group, &options, &window, &wait, check_err()), DD_ABORTED);
     int64_t now_ns = dd_clock_now_ns();
-    /* Nobody waits for descriptors until they are late; where this thread did not run in time, that cannot be told. */
+    /* The open must fail without waiting for descriptors until its timeout. If this thread ran
+     * late, the times prove nothing. */
     if (self->rank == 0 && CHECK(state.aborted_ns != 0) &&
         state.aborted_ns - state.began_ns < 150 * DD_NS_PER_MS) {
         CHECK(now_ns - state.aborted_ns < 250 * DD_NS_PER_MS * check_slow());
@@ -421,7 +423,7 @@ be_patient(team_rank *self)
         team_rendezvous(self, "tried");
         dd_engine_unlock(self->engine);
         CHECK_OK(window_take(&test, 0, 1));
-        window_check_filled(test.data, 4, NBYTES); /* what was given up has come all the same */
+        window_check_filled(test.data, 4, NBYTES); /* the abandoned data arrived */
     } else {
         uint8_t *bytes = malloc(NBYTES);
         team_rendezvous(self, "begin");
@@ -449,7 +451,7 @@ TEST(calls_that_are_given_up)
     window_run_everywhere(2, be_patient);
 }
 
-/* An interrupt leaves the window as it was; what was being put goes on. */
+/* An interrupt must not change the window; the put continues. */
 static void
 be_impatient(team_rank *self)
 {
@@ -498,7 +500,7 @@ fork_away(team_rank *self)
     test_window test;
     REQUIRE(window_open(self, 8, *is_plain, &test));
     if (self->rank == 0) {
-        dd_engine_lock(self->engine); /* as another thread may have it: for ever, in the child */
+        dd_engine_lock(self->engine); /* as if another thread held it; in the child, for ever */
         pid_t pid = fork();
         if (pid == 0) {
             uint8_t byte = 0;
@@ -526,7 +528,7 @@ TEST(a_forked_child)
     team_run(&options, fork_away, &is_plain);
 }
 
-/* ---- no memory */
+/* ---- failed allocations */
 
 typedef struct shortage {
     bool is_plain;

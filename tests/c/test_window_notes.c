@@ -1,4 +1,5 @@
-/* Windows by messages: notes that make no sense, data that come late, more questions than answers, and memory that is wanted back. */
+/* Windows over messages: malformed notes, late data, more gets than can be answered, and memory
+ * that must be returned. */
 #include "check.h"
 #include "group/internal.h"
 #include "window/window_internal.h"
@@ -13,7 +14,7 @@ hub_of(const dd_group *group)
     return (window_hub *)group->extension;
 }
 
-/* Takes no notes from now on: answers stay with whoever gives them. */
+/* Receive no more notes from this rank: its answers stay on the other side. */
 static void
 stop_taking(team_rank *self, int rank)
 {
@@ -22,13 +23,13 @@ stop_taking(team_rank *self, int rank)
     dd_engine_unlock(self->engine);
 }
 
-/* ---- notes that make no sense */
+/* ---- malformed notes */
 
 typedef struct bad_note {
-    const char *what; /* of the message that the receiver's group fails with */
+    const char *what; /* part of the message with which the receiver's group fails */
     dd_window_note note;
-    dd_signature numbers; /* instead of the note's; coll 0: none */
-    size_t nextra;        /* bytes with a note that has none */
+    dd_signature numbers; /* sent instead of the note's numbers, unless coll is 0 */
+    size_t nextra;        /* extra bytes, with a note that should have none */
 } bad_note;
 
 #define NONSENSE_NBYTES ((size_t)100)
@@ -66,7 +67,7 @@ note_sent(dd_message *message, const dd_error *error)
     atomic_store_explicit((atomic_bool *)message->owner, true, memory_order_release);
 }
 
-/* A message about windows that no window sends. */
+/* Return a message about windows that no window sends. */
 static dd_message
 raw_message(const team_rank *self, const dd_request *head, void *bytes, atomic_bool *is_sent)
 {
@@ -81,7 +82,7 @@ raw_message(const team_rank *self, const dd_request *head, void *bytes, atomic_b
                         .owner = is_sent};
 }
 
-/* How it ends is for the other side to judge. */
+/* Send the message; the other side checks the result. */
 static void
 send_raw(team_rank *self, const dd_request *head, void *bytes)
 {
@@ -94,7 +95,7 @@ send_raw(team_rank *self, const dd_request *head, void *bytes)
     CHECK_OK(dd_engine_wait(self->engine, &is_sent, &wait, check_err()));
 }
 
-/* What only a rank that is not one of ours would send. */
+/* Send a note that no dldist rank sends. */
 static void
 send_bad_note(team_rank *self, const bad_note *bad)
 {
@@ -137,9 +138,9 @@ TEST(notes_that_make_no_sense)
     }
 }
 
-/* ---- data that come late */
+/* ---- late data */
 
-/* The note of a put is here, and its data are not. */
+/* Return true once the note of a put has arrived, but not its data. */
 static bool
 is_awaiting_data(void *ctx)
 {
@@ -163,9 +164,10 @@ close_before_data(team_rank *self)
             .type = DD_WINDOW_PUT, .channel = DD_WINDOW_NO_CHANNEL, .window = 1, .nbytes = NBYTES});
         dd_message message = raw_message(self, &head, bytes, &is_sent);
         memset(bytes, 0xee, NBYTES);
-        CHECK_OK(window_put(&second, bytes, 1, (dd_window_target){.rank = 0}, 1)); /* there is a link now */
+        /* creates a link */
+        CHECK_OK(window_put(&second, bytes, 1, (dd_window_target){.rank = 0}, 1));
         team_rendezvous(self, "linked");
-        dd_engine_lock(self->engine); /* the head goes, and the data wait */
+        dd_engine_lock(self->engine); /* the head is sent, and the data waits */
         dd_context_post_send_locked(self->group->context, &message);
         team_rendezvous(self, "closed");
         dd_engine_unlock(self->engine);
@@ -187,7 +189,7 @@ close_before_data(team_rank *self)
     free(bytes);
 }
 
-/* They are not taken for those of the next put. */
+/* Late data must not be taken for the data of the next put. */
 TEST(data_of_a_window_that_was_closed_before_they_came)
 {
     team_options options = {.size = 2};
@@ -238,7 +240,7 @@ open_many_gets(team_rank *self, many_gets *many)
     return true;
 }
 
-/* Both at once: neither keeps the other from being answered. */
+/* Both ranks get at the same time: neither may block the other's answers. */
 static void
 get_many(team_rank *self)
 {
@@ -264,14 +266,14 @@ TEST(more_gets_than_are_answered_at_a_time)
     team_run_both(&options, get_many, NULL);
 }
 
-/* They end when their time is over, and what comes for them later is thrown away: what is left is as good as new. */
+/* The gets time out, and later answers are discarded; the window must stay usable. */
 static void
 get_many_in_vain(team_rank *self)
 {
     many_gets *many = calloc(1, sizeof *many);
     REQUIRE(many != NULL && open_many_gets(self, many));
     if (self->rank == 1) {
-        dd_engine_lock(self->engine); /* answers nobody */
+        dd_engine_lock(self->engine); /* blocks all answers */
         team_rendezvous(self, "deaf");
         team_rendezvous(self, "over");
         dd_engine_unlock(self->engine);
@@ -307,7 +309,7 @@ TEST(gets_that_are_answered_too_late)
     team_run_both(&options, get_many_in_vain, NULL);
 }
 
-/* ---- questions without end */
+/* ---- unlimited requests */
 
 enum { FLOOD_NBYTES = 4096, NFLOOD = 8 * WINDOW_ANSWERS_MAX };
 
@@ -317,14 +319,15 @@ is_full(void *ctx)
     return hub_of(ctx)->sources[1].is_full;
 }
 
-/* Rank 1 asks on and on, and takes nothing. So few answers are kept for it that it does no harm, and its notes stay in order. */
+/* Rank 1 keeps sending requests, and receives nothing. Only a few answers are stored for it, and
+ * its notes stay in order. */
 static void
 be_flooded(team_rank *self)
 {
     test_window test;
     REQUIRE(window_open(self, FLOOD_NBYTES, true, &test));
     dd_wait wait = window_plenty();
-    team_rendezvous(self, "open"); /* on the other rank, too */
+    team_rendezvous(self, "open"); /* also on the other rank */
     if (self->rank == 1) {
         stop_taking(self, 0);
         dd_request head = dd_window_note_encode(
@@ -354,7 +357,7 @@ TEST(questions_without_end)
     team_run_both(&options, be_flooded, NULL);
 }
 
-/* ---- memory that is wanted back */
+/* ---- memory that must be returned */
 
 static window_call *
 first_call(const window_hub *hub)
@@ -362,7 +365,8 @@ first_call(const window_hub *hub)
     return DD_CONTAINER_OF(hub->moving.next, window_call, link);
 }
 
-/* Nobody who wants the lock waits for more than a piece, of a put that is late and of a window that is closed while it answers. */
+/* A thread that needs the lock waits for at most one piece, of a put that is late, and of a window
+ * that is closed while it answers. */
 static void
 take_back(team_rank *self)
 {
@@ -376,7 +380,7 @@ take_back(team_rank *self)
     if (self->rank == 1) {
         window_fill(test.data, 6, NBYTES);
         team_rendezvous(self, "filled");
-        dd_engine_lock(self->engine); /* answers nobody, and is looked into */
+        dd_engine_lock(self->engine); /* blocks all answers; the test reads the memory */
         team_rendezvous(self, "deaf");
         team_rendezvous(self, "late");
         dd_engine_unlock(self->engine);
@@ -422,7 +426,8 @@ TEST(memory_is_taken_back_in_pieces)
     team_run_both(&options, take_back, NULL);
 }
 
-/* Rank 0 has asked for all that rank 1 has, and takes none of the answer before rank 1 has closed the window and wiped its memory. */
+/* Rank 0 has requested all of rank 1's memory, and receives the answer only after rank 1 has closed
+ * the window and cleared that memory. */
 static bool
 has_lent(void *ctx)
 {
@@ -444,7 +449,7 @@ close_and_answer(team_rank *self)
         window_fill(test.data, 6, NBYTES);
         team_rendezvous(self, "filled");
         team_rendezvous(self, "linked");
-        dd_engine_lock(self->engine); /* it answers nothing before rank 0 is deaf */
+        dd_engine_lock(self->engine); /* delays the answer until rank 0 receives nothing */
         team_rendezvous(self, "mute");
         team_rendezvous(self, "deaf");
         dd_engine_unlock(self->engine);
@@ -454,7 +459,7 @@ close_and_answer(team_rank *self)
         team_rendezvous(self, "closed");
     } else {
         team_rendezvous(self, "filled");
-        CHECK_OK(window_get(&test, bytes, 1, there)); /* there is a link now */
+        CHECK_OK(window_get(&test, bytes, 1, there)); /* creates a link */
         team_rendezvous(self, "linked");
         team_rendezvous(self, "mute");
         CHECK_OK(dd_window_post_get(test.window, (dd_block){bytes, NBYTES}, there, &team_no_options, &work,

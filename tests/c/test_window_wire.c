@@ -1,4 +1,4 @@
-/* The bytes of windows. */
+/* The wire format of windows. */
 #include "check.h"
 #include "window/window_wire.h"
 

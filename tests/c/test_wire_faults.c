@@ -1,5 +1,5 @@
-/* Whatever somebody on the way does to the bytes of an encrypted group: no rank takes a wrong value for a right one, none waits beyond its
- * time-out, and who is told of a failure is told between whom it was. */
+/* Bytes of an encrypted group are changed in transit: no rank may accept a wrong value or wait
+ * longer than its timeout, and errors must name the two ranks of the connection. */
 #include "check.h"
 #include "group_team.h"
 #include "wire_faults.h"

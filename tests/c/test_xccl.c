@@ -17,7 +17,7 @@
 
 static dd_carrier_library *library;
 
-/* ---- processes with a group each */
+/* ---- processes with one group each */
 
 static _Noreturn void
 be_rank(const char *path, int rank, int size, void (*body)(team_rank *self))
@@ -80,7 +80,8 @@ carry_well(team_rank *self)
 
 /* ---- calls */
 
-/* What oneCCL folds, in the types that reach it: sums and products of all that it knows, and the order of whole numbers. */
+/* Return true if oneCCL folds the case, in the type that reaches it: sums and products of all types
+ * that it knows, and minimum and maximum of integers. */
 static bool
 has(const coll_case *test)
 {
@@ -149,7 +150,7 @@ TEST(every_collective)
     }
 }
 
-/* ---- the library does not open */
+/* ---- failures to open the library */
 
 TEST(a_library_without_a_plug_in)
 {
@@ -180,7 +181,7 @@ TEST(opening_without_memory)
     CHECK(strcmp(library->name, "xccl") == 0 && strcmp(library->version, "2.2.15") == 0);
 }
 
-/* ---- no communicator */
+/* ---- failed creation of a communicator */
 
 static void
 fail_to_make_an_id(team_rank *self)
@@ -210,7 +211,7 @@ fail_to_join(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-/* The other one is in the library, which waits for this one, and is told by the group. */
+/* The other rank is inside the library, which waits for this one, and is notified by the group. */
 TEST(one_rank_cannot_join)
 {
     run_processes(2, fail_to_join);
@@ -226,7 +227,7 @@ join_too_late(team_rank *self)
     CHECK(!xccl_try_turn()); /* the library is still busy */
     plain_oneccl_let_go();
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
-    CHECK_OK(xccl_take_turn(&wait, check_err())); /* and gives it back in the end */
+    CHECK_OK(xccl_take_turn(&wait, check_err())); /* the turn is released in the end */
     CHECK_INT(plain_oneccl_calls("onecclCommDestroy"), 0);
 }
 
@@ -247,7 +248,7 @@ wait_for_a_turn(team_rank *self)
                    "rank, has been busy with another for 0.");
     CHECK_INT(plain_oneccl_calls("onecclCommInitRank"), 0);
     team_rendezvous(self, "too late");
-    CHECK(xccl_try_turn() == (self->rank == 0)); /* who had it has given it back */
+    CHECK(xccl_try_turn() == (self->rank == 0)); /* the rank that had the turn has released it */
 }
 
 TEST(another_communicator_is_being_made)
@@ -314,7 +315,7 @@ TEST(the_communicator_ends_with_its_group)
     run_processes(2, end_in_good_order);
 }
 
-/* Rank r's block is of r + 1 numbers: one broadcast for each. */
+/* Rank r's block has r + 1 numbers: one broadcast for each. */
 static dd_status
 gather_blocks(team_rank *self, dd_error *err)
 {
@@ -341,7 +342,8 @@ leave_a_call(team_rank *self)
     team_rendezvous(self, "too late");
     plain_oneccl_let_go();
     carry_doze(50 * DD_NS_PER_MS);
-    CHECK_INT(plain_oneccl_calls("onecclBroadcast"), 1); /* what it was in, and no more of it */
+    /* the broadcast that had started, and no further one */
+    CHECK_INT(plain_oneccl_calls("onecclBroadcast"), 1);
     dd_group_release(self->group);
     self->group = NULL;
     CHECK_INT(plain_oneccl_calls("onecclCommDestroy"), 0);

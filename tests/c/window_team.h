@@ -1,4 +1,5 @@
-/* Windows on a team: memory with bytes that every rank can tell by itself, and calls that wait long enough. */
+/* Windows on a team: memory whose bytes every rank can compute, and calls with generous
+ * timeouts. */
 #ifndef DD_TESTS_WINDOW_TEAM_H
 #define DD_TESTS_WINDOW_TEAM_H
 
@@ -13,11 +14,11 @@ typedef struct test_window {
     size_t nbytes;
 } test_window;
 
-/* With `is_plain`, over memory that is no region. */
+/* Open a window; with `is_plain`, over memory that is not a region. */
 bool window_open(team_rank *self, size_t nbytes, bool is_plain, test_window *test);
-/* After a barrier. */
+/* Close the window after a barrier. */
 void window_close(test_window *test);
-/* Lets it go as it is. */
+/* Release the window without closing it. */
 void window_drop(test_window *test);
 
 void window_fill(uint8_t *bytes, uint64_t seed, size_t nbytes);
@@ -30,8 +31,9 @@ dd_status window_get(const test_window *test, void *data, size_t nbytes, dd_wind
 dd_status window_signal(const test_window *test, int rank, int channel);
 dd_status window_take(const test_window *test, int rank, int channel);
 
-/* Runs `body`, whose arg says whether memory is plain, over shared memory; over messages because of the memory, because of TCP;
- * and over both, where rank 1 and rank 2 are like hosts of their own. */
+/* Run `body`, whose arg is true if memory is plain: over shared memory; over messages because of
+ * plain memory, and because of TCP; and over both, with rank 1 and rank 2 each as if on its own
+ * host. */
 void window_run_everywhere(int size, void (*body)(team_rank *self));
 
 #endif

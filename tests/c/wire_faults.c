@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
-/* The send that csrc/core/system.c calls (-Wl,--wrap). Tests send by sendto, which is not wrapped. */
+/* The send that csrc/core/system.c calls (-Wl,--wrap). Tests use sendto, which is not wrapped. */
 ssize_t __real_send(int fd, const void *data, size_t nbytes, int flags);
 ssize_t __wrap_send(int fd, const void *data, size_t nbytes, int flags);
 
@@ -57,7 +57,7 @@ is_tcp(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &len) == 0 && domain != AF_UNIX;
 }
 
-/* Does it to a send whose byte `at` is the one. */
+/* Inject the fault into a send whose byte `at` is the planned one. */
 static ssize_t
 do_mischief(int fd, const uint8_t *data, size_t nbytes, size_t at, int flags)
 {
