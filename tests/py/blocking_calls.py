@@ -1,7 +1,9 @@
-"""Every public call that can block, and how it is made to: what test_blocking_calls.py runs. No pytest here.
+"""Every public call that can block, and how to make it block. Used by test_blocking_calls.py,
+without pytest.
 
-A call is an expression that rank 0 evaluates while rank 1 does not take part. What it needs beside the world is made on both ranks
-before, and again for every call: an interrupt ends a group.
+A call is an expression that rank 0 evaluates while rank 1 does not take part. The objects that it
+needs besides the world are made on both ranks anew for each call, because an interrupt aborts a
+group.
 """
 
 import array
@@ -22,7 +24,8 @@ LOOPBACK = "127.0.0.1"
 TYPES = [_core.Store, _core.TCPStore, _core.FileStore, _core.HashStore, _core.PrefixStore, _core.Group, _core.Work, _core.Plan,
          _core.Window, _core.SharedArray, _core.ReduceOp, _core.Member, dldist.World, dldist.Window, dldist.Future]
 
-# What both ranks make before the call; rank 1 nothing else. `x` and `y` are small tensors, `xs` has one for each rank.
+# Objects that both ranks make before the call. Rank 1 makes nothing else. `x` and `y` are small
+# tensors; `xs` has one tensor per rank.
 NEEDS = {
     "g": "world.split([0, 1], timeout=60)",
     "pg": "dldist.new_group([0, 1], timeout=60)",
@@ -84,7 +87,8 @@ BLOCKING = {
     "World.send_object": "g.send_object(bytes(large), 1)",
     "World.recv_object": "g.recv_object(1)",
     "World.recv_object_with_source": "g.recv_object_with_source(1)",
-    # ---- memory of others; put, get and flush wait where there is no shared memory, for who does not answer
+    # ---- one-sided calls; without shared memory, put, get and flush wait for a rank that does not
+    # answer
     "Window.__init__": "_core.Window(g, bytearray(64))",
     "Window.put": "core_wide.put(large, 1)",
     "Window.get": "core_window.get(far_block, 1)",
@@ -101,7 +105,7 @@ BLOCKING = {
     "Store.wait": "store.wait(['absent'], 60)",
     "Store.multi_get": "store.multi_get(['absent'])",
     "Store.queue_pop": "store.queue_pop('absent', True, 60)",
-    "Store.barrier": "store.barrier(new_key(), 2, 60)",  # a barrier counts who has been interrupted, too
+    "Store.barrier": "store.barrier(new_key(), 2, 60)",  # a barrier also counts interrupted callers
     "Store.get of a HashStore": "_core.HashStore().get('absent', 60)",
     "Store.get of a FileStore": "_core.FileStore(file_place(), timeout=60).get('absent', 60)",
     "Store.get of a PrefixStore": "_core.PrefixStore('p', store).get('absent', 60)",
@@ -158,7 +162,7 @@ BLOCKING = {
     "functional.send": "functional.send(large, 1, group=pg)",
 }
 
-# Calls that wait for an answer of a store's server, which is stopped.
+# Calls that wait for a response of a store's server. The server is stopped.
 ASKING = {
     "Store.try_get": "frozen.try_get('k')",
     "Store.add": "frozen.add('k', 1)",
@@ -174,16 +178,19 @@ ASKING = {
     "Store.queue_push": "[frozen.queue_push('k', bytes(1 << 20)) for _ in range(64)]",
 }
 BLOCKING.update(ASKING)
-# Calls that wait for another process alone, which is stopped, where the two share no memory.
+# Calls that wait only for another process. That process is stopped, and the two share no memory.
 WITHOUT_SHARED_MEMORY = {"Window.put", "Window.get", "Window.flush", "c10d Window.put"}
 
-# The time after a signal in which a call ends, in seconds. An interrupted put copies its 64 MiB first: its memory is the caller's again.
+# The seconds within which a call must end after a signal. An interrupted put first copies its 64
+# MiB, because the caller owns its memory again.
 LIMITS_S = dict.fromkeys(BLOCKING, 0.1) | {"Window.put": 0.5, "c10d Window.put": 0.5}
 
-# Rank 1 makes these calls when rank 0 has been interrupted in them, and hears of that: they count in the order of the default world.
+# Rank 1 also makes these calls after rank 0 was interrupted in them, and receives the error: they
+# count in the order of the default world.
 HEARD_LATER = {"new_group", "new_subgroups", "new_subgroups_by_enumeration"}
 
-# Public and never waiting for anybody: what only looks, makes something of this process, starts something, or ends it at once.
+# Public calls that never wait: they query, create local objects, start an operation, or end it
+# without waiting.
 NOT_BLOCKING = {
     *(f"Group.{name}" for name in dir(_core.Group) if name.startswith("plan_")),
     *("Group." + name for name in "isend irecv batch_isend_irecv coalesce empty abort revoke memory_stats resume".split()),
@@ -206,7 +213,7 @@ NOT_BLOCKING = {
     set_debug_level_from_env set_log_level set_timeout supports_complex""".split(),
 }
 
-# Blocking, and tried elsewhere or by what they call; with the reason.
+# Blocking calls that are tested elsewhere or through the named calls; with the reason.
 ELSEWHERE = {
     "Group.__exit__": "close() or abort()",
     "World.__exit__": "close() or abort()",
@@ -223,7 +230,7 @@ ELSEWHERE = {
 
 
 def public_calls():
-    """The names of all that is public and can be called."""
+    """Return the names of all public callables."""
     names = set()
     for kind in TYPES:
         module = "c10d " if kind is dldist.Window else ""
@@ -294,7 +301,7 @@ def _file_place():
 
 
 def _prepare(code, names):
-    """What the expression needs, in the order of NEEDS: on both ranks."""
+    """Make the objects of NEEDS that the expression uses, in the order of NEEDS, on both ranks."""
     own = dict(names)
     words = set(re.findall(r"\w+", code))
     for name, how in NEEDS.items():
@@ -304,7 +311,7 @@ def _prepare(code, names):
 
 
 def take_no_part(channel, port):
-    """Rank 1: makes what a call needs, and then does nothing, or is stopped, until rank 0 goes on."""
+    """Run rank 1: make each call's objects, then stay idle or stopped until rank 0 continues."""
     world, names = _open(port, 1)
     server = dldist.TCPStore(LOOPBACK, 0, is_master=True)
     number = array.array("q", [server.port])
@@ -345,7 +352,7 @@ def _open(port, rank):
 
 
 class Interrupter(threading.Thread):
-    """Sends the main thread a signal whose handler returns, and, when that has run, one whose handler raises."""
+    """Send the main thread a signal whose handler returns and then one whose handler raises."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -365,7 +372,7 @@ class Interrupter(threading.Thread):
         raise KeyboardInterrupt
 
     def run(self):
-        time.sleep(0.06)  # longer than a slice: now it waits
+        time.sleep(0.06)  # longer than a slice, so the call is waiting now
         self.sent["note"] = time.monotonic()
         signal.pthread_kill(self.main.ident, signal.SIGUSR1)
         self.noted.wait(20)
@@ -375,9 +382,10 @@ class Interrupter(threading.Thread):
 
 
 def _try(code, names):
-    """How long the two signals took, and what became of the call."""
+    """Return the call's outcome and the time that it took to handle the two signals."""
     interrupter = Interrupter()
-    call = compile(code, "<call>", "eval")  # eval() of a text would have the process end by the signal, too
+    # eval() of a text would also let the signal end the process
+    call = compile(code, "<call>", "eval")
     outcome = None
     try:
         interrupter.start()
@@ -399,7 +407,8 @@ def _try(code, names):
 
 
 def interrupt_calls(channel, port, names_of_calls):
-    """Rank 0: {call: (outcome, seconds)}; the best of some tries, as the machine may have other things to do."""
+    """Run rank 0 and return {call: (outcome, seconds)}. The times are the best of several tries,
+    because of other load on the machine."""
     world, names = _open(port, 0)
     number = array.array("q", [0])
     world.recv(number, 1)

@@ -1,24 +1,25 @@
-"""Bad calls and what they raise: the table of test_c10d_bad_input.py, and of docs/c10d-differences.md."""
+"""Bad calls and the errors that they raise: the table of test_c10d_bad_input.py and
+docs/c10d-differences.md."""
 
 from typing import NamedTuple
 
 
 class Bad(NamedTuple):
-    """A call that has to raise: see c10d_workers.py for the names in it."""
+    """A call that must raise. c10d_workers.py defines the names in it."""
 
     call: str
     error: str
     """The exception's type, or one of its bases."""
     text: str
-    """A piece of what it says."""
+    """A part of the error's text."""
     on: tuple[int, ...] | None = None
-    """The ranks that make the call; all."""
+    """The ranks that make the call; None for all."""
     theirs: str | None = ""
-    """What torch raises, where that is something else; None: not run with torch."""
+    """torch's exception type if it differs, or None if the call is not run with torch."""
     why: str = ""
-    """Why they differ, or why torch is not asked."""
+    """The reason for the difference, or for not running torch."""
     also: str = ""
-    """The type that other releases or builds of torch raise."""
+    """The exception type of other releases or builds of torch."""
 
 
 ENDS_TORCH = "ends torch's process, or hangs it"
@@ -200,7 +201,8 @@ OPERATIONS = [
 GROUPS = [
     Bad("dist.all_reduce(f(1), group='x')", "ValueError", INVALID_GROUP),
     Bad("dist.barrier(group=3)", "ValueError", INVALID_GROUP),
-    Bad("dist.monitored_barrier(group=3)", "ValueError", INVALID_GROUP, also="AttributeError"),  # since 2.14
+    # torch raises AttributeError since 2.14
+    Bad("dist.monitored_barrier(group=3)", "ValueError", INVALID_GROUP, also="AttributeError"),
     Bad("dist.all_reduce(f(1), group=gone)", "RuntimeError", "is closed", theirs="nothing", why=CLOSED),
     Bad("dist.broadcast(f(1), 0, group=gone)", "ValueError", NOT_REGISTERED),
     Bad("dist.isend(f(1), other, group=gone)", "ValueError", NOT_REGISTERED),
@@ -272,7 +274,7 @@ BAD_CALLS = [*TENSORS, *LENGTHS, *RANKS, *OPERATIONS, *GROUPS, *OBJECTS]
 
 
 class Accepted(NamedTuple):
-    """A call that works here, and does not with torch."""
+    """A call that dldist accepts and torch rejects."""
 
     call: str
     theirs: str

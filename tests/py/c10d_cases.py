@@ -1,6 +1,8 @@
-"""What the ranks of test_c10d_calls.py run: functions of a rank and the size, called on every rank at the same time.
+"""Cases that the ranks of test_c10d_calls.py run: functions of a rank and the size, called on every
+rank concurrently.
 
-No pytest here: the children start sooner. The default world has two or three ranks.
+This module does not import pytest, so that the children start faster. The default world has two or
+three ranks.
 """
 
 import array
@@ -17,37 +19,37 @@ SHORT_S = 0.3
 
 
 class Cpu:
-    """The backend, and where tensors are; tests of other backends put one of their own in `backend`."""
+    """The backend and the device of the tensors. Tests of other backends replace `backend`."""
 
     name = "gloo"
     config = "cpu:gloo,cuda:gloo"
     device = "cpu"
-    to_the_end = ()  # what wait() wants to be told to wait on the host
+    to_the_end = ()  # wait() arguments that make it wait on the host
     has_scan = True
-    tells_others = True  # that a rank has given up, even if they ask later
+    tells_others = True  # ranks report that they aborted, even to a rank that calls later
 
     def make(self, code, values):
         return array.array(code, values)
 
     def sends_first(self, place):
-        """Whether a rank has to send before it receives, in a ring."""
+        """Return True if a rank of a ring must send before it receives."""
         return False
 
     def worlds(self, ranks):
-        """Groups that are not of the default world's names: one of all ranks, and one in this order."""
+        """Return two groups without c10d names: one of all ranks, and one in this order."""
         world = dist.default_world()
         return world, world.split(ranks)
 
     def settle(self, call, *args, **named):
-        """Calls it, and waits on the host."""
+        """Call it, and wait on the host."""
         assert call(*args, **named) is None
 
     def names_the_missing(self, call, rank):
-        """What a time-out says when this rank has not come."""
+        """Return the text that a timeout error must contain if this rank has not joined."""
         return f"rank {rank}"
 
     def end_failed(self, group):
-        """A group that has failed."""
+        """Destroy a failed group."""
         dist.destroy_process_group(group)
 
 
@@ -59,7 +61,7 @@ def f(*values):
 
 
 def values_of(rank, count=2):
-    """What a rank puts in."""
+    """Return a rank's input."""
     return f(*(10.0 * (rank + 1) + index for index in range(count)))
 
 
@@ -79,7 +81,7 @@ def raises(kind, text):
 
 @contextmanager
 def warns(kind, text):
-    """One warning, which points at the line of this file that made the call."""
+    """Expect one warning, at the line of this file that made the call."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         yield
@@ -90,7 +92,7 @@ def warns(kind, text):
 
 
 def end(result, is_async):
-    """A synchronous call has returned None, an asynchronous one a Work."""
+    """Check that a synchronous call returned None, or that an asynchronous one returned a Work."""
     if not is_async:
         assert result is None, result
         return
@@ -103,9 +105,10 @@ def end(result, is_async):
 
 
 def collectives(ranks, me, root, kind):
-    """Runs each collective among these ranks (in the group's order), with all that it is told by `how`; checks the results.
+    """Yield each collective among these ranks (in the group's order) with a check of its results.
 
-    `me` is the place of this rank in the group, `root` the one of the root; kind gives the arguments of the calls.
+    `me` is this rank's index in the group and `root` the root's; kind supplies the arguments of the
+    calls.
     """
     size, mine = len(ranks), ranks[me]
     everybody = [x for rank in ranks for x in values_of(rank)]
@@ -171,7 +174,7 @@ def collectives(ranks, me, root, kind):
 
 
 def run_collectives(ranks, me, group, is_world_rank, **how):
-    """All of them with this group. Roots are named by their rank in the default world or in the group."""
+    """Run all collectives with this group. Roots are ranks of the default world or of the group."""
     for root in range(len(ranks)):
 
         def kind(call, *args, **named):
@@ -209,7 +212,7 @@ def collectives_in_the_default_world(rank, size):
 
 
 def collectives_in_a_group_of_another_order(rank, size):
-    """Global ranks are those of the world, group ranks the places in the list."""
+    """Global ranks must be ranks of the world, and group ranks indexes in the list."""
     ranks = list(range(size))[::-1]
     group = dist.new_group(ranks, sort_ranks=False)
     assert dist.get_process_group_ranks(group) == ranks
@@ -222,7 +225,7 @@ def collectives_in_a_group_of_another_order(rank, size):
 
 
 def collectives_in_groups_of_our_own(rank, size):
-    """A World, and a Group: their ranks are their own, and the default world's mean nothing."""
+    """A World and a Group must number their ranks themselves, unlike the default world."""
     ranks = list(range(size))
     world, group = backend.worlds(ranks[::-1])
     assert isinstance(world, dist.Group) and isinstance(group, dist.Group)
@@ -238,7 +241,7 @@ def collectives_in_groups_of_our_own(rank, size):
 
 
 def works(rank, size):
-    """What asynchronous calls give back."""
+    """Asynchronous calls must return works with results and exceptions."""
     x = f(1, 2)
     work = dist.all_reduce(x, async_op=True)
     work.wait()
@@ -252,8 +255,9 @@ def works(rank, size):
 
 
 def late_message(rank, size):
-    """Who receives sees that nothing has come, and then that it has."""
-    dist.barrier()  # over NCCL, the first call of a group waits for the others, and the first message for its other side
+    """A receiver must be able to poll for a message: first it is missing, then it has arrived."""
+    # over NCCL, a group's first call waits for all ranks, and its first message for the peer
+    dist.barrier()
     if rank == 0:
         dist.send(f(0), 1, tag=98)
     elif rank == 1:
@@ -266,7 +270,7 @@ def late_message(rank, size):
         assert not late.is_completed()
         with raises(TimeoutError, ""):
             late.wait(datetime.timedelta(seconds=0.05))
-    dist.barrier(group)  # rank 0 does not send before that has been seen
+    dist.barrier(group)  # rank 0 does not send before rank 1 has checked
     if rank == 0:
         dist.isend(f(7), 1, tag=99).wait(*backend.to_the_end)
     elif rank == 1:
@@ -276,7 +280,7 @@ def late_message(rank, size):
 
 
 def coalesced_calls(rank, size):
-    """The deprecated calls for several tensors: all_reduce_coalesced, with one tensor and with several."""
+    """all_reduce_coalesced, which is deprecated, must work with one tensor and with several."""
     for is_async in (False, True):
         x, y = f(rank), f(rank, 1)
         with warns(FutureWarning, "`dldist.all_reduce_coalesced` is deprecated"):
@@ -292,7 +296,7 @@ def coalesced_calls(rank, size):
 
 
 def deprecated_names(rank, size):
-    """They do what they always did, and point at the line that should be changed."""
+    """Deprecated names must still work, and warn at the caller's line."""
     out = f(*[0] * size)
     for name in ("all_gather_into_tensor", "_all_gather_base"):
         with warns(FutureWarning, f"`dldist.{name}` is deprecated, please use `dldist.all_gather_single` instead"):
@@ -321,7 +325,7 @@ def deprecated_names(rank, size):
 
 
 def non_members(rank, size):
-    """Who is not in the group is warned at its own line, and nothing of it is touched."""
+    """A call by a non-member must warn at the caller's line and change nothing."""
     group = dist.new_group([0])
     is_member = rank == 0
     assert (group == dist.GroupMember.NON_GROUP_MEMBER) == (not is_member)
@@ -373,7 +377,8 @@ def non_members(rank, size):
 
 
 def messages(rank, size):
-    """Around a ring, in the default world and in a group of another order, by global ranks and by the group's."""
+    """Messages around a ring must arrive, in the default world and in a reordered group, by global
+    and by group ranks."""
     ranks = list(range(size))[::-1]
     backwards = dist.new_group(ranks, sort_ranks=False)
     for group, order in ((None, list(range(size))), (dist.group.WORLD, list(range(size))), (backwards, ranks)):
@@ -390,7 +395,7 @@ def messages(rank, size):
                 sent = dist.isend(values_of(rank), group=group, tag=3, **to)
             assert work.wait() is True and sent.wait() is True
             assert x.tolist() == values_of(order[before]).tolist()
-            assert work.source_rank() == before  # of the group, as c10d's
+            assert work.source_rank() == before  # a rank of the group, as in c10d
 
             y = f(0, 0)
             if place == 0:
@@ -404,7 +409,7 @@ def messages(rank, size):
 
 
 def any_source(rank, size):
-    """recv without a source returns the global rank of whoever has sent, and so it does in a group of another order."""
+    """recv without a source must return the sender's global rank, also in a reordered group."""
     ranks = list(range(size))[::-1]
     backwards = dist.new_group(ranks, sort_ranks=False)
     for group in (None, backwards):
@@ -428,7 +433,7 @@ def any_source(rank, size):
 
 
 def shorter_and_longer_messages(rank, size):
-    """A shorter one fills the beginning; a longer one is an error for its receiver."""
+    """A shorter message must fill the beginning; a longer one must be an error for its receiver."""
     if rank == 0:
         dist.send(f(1), 1)
         dist.send(f(1, 2, 3), 1)
@@ -442,7 +447,7 @@ def shorter_and_longer_messages(rank, size):
 
 
 def batches(rank, size):
-    """batch_isend_irecv: one work for each, in order, with peers in the default world or in the group."""
+    """batch_isend_irecv must return one work per operation, in order, for global or group ranks."""
     ranks = list(range(size))[::-1]
     backwards = dist.new_group(ranks, sort_ranks=False)
     for group, order in ((None, list(range(size))), (backwards, ranks)):
@@ -500,7 +505,7 @@ def coalescing(rank, size):
 
 
 def coalescing_in_a_group(rank, size):
-    """What is called with another group runs at once."""
+    """Calls with another group must run immediately."""
     ranks = list(range(size))[::-1]
     group = dist.new_group(ranks, sort_ranks=False)
     for own in (group, backend.worlds(ranks)[1]):
@@ -515,7 +520,7 @@ def coalescing_in_a_group(rank, size):
 
 
 def coalescing_that_goes_wrong(rank, size):
-    """Nothing runs when the block raises, and nothing of it is left behind."""
+    """If the block raises, nothing must run and nothing must stay recorded."""
     x = f(rank)
     with raises(KeyError, "stop"), dist._coalescing_manager():
         dist.all_reduce(x)
@@ -531,7 +536,7 @@ def coalescing_that_goes_wrong(rank, size):
 
 
 def coalescing_gives_illegal_works(rank, size):
-    """Calls with async_op give a work that can not be used before the block has ended."""
+    """Calls with async_op must return works that cannot be used before the block ends."""
     x = f(rank)
     with dist._coalescing_manager() as manager:
         work = dist.all_reduce(x, async_op=True)
@@ -549,11 +554,12 @@ def coalescing_gives_illegal_works(rank, size):
     assert out.tolist() == list(range(size)) and part.tolist() == [size * rank]
 
 
-# ---- time-outs
+# ---- timeouts
 
 
 def one_calls_timeout(rank, size):
-    """timeout= is of the call alone: who waits is told who has not come, and the group has failed for all."""
+    """timeout= must apply only to the call: a waiting rank gets an error that names the missing
+    rank, and the group fails on all ranks."""
     group = dist.new_group(list(range(size)))
     dist.all_reduce(f(1), group=group)
     if rank == 0:
@@ -576,7 +582,7 @@ def one_calls_timeout(rank, size):
 
 
 def messages_timeouts(rank, size):
-    """A message that nobody sends; who waits for it hears so, and the group goes on."""
+    """A receive without a sender must time out, and the group stay usable."""
     for seconds in (SHORT_S, datetime.timedelta(seconds=SHORT_S)):
         start = time.monotonic()
         with raises(TimeoutError, "recv"):
@@ -607,7 +613,8 @@ def barriers_timeout(rank, size):
 
 
 def monitored_barrier_names_the_missing(rank, size):
-    """Rank 0 says who has not come: the first, or all of them. In groups of their own, since they have failed then."""
+    """Rank 0's error must name the first missing rank, or all of them. Each case uses its own
+    group, because the group fails."""
     for wait_all, missing in ((False, "rank 1"), (True, "1, 2" if size > 2 else "1")):
         group = dist.new_group(list(range(size)))
         dist.monitored_barrier(group)
@@ -619,7 +626,7 @@ def monitored_barrier_names_the_missing(rank, size):
 
 
 def settings_of_a_group(rank, size):
-    """Time-outs of groups, and what is asked about them."""
+    """Timeouts of groups, and the queries for settings, must agree."""
     group = dist.new_group(list(range(size)), timeout=7, group_desc="mine")
     assert group.get_timeout() == datetime.timedelta(seconds=7)
     dist.set_timeout(datetime.timedelta(seconds=8), group)
@@ -632,12 +639,12 @@ def settings_of_a_group(rank, size):
         dist.get_backend(group)
 
 
-# ---- the long way: through the low-level calls of the process group, which are taken when there is a hook
+# ---- the slow path: the low-level calls of the process group, used if there is a hook
 
 
 @contextmanager
 def watched(group):
-    """The group with a hook, and the names of the operations that it has seen."""
+    """Yield the list of operation names that a hook of the group sees."""
     seen = []
     group.register_pre_hook(1, lambda told: seen.append(told.name))
     try:

@@ -1,4 +1,4 @@
-"""Processes in a default world that run many cases of the c10d tests; see c10d_workers.py."""
+"""Processes in a default world that run many cases of the c10d tests. See c10d_workers.py."""
 
 import inspect
 
@@ -10,13 +10,13 @@ START_TIMEOUT_S = 60.0  # some import PyTorch
 
 
 def names_of_cases(module):
-    """What ranks can be told to run: the functions of a rank and the size."""
+    """Return the names of the cases that ranks can run: the functions of a rank and the size."""
     functions = inspect.getmembers(module, inspect.isfunction)
     return [name for name, case in functions if list(inspect.signature(case).parameters) == ["rank", "size"]]
 
 
 class Team:
-    """`size` processes, each of which runs worker(channel, argument, port, rank, size)."""
+    """`size` processes that each run worker(channel, argument, port, rank, size)."""
 
     def __init__(self, worker, argument, size):
         self.children = procs.Group()
@@ -29,13 +29,13 @@ class Team:
             raise
 
     def run(self, command, timeout=CASE_TIMEOUT_S):
-        """Have all ranks run a command; gives what each replied."""
+        """Run a command on all ranks, and return the list of their replies."""
         for child in self.ranks:
             child.send(command)
         return [child.recv(timeout) for child in self.ranks]
 
     def close(self, is_silent=True):
-        """End them; with is_silent, they must not have written anything."""
+        """End the processes. With is_silent, check that they wrote no output."""
         try:
             for child in self.ranks:
                 child.send(None)
@@ -48,7 +48,7 @@ class Team:
 
 
 class Teams:
-    """A team that is made when first asked for, and anew after run() has failed or give_up() was called."""
+    """Start a team on first use, and a new one after run() failed or give_up() was called."""
 
     def __init__(self, *how, team_type=Team):
         self._how = how

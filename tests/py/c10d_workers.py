@@ -1,13 +1,15 @@
-"""What the ranks of the c10d tests run; see c10d_team.py. No pytest here: the children start sooner.
+"""Workers of the c10d tests' ranks. See c10d_team.py. Without pytest, so that the children start
+faster.
 
-A case is text that is evaluated on every rank at the same time, so that the same text can be run with dldist and with torch:
+A case is an expression that every rank evaluates concurrently. The same text can be run with dldist
+and with torch:
 
     dist        the library           me, other   this rank and, of two, the other one
     f(1, 2)     a tensor of float32   i(1, 2)     one of int64
     pair        a group of all ranks, in the opposite order
-    first       a group of rank 0 alone: on the others what new_group gives to those who are not in it
+    first       a group of only rank 0: on other ranks the result of new_group for non-members
     gone        a group that has been destroyed
-    GONE        what new_group gives to those who are not in a group
+    GONE        the result of new_group for non-members
 """
 
 import array
@@ -87,14 +89,14 @@ def names_for(library, rank, size):
 
 
 def check_usable(library, size):
-    """The default group still adds up: after a bad call nobody is out of step."""
+    """Check that an all_reduce of the default group is still correct after a bad call."""
     tensor = library.f(1, 2)
     library.dist.all_reduce(tensor)
     assert tensor.tolist() == [size, 2 * size], f"an all_reduce after the call gave {tensor.tolist()}"
 
 
 def evaluate(call, names):
-    """("value", its repr) or ("error", its description) of a call."""
+    """Evaluate a call; return ("value", its repr) or ("error", its description)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -104,7 +106,7 @@ def evaluate(call, names):
 
 
 def texts(channel, name, port, rank, size):
-    """Evaluates the calls that the parent names, until it names none."""
+    """Evaluate calls that the parent sends, until it sends None."""
     library = {"dldist": Ours, "torch": Torchs}[name]()
     dist = library.dist
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
@@ -128,7 +130,7 @@ def texts(channel, name, port, rank, size):
 
 
 def cases(channel, module_name, port, rank, size):
-    """Runs functions of a module, which get the rank, until the parent names none."""
+    """Run functions that the parent names, with the rank and size, until it sends None."""
     import importlib
 
     import dldist

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of carriers run: the cases of the other groups, in groups that a library carries."""
+"""Workers of the carrier tests: cases of other group tests, in groups over a carrier library."""
 
 import importlib
 import time
@@ -19,7 +19,7 @@ class Carried(c10d_cases.Cpu):
 
 
 def cases(channel, how, port, rank, size):
-    """Runs functions of a module of the c10d tests in a world of the backend, until the parent names none."""
+    """Run functions of a c10d test module in a world of the backend until the parent sends None."""
     module_name, backend = how
     module = importlib.import_module(module_name)
     module.backend = Carried(backend)
@@ -36,7 +36,7 @@ def cases(channel, how, port, rank, size):
 
 
 def init(backend, port, rank, size):
-    """MPI needs no store."""
+    """Initialise the default world. MPI needs no store."""
     if backend == "mpi":
         dldist.init_process_group("mpi", timeout=LIMIT_S)
     else:
@@ -46,7 +46,7 @@ def init(backend, port, rank, size):
 
 
 def member(channel, carrier, port, rank, size):
-    """Runs the cases of group_workers, and those of this module, in a World with the carrier."""
+    """Run the cases of group_workers and of this module in a World with the carrier."""
     return group_workers.serve(channel, open_world(carrier, port, rank, size), {**vars(group_workers), **globals()})
 
 
@@ -62,7 +62,7 @@ def open_world(carrier, port, rank, size, **options):
 
 
 def is_carried(group):
-    """Each kind of call goes by the library, and by nothing else."""
+    """Each kind of call must use the library, and no other transport."""
     one, all_ = group_workers.make("f", [1.0]), [group_workers.make("f", [0.0]) for _ in range(group.size)]
     calls = [
         lambda: group.barrier(),
@@ -84,7 +84,7 @@ def is_carried(group):
 
 
 def message_without_room(rank, size):
-    """In place of shorter_and_longer_messages of c10d_cases: the error names the room alone."""
+    """Replace c10d_cases.shorter_and_longer_messages: here the error names only the buffer size."""
     f = c10d_cases.f
     if rank == 0:
         dldist.send(f(1), 1)
@@ -99,7 +99,7 @@ def message_without_room(rank, size):
 
 
 def in_world(carrier):
-    """Groups of group_workers are carried from now on."""
+    """Make open_group of group_workers open groups over the carrier."""
     group_workers.open_group = lambda port, rank, size, **options: open_world(carrier, port, rank, size, **options)
 
 
@@ -119,7 +119,7 @@ def leaver(channel, carrier, port, rank, size, how):
 
 
 def strangers_to_each_other(channel, port, rank, size):
-    """Makes a group whose ranks MPI has not brought together."""
+    """Make a group of ranks that MPI did not start together."""
     store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
     try:
         dldist.World(store, rank, size, carrier="mpi", timeout=LIMIT_S)

@@ -1,4 +1,4 @@
-"""What every test gets: a deadline of its own, child processes that do not outlive it (deadlines.py), and a clean environment."""
+"""Give every test a deadline, child processes that end with it, and a clean environment."""
 
 import gc
 import importlib.util
@@ -20,7 +20,7 @@ SETTINGS = (
     "DLDIST_STUB_DEVICES DLDIST_STUB_DIR DLDIST_STUB_FAULTS DLDIST_STUB_INSTANT MASTER_ADDR MASTER_PORT RANK VLLM_NCCL_SO_PATH WORLD_SIZE "
     "TORCHELASTIC_USE_AGENT_STORE TORCH_DISTRIBUTED_DEBUG"
 ).split()
-# These take minutes and mostly wait: they begin, beside many short ones, instead of being waited for at the end.
+# These take minutes and mostly wait. They start first, to overlap with many short tests.
 FIRST = "test_torch_suite.py test_group_past_4_gib.py test_torch_suite_tools.py test_types.py".split()
 _lost_by_workers = []
 _network = "not needed"
@@ -36,7 +36,7 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session):
-    """Under LeakSanitizer: what the extension has lost in this process, or in one of pytest-xdist's, fails the run."""
+    """Fail the run if LeakSanitizer finds leaks of the extension, here or in an xdist worker."""
     if not leak_check.is_possible():
         return
     gc.collect()
@@ -51,7 +51,7 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    """pytest-xdist: a worker has ended, which is before the session does."""
+    """Collect a pytest-xdist worker's leaks. Called at the worker's end, before the session's."""
     _lost_by_workers.extend(getattr(node, "workeroutput", {}).get("lost", []))
 
 
@@ -68,12 +68,12 @@ def pytest_collection_modifyitems(items):
 
 
 def torch_missing():
-    """Why there is no torch to test against, or None."""
+    """Return the reason why torch cannot be tested, or None."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
     try:
         import torch.distributed
-    except Exception as error:  # a broken installation must not break the others' tests
+    except Exception as error:  # a broken installation must not break other tests
         return f"PyTorch cannot be imported: {error}"
     if not torch.distributed.is_available():
         return "this PyTorch has no torch.distributed"
@@ -86,6 +86,6 @@ def pytest_report_header():
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
-    """Settings of the caller's shell are not part of a test."""
+    """Remove the settings of the caller's shell."""
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)

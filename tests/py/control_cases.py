@@ -1,11 +1,12 @@
-"""A handler for a server of ours and one of torch's, and, as a program, the latter: `control_cases.py PATH`, until stdin ends."""
+"""A handler for a dldist server and for torch's. As a program, run torch's: `control_cases.py
+PATH`, until stdin ends."""
 
 import os
 import sys
 
 
 def case(request, response):
-    """The test says what to do in a parameter."""
+    """Handle a request. The parameter `what` selects the behaviour."""
     what = request.get_param("what")
     if what == "raise":
         raise ValueError("bad é")
@@ -32,7 +33,7 @@ def main():
     print("ready", flush=True)
     sys.stdin.read()
     del server
-    os._exit(0)  # torch's table of handlers outlives the interpreter, and ends with a fatal error
+    os._exit(0)  # at exit, torch's table of handlers outlives the interpreter and crashes
 
 
 if __name__ == "__main__":

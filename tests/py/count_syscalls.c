@@ -1,5 +1,6 @@
-/* count_syscalls FILE PROGRAM ARGUMENTS...: runs the program and counts its system calls into the file, a syscall_counter, which the
- * program can map. Ends as the program does; with 77 and a reason when counting is refused. */
+/* count_syscalls FILE PROGRAM ARGUMENTS...: run the program and count its system calls in the file,
+ * a syscall_counter, which the program can map. Exit with the program's status, or with 77 and a
+ * reason if counting is refused. */
 #include "syscall_counter.h"
 
 #include <errno.h>

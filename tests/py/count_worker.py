@@ -1,10 +1,10 @@
-"""Counts the system calls of operations between two ranks that are in this process, for test_counts.py.
+"""Count the system calls of operations between two ranks of this process, for test_counts.py.
 
     count_syscalls FILE python count_worker.py FILE STORE
 
-One thread makes all calls, so that the last rank finds everything there, whoever else wants the cores: rank 0 begins by a plan, or by
-isend and irecv, rank 1 makes the call that is counted, then rank 0 sees that it has ended. Prints {call: system calls of the cheapest of
-several rows, for each call}, as JSON.
+One thread makes all calls, so that the last rank never waits, however busy the cores are: rank 0
+begins with a plan, or with isend and irecv; rank 1 makes the counted call; then rank 0 ends its
+own. Print {call: system calls of one call in the cheapest block} as JSON.
 """
 
 import json
@@ -17,11 +17,12 @@ from array import array
 import dldist
 
 NBLOCKS, NCALLS = 30, 8
-FIELDS = 6  # tid, calls, wake-ups, sleeps, yields, the current call: see syscall_counter.h
+# tid, calls, wakeups, sleeps, yields, the current call: see syscall_counter.h
+FIELDS = 6
 
 
 class Counter:
-    """What this thread has called so far."""
+    """Read the counters of this thread."""
 
     def __init__(self, path):
         with open(path, "r+b") as file:
@@ -47,7 +48,7 @@ def open_pair(path):
 
 
 def collectives(first, second):
-    """{name: (how rank 0 begins it, how it ends it, the calls of rank 1)}"""
+    """Return {name: (how rank 0 begins it, how rank 0 ends it, the call of rank 1)}."""
     x, y, both, pair = array("d", [1.0]), array("d", [1.0]), array("d", [1.0, 2.0]), array("d", [0.0, 0.0])
     calls = {
         "barrier": (),
@@ -74,7 +75,7 @@ def messages(first, second):
 
 
 def count(counter, begin, end, call):
-    """System calls of a call: of the cheapest row, rounded up."""
+    """Return the system calls of one call in the cheapest block, rounded up."""
     least = None
     for _ in range(NBLOCKS):
         total = 0
@@ -100,7 +101,7 @@ def main():
     for name, begin, end, call in (*collectives(first, second), *messages(first, second)):
         found[name] = count(counter, begin, end, call)
     print(json.dumps(found), flush=True)
-    os._exit(0)  # two ranks that leave one after the other would wait for each other
+    os._exit(0)  # ranks that close one after the other would wait for each other
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What tests ask of the CUDA driver, the real one or the double of tests/stubs: one library, by ctypes."""
+"""Calls of the CUDA driver for tests, by ctypes: the real libcuda or the stub of tests/stubs."""
 
 import contextlib
 import ctypes
 
 
 class Driver:
-    """Calls of the driver `library`, which has been loaded with ctypes."""
+    """Calls of the driver `library`, loaded with ctypes."""
 
     def __init__(self, library):
         self.library = library
@@ -17,7 +17,7 @@ class Driver:
 
     @contextlib.contextmanager
     def on_device(self, device):
-        """The device's primary context is current; it is retained while this lasts."""
+        """Retain the device's primary context and make it current in the block."""
         context = ctypes.c_void_p()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         try:
@@ -44,7 +44,8 @@ class Driver:
             self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def order(self, earlier, later, device):
-        """What `later` gets from now on waits for what `earlier` holds now, as frameworks do it: by an event."""
+        """Make later work in `later` wait for the work that `earlier` holds now, with an event, as
+        frameworks do."""
         event = ctypes.c_void_p()
         with self.on_device(device):
             self.call("cuEventCreate", ctypes.byref(event), 2)
@@ -56,9 +57,11 @@ class Driver:
 
 
 class Graph:
-    """What is enqueued in `stream` while this is entered becomes a CUDA graph. The device's context must be current throughout.
+    """Capture the work enqueued in `stream` in the block as a CUDA graph. The device's context must
+    be current throughout.
 
-    `mode` says which calls of the driver the capture forbids: 0 everybody's, 1 this thread's, 2 none."""
+    `mode` selects the threads whose driver calls the capture restricts: 0 all, 1 this one, 2 none.
+    """
 
     def __init__(self, driver, stream, mode=0):
         self.driver, self.stream, self.mode = driver, ctypes.c_void_p(stream), mode

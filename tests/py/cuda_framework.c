@@ -1,5 +1,6 @@
-/* A framework with a GPU, as far as a communication library sees of one: tensors around memory of somebody else, exported by DLPack from C as
- * fast as real ones are, and a current stream for each thread and device. cuda_framework.py builds and dresses it. */
+/* The part of a GPU framework that a communication library uses: tensors around foreign memory,
+ * exported by DLPack from C as fast as in real frameworks, and a current stream per thread and
+ * device. cuda_framework.py builds it and makes the tensor types. */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -47,7 +48,7 @@ typedef struct exchange_api {
 
 typedef struct tensor {
     PyObject ob_base; /* PyObject_HEAD */
-    PyObject *owner;  /* of the memory */
+    PyObject *owner;  /* owns the memory */
     dl_tensor dl;
     int64_t shape[MAX_DIMS];
     int64_t strides[MAX_DIMS];

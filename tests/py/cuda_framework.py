@@ -1,10 +1,11 @@
-"""Fake frameworks with a GPU, each known to dldist by another sign, over the doubles of libcuda (nccl_stubs.py).
+"""Fake frameworks with a GPU, each recognised by dldist in another way, over the libcuda stub
+(nccl_stubs.py).
 
-    framework = cuda_framework.load()              # cuda_framework.c, compiled when need be
+    framework = cuda_framework.load()              # cuda_framework.c, compiled if needed
     x = framework.exchange(array)                  # a tensor around the memory of a CudaArray
     with framework.stream(0, handle): ...          # the framework's current stream on this thread
 
-What is compiled is as fast as real frameworks are: benchmarks/nccl.py uses it, too.
+The compiled part is as fast as real frameworks are. benchmarks/nccl.py also uses it.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ def _build():
 
 
 class Framework:
-    """Kinds of tensors, made from a CudaArray, that share one current stream for each device and thread."""
+    """Tensor types, made from a CudaArray, that share one current stream per device and thread."""
 
     def __init__(self, core):
         self.core = core
         self.here = threading.local()
 
         class ExchangeTensor(core.Tensor):
-            """Of a library with DLPack's C exchange API."""
+            """A tensor of a library with DLPack's C exchange API."""
 
             __module__ = "exchange_framework"
             __dlpack_c_exchange_api__ = core.EXCHANGE_API
 
         class TorchTensor(core.Tensor):
-            """Looks like torch's before it had the exchange API: known by the name of its module."""
+            """A tensor like torch's before the exchange API, recognised by its module name."""
 
             __module__ = "torch"
 
@@ -63,7 +64,7 @@ class Framework:
                 return False
 
         class TorchExchangeTensor(TorchTensor):
-            """Looks like torch's of today."""
+            """A tensor like current torch's."""
 
             __module__ = "torch"
             __dlpack_c_exchange_api__ = core.EXCHANGE_API
@@ -72,7 +73,8 @@ class Framework:
             __module__ = "cupy"
 
         class UnknownTensor(core.Tensor):
-            """Of a library whose stream nobody can ask for: it orders itself before the stream that it is given."""
+            """A tensor of a library whose current stream cannot be queried: __dlpack__ makes the
+            given stream wait for its own."""
 
             __module__ = "somebodys_framework"
 
@@ -85,7 +87,7 @@ class Framework:
                 return super().__dlpack__()
 
         class JaxArray(UnknownTensor):
-            """Never changes: what DLPack 0 does not say, DLPack 1 does."""
+            """An immutable array. DLPack 0 cannot express this; DLPack 1 can."""
 
             __module__ = "jaxlib._jax"
 
@@ -118,12 +120,13 @@ class Framework:
             self.here.device = before[1]
 
     def _current_stream(self, device_id=-1):
-        """As CuPy has it: -1 is the current device."""
+        """Return the current stream, as CuPy does; -1 is the current device."""
         device = device_id if device_id >= 0 else getattr(self.here, "device", 0)
         return types.SimpleNamespace(ptr=self.core.get_stream(device))
 
     def install_modules(self):
-        """torch and cupy as modules of this process: their streams are ours. For processes of their own."""
+        """Install fake torch and cupy modules that use this framework's streams. Only for dedicated
+        processes."""
         torch = types.ModuleType("torch")
         torch._C = types.ModuleType("torch._C")
         torch._C._cuda_getCurrentRawStream = self.core.get_stream
@@ -137,7 +140,7 @@ _loaded = []
 
 
 def load():
-    """The Framework of this process."""
+    """Return the Framework of this process."""
     if not _loaded:
         spec = importlib.util.spec_from_file_location("cuda_framework_core", _build())
         core = importlib.util.module_from_spec(spec)

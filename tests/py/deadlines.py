@@ -1,4 +1,4 @@
-"""A deadline for every test, and child processes that do not outlive it; for the conftest.py of a folder of tests.
+"""A deadline for every test, and child processes that end with it, for a conftest.py.
 
     from deadlines import deadline, procs
 
@@ -8,10 +8,11 @@
     def pytest_unconfigure():
         deadlines.end()
 
-    @pytest.mark.deadline(60)     # seconds; 30 when not given
+    @pytest.mark.deadline(60)     # seconds; 30 by default
 
-At the deadline the test fails, by an exception in the main thread. If even that does not end it (a call that does not look
-after signals), faulthandler writes all tracebacks some seconds later and ends the run.
+At the deadline an exception in the main thread fails the test. If the test still does not end (a
+call that does not check for signals), faulthandler writes all tracebacks some seconds later and
+ends the run.
 """
 
 import faulthandler
@@ -25,11 +26,11 @@ import pytest
 DEFAULT_DEADLINE_S = 30
 GRACE_S = 10
 stderr = None
-"""The run's own: pytest's capture would swallow what faulthandler writes to descriptor 2."""
+"""The run's own stderr: pytest's capture would swallow faulthandler's output to descriptor 2."""
 
 
 class DeadlineExceeded(BaseException):
-    """Not an Exception: no test may swallow it."""
+    """Raised at the deadline. Not an Exception, so that no test swallows it."""
 
 
 def begin(config):
@@ -44,11 +45,13 @@ def end():
 
 
 def take_all_signals():
-    """Restore signals that the process inherited as ignored or blocked, for tests and their children.
+    """Restore signals that the process inherited as ignored or blocked, for tests and their
+    children.
 
-    A shell script ignores SIGINT in what it starts with &, nohup ignores SIGHUP, and some launchers block signals.
+    A shell script ignores SIGINT in commands that it starts with &, nohup ignores SIGHUP, and some
+    launchers block signals.
     """
-    of_python = {signal.SIGPIPE, signal.SIGXFSZ}  # Python itself ignores them, and restores them for children
+    of_python = {signal.SIGPIPE, signal.SIGXFSZ}  # Python ignores them itself, but not in children
     for number in signal.valid_signals() - of_python:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

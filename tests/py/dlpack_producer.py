@@ -1,4 +1,4 @@
-"""Tensors by DLPack, made with ctypes: every field as the test wants it, and a count of calls of the deleter."""
+"""DLPack tensors made with ctypes, with any field values, and a count of deleter calls."""
 
 import ctypes
 
@@ -61,14 +61,15 @@ def capsule_name(capsule):
 
 
 def capsule(pointer, name, keep):
-    """`keep` holds the name, which a capsule only points to."""
+    """Make a capsule. `keep` holds its name, because a capsule only points to it."""
     text = ctypes.create_string_buffer(name.encode())
     keep.append(text)
     return _api.PyCapsule_New(pointer, ctypes.cast(text, ctypes.c_char_p), None)
 
 
 class Producer:
-    """An object with __dlpack__. A capsule that nobody consumes has no destructor: the test sees the count stay 0."""
+    """An object with __dlpack__. Its capsules have no destructor: for an unconsumed capsule the
+    count stays 0."""
 
     version = (1, 0)  # None: a capsule of DLPack 0
     knows_keywords = True
@@ -139,7 +140,8 @@ class Old(Producer):
 
 
 def exchange_type(base=Producer, version=(1, 3), fails=False):
-    """A class like `base` whose instances are exported by the C exchange API, and the table itself."""
+    """Make a class like `base` whose instances are exported by the C exchange API; return it with
+    the table."""
     keep = []
 
     @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p))

@@ -1,4 +1,4 @@
-"""What the ranks of test_encryption.py do; see procs.py."""
+"""Workers of the ranks of test_encryption.py. See procs.py."""
 
 import array
 import logging
@@ -28,7 +28,7 @@ def open_world(channel, rank, size, address):
 
 
 def everything(channel, rank, size, address):
-    """Sends the marker in all ways that there are."""
+    """Send the marker in every possible way."""
     store, world = open_world(channel, rank, size, address)
     text = MARKER * 40
     other = (rank + 1) % size
@@ -50,14 +50,14 @@ def everything(channel, rank, size, address):
 
 
 def everything_with_secret(channel, rank, size, address):
-    """The store is given the secret, and the environment has none."""
+    """Pass the secret to the store, with no secret in the environment."""
     given = dldist.TCPStore
     dldist.TCPStore = lambda *args, **options: given(*args, secret="a secret of the store", **options)
     return everything(channel, rank, size, address)
 
 
 def log(channel, rank, size, address):
-    """What is told of the cipher."""
+    """Return the log records about the cipher."""
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
@@ -74,7 +74,7 @@ def log(channel, rank, size, address):
 
 
 def meet(channel, rank, size, address):
-    """How making a world goes, where the ranks do not agree."""
+    """Make a world with ranks that do not agree; return the error."""
     try:
         _store, world = open_world(channel, rank, size, address)
     except dldist.DistError as error:
@@ -90,7 +90,7 @@ def meet_over_file(_channel, rank, size, path):
 
 
 def look_at_children(channel, rank, size, address):
-    """What programs that a rank starts find in their environment, before and after it has become one."""
+    """Return the DLDIST_SECRET of child processes, before and after this process becomes a rank."""
     show = [sys.executable, "-c", "import os; print(os.environ.get('DLDIST_SECRET'))"]
 
     def shown():

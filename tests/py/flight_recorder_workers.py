@@ -1,4 +1,5 @@
-"""What the ranks of the flight recorder's tests run; see test_flight_recorder.py. No pytest here: the children start sooner."""
+"""Workers of the flight recorder tests' ranks. See test_flight_recorder.py. Without pytest, so that
+the children start faster."""
 
 import array
 import time
@@ -14,7 +15,7 @@ def floats(*values):
 
 
 def every_operation(group):
-    """One call of each, in an order that is the same on every rank."""
+    """Call every operation once, in the same order on every rank."""
     size, root = group.size, group.rank == 0
     one, all_ = floats(1, 2), floats(*[0] * (2 * size))
 
@@ -42,7 +43,7 @@ def every_operation(group):
 
 
 def record_all(channel, port, rank, size, path):
-    """Every operation, and a dump in a file."""
+    """Call every operation, and write a dump."""
     store = dldist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
     with dldist.Group(store, rank, size, timeout=LIMIT_S) as group:
         every_operation(group)
@@ -52,7 +53,7 @@ def record_all(channel, port, rank, size, path):
 
 
 def send_and_receive(channel, port, rank, size, path):
-    """Messages alone: rank 0 sends, rank 1 receives, from whom it likes."""
+    """Exchange only messages: rank 0 sends, rank 1 receives from any source."""
     store = dldist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
     with dldist.Group(store, rank, size, timeout=LIMIT_S) as group:
         if rank == 0:
@@ -66,7 +67,7 @@ def send_and_receive(channel, port, rank, size, path):
 
 
 def send_between_collectives(channel, port, rank, size, path):
-    """all_reduce, a message, all_reduce, two messages, all_reduce."""
+    """Call all_reduce, one message, all_reduce, two messages, all_reduce."""
     store = dldist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
     with dldist.Group(store, rank, size, timeout=LIMIT_S) as group:
         for nmessages in range(3):
@@ -81,7 +82,7 @@ def send_between_collectives(channel, port, rank, size, path):
 
 
 def leave_one_out(channel, port, rank, size, path):
-    """The last rank does not come; the others time out."""
+    """Omit the last rank from a call, so that the other ranks time out."""
     store = dldist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
     group = dldist.Group(store, rank, size, timeout=LIMIT_S)
     group.all_reduce(floats(1))
@@ -98,7 +99,7 @@ def leave_one_out(channel, port, rank, size, path):
 
 
 def c10d_names(channel, port, rank, size):
-    """The default group and another one, by c10d's names."""
+    """Use the default group and another one, by c10d's names."""
     store = dldist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
     dldist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     group = dldist.new_group([1, 2], group_desc="mine")
@@ -110,7 +111,7 @@ def c10d_names(channel, port, rank, size):
 
 
 def settings(channel):
-    """What the environment has made of it."""
+    """Return the settings that the environment produced."""
     group = dldist.Group(None, 0, 1)
     for _ in range(5):
         group.all_reduce(floats(1))
@@ -125,7 +126,8 @@ def fail_settings(channel):
 
 
 def make_code(channel, count):
-    """Calls from code that is made for one call: the frames' names, every 500 calls and in the end."""
+    """Call from code compiled for one call; return the number of frame names after every 500 calls
+    and at the end."""
     group = dldist.Group(None, 0, 1)
     seen = []
     for i in range(count):
@@ -136,7 +138,7 @@ def make_code(channel, count):
 
 
 def after_fork(channel):
-    """A child has a recorder of its own."""
+    """A forked child must have its own recorder."""
     import os
 
     group = dldist.Group(None, 0, 1)
@@ -156,7 +158,7 @@ def after_fork(channel):
 
 
 def time_calls(channel, calls):
-    """Seconds of its core that so many small calls take."""
+    """Return the CPU time of `calls` small calls."""
     group = dldist.Group(None, 0, 1)
     tensor = floats(1)
     started = time.thread_time()

@@ -1,6 +1,6 @@
-"""What the ranks of test_functional.py run: each case on all ranks at the same time. No pytest here.
+"""Cases that the ranks of test_functional.py run concurrently. No pytest here.
 
-What is expected is computed with NumPy from what all ranks put in.
+NumPy computes the expected results from the inputs of all ranks.
 """
 
 import array
@@ -26,7 +26,7 @@ def member(channel, port, rank, size):
 
 
 class Opaque:
-    """An array of a library that dldist has never heard of: it has DLPack, and nothing else."""
+    """An array of a library unknown to dldist: it only has DLPack."""
 
     def __init__(self, content):
         self._content = content
@@ -42,12 +42,12 @@ class Opaque:
 
 
 class Library:
-    """How the tests make arrays of a library from NumPy's, and read them."""
+    """Conversions between NumPy arrays and the arrays of a library."""
 
     def __init__(self, name, dtype):
         self.name = name
         self.dtype = dtype
-        # Of array.array there is one dimension, and of what is not sliced one axis.
+        # array.array has one dimension; a type without slicing has one axis.
         self.is_flat = name in ("array", "bytes", "bytearray")
         self.axes = (0, 1) if name in ("numpy", "torch", "jax") else (0,)
 
@@ -88,7 +88,7 @@ class Library:
 
 
 def put_in(rank):
-    """What a rank gives; small, so that the results are exact in 16 bits."""
+    """Return a rank's input. Values are small, so that results are exact in 16 bits."""
     return (numpy.arange(24).reshape(4, 6) * 5 + rank * 3) % 7
 
 
@@ -96,7 +96,7 @@ def put_in(rank):
 
 
 def every_function(group, library, dtype):
-    """On arrays of a library; results are of its type, and the inputs are what they were."""
+    """Every function must work on a library's arrays, return its type, and not change inputs."""
     kind = Library(library, dtype)
     rank, n = group.rank, group.size
     given = [put_in(r).ravel() if kind.is_flat else put_in(r) for r in range(n)]
@@ -156,7 +156,7 @@ def scatter(group, kind, given):
 
 
 def uneven(group, kind):
-    """Rank r gives r + 1 rows, and sends rank k k + 1 rows."""
+    """Rank r contributes r + 1 rows, and sends k + 1 rows to rank k."""
     rank, n = group.rank, group.size
     given = [put_in(r).repeat(2, 0)[: r + 1] for r in range(n)]
     x = kind.make(given[rank])
@@ -188,7 +188,7 @@ def messages(group, kind, given):
 
 
 def odd_shapes(group):
-    """No axis, no elements, strides, and NumPy's scalars."""
+    """Zero dimensions, zero elements, strides and NumPy scalars must work."""
     n, rank = group.size, group.rank
     scalar = F.all_reduce(numpy.float32(rank + 1), group=group)
     assert type(scalar) is numpy.float32 and scalar == sum(range(n + 1))
@@ -216,7 +216,7 @@ def odd_shapes(group):
 def trees(group):
     n, rank = group.size, group.rank
     x, y = numpy.full(3, rank + 1.0), numpy.full((2, 2), rank, "int32")
-    keys = ["b", "a"] if rank else ["a", "b"]  # ranks may have filled their dicts in different orders
+    keys = ["b", "a"] if rank else ["a", "b"]  # the insertion order may differ by rank
     tree = {key: {"a": [x, None], "b": Pair(y, (array.array("d", [rank]),))}[key] for key in keys}
     before = group.sequence
     total = F.all_reduce_tree(tree, group=group)
@@ -232,7 +232,7 @@ def trees(group):
 
 
 def lazily(group):
-    """Nothing is waited for before somebody looks."""
+    """No result must be waited for before it is used."""
     n, rank = group.size, group.rank
     x = numpy.full(4, rank + 1.0)
     if rank == 0:
@@ -253,7 +253,7 @@ def lazily(group):
     assert numpy.asarray(start(), "float32").dtype == "float32"
     result = numpy.array(pending, copy=True)
     assert not numpy.shares_memory(result, pending.wait())
-    # The same memory, so collectives of dldist take it as well.
+    # Both libraries use the same memory, so collectives of dldist also accept the result.
     assert F.all_gather(start().wait(), group=group).tolist() == [sum(range(n + 1))] * (4 * n)
 
     async def together():
@@ -270,7 +270,7 @@ def lazily(group):
 
 
 def torch_gradients(group):
-    """Of the sum of all ranks' losses, which are each rank's weights times its result."""
+    """Gradients must be of the sum of all ranks' losses: a rank's weights times its result."""
     import torch
 
     n, rank = group.size, group.rank
@@ -298,7 +298,7 @@ def torch_gradients(group):
 
 
 class GradientCase:
-    """A function that is linear in what all ranks give: its gradient is found by giving it one-hot inputs."""
+    """A function that is linear in all ranks' inputs. One-hot inputs yield its gradient."""
 
     def __init__(self, name, n, shape, call, model):
         self.name, self.call, self.model = name, call, model
@@ -317,7 +317,8 @@ class GradientCase:
 
 
 def gradient_cases(n):
-    """Every function that has a gradient, with what it does to the list of all ranks' inputs."""
+    """Return every function that has a gradient, with its model: a function of the list of all
+    ranks' inputs."""
     ring = [(r, (r + 1) % n) for r in range(n - 1)]
 
     def swapped(xs):
@@ -348,7 +349,7 @@ def gradient_cases(n):
 
 
 def jax_jit(group):
-    """Every function inside of jit gives what it gives outside."""
+    """Every function must give the same result inside jit as outside."""
     import jax
     import jax.numpy as jnp
 
@@ -379,7 +380,7 @@ def jax_jit(group):
 
 
 def jax_order(group):
-    """Collectives that do not depend on each other run in one order, and those outside of jit do not overtake."""
+    """Independent collectives must run in one order, not overtaken by collectives outside jit."""
     import jax
     import jax.numpy as jnp
 
@@ -387,7 +388,7 @@ def jax_order(group):
 
     @jax.jit
     def several(x):
-        # Nobody uses the second, and nothing says which comes first.
+        # The second result is unused, and no dependency orders the two.
         unused = F.all_gather(jnp.sin(x), group=group)
         del unused
         return F.all_reduce(x @ x, group=group), F.all_gather(x[0], group=group), F.all_reduce(x.sum(), "max", group)
@@ -396,14 +397,14 @@ def jax_order(group):
     before = group.sequence
     for _ in range(5):
         product, row, largest = several(x)
-        outside = F.all_reduce(numpy.ones(1), group=group)  # while the others may be under way
+        outside = F.all_reduce(numpy.ones(1), group=group)  # while the jit calls may be running
         assert outside.tolist() == [n]
         assert float(product[0, 0]) == 300 * sum((r + 1) ** 2 for r in range(n))
         assert row.shape == (300 * n,) and float(largest) == 90000 * n
     jax.effects_barrier()
     assert group.sequence == before + 5 * 5, "what nobody uses is not left out, as another rank may need it"
 
-    # A compiled call whose input is still being computed keeps its turn.
+    # A compiled call must keep its place in the order while its input is still being computed.
     seen = []
 
     def look(x):
@@ -428,7 +429,7 @@ def jax_order(group):
 
 
 def jax_gradients(group):
-    """Outside of jit, inside, around, and both; forwards and backwards."""
+    """Gradients must be right with grad outside jit, inside, around, and both, in either mode."""
     import jax
     import jax.numpy as jnp
 
@@ -455,7 +456,7 @@ def jax_gradients(group):
 
 
 def jax_large(group, megabytes):
-    """Callbacks with large arrays while XLA's threads are at work, and messages from another thread meanwhile."""
+    """Large callbacks must work while XLA's threads are busy and another thread sends messages."""
     import jax
     import jax.numpy as jnp
 
@@ -491,14 +492,14 @@ def jax_refusals(group):
         except Exception as error:
             texts.append(f"{type(error).__name__}: {error}")
         else:
-            texts.append("nothing")  # as one rank shares everything evenly
-    # The failed callback is not held against what comes later.
+            texts.append("nothing")  # because one rank divides everything evenly
+    # The failed callback must not affect later calls.
     assert F.all_reduce(x, group=group).tolist() == [[group.size] * 2] * 2
     return texts
 
 
 def jax_vmap(group):
-    """Every function under vmap gives what it gives row by row, wherever the batch's axis is."""
+    """Every function under vmap must give its row-by-row results, whichever axis is the batch."""
     import jax
     import jax.numpy as jnp
 
@@ -534,7 +535,7 @@ def jax_vmap(group):
     total = sum(jnp.asarray([put_in(r) + 10 * i for i in range(3)]) for r in range(n))
     assert numpy.allclose(gradient, 2 * n * total)
     assert group.sequence == before + 2
-    # Only some arguments have a batch.
+    # Only some arguments have a batch axis.
     mixed = jax.vmap(lambda x, y: F.all_reduce_tree([x, y], group=group), in_axes=(0, None))(batch, batch[0])
     assert mixed[1].shape == (3, *batch[0].shape)
 
@@ -546,7 +547,7 @@ JAX_DTYPES = (
 
 
 def jax_dtypes(group):
-    """Compiled calls take every dtype, those of a byte and of 64 bits among them."""
+    """Compiled calls must accept every dtype, including 8-bit and 64-bit types."""
     import jax
     import jax.numpy as jnp
 
@@ -563,7 +564,7 @@ def jax_dtypes(group):
 
 
 def jax_without_python(group):
-    """Compiled calls need no GIL: a thread that holds it does not keep them up."""
+    """Compiled calls must not need the GIL: a thread that holds it must not delay them."""
     import ctypes
 
     import jax
@@ -574,7 +575,7 @@ def jax_without_python(group):
     call(x).block_until_ready()
     group.barrier()
     before = group.sequence
-    # PyDLL keeps the GIL; the other threads of this process that run Python wait meanwhile.
+    # PyDLL keeps the GIL, so the other Python threads of this process wait during the call.
     result = call(x)
     ctypes.PyDLL(None).usleep(300_000)
     assert result.is_ready()
@@ -583,7 +584,7 @@ def jax_without_python(group):
 
 
 def jax_mismatch(group):
-    """Ranks that disagree inside of jit hear of it, like those outside."""
+    """Ranks that disagree inside jit must get an error, as they do outside."""
     import jax
     import jax.numpy as jnp
 
@@ -599,7 +600,7 @@ def jax_mismatch(group):
 
 
 def default_world(group, port):
-    """group=None, groups of new_group, and who is not in one."""
+    """group=None, groups of new_group and non-members must work."""
     n, rank = group.size, group.rank
     store = dldist.TCPStore("127.0.0.1", port, timeout=20.0)
     x = numpy.full(2, rank + 1.0)
@@ -625,7 +626,8 @@ def default_world(group, port):
 
 
 def jax_default_world(group, port):
-    """A compiled function without a group is for each default world of the same rank and size; others refuse it."""
+    """A function compiled without a group must work in each default world of the same rank and
+    size, and no other."""
     import jax
     import jax.numpy as jnp
 
@@ -649,7 +651,7 @@ def jax_default_world(group, port):
 
 
 def refusals(group):
-    """The exceptions of calls that are wrong on this rank; the group stays usable."""
+    """Calls that are wrong on this rank must raise and leave the group usable. Return errors."""
     n = group.size
     x = numpy.ones((3, 4))
     calls = {

@@ -1,4 +1,4 @@
-"""Children of test_group_edges.py and test_group_past_4_gib.py. No pytest here: they start sooner."""
+"""Workers of test_group_edges.py and test_group_past_4_gib.py. Without pytest, to start faster."""
 
 import mmap
 import os
@@ -11,14 +11,14 @@ PAST_4_GIB = (4 << 30) + 3
 
 
 def places_of(count):
-    """Where the results are looked at: both ends, both sides of 2 and of 4 GiB."""
+    """Return the indexes to check: both ends, and both sides of 2 GiB and of 4 GiB."""
     return [0, 1, (2 << 30) - 1, 2 << 30, (4 << 30) - 1, 4 << 30, count - 2, count - 1]
 
 
 def past_4_gib(channel, port, rank, limit_s):
-    """A rank of two: a reduction and a message of more bytes than fit into 32 bits."""
+    """Run one rank of two: a reduction and a message of more bytes than fit into 32 bits."""
     store = dldist.TCPStore("127.0.0.1", port, timeout=limit_s)
-    # Private, and in huge pages: most of the time goes into the first touch.
+    # Private and in huge pages, because the first touch takes most of the time.
     memory = mmap.mmap(-1, PAST_4_GIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -41,10 +41,10 @@ def past_4_gib(channel, port, rank, limit_s):
 
 
 def watch_in_child(channel):
-    """A work that is under way is the parent's; nobody could call back in the child."""
+    """A pending work belongs to the parent; the child has no thread for callbacks."""
     group = dldist.Group(None, 0, 1)
     work = group.irecv(bytearray(1), 0)
-    work._watch(lambda: None)  # now the parent has its thread
+    work._watch(lambda: None)  # starts the parent's thread
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -65,7 +65,7 @@ def watch_in_child(channel):
 
 
 def watchers_from_many_threads(channel, nthreads):
-    """The completion thread is started once, whoever comes first."""
+    """The completion thread must be started once, whichever thread is first."""
     group = dldist.Group(None, 0, 1)
     work = group.irecv(bytearray(1), 0)
     seen = []
@@ -82,8 +82,10 @@ def watchers_from_many_threads(channel, nthreads):
 
 
 def call_after_rests(channel, port, rank, size):
-    """A rank of several on one core, which rest until the engines' own threads look after the links. CPU time of the calls: of
-    the caller, and of all other threads."""
+    """Run one of several ranks on one core that rest until the engines' threads monitor the links.
+
+    Return the CPU time of the calls in this thread and in all other threads.
+    """
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     caller = others = 0.0
     with dldist.Group(dldist.TCPStore("127.0.0.1", port), rank, size, timeout=20) as group:

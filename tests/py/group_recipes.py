@@ -1,5 +1,8 @@
-"""Groups as libraries for training and serving large models make them, beside or without a default group: out of c10d's private
-names. The root is all that has to be changed: "dldist" or "torch.distributed"."""
+"""Groups as libraries for training and serving large models make them: from c10d's private names,
+with or without a default group.
+
+Only the root differs: "dldist" or "torch.distributed".
+"""
 
 import array
 import importlib
@@ -18,7 +21,7 @@ def named(root, module=None):
 
 
 def make_group(root, name, init_method, rank, world_size, backend=None, timeout=None, options=None):
-    """A group of processes that need not have a default group in common: they meet at a URL."""
+    """Make a group of processes that meet at a URL and need no common default group."""
     c10d = named(root, "distributed_c10d")
     found, rank, world_size = next(c10d.rendezvous(init_method, rank, world_size, timeout=timeout or c10d.default_pg_timeout))
     found.set_timeout(LIMIT)
@@ -43,7 +46,7 @@ def free_port():
 
 
 def tensor(root, value, count=4):
-    """PyTorch takes long to import: with ours, the standard library's will do."""
+    """Make a tensor. PyTorch takes long to import; with dldist, an array.array is enough."""
     if root == "dldist":
         return array.array("f", [value] * count)
     import torch
@@ -60,8 +63,11 @@ def device_of(root):
 
 
 def weights_to_engines(root, folder, names_of_options):
-    """Of four processes in a world of pairs, two train and two serve. Rank 0 sends weights to those that serve, by a group for that,
-    while a second such group has all four and a third the trainers."""
+    """Of four processes in worlds of two, two train and two serve. A group for that purpose sends
+    rank 0's weights to the servers.
+
+    A second such group of all four and a third of the trainers exist at the same time.
+    """
     dist, rank = named(root), int(os.environ["RANK"])
     is_trainer = rank < 2
     pair = "train" if is_trainer else "serve"
@@ -93,7 +99,8 @@ def weights_to_engines(root, folder, names_of_options):
 
 
 def stateless(root, folder):
-    """Groups that no registry knows: a ProcessGroup with a backend that is put into it, over a store of a rendezvous."""
+    """Groups unknown to any registry: a ProcessGroup with an added backend, over a rendezvous
+    store."""
     dist, c10d = named(root), named(root, "distributed_c10d")
     rendezvous = named(root, "rendezvous").rendezvous
     rank = int(os.environ["RANK"])
@@ -123,7 +130,7 @@ def stateless(root, folder):
 
 
 class ByStore:
-    """A group that has nothing but a store: objects and barriers by keys, which are counted and deleted again."""
+    """A group that has only a store: objects and barriers use numbered keys, which it deletes."""
 
     def __init__(self, store, rank, size):
         self.store, self.rank, self.size = store, rank, size
@@ -148,7 +155,7 @@ class ByStore:
 
 
 def by_store(root, folder):
-    """Its server listens on a socket that the program has opened, and passes on."""
+    """Serve the store on a socket that the program opens and passes on."""
     dist, rank = named(root), int(os.environ["RANK"])
     place, descriptor = pathlib.Path(folder, "port"), None
     if rank == 0:
@@ -170,7 +177,7 @@ def by_store(root, folder):
         master_listen_fd=descriptor,
     )
     if rank == 0:
-        listener.detach()  # the store's from now on
+        listener.detach()  # the store owns it from now on
     group = ByStore(store, rank, 3)
     found = [group.broadcast({"from": src} if src == rank else None, src) for src in (0, 2, 1)]
     group.barrier()

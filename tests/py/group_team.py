@@ -10,7 +10,7 @@ CASE_TIMEOUT_S = 25.0
 
 
 class Team:
-    """`size` processes in one group. run() has them run a case of group_workers and gives what each returned."""
+    """`size` processes in one group. run() runs a case of group_workers and returns all results."""
 
     def __init__(self, size, env=None, options=None, worker=group_workers.member):
         self.size = size
@@ -28,7 +28,7 @@ class Team:
             raise
 
     def run(self, case, *args, timeout=CASE_TIMEOUT_S):
-        self.has_failed = True  # unless all of this goes well
+        self.has_failed = True  # until everything below succeeds
         for child in self.ranks:
             child.send((case.__name__, args))
         replies = [child.recv(timeout) for child in self.ranks]
@@ -54,7 +54,7 @@ class Team:
 
 
 class Teams:
-    """Those of a module, made when first asked for, and anew when a test has broken one."""
+    """The teams of a module, started on first use, and anew after a test broke one."""
 
     team_type = Team
 
@@ -83,7 +83,8 @@ class Teams:
 
 
 def start_ranks(children, worker, size, *args, env=None):
-    """A worker on `size` processes that meet at a store of this one; returns the children and the store."""
+    """Run a worker on `size` processes that meet at a store of this process; return the children
+    and the store."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     ranks = [children.start(worker, store.port, rank, size, *args, env=env) for rank in range(size)]
     return ranks, store

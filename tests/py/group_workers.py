@@ -1,7 +1,9 @@
-"""What the ranks of the group tests run; see group_team.py. No pytest here: the children start sooner.
+"""Workers and cases of the group tests' ranks. See group_team.py. Without pytest, so that the
+children start faster.
 
-A case is a function that gets the group and arguments, and runs on every rank at the same time. Whatever it asserts is
-computed in plain Python from what all ranks put in. Where its tensors are, and what the backend cannot do, `place` says.
+A case is a function of the group and arguments that runs on every rank concurrently. Expected
+values are computed in plain Python from the inputs of all ranks. `place` defines the location of
+the tensors and the limits of the backend.
 """
 
 import array
@@ -22,12 +24,12 @@ LOOPBACK = "127.0.0.1"
 OPS = list(oracle.REDUCTIONS)
 INT_CODES = "bBhHiIqQ"
 FLOAT_CODES = "fd"
-# Of NumPy, where that is installed.
+# NumPy types, if it is installed.
 NUMPY_DTYPES = ["float16", "complex64", "complex128"]
 
 
 def describe(error):
-    """An exception as a child can send it."""
+    """Return an exception in a form that a child can send."""
     return {
         "kinds": [kind.__name__ for kind in type(error).__mro__],
         "text": str(error),
@@ -45,7 +47,7 @@ def open_group(port, rank, size, **options):
 
 
 def serve(channel, group, cases):
-    """Runs the cases (functions of a group, by name) that the parent names, until it names none."""
+    """Run the cases (functions of a group, by name) that the parent sends, until it sends None."""
     channel.send("ready")
     while True:
         command = channel.recv(300)
@@ -71,10 +73,10 @@ def member(channel, port, rank, size, options=None):
 
 
 class Host:
-    """The CPU: tensors of the standard library, and of NumPy where it has no such type. Tests of other backends put one of their
-    own in `place`."""
+    """The CPU: tensors of the standard library, or of NumPy for other types. Tests of other
+    backends replace `place`."""
 
-    to_the_end = ()  # what wait() wants to be told to wait on the host
+    to_the_end = ()  # wait() arguments that make it wait on the host
     wait_timed_out = "Operation timed out!"
 
     def make(self, code, values):
@@ -87,49 +89,49 @@ class Host:
         return array.array(code, values)
 
     def of(self, values):
-        """A tensor like an array of NumPy, in its layout."""
+        """Return a tensor like a NumPy array, in the same layout."""
         return values
 
     def part(self, tensor, start, stop, step=1):
-        """Some of its elements, in its memory."""
+        """Return a view of some elements."""
         return memoryview(tensor)[start:stop:step]
 
     def shaped(self, tensor, shape):
-        """All of its elements in another shape."""
+        """Return a view of all elements in another shape."""
         return tensor if 0 in shape else memoryview(tensor).cast("B").cast(tensor.typecode, shape)
 
     def sends_first(self, rank):
-        """Whether a rank has to send before it receives, in a ring."""
+        """Return True if a rank of a ring must send before it receives."""
         return False
 
     def ops_of_batch(self, ops):
-        """What the works of a batch are called."""
+        """Return the operations to which a batch's works belong."""
         return ops
 
     def part_to_fail(self, group):
-        """A group in which a message may time out, and a rank that sends none."""
+        """Return a group in which a message may time out, and a rank that sends none."""
         return group, group.rank
 
     def failed(self, part):
-        """It has timed out."""
+        """Check the group of part_to_fail() after the timeout."""
         part.barrier()
 
     def too_early(self, work):
-        """What cannot be asked of a work that is under way."""
+        """Return the queries that a pending work rejects."""
         return work.result, work.source_rank, lambda: work.duration
 
     def check_duration(self, work):
         assert 0 <= work.duration < 20
 
     lacks = frozenset()
-    """Collectives that the backend does not have."""
+    """Collectives that the backend lacks."""
 
     def refusal(self, name, op):
-        """The error that a reduction of this type raises; None where there is none."""
+        """Return the error that a reduction of this type raises, or None."""
         return None
 
     def hold(self, group):
-        """Wait until rank 0 lets go, beside the collectives of the group."""
+        """Wait for a message of rank 0, separate from the group's collectives."""
         group.recv(make("b", [0]), 0, 77)
 
     def let_go(self, group):
@@ -145,7 +147,7 @@ def make(code, values):
 
 
 def finish(work):
-    """The call is through, also where wait() has a stream wait."""
+    """Wait until the call is done, even if wait() only makes a stream wait."""
     assert work.wait(*place.to_the_end) is True
 
 
@@ -156,7 +158,7 @@ def refuses(call, expected, what):
 
 
 class Kind:
-    """A dtype: how tensors of it are made and read, and what reductions do to its values."""
+    """A dtype: makes and reads its tensors, and computes its reductions."""
 
     def __init__(self, name):
         self.name = name
@@ -185,7 +187,7 @@ class Kind:
 
 
 def put_in(rank, index):
-    """What the ranks give: small, so that most results are exact."""
+    """Return an input value. Values are small, so that most results are exact."""
     return (rank * 3 + index * 7) % 5 + 1
 
 
@@ -222,7 +224,8 @@ def sweep_reductions(group, name, counts, ops=None):
                 tensor = kind.make(given[rank])
                 group.reduce(tensor, root, getattr(dldist.ReduceOp, op))
                 expect(tensor, reduced if rank == root else given[rank], f"reduce {op} of {name}")
-            # Every rank gives n blocks of `count`; rank r gets the reduction of the r-th.
+            # Every rank contributes n blocks of `count` elements; rank r receives the reduction of
+            # the r-th blocks.
             mine = [give(kind, rank, count, salt=k) for k in range(n)]
             wanted = [kind.reduce(op, [put for put in column]) for column in
                       zip(*(give(kind, r, count, salt=rank) for r in range(n)))]
@@ -236,7 +239,7 @@ def sweep_reductions(group, name, counts, ops=None):
 
 
 def sweep_refused(group, kind, op, refusal):
-    """Every reduction says the same, on all ranks, and nothing has been sent."""
+    """Every reduction must raise the same error on all ranks, and send nothing."""
     n = group.size
     blocks = [kind.make([1]) for _ in range(n)]
     for call in (
@@ -281,7 +284,7 @@ def sweep_movements(group, name, counts):
         output = kind.zeros(count * n)
         group.all_gather_single(output, kind.make(given[rank]))
         expect(output, together, f"all_gather_single of {name}")
-        # Rank r sends to rank k what only these two know.
+        # Rank r sends rank k data that depend on both ranks.
         sent = [[give(kind, r, count, salt=k) for k in range(n)] for r in range(n)]
         outputs = tuple(kind.zeros(count) for _ in range(n))
         group.all_to_all(outputs, [kind.make(block) for block in sent[rank]])
@@ -294,7 +297,7 @@ def sweep_movements(group, name, counts):
 
 
 def uneven(group):
-    """Sizes that differ by rank, zero among them."""
+    """Sizes that differ by rank, including zero, must work."""
     kind, rank, n = Kind("i"), group.rank, group.size
     sizes = [2 * r for r in range(n)]
     given = [give(kind, r, sizes[r]) for r in range(n)]
@@ -313,7 +316,7 @@ def uneven(group):
     output = kind.zeros(sizes[rank])
     group.reduce_scatter_single(output, kind.make(full[rank]), split_sizes=sizes)
     expect(output, wanted, "reduce_scatter_single")
-    # To rank k go k rows of every rank, of two elements each.
+    # Rank k receives k rows of two elements from every rank.
     rows = [give(kind, r, 2 * sum(range(n)), salt=r) for r in range(n)]
     source = place.shaped(kind.make(rows[rank]), [sum(range(n)), 2])
     output = place.shaped(kind.zeros(2 * n * rank), [n * rank, 2])
@@ -348,7 +351,7 @@ def coalesced(group):
 
 
 def coalescing(group):
-    """The context manager: one operation for all calls, nothing when the block fails."""
+    """The context manager must run all calls as one operation, and none if the block fails."""
     n, rank = group.size, group.rank
     tensors = [make("f", [rank + k] * (k + 1)) for k in range(3)]
     before = group.sequence
@@ -400,7 +403,7 @@ def coalescing(group):
             pass
         else:
             raise AssertionError("not refused")
-    # Other threads are not recorded.
+    # Calls of other threads must not be recorded.
     done = []
     with group.coalesce():
         thread = threading.Thread(target=lambda: (group.all_reduce(tensor), done.append(1)))
@@ -411,7 +414,7 @@ def coalescing(group):
 
 
 def strided(group):
-    """Every second element: nothing else is touched, in and out."""
+    """A view of every second element, as input or output, must not change the other elements."""
     rank, n = group.rank, group.size
 
     def view(values):
@@ -456,7 +459,7 @@ def strided(group):
     group.all_gather_single_coalesced([part for _, part in memories], [view([rank])[1], view([rank, -rank])[1]])
     check(memories[0][0], list(range(n)))
     check(memories[1][0], sum(([r, -r] for r in range(n)), []))
-    # Without a wait: whoever sees that it is done sees the result.
+    # Without wait(): once the work is completed, the result must be visible.
     memory, part = view([rank])
     work = group.all_reduce(part, async_op=True)
     procs.poll_until(work.is_completed)
@@ -472,7 +475,7 @@ def strided(group):
 
 
 def transposed(group):
-    """Row-major order is what counts, whatever the strides are."""
+    """Elements must be in row-major order, whatever the strides are."""
     import numpy
 
     rank, n = group.rank, group.size
@@ -495,7 +498,7 @@ def transposed(group):
 
 
 def overlapping(group):
-    """Outputs that are their own inputs, or lie across them."""
+    """Outputs may be their own inputs or overlap them."""
     rank, n = group.rank, group.size
     memory = make("i", [rank + 1 if r == rank else 0 for r in range(n)])
     group.all_gather_single(memory, place.part(memory, rank, rank + 1))
@@ -521,7 +524,7 @@ def overlapping(group):
 
 
 def by_oracle(group):
-    """The cases of the oracle, which is another author of what has to come out."""
+    """Run the cases of the oracle, an independent implementation of the expected results."""
     for case in oracle.all_cases(group.size, counts=(0, 1, 1000)):
         if case.op in place.lacks or case.op in oracle.REDUCING and place.refusal(case.code, case.reduce) is not None:
             continue
@@ -538,7 +541,7 @@ def premultiplied(group):
 
 
 def with_torch(group):
-    """Dtypes that nobody else has."""
+    """Dtypes that only torch has must work."""
     import torch
 
     rank, n = group.rank, group.size
@@ -581,7 +584,7 @@ def shared_arrays(group):
     for _ in range(3):
         group.all_reduce(big)
     assert view[0] == view[-1] == n**3 and view[1] == 0
-    # The memory outlives the array.
+    # The memory must outlive the array.
     shared = group.empty(4, "bfloat16")
     assert shared.__dlpack_device__() == (1, 0)
     capsules = [shared.__dlpack__(), shared.__dlpack__(max_version=(1, 0))]
@@ -597,7 +600,7 @@ def shared_arrays(group):
 
 
 def point_to_point(group):
-    """All sorts of messages."""
+    """Run the cases for messages."""
     for case in (ring, tagged, from_anybody, to_oneself, shorter_message, empty_message, batches, large_batch):
         case(group)
 
@@ -607,7 +610,7 @@ def neighbours(group):
 
 
 def ring(group):
-    """Round the ring, itself included when it is alone."""
+    """Messages around a ring must arrive, also from a rank to itself if it is the only one."""
     right, left = neighbours(group)
     buffer = make("i", [0])
     if place.sends_first(group.rank):
@@ -622,7 +625,7 @@ def ring(group):
 
 
 def tagged(group):
-    """Tags pick messages; those of one tag keep their order."""
+    """Tags must select messages; messages of one tag keep their order."""
     right, left = neighbours(group)
     buffer = make("i", [0])
     works = [group.isend(make("i", [10 * tag + k]), right, tag) for tag in (1, 2) for k in (0, 1)]
@@ -659,7 +662,7 @@ def to_oneself(group):
 
 
 def shorter_message(group):
-    """A shorter message fills the beginning."""
+    """A shorter message must fill the beginning of the buffer."""
     right, left = neighbours(group)
     longer = make("i", [1, 2, 3])
     work = group.isend(make("i", [5]), right, 4)
@@ -669,7 +672,7 @@ def shorter_message(group):
 
 
 def empty_message(group):
-    """Nothing is a message, too."""
+    """An empty message must be delivered."""
     right, left = neighbours(group)
     if place.sends_first(group.rank):
         work = group.isend(make("i", []), right, 5)
@@ -682,7 +685,7 @@ def empty_message(group):
 
 
 def batches(group):
-    """Both ways at once, in the order that is given, and with oneself."""
+    """Batches must exchange messages in both directions, in the given order, and with itself."""
     rank = group.rank
     right, left = neighbours(group)
     buffer, own = make("i", [0]), make("i", [0])
@@ -703,7 +706,7 @@ def batches(group):
 
 
 def large_batch(group):
-    """Large ones, both ways at once."""
+    """Batches of large messages in both directions must complete."""
     rank = group.rank
     right, left = neighbours(group)
     large, into, buffer = make("d", [float(rank)] * 300_000), make("d", [0.0] * 300_000), make("i", [0])
@@ -722,7 +725,7 @@ def large_batch(group):
 
 
 def too_short(group):
-    """A message that does not fit is an error of the receiver, and not the end of the group."""
+    """A message that does not fit must be an error for the receiver, and the group stay usable."""
     if group.rank == 0:
         work = group.isend(array.array("i", [1, 2, 3]), 1)
         try:
@@ -777,9 +780,9 @@ def many_works(group):
 
 
 def late_partner(group, what):
-    """Things to do with a work that is not done. Rank 0 looks; the others are late until told."""
+    """Test calls on an unfinished work. Rank 0 makes them; the other ranks wait for its release."""
     rank = group.rank
-    group.barrier()  # so that all are connected
+    group.barrier()  # connects all ranks
     if rank != 0:
         place.hold(group)
         group.all_reduce(make("i", [rank]))
@@ -833,7 +836,7 @@ def unfinished_callbacks(work, tensor, let_go):
     finally:
         sys.unraisablehook = hook
     work.wait()
-    # A work that is done calls at once, here.
+    # A completed work calls back immediately, in this thread.
     work._watch(lambda: seen.append(threading.get_ident() == me))
     return seen
 
@@ -878,10 +881,10 @@ def unfinished_futures(work, tensor, let_go):
 
 
 def unfinished_dropped(work, tensor, let_go):
-    """Nobody holds the work: it goes on, holds its tensor until its end and not longer."""
+    """A work without references must continue, and hold its tensor exactly until it ends."""
 
     def is_free():
-        # An export keeps it from being resized.
+        # An export prevents resizing.
         try:
             tensor.append(0)
         except BufferError:
@@ -899,7 +902,7 @@ def unfinished_dropped(work, tensor, let_go):
 
 
 def dropped(group):
-    """Works that nobody keeps: 200 at once, and none of their tensors stays."""
+    """200 concurrent works without references must complete and release their tensors."""
     tensors = [array.array("i", [1]) for _ in range(200)]
     for tensor in tensors:
         group.all_reduce(tensor, async_op=True)
@@ -919,7 +922,7 @@ def dropped(group):
 
 
 def failing_works(group):
-    """What a failure looks like in every form: all ranks wait for somebody who sends nothing."""
+    """A failure must be reported by every interface: all ranks wait for a message never sent."""
     part, source = place.part_to_fail(group)
     work = part.irecv(make("i", [0]), source, 1234, timeout=0.1)
     future = work.get_future()
@@ -974,7 +977,7 @@ def splits(group):
 
 
 def more_worlds(group, port):
-    """Other groups of the same ranks, over the same store and by the same process."""
+    """More groups of the same ranks must work over the same store and in the same process."""
     store = dldist.TCPStore(LOOPBACK, port, timeout=20.0)
     worlds = [dldist.Group(store, (group.rank + k) % group.size, group.size, name=f"world {k}") for k in range(2)]
     for k, world in enumerate(worlds):
@@ -989,7 +992,7 @@ def more_worlds(group, port):
 
 
 def in_threads(group):
-    """Every thread with a group of its own, at the same time."""
+    """Threads with a group each must work concurrently."""
     parts = [group.split(list(range(group.size)), f"thread {k}") for k in range(3)]
     failures = []
 
@@ -1013,7 +1016,7 @@ def in_threads(group):
 
 
 def open_and_close(group, port, first, last):
-    """Groups that come and go leave nothing behind."""
+    """Opening and closing groups must not leak."""
     store = dldist.TCPStore(LOOPBACK, port, timeout=20.0)
     usage = []
     for k in range(first, last):
@@ -1028,7 +1031,7 @@ def open_and_close(group, port, first, last):
             group.barrier()
             gc.collect()
             usage.append(measure_usage())
-    # A connection that the other side has closed goes when this side has seen it.
+    # A connection closed by the peer is freed once this side notices.
     deadline = time.monotonic() + 5
     while usage[1][:2] != usage[0][:2] and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -1042,10 +1045,10 @@ def measure_usage():
 
 
 def monitored(group, absent, wait_all_ranks, timeout):
-    """Some come when the others have failed."""
+    """Some ranks must join only after the others have failed."""
     part = group.split(list(range(group.size)), "monitored")
     if group.rank in absent:
-        group.recv(make("b", [0]), 0, 78)  # rank 0 has failed
+        group.recv(make("b", [0]), 0, 78)  # sent once rank 0 has failed
     result = attempt(part, lambda: part.monitored_barrier(timeout, wait_all_ranks))
     if group.rank == 0:
         for rank in absent:
@@ -1056,7 +1059,7 @@ def monitored(group, absent, wait_all_ranks, timeout):
     return result, again
 
 
-# ---- how groups fail: each rank tells how its calls ended
+# ---- how groups fail: each rank returns how its calls ended
 
 
 def attempt(group, call):
@@ -1077,7 +1080,8 @@ def mismatched(group, what):
         "op": lambda: part.barrier() if odd else part.all_reduce(tensor),
         "dtype": lambda: part.all_reduce(make("i", [1] * 4) if odd else tensor),
         "size": lambda: part.all_reduce(make("f", [1.0] * (5 if odd else 4))),
-        "root": lambda: (part.broadcast(tensor, 1 if odd else 0), part.barrier()),  # which a root may be the first to reach
+        # the root may reach its own broadcast first
+        "root": lambda: (part.broadcast(tensor, 1 if odd else 0), part.barrier()),
         "redop": lambda: part.all_reduce(tensor, "max" if odd else "sum"),
         "factor": lambda: part.all_reduce(tensor, dldist.ReduceOp.PREMUL_SUM(2.0 if odd else 3.0)),
         "block": lambda: part.all_gather([make("f", [0.0] * (3 if odd and r == 0 else 4))
@@ -1091,7 +1095,7 @@ def mismatched(group, what):
 
 
 def too_late(group, what):
-    """Rank 0 waits in vain."""
+    """Rank 0 waits for a call that the other ranks do not make in time."""
     part = group.split(list(range(group.size)), f"late {what}")
     result = None
     if group.rank == 0:
@@ -1109,7 +1113,7 @@ def too_late(group, what):
 
 
 def aborted(group):
-    """The last rank aborts while the others wait."""
+    """The last rank aborts while the other ranks wait."""
     part = group.split(list(range(group.size)), "aborted")
     if group.rank == group.size - 1:
         group.barrier()
@@ -1128,7 +1132,8 @@ def aborted(group):
 
 
 def aborted_after_the_end(group):
-    """The last rank aborts groups right after calls that it has finished; the ranks share a core, so the others look later."""
+    """The last rank aborts groups right after completed calls. All ranks share a core, so the
+    others check later."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     sums = []
@@ -1147,7 +1152,7 @@ def aborted_after_the_end(group):
 
 
 def aborted_from_a_thread(group):
-    """A thread of one's own ends what the main thread waits for."""
+    """Another thread must be able to abort the call that the main thread waits for."""
     part = group.split(list(range(group.size)), "aborted by a thread")
     timer = threading.Timer(0.2, part.abort, ["by a thread"])
     if group.rank == 0:
@@ -1162,7 +1167,7 @@ def aborted_from_a_thread(group):
 
 
 def closed(group):
-    """close() from another thread, and what calls say afterwards."""
+    """close() from another thread must end calls, and later calls must raise."""
     part = group.split([group.rank], "closed")
     part.all_reduce(make("i", [1]))
     part.close()
@@ -1178,7 +1183,7 @@ def closed(group):
 
 
 def left_by_exception(group):
-    """with: the others hear why a rank has left."""
+    """Leaving a `with` block by an exception must send the reason to the other ranks."""
     part = group.split(list(range(group.size)), "left")
 
     def leave():
@@ -1192,11 +1197,11 @@ def left_by_exception(group):
     return result
 
 
-# ---- processes of their own
+# ---- separate processes
 
 
 def victim(channel, port, rank, size, what):
-    """Waits in a call until told how it ended; the parent kills or interrupts one."""
+    """Wait in a call and return how it ended. The parent kills or interrupts one rank."""
     group = open_group(port, rank, size, timeout=60)
     part = group.split(list(range(size)))
     group.barrier()
@@ -1219,7 +1224,7 @@ def victim(channel, port, rank, size, what):
 
 
 def interrupted(channel, port, rank, size, what):
-    """Rank 0 is interrupted in a call that never ends; the others learn of it."""
+    """Rank 0 is interrupted in a call that never ends; the other ranks must get an error."""
     group = open_group(port, rank, size, timeout=60)
     group.barrier()
     buffer = array.array("i", [0])
@@ -1243,7 +1248,7 @@ def interrupted(channel, port, rank, size, what):
 
 
 def ranks_as_threads(channel, port, size):
-    """All ranks in one process."""
+    """Run all ranks in one process."""
     results = [None] * size
 
     def rank_main(rank):
@@ -1271,7 +1276,7 @@ def ranks_as_threads(channel, port, size):
 
 
 def forks(channel):
-    """A child can do nothing with a group, and everything with one of its own; the parent does not notice."""
+    """A forked child must be able to use only a new group, and the parent must not be affected."""
     group = dldist.Group(None, 0, 1)
     work = group.irecv(array.array("i", [0]), 0)
     work._watch(lambda: None)
@@ -1313,7 +1318,7 @@ def forks(channel):
 
 
 def leaver(channel, port, rank, size, how):
-    """Ends without closing, in several ways; prints nothing."""
+    """Exit without closing, in one of several ways; must print nothing."""
     group = open_group(port, rank, size)
     tensor = array.array("i", [1])
     group.all_reduce(tensor)
@@ -1345,10 +1350,10 @@ def open_alone(channel):
 
 
 def sleeps_in_barrier(channel, path, rank):
-    """How often rank 0 has given its core away to sleep until rank 1 came."""
+    """Return how often rank 0 yielded its core to sleep until rank 1 called."""
     group = dldist.Group(dldist.FileStore(path, 2), rank, 2, timeout=60)
     group.barrier()
-    if rank == 1:  # those that sleep do so for 25 ms at a time
+    if rank == 1:  # a sleeping rank sleeps for 25 ms at a time
         time.sleep(0.5 if os.environ["DLDIST_WAIT"] == "poll" else 2)
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     group.barrier()
@@ -1358,7 +1363,7 @@ def sleeps_in_barrier(channel, path, rank):
 
 
 def reduces_until_it_fails(channel, port, rank):
-    """Large sums in shared memory; then the array is used for something else."""
+    """Reduce large arrays in shared memory until a call fails; then reuse the array."""
     group = open_group(port, rank, 2)
     x = group.empty((1 << 23,), "float32")
     view = memoryview(x).cast("B")

@@ -1,7 +1,8 @@
-"""The ranks of test_healed_network.py; see procs.py. One process is one rank.
+"""Workers of test_healed_network.py. See procs.py. One process is one rank.
 
-A rank makes a world, works until an operation fails, waits until the parent has mended the network, and makes a new world while
-it still holds the old one. It returns the text of the error of one more call on the old world, or None if that is closed.
+A rank makes a world and works until an operation fails. It waits until the parent has restored the
+network, and makes a new world while it still holds the old one. It returns the error of one more
+call on the old world, or None if the old world is closed.
 """
 
 import array
@@ -16,7 +17,7 @@ LIMIT_S = 20.0
 
 
 def open_store(channel, rank, address):
-    """The server's store on rank 0 (else None) and the port, which rank 0 sends to the parent and the others receive from it."""
+    """Return the server's store (None except on rank 0) and the port, which the parent forwards."""
     if rank == 0:
         store = dldist.TCPStore(address, 0, is_master=True, timeout=LIMIT_S, wait_for_workers=False)
         channel.send(store.port)
@@ -25,7 +26,7 @@ def open_store(channel, rank, address):
 
 
 def work_until_error(all_reduces, timeout):
-    """The first error of all_reduces on several groups in turn, and the call that failed."""
+    """Call all_reduce on several groups in rotation; return the first error and the failed call."""
     data = array.array("i", [1]) * COUNT
     deadline = time.monotonic() + 60
     calls = 0
@@ -69,7 +70,7 @@ class Worlds:
 
 
 class C10d:
-    """The names of torch.distributed. All groups are destroyed, and a handle of new_group is kept."""
+    """The names of torch.distributed. Destroys all groups, and keeps a handle from new_group."""
 
     def __init__(self, store, rank, size, name):
         dldist.init_process_group("gloo", store=dldist.PrefixStore(name, store), rank=rank, world_size=size, timeout=LIMIT_S)
@@ -102,14 +103,14 @@ def heal(channel, front, hold, rank, size, address):
     began = time.monotonic()
     old.end(hold)
     channel.send({**describe(error), "closing_took": time.monotonic() - began})
-    channel.recv()  # the network is whole again
+    channel.recv()  # the network is restored
     store = server or dldist.TCPStore(address, port, timeout=LIMIT_S)
     new = FRONTS[front](store, rank, size, "new")
     for all_reduce in new.all_reduces():
         check(all_reduce, size)
     again = attempt(failed, array.array("i", [1]) * COUNT, 3.0) if hold == "failed" else None
     channel.send("together")
-    channel.recv()  # all have seen that
+    channel.recv()  # all ranks have detected it
     new.end("closed")
     del error
     return again["text"] if again else None

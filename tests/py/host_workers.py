@@ -1,6 +1,6 @@
-"""What the ranks of test_hosts.py do; see procs.py. One process is one rank.
+"""Workers of the ranks of test_hosts.py. See procs.py. One process is one rank.
 
-A rank tells the parent how it went with everything it needs to know: results are compared here, the errors there.
+Results are compared here. The parent receives descriptions of the errors and checks them.
 """
 
 import array
@@ -17,7 +17,7 @@ import oracle
 
 
 def rank_main(channel, job, rank, size, address, job_args, options):
-    """Rank 0 serves the store and sends its port to the parent, who tells the others."""
+    """Run one rank. Rank 0 serves the store and sends its port to the parent, which forwards it."""
     if rank == 0:
         store = dldist.TCPStore(address, 0, is_master=True, timeout=30, wait_for_workers=False)
         channel.send(store.port)
@@ -35,7 +35,7 @@ def start(channel, job, *args):
 
 
 def describe(error):
-    """An error as the parent gets it, with the time (the clock is the machine's)."""
+    """Return an error as the parent receives it, with the time (by the machine-wide clock)."""
     return {
         "kind": type(error).__name__,
         "text": str(error),
@@ -47,7 +47,7 @@ def describe(error):
 
 
 def attempt(function, *args, **options):
-    """None when it goes well, else what went wrong."""
+    """Return None on success, or a description of the error."""
     began = time.monotonic()
     try:
         function(*args, **options)
@@ -57,7 +57,7 @@ def attempt(function, *args, **options):
 
 
 def members(group):
-    """Who they are, and how they are reached while none of them has left."""
+    """Return each member's host, pid and transport, before any member leaves."""
     found = [(member.host, member.pid, member.transport) for member in group.members]
     group.barrier()
     return found
@@ -79,7 +79,7 @@ def every_collective(_channel, group):
 
 
 def exchange_all(group, count):
-    """A message from each to each, of itself too; received in the opposite order."""
+    """Send a message from each rank to each rank, also itself; receive in the opposite order."""
     inputs = [array.array("i", [group.rank * 1000 + dst] * count) for dst in range(group.size)]
     outputs = [array.array("i", [0] * count) for _ in range(group.size)]
     works = [group.isend(inputs[dst], dst, tag=dst) for dst in range(group.size)]
@@ -91,7 +91,7 @@ def exchange_all(group, count):
 
 
 def large_blocks(_channel, group, counts):
-    """Large enough for pieces, segments and several carriers."""
+    """Run collectives large enough for pieces, segments and several carriers."""
     for number, count in enumerate(counts):
         for op in oracle.COLLECTIVES:
             root = number % group.size
@@ -102,7 +102,7 @@ def large_blocks(_channel, group, counts):
 
 
 def integer_results(_channel, group):
-    """A hash of what integer reductions gave."""
+    """Return a hash of the results of integer reductions."""
     digest = hashlib.sha256()
     for case in oracle.all_cases(group.size):
         if case.code in "bhiqBHIQ":
@@ -114,7 +114,8 @@ def integer_results(_channel, group):
 
 
 def leave_after_the_last_call(_channel, group, times):
-    """Whoever has done his part of a rooted operation may leave; the others still get what he has sent."""
+    """A rank that has done its part of a rooted operation may leave; the other ranks must still
+    receive its data."""
     for number in range(times):
         child = group.split(list(range(group.size)))
         op = ("reduce", "gather", "scatter", "broadcast")[number % 4]
@@ -125,7 +126,7 @@ def leave_after_the_last_call(_channel, group, times):
 
 @functools.cache
 def noise(rank, count, code):
-    """Floats whose sum depends on the order, the same for the parent."""
+    """Return floats whose sum depends on the order. The parent computes the same values."""
     dice = random.Random(f"{rank} {count}")
     values = [dice.uniform(-1, 1) * 2.0 ** dice.randrange(-12, 12) for _ in range(count)]
     if code == "bf16":
@@ -140,7 +141,8 @@ def tensor_of(memory, code):
 
 
 def float_bits(_channel, group, counts, codes):
-    """{(code, count): bytes} of sums of floats, and of the same as a reduction to every root and scattered."""
+    """Return {(code, count): bytes} of float sums, also computed by reduce to every root and by
+    reduce_scatter."""
     results = {}
     for count in counts:
         for code in codes:
@@ -166,7 +168,7 @@ def float_bits_of_all_reduce(_channel, group, counts, codes):
 
 
 def all_reduce_nbytes(channel, group, count, times):
-    """Between two messages of the parent, nothing but `times` all_reduces of `count` floats."""
+    """Between two messages of the parent, run exactly `times` all_reduces of `count` floats."""
     tensor = array.array("f", [1.0]) * count
     group.all_reduce(tensor)
     channel.send("ready")
@@ -178,10 +180,11 @@ def all_reduce_nbytes(channel, group, count, times):
 
 
 def all_reduce_until_error(channel, group, timeout, count=100_000):
-    """all_reduces without end, in turn on the group and on one of the same members; then once more on both.
+    """Run all_reduces until one fails, alternating between the group and another of the same
+    members; then once more on both.
 
-    Where a cut meets one of them, some ranks may have what they need of it and others not: the
-    former are one call ahead, so what the latter call next has to be what the loop would have called.
+    If a cut interrupts an all_reduce, it may be complete on some ranks only. These ranks are one
+    call ahead, so the next call of the other ranks must be the loop's next call.
     """
     other = group.split(list(range(group.size)))
     channel.send({"pid": os.getpid()})
@@ -202,7 +205,7 @@ def all_reduce_until_error(channel, group, timeout, count=100_000):
 
 
 def idle_then_barrier(channel, group, timeout):
-    """Works once, is idle until the parent says so, and then calls a barrier."""
+    """Run one operation, stay idle until the parent's message, and then call a barrier."""
     oracle.run(group, oracle.Case("all_reduce", "i", 1000))
     channel.send({"pid": os.getpid()})
     channel.recv()
@@ -210,7 +213,7 @@ def idle_then_barrier(channel, group, timeout):
 
 
 def message_to_the_last(channel, group, timeout):
-    """Nothing at all until the parent says so; then the first message to the last rank."""
+    """Do nothing until the parent's message; then send the first message to the last rank."""
     channel.send({"pid": os.getpid()})
     channel.recv()
     return attempt(group.send, bytearray(100), group.size - 1, timeout=timeout)
@@ -224,7 +227,7 @@ def work_together(_channel, group):
 
 
 def large_message(channel, group, nbytes, timeout):
-    """From rank 0 to rank 1, who have exchanged a small one."""
+    """Send a large message from rank 0 to rank 1, after a small all_reduce."""
     oracle.run(group, oracle.Case("all_reduce", "i", 1))
     if group.rank == 0:
         return attempt(group.send, bytearray(nbytes), 1, timeout=timeout)
@@ -232,7 +235,7 @@ def large_message(channel, group, nbytes, timeout):
 
 
 def late_for_cut(channel, group, timeout):
-    """An operation that starts while the cable is out."""
+    """Start an operation while the link is cut."""
     oracle.run(group, oracle.Case("all_reduce", "i", 1000))
     channel.send("ready")
     channel.recv()
@@ -250,7 +253,7 @@ def monitored_barrier_error(channel, group, timeout):
 
 
 def listening(_channel, group):
-    """(address, port) of what this process listens on, as the kernel writes them."""
+    """Return the (address, port) pairs on which this process listens, as the kernel writes them."""
     oracle.run(group, oracle.Case("all_to_all", "i", 1000))
     sockets = set()
     for name in os.listdir("/proc/self/fd"):
@@ -269,7 +272,7 @@ def listening(_channel, group):
     return found, members(group)
 
 
-# ---- memory of the others
+# ---- one-sided access
 
 
 def _refusal(call, *args):
@@ -281,7 +284,8 @@ def _refusal(call, *args):
 
 
 def one_sided(channel, group):
-    """Puts, gets and signals go to ranks of all hosts; views are of those of the own one. Returns who these are."""
+    """Puts, gets and signals must reach ranks of all hosts; views must reach ranks of the same
+    host. Return these ranks."""
     from dldist import symmetric_memory
 
     size, own = group.size, group.rank
@@ -294,14 +298,14 @@ def one_sided(channel, group):
     for rank in range(size):
         memory.wait_signal(rank, 1)
     assert bytes(x) == b"".join(bytes([rank + 1]) * slot for rank in range(size))
-    memory.barrier(3)  # the others have what was put to them, too
+    memory.barrier(3)  # the other ranks have also received the puts
     targets = [bytearray(100) for _ in range(size)]
     works = [memory.get(target, rank, 3 * slot // 2, async_op=True) for rank, target in enumerate(targets)]
     for work in works:
         work.wait()
     assert targets == [bytes([2]) * 100] * size
     memory.barrier(3)
-    for turn in range(100):  # many small ones, in order
+    for turn in range(100):  # many small puts, in order
         memory.put(bytes([turn]), other, turn)
     memory.signal(other, 2)
     memory.wait_signal(before, 2)
@@ -309,7 +313,7 @@ def one_sided(channel, group):
     memory.put_signal(other, 4)
     error = _refusal(memory.put_signal, other, 4, 300)
     assert isinstance(error, dldist.DistTimeoutError) and error.rank == other, error
-    memory.flush()  # it has been taken back there, too
+    memory.flush()  # it has also been restored there
     group.barrier()
     memory.wait_signal(before, 4)
     assert not memory.take_signal(before, 4)
@@ -327,9 +331,9 @@ def one_sided(channel, group):
 
 
 def one_sided_windows(channel, group):
-    """c10d's windows say how each rank is reached."""
+    """c10d's windows must report how each rank is reached."""
     size, own = group.size, group.rank
-    x = array.array("i", [0] * (8 + own))  # no shared memory: reached by messages everywhere
+    x = array.array("i", [0] * (8 + own))  # no shared memory: messages are used everywhere
     window = dldist.Window(group, x)
     kinds = [int(window.get_attr(rank).access_type) for rank in range(size)]
     other = (own + 1) % size

@@ -1,4 +1,4 @@
-"""Processes of one JAX program, whose collectives are dldist's, or with is_dldist=False Gloo's."""
+"""Processes of one JAX program over dldist's collectives, or with is_dldist=False over Gloo's."""
 
 import os
 import time
@@ -6,7 +6,7 @@ import traceback
 
 
 def member(channel, address, rank, size, is_dldist=True):
-    """Joins the program, and runs the cases that the parent names."""
+    """Join the program, and run the cases that the parent sends."""
     if is_dldist:
         import dldist.jax
 
@@ -21,12 +21,12 @@ def member(channel, address, rank, size, is_dldist=True):
             channel.send(("result", globals()[name]()))
         except Exception:
             channel.send(("error", traceback.format_exc()))
-    # The coordinator, in process 0, outlives the others.
+    # Process 0, which has the coordinator, must exit last.
     os._exit(0)
 
 
 def _spread(rows, mesh, *names):
-    """An array whose first dimensions lie along these axes of the mesh, of the rows that each device has."""
+    """Make an array whose first dimensions lie along these mesh axes, from each device's rows."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -57,7 +57,7 @@ def _line():
 
 
 def _compile(call, mesh, names=("x",)):
-    """A function of such arrays: of what each device has."""
+    """Compile a function of such arrays from a function of one device's part."""
     import jax
     from jax.sharding import PartitionSpec
 
@@ -72,7 +72,7 @@ DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat1
 
 
 def dtypes_and_reductions():
-    """What is not as NumPy has it, or raises."""
+    """Return the cases that differ from NumPy or raise."""
     import jax
     import jax.numpy as jnp
     import numpy
@@ -93,13 +93,13 @@ def dtypes_and_reductions():
 
 
 def _reductions(rows, rank):
-    """Of arrays of several times as many elements as there are ranks: (function, result)."""
+    """Return (function, result) pairs for arrays whose length is a multiple of the rank count."""
     import jax
     import numpy
 
     dtype, n = rows[0].dtype, len(rows[0]) // len(rows)
     if dtype.kind == "b":
-        return {}  # JAX adds them up as integers
+        return {}  # JAX adds booleans as integers
     total = numpy.add.reduce(rows, axis=0, dtype=dtype)
     found = {
         "psum": (lambda x: jax.lax.psum(x, "x"), total),
@@ -128,7 +128,7 @@ def _moves(rows, rank):
 
 
 def sizes():
-    """Elements that differ, for arrays from nothing to some megabytes."""
+    """Arrays of distinct elements, from zero elements to some megabytes, must be right."""
     import jax
     import numpy
 
@@ -142,7 +142,7 @@ def sizes():
 
 
 def axes_of_a_mesh():
-    """Sums along each axis of 2 by 2 processes, and along both."""
+    """Sums along each axis of 2 by 2 processes, and along both, must be right."""
     import jax
     import numpy
     from jax.sharding import Mesh
@@ -159,7 +159,7 @@ def axes_of_a_mesh():
 
 
 def loops_and_branches():
-    """A sum of all, then sums along one axis in a loop, then along the other in a branch."""
+    """A sum over all, sums along one axis in a loop, then the other in a branch, must be right."""
     import jax
     import numpy
     from jax.sharding import Mesh
@@ -176,7 +176,7 @@ def loops_and_branches():
 
 
 def scatters():
-    """Runs a chain of psum_scatters along two axes again and again: how many results are wrong."""
+    """Run chains of psum_scatters along two axes many times; return the number of wrong results."""
     import jax
     import numpy
     from jax.sharding import Mesh
@@ -201,7 +201,7 @@ def scatters():
 
 
 def recorded():
-    """What the flight recorder has of a reduction, a gather, a scatter and messages: names and shapes."""
+    """Return the recorder's names and shapes of a reduction, a gather, a scatter and messages."""
     import dldist.flight_recorder
     import jax
     import numpy
@@ -234,7 +234,7 @@ def sum_once():
 
 
 def sum_until_it_fails():
-    """The text of the error, and when it came."""
+    """Return the error's text and time."""
     import jax
 
     try:
@@ -259,7 +259,7 @@ def sum_without_rank_1(channel, address, rank, size):
 
 
 def sums_of_several_devices(channel, address, rank, size):
-    """Along each axis of processes by their two devices, and along both."""
+    """Sums along each axis of processes with two devices each, and along both, must be right."""
     import dldist.jax
 
     dldist.jax.install(timeout=20.0)
@@ -279,7 +279,8 @@ def sums_of_several_devices(channel, address, rank, size):
 
 
 def sum_of_some_processes(channel, address, rank, size):
-    """Of the first two, then of the last two and the first, while the others do nothing; then of all."""
+    """Sum over the first two processes, then over the last two and the first while the others are
+    idle; then over all."""
     import dldist.jax
 
     dldist.jax.install(timeout=20.0)
@@ -300,7 +301,8 @@ def sum_of_some_processes(channel, address, rank, size):
 
 
 def sum_after_others(channel, address, rank, size):
-    """Of all processes, after a program of the first two that was compiled and never ran, and one that only this process has run."""
+    """Sum over all processes, after a program that the first two compiled but never ran, and one
+    that only this process ran."""
     import dldist.jax
 
     dldist.jax.install(timeout=20.0)
@@ -320,7 +322,7 @@ def sum_after_others(channel, address, rank, size):
 
 
 def sum_without_a_store(channel, address, rank, size):
-    """The world cannot be made: dldist's processes do not find each other."""
+    """The world cannot be made, because the processes of dldist do not find each other."""
     import dldist
     import dldist.jax
 

@@ -1,4 +1,5 @@
-"""A loop that ranks leave at different times, as programs write it; "dldist" or "torch.distributed" is the root."""
+"""A loop that ranks leave at different times, as programs write it. The root is "dldist" or
+"torch.distributed"."""
 
 import array
 import importlib
@@ -15,7 +16,7 @@ def zero(root):
 
 
 def counter_of(root, join):
-    """Adds up over all ranks how many have taken the turn."""
+    """Return a Joinable that counts, over all ranks, the participants of each turn."""
 
     class Hook(join.JoinHook):
         def __init__(self, counter, **kwargs):
@@ -58,7 +59,8 @@ def counter_of(root, join):
 
 
 def loops(root, dist, rank, turns, how, group=None):
-    """What a rank saw in its turns, how many it shadowed, what its hooks were told at the end, and how it ended."""
+    """Run the loop; return what a rank saw in its turns, how many turns it shadowed, the arguments
+    of its hooks at the end, and the outcome."""
     join = importlib.import_module(f"{root}.algorithms.join")
     first, second = (counter_of(root, join)(dist, group) for _ in range(2))
     try:

@@ -11,14 +11,14 @@ LONG = timedelta(seconds=20)
 
 
 class Kind:
-    """One set of data, and handles on it. `features` tells what the server at the other end can do."""
+    """One set of data, and handles on it. `features` lists the capabilities of the server."""
 
     features = frozenset({"queues", "list_keys", "barrier"})
-    where = ()  # what a time-out must say about the place
-    own_keys = 0  # that num_keys counts beside those of programs
+    where = ()  # texts that a timeout error must contain
+    own_keys = 0  # keys besides the programs' that num_keys counts
 
     def open(self):
-        """A new handle on the same data."""
+        """Return a new handle on the same data."""
         raise NotImplementedError
 
     def close(self):
@@ -88,7 +88,7 @@ def prefixed(kind):
 
 
 def torch_server_features():
-    """What torch's libuv server of this version answers: older ones know no list_keys and no barrier."""
+    """Return the features of torch's libuv server. Older versions lack list_keys and barrier."""
     import torch.distributed
 
     features = {"queues"}

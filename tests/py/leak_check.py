@@ -1,5 +1,9 @@
-"""What LeakSanitizer finds that the extension has lost. For processes with an extension built with DLDIST_SANITIZE=address and
-ASAN_OPTIONS=detect_leaks=1:leak_check_at_exit=0 (`make test-py-asan`): at the exit itself an interpreter leaves too much behind."""
+"""Report the extension's leaks, as found by LeakSanitizer.
+
+For processes with an extension built with DLDIST_SANITIZE=address and
+ASAN_OPTIONS=detect_leaks=1:leak_check_at_exit=0 (`make test-py-asan`). A check at exit would report
+too many leaks of the interpreter.
+"""
 
 import ctypes
 import os
@@ -7,7 +11,8 @@ import sys
 import tempfile
 
 OURS = ("csrc/", "dldist/_core.")
-# The flight recorder lives in pages of its own, where LeakSanitizer looks for no pointers. The C tests look after it.
+# The flight recorder uses its own pages, which LeakSanitizer does not scan for pointers. The C
+# tests check it for leaks.
 UNSEEN = "csrc/observe/"
 
 
@@ -16,7 +21,7 @@ def is_possible():
 
 
 def slower():
-    """By how much tests may take longer here."""
+    """Return the factor by which tests may take longer."""
     if "TSAN_OPTIONS" in os.environ:  # scripts/free_threaded.sh
         return 10
     return 4 if is_possible() else 1
@@ -27,7 +32,7 @@ def _report_path():
 
 
 def take_report(pid):
-    """What LeakSanitizer has said in that process, which is removed; "" where it has said nothing."""
+    """Return LeakSanitizer's report of a process, "" if there is none, and delete it."""
     path = f"{_report_path()}.{pid}"
     try:
         with open(path, errors="replace") as file:
@@ -39,8 +44,12 @@ def take_report(pid):
 
 
 def has_broken_down_in(pid, name):
-    """LeakSanitizer itself, in a process that has ended; that is said on stderr. It stops all threads from outside, and now and then its
-    tracer crashes on one that is about to end. That ends the process, and says nothing about it."""
+    """Return True, and print so to stderr, if LeakSanitizer itself crashed in a process that has
+    ended.
+
+    It stops all threads from outside. Its tracer sometimes crashes on a thread that is about to
+    exit, which ends the process without a report.
+    """
     has_broken_down = is_possible() and "LeakSanitizer has encountered a fatal error" in take_report(pid)
     if has_broken_down:
         print(f"{name} (pid {pid}): LeakSanitizer broke down, so nothing is known of leaks there", file=sys.stderr)
@@ -48,7 +57,8 @@ def has_broken_down_in(pid, name):
 
 
 def leaks():
-    """The report of each lost block that was allocated in a call of ours. What the interpreter and other packages lose is theirs."""
+    """Return the report of each lost block that a dldist call allocated. Leaks of the interpreter
+    and of other packages are ignored."""
     runtime = ctypes.CDLL(None)
     runtime.__sanitizer_set_report_path(_report_path().encode())
     runtime.__lsan_do_recoverable_leak_check()

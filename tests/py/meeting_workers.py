@@ -1,4 +1,4 @@
-"""What the ranks of test_meeting_failures.py run. No pytest here: the children start sooner."""
+"""Workers of the ranks of test_meeting_failures.py. Without pytest, so that they start faster."""
 
 import time
 
@@ -7,7 +7,7 @@ from group_workers import describe
 
 
 def join(channel, place, rank, size, timeout):
-    """Tries to make a world once the parent says so, and tells what became of it, and how long it took."""
+    """Wait for the parent's message and make a world; send the outcome and the time it took."""
     channel.send("begin")
     channel.recv()
     began = time.monotonic()
@@ -26,13 +26,13 @@ def wait_alone(channel, port, size):
 
 
 def join_with_few_descriptors(channel, port, rank, size, spare):
-    """A world over a store that is there, with room for so many more descriptors."""
+    """Make a world over an existing store, with a limit of `spare` more descriptors."""
     import os
     import resource
 
     store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
     if spare is not None:
-        dldist.Group(None, 0, 1).close()  # what a process needs once
+        dldist.Group(None, 0, 1).close()  # opens the descriptors that a process needs once
         used = len(os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, used + spare))
     channel.send("begin")
@@ -49,7 +49,7 @@ def join_with_few_descriptors(channel, port, rank, size, spare):
 
 
 def join_without_a_port(channel, place, rank, size):
-    """The same where the one port that this rank may use is taken."""
+    """Do the same while the only port that this rank may use is taken."""
     import os
     import socket
 

@@ -1,7 +1,7 @@
-"""Children that an mpirun starts: talked to as those of procs.py are, each over a connection of its own.
+"""Children that mpirun starts. Like procs.py's children, each has a connection to the parent.
 
-The libraries that this machine has: those of the system, and those of the folders (virtual environments) that DLDIST_TEST_MPI names, which
-scripts/test_engines.sh makes of wheels.
+The libraries come from the system and from the folders (virtual environments) in DLDIST_TEST_MPI,
+which scripts/test_engines.sh makes from wheels.
 """
 
 import os
@@ -33,7 +33,7 @@ class Mpi:
         return [self.mpirun, *self.options, "-n", str(size)]
 
     def chosen(self):
-        """The variables that choose it."""
+        """Return the variables that select this library."""
         return {**self.environment, **({"DLDIST_MPI_LIBRARY": self.library} if self.library else {})}
 
     def variables(self, env=None):
@@ -41,7 +41,8 @@ class Mpi:
 
 
 def of_wheel(folder):
-    """The libraries in a virtual environment, activated: that of the standard ABI, and Open MPI's or Intel's own."""
+    """Return the libraries in a virtual environment, as if activated: the standard ABI, and Open
+    MPI's or Intel's own ABI."""
     name = os.path.basename(folder.rstrip("/"))
     lib, bin_ = os.path.join(folder, "lib"), os.path.join(folder, "bin")
     is_intels = os.path.exists(os.path.join(lib, "libmpi_ilp64.so.4"))
@@ -55,7 +56,7 @@ def of_wheel(folder):
 
 
 def find():
-    """All that there are; none where no MPI is installed."""
+    """Return all installed libraries."""
     system = [Mpi(name, path) for name, path in (("openmpi", shutil.which("mpirun.openmpi")), ("mpich", shutil.which("mpirun.mpich"))) if path]
     folders = [folder for folder in os.environ.get("DLDIST_TEST_MPI", "").split(":") if folder]
     return system + [library for folder in folders for library in of_wheel(folder)]
@@ -75,10 +76,10 @@ class MpiChild(procs.Child):
 
 
 class Run:
-    """An mpirun with its children. In procs.Group, it is one child."""
+    """An mpirun with its children. procs.Group counts it as one child."""
 
     def __init__(self, mpi, size, worker, arguments_of, env=None):
-        """Starts worker(channel, *arguments_of(rank)) in each of the processes."""
+        """Run worker(channel, *arguments_of(rank)) in each of the processes."""
         self.stderr_file = tempfile.TemporaryFile()
         self.children = []
         with Listener(("127.0.0.1", 0), authkey=b"mpirun") as listener:
@@ -103,7 +104,7 @@ class Run:
         for child in self.children:
             child.close()
         if self.process.poll() is None:
-            self.process.terminate()  # mpirun ends its processes
+            self.process.terminate()  # mpirun then ends its processes
             try:
                 self.process.wait(10)
             except subprocess.TimeoutExpired:

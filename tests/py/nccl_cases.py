@@ -1,4 +1,5 @@
-"""Which cases of group_workers.py run in groups over NCCL: over the doubles (test_nccl_suite.py) and on a GPU (tests/gpu)."""
+"""Cases of group_workers.py for groups over NCCL: over the stubs (test_nccl_suite.py) and on a GPU
+(tests/gpu)."""
 
 import group_workers as cases
 

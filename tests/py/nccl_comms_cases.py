@@ -1,4 +1,5 @@
-"""NcclComms and its kin over the doubles of tests/stubs. test_nccl_case_files.py runs it with pytest, in a process that knows them."""
+"""NcclComms and related classes over the stubs of tests/stubs. test_nccl_case_files.py runs this
+file with pytest, in a process that has loaded them."""
 
 import copy
 import ctypes
@@ -116,7 +117,7 @@ def test_given_streams(stubs):
 
 @pytest.mark.parametrize("kind", ["exchange", "torch", "torch_exchange", "cupy"])
 def test_current_streams_of_libraries(stubs, framework, kind):
-    """Those of each device: after what they hold, and before what they get then."""
+    """Collectives must use each device's current stream: after earlier work, before later work."""
     streams = [stubs.cuda.make_stream(device) for device in range(2)]
     arrays = [array(stubs, [0.0], device) for device in range(2)]
     copies = [array(stubs, [0.0], device) for device in range(2)]
@@ -163,14 +164,14 @@ def test_own_arrays_are_on_the_default_stream(stubs):
 
 
 def copy_on(stubs, stream, device, target, source):
-    """Four bytes, when the stream comes to it."""
+    """Enqueue a copy of four bytes."""
     with stubs.cuda.on_device(device):
         addresses = ctypes.c_uint64(target), ctypes.c_uint64(source)
         stubs.cuda.call("cuMemcpyAsync", *addresses, ctypes.c_size_t(4), ctypes.c_void_p(stream))
 
 
 def memory_of(address):
-    """As it is, whatever streams hold."""
+    """Return the float at an address, without waiting for streams."""
     return float(numpy.frombuffer(ctypes.string_at(address, 4), "float32")[0])
 
 
@@ -234,7 +235,8 @@ def test_a_rank_that_does_not_come(stubs):
 
 @pytest.mark.parametrize("where", ["on the device", "on the host"])
 def test_abort_handles(stubs, where):
-    """The other rank does not come: the kernel waits, or, in a first collective, the thread that calls."""
+    """Abort while the other rank never joins: the kernel waits or, in a first collective, the
+    calling thread."""
     first, second = nccl.NcclComms([0, 1]).split()
     handle = first.abort_handle()
     assert not handle.is_aborted
@@ -271,7 +273,8 @@ def test_abort_handles(stubs, where):
 
 
 def test_close_does_not_wait_for_a_call_that_hangs(stubs):
-    """A thread in a call may wait in NCCL for ranks that never call; the call closes the communicator."""
+    """A thread in a call may wait in NCCL for ranks that never call. That call must then close the
+    communicator."""
     rank = nccl.NcclComms([0]).split()[0]
     x = array(stubs, [1.0])
     stubs.nccl.hang("ncclGroupEnd", ms=-1)
@@ -305,7 +308,7 @@ def test_abort_during_a_call(stubs):
 
 
 def test_ranks_share_a_device(stubs, monkeypatch):
-    """Where the environment lets NCCL have it so; each on a stream of its own."""
+    """Ranks must be able to share a device, on a stream each, if NCCL's environment allows it."""
     with pytest.raises(dldist.DistBackendError, match="ncclInvalidUsage"):
         nccl.NcclComms([0, 0])
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")

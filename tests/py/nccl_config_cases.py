@@ -1,6 +1,7 @@
-"""Configurations of single collectives, over the doubles of tests/stubs, which tell how the last one was configured.
+"""Configurations of single collectives over the stubs of tests/stubs, which record the last
+configuration.
 
-test_nccl_case_files.py runs this file with pytest, in a process that knows where the doubles are.
+test_nccl_case_files.py runs this file with pytest, in a process that knows where the stubs are.
 """
 
 import ctypes
@@ -33,7 +34,7 @@ COLLECTIVES = {
 
 
 class Calls:
-    """How often a function of NCCL is called from here on, with and without a configuration."""
+    """Count calls of an NCCL function from here on, with and without a configuration."""
 
     def __init__(self, stubs, function):
         self._names = [f"{function}Config", function]
@@ -60,13 +61,13 @@ def test_each_collective_has_it(stubs, function):
 
     wanted = "minCTAs=1 maxCTAs=4 algSelection=ring forceAlgSelection=1 userProfilerTag=0x10000000000"
     assert on_ranks(2, run) == [wanted] * 2
-    plain = 2 + (2 if function == "ncclAllReduce" else 0)  # the barrier is one, too
+    plain = 2 + (2 if function == "ncclAllReduce" else 0)  # the barrier is also an all_reduce
     assert configured.made() == [2, plain]
 
 
 @needs_configs
 def test_what_is_made_of_several_has_it(stubs):
-    """Uneven blocks: broadcasts and reductions, each with the configuration."""
+    """Uneven blocks are made of broadcasts and reductions; each must get the configuration."""
     broadcasts, reductions = Calls(stubs, "ncclBroadcast"), Calls(stubs, "ncclReduce")
 
     def run(group, rank):
@@ -121,7 +122,8 @@ def test_values_that_are_not_the_defaults_reach_nccl(stubs):
 
 @needs_configs
 def test_calls_that_are_put_together_keep_their_own(stubs):
-    """Also when the block, and the object, are gone before NCCL is called."""
+    """Coalesced calls must keep their own configuration, even if the block and the object end
+    before NCCL is called."""
     calls = Calls(stubs, "ncclAllReduce")
     group = _core.NcclGroup(None, 0, 1, device=0)
     first, second = array(stubs, [1, 2]), array(stubs, [1, 2])
@@ -173,7 +175,7 @@ def test_messages_have_none(stubs):
                 with pytest.raises(NotImplementedError) as raised:
                     call()
                 texts.append(str(raised.value))
-        group.all_reduce(x)  # nothing has been sent, and the group goes on
+        group.all_reduce(x)  # nothing was sent, and the group stays usable
         return texts
 
     for texts in on_ranks(2, run):
@@ -192,7 +194,7 @@ def test_one_sided_calls_have_none(stubs):
                 with pytest.raises(NotImplementedError) as raised:
                     call()
                 texts.append(str(raised.value))
-        # Nothing has been sent: there is one signal to take, and no other.
+        # Nothing was sent: there must be exactly one signal to receive.
         window.signal(1 - rank)
         assert window.wait_signal(1 - rank, async_op=True).wait(LIMIT_S)
         window.close()
@@ -296,7 +298,7 @@ def test_an_older_nccl_is_said(stubs):
 @needs_events
 @pytest.mark.parametrize("kind", ["address", "torch", "cupy"])
 def test_an_event_tells_when_the_kernel_begins(stubs, framework, kind):
-    """It waits for what comes before the kernel, and not for the kernel."""
+    """The event must be recorded after earlier work and before the kernel."""
     group = _core.NcclGroup(None, 0, 1, device=0)
     side = Side(stubs, framework, 0)
     event = ctypes.c_void_p()

@@ -1,6 +1,8 @@
-"""What the ranks of test_nccl_end.py run, over the doubles of tests/stubs: groups that end while operations are under way.
+"""Workers of the ranks of test_nccl_end.py, over the stubs of tests/stubs: groups that end while
+operations are pending.
 
-No pytest here: the children start sooner."""
+Without pytest, so that the children start faster.
+"""
 
 import datetime
 import itertools
@@ -15,7 +17,7 @@ gates = itertools.count(200)
 
 
 def end(channel, name, version, environment, port, rank, size):
-    """One function below on every rank; its reply."""
+    """Run the named function below on every rank, and send its reply."""
     os.environ.update(environment)
     import dldist as dist
     import nccl_stubs
@@ -34,7 +36,7 @@ class Rank:
         self.dist.init_process_group("nccl", store=self.store, rank=self.rank, world_size=self.size, timeout=timeout, device_id=self.rank)
 
     def init_with_a_short_time_out(self):
-        """Of operations: the ranks have longer to make the communicator."""
+        """Initialise with a short timeout for operations, but not for making the communicator."""
         self.init()
         self.dist.set_timeout(1.0)
 
@@ -50,7 +52,7 @@ class Rank:
         return nccl_stubs.CudaArray(self.stubs, numpy.full(4, value, "float32"), device=self.rank if device is None else device)
 
     def hold_up(self, x):
-        """The stream of x stands still until the gate is opened that this gives; 5.0 is written then."""
+        """Block the stream of x until the returned gate opens; the stream then writes 5.0 to x."""
         gate = next(gates)
         with self.stubs.cuda.on_device(x.device):
             self.stubs.cuda.gate(x.stream, gate)
@@ -58,7 +60,8 @@ class Rank:
         return gate
 
     def reduce_behind_a_gate(self, all_reduce):
-        """An all_reduce that waits for its stream, and has returned; its tensor, and the gate."""
+        """Start an all_reduce behind a blocked stream; return its tensor and the gate after the
+        call has returned."""
         from dldist import nccl
 
         x = self.array(1.0)
@@ -85,7 +88,7 @@ def raised_by(call):
 
 
 def destroy_after_long_work(ctx):
-    """Ten seconds are no limit: the operation's own time-out is."""
+    """destroy_process_group() must wait over ten seconds, up to the operation's own timeout."""
     ctx.init()
     x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
     begun = time.monotonic()
@@ -114,7 +117,7 @@ def with_while_it_times_out(ctx):
 
 
 def destroy_after_it_has_timed_out(ctx):
-    """Nobody has asked meanwhile, so nobody has been told."""
+    """The timeout was not reported to any caller before, so the end must raise it."""
     ctx.init_with_a_short_time_out()
     x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
     while ctx.stubs.nccl.calls("ncclCommAbort") == 0:
@@ -125,7 +128,7 @@ def destroy_after_it_has_timed_out(ctx):
 
 
 def destroy_after_being_told(ctx):
-    """One error is enough: wait() has raised it."""
+    """wait() has already raised the error, so the end must not raise it again."""
     ctx.init_with_a_short_time_out()
     x = ctx.array(1.0)
     gate = ctx.hold_up(x)
@@ -145,7 +148,8 @@ def close_with_a_limit(ctx):
 
 
 def close_behind_a_graph(ctx):
-    """NCCL keeps communicators that CUDA graphs refer to: the end of one takes as long as the graph lives."""
+    """NCCL keeps communicators that CUDA graphs refer to, so closing one takes as long as the
+    graph."""
     group = ctx.open()
     x = ctx.array(1.0)
     group.all_reduce(x)
@@ -157,8 +161,10 @@ def close_behind_a_graph(ctx):
 
 
 def end_behind_a_live_graph(ctx):
-    """By close() and by destroy_process_group(), at once as it takes long: for each, what was raised and how many seconds after the
-    operations had ended."""
+    """End groups with close() and destroy_process_group() concurrently, because both take long.
+
+    Return for each the error raised and the seconds since the operations ended.
+    """
     from dldist import nccl
     from dldist._backends import registry
 
@@ -200,7 +206,7 @@ def end_behind_a_live_graph(ctx):
 
 
 def captured(ctx, group):
-    """A CUDA graph with an all_reduce of the group, and the tensor of that."""
+    """Return a CUDA graph with an all_reduce of the group, and its tensor."""
     from cuda_driver import Graph
     from dldist import nccl
 
@@ -213,7 +219,7 @@ def captured(ctx, group):
 
 
 def shrink_behind_work(ctx):
-    """The old group ends in good order."""
+    """The old group must end cleanly."""
     ctx.init()
     x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
     if ctx.rank == 1:
@@ -240,14 +246,14 @@ def shrink_behind_work(ctx):
 
 
 def leave(ctx):
-    """The process ends: its stderr is the reply, and when its end began."""
+    """Exit the process. The reply is its stderr and the time when the exit began."""
     ctx.init()
     ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
     return time.monotonic()
 
 
 def close_comms(ctx):
-    """NcclComms, of one process: close() waits, too."""
+    """close() of NcclComms, for one process, must also wait."""
     from dldist import nccl
 
     comms = nccl.NcclComms([0, 1])
@@ -258,7 +264,7 @@ def close_comms(ctx):
 
     def run():
         closing.wait()
-        time.sleep(0.2)  # most likely it is in NCCL by now; it does no harm if not
+        time.sleep(0.2)  # NCCL is most likely waiting by now; if not, the test still passes
         for gate in opened:
             ctx.stubs.cuda.open_gate(gate)
 
@@ -269,7 +275,10 @@ def close_comms(ctx):
 
 
 def end_many(ctx, end, n=50):
-    """`n` groups with a communicator each, which take half a second to end: the error of the end, seconds, and how many threads it took."""
+    """End `n` groups with a communicator each that takes half a second to end.
+
+    Return the error, the seconds, and the number of threads used.
+    """
     ctx.init()
     parts = [ctx.dist.new_group(list(range(ctx.size)), group_desc=f"part {i}") for i in range(n - 1)]
     for part in (None, *parts):

@@ -1,6 +1,7 @@
-"""How long calls would take, as NCCL estimates it, over the doubles of tests/stubs: those say one microsecond for each call of theirs.
+"""NCCL's time estimates for calls, over the stubs of tests/stubs, which estimate one microsecond
+for each NCCL call.
 
-test_nccl_case_files.py runs this file with pytest, in a process that knows where the doubles are.
+test_nccl_case_files.py runs this file with pytest, in a process that knows where the stubs are.
 """
 
 import threading
@@ -20,7 +21,7 @@ ESTIMATES = tuple(map(int, VERSION.split("."))) >= (2, 22, 3)
 
 
 def in_streams(stubs):
-    """What has been put into streams so far, by all ranks."""
+    """Return the counts of operations that all ranks have enqueued in streams."""
     return [stubs.cuda.calls("cuMemcpy2DAsync"), stubs.cuda.calls("cuEventRecord"), stubs.nccl.calls("(launch)")]
 
 
@@ -29,7 +30,7 @@ needs_estimates = pytest.mark.skipif(not ESTIMATES, reason="this NCCL estimates 
 
 @pytest.fixture
 def pair(stubs):
-    """Two ranks, of which this thread is the first. What the doubles estimate concerns one alone."""
+    """Return two ranks, the first on this thread. The stubs' estimates concern only one rank."""
     store = dldist.HashStore()
     groups = [_core.NcclGroup(store, rank, 2, device=rank) for rank in range(2)]
     other = threading.Thread(target=groups[1].connect)
@@ -49,7 +50,7 @@ def group(pair):
 
 
 def works(stubs, pair):
-    """After an estimate the thread's group of NCCL is over: what is called now is carried out."""
+    """Check that an estimate has ended the thread's NCCL group, so that calls are carried out."""
     tensors = [array(stubs, [rank + 1], rank) for rank in range(2)]
     other = threading.Thread(target=pair[1].all_reduce, args=(tensors[1],))
     other.start()
@@ -108,7 +109,7 @@ def test_nothing_is_carried_out(stubs):
 
 @needs_estimates
 def test_the_first_calls_of_a_group(stubs):
-    """They make the communicator."""
+    """The first calls must make the communicator."""
 
     def run(group, rank):
         group._start_time_estimate()
@@ -120,7 +121,7 @@ def test_the_first_calls_of_a_group(stubs):
 
 @needs_estimates
 def test_an_estimate_has_as_much_time_as_a_call(stubs):
-    """The watchdog sees it, and its deadline counts from its beginning."""
+    """The watchdog must monitor an estimate, with a deadline that counts from its start."""
     stubs.nccl.slow_launches(300)
 
     def run(group, rank):
@@ -134,7 +135,7 @@ def test_an_estimate_has_as_much_time_as_a_call(stubs):
 
 @needs_estimates
 def test_one_rank_is_not_estimated(stubs):
-    """NCCL carries out its calls when they are made, in a group, too."""
+    """With one rank NCCL carries out its calls immediately, even in a group."""
     before = stubs.nccl.calls("ncclAllReduce")
     group = _core.NcclGroup(None, 0, 1, device=0)
     group._start_time_estimate()
@@ -208,7 +209,7 @@ def test_messages_are_refused(stubs, pair, group):
 @needs_estimates
 @pytest.mark.parametrize("is_connected", [False, True])
 def test_communicators_that_do_not_block(stubs, is_connected):
-    """NCCL would carry out what it is to estimate."""
+    """With nonblocking communicators NCCL would carry out the calls instead of estimating them."""
 
     before = stubs.nccl.calls("ncclGroupSimulateEnd")
 
@@ -228,7 +229,7 @@ def test_communicators_that_do_not_block(stubs, is_connected):
     assert stubs.nccl.calls("ncclGroupSimulateEnd") == before
 
 
-# ---- what goes wrong
+# ---- errors
 
 
 @needs_estimates
@@ -244,7 +245,7 @@ def test_starts_and_ends_must_fit(stubs, pair, group):
     with pytest.raises(RuntimeError, match=r"this thread has not called end_coalescing\(\)"):
         group._end_time_estimate()
     group.drop_coalesced()
-    group.drop_coalesced()  # of the estimate nothing is dropped
+    group.drop_coalesced()  # drops nothing of the estimate
     group.all_reduce(array(stubs, [1]))
     assert group._end_time_estimate() == 1.0
     group.start_coalescing()
@@ -316,7 +317,7 @@ def test_an_abort(stubs, group):
 
 @needs_estimates
 def test_nccl_has_the_time_of_a_call(stubs, group):
-    """The first estimate may connect ranks, which all must come for."""
+    """The first estimate may connect ranks, and waits until all have joined."""
 
     def let_go():
         poll_until(lambda: group.error is not None)
@@ -335,7 +336,7 @@ def test_nccl_has_the_time_of_a_call(stubs, group):
 
 @needs_estimates
 def test_a_capture_goes_on(stubs, framework, group):
-    """What is being captured has nothing of an estimate, even of tensors that would be packed."""
+    """A capture must contain nothing of an estimate, even for tensors that would be packed."""
     side = Side(stubs, framework, 0)
     values = side.array([1, 2])
     x = framework.exchange(values)

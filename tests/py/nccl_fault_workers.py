@@ -1,6 +1,8 @@
-"""What the ranks of test_nccl_faults.py and test_nccl_abort.py run, over the doubles of tests/stubs.
+"""Workers of the ranks of test_nccl_faults.py and test_nccl_abort.py, over the stubs of
+tests/stubs.
 
-No pytest here: the children start sooner."""
+Without pytest, so that the children start faster.
+"""
 
 import gc
 import os
@@ -13,14 +15,14 @@ from dldist import _core, flight_recorder
 
 LIMIT_S = 20.0
 SOON_S = 1.0
-"""What docs/watchdog.md promises: so long after a rank's failure the others have heard of it."""
+"""The time in which other ranks get a rank's failure (docs/watchdog.md)."""
 SLACK_S = 1.0
-"""For a machine that does other things, too."""
+"""Extra time for a busy machine."""
 LEFT_BEHIND = ("comm", "stream", "event")
 
 
 class Rank:
-    """One rank of a team: where it is, what it can do to the doubles, and a group for each case."""
+    """One rank of a team: its position, its control of the stubs, and a group for each case."""
 
     def __init__(self, port, rank, size, version):
         import nccl_stubs
@@ -49,7 +51,7 @@ class Rank:
         return self.stubs.Array(self.stubs, numpy.asarray(values or (1.0,), dtype="float32"), device=self.device)
 
     def meet(self):
-        """All ranks are here."""
+        """Wait until all ranks have called this."""
         self.meetings += 1
         key = f"meet/{self.name}/{self.meetings}"
         if self.store.add(key, 1) == self.size:
@@ -68,7 +70,8 @@ class Rank:
 
 
 def member(channel, port, rank, size, version):
-    """Runs cases of this module until the parent names none. After each the process is as before, and another group works."""
+    """Run cases of this module until the parent sends None. After each, the stubs are reset and a
+    new group must work."""
     ctx = Rank(port, rank, size, version)
     works_again(ctx, "first")
     channel.send("ready")
@@ -96,7 +99,7 @@ def member(channel, port, rank, size, version):
 
 
 def works_again(ctx, name):
-    """A new group on the same device."""
+    """Check that a new group on the same device works."""
     ctx.name = f"{name}/again"
     with ctx.open() as group:
         x = ctx.array(ctx.rank)
@@ -113,9 +116,9 @@ def wait_until(condition, what, seconds=LIMIT_S):
 
 
 def start_works(ctx, group, count=3):
-    """All-reduces under way, each with a future that is called back; what that gets."""
+    """Start all_reduces with callbacks on their futures; return works and callback arguments."""
     works, called = [], []
-    arrays = [ctx.array(1) for _ in range(count)]  # before anything hangs on the device
+    arrays = [ctx.array(1) for _ in range(count)]  # before anything blocks the device
     for number, array in enumerate(arrays):
         work = group.all_reduce(array, async_op=True)
         work.get_future().add_done_callback(lambda future, number=number: called.append((number, future)))
@@ -138,7 +141,7 @@ def check_error(error, kind, *texts):
 
 
 def check_ends(ctx, group, works, called, since, within, kind, *texts):
-    """All that is under way has ended in time, in all ways of asking, and so do later calls, at once."""
+    """Check that pending works end in time, by every interface, and later calls immediately."""
     errors = [raised_by(lambda work=work: work.wait(LIMIT_S)) for work in works]
     seconds = time.monotonic() - since
     for error in errors:
@@ -164,7 +167,8 @@ def kind_of_error(group):
 
 
 def check_cause(ctx, group, *texts):
-    """NCCL's error on the rank that had it, and that rank's reason on the others."""
+    """Check the group's error: NCCL's on the rank where it occurred, and that rank's reason on the
+    other ranks."""
     check_error(group.error, dldist.DistBackendError, *texts)
     if ctx.is_culprit:
         assert group.error.rank is None and kind_of_error(group) == "COMM_ERROR"
@@ -196,7 +200,7 @@ def error_during_collectives(ctx):
 
 
 def error_while_idle(ctx):
-    """Found out about within a second, and the others hear of it within another."""
+    """The error must be detected within a second, and reach the other ranks within another."""
     group = ctx.open()
     group.all_reduce(ctx.array(1))
     group.barrier()
@@ -226,7 +230,7 @@ def launch_fails(ctx):
 
 
 def call_fails(ctx):
-    """A call that NCCL refuses on one rank, after others have been enqueued."""
+    """NCCL rejects a call on one rank after other ranks have enqueued theirs."""
     group = ctx.open()
     group.all_reduce(ctx.array(1))
     works, called = ([], []) if ctx.is_culprit else start_works(ctx, group, 2)
@@ -264,7 +268,7 @@ def init_fails(ctx):
 
 
 def init_fails_later(ctx):
-    """In the background, of a communicator that is not blocking."""
+    """A nonblocking communicator fails in the background."""
     group = ctx.open(config={"blocking": 0})
     ctx.meet()
     if ctx.is_culprit:
@@ -290,7 +294,7 @@ def a_rank_does_not_come(ctx):
     group.close()
 
 
-# ---- time-outs
+# ---- timeouts
 
 
 def a_kernel_hangs(ctx):
@@ -326,7 +330,7 @@ def a_rank_never_calls(ctx):
 
 
 def slow_kernels(ctx):
-    """No false alarm."""
+    """Slow kernels must not cause an error."""
     group = ctx.open()
     ctx.stubs.nccl.slow_kernels(-1, 150)
     works, called = start_works(ctx, group)
@@ -355,7 +359,7 @@ def one_rank_aborts(ctx):
 
 
 def an_abort_hangs(ctx):
-    """Works end all the same, and close() waits no longer than a second."""
+    """Works must end even if NCCL's abort hangs, and close() must wait at most a second."""
     group = ctx.open()
     group.all_reduce(ctx.array(1))
     if ctx.is_culprit:
@@ -376,7 +380,7 @@ def an_abort_hangs(ctx):
 
 
 def open_family(ctx):
-    """A group, a part of it with all ranks, and a part of that; and one more of each that has been closed."""
+    """Open a group, a part of it with all ranks, and a part of that; close one more of each."""
     group = ctx.open()
     everybody = list(range(ctx.size))
     part, closed = group.split(everybody, "part"), group.split(everybody, "closed")
@@ -389,10 +393,11 @@ def open_family(ctx):
 
 
 def an_abort_reaches_split_groups(ctx):
-    """Works under way in groups that were split from the aborted one end with its reason, and so do later calls."""
+    """An abort must end pending works and later calls in groups split from the aborted one, with
+    its reason."""
     group, *parts = open_family(ctx)
     if ctx.is_culprit:
-        ctx.meet()  # it never calls
+        ctx.meet()  # this rank never makes the call
     else:
         under_way = [start_works(ctx, part, 1) for part in parts]
         ctx.meet()
@@ -409,7 +414,7 @@ def an_abort_reaches_split_groups(ctx):
 
 
 def an_abort_leaves_the_parent(ctx):
-    """Nor does a group that is dropped without close() take its parts along."""
+    """An abort must not reach the parent, nor dropping a group without close() affect its parts."""
     group, part, grandchild, orphan = open_family(ctx)
     part.abort("enough of it")
     check_error(raised_by(lambda: grandchild.all_reduce(ctx.array(1))), dldist.DistAbortedError, "enough of it")
@@ -426,7 +431,7 @@ def an_abort_leaves_the_parent(ctx):
 
 
 def memory_runs_out(ctx):
-    """What cannot be had is an error of the call, on all ranks alike, and the group goes on."""
+    """Failed allocations must be errors of the call on all ranks, and the group stay usable."""
     group = ctx.open()
     x = ctx.array(*[1.0] * 1000)
     parts = [ctx.array(*[0.0] * 1000) for _ in range(ctx.size)]
@@ -446,11 +451,11 @@ def memory_runs_out(ctx):
     return str(error)
 
 
-# ---- processes of their own
+# ---- separate processes
 
 
 def killed(channel, port, rank, size, version):
-    """The last rank is killed in the midst of it; the others hear in their time."""
+    """The last rank is killed during calls; the other ranks must get an error in time."""
     ctx = Rank(port, rank, size, version)
     ctx.name = "killed"
     group = ctx.open()
@@ -484,7 +489,7 @@ def mismatched(channel, port, rank, size, version):
 
 
 def torn_down(channel, port, rank, size, version):
-    """With an error handling that ends processes."""
+    """The error handling mode ends the processes."""
     ctx = Rank(port, rank, size, version)
     ctx.name = "torn down"
     group = ctx.open()
@@ -493,11 +498,11 @@ def torn_down(channel, port, rank, size, version):
     channel.send("ready")
     if ctx.is_culprit:
         ctx.stubs.nccl.async_error(1, 6, text="no route to host")
-    time.sleep(10 * LIMIT_S)  # the process is ended meanwhile
+    time.sleep(10 * LIMIT_S)  # the process is ended during this
 
 
 def watchdog_hangs(channel, port, rank, size, version):
-    """In cuEventQuery, on rank 1."""
+    """The watchdog of rank 1 hangs in cuEventQuery."""
     ctx = Rank(port, rank, size, version)
     ctx.name = "watchdog hangs"
     group = ctx.open()
@@ -510,7 +515,8 @@ def watchdog_hangs(channel, port, rank, size, version):
     since = time.monotonic()
     if ctx.is_culprit:
         ctx.stubs.cuda.hang("cuEventQuery")
-    wait_until(lambda: len(called) == len(works), "callbacks of futures")  # asking the works would ask the device
+    # querying the works would query the device
+    wait_until(lambda: len(called) == len(works), "callbacks of futures")
     seconds = time.monotonic() - since
     for _, future in called:
         check_error(raised_by(future.value), dldist.DistBackendError, "NCCL's groups has not moved for", "in cuEventQuery")
@@ -526,7 +532,7 @@ def watchdog_hangs(channel, port, rank, size, version):
 
 
 def driver_goes(channel, port, rank, size, version):
-    """The end of a process whose driver has gone first, with works under way."""
+    """The driver shuts down before the process exits, with works pending."""
     ctx = Rank(port, rank, size, version)
     ctx.name = "driver goes"
     group = ctx.open()
@@ -542,7 +548,8 @@ def driver_goes(channel, port, rank, size, version):
 
 
 def wait_times_out(channel, port, rank, size, version):
-    """wait(timeout) gives up and the operation goes on; with blocking waits the group's own time-out ends it."""
+    """wait(timeout) must time out without ending the operation; with blocking waits the group's own
+    timeout must end it."""
     ctx = Rank(port, rank, size, version)
     ctx.name = "wait times out"
     from dldist import nccl
@@ -576,11 +583,11 @@ def wait_times_out(channel, port, rank, size, version):
     return None
 
 
-# ---- aborts from another thread (test_nccl_abort.py): rank 0 is in a call that the others do not make
+# ---- aborts from another thread (test_nccl_abort.py), during a call that only rank 0 makes
 
 
 def abort_during(ctx, call, is_under_way, warm=True, **options):
-    """Ends the call within two seconds with DistAbortedError; the others hear of it."""
+    """An abort must end the call in two seconds with DistAbortedError and reach the other ranks."""
     group = ctx.open(**options)
     if warm:
         group.all_reduce(ctx.array(1))
@@ -607,7 +614,7 @@ def abort_during(ctx, call, is_under_way, warm=True, **options):
 
 
 def launched(ctx, *functions):
-    """How many calls of NCCL there have been, to be compared."""
+    """Return a function that returns the call counts of NCCL functions, to compare."""
     return lambda group: [ctx.stubs.nccl.calls(name) for name in functions]
 
 
@@ -625,7 +632,8 @@ COLLECTIVES = {
     "reduce_scatter": lambda ctx, group: group.reduce_scatter(ctx.array(0), four_parts(ctx)),
     "all_to_all": lambda ctx, group: group.all_to_all(four_parts(ctx), four_parts(ctx)),
     "barrier": lambda ctx, group: group.barrier(),
-    "send": lambda ctx, group: group.send(ctx.array(*[1.0] * (1 << 21)), 1),  # more than is sent to nobody
+    # more than can be sent without a receiver
+    "send": lambda ctx, group: group.send(ctx.array(*[1.0] * (1 << 21)), 1),
     "recv": lambda ctx, group: group.recv(ctx.array(1), 1),
     "wait": lambda ctx, group: group.all_reduce(ctx.array(1), async_op=True).wait(),
     "wait with a time-out": lambda ctx, group: group.all_reduce(ctx.array(1), async_op=True).wait(LIMIT_S),
@@ -651,7 +659,7 @@ def abort_a_batch(ctx):
 
 
 def abort_a_meeting(ctx):
-    """Nobody else is there."""
+    """No other rank joins."""
     abort_during(ctx, lambda group: group.all_reduce(ctx.array(1)), launched(ctx, "ncclGetUniqueId"), warm=False)
 
 
@@ -700,7 +708,7 @@ def abort_a_split(ctx):
 
 
 def abort_a_close(ctx):
-    """Of a group with a collective that does not end."""
+    """Abort the close() of a group with a collective that does not end."""
     closing = threading.Event()
 
     def call(group):

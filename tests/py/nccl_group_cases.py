@@ -1,6 +1,7 @@
-"""NcclGroup over the doubles of tests/stubs, ranks being threads: streams, works, faults, aborts, memory.
+"""NcclGroup over the stubs of tests/stubs, with ranks as threads: streams, works, faults, aborts,
+memory.
 
-test_nccl_case_files.py runs this file with pytest, in processes that know where the doubles are.
+test_nccl_case_files.py runs this file with pytest, in processes that know where the stubs are.
 """
 
 import gc
@@ -40,7 +41,7 @@ def array(stubs, values, device=0, dtype="float32", **options):
 
 
 def on_ranks(size, run, **options):
-    """run(group, rank) on a thread for each rank; gives what they return, or raises what one of them raised."""
+    """Call run(group, rank) on a thread per rank; return their results, or raise one error."""
     store = dldist.HashStore()
     results, errors = [None] * size, []
 
@@ -187,7 +188,8 @@ def test_memory_of_nccl(stubs):
 
 @pytest.mark.parametrize("before", ["nothing", "pairs", "a collective"])
 def test_a_pipeline_of_batches_meets_in_one_communicator(stubs, before):
-    """However many messages a rank has in its batch: 1, 2 and 1 here."""
+    """Batches must meet in one communicator, however many messages a rank has in its batch: here 1,
+    2 and 1."""
 
     def run(group, rank):
         given, taken = array(stubs, [rank + 10], rank), array(stubs, [0], rank)
@@ -213,11 +215,12 @@ class Interrupted(Exception):
 
 
 def interrupt(stubs, function, call):
-    """call() hangs in a function of NCCL's; then a signal comes, whose handler lets it go on and raises when it is through."""
+    """Make call() hang in an NCCL function; send a signal whose handler releases it and raises."""
 
     def on_signal(*_):
         stubs.nccl.release()
-        time.sleep(0.3)  # for NCCL to be through: if it should not be, the call is interrupted as usual, and nothing is shown
+        # ^ gives NCCL time to finish; otherwise the call would be interrupted, which proves nothing
+        time.sleep(0.3)
         raise Interrupted
 
     def send():
@@ -348,7 +351,7 @@ def test_mistakes_are_named(stubs):
 
 
 def call_methods_of_a_group(stubs, group, rank):
-    """Calls every method of dldist.Group between two ranks; gives {name: what a NotImplementedError says}."""
+    """Call every method of dldist.Group between two ranks; return {name: text of the error}."""
     other, x, y = 1 - rank, array(stubs, [1], rank), array(stubs, [1], rank)
     both, two = array(stubs, [1, 2], rank), [array(stubs, [1], rank), array(stubs, [2], rank)]
     on_root = [None if rank else value for value in (both, two)]
@@ -379,7 +382,7 @@ def call_methods_of_a_group(stubs, group, rank):
     calls = dict([*collectives.items(), *messages, ("batch_isend_irecv", (batch,))])
     calls |= {f"plan_{name}": arguments for name, arguments in collectives.items()}
     calls |= {"coalesce": (), "empty": (1,), "split": ([0, 1],), "monitored_barrier": ()}
-    alone = _core.NcclGroup(None, 0, 1, device=rank)  # for what would end the group of the other rank, too
+    alone = _core.NcclGroup(None, 0, 1, device=rank)  # for calls that would also end the group
     alone.connect()
     of_alone = ("memory_stats", "suspend", "resume", "revoke", "abort", "close")
     calls |= dict.fromkeys(of_alone, ())
@@ -390,7 +393,7 @@ def call_methods_of_a_group(stubs, group, rank):
         try:
             result = getattr(alone if name in of_alone else group, name)(*arguments)
         except NotImplementedError as error:
-            if "needs NCCL" not in str(error):  # a newer one has it
+            if "needs NCCL" not in str(error):  # a newer NCCL has it
                 refused[name] = str(error)
             continue
         if name == "coalesce":
@@ -423,7 +426,8 @@ def test_a_failing_call_tells_the_reason_of_nccl(stubs):
 
 
 def test_an_async_error_reaches_every_rank_and_work(stubs):
-    """Ranks that wait for the one that has failed are told by the store in c10d's groups; here by their own time-out."""
+    """Ranks that wait for the failed rank must end. In c10d's groups the store notifies them; here
+    they time out."""
 
     def run(group, rank):
         group.all_reduce(array(stubs, [1], rank))
@@ -448,7 +452,7 @@ def test_an_async_error_reaches_every_rank_and_work(stubs):
 
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "recv"])
 def test_abort_from_another_thread(stubs, name):
-    """The other rank does not come; who waits for it is let go."""
+    """The other rank never joins; an abort must end the waiting call."""
     come = threading.Event()
 
     def call(group, rank):
@@ -574,7 +578,7 @@ def test_ranks_that_find_each_other_by_an_id(stubs):
     with pytest.raises(TypeError, match=r"init_rank\(\): argument 'uid' must be an NcclUniqueId, not bytes"):
         nccl.NcclRankComm.init_rank(0, 1, bytes(uid))
     with nccl.NcclRankComm.init_rank(0, 1, nccl.NcclUniqueId()) as comm:
-        device = comm.device  # the current one, or one by the rank
+        device = comm.device  # the current stream, or one chosen by the rank
         comm.all_reduce([array(stubs, [1.0], device)])
     with pytest.raises(_core.DistBackendError, match="closed"):
         comm.abort_handle()

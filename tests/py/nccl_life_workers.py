@@ -1,4 +1,4 @@
-"""What the ranks of test_nccl_life.py and test_nccl_config.py run, over the doubles of tests/stubs."""
+"""Workers of test_nccl_life.py and test_nccl_config.py, over the stubs of tests/stubs."""
 
 import array
 import datetime
@@ -30,7 +30,7 @@ def _init(dist, port, rank, size, **options):
 
 
 def _device(rank):
-    class Device:  # noqa: PLW1641  as torch.device, and nobody keeps it in a set
+    class Device:  # noqa: PLW1641  like torch.device; never in a set
         type = "cuda"
         index = rank
 
@@ -44,7 +44,7 @@ def _device(rank):
 
 
 def life(channel, name, version, environment, port, rank, size):
-    """One function below on every rank; its reply."""
+    """Run the named function below on every rank, and send its reply."""
     dist, stubs, workers = _begin(version, environment)
     return globals()[name](dist, stubs, workers.tensor_type(stubs, rank), port, rank, size)
 
@@ -63,7 +63,7 @@ def _sum_of_ranks(dist, Tensor, rank, group=None):
 
 
 def meshes(dist, stubs, Tensor, port, rank, size):
-    """The groups of all rows of a mesh are one split of a bound world, also of ranks that are in none of them."""
+    """The groups of all rows of a mesh must be one split of a bound world, even on non-members."""
     _init(dist, port, rank, size)
     backend = _backend(dist)
     made = stubs.nccl.calls("ncclCommInitRankConfig")
@@ -86,7 +86,7 @@ def meshes(dist, stubs, Tensor, port, rank, size):
 
 
 def splits(dist, stubs, Tensor, port, rank, size):
-    """Groups of a bound world are split off; who is not in them takes part."""
+    """Groups of a bound world must be split off it, with the participation of non-members."""
     _init(dist, port, rank, size)
     backend = _backend(dist)
     assert backend._is_initialized() and backend._comm_ptr() != 0 and backend.comm_split_count() == 0
@@ -105,7 +105,8 @@ def splits(dist, stubs, Tensor, port, rank, size):
 
 
 def splits_of_unbound(dist, stubs, Tensor, port, rank, size):
-    """Members alone need to come to split_group; all ranks to a ProcessGroup's own, which splits the communicator."""
+    """split_group must only need the members; a ProcessGroup's own split needs all ranks, because
+    it splits the communicator."""
     _init(dist, port, rank, size, device_id=None)
     pg = dist.group.WORLD
     part = dist.split_group(split_ranks=[[0, 1]])
@@ -116,7 +117,7 @@ def splits_of_unbound(dist, stubs, Tensor, port, rank, size):
     assert stubs.nccl.calls("ncclCommSplit") == 0
     assert _sum_of_ranks(dist, Tensor, rank) == 6
     if rank > 0:
-        other = dist.split_group(split_ranks=[[1, 2]])  # rank 0 does not come
+        other = dist.split_group(split_ranks=[[1, 2]])  # rank 0 does not join
         assert _sum_of_ranks(dist, Tensor, rank, other) == 5
     own = pg.split_group([2, 0])
     assert (own is None) is (rank == 1)
@@ -141,7 +142,7 @@ def shrinks(dist, stubs, Tensor, port, rank, size):
     before = stubs.nccl.calls("ncclCommShrink")
     flags = 1 if os.environ["SHRINK"] == "abort" else 0
     if flags:
-        stuck = dist.all_reduce(Tensor([1.0]), async_op=True)  # rank 1 does not come
+        stuck = dist.all_reduce(Tensor([1.0]), async_op=True)  # rank 1 does not join
     aborted = stubs.nccl.calls("ncclCommAbort")
     dist.shrink_group([1], shrink_flags=flags)
     assert stubs.nccl.calls("ncclCommShrink") == before + 1
@@ -156,7 +157,7 @@ def shrinks(dist, stubs, Tensor, port, rank, size):
 
 
 def grows(dist, stubs, Tensor, port, rank, size):
-    """Two ranks, and one that joins."""
+    """A group of two ranks must grow by one that joins."""
     from dldist._backends.nccl import ProcessGroupNCCL
 
     store = dist.TCPStore("127.0.0.1", port, timeout=30.0)
@@ -176,7 +177,7 @@ def grows(dist, stubs, Tensor, port, rank, size):
 
 
 def again_and_again(dist, stubs, Tensor, port, rank, size):
-    """The same names over one store; lazily and eagerly."""
+    """Groups of the same names must be usable again over one store, made lazily and eagerly."""
     store = None
     for i in range(3):
         if store is None:
@@ -196,12 +197,12 @@ def _left(stubs):
     gc.collect()
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline and stubs.nccl.live("comm"):
-        time.sleep(0.01)  # communicators that are aborted end by and by
+        time.sleep(0.01)  # aborted communicators end one after another
     return {kind: stubs.nccl.live(kind) for kind in ("comm", "redop")} | {"bad": stubs.nccl.bad_uses() + stubs.cuda.bad_uses()}
 
 
 def several_devices(dist, stubs, Tensor, port, rank, size):
-    """One process with two devices in one group: a communicator each, made when first used."""
+    """A process with two devices must have a communicator per device in a group, made on use."""
     import nccl_workers
 
     _init(dist, port, rank, size, device_id=None)
@@ -246,7 +247,7 @@ def fork(dist, stubs, Tensor, port, rank, size):
 
 
 def interrupted(dist, stubs, Tensor, port, rank, size):
-    """Ctrl-C while making a communicator that the other rank does not come to, and while waiting on the host."""
+    """Ctrl-C must interrupt making a communicator that is never joined, and a wait on the host."""
     from dldist import nccl
 
     store = dist.TCPStore("127.0.0.1", port, timeout=30.0)
@@ -273,7 +274,8 @@ def interrupted(dist, stubs, Tensor, port, rank, size):
 
 
 def interrupted_first_call(dist, stubs, Tensor, port, rank, size):
-    """NCCL connects the ranks on the host, and hears no signals: the call is made on a thread of its own, and ended by Ctrl-C."""
+    """Ctrl-C must interrupt the first call. NCCL connects ranks on the host and ignores signals, so
+    the call has its own thread."""
     from dldist import nccl
 
     store = dist.TCPStore("127.0.0.1", port, timeout=30.0)
@@ -309,7 +311,7 @@ def _interrupt_after(call):
 
 
 def surface(dist, stubs, Tensor, port, rank, size):
-    """What ProcessGroupNCCL has besides operations."""
+    """The rest of ProcessGroupNCCL's surface, besides operations, must work."""
     import copy
     import json
 
@@ -331,7 +333,7 @@ def surface(dist, stubs, Tensor, port, rank, size):
     assert not backend._verify_work_timeout(work, datetime.timedelta(seconds=1))
     work.wait(datetime.timedelta(seconds=LIMIT_S))
     work = dist.all_reduce(Tensor([1.0]), async_op=True)
-    if rank == 0:  # alone
+    if rank == 0:  # only this rank
         backend._wait_for_pending_works()
         assert work.is_completed()
     dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(datetime.timedelta(seconds=2))
@@ -374,7 +376,7 @@ def surface(dist, stubs, Tensor, port, rank, size):
 
 
 def estimates_unless_not_blocking(dist, stubs, Tensor, port, rank, size):
-    """NCCL estimates only with communicators that block: what it says, or why it does not."""
+    """Return NCCL's estimate, or the reason for none: it needs blocking communicators."""
     from dldist._backends.nccl import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
@@ -395,7 +397,7 @@ def estimates_unless_not_blocking(dist, stubs, Tensor, port, rank, size):
 
 
 def nan_check_by_setting(dist, stubs, Tensor, port, rank, size):
-    """What a call with a NaN raises; nothing is sent then, and the group goes on."""
+    """Return the error of a call with a NaN. Nothing must be sent, and the group stay usable."""
     _init(dist, port, rank, size)
     text = ""
     try:

@@ -1,6 +1,6 @@
-"""What NcclGroup makes of calls, tensors and streams that it cannot work with, over the doubles of tests/stubs.
+"""Errors of NcclGroup for unusable calls, tensors and streams, over the stubs of tests/stubs.
 
-test_nccl_case_files.py runs this file with pytest, in processes that know where the doubles are.
+test_nccl_case_files.py runs this file with pytest, in processes that know where the stubs are.
 """
 
 import ctypes
@@ -65,7 +65,7 @@ def test_a_group_that_does_not_know_its_device_says_so(stubs):
 
 
 def test_a_group_whose_making_is_interrupted_is_let_go(stubs):
-    """While it enters the watchdog, which asks its store."""
+    """The interrupt comes while the group registers with the watchdog, which queries its store."""
 
     class Interrupting(dldist.Store):
         def add(self, key, amount):
@@ -137,7 +137,7 @@ def test_batches_of_several_threads_end_on_their_own(stubs):
     thread = threading.Thread(target=other)
     thread.start()
     assert begun.wait(LIMIT_S)
-    assert group.end_coalescing().wait() is True  # it began first
+    assert group.end_coalescing().wait() is True  # this thread started coalescing first
     go_on.set()
     thread.join(LIMIT_S)
     assert works[0].wait() is True
@@ -207,7 +207,7 @@ def test_a_call_takes_tensors_of_so_many_libraries(stubs):
 
 
 class Number:
-    """Like an enum of Python that is no int."""
+    """A number like a Python enum member that is not an int."""
 
     def __init__(self, value):
         self.value = value
@@ -217,7 +217,7 @@ class Number:
 
 
 def of_device(answer):
-    """A class whose instances say that as their device, or raise it."""
+    """Return a class whose instances report `answer` as their device, or raise it."""
 
     class Array(nccl_stubs.CudaArray):
         def __dlpack_device__(self):

@@ -1,7 +1,8 @@
-"""Gather, scatter and all-to-all by NCCL's own calls, where it has them and all ranks know that blocks are equal, and by messages
-elsewhere, over the doubles of tests/stubs.
+"""Gather, scatter and all-to-all over the stubs of tests/stubs: by NCCL's own calls, or else by
+messages.
 
-test_nccl_case_files.py runs this file with pytest, in a process that knows where the doubles are.
+NCCL's calls are used if they exist and all ranks know that the blocks are equal.
+test_nccl_case_files.py runs this file with pytest, in a process that knows where the stubs are.
 """
 
 import itertools
@@ -26,7 +27,7 @@ MESSAGES = ["ncclSend", "ncclRecv"]
 
 
 class Counter:
-    """How often NCCL's functions are called from here on, by all ranks together."""
+    """Count the calls of NCCL functions from here on, of all ranks together."""
 
     def __init__(self, stubs):
         self._stubs = stubs
@@ -40,14 +41,15 @@ class Counter:
 
 
 def made_for(size, native, *, own, sent):
-    """What Counter.made() is to be: `own` calls of NCCL's functions where they are used, else `sent` messages."""
+    """Return the expected Counter.made(): `own` calls of NCCL's functions if they are used, else
+    `sent` messages."""
     by_calls = {name: count for name, count in zip(NATIVE, own, strict=True) if count}
     by_messages = {name: sent for name in MESSAGES} if sent else {}
     return by_calls if native else by_messages
 
 
 def values_of(rank, to, count, dtype):
-    """What rank sends to another; for a bool every other one is True."""
+    """Return the data that `rank` sends to `to`; booleans alternate."""
     return (numpy.arange(count) % 5 + 7 * rank + 3 * to).astype(dtype) if dtype != "bool" else (numpy.arange(count) + rank + to) % 2 == 1
 
 
@@ -85,7 +87,7 @@ def check_all(group, make, counts, dtype="float32"):
 
 
 def calls_of_check_all(size, ncounts, native):
-    """The calls that check_all makes on all ranks, for counts that are not 0."""
+    """Return the expected count for the calls of check_all on all ranks, for nonzero counts."""
     roots = ncounts * size
     sent = ncounts * size * (size - 1) + 2 * roots * (size - 1)
     return made_for(size, native, own=(ncounts * size, roots * size, roots * size), sent=sent)
@@ -136,7 +138,7 @@ def test_sizes_that_other_ranks_cannot_know_are_messages(stubs):
 
 
 def test_tensors_in_place_and_with_gaps(stubs):
-    """Staged as for any call, so that blocks lie side by side for NCCL."""
+    """Tensors must be staged as in any call, so that NCCL gets contiguous blocks."""
     counter = Counter(stubs)
 
     def run(group, rank):
@@ -185,7 +187,8 @@ def test_in_a_graph(stubs, framework):
         x, y = framework.exchange(given), framework.exchange(taken)
         everybody.wait(LIMIT_S)
         with stubs.cuda.on_device(rank), side.current():
-            # Ranks are threads here: what one of them, or what collects its garbage, does meanwhile must not spoil the capture of the other.
+            # Ranks are threads here: work of one of them, or of a garbage collector, must not spoil
+            # the other's capture.
             with Graph(stubs.cuda, side.handle, mode=1) as graph:
                 group.all_to_all_single(y, x)
             everybody.wait(LIMIT_S)
@@ -227,7 +230,7 @@ def test_all_ranks_may_want_messages(stubs):
     counter = Counter(stubs)
 
     def run(group, rank):
-        part = group.split([0, 1])  # a group that is made of another does as that
+        part = group.split([0, 1])  # a split group inherits the setting
         for each in (group, part):
             assert each.grouped_messages is True
             check_all(each, lambda x: array(stubs, x, rank), [2])

@@ -1,6 +1,7 @@
-"""NCCL's operations among the streams of frameworks, over the doubles of tests/stubs: everything is proven with slow kernels and gates.
+"""NCCL's operations among the streams of frameworks, over the stubs of tests/stubs, tested with
+slow kernels and gates.
 
-test_nccl_case_files.py runs this file with pytest, in a process that knows where the doubles are.
+test_nccl_case_files.py runs this file with pytest, in a process that knows where the stubs are.
 """
 
 import ctypes
@@ -35,7 +36,7 @@ def framework():
 
 
 class Side:
-    """A stream of one device, and tensors on it."""
+    """A stream of one device, with tensors on it."""
 
     def __init__(self, stubs, framework, device):
         self.stubs, self.framework, self.device = stubs, framework, device
@@ -43,7 +44,8 @@ class Side:
 
     def array(self, values):
         made = nccl_stubs.CudaArray(self.stubs, numpy.asarray(values, "float32"), device=self.device)
-        made.stream = self.handle  # only now: it waits for its first values, and this stream may be held by a gate
+        # set last: creation waits for the first values, and a gate may block this stream
+        made.stream = self.handle
         return made
 
     def tensor(self, kind, array):
@@ -58,7 +60,7 @@ class Side:
         return gate
 
     def copy_later(self, array):
-        """A copy of the array that this stream makes when it comes to it."""
+        """Enqueue a copy of the array in this stream."""
         copy = self.array(numpy.zeros(array.shape))
         with self.stubs.cuda.on_device(self.device):
             source, target = ctypes.c_uint64(array.address), ctypes.c_uint64(copy.address)
@@ -67,11 +69,11 @@ class Side:
 
 
 def memory_of(array):
-    """As it is, whatever streams hold."""
+    """Return the memory, without waiting for streams."""
     return numpy.frombuffer(ctypes.string_at(array.address, array._nbytes), "float32").tolist()
 
 
-# ---- order, and a host that goes on
+# ---- order, and a host that does not wait
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
@@ -115,7 +117,7 @@ def test_the_stream_of_a_library_is_ordered_and_the_host_goes_on(stubs, framewor
             if is_async:
                 assert work.wait() is True and not work.is_completed()
             copy = side.copy_later(array)
-            array.slow_write([-1, -1], 0)  # not before the copy, nor before NCCL has read
+            array.slow_write([-1, -1], 0)  # before neither the copy nor NCCL's read
         assert memory_of(array) == [0, 0], "the host has waited, or nobody has"
         stubs.cuda.open_gate(gate)
         return copy.numpy().tolist(), array.numpy().tolist()
@@ -133,11 +135,12 @@ def test_two_libraries_on_two_streams_in_one_call(stubs, framework):
         output, given = ours.array([0, 0]), theirs.array([0])
         framework.core.set_stream(rank, ours.handle)
         x, y = framework.exchange(output), framework.unknown(given)
-        output.slow_write([7, 7], SLOW_MS)  # must be over before the results come
+        output.slow_write([7, 7], SLOW_MS)  # must end before the results are written
         given.slow_write([rank + 5], SLOW_MS)
         framework.core.set_stream(rank, theirs.handle)
         with framework.stream(rank, ours.handle):
-            stubs.cuda.order(theirs.handle, ours.handle, rank)  # what an unknown one would do for the stream it is given
+            # an unknown framework would make the given stream wait for its own
+            stubs.cuda.order(theirs.handle, ours.handle, rank)
             group.all_gather_single(x, y)
         return memory_of(output)
 
@@ -200,7 +203,7 @@ def test_the_host_waits_when_it_is_told_to(stubs, framework, how):
     assert on_ranks(2, run, is_blocking_wait=how == "blocking") == [[3]] * 2
 
 
-# ---- memory of ours
+# ---- dldist's memory
 
 
 def test_own_memory_is_ordered_on_the_default_stream(stubs, framework):
@@ -241,7 +244,7 @@ def kept_until_the_gate_opens(stubs, group, side, call):
     [("torch", False, False), ("torch_exchange", False, False), ("cupy", False, False), ("exchange", False, True), ("torch", True, True)],
 )
 def test_a_call_that_waits_keeps_what_no_stream_keeps(stubs, framework, kind, is_explicit, is_kept):
-    """Allocators that reuse memory in the order of its stream need nobody to keep it, unless another stream has waited."""
+    """Tensors of stream-ordered allocators must not be kept, unless another stream waited."""
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     side = Side(stubs, framework, 0)
@@ -304,7 +307,7 @@ def test_a_group_that_is_let_go_before_its_works_end_warns(stubs, framework, is_
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", ["exchange", "torch", "explicit"])
 def test_a_graph_is_replayed(stubs, framework, kind, is_async):
-    # What one rank allocates while the other captures would spoil that capture: they are threads of one process.
+    # An allocation by one rank would spoil the other rank's capture: ranks are threads here.
     everybody = threading.Barrier(2)
 
     def run(group, rank):
@@ -314,7 +317,8 @@ def test_a_graph_is_replayed(stubs, framework, kind, is_async):
         x = side.tensor(kind, array)
         gate = other.gate()
         with other.current("explicit"):
-            under_way = group.all_reduce(framework.exchange(busy), async_op=True)  # the watchdog asks about it all the time
+            # the watchdog queries this operation all the time
+            under_way = group.all_reduce(framework.exchange(busy), async_op=True)
         everybody.wait(LIMIT_S)
         with stubs.cuda.on_device(rank), side.current(kind):
             with Graph(stubs.cuda, side.handle) as graph:
@@ -337,7 +341,7 @@ def test_a_graph_is_replayed(stubs, framework, kind, is_async):
 
 
 def failure_of(group):
-    """What the next call says, once the group has failed."""
+    """Return the error of the next call, once the group has failed."""
     found = []
 
     def has_failed():
@@ -376,7 +380,7 @@ def test_nan_in_a_graph_fails_the_group(stubs, framework):
 
 def test_a_graph_that_cannot_look_for_nan_warns_once(stubs, framework):
     stubs.cuda.fail("cuModuleLoadData", result=222)
-    group = _core.NcclGroup(None, 0, 1, device=3, is_nan_check=True)  # a device that no other test here looks on
+    group = _core.NcclGroup(None, 0, 1, device=3, is_nan_check=True)  # unused by other tests
     group.connect()
     side = Side(stubs, framework, 3)
     array = side.array([float("nan")])

@@ -1,6 +1,7 @@
-"""The doubles of libcuda and libnccl (tests/stubs/README.md) for Python tests, and a tensor of a framework that there is none of.
+"""The stubs of libcuda and libnccl (tests/stubs/README.md) for Python tests, and a tensor of a
+fictitious framework.
 
-    stubs = build("2.27.3")               # made when need be; loaded into this process
+    stubs = build("2.27.3")               # built if needed; loaded into this process
     stubs.nccl.fail("ncclCommAbort", result=2, text="no")
     procs.start(..., env={**os.environ, **stubs.environment()})
     x = CudaArray(stubs, numpy.arange(8, dtype="float32"), device=1)
@@ -24,7 +25,7 @@ VERSIONS = ("2.18.1", "2.19.3", "2.22.3", "2.23.4", "2.24.3", "2.27.3", "2.28.3"
 VERSIONS += ("2.32.3",)
 LEGACY_STREAM, PER_THREAD_STREAM = 1, 2
 
-# name: (DLPack code, bits, what NumPy holds it in)
+# name: (DLPack code, bits, NumPy type that holds it)
 DTYPES = {
     "bool": (dlpack_producer.BOOL, 8, "bool"),
     "int8": (dlpack_producer.INT, 8, "int8"),
@@ -47,7 +48,7 @@ DTYPES = {
 
 
 class Control:
-    """dd_stub_* of one of the two libraries (tests/stubs/stub_control.h)."""
+    """The dd_stub_* functions of one of the two libraries (tests/stubs/stub_control.h)."""
 
     def __init__(self, path):
         self.path = path
@@ -93,18 +94,19 @@ class CudaControl(Control, cuda_driver.Driver):
         self.library.dd_stub_limit_memory(ctypes.c_longlong(nbytes))
 
     def slow_write(self, stream, address, data, ms):
-        """On the stream, after ms: the bytes `data` to the address."""
+        """Enqueue a write of `data` to the address, after ms."""
         self.call("dd_stub_slow_write", ctypes.c_void_p(stream), ctypes.c_void_p(address), data, ctypes.c_size_t(len(data)), ms)
 
     def free_in_order(self, stream, address):
-        """The memory is given back once the stream has done what it holds: at once, if that is nothing."""
+        """Free the memory once the stream has finished its current work, or immediately if it has
+        none."""
         if self.library.cuStreamQuery(ctypes.c_void_p(stream)) == 0:
             self.call("dd_stub_free", ctypes.c_void_p(address))
         else:
             self.call("cuLaunchHostFunc", ctypes.c_void_p(stream), self.library.dd_stub_free, ctypes.c_void_p(address))
 
     def gate(self, stream, gate):
-        """Nothing on the stream goes on until open_gate(gate); gates are numbers below 256, each good for once."""
+        """Block the stream until open_gate(gate). Gates are numbers below 256, usable once each."""
         self.call("dd_stub_gate", ctypes.c_void_p(stream), gate)
 
     def open_gate(self, gate):
@@ -134,12 +136,12 @@ class NcclControl(Control):
         self.library.dd_stub_end_apart(int(is_apart))
 
     def encryption(self):
-        """A number made of the key that NCCL has been given; 0: none."""
+        """Return a number derived from NCCL's encryption key, 0 if it has none."""
         self.library.dd_stub_encryption.restype = ctypes.c_ulonglong
         return self.library.dd_stub_encryption()
 
     def coll_config(self):
-        """The configuration of the last collective that had one: "maxCTAs=4 algSelection=ring"."""
+        """Return the last collective configuration, such as "maxCTAs=4 algSelection=ring"."""
         text = ctypes.create_string_buffer(512)
         self.library.dd_stub_coll_config(text, ctypes.c_size_t(len(text)))
         return text.value.decode()
@@ -161,12 +163,12 @@ class Stubs:
     @property
     def nccl(self):
         if "nccl" not in self._controls:
-            self.cuda  # the one that NCCL's double is to find
+            self.cuda  # loads the library that NCCL's stub must find
             self._controls["nccl"] = NcclControl(self.nccl_path)
         return self._controls["nccl"]
 
     def environment(self, *, devices=None, same_gpu=None, folder=None, faults=None):
-        """What processes need in their environment: where the libraries are, and how the doubles are to behave."""
+        """Return the environment of child processes: the library paths and the stubs' behaviour."""
         found = {"DLDIST_CUDA_LIBRARY": self.cuda_path, "DLDIST_NCCL_LIBRARY": self.nccl_path}
         values = {
             "DLDIST_STUB_DEVICES": devices,
@@ -178,10 +180,12 @@ class Stubs:
 
 
 def build(version="2.32.3", folder=None):
-    """The doubles of one version of NCCL, made by make in `folder` (build/ of the repository), where what has been made is used again."""
+    """Build the stubs of one NCCL version with make in `folder` (default: the repository's build/),
+    where results are reused."""
     folder = os.path.join(REPOSITORY, "build") if folder is None else os.fspath(folder)
     os.makedirs(folder, exist_ok=True)
-    build = os.path.relpath(folder, REPOSITORY)  # make has no targets with a space, which the absolute path may have
+    # a relative path: make targets cannot contain a space, but the absolute path may
+    build = os.path.relpath(folder, REPOSITORY)
     command = ["make", "-s", "--no-print-directory", f"BUILD={build}", f"STUB_VERSIONS={version}", "stubs"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
     with open(os.path.join(folder, ".stubs.lock"), "w") as lock:
@@ -193,7 +197,8 @@ def build(version="2.32.3", folder=None):
 
 
 def _layout(shape, strides, itemsize):
-    """Where the first element is in the memory that the tensor needs, and how many bytes that has. Strides are in elements."""
+    """Return the offset of the first element in the tensor's memory and the memory's size in bytes.
+    Strides are in elements."""
     if 0 in shape:
         return 0, itemsize
     spans = [(length - 1) * stride for length, stride in zip(shape, strides)]
@@ -210,11 +215,13 @@ def _contiguous(shape):
 
 
 class CudaArray(dlpack_producer.Producer):
-    """A tensor of a framework with a GPU: its memory is the stub's, its values come from NumPy and go there.
+    """A tensor of a framework with a GPU. The stub owns its memory; values are copied from and to
+    NumPy.
 
-    `stream` is what the framework calls its current stream: what it does with the memory is put there. When it is asked for a
-    capsule it makes the consumer's stream wait for that, if `honours_stream`; else it only notes in `asked_streams` what it was asked with.
-    DLPack capsules keep the memory, as they must, until their deleter has been called.
+    `stream` is the framework's current stream, which all of its own operations use. __dlpack__()
+    makes the consumer's stream wait for it if `honours_stream`; otherwise it only records the given
+    stream in `asked_streams`. DLPack capsules keep the memory, as required, until their deleter is
+    called.
     """
 
     def __init__(self, stubs, values, *, dtype=None, device=0, strides=None, stream=LEGACY_STREAM, honours_stream=True, flags=0):
@@ -263,11 +270,11 @@ class CudaArray(dlpack_producer.Producer):
             self.cuda.slow_write(self.stream, self._base, self._host_image(values), ms)
 
     def slow_write(self, values, ms):
-        """The framework computes for a while: the values are there once its stream has come to that."""
+        """Write the values in the framework's stream after ms, as if it computed them."""
         self._write(values, ms)
 
     def numpy(self):
-        """What is there once the framework's stream has done what it holds now. Types that NumPy lacks come as unsigned integers."""
+        """Synchronise, and return the values. Types that NumPy lacks become unsigned integers."""
         self.synchronize()
         return self._view(numpy.frombuffer(self._read(), "uint8")).copy()
 
@@ -310,8 +317,11 @@ class CudaArray(dlpack_producer.Producer):
         return pointer.value
 
     def _give_back(self):
-        """In the order of the framework's stream, as its cache does it: nothing waits, since any thread may come by here, collecting
-        cycles between two calls that its peers wait for."""
+        """Free the memory in stream order, as the framework's cache does.
+
+        This must not wait: a garbage collection may call it on any thread, between two calls for
+        which peers wait.
+        """
         with self.cuda.on_device(self.device):
             self.cuda.free_in_order(self.stream, self._base)
 
@@ -327,8 +337,10 @@ _STREAM_OF = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctyp
 
 
 def exchange_type(current_stream, **options):
-    """A class like CudaArray whose instances are exported by the C exchange API, which gives current_stream(device), a number, as the
-    framework's current stream."""
+    """Return a class like CudaArray whose instances are exported by the C exchange API.
+
+    current_stream(device) must return the framework's current stream as a number.
+    """
     made, table = dlpack_producer.exchange_type(CudaArray, **options)
 
     @_STREAM_OF

@@ -1,4 +1,5 @@
-"""What the ranks of test_nccl_surface.py run: what c10d asks of ProcessGroupNCCL beside operations, over the doubles of tests/stubs."""
+"""Workers of the ranks of test_nccl_surface.py: c10d's interface of ProcessGroupNCCL besides
+operations, over the stubs of tests/stubs."""
 
 import datetime
 import math
@@ -15,13 +16,13 @@ SLOW_MS = 50
 
 
 def member(channel, name, version, environment, port, rank, size):
-    """One function below on every rank; its reply."""
+    """Run the named function below on every rank, and send its reply."""
     dist, stubs, workers = _begin(version, environment)
     return globals()[name](dist, stubs, workers.tensor_type(stubs, rank), port, rank, size)
 
 
 def waits_alone(dist, stubs, Tensor, port, rank, size):
-    """Rank 0 waits for its own works, while rank 1 calls nothing."""
+    """Rank 0 must be able to wait for its own works while rank 1 makes no call."""
     store = _init(dist, port, rank, size)
     x = Tensor([1.0])
     if rank == 0:
@@ -68,7 +69,10 @@ def timing_from_now_on(dist, stubs, Tensor, port, rank, size):
 
 
 def tells_its_hook(dist, stubs, Tensor, port, rank, size):
-    """Of calls of all kinds, with the device's time; destroy_process_group waits for it, and what it raises is reported."""
+    """The hook must receive calls of all kinds with device times.
+
+    destroy_process_group must wait for it, and report its exceptions.
+    """
     _init(dist, port, rank, size)
     pg, told, raised = dist.group.WORLD, [], []
     main = threading.main_thread()
@@ -77,7 +81,7 @@ def tells_its_hook(dist, stubs, Tensor, port, rank, size):
     def hook(info):
         threads.add(threading.current_thread())
         if info.op_type.name == "BROADCAST":
-            procs.wait_at_rest([main.native_id])  # it is in destroy_process_group, and waits for this
+            procs.wait_at_rest([main.native_id])  # destroy_process_group is waiting for this hook
         told.append(info)
         if info.op_type.name == "BARRIER":
             raise ValueError("mine")
@@ -113,7 +117,7 @@ def tells_its_hook(dist, stubs, Tensor, port, rank, size):
 
 
 def tells_its_hook_without_timing(dist, stubs, Tensor, port, rank, size):
-    """Then the host's time is told."""
+    """Without timing, the hook must receive host times."""
     _init(dist, port, rank, size)
     told = []
     dist.group.WORLD._register_on_completion_hook(told.append)
@@ -128,7 +132,7 @@ def tells_its_hook_without_timing(dist, stubs, Tensor, port, rank, size):
 
 
 def encrypts(dist, stubs, Tensor, port, rank, size):
-    """Alike on all ranks, once, whatever groups there are and whichever is first."""
+    """All ranks must use the same encryption key, set once, whichever group is first."""
     store = _init(dist, port, rank, size, device_id=None)
     evens, odds = dist.new_group([0]), dist.new_group([1])
     for group in (evens, dist.group.WORLD) if rank == 0 else (dist.group.WORLD, odds):
@@ -163,11 +167,11 @@ def encrypts_with_another_secret(dist, stubs, Tensor, port, rank, size):
     return _error_of_meeting(dist, Tensor, store, rank, size)
 
 
-# ---- the same bits every time
+# ---- reproducible results
 
 
 def keeps_from_nvls(dist, stubs, Tensor, port, rank, size):
-    """What NCCL's environment says once a group has been made."""
+    """Return NCCL's environment after a group was made."""
     import ctypes
 
     libc = ctypes.CDLL(None)
@@ -182,7 +186,7 @@ def keeps_from_nvls(dist, stubs, Tensor, port, rank, size):
     return libc.getenv(b"NCCL_ALGO")
 
 
-# ---- what NCCL says of a communicator
+# ---- NCCL's properties of a communicator
 
 
 def properties(dist, stubs, Tensor, port, rank, size):
@@ -213,7 +217,7 @@ def properties(dist, stubs, Tensor, port, rank, size):
 
 
 def pools(dist, stubs, Tensor, port, rank, size):
-    """A pool that has got more memory, or given some back, is registered again."""
+    """A pool must be registered again after it has grown or shrunk."""
     _init(dist, port, rank, size)
     backend = _backend(dist)
     memory = [backend.allocate_tensor(1 << 12, dtype="float32", device=f"cuda:{rank}") for _ in range(3)]
@@ -260,11 +264,11 @@ def pools(dist, stubs, Tensor, port, rank, size):
     return _left(stubs)
 
 
-# ---- a message before anything else
+# ---- a message as the first operation
 
 
 def receives_first(dist, stubs, Tensor, port, rank, size):
-    """While the other rank is in a barrier: each waits as long as its own time-out."""
+    """Rank 0 receives while rank 1 is in a barrier: each must wait for its own timeout."""
     limit = (1, 2)[rank]
     store = _init(dist, port, rank, size, device_id=None, timeout=datetime.timedelta(seconds=limit))
     if rank == 0:

@@ -1,4 +1,5 @@
-"""What the ranks of test_nccl_windows.py run, over the doubles of tests/stubs. Each function is a case; its reply must be the same on all."""
+"""Cases that the ranks of test_nccl_windows.py run, over the stubs of tests/stubs. All ranks must
+return the same reply."""
 
 import ctypes
 import gc
@@ -11,7 +12,7 @@ SHORT_S = 0.4
 
 
 class Rank:
-    """A rank, its group, and memory that all see."""
+    """A rank, its group, and memory visible to all ranks."""
 
     def __init__(self, dist, stubs, store, rank, size, **options):
         from dldist import _core
@@ -27,7 +28,7 @@ class Rank:
         return made
 
     def meet(self):
-        """All ranks are here, whatever has become of the group."""
+        """Wait until all ranks have called this, in any state of the group."""
         self._nmeetings += 1
         key = f"meet/{self._nmeetings}"
         if self.store.add(key, 1) == self.size:
@@ -36,7 +37,7 @@ class Rank:
 
 
 def look(array):
-    """The bytes of an NcclArray, which the host may look at between operations."""
+    """Return the bytes of an NcclArray. The host may access them between operations."""
     import numpy
 
     return numpy.frombuffer((ctypes.c_char * array.nbytes).from_address(array.ptr), "uint8")
@@ -61,7 +62,7 @@ def error_of(function, *args, **named):
 
 
 def run(channel, name, version, environment, port, rank, size, options):
-    """One case in a group with these options; what is left afterwards."""
+    """Run one case in a group with these options; send its result and the remaining resources."""
     os.environ.update(environment)
     import dldist
     import nccl_stubs
@@ -83,7 +84,7 @@ def run(channel, name, version, environment, port, rank, size, options):
 
 
 def all_dtypes(self):
-    """Every rank writes its block, which has its own bytes, into the memory of all."""
+    """Every rank must be able to write its block of distinct bytes into the memory of all ranks."""
     import nccl_stubs
     import numpy
 
@@ -106,12 +107,12 @@ def all_dtypes(self):
 
 
 def parts_and_offsets(self):
-    """A part of the window's own tensor, to an odd place; no elements are a signal."""
+    """A part of the window's own tensor must arrive at an odd offset; an empty put is a signal."""
     x = self.empty(100)
     window = self.group.new_window(x)
     numbers(x)[:50] = self.rank * 1000 + numbers(x)[:50] + range(50)
     self.group.barrier()
-    part = self.group.empty(7, "int32")  # in no window: replaced by a view of x
+    part = self.group.empty(7, "int32")  # not in a window; a view of x replaces it below
     del part
     view = View(self, x, 3, 7)
     window.put(view, self.next, 91)
@@ -123,7 +124,7 @@ def parts_and_offsets(self):
 
 
 def View(self, array, start, count, step=1):
-    """Elements of an NcclArray, as another framework sees them."""
+    """Return elements of an NcclArray as a tensor of another framework."""
     import dlpack_producer
 
     class Part(dlpack_producer.Producer):
@@ -136,7 +137,8 @@ def View(self, array, start, count, step=1):
 
 
 def a_ring_in_order(self):
-    """Nothing on the host: each put waits, in the stream, for what came from the rank before."""
+    """Puts must follow each other around a ring without the host: each waits in the stream for the
+    previous rank's."""
     x = self.empty(8)
     window = self.group.new_window(x)
     if self.rank == 0:
@@ -155,7 +157,7 @@ def a_ring_in_order(self):
 
 
 def signals_are_counted(self):
-    """Also those of several windows, which share them."""
+    """Signals must be counted across windows, which share them."""
     x = self.empty(4)
     first, second = self.group.new_window(x), self.group.new_window(self.empty(4))
     for _ in range(30):
@@ -163,7 +165,7 @@ def signals_are_counted(self):
     for _ in range(20):
         second.put(x, self.next)
     wait(second.wait_signal(self.before, count=45, async_op=True))
-    # Five are left. A signal is not sent before the waits that were called before it have ended: rank 0 begins.
+    # Five are left. A signal is not sent until the earlier waits have ended, so rank 0 starts.
     work = first.wait_signal(self.before, count=6, async_op=True) if self.rank > 0 else None
     self.meet()
     assert work is None or not work.is_completed()
@@ -175,7 +177,7 @@ def signals_are_counted(self):
 
 
 def a_wait_for_nothing_yet(self):
-    """It blocks the stream, not the host: a synchronous call returns before there is a signal."""
+    """wait_signal() must block the stream, not the host: a synchronous call returns early."""
     window = self.group.new_window(self.empty(2))
     if self.rank == 1:
         window.wait_signal(0)
@@ -208,7 +210,8 @@ def channels_are_apart(self):
 
 
 def a_signal_follows_puts_of_other_channels(self):
-    """Whoever takes it has what was put before, though the put's own signal is on another channel, which nobody looks at."""
+    """A signal must follow earlier puts of other channels, even if those puts' own signals are
+    never received."""
     from dldist import nccl
 
     x = self.empty(8)
@@ -265,7 +268,7 @@ def closing_waits_for_the_others(self):
 
 
 def a_put_that_nobody_waits_for(self):
-    """The source may be used again when it has ended, and the window ends well."""
+    """A put without a wait_signal() must end, and its window close cleanly."""
     x = self.empty(2)
     window = self.group.new_window(x)
     wait(window.put(View(self, x, 0, 1), self.next, 1, async_op=True))
@@ -273,7 +276,7 @@ def a_put_that_nobody_waits_for(self):
 
 
 def a_batch(self):
-    """Several puts are one operation."""
+    """Several puts must be one operation."""
     x = self.empty(2 * self.size)
     window = self.group.new_window(x)
     numbers(x)[0] = self.rank + 1
@@ -281,7 +284,7 @@ def a_batch(self):
     self.group.start_coalescing()
     for peer in range(self.size):
         assert window.put(View(self, x, 0, 1), peer, self.size + self.rank) is None
-    del window  # the batch keeps it
+    del window  # the batch keeps the window alive
     gc.collect()
     wait(self.group.end_coalescing())
     again = self.group.new_window(x)
@@ -292,7 +295,7 @@ def a_batch(self):
 
 
 def graphs(self):
-    """A graph puts, another waits, again and again."""
+    """Graphs that put and graphs that wait must be replayable."""
     os.environ["NCCL_TEST_VERSION"] = self.stubs.version
     from dldist import nccl
     from nccl_stream_cases import Graph, Side
@@ -340,7 +343,7 @@ def wrong_arguments(self):
     ):
         error = error_of(call)
         assert type(error).__name__ == kind and text in str(error), error
-    # Nothing has been sent, and all goes on.
+    # Nothing was sent, and everything still works.
     window.put(x, self.next)
     wait(window.wait_signal(self.before, async_op=True))
     window.close()
@@ -351,7 +354,7 @@ def wrong_arguments(self):
 
 
 def ranks_that_disagree(self):
-    """All ranks hear of it, and the group goes on."""
+    """All ranks must get the error, and the group stay usable."""
     from nccl_stubs import CudaArray
 
     error = error_of(self.group.new_window, self.empty(4 + self.rank))
@@ -420,7 +423,7 @@ def registering_hangs(self):
 
 
 def a_rank_does_not_come(self):
-    """The others hear who, and so does it when it comes."""
+    """If a rank does not join, the error must name it, and its own later call must also fail."""
     if self.rank == 0:
         error = error_of(self.group.new_window, self.empty(4), timeout=SHORT_S)
         assert type(error).__name__ == "DistTimeoutError" and "missing: 1" in str(error), error
@@ -449,7 +452,7 @@ def nan(self):
 
 
 def left_open(self):
-    """The program is told, and the memory may not be freed; the group ends the window."""
+    """A window left open must cause a warning and not be freed; the group ends the window."""
     import warnings
 
     x = self.empty(4)
@@ -478,7 +481,7 @@ def recorded(self):
 
 
 def dump(self):
-    """Of this rank, into the folder of the doubles, after what all ranks have done alike."""
+    """Write this rank's dump into the stubs' folder, after the same calls on all ranks."""
     from dldist import flight_recorder
 
     self.group.barrier()
@@ -510,7 +513,7 @@ def dumped_with_puts(self):
 
 
 def windows_of_c10d(channel, version, environment, port, rank, size):
-    """ProcessGroupNCCL.new_window and mem_allocator."""
+    """ProcessGroupNCCL.new_window and mem_allocator must work."""
     os.environ.update(environment)
     import dldist as dist
     import nccl_stubs

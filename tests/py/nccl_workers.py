@@ -1,4 +1,5 @@
-"""What the ranks of the NCCL tests run, over the doubles of tests/stubs. No pytest here: the children start sooner."""
+"""Workers of the NCCL tests' ranks, over the stubs of tests/stubs. Without pytest, so that the
+children start faster."""
 
 import datetime
 import os
@@ -15,7 +16,10 @@ DTYPES = {
 
 
 def tensor_type(stubs, device):
-    """Tensors of a device that read like an array.array. `stubs`: the doubles, or a device of the same form (tests/gpu/gpu_device.py)."""
+    """Return a type of device tensors that read like an array.array.
+
+    `stubs`: the stubs, or a device of the same interface (tests/gpu/gpu_device.py).
+    """
     import dlpack_producer
     import nccl_stubs
     import numpy
@@ -39,7 +43,7 @@ def tensor_type(stubs, device):
         __hash__ = None
 
     class Part(Tensor):
-        """Elements of another tensor, in its memory."""
+        """A view of elements of another tensor."""
 
         def __init__(self, whole, start, shape, strides):
             self.whole = whole
@@ -61,7 +65,7 @@ def tensor_type(stubs, device):
 
 
 class Device:
-    """The device of a rank, for the cases of group_workers."""
+    """A rank's device, for the cases of group_workers."""
 
     wait_timed_out = "has not ended after 0.050 s"
 
@@ -72,7 +76,7 @@ class Device:
         self._ngates = 0
 
     def hold(self, group):
-        """Not by a message: those wait for the collectives before them."""
+        """Wait for rank 0 by the store. A message would wait for earlier collectives."""
         self._ngates += 1
         self._store.wait([f"gate{self._ngates}"])
 
@@ -94,7 +98,7 @@ class Device:
         return self.Tensor.Part(tensor, 0, shape, [shape[1], 1])
 
     def sends_first(self, rank):
-        """A receive whose message is sent later, on the same stream, never ends."""
+        """A receive would never end if its message were sent later on the same stream."""
         return rank % 2 == 0
 
     def ops_of_batch(self, ops):
@@ -102,7 +106,11 @@ class Device:
         return ["coalesced"] * len(ops)
 
     def part_to_fail(self, group):
-        """A time-out ends the group, and ranks send nothing to themselves. They are connected: a first message would wait in its call."""
+        """Return a connected group and a source other than this rank.
+
+        A timeout ends the group, and NCCL ranks cannot send to themselves. Without a connection, a
+        first message would wait in its call.
+        """
         import dldist
 
         part = group.split(list(range(group.size)), "to fail")
@@ -122,12 +130,12 @@ class Device:
         part.abort()
 
     def too_early(self, work):
-        """Results may be given to a stream that waits."""
+        """Check that the result is available early, because a stream may wait for it."""
         assert len(work.result()) == 1
         return (work.source_rank,)
 
     def check_duration(self, work):
-        """Works are timed where that was asked for."""
+        """Works are timed only if enabled."""
         try:
             assert 0 <= work.duration < LIMIT_S
         except RuntimeError as error:
@@ -136,7 +144,7 @@ class Device:
     lacks = frozenset({"scan"})
 
     def refusal(self, name, op):
-        """What NCCL cannot reduce: the error of every call that asks for it."""
+        """Return the error of every call with a reduction that NCCL lacks, or None."""
         if name in ("h", "H"):
             return "NotImplementedError", f"NCCL cannot reduce {DTYPES[name]}: it has no such type"
         if name == "?" and op in ("AVG", "BXOR"):
@@ -149,7 +157,7 @@ class Device:
 
 
 def memory_on(device):
-    """The oracle's memories, on the device."""
+    """Return a type like the oracle's memories, on the device."""
     import numpy
     import oracle
 
@@ -166,7 +174,7 @@ def memory_on(device):
 
 
 def member(channel, port, rank, size, how):
-    """The cases of group_workers in an NcclGroup."""
+    """Run the cases of group_workers in an NcclGroup."""
     version, environment, options = how
     os.environ.update(environment)
     import dldist
@@ -182,7 +190,7 @@ def member(channel, port, rank, size, how):
 
 
 def serve_group(channel, place, store, rank, size, options):
-    """The cases of group_workers with tensors of `place`, in an NcclGroup of these options."""
+    """Run the cases of group_workers with tensors of `place`, in an NcclGroup with options."""
     import group_workers
     import oracle
     from dldist import _core
@@ -211,11 +219,11 @@ class Nccl:
         return self._type(values, DTYPES[code])
 
     def sends_first(self, place):
-        """A receive whose message is sent later, on the same stream, never ends."""
+        """A receive would never end if its message were sent later on the same stream."""
         return place % 2 == 0
 
     def worlds(self, ranks):
-        """A World is of the CPU; these are not its."""
+        """A World is for the CPU; these groups are independent of it."""
         from dldist.nccl import NcclGroup
 
         self._nmade += 1
@@ -227,7 +235,7 @@ class Nccl:
         assert call(*args, async_op=True, **named).wait(*self.to_the_end) is True
 
     def names_the_missing(self, call, rank):
-        """NCCL does not know who has not come; the flight recorder does."""
+        """NCCL does not know the missing rank; the flight recorder does."""
         return call
 
     def end_failed(self, group):
@@ -235,7 +243,8 @@ class Nccl:
 
 
 def cases(channel, how, port, rank, size):
-    """Runs functions of a module of the c10d tests on NCCL until the parent names none. A name of this module comes first."""
+    """Run functions of a c10d test module on NCCL until the parent sends None. Functions of this
+    module take precedence."""
     import importlib
 
     module_name, version, environment = how
@@ -248,7 +257,7 @@ def cases(channel, how, port, rank, size):
     module = importlib.import_module(module_name)
     store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
     module.backend = Nccl(dldist, store, Tensor, rank)
-    # Groups take the device of their rank, as these tests want it.
+    # Groups use the device of their rank, as these tests expect.
     warnings.filterwarnings("ignore", "this group does not know its device")
     dldist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=LIMIT_S)
     channel.send("ready")
@@ -262,11 +271,11 @@ def cases(channel, how, port, rank, size):
         channel.send((reply, time.monotonic() - start))
 
 
-# ---- in place of what is different here
+# ---- replacements for cases that differ over NCCL
 
 
 def nccl_any_source(module, rank, size):
-    """Whoever does not say from whom is told at once, whatever the group and the form."""
+    """A receive without a source must raise immediately, in every group and form."""
     dist, f = module.dist, module.f
     group = dist.new_group(list(range(size))[::-1], sort_ranks=False)
     for each in (None, group):
@@ -281,7 +290,7 @@ def nccl_any_source(module, rank, size):
 
 
 def nccl_message_sizes(module, rank, size):
-    """Who wants more than is sent waits for the rest until its time is up."""
+    """A receiver that expects more than was sent must wait for the rest until its timeout."""
     dist, f = module.dist, module.f
     group = dist.new_group([0, 1])
     if rank == 0:
@@ -295,7 +304,8 @@ def nccl_message_sizes(module, rank, size):
 
 
 def nccl_message_tags_and_dtypes(module, rank, size):
-    """NCCL carries neither: a message is the next one whatever its tag, and its bytes are read as what they are received into."""
+    """NCCL transmits neither tags nor dtypes: the next message matches any tag, and the receiver's
+    dtype interprets its bytes."""
     dist, f = module.dist, module.f
     if rank == 0:
         dist.send(f(5, 6), 1, tag=1)
@@ -311,10 +321,11 @@ def nccl_message_tags_and_dtypes(module, rank, size):
 
 
 def nccl_message_timeouts(module, rank, size):
-    """A message that nobody sends: who waits hears so, and the group has failed."""
+    """A receive without a sender must time out, and the group must fail."""
     dist, f = module.dist, module.f
     for seconds in (module.SHORT_S, datetime.timedelta(seconds=module.SHORT_S)):
-        pairs = [dist.new_group([first, first + 1]) for first in range(0, size, 2)]  # the first to time out fails its group
+        # the first timeout fails the whole group
+        pairs = [dist.new_group([first, first + 1]) for first in range(0, size, 2)]
         group = pairs[rank // 2]
         start = time.monotonic()
         with module.raises(dist.DistTimeoutError, "recv message"):
@@ -336,7 +347,7 @@ def nccl_monitored_barrier(module, rank, size):
 
 
 def nccl_names(module, rank, size):
-    """What c10d has where NCCL is available, and says of its groups."""
+    """c10d's names for NCCL, and the queries of its groups, must work."""
     from dldist import distributed_c10d as c10d
     from dldist._backends.nccl import ProcessGroupNCCL
 
@@ -353,7 +364,7 @@ def nccl_names(module, rank, size):
 
 
 def nccl_barriers(module, rank, size):
-    """Devices may be named, and a list of none is none."""
+    """barrier must accept devices; an empty list means none."""
     dist = module.dist
     for ids in (None, [], [rank]):
         assert dist.barrier(device_ids=ids) is None
@@ -367,7 +378,7 @@ def nccl_barriers(module, rank, size):
 
 
 def nccl_works(module, rank, size):
-    """Asynchronous calls, their results and futures."""
+    """Asynchronous calls must return works with results and futures."""
     dist, f = module.dist, module.f
     x = f(1, 2)
     work = dist.all_reduce(x, async_op=True)
@@ -385,7 +396,7 @@ def nccl_works(module, rank, size):
 
 
 def nccl_coalescing_in_a_group(module, rank, size):
-    """What is called with another group runs at once."""
+    """Calls with another group must run immediately."""
     dist, f = module.dist, module.f
     ranks = list(range(size))[::-1]
     group = dist.new_group(ranks, sort_ranks=False)
@@ -399,7 +410,7 @@ def nccl_coalescing_in_a_group(module, rank, size):
 
 
 def nccl_coalescing_by_the_backend(module, rank, size):
-    """With a device any calls are one operation, whatever they are."""
+    """With a device, calls of any kind must be one operation."""
     dist, f = module.dist, module.f
     x, out = f(rank), f(*[0] * size)
     with dist._coalescing_manager(device="cuda", async_ops=True) as manager:
@@ -415,7 +426,7 @@ def nccl_coalescing_by_the_backend(module, rank, size):
 
 
 def nccl_estimates(module, rank, size):
-    """How long calls would take, and no call is made."""
+    """Estimates must return a time and make no call."""
     dist, f = module.dist, module.f
     x = f(rank)
     dist.all_reduce(f(0))
@@ -443,7 +454,7 @@ def nccl_estimates(module, rank, size):
 
 
 def nccl_objects(module, rank, size):
-    """Object collectives stage their bytes."""
+    """Object collectives must stage their bytes."""
     dist = module.dist
     everybody = [None] * size
     dist.all_gather_object(everybody, {"rank": rank, "text": "x" * (rank + 1)})
@@ -485,7 +496,7 @@ def nccl_settings(module, rank, size):
 
 
 def nccl_deadlines(module, rank, size):
-    """Groups that are told nothing have ten minutes."""
+    """The default timeout must be ten minutes."""
     dist = module.dist
     group = dist.new_group(list(range(size)))
     assert group.get_timeout() == datetime.timedelta(minutes=10)
@@ -496,7 +507,7 @@ def nccl_deadlines(module, rank, size):
 
 
 def nccl_beside_gloo(module, rank, size):
-    """A group of both: each tensor goes where it is."""
+    """In a group of both backends, each tensor must use the backend of its device."""
     import array
 
     dist = module.dist
@@ -516,7 +527,7 @@ def nccl_beside_gloo(module, rank, size):
             work.wait()
         assert x.tolist() == [(rank - 1) % size]
         parts = [make(0) for _ in range(size)]
-        dist.all_gather(parts, make(rank), group=group)  # found in a list
+        dist.all_gather(parts, make(rank), group=group)  # a tensor in a list selects the backend
         assert [part.tolist() for part in parts] == [[each] for each in range(size)]
         y, z = make(rank), make(1)
         with dist._coalescing_manager(group):
@@ -532,7 +543,7 @@ def nccl_beside_gloo(module, rank, size):
     dist.barrier(group, device_ids=[rank])
     told = []
     group.register_pre_hook(1, told.append)
-    assert type(group.operations) is not dist.World  # hooks are called on the long way
+    assert type(group.operations) is not dist.World  # hooks are called on the slow path
     there = module.f(rank)
     dist.all_reduce(there, group=group)
     group.unregister_pre_hook(1)
@@ -542,7 +553,7 @@ def nccl_beside_gloo(module, rank, size):
 
 
 def nccl_sequences(module, rank, size):
-    """Every group counts its own operations."""
+    """Every group must count its own operations."""
     dist, f = module.dist, module.f
     group = dist.new_group(list(range(size)))
     before = group._get_sequence_number_for_group()
@@ -565,7 +576,7 @@ def nccl_subgroups(module, rank, size):
 
 
 def nccl_in_detail(module, rank, size):
-    """DETAIL compares the calls of all ranks before NCCL gets them, and everything else works as ever."""
+    """DETAIL must compare the calls of all ranks before NCCL gets them, and change nothing else."""
     dist, f = module.dist, module.f
     before = dist.get_debug_level()
     dist.set_debug_level(dist.DebugLevel.DETAIL)

@@ -1,12 +1,13 @@
-"""Hosts for tests: network namespaces of this machine on a switch of their own, which is a bridge in one more.
+"""Hosts for tests: network namespaces of this machine, connected by a switch (a bridge in one more
+namespace).
 
     with netns.Hosts(2) as hosts:
         child = hosts.start(procs, 0, workers.something)     # procs: the fixture
         hosts.cut(1)                                         # pulls the cable of host 1
 
-The namespaces have no names. Each is held by a process that ends when this one does, whatever way it ends, and goes with
-it: there is nothing to clean up. Hosts have names of their own (UTS namespaces) and addresses of 10.212.0.0/24, which mean
-nothing outside them.
+The namespaces have no names. Each is held by a process that ends when this one does, in whatever
+way it ends, so they need no cleanup. Hosts have their own names (UTS namespaces) and addresses in
+10.212.0.0/24, which exist only inside.
 """
 
 import os
@@ -19,11 +20,11 @@ _unavailable = None
 
 
 class Unavailable(Exception):
-    """No namespaces can be made here."""
+    """This process cannot make network namespaces."""
 
 
 def why_unavailable():
-    """What keeps us from making hosts, or None; tried once."""
+    """Return the reason why hosts cannot be made, or None. Tried once."""
     global _unavailable
     if _unavailable is None:
         try:
@@ -44,7 +45,8 @@ def run(command):
 
 
 class Namespace:
-    """A network and a host name; lives as long as the process that holds it, which reads our pipe until it ends."""
+    """A network and a host name. It lives as long as its holder process, which reads our pipe until
+    end of file."""
 
     def __init__(self, name):
         self.name = name
@@ -66,7 +68,7 @@ class Namespace:
 
     @property
     def prefix(self):
-        """Before a command, runs it there, as the same process."""
+        """Return a command prefix that runs the command in the namespace, as the same process."""
         return ["nsenter", "--target", str(self.pid), "--net", "--uts", "--"]
 
     def ip(self, *words):
@@ -123,11 +125,11 @@ class Hosts:
         return self.namespaces[number].name
 
     def start(self, procs, number, function, *args, env=None):
-        """A child (procs.py) on that host."""
+        """Start a child (procs.py) on that host."""
         return procs.start(function, *args, env=env, prefix=self.namespaces[number].prefix)
 
     def add_interface(self, number, name, address):
-        """One more interface that leads nowhere."""
+        """Add an interface that is not connected."""
         host = self.namespaces[number]
         host.ip("link", "add", "name", name, "type", "veth", "peer", "name", f"{name}-end")
         host.ip("address", "add", address, "dev", name)
@@ -135,17 +137,18 @@ class Hosts:
         host.ip("link", "set", name, "up")
 
     def cut(self, number):
-        """Pulls the cable: packets are lost, nobody is told."""
+        """Pull the cable: packets are lost, and neither side is notified."""
         self.switch.ip("link", "set", f"port{number}", "nomaster")
 
     def swallow_large(self, number, mtu=600):
-        """A black hole: large packets from and to the host are lost, and nobody is told. For connections made from now on."""
-        for host in self.namespaces:  # packets on the wire are as large as those the host sends, else they pass in one
+        """Drop large packets from and to the host silently, on connections made from now on."""
+        # ^ limits packets to the size that the host sends; merged packets would pass as one
+        for host in self.namespaces:
             host.ip("link", "set", INTERFACE, "gso_max_segs", "1")
         self.switch.ip("link", "set", f"port{number}", "mtu", str(mtu))
 
     def send_small(self, one, other, nbytes=550):
-        """Between these two, packets are that small at most. For connections made from now on."""
+        """Limit packets between two hosts to `nbytes`, on connections made from now on."""
         for here, there in ((one, other), (other, one)):
             route = f"{self.address(there)}/32 dev {INTERFACE} mtu lock {nbytes} advmss {nbytes - 60}"
             self.namespaces[here].ip("route", "add", *route.split())
@@ -154,15 +157,15 @@ class Hosts:
         self.switch.ip("link", "set", f"port{number}", "master", "bridge0")
 
     def unplug(self, number):
-        """Takes the interface down: the host itself has no way out any more."""
+        """Take the interface down, so that the host itself has no route."""
         self.namespaces[number].ip("link", "set", INTERFACE, "down")
 
     def plug(self, number):
-        """Takes the interface up again."""
+        """Take the interface up again."""
         self.namespaces[number].ip("link", "set", INTERFACE, "up")
 
     def sent_bytes(self, number):
-        """What the host has put on the wire, with all headers."""
+        """Return the bytes that the host has sent, with all headers."""
         return self._counters(number)[8]
 
     def received_bytes(self, number):

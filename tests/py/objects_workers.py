@@ -1,4 +1,4 @@
-"""What the ranks of test_objects.py run. A case gets a group and arguments, and runs on every rank at the same time."""
+"""Cases of test_objects.py, run concurrently on every rank, with a group and arguments."""
 
 import array
 import threading
@@ -9,7 +9,7 @@ import dldist
 from dldist import World
 from group_workers import describe, open_group, serve
 
-BIG = 300_000  # bytes: larger than what is copied into heads
+BIG = 300_000  # bytes; more than is copied into headers
 
 
 def member(channel, port, rank, size):
@@ -17,7 +17,7 @@ def member(channel, port, rank, size):
 
 
 def outcome(function, *args, **kwargs):
-    """The exception of a call, described; the group has to be of use afterwards."""
+    """Return a call's result or described exception; the group must stay usable."""
     try:
         value = function(*args, **kwargs)
     except Exception as error:
@@ -26,7 +26,7 @@ def outcome(function, *args, **kwargs):
 
 
 def object_of(rank, turn=0):
-    """Objects of very different sizes: some of them empty, some with several large arrays."""
+    """Return an object; sizes vary from empty to several large arrays."""
     kinds = [
         None,
         {"rank": rank, "turn": turn},
@@ -63,7 +63,7 @@ def all_calls(group, serializer):
 
 
 def pass_on(group, turn, how):
-    """Every rank to the next, by name and by any."""
+    """Pass an object from every rank to the next, received by source and from any source."""
     rank, size = group.rank, group.size
     if size == 1:
         return
@@ -78,7 +78,7 @@ def pass_on(group, turn, how):
 
 
 def copies_are_own(group):
-    """What comes back of one's own object is a copy, and arrays can be written."""
+    """A rank's own object must come back as a copy, with writable arrays."""
     mine = [array.array("d", [1.0] * BIG)]
     got = World.all_gather_object(group, mine)
     for each in got:
@@ -108,7 +108,7 @@ def numpy_arrays(group, serializer):
 
 
 def peak_memory(group, serializer, nbytes):
-    """How much more than before Python's memory was at most, while an array was broadcast: sender's and receiver's."""
+    """Return the peak growth of Python's memory while an array is broadcast, on both sides."""
     import numpy
 
     mine = numpy.arange(nbytes // 8) if group.rank == 0 else None
@@ -123,11 +123,11 @@ def peak_memory(group, serializer, nbytes):
     return peak
 
 
-# ---- what goes wrong
+# ---- errors
 
 
 def unsendable(group, call, serializer):
-    """Rank 1 (the root, the sender) has an object that cannot be sent. The group lives on."""
+    """Rank 1 (the root or sender) has an object that cannot be sent. The group must stay usable."""
     bad = threading.Lock()
     obj = {"fine": 1, "bad": [0, bad]} if group.rank == 1 else "fine"
     size = group.size
@@ -152,7 +152,7 @@ def send_to_0(group, obj, how):
 
 
 def other_serializers(group, call):
-    """Rank 0, the root, pickles; the others want it safe."""
+    """Rank 0, the root, uses pickle; the other ranks require the safe serializer."""
     how = {"serializer": "pickle" if group.rank == 0 else "safe"}
     large = b"x" * BIG
     calls = {
@@ -175,7 +175,7 @@ def recv_of_0(group, obj, how):
 
 
 class Trap:
-    """Runs code where it is unpickled."""
+    """An object that runs code when unpickled."""
 
     def __reduce__(self):
         return exec, ("import builtins; builtins.trapped = True",)
@@ -194,7 +194,7 @@ class Unreadable:
 
 
 def unreadable(group):
-    """Pickled by rank 0, but nobody can unpickle it."""
+    """Rank 0 pickles an object that no rank can unpickle."""
     try:
         World.broadcast_object(group, Unreadable(), serializer="pickle")
     except ValueError as error:
@@ -206,7 +206,7 @@ def unreadable(group):
 
 
 def wrong_lists(group):
-    """The root's list is wrong; an argument that is wrong everywhere."""
+    """A wrong list on the root, and an argument that is wrong on every rank, must raise."""
     results = [
         outcome(World.scatter_objects, group, [1] if group.rank == 0 else None),
         outcome(World.scatter_objects, group, None, 0),
@@ -218,7 +218,7 @@ def wrong_lists(group):
 
 
 def no_object(group):
-    """Rank 0 sends prefixes that are not those of an object; the last announces more bytes than any memory has."""
+    """Rank 0 sends malformed object prefixes; the last announces more bytes than any memory has."""
     huge = b"dlob" + bytes([1, 2, 0, 0]) + (1).to_bytes(4, "little") + bytes(4) + (1 << 60).to_bytes(8, "little")
     replies = []
     for prefix in (b"", b"\xff" * 512, huge):
@@ -238,7 +238,7 @@ def nobody_sends(group):
 
 
 def group_serializer(group):
-    """An attribute of the group says which one, the call may say otherwise."""
+    """The group's attribute must select the serializer, and the call's argument override it."""
 
     class Named:
         def __init__(self, serializer):
@@ -267,7 +267,7 @@ def c10d_session(port, rank, size):
 
 
 def c10d(channel, port, rank, size):
-    """All of it, in one process group."""
+    """Run all c10d cases in one process group."""
     dist = c10d_session(port, rank, size)
     try:
         c10d_round_trips(dist, rank, size)
@@ -299,7 +299,7 @@ def c10d_round_trips(dist, rank, size):
             received = [None, None]
             assert dist.recv_object_list(received, src=0, **how) == 0
             assert received == [1, object_of(3)]
-    # Anything that can be pickled, without asking for it.
+    # By default, every picklable object is accepted.
     output = [None] * size
     dist.all_gather_object(output, slice(rank, 2))
     assert output == [slice(r, 2) for r in range(size)]
@@ -363,7 +363,7 @@ def c10d_subgroups(dist, rank, size):
         assert output == ["kept"]
         assert len(seen) == 6 and all("does not belong to the given group" in str(each.message) for each in seen)
         return
-    # Ranks of the default world, or those of the group.
+    # By ranks of the default world and of the group.
     for where in ({"src": 2}, {"group_src": 1}):
         objects = [rank]
         dist.broadcast_object_list(objects, group=group, **where)

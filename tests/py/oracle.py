@@ -1,7 +1,7 @@
-"""Collectives with data of which everybody knows what must come out, from the standard library alone.
+"""Collectives with data whose results can be predicted, using only the standard library.
 
-Data are small integers that repeat after PERIOD elements, so that what a reduction gives is exact in every type and in any
-order, and large arrays are made and compared in no time.
+Data are small integers that repeat after PERIOD elements, so that reductions are exact in every
+type and order, and large arrays are made and compared quickly.
 
     case = oracle.Case("all_reduce", "i", count=1000, reduce="SUM", seed=7)
     run = oracle.start(group, case, async_op=True)
@@ -32,12 +32,15 @@ UNTOUCHED = 0x55
 
 
 class WrongResult(AssertionError):
-    """An operation has ended well with something else than what had to come out."""
+    """An operation succeeded with a wrong result."""
 
 
 class Case:
-    """One collective. `count`: elements of the array, or of every block; `counts`: of the block of each rank (all_to_all: of the
-    block from each rank to each)."""
+    """One collective.
+
+    `count`: elements of the array, or of every block; `counts`: elements of each rank's block (for
+    all_to_all: of the block from each rank to each).
+    """
 
     def __init__(self, op, code="i", count=1, counts=None, root=0, reduce="SUM", seed=0):
         self.op, self.code, self.count, self.counts = op, code, count, counts
@@ -64,7 +67,8 @@ class Case:
 
 
 def can_reduce(op, code, reduce, nranks):
-    """The operation has the reduction for the type, with a result that does not depend on rounding."""
+    """Return True if the operation supports the reduction for the type, with a result independent
+    of rounding."""
     if op == "scan" and reduce == "AVG":
         return False
     if reduce in ("BAND", "BOR", "BXOR"):
@@ -79,12 +83,12 @@ def item_nbytes(code):
 
 
 def values(code, seed, src, dst):
-    """The first PERIOD elements of what src has for dst."""
+    """Return the first PERIOD elements that src has for dst."""
     numbers = [(seed * 7 + src * 3 + dst * 5 + i * (1 + src % 3)) % PERIOD for i in range(PERIOD)]
     if code == BOOL:
         return [number % 2 for number in numbers]
     if code in FLOATS:
-        return [number - 5.0 for number in numbers]  # of which products may be -0.0
+        return [number - 5.0 for number in numbers]  # their products may be -0.0
     return numbers if code in UNSIGNED else [number - 5 for number in numbers]
 
 
@@ -98,7 +102,7 @@ def content(code, seed, src, dst, count):
 
 
 def wrap(code, number):
-    """The number as an element of a type: a code of struct, or the name of a type of NumPy."""
+    """Convert the number to an element of a type: a struct code, or a NumPy type name."""
     if code == BOOL:
         return bool(number)
     if code in ROUNDED:
@@ -117,7 +121,7 @@ FOLDS = {
 
 
 def fold(code, reduce, numbers):
-    """The reduction of the numbers of all ranks, as it is stored."""
+    """Return the reduction of the ranks' numbers, as stored."""
     number = functools.reduce(FOLDS[reduce], numbers)
     if reduce == "AVG" and code in SIGNED + UNSIGNED:
         number = abs(number) // len(numbers) * (1 if number >= 0 else -1)
@@ -132,7 +136,7 @@ def reduced(case, dst, nfolded, count):
 
 
 class Memory:
-    """One tensor of a call, and what must be in it afterwards."""
+    """One tensor of a call, with its expected content afterwards."""
 
     def __init__(self, code, before, after=None, allocate=None):
         self.code, self.before = code, bytes(before)
@@ -158,7 +162,7 @@ class Memory:
 
 
 class Run:
-    """A call under way, or done."""
+    """A call, pending or done."""
 
     def __init__(self, case, rank):
         self.case, self.rank = case, rank
@@ -180,7 +184,7 @@ def reduce_op(name):
 
 
 class _Builder:
-    """Makes the tensors of a case for one rank, and its call. Methods are named after the operations."""
+    """Make the tensors of a case for one rank and call it. Methods have the operations' names."""
 
     def __init__(self, group, case, allocate):
         self.group, self.case = group, case
@@ -276,19 +280,23 @@ class _Builder:
 
 
 def start(group, case, allocate=None, **options):
-    """Calls it; options: async_op, timeout. allocate(count, code): memory for the tensors, flat and of bytes."""
+    """Start the case; return a Run.
+
+    Options: async_op, timeout. allocate(count, code) must return flat memory of bytes for the
+    tensors.
+    """
     builder = _Builder(group, case, allocate)
     builder.run.work = getattr(builder, case.op)(**options)
     return builder.run
 
 
 def run(group, case, **options):
-    """Calls it and checks what has come out."""
+    """Run the case and check its result."""
     start(group, case, **options).check()
 
 
 def all_cases(nranks, counts=(0, 1, 1000, 20_000), seed=0):
-    """A list of cases that goes through all operations, types and reductions, not in all combinations."""
+    """Return cases that cover all operations, types and reductions, but not all combinations."""
     cases = []
     for op in COLLECTIVES:
         if op == "barrier":

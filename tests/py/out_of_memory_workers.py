@@ -1,7 +1,8 @@
-"""Calls that run out of memory somewhere: what test_out_of_memory.py has done in processes of its own.
+"""Calls that run out of memory at every allocation; test_out_of_memory.py runs them in dedicated
+processes.
 
-A case is a generator: what it yields are calls, each made again and again with another allocation failing, until it has come
-through without meeting that one. What a call returns is dropped.
+A case is a generator of calls. Each call is repeated with a later allocation failing, until it
+succeeds without reaching the failure. Return values of calls are dropped.
 """
 
 import array
@@ -21,7 +22,7 @@ import weakref
 import dldist
 from dldist import _core
 
-MOST = 3000  # allocations of one call
+MOST = 3000  # an upper bound on the allocations of one call
 
 
 def numbers(count=4):
@@ -124,7 +125,7 @@ def messages():
 
         yield to_oneself
         yield lambda: group.isend(x, 0, 2)
-        yield lambda: group.recv(y, 0, 2)  # each takes one of those, which are more than enough
+        yield lambda: group.recv(y, 0, 2)  # each call receives one of these messages
         for _ in range(MOST):
             group.isend(x, 0, 3)
         yield lambda: group.irecv(y, None, 3).source_rank()
@@ -173,13 +174,13 @@ def groups():
 
 
 def blank_module():
-    """A copy of the extension, not filled yet."""
+    """Return an uninitialised copy of the extension."""
     loader = importlib.machinery.ExtensionFileLoader("dldist._core", _core.__file__)
     return importlib.util.module_from_spec(importlib.util.spec_from_loader("dldist._core", loader))
 
 
 def anew(use):
-    """What is made once in a process, made again: each time in another copy of the extension."""
+    """Return a call that repeats one-time initialisation, each time in a new copy of _core."""
     copies = []
 
     def prepare():
@@ -204,7 +205,7 @@ def what_is_made_once():
     yield anew(lambda core: core._swap_stream(None))
     x, y = numbers(), numbers()
     yield anew(lambda core: core._copy_tensor(x, y))
-    _core._monitor_open(*MONITOR)  # that nobody runs
+    _core._monitor_open(*MONITOR)  # unused address
     yield lambda: _core._monitor_report()
     unused = list(range(signal.SIGRTMIN, signal.SIGRTMAX))
 
@@ -230,7 +231,7 @@ def programs_of_xla():
 
 
 def windows():
-    def make():  # what fails in the middle of it ends the group
+    def make():  # a failure inside aborts the group
         with group_of_one() as group:
             _core.Window(group, numbers()).close()
 
@@ -319,7 +320,7 @@ def tensors():
 
 
 def tcp_store():
-    port = int(os.environ["OUT_OF_MEMORY_PORT"])  # of a server that has memory
+    port = int(os.environ["OUT_OF_MEMORY_PORT"])  # a server with enough memory
     yield lambda: dldist.TCPStore("127.0.0.1", port)
     yield from stores_of(dldist.TCPStore("127.0.0.1", port))
 
@@ -380,7 +381,7 @@ def nccl_group():
 
 
 class Exporter:
-    """Something with DLPack alone."""
+    """An object with only DLPack."""
 
     def __init__(self, x):
         with group_of_one() as group:
@@ -400,7 +401,7 @@ CASES = (
 
 
 def lose_memory(channel):
-    """What leak_check is there for."""
+    """Leak memory, for leak_check to find."""
     import ctypes
 
     with group_of_one() as group:
@@ -421,7 +422,7 @@ def of_python(number):
 
 
 def from_then_on(number):
-    """All allocations for a while: what cleans up after the first meets the next."""
+    """Fail 16 allocations in a row, so that the cleanup after the first also fails."""
     import _testcapi
 
     _testcapi.set_nomemory(number, number + 15)
@@ -446,7 +447,7 @@ def prepare(call):
 
 
 def attempt(call, number, arm, disarm):
-    """How it ended, and how many allocations there were, where that is known."""
+    """Return the error, and the number of allocations if it is known."""
     error = None
     prepare(call)
     arm(number)
@@ -460,7 +461,8 @@ def attempt(call, number, arm, disarm):
 
 
 def is_fair(call, error):
-    """Whether that is how a call may end: also what Python itself makes of failed allocations when it raises something else."""
+    """Return True if a call may end with the error. Includes other exceptions that Python raises
+    for failed allocations."""
     if isinstance(error, MemoryError):
         return True
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -472,9 +474,9 @@ def is_fair(call, error):
 
 
 def sweep(call, arm, disarm):
-    """How often memory ran out."""
+    """Return how often memory ran out."""
     prepare(call)
-    call()  # what is made once is there
+    call()  # makes objects that are created only once
     nfailed = nclean = 0
     for number in range(MOST):
         error, count = attempt(call, number, arm, disarm)
@@ -486,26 +488,27 @@ def sweep(call, arm, disarm):
         error = None
         if count is not None and count <= number:
             break
-        if count is None and nclean > 40:  # it makes no more of them
+        if count is None and nclean > 40:  # a succeeding call allocates no more
             break
     else:
         raise AssertionError(f"more than {MOST} allocations in one call")
     prepare(call)
-    call()  # and all is well again
+    call()  # must succeed again
     return nfailed
 
 
 def run_case(channel, name, door):
-    """[allocations that were met, call by call]."""
+    """Return the numbers of allocation failures, call by call."""
     arm, disarm = DOORS[door]
     case = next(case for case in CASES if case.__name__ == name)
-    sys.unraisablehook = lambda unraisable: None  # what cannot be raised is told there, also for want of memory
+    # drops exceptions that cannot be raised, such as those due to lack of memory
+    sys.unraisablehook = lambda unraisable: None
     counts = [sweep(call, arm, disarm) for call in case()]
     gc.collect()
     return counts
 
 
-STRIDES = {"core": 1, "python": 3, "burst": 11}  # Python makes more than a thousand allocations for it
+STRIDES = {"core": 1, "python": 3, "burst": 11}  # Python makes over a thousand allocations for it
 
 
 def fill(module):
@@ -513,7 +516,7 @@ def fill(module):
 
 
 def make_modules_of_python(channel):
-    """The same for a module of Python's own, which shows whether Python itself survives that."""
+    """Do the same for one of Python's own modules, to show whether Python itself survives."""
     import _asyncio
 
     arm, disarm = DOORS["python"]
@@ -525,21 +528,26 @@ def make_modules_of_python(channel):
 
 
 def make_modules(channel, door):
-    """How often memory ran out for a copy of the extension. What there was of it is gone then, unless it had all its types already: those
-    of ReduceOp's class that are its attributes keep it."""
+    """Return how often memory ran out for a copy of the extension.
+
+    A failed copy must be freed, unless it already had all of its types: ReduceOp's class attributes
+    are instances of the class and keep it alive.
+    """
     arm, disarm = DOORS[door]
     gone, nclean = [], 0
     for number in range(0, 2 * MOST, STRIDES[door]):
         module = blank_module()
         error, count = attempt(functools.partial(fill, module), number, arm, disarm)
         if error is not None:
-            # Python's own making of types does not always say what it lacked, nor, since 3.13, does setattr() of a type.
+            # Python's type creation does not always report the failed allocation; nor, since 3.13,
+            # a type's setattr().
             is_of_python = any(text in str(error) for text in ("without setting an exception", "'dldist.ReduceOp' has no attribute"))
             if not isinstance(error, MemoryError) and not is_of_python:
                 raise AssertionError(f"allocation {number} failed, and the making of a module ended in {error!r}") from error
             if not hasattr(module, "NcclAbortHandle"):
                 gone.append(weakref.ref(module))
-            # Python's error of last resort is immortal since 3.12, and would keep the frames, which keep the module.
+            # Since 3.12, Python's preallocated MemoryError is immortal and would keep the frames,
+            # and they the module.
             error.__traceback__ = None
         nclean = nclean + 1 if error is None else 0
         del error
@@ -553,7 +561,7 @@ def make_modules(channel, door):
     return len(gone)
 
 
-# ---- two ranks, which tell each other
+# ---- two ranks, which notify each other
 
 
 def exchange_of(count):
@@ -580,7 +588,8 @@ PAIRED = {
 
 
 def of_a_pair(number, call):
-    """The errors of two ranks that make a call while that allocation fails, and how many there were."""
+    """Return the errors of two ranks that make a call while that allocation fails, and the number
+    of allocations."""
     store, errors, count = dldist.HashStore(), [], None
     ready, begin = threading.Barrier(3), threading.Event()
 
@@ -612,7 +621,7 @@ def of_a_pair(number, call):
 
 
 def run_pair(channel, name):
-    """How often memory ran out, and for how many calls in all."""
+    """Return how often memory ran out, and the total number of calls."""
     nfailed = 0
     for number in range(MOST):
         errors, count = of_a_pair(number, PAIRED[name])

@@ -1,4 +1,4 @@
-"""Two ranks of one group in one process, for tests that need somebody to wait for and no processes."""
+"""Two ranks of one group in one process, for tests that need a peer but no processes."""
 
 import contextlib
 import functools
@@ -10,7 +10,7 @@ LIMIT_S = 20.0
 
 
 def together(*calls):
-    """Calls each on a thread of its own, all at the same time. Returns what they returned, or raises the first exception."""
+    """Run the calls concurrently, one per thread. Return results, or raise the first error."""
     barrier = threading.Barrier(len(calls))
     results, errors = [None] * len(calls), []
 
@@ -33,13 +33,13 @@ def together(*calls):
 
 
 def on_both(groups, call):
-    """call(group, rank) on a thread for each rank; what they returned, or the first exception."""
+    """Run call(group, rank) on a thread per rank. Return results, or raise the first exception."""
     return together(*(functools.partial(call, group, rank) for rank, group in enumerate(groups)))
 
 
 @contextlib.contextmanager
 def open_pair(**options):
-    """The two ranks of a group over a store of their own."""
+    """Open two ranks of a group over their own store."""
     store = dldist.HashStore()
     groups = on_both([None, None], lambda _, rank: dldist.Group(store, rank, 2, **options))
     try:

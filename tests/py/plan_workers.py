@@ -1,4 +1,5 @@
-"""What the ranks of test_plans.py run; see group_workers.py. No pytest here: the children start sooner."""
+"""Cases that the ranks of test_plans.py run. See group_workers.py. Without pytest, so that the
+children start faster."""
 
 import array
 import ctypes
@@ -15,7 +16,7 @@ from dldist import flight_recorder
 
 
 class Planned:
-    """A group whose collectives are plans on the ranks that `uses_plan` tells, run as `run` says."""
+    """A group whose collectives use plans on ranks where `uses_plan` returns True, run by `run`."""
 
     def __init__(self, group, run, uses_plan=lambda rank: True):
         self._group = group
@@ -59,17 +60,17 @@ RUNS = {run.__name__: run for run in (call_once, start_and_wait, poll, in_one_go
 
 
 def planned(group, case, run, *args):
-    """A case of the plain calls, by plans."""
+    """Run a case of group_workers with plans."""
     return getattr(cases, case)(Planned(group, RUNS[run]), *args)
 
 
 def mixed(group, case, *args):
-    """The same with plans on every second rank: the others do not notice."""
+    """Run a case with plans on every second rank; the other ranks must not be affected."""
     return getattr(cases, case)(Planned(group, call_once, lambda rank: rank % 2 == 0), *args)
 
 
 def again_and_again(group):
-    """What is in the tensor when the plan is started counts."""
+    """A plan must use the tensor's content at each start."""
     total = group.size * (group.size - 1) // 2
     plain = array.array("d", [0] * 3)
     spread = memoryview(array.array("d", [0] * 6))[::2]
@@ -114,7 +115,7 @@ def several(group):
 
 
 def in_turn(group):
-    """Plans, plain calls and asynchronous ones, in the order of their calls."""
+    """Plans, plain calls and asynchronous calls must run in call order."""
     tensor = array.array("i", [1])
     plan = group.plan_all_reduce(tensor)
     double = array.array("i", [2])
@@ -131,7 +132,7 @@ def in_turn(group):
 
 
 def polled(group):
-    """How long a start takes until a poll finds its end, in seconds: half of all starts are as fast."""
+    """Return the median time in seconds from a start until a poll finds its end."""
     plan = group.plan_all_reduce(array.array("i", [1]))
     seconds = []
     for _ in range(30):
@@ -153,13 +154,13 @@ def refuses_to_start_twice(group):
         kind, text = cases.raised(call)
         assert kind == "RuntimeError" and "cannot be started again before it has been waited for" in text, text
     plan.wait()
-    plan.wait()  # again: there is nothing to wait for
+    plan.wait()  # a second wait returns immediately
     other()
     assert group.size == tensor[0] and repr(other) == "<dldist.Plan: barrier, ready>" and other.op == "barrier"
 
 
 def await_the_thread(condition):
-    """What ends after its plan is gone is seen to by a thread of the library."""
+    """Wait until the library's thread has finished an operation whose plan was dropped."""
     until = time.monotonic() + 10
     while not condition() and time.monotonic() < until:
         time.sleep(0.001)
@@ -167,7 +168,7 @@ def await_the_thread(condition):
 
 
 def dropped_under_way(group):
-    """Its tensors live on until it has ended, and are filled."""
+    """A dropped plan's tensors must live until the operation ends, and receive its results."""
     for count in (1, 50_000):
         tensor = (ctypes.c_double * (2 * count))(*([1] * (2 * count)))
         reference = weakref.ref(tensor)
@@ -219,12 +220,12 @@ def closed_plan(group):
     plan.close()
     for call in (plan, plan.start, plan.wait, plan.is_completed, lambda: plan.tensors):
         assert cases.raised(call) == ("RuntimeError", "this plan has been closed")
-    tensor.append(1)  # no buffer of it is held any more
+    tensor.append(1)  # no export prevents resizing
     assert repr(plan) == "<dldist.Plan: all_reduce, closed>"
 
 
 def recorded(group):
-    """Every start is an operation, made where the plan was made."""
+    """Every start must be recorded as an operation, at the line that made the plan."""
     tensor = array.array("f", [1, 2])
     flight_recorder.reset()
     plan = group.plan_all_reduce(tensor, timeout=7)
@@ -255,18 +256,18 @@ def kept_alive(group):
 
 
 class Own(bytearray):
-    """A tensor that knows its plan."""
+    """A tensor that refers to its plan."""
 
 
 def cycles(group):
-    """The collector finds a plan that its own tensor refers to, once nothing is under way."""
+    """The collector must find a plan that its own tensor refers to, once no start is pending."""
     tensor = Own(8)
     tensor.plan = plan = group.plan_all_reduce(tensor)
     gone = weakref.ref(tensor.plan)
     plan.start()
     del tensor, plan
     gc.collect()
-    assert gone() is not None  # the operation has its tensor
+    assert gone() is not None  # the operation keeps its tensor
     gone().wait()
     gc.collect()
     assert gone() is None
@@ -277,7 +278,7 @@ def cycles(group):
 
 
 def fails(group, how):
-    """What start and wait raise on every rank, when rank 1 does `how`."""
+    """Return the errors of start and wait on every rank if rank 1 does `how`."""
     tensor = array.array("i", [1])
     plan = group.plan_all_reduce(tensor, timeout=0.3 if how == "late" else 20)
     if group.rank == 1:
@@ -311,7 +312,7 @@ def closed_group(group):
 
 
 def interrupted(group):
-    """Ctrl-C in wait leaves it under way."""
+    """Ctrl-C in wait must leave the operation running."""
     tensor = array.array("i", [1])
     plan = group.plan_all_reduce(tensor)
     if group.rank == 0:

@@ -1,12 +1,15 @@
-"""Child interpreters for tests: started by function, talked to by pipe, killed on a deadline.
+"""Child interpreters for tests: each runs a function, communicates by a pipe, and is killed at a
+deadline.
 
-A worker is a function of a module that does not import pytest (see workers.py). It gets a channel and arguments:
+A worker is a function of a module that does not import pytest (see workers.py). It gets a channel
+and arguments:
 
     def echo(channel, word):
         channel.send(word)           # parent: child.recv()
         return channel.recv()        # parent: child.send("x"); child.result()
 
-What goes wrong in a child (traceback, exit by signal, silence) is raised in the parent with the child's stderr.
+A failure in a child (traceback, exit by signal, silence) is raised in the parent with the child's
+stderr.
 """
 
 import ctypes
@@ -31,7 +34,7 @@ DEFAULT_TIMEOUT_S = 20.0
 
 
 class ChildFailed(AssertionError):
-    """A worker raised, died or went silent."""
+    """A worker raised, died or sent nothing in time."""
 
 
 class Child:
@@ -60,14 +63,14 @@ class Child:
         self.connection.send(message)
 
     def recv(self, timeout=DEFAULT_TIMEOUT_S):
-        """The next message of the worker."""
+        """Return the worker's next message."""
         kind, value = self._next(timeout)
         if kind != "message":
             raise ChildFailed(f"{self.name} (pid {self.pid}) returned {value!r} instead of a message")
         return value
 
     def result(self, timeout=DEFAULT_TIMEOUT_S):
-        """What the worker returned; waits for the process to end, too."""
+        """Return the worker's result, after its process has ended."""
         deadline = time.monotonic() + timeout
         kind, value = self._next(timeout)
         if kind != "result":
@@ -116,7 +119,7 @@ class Child:
         return kind, value
 
     def _abort(self):
-        """Ends the child so that faulthandler writes what its threads were doing."""
+        """Abort the child, so that faulthandler writes the tracebacks of its threads."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGABRT)
             try:
@@ -126,13 +129,13 @@ class Child:
 
 
 class Group:
-    """The children of one test; close() leaves none behind."""
+    """The children of one test. close() ends all of them."""
 
     def __init__(self):
         self.children = []
 
     def start(self, function, *args, env=None, prefix=()):
-        """`prefix`: of the command, for something that becomes the interpreter (netns.py)."""
+        """Start a child. `prefix` precedes the command and must exec the interpreter (netns.py)."""
         child = Child(function, args, env, prefix)
         self.children.append(child)
         return child
@@ -158,7 +161,7 @@ class Channel:
 
 
 def thread_state(tid, pid="self"):
-    """State letter of a thread ("S": asleep), or None when it is gone."""
+    """Return the state letter of a thread ("S": asleep), or None if it has exited."""
     try:
         with open(f"/proc/{pid}/task/{tid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0]
@@ -167,8 +170,7 @@ def thread_state(tid, pid="self"):
 
 
 def wait_asleep(tids, pid="self", timeout=10.0, samples=6, interval=0.01):
-    """Polls until all the threads have been seen asleep `samples` times in a row: they are blocked, as far as one can
-    tell from outside."""
+    """Wait until all threads were asleep in `samples` consecutive polls, and so likely block."""
     deadline = time.monotonic() + timeout
     quiet = 0
     while quiet < samples:
@@ -182,7 +184,8 @@ def wait_asleep(tids, pid="self", timeout=10.0, samples=6, interval=0.01):
 
 
 def wait_at_rest(tids, pid="self", timeout=10.0, samples=20, interval=0.01):
-    """The same for threads that wake up now and then to look (FileStore polls): asleep in nearly all of the samples."""
+    """Wait until all threads are asleep in nearly all of the samples, for threads that wake up
+    regularly (FileStore polls)."""
     history = {tid: [] for tid in tids}
 
     def is_at_rest():
@@ -205,7 +208,7 @@ def poll_until(predicate, timeout=10.0, interval=0.01, what="the condition"):
 
 
 def under_load(seconds):
-    """A limit that is `seconds` on a machine with cores to spare, and more where several processes want each of its cores."""
+    """Return `seconds` on a machine with free cores, and more if processes compete for cores."""
     with open("/proc/loadavg", encoding="ascii") as file:
         lately, _, _, now, _ = file.read().split()
     wanted = max(float(lately), float(now.partition("/")[0]))
@@ -213,9 +216,12 @@ def under_load(seconds):
 
 
 def enter_own_network():
-    """Moves this process and its children to come into a network namespace with a loopback alone. Returns why not, or
-    None. PyTorch's server asks the DNS for the name of every peer that connects, and is deaf until it has the
-    answer: there, the answer is an immediate no."""
+    """Move this process and its future children into a network namespace with only a loopback.
+
+    Return the reason on failure, or None. PyTorch's server looks up the name of every connecting
+    peer in the DNS, and serves no requests until it has the answer; in the namespace the lookup
+    fails immediately.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     clone_newnet, set_flags, is_up_and_running = 0x40000000, 0x8914, 0x41
     if libc.unshare(clone_newnet) != 0:
@@ -254,8 +260,10 @@ def _note_unraisable(raised):
 
 
 def check_unraisable():
-    """Fail if Python has ignored an exception since the last call, as it does in __del__. Needs DLDIST_TEST_UNRAISABLE=fail in the
-    environment of the child."""
+    """Fail if Python has ignored an exception since the last call, as in __del__.
+
+    Needs DLDIST_TEST_UNRAISABLE=fail in the environment of the child.
+    """
     if sys.unraisablehook is _note_unraisable:
         gc.collect()
         ignored, _unraisable[:] = "\n".join(_unraisable), []
@@ -263,13 +271,13 @@ def check_unraisable():
 
 
 def serve(connection):
-    """Runs the worker that the parent names, and sends what it returned."""
+    """Run the worker that the parent names, and send its result."""
     module, function, args = connection.recv()
     try:
         worker = getattr(importlib.import_module(module), function)
         reply = ("result", worker(Channel(connection), *args))
         check_unraisable()
-    except SystemExit:  # a forked child of the worker on its way out
+    except SystemExit:  # a forked child of the worker exits
         raise
     except BaseException:
         reply = ("failure", traceback.format_exc())
@@ -278,7 +286,7 @@ def serve(connection):
 
 
 def check_leaks():
-    """Under LeakSanitizer: what the worker has lost is its failure."""
+    """Under LeakSanitizer, fail the worker for its leaks."""
     if leak_check.is_possible():
         lost = leak_check.leaks()
         assert not lost, "memory is lost:\n" + "\n\n".join(lost)

@@ -1,8 +1,8 @@
-"""What child processes of the rendezvous tests run, and, as a program, a rank that a launcher starts:
+"""Workers of the rendezvous tests, and, as a program, a rank that a launcher starts:
 
     mpirun -n 2 python rendezvous_workers.py FOLDER
 
-meets twice as the launcher says, and writes what it found to FOLDER/<rank>.
+The program meets twice through the launcher's environment, and writes its results to FOLDER/<rank>.
 """
 
 import array
@@ -20,7 +20,7 @@ TIMEOUT_S = 20.0
 
 
 def sum_over(meeting):
-    """All ranks of the meeting make a group in its store; gives what an all_reduce of 1, 2, 4 ... makes."""
+    """Make a group of all ranks in the meeting's store; return the all_reduce of 1, 2, 4, ..."""
     with dldist.Group(meeting.store, meeting.rank, meeting.world_size, timeout=TIMEOUT_S) as group:
         meeting.met()
         tensor = array.array("d", [float(2**meeting.rank)])
@@ -36,19 +36,19 @@ def meet_once(channel, init_method, rank, world_size):
 
 
 def meet_as_launched(channel):
-    """With nothing but the environment; two times, as the place must not be used up."""
+    """Meet twice with only the environment: the first meeting must not use up the address."""
     return [meet_once(channel, None, -1, -1) for _ in range(2)]
 
 
 def meet_again_and_again(channel, init_method, rank, world_size, rounds, seed):
-    """Rank 0's server is made anew in every round, while the others come sooner or later than it."""
+    """Meet in many rounds. Rank 0 makes a new server in each; others join before or after it."""
     delays = random.Random(seed)
     for number in range(rounds):
         meeting = rendezvous.meet(init_method, rank, world_size, timeout=TIMEOUT_S)
         assert meeting.store.add(f"round {number} of this meeting alone", 1) <= world_size
         assert meeting.store.try_get("left by the round before") is None
         assert sum_over(meeting) == 2**world_size - 1
-        if rank == 0:  # whose server it is: the others' store may be gone once they have met
+        if rank == 0:  # rank 0 has the server; the other ranks' store may close once they have met
             meeting.store.set("left by the round before", "x")
         time.sleep(delays.random() * 0.003)
         meeting.close()
@@ -56,7 +56,7 @@ def meet_again_and_again(channel, init_method, rank, world_size, rounds, seed):
 
 
 def find_nobody(channel, init_method, rank, world_size, timeout):
-    """What a rank is told whose others do not come, from when the parent says so."""
+    """Wait for the parent's message, and return the error of a rank whose peers never join."""
     channel.send("begin")
     channel.recv()
     began = time.monotonic()
@@ -72,12 +72,12 @@ def find_nobody(channel, init_method, rank, world_size, timeout):
 
 
 def store_by_url(channel, url):
-    """c10d's rendezvous, by hand."""
+    """Meet through c10d's rendezvous handlers."""
     store, rank, world_size = next(rendezvous.rendezvous(url, timeout=TIMEOUT_S))
     store.set(f"from {rank}", str(world_size))
     result = [store.get(f"from {other}") for other in range(world_size)]
     store.add("read", 1)
-    while rank == 0 and store.add("read", 0) < world_size:  # the server is this rank's
+    while rank == 0 and store.add("read", 0) < world_size:  # this rank has the server
         time.sleep(0.001)
     return result
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_reshard.py do in processes of their own; see procs.py."""
+"""Workers of the ranks of test_reshard.py, in dedicated processes. See procs.py."""
 
 import time
 
@@ -16,7 +16,7 @@ def values(version):
 
 
 def link_of(world, **options):
-    """Ranks 0 to 2 have rows, 3 and 4 get columns."""
+    """Make the link: ranks 0 to 2 have rows, and ranks 3 and 4 receive columns."""
     if world.rank < SOURCES:
         return Link(world, source=Layout({"w": (SHAPE, "float32", [Shard(0)]), "b": ((7,), "int64", [Shard(0)])}, SOURCES), **options)
     return Link(world, destination=Layout({"w": (SHAPE, "float32", [Shard(1)]), "b": ((7,), "int64", [Shard(0)])}, DESTINATIONS))
@@ -34,7 +34,7 @@ def check(link, rank, version):
 
 
 def serve_store(channel, rank, address="127.0.0.1"):
-    """Rank 0's, whose port the parent tells the others."""
+    """Make the store. Rank 0 serves it; the parent passes its port to the other ranks."""
     if rank:
         return dldist.TCPStore(address, channel.recv())
     store = dldist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
@@ -44,11 +44,11 @@ def serve_store(channel, rank, address="127.0.0.1"):
 
 
 def push_often(channel, rank, size, address, delta):
-    """Three versions; returns how many bytes each push moved."""
+    """Push four versions; return the bytes that each push moved."""
     with dldist.World(serve_store(channel, rank, address), rank, size, timeout=20) as world, link_of(world, delta=delta) as link:
         moved = []
         for version in (1, 2, 3, 4):
-            content = version if version < 3 else 2  # 3 and 4 have what 2 had
+            content = version if version < 3 else 2  # versions 3 and 4 equal version 2
             if rank < SOURCES:
                 moved.append(link.push(mine(rank, content), version).nbytes)
             else:
@@ -59,7 +59,7 @@ def push_often(channel, rank, size, address, delta):
 
 
 def receive_nothing(channel, rank, size, address):
-    """Rank 0 has one element, which is for rank 1; the others have empty parts."""
+    """Rank 0 has one element, for rank 1; the other ranks have empty parts."""
     with dldist.World(serve_store(channel, rank, address), rank, size, timeout=10) as world:
         layout = Layout({"w": ((1,), "int32", [Shard(0)])}, size - 1 if rank else 1)
         with Link(world, **{"destination" if rank else "source": layout}) as link:
@@ -70,7 +70,7 @@ def receive_nothing(channel, rank, size, address):
 
 
 def lose(channel, rank, size, victim):
-    """One good version; then the victim goes silent until it is killed, and the others try two more."""
+    """After one version, the victim stops until it is killed, and the other ranks try two more."""
     world = dldist.World(serve_store(channel, rank), rank, size, timeout=15)
     link = link_of(world)
     link.push(mine(rank, 1)) if rank < SOURCES else link.receive()
@@ -89,8 +89,8 @@ def lose(channel, rank, size, victim):
                 check(link, rank, version)
                 outcome.append(None)
         except dldist.DistPeerLostError as error:
-            check(link, rank, 1)  # what was visible stays
+            check(link, rank, 1)  # the visible version remains
             outcome.append(describe(error))
-    # Nobody leaves before all are done: leaving, too, is a loss to those who wait.
+    # No rank leaves before all are done, because leaving is also a loss for waiting ranks.
     channel.send(outcome)
     channel.recv()

@@ -1,4 +1,4 @@
-"""Processes that a sandbox forbids something. No pytest here."""
+"""Workers whose sandbox forbids a system call. No pytest here."""
 
 import array
 import ctypes
@@ -16,8 +16,11 @@ NUMBERS = {"memfd_create": {"x86_64": 319, "aarch64": 279}, "sendmsg": {"x86_64"
 
 
 def forbid(call, number_of_error):
-    """Make a system call fail with this errno from now on, in all threads, as a seccomp profile does. Returns the reason if the
-    kernel refuses, or None."""
+    """Make a system call fail with this errno from now on, in all threads, as a seccomp profile
+    does.
+
+    Return the reason if the kernel refuses, or None.
+    """
     machine = os.uname().machine
     if machine not in ARCHITECTURES:
         return f"no numbers of system calls for {machine}"
@@ -48,7 +51,7 @@ def empty_without_memfd(channel):
 
 
 def all_reduce_without_sendmsg(_channel, port, rank, size, number_of_error):
-    """The last rank may no longer call sendmsg. Returns the error of each rank, or the reason if there is no filter."""
+    """Forbid sendmsg on the last rank. Return each rank's error, or why there is no filter."""
     group = open_group(port, rank, size)
     began = time.monotonic()
     try:
@@ -67,7 +70,7 @@ def objects_without_sysinfo(channel):
     refusal = forbid("sysinfo", errno.EPERM)
     if refusal is not None:
         return refusal
-    os.sysconf = lambda name: -1  # the C library's own answer may be any number
+    os.sysconf = lambda name: -1  # the C library may return any number
     store = dldist.HashStore()
 
     def exchange(rank):

@@ -1,5 +1,8 @@
-"""How far hypothesis goes in stateful tests: as a part of all tests the same way every time and for seconds; with DLDIST_TEST_EXAMPLES,
-so many examples, others every time."""
+"""The extent of hypothesis in stateful tests.
+
+By default a few seconds with the same examples every time; with DLDIST_TEST_EXAMPLES, that number
+of random examples.
+"""
 
 import os
 
@@ -13,7 +16,7 @@ def depth(examples, steps):
         max_examples=EXAMPLES or examples,
         stateful_step_count=steps,
         derandomize=not EXAMPLES,
-        # A call that does not come back is waited for again in every try to make the example smaller.
+        # No shrinking by default: a call that hangs would hang again in every attempt.
         phases=[Phase.generate, Phase.shrink] if EXAMPLES else [Phase.generate],
         database=None,
         deadline=None,

@@ -1,4 +1,4 @@
-"""What the processes of test_strangers.py run. No pytest here."""
+"""Workers of the processes of test_strangers.py. No pytest here."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ def limit_descriptors(count):
 
 
 def crowded_server(channel, descriptors, secret):
-    """Serves a store with so few descriptors; opens files when told how many, until told None."""
+    """Serve a store with few descriptors. Open as many files as each message states, until None."""
     limit_descriptors(descriptors)
     store = dldist.TCPStore(LOOPBACK, 0, is_master=True, secret=secret, timeout=timedelta(seconds=30))
     channel.send(store.port)
@@ -31,7 +31,8 @@ def crowded_server(channel, descriptors, secret):
 
 
 def listening_ports():
-    """TCP ports that this process listens on, with the address of each: "127.0.0.1", "::", ..."""
+    """Return (address, port) of all TCP sockets that this process listens on: "127.0.0.1", "::",
+    ..."""
     inodes = set()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -49,8 +50,10 @@ def listening_ports():
 
 
 def meet(channel, port):
-    """Makes worlds as told by (name, rank, size, whether it should listen then, and perhaps another host of the store): how long each
-    took, and where the process listens then."""
+    """Make worlds from (name, rank, size, whether it then listens, and perhaps another store host).
+
+    Send the seconds that each took and the addresses on which the process then listens.
+    """
     worlds = []
     while (order := channel.recv(120)) is not None:
         name, rank, size, is_listening, *hosts = order
@@ -66,7 +69,7 @@ def meet(channel, port):
 
 
 def knock_as(channel, user, name, bytes_to_send):
-    """What a store's Unix socket answers to a process of that user."""
+    """Send the response of a store's Unix socket to a process of that user."""
     os.setuid(user)
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(20)
@@ -78,7 +81,8 @@ def knock_as(channel, user, name, bytes_to_send):
 
 
 def take_name_as(channel, user, name):
-    """Listens at the name of a store's Unix socket until told; tells whether anybody has said something there."""
+    """Listen at the name of a store's Unix socket until the parent's message; send whether any
+    process sent data there."""
     os.setuid(user)
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.bind("\0" + name)
@@ -96,14 +100,14 @@ def take_name_as(channel, user, name):
 
 def use_store_as(channel, user, port):
     timeout = timedelta(seconds=20)
-    dldist.TCPStore(LOOPBACK, port, timeout=timeout)  # imports what that user may not be able to read
+    dldist.TCPStore(LOOPBACK, port, timeout=timeout)  # imports modules that the user may not read
     os.setuid(user)
     store = dldist.TCPStore(LOOPBACK, port, timeout=timeout)
     return store.get("key")
 
 
 def flood(channel, ports, count, words=b""):
-    """Keeps so many connections to each port that say `words` and no more: what is closed comes again."""
+    """Keep `count` connections per port that send only `words`; reopen those that are closed."""
     limit_descriptors(min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], count * len(ports) + 200))
     poll = select.poll()
     held = {}

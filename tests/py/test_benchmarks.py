@@ -1,4 +1,4 @@
-"""benchmarks/collectives.py in short: what it writes, and that nothing of it stays behind."""
+"""A short run of benchmarks/collectives.py must write its report and leave no process behind."""
 
 import json
 import os
@@ -52,7 +52,8 @@ def test_back_to_back(tmp_path):
 
 @pytest.mark.parametrize("kind", ["busy2", "short-lived"])
 def test_noise_ends_with_whoever_started_it(tmp_path, kind):
-    """Killed in a way that it cannot answer: all its processes have the pipe, which ends with the last of them."""
+    """When its parent is killed, all noise processes must end. They all have the pipe, which closes
+    with the last of them."""
     program = tmp_path / "noise"
     subprocess.run(
         ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-o", program, ROOT / "benchmarks" / "peers" / "noise.c"], check=True

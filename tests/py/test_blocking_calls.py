@@ -1,4 +1,4 @@
-"""Ctrl-C and signal handlers in every call that can block. The list of calls is kept complete here."""
+"""Ctrl-C and signal handlers must work in every call that can block. The list must be complete."""
 
 import blocking_calls as calls
 import group_team

@@ -1,4 +1,5 @@
-"""Backends: written in Python, one for each device, the CPU's under c10d's name, and what a process group does with them."""
+"""Backends: written in Python, one per device, the CPU backend under c10d's name, and their use by
+process groups."""
 
 import contextlib
 import threading
@@ -18,7 +19,7 @@ CPU, CUDA, XPU, METAL = 1, 2, 14, 8  # DLPack's
 
 
 class Done(dldist.Work):
-    """The work of something that is done."""
+    """A completed work."""
 
     def __init__(self, tensors=()):
         super().__init__()
@@ -35,7 +36,7 @@ class Done(dldist.Work):
 
 
 class Noting(backend_base.Backend):
-    """Notes what it is asked for."""
+    """A backend that records its calls."""
 
     def __init__(self, rank, size, name="noting"):
         super().__init__(rank, size)
@@ -68,7 +69,7 @@ class Noting(backend_base.Backend):
 
 @pytest.fixture
 def register():
-    """Registers a backend until the end of the test."""
+    """Return a function that registers a backend until the end of the test."""
     kept = {
         name: type(value)(value)
         for name, value in vars(dldist.Backend).items()
@@ -117,7 +118,7 @@ def test_a_plain_creator(register):
             assert f"Backend noting does not support {call.__name__}" in str(error_of(call, vector(1), 0))
         assert isinstance(error_of(dldist.split_group, None, [[0]]), RuntimeError)
         assert dldist.default_world() is None
-        assert dldist.group.WORLD.get_timeout() == timedelta(minutes=30)  # it has no options that would say
+        assert dldist.group.WORLD.get_timeout() == timedelta(minutes=30)  # it has no such option
         return backend
 
     (backend,) = in_worlds(1, case, backend="noting", timeout=5)
@@ -159,7 +160,7 @@ def test_an_extended_creator(register):
 
 
 class NotingSplits(Noting):
-    """Notes the split sizes of the calls that have some."""
+    """Record the split sizes of calls that have them."""
 
     def reduce_scatter_single(self, output, input, opts):
         self.calls.append("reduce_scatter_single")
@@ -172,7 +173,7 @@ class NotingSplits(Noting):
 
 @pytest.mark.parametrize("is_wrapped_in_block", [False, True])
 def test_split_sizes_are_not_lost_on_the_way_to_another_backend(register, is_wrapped_in_block):
-    """A low-level call that has no place for them is not called without them."""
+    """A low-level call without parameters for split sizes must not be called without them."""
     register("other", lambda store, rank, size, timeout: NotingSplits(rank, size))
 
     def case(rank):
@@ -189,7 +190,8 @@ def test_split_sizes_are_not_lost_on_the_way_to_another_backend(register, is_wra
 
 @pytest.mark.parametrize("is_hooked", [False, True])
 def test_a_call_with_split_sizes_is_not_coalesced(is_hooked):
-    """It runs by itself, past hooks as in the extension; the calls without them become one."""
+    """A call with split sizes must run separately, with its hooks as in the extension; the other
+    calls become one."""
 
     def case(rank):
         told = []
@@ -211,7 +213,7 @@ def test_a_call_with_split_sizes_is_not_coalesced(is_hooked):
 
 def test_the_old_names_of_calls(register):
     class Old(backend_base.Backend):
-        """As backends for 2.6 were written."""
+        """A backend written for c10d 2.6."""
 
         def _allgather_base(self, output, input, opts):
             output[0] = 7
@@ -356,11 +358,11 @@ def test_a_backend_that_splits(register):
     in_worlds(2, case, backend="splitting")
 
 
-# ---- one for each device
+# ---- one per device
 
 
 class OnDevice:
-    """An array of one number on some device."""
+    """An array of one number on a device."""
 
     def __init__(self, device, value=0):
         self.device = device
@@ -691,7 +693,7 @@ def test_a_backend_stands_for_a_group():
         wait(sent)
         objects = [None, None]
         dldist.all_gather_object(objects, {"rank": rank}, group=backend)
-        with pytest.raises(ValueError, match="group_src"):  # it has no ranks in the default world
+        with pytest.raises(ValueError, match="group_src"):  # its rank is not in the default world
             dldist.broadcast(y, src=0, group=backend)
         assert dldist.get_world_size(backend) == 2 and objects == [{"rank": 0}, {"rank": 1}]
         return [item[0] for item in (x, y, *gathered, first, second, received)]
@@ -739,7 +741,7 @@ def test_a_process_group_speaks_for_its_backends(register):
     dldist.destroy_process_group()
 
 
-# ---- groups out of groups
+# ---- groups made from groups
 
 
 def test_process_groups_split():
@@ -766,7 +768,7 @@ def test_process_groups_merge():
         half._register_backend("cpu", half.BackendType.GLOO, dldist.ProcessGroupGloo(homes[place // 2], place % 2, 2))
         merged = half.merge_remote_group(common, 4, timedelta(seconds=10), group_name="merged")
         wait(merged.allreduce([x := vector(1)]))
-        # Ranks of one group stay together.
+        # Ranks of one group stay adjacent.
         assert merged.rank() % 2 == place % 2 and merged.group_name == "merged"
         merged.shutdown()
         half.shutdown()
@@ -791,7 +793,7 @@ def test_members_can_be_exchanged():
             return None
         for bad, kind in [(["x"], ValueError), ([members[rank]] * 2, ValueError), (3, TypeError), ([3], TypeError)]:
             assert isinstance(error_of(world.reconfigure, 2, bad), kind)
-        # The others go on without rank 0, in the other order.
+        # The other ranks continue without rank 0, in reverse order.
         opts = with_options(ReconfigureOptions, uuid=2, handles=[members[2], members[1]], timeout=timedelta(seconds=10))
         wait(world.reconfigure(opts=opts))
         assert dldist.get_rank() == 2 - rank

@@ -1,6 +1,7 @@
-"""Every bad input to torch.distributed's calls raises what c10d raises, and leaves the group as it was.
+"""Every bad input to torch.distributed's calls must raise c10d's error, and leave the group usable.
 
-The calls are in c10d_bad_calls.py. Where torch is installed the same text is run with it, and the types of the errors compared.
+The calls are in c10d_bad_calls.py. If torch is installed, the same text is run with it, and the
+types of the errors are compared.
 """
 
 import pathlib
@@ -29,7 +30,7 @@ def torchs():
 
 
 def outcomes(teams, call, on=None):
-    """What the ranks that made the call got from it, after all of them have used the group again."""
+    """Run a call; return the results of the calling ranks, after all ranks used the group again."""
     replies = teams.run((call, on))
     broken = [error["text"] for _, _, error in replies if error]
     if broken:
@@ -55,7 +56,7 @@ def test_accepted_call(ours, accepted):
 @pytest.mark.torch
 @pytest.mark.parametrize("bad", [bad for bad in BAD_CALLS if bad.theirs is not None], ids=lambda bad: bad.call)
 def test_torch_raises_the_same(torchs, ours, bad):
-    """What torch raises is a base of what we raise, or it is written down what it is and why."""
+    """torch's error must be a base class of dldist's, or be listed with the reason."""
     theirs = outcomes(torchs, bad.call, bad.on)
     for (their_kind, their_value), (_, our_value) in zip(theirs, outcomes(ours, bad.call, bad.on), strict=True):
         raised = their_value["kinds"][0] if their_kind == "error" else "nothing"
@@ -75,7 +76,7 @@ def test_torch_refuses(torchs, accepted):
 
 
 def test_differences_are_documented():
-    """The tables of the document are those of this test."""
+    """The document must have the tables of this test."""
     text = DOCUMENT.read_text(encoding="utf-8")
     assert table_of_accepted() in text, "docs/c10d-differences.md: what is accepted here"
     assert table_of_errors() in text, "docs/c10d-differences.md: other errors"
@@ -137,7 +138,7 @@ def evaluate(library, call):
 
 @pytest.mark.parametrize("call", BEFORE_INIT)
 def test_without_a_world(call):
-    """A failed attempt leaves no world behind, and the next one is not hindered by it."""
+    """A failed attempt must leave no world, and must not affect the next attempt."""
     assert BEFORE_INIT[call] in evaluate(c10d_workers.Ours(), call)
     assert not dldist.is_initialized() and dldist.get_pg_count() == 0
     dldist.init_process_group("gloo", store=dldist.HashStore(), rank=0, world_size=1)
@@ -148,7 +149,8 @@ def test_without_a_world(call):
 @pytest.mark.parametrize("call", BEFORE_INIT)
 def test_torch_raises_the_same_without_a_world(call):
     raised = evaluate(c10d_workers.Torchs(), call)[0]
-    is_of_nccl = "'nccl'" in call and raised == "ValueError"  # a build with NCCL refuses a machine without GPUs
+    # a torch build with NCCL refuses a machine without GPUs
+    is_of_nccl = "'nccl'" in call and raised == "ValueError"
     assert raised == BEFORE_INIT[call] or is_of_nccl
 
 

@@ -1,4 +1,5 @@
-"""Small calls of c10d's extension that libraries import: works by arrays, hooks on completion, names, places of devices."""
+"""Small functions of c10d's extension that libraries import: works by array, completion hooks,
+names, device strings."""
 
 import datetime
 import io
@@ -24,7 +25,7 @@ def world():
     dldist.destroy_process_group()
 
 
-# ---- works by arrays
+# ---- works by array
 
 
 def test_works_of_arrays():
@@ -89,11 +90,12 @@ def test_inputs_of_graphs():
         c10d._set_allow_inflight_collective_as_graph_input(False)
 
 
-# ---- hooks on completion
+# ---- completion hooks
 
 
 def test_a_hook_on_completion():
-    """It is told of calls of all kinds, in the order in which they end, and not of those that fail."""
+    """The hook must be called for calls of all kinds, in the order in which they end, and not for
+    failed calls."""
 
     def case(rank):
         pg, told = dldist.group.WORLD, []
@@ -105,7 +107,7 @@ def test_a_hook_on_completion():
         dldist.isend(vector(rank), 1 - rank)
         dldist.recv(vector(0), 1 - rank)
         dldist.barrier()
-        dldist.monitored_barrier()  # has no work
+        dldist.monitored_barrier()  # returns no work
         with dldist.coalescing():
             for _ in range(2):
                 dldist.all_reduce(vector(1))
@@ -236,7 +238,8 @@ def test_names_of_what_is_communicated():
 
 
 def test_groups_of_threads():
-    """Where threads are isolated, each finds by name what it has made, and the next may use the name."""
+    """With isolated threads, each must find its own groups by name, and another thread must be able
+    to reuse the name."""
     known = registry.Registry()
     known.name_group("before", "all")
     c10d._set_thread_isolation_mode(True)
@@ -292,7 +295,7 @@ def test_a_group_in_a_box(world):
 
 
 def test_values_that_are_unwrapped():
-    """The function is called each time, and may raise; the value itself stays as it is."""
+    """The function must be called at each access, and may raise; the value must not change."""
     future, seen = dldist.Future(), []
     future._set_unwrap_func(seen.append)
     future.set_result("value")

@@ -1,4 +1,5 @@
-"""Every call of torch.distributed's module in its forms, among two and three ranks; the cases are in c10d_cases.py."""
+"""Every call of torch.distributed's module in its forms, on two and three ranks. The cases are in
+c10d_cases.py."""
 
 import c10d_cases
 import c10d_team

@@ -1,4 +1,5 @@
-"""c10d's small types: options, enums, the debug level, the base class of backends, works made in Python, hooks."""
+"""c10d's small types: options, enums, the debug level, the base class of backends, works made in
+Python, hooks."""
 
 import copy
 import inspect
@@ -178,7 +179,7 @@ def test_debug_level_of_the_environment(monkeypatch, value, level):
             options.get_debug_level()
         return
     assert options.get_debug_level() is options.DebugLevel.__members__[level]
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "nonsense")  # looked at once
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "nonsense")  # read once
     assert options.get_debug_level().name == level
 
 
@@ -197,7 +198,7 @@ def test_set_debug_level(monkeypatch):
 
 
 class Recorder(Backend):
-    """A backend that tells what it was asked to do."""
+    """A backend that returns its arguments."""
 
     def _perform(self, method, *arguments):
         *tensors, opts = arguments
@@ -209,7 +210,7 @@ X, Y, Z = (np.zeros(1) for _ in range(3))
 
 
 def same(seen, expected):
-    """Compares nested lists by the identity of the arrays in them."""
+    """Compare nested lists by the identity of their arrays."""
     if isinstance(expected, (list, tuple)):
         return isinstance(seen, (list, tuple)) and len(seen) == len(expected) and all(map(same, seen, expected))
     return seen is expected if isinstance(expected, np.ndarray) else seen == expected
@@ -414,7 +415,7 @@ def test_either_name_of_a_call_may_be_overridden(old, new, overridden):
         assert name == (called if called in names else names[0])
         assert args[0] is X and args[1] is Y
         if called not in names:
-            assert args[-1] is not None  # options are made by then
+            assert args[-1] is not None  # options exist by now
 
 
 @pytest.mark.parametrize(("old", "new"), PAIRS)

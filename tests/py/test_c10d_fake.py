@@ -1,4 +1,4 @@
-"""FakeProcessGroup and FakeStore: one process that plays a rank of a group of any size."""
+"""FakeProcessGroup and FakeStore: one process acts as a rank of a group of any size."""
 
 import array
 
@@ -22,7 +22,7 @@ def numpy_row_major(values):
 
 
 def numpy_strided(values):
-    """Every second element of something larger, in both dimensions."""
+    """Return a view of every second element of a larger array, in both dimensions."""
     values = np.array(values, "f4")
     out = np.full(tuple(2 * length for length in values.shape), -7, "f4")[tuple(slice(None, None, 2) for _ in values.shape)]
     out[...] = values

@@ -1,4 +1,5 @@
-"""Gloo's backend with several tensors in a call, and with devices; each case next to torch's Gloo where torch is installed."""
+"""The Gloo backend with several tensors per call, and with devices. Each case also runs with
+torch's Gloo if torch is installed."""
 
 import array
 import re
@@ -16,7 +17,7 @@ SIZES = [1, 2, 3]
 
 
 def in_groups(size, case):
-    """case(group, rank) on a thread for each rank."""
+    """Run case(group, rank) on a thread per rank."""
     store = dldist.HashStore()
 
     def run(rank):
@@ -36,7 +37,7 @@ def gloos(store, rank, size):
 
 
 def torchs_over_dldist(store, rank, size):
-    """The group of the backend "dldist" that is made in Python."""
+    """Make the group of torch's backend "dldist" that is written in Python."""
     from dldist.torch._plain import ProcessGroup
     from dldist.torch._runner import Runner
 
@@ -58,7 +59,7 @@ OF_TORCH = pytest.mark.parametrize("made", [gloos, torchs_over_dldist, torchs_in
 
 
 def in_groups_of_torch(made, size, case):
-    """case(dist, group, rank) on a thread for each rank."""
+    """Run case(dist, group, rank) on a thread per rank."""
     import torch.distributed as dist
 
     store = dist.HashStore()
@@ -81,7 +82,7 @@ def options(kind, **fields):
     return opts
 
 
-# ---- what several tensors in a call come to
+# ---- results of calls with several tensors
 
 
 def all_reduce_two(dist, make, group, rank):
@@ -135,7 +136,7 @@ def test_several_tensors(case, size, make):
 
 
 def values_of_futures(dist, group, make):
-    """What the futures of such calls have, as nested lists."""
+    """Return the futures' values of such calls, as nested lists."""
     size = group.size()
     calls = [
         lambda: group.allreduce([make(1), make(2)], dist.AllreduceOptions()),
@@ -195,7 +196,7 @@ def test_the_work_ends_when_all_tensors_are_there():
             may_come.set()
             deadline = time.monotonic() + 10
             while not told and time.monotonic() < deadline:
-                time.sleep(0.001)  # nobody waits for the work
+                time.sleep(0.001)  # poll, because wait() is not called
         work.wait()
         assert work.is_completed() and work.is_success() and work._get_sequence_number() >= 0
         return [each[0] for each in tensors]
@@ -239,7 +240,7 @@ REDUCED = {
 
 
 def reduced(dist, make, group, rank, op):
-    """What each of two tensors has afterwards."""
+    """Return the values of two tensors after the reduction."""
     tensors = [make([3 + rank, 7]), make([5, 2])]
     group.allreduce(tensors, options(dist.AllreduceOptions, reduceOp=getattr(dist.ReduceOp, op))).wait()
     return [each.tolist() for each in tensors]
@@ -298,7 +299,7 @@ def test_nothing_is_written_where_there_is_no_such_reduction():
     assert in_groups(1, case) == [[[1], [1]]]
 
 
-# ---- what is refused, in Gloo's words
+# ---- refused calls, with Gloo's messages
 
 
 def with_root(dist, kind, **fields):
@@ -517,5 +518,5 @@ def test_devices_of_options():
     assert len(opts._devices) == 1
     with pytest.raises(TypeError, match=r"_devices must be a list of ProcessGroupGloo.Device, but has a str"):
         opts._devices = ["lo"]
-    opts._devices = []  # groups choose for themselves
+    opts._devices = []  # groups use their own device
     ProcessGroupGloo(dldist.HashStore(), 0, 1, opts).shutdown()

@@ -1,4 +1,5 @@
-"""init_process_group, new_group and their kin: every argument, every error, and what ends groups."""
+"""init_process_group, new_group and related functions: every argument, every error, and everything
+that ends groups."""
 
 import os
 import subprocess
@@ -112,7 +113,7 @@ def test_a_timeout_is_a_timedelta_or_seconds(timeout):
     dldist.init_process_group(timeout=timeout, group_name="no matter", pg_options=object())
     assert dldist.default_world().timeout == dldist.group.WORLD.get_timeout() == timedelta(seconds=9)
     assert dldist.group.WORLD.bound_device_id is None
-    # Of a group it is the backend's, not the parent's.
+    # A group's default timeout comes from the backend, not from the parent.
     assert dldist.new_group([0]).get_timeout() == timedelta(minutes=30)
     assert dldist.new_group([0], timeout=3).get_timeout() == timedelta(seconds=3)
     dldist.set_timeout(2.5)
@@ -133,7 +134,7 @@ def test_a_failed_init_leaves_nothing_that_the_next_one_stumbles_on():
     store = dldist.HashStore()
 
     def rank_of(rank):
-        # One rank alone fails, some times; then both find each other.
+        # One rank fails several times without the other; then both find each other.
         for _ in range(3 if rank == 0 else 1):
             lone = dldist.PrefixStore(f"of rank {rank}", store)
             error = error_of(dldist.init_process_group, store=lone, rank=rank, world_size=2, timeout=0.05)
@@ -160,7 +161,7 @@ def test_the_store_as_a_barrier_after_init(monkeypatch):
     def case(rank):
         group = dldist.new_group([0, 1])
         local = dldist.new_group([0], use_local_synchronization=True) if rank == 0 else None
-        # Those who are not in the group take part in its barrier, too.
+        # Ranks outside the group also take part in its barrier.
         assert (dldist.new_group([1], timeout=3) == NON_MEMBER) == (rank == 0)
         return total(group), local is None or total(local)
 
@@ -270,7 +271,7 @@ def test_local_synchronization_concerns_the_members_alone():
             names = [dldist.new_group([0], use_local_synchronization=True).group_name for _ in range(3)]
             assert len(set(names)) == 3
         if rank != 1:
-            # Though the ranks have made different numbers of groups.
+            # The ranks have made different numbers of groups.
             group = dldist.new_group([0, 2], use_local_synchronization=True)
             names.append(group.group_name)
             assert total(group, rank) == 2
@@ -283,7 +284,7 @@ def test_local_synchronization_concerns_the_members_alone():
 
 
 def test_who_is_not_in_a_local_group_gets_none():
-    """As with torch, where all others get NON_GROUP_MEMBER."""
+    """A rank outside a local group must get None, as with torch, instead of NON_GROUP_MEMBER."""
 
     def case(rank):
         own = dldist.new_group([1 - rank])
@@ -294,7 +295,8 @@ def test_who_is_not_in_a_local_group_gets_none():
 
 
 def test_groups_with_a_rank_in_common_may_be_made_in_any_order():
-    """Members alone make them: what would hang for ever if all ranks had to agree on the order."""
+    """Only members make local groups, so no order is needed. If all ranks had to take part, these
+    calls would hang."""
 
     def case(rank):
         pairs = {0: [[0, 1], [0, 2]], 1: [[0, 1], [1, 2]], 2: [[0, 2], [1, 2]]}[rank]
@@ -308,7 +310,8 @@ def test_groups_that_wait_for_each_other_say_so():
 
     def case(rank):
         error = error_of(dldist.new_group, [0, 1] if rank == 0 else [0, 1, 2], timeout=0.3)
-        all_have_said.wait(20)  # a rank that leaves its world before would be the reason of the others
+        # otherwise a rank that leaves its world would become the other ranks' error
+        all_have_said.wait(20)
         assert isinstance(error, dldist.DistTimeoutError)
         return str(error)
 
@@ -397,7 +400,7 @@ def test_split_group():
         assert (inner is None) == (part.rank() == 0)
         if inner is not None:
             assert (inner.group_desc, inner.get_timeout()) == ("inner", timedelta(seconds=2))
-            # It lives on when the group that it was split from is destroyed.
+            # A group stays usable when the group that it was split from is destroyed.
             dldist.destroy_process_group(part)
             return total(inner, rank)
         return part.group_desc
@@ -520,7 +523,7 @@ def test_the_default_group_shrinks(flags):
         assert dldist.get_process_group_ranks(None) == [0, 1]
         return dldist.get_rank(), dldist.get_world_size(), total(value=rank), total(dldist.new_group([0, 1]))
 
-    # Rank 1 must not leave before the others are done: in_worlds destroys its world, and they do not mind.
+    # Rank 1 leaves before the others are done (in_worlds destroys its world), without effect.
     assert in_worlds(3, case) == [(0, 2, 2, 2), None, (1, 2, 2, 2)]
 
 

@@ -1,4 +1,4 @@
-"""Hooks of a process group, and the one that looks for NaN."""
+"""Hooks of a process group, and the hook that checks for NaN."""
 
 import array
 import datetime
@@ -88,7 +88,7 @@ def test_what_a_hook_is_told(method, arguments, name, counts, root):
 
 
 class Told(LowLevelCalls):
-    """Puts every call through hooks."""
+    """Low-level calls that run every call through hooks."""
 
     def __init__(self):
         self.hooks = hooks.Hooks()
@@ -111,7 +111,7 @@ def test_every_low_level_call_has_a_name_for_hooks():
     for name, call in calls:
         call(*arguments.get(name, ([X], [Y])))
     assert len(told) == len(calls) > 25
-    assert [name for (name, _), args in zip(calls, told, strict=True) if args.name.name == "UNKNOWN"] == ["scan"]  # torch has none
+    assert [name for (name, _), args in zip(calls, told, strict=True) if args.name.name == "UNKNOWN"] == ["scan"]  # torch has no scan
 
 
 def test_hooks_come_and_go():
@@ -151,7 +151,7 @@ def test_modules_calls_have_the_names_of_their_forms(slow):
 
 
 def test_a_completion_hook_is_called_once_for_each_operation():
-    """With the op_id of the pre and post hooks, and the time that the work has measured."""
+    """The hook must get the op_id of the pre and post hooks and the time that the work measured."""
 
     def case(rank):
         group, started, completed = dldist.group.WORLD, [], []
@@ -359,7 +359,7 @@ NAN = float("nan")
 
 
 class HookedGroup:
-    """As much of a process group as hooks see."""
+    """The part of a process group that hooks use."""
 
     def __init__(self):
         self.hooks = hooks.Hooks()
@@ -374,7 +374,7 @@ def test_nan_check_hook():
     run(group.hooks, "allreduce", [np.array([1.0])], AllreduceOptions())
     with pytest.raises(RuntimeError, match=r"NaN found in input tensor 1 of ALLREDUCE_COALESCED \(op_id 1\)"):
         run(group.hooks, "allreduce_coalesced", [np.array([1.0]), np.array([0, NAN])], AllreduceOptions())
-    run(group.hooks, "recv", [np.array([NAN])], 0, 0)  # what is overwritten may hold anything
+    run(group.hooks, "recv", [np.array([NAN])], 0, 0)  # an output may hold anything before the call
     run(group.hooks, "allgather", [[np.array([NAN])]], [np.array([1.0])], AllgatherOptions())
     handle.remove()
     assert group.hooks
@@ -389,7 +389,7 @@ def test_the_environment_has_groups_checked_for_nan(value, monkeypatch):
 
     def case(rank):
         x = np.array([NAN if rank == 1 else 1.0])
-        dldist.broadcast(x, src=0)  # rank 1 sends nothing of what it has
+        dldist.broadcast(x, src=0)  # rank 1 does not send its values
         assert x[0] == 1
         pair = dldist.new_group([0, 1])
         refusals = []
@@ -440,7 +440,7 @@ def test_finding_nan_in_torchs_tensors():
 
 
 class Slow(dldist._backends.backend_base.Backend):
-    """A backend in Python whose works end when the test says so."""
+    """A backend in Python whose works end when the test ends them."""
 
     def __init__(self, rank, size):
         super().__init__(rank, size)
@@ -462,7 +462,7 @@ class Slow(dldist._backends.backend_base.Backend):
         raise RuntimeError("there are no barriers here")
 
     def send(self, tensors, dst, tag):
-        return object()  # a work that nobody can watch
+        return object()  # a work that cannot be watched
 
 
 class SlowWork(dldist._Work):
@@ -476,7 +476,7 @@ class SlowWork(dldist._Work):
 
 @pytest.fixture
 def slow(register):  # noqa: F811
-    """The backend of the default world."""
+    """Return the backend of the default world."""
     register("slow", lambda store, rank, size, timeout: Slow(rank, size))
     dldist.init_process_group("slow")
     yield dldist.get_backend_impl()

@@ -1,4 +1,5 @@
-"""c10d's private calls that libraries import: checks, questions about groups, groups beside the default one, objects as tensors."""
+"""c10d's private functions that libraries import: checks, queries of groups, groups besides the
+default one, objects as tensors."""
 
 import array
 import logging
@@ -49,7 +50,7 @@ def test_fp8():
 
 
 def dldist_array(values):
-    """The same dtype in an array that can say it."""
+    """Return an array with the same dtype whose type can express it."""
     with dldist.Group(None, 0, 1) as group:
         return group.empty(values.shape, str(values.dtype))
 
@@ -80,7 +81,7 @@ def test_ranks_of_messages():
     assert in_worlds(3, case) == [(1, 2, 2), None, (1, 2, 2)]
 
 
-# ---- questions
+# ---- queries
 
 
 def test_what_groups_say_of_themselves():
@@ -135,7 +136,7 @@ def test_what_can_be_split_off_from(monkeypatch):
     world = dldist.group.WORLD
     assert c10d._get_split_source(world) is world._get_backend("cuda")
     other = dldist.new_group([0])
-    assert c10d._get_split_source(other) is None  # not bound, nor the default group
+    assert c10d._get_split_source(other) is None  # neither bound nor the default group
     dldist.destroy_process_group()
 
 
@@ -167,7 +168,7 @@ def test_constants_module():
 
 
 def test_a_world_beside_none():
-    """What libraries do that want a group with processes of other programs: no default group is there."""
+    """A group with processes of other programs must work without a default group."""
     store = dldist.HashStore()
 
     def run(rank):

@@ -1,4 +1,4 @@
-"""all_reduce of sparse tensors, which their libraries have to be there for."""
+"""all_reduce of sparse tensors. Needs the libraries of the tensors."""
 
 import dldist
 import numpy as np
@@ -11,7 +11,7 @@ KINDS = ["torch", "coo_matrix", "coo_array", "csr_matrix", "csr_array", "csc_arr
 
 
 def sparse(kind, dense):
-    """A dense matrix as a sparse one; the first element is there twice, as halves, where that can be."""
+    """Return a dense matrix as a sparse one; if possible, with the first element in two halves."""
     dense = np.array(dense, "f8")
     rows, columns = np.nonzero(dense)
     values = dense[rows, columns]
@@ -65,7 +65,7 @@ def test_the_sum_of_all_ranks(kind):
 
 
 def test_the_result_can_be_used(kind):
-    """What the library keeps of a tensor beside its elements fits them."""
+    """The library's metadata of a tensor must match the elements of the result."""
 
     def case(rank):
         x = sparse(kind, [[rank, 0], [0, 2]])
@@ -90,13 +90,14 @@ def test_low_level_calls(kind):
 def test_several_of_a_rank(kind):
     def case(rank):
         group = dldist.group.WORLD
-        several = [sparse(kind, [[1, rank, 0]]), sparse(kind, [[0, 2, 0]])][: 1 + rank]  # of one, or of two
+        # one tensor on rank 0, two on rank 1
+        several = [sparse(kind, [[1, rank, 0]]), sparse(kind, [[0, 2, 0]])][: 1 + rank]
         for call in (group.allreduce, group.allreduce_sparse):
             work = call(several)
             assert work.wait() and len(work.result()) == len(several)
         return [dense(each) for each in several]
 
-    first = np.array([[2.0, 3.0, 0.0]])  # of the first call; of the second, once for each tensor
+    first = np.array([[2.0, 3.0, 0.0]])  # in the first call; in the second, once per tensor
     assert in_worlds(2, case) == [[(3 * first).tolist()] * (1 + rank) for rank in range(2)]
 
 

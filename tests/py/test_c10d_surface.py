@@ -1,7 +1,9 @@
-"""c10d's surface, name by name: against a table of its signatures, and against the installed torch.
+"""c10d's interface, name by name, against a table of its signatures and against the installed
+torch.
 
-The comparison with torch reads torch's own source for the names that its modules define, so a name that a new version adds fails a test
-here until dldist has it, or a table below has the reason why not. Tables may have names that only some versions of torch have.
+The test reads the names that torch's modules define from their source. A name that a new version
+adds fails a test here until dldist has it or a table below states the reason for its absence.
+Tables may contain names that only some versions of torch have.
 """
 
 import ast
@@ -18,7 +20,7 @@ import pytest
 from dldist._backends import backend_base, fake, hooks
 from dldist._base import options, works
 
-# What c10d 2.14 has. Ours may have more arguments, by keyword only.
+# The signatures of c10d 2.14. dldist may have additional, keyword-only arguments.
 SIGNATURES = """
 init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name='',
     pg_options=None, device_id=None, _ranks=None, enable_reconfigure=False)
@@ -119,7 +121,7 @@ _register_comm_hook(reducer, state, comm_hook)
 _register_builtin_comm_hook(reducer, comm_hook_type)
 """
 
-# Of c10d's namespace beside distributed_c10d.__all__.
+# Names of c10d's namespace besides distributed_c10d.__all__.
 NAMES = """
 _broadcast_coalesced _compute_bucket_assignment_by_size _DEFAULT_FIRST_BUCKET_BYTES _make_nccl_premul_sum
 _register_builtin_comm_hook _register_comm_hook _test_python_store _verify_params_across_processes _Backend BuiltinCommHookType
@@ -131,7 +133,7 @@ _create_store_from_options register_rendezvous_handler rendezvous DeviceMesh ini
 DistError DistBackendError DistNetworkError DistStoreError QueueEmptyError _StoreCollectives _ControlCollectives
 """.split()
 
-# Of the module distributed_c10d; programs and tests of c10d use them.
+# Names of the module distributed_c10d that programs and tests of c10d use.
 PRIVATE_NAMES = """
 _set_pg_timeout _get_global_rank _add_ephemeral_timeout_for_all_pgs _abort_process_group _get_default_group _get_default_store
 _get_process_group_store _get_process_group_name _rank_not_in_group _store_based_barrier _create_process_group_wrapper
@@ -150,7 +152,8 @@ _find_or_create_pg_by_ranks_and_tag _TimeEstimator _is_safe_to_split _process_gr
 _is_fp8 _exception_logger _time_logger
 """.split()
 
-NONE_NOW = {"default_pg_nccl_timeout", "_backend", "_default_pg_init_method"}  # without NCCL, or before there is a group
+# None without NCCL, or before a group exists
+NONE_NOW = {"default_pg_nccl_timeout", "_backend", "_default_pg_init_method"}
 
 PYBIND = "machinery of pybind11"
 PLURAL = "they are lists: their name is the one that ProcessGroup.alltoall has for them"
@@ -167,7 +170,7 @@ DIFFERENCES = {
     "_World.pg_flight_recorder_hooks": "dldist's groups record themselves",
 }
 
-# Names that torch's modules define for themselves, in groups by the reason why dldist has no such name.
+# Names that torch's modules define and dldist lacks, grouped by reason.
 NOT_OURS = {
     "typing, and Python's own names": "_T _NonGroupMember _ReduceOp TYPE_CHECKING RankType _PGConfig _WorldPGConfig _GroupMetadata _ShrinkGroupInfo",
     "torch registers its types with pickle and its compiler": "_export_c_types _register_process_group_opaque_type",
@@ -203,7 +206,7 @@ NOT_OURS = {
     """,
 }
 REASONS = {name: reason for reason, names in NOT_OURS.items() for name in names.split()}
-WITH_NCCL = {"ProcessGroupNCCL"}  # dldist has it where NCCL is installed
+WITH_NCCL = {"ProcessGroupNCCL"}  # dldist has it if NCCL is installed
 
 used_differences = set()
 
@@ -215,7 +218,8 @@ def is_excused(name):
 
 
 def owner_of(name):
-    """The namespace of ours that has to have the name: the package, or distributed_c10d for private ones."""
+    """Return the dldist namespace that must have the name: the package, or distributed_c10d for
+    private names."""
     return c10d if name in PRIVATE_NAMES and not hasattr(dldist, name) else dldist
 
 
@@ -223,12 +227,12 @@ def owner_of(name):
 
 
 def shape(function):
-    """{name: (kind, default)} of the arguments, in order."""
+    """Return {name: (kind, default)} of the arguments, in order."""
     return {p.name: (p.kind, p.default) for p in inspect.signature(function).parameters.values()}
 
 
 def assert_compatible(name, theirs, ours):
-    """Whatever can be said to theirs can be said to ours: the same arguments in the same order."""
+    """dldist's function must accept every call of torch's: the same arguments in the same order."""
     assert list(ours)[: len(theirs)] == list(theirs), name
     for argument, (kind, default) in theirs.items():
         if is_excused(f"{name}({argument})"):
@@ -238,7 +242,7 @@ def assert_compatible(name, theirs, ours):
 
 
 def comparable(default):
-    """A default value; reductions by name, since those of torch are other objects."""
+    """Return a comparable default value: reductions by name, because torch has its own objects."""
     return getattr(default, "name", default) if "RedOp" in type(default).__name__ or "ReduceOp" in str(default) else default
 
 
@@ -262,7 +266,7 @@ def test_signature(line):
 
 
 def test_names():
-    """With or without torch: what is not excused is there."""
+    """With or without torch, names that are not excused must exist."""
     for name in {*NAMES, *PRIVATE_NAMES} - REASONS.keys() - NONE_NOW:
         assert getattr(owner_of(name), name, None) is not None, name
 
@@ -281,7 +285,8 @@ def test_constants():
 
 @pytest.mark.parametrize("module", [dldist, c10d])
 def test_names_that_are_not_imported_with_the_package(module):
-    """They are there, their classes know where they come from, and what is not there says so."""
+    """Lazily imported names must exist, with classes that name their module; other names must raise
+    AttributeError."""
     for name in ("register_rendezvous_handler", "_create_store_from_options", "breakpoint", "spawn", "_StoreCollectives"):
         assert callable(getattr(module, name)), name
     assert module.FakeProcessGroup is fake.FakeProcessGroup
@@ -291,7 +296,7 @@ def test_names_that_are_not_imported_with_the_package(module):
 
 
 def test_modules_that_need_no_import():
-    """As torch.distributed has them."""
+    """These modules must be available without import, as in torch.distributed."""
     code = "import dldist as d; print([getattr(d, name).__name__ for name in ('algorithms', 'c10d_logger', 'constants', 'device_mesh')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
     assert done.stdout == "['dldist.algorithms', 'dldist.c10d_logger', 'dldist.constants', 'dldist.device_mesh']\n", done.stderr
@@ -316,14 +321,14 @@ def test_premul_sum():
 
 
 def test_the_registrys_names_are_live(monkeypatch):
-    """c10d's _pg_map and the like show what is there now, with whatever registry."""
+    """c10d's _pg_map and similar names must reflect the current state of the current registry."""
     assert c10d._pg_map is c10d._world.pg_map
     registry = c10d._World()
     monkeypatch.setattr(c10d, "_world", registry)
     assert c10d._pg_map is registry.pg_map and c10d._group_count == 0
 
 
-# ---- questions about the environment
+# ---- queries of the environment
 
 
 @pytest.fixture
@@ -351,7 +356,7 @@ def test_node_local_rank(bare_environment):
 
 
 def test_breakpoint():
-    """The debugger comes on the second call of the line, and the program goes on after it."""
+    """The debugger must start on the second call of the line, and the program continue after it."""
     code = """
         import dldist
         dldist.init_process_group()
@@ -373,7 +378,7 @@ def test_breakpoint():
 
 
 def theirs_and_ours():
-    """(name, torch's, ours or None) of everything that has to be there."""
+    """Yield (name, torch's object, dldist's or None) for every required name."""
     import torch.distributed
     import torch.distributed.distributed_c10d as theirs
 
@@ -381,7 +386,7 @@ def theirs_and_ours():
         yield name, getattr(theirs, name), getattr(dldist, name, None)
     for name in {*NAMES, *PRIVATE_NAMES}:
         module = torch.distributed if hasattr(torch.distributed, name) else theirs
-        if hasattr(module, name):  # some came after this version of torch, or went before it
+        if hasattr(module, name):  # some versions of torch lack it
             yield name, getattr(module, name), getattr(owner_of(name), name, None)
 
 
@@ -396,7 +401,7 @@ def test_names_against_torch():
 def test_signatures_against_torch():
     checked = []
     for name, theirs, ours in theirs_and_ours():
-        if name != "reduce_op" and inspect.isfunction(theirs) and ours is not None:  # warns of any look at it
+        if name != "reduce_op" and inspect.isfunction(theirs) and ours is not None:  # warns if read
             if name == "rendezvous":
                 ours = dldist.rendezvous.rendezvous
             assert_compatible(name, shape(theirs), shape(ours))
@@ -405,13 +410,13 @@ def test_signatures_against_torch():
 
 
 def missing_of(names):
-    """The names that neither of our modules has, and that no table excuses."""
+    """Return the names that neither dldist module has and no table excuses."""
     return sorted(name for name in names if not is_excused(name) and not hasattr(dldist, name) and not hasattr(c10d, name))
 
 
 @pytest.mark.torch
 def test_bindings_against_torch():
-    """What torch's extension has and its modules use."""
+    """dldist must have the names that torch's extension defines and torch's modules use."""
     import torch._C._distributed_c10d as theirs
 
     names = {name for name in dir(theirs) if not name.startswith("__")}
@@ -419,7 +424,8 @@ def test_bindings_against_torch():
 
 
 def defined_names(module):
-    """The names that a module's source defines at its top level, also in branches and try blocks, and does not import."""
+    """Return the names that a module's source defines at top level, including branches and try
+    blocks, without its imports."""
     return set(names_bound_by(ast.parse(inspect.getsource(module)).body))
 
 
@@ -448,7 +454,7 @@ def test_every_name_of_a_module_is_known(module):
 
 @pytest.mark.torch
 def test_an_unknown_name_is_reported(tmp_path, monkeypatch):
-    """A new function, class or constant of torch's module, wherever it is defined."""
+    """A new function, class or constant of a torch module must be reported, wherever it is."""
     path = tmp_path / "newer_torch.py"
     path.write_text("import os\nif os:\n    def brand_new(): ...\ntry:\n    _Newer = 3\nfinally:\n    all_reduce = 4\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -457,7 +463,7 @@ def test_an_unknown_name_is_reported(tmp_path, monkeypatch):
 
 @pytest.mark.torch
 def test_every_excuse_is_of_some_name():
-    """An excused name is not ours."""
+    """dldist must not have the excused names."""
     assert [name for name in REASONS if hasattr(dldist, name) or hasattr(c10d, name)] == []
 
 
@@ -478,10 +484,11 @@ def enums():
 
 @pytest.mark.torch
 def test_enums_against_torch():
-    """Members and numbers. torch's UNUSED of ReduceOp is no reduction."""
+    """Members and values must match. ReduceOp.UNUSED of torch is not a reduction."""
     for theirs, ours in enums():
         expected = {name: int(member) for name, member in theirs.__members__.items() if name != "UNUSED"}
-        if theirs.__name__ == "HookOpName" and "ALLTOALL_BASE" not in expected:  # torch 2.14 has fewer names before the last one
+        # torch 2.14 has fewer names before the last one
+        if theirs.__name__ == "HookOpName" and "ALLTOALL_BASE" not in expected:
             del expected["UNKNOWN"]
         assert expected, theirs
         found = {name: int(member) for name, member in ours.__members__.items()}
@@ -489,7 +496,7 @@ def test_enums_against_torch():
 
 
 def classes():
-    """{name: (torch's class, ours, or an instance where attributes are made in __init__)}"""
+    """Return {name: (torch's class, dldist's, or an instance if attributes are set later)}."""
     import torch._C._distributed_c10d as core
     import torch.distributed.distributed_c10d as theirs
     import torch.futures
@@ -526,7 +533,7 @@ def classes():
         "Logger": (core.Logger, dldist.Logger),
     } | {
         name: (getattr(core, name), getattr(c10d, name))
-        for name in ("_StoreCollectives", *HOOKS)  # of some versions of torch
+        for name in ("_StoreCollectives", *HOOKS)  # only in some versions of torch
         if hasattr(core, name)
     }
 
@@ -538,7 +545,8 @@ def members(kind):
     return {name for name in dir(kind) if not name.startswith("__") and name != "_pybind11_conduit_v1_"}
 
 
-# Those of stores are for test_surface.py; the last is ours: torch's class gets it where dldist is installed.
+# test_surface.py covers the names of stores. The last name is dldist's, added to torch's class if
+# dldist is installed.
 NOT_HERE = {"collect_client_counters", "collect_server_counters", "DLDIST"}
 
 
@@ -553,12 +561,12 @@ def test_classes_against_torch():
 
 
 def overloads(method):
-    """The names of the arguments of each overload, as pybind11 writes them in the documentation."""
+    """Return the argument names of each overload, from pybind11's docstring."""
     lines = re.findall(rf"^(?:\d+\. )?{method.__name__}\((?:self: )?(.*)\) -> ", method.__doc__ or "", re.MULTILINE)
     return [[name for name in re.findall(r"(?:^|, )(\w+): ", line) if not re.fullmatch(r"arg\d+", name)] for line in lines]
 
 
-# Store's methods take their arguments by position in torch; its names are pybind11's.
+# torch passes Store's arguments by position; the names are pybind11's.
 METHODS_OF = [
     "ProcessGroup",
     "Backend",
@@ -576,7 +584,7 @@ METHODS_OF = [
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", METHODS_OF)
 def test_methods_arguments_against_torch(kind):
-    """Every name of an argument in any overload of torch's is one of ours."""
+    """Every argument name of every overload in torch must exist in dldist."""
     if kind not in classes():
         pytest.skip(f"this version of torch has no {kind}")
     theirs, ours = classes()[kind]
@@ -597,7 +605,7 @@ def test_methods_arguments_against_torch(kind):
 
 @pytest.mark.torch
 def test_every_difference_is_one():
-    """The last test of this file: an entry that nothing has needed is out of date. Needs the whole file to have run."""
+    """Every entry must be needed. The last test here, because it needs the other tests' results."""
     used_differences.clear()
     test_names_against_torch()
     test_signatures_against_torch()
@@ -608,7 +616,7 @@ def test_every_difference_is_one():
 
 
 def is_in_torch(difference):
-    """Whether the installed torch has the member or the argument that a difference is about."""
+    """Return True if the installed torch has the difference's member or argument."""
     import torch.distributed.distributed_c10d as theirs
 
     name, _, argument = re.sub(r"(\(\w+\))$", r"\t\1", difference).partition("\t")

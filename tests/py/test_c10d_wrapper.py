@@ -1,4 +1,4 @@
-"""_ProcessGroupWrapper, the debug level DETAIL: ranks are threads over one store."""
+"""_ProcessGroupWrapper, for the debug level DETAIL. Ranks are threads over one store."""
 
 import threading
 from datetime import timedelta
@@ -19,7 +19,7 @@ SHORT = timedelta(milliseconds=300)
 
 
 class Ranks:
-    """Threads, each with a wrapped backend in the same group."""
+    """Threads that each have a wrapped backend of the same group."""
 
     def __init__(self, size, timeout=LONG):
         store = dldist.HashStore(timeout=LONG)
@@ -52,7 +52,7 @@ class Ranks:
         return results
 
     def run(self, call):
-        """What call(backend, rank) returns on each rank; errors are returned, too."""
+        """Return the results of call(backend, rank) on each rank, or the errors raised."""
         return self._on_threads(lambda rank: call(self.backends[rank], rank))
 
     def close(self):
@@ -153,7 +153,7 @@ def test_mismatch_is_told_to_both_sides(make_ranks, call, first, second, aspect)
     ranks = make_ranks(2)
     without_tensors = "CollectiveFingerPrint(SequenceNumber=0OpType=BARRIER)"
     shown = [f"CollectiveFingerPrint(SequenceNumber=0, {text})" if text else without_tensors for text in (first, second)]
-    for _ in range(2):  # neither the group nor the number is spent by a mismatch
+    for _ in range(2):  # a mismatch consumes neither the group nor a sequence number
         errors = ranks.run(call)
         for rank, error in enumerate(errors):
             assert isinstance(error, dldist.DistMismatchError), error
@@ -206,11 +206,11 @@ def test_missing_rank(make_ranks):
     assert "Please check rank 0 logs for faulty rank: rank 0 has given up: [Rank 0]: Ranks 1 failed" in str(last)
 
 
-# --- what the wrapper hands on ---
+# --- calls that the wrapper forwards ---
 
 
 class Helper(Backend):
-    """A helper of one rank, or of ranks whose fingerprints the test makes up."""
+    """A helper group of one rank, or of ranks whose fingerprints the test supplies."""
 
     def __init__(self, size=1, rounds=()):
         super().__init__(0, size)

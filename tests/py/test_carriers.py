@@ -1,4 +1,5 @@
-"""Groups whose data a library carries: the suites of dldist.Group and of c10d's calls, with each library that is here."""
+"""Groups over a carrier library: the suites of dldist.Group and of c10d's calls, with each
+installed library."""
 
 import os
 import subprocess
@@ -30,16 +31,16 @@ class Library:
         self.name = self.carrier = name
 
     environment = {"CCL_KVS_IFACE": "lo", "FI_TCP_IFACE": "lo"}
-    """Where the tests run, there may be no other interface."""
+    """The test machine may have no other interface."""
 
 
 def find():
-    """Each library that can carry here."""
+    """Return each installed carrier library."""
     return mpirun.find() + [Library(name) for name in carriers.NAMES if name != "mpi" and carriers.is_available(name)]
 
 
 def start(children, library, worker, size, argument, port):
-    """The ranks, by mpirun where the library is an MPI."""
+    """Start the ranks, by mpirun if the library is an MPI."""
     if isinstance(library, Library):
         return [children.start(worker, argument, port, rank, size, env=library.environment) for rank in range(size)]
     run = mpirun.Run(library, size, worker, lambda rank: (argument, port, rank, size))
@@ -107,7 +108,7 @@ def world(request, library):
 @pytest.mark.parametrize("name", C10D_CASES)
 def test_c10d(c10d, name):
     if name in test_c10d_calls.ON_TWO and c10d.size != 2:
-        return  # it is a case of two ranks
+        return  # this case needs two ranks
     c10d.run(name)
 
 
@@ -147,7 +148,7 @@ def test_case(world, case):
 
 @pytest.mark.parametrize("what", ["op", "dtype", "size", "root", "redop", "factor", "block"])
 def test_mismatch(world, what):
-    """Before the library hears of the call, all ranks are told, and by both names."""
+    """All ranks must get the error, under both of its names, before the library gets the call."""
     team = world()
     replies = team.run(cases.mismatched, what)
     for rank, (first, later) in enumerate(replies):
@@ -187,7 +188,7 @@ def test_end(world, case):
 
 @pytest.fixture
 def alone(library):
-    """Children without an mpirun, which ends all of its processes when one dies."""
+    """Start children without mpirun, which would end all of its processes when one dies."""
     if library.carrier == "mpi":
         pytest.skip("mpirun ends all of its processes when one is killed")
     children = procs.Group()
@@ -221,7 +222,7 @@ def test_peer_lost(alone, what):
 @pytest.mark.parametrize(("name", "words"), [("mpi", "Install Open MPI or MPICH"), ("ucc", "pip install nvidia-libcal-cu12 libucx-cu12"),
                                              ("xccl", "pip install --no-deps oneccl-cpu impi-rt")])
 def test_what_is_missing_is_said(name, words):
-    """In one sentence, with the package to install; whoever asks, and however."""
+    """The reason must be one sentence that names the package to install, in every query."""
     code = (
         "import dldist as dist\n"
         "from dldist import carriers\n"

@@ -1,4 +1,4 @@
-"""benchmarks/carriers.py in short, with each library that can carry here."""
+"""A short run of benchmarks/carriers.py must work with each installed library."""
 
 import json
 import shutil

@@ -1,5 +1,7 @@
-"""The parts of tests/chaos/soak.py for a short while; and chaos for some seconds where it is asked for, since what it finds depends
-on the scheduler and belongs into a run that somebody looks at (make chaos)."""
+"""A short run of the parts of tests/chaos/soak.py, and a few seconds of chaos on request.
+
+Results of chaos depend on the scheduler, so it belongs in a run that is watched (make chaos).
+"""
 
 import os
 import subprocess
@@ -19,7 +21,8 @@ GROUPS, ITERATIONS = 50, 600
 @pytest.mark.parametrize("part", soak.PARTS)
 def test_nothing_is_left_over(procs, part):
     if part == "abandoned_in_the_middle" and not os.environ.get("DLDIST_TEST_CHAOS"):
-        # Once, on an overloaded machine, a rank did not come to the next meeting in 20 s; why is not known yet.
+        # Once, on an overloaded machine, a rank did not join the next meeting within 20 s. The
+        # cause is unknown.
         pytest.skip("abandons groups at random moments: set DLDIST_TEST_CHAOS, or make soak")
     ranks = 2 if "split" not in part else 3
     soak.run_part(procs, part, ranks, GROUPS if part in soak.OF_GROUPS else ITERATIONS, 80)
@@ -36,7 +39,7 @@ def test_chaos_for_some_epochs(options):
 
 @pytest.mark.deadline(150)
 def test_survivors_name_who_was_killed():
-    """Where survivors end at once because of that, too."""
+    """Survivors must name the killed rank, even if they exit immediately because of it."""
     phases = "small,messages,two_groups,window,splitting"
     command = [sys.executable, os.path.join(CHAOS, "kills.py"), "--seed", "1", "--kills", "80", "--phases", phases, "--limit", "20"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=140)

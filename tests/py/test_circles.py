@@ -1,4 +1,4 @@
-"""tools/check_circles.py and check_imports.py: files that need each other."""
+"""tools/check_circles.py and check_imports.py must find files that depend on each other."""
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ IMPORTS = TOOL.with_name("check_imports.py")
 
 
 def make_circle(root, folder, nfiles, *, keyword="", text=""):
-    """Files that each call a function of the next one."""
+    """Make files that each call a function of the next one."""
     (root / folder).mkdir(exist_ok=True)
     for i in range(nfiles):
         body = f"    step_{(i + 1) % nfiles}();\n"

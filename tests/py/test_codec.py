@@ -1,4 +1,4 @@
-"""The serializers: what they take, what they make of it, and what "safe" does with bytes that nobody sensible has written."""
+"""The serializers: accepted objects, results, and the resistance of "safe" to hostile bytes."""
 
 import array
 import collections
@@ -22,7 +22,7 @@ from dldist._objects.safe_codec import MAX_DEPTH
 SAFE, PICKLE = codec.find("safe"), codec.find("pickle")
 both = pytest.mark.parametrize("serializer", [SAFE, PICKLE], ids=["safe", "pickle"])
 LARGE = 2 * codec.IN_BAND_BYTES
-TEXT = "w" if "w" in array.typecodes else "u"  # "u" is deprecated since Python 3.13, which has "w"
+TEXT = "w" if "w" in array.typecodes else "u"  # Python 3.13 deprecates "u" and adds "w"
 
 
 def need(module):
@@ -30,7 +30,7 @@ def need(module):
 
 
 def encode(serializer, obj):
-    """The head, and copies of the buffers: as if they had been received."""
+    """Return the head and copies of the buffers, as if received."""
     head = io.BytesIO()
     buffers = serializer.write(obj, head)
     return head.getvalue(), [bytearray(buffer) for buffer in buffers]
@@ -193,7 +193,7 @@ def test_arrays_of_the_standard_library():
 
 
 def test_arrays_without_any_library(monkeypatch):
-    """A receiver that has neither NumPy nor torch."""
+    """A receiver must be able to read arrays with neither NumPy nor torch."""
     head, buffers = encode(SAFE, [memoryview(array.array("f", range(6))).cast("B").cast("f", (2, 3)), array.array("d"), b""])
     bfloat16 = b"a" + b"o" + b"\x08bfloat16" + b"\0" + b"\0" + struct.pack("<Q", 2) + b"\0\0"
     for name in ("numpy", "torch", "ml_dtypes"):
@@ -242,7 +242,7 @@ def test_small_arrays_travel_in_the_head():
         assert len(encode(serializer, numpy.zeros(codec.IN_BAND_BYTES, "u1"))[1]) == 1
 
 
-# ---- what "safe" refuses
+# ---- objects that "safe" refuses
 
 
 class Thing:
@@ -337,7 +337,7 @@ def samples():
 
 
 def read_hostile(head, buffers):
-    """Either it is an object after all, or a DistError: nothing else, and no memory to speak of."""
+    """Decoding must yield an object or a DistError, and nothing else, and use little memory."""
     try:
         decode(SAFE, head, buffers)
     except dldist.DistError as error:
@@ -352,7 +352,7 @@ def test_hostile_bytes_end_in_an_error():
     refused = tried = 0
     for sample in samples():
         whole, buffers = encode(SAFE, sample)
-        # All of a small object's bytes, some of a large one's.
+        # All bytes of a small object, and some of a large one.
         places = range(len(whole)) if len(whole) < 3000 else sorted(rng.sample(range(len(whole)), 1500))
         for place in places:
             flipped = bytearray(whole)
@@ -435,7 +435,7 @@ def test_flipped_prefixes_end_in_an_error():
                 try:
                     incoming = Incoming(memoryview(flipped), 3, "call")
                     if incoming._head_bytes + incoming._buffer_bytes > 1 << 24:
-                        continue  # as much as a rank may announce
+                        continue  # the most that a rank may announce
                     incoming = receive(flipped, pieces)
                     if incoming.failure() is None and incoming.mismatch(SAFE) is None:
                         incoming.read(SAFE)

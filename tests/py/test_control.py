@@ -1,4 +1,4 @@
-"""The worker's server: its answers, beside those of torch's; who may ask, what is too much, and what becomes of it."""
+"""The worker's server: its responses compared with torch's, access control, limits and lifetime."""
 
 import functools
 import http.client
@@ -39,7 +39,7 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 def ask(path, method, target, body=None, headers=None):
-    """Status, content type, whether the connection stays, and the content."""
+    """Return the status, the content type, the Keep-Alive header, and the content."""
     client = UnixConnection(path)
     client.request(method, target, body, headers or {})
     answer = client.getresponse()
@@ -77,12 +77,12 @@ def path(tmp_path):
         yield server.address
 
 
-# ---- beside torch's
+# ---- compared with torch
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """The paths of a server of ours and one of torch's in another process, with the same handlers."""
+    """Return the paths of a dldist server and of torch's, in another process; same handlers."""
     register()
     folder = tmp_path_factory.mktemp("control")
     paths = str(folder / "ours"), str(folder / "theirs")
@@ -152,7 +152,7 @@ def test_same_pages_and_handlers_as_torch(both):
             ours, theirs = (ask(path, method, target) for path in both)
             assert ours[:3] == theirs[:3]
     ours, theirs = (json.loads(ask(path, "GET", "/handler/")[3]) for path in both)
-    assert set(theirs) - {"torch_profile"} <= set(ours)  # torch.distributed.debug registers that one
+    assert set(theirs) - {"torch_profile"} <= set(ours)  # torch.distributed.debug registers it
     for name in ("dump_traceback", "fr_trace_json"):
         ours, theirs = (ask(path, "POST", f"/handler/{name}") for path in both)
         assert ours[:3] == theirs[:3]
@@ -164,7 +164,8 @@ def test_same_pages_and_handlers_as_torch(both):
 
 @pytest.mark.torch
 def test_torchs_debug_client_reads_ours():
-    """What torch's debug server fetches from all ranks, by its own function, from a server of ours over TCP."""
+    """torch's debug server must be able to fetch from all ranks, with its own function, from a
+    dldist server over TCP."""
     pytest.importorskip("jinja2")
     pytest.importorskip("requests")
     from torch.distributed.debug import _frontend
@@ -193,12 +194,13 @@ with dldist.World(dldist.HashStore(), 0, 1) as world:
 
 @pytest.mark.torch
 def test_torchs_debug_pages_take_our_recorder(monkeypatch):
-    """The table of groups and collectives that torch's debug server makes of what all ranks answer."""
+    """torch's debug server must build its table of groups and collectives from all responses."""
     pytest.importorskip("jinja2")
-    monkeypatch.setitem(sys.modules, "tabulate", types.SimpleNamespace(tabulate=lambda *_, **__: ""))  # draws tables, which are not looked at
+    # draws tables, which are not checked
+    monkeypatch.setitem(sys.modules, "tabulate", types.SimpleNamespace(tabulate=lambda *_, **__: ""))
     from torch.distributed.debug import _debug_handlers, _frontend
 
-    # In a process of its own: a recorder knows the groups of all tests before.
+    # In a separate process, because a recorder knows the groups of all earlier tests.
     done = subprocess.run([sys.executable, "-c", RECORDS_OF_A_WORLD], capture_output=True, text=True, timeout=60, check=True)
     database = _debug_handlers.FlightRecorderHandler._build_db(["rank0"], [_frontend.Response(200, done.stdout)])
     assert database.groups
@@ -280,7 +282,7 @@ def test_whatever_a_handler_raises_is_an_answer(path, error, words):
     assert ask(path, "POST", "/handler/ping")[3] == b"pong"
 
 
-# ---- who may ask
+# ---- access control
 
 
 def test_a_secret_is_demanded_over_tcp():
@@ -308,7 +310,7 @@ def test_the_network_is_asked_for_by_name():
 
 
 def test_every_address():
-    """The form in which torch's debug server makes one: reachable by both families."""
+    """A server made like torch's debug server must be reachable over both address families."""
     server = distributed_c10d._WorkerServer("::", 0)
     assert ask_tcp(server) == (200, b"pong")
     server.shutdown()
@@ -318,7 +320,7 @@ def test_pages_in_browsers_are_refused(path):
     assert ask(path, "POST", "/handler/ping", None, {"Origin": "http://elsewhere"})[0] == 403
 
 
-# ---- too much
+# ---- limits
 
 
 @pytest.mark.parametrize(
@@ -367,7 +369,8 @@ def test_slow_clients_hold_up_nobody(path):
 
 
 def test_where_all_are_being_answered_one_more_is_turned_away(path):
-    """At once, and without a thread for it; the server goes on."""
+    """A connection over the limit must be closed immediately, without a thread, and the server stay
+    usable."""
     may_end = threading.Event()
     going = threading.Semaphore(0)
     control.register_handler("long", lambda request, response: (going.release(), may_end.wait(30)))
@@ -412,7 +415,7 @@ def test_fuzz(tmp_path, monkeypatch):
     assert fuzz_control.fuzz(2, seed=1) > 10
 
 
-# ---- beginning and end
+# ---- start and end
 
 
 def test_the_socket_is_private_and_removed(tmp_path):
@@ -467,7 +470,7 @@ def test_the_end_of_the_process_removes_the_socket(tmp_path):
 
 
 def test_a_forked_child_has_no_server(path):
-    """The child's exit leaves the parent's socket alone; the port is the parent's."""
+    """The child's exit must not affect the parent's socket or port."""
     child = os.fork()
     if child == 0:
         for life in list(control_server._lives):
@@ -492,5 +495,5 @@ def test_no_thread_and_no_descriptor_is_left(tmp_path):
     for _ in range(20):
         with control.serve(tmp_path / "socket") as server:
             ask(server.address, "POST", "/handler/ping")
-    # A connection's thread is still on its way out when the server has closed, here and before.
+    # A connection's thread may still exit after the server has closed, here and in earlier tests.
     poll_until(lambda: all(now <= then for now, then in zip(held(), before)), what="fewer threads and descriptors")

@@ -1,4 +1,4 @@
-"""What the package calls in the extension says what is wrong with its arguments, and does nothing then."""
+"""The extension's functions must report wrong arguments, and then have no effect."""
 
 import array
 import subprocess
@@ -9,7 +9,7 @@ import dldist
 import pytest
 from dldist import _core
 
-NO_TEXT = "\ud800"  # has no UTF-8
+NO_TEXT = "\ud800"  # has no UTF-8 encoding
 MISTAKES = [
     ("_set_log_level", (3,), TypeError, r"set_log_level\(\): argument 'level' must be str, not int"),
     ("_set_log_level", (NO_TEXT,), UnicodeEncodeError, "surrogates not allowed"),
@@ -75,7 +75,7 @@ OF_GROUPS = [
 def test_mistakes_of_calls_with_groups_are_named(group, call, kind, text):
     with pytest.raises(kind, match=text):
         call(group)
-    group.all_reduce(array.array("d", [1]))  # goes on
+    group.all_reduce(array.array("d", [1]))  # still usable
 
 
 def test_a_group_that_is_not_made_is_refused():
@@ -85,7 +85,7 @@ def test_a_group_that_is_not_made_is_refused():
 
 
 def run(program):
-    """In a process of its own: what it sets cannot be set back."""
+    """Run a program in a separate process, because its settings cannot be undone."""
     command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -159,7 +159,7 @@ def test_a_communicator_of_xla_that_cannot_be_made_says_why():
 
 
 def test_subinterpreters_are_refused():
-    """Their threads could not be entered by those of the core."""
+    """Subinterpreters must be refused: the core's threads could not enter theirs."""
     for text in run(
         """
         try:
@@ -219,7 +219,7 @@ def test_a_test_build_makes_calls_of_the_system_fail(tmp_path):
 
 
 def test_an_import_may_come_back_to_what_wants_it():
-    """As another thread may, which is there first then."""
+    """An import may reenter the module that needs it; another thread may also finish it first."""
     assert run(
         """
         import sys

@@ -1,7 +1,8 @@
-"""System calls of the whole Python call, where all that it needs is there: counted, not timed, so the same on every machine.
+"""Limits for the system calls of whole Python calls that need not wait. Counts, not times, so equal
+on every machine.
 
-Whoever makes a call cheaper lowers its limit; none may rise. What the core costs by itself, in allocations and copies too, is in
-tests/c/test_counts.c.
+Lower a limit when a call gets cheaper; never raise one. tests/c/test_counts.c has the costs of the
+core, including allocations and copies.
 """
 
 import json

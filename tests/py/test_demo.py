@@ -1,4 +1,4 @@
-"""The example runs as the README says."""
+"""The example must run as in the README."""
 
 import pathlib
 import subprocess

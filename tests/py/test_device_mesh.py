@@ -1,4 +1,5 @@
-"""DeviceMesh: which ranks have groups along which dimensions, from arrays of any library, over worlds of all kinds."""
+"""DeviceMesh: the groups of each rank along each dimension, from arrays of any library, over worlds
+of all kinds."""
 
 import array
 import copy
@@ -20,7 +21,7 @@ CUBE = {"mesh_dim_names": ("dp", "cp", "tp")}
 
 @pytest.fixture
 def fake_world():
-    """A world of eight in which this process is whatever rank a test says."""
+    """Return a function that makes a world of eight in which this process has the given rank."""
 
     def become(rank, size=8):
         if dldist.is_initialized():
@@ -36,7 +37,7 @@ def fake_world():
 
 
 def test_groups_along_each_dimension():
-    """The sums along each dimension are those of the ranks that a NumPy array of them has there."""
+    """Sums along each dimension must be over the ranks in that dimension of a NumPy array."""
     grid = np.arange(8).reshape(2, 2, 2)
 
     def case(rank):
@@ -53,7 +54,7 @@ def test_groups_along_each_dimension():
 
 
 def test_a_mesh_of_some_ranks():
-    """All make it; who is not in it has no coordinate and no groups, and is told so."""
+    """All ranks make the mesh; a non-member has no coordinate or groups, and queries must raise."""
 
     def case(rank):
         mesh = DeviceMesh("cpu", [[3, 1], [0, 4]], mesh_dim_names=("a", "b"))
@@ -105,7 +106,7 @@ def test_processes():
 
 
 def test_overrides():
-    """Backends and options of dimensions: by number, by name, one or both."""
+    """Backends and options of dimensions may be given by number, by name, or both."""
     options = dldist.ProcessGroupGloo.Options()
     options._timeout = timedelta(seconds=7)
 
@@ -126,7 +127,7 @@ def test_overrides():
 
 
 def test_a_mesh_of_a_world():
-    """Of several Worlds in one process, each with ranks and groups of its own; no default world is made."""
+    """Several Worlds in one process must each have their own groups, without a default world."""
     stores = [dldist.HashStore() for _ in range(2)]
 
     def case(rank):
@@ -157,7 +158,7 @@ def test_abort_ends_the_groups_of_the_root_mesh(shape):
             assert "on a submesh" in str(error_of(mesh["tp"].abort))
             mesh.abort()
         errors = [error_of(dldist.barrier, group) for group in groups if rank == 0 or 0 in dldist.get_process_group_ranks(group)]
-        assert errors or rank == 3  # which shares no group with rank 0
+        assert errors or rank == 3  # shares no group with rank 0
         assert all(isinstance(error, dldist.DistAbortedError) for error in errors), errors
         return dldist.is_initialized()
 
@@ -205,11 +206,11 @@ def test_a_world_is_not_overridden():
         assert isinstance(error_of(init_device_mesh, "cpu", (2,), world=world), RuntimeError)
 
 
-# ---- what it is
+# ---- the array of ranks
 
 
 def test_what_the_ranks_are_given_as(fake_world):
-    """Any array and any nesting; `mesh` is an array of the library that was given."""
+    """Any array and any nesting must work; `mesh` must be an array of the given library."""
     fake_world(1, 4)
     lists = [[2, 1], [0, 3]]
     view = memoryview(np.array(lists, "int16")).cast("B").cast("h", (2, 2))
@@ -249,7 +250,7 @@ def test_equal_meshes(fake_world):
 
 
 def test_copies(fake_world):
-    """They find the same groups, by name, as long as there are these."""
+    """Copies must find the same groups, by name, as long as the groups exist."""
     fake_world(0, 4)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     for twin in (pickle.loads(pickle.dumps(mesh)), copy.deepcopy(mesh)):
@@ -271,7 +272,7 @@ def test_the_current_mesh(fake_world):
 
 
 def test_without_groups():
-    """A mesh can be thought of without a world."""
+    """A mesh must work without a world, except for its groups."""
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"), _init_backend=False, _rank=2)
     assert mesh.get_coordinate() == (1, 0) and mesh["tp"].mesh.tolist() == [2, 3] and mesh.get_rank() == 2
     assert not dldist.is_initialized()
@@ -374,7 +375,8 @@ def test_a_failed_flatten_leaves_its_name_free(fake_world):
 
 @pytest.mark.parametrize("shape", [(), (1,), (6,), (2, 3), (1, 4), (3, 1, 2), (2, 2, 2, 3)])
 def test_layouts(shape):
-    """For all subsets of dimensions: rows, order, and cutting what was flattened into the same dimensions again."""
+    """For all subsets of dimensions, rows and order must match NumPy, and unflattening must restore
+    the dimensions."""
     count = int(np.prod(shape))
     grid = np.arange(count).reshape(shape)
     layout = mesh_layout.row_major(shape)
@@ -493,7 +495,7 @@ def words_for(dist, module):
 
 
 def facts(dist, words, text):
-    """All that can be told of a mesh, or the kind of error."""
+    """Return all properties of a mesh, or the type of the error."""
     try:
         mesh = eval(text, dict(words))
         known = [repr(mesh), mesh.shape, mesh.ndim, mesh.size(), mesh.size(-1), mesh.mesh_dim_names, mesh.device_type]
@@ -533,7 +535,7 @@ def test_against_torch(fake_world):
     from torch.distributed import device_mesh as theirs
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    # Another test may have left groups, which torch counts.
+    # An earlier test may have left groups, which torch counts.
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     torch.distributed.destroy_process_group()
     wrong = []

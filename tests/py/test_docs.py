@@ -1,17 +1,18 @@
-"""What README.md and the pages of docs/ show is true: programs run, output is what is said, links lead somewhere, nothing public is left out.
+"""Check README.md and the pages of docs/: programs run and print the shown output, links resolve,
+and every public name is documented.
 
-Every block of Python (```python) is run as it stands, as a world of one; a doctest (>>>) as one, and functions called test_... by
-pytest. A comment before the fence asks for something else:
+Every Python block (```python) is run as it stands, as a world of one; a doctest (>>>) is run as a
+doctest, and functions named test_... are run by pytest. A comment before the fence changes this:
 
-    <!-- run: 2 ranks -->                           on two processes, with a launcher's variables in the environment
-    <!-- run: 2 ranks, after the first block -->    the same, with the first block of the page in front of it
-    <!-- output of rank 0 -->                       before a block of text: what the program above it prints
+    <!-- run: 2 ranks -->                         on two processes, with a launcher's environment
+    <!-- run: 2 ranks, after the first block -->  the same, preceded by the page's first block
+    <!-- output of rank 0 -->                     before text: the output of the program above it
 
-A block that cannot be run says so to its readers, in its first line, and has to compile:
+A block that cannot be run must state this in its first line, for its readers, and must compile:
 
     # not run by the tests: needs a GPU
 
-Blocks that import what is not installed are skipped. In output, hosts, pids and times may differ.
+Blocks that import missing packages are skipped. In output, hosts, pids and times may differ.
 """
 
 import ast
@@ -29,7 +30,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDERS = [ROOT / "docs", ROOT / "docs" / "contributing"]
-"""Each has an index.md, which lists the pages of its folder."""
+"""Each has an index.md that lists the folder's pages."""
 PAGES = [ROOT / "README.md", *(page for folder in FOLDERS for page in sorted(folder.glob("*.md")))]
 TIMEOUT_S = 60
 MARKER = re.compile(r"<!-- (run|output of rank)(?::| )\s*(.+?) -->")
@@ -46,7 +47,7 @@ class Block:
         self.first = self
         """The first program of the page."""
         self.outputs = {}
-        """What ranks print, where the page says so."""
+        """The outputs of ranks that the page shows."""
 
     def __repr__(self):
         return f"{self.page.name}:{self.line}"
@@ -56,7 +57,7 @@ class Block:
         return self.text.startswith(">>>")
 
     def ranks(self):
-        """On how many ranks it is run, and the program; 0: it is not run."""
+        """Return the number of ranks, 0 if the block is not run, and the program."""
         verb, what = self.marker or (None, "")
         if verb == "run":
             found = RUN.fullmatch(what)
@@ -109,7 +110,7 @@ def missing_modules(source):
 
 
 def runner_of(path):
-    """The module that runs a file, if it is no plain program."""
+    """Return the interpreter options that run a file: those for doctest, for pytest, or none."""
     if path.suffix == ".txt":
         return ["-m", "doctest"]
     has_tests = re.search(r"^def test_", path.read_text(encoding="utf-8"), re.MULTILINE)
@@ -117,10 +118,10 @@ def runner_of(path):
 
 
 def start(path, rank, size, place):
-    """One rank, as torchrun and dlrun start it; its errors are part of its output."""
+    """Start one rank as torchrun and dlrun do. Its stderr goes to its stdout."""
     numbers = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     where = {"PYTHONPATH": os.path.dirname(os.path.dirname(dldist.__file__)), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    # os.fork() in a process with threads warns since Python 3.12, as the page explains.
+    # Since Python 3.12, os.fork() in a process with threads warns, as the page explains.
     where["PYTHONWARNINGS"] = "ignore:This process:DeprecationWarning"
     return subprocess.Popen(
         [sys.executable, *runner_of(path), path],
@@ -134,7 +135,7 @@ def start(path, rank, size, place):
 
 
 def run(path, size):
-    """What the ranks have printed."""
+    """Run a file on `size` ranks and return their outputs."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     ranks = [start(path, rank, size, place) for rank in range(size)]
@@ -149,8 +150,11 @@ def run(path, size):
 
 
 def without_particulars(text):
-    """Lines of what is the same every time. Whether a rank notices a failure in its call, or hears of it before, is a matter of
-    chance, and so is which side an error names first."""
+    """Return the lines without the parts that vary between runs, each as a sorted list of words.
+
+    It varies whether a rank detects a failure in its call or before, and which side an error names
+    first.
+    """
     text = re.sub(r"\([^() ]+, pid \d+\)", "(HOST, pid PID)", text)
     text = re.sub(r"\d+(\.\d+)? s\b", "TIME s", text)
     text = re.sub(r" #\d+ on group", " on group", text).replace("the group has failed before: ", "")
@@ -180,14 +184,14 @@ def without_code(page):
 
 
 def anchors_of(page):
-    """What links to the headings of a page end with: their words in lower case, joined by dashes."""
+    """Return the anchors of a page's headings: their words in lower case, joined by dashes."""
     headings = re.findall(r"^#+ (.+)$", without_code(page), re.MULTILINE)
     words = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in words}
 
 
 def problem_of(page, target):
-    """Why a link leads nowhere, or None."""
+    """Return the reason why a link does not resolve, or None."""
     file, mark, anchor = target.partition("#")
     other = (page.parent / file).resolve() if file else page
     if not other.exists():
@@ -223,7 +227,8 @@ def test_every_page_is_in_the_site(folder):
 
 
 def names_in_reference():
-    """What docs/reference/ has an entry for: "all_reduce" of dldist, "functional.all_reduce" of a module in it."""
+    """Yield the names documented in docs/reference/: "all_reduce" for dldist,
+    "functional.all_reduce" for a module."""
     for path in (ROOT / "docs" / "reference").glob("*.rst"):
         module = ""
         for directive, target in re.findall(r"^\.\. (currentmodule|auto\w+):: (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE):
@@ -233,7 +238,7 @@ def names_in_reference():
                 yield f"{module}.{target}" if module else target
 
 
-# Modules of their own section or page in the reference, all of whose public names are there.
+# Modules with their own section or page in the reference. All of their public names must be there.
 DOCUMENTED = "functional types testing reducer nccl symmetric_memory trace rendezvous comm_hooks flight_recorder control".split()
 
 
@@ -249,7 +254,7 @@ def test_reference_is_complete():
 
 
 def test_plotted_figures_are_those_of_the_page():
-    """benchmarks/two_ranks.json, of which the pictures are made, against the table of docs/benchmarks.md."""
+    """benchmarks/two_ranks.json, the source of the plots, must match docs/benchmarks.md."""
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     table = re.search(r"^Two ranks, .*?\n\n(\|.*?)\n\n", page, re.MULTILINE | re.DOTALL)[1].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
@@ -271,7 +276,7 @@ BYTES = {"8 B": 8, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 
 
 def test_figures_of_the_readme_are_measured():
-    """The README's table, against benchmarks/two_ranks.json."""
+    """The README's table must match benchmarks/two_ranks.json."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     head, _, *rows = re.search(r"^\| size \|.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)[0].splitlines()
     peers = [README_COLUMNS[cell.strip()] for cell in head.strip("|").split("|")[1:]]
@@ -284,7 +289,8 @@ def test_figures_of_the_readme_are_measured():
 
 
 def names_read_by_python(path):
-    """Names of variables in a module: what environ is asked for, and strings that look like a launcher's or our own."""
+    """Yield the environment variables that a module reads, and strings that look like a launcher's
+    or dldist's variables."""
     family = re.compile(
         r"(DLDIST|GLOO|TORCH\w*|OMPI|PMI|PMIX|MPI|SLURM|MASTER|LOCAL|GROUP)_[A-Za-z0-9_]+|RANK|WORLD_SIZE"
     )
@@ -302,7 +308,7 @@ def names_read_by_python(path):
             yield asked[1].value if isinstance(asked[1].value, str) else asked[1].value.decode()
 
 
-# Strings that look like names of variables, and are pieces of such.
+# Strings that look like variable names but are only parts of names.
 NO_VARIABLES = {"LOCAL_SIZE"}
 
 
@@ -322,6 +328,6 @@ def test_environment_variables():
     assert {"RANK", "DLDIST_SECRET", "DLDIST_LOG", "TMPDIR", "SLURM_PROCID"} <= read, "the search itself works"
     page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
     described = set(re.findall(r"`([A-Z][A-Za-z0-9_]+)`", page))
-    # A name that is put together begins with its prefix, which ends in "_".
+    # A composed name starts with a prefix that ends in "_".
     described |= {name[: end.end()] for name in described for end in re.finditer("_", name)}
     assert sorted(read - described) == []

@@ -1,4 +1,4 @@
-"""The examples in docstrings do what they say, in a world of one."""
+"""Run the examples in docstrings, in a world of one."""
 
 import doctest
 import importlib
@@ -15,7 +15,7 @@ MODULES = """_api.coalescing _api.collectives _api.groups _backends.backend_name
 _api.ranks _api.shared_arrays _windows.window symmetric_memory functional rendezvous reducer comm_hooks device_mesh
 algorithms.join control.handlers control.server
 reshard.layouts reshard.link reshard.placements reshard.plans""".split()
-# What makes the default world itself.
+# Functions that make the default world themselves.
 MAKERS = {"init_process_group"}
 
 

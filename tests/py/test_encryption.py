@@ -1,5 +1,8 @@
-"""What leaves a host is encrypted where there is a secret: seen from the wire, from the processes that a rank starts, and from ranks that do not
-agree. tests/c has the formats, bit by bit."""
+"""Data must be encrypted between hosts if there is a secret: checked on the wire, in child
+processes, and with ranks that disagree.
+
+tests/c checks the formats bit by bit.
+"""
 
 import os
 import re
@@ -19,11 +22,11 @@ needs_hosts = pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"n
 
 
 class Capture:
-    """All that passes the interface of a host, both ways."""
+    """Capture all packets on a host's interface, in both directions."""
 
     def __init__(self, host):
         self.packets = []
-        # A socket belongs to the network in which it was made: this thread goes there for that.
+        # A socket belongs to the network namespace in which it was made, so enter that namespace.
         with open(f"/proc/{host.pid}/ns/net", "rb") as there, open("/proc/thread-self/ns/net", "rb") as here:
             _enter(there)
             try:
@@ -59,7 +62,7 @@ def _enter(file):
 
 
 def run_ranks(procs, hosts, job, env, size=2):
-    """One rank a host; env[rank] is added to its environment."""
+    """Run one rank per host. env[rank] is added to its environment."""
     children = [
         hosts.start(procs, rank, encryption_workers.start, job, rank, size, hosts.address(0), env=env[rank])
         for rank in range(size)
@@ -90,7 +93,7 @@ def test_nothing_on_the_wire_can_be_read(procs, hosts, encryption):
     finally:
         seen = capture.close()
     assert len(seen) > 1_000_000
-    # Without encryption it is there, so the capture would find it.
+    # Without encryption the marker is visible, so the capture would find it.
     words = [encryption_workers.MARKER[:20], b"key of ", b"marker"]
     assert [word in seen for word in words] == [encryption == "off"] * 3
     assert transports == [{"encrypted TCP" if encryption == "on" else "TCP"}] * 2
@@ -155,7 +158,7 @@ def test_a_rank_keeps_the_secret_from_what_it_starts(procs):
     assert before == SECRET
     assert after == f"(taken by process {pid})"
     assert f"DLDIST_SECRET is (taken by process {pid}), which is a rank" in refusal
-    assert forked == SECRET.encode()  # a fork has the memory of its parent, whatever its environment says
+    assert forked == SECRET.encode()  # a fork has its parent's memory, not only its variables
 
 
 def test_the_secret_of_dlrun_is_in_no_list_of_processes(tmp_path):
@@ -189,7 +192,7 @@ def find(name):
 
 
 def run_without(hidden, code):
-    """A program, in a namespace where the libraries are empty files."""
+    """Run a program in a namespace where the libraries are empty files."""
     paths = [os.path.realpath(path) for name in hidden for path in find(name)]
     script = "".join(f"mount --bind /dev/null {path} && " for path in paths) + 'exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", code]
@@ -233,6 +236,6 @@ needs_mounts = pytest.mark.skipif(
 def test_without_a_library_the_error_says_what_to_do():
     done = run_without(LIBRARIES, PAIR_OVER_TCP)
     lines = done.stdout.splitlines()
-    assert lines[0] == "served", done.stderr  # on one host none is needed
+    assert lines[0] == "served", done.stderr  # a single host needs no encryption
     assert "OpenSSL's libcrypto is not there" in lines[1]
     assert "DLDIST_ENCRYPTION=off" in lines[1]

@@ -1,4 +1,4 @@
-"""The examples, as a user runs them: started plainly, and by what a launcher leaves in the environment."""
+"""The examples must run as users run them: directly, and with a launcher's environment."""
 
 import importlib.util
 import os
@@ -33,7 +33,7 @@ def start(example, **more):
 
 
 def lines_of(*processes):
-    """What they have printed; they must have ended well, and said nothing on stderr."""
+    """Return the processes' output lines; check that they succeeded with an empty stderr."""
     try:
         outputs = [process.communicate(timeout=TIMEOUT_S) for process in processes]
     finally:
@@ -47,7 +47,7 @@ def lines_of(*processes):
 
 
 def launch(example, size):
-    """As torchrun and dlrun do: rank, size and where to meet in the environment."""
+    """Start the ranks as torchrun and dlrun do: rank, size and store address in the environment."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     return lines_of(*[start(example, RANK=str(rank), WORLD_SIZE=str(size), **where) for rank in range(size)])
@@ -85,7 +85,8 @@ def losses_in(lines):
 def test_training_is_that_of_one_process_with_all_of_the_data(example):
     alone, together = losses_in(launch(example, 1)), losses_in(launch(example, 2))
     assert len(alone) == 4
-    assert together == pytest.approx(alone, rel=1e-4, abs=1.1e-5)  # the last of five digits may be rounded otherwise
+    # the last of five digits may be rounded differently
+    assert together == pytest.approx(alone, rel=1e-4, abs=1.1e-5)
 
 
 def check_parameter_server(lines, workers):
@@ -97,7 +98,8 @@ def check_parameter_server(lines, workers):
     for rank in range(1, workers + 1):
         (line,) = [line for line in lines if line.startswith(f"rank {rank}: ")]
         found = re.fullmatch(r"rank \d+: the loss fell from (\S+) to (\S+)", line)
-        assert float(found[2]) < 0.01 < float(found[1])  # who is early has the others' updates to come
+        # even an early rank must still get the other ranks' updates
+        assert float(found[2]) < 0.01 < float(found[1])
 
 
 def test_parameter_server():

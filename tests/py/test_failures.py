@@ -1,4 +1,4 @@
-"""What breaks, and what is said about it: dead servers, hostile bytes, wrong addresses, missing workers, secrets."""
+"""Failures and their errors: dead servers, hostile bytes, bad addresses, lost workers, secrets."""
 
 import os
 import re
@@ -22,7 +22,7 @@ APPEND, MULTI_GET, MULTI_SET, CANCEL_WAIT, PING, QUEUE_PUSH, QUEUE_POP, QUEUE_LE
 
 
 def free_port():
-    """A port that refuses connections and that nobody else gets while the socket lives."""
+    """Return a port that refuses connections, and the socket that reserves it."""
     nobody = socket.socket()
     nobody.bind((LOOPBACK, 0))
     return nobody, nobody.getsockname()[1]
@@ -32,12 +32,12 @@ def master(host=LOOPBACK, port=0, **options):
     return dldist.TCPStore(host, port, is_master=True, timeout=LONG, **options)
 
 
-# -- a server that dies -------------------------------------------------------------------------------------------
+# -- a server that dies --------------------------------------------------------------------------
 
 
 @pytest.mark.deadline(60)
 def test_server_killed_while_clients_are_blocked(procs):
-    """Every blocked call of every client fails within a second and names the server."""
+    """Every blocked call of every client must fail within a second and name the server."""
     server = procs.start(workers.tcp_server)
     port = server.recv()
     names = list(workers.BLOCKING_CALLS)
@@ -58,7 +58,7 @@ def test_server_killed_while_clients_are_blocked(procs):
 
 
 def test_server_closed_in_this_process():
-    """The same by del, with the client in another thread; the master's own end is quick."""
+    """The same must hold after del, with the client in another thread, and del must be quick."""
     server = master()
     port = server.port
     client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
@@ -86,7 +86,7 @@ def test_server_closed_in_this_process():
         client.get("a", timeout=SHORT)
 
 
-# -- hostile bytes ------------------------------------------------------------------------------------------------
+# -- hostile bytes -------------------------------------------------------------------------------
 
 
 def u64(number):
@@ -106,7 +106,7 @@ def raw_connection(port, handshake=True):
 
 
 def assert_closed(raw):
-    """The other end hangs up, having said nothing."""
+    """Check that the server closes the connection without a response."""
     try:
         assert raw.recv(64) == b""
     except ConnectionResetError:
@@ -171,7 +171,7 @@ def test_wrong_greeting(greeting):
 
 
 def test_truncated_requests():
-    """Every prefix of a request, then the end: nothing happens, others are served."""
+    """Every truncated request must have no effect, and other clients must be served."""
     server = master()
     request = bytes([SET]) + string(b"/key") + string(b"value")
     for length in range(1, len(request)):
@@ -198,7 +198,7 @@ def test_reset_in_the_middle():
 
 
 def test_claimed_lengths_cost_no_memory(procs):
-    """A length within the limits is believed only as its bytes come in."""
+    """A length within the limits must only cost memory as its bytes arrive."""
     server = procs.start(workers.tcp_server)
     port = server.recv()
     client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
@@ -228,7 +228,7 @@ def test_claimed_lengths_cost_no_memory(procs):
 
 
 def test_byte_by_byte():
-    """A slow peer is served in the end, and holds up none meanwhile."""
+    """A slow peer must be served eventually, and delay no other client."""
     server = master()
     client = dldist.TCPStore(LOOPBACK, server.port, timeout=LONG)
     raw = raw_connection(server.port, handshake=False)
@@ -263,21 +263,21 @@ def test_byte_by_byte():
 
 
 def test_client_that_vanishes_leaves_nothing_parked():
-    """Waiters of closed connections are gone: a pushed item goes to somebody who lives."""
+    """Waiters of closed connections must be removed: a pushed item must go to a live client."""
     server = master()
     for _ in range(10):
         raw = raw_connection(server.port)
         raw.sendall(bytes([QUEUE_POP]) + string(b"/q"))
         raw.shutdown(socket.SHUT_RDWR)
         raw.close()
-    for _ in range(10):  # its own end of connections, seen through the server's loop
+    for _ in range(10):  # the connections' local ends, processed by the server's loop
         assert server.add("n", 0) == 0
     helper.poll_until(lambda: (server.queue_push("q", "x"), server.queue_len("q"))[1] > 0)
     assert server.queue_pop("q") == b"x"
 
 
 def test_client_that_does_not_read_is_no_burden_to_others(procs):
-    """Answers to it stop at a bound; others are served."""
+    """Responses to a client that does not read must be limited, and other clients be served."""
     server = procs.start(workers.tcp_server)
     port = server.recv()
     client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
@@ -302,7 +302,7 @@ def test_client_that_does_not_read_is_no_burden_to_others(procs):
     assert grown < 512 << 20
 
 
-# -- constructors that fail ---------------------------------------------------------------------------------------
+# -- constructors that fail ----------------------------------------------------------------------
 
 
 def test_workers_that_do_not_come():
@@ -403,7 +403,7 @@ def test_connect_to_a_server_that_comes_late():
 
 
 def test_connect_to_somebody_silent():
-    """A listener that accepts and says nothing: the handshake has the same deadline."""
+    """A listener that accepts but sends nothing must not block: the handshake has the deadline."""
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     listener.listen()
@@ -416,7 +416,8 @@ def test_connect_to_somebody_silent():
 
 
 def test_connect_to_something_else():
-    """A server of another protocol: a network error that names the place, soon or at the deadline."""
+    """A server of another protocol must cause a network error that names the address, at the latest
+    at the deadline."""
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     listener.listen()
@@ -450,7 +451,7 @@ def test_host_that_does_not_resolve():
         dldist.TCPStore("no-such-host.invalid", 29500, timeout=timedelta(seconds=1))
 
 
-# -- addresses ----------------------------------------------------------------------------------------------------
+# -- addresses -----------------------------------------------------------------------------------
 
 
 def need_ipv6():
@@ -524,7 +525,7 @@ def test_master_listen_fd_of_another_port():
     with pytest.raises((ValueError, dldist.DistError)) as raised:
         master(port=port, master_listen_fd=listener.fileno())
     assert str(port) in str(raised.value) and str(bound) in str(raised.value)
-    assert listener.getsockname()[1] == bound  # a failure leaves the descriptor with its owner
+    assert listener.getsockname()[1] == bound  # a failure leaves the descriptor to its owner
     listener.close()
     nobody.close()
 
@@ -577,7 +578,7 @@ def test_address_is_free_after_the_master():
     assert second.num_keys() == 0
 
 
-# -- secrets ------------------------------------------------------------------------------------------------------
+# -- secrets -------------------------------------------------------------------------------------
 
 
 def test_right_secret():
@@ -614,7 +615,7 @@ def test_secrets_that_do_not_match(servers, clients):
 
 
 def test_plain_client_of_a_server_with_a_secret():
-    """Without the secret no request is looked at, and nothing is kept."""
+    """Without the secret, requests must be ignored and nothing be stored."""
     server = master(secret="s")
     raw = raw_connection(server.port, handshake=False)
     raw.sendall(struct.pack("<BI", VALIDATE, MAGIC) + bytes([SET]) + string(b"/k") + string(b"v"))
@@ -662,7 +663,7 @@ def test_secret_argument_type():
 def test_limits_are_options_and_named():
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True, max_key_bytes=100, max_value_bytes=1000)
     other = dldist.TCPStore("127.0.0.1", store.port)
-    other.set("k" * 99, "v" * 1000)  # the "/" before it makes a key of 100 bytes on the wire
+    other.set("k" * 99, "v" * 1000)  # with a leading "/" the key has 100 bytes on the wire
     with pytest.raises(ValueError, match="value length of 1001 is over the server's limit of 1000"):
         other.set("k", "v" * 1001)
     with pytest.raises(ValueError, match="key length of 101 is over the server's limit of 100"):

@@ -1,4 +1,5 @@
-"""FileStore over the life of jobs: one after another, killed, leaving early, beside slow locks and torn records."""
+"""FileStore over the life of jobs: one after another, killed, leaving early, with slow locks and
+torn records."""
 
 import os
 import threading
@@ -75,7 +76,7 @@ def test_file_without_a_world_size_stays(path):
 
 
 def test_early_leaver_does_not_end_the_job(path):
-    """With a world size, who comes late finds what one that has left in order had set."""
+    """With a world size, a late member must find the values of one that has left cleanly."""
     early = open_store(path, 2)
     early.set("a", "from the early one")
     del early
@@ -87,7 +88,7 @@ def test_early_leaver_does_not_end_the_job(path):
 
 @pytest.mark.parametrize("world_size", [-1, 2])
 def test_killed_job_is_over(path, world_size, procs):
-    """What a dead job left is not read as live, and its file serves the next job."""
+    """Data of a dead job must not be read as live, and its file must serve the next job."""
     child = procs.start(workers.file_member, path, world_size, ["stale"])
     child.recv()
     child.kill()
@@ -101,7 +102,7 @@ def test_killed_job_is_over(path, world_size, procs):
 
 
 def test_killed_member_of_a_job_that_lives(path, procs):
-    """The others go on with all it had set, and the last of them still ends the job."""
+    """Other members must keep the killed member's values, and the last one still end the job."""
     store = open_store(path)
     child = procs.start(workers.file_member, path, -1, ["a", "b"])
     child.recv()
@@ -116,7 +117,7 @@ def test_killed_member_of_a_job_that_lives(path, procs):
 
 @pytest.mark.parametrize("part", [0.01, 0.5, 0.99])
 def test_record_torn_by_a_crash(path, part):
-    """A writer that died in the middle of a record: the rest of the file is as if it had never begun."""
+    """A record torn by a writer's crash must be ignored, with the rest of the file."""
     store = open_store(path)
     store.set("whole", "1")
     with open(path, "rb") as file:
@@ -138,7 +139,7 @@ def test_record_torn_by_a_crash(path, part):
 
 
 def test_zeros_at_the_end_are_nothing(path):
-    """What a file system leaves where a writer's bytes did not reach the disk."""
+    """Trailing zeros, as a file system leaves them for unwritten data, must be ignored."""
     store = open_store(path)
     store.set("whole", "1")
     with open(path, "ab") as file:
@@ -150,7 +151,7 @@ def test_zeros_at_the_end_are_nothing(path):
 
 
 def test_garbage_at_the_end_is_not_read(path):
-    """Bytes that no writer of ours left: told, not taken for values and not overwritten."""
+    """Bytes that dldist did not write must be an error, neither read as values nor overwritten."""
     store = open_store(path)
     store.set("whole", "1")
     with open(path, "ab") as file:
@@ -166,7 +167,7 @@ def test_garbage_at_the_end_is_not_read(path):
 
 
 def test_file_that_is_something_else(tmp_path):
-    """A file of another kind is an error, or empty to us, and never taken for values."""
+    """A file of another kind must be an error or read as empty, never as values."""
     path = tmp_path / "notes.txt"
     path.write_bytes(b"dear diary, " * 100)
     try:
@@ -201,7 +202,7 @@ def test_path_that_is_a_directory(tmp_path):
 
 
 def test_lock_held_by_another_process(path, procs):
-    """A slow lock: calls wait for it up to their deadline, say so, and work when it is free."""
+    """Calls must wait for a slow lock until the deadline, then name it, and work once it frees."""
     store = open_store(path)
     store.set("a", "1")
     holder = procs.start(workers.lock_holder, path)
@@ -244,7 +245,7 @@ def test_processes_add_and_append_at_once(path, procs):
 
 
 def test_kill_while_writing(path, procs):
-    """SIGKILL in a storm of writes: the survivor reads whole values only."""
+    """After a SIGKILL during many writes, the survivor must only read complete values."""
     store = open_store(path)
     for round_number in range(5):
         child = procs.start(workers.file_storm, path)
@@ -262,7 +263,7 @@ def test_kill_while_writing(path, procs):
 
 
 def test_num_keys_counts_a_key_of_the_stores_own(path):
-    """As c10d's does."""
+    """num_keys must count the store's own key, as in c10d."""
     store = open_store(path)
     assert (store.num_keys(), store.list_keys()) == (1, [])
     store.set("a", "1")

@@ -1,4 +1,4 @@
-"""The flight recorder: what it says of every operation, in whose words, and that torch's analyser agrees."""
+"""The flight recorder's entries for every operation must have c10d's format, as torch reads it."""
 
 import array
 import json
@@ -34,7 +34,7 @@ def children():
 
 
 def run(children, worker, size, *args, env=None):
-    """What each rank sent, in lists."""
+    """Start the ranks of a worker; return the children and the store."""
     ranks, store = group_team.start_ranks(children, worker, size, *args, env=env)
     return ranks, store
 
@@ -98,7 +98,7 @@ def test_stacks_leave_the_package_out_and_end_at_the_depth(group):
 
 
 def test_stacks_of_code_that_comes_and_goes(children):
-    """More code objects than are kept: stacks end, and nothing is taken for anything else."""
+    """With more code objects than the recorder keeps, stacks may be truncated, but never wrong."""
     seen = only(children, workers.make_code, 6000)
     assert seen[0] == ["f0", "<module>", "make_code", seen[0][3]]
     for i, names in enumerate(seen[:-1]):
@@ -174,7 +174,7 @@ def test_pickle_and_json_say_the_same(group):
         ours["process_group"] = list(ours["process_group"])
         for name in ("started", "completed"):
             ours[f"time_discovered_{name}_ns"] = ours[f"time_discovered_{name}_ns"] or 0
-        for entry in (ours, theirs):  # each dump reads the clocks anew
+        for entry in (ours, theirs):  # each dump reads the clocks again
             entry["times"] = [bool(entry.pop(name)) for name in list(entry) if name.startswith("time_")]
             entry["duration_ms"] = round(entry.get("duration_ms", 0), 6)
         assert ours == theirs
@@ -289,7 +289,8 @@ def test_dumps_while_threads_call(group):
 # ---- several ranks
 
 
-OPERATIONS = [  # name, inputs and outputs of rank 0 of 2
+# name, inputs and outputs of rank 0 of 2
+OPERATIONS = [
     ("all_reduce", [[2]], [[2]]),
     ("allreduce_coalesced", [[1], [2]], [[1], [2]]),
     ("broadcast", [[2]], [[2]]),
@@ -313,7 +314,7 @@ OPERATIONS = [  # name, inputs and outputs of rank 0 of 2
 
 
 def analyse(folder, prefix="trace_"):
-    """torch's own analysis of the files: its database, and what it said."""
+    """Run torch's analysis of the files; return its database and its messages."""
     pytest.importorskip("torch")
     fr_trace = pytest.importorskip("torch.distributed.flight_recorder.fr_trace")
     from torch.distributed.flight_recorder.components.builder import build_db
@@ -363,7 +364,8 @@ def test_messages_of_two_ranks(children, tmp_path):
 
 
 def test_messages_between_collectives(children, tmp_path):
-    """torch's analyser takes neighbours of the same number for parts of one call: there are none."""
+    """torch's analyser takes adjacent entries with the same number for parts of one call, so there
+    must be none."""
     ranks, _store = run(children, workers.send_between_collectives, 2, f"{tmp_path}/trace_")
     entries = [child.recv() for child in ranks]
     for child in ranks:
@@ -495,7 +497,7 @@ def test_a_forked_child_records_for_itself(children):
 
 
 def test_it_costs_little(children):
-    """Far from a measurement (benchmarks/recorder.py is one): an accident would show."""
+    """A rough limit, to detect accidents. benchmarks/recorder.py measures."""
     calls = 20000
     off = min(only(children, workers.time_calls, calls, DLDIST_FR_BUFFER_SIZE="0") for _ in range(3))
     on = min(only(children, workers.time_calls, calls) for _ in range(3))

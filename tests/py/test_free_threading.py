@@ -1,4 +1,4 @@
-"""Many threads that use one object: a work, a plan, a group, a window. With the GIL and without."""
+"""Threads that share an object: a work, a plan, a group, a window. With the GIL and without."""
 
 import array
 import contextlib
@@ -20,7 +20,7 @@ def ints(*values):
 
 @contextlib.contextmanager
 def frequent_switches():
-    """Makes threads take turns often if there is a GIL."""
+    """Switch between threads often if there is a GIL."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
@@ -36,7 +36,7 @@ def switches():
 
 
 def outcome(call, *allowed):
-    """Returns True if the call succeeds, and False if it raises one of the allowed exceptions."""
+    """Return True if the call succeeds, and False if it raises one of the allowed exceptions."""
     try:
         call()
     except allowed:
@@ -100,7 +100,7 @@ def test_works_dropped_by_threads_are_released(pair):
             pair[0].irecv(ints(0), 1, 5)
 
     together(*[post] * NTHREADS, lambda: [pair[1].send(ints(1), 0, 5) for _ in range(NTHREADS * NROUNDS)])
-    pair[0].irecv(ints(0), 1)  # releases what the dropped works have left
+    pair[0].irecv(ints(0), 1)  # releases the memory of the dropped works
     pair[1].send(ints(1), 0)
 
 
@@ -153,7 +153,7 @@ def test_plan_closed_while_threads_use_it(group):
 
 
 def start_and_wait(plan, waited):
-    """A thread starts a plan that cannot be started, beside others that wait for it; what these raise is added to `waited`."""
+    """Start a plan that cannot run while other threads wait for it; collect errors in `waited`."""
 
     def start():
         for _ in range(50 * NROUNDS):

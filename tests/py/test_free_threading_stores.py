@@ -1,4 +1,5 @@
-"""Stores, tensors, recorder and package used by many threads; the GIL stays off on a free-threaded Python.
+"""Stores, tensors, recorder and package used by many threads; the GIL must stay off on a
+free-threaded Python.
 
 These tests also pass with the GIL. They are for free-threaded builds.
 """
@@ -22,11 +23,11 @@ is_free_threaded = bool(getattr(sys, "_is_gil_enabled", None)) and "free-threadi
 
 
 def together(call, count=NTHREADS):
-    """Run call(index) on this many threads, which start at the same time. Return the results, or raise the first exception."""
+    """Run call(index) on this many threads at a time. Return results, or raise the first error."""
     return pairs.together(*(functools.partial(call, index) for index in range(count)))
 
 
-# -- importing ----------------------------------------------------------------------------------------------------
+# -- importing ----------------------------------------------------------------------------------
 
 SUBMODULES = """
     dldist dldist._core dldist.comm_hooks dldist.constants dldist.control dldist.device_mesh
@@ -46,7 +47,7 @@ def test_import_keeps_the_gil_off(module):
     assert (ended.stdout.strip(), ended.stderr) == ("False", "")
 
 
-# -- stores -------------------------------------------------------------------------------------------------------
+# -- stores --------------------------------------------------------------------------------------
 
 
 def test_init_opens_a_store_once():
@@ -145,11 +146,11 @@ def test_keys_may_change_while_a_store_reads_them():
     together(use)
 
 
-# -- tensors ------------------------------------------------------------------------------------------------------
+# -- tensors -------------------------------------------------------------------------------------
 
 
 def test_many_classes_of_tensors_are_learned_at_once():
-    """More classes than the table has places, some of which die."""
+    """There are more classes than the table has entries, and some of the classes are freed."""
 
     class Base:
         def __init__(self):
@@ -201,7 +202,8 @@ print("done")
 
 
 def test_list_of_tensors_may_change_while_it_is_read():
-    outputs = [[array.array("f", [0.0] * 4) for _ in range(20)] for _ in range(NTHREADS)]  # a list for each thread
+    # a list of outputs per thread
+    outputs = [[array.array("f", [0.0] * 4) for _ in range(20)] for _ in range(NTHREADS)]
     inputs = [array.array("f", [1.0] * 4) for _ in range(20)]
 
     def use(index):
@@ -213,7 +215,7 @@ def test_list_of_tensors_may_change_while_it_is_read():
                 try:
                     _core._copy_tensors(outputs[index], inputs)
                 except ValueError:
-                    pass  # one fewer for a moment
+                    pass  # one fewer for an instant
 
     together(use)
     assert all(each[3].tolist() == [1.0] * 4 for each in outputs[1:])
@@ -225,7 +227,7 @@ def test_interface_of_an_array_may_change_while_it_is_read():
     assert together(lambda index: [_core._describe_tensor(data, True) for _ in range(100)][-1]) == [view] * NTHREADS
 
 
-# -- recorder and monitor -----------------------------------------------------------------------------------------
+# -- recorder and monitor ------------------------------------------------------------------------
 
 
 def run_worlds(nthreads, ncalls, make_call):
@@ -244,7 +246,7 @@ def run_worlds(nthreads, ncalls, make_call):
 
 
 def all_reduce_from_new_code(index):
-    """A function of its own, so that each thread adds code objects to the recorder's table."""
+    """Return a new function, so that each thread adds code objects to the recorder's table."""
     scope = {}
     exec(f"def outer{index}(group, data):\n    inner(group, data)\ndef inner(group, data):\n    group.all_reduce(data)\n", scope)
     return scope[f"outer{index}"]
@@ -294,7 +296,7 @@ def test_values_of_threads_are_their_own():
     assert together(swap) == [1000 * index + 99 for index in range(NTHREADS)]
 
 
-# -- groups of c10d -----------------------------------------------------------------------------------------------
+# -- groups of c10d ------------------------------------------------------------------------------
 
 
 def test_one_thread_of_several_gets_the_name_of_a_group():

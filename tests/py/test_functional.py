@@ -69,7 +69,7 @@ def team(request, teams):
         teams[size] = Team(size)
     yield teams[size]
     if teams[size].is_broken:
-        # By the case that failed; the next one gets others.
+        # The failed case broke the team; the next case starts another.
         teams.pop(size).children.close()
 
 
@@ -147,7 +147,8 @@ def test_jax_refusals(team):
         assert "ValueError: all_reduce(): async_op=True is not for arrays that are traced" in later
         assert "TypeError: all_gather_any(): not in jax.jit" in shapes
         assert team.size == 1 or "cannot be shared evenly" in share
-        assert op == "DistArgumentError: all_reduce: BAND means nothing for float32"  # when it is compiled
+        # raised at compile time
+        assert op == "DistArgumentError: all_reduce: BAND means nothing for float32"
 
 
 @needs_jax
@@ -200,7 +201,7 @@ REFUSALS = {
 def test_refusals(team):
     for caught in team.run(workers.refusals):
         assert caught.keys() == REFUSALS.keys()
-        # One rank shares everything evenly.
+        # One rank divides everything evenly.
         excused = {"share", "scatter"} if team.size == 1 else set()
         for name, error in caught.items():
             if error is None:
@@ -211,7 +212,7 @@ def test_refusals(team):
 
 
 class Number:
-    """A whole number as those of NumPy are: an int by its __index__ alone."""
+    """A whole number like NumPy's: it only has __index__."""
 
     def __init__(self, value):
         self.value = value

@@ -1,6 +1,8 @@
-"""tests/gpu/run.sh: how it goes through its steps. The script runs in a tree of its own, with an interpreter that does as it is told.
+"""tests/gpu/run.sh must run its steps in order. It runs in a separate tree, with a stub
+interpreter.
 
-That the steps themselves work, a rehearsal shows (.ci/run)."""
+A rehearsal (.ci/run) tests the steps themselves.
+"""
 
 import lzma
 import os
@@ -53,7 +55,7 @@ def run(tree, *arguments, **settings):
 
 
 def summary(folder):
-    """{step: (result, note)}"""
+    """Return {step: (result, note)}."""
     lines = (folder / "summary.txt").read_text().splitlines()
     found = [re.fullmatch(r"(.+?) +\d+ s  (\S+) *(.*)", line) for line in lines]
     return {match[2]: (match[1], match[3]) for match in found}
@@ -154,7 +156,7 @@ def test_wrong_arguments(tree, arguments, text):
 
 
 def steps(tree):
-    """{name: its limit}"""
+    """Return {name: its limit}."""
     done = run(tree, "--list")
     assert done.returncode == 0
     return {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
@@ -177,7 +179,7 @@ def test_every_call_of_the_plan_fits_into_its_time(tree):
 
 
 def test_a_worker_fails_with_what_python_ignores(procs):
-    """As the GPU tests start theirs."""
+    """A worker must fail if Python ignores an exception, with the GPU tests' environment."""
     assert procs.start(workers.raise_in_del).result() == "done"
     with pytest.raises(procs_module.ChildFailed, match="LookupError: in __del__"):
         procs.start(workers.raise_in_del, env={"DLDIST_TEST_UNRAISABLE": "fail"}).result()

@@ -1,7 +1,8 @@
-"""Every method of a group with what it cannot take: c10d's kind of exception, and a group that works afterwards.
+"""Every method of a group must reject invalid arguments with c10d's exception type, and the group
+stay usable.
 
-c10d raises ValueError for some arguments and RuntimeError for others; ours are both. What is no tensor, no list and no number at
-all is a TypeError there and here.
+c10d raises ValueError for some arguments and RuntimeError for others; dldist's errors are both.
+Arguments that are not tensors, lists or numbers raise TypeError in both.
 """
 
 import array
@@ -13,7 +14,7 @@ from pairs import on_both, open_pair
 
 SIZE = 2
 NAN = float("nan")
-# What is no tensor at all.
+# Objects that are not tensors.
 NO_TENSORS = {"None": None, "int": 1, "float": 1.5, "list": [1], "str": "abcd", "object": object(), "class": dldist.Group}
 NO_LISTS = {"int": 1, "str": "ab", "object": object()}
 NO_RANKS = {"float": 0.0, "str": "0", "list": [0]}
@@ -28,7 +29,7 @@ def floats(*values):
     return array.array("f", values)
 
 
-# The methods with a tensor that is read or written, and what else they need: (call with the tensor, whether it is written).
+# The methods with a tensor argument: (call with the tensor, True if the tensor is written).
 TENSORS = {
     "all_reduce": (lambda g, x: g.all_reduce(x), True),
     "all_reduce_coalesced": (lambda g, x: g.all_reduce_coalesced([ints(1), x]), True),
@@ -65,7 +66,7 @@ TENSORS = {
     "irecv": (lambda g, x: g.irecv(x), True),
     "batch": (lambda g, x: g.batch_isend_irecv([dldist.P2POp("irecv", x, None)]), True),
 }
-# Those that take one dtype with all tensors of the call. A message and the tensor of one rank alone have nothing to differ from.
+# Methods that require one dtype for all tensors of a call. Messages and single tensors are exempt.
 ALONE = ("all_reduce", "broadcast", "reduce", "send", "isend", "recv", "irecv", "batch")
 MIXED = [name for name in TENSORS if name.partition("'")[0].partition(" ")[0] not in ALONE]
 LISTS = {
@@ -82,7 +83,7 @@ LISTS = {
     "all_to_all": lambda g, x: g.all_to_all(x, [ints(0), ints(0)]),
     "all_to_all's input": lambda g, x: g.all_to_all([ints(0), ints(0)], x),
 }
-# An empty list where one tensor a rank is wanted, and one too many.
+# An empty list instead of one tensor per rank, and lists with one too many.
 BAD_LISTS = {"empty": [], "too long": [ints(0)] * 3, "tuple too long": (ints(0),) * 3, "holds None": [ints(0), None]}
 RANKS = {
     "broadcast": lambda g, r: g.broadcast(ints(0), r),
@@ -161,7 +162,7 @@ def pair():
 
 @pytest.fixture
 def group(pair):
-    """Rank 1 of two, of which nothing may have gone out when the test is over."""
+    """Return rank 1 of two. At the end of the test it must have sent nothing."""
     before = [group.sequence for group in pair]
     yield pair[1]
     assert [group.sequence for group in pair] == before
@@ -171,7 +172,7 @@ def group(pair):
 
 
 def check_refused(call, match=""):
-    """As c10d refuses, whichever of its two ways it is."""
+    """Check that the call raises c10d's error, which is one of two types."""
     with pytest.raises(dldist.DistError, match=match) as caught:
         call()
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, RuntimeError)
@@ -187,14 +188,14 @@ def test_no_tensor(group, name):
     call, _ = TENSORS[name]
     for value in NO_TENSORS.values():
         if value is None and name == "gather_single's output":
-            continue  # that is not to give one
+            continue  # this method must not return a tensor
         with pytest.raises(TypeError, match="argument '.*' must be a tensor|Invalid function argument"):
             call(group, value)
 
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_no_dtype(group, name):
-    """c10d says RuntimeError: "Invalid scalar type"."""
+    """Must be a RuntimeError, like c10d's "Invalid scalar type"."""
     foreign = (ctypes.c_float.__ctype_be__ * 1)()
     error = check_refused(lambda: TENSORS[name][0](group, foreign), "non-native byte order")
     assert isinstance(error, TypeError)
@@ -228,7 +229,7 @@ def test_torch_overlap(group):
 
 
 def test_torch_tensors_that_require_grad(pair):
-    """c10d reduces them in place, leaves included."""
+    """Tensors that require grad must be reduced in place, including leaves, as in c10d."""
     torch = pytest.importorskip("torch")
     tensors = [torch.nn.Parameter(torch.full((2,), rank + 1.0)) for rank in range(SIZE)]
     on_both(pair, lambda group, rank: group.all_reduce(tensors[rank]))
@@ -255,7 +256,7 @@ def test_bad_list(group, name, kind):
     elif not (name == "all_reduce_coalesced" and value):
         with pytest.raises((TypeError, ValueError)) as caught:
             LISTS[name](group, value)
-        # A list of lists that holds tensors instead is no list of lists.
+        # A list of tensors is not a list of lists.
         assert isinstance(caught.value, dldist.DistError) or name == "all_gather_coalesced"
 
 
@@ -296,7 +297,7 @@ def test_rank_is_needed(group, name):
 
 
 def test_bool_is_a_rank(pair):
-    """As everywhere in Python: an int."""
+    """True must be accepted as an int, as everywhere in Python."""
     on_both(pair, lambda group, rank: group.broadcast(ints(rank), True))
 
 
@@ -351,14 +352,14 @@ def test_no_dtype_to_make(group, dtype):
 
 
 def test_message_that_is_too_long(pair):
-    """torch's process ends here."""
+    """The receiver must raise. torch's process aborts here."""
     work = pair[1].isend(ints(1, 2, 3), 0, 5)
     check_refused(lambda: pair[0].recv(ints(0), 1, 5), "has sent 12 bytes, and there is room for 4")
     assert work.wait()
     on_both(pair, lambda group, _: group.barrier())
 
 
-# ---- groups that are not there
+# ---- groups that do not exist
 
 
 @pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2), (0, 0), (0, -1), (0, 2**40), (2**40, 2**41)])

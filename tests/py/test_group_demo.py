@@ -1,4 +1,4 @@
-"""The example and the README's program run as they say."""
+"""The example and the README's program must run as documented."""
 
 import pathlib
 import re
@@ -22,7 +22,7 @@ def test_collectives_demo():
 
 
 def test_readme(tmp_path):
-    """hello.py, as the README has it started."""
+    """hello.py must run as the README starts it."""
     pytest.importorskip("numpy")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     path = tmp_path / "hello.py"

@@ -1,5 +1,7 @@
-"""What happens at the edges of a call: tensors that are packed, works that nobody keeps, callbacks that raise, arguments
-that lie. One process is enough for most of it."""
+"""Edge cases of calls: packed tensors, dropped works, callbacks that raise, inconsistent arguments.
+
+One process is enough for most of them.
+"""
 
 import array
 import concurrent.futures
@@ -23,7 +25,7 @@ def group():
 
 
 def every_other(*values):
-    """A buffer that is not contiguous, and the memory that it is in."""
+    """Return a non-contiguous buffer with the memory that contains it."""
     memory = bytearray(value for value in values for _ in range(2))
     return memory, memoryview(memory)[::2]
 
@@ -67,7 +69,7 @@ def test_an_abort_writes_nothing(group):
 
 
 def test_a_dropped_work_fills_its_outputs(group):
-    """Also one that has ended before it is dropped."""
+    """A dropped work must fill its outputs, even if it ended before."""
     memory, tensor = every_other(1, 2, 3)
     group.all_reduce(tensor, dldist.ReduceOp.PREMUL_SUM(10), async_op=True)
     poll_until(lambda: list(memory) == [10, 1, 20, 2, 30, 3])
@@ -77,7 +79,7 @@ def test_a_dropped_work_fills_its_outputs(group):
     poll_until(lambda: list(memory) == [5, 0, 6, 0])
 
 
-# ---- what is let go
+# ---- references
 
 
 class Node(array.array):
@@ -121,7 +123,7 @@ def test_a_cycle_through_a_group_is_collected():
 
 
 def test_references_of_calls(group):
-    """Neither a call that succeeds nor one that fails keeps or loses a reference."""
+    """Calls must neither leak nor lose a reference, whether they succeed or fail."""
     tensor, other = array.array("i", [1]), array.array("f", [1])
 
     def use():
@@ -148,7 +150,7 @@ def test_references_of_calls(group):
 
 
 def test_callbacks_that_raise(group, monkeypatch):
-    """It is said aloud, and the others still run; with the hook that Python has, and with one of the user's."""
+    """The error must be reported by Python's hook or the user's; other callbacks must run."""
     for hook in (sys.__unraisablehook__, lambda unraisable: seen.append(unraisable.exc_type)):
         monkeypatch.setattr(sys, "unraisablehook", hook)
         for make in (dldist.Future, lambda: group.barrier(async_op=True).get_future()):
@@ -164,7 +166,7 @@ def test_callbacks_that_raise(group, monkeypatch):
 
 
 def test_callbacks_that_interrupt():
-    """Ctrl-C in a callback reaches who runs it."""
+    """Ctrl-C in a callback must reach the thread that runs it."""
     future = dldist.Future()
 
     def interrupt(done):
@@ -176,7 +178,8 @@ def test_callbacks_that_interrupt():
 
 
 def test_callbacks_that_exit(group):
-    """What is no Exception ends the caller of a future that is done, whatever it is a future of."""
+    """A BaseException that is not an Exception must propagate to the caller of a done future of
+    every kind."""
     done = concurrent.futures.Future(), dldist.Future(), group.barrier(async_op=True).get_future()
     for future in done[:2]:
         future.set_result(1)
@@ -207,7 +210,7 @@ def test_one_completion_thread(procs):
 
 
 class Liar(list):
-    """Says one length, and gives another number of items."""
+    """A list whose length differs from its number of items."""
 
     def __init__(self, length, items):
         super().__init__(items)
@@ -272,14 +275,14 @@ def test_dtypes_of_numpy(group, name):
 
 @pytest.mark.parametrize("name", sorted(name for name, node in stub_classes().items() if not node.name.startswith("_")))
 def test_stub_names(name):
-    """Every public name of a class is in its stub or in that of a base, and none that is not there."""
+    """A class's public names must be in its stub or a base's, and the stub must have no others."""
     cls = getattr(_core, name)
     stubs = stub_classes()
     own = {attribute for base in cls.__mro__ if base.__name__ in stubs for attribute in names_in(stubs[base.__name__])}
     builtin = {attribute for base in cls.__mro__ if base.__name__ not in stubs for attribute in dir(base)}
     there = {attribute for attribute in dir(cls) if not attribute.startswith("_")}
     assert there - builtin - own - {"n_fields", "n_sequence_fields", "n_unnamed_fields"} == set()
-    # What an exception tells is set on instances.
+    # Attributes of exceptions are set on instances.
     instance = cls() if issubclass(cls, BaseException) else cls
     assert {attribute for attribute in own if not attribute.startswith("_") and not hasattr(instance, attribute)} == set()
 
@@ -290,7 +293,7 @@ def names_in(node):
 
 
 def test_stub_functions():
-    """The private functions of the module, too: the package calls them."""
+    """The stub must also have the module's private functions, because the package calls them."""
     there = {name for name, value in vars(_core).items() if callable(value) and not isinstance(value, type)}
     there -= {name for name in there if name.startswith("__")}
     assert there == set(stub_functions(stub_tree().body))
@@ -300,7 +303,8 @@ def test_stub_functions():
 
 
 def test_after_a_rest_callers_look_after_their_calls_alone():
-    """The engine's own thread, which looked after the links meanwhile, takes no core from them."""
+    """The engine's thread, which monitored the links during the rest, must not compete with callers
+    for their cores."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     children = procs.Group()
     try:

@@ -1,4 +1,4 @@
-"""How groups fail: who is told, what, and how soon."""
+"""Failures of groups: the ranks that get an error, its text, and the delay."""
 
 import array
 import re
@@ -29,7 +29,7 @@ def teams():
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("what", ["op", "dtype", "size", "root", "redop", "factor", "block"])
 def test_mismatch(teams, size, what):
-    """All ranks are told, and by both names."""
+    """All ranks must get the error, under both of its names."""
     replies = teams(size).run(cases.mismatched, what)
     for rank, (first, later) in enumerate(replies):
         assert "DistMismatchError" in first["kinds"], (rank, first)
@@ -59,7 +59,7 @@ def test_time_out(teams, what):
 
 
 def test_time_out_of_another_rank():
-    """What a rank hears says whose operation it was, and what it was doing itself."""
+    """The error on another rank must name the rank that timed out, and the local operation."""
     store = dldist.HashStore()
     has_posted = threading.Event()
 
@@ -130,7 +130,7 @@ def test_leaving_by_an_exception(teams):
                                                          ([2, 3], False, "Rank 2 "), ([], True, None)])
 def test_monitored_barrier(teams, absent, is_all, named):
     replies = teams(4).run(cases.monitored, absent, is_all, 0.5)
-    # It is no end of the group.
+    # The group stays usable.
     assert [again["kinds"] for _, again in replies] == [[]] * 4, replies
     if named is None:
         assert [first["kinds"] for first, _ in replies] == [[]] * 4
@@ -148,7 +148,7 @@ def test_monitored_barrier(teams, absent, is_all, named):
 
 @pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait"])
 def test_peer_lost(procs, what):
-    """SIGKILL: everybody knows within a second, in every call and every group."""
+    """After SIGKILL, all ranks must get an error within a second, in every call and group."""
     ranks, _store = group_team.start_ranks(procs, cases.victim, 3, what)
     pids = [child.recv()[1] for child in ranks]
     time.sleep(0.1)
@@ -170,7 +170,7 @@ def test_peer_lost(procs, what):
 
 @pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait", "future", "monitored_barrier"])
 def test_interrupt(procs, what):
-    """Ctrl-C soon (test_blocking_calls.py: within 100 ms), and the others learn of it."""
+    """Ctrl-C must act soon (test_blocking_calls.py: in 100 ms), and the other rank get an error."""
     ranks, _store = group_team.start_ranks(procs, cases.interrupted, 2, what)
     for child in ranks:
         child.recv()
@@ -190,7 +190,7 @@ def test_interrupt(procs, what):
 
 @pytest.mark.parametrize("how", ["pending", "watched", "blocked thread", "cycle", "global", "shared", "closed"])
 def test_exit_without_close(procs, how):
-    """Silent, and soon."""
+    """Processes must exit soon and without output."""
     ranks, _store = group_team.start_ranks(procs, cases.leaver, 2, how)
     start = time.monotonic()
     for child in ranks:
@@ -213,7 +213,8 @@ def test_forks(procs):
 
 
 def test_nobody_writes_into_an_array_after_the_error(procs):
-    """The other rank is stopped somewhere in its all_reduce, mostly inside its copy into our array, and goes on when we have failed."""
+    """The other rank is stopped in its all_reduce, mostly during its copy into this rank's array,
+    and resumed after this rank has failed."""
     for _ in range(4):
         store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
         failing, stopped = (procs.start(cases.reduces_until_it_fails, store.port, rank) for rank in range(2))
@@ -284,7 +285,11 @@ def test_wrong_settings(procs, name, value, text):
 
 
 def test_ways_to_wait(procs, tmp_path):
-    """DLDIST_WAIT=poll does not sleep, where all others do; on a busy machine its core is taken away now and then. It waits a quarter of the time."""
+    """Count sleeps: only DLDIST_WAIT=poll does not sleep.
+
+    On a busy machine its core is sometimes taken away. The polling rank waits a quarter of the
+    time.
+    """
     counts = {}
     for way in ("poll", "sleep"):
         ranks = [procs.start(cases.sleeps_in_barrier, str(tmp_path / way), rank, env={"DLDIST_WAIT": way}) for rank in (0, 1)]
@@ -292,7 +297,7 @@ def test_ways_to_wait(procs, tmp_path):
     assert counts["sleep"] >= 5 and counts["poll"] <= max(2, counts["sleep"] / 6), counts
 
 
-# ---- which call it was
+# ---- the failed call
 
 
 def call_of(error):
@@ -300,7 +305,8 @@ def call_of(error):
 
 
 def test_errors_know_their_call():
-    """Blame is data: a collective has a number, a message has none, and a call that does not begin neither."""
+    """Errors must identify their call: a collective has a number; messages and calls that never
+    started have none."""
     store, is_over = dldist.HashStore(), threading.Event()
 
     def case(rank):

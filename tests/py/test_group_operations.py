@@ -1,4 +1,4 @@
-"""Every operation, over dtypes and world sizes, against plain Python; see group_workers.py."""
+"""Every operation, over dtypes and world sizes, against plain Python. See group_workers.py."""
 
 import importlib.util
 from array import array
@@ -27,7 +27,7 @@ DTYPES = [*cases.INT_CODES, *cases.FLOAT_CODES, "?", *cases.NUMPY_DTYPES]
 
 
 def dtypes_for(size):
-    """All of them with two ranks, some of each sort with the others."""
+    """Return all dtypes for two ranks, and one of each sort for other sizes."""
     return DTYPES if size == 2 else ["b", "Q", "f", "?"]
 
 
@@ -70,7 +70,7 @@ def test_with_torch(teams):
 
 
 def test_large(teams):
-    """Beyond what is sent eagerly, and no multiple of anything."""
+    """Sizes beyond eager messages, and not multiples of any block size."""
     teams(2).run(cases.sweep_reductions, "f", [150_007], ["MAX"])
     teams(3).run(cases.sweep_movements, "q", [60_013])
 
@@ -78,7 +78,7 @@ def test_large(teams):
 @pytest.mark.parametrize("env", [{"DLDIST_SHM": "0"}, {"DLDIST_ALGORITHM": "flat"}], ids=["tcp", "flat"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_other_ways(teams, size, env):
-    """Without shared memory, and without the short cuts."""
+    """Operations must work without shared memory and without shortcuts."""
     team = teams(size, env=env)
     for name in ("f", "b"):
         team.run(cases.sweep_reductions, name, [1, 1000])
@@ -97,7 +97,8 @@ def test_message_that_does_not_fit(teams):
 
 
 def test_many_blocks_again_and_again():
-    """A call of more blocks than fit beside it is described once, and then finds them wherever its tensors lie."""
+    """A call with more blocks than fit into its record is described once; repeats must find the
+    blocks wherever the tensors are."""
     nranks, rounds = 9, 4
     store = dldist.HashStore()
 

@@ -1,4 +1,5 @@
-"""Sizes that do not fit into 32 bits. Takes 8 GiB and some seconds; skipped where less than 14 GiB are available."""
+"""Sizes that do not fit into 32 bits. Takes 8 GiB and some seconds; skipped if less than 14 GiB are
+available."""
 
 import dldist
 import group_edge_workers as workers
@@ -13,7 +14,7 @@ def available_gib():
     return int(fields["MemAvailable"].split()[0]) / (1 << 20)
 
 
-# Bounds for a hang alone: a machine that others use may take ten times as long as by itself.
+# Limits only for hangs: on a shared machine this may take ten times as long.
 LIMIT_S = 240
 
 

@@ -1,4 +1,4 @@
-"""What libraries for large models do with c10d's private names works when nothing but the import is changed."""
+"""Libraries' uses of c10d's private names must work when only the import is changed."""
 
 import dldist
 import group_recipes
@@ -9,9 +9,10 @@ from thread_ranks import error_of
 
 pytestmark = pytest.mark.deadline(120)
 
-LIMIT_S = 100.0  # four processes that import PyTorch at the same time
+LIMIT_S = 100.0  # four processes import PyTorch concurrently
 ROOTS = ["dldist", pytest.param("torch.distributed", marks=pytest.mark.torch)]
-NO_AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "False"}  # a rank serves the store of a URL, and not the launcher
+# a rank, not the launcher, serves the store of a URL
+NO_AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
 def run(case, nranks, *args):
@@ -20,7 +21,7 @@ def run(case, nranks, *args):
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_groups_beside_the_default_one(root, tmp_path):
-    """Both names of the options, as torch's versions have them, in one program."""
+    """Both names of the options, from different torch versions, must work in one program."""
     names = ["backend_options", "pg_options"] if root == "dldist" else ["backend_options"]
     everything = [{"rank": rank} for rank in range(4)]
     for rank, found in enumerate(run(group_recipes.weights_to_engines, 4, root, str(tmp_path), names)):

@@ -1,4 +1,4 @@
-"""Making a group and splitting it waits for the other ranks, and for nothing else."""
+"""Making a group and splitting it must wait only for the other ranks."""
 
 import itertools
 import time
@@ -6,13 +6,13 @@ import time
 import dldist
 from pairs import on_both, open_pair
 
-# Far above what it takes (a millisecond and a tenth of one), far below any nap or slice of a wait in the library.
+# Far above the real times (1 ms and 0.1 ms), far below any sleep or slice of a wait in the library.
 LIMIT_S = 0.008
 TRYING_S = 20
 
 
 def is_soon(call):
-    """Whether the call takes less than the limit, once the machine has time for it."""
+    """Return True if the call takes less than the limit, in any attempt within TRYING_S."""
     end = time.monotonic() + TRYING_S
     while (start := time.monotonic()) < end:
         call()

@@ -1,4 +1,4 @@
-"""Arguments, names and signatures of groups; everything that one process can show."""
+"""Arguments, names and signatures of groups, as far as one process can test them."""
 
 import array
 import copy
@@ -48,7 +48,7 @@ def test_all_names_are_there():
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_stub(kind):
-    """The stub says what the runtime has, parameter by parameter."""
+    """The stub must match the runtime, parameter by parameter."""
     cls, node = getattr(dldist, kind), stub_classes()[kind]
     for name, function in stub_functions(node.body).items():
         if is_overload(function) or function.decorator_list:
@@ -146,7 +146,7 @@ def test_premul_sum():
     kind = dldist.ReduceOp
     scaled = kind.PREMUL_SUM(2.0)
     assert kind(scaled) == scaled and kind(scaled).factor == 2.0 and kind.RedOpType.PREMUL_SUM(factor=2.0) == scaled
-    # Without a factor it stands for the kind: whoever asks which operation it is does not care about the factor.
+    # Without a factor it denotes the kind: code that compares operations ignores the factor.
     assert scaled.op is kind.PREMUL_SUM and scaled == kind.PREMUL_SUM and hash(scaled) == hash(kind.PREMUL_SUM)
     assert kind.PREMUL_SUM(2.0) != kind.PREMUL_SUM(3.0) and kind.PREMUL_SUM != kind.SUM
     for op in (scaled, kind.PREMUL_SUM, kind.SUM, kind(kind.MAX)):
@@ -198,7 +198,7 @@ def test_op_without_meaning(group):
 def lists(group):
     one, two = ints(1), ints(1, 2)
     return {
-        # length of lists
+        # list lengths
         "all_gather": (lambda: group.all_gather([one, one], one), "2 tensors, and 1"),
         "all_to_all": (lambda: group.all_to_all([one], [one, one]), "input_list"),
         "reduce_scatter": (lambda: group.reduce_scatter(one, []), "input_list"),
@@ -222,7 +222,7 @@ def lists(group):
         "dst": (lambda: group.send(one, 1), "dst.*1"),
         "src": (lambda: group.irecv(one, -1), "src.*-1"),
         "tag": (lambda: group.send(one, 0, -1), "tag"),
-        # what is for the root
+        # root arguments
         "gather": (lambda: group.gather(one), "output_list.*root"),
         "scatter": (lambda: group.scatter(one, None), "input_list.*root"),
         # dtypes
@@ -279,7 +279,7 @@ def test_wrong_types(group, name):
 
 
 def test_wrong_calls_keep_nothing(group):
-    """What fails before the start holds no tensor."""
+    """A call that fails before its start must keep no tensor."""
     tensor = bytearray(8)
     for call in (
         lambda: group.all_gather_single(tensor, tensor, timeout="x"),
@@ -301,7 +301,7 @@ def test_flags(group):
 
 
 def test_lists_that_change_meanwhile(group):
-    """Producers run Python code, which may change the list."""
+    """Producers run Python code, which may change the list; calls must survive it."""
 
     class Nasty:
         def __dlpack__(self, **_):
@@ -349,7 +349,7 @@ def test_sequence_counts_collectives(group):
 
 
 def test_store_stays():
-    """The server of a store that was made for the group lives as long as the group."""
+    """The server of a store made for the group must live as long as the group."""
     import weakref
 
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)

@@ -1,4 +1,4 @@
-"""Works, futures, callbacks; groups of groups."""
+"""Works, futures, callbacks, and groups split from groups."""
 
 import array
 import re
@@ -34,7 +34,7 @@ def test_case(teams, size, case):
 
 @pytest.mark.parametrize("count", [4, 100_000])
 def test_a_work_of_one_rank_needs_nobody_who_waits(alone, count):
-    """There is no other rank, and so no thread of the engine's that looks after it."""
+    """A work must complete without a waiter. With a single rank, no engine thread monitors it."""
     tensor = array.array("f", [2.0]) * count
     ended = threading.Event()
     work = alone.all_reduce(tensor, async_op=True)
@@ -48,7 +48,8 @@ def test_unfinished(teams, what):
 
 
 def test_callbacks(teams):
-    """On dldist's own thread when they have to wait, with the result in place; at once else."""
+    """Callbacks must run on dldist's own thread if they had to wait, with the result in place;
+    otherwise immediately."""
     seen = teams(2).run(cases.late_partner, "callbacks")[0]
     assert seen == [(True, "dldist-completion", 1, True), True]
 
@@ -79,7 +80,7 @@ def test_splits(teams, size):
 @pytest.mark.parametrize("size", [2, 3])
 def test_more_worlds(teams, size):
     team = teams(size)
-    for _ in range(2):  # the names can be used again
+    for _ in range(2):  # the names are reusable
         team.run(cases.more_worlds, team.port)
 
 
@@ -92,7 +93,7 @@ def test_ranks_as_threads(procs):
 
 @pytest.mark.deadline(90)
 def test_coming_and_going_leaves_nothing(teams):
-    """100 times: descriptors, threads, mappings and memory are where they were."""
+    """After 100 cycles, descriptors, threads, mappings and memory must be unchanged."""
     team = teams(2)
     for before, after in team.run(cases.open_and_close, team.port, 0, 100, timeout=80):
         assert after[:2] == before[:2], (before, after)
@@ -145,7 +146,7 @@ def test_future_of_a_work_takes_no_value(alone):
 
 
 def test_interrupting_signals_reach_callbacks_free_waits(alone):
-    """A work that is waited for by many threads wakes them all."""
+    """A work must wake all threads that wait for it."""
     tensor = bytearray(4)
     work = alone.irecv(tensor, 0)
     results = []
@@ -159,7 +160,7 @@ def test_interrupting_signals_reach_callbacks_free_waits(alone):
 
 
 def test_pending_calls_let_dropped_tensors_go(alone):
-    """Also when dldist is not called again."""
+    """Dropped tensors must be released, even if dldist is not called again."""
     tensor = bytearray(4)
     alone.irecv(tensor, 0)
     sender = threading.Thread(target=alone.send, args=(b"abcd", 0))
@@ -197,18 +198,18 @@ def test_name_of_a_split(alone):
     assert re.fullmatch(r"<dldist.Group 'default': rank 0 of 1>", repr(alone))
 
 
-# ---- memory that must stay where it is
+# ---- memory that must not move
 
 
 def refusal_of(call, *args, **kwargs):
-    """The exception of a call that would move memory."""
+    """Return the error of a call that would move memory."""
     with pytest.raises((ValueError, BufferError)) as raised:
         call(*args, **kwargs)
     return str(raised.value)
 
 
 def check_stays(array_of, begin, end):
-    """An array cannot be resized while what begin() starts with it is under way, nor the one that it is a view of."""
+    """While a call started by begin() is pending, its array, or one it views, cannot be resized."""
     for memory, resize in array_of:
         handle = begin(memory)
         assert refusal_of(resize)
@@ -218,7 +219,7 @@ def check_stays(array_of, begin, end):
 
 
 def resizable_arrays(numpy):
-    """Arrays, and what moves their memory."""
+    """Yield arrays, each with a call that moves its memory."""
     whole, viewed, shown = (numpy.zeros(100, "int8") for _ in range(3))
     standard, plain = array.array("b", bytes(100)), bytearray(100)
     large = 1 << 20

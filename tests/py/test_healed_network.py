@@ -1,4 +1,4 @@
-"""The same processes make a new world after a network partition, while references to the old world remain.
+"""The same processes make a new world after a network partition, with references to the old one.
 
 DLDIST_TEST_CUT_S sets the length of the partition in seconds.
 """
@@ -38,7 +38,7 @@ def run_heal(procs, hosts, layout, way, front, hold, env, cut_s=CUT_S):
     for child in children:
         try:
             assert child.recv(60) == "together"
-        except ChildFailed as failure:  # one alone does not show who waited for whom
+        except ChildFailed as failure:  # a single failure does not show which rank waited for which
             failures.append(str(failure))
     assert not failures, "\n".join(failures)
     for child in children:

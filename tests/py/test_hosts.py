@@ -1,4 +1,5 @@
-"""Groups over several hosts, which are network namespaces (netns.py): shared memory inside, TCP between them."""
+"""Groups over several hosts (network namespaces, netns.py): shared memory within a host, TCP
+between hosts."""
 
 import array
 import struct
@@ -17,7 +18,7 @@ LAYOUTS = [(0, 1), (0, 1, 2), (0, 0, 1), (0, 1, 1), TWO_BY_TWO, (0, 1, 0, 1), (1
 
 
 class Team:
-    """One process a rank, spread over hosts."""
+    """One process per rank, distributed over hosts."""
 
     def __init__(self, procs, hosts, layout, job, *args, env=None, **options):
         self.hosts, self.layout = hosts, layout
@@ -41,7 +42,7 @@ class Team:
             child.send(message)
 
     def results(self, timeout=30):
-        """All of them; a failure shows what became of every rank."""
+        """Return all results; a failure shows the outcome of every rank."""
         results, failures = [], []
         deadline = time.monotonic() + timeout
         for rank, child in enumerate(self.children):
@@ -61,7 +62,7 @@ class Team:
 
 @pytest.fixture
 def hosts(procs):
-    """hosts(count); gone after the children."""
+    """hosts(count); removed after the children."""
     made = []
 
     def make(count):
@@ -86,7 +87,7 @@ def name(layout):
     return "hosts " + "".join(str(host) for host in layout)
 
 
-# ---- what comes out
+# ---- results
 
 
 @pytest.mark.deadline(90)
@@ -124,12 +125,13 @@ def test_integers_do_not_depend_on_the_way(team):
         (TWO_BY_TWO, "flat,all_reduce=ring,reduce=direct,reduce_scatter=ring"),
     ]  # fmt: skip
     hashes = [team(layout, "integer_results", env={"DLDIST_ALGORITHM": text}).results() for layout, text in ways]
-    # A reduce leaves each rank something else, so ranks differ; a rank's results do not depend on the way.
+    # A rank's results must not depend on the transport. Arrays, and so hashes, differ by rank after
+    # reduce.
     assert all(one == hashes[0] for one in hashes)
 
 
 def fold(parts):
-    """The sum of arrays of floats in their order, rounded at every step."""
+    """Return the sum of float arrays in their order, rounded at every step."""
     total = parts[0]
     for part in parts[1:]:
         total = array.array(total.typecode, (a + b for a, b in zip(total, part, strict=True)))
@@ -140,7 +142,7 @@ FLOAT_COUNTS = [1, 7, 1000, 40_000]
 
 
 def expected_sum(code, count, order):
-    """`order`: lists of ranks. Sums inside the lists, then over the lists."""
+    """Return the expected sum. `order`: lists of ranks, each summed first, then over the lists."""
     is_narrow = code == "bf16"
 
     def of(rank):
@@ -180,19 +182,19 @@ def test_order_of_floats(team, layout, algorithm, order):
 @pytest.mark.parametrize("algorithm", ["all_reduce=ring", "all_reduce=doubling"])
 def test_bits_are_the_same_on_all_ranks(team, algorithm):
     env = {"DLDIST_ALGORITHM": f"flat,{algorithm},reduce=direct"}
-    # reduce and all_reduce differ here; so only what all ranks have is compared.
+    # reduce and all_reduce differ here, so only results that all ranks have are compared.
     ours = team((0, 1, 2), "float_bits_of_all_reduce", FLOAT_COUNTS, ["f", "bf16"], env=env)
     results = ours.results(50)
     assert all(result == results[0] for result in results)
 
 
-# ---- which way the bytes go
+# ---- transports
 
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), TWO_BY_TWO, (0, 1, 0, 1, 0, 1)], ids=name)
 def test_every_byte_crosses_once(team, layout):
-    """Between two hosts an all_reduce has to move the array once in each direction."""
+    """Between two hosts, an all_reduce must move the array once in each direction."""
     count, times = 1_000_000, 4
     ours = team(layout, "all_reduce_nbytes", count, times)
     ours.recv()
@@ -211,7 +213,7 @@ def test_every_byte_crosses_once(team, layout):
 def test_interfaces_by_name(procs, hosts):
     two = hosts(2)
     for host in range(2):
-        # The same address on both, as bridges of containers have it.
+        # Both hosts have the same address, like container bridges.
         two.add_interface(host, "aaa0", "10.213.0.1/24")
     for env in ({"DLDIST_SOCKET_IFNAME": "veth0"}, {"GLOO_SOCKET_IFNAME": "veth0"}, {}):
         for _found, members in Team(procs, two, (0, 1), "listening", env=env).results():
@@ -251,7 +253,7 @@ def test_range_of_ports(team):
         assert ports and all(40100 <= port <= 40109 for port in ports)
 
 
-# ---- when something goes wrong
+# ---- failures
 
 
 @pytest.mark.deadline(60)
@@ -260,7 +262,7 @@ def test_range_of_ports(team):
 def test_cut_cable_costs_the_time_out_and_names_who_is_missing(team, layout, algorithm):
     ours = team(layout, "all_reduce_until_error", 2.0, env={"DLDIST_ALGORITHM": algorithm})
     ours.recv()
-    ours.recv()  # they are in the middle of them
+    ours.recv()  # the operations are running
     ours.hosts.cut(1)
     cut_at = time.monotonic()
     for rank, result in enumerate(ours.results()):
@@ -276,7 +278,7 @@ def test_cut_cable_costs_the_time_out_and_names_who_is_missing(team, layout, alg
 
 
 def check_blames_path(ours, error, near, far):
-    """`near` and `far`: ranks; one has sent in vain to the other."""
+    """Check the error of a transfer between the ranks `near` and `far` that lost large packets."""
     assert error["kind"] == "DistTimeoutError", error
     assert error["rank"] in (near, far), error
     assert "which have not arrived" in error["text"] and "MTU" in error["text"], error
@@ -298,14 +300,15 @@ def test_network_that_loses_large_packets_is_named_with_both_ends(procs, hosts, 
         assert error["rank"] != rank and error["rank"] in (0, last), error
         if "MTU" in error["text"] or 0 < rank < last:
             check_blames_path(ours, error, 0, last)
-        else:  # it has nothing under way itself, and hears nothing: what the other one says is lost, too
+        else:
+            # This rank has no pending operation and receives nothing: the peer's messages are lost.
             assert f"{error['rank']} (" in error["text"] and "does not answer" in error["text"], error
     assert any("MTU" in errors[rank]["text"] for rank in (0, last)), errors
 
 
 @pytest.mark.deadline(60)
 def test_large_packets_that_are_lost_between_two_others_are_found(procs, hosts):
-    """Everybody answers rank 0, which reaches both."""
+    """Both hosts reach rank 0, so all ranks answer it, and it must find the lost path."""
     three = hosts(3)
     env = {"DLDIST_ALGORITHM": "flat,all_reduce=ring"}
     three.swallow_large(1)
@@ -421,7 +424,7 @@ def test_monitored_barrier_names_those_beyond_the_cut(team):
     assert all(error is not None for error in errors)
 
 
-# ---- memory of the others
+# ---- one-sided access
 
 
 @pytest.mark.deadline(60)
@@ -439,7 +442,7 @@ def test_windows(team):
 
 
 def test_a_peer_of_another_host_dies(team):
-    """Who waits for its signal hears of it within a second."""
+    """A rank that waits for the peer's signal must get an error within a second."""
     ours = team((0, 1), "wait_for_the_dead")
     assert ours.recv() == ["ready"] * 2
     time.sleep(0.1)

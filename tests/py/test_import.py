@@ -1,4 +1,4 @@
-"""The import is light, and asks for nothing but Python."""
+"""The import must be fast, and need only Python."""
 
 import json
 import os
@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-ALLOWED = 1 / 3  # of what asyncio takes, which is on every machine; an absolute time would test the machine
+# of the time for asyncio, which is on every machine; an absolute limit would test the machine
+ALLOWED = 1 / 3
 
 
 def run(code, **environment):
@@ -26,7 +27,7 @@ def run(code, **environment):
 
 
 def test_without_torch_and_numpy():
-    """Stores work where neither can be imported."""
+    """Stores must work if neither can be imported."""
     out = run(
         """
         import sys
@@ -49,7 +50,7 @@ def test_without_torch_and_numpy():
 
 
 def test_brings_in_no_heavy_modules():
-    """What `import dldist` adds to a bare interpreter."""
+    """`import dldist` must add only light modules to a bare interpreter."""
     code = "import sys, json; before = set(sys.modules); {}; print(json.dumps(sorted(set(sys.modules) - before)))"
     added = set(json.loads(run(code.format("import dldist")))) - set(json.loads(run(code.format("pass"))))
     print(sorted(added))
@@ -62,7 +63,8 @@ def test_brings_in_no_heavy_modules():
 
 @pytest.mark.parametrize("name", ["World", "init_process_group"])
 def test_groups_need_no_more_of_the_package(name):
-    """The first use of World imports all that groups need: a program that uses it and forks then imports it once for all ranks."""
+    """The first use of World must import everything that groups need, so that a program that then
+    forks imports it once for all ranks."""
     out = run(
         f"""
         import sys, threading
@@ -85,7 +87,7 @@ def test_groups_need_no_more_of_the_package(name):
 
 
 def test_first_group_imports_no_hooks():
-    """The modules that call hooks are imported when the first hook is registered."""
+    """The modules that call hooks must be imported when the first hook is registered."""
     out = run(
         """
         import sys
@@ -102,7 +104,8 @@ def test_first_group_imports_no_hooks():
 
 
 def test_names_are_found_when_they_are_used():
-    """Every public name is there, whatever was used before it, and a wrong one is an AttributeError that names the module."""
+    """Every public name must be found in any order, and a wrong name raise an AttributeError that
+    names the module."""
     run(
         """
         import dldist
@@ -133,7 +136,8 @@ def test_starts_no_thread_and_opens_nothing():
 
 
 def spend(code, cache):
-    """How long an interpreter takes that finds compiled modules in `cache`, whatever the caller's shell says about that."""
+    """Return the run time of an interpreter with compiled modules in `cache`, whatever the caller's
+    environment."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
     subprocess.run(
@@ -144,7 +148,8 @@ def spend(code, cache):
 
 @pytest.mark.deadline(120)
 def test_import_time(tmp_path):
-    """Medians of runs in turn, without what the interpreter itself takes; a second try for a machine that was busy."""
+    """Compare medians of interleaved runs, minus the bare interpreter's. Retried in case the
+    machine was busy."""
     programs = {"bare": "pass", "ours": "import dldist", "asyncio": "import asyncio"}
     for program in programs.values():
         spend(program, tmp_path)
@@ -161,7 +166,7 @@ def test_import_time(tmp_path):
 
 
 def test_survives_a_second_import_of_the_module():
-    """A reload neither crashes nor breaks what was there."""
+    """A reload must neither crash nor break existing objects."""
     run(
         """
         import importlib, sys
@@ -184,7 +189,8 @@ def test_survives_a_second_import_of_the_module():
 
 
 def test_exit_with_everything_open(tmp_path):
-    """The interpreter ends at once and silently, with servers running and threads blocked in calls."""
+    """The interpreter must exit immediately and without output, with servers running and threads
+    blocked in calls."""
     start = time.monotonic()
     out = run(
         f"""

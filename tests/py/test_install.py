@@ -1,4 +1,4 @@
-"""What somebody is told who cannot compile the extension."""
+"""The errors when the extension cannot be compiled."""
 
 import os
 import pathlib
@@ -85,7 +85,7 @@ def test_installed_builds_optimise_across_files(tmp_path, arguments, setting, is
 
 
 def test_scripts_wait_with_those_who_wait(tmp_path):
-    """The command's output and exit code come through, and nothing of the ticker stays."""
+    """The command's output and exit code must be passed on, and the ticker be stopped."""
     script = "set -e; source scripts/common.sh; patiently bash -c 'echo out; exit 3' || echo $?; patiently true; jobs"
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "out\n3\n", "")

@@ -85,7 +85,7 @@ def test_loops_and_branches(program):
 
 
 def test_scatters_again_and_again(program):
-    """With Gloo some of these are wrong now and then (jax-ml/jax issue 40830)."""
+    """Results must always be right. With Gloo some are sometimes wrong (jax-ml/jax issue 40830)."""
     assert program.run(workers.scatters) == [0] * len(program.ranks)
 
 
@@ -162,7 +162,7 @@ def test_without_a_store_each_collective_says_why(children):
         child.send(None)
 
 
-# ---- how it begins
+# ---- start
 
 
 def run_program(text, *arguments, environment=None):
@@ -202,7 +202,7 @@ except RuntimeError as error:
 
 
 def test_a_python_without_dldist_is_told(tmp_path):
-    """The library is found by its path, and dldist is not."""
+    """Without dldist in Python there must be an error: only the library is found, by its path."""
     (tmp_path / "dldist.py").write_text("")
     environment = {**os.environ, **dldist.jax.environment(), "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", f"import jax; jax.distributed.initialize('{free_address()}', 1, 0); jax.devices()"]
@@ -241,7 +241,7 @@ def test_a_missing_name_of_jax_is_an_error_with_the_version(monkeypatch):
 
 
 def test_the_structures_are_those_of_jaxlib(tmp_path):
-    """csrc/xla/ffi_api.h beside the header that comes with jaxlib: sizes of those that we make, offsets of what we look at."""
+    """The sizes and offsets of csrc/xla/ffi_api.h must match the header of jaxlib."""
     headers = os.path.join(importlib.util.find_spec("jaxlib").submodule_search_locations[0], "include")
     with open(os.path.join(headers, "xla", "ffi", "api", "c_api.h"), encoding="utf-8") as file:
         has_renamed_base = "XLA_FFI_InternalExtension" in file.read()  # since 0.12
@@ -306,7 +306,7 @@ jax.distributed.shutdown()
 
 
 def test_with_a_compilation_cache(tmp_path):
-    """Rank 0 writes it, and finds everything again."""
+    """Rank 0 must write the cache, and find every entry again."""
     program = tmp_path / "program.py"
     program.write_text(WITH_A_CACHE)
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

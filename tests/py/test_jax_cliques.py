@@ -1,4 +1,4 @@
-"""Which devices work together, read from the texts of XLA's programs (dldist.jax._cliques)."""
+"""The groups of devices that work together, read from XLA's programs (dldist.jax._cliques)."""
 
 import os
 import subprocess
@@ -93,7 +93,7 @@ def test_the_first_program_that_fits_is_meant():
 
 
 def test_a_device_does_not_go_back_to_an_earlier_program():
-    """It has not needed what is left of that: a branch was not taken."""
+    """The rest of the earlier program is not needed: a branch was not taken."""
     programs = _cliques.Programs()
     programs.begin([((0, 1), False), ((7, 1), True)])
     programs.begin(sure((0, 1, 2), (5, 1)))
@@ -106,12 +106,12 @@ def test_what_need_not_be_asked_for_is_not_guessed():
     programs.begin([((0, 1), False), ((0, 1, 2), True)])
     with pytest.raises(LookupError, match=r"of the devices \(0, 1\) or \(0, 1, 2\), and does not say of which"):
         programs.take(0, 1, {1})
-    assert programs.take(0, 2, {2}) == (0, 1, 2)  # there is one alone
+    assert programs.take(0, 2, {2}) == (0, 1, 2)  # only one candidate exists
     programs.begin([((3, 4), False)])
     assert programs.take(3, 0, {3}) == (3, 4)
 
 
-# Everything that an axis of a mesh can be, by shard_map and by the compiler's own choice; what is expected is what the mesh says.
+# All kinds of mesh axes, by shard_map and the compiler's choice. The mesh gives the result.
 PROGRAM = """
 import itertools
 import jax, numpy

@@ -37,11 +37,11 @@ def test_leaving_early_ends_all():
 
 
 def test_over_worlds():
-    """The groups may be Worlds, without a default one."""
+    """The groups may be Worlds, without a default world."""
     store = dldist.HashStore()
 
     class OfWorld:
-        """The calls of the program, of a World."""
+        """The program's calls, on a World."""
 
         def __init__(self, world):
             self.group, self.all_reduce = dldist.group, lambda x, group: group.all_reduce(x)

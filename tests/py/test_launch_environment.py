@@ -1,4 +1,5 @@
-"""dldist._rendezvous.launchers: what launchers say, of tables; and ranks that real ones start."""
+"""dldist._rendezvous.launchers: the environments of launchers, from tables, and ranks started by
+real launchers."""
 
 import json
 import os
@@ -50,7 +51,7 @@ SLURM = {
     "SLURM_STEP_NODELIST": "node[08-11]",
 }
 ONE_NODE = SLURM | {"SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "8", "SLURM_STEP_NODELIST": "node3"}
-# What a batch script sees (with -n 8), and the shell of salloc.
+# The variables in a batch script (with -n 8), and in the shell of salloc.
 BATCH = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8", "SLURM_NODEID": "0"}
 SALLOC = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "8"}
 INTERACTIVE_STEP = SLURM | {"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"}
@@ -123,7 +124,7 @@ BAD = {
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Sets one launch environment in place of what there may be."""
+    """Replace any launch environment by another one."""
     for name in list(os.environ):
         if name.startswith(("SLURM_", "OMPI_", "PMI", "MPI_", "MASTER_", "TORCHELASTIC_")) or name in TORCHRUN:
             monkeypatch.delenv(name)
@@ -203,7 +204,7 @@ def test_the_first_host_does_not_take_the_others():
     assert next(launch_environment.expand_hosts("node[1-99999999999]")) == "node1"
 
 
-# ---- where one host meets
+# ---- the meeting place on one host
 
 
 def test_the_launchers_directory_is_used_if_nobody_else_can_enter(tmp_path):
@@ -263,7 +264,8 @@ def test_a_directory_that_others_can_use_is_refused(tmp_path, make):
     [
         (MPICH, "pmi has started 3 processes, 2 of them on this host, and does not say .* set MASTER_ADDR .* and MASTER_PORT"),
         (OPENMPI | {"OMPI_COMM_WORLD_SIZE": "4"}, "openmpi has started 4 processes, 2 of them on this host"),
-        (MPICH | {"PMI_SIZE": "2"}, "pmi has started 2 processes, on one host, and does not say"),  # no helper of hydra's
+        # started without hydra's helper process
+        (MPICH | {"PMI_SIZE": "2"}, "pmi has started 2 processes, on one host, and does not say"),
         (OPENMPI | {"MASTER_ADDR": "x"}, "environment variable MASTER_PORT expected, but not set"),
     ],
 )
@@ -280,7 +282,7 @@ def test_a_single_process_of_a_launcher_is_alone(environment):
     assert rendezvous_workers.sum_over(meeting) == 1
 
 
-# ---- ranks that are started
+# ---- real launchers
 
 
 EXPECTED = [[[rank, 2, 3.0]] * 2 for rank in range(2)]
@@ -338,7 +340,7 @@ def test_torchrun(tmp_path):
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_slurm(procs, environment, tmp_path, nodes):
-    """As srun would start them; two nodes are this host, by two names."""
+    """Start ranks as srun does. With two nodes, both are this host, under two names."""
     environment({"TMPDIR": str(tmp_path)})
     tasks = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     tasks |= {"SLURM_STEP_TASKS_PER_NODE": "2"} if nodes == 1 else {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}

@@ -1,4 +1,4 @@
-"""After many cycles of open, use and close, descriptors, threads and memory are where they were."""
+"""Many cycles of open, use and close must leave descriptors, threads and memory unchanged."""
 
 import gc
 import os
@@ -122,7 +122,7 @@ def failing_calls(store):
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("kind", ["hash", "tcp", "prefix", "file"])
 def test_failing_calls(kind, master, tmp_path):
-    """The unhappy paths keep nothing, neither here nor in the server."""
+    """Failing calls must leak nothing, neither in the client nor in the server."""
     store = {
         "hash": dldist.HashStore,
         "tcp": lambda: master,
@@ -166,7 +166,7 @@ def test_failing_constructors(tmp_path):
 
 
 def test_reference_counts():
-    """Arguments, keys in lists and values are given back, on the happy path and the other."""
+    """Arguments, keys in lists and values must be released, on success and on failure."""
     store = dldist.HashStore()
     key, value, array = "a key of its own", b"a value of its own", bytearray(b"abc")
     keys, timeout = [key], timedelta(milliseconds=1, microseconds=7)
@@ -211,13 +211,13 @@ def test_reference_counts():
     gc.collect()
     after = [sys.getrefcount(item) for item in objects]
     for item, old, new in zip(objects, before, after):
-        # The count of an immortal object, as None is since 3.12, has no meaning.
+        # The count of an immortal object, such as None since 3.12, has no meaning.
         assert old > 1 << 30 or abs(new - old) < 20, f"{item!r}: {old} -> {new}"
-    array.append(0)  # no buffer is held any more: else BufferError
+    array.append(0)  # raises BufferError if a buffer is still held
 
 
 def test_exceptions_are_freed():
-    """No reference cycle through what was raised: without the collector they go."""
+    """Exceptions must be freed without the garbage collector: no reference cycle through them."""
     import weakref
 
     store = dldist.HashStore()
@@ -263,11 +263,12 @@ def test_clients_that_come_and_go_leave_the_server_as_it_was(procs):
     server.send("stop")
 
 
-PY_TP_CLEAR = 51  # a number of the stable ABI
+PY_TP_CLEAR = 51  # a number from the stable ABI
 
 
 def test_what_the_collector_clears_keeps_the_gil():
-    """An object whose end lets the GIL go has no tp_clear: another thread would see a cycle of which a part is cleared."""
+    """A type that releases the GIL in its deallocation must not have tp_clear: another thread would
+    see a partly cleared cycle."""
     import ctypes
 
     from dldist import _core

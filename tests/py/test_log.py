@@ -1,4 +1,4 @@
-"""DLDIST_LOG: records of the core reach Python's logging; without it nothing runs."""
+"""DLDIST_LOG: core records must reach Python's logging; without it, no log thread may run."""
 
 import os
 import subprocess
@@ -71,12 +71,12 @@ def test_info_has_no_debug_records():
 @pytest.mark.parametrize("level", [None, "", "off"])
 def test_off_is_silent_and_runs_no_thread(level):
     out, err = run(COLLECT, "time.sleep(0.1); print(records, threading.active_count(), threads)", level)
-    assert out.split() == ["[]", "1", "2"]  # the second task is the server's own thread
+    assert out.split() == ["[]", "1", "2"]  # the second task is the server's thread
     assert err == ""
 
 
 def test_unknown_level_is_told():
-    """A misspelt level neither breaks the import nor goes unnoticed."""
+    """A misspelt level must not break the import, and must be reported."""
     environment = dict(os.environ, DLDIST_LOG="verbos")
     done = subprocess.run(
         [sys.executable, "-c", "import dldist"], env=environment, capture_output=True, text=True, timeout=25

@@ -1,4 +1,5 @@
-"""Worlds that do not come about: ranks that die, are interrupted, give up or disagree while the others wait for somebody."""
+"""Worlds that cannot be made: ranks die, are interrupted, time out or disagree while others wait
+for a missing rank."""
 
 import signal
 import time
@@ -9,8 +10,8 @@ import meeting_workers
 import pytest
 from thread_ranks import error_of, on_threads
 
-LONG = 60.0  # no test waits for that
-SOON_S = 20.0  # on a busy machine; it takes a second
+LONG = 60.0  # no test waits this long
+SOON_S = 20.0  # on a busy machine; normally a second
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def start(children, place, size, ranks, timeouts=None):
 
 
 def let_go(children):
-    """All at once, when the last of them has started: their time-outs begin here."""
+    """Release all children together, once the last has started. Their timeouts start here."""
     for child in children:
         assert child.recv() == "begin"
     for child in children:
@@ -43,7 +44,7 @@ def await_joined(store, ranks, prefix):
 
 
 def wait_for_ranks(port, ranks):
-    """Until these have come to the meeting of the world at rank 0's store."""
+    """Wait until these ranks have joined the world's meeting at rank 0's store."""
     store = dldist.TCPStore("127.0.0.1", port, timeout=20.0)
     await_joined(store, ranks, "default/1/")
 
@@ -57,7 +58,7 @@ def check_lost(outcome, rank, pid):
 
 @pytest.mark.deadline(60)
 def test_a_rank_that_dies_while_others_are_missing_is_named_to_all(procs, port):
-    """Rank 3 never comes. It is no reason to wait for it that nobody can say anything about it."""
+    """A dead rank must be named although rank 3 never joins and nothing is known about it."""
     ranks = start(procs, f"tcp://127.0.0.1:{port}", 4, [0, 1, 2])
     wait_for_ranks(port, [0, 1, 2])
     ranks[1].kill()
@@ -67,7 +68,7 @@ def test_a_rank_that_dies_while_others_are_missing_is_named_to_all(procs, port):
 
 @pytest.mark.deadline(60)
 def test_a_rank_that_dies_is_named_over_a_file_and_by_messages(procs, tmp_path, monkeypatch):
-    """Without shared memory a process is looked for at its port."""
+    """Without shared memory, a process is monitored through its port."""
     monkeypatch.setenv("DLDIST_SHM", "0")
     place = f"file://{tmp_path}/store"
     ranks = start(procs, place, 3, [0, 1])
@@ -86,7 +87,7 @@ def test_rank_0_that_dies_with_its_store_is_named(procs, port):
 
 @pytest.mark.deadline(60)
 def test_missing_rank_is_named_after_rank_0_has_timed_out_and_ended(procs, port):
-    """Rank 1 never comes. Rank 0 times out first, and its process ends with the store."""
+    """Rank 1 never joins. Rank 0 times out first, and its process exits with the store."""
     ranks = start(procs, f"tcp://127.0.0.1:{port}", 3, [0, 2], {0: 3.0})
     wait_for_ranks(port, [0, 2])
     outcome = ranks[0].recv(SOON_S)
@@ -148,7 +149,7 @@ def join_at(port, rank, size):
 
 @pytest.mark.deadline(60)
 def test_ranks_that_were_told_different_sizes_both_hear_it():
-    """Over a store that outlives them."""
+    """Both ranks must get the error, over a store that outlives them."""
     server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     began = time.monotonic()
     errors = on_threads(2, lambda rank: error_of(join_at, server.port, rank, [2, 2**31 - 1][rank]))
@@ -173,10 +174,11 @@ def test_an_abandoned_meeting_of_another_size_does_not_block_its_name(procs):
     "size, short, spare", [(3, 1, spare) for spare in range(4, 12)] + [(4, 2, spare) for spare in range(7, 13)]
 )
 def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, size, short, spare):
-    """The rank may fail to listen, dial, accept or take memory. Either all ranks make the world, or none does.
+    """The rank may fail to listen, connect, accept or map memory. Either all ranks make the world,
+    or none does.
 
-    Without a descriptor for another rank's memory it makes the world, and the barrier needs connections. A rank may have passed
-    the barrier before another fails in it.
+    Without a descriptor for another rank's memory it makes the world, but the barrier needs
+    connections. A rank may have passed the barrier before another fails in it.
     """
     server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     ranks = [

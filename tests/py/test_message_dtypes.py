@@ -1,4 +1,5 @@
-"""A message and the tensor that takes it have the same dtype, unless one of them is bytes or the receiver says otherwise."""
+"""A message and its receive buffer must have the same dtype, unless one of them is bytes or the
+receiver overrides it."""
 
 import array
 from datetime import timedelta
@@ -7,7 +8,8 @@ import dldist
 import pytest
 from thread_ranks import error_of, in_worlds, on_threads
 
-EAGER, LARGE = 8, 100_000  # elements: sent at once; waits at its sender until it is wanted
+# elements: EAGER is sent immediately; LARGE waits at its sender for the receive
+EAGER, LARGE = 8, 100_000
 
 
 def pair(case, *args):
@@ -17,7 +19,7 @@ def pair(case, *args):
         group = dldist.Group(store, rank, 2, timeout=15.0)
         try:
             result = case(group, *args)
-            group.barrier()  # a message that does not fit ends alone
+            group.barrier()  # only the message that does not fit fails
             return result
         finally:
             group.close()
@@ -30,7 +32,7 @@ def floats(count):
 
 
 def send(group, tensor, tag):
-    """The work's end: None or its exception."""
+    """Send; return None or the work's exception."""
     work = group.isend(tensor, 1, tag)
     try:
         work.wait()
@@ -77,7 +79,7 @@ def test_another_dtype_is_a_mismatch_that_names_both_sides(name, count):
     text = str(error)
     assert f"rank 0 ({error.host}, pid {error.pid}) has sent {count} elements of float32 (tag 3)" in text
     assert f"{count} of float64 are to be received" in text and "rank 1 of 2" in text
-    if count == LARGE:  # the sender learns it where its message has not gone
+    if count == LARGE:  # the sender gets the error if its message was not sent
         assert isinstance(told, dldist.DistMismatchError) and told.rank == 1
         assert f"receives {count} elements of float64 (tag 3), and was sent {count} of float32" in str(told)
 
@@ -150,7 +152,7 @@ def test_the_flag_has_to_be_one():
     group.close()
 
 
-# ---- the module's calls, whichever way they go
+# ---- the module's calls, on both paths
 
 
 def module_calls(rank, is_hooked):

@@ -1,4 +1,4 @@
-"""MPI as it comes: which library, whose mpirun, begun by whom; and what is said when these do not fit."""
+"""MPI installations: libraries, their mpirun, other launchers, and errors when these differ."""
 
 import ctypes.util
 import os
@@ -34,7 +34,7 @@ def test_without_an_mpirun_it_is_a_world_of_one(library):
 
 
 def test_ends_with_the_process(library):
-    """MPI is ended, else mpirun complains; whether the group is destroyed or not."""
+    """MPI must be finalised whether or not the group is destroyed; otherwise mpirun complains."""
     code = "import dldist; w = dldist.World(carrier='mpi'); w.barrier(); print(f'{w.rank} {w.size};')"
     done = run(code, library.variables(), library.command(2))
     assert done.returncode == 0 and sorted(done.stdout.replace("\n", "").split(";")) == ["", "0 2", "1 2"], done.stderr
@@ -77,7 +77,7 @@ def test_processes_that_something_else_has_started(library):
 
 
 def test_ranks_that_are_not_of_one_world(library, procs):
-    """Each is a process that MPI has not started."""
+    """Ranks that MPI did not start must get an error."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     ranks = [procs.start(carrier_workers.strangers_to_each_other, store.port, rank, 2, env=library.chosen()) for rank in range(2)]
     for child in ranks:
@@ -136,7 +136,8 @@ def test_rank_and_size_are_mpis(library):
 @pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="no Open MPI is installed: apt-get install openmpi-bin")
 @pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait"])
 def test_a_process_is_killed(procs, what):
-    """Where mpirun lets the others live, they raise within two seconds, and name it."""
+    """If mpirun keeps the other ranks alive, they must raise in two seconds, and name the lost
+    rank."""
     library = mpirun.Mpi("openmpi", shutil.which("mpirun.openmpi"), options=(*mpirun.OPEN_MPI_OPTIONS, "--enable-recovery"))
     run_ = mpirun.Run(library, 3, carrier_workers.victim, lambda rank: ("mpi", 0, rank, 3, what))
     procs.children.append(run_)

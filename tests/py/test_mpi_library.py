@@ -1,4 +1,5 @@
-"""The library that JAX loads as its MPI, called without JAX: what it says of itself, and what it refuses (test_jax.py has JAX)."""
+"""The library that JAX loads as its MPI, called without JAX: its properties and the calls it
+refuses (test_jax.py uses JAX)."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""tools/check_names.py: the name of a type has one meaning."""
+"""tools/check_names.py: a type's name must have one meaning."""
 import subprocess
 import sys
 from pathlib import Path
@@ -30,8 +30,8 @@ def test_two_meanings_are_told_with_their_files(tmp_path, one, other):
 
 
 @pytest.mark.parametrize("other", [
-    "typedef struct frame frame;",  # says that there is one
-    "typedef struct frame { int   line; } frame;",  # says the same
+    "typedef struct frame frame;",  # declares the type
+    "typedef struct frame { int   line; } frame;",  # the same definition
     "struct frame *make(struct frame *of);",
     "/* struct frame { long bytes; }; */",
     "#define MAKE(T) \\\n    struct frame { \\\n        T bytes; \\\n    };",

@@ -1,4 +1,5 @@
-"""abort() from another thread during each operation: it ends with DistAbortedError, the others hear; the process goes on."""
+"""abort() from another thread must end each operation with DistAbortedError, reach the other ranks,
+and leave the process usable."""
 
 import pytest
 import test_nccl_faults

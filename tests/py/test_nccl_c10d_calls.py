@@ -1,4 +1,4 @@
-"""The c10d suite of the CPU's backend on NCCL, over the doubles of tests/stubs, among two and four ranks."""
+"""The CPU backend's c10d suite on NCCL, over the stubs of tests/stubs, on two and four ranks."""
 
 import c10d_team
 import nccl_stubs
@@ -8,7 +8,7 @@ import test_c10d_calls
 
 VERSION = "2.32.3"
 
-# What NCCL cannot do by nature, and the case of nccl_workers that asserts the error.
+# Cases that NCCL cannot support, and the case of nccl_workers that checks the error.
 DIFFERENT = {
     "any_source": ("NCCL cannot receive from any rank", "nccl_any_source"),
     "any_source_the_long_way": ("the same", "nccl_any_source"),

@@ -1,5 +1,8 @@
-"""The files of tests over the doubles of NCCL, each with the versions that it tells apart. Each runs in a process of its own: libraries
-are found once a process, and some fake frameworks, too."""
+"""Run the test files over the NCCL stubs, each with the versions that it distinguishes.
+
+Each file runs in its own process: libraries, and some fake frameworks, are looked up once per
+process.
+"""
 
 import os
 import subprocess
@@ -16,9 +19,10 @@ VERSIONS = {
     "nccl_group_cases.py": ("2.18.1", "2.27.3", "2.32.3"),
     "nccl_mistakes_cases.py": ("2.18.1", "2.27.3", "2.32.3"),
     "nccl_stream_cases.py": ("2.19.3", "2.32.3"),
-    "nccl_estimate_cases.py": ("2.19.3", "2.22.3", "2.32.3"),  # estimates come with 2.22
-    "nccl_native_cases.py": ("2.27.3", "2.28.3", "2.32.3"),  # calls for gather, scatter and all-to-all with 2.28
-    "nccl_config_cases.py": ("2.30.7", "2.31.2", "2.32.3"),  # collectives are configured since 2.31
+    "nccl_estimate_cases.py": ("2.19.3", "2.22.3", "2.32.3"),  # 2.22 adds estimates
+    # 2.28 adds calls for gather, scatter and all-to-all
+    "nccl_native_cases.py": ("2.27.3", "2.28.3", "2.32.3"),
+    "nccl_config_cases.py": ("2.30.7", "2.31.2", "2.32.3"),  # 2.31 adds configurations
 }
 
 
@@ -33,7 +37,10 @@ def test_of_version(file, version):
 
 
 def run(file, environment):
-    """What the file's process ends with, and what it says. Where LeakSanitizer itself breaks down, the process is not to blame: once more."""
+    """Run a file; return the process's exit status and output.
+
+    If LeakSanitizer itself crashes, that is not the test's failure, so run it again.
+    """
     command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-q", "-p", "no:cacheprovider", os.path.join(HERE, file)]
     options = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     for _ in range(2):

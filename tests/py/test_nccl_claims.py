@@ -1,4 +1,4 @@
-"""tests/nccl_claims.md: the words that it quotes are those of docs/nccl.md, and the tests that it names exist."""
+"""tests/nccl_claims.md must quote docs/nccl.md exactly, and name existing tests."""
 
 import pathlib
 import re
@@ -16,21 +16,21 @@ def plain(text):
 
 
 def sections_of(path):
-    """{heading: what is below it}; what comes before the first heading is under the name of the page."""
+    """Return {heading: text below it}. The text before all headings is under the page's title."""
     text = path.read_text(encoding="utf-8")
     before, *others = re.split(r"^## ", text, flags=re.MULTILINE)
     return {TITLE: before} | dict(each.split("\n", 1) for each in others)
 
 
 def rows_of(text):
-    """Pairs of cells, without the first row."""
+    """Return rows of cells, without the header."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [tuple(cell.strip() for cell in line[1:-1].split("|")) for line in lines[2:]]
 
 
 PAGE = sections_of(ROOT / "docs" / "nccl.md")
 CELLS = {cell.strip() for text in PAGE.values() for line in text.splitlines() if line.startswith("|") for cell in line.split("|")}
-"""Of its tables, which may be shorter than a clause."""
+"""Cells of the page's tables. A quote may be such a cell, shorter than a clause."""
 CLAIMS = {name: rows_of(text) for name, text in sections_of(TESTS / "nccl_claims.md").items()}
 ROWS = [(section, row) for section, rows in CLAIMS.items() for row in rows]
 
@@ -51,7 +51,7 @@ def test_words_are_those_of_the_page(section, row):
 
 
 def source_of(test):
-    """The file of a test, and what its definition begins with."""
+    """Return the file of a test, and a pattern that matches its definition."""
     file, mark, name = test.partition("::")
     if mark:
         return (TESTS if file.startswith("gpu/") else TESTS / "py") / file, rf"^ *(async )?def {re.escape(name)}\("
@@ -60,7 +60,7 @@ def source_of(test):
 
 
 def is_case(case):
-    """Whether something in the files of the tests has the name of a case, as a function or a string."""
+    """Return True if the name of a case occurs in the test files, as a function or a string."""
     name = re.escape(case)
     pattern = re.compile(rf"""def {name}\(|(["']){name}\1""")
     files = [*(TESTS / "py").glob("*.py"), *(TESTS / "gpu").glob("*.py")]

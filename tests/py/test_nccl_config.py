@@ -1,6 +1,8 @@
-"""What NCCL is found, the configuration of its communicators by version, and the errors when there is none.
+"""The NCCL library that is found, the communicators' configuration by version, and the errors if
+there is none.
 
-Each case has a process of its own."""
+Each case has its own process.
+"""
 
 import os
 import re
@@ -12,7 +14,7 @@ import pytest
 
 
 def run(program, environment):
-    """The output of a Python program in a process that knows this environment."""
+    """Run a Python program with these variables; return its output."""
     environment = {**os.environ, **{name: str(value) for name, value in environment.items()}}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=25)
@@ -54,14 +56,14 @@ def test_no_library(tmp_path):
 
 
 def without_path(stubs):
-    """The environment of the doubles, where nobody says which NCCL is to be used."""
+    """Return the environment of the stubs, without a path of NCCL."""
     environment = stubs.environment()
     del environment["DLDIST_NCCL_LIBRARY"]
     return environment
 
 
 def install_wheel(folder, stubs):
-    """Puts a double where NVIDIA's wheel has NCCL; the environment in which Python imports from there."""
+    """Install a stub where NVIDIA's wheel has NCCL; return the environment to import it."""
     library = folder / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     library.parent.mkdir(parents=True)
     library.symlink_to(stubs.nccl_path)
@@ -70,7 +72,7 @@ def install_wheel(folder, stubs):
 
 
 def test_vllms_variable_is_the_only_path(tmp_path):
-    """A wheel that is there makes no difference."""
+    """An installed wheel must make no difference."""
     missing = tmp_path / "no" / "libnccl.so.2"
     _, environment = install_wheel(tmp_path / "site", nccl_stubs.build())
     why = run(WHY, {**environment, "VLLM_NCCL_SO_PATH": missing})
@@ -118,7 +120,7 @@ def test_no_driver(tmp_path):
 
 
 def test_neither(tmp_path):
-    """Whoever installs what the message names should not learn of the next thing only then."""
+    """The error must name both missing libraries, so that the user finds them together."""
     driver, library = tmp_path / "libcuda.so.1", tmp_path / "libnccl.so.2"
     why = run(WHY, {**nccl_stubs.build().environment(), "DLDIST_CUDA_LIBRARY": driver, "DLDIST_NCCL_LIBRARY": library})
     assert str(driver) in why and str(library) in why and why.count("No such file") == 2, why

@@ -1,4 +1,5 @@
-"""Groups of NCCL that end while operations are under way: these are carried out, or somebody hears of it. Over the doubles of tests/stubs."""
+"""NCCL groups that end while operations are pending: these must be carried out or reported. Over
+the stubs of tests/stubs."""
 
 import time
 
@@ -11,7 +12,8 @@ import pytest
 
 VERSION = "2.32.3"
 SUM = [10.0] * 4
-EACH_FOR_ITSELF = {"DLDIST_PROPAGATE_ERROR": "0"}  # or whoever is first would tell the other what it says then
+# otherwise the first rank to end would pass its error on to the other
+EACH_FOR_ITSELF = {"DLDIST_PROPAGATE_ERROR": "0"}
 
 
 def run(name, tmp_path, size=2, version=VERSION, env=None):
@@ -69,7 +71,7 @@ def test_shrinking_waits_for_the_old_group(tmp_path):
 
 
 def test_the_end_of_the_process_warns(tmp_path):
-    """After a second in which they may end, and another for the aborts."""
+    """The warning must come after a second for operations to end, and another for the aborts."""
     begun, errors = run("leave", tmp_path)
     seconds = time.monotonic() - max(begun)
     assert 0.9 < seconds < procs.under_load(4.0) * leak_check.slower()
@@ -84,7 +86,7 @@ def test_communicators_of_one_process_wait(tmp_path):
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("name", ["destroy_many", "abort_many"])
 def test_communicators_end_side_by_side(tmp_path, name):
-    """One after another takes 25 s."""
+    """Communicators must end concurrently: one after another, they would take 25 s."""
     for error, seconds, nthreads, ncomms in run(name, tmp_path, env=EACH_FOR_ITSELF)[0]:
         assert error is None and ncomms == 0
         assert seconds < procs.under_load(2.0) * leak_check.slower(), seconds

@@ -1,4 +1,5 @@
-"""Whatever goes wrong on one rank reaches every work of every rank, in time and with NCCL's reason, and no process ends of it."""
+"""A fault on one rank must reach every work of every rank, in time and with NCCL's reason, and end
+no process."""
 
 import os
 import pickle
@@ -63,7 +64,7 @@ class Team:
             raise
         errors = [f"rank {number}: {reply}" for number, (kind, reply) in enumerate(replies) if kind == "error"]
         if errors:
-            self.close()  # who knows where they are
+            self.close()  # their state is unknown
         assert not errors, "\n".join(errors)
         return [reply for _, reply in replies]
 
@@ -73,7 +74,7 @@ class Team:
             children.close()
 
     def end(self):
-        """In good order."""
+        """End the ranks cleanly."""
         if self.children is not None:
             for rank in self.ranks:
                 rank.send(None)
@@ -117,7 +118,8 @@ def start(children, function, tmp_path, size=2, versions=None, **env):
 
 
 def test_a_rank_is_killed(children, tmp_path):
-    """The others time out, their dumps have what failed, and the report names who did not call."""
+    """The other ranks must time out, their dumps contain the failed operations, and the report name
+    the rank that did not call."""
     ranks, store = start(children, workers.killed, tmp_path, size=4, DLDIST_DESYNC_DEBUG="1")
     assert ranks[3].recv() == "ready"
     ranks[3].kill(signal.SIGKILL)
@@ -153,7 +155,7 @@ def test_a_process_is_ended_where_that_is_asked_for(children, tmp_path, mode):
     ranks, store = start(children, workers.torn_down, tmp_path, DLDIST_ASYNC_ERROR_HANDLING=mode)
     assert [rank.recv(60) for rank in ranks] == ["ready"] * 2
     for number, rank in enumerate(ranks):
-        # By itself it ends by nothing but this signal, however long that takes.
+        # Without other causes, only this signal ends the process, however long it takes.
         assert rank.wait_exit(90) == -signal.SIGABRT
         text = rank.stderr_text()
         assert "the process is ended, as the environment asks for" in text and "ncclRemoteError (6)" in text, text
@@ -169,7 +171,7 @@ def test_the_watchdog_hangs(children, tmp_path):
 
 
 def test_the_driver_is_gone_at_the_end(children, tmp_path):
-    """The process ends quietly, and in time."""
+    """The process must exit without output, and in time."""
     ranks, store = start(children, workers.driver_goes, tmp_path)
     for rank in ranks:
         rank.recv()

@@ -1,4 +1,5 @@
-"""The life of ProcessGroupNCCL: made, made from others, ended, interrupted, forked, left; over the doubles of tests/stubs."""
+"""The lifecycle of ProcessGroupNCCL: made, split, ended, interrupted, forked, left open; over the
+stubs of tests/stubs."""
 
 import time
 
@@ -78,7 +79,7 @@ def test_interrupts_are_heard_in_a_first_call(tmp_path):
 
 
 def test_surface(tmp_path):
-    # The abort of one, at the end, is no business of the other, which may have something to look at yet.
+    # The abort of one rank at the end must not reach the other, which may still be running checks.
     assert run("surface", 2, tmp_path, env={"DLDIST_PROPAGATE_ERROR": "0"})[0] == [NOTHING] * 2
 
 

@@ -1,4 +1,5 @@
-"""The suite of dldist.Group in NcclGroups, over the doubles of tests/stubs, among two and four ranks; see group_workers.py."""
+"""The suite of dldist.Group in NcclGroups, over the stubs of tests/stubs, on two and four ranks.
+See group_workers.py."""
 
 import group_team
 import group_workers as cases
@@ -59,7 +60,7 @@ def test_by_oracle(teams, size):
 @pytest.mark.parametrize("version", OLDER)
 @pytest.mark.parametrize("blocking", [0, 1])
 def test_other_versions(teams, version, blocking):
-    """What differs between versions: calls that are made of others, communicators that are not blocking."""
+    """Differences between versions: composed calls, and nonblocking communicators."""
     team = teams(2, version, config={"blocking": blocking})
     for name in ("f", "?", "complex64"):
         team.run(cases.sweep_reductions, name, [0, 5])

@@ -1,4 +1,4 @@
-"""What c10d asks of ProcessGroupNCCL beside operations, over the doubles of tests/stubs."""
+"""c10d's interface of ProcessGroupNCCL besides operations, over the stubs of tests/stubs."""
 
 import re
 
@@ -61,7 +61,7 @@ def test_encryption_needs_a_newer_nccl_and_a_secret():
     assert text.startswith("DLDIST_NCCL_ENCRYPTION=1 needs a secret that all ranks have, in DLDIST_SECRET"), text
 
 
-# ---- the same bits every time
+# ---- reproducible results
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_nvls_where_results_are_to_be_the_same(tmp_path, monkeypatch, env, algor
     assert run("keeps_from_nvls", tmp_path, size=1, env=env) == [algorithms]
 
 
-# ---- what NCCL says of a communicator
+# ---- NCCL's properties of a communicator
 
 FIRST = ["rank", "n_ranks", "cuda_dev", "nvml_dev", "device_api_support", "multimem_support"]
 SECOND = ["gin_type", "n_lsa_teams", "host_rma_support", "railed_gin_type"]

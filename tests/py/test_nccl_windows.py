@@ -1,4 +1,5 @@
-"""One-sided messages of NCCL: puts, signals, waits for signals, between processes, over the doubles of tests/stubs."""
+"""One-sided messages of NCCL between processes: puts, signals, waits for signals; over the stubs of
+tests/stubs."""
 
 import contextlib
 import ctypes
@@ -112,7 +113,7 @@ def test_c10d(tmp_path, version, reply):
     assert run("windows_of_c10d", 2, tmp_path, version) == [reply] * 2
 
 
-# ---- dumps of flight recorders
+# ---- flight recorder dumps
 
 
 @pytest.mark.parametrize("has_puts", [False, True])
@@ -124,7 +125,7 @@ def test_our_analyser_reads_dumps(tmp_path, has_puts):
 @pytest.mark.deadline(130)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's analyser")
 def test_torch_refuses_dumps_with_puts(tmp_path):
-    """It does not know them: what it reads without them it reads no more."""
+    """torch does not know puts, so it must reject a dump that has them."""
     dumps_of(tmp_path / "without", has_puts=False)
     (theirs,) = trace_torch.verdicts([tmp_path / "without" / "dumps"])
     assert theirs["state"] == "FULLY_MATCHED", theirs
@@ -134,7 +135,7 @@ def test_torch_refuses_dumps_with_puts(tmp_path):
 
 
 def dumps_of(folder, has_puts):
-    """What our analyser says of them; they are in folder/dumps."""
+    """Write dumps into folder/dumps; return the verdict of dldist's analyser."""
     folder.mkdir(exist_ok=True)
     check("dumped_with_puts" if has_puts else "dumped_without_puts", 2, folder)
     analysis = trace.analyse(folder / "dumps", slow_s=20)
@@ -148,11 +149,12 @@ def entries_of(folder, rank):
         return pickle.load(file)["entries"]
 
 
-# ---- the allocator, in a process of its own
+# ---- the allocator, in a separate process
 
 
 def in_c(channel, version, environment):
-    """The functions as other libraries call them, and the objects for those that there are none of here."""
+    """Test the C functions as other libraries call them, and the objects for libraries that are not
+    installed."""
     import os
 
     os.environ.update(environment)

@@ -14,7 +14,7 @@ needs_numpy = pytest.mark.skipif(not HAS_NUMPY, reason="NumPy is not installed")
 
 
 class Team:
-    """Processes in one group; run() has them run a case of objects_workers and gives what each returned."""
+    """Processes in one group. run() runs a case of objects_workers and returns all results."""
 
     def __init__(self, size):
         self.size = size

@@ -1,4 +1,4 @@
-"""The table of operations, and what is made from it."""
+"""The table of operations, and the code generated from it."""
 
 import os
 import pathlib
@@ -32,14 +32,14 @@ def test_every_row_is_whole(name):
 
 
 def test_the_stubs_are_made_from_it():
-    """Those of the package in use, which may be older than the sources."""
+    """The stubs of the package in use must match, even if it is older than the sources."""
     command = [sys.executable, str(ROOT / "tools" / "make_stubs.py"), "--check", os.path.dirname(dldist.__file__)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_stubs_read_the_table_as_the_extension_has_it(monkeypatch):
-    """They are made without the extension, which may be for another kind of processor."""
+    """Stubs are generated without the extension, which may be for another processor."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     import make_stubs
 
@@ -48,7 +48,8 @@ def test_the_stubs_read_the_table_as_the_extension_has_it(monkeypatch):
 
 
 def test_an_operation_is_named_in_few_files():
-    """The table, names of recorded calls, and the functions that users call, which have words and types of their own."""
+    """Only the table, the names of recorded calls, and the user-level functions, which have their
+    own docs and types, may name it."""
     named = [path for path in SOURCES if "reduce_scatter_single" in path.read_text(encoding="utf-8")]
     assert len(named) <= 7, named
 

@@ -1,4 +1,5 @@
-"""Every allocation of typical calls fails once: the call ends in MemoryError or well, and the next one works. See out_of_memory_workers.py."""
+"""Each allocation of typical calls fails once: the call must raise MemoryError or succeed, and the
+next call work. See out_of_memory_workers.py."""
 
 import importlib.util
 import platform
@@ -35,7 +36,7 @@ def test_each_allocation_once(procs, name, door):
 
 
 def survives_lack_of_memory(procs):
-    """False for Python 3.13.0, which uses a dict whose growing has failed."""
+    """Return False for Python 3.13.0, which uses a dict after its growth has failed."""
     if sys.version_info[:2] != (3, 13):
         return True
     child = procs.start(cases.make_modules_of_python)
@@ -57,7 +58,7 @@ def test_each_allocation_of_the_module_itself(procs, door):
 @pytest.mark.skipif(not NEEDS["core"][0], reason=NEEDS["core"][1])
 @pytest.mark.parametrize("name", cases.PAIRED)
 def test_each_allocation_once_of_two_ranks(procs, name):
-    """A rank without memory tells the other, or the other's time is up; nobody hangs."""
+    """A rank without memory must notify the other, or the other must time out; neither may hang."""
     procs.start(cases.run_pair, name).result(140)
 
 

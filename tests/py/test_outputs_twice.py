@@ -1,4 +1,4 @@
-"""Several outputs of one call are several memories; inputs may be among them."""
+"""The outputs of one call must not share memory with each other, but may with inputs."""
 
 import array
 
@@ -91,15 +91,15 @@ def test_the_c10d_call_of_all_reduce_coalesced_reduces_it_once():
 def allowed_calls(group):
     rank, ones = group.rank, numpy.full(3, group.rank + 1, "f4")
     columns = numpy.zeros((3, 2), "f4")
-    group.all_gather([columns[:, 0], columns[:, 1]], ones)  # woven, and apart
+    group.all_gather([columns[:, 0], columns[:, 1]], ones)  # interleaved, but disjoint
     assert columns.tolist() == [[1, 2]] * 3
     backwards = numpy.zeros(6, "f4")
     group.all_gather([backwards[3:], backwards[:3]], ones)
     assert backwards.tolist() == [2, 2, 2, 1, 1, 1]
     nothing = numpy.zeros(0, "f4")
     group.all_gather([nothing, nothing], nothing)
-    group.reduce_scatter(numpy.zeros(3, "f4"), [ones, ones])  # inputs may be
-    # An input that is an output is read before it is written.
+    group.reduce_scatter(numpy.zeros(3, "f4"), [ones, ones])  # inputs may share memory
+    # An input that is also an output is read before it is written.
     a, b = numpy.full(3, 10 * rank, "f4"), numpy.full(3, 10 * rank + 1, "f4")
     group.all_to_all([a, b], [a, b])
     assert a.tolist() == [rank] * 3 and b.tolist() == [10 + rank] * 3

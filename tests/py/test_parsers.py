@@ -1,4 +1,4 @@
-"""A moment of each fuzzer of a parser in Python, always the same; tests/fuzz/fuzz_python.py goes on for as long as one likes."""
+"""A short, deterministic run of each fuzzer of a Python parser. fuzz_python.py runs longer."""
 
 import pathlib
 import sys
@@ -12,7 +12,7 @@ import fuzz_python  # noqa: E402
 
 @pytest.mark.parametrize("parser", fuzz_python.PARSERS)
 def test_parser(parser, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where the input of a failure is left
+    monkeypatch.chdir(tmp_path)  # the input of a failure is written here
     assert fuzz_python.fuzz(parser, seconds=10, seed=1, most=300) > 30
 
 

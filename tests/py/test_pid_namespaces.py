@@ -1,6 +1,8 @@
-"""Ranks that see each other over the network and by shared memory, but have process ids of their own, as containers of one pod have.
+"""Ranks that share the network and memory but have separate pid namespaces, like the containers of
+a pod.
 
-No process here can be found by another one under the number that it has itself, and some have the same."""
+No process here can be found by another under its own pid, and some processes have the same pid.
+"""
 
 import re
 import subprocess
@@ -12,9 +14,9 @@ import procs as procs_module
 import pytest
 
 APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--"]
-# Uses up so many process ids, and then runs the rest of the command.
+# Use up this many process ids, and then run the rest of the command.
 AFTER = ["sh", "-c", 'n=$1; shift; while [ "$n" -gt 0 ]; do true & wait; n=$((n - 1)); done; "$@"; exit $?', "sh"]
-# Ranks 1 and 2 have the same number.
+# Ranks 1 and 2 have the same pid.
 NUMBERS_USED = (0, 100, 100)
 
 
@@ -49,7 +51,8 @@ def test_nobody_is_taken_for_dead_nor_let_in_for_another(procs, has_shm):
         child.send(port)
     store = dldist.TCPStore(ADDRESS, port, timeout=20)
     store.wait([f"dldist/default/0/rank/{rank}" for rank in range(2)])
-    time.sleep(1.2)  # both look meanwhile whether the other one is still there; the claimant looks for the one it finds
+    # both check during this that the other is alive; the claimant checks the one that it finds
+    time.sleep(1.2)
     claimant.send(port)
     with pytest.raises(procs_module.ChildFailed) as failure:
         claimant.result()

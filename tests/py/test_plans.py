@@ -1,4 +1,4 @@
-"""Plans: every collective by a plan, against plain Python and plain calls; see plan_workers.py."""
+"""Plans: every collective by a plan, against plain Python and plain calls. See plan_workers.py."""
 
 import array
 import importlib.util
@@ -64,9 +64,10 @@ def test_case(teams, size, case):
 
 
 def test_polls_move_a_plan_among_more_ranks_than_cores():
-    """Without polls the engine's thread moves it, every 20 ms: a start among three ranks took 66 ms."""
+    """Polls must advance a plan. Without them only the engine's thread does, every 20 ms: a start
+    on three ranks took 66 ms."""
     cpus = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cpus)})  # of the ranks, which are its children
+    os.sched_setaffinity(0, {min(cpus)})  # inherited by the ranks, which are child processes
     try:
         team = group_team.Team(3, worker=cases.member)
     finally:
@@ -110,7 +111,7 @@ def test_closed_group():
         team.close()
 
 
-# ---- what is refused
+# ---- refused calls
 
 
 @pytest.fixture

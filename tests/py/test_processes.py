@@ -1,4 +1,4 @@
-"""dldist._launch.processes: children that are watched, told to end, and closed."""
+"""dldist._launch.processes: children must be monitored, terminated and closed."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from procs import HERE, poll_until, thread_state
 
 @pytest.fixture
 def start():
-    """Starts a shell command; ends all of them with the test."""
+    """Return a function that starts a shell command. All commands end with the test."""
     children = []
 
     def run(command, **how):
@@ -50,7 +50,7 @@ def test_one_that_runs_has_no_code(start):
     assert not child.wait(0.05) and not child.has_ended() and child.code is None
     child.close()
     assert child.code == -signal.SIGKILL
-    child.close()  # once is enough
+    child.close()  # a second call has no effect
 
 
 def test_the_end_of_one_that_its_library_has_reaped(start):

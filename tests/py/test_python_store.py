@@ -1,4 +1,4 @@
-"""Stores written in Python: subclasses of Store handed to what takes a store."""
+"""Stores written in Python: subclasses of Store passed to everything that takes a store."""
 
 import gc
 import threading
@@ -12,7 +12,7 @@ SHORT = timedelta(milliseconds=200)
 
 
 class DictStore(dldist.Store):
-    """The overrides that a store cannot do without, as users of c10d write them."""
+    """A store with only the required overrides, as users of c10d write them."""
 
     def __init__(self):
         super().__init__()
@@ -117,7 +117,8 @@ def test_wrong_results_of_overrides(prefix, base, value):
 
 
 def test_generic_forms_stand_on_overrides(prefix, base):
-    """append by get and compare_set, multi_* by loops, try_get by check and get, barrier by add and wait."""
+    """The generic methods must work: append by get and compare_set, multi_* by loops, try_get by
+    check and get, barrier by add and wait."""
     prefix.append("log", "one ")
     prefix.append("log", "two")
     assert base.data["p/log"] == b"one two"
@@ -195,7 +196,8 @@ MISSING = {
 @pytest.mark.parametrize("name", MISSING)
 @pytest.mark.parametrize("through_prefix", [False, True], ids=["direct", "prefix"])
 def test_missing_overrides(name, through_prefix):
-    """NotImplementedError (which is a RuntimeError, as in c10d) that names the class; never a recursion."""
+    """A missing override must raise NotImplementedError (a RuntimeError, as in c10d) that names the
+    class, and never recurse."""
     store = dldist.PrefixStore("p", Bare()) if through_prefix else Bare()
     with pytest.raises(NotImplementedError) as raised:
         MISSING[name](store)
@@ -204,7 +206,7 @@ def test_missing_overrides(name, through_prefix):
 
 
 class Minimal(dldist.Store):
-    """What torch asks of a store."""
+    """A store with the methods that torch requires."""
 
     def __init__(self):
         super().__init__()
@@ -231,7 +233,7 @@ class Minimal(dldist.Store):
 def test_four_operations_are_enough_for_the_generic_ones(through_prefix):
     plain = Minimal()
     store = dldist.PrefixStore("p", plain) if through_prefix else plain
-    for value in ("a", "a", "bc"):  # the same twice, too
+    for value in ("a", "a", "bc"):  # also the same value twice
         store.append("k", value)
     assert store.get("k") == b"aabc"
     store.multi_set(["x", "y"], ["1", "2"])
@@ -338,7 +340,7 @@ def test_overrides_from_other_threads(base, prefix):
 
 
 def test_wrapper_around_a_native_store():
-    """A store that counts and hands on: the use people have for subclasses."""
+    """A store that counts calls and forwards them, the usual purpose of subclasses, must work."""
 
     class Counting(dldist.Store):
         def __init__(self, inner):
@@ -363,7 +365,7 @@ def test_wrapper_around_a_native_store():
 
 
 class WholeStore(DictStore):
-    """With what only a wrapper asks for."""
+    """A store that also has the methods that only a wrapper uses."""
 
     limit = timedelta(seconds=30)
     is_extended = True
@@ -397,7 +399,7 @@ def test_all_overrides_are_reached_through_a_prefix():
     base.set("elsewhere", "3")
     assert prefix.list_keys() == ["a", "b"]
     assert prefix.clone().get("a") == b"1"
-    for whose in (dldist.PrefixStore, dldist.Store):  # a class derived from PrefixStore may call either
+    for whose in (dldist.PrefixStore, dldist.Store):  # a subclass of PrefixStore may call either
         assert whose.has_extended_api(prefix) is True
         whose.set_timeout(prefix, timedelta(seconds=7))
         assert base.limit == timedelta(seconds=7) and whose.timeout.__get__(prefix) == timedelta(seconds=7)

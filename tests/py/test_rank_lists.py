@@ -1,4 +1,4 @@
-"""Lists of ranks that are too long are refused before they are read to their end."""
+"""Lists of ranks that are too long must be refused before they are read to their end."""
 
 import tracemalloc
 
@@ -30,7 +30,7 @@ def refuse(call, error, text):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 2**24  # with the modules that the call imports
+    assert peak < 2**24  # including the modules that the call imports
 
 
 def test_world_split(world):

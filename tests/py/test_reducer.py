@@ -1,4 +1,4 @@
-"""dldist.Reducer: ranks are threads, and what it gives is compared with the mean of what all_gather has collected."""
+"""dldist.Reducer: ranks are threads, and results must equal the mean of gathered gradients."""
 
 import array
 import contextlib
@@ -26,7 +26,7 @@ DTYPES = ["float16", pytest.param("bfloat16", marks=needs_ml_dtypes), "float32",
 
 
 def in_groups(size, case, *args, **options):
-    """case(group, *args) on a thread for each rank."""
+    """Run case(group, *args) on a thread per rank."""
     store = dldist.HashStore()
 
     def run(rank):
@@ -37,7 +37,8 @@ def in_groups(size, case, *args, **options):
 
 
 def values(group, step, index, shape, dtype="float32"):
-    """The gradient of a parameter on a rank: small whole numbers, of which every type has exact averages of 1, 2 and 4."""
+    """Return a parameter's gradient on a rank: small whole numbers, whose averages of 1, 2 and 4
+    are exact in every type."""
     rng = numpy.random.default_rng([group.rank, step, index])
     drawn = rng.integers(-8, 8, size=shape) * 4
     if dtype.startswith("complex"):
@@ -46,7 +47,7 @@ def values(group, step, index, shape, dtype="float32"):
 
 
 def mean(group, x):
-    """The oracle: what all ranks have, gathered and averaged in NumPy."""
+    """Return the expected value: all ranks' values, gathered and averaged in NumPy."""
     wide = numpy.asarray(x).astype("complex128")
     gathered = [numpy.empty_like(wide) for _ in range(group.size)]
     group.all_gather(gathered, wide)
@@ -146,7 +147,7 @@ def test_views_that_are_written_into():
 
 
 def test_views_are_shared_memory_and_old_ones_are_refused():
-    """After buckets were rebuilt, nobody hears of what is written into a view from before: an error, not a wrong average."""
+    """A view from before buckets were rebuilt must be an error: writes into it would be lost."""
 
     def case(group):
         reducer = make(group, gradient_as_bucket_view=True)
@@ -162,7 +163,7 @@ def test_views_are_shared_memory_and_old_ones_are_refused():
             reducer.mark_ready(3)
         assert reducer.gradient(3) is not old[3] and numpy.array_equal(reducer.gradient(3), old[3])
         reducer.mark_ready(3)
-        reducer.mark_ready(0, old[0])  # is copied, as any array
+        reducer.mark_ready(0, old[0])  # is copied, like any array
         reducer.reset()
 
     in_groups(2, case)
@@ -189,7 +190,7 @@ def test_torch(is_view):
 
 @needs_torch
 def test_lazy_tensors_of_torch():
-    """They are written to by way of their values; what is in memory is something else."""
+    """Lazy tensors must be written through their values; their memory differs."""
     import torch
 
     def lazy(rank):
@@ -207,7 +208,7 @@ def test_lazy_tensors_of_torch():
 
 
 def test_scalars_of_numpy():
-    """They cannot be written to, although an array can be made of them that can."""
+    """Scalars cannot be written to, although a writable array can be made of them."""
 
     def case(group):
         reducer = dldist.Reducer([numpy.float32(group.rank)], process_group=group)
@@ -219,7 +220,7 @@ def test_scalars_of_numpy():
 @needs_jax
 @pytest.mark.parametrize("is_template", [False, True])
 def test_jax(is_template):
-    """Its arrays never change: new ones come out, which later passes leave alone."""
+    """JAX arrays are immutable: the results must be new ones, which later passes do not change."""
     import jax
     import jax.numpy as jnp
 
@@ -299,7 +300,7 @@ def test_a_bucket_is_under_way_before_finish():
         reducer = make(group, [(64,), (64,)], first_bucket_bytes_cap=1)
         reducer.prepare_for_backward()
         reducer.mark_ready(1, numpy.ones(64, "float32"))
-        reducer._buckets[0].outcome.wait()  # ends although nobody has called finish()
+        reducer._buckets[0].outcome.wait()  # ends although finish() was not called
         reducer.mark_ready(0, numpy.ones(64, "float32"))
         reducer.finish()
 
@@ -322,7 +323,7 @@ def test_given_buckets():
 
 
 def test_unused_parameters():
-    """Parameter 1 is used by rank 0 alone, parameter 3 by nobody."""
+    """Only rank 0 uses parameter 1, and no rank uses parameter 3."""
 
     def case(group, is_told):
         shapes = [(4,), (5,), (6,), (7,)]
@@ -463,7 +464,7 @@ def test_what_one_rank_has_added_up_counts_where_it_has_nothing_in_the_end(is_vi
 
 @pytest.mark.parametrize(("is_divided_by_all", "expected"), [(True, [1.0, 4 / 3, 1.0]), (False, [1.0, 2.0, 3.0])])
 def test_join(is_divided_by_all, expected):
-    """Rank r has r + 1 passes; gradients are 1 in the first one, 2 in the second and so on."""
+    """Rank r has r + 1 passes; gradients are 1 in the first pass, 2 in the second, and so on."""
 
     def case(group):
         reducer = make(group, [(3,), (40,)])
@@ -638,7 +639,8 @@ def test_a_rank_that_is_late():
 
 @pytest.mark.parametrize(
     ("call", "late_rank"),
-    [(lambda reducer: reducer.use_group(reducer._operations), 1), (dldist.Reducer.broadcast_parameters, 0)],  # the root waits for nobody
+    # the root does not wait, so the other rank is the late one
+    [(lambda reducer: reducer.use_group(reducer._operations), 1), (dldist.Reducer.broadcast_parameters, 0)],
 )
 def test_the_time_out_is_that_of_every_collective(call, late_rank):
     late = threading.Event()
@@ -659,7 +661,7 @@ def test_the_time_out_is_that_of_every_collective(call, late_rank):
 
 @pytest.mark.parametrize("passes", [0, 1])
 def test_a_rank_may_leave_while_another_one_still_makes_its_buckets(monkeypatch, passes):
-    """It cannot, so that they are shared."""
+    """close() must wait until the other rank has made its buckets, so that the memory is shared."""
     has_left = threading.Event()
     make_bucket = dldist.reducer.Bucket
     late = set()
@@ -667,7 +669,7 @@ def test_a_rank_may_leave_while_another_one_still_makes_its_buckets(monkeypatch,
     def make_late(*args):
         if threading.get_ident() in late:
             has_left.wait(0.2)
-            time.sleep(0.1)  # until its farewell has come
+            time.sleep(0.1)  # until its leave message has arrived
         return make_bucket(*args)
 
     def case(group):
@@ -685,7 +687,7 @@ def test_a_rank_may_leave_while_another_one_still_makes_its_buckets(monkeypatch,
 
 
 def test_nothing_is_left_for_the_garbage_collector():
-    """Its memory is large, and shared memory has descriptors."""
+    """Large memory and shared memory's descriptors must not wait for the garbage collector."""
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group)
         run_pass(reducer, [numpy.ones(shape, "float32") for shape in SHAPES])
@@ -699,7 +701,7 @@ def test_nothing_is_left_for_the_garbage_collector():
 
 
 def test_reset_while_a_bucket_is_under_way():
-    """What comes late is written to memory that the next pass does not use."""
+    """A late result must go to memory that the next pass does not use."""
 
     def case(group):
         reducer = make(group, [(4,), (4,)], first_bucket_bytes_cap=1)
@@ -746,7 +748,7 @@ def test_assignment_against_torch():
             [torch.from_numpy(x) for x in tensors], limits, sparse, order
         )
         ours = dldist._compute_bucket_assignment_by_size(tensors, limits, sparse, order)
-        if order:  # theirs come out of a hash map
+        if order:  # torch's order comes from a hash map
             theirs, ours = (sorted(zip(*each, strict=True)) for each in (theirs, ours))
         assert ours == theirs
 
@@ -783,7 +785,7 @@ def test_statistics():
     assert in_groups(2, case) == [0, 1]
 
 
-# In a process that just ends: where a group of Gloo is freed while its threads let go of futures, both may wait for each other for ever.
+# In a process that just exits: freeing a Gloo group while its threads free futures may hang.
 NAMES_OF_TORCH = """
 import json, os, torch, torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -829,7 +831,7 @@ def test_parts_of_shared_arrays():
         assert numpy.asarray(whole).tolist() == [0] * 4 + [7] * 6
         view = numpy.from_dlpack(part.part(1, 2))
         del whole, part
-        view += 1  # the memory is still there
+        view += 1  # the memory is still alive
         assert view.tolist() == [8, 8]
         whole = group.empty(10)
         for start, shape in [(11, 0), (-1, 1), (5, 6), (0, (3, 4))]:
@@ -840,7 +842,7 @@ def test_parts_of_shared_arrays():
         assert whole.part(10, 0).nbytes == 0
 
 
-# ---- what moves elements
+# ---- copying of elements
 
 
 def test_copies_between_what_shares_memory():

@@ -1,4 +1,5 @@
-"""dldist.Reducer with parameters of PyTorch: backward passes average the gradients. DDP on top of it: test_torch_ddp_front.py."""
+"""dldist.Reducer with parameters of PyTorch: backward passes must average the gradients.
+test_torch_ddp_front.py tests DDP on top of it."""
 
 import gc
 import weakref
@@ -18,7 +19,7 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second, self.third = torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)
-        generator = torch.Generator().manual_seed(3)  # ranks are threads, which share torch's own
+        generator = torch.Generator().manual_seed(3)  # ranks are threads that share torch's
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -44,7 +45,7 @@ def mean_of_all(group, gradient):
 
 
 def expected(group, step, net=None, **options):
-    """What the gradients of a copy are, which nobody averages, averaged one by one."""
+    """Return the gradients of a copy without a reducer, averaged one by one."""
     net = net or Net()
     net(data_of(group, step), **options).sum().backward()
     return [None if p.grad is None else mean_of_all(group, p.grad) for p in net.parameters()]
@@ -69,7 +70,7 @@ def test_backward_passes_average(size, options):
             output = net(data_of(group, step))
             reducer.prepare_for_backward(output)
             output.sum().backward()
-            if size != 3:  # thirds are rounded at other places
+            if size != 3:  # thirds round differently
                 check(net, expected(group, step))
         data = reducer.stats()
         assert data["has_rebuilt_buckets"] == 1 and data["iteration"] == 3
@@ -82,7 +83,7 @@ def test_backward_passes_average(size, options):
 @pytest.mark.parametrize("is_view", [False, True])
 @pytest.mark.parametrize("is_told", [True, False])
 def test_unused_parameters(is_view, is_told):
-    """Rank 1 leaves out a layer. Without outputs, the end of the backward pass shows which are unused."""
+    """Rank 1 skips a layer. Without outputs, the end of the backward pass shows unused ones."""
 
     def case(group):
         net, alone = Net(), Net()
@@ -118,7 +119,7 @@ def test_globally_unused_parameters_stay_as_they_are():
 
 @pytest.mark.parametrize("is_view", [False, True])
 def test_static_graph(is_view):
-    """The first backward pass shows which parameters are unused, and how often a hook is called."""
+    """The first backward pass must determine unused parameters and the calls of each hook."""
 
     def case(group):
         net = Net()
@@ -164,7 +165,7 @@ def test_a_missing_gradient_is_named_by_the_next_pass():
         reducer = make(group, net, param_to_name_mapping=dict(enumerate(name for name, _ in net.named_parameters())))
         net(data_of(group, 0))
         reducer.prepare_for_backward()
-        reducer.prepare_for_backward()  # nothing has begun: there may be several forward passes
+        reducer.prepare_for_backward()  # nothing has started; more forward passes may follow
         net(data_of(group, 0), uses_second=False).sum().backward()
         text = str(error_of(reducer.prepare_for_backward))
         assert "Expected to have finished reduction in the prior iteration" in text
@@ -230,7 +231,7 @@ def test_hooks_can_be_removed_or_not_be_there():
 
 
 def test_an_optimizer_in_backward_and_futures():
-    """Gradients that the optimizer has used up do not come back; what was installed has been waited for."""
+    """Gradients that the optimizer consumed must stay unset; installed futures be waited for."""
 
     class Waited:
         count = 0
@@ -256,7 +257,7 @@ def test_an_optimizer_in_backward_and_futures():
 
 
 def test_gradients_of_lower_precision():
-    """Buckets of float16 for parameters whose data is float16 during the passes."""
+    """Parameters whose data is float16 during the passes must use float16 buckets."""
 
     def case(group):
         parameter = torch.zeros(4, requires_grad=True)
@@ -304,7 +305,7 @@ def test_sampled_statistics():
         assert reducer.stats()["iteration"] == 15 and reducer._times._samples == 10
 
 
-# ---- passes that the caller ends
+# ---- passes ended by the caller
 
 
 def start(reducer, net, group, step, *, has_outputs=True, **options):

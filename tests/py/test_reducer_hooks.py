@@ -1,4 +1,4 @@
-"""Communication hooks of dldist.Reducer: those of dldist.comm_hooks, and what a hook may be."""
+"""Communication hooks of dldist.Reducer: dldist.comm_hooks, and all accepted kinds of hooks."""
 
 import dldist
 import pytest
@@ -42,7 +42,7 @@ HOOKS = {
 @pytest.mark.parametrize("name", HOOKS)
 @pytest.mark.parametrize("is_view", [False, True])
 def test_hooks(name, is_view):
-    """The gradients are small whole numbers, which 16 bits can hold."""
+    """Gradients are small whole numbers, which are exact in 16 bits."""
     import dldist.functional  # noqa: F401
 
     in_groups(2, lambda group: check_hook(group, group, HOOKS[name], gradient_as_bucket_view=is_view))
@@ -195,7 +195,8 @@ def test_names_of_c10d():
 
 
 def descend(group, reducer, steps):
-    """How far from the best weights a quadratic problem of all ranks ends; the ranks have targets of their own."""
+    """Return the distance from the optimum at which a quadratic problem of all ranks ends. Each
+    rank has its own targets."""
     rng = numpy.random.default_rng(group.rank)
     targets = [rng.normal(size=(20, 30)).astype("float32"), rng.normal(size=7).astype("float32")]
     best = [mean(group, target).real for target in targets]
@@ -228,7 +229,8 @@ def test_power_sgd_converges_with_error_feedback(dtype_hook):
 
 
 def test_power_sgd_is_exact_where_the_rank_suffices():
-    """Gradients of rank 2 between all ranks together; before the start and for vectors it is a plain average."""
+    """PowerSGD must be exact for gradients whose sum over all ranks has rank 2. Before the start
+    and for vectors it averages."""
 
     def case(group):
         reducer = make(group, [(12, 20), (4,)], bucket_bytes_cap=1 << 20)

@@ -1,4 +1,4 @@
-"""dldist.rendezvous: c10d's calls, word for word, and meeting at one place again and again."""
+"""dldist.rendezvous: c10d's functions and error texts, and repeated meetings at one address."""
 
 import concurrent.futures
 import contextlib
@@ -30,20 +30,20 @@ def no_launcher(monkeypatch):
 
 
 def free_port():
-    """One that was free a moment ago."""
+    """Return a port that was free just now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return probe.getsockname()[1]
 
 
 def wait_for_descriptors(limit):
-    """No more than so many; those of tests before may still go."""
+    """Wait until at most `limit` descriptors are open; earlier tests' may still be closing."""
     poll_until(lambda: fd_count() <= limit, what=f"the number of descriptors, {fd_count()}, to be {limit} at most")
 
 
 @pytest.fixture
 def port():
-    """One to listen on, which no connection gets for its own end while servers come and go."""
+    """Return a port to listen on, reserved so that no connection gets it between servers."""
     with socket.socket() as keeper:
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         keeper.bind((LOOPBACK, 0))
@@ -58,7 +58,8 @@ def listener():
 
 @pytest.fixture
 def ranks():
-    """Ranks that are threads: ranks(function, 2) gives what function(0) and function(1) returned."""
+    """Return a function that runs ranks as threads: ranks(function, 2) returns the results of
+    function(0) and function(1)."""
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
 
         def run(function, size):
@@ -216,7 +217,8 @@ def test_by_hand_the_store_comes_when_all_have(procs, port):
 def test_by_hand_the_missing_are_waited_for():
     with pytest.raises(dldist.DistStoreError, match="1/2 clients joined") as caught:
         next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{free_port()}", 0, 2, timeout=1))
-    assert str(caught.value).startswith("Timed out after 1 seconds waiting for clients. 1/2 clients joined: ")  # c10d's words
+    # c10d's text
+    assert str(caught.value).startswith("Timed out after 1 seconds waiting for clients. 1/2 clients joined: ")
 
 
 def test_only_rank_0_can_take_any_port():
@@ -239,7 +241,7 @@ def test_a_store_of_options_leaves_the_size_open(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE")
     store = rendezvous._create_store_from_options(Options, 0)
     store.set("key", "v")
-    assert store.num_keys() == 1  # nobody is counted
+    assert store.num_keys() == 1  # no rank was counted
 
 
 # ---- the store of an agent
@@ -290,14 +292,14 @@ def test_an_agents_store_is_met_in_again_and_again(agent, ranks):
     assert ranks(member, 2) == [[3, 3, 3]] * 2
 
 
-# ---- a descriptor that listens already
+# ---- a listening descriptor
 
 
 @pytest.mark.parametrize("way", ["argument", "query", "environment"])
 def test_rank_0_takes_a_listening_descriptor(monkeypatch, listener, way):
     at = listener.getsockname()[1]
     fd = listener.fileno()
-    early = socket.create_connection((LOOPBACK, at))  # before there is a store
+    early = socket.create_connection((LOOPBACK, at))  # before the store exists
     if way == "environment":
         for name, value in (ENVIRONMENT | {"MASTER_PORT": str(at), "DLDIST_MASTER_FD": str(fd)}).items():
             monkeypatch.setenv(name, value)
@@ -306,7 +308,7 @@ def test_rank_0_takes_a_listening_descriptor(monkeypatch, listener, way):
         args, more = (f"tcp://{LOOPBACK}:{at}?rank=0&world_size=1&listen_fd={fd}",), {}
     else:
         args, more = (f"tcp://{LOOPBACK}:{at}", 0, 1), {"listen_fd": fd}
-    for number in range(3):  # the port stays ours from one store to the next
+    for number in range(3):  # the port stays reserved between the stores
         store = next(rendezvous.rendezvous(*args, **more))[0]
         assert store.try_get("key") is None, "that was the store before"
         store.set("key", str(number))
@@ -334,7 +336,7 @@ def test_a_descriptor_of_another_port_is_refused(listener):
     wait_for_descriptors(before)
 
 
-# ---- which addresses are listened on
+# ---- addresses to listen on
 
 
 @pytest.mark.parametrize(
@@ -342,12 +344,12 @@ def test_a_descriptor_of_another_port_is_refused(listener):
     [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", True), ("192.0.2.1", False), ("no.such.host.invalid", False)],
 )
 def test_addresses_of_this_machine(host, is_own):
-    """Those of others, and names, which may mean something else elsewhere, are not listened on alone."""
+    """Only this machine's addresses may be listened on exclusively, not others or unknown names."""
     assert urls._is_own_address(host) is is_own
 
 
 def test_serving_a_store_imports_little():
-    """All other ranks wait for rank 0 meanwhile."""
+    """Imports must be few, because all other ranks wait for rank 0."""
     code = (
         "import sys, dldist; before = set(sys.modules)\n"
         "dldist.init_process_group(init_method='tcp://127.0.0.1:0', rank=0, world_size=1); dldist.destroy_process_group()\n"
@@ -372,7 +374,7 @@ def test_an_address_is_listened_on_alone_and_a_name_everywhere(monkeypatch):
 
 @pytest.fixture
 def taken_range():
-    """Three ports in a row that were all free a moment ago. The first of them is taken."""
+    """Return three consecutive ports that were all free just now. The first of them is taken."""
     for _ in range(100):
         with contextlib.ExitStack() as stack:
             try:
@@ -415,7 +417,7 @@ def test_another_job_in_the_range_is_passed_by(taken_range):
         next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job=c", 1, 2, timeout=0.3))
 
 
-# ---- nothing said
+# ---- no settings
 
 
 def test_nothing_set_is_a_world_of_one():
@@ -482,7 +484,8 @@ def test_names_keep_worlds_at_one_place_apart(ranks):
 
 def test_an_attempt_that_failed_does_not_spoil_the_next(ranks):
     place = dldist.HashStore(timeout=20)
-    for attempt in range(2):  # rank 0 has tried alone, as often as it liked
+    # any number of failed attempts by rank 0
+    for attempt in range(2):
         meeting = meet(store=place.clone(), rank=0, world_size=3, timeout=20)
         if attempt == 0:
             lonely = meet(store=place.clone(), rank=2, world_size=3, timeout=20)
@@ -490,13 +493,13 @@ def test_an_attempt_that_failed_does_not_spoil_the_next(ranks):
             dldist.Group(meeting.store, 0, 3, timeout=0.1)
         meeting.close()
     lonely.close()
-    # The last one died: it has not said that it leaves.
+    # Rank 0's last attempt dies without a leave message.
     meet(store=place.clone(), rank=0, world_size=3, timeout=20)
 
     def member(rank):
         if rank != 1:
             return rendezvous_workers.sum_over(meet(store=place.clone(), rank=rank, world_size=3, timeout=20))
-        # New, so that it would take any that is open, as that of the dead one is until rank 0 comes.
+        # A new rank would join any open meeting, and the dead rank's is open until rank 0 joins.
         here = "dldist/open/default_pg/count"
         while place.add(here, 0) < 7:
             time.sleep(0.001)
@@ -534,7 +537,7 @@ def test_the_missing_rank_0_of_a_store_is_named_with_who_came(ranks):
 
 
 def test_a_rank_that_never_comes_is_named(procs, port):
-    """Rank 0, which serves, goes no sooner than the others have been told, too."""
+    """Rank 0, the server, must not exit before the other ranks have also received the error."""
     url = f"tcp://{LOOPBACK}:{port}"
     children = [procs.start(rendezvous_workers.find_nobody, url, rank, 3, 1.5) for rank in range(2)]
     for child in children:
@@ -559,7 +562,7 @@ def test_rank_0_waits_at_the_end_for_those_who_have_not_met(port):
     guest = meet(f"tcp://{LOOPBACK}:{port}", 1, 2, timeout=20)
     closing = threading.Thread(target=host.close)
     closing.start()
-    closing.join(0.3)  # longer than it takes to find out that nobody is there
+    closing.join(0.3)  # longer than it takes to detect that no rank waits
     assert closing.is_alive()
     guest.met()
     closing.join(2)
@@ -599,7 +602,7 @@ def test_who_comes_before_the_old_server_has_gone_finds_the_new_one(procs, port)
     guest.close()
     again = concurrent.futures.ThreadPoolExecutor(1).submit(meet, url, 1, 2, timeout=20)
     key = "dldist/open/default_pg/here/1"
-    while not host._raw.try_get(key):  # the guest waits in the server that is about to go
+    while not host._raw.try_get(key):  # the guest waits in the server that is about to close
         time.sleep(0.001)
     host.close()
     assert not again.done()
@@ -612,7 +615,7 @@ def test_who_comes_before_the_old_server_has_gone_finds_the_new_one(procs, port)
 
 
 def test_a_guest_knows_who_serves_the_store_however_soon_it_comes():
-    """Rank 0 opens the meeting, and says who it is a moment later."""
+    """Rank 0 opens the meeting, and publishes its identity later."""
     server = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=20)
     assert server.add("dldist/open/default_pg/count", 1) == 1
     coming = concurrent.futures.ThreadPoolExecutor(1).submit(meet, f"tcp://{LOOPBACK}:{server.port}", 1, 2, timeout=20)

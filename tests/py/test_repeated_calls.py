@@ -1,4 +1,5 @@
-"""Calls that a group has made before, in all but where their data lies: they are not prepared anew, and nobody may notice."""
+"""Repeated calls that differ only in the location of their data are not prepared again; results
+must be the same."""
 
 import array
 import importlib.util
@@ -30,7 +31,7 @@ def in_two_threads(case):
 
 
 def every_collective(group, rank):
-    for turn in range(TIMES):  # of two shapes in turn, with new memory each time
+    for turn in range(TIMES):  # two alternating shapes, with new memory each time
         for count in (1, 3):
             own = of(*[float(10 * turn + rank)] * count)
             both = [[10.0 * turn] * count, [10.0 * turn + 1] * count]
@@ -78,7 +79,7 @@ def overlapping(group, rank):
         view = memoryview(memory)
         group.all_gather_single(view[:2], view[rank : rank + 1])  # in place
         assert list(memory) == [0, 1, 7]
-        group.all_to_all_single(view[1:], view[:2])  # overlaps: as if the input were a copy
+        group.all_to_all_single(view[1:], view[:2])  # overlaps, as if the input were a copy
         assert list(memory) == [0, rank, rank]
 
 

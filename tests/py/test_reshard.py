@@ -1,4 +1,4 @@
-"""Links of dldist.reshard: what arrives, in which libraries, when it is seen, and who fails."""
+"""Links of dldist.reshard: data in each library, when they become visible, and failures."""
 
 import threading
 
@@ -27,7 +27,7 @@ def in_world(size, call):
     return on_threads(size, run)
 
 
-# ---- what arrives
+# ---- data
 
 
 @pytest.mark.deadline(120)
@@ -107,7 +107,7 @@ def test_bfloat16_of_torch():
     in_world(3, run)
 
 
-# ---- when it is seen
+# ---- visibility
 
 
 def test_the_old_version_is_seen_until_the_flip_and_the_next_push_waits():
@@ -167,7 +167,7 @@ def test_a_version_that_one_source_has_not_given_is_made_up_for_by_the_next():
         if world.rank < 2:
             with Link(world, source=layout) as link:
                 if world.rank == 0:
-                    link.push({"w": np.full(1, 5, "int32")}, version=5)  # rank 1 leaves this one out
+                    link.push({"w": np.full(1, 5, "int32")}, version=5)  # rank 1 skips this version
                     skipped.set()
                 assert skipped.wait(10)
                 link.push({"w": np.full(1, 6, "int32")}, version=6)
@@ -212,7 +212,8 @@ def test_a_push_that_was_late_for_one_can_be_made_up_for_and_leaves_the_others_a
                 assert isinstance(error_of(link.push, {"w": np.full(4, 7, "int32")}, 7, timeout=0.3), dldist.DistTimeoutError)
                 assert isinstance(error_of(link.push, {"w": np.full(4, 6, "int32")}, 6), ValueError)
                 late.set()
-                assert link.push({"w": np.full(4, 7, "int32")}, 7).nbytes == 16  # rank 1 does not ask for it again
+                # rank 1 does not receive version 7 again
+                assert link.push({"w": np.full(4, 7, "int32")}, 7).nbytes == 16
                 world.barrier()
             return
         with Link(world, destination=two) as link:
@@ -233,7 +234,7 @@ def test_nothing_is_flipped_to_while_a_newer_version_is_being_written():
             with Link(world, source=layout) as link:
                 link.push({"w": np.full(2, 1, "int32")})
                 if world.rank == 0:
-                    link.push({"w": np.full(2, 2, "int32")})  # rank 1 only when it has been looked at
+                    link.push({"w": np.full(2, 2, "int32")})  # rank 1 checks only after this
                     pushed.set()
                 assert looked.wait(10)
                 if world.rank == 1:
@@ -261,7 +262,7 @@ def test_an_exchange_of_two_versions_is_an_error_and_not_seen():
             if world.rank == 0:
                 assert isinstance(error, dldist.DistMismatchError)
                 assert "rank 0 gave version 1, and ranks [1] gave 2" in str(error)
-            else:  # it waits for rank 0 to come as far
+            else:  # waits for rank 0 to catch up
                 assert isinstance(error, dldist.DistTimeoutError)
             assert link.version == 0
             world.barrier()
@@ -324,7 +325,7 @@ def expected_digest(data, keys):
     return (sum(a * b for a, b in zip(added[::2], added[1::2])) % 2**128).to_bytes(16, "little")
 
 
-# ---- what is refused
+# ---- refused calls
 
 
 @pytest.mark.parametrize("other, text", [
@@ -393,7 +394,7 @@ def test_a_destination_that_asks_for_a_slot_it_does_not_have_is_left_out():
     in_world(2, run)
 
 
-# ---- processes: between hosts, and who dies
+# ---- processes: between hosts, and lost ranks
 
 
 @pytest.mark.deadline(90)
@@ -409,7 +410,7 @@ def test_between_hosts(procs, places, delta):
         moved = results_of(children)[: workers.SOURCES]
         procs.close()
     assert all(one[0] == one[1] > 0 for one in moved)
-    # Slot 0 has version 3 after 1, and slot 1 has 4 after 2, which is the same.
+    # Slot 0 gets version 3 after 1, and slot 1 gets 4 after 2, with equal content.
     assert all(one[3] == (0 if delta else one[0]) for one in moved)
 
 
@@ -451,9 +452,9 @@ def test_who_dies_is_named_and_the_others_go_on(procs, victim):
 
 
 def check_outcome(outcome, rank, victim, pid):
-    """Of versions 2 and 3: what receive() raised, or the losses of push()."""
+    """Check the outcomes of versions 2 and 3: the errors of receive(), or the losses of push()."""
     if rank < workers.SOURCES and victim < workers.SOURCES:
-        # No destination can go on, and each says why.
+        # No destination can continue, and each must report the reason.
         assert {(one["rank"], f"lost rank {victim} (" in one["text"]) for one in outcome[-1]} == {(3, True), (4, True)}
         return
     if rank >= workers.SOURCES and victim >= workers.SOURCES:

@@ -1,4 +1,5 @@
-"""Plans of dldist.reshard: against NumPy's slices and a minimum of bytes that is counted element by element."""
+"""Plans of dldist.reshard: compared with NumPy's slices and a minimum number of bytes, counted
+element by element."""
 
 import math
 import random
@@ -40,7 +41,7 @@ def random_case(seed):
 
 
 def oracle_local(values, sharding, number):
-    """A rank's part, by cutting the array itself axis by axis as torch does."""
+    """Return a rank's part by cutting the array axis by axis, as torch does."""
     local, rest, at = values, number, []
     for length in reversed(sharding.mesh):
         rest, coordinate = divmod(rest, length)
@@ -93,11 +94,12 @@ def test_members_of_a_team_send_the_same_but_for_a_slab():
             teams.setdefault(source.runs(shape, number), []).append(rank)
         for team in teams.values():
             loads = [made.sent_by(rank) for rank in team]
-            # The longest side of a box that is cut is not known here: the largest slab of all boxes that the team could be asked for.
+            # The longest side of a cut box is not known here, so use the largest slab of all boxes
+            # that the team may send.
             slab = largest_slab(shape, source, destination, team)
             assert max(loads) <= math.ceil(sum(loads) / len(team)) + slab, (seed, loads, slab)
             uneven += max(loads) > sum(loads) / len(team)
-    assert uneven  # else the bound was not tried
+    assert uneven  # otherwise the limit was not tested
 
 
 def largest_slab(shape, source, destination, team):
@@ -118,7 +120,8 @@ def test_members_on_the_host_send_and_share_it():
 def test_pieces_are_as_many_as_boxes_whatever_the_elements():
     sides = Sharding((2, 3), [Shard(0), Replicate()]), Sharding(4, [Shard(1)])
     small, large = plan((8, 8), *sides), plan((1 << 20, 1 << 20), *sides)
-    assert len(large.pieces) <= 2 * 4 + 2 * 2  # each team is asked for a box by each destination, and cuts twice
+    # each destination requests a box from each team, which cuts twice
+    assert len(large.pieces) <= 2 * 4 + 2 * 2
     assert large.moved == 1 << 40 and small.moved == 64
     assert plan((8, 8), *sides) is small
 

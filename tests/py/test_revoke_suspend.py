@@ -1,4 +1,4 @@
-"""Groups that are revoked, and groups that are suspended. Ranks are threads, but where the memory of processes is looked at."""
+"""Revoked groups and suspended groups. Ranks are threads, except in tests of process memory."""
 
 
 import re
@@ -97,7 +97,7 @@ def test_the_default_world():
 
 
 def resident_of_arenas():
-    """Bytes of shared memory of arenas that this process has touched, and that are still there."""
+    """Return the bytes of arena shared memory that this process touched and that are resident."""
     total, is_arena = 0, False
     with open("/proc/self/smaps", encoding="utf-8") as maps:
         for line in maps:
@@ -146,7 +146,7 @@ def test_memory_goes_and_comes_back(tmp_path):
 
 
 def test_nobody_works_before_all_have_resumed():
-    """A rank that resumes early waits; the late one still has its data after that."""
+    """A rank that resumes early must wait, and a late rank still have its data afterwards."""
 
     def case(group):
         results = []

@@ -1,4 +1,4 @@
-"""dlrun, as users start it: one process, that starts others."""
+"""dlrun, as users start it: one process that starts others."""
 
 import json
 import os
@@ -20,7 +20,7 @@ LIMIT_S = 25
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch, tmp_path_factory):
-    """Jobs that fail leave their flight recorders in a temporary folder."""
+    """Keep the flight recorders of failed jobs in a temporary folder."""
     monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
 
 
@@ -53,7 +53,7 @@ def dlrun(*args, **how):
 
 
 def by_rank(out):
-    """What each rank has shown."""
+    """Return the output of each rank."""
     shown = {}
     for line in out.splitlines():
         rank, _, text = line.partition(": ")
@@ -169,7 +169,7 @@ class TestRunning:
 
 
 def with_here():
-    """The package as this process has it, for one that runs elsewhere."""
+    """Return the variables with which a process elsewhere imports this process's packages."""
     return {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
 
 
@@ -186,7 +186,7 @@ class TestConsole:
         assert (code, out) == (3, ""), err
 
     def test_whose_number_a_library_has(self):
-        """As libffi opens a file when Python 3.14 imports ctypes."""
+        """libffi opens a file like this when Python 3.14 imports ctypes."""
         code = "import os, sys; os.open(sys.executable, os.O_RDONLY); from dldist.run import main; sys.exit(main())"
         command = [sys.executable, "-c", code, "--nproc-per-node", "2", program("shows.py")]
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=LIMIT_S, preexec_fn=lambda: os.close(2))
@@ -197,7 +197,7 @@ class TestFailing:
     FIRST = r"rank 1 failed first: exit code 1 \(host \S+, pid \d+, local rank 1, attempt 0, at .* s\)"
 
     def test_first_traceback_is_printed_last_where_it_was_not_shown(self, tmp_path):
-        """Nor is it shown before: the ranks' stderr goes to files alone."""
+        """The ranks' stderr goes only to files, so the traceback must be printed at the end."""
         code, _, err = dlrun("--nproc-per-node", 3, "--redirects", 2, program("fails.py"), "group", env={"TMPDIR": str(tmp_path)})
         assert code == 1
         head, _, tail = err.rpartition("dlrun: ")
@@ -209,7 +209,8 @@ class TestFailing:
 
     @pytest.mark.parametrize("how", ["group", "world"])
     def test_traceback_appears_once(self, how):
-        """Whoever writes the rank before its lines; the last words are its exception."""
+        """The traceback must not be repeated, whichever process prefixes its lines with the rank;
+        it must end with the exception."""
         code, _, err = dlrun("--nproc-per-node", 2, program("fails.py"), how)
         assert code == 1
         assert err.count("KeyError: 'inner'") == 1
@@ -272,7 +273,7 @@ class TestEnding:
         process, pids = self.start_lives("--shutdown-timeout", 1)
         began = time.monotonic()
         process.send_signal(number)
-        code, _, err = finish(process)  # it has less patience than dlrun would have by itself
+        code, _, err = finish(process)  # it is less patient than dlrun itself
         assert code == 128 + number
         assert time.monotonic() - began >= 1
         assert f"dlrun: ended by {number.name}" in err
@@ -312,7 +313,7 @@ class TestEnding:
         assert "dlrun: ended by SIGTERM" in err and number.name not in err
 
     def test_default_signal_of_env_has_sigint_end_a_background_job(self):
-        """The documented way. A script's shell ignores SIGINT in commands that it starts with &."""
+        """The documented way must work: a script's shell ignores SIGINT in jobs started with &."""
         script = 'env --default-signal=INT "$@" & echo $!; wait $!'
         command = [sys.executable, "-m", "dldist.run", "--nproc-per-node", "2", program("hangs.py")]
         shell = subprocess.Popen(["sh", "-c", script, "sh", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -337,7 +338,7 @@ class TestEnding:
         assert time.monotonic() - began < launch_options.GRACE_S / 2
 
     def test_rank_may_take_its_time_to_save_what_it_has(self, tmp_path):
-        """And whoever waits is told for whom."""
+        """dlrun must wait for the rank, and print which rank it waits for."""
         process = start("--nproc-per-node", 2, program("saves.py"), tmp_path)
         pids = sorted(process.stdout.readline().decode().split()[-1] for _ in range(2))
         process.send_signal(signal.SIGTERM)
@@ -350,7 +351,7 @@ class TestEnding:
         process, pids = self.start_lives()
         process.kill()
         procs_module.poll_until(lambda: all(is_gone(pid) for pid in pids[::2]), what="end of the ranks")
-        for pid in pids[1::2]:  # children of a rank are out of reach then
+        for pid in pids[1::2]:  # a rank's children are unreachable then
             os.kill(pid, signal.SIGKILL)
         finish(process)
 
@@ -376,7 +377,7 @@ class TestSeveralMachines:
     """Two launchers on this machine."""
 
     def start_both(self, *args, env=None):
-        # Nobody but the system can give a free port, and both have to know it beforehand.
+        # Only the system can provide a free port, and both launchers must know it beforehand.
         port = free_port()
         common = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", *args)
         env = {"DLDIST_SECRET": "s3cret"} if env is None else env
@@ -426,7 +427,7 @@ class TestSeveralMachines:
 
     def test_ctrl_c_while_the_others_are_waited_for(self):
         process = start("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", program("shows.py"))
-        process.stderr.readline()  # the warning that there is no secret
+        process.stderr.readline()  # the warning about the missing secret
         assert re.match(rb"dlrun: waiting for 1 of 2 machines, 59\d s at most; here: 0 \(.*\)\n", process.stderr.readline())
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -538,7 +539,8 @@ class TestPieces:
         assert not report.is_consequence(1, lost + b"noise\n" + lost.replace(b"DistPeerLostError", b"ValueError"))
 
     def test_consequence_of_a_rank_that_names_itself(self):
-        """As those do that are in a default world: else whoever is lost is not looked for."""
+        """Tracebacks of ranks in a default world have this prefix. It must be stripped to find the
+        lost rank."""
         lost = b"Traceback (most recent call last):\n  File\n    f()\ndldist.DistPeerLostError: rank 1 is gone\n"
         named = b"".join(b"[rank12]: " + line for line in lost.splitlines(keepends=True))
         assert report.without_prefix(named, 12) == lost

@@ -1,4 +1,4 @@
-"""The flight recorders of a job that dlrun has started, without any preparation."""
+"""The flight recorders of a job started by dlrun, without preparation."""
 
 import os
 import re
@@ -13,7 +13,7 @@ MISSING = "Rank 1 is missing: it has not called all_reduce #2"
 
 
 def start_hanging(tmp_path, **env):
-    """A job whose rank 0 waits for rank 1; the pids by rank."""
+    """Start a job whose rank 0 waits for rank 1; return the process and the pids by rank."""
     process = start("--nproc-per-node", 2, program("hangs.py"), env={"TMPDIR": str(tmp_path), **env})
     lines = sorted(process.stdout.readline().decode().split() for _ in range(2))
     pids = [int(line[-1]) for line in lines]
@@ -32,7 +32,7 @@ def read_until(process, words):
 
 
 def files_in(folder):
-    """Without those that a rank was writing when it was ended."""
+    """Return the files, without those that a rank was writing when it ended."""
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
@@ -55,7 +55,7 @@ def test_a_time_out_leaves_dumps_of_all_ranks_and_says_who_is_missing(tmp_path):
 
 @pytest.mark.parametrize("how", ["logs", "own"])
 def test_where_dumps_are(tmp_path, how):
-    """With the other files of the run, or where the environment says."""
+    """Dumps must be with the run's other files, or in the environment's folder."""
     temporary, wanted = tmp_path / "temporary", tmp_path / "wanted"
     temporary.mkdir()
     env = {"TMPDIR": str(temporary), **({"DLDIST_FR_DUMP_FILE": f"{wanted}/mine_"} if how == "own" else {})}
@@ -89,16 +89,16 @@ def test_a_signal_to_the_launcher_has_it_report_who_is_where(tmp_path):
         ranks = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in enumerate(pids))
         assert re.match(rf"dlrun: report at [\d:]+: of 2 ranks here 2 run: {re.escape(ranks)}\ndlrun: {MISSING}", text), text
     (folder,) = tmp_path.iterdir()
-    for pid in pids:  # a rank itself is not ended by it either
+    for pid in pids:  # the signal does not end a rank either
         os.kill(pid, signal.SIGUSR2)
     end(process)
-    # Somebody has asked for these, and may want to read them.
+    # The user requested these, and may want to read them.
     assert files_in(folder) == ["trace_0", "trace_1"]
 
 
 @pytest.mark.parametrize("format", ["pickle", "json"])
 def test_dumps_of_earlier_jobs_are_no_part_of_the_verdict(tmp_path, format):
-    """Of a job that had more ranks, and another format."""
+    """Earlier dumps are from a job with more ranks and another format."""
     env = {"DLDIST_FR_DUMP_FILE": f"{tmp_path}/mine_", "DLDIST_FR_DUMP_FORMAT": {"json": "pickle", "pickle": "json"}[format]}
     code, _, err = dlrun("--nproc-per-node", 3, program("lags.py"), env=env)
     assert code == 1 and len(files_in(tmp_path)) == 3, err

@@ -1,4 +1,4 @@
-"""What is said where a sandbox forbids a system call."""
+"""The errors when a sandbox forbids a system call."""
 
 import errno
 import os

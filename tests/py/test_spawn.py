@@ -1,4 +1,4 @@
-"""dist.spawn in scripts, at prompts, and when it fails."""
+"""dist.spawn in scripts, at prompts, and in failures."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def test_results_in_order_and_queues_as_arguments():
 
 
 def test_ranks_have_one_secret():
-    """The ranks of another call have another one, unless it is given."""
+    """Ranks of another call must have another secret, unless it is given."""
     first, second = last(run("-c", SECRETS))
     for secrets in (first, second):
         assert secrets[0] and secrets == secrets[:1] * 3, secrets
@@ -163,7 +163,7 @@ def test_processes_end_with_their_parent(number):
 
 @pytest.fixture(params=["with cloudpickle", "without"])
 def prompt(request, tmp_path):
-    """Runs a program as if it were typed at a prompt; gives the lines that it prints."""
+    """Return a function that runs a program as if typed at a prompt and returns its output."""
     env = dict(os.environ)
     if request.param == "without":
         (tmp_path / "cloudpickle.py").write_text("raise ImportError")
@@ -174,7 +174,7 @@ def prompt(request, tmp_path):
 
 
 def test_functions_of_a_prompt(prompt):
-    """They go out as globals of functions, and take classes of the prompt with them."""
+    """They are sent as globals of functions, with the classes defined at the prompt."""
     kind, typed = prompt
     [line] = typed(PROMPT)
     if kind == "without":
@@ -184,7 +184,7 @@ def test_functions_of_a_prompt(prompt):
 
 
 def test_classes_of_a_prompt(prompt):
-    """They come back as results, in objects of groups and as causes of failures."""
+    """They are sent back as results, in objects of groups, and as causes of failures."""
     kind, typed = prompt
     lines = typed(CLASSES)
     if kind == "without":

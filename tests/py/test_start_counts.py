@@ -1,6 +1,7 @@
-"""What the start of a process takes, with two ranks: round trips to the store, threads, sockets. Counted, not timed.
+"""Limits for starting a process with two ranks: round trips to the store, threads, sockets. Counts,
+not times.
 
-Whoever makes a start cheaper lowers the limits; none may rise.
+Lower a limit when a start gets cheaper; never raise one.
 """
 
 import json
@@ -20,9 +21,11 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc"),
 ]
 
-ROUND_TRIPS = 10  # one or two to agree on the protocol; to begin, to meet, to say that it has met, to be watched
+# one or two to agree on the protocol; to begin, to meet, to report the meeting, to be monitored
+ROUND_TRIPS = 10
 THREADS = 4  # the program, dldist-engine, dd-listen, the monitor
-SOCKETS = 4  # to the store, to the other rank, its name for others of this host, its bell
+# to the store, to the other rank, the Unix socket name for local ranks, the wakeup socket
+SOCKETS = 4
 
 RANK = """
 import json, os, sys, time
@@ -39,7 +42,7 @@ world.close()
 
 
 class Relay:
-    """Stands between a client and the server at `port`, and counts how often the client has spoken after it was answered."""
+    """Forward between a client and the server at `port`; count client requests after responses."""
 
     def __init__(self, port):
         self.port_of_server = port
@@ -80,7 +83,7 @@ def start_rank(port, rank):
 
 
 def await_first(port):
-    """Until rank 0 has come to the meeting, so that rank 1 is the last."""
+    """Wait until rank 0 has joined the meeting, so that rank 1 is the last."""
     store = dldist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     end = time.monotonic() + 60
     while not any(key.endswith("/count") and "/dldist/" in key for key in store.list_keys()):
@@ -106,7 +109,8 @@ def start_once():
 
 @pytest.fixture(scope="module")
 def counts():
-    """The least of three starts, or of more: a rank that is kept from its core for long looks after the others meanwhile."""
+    """Return the smallest counts of three or more starts: a rank that is delayed for long also
+    monitors the other rank."""
     least = start_once()
     for number in range(1, 12):
         if number >= 3 and least["round trips"] <= ROUND_TRIPS:

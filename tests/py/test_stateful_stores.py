@@ -1,5 +1,7 @@
-"""Stores against a model: a dict of values and a dict of queues. Two clients call anything in any order, and calls that wait are left
-waiting on threads until what they wait for is there."""
+"""Stores against a model: a dict of values and a dict of queues.
+
+Two clients call anything in any order. Calls that wait run on threads until their condition holds.
+"""
 
 import itertools
 import re
@@ -16,14 +18,14 @@ from test_stores import Background
 AT_ONCE = timedelta(milliseconds=1)
 NUMBER = re.compile(rb"\s*[+-]?\d+")
 
-# Few, so that calls meet.
+# Few, so that calls collide.
 KEYS = st.sampled_from(["a", "b", "", "a/b", "\0"])
 VALUES = st.sampled_from([b"", b"1", b"-3", b" 7 up", b"x", b"\0\xff", str(2**63 - 1).encode(), b"v" * 300])
 CLIENTS = st.integers(0, 1)
 
 
 def number_of(value):
-    """What add() takes a value for; None: no number of 64 bits."""
+    """Return the number that add() reads from a value, or None if it is not a number of 64 bits."""
     if not value:
         return 0
     found = NUMBER.match(value)
@@ -35,7 +37,11 @@ def wrapped(number):
 
 
 class Waiting:
-    """A call that waits for keys. `is_ready` says by the model whether it ends, and `result` with what. It may take an item of a queue."""
+    """A call that waits for keys.
+
+    By the model, `is_ready` returns True if it must end, with the value of `result`. It may take an
+    item of a queue.
+    """
 
     def __init__(self, keys, call, is_ready, result, takes=None):
         self.keys, self.call, self.is_ready, self.result, self.takes = keys, Background(call), is_ready, result, takes
@@ -65,7 +71,7 @@ class StoreMachine(RuleBasedStateMachine):
         return key in self.values or bool(self.queues.get(key))
 
     def settle(self):
-        """Calls that wait end as soon as they can: so they do not see what comes after that."""
+        """End the calls that can end, so that they do not see later changes."""
         for waiting in [waiting for waiting in self.waiting if waiting.is_ready()]:
             expected = waiting.result()
             assert waiting.call.result() == expected
@@ -128,7 +134,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(who=CLIENTS, items=st.dictionaries(KEYS, VALUES, max_size=4))
     def multi_set(self, who, items):
         if any(key in items for waiting in self.waiting for key in waiting.keys):
-            items = dict(list(items.items())[:1])  # what waits for one of several keys may be told before the others are there
+            # a call that waits for one of several keys may be notified before all of them exist
+            items = dict(list(items.items())[:1])
         self.clients[who].multi_set(list(items), list(items.values()))
         self.values.update(items)
         self.settle()
@@ -163,7 +170,7 @@ class StoreMachine(RuleBasedStateMachine):
             Waiting([key], lambda: self.clients[who].get(key), lambda: key in self.values, lambda: self.values[key])
         )
 
-    # Not for an item that another call takes as it comes: then nobody knows here whether the key was there for a moment.
+    # Not for an item that another call takes on arrival: the model cannot tell if it was visible.
     @rule(who=CLIENTS, keys=st.lists(KEYS, min_size=1, max_size=3))
     def wait_for_keys(self, who, keys):
         if not any(waiting.takes in keys for waiting in self.waiting):
@@ -180,7 +187,7 @@ class StoreMachine(RuleBasedStateMachine):
             )
         )
 
-    # One for each queue: of several, nobody knows here which has asked first.
+    # Only one per queue: the model cannot tell which of several came first.
     @rule(who=CLIENTS, key=KEYS)
     def wait_to_pop(self, who, key):
         if not any(key in waiting.keys for waiting in self.waiting):
@@ -194,7 +201,7 @@ class StoreMachine(RuleBasedStateMachine):
                 )
             )
 
-    # -- everything that can be asked
+    # -- all queries
 
     @invariant()
     def agrees(self):

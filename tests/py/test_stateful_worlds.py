@@ -1,5 +1,8 @@
-"""Worlds against NumPy: two or three ranks, each on a thread that does what it is told, call collectives, messages, splits and closes in
-any order, leave works under way, come late, disagree and give up."""
+"""Worlds against NumPy: two or three ranks, each on a thread that runs commands.
+
+They call collectives, messages, splits and closes in any order, leave works pending, join late,
+disagree and abort.
+"""
 
 import itertools
 import queue
@@ -28,7 +31,7 @@ FOLDS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 class Rank:
-    """A thread that makes one call after the other."""
+    """A thread that makes one call after another."""
 
     def __init__(self, number):
         self.calls = queue.SimpleQueue()
@@ -54,20 +57,20 @@ class Group:
     def __init__(self, members, ranks, worlds):
         self.members = members
         self.parts = []
-        """The groups that were made from this one, which end with it."""
+        """The groups made from this one, which end with it."""
         self.ranks = [ranks[member] for member in members]
         self.worlds = worlds
         self.under_way = []
         """Lists of (work, output, expected), by rank."""
         self.sent = {}
-        """(source, destination, tag): what has been sent and not been received, with its work."""
+        """(source, destination, tag): data sent but not yet received, with the works."""
 
     @property
     def size(self):
         return len(self.members)
 
     def on(self, ranks, call):
-        """call(world, rank) on these ranks at once; what it came to on each, which may be an exception."""
+        """Run call(world, rank) on these ranks concurrently; return the results or exceptions."""
         futures = [self.ranks[rank].ask(lambda rank=rank: call(self.worlds[rank], rank)) for rank in ranks]
         return [future.result(LIMIT_S) for future in futures]
 
@@ -76,7 +79,7 @@ class Group:
 
 
 def require(outcomes, kind=None):
-    """All of them are exceptions of this kind; without one, none is any."""
+    """Check that all outcomes are exceptions of this kind or, without a kind, no exceptions."""
     for outcome in outcomes:
         if kind is None and isinstance(outcome, BaseException):
             raise outcome
@@ -84,7 +87,9 @@ def require(outcomes, kind=None):
     return outcomes
 
 
-# ---- collectives: what a rank calls, what is written to, and what is there afterwards. `data` has an array of size * count for each rank
+# ---- collectives: functions that make a rank's call and return the work, its output and the
+# expected value.
+# `data` has an array of size * count for each rank
 
 
 def all_reduce(world, rank, data, root, op):
@@ -95,7 +100,7 @@ def all_reduce(world, rank, data, root, op):
 def reduce(world, rank, data, root, op):
     x = data[rank].copy()
     work = world.reduce(x, root, op, async_op=True)
-    return work, x, FOLDS[op].reduce(data) if rank == root else None  # elsewhere it is not said what becomes of it
+    return work, x, FOLDS[op].reduce(data) if rank == root else None  # undefined on other ranks
 
 
 def broadcast(world, rank, data, root, op):
@@ -175,13 +180,13 @@ class WorldMachine(RuleBasedStateMachine):
             rank.thread.join(LIMIT_S)
             assert not rank.thread.is_alive()
 
-    # -- what is there
+    # -- state
 
     def group(self, pick):
         return self.groups[pick % len(self.groups)]
 
     def part(self, pick):
-        """A group other than the world, of several ranks; None: there is none."""
+        """Return a group of several ranks other than the world, or None."""
         parts = [group for group in self.groups[1:] if group.size > 1]
         return parts[pick % len(parts)] if parts else None
 
@@ -190,7 +195,7 @@ class WorldMachine(RuleBasedStateMachine):
         return numbers.reshape(group.size, group.size * count).astype(self.dtype)
 
     def finish(self, group, is_backwards=False):
-        """Waits for the works under way, on every rank in this order."""
+        """Wait for the pending works, on every rank in this order."""
         calls, group.under_way = group.under_way, []
         for call in reversed(calls) if is_backwards else calls:
             require(group.everywhere(lambda _, rank, call=call: wait_for(*call[rank])))
@@ -210,12 +215,12 @@ class WorldMachine(RuleBasedStateMachine):
             self.groups.remove(part)
 
     def with_parts(self, group):
-        """Those that are open."""
+        """Return the group and its open parts."""
         parts = [part for part in group.parts if part in self.groups]
         return [group, *itertools.chain.from_iterable(self.with_parts(part) for part in parts)]
 
     def bury(self, group):
-        """Its ranks have failed: nothing can be called any more."""
+        """Remove a failed group; all calls on it must raise."""
         self.forget(group)
         require(group.everywhere(lambda world, _: world.barrier()), dldist.DistError)
         require(group.everywhere(lambda world, _: world.close()))
@@ -243,7 +248,7 @@ class WorldMachine(RuleBasedStateMachine):
 
     @rule(pick=PICKS, seed=SEEDS, count=COUNTS)
     def come_late(self, pick, seed, count):
-        """A wait that is over is not the end of the call."""
+        """A wait that times out must not end the call."""
         group = self.group(pick)
         late = seed % group.size
         others = [rank for rank in range(group.size) if rank != late]
@@ -283,7 +288,7 @@ class WorldMachine(RuleBasedStateMachine):
 
     @rule(pick=PICKS, source=PICKS, dest=PICKS, tag=st.integers(0, 2))
     def recv_in_vain(self, pick, source, dest, tag):
-        """A message that does not come fails alone."""
+        """A receive without a message must fail, and the group stay usable."""
         group = self.group(pick)
         source, dest = source % group.size, dest % group.size
         if source != dest and not group.sent.get((source, dest, tag)):
@@ -304,7 +309,7 @@ class WorldMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.groups) > 1)
     @rule(pick=PICKS)
     def close(self, pick):
-        """Ends when what is under way has ended, which stays to be seen."""
+        """Close a group. It must wait for pending works, whose results are checked later."""
         group = self.groups[1 + pick % (len(self.groups) - 1)]
         self.settle_parts(group)
         while any(group.sent.values()):

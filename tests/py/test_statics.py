@@ -1,4 +1,4 @@
-"""tools/check_statics.py: static functions have names of their own."""
+"""tools/check_statics.py: static functions must have unique names."""
 import subprocess
 import sys
 from pathlib import Path

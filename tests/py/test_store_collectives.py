@@ -1,4 +1,4 @@
-"""_StoreCollectives over every kind of store: ranks are threads, each with a handle of its own."""
+"""_StoreCollectives over every kind of store. Ranks are threads, each with its own handle."""
 
 import inspect
 import threading
@@ -13,7 +13,7 @@ SIZE = 3
 
 
 class DictStore(dldist.Store):
-    """A store written in Python, over another one."""
+    """A store written in Python, over another store."""
 
     def __init__(self, inner):
         super().__init__()
@@ -45,9 +45,10 @@ def open_store(request, tmp_path):
 
 
 def on_all(open_store, call):
-    """What call(collectives, rank) returns on each rank; errors are returned, too."""
+    """Return the results of call(collectives, rank) on each rank, or the errors raised."""
     results = {}
-    stores = [open_store() for _ in range(SIZE)]  # all open to the end: what the last one closes may be gone
+    # all stay open to the end, because closing the last handle may delete the data
+    stores = [open_store() for _ in range(SIZE)]
 
     def run(rank):
         try:
@@ -152,7 +153,7 @@ def test_a_store_that_is_gone_is_no_missing_rank():
     thread = threading.Thread(target=wait)
     thread.start()
     started.wait(10)
-    master.wait(["k/0"], LONG)  # by now it waits, or is about to
+    master.wait(["k/0"], LONG)  # the call is waiting by now, or about to
     del master
     thread.join(30)
     assert not thread.is_alive() and len(errors) == 1
@@ -199,7 +200,7 @@ def test_arguments():
 
 
 def test_the_base_has_no_constructor():
-    """As c10d's; what is made from it brings one."""
+    """As in c10d, only subclasses have a constructor."""
 
     class Bare(_ControlCollectives):
         pass
@@ -236,7 +237,7 @@ CALLS = [
 
 @pytest.mark.torch
 def test_same_as_torch():
-    """Of a world of one: results, and of which kind errors are."""
+    """In a world of one, results and types of errors must be equal."""
     import torch.distributed as theirs
 
     def outcomes(package):

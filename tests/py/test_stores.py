@@ -1,4 +1,4 @@
-"""One behavioural suite over every kind of store, and over our client against PyTorch's server."""
+"""One behavioural suite over every kind of store, and dldist's client with PyTorch's server."""
 
 import re
 import threading
@@ -56,13 +56,16 @@ def need(kind, feature):
 
 
 def finish(handle):
-    """set, append and queue_push have no answer in PyTorch's protocol: they are done when a later request of the same
-    handle is answered."""
+    """Wait until earlier requests of the handle are done.
+
+    In PyTorch's protocol, set, append and queue_push have no response: they are done when a later
+    request of the same handle is answered.
+    """
     handle.num_keys()
 
 
 class Background(threading.Thread):
-    """Runs a call in a thread; result() gives its value or raises its error."""
+    """Run a call in a thread; result() returns its value or raises its error."""
 
     def __init__(self, call, *args, **kwargs):
         super().__init__(daemon=True)
@@ -95,7 +98,7 @@ def assert_store_timeout(error, kind, *keys):
     assert re.search(r"wait timeout after \d+ms, keys: |timed out after 0\.", text, re.IGNORECASE), text
 
 
-# -- values -------------------------------------------------------------------------------------------------------
+# -- values --------------------------------------------------------------------------------------
 
 
 def test_set_get(store):
@@ -189,7 +192,7 @@ def test_get_timeout_argument(kind, store):
     assert store.get("absent", timeout=LONG) == b"now"
 
 
-# -- add ----------------------------------------------------------------------------------------------------------
+# -- add -----------------------------------------------------------------------------------------
 
 
 def test_add(store):
@@ -246,7 +249,7 @@ def test_add_from_many_threads(kind):
     assert sums == list(range(1, 201))
 
 
-# -- compare_set --------------------------------------------------------------------------------------------------
+# -- compare_set ---------------------------------------------------------------------------------
 
 
 def test_compare_set_missing_key_and_nothing_expected(store):
@@ -279,7 +282,7 @@ def test_compare_set_has_one_winner(kind):
     assert len(seen) == 1 and seen <= set(names)
 
 
-# -- check, wait, delete, num_keys --------------------------------------------------------------------------------
+# -- check, wait, delete, num_keys ---------------------------------------------------------------
 
 
 def test_check(store):
@@ -407,7 +410,7 @@ def test_clone(store):
     assert twin.get("a") == b"1"
 
 
-# -- queues, list_keys, barrier -----------------------------------------------------------------------------------
+# -- queues, list_keys, barrier ------------------------------------------------------------------
 
 
 def test_queue_is_first_in_first_out(kind, store):
@@ -536,7 +539,7 @@ def test_barrier_of_nobody(store, world_size):
         store.barrier("b", world_size, timeout=SHORT)
 
 
-# -- arguments ----------------------------------------------------------------------------------------------------
+# -- arguments -----------------------------------------------------------------------------------
 
 BAD_CALLS = {
     "set-key": (lambda s: s.set(3, "v"), "key", "int"),
@@ -600,7 +603,7 @@ def test_wrong_number_of_arguments(call):
         call(dldist.HashStore())
 
 
-# -- time-outs as values ------------------------------------------------------------------------------------------
+# -- timeouts as values --------------------------------------------------------------------------
 
 
 def test_timeout_round_trip(store):
@@ -643,7 +646,7 @@ def test_huge_timeout_is_no_overflow(kind, store):
     assert waiting.result() == b"v"
 
 
-# -- the kinds themselves -----------------------------------------------------------------------------------------
+# -- the kinds themselves ------------------------------------------------------------------------
 
 
 def test_hash_stores_are_apart():
@@ -669,7 +672,8 @@ def test_prefix_nesting_is_underlying_first():
 
 
 def test_prefix_nesting_has_a_limit():
-    """Each level takes stack in every call: 20,000 of them were a segmentation fault."""
+    """Nesting must be limited: each level uses stack in every call, and 20,000 levels caused a
+    segmentation fault."""
     store = dldist.HashStore()
     with pytest.raises(ValueError, match="too many views of views: got 501 levels, expected at most 500"):
         for _ in range(20_000):

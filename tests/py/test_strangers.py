@@ -1,4 +1,4 @@
-"""Connections of those who do not belong to the job: they may be many, silent and from other users, and do no harm."""
+"""Unauthenticated connections, even many, silent or from other users, must do no harm."""
 
 import os
 import socket
@@ -89,7 +89,7 @@ def finish(ranks):
 
 
 def make_world(ranks, name, is_listening, *host):
-    """The addresses that each of them listens on then."""
+    """Make a world; return the addresses that each rank listens on afterwards."""
     for rank, child in enumerate(ranks):
         child.send((name, rank, len(ranks), is_listening, *host))
     return [{address for address, _ in child.recv()[1]} for child in ranks]

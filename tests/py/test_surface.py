@@ -1,4 +1,4 @@
-"""Names and signatures: against torch's stores, and against our own type stub."""
+"""Names and signatures, compared with torch's stores and with dldist's type stub."""
 
 import ast
 import ctypes
@@ -19,7 +19,7 @@ STORE_KINDS = ["Store", "TCPStore", "FileStore", "HashStore", "PrefixStore"]
 METHODS = """set get try_get add compare_set wait check delete_key num_keys append multi_get multi_set queue_push
 queue_pop queue_len list_keys barrier clone set_timeout has_extended_api""".split()
 
-# What torch's classes have and ours do not, with the reason.
+# Members of torch's classes that dldist's lack, with the reason.
 NOT_OURS = {
     "_pybind11_conduit_v1_": "machinery of pybind11",
     "collect_client_counters": "a debugging aid of torch's own client",
@@ -69,7 +69,7 @@ def test_dir_shows_public_names_only():
 
 
 def test_isinstance_of_tensor():
-    """Arrays are those that export DLPack or a buffer, on every Python."""
+    """Arrays must be objects that export DLPack or a buffer, on every Python."""
     with dldist.World() as world:
         arrays = [array("i", [1]), bytearray(1), memoryview(b"1"), (ctypes.c_int * 2)(), world.empty(1)]
         assert all(isinstance(each, dldist.Tensor) for each in arrays)
@@ -108,7 +108,8 @@ def parameters(function):
 
 
 def test_tcp_store_signature():
-    """c10d's order, names and defaults; what is ours comes after them by name."""
+    """The signature must have c10d's order, names and defaults, and dldist's arguments after them,
+    by keyword."""
     names = [p.name for p in parameters(dldist.TCPStore)]
     assert names == [
         "host_name",
@@ -142,7 +143,7 @@ def test_tcp_store_signature():
 
 
 def test_torchs_call_styles_are_accepted():
-    """The ways in which torch's own tests and users call the constructors."""
+    """Constructors must accept the calls of torch's own tests and users."""
     from datetime import timedelta
 
     short = timedelta(seconds=5)
@@ -182,7 +183,7 @@ def is_overload(node):
 
 
 def stub_shape(node, drop_first):
-    """[(name, kind of parameter, has a default)] as inspect would say it."""
+    """Return [(name, kind of parameter, True if it has a default)], as inspect would."""
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
     ndefaults = len(arguments.defaults)
@@ -231,7 +232,7 @@ def test_stub_signatures(kind):
 
 
 def test_stub_misses_no_method():
-    """What the runtime classes add over their base is in the stub."""
+    """The stub must have every method that the runtime classes add over their base."""
     for kind in STORE_KINDS:
         own = {name for name in vars(getattr(_core, kind)) if not name.startswith("_")}
         stub = set(stub_functions(stub_classes()[kind].body)) | {
@@ -262,7 +263,7 @@ needs_statuses = pytest.mark.skipif(not hasattr(_core, "_raise_status"), reason=
 
 @needs_statuses
 def test_every_status_is_an_exception():
-    """No code of the core comes out as SystemError or as nothing."""
+    """No status of the core may raise SystemError or nothing."""
     names = list(_core._status_names())
     assert names[0] == "OK" and set(STATUS_ERRORS) <= set(names)
     _core._raise_status(0)
@@ -280,7 +281,7 @@ def test_every_status_is_an_exception():
 
 
 def test_time_outs_say_timeout():
-    """Once, whatever the core calls it: programs look for the word."""
+    """Errors must contain the word once, whatever the core's text: programs search for it."""
     with pytest.raises(dldist.DistTimeoutError, match=r"barrier timed out after 0\.\d+ s.*\(timeout\)$"):
         dldist.HashStore().barrier("k", 2, timedelta(milliseconds=1))
     with pytest.raises(dldist.DistTimeoutError, match="^Wait timeout after 1ms(?!.*timeout)"):
@@ -306,7 +307,7 @@ def _kinds_of(error):
 
 
 def test_exceptions_can_be_pickled():
-    """Every one is found by its name, and keeps its type, text, arguments and attributes."""
+    """Every exception must be found by its name, and keep type, text, arguments and attributes."""
     import pickle
 
     from dldist._launch import spawn
@@ -336,7 +337,7 @@ def test_status_out_of_range(code):
 
 
 def test_instances_have_no_surprises():
-    """No pickling, no attributes out of nowhere."""
+    """Instances must reject pickling and new attributes."""
     import pickle
 
     store = dldist.HashStore()

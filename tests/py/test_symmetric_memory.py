@@ -1,4 +1,4 @@
-"""Symmetric memory: memory that all ranks of a group write, read and signal by; see window_workers.py."""
+"""Symmetric memory, which all ranks write, read and signal by. See window_workers.py."""
 
 import importlib.util
 import os
@@ -70,12 +70,13 @@ def test_nothing_leaks(teams):
 
 
 def test_a_peer_that_dies(procs):
-    """Who waits for it hears of it within a second; its memory can still be read."""
+    """A rank that waits for the peer must get an error within a second; the peer's memory must stay
+    readable."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     waiter, victim = (procs.start(cases.survivor, store.port, rank) for rank in range(2))
     assert waiter.recv() == "ready"
     pid = victim.recv()
-    time.sleep(0.1)  # it waits
+    time.sleep(0.1)  # it is waiting now
     killed = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     error, at = waiter.recv()
@@ -88,7 +89,7 @@ def test_a_peer_that_dies(procs):
 
 
 def test_module_level_names():
-    """Over the default group, a group by its name, and one that c10d does not know."""
+    """Calls must work over the default group, a group by name, and a group unknown to c10d."""
 
     def case(rank):
         x = dldist.empty((2, 3), "int32")
@@ -154,7 +155,7 @@ def test_no_group():
 
 @pytest.mark.torch
 def test_names_of_torch():
-    """All public names of torch's module, and everything its handles have; what there is not is named here."""
+    """Public names of torch's module and its handles' members must exist, except those listed."""
     from torch._C import _distributed_c10d as core
     from torch.distributed import _symmetric_memory as theirs
 

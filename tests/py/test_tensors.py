@@ -1,4 +1,4 @@
-"""What counts as a tensor, how it is read, and that everything borrowed is given back."""
+"""The objects accepted as tensors, how they are read, and that everything borrowed is released."""
 
 import array
 import contextlib
@@ -42,14 +42,15 @@ def floats(*values):
 
 
 def copy_out(tensor, nbytes):
-    """The elements in row-major order, as raw bytes of float32."""
+    """Return the elements in row-major order, as raw bytes of float32."""
     packed = memoryview(bytearray(nbytes)).cast("f")
     _core._copy_tensor(packed, tensor)
     return packed.tolist()
 
 
 def test_ctrl_c_during_a_lookup_that_may_fail_is_not_lost():
-    """An object's own code runs in such lookups, as of the exchange API of its class. Other exceptions mean that it has none."""
+    """Lookups, as of a class's exchange API, run an object's own code. Exceptions other than Ctrl-C
+    mean that it has none."""
 
     class Meta(type):
         def __getattr__(cls, name):
@@ -175,7 +176,7 @@ def test_buffers_are_given_back():
         _core._copy_tensor(memory, bytes(3))
     with pytest.raises(TypeError):
         _core._copy_tensor(memory, 3)
-    memory.append(0)  # BufferError while anybody holds it
+    memory.append(0)  # BufferError while it is exported
 
 
 def test_dead_buffers():
@@ -419,7 +420,7 @@ def test_producers_that_refuse():
 
 
 def test_a_class_that_has_died_is_forgotten():
-    """Another class may come to lie where it lay, and be of another kind."""
+    """Another class of another kind may be allocated at the same address."""
 
     def make_class(answer):
         class Tensor(dl.Producer):
@@ -600,7 +601,7 @@ def test_nothing_is_kept():
         use_all()
     gc.collect()
     assert [sys.getrefcount(thing) for thing in objects] == before
-    # Free lists and caches come and go; a leak of anything is one block in each round.
+    # Free lists and caches vary; a leak of any object would be one block per round.
     assert sys.getallocatedblocks() - blocks < ROUNDS * 3 // 4
     assert [producer.deleted for producer in producers] == [4 * (1 + ROUNDS)] * 4
 
@@ -674,7 +675,8 @@ def test_ml_dtypes(np, name):
         see(array, True)
     if array.itemsize > 1:
         with pytest.raises(ValueError, match="byte order"):
-            see(array.copy().view(array.dtype.newbyteorder(OTHERS)))  # writable: NumPy 2.0 refuses a read-only one first
+            # writable, because NumPy 2.0 would refuse a read-only array first
+            see(array.copy().view(array.dtype.newbyteorder(OTHERS)))
     before = sys.getrefcount(array)
     for _ in range(100):
         see(array)
@@ -728,7 +730,8 @@ def test_torch_copies(torch):
 
 @pytest.mark.torch
 def test_torch_gradients(torch):
-    """As with c10d, parameters may be reduced in place; without the exchange API PyTorch refuses to export them."""
+    """Parameters may be reduced in place, as with c10d; without the exchange API PyTorch refuses to
+    export them."""
     leaf = torch.nn.Parameter(torch.zeros(2))
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         with pytest.raises(ValueError, match="detach"):

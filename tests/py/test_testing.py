@@ -1,4 +1,4 @@
-"""dldist.testing, tested with itself. What must fail is called by hand."""
+"""dldist.testing, tested with itself. Functions that must fail are called directly."""
 
 import asyncio
 import functools
@@ -143,7 +143,7 @@ class TestRunRanks:
 
     @pytest.mark.deadline(90)
     def test_deadline_shows_where_a_rank_is(self):
-        limit = under_load(4.0)  # the other one ends within that
+        limit = under_load(4.0)  # the other rank ends within this
         began = time.monotonic()
         with pytest.raises(RanksFailed) as caught:
             run_ranks(one_hangs, 2, init=False, timeout=limit)

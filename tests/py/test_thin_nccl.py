@@ -1,4 +1,5 @@
-"""tools/thin_nccl.py on small libraries: what it zeroes, what it leaves alone, and what it refuses."""
+"""tools/thin_nccl.py on small libraries: the parts that it zeroes, the parts that it keeps, and the
+files that it refuses."""
 
 import importlib.util
 import lzma
@@ -122,7 +123,7 @@ class TestALibrary:
         assert b"other code" in library.read_bytes()
 
     def test_that_is_broken_by_it_is_refused(self, tmp_path):
-        """Its version depends on what is zeroed."""
+        """The reported version depends on the zeroed bytes."""
         library = build(tmp_path / "from", "fatbin[80] == 'o'", self.data)
         done = run(library, tmp_path / "to")
         assert done.returncode == 1 and "says that it is 0, and" in done.stderr

@@ -1,4 +1,5 @@
-"""One client among many threads; Ctrl-C and other signals in blocking calls; the interpreter lock; forked children."""
+"""One client used by many threads; Ctrl-C and other signals in blocking calls; the interpreter
+lock; forked children."""
 
 import ctypes
 import functools
@@ -27,7 +28,7 @@ def kind(request):
 
 @pytest.fixture
 def opened(kind, tmp_path):
-    """A store of the kind, and the place where another process finds it."""
+    """Return a store of the kind, and the address at which another process finds it."""
     return open_here(kind, tmp_path)
 
 
@@ -41,12 +42,13 @@ def open_here(kind, tmp_path):
     return dldist.HashStore(timeout=LONG), None
 
 
-# -- threads ------------------------------------------------------------------------------------------------------
+# -- threads -------------------------------------------------------------------------------------
 
 
 @pytest.mark.deadline(60)
 def test_blocked_calls_hold_up_none(kind, tmp_path):
-    """16 threads are blocked on one client; a 17th has it for itself as before, and then frees them one by one."""
+    """16 threads are blocked on one client; a 17th must use it as before, and then release them one
+    by one."""
     master, place = open_here(kind, tmp_path)
     client = dldist.TCPStore(LOOPBACK, place, timeout=LONG) if kind == "tcp" else master
     results = {}
@@ -94,7 +96,7 @@ def test_blocked_calls_hold_up_none(kind, tmp_path):
 
 @pytest.mark.deadline(60)
 def test_blocked_time_outs_are_their_own(kind, opened):
-    """Calls with different time-outs on one client end each at its own time."""
+    """Calls with different timeouts on one client must each end at their own time."""
     store, _ = opened
     ends = {}
 
@@ -116,7 +118,7 @@ def test_blocked_time_outs_are_their_own(kind, opened):
 
 @pytest.mark.deadline(60)
 def test_one_client_hammered_by_threads(kind, opened):
-    """Answers reach the thread that asked."""
+    """Responses must reach the calling thread."""
     store, _ = opened
     errors = []
 
@@ -141,7 +143,8 @@ def test_one_client_hammered_by_threads(kind, opened):
 
 
 def test_interpreter_goes_on_while_a_call_blocks(opened):
-    """The lock is released: else the call would keep this thread from watching it at rest, and from freeing it."""
+    """A blocking call must release the lock; otherwise this thread could not observe it at rest,
+    nor end it."""
     store, _ = opened
     values = []
     thread = threading.Thread(target=lambda: values.append(store.get("k")))
@@ -153,7 +156,7 @@ def test_interpreter_goes_on_while_a_call_blocks(opened):
     assert values == [b"v"]
 
 
-# -- signals ------------------------------------------------------------------------------------------------------
+# -- signals -------------------------------------------------------------------------------------
 
 INTERRUPTS = [(kind, call) for kind in ("hash", "file", "tcp", "prefix") for call in workers.BLOCKING_CALLS] + [
     ("tcp", "connect"),
@@ -163,7 +166,8 @@ INTERRUPTS = [(kind, call) for kind in ("hash", "file", "tcp", "prefix") for cal
 
 
 def place_for(kind, call, tmp_path, keep):
-    if call == "connect":  # bound but not listening: refuses, and nobody else gets the port
+    # bound but not listening: refuses connections, and reserves the port
+    if call == "connect":
         nobody = socket.socket()
         nobody.bind((LOOPBACK, 0))
         keep.append(nobody)
@@ -221,7 +225,7 @@ def test_what_a_handler_raises_ends_the_wait(procs):
 
 
 def test_ctrl_c_takes_nothing_from_a_queue(procs):
-    """A pop that was interrupted is no longer parked: the item stays for others."""
+    """An interrupted pop must not stay queued in the server: the item must go to another caller."""
     store, port = open_here("tcp", None)
     child = procs.start(workers.interruptible, "tcp", port, "queue_pop")
     child.recv()
@@ -232,7 +236,7 @@ def test_ctrl_c_takes_nothing_from_a_queue(procs):
     assert store.queue_pop("queue", timeout=timedelta(seconds=2)) == b"x"
 
 
-# -- fork ---------------------------------------------------------------------------------------------------------
+# -- fork ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("with_thread", [False, True], ids=["quiet", "thread-blocked"])
@@ -253,7 +257,8 @@ def test_fork(fork_kind, with_thread, tmp_path, procs):
 
 
 def test_fork_leaves_the_servers_clients_alone(procs):
-    """The end of a forked child closes its copies of descriptors only: the connection of the parent lives."""
+    """The exit of a forked child must only close its copies of descriptors: the parent's connection
+    must stay open."""
     master, port = open_here("tcp", None)
     client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
     client.set("a", "1")
@@ -264,17 +269,17 @@ def test_fork_leaves_the_servers_clients_alone(procs):
     assert os.getpid() != child.pid
 
 
-# ---- what is said at the end
+# ---- output at exit
 
 
 def test_what_a_process_says_at_its_end_is_said_despite_ctrl_c():
-    """Its last traceback, for one. Ctrl-C that is pending strikes a function of Python as it is entered."""
+    """For example, the last traceback. A pending Ctrl-C hits a Python function as it is entered."""
     press = ctypes.PyDLL(None)["raise"]
     said = []
     despite = functools.partial(dldist._core._call_despite_ctrl_c, said.append)
 
     def call_both(first, second):
-        # From C, so that nothing looks after signals between the two.
+        # From C, so that no signal check happens between the two.
         return list(map(operator.call, [first, second], [signal.SIGINT, "word"]))
 
     with pytest.raises(KeyboardInterrupt):
@@ -296,7 +301,7 @@ def test_ctrl_c_in_what_is_said_at_the_end_has_it_said_again(presses, calls):
 
     if presses < calls:
         assert dldist._core._call_despite_ctrl_c(say) == "said"
-    else:  # somebody insists
+    else:  # signalled again
         with pytest.raises(KeyboardInterrupt):
             dldist._core._call_despite_ctrl_c(say)
     assert len(began) == calls

@@ -1,4 +1,5 @@
-"""One meaning of time-outs: None is the group's own or the object's, 0 looks once. Where c10d means otherwise, so do its names here."""
+"""Timeouts must mean the same everywhere: None is the group's or object's own, and 0 polls once.
+c10d names keep c10d's meaning."""
 
 import threading
 import time
@@ -16,7 +17,7 @@ def late():
 
 @threads(2)
 def look_once(group, waits_of, is_late):
-    """On rank 0 while rank 1 has not come, and when it has: what 0 does."""
+    """Test a timeout of 0 on rank 0, before and after rank 1 has joined."""
     if group.rank == 1:
         is_late.wait(20)
         group.all_reduce(array("f", [1]))

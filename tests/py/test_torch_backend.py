@@ -1,5 +1,8 @@
-"""The backend "dldist" of torch.distributed: every call, on every kind of tensor, among two and three ranks, with the backend in C++ and
-with the groups in Python."""
+"""The backend "dldist" of torch.distributed: every call, on every kind of tensor, on two and three
+ranks.
+
+Both with the backend in C++ and with the groups in Python.
+"""
 
 import c10d_team
 import pytest
@@ -7,7 +10,7 @@ import torch_backend_workers
 
 pytestmark = pytest.mark.torch
 
-START_S = 90  # importing torch takes most of it
+START_S = 90  # mostly the import of torch
 
 
 def names_of_cases():
@@ -35,11 +38,12 @@ def two_in_python():
 def teams_of(size, way):
     teams = c10d_team.Teams(torch_backend_workers.cases, ("torch_backend_cases", way), size)
     yield teams
-    teams.close(is_silent=False)  # torch warns of what it does not do on the CPU
+    teams.close(is_silent=False)  # torch warns about calls that it does not support on the CPU
 
 
 def run(teams, name):
-    """Run a case on all ranks; it returns the reason if it does not apply to this PyTorch or this way of making groups."""
+    """Run a case on all ranks; skip it if it returns a reason not to apply to this PyTorch or this
+    kind of group."""
     reason = teams.run(name)[0]
     if reason is not None:
         pytest.skip(reason)

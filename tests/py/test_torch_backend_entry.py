@@ -1,4 +1,4 @@
-"""PyTorch finds the backend of an installed dldist by itself, and is none the worse for it."""
+"""PyTorch must find the backend of an installed dldist, and otherwise be unaffected."""
 
 import configparser
 import os
@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.torch, pytest.mark.deadline(120)]
 
 ROOT = pathlib.Path(__file__).parents[2]
-PACKAGES = pathlib.Path(dldist.__file__).parents[1]  # with the extension: built in place, or installed
+PACKAGES = pathlib.Path(dldist.__file__).parents[1]  # with the extension, built or installed
 ENTRY_POINTS = "[torch.backends]\ndldist = _dldist_torch:autoload\n[torch.distributed.backends]\ndldist = _dldist_torch:register\n"
 
 USES_IT = """
@@ -31,7 +31,7 @@ import dldist.torch  # which finds that it is registered
 
 @pytest.fixture
 def installed(tmp_path):
-    """An environment in which dldist looks installed, as PyTorch sees it."""
+    """Return an environment in which dldist appears installed to PyTorch."""
     folder = tmp_path / "dldist-0.1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: dldist\nVersion: 0.1.0\n")
@@ -70,7 +70,7 @@ def test_autoloading_can_be_turned_off(installed):
 
 
 def test_torch_registers_the_backend_when_a_group_asks_for_it(installed):
-    """By the entry point of the backend's name, if autoloading is off."""
+    """With autoloading off, torch must register the backend by the entry point of its name."""
     import torch.distributed as dist
 
     if not hasattr(dist.Backend, "_ensure_backend_registered"):
@@ -107,7 +107,8 @@ dist.barrier(group)
 
 
 def test_a_program_that_leaves_its_groups_open_ends_in_silence(installed, tmp_path):
-    """Nobody has destroyed them: the interpreter's end does, when modules are gone."""
+    """Groups that are left open must end without output when the interpreter exits and modules are
+    already unloaded."""
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", LEAVES_ITS_GROUPS, str(tmp_path / "store"), str(rank)],

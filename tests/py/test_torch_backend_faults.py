@@ -1,4 +1,4 @@
-"""The backend "dldist" of torch.distributed when something goes wrong, at its beginning and end, and beside other backends."""
+"""The backend "dldist" of torch.distributed: failures, start and end, and other backends."""
 
 import dldist
 import pytest
@@ -7,12 +7,13 @@ from procs import under_load
 
 pytestmark = [pytest.mark.torch, pytest.mark.deadline(120)]
 
-START_S = 60.0  # importing torch takes most of it
+START_S = 60.0  # mostly the import of torch
 
 
 @pytest.fixture
 def run(procs):
-    """Starts the ranks of a worker; gives the children and the store, which is kept."""
+    """Return a function that starts the ranks of a worker and returns the children and the store,
+    which is kept."""
     stores = []
 
     def start(worker, size=2, env=None):
@@ -89,7 +90,7 @@ def test_under_debug_level_detail(run):
 
 
 def test_other_devices_have_their_own_backends(run):
-    in_python = {"DLDIST_TORCH_BACKEND": "python"}  # with a backend in C++, torch's own group sees to this
+    in_python = {"DLDIST_TORCH_BACKEND": "python"}  # in C++, torch's group handles this
     for total, calls in [child.result(START_S) for child in run(workers.other_devices, env=in_python)]:
         assert total == 4.0 and calls.count("meta") == 3 and calls[-1] == "shutdown"
 

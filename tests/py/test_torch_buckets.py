@@ -1,4 +1,4 @@
-"""DistributedDataParallel's buckets move into shared memory, and nothing else of a program does."""
+"""DistributedDataParallel's buckets must move into shared memory, and no other memory."""
 
 import c10d_team
 import pytest
@@ -6,7 +6,7 @@ import torch_backend_workers
 
 pytestmark = pytest.mark.torch
 
-START_S = 90  # importing torch takes most of it
+START_S = 90  # mostly the import of torch
 
 
 def names_of_cases():

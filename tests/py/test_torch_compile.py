@@ -1,4 +1,5 @@
-"""torch.compile with its default compiler over the backend "dldist": a first time, and again with what it has cached."""
+"""torch.compile with its default compiler over the backend "dldist" must work, with a cold and a
+warm cache."""
 
 import os
 import shutil
@@ -9,7 +10,7 @@ import pytest
 
 pytestmark = [pytest.mark.torch, pytest.mark.deadline(280)]
 
-COMPILE_S = 130  # the first takes about 25 seconds on an idle machine
+COMPILE_S = 130  # the cold run takes about 25 seconds on an idle machine
 
 PROGRAM = """
 import torch

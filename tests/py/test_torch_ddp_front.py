@@ -1,6 +1,8 @@
-"""PyTorch's DistributedDataParallel on dldist.Reducer, dldist.Logger and dldist's calls: the same results as on torch's own, with Gloo.
+"""PyTorch's DistributedDataParallel on dldist.Reducer, dldist.Logger and dldist's calls must give
+the same results as on torch's with Gloo.
 
-The programs are those of torch_programs/ddp.py; torch_programs/front.py is what puts dldist in torch.distributed's place.
+The programs are in torch_programs/ddp.py. torch_programs/front.py replaces torch.distributed by
+dldist.
 """
 
 import pytest
@@ -10,7 +12,7 @@ pytest.importorskip("torch.distributed")
 from test_torch_programs import Team, Teams, cases, check_alike  # noqa: E402
 from torch_programs import EXACT, FRONT  # noqa: E402
 
-# The hook adds in float32 what torch's adds in float16.
+# This hook adds in float32; torch's adds in float16.
 ROUNDED_LATER = {"built_in_compression"}
 
 pytestmark = [pytest.mark.torch, pytest.mark.deadline(100)]
@@ -25,7 +27,8 @@ def teams(tmp_path_factory):
 
 @pytest.mark.parametrize("program, world", [case for case in cases() if case.id.startswith("ddp.") and "logging_data" not in case.id])
 def test_same_results(teams, program, world):
-    """Statistics are left out: test_reducer.py compares their names, and says which values differ."""
+    """Results must be equal, except statistics: test_reducer.py compares their names, and lists the
+    values that differ."""
     with teams as team:
         theirs = team.run(program, "gloo", world)
         ours = team.run(program, FRONT, world)

@@ -1,4 +1,5 @@
-"""The backend "dldist" of torch.distributed and PyTorch's dispatcher: what traces, counts or fakes operations sees its calls."""
+"""The backend "dldist" of torch.distributed and PyTorch's dispatcher: modes that trace, count or
+fake operations must see its calls."""
 
 import c10d_team
 import pytest

@@ -1,4 +1,5 @@
-"""The parts of c10d's backends that came with PyTorch 2.14 and 2.15: hooks, gather_single, reconfigure; with the backend in C++."""
+"""Features of c10d's backends since PyTorch 2.14 and 2.15: hooks, gather_single, reconfigure; with
+the backend in C++."""
 
 import c10d_team
 import pytest
@@ -6,7 +7,7 @@ import torch_backend_workers
 
 pytestmark = pytest.mark.torch
 
-START_S = 90  # importing torch takes most of it
+START_S = 90  # mostly the import of torch
 
 
 def cases():
@@ -25,7 +26,7 @@ def cases():
 def two():
     teams = c10d_team.Teams(torch_backend_workers.cases, ("torch_hook_cases", "c++"), 2)
     yield teams
-    teams.close(is_silent=False)  # the log has the errors of hooks
+    teams.close(is_silent=False)  # the log contains the errors of hooks
 
 
 @pytest.mark.deadline(START_S)

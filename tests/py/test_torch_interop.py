@@ -1,4 +1,5 @@
-"""PyTorch's client against our server, our client against PyTorch's servers, and both kinds of prefix on one store."""
+"""PyTorch's client with dldist's server, dldist's client with PyTorch's servers, and both kinds of
+prefix on one store."""
 
 import os
 import socket
@@ -35,7 +36,7 @@ def has(torch_dist, name):
     return hasattr(torch_dist.Store, name)
 
 
-# -- torch's client, our server -----------------------------------------------------------------------------------
+# -- torch's client, dldist's server -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_torch_client_append_and_multi(client, server):
     assert client.has_extended_api() is True
     client.append("log", "one ")
     client.append("log", "two")
-    assert client.num_keys() == 1  # an append has no answer; what comes after it has
+    assert client.num_keys() == 1  # an append has no response; the next request has
     assert server.get("log") == b"one two"
     client.multi_set(["a", "b"], ["1", "2"])
     assert client.multi_get(["b", "a"]) == [b"2", b"1"]
@@ -117,14 +118,15 @@ def test_torch_client_wait_times_out_and_goes_on(torch_dist, client, server):
         with pytest.raises(torch_dist.DistStoreError, match="timeout"):
             client.wait(["absent"], SHORT)
         assert client.add("n", 0) == 0
-    # The key comes after the time-out: the parked wait must be gone, or its answer would meet the next request.
+    # The key is set after the timeout: the parked wait must be removed, or its response would
+    # answer the next request.
     server.set("absent", "here")
     assert client.get("absent") == b"here"
     assert client.num_keys() == 2
 
 
 def test_torch_client_wait_cancelled_while_the_key_comes(torch_dist, client, server):
-    """CANCEL_WAIT and the answer cross: both orders must leave the connection in step."""
+    """CANCEL_WAIT and the response cross: in either order the connection must stay synchronised."""
     for index in range(30):
         setter = threading.Timer(0.02, lambda: server.set(f"k{index}", str(index)))
         setter.start()
@@ -163,7 +165,8 @@ def test_two_torch_clients_race_on_one_queue(torch_dist, server):
             try:
                 item = client.queue_pop("q")
             except torch_dist.QueueEmptyError:
-                continue  # torch waits for an item and takes it in two requests; the other client was there between them
+                # ^ torch waits for an item, then takes it; the other client took it in between
+                continue
             if item == b"stop":
                 return
             got.append(item)
@@ -226,7 +229,7 @@ def test_torch_client_clone(client, server):
 
 
 def test_torch_workers_join_our_master(torch_dist):
-    """Torch clients count themselves in, and a master of ours that waits for workers sees them."""
+    """A dldist master that waits for workers must count torch clients."""
     ready = threading.Event()
     with_port = {}
 
@@ -250,21 +253,22 @@ def test_torch_workers_join_our_master(torch_dist):
 
 
 def test_torch_client_dies_while_parked(torch_dist, server, procs):
-    """What it had waited for reaches the others."""
+    """The item that it waited for must reach another client."""
     child = procs.start(workers.torch_popper, server.port)
     child.recv(60)
     child.kill()
     child.wait_exit()
     time_out = time.monotonic() + 10
     server.queue_push("q", "x")
-    while server.queue_len("q") < 1:  # the push may have met the dead one before its end was seen
+    # the server may have given the pushed item to the dead client before it saw its end
+    while server.queue_len("q") < 1:
         assert time.monotonic() < time_out, "the item went to a dead client"
         server.queue_push("q", "x")
         time.sleep(0.05)
     assert server.queue_pop("q") == b"x"
 
 
-# -- our client, torch's server -----------------------------------------------------------------------------------
+# -- dldist's client, torch's server -------------------------------------------------------------
 
 
 @pytest.fixture(params=[True, False], ids=["libuv", "plain"])
@@ -326,7 +330,8 @@ def test_our_client_blocked_call_holds_up_none(their_server):
 
 
 def test_our_client_add_to_a_word(their_server):
-    """Torch's server drops the connection. The error says so, and the client finds its way back or says why not."""
+    """When torch's server drops the connection, the error must say so, and the client reconnect or
+    report why it cannot."""
     client = our_client(their_server)
     client.set("word", "twelve")
     with pytest.raises(dldist.DistError) as raised:
@@ -358,11 +363,12 @@ def test_our_client_where_the_plain_backend_has_nothing(torch_dist, their_server
     }
     outcome, seconds = call_or_name(calls[name])
     if name == "queue_push" and outcome is None:
-        # A push has no answer: the next operation meets the closed connection, and says so or mends it.
+        # A push has no response: the next operation finds the closed connection, and must report it
+        # or reconnect.
         outcome, more = call_or_name(lambda: client.queue_len("q"))
         seconds += more
     if name in ("list_keys", "barrier") and not isinstance(outcome, Exception):
-        assert outcome in (None, ["before"])  # emulated, or answered by this torch: as good as native
+        assert outcome in (None, ["before"])  # emulation is as good as native support
     else:
         assert isinstance(outcome, Exception), outcome
         assert not isinstance(outcome, dldist.DistTimeoutError), outcome
@@ -386,7 +392,8 @@ def test_our_client_queue_list_barrier_on_libuv(torch_dist, their_server):
         client.queue_pop("q", timeout=SHORT)
     their_server.queue_push("q", "2")
     assert client.queue_pop("q") == b"2"
-    for value in ("a", "b", "c"):  # the answer to a pop counts what the queue held before, 3 2 1, and has one item
+    # the response to a pop has the earlier queue length, 3, 2, 1, and one item
+    for value in ("a", "b", "c"):
         client.queue_push("q", value)
     assert [client.queue_pop("q", timeout=timedelta(seconds=2)) for _ in range(3)] == [b"a", b"b", b"c"]
     if has(torch_dist, "list_keys"):
@@ -423,7 +430,7 @@ def test_our_prefix_on_torchs_server(torch_dist, their_server):
 
 @pytest.mark.deadline(90)
 def test_process_group_of_torch_over_our_server(torch_dist, server, procs):
-    """The real use: torch's init_process_group finds its peers through a server of ours."""
+    """torch's init_process_group must find its peers through a dldist server."""
     children = [procs.start(workers.torch_all_reduce, server.port, rank, 2) for rank in range(2)]
     assert [child.result(60) for child in children] == [3.0, 3.0]
 
@@ -431,7 +438,7 @@ def test_process_group_of_torch_over_our_server(torch_dist, server, procs):
 
 @pytest.mark.deadline(120)
 def test_under_torchrun(torch_dist, tmp_path):
-    """A job of the launcher: the agent's server, our clients."""
+    """dldist clients must work in a torchrun job, with the agent's server."""
     script = tmp_path / "job.py"
     script.write_text(
         textwrap.dedent(

@@ -1,4 +1,5 @@
-"""The private names of PyTorch that the backend "dldist" relies on: all listed, all present, and none indispensable."""
+"""The private PyTorch names that the backend "dldist" uses: all must be listed and present, and
+none indispensable."""
 
 import ast
 import os
@@ -71,7 +72,8 @@ def warnings_of(hide, way):
 
 
 def private_paths_in(source):
-    """The private names of PyTorch's modules that a source uses, each as a path from "torch" on."""
+    """Yield the private names of PyTorch's modules that a source uses, each as a path that starts
+    with "torch"."""
     for node in ast.walk(ast.parse(source.read_text())):
         parts = []
         while isinstance(node, ast.Attribute):
@@ -82,7 +84,7 @@ def private_paths_in(source):
 
 
 def is_listed(path):
-    """True if the table has the name, or a part of it or of what it belongs to."""
+    """Return True if the table has the name, its owner or one of its parts."""
     return any(f"{name.path}.".startswith(f"{path}.") or f"{path}.".startswith(f"{name.path}.") for name in names.NAMES)
 
 
@@ -94,7 +96,7 @@ def test_private_names_of_torch_are_present():
 
 
 def test_private_names_are_absent_from_releases_that_do_not_have_them():
-    """The release from which on a name exists is right for the installed PyTorch."""
+    """The release that introduces a name must be right for the installed PyTorch."""
     import torch
 
     early = [name for name in names.NAMES if not name.until and not name.is_expected_in(torch.__version__)]

@@ -1,4 +1,4 @@
-"""The backend in C++ is compiled once, kept where nobody else can write, and done without where it cannot be had."""
+"""The backend in C++ must be compiled once, stored where only the user can write, and optional."""
 
 import json
 import os
@@ -19,7 +19,7 @@ STATE = [sys.executable, "-m", "dldist.torch"]
 
 @pytest.fixture(scope="module")
 def library():
-    """The backend in C++, compiled already or now."""
+    """Return the backend in C++, compiled now or earlier."""
     pytest.importorskip("torch.distributed")
     from dldist.torch import _native
 
@@ -28,13 +28,13 @@ def library():
 
 @pytest.fixture
 def environment(tmp_path):
-    """Nothing has been compiled yet."""
+    """Return an environment without compiled backends."""
     pytest.importorskip("torch.distributed")
     return dict(os.environ, PYTHONPATH=str(PACKAGES), XDG_CACHE_HOME=str(tmp_path / "cache"))
 
 
 def compiler(tmp_path, text):
-    """A compiler that notes each call and then runs this."""
+    """Return a compiler that records each call and then runs this text."""
     script = tmp_path / "compiler"
     script.write_text(f'#!/bin/sh\necho called >> "{tmp_path}/calls"\n{text}\n')
     script.chmod(0o755)
@@ -69,13 +69,14 @@ dist.barrier()
 dist.destroy_process_group()
 """
 PACKAGE = "import json, sys, dldist; dldist.init_process_group; print(json.dumps(sorted(sys.modules)))"
-FIRST_GROUP_MODULES = 15  # beyond those of the module-level calls
+FIRST_GROUP_MODULES = 15  # besides the modules of module-level calls
 NOT_FOR_FIRST_GROUP = {"_backends.nccl", "nccl", *(f"torch._{name}" for name in "cuda dispatcher plain profile work".split())}
 
 
 @pytest.mark.parametrize("name", ["dldist", "gloo"])
 def test_first_group_imports_few_modules(library, name, tmp_path):
-    """The CPU time of a process's first group is mostly imports. Counted, not timed: lower the limit if you can."""
+    """A process's first group spends its CPU time mostly on imports. Counts, not times: lower the
+    limit if possible."""
     environment = dict(os.environ, PYTHONPATH=str(PACKAGES), DLDIST_TORCH_AS_GLOO="1" if name == "gloo" else "0")
     command = [sys.executable, "-c", FIRST_GROUP, str(tmp_path / "store")]
     ranks = [
@@ -279,7 +280,8 @@ def test_a_user_without_a_home(environment):
 
 def test_a_folder_that_cannot_be_written_to(environment, library):
     folder = pathlib.Path(environment["XDG_CACHE_HOME"]) / "dldist" / library.parent.name
-    (folder / "lock").mkdir(parents=True)  # where files are made; permissions would not stop root
+    # a folder where the lock file would be: permissions do not stop root
+    (folder / "lock").mkdir(parents=True)
     done = run(environment)
     assert "are made in Python" in done.stdout and "cannot be used" in done.stdout, done.stderr
 
@@ -351,7 +353,7 @@ def test_in_the_place_of_gloo(library, way, how):
         [sys.executable, "-c", AS_GLOO, how], env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
-    # DDP asks a backend of that name in C++, and only there can ours answer.
+    # DDP queries a backend in C++ of that name, and only dldist's C++ backend can answer.
     assert json.loads(done.stdout) == (["gloo", 2] if way == "c++" else ["dldist", None])
 
 

@@ -1,9 +1,11 @@
-"""PyTorch programs with one word changed: the same results on "dldist" as on "gloo".
+"""PyTorch programs with one word changed must give the same results on "dldist" as on "gloo".
 
-Four processes run every program of torch_programs/, the first two of them alone if it is for two ranks, first with one backend and
-then with the other. Results of two ranks have to be equal bit by bit; on more, sums may be in another order.
+Four processes run every program of torch_programs/ (only the first two if it is for two ranks),
+with one backend and then with the other. Results of two ranks must be bitwise equal; with more
+ranks, sums may be in another order.
 
-DLDIST_TEST_TORCH_WAYS=1 runs every program in each of four ways: by the backend's name and as "gloo", with groups in C++ and in Python.
+DLDIST_TEST_TORCH_WAYS=1 runs every program in four ways: by the backend's name and as "gloo", with
+groups in C++ and in Python.
 """
 
 import importlib
@@ -56,7 +58,7 @@ class Team:
         self.ranks = [self.group.start(worker.serve, rank, str(folder / "store"), env=env) for rank in range(RANKS)]
 
     def run(self, program, backend, world):
-        """What each rank has."""
+        """Return each rank's result."""
         members = self.ranks[:world]
         key = next(self.keys)
         for member in members:
@@ -72,7 +74,8 @@ class Team:
 
 
 class Teams:
-    """The team at work, and a fresh one after a failure: some of its ranks may be gone, or still wait for others."""
+    """Return the current team, or a new one after a failure: ranks may have exited, or still wait
+    for others."""
 
     def __init__(self, make):
         self.make = make
@@ -156,7 +159,7 @@ dist.destroy_process_group()
 
 
 def test_torchrun(tmp_path):
-    """env:// with the stores of torch's agent, and a second attempt after a rank has died."""
+    """env:// must work with the stores of torch's agent, also in a second attempt after a crash."""
     program = tmp_path / "program.py"
     program.write_text(TORCHRUN_PROGRAM)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]

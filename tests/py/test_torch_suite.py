@@ -1,7 +1,9 @@
-"""PyTorch's own tests, aimed at dldist: those in the wheel of torch, and a selection of its files where those can be had.
+"""PyTorch's own tests, run on dldist: those in the wheel of torch, and a selection of its test
+files if available.
 
-DLDIST_TORCH_TESTS names a folder that tests/torch_suite/fetch.py has filled; without it, the files are skipped. All tests pass but those
-with a reason in tests/torch_suite/reasons.toml, which fail. All files, beside gloo: tests/torch_suite/run.py, docs/torch-suite.md.
+DLDIST_TORCH_TESTS names a folder filled by tests/torch_suite/fetch.py; without it, the files are
+skipped. All tests must pass, except those with a reason in tests/torch_suite/reasons.toml, which
+must fail. tests/torch_suite/run.py runs all files, compared with gloo (docs/torch-suite.md).
 """
 
 import collections
@@ -22,7 +24,7 @@ import table  # noqa: E402
 
 FILES = os.environ.get("DLDIST_TORCH_TESTS")
 PARTS_OF_THE_WHEEL = 4
-# (aim, more options, files)
+# (aim, additional options, files)
 SELECTION = [
     ("dldist", [], ["test_c10d_gloo.py"]),
     ("dldist", [], ["test_c10d_common.py"]),
@@ -37,7 +39,7 @@ SELECTION = [
 
 
 def outcomes_of(tmp_path, aim, *arguments):
-    """{(file, test): outcome}"""
+    """Run tests; return {(file, test): outcome}."""
     pytest.importorskip("expecttest", reason="PyTorch's own tests need expecttest")
     results = tmp_path / "results.json"
     command = [sys.executable, SUITE / "run.py", "--aims", aim, "--limit=120", "--json", results, *arguments]
@@ -48,7 +50,7 @@ def outcomes_of(tmp_path, aim, *arguments):
 
 
 def check(outcomes, aim):
-    """What fails has a reason, and what has a reason fails."""
+    """Check that every failure has a reason, and that every test with a reason fails."""
     reasons = table.Reasons()
     wrong = [
         f"{file}: {test}: {outcome['status']}\n{outcome['reason']}"
@@ -66,12 +68,12 @@ def count(outcomes, status):
 def test_of_the_wheel(tmp_path, part):
     outcomes = outcomes_of(tmp_path, "dldist", "--ranks=3", f"--part={part}/{PARTS_OF_THE_WHEEL}")
     check(outcomes, "dldist")
-    # Most of the wheel's are for a GPU.
+    # Most of the wheel's tests need a GPU.
     assert count(outcomes, "passed") >= 0.2 * len(outcomes), outcomes
 
 
 def test_of_the_wheel_in_the_place_of_gloo(tmp_path):
-    """What only Gloo is asked for: the profiler's entries by name, DDP's log, monitored_barrier."""
+    """Tests that exist only for Gloo: profiler entries by name, DDP's log, monitored_barrier."""
     outcomes = outcomes_of(tmp_path, "as-gloo", "--ranks=3", "--only=profiler,ddp_logging,monitored_barrier,all_reduce_sum,gather_full")
     check(outcomes, "as-gloo")
     assert count(outcomes, "passed") >= 10, outcomes

@@ -1,4 +1,4 @@
-"""tests/torch_suite/fetch.py: PyTorch's tests from sources of every kind, and what it says when there are none."""
+"""tests/torch_suite/fetch.py: PyTorch's tests from every kind of source, or a clear error."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""tests/torch_suite: what is replaced in PyTorch's tests, what becomes of tests that die or hang, and the tables."""
+"""tests/torch_suite: replacements in PyTorch's tests, outcomes of dead or hung tests, tables."""
 
 import ast
 import io
@@ -102,7 +102,7 @@ class Unprepared(unittest.TestCase):
 
 
 def run_file(folder, aim, text):
-    """{test: outcome} of a file of tests."""
+    """Run a file of tests; return {test: outcome}."""
     pytest.importorskip("expecttest", reason="PyTorch's own tests need expecttest")
     (folder / "test_these.py").write_text(text)
     results = folder / "results.json"
@@ -177,7 +177,7 @@ def test_dldist_is_under_ddp_rpc_and_ranks_that_are_threads(tmp_path):
 
 
 def results_of(**by_test):
-    """{test: (gloo, dldist)} as run.py keeps it."""
+    """Return {test: (gloo, dldist)} as run.py stores it."""
     both = {
         aim: {f"m.C.{test}": {"status": pair[place], "reason": "ValueError: why"} for test, pair in by_test.items()}
         for place, aim in enumerate(("gloo", "dldist"))
@@ -236,7 +236,7 @@ def test_every_reason_is_whole():
 
 
 def test_reporter_takes_the_end_of_a_skipped_test_that_has_no_beginning():
-    """Python 3.12.1 does not call startTest for them."""
+    """Python 3.12.1 does not call startTest for skipped tests."""
     stream = io.StringIO()
     reporter = aim.Reporter(stream)
     test = unittest.FunctionTestCase(print)

@@ -1,4 +1,4 @@
-"""python -m dldist.trace on dumps that are made up: what is said about each, what is refused, the timeline."""
+"""python -m dldist.trace on synthetic dumps: verdicts, rejected files, the timeline."""
 
 import importlib.util
 import json
@@ -207,7 +207,8 @@ def test_a_dump_of_what_is_active_only():
 
 
 def test_cause_before_consequence():
-    """Rank 1 waits for rank 2 in one group; so rank 0 waits for rank 1 in another."""
+    """Rank 1 waits for rank 2 in one group, so rank 0 waits for rank 1 in another: the verdict must
+    name the cause first."""
     left, right = Group("1", "left", [0, 1]), Group("2", "right", [1, 2])
     dumps = {
         0: dump([left], [entry(0, left, "all_reduce", 1, state="started")]),
@@ -300,7 +301,7 @@ def test_blocks_of_messages_are_no_collective():
 
     dumps = three(block(message(0, "send 0->1", state="completed")), block(message(0, "recv 1<-0", state="completed")), [])
     assert not trace.analyse(dumps).verdicts
-    # A rank that has called nothing else, next to ranks with a problem.
+    # A rank that has made no other call, next to ranks with a problem.
     alone = block(message(0, "send 0->1", state="completed"))
     stuck = [entry(0, WORLD, "all_reduce", 1, state="started")]
     assert first(three(alone, stuck, stuck)).kind == "missing_rank"
@@ -433,7 +434,7 @@ def test_a_small_file_of_many_values_is_refused(monkeypatch):
 
 
 def test_truncated_anywhere(tmp_path):
-    """No prefix of a dump is a traceback."""
+    """Every truncated dump must raise DumpError."""
     data = pickle.dumps(dump([WORLD], [entry(0, WORLD, "all_reduce", 1)]), 2)
     for size in range(len(data)):
         with pytest.raises(trace.DumpError):
@@ -479,7 +480,8 @@ def test_dumps_of_torch(tmp_path):
     assert done.returncode == 0, done.stderr
     for prefix in ("a_", "b_"):
         analysis = trace.analyse(tmp_path, prefix=prefix)
-        (group,) = (group for group in analysis.case.groups if group.name == "0")  # it names another one, without a name
+        # this group refers to another one, without a name
+        (group,) = (group for group in analysis.case.groups if group.name == "0")
         assert (group.desc, group.ranks, group.is_inferred) == ("default_pg", (0,), True)
         assert (analysis.exit_status, group.matched) == (0, [1, 2, 3, 4])
     assert trace.analyse(tmp_path, prefix="a_").case.dumps[0].entries[0].frames[-1].file == "<string>"
@@ -538,7 +540,7 @@ def test_report_of_a_hang(tmp_path):
 
 
 def check_timeline(document):
-    """What Chrome's trace event format asks for, and what ours promises."""
+    """Check the rules of Chrome's trace event format, and dldist's own."""
     assert json.loads(json.dumps(document)) == document
     slices, flows, names = {}, {}, {}
     for event in document["traceEvents"]:

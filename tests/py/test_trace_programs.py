@@ -1,4 +1,5 @@
-"""Random programs of 2 to 8 ranks with one fault planted: the analyser names it, and nothing else. torch's agrees."""
+"""Random programs of 2 to 8 ranks with one injected fault: the analyser must name it, and nothing
+else, and torch's agree."""
 
 import importlib.util
 import random
@@ -19,13 +20,14 @@ def check(case, analysis):
     group = next(group for group in analysis.case.groups if group.name == case.group)
     roots = [verdict for verdict in problems if verdict.because is None]
     if case.kind in ("missing_rank", "dead_rank"):
-        # Others may wait for it in several groups, and not get as far as the first call that it did not make.
+        # Other ranks may wait for it in several groups, before the first call that it did not make.
         assert roots
         assert {(verdict.kind, tuple(verdict.culprits)) for verdict in roots} == {(case.kind, (case.culprit,))}
         return
     (root,) = roots
     assert (root.kind, root.group, root.seq) == (case.kind, case.group, case.seq)
-    is_even = len(group.ranks) == 2 and case.kind != "slow_rank"  # nobody can say which of the two is wrong
+    # with two ranks, it is unknown which of them is wrong
+    is_even = len(group.ranks) == 2 and case.kind != "slow_rank"
     assert root.culprits == ([max(group.ranks)] if is_even else [case.culprit])
     assert set(root.others) | set(root.culprits) == set(group.ranks)
 
@@ -66,7 +68,7 @@ def test_torch_agrees(tmp_path):
     cases = []
     for fault in trace_dumps.FAULTS:
         if fault == "dead_rank":
-            continue  # it does not begin without all dumps
+            continue  # it does not start without all dumps
         for world in range(2, 7):
             case = trace_dumps.plant(fault, world, world, several=False, has_clocks=False)
             folder = tmp_path / f"{fault}_{world}"

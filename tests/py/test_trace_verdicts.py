@@ -1,4 +1,5 @@
-"""Five staged hangs, by processes that use our groups: torch's analyser and ours say the same of the same dumps."""
+"""Five staged hangs of processes with dldist groups: torch's analyser and dldist's must agree on
+the same dumps."""
 
 import importlib.util
 import os
@@ -13,14 +14,14 @@ from dldist import trace
 RANKS = 3
 CULPRIT = RANKS - 1
 HANGS = ("missing_rank", "wrong_order", "wrong_size", "wrong_op", "slow_rank")
-SEQ = 6  # of the first call that is not right
+SEQ = 6  # of the first faulty call
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's analyser")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Dumps of all ranks, in a folder for each fault."""
+    """Return a folder with all ranks' dumps, in one subfolder per fault."""
     if importlib.util.find_spec("dldist.flight_recorder") is None:
         pytest.skip("this build has no flight recorder")
     folder = tmp_path_factory.mktemp("hangs")
@@ -53,7 +54,7 @@ def ours_on(folder):
 
 
 def test_nothing_is_wrong(folder):
-    analysis = trace.analyse(folder / "none", slow_s=20)  # nobody is late on purpose
+    analysis = trace.analyse(folder / "none", slow_s=20)  # no rank is late on purpose
     assert not analysis.verdicts, analysis.text(8)
     assert analysis.exit_status == 0
     assert analysis.case.groups[0].matched[-1] == SEQ + 1
@@ -65,10 +66,10 @@ def test_ours(folder, fault):
     analysis = ours_on(folder / fault)
     first = analysis.verdicts[0]
     assert (first.kind, first.culprits, first.seq) == (fault, [CULPRIT], SEQ), analysis.text(8)
-    # When rank 1 calls, its group may have failed already, and take no calls.
+    # When rank 1 calls, its group may already have failed and refuse the call.
     assert first.others in ([0], [0, 1])
     assert "trace_workers.py" in first.text
-    # Slow, and done in the end: nobody is stuck.
+    # Slow but completed: no rank is stuck.
     assert analysis.exit_status == (0 if fault == "slow_rank" else 1)
 
 
@@ -82,7 +83,8 @@ def test_call_sites_of_those_who_disagree(folder):
 @needs_torch
 @pytest.mark.parametrize("fault", HANGS)
 def test_torch_agrees(folder, theirs, fault):
-    """The same class, collective and ranks. Of a slow rank torch says that all is matched, and we, too, but tell who was late."""
+    """Class, collective and ranks must be equal. For a slow rank both report a full match, but
+    dldist also names the late rank."""
     said, first = theirs[fault], ours_on(folder / fault).verdicts[0]
     print(f"torch: {said['state']} #{said['seq']} ranks {said['ranks']}\nours: {first.text}")
     if fault == "slow_rank":

@@ -1,4 +1,5 @@
-"""Programs for torch.distributed run here after a change of one import, and say the same; and so does the first program."""
+"""torch.distributed programs must run after a change of one import, with the same output. The first
+program must run too."""
 
 import os
 import pathlib
@@ -17,7 +18,8 @@ TIMEOUT_S = 60
 
 
 def lines_of(*command):
-    """What a program prints, sorted, as the ranks speak when they like; without dlrun's prefixes."""
+    """Return a program's output lines, sorted as ranks print in any order, without dlrun's
+    prefixes."""
     done = subprocess.run(
         list(map(str, command)),
         stdin=subprocess.DEVNULL,
@@ -31,7 +33,7 @@ def lines_of(*command):
 
 
 def for_torch(example, folder):
-    """The same source with its import changed back."""
+    """Write the same source with torch's import; return its path."""
     source, count = IMPORT.subn("import torch.distributed as dist", (EXAMPLES / example).read_text(encoding="utf-8"))
     assert count == 1
     assert not re.search(r"^[^#]*\b(import|from) dldist\b", source, re.MULTILINE), "that was the only one"
@@ -41,7 +43,7 @@ def for_torch(example, folder):
 
 
 def words_and_numbers(lines):
-    """Sums of floats depend on their order in the last bits, which differs."""
+    """Split off the numbers: the last bits of float sums depend on their order, which varies."""
     number = r"-?\d+\.\d+"
     return [re.sub(number, "N", line) for line in lines], [float(found) for line in lines for found in re.findall(number, line)]
 
@@ -60,7 +62,7 @@ def test_torch_tutorial(size, tmp_path):
     lines = lines_of(sys.executable, EXAMPLES / "torch_tutorial.py", size)
     check_same(lines, lines_of(sys.executable, for_torch("torch_tutorial.py", tmp_path), size))
 
-    # Whatever torch says, too.
+    # All of dldist's lines must be there, besides torch's.
     assert len(lines) == size * 11 + 1
     assert "rank 1: isend and irecv: has 1.0" in lines
     assert "rank 0: all_reduce in the group of ranks 0 and 1: has 2.0" in lines
@@ -84,7 +86,7 @@ def test_torch_script():
     torchrun = str(beside) if beside.exists() else shutil.which("torchrun")
     if torchrun is None:
         pytest.skip("torchrun is not installed; it ran well under dlrun")
-    # Not with torch's own import: torch 2.13 ends such a program with SIGABRT now and then, when all has been said.
+    # Not with torch's own import: torch 2.13 sometimes ends such programs with SIGABRT at exit.
     assert lines_of(torchrun, "--standalone", "--nproc-per-node", "2", EXAMPLES / "torch_script.py") == lines
 
 

@@ -1,4 +1,4 @@
-"""typing.get_type_hints() works on all that is public: tools that read annotations at run time need it."""
+"""typing.get_type_hints() must work on all public objects, as some tools call it at run time."""
 
 import importlib
 import inspect
@@ -15,7 +15,7 @@ NEEDS = {"dldist.jax": "jax", "dldist.torch": "torch"}
 
 
 def public_of(module):
-    """The public functions and classes of a module, with the methods of the classes."""
+    """Yield the public functions and classes of a module, with the methods of the classes."""
     for name in getattr(module, "__all__", dir(module)):
         value = getattr(module, name)
         if name[0] == "_" or not getattr(value, "__module__", "").startswith("dldist"):

@@ -1,4 +1,5 @@
-"""The type stub says what the extension has, the package agrees with it and with itself, and programs pass the strictest checks."""
+"""The type stub must match the extension, the package must agree with it and with itself, and
+programs pass the strictest checks."""
 
 import ast
 import importlib.util
@@ -22,16 +23,16 @@ needs_mypy = pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason
 
 
 def check(module, *args, cwd):
-    """What a checker says."""
+    """Run a checker; return the completed process."""
     environment = dict(os.environ, MYPY_CACHE_DIR=str(cwd))
-    if "PYTHONPATH" in environment:  # of somebody who runs the tests without installing
+    if "PYTHONPATH" in environment:  # set by a user who runs the tests without installing
         environment["PYTHONPATH"] = os.path.abspath(environment["PYTHONPATH"])
     command = [sys.executable, "-m", module, *args]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def run(module, *args, cwd):
-    """What it says has to be that all is well."""
+    """Run a checker, which must succeed."""
     done = check(module, *args, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -51,7 +52,8 @@ def test_annotations_agree(tmp_path):
 @needs_mypy
 @pytest.mark.deadline(LIMIT_S)
 def test_bodies_agree_with_signatures(tmp_path):
-    """Of the modules that have a stub made of them, which is what is read of them otherwise."""
+    """Bodies must agree with signatures in modules with a generated stub, because checkers
+    otherwise only read the stub."""
     modules = [str(PACKAGE / name) for name in ("__init__.py", "distributed_c10d.py", "_api/collectives.py", "functional/__init__.py")]
     run("mypy", "--python-version", "3.11", "--ignore-missing-imports", "--follow-imports=silent", *modules, cwd=tmp_path)
 
@@ -60,7 +62,7 @@ def test_bodies_agree_with_signatures(tmp_path):
 
 
 def programs(*packages):
-    """The programs that use nothing but dldist, and those of the packages that are installed."""
+    """Return the programs that use only dldist, and those for the installed packages."""
     names = ["calls.py"]
     for name, needed in {"arrays.py": ["numpy"], "frameworks.py": ["torch", "jax"]}.items():
         wanted = set(needed) <= set(packages)
@@ -73,7 +75,7 @@ def programs(*packages):
 
 
 def marked_lines():
-    """The lines of the wrong program that are wrong."""
+    """Return the line numbers of the errors in wrong.py."""
     lines = (PROGRAMS / "wrong.py").read_text().splitlines()
     return {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
 
@@ -92,7 +94,7 @@ STRICT = "--strict --follow-imports=silent --python-version 3.11".split()
 @needs_mypy
 @pytest.mark.deadline(LIMIT_S)
 def test_programs_by_mypy(tmp_path):
-    """By the strict rules, which do not hold in the package itself."""
+    """The programs must pass mypy's strict rules, which the package itself does not follow."""
     run("mypy", *STRICT, *programs("numpy"), cwd=tmp_path)
     wrong = check("mypy", *STRICT, str(PROGRAMS / "wrong.py"), cwd=tmp_path)
     found = {int(number) for number in re.findall(r"wrong\.py:(\d+): error", wrong.stdout)}

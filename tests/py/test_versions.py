@@ -1,4 +1,5 @@
-"""The build before (tests/old/) and this one: they understand each other, or refuse each other in one sentence with both versions, at once."""
+"""The previous build (tests/old/) and this one must interoperate, or reject each other immediately,
+in one sentence with both versions."""
 
 import glob
 import os
@@ -27,7 +28,7 @@ def old_build(tmp_path_factory):
 
 @pytest.fixture
 def start(procs, old_build):
-    """start(build, worker, ...): a child with that build."""
+    """Return start(build, worker, ...), which starts a child with that build."""
 
     def make(build, worker, *args, env=None):
         env = {"PYTHONPATH": old_build if build == "old" else "", **(env or {})}
@@ -81,7 +82,7 @@ def test_worlds(start, old_build, tmp_path, one, other, shm, secret):
     if one == other:
         assert values == [3.0, 3.0]
     else:
-        # The old build says it in fewer words.
+        # The old build's text is shorter.
         for rank, (build, value) in enumerate(zip((one, other), values, strict=True)):
             assert value == {
                 "old": "DistNetworkError: the card of a process has version 6, known is 2",

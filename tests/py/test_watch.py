@@ -1,4 +1,4 @@
-"""The monitor with real processes: dumps on all ranks, who asks for them, and what reports say."""
+"""The monitor with real processes: dumps on all ranks, the ways to request them, and reports."""
 
 import os
 import pickle
@@ -53,7 +53,7 @@ def test_a_time_out_dumps_on_every_rank(children, prefix, members):
         assert f"{prefix}{number}" in report
     assert "timed out" in replies[0][1]
     if len(members) < size:
-        # Of two that fail, the first who tells is heard.
+        # If two ranks fail, the first notification is used.
         assert replies[3][1].startswith(("rank 0 of group", "rank 1 of group")), replies[3][1]
         assert "has asked all ranks for a dump" in replies[3][1]
 
@@ -72,7 +72,7 @@ def test_nothing_is_written_unless_wanted(children, tmp_path):
 
 
 def report_of_rank_0(ranks, store):
-    """Wait until rank 1 is in its all_reduce, have rank 0 run into its timeout, and end all ranks."""
+    """Wait until rank 1 is in its all_reduce, make rank 0 time out, and end all ranks."""
     deadline = time.monotonic() + workers.LIMIT_S
     while not published(store, 1, b"all_reduce") and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -98,7 +98,7 @@ def test_a_report_from_a_python_store_names_silent_ranks(children):
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     ranks = []
     for rank in range(3):
-        env["DLDIST_DESYNC_DEBUG"] = "0" if rank == 2 else "1"  # rank 2 publishes no state
+        env["DLDIST_DESYNC_DEBUG"] = "0" if rank == 2 else "1"  # rank 2 does not publish its state
         args = (store.port, rank, 3, "the ranks of group", True)
         ranks.append(children.start(workers.lagging, *args, env=env))
     report = report_of_rank_0(ranks, store)
@@ -132,7 +132,7 @@ def test_a_pipe_asks_for_dumps(children, prefix, tmp_path):
 
 @pytest.mark.parametrize(("setting", "number"), [(None, signal.SIGUSR2), ("sigusr1", signal.SIGUSR1), ("12", 12)])
 def test_a_signal_asks_for_a_dump(children, prefix, setting, number):
-    """While the main thread waits in C."""
+    """The signal must work while the main thread waits in C."""
     env = {"DLDIST_FR_DUMP_FILE": prefix, "DLDIST_FR_DUMP_FORMAT": "json", "DLDIST_DUMP_SIGNAL": setting or ""}
     ranks, store = group_team.start_ranks(children, workers.idle, 2, env=env)
     for rank in ranks:
@@ -167,7 +167,7 @@ def test_a_signal_that_is_in_use_is_left_alone(children, prefix, setting, before
 
 
 def test_signals_are_the_main_threads(children):
-    """Ctrl-C that another thread is given does not wake the main one: it might sleep in a call of somebody else's."""
+    """Ctrl-C must go to the main thread, or it would not wake that thread from a C call."""
     ranks, store = group_team.start_ranks(children, workers.threads_that_take_signals, 2, env={"DLDIST_LOG": "info"})
     for rank in ranks:
         assert rank.result() == ["main"]
@@ -177,7 +177,7 @@ def test_signals_are_given_back(children):
 
 
 def test_the_gil_is_held(children, prefix, tmp_path):
-    """The dump is there all the same, before the GIL is free; and the report says how long it was not."""
+    """The dump must be written before the GIL is free, and the report say how long it was held."""
 
     def ask_for_dump():
         with open(f"{tmp_path}/0.pipe", "w") as file:
@@ -189,12 +189,13 @@ def test_the_gil_is_held(children, prefix, tmp_path):
     ranks, store = group_team.start_ranks(children, workers.idle, 2, env=env)
     for rank in ranks:
         assert rank.recv() == "ready"
-    ask_for_dump()  # the monitor, which Python starts, needs the GIL once, at its beginning
+    # the monitor, a thread started by Python, needs the GIL once when it starts
+    ask_for_dump()
     os.mkfifo(gate := f"{tmp_path}/gate")
     ranks[0].send(("hold the GIL", gate))
     assert ranks[0].recv() == "holding"
     begun = time.monotonic()
-    for _ in range(2):  # the first may come before it is held
+    for _ in range(2):  # the first dump may be written before the GIL is held
         ask_for_dump()
     time.sleep(max(begun + GIL_S - time.monotonic(), 0))
     with open(gate, "w") as file:

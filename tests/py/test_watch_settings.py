@@ -99,7 +99,7 @@ def test_the_default_place(monkeypatch):
     assert settings.dump_prefix() == os.path.expanduser("~/.cache/torch/comm_lib_trace_rank_")
 
 
-# As ProcessGroupNCCL and FlightRecorder read them in PyTorch's sources. A bool is written as 0 or 1.
+# The defaults of ProcessGroupNCCL and FlightRecorder in PyTorch's sources. A bool is 0 or 1.
 DEFAULTS_OF_TORCH = {
     "TORCH_NCCL_COORD_CHECK_MILSEC": 1000,
     "TORCH_NCCL_PROPAGATE_ERROR": False,
@@ -124,7 +124,7 @@ DEFAULTS_OF_TORCH = {
 
 
 def rows_of_the_table():
-    """Our name: torch's names, its default, ours."""
+    """Yield dldist's name, torch's names, torch's default and dldist's."""
     page = (DOCS / "watchdog.md").read_text(encoding="utf-8")
     table = page.partition("| variable | torch's name |")[2].partition("\n\n")[0]
     for line in table.splitlines()[2:]:

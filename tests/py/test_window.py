@@ -1,4 +1,4 @@
-"""c10d's windows; see window_workers.py."""
+"""c10d's windows. See window_workers.py."""
 
 import dldist
 import group_team
@@ -25,7 +25,7 @@ def test_case(teams, size, case):
 
 
 def test_of_process_groups(monkeypatch):
-    """By the names that c10d has for it, past hooks and under DETAIL."""
+    """Windows must work by c10d's names, with hooks and in DETAIL mode."""
 
     def case(rank):
         pg = dldist.group.WORLD

@@ -1,4 +1,4 @@
-"""Work as a class: what one has without an operation, what derived ones say, and what c10d's has besides."""
+"""Work as a class: without an operation, with overrides, and with c10d's other members."""
 
 import array
 import asyncio
@@ -11,7 +11,7 @@ import dldist
 import pytest
 from pairs import on_both, open_pair
 
-# What a Work without an operation answers to: c10d's texts.
+# The errors of a Work without an operation, with c10d's texts.
 REFUSED = {
     "result": "result() not implemented.",
     "source_rank": "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call.",
@@ -134,7 +134,7 @@ def test_boxed(group):
         dldist.Work.unbox(1)
 
 
-# ---- what c10d's has
+# ---- c10d's other members
 
 
 @pytest.mark.parametrize("name", OP_TYPES)

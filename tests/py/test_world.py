@@ -1,4 +1,5 @@
-"""World: several of them, from threads and processes, over one store and over several; what ends them, and what they leave."""
+"""World: several worlds from threads and processes, over one store and over several; the ends of
+worlds, and leaks."""
 
 import gc
 import threading
@@ -49,7 +50,7 @@ def test_a_name_may_be_used_again_over_the_same_store():
 def test_worlds_overlap_over_one_store_and_over_several():
     stores = [dldist.HashStore(), dldist.HashStore()]
 
-    # name: the store, and the places on which its ranks are
+    # name: the store, and the places of its ranks
     plan = {"all": (0, [0, 1, 2]), "left": (0, [0, 1]), "right": (0, [2, 1]), "all again": (1, [2, 0, 1]), "alone": (1, [2])}
 
     def place_of(place):
@@ -112,7 +113,7 @@ def test_a_world_wider_than_the_default_one_is_a_group_of_the_module_level_calls
     common = dldist.HashStore()
 
     def place_of(place):
-        """Two default worlds of two, and one world over all four places."""
+        """Two default worlds of two ranks and one world over all four places must work together."""
         dldist.init_process_group(store=homes[place // 2], rank=place % 2, world_size=2, timeout=10)
         with dldist.World(common, place, 4, name="wide", timeout=10) as wide:
             x = vector(1)
@@ -271,7 +272,7 @@ def test_close_takes_its_time_but_once():
             late = [part.irecv(vector(0), 1) for part in parts]
             began = time.monotonic()
             error = error_of(world.close, 1.0)
-            # Five groups, each with its own second, would take five.
+            # Five groups that each wait a second separately would take five.
             assert isinstance(error, dldist.DistTimeoutError) and time.monotonic() - began < 4
             assert all(work.is_completed() for work in late)
             closed.set()
@@ -356,7 +357,7 @@ def test_a_world_that_nobody_joins_says_who_is_missing():
     assert "rank" in str(error) and "1" in str(error) and "2" in str(error)
 
 
-# ---- what is left
+# ---- leaks
 
 
 def usage():
@@ -380,7 +381,7 @@ def assert_nothing_is_left(cycle, count):
     after = usage()
     end = time.monotonic() + 5
     while after["descriptors"] > before["descriptors"] and time.monotonic() < end:
-        time.sleep(0.05)  # links of the last world are closed by the engine's own thread
+        time.sleep(0.05)  # the engine's own thread closes the links of the last world
         after = usage()
     assert after["descriptors"] <= before["descriptors"]
     assert after["threads"] <= before["threads"]
@@ -446,5 +447,5 @@ def test_a_rank_that_dies_while_the_others_wait_for_it_is_named():
     for kind, _, seconds in ends:
         assert "DistError" in kind
         assert seconds < 8
-    # Who hears of it first gives the group up, and may be all that the other one sees.
+    # The first rank to get the error aborts the group; the other rank may only see that abort.
     assert any("rank 2" in text for _, text, _ in ends), ends

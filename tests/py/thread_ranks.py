@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, each with a default world of its own: no process to start, for tests of many small cases."""
+"""Ranks as threads of one process, each with its own default world, for many small cases."""
 
 import array
 import contextlib
@@ -12,7 +12,7 @@ LIMIT_S = 20.0
 
 
 class WorldOfThread:
-    """Stands for c10d's `_world`, and is another one on every thread."""
+    """A replacement for c10d's `_world` that differs on every thread."""
 
     def __init__(self):
         self.__dict__["_local"] = threading.local()
@@ -41,7 +41,8 @@ def separate_worlds():
 
 
 def on_threads(size, call, *args):
-    """call(rank, *args) on a thread for each rank; what they returned. The first exception is raised, once all have ended."""
+    """Run call(rank, *args) on a thread per rank; return the results. Raise the first exception
+    once all have ended."""
     results, errors = [None] * size, []
 
     def run(rank):
@@ -63,7 +64,7 @@ def on_threads(size, call, *args):
 
 
 def in_worlds(size, case, *args, store=None, **init):
-    """case(rank, *args) on `size` threads, each a rank of a default world that is made before and destroyed afterwards."""
+    """Run case(rank, *args) on `size` threads, each a rank of a temporary default world."""
     store = dldist.HashStore() if store is None else store
 
     def run(rank):
@@ -83,14 +84,14 @@ def vector(*values):
 
 
 def total(group=None, value=1.0, **how):
-    """What all_reduce makes of `value` on every rank."""
+    """Return the all_reduce of `value` on every rank."""
     x = vector(value)
     dldist.all_reduce(x, group=group, **how)
     return x[0]
 
 
 def error_of(call, *args, **kwargs):
-    """The exception that a call ends in."""
+    """Return the exception that a call raises."""
     try:
         value = call(*args, **kwargs)
     except Exception as error:

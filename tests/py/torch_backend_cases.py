@@ -1,8 +1,7 @@
-"""The cases that the ranks of test_torch_backend.py run: functions of a rank and the size, in a default group of the backend "dldist".
+"""Cases of test_torch_backend.py: functions of a rank and the size, in a default group of the
+backend "dldist".
 
-A case that does not apply returns the reason.
-
-No pytest here: the children start sooner.
+A case that does not apply returns the reason. No pytest here, so that the children start faster.
 """
 
 import collections
@@ -27,7 +26,7 @@ from torch._C import _distributed_c10d as c10d
 
 SHORT = datetime.timedelta(milliseconds=300)
 IS_IN_CPP = _native.load() is not None
-"""Whether groups have a backend in C++."""
+"""True if groups have a backend in C++."""
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 
@@ -48,7 +47,7 @@ def check(tensor, expected):
 
 
 def of(rank, *shape, dtype=torch.float32):
-    """What a rank puts in: different everywhere."""
+    """Return a rank's input, which differs on every rank."""
     count = torch.Size(shape).numel()
     return (torch.arange(count) + 10 * rank + 1).reshape(shape).to(dtype)
 
@@ -71,7 +70,7 @@ def end(work, is_async):
 
 
 def end_future(future, is_async):
-    """What torch returns for coalesced calls."""
+    """Check and wait for torch's result of coalesced calls."""
     if is_async:
         future.wait()
     else:
@@ -138,7 +137,7 @@ def every_collective(rank, size):
         out = torch.zeros(size)
         end(dist.all_to_all_single(out, torch.arange(size) + 10.0 * rank, **how), is_async)
         check(out, [10.0 * other + rank for other in range(size)])
-        counts = [rank + 1] * size  # the rank sends as many as it has, plus one
+        counts = [rank + 1] * size  # each rank sends its own number of elements, plus one
         out = torch.zeros(sum(range(1, size + 1)))
         end(dist.all_to_all_single(out, of(rank, sum(counts)), list(range(1, size + 1)), counts, **how), is_async)
         check(out[:1], of(0, size)[rank : rank + 1])
@@ -152,7 +151,7 @@ def every_collective(rank, size):
 
 
 def the_groups_own_calls(rank, size):
-    """c10d's low-level calls, in the forms with options, the flat ones, and under old and new names."""
+    """c10d's low-level calls must work with options, in flat forms, and under old and new names."""
     group = dist.group.WORLD
     x = of(rank, 2)
     assert group.allreduce([x]).wait()
@@ -168,7 +167,7 @@ def the_groups_own_calls(rank, size):
     opts.asyncOp = False
     x = torch.full((1,), 2.0)
     work = group.allreduce([x], opts)
-    assert work is None or work.is_completed() and work.result()[0] is x  # nothing to wait for
+    assert work is None or work.is_completed() and work.result()[0] is x  # already completed
     check(x, [2.0**size])
     x = of(rank, 1)
     group.broadcast(x, 1).wait()
@@ -198,7 +197,8 @@ def the_groups_own_calls(rank, size):
         out = torch.zeros(size)
         getattr(group, name)(out, torch.arange(size) + 10.0 * rank, [], []).wait()
         check(out, [10.0 * other + rank for other in range(size)])
-    for name in () if IS_IN_CPP else ("gather_single", "gather_into_tensor"):  # not before torch 2.14
+    # in C++, groups have these only since torch 2.14
+    for name in () if IS_IN_CPP else ("gather_single", "gather_into_tensor"):
         out = torch.zeros(size) if rank == 0 else None
         getattr(group, name)(out, of(rank, 1), root=0).wait()
         assert out is None or out.tolist() == [10.0 * other + 1 for other in range(size)]
@@ -217,12 +217,13 @@ def the_groups_own_calls(rank, size):
 
 
 def calls_from_cpp(rank, size):
-    """What DDP and the functional collectives call, through the virtual methods."""
+    """The virtual methods that DDP and the functional collectives call must work."""
     tensors = [of(rank, 2), of(rank, 3)]
     dist._broadcast_coalesced(dist.group.WORLD, tensors, 250, 1)
     check(tensors[1], of(1, 3))
     dist._verify_params_across_processes(dist.group.WORLD, [torch.zeros(2, 3)], None)
-    with raises(RuntimeError, "appears not to match") if rank else nullcontext():  # rank 0's shape is the right one
+    # rank 0's shape is the reference
+    with raises(RuntimeError, "appears not to match") if rank else nullcontext():
         dist._verify_params_across_processes(dist.group.WORLD, [torch.zeros(2, 3 + rank)], None)
 
 
@@ -359,7 +360,7 @@ def unusual_tensors(rank, size):
 
 
 def lazily_conjugated_and_negated_tensors(rank, size):
-    group = dist.group.WORLD  # some functions of torch.distributed refuse conjugated tensors before they come to a group
+    group = dist.group.WORLD  # torch.distributed refuses some conjugated tensors itself
     for of_rank in (conjugated, negated):
         expected = sum(of_rank(other).resolve_conj().resolve_neg() for other in range(size))
         x = of_rank(rank)
@@ -371,7 +372,7 @@ def lazily_conjugated_and_negated_tensors(rank, size):
     x = negated(rank)
     dist.all_reduce(x)
     assert torch.equal(x, expected)
-    # Whether a tensor is lazy is its own rank's matter, and its values come by all ways of waiting.
+    # A tensor may be lazy on some ranks only, and every way of waiting must return its values.
     x = conjugated(0) if rank == 0 else conjugated(rank).resolve_conj()
     (result,) = group.allreduce([x]).get_future().wait()
     assert result is x and torch.equal(x, sum(conjugated(other) for other in range(size)))
@@ -433,7 +434,7 @@ def sparse(rank, size):
 
 
 def several_tensors(rank, size):
-    """Of one rank in a low-level call, as Gloo takes them."""
+    """Low-level calls must accept several tensors of one rank, as Gloo does."""
     group = dist.group.WORLD
     tensors = [torch.tensor([rank + 1.0]), torch.tensor([10.0])]
     work = group.allreduce(tensors)
@@ -465,7 +466,7 @@ def works(rank, size):
 
 def futures(rank, size):
     if rank == 0:
-        time.sleep(0.05)  # the others' are pending when they are asked for
+        time.sleep(0.05)  # the other ranks' works are pending when queried
     xs = [of(rank, 2) for _ in range(8)]
     called = threading.Event()
     futures = [dist.all_reduce(x, async_op=True).get_future() for x in xs]
@@ -517,7 +518,8 @@ def coalescing(rank, size):
 
 
 def profile(function):
-    """What comes out, and the profiler's entries of dldist with that: {name: how many}, and their times in seconds."""
+    """Return a function's result, and dldist's profiler entries: {name: count}, and their times in
+    seconds."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         result = function()
     events = [event for event in profiler.events() if event.name.startswith("dldist:")]
@@ -564,7 +566,8 @@ def profiler_has_the_time_from_start_to_end(rank, size):
 
 
 def profiler_has_the_end_before_anybody_else(rank, size):
-    """The memory of an entry is gone with the profile that it is part of; DDP waits for futures alone."""
+    """The profiler must get the end first: an entry's memory is freed with its profile, and DDP
+    waits only for futures."""
     if IS_IN_CPP:
         return "in C++ the work itself ends its entry: no future comes between"
     end_after = _profile._Entry._call_end_callbacks_on_future
@@ -648,7 +651,7 @@ def split(rank, size):
     if rank > 1:
         assert part is None
         return
-    # PyTorch sorts the ranks in C++ before 2.14, which removed this method.
+    # Before 2.14, which removed this method, PyTorch sorts the ranks in C++.
     is_sorted = IS_IN_CPP and hasattr(dist.ProcessGroup, "_set_sequence_number_for_group")
     place = rank if is_sorted else 1 - rank
     assert (part.rank(), part.size(), part.group_name, part.group_desc) == (place, 2, "reversed", "two, reversed")
@@ -670,7 +673,7 @@ def merge(rank, size):
 
 
 def merge_of_parts(rank, size):
-    """Each has a rank 0 of its own."""
+    """Parts that each have their own rank 0 must merge."""
     group = dist.group.WORLD
     part = group.split_group([0]) if rank == 0 else group.split_group(list(range(1, size)))
     store = dist.PrefixStore("merge of parts", group.get_group_store())
@@ -679,9 +682,10 @@ def merge_of_parts(rank, size):
     assert dldist.torch.world_of(merged).timeout == datetime.timedelta(seconds=12)
     ranks = torch.empty(size, 2, dtype=torch.int64)
     merged._allgather_base(ranks, torch.tensor([[merged.rank(), rank]])).wait()
-    assert [row[0] for row in ranks.tolist()] == list(range(size)), ranks  # each rank is taken once
+    assert [row[0] for row in ranks.tolist()] == list(range(size)), ranks  # one entry per rank
     later = [other for _, other in ranks.tolist() if other > 0]
-    assert IS_IN_CPP or later == sorted(later), ranks  # those of a part stay in their order; torch takes ranks as they come
+    # ranks of a part must stay in order; torch's groups in C++ order ranks by arrival
+    assert IS_IN_CPP or later == sorted(later), ranks
     merged.shutdown()
     part.shutdown()
 
@@ -697,7 +701,7 @@ def independent_groups(rank, size):
     else:
         port = torch.tensor(0)
     dist.broadcast(port, 0)
-    # The server is there already: all of them are its clients.
+    # The server already exists: all ranks are its clients.
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(int(port)), "RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ.update(place, TORCHELASTIC_USE_AGENT_STORE="True")
     try:
@@ -714,7 +718,7 @@ def independent_groups(rank, size):
             _dist2.new_group("dldist", datetime.timedelta(seconds=20), "cpu", unknown=1)
         second.shutdown()
         first.shutdown()
-        dist.barrier()  # before the server goes
+        dist.barrier()  # before the server closes
     finally:
         for name in (*place, "TORCHELASTIC_USE_AGENT_STORE"):
             del os.environ[name]
@@ -731,7 +735,8 @@ def settings(rank, size):
     assert group._get_sequence_number_for_group() == before + 1
     if hasattr(group, "_set_sequence_number_for_group"):  # until torch 2.13
         group._set_sequence_number_for_group()
-    backend = group._get_backend(torch.device("cpu")) if IS_IN_CPP else group  # a method of groups only in torch 2.14
+    # a method of groups only in torch 2.14
+    backend = group._get_backend(torch.device("cpu")) if IS_IN_CPP else group
     assert not group._has_hooks() and backend.get_error() == c10d.ErrorType.SUCCESS
     with raises(TypeError, "world_of"):
         dldist.torch.world_of("group")
@@ -755,7 +760,7 @@ def hooks_on_completion(rank, size):
 
 
 def synchronous_calls_may_be_waited_for_as_tensors(rank, size):
-    """PyTorch registers what such a call returns, where compiled programs take the tensors of calls that are under way."""
+    """PyTorch registers the return value if compiled programs may take tensors of pending calls."""
     x = of(rank, 2)
     c10d._set_allow_inflight_collective_as_graph_input(True)
     try:
@@ -775,7 +780,8 @@ def a_hook_on_completion_that_raises(rank, size):
         raise ValueError("mine")
 
     group._register_on_completion_hook(hook)
-    time.sleep(0.1 * rank)  # so that the call is still under way on rank 0, and another thread comes to the hook
+    # keeps the call pending on rank 0, and makes another thread run the hook
+    time.sleep(0.1 * rank)
     x = of(rank, 2)
     dist.all_reduce(x, group=group, async_op=True).wait()
     group._wait_for_pending_works()
@@ -808,7 +814,7 @@ def torchs_dumps_have_each_call_once(rank, size):
     has_names = hasattr(c10d, "_dump_fr_trace_file")  # since PyTorch 2.15
     for backend, expected in counts.items() if has_names else [(None, counts["gloo"])]:
         named = {} if backend is None else {"backend": backend}
-        # PyTorch imports its compiler for stacks, which may take longer than a case may
+        # for stacks PyTorch imports its compiler, which may exceed a case's time limit
         assert sizes_of_7000(pickle.loads(c10d._dump_fr_trace(includeStackTraces=False, **named))) == expected, backend
         assert sizes_of_7000(json.loads(c10d._dump_fr_trace_json(**named))) == expected, backend
         if has_names and expected:
@@ -830,16 +836,17 @@ def torchs_dumps_have_each_call_once(rank, size):
 
 
 def sizes_of_7000(dump):
-    """How often a dump has a call on 7000 to 7009 elements, by their number."""
+    """Return {number of elements: calls in the dump}, for 7000 to 7009 elements."""
     shapes = [tuple(shape) for entry in dump.get("entries", ()) for shape in entry["input_sizes"]]
     return dict(collections.Counter(size for (size,) in (shape for shape in shapes if len(shape) == 1) if 7000 <= size < 7010))
 
 
-# ---- what is built on it
+# ---- features built on groups
 
 
 def what_torch_does_to_the_time_outs_of_all_backends(rank, size):
-    """Where there is no CUDA; a compiled program with a warm cache does the first."""
+    """Setting the timeouts of all backends must work without CUDA. A compiled program with a warm
+    cache does the first call."""
     limit = datetime.timedelta(seconds=5)
     group = dist.group.WORLD
     kinds = {"cpu"} if torch.version.cuda is None else {"cpu", "cuda"}
@@ -852,7 +859,7 @@ def what_torch_does_to_the_time_outs_of_all_backends(rank, size):
     assert dldist.torch.world_of().timeout == limit
     dist.distributed_c10d._set_pg_timeout(before)
     assert dldist.torch.world_of().timeout == group._get_backend(torch.device("cpu")).options._timeout == before
-    with raises(RuntimeError, "CUDA"):  # a tensor there would be another matter
+    with raises(RuntimeError, "CUDA"):  # a tensor on that device would fail
         runner_of(group).serving("cuda")
 
 
@@ -933,11 +940,12 @@ def bad_calls(rank, size):
     with raises((RuntimeError, ValueError)):
         group.broadcast([torch.ones(1)], root_of(size)).wait()
     several = [torch.ones(1), torch.ones(1)]
-    group.allreduce(several).wait()  # the sum over all tensors of all ranks, as on Gloo
+    group.allreduce(several).wait()  # the sum over all tensors of all ranks, as with Gloo
     assert [each.item() for each in several] == [2.0 * size] * 2
     with raises(RuntimeError, "no tensor arguments" if IS_IN_CPP else "non-empty tensor list"):
         group.allreduce([])
-    if not IS_IN_CPP:  # there it comes to torch's own kernel for such tensors, which does nothing
+    # in C++ the call reaches torch's own kernel for such tensors, which does nothing
+    if not IS_IN_CPP:
         with raises((RuntimeError, TypeError), "meta"):
             group.allreduce([torch.ones(1, device="meta")])
     with raises(TypeError):

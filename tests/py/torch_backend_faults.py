@@ -1,4 +1,4 @@
-"""What the ranks of test_torch_backend_faults.py run, each a process of its own. No pytest here."""
+"""Workers of the ranks of test_torch_backend_faults.py, each in its own process. No pytest here."""
 
 import datetime
 import os
@@ -23,7 +23,7 @@ def start(port, rank, size, backend="dldist", **named):
 
 
 def told(call):
-    """The classes and the text of what a call raises, and how long it took."""
+    """Return the classes and the text of a call's exception, and the seconds that it took."""
     begin = time.monotonic()
     try:
         call()
@@ -61,7 +61,7 @@ def timed_out(channel, port, rank, size):
 def groups_timeout(channel, port, rank, size):
     torch, dist, _ = start(port, rank, size)
     group = dist.new_group()
-    group.set_timeout(SHORT)  # which the ranks need not meet in
+    group.set_timeout(SHORT)  # does not need the other ranks
     said = told(lambda: dist.all_reduce(torch.ones(1), group=group)) if rank == 0 else None
     channel.send("done")
     channel.recv()
@@ -92,7 +92,7 @@ def aborted(channel, port, rank, size):
 
 
 def again(channel, port, rank, size):
-    """Start, end, and start again, on stores of every kind."""
+    """Starting, ending and starting again must work, on stores of every kind."""
     torch, dist, dldist = start(port, rank, size)
     sums = []
     for store in (dist.PrefixStore("2", dist.group.WORLD.get_group_store()), python_store(dist, port), None):
@@ -102,7 +102,7 @@ def again(channel, port, rank, size):
         dist.destroy_process_group()
         where = {"store": store} if store else {"init_method": f"tcp://127.0.0.1:{port}"}
         if store is None:
-            # The server is another process. PyTorch 2.14 looks for it only at this address.
+            # The server is another process. PyTorch 2.14 only finds it at this address.
             os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         dist.init_process_group("dldist", rank=rank, world_size=size, **where)
     dist.destroy_process_group()
@@ -111,7 +111,7 @@ def again(channel, port, rank, size):
 
 def python_store(dist, port):
     class Store(dist.Store):
-        """Hands every call to a TCPStore."""
+        """A store that forwards every call to a TCPStore."""
 
         def __init__(self):
             super().__init__()
@@ -152,7 +152,7 @@ def debugged(channel, port, rank, size):
 
 
 def other_devices(channel, port, rank, size):
-    """One group, whose tensors on the CPU and on "meta" go to different backends."""
+    """In one group, tensors on the CPU and on "meta" must use different backends."""
     import torch
     import torch.distributed as dist
 
@@ -202,7 +202,7 @@ def other_devices(channel, port, rank, size):
 
 
 def gloo_beside(channel, port, rank, size):
-    """The CPU is another backend's."""
+    """Another backend must be usable for the CPU."""
     torch, dist, dldist = start(port, rank, size, "cpu:gloo,cuda:dldist")
     x = torch.ones(1)
     dist.all_reduce(x)

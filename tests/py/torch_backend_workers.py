@@ -1,18 +1,23 @@
-"""How the ranks of the tests of the backend "dldist" for torch are started; see c10d_team.py. No pytest here."""
+"""Workers that start the ranks of the tests of torch's backend "dldist". See c10d_team.py. No
+pytest here, so that the children start faster."""
 
 import datetime
 
 
 def cases(channel, what, port, rank, size):
-    """Runs functions of a module, which get the rank and the size, until the parent names none. The groups are made in C++ or in Python."""
+    """Run the functions of a module that the parent names, with the rank and size, until it sends
+    None.
+
+    Groups are made in C++ or in Python.
+    """
     import importlib
     import os
     import warnings
 
     module_name, way = what
     os.environ["DLDIST_TORCH_BACKEND"] = way
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # its servers complain about names that the loopback has not
-    warnings.simplefilter("ignore", FutureWarning)  # of torch, about the older names of calls
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # servers warn about names of the loopback
+    warnings.simplefilter("ignore", FutureWarning)  # torch's warnings about old names of calls
     import torch
     import torch.distributed as dist
 

@@ -1,6 +1,7 @@
-"""What the ranks of test_torch_buckets.py run: functions of a rank and the size, in a default group of the backend "dldist".
+"""Cases of test_torch_buckets.py: functions of a rank and the size, in a default group of the
+backend "dldist".
 
-No pytest here: the children start sooner.
+No pytest here, so that the children start faster.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ def backward(model, inputs):
 
 
 def train(model, rank, steps=4):
-    """Its parameters afterwards."""
+    """Train a model; return its parameters."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
         optimizer.zero_grad()
@@ -70,13 +71,13 @@ def shared_mappings():
         return sum("dldist-region" in line for line in maps)
 
 
-# ---- what moves
+# ---- gradients that move
 
 
 def gradients_that_are_views(rank, size):
     model = make_model()
     parameters = train(model, rank)
-    assert len(buckets()._moved) == 3  # of 5 layers with 256 KiB each, in buckets of half a MiB
+    assert len(buckets()._moved) == 3  # 5 layers of 256 KiB each, in buckets of half a MiB
     assert all(parameter.grad.is_shared() for parameter in model.parameters())
     with without_sharing():
         assert same(train(make_model(), rank), parameters)
@@ -92,9 +93,10 @@ def gradients_that_are_copies(rank, size):
 
 
 def nothing_moves_unless_it_is_asked_for(rank, size):
-    """Addresses may be taken, between the passes and in hooks, and are those of the gradients for good."""
+    """Gradients must keep their addresses by default: programs may take them, between passes and in
+    hooks."""
     for has_views in (True, False):
-        for megabytes in (BUCKET_MB, 0.1):  # several gradients in a bucket, and one
+        for megabytes in (BUCKET_MB, 0.1):  # several gradients per bucket, and one
             group = dist.new_group()
             model = make_model(group, has_views, make=DistributedDataParallel, bucket_cap_mb=megabytes)
             for step in range(3):
@@ -129,7 +131,7 @@ def who_may_ask(rank, size):
 
 
 def uneven_inputs(rank, size):
-    """Whoever has none left answers with zeros, in memory that nobody has views of."""
+    """A rank without inputs must contribute zeros, in memory without views."""
     model = make_model(has_views=False)
     with model.join():
         for step in range(2 + rank):
@@ -141,7 +143,7 @@ def uneven_inputs(rank, size):
 
 
 def torchs_own_classes_are_as_they_were(rank, size):
-    """Neither the backend nor sharing replaces anything in them."""
+    """Neither the backend nor sharing may replace members of torch's classes."""
     for name, method in vars(dist.Reducer).items():
         assert getattr(method, "__module__", None) != "dldist.torch._work", name
         assert type(method).__name__ != "function", name
@@ -172,7 +174,7 @@ def other_types(rank, size):
 
 
 def accumulate(rank):
-    """The gradients of two batches, of which only the second is followed by communication."""
+    """Return the gradients of two batches, of which only the second communicates."""
     model = make_model()
     train(model, rank, steps=2)
     model.zero_grad(set_to_none=False)
@@ -196,11 +198,11 @@ def one_rank_keeps_its_own(rank, size):
         assert same(train(make_model(), rank), parameters)
 
 
-# ---- what stays
+# ---- memory that does not move
 
 
 def what_the_program_reduces(rank, size):
-    """Also in a backward pass: who has taken its address goes on seeing it."""
+    """A tensor that the program reduces must keep its address, even in a backward pass."""
     weight = torch.ones(50_000, requires_grad=True)
     seen = []
 
@@ -262,7 +264,7 @@ def more_than_a_group_takes(rank, size):
     dist.destroy_process_group(group)
 
 
-# ---- how long
+# ---- lifetime
 
 
 def models_that_come_and_go(rank, size):
@@ -293,7 +295,8 @@ def gradients_outlive_their_group(rank, size):
 
 
 def the_way_to_other_processes(rank, size):
-    """As torch.multiprocessing sends it: its descriptor, of the memory that it is in now."""
+    """A gradient must reach other processes as torch.multiprocessing sends it: by the descriptor of
+    its current memory."""
     model = make_model()
     train(model, rank, steps=3)
     grad = model.module[0].weight.grad
@@ -305,7 +308,7 @@ def the_way_to_other_processes(rank, size):
     assert other[0, 0] == rank + 7
 
 
-# ---- what a hook in C++ makes of them
+# ---- the effects of a hook in C++
 
 
 def compressing(group=None):
@@ -322,7 +325,7 @@ def a_hook_compresses_them(rank, size):
 
 
 def nobody_waits_for_a_future_of_halves(rank, size):
-    """Neither the hook nor a program, which gets the same tensors."""
+    """Neither the hook nor a program may wait for such a future, despite equal tensors."""
     tensor = torch.ones(4, dtype=torch.float16)
     if rank == 0:
         future = dist.all_reduce(tensor, async_op=True).get_future()

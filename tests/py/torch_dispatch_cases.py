@@ -1,6 +1,7 @@
-"""What the ranks of test_torch_dispatch.py run: functions of a rank and the size, in a default group of the backend "dldist".
+"""Cases of test_torch_dispatch.py: functions of a rank and the size, in a default group of the
+backend "dldist".
 
-No pytest here: the children start sooner.
+No pytest here, so that the children start faster.
 """
 
 import dldist
@@ -19,7 +20,7 @@ from torch_backend_cases import check, of, raises, total
 
 
 class Looking(TorchDispatchMode):
-    """Sees operations, and changes nothing."""
+    """A mode that records operations without changing them."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +44,7 @@ def a_mode_sees_every_call(rank, size):
 
 
 def single_tensors(rank, size):
-    """The calls that PyTorch's backends have in Python since 2.14."""
+    """The calls that PyTorch's backends have in Python since 2.14 must be seen."""
     group = dist.group.WORLD
     if _native.load() is None:
         backend_cases.gather_into_one_tensor(rank, size)
@@ -110,7 +111,7 @@ def subclasses_without_one_are_tensors(rank, size):
 
 
 def fake_tensors_are_not_sent(rank, size):
-    if rank == 0:  # the others would have to call it, too
+    if rank == 0:  # the other ranks would also have to call it
         with FakeTensorMode():
             x = torch.ones(4)
             dist.all_reduce(x)
@@ -142,9 +143,9 @@ def operations_that_begin_in_cpp(rank, size):
 
 
 def groups_in_python_and_in_cpp_side_by_side(rank, size):
-    """The kernels of groups in Python run calls that return no work, too."""
+    """The kernels of groups in Python must also run calls that return no work."""
     native = _native.load()
-    if native is None:  # this process makes groups in Python alone, so there is nothing beside them
+    if native is None:  # this process only makes groups in Python
         return
     runner = runner_of(dist.new_group())
     in_python = dldist.torch.ProcessGroup(runner)
@@ -192,7 +193,8 @@ def a_factor_goes_with_its_call(rank, size):
 
 def what_cannot_be_seen_is_refused(rank, size):
     if _native.load() is not None:
-        return  # PyTorch itself makes operations of the calls there, which can all be seen
+        # there PyTorch itself makes operations of the calls, which a mode sees
+        return
     group = dist.group.WORLD
     kept = torch.ones(2)
     if not _dispatcher._name_in_backends("gather_single"):  # before PyTorch 2.14

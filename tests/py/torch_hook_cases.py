@@ -1,6 +1,8 @@
-"""Cases of test_torch_hooks.py: functions of a rank and the size, in a default group of the backend "dldist" in C++.
+"""Cases of test_torch_hooks.py: functions of a rank and the size, in a default group of the backend
+"dldist" in C++.
 
-A case with a `reason` cannot run with this PyTorch. No pytest here: the children start sooner.
+A case with a `reason` cannot run with this PyTorch. No pytest here, so that the children start
+faster.
 """
 
 import contextlib
@@ -23,7 +25,8 @@ DEADLINE_S = 20
 
 
 def needs(*names):
-    """Mark a case that needs names of `dist` ("dist.name") or of torch._C._distributed_c10d ("Class.name")."""
+    """Mark a case that needs names of `dist` ("dist.name") or of torch._C._distributed_c10d
+    ("Class.name")."""
 
     def mark(case):
         absent = [name for name in names if not is_present(name)]
@@ -61,7 +64,7 @@ def raise_from_hook(*_):
     raise ValueError("mine")
 
 
-# ---- answers about features
+# ---- queries for features
 
 
 def features_are_answered_truthfully(rank, size):
@@ -146,7 +149,8 @@ def gather_single_rejects_wrong_outputs(rank, size):
 
 
 def calls_have_their_former_and_present_names(rank, size):
-    """The present names, since PyTorch 2.14, must not come by way of the former ones: those have a guard against recursion."""
+    """The new names, since PyTorch 2.14, must not call the former ones, which have a guard against
+    recursion."""
     backend, x = backend_of(dist.group.WORLD), of(rank, size)
     names = {
         "_allgather_base": lambda call, out: call(out, x),
@@ -210,7 +214,7 @@ def nan_check_hook_stops_the_operation(rank, size):
 
 
 def recorded():
-    """The entries of PyTorch's own recorder for this backend: ours is another one."""
+    """Return the entries of PyTorch's own recorder, not dldist's, for this backend."""
     dump = c10d._dump_fr_trace.__wrapped__(True, False, False, "dldist")
     entries = pickle.loads(dump)["entries"]
     return [(entry["profiling_name"].partition(":")[2], entry["state"], entry.get("duration_ms")) for entry in entries]
@@ -235,7 +239,7 @@ def recorder_sees_the_end_of_every_operation(rank, size):
     with recorded_group() as group:
         x = of(rank, 3)
         dist.all_reduce(x, group=group)
-        time.sleep(0.1 * rank)  # so that the next is under way on rank 0 when it returns
+        time.sleep(0.1 * rank)  # makes the next call pending on rank 0 when it returns
         dist.all_reduce(x, group=group, async_op=True).wait()
         works = [dist.isend(of(rank, 1), 1 - rank, group=group), dist.irecv(x[:1], 1 - rank, group=group)]
         for work in works:
@@ -327,7 +331,7 @@ def abort_hooks_run_once_for_a_failed_operation(rank, size):
 @needs("ProcessGroup.register_abort_hook")
 def abort_hooks_run_at_abort(rank, size):
     group, calls = dist.new_group(), []
-    group.register_abort_hook(1, raise_from_hook)  # it must not hinder the others, or the abort
+    group.register_abort_hook(1, raise_from_hook)  # must not affect the other hooks or the abort
     group.register_abort_hook(2, lambda: calls.append(backend_of(group).get_error()))
     work = dist.all_reduce(of(rank, 2), group=group, async_op=True) if rank == 0 else None
     dist.barrier()
@@ -385,7 +389,7 @@ class Response(c10d._Response):
 
 
 def exchange(key, value):
-    """The values of all ranks, by way of the default group."""
+    """Return the values of all ranks, exchanged by the default group."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, (key, value))
     assert {found for found, _ in values} == {key}
@@ -414,7 +418,7 @@ def groups_without_members_get_them_by_reconfigure(rank, size):
     opts.rootRank = 0
     backend.broadcast([x], opts).wait()
     check(x, [size - 1])
-    if rank == 0:  # alone
+    if rank == 0:  # only rank 0
         backend.reconfigure(options(2, handles[:1])).wait()
         backend.allreduce([x]).wait()
         assert (backend.rank(), backend.size()) == (0, 1) and x.item() == size - 1

@@ -1,7 +1,9 @@
-"""Dumps of flight recorders that are made up: programs of several ranks, run by a small simulation, with one fault planted.
+"""Synthetic flight recorder dumps: programs of several ranks, run by a small simulation with one
+injected fault.
 
-A program is a list of steps, each a collective of a group. Every rank runs its own copy, in which a fault may have changed
-something. A rank waits in each call until all members have made the same one; what never comes together stays as it is: a hang.
+A program is a list of steps, each a collective of a group. Every rank runs its own copy, which a
+fault may have changed. A rank waits in each call until all members have made the same call. A call
+that never completes stays pending: a hang.
 """
 
 import dataclasses
@@ -31,7 +33,7 @@ class Step:
     line: int
     late_ns: int = 0
     waits: bool = True
-    """False: the next call is made before this one is through."""
+    """False if the next call is made before this one is done."""
 
     def operands(self):
         size = len(self.group.ranks)
@@ -124,7 +126,7 @@ def make_program(groups, rng, length):
 
 
 def run(world, groups, programs, clocks=None):
-    """Dumps of all ranks; `programs` by rank."""
+    """Return the dumps of all ranks; `programs` by rank."""
     clocks = clocks or [0] * world
     logs = [[] for _ in range(world)]
     position = [0] * world
@@ -185,7 +187,7 @@ FAULTS = ("missing_rank", "wrong_op", "wrong_order", "wrong_size", "wrong_dtype"
 
 
 def plant(fault, world, seed, *, several=True, keep=None, has_clocks=True):
-    """A random program with one fault. `keep`: how many entries the rings hold."""
+    """Make a random program with one fault. `keep`: the number of entries in the ring buffers."""
     rng = random.Random(f"{fault} {world} {seed}")
     groups = make_groups(world, rng, several)
     steps = make_program(groups, rng, rng.randint(8, 30))

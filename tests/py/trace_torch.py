@@ -1,6 +1,7 @@
-"""torch's own analyser, on folders of dumps: run as a program, as it is slow to import and keeps state.
+"""torch's own analyser on folders of dumps, run as a program because it is slow to import and keeps
+state.
 
-python trace_torch.py FOLDER ...      prints a line of JSON for each
+    python trace_torch.py FOLDER ...      prints a line of JSON for each
 """
 
 import json
@@ -8,20 +9,20 @@ import logging
 import subprocess
 import sys
 
-# Its words in ours.
+# torch's verdicts, with the corresponding kinds of dldist.
 KINDS = {
     "COLLECTIVE_TYPE_MISMATCH": {"wrong_op", "wrong_order"},
     "SIZE_OR_SYNTAX_MISMATCH": {"wrong_size", "wrong_order", "wrong_root"},
     "COLLECTIVE_DTYPE_MISMATCH": {"wrong_dtype"},
     "COLLECTIVE_STATE_MISMATCH": {"slow_rank", "failed"},
     "MISSING": {"missing_rank"},
-    # It has no word for what all have called, alike: whether it is done is not its question.
+    # It does not distinguish calls that all ranks made alike by completion.
     "FULLY_MATCHED": {"slow_rank", "stuck", "failed"},
 }
 
 
 def verdicts(folders, timeout=100):
-    """What it says of each folder."""
+    """Return torch's verdict on each folder."""
     run = subprocess.run(
         [sys.executable, __file__, *map(str, folders)], capture_output=True, text=True, timeout=timeout, check=False
     )
@@ -32,8 +33,10 @@ def verdicts(folders, timeout=100):
 
 
 def check_agrees(ours, theirs):
-    """The same class, the same collective, the same ranks on one side and on the other: torch compares with the rank whose file
-    comes first, so it may name those that are right."""
+    """Check that class, collective and the ranks on each side agree.
+
+    torch compares with the rank whose file comes first, so it may name the correct ranks.
+    """
     assert ours.kind in KINDS[theirs["state"]], (ours, theirs)
     if theirs["state"] == "FULLY_MATCHED":
         return
@@ -73,7 +76,7 @@ def of_folder(folder):
 
 
 class Words(logging.Handler):
-    """What it logs."""
+    """A handler that collects torch's log lines."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The ranks of test_trace_verdicts.py: a small training program, in which the last rank does something wrong."""
+"""The ranks of test_trace_verdicts.py: a small training program with a fault on the last rank."""
 
 import os
 import time
@@ -9,7 +9,7 @@ LATE_S = 0.4
 
 
 def forward(dist, steps):
-    """What all ranks do, and get right."""
+    """Make the calls that all ranks make correctly."""
     for _ in range(steps):
         dist.all_reduce(array("f", [1.0] * 4))
     dist.broadcast(array("d", [1.0] * 3), 0)
@@ -28,7 +28,7 @@ def collect(dist):
 
 
 def backward(dist, fault, is_culprit):
-    """The calls in which it hangs, one after the other; the works of those that were taken."""
+    """Make the calls that hang, one after another; return the works of the accepted ones."""
     calls = [average, share]
     if is_culprit and fault == "missing_rank":
         calls = []
@@ -39,19 +39,19 @@ def backward(dist, fault, is_culprit):
     elif is_culprit and fault == "wrong_op":
         calls = [collect, share]
     elif is_culprit and fault == "slow_rank":
-        time.sleep(LATE_S)  # that is the fault
+        time.sleep(LATE_S)  # the fault itself
     works = []
     for call in calls:
         try:
             works.append(call(dist))
         except dist.DistError:
-            break  # our groups find out themselves, and take no calls any more
+            break  # dldist's groups detect the fault and refuse further calls
     return works
 
 
 def train(channel, port, rank, size, folder):
-    """Runs the program once for each fault that the parent names, every time in a group of its own, and leaves dumps in
-    folder/fault."""
+    """Run the program once for each fault that the parent sends, each time in a new group, and
+    write dumps to folder/fault."""
     import dldist as dist
     from dldist import flight_recorder
 
@@ -59,7 +59,8 @@ def train(channel, port, rank, size, folder):
         store = dist.PrefixStore(fault, dist.TCPStore("127.0.0.1", port))
         dist.init_process_group(store=store, rank=rank, world_size=size, timeout=20)
         forward(dist, 3)
-        # The middle one goes last into a call that all get right. So nothing is found out while the others make theirs.
+        # The middle rank enters a correct call last, so that nothing is detected while the other
+        # ranks make their calls.
         if rank == 1 and fault not in ("none", "slow_rank"):
             store.barrier("others have called", size)
         works = [collect(dist), *backward(dist, fault, rank == size - 1)]

@@ -1,4 +1,4 @@
-"""What the ranks of test_versions.py do, with whatever build they are given; see procs.py."""
+"""Workers of the ranks of test_versions.py, with either build. See procs.py."""
 
 import array
 import time
@@ -7,7 +7,7 @@ import dldist
 
 
 def _told(function):
-    """What came of it, which build it was, and how long it took."""
+    """Return the outcome of a function, the build, and the seconds that it took."""
     began = time.monotonic()
     try:
         value = function()

@@ -1,4 +1,4 @@
-"""What the ranks of test_watch.py run. No pytest here: the children start sooner."""
+"""Workers of the ranks of test_watch.py. Without pytest, so that the children start faster."""
 
 import array
 import ctypes
@@ -19,7 +19,7 @@ def open_world(port, rank, size, timeout=20.0, has_python_store=False):
 
 
 def await_file(path, since):
-    """Seconds from `since` until the file was there; None: it did not come."""
+    """Return the seconds from `since` until the file exists, or None if it does not appear."""
     while time.monotonic() - since < LIMIT_S:
         if os.path.exists(path):
             return time.monotonic() - since
@@ -28,7 +28,7 @@ def await_file(path, since):
 
 
 def await_report(text):
-    """The report, once this is in it; or as it is at the end."""
+    """Return the report once it contains this text, or at the time limit."""
     deadline = time.monotonic() + LIMIT_S
     while text not in flight_recorder.report() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -44,7 +44,7 @@ def expect_time_out(group, seconds):
 
 
 def one_times_out(channel, port, rank, size, prefix, members):
-    """Rank 0 waits in vain for the others of a group of `members`. When each has its dump, and its report."""
+    """Let rank 0 time out in a group of `members`; send the times until dumps, and reports."""
     world = open_world(port, rank, size)
     group = world
     if len(members) < size:
@@ -57,16 +57,17 @@ def one_times_out(channel, port, rank, size, prefix, members):
     seconds = await_file(f"{prefix}{rank}", since)
     report = await_report("has failed" if group is not None else "has asked")
     channel.send((seconds, report))
-    channel.recv(LIMIT_S)  # the others' signals may still come by this rank's store
+    channel.recv(LIMIT_S)  # other ranks' notifications may come through this store
     return dldist._core._monitor_request_dump()
 
 
 def lagging(channel, port, rank, size, awaited, has_python_store=False):
-    """All but the last rank call an all_reduce that times out; the report of rank 0, once `awaited` is in it."""
+    """Call an all_reduce that times out on all but the last rank; return rank 0's report once it
+    contains `awaited`."""
     world = open_world(port, rank, size, has_python_store=has_python_store)
     world.barrier()
     if rank == 0:
-        channel.recv(LIMIT_S)  # when the others have had the time to publish where they are
+        channel.recv(LIMIT_S)  # once the other ranks had time to publish their state
         expect_time_out(world, 0.3)
         channel.send(await_report(awaited))
     elif rank < size - 1:
@@ -80,7 +81,7 @@ def lagging(channel, port, rank, size, awaited, has_python_store=False):
 
 
 def idle(channel, port, rank, size):
-    """Does what it is told: the tests ask for dumps meanwhile."""
+    """Run the parent's commands. The tests request dumps during this."""
     world = open_world(port, rank, size)
     world.barrier()
     channel.send("ready")
@@ -89,7 +90,8 @@ def idle(channel, port, rank, size):
         if name == "hold the GIL":
             gate = os.open(argument, os.O_RDWR)
             channel.send("holding")
-            ctypes.PyDLL(None).read(gate, ctypes.create_string_buffer(1), 1)  # keeps the GIL, as a call of CUDA may
+            # keeps the GIL, as a CUDA call may
+            ctypes.PyDLL(None).read(gate, ctypes.create_string_buffer(1), 1)
             os.close(gate)
             channel.send("released")
         elif name == "report":
@@ -103,7 +105,7 @@ def idle(channel, port, rank, size):
 
 
 def disposition(number):
-    """What a signal does in this process, as the kernel knows it; who handles it is told by sending it."""
+    """Return the kernel's disposition of a signal. Only sending it shows which handler runs."""
     with open("/proc/self/status") as file:
         lines = [line.split(":") for line in file]
     masks = {name: int(value, 16) for name, value in lines if name in ("SigIgn", "SigCgt")}
@@ -114,7 +116,7 @@ def disposition(number):
 
 
 def uses_a_signal(channel, port, rank, size, before, is_heard, prefix):
-    """What SIGUSR2 does while there is a world, and when the monitor has stopped."""
+    """Report the effect of SIGUSR2 with a world, and after the monitor has stopped."""
     calls = []
     if before != "default":
         handler = signal.SIG_IGN if before == "ignored" else lambda *_: calls.append("of the program")
@@ -140,7 +142,7 @@ def uses_a_signal(channel, port, rank, size, before, is_heard, prefix):
 
 
 def threads_that_take(number):
-    """The threads of this process that a signal may be given to."""
+    """Return the threads of this process that may receive a signal."""
     found = []
     for thread in os.listdir("/proc/self/task"):
         with open(f"/proc/self/task/{thread}/status") as file:
@@ -151,7 +153,8 @@ def threads_that_take(number):
 
 
 def threads_that_take_signals(channel, port, rank, size):
-    """Once the monitor runs, which starts with the world, and the threads of the log and of callbacks wait."""
+    """Return these threads while the monitor, started with the world, and the log and callback
+    threads wait."""
     world = open_world(port, rank, size)
     world.barrier()
     called = threading.Event()
@@ -179,7 +182,7 @@ def forks(channel, port, rank, size):
         if pid == 0:
             from dldist import flight_recorder
 
-            os.kill(os.getpid(), signal.SIGUSR2)  # has a handler of the parent's
+            os.kill(os.getpid(), signal.SIGUSR2)  # its handler is inherited from the parent
             os.write(writer, repr((flight_recorder.request_dump(), flight_recorder.report())).encode())
             os._exit(0)
         os.close(writer)
@@ -202,7 +205,7 @@ def alone(channel):
 
 
 def refused(channel):
-    """A variable that makes no sense; the group is not made."""
+    """Return the errors of an invalid variable; no group must be made."""
     import threading
 
     store = dldist.HashStore()
@@ -224,7 +227,7 @@ def refused(channel):
 
 
 def leaves(channel, port, rank, size):
-    """Ends without closing anything; when it began to."""
+    """Exit without closing anything; return the time when the exit began."""
     world = open_world(port, rank, size)
     world.barrier()
     channel.send("ready")
@@ -233,7 +236,8 @@ def leaves(channel, port, rank, size):
 
 
 def signal_after_the_end(channel):
-    """A signal that has asked for dumps does again what it did before, unless somebody has taken it meanwhile."""
+    """A signal used for dumps must regain its former handler at the end, unless the program has
+    replaced it."""
     from dldist import _core, flight_recorder
     from dldist._base import monitor_thread
 
@@ -253,7 +257,7 @@ def signal_after_the_end(channel):
 
 
 class Fragile(dldist.Store):
-    """A store written in Python that can begin to fail."""
+    """A store written in Python that can start to fail."""
 
     def __init__(self, inner=None):
         super().__init__()
@@ -275,7 +279,7 @@ for _name in "set get add compare_set wait check delete_key num_keys".split():
 
 
 def has_a_store_that_fails(channel):
-    """What the log says of a store written in Python that fails when the monitor asks it."""
+    """Return the log records about a Python store that fails when the monitor queries it."""
     import logging
     import threading
 
@@ -303,7 +307,7 @@ def has_a_store_that_fails(channel):
         thread.join(LIMIT_S)
     store.error = KeyError("out of order \udc80")
     assert has_been_told.wait(LIMIT_S), told
-    threads = [threading.Thread(target=world.barrier) for world in worlds]  # they go on without it
+    threads = [threading.Thread(target=world.barrier) for world in worlds]  # continue without it
     for thread in threads:
         thread.start()
     for thread in threads:

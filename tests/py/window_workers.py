@@ -1,4 +1,4 @@
-"""What the ranks of the tests of symmetric memory and windows run; see group_team.py. A case gets a World of all ranks."""
+"""Cases of the symmetric memory and window tests, on a World of all ranks. See group_team.py."""
 
 import gc
 import os
@@ -26,12 +26,12 @@ def member(channel, port, rank, size, options=None):
 
 
 def pattern(rank, nbytes):
-    """Bytes that tell the rank."""
+    """Return bytes that identify the rank."""
     return bytes((rank * 53 + at * 7) % 251 for at in range(nbytes))
 
 
 def bytes_of(x):
-    """What is in an array of any dtype, also of those that the buffer protocol does not know."""
+    """Return the contents of an array of any dtype, even those the buffer protocol lacks."""
     described = _core._describe_tensor(x, False)
     copy = bytearray(described["count"] * described["itemsize"])
     _core.Window(dldist.Group(None, 0, 1), x).get(copy, 0)
@@ -47,7 +47,7 @@ def error_of(call, *args, **kwargs):
 
 
 def filled(world, nbytes=64, dtype="uint8"):
-    """An array that the others see, with the rank's pattern in it."""
+    """Return an array that all ranks can access, filled with this rank's pattern."""
     x = world.empty(nbytes, dtype)
     memoryview(x).cast("B")[:] = pattern(world.rank, memoryview(x).nbytes)
     return x
@@ -57,7 +57,8 @@ def filled(world, nbytes=64, dtype="uint8"):
 
 
 def every_dtype(world, dtype):
-    """Each rank reads all others, is written to by the one before, and fetches from the one behind."""
+    """Each rank must be able to read all others, be written by the previous one, and fetch from the
+    next one."""
     x = world.empty(COUNT, dtype)
     own = world.rank
     itemsize = _core._describe_tensor(x, False)["itemsize"]
@@ -81,7 +82,8 @@ def every_dtype(world, dtype):
 
 
 def libraries(world, name):
-    """Arrays of a library over shared memory take part as the shared array itself, and see what the others write."""
+    """Arrays of a library over shared memory must be usable like the shared array itself, and show
+    remote writes."""
     x = world.empty((4, 8), "float32")
     if name == "numpy":
         import numpy as np
@@ -111,7 +113,7 @@ def libraries(world, name):
 
 
 def parts(world):
-    """A part of an array stands for all of it, and says where it begins."""
+    """A part of an array must stand for the whole array, at its offset."""
     import numpy as np
 
     x = world.empty(64, "int32")
@@ -136,7 +138,8 @@ def parts(world):
 
 
 def one_sided_gets(world):
-    """torch's get(): what lies at the same place in another rank's array, which other ranks map, or which is read by messages."""
+    """torch's get() must return the data at the same position in another rank's array, whether
+    mapped or read by messages."""
     import numpy as np
 
     for x in (world.empty(64, "int32"), np.zeros(64, "int32")):
@@ -162,7 +165,7 @@ def one_sided_gets(world):
 
 
 def packed(world):
-    """What is put and got may have any strides."""
+    """Puts and gets must accept any strides."""
     import numpy as np
 
     x = world.empty((6, 4), "int16")
@@ -179,7 +182,7 @@ def packed(world):
 
 
 def sizes_of_their_own(world):
-    """Ranks need not give memory of the same size, nor any."""
+    """Ranks may contribute memory of different sizes, or none."""
     x = None if world.rank == 0 else filled(world, 16 * world.rank)
     memory = world.rendezvous(x)
     assert memory.buffer_sizes == [16 * rank for rank in range(world.size)]
@@ -191,7 +194,8 @@ def sizes_of_their_own(world):
 
 
 def own_array(world):
-    """Memory that is no shared array is reached by messages; the rank itself sees it, and the view keeps it."""
+    """Memory other than shared arrays must be accessed by messages; the rank itself can map it, and
+    the view keeps it alive."""
     mine = bytearray(pattern(world.rank, 32))
     memory = world.rendezvous(mine)
     view = memory.get_buffer(world.rank, 32, "uint8")
@@ -231,7 +235,7 @@ def async_transfers(world):
 
 
 def dropped(world):
-    """A put that nobody waits for gets there, whoever has let go what; so does what was got."""
+    """Puts and gets without waiters must complete, whichever objects the ranks drop."""
     x = filled(world, 1 << 20)
     memory = world.rendezvous(x)
     other = (world.rank + 1) % world.size
@@ -251,7 +255,7 @@ def dropped(world):
     for each in [work, *works]:
         try:
             each.wait(20)
-        except dldist.DistBackendError as error:  # the other one has let its window go first
+        except dldist.DistBackendError as error:  # the other rank has already dropped its window
             assert "closed the window" in str(error)
     world.barrier()
 
@@ -275,7 +279,7 @@ def pointers(world):
 
 
 def pads(world):
-    """The pad has a word for each channel and rank, and may be used for whatever else."""
+    """The pad must have a word per channel and rank, usable for any purpose."""
     memory = world.rendezvous(world.empty(1))
     assert memory.signal_pad_size == 2048 and memory.channels == 512 // world.size
     for rank in range(world.size):
@@ -300,7 +304,7 @@ def pads(world):
 
 
 def counting(world):
-    """Signals of signal() add up; take_signal() does not wait; each channel and source is by itself."""
+    """signal() must accumulate; take_signal() must not wait; channels and sources must not mix."""
     memory = world.rendezvous(None)
     other, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     for _ in range(3):
@@ -312,7 +316,8 @@ def counting(world):
 
 
 def twice_without_a_taker(world):
-    """put_signal waits for the taker of the signal before, and names who has not taken it."""
+    """put_signal must wait until the previous signal is taken, and its error name the rank that did
+    not take it."""
     memory = world.rendezvous(None)
     other = (world.rank + 1) % world.size
     memory.put_signal(other, 3)
@@ -337,7 +342,7 @@ def nobody_signals(world):
 
 
 def barriers(world):
-    """Nobody leaves before the last has come, on any channel."""
+    """No rank may leave a barrier before the last has entered, on any channel."""
     x = world.empty(world.size, "int64")
     memory = world.rendezvous(x)
     for turn in range(50):
@@ -352,7 +357,7 @@ def barriers(world):
 
 
 def threads(world):
-    """Each thread has a channel, and they do not get in each other's way."""
+    """Threads with a channel each must not interfere."""
     memory = world.rendezvous(world.empty(8, "int64"))
     other, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     failures = []
@@ -376,11 +381,11 @@ def threads(world):
     memory.barrier()
 
 
-# ---- ends
+# ---- lifetime
 
 
 def views_outlive_everything(world):
-    """Of the window, the arrays, the group: a view stays what it is."""
+    """A view must outlive the window, the arrays and the group."""
     part = world.split(range(world.size))
     other = (world.rank + 1) % world.size
     x = filled(part)
@@ -400,11 +405,11 @@ def views_outlive_everything(world):
 
 
 class Own(bytearray):
-    """Memory that knows the window over it."""
+    """Memory that refers to its window."""
 
 
 def cycles(world):
-    """The collector finds a window that its own memory refers to."""
+    """The garbage collector must find a window that its own memory refers to."""
     memory = Own(64)
     memory.window = world.rendezvous(memory)
     gone = weakref.ref(memory.window)
@@ -415,7 +420,7 @@ def cycles(world):
 
 
 def closed(world):
-    """What comes after close() is refused on both sides; a group that is gone says so."""
+    """Calls after close() must be refused on both sides, also if the group is closed."""
     memory = world.rendezvous(world.empty(4))
     memory.barrier()
     if world.rank == 0:
@@ -436,10 +441,10 @@ def closed(world):
 
 
 def abort_ends_waits(world):
-    """Of all threads and all ranks, whoever aborts."""
+    """abort() on any rank must end the waits of all threads on all ranks."""
     part = world.split(range(world.size), timeout=30)
     memory = part.rendezvous(part.empty(4))
-    world.barrier()  # or the abort might come while others are making the window
+    world.barrier()  # otherwise the abort might come before the window exists
     if world.rank == world.size - 1:
         threading.Timer(0.2, part.abort, ["enough"]).start()
     start = time.monotonic()
@@ -450,7 +455,7 @@ def abort_ends_waits(world):
 
 
 def interrupt(world):
-    """Ctrl-C ends a wait; the window can be used again."""
+    """Ctrl-C must end a wait, and the window stay usable."""
     memory = world.rendezvous(None)
     threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
     try:
@@ -464,7 +469,7 @@ def interrupt(world):
 
 
 def forked(world):
-    """In a child every call says so; views can be read."""
+    """In a forked child every call must raise; views must stay readable."""
     memory = world.rendezvous(filled(world))
     memory.barrier()
     view = memory.get_buffer(world.rank, 64, "uint8")
@@ -478,7 +483,7 @@ def forked(world):
 
 
 def many(world):
-    """Windows and their memory come and go, and nothing is left of them."""
+    """Windows and their memory must be freed when dropped."""
     other = (world.rank + 1) % world.size
 
     def turn():
@@ -540,7 +545,8 @@ def bad_arguments(world):
 
 
 def bad_memory(world):
-    """What cannot be given is refused; where only one rank has it, the others hear of that at once."""
+    """Unsuitable memory must be refused; if it is on one rank, the other ranks must get the error
+    immediately."""
     import numpy as np
 
     for memory, kind, text in [
@@ -563,7 +569,7 @@ def bad_memory(world):
 
 
 def different_pads(world):
-    """All ranks hear that they do not agree."""
+    """All ranks must get the error that their pads differ."""
     error = error_of(_core.Window, world, pad_size=1024 if world.rank == 0 else 4096)
     assert isinstance(error, dldist.DistMismatchError) and "1024" in str(error) and "4096" in str(error)
     memory = _core.Window(world, pad_size=4096)
@@ -575,7 +581,7 @@ def different_pads(world):
 
 
 def windows(world):
-    """Each rank has registered another shape; offsets count the target's elements."""
+    """Ranks may register different shapes; offsets must count the target's elements."""
     own, other = world.rank, (world.rank + 1) % world.size
     x = world.empty((own + 1, 8), "int32")
     window = world.new_window(x)
@@ -598,7 +604,7 @@ def windows(world):
 
 
 def async_windows(world):
-    """Works end when what they stand for has happened, and not before."""
+    """Works must not end before their operation."""
     own, other, before = world.rank, (world.rank + 1) % world.size, (world.rank - 1) % world.size
     x = world.empty(1 << 20, "uint8")
     window = world.new_window(x)
@@ -608,7 +614,7 @@ def async_windows(world):
     source = bytearray([own + 1]) * (1 << 20)
     put = window.put(source, other, 0, True)
     put.wait()
-    source[:] = bytes(len(source))  # it may be used again
+    source[:] = bytes(len(source))  # the source is reusable
     window.signal(other, True).wait()
     assert waiting.wait() and waiting.is_completed()
     assert set(bytes(x)) == {before + 1}
@@ -624,7 +630,7 @@ def async_windows(world):
 
 
 def awaited_twice(world):
-    """A work takes one signal, however many threads wait for it."""
+    """A work must take one signal, however many threads wait for it."""
     window = world.new_window(world.empty(8))
     other, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     work = window.wait_signal(before, async_op=True)
@@ -641,7 +647,8 @@ def awaited_twice(world):
 
 
 def nothing_registered(world):
-    """A rank without a tensor is everybody's failure, which names it; then the window is as it was."""
+    """A rank without a tensor must cause an error on all ranks that names it, and leave the window
+    unchanged."""
     window = world.new_window()
     x = world.empty(4)
     last = world.size - 1
@@ -654,7 +661,8 @@ def nothing_registered(world):
 
 
 def unregistered_source(world):
-    """What is put needs no registration; a window without a tensor says so instead of waiting for ever."""
+    """The source of a put needs no registration; calls on a window without a tensor must raise
+    instead of hanging."""
     window = world.new_window()
     for call in (window.put, window.signal, window.wait_signal, window.map_remote_tensor, window.get_attr):
         args = (bytes(4), 0) if call == window.put else (0,)
@@ -676,7 +684,7 @@ def unregistered_source(world):
     window.tensor_deregister()
 
 
-# ---- a peer that dies
+# ---- lost peers
 
 
 def survivor(channel, port, rank):
@@ -703,7 +711,8 @@ def survivor(channel, port, rank):
 
 
 def let_go_by_threads_of_others(channel):
-    """Who takes a view by DLPack may let go of it on a thread that Python does not know, and when Python is ending."""
+    """A consumer of a view by DLPack may release it on a thread unknown to Python, and during
+    Python's exit."""
     import ctypes
 
     class Managed(ctypes.Structure):
@@ -719,7 +728,7 @@ def let_go_by_threads_of_others(channel):
     used = ctypes.create_string_buffer(b"used_dltensor")
 
     def start(library, capsule):
-        """A thread that lets go of it."""
+        """Start a thread that releases it."""
         pointer = of_capsule(capsule, b"dltensor")
         rename(capsule, used)
         thread = ctypes.c_ulong()
@@ -739,13 +748,13 @@ def let_go_by_threads_of_others(channel):
     join(start(libc, capsules[0]))
     counts.append(sys.getrefcount(x))
     sys.setswitchinterval(100)
-    held = ctypes.PyDLL(None)  # its calls keep the GIL, for which that thread waits
+    held = ctypes.PyDLL(None)  # its calls keep the GIL, which that thread needs
     held.pthread_create.argtypes = libc.pthread_create.argtypes
     late = start(held, capsules[1])
     held.usleep(100_000)
-    dldist._core._close_gate()  # waits for who is inside
+    dldist._core._close_gate()  # waits for threads inside
     counts.append(sys.getrefcount(x))
     join(late)
-    join(start(libc, capsules[2]))  # keeps what is Python's
+    join(start(libc, capsules[2]))  # does not release Python's objects
     counts.append(sys.getrefcount(x))
     return [count - counts[0] for count in counts]

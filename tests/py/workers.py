@@ -1,4 +1,5 @@
-"""What child processes of the tests run; see procs.py. No pytest here: the children start sooner."""
+"""Workers that the tests run in child processes. See procs.py. Without pytest, so that the children
+start faster."""
 
 import os
 import signal
@@ -14,12 +15,12 @@ LONG = timedelta(seconds=30)
 
 
 def describe(error):
-    """An exception as a child can send it."""
+    """Return an exception in a form that a child can send."""
     return [kind.__name__ for kind in type(error).__mro__], str(error), time.monotonic()
 
 
 def tcp_server(channel, host=LOOPBACK, **options):
-    """Serves until told to stop."""
+    """Serve a store until the parent's message."""
     store = dldist.TCPStore(host, 0, is_master=True, timeout=LONG, **options)
     channel.send(store.port)
     channel.recv(120)
@@ -43,8 +44,10 @@ BLOCKING_CALLS = {
 
 
 def blocked_client(channel, port, names):
-    """Blocks in every call of `names`, each in a thread with the one client; tells when all are asleep; returns how each
-    ended."""
+    """Block in every call of `names`, each in a thread with the one client; return how each ended.
+
+    Sends a message when all are asleep.
+    """
     import procs
 
     store = dldist.TCPStore(LOOPBACK, port, timeout=timedelta(seconds=60))
@@ -75,7 +78,7 @@ def blocked_client(channel, port, names):
 
 
 def joining_client(channel, port, world_size):
-    """Joins a master that waits for its workers."""
+    """Join a master that waits for its workers."""
     channel.send("joining")
     store = dldist.TCPStore(LOOPBACK, port, world_size, False, LONG)
     channel.send("joined")
@@ -84,14 +87,15 @@ def joining_client(channel, port, world_size):
 
 
 def secret_client(channel, port):
-    """Uses the secret of its environment."""
+    """Use the secret of the environment."""
     store = dldist.TCPStore(LOOPBACK, port, timeout=timedelta(seconds=10))
     store.set("from-child", "1")
     return store.get("from-child")
 
 
 def interruptible(channel, kind, place, call_name):
-    """Blocks in a call until SIGINT; returns when KeyboardInterrupt came, and whether the store works afterwards."""
+    """Block in a call until SIGINT; return the time of the KeyboardInterrupt, and whether the store
+    works afterwards."""
     usable = None
     store = None
     channel.send("ready")
@@ -126,7 +130,7 @@ def open_store(kind, place):
 
 
 def user_signals(channel, kind, place):
-    """Waits for a key while SIGUSR1 rains; returns how many were handled during it."""
+    """Wait for a key during many SIGUSR1 signals; return the number handled during the wait."""
     handled = []
     signal.signal(signal.SIGUSR1, lambda *_: handled.append(time.monotonic()))
     store = open_store(kind, place)
@@ -138,7 +142,7 @@ def user_signals(channel, kind, place):
 
 
 def handler_raises(channel, port):
-    """A signal handler's exception ends the wait."""
+    """The exception of a signal handler must end the wait."""
 
     def handler(*_):
         raise LookupError("from the handler")
@@ -154,7 +158,7 @@ def handler_raises(channel, port):
 
 
 def forks(channel, kind, place, with_thread):
-    """Forks with an open store; the child reports what its use raised and ends as any interpreter does."""
+    """Fork with an open store; the child reports the error of using it and exits normally."""
     if kind == "tcp-master":
         store = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=LONG)
     else:
@@ -206,7 +210,7 @@ def forks(channel, kind, place, with_thread):
 
 
 def file_member(channel, path, world_size, keys):
-    """Joins a file store, sets keys, and leaves in order when told; or stays until killed."""
+    """Join a file store, set keys, and leave cleanly on a message, or stay until killed."""
     store = dldist.FileStore(path, world_size, timeout=timedelta(seconds=20))
     for key in keys:
         store.set(key, f"by {os.getpid()}")
@@ -229,7 +233,7 @@ def file_adds(channel, path, count):
 
 
 def lock_holder(channel, path):
-    """Holds the gate of the file (docs/contributing/file-store.md), as a slow writer would."""
+    """Hold the file's gate lock (docs/contributing/file-store.md), like a slow writer."""
     import fcntl
 
     with open(path, "r+b") as file:
@@ -239,7 +243,7 @@ def lock_holder(channel, path):
 
 
 def torch_popper(channel, port):
-    """A torch client that is parked on a queue."""
+    """Park a torch client on a queue."""
     import procs
     import torch.distributed
 
@@ -266,7 +270,7 @@ def torch_all_reduce(channel, port, rank, world_size):
 
 
 def file_storm(channel, path):
-    """Sets one key to long values of one letter each, until killed."""
+    """Set one key to long values of one repeated letter, until killed."""
     store = dldist.FileStore(path, timeout=LONG)
     store.set("storm", "a" * 100)
     channel.send("begun")
@@ -276,7 +280,7 @@ def file_storm(channel, path):
 
 
 def raise_in_del(channel):
-    """Python ignores what __del__ raises."""
+    """Raise in __del__, which Python ignores."""
     class Ends:
         def __del__(self):
             raise LookupError("in __del__")

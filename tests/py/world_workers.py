@@ -1,4 +1,4 @@
-"""What the processes of test_world.py and test_c10d_groups.py run. No pytest here."""
+"""Workers of the processes of test_world.py and test_c10d_groups.py. No pytest here."""
 
 import array
 import gc
@@ -18,7 +18,7 @@ def usage():
 
 
 def settled_usage(before):
-    """The end of a connection that another process has closed may be yet to be seen."""
+    """Return the usage, once the ends of connections closed by other processes were processed."""
     deadline = time.monotonic() + 5
     while (now := usage()) and any(now[what] > before[what] for what in ("descriptors", "threads")) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -26,7 +26,7 @@ def settled_usage(before):
 
 
 def many_default_worlds(count):
-    """Init and destroy at one address, each rank at its own speed."""
+    """Initialise and destroy worlds at one address, each rank at its own speed."""
     chance = random.Random(int(os.environ["RANK"]))
     url = f"tcp://{os.environ['MASTER_ADDR']}:{free_port()}"
     rank = int(os.environ["RANK"])
@@ -45,7 +45,7 @@ def many_default_worlds(count):
 
 
 def free_port():
-    """The same free port on all ranks: rank 0 asks for one, and tells the others in the store of the tests."""
+    """Return the same free port on all ranks: rank 0 finds it and shares it in the tests' store."""
     import socket
 
     store = dldist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=20)
@@ -76,7 +76,7 @@ threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
 
 
 def run_careless_programs():
-    """Each: exit code, output, error output, seconds."""
+    """Return each program's exit code, output, error output and seconds."""
     results = []
     for program in CARELESS.values():
         began = time.monotonic()
@@ -92,7 +92,7 @@ def run_careless_programs():
 
 
 def leave_apart(early):
-    """One rank destroys its world while the other is still at work."""
+    """Destroy the world of one rank while the other is still working."""
     rank = dldist.get_rank()
     store = dldist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=20)
     group = dldist.new_group([0, 1])
@@ -127,7 +127,8 @@ except Exception as error:
 
 
 def die_in_init():
-    """Two of three ranks wait for the third, which is killed while it waits for them: what they get."""
+    """Return the errors of two of three ranks that wait for the third, which is killed while it
+    waits for them."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
 
     def start(rank):
@@ -180,7 +181,7 @@ time.sleep(30)
 
 
 def go_on_without_rank_1():
-    """Three ranks, of which one is killed; what the others print after they have gone on."""
+    """Return the output of two of three ranks after one was killed and they have continued."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
 
     def start(rank, program):

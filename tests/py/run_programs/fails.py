@@ -1,4 +1,5 @@
-"""Rank 1 fails in the way of its argument, the others wait for it: in a group, in a world, talking, or ignoring SIGTERM."""
+"""Make rank 1 fail as its argument names, while the other ranks wait: in a group, in a world,
+printing, or ignoring SIGTERM."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Writes many lines to both streams, in pieces that cut them anywhere, and bytes that are no text."""
+"""Write many lines to both streams, split at arbitrary bytes, and bytes that are not text."""
 
 import os
 import sys

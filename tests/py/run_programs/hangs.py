@@ -1,4 +1,4 @@
-"""Rank 0 waits for rank 1, which does something else."""
+"""Make rank 0 wait for rank 1, which does something else."""
 
 import array
 import os

@@ -1,4 +1,4 @@
-"""Rank 1 leaves out the last call, and the others time out."""
+"""Skip the last call on rank 1, so that the other ranks time out."""
 
 import array
 import time

@@ -1,4 +1,4 @@
-"""Starts a child, says both pids, and lives on, whatever it is asked to do."""
+"""Start a child, print both pids, and ignore requests to end."""
 
 import os
 import signal

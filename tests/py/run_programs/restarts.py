@@ -1,4 +1,4 @@
-"""Fails at its first start, on the last rank."""
+"""Fail on the last rank at its first start."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Takes longer than a moment to write a file when it is told to end."""
+"""Take a noticeable time to write a file after SIGTERM."""
 
 import os
 import signal

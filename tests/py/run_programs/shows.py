@@ -1,4 +1,4 @@
-"""Prints its environment and arguments as JSON, and a line without an end on stderr."""
+"""Print the environment and arguments as JSON, and a line without a newline on stderr."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""spawn() in a script, in each of the ways that a test asks for by name."""
+"""Call spawn() in a script, in the way that the argument names."""
 
 import functools
 import json
@@ -50,7 +50,7 @@ def dies(i):
 def dies_as_a_parent(i):
     if i == 0:
         if os.fork() == 0:
-            os.closerange(0, 3)  # the test reads them to their end
+            os.closerange(0, 3)  # the test reads them until end of file
             time.sleep(10)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -71,7 +71,7 @@ def returns_what_cannot_be_read(i):
 
 
 def hangs(i):
-    os.write(1, f"hangs {os.getpid()}\n".encode())  # in one piece: the other one writes, too
+    os.write(1, f"hangs {os.getpid()}\n".encode())  # in one piece, as the other process also writes
     time.sleep(60)
 
 
@@ -105,7 +105,7 @@ if __name__ == "__main__":
         elif how == "is cut off":
             context = spawn(returns_much, 1, join=False)
             assert context._running[0].channel.poll(15)
-            os.kill(context.pids()[0], signal.SIGKILL)  # more is to come than a pipe holds
+            os.kill(context.pids()[0], signal.SIGKILL)  # more output follows than fits into a pipe
             context.join()
         elif how == "unreadable":
             try:

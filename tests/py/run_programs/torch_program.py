@@ -1,4 +1,4 @@
-"""A program for torch alone."""
+"""A program that only imports torch."""
 
 import os
 

@@ -1,8 +1,8 @@
-"""PyTorch programs that know nothing of the backend they run on.
+"""PyTorch programs that do not depend on their backend.
 
-A program is a function without arguments. It finds a default group, made by init_process_group with the backend's name, trains or
-communicates with torch's own means, and returns what came out: a tree of tensors, numbers and strings, which has to be the same on
-every backend.
+A program is a function without arguments. It finds a default group, made by init_process_group with
+the backend's name, trains or communicates with torch's own functions, and returns its results: a
+tree of tensors, numbers and strings, which must be the same on every backend.
 
     @program(worlds=[2, 4])
     def sum_of_ranks():
@@ -15,13 +15,15 @@ import importlib
 from dataclasses import dataclass
 
 MODULES = ["ddp", "messages", "optimizers", "sharded", "tensors"]
-FRONT = "dldist's front"  # the backend of which torch knows nothing: DDP itself calls dldist
-AS_GLOO = "dldist as gloo"  # programs ask for "gloo", and dldist replaces it
+FRONT = "dldist's front"  # torch does not know this backend: DDP itself calls dldist
+AS_GLOO = "dldist as gloo"  # programs request "gloo", and dldist replaces it
 EXACT = 0.0
-# Four addends: backends add in orders of their own, and each addition of float32 rounds by 2^-24 of what it makes.
+# Four addends: each backend has its own order; each float32 sum rounds by 2^-24 of itself.
 ORDER_OF_SUMS = 1e-5
-# For programs with Adam. Its first step takes the sign of a gradient where that is far above eps: with torch's own eps, a gradient that is
-# nothing but rounding makes a whole step, to the one side or the other.
+# For programs with Adam. With torch's own eps, a gradient that is only rounding error would cause a
+# full step in either direction.
+#
+# The reason is that the first step uses a gradient's sign if the gradient is far above eps.
 ADAM = {"lr": 0.01, "eps": 1e-3}
 
 
@@ -30,7 +32,8 @@ class Program:
     name: str
     module: str
     worlds: tuple
-    # How far, of the largest value, results on more than two ranks may be apart. On two ranks they have the same bits: a + b is b + a.
+    # The largest difference of results on over two ranks, relative to the largest value. On two
+    # ranks they are bitwise equal: a + b is b + a.
     tolerance: float
 
 
@@ -43,6 +46,6 @@ def program(worlds=(2,), tolerance=ORDER_OF_SUMS):
 
 
 def load(name):
-    """The function of the program."""
+    """Return the function of the program."""
     module, _, function = name.partition(".")
     return getattr(importlib.import_module(f"torch_programs.{module}"), function)

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: the reducer's ways of bringing gradients together."""
+"""DistributedDataParallel, with every way in which the reducer combines gradients."""
 
 import contextlib
 
@@ -17,7 +17,7 @@ BATCH = 8
 
 
 class WithBuffers(nn.Module):
-    """A convolution and two batch norms, whose statistics rank 0 hands to all."""
+    """A convolution and two batch norms, whose statistics rank 0 broadcasts."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class WithBuffers(nn.Module):
 
 
 class WithBranches(nn.Module):
-    """Every rank uses another branch in every step, and one branch is never used."""
+    """A model in which ranks use different branches in every step, and no rank uses one of them."""
 
     def __init__(self):
         super().__init__()
@@ -51,13 +51,13 @@ def mlp(width=96):
 
 
 def batch(step):
-    """This rank's part of the data."""
+    """Return this rank's part of the data."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     return torch.randn(BATCH, 64, generator=generator), torch.randint(0, 4, (BATCH,), generator=generator)
 
 
 def steps_of(model, optimizer, count=3, data=batch):
-    """The losses of training."""
+    """Train; return the losses."""
     losses = []
     for step in range(count):
         inputs, labels = data(step)
@@ -70,7 +70,7 @@ def steps_of(model, optimizer, count=3, data=batch):
 
 
 def train(model, steps=STEPS, optimizer=None):
-    """Losses and what the model became."""
+    """Train; return the losses and the model's state."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return {"losses": steps_of(model, optimizer, steps), "state": model.state_dict()}
 
@@ -84,7 +84,7 @@ def assert_same_on_all_ranks(model):
 
 @program(worlds=[2, 4])
 def buffers():
-    torch.manual_seed(dist.get_rank())  # the constructor of DDP has to make them alike
+    torch.manual_seed(dist.get_rank())  # DDP's constructor must make the models equal
     model = DistributedDataParallel(WithBuffers())
     result = train(model)
     assert_same_on_all_ranks(model)
@@ -101,7 +101,7 @@ def unused_parameters():
 
 @program()
 def many_buckets():
-    """Buckets of a few KiB, which are rebuilt in the order of the first backward pass."""
+    """Train with buckets of a few KiB, rebuilt in the order of the first backward pass."""
     model = DistributedDataParallel(mlp(), bucket_cap_mb=0.02)
     return train(model)
 
@@ -116,7 +116,7 @@ def double_precision():
 
 @program()
 def no_sync():
-    """Gradients of three passes, of which the last alone communicates."""
+    """Accumulate gradients of three passes, of which only the last communicates."""
     model = DistributedDataParallel(mlp())
     for step in range(3):
         inputs, labels = batch(step)
@@ -133,7 +133,7 @@ def gradient_views():
 
 @program()
 def static_graph():
-    """A layer used twice, with its activations computed again in the backward pass."""
+    """Train with a layer used twice, whose activations are recomputed in the backward pass."""
 
     class Twice(nn.Module):
         def __init__(self):
@@ -149,14 +149,14 @@ def static_graph():
 
 
 def halved_hook(group, bucket):
-    """Written in Python: half of the average, by a future with a continuation."""
+    """Return half of the average, by a future with a continuation. A hook in Python."""
     averaged = bucket.buffer().div_(dist.get_world_size(group))
     work = dist.all_reduce(averaged, group=group, async_op=True)
     return work.get_future().then(lambda future: future.value()[0].div_(2))
 
 
 def gathering_hook(group, bucket):
-    """Not an all_reduce at all: gathers everybody's bucket and adds up."""
+    """Gather all ranks' buckets and average them. A hook without all_reduce."""
     buffer = bucket.buffer()
     parts = [torch.empty_like(buffer) for _ in range(dist.get_world_size(group))]
     work = dist.all_gather(parts, buffer, group=group, async_op=True)
@@ -174,7 +174,7 @@ def hooks_of_python():
     return results
 
 
-@program(worlds=[2, 4], tolerance=2e-2)  # sums of float16 round by 2^-11, in each of the steps
+@program(worlds=[2, 4], tolerance=2e-2)  # float16 sums round by 2^-11 in each step
 def compressing_hook():
     model = DistributedDataParallel(mlp())
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -183,7 +183,7 @@ def compressing_hook():
 
 @program()
 def built_in_hook():
-    """One that is written in C++."""
+    """Train with a hook written in C++."""
     model = DistributedDataParallel(mlp())
     model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
     return train(model)
@@ -208,7 +208,8 @@ def power_sgd():
 
 @program(worlds=[2, 4])
 def uneven_inputs():
-    """Rank r has r + 1 batches; whoever has none left answers the others' collectives with zeros."""
+    """Train with r + 1 batches on rank r. A rank without inputs joins the other ranks' collectives
+    with zeros."""
     results = {}
     for is_divided_by_all in (True, False):
         model = DistributedDataParallel(mlp())
@@ -220,7 +221,7 @@ def uneven_inputs():
 
 @program()
 def sparse_gradients():
-    """Rank 0 and rank 1 look up one row that both have, and one of their own."""
+    """Look up one row that rank 0 and rank 1 share, and one of their own."""
     embedding = nn.Embedding(5, 3, sparse=True)
     model = DistributedDataParallel(embedding)
     model(torch.tensor([dist.get_rank(), 2])).sum().backward()
@@ -237,7 +238,7 @@ def sparse_gradients_in_views():
 
 
 def halving_sum(group, bucket):
-    """For gradients of either kind."""
+    """Sum and divide by four, for gradients of either kind."""
     return dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future().then(lambda future: future.wait()[0] / 4)
 
 
@@ -252,7 +253,7 @@ def sparse_gradients_and_a_hook():
 
 @program()
 def reentrant_checkpoints():
-    """Backward passes inside of the backward pass, twice through the same layer, and a parameter that nobody uses."""
+    """Train with nested backward passes, twice through the same layer, and an unused parameter."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -271,7 +272,7 @@ def reentrant_checkpoints():
 
 @program(worlds=[2, 4])
 def unused_parameters_in_views():
-    """Gradients that stay from step to step, in views of buckets, and passes without synchronisation between them."""
+    """Accumulate gradients across steps, in bucket views, with unsynchronised passes in between."""
     model = DistributedDataParallel(WithBranches(), find_unused_parameters=True, gradient_as_bucket_view=True)
     for step in range(4):
         inputs, labels = batch(step)
@@ -282,7 +283,7 @@ def unused_parameters_in_views():
 
 @program()
 def one_of_two_outputs():
-    """The loss uses one output, and the parameters of the other get no gradient on any rank."""
+    """Use only one output in the loss: the other's parameters get no gradient on any rank."""
 
     class TwoHeads(nn.Module):
         def __init__(self):
@@ -302,7 +303,7 @@ def one_of_two_outputs():
 
 @program()
 def several_forward_passes():
-    """A forward pass without a backward pass, and two before one backward pass."""
+    """Run a forward pass without a backward pass, and two before one backward pass."""
     model = DistributedDataParallel(mlp(), bucket_cap_mb=0.02)
     model(batch(0)[0])
     (model(batch(1)[0]) + model(batch(2)[0])).square().mean().backward()
@@ -319,7 +320,7 @@ def limits_for_each_bucket():
 
 @program()
 def skipped_buckets():
-    """A bucket of which nobody uses any parameter is not sent."""
+    """Train with a bucket whose parameters no rank uses: it is not sent."""
     layers = nn.ModuleDict({"used": nn.Linear(64, 4), "never": nn.Linear(64, 64)})
 
     class Model(nn.Module):
@@ -344,7 +345,7 @@ def other_memory_formats():
 
 @program()
 def unfinished_reduction():
-    """A parameter without a gradient, and nobody has said that there may be one: the next step says so."""
+    """Leave out a parameter's gradient without find_unused_parameters: the next step must raise."""
     model = DistributedDataParallel(WithBranches())
     inputs, _ = batch(0)
     model(inputs).sum().backward()
@@ -357,7 +358,8 @@ def unfinished_reduction():
 
 @program()
 def compiled():
-    """The compiler breaks the graph where statistics are handed to all, and looks into whatever runs there."""
+    """Train a compiled model. The compiler breaks the graph where statistics are broadcast, and
+    traces the code there."""
     torch._dynamo.reset()
     layers = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
     return train(torch.compile(DistributedDataParallel(layers), backend="aot_eager"))
@@ -365,10 +367,11 @@ def compiled():
 
 @program()
 def logging_data():
-    """What DDP says of itself; times are not compared, that they were taken is."""
+    """Return DDP's logging data. Times are only checked for presence."""
     model = DistributedDataParallel(WithBranches(), find_unused_parameters=True)
     train(model)
     data = model._get_ddp_logging_data()
-    # "custom" is PyTorch's word for backends in C++ that are not its own; groups in Python have the name "dldist" also as gloo.
+    # "custom" is PyTorch's word for third-party backends in C++; groups in Python are named
+    # "dldist" even as gloo.
     assert data["backend_name"] in (dist.get_backend(), "custom", "dldist")
     return {name: value for name, value in data.items() if "time" not in name and "gloo" not in name and name != "backend_name"}

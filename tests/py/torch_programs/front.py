@@ -1,4 +1,5 @@
-"""PyTorch's DistributedDataParallel on dldist's calls: `torch.distributed`, where DDP and its helpers look names up, is dldist."""
+"""PyTorch's DistributedDataParallel on dldist's calls: DDP and its helpers look names up in dldist
+instead of `torch.distributed`."""
 
 import contextlib
 import unittest.mock
@@ -13,14 +14,14 @@ from torch.nn.parallel import distributed as ddp
 
 from torch_programs import ddp as programs
 
-# What torch.nn.parallel.distributed has taken out of torch.distributed.
+# Names that torch.nn.parallel.distributed imports from torch.distributed.
 IMPORTED = ["ReduceOp", "_get_default_group", "_rank_not_in_group"]
 
 
 class Front:
     """dldist, under the name `dist`."""
 
-    GradBucket = torch.distributed.GradBucket  # hooks of torch's own are annotated with it
+    GradBucket = torch.distributed.GradBucket  # torch's own hooks are annotated with it
     _functional_collectives = torch.distributed._functional_collectives
     optim = torch.distributed.optim
 
@@ -30,7 +31,7 @@ class Front:
 
 @contextlib.contextmanager
 def substituted():
-    """In the block, DDP, its hooks, Join and the programs use dldist for torch.distributed."""
+    """Make DDP, its hooks, Join and the programs use dldist for torch.distributed in the block."""
     front = Front()
     with contextlib.ExitStack() as stack:
         for module in (ddp, join, utils, default_hooks, powerSGD_hook, optimizer_overlap_hooks, programs):

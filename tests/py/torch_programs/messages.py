@@ -1,4 +1,4 @@
-"""Objects, messages, collectives of autograd and of the compiler, pipelines."""
+"""Objects, messages, collectives for autograd and for the compiler, pipelines."""
 
 import time
 
@@ -14,7 +14,7 @@ from torch_programs import program
 
 
 def ramp(*shape, dtype=torch.float32):
-    """Other values on every rank."""
+    """Return a tensor whose values differ on every rank."""
     return (torch.arange(torch.Size(shape).numel(), dtype=dtype) + 1).reshape(shape) * (dist.get_rank() + 1)
 
 
@@ -40,7 +40,8 @@ def objects():
 
 @program(worlds=[2, 4])
 def ring():
-    """batch_isend_irecv to both neighbours, then plain messages with tags out of order and from anybody."""
+    """Exchange by batch_isend_irecv with both neighbours, then plain messages with tags out of
+    order and from any source."""
     rank, world = dist.get_rank(), dist.get_world_size()
     after, before = (rank + 1) % world, (rank - 1) % world
     from_before, from_after = torch.zeros(5), torch.zeros(7)
@@ -70,9 +71,9 @@ def ring():
 
 @program(worlds=[2, 4])
 def differentiable():
-    """torch.distributed.nn.functional: collectives with a backward pass."""
+    """Differentiate collectives of torch.distributed.nn.functional."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    group = dist.group.WORLD  # given to each call: their default is the world there was when torch was imported
+    group = dist.group.WORLD  # passed to each call: the default is the world at the import of torch
 
     def gradient_of(collective):
         x = ramp(world, 3).requires_grad_()
@@ -86,7 +87,8 @@ def differentiable():
         "broadcast": gradient_of(lambda x: dist_nn.broadcast(x * 1, 1, group)),
         "all_gather": gradient_of(lambda x: dist_nn.all_gather(x, group)),
         "gather": gradient_of(lambda x: dist_nn.gather(x, 0, group)),
-        "reduce": gradient_of(lambda x: dist_nn.reduce(x, 0, group=group))[0 if rank == 0 else 1 :],  # defined at the root
+        # the result is only defined at the root
+        "reduce": gradient_of(lambda x: dist_nn.reduce(x, 0, group=group))[0 if rank == 0 else 1 :],
         "scatter": gradient_of(lambda x: dist_nn.scatter([x * peer for peer in range(world)], 0, group)),
         "all_to_all": gradient_of(lambda x: dist_nn.all_to_all([torch.empty(3) for _ in range(world)], list(x), group)),
         "all_to_all_single": gradient_of(lambda x: dist_nn.all_to_all_single(torch.empty_like(x), x, group=group)),
@@ -95,7 +97,7 @@ def differentiable():
 
 @program(worlds=[2, 4])
 def functional():
-    """Collectives as operators, which return new tensors that wait when they are first used."""
+    """Call collectives as operators. They return new tensors that wait on first use."""
     world = dist.get_world_size()
     group = dist.group.WORLD
     x = ramp(world, 4)
@@ -116,7 +118,7 @@ def functional():
 
 @program(worlds=[2, 4])
 def functional_compiled():
-    """Collectives as operators in a graph of the compiler."""
+    """Call collectives as operators in a compiled graph."""
 
     def step(x):
         total = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
@@ -129,7 +131,7 @@ def functional_compiled():
 
 @program(worlds=[2, 4])
 def kinds_of_calls():
-    """Each collective of torch.distributed, several types, waited for late."""
+    """Call each collective of torch.distributed with several types, and wait late."""
     rank, world = dist.get_rank(), dist.get_world_size()
     results = {}
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8):
@@ -162,7 +164,7 @@ def kinds_of_calls():
 
 @program(worlds=[2, 4])
 def rooted():
-    """Calls with a root; only what the root has is defined."""
+    """Call rooted collectives. Only the root's results are defined."""
     rank, world = dist.get_rank(), dist.get_world_size()
     root = world - 1
     total = ramp(3)
@@ -177,7 +179,7 @@ def rooted():
 
 @program(worlds=[4])
 def groups():
-    """Groups of some ranks, one in another order, at work in turn."""
+    """Use groups of some ranks, one in another order, alternately."""
     rank = dist.get_rank()
     pairs, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
     odd_ones = dist.new_group([3, 1])
@@ -192,7 +194,7 @@ def groups():
 
 @program()
 def coalesced():
-    """Many all_reduces as one call."""
+    """Run many all_reduces as one call."""
     tensors = [ramp(length) for length in (1, 100, 10_000)]
     with dist._coalescing_manager(async_ops=True) as manager:
         for tensor in tensors:
@@ -203,7 +205,7 @@ def coalesced():
 
 @program()
 def sparse():
-    """Gradients of an embedding: each rank has other rows."""
+    """Reduce sparse gradients of an embedding, with different rows on each rank."""
     rank = dist.get_rank()
     rows = torch.sparse_coo_tensor([[rank, rank + 2]], ramp(2, 4), (6, 4))
     dist.all_reduce(rows)
@@ -212,7 +214,7 @@ def sparse():
 
 @program()
 def futures():
-    """Continuations of a work, in Python and chained."""
+    """Chain continuations of a work in Python."""
     x = ramp(4)
     future = dist.all_reduce(x, async_op=True).get_future()
     doubled = future.then(lambda done: done.value()[0] * 2).then(lambda done: done.value() + 1)
@@ -221,7 +223,7 @@ def futures():
 
 @program()
 def waiting_in_a_continuation():
-    """On a thread of the backend's: rank 1 comes late, both times."""
+    """Wait in a continuation, on a thread of the backend. Rank 1 is late both times."""
     late = dist.get_rank() * 0.2
     time.sleep(late)
     first = dist.all_reduce(ramp(4), async_op=True).get_future()
@@ -234,7 +236,7 @@ def waiting_in_a_continuation():
 
 
 def pipeline(schedule_class):
-    """A layer a rank; microbatches travel forth and their gradients back."""
+    """Run a pipeline with one layer per rank: microbatches go forward, and their gradients back."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
     layer = nn.Sequential(nn.Linear(16, 16), nn.ReLU())

@@ -17,7 +17,7 @@ from torch_programs.ddp import mlp, train
 
 @program(worlds=[2, 4])
 def zero_redundancy():
-    """Each rank keeps the momenta of some parameters; their state is gathered on one rank at the end."""
+    """Train with momenta distributed over ranks, and gather the state on one rank at the end."""
     model = DistributedDataParallel(mlp())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, **ADAM)
     result = train(model, optimizer=optimizer)
@@ -29,7 +29,7 @@ def zero_redundancy():
 
 @program(worlds=[2, 4])
 def join_of_several():
-    """DDP and its optimizer, both told of ranks that have no inputs left."""
+    """Train with DDP and its optimizer, both joined by ranks without inputs."""
     model = DistributedDataParallel(mlp())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
     with Join([model, optimizer]):
@@ -39,7 +39,8 @@ def join_of_several():
 
 @program(worlds=[2, 4])
 def local_sgd():
-    """Two steps with averaged gradients, then each rank alone, with averaged models every two steps."""
+    """Train two steps with averaged gradients, then each rank separately, with models averaged
+    every two steps."""
     subgroup, _ = dist.new_subgroups(group_size=1)
     model = DistributedDataParallel(mlp())
     model.register_comm_hook(PostLocalSGDState(None, subgroup, start_localSGD_iter=2), post_localSGD_hook)
@@ -55,7 +56,7 @@ def hierarchical_averaging():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += dist.get_rank()
-            parameter.grad = torch.zeros_like(parameter)  # what has no gradient is not averaged
+            parameter.grad = torch.zeros_like(parameter)  # without a gradient it is not averaged
     averager = HierarchicalModelAverager(period_group_size_dict=OrderedDict([(2, 2), (4, 4)]))
     seen = []
     for _ in range(4):

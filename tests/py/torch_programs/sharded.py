@@ -1,4 +1,4 @@
-"""Models cut into pieces: FSDP in both forms, tensor parallel, checkpoints."""
+"""Sharded models: FSDP in both forms, tensor parallelism, checkpoints."""
 
 import copy
 import os
@@ -38,7 +38,7 @@ WIDTH = 45
 
 
 def same_batch(step):
-    """The same data on all ranks: what tensor parallel wants."""
+    """Return the same data on all ranks, as tensor parallelism needs."""
     generator = torch.Generator().manual_seed(step)
     return torch.randn(8, 64, generator=generator), torch.randint(0, 4, (8,), generator=generator)
 
@@ -66,7 +66,7 @@ def fsdp2():
     return [losses, norm, shards, whole(model.state_dict())]
 
 
-@program(worlds=[2, 4], tolerance=2e-2)  # sums of bfloat16
+@program(worlds=[2, 4], tolerance=2e-2)  # sums in bfloat16
 def fsdp2_mixed_precision():
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -85,7 +85,7 @@ def fsdp2_mixed_precision():
 
 @program(worlds=[4])
 def fsdp2_hybrid():
-    """Shards inside pairs of ranks, replicas of them between pairs."""
+    """Train with shards within pairs of ranks, and replicas of them between pairs."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = sharded_mlp(mesh)
     losses = steps_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -108,7 +108,7 @@ def fsdp1():
 
 @program(worlds=[2, 4])
 def tensor_parallel():
-    """The first layer cut by columns, the second by rows: one all_reduce a pass."""
+    """Train with the first layer split by columns, the second by rows: one all_reduce per pass."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = parallelize_module(mlp(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     losses = steps_of(model, torch.optim.SGD(model.parameters(), lr=0.1), data=same_batch)
@@ -117,7 +117,7 @@ def tensor_parallel():
 
 @program(worlds=[2, 4])
 def sequence_parallel():
-    """Activations between the layers are cut along the sequence, and so is the loss along the classes."""
+    """Train with activations split along the sequence, and the loss along the classes."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64), nn.Linear(64, 8))
     plan = {
@@ -142,7 +142,7 @@ def sequence_parallel():
 
 @program(worlds=[4])
 def two_dimensions():
-    """Tensor parallel inside pairs, FSDP2 across them."""
+    """Train with tensor parallelism within pairs, and FSDP2 across them."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     model = parallelize_module(mlp(), mesh["model"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     fully_shard(model, mesh=mesh["data"])
@@ -152,7 +152,7 @@ def two_dimensions():
 
 
 def common_folder():
-    """One that all ranks know."""
+    """Return a folder known to all ranks."""
     names = [tempfile.mkdtemp(prefix="dldist-checkpoint-") if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(names, src=0)
     return names[0]
@@ -175,7 +175,7 @@ def trained():
 
 @program(worlds=[2, 4])
 def checkpoint():
-    """Saved by all ranks, loaded into another model, trained on alike."""
+    """Save on all ranks, load into another model, and continue training both."""
     model, optimizer = trained()
     folder = common_folder()
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -196,7 +196,9 @@ def checkpoint():
 
 @program(worlds=[2, 4])
 def checkpoint_in_background():
-    """async_save beside a step, whose changes must not reach the file. The threads have a group each."""
+    """Run async_save during a step, whose changes must not reach the file. Each thread uses its own
+    group.
+    """
     model, optimizer = trained()
     folder = common_folder()
     saved = copy.deepcopy(whole(model.state_dict()))
@@ -216,7 +218,8 @@ def checkpoint_in_background():
 
 @program(worlds=[2, 4])
 def full_state():
-    """The whole state on rank 0 and from there back to all: broadcasts of tensors and objects."""
+    """Gather the whole state on rank 0 and send it back to all ranks, by broadcasts of tensors and
+    objects."""
     model, optimizer = trained()
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     model_state = get_model_state_dict(model, options=options)

@@ -1,4 +1,4 @@
-"""DTensor: from every placement to every other, and what operations make of placements."""
+"""DTensor: from every placement to every other, and the placements that operations produce."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from torch_programs import program
 
 
 def source(mesh, placements, shape):
-    """A DTensor of these placements whose whole value can be told from its local parts."""
+    """Return a DTensor of these placements whose whole value follows from its local parts."""
     values = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + 1
     sharded = distribute_tensor(values, mesh, [Replicate() if p.is_partial() else p for p in placements])
     if not any(p.is_partial() for p in placements):
@@ -26,7 +26,7 @@ def redistributions(mesh, kinds, shape):
     every = list(itertools.product(kinds, repeat=mesh.ndim))
     for before, after in itertools.product(every, every):
         if any(new.is_partial() and not old.is_partial() for old, new in zip(before, after, strict=True)):
-            continue  # DTensor makes no partial sums out of whole values on request
+            continue  # DTensor cannot make partial sums out of whole values
         moved = source(mesh, before, shape).redistribute(mesh, after)
         results[str(before), str(after)] = moved.to_local()
     return results
@@ -37,7 +37,7 @@ def redistribute():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     kinds = [Replicate(), Shard(0), Shard(1), Partial(), Partial("max"), Partial("avg")]
     kinds_of_one_sum = [kinds[:4], [*kinds[:3], kinds[4]], [*kinds[:3], kinds[5]]]
-    # Even shards, and some with a rest or with nothing at all.
+    # Even shards, uneven shards, and empty shards.
     shapes = [(8, 4), (5, 3), (1, 2)]
     return [redistributions(mesh, kinds, shape) for kinds in kinds_of_one_sum for shape in shapes]
 

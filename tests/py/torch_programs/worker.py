@@ -1,4 +1,4 @@
-"""One rank: runs programs on the backends it is told, one after the other, each in a world of its own."""
+"""One rank: runs programs on the requested backends, one after another, each in its own world."""
 
 import os
 import sys
@@ -12,13 +12,16 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 import torch_programs
 
 TIMEOUT = timedelta(seconds=30)
-# A group of Gloo ends the process if the last to let go of it is one of its own threads, with a future that PowerSGD has chained; and
-# freeing one may wait for ever for a thread of it that lets go of a future. They are kept.
+# Keep groups of Gloo. Freeing one may crash or deadlock.
+#
+# The process crashes if the last reference is dropped on a Gloo thread, with a future that PowerSGD
+# has chained. Freeing may wait forever for a Gloo thread that drops a future.
 kept = []
 
 
 def serve(channel, rank, store_file):
-    """Answers (program, backend, ranks, key) with ("done", result) or ("failed", traceback), until it hears None."""
+    """Answer (program, backend, ranks, key) with ("done", result) or ("failed", traceback), until
+    None is received."""
     torch.set_num_threads(1)
     while (command := channel.recv(timeout=600)) is not None:
         try:
@@ -28,7 +31,7 @@ def serve(channel, rank, store_file):
 
 
 def run_on_front(rank, store_file, name, world):
-    """In a world of dldist, with DDP on dldist's Reducer."""
+    """Run a program in a dldist world, with DDP on dldist's Reducer."""
     import dldist
 
     from torch_programs import front
@@ -44,7 +47,8 @@ def run_on_front(rank, store_file, name, world):
 
 def run(rank, store_file, name, way, world, key):
     if way in ("dldist", torch_programs.AS_GLOO):
-        import dldist.torch  # registers the backend, as the entry point of an installed dldist does
+        # registers the backend, like the entry point of an installed dldist
+        import dldist.torch
 
         dldist.torch.install(as_gloo=way == torch_programs.AS_GLOO)
     elif "dldist.torch" in sys.modules:
@@ -54,7 +58,7 @@ def run(rank, store_file, name, way, world, key):
     if way == torch_programs.FRONT:
         return run_on_front(rank, f"{store_file}-{key}", name, world)
     backend = "dldist" if way == "dldist" else "gloo"
-    # A store for each world: torch wants fresh keys, and a file needs no port.
+    # A store per world: torch needs new keys, and a file needs no port.
     store = dist.FileStore(f"{store_file}-{key}", world)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     try:
@@ -72,12 +76,12 @@ def is_ours(group):
 
 
 def plain(tree):
-    """The same tree with NumPy's arrays for tensors: it travels without torch's shared memory."""
+    """Replace the tree's tensors by NumPy arrays, to send them without torch's shared memory."""
     if isinstance(tree, AsyncCollectiveTensor):
         tree = tree.wait()
     if isinstance(tree, torch.Tensor):
         tensor = tree.detach().cpu()
-        # NumPy knows no bfloat16; every one of its values is a float32.
+        # NumPy has no bfloat16; every bfloat16 value is exact in float32.
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
     if isinstance(tree, dict):
         return {key: plain(value) for key, value in tree.items()}

@@ -1,4 +1,4 @@
-"""Arrays of NumPy are tensors, of whatever type and shape. It is read by checkers, and never run."""
+"""NumPy arrays of every type and shape are tensors. Only read by checkers, never run."""
 
 from typing import Any, assert_type
 

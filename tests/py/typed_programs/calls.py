@@ -1,4 +1,4 @@
-"""Every call of dldist, as programs with types make it. It is read by checkers, and never run."""
+"""Every call of dldist, as typed programs make it. Only read by checkers, never run."""
 
 from __future__ import annotations
 

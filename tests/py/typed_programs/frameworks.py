@@ -1,4 +1,4 @@
-"""Tensors of PyTorch and arrays of JAX are tensors. It is read by checkers, and never run."""
+"""PyTorch tensors and JAX arrays are tensors. Only read by checkers, never run."""
 
 from typing import assert_type
 

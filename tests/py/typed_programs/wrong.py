@@ -1,4 +1,4 @@
-"""What checkers have to complain of: every line that says so, and no other. It is never run."""
+"""Errors for checkers: they must report exactly the marked lines. Never run."""
 
 from array import array
 
