@@ -1,4 +1,5 @@
-/* Runs simulated worlds, and looks whether each has kept what the library promises (docs/contributing/simulator.md). */
+/* Run simulated worlds and check that each keeps the promises of the library
+ * (docs/simulator.md). */
 #include "shrink.h"
 
 #include <stdio.h>

@@ -25,23 +25,21 @@ typedef struct rank_self {
     dd_store *store;
     dd_engine *engine;
     dd_group *group;
-    dd_group *old; /* the world before STEP_PART, which this rank still holds; or NULL */
+    dd_group *old; /* the world before STEP_PART while this rank holds it, or NULL */
     int step;
-    int ngroups; /* made so far */
+    int ngroups; /* number of groups created */
 } rank_self;
 
-/* The checks look at them when the world has ended. */
+/* The checks read these records after the world has ended. */
 static const scenario *now;
 static rank_record records[RANKS_MAX];
-static int64_t healed_ns; /* when the cut of STEP_PART ends; 0: it has not begun */
+static int64_t healed_ns; /* end of the cut of STEP_PART; 0 before the cut */
 
 const rank_record *
 ranks_record(int rank)
 {
     return &records[rank];
 }
-
-/* ---- calls */
 
 static rank_call *
 begin_call(rank_self *self, const char *name, int64_t timeout_ns)
@@ -57,7 +55,7 @@ begin_call(rank_self *self, const char *name, int64_t timeout_ns)
     return call;
 }
 
-/* By its process, since the rank may be one of a part of the group. */
+/* Return the blamed rank, matched by its process because its rank may be one in a subgroup. */
 static int
 find_blamed(const scenario *which, const dd_blamed_rank *blamed)
 {
@@ -171,7 +169,7 @@ open_group(rank_self *self)
     const scenario *which = self->which;
     rank_call *call = begin_call(self, "making the group", which->timeout_ns);
     dd_wait wait = dd_wait_after(which->timeout_ns);
-    /* Every second one has the name of the one before. */
+    /* Two groups in succession share a name. */
     char name[32];
     (void)snprintf(name, sizeof name, "world %d", self->ngroups++ / 2);
     dd_group_options options = {.name = dd_bytes_of_string(name), .timeout_ns = which->timeout_ns};
@@ -183,7 +181,7 @@ open_group(rank_self *self)
     return end_call(self, call, status);
 }
 
-/* ---- the oracle: what is in whose blocks */
+/* ---- the oracle: the expected contents of each block */
 
 static int32_t
 element(int step, int rank, int block, int at)
@@ -265,7 +263,7 @@ run_collective(rank_self *self, dd_group *group, const scenario_step *step)
     if (status == DD_OK) {
         check_outputs(self, group, step, &buffers);
     }
-    /* Nobody else has this memory, whatever has happened: what is left of the call writes into it no more. */
+    /* No other code uses this memory, even if the call failed: nothing writes to it any later. */
     dd_mem_free(buffers.data);
     return end_call(self, call, status);
 }
@@ -300,7 +298,7 @@ run_ring(rank_self *self, const scenario_step *step)
         dd_status sending = dd_group_wait(self->group, work, &wait, &other);
         status = status == DD_OK ? dd_error_copy(&call->error, &other), sending : status;
         if (sending != DD_OK && other.keeps_memory) {
-            data = NULL; /* left to whoever reads it */
+            data = NULL; /* the transfer still uses the memory */
         }
         dd_work_release(work);
     }
@@ -409,7 +407,6 @@ run_reopen(rank_self *self, bool has_new_engine)
 
 #define PART_COLLS 4
 
-/* Cut the host of one rank from another host. */
 static void
 begin_cut(const rank_self *self, const scenario_step *step)
 {
@@ -423,8 +420,8 @@ begin_cut(const rank_self *self, const scenario_step *step)
     sim_plan_fault(&cut);
 }
 
-/* Call collectives until one fails, if the cut makes one fail. All ranks call the same number. The cut begins when all ranks
- * are in the first collective or behind it. */
+/* Call collectives until the cut makes one fail. All ranks make the same number of calls. The cut
+ * begins when every rank has reached the first collective. */
 static void
 work_while_cut(rank_self *self, const scenario_step *step)
 {
@@ -440,7 +437,7 @@ work_while_cut(rank_self *self, const scenario_step *step)
     }
 }
 
-/* If another fault has hit the rank that makes the cut, there is none. */
+/* Wait for the end of the cut. There is no cut if another fault has hit the rank that begins it. */
 static void
 wait_until_healed(const rank_self *self)
 {
@@ -450,7 +447,7 @@ wait_until_healed(const rank_self *self)
     }
 }
 
-/* Clients of a server lose their connections to it in a long cut. */
+/* Open the store again: a long cut breaks the connections of clients to their server. */
 static dd_status
 reopen_store(rank_self *self)
 {
@@ -459,7 +456,8 @@ reopen_store(rank_self *self)
     return self->which->has_file_store ? open_file_store(self) : open_store(self);
 }
 
-/* Of two ranks of this step, one closes its old world, the other one leaves it open; both keep a reference. */
+/* Create a new world after a cut. Some ranks close their old world and others leave it open; both
+ * keep a reference. */
 static dd_status
 run_part(rank_self *self, const scenario_step *step)
 {
@@ -480,7 +478,7 @@ run_part(rank_self *self, const scenario_step *step)
     return status;
 }
 
-/* Who aborts sees nothing of it here; the others hear of it in their next call. */
+/* Abort the group on one rank. All ranks receive the abort in their next call. */
 static dd_status
 run_abort(rank_self *self, const scenario_step *step)
 {
@@ -522,8 +520,8 @@ wait_for_lock(void *arg)
     return NULL;
 }
 
-/* The rank is late because one of its threads waits for a lock until a deadline. The calendar is set back by
- * an hour during that, which must not make the wait longer. */
+/* Delay one rank: one of its threads waits for a lock until a deadline. The calendar is set back by
+ * an hour during the wait, which must not prolong it. */
 static dd_status
 run_pause(rank_self *self, const scenario_step *step)
 {
@@ -539,13 +537,14 @@ run_pause(rank_self *self, const scenario_step *step)
         sim_sleep(wait.timeout_ns / 2);
         sim_move_calendar(-3600 * DD_NS_PER_S);
         dd_thread_join(thread);
-    } /* else there is no memory, and no pause */
+    } /* without memory, skip the pause */
     dd_timed_lock_release(&wait.lock);
     dd_timed_lock_fini(&wait.lock);
     return end_call(self, call, DD_OK);
 }
 
-/* One rank aborts the group as soon as it has succeeded. The others have the same data. */
+/* Abort the group on one rank as soon as its collective succeeds. The other ranks have the same
+ * data. */
 static dd_status
 run_last(rank_self *self, const scenario_step *step)
 {
@@ -561,9 +560,9 @@ static dd_status
 run_step(rank_self *self, const scenario_step *step)
 {
     static const scenario_step barrier = {.kind = STEP_COLL, .coll = DD_COLL_BARRIER};
-    /* What comes last finds nobody in an earlier step. */
-    bool begins_with_barrier =
-        step->kind >= STEP_ABORT && step->kind != STEP_PART; /* STEP_PART has its own */
+    /* No rank may be in an earlier step when the last step begins. */
+    /* STEP_PART has its own barrier */
+    bool begins_with_barrier = step->kind >= STEP_ABORT && step->kind != STEP_PART;
     dd_status status = begins_with_barrier ? run_collective(self, self->group, &barrier) : DD_OK;
     if (status != DD_OK) {
         return status;
@@ -601,9 +600,9 @@ run_step(rank_self *self, const scenario_step *step)
     return DD_OK;
 }
 
-/* ---- a rank's life */
+/* ---- the life of a rank */
 
-/* The others still need it. */
+/* The other ranks still need the server of this rank. */
 static void
 serve_until_all_have_ended(const scenario *which, int own_rank)
 {

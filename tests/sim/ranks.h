@@ -1,4 +1,4 @@
-/* What the ranks of a scenario do, with the real library, and what they have seen. */
+/* The actions of the ranks of a scenario, with the real library, and a record of their results. */
 #ifndef DD_TESTS_SIM_RANKS_H
 #define DD_TESTS_SIM_RANKS_H
 
@@ -9,11 +9,11 @@
 
 typedef struct rank_call {
     const char *name;
-    int step;                   /* -1: before the first */
-    int64_t began_ns, ended_ns; /* 0: has not ended */
-    int64_t limit_ns;           /* by when it has to end */
-    dd_error error;             /* code DD_OK: none */
-    int blamed;                 /* as a rank of the scenario; -1: nobody */
+    int step;                   /* -1 before the first step */
+    int64_t began_ns, ended_ns; /* ended_ns is 0 until the call ends */
+    int64_t limit_ns;           /* the call must end before this time */
+    dd_error error;             /* the code is DD_OK if the call succeeded */
+    int blamed;                 /* a rank of the scenario; -1 for none */
 } rank_call;
 
 typedef struct rank_record {
@@ -21,14 +21,14 @@ typedef struct rank_record {
     int ncalls;
     bool has_wrong_data;
     char wrong[160];
-    bool has_closed;       /* has let go of everything, in good order */
+    bool has_closed;       /* has closed everything cleanly */
     bool has_joined_again; /* has worked in a new world after STEP_PART */
-    bool has_left;         /* has exited without a word, as the scenario has it */
+    bool has_left;         /* has exited without notice, as the scenario requires */
 } rank_record;
 
-/* Spawns the processes of the scenario, the agent last: process r is rank r. */
+/* Spawn the processes of the scenario, the agent last: process r is rank r. */
 void ranks_spawn(const scenario *which);
-/* Of the last scenario. */
+/* Return the record of a rank in the last scenario. */
 const rank_record *ranks_record(int rank);
 
 #endif

@@ -15,7 +15,7 @@
 
 #define LIMIT_NS (400 * DD_NS_PER_S)
 #define LIMIT_STEPS INT64_C(400000000)
-#define LIMIT_CPU_S 60 /* of the processor: the machine may have no time for us */
+#define LIMIT_CPU_S 60 /* CPU time, because the machine may be busy */
 #define SEEDS_PER_CHILD 500
 
 void
@@ -26,7 +26,7 @@ run_here(const run_spec *spec, bool is_told, run_result *result)
     scenario_apply(&which, &spec->edit);
     which.world.is_traced = spec->is_traced;
     sim_begin(&which.world);
-    (void)!dd_crypto_load(NULL); /* once a program, and no part of any seed */
+    (void)!dd_crypto_load(NULL); /* once per program, independent of the seed */
     ranks_spawn(&which);
     for (int i = 0; i < which.nfaults; i++) {
         sim_plan_fault(&which.faults[i]);
@@ -50,10 +50,10 @@ run_here(const run_spec *spec, bool is_told, run_result *result)
     sim_end();
 }
 
-/* ---- children. What they find out is in memory that they share with their parent */
+/* ---- children, which return their results in memory shared with the parent */
 
 typedef struct child_board {
-    uint64_t seed; /* that runs now */
+    uint64_t seed; /* the seed that is running */
     run_result result;
     run_summary summary;
 } child_board;
@@ -76,7 +76,7 @@ map_board(void)
     return board;
 }
 
-/* 0: this is the child. */
+/* Fork a child. Return 0 in the child. */
 static pid_t
 begin_child(void)
 {
@@ -96,7 +96,7 @@ end_child(void)
     _exit(0);
 }
 
-/* "" if it has ended as it should. */
+/* Wait for the child. Set text to "" if it exited normally. */
 static void
 await_child(pid_t pid, char text[VERDICT_MAX])
 {
@@ -130,7 +130,7 @@ run_apart(const run_spec *spec, run_result *result)
     (void)munmap(board, sizeof *board);
 }
 
-/* The clock of the C library, which the linker has given this name. */
+/* The C library's clock, under the name that the linker gives it with --wrap. */
 int __real_clock_gettime(clockid_t clock, struct timespec *now);
 
 static double

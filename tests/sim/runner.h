@@ -1,4 +1,4 @@
-/* One scenario, run in this process or in a child; and many, in children that may crash. */
+/* Run one scenario in this process or in a child, or many in children that may crash. */
 #ifndef DD_TESTS_SIM_RUNNER_H
 #define DD_TESTS_SIM_RUNNER_H
 
@@ -9,29 +9,30 @@ typedef struct run_spec {
     uint64_t seed;
     unsigned fault_kinds;
     bool is_traced;
-    bool is_strict; /* as in verdict_find */
+    bool is_strict; /* see verdict_find */
     scenario_edit edit;
 } run_spec;
 
 typedef struct run_result {
-    char verdict[VERDICT_MAX]; /* "": all is well */
+    char verdict[VERDICT_MAX]; /* "" if the run passed */
     uint64_t digest;
     int64_t nsteps;
     int64_t now_ns;
-    int nfaults; /* that have happened */
+    int nfaults; /* number of faults that happened */
 } run_result;
 
-/* With is_traced, and with is_told if it has failed, prints the scenario and what came of it. */
+/* Run a scenario here. Print the scenario and its result if is_traced is set, or if is_told is set
+ * and the run failed. */
 void run_here(const run_spec *spec, bool is_told, run_result *result);
-/* The same in a child: a crash, or too long a time, is a verdict, too. */
+/* Run a scenario in a child. A crash or a timeout of the child is also a verdict. */
 void run_apart(const run_spec *spec, run_result *result);
 
 typedef struct run_batch {
-    uint64_t first_seed, nseeds; /* nseeds 0: until the time is up */
+    uint64_t first_seed, nseeds; /* nseeds 0: until the time limit */
     int seconds;                 /* 0: until all seeds are done */
     unsigned fault_kinds;
     bool is_strict;
-    /* Each seed runs once more, in a process of its own, and has to end with the same digest. */
+    /* Run each seed again in a separate process; it must produce the same digest. */
     bool is_replayed;
 } run_batch;
 
@@ -39,7 +40,7 @@ typedef struct run_summary {
     uint64_t nseeds, nsteps, nfaults;
     double simulated_s, seconds;
     uint64_t nfailed;
-    uint64_t failed[64]; /* the first of them */
+    uint64_t failed[64]; /* the first failed seeds */
 } run_summary;
 
 void run_many(const run_batch *batch, run_summary *summary);

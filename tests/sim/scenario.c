@@ -6,7 +6,7 @@
 
 #define CUT_MAX_MS 60000
 
-/* The numbers of a scenario are not those of its world: taking a fault away changes nothing else of either. */
+/* A scenario and its world have separate random numbers, so removing a fault changes neither. */
 typedef struct dice {
     uint64_t state;
 } dice;
@@ -20,7 +20,7 @@ roll(dice *self, uint64_t bound)
     return (z ^ z >> 31) % bound;
 }
 
-/* As often below 10 as from 10 to 100. */
+/* Return a number, as often below 10 as from 10 to 100. */
 static int64_t
 roll_scale(dice *self, int64_t least, int64_t most)
 {
@@ -77,7 +77,7 @@ roll_kind(dice *numbers)
     return often[roll(numbers, sizeof often / sizeof often[0])];
 }
 
-/* Many are about meeting alone: that is where most of what is hard is. */
+/* Make the steps. Many scenarios only create a group, because that is the hardest part. */
 static void
 make_steps(scenario *made, dice *numbers)
 {
@@ -98,7 +98,7 @@ make_steps(scenario *made, dice *numbers)
                                                       .rank = (int)roll(numbers, (uint64_t)made->nranks),
                                                       .count = 1 + (int)roll(numbers, 3000)};
         scenario_step *last = &made->steps[made->nsteps - 1];
-        if (last->kind == STEP_LAST) { /* half of them are copied without the lock, in several pieces */
+        if (last->kind == STEP_LAST) { /* half of these copy without the lock, in several pieces */
             last->coll = last->count % 2 == 0 ? DD_COLL_ALL_REDUCE : DD_COLL_ALL_GATHER;
             last->count *= last->count % 4 < 2 ? 1 : 10;
         }

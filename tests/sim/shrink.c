@@ -2,10 +2,10 @@
 
 #include <stdio.h>
 
-/* A scenario that lacks something has another order of things: it is tried in so many. */
+/* A smaller scenario has another schedule: try it with this many schedules. */
 #define ORDERS 24
 
-/* Whether it fails in some order, which is then the edit's. */
+/* Return true if the scenario fails with some schedule, and store that schedule in the edit. */
 static bool
 still_fails(run_spec *spec, const scenario_edit *smaller)
 {

@@ -1,10 +1,11 @@
-/* Makes a failing scenario smaller. */
+/* Make a failing scenario smaller. */
 #ifndef DD_TESTS_SIM_SHRINK_H
 #define DD_TESTS_SIM_SHRINK_H
 
 #include "runner.h"
 
-/* Takes from spec->edit whatever it fails without as well, and prints how to run what is left. */
+/* Add to spec->edit every part that the scenario can lack and still fail, and print a command that
+ * runs the rest. */
 void shrink(run_spec *spec);
 
 #endif

@@ -7,11 +7,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What a call may take beyond its deadline: a meeting asks once more (1 s) and tells the store (2 s), and has to be woken. */
+/* Time that a call may take beyond its deadline: group creation queries once more (1 s), reports to
+ * the store (2 s), and must be woken. */
 #define SLACK_NS (3500 * DD_NS_PER_MS)
 #define SLOW_STORE_SLACK_NS \
-    (6500 * DD_NS_PER_MS) /* and looks around (2 s), with a store that is slow to answer, or does not */
-/* A rank that has died is known to the others by then. */
+    (6500 * DD_NS_PER_MS) /* also checks the ranks (2 s), with a slow or silent store */
+/* After this time, the other ranks know that a rank has died. */
 #define HEARD_NS (3 * DD_NS_PER_S)
 
 typedef struct facts {
@@ -19,15 +20,17 @@ typedef struct facts {
     char *text;
     bool is_broken;
     bool is_strict;
-    bool is_short;       /* a rank was short of memory or descriptors */
-    bool is_changed;     /* what has come is not what was sent; whose fault that is, neither end can know */
-    bool is_faultless;   /* nothing has happened to anybody, but for what the last step has them do */
-    bool has_only_kills; /* nothing else has happened to anybody */
-    bool is_server_hurt; /* something has happened to the store's server, or it is gone */
-    bool is_hurt[RANKS_MAX]; /* one of the faults concerned that rank: whom it blames may be who gave it up */
-    const scenario_step *end;   /* a last step of failure; NULL: none */
-    bool is_touched[RANKS_MAX]; /* something has happened to that rank, or it has left, or aborted */
-    int64_t death_ns[RANKS_MAX], first_death_ns; /* DD_NEVER_NS: none */
+    bool is_short;       /* a rank lacked memory or descriptors */
+    bool is_changed;     /* received bytes differ from those sent; neither end can know the cause */
+    bool is_faultless;   /* no fault has happened, except for the last step */
+    bool has_only_kills; /* only kills have happened */
+    bool is_server_hurt; /* a fault has hit the store's server, or it has exited */
+    /* A fault concerned this rank. The rank that it blames may have broken the connection. */
+    bool is_hurt[RANKS_MAX];
+    const scenario_step *end;   /* a last step that fails, or NULL */
+    bool is_touched[RANKS_MAX]; /* a fault has hit this rank, or it has exited or aborted */
+    /* DD_NEVER_NS if there is none */
+    int64_t death_ns[RANKS_MAX], first_death_ns;
 } facts;
 
 __attribute__((format(printf, 2, 3))) static void
@@ -59,7 +62,7 @@ concerns_host(const scenario *which, const sim_fault *fault, int host)
     return (is_of_host && host == first) || (is_of_both && host == fault->amount);
 }
 
-/* A rank 0 that has failed may take it with it. */
+/* Return true if the server has exited. A failed rank 0 ends its own server. */
 static bool
 has_server_gone(const scenario *which)
 {
@@ -99,7 +102,8 @@ note_fault(facts *all, int number)
     }
 }
 
-/* What fails one call of one rank, and not the group: the rank leaves for reasons of its own. */
+/* Return true if only this call of this rank has failed and the group has not: the rank then
+ * exits. */
 static bool
 is_own_failure(const rank_call *call)
 {
@@ -122,7 +126,8 @@ note_own_failures(facts *all)
     }
 }
 
-/* Who has failed leaves, as the scenario has it: that may be heard before the reason. */
+/* Return true if the rank failed before. It exits, as the scenario requires, and other ranks may
+ * notice the exit before they receive the reason. */
 static bool
 had_failed_before(int rank, int64_t at_ns)
 {
@@ -154,7 +159,8 @@ find_facts(const scenario *which, char *text)
                   ? &which->steps[which->nsteps - 1]
                   : NULL;
     bool has_part = all.end != NULL && all.end->kind == STEP_PART;
-    all.has_only_kills = all.has_only_kills && !has_part; /* a cut delays the news of a death */
+    /* a cut delays the detection of a death */
+    all.has_only_kills = all.has_only_kills && !has_part;
     note_own_failures(&all);
     for (int rank = 0; all.end != NULL && rank < which->nranks; rank++) {
         all.is_touched[rank] = all.is_touched[rank] || rank == all.end->rank || has_part;
@@ -180,7 +186,8 @@ check_outcome(facts *all, sim_outcome outcome)
     }
 }
 
-/* Who has died before it has come to a meeting is not known to be dead: the others wait for it, and say so. */
+/* Return true if a rank died before it joined the group. The other ranks wait for it and report it
+ * as missing, because they cannot know of its death. */
 static bool
 is_missing_one_that_is_gone(const facts *all, const rank_call *call)
 {
@@ -195,7 +202,8 @@ is_missing_one_that_is_gone(const facts *all, const rank_call *call)
     return false;
 }
 
-/* A meeting can only end when all who live have come; links are made after it. */
+/* Return the time when the last rank joined. Group creation cannot end before that; the links are
+ * created afterwards. */
 static int64_t
 all_came_ns(const facts *all, const rank_call *call)
 {
@@ -217,7 +225,7 @@ check_call(facts *all, int rank, const rank_call *call)
 {
     const dd_error *error = &call->error;
     if (call->ended_ns == 0) {
-        return; /* it has been killed in it, or has not come back: found above */
+        return; /* killed during the call, or hangs: check_outcome reports that */
     }
     int64_t slack_ns = all->is_server_hurt ? SLOW_STORE_SLACK_NS : SLACK_NS;
     if (call->ended_ns > call->limit_ns + slack_ns && !all->is_touched[rank]) {
@@ -254,7 +262,7 @@ check_call(facts *all, int rank, const rank_call *call)
     }
 }
 
-/* What a rank has to hear in the last step, where that is all that has gone wrong. */
+/* Return the error that each rank must receive in the last step if no fault has happened. */
 static dd_status
 expected_end(const scenario_step *end)
 {
@@ -286,7 +294,8 @@ check_end(facts *all, int rank, const rank_call *call, bool is_last)
 {
     dd_status expected = expected_end(all->end);
     bool is_of_end = call->step == all->which->nsteps - 1 && call->ended_ns != 0;
-    bool is_before_it = call->error.code == DD_OK && !is_last; /* the barrier in front of it */
+    /* the barrier before the last call */
+    bool is_before_it = call->error.code == DD_OK && !is_last;
     if (expected == DD_OK || !is_of_end || is_before_it) {
         return;
     }
@@ -309,8 +318,9 @@ check_end(facts *all, int rank, const rank_call *call, bool is_last)
     }
 }
 
-/* True if the collective of the last step is complete on all ranks once it is complete on the one that aborts: that rank has
- * the data of all others, and what it sent comes before the abort. */
+/* Return true if the collective of the last step is complete on all ranks once it is complete on
+ * the aborting rank: that rank has the data of all ranks, and the data that it sent arrives before
+ * the abort. */
 static bool
 is_complete_for_all(const scenario *which)
 {
@@ -318,7 +328,8 @@ is_complete_for_all(const scenario *which)
     return is_in_arena || (which->nranks == 2 && which->nlanes == 1);
 }
 
-/* A call that is complete on a rank succeeds there, even if the group is aborted before the rank looks at the data. */
+/* A completed call must succeed on its rank, even if the group is aborted before the rank reads the
+ * data. */
 static void
 check_last(facts *all, int rank)
 {

@@ -1,5 +1,6 @@
-/* What clang puts in the place of atomic operations for a thread sanitizer (-fsanitize=thread): here, each is a moment at which another
- * thread may run. Threads take turns, so each is done at once and in order: what weaker orders allow is not simulated. */
+/* Atomic operations of the simulated code. clang calls these functions instead of atomic
+ * instructions (-fsanitize=thread). Each call may switch to another thread. Threads run one at a
+ * time, so every operation is sequentially consistent: weaker memory orders are not simulated. */
 #include "sim/world/internal.h"
 #include "sim/world/pause.h"
 
@@ -33,7 +34,7 @@ __tsan_atomic_signal_fence(int order)
     (void)order;
 }
 
-/* X(bits, name, what becomes of the old value `was` with the operand `word`) */
+/* X(bits, name, the new value from the old value `was` and the operand `word`) */
 #define OPERATIONS(X, bits)          \
     X(bits, exchange, word)          \
     X(bits, fetch_add, (was + word)) \

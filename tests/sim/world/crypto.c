@@ -1,5 +1,5 @@
-/* Stand in for libcrypto, for simulated ranks: as small and as fast as they can be and still notice every change, with
- * memory that the simulator can count and refuse. It keeps nothing secret. */
+/* A stub of libcrypto for simulated ranks: as small and fast as possible, but it detects every
+ * change to the data. The simulator can count and refuse its memory. It keeps nothing secret. */
 #include "core/mem.h"
 #include "net/crypto_library.h"
 
@@ -38,7 +38,7 @@ crypto_library_name(void)
     return "no library";
 }
 
-/* ---- what two have in common: the exchange of Diffie and Hellman, with numbers that anybody can break */
+/* ---- the shared secret: a Diffie-Hellman exchange with numbers that are easy to break */
 
 static uint64_t
 power(uint64_t base, uint64_t exponent)

@@ -1,4 +1,4 @@
-/* Files by name, on a disk that all hosts share. There are no folders. */
+/* Files by name, on a disk that all hosts share. There are no directories. */
 #include "sim/world/internal.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 #define NAME_MAX_NBYTES 128
 
 struct sim_node {
-    dd_list link; /* world.nodes; in none: it has no name any more */
+    dd_list link; /* world.nodes; in no list if the file has no name */
     int number;
     int nopen;
     char name[NAME_MAX_NBYTES];
@@ -20,7 +20,7 @@ struct sim_node {
     dd_list locks; /* sim_hold */
 };
 
-/* A lock of one byte, of those who have opened the file once. */
+/* A lock of one byte, owned by one open file. */
 typedef struct sim_hold {
     dd_list link;
     const sim_file *file;
@@ -188,7 +188,7 @@ sim_disk_write(sim_file *file, const void *data, size_t nbytes, off_t at)
     return (ssize_t)nbytes;
 }
 
-/* As F_OFD_SETLK, of one byte. */
+/* Lock one byte, as F_OFD_SETLK does. */
 int
 sim_disk_lock(sim_file *file, const struct flock *lock)
 {

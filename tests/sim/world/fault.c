@@ -1,4 +1,4 @@
-/* What befalls processes, hosts and the network. */
+/* Faults of processes, hosts and the network. */
 #include "sim/world/internal.h"
 
 const char *
@@ -42,7 +42,8 @@ sim_plan_fault(const sim_fault *fault)
     }
 }
 
-/* Its own thread cannot be taken from under the one that runs: the scheduler does it. */
+/* Note a pending fault. The scheduler runs it, because the stack of the running thread is in
+ * use. */
 void
 sim_check_faults(sim_process *process)
 {
@@ -120,7 +121,8 @@ power_off(int host)
     sim_network_note_cut();
 }
 
-/* Waits until a time of the calendar end earlier or later with it, as in the kernel. */
+/* Move the calendar of a host. Waits until a calendar time end earlier or later, as in the
+ * kernel. */
 static void
 move_calendar(int host, int64_t by_ns)
 {

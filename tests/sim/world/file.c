@@ -1,4 +1,4 @@
-/* Descriptors: their table, what they stand for, and waiting for them. */
+/* Descriptors: the descriptor table, the files, and polling. */
 #include "sim/world/internal.h"
 
 #include <errno.h>
@@ -113,7 +113,7 @@ sim_file_notify(sim_file *file)
 
 typedef struct sim_watch {
     dd_list link;
-    sim_file *file; /* which takes the watch away when it is closed */
+    sim_file *file; /* closing this file removes the watch */
     struct epoll_event event;
 } sim_watch;
 
@@ -189,7 +189,7 @@ collect(const sim_file *epoll, struct epoll_event *events, int capacity)
             events[count++] = (struct epoll_event){.events = ready, .data = watch->event.data};
         }
     }
-    /* What is ready at the same time comes in any order. */
+    /* Report files that are ready at the same time in random order. */
     for (int i = count; i > 1; i--) {
         int other = (int)sim_below((uint64_t)i);
         struct epoll_event moved = events[i - 1];

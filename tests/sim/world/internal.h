@@ -1,4 +1,4 @@
-/* What the files of the simulator share: one world, and what is in it. */
+/* Shared state of the simulator's files: one world and its contents. */
 #ifndef DD_SIM_SIM_INTERNAL_H
 #define DD_SIM_SIM_INTERNAL_H
 
@@ -11,7 +11,7 @@
 
 #define SIM_FDS_MAX 512
 #define SIM_FAULTS_MAX 16
-#define SIM_TLS_NBYTES 256 /* room for the variables of a thread */
+#define SIM_TLS_NBYTES 256 /* space for the variables of a thread */
 
 typedef struct sim_process sim_process;
 typedef struct sim_fiber sim_fiber;
@@ -23,7 +23,7 @@ typedef struct sim_node sim_node;
 typedef enum sim_fiber_state {
     FIBER_RUNNABLE,
     FIBER_BLOCKED,
-    FIBER_ENDED, /* has not been joined */
+    FIBER_ENDED, /* not yet joined */
 } sim_fiber_state;
 
 struct sim_fiber {
@@ -33,56 +33,58 @@ struct sim_fiber {
     char name[16];
     sim_fiber_state state;
     bool is_detached;
-    const void *waits_for; /* BLOCKED: an address that whoever wakes it knows */
+    const void *waits_for; /* BLOCKED: an address that the waking code also knows */
     const char *doing;
-    int64_t wake_ns;     /* BLOCKED: at the latest */
-    bool is_on_calendar; /* wake_ns is a time of the calendar, and jumps with it */
-    bool was_woken;      /* and not by the time */
-    void *stack;         /* its lowest address */
-    void *sp;            /* while it does not run */
+    int64_t wake_ns;     /* BLOCKED: the latest time */
+    bool is_on_calendar; /* wake_ns is a calendar time and moves with the calendar */
+    bool was_woken;      /* woken before wake_ns */
+    void *stack;         /* lowest address */
+    void *sp;            /* valid while the thread is not running */
     int saved_errno;
     uint8_t tls[SIM_TLS_NBYTES];
     void *(*run)(void *arg);
     void *arg;
 };
 
-extern const char sim_polling; /* what those wait for who wait for descriptors */
+extern const char sim_polling; /* the address for threads that wait for descriptors */
 
-/* Saves where the caller is at *save, and goes on at `load`. */
+/* Save the caller's stack pointer in *save and continue at `load`. */
 void sim_switch_stack(void **save, void *load);
 void *sim_stack_acquire(void);
 void sim_stack_release(void *stack);
-/* The stack pointer of a thread that begins with `entry`, which does not return. */
+/* Return the stack pointer of a thread that begins with `entry`, which must not return. */
 void *sim_stack_begin(void *stack, void (*entry)(void));
-/* The variables of the thread that the library has (_Thread_local): where they are, and how many bytes. */
+/* Return the address and size of the library's thread-local variables (_Thread_local). */
 uint8_t *sim_tls(size_t *nbytes);
 
-/* NULL: there is no memory for it. */
+/* Create a thread. Return NULL if there is no memory. */
 sim_fiber *sim_fiber_create(sim_process *process, const char *name, void *(*run)(void *arg), void *arg);
 void sim_fiber_destroy(sim_fiber *fiber);
-/* Somebody else may run; time goes on by about cost_ns. From outside of all threads nothing happens. */
+/* Let time pass by about cost_ns, and perhaps switch to another thread. Do nothing outside the
+ * threads of the world. */
 void sim_step(int64_t cost_ns);
 void sim_yield(void);
-/* False: until_ns has come first. */
+/* Block until a wake-up. Return false if until_ns passed first. */
 bool sim_block(const void *address, int64_t until_ns, const char *doing);
 void sim_wake(sim_fiber *fiber, bool was_woken);
 void sim_wake_one(const void *address);
 void sim_wake_all(const void *address);
-/* Those of a process who wait for descriptors look again. */
+/* Wake the threads of a process that wait for descriptors, so that they check again. */
 void sim_wake_pollers(const sim_process *process);
-/* The calling thread does not exist any more. */
+/* End the calling thread. */
 void sim_leave(void) __attribute__((noreturn));
 
-/* ---- events that are due at a moment */
+/* ---- events at a set time */
 
 typedef struct sim_event {
     int64_t at_ns;
-    uint64_t number; /* of those at one moment the first comes first */
+    uint64_t number; /* of two events at one time, the lower number runs first */
     void (*run)(void *subject, int64_t word);
     void *subject;
     int64_t word;
 } sim_event;
-/* Runs the first, if it is due by then; time goes on to it. False: it is not. */
+/* Run the next event and advance the time to it. Return false if the next event is later than
+ * until_ns. */
 bool sim_run_event(int64_t until_ns);
 void sim_plan(int64_t at_ns, void (*run)(void *subject, int64_t word), void *subject, int64_t word);
 
@@ -113,19 +115,19 @@ struct sim_process {
     sim_mapping *mappings;
     size_t nmappings, mappings_capacity;
     bool is_fenced;
-    int64_t ncalls, ntold;     /* as of sim_fault */
-    int64_t next_fault_ncalls; /* no fault is due before so many calls */
+    int64_t ncalls, ntold;     /* counted as in sim_fault */
+    int64_t next_fault_ncalls; /* no fault is pending before this call */
     int64_t nallocations_to_fail;
-    bool is_to_flip; /* a bit of the next bytes that it sends over TCP */
-    int slowness;    /* 1: none */
+    bool is_to_flip; /* flip a bit of the next bytes sent over TCP */
+    int slowness;    /* 1 is normal speed */
     sim_leftovers leftovers;
 };
 
 void sim_process_end(sim_process *process, sim_state how);
-/* All its memory. */
+/* Free all memory of the process. */
 void sim_free_all(sim_process *process);
 void sim_unmap(sim_process *process, uint8_t *at, size_t nbytes);
-/* False: there is no memory to note it. */
+/* Record a mapping. Return false if there is no memory for the record. */
 bool sim_note_mapping(sim_process *process, uint8_t *at, size_t nbytes);
 void sim_fault_run(int fault);
 void sim_check_faults(sim_process *process);
@@ -136,20 +138,20 @@ typedef enum sim_file_kind {
     FILE_EVENT,
     FILE_EPOLL,
     FILE_MEMORY,
-    FILE_TEXT,   /* with fixed content */
-    FILE_DISK,   /* sim_disk.c */
-    FILE_SOCKET, /* sim_socket.c */
+    FILE_TEXT,   /* fixed content */
+    FILE_DISK,   /* disk.c */
+    FILE_SOCKET, /* socket.c */
 } sim_file_kind;
 
 struct sim_file {
     dd_list link; /* world.files */
     sim_file_kind kind;
-    int nrefs;          /* descriptors, those on their way, and events */
-    int nfds;           /* of these, descriptors and those on their way */
-    sim_process *owner; /* whose threads wait for it */
+    int nrefs;          /* descriptors, descriptors in transit, and events */
+    int nfds;           /* the same without events */
+    sim_process *owner; /* the process whose threads poll it */
     uint64_t count;     /* EVENT */
-    dd_list watches;    /* EPOLL: what it watches */
-    int memory_fd;      /* MEMORY: the real one */
+    dd_list watches;    /* EPOLL: the watched files */
+    int memory_fd;      /* MEMORY: the real descriptor */
     int seals;          /* MEMORY */
     const char *text;   /* TEXT */
     size_t at;          /* TEXT */
@@ -160,33 +162,34 @@ struct sim_file {
 sim_file *sim_file_create(sim_file_kind kind);
 sim_file *sim_file_acquire(sim_file *file);
 void sim_file_release(sim_file *file);
-/* A descriptor is gone; the last one closes. */
+/* Drop a descriptor. The last one closes the file. */
 void sim_file_drop_fd(sim_file *file);
-/* -1 and errno: too many. Takes the reference over on success. */
+/* Install a descriptor and take over the reference. Return -1 and set errno if the table is
+ * full. */
 int sim_fd_install(sim_process *process, sim_file *file);
-/* NULL and EBADF. */
+/* Return NULL and set EBADF if there is no such descriptor. */
 sim_file *sim_fd_get(int fd);
 short sim_file_readiness(const sim_file *file);
-/* Whoever waits for descriptors of its owner looks again. */
+/* Wake the threads that poll descriptors of the owner, so that they check again. */
 void sim_file_notify(sim_file *file);
 void sim_file_forget_watches(sim_file *file);
-/* As the system's calls, but for the deadline. */
+/* Same as the system calls, except for the deadline. */
 struct epoll_event;
 struct pollfd;
 int sim_epoll_control(sim_file *epoll, int operation, sim_file *file, const struct epoll_event *event);
 int sim_epoll_wait(sim_file *epoll, struct epoll_event *events, int capacity, int64_t until_ns);
 int sim_poll(struct pollfd *fds, size_t count, int64_t until_ns);
 
-/* ---- files by name: as the system's calls */
+/* ---- files by name, same as the system calls */
 
 struct stat;
 struct flock;
-/* NULL and ENOENT. */
+/* Return NULL and set ENOENT if there is no such file. */
 sim_file *sim_disk_open(const char *name, int flags);
-/* Its last descriptor is gone. */
+/* Close a file whose last descriptor was closed. */
 void sim_disk_close(sim_file *file);
 int sim_disk_unlink(const char *name);
-/* Of all files. */
+/* Remove all files. */
 void sim_disk_clear(void);
 int sim_disk_stat(const char *name, struct stat *info);
 int sim_disk_fstat(const sim_file *file, struct stat *info);
@@ -195,12 +198,12 @@ ssize_t sim_disk_read(const sim_file *file, void *data, size_t nbytes, off_t at)
 ssize_t sim_disk_write(sim_file *file, const void *data, size_t nbytes, off_t at);
 int sim_disk_lock(sim_file *file, const struct flock *lock);
 
-/* ---- sockets: as the system's calls, none of which waits */
+/* ---- sockets, same as the system calls in non-blocking mode */
 
 sim_file *sim_socket_create(int family, int type);
 int sim_socket_bind(sim_file *file, const struct sockaddr *addr, socklen_t len);
 int sim_socket_listen(sim_file *file, int backlog);
-/* NULL and errno; the reference of a descriptor is the caller's to install. */
+/* Return NULL and set errno on error. The caller installs the descriptor. */
 sim_file *sim_socket_accept(sim_file *file);
 int sim_socket_connect(sim_file *file, const struct sockaddr *addr, socklen_t len);
 ssize_t sim_socket_send(sim_file *file, const struct msghdr *message);
@@ -211,19 +214,20 @@ int sim_socket_get_name(const sim_file *file, bool is_of_peer, struct sockaddr *
 /* SIOCOUTQ and SIOCOUTQNSD. */
 int sim_socket_count_queued(const sim_file *file, bool is_unsent);
 short sim_socket_readiness(const sim_file *file);
-/* Its last descriptor is gone. `is_silent`: and nobody is told. */
+/* Close a socket whose last descriptor was closed. If is_silent is set, the peer is not
+ * notified. */
 void sim_socket_close(sim_file *file, bool is_silent);
 void sim_socket_free(sim_file *file);
 bool sim_is_cut(int from, int to);
-/* What was held up by a cut goes on, where there is none any more. */
+/* Resume transfers that a cut held up, where the cut has ended. */
 void sim_network_resume(void);
-/* What is sent over a path that is cut from now on is looked after by the kernels, which give up some time. */
+/* Start the timers after which kernels abort connections over the cut path. */
 void sim_network_note_cut(void);
 
 /* ---- the world */
 
 typedef struct sim_path {
-    bool is_cut; /* what is sent on it stays where it is */
+    bool is_cut; /* holds everything that is sent on this path */
     int64_t latency_ns;
 } sim_path;
 
@@ -233,29 +237,29 @@ typedef struct sim_world {
     uint64_t digest;
     int64_t now_ns;
     int64_t calendar_ns[SIM_HOSTS_MAX]; /* of each host, at now_ns 0 */
-    int64_t boot_ns[SIM_HOSTS_MAX];     /* what its monotonic clock showed at now_ns 0 */
+    int64_t boot_ns[SIM_HOSTS_MAX];     /* the monotonic clock of each host at now_ns 0 */
     bool is_off[SIM_HOSTS_MAX];
     int next_port[SIM_HOSTS_MAX];
-    sim_path paths[SIM_HOSTS_MAX][SIM_HOSTS_MAX]; /* from, to */
+    sim_path paths[SIM_HOSTS_MAX][SIM_HOSTS_MAX]; /* [from][to] */
     sim_process processes[SIM_PROCESSES_MAX];
     int nprocesses;
     dd_list fibers;
-    sim_fiber *running; /* NULL: the scheduler */
+    sim_fiber *running; /* NULL if the scheduler is running */
     void *scheduler_sp;
-    int nfibers; /* ever made */
+    int nfibers; /* total created */
     int64_t nsteps;
-    int64_t budget; /* steps until somebody else may run */
+    int64_t budget; /* steps until the next switch of threads */
     int64_t next_wake_ns;
     sim_event *events; /* a heap */
     size_t nevents, events_capacity;
     uint64_t nevents_ever;
     dd_list files;
-    dd_list nodes; /* those with a name */
-    int nnodes;    /* ever made */
+    dd_list nodes; /* nodes that have a name */
+    int nnodes;    /* total created */
     sim_fault faults[SIM_FAULTS_MAX];
-    int64_t happened_ns[SIM_FAULTS_MAX]; /* -1: not yet */
+    int64_t happened_ns[SIM_FAULTS_MAX]; /* -1 until it happens */
     int nfaults;
-    int due_fault; /* of the running process; -1: none */
+    int due_fault; /* pending fault of the running process; -1 for none */
 } sim_world;
 
 extern sim_world world;
@@ -267,13 +271,13 @@ sim_self(void)
 }
 
 void sim_seed_random(uint64_t seed);
-/* About `mean`, and sometimes many times as much. */
+/* Return about `mean`, sometimes many times as much. */
 int64_t sim_around(int64_t mean);
-bool sim_one_in(int64_t odds); /* 0: never */
+bool sim_one_in(int64_t odds); /* odds 0: never */
 
 /* ---- the trace */
 
-/* Into the digest, and where it is asked for into the trace. */
+/* Add the values to the digest and, if tracing is on, print them. */
 void sim_trace(const char *what, int64_t a, int64_t b);
 
 #endif

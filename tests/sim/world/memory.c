@@ -1,4 +1,5 @@
-/* The memory of processes: csrc/core/mem.h, and mappings. It goes with the process. */
+/* The memory of processes: csrc/core/mem.h and mappings. A process frees its memory when it
+ * exits. */
 #include "core/mem.h"
 
 #include "sim/world/internal.h"
@@ -45,7 +46,7 @@ allocate(size_t nbytes, bool is_zeroed)
     return (uint8_t *)head + HEAD_NBYTES;
 }
 
-/* Garbage, and always the same. */
+/* Return memory filled with a fixed garbage pattern. */
 void *
 dd_mem_alloc(size_t nbytes)
 {
@@ -143,7 +144,7 @@ sim_note_mapping(sim_process *process, uint8_t *at, size_t nbytes)
     return true;
 }
 
-/* A part of a mapping may go, and the rest stay. */
+/* Remove a mapping or a part of it; the rest stays mapped. */
 static void
 forget_mapping(sim_process *process, const uint8_t *at, size_t nbytes)
 {

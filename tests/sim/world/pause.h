@@ -1,5 +1,6 @@
-/* Included before everything else in what is simulated: the instruction between two looks (dd_spin_pause) is a moment that passes.
- * It costs more than in the world outside, or most of a run would be looks that find nothing. */
+/* Included first in simulated code. Simulated time passes between two polls of a spin loop
+ * (dd_spin_pause). A pause costs more than on real hardware; otherwise most steps of a run would be
+ * polls without a result. */
 #ifndef DD_SIM_SIM_PAUSE_H
 #define DD_SIM_SIM_PAUSE_H
 

@@ -1,4 +1,4 @@
-/* Processes, from their beginning to their end. */
+/* The lifecycle of processes. */
 #include "sim/world/internal.h"
 
 static void *

@@ -1,4 +1,4 @@
-/* Whose turn it is, from the beginning of a world to its end. */
+/* The scheduler, from the start of a world to its end. */
 #include "core/cpu.h"
 #include "sim/world/internal.h"
 
@@ -12,7 +12,9 @@ sim_begin(const sim_options *options)
     world = (sim_world){.options = *options, .next_wake_ns = DD_NEVER_NS, .due_fault = -1};
     sim_seed_random(options->seed);
     (void)
-        dd_cpu_features(); /* the one thing that a program remembers beyond a world: not to be found out in the midst of one */
+        /* The only state that the program keeps between worlds: it must not be initialized during a
+         * run. */
+        dd_cpu_features();
     dd_list_init(&world.fibers);
     dd_list_init(&world.files);
     dd_list_init(&world.nodes);
@@ -35,7 +37,7 @@ sim_end(void)
             sim_process_end(process, SIM_KILLED);
         }
     }
-    /* Events hold files. */
+    /* Events hold references to files. */
     while (sim_run_event(DD_NEVER_NS)) {
     }
     sim_disk_clear();
@@ -43,7 +45,7 @@ sim_end(void)
     world.events = NULL;
 }
 
-/* Wakes those whose time has come, and notes when the next one's does. */
+/* Wake the threads whose time has passed, and record the next wake-up time. */
 static void
 run_timers(void)
 {
@@ -101,7 +103,7 @@ run_fiber(sim_fiber *fiber)
     world.running = NULL;
 }
 
-/* What the thread that has just run is not there for any more. */
+/* Free the objects that the last running thread no longer needs. */
 static void
 clear_up(sim_fiber *fiber)
 {
@@ -128,7 +130,7 @@ has_anything_left(void)
     return false;
 }
 
-/* To the next moment at which something is due. False: there is none. */
+/* Advance the time to the next event or wake-up. Return false if there is none. */
 static bool
 pass_time(void)
 {

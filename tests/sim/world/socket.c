@@ -1,5 +1,5 @@
-/* Sockets: Unix sockets inside a host, and TCP over a network that takes its time, loses what a cut path is given, and tells nobody of a
- * host that has vanished. */
+/* Sockets: Unix sockets within a host, and TCP over a network with latency, which holds up data on
+ * a cut path and does not report a host that has disappeared. */
 #include "sim/world/internal.h"
 
 #include <arpa/inet.h>
@@ -11,10 +11,10 @@
 #include <string.h>
 #include <sys/un.h>
 
-#define STREAM_ROOM ((size_t)200 << 10)   /* of what is sent and has not been read */
-#define WINDOW_NBYTES ((size_t)128 << 10) /* of these, so many have left the sender */
+#define STREAM_ROOM ((size_t)200 << 10)   /* bytes sent and not yet read */
+#define WINDOW_NBYTES ((size_t)128 << 10) /* of these, bytes that have left the sender */
 #define SHORT_SEND_MIN \
-    ((size_t)1024)       /* a kernel takes less of a small piece only where others are before it */
+    ((size_t)1024)       /* kernels accept a part of a small piece only if other data is queued */
 #define DATAGRAMS_MAX 10 /* in a queue, as net.unix.max_dgram_qlen */
 #define SYN_TRIES 6
 #define RESEND_NS (200 * DD_NS_PER_MS)
@@ -23,10 +23,10 @@
 /* A piece of a stream, or a datagram. */
 typedef struct sim_piece {
     dd_list link;
-    int64_t arrives_ns; /* DD_NEVER_NS: it is held up by a cut */
+    int64_t arrives_ns; /* DD_NEVER_NS while a cut holds it up */
     size_t nbytes, ntaken;
-    sim_file *passed; /* a descriptor's, or NULL */
-    long long pid;    /* of its sender */
+    sim_file *passed; /* the file of a passed descriptor, or NULL */
+    long long pid;    /* of the sender */
     uint8_t bytes[];
 } sim_piece;
 
@@ -56,21 +56,21 @@ typedef struct sim_socket {
     /* connecting */
     int ntries;
     /* connected */
-    sim_file *other; /* NULL: it is closed, or its host is off */
-    bool was_reset;  /* and somebody has been told */
-    dd_list pieces;  /* on their way to here, or arrived */
+    sim_file *other; /* NULL if the other end is closed or its host is off */
+    bool was_reset;  /* the reset was reported */
+    dd_list pieces;  /* in transit to this socket, or arrived */
     size_t nqueued;
     int64_t last_arrival_ns;
-    int64_t end_ns;   /* when the other's end arrives; DD_NEVER_NS: not yet known */
-    int64_t reset_ns; /* the same of its reset */
-    bool is_end_held; /* by a cut */
+    int64_t end_ns;   /* arrival of the peer's end of stream; DD_NEVER_NS if unknown */
+    int64_t reset_ns; /* arrival of the peer's reset; DD_NEVER_NS if unknown */
+    bool is_end_held; /* a cut holds up the end of stream */
     bool is_reset_held;
-    int64_t held_since_ns; /* the first of what was sent from here and is held up; 0: nothing is */
+    int64_t held_since_ns; /* send time of the oldest data held up by a cut; 0 if there is none */
     bool is_kept_alive;
-    int keepalive_s, user_timeout_ms; /* 0: none */
+    int keepalive_s, user_timeout_ms; /* 0: off */
 } sim_socket;
 
-/* Of a listener: has connected, and has not been accepted. */
+/* A connection in a listener's queue that has not been accepted. */
 typedef struct sim_pending {
     dd_list link;
     sim_file *file;
@@ -118,7 +118,7 @@ sim_is_cut(int from, int to)
     return world.is_off[from] || world.is_off[to] || (from != to && world.paths[from][to].is_cut);
 }
 
-/* A packet is at most that late: as when it was lost once, and sent again. */
+/* The maximum delay of a packet, as if it was lost once and sent again. */
 #define LATE_NS (200 * DD_NS_PER_MS)
 
 static int64_t
@@ -147,7 +147,7 @@ notify_at(sim_file *file, int64_t at_ns)
     }
 }
 
-/* When what is sent to `to` now arrives; behind everything before it. */
+/* Return the arrival time of bytes sent to `to` now, after everything sent before. */
 static int64_t
 arrival(sim_socket *from, sim_socket *to, size_t nbytes)
 {
@@ -174,7 +174,7 @@ static void
 send_reset(sim_socket *from, sim_file *to)
 {
     if (to->socket->reset_ns <= world.now_ns) {
-        return; /* its kernel has given the connection up, and drops what still comes */
+        return; /* its kernel has aborted the connection and drops late data */
     }
     int64_t at_ns = arrival(from, to->socket, 0);
     to->socket->is_reset_held = at_ns == DD_NEVER_NS;
@@ -182,7 +182,7 @@ send_reset(sim_socket *from, sim_file *to)
     notify_at(to, at_ns);
 }
 
-/* A kernel gives up a connection over which nothing has come back for long enough. */
+/* Abort a connection that has received no reply for too long, as a kernel does. */
 static void
 give_up_event(void *subject, int64_t since_ns)
 {
@@ -226,7 +226,7 @@ sim_network_note_cut(void)
     }
 }
 
-/* What goes to `file` and was held up has been sent again. */
+/* Deliver the data to `file` that a cut held up, as a retransmission. */
 static void
 resume(sim_file *file)
 {
@@ -266,7 +266,7 @@ sim_network_resume(void)
     }
 }
 
-/* ---- names */
+/* ---- addresses */
 
 static bool
 is_any_address(const struct sockaddr_in *in)
@@ -286,7 +286,7 @@ address_of_host(int host)
     return htonl(UINT32_C(0x0a000001) + (uint32_t)host);
 }
 
-/* The host that `from` reaches at the address; -1: none. */
+/* Return the host that `from` reaches at the address, or -1. */
 static int
 host_at(const struct sockaddr_in *in, int from)
 {
@@ -321,7 +321,7 @@ is_same_port(const sim_socket *self, const struct sockaddr_in *in)
            (is_any_address(own) || is_any_address(in) || own->sin_addr.s_addr == in->sin_addr.s_addr);
 }
 
-/* The socket that a name or an address belongs to, on that host. */
+/* Return the socket that is bound to the name or address on the host. */
 static sim_file *
 find_bound(int host, int type, const struct sockaddr_storage *addr, socklen_t len)
 {
@@ -411,14 +411,15 @@ sim_socket_listen(sim_file *file, int backlog)
     return 0;
 }
 
-/* The listener has room: the connection stands, with its other end in the listener's queue. */
+/* Establish the connection: create its other end and add it to the listener's queue, which has
+ * space. */
 static void
 establish(sim_file *file, sim_file *listener)
 {
     sim_socket *self = file->socket;
     sim_file *child = create_socket(listener->socket->host, self->family, SOCK_STREAM);
     child->owner = listener->owner;
-    child->nfds = 1; /* until it is accepted, the queue's */
+    child->nfds = 1; /* the queue's reference, until accepted */
     sim_socket *other = child->socket;
     other->state = self->state = SOCKET_CONNECTED;
     other->local = self->remote;
@@ -499,7 +500,7 @@ connect_inet(sim_file *file)
         pick_port(self);
     }
     if (self->type == SOCK_DGRAM) {
-        return 0; /* for its own address alone */
+        return 0; /* only for its own address */
     }
     self->state = SOCKET_CONNECTING;
     int64_t round_ns = host >= 0 ? latency(self->host, host) + latency(host, self->host) : 0;
@@ -558,7 +559,7 @@ sim_socket_accept(sim_file *file)
     return child;
 }
 
-/* ---- bytes */
+/* ---- sending */
 
 static bool
 has_come(int64_t at_ns)
@@ -589,7 +590,8 @@ gather(uint8_t *out, size_t nbytes, const struct msghdr *message)
     }
 }
 
-/* The file whose descriptor the message passes; false and EBADF. */
+/* Find the file of the descriptor that the message passes. Return false and set EBADF if there is
+ * none. */
 static bool
 find_passed(const struct msghdr *message, sim_file **passed)
 {
@@ -662,7 +664,7 @@ send_datagram(sim_socket *self, const struct msghdr *message, sim_file *passed)
     return (ssize_t)nbytes;
 }
 
-/* What an operation on a connection that has broken says, once. */
+/* Report the error of a broken connection once. */
 static bool
 take_error(sim_socket *self)
 {
@@ -706,11 +708,11 @@ sim_socket_send(sim_file *file, const struct msghdr *message)
     }
     size_t nbytes = count_bytes(message);
     if (self->other == NULL) {
-        /* It goes to somebody who has closed, and resets the connection; or to a host that is off. */
+        /* The peer has closed the connection, which resets it; or its host is off. */
         if (!sim_is_cut(self->host, self->remote_host) && self->reset_ns == DD_NEVER_NS) {
             int64_t at_ns = world.now_ns + latency(self->host, self->remote_host) +
                             latency(self->remote_host, self->host);
-            /* Behind what was on its way from there. */
+            /* The reset arrives after everything in transit from the peer. */
             self->reset_ns = at_ns > self->last_arrival_ns ? at_ns : self->last_arrival_ns;
             notify_at(file, self->reset_ns);
         } else {
@@ -757,7 +759,7 @@ scatter(struct msghdr *message, size_t done, const uint8_t *bytes, size_t nbytes
     return moved;
 }
 
-/* Writes one control message; false: there is no room. */
+/* Write one control message. Return false if there is no space. */
 static bool
 put_control(struct msghdr *message, size_t *used, int type, const void *data, size_t nbytes)
 {
@@ -773,7 +775,7 @@ put_control(struct msghdr *message, size_t *used, int type, const void *data, si
     return true;
 }
 
-/* A descriptor that there is no room for, or no number, is closed. */
+/* Take the passed descriptor. Close it if there is no space for it, or no free number. */
 static void
 take_control(const sim_socket *self, struct msghdr *message, sim_piece *piece)
 {
@@ -806,7 +808,7 @@ first_piece(const sim_socket *self)
     return piece != NULL && has_come(piece->arrives_ns) ? piece : NULL;
 }
 
-/* There is nothing to be read. */
+/* Return the result of a read without data. */
 static ssize_t
 recv_end(sim_socket *self)
 {
@@ -867,7 +869,7 @@ sim_socket_recv(sim_file *file, struct msghdr *message)
     return (ssize_t)done;
 }
 
-/* ---- what can be seen of it */
+/* ---- state queries */
 
 short
 sim_socket_readiness(const sim_file *file)
@@ -910,7 +912,7 @@ smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* What is with the other end and not read is at most a window; the rest has not been sent. */
+/* At most a window of unread bytes is with the other end; the rest has not been sent. */
 int
 sim_socket_count_queued(const sim_file *file, bool is_unsent)
 {
@@ -983,7 +985,7 @@ sim_socket_set_option(sim_file *file, int level, int name, const void *value, so
         self->wants_credentials = name == SO_PASSCRED ? number != 0 : self->wants_credentials;
         self->is_kept_alive = name == SO_KEEPALIVE ? number != 0 : self->is_kept_alive;
     } else if (level == IPPROTO_TCP && name == TCP_KEEPIDLE) {
-        self->keepalive_s = number + number / 2 + 1; /* with the probes, about */
+        self->keepalive_s = number + number / 2 + 1; /* including the probes, approximately */
     } else if (level == IPPROTO_TCP && name == TCP_USER_TIMEOUT) {
         self->user_timeout_ms = number;
     } else if (level == IPPROTO_TCP && name != TCP_NODELAY && name != TCP_KEEPINTVL && name != TCP_KEEPCNT) {
@@ -993,7 +995,7 @@ sim_socket_set_option(sim_file *file, int level, int name, const void *value, so
     return 0;
 }
 
-/* ---- the end */
+/* ---- closing */
 
 static void
 close_pending(sim_socket *self)

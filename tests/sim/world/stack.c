@@ -1,4 +1,4 @@
-/* Stacks, and going from one to another. */
+/* Stacks and switches between them. */
 #include "sim/world/internal.h"
 
 #include <link.h>
@@ -14,7 +14,7 @@
 #error "the simulator changes stacks on x86-64 alone"
 #endif
 
-/* What a function has to keep for its caller goes onto the stack that is left. */
+/* A switch pushes the callee-saved registers onto the old stack. */
 __asm__(".text\n"
         ".globl sim_switch_stack\n"
         ".type sim_switch_stack, @function\n"
@@ -36,7 +36,7 @@ __asm__(".text\n"
         "    ret\n"
         ".size sim_switch_stack, . - sim_switch_stack\n");
 
-/* They outlive their worlds: making one takes longer than most threads live. */
+/* Free stacks outlive their worlds: creating a stack takes longer than most threads live. */
 static void *free_stacks[64];
 static size_t nfree_stacks;
 
@@ -70,9 +70,9 @@ void *
 sim_stack_begin(void *stack, void (*entry)(void))
 {
     uint64_t *top = (uint64_t *)(void *)((uint8_t *)stack + STACK_NBYTES);
-    *--top = 0; /* where `entry` would return to, so that the stack is aligned as after a call */
+    *--top = 0; /* return address of `entry`, so that the stack is aligned as after a call */
     *--top = (uint64_t)(uintptr_t)entry;
-    for (int i = 0; i < 6; i++) { /* the registers that sim_switch_stack takes off */
+    for (int i = 0; i < 6; i++) { /* the registers that sim_switch_stack pops */
         *--top = 0;
     }
     return top;
@@ -88,10 +88,10 @@ find_tls(struct dl_phdr_info *info, size_t size, void *out)
             *(size_t *)out = (info->dlpi_phdr[i].p_memsz + align - 1) / align * align;
         }
     }
-    return 1; /* the program comes first, and there is nothing of the library in what it is linked with */
+    return 1; /* the program comes first, and its other modules contain no library code */
 }
 
-/* On x86-64 the program's lie right below the thread pointer. */
+/* On x86-64, the program's thread-local variables end at the thread pointer. */
 uint8_t *
 sim_tls(size_t *nbytes)
 {

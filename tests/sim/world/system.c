@@ -1,4 +1,4 @@
-/* What csrc/core/system.h, fork.h and fence.h declare, in the simulated world. */
+/* The functions of csrc/core/system.h, fork.h and fence.h in the simulated world. */
 #include "core/system.h"
 
 #include "core/fence.h"
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The beginning of every call: another thread may run, and a fault may be due. */
+/* Begin a system call: perhaps switch to another thread, and run a pending fault. */
 static void
 enter(const char *name, int64_t subject)
 {
@@ -25,7 +25,7 @@ enter(const char *name, int64_t subject)
     sim_check_faults(process);
 }
 
-/* With the descriptor that it is about; NULL and EBADF. */
+/* Begin a system call on a descriptor. Return NULL and set EBADF if it is invalid. */
 static sim_file *
 enter_file(const char *name, int fd)
 {
@@ -57,7 +57,7 @@ leave_int(int result)
     return (int)leave(result);
 }
 
-/* Nothing of it is simulated. */
+/* Fail a call that is not simulated. */
 static int
 refuse(const char *name, int error)
 {
@@ -81,7 +81,7 @@ install(sim_file *file)
     return fd;
 }
 
-/* ---- files by name: those that the library reads to learn about its host */
+/* ---- files by name: the files that describe the host */
 
 static sim_file *
 open_text(const char *text)
@@ -303,7 +303,7 @@ dd_sys_memfd_create(const char *name, unsigned flags)
     return leave_int(install(file));
 }
 
-/* Of memory, or of the disk; NULL and EINVAL for others. */
+/* Begin a call on a memory or disk file. Return NULL and set EINVAL for other files. */
 static sim_file *
 enter_content(const char *name, int fd)
 {
@@ -357,7 +357,7 @@ dd_sys_pwrite(int fd, const void *data, size_t nbytes, off_t at)
                                            : pwrite(file->memory_fd, data, nbytes, at));
 }
 
-/* MAP_FAILED, and the caller's errno, without memory. */
+/* Record new memory and return it, or MAP_FAILED with errno set. */
 static void *
 note_new(void *memory, size_t nbytes)
 {
@@ -400,7 +400,7 @@ dd_sys_mremap(void *old, size_t old_nbytes, size_t nbytes, int flags, void *at)
     (void)nbytes;
     (void)flags;
     (void)at;
-    (void)refuse("mremap", ENOMEM); /* memory is not adopted here */
+    (void)refuse("mremap", ENOMEM); /* adopting memory is not simulated */
     return MAP_FAILED;
 }
 
@@ -443,7 +443,7 @@ dd_sys_listen(int fd, int backlog)
     return leave_int(file != NULL ? sim_socket_listen(file, backlog) : -1);
 }
 
-/* Without a descriptor for it, what has connected stays in the queue. */
+/* If there is no free descriptor, the connection stays in the queue. */
 int
 dd_sys_accept4(int fd, struct sockaddr *peer, socklen_t *len, int flags)
 {
@@ -567,7 +567,7 @@ dd_sys_ioctl(int fd, unsigned long request, int *value)
 
 /* ---- waiting */
 
-/* What does not wait is never interrupted. */
+/* Return true if the call is interrupted. Calls that do not block never are. */
 static bool
 is_interrupted(void)
 {
@@ -645,7 +645,7 @@ dd_sys_sched_yield(void)
     return 0;
 }
 
-/* ---- what core/fork.h and core/fence.h say of a process. Nobody forks here */
+/* ---- the process state of core/fork.h and core/fence.h; simulated processes do not fork */
 
 uint64_t
 dd_fork_generation(void)
@@ -743,11 +743,11 @@ address(uint32_t number, uint16_t port)
 }
 
 typedef struct sim_addrinfo {
-    struct addrinfo info; /* first */
+    struct addrinfo info; /* must be the first member */
     struct sockaddr_in addr;
 } sim_addrinfo;
 
-/* Numbers, and names of hosts as gethostname has them. */
+/* Resolve numeric addresses, and host names as returned by gethostname. */
 int
 dd_sys_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints, struct addrinfo **found)
 {

@@ -1,5 +1,6 @@
-/* The C library's threads, locks, conditions and clocks, which csrc/core calls: the linker hands those calls to the functions here
- * (--wrap). What a lock or a condition is kept in is the caller's memory, as with the C library. */
+/* The C library's threads, locks, conditions and clocks. The linker redirects the calls of
+ * csrc/core to these functions (--wrap). The state of a lock or condition is in the caller's
+ * memory, as in the C library. */
 #include "sim/world/internal.h"
 
 #include <errno.h>
@@ -12,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- locks. Zeroed is unlocked */
+/* ---- locks; zeroed is unlocked */
 
 typedef struct sim_mutex {
     sim_fiber *owner;
@@ -32,7 +33,7 @@ ns_of(const struct timespec *time)
     return (int64_t)time->tv_sec * DD_NS_PER_S + time->tv_nsec;
 }
 
-/* From the calendar of the caller's host, as it is now, to the world's time. */
+/* Convert a time of the calendar of the caller's host to world time. */
 static int64_t
 from_calendar(const struct timespec *time)
 {
@@ -96,7 +97,7 @@ __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex)
     return 0;
 }
 
-/* ---- conditions. Zeroed waits on the calendar, as PTHREAD_COND_INITIALIZER does */
+/* ---- conditions; zeroed uses the calendar, as PTHREAD_COND_INITIALIZER does */
 
 typedef struct sim_cond {
     clockid_t clock;
@@ -154,7 +155,7 @@ wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t until_ns)
     sim_step(world.options.call_cost_ns);
     mutex_of(mutex)->owner = NULL;
     sim_wake_all(mutex);
-    /* One that is woken for nothing is allowed. */
+    /* Spurious wake-ups are allowed. */
     bool is_spurious = sim_one_in(world.options.interrupts_every);
     bool was_woken = is_spurious || sim_block(cond, until_ns, "a condition");
     (void)__wrap_pthread_mutex_lock(mutex);
@@ -180,7 +181,7 @@ __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, cons
     return rc;
 }
 
-/* ---- threads. One's name in the C library's terms is its number, and one */
+/* ---- threads; a pthread_t is the thread's number plus one */
 
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *arg);
 int __wrap_pthread_join(pthread_t thread, void **result);
@@ -262,7 +263,7 @@ __wrap_pthread_getname_np(pthread_t thread, char *name, size_t nbytes)
     return 0;
 }
 
-/* There are no signals. */
+/* Signals are not simulated. */
 int
 __wrap_pthread_sigmask(int how, const sigset_t *set, sigset_t *old)
 {
@@ -274,7 +275,7 @@ __wrap_pthread_sigmask(int how, const sigset_t *set, sigset_t *old)
     return 0;
 }
 
-/* A thread names itself. */
+/* Set the name of the calling thread. */
 int
 __wrap_prctl(int option, ...)
 {

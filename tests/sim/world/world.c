@@ -1,4 +1,5 @@
-/* The world: chance, time, the trace, and threads, which are woken here and get their turn in sim_run.c. */
+/* The world: random numbers, time, the trace, and threads. Threads are woken here; run.c schedules
+ * them. */
 #include "sim/world/internal.h"
 
 #include <errno.h>
@@ -10,7 +11,7 @@
 sim_world world;
 const char sim_polling = 'p';
 
-/* ---- chance: xoshiro256**, seeded by splitmix64 */
+/* ---- random numbers: xoshiro256**, seeded by splitmix64 */
 
 static uint64_t
 rotate(uint64_t x, int nbits)
@@ -218,7 +219,7 @@ sim_fiber_destroy(sim_fiber *fiber)
     free(fiber);
 }
 
-/* To the scheduler, which comes back some time. */
+/* Switch to the scheduler, which resumes the thread later. */
 static void
 go_away(void)
 {
@@ -306,7 +307,7 @@ sim_wake_pollers(const sim_process *process)
     }
 }
 
-/* Any one of them. */
+/* Wake one waiting thread, chosen at random. */
 void
 sim_wake_one(const void *address)
 {
