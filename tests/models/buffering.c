@@ -1,70 +1,77 @@
-/* Load buffering: a load that returns what follows from a later store of its own thread. Compilers and Arm let stores pass loads that come
- * before them. The model of memory does not; so all runs are looked through for what could become of it.
+/* Detection of load buffering: a load that returns a value which depends on a later store of its
+ * own thread. Compilers and Arm let stores pass earlier loads. The memory model does not produce
+ * such runs, so this file searches all runs for accesses that could lead to one.
  *
- * It takes a ring: a thread loads x and later stores y, another loads that value of y and later stores z, and so on, until one stores the value of x
- * that was loaded. If each store waited for its load, none of them could be the first. So at least one pair is *open*: its load is no
- * acquire, its store no release, and there is no fence between them. (On Arm a store also waits for loads that it depends
- * on. That is not relied on.) A scenario has no load buffering if none of its open pairs is in a ring.
+ * Load buffering needs a ring: a thread loads x and later stores y, another loads that value of y
+ * and later stores z, and so on, until one stores the value of x that was loaded. If each store
+ * waited for its load, no store could be the first. So at least one pair is *open*: its load is not
+ * an acquire, its store is not a release, and there is no fence between them. (On Arm a store also
+ * waits for loads that it depends on; the search does not rely on that.) A scenario has no load
+ * buffering if none of its open pairs is in a ring.
  *
- * Why it is enough to look at runs, which have no such ring: take the first load, in the order in which a machine does things, that closes one. Stores
- * that have been done before loads of their threads do not depend on what these return. So what has been done until then
- * is a run, in which those loads have returned older values: it has the same pairs.
+ * Runs without load buffering suffice for the search. Proof: take the first load, in the order of
+ * execution on a machine, that closes a ring. Stores that were executed before earlier loads of
+ * their threads do not depend on the values of these loads. So the execution up to that load is a
+ * run in which those loads return older values, and that run has the same pairs.
  *
- * The pairs of a scenario are all put together, whatever runs they are of.
- *   - Accesses that are not atomic are left out, and so are variables whose accesses are all ordered by others. With such a value goes a release
- *     that an acquire has seen, and the ring that takes this way has no open pair there.
- *   - A pair of one variable opens no ring: the stores of a variable are in one order for all, and a load sees nothing that comes in it after its
- *     thread's next store.
- *   - That membarrier orders what other threads do, is not relied on.
+ * The search combines the pairs of all runs of a scenario.
+ *   - It excludes accesses that are not atomic, and variables whose accesses are all ordered by
+ *     other variables. Such a value travels with a release that an acquire reads, so a ring through
+ *     it has no open pair there.
+ *   - A pair with one variable cannot open a ring: all threads see the stores of a variable in one
+ *     order, and a load cannot read a store that follows its thread's next store.
+ *   - The search does not rely on the order that membarrier imposes on other threads.
  *
- * A run ends where a state is known. What its threads have accessed by then, is the same as in the run that has gone on from there: it
- * follows from what they have seen since the run began, or since they last forgot it (checker_forget). What a thread has loaded when it
- * forgets is taken as being before all that it stores after it has forgotten, in any run. */
+ * A run ends when it reaches a known state. The accesses of its threads up to there are the same as
+ * in the run that continued from that state: they follow from the values that the threads have read
+ * since the start of the run, or since they last forgot (checker_forget). In every run, loads
+ * before a thread forgets are treated as preceding all of its stores afterwards. */
 #include "models/memory_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_ACCESSES 2048 /* of each kind, by place and variable */
+#define MAX_ACCESSES 2048 /* of each kind, by code address and variable */
 #define NWORDS (MAX_ACCESSES / 64)
 
 typedef uint64_t access_set[NWORDS];
 
-/* Where in the code, and of which variable. */
+/* A code address and a variable. */
 typedef struct access {
-    const void *site; /* NULL: by the kernel */
+    const void *site; /* NULL for an access by the kernel */
     uintptr_t address;
 } access;
 
 typedef struct access_table {
     access of[MAX_ACCESSES];
-    int by_hash[4 * MAX_ACCESSES]; /* one more than the number; 0: none */
+    int by_hash[4 * MAX_ACCESSES]; /* index + 1; 0 if empty */
     int count;
 } access_table;
 
 static access_table loads;
 static access_table stores;
 
-/* For each store of a thread, what it has loaded before, in any run. */
+/* For each store of a thread, the loads that precede it in any run. */
 static access_set before[CHECKER_MAX_THREADS][MAX_ACCESSES];
 static access_set open_before[CHECKER_MAX_THREADS][MAX_ACCESSES];
 
-/* What a thread has done since the run began, or since it last forgot. */
+/* The accesses of a thread since the run began, or since it last forgot. */
 typedef struct thread_part {
     access_set loaded;
-    access_set open; /* of them: a store that is no release does not wait for these */
+    /* a subset of loaded: a store that is not a release does not wait for these loads */
+    access_set open;
     bool has_forgotten;
     bool has_fenced;
 } thread_part;
 
 static thread_part parts[CHECKER_MAX_THREADS];
 
-/* Of all runs: what a thread had loaded when it forgot, and what it has stored when it had forgotten. */
+/* In all runs: the loads of a thread before it forgot, and its stores afterwards. */
 typedef struct forgotten_part {
     access_set loaded;
     access_set open;
     access_set stored;
-    access_set stored_open; /* of them: no releases, and no fence has come before */
+    access_set stored_open; /* a subset of stored: not releases, and no fence precedes them */
 } forgotten_part;
 
 static forgotten_part forgotten[CHECKER_MAX_THREADS];
@@ -180,7 +187,7 @@ buffering_forget(void)
 
 static uintptr_t variables[MAX_VARIABLES];
 static int nvariables;
-/* Which a thread stores after it has loaded one. */
+/* leads[thread][loaded][stored] */
 static bool leads[CHECKER_MAX_THREADS][MAX_VARIABLES][MAX_VARIABLES];
 
 static int
@@ -236,7 +243,7 @@ find_leads(void)
 
 static bool is_reached[CHECKER_MAX_THREADS][MAX_VARIABLES];
 
-/* From a store of the variable by that thread on: others see it. */
+/* Mark all threads and variables that can depend on a store of this variable by this thread. */
 static void
 reach_from(int thread, int variable)
 {

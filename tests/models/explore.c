@@ -1,5 +1,6 @@
-/* Which decisions there are, and the runs that take them. A state is what every thread has seen (and so where it is), and the memory;
- * two ways into one state go on alike, so only the first goes on. */
+/* The exploration: decisions, and the runs that make them. A state consists of the values that
+ * every thread has read (which determine its place in the code) and the memory. Two runs that reach
+ * the same state continue alike, so only the first continues. */
 #include "models/checker_internal.h"
 #include "models/standins.h"
 
@@ -18,9 +19,9 @@ typedef struct fiber {
     jmp_buf place;
     bool is_started;
     bool is_done;
-    bool (*may_go_on)(const void *arg); /* NULL: it may */
+    bool (*may_go_on)(const void *arg); /* NULL: the thread may continue */
     const void *arg;
-    uint64_t seen; /* a hash of all values that it has seen */
+    uint64_t seen; /* hash of all values that it has read */
 } fiber;
 
 typedef struct decision {
@@ -227,7 +228,7 @@ explore_choose(int n)
     return 0;
 }
 
-/* False: there are no others. */
+/* Change the last decision that has another alternative. Return false if there is none. */
 static bool
 decide_otherwise(void)
 {
@@ -261,7 +262,7 @@ resume(int target)
     (void)setcontext(&starter);
 }
 
-/* Each thread goes to its first decision before anything is decided. */
+/* Every thread runs to its first decision before any decision is made. */
 static int
 find_unstarted(void)
 {
@@ -327,7 +328,7 @@ explore_yield(bool (*may_go_on)(const void *arg), const void *arg)
     fibers[checker_running].may_go_on = may_go_on;
     fibers[checker_running].arg = arg;
     go_on();
-    explore_note_seen(1); /* where it is */
+    explore_note_seen(1); /* its place in the code */
     memory_note_turn();
 }
 
@@ -357,7 +358,7 @@ run_once(void)
     return (run_end)end;
 }
 
-/* Of the processor, which others may share. */
+/* Return CPU time, because other programs may share the processor. */
 static double
 now_s(void)
 {
@@ -381,7 +382,7 @@ explore_scenario(const scenario *which, uint64_t max_runs, bool with_trace, expl
     }
     is_in_setup = false;
     standins_end_setup();
-    free(states); /* of the last scenario, which may have had many */
+    free(states); /* the states of the last scenario, which may be many */
     states = NULL;
     forget_states();
     ndecisions = 0;

@@ -1,4 +1,5 @@
-/* What the compiler calls for ThreadSanitizer, and the functions of the C library that move memory (redirect.h). */
+/* The functions that the compiler calls for ThreadSanitizer, and replacements for the C library's
+ * functions that copy memory (redirect.h). */
 #include "models/checker_internal.h"
 
 #include <string.h>
@@ -192,7 +193,7 @@ if_expected(uint64_t before, uint64_t operand, uint64_t expected, uint64_t *afte
         return (uint##bits##_t)change(&rmw, SITE);                                                         \
     }
 
-/* A weak exchange that fails without a reason is one that is tried again. */
+/* Spurious failures of a weak exchange are not modeled: the caller would only try again. */
 #define EXCHANGE_IF(bits, strength)                                                                        \
     int __tsan_atomic##bits##_compare_exchange_##strength(void *at, void *expected, uint##bits##_t wanted, \
                                                           int order, int failure_order);                   \
@@ -252,7 +253,7 @@ __tsan_atomic_thread_fence(int order)
     }
 }
 
-/* For the compiler alone, which has done its work. */
+/* A compiler barrier has no effect at run time. */
 void
 __tsan_atomic_signal_fence(int order)
 {

@@ -1,7 +1,8 @@
-/* The checker itself: small programs of which it is known what C11 allows, and what not. Each notes what its threads have read, and the
- * outcomes have to be those that are listed, all of them and no others.
+/* Tests of the checker itself: small programs whose outcomes in C11 are known. Each program reports
+ * the values that its threads have read. The set of outcomes must equal the listed set.
  *
- * Where processors and C11 differ, it is as C11 has it, but for load buffering, which is reported (buffering.c). */
+ * Where processors and C11 differ, the checker follows C11, except for load buffering, which it
+ * reports (buffering.c). */
 #include "models/checker.h"
 
 #include "core/fence.h"
@@ -10,7 +11,7 @@
 
 static _Atomic uint64_t x, y, z;
 static uint64_t plain;
-static uint64_t r[4]; /* what is read: each by one thread */
+static uint64_t r[4]; /* results of loads, each written by one thread */
 
 #define SHAPE_WITH(id, count, note, buffers, body, ...)                                                      \
     static void run_##id(int self)                                                                           \
@@ -31,7 +32,7 @@ clear(void)
     checker_set_fenced(true);
 }
 
-/* As digits: r0 r1 r2 r3. */
+/* Report r0 r1 r2 r3 as decimal digits. */
 static void
 note_read(void)
 {
@@ -71,7 +72,7 @@ SB(sb_fences, relaxed, relaxed, FENCE(seq_cst), 100, 1000, 1100)
 SB(sb_seq_cst, seq_cst, seq_cst, (void)0, 100, 1000, 1100)
 SB(sb_seq_cst_stores_alone, seq_cst, acquire, (void)0, 0, 100, 1000, 1100)
 
-/* One side with accesses, the other with a fence. */
+/* One side uses sequentially consistent accesses, the other a fence. */
 SHAPE(
     sb_mixed, 2,
     if (self == 0) {
@@ -84,7 +85,7 @@ SHAPE(
     },
     100, 1000, 1100)
 
-/* By exchanges, which on Arm are no fences for what is around them. */
+/* With exchanges, which on Arm are not fences for surrounding accesses. */
 SHAPE(
     sb_exchange, 2,
     if (self == 0) {
@@ -142,7 +143,8 @@ SHAPE(
     },
     500, 1100)
 
-/* What a read-modify-write has read, its readers get as well; what the same thread stores later, they do not (C20). */
+/* A read-modify-write continues a release sequence; a later store of the same thread does not
+ * (C20). */
 SHAPE(
     release_sequence, 3,
     if (self == 0) {
@@ -188,7 +190,8 @@ SHAPE(
     },
     0, 1, 2, 10, 11, 20, 22)
 
-/* Of two variables, which thread's write stays: that the first one's stays of both takes a store that is done after a later one. */
+/* Each thread writes two variables. Both variables can keep the first thread's write only if a
+ * store is executed after a later store. */
 #define TWO_PLUS_TWO_W(id, order, between, ...) \
     SHAPE_WITH(                                 \
         id, 2, note_last, false,                \
@@ -251,8 +254,8 @@ IRIW(iriw_fences, relaxed, relaxed, FENCE(seq_cst), EVERY_IRIW_BUT_ONE)
 WRC(wrc_relaxed, relaxed, relaxed, 0, 10, 100, 110, 1000, 1010, 1100, 1110)
 WRC(wrc_release_acquire, release, acquire, 0, 10, 100, 110, 1000, 1010, 1110)
 
-/* ---- load buffering: C11 and Arm allow both loads to see the other's store (1100) unless both sides are in order. The checker does no such run,
- * and says so. */
+/* ---- load buffering: C11 and Arm allow both loads to read the other thread's store (1100) unless
+ * both sides are ordered. The checker does not execute such runs, but reports them. */
 
 #define LB(id, buffers, load0, store0, between0, load1, store1, between1) \
     SHAPE_WITH(                                                           \
@@ -279,12 +282,12 @@ LB(lb_acquire_fences, false, relaxed, relaxed, FENCE(acquire), relaxed, relaxed,
 LB(lb_release_fence, false, relaxed, relaxed, FENCE(release), relaxed, release, (void)0)
 LB(lb_release_between, true, relaxed, relaxed, STORE(z, 1, release), acquire, relaxed, (void)0)
 LB(lb_acquire_between, true, relaxed, relaxed, (void)LOAD(z, acquire), acquire, relaxed, (void)0)
-/* What was before is forgotten, but not what may come of it. */
+/* checker_forget forgets the state, but not the loads that can take part in load buffering. */
 LB(lb_forgets, true, relaxed, relaxed, checker_forget(1), acquire, relaxed, (void)0)
 LB(lb_fence_forgets, false, relaxed, relaxed, FENCE(acquire); checker_forget(1), acquire, relaxed, (void)0)
 LB(lb_forgets_fence, false, relaxed, relaxed, checker_forget(1); FENCE(release), acquire, relaxed, (void)0)
 
-/* The second thread knows of nothing that the first stores. */
+/* The second thread reads no store of the first. */
 SHAPE(
     lb_no_way_back, 2,
     if (self == 0) {
@@ -296,7 +299,7 @@ SHAPE(
     },
     0, 100, 1000, 1100)
 
-/* A thread's own stores are no way back, be it that it goes on from there or that it ends there. */
+/* A thread's own stores do not close a ring, either in the middle or at the end of the thread. */
 SHAPE(
     lb_begins_with_own, 2,
     if (self == 0) {
@@ -324,7 +327,7 @@ SHAPE(
     },
     0, 1, 10, 11, 100, 110)
 
-/* A way back through two others, of which one takes part with a read-modify-write. */
+/* A ring through two other threads, one of which uses a read-modify-write. */
 #define LB_OF_THREE(id, buffers, load, store)                             \
     SHAPE_WITH(                                                           \
         id, 3, note_read, buffers,                                        \
@@ -344,7 +347,7 @@ LB_OF_THREE(lb_of_three, true, acquire, relaxed)
 LB_OF_THREE(lb_of_three_relaxed_load, true, relaxed, release)
 LB_OF_THREE(lb_of_three_ordered, false, acquire, release)
 
-/* Values that are not atomic go with a release. */
+/* A release orders values that are not atomic. */
 SHAPE(
     lb_plain, 2,
     if (self == 0) {
@@ -359,7 +362,7 @@ SHAPE(
     },
     0, 1100)
 
-/* A sequentially consistent store is no fence: what comes after it may be seen before it. */
+/* A sequentially consistent store is not a fence: a later access may become visible before it. */
 SHAPE(
     seq_cst_store_is_no_fence, 2,
     if (self == 0) {
@@ -371,7 +374,7 @@ SHAPE(
     },
     0, 100, 1000, 1100)
 
-/* Nothing gets lost between two that add. */
+/* No addition by either thread is lost. */
 SHAPE(
     add, 3,
     {
@@ -381,7 +384,8 @@ SHAPE(
     },
     120, 210, 1020, 1200, 2010, 2100)
 
-/* ---- polling: a look is worth while when something is newer than what was read, also if the thread's view has come to be newer without it. */
+/* ---- polling: a poll may find a result if a variable is newer than the value that was read, even
+ * if the thread's view was advanced by other means */
 
 SHAPE(
     poll_is_fenced, 2,

@@ -1,8 +1,8 @@
-/* The checker's program: runs the scenarios that are named (parts of names), or all that take seconds.
+/* Run the scenarios whose names contain an argument, or all that take seconds.
  *
- *     --weaken   then makes each order weaker, one at a time, and says which scenario notices that
- *     --mistakes fails where a scenario finds none of the orders weakened to nothing
- *     --trace    shows how a failure comes about */
+ *     --weaken   then weaken each order, one at a time, and print the scenario that fails
+ *     --mistakes fail if a scenario detects none of the orders weakened to nothing
+ *     --trace    print the steps that lead to a failure */
 #include "models/checker_internal.h"
 #include "models/weaken.h"
 
@@ -11,7 +11,7 @@
 
 #define MAX_OUTCOMES 64
 #define MAX_RUNS UINT64_C(200000000)
-/* Mistakes are found early, or not. */
+/* Most mistakes are found early. */
 #define MAX_RUNS_MISTAKE UINT64_C(50000)
 #define MAX_RUNS_WEAKER UINT64_C(2000000)
 
@@ -99,7 +99,8 @@ run(const scenario *which, bool is_tracing)
     return is_right;
 }
 
-/* Whether the scenario fails with at least one of the orders that it gets to as weak as can be: then it can. */
+/* Return true if the scenario fails with at least one of the orders that it reaches weakened
+ * completely. */
 static bool
 finds_a_mistake(const scenario *which)
 {
@@ -147,7 +148,7 @@ fails(const scenario *which)
     return result.end == EXPLORE_FAILED || (result.end == EXPLORE_PASSED && buffering_count_open(false) > 0);
 }
 
-/* Of the scenarios that get to the place, one that fails; NULL: none does. */
+/* Return a scenario that reaches the place in the code and fails with the weaker order, or NULL. */
 static const scenario *
 find_failing(int site, memory_order_ order, char **names, int nnames)
 {
@@ -161,7 +162,8 @@ find_failing(int site, memory_order_ order, char **names, int nnames)
     return each;
 }
 
-/* From the strongest on: what is weaker than one that is noticed, is noticed, too. */
+/* Try the strongest option first: if a scenario fails with one order, it also fails with weaker
+ * ones. */
 static void
 weaken_one(int site, char **names, int nnames)
 {

@@ -1,8 +1,10 @@
-/* The memory of C11, as a machine: what docs/contributing/memory-orders.md says in words.
+/* The C11 memory model as an abstract machine; docs/contributing/memory-orders.md describes it.
  *
- * A location keeps all values that were written to it, as messages, in modification order. A thread has a view: the newest message of each
- * location that it must not look behind any more. A load takes any message that its view allows. A message carries the view that an acquire
- * gets of it. Besides, views carry the clocks of threads, by which accesses that are not atomic have to be ordered. */
+ * A location keeps all values that were written to it as messages, in modification order. A thread
+ * has a view: for each location, the oldest message that it may still read. A load reads any
+ * message that the view allows. A message carries a view, which a load with acquire order adds to
+ * its own. Views also carry the clocks of threads, which determine the order of accesses that are
+ * not atomic. */
 #include "models/memory_internal.h"
 
 #include <stdlib.h>
@@ -16,7 +18,7 @@
 location memory_locations[MAX_LOCATIONS];
 int memory_nlocations;
 actor memory_actors[CHECKER_MAX_THREADS];
-static int by_address[4 * MAX_LOCATIONS]; /* one more than the number; 0: none */
+static int by_address[4 * MAX_LOCATIONS]; /* index + 1; 0 if empty */
 static message pool[MAX_MESSAGES];
 static int nmessages;
 static place *views;
@@ -27,7 +29,7 @@ static uint8_t *undo;
 static size_t undo_used;
 static size_t undo_capacity;
 
-/* ---- what was before */
+/* ---- undo */
 
 typedef struct undo_entry {
     void *at;
@@ -182,7 +184,7 @@ note_writer(const location *which)
     memory_own()->has_written = true;
     if ((which->known->writers & bit) == 0) {
         which->known->writers |= bit;
-        /* Loads that were thought to have nothing to decide may have. */
+        /* Loads without a choice of values may now have one. */
         explore_restart();
     }
 }
@@ -217,7 +219,7 @@ join_message(view *into, const message *other)
 
 /* ---- messages */
 
-/* Who writes, and how manyth write of it this is. */
+/* Return an identifier made of the thread and the number of its writes. */
 static uint64_t
 next_uid(void)
 {
@@ -253,7 +255,7 @@ write_through(const location *which)
     }
 }
 
-/* Right behind message `before`. */
+/* Insert a message after message `before`. */
 static message *
 insert(int number, int before, uint64_t value, bool is_change)
 {
@@ -318,7 +320,8 @@ memory_yield_for(bool is_needed)
 
 /* ---- atomic accesses */
 
-/* Variables whose accesses are all ordered by others are like those that are not atomic: when they are accessed, decides nothing. */
+/* Variables whose accesses are all ordered by other variables behave like variables that are not
+ * atomic: the timing of their accesses does not affect the run. */
 static void
 note_atomic(int number, access_kind kind)
 {
@@ -356,7 +359,7 @@ take_message(int number, const message *read, memory_order_ order)
     }
 }
 
-/* The last message that must not be looked behind, and that nothing is written before. */
+/* Return the place of the oldest message that the thread may read and that a write must follow. */
 static place
 bound_of(int number, memory_order_ order)
 {
@@ -368,7 +371,7 @@ bound_of(int number, memory_order_ order)
     return bound;
 }
 
-/* The first message that a load of that order may take. */
+/* Return the first message that a load of that order may read. */
 static int
 first_readable(int number, memory_order_ order)
 {
@@ -381,7 +384,8 @@ first_readable(int number, memory_order_ order)
     return first;
 }
 
-/* For load buffering, in which variables do not take part whose accesses are all ordered. */
+/* Record a load for the detection of load buffering, unless all accesses of the variable are
+ * ordered. */
 static void
 note_load(const location *which, memory_order_ order, const void *site)
 {
@@ -420,7 +424,7 @@ memory_load(const void *at, int size, memory_order_ order, const void *site)
     return value;
 }
 
-/* Messages behind which this thread may write, the last first. */
+/* Choose the message after which this thread writes. The last message is tried first. */
 static int
 choose_place(int number, memory_order_ order)
 {
@@ -440,14 +444,14 @@ choose_place(int number, memory_order_ order)
     return options[which->known->is_contended ? explore_choose(noptions) : 0];
 }
 
-/* Of what is written, with its thread's clock. */
+/* Set the view of a new message, including its thread's clock. */
 static void
 publish(message *made, int number, memory_order_ order, const message *read)
 {
     actor *self = memory_own();
     static view published;
     const view *base = memory_is_release(order) ? &self->now : &self->released;
-    if (read != NULL) { /* and what that one has published, goes on */
+    if (read != NULL) { /* a read-modify-write continues the release sequence */
         memcpy(published.at, base->at, (size_t)memory_nlocations * sizeof published.at[0]);
         memcpy(published.clock, base->clock, sizeof published.clock);
         join_message(&published, read);
@@ -479,7 +483,7 @@ memory_store(void *at, int size, uint64_t value, memory_order_ order, const void
     note_store(&memory_locations[number], order, site);
 }
 
-/* One that may be read and, where something is to be written, written behind. */
+/* Choose a message that the thread may read and, if it writes, directly follow. */
 static int
 choose_message(int number, const memory_rmw *rmw)
 {
@@ -542,7 +546,7 @@ memory_change_value(const memory_rmw *rmw)
 uint64_t
 memory_latest(const void *at, int size)
 {
-    return value_in_memory(at, size); /* which stores write through to */
+    return value_in_memory(at, size); /* stores write through to memory */
 }
 
 /* ---- polling */
@@ -568,7 +572,8 @@ is_by(place where, int thread)
     return (int)(where >> WRITES_BITS & ((1 << (UID_BITS - WRITES_BITS)) - 1)) == thread + 1;
 }
 
-/* By what it has read: its view may be further, since others make it go through fences. */
+/* Compare with the values that were read: the view may be newer, since other threads make it
+ * execute fences. */
 bool
 memory_has_news(int thread)
 {

@@ -1,4 +1,4 @@
-/* Fences, and the order that all sequentially consistent accesses and fences have in common. */
+/* Fences, and the common order of all sequentially consistent accesses and fences. */
 #include "models/memory_internal.h"
 
 #include <string.h>
@@ -70,7 +70,8 @@ memory_note_turn(void)
 static bool
 is_seen_by_others(int thread, const recent_write *write)
 {
-    bool is_seen = write->where < memory_common[write->location]; /* so it was before what is there */
+    /* it precedes the common message */
+    bool is_seen = write->where < memory_common[write->location];
     for (int t = 0; t < CHECKER_MAX_THREADS; t++) {
         is_seen = is_seen || (t != thread && (memory_actors[t].now.at[write->location] >= write->where ||
                                               memory_actors[t].acquired.at[write->location] >= write->where));
@@ -78,8 +79,9 @@ is_seen_by_others(int thread, const recent_write *write)
     return is_seen;
 }
 
-/* Stores are not decided about, so that the target has done some of which nobody knows yet. Its fence comes before those: that forces the
- * least on others, and what the target knows after it is the same in any case. */
+/* Execute a fence in another thread. The exploration does not choose when stores happen, so the
+ * target may have executed stores that no other thread has read. Its fence precedes those stores:
+ * that restricts other threads least, and the target's view after the fence is the same. */
 void
 memory_fence_other(int target)
 {

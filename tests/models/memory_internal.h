@@ -1,6 +1,6 @@
-/* What the files of the model of memory share: memory.c has messages, views, and what atomic accesses do with them; memory_fences.c has fences and
- * the common order of what is sequentially consistent; memory_races.c, which accesses are ordered by others; memory_states.c, which
- * states are the same. */
+/* Internal interfaces of the memory model. memory.c has messages, views and atomic accesses;
+ * memory_fences.c has fences and the order of sequentially consistent operations; memory_races.c
+ * finds accesses that other accesses do not order; memory_states.c finds equal states. */
 #ifndef DD_TESTS_MODELS_MEMORY_INTERNAL_H
 #define DD_TESTS_MODELS_MEMORY_INTERNAL_H
 
@@ -9,7 +9,8 @@
 #define MAX_MESSAGES_OF_ONE 400
 #define UID_BITS 16
 
-/* Where a message is in modification order, and in the lower bits who wrote it: greater is later. 0: nothing is known. */
+/* A message's position in modification order, with its writer in the lower bits. A greater place is
+ * later. 0: none known. */
 typedef uint64_t place;
 
 typedef struct view {
@@ -20,33 +21,34 @@ typedef struct view {
 typedef struct message {
     place where;
     uint64_t value;
-    bool is_change;  /* a read-modify-write that has read the one before it: nothing comes between */
-    bool is_plain;   /* not atomic: the value is in memory, since nothing races with it */
-    const place *at; /* the view; NULL: of its own location alone */
+    bool is_change;  /* a read-modify-write, which directly follows the message that it read */
+    bool is_plain;   /* not atomic: the value is in memory, because no access races with it */
+    const place *at; /* the view; NULL if it covers only its own location */
     int nat;
     uint32_t clock[CHECKER_MAX_THREADS];
 } message;
 
-/* What all runs have shown, a bit for each thread. */
+/* Facts from all runs so far, with a bit for each thread. */
 typedef struct known_location {
     uintptr_t address;
     unsigned users;
-    unsigned writers; /* of them */
-    bool
-        is_contended; /* two accesses, one of them a write, are in no order but that of this run: so there are others */
+    unsigned writers; /* a subset of users */
+    /* Two accesses, one of them a write, are not ordered: other runs execute them in the other
+     * order. */
+    bool is_contended;
 } known_location;
 
 typedef struct location {
     uintptr_t address;
     int size;
-    bool is_of_kernel; /* nobody sees any but its last value */
+    bool is_of_kernel; /* all threads see only its last value */
     known_location *known;
     int nmessages;
     message *messages[MAX_MESSAGES_OF_ONE]; /* in modification order */
 } location;
 
-/* The store of a sequentially consistent access is in the common order of these not before its thread's next one, or before another thread
- * that knows of it does one. */
+/* A sequentially consistent store joins the common order only when its thread executes its next
+ * sequentially consistent operation, or when another thread that has seen it executes one. */
 typedef struct pending_store {
     bool is_there;
     int location;
@@ -54,28 +56,30 @@ typedef struct pending_store {
     uint32_t clock;
 } pending_store;
 
-/* A write since its thread has last let others go first. */
+/* A write since its thread last let other threads run. */
 typedef struct recent_write {
     int location;
     place where;
-    place before; /* what the thread knew of the location */
+    place before; /* the thread's view of the location before the write */
 } recent_write;
 
 #define MAX_RECENT 256
 
 typedef struct actor {
     view now;
-    view acquired; /* by loads that were not acquires: counts after a fence */
-    view released; /* what stores that are no releases publish: that of the last fence */
+    /* From loads that are not acquires; the next acquire fence adds it to `now`. */
+    view acquired;
+    /* Published by stores that are not releases; set by the last release fence. */
+    view released;
     unsigned nwrites;
     pending_store pending;
     recent_write recent[MAX_RECENT];
     int nrecent;
-    bool is_read[MAX_LOCATIONS]; /* in this look */
+    bool is_read[MAX_LOCATIONS]; /* in this poll */
     place last_read[MAX_LOCATIONS];
-    int nsame[MAX_LOCATIONS]; /* how often in a row */
+    int nsame[MAX_LOCATIONS]; /* number of equal reads in a row */
     bool has_polled;
-    bool has_written; /* in this look, both */
+    bool has_written; /* both in this poll */
     bool has_seen_news;
 } actor;
 
@@ -93,7 +97,7 @@ extern location memory_locations[MAX_LOCATIONS];
 extern int memory_nlocations;
 extern actor memory_actors[CHECKER_MAX_THREADS];
 
-/* Of the thread that runs. */
+/* Return the state of the running thread. */
 static inline actor *
 memory_own(void)
 {
@@ -114,33 +118,35 @@ memory_raise(place *into, place other)
     *into = other > *into ? other : *into;
 }
 
-/* What is to be written over: it comes back when the run has ended. */
+/* Save memory that is about to be overwritten. It is restored at the end of the run. */
 void memory_keep_for_undo(void *at, size_t nbytes);
 void memory_join(view *into, const view *other);
-/* A write that is not atomic, of a variable that others are: what follows in memory is its value. */
+/* Record a non-atomic write to variables that are otherwise atomic. Their values are then read from
+ * memory. */
 void memory_write_whole_locations(uintptr_t address, size_t nbytes);
-/* Lets others go first, where that decides something. */
+/* Let other threads run first, if is_needed is true. */
 void memory_yield_for(bool is_needed);
 
 /* ---- memory_fences.c */
 
-extern place memory_common[MAX_LOCATIONS]; /* of sequentially consistent accesses and fences */
+extern place memory_common[MAX_LOCATIONS]; /* for sequentially consistent accesses and fences */
 
 bool memory_is_acquire(memory_order_ order);
 bool memory_is_release(memory_order_ order);
-/* All that comes before what this thread does now. */
+/* Add to the common order every pending store that precedes this thread's next operation. */
 void memory_commit_known(int thread);
 
 /* ---- memory_races.c */
 
 void memory_begin_run_of_races(void);
-/* There is an atomic variable. */
+/* Register an atomic variable. */
 void memory_note_location(uintptr_t address);
-/* Fails where one by another thread, which it needs an order with, is not before it. */
+/* Fail if a conflicting access of another thread is not ordered before this one. */
 void memory_note_access(uintptr_t address, size_t nbytes, access_kind kind);
-/* Whether all atomic accesses of others, where one of the two is a write, are ordered before an atomic one of this thread. */
+/* Return true if all conflicting atomic accesses of other threads are ordered before this
+ * access. */
 bool memory_is_ordered(uintptr_t address, int size, access_kind kind);
-/* Of what may still race: accesses that not all threads know of. */
+/* Hash the accesses that can still race: accesses that not all threads know of. */
 uint64_t memory_hash_accesses(const uint32_t known_clock[CHECKER_MAX_THREADS]);
 
 #endif

@@ -1,4 +1,5 @@
-/* Which accesses are ordered by others: those that are not atomic have to be. */
+/* Detection of data races: conflicting accesses that are not atomic must be ordered by other
+ * accesses. */
 #include "models/memory_internal.h"
 
 #include <stdlib.h>
@@ -6,13 +7,14 @@
 
 #define NCELLS ((size_t)1 << 15)
 
-/* Who has accessed eight bytes, and when by its clock. */
+/* The last accesses to eight bytes, as clocks of their threads. */
 typedef struct cell {
     uintptr_t word;
     unsigned run;
     bool has_locations;
-    unsigned accessors;                                 /* a bit for each thread */
-    uint16_t newest[CHECKER_MAX_THREADS][ACCESS_KINDS]; /* of the bytes */
+    unsigned accessors; /* a bit for each thread */
+    /* clock of the newest access to the bytes */
+    uint16_t newest[CHECKER_MAX_THREADS][ACCESS_KINDS];
     uint16_t clock[CHECKER_MAX_THREADS][ACCESS_KINDS][8];
 } cell;
 
@@ -50,7 +52,7 @@ find_cell(uintptr_t word)
     return &cells[at];
 }
 
-/* Whether two accesses of different threads need an order. */
+/* Return true if two accesses of different threads must be ordered. */
 static bool
 do_conflict(access_kind a, access_kind b)
 {
@@ -137,7 +139,7 @@ note_plain(uintptr_t address, size_t nbytes, access_kind kind)
     }
 }
 
-/* Memory of a thread's own needs no clocks. */
+/* Return false for private memory of a thread, which needs no clocks. */
 static bool
 is_shared(const void *at)
 {

@@ -1,5 +1,6 @@
-/* Which states of memory are the same: of what has been, only that counts which somebody may still see: messages that some thread's view allows, and
- * what views have beyond what all know. Places and clocks are counted from there. */
+/* Equality of memory states. Only the visible part of the past matters: messages that some thread's
+ * view allows, and the part of each view that not all threads have. Places and clocks are counted
+ * from there. */
 #include "models/memory_internal.h"
 
 static int first_live[MAX_LOCATIONS];
@@ -78,7 +79,7 @@ hash_location(int number)
     return hash;
 }
 
-/* What polling depends on. */
+/* Hash the state that polling depends on. */
 static uint64_t
 hash_look(const actor *of)
 {

@@ -1,4 +1,5 @@
-/* Included before everything else in the code under check: what moves memory without the compiler's telling. */
+/* Included first in the code under check. It redirects functions that copy memory, because the
+ * compiler does not instrument them. */
 #ifndef DD_TESTS_MODELS_REDIRECT_H
 #define DD_TESTS_MODELS_REDIRECT_H
 

@@ -1,4 +1,4 @@
-/* csrc/collective/arena: operations of two and three ranks, which sleep whenever they have to wait. */
+/* csrc/collective/arena: operations of two and three ranks, which sleep whenever they must wait. */
 #include "models/checker.h"
 
 #include "collective/arena/state.h"
@@ -6,11 +6,11 @@
 #include <string.h>
 
 #define MAX_RANKS 3
-/* Too much for a header; and so much that shares are claimed. */
+/* Too large for a header; and large enough that shares are claimed. */
 #define SMALL_NBYTES ((size_t)96)
 #define LARGE_NBYTES ((size_t)4096)
 
-/* What a rank does its operations with, in memory of its own. */
+/* The operands of one rank, in its own memory. */
 typedef struct rank_part {
     dd_arena *arena;
     dd_coll_args args;
@@ -22,13 +22,13 @@ typedef struct rank_part {
 
 static rank_part *parts[MAX_RANKS];
 static int nranks;
-static size_t max_nbytes; /* of an operation */
+static size_t max_nbytes; /* largest operation */
 static checker_bell bells[MAX_RANKS];
-static unsigned sleepers; /* a bit for each rank; the others poll */
+static unsigned sleepers; /* a bit for each rank; the other ranks poll */
 
-/* ---- what the arena asks of others */
+/* ---- external functions of the arena */
 
-/* int64, sum. */
+/* Sum int64 values. */
 void
 dd_reduce(const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs, size_t nsrcs,
           size_t count)
@@ -114,7 +114,7 @@ check_output(int rank, uint64_t sequence)
     }
 }
 
-/* What has begun. */
+/* Finish the operation that has begun. */
 static void
 finish_op(int rank, uint64_t sequence)
 {
@@ -142,7 +142,7 @@ run_op(int rank, dd_coll coll, size_t nbytes, uint64_t sequence)
     finish_op(rank, sequence);
 }
 
-/* The state that stopped it. */
+/* Run the operation as far as possible. Return the state in which it stopped. */
 static dd_arena_state
 go_as_far_as_can_be(int rank)
 {
@@ -162,7 +162,7 @@ come_to_barrier(int rank)
 
 /* ---- setups */
 
-/* All ranks in turn, as nobody races in setup. */
+/* Run the operation of all ranks one after the other: setup is sequential. */
 static void
 run_in_setup(dd_coll coll, size_t nbytes)
 {
@@ -254,7 +254,7 @@ open_three_polling(void)
     sleepers = 0;
 }
 
-/* Records are used again from the next operation on. */
+/* Begin with used records: the next operation reuses them. */
 static void
 open_pair_used(void)
 {
@@ -285,7 +285,7 @@ SCENARIO(arena_sleeps_twice, .what = "two of them", .nthreads = 2, .setup = open
 SCENARIO(arena_sleeps_unfenced, .what = "two, before processes take part in the fence", .nthreads = 2,
          .setup = open_pair_unfenced, .thread = reduce_twice)
 
-/* Each at its own time. */
+/* Each process joins the fences at its own time. */
 static void
 become_fenced(int self)
 {
@@ -312,7 +312,7 @@ come_after_one(int self)
     }
 }
 
-/* That of three that all come at once, or by the fence, has too many states. */
+/* A barrier of three that all sleep and begin together, or use the fence, has too many states. */
 SCENARIO(arena_sleeps_three, .what = "a barrier of three that sleep, one of which has come before",
          .nthreads = 3, .setup = open_three_of_which_one_has_come, .thread = come_after_one)
 SCENARIO(arena_one_of_three_sleeps, .what = "a barrier of three, by the fence", .nthreads = 3,
@@ -352,7 +352,8 @@ claim_shares(int self)
 SCENARIO(arena_claims, .what = "an all_reduce whose shares are claimed", .nthreads = 2,
          .setup = open_pair_crowded, .thread = claim_shares)
 
-/* A rank gives up, and says so to one that has not begun: that one does not succeed where the other has failed. */
+/* A rank fails and publishes that to a rank that has not begun. The other rank must not succeed if
+ * the first has failed. */
 static void
 give_up(int self)
 {
@@ -378,10 +379,10 @@ give_up(int self)
 SCENARIO(arena_poisoned, .what = "a rank that gives up before another begins", .nthreads = 2,
          .setup = open_pair, .thread = give_up, .needs_no_order = true)
 
-/* Two of three ranks have begun an operation in place. One of them fails, and finds that the third has not begun. Then the
- * other one does not write to the memory of the failed rank, even if it finds all headers (dd_arena_find_written relies on
- * it). Their headers have the flag and nothing else, which is enough: a rank that would write compares them, and finds them
- * broken. */
+/* Two of three ranks have begun an in-place operation. One of them fails, and finds that the third
+ * has not begun. The other rank must then not write to the memory of the failed rank, even if it
+ * finds all headers (dd_arena_find_written relies on it). Their headers contain only the flag,
+ * which suffices: a rank compares the headers before it writes, and finds them invalid. */
 static bool is_alone;
 static bool has_compared;
 

@@ -32,7 +32,7 @@ rest(int self)
 
 /* ---- places */
 
-/* All its words tell of the sequence. */
+/* Return a position whose words are all derived from the sequence. */
 static dd_arena_position
 place_of(uint64_t sequence)
 {
@@ -53,7 +53,7 @@ note_and_read(int self)
         return;
     }
     dd_arena_position read = dd_arena_read_position(arenas[1], 0);
-    /* The signature comes first: it may be that of the next place already, but it is of one. */
+    /* The signature is written first. It may already be the next one, but it must not mix two. */
     dd_arena_position whole = place_of(read.signature.count);
     REQUIRE(memcmp(&read.signature, &whole.signature, sizeof whole.signature) == 0);
     REQUIRE(read.signature.count >= read.sequence);
@@ -97,7 +97,7 @@ ring_if_due(int from, int to)
     }
 }
 
-/* Sleeps until the other has posted all that it is to post. */
+/* Sleep until the other rank has posted everything. */
 static void
 hear(int self, bool hears_leaving)
 {
@@ -143,7 +143,7 @@ post_both(int self)
 SCENARIO(board_news_of_both, .what = "both post and hear", .nthreads = 2, .setup = open_board,
          .thread = post_both)
 
-/* Without a look for news, which would be order enough. */
+/* Read without a check for news, which would order the accesses by itself. */
 static void
 post_and_read(int self)
 {

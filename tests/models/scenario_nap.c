@@ -1,11 +1,12 @@
-/* csrc/transport/engine_nap.c: a caller that leaves, and the engine's thread, which naps long while callers drive. */
+/* csrc/transport/engine_nap.c: a caller that leaves the engine, and the engine's thread, which naps
+ * for longer while callers drive the engine. */
 #include "models/checker.h"
 
 #include "transport/engine_internal.h"
 
 #include <string.h>
 
-/* A nap of that length is short: it ends by its time. */
+/* A nap of this length is short and ends by its timeout. */
 #define SHORT_NAP_NS DD_NS_PER_MS
 
 static dd_engine engine;
@@ -19,7 +20,7 @@ open_driven(void)
     checker_set_patience(SHORT_NAP_NS);
 }
 
-/* Somebody begins to count on answers while the caller drives. */
+/* A caller requests prompt progress while another caller drives the engine. */
 static void
 leave_or_nap(int self)
 {

@@ -1,5 +1,5 @@
-/* csrc/observe/recorder.c, and dump.c, which is included here for what it reads a record with: records that are read while they are written, and
- * while newer ones take their place. */
+/* csrc/observe/recorder.c, and dump.c, which is included for its reader: records are read while
+ * they are written and while newer ones replace them. */
 #include "models/checker.h"
 
 #include "core/thread.h"
@@ -23,7 +23,7 @@ dd_thread_own_name(char *name, size_t nbytes)
     memcpy(name, "name", nbytes < 5 ? nbytes : 5);
 }
 
-/* A ring of two. */
+/* Open a recorder with two slots. */
 static void
 open_recorder(void)
 {
@@ -35,14 +35,14 @@ open_recorder(void)
     }
 }
 
-/* The third is a message; the others are collectives. */
+/* The third record is a message; the others are collectives. */
 static bool
 is_message(uint64_t i)
 {
     return i == 3;
 }
 
-/* Everything that is known of it tells which one it is. */
+/* Write a record whose fields are all derived from its number. */
 static uint64_t
 begin(dd_recorder_group *group, uint64_t i)
 {
@@ -91,7 +91,7 @@ open_with_one(void)
 SCENARIO(recorder_ends, .what = "a record that is read when its call ends", .nthreads = 2,
          .setup = open_with_one, .thread = end_and_read, .needs_no_order = true)
 
-/* The end is told with what it was. */
+/* A reader that sees the end of a record must also see its result. */
 static void
 fail_and_read(int self)
 {
@@ -134,7 +134,7 @@ open_with_two(void)
     REQUIRE(begin(groups[0], 2) == 2);
 }
 
-/* The first has failed. */
+/* Begin two records; the first has failed. */
 static void
 open_with_two_and_end(void)
 {
@@ -144,7 +144,7 @@ open_with_two_and_end(void)
     dd_recorder_end(recorder, 1, 1000, &error);
 }
 
-/* The third takes the place of the first. */
+/* The third record replaces the first. */
 static void
 overwrite_and_read(int self)
 {
@@ -166,7 +166,7 @@ overwrite_and_read(int self)
 SCENARIO(recorder_overwrites, .what = "a record that is read while a newer one takes its place",
          .nthreads = 2, .setup = open_with_two_and_end, .thread = overwrite_and_read)
 
-/* Two threads want the slot: one ends its record, another makes a newer one there. */
+/* Two threads use one slot: one ends its record, the other replaces it with a newer one. */
 static void
 end_and_overwrite(int self)
 {
@@ -189,7 +189,7 @@ check_last(void)
 SCENARIO(recorder_fights, .what = "two threads that write to one slot", .nthreads = 2, .setup = open_with_two,
          .thread = end_and_overwrite, .finish = check_last, .max_same = 3)
 
-/* What a group is called, is read without the lock. */
+/* The name of a group is read without the lock. */
 static void
 rename_and_read(int self)
 {

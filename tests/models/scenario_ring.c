@@ -1,6 +1,7 @@
-/* csrc/transport/link_shm.c: bytes through the rings, with a reader that sleeps, a writer that waits for room, an edge in between, and an end.
+/* csrc/transport/link_shm.c: bytes through the rings, with a sleeping reader, a writer that waits
+ * for space, a wrap-around, and an end.
  *
- * The two ends are made by their own hand-shake, in setup. A socket is a bell for each side. */
+ * Setup creates the two ends with their own handshake. A socket is a bell for each side. */
 #include "models/checker.h"
 
 #include "transport/link.h"
@@ -9,7 +10,7 @@
 #include <string.h>
 
 #define RING_NBYTES ((size_t)4096)
-/* Of a bell: the other side has closed its socket. */
+/* A bell's value if the other side has closed its socket. */
 #define HANG_UP 0x10000u
 
 static dd_link *ends[2];
@@ -108,7 +109,7 @@ open_link(void)
     REQUIRE(dd_link_receive_taken(ends[0], NULL, &err) == DD_OK);
 }
 
-/* The bytes that follow go over the edge. */
+/* The next bytes wrap around the end of the ring. */
 static void
 open_near_edge(void)
 {
@@ -116,7 +117,7 @@ open_near_edge(void)
     move_in_setup(RING_NBYTES - 3, true);
 }
 
-/* Room for two more. */
+/* Leave space for two bytes. */
 static void
 open_nearly_full(void)
 {
@@ -124,7 +125,7 @@ open_nearly_full(void)
     move_in_setup(RING_NBYTES - 2, false);
 }
 
-/* ---- owners of an end, which do as the engine does */
+/* ---- threads that use an end as the engine does */
 
 static void
 rest(dd_link *link, bool wants_room)
@@ -136,7 +137,7 @@ rest(dd_link *link, bool wants_room)
     }
 }
 
-/* Bytes are counted, so that the reader knows them. */
+/* Send consecutive values, so that the reader can check them. */
 static void
 send_bytes(dd_link *link, uint8_t first, size_t nbytes)
 {
@@ -193,7 +194,7 @@ pass(int self)
 SCENARIO(ring_passes, .what = "three writes over the edge, a reader that sleeps", .nthreads = 2,
          .setup = open_near_edge, .thread = pass)
 
-/* The reader takes what was there before in two pieces, and what comes after it. */
+/* The reader takes the old bytes in two pieces, and then the new ones. */
 static void
 pass_when_full(int self)
 {
@@ -215,7 +216,8 @@ pass_when_full(int self)
 SCENARIO(ring_is_full, .what = "a writer that waits for room", .nthreads = 2, .setup = open_nearly_full,
          .thread = pass_when_full)
 
-/* The reader finds nothing more, and does not come back: the writer knows of the room that there is. */
+/* The reader finds no more bytes and does not return. The writer must still learn of the free
+ * space. */
 static void
 read_and_go(int self)
 {
@@ -265,7 +267,7 @@ cross(int self)
 SCENARIO(ring_crosses, .what = "both ways at once, both sleep", .nthreads = 2, .setup = open_link,
          .thread = cross)
 
-/* What was written before the end is still there to be read. */
+/* Bytes written before the end must still be readable. */
 static void
 write_and_go(int self)
 {

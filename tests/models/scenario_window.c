@@ -1,5 +1,6 @@
-/* csrc/window/window.c and window_call.c: signals and data in memory that both ranks map, and ranks that sleep until there is one. The engine is a
- * lock for each process that nobody else wants, and the task of the windows, which is driven as the engine drives it. */
+/* csrc/window/window.c and window_call.c: signals and data in memory that both ranks map, and ranks
+ * that sleep until a signal arrives. The engine is an uncontended lock for each process, and the
+ * task of the windows, which is driven as the engine drives it. */
 #include "models/checker.h"
 
 #include "core/mem.h"
@@ -28,7 +29,7 @@ static const window_op op_alone = {.what = "signal_alone",
                                    .needs_channel = true,
                                    .needs_open = true};
 
-/* ---- what windows ask of groups and engines */
+/* ---- functions of groups and engines that windows call */
 
 void
 dd_engine_lock(dd_engine *engine)
@@ -192,7 +193,7 @@ window_copy_wanted_locked(window_hub *hub)
     return false;
 }
 
-/* As in window_messages.c, where all are direct. */
+/* Same as in window_messages.c, if all targets are direct. */
 void
 window_note_taken(dd_window *window, int source)
 {
@@ -246,7 +247,7 @@ open_windows(void)
 
 /* ---- ranks */
 
-/* As a caller does: a look, and then a call, which the engine's driver looks after. */
+/* Wait as a caller does: try once, then start a call that the engine drives. */
 static void
 wait_for_word(int self, const window_op *op)
 {
@@ -302,7 +303,7 @@ put_and_take(int self)
 SCENARIO(window_put, .what = "a put with its signal, and a rank that sleeps until it has come", .nthreads = 2,
          .setup = open_windows, .thread = put_and_take)
 
-/* The next put goes to where the last one was taken from. */
+/* The next put overwrites the data of the last one. */
 static void
 answer(int self, uint64_t ntimes)
 {

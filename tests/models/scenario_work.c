@@ -1,4 +1,5 @@
-/* csrc/work/work.c: who sees that a work is done, sees how it has ended; who lets it go last, sees all that was done with it. */
+/* csrc/work/work.c: a thread that sees that a work is done also sees its result; the thread that
+ * releases the last reference sees all accesses to it. */
 #include "models/checker.h"
 
 #include "work/work.h"
@@ -15,7 +16,7 @@ destroy(dd_work *ended)
     is_destroyed = true;
 }
 
-/* A reference for each thread. */
+/* One reference for each thread. */
 static void
 open_work(void)
 {
@@ -42,7 +43,7 @@ complete_or_await(int self)
 SCENARIO(work_ends, .what = "a work that is awaited", .nthreads = 2, .setup = open_work,
          .thread = complete_or_await)
 
-/* Each writes to it before it lets go; whoever is last looks at both. */
+/* Each thread writes before it releases its reference; the last one reads both values. */
 static void
 let_go(int self)
 {

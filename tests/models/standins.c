@@ -1,4 +1,5 @@
-/* What stands in for the system: memory, bells, locks and conditions, the fence of core/fence.h, clocks that stand still. */
+/* Replacements for system functions: memory, bells, locks and conditions, the fence of
+ * core/fence.h, and clocks that never advance. */
 #include "models/checker_internal.h"
 
 #include "core/clock.h"
@@ -16,7 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- memory: of each thread its own, so that what one allocates does not move what another has */
+/* ---- memory: separate for each thread, so that allocations of one do not change addresses of
+ * another */
 
 #define HEAP_NBYTES ((size_t)64 << 20)
 #define THREAD_HEAP_NBYTES ((size_t)1 << 20)
@@ -26,7 +28,7 @@
 
 static _Alignas(4096) uint8_t heap[HEAP_NBYTES];
 static size_t heap_used;
-static uint8_t owners[HEAP_NBYTES / LINE]; /* one more than the thread; 0: shared */
+static uint8_t owners[HEAP_NBYTES / LINE]; /* owner thread + 1; 0: shared */
 static int allocates_for = -1;
 
 typedef struct owned_block {
@@ -113,7 +115,7 @@ dd_mem_alloc(size_t nbytes)
 void *
 dd_mem_zalloc(size_t nbytes)
 {
-    return checker_alloc(nbytes); /* nothing is used twice */
+    return checker_alloc(nbytes); /* memory is never reused */
 }
 
 void *
@@ -141,7 +143,7 @@ dd_mem_unmap(void *pages, size_t nbytes)
     (void)nbytes;
 }
 
-/* ---- memory that processes share: there is one, which is always mapped */
+/* ---- shared memory of processes: one object, which is always mapped */
 
 static uint8_t *shared;
 static size_t shared_nbytes;
@@ -220,7 +222,8 @@ dd_fork_close(int fd)
     (void)fd;
 }
 
-/* ---- copies: what is written past the caches is there for who sees a later release (kernels/copy.h) */
+/* ---- copies: non-temporal stores are visible to a thread that sees a later release
+ * (kernels/copy.h) */
 
 void *checker_memmove(void *dst, const void *src, size_t nbytes);
 
@@ -271,7 +274,7 @@ dd_sys_nanosleep(const struct timespec *time, struct timespec *left)
     return 0;
 }
 
-/* ---- bells: the kernel keeps its own order between who sends and who receives, and no other */
+/* ---- bells: the kernel orders only the sender and the receiver of a ring */
 
 static bool
 to_sum(uint64_t before, uint64_t operand, uint64_t expected, uint64_t *after)
@@ -290,7 +293,7 @@ to_operand(uint64_t before, uint64_t operand, uint64_t expected, uint64_t *after
     return true;
 }
 
-/* By the kernel: of all that have come before. */
+/* Change the last value, as the kernel does after all earlier changes. */
 static uint64_t
 change_latest(void *at, memory_change *how, uint64_t operand)
 {
@@ -355,7 +358,7 @@ checker_poll(void)
     memory_begin_look();
 }
 
-/* ---- locks: a word that is 1 while somebody holds it */
+/* ---- locks: a word that is 1 while the lock is held */
 
 static void *
 word_of(dd_lock *lock)
@@ -401,7 +404,7 @@ dd_lock_release(dd_lock *lock)
     }
 }
 
-/* A condition is the number of its signals. Each is waited for by one thread at a time. */
+/* A condition is a count of its signals. Each signal has at most one waiting thread. */
 void
 dd_cond_init(pthread_cond_t *cond)
 {
@@ -440,7 +443,7 @@ checker_set_patience(int64_t ns)
     patience_ns = ns;
 }
 
-/* Who is not woken, is lost. */
+/* Wait for a signal. A thread that is not woken never continues. */
 static void
 wait_for_signal(pthread_cond_t *cond, dd_lock *lock)
 {
@@ -478,7 +481,7 @@ dd_cond_wait_slice(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait)
 /* ---- the fence of all processes */
 
 static bool is_fenced[CHECKER_MAX_THREADS];
-static bool was_fenced[CHECKER_MAX_THREADS]; /* after setup */
+static bool was_fenced[CHECKER_MAX_THREADS]; /* the state after setup */
 static bool are_fences_refused;
 
 void
@@ -503,8 +506,9 @@ dd_fence_is_registered(void)
     return is_fenced[checker_self() < 0 ? 0 : checker_self()];
 }
 
-/* The others go through theirs one after the other, in any order, with all that happens in between. Ours come when the first of theirs does
- * and when the last does: at other times they would only force more on others. */
+/* The other threads execute their fences one after the other, in any order and interleaved with
+ * other accesses. The calling thread executes its own with the first and with the last of these:
+ * more fences would only restrict other threads. */
 bool
 dd_fence_all(void)
 {

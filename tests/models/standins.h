@@ -1,4 +1,4 @@
-/* What explore.c tells the stand-ins. */
+/* Calls of explore.c into standins.c. */
 #ifndef DD_TESTS_MODELS_STANDINS_H
 #define DD_TESTS_MODELS_STANDINS_H
 

@@ -1,4 +1,5 @@
-/* Orders as they are written, and weaker ones: each place in the code can be made weaker, and the scenarios show whether that matters. */
+/* Memory orders as written and weaker ones: each place in the code can be weakened, and the
+ * scenarios show if the order is needed. */
 #include "models/weaken.h"
 
 #include "models/checker_internal.h"
@@ -78,7 +79,7 @@ weaken_is_of_library(int at)
     return strstr(words, " scenario_") == NULL && strstr(words, " litmus") == NULL;
 }
 
-/* From the strongest: an order that is in the list twice has two that are next weaker. */
+/* The strongest comes first. An acq_rel change can be weakened to acquire or to release. */
 int
 weaken_options(int at, memory_order_ options[WEAKEN_MAX_OPTIONS])
 {
@@ -139,14 +140,14 @@ weaken_written(int at)
     return sites[at].order;
 }
 
-/* "function file:line" */
+/* Set the description of a place: "function file:line". */
 static void
 ask_for_words(site *of)
 {
     char command[256];
     char function[100] = "?";
     char line[200] = "?";
-    /* The call is right before the address. */
+    /* The call is right before the return address. */
     (void)snprintf(command, sizeof command, "addr2line -f -s -e /proc/%d/exe 0x%lx", (int)getpid(),
                    (unsigned long)(uintptr_t)of->address - 1);
     FILE *answer = popen(command, "r");

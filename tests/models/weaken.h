@@ -1,4 +1,4 @@
-/* The places in the code where an order stands, and weaker ones in their stead. */
+/* The places in the code that have a memory order, and weaker orders for them. */
 #ifndef DD_TESTS_MODELS_WEAKEN_H
 #define DD_TESTS_MODELS_WEAKEN_H
 
@@ -6,14 +6,15 @@
 
 #define WEAKEN_MAX_OPTIONS 8
 
-/* How many places are known; they are found when the code gets there. */
+/* Return the number of known places. A place becomes known when the code reaches it. */
 int weaken_count(void);
-void weaken_begin(int number); /* whose threads get there from now on */
+/* Set the scenario whose threads reach places from now on. */
+void weaken_begin(int number);
 bool weaken_is_reached_by(int at, int number);
-bool weaken_is_of_library(int at); /* not of a scenario */
-/* Weaker orders than the one that is written, the strongest first. */
+bool weaken_is_of_library(int at); /* false for a place in a scenario */
+/* List the orders weaker than the written one, the strongest first. */
 int weaken_options(int at, memory_order_ options[WEAKEN_MAX_OPTIONS]);
-/* -1: all are as written. */
+/* at -1: all orders are as written. */
 void weaken_set(int at, memory_order_ order);
 const char *weaken_kind(int at);
 memory_order_ weaken_written(int at);

@@ -1,5 +1,5 @@
 /* Run simulated worlds and check that each keeps the promises of the library
- * (docs/simulator.md). */
+ * (docs/contributing/simulator.md). */
 #include "shrink.h"
 
 #include <stdio.h>

@@ -4,7 +4,8 @@
  *
  * It defines the functions of core/system.h, mem.h, fork.h and fence.h instead of csrc/core, and
  * the linker redirects the C library's threads, locks and clocks to it (SIM_WRAPPED in the
- * Makefile). There is one world at a time. docs/simulator.md lists the simulated features. */
+ * Makefile). There is one world at a time. docs/contributing/simulator.md lists the simulated
+ * features. */
 #ifndef DD_SIM_SIM_H
 #define DD_SIM_SIM_H
 
