@@ -1,4 +1,4 @@
-/* A library that is oneCCL and UCC, and does nothing by itself: its functions are those that a test gives it. */
+/* A library that implements oneCCL and UCC with functions set by a test. */
 #ifndef DD_TESTS_CARRIER_STUB_H
 #define DD_TESTS_CARRIER_STUB_H
 
@@ -6,7 +6,7 @@
 #include "ucc/ucc_api.h"
 #include "xccl/xccl_api.h"
 
-/* By its name in the library. All functions of the one that is used are set before it is opened. */
+/* The functions by library. Set all functions of a library before it is opened. */
 typedef struct carrier_stub {
     xccl_api oneccl;
     dd_ucc_api ucc;

@@ -1,6 +1,8 @@
-/* The double of libcuda inside. One lock for everything and one condition for every change: it is small, and what waits is a test.
+/* Internals of the libcuda stub. It has one lock for everything and one condition for every change:
+ * it is small, and only tests wait.
  *
- * A stream is a queue with a thread. What is enqueued has a number; the stream's count of what is done says whether it is. */
+ * A stream is a queue with a thread. Work has a number in its queue, and is done when the stream's
+ * count of finished work has reached that number. */
 #ifndef DD_TESTS_CUDA_STUB_H
 #define DD_TESTS_CUDA_STUB_H
 
@@ -11,7 +13,7 @@
 #define CUDA_MAX_DEVICES 64
 #define CUDA_EXPORT __attribute__((visibility("default")))
 
-/* Results that nobody but tests looks at. */
+/* Results that only tests check. */
 enum {
     CUDA_INVALID_PTX = 218,
     CUDA_NOT_FOUND = 500,
@@ -40,7 +42,7 @@ bool cuda_is_down(void);
         }                                             \
     } while (0)
 
-/* ---- what is exported: the list of the driver's functions, and what only tests call */
+/* ---- exports: the driver's functions, and functions for tests */
 
 #define CUDA_PROTOTYPE(name, symbol, params) CUDA_EXPORT dd_cuda_result symbol params;
 DD_CUDA_REQUIRED(CUDA_PROTOTYPE)
@@ -62,7 +64,7 @@ CUDA_EXPORT dd_cuda_result cuGraphExecDestroy(void *exec);
 /* ---- contexts (cuda_stub_context.c) */
 
 int cuda_device_count(void);
-/* The device of the current context; -1 where there is none, or where it has been released. */
+/* Return the device of the current context, or -1 if there is none or it has been released. */
 int cuda_current_device(void);
 
 /* ---- streams (cuda_stub_stream.c) */
@@ -88,61 +90,67 @@ typedef struct stub_stream {
     stub_task *last;
     uint64_t nenqueued;
     uint64_t ndone;
-    stub_capture *capture; /* under way; a reference */
-    int lane;              /* in it */
+    /* A reference to the open capture that the stream takes part in, or NULL. */
+    stub_capture *capture;
+    int lane; /* in the capture */
     struct stub_stream *next_of_device;
 } stub_stream;
 
-/* NULL and DD_CUDA_INVALID_HANDLE or DD_CUDA_INVALID_CONTEXT. Acquired. */
+/* Find a stream and acquire it. Return NULL and set DD_CUDA_INVALID_HANDLE or
+ * DD_CUDA_INVALID_CONTEXT if there is none. */
 stub_stream *cuda_stream_find(const void *handle, int *result);
 void cuda_stream_release(stub_stream *stream);
-/* Takes the work. Puts it into a capture or onto the queue. */
+/* Take over the work and add it to a capture or to the queue. */
 int cuda_enqueue(stub_stream *stream, const dd_stub_work *work);
-/* Onto the queue whatever the stream captures; the caller holds the lock. The number that it has. */
+/* Add work to the queue even if the stream captures. The caller must hold the lock. Return the
+ * number of the work. */
 uint64_t cuda_queue_locked(stub_stream *stream, const dd_stub_work *work);
 void cuda_stream_wait_done_locked(stub_stream *stream, uint64_t number);
 int cuda_join_streams(stub_stream *earlier, stub_stream *later);
-/* For what all streams of the device hold now. */
+/* Wait for all work that streams of the device hold now. */
 void cuda_wait_device(int device);
 
-/* ---- captures (cuda_stub_capture.c, cuda_stub_graph.c). Callers hold the lock */
+/* ---- captures (cuda_stub_capture.c, cuda_stub_graph.c); callers must hold the lock */
 
 typedef struct stub_node {
     dd_stub_work work; /* run NULL: only waits */
     int lane;
-    int after; /* node to wait for, besides those before it in its lane; -1: none */
+    /* The node to wait for, in addition to earlier nodes of the same lane; -1: none. */
+    int after;
 } stub_node;
 
 struct stub_capture {
     atomic_int refs;
     dd_cuda_capture_mode mode;
     pthread_t thread;
-    stub_stream *origin; /* borrowed, while it is open: the stream has a reference to the stub_capture */
+    /* Borrowed while the capture is open: the stream has a reference to the capture. */
+    stub_stream *origin;
     bool is_open;
     bool is_invalid;
     stub_node *nodes;
     int nnodes;
-    int ngraphs; /* that run them */
+    int ngraphs; /* graphs that run the nodes */
     int nlanes;
-    stub_capture *next; /* of those that are open */
+    stub_capture *next; /* in the list of open captures */
 };
 
 stub_capture *capture_acquire(stub_capture *capture);
 void capture_release_locked(stub_capture *capture);
 int capture_add_locked(stub_stream *stream, const dd_stub_work *work, int after);
-/* The last node of the stream's lane; -1 when there is none. */
+/* Return the last node of the stream's lane, or -1 if there is none. */
 int capture_last_locked(const stub_stream *stream);
-/* Makes the stream wait for a node, and capture, if it does not yet. */
+/* Make the stream wait for a node. A stream that does not capture yet joins the capture. */
 int capture_wait_locked(stub_stream *stream, stub_capture *capture, int node);
 void capture_invalidate_locked(stub_capture *capture);
-/* The end of a stream that captures. */
+/* End the capture of a stream that is destroyed. */
 void capture_abandon_locked(stub_stream *stream);
-/* For calls that are not allowed while somebody captures: the result for the caller, who is the one that has spoiled it. */
+/* Check a call that is not allowed during a capture: invalidate the capture and return the
+ * result. */
 int capture_check_unsafe(void);
 int capture_check_unsafe_locked(void);
 /* For calls on the legacy stream. */
 int capture_check_implicit_locked(int device);
-/* Runs the nodes that it captured, once; without the lock. `launched` has one for each. */
+/* Run the captured nodes once, without the lock. `launched` has one entry per node. */
 void capture_run(stub_capture *capture, void **launched);
 
 /* ---- memory (cuda_stub_memory.c) */
@@ -152,16 +160,16 @@ void capture_run(stub_capture *capture, void **launched);
 typedef struct allocation {
     char *data;
     size_t nbytes;
-    int device;      /* -1: of the host */
-    bool is_private; /* no other device can read it */
-    int file;        /* that others can map it by; or CUDA_NO_FILE */
+    int device;      /* -1: host memory */
+    bool is_private; /* other devices cannot read it */
+    int file;        /* descriptor for other processes to map, or CUDA_NO_FILE */
 } allocation;
 
 dd_cuda_result cuda_allocate(int device, size_t nbytes, bool is_private, void **data);
-/* At once, whatever uses it. */
+/* Release memory immediately, even if it is in use. */
 dd_cuda_result cuda_release(void *data, bool is_host);
 
-/* False when data is in no allocation. */
+/* Return false if data is in no allocation. */
 bool cuda_find_allocation(const void *data, allocation *found);
 
 extern stub_table cuda_streams;

@@ -1,4 +1,5 @@
-/* Captures: what streams are given meanwhile is put down, in lanes, one for each stream, with what waits for what. */
+/* Captures: record the work given to streams, in one lane for each stream, with its
+ * dependencies. */
 #include "cuda_stub.h"
 
 #include <stdlib.h>
@@ -13,7 +14,7 @@ capture_acquire(stub_capture *capture)
     return capture;
 }
 
-/* It takes part in nothing any more, whether it has become a graph or not. */
+/* Close a capture, whether or not it has become a graph. */
 static void
 close_locked(stub_capture *capture)
 {
@@ -202,12 +203,13 @@ cuStreamBeginCapture_v2(dd_cuda_stream handle, dd_cuda_capture_mode mode)
     return (dd_cuda_result)result;
 }
 
-/* Whether all work of the other lanes is before something in the origin's. */
+/* Return true if all work of the other lanes precedes a node of the origin's lane. */
 static bool
 is_joined(const stub_capture *capture)
 {
     int nnodes = capture->nnodes;
-    int *reached_to = stub_zalloc((size_t)capture->nlanes * sizeof(int)); /* number of nodes, by lane */
+    /* number of nodes, by lane */
+    int *reached_to = stub_zalloc((size_t)capture->nlanes * sizeof(int));
     reached_to[0] = nnodes;
     bool is_joined = true;
     for (int i = nnodes - 1; i >= 0; i--) {
@@ -249,7 +251,7 @@ end_locked(stub_stream *stream, stub_capture **ended)
     close_locked(capture);
     *ended = capture_acquire(capture);
     stub_table_each(&cuda_streams, leave_capture, capture);
-    if (stream->capture == capture) { /* a default one, in no table */
+    if (stream->capture == capture) { /* a default stream, which is in no table */
         leave_capture(&stream->base, capture);
     }
     return capture->is_invalid ? CUDA_CAPTURE_INVALIDATED : is_joined(capture) ? 0 : CUDA_CAPTURE_UNJOINED;
@@ -268,14 +270,14 @@ free_graph(stub_object *object)
     stub_graph *graph = (struct stub_graph *)object;
     pthread_mutex_lock(&cuda_lock);
     if (--graph->capture->ngraphs == 0) {
-        drop_nodes(graph->capture); /* events that were recorded in it keep none */
+        drop_nodes(graph->capture); /* drops references of events recorded in the capture */
     }
     capture_release_locked(graph->capture);
     pthread_mutex_unlock(&cuda_lock);
     free(graph);
 }
 
-/* Takes the reference. */
+/* Create a graph and take over the reference. */
 static void *
 add_graph(stub_table *table, stub_capture *capture)
 {
@@ -388,7 +390,7 @@ cuGraphExecDestroy(void *handle)
     return remove_graph(&cuda_execs, handle);
 }
 
-/* ---- launching one: the work of a stream that has all the nodes */
+/* ---- launches: a graph is one piece of work on a stream, which runs all nodes */
 
 static void *
 launch_nodes(void *ctx)

@@ -1,4 +1,4 @@
-/* Devices, primary contexts, what is current, and what the driver says of itself. */
+/* Devices, primary contexts, the current context, and properties of the driver. */
 #include "cuda_stub.h"
 
 #include <stdio.h>
@@ -83,7 +83,7 @@ cuda_device_count(void)
     return ndevices;
 }
 
-/* ---- contexts: numbers, too */
+/* ---- contexts, which are also numbers */
 
 #define CONTEXT_BASE 0x00dc000000000000ull
 
@@ -93,7 +93,7 @@ context_of(int device)
     return (dd_cuda_context)(uintptr_t)(CONTEXT_BASE | (uint64_t)(device + 1) << 12);
 }
 
-/* -1 for one that is none, or that nobody retains. */
+/* Return -1 if the context is invalid or not retained. */
 static int
 device_of(dd_cuda_context context)
 {
@@ -185,7 +185,8 @@ cuGetErrorName(dd_cuda_result result, const char **name)
     return *name != NULL ? DD_CUDA_SUCCESS : DD_CUDA_INVALID_VALUE;
 }
 
-/* "CUDA_ERROR_NOT_READY" -> "the stub says CUDA_ERROR_NOT_READY": enough to be found in a message. */
+/* "CUDA_ERROR_NOT_READY" -> "the stub says CUDA_ERROR_NOT_READY": a text that a test can find in a
+ * message. */
 CUDA_EXPORT dd_cuda_result
 cuGetErrorString(dd_cuda_result result, const char **text)
 {

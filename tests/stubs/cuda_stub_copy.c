@@ -1,4 +1,5 @@
-/* What streams do with memory, functions of the host on streams, and what tests put there: slow writes and gates. */
+/* Memory operations on streams, host functions on streams, and work that tests add: slow writes and
+ * gates. */
 #include "cuda_stub.h"
 
 #include <stdlib.h>
@@ -6,7 +7,7 @@
 
 typedef struct stub_copy {
     void *dst;
-    const void *src; /* NULL: it is in `staged` */
+    const void *src; /* NULL: the data is in `staged` */
     size_t nbytes;   /* of a row */
     size_t nrows;
     size_t dst_pitch;
@@ -33,7 +34,7 @@ run_copy(void *ctx, void *launched)
     }
 }
 
-/* Memory of the host that the driver does not know is read at once and written before the call returns. */
+/* Host memory that the driver does not know is read and written before the call returns. */
 static bool
 is_pageable(const void *data)
 {
@@ -110,7 +111,7 @@ cuMemcpyDtoHAsync_v2(void *dst, dd_cuda_ptr src, size_t nbytes, dd_cuda_stream s
                                      : enqueue_plain(dst, pointer(src), nbytes, stream);
 }
 
-/* The address of a side of a 2-D copy; NULL for kinds of memory that there are none of here. */
+/* Return the address of one side of a 2-D copy, or NULL for an unsupported memory type. */
 static char *
 side_of(dd_cuda_memory_type type, const void *host, dd_cuda_ptr device)
 {
@@ -162,7 +163,7 @@ dd_stub_slow_write(void *stream, void *dst, const void *src, size_t nbytes, int 
     return (int)enqueue_copy(&wanted, stream);
 }
 
-/* ---- functions of the host */
+/* ---- host functions */
 
 typedef struct host_call {
     void (*function)(void *arg);

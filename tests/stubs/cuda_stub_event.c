@@ -1,4 +1,5 @@
-/* Events: a mark that a stream reaches. Each record makes a new one, so that who waits for the old one still does. */
+/* Events: marks that streams reach. Each record creates a new mark, so waits for the old one
+ * continue. */
 #include "cuda_stub.h"
 
 #include <stdlib.h>
@@ -13,8 +14,8 @@ typedef struct stub_event {
     stub_object base;
     int device;
     unsigned flags;
-    stub_mark *mark;       /* NULL: never recorded outside of a stub_capture */
-    stub_capture *capture; /* of the last record, where that was captured */
+    stub_mark *mark;       /* NULL: never recorded outside a capture */
+    stub_capture *capture; /* the capture of the last record, or NULL */
     int node;
 } stub_event;
 
@@ -203,7 +204,7 @@ cuStreamWaitEvent(dd_cuda_stream stream_handle, dd_cuda_event handle, unsigned i
     return (dd_cuda_result)result;
 }
 
-/* For questions that the host asks. */
+/* Check that the host may query the event. */
 static int
 check_may_ask_locked(stub_event *event)
 {

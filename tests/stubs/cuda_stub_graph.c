@@ -1,10 +1,10 @@
-/* One run of a graph: a thread for each lane, as a device would run them side by side. */
+/* One run of a graph: a thread for each lane, because a device runs lanes concurrently. */
 #include "cuda_stub.h"
 
 #include <stdlib.h>
 
 typedef struct graph_run {
-    stub_capture *capture; /* borrowed: whoever runs it waits for all lanes */
+    stub_capture *capture; /* borrowed: the run waits for all lanes */
     void **launched;
     bool *is_done; /* by node; under cuda_lock */
     int nlanes_left;

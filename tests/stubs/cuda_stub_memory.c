@@ -1,4 +1,4 @@
-/* Memory of devices is memory of the host that is remembered: whose it is, and how much there is. */
+/* Device memory is host memory that is tracked: its device and its amount. */
 #include "cuda_stub.h"
 
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* What has not been written is seen. */
+/* Fill new memory, so that a read before the first write is detected. */
 #define FRESH 0xa5
 #define FRESH_MAX ((size_t)1 << 20)
 
@@ -25,7 +25,7 @@ dd_stub_limit_memory(long long nbytes)
     pthread_mutex_unlock(&lock);
 }
 
-/* How many begin at `data` or before it. */
+/* Return the number of allocations that begin at or before `data`. */
 static size_t
 rank_locked(const void *data)
 {
@@ -73,7 +73,7 @@ insert_locked(const allocation *made)
     nbytes_allocated += (long long)made->nbytes;
 }
 
-/* Memory that other processes can map, too, by its file. NULL: there is none. */
+/* Map memory that other processes can map by its file. Return NULL on failure. */
 static void *
 map_file(size_t nbytes, int *file)
 {
@@ -91,7 +91,8 @@ map_file(size_t nbytes, int *file)
     return memory;
 }
 
-/* For the use of one device alone, of all of the process, or, by a file, of other processes, too. */
+/* Readable by one device, by all devices of the process, or also by other processes, through a
+ * file. */
 typedef enum memory_reach {
     REACH_DEVICE,
     REACH_PROCESS,
@@ -233,7 +234,7 @@ cuMemAlloc_v2(dd_cuda_ptr *data, size_t nbytes)
     return result;
 }
 
-/* Freeing waits for everything that the device has been given so far, whoever gave it. */
+/* Freeing waits for all work that the device has now, from any thread. */
 static dd_cuda_result
 free_when_idle(void *data, bool is_host)
 {
@@ -257,7 +258,7 @@ cuMemFree_v2(dd_cuda_ptr data)
     return data == 0 ? DD_CUDA_SUCCESS : free_when_idle(pointer(data), false);
 }
 
-/* Handles of memory that ncclMemAlloc has made. */
+/* Handles of ncclMemAlloc's memory. */
 CUDA_EXPORT dd_cuda_result
 cuMemRetainAllocationHandle(dd_cuda_memory_handle *handle, void *data)
 {

@@ -1,11 +1,12 @@
-/* Modules and kernels. There is one module, ours, and its kernels run as the C that they are written in, thread by thread. */
+/* Modules and kernels. dldist has one module, whose kernels run as C code, one thread after the
+ * other. */
 #include "cuda_stub.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- csrc/nccl/driver/nan_kernel.cu, with CUDA's words for it */
+/* ---- csrc/nccl/driver/nan_kernel.cu, with replacements for the names of CUDA */
 
 typedef struct dim3 {
     unsigned int x;
@@ -55,7 +56,7 @@ static stub_table functions = STUB_TABLE(&function_count, 6);
 typedef struct stub_module {
     stub_object base;
     int device;
-    bool has[NKERNELS];        /* in its text */
+    bool has[NKERNELS];        /* present in the module's text */
     void *functions[NKERNELS]; /* handles; under cuda_lock */
 } stub_module;
 
@@ -162,7 +163,8 @@ typedef struct stub_launch {
     dd_u64 *report;
 } stub_launch;
 
-/* A device would stop at an address that is none, or at a kernel that has been unloaded, and the context with it. */
+/* Return false for an invalid address or an unloaded kernel. A device would stop there, and fail
+ * its context. */
 static bool
 can_run(const stub_launch *launch)
 {
@@ -230,7 +232,7 @@ cuLaunchKernel(dd_cuda_function handle, unsigned int grid_x, unsigned int grid_y
         (function->device != cuda_current_device() || function->device != of_stream)) {
         result = DD_CUDA_INVALID_HANDLE;
     }
-    /* The kernels count along x, and know no memory of a block's. */
+    /* The kernels use only the x dimension, and no shared memory. */
     if (result == DD_CUDA_SUCCESS &&
         (grid_x == 0 || block_x == 0 || block_x > 1024 || grid_y != 1 || grid_z != 1 || block_y != 1 ||
          block_z != 1 || shared_bytes != 0 || params == NULL || extra != NULL)) {

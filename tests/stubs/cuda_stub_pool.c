@@ -1,6 +1,6 @@
-/* Memory ordered on streams, and the pools that it comes from. It is there at once: that it may not be used earlier is the caller's
- * affair. What a graph allocates it keeps until it ends, also while the memory counts as freed. Other devices of the process can read it
- * only if it is of a pool that says so. */
+/* Stream-ordered memory and its pools. Memory is allocated immediately: the caller must not use it
+ * earlier than the stream allows. A graph keeps its allocations until it is destroyed, even while
+ * they count as freed. Other devices of the process can read memory only if its pool is shared. */
 #include "cuda_stub.h"
 
 #include <stdlib.h>
@@ -34,7 +34,7 @@ cuMemPoolCreate(dd_cuda_pool *made, const dd_cuda_pool_props *props)
     return DD_CUDA_SUCCESS;
 }
 
-/* Memory that is still there lives on. */
+/* Destroy a pool. Memory that is still allocated stays valid. */
 CUDA_EXPORT dd_cuda_result
 cuMemPoolDestroy(dd_cuda_pool handle)
 {
@@ -147,7 +147,7 @@ run_free(void *ctx, void *launched)
     (void)cuda_release(ctx, false);
 }
 
-/* A graph frees what it has allocated, and nothing else. */
+/* Free memory in a capture, which may only free its own allocations. */
 static int
 capture_free_locked(stub_stream *stream, const void *data)
 {

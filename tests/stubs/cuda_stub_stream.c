@@ -1,11 +1,13 @@
-/* Streams: queues with a thread each, the default ones among them, and what is put onto them. */
+/* Streams, including the default ones: queues that have a thread each. */
 #include "cuda_stub.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static stub_stream *legacy_streams[CUDA_MAX_DEVICES]; /* under cuda_lock; made when needed, and kept */
-static stub_stream *streams_of[CUDA_MAX_DEVICES];     /* all but the legacy one; under cuda_lock; borrowed */
+/* under cuda_lock; created when needed, and never destroyed */
+static stub_stream *legacy_streams[CUDA_MAX_DEVICES];
+/* all except the legacy stream; under cuda_lock; borrowed */
+static stub_stream *streams_of[CUDA_MAX_DEVICES];
 static pthread_key_t per_thread_key;
 
 typedef struct per_thread {
@@ -43,8 +45,9 @@ serve(void *arg)
     return NULL;
 }
 
-/* A device that takes no time: the caller carries out what it enqueues, and no thread is woken. */
-static bool is_instant; /* const */
+/* Simulate a device that takes no time: callers run the work that they enqueue, and no thread is
+ * woken. */
+static bool is_instant; /* set once */
 
 static uint64_t
 carry_out_locked(stub_stream *stream, const dd_stub_work *work)
@@ -125,7 +128,7 @@ cuda_wait_device(int device)
     free(places);
 }
 
-/* ---- fences: a place on one stream that waits for a place on another */
+/* ---- fences: work of one stream that waits for work of another */
 
 typedef struct stub_fence {
     stub_stream *earlier;
@@ -168,7 +171,7 @@ is_blocking(const stub_stream *stream)
     return (stream->flags & DD_CUDA_STREAM_NON_BLOCKING) == 0;
 }
 
-/* The legacy stream waits for the blocking ones of its device, and they for it. */
+/* The legacy stream waits for the blocking streams of its device, and they wait for it. */
 uint64_t
 cuda_queue_locked(stub_stream *stream, const dd_stub_work *work)
 {
@@ -221,7 +224,7 @@ cuda_join_streams(stub_stream *earlier, stub_stream *later)
     return result;
 }
 
-/* ---- making, finding, ending */
+/* ---- creation, lookup, destruction */
 
 static void
 free_stream(stub_object *object)
@@ -366,7 +369,7 @@ cuStreamDestroy_v2(dd_cuda_stream handle)
     return DD_CUDA_SUCCESS;
 }
 
-/* Nobody may ask a stream that captures. */
+/* A stream that captures must not be queried. */
 static int
 check_not_capturing_locked(stub_stream *stream)
 {
@@ -387,7 +390,8 @@ is_busy(const stub_stream *stream)
     return stream->ndone < stream->nenqueued;
 }
 
-/* A busy stream that this one's end waits for beside its own work: a blocking one, for the legacy stream. */
+/* Return a busy stream that must finish before this stream is synchronized: a blocking stream, if
+ * this is the legacy stream. Otherwise NULL. */
 static stub_stream *
 busy_before_locked(const stub_stream *stream)
 {
@@ -410,7 +414,7 @@ cuStreamSynchronize(dd_cuda_stream handle)
     pthread_mutex_lock(&cuda_lock);
     result = check_not_capturing_locked(stream);
     if (result == 0) {
-        /* The list may change while this waits: begin anew after each. */
+        /* The list may change during a wait: start again after each. */
         for (stub_stream *other; (other = busy_before_locked(stream)) != NULL;) {
             stub_object_acquire(&other->base);
             cuda_stream_wait_done_locked(other, other->nenqueued);
@@ -445,7 +449,7 @@ cuStreamQuery(dd_cuda_stream handle)
     return (dd_cuda_result)result;
 }
 
-/* ---- for the double of NCCL */
+/* ---- for the NCCL stub */
 
 int
 dd_stub_enqueue(void *handle, const dd_stub_work *work)

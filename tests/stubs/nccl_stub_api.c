@@ -1,4 +1,5 @@
-/* What a libnccl of one version exports: this file alone is compiled for each, with NCCL_STUB_VERSION. */
+/* The exports of one version of libnccl. Only this file is compiled for each version, with
+ * NCCL_STUB_VERSION. */
 #include "nccl_stub.h"
 
 #ifndef NCCL_STUB_VERSION
@@ -172,7 +173,7 @@ ncclGroupStart(void)
     return DD_NCCL_SUCCESS;
 }
 
-/* A fault fails the group, which ends all the same. */
+/* A fault fails the group, but the group still ends. */
 dd_nccl_result
 ncclGroupEnd(void)
 {
@@ -184,9 +185,9 @@ ncclGroupEnd(void)
     return nccl_group_end();
 }
 
-/* ---- operations. Each with its variant that takes a configuration, where the version has those */
+/* ---- operations, each with its variant that takes a configuration in versions that have it */
 
-/* What is the same in all of them, by the names of their parameters. */
+/* The members that all operations share, from parameters of these names. */
 #define OP(function, op_kind, ...) \
     (&(nccl_op){                   \
         .name = function, .kind = (op_kind), .send = send, .dtype = dtype, .stream = stream, __VA_ARGS__})
@@ -339,7 +340,7 @@ ncclScatterConfig(const void *send, void *recv, size_t count, dd_nccl_dtype dtyp
 }
 #endif
 
-/* ---- what newer versions have */
+/* ---- functions of newer versions */
 
 #if NCCL_STUB_VERSION >= 21901
 dd_nccl_result

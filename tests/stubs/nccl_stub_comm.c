@@ -1,4 +1,4 @@
-/* Communicators: their states, questions about them, and their ends. Making them is nccl_stub_make.c. */
+/* Communicators: their states, queries, and their ends. nccl_stub_make.c creates them. */
 #include "nccl_stub.h"
 
 #include <stdarg.h>
@@ -12,9 +12,10 @@ pthread_cond_t nccl_changed;
 stub_count nccl_comm_count = {.kind = "comm"};
 stub_table nccl_comms = STUB_TABLE(&nccl_comm_count, 8);
 
-/* The last warning of the process. Under nccl_lock. */
+/* The last warning of the process. Protected by nccl_lock. */
 static char last_warning[NCCL_TEXT_MAX];
-/* Each thread's copy of it. Not thread-local: libraries that are loaded late get little of that memory. */
+/* Each thread's copy of it. Not thread-local: libraries that are loaded late get little such
+ * memory. */
 static pthread_key_t copy_key;
 
 __attribute__((constructor)) static void
@@ -71,7 +72,7 @@ nccl_last_error(void)
     return copy;
 }
 
-/* ---- lives */
+/* ---- lifetime */
 
 static void
 free_comm(stub_object *object)
@@ -119,7 +120,8 @@ nccl_comm_find(dd_nccl_comm_handle handle, dd_nccl_result *result)
     return comm;
 }
 
-/* The result of the call, and the text of its warning: NULL if there is none. A failed communicator gives none. */
+/* Set the result of the call. Return the text of its warning, or NULL; a failed communicator has
+ * none. */
 static const char *
 trouble_locked(const nccl_comm *comm, nccl_need need, dd_nccl_result *result)
 {
@@ -290,7 +292,7 @@ wait_for_kernels(nccl_comm *comm)
     pthread_mutex_unlock(&nccl_lock);
 }
 
-/* As long as a graph with its kernels lives, a communicator does, whoever ends it. */
+/* A communicator exists at least until the graphs with its kernels are destroyed. */
 static void
 wait_for_graphs(nccl_comm *comm)
 {
@@ -301,7 +303,7 @@ wait_for_graphs(nccl_comm *comm)
     pthread_mutex_unlock(&nccl_lock);
 }
 
-/* Ended communicators that have other ranks in this process, which have not ended. Under nccl_lock. */
+/* Ended communicators whose other ranks in this process have not ended. Protected by nccl_lock. */
 static nccl_comm *first_ended;
 
 static int
@@ -314,8 +316,8 @@ count_ranks_here(const nccl_comm *comm)
     return n;
 }
 
-/* Add the communicator to those that have ended. If it is the last of its ranks in this process, return the list of all of them;
- * else NULL. */
+/* Add a communicator to the ended ones. Return the list of all ranks in this process if it is the
+ * last one, otherwise NULL. */
 static nccl_comm *
 add_ended(nccl_comm *comm)
 {
@@ -345,17 +347,18 @@ add_ended(nccl_comm *comm)
     return all;
 }
 
-/* End a communicator. The last rank of the process waits for the kernels of all of them, and frees memory, which waits for everything on
- * its device; the ranks before it return. */
+/* End a communicator. The last rank of the process waits for the kernels of all ranks, and frees
+ * memory, which waits for all work of its device; earlier ranks return. */
 static void
 end_comm(nccl_comm *comm)
 {
-    wait_for_jobs(comm); /* of NCCL's own threads */
+    wait_for_jobs(comm); /* threads of NCCL */
     pthread_mutex_lock(&nccl_lock);
     bool is_used = comm->ninside > 0 || comm->nopen > 0;
     pthread_mutex_unlock(&nccl_lock);
     if (is_used) {
-        stub_count_bad_use(); /* a thread is in a call on it, and comes back to memory that is not there */
+        /* a thread is in a call on the communicator and will use freed memory */
+        stub_count_bad_use();
     }
     nccl_comm *known = stub_table_remove(&nccl_comms, comm->base.handle);
     nccl_comm *all = known != NULL ? add_ended(known) : NULL;
@@ -382,7 +385,8 @@ run_end(nccl_job *job)
     return DD_NCCL_SUCCESS;
 }
 
-/* Take the caller's reference. Inside a group, from 2.22.3 on, the end of the group ends the communicator. */
+/* Take over the caller's reference. Inside a group, from 2.22.3 on, the end of the group ends the
+ * communicator. */
 static dd_nccl_result
 end_in_group(nccl_comm *comm)
 {
@@ -407,7 +411,7 @@ nccl_abort(dd_nccl_comm_handle handle)
     if (comm == NULL) {
         return result;
     }
-    (void)nccl_check_unsafe("ncclCommAbort"); /* it goes on, and the capture is spoiled */
+    (void)nccl_check_unsafe("ncclCommAbort"); /* continues, but invalidates the capture */
     atomic_store(&comm->is_aborted, true);
     nccl_comm_stop(comm);
     return end_in_group(comm);
@@ -537,7 +541,7 @@ nccl_suspend(dd_nccl_comm_handle handle, bool is_suspended)
     return result;
 }
 
-/* ---- questions */
+/* ---- queries */
 
 dd_nccl_result
 nccl_mem_stat(dd_nccl_comm_handle handle, dd_nccl_mem_stat stat, uint64_t *value)
@@ -570,7 +574,8 @@ nccl_mem_stat(dd_nccl_comm_handle handle, dd_nccl_mem_stat stat, uint64_t *value
     return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclCommMemStats: no statistic %d", (int)stat);
 }
 
-/* Writes no field that came after the version at the head, whose struct ends before. */
+/* Do not write fields newer than the version in the struct: the caller's struct ends before
+ * them. */
 dd_nccl_result
 nccl_properties(dd_nccl_comm_handle handle, dd_nccl_abi_properties *properties)
 {
@@ -620,7 +625,8 @@ nccl_async_error(dd_nccl_comm_handle handle, dd_nccl_result *state)
     bool is_open = comm->nopen > 0;
     pthread_mutex_unlock(&nccl_lock);
     if (is_open && !nccl_comm_is_blocking(comm)) {
-        stub_count_bad_use(); /* NCCL joins and frees the job that the thread with the group is about to join, too */
+        /* NCCL joins and frees a job that the group's thread will also join */
+        stub_count_bad_use();
     }
     nccl_comm_release(comm);
     return DD_NCCL_SUCCESS;

@@ -9,7 +9,7 @@
 #define UNDEFINED_INT (INT_MIN)
 #define UNDEFINED_TEXT (NULL)
 
-/* What this version's struct ends before, rounded up as a compiler would. */
+/* Return the size of this version's struct, rounded up as a compiler does. */
 static size_t
 own_size(void)
 {
@@ -33,7 +33,7 @@ set_undefined(dd_nccl_abi_config *config)
 #undef UNDEFINE
 }
 
-/* Fields of later versions than the caller's, or than this one, are as if he had not set them. */
+/* Reset fields that are newer than the caller's version or than this version. */
 static void
 forget_newer(dd_nccl_abi_config *config, unsigned version)
 {
@@ -93,7 +93,7 @@ nccl_config_take(const dd_nccl_abi_config *given, dd_nccl_abi_config *taken)
     }
     taken->blocking = taken->blocking == UNDEFINED_INT ? 1 : taken->blocking;
     dd_nccl_result result = check_ctas(taken->minCTAs, taken->maxCTAs, nccl_stub_version <= 23007);
-    /* The texts are the caller's. */
+    /* Do not keep the caller's strings. */
     bool is_known = taken->netName == NULL || strcasecmp(taken->netName, "Socket") == 0 ||
                     strcasecmp(taken->netName, "IB") == 0;
     taken->netName = is_known ? NULL : "unknown";
@@ -101,11 +101,11 @@ nccl_config_take(const dd_nccl_abi_config *given, dd_nccl_abi_config *taken)
     return result;
 }
 
-/* ---- of collectives */
+/* ---- configurations of collectives */
 
 static char last_coll_config[NCCL_TEXT_MAX]; /* under nccl_lock */
 
-/* "minCTAs=1 algSelection=ring": what is set, in the order of the fields. */
+/* Record the members that are set, in the order of the struct: "minCTAs=1 algSelection=ring". */
 static void
 note(const dd_nccl_abi_coll_config *given)
 {

@@ -1,11 +1,12 @@
-/* Connections: made by the first call that needs them, whose callers wait for each other on the host. One-sided operations have
- * their windows. */
+/* Connections: the first call that needs one creates it, and its callers wait for each other on the
+ * host. One-sided operations use windows instead. */
 #include "nccl_stub.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Before, and where the environment says so, communicators are made with the connections for collectives. */
+/* Return true if connections for collectives are created when needed. Older versions, and all if
+ * NCCL_RUNTIME_CONNECT=0, create them with the communicator. */
 static bool
 are_made_late(void)
 {
@@ -27,7 +28,8 @@ needs_peer(const nccl_comm *comm, const nccl_op *op)
            !(op->kind == NCCL_SEND ? comm->is_connected_to : comm->is_connected_from)[op->peer];
 }
 
-/* Only calls of the communicator, which come one after the other, look at its connections and change them. */
+/* No lock is needed: only calls of the communicator read and change its connections, and these are
+ * serialized. */
 bool
 nccl_must_connect(const nccl_comm *comm, const nccl_op *ops, size_t nops)
 {
@@ -39,7 +41,7 @@ nccl_must_connect(const nccl_comm *comm, const nccl_op *ops, size_t nops)
     return false;
 }
 
-/* A word to the peer, and one from it. */
+/* Prepare one byte to the peer and one from it. */
 static size_t
 greet(nccl_comm *comm, const nccl_op *op, char *byte, wire_transfer out[2])
 {

@@ -1,12 +1,12 @@
-/* ncclSetEncryption: nothing is encrypted, but ranks whose keys differ do not come to a communicator, as with the real library's
- * hand-shakes. */
+/* ncclSetEncryption: nothing is encrypted, but ranks with different keys cannot create a
+ * communicator, as with the real library's handshakes. */
 #include "nccl_stub.h"
 
 #include <string.h>
 
 #define PSK_MIN 32
 
-/* Under nccl_lock. */
+/* Protected by nccl_lock. */
 static struct {
     uint64_t key; /* 0: none */
     bool is_settled;

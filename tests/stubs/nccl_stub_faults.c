@@ -1,4 +1,4 @@
-/* Faults of communicators and kernels on demand, by rank. */
+/* Injected faults of communicators and kernels, by rank. */
 #include "nccl_stub.h"
 
 #include <stdio.h>
@@ -188,7 +188,7 @@ nccl_fault_of_kernel(const nccl_comm *comm)
     return does_hang ? -1 : atomic_load(&slow_ms[comm->rank]);
 }
 
-/* ---- commands of the environment, and the end of all faults */
+/* ---- environment commands, and reset */
 
 void
 stub_on_command(const char *name, const char *arguments)

@@ -1,5 +1,6 @@
-/* Groups: what a thread calls between start and end is carried out at the end, communicators being made first. On communicators that
- * are not blocking that happens on a thread of its own, and until it has, they are in progress. */
+/* Groups: calls of a thread between start and end are executed at the end, and communicators are
+ * created first. For non-blocking communicators a separate thread executes them; until it has
+ * finished, the communicators are in progress. */
 #include "nccl_stub.h"
 
 #include <stdlib.h>
@@ -41,7 +42,7 @@ nccl_group_spoil(dd_nccl_result result)
     return result;
 }
 
-/* Calls on the communicator, in this thread's group. */
+/* Add n to the number of calls on the communicator in this thread's group. */
 static void
 count_open(nccl_comm *comm, int n)
 {
@@ -50,7 +51,7 @@ count_open(nccl_comm *comm, int n)
     pthread_mutex_unlock(&nccl_lock);
 }
 
-/* The thread has come to the end of its group. */
+/* Leave the communicators at the end of the thread's group. */
 static void
 leave_comms(const nccl_group *group)
 {
@@ -156,7 +157,7 @@ serve_job(void *arg)
     return NULL;
 }
 
-/* Side by side, since they may be ranks that wait for each other. */
+/* Run jobs concurrently, because they may be ranks that wait for each other. */
 static void
 run_jobs(nccl_job *jobs)
 {
@@ -180,7 +181,7 @@ run_jobs(nccl_job *jobs)
     pthread_mutex_unlock(&nccl_lock);
 }
 
-/* ---- everything */
+/* ---- the whole group */
 
 typedef struct group_outcome {
     nccl_group *group;
@@ -195,7 +196,7 @@ note_failure(group_outcome *outcome, dd_nccl_result result)
     }
 }
 
-/* Of one communicator; for the caller to free. */
+/* Return the operations of one communicator. The caller frees the array. */
 static nccl_op *
 ops_of(const nccl_group *group, const nccl_comm *comm, size_t *nops)
 {
@@ -209,7 +210,7 @@ ops_of(const nccl_group *group, const nccl_comm *comm, size_t *nops)
     return ops;
 }
 
-/* ---- connections: side by side, since the communicators may be ranks that wait for each other */
+/* ---- connections, made concurrently: the communicators may be ranks that wait for each other */
 
 static dd_nccl_result
 run_connect(nccl_job *job)
@@ -276,7 +277,7 @@ launch_of(nccl_comm *comm, void *ctx)
     free(ops);
 }
 
-/* What is in progress has come to this. */
+/* Set the result of a communicator that is in progress. */
 static void
 end_progress(nccl_comm *comm, dd_nccl_result result)
 {
@@ -307,7 +308,8 @@ end_progress_of_ops(nccl_comm *comm, void *ctx)
     }
 }
 
-/* The progress of a communicator ends once: from then on it may be in progress with what its owner calls next. */
+/* Run a group. End the progress of each communicator only once: afterwards its owner's next call
+ * may already be in progress. */
 static void
 run_group(group_outcome *outcome)
 {
@@ -407,7 +409,7 @@ has_end(const nccl_group *group)
     return job != NULL;
 }
 
-/* Takes what is in the group, which is on the heap. */
+/* Execute the group, which is on the heap, and take it over. */
 static dd_nccl_result
 carry_out(nccl_group *group)
 {
@@ -464,7 +466,7 @@ nccl_group_simulate_end(dd_nccl_sim_info *info)
     int n = 0;
     each_comm(&own, count_not_blocking, &n);
     if (n > 0) {
-        return nccl_group_end(); /* as in NCCL: the thread that serves it does not know of the estimate */
+        return nccl_group_end(); /* as in NCCL, whose thread does not compute the estimate */
     }
     if (own.nops > 0) {
         (void)wire_sleep(&own.ops[0].comm->is_aborted, nccl_fault_launch_delay_ms());

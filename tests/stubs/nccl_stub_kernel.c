@@ -1,5 +1,5 @@
-/* What kernels do: every rank sends to those who need its bytes, and each folds in the order of the ranks, so that all have the
- * same bits. Simple, and n times as much traffic as a ring would be. */
+/* Kernels: every rank sends to the ranks that need its bytes, and each reduces in rank order, so
+ * that all get identical bits. Simple, but with n times the traffic of a ring. */
 #include "nccl_stub.h"
 
 #include "kernels/reduce.h"
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A step of a reduction: this many elements at most. */
+/* Maximum number of elements in one step of a reduction. */
 #define STEP_COUNT 16384
 
 static const dd_dtype our_dtypes[] = {
@@ -74,7 +74,7 @@ nccl_read_scalar(const void *scalar, dd_nccl_dtype dtype)
     return value.f32;
 }
 
-/* Both sides of a collective agree on it, or wait for ever. */
+/* Both sides of a collective must have the same tag; otherwise they wait forever. */
 static uint64_t
 tag_of(const nccl_op *op)
 {
@@ -83,7 +83,7 @@ tag_of(const nccl_op *op)
            (uint64_t)op->count << 32;
 }
 
-/* ---- moving */
+/* ---- transfers */
 
 typedef struct stub_moves {
     nccl_comm *comm;
@@ -125,7 +125,7 @@ copy_own(void *dst, const void *src, size_t nbytes)
     }
 }
 
-/* Each block is for one rank, or comes from one. */
+/* Each block is sent to one rank or received from one. */
 static wire_result
 run_moves(nccl_comm *comm, const nccl_op *op)
 {
@@ -158,16 +158,16 @@ run_moves(nccl_comm *comm, const nccl_op *op)
     return carry(&moves);
 }
 
-/* ---- reducing */
+/* ---- reductions */
 
 typedef struct stub_fold {
     const nccl_op *op;
     dd_reduction reduction;
     bool is_scaled; /* ranks send their own elements, multiplied, as accumulators */
-    size_t size;    /* of what is sent */
-    size_t step;    /* elements at a time */
-    char *scratch;  /* a step for each rank */
-    char *outgoing; /* the same */
+    size_t size;    /* of a sent element */
+    size_t step;    /* elements per step */
+    char *scratch;  /* one step for each rank */
+    char *outgoing; /* same */
 } stub_fold;
 
 static const dd_redop our_redops[] = {
@@ -197,7 +197,7 @@ init_fold(stub_fold *fold, const nccl_comm *comm, const nccl_op *op)
     fold->outgoing = stub_zalloc((size_t)comm->nranks * fold->step * fold->size);
 }
 
-/* What this rank contributes to the result that `peer` computes. */
+/* Return this rank's contribution to the result that `peer` computes. */
 static const void *
 contribution(stub_fold *fold, int peer, size_t at, size_t count)
 {
@@ -268,7 +268,7 @@ nccl_run_op(nccl_comm *comm, const nccl_op *op)
     return is_reduction ? run_reduction(comm, op) : run_moves(comm, op);
 }
 
-/* ---- messages: all of a group at once */
+/* ---- messages: all of a group concurrently */
 
 wire_result
 nccl_run_messages(nccl_comm *comm, const nccl_op *ops, size_t nops)

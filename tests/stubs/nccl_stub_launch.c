@@ -1,5 +1,5 @@
-/* Kernels: the operations of one communicator in one group, as work of a stream. Those of a communicator run in the order
- * of their launches, whatever streams they are on. */
+/* Kernels: the operations of one communicator in one group, as work of a stream. The kernels of a
+ * communicator run in launch order, even on different streams. */
 #include "nccl_stub.h"
 
 #include <stdlib.h>
@@ -106,7 +106,8 @@ launch_on_device(nccl_comm *comm, const nccl_op *ops, size_t nops)
         nccl_window_acquire(kernel->ops[i].window);
         nccl_find_capture(&kernel->ops[i]);
     }
-    /* It is on the stream of the first; what the others hold comes before it, and what they get after it. */
+    /* The kernel is on the first stream. Earlier work of the other streams precedes it, and later
+     * work follows it. */
     void *stream = ops[0].stream;
     int cuda = 0;
     for (size_t i = 1; i < nops && cuda == 0; i++) {
@@ -134,7 +135,7 @@ launch_on_device(nccl_comm *comm, const nccl_op *ops, size_t nops)
                : nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR, "Cuda failure %d when a kernel was launched", cuda);
 }
 
-/* A NULL stream is the default one of the communicator's device, whatever is current. */
+/* A NULL stream is the default stream of the communicator's device, not of the current device. */
 dd_nccl_result
 nccl_launch(nccl_comm *comm, const nccl_op *ops, size_t nops)
 {

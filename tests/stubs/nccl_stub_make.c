@@ -1,4 +1,5 @@
-/* Making communicators: from unique ids, and from others. What waits for other ranks runs as a job of the group. */
+/* Creation of communicators, from unique ids and from other communicators. Waits for other ranks
+ * run as jobs of the group. */
 #include "nccl_stub.h"
 
 #include <stdio.h>
@@ -8,14 +9,14 @@
 #include <unistd.h>
 
 #define ID_MAGIC "dldist stub"
-/* Two ranks on one device, if NCCL_MULTI_RANK_GPU_ENABLE=1. */
+/* Two ranks can share a device if NCCL_MULTI_RANK_GPU_ENABLE=1. */
 #define CAN_SHARE_SINCE 23003
-/* Inits that fail leave a handle, which an abort must end: from here on all of them, */
+/* From this version on, every failed init leaves a handle, which the caller must abort. */
 #define LEAVES_HANDLES_SINCE 23203
-/* and from here on those with an unknown name of a network. */
+/* From this version on, an init that fails because of an unknown network name leaves a handle. */
 #define LEAVES_HANDLES_OF_NETS_SINCE 23003
 
-/* ---- names: of the file that the ranks meet in */
+/* ---- names of the file in which the ranks meet */
 
 static uint64_t
 mix(uint64_t hash, const void *data, size_t nbytes)
@@ -35,7 +36,8 @@ name_of(char *name, const void *data, size_t nbytes)
              (unsigned long long)mix(0x84222325cbf29ce4ull, data, nbytes));
 }
 
-/* All ranks that make the same child of the same communicator come to the same name. */
+/* Derive the name from the parent, so that all ranks that create the same child get the same
+ * name. */
 static void
 name_child(nccl_comm *parent, const char *how, long what, char *name)
 {
@@ -62,7 +64,7 @@ nccl_unique_id(dd_nccl_unique_id *id)
     return DD_NCCL_SUCCESS;
 }
 
-/* ---- meeting */
+/* ---- rendezvous */
 
 static bool
 may_share_devices(void)
@@ -109,7 +111,7 @@ check_cards(const nccl_comm *comm, const stub_wire *wire)
     return DD_NCCL_SUCCESS;
 }
 
-/* Gives the communicator its wire, and makes it ready. */
+/* Connect the communicator to the other ranks and set it up. */
 static dd_nccl_result
 meet(nccl_comm *comm, const wire_spec *spec, const atomic_bool *is_aborted)
 {
@@ -159,7 +161,7 @@ nccl_job_free(nccl_job *job)
     free(job);
 }
 
-/* ---- by unique ids */
+/* ---- creation by unique ids */
 
 static dd_nccl_result
 run_init(nccl_job *job)
@@ -265,7 +267,7 @@ nccl_init_all(dd_nccl_comm_handle *out, int ndevices, const int *devices)
     return result == DD_NCCL_SUCCESS ? ended : result;
 }
 
-/* ---- from others. The handle of the new one is there when the parent is no longer busy */
+/* ---- creation from a communicator; the new handle is valid once the parent is not busy */
 
 static dd_nccl_result
 make_child(nccl_job *job)
@@ -280,7 +282,7 @@ make_child(nccl_job *job)
     return result;
 }
 
-/* Takes the parent, which is acquired. */
+/* Take over the reference to the parent. */
 static dd_nccl_result
 start_child(nccl_job *job)
 {
@@ -291,7 +293,7 @@ start_child(nccl_job *job)
     return result == DD_NCCL_SUCCESS ? ended : result;
 }
 
-/* NULL, with *result, when it cannot be. */
+/* Return NULL and set *result on failure. */
 static nccl_job *
 prepare_child(const char *function, dd_nccl_comm_handle handle, nccl_need need, dd_nccl_comm_handle *out,
               const dd_nccl_abi_config *config, dd_nccl_result *result)
@@ -407,7 +409,8 @@ nccl_shrink(dd_nccl_comm_handle handle, const nccl_shrink_args *args, dd_nccl_co
     return start_child(job);
 }
 
-/* ---- growing: the root's id reaches the other members through the parent, and is what newcomers meet by */
+/* ---- growing: the root's id reaches the other members through the parent; new ranks use it to
+ * join */
 
 dd_nccl_result
 nccl_grow_id(dd_nccl_comm_handle handle, dd_nccl_unique_id *id)

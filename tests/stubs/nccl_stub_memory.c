@@ -1,4 +1,4 @@
-/* Memory of NCCL's, and buffers that communicators know. */
+/* NCCL's memory, and buffers that communicators have registered. */
 #include "nccl_stub.h"
 
 #include <stdlib.h>
@@ -19,7 +19,7 @@ typedef struct known_buffer {
 
 static stub_table registrations = STUB_TABLE(&registration_count, 9);
 
-/* What ncclMemAlloc has given; under nccl_lock. */
+/* An allocation by ncclMemAlloc; under nccl_lock. */
 typedef struct mem {
     char *data;
     size_t nbytes;
@@ -113,7 +113,7 @@ add_known(dd_nccl_comm_handle handle, stub_table *table, void *data, size_t nbyt
         stub_count_bad_use(); /* the real library crashes */
         return DD_NCCL_INVALID_ARGUMENT;
     }
-    /* Newer ones look up what memory it is; nothing checks the device. */
+    /* Newer versions check the kind of memory, but not its device. */
     if (nccl_stub_version >= REGISTRATION_LOOKS_SINCE && dd_stub_memory_device(data, nbytes) == -2) {
         return nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR, "Cuda failure 500 'named symbol not found'");
     }

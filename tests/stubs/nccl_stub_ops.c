@@ -1,4 +1,4 @@
-/* What a call of an operation is checked for, and operations made of a factor. */
+/* Argument checks of operations, and custom reduction operators. */
 #include "nccl_stub.h"
 
 #include <stdlib.h>
@@ -39,7 +39,8 @@ nccl_is_dtype(dd_nccl_dtype dtype)
     return (unsigned)dtype < (unsigned)dtype_count();
 }
 
-/* Another rank of this process, on another device: it reads this rank's buffers itself. */
+/* Return true for another rank of this process on another device, which reads this rank's buffers
+ * directly. */
 static bool
 has_near_peer(const nccl_comm *comm)
 {
@@ -53,7 +54,8 @@ has_near_peer(const nccl_comm *comm)
     return false;
 }
 
-/* NCCL does not look at buffers, and its kernel crashes. Here that is a bad use, and the kernel does not run. */
+/* NCCL does not check buffers, and its kernel crashes. The stub counts a bad use instead and does
+ * not run the kernel. */
 static dd_nccl_result
 check_buffer(const nccl_comm *comm, nccl_op *op, const char *which, const void *data, size_t nblocks)
 {
@@ -77,7 +79,7 @@ check_buffer(const nccl_comm *comm, nccl_op *op, const char *which, const void *
     return DD_NCCL_SUCCESS;
 }
 
-/* How many blocks of `count` elements this rank sends and receives. */
+/* Set the numbers of blocks of `count` elements that this rank sends and receives. */
 static void
 count_blocks(const nccl_comm *comm, const nccl_op *op, size_t *nsent, size_t *nreceived)
 {
@@ -123,14 +125,15 @@ count_blocks(const nccl_comm *comm, const nccl_op *op, size_t *nsent, size_t *nr
     }
 }
 
-/* Of "ncclAllReduce": "AllReduce", as warnings have it. */
+/* "ncclAllReduce" -> "AllReduce", as in warnings. */
 static const char *
 short_name(const nccl_op *op)
 {
     return op->name + strlen("nccl");
 }
 
-/* Numbers of operations are mixed with a hash of their communicator, so that one communicator mostly does not know the numbers of another. */
+/* Mix a hash of the communicator into operator numbers, so that another communicator usually
+ * rejects them. */
 static int
 redop_mask(const nccl_comm *comm)
 {

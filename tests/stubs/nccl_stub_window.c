@@ -1,7 +1,7 @@
-/* Windows, and operations on those of others: puts, signals, waits for signals.
+/* Windows, and one-sided operations on other ranks' windows: puts, signals, and waits for signals.
  *
- * Memory of ncclMemAlloc has a file, which the other ranks map when it is registered, by the number that its owner has for it. So a put is
- * a copy, for which the target need not do anything. */
+ * Memory of ncclMemAlloc has a file, which other ranks map at registration by its owner's
+ * descriptor number. So a put is a copy, without any action of the target. */
 #include "nccl_stub.h"
 
 #include <errno.h>
@@ -12,22 +12,22 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Half of the signals on the wire are those of graphs. */
+/* Half of the signals on the wire are for graphs. */
 #define MAX_SIGNALS (WIRE_MAX_SIGNALS / 2)
 
-/* Windows of memory that is not of cuMemCreate. */
+/* Since this version, windows require memory from cuMemCreate. */
 #define REFUSES_OTHER_MEMORY_SINCE 22803
 
-/* The memory of one rank, as this one sees it. */
+/* The memory of one rank as mapped by this rank. */
 typedef struct mapping {
-    char *file; /* all of it */
+    char *file; /* whole file */
     size_t file_nbytes;
     size_t offset; /* of the window */
 } mapping;
 
 struct nccl_window {
     stub_object base;
-    const nccl_comm *comm; /* not counted: it ends its windows */
+    const nccl_comm *comm; /* not counted: the communicator ends its windows */
     void *handle;
     char *data;
     size_t nbytes;
@@ -67,13 +67,13 @@ nccl_window_release(nccl_window *window)
     }
 }
 
-/* ---- made by all ranks */
+/* ---- collective registration */
 
 typedef struct window_card {
     pid_t process;
     dd_stub_file file;
     size_t nbytes;
-    bool is_mem; /* of ncclMemAlloc */
+    bool is_mem; /* from ncclMemAlloc */
 } window_card;
 
 static bool
@@ -128,7 +128,8 @@ add_window(nccl_comm *comm, nccl_window *window, dd_nccl_window *out)
     pthread_mutex_unlock(&nccl_lock);
 }
 
-/* False, with the result, if there is to be none. Before 2.28 other memory made a NULL window of all ranks, since then it is an error. */
+/* Return false and set the result if there is no window. Memory from other functions made all
+ * windows NULL before 2.28, and is an error since. */
 static bool
 agree(const nccl_comm *comm, const window_card *cards, dd_nccl_result *result)
 {
@@ -166,7 +167,7 @@ run_register(nccl_job *job)
     window->nbytes = job->nbytes;
     window->nranks = comm->nranks;
     result = map_all(window, cards);
-    /* The numbers are good as long as nobody goes on. */
+    /* The descriptor numbers are valid only until the other ranks continue. */
     dd_nccl_result results[WIRE_MAX_RANKS];
     dd_nccl_result met = exchange(comm, &result, sizeof result, results);
     if (result == DD_NCCL_SUCCESS && met == DD_NCCL_SUCCESS) {
@@ -202,9 +203,9 @@ nccl_window_register(dd_nccl_comm_handle handle, void *data, size_t nbytes, dd_n
     return nccl_group_end();
 }
 
-/* ---- found and ended */
+/* ---- lookup and deregistration */
 
-/* Acquired; NULL when it is none of the communicator. */
+/* Find and acquire a window. Return NULL if it does not belong to the communicator. */
 static nccl_window *
 find_window(const nccl_comm *comm, dd_nccl_window handle)
 {
@@ -285,7 +286,7 @@ nccl_is_one_sided(nccl_op_kind kind)
     return kind >= NCCL_PUT;
 }
 
-/* How many signals there are of each rank; since 2.31 that is configured. */
+/* Return the number of signals per rank, which is configurable since 2.31. */
 static int
 count_signals(const nccl_comm *comm)
 {

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define RING_NBYTES 65536u
-/* Looks at the abort flag come at least so often, though wire_wake should make them needless. */
+/* Check the abort flag at least this often, although wire_wake should make it unnecessary. */
 #define SLICE_NS 5000000
 
 typedef struct stub_ring {
@@ -40,7 +40,7 @@ typedef struct seat {
     atomic_uint doorbell;
     atomic_bool is_here;
     wire_card card;
-    /* Two, since a rank may be one turn ahead of another that still reads. */
+    /* Two slots, because a rank may be one exchange ahead of another that is still reading. */
     exchange_slot slots[2];
     signal_count signals[WIRE_MAX_RANKS][WIRE_MAX_SIGNALS]; /* to this rank: [source][index] */
 } seat;
@@ -113,7 +113,7 @@ wire_sleep(const atomic_bool *is_aborted, int ms)
     return WIRE_ABORTED;
 }
 
-/* ---- meeting */
+/* ---- rendezvous */
 
 static void
 path_of(const char *name, char *path, size_t size)
@@ -129,7 +129,7 @@ map_file(const char *path, size_t nbytes)
     if (fd < 0) {
         return NULL;
     }
-    /* All ranks give it the same size; new bytes are zeros, which is how everything in it begins. */
+    /* All ranks set the same size. New bytes are zero, which is the initial state of everything. */
     void *memory = ftruncate(fd, (off_t)nbytes) == 0
                        ? mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
                        : MAP_FAILED;
@@ -143,7 +143,7 @@ map_file(const char *path, size_t nbytes)
     return memory;
 }
 
-/* Names of files that are still being met in, so that the end of the process leaves none behind. */
+/* Names of files that are in use for a rendezvous. They are removed when the process exits. */
 #define MAX_OPEN 64
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static char open_paths[MAX_OPEN][512];
@@ -209,7 +209,7 @@ wire_open(const wire_spec *spec, const atomic_bool *is_aborted, stub_wire **made
     wire->nranks = spec->nranks;
     wire->rank = spec->rank;
     wire->nbytes = sizeof(shared) + sizeof(stub_ring) * (size_t)(spec->nranks * spec->nranks * WIRE_LANES);
-    int place = remember_path(path); /* before there is a file */
+    int place = remember_path(path); /* before the file exists */
     wire->shared = map_file(path, wire->nbytes);
     if (wire->shared == NULL) {
         forget_path(place);
@@ -218,7 +218,7 @@ wire_open(const wire_spec *spec, const atomic_bool *is_aborted, stub_wire **made
     }
     seat *own = &wire->shared->seats[spec->rank];
     if (atomic_exchange(&own->is_here, true)) {
-        /* Somebody has this rank already: as with the real library, nobody ever answers. */
+        /* The rank number is in use. As in the real library, there is no answer. */
         forget_path(place);
         (void)wire_sleep(is_aborted, -1);
         wire_close(wire);
@@ -292,7 +292,7 @@ signals_of(const stub_wire *wire, int to, int from, int index)
     return &wire->shared->seats[to].signals[from][index];
 }
 
-/* Waits until between `least` and `most` are there that have not been taken. */
+/* Wait until between `least` and `most` signals have arrived and have not been taken. */
 static wire_result
 await_signals(stub_wire *wire, signal_count *count, uint64_t least, uint64_t most,
               const atomic_bool *is_aborted)
@@ -422,7 +422,7 @@ is_done(const wire_transfer *transfer)
     return transfer->has_header && !transfer->is_stuck && transfer->ndone == transfer->nbytes;
 }
 
-/* One look at everything. True when something has moved. */
+/* Poll all transfers once. Return true if any has moved data. */
 static bool
 push_all(stub_wire *wire, wire_transfer *transfers, size_t n, size_t *nleft)
 {

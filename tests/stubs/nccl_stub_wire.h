@@ -1,7 +1,9 @@
-/* What the ranks of a communicator have in common: a mapped file with a ring of bytes for each ordered pair of ranks, named after the
- * unique id and unlinked once all ranks have mapped it. A double for what bootstrap and transports of the real library do.
+/* The shared state of the ranks of a communicator: a mapped file with a ring of bytes for each
+ * ordered pair of ranks. It is named after the unique id and unlinked once all ranks have mapped
+ * it. It replaces the bootstrap and the transports of the real library.
  *
- * Whoever waits sleeps on its rank's doorbell (a futex in the file), which peers ring; its own abort rings it, too. */
+ * A waiting rank sleeps on its doorbell (a futex in the file), which peers ring. An abort of its
+ * own communicator also rings it. */
 #ifndef DD_TESTS_NCCL_STUB_WIRE_H
 #define DD_TESTS_NCCL_STUB_WIRE_H
 
@@ -17,7 +19,7 @@
 
 typedef struct stub_wire stub_wire;
 
-/* What each rank tells the others when it comes. */
+/* Data that each rank sends to the other ranks when it joins. */
 typedef struct wire_card {
     int device;
     int version;
@@ -35,18 +37,18 @@ typedef struct wire_spec {
 typedef enum wire_result {
     WIRE_OK,
     WIRE_ABORTED,
-    WIRE_SYSTEM_ERROR, /* errno says which */
+    WIRE_SYSTEM_ERROR, /* errno has the cause */
 } wire_result;
 
-/* Waits for all ranks. Whatever the end, no file stays behind. */
+/* Wait for all ranks. The file is removed in any case. */
 wire_result wire_open(const wire_spec *spec, const atomic_bool *is_aborted, stub_wire **made);
-void wire_close(stub_wire *wire); /* NULL is fine */
+void wire_close(stub_wire *wire); /* accepts NULL */
 wire_card wire_card_of(const stub_wire *wire, int rank);
-/* Somebody has set is_aborted: the waiting look. */
+/* Wake waiting threads after is_aborted was set. */
 void wire_wake(stub_wire *wire);
 
-/* Every rank gives nbytes <= WIRE_PAYLOAD_MAX and gets those of all, `stride` bytes apart. Calls
- * of all ranks in the same order. */
+/* Every rank passes nbytes <= WIRE_PAYLOAD_MAX and receives the bytes of all ranks, `stride` apart.
+ * All ranks must make these calls in the same order. */
 typedef struct wire_exchange_args {
     const void *mine;
     size_t nbytes;
@@ -54,7 +56,7 @@ typedef struct wire_exchange_args {
 } wire_exchange_args;
 wire_result wire_exchange(stub_wire *wire, const wire_exchange_args *args, const atomic_bool *is_aborted);
 
-/* Collectives and messages do not see each other's bytes. */
+/* Collectives and messages use separate lanes. */
 typedef enum wire_lane {
     WIRE_COLLECTIVE,
     WIRE_MESSAGE,
@@ -67,30 +69,32 @@ typedef struct wire_transfer {
     bool is_send;
     wire_lane lane;
     int peer;
-    uint64_t tag; /* both sides' must be the same, as nbytes: else the receiver waits for ever */
-    void *data;   /* of sends only read */
+    /* must match on both sides, as must nbytes; otherwise the receiver waits forever */
+    uint64_t tag;
+    void *data; /* sends only read it */
     size_t nbytes;
-    /* The carrier's: */
+    /* For wire_carry: */
     bool has_header;
     bool is_stuck;
     size_t ndone;
 } wire_transfer;
 
-/* All at once; those between two ranks of one direction and lane in the order given. */
+/* Carry all transfers concurrently. Those with the same direction, lane and two ranks are carried
+ * in the given order. */
 wire_result wire_carry(stub_wire *wire, wire_transfer *transfers, size_t n, const atomic_bool *is_aborted);
 
-/* Signals to a rank are counted for each rank that sends them and each index, and taken by the receiver. */
+/* Signals to a rank are counted by source rank and index. The receiver takes them. */
 typedef struct wire_signal {
     int peer;
-    int index; /* below WIRE_MAX_SIGNALS */
+    int index; /* less than WIRE_MAX_SIGNALS */
 } wire_signal;
 void wire_send_signal(stub_wire *wire, wire_signal to);
-/* Waits for n of them. */
+/* Wait for n signals and take them. */
 wire_result wire_take_signals(stub_wire *wire, wire_signal from, uint64_t n, const atomic_bool *is_aborted);
-/* Waits until the peer has taken all that this rank has sent. */
+/* Wait until the peer has taken all signals that this rank sent. */
 wire_result wire_await_taken(stub_wire *wire, wire_signal to, const atomic_bool *is_aborted);
 
-/* Sleeps for ms; WIRE_ABORTED as soon as that happens. ms < 0: until then. */
+/* Sleep for ms, or until an abort if ms < 0. Return WIRE_ABORTED after an abort. */
 wire_result wire_sleep(const atomic_bool *is_aborted, int ms);
 
 #endif

@@ -1,16 +1,19 @@
-/* What tests ask of the doubles of libcuda and libnccl: faults on demand, and counts.
+/* Controls for tests of the libcuda and libnccl stubs: injected faults, and counts.
  *
- * Both libraries export dd_stub_*; each has its own functions, faults and counts, so take the symbols from the handle
- * of the library that is meant. All may be called at any time from any thread. Ranks are -1 for all.
+ * Both libraries export dd_stub_*. Each has its own functions, faults and counts, so look the
+ * symbols up in the handle of the right library. All functions may be called at any time from any
+ * thread. Rank -1 stands for all ranks.
  *
- * The same by the environment, when a library is loaded: DLDIST_STUB_FAULTS holds commands separated by ';':
+ * The environment can inject the same faults when a library is loaded: DLDIST_STUB_FAULTS holds
+ * commands separated by ';':
  *
  *     fail FUNCTION AFTER RESULT TEXT       hang FUNCTION AFTER MS        hang_kernel RANK AFTER
  *     async RANK RESULT AFTER TEXT          slow_kernels RANK MS          slow_launches MS
  *     shut_down                             memory BYTES
  *     slow_ends MS                          warn TEXT
  *
- * A library passes over functions that begin with the other's prefix, and commands that are the other's. */
+ * A library ignores commands of the other library, and functions with the other library's
+ * prefix. */
 #ifndef DD_TESTS_STUB_CONTROL_H
 #define DD_TESTS_STUB_CONTROL_H
 
@@ -20,59 +23,71 @@
 
 /* ---- both libraries */
 
-/* `after` calls of the function from now on do what they do, and the one after fails: does nothing and returns `result`. For
- * NCCL, `text` is the warning that the call logs, which ncclGetLastError returns from then on; NULL or "" if the call logs none. Several may be pending; each fails one call. "(init)" is
- * the part of making a communicator that runs in the background, "(launch)" that of the end of a group. */
+/* Make one call of the function do nothing and return `result`, after `after` more successful
+ * calls. For NCCL, `text` is the warning that the call logs, which ncclGetLastError returns from
+ * then on; NULL or "" if it logs none. Several faults may be pending; each fails one call. "(init)"
+ * is the background part of the creation of a communicator, "(launch)" the background part of the
+ * end of a group. */
 DD_STUB_EXPORT void dd_stub_fail(const char *function, int after, int result, const char *text);
-/* The same, but the call blocks first, for ms or (ms < 0) until dd_stub_release, and then does what it does. */
+/* Same, but the call blocks for ms, or until dd_stub_release if ms < 0, and then continues
+ * normally. */
 DD_STUB_EXPORT void dd_stub_hang(const char *function, int after, int ms);
 DD_STUB_EXPORT void dd_stub_release(void);
-/* How many calls block that way just now. */
+/* Return the number of calls that are blocked by dd_stub_hang. */
 DD_STUB_EXPORT int dd_stub_hanging(void);
-/* How often the function has been called. */
+/* Return the number of calls of the function. */
 DD_STUB_EXPORT long dd_stub_calls(const char *function);
-/* Forgets all faults that are pending or in force, releases what hangs, and sets the counts of calls and the encryption to 0. */
+/* Remove all faults, release blocked calls, and set the counts of calls and the encryption to 0. */
 DD_STUB_EXPORT void dd_stub_reset(void);
-/* How many there are now, and how many have been made so far. libcuda: "stream", "event", "graph", "exec", "memory", "host memory", "module", "context" (retained);
- * libnccl: "comm", "redop", "registration", "window", "memory". -1: no such kind. */
+/* Return the number of existing objects, and of all objects created so far. libcuda: "stream",
+ * "event", "graph", "exec", "memory", "host memory", "module", "context" (retained); libnccl:
+ * "comm", "redop", "registration", "window", "memory". -1: unknown kind. */
 DD_STUB_EXPORT long dd_stub_live(const char *kind);
 DD_STUB_EXPORT long dd_stub_made(const char *kind);
-/* How often a handle was used that is none (any more), or memory was freed that was none. A correct program leaves it 0. */
+/* Return the number of uses of invalid handles and frees of invalid memory. It is 0 in a correct
+ * program. */
 DD_STUB_EXPORT long dd_stub_bad_uses(void);
 
 /* ---- libcuda */
 
-/* Every cu* function returns CUDA_ERROR_DEINITIALIZED, as when the process is on its way out. */
+/* Make every cu* function return CUDA_ERROR_DEINITIALIZED, as when the process is exiting. */
 DD_STUB_EXPORT void dd_stub_shut_down(int is_down);
-/* Allocations that would go beyond it (all together) are CUDA_ERROR_OUT_OF_MEMORY; -1: no limit. */
+/* Limit the total size of allocations. Larger ones return CUDA_ERROR_OUT_OF_MEMORY. -1: no
+ * limit. */
 DD_STUB_EXPORT void dd_stub_limit_memory(long long nbytes);
-/* On the stream, after `ms`: nbytes from src (copied now) to dst. A producer whose work takes its time. */
+/* Write nbytes from src (copied now) to dst on the stream after `ms`, as slow work would. */
 DD_STUB_EXPORT int dd_stub_slow_write(void *stream, void *dst, const void *src, size_t nbytes, int ms);
-/* On the stream: nothing until dd_stub_open_gate(gate). Gates are numbers, shut until opened. */
+/* Block the stream until dd_stub_open_gate(gate). Gates are numbers and closed at first. */
 DD_STUB_EXPORT int dd_stub_gate(void *stream, int gate);
 DD_STUB_EXPORT void dd_stub_open_gate(int gate);
 
 /* ---- libnccl */
 
-/* A warning of the process, as NCCL also logs in calls that succeed. NULL and "" are none. */
+/* Set a warning of the process, as NCCL also does in calls that succeed. NULL and "" are
+ * ignored. */
 DD_STUB_EXPORT void dd_stub_warn(const char *text);
-/* A communicator of the rank has the asynchronous error once `after` more kernels of the rank have been launched; with 0 those that there are
- * have it at once, and if there is none, the next that launches one. Kernels under way go on waiting, as on a real device. */
+/* Set the asynchronous error of a communicator of the rank after `after` more of the rank's kernels
+ * were launched. With 0, existing communicators have it immediately; if there are none, the next
+ * one that launches a kernel does. Running kernels continue to wait, as on a real device. */
 DD_STUB_EXPORT void dd_stub_async_error(int rank, int result, int after, const char *text);
-/* `after` kernels of the rank later, one never ends (until its communicator's abort). */
+/* Make one kernel of the rank hang until its communicator is aborted, after `after` more
+ * kernels. */
 DD_STUB_EXPORT void dd_stub_hang_kernel(int rank, int after);
-/* Each kernel of the rank takes so much longer; 0: no more. */
+/* Delay each kernel of the rank by this time; 0: no delay. */
 DD_STUB_EXPORT void dd_stub_slow_kernels(int rank, int ms);
-/* Communicators that are not blocking: so long until the end of a group has put anything on a stream. Others: until it has estimated. */
+/* Delay the end of a group: for non-blocking communicators before it enqueues anything, for others
+ * before it returns the estimate. */
 DD_STUB_EXPORT void dd_stub_slow_launches(int ms);
-/* Each ncclCommDestroy and ncclCommAbort that frees takes this much longer: 450 is what the real library takes where ranks are in several
- * processes. Those of one group take it together. 0, the default: no more. */
+/* Delay each ncclCommDestroy and ncclCommAbort that frees: the real library takes 450 ms if ranks
+ * are in several processes. Calls of one group are delayed together. 0, the default: no delay. */
 DD_STUB_EXPORT void dd_stub_slow_ends(int ms);
-/* 1: ranks of one process end as if each had a process of its own. 0, the default: only the last of them waits and frees. */
+/* 1: end ranks of one process as if each had its own process. 0, the default: only the last one
+ * waits and frees. */
 DD_STUB_EXPORT void dd_stub_end_apart(int is_apart);
-/* A number made of the key that ncclSetEncryption has been given; 0: none has been. */
+/* Return a hash of the key given to ncclSetEncryption, or 0 if there was none. */
 DD_STUB_EXPORT unsigned long long dd_stub_encryption(void);
-/* The configuration of the last collective that had one: "maxCTAs=4 algSelection=ring". "": there was none. */
+/* Copy the configuration of the last collective that had one, "maxCTAs=4 algSelection=ring", or ""
+ * if none had. */
 DD_STUB_EXPORT void dd_stub_coll_config(char *text, size_t room);
 
 #endif

@@ -73,7 +73,7 @@ hang_locked(int ms)
     nhanging--;
 }
 
-/* Of everything that is pending, each counts this call; the first that is due acts. */
+/* Each pending fault counts this call; the first one that has reached its count acts. */
 static bool
 take_due_locked(stub_function *function, pending *due)
 {

@@ -59,7 +59,8 @@ dd_stub_made(const char *kind)
     return count != NULL ? atomic_load(&count->made) : -1;
 }
 
-/* ---- handles: 0x00dd'tt'iiiiiii0, t the table's tag and i the index. No address of a process looks like that. */
+/* ---- handles: 0x00dd'tt'iiiiiii0 with the table's tag t and the index i. They are not valid
+ * addresses. */
 
 #define HANDLE_BASE 0x00dd000000000000ull
 
@@ -105,7 +106,7 @@ stub_table_add(stub_table *table, stub_object *object)
     return handle;
 }
 
-/* Where the table has the object; NULL when the handle is none. */
+/* Return the address of the table's entry, or NULL if the handle is invalid. */
 static stub_object **
 slot_locked(stub_table *table, const void *handle)
 {
@@ -158,7 +159,7 @@ stub_table_each(stub_table *table, void (*visit)(stub_object *object, void *ctx)
     pthread_mutex_unlock(&table->lock);
 }
 
-/* ---- odds and ends */
+/* ---- helpers */
 
 void *
 stub_zalloc(size_t nbytes)

@@ -1,4 +1,5 @@
-/* For tests that call the doubles themselves: the functions of both libraries, found in the folder that the build says. */
+/* The functions of both libraries, for tests that call the stubs directly. The build sets the
+ * folder of the libraries. */
 #ifndef DD_TESTS_STUB_RIG_H
 #define DD_TESTS_STUB_RIG_H
 
@@ -159,7 +160,8 @@ check_no_cuda_left(void)
     CHECK_INT(cuda.dd_stub_bad_uses(), 0);
 }
 
-/* ---- ranks that are threads: each has its device, a stream and a communicator, which is destroyed when it has run */
+/* ---- ranks as threads: each has its device, a stream and a communicator, which it destroys at its
+ * end */
 
 #define MAX_RANKS 4
 
