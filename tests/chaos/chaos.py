@@ -1,19 +1,20 @@
-"""Chaos: processes that make worlds, do random things on random groups and come to grief in random ways.
+"""Chaos: processes that create worlds, run random operations on random groups and fail at random.
 
     python tests/chaos/chaos.py --minutes 10 [--seed S] [--processes 4] [--hosts 2] [--help]
 
-Every epoch, those who live make a world in the one store and follow a script (script.py) that depends on nothing but the
-seed, the epoch and how many they are: collectives of all kinds and sizes, on groups and groups of groups, messages, from
-several threads. Most scripts have a fault: somebody is killed, stopped, interrupted, aborts, closes, or calls something
-else than the others. What is wanted:
+In every epoch, the live processes create a world in the one store and run a script (script.py) that
+depends only on the seed, the epoch and the number of processes: collectives of all kinds and sizes,
+on groups and nested groups, and messages, from several threads. Most scripts have a fault: a
+process is killed, stopped or interrupted, aborts or closes a group, or makes a different call.
+Required:
 
-- results are right, and every operation ends in time;
-- who is hit by the fault gets the error that it deserves, with the right culprit, soon;
-- groups that the fault is about say the same to whoever uses them afterwards;
-- the others' groups go on until somebody gives them up;
-- with its groups a process loses all their descriptors, threads, mappings and memory.
+- results are correct, and every operation ends before its deadline;
+- a rank that the fault affects soon receives the right error, with the right rank blamed;
+- groups that the fault affects fail all later calls with the same error;
+- other groups stay usable until a member aborts them;
+- a process that closes its groups releases all their descriptors, threads, mappings and memory.
 
-The first thing that is not so ends the run with the seed, the epoch, and where everybody was.
+The first violation ends the run and prints the seed, the epoch, and the stacks of all processes.
 """
 
 import argparse
@@ -38,24 +39,24 @@ import script as scripts  # noqa: E402
 import worker  # noqa: E402
 
 TIMEOUT_S = 20.0
-# With the fault "stop", somebody is away for longer than this.
+# With the fault "stop", the victim is stopped for longer than this.
 SHORT_TIMEOUT_S = 3.0
 STOPPED_S = 5.0
-# From a death to the error: one second is promised, and processes wait for the CPU here.
+# From a death to the error. The promise is one second, but these processes wait for the CPU.
 NOTICE_LIMIT_S = 2.5
 EPOCH_LIMIT_S = 90.0
-# Above what they were after the first worlds of a process. Links stay for as long as there are two ends, and how many others
-# there are changes.
+# Growth since the first worlds of a process. A link stays open while both ends exist, and the
+# number of other processes varies.
 ALLOWED = {"fds": 8, "late": 200, "threads": 0, "mappings": 30, "heap": 2 << 20, "rss": 16 << 20}
 SETTLED_AFTER = 8
 
 
 class Trouble(Exception):
-    """Something is not as it has to be."""
+    """A violated requirement."""
 
 
 class Hang(Trouble):
-    """Somebody does not come back."""
+    """A process that does not answer."""
 
 
 class Slot:
@@ -90,9 +91,9 @@ class Epoch:
         self.members = {scripts.WORLD: list(range(len(slots)))}
         self.members.update((step.group, step.ranks) for step in self.script.steps if step.kind == "split")
         self.pids = [slot.child.pid for slot in slots]
-        self.reports = {}  # of the ranks that live
+        self.reports = {}  # by live ranks
         self.dead = set()  # ranks
-        self.happened_at = None  # when the (first) victim was hit
+        self.happened_at = None  # when the first victim was hit
         self.timers = []  # (when, function, rank)
         self.closing = {step.group for step in self.script.steps if step.kind == "close"}
 
@@ -129,7 +130,7 @@ class Epoch:
     # ---- events
 
     def collect(self, what):
-        """The answers of all who live; causes the fault meanwhile."""
+        """Collect the answers of all live ranks, and inject the fault while waiting."""
         answers = {}
         deadline = time.monotonic() + EPOCH_LIMIT_S
         while True:
@@ -188,11 +189,11 @@ class Epoch:
     def dead_pids(self):
         return [self.pids[rank] for rank in self.dead]
 
-    # ---- what is allowed
+    # ---- checks
 
     def check_report(self, rank, report):
         if report["how"] == "failed":
-            # A split that fails says what is wrong with the parent, or with what was to become its child.
+            # A failed split reports an error of the parent or of the new group.
             groups = [group for group in (report["group"], report["split"]) if group is not None]
             reasons = [self.find_fault_with(rank, group, report["error"], is_probe=False) for group in groups]
             reason = None if None in reasons else reasons[0]
@@ -201,14 +202,14 @@ class Epoch:
                 reason = None
             is_opening = report["split"] is not None or report["step"] < 0
             if reason is not None and is_opening and "still missing" in report["error"]["text"]:
-                # Those it waits for know that the parent has failed, and do not come.
+                # The ranks that it waits for know that the parent has failed, and do not join.
                 self.counts["splits that waited for their time-out"] += 1
                 reason = None
             if reason is not None and is_opening and report["error"]["pid"] in self.dead_pids():
                 self.counts[f"{report['error']['kind']} about the dead while opening"] += 1
                 reason = None
             if reason is not None and is_opening and "has closed the group" in report["error"]["text"]:
-                # Somebody else knew sooner and has given up the group that was to be.
+                # Another rank detected the failure first and aborted the new group.
                 self.counts["blames who gave up a group that was to be"] += 1
                 reason = None
             if reason is not None:
@@ -219,7 +220,8 @@ class Epoch:
     def check_probe(self, rank, errors):
         for group, error in errors.items():
             if error is None:
-                # The fault came when nobody needed the group any more; a dead member shows all the same.
+                # The fault came when the group was no longer in use. A dead member is detected
+                # anyway.
                 reason = "nothing is wrong with the group" if self.fault.kind == "kill" else None
                 if self.fault.kind == "stop":
                     reason = None
@@ -229,7 +231,7 @@ class Epoch:
                 raise Trouble(f"rank {rank}, group {group}, asked afterwards: {reason}\n{error}")
 
     def find_fault_with(self, rank, group, error, is_probe):
-        """None when this is what the rank has to get."""
+        """Return the problem with a rank's error, or None if the error is right."""
         fault, kind = self.fault, error["kind"]
         members = self.members[group]
         is_known = error["rank"] is not None and 0 <= error["rank"] < len(members)
@@ -237,7 +239,8 @@ class Epoch:
         if fault.kind in ("none", "pause"):
             return "nothing has happened"
         if is_probe and kind == "DistMismatchError" and "called barrier" in error["text"]:
-            # It is asked by a barrier, which others who are in something else may hear of before the fault is.
+            # The probe is a barrier. A rank in another call may detect the mismatch before the
+            # fault.
             self.counts["asked before it was known"] += 1
             return None
         if fault.kind == "stop" and rank in fault.victims:
@@ -274,21 +277,21 @@ class Epoch:
     def find_fault_with_bystander(self, rank, group, error):
         is_left = self.fault.kind == "interrupt" and "has left the group" in error["text"]
         if error["kind"] == "DistPeerLostError" and ("has closed the group" in error["text"] or is_left):
-            # Somebody was still making it when it was over for him.
+            # This rank was still creating the group when another rank failed and closed it.
             self.counts["blames who gave up a group that was to be"] += 1
             return None
         if error["kind"] == "DistPeerLostError" and "has left the parent group" in error["text"]:
-            # Its rank is that in the group that was to be.
+            # The blamed rank is a rank of the new group.
             is_right = error["pid"] in [self.pids[victim] for victim in self.fault.victims]
             return None if is_right else "is not who left the parent"
         waiters = [report for report in self.reports.values() if report.get("split") is not None]
         is_slow = self.fault.kind == "stop" or any("still missing" in report["error"]["text"] for report in waiters)
         if is_slow and error["kind"] == "DistTimeoutError":
-            return None  # for somebody who waits himself, just as long
+            return None  # it waited for a rank that itself waited as long
         if error["kind"] != "DistAbortedError":
             return "another error than DistAbortedError by somebody who gave up"
         if self.fault.kind == "interrupt" and "interrupted in" in error["text"]:
-            # The signal came late, and found its victim in another group.
+            # The signal arrived late, when the victim was in another group.
             is_right = error["pid"] in [self.pids[victim] for victim in self.fault.victims]
             return None if is_right else "is not who was interrupted"
         if worker.FOLLOWING not in error["text"]:
@@ -372,7 +375,7 @@ class Run:
     def run_epochs(self, deadline):
         number = self.options.first_epoch
         while time.monotonic() < deadline and number - self.options.first_epoch < self.options.epochs:
-            # After a death the survivors go on among themselves, or with somebody new.
+            # After a death, continue with the survivors only or add a process.
             while len(self.slots) < 2 or len(self.slots) < self.options.processes and self.dice.random() < 0.6:
                 self.start_slot()
             self.dice.shuffle(self.slots)
@@ -410,7 +413,7 @@ class Run:
 
 
 def print_stacks(pid):
-    """Python's stacks go to its stderr; those of C by a debugger, if there is one."""
+    """Print Python's stacks to its stderr, and the C stacks if there is a debugger."""
     os.kill(pid, signal.SIGCONT)
     os.kill(pid, signal.SIGUSR1)
     time.sleep(0.5)

@@ -1,14 +1,17 @@
-"""Kills: ranks are killed at random moments, and every survivor has to name one of those that really died, at once.
+"""Kills: ranks are killed at random moments, and every survivor must promptly blame a killed rank.
 
-    python tests/chaos/kills.py [--kills 1000] [--seconds S] [--seed S] [--phases small,window] [--ranks 4] [--help]
+    python tests/chaos/kills.py [--kills 1000] [--seconds S] [--seed S] [--phases small,window]
+                                [--ranks 4] [--help]
 
-Every round, a few processes make a world and do one thing again and again (a phase). One is killed, sometimes a second one right
-behind it. Survivors end at once, in the handler of the error and without a goodbye; or close everything and end; or stay as they are.
-Nobody may take those that have left for those that were killed. Rounds go through all phases, with shared memory and over TCP alone.
+In every round, a few processes create a world and repeat one operation (a phase). One process is
+killed, sometimes a second one right afterwards. Survivors exit in the handler of the error, without
+cleanup; or close everything and exit; or stay. A rank that exits must not be mistaken for a killed
+one. Rounds cover all phases, with shared memory and with TCP only.
 
-Prints how many kills and complaints each phase has seen, and ends with 1 when there were any: `misnamed`: a survivor names somebody
-who was not killed, or nobody, or says that something else has happened; `late`: it hears of the death after more than --limit
-seconds (while a world is made: after its time-out); `hangs`: it hears nothing.
+The program prints the numbers of kills and complaints of each phase, and exits with 1 if there were
+any complaints. `misnamed`: a survivor blames a rank that was not killed, or no rank, or reports
+another failure; `late`: it receives the error after more than --limit seconds (during the creation
+of a world: after its timeout); `hangs`: it receives no error.
 """
 
 import argparse
@@ -33,13 +36,13 @@ import oracle  # noqa: E402
 import procs  # noqa: E402
 import worker  # noqa: E402
 
-# While a world is made, a rank that has not come can be missed by its time-out alone.
+# During the creation of a world, only the timeout detects a rank that has not joined.
 MEETING_TIMEOUT_S = 5.0
 TIMEOUT_S = 30.0
-# After the last kill, for those who are to say something.
+# After the last kill, for survivors to report.
 PATIENCE_S = 20.0
 PHASES = {}
-# Those in which ranks are killed while they find each other, or any time after it.
+# Phases in which ranks are killed during or after the creation of a world.
 MAKING = set()
 
 
@@ -53,7 +56,7 @@ def making(function):
     return phase(function)
 
 
-# ---- what ranks do
+# ---- ranks
 
 
 class Rank:
@@ -81,7 +84,7 @@ class Rank:
                 thing.close()
 
     def open_and_tell(self):
-        """A group that works: from here on somebody may be killed."""
+        """Open a group and report that kills may begin."""
         group = self.open()
         group.barrier()
         self.tell("running")
@@ -119,7 +122,7 @@ def collectives(self):
 
 @phase
 def in_the_background(self):
-    """Works that wait while the program does something else, and asks now and then."""
+    """Poll pending works between other work."""
     group = self.open_and_tell()
     while True:
         works = [group.all_reduce(array("d", bytes(8 << i)), async_op=True) for i in range(0, 18, 3)]
@@ -131,7 +134,7 @@ def in_the_background(self):
 
 @phase
 def computing(self):
-    """Mostly somewhere else: the background hears of the death, and the next call says so."""
+    """Compute most of the time: the background detects the death, and the next call reports it."""
     group = self.open_and_tell()
     dice = random.Random(self.rank)
     x = array("d", [1.0])
@@ -142,7 +145,7 @@ def computing(self):
 
 @phase
 def two_groups(self):
-    """The same ranks in both, but in another order."""
+    """Use two groups of the same ranks in different orders."""
     world = self.open()
     group = world.split(list(range(self.size))[::-1])
     world.barrier()
@@ -185,7 +188,7 @@ def window(self):
 
 @phase
 def window_alone(self):
-    """Nobody waits for anybody but by windows."""
+    """Use windows only."""
     group = self.open()
     shown = self.open_window(group, 10_000)
     group.barrier()
@@ -201,7 +204,7 @@ def window_alone(self):
 
 @phase
 def windows_of_c10d(self):
-    """Opened and closed again and again; works that wait."""
+    """Open and close windows repeatedly, with pending works."""
     dldist.init_process_group("gloo", store=self.store, rank=self.rank, world_size=self.size, timeout=TIMEOUT_S)
     group = dldist.distributed_c10d._get_default_group()
     shown = dldist.Window(group.operations)
@@ -261,7 +264,7 @@ def new_groups(self):
 
 
 def live(order, rank, connection):
-    """A rank, from its birth to its end."""
+    """Run one rank."""
     faulthandler.register(signal.SIGUSR1, all_threads=True, file=sys.stderr)
     os.environ["DLDIST_SHM"] = "1" if order["has_shm"] else "0"
     self = None
@@ -277,7 +280,7 @@ def live(order, rank, connection):
     os._exit(0)
 
 
-# ---- what is done to them
+# ---- kills
 
 
 class Process:
@@ -301,14 +304,14 @@ class Process:
         os.kill(self.pid, signal.SIGKILL)
 
     def end(self):
-        """The process is gone, and its pid free."""
+        """Kill the process and wait for its exit."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         self.connection.close()
 
 
 class Round:
-    """One world, and how it ends."""
+    """One world and its end."""
 
     def __init__(self, number, options, address):
         self.dice = dice = random.Random(f"{options.seed} {number}")
@@ -321,7 +324,7 @@ class Round:
             "manners": dice.choices(("end at once", "close and end", "stay"), (5, 2, 3))[0],
         }  # fmt: skip
         self.nvictims = 2 if options.ranks > 2 and dice.random() < 0.2 else 1
-        # The world is made in some hundredths of a second; then everything goes on again and again.
+        # A world is created within some hundredths of a second; the phase then repeats.
         self.delay = dice.random() * (0.06 if self.phase == "making_worlds" else 0.02)
         self.gap = dice.random() ** 2 * 0.002
         self.complaints = []
@@ -354,7 +357,7 @@ class Round:
                 process.end()
 
     def await_all(self, is_through, seconds):
-        """False: somebody is not in time. Those who have said that they have failed are through."""
+        """Return False on a timeout. Ranks that have reported a failure count as done."""
         deadline = time.monotonic() + seconds
         while True:
             left = [process for process in self.processes if not is_through(process) and process.report is None]
@@ -376,7 +379,7 @@ class Round:
             else:
                 process.report = value or {"kind": "nothing", "text": "it has ended without a word", "at": time.monotonic()}
 
-    # ---- what is allowed
+    # ---- checks
 
     def judge(self, process):
         error = process.report
@@ -390,7 +393,7 @@ class Round:
             self.complain("misnamed", process, "has failed before anybody was killed")
             return
         is_making = self.phase in MAKING
-        # One that died before it said who it was is known by its rank alone.
+        # A rank that died before it published its pid is known only by its rank number.
         is_named = error.get("pid") in self.victims or (
             self.phase == "making_worlds" and error.get("pid") is None
             and error.get("rank") in [victim.rank for victim in self.victims.values()]

@@ -1,7 +1,7 @@
-"""What a world of chaos.py does, as a list of steps that every rank works out from the seed alone.
+"""The script of a world of chaos.py: a list of steps that every rank derives only from the seed.
 
-A rank takes part in the steps of the groups it is in, in the order of the list, so that nothing can deadlock that ought
-not to. Ranks are the world's here.
+A rank runs the steps of its groups in list order, so that no script can deadlock by itself. Ranks
+are world ranks.
 """
 
 import os
@@ -20,7 +20,8 @@ FAULT_WEIGHTS = (3, 6, 1, 4, 4, 4, 2, 3)
 
 
 class Step:
-    """kind: split, call, batch, messages, threads, close, monitored_barrier; `group` and what belongs to the kind."""
+    """kind: split, call, batch, messages, threads, close, monitored_barrier. `group` and further
+    attributes depend on the kind."""
 
     def __init__(self, kind, group, **fields):
         self.kind, self.group = kind, group
@@ -32,21 +33,21 @@ class Step:
 
 
 class Fault:
-    """At step `step`, what goes wrong with the ranks `victims`, on `group` if that is one; `delay` seconds later, if it comes
-    from another thread or from outside."""
+    """A fault of the ranks `victims` at step `step`, on `group` if it concerns one. If it comes
+    from another thread or from outside, it comes `delay` seconds later."""
 
     def __init__(self, kind, step, victims, delay, seconds):
         self.kind, self.step, self.victims = kind, step, victims
         self.delay, self.seconds = delay, seconds
         self.group = None
-        self.case = None  # mismatch: what the victim calls instead
+        self.case = None  # mismatch: the victim's call
 
     def __repr__(self):
         where = f" on group {self.group}" if self.group is not None else ""
         return f"{self.kind} of ranks {self.victims} at step {self.step}{where} (delay {self.delay:.4f} s)"
 
     def is_about(self, group, members):
-        """Whether it is the group itself that fails, and not only who is in it."""
+        """Return True if the group itself fails, and not only some of its members."""
         if self.kind in ("kill", "stop"):
             return any(victim in members for victim in self.victims)
         return self.group is not None and self.group == group
@@ -72,7 +73,7 @@ class Script:
         if kind == "kill" and self.nranks > 2 and self.dice.random() < 0.25:
             nvictims = 2
         victims = self.dice.sample(range(self.nranks), nvictims)
-        # Before the first step is while the groups are made.
+        # Step -1 is the creation of the groups.
         step = self.dice.randrange(-1 if kind in ("kill", "pause", "stop") else 0, len(self.steps))
         fault = Fault(kind, step, victims, self.dice.random() ** 3 * 0.05, 0.01 + self.dice.random() ** 2)
         if kind in ("abort", "close"):
@@ -85,7 +86,7 @@ class Script:
         return fault
 
     def groups_at(self, step, rank):
-        """Groups of several ranks that it is in before the step."""
+        """Return the groups of several ranks that contain the rank before the step."""
         groups = {WORLD: list(range(self.nranks))}
         for earlier in self.steps[:step]:
             if earlier.kind == "split":
@@ -95,7 +96,7 @@ class Script:
         return [group for group, ranks in groups.items() if rank in ranks and len(ranks) > 1]
 
     def plan_mismatch(self, fault):
-        """The first call of the victim from that step on that can be spoilt."""
+        """Find the victim's first call from that step on that can be made different."""
         members = {WORLD: list(range(self.nranks))}
         members.update((step.group, step.ranks) for step in self.steps if step.kind == "split")
         for number in range(fault.step, len(self.steps)):
@@ -146,14 +147,15 @@ class Script:
         return Step("batch", None, calls=calls)
 
     def make_messages(self):
-        """(source, destination, tag, count, by_anyone): group ranks. Receives that take from anybody have a tag of their own, since
-        somebody else may be some steps ahead."""
+        """Return (source, destination, tag, count, is_any_source) with group ranks. Receives from
+        any source have their own tag, because another rank may be some steps ahead."""
         group = self.pick_group()
         size = len(self.groups[group])
         messages = []
         for _ in range(self.dice.randint(1, 10)):
             src, dst = self.dice.randrange(size), self.dice.randrange(size)
-            # Who waits for anybody does not wait for himself: when all others have left, he is told so.
+            # A receive from any source does not match its own rank's sends: once all other ranks
+            # have left, it fails.
             is_any = src != dst and self.dice.random() < 0.2
             self.nany += is_any
             tag = 100 + self.nany if is_any else self.dice.randrange(3)
@@ -161,7 +163,7 @@ class Script:
         return Step("messages", group, messages=messages)
 
     def make_threads(self):
-        """Several groups at a time, each from a thread of its own."""
+        """Use several groups concurrently, each from its own thread."""
         groups = self.dice.sample(list(self.groups), min(len(self.groups), self.dice.randint(1, 3)))
         calls = [(group, [self.make_case(group) for _ in range(self.dice.randint(2, 6))]) for group in groups]
         return Step("threads", None, calls=calls)
@@ -188,7 +190,8 @@ class Script:
 
 
 def spoil(case, size, dice):
-    """The case with something that the other ranks do not have; None where nothing can be wrong."""
+    """Return the case with a difference from the other ranks' case, or None if no difference is an
+    error."""
     changes = ["op", "reduce", "root", "code", "count"]
     dice.shuffle(changes)
     for change in changes:

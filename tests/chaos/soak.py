@@ -1,9 +1,10 @@
-"""Soak: the same thing thousands of times, after which a process has what it had.
+"""Soak: after thousands of repetitions, a process must not hold more resources than before.
 
     python tests/chaos/soak.py [--ranks 4] [--groups 1000] [--iterations 10000] [--only PART]
 
-Descriptors, threads and mappings have to be the same after a tenth of the iterations and after all of them, and memory
-nearly so. Parts are listed by --help; tests/py/test_churn.py runs them for a short while.
+The numbers of descriptors, threads and mappings must be the same after a tenth of the iterations
+and after all of them, and memory nearly the same. --help lists the parts; tests/py/test_churn.py
+runs them briefly.
 """
 
 import argparse
@@ -20,13 +21,13 @@ import oracle  # noqa: E402
 import procs  # noqa: E402
 from worker import fd_kinds, usage  # noqa: E402
 
-# Arenas of malloc come and go with threads; everything else is exact.
+# malloc's arenas vary with threads; everything else is exact.
 ALLOWED = {"fds": 0, "late": 4, "threads": 0, "mappings": 8, "rss": 3 << 20}
 PARTS = {}
 
 
 class Leak(AssertionError):
-    """Something is left over."""
+    """Resources were leaked."""
 
 
 def part(function):
@@ -34,7 +35,7 @@ def part(function):
     return function
 
 
-# ---- groups: open, use, go; `number` counts the times
+# ---- groups: open, use, close; `number` is the iteration
 
 
 def use(group, number):
@@ -70,7 +71,7 @@ def aborted(store, rank, size, number):
 
 @part
 def abandoned_in_the_middle(store, rank, size, number):
-    """Works are under way that nobody waits for."""
+    """Close a group while works are pending, almost without a wait."""
     group = dldist.Group(store, rank, size, timeout=20, name="abandoned")
     use(group, number)
     group.irecv(bytearray(1000), (rank + 1) % size, tag=5)
@@ -90,7 +91,7 @@ def with_shared_arrays(store, rank, size, number):
     group.close()
 
 
-# ---- groups out of a group that stays
+# ---- groups created from a permanent group
 
 
 def parent_of(store, rank, size, cache={}):  # noqa: B006
@@ -108,7 +109,7 @@ def split_off(store, rank, size, number):
 
 @part
 def left_after_a_rooted_call(store, rank, size, number):
-    """Whoever has done his part may leave before the others have got it."""
+    """Leave a group right after the own part of a rooted call, while other ranks still receive."""
     child = parent_of(store, rank, size).split(list(range(size)))
     op = ("reduce", "gather", "scatter", "broadcast")[number % 4]
     oracle.run(child, oracle.Case(op, "i", (10, 5000, 100_000)[number % 3], root=number // 4 % size, seed=number))
@@ -125,7 +126,7 @@ def split_in_halves(store, rank, size, number):
 
 @part
 def split_by_threads(store, rank, size, number):
-    """Two groups of the same ranks at the same time."""
+    """Create two groups of the same ranks concurrently."""
     parent = parent_of(store, rank, size)
     failures = []
 
@@ -146,7 +147,7 @@ def split_by_threads(store, rank, size, number):
         raise failures[0]
 
 
-# ---- operations of a group that stays
+# ---- operations of a permanent group
 
 
 @part
@@ -187,7 +188,7 @@ def large(store, rank, size, number):
 
 @part
 def timed_out_messages(store, rank, size, number):
-    """A message that nobody sends ends alone."""
+    """Receive a message that is never sent: only this receive times out."""
     group = parent_of(store, rank, size)
     try:
         group.recv(bytearray(10), (rank + 1) % size, tag=99, timeout=0)
@@ -203,7 +204,7 @@ OF_GROUPS = (
 
 
 def settled(store, rank, size, mark):
-    """What the process has when all are at rest."""
+    """Return the resource usage once all ranks are idle."""
     store.barrier(f"soak-{mark}", size, timeout=60)
     found = usage()
     deadline = time.monotonic() + 1.0
@@ -230,7 +231,8 @@ def rank_main(channel, port, name, rank, size, iterations):
 
 
 def run_part(group, name, ranks, iterations, timeout):
-    """Children of `group` (procs.Group) go through it; raises Leak. Returns the seconds it took."""
+    """Run a part in the children of `group` (procs.Group). Return its duration in seconds. Raise
+    Leak."""
     server = dldist.TCPStore("127.0.0.1", 0, is_master=True, timeout=60)
     env = {"PYTHONPATH": os.pathsep.join([HERE, *sys.path])}
     children = [group.start(rank_main, server.port, name, rank, ranks, iterations, env=env) for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""One process of chaos.py: in one world after the other, it does what the script says and tells how that went."""
+"""A process of chaos.py: it runs the script in one world after another and reports the results."""
 
 import collections
 import ctypes
@@ -28,11 +28,11 @@ class Failed(Exception):
     def __init__(self, group, error, began):
         super().__init__(group, error)
         self.group, self.error, self.began = group, error, began
-        self.split = None  # the group that was to be made
+        self.split = None  # the group being created
 
 
 class Interrupts:
-    """SIGINT is a KeyboardInterrupt while we are armed, and else nothing."""
+    """Raise KeyboardInterrupt for SIGINT while armed; ignore it otherwise."""
 
     def __init__(self):
         self.is_armed = False
@@ -64,7 +64,7 @@ class MallInfo(ctypes.Structure):
 
 
 def heap_bytes():
-    """What malloc has given out, and what it keeps for later, in all its arenas."""
+    """Return malloc's allocated and free bytes, summed over all arenas."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = MallInfo
     info = mallinfo()
@@ -72,10 +72,11 @@ def heap_bytes():
 
 
 def usage():
-    """Everything a group might leave behind. Memory that came too late, when the group was gone, stays a while: a bounded number
-    of descriptors (csrc/transport/peer.c), which are counted apart. Threads that come and go leave malloc's arenas full of holes,
-    in some runs tens of megabytes with hardly a byte more in use than before. So it is what malloc has given out that counts, and
-    what is resident besides the holes."""
+    """Return the usage of all resources that a group might leak. Shared memory that arrives after
+    its group was closed stays for some time: a bounded number of descriptors
+    (csrc/transport/peer.c), counted separately. Short-lived threads leave malloc's arenas
+    fragmented, in some runs by tens of megabytes with hardly any more bytes in use. So count
+    allocated bytes, and resident memory without the free parts of arenas."""
     kinds = fd_kinds()
     heap, holes = heap_bytes()
     nlate = sum(count for kind, count in kinds.items() if "memfd:dldist" in kind)
@@ -90,7 +91,7 @@ def usage():
 
 
 def fd_kinds():
-    """What the descriptors are, for the report of a leak."""
+    """Describe the descriptors for the report of a leak."""
     kinds = collections.Counter()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -116,12 +117,12 @@ class World:
         self.members = {scripts.WORLD: list(range(self.size))}
         self.groups = {}
         self.progress, self.interrupts = progress, interrupts
-        # What may differ from rank to rank.
+        # For choices that may differ between ranks.
         self.dice = random.Random(f"{order['seed']} {order['epoch']} {self.rank}")
         self.nops = 0
         self.threads = []
 
-    # ---- the whole
+    # ---- main
 
     def run(self):
         failed, kind = None, "done"
@@ -157,14 +158,15 @@ class World:
             raise AssertionError(f"{got!r} instead of {what}")
 
     def abort_others(self):
-        """The others may wait for us in groups that nothing has happened to."""
+        """Abort the groups that the fault does not affect, because other ranks may wait for this
+        one."""
         for number, group in self.groups.items():
-            # Who leaves a group ends what he is needed for, and not the group.
+            # A rank that closes a group ends the operations that need it, but not the group.
             if self.fault.kind == "close" or not self.fault.is_about(number, self.members[number]):
                 group.abort(FOLLOWING)
 
     def probe(self):
-        """What groups say to whoever uses them now: all that failed, and must know."""
+        """Collect the errors of all groups that failed, from a new call on each."""
         found = {}
         for number, group in self.groups.items():
             if not self.fault.is_about(number, self.members[number]):
@@ -217,7 +219,7 @@ class World:
         )  # fmt: skip
 
     def guard(self, number, function, *args, **options):
-        """Calls into a group; failures get its number."""
+        """Call a function on a group and attach the group's number to its failure."""
         began = time.monotonic()
         try:
             result = function(*args, **options)
@@ -344,7 +346,7 @@ class World:
             thread.join()
             self.threads.remove(thread)
         if failures:
-            # Those of the group that the fault is about say more.
+            # Failures in the group with the fault are more specific.
             failures.sort(key=lambda error: not isinstance(error, Failed) or not self.is_primary(error.group))
             raise next((error for error in failures if not isinstance(error, Failed)), failures[0])
 
@@ -357,7 +359,7 @@ class World:
 
 
 def serve(channel, address):
-    """The store of everybody, until told to end."""
+    """Serve the common store until the parent sends "end"."""
     store = dldist.TCPStore(address, 0, is_master=True, timeout=30)
     channel.send(store.port)
     while not channel.recv(1e6):
