@@ -1,10 +1,12 @@
-"""Runs a program of Python on one rank, a call of the core to the system failing there.
+"""Run a Python program on one rank, with a system call of the core failing there.
 
     DLDIST_TEST_FAIL=rank:call:number:errno[:lasting] python tests/errors/failing.py program.py [arguments]
 
-On the rank with that number (RANK; a process without one is the rank "launcher"), the call with that name and number fails, counted from
-0 when the program begins; if it is lasting, all later ones do, too. DLDIST_TEST_FAIL_COUNTS is a file that gets what each call was counted to,
-at the end. The extension has to be built with DLDIST_FAULTS=1 (`make errors-py`).
+On the rank with that number (RANK; a process without RANK is the rank "launcher"), the call with
+that name and number fails. Calls are counted from 0 at the start of the program. If the fault is
+lasting, all later calls of that name also fail. The counts of all calls are written to the file
+DLDIST_TEST_FAIL_COUNTS at the end. The extension must be built with DLDIST_FAULTS=1 (`make
+errors-py`).
 """
 
 import atexit
@@ -23,7 +25,7 @@ def own_rank():
 
 
 def fail_by(text):
-    """text: as DLDIST_TEST_FAIL has it."""
+    """Set the fault from a text in the form of DLDIST_TEST_FAIL."""
     rank, call, number, name, *lasting = text.split(":")
     if rank == own_rank():
         _core._fail_system_call(call, int(number), getattr(errno, name), lasting == ["lasting"])

@@ -1,9 +1,11 @@
-/* Programs of a few ranks in which calls of the system fail, one in each run: every call that can fail, at every place where the programs
- * make it, with every errno that its manual page names. docs/contributing/failing-calls.md says what is looked for.
+/* Run programs of a few ranks in which a system call fails, one in each run: every call that can
+ * fail, at every place where the programs make it, with every errno in its manual page.
+ * docs/contributing/failing-calls.md describes the checks.
  *
  *     errors [--share N] [--jobs N] [--programs shm,tcp] [--calls mmap,sendmsg] [--errors EMFILE,24] [--at N] [--victim RANK] [--verbose]
  *
- * --share 20 runs every 20th of all, --at the N-th call of each kind alone. Ends with 1 when a promise was broken. */
+ * --share 20 makes every 20th run, --at N only runs with the N-th call of each kind. The exit
+ * status is 1 if a promise was broken. */
 #include "faults/faults.h"
 #include "table.h"
 #include "verdict.h"
@@ -20,19 +22,19 @@
 
 #define JOBS_MAX 16
 #define RUNS_MAX ((size_t)400000)
-/* Of calls that are made again and again, the first ones, and some of the others. */
+/* For calls that a program repeats: the first ones, and a sample of later ones. */
 #define FIRST_PLACES 40
 #define LATER_PLACES 20
 #define LIMIT_NS (4 * DD_NS_PER_S)
-/* A rank that may hand over no descriptors is waited for ten seconds by each group, and then its host works by messages. One that can take no
- * connections is dialled for half a minute. */
+/* Each group waits ten seconds for a rank that cannot pass descriptors, and its host then uses
+ * messages. Ranks try for half a minute to connect to a rank that cannot accept connections. */
 #define PATIENT_LIMIT_NS (35 * DD_NS_PER_S)
 #define COMPLAINTS_SHOWN 400
 
 typedef struct settings {
     long share;
     int njobs;
-    const char *programs; /* names with commas between; NULL: all */
+    const char *programs; /* separated by commas; NULL: all */
     const char *calls;
     const char *errors;
     long at;    /* -1: all */
@@ -41,7 +43,7 @@ typedef struct settings {
     int slow;
 } settings;
 
-/* What has become of runs, by kind of call: shared memory. */
+/* Outcomes of runs by kind of call, in shared memory. */
 typedef struct tally {
     atomic_long outcomes[DD_SYS_CALL_COUNT][OUTCOME_COUNT];
     atomic_long nlasting;
@@ -63,14 +65,15 @@ is_listed(const char *list, const char *name)
     return list == NULL;
 }
 
-/* ---- which runs there are */
+/* ---- selection of runs */
 
 typedef struct plan {
     trial *trials;
     size_t count;
 } plan;
 
-/* A server that can take no connections lets its clients try until their time-outs, since it may be able to again. */
+/* Return true if the server cannot accept connections: its clients then retry until their timeouts,
+ * because the failure may be temporary. */
 static bool
 is_awaited(const trial *what)
 {
@@ -79,7 +82,8 @@ is_awaited(const trial *what)
            (what->fault.call == DD_SYS_accept4 || what->fault.call == DD_SYS_epoll_ctl);
 }
 
-/* Nobody but writers of files writes to anything but bells, which cannot fail. */
+/* Exclude writes of programs that do not write files: they only ring bells, and that cannot
+ * fail. */
 static bool
 is_possible(const trial *what)
 {
@@ -114,7 +118,7 @@ plan_places(plan *all, const settings *set, trial what, long ncalls)
     }
 }
 
-/* A run without a failure says how often each rank makes which call. It has to go well. */
+/* Run the program without a fault to count the calls of each rank. This run must pass. */
 static bool
 plan_program(plan *all, const settings *set, trial_place *place, const test_program *program)
 {
@@ -153,7 +157,7 @@ make_plan(plan *all, const settings *set)
     return is_well;
 }
 
-/* ---- running them */
+/* ---- execution of runs */
 
 static void
 show_trace(const rank_report *report)
@@ -214,7 +218,7 @@ run_one(trial_place *place, const settings *set, const trial *what, tally *count
     }
 }
 
-/* Takes one after the other of those that are left. */
+/* Run the remaining trials one after the other. */
 static int
 work_through(const plan *all, const settings *set, tally *counts, int id)
 {
@@ -255,7 +259,7 @@ run_all(const plan *all, const settings *set, tally *counts)
     return is_well;
 }
 
-/* ---- what has come of it */
+/* ---- results */
 
 static void
 print_row(const char *name, int nerrors, const long *outcomes)
@@ -363,7 +367,7 @@ main(int argc, char **argv)
     }
     int64_t start_ns = dd_clock_now_ns();
     void *warm[1];
-    (void)backtrace(warm, 1); /* loads a library the first time */
+    (void)backtrace(warm, 1); /* loads a library at the first call */
     bool is_well = make_plan(&all, &set) && run_all(&all, &set, counts);
     long nwrong = print_summary(counts, (double)(dd_clock_now_ns() - start_ns) * 1e-9);
     free(all.trials);

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Nothing in a program takes as long, so that whatever waits for its end has been forgotten. */
+/* No step takes this long: a wait that ends by this timeout has missed a failure. */
 #define USER_TIMEOUT_NS (60 * DD_NS_PER_S)
-/* Ranks that meet hear of one that cannot within this time, or not at all. */
+/* If a rank cannot join, the other ranks learn of it within this time or not at all. */
 #define MEETING_GRACE_NS (DD_NS_PER_S)
 
 const test_program programs[] = {
@@ -64,7 +64,7 @@ begin_step(rank_env *self, const char *name)
     }
 }
 
-/* Those who may never hear of it otherwise are told by the starter. */
+/* Ask the starter to end the ranks that may not learn of the failure otherwise. */
 static void
 tell_starter(rank_env *self, failure_scope scope)
 {

@@ -1,11 +1,14 @@
-"""Programs of Python in which calls of the core to the system fail, one in each run, as tests/errors/main.c does with programs of C.
+"""Run Python programs in which a system call of the core fails, one in each run, as
+tests/errors/main.c does for C programs.
 
-    python tests/errors/run_programs.py [--programs world,window] [--calls mmap] [--errors EMFILE] [--share 10] [--seed 1]
+    python tests/errors/run_programs.py [--programs world,window] [--calls mmap] [--errors EMFILE]
+                                        [--share 10] [--seed 1]
 
-Each program of tests/errors/programs/ runs on two ranks, forks of this process, and under dlrun, where the launcher's calls fail as well.
-Looked for is what a user sees: a run ends soon, by itself or when its starter ends it as launchers do; ranks end with 0 or with an exception
-of dldist's, of files or of memory, whose text has the words of the error or names the rank that has met it; nothing crashes. --share 10
-runs every 10th. Ends with 1 when something else was seen.
+Each program of tests/errors/programs/ runs on two ranks, as forks of this process and under dlrun,
+where the launcher's calls also fail. The checks are about the user's view: a run must end soon, by
+itself or when its starter ends it as launchers do; ranks must exit with 0 or with an exception of
+dldist, of files or of memory, whose text contains the words of the errno or names the rank that met
+it; and nothing may crash. --share 10 makes every 10th run. The exit status is 1 if a check failed.
 """
 
 import argparse
@@ -31,7 +34,8 @@ import failing
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAMS = ("world", "process_group", "objects", "file_init", "window", "stores", "dump")
 UNDER_DLRUN = ("world", "process_group")
-# What is tried of each call: what processes run out of, what sandboxes say, what networks do, and what is no failure.
+# The errnos for each call: lack of a resource, a sandbox's refusal, a network failure, and errors
+# that only require a retry.
 ERRORS = {
     "open": ("EMFILE", "EACCES", "EINTR"),
     "fcntl": ("EPERM",),
@@ -73,17 +77,17 @@ ERRORS = {
 HARMLESS = ("EINTR", "EAGAIN")
 OF_PEERS = ("ECONNRESET", "EPIPE", "ECONNREFUSED", "ECONNABORTED", "ENETUNREACH")
 LIMIT_S = 8.0
-# When one rank has ended with an error, the others have this long to hear of it.
+# When one rank has exited with an error, the other ranks have this long to report it.
 GRACE_S = 1.5
 PLACES = 5
-# An exception's line, and what none of them may be.
+# The line of an exception, and texts that must not appear.
 EXCEPTION = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Interrupt|Exception)\b.*)", re.MULTILINE)
 ALLOWED = re.compile(r"(dldist\.|torch\.)?(Dist\w*Error|OSError|PermissionError|FileNotFoundError|FileExistsError|MemoryError)|KeyboardInterrupt")
 DISASTERS = ("Fatal Python error", "SystemError", "Segmentation fault", "AddressSanitizer", "runtime error:", "AssertionError")
 
 
 class Leave(BaseException):
-    """A forked rank is done, and its interpreter ends as any does."""
+    """Raised at the end of a forked rank, so that its interpreter exits normally."""
 
 
 # ---- runs
@@ -130,7 +134,8 @@ def fork_rank(*args):
 
 
 def wait_for(pids, deadline_s, is_patient):
-    """Exit codes by pid, negative by signals; None: it goes on. Not patient: returns when one has failed."""
+    """Return exit codes by pid: negative for signals, None while running. Unless is_patient is set,
+    return as soon as one has failed."""
     codes = dict.fromkeys(pids)
     while None in codes.values() and time.monotonic() < deadline_s:
         for pid in [pid for pid, code in codes.items() if code is None]:
@@ -144,8 +149,8 @@ def wait_for(pids, deadline_s, is_patient):
 
 
 def finish(pids):
-    """As a launcher does: when one rank has failed, the others are ended after a moment. Gives exit codes in the order of ranks, "hangs"
-    and "ended" among them."""
+    """Wait for the ranks and return their exit codes in rank order, or "hangs" or "ended". As a
+    launcher does, end the other ranks soon after one has failed."""
     codes = wait_for(pids, time.monotonic() + LIMIT_S, False)
     codes |= wait_for([pid for pid in pids if codes[pid] is None], time.monotonic() + GRACE_S, True)
     has_failed = any(codes.values())
@@ -173,7 +178,7 @@ def read(path):
 
 
 def run_forked(program, fault=None, counts=None):
-    """(exit code, output) of each rank."""
+    """Return (exit code, output) of each rank."""
     folder = tempfile.mkdtemp(prefix="dldist-errors-")
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     outputs = [os.path.join(folder, f"output_{rank}") for rank in range(2)]
@@ -233,7 +238,7 @@ def complaint_of_exit(code, text):
 
 
 def judge(victim, name, ends):
-    """(outcome, what is wrong with it or None)"""
+    """Return (outcome, complaint or None)."""
     for rank, (code, text) in enumerate(ends):
         if complaint := complaint_of_exit(code, text):
             return "wrong", f"rank {rank} {complaint}"
@@ -243,7 +248,7 @@ def judge(victim, name, ends):
     if name in HARMLESS:
         return "wrong", "not survived"
     own = ends[victim] if len(ends) > 1 else ends[0]
-    # What its store's thread has met is all that the launcher's ranks are told.
+    # The launcher's ranks only learn that its store closed the connection, not why.
     is_store_gone = victim == "launcher" and "the server closed the connection" in own[1]
     if own[0] not in (0, "ended") and not is_store_gone and not says_what_failed(own[1], name):
         return "wrong", f'rank {victim} does not say "{os.strerror(getattr(errno, name))}"'
@@ -254,18 +259,18 @@ def judge(victim, name, ends):
     return ("ended" if "ended" in codes else "told" if all(codes) else "local"), None
 
 
-# ---- all of them
+# ---- main
 
 
 def places(count, dice):
-    """Of so many calls, the first, the last and some between."""
+    """Select the first, the last and some other calls."""
     if count <= PLACES:
         return range(count)
     return sorted({0, 1, count - 1, *dice.sample(range(2, count - 1), min(PLACES - 3, count - 3))})
 
 
 def count_calls(runner, program, victims):
-    """No context manager: forks that end would leave it, too."""
+    """Count calls. This does not use a context manager: exiting forks would also leave it."""
     folder = tempfile.mkdtemp(prefix="dldist-errors-")
     counts = os.path.join(folder, "counts")
     ends = runner(program, counts=counts)
@@ -329,7 +334,8 @@ def main():
     args = parser.parse_args()
     global LIMIT_S, GRACE_S
     LIMIT_S, GRACE_S = LIMIT_S * args.slow, GRACE_S * args.slow
-    # Ranks are ended by it, also where a shell has started all this in the background, and so without it.
+    # Restore the handler that ends ranks: a shell that starts this program in the background
+    # ignores SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     outcomes = run_all(plan(args))

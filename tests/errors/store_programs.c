@@ -102,7 +102,7 @@ run_file_store(rank_env *self)
     dd_store_release(store);
 }
 
-/* The port of rank 0's server, by a file: there is nothing else yet. */
+/* Publish the port of rank 0's server in a file, because no store exists yet. */
 static bool
 open_server(rank_env *self, dd_bytes secret, dd_tcp_server **server)
 {

@@ -3,8 +3,8 @@
 
 #include <errno.h>
 
-/* Pages of sections 2, 3 and 7 (tcp, ip, unix). EPERM and SANDBOX_ERRORS, where the page lacks them, are the answers of
- * sandboxes. */
+/* From sections 2, 3 and 7 (tcp, ip, unix) of the manual. EPERM and SANDBOX_ERRORS are added where
+ * a page lacks them: sandboxes return them. */
 #define PATH_ERRORS EACCES, ELOOP, ENAMETOOLONG, ENOENT, ENOMEM, ENOTDIR
 #define NO_DESCRIPTORS EMFILE, ENFILE, ENOMEM
 #define SPACE_ERRORS EDQUOT, ENOSPC, EROFS
@@ -112,7 +112,7 @@ is_error_harmless(dd_sys_call call, int error_number)
 bool
 is_error_lasting(dd_sys_call call, int error_number)
 {
-    /* They ask for nothing that a process is short of for long, and are allowed where the socket was. */
+    /* These calls need no scarce resource, and sandboxes that allow the socket allow them. */
     static const dd_sys_call modest[] = {DD_SYS_send,        DD_SYS_recv,        DD_SYS_recvmsg,
                                          DD_SYS_poll,        DD_SYS_ppoll,       DD_SYS_getsockopt,
                                          DD_SYS_getsockname, DD_SYS_getpeername, DD_SYS_fstat,

@@ -1,4 +1,4 @@
-/* What can go wrong with each call of the system, as its manual page says. */
+/* The errors of each system call, from its manual page. */
 #ifndef DD_TESTS_ERRORS_TABLE_H
 #define DD_TESTS_ERRORS_TABLE_H
 
@@ -7,13 +7,14 @@
 
 #define ERRORS_OF_A_CALL_MAX 24
 
-/* The errnos that a call may fail with, ended by a 0; without those that say that the caller is wrong (EBADF, EFAULT, ...). */
+/* Return the errnos of a call, ended by a 0, without those that report a wrong argument (EBADF,
+ * EFAULT, ...). */
 const int *errors_of(dd_sys_call call);
-/* Whether the call is just to be made again: nothing has gone wrong. */
+/* Return true if the caller only has to repeat the call. */
 bool is_error_harmless(dd_sys_call call, int error_number);
-/* Whether the call asks for what the process may be short of, or not allowed to have, and then again and again. */
+/* Return true if the call can fail repeatedly for lack of a resource or a permission. */
 bool is_error_lasting(dd_sys_call call, int error_number);
-/* Whether it says that the other end of a connection has gone or cannot be reached. */
+/* Return true if the error means that a peer has exited or is unreachable. */
 bool is_error_of_peer(int error_number);
 
 #endif

@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* What is given back may take a moment: threads that end, descriptors that are on their way in a socket. */
+/* Resources are released within this time: threads that end, descriptors in transit in a socket. */
 #define SETTLE_NS (500 * DD_NS_PER_MS)
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -75,7 +75,8 @@ be_rank(const trial *what, rank_env *self)
     bool is_victim = self->rank == what->victim && fault.number >= 0;
     fault.on_failure = note_failure;
     own_report = self->report;
-    dd_fork_close(dd_fork_register(dup(0))); /* what it keeps of descriptors, it keeps for good */
+    /* allocates the list of core/fork.h, which is never freed */
+    dd_fork_close(dd_fork_register(dup(0)));
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     self->report->before = count_belongings();
     dd_sys_fail_call(is_victim ? &fault : NULL);
@@ -170,7 +171,8 @@ trial_place_fini(trial_place *place)
 
 /* ---- one run */
 
-/* How many files there were. A store's stays when its job has not come to its end. */
+/* Remove the files. Return their number, except store files, which remain if a job was not
+ * completed. */
 static int
 clear_folder(const char *path)
 {
@@ -211,7 +213,7 @@ start_rank(trial_place *place, const trial *what, int rank, const char *name)
     return pid;
 }
 
-/* Sleeps until a child ends, for a moment at most. */
+/* Sleep until a child exits, with a short limit. */
 static void
 await_child(void)
 {

@@ -18,7 +18,7 @@ static bool DD_PRINTF(2, 3) object(verdict *v, const char *format, ...)
     return false;
 }
 
-/* ---- every rank, whatever it has seen */
+/* ---- checks for every rank */
 
 static bool
 has_come_to_an_end(verdict *v, const trial *what, const trial_result *result, int rank)
@@ -52,7 +52,7 @@ has_left_nothing(verdict *v, const trial_result *result, int rank)
                   after->nthreads - before->nthreads, after->nblocks - before->nblocks);
 }
 
-/* ---- what they say */
+/* ---- checks of errors */
 
 static bool
 contains(const dd_error *error, const char *part)
@@ -68,7 +68,7 @@ names_rank(const dd_error *error, int rank)
     return error->blamed.rank == rank || contains(error, text);
 }
 
-/* The rank that it says is lost; -1: none. */
+/* Return the rank that the error reports as lost, or -1. */
 static int
 find_lost_rank(const dd_error *error)
 {
@@ -87,8 +87,8 @@ has_words_of(const dd_error *error, int error_number)
              contains(error, "lost")));
 }
 
-/* What the thread of rank 0's server has met is told to its clients, if to anybody; all that they hear may be that it has closed the
- * connection. */
+/* Return true for an error of rank 0's server. Its thread can at most report it to clients, which
+ * may only see a closed connection. */
 static bool
 is_about_own_store(const trial *what, const dd_error *error)
 {
@@ -122,7 +122,7 @@ says_what_has_failed(verdict *v, const trial *what, const dd_error *error)
            object(v, "rank %d takes rank %d for lost: %s", what->victim, lost, error->message);
 }
 
-/* By its starter, or because that has ended another one. */
+/* Return true if the starter ended this rank, or ended another rank and so caused the error. */
 static bool
 is_ended_by_starter(const dd_error *error)
 {
@@ -136,7 +136,7 @@ blames_who_has_failed(verdict *v, const trial *what, int rank, const dd_error *e
     int lost = find_lost_rank(error);
     char finder[32];
     snprintf(finder, sizeof finder, "found by rank %d", what->victim);
-    /* Who is taken for lost itself has to hear by whom. */
+    /* A rank that is itself taken for lost must learn which rank found it so. */
     bool is_plausible =
         is_error_of_peer(what->fault.error_number) && (lost != rank || contains(error, finder));
     if (lost >= 0 && lost != what->victim && !is_plausible) {
@@ -188,7 +188,7 @@ judge_errors(verdict *v, const trial *what, const trial_result *result)
         return;
     }
     v->outcome = OUTCOME_LOCAL;
-    /* A rank that is done with all may not notice that its last words have not been sent. */
+    /* A rank that has completed all steps may not notice that its last messages were not sent. */
     bool is_excused = own->code == DD_OK || has_lost_own_store(what, result);
     (void)((is_excused || says_what_has_failed(v, what, own)) && are_others_right(v, what, result));
 }

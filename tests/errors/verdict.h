@@ -1,4 +1,4 @@
-/* Whether what ranks have seen of a failure is what is promised (docs/failures.md). */
+/* Check the errors that ranks report against the promises (docs/failures.md). */
 #ifndef DD_TESTS_ERRORS_VERDICT_H
 #define DD_TESTS_ERRORS_VERDICT_H
 
@@ -6,11 +6,12 @@
 
 typedef enum outcome {
     OUTCOME_UNREACHED, /* the program has ended before that call */
-    OUTCOME_SURVIVED,  /* all ranks have done all that they wanted to */
-    OUTCOME_LOCAL,     /* the rank has an error, the others have done all */
-    OUTCOME_TOLD,      /* the rank has an error, the others one that names it */
-    OUTCOME_ALONE,     /* the rank has an error that it could tell nobody: the starter has ended the others */
-    OUTCOME_WRONG,     /* a promise is broken: see the complaint */
+    OUTCOME_SURVIVED,  /* all ranks have completed all steps */
+    OUTCOME_LOCAL,     /* the rank has an error, the others have completed all steps */
+    OUTCOME_TOLD,      /* the rank has an error, the others have errors that name it */
+    /* The rank has an error that it could not send; the starter has ended the others. */
+    OUTCOME_ALONE,
+    OUTCOME_WRONG, /* a promise is broken: see the complaint */
     OUTCOME_COUNT,
 } outcome;
 

@@ -20,14 +20,14 @@ static const dd_call_options no_options = {.timeout_ns = -1};
 
 typedef struct world_shape {
     bool is_shm_disabled;
-    uint64_t lonely_ranks; /* bits: ranks without shared memory, as on hosts of their own */
+    uint64_t lonely_ranks; /* bits: ranks without shared memory, as if on separate hosts */
     int nlanes;
     bool has_own_store; /* in rank 0 */
-    const char *secret; /* NULL: none; else what leaves a host is encrypted */
+    const char *secret; /* encrypts traffic between hosts; may be NULL */
 } world_shape;
 
 typedef struct world {
-    dd_tcp_server *server; /* rank 0's, if it has one */
+    dd_tcp_server *server; /* rank 0's server, if there is one */
     dd_store *store;
     dd_engine *engine;
     dd_group *group;
@@ -109,7 +109,7 @@ close_world(rank_env *self, world *w)
     dd_tcp_server_release(w->server);
 }
 
-/* ---- what is done with a group */
+/* ---- operations of a group */
 
 static bool
 barrier(rank_env *self, dd_group *group, const char *name)
@@ -120,7 +120,7 @@ barrier(rank_env *self, dd_group *group, const char *name)
                 dd_group_collective_and_wait(group, &args, &no_options, &wait, &self->error));
 }
 
-/* Of numbers in memory of the caller's, which are overwritten. */
+/* Sum numbers in the caller's memory, in place. */
 static bool
 sum_up(rank_env *self, dd_group *group, const char *name, float *x, size_t count)
 {
@@ -189,7 +189,7 @@ swap_blocks(rank_env *self, dd_group *group, char *memory)
     return true;
 }
 
-/* To the right, from the left. */
+/* Send to the right and receive from the left. */
 static bool
 pass_on(rank_env *self, dd_group *group, const char *name, char *memory, size_t nbytes)
 {
@@ -208,7 +208,7 @@ pass_on(rank_env *self, dd_group *group, const char *name, char *memory, size_t 
         STEP(self, SCOPE_GROUP, name, dd_group_wait(group, work, &wait, &self->error));
     if (is_well) {
         check_filled(self, name, memory + nbytes, nbytes, left, self->rank);
-    } else if (work != NULL) { /* `memory` goes */
+    } else if (work != NULL) { /* `memory` is about to be freed */
         dd_group_abort(group, self->report->error.message);
         (void)!dd_group_wait(group, work, &wait, NULL);
     }
@@ -301,7 +301,7 @@ use_group(rank_env *self, dd_group *group)
                    use_shared_memory(self, group) && rest(self, group) &&
                    sum_up(self, group, "last all_reduce", x, 3000);
     (void)(is_well && barrier(self, group, "last barrier"));
-    if (!is_well) { /* nobody moves the data of a collective any more */
+    if (!is_well) { /* no transfer of a collective is pending any longer */
         dd_group_abort(group, self->report->error.message);
     }
     free(x);
@@ -348,7 +348,7 @@ run_world_with_secret(rank_env *self)
     run_world(self, &(world_shape){.has_own_store = true, .lonely_ranks = 2, .secret = "of this job"});
 }
 
-/* ---- with the flight recorder and the monitor */
+/* ---- flight recorder and monitor */
 
 typedef struct watch_rig {
     dd_recorder *recorder;
@@ -436,7 +436,7 @@ open_watch(rank_env *self, const world *w, watch_rig *watch)
     return open_monitor(self, w, watch);
 }
 
-/* With its folder, once no other rank has one there. */
+/* Remove the dump, and its folder once it is empty. */
 static void
 remove_dump(char *path)
 {
@@ -464,7 +464,7 @@ close_watch(watch_rig *watch)
     remove_dump(watch->dump_path);
 }
 
-/* One that the monitor writes, which may come to nothing and is only logged, and one of our own. */
+/* Write a dump, in addition to the monitor's, which may fail and is only logged. */
 static bool
 dump(rank_env *self, watch_rig *watch)
 {

@@ -1,4 +1,4 @@
-"""The flight recorder's dump, after a call."""
+"""Dump the flight recorder after a call."""
 
 import os
 from array import array

@@ -1,4 +1,4 @@
-"""Ranks that meet in a file."""
+"""Initialize ranks through a file."""
 
 import os
 from array import array

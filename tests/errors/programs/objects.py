@@ -1,4 +1,4 @@
-"""Objects between ranks."""
+"""Exchange objects between ranks."""
 
 import dldist as dist
 

@@ -1,4 +1,4 @@
-"""torch.distributed's calls, by the default process group."""
+"""Use torch.distributed's calls with the default process group."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""A FileStore and the launcher's TCPStore, by themselves."""
+"""Use a FileStore and the launcher's TCPStore directly."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Memory that others write to, and arrays in shared memory."""
+"""Use a window and arrays in shared memory."""
 
 from array import array
 

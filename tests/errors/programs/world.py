@@ -1,4 +1,4 @@
-"""A World: collectives, messages, a part of it."""
+"""Use a World: collectives, messages and a subgroup."""
 
 from array import array
 
