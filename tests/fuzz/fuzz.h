@@ -1,5 +1,5 @@
-/* What fuzz targets share: the entry that engines call, the end of a run in which a promise was broken, and an input that is taken as a
- * sequence of choices. */
+/* Shared code of the fuzz targets: the entry point that engines call, the end of a run that broke a
+ * promise, and reading an input as a sequence of choices. */
 #ifndef DD_TESTS_FUZZ_FUZZ_H
 #define DD_TESTS_FUZZ_FUZZ_H
 
@@ -15,7 +15,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Not assert, which says nothing where NDEBUG is defined. */
+/* Not assert, which does nothing if NDEBUG is defined. */
 #define require(holds) ((holds) ? (void)0 : fuzz_fail(__FILE__, __LINE__, #holds))
 
 _Noreturn static inline void
@@ -25,7 +25,8 @@ fuzz_fail(const char *file, int line, const char *what)
     abort();
 }
 
-/* The same before and after what leaves no descriptor open. */
+/* Return the lowest free descriptor. It must be the same before and after code that must not leak
+ * descriptors. */
 static inline int
 next_descriptor(void)
 {
@@ -34,7 +35,7 @@ next_descriptor(void)
     return fd;
 }
 
-/* The next bytes, at most so many. */
+/* Take the next bytes, at most nbytes. */
 static inline dd_bytes
 take_bytes(dd_bytes *input, size_t nbytes)
 {
@@ -44,7 +45,7 @@ take_bytes(dd_bytes *input, size_t nbytes)
     return taken;
 }
 
-/* The next number of so many bytes, little endian; what is missing at the end is zero. */
+/* Take a little-endian number of nbytes; bytes past the end of the input are zero. */
 static inline uint64_t
 take_number(dd_bytes *input, size_t nbytes)
 {

@@ -1,7 +1,9 @@
-/* Two ranks of an arena, of which somebody changes words under their hands: marks, headers, tables, places, and what ranks say of
- * themselves. The input is a sequence of steps (enum step). And descriptors that may or may not be an arena.
+/* Two ranks of an arena whose shared words an attacker changes: marks, headers, tables, positions,
+ * and boards. The input is a sequence of steps (enum step). Also opens descriptors that may or may
+ * not be an arena.
  *
- * The arrays and the regions of the ranks are memory of just their sizes, so that the sanitizer sees who reads or writes elsewhere. */
+ * The arrays and the regions of the ranks are blocks of exactly their size, so that the sanitizer
+ * detects accesses beyond them. */
 #include "collective/arena/board.h"
 #include "collective/arena/state.h"
 #include "core/fork.h"
@@ -16,16 +18,16 @@
 #define NRANKS 2
 #define REGION_NBYTES ((size_t)65536)
 
-/* The low bits of a step's first byte; the bit above them is the rank. */
+/* The low bits of a step's first byte; the next bit is the rank. */
 enum step {
-    STEP_START,    /* an operation, if there is none */
-    STEP_PROGRESS, /* of it */
-    STEP_WRITE,    /* by somebody: into the part of this rank */
-    STEP_SHARED,   /* the same: into what is all ranks' */
-    STEP_REGION,   /* comes or goes */
-    STEP_SAY,      /* on the board */
-    STEP_LOOK,     /* at what others say */
-    STEP_END,      /* gives up */
+    STEP_START,    /* start an operation, if none is running */
+    STEP_PROGRESS, /* run the operation */
+    STEP_WRITE,    /* the attacker writes into this rank's part */
+    STEP_SHARED,   /* the attacker writes into the part shared by all ranks */
+    STEP_REGION,   /* add or remove a region */
+    STEP_SAY,      /* post on the board */
+    STEP_LOOK,     /* read the other rank's board */
+    STEP_END,      /* end the operation with a failure */
     STEP_COUNT,
     RANK_BIT = 0x10,
 };
@@ -36,7 +38,7 @@ typedef struct rank {
     dd_block inputs[NRANKS];
     dd_block outputs[NRANKS];
     bool is_busy;
-    bool is_over; /* nothing more is started */
+    bool is_over; /* no operation is started any longer */
     uint32_t wanted_id;
     uint8_t *region;
 } rank;
@@ -80,7 +82,7 @@ drop_blocks(rank *self)
     self->is_busy = false;
 }
 
-/* Element by element, so that what is folded may have any size. */
+/* Fill byte by byte, because the size may be no multiple of the element size. */
 static dd_block
 make_block(rank *self, size_t nbytes, size_t place)
 {
@@ -165,9 +167,9 @@ progress(rank *self, unsigned ncalls)
     }
 }
 
-/* ---- what somebody writes */
+/* ---- writes of the attacker */
 
-/* A number that may be near to what is there, or to the operation's marks. */
+/* Take a number that may be close to the present value or to the operation's marks. */
 static uint64_t
 take_word(const rank *self, uint64_t there, dd_bytes *input)
 {
@@ -246,7 +248,7 @@ write_shared(const rank *self, dd_bytes *input)
     }
 }
 
-/* ---- the other calls */
+/* ---- other calls */
 
 static void
 change_region(rank *self, dd_bytes *input)
@@ -368,7 +370,7 @@ attach(dd_bytes input)
         require(pwrite(fd, &word, sizeof word, (off_t)where) == sizeof word);
     } else if ((how & 4) != 0) {
         require(dd_shared_memory_create("fuzz_arena", nbytes + 1, &fd, NULL) == DD_OK);
-        (void)!pwrite(fd, input.data, input.len, 0); /* as far as it is long enough */
+        (void)!pwrite(fd, input.data, input.len, 0); /* may exceed the size */
     } else {
         fd = dd_fork_register(open("/dev/null", O_RDWR | O_CLOEXEC));
     }

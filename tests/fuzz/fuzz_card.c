@@ -1,4 +1,5 @@
-/* The decoder of cards: what it accepts, it must encode to the same bytes again, and must be able to print. */
+/* The decoder of cards. An accepted card must be encoded to the same bytes again, and must be
+ * printable. */
 #include "transport/card.h"
 
 #include <stdlib.h>

@@ -1,9 +1,10 @@
-/* Hand-shakes of links, as a listener that hears from strangers and as a dialler that hears from whoever listens. The connector has no
- * thread here: after every step of the others it looks once at what has come. The input is a sequence of steps (enum step), some of which
- * say what is right at that moment, with a mistake or without.
+/* Handshakes of links, as a listener that receives from unauthenticated peers and as a dialer that
+ * receives from any listener. The connector has no thread here: it handles events once after every
+ * step of its peers. The input is a sequence of steps (enum step). Some of them send the message
+ * that is right at that moment, with or without an error.
  *
- * With a secret nobody gets a link who has not shown it; who was welcome gets a link or is said to have failed; a dial has one outcome;
- * no descriptor stays open. */
+ * With a secret, a peer that has not proved it gets no link. An accepted peer gets a link or is
+ * reported as failed. A dial has exactly one outcome. No descriptor is leaked. */
 #include "core/fork.h"
 #include "core/mem.h"
 #include "fuzz.h"
@@ -28,22 +29,22 @@ enum first {
     IS_DIALLER = 1,
     IS_UNIX = 2,
     HAS_SECRET = 4,
-    IS_BUSY = 8, /* nobody is welcome */
+    IS_BUSY = 8, /* no peer is accepted */
     HAS_ONE_LANE = 16,
-    IS_CLEAR = 32, /* also with a secret nothing is encrypted */
+    IS_CLEAR = 32, /* no encryption even with a secret */
 };
 
-/* The low bits of a step's first byte; the bits above them say who takes it. */
+/* The low bits of a step's first byte; the next bits select the peer. */
 enum step {
-    STEP_RIGHT, /* says what comes next in a hand-shake, but for a change of one byte */
+    STEP_RIGHT, /* sends the next message of a handshake, with at most one byte changed */
     STEP_BYTES,
     STEP_HEAR,
-    STEP_CLOSE, /* and another one comes in its place */
+    STEP_CLOSE, /* closes; a new connection replaces it */
     STEP_LATE,  /* time passes */
     STEP_COUNT,
 };
 
-/* What the other side has said so far. */
+/* The messages that the peer has sent so far. */
 typedef enum progress {
     HAS_SAID_NOTHING,
     HAS_GREETED, /* hello or answer */
@@ -52,11 +53,11 @@ typedef enum progress {
 } progress;
 
 typedef struct other {
-    int fd; /* -1: it is not connected */
+    int fd; /* -1 if not connected */
     progress progress;
-    connect_hello hello;   /* said, or heard */
-    connect_answer answer; /* the same */
-    dd_noise noise;        /* where the link is encrypted */
+    connect_hello hello;   /* sent or received */
+    connect_answer answer; /* sent or received */
+    dd_noise noise;        /* if the link is encrypted */
     dd_seal *seal;
 } other;
 
@@ -65,9 +66,9 @@ static struct {
     dd_card card;
     unsigned first;
     other others[NOTHERS];
-    int listener;   /* of what is dialled */
-    bool has_shown; /* somebody has proved that it knows the secret */
-    int nwelcome;   /* and not told what became of them */
+    int listener;   /* the listener that is dialed */
+    bool has_shown; /* a peer has proved that it knows the secret */
+    int nwelcome;   /* accepted peers without an outcome */
     int noutcomes;  /* of the dial */
 } table;
 
@@ -212,7 +213,7 @@ close_connector(void)
     dd_mem_free(table.connector);
 }
 
-/* ---- connections, of which none stays in the system's memory */
+/* ---- connections, none of which stays in the kernel's memory */
 
 static int
 listen_somewhere(dd_addr *addr)
@@ -221,7 +222,7 @@ listen_somewhere(dd_addr *addr)
     if (has(IS_UNIX)) {
         dd_card theirs = table.card;
         theirs.uid = their_uid;
-        memcpy(theirs.uid.bytes + 1, table.card.uid.bytes, 8); /* no other process's */
+        memcpy(theirs.uid.bytes + 1, table.card.uid.bytes, 8); /* unlike any other process's */
         *addr = dd_card_unix_addr(&theirs);
         require(dd_sock_listen(addr, &fd, NULL) == DD_OK);
         return fd;
@@ -242,7 +243,7 @@ forget_at_close(int fd)
     require(setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once) == 0);
 }
 
-/* A stranger connects, or a dial is accepted. */
+/* Connect the peer, or accept a dial. */
 static void
 connect_other(other *self)
 {
@@ -274,7 +275,7 @@ disconnect_other(other *self)
     *self = (other){.fd = -1};
 }
 
-/* Whether it was said, with one byte changed where `change` says so. Its low bits say which. */
+/* Send data, with one byte changed if `change` is at least 0x40. Its low bits select the byte. */
 static void
 say(const other *self, const void *data, size_t nbytes, unsigned change)
 {
@@ -292,7 +293,7 @@ hear(const other *self, void *data, size_t nbytes)
     return recv(self->fd, data, nbytes, MSG_DONTWAIT) == (ssize_t)nbytes;
 }
 
-/* One byte, as a sealed hand-shake has it, or as it comes. */
+/* Send one byte, sealed if the handshake is sealed and the byte is not changed. */
 static void
 say_byte(const other *self, uint8_t byte, unsigned change)
 {
@@ -303,7 +304,7 @@ say_byte(const other *self, uint8_t byte, unsigned change)
     }
 }
 
-/* ---- what a stranger says to a listener */
+/* ---- messages of a peer to the listener */
 
 static void
 say_hello(other *self, dd_bytes *input, unsigned change)
@@ -358,7 +359,7 @@ go_on_as_dialler(other *self, dd_bytes *input, unsigned change)
     }
 }
 
-/* ---- what a listener says to us */
+/* ---- messages of a listener to the dialer */
 
 static bool
 hear_hello(other *self)
@@ -374,7 +375,8 @@ hear_hello(other *self)
     return true;
 }
 
-/* Whether a change there goes unnoticed: nothing is said by this byte, or by those behind the message of a sealed hand-shake. */
+/* Return true if a change of the byte has no effect: this byte is unused, or it is padding after
+ * the message of a sealed handshake. */
 static bool
 is_idle_byte(const other *self, size_t index)
 {
@@ -429,7 +431,7 @@ go_on_as_listener(other *self, dd_bytes *input, unsigned change)
         say_verdict(self, input, change);
     } else if (has(IS_UNIX) &&
                dd_link_offer_shm(self->fd, RING_NBYTES << (change & 3), &link, NULL) == DD_OK) {
-        dd_link_close(link); /* with its socket */
+        dd_link_close(link); /* also closes the socket */
         self->fd = -1;
         disconnect_other(self);
     }

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Bytes that no client would send, to a connection of a worker's server (pkg/dldist/control/http.py).
+"""Send malformed requests to a connection of a worker's server (pkg/dldist/control/http.py).
 
     PYTHONPATH=pkg python tests/fuzz/fuzz_control.py --seconds 600
 
-Seeds are requests of every kind; what is sent is made from them by cutting, repeating and changing. Whatever comes, the connection has to
-end, nothing may escape it, and what it answers has to be HTTP. A failure leaves the input in control-failure.bin and prints the seed.
+Seeds are requests of every kind; inputs are made from them by cutting, repeating and changing. For
+every input the connection must end, no exception may escape, and the answer must be HTTP. A failure
+writes the input to control-failure.bin and prints the seed.
 """
 
 import argparse
@@ -34,11 +35,11 @@ SEEDS = [
 WORDS = [b"\r\n", b"\n", b"\0", b" ", b":", b"%", b"%zz", b"Content-Length: ", b"-1", b"999999999999", b"HTTP/1.1", b"HTTP/0.9"]
 WORDS += [b"Transfer-Encoding: chunked\r\n", b"Authorization: Bearer \xff\r\n", b"A: b\r\n" * 120, b"a" * 9000, b"\xff\xfe", b"\x85", b"?", b"&="]
 STATUS_LINE = re.compile(rb"HTTP/1\.1 [1-5][0-9]{2} [ -~]+\r\n")
-LIMIT = 60000  # a socket pair takes so much with nobody reading
+LIMIT = 60000  # capacity of a socket pair without a reader
 
 
 def answer(request, response):
-    """What handlers do at their worst."""
+    """Answer as a malicious handler: raise, or use any status and content."""
     if request.get_param("raise"):
         raise SystemExit(request.body())
     response.set_status(int(request.get_param("status") or 200))
@@ -46,7 +47,7 @@ def answer(request, response):
 
 
 def serve_bytes(data, token):
-    """What the connection answers to these bytes, after which the client sends no more."""
+    """Return the connection's answer to these bytes and the end of the client's stream."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -69,7 +70,7 @@ def check(data, token):
 
 
 def fuzz(seconds, seed):
-    """How many inputs were tried; raises at the first that fails."""
+    """Return the number of inputs. Raise an exception for the first one that fails."""
     if "fuzz" not in http.handler_names():
         register_handler("fuzz", answer)
     rng = random.Random(seed)

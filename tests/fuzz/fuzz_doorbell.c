@@ -1,5 +1,5 @@
-/* Datagrams at an engine's doorbell, which any process of the host may send, with any descriptors: no descriptor stays open that was not
- * asked for, and groups hear of ranks that there are. */
+/* Datagrams at an engine's doorbell, which any process of the host may send, with any descriptors.
+ * Unrequested descriptors must be closed, and groups must only be notified about existing ranks. */
 #include "fuzz.h"
 #include "net/sock.h"
 #include "pass_descriptors.h"
@@ -14,7 +14,7 @@
 #define GROUP UINT64_C(1)
 #define WANTED_WORD UINT64_C(3)
 
-static unsigned ntaken; /* of this run */
+static unsigned ntaken; /* in this run */
 
 static void
 on_fd_wanted(void *ctx, int rank, uint64_t fd_key)
@@ -76,7 +76,7 @@ send_something(int fd, dd_bytes *input)
     send_datagram(fd, dd_bytes_of(datagram, sizeof datagram), ndescriptors);
 }
 
-/* Connected to the doorbell, whose name follows from the engine's. */
+/* Connect to the doorbell, whose name is derived from the engine's. */
 static int
 connect_to(const dd_engine *engine)
 {

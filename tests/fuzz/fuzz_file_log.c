@@ -1,6 +1,6 @@
-/* The parser of a FileStore's file, and the replay of what it accepts. The input is a file without its
- * checksums: they are put right first, or no fuzzer would ever get past them. Then the input is taken once
- * more as it is. */
+/* The parser of a FileStore's file, and the replay of accepted records. The input is a file without
+ * checksums: they are computed first, because a fuzzer would not guess them. Then the input is
+ * parsed again unchanged. */
 #include "store/file_log.h"
 
 #include <stdlib.h>
@@ -20,8 +20,8 @@ require(bool holds)
     }
 }
 
-/* Parses all records, checks what the parser promises, and encodes each whole record again: it must come out
- * the same. */
+/* Parse all records, check the parser's results, and encode each complete record again: the bytes
+ * must be the same. */
 static void
 parse_all(dd_bytes rest, dd_keyspace *ks)
 {
@@ -86,7 +86,7 @@ crc32_of(const uint8_t *data, size_t len)
     return ~crc;
 }
 
-/* Puts right the checksum of every record whose length makes sense. */
+/* Compute the checksum of every record with a valid length. */
 static void
 fix_checksums(uint8_t *data, size_t size)
 {

@@ -1,5 +1,5 @@
-/* A frame from a peer, and the cause in an ABORT: what is accepted has fields within their limits, and comes out of the encoder as it
- * was. */
+/* A frame from a peer, and the cause in an ABORT frame. Accepted ones have fields within their
+ * limits and are encoded to the same bytes again. */
 #include "transport/cause.h"
 #include "transport/frame.h"
 
@@ -30,7 +30,7 @@ check_frame(const uint8_t *data)
           (frame.offset <= frame.nbytes && frame.payload <= frame.nbytes - frame.offset));
     check(frame.type != DD_FRAME_EAGER || frame.payload == frame.nbytes);
     check(strcmp(dd_frame_type_name(frame.type), "unknown") != 0);
-    /* What comes with a long header may have a short one. */
+    /* The encoder may choose a shorter header. */
     uint8_t again[DD_FRAME_NBYTES];
     size_t nbytes = dd_frame_encode(&frame, again);
     check(nbytes == dd_frame_header_nbytes(again[0]) && nbytes <= dd_frame_header_nbytes(data[0]));
@@ -43,7 +43,7 @@ check_frame(const uint8_t *data)
     check(dd_frame_encode(&same, once_more) == nbytes && memcmp(once_more, again, nbytes) == 0);
 }
 
-/* The first byte says how many ranks there are. */
+/* The first byte is the number of ranks. */
 static void
 check_cause(const uint8_t *data, size_t size)
 {

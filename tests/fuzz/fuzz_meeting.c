@@ -1,5 +1,6 @@
-/* Meetings in a store to which anybody may write: ends as bytes, requests of ranks that come, and a rank that meets others while values
- * change under its hands. The first byte of the input says which. */
+/* Rendezvous in a store that any process can write to: decoding of ends, requests of joining ranks,
+ * and a rank that joins others while values change. The first byte of the input selects one of
+ * these. */
 #include "fuzz.h"
 #include "meet/internal.h"
 #include "store/keyspace.h"
@@ -27,8 +28,8 @@ check_cards(int size, const dd_meeting_end *end)
     }
     dd_blob said = {0};
     dd_meeting_end again = {0};
-    if (meeting_encode_end(end->id, &published, &said, NULL) ==
-        DD_OK) { /* else a card is too long to be ours */
+    /* otherwise the card is too long */
+    if (meeting_encode_end(end->id, &published, &said, NULL) == DD_OK) {
         require(meeting_decode_end(size, dd_blob_view(&said), &again, NULL) == DD_OK);
         require(again.id == end->id);
         for (int rank = 0; rank < size; rank++) {
@@ -70,16 +71,16 @@ read_failure(dd_bytes input)
     require(again.blamed.rank == error.blamed.rank && strcmp(again.blamed.host, error.blamed.host) == 0);
 }
 
-/* ---- a store that somebody else writes to, after every request; nothing waits */
+/* ---- a store in which an attacker writes after every request; no call waits */
 
 typedef struct shared_store {
     dd_store head;
     dd_keyspace ks;
-    bool is_native; /* comes to meetings in one request */
+    bool is_native; /* joins with one request */
     dd_bytes input;
 } shared_store;
 
-/* Of the place: a key and a value of the input, of which many begin as those of a rank do. */
+/* Write a key and a value from the input. Many of them begin as a rank's do. */
 static void
 write_something(shared_store *self)
 {
@@ -92,7 +93,7 @@ write_something(shared_store *self)
         "3", "18446744073709551615",    "off\n",    "nonce+++card of one"};
     unsigned which = take_byte(&self->input);
     unsigned begin = take_byte(&self->input);
-    if ((which & 0xf) == 0xf) { /* leaves things as they are */
+    if ((which & 0xf) == 0xf) { /* write nothing */
         return;
     }
     char key[64];

@@ -1,8 +1,10 @@
-/* Two peers that say anything at any time, and an engine with two groups that sends, receives, cancels and closes meanwhile. The input
- * is a sequence of steps (enum step). Links are memory: nothing waits, and the same input does the same again.
+/* Two malicious peers that send anything at any time, and an engine with two groups that sends,
+ * receives, cancels and closes. The input is a sequence of steps (enum step). Links are memory: no
+ * call waits, and runs are reproducible.
  *
- * Whatever comes, counters say what is there, credit stays within its limits, every message ends once and its memory is left alone from
- * then on, the handler hears nothing that cannot be, and what the engine writes makes sense. */
+ * In every run, counters must match the contents and credit must stay within its limits. Every
+ * message must end exactly once, and its memory must not be accessed afterwards. The handler must
+ * only receive possible events, and the engine's output must be valid. */
 #include "core/mem.h"
 #include "fuzz.h"
 #include "memory_link.h"
@@ -16,18 +18,18 @@
 #define NCONTEXTS 2
 #define NRANKS 3
 
-/* The low bits of a step's first byte; what follows is in the functions. */
+/* The low bits of a step's first byte; the functions read the rest. */
 enum step {
-    STEP_FRAME,   /* one with fields of the input, most of which make sense */
-    STEP_BYTES,   /* as they are */
-    STEP_SEND,    /* this side posts a message, */
-    STEP_RECV,    /* or a receive, */
-    STEP_CANCEL,  /* or thinks better of it */
-    STEP_CONTEXT, /* a group is opened or closed */
-    STEP_LINK,    /* a link ends, fails, is full, or comes */
-    STEP_TELL,    /* this side says something else, or time passes */
+    STEP_FRAME,   /* a frame with fields from the input, mostly valid */
+    STEP_BYTES,   /* raw bytes */
+    STEP_SEND,    /* post a message */
+    STEP_RECV,    /* post a receive */
+    STEP_CANCEL,  /* cancel one of them */
+    STEP_CONTEXT, /* open or close a group */
+    STEP_LINK,    /* a link ends, fails, is full, or connects */
+    STEP_TELL,    /* send another frame, or let time pass */
     STEP_COUNT,
-    WITHOUT_ROUND = 0x80, /* the engine does not look before the next step */
+    WITHOUT_ROUND = 0x80, /* the engine does not poll before the next step */
 };
 
 typedef struct slot {
@@ -38,7 +40,7 @@ typedef struct slot {
 } slot;
 
 typedef struct group {
-    dd_context *context; /* NULL: not open */
+    dd_context *context; /* NULL if not open */
     int rank;
     bool has_left[NRANKS];
     bool is_lost[NRANKS];
@@ -51,13 +53,13 @@ static struct {
     memory_link links[MEMORY_LINKS_MAX];
     group groups[NCONTEXTS];
     slot slots[NSLOTS];
-    bool has_requests; /* there is a receive for every note of a window */
+    bool has_requests; /* a receive is posted for every window note */
     bool is_shm;
 } world;
 
 static uint8_t trash[DD_FRAME_FRAGMENT_MAX];
 
-/* ---- what the groups hear */
+/* ---- events of the groups */
 
 static void
 on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
@@ -122,7 +124,7 @@ on_loss(void *ctx, int rank, int to, uint64_t nbytes)
 
 static dd_message *on_request(void *ctx, int rank, const dd_request *request);
 
-/* ---- messages: in places that are used again, with memory that is gone when they have ended */
+/* ---- messages: their slots are reused, and their memory is freed when they have ended */
 
 static void
 on_done(dd_message *message, const dd_error *error)
@@ -211,7 +213,7 @@ post(dd_bytes *input, bool is_send)
         dd_context_post_send_locked(context, &self->message);
         return;
     }
-    if (self->message.kind == DD_MESSAGE_WINDOW) { /* is received by on_request alone */
+    if (self->message.kind == DD_MESSAGE_WINDOW) { /* only on_request receives it */
         self->message.kind = DD_MESSAGE_P2P;
     }
     if (self->message.kind == DD_MESSAGE_P2P && what / 16 % 4 == 3) {
@@ -231,7 +233,7 @@ cancel(slot *self)
     }
 }
 
-/* ---- groups: in the first, this process is one rank, in the second, a peer is two */
+/* ---- groups: in the first, this process is one rank; in the second, a peer is two ranks */
 
 static void
 open_group(size_t index)
@@ -429,7 +431,7 @@ take_step(unsigned step, dd_bytes *input)
     }
 }
 
-/* ---- what has to hold between steps */
+/* ---- invariants between steps */
 
 static size_t
 count(const dd_list *list)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Bytes and texts that others have written, to the parsers in Python: objects and their frames (of other ranks), dumps of flight recorders
-(files), URLs and the variables of launchers (the environment).
+"""Feed untrusted bytes and texts to the parsers in Python: objects and their frames (from other
+ranks), dumps of flight recorders (files), URLs and the variables of launchers (the environment).
 
     PYTHONPATH=pkg python tests/fuzz/fuzz_python.py objects --seconds 600
 
-Seeds are good inputs. Whatever is made from them has to be read, or refused by the error that is meant for it. A failure leaves the input
-in <parser>-failure.bin and prints the seed.
+Seeds are valid inputs. Each input made from them must be read, or rejected with the documented
+error. A failure writes the input to <parser>-failure.bin and prints the seed.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from dldist._rendezvous import launchers, urls
 from mutate import mutated
 
 SAFE = codec.find("safe")
-PLACED_BYTES = 1 << 20  # what is announced beyond that is not made
+PLACED_BYTES = 1 << 20  # buffers beyond this announced size are not allocated
 
 OBJECTS = [
     None,
@@ -42,11 +42,11 @@ OBJECTS = [
     [np.arange(6, dtype="int32").reshape(2, 3), np.float64(2.5), np.zeros((0, 3), "uint8"), np.ones((2, 2), "bool")],
     np.zeros(codec.IN_BAND_BYTES, "uint8"),
 ]
-BYTEARRAY = pickle.BYTEARRAY8 + struct.pack("<Q", 2**31)  # which is far too much
+BYTEARRAY = pickle.BYTEARRAY8 + struct.pack("<Q", 2**31)  # far too much
 NUMBERS = [struct.pack("<Q", number) for number in (0, 1, 5, 255, 2**16, 2**31, 2**32 - 1, 2**63, 2**64 - 1)]
 
 
-# ---- objects: a number of buffers and their sizes, then the head
+# ---- objects: the number of buffers, their sizes, and the head
 
 
 def written(obj):
@@ -61,7 +61,7 @@ def object_seeds():
 
 
 def read_object(data):
-    """None, or a tuple of the object that was read."""
+    """Return None, or a tuple with the object that was read."""
     count = data[0] % 4 if data else 0
     sizes = [int.from_bytes(data[1 + 4 * i : 5 + 4 * i], "little") % (4 * codec.IN_BAND_BYTES) for i in range(count)]
     try:
@@ -71,16 +71,16 @@ def read_object(data):
 
 
 def check_object(data):
-    """What has been read is written, and read again, as it was."""
+    """An object that was read must be written and read again unchanged."""
     found = read_object(data)
     if found is not None:
         head, sizes = written(found[0])
         again = SAFE.read(memoryview(head), [memoryview(bytearray(size)) for size in sizes])
-        if not {b"S"[0], b"Z"[0]} & set(head):  # the order of a set is its own
+        if not {b"S"[0], b"Z"[0]} & set(head):  # the order of a set is arbitrary
             assert written(again)[0] == head
 
 
-# ---- frames: a prefix, and what comes behind it
+# ---- frames: a prefix and the data after it
 
 
 def frame_seeds():
@@ -140,7 +140,7 @@ def dump_seeds():
 
 
 def check_dump(data):
-    """Beside a dump that is good."""
+    """Analyse the dump together with a valid one."""
     analysis = trace.analyse([dump_seeds()[1], data])
     assert analysis.text() and analysis.summary
     json.dumps(analysis.to_json())
@@ -175,7 +175,7 @@ def check_environment(data):
 
 def check_settings(data):
     environ = environ_of(data)
-    warnings.simplefilter("ignore", FutureWarning)  # of old names
+    warnings.simplefilter("ignore", FutureWarning)  # about old names
     for setting in settings._SETTINGS.values():
         try:
             settings._read(setting, environ)
@@ -223,7 +223,7 @@ PARSERS = {
 
 
 def fuzz(name, seconds, seed, most=None):
-    """How many inputs were tried; raises at the first that fails."""
+    """Return the number of inputs. Raise an exception for the first one that fails."""
     check, seeds, words = PARSERS[name]
     rng = random.Random(seed)
     until = time.monotonic() + seconds

@@ -1,7 +1,7 @@
-/* The other side of a link through shared memory: what it offers, how it answers an offer, and what it does to the rings and to the
- * socket beside them, which it may write to as it likes.
+/* A malicious peer of a link through shared memory: its offers, its answers to offers, and its
+ * writes to the rings and to their socket.
  *
- * Of rings that are there, the bytes are a pattern, so that whoever reads or writes elsewhere than at its own position is found out. */
+ * The rings are filled with a pattern, which reveals accesses outside the current position. */
 #include "core/fork.h"
 #include "core/shared_memory.h"
 #include "fuzz.h"
@@ -21,8 +21,8 @@
 
 /* The first byte of the input. */
 enum what {
-    WHAT_OFFER,  /* to us */
-    WHAT_ANSWER, /* to our offer */
+    WHAT_OFFER,  /* receive an offer */
+    WHAT_ANSWER, /* receive an answer to an offer */
     WHAT_RINGS,
     WHAT_COUNT,
 };
@@ -30,17 +30,17 @@ enum what {
 /* The low bits of a step's first byte. */
 enum step {
     STEP_WORD,   /* the peer writes a word of a ring's head */
-    STEP_SOCKET, /* and bytes to the socket, */
-    STEP_CLOSE,  /* or closes it, */
-    STEP_TAKE,   /* or takes what is in it */
-    STEP_SEND,   /* this side writes, */
-    STEP_RECV,   /* reads, */
-    STEP_EVENT,  /* looks at the socket, */
-    STEP_SLEEP,  /* or goes to sleep */
+    STEP_SOCKET, /* the peer writes bytes to the socket */
+    STEP_CLOSE,  /* the peer closes the socket */
+    STEP_TAKE,   /* the peer reads from the socket */
+    STEP_SEND,   /* write */
+    STEP_RECV,   /* read */
+    STEP_EVENT,  /* poll the socket */
+    STEP_SLEEP,  /* go to sleep */
     STEP_COUNT,
 };
 
-/* Where the words of a head are (ring_words in link_shm.c). */
+/* The offsets of the words of a head (ring_words in link_shm.c). */
 static const size_t word_offsets[] = {0, 8, 64, 128, 132};
 
 static void
@@ -50,9 +50,9 @@ make_pair(int ends[2])
     (void)dd_fork_register(ends[0]);
 }
 
-/* ---- how a link begins */
+/* ---- link creation */
 
-/* Something that might be the memory of a ring; -1: nothing. */
+/* Create a descriptor that may be the memory of a ring; -1 for none. */
 static int
 make_descriptor(unsigned kind, size_t nbytes)
 {
@@ -135,7 +135,7 @@ hear_answer(dd_bytes input)
     close(ends[1]);
 }
 
-/* ---- rings that are there */
+/* ---- existing rings */
 
 typedef struct rings {
     dd_link *link;
@@ -189,7 +189,7 @@ close_rings(rings *self)
     }
 }
 
-/* What a look has come to: a link that has failed stays so. */
+/* Check the result of a poll: a failed link must stay failed. */
 static void
 note(rings *self, dd_io io)
 {
@@ -197,7 +197,7 @@ note(rings *self, dd_io io)
     self->has_failed = io == DD_IO_FAILED;
 }
 
-/* Near where this side is, or anywhere. */
+/* Write a value near this side's position, or any value. */
 static void
 write_word(rings *self, dd_bytes *input)
 {

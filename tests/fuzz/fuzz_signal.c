@@ -1,5 +1,6 @@
-/* What monitors read in stores, where anybody may write: what is accepted has fields within their limits, and what we would write
- * ourselves is read as it was. The first byte of the input says which. */
+/* The values that monitors read from stores, to which any process can write. Accepted values have
+ * fields within their limits, and own values are read back unchanged. The first byte of the input
+ * selects one of these. */
 #include "fuzz.h"
 #include "watch/signal.h"
 
@@ -54,7 +55,7 @@ check_state(dd_bytes value)
     require(status == DD_OK ? state.called >= -1 : err.code == DD_PROTOCOL);
 }
 
-/* Our own words, whatever numbers and names are in them. */
+/* Encode and decode a state with arbitrary numbers and names. */
 static void
 check_own_state(dd_bytes input)
 {

@@ -1,8 +1,8 @@
-/* The replies of a TCPStore server, as a client takes them. The first byte of the input chooses the
- * operation, the second the kind of server; then come pieces, each with its length before it. A server of
- * one connection sends them at once, and a link receives the reply piece by piece; or the rest is one
- * answer with its tag; or a server on a thread sends one for each request, and a whole store makes one
- * call. */
+/* A client's handling of replies of a TCPStore server. The first byte of the input selects the
+ * operation, the second one the kind of test. Either the rest is pieces, each preceded by its
+ * length: a server with one connection sends all of them, and a link receives the reply piece by
+ * piece. Or the rest is one answer with its tag. Or a server on a thread sends a piece for each
+ * request, and a whole store makes one call. */
 #include "core/mem.h"
 #include "net/sock.h"
 #include "store/tcp_link.h"
@@ -25,7 +25,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 enum second_byte {
     IS_EXTENDED = 1,
     IS_ANSWER = 4,
-    IS_STORE = 2, /* with no higher bit: a whole store, not one link; far slower, so the rarer case */
+    /* Only without higher bits. Tests a whole store, which is far slower and therefore rarer. */
+    IS_STORE = 2,
 };
 
 static const uint8_t ops_with_reply[] = {
@@ -42,7 +43,7 @@ require(bool holds)
     }
 }
 
-/* The next piece; false at the end. */
+/* Take the next piece. Return false at the end. */
 static bool
 next_piece(dd_bytes *rest, dd_bytes *piece)
 {
@@ -59,7 +60,7 @@ next_piece(dd_bytes *rest, dd_bytes *piece)
 
 static volatile uint8_t sink;
 
-/* Every byte that a reply promises must be there. */
+/* Read every byte that a reply announces. */
 static void
 touch(dd_bytes bytes)
 {
@@ -103,7 +104,7 @@ read_fields(const char *pattern, uint64_t repeats, dd_tcp_reader *reader)
     }
 }
 
-/* The same bytes as the result of a store. */
+/* Read the same bytes as the result of a store. */
 static void
 read_result(dd_tcp_op op, uint64_t nkeys, dd_tcp_reader reader)
 {
@@ -119,7 +120,7 @@ read_result(dd_tcp_op op, uint64_t nkeys, dd_tcp_reader reader)
     }
 }
 
-/* Packets keep the pieces apart. */
+/* Send each piece as a packet, so that they stay separate. */
 static void
 fuzz_link(dd_tcp_op op, bool is_extended, dd_bytes rest)
 {
@@ -175,7 +176,7 @@ fuzz_answer(dd_tcp_op op, dd_bytes answer)
 
 /* --- a whole store ------------------------------------------------------------------------------------------- */
 
-/* The server: one for all inputs. */
+/* The server, shared by all inputs. */
 typedef struct fake {
     pthread_t thread;
     int listen_fd;
@@ -186,7 +187,8 @@ typedef struct fake {
     dd_bytes rest;
 } fake;
 
-/* Copies the next piece: the input may be gone before it is sent. Its length; -1 at the end. */
+/* Copy the next piece, because the input may be freed before it is sent. Return its length, or -1
+ * at the end. */
 static ssize_t
 take_piece(fake *self, uint8_t copy[UINT8_MAX])
 {
@@ -200,7 +202,7 @@ take_piece(fake *self, uint8_t copy[UINT8_MAX])
     return is_there ? (ssize_t)piece.len : -1;
 }
 
-/* The magic number and the offer, answered. */
+/* Answer the magic number and the hello. */
 static bool
 greet(fake *self, int fd)
 {
@@ -217,7 +219,8 @@ greet(fake *self, int fd)
     return send(fd, request + 6, 4, MSG_NOSIGNAL) == 4;
 }
 
-/* A piece for a request; when none comes, the one before was perhaps not all of the reply. */
+/* Send one piece per request. If no request arrives, send another one: the last piece may have been
+ * a part of a reply. */
 static void
 serve(fake *self, int fd)
 {
@@ -273,7 +276,7 @@ key_at(size_t i)
     return dd_bytes_of_string(keys[i]);
 }
 
-/* One call with a deadline that is over soon, since no reply may ever be right. */
+/* Make one call with a short deadline, because a valid reply may never arrive. */
 static void
 make_call(dd_store *store, uint8_t which)
 {

@@ -1,6 +1,7 @@
-/* Two connections of a TCPStore server, without its thread: the input says which client sends what, in which pieces,
- * when it takes its replies and when it goes. Its first byte says how far the connections have come already; each step
- * then has a byte that says what happens and, for bytes to send, one with their number. */
+/* Two connections of a TCPStore server, without its thread. The input determines which client sends
+ * which bytes in which pieces, when it reads its replies and when it closes. Its first byte
+ * determines how far the connections are established. Each step has a byte for the action and, if
+ * it sends, a byte for the length. */
 #include "store/tcp_server_internal.h"
 
 #include "core/fork.h"
@@ -20,14 +21,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum first_byte {
     HAS_SECRET = 1,
-    IS_GREETED = 2,  /* the magic number has been shown */
-    IS_EXTENDED = 4, /* hello was said; with HAS_SECRET, the secret was proved: requests have tags */
+    IS_GREETED = 2, /* the magic number was sent */
+    /* hello was sent; with HAS_SECRET, the secret was proved: requests have tags */
+    IS_EXTENDED = 4,
 };
 
 enum step_byte {
-    WHO = 1,         /* which of the two */
-    IS_LEAVING = 2,  /* closes, and another one comes */
-    KEEPS_REPLY = 4, /* does not take its replies now */
+    WHO = 1,         /* the client */
+    IS_LEAVING = 2,  /* closes, and a new client connects */
+    KEEPS_REPLY = 4, /* does not read its replies now */
 };
 
 static const uint8_t secret[] = {'s', 'e', 's', 'a', 'm', 'e'};
@@ -43,7 +45,7 @@ require_at(bool holds, int line, const char *condition)
     }
 }
 
-/* A server that nobody runs. */
+/* Create a server without a thread. */
 static dd_tcp_server *
 create_server(bool has_secret)
 {
@@ -65,7 +67,8 @@ destroy_server(dd_tcp_server *server)
     tcp_server_free(server);
 }
 
-/* Lets the server do what there is to do; a bound, since a client that takes nothing keeps nothing busy. */
+/* Run the server until it is idle. The number of turns is bounded: a client that does not read must
+ * not keep it busy. */
 static void
 settle(dd_tcp_server *server)
 {
@@ -83,7 +86,7 @@ settle(dd_tcp_server *server)
     require(nparked == server->nparked && dd_list_is_empty(&server->closing));
 }
 
-/* A server that does not read, or is gone, gets less. */
+/* Send without waiting. A server that does not read, or has closed, receives less. */
 static void
 send_bytes(int fd, dd_bytes bytes)
 {

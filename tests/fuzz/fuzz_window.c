@@ -1,9 +1,11 @@
-/* What two ranks do to the windows of a third: one whose memory is mapped here, and which can write to all that it has of ours at any time, and
- * one of another host. Both send notes and answers as they like, while this side puts, gets, signals, waits with deadlines that are over,
- * lets calls go on, and closes. The input is a sequence of steps (enum step). Links are memory, and nothing waits.
+/* Attacks of two ranks on the windows of a third. One rank has its memory mapped here and can write
+ * to all memory shared with it at any time; the other is on another host. Both send notes and
+ * answers, while this side puts, gets, signals, waits with expired deadlines, abandons calls, and
+ * closes. The input is a sequence of steps (enum step). Links are memory, and no call waits.
  *
- * Whatever comes, memory is left alone that is not of the window, and that of the window from when it is closed; so are the sources and
- * targets of calls that have ended: each is a block of its own, which is freed then. Counters agree with what they count. */
+ * Memory outside a window must never be accessed, nor a window's memory after its end. The same
+ * holds for sources and targets of calls that have ended. Each of these is a separate block, which
+ * is then freed. Counters must match the objects that they count. */
 #include "core/mem.h"
 #include "fuzz.h"
 #include "group/internal.h"
@@ -20,32 +22,33 @@
 #define NWINDOWS 2
 #define NCALLS 6
 #define NCHANNELS 2
-/* The second is copied in pieces when it is wanted back. */
+/* Larger than one piece, so that a get of the second window is answered in pieces. */
 static const size_t window_nbytes[NWINDOWS] = {1000, 2 * WINDOW_PIECE_NBYTES + 5};
 
 enum step {
-    STEP_NOTE,   /* a rank sends a note with fields of the input, most of which make sense, */
-    STEP_ANSWER, /* or answers a question, */
-    STEP_FRAME,  /* or sends the rest of what it has begun, takes something, refuses, or leaves */
-    STEP_SHARED, /* the near rank writes to what it shares with us */
-    STEP_RUN,    /* this side calls something whose time is over before it begins, */
-    STEP_POST,   /* begins something and goes on, */
-    STEP_CLOSE,  /* closes a window, */
-    STEP_LINK,   /* finds a link full, empty or broken, or time passes */
+    STEP_NOTE,   /* a rank sends a note with fields from the input, mostly valid */
+    STEP_ANSWER, /* a rank answers a request */
+    /* A rank sends the rest of a message, takes one, rejects one, or exits. */
+    STEP_FRAME,
+    STEP_SHARED, /* the near rank writes to shared memory */
+    STEP_RUN,    /* make a call with an expired deadline */
+    STEP_POST,   /* start a call without waiting */
+    STEP_CLOSE,  /* close a window */
+    STEP_LINK,   /* a link is full, empty or broken, or time passes */
     STEP_COUNT,
-    WITHOUT_ROUND = 0x80, /* the engine does not look before the next step */
+    WITHOUT_ROUND = 0x80, /* the engine does not poll before the next step */
 };
 
-/* A put or a get under way. */
+/* A pending put or get. */
 typedef struct posted_call {
-    dd_work *work; /* NULL: none */
+    dd_work *work; /* NULL if there is none */
     void *memory;
 } posted_call;
 
-/* A window, and what it stands on. */
+/* A window and its memory. */
 typedef struct fuzzed_window {
     dd_window *window;
-    uint8_t *data[NRANKS]; /* of those that are mapped here */
+    uint8_t *data[NRANKS]; /* of ranks mapped here */
     _Atomic uint32_t *words[NRANKS];
     window_control *controls[NRANKS];
     bool is_closed;
@@ -73,7 +76,8 @@ take_size(dd_bytes *input)
     return choice < 8 ? sizes[choice] : choice < 0xf0 ? choice * 5 : (size_t)take_number(input, 3);
 }
 
-/* Where so many bytes begin in a window: at its start, so that they end with it, one byte later, or anywhere. */
+/* Take an offset for nbytes in a window: the start, the last possible one, one byte later, or any
+ * number. */
 static size_t
 take_offset(dd_bytes *input, unsigned window, size_t nbytes)
 {
@@ -100,11 +104,12 @@ take_window_id(unsigned choice)
 static dd_wait
 at_once(void)
 {
-    world.engine->notices_until_ns = world.engine->notices_until_ns != 0 ? 1 : 0; /* nobody reads */
+    /* there is no reader */
+    world.engine->notices_until_ns = world.engine->notices_until_ns != 0 ? 1 : 0;
     return dd_wait_after(0);
 }
 
-/* ---- what the others say */
+/* ---- messages of the other ranks */
 
 static memory_link *
 link_of(unsigned choice)
@@ -120,7 +125,7 @@ put_frame(memory_link *link, const dd_frame *frame)
     memory_link_put(link, pattern, frame->payload <= sizeof pattern ? frame->payload : 0);
 }
 
-/* A message, at once or by a request. */
+/* Send a message, eagerly or after a request. */
 static void
 put_message(unsigned who, unsigned how, const dd_request *head)
 {
@@ -163,7 +168,7 @@ put_note(dd_bytes *input)
         note.id = 1 + (what >> 5);
     }
     dd_request head = dd_window_note_encode(&note);
-    if (what == 0xff) { /* by itself it makes no sense */
+    if (what == 0xff) { /* an invalid kind */
         head.signature.coll = (uint8_t)where;
     }
     put_message(who, who >> 1, &head);
@@ -195,7 +200,7 @@ put_other_frame(dd_bytes *input)
         .context = world.group->id,
         .source = (uint16_t)(1 + who % 2),
         .target = OWN,
-        .id = id < 0x80 ? 1 + id % 8 : id, /* as requests have them, of either side */
+        .id = id < 0x80 ? 1 + id % 8 : id, /* as in requests, from both sides */
     };
     if (frame.type == DD_FRAME_DATA) {
         frame.nbytes = take_size(input);
@@ -211,7 +216,7 @@ put_other_frame(dd_bytes *input)
     put_frame(link_of(who), &frame);
 }
 
-/* ---- what the near rank writes: words of its pad, of ours, and of what lies behind them */
+/* ---- writes of the near rank: words of its pad, of this rank's pad, and beyond them */
 
 static void
 write_shared(dd_bytes *input)
@@ -236,7 +241,7 @@ write_shared(dd_bytes *input)
     }
 }
 
-/* ---- what this side does */
+/* ---- steps of this side */
 
 static dd_window_target
 take_place(dd_bytes *input, unsigned window, unsigned choice, size_t nbytes)
@@ -250,13 +255,13 @@ check_result(dd_status status, const dd_error *error)
     require(status == DD_OK || (error->code == status && error->message[0] != '\0'));
 }
 
-/* What both kinds of calls are made of. */
+/* The choices for both kinds of calls. */
 typedef struct call_choice {
-    unsigned what; /* which call, in its lower bits */
+    unsigned what; /* the lower bits select the call */
     dd_window *window;
     size_t nbytes;
     dd_window_target target;
-    int channel; /* -1: none */
+    int channel; /* -1 for none */
 } call_choice;
 
 static call_choice
@@ -317,7 +322,7 @@ post_call(dd_bytes *input)
     const call_choice chosen = take_call(input);
     dd_block block = {.nbytes = chosen.nbytes};
     posted_call *call = &world.calls[(chosen.what >> 2) % NCALLS];
-    /* Some are over when the time passes next. */
+    /* Some calls time out when time passes next. */
     dd_call_options options = {.timeout_ns = (chosen.what & 2) != 0 ? 0 : -1};
     dd_error error = {.code = DD_OK};
     if (call->work != NULL) {
@@ -338,7 +343,7 @@ post_call(dd_bytes *input)
     }
 }
 
-/* Its memory may be somebody else's as soon as it has ended. */
+/* Free the memory of ended calls. */
 static void
 end_calls(void)
 {
@@ -371,7 +376,7 @@ change_link(dd_bytes *input)
     memory_link *link = link_of(how >> 3);
     if (how % 8 < 5) {
         link->room = rooms[how % 8];
-        link->nrefusable = 8; /* a call that ends a group waits for what it has to say to be gone */
+        link->nrefusable = 8; /* a call that ends a group waits until its messages are sent */
     } else if (how == 5) {
         link->is_ended = true;
     } else if (how == 6) {
@@ -419,7 +424,7 @@ take_step(unsigned step, dd_bytes *input)
     }
 }
 
-/* ---- what has to hold between steps */
+/* ---- invariants between steps */
 
 typedef struct sums {
     size_t ncalls;
@@ -512,7 +517,7 @@ open_group(void)
     world.group = group;
 }
 
-/* As if its opening were through. */
+/* Open a window as if all ranks had taken part. */
 static void
 open_one(size_t index)
 {
@@ -608,7 +613,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         end_calls();
     }
     close_world();
-    require(next_descriptor() == fd || !is_warm); /* those of links stay */
+    require(next_descriptor() == fd || !is_warm); /* descriptors of links stay open */
     is_warm = true;
     return 0;
 }

@@ -1,4 +1,5 @@
-/* What a peer says of windows: what is accepted has fields within their limits, and comes out of the encoder as it was. */
+/* A peer's messages about windows. Accepted ones have fields within their limits and are encoded to
+ * the same bytes again. */
 #include "window/window_wire.h"
 
 #include <stdlib.h>
@@ -30,7 +31,7 @@ check_card(const uint8_t *data)
     check(memcmp(again, data, sizeof again) == 0);
 }
 
-/* The head of a message, as it is in the transport's frame. */
+/* The head of a message, as in the transport's frame. */
 static void
 check_note(const uint8_t *data)
 {

@@ -1,18 +1,19 @@
-"""Writes the seeds of the fuzzer connect: hand-shakes of every kind that go well, and those that come to nothing at each of their steps."""
+"""Write the seeds of the fuzzer connect: successful handshakes of every kind, and handshakes that
+fail at each step."""
 
 import itertools
 import pathlib
 
 HERE = pathlib.Path(__file__).parent / "corpus" / "connect"
 
-# As in fuzz_connect.c.
+# Same as in fuzz_connect.c.
 FIRST = {"dialler": 1, "unix": 2, "secret": 4, "busy": 8, "clear": 32}
 RIGHT, BYTES, HEAR, CLOSE, LATE = range(5)
 WELL, CHANGED = 0, 0x45
 
 
 def steps(is_dialler, change_at):
-    """The steps of the other side, of which one has a change of a byte."""
+    """Return the steps of the peer, one of them with a changed byte."""
     for number in range(3):
         change = CHANGED if number == change_at else WELL
         has_word = number < 2 if is_dialler else number < 1  # a verdict; a lane

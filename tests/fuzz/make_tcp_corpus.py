@@ -1,4 +1,4 @@
-"""Writes the seeds of the fuzzers tcp_server and tcp_client: valid messages of every operation."""
+"""Write the seeds of the fuzzers tcp_server and tcp_client: valid messages of every operation."""
 
 import pathlib
 import struct
@@ -55,7 +55,7 @@ REQUESTS = {
     "meet_final": bytes([71]) + text("/p") + number(0 | 1 << 31 | 1 << 62) + text("12345678card"),
 }
 
-# What a server sends for the n-th operation of the list in csrc/store/tcp_protocol.h.
+# Replies of a server to each operation, in the order of csrc/store/tcp_protocol.h.
 HELLO = struct.pack("<Iqqqq", VERSION, 64, 1024, 32, 4096) + text("") + text("n" * 32) + text("p" * 32)
 REPLIES = [
     (2, "compare_set", text("value")),
@@ -82,7 +82,8 @@ def answer(tag, reply, status=0):
     return struct.pack("<IBQ", tag, status, len(reply)) + reply
 
 
-# Calls of a whole store, in the order of make_call in fuzz_tcp_client.c: an answer for each request after the hello.
+# Calls of a whole store, in the order of make_call in fuzz_tcp_client.c, with an answer for each
+# request after the hello.
 CALLS = [
     (0, "get", [answer(1, count(text("value")))]),
     (0, "get_late", [answer(1, count()), answer(2, text("\0"))]),

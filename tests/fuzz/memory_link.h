@@ -1,5 +1,5 @@
-/* Links that are memory, and peers at their other ends: what those say is put in, and what this side says has to make sense. Nothing
- * waits. */
+/* Links made of memory, and the peers at their other ends: a fuzzer supplies the peers' bytes, and
+ * the output of this side must be valid. No call waits. */
 #ifndef DD_TESTS_FUZZ_MEMORY_LINK_H
 #define DD_TESTS_FUZZ_MEMORY_LINK_H
 
@@ -17,17 +17,18 @@
 typedef struct memory_link {
     dd_link base;
     bool is_open;
-    bool is_ended; /* after what is in `in` */
+    bool is_ended; /* after the bytes in `in` */
     bool is_failed;
-    dd_blob in; /* what the peer has sent */
+    dd_blob in; /* bytes sent by the peer */
     size_t in_at;
-    size_t room;         /* for output */
-    unsigned nrefusable; /* so often, while there is no room, the peer takes nothing, and then all */
-    /* of the output: the frame under way */
+    size_t room; /* for output */
+    /* How often the peer refuses output while there is no space; then it takes everything. */
+    unsigned nrefusable;
+    /* The current frame of the output. */
     uint8_t header[DD_FRAME_NBYTES];
     size_t header_len;
     size_t payload_left;
-    uint64_t sum; /* of all payloads: a sanitizer sees them being read */
+    uint64_t sum; /* of all payloads, so that a sanitizer checks them */
 } memory_link;
 
 static inline void
@@ -153,7 +154,7 @@ static const dd_link_ops memory_link_ops = {
     .destroy = memory_link_destroy,
 };
 
-/* What epoll has to say of the sockets of TCP: there may always be something. That of shared memory says nothing. */
+/* Return a descriptor for epoll: always readable for TCP, never readable for shared memory. */
 static inline int
 memory_link_descriptor(size_t index, bool is_shm)
 {
@@ -166,7 +167,7 @@ memory_link_descriptor(size_t index, bool is_shm)
     return *fd;
 }
 
-/* Of all the MEMORY_LINKS_MAX at `links`: from now on the peers take what is sent. */
+/* Make the peers accept output on all MEMORY_LINKS_MAX links. */
 static inline void
 memory_links_make_room(memory_link *links)
 {
@@ -183,8 +184,8 @@ memory_links_check_closed(const memory_link *links)
     }
 }
 
-/* The first that is free of the MEMORY_LINKS_MAX at `links`, if one is. Without the engine's lock, which the connector's thread does not
- * have. */
+/* Attach the first free one of the MEMORY_LINKS_MAX links. Call it without the engine's lock, which
+ * the connector's thread does not hold. */
 static inline void
 memory_link_attach(memory_link *links, dd_peer *peer, int lane, bool is_shm)
 {
@@ -207,7 +208,7 @@ memory_link_attach(memory_link *links, dd_peer *peer, int lane, bool is_shm)
     }
 }
 
-/* A process like this one, with another id. */
+/* Make a peer like this process with another id. */
 static inline dd_peer *
 memory_peer_make(dd_engine *engine, uint8_t id)
 {
@@ -222,7 +223,7 @@ memory_peer_make(dd_engine *engine, uint8_t id)
     return peer;
 }
 
-/* What the other side says. */
+/* Append bytes from the peer. */
 static inline void
 memory_link_put(memory_link *link, const void *data, size_t nbytes)
 {

@@ -1,8 +1,9 @@
-"""Inputs made from good ones by cutting, repeating and changing, for the fuzzers of parsers in Python."""
+"""Mutation of valid inputs by cutting, repeating and changing, for the fuzzers of parsers in
+Python."""
 
 
 def mutated(rng, seeds, words, limit=60000, most_seeds=3, most_changes=6):
-    """Up to `most_seeds` of the seeds, one after the other, with up to `most_changes` changes."""
+    """Concatenate up to `most_seeds` seeds and make up to `most_changes` changes."""
     data = bytearray(b"".join(rng.choices(seeds, k=rng.randint(1, most_seeds))))
     for _ in range(rng.randint(0, most_changes)):
         at, upto = sorted(rng.randint(0, len(data)) for _ in range(2))

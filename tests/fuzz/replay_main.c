@@ -1,6 +1,6 @@
-/* Feeds the files of a corpus to a fuzz target, for compilers without a fuzzing engine.
+/* Run a fuzz target on the files of a corpus, for compilers without a fuzzing engine.
  *
- * Arguments are files or folders. The empty input always goes first, as an engine would have it. */
+ * Arguments are files or directories. The empty input always comes first, as with an engine. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdint.h>
@@ -18,7 +18,8 @@ die(const char *what, const char *path)
     exit(1);
 }
 
-/* The input lives in a block of just its size, so that the sanitizer sees a read of one byte too many. */
+/* Copy the input into a block of exactly its size, so that the sanitizer detects a read beyond
+ * it. */
 static void
 replay_file(const char *path, size_t size)
 {
