@@ -1,4 +1,4 @@
-/* Counts allocations or calls of the system, and picks the one that shall fail. */
+/* Counts of allocations or system calls, and the choice of the call that must fail. */
 #ifndef TESTS_FAULTS_FAULT_COUNT_H
 #define TESTS_FAULTS_FAULT_COUNT_H
 
@@ -6,19 +6,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* How many have passed, in the lower half, and the number of the one to fail, in the upper: other threads pass while both are set. */
+/* The number of counted calls in the lower half, and the number of the call to fail in the upper
+ * half: one word, because other threads count concurrently. */
 typedef atomic_uint_fast64_t dd_fault_count;
 
 #define DD_FAULT_COUNT_INITIALIZER ((uint64_t)UINT32_MAX << 32)
 
-/* Lets `count` more succeed and fails the one after; -1: none. Returns how many have passed since the last call. */
+/* Let `count` more calls succeed and fail the next one; -1: fail none. Return the number of calls
+ * since the last call of this function. */
 static inline long
 dd_fault_count_set(dd_fault_count *self, long count)
 {
     return (long)(uint32_t)atomic_exchange(self, (uint64_t)(uint32_t)count << 32);
 }
 
-/* Counts one more; true: it is the one. */
+/* Count a call. Return true if it must fail. */
 static inline bool
 dd_fault_count_is_due(dd_fault_count *self)
 {

@@ -1,5 +1,5 @@
-/* The locks of each thread: checks of their order (core/lock.h), whose violation ends the process with the words of both locks, and
- * assertions (core/assert.h). */
+/* The locks of each thread: checks of their order (core/lock.h), which abort the process and name
+ * both locks, and assertions (core/assert.h). */
 
 #include "core/lock.h"
 

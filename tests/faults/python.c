@@ -106,7 +106,7 @@ static PyMethodDef fault_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* The module calls it last as it is made. */
+/* Called last in the module's initialization. */
 WRAP(int, py_gate_init, (PyObject * module))
 {
     return PyModule_AddFunctions(module, fault_methods) < 0 ? -1 : __real_py_gate_init(module);

@@ -1,4 +1,4 @@
-/* Calls of the system that fail on request, and are counted by kind. */
+/* System calls that fail on request, and are counted by kind. */
 
 #include "core/system.h"
 
@@ -57,7 +57,7 @@ is_fault(const dd_sys_fault *fault, dd_sys_call call, long number)
            (fault->is_lasting ? number >= fault->number : number == fault->number);
 }
 
-/* Counts a call; true with errno if it shall fail. */
+/* Count a call. Return true and set errno if it must fail. */
 static bool
 fails(dd_sys_call call)
 {
@@ -77,7 +77,7 @@ fails(dd_sys_call call)
     return does_fail;
 }
 
-/* MAP_FAILED is (void *)-1 as well. */
+/* MAP_FAILED is also (void *)-1. */
 #define X(result, name, parameters, arguments)                                               \
     WRAP(result, dd_sys_##name, parameters)                                                  \
     {                                                                                        \

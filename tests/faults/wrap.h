@@ -2,7 +2,7 @@
 #ifndef TESTS_FAULTS_WRAP_H
 #define TESTS_FAULTS_WRAP_H
 
-/* Declares both, and begins the definition of the wrapper. */
+/* Declare both functions and begin the definition of the wrapper. */
 #define WRAP(result, name, parameters) \
     result __real_##name parameters;   \
     result __wrap_##name parameters;   \
