@@ -1,6 +1,6 @@
-"""Everything here needs a GPU; without one each test says so.
+"""Tests that need a GPU; they are skipped without one.
 
-DLDIST_GPU_REHEARSAL=1 runs it over the doubles of tests/stubs: the same lines, without a GPU."""
+DLDIST_GPU_REHEARSAL=1 runs the same tests with the stubs of tests/stubs instead of a GPU."""
 
 import gc
 import os
@@ -12,9 +12,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TESTS = os.path.join(os.path.dirname(HERE), "py")
 sys.path[:0] = [HERE, TESTS]
 
-# Processes of tests find their workers.
+# Child processes of tests find their workers here.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))
-# Exceptions that Python ignores, as in __del__, fail the test: here by pytest's filter, in child processes by procs.py.
+# Exceptions that Python ignores, as in __del__, fail the test: here by pytest's filter, in child
+# processes by procs.py.
 os.environ["DLDIST_TEST_UNRAISABLE"] = "fail"
 # Two ranks on one GPU; read by NCCL when it is loaded.
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")

@@ -1,5 +1,5 @@
-"""The first GPU and arrays on it, by the CUDA driver alone, so that tests need no framework. In a rehearsal the driver is the double of
-tests/stubs, through the same calls.
+"""The first GPU and arrays on it, through the CUDA driver only, so that tests need no framework. In
+a rehearsal the driver is the stub of tests/stubs, with the same calls.
 
     gpu = Gpu()
     x = gpu.Array(gpu, numpy.arange(8, dtype="float32"))
@@ -17,11 +17,14 @@ DEVICE = 0
 
 
 class GpuDriver(Driver):
-    """The driver, with the primary context of the first GPU kept for good: one that is released takes all memory with it.
+    """The driver. It never releases the primary context of the first GPU: a released context frees
+    all its memory.
 
-    Arrays get their memory here, and free() keeps it for the next array of the same size and stream, as the allocators of frameworks do.
-    The garbage collector frees arrays in any thread at any time, so free() must not call the driver: cuMemFree waits for all kernels of
-    the device, including kernels that wait for a rank whose thread is in the same cuMemFree, and any call may spoil a capture."""
+    Arrays allocate here, and free() keeps memory for the next array of the same size and stream, as
+    the allocators of frameworks do. The garbage collector frees arrays in any thread at any time,
+    so free() must not call the driver: cuMemFree waits for all kernels of the device, including
+    kernels that wait for a rank whose thread is in the same cuMemFree, and any call may invalidate
+    a capture."""
 
     def __init__(self):
         super().__init__(ctypes.CDLL(os.environ.get("DLDIST_CUDA_LIBRARY") or "libcuda.so.1"))
@@ -31,7 +34,7 @@ class GpuDriver(Driver):
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), DEVICE)
 
     def allocate(self, stream, nbytes):
-        """The address of memory for use in the order of the stream."""
+        """Return the address of memory for use in stream order."""
         # No lock: the garbage collector may call free() between any two lines of this.
         with contextlib.suppress(KeyError, IndexError):
             return self._freed[stream, nbytes].pop()
@@ -41,21 +44,22 @@ class GpuDriver(Driver):
         return address.value
 
     def free(self, stream, address, nbytes):
-        """Keep the memory for what the stream gets after what it holds now."""
+        """Keep the memory for work that the stream receives later."""
         self._freed.setdefault((stream, nbytes), []).append(address)
 
     def destroy_stream(self, stream):
-        """Destroy it once it has done what it holds. A new stream may get the same handle, for which the freed memory is idle then."""
+        """Destroy the stream after its pending work. A new stream may get the same handle; the
+        freed memory is then idle."""
         self.synchronize(stream, DEVICE)
         super().destroy_stream(stream)
 
     def write(self, address, data, stream=nccl_stubs.LEGACY_STREAM):
-        """Bytes to the device."""
+        """Copy bytes to the device."""
         with self.on_device(DEVICE):
             self.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)), ctypes.c_void_p(stream))
 
     def read(self, address, nbytes, stream=nccl_stubs.LEGACY_STREAM):
-        """Bytes of the device, once the stream has done what it holds now."""
+        """Copy bytes from the device, after the pending work of the stream."""
         image = ctypes.create_string_buffer(nbytes)
         with self.on_device(DEVICE):
             self.call("cuMemcpyDtoHAsync_v2", image, ctypes.c_uint64(address), ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
@@ -64,7 +68,8 @@ class GpuDriver(Driver):
 
 
 class GpuArray(nccl_stubs.CudaArray):
-    """An array of the first GPU on the legacy default stream, whose values come from NumPy and go there by copies of the driver."""
+    """An array of the first GPU on the legacy default stream. The driver copies its values from and
+    to NumPy."""
 
     def _allocate(self):
         return self.cuda.allocate(self.stream, self._nbytes)
@@ -77,7 +82,7 @@ class GpuArray(nccl_stubs.CudaArray):
         self.cuda.write(self._base, self._host_image(values), self.stream)
 
     def write(self, values):
-        """On its stream."""
+        """Copy the values on the array's stream."""
         self._write(values, ms=0)
 
     def _read(self):
@@ -85,7 +90,7 @@ class GpuArray(nccl_stubs.CudaArray):
 
 
 class Gpu:
-    """What the tests over the doubles take for their Stubs, as far as a GPU can be that."""
+    """The interface of Stubs in the tests with stubs, as far as a GPU can provide it."""
 
     Array = GpuArray
 

@@ -1,6 +1,7 @@
-"""What the ranks of test_two_ranks.py run: processes that share the first GPU, or in a rehearsal that of the doubles.
+"""The code of the ranks of test_two_ranks.py: processes that share the first GPU, or in a rehearsal
+the first stub GPU.
 
-No pytest here: the children start sooner."""
+Do not import pytest here: it slows down the start of the children."""
 
 import datetime
 import functools
@@ -21,32 +22,32 @@ from procs import under_load
 
 LIMIT_S = 30.0
 SHORT_S = 1.0
-"""The time-out of operations that do not end."""
+"""The timeout of operations that must not complete."""
 LATE_S = 1.0
-# 1, 2 and 4, as NumPy holds them that lacks the type.
+# 1, 2 and 4, as NumPy stores types that it lacks.
 NARROW_FLOATS = {"bfloat16": (0x3F80, 0x4000, 0x4080), "float8_e4m3fn": (0x38, 0x40, 0x48), "float8_e5m2": (0x3C, 0x40, 0x44)}
 
 
-# ---- the cases of the groups' own tests
+# ---- the cases of the tests of groups
 
 
 class GpuDevice(nccl_workers.Device):
     def part_to_fail(self, group):
-        """With a communicator: the time-out of a message is not for making one."""
+        """Create the communicator first: the timeout of a message must not include that."""
         part, source = super().part_to_fail(group)
         part.barrier()
         return part, source
 
 
 def member(channel, port, rank, size, options):
-    """The cases of group_workers."""
+    """Run the cases of group_workers."""
     store = dldist.TCPStore(group_workers.LOOPBACK, port, timeout=LIMIT_S)
     place = GpuDevice(Gpu(), DEVICE, store)
     options = {"timeout": LIMIT_S, "device": DEVICE, **(options or {})}
     return nccl_workers.serve_group(channel, place, store, rank, size, options)
 
 
-# ---- cases with groups of their own
+# ---- cases with their own groups
 
 
 class Rank(nccl_fault_workers.Rank):
@@ -75,7 +76,7 @@ class Rank(nccl_fault_workers.Rank):
         return array
 
     def run(self, case):
-        """The case; then a new group on the device works."""
+        """Run the case; then a new group on the device must work."""
         self.ncases += 1
         self.name, self.meetings = f"{case.__name__} {self.ncases}", 0
         reply = case(self)
@@ -84,17 +85,17 @@ class Rank(nccl_fault_workers.Rank):
         return reply
 
     def close(self):
-        """As a group's: all cases have been run."""
+        """Close as a group does, after all cases."""
 
 
 def case_runner(channel, port, rank, size, options=None):
-    """Runs the cases that the parent names."""
+    """Run the cases that the parent names."""
     cases = {name: functools.partial(Rank.run, case=each) for name, each in CASES.items()}
     return group_workers.serve(channel, Rank(port, rank, size, options), cases)
 
 
 CASES = {}
-"""By name."""
+"""Cases by name."""
 
 
 def case(function):
@@ -107,9 +108,10 @@ case(nccl_fault_workers.a_rank_never_calls)
 
 
 def check_hung(ctx, *calls):
-    """All of them, each a function of an array, time out as soon as docs/watchdog.md promises; the streams that wait for them go on."""
+    """All calls, functions of an array, must time out as soon as docs/watchdog.md promises. The
+    streams that wait for them must continue."""
     streams = [ctx.stream() for _ in calls]
-    arrays = [ctx.array_on(stream, 1) for stream in streams]  # a device that hangs may be slow to give memory
+    arrays = [ctx.array_on(stream, 1) for stream in streams]  # a hanging device may allocate slowly
     works = []
     since = time.monotonic()
     for stream, array, call in zip(streams, arrays, calls, strict=True):
@@ -131,7 +133,7 @@ def check_hung(ctx, *calls):
 
 @case
 def narrow_floats(ctx):
-    """Types that NumPy lacks: bits that are moved, and sums that are exact."""
+    """Types that NumPy lacks: transfers of bits, and exact sums."""
     with ctx.open() as group:
         for dtype, (one, two, four) in NARROW_FLOATS.items():
             make = functools.partial(ctx.stubs.Array, ctx.stubs, dtype=dtype)
@@ -151,7 +153,7 @@ def narrow_floats(ctx):
 
 @case
 def large_arrays(ctx):
-    """16 MiB, which is more than the buffers of NCCL hold."""
+    """16 MiB, more than the buffers of NCCL hold."""
     count = 1 << 22
     given = [numpy.random.default_rng(rank).integers(0, 1000, count).astype("float32") for rank in range(ctx.size)]
     with ctx.open() as group:
@@ -166,7 +168,8 @@ def large_arrays(ctx):
 
 @case
 def pairs_then_batches(ctx):
-    """Two ranks meet as a pair for a single message; batches and collectives have the communicator of all."""
+    """Two ranks form a pair for a single message; batches and collectives use the communicator of
+    all ranks."""
     with ctx.open() as group:
         other = 1 - ctx.rank
         taken = ctx.array(0)
@@ -187,7 +190,7 @@ def pairs_then_batches(ctx):
 
         message(10)
         group.start_coalescing()
-        if ctx.rank == 0:  # three messages, two of them with itself; the other has one
+        if ctx.rank == 0:  # three messages, two of them to itself; the other rank has one
             group.isend(ctx.array(20), 1)
             group.isend(ctx.array(21), 0)
             group.irecv(taken, 0)
@@ -205,7 +208,7 @@ def pairs_then_batches(ctx):
 
 @case
 def registered_memory(ctx):
-    """NCCL's own memory, registered for one communicator and as a window, and memory of the driver."""
+    """Use NCCL's memory, registered for a communicator and as a window, and the driver's memory."""
     with ctx.open_connected() as group:
         own, foreign = group.empty((1024,), "float32"), ctx.array(*[0.0] * 1024)
         kinds = [(own.ptr, own, False), (foreign.address, foreign, False)]
@@ -225,7 +228,7 @@ def registered_memory(ctx):
 
 @case
 def memory_is_given_back(ctx):
-    """A communicator is suspended, and works again."""
+    """A suspended communicator must work again after it is resumed."""
     if nccl.get_version() < (2, 29, 7):
         return "needs NCCL 2.29.7"
     with ctx.open_connected() as group:
@@ -240,7 +243,7 @@ def memory_is_given_back(ctx):
 
 @case
 def default_group(ctx):
-    """c10d's functions, with tensors, objects and groups that are split off."""
+    """Use c10d's functions, with tensors, objects and subgroups."""
     limit = datetime.timedelta(seconds=LIMIT_S)
     store = dldist.PrefixStore(ctx.name, ctx.store)
     dldist.init_process_group("nccl", store=store, rank=ctx.rank, world_size=ctx.size, timeout=limit, device_id=DEVICE)
@@ -261,7 +264,8 @@ def default_group(ctx):
 
 @case
 def arrays_end_while_a_kernel_waits(ctx):
-    """Freeing memory waits for no kernel: here for one that waits for a rank which waits for this one. The next array gets the memory."""
+    """Freeing memory must not wait for a kernel: here the kernel waits for a rank that waits for
+    this one. The next array reuses the memory."""
     with ctx.open_connected() as group:
         if ctx.is_culprit:
             ctx.meet()
@@ -288,7 +292,8 @@ def captured(ctx, group, stream, x, mode):
 
 @case
 def graphs(ctx):
-    """Captured, replayed, deleted; then the group ends. Captures that forbid calls of all threads, of this one, of none."""
+    """Capture, replay and delete graphs, then close the group. Captures forbid unsafe calls of all
+    threads, of this thread, or of none."""
     stream = ctx.stream()
     with ctx.open_connected() as group, ctx.stubs.cuda.on_device(DEVICE):
         for mode in range(3):
@@ -304,7 +309,8 @@ def graphs(ctx):
 
 @case
 def a_graph_outlives_its_group(ctx):
-    """NCCL keeps the communicator: close() says so when it has waited, and the device is as before when the graph is gone."""
+    """NCCL keeps the communicator: close() must report that after its wait, and the device's memory
+    must be free again after the graph is deleted."""
     stream = ctx.stream()
     group = ctx.open_connected()
     with ctx.stubs.cuda.on_device(DEVICE):
@@ -323,19 +329,19 @@ def a_graph_outlives_its_group(ctx):
     return said
 
 
-# ---- ranks that come late, or not at all
+# ---- late and missing ranks
 
 
 @case
 def late_to_the_meeting(ctx):
-    """A rank makes its communicator later than the other."""
+    """A rank creates its communicator later than the other."""
     with ctx.open() as group:
         check_late(ctx, group)
 
 
 @case
 def late_to_the_first_collective(ctx):
-    """The communicator is there; NCCL connects the ranks in the first collective."""
+    """The communicator exists; NCCL connects the ranks in the first collective."""
     with ctx.open() as group:
         group.connect()
         check_late(ctx, group)
@@ -345,7 +351,7 @@ def check_late(ctx, group):
     key = f"{ctx.name}/calling"
     if ctx.is_culprit:
         ctx.store.wait([key], LIMIT_S)
-        time.sleep(LATE_S)  # this is how late it is
+        time.sleep(LATE_S)  # the delay
     else:
         ctx.store.set(key, "")
     x = ctx.array(ctx.rank + 1)
@@ -355,7 +361,7 @@ def check_late(ctx, group):
 
 @case
 def nobody_comes_to_the_first_collective(ctx):
-    """Wherever NCCL waits, the operation's time-out holds."""
+    """The operation's timeout must hold wherever NCCL waits."""
     group = ctx.open()
     group.connect()
     group.timeout = SHORT_S
@@ -372,10 +378,11 @@ def nobody_comes_to_the_first_collective(ctx):
 
 @case
 def hung_on_two_channels(ctx):
-    """A kernel of the pair's communicator and one of that of all wait for a rank that does not call; both are aborted."""
+    """A kernel of the pair's communicator and a kernel of all ranks' communicator wait for a rank
+    that makes no call; both must be aborted."""
     group = ctx.open()
     x = ctx.array(1)
-    for source in range(2):  # a first message in a direction would wait in its call
+    for source in range(2):  # the first message in a direction would wait in its call
         group.send(x, 1 - source) if ctx.rank == source else group.recv(x, source)
     group.all_reduce(x)
     group.barrier()
@@ -389,7 +396,7 @@ def hung_on_two_channels(ctx):
 
 @case
 def hung_in_two_groups(ctx):
-    """The same with communicators of two groups."""
+    """Same as hung_on_two_channels, with communicators of two groups."""
     groups = [ctx.open(name=f"/{number}") for number in range(2)]
     for group in groups:
         group.all_reduce(ctx.array(1))
@@ -405,7 +412,7 @@ def hung_in_two_groups(ctx):
 
 @case
 def one_rank_aborts(ctx):
-    """With a kernel under way that waits for it."""
+    """Abort while a kernel waits for the aborting rank."""
     group = ctx.open_connected()
     arrays = [ctx.array(1) for _ in range(2)]
     works = [] if ctx.is_culprit else [group.all_reduce(array, async_op=True) for array in arrays]
@@ -420,11 +427,12 @@ def one_rank_aborts(ctx):
     group.close()
 
 
-# ---- processes of their own
+# ---- separate processes
 
 
 def killed(channel, port, rank, size):
-    """Rank 1 is killed; rank 0, whose kernel waits for it, hears at its time-out and goes on alone."""
+    """Rank 1 is killed. Rank 0, whose kernel waits for it, must fail at its timeout and then work
+    alone as a new group."""
     ctx = Rank(port, rank, size, None)
     ctx.name = "killed"
     group = ctx.open_connected()
@@ -436,7 +444,7 @@ def killed(channel, port, rank, size):
     channel.recv()
     since = time.monotonic()
     error = raised_by(lambda: group.all_reduce(ctx.array(1), async_op=True).wait(LIMIT_S))
-    check_error(error, dldist.DistError)  # NCCL may notice before the time is up
+    check_error(error, dldist.DistError)  # NCCL may detect it before the timeout
     assert time.monotonic() - since < SHORT_S + SOON_S + under_load(SLACK_S)
     group.close()
     with nccl.NcclGroup(None, 0, 1, device=DEVICE) as alone:

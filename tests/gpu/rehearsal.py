@@ -1,4 +1,5 @@
-"""Prints what a shell sets so that everything in tests/gpu runs over the doubles of tests/stubs: eval "$(python tests/gpu/rehearsal.py)"."""
+"""Print shell commands that make tests/gpu use the stubs of tests/stubs: eval "$(python
+tests/gpu/rehearsal.py)"."""
 
 import os
 import shlex

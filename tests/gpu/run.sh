@@ -1,27 +1,30 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in steps that do not depend on each other: each has a log and a time-out of its own, and one that
-# fails does not stop the next. For a machine with one NVIDIA GPU or more; needs no network. tests/gpu/PLAN.md is a first hour with it.
+# Run all tests that need a GPU, in independent steps: each has its own log and timeout, and a
+# failed step does not stop the next. For a machine with at least one NVIDIA GPU; needs no network.
+# tests/gpu/PLAN.md describes a first hour with it.
 #
 #   bash tests/gpu/run.sh [--steps a,b] [--limit SECONDS] [FOLDER]
 #   bash tests/gpu/run.sh --list
 #
-#   FOLDER         gets the logs, summary.txt and what is measured; else $OUT; else build/gpu
-#   --steps a,b    these steps only, in the order of --list; "nccl" comes with all that need it
+#   FOLDER         receives the logs, summary.txt and measurements; default: $OUT or build/gpu
+#   --steps a,b    run only these steps, in the order of --list; "nccl" is added if needed
 #   --limit N      no step may take longer than N seconds
 #
-#   PYTHON=...     the interpreter whose packages (PyTorch, CuPy, JAX, NumPy, pytest) are tested with; python3
-#   DLDIST_NCCL_LIBRARY=...       the NCCL to test with; else build/gpu/nccl/libnccl.so.2, or what lies there as libnccl.so.2.xz
-#                                 (tools/thin_nccl.py makes it); else what dldist finds
-#   DLDIST_GPU_REHEARSAL=1        without a GPU, over the doubles of tests/stubs, with the dldist that $PYTHON has
+#   PYTHON=...     the interpreter whose packages (PyTorch, CuPy, JAX, NumPy, pytest) are used;
+#                  default: python3
+#   DLDIST_NCCL_LIBRARY=...       the NCCL to test with; default: build/gpu/nccl/libnccl.so.2, or
+#                                 libnccl.so.2.xz there (made by tools/thin_nccl.py), or the NCCL
+#                                 that dldist finds
+#   DLDIST_GPU_REHEARSAL=1        use the stubs of tests/stubs, with the dldist that $PYTHON has
 #
-# The dldist that is tested is in build/gpu/site, where the step "install" puts it, or somebody who has carried it there.
-# Exit status: 0 when no step failed, 1 when one did, 2 for wrong arguments.
+# The tests use the dldist in build/gpu/site, which the step "install" creates, or which was copied
+# there. The exit status is 0 if no step failed, 1 if one did, 2 for wrong arguments.
 set -euo pipefail
 script=$(realpath "${BASH_SOURCE[0]}")
 called_from=$PWD
 cd "$(dirname "$script")/../.."
 
-# name, seconds, what it needs ("nccl" or "-"), what it does
+# name, seconds, requirement ("nccl" or "-"), description
 steps() {
     cat <<'STEPS'
 machine       60 -    what nvidia-smi, the interpreter and its packages say
@@ -95,7 +98,8 @@ step_own_nccl() {
     step_one_rank
 }
 
-# Skipped when all tests were. Names as it goes, so that the log of a step that took too long says where it was.
+# Skip the step if all its tests were skipped. Prints test names immediately, so that the log of a
+# step that timed out shows the test that was running.
 run_tests() {
     "$PYTHON" -X faulthandler -m pytest -p no:cacheprovider -v -ra --durations=10 --junit-xml "$OUT/$STEP.xml" "$@"
     "$PYTHON" - "$OUT/$STEP.xml" <<'PROGRAM'
@@ -117,7 +121,7 @@ run_benchmark() {
     "$PYTHON" benchmarks/nccl.py "${options[@]}"
 }
 
-# ---- what all steps have
+# ---- settings of all steps
 
 use_carried_nccl() {
     local carried=build/gpu/nccl/libnccl.so.2
@@ -139,7 +143,7 @@ prepare() {
     mkdir -p "$OUT"
     OUT=$(realpath "$OUT")
     export NCCL_DEBUG=${NCCL_DEBUG:-WARN} XLA_PYTHON_CLIENT_PREALLOCATE=false
-    # Two ranks on one GPU: they share it by turns, and must all fit on it.
+    # Two ranks on one GPU: they take turns, and must fit on it together.
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=${NCCL_MAX_CTAS:-4}
     export DLDIST_FR_DUMP_FILE=${DLDIST_FR_DUMP_FILE:-$OUT/flight_recorder_}
     if [[ -n ${DLDIST_GPU_REHEARSAL:-} ]]; then
@@ -152,7 +156,7 @@ prepare() {
     use_carried_nccl
 }
 
-# ---- running the steps
+# ---- execution of the steps
 
 names=() results=() seconds=() notes=()
 
@@ -165,7 +169,8 @@ last_line() {
     tail -n 1 "$1" | tr -d '=' | sed 's/^ *//; s/ *$//' | cut -c 1-160
 }
 
-# run_step NAME SECONDS: in a process of its own, which the time-out ends with all its children.
+# run_step NAME SECONDS: run the step in a separate process. A timeout ends it with all its
+# children.
 run_step() {
     local name=$1 limit=$2 log=$OUT/$1.log began=$SECONDS status=0 result
     printf '== %-13s at most %d s, %s\n' "$name" "$limit" "$log"
@@ -193,7 +198,7 @@ summary() {
     done
 }
 
-# run_all LIMIT NAMES: the steps of these names (",a,b,"); without names all.
+# run_all LIMIT NAMES: run the steps with these names (",a,b,"), or all steps without names.
 run_all() {
     local most=$1 wanted=$2 name limit needs what has_failed=0 refusal=unknown
     while read -r -u 3 name limit needs what; do

@@ -1,4 +1,4 @@
-"""dldist on a real GPU with PyTorch, CuPy and JAX: worlds of one rank, and of two on the same GPU."""
+"""Tests on a real GPU with PyTorch, CuPy and JAX: worlds of one rank, and of two on the same GPU."""
 
 import os
 import time
@@ -12,19 +12,19 @@ from dldist import nccl
 TWO_RANKS_SINCE = (2, 30, 3)
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "uint32", "uint64")
 
-pytestmark = pytest.mark.deadline(120)  # importing a library and loading NCCL takes a while
+pytestmark = pytest.mark.deadline(120)  # importing a library and loading NCCL is slow
 
 
 @pytest.fixture
 def alone():
-    """The default group: this process, on the first GPU."""
+    """Create the default group: only this process, on the first GPU."""
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=0)
     yield dist.get_backend_impl()
     dist.destroy_process_group()
 
 
 def library(name):
-    """An array library that has a GPU, or the reason why the test is skipped."""
+    """Return an array library that has a GPU, or skip the test with the reason."""
     module = pytest.importorskip(name)
     if name == "torch" and not module.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
@@ -165,7 +165,8 @@ def test_recorder(alone, tmp_path):
     assert entry["frames"][0]["filename"] == __file__
 
 
-# ---- two ranks on one GPU, with arrays of the libraries; test_two_ranks.py has everything that needs none
+# ---- two ranks on one GPU, with arrays of the libraries; test_two_ranks.py has all tests that need
+# none
 
 
 def _open():
@@ -196,7 +197,7 @@ def torch_collectives(index):
 
 
 def torch_graph(index):
-    """The graph goes before its group."""
+    """Replay a graph, and delete it before its group."""
     torch = library("torch")
     rank = _open()
     x = torch.zeros(1024, device="cuda:0")

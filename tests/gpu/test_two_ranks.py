@@ -1,6 +1,8 @@
-"""Two ranks on one GPU, each in a process of its own: the first test that communicates, since a group of one rank only copies.
+"""Two ranks on one GPU, each in its own process. These are the first tests that communicate,
+because a group of one rank only copies.
 
-The suite of groups over NCCL (tests/py/nccl_cases.py) and the cases of gpu_workers.py. Arrays are the driver's: no framework is needed.
+They run the test suite of NCCL groups (tests/py/nccl_cases.py) and the cases of gpu_workers.py.
+Arrays are allocated by the driver: no framework is needed.
 """
 
 import signal
@@ -29,7 +31,7 @@ class Team(group_team.Team):
         return super().run(case, *args, timeout=CASE_TIMEOUT_S)
 
     def check_stderr(self, texts):
-        """Libraries of a real device may have something to say."""
+        """Allow output on stderr: libraries of a real device may print messages."""
         for rank, text in enumerate(texts):
             print(f"stderr of rank {rank}:\n{text}" if text else "", end="")
 
@@ -61,7 +63,7 @@ def case_teams():
 
 @pytest.mark.parametrize("name", DTYPES)
 class TestCollectives:
-    """Every collective with every type, against plain Python."""
+    """Compare every collective with every type with plain Python."""
 
     def test_reductions(self, teams, name):
         teams().run(group_workers.sweep_reductions, name, COUNTS)
