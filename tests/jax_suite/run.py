@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Runs JAX's own tests of several processes on CPUs, with Gloo and with dldist, and prints a table of both.
+"""Run JAX's own multi-process tests on CPUs, with Gloo and with dldist, and print a table of both.
 
     git clone --depth 1 --branch jax-v0.10.2 <JAX's repository> jax
     python tests/jax_suite/run.py jax/tests/multiprocess [--processes 2,4] [--only all_reduce,pjit]
 
-Each file runs in as many processes as asked for, which end within --limit seconds or are ended. A test passes where it passes in every
-process. The exit status is 1 if one fails with dldist that passes with Gloo. The release of the tests has to be that of the installed JAX.
+Each file runs in the given numbers of processes, which are killed after --limit seconds. A test
+passes if it passes in every process. The exit status is 1 if a test fails with dldist and passes
+with Gloo. The release of the tests must match the installed JAX.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import dldist.jax
 
 BACKENDS = ("gloo", "dldist")
 WORDS = ("passed", "skipped", "failed")
-# Not of CPUs.
+# These tests are not for CPUs.
 LEFT_OUT = {"tpu_device_test.py", "pgle_test.py", "socket_transfer_test.py"}
 
 
@@ -69,7 +70,8 @@ def outcome(case: ElementTree.Element) -> str:
 
 
 def results(folder: str, rank: int) -> dict[str, str]:
-    """What the rank says of each test. One that has ended early has written nothing down; its log says how far it came."""
+    """Return the rank's result of each test. A rank that ended early has written no results; its
+    log shows its progress."""
     try:
         tree = ElementTree.parse(f"{folder}/{rank}.xml")
     except (FileNotFoundError, ElementTree.ParseError):
