@@ -1,23 +1,25 @@
-"""Runs one file of PyTorch's tests, aimed at something.
+"""Run one file of PyTorch's tests against a chosen implementation.
 
     python aim.py AIM FILE fork|spawn REPORT_FD CHOICE
 
-AIM says what is tested:
+AIM selects the implementation:
 
     gloo      PyTorch's backend; nothing is replaced
-    dldist    the backend "dldist" in the place of "gloo"
-    as-gloo   the names stay; dldist takes the place of the backend "gloo" (DLDIST_TORCH_AS_GLOO=1)
-    front     dldist, the package, in the place of torch.distributed
+    dldist    the backend "dldist" instead of "gloo"
+    as-gloo   names are unchanged; dldist replaces the backend "gloo" (DLDIST_TORCH_AS_GLOO=1)
+    front     dldist, the package, instead of torch.distributed
 
-"+cpu" after it: tests for GPUs run on the CPU. What is replaced in FILE, in what it imports from its folder and in the modules of
-torch.testing that make groups, is said in substitution.py. With "dldist", the backend is torch's default for the CPU, too. With "front",
-names are replaced in torch's DDP, its hooks, RPC and the like, too (CALLING).
+With the suffix "+cpu", tests for GPUs run on the CPU. substitution.py describes the replacements in
+FILE, in its imports from its folder and in the modules of torch.testing that create groups.
+"dldist" also makes the backend torch's default for the CPU. "front" also replaces names in torch's
+DDP, its hooks, RPC and similar modules (CALLING).
 
-Tests start their ranks by "spawn", as PyTorch does it, or by "fork", which saves each rank the import of torch. REPORT_FD gets a line of
-JSON when a test begins and when it ends. CHOICE is a JSON file with the arguments of chosen().
+Tests start their ranks by "spawn", as PyTorch does, or by "fork", which saves each rank the import
+of torch. A line of JSON is written to REPORT_FD when a test begins and when it ends. CHOICE is a
+JSON file with the arguments of chosen().
 
-run.py starts this, survives it, and keeps what it reports. Ranks that are spawned import this file again, and with it the
-substitution.
+run.py starts this program and keeps its reports, even if it crashes. Spawned ranks import this file
+again, and so repeat the substitution.
 """
 
 import ast
@@ -34,7 +36,7 @@ from datetime import timedelta
 
 import substitution
 
-# Those modules of the wheel whose default for the CPU is Gloo.
+# The modules of the wheel whose default for the CPU is Gloo.
 OF_THE_WHEEL = {
     "torch.testing._internal.common_distributed",
     "torch.testing._internal.common_fsdp",
@@ -42,7 +44,7 @@ OF_THE_WHEEL = {
     "torch.testing._internal.distributed._tensor.common_dtensor",
     "torch.testing._internal.distributed.distributed_test",
 }
-# Those modules of the wheel that call torch.distributed: with the aim "front", they call dldist.
+# The modules of the wheel that call torch.distributed. With the aim "front", they call dldist.
 CALLING = {
     "torch.distributed.algorithms.ddp_comm_hooks",
     "torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks",
@@ -58,9 +60,9 @@ CALLING = {
     "torch.nn.parallel.distributed",
     "torch.testing._internal.distributed.multi_threaded_pg",
 }
-# What the modules with a substitution find in themselves, beside what is written there.
+# Names added to the modules with a substitution.
 MAKE_GROUP, FRONT, STAND_INS = "_dldist_make_group", "_dldist", "_on_cpu"
-# Names of older files that have been given another one, and nothing else.
+# Names in older files that have only been renamed since.
 RENAMED = {
     "torch.testing._internal.common_distributed": {"MultiProcContinousTest": "MultiProcContinuousTest"},
     "torch.testing._internal.inductor_utils": {"HAS_CUDA": "HAS_CUDA_AND_TRITON"},
@@ -68,14 +70,15 @@ RENAMED = {
 
 
 def make_group(store, rank, size, options=None, timeout=timedelta(minutes=30)):
-    """What ProcessGroupGloo(...) becomes."""
+    """Create a group; it replaces ProcessGroupGloo(...)."""
     from dldist.torch._groups import create_gloo
 
     return create_gloo(store, rank, size, options, timeout=timeout)
 
 
 class Aim:
-    """What AIM means: what is replaced in a module's source, and what the module finds in itself for it."""
+    """The replacements that AIM makes in a module's source, and the names that it adds to the
+    module."""
 
     def __init__(self, text):
         self.name, _, suffix = text.partition("+")
@@ -98,7 +101,7 @@ class Aim:
             self.modules = OF_THE_WHEEL | CALLING
 
     def prepare(self):
-        """What holds for the whole process, before the tests are imported."""
+        """Set up the process before the tests are imported."""
         if self.name == "as-gloo":
             os.environ["DLDIST_TORCH_AS_GLOO"] = "1"
         if self.name in ("dldist", "as-gloo"):
@@ -115,7 +118,7 @@ class Loader(importlib.machinery.SourceFileLoader):
         self.aim = aim
 
     def get_code(self, fullname):
-        """Past the cache of compiled files, which knows nothing of the substitution."""
+        """Bypass the cache of compiled files, which ignores the substitution."""
         path = self.get_filename(fullname)
         tree = ast.parse(self.get_data(path), path)
         for transformer in self.aim.transformers:
@@ -128,7 +131,7 @@ class Loader(importlib.machinery.SourceFileLoader):
 
 
 class Finder:
-    """Goes before all others for the modules with a substitution."""
+    """The first finder, for modules with a substitution."""
 
     def __init__(self, aim, folder):
         self.aim = aim
@@ -149,7 +152,7 @@ class Finder:
 
 
 class Reporter(unittest.TestResult):
-    """Writes what becomes of each test, the moment it is known."""
+    """Reports the result of each test as soon as it is known."""
 
     def __init__(self, stream):
         super().__init__()
@@ -176,7 +179,7 @@ class Reporter(unittest.TestResult):
         self.verdict = None
 
     def settle(self, test, status, reason):
-        """What has no start and no end is a class that failed before its tests."""
+        """Record a result. A result without a start is a class that failed before its tests."""
         if self.verdict is None:
             self.write(end=test.id(), status=status, reason=reason, seconds=0)
         else:
@@ -209,12 +212,12 @@ def add_old_names():
 
 
 def load(aim_text, path):
-    """The module of the tests, under the name by which spawned ranks look for it."""
+    """Load the module of the tests, under the name that spawned ranks import."""
     folder = os.path.dirname(os.path.abspath(path))
     aim = Aim(aim_text)
     aim.prepare()
     sys.path.insert(0, folder)
-    # Files name each other by their path from PyTorch's folder, too.
+    # Files also import each other by their path from PyTorch's folder.
     sys.path.insert(1, os.path.join(folder.partition(f"{os.sep}test{os.sep}")[0], "test"))
     sys.meta_path.insert(0, Finder(aim, folder))
     add_old_names()
@@ -238,14 +241,15 @@ def tests_in(suite):
 
 
 def chosen(tests, names=(), part=(1, 1), ids=None, without=()):
-    """Every part[1]-th, from the part[0]-th on, of the tests whose id has one of the names in it; of these, `ids` but not `without`."""
+    """Select every part[1]-th test, from the part[0]-th on, whose id contains one of the names; of
+    these, only `ids` and not `without`."""
     named = [test for test in tests if not names or any(name in test.id() for name in names)]
     wanted = named[part[0] - 1 :: part[1]]
     return [test for test in wanted if (ids is None or test.id() in ids) and test.id() not in without]
 
 
 def main(start, report_fd, choice_file):
-    vars(target).pop("load_tests", None)  # which refuses to be loaded by others than its own file
+    vars(target).pop("load_tests", None)  # it rejects loading by another file than its own
     tests = tests_in(unittest.defaultTestLoader.loadTestsFromModule(target))
     if start == "fork":
         start_ranks_by_fork()

@@ -1,4 +1,5 @@
-"""The tests of the wheel: torch.testing._internal.distributed.distributed_test, each on WORLD_SIZE ranks of BACKEND."""
+"""Run the tests of the wheel (torch.testing._internal.distributed.distributed_test), each on
+WORLD_SIZE ranks of BACKEND."""
 
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 

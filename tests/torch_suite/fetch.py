@@ -1,17 +1,20 @@
-"""Brings PyTorch's own tests to a folder, and says which version they are.
+"""Copy PyTorch's own tests to a folder and print their version.
 
-    python tests/torch_suite/fetch.py INTO                       the first of the following that works
-    python tests/torch_suite/fetch.py INTO --checkout FOLDER     from PyTorch's sources, which lie there; also $PYTORCH_SOURCES
-    python tests/torch_suite/fetch.py INTO --archive URL         a tar archive of them (a path, file: or https:); {tag} is the installed torch's
-    python tests/torch_suite/fetch.py INTO --git URL             a clone of the tag of the installed torch, as little of it as git can
-    python tests/torch_suite/fetch.py INTO --debian [VERSION]    from Debian's source package pytorch: of all versions that apt's mirror
-                                                                 offers, the one nearest to VERSION or else to the installed torch
+    python tests/torch_suite/fetch.py INTO                      the first of these that works
+    python tests/torch_suite/fetch.py INTO --checkout FOLDER    PyTorch's sources; also $PYTORCH_SOURCES
+    python tests/torch_suite/fetch.py INTO --archive URL        a tar archive (path, file: or https:);
+                                                                {tag}: the installed torch's
+    python tests/torch_suite/fetch.py INTO --git URL            a small clone of the installed torch's tag
+    python tests/torch_suite/fetch.py INTO --debian [VERSION]   Debian's source package nearest to
+                                                                VERSION or the installed torch
 
-Only test/distributed and what its files import goes to INTO, in the folders of PyTorch, so that run.py is then told
-`--tests INTO/test/distributed`. What is in INTO from another time is replaced. An archive or a clone is asked for only if a URL is given;
-Debian's package needs apt-get and no root: lists and downloads lie in a folder of their own.
+Only test/distributed and the files that it imports are copied to INTO, in PyTorch's folders; run.py
+then needs `--tests INTO/test/distributed`. Earlier contents of INTO are replaced. An archive or a
+clone is used only if a URL is given. Debian's package needs apt-get but not root: package lists and
+downloads are stored in a separate folder.
 
-The last line of what this prints is the version of the tests, the folder, and the version of torch that they will run with.
+The last line of the output is the version of the tests, the folder, and the installed version of
+torch.
 """
 
 import argparse
@@ -27,17 +30,17 @@ import tarfile
 import tempfile
 import urllib.request
 
-# What goes along, of PyTorch's folder.
+# The parts of PyTorch's folder to copy.
 WANTED = ("test/distributed/", "test/inductor/", "tools/flight_recorder/", "version.txt")
 LIMIT_S = 600
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-# Newest first: a mirror may name a package in its lists that it does not have yet.
+# Newest first: a mirror's lists may name a package that it does not have yet.
 SUITES = ("sid", "testing", "stable", "oldstable")
 SOURCE_PACKAGE = "pytorch"
 
 
 class NotHere(Exception):
-    """This way does not lead to the tests; says why."""
+    """A source is not available; the message has the reason."""
 
 
 def torch_version():
@@ -64,7 +67,7 @@ def from_checkout(folder, into):
 
 
 def from_archive(file, into):
-    """All sources are in one folder of the archive, whatever its name."""
+    """Copy from an archive, in which all sources are in one folder of any name."""
     with tarfile.open(file) as archive:
         for member in archive:
             path = member.name.removeprefix("./").partition("/")[2]
@@ -112,13 +115,13 @@ def numbers(version):
 
 
 def distance(version, wanted):
-    """Of two versions, in releases: 2.6 is nearer to 2.13 than 1.13."""
+    """Return the distance of two versions in releases: 2.6 is nearer to 2.13 than 1.13."""
     (major, minor, *_), (wanted_major, wanted_minor, *_) = numbers(version), numbers(wanted)
     return (abs(major - wanted_major), abs(minor - wanted_minor))
 
 
 def mirror_of_debian():
-    """The one that apt is set up with; before its first update, it does not know whose they are."""
+    """Return apt's configured mirror. Before apt's first update, its label is unknown."""
     for line in command("apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)").splitlines():
         label, _, uri = line.rpartition(" ")
         if label == "Debian" or uri.rstrip("/").endswith("/debian"):
@@ -127,7 +130,8 @@ def mirror_of_debian():
 
 
 class Apt:
-    """Lists and downloads in a folder of ours: the system's stay as they are, and root is not needed."""
+    """apt with its lists and downloads in a separate folder: the system's stay unchanged, and root
+    is not needed."""
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
@@ -175,7 +179,8 @@ def from_debian(wanted, into):
 
 
 def ways(options):
-    """[(what it is, a function of the folder)], those that were asked for, or else those that need no asking."""
+    """Return [(description, function of the folder)] for the requested sources, or for the default
+    ones."""
     checkout = options.checkout or os.environ.get("PYTORCH_SOURCES")
     asked = [
         (f"the checkout {checkout}", checkout, lambda into: from_checkout(checkout, into)),
@@ -188,7 +193,7 @@ def ways(options):
 
 
 def fetch(into, chosen):
-    """Returns what was taken. INTO changes only if all is there."""
+    """Return the source that was used. INTO changes only if everything was copied."""
     refusals = []
     for what, way in chosen:
         with tempfile.TemporaryDirectory(dir=into.parent, prefix=f".{into.name}-") as new:

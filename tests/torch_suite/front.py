@@ -1,6 +1,7 @@
-"""What stands in the place of torch.distributed for the aim "front": dldist, torch's own for what dldist does not have, and stand-ins.
+"""The replacement of torch.distributed for the aim "front": dldist, torch's own functions that
+dldist lacks, and stubs.
 
-Modules of torch find this in themselves while torch is being imported, so it must not import torch itself.
+Modules of torch use this while torch is being imported, so it must not import torch itself.
 """
 
 import pathlib
@@ -24,7 +25,7 @@ def __getattr__(name):
 
 
 class ThreadLocalWorld(thread_ranks.WorldOfThread):
-    """A world for each rank, where ranks are threads."""
+    """A world for each rank if ranks are threads."""
 
     _get_world = thread_ranks.WorldOfThread._own
 
@@ -35,12 +36,12 @@ def wait_for_futures(futures):
 
 
 STORE_CALLS = ("set", "get", "add", "compare_set", "delete_key", "check", "wait")
-# C++ calls a store's methods only as long as somebody holds the object of Python.
+# C++ calls a store's methods only while the Python object exists.
 stores_given = []
 
 
 def torchs_store(store):
-    """A store of torch that hands all calls on to one of dldist."""
+    """Return a torch store that forwards all calls to a dldist store."""
     import torch.distributed
 
     def handing_on(name):
@@ -51,7 +52,7 @@ def torchs_store(store):
 
 
 def agent_of_rpc(store, *arguments):
-    """TensorPipeAgent, which is in C++ and takes torch's stores alone."""
+    """Create a TensorPipeAgent, which is in C++ and accepts only torch's stores."""
     import torch
 
     return torch._C._distributed_rpc.TensorPipeAgent(torchs_store(store), *arguments)

@@ -1,4 +1,5 @@
-"""Stand-ins for torch.cuda and torch.accelerator, for tests for GPUs that run on the CPU (substitution.OntoCpu)."""
+"""Stubs of torch.cuda and torch.accelerator, for tests for GPUs that run on the CPU
+(substitution.OntoCpu)."""
 
 import contextlib
 
@@ -8,7 +9,7 @@ DEVICES = 4
 
 
 class Event:
-    """Whatever has been launched on the CPU is done."""
+    """An event. Work on the CPU has always finished."""
 
     def __init__(self, *_args, **_options):
         pass
@@ -32,7 +33,7 @@ class Nccl:
 
 
 class StandIn:
-    """torch.cpu has most of the names; here is what it lacks, and how many devices there are."""
+    """torch.cpu has most names; this class adds the missing ones and the number of devices."""
 
     Event = Event
     nccl = Nccl
@@ -49,7 +50,7 @@ class StandIn:
         return DEVICES
 
     def current_device(self):
-        """An index would be of no device."""
+        """Return a device, because an index does not name one."""
         return torch.device("cpu")
 
     def current_accelerator(self, check_available=False):  # noqa: ARG002

@@ -1,18 +1,19 @@
-"""PyTorch's own tests of its process groups on "dldist", beside the same tests on "gloo".
+"""Run PyTorch's own tests of its process groups on "dldist", and the same tests on "gloo".
 
     python tests/torch_suite/run.py                                          the tests inside the wheel of torch
-    python tests/torch_suite/run.py --tests FOLDER test_c10d_common.py ...   files of PyTorch's test/distributed (fetch.py brings them)
+    python tests/torch_suite/run.py --tests FOLDER test_c10d_common.py ...   files from fetch.py
     python tests/torch_suite/run.py --only all_reduce,broadcast --aims dldist
     python tests/torch_suite/run.py --tests FOLDER --aims gloo,front test_store.py
     python tests/torch_suite/run.py --tests FOLDER --onto-cpu _composable/fsdp/test_fully_shard_comm.py
 
-Aims (aim.py): gloo, dldist (a backend of torch), as-gloo (that backend in the place of gloo), front (the package dldist in the place of
-torch.distributed). --onto-cpu turns tests for GPUs into tests for the CPU. Prints how many tests passed; --json FILE keeps all outcomes:
-files that are run again replace what FILE had of them, so table.py makes one table of many runs.
+Aims (aim.py): gloo, dldist (a backend of torch), as-gloo (that backend instead of gloo), front (the
+package dldist instead of torch.distributed). --onto-cpu turns tests for GPUs into tests for the
+CPU. The program prints the numbers of passed tests. --json FILE keeps all results: files that run
+again replace their previous results, so table.py can make one table of many runs.
 
-Tests start their ranks by fork, with torch imported already; --start spawn does it as PyTorch means it, in a multiple of the time. A
-test that fails is run a second time, after all others, and what it says then counts; the first time is kept, too. --jobs N runs N files
-at once.
+Tests start their ranks by fork, with torch already imported; --start spawn starts them as PyTorch
+does, which is several times slower. A failed test is run again after all others; the second result
+counts, and the first is also kept. --jobs N runs N files concurrently.
 """
 
 import argparse
@@ -36,10 +37,11 @@ OF_THE_WHEEL = HERE / "distributed_spawn.py"
 WHEEL = "distributed_test (wheel)"
 ON_THE_CPU = " (onto the CPU)"
 LIMIT_S = 90
-# A test's own limit, after which it ends its ranks and says so; ours is for tests that cannot.
+# A test has its own limit, after which it ends its ranks and reports that; this one is for tests
+# that cannot.
 OF_THE_LIMIT = 0.5
 GRACE_S = 2
-# Leaders of the groups of processes under way.
+# Leaders of the process groups that are running.
 RUNNING = set()
 
 
@@ -66,14 +68,15 @@ def end_group(pid):
 
 
 def end_all(*_signal):
-    """Not without the processes that we started."""
+    """End all started processes, then exit."""
     for pid in list(RUNNING):
         end_group(pid)
     os._exit(1)
 
 
 def lines_of(process, descriptor, limit_s):
-    """Objects that the process reports; ends when it is done or dead, or at the same test for longer than the limit."""
+    """Yield the objects that the process reports. Stop when it ends, or when one test exceeds the
+    limit."""
     pending = b""
     quiet_since = time.monotonic()
     while time.monotonic() - quiet_since < limit_s:
@@ -89,7 +92,7 @@ def lines_of(process, descriptor, limit_s):
 
 
 def how_it_ended(process, limit_s):
-    """A process closes its end of the pipe a moment before it can be waited for."""
+    """Return how the process ended. It closes its end of the pipe shortly before it exits."""
     try:
         return f"died with {process.wait(GRACE_S)}"
     except subprocess.TimeoutExpired:
@@ -97,7 +100,7 @@ def how_it_ended(process, limit_s):
 
 
 class FileRun:
-    """One file, aimed at one thing."""
+    """One file with one aim."""
 
     def __init__(self, path, aim, options, log):
         self.path = path
@@ -106,7 +109,7 @@ class FileRun:
         self.log = log
 
     def attempt(self, choice):
-        """Runs tests (see chosen() in aim.py). Returns (outcomes, whether that was all)."""
+        """Run tests (see chosen() in aim.py). Return (outcomes, is_complete)."""
         outcomes = {}
         current = None
         with tempfile.NamedTemporaryFile("w", encoding="utf-8") as choice_file:
@@ -143,7 +146,8 @@ class FileRun:
         return outcomes, False
 
     def run_chosen(self, ids=None):
-        """{test: outcome} of those with these ids, or of all; survivors of a death go on without the dead."""
+        """Return {test: outcome} of the tests with these ids, or of all. If a test kills the
+        process, run the remaining ones."""
         names = [name for name in self.options.only.split(",") if name]
         outcomes = {}
         is_done = False
@@ -175,7 +179,7 @@ def label(path, options):
 
 
 def versions(options):
-    """Of what was run; the tests' own stands two folders above test/distributed, in PyTorch's sources."""
+    """Return the versions. PyTorch's sources keep theirs two folders above test/distributed."""
     found = {"torch": importlib.metadata.version("torch")}
     if options.tests:
         with contextlib.suppress(OSError):
@@ -184,7 +188,7 @@ def versions(options):
 
 
 class Results:
-    """What has been run, in a file if there is one, which has it as soon as a file of tests is done."""
+    """The results so far, which are saved to a file, if there is one, after each file of tests."""
 
     def __init__(self, path, of_what):
         self.path = path

@@ -1,14 +1,16 @@
-"""What is replaced in PyTorch's tests, so that they test something else than they were written for.
+"""Replacements in PyTorch's tests, so that they test another implementation.
 
-Backend puts a backend in the place of "gloo": in every string that names a backend ("gloo", "cpu:gloo"), for Backend.GLOO and where a
-ProcessGroupGloo is made; the list of all backends is without Gloo. The lists of backends whose calls torch's profiler shows stay as they
-are.
+Backend replaces "gloo" by another backend: in every string that names a backend ("gloo",
+"cpu:gloo"), in Backend.GLOO and in calls of ProcessGroupGloo; the list of all backends is without
+Gloo. The lists of backends whose calls torch's profiler shows are unchanged.
 
-Front puts dldist, the package, in the place of torch.distributed: wherever the module or one of its names is imported or written out.
-What dldist does not have stays torch's (its parallelism: DDP, FSDP, DTensor; its algorithms; RPC); front.py hands it on.
+Front replaces torch.distributed by dldist, the package, wherever the module or one of its names is
+imported or written out. Features that dldist lacks remain torch's (its parallelism: DDP, FSDP,
+DTensor; its algorithms; RPC); front.py forwards to them.
 
-OntoCpu makes tests for GPUs tests for the CPU: "cuda" becomes "cpu", "nccl" "gloo", torch.cuda and torch.accelerator become the stand-ins
-of on_cpu.py, with as many devices as a host of tests has, and DDP is told of no devices.
+OntoCpu turns tests for GPUs into tests for the CPU: "cuda" becomes "cpu", "nccl" becomes "gloo",
+torch.cuda and torch.accelerator become the stubs of on_cpu.py, with the number of devices of a test
+host, and DDP receives no devices.
 """
 
 import ast
@@ -21,17 +23,17 @@ GLOO = re.compile(r"\bgloo\b")
 
 
 def written(node):
-    """The dotted name that the node is, or "" if it is something else."""
+    """Return the dotted name that the node is, or "" if it is something else."""
     return ast.unparse(node) if isinstance(node, (ast.Attribute, ast.Name)) else ""
 
 
 def put(node, text):
-    """An expression in the place of the node."""
+    """Replace the node by an expression."""
     return ast.copy_location(ast.parse(text, mode="eval").body, node)
 
 
 class Backend(ast.NodeTransformer):
-    """make_group: the name, in the module, of what a ProcessGroupGloo is made by."""
+    """make_group: the name, in the module, of the function that replaces ProcessGroupGloo."""
 
     def __init__(self, backend, make_group):
         self.backend = backend
@@ -71,7 +73,7 @@ class Front(ast.NodeTransformer):
         "torch._C._distributed_c10d": "dldist.distributed_c10d",
     }
 
-    # What takes torch's objects alone, or looks into them.
+    # Names that accept only torch's objects, or use their internals.
     STAND_INS = {
         "TensorPipeAgent": "agent_of_rpc",
         "ThreadLocalWorld": "ThreadLocalWorld",
@@ -82,7 +84,7 @@ class Front(ast.NodeTransformer):
         self.front = front
 
     def visit_Import(self, node):
-        """A module without another name is torch's whole tree, and stays."""
+        """A module imported without another name is torch's whole tree, and is not replaced."""
         for alias in node.names:
             if alias.asname:
                 alias.name = self.WHOLE if alias.name == "torch.distributed" else self.MODULES.get(alias.name, alias.name)
@@ -162,13 +164,13 @@ class OntoCpu(ast.NodeTransformer):
         return node
 
     def is_index(self, node):
-        """Whether the node is the number of a GPU."""
+        """Return True if the node is the number of a GPU."""
         if isinstance(node, ast.Subscript):
             return self.is_index(node.value)
         return written(node).split(".")[-1] in self.INDICES
 
     def visit_JoinedStr(self, node):
-        """f"cuda:{rank}": there is one CPU."""
+        """f"cuda:{rank}" becomes "cpu": there is one CPU."""
         first = node.values[0] if node.values else None
         if isinstance(first, ast.Constant) and first.value.startswith("cuda:"):
             return ast.copy_location(ast.Constant("cpu"), node)

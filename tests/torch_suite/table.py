@@ -1,10 +1,12 @@
-"""Makes the tables of docs/torch-suite.md from what run.py --json has kept.
+"""Make the tables of docs/torch-suite.md from the results that run.py --json has kept.
 
     python tests/torch_suite/table.py RESULTS.json                               prints them
-    python tests/torch_suite/table.py RESULTS.json --page docs/torch-suite.md    writes them there, between their markers
-    python tests/torch_suite/table.py RESULTS.json --failing dldist              ids and last lines of what that aim alone does not pass
+    python tests/torch_suite/table.py RESULTS.json --page docs/torch-suite.md    writes them there
+    python tests/torch_suite/table.py RESULTS.json --failing dldist              prints ids and last lines
+                                                                                 of tests that only it fails
 
-Why a test passes on gloo and not on dldist is written by hand, in reasons.toml; a test without a reason there is listed as such.
+reasons.toml has the reasons why a test passes on gloo and not on dldist, written by hand; a test
+without a reason is listed as such.
 """
 
 import argparse
@@ -34,7 +36,8 @@ NO_REASON = "(not known yet)"
 
 
 def last_line(reason):
-    """Of a traceback of ranks, the line that says what is wrong: of the first rank that does not only say that another has gone."""
+    """Return the line of a traceback of ranks that has the cause: from the first rank that does
+    more than report another rank's exit."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     telling = [line for line in lines if re.match(r"[\w.]*(Error|Exception)(:|$)", line) and "exited with error code" not in line]
     ranks = re.split(r"^(?:RuntimeError: )?Process \d+ exited with error code \d+ and exception:$", reason, flags=re.MULTILINE)[1:]
@@ -46,17 +49,18 @@ def last_line(reason):
 
 
 def short(test):
-    """Class.test, of an id."""
+    """Return Class.test of an id."""
     return ".".join(test.split(".")[-2:])
 
 
 def is_alone(ours, theirs):
-    """Whether the base passes it and we do not, or it leaves it out and we fail."""
+    """Return True if the base passes the test and this aim does not, or if the base skips it and
+    this aim fails."""
     return (ours, theirs) == ("skipped", "passed") or (ours == "failed" and theirs in ("passed", "skipped"))
 
 
 class Compared:
-    """One file: what an aim made of it, beside what the base did."""
+    """One file: the results of an aim and of the base."""
 
     def __init__(self, file, ours, theirs):
         self.file = file
@@ -76,12 +80,12 @@ class Compared:
         )
 
     def alone(self):
-        """[(Class.test, outcome of ours)]"""
+        """Return [(Class.test, outcome of this aim)] for tests that only this aim does not pass."""
         return [(short(test), ours) for test, (ours, theirs) in self.pairs.items() if is_alone(ours["status"], theirs["status"])]
 
 
 def compare(results, aim):
-    """Of all files that have a test which passes somewhere; the others can say nothing."""
+    """Compare all files with a test that passes with some aim; other files show nothing."""
     files = [Compared(file, by_aim[aim], by_aim[BASE]) for file, by_aim in sorted(results["files"].items()) if aim in by_aim and BASE in by_aim]
     return [compared for compared in files if compared.count(lambda ours, theirs: "passed" in (ours, theirs))]
 
@@ -91,7 +95,7 @@ class Reasons:
         self.kept = tomllib.loads(path.read_text(encoding="utf-8"))["reason"]
 
     def why(self, aim, file, test):
-        """None: there is no reason."""
+        """Return the reason, or None if there is none."""
         for entry in self.kept:
             is_meant = aim in entry["aims"] and fnmatch.fnmatch(file, entry["file"])
             if is_meant and any(fnmatch.fnmatch(test, pattern) for pattern in entry["tests"]):
