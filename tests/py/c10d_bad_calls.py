@@ -178,11 +178,11 @@ RANKS = [
 ]
 
 OPERATIONS = [
-    Bad("dist.all_reduce(f(1), op='nonsense')", "ValueError", "no operation is called", theirs="TypeError", why=NAMES_OF_OPS),
+    Bad("dist.all_reduce(f(1), op='nonsense')", "ValueError", "unknown reduction 'nonsense': expected one of", theirs="TypeError", why=NAMES_OF_OPS),
     Bad("dist.all_reduce(f(1), op=3)", "TypeError", "must be a ReduceOp or its name"),
     Bad("dist.all_reduce(f(1), op=dist.ReduceOp.BAND)", "RuntimeError", "BAND means nothing for float32"),
     Bad("dist.scan('x')", "TypeError", NO_TENSOR, theirs=None, why=NO_SCAN),
-    Bad("dist.scan(f(1), op='nonsense')", "ValueError", "no operation is called", theirs=None, why=NO_SCAN),
+    Bad("dist.scan(f(1), op='nonsense')", "ValueError", "unknown reduction 'nonsense': expected one of", theirs=None, why=NO_SCAN),
     Bad("dist.scan(f(1), op=dist.ReduceOp.AVG)", "RuntimeError", "AVG is not defined", theirs=None, why=NO_SCAN),
     Bad("dist.scan(f(1), op=dist.ReduceOp.BAND)", "RuntimeError", "BAND means nothing for float32", theirs=None, why=NO_SCAN),
     Bad("dist.all_reduce(f(1), timeout='x')", "TypeError", "must be timedelta or a number of seconds"),

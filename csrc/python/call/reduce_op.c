@@ -15,6 +15,9 @@ typedef struct py_reduce_op {
     PyObject *tensor; /* owned; const: a factor in device memory, or NULL */
 } py_reduce_op;
 
+#define QUOTED_NAME(name, text) "'" text "', "
+#define EXPECTED_NAMES "expected one of " DD_REDOP_LIST(QUOTED_NAME) "'PROD'"
+
 static bool
 find_op(const char *text, dd_redop *op)
 {
@@ -122,7 +125,7 @@ make_named(PyTypeObject *type, const char *name, PyObject *factor)
         return NULL;
     }
     if (!find_op(name, &op)) {
-        PyErr_Format(error, "ReduceOp(): no operation is called \"%s\"", name);
+        PyErr_Format(error, "ReduceOp(): unknown reduction '%s': " EXPECTED_NAMES, name);
         return NULL;
     }
     if (factor == NULL) {
@@ -383,7 +386,7 @@ py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reducti
         return false;
     }
     if (!find_op(text, &reduction->op)) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'op': no operation is called %R",
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): unknown reduction %R: " EXPECTED_NAMES,
                      function, object);
         return false;
     }
