@@ -96,8 +96,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("report", metavar="REPORT.json")
     parser.add_argument("path", metavar="FILE", help="the drawing: .svg, .png, .pdf")
-    parser.add_argument("--ops", type=lambda text: text.split(","), help="these operations alone")
-    parser.add_argument("--peers", type=lambda text: text.split(","), help="these peers alone")
+    parser.add_argument("--ops", type=lambda text: text.split(","), help="only these operations")
+    parser.add_argument("--peers", type=lambda text: text.split(","), help="only these peers")
     args = parser.parse_args()
     with open(args.report, encoding="utf-8") as file:
         plot(json.load(file), args.path, args.ops, args.peers)

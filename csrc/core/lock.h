@@ -37,7 +37,7 @@
     X(STORE_JOINED, "who has joined a TCP store")                       \
     X(BACKGROUND_TASK, "a background task")                             \
     X(UNPACKING, "the outputs of an operation")                         \
-    X(COMPLETIONS, "operations that have ended and have not been told") \
+    X(COMPLETIONS, "ended operations, whose watchers are still queued") \
     X(RECORDER, "the flight recorder")                                  \
     X(CALL_SITES, "stacks that have been seen")                         \
     X(CRYPTO, "the loading of a library of ciphers")                    \

@@ -122,7 +122,7 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
     const dd_error *broken = dd_peer_error_locked(group->peers[group->topology.local_ranks[0]]);
     group->arena_fd = -1;
     if (status == DD_OP_TIMED_OUT) {
-        dd_error_set(err, status, "no arena has come");
+        dd_error_set(err, status, "no shared memory received from the first rank of this host");
     } else if (status == DD_OK && fd == -1) {
         status = broken != NULL ? dd_error_copy(err, broken)
                                 : dd_context_check_datagrams_locked(group->context, err);

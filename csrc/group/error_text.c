@@ -180,7 +180,7 @@ append_timeout(text_line *line, const dd_group *group, const dd_cause *cause)
     }
     append(line, " waiting for this rank, which ");
     if (has_arrived) {
-        append(line, "had not come or answered in time");
+        append(line, "had not joined or answered before the timeout");
     } else {
         append_own_state(line, group);
     }
@@ -392,7 +392,7 @@ group_add_progress_locked(const dd_group *group, const dd_message *message, dd_e
 {
     text_line line = {.used = 0};
     if (!message->is_send && message->id != 0) {
-        append(&line, "%zu bytes of it have come", message->moved);
+        append(&line, "%zu bytes of it have arrived", message->moved);
     } else if (!append_own_loss_locked(&line, group, message->rank)) {
         return;
     }

@@ -199,7 +199,7 @@ group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence)
     const dd_signature *ours = group_signature_of(group, sequence);
     if (ours != NULL) {
         dd_arena_mismatch mismatch = make_mismatch(group, rank, sequence, ours);
-        fail_disagreement_locked(group, DD_CAUSE_SIZES, &mismatch, "more has come than was expected here");
+        fail_disagreement_locked(group, DD_CAUSE_SIZES, &mismatch, "received more bytes than expected");
     }
 }
 

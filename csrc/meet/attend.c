@@ -103,7 +103,7 @@ list_attendance(const meeting_call *call, attendance *seen)
 static dd_status
 print_refused(const meeting_call *call, char out[REFUSED_ROOM], dd_error *err)
 {
-    static const char words[] = "the store has refused, for want of its secret: ";
+    static const char words[] = "the store refused clients without its secret: ";
     dd_blob who = {0};
     out[0] = '\0';
     dd_status status = dd_tcp_store_refused(call->keys.store, &who, call->keys.wait, err);
@@ -144,14 +144,15 @@ meeting_error_absent(const meeting_call *call, dd_error *err)
         return DD_OP_TIMED_OUT;
     }
     if (seen.trouble.code != DD_OK) {
-        dd_error_set(err, DD_OP_TIMED_OUT, "the store does not say who has come: %s", seen.trouble.message);
+        dd_error_set(err, DD_OP_TIMED_OUT, "the ranks that have joined are unknown: %s",
+                     seen.trouble.message);
     } else if (seen.first_absent < 0) {
-        dd_error_set(err, DD_OP_TIMED_OUT, "all %d have come, and one of them has not gone on: %s",
+        dd_error_set(err, DD_OP_TIMED_OUT, "all %d ranks have joined, but one of them has not continued: %s",
                      call->meeting->size, seen.present);
     } else {
         (void)!print_refused(&late, refused, NULL);
         print_accept_error(&late, accept_error);
-        dd_error_set(err, DD_OP_TIMED_OUT, "%s%d of %d have come: %s; missing: %s%s%s%s",
+        dd_error_set(err, DD_OP_TIMED_OUT, "%s%d of %d have joined: %s; missing: %s%s%s%s",
                      seen.is_cut ? "at least " : "", seen.npresent, call->meeting->size, seen.present,
                      seen.absent, accept_error, refused[0] != '\0' ? "; " : "", refused);
         dd_error_blame(err, seen.first_absent, NULL, 0);

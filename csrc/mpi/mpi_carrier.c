@@ -134,8 +134,8 @@ count_received(const mpi_library *library, const mpi_status *status, dd_carried_
     if (code == DD_MPI_OK && count < 0) {
         return dd_error_set(
             err, DD_NOT_SUPPORTED,
-            "a message has come, and %s cannot count its bytes: MPI 4's large counts can, as in MPICH 4 "
-            "or newer",
+            "received a message whose bytes %s cannot count: use an MPI with the large counts of MPI 4, such "
+            "as MPICH 4 or newer",
             library->version);
     }
     return mpi_check(library, code, "MPI_Get_count", err);
@@ -308,7 +308,7 @@ await_making(comm_creation *making, mpi_word *comm, const dd_wait *wait, dd_erro
         status = making->status == DD_OK ? DD_OK : dd_error_copy(err, &making->error);
     } else if (status == DD_TIMED_OUT) {
         status = dd_error_set(err, DD_OP_TIMED_OUT,
-                              "MPI_Comm_create_group of %d ranks has not come back within %.3g s",
+                              "MPI_Comm_create_group of %d ranks did not return within %.3g s",
                               making->nranks, dd_wait_elapsed_s(wait));
     }
     dd_background_task_release(&making->task);

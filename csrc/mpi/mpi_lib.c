@@ -279,8 +279,8 @@ broadcast_bytes(const mpi_library *library, char *room, size_t nbytes, bool *is_
         if (dd_wait_has_expired(wait)) {
             return dd_error_set(
                 err, DD_TIMED_OUT,
-                "not all %d processes of MPI's world have come within %.3g s: all of them make the "
-                "first group, and none has ended before",
+                "not all %d processes of MPI's world joined within %.3g s: all of them must create the "
+                "first group, and none may exit before",
                 library->size, dd_wait_elapsed_s(wait));
         }
         status = dd_wait_sleep(wait, POLL_NS, err);

@@ -184,7 +184,9 @@ dd_noise_finish(dd_noise *self, dd_bytes job_secret, dd_bytes second, uint8_t *p
                 dd_error *err)
 {
     if (second.len < DD_NOISE_SECOND_BYTES(0)) {
-        return dd_error_set(err, DD_PROTOCOL, "its part of the hand-shake has %zu bytes", second.len);
+        return dd_error_set(err, DD_PROTOCOL,
+                            "handshake reply too short: got %zu bytes, expected at least %zu", second.len,
+                            DD_NOISE_SECOND_BYTES(0));
     }
     mix_point(self, second.data);
     dd_status status = mix_agreement(self, second.data, err);

@@ -63,7 +63,8 @@ dd_seal_finish(dd_noise *noise, dd_bytes secret, dd_seal_use use, dd_bytes secon
     uint8_t received[CLEAR_MAX];
     dd_noise_keys keys;
     if (second.len != DD_NOISE_SECOND_BYTES(clear.len) || clear.len > sizeof received) {
-        return dd_error_set(err, DD_PROTOCOL, "its part of the hand-shake has %zu bytes", second.len);
+        return dd_error_set(err, DD_PROTOCOL, "handshake reply has another size: got %zu bytes, expected %zu",
+                            second.len, DD_NOISE_SECOND_BYTES(clear.len));
     }
     dd_status status = dd_noise_finish(noise, secret, second, received, &keys, err);
     dd_noise_wipe(noise);

@@ -207,7 +207,7 @@ static PyMethodDef core_methods[] = {
      "_is_shared($module, tensor, /)\n--\n\nWhether the tensor lies in memory that Group.empty made."},
     {"_write32", PY_FAST_METHOD(py_window_write32),
      "_write32($module, function, tensor, offset, value, count)\n--\n\n"
-     "Writes elements of 32 bits. Whoever sees one also sees everything written before it."},
+     "Writes elements of 32 bits. A rank that sees one also sees everything written before it."},
     {"_take_completions", py_completions_take, METH_NOARGS,
      "_take_completions($module, /)\n--\n\n"
      "Waits for a watched work to end and calls its watchers. Returns False to stop."},
@@ -230,7 +230,7 @@ static PyMethodDef core_methods[] = {
      "_find_nccl_obstacle($module, candidates, nccl=None)\n--\n\n"
      "Why NCCL itself cannot be loaded, regardless of the driver; None if it can."},
     {"_nccl_info", py_nccl_info, METH_NOARGS,
-     "_nccl_info($module, /)\n--\n\nWhat has been loaded, as a dict; None if nothing has."},
+     "_nccl_info($module, /)\n--\n\nDescribes the loaded libraries as a dict; None if there are none."},
     {"_nccl_config_fields", py_nccl_config_fields, METH_NOARGS,
      "_nccl_config_fields($module, /)\n--\n\nThe fields of NCCL's configuration: (name, version that added it, whether it is text)."},
     {"_swap_stream", py_device_swap_stream, METH_O,
@@ -252,7 +252,7 @@ static PyMethodDef core_methods[] = {
     {"_monitor_open", PY_FAST_METHOD(py_watch_open),
      "_monitor_open($module, /, *settings)\n--\n\nMakes the monitor; for dldist._base.monitor_thread."},
     {"_ffi_handler", py_ffi_handler, METH_NOARGS,
-     "_ffi_handler($module, /)\n--\n\nWhat XLA calls to run a program (dldist.functional.jax), a capsule."},
+     "_ffi_handler($module, /)\n--\n\nReturns a capsule of the function with which XLA runs a program (dldist.functional.jax)."},
     {"_ffi_program", PY_FAST_METHOD(py_ffi_program),
      "_ffi_program($module, number, group, sources, results, fill, calls)\n--\n\n"
      "Makes a program with this number, which lives as long as what is returned, of calls on memory that stands for arrays,\n"
@@ -261,15 +261,15 @@ static PyMethodDef core_methods[] = {
      "_ffi_set_group($module, program, group)\n--\n\nThe program runs on this group from now on."},
     {"_mpi_calls", PY_FAST_METHOD(py_mpi_calls),
      "_mpi_calls($module, rank, size, make)\n--\n\n"
-     "What carries out the MPI calls of XLA (dldist.jax), a capsule. Of MPI_COMM_WORLD there is the rank and the size;\n"
-     "make(first, place) gives the group of a communicator."},
+     "Returns a capsule that carries out the MPI calls of XLA (dldist.jax). rank and size are those that MPI_COMM_WORLD\n"
+     "reports; make(first, place) returns the group of a communicator."},
     {"_carrier_open", PY_FAST_METHOD(py_carrier_open),
      "_carrier_open($module, name, candidates, path=None)\n--\n\n"
      "Loads the library that \"mpi\" stands for, from the path, or for None from where it is found: a capsule."},
     {"_carrier_info", py_carrier_info, METH_O,
      "_carrier_info($module, carrier, /)\n--\n\nIts name, its version and its file."},
     {"_carrier_begin_mpi", py_carrier_begin_mpi, METH_O,
-     "_carrier_begin_mpi($module, carrier, /)\n--\n\nBegins MPI unless somebody has. The rank, and how many there are."},
+     "_carrier_begin_mpi($module, carrier, /)\n--\n\nInitializes MPI unless it is initialized. Returns the rank and the number of ranks."},
     {"_carrier_share_mpi", PY_FAST_METHOD(py_carrier_share_mpi),
      "_carrier_share_mpi($module, carrier, text, timeout)\n--\n\nThe text of MPI's rank 0. All of MPI's ranks call it."},
     {"_carrier_end_mpi", PY_FAST_METHOD(py_carrier_end_mpi),
@@ -298,7 +298,7 @@ static PyMethodDef core_methods[] = {
      "_reset_recorder($module, /)\n--\n\nForgets the contents of the flight recorder."},
     {"_add_recorded_group", PY_FAST_METHOD(py_recorder_add_foreign),
      "_add_recorded_group($module, name, desc, rank, global_ranks)\n--\n\n"
-     "A group whose operations somebody else makes, for the flight recorder: what _begin_record takes."},
+     "Adds a group whose operations another library runs to the flight recorder. Returns the group for _begin_record."},
     {"_begin_record", PY_FAST_METHOD(py_recorder_begin),
      "_begin_record($module, group, name, is_p2p, peer, timeout_ns, inputs, outputs)\n--\n\n"
      "Records an operation, and returns the record's number."},

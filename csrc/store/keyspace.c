@@ -629,7 +629,7 @@ error_barrier(const dd_keyspace *ks, const dd_store_request *request, const char
     dd_bytes count = {0};
     (void)dd_keyspace_get(ks, request->keys[0], &count);
     return dd_error_set(
-        err, DD_TIMED_OUT, "barrier timed out after %.3f s on %s: %s of %lld have come to key \"%s\"",
+        err, DD_TIMED_OUT, "barrier timed out after %.3f s on %s: %s of %lld have joined, key: %s",
         dd_wait_elapsed_s(wait), where, dd_bytes_print(count, shown_count, sizeof shown_count),
         (long long)request->number, dd_bytes_print(request->keys[0], shown_key, sizeof shown_key));
 }

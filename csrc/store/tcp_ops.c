@@ -229,7 +229,8 @@ resolve_late_barrier(tcp_store *store, const dd_store_request *request, const dd
     if (!is_complete(count, request->number)) {
         char text[160];
         status = dd_error_set(
-            err, DD_TIMED_OUT, "barrier timed out after %.3f s on %s, key: %s: %.*s of %" PRId64 " have come",
+            err, DD_TIMED_OUT,
+            "barrier timed out after %.3f s on %s, key: %s: %.*s of %" PRId64 " have joined",
             dd_wait_elapsed_s(wait), store->where, dd_bytes_print(request->keys[0], text, sizeof text),
             (int)count.len, (const char *)count.data, request->number);
     }

@@ -174,9 +174,9 @@ NO_DEVICES(Query_ze_support)
 DD_MPI_CALLS(PASS_ON)
 /* NOLINTEND(readability-function-size) */
 
-#define REFUSE(name)                                                                                    \
-    FUNCTION(name, (void))                                                                              \
-    {                                                                                                   \
-        return refuse_call(#name, "dldist has of MPI what XLA calls alone, and this is no part of it"); \
+#define REFUSE(name)                                                                                     \
+    FUNCTION(name, (void))                                                                               \
+    {                                                                                                    \
+        return refuse_call(#name, "not supported: dldist has only the functions of MPI that XLA calls"); \
     }
 TRAMPOLINE_ABSENT(REFUSE)

@@ -264,7 +264,7 @@ dd_card_decode(dd_bytes bytes, dd_card *card, dd_addr_list *addrs, dd_error *err
     read.pid = (long long)take_number(&reader, 8);
     memcpy(read.uid.bytes, card_take(&reader, DD_UID_BYTES), DD_UID_BYTES);
     if (reader.is_bad || reader.rest.len != 0) {
-        return dd_error_set(err, DD_PROTOCOL, "%zu bytes make no sense as the card of a process", bytes.len);
+        return dd_error_set(err, DD_PROTOCOL, "malformed card of a process: %zu bytes", bytes.len);
     }
     *card = read;
     if (addrs != NULL) {

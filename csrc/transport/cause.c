@@ -99,7 +99,8 @@ dd_status
 dd_cause_decode(dd_bytes bytes, int nranks, dd_cause *cause, dd_error *err)
 {
     if (bytes.len < DD_CAUSE_HEAD_NBYTES || bytes.len > DD_CAUSE_MAX_NBYTES) {
-        return dd_error_set(err, DD_PROTOCOL, "a cause of %zu bytes has come", bytes.len);
+        return dd_error_set(err, DD_PROTOCOL, "received a cause of failure of %zu bytes, expected %zu to %zu",
+                            bytes.len, DD_CAUSE_HEAD_NBYTES, DD_CAUSE_MAX_NBYTES);
     }
     cause_head head;
     memcpy(&head, bytes.data, sizeof head);
@@ -128,7 +129,7 @@ dd_cause_decode(dd_bytes bytes, int nranks, dd_cause *cause, dd_error *err)
     }
     if (fault != NULL) {
         return dd_error_set(
-            err, DD_PROTOCOL, "a cause makes no sense: %s (kind %d, code %lu, ranks %d, %d, %d)", fault,
+            err, DD_PROTOCOL, "malformed cause of failure: %s (kind %d, code %lu, ranks %d, %d, %d)", fault,
             (int)read.kind, (unsigned long)head.code, read.origin, read.blamed.rank, read.other);
     }
     *cause = read;

@@ -147,7 +147,8 @@ connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd
             version, DD_CARD_VERSION);
     }
     if (verdict >= CONNECT_VERDICT_COUNT || meanings[verdict].code == DD_OK) {
-        return dd_error_set(err, DD_PROTOCOL, "it gave an answer that makes no sense (%d)", (int)verdict);
+        return dd_error_set(err, DD_PROTOCOL, "unknown handshake answer: got %d, expected less than %d",
+                            (int)verdict, (int)CONNECT_VERDICT_COUNT);
     }
     return dd_error_set(err, meanings[verdict].code, "%s", meanings[verdict].words[role]);
 }
@@ -155,7 +156,7 @@ connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd
 static dd_status
 io_error(dd_io io, dd_error *err)
 {
-    static const char when[] = "in the middle of the hand-shake";
+    static const char when[] = "during the handshake";
     if (io == DD_IO_FORGED) {
         return dd_error_set(err, DD_AUTH, "what it said was changed on the way, or it has another secret");
     }

@@ -162,11 +162,11 @@ dd_frame_decode(const uint8_t *in, dd_frame *frame, dd_error *err)
     if (fault == NULL) {
         return DD_OK;
     }
-    return dd_error_set(
-        err, DD_PROTOCOL,
-        "a frame of type %d (%s) makes no sense: %s (payload %lu, offset %llu, message %llu bytes)",
-        (int)frame->type, dd_frame_type_name((dd_frame_type)frame->type), fault,
-        (unsigned long)frame->payload, (unsigned long long)frame->offset, (unsigned long long)frame->nbytes);
+    return dd_error_set(err, DD_PROTOCOL,
+                        "malformed frame of type %d (%s): %s (payload %lu, offset %llu, message %llu bytes)",
+                        (int)frame->type, dd_frame_type_name((dd_frame_type)frame->type), fault,
+                        (unsigned long)frame->payload, (unsigned long long)frame->offset,
+                        (unsigned long long)frame->nbytes);
 }
 
 const char *

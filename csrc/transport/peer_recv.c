@@ -15,7 +15,8 @@ take_held(dd_lane *lane, const dd_frame *frame)
 {
     dd_peer *peer = lane->peer;
     if (peer->nheld >= PEER_HELD_MAX) {
-        peer_protocol_error(peer, "%zu messages that nobody wants", peer->nheld);
+        peer_protocol_error(peer, "%zu unexpected messages, expected less than %zu", peer->nheld,
+                            PEER_HELD_MAX);
         return NULL;
     }
     held *entry = engine_create_held(peer, frame);

@@ -225,7 +225,7 @@ watch_read_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX])
                      "rank %d of group \"%s\" has asked all ranks for a dump: it has failed", rank,
                      first->name);
         } else {
-            snprintf(what, WATCH_LINE_MAX, "somebody has asked all ranks for a dump: %s", err.message);
+            snprintf(what, WATCH_LINE_MAX, "an unknown rank has asked all ranks for a dump: %s", err.message);
         }
     }
     dd_blob_fini(&value);

@@ -46,8 +46,7 @@ dd_signal_decode_error(dd_bytes value, dd_bytes group, int size, dd_error *cause
     bool is_whole = value.len == 4 || (has_reason && len == value.len - 12 && len <= DD_SIGNAL_TEXT_MAX);
     uint64_t rank = is_whole ? dd_get_number(value.data, 4) : UINT64_MAX;
     if (rank >= (uint64_t)size) {
-        return dd_error_set(err, DD_PROTOCOL,
-                            "the failure that is told of group \"%.*s\" makes no sense: it has %zu bytes",
+        return dd_error_set(err, DD_PROTOCOL, "malformed signal of a failure of group \"%.*s\": %zu bytes",
                             (int)group.len, (const char *)group.data, value.len);
     }
     char text[DD_SIGNAL_TEXT_MAX + 1] = "no reason is given";
@@ -106,8 +105,7 @@ dd_signal_decode_state(dd_bytes value, dd_signal_state *state, dd_error *err)
         rest += len;
     }
     if (state->called < -1 || strncmp(rest, ", started ", 10) != 0 || strstr(rest, ", completed ") == NULL) {
-        return dd_error_set(err, DD_PROTOCOL, "how far a rank is makes no sense: it has %zu bytes",
-                            value.len);
+        return dd_error_set(err, DD_PROTOCOL, "malformed progress of a rank: %zu bytes", value.len);
     }
     return DD_OK;
 }

@@ -291,7 +291,8 @@ map_members(window_opening *opening, dd_error *err)
     }
     if (status == DD_OP_TIMED_OUT) {
         dd_bytes name = dd_group_name(opening->group);
-        DD_LOG(DD_LOG_INFO, "window of group \"%.*s\" (rank %d): not all memory of this host has come",
+        DD_LOG(DD_LOG_INFO,
+               "window of group \"%.*s\" (rank %d): the memory of some ranks of this host did not arrive",
                (int)name.len, (const char *)name.data, dd_group_rank(opening->group));
         return DD_OK;
     }

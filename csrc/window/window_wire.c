@@ -133,7 +133,7 @@ dd_window_note_decode(const dd_request *request, dd_window_note *note, dd_error 
     const dd_signature *numbers = &request->signature;
     const char *fault = wire_find_fault(request);
     if (fault != NULL) {
-        return dd_error_set(err, DD_PROTOCOL, "a note about window %llu of type %d makes no sense: %s",
+        return dd_error_set(err, DD_PROTOCOL, "malformed note about window %llu, type %d: %s",
                             (unsigned long long)request->tag, numbers->coll, fault);
     }
     *note = (dd_window_note){

@@ -106,7 +106,7 @@ xccl_do(xccl_carrier *self, xccl_job job, dd_group *group, const dd_wait *wait, 
         return self->status == DD_OK ? DD_OK : dd_error_copy(err, &self->error);
     }
     if (status == DD_TIMED_OUT) {
-        status = dd_error_set(err, DD_OP_TIMED_OUT, "%s of rank %d of %d has not come back within %.3g s",
+        status = dd_error_set(err, DD_OP_TIMED_OUT, "%s of rank %d of %d did not return within %.3g s",
                               job_name(job), self->rank, self->nranks, dd_wait_elapsed_s(wait));
     }
     return status;

@@ -351,7 +351,7 @@ def _find_place(init_method: str | None, rank: int, world_size: int, timeout: Ti
     if builtin is not None:
         place = builtin(urls.with_ranks(url, rank, world_size))
         if place.world_size > 1 and isinstance(place, urls.AtServer) and place.port == 0:
-            raise urls.fail("tcp", f"port 0 of {place.host}: nobody can tell the other ranks which port was free")
+            raise urls.fail("tcp", f"port 0 of {place.host}: the other ranks cannot learn the port: expected a port number")
         return place
     return urls.in_store(*next(rendezvous(url, rank, world_size, timeout=timeout)))
 
@@ -393,7 +393,7 @@ def _await_rank_0(store: _core.Store, place: urls.Place, name: str, generation: 
         present, absent = _look_around(store, place, name)
         raise _core.DistStoreTimeoutError(
             f"rank {place.rank} waited {time.monotonic() - began:.1f} s for rank 0, which begins: {len(present)} of "
-            f"{place.world_size} have come: {', '.join(present)}; missing: {', '.join(absent)} (timeout)"
+            f"{place.world_size} have joined: {', '.join(present)}; missing: {', '.join(absent)} (timeout)"
         ) from None
     store.set(mine, "")
 

@@ -166,7 +166,7 @@ miss_somebody(team_rank *self)
     if (self->rank != 1) {
         CHECK_STATUS(open_named(self, "absent", self->rank, 3, DD_NS_PER_S, &group), DD_OP_TIMED_OUT);
         CHECK_CONTAINS(check_message(), "group \"absent\": rank");
-        CHECK_CONTAINS(check_message(), "2 of 3 have come: 0 (");
+        CHECK_CONTAINS(check_message(), "2 of 3 have joined: 0 (");
         CHECK_CONTAINS(check_message(), "pid ");
         CHECK_CONTAINS(check_message(), "missing: 1");
     }

@@ -111,7 +111,7 @@ TEST(messages)
     CHECK_STATUS(dd_store_queue_pop(store, keys[0], false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
     CHECK_CONTAINS(check_message(), "queue \"key00\" is empty");
     CHECK_STATUS(dd_store_barrier(store, keys[0], 3, &wait, check_err()), DD_TIMED_OUT);
-    CHECK_CONTAINS(check_message(), "on HashStore: 1 of 3 have come to key \"key00\"");
+    CHECK_CONTAINS(check_message(), "on HashStore: 1 of 3 have joined, key: key00");
     CHECK_OK(dd_store_queue_push(store, keys[1], BYTES("i"), &wait, check_err()));
     CHECK_STATUS(dd_store_get(store, keys[1], &value, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "keys: key01 (1 of 1 missing): get on HashStore");

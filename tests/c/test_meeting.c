@@ -336,7 +336,7 @@ TEST(who_was_missing_is_known_after_the_end_of_the_store)
         CHECK_STATUS(attendees[1].status, DD_OP_TIMED_OUT);
         CHECK_CONTAINS(attendees[1].error.message, "party \"party\" (rank 1 of 3): rank 0 waited ");
         CHECK_CONTAINS(attendees[1].error.message,
-                       "2 of 3 have come: 0 (somewhere, pid 100), 1 (somewhere, pid 101)");
+                       "2 of 3 have joined: 0 (somewhere, pid 100), 1 (somewhere, pid 101)");
         CHECK_CONTAINS(attendees[1].error.message, "; missing: 2; the store has ended since: ");
         CHECK_INT(attendees[1].error.blamed.rank, 2);
         place_close(&p, 2);
@@ -403,7 +403,7 @@ TEST(a_latecomer_to_a_final_meeting_hears_once_how_it_has_ended)
         CHECK_STATUS(attendees[0].status, DD_OP_TIMED_OUT);
         run_attendee(&attendees[1]);
         CHECK_STATUS(attendees[1].status, DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(attendees[1].error.message, "1 of 2 have come: 0 (somewhere, pid 100); missing: 1");
+        CHECK_CONTAINS(attendees[1].error.message, "1 of 2 have joined: 0 (somewhere, pid 100); missing: 1");
         attendees[0].wait = attendees[1].wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
         run_attendees(attendees, 2);
         check_met(attendees, 2);

@@ -262,7 +262,7 @@ make_too_slowly(team_rank *self)
     dd_wait wait = dd_wait_after(100 * DD_NS_PER_MS);
     CHECK_STATUS(dd_group_carry(self->group, &libraries[self->rank].base, &wait, check_err()),
                  DD_OP_TIMED_OUT);
-    CHECK_CONTAINS(check_message(), "MPI_Comm_create_group of 2 ranks has not come back within 0.1");
+    CHECK_CONTAINS(check_message(), "MPI_Comm_create_group of 2 ranks did not return within 0.1");
     team_rendezvous(self, "too late");
 }
 
@@ -359,7 +359,7 @@ use_badly(team_rank *self)
                         "the message is larger than the 8 bytes that there is room for");
     received = -1; /* MPI_UNDEFINED */
     check_message_fails(carrier, false, NULL, DD_NOT_SUPPORTED,
-                        "a message has come, and Fake 1 cannot count its bytes");
+                        "received a message whose bytes Fake 1 cannot count");
     dd_carried_message large = message_of(true, (size_t)INT_MAX + 2);
     CHECK_STATUS(ops->start_message(carrier, &large, &carried, check_err()), DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "a message of 2147483649 bytes needs large counts, which Fake 1 has not");

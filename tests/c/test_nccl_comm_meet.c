@@ -232,7 +232,7 @@ TEST(ranks_that_do_not_come_are_named)
     party_run(&p, 0);
     for (int i = 0; i < p.size; i++) {
         CHECK_INT(p.ranks[i].status, DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(p.ranks[i].error.message, "3 of 4 have come: 3 (");
+        CHECK_CONTAINS(p.ranks[i].error.message, "3 of 4 have joined: 3 (");
         CHECK_CONTAINS(p.ranks[i].error.message, "missing: 9");
         CHECK_INT(p.ranks[i].error.blamed.rank, 9);
     }
@@ -242,7 +242,7 @@ TEST(ranks_that_do_not_come_are_named)
     party_run(&p, 1); /* the first rank does not join */
     for (int i = 1; i < p.size; i++) {
         CHECK_INT(p.ranks[i].status, DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(p.ranks[i].error.message, "3 of 4 have come: 1 (");
+        CHECK_CONTAINS(p.ranks[i].error.message, "3 of 4 have joined: 1 (");
         CHECK_CONTAINS(p.ranks[i].error.message, "missing: 0");
         CHECK_INT(p.ranks[i].error.blamed.rank, 0);
     }
@@ -258,7 +258,7 @@ TEST(a_latecomer_hears_at_once_that_it_is_over)
     p.ranks[1].wait = dd_wait_after(DD_NEVER_NS);
     run_meeter(&p.ranks[1]);
     CHECK_INT(p.ranks[1].status, DD_OP_TIMED_OUT);
-    CHECK_CONTAINS(p.ranks[1].error.message, "1 of 2 have come: 0 (");
+    CHECK_CONTAINS(p.ranks[1].error.message, "1 of 2 have joined: 0 (");
     CHECK_CONTAINS(p.ranks[1].error.message, "missing: 1");
     party_fini(&p);
 }
@@ -381,7 +381,7 @@ TEST(ranks_meet_after_having_met_in_vain)
     party_refresh(&p, 50 * DD_NS_PER_MS);
     run_meeter(&p.ranks[0]);
     CHECK_INT(p.ranks[0].status, DD_OP_TIMED_OUT);
-    CHECK_CONTAINS(p.ranks[0].error.message, "1 of 3 have come: 0 (");
+    CHECK_CONTAINS(p.ranks[0].error.message, "1 of 3 have joined: 0 (");
     CHECK_CONTAINS(p.ranks[0].error.message, "missing: 1, 2");
     party_fini(&p);
 }

@@ -262,7 +262,7 @@ time_out_and_go_on(dd_store *store, world *where)
                 CHECK_CONTAINS(check_message(), "wait timeout after 10ms, keys: /not there");
             } else {
                 CHECK_CONTAINS(check_message(), "barrier timed out after ");
-                CHECK_CONTAINS(check_message(), "1 of 2 have come");
+                CHECK_CONTAINS(check_message(), "1 of 2 have joined");
             }
         }
         expect_usable(store);

@@ -676,7 +676,7 @@ TEST(the_report_names_who_did_not_call)
     raise_on(&r, 1, DD_OP_TIMED_OUT);
     dd_monitor_step(r.ranks[1].monitor);
     CHECK_CONTAINS(report_of(&r, 1), "are further than");
-    CHECK_CONTAINS(report_of(&r, 1), "how far a rank is makes no sense: it has 8 bytes");
+    CHECK_CONTAINS(report_of(&r, 1), "malformed progress of a rank: 8 bytes");
     close_rig(&r);
 }
 

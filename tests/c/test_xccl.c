@@ -223,7 +223,7 @@ join_too_late(team_rank *self)
     plain_oneccl_hang("onecclCommInitRank");
     CHECK_STATUS(carry(self, 200 * DD_NS_PER_MS), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "onecclCommInitRank of rank ");
-    CHECK_CONTAINS(check_message(), "of 2 has not come back within 0.");
+    CHECK_CONTAINS(check_message(), "of 2 did not return within 0.");
     CHECK(!xccl_try_turn()); /* the library is still busy */
     plain_oneccl_let_go();
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());

@@ -330,7 +330,7 @@ def test_large_message_that_is_lost(procs, hosts):
     sender, receiver = ours.results()
     check_blames_path(ours, sender, 0, 1)
     assert sender["rank"] == 1 and receiver["rank"] == 0
-    assert "0 bytes of it have come" in receiver["text"], receiver
+    assert "0 bytes of it have arrived" in receiver["text"], receiver
 
 
 @pytest.mark.deadline(60)

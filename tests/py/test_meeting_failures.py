@@ -132,11 +132,11 @@ def test_who_has_come_and_given_up_is_not_missing(procs, port):
     host = group_team.host_name()
     first = ranks[0].recv()
     assert "DistTimeoutError" in first["kinds"] and first["rank"] == 2
-    assert f"2 of 3 have come: 0 ({host}, pid {ranks[0].pid}), 1 ({host}, pid {ranks[1].pid}); missing: 2" in first["text"]
+    assert f"2 of 3 have joined: 0 ({host}, pid {ranks[0].pid}), 1 ({host}, pid {ranks[1].pid}); missing: 2" in first["text"]
     assert first["seconds"] < 3.5, "the others' need of the store held back the error"
     second = ranks[1].recv()
     assert "DistTimeoutError" in second["kinds"] and second["rank"] == 2
-    assert f"2 of 3 have come: 0 ({host}, pid {ranks[0].pid}, has given up since), 1 (" in second["text"]
+    assert f"2 of 3 have joined: 0 ({host}, pid {ranks[0].pid}, has given up since), 1 (" in second["text"]
     assert second["text"].endswith("missing: 2 (timeout)")
 
 
@@ -208,7 +208,7 @@ def test_who_is_refused_for_the_secret_is_named_to_those_who_wait(procs, port, s
     outcome = waiting.recv()
     assert "DistTimeoutError" in outcome["kinds"] and outcome["rank"] == 1
     who = f"{group_team.host_name()} (pid {refused.pid})"
-    assert outcome["text"].endswith(f"missing: 1; the store has refused, for want of its secret: {who} (timeout)"), outcome["text"]
+    assert outcome["text"].endswith(f"missing: 1; the store refused clients without its secret: {who} (timeout)"), outcome["text"]
     waiting.send(None)
     waiting.result()
-    assert f"waits for others; the store has refused, for want of its secret: {who}" in waiting.stderr_text()
+    assert f"waits for others; the store refused clients without its secret: {who}" in waiting.stderr_text()

@@ -227,7 +227,7 @@ def test_only_rank_0_can_take_any_port():
     guest = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{store.port}", 1, 2))[0]
     guest.set("key", "v")
     assert store.get("key") == b"v"
-    with pytest.raises(ValueError, match="nobody can tell the other ranks which port was free"):
+    with pytest.raises(ValueError, match="the other ranks cannot learn the port"):
         meet(f"tcp://{LOOPBACK}:0", 0, 2)
 
 
@@ -489,7 +489,7 @@ def test_an_attempt_that_failed_does_not_spoil_the_next(ranks):
         meeting = meet(store=place.clone(), rank=0, world_size=3, timeout=20)
         if attempt == 0:
             lonely = meet(store=place.clone(), rank=2, world_size=3, timeout=20)
-        with pytest.raises(dldist.DistTimeoutError, match="1 of 3 have come.*missing: 1, 2"):
+        with pytest.raises(dldist.DistTimeoutError, match="1 of 3 have joined.*missing: 1, 2"):
             dldist.Group(meeting.store, 0, 3, timeout=0.1)
         meeting.close()
     lonely.close()
@@ -512,7 +512,7 @@ def test_an_attempt_that_failed_does_not_spoil_the_next(ranks):
 def test_a_meeting_that_rank_0_has_left_is_not_joined(ranks):
     place = dldist.HashStore(timeout=20)
     meet(store=place.clone(), rank=0, world_size=2, timeout=20).close()
-    with pytest.raises(dldist.DistStoreTimeoutError, match=r"1 of 2 have come: 1 \(.*\); missing: 0"):
+    with pytest.raises(dldist.DistStoreTimeoutError, match=r"1 of 2 have joined: 1 \(.*\); missing: 0"):
         meet(store=place.clone(), rank=1, world_size=2, timeout=0.1)
 
     def member(rank):
@@ -533,7 +533,7 @@ def test_the_missing_rank_0_of_a_store_is_named_with_who_came(ranks):
 
     texts = [text for text in ranks(member, 4) if text]
     who = f"{os.uname().nodename}, pid {os.getpid()}"
-    assert any(f"2 of 4 have come: 1 ({who}), 3 ({who}); missing: 0, 2" in text for text in texts)
+    assert any(f"2 of 4 have joined: 1 ({who}), 3 ({who}); missing: 0, 2" in text for text in texts)
 
 
 def test_a_rank_that_never_comes_is_named(procs, port):
@@ -546,7 +546,7 @@ def test_a_rank_that_never_comes_is_named(procs, port):
         child.send("go")
     for kind, text, seconds in [child.result() for child in children]:
         assert kind == "DistTimeoutError"
-        assert "2 of 3 have come" in text
+        assert "2 of 3 have joined" in text
         assert text.endswith("missing: 2 (timeout)")
         assert seconds < 10
 

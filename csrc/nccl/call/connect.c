@@ -71,8 +71,8 @@ print_hint(const dd_nccl_group *group, const nccl_channel *channel, const dd_err
     if (channel->peer != NCCL_ALL_RANKS && err->code == DD_OP_TIMED_OUT) {
         (void)snprintf(
             out, 256,
-            " of rank %d and rank %d alone, for a message between them (a barrier or a batch of all "
-            "ranks before it would have made the group's; rank %d may be in such a call)",
+            ", for a message between rank %d and rank %d (rank %d may be in a call of all "
+            "ranks; a barrier or a batch of all ranks before the message creates the group's communicator)",
             group->rank, channel->peer, channel->peer);
     }
     return out;

@@ -31,7 +31,7 @@ static const struct {
      "dldist.DistQueueEmptyError",
      {PY_ERROR_STORE, NO_BASE},
      "The queue was empty, and the call did not wait."},
-    {PY_ERROR_TIMEOUT, "dldist.DistTimeoutError", {PY_ERROR_DIST, BUILTIN_TIMEOUT}, "The time-out was over."},
+    {PY_ERROR_TIMEOUT, "dldist.DistTimeoutError", {PY_ERROR_DIST, BUILTIN_TIMEOUT}, "The timeout expired."},
     {PY_ERROR_STORE_TIMEOUT,
      "dldist.DistStoreTimeoutError",
      {PY_ERROR_STORE, PY_ERROR_TIMEOUT},

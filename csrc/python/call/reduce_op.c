@@ -292,7 +292,7 @@ static PyGetSetDef reduce_op_getset[] = {
 
 static PyType_Slot reduce_op_slots[] = {
     {Py_tp_doc,
-     "ReduceOp(name, factor=None)\n--\n\nWhat a reduction does: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, and\n"
+     "ReduceOp(name, factor=None)\n--\n\nThe operation of a reduction: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, and\n"
      "PREMUL_SUM(factor). The factor is a number; NCCL also takes a tensor of one element on the device.\n"
      "Wherever a ReduceOp is accepted, so is its name in upper or lower case: \"sum\".\n\n"
      "ReduceOp(op) copies. ReduceOp.RedOpType is this class. PREMUL_SUM without a factor stands for the operation in general."},

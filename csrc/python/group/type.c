@@ -452,7 +452,7 @@ static PyMethodDef group_methods[] = {
      "A context manager: the calls in it by this thread, of all_reduce or of the single forms of all_gather and\n"
      "reduce_scatter, are made one operation at its end."},
     {"_set_recorder", py_group_set_recorder, METH_O,
-     "_set_recorder($self, recorder, /)\n--\n\nWho records the calls of this thread; returns who did before."},
+     "_set_recorder($self, recorder, /)\n--\n\nSets the recorder of this thread's calls. Returns the previous one."},
     {"_serving", py_group_find_serving, METH_O,
      "_serving($self, tensor, /)\n--\n\nThe group that serves the tensor's device: this one, or that beside it."},
     {"empty", PY_FAST_METHOD(py_group_empty),
@@ -460,14 +460,14 @@ static PyMethodDef group_methods[] = {
      "Makes a SharedArray of zeros. The ranks of this host share its memory, so collectives on it copy less."},
     {"_adopt", PY_FAST_METHOD(py_group_adopt),
      "_adopt($self, address, fd, nbytes)\n--\n\n"
-     "A SharedArray of the bytes at an address, which is a shared mapping of fd, the caller's alone, and stays where it is."},
+     "Returns a SharedArray of the bytes at an address: a shared mapping of fd that only the caller uses and never moves."},
     {"split", PY_FAST_METHOD(group_split),
      "split($self, ranks, name=None, timeout=None)\n--\n\n"
      "Makes a group of these ranks, in this order. Only they call it."},
     {"_carry", PY_FAST_METHOD(py_group_carry),
      "_carry($self, carrier, timeout=None)\n--\n\nFrom now on this library moves the data. All ranks call it first of all."},
     {"_describe", PY_FAST_METHOD(group_describe),
-     "_describe($self, name, desc, global_ranks)\n--\n\nWhat the group is called in dumps of the flight recorder."},
+     "_describe($self, name, desc, global_ranks)\n--\n\nSets the group's name in dumps of the flight recorder."},
     {"abort", PY_FAST_METHOD(cpu_group_method_abort),
      "abort($self, reason='abort() was called')\n--\n\n"
      "Ends all operations at once, here and on the other ranks, with a DistAbortedError. May be called from any thread."},
@@ -489,7 +489,7 @@ static PyMethodDef group_methods[] = {
      "Waits for the operations that are under way (10 s unless a timeout is given) and leaves the group. May be called from any thread."},
     {"__enter__", group_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", PY_FAST_METHOD(group_exit),
-     "__exit__($self, *exception)\n--\n\nCloses the group; after an exception it aborts it, and the other ranks hear why."},
+     "__exit__($self, *exception)\n--\n\nCloses the group. After an exception, aborts it; the other ranks receive the reason."},
     {NULL, NULL, 0, NULL},
 };
 

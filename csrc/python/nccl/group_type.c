@@ -407,7 +407,7 @@ static PyMethodDef group_methods[] = {
     {"memory_stats", py_nccl_group_memory_stats, METH_NOARGS,
      "memory_stats($self, /)\n--\n\nHow many bytes NCCL uses, by name."},
     {"properties", py_nccl_group_properties, METH_NOARGS,
-     "properties($self, /)\n--\n\nWhat NCCL says of the communicator and of what it can do, by name."},
+     "properties($self, /)\n--\n\nReturns the communicator's properties and capabilities as NCCL reports them, by name."},
     {"register", PY_FAST_METHOD(py_nccl_group_register),
      "register($self, memory, nbytes=None, *, is_window=False)\n--\n\n"
      "Registers memory that is used often with NCCL: a tensor, or an address and a number of bytes. Returns a number for deregister()."},
@@ -444,7 +444,7 @@ static PyMethodDef group_methods[] = {
      "close($self, timeout=None)\n--\n\n"
      "Waits for unfinished operations and ends the communicators. May be called from any thread.\n\n"
      "Without a timeout, operations have the time that they were given, and communicators 10 s after that. Raises if\n"
-     "operations have failed and nobody has been told, or if the time is over; they are aborted then."},
+     "operations have failed with an error that no call has raised, or if the time is over; they are aborted then."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -256,7 +256,7 @@ store_has_extended_api(PyObject *object, PyObject *Py_UNUSED(unused))
 
 PyMethodDef py_store_methods[] = {
     {"set", PY_FAST_METHOD(store_set),
-     "set($self, key, value)\n--\n\nStores the value at the key, over one that is there."},
+     "set($self, key, value)\n--\n\nStores the value at the key, and replaces an older value."},
     {"get", PY_FAST_METHOD(store_get),
      "get($self, key, timeout=None)\n--\n\n"
      "The value at the key, as bytes; waits until there is one.\n\n"
@@ -305,7 +305,7 @@ PyMethodDef py_store_methods[] = {
      "Returns when world_size callers have called it with this key. A key works once."},
     {"clone", py_store_clone, METH_NOARGS, "clone($self)\n--\n\nAnother store on the same data."},
     {"set_timeout", PY_FAST_METHOD(store_set_timeout),
-     "set_timeout($self, timeout)\n--\n\nHow long calls wait that are given no time-out."},
+     "set_timeout($self, timeout)\n--\n\nSets the timeout of calls that have no timeout of their own."},
     {"has_extended_api", store_has_extended_api, METH_NOARGS,
      "has_extended_api($self)\n--\n\nWhether append, multi_get and multi_set are one operation each."},
     {NULL, NULL, 0, NULL},

@@ -185,7 +185,7 @@ static PyMethodDef prefix_store_methods[] = {
     {"clone", prefix_store_clone, METH_NOARGS,
      "clone($self)\n--\n\nThe same prefix on a clone of the store below."},
     {"set_timeout", PY_FAST_METHOD(prefix_store_set_timeout),
-     "set_timeout($self, timeout)\n--\n\nSets the time-out of the store below."},
+     "set_timeout($self, timeout)\n--\n\nSets the timeout of the store below."},
     {"has_extended_api", prefix_store_has_extended_api, METH_NOARGS,
      "has_extended_api($self)\n--\n\nWhether the store below has it."},
     {NULL, NULL, 0, NULL},
@@ -195,7 +195,7 @@ static PyGetSetDef prefix_store_getset[] = {
     {"underlying_store", prefix_store_get_underlying, NULL, "The store below: the very object.", NULL},
     {"_underlying_non_prefix_store", prefix_store_get_non_prefix, NULL,
      "The first store below that has no prefix.", NULL},
-    {"timeout", prefix_store_get_timeout, NULL, "The time-out of the store below.", NULL},
+    {"timeout", prefix_store_get_timeout, NULL, "The timeout of the store below.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

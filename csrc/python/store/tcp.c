@@ -256,7 +256,7 @@ static PyMethodDef tcp_store_methods[] = {
 static PyGetSetDef tcp_store_getset[] = {
     {"host", tcp_store_get_host, NULL, "The host the server is on, as it was given.", NULL},
     {"port", tcp_store_get_port, NULL, "The port of the server.", NULL},
-    {"libuvBackend", tcp_store_get_libuv, NULL, "What use_libuv was; there is one server only.", NULL},
+    {"libuvBackend", tcp_store_get_libuv, NULL, "The value of use_libuv, which has no effect.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -618,7 +618,7 @@ static PyMethodDef window_methods[] = {
      "get_signal_pad($self, rank, sizes=[], dtype=None, storage_offset=0)\n--\n\n"
      "The signals of a rank of this host as a SharedArray, uint32 and all of them unless told otherwise."},
     {"close", window_close, METH_NOARGS,
-     "close($self, /)\n--\n\nFrom now on nobody can put or signal by it; views stay. Not collective."},
+     "close($self, /)\n--\n\nCloses the window: no rank can put or signal by it; views stay valid. Not collective."},
     {NULL, NULL, 0, NULL},
 };
 

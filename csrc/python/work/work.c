@@ -422,7 +422,7 @@ static PyGetSetDef work_getset[] = {
 
 static PyType_Slot work_slots[] = {
     {Py_tp_doc,
-     "Work()\n--\n\nAn operation that has been started.\n\nIt keeps its tensors alive until it has ended, even if nobody holds the Work. "
+     "Work()\n--\n\nAn operation that has been started.\n\nIt keeps its tensors alive until it has ended, even if the Work is dropped. "
      "A Work can be awaited,\nwhich gives result(). Work() itself is a base class to derive from: it has no operation."},
     {Py_tp_new, (void *)py_object_new},
     {Py_tp_init, (void *)work_init},
