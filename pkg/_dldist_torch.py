@@ -73,7 +73,7 @@ def _create_independent_group(store: Any, rank: int, world_size: int, timeout: A
     return create_independent_group(store, rank, world_size, timeout, device)
 
 
-# ---- in the place of Gloo
+# ---- instead of Gloo
 
 
 _CREATE_WRAPPER = "torch.distributed.distributed_c10d._create_process_group_wrapper"

@@ -301,7 +301,7 @@ class DeviceMesh:
         row = self._row_here()
         if row is None:
             raise RuntimeError(
-                f"the ranks of {self!r} cannot be told: it was sliced from a mesh of {len(self._rank_map)} ranks, "
+                f"the ranks of {self!r} are unknown: it was sliced from a mesh of {len(self._rank_map)} ranks, "
                 f"which rank {self._rank} is not in"
             )
         return as_array(row, self.shape, self._library)

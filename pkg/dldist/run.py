@@ -41,8 +41,8 @@ def _secret(options: launch_options.Options) -> str:
     if given or options.nnodes == 1:
         return given or secrets.token_hex(16)
     output.say(
-        "warning: no secret: whoever reaches the port can take part in this job. Set DLDIST_SECRET to the same text on "
-        "all machines, or say --no-secret"
+        "warning: no secret: every process that reaches the port can join this job. Set DLDIST_SECRET to the same text on "
+        "all machines, or pass --no-secret"
     )
     return ""
 

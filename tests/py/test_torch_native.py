@@ -254,7 +254,7 @@ def test_a_folder_that_others_can_write_to_is_not_loaded_from(environment, tmp_p
     assert "are made in C++" in run(environment).stdout
     folder.chmod(0o777)
     done = run(environment)
-    assert "are made in Python" in done.stdout and "nobody else may write to it" in done.stderr
+    assert "are made in Python" in done.stdout and "only this user may write to it" in done.stderr
 
 
 NO_HOME = """

@@ -49,7 +49,7 @@ class NcclGroupWindow(Window):
 
     def map_remote_tensor(self, rank: int) -> Any:
         """Raise NotImplementedError: other devices' memory can only be written."""
-        raise NotImplementedError("map_remote_tensor(): windows over NCCL only write to the memory of others")
+        raise NotImplementedError("map_remote_tensor(): windows over NCCL can only write other ranks' memory")
 
     def signal(self, peer_rank: int, async_op: bool = False, opts: Any = None) -> Any:
         """Signal a rank. RuntimeError if a put has signalled it since this rank last waited."""

@@ -476,7 +476,7 @@ class ProcessGroup(Member):
         self.broadcast(first, root=0).wait()
         rank = int.from_bytes(first, "little") + self.rank()
         if rank >= size:
-            raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
+            raise ValueError(f"merge_remote_group(): too many ranks have joined: got rank {rank}, expected {size} ranks")
         where = _core.PrefixStore("merge_remote_group/", store)
 
         def merge(backend: Any, name: str) -> Any:

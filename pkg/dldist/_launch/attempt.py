@@ -218,8 +218,8 @@ class Supervisor:
         if stream.has_marker and not self._failures:
             self._give_up(
                 1,
-                f"rank {rank.rank} uses torch's own store client, which cannot show the secret of this job and would try in "
-                "vain for minutes: run it with --no-secret",
+                f"rank {rank.rank} uses torch's own store client, which cannot show the secret of this job and would "
+                "retry for minutes without success: run it with --no-secret",
             )
 
     def _note_shown(self, rank: launch_ranks.Rank, stream: output.Stream) -> None:
@@ -251,7 +251,7 @@ class Supervisor:
         if self._signals.first is not None:
             self._obey(self._signals.first)
         if not all(console.has_reader for console in self._consoles) and self._kill_at is None:
-            self._give_up(-signal.SIGPIPE, "nobody reads the output any more")
+            self._give_up(-signal.SIGPIPE, "the output has no reader")
         self._look_elsewhere()
         self._answer()
         now = time.monotonic()
@@ -305,7 +305,7 @@ class Supervisor:
         if dumps.has_any():
             yield dumps.verdict()
             if self._place.nnodes > 1:
-                yield "this is about the ranks of this machine alone: the dlrun of each machine can be asked"
+                yield "this is only about the ranks of this machine: the dlrun of each machine reports its own"
             yield dumps.where()
 
     def _obey(self, number: int) -> None:
@@ -350,7 +350,7 @@ class Supervisor:
             self._told = self._meeting.report(self._attempt.number, mine)
         except _core.DistError as error:
             self._told = dataclasses.replace(mine, is_final=True)
-            output.say(f"the other launchers could not be told: {error}")
+            output.say(f"the other launchers could not be notified: {error}")
 
     def _has_ended(self) -> bool:
         return all(rank.code is not None for rank in self._ranks)

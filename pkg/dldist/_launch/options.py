@@ -61,14 +61,14 @@ _OPTIONS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("--role", {"default": "default", "metavar": "NAME", "help": "what ranks find in ROLE_NAME (default: default)"}),
         ("--max-restarts", {"type": int, "default": 0, "metavar": "N", "help": "start all ranks again after a failure, N times"}),
         ("--shutdown-timeout", {"dest": "grace_s", "type": float, "default": GRACE_S, "metavar": "SECONDS",
-         "help": f"how long ranks that are told to end may take before they are killed (default: {GRACE_S:g})"}),
+         "help": f"the time from SIGTERM until ranks are killed (default: {GRACE_S:g})"}),
         ("--bind-cores", {"dest": "has_bound_cores", "action": "store_true", "help": "give each rank cores of its own"}),
         ("--log-dir", {"metavar": "DIR",
          "help": "keep what ranks print in DIR/<run>/attempt_<N>/<rank>/stdout.log and stderr.log"}),
         ("--local-ranks-filter", {"dest": "shown_ranks", "default": "", "metavar": "RANKS",
-         "help": 'show what these local ranks print, and of others nothing, for example "0,2" (default: of all)'}),
+         "help": 'show only the output of these local ranks, for example "0,2" (default: all)'}),
         ("-t --tee", {"metavar": "WHAT", "help": f"what goes to files and to the console ({_STREAMS})"}),
-        ("-r --redirects", {"default": "0", "metavar": "WHAT", "help": "what goes to files alone, written likewise"}),
+        ("-r --redirects", {"default": "0", "metavar": "WHAT", "help": "what goes only to files, with the same values"}),
     ),
 }
 

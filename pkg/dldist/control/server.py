@@ -279,8 +279,8 @@ def _bind_host(host: str, port: int, anyone: bool) -> socket.socket:
         raise RuntimeError(f"Error binding to {host}:{port}: {error}") from error
     if not anyone and not _is_loopback(str(address[0])):
         raise ValueError(
-            f"serve(): {host} is not a loopback address, and the job has no secret: set DLDIST_SECRET, or say anyone=True "
-            "if whoever reaches the port may call every handler"
+            f"serve(): {host} is not a loopback address, and the job has no secret: set DLDIST_SECRET, or pass anyone=True "
+            "if every client that reaches the port may call every handler"
         )
     listener = socket.socket(family, kind)
     try:

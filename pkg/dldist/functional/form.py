@@ -235,7 +235,7 @@ class Pending:
         array = numpy.asarray(self.wait())
         if dtype is not None and array.dtype != dtype:
             if copy is False:
-                raise ValueError(f"a conversion from {array.dtype} to {dtype} cannot be had without a copy")
+                raise ValueError(f"copy=False: converting {array.dtype} to {dtype} requires a copy")
             return array.astype(dtype)
         return array.copy() if copy else array
 

@@ -69,7 +69,7 @@ def install(timeout: Timeout = _TIMEOUT_S) -> None:
     global _timeout
     wanted = environment()
     if "jaxlib" in sys.modules and any(os.environ.get(name) != value for name, value in wanted.items()):
-        raise RuntimeError("dldist.jax.install() comes too late: JAX has been imported, and looks for its MPI at its import alone")
+        raise RuntimeError("dldist.jax.install() comes too late: JAX has been imported, and looks for MPI only at its import")
     os.environ.update(wanted)
     _timeout = timeout
 

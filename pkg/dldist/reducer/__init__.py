@@ -264,7 +264,7 @@ class Reducer(C10dNames):
         """
         parameters = self._parameters if tensors is None else [Parameter(index, x) for index, x in enumerate(tensors)]
         if any(parameter.is_template for parameter in parameters):
-            raise ValueError("broadcast_parameters(): of parameters the reducer knows the shapes alone: pass the arrays")
+            raise ValueError("broadcast_parameters(): the reducer has only the shapes of the parameters: pass the arrays")
         return broadcast(self._operations, parameters, buffer_size, src, self._timeout)
 
     def prepare_for_forward(self) -> None:

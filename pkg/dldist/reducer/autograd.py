@@ -173,7 +173,7 @@ class Autograd:
         name = slot.parameter.name
         rows = self.sparse_metadata.get(name or "")
         if rows is None:
-            raise RuntimeError(f"parameter {slot.parameter} is not among those that _set_sparse_metadata() was told of")
+            raise RuntimeError(f"_set_sparse_metadata() has no rows of parameter {slot.parameter}")
         torch = self._torch
         rows = rows.to(torch.int64).flatten()
         own = grad.indices().flatten()

@@ -76,7 +76,7 @@ class Outgoing:
             self._group.isend(version.to_bytes(8, "little"), self._peer, CONTROL_TAG).wait(_left(deadline))
         except (_core.DistPeerLostError, _core.DistAbortedError, _core.DistTimeoutError, _core.DistMismatchError) as error:
             # The next push must not receive the rest of this one.
-            self._group.abort(f"a push has not come to its end: {error}")
+            self._group.abort(f"a push did not complete: {error}")
             self.lost = _lost("push", self.rank, error, "it is left out from now on")
             return 0
         self.version = version

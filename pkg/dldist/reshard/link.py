@@ -202,7 +202,7 @@ class Link:
                 other sources skip this rank.
         """
         if not self.is_destination or self.is_source:
-            raise _core.DistArgumentError("receive(): only for ranks that are destinations alone; on both sides call exchange()")
+            raise _core.DistArgumentError("receive(): this rank is not only a destination: a rank on both sides calls exchange()")
         return self._receive(None, 0, self._deadline(timeout), flip)
 
     def flip(self) -> int:

@@ -118,7 +118,7 @@ def _private(folder: pathlib.Path) -> pathlib.Path:
     except OSError as error:
         raise CannotBuild(f"{folder} cannot be made ({error}); XDG_CACHE_HOME names another place") from error
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise CannotBuild(f"{folder} must belong to this user, and nobody else may write to it")
+        raise CannotBuild(f"{folder} must belong to this user, and only this user may write to it")
     return folder
 
 

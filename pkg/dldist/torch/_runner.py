@@ -203,7 +203,7 @@ class Runner:
                 first.fill_(place.add("merge_remote_group/ranks", self.group.size) - self.group.size)
             self.group.broadcast(first, 0)
         if int(first) + self.group.size > size:  # all ranks of this group see the same numbers
-            raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
+            raise ValueError(f"merge_remote_group(): too many ranks have joined: got {int(first) + self.group.size}, expected {size}")
         return Runner.meeting(store, name, list(range(size)), int(first) + self.group.rank, timeout, serves_as=self.serves_as)
 
 
