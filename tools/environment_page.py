@@ -45,10 +45,10 @@ Accepted, without effect: `TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING`
 
 Other variables of NCCL, and those of Gloo beyond `GLOO_SOCKET_IFNAME`, are not read by dldist.
 
-## What launchers say
+## Variables of launchers
 
-Launchers describe the job in the environment of the ranks. [Rendezvous](rendezvous.md) says how dldist uses this, and in
-which order it looks for launchers. A value that makes no sense is an error that names the variable.
+Launchers describe the job in the environment of the ranks. [Rendezvous](rendezvous.md) describes how dldist uses this, and in
+which order it looks for launchers. A malformed value is an error that names the variable.
 
 | variable | meaning |
 | --- | --- |
@@ -68,7 +68,7 @@ which order it looks for launchers. A value that makes no sense is an error that
 | `SLURM_STEP_ID`, `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`, `SLURM_NODEID`, `SLURM_STEP_TASKS_PER_NODE` | `srun`: ranks. |
 | `SLURM_JOB_ID`, `SLURM_JOBID`, `SLURM_RESTART_COUNT` | `srun`: which job; the second is an older name of the first. |
 | `SLURM_STEP_NODELIST`, `SLURM_JOB_NODELIST` | `srun`: hosts; rank 0 is taken to be on the first. |
-| `CUDA_VISIBLE_DEVICES` | What the logging data of a `Reducer` say of devices, as c10d's do; nothing else reads it. |
+| `CUDA_VISIBLE_DEVICES` | Appears in the logging data of a `Reducer`, as in torch.distributed; dldist does not read it elsewhere. |
 | `TMPDIR` | Where ranks of one host meet that a launcher has told nothing better; `/tmp` without it. |
 
 `dlrun` sets the variables of the first eight rows, `DLDIST_SECRET`, `DLDIST_FR_DUMP_FILE` and more
