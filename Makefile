@@ -106,7 +106,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help check-system sim sim-replay test-c test-asan test-tsan errors errors-asan stubs model memory memory-weaker replay fuzz-build coverage coverage-c coverage-sim coverage-py check layers size headers format-check check-nccl check-nan ruff tidy format \
+.PHONY: help check-system sim sim-replay test-c test-asan test-tsan errors errors-asan stubs model memory memory-weaker replay fuzz-build coverage coverage-c coverage-sim coverage-py check layers words size headers format-check check-nccl check-nan ruff tidy format \
         ext symbols docs test-py test-py-asan errors-py chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
@@ -320,7 +320,7 @@ coverage-py: stubs ## coverage by Python tests (FILES='window plans' for some)
 
 # ---- checks of the source
 
-check: layers size headers format-check check-nccl check-nan ## quick checks: layers, size, headers, format, NCCL declarations, PTX (`make tidy` is slow)
+check: layers words size headers format-check check-nccl check-nan ## quick checks: layers, words, size, headers, format, NCCL declarations, PTX (`make tidy` is slow)
 
 layers: ## check includes, imports, circles, type and function names, locks and memory orders
 	@$(PYTHON) tools/check_layers.py
@@ -331,6 +331,9 @@ layers: ## check includes, imports, circles, type and function names, locks and 
 	@$(PYTHON) tools/check_test_only.py
 	@$(PYTHON) tools/check_locks.py
 	@$(PYTHON) tools/check_orders.py
+
+words: ## check the wording of comments, strings and pages ("Words" in CONTRIBUTING.md)
+	@$(PYTHON) tools/check_words.py
 
 size: ## check the line budgets of csrc/ and pkg/
 	@$(PYTHON) tools/count_size.py
