@@ -14,9 +14,9 @@ typedef struct py_argument {
 } py_argument;
 
 typedef enum py_fault {
-    PY_FAULT_VALUE, /* DistArgumentError */
-    PY_FAULT_DTYPE, /* DistTypeError */
-    PY_FAULT_TYPE,  /* TypeError: not a tensor */
+    PY_FAULT_VALUE, /* raises DistArgumentError */
+    PY_FAULT_DTYPE, /* raises DistTypeError */
+    PY_FAULT_TYPE,  /* raises TypeError: the value is not a tensor */
 } py_fault;
 
 /* Raise the exception for `fault`, with the text "<function>(): argument '<name>' <text>". `format`
@@ -28,7 +28,8 @@ void py_argument_raise(const py_argument *argument, py_fault fault, const char *
  * derived from Exception, stays set instead. */
 void py_argument_raise_from_current(const py_argument *argument, const char *what);
 
-/* Return true if the class of the value is defined in this top-level package. */
+/* Return true if the class of the argument's value is defined in the top-level package
+ * `package`. */
 bool py_argument_is_from(const py_argument *argument, const char *package);
 
 #endif

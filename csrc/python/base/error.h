@@ -27,8 +27,8 @@ PyObject *py_error_of_group(py_state *state, dd_status status, const dd_error *e
 PyObject *py_error_take(void);
 /* Set the current exception, taking ownership of `error`; NULL clears it. */
 void py_error_put(PyObject *error);
-/* Clear the current exception, if any, of a lookup in the caller's objects that may fail. A Ctrl-C
- * during the lookup is not lost: it interrupts the program again. */
+/* Clear the current exception, if any, after an optional lookup in the caller's objects. If it is a
+ * KeyboardInterrupt, signal the interrupt again, so that Ctrl-C is not lost. */
 void py_error_forget(void);
 
 /* Return the status for the current exception: DD_STORE for an Exception of unknown kind,

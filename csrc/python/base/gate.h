@@ -14,13 +14,13 @@ typedef struct py_gate_pass {
 } py_gate_pass;
 
 /* Take the GIL. Return false without the GIL if Python is shutting down. Threads that Python knows
- * are always admitted, because the interpreter handles them itself. */
+ * are always admitted, because the interpreter itself handles them at shutdown. */
 bool py_gate_enter(py_gate_pass *pass);
 void py_gate_leave(const py_gate_pass *pass);
 
 /* Register the module's _close_gate with atexit. */
 int py_gate_init(PyObject *module);
-/* _core._close_gate() */
+/* Implement _core._close_gate(): admit no more threads, and wait for the threads inside. */
 PyObject *py_gate_close(PyObject *module, PyObject *unused);
 
 #endif

@@ -17,16 +17,16 @@
  * take another lock of any kind, or detach (PY_WITHOUT_GIL); `engines_lock` is the one exception.
  * This rules out deadlocks. A fork and the collector stop attached threads only at calls of Python,
  * and so find every py_lock free and all state consistent. A py_lock must not be taken with a lock
- * of the core (dd_lock) held, because waiting for it may detach.
+ * of the core (dd_lock) held, because waiting for the py_lock may detach.
  *
- * tp_traverse, tp_clear and tp_dealloc need no lock of their object: all other threads are stopped
- * in the first, and none has the object in the other two.
+ * tp_traverse, tp_clear and tp_dealloc need not lock their object: during tp_traverse all other
+ * threads are stopped, and during tp_clear and tp_dealloc no other thread refers to the object.
  *
- * Calls into the core are made detached. With the GIL, a call that takes a microsecond keeps it,
- * since retaking it takes longer: see PY_BRIEFLY and py_wait_on_block in base/wait.h. Free-threaded,
- * these detach as well. An attached thread may take a lock of the core that guards a list or a
- * flag. It must not complete operations: the completion code may wait for a lock of the
- * interpreter, and so detach, with locks of the core held.
+ * Calls into the core are made detached. With the GIL, a call that takes about a microsecond keeps
+ * the GIL, because retaking the GIL takes longer: see PY_BRIEFLY and py_wait_on_block in
+ * base/wait.h. Free-threaded, such short calls detach as well. An attached thread may take a lock
+ * of the core that guards a list or a flag. It must not complete operations: the completion code
+ * may wait for a lock of the interpreter, and so detach, with locks of the core held.
  *
  * A caller's containers may change while they are read. Copy a list (PySequence_Tuple), or take a
  * new reference to the item (PySequence_GetItem, PyObject_GetItem). Borrowed items (PyList_GetItem,
@@ -91,7 +91,7 @@ py_lock_release(py_lock *lock)
 /* Read a `once` pointer; NULL if it is not set. */
 #define PY_ONCE_GET(place) __atomic_load_n((place), __ATOMIC_ACQUIRE)
 
-/* Set a `once` pointer. False if it is already set: the caller still owns `value`. */
+/* Set a `once` pointer. Return false if it is already set; the caller then still owns `value`. */
 #define PY_ONCE_SET(place, value)                                                                           \
     __extension__({                                                                                         \
         __typeof__(*(place)) py_none = NULL;                                                                \

@@ -2,8 +2,8 @@
  *
  * Objects that release the GIL in their deallocation have a tp_traverse and, like tuples, no
  * tp_clear, because other threads would run while the collector clears objects that belong
- * together. Such an object gets its references when it is created. Every cycle therefore contains
- * another object, changed later, which the collector clears. */
+ * together. Such an object gets all its references when it is created. A reference cycle therefore
+ * always contains another object that was changed later, and the collector clears that object. */
 #ifndef DD_PYTHON_BASE_OBJECT_H
 #define DD_PYTHON_BASE_OBJECT_H
 
@@ -22,7 +22,7 @@ typedef PyObject py_object_space;
 
 /* The first fields of the structs of dldist's objects. */
 #define PY_OBJECT_HEAD                                                  \
-    py_object_space ob_base; /* PyObject_HEAD */                        \
+    py_object_space ob_base; /* stands for PyObject_HEAD */             \
     PyObject *module;        /* const after new: keeps `state` alive */ \
     py_state *state;         /* const after new */                      \
     PyObject *weakrefs
@@ -31,7 +31,7 @@ typedef struct py_object {
     PY_OBJECT_HEAD;
 } py_object;
 
-/* Set the state's object_size. Fails if py_object_space is too small for this Python. */
+/* Set state->object_size. Fails if py_object_space is too small for this Python. */
 int py_object_read_size(py_state *state);
 
 /* Create an object of a dldist type, or of a class derived from one. It is zeroed except for its
@@ -46,7 +46,8 @@ int py_object_traverse(PyObject *object, visitproc visit, void *arg);
 void py_object_begin_dealloc(PyObject *object);
 /* The last step of a tp_dealloc: free the memory, then release the type and the module. */
 void py_object_end_dealloc(PyObject *object);
-/* A tp_dealloc for objects that own nothing: both steps. */
+/* A tp_dealloc for objects that own nothing else: py_object_begin_dealloc and
+ * py_object_end_dealloc. */
 void py_object_dealloc(PyObject *object);
 
 /* The tp_members of types whose objects can have weak references. */
@@ -60,12 +61,12 @@ extern PyMemberDef py_object_members[];
 
 /* ---- objects without PY_OBJECT_HEAD */
 
-/* Return a zeroed object, or NULL with an exception. */
+/* Create a zeroed object of this type. Return NULL with an exception on failure. */
 PyObject *py_object_alloc(PyTypeObject *type);
 /* Free the memory, then release the object's type. */
 void py_object_free(PyObject *object);
 
-/* Return None if is_done is true. Otherwise return NULL: the exception must have been set. */
+/* Return None if is_done is true. Otherwise return NULL; the caller must have set an exception. */
 static inline PyObject *
 py_none_if(bool is_done)
 {
@@ -78,7 +79,8 @@ void py_list_append(PyObject **list, PyObject *item);
 
 /* ---- methods written in Python */
 
-/* Call <module>.<function>(self, *args, **kwargs); args and kwargs may be NULL. A new reference. */
+/* Return the result of <module>.<function>(self, *args, **kwargs), a new reference; args and kwargs
+ * may be NULL. */
 PyObject *py_object_call_python(PyObject *self, const char *module, const char *function, PyObject *args,
                                 PyObject *kwargs);
 

@@ -12,7 +12,8 @@
 
 #define PY_PARAMS_MAX 16
 
-/* Values of c10d's OpType that no row of the table of operations has. */
+/* Values of torch's c10d.OpType for calls that are not in the table of operations
+ * (group/operations.h). */
 #define PY_OP_TYPE_SEND 12
 #define PY_OP_TYPE_RECV 13
 #define PY_OP_TYPE_RECV_ANY_SOURCE 14
@@ -20,9 +21,10 @@
 #define PY_OP_TYPE_COALESCED 17
 #define PY_OP_TYPE_UNKNOWN 100
 
-/* Accepted values, and the type of `place`. Texts and bytes are borrowed from the argument. */
+/* Kinds of parameters: the C type of py_param.place, and the accepted values. Texts and bytes are
+ * borrowed from the argument. */
 typedef enum py_kind {
-    PY_OBJECT,  /* PyObject *, borrowed: anything */
+    PY_OBJECT,  /* PyObject *, borrowed: any object */
     PY_INT,     /* int */
     PY_INT64,   /* int64_t */
     PY_FLAG,    /* bool: the truth value of the argument */
@@ -34,25 +36,26 @@ typedef enum py_kind {
 
 typedef struct py_param {
     const char *name;
-    int kind;    /* a py_kind, or the caller's own kind with py_params_parse, which ignores it */
-    void *place; /* destination of the value; not used by py_params_parse */
+    /* a py_kind, or with py_params_parse, which ignores it, a kind that the caller defines */
+    int kind;
+    void *place; /* address that receives the value; not used by py_params_parse */
 } py_param;
 
 typedef struct py_params {
     const char *function;
     int nrequired;   /* number of required parameters, which come first */
-    int npositional; /* number of parameters that may be positional, which come first */
+    int npositional; /* number of parameters accepted as positional arguments; these come first */
     int count;       /* at most PY_PARAMS_MAX */
     const py_param *list;
-    /* ---- for operations of a group */
+    /* ---- fields for operations of a group */
     const char *recorded; /* the operation's name in the flight recorder */
-    int op_type;          /* c10d's OpType */
-    bool is_plan;         /* creates a plan of the collective instead of running it */
-    bool is_async;        /* always returns a work */
+    int op_type;          /* torch's c10d.OpType of the operation */
+    bool is_plan;         /* the call creates a plan of the collective instead of running it */
+    bool is_async;        /* the call always returns a Work */
 } py_params;
 
 #define PY_COUNT_PARAMS(...) (sizeof((const py_param[]){__VA_ARGS__}) / sizeof(py_param))
-/* Expands to 0; does not compile if there are too many. */
+/* Expands to 0. Compilation fails if there are more than PY_PARAMS_MAX parameters. */
 #define PY_CHECK_PARAMS(...) (0 * sizeof(char[PY_COUNT_PARAMS(__VA_ARGS__) <= PY_PARAMS_MAX ? 1 : -1]))
 
 /* PY_PARAMS(function, nrequired, npositional, {name, kind, place}, ...): an initializer. */
@@ -70,16 +73,16 @@ typedef struct py_params {
  * kwnames). */
 #define PY_FAST_METHOD(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL | METH_KEYWORDS
 
-/* Read the arguments of a PY_FAST_METHOD and store them at py_param.place. A place is unchanged if
- * its argument is not given. None for an optional parameter counts as not given, except that it
- * sets a flag to false. Exceptions name the function and the argument. */
+/* Read the arguments of a PY_FAST_METHOD and store their values at py_param.place. If an argument
+ * is not given, its place is unchanged. None for an optional parameter counts as not given, except
+ * that it sets a flag to false. Exceptions name the function and the argument. */
 bool py_params_read(const py_params *params, py_state *state, PyObject *const *args, Py_ssize_t nargs,
                     PyObject *kwnames);
 /* Like py_params_read, for the arguments of a tp_new, tp_init or tp_call; kwargs may be NULL. */
 bool py_params_read_tuple(const py_params *params, py_state *state, PyObject *args, PyObject *kwargs);
 
-/* Put the arguments of a PY_FAST_METHOD into `values` (borrowed) in the order of `params`, NULL if
- * not given. Allocates nothing. */
+/* Store the arguments of a PY_FAST_METHOD in `values` as borrowed references, in the order of
+ * `params`; NULL for an argument that is not given. Allocates nothing. */
 bool py_params_parse(const py_params *params, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                      PyObject *values[PY_PARAMS_MAX]);
 

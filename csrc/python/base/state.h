@@ -49,11 +49,13 @@ typedef enum py_name {
 
 const char *py_name_text(py_name name);
 
-/* Lives as long as the module. Objects keep the module alive, so a state taken from an object is
- * valid. */
+/* The state of the module, which lives as long as the module. Objects keep the module alive, so a
+ * state taken from an object is valid. base/lock.h explains the protections of the fields. */
 typedef struct py_state {
-    Py_ssize_t object_size; /* const after exec: bytes of Python's own fields in an object */
-    /* const after the module's exec; owned */
+    /* const after exec: size in bytes of Python's own fields in an object */
+    Py_ssize_t object_size;
+    /* The types, exceptions, names and the registry below are const after the module's exec, and
+     * owned. */
     PyTypeObject *store_type;
     PyTypeObject *tcp_store_type;
     PyTypeObject *file_store_type;
@@ -73,9 +75,9 @@ typedef struct py_state {
     PyTypeObject *shared_array_type;
     PyTypeObject *plan_type;
     PyTypeObject *window_type;
-    PyTypeObject *member_type; /* of Group.members; a struct sequence */
+    PyTypeObject *member_type; /* type of the items of Group.members; a struct sequence */
     PyObject *errors[PY_ERROR_COUNT];
-    PyObject *names[PY_NAME_COUNT]; /* interned str */
+    PyObject *names[PY_NAME_COUNT]; /* interned str of each py_name */
     dd_tcp_registry *tcp_registry;
     PyObject *timedelta; /* once; owned: datetime.timedelta */
     /* once; owned: numpy.ndarray; NULL until arrays are read directly (tensor/numpy.h) */
@@ -84,21 +86,22 @@ typedef struct py_state {
     struct py_tensor_types *tensor_types; /* const after exec; owned */
     struct py_devices *devices;           /* once; owned; NULL until the first tensor on a device */
     struct py_nccl *nccl;                 /* once; owned; NULL until NCCL is loaded */
-    /* held while an engine opens, so that threads that open groups share one; brief, no Python
-     * calls */
+    /* Held while an engine opens, so that threads that open groups at the same time share one
+     * engine. Held briefly, and without calls of Python. */
     py_lock engines_lock;
-    /* owned; guarded by engines_lock; one for each secret of this process's groups */
+    /* owned list, guarded by engines_lock: one engine for each secret of this process's groups */
     struct py_engine *engines;
-    /* atomic (py_completions_get); lives as long as the process; NULL until the first work */
+    /* atomic, see py_completions_get; the queue of ended operations; lives as long as the process;
+     * NULL until the first work */
     struct py_completions *completions;
-    /* atomic (find_watch); lives as long as the process; NULL until the first group of several
-     * ranks */
+    /* atomic, see find_watch; the monitor; lives as long as the process; NULL until the first group
+     * of several ranks */
     struct py_watch *watch;
     py_lock groups_lock;
-    dd_list groups; /* py_group, guarded by groups_lock: groups that have been opened */
-    /* atomic (py_recorder_current); lives as long as the process; NULL until the first group */
+    dd_list groups; /* list of the py_groups that have been opened; guarded by groups_lock */
+    /* atomic, see py_recorder_current; lives as long as the process; NULL until the first group */
     struct py_recorder *recorder;
-    /* atomic (relaxed: read in every slice of a wait) */
+    /* atomic, relaxed, because every slice of a wait for a log record reads it */
     atomic_bool is_log_stopping;
 } py_state;
 
@@ -109,11 +112,12 @@ typedef struct py_state {
 extern const char py_module_token[];
 #endif
 
-/* Return the state and the module (borrowed) of a dldist type, or of a class derived from one. */
+/* Return the state, and set *module to the module (borrowed), of a dldist type or of a class
+ * derived from a dldist type. */
 py_state *py_state_of_type(PyTypeObject *type, PyObject **module);
 
-/* Return datetime.timedelta (borrowed). It is imported on first use: importing dldist must be
- * fast. */
+/* Return datetime.timedelta (borrowed). It is imported at the first call, not by `import dldist`,
+ * which must be fast. */
 PyObject *py_state_timedelta(py_state *state);
 
 #endif

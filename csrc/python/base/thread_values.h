@@ -1,12 +1,13 @@
-/* A value for each thread that has set one: a `once` dict (base/lock.h), NULL until the first
- * thread does. A thread changes only its own entry, so a borrowed value stays valid until its
- * thread swaps it. */
+/* A Python object for each thread, in a dict. The dict is a `once` pointer (base/lock.h), NULL
+ * until the first thread sets a value. A thread changes only its own entry, so a borrowed value
+ * stays valid until its thread swaps it. */
 #ifndef DD_PYTHON_BASE_THREAD_VALUES_H
 #define DD_PYTHON_BASE_THREAD_VALUES_H
 
 #include "python/base/api.h"
 
-/* Return this thread's value (borrowed). If it is NULL without an exception, there is none. */
+/* Return this thread's value (borrowed), or NULL: without an exception if no value is set, with an
+ * exception on failure. */
 PyObject *py_thread_value_get(PyObject *const *values);
 /* Set this thread's value; NULL removes it. Return the previous one, or None: a new reference. */
 PyObject *py_thread_value_swap(PyObject **values, PyObject *value);

@@ -1,5 +1,5 @@
-/* A dd_wait on behalf of a Python caller. Ctrl-C ends it, and exceptions of Python code that the
- * core calls reach the caller. */
+/* A wait in the core (dd_wait) on behalf of a Python caller. Ctrl-C ends the wait, and exceptions
+ * of Python code that the core calls reach the caller. */
 #ifndef DD_PYTHON_BASE_WAIT_H
 #define DD_PYTHON_BASE_WAIT_H
 
@@ -17,22 +17,23 @@
         py_value;                                       \
     })
 
-/* Evaluate an expression that calls the core for about a microsecond, less than retaking the GIL
- * takes. Without a GIL, the thread detaches: see base/lock.h. */
+/* Evaluate an expression that calls the core for about a microsecond. With a GIL, keep it, because
+ * retaking it would take longer. Without a GIL, detach: see base/lock.h. */
 #ifdef PY_MAY_LACK_GIL
 #define PY_BRIEFLY(expression) PY_WITHOUT_GIL(expression)
 #else
 #define PY_BRIEFLY(expression) (expression)
 #endif
 
-/* One call into the core. Lives on the stack of the caller's thread. */
+/* The wait of one call into the core. Lives on the stack of the caller's thread. */
 typedef struct py_wait {
     dd_wait wait;
     py_state *state;
-    bool has_timeout;      /* the caller passed the timeout; otherwise it is the store's */
+    /* true if the caller passed the timeout; false if it is the store's default */
+    bool has_timeout;
     bool is_handed_on;     /* Python code called by the core has received the timeout */
     bool is_signal;        /* a signal handler raised `exception` */
-    PyObject *exception;   /* owned; kept while the core unwinds */
+    PyObject *exception;   /* owned: to be raised when the core has returned */
     PyThreadState *thread; /* set while py_wait_on_block has released the GIL */
 } py_wait;
 
@@ -42,7 +43,7 @@ void py_wait_init(py_wait *wait, py_state *state, int64_t timeout_ns, bool has_t
  * elapsed time, because the start is not recorded. */
 void py_wait_init_endless(py_wait *wait, py_state *state);
 
-/* Release the GIL unless that has been done. */
+/* Release the GIL unless an earlier call has released it. `wait` is a py_wait. */
 void py_wait_on_block(void *wait);
 /* Begin a call into the core that may take only a microsecond: the call starts with the GIL held,
  * and the core calls py_wait_on_block (wait.on_block) if it takes longer. Without a GIL, the thread
@@ -51,11 +52,12 @@ void py_wait_begin(py_wait *wait);
 /* Retake the GIL if py_wait_on_block has released it. */
 void py_wait_return(py_wait *wait);
 
-/* Return the py_wait of `wait`, or of the wait that `wait` was copied from; NULL if there is
- * none. */
+/* Return the py_wait that contains `wait`, or that contains the wait from which `wait` was copied.
+ * Return NULL if there is none. */
 py_wait *py_wait_of(const dd_wait *wait);
 
-/* Clear the current exception and keep it for py_wait_finish. Only the latest is kept. */
+/* Clear the current exception and keep it for py_wait_finish. It replaces an exception kept
+ * earlier. */
 void py_wait_keep_exception(py_wait *wait);
 
 /* End the call. Return true on success. Otherwise return false and raise the exception kept by

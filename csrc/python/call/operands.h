@@ -17,10 +17,11 @@
 #define PY_INLINE_PIECES 2
 #define PY_INLINE_BLOCKS 8
 
-/* One tensor. */
+/* One tensor of a call. */
 typedef struct py_piece {
     py_tensor tensor;
-    uint8_t *flat; /* the elements in row-major order: tensor memory or staging */
+    /* address of the elements in row-major order, in the tensor or in staging memory */
+    uint8_t *flat;
     size_t nbytes;
     bool is_input;
     bool is_output;
@@ -31,9 +32,9 @@ typedef struct py_piece {
 /* How the tensors of a side (inputs or outputs) form its blocks. */
 typedef enum py_layout {
     PY_LAYOUT_NONE,        /* no blocks */
-    PY_LAYOUT_EACH,        /* block k is m tensors in succession, with m = npieces / nblocks */
+    PY_LAYOUT_EACH,        /* block k is m consecutive tensors, where m = npieces / nblocks */
     PY_LAYOUT_SPLIT,       /* one tensor, cut into blocks */
-    PY_LAYOUT_INTERLEAVED, /* block k is the k-th part of the first tensor, then of the second, ... */
+    PY_LAYOUT_INTERLEAVED, /* block k is the k-th part of every tensor, one after another */
 } py_layout;
 
 typedef struct py_side {
@@ -41,33 +42,36 @@ typedef struct py_side {
     size_t first; /* index of the side's first piece */
     size_t npieces;
     size_t nblocks;
-    size_t *sizes; /* PY_LAYOUT_SPLIT: bytes of each block, owned; NULL if equal */
+    size_t *sizes; /* owned, only for PY_LAYOUT_SPLIT: bytes of each block; NULL if equal */
 } py_side;
 
 typedef struct py_operands {
     py_state *state;
     const char *function;
     const char *recorded; /* the operation's name in the flight recorder */
-    py_piece *pieces;     /* `inline_pieces`, or owned */
+    py_piece *pieces;     /* `inline_pieces`, or an owned array */
     size_t npieces;
     size_t capacity;
     py_side inputs;
-    py_side outputs;  /* the same pieces as inputs if the call is in place */
-    dd_block *blocks; /* of inputs, then of outputs; `inline_blocks`, or owned */
-    uint8_t *staging; /* owned, or NULL */
+    py_side outputs; /* the same pieces as inputs if the call is in place */
+    /* blocks of the inputs, then of the outputs: `inline_blocks`, or an owned array */
+    dd_block *blocks;
+    uint8_t *staging; /* owned staging memory, or NULL */
     size_t staging_nbytes;
-    uint8_t *interleaved; /* in staging: the blocks of the side with PY_LAYOUT_INTERLEAVED */
-    bool is_staged;       /* pack or unpack has data to copy */
-    /* set before adding tensors: the caller continues during the operation (py_tensor_pin) */
+    uint8_t *interleaved; /* address in staging memory of the blocks with PY_LAYOUT_INTERLEAVED */
+    bool is_staged;       /* true if pack or unpack has data to copy */
+    /* Set before tensors are added if the caller continues during the operation: py_tensor_pin then
+     * keeps the tensors' memory from moving. */
     bool is_pinned;
     py_device_scope device;
     py_piece inline_pieces[PY_INLINE_PIECES];
     dd_block inline_blocks[PY_INLINE_BLOCKS];
 } py_operands;
 
-/* The struct must not be moved after init. */
+/* Initialise a call's operands. The struct must not be moved in memory afterwards. */
 void py_operands_init(py_operands *operands, py_state *state, const char *function);
-/* Needs the GIL. May be called at any time after init, even if other functions have failed. */
+/* Release the tensors and the memory. Call with the GIL held. May be called at any time after init,
+ * even if other functions have failed. */
 void py_operands_fini(py_operands *operands);
 /* Visit the tensors, for the garbage collector. */
 int py_operands_traverse(const py_operands *operands, visitproc visit, void *arg);
@@ -76,16 +80,16 @@ typedef enum py_use {
     PY_USE_IN = 1,
     PY_USE_OUT = 2,
     PY_USE_IN_PLACE = 3,
-    PY_USE_IN_RESULT = 5, /* only read, but also a result of the call */
+    PY_USE_IN_RESULT = 5, /* an input that is also a result of the call */
 } py_use;
 
-/* Add a tensor, which must have the dtype of the tensors before it. */
+/* Add a tensor. It must have the same dtype as the tensors added earlier. */
 bool py_operands_add(py_operands *operands, PyObject *object, py_use use, const char *name);
-/* Add a list or tuple of `count` tensors, or of at least one if count is -1. */
+/* Add a list or tuple of `count` tensors; if count is -1, of any number of tensors except 0. */
 bool py_operands_add_list(py_operands *operands, PyObject *object, py_use use, const char *name,
                           Py_ssize_t count);
 
-/* Set a side to `npieces` pieces, starting with index `first`. */
+/* Make a side consist of the `npieces` pieces from index `first` on, in `nblocks` blocks. */
 void py_operands_set_side(py_side *side, py_layout layout, size_t first, size_t npieces, size_t nblocks);
 
 /* Fail if two outputs share memory. Called by prepare and reserve_parts. */
@@ -94,31 +98,34 @@ bool py_operands_check_outputs(const py_operands *operands);
 /* Reserve memory for `count` blocks. Call at most once. */
 bool py_operands_reserve_blocks(py_operands *operands, size_t count);
 
-/* Create the blocks and store them in `args`, whose other fields must be set. */
+/* Create the blocks and store them in `args`. All other fields of `args` must be set before. */
 bool py_operands_prepare(py_operands *operands, dd_coll_args *args, int rank);
 
 /* ---- on devices */
 
-/* Return the number of operations (parts) of the call. Each has the blocks of both sides. */
+/* Return the number of parts of the call. A part is one operation, with blocks of both sides. */
 size_t py_operands_nparts(const py_operands *operands);
 /* Mark the tensors that must be staged, and reserve the blocks of all parts. */
 bool py_operands_reserve_parts(py_operands *operands, dd_coll coll, int rank);
-/* Set the staged tensors' addresses, from `base` on, unless it is NULL. Return the bytes needed. */
+/* Place the staged tensors one after another, beginning at address `base`. If `base` is NULL, set
+ * no addresses. Return the number of bytes needed. */
 size_t py_operands_place_parts(py_operands *operands, uint8_t *base);
-/* Store a part's blocks (borrowed) in `args`. Call py_operands_place_parts before. */
+/* Store a part's blocks (borrowed) in `args`. Call py_operands_place_parts first. */
 void py_operands_fill_part(py_operands *operands, size_t part, dd_coll_args *args);
 
 /* ---- on the host */
 
-/* Both may run without the GIL. Call unpack only if the operation has succeeded. */
+/* Copy the inputs into staging memory, or the outputs out of it. pack and unpack may be called
+ * without the GIL. Call unpack only if the operation has succeeded. */
 void py_operands_pack(py_operands *operands);
 void py_operands_unpack(py_operands *operands);
 
-/* Append the tensors that are results, as the caller passed them, in order (py_list_append). */
+/* Append the tensors that are results of the call to the list, in order (py_list_append): the same
+ * objects that the caller passed. */
 void py_operands_add_results(const py_operands *operands, PyObject **list);
 
 dd_dtype py_operands_dtype(const py_operands *operands);
-/* Read an argument 'offset', in elements of the dtype, and convert it to bytes; NULL means 0. */
+/* Read the argument 'offset', a number of elements, and convert it to bytes; NULL means 0. */
 bool py_operands_read_offset(const py_operands *operands, PyObject *value, size_t *nbytes);
 
 #endif

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 
 extern PyType_Spec py_reduce_op_spec;
-/* Add the operations, and the other names of c10d's enumeration, as class attributes. */
+/* Add all operations as class attributes, also under c10d's other names. */
 int py_reduce_op_add_attributes(PyTypeObject *type);
 
 /* Read the operation and factor from a ReduceOp, or from its name in upper or lower case; NULL

@@ -1,4 +1,5 @@
-/* Carriers in Python: libraries that move the data of groups, each represented by a capsule. */
+/* Carriers in Python. A carrier is a third-party library that moves a group's data; a capsule
+ * represents it. */
 #ifndef DD_PYTHON_CARRIER_CARRIER_H
 #define DD_PYTHON_CARRIER_CARRIER_H
 

@@ -23,35 +23,36 @@ typedef enum py_call_kind {
 #define PY_ASYNC {"async_op", PY_CALL_ASYNC, NULL}
 /* clang-format on */
 
-/* Lives on the stack of the method. */
+/* One call of a method. Lives on the stack of the method. */
 typedef struct py_group_call {
     py_group *group;
     const py_params *params;
     PyObject *values[PY_PARAMS_MAX]; /* borrowed, in parameter order; NULL if not given or None */
-    py_operands *operands;           /* `own`, or the flight's */
+    py_operands *operands;           /* points to `own`, or to the operands of the flight */
     bool is_async;
-    /* NULL, except for async calls, plans, and all calls of an NcclGroup */
+    /* Python references of an operation that outlives the method (work/work.h). NULL, except for
+     * async calls, plans, and all calls of an NcclGroup */
     py_flight *flight;
     int64_t timeout_ns;
     int root;
     dd_reduction reduction;
-    bool is_flat; /* only for an NcclGroup: see dd_nccl_op */
+    bool is_flat; /* only for an NcclGroup: the value for dd_nccl_op.is_flat */
     /* only for PREMUL_SUM on an NcclGroup: a factor in device memory (borrowed), or NULL */
     PyObject *factor;
     py_operands own;
 } py_group_call;
 
-/* Put the arguments into call->values. The call needs no cleanup afterwards. */
+/* Put the arguments into call->values. A call that has only been parsed needs no cleanup. */
 bool py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params, PyObject *const *args,
                          Py_ssize_t nargs, PyObject *kwnames);
 /* Choose the group that serves the tensors' device, and read op, root, timeout and async_op. If it
  * fails, the call needs no cleanup. */
 bool py_group_call_begin(py_group_call *call);
-/* End a call that has begun but not run. Keeps the current exception and returns NULL. */
+/* End a call that has begun but not run. Return NULL, and keep the current exception. */
 PyObject *py_group_call_fail(py_group_call *call);
 
 /* Run the call or create a plan, and end the call in any case. Return None, a Work or a Plan. If
- * is_ok is false, only call py_group_call_fail. */
+ * is_ok is false, an earlier step has failed: only end the call, as py_group_call_fail does. */
 PyObject *py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 
 /* A message to or from a rank. */
@@ -59,26 +60,29 @@ typedef struct py_group_message {
     bool is_send;
     int rank;
     uint64_t tag;
-    bool is_typed; /* the other side must have the same dtype, unless it has bytes */
+    bool is_typed; /* the peer's tensor must have the same dtype, unless it has bytes */
 } py_group_message;
 
-/* Both functions below run a call with prepared operands through a callback, which gets `what`.
- * They always end the call, and set the timeout and, for a flight, on_done of `options`.
+/* py_group_call_wait and py_group_call_start run a call with prepared operands through a callback,
+ * to which they pass `what`. Both always end the call. Both set the timeout of `options` and, for a
+ * flight, on_done.
  *
- * py_group_call_wait is for a call without a flight: it calls `run`, which runs the operation to
- * its end. The GIL is held until the core waits, unless is_long is true or a tensor is staged. */
+ * py_group_call_wait is for a call without a flight: its callback `run` returns when the operation
+ * has ended. The GIL is held until the core waits, unless is_long is true or a tensor is staged. */
 typedef dd_status py_group_run(const py_group_call *call, void *what, const dd_call_options *options,
                                const dd_wait *wait, dd_error *err);
 bool py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_options *options,
                         bool is_long);
-/* For a call with a flight: start the operation with `post` and return a Work. */
+/* py_group_call_start is for a call with a flight: its callback `post` starts the operation. Return
+ * a Work. */
 typedef dd_status py_group_post(const py_group_call *call, const void *what, const dd_call_options *options,
                                 dd_work **work, dd_error *err);
 PyObject *py_group_call_start(py_group_call *call, py_group_post *post, const void *what,
                               dd_call_options *options);
 
-/* For a parsed call on a group with recorders. Return 1 with a new reference in *result if this
- * thread's calls are recorded, 0 if they are not, -1 with an exception. */
+/* Record a parsed call, on a group with recorders, instead of running it. Return 1 with a new
+ * reference in *result if this thread's calls are recorded, 0 if they are not, -1 with an
+ * exception. */
 int py_group_call_record(py_group_call *call, PyObject **result);
 
 #endif

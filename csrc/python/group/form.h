@@ -1,6 +1,6 @@
-/* A cache of collectives that a group has run. A call that differs from an earlier call only in the
- * addresses of its data reuses that call's form: its blocks need not be found, checked and
- * described again. */
+/* A cache of collectives that a group has run. A form is the checked description of a call. A later
+ * call that differs only in the addresses of its data reuses the form: its blocks need not be
+ * found, checked and described again. */
 #ifndef DD_PYTHON_GROUP_FORM_H
 #define DD_PYTHON_GROUP_FORM_H
 
@@ -20,10 +20,10 @@ py_form *py_form_acquire(py_group_call *call, dd_coll_args *args);
 py_form *py_form_make(py_group_call *call, const dd_coll_args *args);
 /* Release a form of the group; `form` may be NULL. */
 void py_form_release(py_group *group, py_form *form);
-/* Return the core's form, for dd_call_options; NULL for NULL. */
+/* Return the core's part of a form, for dd_call_options; NULL if `form` is NULL. */
 const dd_coll_form *py_form_core(const py_form *form);
 
-/* No form may be in use. `forms` may be NULL. */
+/* Destroy a group's forms, none of which may be in use. `forms` may be NULL. */
 void py_forms_destroy(py_forms *forms);
 
 #endif

@@ -11,31 +11,34 @@
 
 typedef struct py_group py_group;
 
-/* The operations that differ between Group and NcclGroup, for groups that have been opened. */
+/* The functions and constants that differ between Group and NcclGroup. The functions need a group
+ * that has been opened. */
 typedef struct py_group_kind {
     const char *type_name;     /* "Group" */
     const char *timeout_name;  /* "Group.timeout" */
-    const char *recorded_name; /* in the flight recorder: "gloo" */
-    int64_t close_timeout_ns;  /* the default timeout of close() */
-    bool is_lost_in_child;     /* a forked child must not even read the group's name */
-    dd_status (*check_fork)(const py_group *self, dd_error *err); /* DD_FORKED in a forked child */
+    const char *recorded_name; /* the kind's name in the flight recorder: "gloo" */
+    int64_t close_timeout_ns;  /* default timeout of close() */
+    /* the group is unusable in a forked child, which cannot even read its name */
+    bool is_lost_in_child;
+    /* returns DD_FORKED in a forked child */
+    dd_status (*check_fork)(const py_group *self, dd_error *err);
     dd_bytes (*get_name)(const py_group *self);
     int64_t (*get_timeout_ns)(const py_group *self);
     void (*set_timeout_ns)(const py_group *self, int64_t timeout_ns);
     dd_recorder_group *(*find_recorder_group)(const py_group *self);
-    /* called without the GIL */
+    /* the functions from here to `abort` are called without the GIL */
     uint64_t (*get_sequence)(const py_group *self);
     dd_status (*check)(const py_group *self, dd_error *err);
     dd_status (*close)(const py_group *self, const dd_wait *wait, dd_error *err);
     void (*abort)(const py_group *self, const char *reason, const dd_wait *wait);
-    /* releases the core's group and the forms; called with the GIL */
+    /* releases the core's group and the group's forms; called with the GIL */
     void (*drop)(py_group *self);
 } py_group_kind;
 
 extern const py_group_kind py_group_kind_cpu;
 extern const py_group_kind py_group_kind_nccl;
 
-/* Define the functions of a kind that only call a core function named `prefix`_... on `core`. */
+/* Define those functions of a kind that only call the core's function `prefix`_... with `core`. */
 #define PY_GROUP_KIND_FUNCTIONS(prefix, core)                                              \
     static dd_bytes get_name(const py_group *self)                                         \
     {                                                                                      \
@@ -61,7 +64,8 @@ extern const py_group_kind py_group_kind_nccl;
     {                                                                                      \
         return prefix##_close(core, wait, err);                                            \
     }
-/* The functions of a kind, for its table. The file must define those named `kind`_... itself. */
+/* Initializers for the functions of a kind. The file must define the functions named `kind`_...
+ * itself, the others with PY_GROUP_KIND_FUNCTIONS. */
 #define PY_GROUP_KIND_TABLE(kind)                                                              \
     .check_fork = kind##_check_fork, .get_name = get_name, .get_timeout_ns = get_timeout_ns,   \
     .set_timeout_ns = set_timeout_ns, .find_recorder_group = kind##_recorder_group,            \
@@ -70,30 +74,32 @@ extern const py_group_kind py_group_kind_nccl;
 
 struct py_group {
     PY_OBJECT_HEAD;
-    dd_list link;              /* in the state's groups once opened; guarded by groups_lock */
+    dd_list link;              /* entry in state->groups once opened; guarded by groups_lock */
     PyObject *weak;            /* const after init; owned: a weak reference to this group */
-    atomic_bool is_claimed;    /* set by the thread that completes opening; stays set */
-    const py_group_kind *kind; /* once, set last by init; NULL if it was never opened */
+    atomic_bool is_claimed;    /* atomic: set by the one thread that may complete opening; stays set */
+    const py_group_kind *kind; /* once, set last by init; NULL if the group was never opened */
     dd_group *group;           /* const after init, until dealloc; owned; NULL for an NcclGroup */
     struct py_nccl_core *nccl; /* const after init, until dealloc; owned; NULL for a Group */
     int rank;                  /* const after init */
     int size;                  /* const after init */
-    PyObject *store;           /* const after init; owned or NULL; other ranks may need it longer */
-    PyObject *recorders;       /* per thread (base/thread_values.h): objects that record calls */
+    /* const after init; owned, or NULL; kept because other ranks may still use it */
+    PyObject *store;
+    PyObject *recorders; /* objects that record calls, one per thread (base/thread_values.h) */
     atomic_bool is_closed;
     py_lock lock;
-    /* guarded by lock */
+    /* The fields below are guarded by `lock`. */
     struct py_forms *forms;        /* owned; NULL until a collective has run */
     struct py_group *device_group; /* owned: the NcclGroup for device memory, or NULL */
 };
 
-/* Return the core's group (borrowed) of a Group that has been opened. */
+/* Return the core's group (borrowed) of a Group, which must have been opened. */
 dd_group *py_group_core(PyObject *group);
 
 /* Like py_wait_finish, with the exceptions of groups (py_error_raise_of_group). */
 bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 
-/* Call the core's function(..., &wait, &err) without the GIL; false with a group's exception. */
+/* Call the core's function(..., &wait, &err) without the GIL. False with an exception on failure;
+ * exceptions are those of groups. */
 #define PY_GROUP_CALL(state, timeout_ns, function, ...)                                                     \
     __extension__({                                                                                         \
         py_wait py_call_wait;                                                                               \
@@ -102,7 +108,7 @@ bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
         dd_status py_call_status = PY_WITHOUT_GIL(function(__VA_ARGS__, &py_call_wait.wait, &py_call_err)); \
         py_group_finish_wait(&py_call_wait, py_call_status, &py_call_err);                                  \
     })
-/* Like PY_GROUP_CALL, for function(..., &err), which does not wait. */
+/* Like PY_GROUP_CALL, for a core function(..., &err) that does not wait. */
 #define PY_GROUP_TRY(state, function, ...)                                              \
     __extension__({                                                                     \
         dd_error py_call_err;                                                           \
@@ -114,13 +120,15 @@ bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 const char *py_group_type_name(const py_group *self);
 /* Fail if the group has been opened, or is of another type than the kind's. */
 bool py_group_require_new(const py_group *self, const py_group_kind *kind);
-/* Reserve the object for the opened group. Fails if another thread was first. */
+/* Reserve the object for the group that this thread has opened. Fails if another thread has
+ * reserved it. */
 bool py_group_claim(py_group *self, const py_group_kind *kind);
 /* Fail if the group was never opened. */
 bool py_group_require_open(const py_group *self);
 /* Like py_group_require_open; also fail in a forked child, where core locks may be held forever. */
 bool py_group_require_usable(const py_group *self);
-/* Like py_group_require_open; also fail for an NcclGroup, which has its own method or none. */
+/* Like py_group_require_open; also fail for an NcclGroup, which does not have this method of a
+ * Group. */
 bool py_group_require_cpu(const py_group *self, const char *function);
 
 /* Return timeout_ns, or the group's timeout if timeout_ns is negative. */
@@ -128,11 +136,12 @@ int64_t py_group_timeout_or_own(const py_group *self, int64_t timeout_ns);
 
 /* Return the group that serves device memory as a new reference, or NULL without an exception. */
 py_group *py_group_get_device_group(py_group *self);
-/* Return the group for the tensor's device, this one or its device group: a new reference. */
+/* Return the group that serves the tensor's device, as a new reference: this group or its device
+ * group. */
 py_group *py_group_serving(py_group *self, PyObject *tensor, const char *function);
 
-/* Publish the opened group: other threads may use it from now on. All other fields that are const
- * after init must have been set. */
+/* Publish the opened group: other threads may use it from now on. The caller must have set all
+ * other fields that are const after init. */
 void py_group_publish(py_group *self, const py_group_kind *kind, int rank, int size);
 /* Return a new list of the groups of a kind that have been opened and not freed. */
 PyObject *py_group_list(py_state *state, const py_group_kind *kind);
@@ -140,8 +149,8 @@ PyObject *py_group_list(py_state *state, const py_group_kind *kind);
 /* Read ranks from a list or tuple. The caller frees the result with PyMem_Free. */
 int *py_group_read_ranks(const py_group *self, PyObject *object, int *count, const char *function,
                          const char *name);
-/* Return the name of a part of a group, "dp/0,2,5", with at most max_named ranks: a new str, which
- * `name` borrows from. */
+/* Return the name of a part of a group as a new str, like "dp/0,2,5", with at most max_named ranks.
+ * *name borrows from the str. */
 PyObject *py_group_name_part(const py_group *self, const int *ranks, int count, int max_named,
                              dd_bytes *name);
 

@@ -1,5 +1,5 @@
 /* The table of a group's collectives: their names and parameters, which parameters are tensors, and
- * how the tensors form blocks. Generated from it: the method <name>, which runs a collective, and
+ * how the tensors form blocks. The table gives the method <name>, which runs a collective, and
  * plan_<name>, which creates a plan; in Python, through _operations(), c10d's low-level calls, the
  * backends and hooks that use them, and the PyTorch backend; and the extension's stub
  * (tools/make_stubs.py). */
@@ -111,9 +111,10 @@
 PY_OPERATION_LIST(PY_OPERATION_DECLARE)
 #undef PY_OPERATION_DECLARE
 
-/* Implement _core._operations(): a tuple of the rows without signature and documentation, each
- * (name, collective, OpType, recorded, c10d's call, its former name, as_one, parameters, number of
- * required parameters, input, output). A side is (kind, parameter). */
+/* Implement _core._operations(): return a tuple of the rows without signature and documentation. A
+ * row is (name, collective, OpType, recorded, c10d's call, the call's former name, as_one,
+ * parameters, number of required parameters, input, output). A side (input or output) is (kind,
+ * parameter). */
 PyObject *py_group_list_operations(PyObject *module, PyObject *unused);
 
 #endif

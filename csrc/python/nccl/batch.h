@@ -1,34 +1,38 @@
 /* A batch: calls of one thread that become one operation, or one estimate of their duration. Only
- * that thread uses a batch. The core's lock guards the list of batches. */
+ * this thread uses the batch. The list of batches is guarded by py_nccl_core.lock. */
 #ifndef DD_PYTHON_NCCL_BATCH_H
 #define DD_PYTHON_NCCL_BATCH_H
 
 #include "python/nccl/nccl.h"
 #include "python/observe/recorder.h"
 
-/* Return the thread's innermost batch, or NULL. Calls may be coalesced within an estimate. */
+/* Return the thread's innermost batch, or NULL. A batch of coalesced calls may be nested in an
+ * estimate. */
 py_nccl_batch *py_nccl_batch_find(py_nccl_core *core);
-/* Create a batch as the thread's innermost. Returns NULL with an exception on failure. */
+/* Create a batch and make it the thread's innermost. Return NULL with an exception on failure. */
 py_nccl_batch *py_nccl_batch_open(py_nccl_core *core, bool is_estimate);
-/* Append items and take over their flights. On failure returns false with an exception; the flights
- * then stay the caller's. */
+/* Append items and take ownership of their flights, the Python references of the calls
+ * (work/work.h). On failure return false with an exception; the caller then still owns the
+ * flights. */
 bool py_nccl_batch_append(py_nccl_batch *batch, const py_nccl_item *items, size_t nitems);
-/* Remove the batch from the list. The caller then owns it. */
+/* Remove a batch from the core's list. The caller then owns the batch. */
 void py_nccl_batch_take_out(py_nccl_core *core, py_nccl_batch *batch);
-/* Destroy a batch, with its items' flights if has_flights is set, and release its windows. */
+/* Destroy a batch and release its items' windows and configurations. If has_flights is true, also
+ * destroy the items' flights. */
 void py_nccl_batch_destroy(py_nccl_batch *batch, bool has_flights);
 
-/* Fill in the record of a call in `told`. Returns NULL if recording is off. */
+/* Fill in `told`, the description of a call for the flight recorder. Return the part of `told` that
+ * the core needs, or NULL if recording is off. */
 dd_record_call *py_nccl_record(const py_group *group, const py_nccl_item *item, const char *what,
                                py_record *told);
 
 /* ---- estimates */
 
-/* Return the thread's estimate, or NULL. */
+/* Return the thread's batch that is an estimate, or NULL. */
 py_nccl_batch *py_nccl_estimate_find(py_nccl_core *core);
-/* Add a call to the estimate, of several items if they were coalesced. Returns None, or a completed
- * Work. Returns NULL with an exception if NCCL cannot estimate such a call, or if out of memory;
- * the flights then stay the caller's. */
+/* Add a call to the estimate; if calls were coalesced, they are several items. Return None, or a
+ * completed Work. Return NULL with an exception if NCCL cannot estimate such a call, or if out of
+ * memory; the caller then still owns the flights. */
 PyObject *py_nccl_estimate_add(const py_group *group, py_nccl_batch *estimate, const py_nccl_item *items,
                                size_t nitems, bool is_async);
 

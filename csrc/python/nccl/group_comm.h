@@ -1,4 +1,4 @@
-/* Shared by the files with NcclGroup's communicator methods. */
+/* Declarations shared by the files with NcclGroup's communicator methods. */
 #ifndef DD_PYTHON_NCCL_GROUP_COMM_H
 #define DD_PYTHON_NCCL_GROUP_COMM_H
 
@@ -10,9 +10,11 @@
         return NULL;                       \
     }
 
-/* Read a device; NULL or None means the group's. Returns false with an exception on failure. */
+/* Read a device number; NULL or None means the group's device. Return false with an exception on
+ * failure. */
 bool py_nccl_comm_read_device(py_group *self, PyObject *object, int *device, const char *function);
-/* Return a new reference to a device's communicator, connecting it if needed; NULL if it raises. */
+/* Return a device's communicator as a new reference, and connect it if needed. Return NULL with an
+ * exception on failure. */
 dd_nccl_comm *py_nccl_comm_connect(py_group *self, int device);
 
 #endif

@@ -12,16 +12,19 @@ typedef struct py_nccl {
     dd_cuda *cuda;
     dd_nccl_lib *lib;
     dd_nccl_watchdog *watchdog;
-    uint64_t generation; /* fork generation */
-    /* thread values (base/thread_values.h): configurations of threads' collectives */
+    /* fork generation in which NCCL was loaded; a forked child must not use its parent's NCCL */
+    uint64_t generation;
+    /* each thread's configuration of collectives (base/thread_values.h) */
     PyObject *coll_configs;
 } py_nccl;
 
-/* Return NCCL's state (borrowed), loading the libraries if needed; raises if that fails. */
+/* Return NCCL's state (borrowed), and load the libraries if needed. Return NULL with an exception
+ * on failure. */
 py_nccl *py_nccl_get(py_state *state);
 /* Module functions. */
 PyObject *py_nccl_load(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-/* Return the reason why NCCL cannot be loaded, regardless of the driver, or None if it can. */
+/* Return the reason why NCCL cannot be loaded, or None if it can. The CUDA driver is not
+ * checked. */
 PyObject *py_nccl_find_obstacle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *py_nccl_info(PyObject *module, PyObject *unused);
 PyObject *py_nccl_config_fields(PyObject *module, PyObject *unused);
@@ -30,8 +33,8 @@ PyObject *py_nccl_post_close(PyObject *module, PyObject *groups);
 void py_nccl_destroy(py_state *state);
 /* _nccl_allocator(): return the addresses of C functions for ncclMemAlloc and ncclMemFree. */
 PyObject *py_nccl_allocator(PyObject *module, PyObject *unused);
-void py_nccl_allocator_end(void); /* disables the functions of the allocator */
-/* Release a communicator, which may be NULL, without the GIL. Call with the GIL held. */
+void py_nccl_allocator_end(void); /* makes the allocator's functions fail from now on */
+/* Release a communicator without the GIL; `comm` may be NULL. Call with the GIL held. */
 void py_nccl_comm_release(dd_nccl_comm *comm);
 /* Make the watchdog poll more often, because a callback is pending. */
 void py_nccl_hurry(py_state *state);
@@ -45,16 +48,17 @@ void py_nccl_mem_free(const py_nccl *nccl, int device, void *data);
 
 /* A call to be combined with others into one operation. */
 typedef struct py_nccl_item {
-    py_flight *flight; /* owned once it is in a batch */
-    dd_nccl_op op;     /* without its blocks */
-    PyObject *config;  /* NULL, or the owner of op.config; a reference once in a batch */
+    py_flight *flight; /* owned by the batch, once the item is in a batch */
+    dd_nccl_op op;     /* the operation, without its blocks */
+    /* the object that owns op.config, or NULL; borrowed, and owned once the item is in a batch */
+    PyObject *config;
 } py_nccl_item;
 
 /* A thread's calls between start_coalescing and end_coalescing, or of an estimate; see batch.h.
  * Only that thread uses it, except for the first two fields. */
 typedef struct py_nccl_batch {
-    struct py_nccl_batch *next; /* guarded by the core's lock */
-    unsigned long thread;       /* const */
+    struct py_nccl_batch *next; /* guarded by py_nccl_core.lock */
+    unsigned long thread;       /* const: the ID of the thread */
     bool is_estimate;
     py_nccl_item *items;
     size_t nitems;
@@ -63,18 +67,19 @@ typedef struct py_nccl_batch {
 
 /* The fields of an NcclGroup that a Group lacks. */
 typedef struct py_nccl_core {
-    /* The fields to `recorded` are const once a group has the core. */
-    dd_nccl_group *group;          /* owned by the group's object */
-    dd_nccl_group_options options; /* for groups created from this one; without the name */
-    bool is_bound;                 /* the caller bound the device */
-    bool is_blocking_wait;         /* wait() blocks the host */
-    bool is_host_taken;            /* tensors in host memory are accepted and staged */
-    dd_recorder_group *recorded;   /* borrowed from `group`, or NULL */
-    /* atomic (py_nccl_core_device): the bound or first used device, or PY_NO_DEVICE */
+    /* The fields from here to `recorded` are const once a group has the core. */
+    dd_nccl_group *group; /* owned, together with the group's object */
+    /* options for groups created from this group, without the name */
+    dd_nccl_group_options options;
+    bool is_bound;               /* the caller bound the group to a device */
+    bool is_blocking_wait;       /* wait() blocks the host */
+    bool is_host_taken;          /* tensors in host memory are accepted and staged */
+    dd_recorder_group *recorded; /* the flight recorder's entry, borrowed from `group`, or NULL */
+    /* atomic, see py_nccl_core_device: the bound or first used device, or PY_NO_DEVICE */
     atomic_int device;
     atomic_uint_fast64_t watch_id; /* atomic: the group's id in the monitor, or 0 */
     py_lock lock;
-    py_nccl_batch *batches; /* guarded by the lock */
+    py_nccl_batch *batches; /* owned list of the threads' open batches; guarded by lock */
 } py_nccl_core;
 
 static inline int
@@ -83,7 +88,7 @@ py_nccl_core_device(const py_nccl_core *core)
     return atomic_load_explicit(&core->device, memory_order_relaxed);
 }
 
-/* Make this the group's device unless it has one. */
+/* Make `device` the group's device unless the group already has one. */
 static inline void
 py_nccl_core_note_device(py_nccl_core *core, int device)
 {
@@ -91,7 +96,8 @@ py_nccl_core_note_device(py_nccl_core *core, int device)
     (void)atomic_compare_exchange_strong(&core->device, &none, device);
 }
 
-/* Choose the device for an operation without tensors; warn if it is a guess. False if it raises. */
+/* Choose the device for an operation without tensors; warn if the device is a guess. Return false
+ * with an exception on failure. */
 bool py_nccl_group_choose_device(py_group *self, int *device);
 
 extern PyType_Spec py_nccl_group_spec;
@@ -119,22 +125,24 @@ PY_NCCL_METHOD(register);
 PY_NCCL_METHOD(deregister);
 PY_NCCL_METHOD(comm_pointer);
 PY_NCCL_PLAIN_METHOD(split_count);
-/* In nccl/window.c. */
+/* Method defined in nccl/window.c. */
 PY_NCCL_METHOD(new_window);
 
-/* Create a core on a device. The core does not own `group` before py_nccl_group_take; the caller
- * may set more fields until then. Returns NULL with an exception on failure. */
+/* Create a core for `group`, with `device` or PY_NO_DEVICE. The caller still owns `group`, and may
+ * set more fields, until py_nccl_group_take. Return NULL with an exception on failure. */
 py_nccl_core *py_nccl_core_create(dd_nccl_group *group, const dd_nccl_group_options *options,
                                   dd_recorder_group *recorded, int device);
-/* Attach the core and its group to the object, which takes over both. */
+/* Attach the core and its group to the object, which takes ownership of both. */
 void py_nccl_group_take(py_group *self, const py_group_kind *kind, py_nccl_core *core);
 /* Release a group of the core library without the GIL. Call with the GIL held. */
 void py_nccl_group_drop(dd_nccl_group *group);
-/* Create a group object derived from `parent`, taking over `group`. Releases it if this raises. */
+/* Create a group object derived from `parent`. It takes ownership of `group`. If this fails,
+ * `group` is released and NULL returned with an exception. */
 PyObject *py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group,
                              const dd_nccl_group_options *options, dd_recorder_group *recorded, int device,
                              PyObject *store);
-/* In nccl/config.c. Read a configuration from a dict, NULL or None. Returns false if it raises. */
+/* Read a communicator's configuration from a dict, NULL or None (nccl/config.c). Return false with
+ * an exception on failure. */
 bool py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *config, const char *function);
 
 /* ---- the configuration of this thread's collectives, set by dldist.nccl.coll_config() */
@@ -142,8 +150,8 @@ bool py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *
 /* Module functions _nccl_coll_config(dict) and _swap_coll_config(config). */
 PyObject *py_nccl_make_coll_config(PyObject *module, PyObject *dict);
 PyObject *py_nccl_swap_coll_config(PyObject *module, PyObject *capsule);
-/* Find the thread's configuration. *config is owned by *capsule, a new reference; both are NULL if
- * there is none. Returns false with an exception on failure. */
+/* Find the thread's configuration. *capsule is set to a new reference, which owns *config; both are
+ * NULL if there is no configuration. Return false with an exception on failure. */
 bool py_nccl_find_coll_config(const py_nccl *nccl, PyObject **capsule,
                               const dd_nccl_abi_coll_config **config);
 
@@ -153,7 +161,8 @@ bool py_nccl_find_coll_config(const py_nccl *nccl, PyObject **capsule,
 void py_nccl_call_begin(const py_group_call *call);
 PyObject *py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 PyObject *py_nccl_call_run_message(py_group_call *call, const py_group_message *message);
-/* Run a one-sided call and end it. If is_ok is false, only end it. */
+/* Run a one-sided call and end it. If is_ok is false, an earlier step has failed: only end the
+ * call. */
 PyObject *py_nccl_call_run_one_sided(py_group_call *call, const dd_nccl_op *op, bool is_ok);
 
 PyObject *py_nccl_group_start_coalescing(PyObject *self, PyObject *unused);
@@ -163,7 +172,7 @@ PyObject *py_nccl_group_start_estimate(PyObject *self, PyObject *unused);
 PyObject *py_nccl_group_end_estimate(PyObject *self, PyObject *unused);
 PyObject *py_nccl_group_drop_estimate(PyObject *self, PyObject *unused);
 PY_NCCL_METHOD(barrier);
-/* Destroy the batches that threads have not ended. */
+/* Destroy the batches that threads have not ended, when the group is freed. */
 void py_nccl_batches_destroy(py_nccl_core *core);
 
 #endif

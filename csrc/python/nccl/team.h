@@ -1,4 +1,5 @@
-/* Communicators without groups: declarations shared by their types. */
+/* Communicators without groups: declarations shared by the types NcclComms, NcclRankComm,
+ * NcclUniqueId and NcclAbortHandle. */
 #ifndef DD_PYTHON_NCCL_TEAM_H
 #define DD_PYTHON_NCCL_TEAM_H
 
@@ -8,12 +9,12 @@
 typedef struct py_nccl_unique_id {
     PY_OBJECT_HEAD;
     py_lock lock;
-    dd_nccl_unique_id id; /* guarded by `lock`: __init__ may run again */
+    dd_nccl_unique_id id; /* guarded by lock, because __init__ may run again */
 } py_nccl_unique_id;
 
 typedef struct py_nccl_abort_handle {
     PY_OBJECT_HEAD;
-    dd_nccl_comm *comm; /* a reference; const */
+    dd_nccl_comm *comm; /* const: owned reference */
 } py_nccl_abort_handle;
 
 extern PyType_Spec py_nccl_comms_spec;
@@ -23,35 +24,39 @@ extern PyType_Spec py_nccl_abort_handle_spec;
 
 /* ---- handles kept by calls */
 
-/* An object's communicators. Unfinished calls keep the handle: close() then leaves its destruction
- * to the last call, which may hang in NCCL until it is aborted. */
+/* The base of objects that own communicators, their `handle`. If calls are unfinished, close()
+ * leaves the destruction of the handle to the last of these calls. A call may hang in NCCL until
+ * the communicators are aborted. */
 typedef struct py_nccl_handle {
     PY_OBJECT_HEAD;
     py_lock lock;
     /* The fields below are guarded by `lock`. */
     void *handle;                  /* owned; NULL before it is set and after it is destroyed */
-    void (*destroy)(void *handle); /* set with the handle; called without the GIL */
+    void (*destroy)(void *handle); /* set with the handle; must be called without the GIL */
     int ncalls;
     bool is_closed;
 } py_nccl_handle;
 
-/* Begin a call, which keeps the handle until py_nccl_handle_end. Raises if the object is closed. */
+/* Begin a call and return the handle, which stays valid until py_nccl_handle_end. Return NULL with
+ * an exception if the object is closed. */
 void *py_nccl_handle_begin(py_nccl_handle *self);
-/* Begin a call even on a closed object, if unfinished calls keep its handle. NULL otherwise. */
+/* Begin a call even on a closed object, if unfinished calls keep its handle. Return NULL if there
+ * is no handle. */
 void *py_nccl_handle_begin_late(py_nccl_handle *self);
 void py_nccl_handle_end(py_nccl_handle *self);
-/* Destroy the handle, or leave that to the last unfinished call. */
+/* Close the object: destroy the handle now, or when the last unfinished call ends. */
 void py_nccl_handle_close(py_nccl_handle *self);
 /* Return true if the object has no handle and is not closed. */
 bool py_nccl_handle_is_new(py_nccl_handle *self);
-/* Take over the handle. Returns false if the object is not new. */
+/* Take ownership of the handle. Return false if the object is not new. */
 bool py_nccl_handle_set(py_nccl_handle *self, void *handle, void (*destroy)(void *handle));
 
 PyObject *py_nccl_handle_enter(PyObject *object, PyObject *unused);
 PyObject *py_nccl_handle_exit(PyObject *object, PyObject *args);
 void py_nccl_handle_dealloc(PyObject *object);
 
-/* The last rows of both method tables. close() and __exit__() ignore their arguments. */
+/* The last rows of the method tables of NcclComms and NcclRankComm. close() and __exit__() ignore
+ * their arguments. */
 #define PY_NCCL_HANDLE_METHODS(closes)                                                   \
     {"close", py_nccl_handle_exit, METH_NOARGS, "close($self, /)\n--\n\nEnds " closes},  \
         {"__enter__", py_nccl_handle_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"}, \
@@ -65,9 +70,11 @@ void py_nccl_handle_dealloc(PyObject *object);
 
 /* Return a copy of the object's ID. */
 dd_nccl_unique_id py_nccl_unique_id_get(PyObject *object);
-/* Create an object that takes over the communicator. Returns NULL with an exception on failure. */
+/* Create an object that takes ownership of the communicator. Return NULL with an exception on
+ * failure. */
 PyObject *py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm);
-/* Read a device number from an int, or an object that prints as "cuda:1". False if it raises. */
+/* Read a device number from an int, or from an object whose str() is like "cuda:1". Return false
+ * with an exception on failure. */
 bool py_nccl_team_read_device(const py_argument *argument, int *device);
 
 /* ---- calls */
@@ -76,40 +83,42 @@ typedef struct py_nccl_team_call {
     py_state *state;
     const char *function;
     py_operands operands;
-    dd_nccl_item *items;     /* owned */
-    dd_cuda_stream *streams; /* owned: the items' streams */
+    dd_nccl_item *items;     /* owned array */
+    dd_cuda_stream *streams; /* owned array: the items' streams */
     bool has_streams;        /* the caller passed streams */
     bool is_one_stream;      /* all items share one stream */
     size_t nitems;
     dd_nccl_redop redop;
     int root;
-    PyObject *capsule; /* the owner of `config` (a reference), or NULL */
+    PyObject *capsule; /* owned reference to the object that owns `config`, or NULL */
     const dd_nccl_abi_coll_config *config;
 } py_nccl_team_call;
 
-/* The signature of a collective, and its use of tensors. */
+/* The parameters of a collective, and its use of tensors. */
 typedef struct py_nccl_team_coll {
     const char *function;
     dd_nccl_item_kind kind;
     bool has_op;
     bool has_root;
-    bool has_outputs; /* takes a list of outputs as well as of inputs */
-    /* the input has a block for each rank (reduce_scatter), otherwise the output (all_gather) */
+    bool has_outputs; /* the call takes a list of outputs in addition to the list of inputs */
+    /* the input has a block for each rank (reduce_scatter); if false, the output has
+     * (all_gather) */
     bool is_input_wide;
 } py_nccl_team_coll;
 
 /* Indexed by dd_nccl_item_kind. */
 extern const py_nccl_team_coll py_nccl_team_colls[];
 
-/* The communicators that a collective uses. */
+/* The communicators that run a collective. */
 typedef struct py_nccl_team_target {
     py_state *state;
-    int size;           /* number of ranks */
-    int ntensors;       /* of each list; -1 for any number, all on `device` and in one stream */
+    int size; /* number of ranks */
+    /* number of tensors in each list; -1 for any number, all on `device` and in one stream */
+    int ntensors;
     const int *devices; /* device of each tensor; NULL if all are on `device` */
     int device;
     void *ctx;
-    /* Run the items. Called without the GIL. */
+    /* Run the call's items. Called without the GIL. */
     dd_status (*run)(void *ctx, const py_nccl_team_call *call, const dd_wait *wait, dd_error *err);
 } py_nccl_team_target;
 

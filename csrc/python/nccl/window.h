@@ -7,9 +7,9 @@
 
 typedef struct py_nccl_window {
     PY_OBJECT_HEAD;
-    /* The fields are const once the window is created. */
+    /* The fields are const once the window has been created. */
     py_group *group;              /* owned */
-    dd_nccl_group_window *window; /* owned; NULL if it could not be opened */
+    dd_nccl_group_window *window; /* owned; NULL if the window could not be opened */
     py_tensor memory;             /* the tensor that this rank passed */
 } py_nccl_window;
 

@@ -19,7 +19,8 @@ dd_recorder *py_recorder_get(py_state *state);
 dd_recorder_group *py_recorder_add_group(py_state *state, const char *kind, dd_bytes name, int rank,
                                          int size);
 
-/* Return the number of the caller's stack, 0 if unknown. The process must have a recorder. */
+/* Return the number under which the recorder keeps the caller's Python stack; 0 if unknown. The
+ * process must have a recorder. */
 uint32_t py_recorder_stack(py_state *state);
 
 /* The record of a call. It borrows the shapes of the operands. */
@@ -33,14 +34,16 @@ typedef struct py_record {
 /* Fill in the record of a collective with prepared operands. Returns NULL if recording is off. */
 dd_record_call *py_record_collective(py_record *record, py_state *state, dd_coll coll,
                                      const py_operands *operands);
-/* Return the number of the caller's stack, for a collective with a form; 0 if recording is off. */
+/* Like py_recorder_stack, for a collective with a cached form (group/form.h), which needs no record
+ * of its own. Return 0 if recording is off. */
 uint32_t py_record_stack(py_state *state);
-/* Fill in the record of a message, which is the first operand. Returns NULL if recording is off. */
+/* Fill in the record of a message, whose tensor is the first operand. Return NULL if recording is
+ * off. */
 dd_record_call *py_record_message(py_record *record, py_state *state, const py_operands *operands,
                                   bool is_send, int peer);
 
-/* Group._describe(name, desc, global_ranks), for any object with a recorder group, which may be
- * NULL. Returns None, or NULL with an exception. */
+/* Implement Group._describe(name, desc, global_ranks) for any object with a recorder group; `group`
+ * may be NULL. Return None, or NULL with an exception. */
 PyObject *py_recorder_describe(py_state *state, dd_recorder_group *group, dd_recorder_group_info *info,
                                PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 

@@ -5,38 +5,41 @@
 
 /* A code object that was seen in a stack. */
 typedef struct seen_code {
-    PyObject *code; /* owned, its address is a key of the call sites; NULL if free */
+    PyObject *code; /* owned; its address is a key of the call sites; NULL if the entry is free */
     bool is_hidden; /* belongs to the dldist package */
 } seen_code;
 
 /* A recently seen stack: its frames, innermost first. */
 typedef struct seen_stack {
-    uint32_t stack; /* number in the call sites; 0 if the entry is free */
+    uint32_t stack; /* number in the core's table of call sites; 0 if the entry is free */
     uint16_t nframes;
-    bool is_whole; /* the last frame has no caller */
+    bool is_whole; /* true if the last frame is the outermost */
     dd_call_site_key keys[DD_STACK_MAX_FRAMES];
 } seen_stack;
 
-/* An attribute of frames: the limited API's only way to a frame's caller and instruction. */
+/* A descriptor of an attribute of frames. With the limited API, a frame's caller and instruction
+ * can be read only by such attributes. */
 typedef struct frame_field {
     PyObject *descriptor; /* owned */
     descrgetfunc get;     /* tp_descr_get of the descriptor's type */
 } frame_field;
 
-/* The recorder. Never freed, because threads of the core may end works until the process exits. */
+/* The recorder of a process. Never freed, because threads of the core may end works until the
+ * process exits. */
 struct py_recorder {
-    uint64_t generation;   /* const; fork generation */
+    uint64_t generation;   /* const: fork generation in which the recorder was created */
     dd_recorder *recorder; /* const */
-    int max_frames;        /* const; number of frames shown of a stack; 0 for no stacks */
-    char *folder;          /* const; the package's folder, with a slash; its frames are hidden */
+    int max_frames;        /* const: number of frames shown of a stack; 0 to record no stacks */
+    /* const: the dldist package's folder, with a slash at the end; frames of its code are hidden */
+    char *folder;
     size_t folder_len;
-    frame_field back;        /* const; f_back */
-    frame_field instruction; /* const; f_lasti */
+    frame_field back;        /* const: the attribute f_back */
+    frame_field instruction; /* const: the attribute f_lasti */
     py_lock lock;
     /* The fields below are guarded by `lock`. */
-    seen_code *codes; /* hash table by address */
+    seen_code *codes; /* hash table with the code's address as key */
     size_t ncodes;
-    seen_stack *stacks; /* hash table by the two innermost frames */
+    seen_stack *stacks; /* hash table with the two innermost frames as key */
 };
 
 /* Return the recorder of this process or of its parent, or NULL if there is none. */
@@ -48,9 +51,10 @@ py_recorder_current(const py_state *state)
 
 /* ---- observe/stack.c */
 
-/* Create the tables and look up frame attributes. False if out of memory or with an exception. */
+/* Create the tables and look up the attributes of frames. Return false on failure, without an
+ * exception if the tables cannot be allocated. */
 bool py_recorder_init_stacks(py_recorder *self);
-/* Free the tables. A recorder that has only been zeroed is valid. */
+/* Free the tables. The recorder may have only been zeroed. */
 void py_recorder_fini_stacks(py_recorder *self);
 
 #endif

@@ -6,23 +6,25 @@
 #include "python/group/group.h"
 #include "watch/monitor.h"
 
-/* ---- for groups: call with the GIL held, which is released while they wait */
+/* ---- functions for groups: call with the GIL held; they release it while they wait */
 
-/* Add an open group to the monitor, which is started if needed. `extra` defines how the monitor can
- * fail the group; extra->release is always called when the member is no longer needed. The
- * environment determines is_fatal. Returns -1 with an exception on failure. */
+/* Add an open group to the monitor, and start the monitor if needed. `extra` defines how the
+ * monitor can fail the group; extra->release is always called when the member is no longer needed.
+ * The environment determines is_fatal. Return -1 with an exception on failure. */
 int py_watch_add(const py_group *group, const dd_monitor_member *extra, uint64_t *id);
-/* Remove a group; an id of 0 does nothing. Releases its store, unless the monitor hangs in it. */
+/* Remove the group with this id from the monitor; an id of 0 has no effect. Release the group's
+ * store, unless the monitor hangs in a call of this store. */
 void py_watch_remove(py_state *state, uint64_t id);
-/* Set the heartbeat that the monitor checks; NULL for none. The environment determines its timeout
- * and the action if it stops. No effect without a monitor, or if a heartbeat is set already. */
+/* Set the heartbeat that the monitor checks; NULL for none. The environment determines the
+ * heartbeat's timeout and the action if the heartbeat stops. No effect without a monitor, or if a
+ * heartbeat is already set. */
 void py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat);
 
 /* ---- NCCL groups (observe/watch_nccl.c) */
 
 /* Monitor a group of several ranks until it ends. Returns -1 with an exception on failure. */
 int py_watch_add_nccl(py_group *group);
-/* Remove a group that has ended. May be called again. */
+/* Remove a group that has ended from the monitor. May be called more than once. */
 void py_watch_remove_nccl(py_group *group);
 
 /* ---- functions of the module */

@@ -5,13 +5,15 @@
 #include "python/base/state.h"
 #include "store/store.h"
 
-/* Create a store whose operations call the methods of the same names. It keeps a reference to the
- * object, an instance of Store. Operations may be called with or without the GIL, but only on
- * threads that Python started. Returns NULL with an exception on failure. */
+/* Create a store whose operations call the methods of the object that have the operations' names.
+ * The store keeps a reference to the object, an instance of Store. Operations may be called with or
+ * without the GIL, but only on threads that Python started. Return NULL with an exception on
+ * failure. */
 dd_store *py_bridge_open(py_state *state, PyObject *object);
 
-/* Create the store for base methods that the object's class inherits. Like py_bridge_open, but
- * append, multi_get, multi_set, try_get and barrier are generic, built on the other methods. */
+/* Create the store that runs a base method which the object's class inherits. Like py_bridge_open,
+ * but append, multi_get, multi_set, try_get and barrier do not call the methods of the same name:
+ * they are built on the other methods. */
 dd_store *py_bridge_open_generic(py_state *state, PyObject *object);
 
 /* Return the object of a bridge (borrowed), or NULL if the store is not a bridge. */

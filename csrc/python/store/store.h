@@ -9,12 +9,12 @@
 
 #include <stdatomic.h>
 
-/* The head of every store object; must be the first member of each kind's type. */
+/* The head of every store object. Must be the first member of the struct of each kind of store. */
 typedef struct py_store {
     PY_OBJECT_HEAD;
     const char *kind; /* const after new: "TCPStore"; NULL for a class written in Python */
-    dd_store *store;  /* set once by __init__; NULL for a class written in Python */
-    /* atomic, relaxed (a setting); only for a class written in Python */
+    dd_store *store;  /* once, set by __init__; NULL for a class written in Python */
+    /* atomic, relaxed: the timeout; only for a class written in Python */
     atomic_int_fast64_t timeout_ns;
 } py_store;
 
@@ -24,12 +24,14 @@ typedef struct py_store {
  * `function` and `name` are for the message. */
 dd_store *py_store_acquire(py_state *state, PyObject *object, const char *function, const char *name);
 
-/* Like py_store_acquire, but *store is NULL for NULL or None. Returns false if it raises. */
+/* Like py_store_acquire, but set *store to NULL if the object is NULL or None. Return false with an
+ * exception on failure. */
 bool py_store_acquire_if_any(py_state *state, PyObject *object, const char *function, const char *name,
                              dd_store **store);
 
-/* Return the built-in type that a class is or derives from (borrowed), and the name of its kind.
- * For a class that derives only from Store, the type is Store and the kind is NULL. */
+/* Return the built-in type that a class is, or derives from (borrowed). Set *kind to the type's
+ * name, as in py_store.kind. For a class that derives only from Store, the type is Store and *kind
+ * is NULL. */
 PyTypeObject *py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind);
 
 /* Return the object's store, or NULL if it is not open or its class is written in Python. */
@@ -50,28 +52,29 @@ PyObject *py_store_wrap(PyTypeObject *type, dd_store *store);
 
 /* Return the object's store (borrowed), or NULL with an exception if it is not open. */
 dd_store *py_store_opened(const py_store *self);
-/* Raise the exception of py_store_opened. */
+/* Raise the exception of py_store_opened for an object that is not open. */
 void py_store_raise_unopened(const py_store *self);
 
 /* One call of a method, with its wait, store and result. */
 typedef struct py_call {
     py_wait wait;
-    dd_store *store;    /* borrowed from the object, or the fallback */
-    dd_store *fallback; /* owned, or NULL */
-    dd_status status;   /* result of the core's call */
+    dd_store *store; /* `fallback`, or the object's own store, borrowed */
+    /* owned: the store for a method that a Python class does not override, or NULL */
+    dd_store *fallback;
+    dd_status status; /* result of the core's call */
     dd_error err;
 } py_call;
 
-/* The action of a method that a class written in Python does not override. The messages are
+/* The effect of a method that a class written in Python does not override. The messages are
  * torch's. The exception is NotImplementedError, a RuntimeError, as in torch. */
 typedef enum py_unbound {
     PY_UNBOUND_NOT_IMPLEMENTED, /* "Not implemented." */
     PY_UNBOUND_PURE_VIRTUAL,    /* "Tried to call pure virtual function" */
     PY_UNBOUND_NOT_SUPPORTED,
-    PY_UNBOUND_GENERIC, /* run the form built on the other methods */
+    PY_UNBOUND_GENERIC, /* run the operation's generic form, which calls other methods */
 } py_unbound;
 
-/* A store operation as a Python method. The bridge uses the same rows in reverse. */
+/* A store operation as a Python method. The bridge uses the same rows to call the methods. */
 typedef struct py_store_op {
     /* The kind of each parameter: 'k' the key, 'K' the keys, 'v' the next value, 'V' the values,
      * 'n' the number, 's' the number as a size (at least 1), 'b' the number as a bool (True by
@@ -85,8 +88,8 @@ typedef struct py_store_op {
 
 extern const py_store_op py_store_ops[]; /* indexed by dd_store_op */
 
-/* Begin a call. If `timeout` is NULL or None, the store's applies. Returns false with an exception
- * on failure; do not call py_call_end then. */
+/* Begin a call. If `timeout` is NULL or None, the store's timeout applies. On failure return false
+ * with an exception; py_call_end must not be called then. */
 bool py_call_begin(py_call *call, py_store *self, const char *function, py_unbound unbound,
                    PyObject *timeout);
 /* End a call. Returns true if it succeeded, false with an exception otherwise. */
@@ -96,7 +99,7 @@ void py_store_dealloc(PyObject *self);
 /* Release the store, which may be NULL, without the GIL. Call with the GIL held. */
 void py_store_drop(dd_store *store);
 
-/* Store.clone, also called by kinds that copy more fields. */
+/* Implement Store.clone. Also called by kinds that copy more fields. */
 PyObject *py_store_clone(PyObject *self, PyObject *unused);
 
 extern PyMethodDef py_store_methods[];

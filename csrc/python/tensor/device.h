@@ -30,24 +30,27 @@ typedef enum py_stream_kind {
 
 typedef struct py_stream {
     py_stream_kind kind;
-    dl_current_stream query; /* only for PY_STREAM_EXCHANGE */
+    dl_current_stream query; /* the function that queries the stream; only for PY_STREAM_EXCHANGE */
     void *handle;            /* the stream when the call was made */
 } py_stream;
 
 /* The devices and streams of the tensors of one call. */
 typedef struct py_device_scope {
-    py_state *state; /* NULL if only host memory is accepted; the other fields are then unused */
-    /* finds the stream before which producers order their work; NULL for the default stream */
+    py_state *state; /* NULL if only host memory is accepted; all other fields are then unused */
+    /* Finds the stream before which a producer orders its work if the producer's own stream is
+     * unknown. If find_stream is NULL, that is the default stream. */
     bool (*find_stream)(void *ctx, int device, void **stream);
     void *ctx;
     int device;         /* the device of all tensors; PY_NO_DEVICE before the first */
     bool is_host_taken; /* host memory is also accepted, and staged */
     bool has_host;      /* a tensor was in host memory */
-    bool is_blocking;   /* a producer's stream is unknown */
-    /* True if all memory comes from allocators (torch's, CuPy's) that reuse it in stream order.
-     * Every call makes that stream wait before it returns, so no memory need be kept until the
-     * device is done, as with the tensors of a kernel. If a tensor was allocated on another stream
-     * than it is used on, its user must protect it (record_stream), as with any kernel. */
+    /* a producer's stream is unknown, so the host must wait for the operation's end */
+    bool is_blocking;
+    /* True if all memory comes from allocators (torch's, CuPy's) that reuse memory in the order of
+     * its stream. Every call makes the stream wait for the operation before the call returns, so no
+     * memory need be kept until the device is done, as with the tensors of a kernel. If a tensor
+     * was allocated on another stream than it is used on, the caller must protect the tensor
+     * (record_stream), as with any kernel. */
     bool is_stream_ordered;
     size_t nstreams;
     py_stream streams[PY_MAX_STREAMS]; /* all different */
@@ -67,16 +70,16 @@ bool py_device_note_exchange(py_device_scope *scope, const py_tensor_facts *fact
 /* Add the stream of dldist's own memory. */
 bool py_device_note_own(py_device_scope *scope, int device, const py_argument *argument);
 
-/* Choose the stream for the argument's __dlpack__. Set *stream to a new reference, or to NULL to
- * pass none (memory that is not on a CUDA device). */
+/* Choose the stream to pass to the argument's __dlpack__. Set *stream to a new reference, or to
+ * NULL to pass no stream, for memory that is not on a CUDA device. */
 bool py_device_choose_stream(py_device_scope *scope, const py_tensor_facts *facts,
                              const py_argument *argument, PyObject **stream);
 
-/* Add a tensor to the scope. Raises DistArgumentError if it is on another device than the tensors
- * before it, or on a device that the group does not serve. */
+/* Add a tensor to the scope. Raise DistArgumentError if the tensor is on another device than the
+ * tensors added earlier, or on a device that the group does not serve. */
 bool py_device_take(py_device_scope *scope, const py_tensor *tensor, const py_argument *argument);
 
-/* Query the current streams of the scope's libraries on this thread. */
+/* Query the current streams of the libraries of the scope's tensors, on this thread. */
 bool py_device_query_streams(const py_device_scope *scope, void *handles[PY_MAX_STREAMS]);
 
 /* Read a stream: an int, an object with __cuda_stream__, or a stream of torch or CuPy. */

@@ -23,7 +23,7 @@ typedef struct dl_tensor {
     uint64_t byte_offset;
 } dl_tensor;
 
-/* DLManagedTensor of DLPack 0. */
+/* DLManagedTensor, of DLPack 0. */
 typedef struct dl_managed {
     dl_tensor tensor;
     void *context;
@@ -38,7 +38,7 @@ typedef struct dl_version {
 #define DL_FLAG_READ_ONLY 1u
 #define DL_FLAG_IS_COPIED 2u
 
-/* DLManagedTensorVersioned. With another major version, use only version, context and deleter. */
+/* DLManagedTensorVersioned. If version.major is unknown, use only version, context and deleter. */
 typedef struct dl_managed_versioned {
     dl_version version;
     void *context;
@@ -47,23 +47,25 @@ typedef struct dl_managed_versioned {
     dl_tensor tensor;
 } dl_managed_versioned;
 
-/* Return the stream that the library works on. 0, or -1 with an exception. */
+/* Set *stream to the stream that the library works on. Return 0, or -1 with an exception. */
 typedef int (*dl_current_stream)(int32_t device_type, int32_t device_id, void **stream);
 
-/* DLPackExchangeAPI. Functions that are not called here are void pointers. */
+/* DLPackExchangeAPI. Functions that dldist does not call are void pointers. */
 typedef struct dl_exchange_api {
     dl_version version;
     const struct dl_exchange_api *previous; /* the table of an older major version, or NULL */
     void *allocate;
     int (*export_object)(void *object, dl_managed_versioned **managed);
     void *import_object;
-    int (*view_object)(void *object, dl_tensor *view); /* borrowed; may be NULL */
+    /* fills in a borrowed view; NULL if not provided */
+    int (*view_object)(void *object, dl_tensor *view);
     dl_current_stream current_stream;
 } dl_exchange_api;
 
-/* Both set route, managed, device and view, except for the fields that dd_view_finish computes.
- * Return 1 on success, 0 if the object does not offer the protocol, -1 with an exception; the
- * caller must call py_tensor_fini even then. */
+/* Read a tensor through the exchange API or through a capsule. Both functions set route, managed,
+ * device and view, except for the fields that dd_view_finish computes. Return 1 on success, 0 if
+ * the object does not offer the protocol, -1 with an exception. The caller must call py_tensor_fini
+ * in every case. */
 int py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use use,
                            const py_argument *argument);
 int py_dlpack_try_capsule(py_tensor *tensor, const py_state *state, py_tensor_use use,

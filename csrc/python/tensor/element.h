@@ -7,10 +7,11 @@
 
 #include <stdbool.h>
 
-/* Return a new bool, int, float or complex. The element must be aligned. */
+/* Convert an element, which must be aligned, to a new bool, int, float or complex. */
 PyObject *py_element_get(dd_dtype dtype, const void *element);
 
-/* Floats round like a conversion from float64. OverflowError if an int does not fit. */
+/* Store a Python number as an element. A float is rounded as in a conversion from float64; an int
+ * that does not fit raises OverflowError. */
 bool py_element_set(dd_dtype dtype, void *element, PyObject *value);
 
 #endif

@@ -7,7 +7,7 @@
 
 #include <stdatomic.h>
 
-/* The head of the struct that owns the memory. The array and each of its exports hold a reference.
+/* The head of a struct that owns memory. The array and each of its exports hold a reference.
  * Consumers may release exports on their own threads, so no function here needs the GIL. */
 typedef struct py_memory {
     atomic_uint refs;
@@ -26,17 +26,18 @@ void py_memory_release(py_memory *memory);
 /* Read the shape and dtype of a row-major view without memory. The shape is an int, or a list or
  * tuple of ints. `dtype` is a name, a dtype object of another library, or NULL for float32. */
 bool py_memory_read_view(const py_argument *shape, PyObject *dtype, dd_view *view);
-/* The two halves of py_memory_read_view. read_shape needs a view whose dtype is set. */
+/* The two halves of py_memory_read_view. py_memory_read_shape needs a view whose dtype is set. */
 bool py_memory_read_dtype(const py_argument *argument, dd_dtype *dtype);
 bool py_memory_read_shape(const py_argument *shape, dd_view *view);
 
-/* The common head of a SharedArray (group/array.c) and an NcclArray (nccl/array.c). */
+/* The common head of SharedArray (group/array.c) and NcclArray (nccl/array.c) objects. */
 typedef struct py_memory_array {
     PY_OBJECT_HEAD;
-    py_memory *memory; /* const after new; a counted reference */
+    py_memory *memory; /* const after new: a counted reference */
 } py_memory_array;
 
-/* Takes ownership of the reference to the memory, even on failure. */
+/* Create an array object. It takes ownership of the caller's reference to the memory, even on
+ * failure. */
 PyObject *py_memory_array_make(PyTypeObject *type, py_memory *memory);
 void py_memory_array_dealloc(PyObject *object);
 PyObject *py_memory_array_get_shape(PyObject *object, void *closure);
@@ -46,7 +47,7 @@ PyObject *py_memory_array_dlpack(PyObject *object, PyObject *const *args, Py_ssi
                                  PyObject *kwnames);
 PyObject *py_memory_array_dlpack_device(PyObject *object, PyObject *unused);
 
-/* Methods and attributes that both types have, for their tables. */
+/* Methods and attributes that SharedArray and NcclArray have, for their tables. */
 /* clang-format off */
 #define PY_MEMORY_ARRAY_METHODS \
     {"__dlpack__", PY_FAST_METHOD(py_memory_array_dlpack), \

@@ -1,4 +1,5 @@
-/* Direct access to NumPy arrays: getting a buffer costs more than the rest of a small call. */
+/* Direct access to NumPy arrays, because getting a buffer takes longer than the rest of a small
+ * call. */
 #ifndef DD_PYTHON_TENSOR_NUMPY_H
 #define DD_PYTHON_TENSOR_NUMPY_H
 
@@ -12,8 +13,8 @@
  * exception. */
 bool py_numpy_try_read(const py_state *state, PyObject *object, dd_view *view);
 
-/* Enable direct reading if the object, which was read as a buffer into `view`, is the first NumPy
- * array and direct reading gives the same view. Leaves no exception set. */
+/* Enable direct reading if the object is the first NumPy array and direct reading gives `view`,
+ * which was read from the object as a buffer. Leaves no exception set. */
 void py_numpy_try_enable(py_state *state, PyObject *object, const dd_view *view);
 
 #endif

@@ -11,8 +11,8 @@
 
 typedef enum py_tensor_use {
     PY_TENSOR_IN, /* only read */
-    /* written: ValueError if it is read-only, has elements that share memory (stride 0), or is a
-     * copy */
+    /* written: ValueError if the tensor is read-only, is a copy, or has elements that share memory
+     * (stride 0) */
     PY_TENSOR_OUT,
 } py_tensor_use;
 
@@ -27,25 +27,28 @@ typedef enum py_tensor_route {
     PY_ROUTE_DLPACK_LEGACY,   /* __dlpack__, DLPack 0, which has no read-only flag */
 } py_tensor_route;
 
-/* A tensor in use: the memory of `view` stays valid until fini. Must be zeroed, or set by
- * py_tensor_start; fini may then be called at any time. The struct may be moved in memory. */
+/* A tensor in use: the memory of `view` stays valid until py_tensor_fini. The struct must be
+ * zeroed, or set by py_tensor_start, before py_tensor_init; py_tensor_fini may then be called at
+ * any time. The struct may be moved in memory. */
 typedef struct py_tensor {
-    /* is_contiguous is also false if elements are not aligned, so that such memory is packed */
+    /* is_contiguous is also false if elements are not aligned, so that such tensors are packed */
     dd_view view;
     int device_type; /* DLDeviceType; 1 is the CPU */
     int device_id;
-    PyObject *object; /* owned: the caller's object, to return as a result */
-    PyObject *pin;    /* owned: a weak reference (py_tensor_pin), or NULL */
-    /* set before init if device memory is accepted, otherwise NULL; not used afterwards */
+    PyObject *object; /* owned: the object that the caller passed, to return as a result */
+    PyObject *pin;    /* owned: a weak reference that py_tensor_pin creates, or NULL */
+    /* Must be set before py_tensor_init if device memory is accepted, otherwise NULL. Not used
+     * afterwards. */
     struct py_device_scope *scope;
     py_tensor_route route;
-    /* held with PY_ROUTE_BUFFER unless the array was read directly; obj is NULL if not held */
+    /* the buffer of PY_ROUTE_BUFFER; buffer.obj is NULL if none is held, as for an array read
+     * directly */
     Py_buffer buffer;
     void *managed; /* owned: a dl_managed or dl_managed_versioned, or NULL */
 } py_tensor;
 
-/* Prepare a tensor for init, faster than by zeroing: other fields are written before they are
- * read. */
+/* Prepare a tensor for py_tensor_init. Faster than zeroing the struct: all other fields are written
+ * before they are read. */
 static inline void
 py_tensor_start(py_tensor *tensor)
 {
@@ -70,7 +73,7 @@ bool py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_ten
  * Other buffer exporters do not move memory while a buffer is held; DLPack exporters cannot be kept
  * from moving it. */
 bool py_tensor_pin(py_tensor *tensor, const py_state *state);
-/* Keeps the current exception. */
+/* Release everything that the tensor holds. Keeps the current exception. */
 void py_tensor_fini(py_tensor *tensor);
 /* Visit the objects that the tensor holds, for the garbage collector. */
 int py_tensor_traverse(const py_tensor *tensor, visitproc visit, void *arg);
@@ -84,8 +87,8 @@ bool py_tensor_require_cpu(const py_tensor *tensor, const py_state *state, const
 /* Set row-major strides from the view's dtype and shape. Return false if they overflow 64 bits. */
 bool py_tensor_set_row_major(dd_view *view);
 
-/* A list or tuple of tensors. A single tensor does not count as a list. Must be zeroed before
- * init. */
+/* A list or tuple of tensors. A single tensor does not count as a list. The struct must be zeroed
+ * before py_tensor_list_init. */
 typedef struct py_tensor_list {
     py_tensor *items;
     Py_ssize_t count;
@@ -96,7 +99,7 @@ bool py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object
                          const char *function, const char *name);
 void py_tensor_list_fini(py_tensor_list *list);
 
-/* Return a new tuple of ints. */
+/* Return a new tuple of ints with these numbers. */
 PyObject *py_tensor_tuple(const int64_t *numbers, int count);
 
 /* _core._describe_tensor(object, writable): a dict of the tensor's fields, for tests. */
@@ -113,7 +116,7 @@ PyObject *py_tensor_copy_list(PyObject *module, PyObject *const *args, Py_ssize_
 PyObject *py_tensor_convert(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *py_tensor_reduce(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
-/* _core._digest(data, keys): the bytes of dd_digest (tensor/digest.c). */
+/* Implement _core._digest(data, keys): return the bytes of dd_digest (tensor/digest.c). */
 PyObject *py_tensor_digest(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
 #endif

@@ -1,4 +1,4 @@
-/* Cached facts about classes of tensors: looking them up takes too long for calls of
+/* Cached facts about classes of tensors, because looking up attributes takes too long for calls of
  * microseconds. */
 #ifndef DD_PYTHON_TENSOR_TYPE_H
 #define DD_PYTHON_TENSOR_TYPE_H
@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-/* The top-level package that the class is from. */
+/* The top-level package that defines the class. */
 typedef enum py_tensor_library {
     PY_LIBRARY_OTHER,
     PY_LIBRARY_TORCH,
@@ -17,20 +17,23 @@ typedef enum py_tensor_library {
 } py_tensor_library;
 
 typedef struct py_tensor_facts {
-    const dl_exchange_api *api; /* of the supported major version, or NULL */
+    /* the class's DLPack exchange API in the supported major version, or NULL */
+    const dl_exchange_api *api;
     py_tensor_library library;
-    bool has_device; /* __dlpack_device__ */
-    bool has_is_neg; /* is_neg() and is_conj(), for views that negate or conjugate their memory */
+    bool has_device; /* the class has __dlpack_device__ */
+    /* the class has is_neg() and is_conj(), for views that negate or conjugate their memory */
+    bool has_is_neg;
     bool has_is_conj;
 } py_tensor_facts;
 
 typedef struct py_tensor_types py_tensor_types;
 
-/* Create a table for all threads, which keeps no class alive. */
+/* Create a table of facts, which all threads share and which keeps no class alive. */
 py_tensor_types *py_tensor_types_create(void);
 void py_tensor_types_destroy(py_tensor_types *types);
 
-/* Get the facts about the object's class, as found with the first object of the class. */
+/* Get the facts about the object's class. They are found with the first object of the class, and
+ * then cached. */
 void py_tensor_type_find(const py_state *state, PyObject *object, py_tensor_facts *facts);
 
 #endif

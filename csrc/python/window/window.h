@@ -7,13 +7,14 @@
 
 typedef struct py_window {
     PY_OBJECT_HEAD;
-    /* const after new until the garbage collector clears them; then they are zero */
+    /* The fields are const after new, until the garbage collector clears the window; then they are
+     * zero. */
     py_group *group;   /* owned */
     dd_window *window; /* owned */
     py_tensor memory;  /* the memory that this rank passed */
     uint8_t *data;     /* the memory that other ranks see: `memory`, or its whole region */
     size_t nbytes;
-    size_t offset; /* of `memory` in the memory that other ranks see */
+    size_t offset; /* offset in bytes of `memory` from `data` */
 } py_window;
 
 /* Return false with an exception if the garbage collector has cleared the window. */

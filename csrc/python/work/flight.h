@@ -1,5 +1,5 @@
-/* Shared by work/work.c and work/flight.c. All functions need the GIL, or an attached thread,
- * unless noted otherwise. */
+/* Declarations shared by work/work.c and work/flight.c. A flight is the Python references of an
+ * operation (work/work.h). Call with the GIL held, or attached, unless noted otherwise. */
 #ifndef DD_PYTHON_WORK_FLIGHT_H
 #define DD_PYTHON_WORK_FLIGHT_H
 
@@ -10,24 +10,28 @@
 
 typedef struct py_work {
     PY_OBJECT_HEAD;
-    py_flight *flight; /* one reference; const after py_work_adopt; NULL without an operation */
+    /* owned reference; const after py_work_adopt; NULL if the Work has no operation */
+    py_flight *flight;
 } py_work;
 
-/* Return the work (borrowed). The flight must have is_nccl set and must have started. */
+/* Return the NCCL work (borrowed). The flight must have is_nccl set and must have started. */
 dd_nccl_work *py_flight_nccl_work(const py_flight *flight);
 
 /* Block until the operation has ended. Call without the GIL. */
 dd_status py_flight_wait(py_flight *flight, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Read the argument of wait(timeout=None); None gives 0, no limit. False with an exception. */
+/* Read the argument of wait(timeout=None); None gives 0, which means no limit. Return false with an
+ * exception on failure. */
 bool py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                           int64_t *timeout_ns);
 /* Return true if the Work has an operation, else raise RuntimeError(text); the texts are
  * torch's. */
 bool py_work_require_flight(const py_work *self, const char *text);
-/* Block until the operation has ended, and finish the flight. Returns false if it raises. */
+/* Block until the operation has ended, and finish the flight. Return false with an exception on
+ * failure. */
 bool py_work_wait_for_end(py_work *self, int64_t timeout_ns);
-/* Return 1 if done and finished, 0 if not done or without an operation, or -1 with an exception. */
+/* Return 1 if the operation has ended and the flight is finished, 0 if not or if there is no
+ * operation, or -1 with an exception. */
 int py_work_poll(py_work *self);
 
 /* Return a new reference to the list of tensors that the flight's calls fill, or NULL with an
@@ -37,15 +41,16 @@ PyObject *py_flight_get_results(py_flight *flight);
 bool py_flight_is_done(py_flight *flight);
 
 /* Finish a completed flight: unpack its outputs, keep its results and release its tensors. Any
- * thread that holds a reference may call it any number of times. False with an exception. */
+ * thread that holds a reference may call this any number of times. Return false with an exception
+ * on failure. */
 bool py_flight_finish(py_flight *flight);
 
-/* Release the Work's reference. Call when the Work is destroyed. */
+/* Release the Work's reference to the flight. Call when the Work is destroyed. */
 void py_flight_release(py_flight *flight);
 
-/* Call `watcher` without arguments once the flight is done: immediately if it is done already,
- * otherwise on the completion thread. Returns -1 with an exception on failure, also for an
- * unfinished flight of the parent of a forked child, which has no thread for the call. */
+/* Call `watcher` without arguments once the operation has ended: immediately if it has already
+ * ended, otherwise on the completion thread. Return -1 with an exception on failure, also in a
+ * forked child for an unfinished flight of its parent, because no thread would make the call. */
 int py_flight_watch(py_flight *flight, PyObject *watcher);
 
 void py_completions_schedule_drain_locked(py_completions *queue);

@@ -1,14 +1,15 @@
-/* dldist.Work: a started operation, and its completion in Python. It is also a base class: a Work
+/* dldist.Work: a started operation, and its completion in Python. Work is also a base class: a Work
  * created in Python has no operation, and derived classes implement its methods themselves.
  *
  * No thread of the core runs Python code. The Python objects that an operation needs (tensors,
  * staging memory, callbacks) are its flight. A flight belongs to its Work; if the Work is dropped,
- * it belongs to the operation. When the core ends an operation whose flight still needs Python, it
- * puts the flight into a list. The completion thread, which Python starts on demand, runs
- * callbacks; the next thread that drains the queue releases the flights of dropped Works.
+ * the flight belongs to the operation. When the core ends an operation whose flight still needs
+ * Python, it puts the flight into a list of a queue. The completion thread, which Python starts on
+ * demand, calls the callbacks; the next thread that drains the queue releases the flights of
+ * dropped Works.
  *
- * A work of a group on devices may fail while the device still reads and writes its tensors. They
- * are kept until the device is done with them. */
+ * A work of a group on devices may fail while the device still reads and writes its tensors. The
+ * tensors are then kept until the device is done with them. */
 #ifndef DD_PYTHON_WORK_WORK_H
 #define DD_PYTHON_WORK_WORK_H
 
@@ -23,59 +24,70 @@ typedef struct py_completions py_completions;
 struct py_group;
 
 typedef struct py_flight {
-    /* const while the flight has readers; see py_flight_finish. unpacking_mu guards unpacking */
+    /* const while nreaders > 0, see py_flight_finish; unpacking is guarded by unpacking_mu */
     py_operands operands;
     /* The fields below are const after the start. */
     py_completions *queue;
-    uint64_t generation; /* fork generation; a forked child does not use its parent's flights */
-    PyObject *group;     /* owned */
-    dd_work *work;       /* owned; NULL before the start */
-    int64_t timeout_ns;  /* the operation's timeout */
-    int op_type;         /* c10d's OpType */
+    /* fork generation in which the flight was created; a forked child does not use its parent's
+     * flights */
+    uint64_t generation;
+    PyObject *group;    /* owned */
+    dd_work *work;      /* owned; NULL before the start */
+    int64_t timeout_ns; /* the operation's timeout */
+    int op_type;        /* torch's c10d.OpType */
     /* The fields below are for groups on devices. */
     bool is_nccl;     /* const after creation: `work` is the head of a dd_nccl_work */
     bool is_blocking; /* wait() blocks the host */
-    /* memory is reused only in the order of its stream, which waits for the operation's end */
+    /* the tensors' memory is reused only in the order of its stream, which waits for the
+     * operation's end */
     bool is_stream_ordered;
     struct py_flight *others; /* owned: further calls of the same operation, in order */
-    atomic_int nowners;       /* references: the Work's, or the one it left; the queue's */
-    atomic_bool is_finished;  /* set once, after `results` */
+    /* number of references: one of the Work, or of the operation if the Work was dropped; one of
+     * the queue while is_watched */
+    atomic_int nowners;
+    atomic_bool is_finished; /* atomic: set once, after `results` */
     py_lock lock;
     /* The fields below are guarded by `lock`. */
     PyObject *results; /* owned; NULL until finished, then const */
-    int nreaders;      /* threads that create results from the operands */
+    int nreaders;      /* number of threads that create results from the operands */
     /* The fields below are guarded by unpacking_mu, which only detached threads take. */
     dd_lock unpacking_mu;
     bool is_unpacked;
     /* The fields below are guarded by the queue's lock. */
     dd_list link;
     bool is_done;
-    atomic_bool is_watched;      /* a watcher is pending or being called */
-    bool is_orphan;              /* const once the flight is in a list of the queue */
-    struct py_watcher *watchers; /* owned; the first is called next */
+    atomic_bool is_watched; /* a watcher has not been called yet, or is being called */
+    /* the Work was dropped before the operation's end; const once the flight is in a list of the
+     * queue */
+    bool is_orphan;
+    /* owned list of the callbacks for the operation's end; the first is called next */
+    struct py_watcher *watchers;
 } py_flight;
 
-/* Create a flight of a group, with its operands initialised. First releases the flights of dropped
- * Works. Returns NULL with an exception on failure. */
+/* Create a flight for a call on the group, with its operands initialised. First release the flights
+ * of dropped Works. Return NULL with an exception on failure. */
 py_flight *py_flight_create(struct py_group *group, const char *function, int op_type);
 /* Destroy a flight that has not started, or has ended. */
 void py_flight_destroy(py_flight *flight);
-/* Callback on_done of dd_call_options. Called on any thread, with the engine's lock held. */
+/* The callback on_done of dd_call_options. Called on any thread, with the engine's lock held. */
 void py_flight_on_done(dd_work *work, void *ctx);
 
 extern PyType_Spec py_work_spec;
 extern PyType_Spec py_nccl_work_spec;
 
-/* Give a new Work or NcclWork its flight, which it takes over. The operation must have started. */
+/* Give a new Work or NcclWork its flight, which the Work takes ownership of. The operation must
+ * have started. */
 void py_work_adopt(PyObject *work, py_flight *flight);
 
-/* Return the queue of this process, never its parent's, or NULL with an exception. */
+/* Return the queue of ended operations of this process, never its parent's. Return NULL with an
+ * exception on failure. */
 py_completions *py_completions_get(py_state *state);
-/* Release the flights of dropped Works. Cheap if there are none. */
+/* Release the flights of dropped Works. Fast if there are none. */
 void py_completions_drain(py_state *state);
 
-/* Module functions. _take_completions() waits for a watched work to end and calls its watchers; it
- * returns False to stop. _stop_completions() stops it, and calls the remaining watchers. */
+/* Module functions. _take_completions() waits for an operation with watchers to end and calls the
+ * watchers; it returns False when it must not be called again. _stop_completions() stops
+ * _take_completions, and calls the remaining watchers. */
 PyObject *py_completions_take(PyObject *module, PyObject *unused);
 PyObject *py_completions_stop(PyObject *module, PyObject *unused);
 /* _core._call_and_report(callback, argument): call a callback whose result no caller waits for. An

@@ -1,4 +1,4 @@
-/* MPI for XLA. A Python function creates the group of each communicator. */
+/* MPI for XLA. A Python function creates the dldist group of each communicator. */
 #ifndef DD_PYTHON_XLA_MPI_H
 #define DD_PYTHON_XLA_MPI_H
 
