@@ -25,9 +25,10 @@
 
 /* A type of the module, owned by the state. */
 typedef struct type_row {
-    size_t place;      /* offset in the state */
+    size_t place;      /* offset of the type's pointer in py_state */
     PyType_Spec *spec; /* NULL if py_group_make_member_type creates the type */
-    size_t base;       /* `place` of an earlier row, or of this row if there is no base */
+    /* `place` of the base type, whose row must be earlier, or of this row if there is no base */
+    size_t base;
 } type_row;
 
 #define PLACE(name) offsetof(py_state, name##_type)
@@ -131,7 +132,7 @@ core_exec(PyObject *module)
         PyModule_AddIntConstant(module, "_NCCL_VERSION_KNOWN", DD_NCCL_VERSION_KNOWN) < 0) {
         return -1;
     }
-    return py_gate_init(module); /* last, because it keeps the module alive */
+    return py_gate_init(module); /* must be the last step, because it keeps the module alive */
 }
 
 static int
@@ -312,7 +313,7 @@ static PyMethodDef core_methods[] = {
 static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, (void *)core_exec},
 #ifdef PY_MAY_LACK_GIL
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* see base/lock.h */
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* safe without a GIL: see base/lock.h */
 #endif
     {0, NULL},
 };

@@ -88,8 +88,8 @@ py_bytes_fini(py_bytes *bytes)
     }
 }
 
-/* Set list->views[i] to the bytes of item i. If that needs a buffer or a conversion, first replace
- * the item by a bytes object, so that a long list holds no buffers. */
+/* Set list->views[i] to the bytes of item i. If the item needs a buffer or a conversion, first
+ * replace it by a bytes object, so that a long list does not hold many buffers. */
 static bool
 view_item(py_bytes_list *list, Py_ssize_t i, const char *function, const char *name)
 {
@@ -184,8 +184,8 @@ attribute_as_int64(PyObject *object, const char *name, int64_t *number)
     return *number != -1 || PyErr_Occurred() == NULL;
 }
 
-/* Set *timeout_ns to -1 for a negative timedelta, which has negative days, and to DD_NEVER_NS for
- * one that does not fit in nanoseconds. */
+/* Convert a timedelta to nanoseconds: to -1 if it is negative (its days are negative), and to
+ * DD_NEVER_NS if it does not fit. */
 static bool
 timedelta_as_ns(PyObject *value, int64_t *timeout_ns)
 {
@@ -217,7 +217,8 @@ seconds_as_ns(double seconds, int64_t *timeout_ns)
     return true;
 }
 
-/* Return 1 on success, 0 if the value is not a real number, -1 with an exception. */
+/* Convert a real number of seconds to nanoseconds. Return 1 on success, 0 if the value is not a
+ * real number, -1 with an exception. */
 static int
 number_as_ns(PyObject *value, int64_t *timeout_ns)
 {

@@ -2,16 +2,17 @@
 
 #include <string.h>
 
-/* Number of attempts at a call; a KeyboardInterrupt in the last attempt is raised. */
+/* Maximum number of attempts at a call; a KeyboardInterrupt in the last attempt is raised. */
 #define MAX_TRIES 3
 
 #define NO_BASE (-1)
-#define BUILTIN_TIMEOUT (-2)    /* TimeoutError */
-#define BUILTIN_CONNECTION (-3) /* ConnectionError */
-#define BUILTIN_VALUE (-4)      /* ValueError */
-#define BUILTIN_TYPE (-5)       /* TypeError */
+#define BUILTIN_TIMEOUT (-2)    /* Python's TimeoutError */
+#define BUILTIN_CONNECTION (-3) /* Python's ConnectionError */
+#define BUILTIN_VALUE (-4)      /* Python's ValueError */
+#define BUILTIN_TYPE (-5)       /* Python's TypeError */
 
-/* A base must come before the classes derived from it. Without a base: RuntimeError. */
+/* The exception classes. Base classes must come before the classes derived from them. A class
+ * without a base derives from RuntimeError. */
 static const struct {
     py_error_kind kind;
     const char *name;
@@ -80,7 +81,7 @@ make_bases(const py_state *state, const int bases[2])
     return PyTuple_Pack(2, state->errors[bases[0]], second);
 }
 
-/* Return a new class dict with the default values of the attributes. */
+/* Return a new class dict with the default values of the exception's attributes. */
 static PyObject *
 make_attributes(py_error_kind kind)
 {
@@ -113,7 +114,7 @@ py_error_add_to_module(PyObject *module, py_state *state)
     return PyModule_AddObjectRef(module, "QueueEmptyError", state->errors[PY_ERROR_QUEUE_EMPTY]);
 }
 
-/* The result is borrowed. */
+/* Return the exception class for a status (borrowed). */
 static PyObject *
 exception_of_status(const py_state *state, dd_status status)
 {
@@ -166,7 +167,8 @@ exception_of_group(const py_state *state, dd_status status)
     return is_groups_own ? state->errors[PY_ERROR_BACKEND] : exception_of_status(state, status);
 }
 
-/* Takes ownership of `value`; returns false if it is NULL. */
+/* Set an attribute of the exception to `value`, which is released. Return false with an exception
+ * on failure, also if `value` is NULL. */
 static bool
 set_attribute(PyObject *error, const char *name, PyObject *value)
 {
@@ -200,7 +202,7 @@ set_call(PyObject *error, const dd_failed_call *call)
             set_attribute(error, "elapsed", PyFloat_FromDouble((double)call->elapsed_ns * 1e-9)));
 }
 
-/* Set the attributes of a dldist exception. Python's own exceptions have none. */
+/* Set the attributes of a dldist exception. Python's own exceptions stay as they are. */
 static bool
 set_attributes(const py_state *state, PyObject *error, dd_status status, const dd_error *err)
 {
@@ -344,7 +346,8 @@ py_error_status_of_current(py_state *state)
     return PyErr_ExceptionMatches(PyExc_Exception) ? DD_STORE : DD_INTERRUPTED;
 }
 
-/* Clear a KeyboardInterrupt and return true. Leave any other exception set and return false. */
+/* If the current exception is a KeyboardInterrupt, clear it and return true. Otherwise leave it set
+ * and return false. */
 static bool
 pass_over_ctrl_c(void)
 {
@@ -355,7 +358,7 @@ pass_over_ctrl_c(void)
     return true;
 }
 
-/* Written in C because Python runs the handler of a pending signal when it enters a Python
+/* This function must be in C: Python runs the handler of a pending signal when it enters a Python
  * function, before the function can catch the exception. */
 PyObject *
 py_error_call_despite_ctrl_c(PyObject *Py_UNUSED(module), PyObject *args)

@@ -10,8 +10,8 @@
 #define CLOSING_NS (2 * DD_NS_PER_S)
 #define CLOSING_STEP_US 200
 
-/* The CLOSED bit, and the number of threads inside. One per process, like the interpreter. Not a
- * lock, because a fork could leave a lock held. */
+/* The CLOSED bit, and the number of threads inside the gate. There is one gate per process, like
+ * the interpreter. It is not a lock, because a fork could leave a lock held. */
 static atomic_uint gate;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -36,7 +36,7 @@ py_gate_leave(const py_gate_pass *pass)
     }
 }
 
-/* In the child of a fork, the threads that were inside do not exist. */
+/* Reset the count in a forked child, which does not have the threads that were inside the gate. */
 static void
 reset_gate_in_child(void)
 {
@@ -63,8 +63,9 @@ py_gate_init(PyObject *module)
     return rc;
 }
 
-/* Threads inside need the GIL to leave, so release it. The wait is bounded: a thread that takes
- * longer, in the destructor of an object, is abandoned like any Python thread at exit. */
+/* Release the GIL while waiting, because threads inside the gate need it to leave. The wait is
+ * bounded: a thread that takes longer, in the destructor of an object, is abandoned like any Python
+ * thread at exit. */
 PyObject *
 py_gate_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {

@@ -36,8 +36,8 @@ log_is_stopping(void *ctx)
     return atomic_load_explicit(&state->is_log_stopping, memory_order_relaxed);
 }
 
-/* Return (level, seconds since the epoch, records lost before this one, message), or None if no
- * record arrives before the timeout or the log is stopping. */
+/* Wait for a log record. Return (level, seconds since the epoch, number of records lost before this
+ * record, message), or None if no record arrives before the timeout or the log is stopping. */
 PyObject *
 py_log_take_record(PyObject *module, PyObject *timeout)
 {

@@ -3,7 +3,8 @@
 #include <limits.h>
 #include <string.h>
 
-/* Search from the end, where the parameters are that callers usually pass by name. */
+/* Return the parameter's index, or -1. Search from the end, where the parameters are that callers
+ * usually pass by name. */
 static int
 find_param(const py_params *params, PyObject *name)
 {
@@ -68,7 +69,7 @@ py_params_parse(const py_params *params, PyObject *const *args, Py_ssize_t nargs
         values[i] = i < nargs ? args[i] : NULL;
     }
     if (kwnames == NULL && nargs >= params->nrequired) {
-        return true; /* the usual case */
+        return true; /* the usual case: all arguments are positional */
     }
     Py_ssize_t nnames = kwnames != NULL ? PyTuple_Size(kwnames) : 0;
     for (Py_ssize_t k = 0; k < nnames; k++) {

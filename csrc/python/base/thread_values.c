@@ -15,7 +15,7 @@ py_thread_value_get(PyObject *const *values)
     return value;
 }
 
-/* Find or create the dict (borrowed). */
+/* Return the dict of the threads' values (borrowed), and create it if needed. */
 static PyObject *
 dict_of(PyObject **values)
 {

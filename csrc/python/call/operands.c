@@ -228,7 +228,7 @@ is_same_side(const py_side *a, const py_side *b)
     return a->layout != PY_LAYOUT_NONE && b->layout != PY_LAYOUT_NONE && a->first == b->first;
 }
 
-/* Return true if a block consists of several tensors, which must therefore be adjacent. */
+/* Return true if each block consists of several tensors, whose data must therefore be adjacent. */
 static bool
 is_joined(const py_side *side)
 {
@@ -259,7 +259,8 @@ side_nbytes(const py_operands *operands, const py_side *side)
     return nbytes;
 }
 
-/* Set the addresses of the side's staged pieces, unless base is NULL. Return the end offset. */
+/* Place the side's staged pieces from `offset` on, counted from `base`. If `base` is NULL, set no
+ * addresses. Return the offset of the end. */
 static size_t
 place_side(py_operands *operands, const py_side *side, uint8_t *base, size_t offset)
 {
@@ -396,7 +397,8 @@ hull_of(const dd_block *blocks, size_t count)
     return (dd_block){.data = (void *)low, .nbytes = high > low ? high - low : 0};
 }
 
-/* Return true if the input block may be exactly the memory of the output block; see coll.h. */
+/* Return true if the collective allows the input block to be exactly the output block's memory (see
+ * coll.h). */
 static bool
 may_coincide(dd_coll coll, size_t input, size_t output, int rank)
 {

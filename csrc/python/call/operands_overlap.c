@@ -5,18 +5,18 @@
 
 #include <stdlib.h>
 
-/* Number of extents that need no allocation. */
+/* Number of extents that fit on the stack, without an allocation. */
 #define INLINE_EXTENTS 8
 
-/* A range of bytes that certainly belongs to the output. */
+/* A range of bytes that a call certainly writes in an output. */
 typedef struct extent {
     uintptr_t start;
     uintptr_t end;
     size_t piece;
 } extent;
 
-/* Return a piece's extent, for a strided view only its first element: the full extents of
- * interleaved views overlap although their elements do not. */
+/* Return a piece's extent. For a strided view this is only its first element, because the full
+ * extents of interleaved views overlap although their elements do not. */
 static extent
 extent_of(const py_operands *operands, size_t piece)
 {
@@ -32,8 +32,8 @@ is_written(const py_piece *piece)
     return piece->is_output && piece->nbytes > 0;
 }
 
-/* Return the number of outputs, or 0 if each begins after the end of the previous one, like
- * consecutive parts of a tensor, and so none overlap. */
+/* Return the number of outputs to check. Return 0 if every output begins after the end of the
+ * previous one, like consecutive parts of a tensor, because such outputs cannot overlap. */
 static size_t
 count_unordered(const py_operands *operands)
 {
@@ -61,7 +61,8 @@ compare_starts(const void *a, const void *b)
     return a_start != b_start ? (a_start < b_start ? -1 : 1) : (a_piece > b_piece) - (a_piece < b_piece);
 }
 
-/* Sort the extents and find two that overlap. Return false if there are none. */
+/* Sort the extents, and set `pair` to the pieces of two extents that overlap. Return false if no
+ * extents overlap. */
 static bool
 find_overlap(extent *extents, size_t count, size_t pair[2])
 {
@@ -80,7 +81,7 @@ find_overlap(extent *extents, size_t count, size_t pair[2])
     return false;
 }
 
-/* Return "[1]", or "[1][0]" in a list of lists. */
+/* Return the piece's position in the argument as text: "[1]", or "[1][0]" in a list of lists. */
 static PyObject *
 print_position(const py_operands *operands, size_t piece)
 {

@@ -8,10 +8,11 @@
 #include <strings.h>
 
 typedef struct py_reduce_op {
-    py_object_space ob_base; /* PyObject_HEAD */
+    py_object_space ob_base; /* stands for PyObject_HEAD */
     dd_redop op;
-    bool has_factor;  /* only for PREMUL_SUM, which denotes the kind of operation without one */
-    double factor;    /* 1.0 if there is none, or if it is a tensor */
+    /* true for PREMUL_SUM(factor), false for PREMUL_SUM, the name of the operation */
+    bool has_factor;
+    double factor;    /* 1.0 without a factor, or if the factor is a tensor */
     PyObject *tensor; /* owned; const: a factor in device memory, or NULL */
 } py_reduce_op;
 
@@ -21,7 +22,7 @@ typedef struct py_reduce_op {
 static bool
 find_op(const char *text, dd_redop *op)
 {
-    if (strcasecmp(text, "prod") == 0) { /* its name in NumPy, JAX and MPI */
+    if (strcasecmp(text, "prod") == 0) { /* the name of PRODUCT in NumPy, JAX and MPI */
         text = dd_redop_name(DD_REDOP_PRODUCT);
     }
     for (int i = 0; i < DD_REDOP_COUNT; i++) {
@@ -165,7 +166,7 @@ reduce_op_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return make_named(type, text, factor);
 }
 
-/* ReduceOp.PREMUL_SUM(factor) */
+/* Implement ReduceOp.PREMUL_SUM(factor): return a ReduceOp with this factor. */
 static PyObject *
 reduce_op_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -272,7 +273,7 @@ reduce_op_reduce(PyObject *object, PyObject *Py_UNUSED(unused))
     if (self->has_factor) {
         return Py_BuildValue("O(sN)", (PyObject *)Py_TYPE(object), name, get_factor(object, NULL));
     }
-    /* pickle takes a str as the name of an existing object. */
+    /* The result of __reduce__: pickle takes a str as the name of an existing object. */
     return PyUnicode_FromFormat("ReduceOp.%s", name);
 }
 

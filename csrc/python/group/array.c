@@ -9,7 +9,7 @@
 
 typedef struct shared_memory {
     py_memory memory;  /* must be the first field */
-    dd_region *region; /* owned */
+    dd_region *region; /* owned reference */
 } shared_memory;
 
 static void
@@ -26,7 +26,7 @@ typedef struct foreign_memory {
     int fd;
 } foreign_memory;
 
-/* Create a region of the group, or a region that adopts `foreign` if that is not NULL. */
+/* Create a region of the group, or if `foreign` is not NULL, a region of the foreign memory. */
 static py_memory *
 shared_memory_make(py_group *group, const dd_view *view, const foreign_memory *foreign)
 {
@@ -94,7 +94,7 @@ py_group_adopt(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject
     return make_array(group, &view, &foreign);
 }
 
-/* Some of the elements of another memory. */
+/* Memory that is a part of another array's memory. */
 typedef struct memory_part {
     py_memory memory; /* must be the first field */
     py_memory *whole; /* a counted reference */
@@ -108,8 +108,8 @@ destroy_part(py_memory *memory)
     dd_mem_free(part);
 }
 
-/* Create an array over the elements from index `start` on, which must exist. `view` has no data
- * yet. */
+/* Create an array with the shape of `view` from the elements from index `start` on. The data of
+ * `view` is not used; the caller must have checked that the elements exist. */
 static PyObject *
 memory_part_make(const py_memory_array *array, size_t start, dd_view view)
 {
@@ -193,7 +193,8 @@ shared_array_length(PyObject *object)
     return (Py_ssize_t)view->shape[0];
 }
 
-/* Return the element for a key: an int, or a tuple of one int for each dimension. */
+/* Return the address of the element with this key, which is an int, or a tuple of one int for each
+ * dimension. Return NULL with an exception if there is no such element. */
 static void *
 find_element(const dd_view *view, PyObject *key)
 {
@@ -240,8 +241,8 @@ shared_array_set(PyObject *object, PyObject *key, PyObject *value)
     return element != NULL && py_element_set(view->dtype, element, value) ? 0 : -1;
 }
 
-/* Return the elements from *next on as nested lists, for the dimensions from `dim` on. Advances
- * *next. */
+/* Return the elements from *next on as nested lists, for the dimensions from `dim` on. Advance
+ * *next past these elements. */
 static PyObject *
 nested_list(const dd_view *view, int dim, const char **next)
 {

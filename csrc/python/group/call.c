@@ -196,7 +196,7 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_o
         py_wait_on_block(&wait);
     }
     options->timeout_ns = call->timeout_ns;
-    err.keeps_memory = false; /* not set by the core if the error has no message */
+    err.keeps_memory = false; /* the core does not set this field in an error without a message */
     py_operands_pack(call->operands);
     dd_status status = run(call, what, options, &wait.wait, &err);
     if (status == DD_OK) {
@@ -214,7 +214,8 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_o
     return true;
 }
 
-/* Return `work` as the Work of the started flight. Takes ownership of `work`. */
+/* Attach the started flight to `work` and return `work`; if the start failed, end the call. Takes
+ * ownership of `work`. */
 static PyObject *
 finish_start(py_group_call *call, PyObject *work, dd_status status, const dd_error *err)
 {
@@ -264,8 +265,8 @@ post_collective(const py_group_call *call, const void *what, const dd_call_optio
     return dd_group_collective(call->group->group, what, options, work, err);
 }
 
-/* Run the collective. The flight recorder gets its description from the form, or from a record if
- * there is no form. */
+/* Run a collective whose arguments have been checked. The flight recorder gets its description from
+ * the form, or from a record if there is no form. */
 static PyObject *
 run_checked_collective(py_group_call *call, dd_coll_args *args, py_form *form)
 {

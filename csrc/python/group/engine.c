@@ -8,10 +8,10 @@
 
 #define RING_NBYTES ((size_t)1 << 20)
 #define HANDSHAKE_TIMEOUT_NS (30 * DD_NS_PER_S)
-/* Time limit of interpreter exit for unfinished operations, for all groups together. */
+/* The longest time that interpreter exit waits for unfinished operations of all groups together. */
 #define EXIT_NS (DD_NS_PER_S / 2)
 
-/* The options borrow from `values`. */
+/* Read the options from a tuple of settings, `values`. The options borrow from the tuple. */
 static bool
 read_engine_options(py_state *state, PyObject *values, dd_connect_options *options)
 {
@@ -39,13 +39,14 @@ read_engine_options(py_state *state, PyObject *values, dd_connect_options *optio
     return true;
 }
 
-/* An engine proves knowledge of one secret to all its peers. */
+/* A list entry. There is one engine for each secret, because an engine proves knowledge of its one
+ * secret to all its peers. */
 typedef struct py_engine {
     struct py_engine *next;
     dd_engine *engine;
 } py_engine;
 
-/* Find the engine with this secret, or NULL. A forked child does not use its parent's engines. */
+/* Return the engine with this secret, or NULL. A forked child does not use its parent's engines. */
 static dd_engine *
 find_engine_locked(const py_state *state, dd_bytes secret)
 {
@@ -75,7 +76,7 @@ open_engine_locked(py_state *state, const dd_connect_options *options, dd_engine
     return DD_OK;
 }
 
-/* Find the engine for the secret in `options` (borrowed), or open one. */
+/* Return the engine for the secret in `options` (borrowed), and open it if needed. */
 static dd_engine *
 find_or_open_engine(py_state *state, const dd_connect_options *options)
 {
@@ -137,7 +138,8 @@ py_engine_shut_down(PyObject *module, PyObject *Py_UNUSED(unused))
         const py_group *group = (py_group *)PyList_GetItem(groups, i);
         Py_BEGIN_ALLOW_THREADS
         if (group->kind->check_fork(group, NULL) == DD_OK) {
-            (void)!dd_group_close(group->group, &wait, NULL); /* no caller to receive an error */
+            /* ignore the error: no caller can receive it */
+            (void)!dd_group_close(group->group, &wait, NULL);
         }
         Py_END_ALLOW_THREADS
     }

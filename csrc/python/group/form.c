@@ -8,15 +8,16 @@
 #define SLOT_BITS 4
 #define SLOTS (1u << SLOT_BITS)
 #define KEY_HEAD 4
-#define KEY_WORDS 14 /* enough for shapes with ten dimensions in all */
+#define KEY_WORDS 14 /* enough for tensors that have ten dimensions together */
 
-/* Calls with equal keys can use the same form: method and root determine the sides. */
+/* The key of a form: calls with equal keys can use the same form. The key includes the method and
+ * the root, which determine the sides. */
 typedef struct form_key {
     size_t nwords;
     uint64_t words[KEY_WORDS];
 } form_key;
 
-/* The location of a block in a piece. */
+/* The location of a block in a piece (one of the call's tensors). */
 typedef struct form_block {
     size_t piece;
     size_t offset;
@@ -28,7 +29,7 @@ typedef struct form_block {
 struct py_form {
     form_key key; /* nwords is 0 if the slot is free */
     dd_coll_form *core;
-    int nusers; /* number of unfinished calls */
+    int nusers; /* number of unfinished calls that use the form */
     size_t ninputs;
     size_t nblocks;
     form_block *blocks; /* owned */
@@ -38,7 +39,7 @@ struct py_forms {
     py_form slots[SLOTS];
 };
 
-/* Return false, without an exception, if the key is too long. */
+/* Set the key of the call. Return false, without an exception, if the key is too long. */
 static bool
 fill_key(const py_group_call *call, form_key *key)
 {
@@ -84,7 +85,7 @@ form_key_is_equal(const form_key *a, const form_key *b)
     return a->nwords == b->nwords;
 }
 
-/* Return true if the tensors are few, are not staged, and do not overlap. */
+/* Return true if the tensors are few, not split by sizes, not staged, and do not overlap. */
 static bool
 are_plain(const py_operands *operands)
 {
@@ -102,7 +103,8 @@ are_plain(const py_operands *operands)
            pieces[1].flat + pieces[1].nbytes <= pieces[0].flat;
 }
 
-/* Find the form with this key and add a user. Return NULL if there is none. */
+/* Find the form with this key, and add the caller as a user. Return NULL if there is no such
+ * form. */
 static py_form *
 form_find_locked(py_forms *forms, const form_key *key)
 {
@@ -140,7 +142,8 @@ py_form_acquire(py_group_call *call, dd_coll_args *args)
     return form;
 }
 
-/* Return false, without an exception, if a block is not in a piece or memory ran out. */
+/* Describe the call's blocks in the form. Return false, without an exception, if a block is not in
+ * a piece or memory ran out. */
 static bool
 find_blocks(const py_operands *operands, py_form *form)
 {
@@ -168,7 +171,8 @@ form_fini(py_form *form)
     dd_mem_free(form->blocks);
 }
 
-/* Swap `made` with the form in its slot. Return NULL if that form has users or memory ran out. */
+/* Swap `made` with the form in the slot for the key of `made`, and return the slot. Return NULL if
+ * the form in the slot has users or memory ran out. */
 static py_form *
 swap_slot_locked(py_group *group, py_form *made)
 {
@@ -194,7 +198,7 @@ py_form_make(py_group_call *call, const dd_coll_args *args)
     }
     py_record record;
     dd_error err;
-    /* May run Python code, so choose the slot afterwards. */
+    /* This may run Python code, which may use the slots, so choose the slot afterwards. */
     dd_record_call *told = py_record_collective(&record, call->group->state, args->coll, call->operands);
     dd_status status = dd_coll_form_create(call->group->group, args, told, &made.core, &err);
     bool is_made = py_error_check_of_group(call->group->state, status, &err);

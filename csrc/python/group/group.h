@@ -76,7 +76,7 @@ struct py_group {
     PY_OBJECT_HEAD;
     dd_list link;              /* entry in state->groups once opened; guarded by groups_lock */
     PyObject *weak;            /* const after init; owned: a weak reference to this group */
-    atomic_bool is_claimed;    /* atomic: set by the one thread that may complete opening; stays set */
+    atomic_bool is_claimed;    /* atomic; set once, by the thread that may complete opening */
     const py_group_kind *kind; /* once, set last by init; NULL if the group was never opened */
     dd_group *group;           /* const after init, until dealloc; owned; NULL for an NcclGroup */
     struct py_nccl_core *nccl; /* const after init, until dealloc; owned; NULL for a Group */

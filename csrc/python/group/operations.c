@@ -83,7 +83,7 @@ is_coalescable(const operation *op, const py_group_call *call)
     return op->as_one[0] != '\0' && (op->input.splits == 0 || call->values[op->input.splits] == NULL);
 }
 
-/* An empty list counts as not given, as in c10d. */
+/* Return true if the argument was given. An empty list counts as not given, as in c10d. */
 static bool
 is_given(PyObject *object)
 {
@@ -137,7 +137,7 @@ check_roots_argument(const py_group_call *call, int value)
     return false;
 }
 
-/* Add the tensors of a list of lists, [rank][tensor], rank by rank. */
+/* Add the tensors of a list with a list of tensors for each rank, in the order of the ranks. */
 static bool
 add_lists(const py_group_call *call, PyObject *lists)
 {
@@ -169,8 +169,9 @@ add_lists(const py_group_call *call, PyObject *lists)
     return is_ok;
 }
 
-/* Add the tensors of a parameter. A list after another side (`before`) must have as many tensors as
- * that side has, per rank if it is a list of lists. */
+/* Add the tensors of the side's parameter. If another side (`before`) was added earlier, a list
+ * must have as many tensors as that side has, or as it has for each rank if it is a list of
+ * lists. */
 static bool
 add_row(const py_group_call *call, const side_row *row, py_use use, const side_row *before)
 {
@@ -218,7 +219,7 @@ add_side(const py_group_call *call, const side_row *row, py_side *side, size_t n
     return true;
 }
 
-/* Add tensors that are both inputs and outputs, or only one of the two on some ranks. */
+/* Add tensors that are both inputs and outputs, or on some ranks only inputs or only outputs. */
 static bool
 add_in_place(const py_group_call *call, const operation *op, size_t ninputs, size_t noutputs)
 {
@@ -290,7 +291,8 @@ raise_split_sum(const py_group_call *call, int value, const char *what, size_t s
     return false;
 }
 
-/* Read the number of rows for each rank: `sizes` in bytes, `*sum` in rows. */
+/* Read the number of rows of each rank's part. Set `sizes` to the parts' sizes in bytes, and *sum
+ * to the total number of rows. */
 static bool
 read_sizes(const py_group_call *call, int value, size_t row_nbytes, size_t *sizes, size_t *sum)
 {
@@ -339,7 +341,8 @@ check_splits(const py_group_call *call, int value)
     return true;
 }
 
-/* Split the side's piece by the sizes in the argument, or evenly if it is not given or is empty. */
+/* Split the side's piece by the sizes in parameter number `value`, or evenly if the sizes are not
+ * given or the list is empty. */
 static bool
 set_splits(const py_group_call *call, int value, py_side *side, const char *what)
 {

@@ -33,8 +33,8 @@ read_tag(const py_group_call *call, PyObject *value, uint64_t *tag)
     return true;
 }
 
-/* Read whether both sides must have the same dtype. Buffers of bytes match any dtype. `match_dtype`
- * is the argument of a receive; NULL if not given. */
+/* Set *is_typed to true if both sides must have the same dtype. Buffers of bytes match any dtype.
+ * `match_dtype` is the argument of a receive; NULL if not given. */
 static bool
 read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
 {
@@ -48,13 +48,13 @@ read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
     return true;
 }
 
-/* Up to this size, a message is copied without releasing the GIL. */
+/* Maximum size in bytes of a message that is copied without releasing the GIL. */
 #define QUICK_NBYTES ((size_t)4096)
 
 /* A message being sent or received. */
 typedef struct transfer {
     dd_p2p p2p;
-    int source; /* set when a receive ends */
+    int source; /* rank that sent the message; set when a receive ends */
 } transfer;
 
 static dd_status
@@ -72,8 +72,8 @@ post_transfer(const py_group_call *call, const void *what, const dd_call_options
     return dd_group_p2p(call->group->group, &((const transfer *)what)->p2p, options, work, err);
 }
 
-/* A small message that can be transferred immediately keeps the GIL, so that this thread need not
- * wait to retake it. */
+/* Run a message with prepared operands. A small message that can be transferred immediately keeps
+ * the GIL, so that this thread need not wait to retake the GIL. */
 static PyObject *
 run_prepared_message(py_group_call *call, const py_group_message *message)
 {

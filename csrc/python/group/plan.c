@@ -13,19 +13,19 @@
 typedef struct py_plan {
     PY_OBJECT_HEAD;
     dd_coll coll; /* const after new */
-    /* const after new for holders of the plan (plan_enter); NULL once the plan has ended */
+    /* const after new while a thread holds the plan (plan_enter); NULL once the plan has ended */
     dd_standing_call *call; /* owned */
     py_flight *flight;      /* owned; its work is the work of `call` */
     py_lock lock;
-    /* guarded by lock */
-    bool is_closed;   /* no thread may enter; the last holder ends the plan */
+    /* The fields below are guarded by `lock`. */
+    bool is_closed;   /* no thread may enter; the last thread that holds the plan ends it */
     bool is_starting; /* a thread is starting the plan */
-    bool is_started;  /* started, and not yet waited for */
+    bool is_started;  /* the last start is unfinished (plan_finish_start) */
     uint64_t nstarts;
     dd_error former; /* outcome of the previous start; valid while is_starting */
-    int nholders;    /* threads that use `call` and `flight` */
-    int nbusy;       /* the holders that are in start() or wait() */
-    /* guarded by the flight's unpacking_mu */
+    int nholders;    /* number of threads that hold the plan, and so may use `call` and `flight` */
+    int nbusy;       /* number of these threads that are in start() or wait() */
+    /* The field below is guarded by the flight's unpacking_mu. */
     uint64_t nunpacked; /* number of the last start whose outputs have been unpacked */
 } py_plan;
 
@@ -63,7 +63,7 @@ py_plan_make(py_group_call *call, const dd_coll_args *args)
     return (PyObject *)self;
 }
 
-/* Release the call and the flight, immediately or when an unfinished run ends. */
+/* Release the standing call and the flight, immediately or when an unfinished run ends. */
 static void
 plan_end(py_plan *self)
 {
@@ -82,7 +82,7 @@ plan_end(py_plan *self)
     if (!is_under_way) {
         py_flight_on_done(flight->work, flight);
     }
-    py_flight_release(flight); /* outputs are still written */
+    py_flight_release(flight); /* the outputs are still filled when the run ends */
 }
 
 static void
@@ -96,8 +96,8 @@ plan_dealloc(PyObject *object)
     py_object_end_dealloc(object);
 }
 
-/* Visit the flight's objects only if no run is unfinished: an operation may outlive the cycle.
- * There is no tp_clear: see base/object.h. */
+/* Visit the flight's objects only if no run is unfinished, because an unfinished operation may
+ * outlive a reference cycle with the plan. There is no tp_clear: see base/object.h. */
 static int
 plan_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -125,7 +125,7 @@ hold_locked(py_plan *self, bool is_busy)
     self->nbusy += is_busy ? 1 : 0;
 }
 
-/* Make this thread a holder until plan_leave. Fails if the plan is closed. */
+/* Make this thread hold the plan until plan_leave. Fails if the plan is closed. */
 static bool
 plan_enter(py_plan *self)
 {
@@ -138,7 +138,8 @@ plan_enter(py_plan *self)
     return is_open || raise_closed();
 }
 
-/* Keeps the current exception. */
+/* End this thread's hold of the plan. If the plan is closed, the last thread to leave ends it.
+ * Keeps the current exception. */
 static void
 plan_leave(py_plan *self, bool is_busy)
 {
@@ -197,7 +198,8 @@ py_plan_end_description(PyObject *plan)
 
 /* ---- starting */
 
-/* Copy the outcome of the last ended start. While a thread starts the plan, the work may differ. */
+/* Copy the outcome of the last start that has ended. While a thread starts the plan, this outcome
+ * is in `former`, because the start resets the work. */
 static void
 copy_outcome_locked(const py_plan *self, dd_error *err)
 {
@@ -208,7 +210,8 @@ copy_outcome_locked(const py_plan *self, dd_error *err)
     }
 }
 
-/* Reserve the plan: no other thread can start or close it. */
+/* Reserve the plan for a start by this thread: until end_reservation, no other thread can start or
+ * close it. */
 static bool
 plan_reserve(py_plan *self)
 {
@@ -237,7 +240,7 @@ plan_reserve(py_plan *self)
     return false;
 }
 
-/* End a reservation, after a start or without one. */
+/* End a reservation. is_started is false if the plan could not be started. */
 static void
 end_reservation(py_plan *self, bool is_started)
 {
@@ -251,7 +254,7 @@ end_reservation(py_plan *self, bool is_started)
     plan_leave(self, true);
 }
 
-/* `is_patient` means that the caller waits next. */
+/* Start the plan. is_patient is true if the caller waits for the end next. */
 static bool
 plan_begin(py_plan *self, bool is_patient)
 {
@@ -280,7 +283,7 @@ plan_start(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* ---- waiting */
 
-/* Unpack the outputs once for each start, however many threads wait. */
+/* Unpack the outputs of start number `nstart`, once even if several threads wait. */
 static void
 plan_unpack_once(py_plan *self, uint64_t nstart)
 {
@@ -296,8 +299,8 @@ plan_unpack_once(py_plan *self, uint64_t nstart)
 }
 
 /* If the operation of start number `nstart` has ended, unpack its outputs and allow the next start.
- * The caller must hold the plan. Does nothing if another thread has done this, even if it has
- * started the plan again. */
+ * The calling thread must hold the plan. Does nothing if another thread has finished this start,
+ * even if that thread has started the plan again. */
 static void
 plan_finish_start(py_plan *self, uint64_t nstart)
 {
@@ -319,8 +322,8 @@ plan_finish_start(py_plan *self, uint64_t nstart)
     }
 }
 
-/* If the plan has been started, hold it, set *nstart and return true. Otherwise set *err to the
- * outcome of the last start, not counting one in progress. */
+/* If the plan has an unfinished start, hold the plan, set *nstart to the start's number and return
+ * true. Otherwise set *err to the outcome of the last start that has ended, and return false. */
 static bool
 hold_start_locked(py_plan *self, bool is_busy, uint64_t *nstart, dd_error *err)
 {
@@ -411,7 +414,7 @@ plan_is_completed(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* ---- several plans */
 
-/* Return a new tuple of plans. */
+/* Check that the object is a list or tuple of Plans. Return the Plans as a new tuple. */
 static PyObject *
 read_plans(py_state *state, PyObject *object, const char *function)
 {
@@ -445,7 +448,7 @@ release_all(PyObject *plans, Py_ssize_t count, Py_ssize_t nstarted)
     }
 }
 
-/* Reserve all plans, or none if it fails. */
+/* Reserve all plans for a start. If one cannot be reserved, reserve none and return false. */
 static bool
 take_all(PyObject *plans, dd_standing_call **calls)
 {
@@ -472,8 +475,8 @@ end_of_group(PyObject *plans, Py_ssize_t begin)
     return end;
 }
 
-/* Start the plans and return how many have been started. Needs no GIL: no other thread uses the
- * tuple, or changes reserved plans. */
+/* Start the reserved plans and return how many have been started. Needs no GIL: no other thread
+ * uses the tuple, or changes reserved plans. */
 static Py_ssize_t
 start_taken(PyObject *plans, dd_standing_call *const *calls, dd_status *status, dd_error *err)
 {
@@ -566,7 +569,7 @@ plan_repr(PyObject *object)
 }
 
 static PyMethodDef plan_methods[] = {
-    /* In addition to the slot, which shows no signature. */
+    /* Defined in addition to tp_call, because that slot shows no signature. */
     {"__call__", plan_run, METH_NOARGS | METH_COEXIST, "__call__($self, /)\n--\n\nstart() and wait()."},
     {"start", plan_start, METH_NOARGS,
      "start($self, /)\n--\n\nStarts the collective. Its place among the group's collectives is that of this call."},

@@ -40,7 +40,8 @@ py_group_call_record(py_group_call *call, PyObject **result)
     }
     const py_params *params = call->params;
     bool is_async = params->is_async;
-    PyObject *flag = call->values[params->count - 1]; /* async_op, after timeout */
+    /* the last parameter; the timeout is the one before it */
+    PyObject *flag = call->values[params->count - 1];
     bool is_ok =
         flag == NULL || py_params_flag(call->group->state, flag, &is_async, params->function, "async_op");
     if (is_ok && call->values[params->count - 2] != NULL) {

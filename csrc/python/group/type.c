@@ -91,7 +91,7 @@ earlier_of(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Return the store's timeout, or the group's if that is shorter. */
+/* Return the store's timeout, or the group's timeout if that is shorter. */
 static int64_t
 default_connect_timeout_ns(const open_arguments *arguments, dd_store *store)
 {
@@ -195,7 +195,7 @@ group_dealloc(PyObject *object)
 
 /* ---- splitting */
 
-/* A name shows at most this many ranks. Groups of the core may have equal names. */
+/* Maximum number of ranks shown in a group's name. Groups of the core may have equal names. */
 #define MAX_NAMED_RANKS 8
 
 static PyObject *
@@ -271,7 +271,8 @@ close_now(py_group *self, int64_t timeout_ns)
     py_wait_init(&wait, self->state, timeout_ns, true);
     dd_status status = PY_WITHOUT_GIL(self->kind->close(self, &wait.wait, &err));
     if (self->nccl != NULL) {
-        py_watch_remove_nccl(self); /* the other ranks have been notified if it has failed */
+        /* if the group has failed, the other ranks have already been notified */
+        py_watch_remove_nccl(self);
     }
     py_completions_drain(self->state);
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
@@ -312,7 +313,8 @@ cpu_group_method_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs
     return py_group_abort(self, reason, PY_GROUP_ABORT_NS) ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Fail unfinished operations with an error about the revocation. split() still works. */
+/* Implement revoke(): fail unfinished operations with an error about the revocation. split() still
+ * works. */
 static PyObject *
 group_revoke(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -373,7 +375,8 @@ group_enter(PyObject *object, PyObject *Py_UNUSED(unused))
     return py_group_require_open((py_group *)object) ? Py_NewRef(object) : NULL;
 }
 
-/* Abort the group with the exception as the reason, because other ranks may wait for this rank. */
+/* Abort the group with the exception as the reason, because other ranks may be waiting for this
+ * rank. */
 static bool
 abort_by_exception(py_group *self, PyObject *type, PyObject *value)
 {
@@ -406,11 +409,11 @@ group_exit(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *
         return NULL;
     }
     self->is_closed = true;
-    /* An NcclGroup stays open: its communicators have ended, but the monitor must still report
-     * why. */
+    /* Leave an NcclGroup open: its communicators have ended, but the monitor must still report the
+     * reason of the abort. */
     if (self->nccl == NULL) {
         Py_XDECREF(close_now(self, 0));
-        PyErr_Clear(); /* the caller must see the first exception */
+        PyErr_Clear(); /* ignore an error of close(): the caller must see the first exception */
     }
     Py_RETURN_NONE;
 }
