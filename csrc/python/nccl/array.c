@@ -6,11 +6,11 @@
 #include "python/tensor/memory.h"
 
 typedef struct nccl_memory {
-    py_memory memory; /* must be first */
+    py_memory memory; /* must be the first field */
     const py_nccl *nccl;
 } nccl_memory;
 
-/* Free the memory. Runs on any thread and does not wait, because a stream may hang; operations that
+/* Free the memory. Runs on any thread and does not wait, because a stream may hang. Operations that
  * still use the memory hold a reference. */
 static void
 nccl_memory_destroy(py_memory *memory)

@@ -1,8 +1,9 @@
 /* Calls of an NcclGroup: single calls, and several calls coalesced into one operation.
  *
- * Every call has a flight. Most calls do not wait for the end: when one returns, its operation is
- * in the caller's stream. Until the device is done, the operation's memory is kept by the flight,
- * or by allocators that reuse memory only in the order of its stream. */
+ * Every call has a flight, the Python references of its operation (work/work.h). Most calls do not
+ * wait for the operation's end: when the call returns, its operation is in the caller's stream.
+ * Until the device is done, the operation's memory is kept by the flight, or by allocators that
+ * reuse memory only in the order of its stream. */
 #include "python/base/error.h"
 #include "python/call/reduce_op.h"
 #include "python/nccl/batch.h"
@@ -43,18 +44,19 @@ py_nccl_call_begin(const py_group_call *call)
 
 /* ---- single operations */
 
-/* An operation to start. */
+/* The start of one operation. */
 typedef struct py_launch {
     py_group *group;
     py_nccl_plan *plan;
     const py_nccl_item *item; /* the first item: gives the flight and the record */
     py_flight *flight;        /* the item's flight */
     const char *what;
-    int64_t timeout_ns; /* < 0 for the group's timeout */
+    int64_t timeout_ns; /* negative for the group's timeout */
     bool is_async;
 } py_launch;
 
-/* Start the operation. Runs without the GIL. Sets *is_started to true if there is a work. */
+/* Start the operation. Call without the GIL. Set *is_started to true if the operation has been
+ * started, even if waiting for it fails. */
 static dd_status
 launch_start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error *err)
 {
@@ -66,7 +68,8 @@ launch_start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error 
         return status;
     }
     launch->flight->work = &work->base;
-    launch->flight->timeout_ns = dd_nccl_work_timeout_ns(work); /* with add_ephemeral_timeout() */
+    /* includes the time added by add_ephemeral_timeout() */
+    launch->flight->timeout_ns = dd_nccl_work_timeout_ns(work);
     if (launch->is_async) {
         return DD_OK;
     }
@@ -93,7 +96,8 @@ launch_release(const py_launch *launch, dd_status status)
     py_error_put(exception);
 }
 
-/* Returns false with an exception if the warning is an error. */
+/* Warn once if a NaN check was left out of a CUDA graph. Return false with an exception if the
+ * program turns the warning into an error. */
 static bool
 warn_of_missed_nan(const py_launch *launch)
 {
@@ -104,8 +108,8 @@ warn_of_missed_nan(const py_launch *launch)
                1) == 0;
 }
 
-/* Run the operation. Takes over the flight and ends the plan. Returns a Work or None, or NULL with
- * an exception on failure. */
+/* Run the operation. Takes ownership of the flight and ends the plan. Return a Work or None, or
+ * NULL with an exception on failure. */
 static PyObject *
 launch_run(py_launch *launch)
 {
@@ -151,7 +155,7 @@ launch_run(py_launch *launch)
 
 /* ---- coalesced calls */
 
-/* Return the first flight, with the other flights linked to it, for the common work. */
+/* Link the flights of the batch, whose calls share one work. Return the first flight. */
 static py_flight *
 chain(py_nccl_batch *batch)
 {
@@ -190,7 +194,7 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
     return result;
 }
 
-/* Move the batch's calls into the estimate. Takes over the batch. */
+/* Move the batch's calls into the estimate. Takes ownership of the batch. */
 static PyObject *
 move_batch(const py_group *self, py_nccl_batch *batch, py_nccl_batch *estimate, bool is_async)
 {
@@ -241,7 +245,7 @@ run_alone(py_group_call *call, const py_nccl_item *item)
     return launch_run(&launch);
 }
 
-/* Run the call now, or add it to the thread's batch or estimate. Ends the call. */
+/* Run the call now, or add it to the thread's batch or estimate. Ends the call in any case. */
 static PyObject *
 run_or_append(py_group_call *call, const dd_nccl_op *op)
 {
@@ -289,9 +293,9 @@ py_nccl_call_run_message(py_group_call *call, const py_group_message *message)
                      call->params->function);
         return py_group_call_fail(call);
     }
-    /* isend and irecv have the same names as send and recv. */
+    /* isend and irecv have the names of send and recv. */
     call->flight->operands.function = message->is_send ? "send" : "recv";
-    /* A received message fills the whole tensor. */
+    /* Do not copy a received tensor's old contents: the message fills the whole tensor. */
     call->operands->pieces[0].is_input = message->is_send;
     dd_nccl_op op = {.kind = message->is_send ? DD_NCCL_OP_SEND : DD_NCCL_OP_RECV, .peer = message->rank};
     PyObject *result = run_or_append(call, &op);

@@ -79,7 +79,8 @@ config_capsule_destroy(PyObject *capsule)
     dd_mem_free(PyCapsule_GetPointer(capsule, CAPSULE_NAME));
 }
 
-/* Returns false with an exception on failure. */
+/* Read a dict into a configuration for collectives. Return false with an exception on failure, also
+ * if this version of NCCL has no such configurations. */
 static bool
 read_coll_config(py_state *state, PyObject *dict, coll_config *config)
 {

@@ -1,6 +1,6 @@
 /* Estimates: a thread's calls are collected, and NCCL estimates their total duration at the end.
- * The thread's ncclGroup is open only during the estimate, so that no code in between can leave it
- * open, or add calls to it. */
+ * The thread's ncclGroup is open only during this last step, so that no code between the calls can
+ * leave the ncclGroup open, or add calls to it. */
 #include "python/base/error.h"
 #include "python/nccl/batch.h"
 #include "python/nccl/plan.h"
@@ -35,7 +35,7 @@ make_work(const py_nccl_item *items, size_t nitems)
     return work;
 }
 
-/* Drop the streams of an item: nothing runs, so no stream must wait. */
+/* Remove the streams of an item, because nothing runs that a stream must wait for. */
 static void
 clear_streams(const py_nccl_item *item)
 {
@@ -87,7 +87,7 @@ py_nccl_group_start_estimate(PyObject *object, PyObject *Py_UNUSED(unused))
     return py_nccl_batch_open(self->nccl, true) != NULL ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Get NCCL's estimate. Returns false with an exception on failure. */
+/* Get NCCL's estimate of the calls' duration. Return false with an exception on failure. */
 static bool
 estimate_items(py_group *self, const py_nccl_batch *estimate, float *microseconds)
 {

@@ -72,7 +72,8 @@ py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group, const dd_nccl_g
     }
     core->is_bound = parent->nccl->is_bound;
     core->is_blocking_wait = parent->nccl->is_blocking_wait;
-    core->is_host_taken = group == parent->nccl->group; /* a host view; see group_host_view */
+    /* true for an object of _host_view(), which shares the parent's group */
+    core->is_host_taken = group == parent->nccl->group;
     self->store = Py_XNewRef(store);
     py_nccl_group_take(self, parent->kind, core);
     if (group != parent->nccl->group && py_watch_add_nccl(self) < 0) {

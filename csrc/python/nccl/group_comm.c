@@ -43,7 +43,8 @@ PY_NCCL_METHOD(connect)
 
 /* ---- the communicator */
 
-/* Return a new reference to the communicator on the group's device; raises if there is none. */
+/* Return the communicator on the group's device as a new reference, or NULL with an exception if
+ * there is none. */
 static dd_nccl_comm *
 find_group_comm(py_group *self, const char *function)
 {
@@ -110,7 +111,8 @@ read_memory_stats(dd_nccl_comm *comm, uint64_t values[NMEMORY_STATS], dd_error *
     return status;
 }
 
-/* Store the value, and release the reference to it. Returns false with an exception on failure. */
+/* Set dict[name] to `value`, and release `value`, which may be NULL. Return false with an exception
+ * on failure. */
 static bool
 dict_put(PyObject *dict, const char *name, PyObject *value)
 {
@@ -254,7 +256,7 @@ PY_NCCL_METHOD(register)
     void *registration = NULL;
     bool is_ok = PY_GROUP_CALL(group->state, dd_nccl_group_get_timeout_ns(group->nccl->group),
                                dd_nccl_comm_register, comm, data, nbytes, is_window, &registration);
-    if (!is_ok) { /* registered although a signal handler raised */
+    if (!is_ok) { /* the memory was registered although a signal handler raised */
         (void)!PY_WITHOUT_GIL(dd_nccl_comm_deregister(comm, registration, is_window, NULL));
     }
     py_nccl_comm_release(comm);
@@ -274,14 +276,15 @@ PY_NCCL_METHOD(deregister)
     void *registration = (void *)(intptr_t)number;
     dd_nccl_comm *comm = registration != NULL ? find_group_comm(group, "deregister") : NULL;
     if (comm == NULL) {
-        return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL; /* a window may be NULL */
+        /* no exception: NULL is a valid registration as a window, and needs no call */
+        return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL;
     }
     bool is_done = PY_GROUP_TRY(group->state, dd_nccl_comm_deregister, comm, registration, is_window);
     py_nccl_comm_release(comm);
     return py_none_if(is_done);
 }
 
-/* ---- for foreign code */
+/* ---- for third-party code */
 
 PY_NCCL_METHOD(comm_pointer)
 {

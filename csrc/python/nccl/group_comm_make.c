@@ -1,4 +1,5 @@
-/* Creating NcclGroups from another group, by splitting, shrinking or growing its communicator. */
+/* Creation of NcclGroups from another NcclGroup, by splitting, shrinking or growing its
+ * communicator. */
 #include "core/mem.h"
 #include "python/nccl/group_comm.h"
 #include "python/observe/recorder.h"
@@ -15,7 +16,7 @@ typedef struct child_group {
     dd_nccl_group_options options;
     PyObject *name; /* owned, or NULL; options.name borrows from it */
     int device;
-    PyObject *store; /* borrowed: the new group's store, or NULL for the parent's */
+    PyObject *store; /* borrowed: the new group's store, or NULL for the parent's store */
 } child_group;
 
 static void
@@ -25,7 +26,8 @@ fini_child(child_group *child)
     Py_XDECREF(child->name);
 }
 
-/* Read ranks of the group; free them with PyMem_Free. Returns NULL with an exception on failure. */
+/* Read ranks of the group. The caller frees the result with PyMem_Free. Return NULL with an
+ * exception on failure. */
 static int *
 read_ranks(const py_group *self, PyObject *object, int *count, const char *function, const char *name)
 {
@@ -42,7 +44,7 @@ read_ranks(const py_group *self, PyObject *object, int *count, const char *funct
     return ranks;
 }
 
-/* Return -1 if the rank is not in the list. */
+/* Return the index of the rank in the list, or -1. */
 static int
 index_of_rank(int rank, const int *ranks, int count)
 {
@@ -54,14 +56,16 @@ index_of_rank(int rank, const int *ranks, int count)
     return -1;
 }
 
-/* Arguments common to all new groups. Not given: timeout_ns -1, other fields zero. */
+/* Arguments common to split, shrink and grow. If not given, timeout_ns is -1, and other fields are
+ * zero. */
 typedef struct child_args {
     dd_bytes name;
     int64_t timeout_ns;
     PyObject *config;
 } child_args;
 
-/* Copy the parent's options, changed by the arguments. Returns false with an exception. */
+/* Copy the parent's options and change them by the arguments. Return false with an exception on
+ * failure. */
 static bool
 child_read_options(py_group *self, child_group *child, const child_args *what)
 {
@@ -75,12 +79,14 @@ child_read_options(py_group *self, child_group *child, const child_args *what)
         child->options.name = what->name;
         return true;
     }
-    int nnamed = child->ranks != NULL ? child->nranks : 0; /* a group that grows keeps its name */
+    /* a group that grows keeps the parent's name */
+    int nnamed = child->ranks != NULL ? child->nranks : 0;
     child->name = py_group_name_part(self, child->ranks, nnamed, INT_MAX, &child->options.name);
     return child->name != NULL;
 }
 
-/* Open a group around a communicator, which it takes over. Runs without the GIL. */
+/* Open a group around a communicator, and take ownership of the communicator. Call without the
+ * GIL. */
 static dd_status
 open_with_comm(const py_group *self, dd_store *store, const child_group *child, int rank,
                dd_recorder_group *recorded, dd_nccl_comm *comm, dd_nccl_group **group, dd_error *err)
@@ -99,7 +105,8 @@ open_with_comm(const py_group *self, dd_store *store, const child_group *child, 
     return status;
 }
 
-/* Create an object that takes over the communicator. Returns NULL with an exception on failure. */
+/* Create the new group's object around a communicator, and take ownership of the communicator.
+ * Return NULL with an exception on failure. */
 static PyObject *
 wrap(py_group *self, const child_group *child, int rank, dd_nccl_comm *comm)
 {
@@ -138,7 +145,8 @@ init_timeout_of(const child_group *child)
     return child->options.init_timeout_ns > 0 ? child->options.init_timeout_ns : child->options.timeout_ns;
 }
 
-/* Split the communicator; *part is NULL for a rank in no part. Returns false if it raises. */
+/* Split the communicator; *part is NULL if this rank is in no part. Return false with an exception
+ * on failure. */
 static bool
 split_comm(py_group *self, const child_group *child, int color, int key, dd_nccl_comm **part)
 {
@@ -150,7 +158,7 @@ split_comm(py_group *self, const child_group *child, int color, int key, dd_nccl
                                  &child->options.config, part, NULL);
     py_nccl_comm_release(comm);
     if (!is_made) {
-        py_nccl_comm_release(*part); /* created although a signal handler raised */
+        py_nccl_comm_release(*part); /* the part was created although a signal handler raised */
     }
     return is_made;
 }
@@ -226,8 +234,8 @@ keep_other_ranks(const py_group *self, const dd_nccl_exclusion *excluded, child_
     return true;
 }
 
-/* For an abort, retire the group first: once NCCL has released a stuck operation, the device
- * reports the operation as successful. */
+/* Shrink the communicator. For an abort, retire the group first, because the device reports a stuck
+ * operation as successful once NCCL has released it. */
 static dd_status
 retire_and_shrink(const py_group *self, dd_nccl_comm *parent, const dd_nccl_exclusion *excluded,
                   const dd_nccl_config *config, dd_nccl_comm **comm, const dd_wait *wait, dd_error *err)
@@ -260,7 +268,8 @@ shrink(py_group *self, child_group *child, const dd_nccl_exclusion *excluded)
                                  excluded, &child->options.config, &comm);
     py_nccl_comm_release(parent);
     if (!is_made) {
-        py_nccl_comm_release(comm); /* created although a signal handler raised */
+        /* the communicator was created although a signal handler raised */
+        py_nccl_comm_release(comm);
         return NULL;
     }
     return wrap(self, child, rank, comm);
@@ -315,7 +324,8 @@ PY_NCCL_PLAIN_METHOD(grow_id)
 typedef struct grow_args {
     dd_nccl_unique_id id;
     bool has_id;
-    bool is_member; /* a member of the growing group; otherwise joins as `rank` */
+    /* this process is a member of the growing group; if false, it joins as `rank` */
+    bool is_member;
     int rank;
 } grow_args;
 
@@ -359,7 +369,8 @@ child_grow(py_group *self, const child_group *child, const grow_args *how)
                                  how->has_id ? &how->id : NULL, &comm, NULL);
     py_nccl_comm_release(parent);
     if (!is_made) {
-        py_nccl_comm_release(comm); /* created although a signal handler raised */
+        /* the communicator was created although a signal handler raised */
+        py_nccl_comm_release(comm);
         return NULL;
     }
     return wrap(self, child, how->rank, comm);

@@ -1,4 +1,5 @@
-/* The type dldist.NcclGroup: creation, close, and the table of methods, most from other files. */
+/* The type dldist.NcclGroup: creation, close, and the table of methods, most of which are in other
+ * files. */
 #include "core/fork.h"
 #include "core/mem.h"
 #include "python/base/error.h"
@@ -9,9 +10,9 @@
 
 #include <stdio.h>
 
-/* How long closing a group waits for the watchdog to notice completed operations. */
+/* Time limit for the watchdog to notice completed operations when a group is closed. */
 #define END_OF_WORKS_NS DD_NS_PER_S
-/* How long the interpreter's exit waits for the aborts of all groups together. */
+/* Time limit at interpreter exit for the aborts of all groups together. */
 #define EXIT_ABORT_NS DD_NS_PER_S
 
 /* ---- the kind's functions */
@@ -24,7 +25,8 @@ nccl_kind_check_fork(const py_group *self, dd_error *err)
                : dd_error_set(err, DD_FORKED, "the group belongs to the process before the fork");
 }
 
-/* Ignore errors: they report communicators that end late or never. */
+/* Abort the group. Errors are ignored, because they only report communicators that end late or
+ * never. */
 static void
 nccl_kind_abort(const py_group *self, const char *reason, const dd_wait *wait)
 {
@@ -44,14 +46,15 @@ is_shared_locked(const py_group *self)
     return false;
 }
 
-/* Return true if another object, created by _host_view(), has the same group. */
+/* Return true if another object, created by _host_view(), shares the core's group. */
 static bool
 is_shared(const py_group *self)
 {
     return PY_LOCKED(&self->state->groups_lock, is_shared_locked(self));
 }
 
-/* Warn if a group without close() is still busy at the deadline. Keeps the current exception. */
+/* Warn if operations of a group that was not closed are unfinished at the deadline of `wait`. Keeps
+ * the current exception. */
 static void
 warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait)
 {
@@ -98,7 +101,7 @@ const py_group_kind py_group_kind_nccl = {
     .type_name = "NcclGroup",
     .timeout_name = "NcclGroup.timeout",
     .recorded_name = "nccl",
-    .close_timeout_ns = DD_NEVER_NS, /* operations have timeouts of their own */
+    .close_timeout_ns = DD_NEVER_NS, /* no limit, because operations have timeouts of their own */
     .is_lost_in_child = true,
     PY_GROUP_KIND_TABLE(nccl_kind),
 };
@@ -173,7 +176,8 @@ nccl_group_open(py_group *self, nccl_open_arguments *arguments, dd_store *store)
         return false;
     }
     py_nccl_core *core = py_nccl_core_create(group, options, recorded, device);
-    if (core == NULL || !py_group_claim(self, &py_group_kind_nccl)) { /* opened by another thread */
+    /* or if another thread has opened the group */
+    if (core == NULL || !py_group_claim(self, &py_group_kind_nccl)) {
         dd_mem_free(core);
         py_nccl_group_drop(group);
         return false;
@@ -221,7 +225,8 @@ nccl_group_method_abort(PyObject *object, PyObject *const *args, Py_ssize_t narg
 
 /* ---- process exit */
 
-/* Remove from the list closed groups and groups of the process before a fork. -1 if it raises. */
+/* Remove closed groups, and groups that a forked child inherited, from the list. Return -1 with an
+ * exception on failure. */
 static int
 keep_open(PyObject *groups)
 {
@@ -235,7 +240,8 @@ keep_open(PyObject *groups)
     return 0;
 }
 
-/* Start closing the groups of a list. Each group's close() then waits. */
+/* Implement _post_close(groups): start closing the groups of a list, without waiting. The caller
+ * then calls each group's close(), which waits. */
 PyObject *
 py_nccl_post_close(PyObject *module, PyObject *list)
 {
@@ -244,7 +250,7 @@ py_nccl_post_close(PyObject *module, PyObject *list)
         py_raise_wrong_type("_post_close", "groups", "a list of NcclGroup", list);
         return NULL;
     }
-    PyObject *tuple = PySequence_Tuple(list); /* holds references to the groups */
+    PyObject *tuple = PySequence_Tuple(list); /* owned references to the groups */
     Py_ssize_t count = tuple != NULL ? PyTuple_Size(tuple) : -1;
     dd_nccl_group **groups = count >= 0 ? PyMem_Calloc((size_t)count + 1, sizeof(dd_nccl_group *)) : NULL;
     if (groups == NULL) {
@@ -266,14 +272,15 @@ py_nccl_post_close(PyObject *module, PyObject *list)
     Py_RETURN_NONE;
 }
 
-/* Abort groups that were not destroyed, as torch does: other ranks may have exited, so operations
- * cannot be waited for. Warns about each group with unfinished operations. */
+/* Implement _shutdown_nccl(): abort groups that were not destroyed, as torch does. Other ranks may
+ * have exited, so operations cannot be waited for. Warn about each group with unfinished
+ * operations. */
 PyObject *
 py_nccl_shut_down(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     PyObject *groups = py_group_list(PyModule_GetState(module), &py_group_kind_nccl);
     for (Py_ssize_t i = 0; groups != NULL && i < PyList_Size(groups); i++) {
-        /* Other ranks get no report about groups that end with the process. */
+        /* Stop monitoring the group, so that other ranks get no report when this process exits. */
         py_watch_remove_nccl((py_group *)PyList_GetItem(groups, i));
     }
     if (groups == NULL || keep_open(groups) < 0) {

@@ -1,4 +1,5 @@
-/* Handles of NcclComms and NcclRankComm objects, kept by unfinished calls. */
+/* Handles: the communicators of NcclComms and NcclRankComm objects. Unfinished calls keep the
+ * handle. */
 #include "core/fork.h"
 #include "python/nccl/team.h"
 

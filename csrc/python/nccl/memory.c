@@ -1,5 +1,5 @@
 /* Memory from ncclMemAlloc: for dldist's arrays, and for other libraries' allocators by two C
- * functions. Those functions have no context argument, so they find NCCL by a variable. They may be
+ * functions. These functions have no context argument, so they find NCCL by a variable. They may be
  * called on any thread, with the GIL or without. */
 #include "core/fork.h"
 #include "python/base/error.h"
@@ -40,9 +40,11 @@ py_nccl_mem_alloc(const py_nccl *nccl, int device, size_t nbytes, void **data, d
 /* ---- other libraries' allocators */
 
 static _Atomic(const py_nccl *)
-    loaded; /* NULL until the functions are requested, and after the module's end */
+    /* NCCL for the allocator's functions; NULL until requested, and after the module's end */
+    loaded;
 
-/* Return NULL also in a forked child. */
+/* Return NCCL for the allocator's functions. Return NULL if it is not loaded, or in a forked
+ * child. */
 static const py_nccl *
 find_nccl(void)
 {
@@ -50,7 +52,8 @@ find_nccl(void)
     return nccl != NULL && nccl->generation == dd_fork_generation() ? nccl : NULL;
 }
 
-/* The signature of PyTorch's CUDAPluggableAllocator. Returns NULL if out of memory. */
+/* Allocate device memory, with the signature for PyTorch's CUDAPluggableAllocator. Return NULL if
+ * out of memory. */
 static void *
 torch_allocate(size_t nbytes, int device, void *Py_UNUSED(stream))
 {

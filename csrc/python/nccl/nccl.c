@@ -192,7 +192,7 @@ py_nccl_hurry(py_state *state)
 void
 py_nccl_destroy(py_state *state)
 {
-    /* A forked child lacks the threads that this would wait for. */
+    /* Leave NCCL open in a forked child, which lacks the threads that closing would wait for. */
     if (state->nccl != NULL && state->nccl->generation == dd_fork_generation()) {
         py_watch_heartbeat(state, NULL);
         py_nccl_allocator_end();

@@ -5,12 +5,12 @@
 
 #include <string.h>
 
-/* Totals over all items. */
+/* Numbers of the operations, copies and allocations of all items together. */
 typedef struct totals {
     size_t nops;
     size_t nbefore;
     size_t nafter;
-    size_t nstaged; /* items that need scratch memory */
+    size_t nstaged; /* number of items that need scratch memory */
 } totals;
 
 /* ---- devices and streams */
@@ -42,7 +42,8 @@ has_stream(const py_nccl_plan *plan, dd_cuda_stream stream)
     return false;
 }
 
-/* Allocate the array of streams. Returns false with an exception on failure. */
+/* Allocate the array of streams for this number of items. Return false with an exception on
+ * failure. */
 static bool
 plan_reserve_streams(py_nccl_plan *plan, size_t nitems)
 {
@@ -75,7 +76,7 @@ take_scope(py_nccl_plan *plan, const py_group *group, const py_device_scope *sco
     plan->is_stream_ordered = plan->is_stream_ordered && scope->is_stream_ordered;
     void *own;
     if (scope->is_blocking) {
-        /* Producers whose stream is unknown have ordered their work before this stream. */
+        /* Producers whose own stream is unknown have ordered their work before the stream `own`. */
         if (!scope->find_stream(scope->ctx, scope->device, &own)) {
             return false;
         }
@@ -168,7 +169,8 @@ flat_view(const py_piece *piece)
     view.data = piece->flat;
     view.is_readonly = false;
     view.is_contiguous = true;
-    py_tensor_set_row_major(&view); /* cannot overflow, since the tensor's own strides fit */
+    /* the strides cannot overflow, since the tensor's own strides fit */
+    py_tensor_set_row_major(&view);
     return view;
 }
 

@@ -2,13 +2,14 @@
 #include "python/nccl/team.h"
 
 typedef struct py_nccl_rank_comm {
-    py_nccl_handle base; /* must be first; the handle is a reference to a dd_nccl_comm */
+    py_nccl_handle base; /* must be the first field; the handle is a reference to a dd_nccl_comm */
     int rank;            /* const */
     int size;            /* const */
     int device;          /* const */
 } py_nccl_rank_comm;
 
-/* Destroy the communicator for all holders; an abort handle can then no longer abort anything. */
+/* Destroy the communicator even if other holders have references: an abort handle can then no
+ * longer abort anything. */
 static void
 destroy_comm(void *comm)
 {
@@ -41,7 +42,8 @@ check_rank(py_state *state, int rank, int size)
     return false;
 }
 
-/* Read a device; None means the current one, else one chosen by rank. False if it raises. */
+/* Read a device number; None means the thread's current device, or if there is none, a device
+ * chosen by rank. Return false with an exception on failure. */
 static bool
 choose_device(py_state *state, PyObject *object, int rank, int *device)
 {
@@ -90,7 +92,8 @@ rank_comm_init_rank(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
     dd_nccl_unique_id id = py_nccl_unique_id_get(uid);
     dd_nccl_comm *comm = NULL;
     if (!PY_GROUP_CALL(state, timeout_ns, dd_nccl_comm_init, &spec, &id, 1, &comm, NULL)) {
-        py_nccl_comm_release(comm); /* created although a signal handler raised */
+        /* the communicator was created although a signal handler raised */
+        py_nccl_comm_release(comm);
         return NULL;
     }
     return py_nccl_rank_comm_create(state, comm);

@@ -1,4 +1,5 @@
-/* Conversion of a collective's tensors and streams to NCCL items; used without a group. */
+/* Conversion of a collective's tensors and streams to items of an NCCL call, for communicators
+ * without a group. */
 #include "core/mem.h"
 #include "python/call/reduce_op.h"
 #include "python/nccl/team.h"
@@ -6,13 +7,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Return the caller's stream. Producers whose own stream is unknown order their work before it. */
+/* Return the caller's stream: producers whose own stream is unknown order their work before it. */
 static bool
 get_call_stream(void *ctx, int Py_UNUSED(device), void **stream)
 {
     *stream = *(dd_cuda_stream *)ctx;
     if (*stream == NULL) {
-        *stream = (void *)1; /* the legacy default stream in DLPack */
+        *stream = (void *)1; /* DLPack's number for the legacy default stream */
     }
     return true;
 }
@@ -102,7 +103,7 @@ add_tensor(py_nccl_team_call *call, PyObject *object, py_use use, const char *na
     return true;
 }
 
-/* Add a list of tensors. Returns false with an exception on failure. */
+/* Add a list of tensors to the call. Return false with an exception on failure. */
 static bool
 team_call_add(py_nccl_team_call *call, PyObject *list, py_use use, const char *name, Py_ssize_t count,
               const py_nccl_team_target *target)
@@ -139,7 +140,8 @@ allocate_items(py_nccl_team_call *call, size_t count)
     return call->items != NULL;
 }
 
-/* Fill in an item from two pieces, the same for an in-place call. False with an exception. */
+/* Fill in an item from its input and its output, which are the same piece for an in-place call.
+ * Return false with an exception on failure. */
 static bool
 set_item(py_nccl_team_call *call, const dd_nccl_lib *lib, dd_nccl_item *item, const py_piece *send,
          const py_piece *recv)
@@ -186,7 +188,8 @@ check_counts(const py_nccl_team_call *call, const py_nccl_team_coll *coll, const
     return false;
 }
 
-/* Create n items of n outputs and n inputs, or of n tensors that are both. False if it raises. */
+/* Create n items from n outputs and n inputs, or from n tensors that are both. Return false with an
+ * exception on failure. */
 static bool
 make_items(py_nccl_team_call *call, const py_nccl_team_coll *coll, const dd_nccl_lib *lib, int size)
 {
@@ -218,8 +221,8 @@ read_stream(py_nccl_team_call *call, PyObject *object, dd_cuda_stream *stream)
     return is_ok;
 }
 
-/* Read a stream for each item, or one for all. NULL or None means the streams of the tensors'
- * libraries. Returns false with an exception on failure. */
+/* Read a stream for each item, or one stream for all items. NULL or None means the streams of the
+ * tensors' libraries. Return false with an exception on failure. */
 static bool
 read_streams(py_nccl_team_call *call, PyObject *object, const py_nccl_team_target *target)
 {
@@ -249,7 +252,7 @@ read_streams(py_nccl_team_call *call, PyObject *object, const py_nccl_team_targe
 /* ---- arguments */
 
 typedef struct team_arguments {
-    PyObject *outputs; /* NULL if the tensors are both inputs and outputs */
+    PyObject *outputs; /* NULL if the inputs are also the outputs */
     PyObject *inputs;
     PyObject *op;
     PyObject *root;
@@ -283,7 +286,7 @@ team_call_parse(const py_nccl_team_target *target, const py_nccl_team_coll *coll
     return py_params_read(&params, target->state, args, nargs, kwnames);
 }
 
-/* Read the arguments and create the items. Returns false with an exception on failure. */
+/* Read the call's arguments and create its items. Return false with an exception on failure. */
 static bool
 team_call_prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll, const team_arguments *given,
                   const py_nccl_team_target *target)

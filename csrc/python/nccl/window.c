@@ -5,7 +5,8 @@
 
 /* ---- creation */
 
-/* Read the memory that the other ranks may write. Returns false with an exception on failure. */
+/* Read the tensor whose memory the other ranks may write. Return false with an exception on
+ * failure. */
 static bool
 nccl_window_take_memory(py_nccl_window *self, PyObject *object, int *device)
 {
@@ -39,7 +40,8 @@ nccl_window_open(py_nccl_window *self, const dd_nccl_window_spec *spec, int64_t 
                          dd_nccl_group_window_open, group, spec, &self->window);
 }
 
-/* Open the window as failed, so that the other ranks fail as well. Keeps the current exception. */
+/* Report to the other ranks, by a failed opening, that this rank has no memory for the window, so
+ * that they fail as well. Keeps the current exception. */
 static void
 nccl_window_report_obstacle(py_nccl_window *self, int64_t timeout_ns)
 {
@@ -98,7 +100,8 @@ nccl_window_traverse(PyObject *object, visitproc visit, void *arg)
     return py_tensor_traverse(&self->memory, visit, arg);
 }
 
-/* NCCL keeps an unclosed window and its address until the communicator ends. */
+/* Warn if the window was not closed: NCCL keeps the window and its address until the communicator
+ * ends. */
 static void
 warn_if_open(const py_nccl_window *self)
 {
@@ -141,7 +144,8 @@ nccl_window_close(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyO
 
 /* ---- operations */
 
-/* One call. Its first parameter is a tensor for a put, otherwise a rank. */
+/* One call of a window's method. The method's first parameter is a tensor for a put, otherwise a
+ * rank. */
 typedef struct one_sided {
     py_nccl_window *window;
     const char *rank_name;
@@ -155,7 +159,7 @@ one_sided_read_int(const one_sided *self, const py_group_call *call, PyObject *v
     return value == NULL || py_params_int(self->window->state, value, number, call->params->function, name);
 }
 
-/* Reject tensors that NCCL cannot send directly, because they would need a copy. */
+/* Reject a tensor that NCCL cannot send directly, because it would have to be copied first. */
 static bool
 check_source(const one_sided *self, const py_group_call *call)
 {
@@ -175,7 +179,7 @@ check_source(const one_sided *self, const py_group_call *call)
     return true;
 }
 
-/* Begin a call. On failure returns false with an exception; the call must not be ended then. */
+/* Begin a call. On failure return false with an exception; the call must then not be ended. */
 static bool
 one_sided_begin(one_sided *self, PyObject *object, py_group_call *call, py_params *params,
                 PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -212,8 +216,8 @@ window_put(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *
     return py_nccl_call_run_one_sided(&call, &self.op, is_ok);
 }
 
-/* Pass the window's tensor as an operand. A signal is then ordered after the caller's use of the
- * tensor, and a wait for a signal before it. */
+/* Run a signal, or a wait for a signal, with the window's tensor as an operand. A signal is then
+ * ordered after the caller's use of the tensor, and a wait for a signal before it. */
 static PyObject *
 run_signal(one_sided *self, py_group_call *call, bool is_ok)
 {

@@ -1,16 +1,17 @@
 /* dldist.NcclWork: a Work whose operation is on a device. wait() makes the streams of the tensors'
- * libraries wait, not the host. If the host must wait, it does so as for a Work. */
+ * libraries wait, not the host. If the host must wait, wait() blocks as that of a Work. */
 #include "python/base/error.h"
 #include "python/nccl/nccl.h"
 #include "python/work/flight.h"
 
-/* Streams that must wait, in batches of PY_MAX_STREAMS. */
+/* Streams that must wait for the operation, at most PY_MAX_STREAMS at a time. */
 typedef struct waiting_streams {
     void *handles[PY_MAX_STREAMS];
     size_t count;
 } waiting_streams;
 
-/* Make the streams wait, and empty the list. Returns false with an exception on failure. */
+/* Make the streams wait for the operation, and empty the list. Return false with an exception on
+ * failure. */
 static bool
 order(const py_work *self, waiting_streams *streams)
 {
@@ -36,8 +37,8 @@ is_among(const waiting_streams *streams, const void *handle)
     return false;
 }
 
-/* Make the current streams of the tensors' libraries wait. Making a stream wait twice is harmless.
- * Returns false with an exception on failure. */
+/* Make the current streams of the tensors' libraries wait for the operation. Making a stream wait
+ * twice is harmless. Return false with an exception on failure. */
 static bool
 order_waiting_streams(py_work *self)
 {
@@ -88,8 +89,8 @@ nccl_work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObje
         return NULL;
     }
     bool is_host = timeout_ns > 0 || self->flight->is_blocking;
-    /* Make the streams wait in any case: it costs nothing after the operation's end, and a graph
-     * that is being captured must record it. */
+    /* Make the streams wait even if the host has waited: this costs nothing after the operation's
+     * end, and a graph that is being captured must record the wait. */
     bool is_ok = (!is_host || py_work_wait_for_end(self, timeout_ns)) &&
                  (self->flight->is_finished || order_waiting_streams(self));
     return is_ok ? Py_NewRef(Py_True) : NULL;
@@ -114,7 +115,8 @@ nccl_work_block_current_stream(PyObject *object, PyObject *unused)
     return nccl_work_synchronize(object, unused);
 }
 
-/* Return the tensors, which are known before the end; streams wait for their contents. */
+/* Implement result(): return the output tensors, also before the operation's end, because streams
+ * wait for the tensors' contents. */
 static PyObject *
 nccl_work_result(PyObject *object, PyObject *Py_UNUSED(unused))
 {

@@ -12,7 +12,8 @@
 #define CAPSULE_NAME "dldist.recorded_group"
 #define MAX_DIMENSIONS 16
 
-/* Records keep pointers to these static names, which torch's analyser knows. */
+/* The names of operations, which torch's analyser knows. They are static, because records keep
+ * pointers to them. */
 static const char *const names[] = {"send",
                                     "recv",
                                     "broadcast",
@@ -54,7 +55,7 @@ release_group(PyObject *capsule)
     dd_recorder_group_release(group_of_capsule(capsule));
 }
 
-/* Return NULL if out of memory. */
+/* Add an entry for a group with this description. Return NULL if out of memory. */
 static dd_recorder_group *
 add_described_group(py_state *state, const dd_recorder_group_info *info)
 {
@@ -128,7 +129,7 @@ read_record_shape(PyObject *shape, dd_record_tensor *tensor, int64_t lengths[MAX
 {
     Py_ssize_t ndim = PyTuple_Size(shape);
     if (ndim > MAX_DIMENSIONS) {
-        ndim = MAX_DIMENSIONS; /* a record keeps fewer dimensions */
+        ndim = MAX_DIMENSIONS; /* leave out the rest, because a record keeps fewer dimensions */
     }
     for (Py_ssize_t d = 0; d < ndim; d++) {
         lengths[d] = PyLong_AsLongLong(PyTuple_GetItem(shape, d));

@@ -27,7 +27,7 @@ read_folder(py_recorder *self)
             self->folder[self->folder_len] = '\0';
         }
     }
-    PyErr_Clear(); /* if the package has no file, its frames are shown */
+    PyErr_Clear(); /* if the package has no file, frames of its code are shown */
     Py_XDECREF(file);
     Py_XDECREF(package);
     return slash == NULL || self->folder != NULL;
@@ -81,7 +81,8 @@ recorder_create(py_state *state)
     return self;
 }
 
-/* Return false for a recorder inherited through a fork: the child must not use its parent's. */
+/* Return false for no recorder, or for one inherited through a fork: a child must not use its
+ * parent's recorder. */
 static bool
 is_of_process(const py_recorder *self)
 {
@@ -101,7 +102,7 @@ py_recorder_get(py_state *state)
     }
     if (!__atomic_compare_exchange_n(&state->recorder, &before, made, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_ACQUIRE)) {
-        recorder_destroy(made); /* another thread has created one, now in `before` */
+        recorder_destroy(made); /* another thread has created the recorder, now in `before` */
         return before->recorder;
     }
     return made->recorder;
@@ -112,7 +113,7 @@ py_recorder_add_group(py_state *state, const char *kind, dd_bytes name, int rank
 {
     dd_recorder *recorder = py_recorder_get(state);
     if (recorder == NULL) {
-        PyErr_Clear(); /* calls work without a recorder */
+        PyErr_Clear(); /* the group works without a recorder */
         return NULL;
     }
     dd_recorder_group_info info = {
@@ -159,7 +160,8 @@ py_recorder_describe(py_state *state, dd_recorder_group *group, dd_recorder_grou
 
 /* ---- functions of the module */
 
-/* Dump to `path` (bytes) and return None, or return bytes if `path` is NULL. NULL if it raises. */
+/* Dump the recorder to the file `path` (bytes) and return None, or return the dump as bytes if
+ * `path` is NULL. Return NULL with an exception on failure. */
 static PyObject *
 recorder_dump(py_state *state, dd_recorder *recorder, const dd_dump_options *options, PyObject *path)
 {

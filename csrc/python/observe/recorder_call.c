@@ -15,8 +15,9 @@ has_same_shape(const dd_view *a, const dd_view *b)
     return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof a->shape[0]) == 0;
 }
 
-/* Add the tensors of a side in order; consecutive tensors of equal shape share an entry. Returns
- * the number of entries. If entries run out, sets *more to the number of tensors without one. */
+/* Record the tensors of a side in order; consecutive tensors of equal shape share an entry.
+ * Return the number of entries. If entries run out, set *more to the number of tensors without
+ * an entry. */
 static size_t
 put_runs(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, uint32_t *more)
 {
@@ -39,7 +40,8 @@ put_runs(const py_operands *operands, const py_side *side, dd_record_tensor *ten
     return count;
 }
 
-/* Record a side's tensors, one for each rank, as one with the rank as first dimension if equal. */
+/* Record a side that has a tensor for each rank. If all have equal shapes, record one tensor with
+ * the rank as first dimension. */
 static size_t
 put_stacked(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, uint32_t *more)
 {
@@ -50,7 +52,8 @@ put_stacked(const py_operands *operands, const py_side *side, dd_record_tensor *
     return count;
 }
 
-/* Record different tensors as one: for all_to_all only the sum over all ranks is compared. */
+/* Record tensors of different shapes as one, because for all_to_all the analyser compares only the
+ * sum of the elements over all ranks. */
 static size_t
 put_total(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, int64_t *total)
 {
@@ -112,7 +115,8 @@ copy_outputs_to_inputs(dd_record_call *call)
     call->ninputs_more = call->noutputs_more;
 }
 
-/* Record a broadcast or a reduce alike on all ranks: the tensor is both input and output. */
+/* Record both sides of a collective. A broadcast or a reduce is recorded in the same way on all
+ * ranks, with the tensor as both input and output. */
 static void
 put_sides(py_record *record, dd_coll coll, const py_operands *operands)
 {
@@ -132,7 +136,8 @@ put_sides(py_record *record, dd_coll coll, const py_operands *operands)
     }
 }
 
-/* torch.distributed names the operation differently if the parts may differ in size. */
+/* Return the name of the operation in the recorder. torch.distributed uses another name if the
+ * parts may differ in size. */
 static const char *
 recorded_name(dd_coll coll, const py_operands *operands)
 {

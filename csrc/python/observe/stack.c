@@ -16,7 +16,8 @@
 #define CODES_NBYTES (CODE_BUCKETS * sizeof(seen_code))
 #define STACKS_NBYTES (((size_t)1 << STACK_BITS) * sizeof(seen_stack))
 
-/* Look up an attribute of frames once, for use by every call. Returns false if it raises. */
+/* Look up an attribute of frames once, for use by every call. Return false with an exception on
+ * failure. */
 static bool
 frame_field_find(PyObject *frame_type, const char *name, frame_field *field)
 {
@@ -62,7 +63,8 @@ py_recorder_fini_stacks(py_recorder *self)
     dd_mem_unmap(self->stacks, STACKS_NBYTES);
 }
 
-/* Return the code's entry, or the free entry for it; the table always has a free one. */
+/* Return the code's entry, or the free entry where the code belongs. The table always has a free
+ * entry. */
 static seen_code *
 find_code_locked(const py_recorder *self, const PyObject *code)
 {
@@ -75,7 +77,8 @@ find_code_locked(const py_recorder *self, const PyObject *code)
     }
 }
 
-/* Return the attribute as UTF-8, "" if it is not a str; borrowed from *object, a new reference. */
+/* Return an attribute of the code as UTF-8, or "" if it is not a str. The text is borrowed from
+ * *object, which is set to a new reference or NULL. */
 static const char *
 code_text(PyObject *code, const char *attribute, PyObject **object)
 {
@@ -104,7 +107,7 @@ find_code_kind(py_recorder *self, const PyObject *code)
     return PY_LOCKED(&self->lock, kind_of(find_code_locked(self, code)));
 }
 
-/* Add the code unless another thread has added it. Returns CODE_UNKNOWN if the table is full. */
+/* Add the code unless another thread has added it. Return CODE_UNKNOWN if the table is full. */
 static code_kind
 add_code_locked(py_recorder *self, PyObject *code, bool is_hidden)
 {
@@ -116,7 +119,8 @@ add_code_locked(py_recorder *self, PyObject *code, bool is_hidden)
     return kind_of(seen);
 }
 
-/* Return CODE_UNKNOWN if the code is new and the table is full. */
+/* Return the kind of the code, and add new code to the table. Return CODE_UNKNOWN if the code is
+ * new and the table is full. */
 static code_kind
 find_or_add_code(py_recorder *self, PyObject *code)
 {
@@ -131,7 +135,7 @@ find_or_add_code(py_recorder *self, PyObject *code)
     return PY_LOCKED(&self->lock, add_code_locked(self, code, is_hidden));
 }
 
-/* A frame of this thread, NULL after the outermost; needs no reference, as it is running. */
+/* A running frame of this thread, which needs no reference; NULL after the outermost frame. */
 typedef struct frame_cursor {
     PyFrameObject *frame;
     dd_call_site_key key;
@@ -143,7 +147,8 @@ frame_field_read(const frame_field *field, PyFrameObject *frame)
     return field->get(field->descriptor, (PyObject *)frame, (PyObject *)Py_TYPE((PyObject *)frame));
 }
 
-/* Return the frame's instruction, or -1 without an exception if it is unknown. */
+/* Return the index of the frame's current instruction, or -1 without an exception if it is
+ * unknown. */
 static int
 read_instruction(const py_recorder *self, PyFrameObject *frame)
 {
@@ -202,7 +207,8 @@ walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack, PyFrameObj
     stack->is_whole = cursor.frame == NULL;
 }
 
-/* Add a new stack to the call sites with its functions, files and lines. Returns its number. */
+/* Add a new stack to the call sites, with the functions, files and lines of its frames. Return its
+ * number. */
 static uint32_t
 add_stack(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
 {
@@ -240,7 +246,8 @@ is_same_site(dd_call_site_key a, dd_call_site_key b)
     return a.code == b.code && a.instruction == b.instruction;
 }
 
-/* Return the entry for stacks with these two innermost frames. It holds only the latest one. */
+/* Return the entry for stacks with these two innermost frames. The entry holds only the latest such
+ * stack. */
 static seen_stack *
 seen_slot(const py_recorder *self, dd_call_site_key inner, dd_call_site_key outer)
 {
@@ -264,8 +271,8 @@ has_outer_frames(const py_recorder *self, const seen_stack *stack, frame_cursor 
     return !stack->is_whole || cursor.frame == NULL;
 }
 
-/* Copy a recent stack: reading frames may run Python code that replaces the entry. Returns false if
- * the entry has another innermost frame. */
+/* Copy a recent stack from its entry, because reading frames may run Python code that replaces the
+ * entry. Return false if the entry has another innermost frame. */
 static bool
 copy_kept(py_recorder *self, const seen_stack *place, dd_call_site_key inner, seen_stack *stack)
 {

@@ -23,12 +23,12 @@
 typedef struct py_watch {
     uint64_t generation;       /* const */
     dd_monitor *monitor;       /* const */
-    int64_t beat_timeout_ns;   /* const; the heartbeat's timeout */
+    int64_t beat_timeout_ns;   /* const: time after which a silent heartbeat is an error */
     bool is_beat_fatal;        /* const; end the process if the heartbeat stops */
-    bool is_failure_fatal;     /* const; is_fatal of members that have `fail` */
-    atomic_bool has_heartbeat; /* atomic */
+    bool is_failure_fatal;     /* const: value of is_fatal for members that have `fail` */
+    atomic_bool has_heartbeat; /* atomic: a heartbeat is set */
     py_lock lock;
-    struct handled_signal *handled; /* owned; guarded by the lock */
+    struct handled_signal *handled; /* owned list; guarded by lock */
 } py_watch;
 
 /* A signal that requests dumps. */
@@ -38,7 +38,7 @@ typedef struct handled_signal {
     struct sigaction before;
 } handled_signal;
 
-/* The monitor and its process, for the signal handler. */
+/* The monitor and the process that it belongs to, for the signal handler. */
 static _Atomic(dd_monitor *) signalled_monitor;
 static atomic_int signalled_pid;
 
@@ -54,7 +54,8 @@ await_gil(void)
     }
 }
 
-/* End the process if the environment requests it: launchers cannot use one with a hung device. */
+/* End the process. Called only if the environment requests it, because launchers cannot use a
+ * process with a hung device. */
 static void
 end_process(void *Py_UNUSED(ctx), const char *reason)
 {
@@ -73,8 +74,8 @@ find_watch(const py_state *state)
     return watch != NULL && watch->generation == dd_fork_generation() ? watch : NULL;
 }
 
-/* Return the monitor; start it if needed, with the caller's rank in its group. Raises on
- * failure. */
+/* Return the monitor. If needed, start it, with the caller's rank in its group. Return NULL with an
+ * exception on failure. */
 static py_watch *
 require_watch(py_state *state, int rank)
 {
@@ -127,7 +128,8 @@ read_monitor_options(py_state *state, PyObject *const *args, Py_ssize_t nargs, P
     return true;
 }
 
-/* Create the monitor; it runs once a thread calls _monitor_run. Not thread-safe. */
+/* Implement _monitor_open(): create the monitor, which runs once a thread calls _monitor_run. Calls
+ * must not overlap. */
 PyObject *
 py_watch_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -174,7 +176,8 @@ static void
 on_signal(int Py_UNUSED(signum))
 {
     dd_monitor *monitor = atomic_load(&signalled_monitor);
-    /* A forked child has closed the descriptor that a request writes to. */
+    /* Ignore the signal in a forked child, which has closed the descriptor that a request writes
+     * to. */
     if (monitor != NULL && atomic_load(&signalled_pid) == (int)getpid()) {
         dd_monitor_request_dump(monitor);
     }
@@ -256,7 +259,7 @@ member_release(const dd_monitor_member *member)
     }
 }
 
-/* Add the member to the monitor. Returns -1 with an exception on failure. */
+/* Add the member to the monitor; on failure release it and return -1 with an exception. */
 static int
 watch_add_member(py_state *state, const dd_monitor_member *member, uint64_t *id)
 {
@@ -274,7 +277,7 @@ watch_add_member(py_state *state, const dd_monitor_member *member, uint64_t *id)
     if (py_wait_finish(&wait, status, &err)) {
         return 0;
     }
-    if (status == DD_OK) { /* added, but a signal handler raised an exception */
+    if (status == DD_OK) { /* the member was added, but a signal handler raised */
         py_watch_remove(state, *id);
         *id = 0;
     } else {
@@ -369,8 +372,9 @@ py_watch_request_dump(PyObject *module, PyObject *Py_UNUSED(unused))
     return PyBool_FromLong(watch != NULL);
 }
 
-/* Install a C handler for a signal, which requests dumps even if Python hangs. If has_to_be_unused
- * is set and the signal has another handler, changes nothing and returns False. */
+/* Implement _monitor_on_signal(): install a C handler for a signal, which requests dumps even if
+ * Python hangs. If has_to_be_unused is true and the signal has another handler, change nothing and
+ * return False. */
 PyObject *
 py_watch_on_signal(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {

@@ -1,11 +1,12 @@
-/* NCCL groups in the monitor: a failure on one rank is reported to the others, and fails them. */
+/* NCCL groups in the monitor: a failure on one rank is reported to the other ranks, and fails the
+ * group there. */
 #include "core/mem.h"
 #include "core/thread.h"
 #include "python/nccl/nccl.h"
 #include "python/observe/watch.h"
 
 typedef struct failure {
-    dd_nccl_group *group; /* acquired */
+    dd_nccl_group *group; /* owned reference */
     dd_error cause;
 } failure;
 
@@ -19,7 +20,8 @@ run_failure(void *arg)
     return NULL;
 }
 
-/* Fail the group on a new thread: releasing completed works' events may hang in the driver. */
+/* Fail the group on a new thread, because releasing the events of completed works may hang in the
+ * driver. */
 static void
 member_fail_nccl(void *ctx, const dd_error *cause)
 {

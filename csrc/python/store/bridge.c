@@ -15,7 +15,7 @@ typedef struct py_bridge {
 typedef struct bridge_call {
     py_bridge *bridge;
     const char *method;
-    const dd_wait *wait; /* NULL for operations that cannot fail */
+    const dd_wait *wait; /* NULL for an operation that cannot fail */
     PyGILState_STATE gil;
 } bridge_call;
 
@@ -26,8 +26,8 @@ bridge_enter(dd_store *store, const char *method, const dd_wait *wait)
     return (bridge_call){(py_bridge *)store, method, wait, PyGILState_Ensure()};
 }
 
-/* Describe the current exception in `err` for a caller outside Python. Returns its status; the
- * exception stays set. */
+/* Describe the current exception in `err` for a caller outside Python. Return the exception's
+ * status; the exception stays set. */
 static dd_status
 describe_exception(const bridge_call *call, dd_error *err)
 {
@@ -49,7 +49,7 @@ describe_exception(const bridge_call *call, dd_error *err)
 }
 
 /* End an operation and clear the current exception. If a Python caller waits on this thread, the
- * exception is kept for it; otherwise `err` describes it. */
+ * exception is kept for that caller; otherwise `err` describes the exception. */
 static dd_status
 bridge_leave(const bridge_call *call, dd_status status, dd_error *err)
 {
@@ -68,7 +68,8 @@ bridge_leave(const bridge_call *call, dd_status status, dd_error *err)
     return status;
 }
 
-/* Call the method and release `args`, which may be NULL with an exception. NULL if it raises. */
+/* Call the method and release `args`, which may be NULL with an exception. Return NULL with an
+ * exception on failure. */
 static PyObject *
 invoke(const bridge_call *call, PyObject *args)
 {
@@ -93,7 +94,8 @@ raise_wrong_result(const bridge_call *call, PyObject *result, const char *wanted
     }
 }
 
-/* Read bytes from the result. May return DD_OK with an exception set; bridge_leave checks it. */
+/* Read bytes from the method's result. May return DD_OK with an exception set; bridge_leave checks
+ * for the exception. */
 static dd_status
 blob_from_result(const bridge_call *call, PyObject *result, dd_blob *value, dd_error *err)
 {
@@ -193,7 +195,8 @@ time_left(const bridge_call *call)
     return py_from_timeout_ns(call->bridge->state, left_ns);
 }
 
-/* Return true if the class overrides the method. An override may lack a timeout, like torch's. */
+/* Return true if the class overrides the method. An override may lack the timeout parameter, as
+ * some of torch's methods do. */
 static bool
 is_overridden(const bridge_call *call)
 {
@@ -227,7 +230,7 @@ make_argument(const bridge_call *call, char kind, const dd_store_request *reques
     }
 }
 
-/* Return a new tuple of arguments, or NULL with an exception. */
+/* Return the arguments for the method as a new tuple, or NULL with an exception. */
 static PyObject *
 make_arguments(const bridge_call *call, const dd_store_request *request, bool has_timeout)
 {

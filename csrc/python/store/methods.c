@@ -36,8 +36,8 @@ const py_store_op py_store_ops[] = {
 };
 /* clang-format on */
 
-/* A call's request and the objects that it borrows. Zero it first: arguments_fini relies on
- * that. */
+/* A call's request and the objects that the request borrows. The struct must be zeroed first,
+ * because arguments_fini relies on it. */
 typedef struct arguments {
     dd_store_request request;
     py_bytes bytes[MAX_ARGS];
@@ -72,7 +72,7 @@ take_keys(arguments *taken, PyObject *object, const char *function, const char *
     return true;
 }
 
-/* Read the values of multi_set. Read the keys first. */
+/* Read the values of multi_set. The keys must have been read before. */
 static bool
 take_values(arguments *taken, PyObject *object, const char *function, const char *name)
 {

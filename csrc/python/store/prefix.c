@@ -4,7 +4,7 @@
 typedef struct py_prefix_store {
     py_store base;
     PyObject *prefix;     /* the argument of __init__; written before `underlying`, then const */
-    PyObject *underlying; /* set once, after the store: the object that underlying_store returns */
+    PyObject *underlying; /* once, set after the store: the object that underlying_store returns */
 } py_prefix_store;
 
 typedef struct view_options {
@@ -20,7 +20,8 @@ open_prefix(const void *given, dd_store **store, const dd_wait *wait, dd_error *
     return dd_prefix_store_open(store, options->prefix, options->below, err);
 }
 
-/* Open the view; the caller sets the object's own fields. -1 with an exception on failure. */
+/* Open the object's store, a view of the underlying store. The caller must set the object's own
+ * fields. Return -1 with an exception on failure. */
 static int
 open_view(py_store *self, PyObject *prefix, PyObject *underlying)
 {
@@ -59,9 +60,10 @@ prefix_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
-/* Return the object of the bridge below (borrowed), or NULL if the bridge has other references.
- * Without others, this store is the object's only user, and the garbage collector may count the
- * reference. Otherwise a Python store that keeps a PrefixStore of itself would never be freed. */
+/* Return the object of the bridge that this store is a view of (borrowed), or NULL if other
+ * references to the bridge exist. If there are none, this store is the object's only user, and the
+ * garbage collector may count the reference. Without that, a Python store that keeps a PrefixStore
+ * of itself would never be freed. */
 static PyObject *
 object_of_own_bridge(const py_prefix_store *self)
 {
@@ -122,7 +124,7 @@ prefix_store_get_non_prefix(PyObject *object, void *Py_UNUSED(closure))
     return Py_XNewRef(object);
 }
 
-/* The timeout and has_extended_api come from the underlying store, whatever its class. */
+/* The timeout and has_extended_api are those of the underlying store, whatever its class. */
 
 static PyObject *
 prefix_store_get_timeout(PyObject *object, void *Py_UNUSED(closure))

@@ -167,8 +167,8 @@ raise_unbound(py_store *self, const char *function, py_unbound unbound)
     Py_DECREF(name);
 }
 
-/* Open the store that a method uses if a Python class does not override it. The caller owns it.
- * Returns NULL with an exception on failure. */
+/* Open the store that a method uses if a Python class does not override the method. The caller owns
+ * the store. Return NULL with an exception on failure. */
 static dd_store *
 open_fallback(py_store *self, const char *function, py_unbound unbound)
 {

@@ -5,16 +5,18 @@
 
 #define HANDSHAKE_TIMEOUT_NS (10 * DD_NS_PER_S)
 #define MAX_LIMIT (INT64_C(1) << 40)
-#define NOT_GIVEN INT64_MIN /* default of integer arguments */
+#define NOT_GIVEN INT64_MIN /* value of an integer argument that is not given */
 
 typedef struct py_tcp_store {
     py_store base;
-    atomic_bool is_libuv; /* atomic; use_libuv, which has no effect */
+    atomic_bool is_libuv; /* atomic: the argument use_libuv, which has no effect */
 } py_tcp_store;
 
 /* The arguments of __init__, converted to the core's options. */
 typedef struct tcp_store_arguments {
-    PyObject *secret; /* the argument or NULL; later owned bytes, borrowed by `options` */
+    /* the argument, or NULL; take_secret replaces it by owned bytes, from which `options`
+     * borrows */
+    PyObject *secret;
     bool is_master;
     bool is_multi_tenant;
     dd_tcp_registry *registry; /* NULL unless is_multi_tenant */
@@ -100,7 +102,8 @@ take_limits(tcp_store_arguments *arguments)
     return true;
 }
 
-/* Copy the given secret, or the environment's: neither may be read without the GIL. */
+/* Copy the given secret, or the environment's secret, because neither may be read without the
+ * GIL. */
 static bool
 take_secret(tcp_store_arguments *arguments)
 {
@@ -158,7 +161,7 @@ parse_arguments(py_state *state, PyObject *args, PyObject *kwargs, tcp_store_arg
            take_limits(arguments) && take_encryption(arguments) && take_secret(arguments);
 }
 
-/* Open the client, and first the server on the master. Runs without the GIL. */
+/* Open the client. On the master, first open the server. Call without the GIL. */
 static dd_status
 open_store(const void *given, dd_store **store, const dd_wait *wait, dd_error *err)
 {

@@ -10,13 +10,14 @@
 
 typedef struct tensor_transfer tensor_transfer;
 
-/* `src` has as many elements as `dst`, in row-major order. Returns false if memory runs out. */
+/* Copy, convert or reduce `src` into `dst`. `src` has as many elements as `dst`, in row-major
+ * order. Return false if memory runs out. */
 typedef bool transfer_fn(const tensor_transfer *t, const dd_view *dst, const void *src, dd_dtype src_dtype);
 
-/* A call of one of the functions of the module. */
+/* One of the module's functions, as a table row. */
 struct tensor_transfer {
     const char *function;
-    const char *dst; /* parameter names of the tensors */
+    const char *dst; /* names of the function's parameters */
     const char *src;
     transfer_fn *run;
     bool (*is_supported)(const tensor_transfer *t, dd_dtype dst, dd_dtype src);
@@ -94,7 +95,7 @@ run_reduce(const tensor_transfer *t, const dd_view *dst, const void *src, dd_dty
     return true;
 }
 
-/* Find the address range from the first element in memory to the end of the last. */
+/* Find the range of addresses from the view's first element in memory to the end of its last. */
 static void
 find_extent(const dd_view *view, uintptr_t *begin, uintptr_t *end)
 {
@@ -125,7 +126,8 @@ is_same_memory(const dd_view *a, const dd_view *b)
     return a->data == b->data && a->dtype == b->dtype && a->is_contiguous && b->is_contiguous;
 }
 
-/* Return false, without an exception, if memory runs out. May run without the GIL. */
+/* Transfer the elements of `src` to `dst`. Return false, without an exception, if memory runs out.
+ * May be called without the GIL. */
 static bool
 transfer_views(const tensor_transfer *t, const dd_view *dst, const dd_view *src)
 {

@@ -10,14 +10,14 @@
 /* DLPack's number for the legacy default stream. */
 #define DEFAULT_STREAM ((void *)1)
 
-/* Functions that return streams, and the streams that threads have set. */
+/* Functions that query the streams of libraries, and the streams that threads have set. */
 struct py_devices {
     PyObject *torch_stream;     /* once: torch._C._cuda_getCurrentRawStream; NULL until found */
     PyObject *cupy_stream;      /* once: cupy.cuda.get_current_stream */
     PyObject *explicit_streams; /* values of threads (base/thread_values.h) */
 };
 
-/* Find or create the devices of the state. */
+/* Return the state's py_devices, and create it if needed. */
 static struct py_devices *
 devices_of_state(py_state *state)
 {
@@ -31,7 +31,7 @@ devices_of_state(py_state *state)
         return NULL;
     }
     if (!PY_ONCE_SET(&state->devices, devices)) {
-        dd_mem_free(devices); /* another thread has created one */
+        dd_mem_free(devices); /* another thread has created the py_devices */
     }
     return PY_ONCE_GET(&state->devices);
 }
@@ -127,7 +127,7 @@ cupy_function(struct py_devices *devices)
     return function != NULL ? function : py_once_object(&devices->cupy_stream, find_imported("cupy", path));
 }
 
-/* Return function(device), a new reference. `function` may be NULL with an exception. */
+/* Return function(device), a new reference. `function` may be NULL with an exception set. */
 static PyObject *
 query_function(PyObject *function, int device)
 {
@@ -174,7 +174,8 @@ stream_query(const py_stream *stream, py_state *state, int device, void **handle
         return is_explicit > 0;
     }
     switch (stream->kind) {
-    case PY_STREAM_EXPLICIT: /* no longer set: the work belongs to the stream of its call */
+    /* the thread no longer sets it; the work stays in the stream of its call */
+    case PY_STREAM_EXPLICIT:
         *handle = stream->handle;
         return true;
     case PY_STREAM_DEFAULT:
@@ -207,14 +208,16 @@ is_same_stream(const py_stream *a, const py_stream *b)
     return a->kind == b->kind && a->query == b->query && a->handle == b->handle;
 }
 
-/* Add the stream, whose handle is set here, unless the scope has it. */
+/* Query the handle of the stream, and add the stream to the scope unless the scope has it. A stream
+ * set by this thread takes precedence. */
 static bool
 note_stream(py_device_scope *scope, py_stream stream, int device, const py_argument *argument)
 {
     int is_explicit = query_explicit(scope->state, &stream.handle);
     if (is_explicit > 0) {
         stream = (py_stream){.kind = PY_STREAM_EXPLICIT, .handle = stream.handle};
-        scope->is_stream_ordered = false; /* the library's own stream does not wait */
+        /* because the library's own stream does not wait for the operation */
+        scope->is_stream_ordered = false;
     } else if (is_explicit < 0 || !stream_query(&stream, scope->state, device, &stream.handle)) {
         return false;
     }
@@ -260,7 +263,7 @@ py_device_note_own(py_device_scope *scope, int device, const py_argument *argume
 
 /* ---- tensors from capsules */
 
-/* The item may be a Python enum that is not an int. */
+/* Read item i of a pair as an int. The item may be a Python enum that is not an int. */
 static bool
 read_number(PyObject *pair, Py_ssize_t i, int *number)
 {
@@ -275,7 +278,8 @@ read_number(PyObject *pair, Py_ssize_t i, int *number)
     return PyErr_Occurred() == NULL;
 }
 
-/* Return 1 and the device; 0 if the memory is not on a CUDA device; -1 with an exception. */
+/* Return 1 and set *device if the memory is on a CUDA device, 0 if it is not, -1 with an
+ * exception. */
 static int
 query_device(const py_argument *argument, int *device)
 {
@@ -285,10 +289,10 @@ query_device(const py_argument *argument, int *device)
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
             return -1;
         }
-        PyErr_Clear(); /* only NumPy and similar libraries lack it */
+        PyErr_Clear(); /* only NumPy and similar libraries lack __dlpack_device__ */
         return 0;
     }
-    PyObject *pair = PySequence_Tuple(answer); /* returns a tuple itself, not a copy */
+    PyObject *pair = PySequence_Tuple(answer); /* if it is a tuple, this is no copy */
     Py_DECREF(answer);
     if (pair == NULL || PyTuple_Size(pair) != 2) {
         Py_XDECREF(pair);
@@ -328,7 +332,7 @@ py_device_has(const py_argument *argument)
         if (facts.api->view_object(argument->value, &view) == 0) {
             return py_device_is_cuda(view.device_type);
         }
-        py_error_forget(); /* __dlpack_device__ gives a better reason */
+        py_error_forget(); /* ignore the error: __dlpack_device__ gives a better message */
     }
     int device;
     return find_device(argument, &device);
@@ -440,7 +444,8 @@ call_protocol(PyObject *object)
 static PyObject *
 find_handle(PyObject *object)
 {
-    static const char *const attributes[] = {"cuda_stream", "ptr"}; /* torch's, CuPy's */
+    /* the attributes of torch's and of CuPy's streams */
+    static const char *const attributes[] = {"cuda_stream", "ptr"};
     PyObject *handle = PyLong_Check(object) ? Py_NewRef(object) : call_protocol(object);
     for (size_t i = 0; handle == NULL && i < sizeof attributes / sizeof attributes[0]; i++) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#define DL_MINOR 3 /* the minor version to request */
+#define DL_MINOR 3 /* the minor version to request from producers */
 
 #define CAPSULE_LEGACY "dltensor"
 #define CAPSULE_VERSIONED "dltensor_versioned"
@@ -49,7 +49,8 @@ read_dlpack_dtype(dd_view *view, const dl_tensor *source, const py_argument *arg
     return true;
 }
 
-/* Return false, without an exception, if the strides do not fit into 64 bits. */
+/* Set the view's strides in bytes from the source's strides. Return false, without an exception, if
+ * they do not fit into 64 bits. */
 static bool
 read_strides(dd_view *view, const dl_tensor *source)
 {
@@ -124,8 +125,8 @@ read_legacy(py_tensor *tensor, const py_tensor_facts *facts, const py_argument *
     return read_tensor(tensor, &managed->tensor, argument);
 }
 
-/* Return 1 if the method returned True; 0 if it did not, or does not exist; -1 with an
- * exception. */
+/* Call a method of the tensor. Return 1 if it returned True; 0 if it did not, or does not exist; -1
+ * with an exception. */
 static int
 call_and_read_int(PyObject *object, PyObject *method)
 {
@@ -182,7 +183,7 @@ py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use u
         if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
             return -1;
         }
-        /* __dlpack__ also fails, with a better reason. */
+        /* Ignore the error: __dlpack__, which is tried next, also fails, with a better message. */
         PyErr_Clear();
         return 0;
     }
@@ -226,8 +227,8 @@ is_refused_call(void)
     return is_refused;
 }
 
-/* Call __dlpack__, with the stream unless it is NULL. Producers older than DLPack 1 reject
- * max_version: call them again without it. A new reference. */
+/* Call __dlpack__, with the stream unless it is NULL. Return a new reference. Producers older than
+ * DLPack 1 reject max_version: call these again without it. */
 static PyObject *
 call_dlpack(const py_state *state, PyObject *method, PyObject *stream)
 {
@@ -251,8 +252,8 @@ call_dlpack(const py_state *state, PyObject *method, PyObject *stream)
     return capsule;
 }
 
-/* Take ownership of the capsule's content, to be released with py_dlpack_release. The new name
- * keeps the capsule's destructor from releasing it. */
+/* Take ownership of the capsule's content, which py_dlpack_release releases. Rename the capsule, so
+ * that its destructor does not release the content too. */
 static bool
 take_from_capsule(py_tensor *tensor, PyObject *capsule, const py_argument *argument)
 {

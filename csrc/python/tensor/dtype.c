@@ -7,7 +7,8 @@ static const struct {
     const char *format; /* format of an exported buffer; NULL if there is none */
     char letters[3];    /* other one-letter formats for the dtype if the size matches */
     uint8_t code;       /* DLDataTypeCode */
-    uint8_t nbytes;     /* copied here, because every call with a tensor searches for it */
+    /* size of an element; copied here, because every call with a tensor searches for it */
+    uint8_t nbytes;
 } dtypes[DD_DTYPE_COUNT] = {
     [DD_DTYPE_BOOL] = {"?", "", 6, 1},          [DD_DTYPE_INT8] = {"b", "", 0, 1},
     [DD_DTYPE_UINT8] = {"B", "c", 1, 1},        [DD_DTYPE_INT16] = {"h", "", 0, 2},

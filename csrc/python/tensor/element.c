@@ -5,7 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The first bytes of a little-endian integer are the narrower integer. */
+/* Read a signed integer of `size` bytes. The first bytes of a little-endian integer are the
+ * narrower integer. */
 static int64_t
 sign_extend(const void *element, size_t size)
 {
@@ -107,7 +108,7 @@ set_float(dd_dtype dtype, void *element, PyObject *value)
     return true;
 }
 
-/* Accept a number or an object with __complex__. */
+/* Set a complex element from a number, or from an object with __complex__. */
 static bool
 set_complex(dd_dtype dtype, void *element, PyObject *value)
 {

@@ -51,7 +51,7 @@ read_length(const py_argument *argument, PyObject *value, int64_t *length)
     return true;
 }
 
-/* Read an int, or a list or tuple of ints. */
+/* Read a shape: an int, or a list or tuple of ints. */
 static bool
 read_view_shape(const py_argument *argument, dd_view *view)
 {
@@ -168,7 +168,7 @@ delete_versioned(dl_managed_versioned *managed)
     dd_mem_free(managed);
 }
 
-/* Release the memory unless a consumer has taken it: consumers rename the capsule. */
+/* Release the memory of an export unless a consumer has taken it: consumers rename the capsule. */
 static void
 destroy_capsule(PyObject *capsule)
 {
@@ -179,7 +179,7 @@ destroy_capsule(PyObject *capsule)
     }
 }
 
-/* Takes ownership of `managed`; NULL means that memory ran out. */
+/* Create the capsule of an export. Takes ownership of `managed`; NULL means that memory ran out. */
 static PyObject *
 make_capsule(py_memory *memory, void *managed, const char *name)
 {
@@ -234,8 +234,8 @@ read_pair(py_state *state, PyObject *pair, const char *name, int *first, int *se
     return PyErr_Occurred() == NULL;
 }
 
-/* The stream is ignored for device memory: writers order their own streams, so there is no producer
- * to wait for. */
+/* Implement __dlpack__. For device memory the stream is ignored: writers order their own streams,
+ * so there is no producer to wait for. */
 PyObject *
 py_memory_array_dlpack(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {

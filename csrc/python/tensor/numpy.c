@@ -30,7 +30,7 @@ typedef struct numpy_descr {
     int number;
 } numpy_descr;
 
-/* Indexed by NumPy's type numbers; 0 if not supported. */
+/* The dtype plus 1 for each of NumPy's type numbers; 0 if not supported. */
 #define PLUS_ONE(dtype) ((unsigned char)((dtype) + 1))
 #define SIZED(type, narrow, wide) PLUS_ONE(sizeof(type) == 4 ? (narrow) : (wide))
 static const unsigned char dtypes_plus_one[] = {
@@ -58,7 +58,7 @@ fields_of(const py_state *state, PyObject *object)
     return (const char *)object + state->object_size;
 }
 
-/* Return false if the array must be read in another way. */
+/* Read the array's fields. Return false if the array must be read in another way. */
 static bool
 read_array(const py_state *state, PyObject *object, dd_view *view)
 {

@@ -73,7 +73,7 @@ read_buffer(py_tensor *tensor, const py_argument *argument)
     return true;
 }
 
-/* Keeps the current exception. */
+/* Return true if the object has the attribute. Keeps the current exception. */
 static bool
 has_attribute(PyObject *object, const char *name)
 {
@@ -85,7 +85,8 @@ has_attribute(PyObject *object, const char *name)
     return attribute != NULL;
 }
 
-/* Return 1 on success, 0 if another way may succeed, -1 with an exception. */
+/* Read a tensor as a buffer. Return 1 on success, 0 if another way may succeed, -1 with an
+ * exception. */
 static int
 try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
 {
@@ -129,7 +130,7 @@ find_extension_dtype(PyObject *array, dd_dtype *dtype)
     return is_found;
 }
 
-/* Read a tuple of `count` integers. Return false, with or without an exception, on failure. */
+/* Read a tuple of `count` integers. Return false on failure, with or without an exception. */
 static bool
 read_integers(PyObject *tuple, Py_ssize_t count, int64_t *numbers)
 {
@@ -145,7 +146,7 @@ read_integers(PyObject *tuple, Py_ssize_t count, int64_t *numbers)
     return true;
 }
 
-/* The fields of an __array_interface__: new references, or NULL. */
+/* The fields of a dict __array_interface__: new references, or NULL. */
 typedef struct array_interface {
     PyObject *shape;
     PyObject *strides;
@@ -223,8 +224,8 @@ read_interface(dd_view *view, PyObject *interface)
     return is_read;
 }
 
-/* NumPy exports arrays with extension dtypes neither as buffers nor by DLPack. Returns like
- * try_buffer. */
+/* Read a NumPy array with an extension dtype, which NumPy exports neither as a buffer nor by
+ * DLPack. Return the same values as try_buffer. */
 static int
 try_array_interface(py_tensor *tensor, const py_argument *argument)
 {
@@ -244,7 +245,7 @@ try_array_interface(py_tensor *tensor, const py_argument *argument)
     return 1;
 }
 
-/* Returns like try_buffer. */
+/* Read a SharedArray or an NcclArray. Return the same values as try_buffer. */
 static int
 try_own(py_tensor *tensor, const py_state *state, const py_argument *argument)
 {
@@ -289,7 +290,7 @@ import_tensor(py_tensor *tensor, py_state *state, py_tensor_use use, const py_ar
     return rc > 0;
 }
 
-/* Unaligned elements cannot be used for arithmetic in place. */
+/* Return true if elements are aligned. Arithmetic cannot use other elements in place. */
 static bool
 is_aligned(const dd_view *view)
 {
@@ -386,8 +387,8 @@ find_owner(const py_state *state, PyObject *object)
     return owner;
 }
 
-/* NumPy's resize(refcheck=False) does not check for exported buffers, but it does check for weak
- * references. */
+/* Hold a weak reference to the array: NumPy's resize(refcheck=False) does not check for exported
+ * buffers, but it does check for weak references. */
 bool
 py_tensor_pin(py_tensor *tensor, const py_state *state)
 {
@@ -404,7 +405,7 @@ py_tensor_pin(py_tensor *tensor, const py_state *state)
     if (tensor->pin == NULL && !PyErr_ExceptionMatches(PyExc_TypeError)) {
         return false;
     }
-    PyErr_Clear(); /* the owner has no weak references, so it is not NumPy's */
+    PyErr_Clear(); /* the owner does not support weak references, so it is not NumPy's */
     return true;
 }
 
@@ -420,7 +421,7 @@ py_tensor_fini(py_tensor *tensor)
     } else if (tensor->route != PY_ROUTE_NONE) {
         PyObject *exception = py_error_take();
         Py_CLEAR(tensor->pin);
-        PyBuffer_Release(&tensor->buffer); /* does nothing if none is held */
+        PyBuffer_Release(&tensor->buffer); /* no effect if no buffer is held */
         py_dlpack_release(tensor);
         tensor->route = PY_ROUTE_NONE;
         Py_CLEAR(tensor->object);
@@ -432,7 +433,8 @@ int
 py_tensor_traverse(const py_tensor *tensor, visitproc visit, void *arg)
 {
     Py_VISIT(tensor->object);
-    Py_VISIT(tensor->buffer.obj); /* usually the same object, held twice */
+    /* usually `object` again, to which the buffer holds a second reference */
+    Py_VISIT(tensor->buffer.obj);
     return 0;
 }
 

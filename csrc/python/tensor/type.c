@@ -6,17 +6,19 @@
 
 #include <string.h>
 
-#define MAX_TYPES 16u /* a power of two */
+#define MAX_TYPES 16u /* must be a power of two */
 #define CAPSULE_EXCHANGE_API "dlpack_exchange_api"
 #define CAPSULE_TYPES "dldist.tensor_types"
 
 typedef struct known_type {
-    const PyObject *type; /* only compared, never dereferenced; alive. NULL if the slot is free */
-    PyObject *ref;        /* owned: a weak reference to the class; frees the slot when it dies */
+    /* the class, which is alive; only compared, never dereferenced; NULL if the slot is free */
+    const PyObject *type;
+    PyObject *ref; /* owned: a weak reference to the class, whose callback frees the slot */
     py_tensor_facts facts;
 } known_type;
 
-/* Each class has exactly one slot in the table, and evicts the class stored there before. */
+/* A hash table of classes. Each class has exactly one slot, and evicts the class that was stored
+ * there before. */
 struct py_tensor_types {
     PyObject *on_freed; /* const, owned: the callback of the weak references */
     py_lock lock;
@@ -25,7 +27,7 @@ struct py_tensor_types {
 
 /* ---- classes that are freed */
 
-/* Free the slot of a weak reference. Return false if it has none. */
+/* Free the slot with this weak reference. Return false if no slot has it. */
 static bool
 clear_slot(py_tensor_types *types, const PyObject *ref)
 {
@@ -38,8 +40,8 @@ clear_slot(py_tensor_types *types, const PyObject *ref)
     return false;
 }
 
-/* Called when the class of `ref` has been freed. The table is in the capsule, which is renamed when
- * the table is freed. */
+/* The callback for a freed class, whose weak reference was `ref`. The capsule points to the table,
+ * and is renamed when the table is freed. */
 static PyObject *
 on_type_freed(PyObject *capsule, PyObject *ref)
 {
@@ -104,7 +106,8 @@ find_exchange_api(const py_state *state, PyObject *type)
     return api;
 }
 
-/* Choose the version at every use, because the exporter may set the table later. */
+/* Choose the version of the exchange API at every use, because the exporter may set the table
+ * later. */
 static void
 choose_version(py_tensor_facts *facts)
 {
@@ -158,7 +161,9 @@ find_facts(const py_state *state, PyObject *object, py_tensor_facts *facts)
 static known_type *
 known_type_slot(py_tensor_types *types, const PyObject *type)
 {
-    uintptr_t number = (uintptr_t)type / 64; /* types are larger than 64 bytes */
+    /* class objects are larger than 64 bytes, so the lowest bits of their addresses do not
+     * matter */
+    uintptr_t number = (uintptr_t)type / 64;
     return &types->known[(number ^ number / MAX_TYPES) % MAX_TYPES];
 }
 
@@ -175,7 +180,8 @@ find_known_facts(py_tensor_types *types, const PyObject *type, py_tensor_facts *
     return is_known;
 }
 
-/* If memory runs out, the facts are found again for the next object of the class. */
+/* Add the facts about a class. If memory runs out, they are found again for the next object of the
+ * class. */
 static void
 add_known_facts(py_tensor_types *types, PyObject *type, const py_tensor_facts *facts)
 {

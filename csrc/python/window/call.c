@@ -3,7 +3,8 @@
 #include "python/base/error.h"
 #include "python/window/window.h"
 
-/* The largest copy that is no slower than releasing and retaking the GIL. 0 without a GIL. */
+/* Maximum size in bytes of a copy that takes less time than releasing and retaking the GIL; 0
+ * without a GIL. */
 #ifdef PY_MAY_LACK_GIL
 #define QUICK_NBYTES ((size_t)0)
 #else
@@ -56,7 +57,8 @@ post_move(const py_group_call *call, const void *what, const dd_call_options *op
                : dd_window_post_get(window, block, transfer->target, options, work, err);
 }
 
-/* Return true if the transfer needs no wait: it is small, and its memory is mapped here. */
+/* Return true if the transfer need not wait: it is small, and the target's memory is mapped in this
+ * process. */
 static bool
 transfer_is_quick(const transfer_call *transfer, const py_group_call *call)
 {
@@ -168,7 +170,8 @@ typedef struct signal_call {
     int64_t timeout_ns; /* -1 for the group's timeout */
 } signal_call;
 
-/* Read a timeout in milliseconds, as in torch; 0 means the group's. False with an exception. */
+/* Read a timeout in milliseconds, as in torch; 0 means the group's timeout. Return false with an
+ * exception on failure. */
 static bool
 take_timeout_ms(signal_call *call, int64_t timeout_ms, const char *function)
 {

@@ -65,7 +65,8 @@ window_take_memory(py_window *self, PyObject *object)
     return true;
 }
 
-/* Find the memory's region, or NULL. With is_whole, the other ranks see the whole region. */
+/* Return the region that contains the memory, or NULL. If is_whole is true, extend the window's
+ * memory to the whole region. */
 static dd_region *
 find_region_of_memory(py_window *self, bool is_whole)
 {
@@ -87,7 +88,8 @@ window_open(py_window *self, const dd_window_options *options, int64_t timeout_n
                          self->group->group, options, &self->window);
 }
 
-/* Open the window as failed, so that the other ranks fail as well. Keeps the current exception. */
+/* Report to the other ranks, by a failed opening, that this rank has no memory for the window, so
+ * that they fail as well. Keeps the current exception. */
 static void
 window_report_obstacle(py_window *self, int64_t timeout_ns)
 {
@@ -133,7 +135,9 @@ window_take_and_open(py_window *self, const window_arguments *arguments)
         return false;
     }
     dd_region *region = self->data != NULL ? find_region_of_memory(self, arguments->is_whole)
-                                           : NULL; /* may change data and nbytes */
+                                           /* find_region_of_memory may change self->data and
+                                            * self->nbytes */
+                                           : NULL;
     dd_window_options options = {
         .region = region,
         .data = self->data,
@@ -183,7 +187,8 @@ window_end(py_window *self)
     self->group = NULL;
     if (window != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        dd_window_close(window); /* views may still hold it; other ranks' operations now fail */
+        /* views may keep the window; other ranks' operations on it now fail */
+        dd_window_close(window);
         dd_window_release(window);
         Py_END_ALLOW_THREADS
     }
@@ -215,10 +220,11 @@ window_close(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* ---- views */
 
-/* A rank's memory as an array. Keeps alive the window, or the tensor for this rank's memory. */
+/* A rank's memory as an array. The view keeps the window alive or, for this rank's own memory, the
+ * tensor. */
 typedef struct window_view {
-    py_memory memory;  /* must be first */
-    dd_window *window; /* owned, or NULL */
+    py_memory memory;  /* must be the first field */
+    dd_window *window; /* owned reference, or NULL */
     py_tensor tensor;
 } window_view;
 
@@ -242,9 +248,9 @@ typedef struct window_sight {
     const char *function;
     const char *what;
     int rank;
-    uint8_t *data; /* NULL if it is not mapped here */
+    uint8_t *data; /* NULL if this process has not mapped the memory */
     size_t nbytes;
-    bool is_own; /* the memory that this rank passed */
+    bool is_own; /* true for the memory that this rank passed */
 } window_sight;
 
 static PyObject *
@@ -360,8 +366,8 @@ window_get_remote_tensor(PyObject *object, PyObject *const *args, Py_ssize_t nar
                : NULL;
 }
 
-/* Make the view the rest of the pad from `offset` on, as if no sizes or an empty list were given.
- * Returns false with an exception on failure. */
+/* Set the shape of the view to the rest of the pad from `offset` on. Used if no sizes, or an empty
+ * list of sizes, are given. Return false with an exception on failure. */
 static bool
 read_rest_of_pad(const py_window *self, int64_t offset, dd_view *view)
 {
@@ -414,7 +420,7 @@ typedef enum window_property {
     WINDOW_OFFSET,
     WINDOW_PAD_SIZE,
     WINDOW_CHANNELS,
-    WINDOW_BUFFER_SIZES, /* from here on, one value for each rank */
+    WINDOW_BUFFER_SIZES, /* this and the attributes below have one value for each rank */
     WINDOW_BUFFER_PTRS,
     WINDOW_PAD_PTRS,
 } window_property;
@@ -494,11 +500,12 @@ is_in_region_of(dd_group *group, const dd_view *view)
     return is_found;
 }
 
-/* Return 1 or 0, or -1 with an exception. */
+/* Return 1 if the memory is in a region of any CPU group, 0 if not, -1 with an exception. */
 static int
 is_in_any_region(py_state *state, const dd_view *view)
 {
-    PyObject *groups = py_group_list(state, &py_group_kind_cpu); /* references keep groups alive */
+    /* references, which keep the groups alive */
+    PyObject *groups = py_group_list(state, &py_group_kind_cpu);
     if (groups == NULL) {
         return -1;
     }

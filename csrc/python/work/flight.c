@@ -14,22 +14,22 @@
 #define MAX_SPARE 32u
 
 struct py_completions {
-    uint64_t generation; /* const; fork generation */
+    uint64_t generation; /* const: fork generation in which the queue was created */
     py_state *state;     /* const */
     atomic_bool has_thread;
     py_lock lock;
     /* The fields below are guarded by `lock`. */
-    dd_list spare; /* py_flight, free for reuse */
+    dd_list spare; /* py_flights that are free for reuse */
     size_t nspare;
-    dd_list held; /* py_flight, failed; a device may still use the tensors */
+    dd_list held; /* py_flights that have failed, while a device may still use their tensors */
     dd_lock mu;
     pthread_cond_t cond;
     /* The fields below are guarded by `mu`. */
-    dd_list watched; /* py_flight, done; watchers must be called */
-    dd_list orphans; /* py_flight, done; its Work has been dropped */
+    dd_list watched; /* py_flights that are done, whose watchers must be called */
+    dd_list orphans; /* py_flights that are done, whose Works have been dropped */
     bool is_stopped;
     bool is_drain_scheduled;
-    atomic_bool has_orphans; /* relaxed: a hint */
+    atomic_bool has_orphans; /* atomic, relaxed: a hint that `orphans` is not empty */
 };
 
 /* ---- flights */
@@ -52,7 +52,8 @@ take_spare_locked(py_completions *queue)
     return flight;
 }
 
-/* Take a spare flight or allocate one with a lock. NULL without an exception if out of memory. */
+/* Return a spare flight, or allocate a flight and initialise its lock. Return NULL without an
+ * exception if out of memory. */
 static py_flight *
 take_spare(py_completions *queue)
 {
@@ -127,7 +128,7 @@ release_operands(py_flight *flight)
     }
 }
 
-/* Return true if nothing reads or writes the tensors any longer. */
+/* Return true if the operation no longer reads or writes the tensors. */
 static bool
 is_memory_free(const py_flight *flight)
 {
@@ -151,7 +152,8 @@ keep_held(py_flight *flight)
     atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
 }
 
-/* Keep a flight until the device is done with its tensors; draining the queue releases it then. */
+/* Keep a failed flight until the device is done with its tensors. Draining the queue then releases
+ * it. */
 static void
 hold(py_flight *flight)
 {
@@ -258,7 +260,8 @@ flight_unpack_once(py_flight *flight)
     dd_lock_release(&flight->unpacking_mu);
 }
 
-/* Add this thread as a reader of the operands. Returns false if they are no longer needed. */
+/* Add this thread as a reader of the operands. Return false if the flight is finished, so that the
+ * operands are no longer needed. */
 static bool
 begin_reading(py_flight *flight)
 {
@@ -269,8 +272,9 @@ begin_reading(py_flight *flight)
     return is_needed;
 }
 
-/* End begin_reading, and finish the flight with `results` (taken over) unless they are NULL or it
- * is finished already. The last reader of a finished flight releases its tensors. */
+/* Remove this thread as a reader. Finish the flight with `results`, unless they are NULL or the
+ * flight is already finished. Takes ownership of `results`. The last reader of a finished flight
+ * releases its tensors. */
 static void
 end_reading(py_flight *flight, PyObject *results)
 {
@@ -289,7 +293,8 @@ end_reading(py_flight *flight, PyObject *results)
     }
 }
 
-/* Threads that finish a flight at the same time each create results; the first results are kept. */
+/* If threads finish a flight at the same time, each creates results, and the first results are
+ * kept. */
 bool
 py_flight_finish(py_flight *flight)
 {
@@ -319,7 +324,8 @@ py_flight_get_results(py_flight *flight)
     return results;
 }
 
-/* Fill the outputs of a completed flight that no caller waits for. Keeps the current exception. */
+/* Finish a completed flight that no caller waits for, so that its outputs are filled. Keeps the
+ * current exception. */
 static void
 finish_unawaited(py_flight *flight)
 {
@@ -334,7 +340,7 @@ void
 py_flight_release(py_flight *flight)
 {
     if (flight->generation != dd_fork_generation()) {
-        return; /* the parent's flight: a lock may have been held at the fork */
+        return; /* a flight of the parent: one of its locks may have been held at the fork */
     }
     dd_lock_take(&flight->queue->mu);
     bool is_left = !flight->is_done;
@@ -352,7 +358,7 @@ static int
 start_thread(py_completions *queue)
 {
     if (atomic_exchange(&queue->has_thread, true)) {
-        return 0; /* another thread starts it or has started it */
+        return 0; /* another thread has started the completion thread, or is starting it */
     }
     PyObject *runtime = PyImport_ImportModule("dldist._base.callback_thread");
     PyObject *started =
@@ -363,9 +369,9 @@ start_thread(py_completions *queue)
     return started != NULL ? 0 : -1;
 }
 
-/* Handle and release a callback's result. If it raised an Exception, passes that to
+/* Handle and release a callback's result. If the callback raised an Exception, pass this to
  * sys.unraisablehook, because no caller waits for it. If it raised anything else, such as
- * SystemExit, returns false and keeps the exception set. */
+ * SystemExit, return false and keep the exception set. */
 static bool
 end_callback(PyObject *callback, PyObject *result)
 {
@@ -379,7 +385,7 @@ end_callback(PyObject *callback, PyObject *result)
     return true;
 }
 
-/* Call a watcher on the completion thread, which no exception of a callback may end. */
+/* Call a watcher on the completion thread. No exception may end this thread. */
 static void
 call_watcher(PyObject *watcher)
 {
@@ -388,7 +394,7 @@ call_watcher(PyObject *watcher)
     }
 }
 
-/* Append a watcher. The queue's lock must be held. */
+/* Append a watcher to the flight's list. The queue's lock must be held. */
 static void
 add_watcher_locked(py_flight *flight, py_watcher *made)
 {
@@ -467,7 +473,7 @@ take_watcher(py_flight *flight)
     return watcher;
 }
 
-/* Call the watchers, including those added during the calls. */
+/* Finish the flight and call its watchers, including watchers added during the calls. */
 static void
 notify(py_flight *flight)
 {
@@ -572,7 +578,7 @@ count_held_locked(const py_completions *queue)
     return count;
 }
 
-/* Destroy held flights whose devices are done, and hold the others again. */
+/* Destroy held flights whose devices are done, and keep the other flights. */
 static void
 destroy_ready_held(py_completions *queue)
 {
@@ -612,7 +618,7 @@ py_completions_drain(py_state *state)
     }
 }
 
-/* A pending call, which the interpreter runs on the main thread. */
+/* Drain the queue, as a pending call, which the interpreter runs on the main thread. */
 static int
 drain_later(void *arg)
 {
@@ -630,8 +636,9 @@ drain_later(void *arg)
     return 0;
 }
 
-/* Call with the queue's lock held, which orders this call before the stop of the queue: after it
- * there may be no interpreter. Py_AddPendingCall neither waits for the GIL nor runs anything. */
+/* Schedule a drain of the queue on the main thread. The queue's lock must be held, so that this
+ * call is ordered before the stop of the queue: after the stop there may be no interpreter.
+ * Py_AddPendingCall neither waits for the GIL nor runs anything. */
 void
 py_completions_schedule_drain_locked(py_completions *queue)
 {
@@ -643,7 +650,8 @@ py_completions_schedule_drain_locked(py_completions *queue)
 
 /* ---- the completion thread */
 
-/* Remove and return the next watched flight; wait for one unless is_last_pass. NULL to stop. */
+/* Remove and return the next watched flight. Wait for one unless is_last_pass is true. Return NULL
+ * if the completion thread must stop. */
 static py_flight *
 take_watched(py_completions *queue, bool is_last_pass)
 {
@@ -664,7 +672,8 @@ static void
 finish_watched(py_flight *flight)
 {
     notify(flight);
-    /* A Work that was dropped before the end has left its reference to be released here. */
+    /* A Work that was dropped before the operation's end has left its reference to be released
+     * here. */
     if (flight->is_orphan) {
         flight->is_orphan = false;
         release_owner(flight);

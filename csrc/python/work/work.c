@@ -34,7 +34,8 @@ work_dealloc(PyObject *object)
     py_object_end_dealloc(object);
 }
 
-/* Visit the flight only if this is its last reference: its operation may outlive a cycle. */
+/* Visit the flight's objects only if the Work has the only reference to the flight: otherwise an
+ * unfinished operation may outlive a reference cycle with the Work. */
 static int
 work_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -80,7 +81,7 @@ work_is_success(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_work *self = (py_work *)object;
     if (self->flight == NULL) {
-        Py_RETURN_TRUE; /* as in torch: no operation, no failure */
+        Py_RETURN_TRUE; /* as in torch: without an operation there is no failure */
     }
     int done = py_work_poll(self);
     return done >= 0 ? PyBool_FromLong(done && self->flight->work->error.code == DD_OK) : NULL;
@@ -145,7 +146,8 @@ work_source_rank(PyObject *object, PyObject *Py_UNUSED(unused))
     return PyLong_FromLong(self->flight->work->source_rank);
 }
 
-/* Read the operation's duration (for NCCL, on the device) in seconds. False with an exception. */
+/* Read the operation's duration in seconds; for NCCL, that on the device. Return false with an
+ * exception on failure. */
 static bool
 read_duration(py_work *self, double *seconds, const char *what)
 {

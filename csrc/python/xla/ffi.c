@@ -23,7 +23,7 @@ py_ffi_handler(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     return PyCapsule_New(handler.pointer, HANDLER, NULL);
 }
 
-/* Read a tuple (address, bytes). */
+/* Read a block of memory from a tuple (address, bytes). */
 static bool
 read_block(py_state *state, PyObject *object, dd_block *block)
 {
@@ -59,7 +59,7 @@ typedef struct program_request {
     PyObject *group;
     PyObject *sources;
     PyObject *results;
-    int fill; /* a dd_ffi_fill */
+    int fill; /* a value of dd_ffi_fill */
     PyObject *calls;
 } program_request;
 
@@ -104,8 +104,8 @@ program_add(py_state *state, dd_ffi_program *program, const dd_ffi_call *call)
     return py_error_check_of_group(state, dd_ffi_program_add(program, call, &err), &err);
 }
 
-/* List the staged pieces in `parts` and return their number. They lie in the plan's staging memory,
- * which is the scratch memory of the call. */
+/* Store the staged pieces in `parts` and return their number. Staged pieces lie in the plan's
+ * staging memory, which is the scratch memory of the call. */
 static size_t
 describe_parts(const py_operands *operands, dd_ffi_part *parts)
 {
@@ -150,7 +150,7 @@ add_plan(py_state *state, dd_ffi_program *program, PyObject *plan)
     return is_added;
 }
 
-/* Add a message: (is_send, memory, rank, tag, timeout or None). */
+/* Add a message to the program, from a tuple (is_send, memory, rank, tag, timeout or None). */
 static bool
 program_add_message(py_state *state, dd_ffi_program *program, PyObject *told)
 {
@@ -205,7 +205,8 @@ require_group(const py_state *state, PyObject *group, const char *function)
     return py_group_require_cpu((py_group *)group, function);
 }
 
-/* Create the program of a request whose lists have become tuples: a capsule. */
+/* Create the program of a request, whose lists must have been replaced by tuples. Return it in a
+ * capsule. */
 static PyObject *
 make_program(py_state *state, const program_request *wanted)
 {

@@ -9,7 +9,8 @@
 
 #include <pthread.h>
 
-/* Owned; guarded by comm_factory_lock. A callable maker(first, place) that returns a Group. */
+/* A callable maker(first, place) that returns a Group for a communicator. Owned; guarded by
+ * comm_factory_lock. */
 static PyObject *comm_factory;
 static py_lock comm_factory_lock;
 
@@ -17,7 +18,8 @@ static py_lock comm_factory_lock;
 static dd_mpi_calls calls;
 static pthread_once_t calls_once = PTHREAD_ONCE_INIT;
 
-/* Create a communicator that fails with the current exception, and clear the exception. */
+/* Create a communicator whose calls fail with the text of the current exception, and clear the
+ * exception. */
 static dd_mpi_handle
 make_broken(int place)
 {
@@ -45,8 +47,8 @@ make_group_comm(int first, int place)
     return made;
 }
 
-/* Called by threads of XLA, without the GIL, only for the world communicator. `color` is the first
- * device of the new communicator, `key` the place of this process's device in it. */
+/* Create one part of the world communicator. Called on threads of XLA, without the GIL. `color` is
+ * the first device of the new communicator, `key` the index of this process's device in it. */
 static int
 comm_split(dd_mpi_handle world, int color, int key, dd_mpi_handle *part)
 {
