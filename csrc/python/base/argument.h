@@ -28,8 +28,7 @@ void py_argument_raise(const py_argument *argument, py_fault fault, const char *
  * derived from Exception, stays set instead. */
 void py_argument_raise_from_current(const py_argument *argument, const char *what);
 
-/* Return true if the class of the argument's value is defined in the top-level package
- * `package`. */
+/* Return true if the top-level package `package` defines the class of the argument's value. */
 bool py_argument_is_from(const py_argument *argument, const char *package);
 
 #endif

@@ -346,8 +346,7 @@ py_error_status_of_current(py_state *state)
     return PyErr_ExceptionMatches(PyExc_Exception) ? DD_STORE : DD_INTERRUPTED;
 }
 
-/* If the current exception is a KeyboardInterrupt, clear it and return true. Otherwise leave it set
- * and return false. */
+/* Clear a KeyboardInterrupt and return true. Leave any other exception set and return false. */
 static bool
 pass_over_ctrl_c(void)
 {

@@ -4,8 +4,7 @@
 
 #include "python/base/api.h"
 
-/* Return the result of dldist._base.settings.<function>(), a new reference, or NULL with an
- * exception. */
+/* Return dldist._base.settings.<function>(), a new reference, or NULL with an exception. */
 PyObject *py_settings_read(const char *function);
 
 #endif

@@ -54,8 +54,7 @@ const char *py_name_text(py_name name);
 typedef struct py_state {
     /* const after exec: size in bytes of Python's own fields in an object */
     Py_ssize_t object_size;
-    /* The types, exceptions, names and the registry below are const after the module's exec, and
-     * owned. */
+    /* The types, exceptions, names and the registry below are const after exec, and owned. */
     PyTypeObject *store_type;
     PyTypeObject *tcp_store_type;
     PyTypeObject *file_store_type;

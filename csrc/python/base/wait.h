@@ -56,8 +56,7 @@ void py_wait_return(py_wait *wait);
  * Return NULL if there is none. */
 py_wait *py_wait_of(const dd_wait *wait);
 
-/* Clear the current exception and keep it for py_wait_finish. It replaces an exception kept
- * earlier. */
+/* Clear the current exception and keep it for py_wait_finish, instead of one kept earlier. */
 void py_wait_keep_exception(py_wait *wait);
 
 /* End the call. Return true on success. Otherwise return false and raise the exception kept by

@@ -397,8 +397,7 @@ hull_of(const dd_block *blocks, size_t count)
     return (dd_block){.data = (void *)low, .nbytes = high > low ? high - low : 0};
 }
 
-/* Return true if the collective allows the input block to be exactly the output block's memory (see
- * coll.h). */
+/* Return true if the input block may be exactly the memory of the output block (see coll.h). */
 static bool
 may_coincide(dd_coll coll, size_t input, size_t output, int rank)
 {

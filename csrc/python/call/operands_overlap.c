@@ -61,8 +61,7 @@ compare_starts(const void *a, const void *b)
     return a_start != b_start ? (a_start < b_start ? -1 : 1) : (a_piece > b_piece) - (a_piece < b_piece);
 }
 
-/* Sort the extents, and set `pair` to the pieces of two extents that overlap. Return false if no
- * extents overlap. */
+/* Sort the extents, and set `pair` to the pieces of two that overlap. Return false if none do. */
 static bool
 find_overlap(extent *extents, size_t count, size_t pair[2])
 {

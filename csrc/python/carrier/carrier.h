@@ -1,5 +1,4 @@
-/* Carriers in Python. A carrier is a third-party library that moves a group's data; a capsule
- * represents it. */
+/* Carriers in Python: third-party libraries that move a group's data, each in a capsule. */
 #ifndef DD_PYTHON_CARRIER_CARRIER_H
 #define DD_PYTHON_CARRIER_CARRIER_H
 

@@ -103,8 +103,7 @@ are_plain(const py_operands *operands)
            pieces[1].flat + pieces[1].nbytes <= pieces[0].flat;
 }
 
-/* Find the form with this key, and add the caller as a user. Return NULL if there is no such
- * form. */
+/* Find the form with this key and add the caller as a user. Return NULL if there is no form. */
 static py_form *
 form_find_locked(py_forms *forms, const form_key *key)
 {

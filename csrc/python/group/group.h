@@ -120,15 +120,13 @@ bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 const char *py_group_type_name(const py_group *self);
 /* Fail if the group has been opened, or is of another type than the kind's. */
 bool py_group_require_new(const py_group *self, const py_group_kind *kind);
-/* Reserve the object for the group that this thread has opened. Fails if another thread has
- * reserved it. */
+/* Reserve the object for the group that this thread has opened. Only one thread succeeds. */
 bool py_group_claim(py_group *self, const py_group_kind *kind);
 /* Fail if the group was never opened. */
 bool py_group_require_open(const py_group *self);
 /* Like py_group_require_open; also fail in a forked child, where core locks may be held forever. */
 bool py_group_require_usable(const py_group *self);
-/* Like py_group_require_open; also fail for an NcclGroup, which does not have this method of a
- * Group. */
+/* Like py_group_require_open; also fail for an NcclGroup, which lacks this method of a Group. */
 bool py_group_require_cpu(const py_group *self, const char *function);
 
 /* Return timeout_ns, or the group's timeout if timeout_ns is negative. */
@@ -136,8 +134,7 @@ int64_t py_group_timeout_or_own(const py_group *self, int64_t timeout_ns);
 
 /* Return the group that serves device memory as a new reference, or NULL without an exception. */
 py_group *py_group_get_device_group(py_group *self);
-/* Return the group that serves the tensor's device, as a new reference: this group or its device
- * group. */
+/* Return the group for the tensor's device, this group or its device group: a new reference. */
 py_group *py_group_serving(py_group *self, PyObject *tensor, const char *function);
 
 /* Publish the opened group: other threads may use it from now on. The caller must have set all

@@ -170,8 +170,7 @@ add_lists(const py_group_call *call, PyObject *lists)
 }
 
 /* Add the tensors of the side's parameter. If another side (`before`) was added earlier, a list
- * must have as many tensors as that side has, or as it has for each rank if it is a list of
- * lists. */
+ * must have as many tensors as that side, or as that side has per rank if it is a list of lists. */
 static bool
 add_row(const py_group_call *call, const side_row *row, py_use use, const side_row *before)
 {

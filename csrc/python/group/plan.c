@@ -210,8 +210,7 @@ copy_outcome_locked(const py_plan *self, dd_error *err)
     }
 }
 
-/* Reserve the plan for a start by this thread: until end_reservation, no other thread can start or
- * close it. */
+/* Reserve the plan: until end_reservation, no other thread can start or close the plan. */
 static bool
 plan_reserve(py_plan *self)
 {

@@ -313,7 +313,7 @@ cpu_group_method_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs
     return py_group_abort(self, reason, PY_GROUP_ABORT_NS) ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Implement revoke(): fail unfinished operations with an error about the revocation. split() still
+/* Implement revoke(): fail unfinished operations with an error that names it. split() still
  * works. */
 static PyObject *
 group_revoke(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -375,8 +375,7 @@ group_enter(PyObject *object, PyObject *Py_UNUSED(unused))
     return py_group_require_open((py_group *)object) ? Py_NewRef(object) : NULL;
 }
 
-/* Abort the group with the exception as the reason, because other ranks may be waiting for this
- * rank. */
+/* Abort the group with the exception as the reason, because other ranks may wait for this rank. */
 static bool
 abort_by_exception(py_group *self, PyObject *type, PyObject *value)
 {

@@ -6,8 +6,7 @@
 #include "python/nccl/nccl.h"
 #include "python/observe/recorder.h"
 
-/* Return the thread's innermost batch, or NULL. A batch of coalesced calls may be nested in an
- * estimate. */
+/* Return the thread's innermost batch, or NULL. Coalesced calls may be nested in an estimate. */
 py_nccl_batch *py_nccl_batch_find(py_nccl_core *core);
 /* Create a batch and make it the thread's innermost. Return NULL with an exception on failure. */
 py_nccl_batch *py_nccl_batch_open(py_nccl_core *core, bool is_estimate);

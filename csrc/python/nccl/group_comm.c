@@ -43,8 +43,7 @@ PY_NCCL_METHOD(connect)
 
 /* ---- the communicator */
 
-/* Return the communicator on the group's device as a new reference, or NULL with an exception if
- * there is none. */
+/* Return the communicator on the group's device as a new reference, or fail if there is none. */
 static dd_nccl_comm *
 find_group_comm(py_group *self, const char *function)
 {
@@ -111,8 +110,7 @@ read_memory_stats(dd_nccl_comm *comm, uint64_t values[NMEMORY_STATS], dd_error *
     return status;
 }
 
-/* Set dict[name] to `value`, and release `value`, which may be NULL. Return false with an exception
- * on failure. */
+/* Set dict[name] to `value`, and release `value`, which may be NULL. */
 static bool
 dict_put(PyObject *dict, const char *name, PyObject *value)
 {
@@ -203,8 +201,7 @@ PY_NCCL_PLAIN_METHOD(properties)
 
 /* ---- buffers */
 
-/* Read an address with a number of bytes, or a tensor, which the caller must keep alive. Returns
- * false with an exception on failure. */
+/* Read an address with a number of bytes, or a tensor, which the caller must keep alive. */
 static bool
 read_memory(const py_group *self, PyObject *memory, PyObject *nbytes_object, void **data, size_t *nbytes)
 {

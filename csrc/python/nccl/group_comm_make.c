@@ -1,5 +1,4 @@
-/* Creation of NcclGroups from another NcclGroup, by splitting, shrinking or growing its
- * communicator. */
+/* Creation of NcclGroups by splitting, shrinking or growing another NcclGroup's communicator. */
 #include "core/mem.h"
 #include "python/nccl/group_comm.h"
 #include "python/observe/recorder.h"
@@ -26,8 +25,7 @@ fini_child(child_group *child)
     Py_XDECREF(child->name);
 }
 
-/* Read ranks of the group. The caller frees the result with PyMem_Free. Return NULL with an
- * exception on failure. */
+/* Read ranks of the group. The caller frees the result with PyMem_Free. */
 static int *
 read_ranks(const py_group *self, PyObject *object, int *count, const char *function, const char *name)
 {
@@ -56,16 +54,14 @@ index_of_rank(int rank, const int *ranks, int count)
     return -1;
 }
 
-/* Arguments common to split, shrink and grow. If not given, timeout_ns is -1, and other fields are
- * zero. */
+/* Arguments common to split, shrink and grow. If not given, timeout_ns is -1, others are zero. */
 typedef struct child_args {
     dd_bytes name;
     int64_t timeout_ns;
     PyObject *config;
 } child_args;
 
-/* Copy the parent's options and change them by the arguments. Return false with an exception on
- * failure. */
+/* Copy the parent's options and change them by the arguments. */
 static bool
 child_read_options(py_group *self, child_group *child, const child_args *what)
 {
@@ -85,8 +81,7 @@ child_read_options(py_group *self, child_group *child, const child_args *what)
     return child->name != NULL;
 }
 
-/* Open a group around a communicator, and take ownership of the communicator. Call without the
- * GIL. */
+/* Open a group around a communicator; on failure release the communicator. Needs no GIL. */
 static dd_status
 open_with_comm(const py_group *self, dd_store *store, const child_group *child, int rank,
                dd_recorder_group *recorded, dd_nccl_comm *comm, dd_nccl_group **group, dd_error *err)
@@ -105,8 +100,7 @@ open_with_comm(const py_group *self, dd_store *store, const child_group *child, 
     return status;
 }
 
-/* Create the new group's object around a communicator, and take ownership of the communicator.
- * Return NULL with an exception on failure. */
+/* Create the new group's object around a communicator, and take ownership of the communicator. */
 static PyObject *
 wrap(py_group *self, const child_group *child, int rank, dd_nccl_comm *comm)
 {
@@ -145,8 +139,7 @@ init_timeout_of(const child_group *child)
     return child->options.init_timeout_ns > 0 ? child->options.init_timeout_ns : child->options.timeout_ns;
 }
 
-/* Split the communicator; *part is NULL if this rank is in no part. Return false with an exception
- * on failure. */
+/* Split the communicator; *part is NULL if this rank is in no part. */
 static bool
 split_comm(py_group *self, const child_group *child, int color, int key, dd_nccl_comm **part)
 {

@@ -1,5 +1,4 @@
-/* The type dldist.NcclGroup: creation, close, and the table of methods, most of which are in other
- * files. */
+/* The type dldist.NcclGroup: creation, close, and the table of methods, many from other files. */
 #include "core/fork.h"
 #include "core/mem.h"
 #include "python/base/error.h"
@@ -25,8 +24,7 @@ nccl_kind_check_fork(const py_group *self, dd_error *err)
                : dd_error_set(err, DD_FORKED, "the group belongs to the process before the fork");
 }
 
-/* Abort the group. Errors are ignored, because they only report communicators that end late or
- * never. */
+/* Abort the group. Ignore errors: they only report communicators that end late or never. */
 static void
 nccl_kind_abort(const py_group *self, const char *reason, const dd_wait *wait)
 {
@@ -225,8 +223,7 @@ nccl_group_method_abort(PyObject *object, PyObject *const *args, Py_ssize_t narg
 
 /* ---- process exit */
 
-/* Remove closed groups, and groups that a forked child inherited, from the list. Return -1 with an
- * exception on failure. */
+/* Remove closed groups, and groups that a forked child inherited, from the list. */
 static int
 keep_open(PyObject *groups)
 {

@@ -1,5 +1,4 @@
-/* Handles: the communicators of NcclComms and NcclRankComm objects. Unfinished calls keep the
- * handle. */
+/* Handles: the communicators of NcclComms and NcclRankComm objects, kept by unfinished calls. */
 #include "core/fork.h"
 #include "python/nccl/team.h"
 

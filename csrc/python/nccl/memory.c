@@ -43,8 +43,7 @@ static _Atomic(const py_nccl *)
     /* NCCL for the allocator's functions; NULL until requested, and after the module's end */
     loaded;
 
-/* Return NCCL for the allocator's functions. Return NULL if it is not loaded, or in a forked
- * child. */
+/* Return NCCL for the allocator's functions; NULL if it is not loaded, or in a forked child. */
 static const py_nccl *
 find_nccl(void)
 {
@@ -52,8 +51,7 @@ find_nccl(void)
     return nccl != NULL && nccl->generation == dd_fork_generation() ? nccl : NULL;
 }
 
-/* Allocate device memory, with the signature for PyTorch's CUDAPluggableAllocator. Return NULL if
- * out of memory. */
+/* PyTorch's CUDAPluggableAllocator calls this function. Return NULL if out of memory. */
 static void *
 torch_allocate(size_t nbytes, int device, void *Py_UNUSED(stream))
 {

@@ -18,13 +18,11 @@ typedef struct py_nccl {
     PyObject *coll_configs;
 } py_nccl;
 
-/* Return NCCL's state (borrowed), and load the libraries if needed. Return NULL with an exception
- * on failure. */
+/* Return NCCL's state (borrowed), and load the libraries if needed. */
 py_nccl *py_nccl_get(py_state *state);
 /* Module functions. */
 PyObject *py_nccl_load(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-/* Return the reason why NCCL cannot be loaded, or None if it can. The CUDA driver is not
- * checked. */
+/* Return the reason why NCCL cannot be loaded, or None if it can. Does not check the driver. */
 PyObject *py_nccl_find_obstacle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *py_nccl_info(PyObject *module, PyObject *unused);
 PyObject *py_nccl_config_fields(PyObject *module, PyObject *unused);
@@ -96,8 +94,7 @@ py_nccl_core_note_device(py_nccl_core *core, int device)
     (void)atomic_compare_exchange_strong(&core->device, &none, device);
 }
 
-/* Choose the device for an operation without tensors; warn if the device is a guess. Return false
- * with an exception on failure. */
+/* Choose the device for an operation without tensors; warn if the device is a guess. */
 bool py_nccl_group_choose_device(py_group *self, int *device);
 
 extern PyType_Spec py_nccl_group_spec;
@@ -141,8 +138,7 @@ void py_nccl_group_drop(dd_nccl_group *group);
 PyObject *py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group,
                              const dd_nccl_group_options *options, dd_recorder_group *recorded, int device,
                              PyObject *store);
-/* Read a communicator's configuration from a dict, NULL or None (nccl/config.c). Return false with
- * an exception on failure. */
+/* Read a communicator's configuration from a dict, NULL or None (nccl/config.c). */
 bool py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *config, const char *function);
 
 /* ---- the configuration of this thread's collectives, set by dldist.nccl.coll_config() */
@@ -161,8 +157,7 @@ bool py_nccl_find_coll_config(const py_nccl *nccl, PyObject **capsule,
 void py_nccl_call_begin(const py_group_call *call);
 PyObject *py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 PyObject *py_nccl_call_run_message(py_group_call *call, const py_group_message *message);
-/* Run a one-sided call and end it. If is_ok is false, an earlier step has failed: only end the
- * call. */
+/* Run a one-sided call and end it. If is_ok is false, an earlier step failed: only end it. */
 PyObject *py_nccl_call_run_one_sided(py_group_call *call, const dd_nccl_op *op, bool is_ok);
 
 PyObject *py_nccl_group_start_coalescing(PyObject *self, PyObject *unused);

@@ -42,8 +42,7 @@ has_stream(const py_nccl_plan *plan, dd_cuda_stream stream)
     return false;
 }
 
-/* Allocate the array of streams for this number of items. Return false with an exception on
- * failure. */
+/* Allocate the array of streams for this number of items. */
 static bool
 plan_reserve_streams(py_nccl_plan *plan, size_t nitems)
 {

@@ -70,11 +70,9 @@ void py_nccl_handle_dealloc(PyObject *object);
 
 /* Return a copy of the object's ID. */
 dd_nccl_unique_id py_nccl_unique_id_get(PyObject *object);
-/* Create an object that takes ownership of the communicator. Return NULL with an exception on
- * failure. */
+/* Create an object that takes ownership of the communicator. */
 PyObject *py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm);
-/* Read a device number from an int, or from an object whose str() is like "cuda:1". Return false
- * with an exception on failure. */
+/* Read a device number from an int, or from an object whose str() is like "cuda:1". */
 bool py_nccl_team_read_device(const py_argument *argument, int *device);
 
 /* ---- calls */
@@ -101,8 +99,7 @@ typedef struct py_nccl_team_coll {
     bool has_op;
     bool has_root;
     bool has_outputs; /* the call takes a list of outputs in addition to the list of inputs */
-    /* the input has a block for each rank (reduce_scatter); if false, the output has
-     * (all_gather) */
+    /* the input has a block for each rank (reduce_scatter), or else the output (all_gather) */
     bool is_input_wide;
 } py_nccl_team_coll;
 

@@ -140,8 +140,7 @@ allocate_items(py_nccl_team_call *call, size_t count)
     return call->items != NULL;
 }
 
-/* Fill in an item from its input and its output, which are the same piece for an in-place call.
- * Return false with an exception on failure. */
+/* Fill in an item from its input and its output, which are the same piece for an in-place call. */
 static bool
 set_item(py_nccl_team_call *call, const dd_nccl_lib *lib, dd_nccl_item *item, const py_piece *send,
          const py_piece *recv)
@@ -188,8 +187,7 @@ check_counts(const py_nccl_team_call *call, const py_nccl_team_coll *coll, const
     return false;
 }
 
-/* Create n items from n outputs and n inputs, or from n tensors that are both. Return false with an
- * exception on failure. */
+/* Create n items from n outputs and n inputs, or from n tensors that are both. */
 static bool
 make_items(py_nccl_team_call *call, const py_nccl_team_coll *coll, const dd_nccl_lib *lib, int size)
 {

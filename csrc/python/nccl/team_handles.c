@@ -67,8 +67,7 @@ py_nccl_unique_id_get(PyObject *object)
     return PY_LOCKED(&self->lock, self->id);
 }
 
-/* Create a unique ID, or copy `bytes` if its data is not NULL. Return false with an exception on
- * failure. */
+/* Create a unique ID, or copy `bytes` if its data is not NULL. */
 static bool
 make_unique_id(py_state *state, dd_bytes bytes, dd_nccl_unique_id *id)
 {

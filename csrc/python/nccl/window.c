@@ -5,8 +5,7 @@
 
 /* ---- creation */
 
-/* Read the tensor whose memory the other ranks may write. Return false with an exception on
- * failure. */
+/* Read the tensor whose memory the other ranks may write. */
 static bool
 nccl_window_take_memory(py_nccl_window *self, PyObject *object, int *device)
 {
@@ -100,8 +99,7 @@ nccl_window_traverse(PyObject *object, visitproc visit, void *arg)
     return py_tensor_traverse(&self->memory, visit, arg);
 }
 
-/* Warn if the window was not closed: NCCL keeps the window and its address until the communicator
- * ends. */
+/* Warn if the window is open: NCCL keeps it and its address until the communicator ends. */
 static void
 warn_if_open(const py_nccl_window *self)
 {
@@ -144,8 +142,7 @@ nccl_window_close(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyO
 
 /* ---- operations */
 
-/* One call of a window's method. The method's first parameter is a tensor for a put, otherwise a
- * rank. */
+/* One call of a window's method. Its first parameter is a tensor for a put, otherwise a rank. */
 typedef struct one_sided {
     py_nccl_window *window;
     const char *rank_name;

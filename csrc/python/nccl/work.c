@@ -10,8 +10,7 @@ typedef struct waiting_streams {
     size_t count;
 } waiting_streams;
 
-/* Make the streams wait for the operation, and empty the list. Return false with an exception on
- * failure. */
+/* Make the streams wait for the operation, and empty the list. */
 static bool
 order(const py_work *self, waiting_streams *streams)
 {

@@ -12,8 +12,7 @@
 #define CAPSULE_NAME "dldist.recorded_group"
 #define MAX_DIMENSIONS 16
 
-/* The names of operations, which torch's analyser knows. They are static, because records keep
- * pointers to them. */
+/* Names of operations that torch's analyser knows. Records keep pointers to these static names. */
 static const char *const names[] = {"send",
                                     "recv",
                                     "broadcast",

@@ -37,8 +37,7 @@ dd_record_call *py_record_collective(py_record *record, py_state *state, dd_coll
 /* Like py_recorder_stack, for a collective with a cached form (group/form.h), which needs no record
  * of its own. Return 0 if recording is off. */
 uint32_t py_record_stack(py_state *state);
-/* Fill in the record of a message, whose tensor is the first operand. Return NULL if recording is
- * off. */
+/* Fill in the record of a message, whose tensor is operand 0. Return NULL if recording is off. */
 dd_record_call *py_record_message(py_record *record, py_state *state, const py_operands *operands,
                                   bool is_send, int peer);
 

@@ -15,9 +15,8 @@ has_same_shape(const dd_view *a, const dd_view *b)
     return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof a->shape[0]) == 0;
 }
 
-/* Record the tensors of a side in order; consecutive tensors of equal shape share an entry.
- * Return the number of entries. If entries run out, set *more to the number of tensors without
- * an entry. */
+/* Record the tensors of a side in order; consecutive tensors of equal shape share an entry. Return
+ * the number of entries. If entries run out, set *more to the number of tensors left. */
 static size_t
 put_runs(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, uint32_t *more)
 {

@@ -16,8 +16,7 @@
 #define CODES_NBYTES (CODE_BUCKETS * sizeof(seen_code))
 #define STACKS_NBYTES (((size_t)1 << STACK_BITS) * sizeof(seen_stack))
 
-/* Look up an attribute of frames once, for use by every call. Return false with an exception on
- * failure. */
+/* Look up an attribute of frames once, for use by every call. */
 static bool
 frame_field_find(PyObject *frame_type, const char *name, frame_field *field)
 {
@@ -63,8 +62,7 @@ py_recorder_fini_stacks(py_recorder *self)
     dd_mem_unmap(self->stacks, STACKS_NBYTES);
 }
 
-/* Return the code's entry, or the free entry where the code belongs. The table always has a free
- * entry. */
+/* Return the code's entry, or the free entry for new code; the table always has a free one. */
 static seen_code *
 find_code_locked(const py_recorder *self, const PyObject *code)
 {
@@ -147,8 +145,7 @@ frame_field_read(const frame_field *field, PyFrameObject *frame)
     return field->get(field->descriptor, (PyObject *)frame, (PyObject *)Py_TYPE((PyObject *)frame));
 }
 
-/* Return the index of the frame's current instruction, or -1 without an exception if it is
- * unknown. */
+/* Return the index of the frame's instruction, or -1 without an exception if it is unknown. */
 static int
 read_instruction(const py_recorder *self, PyFrameObject *frame)
 {
@@ -207,8 +204,7 @@ walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack, PyFrameObj
     stack->is_whole = cursor.frame == NULL;
 }
 
-/* Add a new stack to the call sites, with the functions, files and lines of its frames. Return its
- * number. */
+/* Add a new stack to the call sites, with its functions, files and lines. Return its number. */
 static uint32_t
 add_stack(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
 {
@@ -246,8 +242,7 @@ is_same_site(dd_call_site_key a, dd_call_site_key b)
     return a.code == b.code && a.instruction == b.instruction;
 }
 
-/* Return the entry for stacks with these two innermost frames. The entry holds only the latest such
- * stack. */
+/* Return the entry for stacks with these two innermost frames. It holds the latest such stack. */
 static seen_stack *
 seen_slot(const py_recorder *self, dd_call_site_key inner, dd_call_site_key outer)
 {

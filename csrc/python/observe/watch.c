@@ -74,8 +74,7 @@ find_watch(const py_state *state)
     return watch != NULL && watch->generation == dd_fork_generation() ? watch : NULL;
 }
 
-/* Return the monitor. If needed, start it, with the caller's rank in its group. Return NULL with an
- * exception on failure. */
+/* Return the monitor. If needed, start it, with the caller's rank in its group. */
 static py_watch *
 require_watch(py_state *state, int rank)
 {
@@ -176,7 +175,7 @@ static void
 on_signal(int Py_UNUSED(signum))
 {
     dd_monitor *monitor = atomic_load(&signalled_monitor);
-    /* Ignore the signal in a forked child, which has closed the descriptor that a request writes
+    /* A forked child must not request dumps: it has closed the descriptor that a request writes
      * to. */
     if (monitor != NULL && atomic_load(&signalled_pid) == (int)getpid()) {
         dd_monitor_request_dump(monitor);

@@ -68,8 +68,7 @@ bridge_leave(const bridge_call *call, dd_status status, dd_error *err)
     return status;
 }
 
-/* Call the method and release `args`, which may be NULL with an exception. Return NULL with an
- * exception on failure. */
+/* Call the method and release `args`, which may be NULL with an exception. */
 static PyObject *
 invoke(const bridge_call *call, PyObject *args)
 {

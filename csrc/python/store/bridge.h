@@ -7,8 +7,7 @@
 
 /* Create a store whose operations call the methods of the object that have the operations' names.
  * The store keeps a reference to the object, an instance of Store. Operations may be called with or
- * without the GIL, but only on threads that Python started. Return NULL with an exception on
- * failure. */
+ * without the GIL, but only on threads that Python started. */
 dd_store *py_bridge_open(py_state *state, PyObject *object);
 
 /* Create the store that runs a base method which the object's class inherits. Like py_bridge_open,

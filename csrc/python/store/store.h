@@ -24,14 +24,13 @@ typedef struct py_store {
  * `function` and `name` are for the message. */
 dd_store *py_store_acquire(py_state *state, PyObject *object, const char *function, const char *name);
 
-/* Like py_store_acquire, but set *store to NULL if the object is NULL or None. Return false with an
- * exception on failure. */
+/* Like py_store_acquire, but set *store to NULL if the object is NULL or None. */
 bool py_store_acquire_if_any(py_state *state, PyObject *object, const char *function, const char *name,
                              dd_store **store);
 
 /* Return the built-in type that a class is, or derives from (borrowed). Set *kind to the type's
- * name, as in py_store.kind. For a class that derives only from Store, the type is Store and *kind
- * is NULL. */
+ * name, as in py_store.kind. For a class that derives only from Store, return Store and set
+ * NULL. */
 PyTypeObject *py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind);
 
 /* Return the object's store, or NULL if it is not open or its class is written in Python. */
@@ -46,8 +45,7 @@ py_store_of(const py_store *self)
 typedef dd_status py_store_opener(const void *options, dd_store **store, const dd_wait *wait, dd_error *err);
 int py_store_open(py_store *self, int64_t timeout_ns, py_store_opener *open, const void *options);
 
-/* Create an object of exactly this type around the store. Takes over the store, even on failure.
- * Returns NULL with an exception on failure. */
+/* Create an object of exactly this type around the store. Takes over the store, even on failure. */
 PyObject *py_store_wrap(PyTypeObject *type, dd_store *store);
 
 /* Return the object's store (borrowed), or NULL with an exception if it is not open. */

@@ -14,8 +14,7 @@ typedef struct py_tcp_store {
 
 /* The arguments of __init__, converted to the core's options. */
 typedef struct tcp_store_arguments {
-    /* the argument, or NULL; take_secret replaces it by owned bytes, from which `options`
-     * borrows */
+    /* the argument, or NULL; take_secret replaces it by owned bytes for `options` */
     PyObject *secret;
     bool is_master;
     bool is_multi_tenant;
@@ -102,8 +101,7 @@ take_limits(tcp_store_arguments *arguments)
     return true;
 }
 
-/* Copy the given secret, or the environment's secret, because neither may be read without the
- * GIL. */
+/* Copy the given secret, or the environment's, because neither may be read without the GIL. */
 static bool
 take_secret(tcp_store_arguments *arguments)
 {

@@ -278,8 +278,7 @@ read_number(PyObject *pair, Py_ssize_t i, int *number)
     return PyErr_Occurred() == NULL;
 }
 
-/* Return 1 and set *device if the memory is on a CUDA device, 0 if it is not, -1 with an
- * exception. */
+/* Return 1 and the device if the memory is on a CUDA device, 0 if not, -1 with an exception. */
 static int
 query_device(const py_argument *argument, int *device)
 {

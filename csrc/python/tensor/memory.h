@@ -36,8 +36,7 @@ typedef struct py_memory_array {
     py_memory *memory; /* const after new: a counted reference */
 } py_memory_array;
 
-/* Create an array object. It takes ownership of the caller's reference to the memory, even on
- * failure. */
+/* Create an array object. Takes ownership of a reference to the memory, even on failure. */
 PyObject *py_memory_array_make(PyTypeObject *type, py_memory *memory);
 void py_memory_array_dealloc(PyObject *object);
 PyObject *py_memory_array_get_shape(PyObject *object, void *closure);

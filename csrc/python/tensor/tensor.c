@@ -85,8 +85,7 @@ has_attribute(PyObject *object, const char *name)
     return attribute != NULL;
 }
 
-/* Read a tensor as a buffer. Return 1 on success, 0 if another way may succeed, -1 with an
- * exception. */
+/* Read a buffer. Return 1 on success, 0 if another way may succeed, -1 with an exception. */
 static int
 try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
 {

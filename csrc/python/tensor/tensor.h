@@ -41,8 +41,7 @@ typedef struct py_tensor {
      * afterwards. */
     struct py_device_scope *scope;
     py_tensor_route route;
-    /* the buffer of PY_ROUTE_BUFFER; buffer.obj is NULL if none is held, as for an array read
-     * directly */
+    /* the buffer of PY_ROUTE_BUFFER; obj is NULL if none is held, as for an array read directly */
     Py_buffer buffer;
     void *managed; /* owned: a dl_managed or dl_managed_versioned, or NULL */
 } py_tensor;

@@ -17,8 +17,7 @@ typedef struct known_type {
     py_tensor_facts facts;
 } known_type;
 
-/* A hash table of classes. Each class has exactly one slot, and evicts the class that was stored
- * there before. */
+/* A hash table. Each class has exactly one slot, and evicts the class that was stored there. */
 struct py_tensor_types {
     PyObject *on_freed; /* const, owned: the callback of the weak references */
     py_lock lock;
@@ -106,8 +105,7 @@ find_exchange_api(const py_state *state, PyObject *type)
     return api;
 }
 
-/* Choose the version of the exchange API at every use, because the exporter may set the table
- * later. */
+/* Choose the API version at every use, because the exporter may set the table later. */
 static void
 choose_version(py_tensor_facts *facts)
 {
@@ -161,8 +159,7 @@ find_facts(const py_state *state, PyObject *object, py_tensor_facts *facts)
 static known_type *
 known_type_slot(py_tensor_types *types, const PyObject *type)
 {
-    /* class objects are larger than 64 bytes, so the lowest bits of their addresses do not
-     * matter */
+    /* class objects are larger than 64 bytes: the low bits of addresses do not matter */
     uintptr_t number = (uintptr_t)type / 64;
     return &types->known[(number ^ number / MAX_TYPES) % MAX_TYPES];
 }
@@ -180,8 +177,7 @@ find_known_facts(py_tensor_types *types, const PyObject *type, py_tensor_facts *
     return is_known;
 }
 
-/* Add the facts about a class. If memory runs out, they are found again for the next object of the
- * class. */
+/* Add the facts about a class. If out of memory, the class's next object finds them again. */
 static void
 add_known_facts(py_tensor_types *types, PyObject *type, const py_tensor_facts *facts)
 {

@@ -32,8 +32,7 @@ typedef struct py_tensor_types py_tensor_types;
 py_tensor_types *py_tensor_types_create(void);
 void py_tensor_types_destroy(py_tensor_types *types);
 
-/* Get the facts about the object's class. They are found with the first object of the class, and
- * then cached. */
+/* Get the facts about the object's class, found with its first object and then cached. */
 void py_tensor_type_find(const py_state *state, PyObject *object, py_tensor_facts *facts);
 
 #endif

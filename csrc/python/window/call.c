@@ -57,8 +57,7 @@ post_move(const py_group_call *call, const void *what, const dd_call_options *op
                : dd_window_post_get(window, block, transfer->target, options, work, err);
 }
 
-/* Return true if the transfer need not wait: it is small, and the target's memory is mapped in this
- * process. */
+/* Return true if the transfer need not wait: it is small, and the target's memory is mapped. */
 static bool
 transfer_is_quick(const transfer_call *transfer, const py_group_call *call)
 {
@@ -170,8 +169,7 @@ typedef struct signal_call {
     int64_t timeout_ns; /* -1 for the group's timeout */
 } signal_call;
 
-/* Read a timeout in milliseconds, as in torch; 0 means the group's timeout. Return false with an
- * exception on failure. */
+/* Read a timeout in milliseconds, as in torch; 0 means the group's timeout. */
 static bool
 take_timeout_ms(signal_call *call, int64_t timeout_ms, const char *function)
 {

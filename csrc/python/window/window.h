@@ -7,8 +7,7 @@
 
 typedef struct py_window {
     PY_OBJECT_HEAD;
-    /* The fields are const after new, until the garbage collector clears the window; then they are
-     * zero. */
+    /* The fields are const after new until the garbage collector clears the window; then zero. */
     py_group *group;   /* owned */
     dd_window *window; /* owned */
     py_tensor memory;  /* the memory that this rank passed */

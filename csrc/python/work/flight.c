@@ -152,8 +152,7 @@ keep_held(py_flight *flight)
     atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
 }
 
-/* Keep a failed flight until the device is done with its tensors. Draining the queue then releases
- * it. */
+/* Keep a failed flight until the device is done with its tensors. A later drain releases it. */
 static void
 hold(py_flight *flight)
 {
@@ -293,8 +292,7 @@ end_reading(py_flight *flight, PyObject *results)
     }
 }
 
-/* If threads finish a flight at the same time, each creates results, and the first results are
- * kept. */
+/* If threads finish a flight at the same time, each creates results; the first are kept. */
 bool
 py_flight_finish(py_flight *flight)
 {
@@ -672,8 +670,7 @@ static void
 finish_watched(py_flight *flight)
 {
     notify(flight);
-    /* A Work that was dropped before the operation's end has left its reference to be released
-     * here. */
+    /* A Work that was dropped before the operation's end has left its reference to this thread. */
     if (flight->is_orphan) {
         flight->is_orphan = false;
         release_owner(flight);

@@ -20,15 +20,13 @@ dd_nccl_work *py_flight_nccl_work(const py_flight *flight);
 /* Block until the operation has ended. Call without the GIL. */
 dd_status py_flight_wait(py_flight *flight, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Read the argument of wait(timeout=None); None gives 0, which means no limit. Return false with an
- * exception on failure. */
+/* Read the argument of wait(timeout=None); None gives 0, which means no limit. */
 bool py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                           int64_t *timeout_ns);
 /* Return true if the Work has an operation, else raise RuntimeError(text); the texts are
  * torch's. */
 bool py_work_require_flight(const py_work *self, const char *text);
-/* Block until the operation has ended, and finish the flight. Return false with an exception on
- * failure. */
+/* Block until the operation has ended, and finish the flight. */
 bool py_work_wait_for_end(py_work *self, int64_t timeout_ns);
 /* Return 1 if the operation has ended and the flight is finished, 0 if not or if there is no
  * operation, or -1 with an exception. */
@@ -41,8 +39,7 @@ PyObject *py_flight_get_results(py_flight *flight);
 bool py_flight_is_done(py_flight *flight);
 
 /* Finish a completed flight: unpack its outputs, keep its results and release its tensors. Any
- * thread that holds a reference may call this any number of times. Return false with an exception
- * on failure. */
+ * thread that holds a reference may call this any number of times. */
 bool py_flight_finish(py_flight *flight);
 
 /* Release the Work's reference to the flight. Call when the Work is destroyed. */

@@ -28,8 +28,7 @@ typedef struct py_flight {
     py_operands operands;
     /* The fields below are const after the start. */
     py_completions *queue;
-    /* fork generation in which the flight was created; a forked child does not use its parent's
-     * flights */
+    /* fork generation of the process that created the flight; a forked child must not use it */
     uint64_t generation;
     PyObject *group;    /* owned */
     dd_work *work;      /* owned; NULL before the start */
@@ -57,8 +56,7 @@ typedef struct py_flight {
     dd_list link;
     bool is_done;
     atomic_bool is_watched; /* a watcher has not been called yet, or is being called */
-    /* the Work was dropped before the operation's end; const once the flight is in a list of the
-     * queue */
+    /* the Work was dropped before the end; const once the flight is in a list of the queue */
     bool is_orphan;
     /* owned list of the callbacks for the operation's end; the first is called next */
     struct py_watcher *watchers;
@@ -75,12 +73,10 @@ void py_flight_on_done(dd_work *work, void *ctx);
 extern PyType_Spec py_work_spec;
 extern PyType_Spec py_nccl_work_spec;
 
-/* Give a new Work or NcclWork its flight, which the Work takes ownership of. The operation must
- * have started. */
+/* Give a new Work or NcclWork its flight. The Work owns it. The operation must have started. */
 void py_work_adopt(PyObject *work, py_flight *flight);
 
-/* Return the queue of ended operations of this process, never its parent's. Return NULL with an
- * exception on failure. */
+/* Return the queue of ended operations of this process, never its parent's. */
 py_completions *py_completions_get(py_state *state);
 /* Release the flights of dropped Works. Fast if there are none. */
 void py_completions_drain(py_state *state);

@@ -18,8 +18,7 @@ static py_lock comm_factory_lock;
 static dd_mpi_calls calls;
 static pthread_once_t calls_once = PTHREAD_ONCE_INIT;
 
-/* Create a communicator whose calls fail with the text of the current exception, and clear the
- * exception. */
+/* Create a communicator that fails with the current exception's text; clear the exception. */
 static dd_mpi_handle
 make_broken(int place)
 {
