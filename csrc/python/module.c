@@ -99,7 +99,8 @@ intern_names(py_state *state)
     return 0;
 }
 
-/* Threads of the core enter Python with PyGILState, which supports only the main interpreter. */
+/* Reject subinterpreters: threads of the core enter Python with PyGILState, which supports only the
+ * main interpreter. */
 static int
 refuse_subinterpreter(void)
 {

@@ -215,8 +215,8 @@ set_attributes(const py_state *state, PyObject *error, dd_status status, const d
            (!has_details || (set_blamed_rank(error, &err->blamed) && set_call(error, &err->call)));
 }
 
-/* Return the text as a new str. Programs search error texts for the word "timeout": append it to
- * the text of a timeout that lacks it, such as "timed out". */
+/* Return the text as a new str. Programs search error texts for the word "timeout": append the word
+ * to the text of a timeout that lacks it, such as "timed out". */
 static PyObject *
 message_of(dd_status status, const char *text)
 {

@@ -35,8 +35,8 @@ typedef struct py_object {
 int py_object_read_size(py_state *state);
 
 /* Create an object of a dldist type, or of a class derived from one. It is zeroed except for its
- * head, and tracked by the collector if its type has GC. The arguments are ignored: this can be a
- * tp_new. */
+ * head, and tracked by the collector if its type has GC. The arguments are ignored, so that this
+ * function can be a tp_new. */
 PyObject *py_object_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 
 /* A tp_traverse for objects that refer only to their type and the module. */

@@ -10,8 +10,7 @@
 typedef struct py_reduce_op {
     py_object_space ob_base; /* stands for PyObject_HEAD */
     dd_redop op;
-    /* true for PREMUL_SUM(factor), false for PREMUL_SUM, the name of the operation */
-    bool has_factor;
+    bool has_factor;  /* true only for PREMUL_SUM(factor) */
     double factor;    /* 1.0 without a factor, or if the factor is a tensor */
     PyObject *tensor; /* owned; const: a factor in device memory, or NULL */
 } py_reduce_op;

@@ -39,8 +39,8 @@ read_engine_options(py_state *state, PyObject *values, dd_connect_options *optio
     return true;
 }
 
-/* A list entry. There is one engine for each secret, because an engine proves knowledge of its one
- * secret to all its peers. */
+/* An entry of the list of engines. There is one engine for each secret, because an engine proves
+ * knowledge of its one secret to all its peers. */
 typedef struct py_engine {
     struct py_engine *next;
     dd_engine *engine;

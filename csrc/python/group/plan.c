@@ -13,7 +13,8 @@
 typedef struct py_plan {
     PY_OBJECT_HEAD;
     dd_coll coll; /* const after new */
-    /* const after new while a thread holds the plan (plan_enter); NULL once the plan has ended */
+    /* `call` and `flight` are const after new while a thread holds the plan (plan_enter), and NULL
+     * once the plan has ended */
     dd_standing_call *call; /* owned */
     py_flight *flight;      /* owned; its work is the work of `call` */
     py_lock lock;
@@ -24,7 +25,7 @@ typedef struct py_plan {
     uint64_t nstarts;
     dd_error former; /* outcome of the previous start; valid while is_starting */
     int nholders;    /* number of threads that hold the plan, and so may use `call` and `flight` */
-    int nbusy;       /* number of these threads that are in start() or wait() */
+    int nbusy;       /* number of threads that are in start() or wait() */
     /* The field below is guarded by the flight's unpacking_mu. */
     uint64_t nunpacked; /* number of the last start whose outputs have been unpacked */
 } py_plan;

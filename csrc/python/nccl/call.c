@@ -48,7 +48,7 @@ py_nccl_call_begin(const py_group_call *call)
 typedef struct py_launch {
     py_group *group;
     py_nccl_plan *plan;
-    const py_nccl_item *item; /* the first item: gives the flight and the record */
+    const py_nccl_item *item; /* the first item, which has the flight and the record */
     py_flight *flight;        /* the item's flight */
     const char *what;
     int64_t timeout_ns; /* negative for the group's timeout */

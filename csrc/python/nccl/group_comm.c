@@ -253,7 +253,7 @@ PY_NCCL_METHOD(register)
     void *registration = NULL;
     bool is_ok = PY_GROUP_CALL(group->state, dd_nccl_group_get_timeout_ns(group->nccl->group),
                                dd_nccl_comm_register, comm, data, nbytes, is_window, &registration);
-    if (!is_ok) { /* the memory was registered although a signal handler raised */
+    if (!is_ok) { /* may be registered, if a signal handler raised */
         (void)!PY_WITHOUT_GIL(dd_nccl_comm_deregister(comm, registration, is_window, NULL));
     }
     py_nccl_comm_release(comm);

@@ -151,7 +151,7 @@ split_comm(py_group *self, const child_group *child, int color, int key, dd_nccl
                                  &child->options.config, part, NULL);
     py_nccl_comm_release(comm);
     if (!is_made) {
-        py_nccl_comm_release(*part); /* the part was created although a signal handler raised */
+        py_nccl_comm_release(*part); /* NULL, or created although a signal handler raised */
     }
     return is_made;
 }
@@ -261,8 +261,7 @@ shrink(py_group *self, child_group *child, const dd_nccl_exclusion *excluded)
                                  excluded, &child->options.config, &comm);
     py_nccl_comm_release(parent);
     if (!is_made) {
-        /* the communicator was created although a signal handler raised */
-        py_nccl_comm_release(comm);
+        py_nccl_comm_release(comm); /* NULL, or created although a signal handler raised */
         return NULL;
     }
     return wrap(self, child, rank, comm);
@@ -362,8 +361,7 @@ child_grow(py_group *self, const child_group *child, const grow_args *how)
                                  how->has_id ? &how->id : NULL, &comm, NULL);
     py_nccl_comm_release(parent);
     if (!is_made) {
-        /* the communicator was created although a signal handler raised */
-        py_nccl_comm_release(comm);
+        py_nccl_comm_release(comm); /* NULL, or created although a signal handler raised */
         return NULL;
     }
     return wrap(self, child, how->rank, comm);

@@ -174,7 +174,7 @@ nccl_group_open(py_group *self, nccl_open_arguments *arguments, dd_store *store)
         return false;
     }
     py_nccl_core *core = py_nccl_core_create(group, options, recorded, device);
-    /* or if another thread has opened the group */
+    /* py_group_claim fails if another thread has opened the group */
     if (core == NULL || !py_group_claim(self, &py_group_kind_nccl)) {
         dd_mem_free(core);
         py_nccl_group_drop(group);

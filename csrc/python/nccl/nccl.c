@@ -19,7 +19,7 @@ nccl_destroy(py_nccl *nccl)
     }
 }
 
-/* Settings: the paths of libraries, and the watchdog's options. */
+/* The settings for loading NCCL: the paths of libraries, and the watchdog's options. */
 typedef struct load_arguments {
     dd_dylib_search search;
     const char *cuda_path;
@@ -58,7 +58,8 @@ load_and_keep(py_state *state, const load_arguments *arguments)
         Py_RETURN_NONE;
     }
     nccl_destroy(nccl);
-    /* Ignore the error if another thread loaded NCCL first: this thread's key was then too late. */
+    /* Ignore the error if another thread loaded NCCL first: this thread then set its key too
+     * late. */
     if (PY_ONCE_GET(&state->nccl) == NULL && !py_error_check_of_group(state, status, &err)) {
         return NULL;
     }

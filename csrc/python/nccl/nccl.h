@@ -66,7 +66,7 @@ typedef struct py_nccl_batch {
 /* The fields of an NcclGroup that a Group lacks. */
 typedef struct py_nccl_core {
     /* The fields from here to `recorded` are const once a group has the core. */
-    dd_nccl_group *group; /* owned, together with the group's object */
+    dd_nccl_group *group; /* owned by the group's object */
     /* options for groups created from this group, without the name */
     dd_nccl_group_options options;
     bool is_bound;               /* the caller bound the group to a device */

@@ -92,8 +92,7 @@ rank_comm_init_rank(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
     dd_nccl_unique_id id = py_nccl_unique_id_get(uid);
     dd_nccl_comm *comm = NULL;
     if (!PY_GROUP_CALL(state, timeout_ns, dd_nccl_comm_init, &spec, &id, 1, &comm, NULL)) {
-        /* the communicator was created although a signal handler raised */
-        py_nccl_comm_release(comm);
+        py_nccl_comm_release(comm); /* NULL, or created although a signal handler raised */
         return NULL;
     }
     return py_nccl_rank_comm_create(state, comm);

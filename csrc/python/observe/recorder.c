@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-/* Read the package's folder, like "/usr/lib/.../dldist/". */
+/* Set the folder of the dldist package, like "/usr/lib/.../dldist/". */
 static bool
 read_folder(py_recorder *self)
 {

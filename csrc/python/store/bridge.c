@@ -277,7 +277,7 @@ bridge_run(dd_store *store, const dd_store_request *request, dd_store_result *re
     bool may_lack_timeout = op == DD_STORE_GET || op == DD_STORE_QUEUE_POP;
     bool has_timeout = is_bounded && !(may_lack_timeout && is_overridden(&call));
     if (op == DD_STORE_GET && is_bounded && !has_timeout) {
-        /* The override may lack a timeout; call wait first, which has one. */
+        /* The override of get may lack the timeout parameter: first call wait, with the timeout. */
         dd_store_request first = {.op = DD_STORE_WAIT, .keys = request->keys, .nkeys = request->nkeys};
         dd_status status = bridge_run(store, &first, result, wait, err);
         if (status != DD_OK) {

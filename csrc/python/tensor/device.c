@@ -174,7 +174,7 @@ stream_query(const py_stream *stream, py_state *state, int device, void **handle
         return is_explicit > 0;
     }
     switch (stream->kind) {
-    /* the thread no longer sets it; the work stays in the stream of its call */
+    /* the thread has set no stream now: use the stream of the call */
     case PY_STREAM_EXPLICIT:
         *handle = stream->handle;
         return true;

@@ -108,7 +108,7 @@ py_dtype_of_extension(const char *name, dd_dtype *dtype)
 const char *
 py_device_name(int device_type)
 {
-    /* DLDeviceType */
+    /* The names of the values of DLDeviceType. */
     static const char *const names[] = {
         [PY_DEVICE_CPU] = "cpu",
         [2] = "cuda",

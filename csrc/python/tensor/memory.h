@@ -18,7 +18,7 @@ typedef struct py_memory {
     void (*destroy)(struct py_memory *memory);
 } py_memory;
 
-/* Init with one reference; `view` describes the memory. */
+/* Initialise memory that `view` describes, with one reference. */
 void py_memory_init(py_memory *memory, const dd_view *view, void (*destroy)(py_memory *memory));
 void py_memory_acquire(py_memory *memory);
 void py_memory_release(py_memory *memory);

@@ -20,7 +20,7 @@ typedef enum py_tensor_use {
 typedef enum py_tensor_route {
     PY_ROUTE_NONE,
     PY_ROUTE_BUFFER,
-    PY_ROUTE_ARRAY_INTERFACE, /* dtypes that ml_dtypes adds to NumPy */
+    PY_ROUTE_ARRAY_INTERFACE, /* __array_interface__, for dtypes that ml_dtypes adds to NumPy */
     PY_ROUTE_EXCHANGE,        /* __dlpack_c_exchange_api__ */
     PY_ROUTE_OWN,             /* a SharedArray or an NcclArray: `object` keeps the memory alive */
     PY_ROUTE_DLPACK,          /* __dlpack__, DLPack 1 */
