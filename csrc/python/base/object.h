@@ -79,8 +79,8 @@ void py_list_append(PyObject **list, PyObject *item);
 
 /* ---- methods written in Python */
 
-/* Return <module>.<function>(self, *args, **kwargs), a new reference; args and kwargs may be
- * NULL. */
+/* Call <module>.<function>(self, *args, **kwargs) and return the result, a new reference. args and
+ * kwargs may be NULL. */
 PyObject *py_object_call_python(PyObject *self, const char *module, const char *function, PyObject *args,
                                 PyObject *kwargs);
 

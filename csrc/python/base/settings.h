@@ -4,7 +4,7 @@
 
 #include "python/base/api.h"
 
-/* Return dldist._base.settings.<function>(), a new reference, or NULL with an exception. */
+/* Call dldist._base.settings.<function>(). Return its result, a new reference, or NULL. */
 PyObject *py_settings_read(const char *function);
 
 #endif

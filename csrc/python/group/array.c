@@ -119,7 +119,8 @@ memory_part_make(const py_memory_array *array, size_t start, dd_view view)
         return PyErr_NoMemory();
     }
     view.data = (char *)whole->view.data + start * dd_dtype_size(whole->view.dtype);
-    (void)py_tensor_set_row_major(&view); /* cannot overflow: the strides of the whole did not */
+    /* cannot overflow, since the strides of the whole do not */
+    (void)py_tensor_set_row_major(&view);
     part->whole = whole;
     py_memory_acquire(whole);
     py_memory_init(&part->memory, &view, destroy_part);

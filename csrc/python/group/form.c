@@ -202,7 +202,7 @@ py_form_make(py_group_call *call, const dd_coll_args *args)
     dd_status status = dd_coll_form_create(call->group->group, args, told, &made.core, &err);
     bool is_made = py_error_check_of_group(call->group->state, status, &err);
     py_form *slot = is_made ? PY_LOCKED(&call->group->lock, swap_slot_locked(call->group, &made)) : NULL;
-    form_fini(&made); /* the replaced form, or the new form if it got no slot */
+    form_fini(&made); /* free the replaced form, or the new form if it got no slot */
     return slot;
 }
 

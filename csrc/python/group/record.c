@@ -40,7 +40,7 @@ py_group_call_record(py_group_call *call, PyObject **result)
     }
     const py_params *params = call->params;
     bool is_async = params->is_async;
-    /* the last parameter; the timeout is the one before it */
+    /* async_op is the last parameter, the timeout the one before it */
     PyObject *flag = call->values[params->count - 1];
     bool is_ok =
         flag == NULL || py_params_flag(call->group->state, flag, &is_async, params->function, "async_op");

@@ -293,7 +293,7 @@ py_nccl_call_run_message(py_group_call *call, const py_group_message *message)
                      call->params->function);
         return py_group_call_fail(call);
     }
-    /* isend and irecv have the names of send and recv. */
+    /* Use the names of send and recv for isend and irecv, in messages and records. */
     call->flight->operands.function = message->is_send ? "send" : "recv";
     /* Do not copy a received tensor's old contents: the message fills the whole tensor. */
     call->operands->pieces[0].is_input = message->is_send;

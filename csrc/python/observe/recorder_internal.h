@@ -54,7 +54,7 @@ py_recorder_current(const py_state *state)
 /* Create the tables and look up the attributes of frames. Return false on failure, without an
  * exception if the tables cannot be allocated. */
 bool py_recorder_init_stacks(py_recorder *self);
-/* Free the tables. The recorder may have only been zeroed. */
+/* Free the tables, if any. The recorder must have been zeroed or initialised. */
 void py_recorder_fini_stacks(py_recorder *self);
 
 #endif

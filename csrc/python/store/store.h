@@ -45,7 +45,7 @@ py_store_of(const py_store *self)
 typedef dd_status py_store_opener(const void *options, dd_store **store, const dd_wait *wait, dd_error *err);
 int py_store_open(py_store *self, int64_t timeout_ns, py_store_opener *open, const void *options);
 
-/* Create an object of exactly this type around the store. Takes over the store, even on failure. */
+/* Create an object of exactly this type, which takes ownership of the store, even on failure. */
 PyObject *py_store_wrap(PyTypeObject *type, dd_store *store);
 
 /* Return the object's store (borrowed), or NULL with an exception if it is not open. */
@@ -56,7 +56,7 @@ void py_store_raise_unopened(const py_store *self);
 /* One call of a method, with its wait, store and result. */
 typedef struct py_call {
     py_wait wait;
-    dd_store *store; /* `fallback`, or the object's own store, borrowed */
+    dd_store *store; /* the object's own store, borrowed, or `fallback` */
     /* owned: the store for a method that a Python class does not override, or NULL */
     dd_store *fallback;
     dd_status status; /* result of the core's call */

@@ -216,7 +216,7 @@ note_stream(py_device_scope *scope, py_stream stream, int device, const py_argum
     int is_explicit = query_explicit(scope->state, &stream.handle);
     if (is_explicit > 0) {
         stream = (py_stream){.kind = PY_STREAM_EXPLICIT, .handle = stream.handle};
-        /* because the library's own stream does not wait for the operation */
+        /* not stream-ordered, because the library's own stream does not wait for the operation */
         scope->is_stream_ordered = false;
     } else if (is_explicit < 0 || !stream_query(&stream, scope->state, device, &stream.handle)) {
         return false;

@@ -239,7 +239,8 @@ py_ffi_program(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObje
         !require_group(state, wanted.group, "_ffi_program")) {
         return NULL;
     }
-    wanted.sources = PySequence_Tuple(wanted.sources); /* other threads may change lists */
+    /* copy the lists, which other threads may change */
+    wanted.sources = PySequence_Tuple(wanted.sources);
     wanted.results = wanted.sources != NULL ? PySequence_Tuple(wanted.results) : NULL;
     wanted.calls = wanted.results != NULL ? PySequence_Tuple(wanted.calls) : NULL;
     PyObject *capsule = wanted.calls != NULL ? make_program(state, &wanted) : NULL;
