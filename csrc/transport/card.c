@@ -48,7 +48,8 @@ fill_host(char host[DD_HOST_NAME_MAX])
     }
 }
 
-/* Zeros if the id is unknown: no card is on the same host as such a card, not even its own. */
+/* Set a hash that identifies this host; zeros if it is unknown. A card with zeros is on the same
+ * host as no card, not even itself. */
 static void
 fill_host_id(uint8_t id[DD_HOST_ID_BYTES])
 {
@@ -60,8 +61,7 @@ fill_host_id(uint8_t id[DD_HOST_ID_BYTES])
     if (fd >= 0) {
         dd_sys_close(fd);
     }
-    /* Abstract socket names belong to a network namespace. */
-    struct stat info;
+    struct stat info; /* abstract socket names are unique in the network namespace */
     if (boot_len <= 0 || dd_sys_stat("/proc/self/ns/net", &info) != 0) {
         return;
     }
@@ -165,7 +165,7 @@ dd_card_encode(const dd_card *card, const dd_addr_list *addrs, dd_blob *out, dd_
 
 /* ---- reading */
 
-/* Reading past the end gives zeros and sets is_bad. */
+/* A reader of encoded cards. Reading past the end returns zeros and sets is_bad. */
 typedef struct card_reader {
     dd_bytes rest;
     bool is_bad;

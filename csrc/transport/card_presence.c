@@ -1,14 +1,15 @@
-/* Detection of whether a card's process still runs, without its cooperation. */
+/* Detect whether the process of a card is running, without its cooperation. */
 #include "transport/card.h"
 
 #include "net/sock.h"
 
 #include <errno.h>
 
-#define ANSWER_NS (100 * DD_NS_PER_MS) /* for each address */
+#define ANSWER_NS (100 * DD_NS_PER_MS) /* timeout per address */
 
-/* A process listens at its abstract name until it ends, even while stopped. Process ids fail:
- * containers may share a network but not processes. The listener sees a connection that closes. */
+/* Connect to the process's abstract Unix address, at which it listens until it ends, even while it
+ * is stopped; the process detects a connection that closes. Its pid is no evidence: containers may
+ * share a network but not pids. */
 static dd_presence
 check_name(const dd_addr *addr)
 {
@@ -19,7 +20,7 @@ check_name(const dd_addr *addr)
         return DD_PRESENCE_RUNNING;
     }
     switch (why.sys_errno) {
-    case EAGAIN: /* a full queue has a listener */
+    case EAGAIN: /* the queue is full, so there is a listener */
         return DD_PRESENCE_RUNNING;
     case ECONNREFUSED:
         return DD_PRESENCE_NONE;
@@ -28,7 +29,7 @@ check_name(const dd_addr *addr)
     }
 }
 
-/* Set *presence to THERE, to REFUSED if all addresses refuse, or to UNKNOWN. */
+/* Set *presence to RUNNING if an address accepts, to REFUSED if all refuse, else to UNKNOWN. */
 static dd_status
 check_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *presence, const dd_wait *wait,
                 dd_error *err)
@@ -37,7 +38,7 @@ check_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *prese
     for (size_t i = 0; i < addrs->count; i++) {
         const dd_addr *addr = &addrs->items[i];
         if (!is_same_host && dd_addr_is_loopback(addr)) {
-            continue; /* this host's, not the card's */
+            continue; /* the loopback address of this host, not of the card's */
         }
         dd_wait moment = dd_wait_at_most(wait, ANSWER_NS);
         dd_error why = {0};

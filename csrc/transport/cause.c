@@ -7,7 +7,7 @@
 #error "the numbers of causes are little endian; this file copies them as they are"
 #endif
 
-/* Wire format. The text follows, without its final zero. Ranks are -1 if there is none. */
+/* Wire format of a cause's head; the text follows, without its final zero. No rank: -1. */
 typedef struct cause_head {
     uint32_t code;
     uint8_t kind;
@@ -57,7 +57,7 @@ dd_cause_encode(const dd_cause *cause, uint8_t out[DD_CAUSE_MAX_NBYTES])
     return sizeof head + len;
 }
 
-/* Return the text of a fault in the cause; NULL if there is none. */
+/* Return a description of the first invalid field of a cause; NULL if all are valid. */
 static const char *
 cause_find_fault(const dd_cause *cause, int nranks)
 {
@@ -83,7 +83,7 @@ cause_find_fault(const dd_cause *cause, int nranks)
     return cause->elapsed_ns < 0 ? "its time is negative" : NULL;
 }
 
-/* Return true if the text has a final zero, and only zeros after it. */
+/* Return true if the text has a final zero, followed only by zeros. */
 static bool
 is_padded(const char *text, size_t size)
 {

@@ -12,14 +12,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Pause after a failed accept, until descriptors may be available. */
+/* Pause after an accept that failed for lack of descriptors. */
 #define FAILING_NAP_NS (50 * DD_NS_PER_MS)
-/* Pause while there are too many unauthenticated connections to accept another. */
+/* Pause while there are too many unauthenticated connections to accept more. */
 #define FULL_NAP_NS (50 * DD_NS_PER_MS)
-#define LOG_PAUSE_NS DD_NS_PER_S /* between two log records of failures */
+#define LOG_PAUSE_NS DD_NS_PER_S /* minimum time between two log records */
 #define ACCEPTS_PER_ROUND 64
-/* A failure to accept counts as permanent after this time. Diallers retry for longer
- * (TURNED_AWAY_TRIES): this process can report it before they take it for lost. */
+/* A failure to accept counts as permanent after this time. Diallers retry for longer than that
+ * (TURNED_AWAY_TRIES), so this process can report the failure before they treat it as lost. */
 #define ACCEPT_FAILING_NS (500 * DD_NS_PER_MS)
 
 /* ---- accepting */
@@ -34,7 +34,8 @@ note_accepting(dd_connector *self, int sys_errno)
     self->failed_ns = sys_errno != 0 ? dd_clock_now_ns() : self->failed_ns;
 }
 
-/* No connection is pending; a peer that was turned away dials again within ACCEPT_FAILING_NS. */
+/* Record that no connection waits to be accepted. A failure to accept is over ACCEPT_FAILING_NS
+ * after it last occurred, since peers that were turned away dial again earlier. */
 static void
 note_quiet(dd_connector *self)
 {
@@ -83,7 +84,7 @@ log_not_accepted(dd_connector *self)
     }
 }
 
-/* Return false if there are no descriptors. */
+/* Accept waiting connections. Returns false if there are no descriptors. */
 static bool
 accept_from(dd_connector *self, int listen_fd)
 {
@@ -239,7 +240,7 @@ dd_connector_close(dd_connector *self)
         return;
     }
     if (self->generation != dd_fork_generation()) {
-        /* The thread may have been running at the fork: leave its data as it is. */
+        /* The thread may have been running at the fork: its data may be inconsistent. */
         dd_mem_free(self);
         return;
     }

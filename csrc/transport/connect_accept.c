@@ -1,6 +1,6 @@
-/* The listener's side of handshakes. Any process that can reach the port can connect, so
- * connections that are not links yet use no thread and few descriptors. Nothing that a peer sends
- * is trusted before its proof; without a secret there is no proof. */
+/* The listener's side of handshakes. Any process that can reach the port can connect. Therefore
+ * connections that are not links yet use no thread and few descriptors, and nothing that a peer
+ * sends is trusted before its proof of the secret; without a secret there is no proof. */
 #include "transport/connect_internal.h"
 
 #include "core/log.h"
@@ -9,9 +9,9 @@
 
 #include <string.h>
 
-/* A dialler answers within this time unless its CPU is overloaded. */
+/* Time within which a dialler answers, unless its CPU is overloaded. */
 #define GRACE_NS DD_NS_PER_S
-/* Limit of waiting for the answer of a process of the same user: one byte, which has arrived. */
+/* Timeout for the one-byte answer of a process of the same user; the byte has usually arrived. */
 #define TAKEN_TIMEOUT_NS DD_NS_PER_S
 
 /* ---- removal */
@@ -95,7 +95,8 @@ accept_hand_over(dd_connector *self, connect_incoming *incoming)
     self->handler.on_accepted(self->handler.ctx, &incoming->hello.from, (int)incoming->hello.lane, link);
 }
 
-/* Accept a peer that is authenticated, if there is a secret. *is_done: the handshake is done. */
+/* Accept a peer, which has been authenticated if there is a secret. Sets *is_done to true if
+ * nothing is left to do for the connection. */
 static dd_status
 accept_peer(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_error *err)
 {
@@ -105,7 +106,7 @@ accept_peer(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_er
     if (is_first && !handler->may_accept(handler->ctx, &incoming->hello.from)) {
         return send_verdict(incoming, CONNECT_BUSY, err);
     }
-    /* Over TCP the verdict makes the link: the dialler uses it once it has the verdict. */
+    /* Over TCP, open the link before the verdict, since the dialler uses the link from then on. */
     dd_status status =
         incoming->is_unix ? DD_OK : dd_link_open_tcp(incoming->fd, incoming->seal, &incoming->link, err);
     if (status == DD_OK) {
@@ -132,7 +133,7 @@ accept_peer(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_er
     return DD_OK;
 }
 
-/* Add this side's proof, or its part of the keys, to an answer whose verdict is GO_ON. */
+/* Complete an answer of verdict GO_ON: add this side's proof, or its part of the key exchange. */
 static dd_status
 complete_answer(const dd_connector *self, connect_incoming *incoming, connect_answer *answer,
                 uint8_t bytes[CONNECT_ANSWER_BYTES], dd_error *err)
@@ -169,7 +170,7 @@ answer_hello(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_e
         connect_answer_write(&answer, bytes);
     }
     if (status == DD_OK || status == DD_AUTH) {
-        /* The answer itself is not sealed. */
+        /* Send without the seal: the answer itself is not encrypted. */
         dd_status said = connect_send(incoming->fd, NULL, bytes, sizeof bytes, status == DD_OK ? err : NULL);
         status = status == DD_OK ? said : status;
     }
@@ -205,7 +206,7 @@ receive_hello(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_
                : answer_hello(self, incoming, is_done, err);
 }
 
-/* A valid seal proves that the peer knows the secret. */
+/* Return true if the peer has proved that it knows the secret; a valid seal is also a proof. */
 static bool
 is_proof(const dd_connector *self, const connect_incoming *incoming)
 {

@@ -1,5 +1,5 @@
-/* The dialler's side of handshakes. The addresses of a peer race each other: the first that
- * connects gets the hello, and the others wait for the outcome. */
+/* The dialler's side of handshakes. The addresses of a peer race: the first address to connect gets
+ * the hello, and the other connections wait for the outcome. */
 #include "transport/connect_internal.h"
 
 #include "core/fork.h"
@@ -11,58 +11,58 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Pause before the next address is tried, if no earlier one has connected. */
+/* Pause before the next address is tried, unless an address has connected. */
 #define STAGGER_NS (100 * DD_NS_PER_MS)
-/* Limit for a listener that accepts a connection and stays silent, while other addresses remain. */
+/* Timeout for a listener that accepts and then sends nothing, if other addresses remain. */
 #define SILENCE_NS (3 * DD_NS_PER_S)
-/* A flooded listener, or one short of descriptors, may close a connection before it reads the
- * hello: retry. It reports a lasting shortage itself. Closes for other reasons recur at each
- * try. */
+/* A listener that is flooded or lacks descriptors may close a connection before it reads the hello:
+ * retry this often. A listener whose lack of descriptors lasts reports that itself. If the
+ * connection was closed for another reason, all retries fail. */
 #define TURNED_AWAY_TRIES 50
 #define TURNED_AWAY_PAUSE_NS (20 * DD_NS_PER_MS)
-/* Pause before the second try of a process that refuses everywhere: another rank may report why. */
+/* Pause before the second try of a peer that refuses everywhere: another rank may report why. */
 #define REFUSED_PAUSE_NS (100 * DD_NS_PER_MS)
 /* Pause while the queue of the peer's Unix socket is full. */
 #define QUEUE_PAUSE_NS (2 * DD_NS_PER_MS)
-/* Pauses after BUSY, doubled each time. */
+/* First and largest pause after BUSY; each pause is twice the previous one. */
 #define BUSY_FIRST_NS (2 * DD_NS_PER_MS)
 #define BUSY_LAST_NS (100 * DD_NS_PER_MS)
-/* Limit of waiting for the offer of a process of the same user: one message, which has arrived. */
+/* Timeout for the shared memory offer of a process of the same user; it has usually arrived. */
 #define OFFER_TIMEOUT_NS DD_NS_PER_S
 
 typedef enum dial_step {
-    DIAL_NAPPING, /* until the next attempt */
-    DIAL_RACING,  /* no address has connected */
-    DIAL_ANSWER,  /* one has connected, and must answer the hello */
-    DIAL_VERDICT, /* it must send its verdict */
-    DIAL_OFFER,   /* it must offer the memory of the link */
-    DIAL_ENDED,   /* the outcome was reported */
+    DIAL_NAPPING, /* waiting until the next attempt */
+    DIAL_RACING,  /* no address has connected yet */
+    DIAL_ANSWER,  /* an address has connected, and must answer the hello */
+    DIAL_VERDICT, /* the listener must send its verdict */
+    DIAL_OFFER,   /* the listener must offer the link's shared memory */
+    DIAL_ENDED,   /* the outcome has been reported */
 } dial_step;
 
 typedef struct racer {
     const dd_addr *addr;
-    int fd; /* -1 if not started, or out of the race */
+    int fd; /* -1 if not started, or dropped from the race */
     bool is_started;
-    size_t polled; /* as in connect_poll */
+    size_t polled; /* index set by connect_poll */
 } racer;
 
 struct connect_dial {
-    dd_list link; /* in queue or dials */
-    /* const after init */
+    dd_list link; /* in connector->queue or connector->dials */
+    /* const after init: all fields up to `wait` */
     dd_connector *connector;
     dd_card card;
-    dd_addr unix_addr; /* of length 0 if it is not tried */
+    dd_addr unix_addr; /* len is 0 if the Unix socket is not tried */
     dd_addr_list addrs;
     int lane;
-    uint64_t number; /* the owner's */
-    dd_wait wait;    /* start and deadline */
-    /* owned by the thread */
+    uint64_t number; /* the owner's number for this dial */
+    dd_wait wait;    /* start and deadline of the dial */
+    /* owned by the connector's thread, like all fields below */
     dial_step step;
-    int64_t step_until_ns; /* end of NAPPING, or of waiting for the talker */
-    int64_t pause_ns;      /* the last one after BUSY; 0 before any BUSY */
+    int64_t step_until_ns; /* end of NAPPING, or of waiting for `active` to answer */
+    int64_t pause_ns;      /* the last pause after BUSY; 0 before the first BUSY */
     int ntries;
-    bool was_refused; /* by all addresses, in an earlier round */
-    bool was_silent;  /* a silent address was dropped because there were others */
+    bool was_refused; /* true if all addresses refused in an earlier round */
+    bool was_silent;  /* true if a silent address was dropped, since others remained */
     bool was_turned_away;
     racer racers[CONNECT_RACERS_MAX];
     size_t count;
@@ -71,12 +71,12 @@ struct connect_dial {
     int64_t next_start_ns;
     racer *active;
     connect_hello hello;
-    dd_noise noise; /* between a sealed hello and its answer */
-    dd_seal *seal;  /* from the hello's answer on */
+    dd_noise noise; /* used from a sealed hello until its answer */
+    dd_seal *seal;  /* seal of the connection, from the hello's answer on; or NULL */
     connect_answer answer;
     uint8_t received[CONNECT_ANSWER_BYTES];
     size_t nreceived;
-    dd_error why; /* of all addresses that have failed so far; code DD_OK if none has */
+    dd_error why; /* failures of all addresses so far; code is DD_OK if none failed */
 };
 
 static bool
@@ -93,7 +93,7 @@ is_unix(const racer *one)
 
 /* ---- the end of a dial */
 
-/* End the handshake with the talker. */
+/* End the handshake with the active address. */
 static void
 end_handshake(connect_dial *self)
 {
@@ -122,7 +122,7 @@ nap(connect_dial *self, int64_t duration_ns)
     self->step_until_ns = dd_deadline_after(duration_ns);
 }
 
-/* Return true if the card has only loopback addresses and is of another host. */
+/* Return true if the card is of another host and has only loopback addresses. */
 static bool
 is_out_of_reach(const connect_dial *self)
 {
@@ -163,7 +163,7 @@ end_with_link(connect_dial *self, dd_link *link)
     handler->on_dialled(handler->ctx, &self->card.uid, self->lane, self->number, link);
 }
 
-/* Return false if the dial has ended. */
+/* Ask the owner whether lane 0 is still wanted. If not, end the dial and return false. */
 static bool
 dial_is_wanted(connect_dial *self, bool is_busy)
 {
@@ -189,8 +189,8 @@ retry_after_busy(connect_dial *self)
 
 /* ---- the race */
 
-/* Add the failure of one address to the others'. A reply of a peer outranks silence; the failure is
- * this process's own only if all addresses failed so. */
+/* Add the failure of an address to self->why. For the code, a peer's reply outranks silence. The
+ * failure is this process's own fault only if all addresses failed through its fault. */
 static void
 dial_note_failure(connect_dial *self, const racer *one, const dd_error *why)
 {
@@ -214,7 +214,7 @@ dial_note_failure(connect_dial *self, const racer *one, const dd_error *why)
     self->why = all;
 }
 
-/* Drop an address from the race; the others go on. */
+/* Drop an address from the race, and continue with the other addresses. */
 static void
 drop_racer(connect_dial *self, racer *one, const dd_error *why)
 {
@@ -263,7 +263,7 @@ start_racer(connect_dial *self, racer *one)
     }
 }
 
-/* Begin a round over all addresses, the Unix socket before the others. */
+/* Begin a round over all addresses, with the Unix socket first. */
 static void
 begin_race(connect_dial *self)
 {
@@ -301,7 +301,7 @@ end_race(connect_dial *self)
     }
 }
 
-/* Fail the dial: its deadline has passed. */
+/* Fail a dial whose deadline has passed. */
 static void
 dial_time_out(connect_dial *self)
 {
@@ -459,7 +459,7 @@ advance_handshake(connect_dial *self)
     dd_error why = {0};
     dd_status status = DD_OK;
     if (connect_is_ready(self->connector, &self->active->polled)) {
-        /* The next message may have arrived already. */
+        /* Continue with the next message, which may have arrived already. */
         status = self->step == DIAL_ANSWER ? receive_answer(self, &why) : DD_OK;
         if (status == DD_OK && self->step == DIAL_VERDICT) {
             status = receive_verdict(self, &why);
@@ -570,7 +570,7 @@ connect_poll_dials(dd_connector *self)
     for (dd_list *at = self->dials.next; at != &self->dials; at = at->next) {
         poll_dial(DD_CONTAINER_OF(at, connect_dial, link));
     }
-    /* Queued dials begin once there is room. */
+    /* Begin queued dials as soon as there is room. */
     dd_lock_take(&self->mu);
     bool can_begin = !dd_list_is_empty(&self->queue) && self->ndials < CONNECT_DIALS_MAX;
     dd_lock_release(&self->mu);

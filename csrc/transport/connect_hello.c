@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* Two values, so that a reflected hello is not taken for an answer. */
+/* The magic numbers differ, so that a hello that is reflected is not accepted as an answer. */
 #define HELLO_MAGIC "DDlh"
 #define ANSWER_MAGIC "DDla"
 #define FLAG_SECRET 1u
@@ -109,7 +109,7 @@ connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd
 {
     static const struct {
         dd_status code;
-        const char *words[2]; /* by connect_role */
+        const char *words[2]; /* text for each connect_role */
     } meanings[CONNECT_VERDICT_COUNT] = {
         [CONNECT_OTHER_PROCESS] = {DD_NETWORK, {"another process is there", "it wants another process"}},
         [CONNECT_SECRET_WANTED] = {DD_AUTH,

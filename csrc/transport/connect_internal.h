@@ -1,5 +1,6 @@
-/* Private declarations of the connector. Fields belong to its thread unless marked otherwise. Each
- * handshake is a state machine that advances when its socket is ready or its deadline passes. */
+/* Declarations shared by the connector's files. Fields belong to the connector's thread unless
+ * marked otherwise. A handshake is a state machine, advanced by input on its socket or by its
+ * deadline. */
 #ifndef DD_TRANSPORT_CONNECT_INTERNAL_H
 #define DD_TRANSPORT_CONNECT_INTERNAL_H
 
@@ -14,21 +15,21 @@
 #include <poll.h>
 #include <stdatomic.h>
 
-/* Limit of dials under way; others are queued. */
+/* Limit of dials in progress; more dials are queued. */
 #define CONNECT_DIALS_MAX 64
-/* Limit of connections that are not links yet, per stage of net/admission.h; others wait in the
- * kernel. GUESTS_MAX covers all stages: greeted ones may be twice that, as silent ones join
- * them. */
+/* Limit of connections that are not links yet, for each stage of net/admission.h; more connections
+ * wait in the kernel. CONNECT_INCOMING_MAX covers all stages: greeted connections may be up to
+ * twice CONNECT_STAGE_MAX, since silent ones become greeted. */
 #define CONNECT_STAGE_MAX 64
 #define CONNECT_INCOMING_MAX (3 * CONNECT_STAGE_MAX + 1)
-/* All addresses of a card; or a loopback address, then one socket for all; plus the Unix socket. */
+/* Listening sockets: one per card address, or one for all and one for loopback; one Unix socket. */
 #define CONNECT_LISTEN_MAX (DD_ADDR_LIST_MAX + 1)
-/* The addresses of a card, and the Unix socket. */
+/* Addresses tried by a dial: those of a card, and the Unix socket. */
 #define CONNECT_RACERS_MAX (DD_ADDR_LIST_MAX + 1)
 #define CONNECT_POLLED_MAX \
     (1 + CONNECT_LISTEN_MAX + CONNECT_INCOMING_MAX + CONNECT_DIALS_MAX * CONNECT_RACERS_MAX)
 
-/* ---- connect_hello.c: messages of the handshake
+/* ---- connect_hello.c: messages of the handshake; sizes in bytes
  *
  *     dialler -> listener   hello    magic 4, version 2, flags 2, own uid 16, wanted uid 16,
  *                                    lane 4, cipher 4, nonce 32
@@ -36,10 +37,11 @@
  *     dialler -> listener   proof    32, if there is a secret
  *     listener -> dialler   verdict  1
  *
- * Numbers are little-endian. net/auth.h defines the proofs; their opening is the hello: a proof is
- * only valid for these two processes, this lane and this connection. On an encrypted link, message
- * 1 of its handshake replaces the nonce of the hello (which is longer), message 2 nonce and proof
- * of the answer. All later bytes are sealed; the proof is one byte. */
+ * Numbers are little-endian. net/auth.h defines the proofs. They cover the whole hello, so a proof
+ * is valid only for these two processes, this lane and this connection. On an encrypted link, the
+ * first message of its key exchange replaces the hello's nonce and makes the hello longer; the
+ * second message replaces the answer's nonce and proof. All later bytes are sealed (encrypted), and
+ * the proof is one byte. */
 
 #define CONNECT_HELLO_BYTES 80
 #define CONNECT_SEALED_HELLO_BYTES 96
@@ -47,17 +49,17 @@
 #define CONNECT_SEALED_PROOF_BYTES 1
 
 typedef enum connect_verdict {
-    CONNECT_GO_ON, /* in an answer: accepted so far */
+    CONNECT_GO_ON, /* only in an answer: no objection so far, continue */
     CONNECT_OK,
     CONNECT_BUSY,
-    CONNECT_OTHER_PROCESS, /* the wanted process is not here */
+    CONNECT_OTHER_PROCESS, /* the listener is not the process that the hello wants */
     CONNECT_OTHER_VERSION,
-    CONNECT_SECRET_WANTED, /* the dialler has none */
-    CONNECT_NO_SECRET,     /* the listener has none */
+    CONNECT_SECRET_WANTED, /* the listener has a secret, the dialler has none */
+    CONNECT_NO_SECRET,     /* the dialler has a secret, the listener has none */
     CONNECT_DENIED,        /* the dialler's proof is wrong */
     CONNECT_NO_SUCH_LANE,
-    CONNECT_ENCRYPTION_WANTED, /* the dialler does not encrypt */
-    CONNECT_NO_ENCRYPTION,     /* the listener does not encrypt */
+    CONNECT_ENCRYPTION_WANTED, /* the listener encrypts, the dialler does not */
+    CONNECT_NO_ENCRYPTION,     /* the dialler encrypts, the listener does not */
     CONNECT_NO_CIPHER,         /* the listener does not support the dialler's cipher */
     CONNECT_VERDICT_COUNT,
 } connect_verdict;
@@ -73,7 +75,7 @@ typedef struct connect_hello {
     uint32_t lane;
     bool has_secret;
     bool is_sealed;
-    dd_cipher cipher; /* if is_sealed */
+    dd_cipher cipher; /* cipher of the dialler, if is_sealed */
     unsigned version;
     uint8_t bytes[CONNECT_SEALED_HELLO_BYTES]; /* the whole hello, which proofs cover */
 } connect_hello;
@@ -85,18 +87,19 @@ typedef struct connect_answer {
     uint8_t proof[DD_SHA256_BYTES];
 } connect_answer;
 
-/* Fill in hello->bytes up to the nonce; or, for a link that is not sealed, with a fresh nonce. */
+/* connect_hello_write_head: write hello->bytes up to the nonce. connect_hello_write: also write a
+ * random nonce, for a link that is not sealed. */
 void connect_hello_write_head(connect_hello *hello);
 dd_status connect_hello_write(connect_hello *hello, dd_error *err) DD_MUST_CHECK;
-/* Return the size of a hello, of which at least CONNECT_HELLO_BYTES must be present. */
+/* Return the size of a hello in bytes. At least CONNECT_HELLO_BYTES of it must have arrived. */
 size_t connect_hello_nbytes(const connect_hello *hello);
-/* Return true if these can be the first bytes of a hello. */
+/* Return true if a hello can begin with these bytes. */
 bool connect_is_hello_so_far(const uint8_t *bytes, size_t nbytes);
-/* Parse hello->bytes. Returns false if they are not a hello. If the version is another one, only
- * the version is valid. */
+/* Parse hello->bytes. Returns false if they are not a hello. If its version is not this process's,
+ * only hello->version is valid. */
 bool connect_hello_read(connect_hello *hello);
 
-/* Return the opening that proofs cover (net/auth.h), for a hello that is not sealed. */
+/* Return the bytes that proofs cover (`opening` in net/auth.h), for a hello that is not sealed. */
 static inline dd_bytes
 connect_hello_opening(const connect_hello *hello)
 {
@@ -106,38 +109,38 @@ connect_hello_opening(const connect_hello *hello)
 void connect_answer_write(const connect_answer *answer, uint8_t bytes[CONNECT_ANSWER_BYTES]);
 bool connect_answer_read(const uint8_t bytes[CONNECT_ANSWER_BYTES], connect_answer *answer);
 
-/* Set the error that a verdict means for this side (`role`); `version` is the other side's. */
+/* Set the error that a verdict means for this side (`role`). `version` is the other side's. */
 dd_status connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd_error *err);
 
-/* Send all bytes; `seal` may be NULL. Fails if the socket has no room: messages of a handshake are
- * short, and an empty socket has room for them. */
+/* Send all bytes, or fail if the socket has no room. An empty socket always has room, since
+ * handshake messages are short. `seal` may be NULL. */
 dd_status connect_send(int fd, dd_seal *seal, const void *data, size_t nbytes, dd_error *err) DD_MUST_CHECK;
-/* Receive more of `nbytes` bytes, of which *nheard have arrived. Sets *is_whole once all have. */
+/* Receive more of a message of `nbytes` bytes; *nreceived of them have arrived. Sets *is_whole. */
 dd_status connect_receive(int fd, dd_seal *seal, uint8_t *bytes, size_t nbytes, size_t *nreceived,
                           bool *is_whole, dd_error *err) DD_MUST_CHECK;
 
 /* ---- connect_seal.c: encrypted links */
 
-/* Return true if links over a socket of this kind are encrypted. */
+/* Return true if links over this kind of socket (Unix or TCP) are encrypted. */
 bool connect_is_sealed(const dd_connector *connector, bool is_unix);
-/* For the dialler: begin writes the hello; finish takes the answer and wipes the noise. DD_AUTH if
- * the listener has another secret, or the bytes were changed on the way. */
+/* For the dialler. begin: writes the hello. finish: handles the answer and wipes `noise`. Returns
+ * DD_AUTH if the listener has another secret, or if the bytes were changed on the way. */
 dd_status connect_seal_begin(dd_noise *noise, connect_hello *hello, dd_error *err) DD_MUST_CHECK;
 dd_status connect_seal_finish(dd_noise *noise, dd_bytes secret, const uint8_t answer[CONNECT_ANSWER_BYTES],
                               dd_seal **seal, dd_error *err) DD_MUST_CHECK;
-/* For the listener, which must support the cipher: complete an answer that lacks only nonce and
- * proof. DD_AUTH if the hello was changed. */
+/* For the listener, which must support the cipher: add nonce and proof to an otherwise complete
+ * answer. Returns DD_AUTH if the hello was changed on the way. */
 dd_status connect_seal_answer(dd_bytes secret, const connect_hello *hello,
                               uint8_t answer[CONNECT_ANSWER_BYTES], dd_seal **seal,
                               dd_error *err) DD_MUST_CHECK;
 
 /* ---- types */
 
-/* A connection that is not a link yet; `step` is the message that is awaited. */
+/* The message that is awaited on a connection that is not a link yet. */
 typedef enum incoming_step {
-    INCOMING_HELLO,  /* its hello */
-    INCOMING_PROOF,  /* its proof that it knows the secret */
-    INCOMING_TAKING, /* its notice that it has taken the memory of the link */
+    INCOMING_HELLO,  /* the hello */
+    INCOMING_PROOF,  /* the proof that the dialler knows the secret */
+    INCOMING_TAKING, /* the dialler's notice that it has mapped the link's shared memory */
 } incoming_step;
 
 typedef struct connect_incoming {
@@ -147,13 +150,13 @@ typedef struct connect_incoming {
     int fd;
     bool is_unix;
     incoming_step step;
-    size_t polled; /* as in connect_poll */
+    size_t polled; /* index set by connect_poll */
     size_t nreceived;
     connect_hello hello;
     uint8_t nonce[DD_AUTH_NONCE_BYTES];
     uint8_t proof[DD_SHA256_BYTES];
-    dd_seal *seal; /* NULL if its messages are not sealed, or not yet */
-    dd_link *link; /* in step TAKING: owns the socket */
+    dd_seal *seal; /* NULL if messages on this connection are not sealed, or not yet */
+    dd_link *link; /* in step TAKING: the new link, which owns the socket; otherwise NULL */
 } connect_incoming;
 
 typedef struct connect_dial connect_dial;
@@ -162,29 +165,27 @@ typedef struct connect_dial connect_dial;
 typedef struct connect_ports {
     int fds[CONNECT_LISTEN_MAX];
     size_t count;
-    bool is_loopback; /* unreachable from other hosts */
+    bool is_loopback; /* true if other hosts cannot reach these ports */
 } connect_ports;
 
 struct dd_connector {
-    /* const after init */
+    /* const after init: all fields up to `thread` */
     dd_connect_options options;
     dd_connect_handler handler;
-    const dd_card *card; /* of this process; the owner's */
+    const dd_card *card; /* this process's card, owned by the engine */
     dd_uid uid;
     uint64_t generation;
-    int unix_fd; /* -1 if there is none */
-    int wake_fd; /* eventfd: wakes the thread to check the guarded fields */
+    int unix_fd; /* listening Unix socket, or -1 */
+    int wake_fd; /* eventfd that wakes the thread, to check the fields guarded by mu */
     pthread_t thread;
-    /* errno if accepting fails, else 0 (release); and since when, written before it. */
-    atomic_int accept_errno;
+    atomic_int accept_errno; /* errno, or 0 if accepting works; release, after failing_since_ns */
     atomic_int_fast64_t failing_since_ns;
-    /* For dd_connector_last_shortage: the errno (release), written after its time. */
-    atomic_int shortage_errno;
+    atomic_int shortage_errno; /* errno of the last shortage, or 0; release, after shortage_ns */
     atomic_int_fast64_t shortage_ns;
 
-    /* owned by the thread */
-    int64_t failed_ns;  /* when accepting failed last */
-    int64_t may_log_ns; /* when the next failure to accept may be logged */
+    /* used only by the connector's thread: all fields up to `sleep_until_ns` */
+    int64_t failed_ns;  /* time of the last failure to accept */
+    int64_t may_log_ns; /* time from which a failure to accept may be logged again */
     dd_list incoming_all;
     dd_admission admission;
     dd_list dials;
@@ -194,62 +195,62 @@ struct dd_connector {
     int64_t sleep_until_ns;
 
     dd_lock mu;
-    /* guarded by mu */
+    /* guarded by mu, like all fields below */
     dd_list queue;       /* dials that have not begun */
-    connect_ports ports; /* closed only by the thread, which polls them */
+    connect_ports ports; /* only the connector's thread may close ports, since it polls them */
     bool wants_ports;
     bool is_closing;
 };
 
 /* ---- connect.c */
 
-/* Record a handshake that failed with `err` if this process lacked a resource: the other side may
- * take the link as made. */
+/* Record the failure `err` of a handshake if it was for lack of a local resource. The other side
+ * may then believe that the link exists. */
 void connect_note_shortage(dd_connector *connector, const dd_error *err);
 
 /* ---- connect_sleep.c */
 
-/* Wake the thread to check the guarded fields. */
+/* Wake the connector's thread, to check the fields guarded by mu. */
 void connect_wake(const dd_connector *connector);
-/* End the next sleep when fd has one of the events; connect_is_ready(polled) is true then. */
+/* Let the next sleep end when fd has one of the events; connect_is_ready(polled) is then true. */
 void connect_poll(dd_connector *connector, int fd, short events, size_t *polled);
-/* End the next sleep at this time. */
+/* Let the next sleep end at this time, or earlier. */
 void connect_sleep_until(dd_connector *connector, int64_t until_ns);
-/* Call once after each sleep. Returns true if there was an event. */
+/* Return true if the sleep ended with an event for `polled`. Call once after each sleep. */
 bool connect_is_ready(const dd_connector *connector, size_t *polled);
-/* Forget the events and times of the last sleep; then sleep. */
+/* begin_round: clear the last sleep's events and times. sleep: wait for a new event or time. */
 void connect_begin_round(dd_connector *connector);
 void connect_sleep(dd_connector *connector);
 
 /* ---- connect_accept.c */
 
 void connect_init_incoming(dd_connector *connector);
-/* Takes fd. Call only if there is room in connector->admission. */
+/* Add a connection, and take ownership of fd. connector->admission must have room for it. */
 void connect_add_incoming(dd_connector *connector, int fd, bool is_unix);
 void connect_poll_incoming(dd_connector *connector);
-/* After the sleep: advance connections with input, and close those that have timed out. */
+/* Call after the sleep: advance connections that have input, and close those that timed out. */
 void connect_advance_incoming(dd_connector *connector);
 void connect_close_incoming(dd_connector *connector);
 
 /* ---- connect_dial.c */
 
 void connect_poll_dials(dd_connector *connector);
-/* After the sleep: advance all dials, and begin queued ones. */
+/* Call after the sleep: advance all dials, and begin queued ones. */
 void connect_run_dials(dd_connector *connector);
 void connect_destroy_dials(dd_connector *connector);
 
 /* ---- connect_listen.c */
 
-/* Open listening sockets and return their addresses. On failure nothing is open. */
+/* Open TCP sockets to listen on, and return their addresses. After a failure, none is open. */
 dd_status connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_ports *ports,
                              dd_addr_list *addrs, dd_error *err) DD_MUST_CHECK;
 void connect_close_ports(connect_ports *ports);
-/* Return the sockets to poll. Closes ports that are no longer wanted, while nothing polls them. */
+/* Return the sockets to poll. Closes unwanted ports: must not be called during a poll. */
 size_t connect_take_listeners(dd_connector *connector, int fds[CONNECT_LISTEN_MAX]);
 /* Open the Unix socket, and set card->has_unix. */
 void connect_listen_unix(dd_connector *connector, dd_card *card);
 
-/* Set TCP_CONGESTION if the options name one. */
+/* Set TCP_CONGESTION of a socket if the options name an algorithm. */
 dd_status connect_set_congestion(const dd_connector *connector, int fd, dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -1,4 +1,4 @@
-/* Events and times that end the sleep of the connector's thread. */
+/* The events and times that end the sleep of the connector's thread. */
 #include "transport/connect_internal.h"
 
 #include "core/system.h"
@@ -7,11 +7,11 @@ void
 connect_wake(const dd_connector *self)
 {
     const uint64_t one = 1;
-    /* Fails only if the counter is full, and then the thread is awake. */
+    /* Fails only if the counter is full; then the thread is awake or waking. */
     (void)!dd_sys_write(self->wake_fd, &one, sizeof one);
 }
 
-/* Index 0 is the wake_fd, so a `polled` of 0 means "none". */
+/* Index 0 is for wake_fd, so that 0 in `polled` means "not polled". */
 void
 connect_begin_round(dd_connector *self)
 {

@@ -91,7 +91,7 @@ static void
 close_locked(dd_context *context)
 {
     dd_engine *engine = context->engine;
-    /* Notify owners of ended messages while the context still exists. */
+    /* Notify owners of ended messages first, while the context still exists. */
     engine_notify_done(engine);
     dd_map_remove(&engine->contexts, &context->node);
     dd_list_remove(&context->link);

@@ -1,14 +1,14 @@
-/* A context: the messages of one group. Ranks are the group's; every function except open and close
- * needs the engine's lock.
+/* A context: the messages of one group. Ranks are numbers in that group. Every function except open
+ * and close requires the engine's lock.
  *
- * A message is matched by (context, sender, kind, tag, channel), first in first out. Point-to-point
- * receives may take any sender. Messages of collectives have the sequence number as tag, and the
- * operation's signature, on which both sides must agree. Messages of windows (requests) need no
- * posted receive: the handler supplies one when the header arrives.
+ * A message matches a receive of the same (context, sender, kind, tag, channel), first in, first
+ * out. Point-to-point receives may accept any sender. Messages of collectives have the sequence
+ * number as tag, and the operation's signature, on which both sides must agree. Messages of windows
+ * (requests) need no posted receive: the handler supplies the receive when the header arrives.
  *
  * Small messages are sent eagerly, up to a credit, and the receiver holds them until they are
- * matched. Larger ones wait at the sender until the receiver has memory (rendezvous), and may use
- * several lanes. */
+ * matched. Larger messages wait at the sender until the receiver has posted memory, and may use
+ * several lanes (connections). */
 #ifndef DD_TRANSPORT_CONTEXT_H
 #define DD_TRANSPORT_CONTEXT_H
 
@@ -24,42 +24,44 @@ typedef enum dd_message_kind {
     DD_MESSAGE_WINDOW,
 } dd_message_kind;
 
-/* A send or receive under way. The owner embeds it, fills in the first part, and must not touch it
- * until on_done. */
+/* A send or receive in progress. Its owner embeds it, fills in the fields before `source`, and must
+ * not touch it between the post and on_done. */
 typedef struct dd_message dd_message;
 struct dd_message {
     dd_message_kind kind;
-    int rank; /* the other side; DD_ANY_RANK only in a P2P receive */
+    int rank; /* the other rank; DD_ANY_RANK is allowed only in a P2P receive */
     uint64_t tag;
     uint32_t channel;
     void *data;
-    /* For a receive: the room. A larger message is DD_INVALID_ARGUMENT, naming both sizes; a
-     * smaller one is accepted for P2P, and DD_MISMATCH for COLL. */
+    /* For a send: size of `data`. For a receive: the limit. A larger message fails with
+     * DD_INVALID_ARGUMENT, which names both sizes; a smaller message is accepted for P2P, and fails
+     * with DD_MISMATCH for COLL. */
     size_t nbytes;
-    /* For COLL. For P2P possibly NULL; DD_MISMATCH if both sides have one and the dtypes differ. */
+    /* Must be set for COLL, may be NULL for P2P. A P2P message fails with DD_MISMATCH if both sides
+     * have a signature and the dtypes differ. */
     const dd_signature *signature;
-    /* Called once, not within a post (but see dd_context_notify_locked). `error`: NULL on success. */
+    /* Called once, not within a post (see dd_context_notify_locked). `error`: NULL on success. */
     void (*on_done)(dd_message *message, const dd_error *error);
     void *owner;
 
-    int source;      /* result: the sender's rank */
-    size_t received; /* result: size of the message */
+    int source;      /* result of a receive: the sender's rank */
+    size_t received; /* result of a receive: size of the message in bytes */
 
-    /* private to the transport */
+    /* the fields below are private to the transport */
     dd_list link;
     uint8_t stage;
     bool is_send;
-    bool is_posted;    /* true until on_done; the poster may read it */
-    uint64_t id;       /* of a rendezvous; else 0 */
-    uint64_t order;    /* of a receive: its place in the order of posting */
-    size_t cut;        /* bytes handed to lanes, or announced by DATA */
-    size_t moved;      /* bytes that have been transferred */
-    dd_error *failure; /* result for on_done; NULL on success */
+    bool is_posted;    /* true until on_done; the owner may read it */
+    uint64_t id;       /* id of a message that is sent on request; 0 for an eager message */
+    uint64_t order;    /* position in the order of all posts */
+    size_t cut;        /* send: bytes handed to lanes; receive: bytes announced by DATA */
+    size_t moved;      /* bytes transferred so far */
+    dd_error *failure; /* error for on_done; NULL on success */
     struct dd_context *context;
     struct dd_peer *peer;
 };
 
-/* The header of a request, which precedes its bytes. The sender's signature is not compared. */
+/* The header of a request, which arrives before its data. Signatures are not compared. */
 typedef struct dd_request {
     uint64_t tag;
     uint32_t channel;
@@ -67,116 +69,121 @@ typedef struct dd_request {
     dd_signature signature;
 } dd_request;
 
-/* Callbacks to the owner of a context, with the lock held. */
+/* Callbacks to the owner of a context. They run with the engine's lock held. */
 typedef struct dd_context_handler {
     void *ctx;
-    /* A message of a collective has arrived, possibly before its receive is posted: for comparing
-     * signatures early, and for knowing which ranks have joined. */
+    /* A message of a collective has arrived, possibly before its receive is posted. Serves to
+     * compare signatures early, and to know which ranks have joined. */
     void (*on_coll)(void *ctx, int rank, uint64_t sequence, const dd_signature *signature);
-    /* A rank has aborted, for this cause. */
+    /* A rank has aborted the group, for this cause. */
     void (*on_abort)(void *ctx, int rank, const dd_cause *cause);
-    /* A rank is unreachable. Not called for a rank that has sent GOODBYE to this context. */
+    /* A rank is unreachable. Not called for a rank that has closed its context (GOODBYE). */
     void (*on_lost)(void *ctx, int rank, const dd_error *error);
     /* A rank has closed its context cleanly. */
     void (*on_goodbye)(void *ctx, int rank);
-    /* on_query: a rank queries this one's progress; set the state. on_answer: a rank answers. */
+    /* on_query: another rank queries this rank's progress; set the three values. on_answer: rank
+     * `rank` has answered such a query with its own progress. */
     void (*on_query)(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside);
     void (*on_answer)(void *ctx, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside);
-    /* Called before on_answer: the network repeatedly loses `nbytes` bytes that the rank sends to
-     * rank `to`; 0 if there is no loss. */
+    /* Called before on_answer: the network repeatedly loses data that rank `rank` sends to rank
+     * `to`. `nbytes` is the size of the lost data; 0 if there is no loss. */
     void (*on_loss)(void *ctx, int rank, int to, uint64_t nbytes);
-    /* A request has arrived. Return its receive, which counts as posted, or NULL to hold it; then
-     * the following requests must also be held. */
+    /* A request has arrived. Return a receive for it, which counts as posted, or NULL to hold the
+     * request; while a request is held, NULL must be returned for all later ones. */
     dd_message *(*on_request)(void *ctx, int rank, const dd_request *request);
-    /* A process of this host has rung: check what its ranks have posted in shared memory. Frames
+    /* A process of this host has rung: check what its ranks have written to shared memory. Frames
      * that arrived earlier on links have been handled. */
     void (*on_bell)(void *ctx);
-    /* A rank of this host requests a descriptor: call dd_context_pass_fd_locked if it exists. */
+    /* A rank of this host requests a file descriptor. If it exists, call
+     * dd_context_pass_fd_locked. */
     void (*on_fd_wanted)(void *ctx, int rank, uint64_t fd_key);
-    /* A rank passes `fd`: DD_SOCK_FD_REFUSED if this process had no room for it, DD_FD_DENIED if
-     * there is none. Return true to take it; otherwise it is closed as unwanted or a duplicate. */
+    /* A rank passes the file descriptor `fd`. It is DD_SOCK_FD_REFUSED if this process had no room
+     * for it, or DD_FD_DENIED if it does not exist. Return true to take ownership; otherwise, as
+     * for an unwanted or duplicate descriptor, the caller closes it. */
     bool (*on_fd)(void *ctx, int rank, uint64_t fd_key, int fd);
 } dd_context_handler;
 
 typedef struct dd_context dd_context;
 
-/* Open a context. `id` identifies the group: the same on all its ranks, and no other group's. Takes
- * a reference on each of the nranks peers; peers[rank] is this process. Frames that arrived
- * earlier, and lost ranks, are reported to the handler within this call, after *context is set.
- * Several ranks of a group may be in one process. */
+/* Open a context. `id` must be the same on all ranks of the group, and different for every other
+ * group. Takes a reference on each of the nranks peers; peers[rank] must be this process. Frames
+ * that arrived earlier, and lost ranks, are reported to the handler within this call, after
+ * *context is set. Several ranks of a group may be in one process. */
 dd_status dd_context_open(dd_engine *engine, uint64_t id, int rank, int nranks, dd_peer *const *peers,
                           const dd_context_handler *handler, dd_context **context,
                           dd_error *err) DD_MUST_CHECK;
 
-/* Close a context, and send GOODBYE to the connected peers. Posted messages must be done or
- * cancelled; the handler is not called afterwards. Waits until the kernel or the peers have all
- * frames that were posted, at most until the deadline. */
+/* Close a context, and send GOODBYE to the connected peers. All posted messages must have ended or
+ * been cancelled before. The handler is not called afterwards. Waits, at most until the deadline,
+ * until all posted frames have reached the kernel or the peers. */
 void dd_context_close(dd_context *context, const dd_wait *wait);
 
-/* Start the message, and connect if there is no link. on_done reports failures. */
+/* Post a message, and start to connect if there is no link. Failures are reported by on_done. */
 void dd_context_post_send_locked(dd_context *context, dd_message *message);
 void dd_context_post_recv_locked(dd_context *context, dd_message *message);
 
-/* Call on_done now if the message has ended: a caller need not drive for it. Returns true if so. */
+/* Call on_done now if the message has ended, so that its owner need not drive for it. Returns true
+ * if on_done has been called, now or earlier. */
 bool dd_context_notify_locked(dd_message *message);
-/* Call on_done now if the posted message has succeeded. Returns true if so. */
+/* Call on_done now if the posted message has ended successfully. Returns true if so. */
 bool dd_context_notify_success_locked(dd_message *message);
 
-/* Poll for the end of a posted message, at most `npolls` times or until another thread wants the
- * lock, and call on_done. If nothing else is under way in this process, polls only the shared
- * memory of the other side; else everything, which counts as several polls. Never polls a peer that
- * is reached over a socket. Returns true if the message has ended. Not from a callback. */
+/* Poll until a posted message ends, then call on_done. Stops after `npolls` polls, or if another
+ * thread wants the lock. If nothing else is in progress in this process, only the shared memory of
+ * the message's peer is polled; otherwise everything, which counts as several polls. Returns false
+ * immediately for a peer that is reached over a socket. Returns true if the message has ended. Must
+ * not be called from a callback. */
 bool dd_context_poll_locked(dd_message *message, int npolls);
 
-/* Count (is_expected) or discount data that is awaited from the rank without a posted receive:
- * while there is any, the rank's sockets are polled more often. */
+/* Start (is_expected) or stop counting data that this rank expects from `rank` without a posted
+ * receive. While any is expected, the sockets of `rank` are polled more often. */
 void dd_context_expect_locked(dd_context *context, int rank, bool is_expected);
 
-/* Offer the first held request of the rank, if there is one, to the handler again. */
+/* Offer the oldest held request of a rank, if there is one, to on_request again. */
 void dd_context_take_request_locked(dd_context *context, int rank);
 
-/* Continue an unfinished send from a copy of its memory. */
+/* Continue an unfinished send from `copy`, a copy of its data; the original is no longer read. */
 void dd_context_move_send_locked(dd_message *message, void *copy);
 
-/* End a posted message with `error`, and call on_done within this call. Its memory is not accessed
- * afterwards. Bytes of a receive that are still arriving are dropped; the receiver of a large send
- * is notified. A message that has ended already keeps its result. */
+/* End a posted message with `error`, and call on_done within this call; the message's data is not
+ * accessed afterwards. Data still arriving for a receive is dropped; the receiver of a large send
+ * is notified. A message that has already ended keeps its result. */
 void dd_context_cancel_locked(dd_context *context, dd_message *message, const dd_error *error);
 
-/* Call `visit` for each held COLL message with this sequence number, whose receive is not posted
- * yet; for comparing signatures when an operation begins. */
+/* Call `visit` for each held COLL message that has this sequence number and no posted receive yet.
+ * Serves to compare signatures when an operation begins. */
 void dd_context_visit_held_locked(dd_context *context, uint64_t sequence,
                                   void (*visit)(void *ctx, int rank, const dd_signature *signature),
                                   void *ctx);
 
-/* Send the cause of this rank's failure to the connected ranks except `except` (or DD_ANY_RANK).
- * With `spares_near`, processes of this host get nothing: they read it in shared memory. As much as
- * there is room for is on its way on return: if this process then ends, peers receive it before
- * they see the end. The rest is sent before dd_engine_wait returns to any caller, or is dropped
- * after 200 ms. */
+/* Send the cause of this rank's failure to all connected ranks except `except` (or DD_ANY_RANK).
+ * With `spares_near`, send nothing to processes of this host, which read the cause in shared
+ * memory. Before this returns, it sends as much as there is room for: even if this process then
+ * ends, peers receive that before they detect the end. The rest is sent before dd_engine_wait
+ * returns to any caller, or dropped after 200 ms. */
 void dd_context_post_abort_locked(dd_context *context, int except, bool spares_near, const dd_cause *cause);
 
-/* Request a descriptor from a rank of this host; pass one, which stays the caller's, or
- * DD_FD_DENIED. Needs no link. A datagram may be lost: the waiting rank must repeat its request.
- * Returns false if nothing was sent. */
+/* want_fd: request a file descriptor from a rank of this host. pass_fd: send a descriptor, which
+ * stays the caller's, or DD_FD_DENIED. Neither needs a link. Datagrams may be lost, so the
+ * requesting rank must repeat its request. Returns false if nothing was sent. */
 #define DD_FD_DENIED (-3)
 bool dd_context_want_fd_locked(dd_context *context, int rank, uint64_t fd_key);
 bool dd_context_pass_fd_locked(dd_context *context, int rank, uint64_t fd_key, int fd);
-/* Return DD_SYSTEM if the last six datagrams failed through this process's own fault. */
+/* Return DD_SYSTEM if the last six datagrams failed and this process was at fault. */
 dd_status dd_context_check_datagrams_locked(const dd_context *context, dd_error *err) DD_MUST_CHECK;
 
-/* Handle a cause that a rank has posted in shared memory, like one received over a link. */
+/* Handle a cause that a rank has written to shared memory, like a cause received over a link. */
 void dd_context_handle_abort_locked(dd_context *context, int rank, dd_bytes cause);
-/* Handle a rank's note in shared memory that it has left. If there is a link, a QUESTION is sent
- * first, since messages may precede the answer. */
+/* Handle a rank's mark in shared memory that it has left. If there is a link, first send a QUESTION
+ * and wait for the answer: messages that the rank sent earlier may still be arriving. */
 void dd_context_handle_goodbye_locked(dd_context *context, int rank);
 
-/* Query the progress of a rank, if it is connected. */
+/* Query the progress of a rank if it is connected; on_answer receives the answer. */
 void dd_context_post_question_locked(dd_context *context, int rank);
 
 bool dd_context_is_connected_locked(const dd_context *context, int rank);
 
-/* Find a rank to which the network loses this rank's data. Returns false if none is known. */
+/* Find a rank to which the network repeatedly loses this rank's data. Returns false if none. */
 bool dd_context_find_loss_locked(const dd_context *context, int *rank, dd_path_loss *loss);
 
 #endif

@@ -1,11 +1,11 @@
-/* Control frames between ranks (abort, departure, progress), and the loss of a rank. */
+/* Control frames between ranks (abort, departure, progress), and the loss of ranks. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
 
 #include <string.h>
 
-/* How long callers are delayed until other ranks have received a failure notice. */
+/* How long callers are delayed for other ranks to receive a failure notice. */
 #define NOTICES_NS (200 * DD_NS_PER_MS)
 
 /* ---- sending */
@@ -48,7 +48,7 @@ dd_context_post_abort_locked(dd_context *context, int except, bool spares_near, 
         }
     }
     dd_blob_clear(&context->abort, sizeof bytes);
-    /* Best effort: only later connections need it. */
+    /* An error is ignored: only links that are made later need the copy. */
     dd_status ignored = dd_blob_append(&context->abort, payload.data, payload.len, NULL);
     (void)ignored;
 }
@@ -105,7 +105,7 @@ context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *
     return false;
 }
 
-/* Fail posted receives that have no message. */
+/* Fail the posted receives that have no message yet. */
 static void
 fail_posted(context_rank *rank, void (*fail)(dd_message *message))
 {
@@ -137,7 +137,8 @@ control_on_goodbye(dd_context *context, int source)
     }
 }
 
-/* The origin has lost its link to this rank; this end may look intact until the network answers. */
+/* Record that the cause's origin has lost its link to this rank. The link may look intact here
+ * until the network reports the loss. */
 static void
 note_lost_remotely(const dd_context *context, const dd_cause *cause)
 {
@@ -147,7 +148,7 @@ note_lost_remotely(const dd_context *context, const dd_cause *cause)
     }
 }
 
-/* Return DD_PROTOCOL if the bytes are not a cause. */
+/* Handle an ABORT. Returns DD_PROTOCOL if its payload is not a cause. */
 static dd_status
 control_on_abort(dd_context *context, int source, dd_bytes payload, dd_error *fault)
 {
@@ -277,8 +278,8 @@ dd_context_handle_goodbye_locked(dd_context *context, int rank)
         control_on_goodbye(context, rank);
         return;
     }
-    /* It may have left before it knew of the link, so without a GOODBYE there: send a QUESTION,
-     * whose answer follows all that it has sent. */
+    /* The rank may have left before its process knew of the link, and so without sending GOODBYE on
+     * it. Send a QUESTION: its answer follows everything that the rank has sent. */
     from->is_leaving = true;
     dd_context_post_question_locked(context, rank);
 }

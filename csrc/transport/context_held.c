@@ -1,4 +1,4 @@
-/* Frames for contexts, also of this process itself: each goes to its receive, or is held. */
+/* Frames for contexts, also from this process: each is given to its receive, or held. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
@@ -6,12 +6,12 @@
 
 #include <string.h>
 
-/* Limit of contexts that a peer has aborted and that may still be opened here. */
+/* Limit, per peer, of kept ABORTs for contexts that may still be opened here. */
 #define ABORTS_KEPT 64
 
 /* ---- held entries */
 
-/* Copy a small message of this process, so that its send ends; a large one waits for a receive. */
+/* Copy a small message of this process to itself, to end its send. Large ones await receives. */
 static void
 copy_own(held *entry)
 {
@@ -42,7 +42,7 @@ hold_entry(held *entry, dd_list *list)
     }
 }
 
-/* Free an entry that no receive will match, and return its credit or refuse it. */
+/* Free an entry that no receive will match: return its credit, or refuse its RTS. */
 static void
 release_held(held *entry)
 {
@@ -107,7 +107,7 @@ peer_cancel_rts(dd_peer *peer, uint64_t id)
     }
 }
 
-/* Drop the entry of a send that waits for its receive in this process. */
+/* Free the held entry of a send of this process to itself. */
 static void
 self_cancel_send(dd_peer *self, const dd_message *message)
 {
@@ -159,9 +159,8 @@ peer_pop_early(dd_peer *peer, const context_key *key)
     return entry;
 }
 
-/* Keep the ABORT of a group that this process has not opened, and may never open if creation has
- * failed here as well. Other frames for it are dropped: they would hold the peer's credit
- * forever. */
+/* Keep the ABORT of a group that this process has not opened, and may never open if creating the
+ * group has failed here as well. Drop the group's other frames: they would hold credit forever. */
 static void
 keep_abort(dd_peer *peer, held *abort)
 {
@@ -172,8 +171,8 @@ keep_abort(dd_peer *peer, held *abort)
     }
     dd_list_push_back(&peer->kept_aborts, &abort->link);
     if (++peer->nkept_aborts > ABORTS_KEPT) {
-        /* Drop the oldest: its context would have been opened by now. Further frames for it are
-         * handled as if it had been closed here. */
+        /* Drop the oldest ABORT: its context would have been opened by now. Handle further frames
+         * for that context as if it had been closed here. */
         held *oldest = DD_CONTAINER_OF(peer->kept_aborts.next, held, link);
         engine_note_closed(peer->engine,
                            &(context_key){.id = oldest->frame.context, .rank = oldest->frame.target});
@@ -182,8 +181,8 @@ keep_abort(dd_peer *peer, held *abort)
     }
 }
 
-/* Keep a frame until its context is opened. Drop it if the context has been closed, or is open and
- * knows only the predecessor of this peer (is_of_before). */
+/* Keep a frame until its context is opened. Drop it if the context has been closed, or if the
+ * context is open and knows only this peer's predecessor (is_of_before). */
 static void
 keep_early(held *entry, bool is_of_before)
 {
@@ -237,7 +236,8 @@ static void
 deliver_own(dd_peer *self, const out_frame *out)
 {
     dd_frame frame = out->frame;
-    frame.type = out->message != NULL ? DD_FRAME_RTS : frame.type; /* of any size */
+    /* RTS allows any size; copy_own changes it to EAGER for small messages. */
+    frame.type = out->message != NULL ? DD_FRAME_RTS : frame.type;
     held *entry = engine_create_held(self, &frame);
     self->engine->stats.self_sent_nbytes += out->message != NULL ? out->message->nbytes : 0;
     if (entry == NULL) {
@@ -265,7 +265,7 @@ self_pump(dd_engine *engine)
     dd_peer *self = engine->self;
     bool is_any = false;
     if (engine->is_pumping_self) {
-        return false; /* called by a callback: frames after the current one wait */
+        return false; /* called by a callback: the outer call handles later frames */
     }
     engine->is_pumping_self = true;
     while (!dd_list_is_empty(&self->out) && !is_next_postponed(engine)) {

@@ -142,7 +142,7 @@ copy_bytes(void *to, const void *from, size_t nbytes)
     }
 }
 
-/* Copy a send of this process to its receive. */
+/* Copy the data of a send of this process to its own receive, and end both. */
 static void
 take_own(dd_message *recv, const held *entry)
 {

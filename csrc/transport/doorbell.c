@@ -59,12 +59,12 @@ dd_doorbell_ring(int own_fd, const dd_uid *whose)
 {
     const uint8_t ring = DD_BELL_RING;
     dd_addr address = address_of(whose);
-    /* Errors are ignored: a full queue holds a ring already, and an unknown name has no process. */
+    /* Ignore errors: a full queue contains a ring already, and an unknown name has no process. */
     (void)!dd_sys_sendto(own_fd, &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL,
                          (const struct sockaddr *)&address.storage, address.len);
 }
 
-/* ---- notes */
+/* ---- datagrams */
 
 _Static_assert(offsetof(dd_bell_datagram, fd) == DATAGRAM_NBYTES, "no field is padded");
 
@@ -75,7 +75,7 @@ dd_doorbell_send(int own_fd, const dd_uid *whose, const dd_bell_datagram *datagr
     int passed_fd = datagram->kind == DD_BELL_PASS ? datagram->fd : -1;
     size_t moved = 0;
     dd_io io = dd_sock_try_send_fd(own_fd, &address, datagram, DATAGRAM_NBYTES, passed_fd, &moved);
-    /* The limit is on descriptors in flight per user: retry later. */
+    /* Retry later if the user has too many descriptors in flight (ETOOMANYREFS). */
     return io == DD_IO_FAILED && errno == ETOOMANYREFS ? DD_IO_AGAIN : io;
 }
 
@@ -85,7 +85,7 @@ dd_doorbell_take(int own_fd, dd_bell_datagram *datagram)
     uint8_t bytes[DATAGRAM_NBYTES + 1] = {0};
     size_t len = 0;
     int fd = -1;
-    bool is_ours = false; /* otherwise its bytes are not trusted */
+    bool is_ours = false; /* true if the sender's user is this one; else untrusted */
     dd_io io = dd_sock_try_recv_fd(own_fd, bytes, sizeof bytes, &fd, &is_ours, &len);
     if (io == DD_IO_AGAIN || io == DD_IO_FAILED) {
         return io;

@@ -12,7 +12,7 @@
 
 #define CLOSE_NS (2 * DD_NS_PER_S)
 
-/* Copy the options and their strings, one after the other: the originals stay the caller's. */
+/* Copy the options and their strings, one after the other; the originals stay the caller's. */
 static dd_status
 copy_options(dd_engine *engine, const dd_connect_options *options, dd_error *err)
 {
@@ -90,7 +90,7 @@ free_pools(dd_engine *engine)
     }
 }
 
-/* Also for a partly created engine, and in a forked child, where descriptors are closed already. */
+/* Free an engine, maybe only partly created. In a forked child, descriptors are already closed. */
 static void
 engine_destroy(dd_engine *engine)
 {
@@ -172,7 +172,7 @@ send_bye(dd_engine *engine)
     }
 }
 
-/* Return true if the peers' hosts have everything that was posted. */
+/* Return true if the hosts of all peers have everything that was posted. */
 static bool
 has_arrived(void *ctx)
 {
@@ -213,7 +213,7 @@ dd_engine_release(dd_engine *engine)
     engine_destroy(engine);
 }
 
-/* The caller must hold opening_mu. */
+/* Open the doorbell and the connector. The caller must hold opening_mu. */
 static dd_status
 open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
 {
@@ -248,8 +248,8 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
     return DD_OK;
 }
 
-/* Return true if another process may still want to connect over TCP. Peers without known cards do
- * not count: processes that have this one's card are in a meeting with it, or have been. */
+/* Return true if another process may need to connect over TCP. Peers without a known card do not
+ * count: a process that has this process's card is, or was, in a meeting with it. */
 static bool
 are_ports_needed_locked(const dd_engine *engine)
 {
@@ -373,7 +373,7 @@ dd_peer_release(dd_peer *peer)
     }
     dd_engine *engine = peer->engine;
     if (engine_is_forked(engine)) {
-        /* The lock may be in any state; a child has one thread. */
+        /* The lock's state is unknown, but a child has only one thread and needs no lock. */
         if (--peer->refs == 0) {
             dd_engine_release(engine);
         }

@@ -1,4 +1,4 @@
-/* Basics of the engine that do not depend on the driver: the lock, waking, lookups, pools. */
+/* Basics of the engine that are independent of the driver: the lock, waking, lookups, pools. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
@@ -67,7 +67,7 @@ engine_wake_driver(dd_engine *engine)
 {
     const uint64_t one = 1;
     if (engine->driver != NULL && engine->driver->is_asleep) {
-        /* Fails only if the counter is full, and then there is an event anyway. */
+        /* Fails only if the counter is full; then wake_fd is readable anyway. */
         (void)!dd_sys_write(engine->wake_fd, &one, sizeof one);
     }
 }
@@ -116,7 +116,7 @@ engine_yield_lock(dd_engine *engine)
             dd_sys_sched_yield();
         }
     }
-    /* Not counted in nlockers: two drivers would yield to each other forever. */
+    /* This thread is not in nlockers: otherwise two drivers would yield to each other forever. */
     dd_lock_take(&engine->mu);
 }
 

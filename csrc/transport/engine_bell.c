@@ -1,14 +1,15 @@
-/* The engine's doorbell: rings, and requests for descriptors and their answers. */
+/* The engine's doorbell: rings, requests for descriptors, and the answers to such requests. */
 #include "core/system.h"
 #include "transport/doorbell.h"
 #include "transport/engine_internal.h"
 
 #include <errno.h>
 
-/* Limit per round, so that a peer that rings without end does not starve other work. */
+/* Limit of datagrams per round, so that a peer that rings without end does not delay other work. */
 #define DATAGRAMS_PER_ROUND 256
 
-/* A request that is repeated with growing pauses fails this often in a quarter of a second. */
+/* Consecutive failures until an error is reported: about a quarter of a second of requests, which
+ * are repeated with growing pauses. */
 #define DATAGRAMS_FAILED_MAX 6
 
 dd_status
@@ -133,7 +134,7 @@ engine_answer_bell(dd_engine *engine)
         }
     }
     engine->has_rung = true;
-    /* A ring is for a thread that sleeps. */
+    /* The ring is meant for a thread that sleeps: wake the driver. */
     engine_wake_driver(engine);
 }
 

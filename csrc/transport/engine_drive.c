@@ -1,4 +1,4 @@
-/* The choice of the driver, driving, and the driver's sleep. */
+/* Selection of the driver, driving, and the driver's sleep. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
@@ -11,12 +11,12 @@
 
 #define FLUSH_STEP_NS DD_NS_PER_MS
 #define EVENTS_MAX 32
-/* Limit of rounds that the background thread drives while callers come and go. */
+/* Limit of rounds that the background thread runs while callers come and go. */
 #define ROUNDS_PER_POLL 64
-/* Callers that poll only one peer run a full round once in this many calls. */
+/* A caller that polls only one peer runs a full round once per this many calls. */
 #define CALLS_PER_ROUND 64u
 
-/* No atomic increment is needed: only holders of the lock write; the background thread reads. */
+/* Increment a counter that other threads only read: all writers hold the lock. */
 static void
 count_up(atomic_uint_fast64_t *counter)
 {
@@ -24,7 +24,7 @@ count_up(atomic_uint_fast64_t *counter)
     atomic_store_explicit(counter, before + 1, memory_order_relaxed);
 }
 
-/* Yield to the awaited thread, which needs this core. Returns false if that took long. */
+/* Yield to the awaited thread, which needs this core. Returns false if the yield took long. */
 static bool
 yield_core(const dd_engine *engine)
 {
@@ -78,7 +78,7 @@ timeout_until_ms(int64_t until_ns)
     return left_ms < 60000 ? (int)left_ms : 60000;
 }
 
-/* Sleep on the links, without the lock. Another thread may be the driver afterwards. */
+/* Sleep on the links, without the lock. Afterwards, another thread may be the driver. */
 static void
 sleep_on_links(dd_engine *engine, dd_waiter *self, int64_t until_ns)
 {
@@ -92,7 +92,8 @@ sleep_on_links(dd_engine *engine, dd_waiter *self, int64_t until_ns)
     dd_engine_lock(engine);
     engine->nsleeping--;
     self->is_asleep = false;
-    /* If a lane was destroyed since, its event would dangle: drop all; epoll repeats the others. */
+    /* An event may point to a lane that was destroyed since. If any lane was destroyed, drop all
+     * events: epoll reports the others again. */
     if (engine->driver == self && engine->lane_generation == generation) {
         (void)engine_handle_events(engine, events, nevents);
     } else if (engine->driver != self) {
@@ -106,13 +107,13 @@ sleep_on_links(dd_engine *engine, dd_waiter *self, int64_t until_ns)
 typedef struct drive_spell {
     dd_waiter *self;
     const dd_wait *wait;
-    int64_t check_ns;       /* when to return to check the wait; 0 before the clock was read */
-    int64_t idle_since_ns;  /* 0 if the last round made progress */
-    int64_t polls_until_ns; /* 0 after sleep or progress */
+    int64_t check_ns;       /* when drive() returns to check `wait`; 0 until the clock is read */
+    int64_t idle_since_ns;  /* start of the rounds without progress; 0 if the last made progress */
+    int64_t polls_until_ns; /* end of polling; 0 after sleep or progress */
     unsigned nidle;
 } drive_spell;
 
-/* Read the clock; the first time, set check_ns. Short spells end without this. */
+/* Read the clock; the first time, also set check_ns. Short calls of drive() never read it. */
 static int64_t
 read_spell_clock(drive_spell *spell)
 {
@@ -126,7 +127,8 @@ read_spell_clock(drive_spell *spell)
 static int64_t
 choose_budget_ns(const dd_engine *engine, const dd_waiter *self)
 {
-    /* Ranks that outnumber the cores wait long as others work: that predicts no later wait. */
+    /* If ranks outnumber the cores, waits are long because other ranks compute. The length of such
+     * waits predicts nothing. */
     int64_t budget_ns = engine->is_outnumbered ? engine->spin.max_ns : engine->spin.budget_ns;
     bool is_idle = dd_list_is_empty(&engine->tasks) && engine->nposted == 0;
     if (self->is_background && budget_ns > DD_POLL_BACKGROUND_NS) {
@@ -135,7 +137,7 @@ choose_budget_ns(const dd_engine *engine, const dd_waiter *self)
     return budget_ns;
 }
 
-/* Return false if it is time to sleep. */
+/* Return true to continue polling, false if it is time to sleep. */
 static bool
 poll_on(const dd_engine *engine, drive_spell *spell, int64_t now_ns)
 {
@@ -158,7 +160,7 @@ drive_note_progress(dd_engine *engine, drive_spell *spell)
     spell->polls_until_ns = 0;
 }
 
-/* Called after a round without work. Returns false if the spell ends. */
+/* After a round without work: spin, run timers, or sleep. Returns false to end driving. */
 static bool
 idle(dd_engine *engine, drive_spell *spell)
 {
@@ -175,7 +177,7 @@ idle(dd_engine *engine, drive_spell *spell)
         return true;
     }
     if (!engine_fall_asleep(engine)) {
-        spell->polls_until_ns = 0; /* poll again: that yields the core if it is needed */
+        spell->polls_until_ns = 0; /* poll again, which yields the core if needed */
         return true;
     }
     sleep_on_links(engine, spell->self, next_ns < spell->check_ns ? next_ns : spell->check_ns);
@@ -183,7 +185,7 @@ idle(dd_engine *engine, drive_spell *spell)
     return engine->driver == spell->self;
 }
 
-/* Drive until the waiter's work is done, the wait must be checked, or another thread drives. */
+/* Drive until the waiter's work is done, or `wait` must be checked, or another thread drives. */
 static void
 drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
 {
@@ -195,7 +197,7 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
             drive_note_progress(engine, &spell);
         }
         if (waiter_is_done(self) || engine->driver != self) {
-            return; /* a task may have released the lock, and another thread may drive */
+            return; /* a task may have released the lock, so another thread may drive */
         }
         if (is_progress && !dd_list_is_empty(&engine->waiters)) {
             engine_wake_done_waiters(engine);
@@ -230,12 +232,12 @@ may_drive(const dd_engine *engine, const dd_waiter *self)
 static void
 become_driver(dd_engine *engine, dd_waiter *self)
 {
-    engine_wake_driver(engine); /* wake the old driver: it has lost the role */
+    engine_wake_driver(engine); /* wake the old driver, which has lost the role */
     engine->driver = self;
     atomic_store_explicit(&engine->is_driven, !self->is_background, memory_order_relaxed);
 }
 
-/* End driving: the next waiter drives or, after its nap, the background thread. */
+/* Stop driving. The next waiter drives or, if none, the background thread after its nap. */
 static void
 drive_release(dd_engine *engine, dd_waiter *self)
 {
@@ -264,7 +266,8 @@ wait_for_turn(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
     dd_list_remove(&self->link);
 }
 
-/* With the lock, which is released while the caller's interrupt is checked. */
+/* Drive, or wait for the turn to drive, until the waiter is done. Requires the lock, and releases
+ * it while the caller's interrupt is checked. */
 static dd_status
 wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *err)
 {
@@ -279,9 +282,9 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
             return DD_OK;
         }
         if (wait->is_interrupted != NULL) {
-            /* Checked before the deadline: callers may wait in slices shorter than the driver's.
-             * The check may take long, and may itself wait for this engine, so other threads drive
-             * during it. */
+            /* Check the interrupt before the deadline: callers may wait in slices that are shorter
+             * than the driver's. The check may take long and may itself wait for this engine, so
+             * let other threads drive during it. */
             drive_release(engine, self);
             dd_engine_unlock(engine);
             dd_status status = dd_wait_check(wait, err);
@@ -316,8 +319,8 @@ dd_engine_receive_locked(dd_engine *engine)
     dd_engine_prepare_driver_locked(engine);
 }
 
-/* Keep a caller until failure notices to other ranks are on their way, or 200 ms have passed: the
- * caller may end the process as soon as it receives the failure. */
+/* Delay a caller until failure notices to other ranks have left this process, or 200 ms have
+ * passed: the caller may end the process as soon as it knows of the failure. */
 static void
 finish_notices_locked(dd_engine *engine, dd_waiter *self)
 {
@@ -326,7 +329,7 @@ finish_notices_locked(dd_engine *engine, dd_waiter *self)
         if (may_drive(engine, self)) {
             (void)engine_run_round(engine);
             engine_wake_done_waiters(engine);
-        } /* otherwise the driver does it */
+        } /* otherwise the driver runs the rounds */
         if (!engine_is_notifying(engine) || dd_clock_now_ns() >= engine->notices_until_ns) {
             engine->notices_until_ns = 0;
             dd_engine_prepare_driver_locked(engine);
@@ -361,7 +364,7 @@ dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wai
     return status;
 }
 
-/* The first step has no pause: GOODBYEs of small groups take one round, full connections longer. */
+/* The first wait is 0: GOODBYEs of small groups take one round, full connections longer. */
 void
 engine_flush(dd_engine *engine, bool (*is_done)(void *ctx), void *ctx, const dd_wait *wait)
 {
@@ -422,8 +425,8 @@ dd_engine_kick(dd_engine *engine)
     dd_engine_lock(engine);
     dd_waiter *driver = engine->driver;
     if (driver == NULL || driver->is_asleep) {
-        /* Most sends are done after one round. A process without peers has no background thread:
-         * finish all work here. */
+        /* Most sends end after one round. A process without peers has no background thread and must
+         * do all its work here. */
         while (engine_run_round(engine)) {
             engine_wake_done_waiters(engine);
             if (engine->has_thread || engine->driver != driver) {
@@ -445,7 +448,8 @@ dd_engine_kick(dd_engine *engine)
 
 /* ---- the background thread */
 
-/* Receive and leave: a driver would sleep on the links, and each caller would have to wake it. */
+/* Run rounds without becoming the driver, which would sleep on the links until a caller wakes
+ * it. */
 static void
 drive_run_rounds(dd_engine *engine)
 {
@@ -461,7 +465,7 @@ run_background(void *arg)
     dd_engine *engine = arg;
     dd_waiter *self = &engine->background;
     engine_callers_seen seen = {0};
-    dd_fence_register(); /* here, while groups are being created, which takes less time than this */
+    dd_fence_register(); /* register here: creating a group takes longer than this */
     while (engine_nap(engine, &seen)) {
         dd_engine_lock(engine);
         if (engine->driver == NULL && seen.are_active && is_idle(engine)) {
@@ -517,12 +521,12 @@ engine_stop_background(dd_engine *engine)
     engine_wake_driver(engine);
     dd_engine_unlock(engine);
     dd_thread_join(engine->thread);
-    engine->has_thread = false; /* no other thread uses the engine */
+    engine->has_thread = false; /* no other thread uses the engine now */
 }
 
 /* ---- looking for the end of one message */
 
-/* Return NULL if the peer is not linked by shared memory. */
+/* Return the peer's shared memory lane; NULL if the peer has none. */
 static dd_lane *
 shm_lane(const dd_peer *peer)
 {
@@ -558,14 +562,14 @@ dd_context_poll_locked(dd_message *message, int npolls)
 {
     dd_assert_holds(ENGINE);
     dd_engine *engine = message->context->engine;
-    dd_peer *peer = message->peer; /* NULL for any rank */
+    dd_peer *peer = message->peer; /* NULL for a receive from any rank */
     if (peer != NULL && !peer->is_self && shm_lane(peer) == NULL) {
         return false;
     }
     if (engine->spin.max_ns == 0) {
         npolls = 1;
     }
-    /* Run a full round at times, so that a caller that repeats this delays no other work. */
+    /* Run a full round in some calls, so that repeated calls do not delay other work. */
     bool is_due = atomic_load_explicit(&engine->ndrives, memory_order_relaxed) % CALLS_PER_ROUND == 0;
     dd_engine_note_active_locked(engine);
     bool is_narrow = peer != NULL && !is_due && is_alone(engine);
@@ -581,7 +585,7 @@ dd_context_poll_locked(dd_message *message, int npolls)
         }
         dd_spin_pause();
     }
-    engine_notify_done(engine); /* other messages that have ended */
+    engine_notify_done(engine); /* notify owners of other messages */
     dd_engine_prepare_driver_locked(engine);
     return !message->is_posted;
 }

@@ -1,4 +1,4 @@
-/* Naps of the background thread, and how they end. It reads hints about callers without a lock. */
+/* The naps of the background thread. It reads hints about callers without a lock. */
 #include "transport/engine_internal.h"
 
 #include "core/lock.h"
@@ -32,7 +32,7 @@ engine_note_undriven(dd_engine *engine)
     atomic_store(&engine->is_driven, false);
 }
 
-/* The caller's counterpart of nap_once: during a long call the thread may have begun a long nap. */
+/* End a long nap (nap_once) that began while the caller drove, if prompt answers are wanted. */
 void
 engine_cut_nap_short(dd_engine *engine)
 {
@@ -46,7 +46,8 @@ engine_cut_nap_short(dd_engine *engine)
 
 /* ---- the thread */
 
-/* With nap_mu. Set is_napping_long before reading is_driven, so that a departing caller sees it. */
+/* Nap once. Requires nap_mu. Sets is_napping_long before it reads is_driven, so that a caller that
+ * stops driving sees is_napping_long. */
 static void
 nap_once(dd_engine *engine, bool is_long)
 {

@@ -4,10 +4,10 @@
 #include "core/assert.h"
 #include "core/system.h"
 
-/* Rounds between two calls of epoll. */
+/* Number of rounds between two calls of epoll. */
 #define ROUNDS_PER_EPOLL_SHM 256u
 #define ROUNDS_PER_EPOLL_TCP 8u
-/* Up to this many sockets are read without an event from epoll. */
+/* With at most this many sockets, read all of them without waiting for an event from epoll. */
 #define TCP_DIRECT_MAX 8u
 #define EVENTS_MAX 32
 
@@ -55,11 +55,13 @@ progress_tasks(dd_engine *engine)
 
 /* ---- the end of a peer that has broken the protocol */
 
-/* How long its link stays open if it does not read the reason, and how often this is checked. */
+/* Time for which the link of a peer that broke the protocol stays open if the peer does not read
+ * the reason, and interval of checking that. */
 #define FAREWELL_NS (200 * DD_NS_PER_MS)
 #define FAREWELL_CHECK_NS (1 * DD_NS_PER_MS)
 
-/* Return true if nothing posted to it is pending here or, with `is_sure`, at its host. */
+/* Return true if everything posted to the peer has left this process or, with `is_sure`, has
+ * arrived at the peer's host. */
 static bool
 has_sent_all(const dd_peer *peer, bool is_sure)
 {
@@ -73,8 +75,8 @@ start_farewell_timer(dd_peer *peer)
     dd_engine_start_timer_locked(peer->engine, &peer->timer, dd_deadline_after(FAREWELL_CHECK_NS));
 }
 
-/* Closing the link with unread input of the peer would reset it, and the reset could overtake the
- * reason. */
+/* Close the link once the peer has the reason. Earlier, closing with unread input of the peer would
+ * reset the connection, and the reset could overtake the reason. */
 static void
 on_farewell_due(dd_timer *timer)
 {
@@ -87,7 +89,8 @@ on_farewell_due(dd_timer *timer)
     dd_list_push_back(&peer->engine->breaking, &peer->breaking);
 }
 
-/* Return false if it need not receive a reason, or cannot. */
+/* Begin to send a breaking peer the reason (a farewell). Returns false if nothing is left to send:
+ * the peer needs no reason, cannot receive it, or has it. */
 static bool
 begin_farewell(dd_peer *peer)
 {
@@ -136,7 +139,7 @@ poll_shm_lanes(dd_engine *engine)
     return is_progress;
 }
 
-/* Poll only sockets with expected data, and not too many: each poll is a system call. */
+/* Poll only sockets that expect data, and only a few sockets: each poll is a system call. */
 static bool
 poll_tcp_lanes(dd_engine *engine)
 {
@@ -164,11 +167,11 @@ round_watch(dd_lane *lane, uint32_t events)
     if (lane->watched != events) {
         struct epoll_event event = {.events = events, .data.ptr = lane};
         int rc = dd_sys_epoll_ctl(lane->peer->engine->epoll_fd, EPOLL_CTL_MOD, lane->stream->fd, &event);
-        lane->watched = rc == 0 ? events : lane->watched; /* otherwise requested again */
+        lane->watched = rc == 0 ? events : lane->watched; /* on failure, requested again later */
     }
 }
 
-/* The socket beside the rings has ended; the rings are read first. */
+/* Break a lane whose socket has failed, or has ended and all data in the rings was read. */
 static void
 on_stream_end(dd_lane *lane, dd_io io)
 {
@@ -227,7 +230,7 @@ engine_handle_events(dd_engine *engine, const struct epoll_event *events, int ne
     return is_progress;
 }
 
-/* Enough for all connections, and for a full ring and socket while the other side keeps sending. */
+/* Enough rounds for all connections, and for a full ring or socket while the peer still sends. */
 #define RECEIVE_EVENTS_ROUNDS 64
 #define RECEIVE_LANE_ROUNDS 4
 
@@ -266,7 +269,7 @@ engine_receive_all(dd_engine *engine)
         (void)engine_handle_events(engine, events, nevents);
     }
     receive_all(engine);
-    engine_notify_rung(engine); /* even without a ring: processes post before they end */
+    engine_notify_rung(engine); /* a process may have written there, and ended without a ring */
 }
 
 /* ---- losing peers */
@@ -275,7 +278,8 @@ static void
 lose_peer(dd_peer *peer)
 {
     dd_engine *engine = peer->engine;
-    /* Frames sent before its end count; its farewell on lane 0 comes after other lanes' data. */
+    /* Handle frames that the peer sent before its end. Read lane 0 last: a farewell on it was sent
+     * after the data on other lanes. */
     for (int i = peer->nlanes - 1; i >= 0; i--) {
         for (int rounds = 0; rounds < 64 && !peer->lanes[i]->is_ended && lane_receive(peer->lanes[i]);
              rounds++) {
@@ -310,8 +314,8 @@ lose_peer(dd_peer *peer)
     peer_reap(peer);
 }
 
-/* If one peer left because another was lost, the latter counts as lost first in all groups, also in
- * those where no rank has reported it. */
+/* Return the peer to lose first. If a peer left because another was lost, the lost one comes first
+ * in all groups, even in groups where no rank has reported it. */
 static dd_peer *
 first_lost(const dd_engine *engine)
 {
@@ -330,8 +334,8 @@ engine_end_broken_peers(dd_engine *engine)
     if (dd_list_is_empty(&engine->breaking)) {
         return;
     }
-    /* A lost peer may have left because another was lost, and have reported that; so may a living
-     * one. Read all reports first. */
+    /* Read all reports first: a peer may have left because another peer was lost, and have reported
+     * that before; ranks that are alive may also have reported it. */
     engine_receive_all(engine);
     while (!dd_list_is_empty(&engine->breaking)) {
         dd_peer *peer = first_lost(engine);
@@ -348,8 +352,8 @@ static bool
 is_notified(const dd_peer *peer)
 {
     if (peer->state != PEER_CONNECTED) {
-        return peer->state != PEER_DIALLING &&
-               peer->state != PEER_ACCEPTING; /* otherwise notified once there is a link */
+        /* While a link is being made, the notice waits for it. */
+        return peer->state != PEER_DIALLING && peer->state != PEER_ACCEPTING;
     }
     return has_sent_all(peer, false);
 }
@@ -398,8 +402,8 @@ engine_run_round(dd_engine *engine)
         is_progress = true;
     }
     engine_end_broken_peers(engine);
-    /* Needed before the tasks as well: their verdict on a rank that has left depends on whether its
-     * last messages have been handled. */
+    /* Notify owners before the tasks run: tasks decide about ranks that have left, whose last
+     * messages must have been handled by then. */
     engine_notify_done(engine);
     if (!dd_list_is_empty(&engine->tasks)) {
         is_progress = progress_tasks(engine) || is_progress;

@@ -1,9 +1,9 @@
-/* Frames: the units sent over a link. A header, and a payload for some types. The header of a small
- * whole message is short if its signature is empty or a point-to-point message's: the missing
- * fields are zero or follow from the others.
+/* Frames: the units of data on a link. A frame is a header, and for some types a payload. A small
+ * complete message has a short header if its signature is empty or belongs to a point-to-point
+ * message: the omitted fields are zero or follow from the other fields.
  *
- * Pure functions. Bytes of a peer are untrusted: dd_frame_decode accepts only frames with
- * consistent fields; the receiver checks them against its state (known ids, enough credit). */
+ * All functions are pure. A peer's bytes are untrusted: dd_frame_decode accepts only headers with
+ * consistent fields; the receiver must check them against its state (known ids, credit). */
 #ifndef DD_TRANSPORT_FRAME_H
 #define DD_TRANSPORT_FRAME_H
 
@@ -16,59 +16,59 @@
 #include <stdint.h>
 
 #define DD_FRAME_SHORT_NBYTES 40u
-#define DD_FRAME_NBYTES 88u                       /* the long header */
-#define DD_FRAME_EAGER_MAX ((size_t)64 << 10)     /* payload of EAGER */
-#define DD_FRAME_FRAGMENT_MAX ((size_t)256 << 10) /* payload of DATA */
+#define DD_FRAME_NBYTES 88u                       /* size of a long header */
+#define DD_FRAME_EAGER_MAX ((size_t)64 << 10)     /* limit of an EAGER frame's payload */
+#define DD_FRAME_FRAGMENT_MAX ((size_t)256 << 10) /* limit of a DATA frame's payload */
 
-/* The order is part of the wire format. */
+/* The values are part of the wire format. */
 typedef enum dd_frame_type {
-    DD_FRAME_EAGER = 1, /* a whole message; the payload is its bytes */
-    DD_FRAME_RTS,       /* request to send: the message waits at its sender under `id` */
-    DD_FRAME_CTS,       /* clear to send: its bytes may be sent */
-    DD_FRAME_DATA,      /* a part of it, from `offset` on */
-    DD_FRAME_REFUSE,    /* refused for `reason`; nbytes and signature are the receive's */
-    DD_FRAME_CANCEL,    /* its sender has cancelled it */
-    DD_FRAME_CREDIT,    /* nothing except credit */
-    DD_FRAME_ABORT,     /* a rank has aborted; the payload is its dd_cause */
+    DD_FRAME_EAGER = 1, /* a complete message; the payload is its bytes */
+    DD_FRAME_RTS,       /* request to send: a message waits at its sender, under `id` */
+    DD_FRAME_CTS,       /* clear to send: the sender of message `id` may send DATA */
+    DD_FRAME_DATA,      /* a part of message `id`, starting at its byte `offset` */
+    DD_FRAME_REFUSE,    /* message `id` is refused for `reason`; nbytes, signature: the receive's */
+    DD_FRAME_CANCEL,    /* the sender has cancelled message `id` */
+    DD_FRAME_CREDIT,    /* an empty frame, only to return credit */
+    DD_FRAME_ABORT,     /* a rank has aborted; the payload is an encoded dd_cause */
     DD_FRAME_QUESTION,  /* a query for a rank's progress */
-    /* Progress: inside collective `tag` with this signature if `offset` is 1, after it if 0. If
-     * data to another rank is lost, `id` is that rank plus 1, `nbytes` the size; else both are
-     * 0. */
+    /* The answer to a QUESTION. With `offset` 1, the rank is inside collective `tag` with this
+     * signature; with 0, it has finished that collective. If the network loses its data to a rank,
+     * `id` is that rank plus 1 and `nbytes` the size of the data; otherwise both are 0. */
     DD_FRAME_ANSWER,
     DD_FRAME_GOODBYE, /* a rank has closed its context */
-    DD_FRAME_BYE,     /* a process closes its engine */
+    DD_FRAME_BYE,     /* a process has closed its engine */
 } dd_frame_type;
 
 typedef enum dd_refusal {
-    DD_REFUSED_TOO_LARGE = 1, /* the receive has less room */
-    DD_REFUSED_MISMATCH,      /* the receive is of another operation, or P2P of another dtype */
+    DD_REFUSED_TOO_LARGE = 1, /* the message is larger than the receive's memory */
+    DD_REFUSED_MISMATCH,      /* the receive has another operation or point-to-point dtype */
     DD_REFUSED_CLOSED,        /* the receiver has closed its context */
 } dd_refusal;
 
-/* The wire format of the long header. Numbers are little-endian, as on this host. */
+/* The wire format of the long header. Numbers are little-endian, like this host's. */
 typedef struct dd_frame {
-    uint8_t magic;  /* set by the codec */
-    uint8_t type;   /* dd_frame_type */
-    uint8_t kind;   /* dd_message_kind */
-    uint8_t reason; /* dd_refusal, for REFUSE */
+    uint8_t magic;  /* set by dd_frame_encode */
+    uint8_t type;   /* a dd_frame_type */
+    uint8_t kind;   /* a dd_message_kind */
+    uint8_t reason; /* a dd_refusal in REFUSE; otherwise 0 */
     uint32_t channel;
     uint64_t context;
     uint64_t tag;
-    uint64_t id;      /* rendezvous id: RTS and its later frames */
-    uint64_t offset;  /* of DATA; see ANSWER */
-    uint64_t nbytes;  /* size of the whole message; for REFUSE, the room */
-    uint32_t payload; /* bytes that follow the header */
-    uint32_t credit;  /* bytes of eager messages that the sender of this frame no longer holds */
-    uint32_t source;  /* rank of the sender */
-    uint32_t target;  /* rank of the receiver */
+    uint64_t id;      /* id of a message that is sent on request, in RTS and all later frames */
+    uint64_t offset;  /* DATA: position in the message; ANSWER: 1 inside a collective */
+    uint64_t nbytes;  /* size of the whole message; REFUSE: size of the receive's memory */
+    uint32_t payload; /* number of bytes that follow the header */
+    uint32_t credit;  /* credit that this frame returns: eager bytes that its sender released */
+    uint32_t source;  /* rank that sends this frame */
+    uint32_t target;  /* rank that this frame is for */
     dd_signature signature;
 } dd_frame;
 
-/* Encode a header and return its size. Fields that the frame's type does not use must be zero. */
+/* Encode a header and return its size in bytes. Fields that the type does not use must be zero. */
 size_t dd_frame_encode(const dd_frame *frame, uint8_t out[DD_FRAME_NBYTES]);
-/* Return the size of the header with this first byte. */
+/* Return the size in bytes of a header that begins with the byte `first`. */
 size_t dd_frame_header_nbytes(uint8_t first);
-/* Decode a header, all of which must be at `in`. DD_PROTOCOL names the invalid field. */
+/* Decode a header; all its bytes must be at `in`. DD_PROTOCOL's error names the invalid field. */
 dd_status dd_frame_decode(const uint8_t *in, dd_frame *frame, dd_error *err) DD_MUST_CHECK;
 
 /* Return a name such as "EAGER"; never NULL. */

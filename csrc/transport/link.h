@@ -1,6 +1,6 @@
-/* A stream of bytes to a peer process, both ways: shared memory with a Unix socket beside it, or
- * TCP. A link has one owner, which serialises all calls. Only dd_link_receive_taken and
- * dd_link_take_shm block. */
+/* A link: a stream of bytes to a peer process, in both directions. It is either shared memory with
+ * a Unix socket beside it, or TCP. Each link has one owner, which must serialise all calls. Only
+ * dd_link_receive_taken and dd_link_take_shm block. */
 #ifndef DD_TRANSPORT_LINK_H
 #define DD_TRANSPORT_LINK_H
 
@@ -18,31 +18,34 @@ typedef struct dd_link dd_link;
 typedef struct dd_link_ops {
     const char *name; /* "shared memory", "TCP" */
 
-    /* Send as much of `parts`, which must not all be empty, as there is room for; possibly less (at
-     * most a ring's size). AGAIN if there is no room: the next call must begin with the same bytes.
-     * CLOSED or FAILED (errno is set) end sending; bytes that were received can still be read. */
+    /* Send as many bytes of `parts` as there is room for, or fewer (at most a ring's size). `parts`
+     * must have at least one byte. AGAIN: there is no room, and the next call must begin with the
+     * same bytes. CLOSED or FAILED (sets errno): nothing more can be sent, but bytes that have
+     * arrived can still be read. */
     dd_io (*try_send)(dd_link *link, const struct iovec *parts, int nparts, size_t *moved);
 
-    /* Return true if all sent bytes are on their way: this process may exit, and only the network
-     * can lose them. With `is_sure`, return true if the peer's host has them: none can be lost. */
+    /* Return true if all sent bytes have left this process: after its exit, only the network can
+     * lose them. With `is_sure`, return true if the peer's host has the bytes: none can be lost. */
     bool (*has_left)(dd_link *link, bool is_sure);
 
-    /* Return how many bytes do not reach a peer that has room: resent at least twice (*nresends),
-     * or dropped by this host's interface (*nresends is 0). 0 if no loss is known. */
+    /* Return how many bytes do not reach the peer although it has room for them. *nresends is the
+     * number of times they were resent, at least 2, or 0 if this host's interface drops them.
+     * Returns 0 if no loss is known. */
     size_t (*count_lost)(dd_link *link, unsigned *nresends);
 
-    /* Receive up to nbytes >= 1 bytes. AGAIN if there are none, CLOSED after the last byte of the
-     * stream. In shared memory this reads only the ring; on_event reads the socket. A caller that
-     * stops before AGAIN must call again without waiting for fd. */
+    /* Receive up to `nbytes` bytes, at least 1. AGAIN: there are none. CLOSED: the stream has ended
+     * and all its bytes were read. In shared memory, this reads only the ring; on_event reads the
+     * socket. A caller that stops before AGAIN must call again without waiting for fd. */
     dd_io (*try_recv)(dd_link *link, void *data, size_t nbytes, size_t *moved);
 
-    /* Handle a readable fd (EPOLLIN, EPOLLHUP, EPOLLERR): take bells off a Unix socket, and detect
-     * its end. CLOSED once all bytes before the end have been received; else OK: call try_recv. */
+    /* Handle EPOLLIN, EPOLLHUP or EPOLLERR of fd: remove bells from a Unix socket, and detect its
+     * end. CLOSED if the stream has ended and all bytes were read; else OK: call try_recv. */
     dd_io (*on_event)(dd_link *link);
 
-    /* Call before sleeping on fd: from then on the peer makes fd readable when there is input and,
-     * with `wants_room`, when there is room after AGAIN from try_send. Returns false if there is
-     * work: stay awake. Lasts until the next try_recv or on_event. TCP leaves this to epoll. */
+    /* Prepare the link for sleeping on fd; must be called before the sleep. From then on the peer
+     * makes fd readable when there is input or, with `wants_room`, when try_send has room again
+     * after AGAIN. Returns false if there is work already: do not sleep. The effect lasts until the
+     * next try_recv or on_event. TCP links need nothing here: epoll reports both. */
     bool (*fall_asleep)(dd_link *link, bool wants_room);
 
     /* Free the link; in a forked child, only memory. */
@@ -51,20 +54,22 @@ typedef struct dd_link_ops {
 
 struct dd_link {
     const dd_link_ops *ops;
-    int fd; /* for epoll: EPOLLIN and, for TCP, EPOLLOUT (room for output) */
+    int fd; /* descriptor for epoll: EPOLLIN for input; EPOLLOUT for room (only TCP) */
     bool is_shared_memory;
-    bool has_input;      /* try_recv has bytes that this process has read from fd already */
-    uint64_t generation; /* dd_fork_generation of the process that opened it */
+    bool has_input;      /* true if input already read from fd waits here: call try_recv */
+    uint64_t generation; /* dd_fork_generation at the time of opening */
 };
 
-/* Open a link on a connected socket after the handshake, with the seal that it made, or NULL. On
- * success the link owns both. */
+/* Open a link on a TCP socket after the handshake. `seal` encrypts the link, and is NULL if it is
+ * not encrypted. On success, the link owns the socket and the seal. */
 dd_status dd_link_open_tcp(int fd, dd_seal *seal, dd_link **link, dd_error *err) DD_MUST_CHECK;
 
-/* Open a link of two rings, one per direction, in memory that one side offers over the Unix socket.
- * Each has `ring_nbytes`: a power of two from 4096 to 2^30. After an offer, call hear_taken, and
- * close the link if it fails. take_shm waits for the offer, hear_taken for the answer, until the
- * deadline. On success the link owns `socket_fd`; after a failure it is unusable. */
+/* Open a shared memory link: two rings of `ring_nbytes` bytes, one per direction, in memory that
+ * one side offers over the Unix socket. `ring_nbytes` must be a power of two from 4096 to 2^30.
+ *
+ * The offering side calls offer_shm, then receive_taken, which waits for the other side's answer;
+ * if that fails, it must close the link. The other side calls take_shm, which waits for the offer.
+ * On success, the link owns `socket_fd`; after a failure, the socket is unusable. */
 dd_status dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, dd_error *err) DD_MUST_CHECK;
 dd_status dd_link_receive_taken(const dd_link *link, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_link_take_shm(int socket_fd, dd_link **link, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;

@@ -1,9 +1,10 @@
-/* Two rings in memory that both processes map, one per direction: one writer, one reader, bytes in
- * order. Moving bytes costs no system call. The reader polls while the writer is busy. Before it
- * stops polling it marks itself asleep; a writer that finds the mark rings: a byte on the Unix
- * socket beside the rings. A reader rings likewise if the writer waits for room. The memory is a
- * sealed memfd, which leaves no name behind and cannot shrink. Invalid positions from the peer are
- * an error, never an access out of bounds. */
+/* Links over shared memory. Two rings, one per direction, are in memory that both processes map.
+ * Each ring has one writer and one reader, and carries bytes in order. Moving bytes costs no system
+ * call: the reader polls while the writer is busy. Before it stops polling, the reader marks itself
+ * asleep; a writer that finds the mark sends a bell, a byte on the Unix socket beside the rings. A
+ * reader likewise rings for a writer that waits for room. The memory is a sealed memfd, which
+ * leaves no name behind and cannot shrink. An invalid position from the peer is an error, and never
+ * leads to an access out of bounds. */
 #include "transport/link.h"
 
 #include "core/clock.h"
@@ -20,50 +21,52 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* After the handshake the socket carries only bells: a byte each; several count as one. */
+/* The byte of a bell. After the handshake the socket carries only bells; several count as one. */
 #define BELL 'b'
 
-/* A copy is published in pieces of this size, so that both sides copy at the same time. */
+/* Step of publishing written bytes, so that writer and reader copy in parallel. */
 #define PUBLISH_BYTES ((size_t)32768)
 
-/* The least size of a read whose duration is measured. */
+/* Size of the smallest read whose duration is measured. */
 #define JUDGED_MIN_BYTES ((size_t)8192)
-/* Smaller writes always go through the caches. */
+/* Size of the smallest write that may bypass the writer's caches. */
 #define PAST_MIN_BYTES ((size_t)4096)
 
-/* Bytes per read of the socket. */
+/* Number of bytes per read of the socket. */
 #define SOCKET_BATCH 256
 
 #define HEADER_BYTES ((size_t)4096)
 
-/* The sides write different words, which are in different cache lines. */
+/* Start of a ring in shared memory. Writer and reader write words in different cache lines. */
 typedef struct ring_words {
-    _Alignas(64) _Atomic uint64_t written; /* by the writer: bytes ever written */
-    dd_park_bits writer;                   /* waits for room; in the line that the reader reads */
-    _Alignas(64) _Atomic uint64_t read;    /* by the reader: bytes ever read */
-    _Alignas(64) dd_park_bits reader;      /* waits for bytes */
-    /* By the reader, as a hint: data is read faster if it was written past the writer's caches. */
+    /* written by the writer: number of bytes written so far */
+    _Alignas(64) _Atomic uint64_t written;
+    dd_park_bits writer;                /* set while the writer waits for room */
+    _Alignas(64) _Atomic uint64_t read; /* written by the reader: number of bytes read so far */
+    _Alignas(64) dd_park_bits reader;   /* set while the reader waits for bytes */
+    /* Hint from the reader: not 0 if it reads faster when the writer bypasses the writer's
+     * caches. */
     _Atomic uint32_t is_past_wanted;
 } ring_words;
 
-/* One side's view. A side reads the other's position only after using up the known one. */
+/* One side's view of a ring. Reads the other side's position only if the known one is used up. */
 typedef struct shm_ring {
-    ring_words *shared;  /* NULL if closed; the bytes are HEADER_BYTES after it */
-    size_t size;         /* a power of two */
-    uint64_t position;   /* own: of the next byte to read or write */
-    uint64_t known;      /* the other side's position as last seen */
-    bool is_unfenced;    /* reader: has freed room since its last fence (ring_for_room) */
-    bool is_asleep;      /* reader: its mark is set */
-    dd_copy_trial trial; /* reader: compares the writer's two ways to copy */
+    ring_words *shared;  /* NULL if closed; the ring's bytes begin HEADER_BYTES after it */
+    size_t size;         /* size of the ring in bytes, a power of two */
+    uint64_t position;   /* this side's position: the next byte to read or write */
+    uint64_t known;      /* the other side's position when last read */
+    bool is_unfenced;    /* reader: true if it freed room since its last fence (ring_for_room) */
+    bool is_asleep;      /* reader: true while its mark is set */
+    dd_copy_trial trial; /* reader: compares the writer's two ways of copying */
 } shm_ring;
 
 typedef struct shm_link {
     dd_link base;
     shm_ring in;
     shm_ring out;
-    bool is_ended;  /* the socket has ended: in.known is the end of the input */
-    bool is_broken; /* the peer broke the protocol, or the socket failed */
-    int sys_errno;  /* of the failure */
+    bool is_ended;  /* true once the socket has ended: in.known is the end of the input */
+    bool is_broken; /* true if the peer broke the protocol, or the socket failed */
+    int sys_errno;  /* errno of the failure, if is_broken */
 } shm_link;
 
 static size_t
@@ -74,7 +77,7 @@ smaller(size_t a, size_t b)
 
 /* ---- the rings */
 
-/* Return the contiguous bytes at the own position, of `count` free or filled ones. */
+/* Return the contiguous bytes at this side's position, of `count` bytes that are free or filled. */
 static uint8_t *
 run_at(const shm_ring *ring, uint64_t count, size_t *len)
 {
@@ -83,26 +86,28 @@ run_at(const shm_ring *ring, uint64_t count, size_t *len)
     return (uint8_t *)ring->shared + HEADER_BYTES + start;
 }
 
-/* Writer: the place of the next bytes, *len 0 if full; NULL if the reader's position is invalid. */
+/* For the writer: return the place of the next bytes. *len is 0 if the ring is full. Returns NULL
+ * if the reader's position is invalid. */
 static uint8_t *
 free_run(shm_ring *ring, size_t *len)
 {
     if (ring->position - ring->known >= ring->size) {
-        /* Acquire: the reader has finished with the bytes that its position covers. */
+        /* Acquire: the reader has finished reading the bytes that its position covers. */
         ring->known = atomic_load_explicit(&ring->shared->read, memory_order_acquire);
     }
     uint64_t used = ring->position - ring->known;
     return used <= ring->size ? run_at(ring, ring->size - used, len) : NULL;
 }
 
-/* Reader: the next bytes, *len 0 if none; NULL if the writer's position is invalid. After the end
- * (`is_limited`) it stops at the known position: the other side can still write. */
+/* For the reader: return the next bytes. *len is 0 if there are none. Returns NULL if the writer's
+ * position is invalid. With `is_limited`, after the end of the stream, stops at the known position,
+ * since the peer can still write to the ring. */
 static uint8_t *
 filled_run(shm_ring *ring, bool is_limited, size_t *len)
 {
     uint64_t count = ring->known - ring->position;
     if ((count == 0 || count > ring->size) && !is_limited) {
-        /* Acquire: the bytes are visible before the position that covers them. */
+        /* Acquire: bytes are visible before the position that covers them. */
         ring->known = atomic_load_explicit(&ring->shared->written, memory_order_acquire);
         count = ring->known - ring->position;
     }
@@ -112,13 +117,13 @@ filled_run(shm_ring *ring, bool is_limited, size_t *len)
 static void
 wake_up(shm_ring *in)
 {
-    if (in->is_asleep) { /* spares the writer needless bells */
+    if (in->is_asleep) { /* clear the mark, to save the writer needless bells */
         in->is_asleep = false;
         (void)dd_park_take(&in->shared->reader, DD_PARK_SOLE);
     }
 }
 
-/* Return false if bytes have arrived. */
+/* Mark the reader as asleep. Returns false if bytes have arrived. */
 static bool
 reader_falls_asleep(shm_ring *in)
 {
@@ -130,7 +135,7 @@ reader_falls_asleep(shm_ring *in)
     return in->is_asleep;
 }
 
-/* Return false if there is room. */
+/* Mark the writer as waiting. Returns false if there is room. */
 static bool
 writer_waits_for_room(shm_ring *out)
 {
@@ -155,8 +160,8 @@ shm_fail(shm_link *self, int sys_errno)
 
 /* ---- the socket */
 
-/* A full socket has unread bells, which wake the peer anyway. The end of the stream is detected by
- * reads, after all that was sent before it. */
+/* Send a bell. A full socket has unread bells, which wake the peer. The end of the stream is
+ * ignored here: reads detect it, after everything that was sent before it. */
 static void
 send_bell(shm_link *self)
 {
@@ -216,7 +221,7 @@ shm_on_event(dd_link *link)
 static void
 publish(shm_link *self)
 {
-    /* Release: pairs with filled_run. */
+    /* Release: pairs with the acquire in filled_run. */
     atomic_store_explicit(&self->out.shared->written, self->out.position, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
     if (dd_park_take(&self->out.shared->reader, DD_PARK_SOLE)) {
@@ -268,8 +273,8 @@ shm_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
     }
     size_t total = 0;
     size_t unpublished = 0;
-    /* At most a ring per call: with a reader that keeps pace there is always room, and the owner
-     * has other work. */
+    /* Write at most one ring per call: if the reader keeps pace there is always room, and the
+     * caller has other work to do. */
     for (int i = 0; i < nparts && total < self->out.size; i++) {
         size_t written = 0;
         size_t nbytes = smaller(parts[i].iov_len, self->out.size - total);
@@ -291,7 +296,7 @@ shm_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
     return DD_IO_OK;
 }
 
-/* Nothing in the ring is lost: it outlives the process that wrote it. */
+/* No data is lost: the ring outlives the process that wrote it. */
 static size_t
 shm_count_lost(dd_link *link, unsigned *nresends)
 {
@@ -308,13 +313,13 @@ shm_has_left(dd_link *link, bool is_sure)
     return true;
 }
 
-/* Ring if the writer waits for room. The check is cheap, and may miss a writer that is about to
- * wait; with `is_sure`, when all has been read, it does not. */
+/* Send a bell if the writer waits for room. The cheap check may miss a writer that is about to
+ * wait; with `is_sure`, when everything has been read, the check misses none. */
 static void
 ring_for_room(shm_link *self, bool is_sure)
 {
     if (is_sure && self->in.is_unfenced) {
-        /* Only needed for an empty ring: before that, another check follows. */
+        /* Fence only once the ring is empty: before that, a later read repeats the check. */
         atomic_thread_fence(memory_order_seq_cst);
         self->in.is_unfenced = false;
     }
@@ -323,8 +328,8 @@ ring_for_room(shm_link *self, bool is_sure)
     }
 }
 
-/* The ways to write differ most in the time that reading takes: measure it. Each way is used for a
- * whole ring before its copies count. */
+/* Copy from the ring and measure the time, to choose how the writer copies: that choice affects the
+ * reader most. Each way is used for a whole ring before its copies count. */
 static void
 copy_out(shm_ring *in, uint8_t *data, const uint8_t *run, size_t nbytes)
 {
@@ -367,7 +372,7 @@ shm_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
         size_t step = smaller(smaller(nbytes - total, count), PUBLISH_BYTES);
         copy_out(&self->in, (uint8_t *)data + total, run, step);
         self->in.position += step;
-        /* Release: the bytes are copied before the writer may overwrite them. */
+        /* Release: the bytes have been copied before the writer may overwrite them. */
         atomic_store_explicit(&self->in.shared->read, self->in.position, memory_order_release);
         self->in.is_unfenced = true;
         total += step;
@@ -388,21 +393,21 @@ shm_fall_asleep(dd_link *link, bool wants_room)
     if (self->is_broken || self->is_ended || !reader_falls_asleep(&self->in)) {
         return false;
     }
-    /* All is read, but the last check may have preceded the writer's wait. */
+    /* Everything is read, but the last check may have preceded the writer's wait. */
     ring_for_room(self, true);
     return !wants_room || writer_waits_for_room(&self->out);
 }
 
 /* ---- life */
 
-/* The two rings are adjacent. */
+/* Size of the memory, in which the two rings are adjacent. */
 static size_t
 memory_nbytes(size_t size)
 {
     return 2 * (HEADER_BYTES + size);
 }
 
-/* The offering side reads from the first ring. */
+/* Map the rings. The side that offers them reads from the first ring. */
 static dd_status
 map_rings(shm_link *self, size_t size, int fd, bool is_offering, dd_error *err)
 {
@@ -410,7 +415,7 @@ map_rings(shm_link *self, size_t size, int fd, bool is_offering, dd_error *err)
     if (memory == MAP_FAILED) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map a ring of %zu bytes", size);
     }
-    /* A forked child does not use it. */
+    /* Forked children do not inherit the mapping. */
     (void)dd_sys_madvise(memory, memory_nbytes(size), MADV_DONTFORK);
     shm_ring *first = is_offering ? &self->in : &self->out;
     shm_ring *second = is_offering ? &self->out : &self->in;
@@ -433,7 +438,8 @@ shm_destroy(dd_link *link)
 {
     shm_link *self = (shm_link *)link;
     bool is_forked = link->generation != dd_fork_generation();
-    /* In a child the descriptors are closed and the rings not mapped: both may have been reused. */
+    /* In a forked child, the descriptors are closed and the rings unmapped already: numbers and
+     * addresses may have been reused. */
     if (!is_forked) {
         unmap_rings(self);
         dd_sock_close(self->base.fd);
@@ -483,7 +489,7 @@ send_offer(int fd, uint64_t size, int ring_fd, dd_error *err)
     uint8_t offer[OFFER_BYTES] = OFFER_MAGIC;
     memcpy(offer + 8, &size, sizeof size);
     size_t moved = 0;
-    /* The first bytes on this socket after the handshake: there is room for them. */
+    /* These are the first bytes on the socket after the handshake, so it has room for them. */
     dd_io io = dd_sock_try_send_fd(fd, NULL, offer, sizeof offer, ring_fd, &moved);
     if (io == DD_IO_OK && moved == sizeof offer) {
         return DD_OK;

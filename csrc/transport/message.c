@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* Ends a message if there is no memory for its error. */
+/* Error of a failed message if there is no memory for its own error. */
 static const dd_error no_memory_error = {
     .code = DD_OUT_OF_MEMORY,
     .blamed = {.rank = -1},
@@ -135,7 +135,7 @@ dd_context_notify_success_locked(dd_message *message)
 
 /* ---- messages that do not fit each other */
 
-/* End a P2P message whose other side has another dtype, on either side. */
+/* End a P2P message, a send or a receive, whose other side has another dtype. */
 static void
 fail_dtype(dd_message *message, const dd_signature *theirs)
 {

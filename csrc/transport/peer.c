@@ -12,21 +12,21 @@
 #include <string.h>
 
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
-/* A longer dial may have gone to ports that are closed now, or into a cut network: the system
- * retries after 1, 3, 7 and 15 s, even if packets get through again earlier. */
+/* Dial again if a dial has taken longer than this when a new card arrives. The dial may go to
+ * closed ports, or into a network that was cut: the system retries after 1, 3, 7 and 15 s, even if
+ * packets get through earlier. */
 #define PROMPT_NS (1 * DD_NS_PER_S)
-#define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
+#define GRACE_NS (200 * DD_NS_PER_MS) /* how long lane 0 may outlive another lane */
 #define EARLY_KEPT_NS (60 * DD_NS_PER_S)
-/* How long a failure counts for dd_engine_check_links_locked: all ranks have received it by
- * then. */
+/* Time for which dd_engine_check_links_locked reports a failure; all ranks know of it earlier. */
 #define SHORTAGE_COUNTS_NS (5 * DD_NS_PER_S)
 
-/* The reason of a lost peer if there is no memory for one. */
+/* Error of a lost peer if there is no memory for its own error. */
 static const dd_error no_memory = {.code = DD_OUT_OF_MEMORY,
                                    .blamed = {.rank = -1},
                                    .message = "the connection broke, and there is no memory to tell why"};
 
-/* Allocate a peer that is not in engine->peers. */
+/* Allocate a peer, without adding it to engine->peers. */
 static dd_status
 make_peer(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
 {
@@ -145,7 +145,7 @@ peer_reap(dd_peer *peer)
     }
     bool has_early = !dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->kept_aborts);
     if (has_early && !peer->is_replaced) {
-        /* Its frames are for contexts that are not open yet. */
+        /* Keep the peer's frames for contexts that are not open yet. */
         if (!dd_timer_is_set(&peer->timer)) {
             peer_start_timer(peer, EARLY_KEPT_NS);
         }
@@ -154,7 +154,7 @@ peer_reap(dd_peer *peer)
     peer_destroy(peer);
 }
 
-/* Return true if the process is known to have ended: visible without a dial only on this host. */
+/* Return true if the process is known to have ended; never for a process of another host. */
 static bool
 peer_has_ended(const dd_peer *peer)
 {
@@ -197,7 +197,7 @@ peer_dial(dd_peer *peer, int lane, uint64_t number, int64_t deadline_ns, dd_erro
     return dd_connector_dial(peer->engine->connector, &peer->card, &addrs, lane, number, deadline_ns, err);
 }
 
-/* Dial lane 0. An earlier dial no longer counts, except for the link that it may still make. */
+/* Dial lane 0. An earlier dial counts no longer, except for a link that it makes. */
 static dd_status
 dial_first_lane(dd_peer *peer, dd_error *err)
 {
@@ -213,7 +213,7 @@ dial_first_lane(dd_peer *peer, dd_error *err)
 dd_status
 peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err)
 {
-    /* It may have opened other ports since its last card. */
+    /* The new card may have ports that were opened since the last one. */
     dd_status status = dd_blob_assign(&peer->published, published, err);
     if (status == DD_OK && peer->state == PEER_DIALLING && dd_clock_now_ns() - peer->dialled_ns > PROMPT_NS) {
         status = dial_first_lane(peer, err);
@@ -374,7 +374,7 @@ lane_break(dd_lane *lane, const dd_error *error)
         peer_break(peer, error);
         return;
     }
-    /* Lane 0 may still bring the reason. */
+    /* Wait: lane 0 may still bring the reason. */
     if (!dd_timer_is_set(&peer->timer)) {
         peer_start_timer(peer, GRACE_NS);
     }
@@ -451,8 +451,8 @@ lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt)
     if (io == DD_IO_FAILED) {
         (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "%s by %s", attempt, lane->stream->ops->name);
         if (!lane->peer->is_card_known && dd_error_is_local(&error)) {
-            /* The peer's group meant this link and will abort; this process's dials to it would
-             * then fail without a reason. */
+            /* The peer's group uses this link and will abort. This process's dials to the peer
+             * would then fail without a reason, so record the reason now. */
             engine_note_link_failure(lane->peer->engine, error.sys_errno);
         }
     } else if (io == DD_IO_FORGED) {

@@ -1,4 +1,4 @@
-/* New links: the handler of the connector. */
+/* New links: the engine's handler for the connector. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
@@ -8,8 +8,8 @@
 #include <errno.h>
 #include <string.h>
 
-/* Limit of links with processes whose cards are unknown: they may have read this one's card in a
- * meeting, or be unrelated. Further ones receive BUSY until their cards are known. */
+/* Limit of links with processes whose cards are unknown. They may have read this process's card in
+ * a meeting, or be unrelated. Further such processes receive BUSY until their cards are known. */
 #define UNKNOWN_MAX 64
 
 static unsigned
@@ -32,7 +32,7 @@ may_accept_locked(dd_engine *engine, const dd_uid *uid)
                                                 peer_create(engine, uid, &peer, NULL) != DD_OK))) {
         return false;
     }
-    /* If both dial, the dial of the smaller uid makes the link, and the other side waits for it. */
+    /* If both processes dial, the smaller uid's dial makes the link, and the other waits. */
     bool is_theirs = memcmp(uid, &engine->card.uid, sizeof *uid) < 0;
     if (peer->is_breaking || !(peer->state == PEER_IDLE || (peer->state == PEER_DIALLING && is_theirs))) {
         return false;
@@ -51,7 +51,7 @@ engine_may_accept(void *ctx, const dd_uid *uid)
     return is_welcome;
 }
 
-/* If a link is wanted here, dial now; the outcome is reported to this side. */
+/* An accepted link failed. If a link is wanted, dial, so that this process learns the outcome. */
 void
 engine_on_accept_failed(void *ctx, const dd_uid *uid)
 {
@@ -119,8 +119,8 @@ accept_first_lane(dd_peer *peer, dd_link *stream)
     }
 }
 
-/* Find the peer of a link. For lane 0, create one if there is none, or replace a lost one. Returns
- * NULL if the link must be closed. */
+/* Find the peer of a new link. For lane 0, create the peer if there is none, or replace a lost one.
+ * Returns NULL if the link must be closed. */
 static dd_peer *
 find_taker(dd_engine *engine, const dd_uid *uid, int lane)
 {
@@ -131,7 +131,7 @@ find_taker(dd_engine *engine, const dd_uid *uid, int lane)
     if (lane == 0 && peer == NULL) {
         (void)!peer_create(engine, uid, &peer, NULL);
     } else if (lane == 0 && (peer->state == PEER_LOST || peer->is_breaking)) {
-        /* The other side has accepted the link, and will use it for the group being made. */
+        /* The other side has accepted the link, for a group that is being created. */
         (void)!peer_replace(&peer, NULL);
     }
     return peer;
@@ -163,7 +163,7 @@ engine_on_accepted(void *ctx, const dd_uid *uid, int lane, dd_link *stream)
 
 /* ---- dials */
 
-/* Handle the outcome of a dial. Returns the peer if the dial counts, else NULL. */
+/* Handle the end of a dial. Returns the peer, or NULL if the dial does not count. */
 static dd_peer *
 end_dial(dd_engine *engine, const dd_uid *uid, int lane, uint64_t dial)
 {
@@ -191,7 +191,8 @@ engine_wants_dial(void *ctx, const dd_uid *uid, uint64_t dial, bool is_busy)
     bool is_wanted = peer != NULL && peer->state == PEER_DIALLING && peer->dial == dial;
     dd_error accept_error;
     if (is_wanted && is_busy && dd_engine_check_accepting_locked(engine, &accept_error) != DD_OK) {
-        peer_break(peer, &accept_error); /* busy with its own dial, which cannot be accepted here */
+        /* The peer is busy with its own dial, which this process cannot accept. */
+        peer_break(peer, &accept_error);
         engine_wake(engine);
         is_wanted = false;
     }

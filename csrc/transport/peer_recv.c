@@ -1,15 +1,15 @@
-/* Input. Headers and small payloads are read into the lane's buffer; large payloads directly to
+/* Input. Headers and small payloads are read into the lane's buffer, large payloads directly into
  * their destination. */
 #include "transport/engine_internal.h"
 
 #include <string.h>
 
-/* Limit of bytes read per round, so that other lanes are also served. */
+/* Limit of bytes read per lane and round, so that other lanes are also served. */
 #define ROUND_NBYTES ((size_t)2 << 20)
-/* Payloads from this size on are read without the buffer. */
+/* Payloads of this size or more are read without the buffer. */
 #define DIRECT_NBYTES ((size_t)1024)
 
-/* Return NULL if there is no room: the peer breaks. */
+/* Create a held entry for a frame. Returns NULL if there is no room; then the peer breaks. */
 static held *
 take_held(dd_lane *lane, const dd_frame *frame)
 {
@@ -38,7 +38,7 @@ find_context(dd_lane *lane, const dd_frame *frame)
     }
     dd_context *found = engine_find_context(lane->peer->engine, frame->context, frame->target);
     if (found != NULL && context_knows_predecessor(found, frame, lane->peer)) {
-        return NULL; /* not cached: the context does not clear this lane's cache when it closes */
+        return NULL; /* not cached: on closing, it would not clear this lane's cache */
     }
     lane->cached = found;
     return found;
@@ -57,7 +57,7 @@ take_credit(dd_lane *lane, const dd_frame *frame)
     return true;
 }
 
-/* EAGER or RTS. */
+/* Handle the header of an EAGER or RTS frame. */
 static void
 on_message(dd_lane *lane, const dd_frame *frame)
 {
@@ -85,12 +85,12 @@ on_message(dd_lane *lane, const dd_frame *frame)
         entry->is_notified = context != NULL;
         if (frame->type == DD_FRAME_RTS) {
             engine_deliver(entry);
-        } else { /* delivered once complete */
+        } else { /* delivered once its payload is complete */
             lane->collected = entry;
             lane->sink = entry->data;
         }
     } else if (context_check_fit(recv, frame, peer) != 0) {
-        /* Its payload is dropped. */
+        /* The receive has ended; the payload is dropped. */
     } else if (frame->type == DD_FRAME_RTS) {
         context_begin_rendezvous(recv, frame, peer);
     } else {
@@ -101,7 +101,7 @@ on_message(dd_lane *lane, const dd_frame *frame)
     }
 }
 
-/* Find the receive of a rendezvous; NULL if it was cancelled, or never existed. */
+/* Find the receive with a rendezvous id; NULL if it was cancelled or never existed. */
 static dd_message *
 find_receiving(const dd_peer *peer, uint64_t id)
 {
@@ -123,7 +123,7 @@ on_data(dd_lane *lane, const dd_frame *frame)
         peer_protocol_error(peer, "data of message %llu of %llu", (unsigned long long)frame->id,
                             (unsigned long long)peer->last_rts_id);
     } else if (recv != NULL &&
-               /* `received` is the announced size, a limit for the data of all lanes. */
+               /* `received` is the announced size: a limit for the data of all lanes together. */
                (frame->nbytes != recv->received || frame->payload > recv->received - recv->cut)) {
         peer_protocol_error(peer, "%llu bytes of data from %llu for a message of %zu",
                             (unsigned long long)frame->payload, (unsigned long long)frame->offset,
@@ -135,7 +135,7 @@ on_data(dd_lane *lane, const dd_frame *frame)
     }
 }
 
-/* The sender has cancelled a message. */
+/* Handle the cancellation of a message by its sender. */
 static void
 on_cancel(dd_lane *lane, const dd_frame *frame)
 {
@@ -145,7 +145,7 @@ on_cancel(dd_lane *lane, const dd_frame *frame)
         peer_cancel_rts(peer, frame->id);
         return;
     }
-    context_read_posts(recv->context); /* on_bell may end the receive with its group's cause */
+    context_read_posts(recv->context); /* on_bell may end the receive, with its group's cause */
     if (find_receiving(peer, frame->id) != recv) {
         return;
     }
@@ -166,7 +166,7 @@ on_bye(dd_lane *lane)
     peer_break(peer, &error);
 }
 
-/* ABORT, QUESTION, ANSWER, GOODBYE; the payload is in the buffer. */
+/* Handle ABORT, QUESTION, ANSWER or GOODBYE, whose payload is in the buffer. */
 static void
 on_control(dd_lane *lane, const dd_frame *frame, dd_bytes payload)
 {
@@ -265,7 +265,7 @@ has_header(const dd_lane *lane)
     return there > 0 && there >= dd_frame_header_nbytes(lane->buf[lane->begin]);
 }
 
-/* ABORT's payload must be in the buffer with its header. */
+/* Return true if the frame can be handled: an ABORT's payload must be in the buffer. */
 static bool
 is_whole(const dd_lane *lane)
 {
@@ -273,8 +273,8 @@ is_whole(const dd_lane *lane)
            lane->end - lane->begin >= DD_FRAME_NBYTES + lane->frame.payload; /* a long header */
 }
 
-/* A farewell waits for messages whose data may still arrive on other lanes: lanes are not ordered
- * with each other. */
+/* Return true for a GOODBYE or BYE that must wait for messages whose data may still arrive on other
+ * lanes, since lanes are not ordered with each other. */
 static bool
 overtakes_data(const dd_lane *lane, const dd_frame *frame)
 {
@@ -315,7 +315,7 @@ is_postponed(const dd_lane *lane, const dd_frame *frame)
     return is_postponed;
 }
 
-/* Handle the header in the buffer. Returns false if it needs more input, or the lane has ended. */
+/* Handle the header in the buffer. Returns false if more input is needed, or the lane has ended. */
 static bool
 parse_frame(dd_lane *lane)
 {
@@ -392,7 +392,7 @@ on_input_end(dd_lane *lane, dd_io io)
     lane_break_for_io(lane, io, "cannot receive");
 }
 
-/* Read once. Returns false if there is no more input for now. */
+/* Read once from the link. Returns false if there is no more input now. */
 static bool
 read_once(dd_lane *lane, size_t *moved)
 {
@@ -433,7 +433,7 @@ lane_receive(dd_lane *lane)
 {
     size_t moved = 0;
     if (lane->is_receiving) {
-        return false; /* a callback of this lane calls dd_engine_read_links_locked */
+        return false; /* called by a callback of this lane (dd_engine_read_links_locked) */
     }
     lane->is_receiving = true;
     if (lane->is_held_up) {

@@ -5,11 +5,11 @@
 
 #include <string.h>
 
-/* Frames of any type return credit; this much is returned by a CREDIT frame. */
+/* Every frame returns credit. This much credit is returned by a frame of its own. */
 #define CREDIT_ALONE_NBYTES (CREDIT_NBYTES / 4)
-/* Limit of bytes written per round, so that other lanes are also served. */
+/* Limit of bytes written per lane and round, so that other lanes are also served. */
 #define ROUND_NBYTES ((size_t)2 << 20)
-/* Messages from this size on are worth more connections. */
+/* Size of the smallest message for which more connections are opened. */
 #define LANES_NBYTES ((size_t)4 << 20)
 
 static void
@@ -24,7 +24,7 @@ count_sent(dd_lane *lane, size_t nbytes)
     }
 }
 
-/* Stop output. Earlier frames of the peer can still be read, and may have the reason. */
+/* Stop output on a lane. Frames that the peer sent before can still be read. */
 static void
 kill_output(dd_lane *lane, dd_io io)
 {
@@ -35,14 +35,14 @@ kill_output(dd_lane *lane, dd_io io)
     lane->current.owned = NULL;
 }
 
-/* The payload of a frame that has one. */
+/* Return the payload of a frame; the frame must have one. */
 static uint8_t *
 payload_of(const out_frame *out)
 {
     return out->message != NULL ? (uint8_t *)out->message->data + out->frame.offset : out->owned;
 }
 
-/* Set the unwritten parts of the current frame. Returns their number, at most 2. */
+/* Set `parts` to the unwritten parts of the current frame. Returns their number, at most 2. */
 static int
 rest_of_current(const dd_lane *lane, struct iovec parts[2])
 {
@@ -80,7 +80,7 @@ finish_current(dd_lane *lane)
     }
 }
 
-/* Return true once the current frame is written. */
+/* Write the current frame. Returns true once it is written completely. */
 static bool
 write_current(dd_lane *lane, size_t *moved)
 {
@@ -104,7 +104,7 @@ write_current(dd_lane *lane, size_t *moved)
     return true;
 }
 
-/* Encode the lane's new current frame, with the credit that it returns. */
+/* Begin to write the lane's current frame: encode its header, with the credit that it returns. */
 static void
 begin_current(dd_lane *lane)
 {
@@ -221,7 +221,7 @@ queue(dd_peer *peer, const out_frame *out)
     return true;
 }
 
-/* Return false if there is no memory. */
+/* Queue a frame with a copy of its payload. Returns false if there is no memory. */
 static bool
 queue_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload, reply_kind reply)
 {
@@ -291,8 +291,8 @@ peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const d
     post_reply(peer, &frame, REPLY_REFUSAL, PEER_REFUSALS_MAX);
 }
 
-/* Write a frame immediately if none is before it; the rest becomes the current frame. Returns false
- * if the frame must be queued. A lane that breaks counts as having taken it. */
+/* Write a frame immediately if no frame is queued before it; an unwritten rest stays the current
+ * frame. Returns false if the frame must be queued. Returns true if the lane breaks. */
 static bool
 write_at_once(dd_peer *peer, const out_frame *out)
 {
@@ -309,7 +309,7 @@ write_at_once(dd_peer *peer, const out_frame *out)
     return true;
 }
 
-/* Dial more connections before the first large message. */
+/* Open more connections before the first large message. */
 static void
 dial_lanes(dd_peer *peer)
 {
@@ -378,8 +378,8 @@ peer_return_credit(dd_peer *peer, size_t nbytes)
 
 /* ---- replies to sends */
 
-/* Find the send that the frame answers. NULL if it was cancelled (a CANCEL is on its way), or if
- * the peer cannot know it, and breaks. */
+/* Find the send that a CTS or REFUSE answers. Returns NULL if the send was cancelled (a CANCEL
+ * follows), or if the peer cannot know its id: then the peer breaks. */
 static dd_message *
 find_awaiting(dd_peer *peer, const dd_frame *frame)
 {
@@ -419,8 +419,8 @@ peer_on_refuse(dd_peer *peer, const dd_frame *frame)
 
 /* ---- cancelling */
 
-/* Finish a partly written frame from a copy. It may be the last fragment of a large message: the
- * receiver then completes the message before it sees the CANCEL. */
+/* Copy the rest of a partly written frame, so that it can be finished without its message. If it
+ * ends a large message, the receiver completes the message before it reads the CANCEL. */
 static void
 detach_current(dd_lane *lane)
 {
@@ -437,7 +437,7 @@ detach_current(dd_lane *lane)
     current->message = NULL;
 }
 
-/* Return true if the frame was still queued. */
+/* Drop the queued frame of a message. Returns false if none is queued. */
 static bool
 drop_queued(dd_peer *peer, const dd_message *message)
 {

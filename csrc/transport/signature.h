@@ -1,6 +1,7 @@
-/* The signature of an operation: the properties on which ranks must agree, sent with every message
- * and slot. The layers above define the numbers (collective/coll.h, window/window_wire.h). A
- * point-to-point message has only zeros, or `dtype`, `count` and DD_SIGNATURE_TYPED. */
+/* The signature of an operation: the properties on which all ranks must agree. It is sent with
+ * every message and stored in every arena slot. The layers above define the values
+ * (collective/coll.h, window/window_wire.h). In a point-to-point message, only `dtype`, `count` and
+ * DD_SIGNATURE_TYPED may be set. */
 #ifndef DD_TRANSPORT_SIGNATURE_H
 #define DD_TRANSPORT_SIGNATURE_H
 
@@ -9,21 +10,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Point-to-point elements have a dtype. Without this flag they are bytes: any dtype matches. */
+/* Flag of a point-to-point message: it has a dtype. A message without it has bytes, which match any
+ * dtype. */
 #define DD_SIGNATURE_TYPED 1u
 
-/* Compared as bytes; fields that the operation does not use must be zero. */
+/* Signatures are compared as bytes: fields that an operation does not use must be zero. */
 typedef struct dd_signature {
-    uint8_t coll;  /* dd_coll */
-    uint8_t dtype; /* dd_dtype */
-    uint8_t redop; /* dd_redop, for reductions */
-    uint8_t flags; /* DD_SIGNATURE_TYPED */
+    uint8_t coll;  /* a dd_coll */
+    uint8_t dtype; /* a dd_dtype */
+    uint8_t redop; /* a dd_redop for reductions; otherwise 0 */
+    uint8_t flags; /* DD_SIGNATURE_TYPED or 0 */
     uint32_t root;
-    uint64_t count;       /* number of elements if it must be the same on all ranks; else 0 */
-    uint64_t factor_bits; /* bits of the double that is PREMUL_SUM's factor */
+    uint64_t count;       /* number of elements if it must be the same on all ranks; otherwise 0 */
+    uint64_t factor_bits; /* the factor of PREMUL_SUM: the bits of a double */
 } dd_signature;
 
-/* Return the signature of a point-to-point message of `nbytes` bytes of a dtype. */
+/* Return the signature of a point-to-point message with `nbytes` bytes of elements of `dtype`. */
 static inline dd_signature
 dd_signature_of_message(dd_dtype dtype, size_t nbytes)
 {
