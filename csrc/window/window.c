@@ -1,4 +1,5 @@
-/* Operations on windows: copies and additions in memory if the rank is direct, else calls. */
+/* Operations on windows. On direct ranks they copy and add in memory; on far ranks they are
+ * calls. */
 #include "core/system.h"
 #include "core/wait_policy.h"
 #include "kernels/copy.h"
@@ -18,10 +19,10 @@ static const window_op op_alone = {.what = "signal_alone",
                                    .note = DD_WINDOW_ALONE,
                                    .needs_channel = true,
                                    .needs_open = true};
-/* The other rank's window need not be open: signals sent before it was closed count. */
+/* wait_signal works even if the other rank has closed the window: earlier signals count. */
 static const window_op op_wait = {
     .what = "wait_signal", .lack = "signalled", .word = WINDOW_WORD_SIGNAL, .needs_channel = true};
-/* A get of no bytes, which is answered once all earlier notes have been taken. */
+/* A flush is a get of no bytes, which is answered once all earlier notes have been handled. */
 static const window_op op_flush = {.what = "flush", .lack = "answered", .note = DD_WINDOW_GET};
 
 /* ---- without a call */
@@ -53,7 +54,7 @@ move_direct(dd_window *window, const window_args *args)
     }
 }
 
-/* Poll the word for a short time, without a lock. True if the signal was taken or added. */
+/* Poll for a short time, without a lock. Returns true if the signal was taken or added. */
 static bool
 try_signal_soon(const dd_window *window, const window_args *args)
 {
@@ -73,7 +74,7 @@ try_signal_soon(const dd_window *window, const window_args *args)
     return true;
 }
 
-/* Return true if the operation is done without a call. */
+/* Try to do the operation without a call. Returns true if it is done. */
 static bool
 try_at_once(dd_window *window, const window_args *args)
 {
@@ -255,7 +256,7 @@ dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
     if (status != DD_OK || !window->has_far_members) {
         return status;
     }
-    window_call *calls = NULL; /* start all before waiting for the first answer */
+    window_call *calls = NULL; /* start all flushes before waiting for the first */
     for (int rank = 0; rank < hub->size && status == DD_OK; rank++) {
         window_call *call = NULL;
         args.target.rank = rank;

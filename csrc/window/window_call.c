@@ -1,4 +1,4 @@
-/* Calls on windows: start, wait and end. */
+/* Calls on windows: their start, wait and end. */
 #include "core/assert.h"
 #include "core/mem.h"
 #include "window/window_internal.h"
@@ -8,7 +8,7 @@
 
 /* ---- failure of a call */
 
-/* Prepend "put on window 3 of group "dp" (rank 0 of 2)" to the message. */
+/* Prepend a text such as "put on window 3 of group "dp" (rank 0 of 2)" to an error. */
 static void
 describe(const window_hub *hub, const char *what, uint64_t window, dd_error *err)
 {
@@ -48,7 +48,7 @@ window_end_failed(window_hub *hub, const char *what, dd_status status, dd_error 
     return status;
 }
 
-/* Check for errors, and whether the call can succeed. With the lock, more is known. */
+/* Check the arguments, and whether the call can succeed. With the lock held, checks more state. */
 static dd_status
 find_obstacle(const dd_window *window, const window_args *args, bool is_locked, dd_error *err)
 {
@@ -77,7 +77,7 @@ find_obstacle(const dd_window *window, const window_args *args, bool is_locked, 
                             state == WINDOW_ENDED ? "the group is closed"
                                                   : "this rank has closed the window");
     }
-    /* While the source is busy, data that the rank sent before it left are still being taken. */
+    /* If the source is busy, data that the rank sent before it left is still being received. */
     if (is_locked && dd_group_has_left_locked(hub->group, rank) && !hub->sources[rank].is_busy) {
         return dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", err);
     }
@@ -125,7 +125,7 @@ error_timed_out(const window_call *call, dd_error *error)
 
 /* ---- words */
 
-/* Return the word that the operation waits for, or NULL if none is mapped here. */
+/* Return the word that the operation waits for; NULL if there is none or it is not mapped. */
 static _Atomic uint32_t *
 find_word(const dd_window *window, const window_args *args)
 {
@@ -149,7 +149,7 @@ is_word_ready(const window_op *op, uint32_t count)
     return op->word == WINDOW_WORD_SIGNAL ? count > 0 : count == 0;
 }
 
-/* Take one signal, or add one to a word that is 0. Return true on success. */
+/* Take one signal, or add one to a word that is 0. Returns true on success. */
 bool
 window_try_word(const dd_window *window, const window_args *args)
 {
@@ -177,7 +177,8 @@ window_wake(dd_window *window, int rank)
     }
     dd_engine_lock(hub->engine);
     if (is_own) {
-        (void)window_progress_locked(hub); /* a sleeper that waits for another word sleeps on */
+        /* a sleeper that waits for another word continues to sleep */
+        (void)window_progress_locked(hub);
     } else {
         dd_peer_ring_bell_locked(hub->extension.peers[rank]);
     }
@@ -213,7 +214,8 @@ window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, 
     return call;
 }
 
-/* Report the calls to the group, and keep the task in the engine while callers wait. */
+/* Report the number of calls to the group. Keep the hub's task in the engine while callers wait for
+ * calls, and remove it otherwise. */
 static void
 note_calls_locked(window_hub *hub)
 {
@@ -228,7 +230,7 @@ note_calls_locked(window_hub *hub)
     dd_group_update_extension_locked(hub->group);
 }
 
-/* Return the group's counter for this call. */
+/* Return the counter of the group that counts this call. */
 static size_t *
 count_of(window_call *call)
 {
@@ -266,7 +268,7 @@ window_complete_locked(window_call *call, const dd_error *cause)
         error = *cause;
         describe(call->hub, call->args.op->what, call->window_id, &error);
     }
-    call->work.error.code = DD_OK; /* an abandoned put may succeed after all */
+    call->work.error.code = DD_OK; /* an abandoned put may still succeed */
     *count_of(call) -= call->is_moving ? 1 : 0;
     dd_engine_note_ended_locked(call->hub->engine);
     (void)dd_work_complete(&call->work, cause != NULL ? &error : NULL);
@@ -291,7 +293,7 @@ window_remove_locked(window_call *call)
     note_calls_locked(hub);
 }
 
-/* Remove the call from its list first: on_done may end other calls, and the group. */
+/* Remove the call from its list, then complete it: on_done may end other calls and the group. */
 void
 window_end_wait_locked(window_call *call, const dd_error *cause)
 {
@@ -301,13 +303,13 @@ window_end_wait_locked(window_call *call, const dd_error *cause)
     window_remove_locked(call);
 }
 
-/* End a call if its word is as required or never will be. Return true if it has ended. */
+/* End a call if its word has the required value, or never will have. Returns true if it ended. */
 static bool
 end_if_decided_locked(window_call *call)
 {
     int rank = call->args.target.rank;
     dd_error error;
-    /* Read it first: signals that the rank sent before it closed count. */
+    /* Read is_closed before the word: signals that the rank sent before it closed count. */
     bool is_closed = has_closed(&call->window->members[rank]);
     bool is_through = !(is_closed && call->args.op->needs_open) && window_try_word(call->window, &call->args);
     if (!is_through && is_closed) {
@@ -352,7 +354,7 @@ window_begin(window_call *call, dd_error *err)
 {
     dd_window *window = call->window;
     dd_engine_lock(call->hub->engine);
-    /* A signal that has arrived is taken, even if its rank has failed since. */
+    /* Take a signal that has arrived, even if its rank has failed since. */
     bool is_there = atomic_load(&window->state) == WINDOW_OPEN && window_try_word(window, &call->args);
     dd_status status = is_there ? DD_OK : window_call_check_locked(call, err);
     if (is_there) {
@@ -407,13 +409,13 @@ window_finish(window_call *call, const dd_wait *wait, dd_error *err)
 {
     dd_engine *engine = call->hub->engine;
     dd_wait until_done = *wait;
-    until_done.deadline_ns = DD_NEVER_NS; /* the call has its own */
+    until_done.deadline_ns = DD_NEVER_NS; /* the call has a deadline of its own */
     dd_status status = dd_engine_wait(engine, &call->work.is_done, &until_done, err);
     if (status == DD_OK) {
         return dd_work_result(&call->work, err);
     }
     window_cancel(call);
-    until_done.is_interrupted = NULL; /* only copying is left */
+    until_done.is_interrupted = NULL; /* only copying of data remains */
     (void)!dd_engine_wait(engine, &call->work.is_done, &until_done, NULL);
     return status;
 }
@@ -435,7 +437,7 @@ set_parked(window_hub *hub, bool is_parked)
     hub->has_slept = is_parked;
 }
 
-/* Called by the driver, so this rank is awake. */
+/* The driver calls this, so this rank is awake: clear its marks, and check the waiting calls. */
 static bool
 window_call_on_round(dd_task *task)
 {

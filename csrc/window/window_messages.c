@@ -1,5 +1,5 @@
-/* Messages of windows: this rank's operations on far ranks, and theirs on this one, which the
- * thread that drives the engine takes as they arrive. */
+/* Messages of windows: this rank's operations on far ranks, and far ranks' operations on this rank,
+ * which the thread that drives the engine handles as they arrive. */
 #include "core/assert.h"
 #include "core/mem.h"
 #include "window/window_internal.h"
@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Limit of bytes kept to send small puts in the background; above it, puts wait for the
- * transport. */
+/* Limit of bytes of small puts that are kept, to be sent in the background. Above the limit, a put
+ * waits until the transport has its data. */
 #define KEPT_MAX ((size_t)1 << 20)
 
 static dd_window *
@@ -31,21 +31,23 @@ is_answer(const window_call *call)
 
 /* ---- messages under way */
 
-/* Explain the failure of a call by its message's error, or a refused question if that is NULL. */
+/* Set the cause of a call's failure. `error` is the error of its message; NULL if its question was
+ * refused. */
 static void
 explain(const window_call *call, const dd_error *error, dd_error *cause)
 {
     const dd_error *failure = dd_group_cause_locked(call->hub->group);
     if (failure != NULL) {
         *cause = *failure;
-    } else if (error == NULL || error->code == DD_INVALID_ARGUMENT) { /* the window is closed */
+        /* the rank has closed the window */
+    } else if (error == NULL || error->code == DD_INVALID_ARGUMENT) {
         (void)window_error_closed(call->hub, call->args.target.rank, cause);
     } else {
         *cause = *error;
     }
 }
 
-/* The rank has received an answer: take the question that was held, if there is one. */
+/* Record that the rank has received an answer; handle the question that was held, if any. */
 static void
 count_answered_locked(window_source *source)
 {
@@ -80,7 +82,7 @@ far_on_message_done(dd_message *message, const dd_error *error)
     }
     window_remove_locked(call);
     if (error != NULL && error->code == DD_OUT_OF_MEMORY) {
-        dd_group_fail_locked(hub->group, error); /* the other side waits for the lost message */
+        dd_group_fail_locked(hub->group, error); /* the other rank waits for the lost message */
     }
 }
 
@@ -107,7 +109,7 @@ far_send_locked(window_call *call)
     dd_context_post_send_locked(call->hub->context, &call->message);
 }
 
-/* Send a note or an answer, which no caller waits for. Small data are copied. */
+/* Send a note or an answer, for which no caller waits. Small data is copied. */
 static dd_status
 send_unawaited_locked(window_hub *hub, int rank, const dd_request *head, const void *data, dd_error *err)
 {
@@ -142,7 +144,8 @@ mark_wanted_locked(window_call *call)
     }
 }
 
-/* Copy a piece. After the last one, send the rest from the copy, and complete an abandoned put. */
+/* Copy a piece of a message's data. After the last piece, the message is sent from the copy, and an
+ * abandoned put is completed. */
 static void
 copy_piece_locked(window_call *call)
 {
@@ -171,7 +174,7 @@ window_copy_wanted_locked(window_hub *hub)
         if (call->copy == NULL) {
             dd_error error;
             (void)dd_error_no_memory(&error, call->message.nbytes);
-            dd_group_fail_locked(hub->group, &error); /* which ends all messages */
+            dd_group_fail_locked(hub->group, &error); /* ends all messages */
             return false;
         }
         copy_piece_locked(call);
@@ -182,7 +185,7 @@ window_copy_wanted_locked(window_hub *hub)
 
 /* ---- operations on other ranks */
 
-/* Send a put. It is done now if its data are kept here and the limit allows it. */
+/* Send a put. It is complete already if its data is small and kept here, within KEPT_MAX. */
 static void
 send_put_locked(window_call *call)
 {
@@ -203,7 +206,7 @@ send_put_locked(window_call *call)
     far_send_locked(call);
 }
 
-/* Send a question, and post the receive of its answer. */
+/* Send the note of a question, and post a receive for its answer. */
 static dd_status
 far_send_question_locked(window_call *call, dd_error *err)
 {
@@ -259,7 +262,7 @@ window_cancel_message_locked(window_call *call, const dd_error *cause)
     }
     if (call->args.op->note == DD_WINDOW_ALONE) {
         dd_window_note withdrawal = {.type = DD_WINDOW_DROP, .id = call->id, .window = call->window_id};
-        dd_error ignored; /* the signal is then added late */
+        dd_error ignored; /* the signal is then added later */
         (void)!send_note_locked(hub, call->args.target.rank, &withdrawal, &ignored);
     }
     dd_context_cancel_locked(hub->context, &call->message, cause);
@@ -267,7 +270,7 @@ window_cancel_message_locked(window_call *call, const dd_error *cause)
 
 /* ---- answers to other ranks */
 
-/* Answer the question with this id, which expects nbytes. `data` NULL refuses it. */
+/* Answer the question with this id, whose sender expects nbytes bytes; refuse if `data` is NULL. */
 static void
 answer_locked(window_source *source, uint32_t id, uint64_t nbytes, const void *data)
 {
@@ -278,11 +281,11 @@ answer_locked(window_source *source, uint32_t id, uint64_t nbytes, const void *d
                        .nbytes = data != NULL ? nbytes : DD_WINDOW_REFUSAL_NBYTES(nbytes)};
     source->nanswers++;
     if (send_unawaited_locked(hub, source->rank, &head, data != NULL ? data : "", &error) != DD_OK) {
-        dd_group_fail_locked(hub->group, &error); /* the other side waits for it */
+        dd_group_fail_locked(hub->group, &error); /* the other rank waits for the answer */
     }
 }
 
-/* The signal_alone of another rank has been added here, or never will be. */
+/* Answer another rank's signal_alone, which has been added here, or never will be. */
 static void
 on_granted(dd_work *work, void *ctx)
 {
@@ -292,7 +295,7 @@ on_granted(dd_work *work, void *ctx)
     answer_locked(source, ((window_call *)work)->id, 0, work->error.code == DD_OK ? "" : NULL);
 }
 
-/* Wait for a word to become 0, as a call of this rank would, on behalf of the requesting rank. */
+/* Grant another rank's signal_alone: like a call of this rank, wait until the word is 0. */
 static void
 grant_locked(window_source *source, dd_window *window)
 {
@@ -319,7 +322,7 @@ grant_locked(window_source *source, dd_window *window)
     (void)window_progress_locked(hub);
 }
 
-/* End a dropped question. The requesting rank discards the answer. */
+/* End the call of a question that was withdrawn. The other rank discards the answer. */
 static void
 end_withdrawn_locked(const window_source *source)
 {
@@ -383,7 +386,7 @@ far_find_fault(const window_source *source, const dd_window *window)
     return is_channel ? NULL : is_put ? "a put out of range" : "a channel out of range";
 }
 
-/* Read the note. If it is malformed, fail the group and return false. */
+/* Read a note. If it is malformed, fail the group and return false. */
 static bool
 read_note_locked(window_source *source, const dd_request *request)
 {
@@ -419,7 +422,7 @@ refuse_locked(window_source *source)
     }
 }
 
-/* Apply a note whose data have arrived. `error` is set if they have not, or were discarded. */
+/* Apply a note. `error` is NULL if its data has arrived; otherwise its signal is not added. */
 static void
 apply_locked(window_source *source, const dd_error *error)
 {
@@ -450,7 +453,7 @@ static void
 far_on_goodbye(dd_group_extension *extension, int rank)
 {
     window_hub *hub = (window_hub *)extension;
-    if (hub->is_ended || hub->sources[rank].is_busy) { /* if busy, on_note repeats this */
+    if (hub->is_ended || hub->sources[rank].is_busy) { /* while busy: on_note calls this later */
         return;
     }
     dd_error cause;
@@ -458,7 +461,7 @@ far_on_goodbye(dd_group_extension *extension, int rank)
     window_end_waits_locked(hub, NULL, rank, &cause);
 }
 
-/* Apply the note, and continue with the next one if the context holds one. */
+/* Apply a note, and continue with the rank's next note if the context holds one. */
 static void
 on_note(dd_message *message, const dd_error *error)
 {
@@ -476,7 +479,7 @@ on_note(dd_message *message, const dd_error *error)
     }
 }
 
-/* The head of a note has arrived, or an answer to an abandoned call, which is discarded. */
+/* Accept a note whose header has arrived, or an answer to an abandoned call, which is discarded. */
 static dd_message *
 far_on_request(dd_group_extension *extension, int rank, const dd_request *request)
 {
@@ -521,7 +524,7 @@ window_close_far_locked(dd_window *window)
         const window_member *member = &window->members[rank];
         const window_source *source = &hub->sources[rank];
         if (source->is_busy && source->note.type == DD_WINDOW_PUT && source->note.window == window->id) {
-            dd_error gone; /* the rest of its data is discarded */
+            dd_error gone; /* the rest of the put's data is discarded */
             (void)dd_error_set(&gone, DD_CLOSED, "this rank has closed the window");
             dd_context_cancel_locked(hub->context, &hub->sources[rank].message, &gone);
         }
@@ -535,7 +538,7 @@ window_close_far_locked(dd_window *window)
     }
 }
 
-/* Take the notes whose data have arrived, so that their signals count. Each end takes the next. */
+/* Apply notes whose data has arrived, so that their signals count. Each end starts a new note. */
 static void
 take_landed_notes_locked(window_hub *hub)
 {

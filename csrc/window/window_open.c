@@ -1,12 +1,14 @@
-/* Opening and closing windows. Ranks exchange cards, map what they can, and report the result. */
+/* Opening and closing of windows. To open a window, ranks exchange cards, map the memory that they
+ * can, and report the result. */
 #include "core/log.h"
 #include "core/mem.h"
 #include "window/window_internal.h"
 
 #include <stdio.h>
 
-/* Descriptors are sent before the messages that refer to them. One that is missing was dropped, as
- * it was not requested or memory was short: that rank is then reached by messages. */
+/* Limit of waiting for descriptors, which are sent before the messages that refer to them. A
+ * missing descriptor was dropped, because it was not requested or memory was short; its rank is
+ * then reached by messages. */
 #define DESCRIPTORS_PATIENCE_NS (500 * DD_NS_PER_MS)
 #define CONTROL_ALIGNMENT ((size_t)128)
 #define PAD_MAX ((size_t)1 << 30)
@@ -16,14 +18,12 @@ typedef struct window_opening {
     int size;
     dd_window *window;
     const dd_wait *wait;
-    dd_status own; /* this rank's status; `error` has the details */
+    dd_status own; /* this rank's status; if not DD_OK, `error` has the details */
     dd_error error;
-    dd_window_card card; /* this rank's */
-    dd_window_card *
-        /* Cards of the last exchange, [size]: first what each rank offers, then its result. */
-        cards;
-    dd_block *blocks;   /* [size]: the same, encoded */
-    dd_error map_error; /* code DD_OK if there is none */
+    dd_window_card card;   /* this rank's card */
+    dd_window_card *cards; /* [size], of the last exchange: what ranks offer, then their results */
+    dd_block *blocks;      /* the encoded `cards`, [size] */
+    dd_error map_error;    /* error of map_locked; its code is DD_OK if there is none */
     int blamed;
 } window_opening;
 
@@ -58,7 +58,7 @@ window_check_options(dd_group *group, const dd_window_options *options, dd_error
     if (options->region == NULL) {
         return DD_OK;
     }
-    /* Memory before the region gives a huge offset. */
+    /* If the memory begins before the region, the offset becomes huge and is rejected. */
     size_t offset = (uintptr_t)options->data - (uintptr_t)dd_region_data(options->region);
     size_t room = dd_region_nbytes(options->region);
     if (dd_region_group(options->region) != group || offset > room || options->nbytes > room - offset) {
@@ -108,7 +108,7 @@ set_pad(window_member *member, uint8_t *pad, size_t pad_nbytes)
     member->control = (window_control *)(void *)(pad + control_at(pad_nbytes));
 }
 
-/* Make this rank's pad, and its card. */
+/* Create this rank's pad, and fill in its card. */
 static dd_status
 make_part(window_opening *opening, dd_error *err)
 {
@@ -132,7 +132,7 @@ make_part(window_opening *opening, dd_error *err)
 
 /* ---- cards */
 
-/* Fail the group, with an error that no card can report. */
+/* Fail the group, with an error that cannot be reported in a card. */
 static dd_status
 fail_group(dd_group *group, dd_error *error, dd_error *err)
 {
@@ -161,7 +161,7 @@ fail_protocol(const window_opening *opening, int rank, const dd_error *fault, dd
     return fail_group(opening->group, &error, err);
 }
 
-/* Return the error of a rank that could not open its part, or whose pad is not of rank 0's size. */
+/* Return the error of a rank that could not open its part, or has another pad size than rank 0. */
 static dd_status
 check_card(const window_opening *opening, int rank, dd_error *err)
 {
@@ -190,7 +190,7 @@ check_card(const window_opening *opening, int rank, dd_error *err)
     return DD_OK;
 }
 
-/* Exchange cards. Return DD_OK if all ranks report success. */
+/* Exchange cards. Returns DD_OK if all ranks report success. */
 static dd_status
 window_exchange(window_opening *opening, dd_error *err)
 {
@@ -205,7 +205,7 @@ window_exchange(window_opening *opening, dd_error *err)
     opening->card.sys_errno = opening->own != DD_OK ? opening->error.sys_errno : 0;
     dd_window_card_encode(&opening->card, own);
     dd_status status = dd_group_collective_and_wait(opening->group, &args, &options, opening->wait, err);
-    if (opening->own != DD_OK) { /* even if other ranks have failed the group by now */
+    if (opening->own != DD_OK) { /* this rank's error, even if others have failed the group */
         return dd_error_copy(err, &opening->error);
     }
     for (int rank = 0; rank < opening->size && status == DD_OK; rank++) {
@@ -220,7 +220,8 @@ window_exchange(window_opening *opening, dd_error *err)
 
 /* ---- mapping the memory of other local ranks */
 
-/* Map a rank's memory. NULL if it is not here (yet), or after an error, which ends the mapping. */
+/* Map a rank's memory. Returns NULL if its descriptor has not arrived, or after an error, which is
+ * kept in map_error and ends the mapping. */
 static uint8_t *
 map_locked(window_opening *opening, int rank, dd_window_location spot, uint64_t nbytes)
 {
@@ -242,7 +243,7 @@ map_locked(window_opening *opening, int rank, dd_window_location spot, uint64_t 
     return NULL;
 }
 
-/* Return true if nothing more is awaited from this rank. */
+/* Map a rank's pad and memory as far as possible. Returns true if no descriptor is missing. */
 static bool
 map_member_locked(window_opening *opening, int rank)
 {
@@ -273,7 +274,7 @@ is_mapped(void *ctx)
         bool is_near = rank != opening->window->hub->rank && dd_group_shares_memory(opening->group, rank);
         is_all = (!is_near || map_member_locked(opening, rank)) && is_all;
     }
-    /* A failed group receives nothing more. */
+    /* A failed group receives no more descriptors: stop waiting. */
     return is_all || opening->map_error.code != DD_OK || dd_group_cause_locked(opening->group) != NULL;
 }
 
@@ -321,7 +322,8 @@ add_to_hub(dd_window *window, dd_error *err)
 
 /* ---- closing */
 
-/* Copy the data still to be sent from its memory; take the lock for one piece at a time. */
+/* Close this rank's part. Data that is still to be sent is copied from its memory, in pieces: the
+ * lock is free between them. */
 void
 dd_window_close(dd_window *window)
 {

@@ -6,7 +6,7 @@
 #error "the numbers of cards are little endian; this file copies them as they are"
 #endif
 
-/* The largest error number of Linux. */
+/* The largest errno of Linux. */
 #define SYS_ERRNO_MAX 4095
 
 typedef struct card_bytes {
@@ -71,7 +71,7 @@ dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_window_card *c
 enum {
     HAS_CHANNEL = 1,
     HAS_OFFSET = 2,
-    HAS_WISH = 4, /* a number of bytes that the other side must send */
+    HAS_WISH = 4, /* number of bytes that the other rank must send */
     HAS_DATA = 8,
     HAS_ID = 16,
 };
@@ -98,7 +98,7 @@ dd_window_note_encode(const dd_window_note *note)
     };
 }
 
-/* Return the fault of a note by itself, or NULL if there is none. */
+/* Return a description of the first fault in a note; NULL if there is none. */
 static const char *
 wire_find_fault(const dd_request *request)
 {
