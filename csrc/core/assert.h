@@ -1,5 +1,5 @@
-/* Assertions about the library's own state, only in test builds (DD_ASSERTS). A false one prints
- * itself and ends the process. Never assert a peer's bytes or a user's arguments. */
+/* Assertions about the library's own state, only in test builds (DD_ASSERTS). An assertion that
+ * fails prints itself and ends the process. Never assert a peer's bytes or a user's arguments. */
 #ifndef DD_CORE_ASSERT_H
 #define DD_CORE_ASSERT_H
 
@@ -12,7 +12,7 @@ _Noreturn void dd_assert_fail(const char *claim, const char *file, int line);
 bool dd_lock_holds(dd_lock_kind kind); /* true if this thread holds a lock of this kind */
 
 #define dd_assert(claim) ((claim) ? (void)0 : dd_assert_fail(#claim, __FILE__, __LINE__))
-/* Assert that this thread holds a lock of the kind. For functions whose names end in _locked. */
+/* Assert that this thread holds a lock of this kind. Functions ending in _locked call this. */
 #define dd_assert_holds(kind) dd_assert(dd_lock_holds(DD_LOCK_##kind))
 
 #else

@@ -1,4 +1,4 @@
-/* Monotonic time. Deadlines are absolute, computed once where a caller passes a timeout. */
+/* Monotonic time. Deadlines are absolute times; a public function computes its deadline once. */
 #ifndef DD_CORE_CLOCK_H
 #define DD_CORE_CLOCK_H
 
@@ -11,15 +11,15 @@
 
 int64_t dd_clock_now_ns(void);
 
-/* Return calendar time since 1970, only for display: it jumps when the clock is set. */
+/* Return the nanoseconds since 1970. Only for display: this clock jumps when it is set. */
 int64_t dd_clock_calendar_ns(void);
 
-/* Return now plus timeout_ns, or DD_NEVER_NS on overflow. A negative timeout counts as 0. */
+/* Return the time timeout_ns from now; DD_NEVER_NS on overflow. A negative timeout counts as 0. */
 int64_t dd_deadline_after(int64_t timeout_ns);
-/* Return the deadline timeout_ns after now_ns. */
+/* The same as dd_deadline_after, from now_ns instead of the current time. */
 int64_t dd_deadline_from(int64_t now_ns, int64_t timeout_ns);
 
-/* Return the time left until the deadline, at least 0. */
+/* Return the nanoseconds left until the deadline, at least 0. DD_NEVER_NS stays DD_NEVER_NS. */
 int64_t dd_deadline_left_ns(int64_t deadline_ns);
 
 #endif

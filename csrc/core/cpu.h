@@ -1,4 +1,4 @@
-/* The machine's processors, and the part of them that this process may use. */
+/* The machine's processors, and the CPUs that this process may use. */
 #ifndef DD_CORE_CPU_H
 #define DD_CORE_CPU_H
 
@@ -6,30 +6,30 @@
 #include <stdint.h>
 
 typedef enum dd_cpu_feature {
-    DD_CPU_AVX2 = 1 << 0,        /* AVX2 and F16C */
-    DD_CPU_AVX512 = 1 << 1,      /* AVX-512 F, BW, DQ and VL; never without DD_CPU_AVX2 */
-    DD_CPU_NEON = 1 << 2,        /* as of ARMv8-A */
-    DD_CPU_STRING_COPY = 1 << 3, /* `rep movsb` is fast (ERMS or FSRM) */
-    DD_CPU_AES = 1 << 4,         /* AES, and the carry-less multiplication of GCM */
+    DD_CPU_AVX2 = 1 << 0,        /* AVX2 and F16C instructions */
+    DD_CPU_AVX512 = 1 << 1,      /* AVX-512 F, BW, DQ, VL; never set without DD_CPU_AVX2 */
+    DD_CPU_NEON = 1 << 2,        /* NEON instructions of ARMv8-A */
+    DD_CPU_STRING_COPY = 1 << 3, /* the instruction `rep movsb` is fast (ERMS or FSRM) */
+    DD_CPU_AES = 1 << 4,         /* AES instructions, and the carry-less multiplication of GCM */
 } dd_cpu_feature;
 
-/* Return the features of both the processor and the operating system, or'ed. Cached. */
+/* Return the dd_cpu_feature bits that the processor and the operating system support. Cached. */
 unsigned dd_cpu_features(void);
 
-/* Return the number of CPUs that the process can use, at least 1: its affinity, limited by its
- * quota. Reads files; not for hot paths. */
+/* Return the number of CPUs that the process can use, at least 1: the CPUs of its affinity, limited
+ * by the cgroup's quota. Reads files, so hot paths must not call this. */
 int dd_cpu_usable_count(void);
 
-/* The CPUs on which this thread may run, by number; without those from DD_CPU_SET_MAX on. */
+/* The CPUs on which this thread may run: one bit for each CPU number below DD_CPU_SET_MAX. */
 #define DD_CPU_SET_MAX 1024
 typedef struct dd_cpu_set {
     uint64_t words[DD_CPU_SET_MAX / 64];
 } dd_cpu_set;
 
-dd_cpu_set dd_cpu_own_set(void); /* empty if it cannot be determined */
+dd_cpu_set dd_cpu_own_set(void); /* empty if the system does not return the set */
 
-/* Return the lowest CPU quota of the process's cgroups (version 2), rounded up; 0 if there is none.
- * Reads files. */
+/* Return the lowest CPU quota of the process's cgroups (version 2), in CPUs, rounded up; 0 if there
+ * is no quota. Reads files. */
 int dd_cpu_quota(void);
 
 /* Return the number of CPUs that the text of a cpu.max file allows, rounded up; 0 if there is no

@@ -6,7 +6,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-/* Append text to a message. Without memory the message just stays shorter. */
+/* Append text to a message. If there is no memory, the text is left out. */
 static void
 dylib_append(dd_blob *text, const char *more)
 {
@@ -24,7 +24,7 @@ dylib_note_failure(dd_blob *log, const char *name, const char *reason)
     dylib_append(log, reason);
 }
 
-/* Return dlerror's text without the leading name, which the list already has. */
+/* Return dlerror's text without the leading file name, which the list already contains. */
 static const char *
 loader_reason(const char *name)
 {
@@ -36,7 +36,7 @@ loader_reason(const char *name)
     return strncmp(reason, name, len) == 0 && strncmp(reason + len, ": ", 2) == 0 ? reason + len + 2 : reason;
 }
 
-/* Return the file that contains a function, or NULL if the loader does not know it. */
+/* Return the file that contains a function, or NULL if the loader does not know the function. */
 static const char *
 file_of(const void *function)
 {
@@ -69,7 +69,7 @@ try_open(const char *name, dd_blob *log)
     return handle;
 }
 
-/* Find a loaded copy by its name or its symbols. */
+/* Find a copy that the process has already loaded, by its file name or by its symbols. */
 static void *
 find_loaded(const dd_dylib_spec *spec)
 {

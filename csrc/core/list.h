@@ -34,7 +34,7 @@ dd_list_remove(dd_list *node)
     dd_list_init(node);
 }
 
-/* Insert node (in no list) before `position`; before the head means last. */
+/* Insert `node`, which must be in no list, before `position`. Before the head is the list's end. */
 static inline void
 dd_list_insert_before(dd_list *position, dd_list *node)
 {

@@ -1,4 +1,5 @@
-/* Numbers as little-endian bytes. nbytes is at most 8; if it is constant, this is one move. */
+/* Numbers as little-endian bytes. `nbytes` must be at most 8; if constant, it compiles
+ * to one move. */
 #ifndef DD_CORE_LITTLE_ENDIAN_H
 #define DD_CORE_LITTLE_ENDIAN_H
 
@@ -15,7 +16,7 @@ dd_little_endian(uint64_t value)
     return value;
 }
 
-/* Write the low nbytes of value. */
+/* Write the low `nbytes` bytes of `value` to `out`. */
 static inline void
 dd_put_number(uint8_t *out, uint64_t value, size_t nbytes)
 {

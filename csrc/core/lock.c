@@ -44,7 +44,7 @@ dd_lock_release(dd_lock *lock)
     pthread_mutex_unlock(&lock->mutex);
 }
 
-/* ---- locks with a deadline */
+/* ---- locks with a timeout */
 
 void
 dd_timed_lock_init(dd_timed_lock *self, dd_lock_kind kind)
@@ -87,7 +87,7 @@ dd_timed_lock_release(dd_timed_lock *self)
     pthread_mutex_unlock(&self->guard.mutex);
 }
 
-/* ---- conditions */
+/* ---- condition variables */
 
 void
 dd_cond_init(pthread_cond_t *cond)

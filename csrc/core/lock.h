@@ -1,7 +1,7 @@
-/* Mutexes with a checked lock order; docs/contributing/locks.md lists the data that each of them guards.
+/* Mutexes with a checked lock order; docs/contributing/locks.md lists the data that each guards.
  *
- * A thread that holds a lock may take only later ones of the list below, and never two of one kind:
- * no two threads can wait for each other. Test builds check it (tests/faults/lock.c). */
+ * A thread that holds a lock may take only locks later in the list below, and never two of one
+ * kind. So no two threads can wait for each other. Test builds check it (tests/faults/lock.c). */
 #ifndef DD_CORE_LOCK_H
 #define DD_CORE_LOCK_H
 
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <time.h>
 
-/* X(kind, description), outermost first. */
+/* X(kind, description), ordered from the outermost lock to the innermost. */
 #define DD_LOCK_LIST(X)                                                 \
     X(TEST, "a test")                                                   \
     X(NCCL_TEAM_CALL, "the calls of a team of devices")                 \
@@ -65,47 +65,47 @@ void dd_lock_init(dd_lock *lock, dd_lock_kind kind);
 void dd_lock_fini(dd_lock *lock);
 
 void dd_lock_take(dd_lock *lock);
-/* Take the lock if it is free; return false, without waiting, if another thread has it. The lock
- * order still applies, because callers may wait for the lock when this fails. */
+/* Take the lock if it is free. Return false, without waiting, if another thread holds the lock. The
+ * lock order applies to this call too, because callers may wait for the lock after it fails. */
 bool dd_lock_try(dd_lock *lock);
 void dd_lock_release(dd_lock *lock);
-/* For a forked child, in which no other thread runs: return false if a thread of the parent held
- * the lock, since its data may be half changed. The lock is not taken, so no order applies. */
+/* Return false if a thread of the parent held the lock at the fork, so that the guarded data may be
+ * half changed. For a forked child, which has only one thread. Does not take the lock. */
 bool dd_lock_was_free_at_fork(dd_lock *lock);
 
 /* ---- a lock with a timeout
  *
- * POSIX can wait for a mutex only on the calendar clock, which may be set back during the wait; the
- * call with another clock needs glibc 2.30, and musl has none. So this is a flag with a condition;
- * the mutex is held only to read or set it. The lock order applies as for a dd_lock. */
+ * POSIX can wait for a mutex only on the calendar clock, which may be set back during the wait. The
+ * function with another clock needs glibc 2.30, and musl has none. So this lock is a flag with a
+ * condition variable; its mutex is held only to read or set the flag. The lock order applies. */
 
 typedef struct dd_timed_lock {
-    dd_lock guard; /* guards is_taken; has the kind */
+    dd_lock guard; /* guards is_taken; its kind is the kind of the timed lock */
     pthread_cond_t freed;
-    bool is_taken; /* guarded by look */
+    bool is_taken; /* guarded by guard: true while a thread holds the timed lock */
 } dd_timed_lock;
 
 void dd_timed_lock_init(dd_timed_lock *self, dd_lock_kind kind);
 void dd_timed_lock_fini(dd_timed_lock *self);
-/* Take the lock; return false if it is not free within timeout_ns, which may be 0. */
+/* Take the lock. Return false if the lock is not free within timeout_ns, which may be 0. */
 bool dd_timed_lock_take_within(dd_timed_lock *self, int64_t timeout_ns);
 void dd_timed_lock_release(dd_timed_lock *self);
 
-/* ---- condition variables, on the monotonic clock */
+/* ---- condition variables that use the monotonic clock */
 
 void dd_cond_init(pthread_cond_t *cond);
 void dd_cond_fini(pthread_cond_t *cond);
 void dd_cond_signal(pthread_cond_t *cond);
 void dd_cond_broadcast(pthread_cond_t *cond);
-/* The caller must hold the lock, and check its predicate afterwards. */
+/* The caller must hold the lock for these two functions, and check its condition afterwards. */
 void dd_cond_wait(pthread_cond_t *cond, dd_lock *lock);
 void dd_cond_wait_until(pthread_cond_t *cond, dd_lock *lock, const struct timespec *until);
-/* Wait on cond for one slice of `wait` (see wait.h) or until it is signalled. The caller must hold
- * the lock, and then check its predicate, the deadline, and, without the lock, dd_wait_check. */
+/* Wait on `cond` until a signal, or for at most one slice of `wait` (see wait.h). Needs the lock.
+ * The caller must then check its condition, the deadline and, unlocked, dd_wait_check. */
 void dd_cond_wait_slice(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait);
-/* The same as dd_cond_wait_slice, followed by a check of the wait without the lock: DD_TIMED_OUT,
- * without a message, at the deadline, or the status of dd_wait_check. The caller must first check
- * its predicate. */
+/* Wait as dd_cond_wait_slice does, then check the wait without the lock. Return DD_TIMED_OUT,
+ * without a message, at the deadline, or the status of dd_wait_check. The caller must check its
+ * condition before it uses the status. */
 dd_status dd_cond_wait_checked(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait,
                                dd_error *err) DD_MUST_CHECK;
 

@@ -12,18 +12,18 @@
 
 #define RING_RECORDS 256u
 
-/* The process's log: all objects share it, like stderr. */
+/* The log of the process, which all objects share, like stderr. */
 static atomic_int log_level = DD_LOG_OFF;
 static dd_lock ring_mu = DD_LOCK_INITIALIZER(DD_LOCK_LOG);
 static pthread_cond_t ring_cond;
 static pthread_once_t ring_once = PTHREAD_ONCE_INIT;
-/* guarded by ring_mu */
+/* The ring of records, guarded by ring_mu. */
 static dd_log_record ring[RING_RECORDS];
 static unsigned ring_first;
 static unsigned ring_count;
 static unsigned ring_lost;
 
-/* Another thread may hold the lock during a fork: the child starts with an empty, unlocked log. */
+/* Reset the log in a forked child: another thread may have held the lock during the fork. */
 static void
 reset_in_child(void)
 {

@@ -1,6 +1,7 @@
 /* Hash map from byte strings to objects that embed a dd_map_node.
  *
- * The hash is keyed with a random secret per map, since the keys are a peer's bytes. */
+ * The hash has a random secret per map: peers choose the keys, and could choose some
+ * that collide. */
 #ifndef DD_CORE_MAP_H
 #define DD_CORE_MAP_H
 
@@ -18,28 +19,28 @@ typedef struct dd_map_node {
 
 typedef struct dd_map {
     dd_map_node **buckets;
-    size_t nbuckets; /* a power of two, or 0 before the first insert */
+    size_t nbuckets; /* number of buckets: a power of two, or 0 before the first insert */
     size_t count;
     uint64_t secret[2];
 } dd_map;
 
 void dd_map_init(dd_map *map);
 
-/* Free the table; the owner keeps the nodes. A zeroed map is allowed. */
+/* Free the map's table. The owner keeps the nodes and must free them. A zeroed map is allowed. */
 void dd_map_fini(dd_map *map);
 
-/* Return the node with the key, or NULL. */
+/* Return the node with this key, or NULL if there is none. */
 dd_map_node *dd_map_find(const dd_map *map, dd_bytes key);
 
-/* Add a node, whose key must not be in the map. On failure nothing is changed. */
+/* Add a node, whose key must not be in the map. On failure nothing changes. */
 dd_status dd_map_insert(dd_map *map, dd_map_node *node, dd_error *err) DD_MUST_CHECK;
 
-/* Replace a node of the map by one with the same key. */
+/* Replace a node of the map by `by`, which must have the same key. */
 void dd_map_replace(dd_map *map, dd_map_node *node, dd_map_node *by);
 
 void dd_map_remove(dd_map *map, dd_map_node *node);
 
-/* Iterate in no particular order: NULL gives the first node, a node its successor, NULL at the end.
+/* Iterate in no particular order: NULL gets the first node, a node its successor; NULL at the end.
  * The map must not change, except that a node may be freed once its successor was fetched. */
 dd_map_node *dd_map_next(const dd_map *map, const dd_map_node *node);
 

@@ -24,8 +24,8 @@ error_of(const char *call, int sys_errno, dd_error *err)
                               "%s failed; %s", call, advice);
 }
 
-/* Kernels from 6.3 on log a warning for memory that may be executed unless this flag is set; older
- * ones do not know it. */
+/* Create a memfd. Kernels from 6.3 on log a warning for executable memfds unless MFD_NOEXEC_SEAL is
+ * set; older kernels reject this flag. */
 static int
 create_memfd(const char *name)
 {
@@ -63,7 +63,8 @@ dd_shared_memory_measure(int fd, size_t *nbytes, dd_error *err)
     struct stat info;
     int seals = dd_sys_fcntl(fd, F_GET_SEALS, 0);
     bool is_known = seals >= 0 && dd_sys_fstat(fd, &info) == 0;
-    if (!is_known && errno != EINVAL && errno != EBADF) { /* without seals, or not a file */
+    /* EINVAL: a file that cannot have seals. EBADF: not an open descriptor. */
+    if (!is_known && errno != EINVAL && errno != EBADF) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot look at shared memory");
     }
     if (!is_known || (seals & SEALS) != SEALS || info.st_size <= 0) {

@@ -26,7 +26,7 @@ dd_status_text(dd_status code)
     return (unsigned)code < DD_STATUS_COUNT ? status_table[code].text : "unknown status";
 }
 
-/* Mark a truncated message, so that it is not taken for a whole one. */
+/* End a truncated message in "...", so that it is not mistaken for a whole message. */
 static void
 mark_if_cut(dd_error *err, size_t wanted)
 {
@@ -69,7 +69,7 @@ dd_error_set_errno(dd_error *err, dd_status code, int sys_errno, const char *for
         error_vset(err, code, format, args);
         va_end(args);
         char reason[128];
-        /* GNU strerror_r returns the text, which need not be in the buffer. */
+        /* GNU strerror_r returns the text, which need not be in the buffer that it got. */
         const char *text = strerror_r(sys_errno, reason, sizeof reason);
         size_t used = strlen(err->message);
         int wanted =
@@ -137,18 +137,18 @@ dd_error_no_memory(dd_error *err, unsigned long long nbytes)
     return dd_error_set(err, DD_OUT_OF_MEMORY, "out of memory (%llu bytes)", nbytes);
 }
 
-/* Includes only errnos that neither the peer nor the network can cause. EADDRNOTAVAIL is not one: a
- * peer may publish an address that cannot be reached from here. */
+/* Include only errnos that neither the peer nor the network can cause. EADDRNOTAVAIL is left out: a
+ * peer may publish an address that this host cannot reach. */
 bool
 dd_error_is_local(const dd_error *err)
 {
     switch (err->sys_errno) {
-    case EMFILE: /* exhausted in this process or host */
+    case EMFILE: /* resources of this process or host are exhausted */
     case ENFILE:
     case ENOMEM:
     case ENOBUFS:
     case ENOSPC:
-    case EACCES: /* forbidden, or unknown to the kernel: results of sandboxes */
+    case EACCES: /* forbidden, or unknown to the kernel, as in a sandbox */
     case EPERM:
     case ENOSYS:
     case EOPNOTSUPP:

@@ -1,15 +1,15 @@
-/* Status codes, and the error that explains one.
+/* Status codes, and the error that explains a failure.
  *
- * Every fallible function returns dd_status and takes `dd_error *err` last (it may be NULL). The
- * first function that detects a failure writes the message: what was attempted, on what, what
- * happened, the numbers. Outer layers may prepend context once; cleanup never overwrites it. */
+ * Every function that can fail returns a dd_status and takes `dd_error *err` last (it may be NULL).
+ * The function that detects the failure writes the message: the attempted call, its target, the
+ * result, the numbers. Outer functions may prepend context once; cleanup never overwrites it. */
 #ifndef DD_CORE_STATUS_H
 #define DD_CORE_STATUS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* X(name, text): the code and its meaning. csrc/python/base/error.c maps each to an exception. */
+/* X(name, text): a status code and its meaning. csrc/python/base/error.c has the exceptions. */
 #define DD_STATUS_LIST(X)                                      \
     X(OK, "success")                                           \
     X(INVALID_ARGUMENT, "invalid argument")                    \
@@ -45,61 +45,61 @@ typedef enum dd_status {
 
 #define DD_HOST_NAME_MAX 64
 
-/* The blamed rank, if the error is about a single one. */
+/* The rank that an error blames, if it blames a single one. */
 typedef struct dd_blamed_rank {
-    int rank;      /* in the group; -1 if no rank is to blame */
-    long long pid; /* 0 if it is not known */
+    int rank;      /* rank in the group; -1 if no rank is to blame */
+    long long pid; /* process id of the blamed rank; 0 if it is not known */
     char host[DD_HOST_NAME_MAX];
 } dd_blamed_rank;
 
-/* The failed call on a group. */
+/* The call on a group that failed. */
 typedef struct dd_failed_call {
-    char op[32];                 /* such as "all_reduce"; "" if the error is not about a call */
-    char group[64];              /* its name, truncated to fit */
-    unsigned long long sequence; /* number among the group's collectives; 0 if none or not begun */
-    long long elapsed_ns;        /* time since it began */
+    char op[32];                 /* name of the call ("all_reduce"); "" if no call failed */
+    char group[64];              /* name of the group, truncated to fit */
+    unsigned long long sequence; /* the call's number among the group's collectives, or 0 */
+    long long elapsed_ns;        /* time from the start of the call to the failure */
 } dd_failed_call;
 
 typedef struct dd_error {
     dd_status code;
-    int sys_errno; /* errno of the failed system call, or 0 */
+    int sys_errno; /* errno of the failed system call; 0 if no system call failed */
     dd_blamed_rank blamed;
     dd_failed_call call;
     bool keeps_memory; /* the call's memory may still be in use: it must not be freed */
     char message[1024];
 } dd_error;
 
-/* Return the name ("TIMED_OUT") or the meaning ("timed out") of a code; never NULL. */
+/* Return the name ("TIMED_OUT") or the meaning ("timed out") of a status code; never NULL. */
 const char *dd_status_name(dd_status code);
 const char *dd_status_text(dd_status code);
 
-/* Write code and message into err (which may be NULL) and return code, so that a failure is one
- * line: `return dd_error_set(err, DD_STORE, "...", ...)`. Messages are lower case without a final
- * period; one that does not fit is truncated and ends in "...". */
+/* Set the code and the message of `err` (which may be NULL) and return the code, so that a failure
+ * is one line: `return dd_error_set(err, DD_STORE, "...", ...)`. Messages are in lower case without
+ * a final period. A message that does not fit is truncated and ends in "...". */
 dd_status dd_error_set(dd_error *err, dd_status code, const char *format, ...) DD_PRINTF(3, 4);
 
-/* The same as dd_error_set, with ": <strerror> (errno N)" after the message. */
+/* The same as dd_error_set, with ": <text of strerror> (errno N)" appended to the message. */
 dd_status dd_error_set_errno(dd_error *err, dd_status code, int sys_errno, const char *format, ...)
     DD_PRINTF(4, 5);
 
-/* Set the blamed rank of an error. host may be NULL. */
+/* Set the rank that an error blames. `host` may be NULL. */
 void dd_error_blame(dd_error *err, int rank, const char *host, long long pid);
 
-/* Set the failed call of an error. The group's name has `group_len` bytes. */
+/* Set the failed call of an error. `group` is the group's name, of `group_len` bytes. */
 void dd_error_note_call(dd_error *err, const char *op, unsigned long long sequence, long long elapsed_ns,
                         const void *group, size_t group_len);
 
 /* Put "<text>: " before an error's message. */
 void dd_error_prepend(dd_error *err, const char *format, ...) DD_PRINTF(2, 3);
 
-/* Copy `from` into err (may be NULL) and return its code. */
+/* Copy `from` to `err`, which may be NULL, and return the code. */
 dd_status dd_error_copy(dd_error *err, const dd_error *from);
 
-/* Return true if this process caused the error, independent of any peer: no memory, no descriptors,
- * no permission, a call that the kernel or a sandbox refuses, DD_SYSTEM. */
+/* Return true if only this process can have caused the error: no memory, no descriptors, no
+ * permission, a call that the kernel or a sandbox refuses, DD_SYSTEM. */
 bool dd_error_is_local(const dd_error *err);
 
-/* Set DD_OUT_OF_MEMORY, with the number of bytes requested. */
+/* Set DD_OUT_OF_MEMORY, with the number of requested bytes in the message. */
 dd_status dd_error_no_memory(dd_error *err, unsigned long long nbytes);
 
 #endif

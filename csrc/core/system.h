@@ -1,7 +1,7 @@
-/* All system calls of the library, for files, memory, sockets and the process. Clocks, threads,
- * locks and the heap have headers in this folder; no code outside it calls the system directly
- * (tools/check_system.py). Each call is the C library's function of the same name, and fails like
- * it. Tests wrap these functions to make the N-th call fail (tests/faults/). */
+/* All system calls of the library for files, memory, sockets and the process. Clocks, threads,
+ * locks and the heap have other headers here. Other folders do not call the system directly
+ * (tools/check_system.py). Each function calls the C library's function of the same name, and fails
+ * in the same way. Tests wrap these functions to make the N-th call fail (tests/faults/). */
 #ifndef DD_CORE_SYSTEM_H
 #define DD_CORE_SYSTEM_H
 
@@ -25,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* X(result, name, parameters, arguments): calls that may fail, with -1 and errno. */
+/* X(result, name, parameters, arguments): calls that may fail; they return -1 and set errno. */
 #define DD_SYSTEM_CALLS(X)                                                                                   \
     /* descriptors */                                                                                        \
     X(int, open, (const char *path, int flags, mode_t mode), (path, flags, mode))                            \
@@ -88,7 +88,7 @@
     X(int, gethostname, (char *name, size_t nbytes), (name, nbytes))                                         \
     X(ssize_t, getrandom, (void *data, size_t nbytes, unsigned flags), (data, nbytes, flags))
 
-/* Calls that cannot fail, or whose failure has no effect. */
+/* X(result, name, parameters, arguments): calls that cannot fail, or need no check. */
 #define DD_SYSTEM_SURE_CALLS(X)                                                                   \
     X(int, close, (int fd), (fd))                                                                 \
     X(int, munmap, (void *at, size_t nbytes), (at, nbytes))                                       \
@@ -106,12 +106,12 @@ DD_SYSTEM_CALLS(X)
 DD_SYSTEM_SURE_CALLS(X)
 #undef X
 
-/* Calls with other kinds of results. */
+/* Calls that report failures in another way than -1 and errno, or that need another signature. */
 int dd_sys_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
                        struct addrinfo **found);
 char *dd_sys_getcwd(char *path, size_t nbytes);
-/* only F_OFD_SETLK and similar commands */
+/* `command` must be F_OFD_SETLK or a similar command */
 int dd_sys_lock_file(int fd, int command, struct flock *lock);
-int dd_sys_get_file_limit(struct rlimit *limit); /* RLIMIT_NOFILE */
+int dd_sys_get_file_limit(struct rlimit *limit); /* the limit RLIMIT_NOFILE */
 
 #endif

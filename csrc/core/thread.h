@@ -9,10 +9,10 @@
 /* Start a joinable thread with all signals blocked. `name` is truncated to 15 characters. */
 dd_status dd_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *arg,
                           dd_error *err) DD_MUST_CHECK;
-/* Wait for the thread to end, or detach it so that it is cleaned up when it ends. */
+/* Wait for the thread to end (join), or let the system clean up when it ends (detach). */
 void dd_thread_join(pthread_t thread);
 void dd_thread_detach(pthread_t thread);
-/* Return the calling thread; get its name as the system knows it. */
+/* Return the calling thread, or copy its name as the system knows it. */
 pthread_t dd_thread_self(void);
 void dd_thread_own_name(char *name, size_t nbytes);
 
