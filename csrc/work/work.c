@@ -23,7 +23,7 @@ void
 dd_work_renew(dd_work *work)
 {
     atomic_fetch_add_explicit(&work->refs, 1, memory_order_relaxed);
-    /* No write after a success: another thread may still be reading the outcome. */
+    /* After a success, do not write the error: another thread may still be reading the result. */
     if (work->error.code != DD_OK) {
         work->error.code = DD_OK;
     }
