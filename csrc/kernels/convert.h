@@ -7,12 +7,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Return true if both are real floating-point types. */
+/* Return true if both types are real floating-point types. */
 bool dd_convert_is_supported(dd_dtype to, dd_dtype from);
 
-/* Set dst[i] = src[i] for `count` elements, aligned to their size; dst and src must not overlap.
- * Rounds to nearest even, as reductions do; from float64 to 16 and 8 bits by way of float32. Every
- * NaN becomes the NaN of reductions, except between equal types, which is a copy. */
+/* Set dst[i] to src[i], converted, for `count` elements. dst and src must be aligned to their
+ * elements and must not overlap. Values are rounded to nearest even, as in reductions; float64 is
+ * converted to 16 and 8 bits by way of float32. Every NaN becomes the NaN of reductions, except
+ * between equal types, where the bits are copied. */
 void dd_convert(dd_dtype to, void *dst, dd_dtype from, const void *src, size_t count);
 
 #endif

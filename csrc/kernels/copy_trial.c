@@ -2,9 +2,9 @@
 
 #include "core/clock.h"
 
-/* Copies of each way that count; the best one is compared. */
+/* Measured copies in each way; the lowest costs are compared. */
 #define NCOUNTED 3
-/* Pause after a trial: the larger of EVERY_NS and EVERY_TIMES the duration of the trial. */
+/* Pause after a trial: EVERY_NS or EVERY_TIMES the duration of the trial, whichever is longer. */
 #define EVERY_NS (100 * DD_NS_PER_MS)
 #define EVERY_TIMES 60
 

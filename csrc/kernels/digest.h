@@ -1,4 +1,4 @@
-/* Digests that tell two states of a block apart without keeping either. */
+/* Digests, which tell whether two states of a block differ without a copy of either. */
 #ifndef DD_KERNELS_DIGEST_H
 #define DD_KERNELS_DIGEST_H
 
@@ -7,10 +7,10 @@
 
 #define DD_DIGEST_NBYTES 16
 
-/* Compute NH: the sum, modulo 2^128, of (a + key) * (b + key) over pairs of 64-bit words,
- * zero-padded. `keys` must have as many bytes as the data, rounded up to a pair, all random.
- * Contents of one length collide with probability 2^-64 at most, if their author does not know the
- * keys. */
+/* Compute the universal hash NH: the sum, modulo 2^128, of (a + key) * (b + key) over pairs of
+ * 64-bit words, zero-padded. `keys` must have as many random bytes as the data, rounded up to a
+ * pair. Two contents of the same length collide with probability 2^-64 at most, if their author
+ * does not know the keys. */
 void dd_digest(const void *data, size_t nbytes, const void *keys, uint8_t digest[DD_DIGEST_NBYTES]);
 
 #endif

@@ -7,10 +7,10 @@
 
 typedef dd_kernel *const (*kernel_rows)[DD_REDOP_COUNT][DD_FORM_COUNT];
 
-/* Instruction sets of other architectures have no kernels. */
+/* The kernels of each instruction set; NULL for sets of other architectures. */
 static const struct isa_info {
     kernel_rows kernels;
-    unsigned feature; /* required CPU features; 0 if there are none */
+    unsigned feature; /* CPU features that the set requires; 0 if there are none */
 } isas[] = {
     [DD_ISA_SCALAR] = {dd_kernels_scalar, 0},
 #if defined(__x86_64__)
@@ -71,8 +71,8 @@ dd_reduce_best_isa(void)
     return DD_ISA_SCALAR;
 }
 
-/* Return the kernel of one stage. AVG is a plain sum except in stages that give results; PREMUL_SUM
- * is a plain sum except in stages that take inputs. */
+/* Return the kernel for one stage. AVG is a plain sum, except in a stage that gives results;
+ * PREMUL_SUM is a plain sum, except in a stage that takes inputs. */
 static dd_kernel *
 find_kernel(kernel_rows kernels, const dd_reduction *reduction, dd_stage stage)
 {
@@ -97,7 +97,7 @@ find_kernel(kernel_rows kernels, const dd_reduction *reduction, dd_stage stage)
     return kernel != NULL ? kernel : dd_kernels_scalar[dtype][op][form];
 }
 
-/* Convert the factor to an integer: truncated toward zero and clamped to int64; 0 for NaN. */
+/* Convert a factor to an integer: truncated toward zero, clamped to int64; 0 for NaN. */
 static uint64_t
 integer_factor(double factor)
 {

@@ -1,17 +1,17 @@
 /* Reductions of arrays, element by element: the arithmetic of the collectives.
  *
- * One call folds any number of sources in one pass, in the order given: ((s0 + s1) + s2) + ... Only
- * that order decides the bits of the result: every instruction set gives the scalar form's result.
+ * One call reduces ("folds") any number of sources in one pass, in the given order: ((s0 + s1) +
+ * s2) + ... Only this order decides the bits of the result: all instruction sets give the same.
  *
  * Floats of 16 and 8 bits are accumulated in float32 and rounded once, at the end. Stages of a
  * split reduction pass on partial results in the accumulation type (dd_reduce_accumulator):
  *
- *     DD_STAGE_WHOLE   elements    -> elements       all of it in one call
+ *     DD_STAGE_WHOLE   elements    -> elements       the whole reduction in one call
  *     DD_STAGE_FIRST   elements    -> accumulators   takes inputs (PREMUL_SUM multiplies here)
  *     DD_STAGE_MIDDLE  accumulators -> accumulators
  *     DD_STAGE_LAST    accumulators -> elements      gives the result (AVG divides and rounds here)
  *
- * For types that are their own accumulators, stages in the same order change no bit.
+ * For types that are their own accumulators, splitting into stages does not change the result.
  *
  * Semantics: integers wrap around; AVG of integers truncates toward zero; bool is reduced as a
  * truth value (SUM and MAX are "or", PRODUCT and MIN are "and"; any nonzero byte is true, results
@@ -19,7 +19,7 @@
  * float8_e5m2 to infinity; rounding is to nearest even.
  *
  * Every NaN in a result is the same quiet, positive NaN without payload: processors differ in which
- * of two NaNs they keep. For MIN and MAX, -0 is less than +0: the order does not matter. */
+ * of two NaNs they keep. For MIN and MAX, -0 is less than +0, so their order does not matter. */
 #ifndef DD_KERNELS_REDUCE_H
 #define DD_KERNELS_REDUCE_H
 
@@ -28,7 +28,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* X(name, text). The order is torch.distributed's and part of the wire format. */
+/* X(name, text). The order is torch.distributed's, and part of the wire format. */
 #define DD_REDOP_LIST(X)  \
     X(SUM, "SUM")         \
     X(AVG, "AVG")         \
@@ -48,22 +48,22 @@ typedef enum dd_redop {
 
 #define DD_REDOP_COUNT ((int)DD_REDOP_PREMUL_SUM + 1)
 
-const char *dd_redop_name(dd_redop op); /* never NULL */
+const char *dd_redop_name(dd_redop op); /* never NULL; "unknown operation" for an invalid number */
 
 /* Return true if the operation is defined for the type. AVG and PREMUL_SUM exclude bool; BAND, BOR
  * and BXOR are for bool and integers only; MIN and MAX exclude complex. */
 bool dd_reduce_is_supported(dd_dtype dtype, dd_redop op);
 
-/* Return float32 for floats of 16 and 8 bits, else the type itself. */
+/* Return the accumulation type: float32 for floats of 16 and 8 bits, else the type itself. */
 dd_dtype dd_reduce_accumulator(dd_dtype dtype);
 
 typedef struct dd_reduction {
-    dd_dtype dtype; /* of the elements */
-    dd_redop op;    /* supported for dtype */
-    /* for PREMUL_SUM: multiplies each input, in the accumulation type (for integers: truncated
-     * toward zero and clamped to int64) */
+    dd_dtype dtype; /* type of the elements */
+    dd_redop op;    /* the operation; must be supported for dtype */
+    /* Factor for PREMUL_SUM, which multiplies each input in the accumulation type. For integers the
+     * factor is truncated toward zero and clamped to int64. */
     double factor;
-    int divisor; /* for AVG: the number of ranks */
+    int divisor; /* divisor for AVG: the number of ranks */
 } dd_reduction;
 
 typedef enum dd_stage {
@@ -73,13 +73,13 @@ typedef enum dd_stage {
     DD_STAGE_LAST,
 } dd_stage;
 
-/* Set out[i] to the fold of srcs[0][i] ... srcs[nsrcs - 1][i] for `count` elements; nsrcs >= 1.
- * `out` may be one of the sources if its elements are no larger than the sources' (no widening);
- * otherwise it must not overlap them. Pointers need no alignment. */
+/* Set out[i] to the reduction of srcs[0][i] ... srcs[nsrcs - 1][i] for `count` elements; nsrcs must
+ * be at least 1. `out` may be one of the sources if its elements are not larger than theirs;
+ * otherwise it must not overlap the sources. Pointers need no alignment. */
 void dd_reduce(const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs,
                size_t nsrcs, size_t count);
 
-/* Instruction sets. The machine's best one is found once. */
+/* Instruction sets. The reductions use the best one of the machine. */
 typedef enum dd_isa {
     DD_ISA_SCALAR,
     DD_ISA_AVX2,

@@ -1,12 +1,13 @@
-/* Shared by the instruction sets: the list of kernels, and the type of each set's table.
+/* Declarations that the instruction sets share: the list of kernels, and the type of a set's table.
  *
  * Each instruction set defines these functions for each type T: load_T and store_T (between memory
- * and values), scale_T (PREMUL_SUM's factor), combine_T (two values), finish_T (AVG's divisor, and
- * the canonical NaN). A form applies them to whole arrays; a kernel is a form for one operation.
+ * and values), scale_T (PREMUL_SUM's factor), combine_T (of two values), finish_T (AVG's divisor,
+ * and the canonical NaN). A form applies these functions to whole arrays; a kernel is a form for
+ * one operation.
  *
  * reduce_vector_internal.h has the code of all sets. Each set includes it, with vectors as long as
  * its registers, and leaves the elements after the last whole vector to a narrower set. The
- * narrowest is reduce_scalar.c, whose vectors have one element. */
+ * narrowest set is reduce_scalar.c, whose vectors have one element. */
 #ifndef DD_KERNELS_REDUCE_INTERNAL_H
 #define DD_KERNELS_REDUCE_INTERNAL_H
 
@@ -16,11 +17,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Inlined at all levels: the compiler folds constant arguments, and no choice is left for run
- * time. */
+/* Inline at all optimisation levels: then the compiler evaluates constant arguments, and the code
+ * does not branch on them at run time. */
 #define DD_KERNEL_INLINE static inline __attribute__((always_inline))
 
-/* Element types of a kernel. Types that are their own accumulators have only ELEMENTS. */
+/* Types that a kernel reads and writes. Types without another accumulator have only ELEMENTS. */
 typedef enum dd_kernel_form {
     DD_FORM_ELEMENTS, /* elements     -> elements */
     DD_FORM_WIDEN,    /* elements     -> accumulators */
@@ -29,21 +30,21 @@ typedef enum dd_kernel_form {
 
 #define DD_FORM_COUNT ((int)DD_FORM_ROUND + 1)
 
-/* The arguments of dd_reduce, with the factor also as an integer. */
+/* The arguments of dd_reduce, and its factor as an integer. */
 typedef struct dd_fold {
     const void *const *srcs;
     size_t nsrcs;
     void *out;
     size_t count;
     double factor;
-    uint64_t integer_factor; /* modulo 2^64 */
+    uint64_t integer_factor; /* the factor modulo 2^64 */
     int divisor;
 } dd_fold;
 
-/* Fold the elements from `begin` up to fold->count. */
+/* Reduce the elements from index `begin` to the end of the arrays. */
 typedef void dd_kernel(const dd_fold *fold, size_t begin);
 
-/* By dd_dtype, dd_redop and dd_kernel_form; NULL if the operation is not defined for the type. */
+/* Kernels by dd_dtype, dd_redop and dd_kernel_form; NULL if undefined for the type. */
 typedef dd_kernel *const dd_kernel_table[DD_DTYPE_COUNT][DD_REDOP_COUNT][DD_FORM_COUNT];
 
 extern dd_kernel_table dd_kernels_scalar;
@@ -62,14 +63,14 @@ extern dd_kernel_table dd_kernels_neon;
     M(X, INT64, int64_t, uint64_t, int64_t)    \
     M(X, UINT64, uint64_t, uint64_t, uint64_t)
 
-/* X(T, exponent bits, mantissa bits, least code that is not a finite number, bits of a code) */
+/* X(T, exponent bits, mantissa bits, lowest code that is not a finite number, bits of a code) */
 #define DD_SMALL_FLOAT_LIST(X)      \
     X(FLOAT16, 5, 10, 0x7c00, 16)   \
     X(FLOAT8_E4M3FN, 4, 3, 0x7f, 8) \
     X(FLOAT8_E5M2, 5, 2, 0x7c, 8)
 
-/* X(T, form, accumulator, type read, type written). ELEMENTS of BFLOAT16 is missing: the scalar set
- * and the vector sets define it differently. */
+/* X(T, form, accumulator, type read, type written). The form ELEMENTS of BFLOAT16 is missing,
+ * because the scalar set and the vector sets define it differently. */
 #define DD_FORM_LIST(X)                \
     DD_OWN_FORM(X, BOOL)               \
     DD_INTEGER_LIST(DD_OWN_FORM, X)    \
@@ -89,8 +90,8 @@ extern dd_kernel_table dd_kernels_neon;
     X(T, WIDEN, FLOAT32, T, FLOAT32) \
     X(T, ROUND, FLOAT32, FLOAT32, T)
 
-/* X(T, op, form): first the kernels that every instruction set defines, then those that gain little
- * from vectors and exist only in the scalar set. */
+/* X(T, op, form). The first list has the kernels that every instruction set defines; the second has
+ * those that gain little from vectors, which only the scalar set defines. */
 #define DD_VECTOR_KERNEL_LIST(X)           \
     DD_TRUTH_KERNELS(X, BOOL)              \
     DD_INTEGER_LIST(DD_INTEGER_KERNELS, X) \

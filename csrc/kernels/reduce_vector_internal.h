@@ -1,20 +1,20 @@
-/* Reductions with the vector extensions of gcc and clang. A file for an instruction set enables the
- * set, defines the macros below, includes this header, and puts the kernels into a table. Plain C
- * is one of the sets: its vectors have one element. */
+/* Reductions with the vector extensions of gcc and clang. The file of an instruction set enables
+ * the set, defines the macros below, includes this header, and puts the kernels into a table. Plain
+ * C is one of the sets: its vectors have one element. */
 #ifndef DD_KERNELS_REDUCE_VECTOR_INTERNAL_H
 #define DD_KERNELS_REDUCE_VECTOR_INTERNAL_H
 
-/* Macros of the including file:
+/* Macros that the including file must define:
  *
- *     VECTOR_NBYTES      size of a register; without it, a vector has one element
- *     VECTOR_REST        the kernels for less than a vector
+ *     VECTOR_NBYTES      size of a register; if it is not defined, a vector has one element
+ *     VECTOR_REST        table of the kernels for fewer elements than a vector
  *
  * and, if the set has instructions for them:
  *
  *     VECTOR_LOAD_CODES(address, nbits), VECTOR_STORE_CODES(address, nbits, x)   see load_codes_16
  *     VECTOR_LOAD_FLOAT16(address), VECTOR_STORE_FLOAT16(address, x)   to and from float32 */
 #ifdef VECTOR_NBYTES
-#define VECTOR_NBYTES_FOR(size) VECTOR_NBYTES /* of a vector whose elements have this size */
+#define VECTOR_NBYTES_FOR(size) VECTOR_NBYTES /* size of a vector of elements of this size */
 #define VECTOR_IS_ONE false
 #else
 #define VECTOR_NBYTES_FOR(size) (size)
@@ -27,7 +27,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A fused multiply-add rounds once, not twice: results would differ between instruction sets. */
+/* Disable fused multiply-adds, which round once, not twice: instruction sets would differ. */
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #else
@@ -45,7 +45,7 @@ enum {
 #undef ELEMENT_SIZE
 };
 
-/* value_T is a vector of unsigned words; lanes_T is the same vector in its own type. */
+/* value_T is a vector of unsigned words; lanes_T is the same vector with elements of type T. */
 #define DEFINE_LOAD_STORE(T, type, word)                            \
     typedef VECTOR_OF(word, VECTOR_NBYTES_FOR(SIZE_##T)) value_##T; \
     typedef VECTOR_OF(type, VECTOR_NBYTES_FOR(SIZE_##T)) lanes_##T; \
@@ -109,7 +109,7 @@ combine_BOOL(dd_redop op, value_BOOL a, value_BOOL b)
 
 /* lesser_T: equal values are or'ed, which gives -0 if one is -0; a NaN and a number are also or'ed,
  * which gives a NaN. greater_T: equal values are and'ed, which gives -0 if both are -0; with a NaN,
- * all bits are set, which is a NaN. finish_T: makes every NaN the canonical one. */
+ * all bits are set, which is a NaN. finish_T replaces every NaN by the canonical one. */
 #define DEFINE_FLOAT(T, type, word, nan_bits)                                                        \
     DEFINE_LOAD_STORE(T, type, word)                                                                 \
     INLINE value_##T scale_##T(const dd_fold *fold, dd_redop op, value_##T x)                        \
@@ -144,18 +144,20 @@ combine_BOOL(dd_redop op, value_BOOL a, value_BOOL b)
 
 DEFINE_FLOAT(FLOAT32, float, uint32_t, 0x7fc00000)
 DEFINE_FLOAT(FLOAT64, double, uint64_t, 0x7ff8000000000000)
-/* Sums of complex numbers are the sums of their parts. */
+/* The sum of complex numbers is the sum of their real and of their imaginary parts. */
 DEFINE_FLOAT(COMPLEX64, float, uint32_t, 0x7fc00000)
 DEFINE_FLOAT(COMPLEX128, double, uint64_t, 0x7ff8000000000000)
 
-/* ---- floats of 16 and 8 bits, whose values are vectors of float32. Magnitudes are below 2^31, so
- * they can be compared as signed numbers, for which there are instructions. */
+/* ---- floats of 16 and 8 bits, whose values are vectors of float32. Their magnitudes,
+ * as integers, are below 2^31, so they are compared as signed integers, for which
+ * processors have instructions. */
 
 typedef value_FLOAT32 vec;
 typedef lanes_FLOAT32 float_vec;
 typedef VECTOR_OF(int32_t, VECTOR_NBYTES_FOR(4)) signed_vec;
 
-/* As many codes as a vector has float32 elements, each in the lower bits of a word. */
+/* Load or store as many codes (numbers of 16 or 8 bits) as a vector has float32 elements. In the
+ * vector, each code is in the lower bits of a word. */
 #ifdef VECTOR_LOAD_CODES
 #define DEFINE_CODES(nbits, type)                    \
     INLINE vec load_codes_##nbits(const void *at)    \
@@ -188,8 +190,8 @@ is_below(vec magnitude, uint32_t limit)
     return (vec)((signed_vec)magnitude < (int32_t)limit);
 }
 
-/* Shift sign, exponent and mantissa into place. Codes from `special` on are infinity and NaN.
- * Subnormals: convert as if normal, then subtract the implicit leading 1. */
+/* Convert codes to float32: shift sign, exponent and mantissa into place. Codes from `special` on
+ * are infinity and NaN. Subnormals are converted as if normal, minus the implicit leading 1. */
 INLINE vec
 widen(vec code, int exponent_bits, int mantissa_bits, uint32_t special)
 {
@@ -206,9 +208,9 @@ widen(vec code, int exponent_bits, int mantissa_bits, uint32_t special)
     return x | sign | (~is_below(magnitude, special) & 0x7f800000);
 }
 
-/* Round to nearest, ties to even. Values beyond the largest finite number become `special`:
- * infinity or, if the type has none, NaN. Adding the ruler rounds subnormals: its last bit has the
- * value of the smallest subnormal. NaN must have the form that finish_FLOAT32 gives. */
+/* Convert float32 to codes: round to nearest, ties to even. Values beyond the largest finite number
+ * become `special`: infinity or, if the type has none, NaN. Adding `ruler` rounds subnormals: its
+ * last bit has the value of the smallest one. NaN must have finish_FLOAT32's form. */
 INLINE vec
 narrow(vec x, int exponent_bits, int mantissa_bits, uint32_t special)
 {
@@ -236,7 +238,7 @@ narrow(vec x, int exponent_bits, int mantissa_bits, uint32_t special)
     }
 DD_SMALL_FLOAT_LIST(DEFINE_SMALL_FLOAT)
 
-/* Conversion instructions replace the functions above. */
+/* If the set has conversion instructions, they replace the functions above. */
 #ifdef VECTOR_LOAD_FLOAT16
 #define load_FLOAT16(at) ((vec)VECTOR_LOAD_FLOAT16(at))
 #define store_FLOAT16(at, x) VECTOR_STORE_FLOAT16(at, x)
@@ -249,7 +251,7 @@ load_BFLOAT16(const void *at)
     return load_codes_16(at) << 16;
 }
 
-/* Round so that the upper half is the result. A NaN of finish_FLOAT32 stays a NaN. */
+/* Round a float32 to its upper half. A NaN from finish_FLOAT32 stays a NaN. */
 INLINE vec
 round_to_upper_half(vec x)
 {
@@ -262,9 +264,9 @@ store_BFLOAT16(void *at, vec x)
     store_codes_16(at, round_to_upper_half(x) >> 16);
 }
 
-/* A vector of bfloat16 in memory serves as two vectors of float32: odd elements need their lower
- * half cleared, even ones a shift by half a word. Results that are also bfloat16 need no
- * reordering. */
+/* A vector of bfloat16 in memory serves as two vectors of float32: for the odd elements the lower
+ * half of each word is cleared, for the even elements the word is shifted by half. If the results
+ * are also bfloat16, the elements need not be reordered. */
 #ifdef VECTOR_NBYTES
 typedef struct value_BFLOAT16_PAIR {
     vec even, odd;
@@ -304,7 +306,7 @@ finish_BFLOAT16_PAIR(const dd_fold *fold, dd_redop op, value_BFLOAT16_PAIR x)
 
 /* ---- whole arrays */
 
-/* Floats of 8 bits take so many conversion instructions that unrolling gains nothing. */
+/* Types whose loops are unrolled. Floats of 8 bits would gain nothing: they mostly convert. */
 enum {
 #define IS_UNROLLED(T, text, size, kind) \
     IS_UNROLLED_##T = !VECTOR_IS_ONE && (size > 1 || DD_KIND_##kind != DD_KIND_FLOAT),
@@ -312,11 +314,11 @@ enum {
 #undef IS_UNROLLED
 };
 
-/* take_T_form: load a vector of source k at element i. give_T_form: store its result. fold_T_form:
- * fold all whole vectors from `begin` on; returns the first element that is left.
+/* take_T_form: load a vector of source k at element i. give_T_form: store a vector of results.
+ * fold_T_form: reduce all whole vectors from `begin` on; return the first element that is left.
  *
- * Four vectors at a time, so that operations overlap; then one at a time. All sources of a position
- * are read before it is written, as the output may be one of them. */
+ * Four vectors are reduced at a time, so that operations overlap, then one at a time. All sources
+ * of a position are read before the output is written, because it may be one of them. */
 #define DEFINE_FORM(T, form, acc, from, to)                                                    \
     INLINE value_##acc take_##T##_##form(const dd_fold *fold, dd_redop op, size_t k, size_t i) \
     {                                                                                          \
@@ -359,14 +361,14 @@ enum {
     }
 DD_FORM_LIST(DEFINE_FORM)
 #ifdef VECTOR_NBYTES
-enum { SIZE_BFLOAT16_PAIR = SIZE_BFLOAT16 }; /* so there are twice as many lanes */
+enum { SIZE_BFLOAT16_PAIR = SIZE_BFLOAT16 }; /* half a pair's size: gives twice as many lanes */
 DEFINE_FORM(BFLOAT16, ELEMENTS, BFLOAT16_PAIR, BFLOAT16_PAIR, BFLOAT16_PAIR)
 #else
 DEFINE_FORM(BFLOAT16, ELEMENTS, FLOAT32, BFLOAT16, BFLOAT16)
 #endif
 
-/* Local copies let the compiler keep everything in registers, since the output cannot overlap them.
- * Two sources, the most common case, get a loop without an inner loop. */
+/* Local copies of the arguments cannot overlap the output, so the compiler keeps them in registers.
+ * Two sources, the most common case, get a loop of their own without an inner loop. */
 #define DEFINE_KERNEL(T, op, form)                                               \
     static void kernel_##T##_##op##_##form(const dd_fold *fold, size_t begin)    \
     {                                                                            \

@@ -5,18 +5,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Indexes of view_dim.step and view_walk.offset: the packed elements and the view. */
+/* Indexes of the arrays `step` and `offset`: for the packed elements, and for the view. */
 enum { PACKED, IN_VIEW };
 
-/* A dimension: its length, and its step in bytes on each side. */
+/* A dimension: its length, and its step in bytes in the packed elements and in the view. */
 typedef struct view_dim {
     int64_t length;
     int64_t step[2];
 } view_dim;
 
-/* A view without its dimensions of length 1, and with adjacent dimensions joined if one step
- * continues the other. At least one dimension. copy_plane copies the last two; step_walk iterates
- * over the others. */
+/* A view without its dimensions of length 1, and with adjacent dimensions joined if possible. It
+ * has at least one dimension. copy_plane copies the last two dimensions; step_walk iterates over
+ * the others. */
 typedef struct view_walk {
     int ndim;
     view_dim dims[DD_VIEW_MAX_DIMS];
@@ -27,8 +27,8 @@ typedef struct view_walk {
 /* A plane of elements to copy: the last two dimensions of a walk. */
 typedef struct view_plane {
     view_dim row, column;
-    int to;      /* destination: PACKED or IN_VIEW; the source is the other */
-    size_t size; /* of an element */
+    int to;      /* destination: PACKED or IN_VIEW; the source is the other one */
+    size_t size; /* size of an element in bytes */
 } view_plane;
 
 bool
@@ -44,7 +44,7 @@ dd_view_finish(dd_view *view)
         }
         is_empty |= view->shape[d] == 0;
     }
-    /* Computed in int64, so that offsets also fit. */
+    /* Compute sizes in int64, so that offsets into the view, which are int64, fit as well. */
     int64_t nbytes = (int64_t)dd_dtype_size(view->dtype);
     int64_t size = nbytes;
     bool is_contiguous = true;
@@ -66,7 +66,7 @@ dd_view_nbytes(const dd_view *view)
 }
 
 /* Move the dimension with the shortest step in the view to the second-last place. The last one has
- * the shortest step in the packed elements: the two together touch few cache lines. */
+ * the shortest step in the packed elements; copying both together touches few cache lines. */
 static void
 choose_plane(view_walk *walk)
 {
@@ -107,7 +107,7 @@ plan_walk(const dd_view *view)
     return walk;
 }
 
-/* Advance to the next plane. Returns false after the last one. */
+/* Advance to the next plane. Return false after the last one. */
 static bool
 step_walk(view_walk *walk)
 {
@@ -137,7 +137,7 @@ copy_elements(view_plane p, char *dst, const char *src, size_t size)
     }
 }
 
-/* A size that is known to the compiler makes each copy an instruction or two. */
+/* Copy a tile. If the compiler knows the size, an element takes one or two instructions. */
 static void
 copy_tile(const view_plane *p, char *dst, const char *src)
 {
@@ -157,8 +157,8 @@ copy_tile(const view_plane *p, char *dst, const char *src)
     }
 }
 
-/* Copy in tiles. One side of a transposed matrix is traversed across its cache lines; a tile's
- * lines are still cached for the next row. */
+/* Copy a plane in tiles. One side of a transposed matrix is traversed across its cache lines;
+ * within a tile, these lines are still cached for the next row. */
 static void
 copy_plane(const view_plane *p, char *dst, const char *src)
 {
@@ -174,7 +174,7 @@ copy_plane(const view_plane *p, char *dst, const char *src)
     }
 }
 
-/* Copy between the view, at `data`, and its packed elements. */
+/* Copy the elements from the view to packed memory, or back. `to` is the side of `dst`. */
 static void
 copy_view(const dd_view *view, char *dst, const char *src, int to)
 {
@@ -187,7 +187,7 @@ copy_view(const dd_view *view, char *dst, const char *src, int to)
                         .column = walk.dims[walk.ndim - 1],
                         .to = to,
                         .size = dd_dtype_size(view->dtype)};
-    if (plane.column.step[IN_VIEW] == (int64_t)plane.size) { /* contiguous: a row is one element */
+    if (plane.column.step[IN_VIEW] == (int64_t)plane.size) { /* copy a row as one element */
         plane.size *= (size_t)plane.column.length;
         plane.column.length = 1;
     }
