@@ -6,23 +6,25 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* A stack; constant once its number is in a bucket. */
+/* A stack of the table. It is constant once its number is in a bucket. */
 typedef struct known_stack {
     uint64_t hash;
     size_t nkeys;
     dd_call_site_key keys[DD_STACK_MAX_FRAMES];
-    size_t nframes;       /* number of frames that are shown */
-    dd_call_site *frames; /* owned; their texts follow them in the same block */
+    size_t nframes;       /* number of frames to show */
+    dd_call_site *frames; /* frames to show; owned; their texts follow them in the same block */
 } known_stack;
 
-/* Stacks are numbered from 1. The tables follow the struct, in the same mapping. */
+/* The table. Stacks are numbered from 1. The arrays follow the struct, in the same mapping. */
 struct dd_call_sites {
-    size_t max_stacks;          /* const, like the next four fields */
-    size_t mask;                /* of the buckets, which are at least twice as many as stacks */
-    size_t nbytes;              /* of the whole mapping */
-    known_stack *stacks;        /* [max_stacks + 1] */
-    _Atomic(uint32_t) *buckets; /* [mask + 1], by hash: stacks' numbers; written once, release */
-    atomic_bool is_full;        /* relaxed: a hint */
+    size_t max_stacks; /* const, like the next four fields */
+    /* number of buckets minus one; there are at least twice as many buckets as stacks */
+    size_t mask;
+    size_t nbytes;       /* size of the whole mapping */
+    known_stack *stacks; /* [max_stacks + 1]: the stacks by number */
+    /* [mask + 1]: numbers of stacks, by hash. Each bucket is written once, with release. */
+    _Atomic(uint32_t) *buckets;
+    atomic_bool is_full; /* relaxed, because the flag is only a hint */
     dd_lock mu;
     uint32_t nstacks; /* guarded by mu */
 };
@@ -85,7 +87,7 @@ is_stack_of(const known_stack *stack, uint64_t hash, const dd_call_site_key *key
     return is_same;
 }
 
-/* Find the bucket of the stack, or an empty one for it. There always is one. */
+/* Find the bucket of a stack, or an empty bucket for it. There is always an empty one. */
 static _Atomic(uint32_t) *
 find_bucket(const dd_call_sites *sites, uint64_t hash, const dd_call_site_key *keys, size_t nkeys)
 {
@@ -114,7 +116,8 @@ copy_text(char **at, const char *text)
     return copy;
 }
 
-/* Copy the frames that are shown, and their texts, to one block; NULL without memory. */
+/* Copy the frames to show, and their texts, to one block of memory. Return NULL if
+ * there is none. */
 static dd_call_site *
 copy_frames(const dd_call_site *frames, size_t nframes, size_t *nshown)
 {
@@ -161,7 +164,8 @@ dd_call_sites_add(dd_call_sites *sites, const dd_call_site_key *keys, const dd_c
         id = add_locked(sites, &stack);
         dd_lock_release(&sites->mu);
     }
-    if (id == 0 && stack.frames != NULL) { /* a failed allocation may succeed next time */
+    /* full; a failed allocation, in contrast, may succeed next time */
+    if (id == 0 && stack.frames != NULL) {
         atomic_store_explicit(&sites->is_full, true, memory_order_relaxed);
     }
     return id;

@@ -12,10 +12,10 @@
 #define FORMAT_VERSION "2.10"
 #define DUMP_NBYTES 4096
 #define ENTRY_NBYTES 512
-/* Attempts to read a record that is being written: its writer may have been descheduled. */
+/* Attempts to read a record that another thread is writing; that thread may be descheduled. */
 #define MAX_LOOKS 1000
 
-/* torch's names */
+/* The names of element types in torch's dumps. */
 static const char *const dtype_texts[DD_DTYPE_COUNT] = {
     [DD_DTYPE_BOOL] = "Bool",
     [DD_DTYPE_INT8] = "Char",
@@ -36,27 +36,29 @@ static const char *const dtype_texts[DD_DTYPE_COUNT] = {
     [DD_DTYPE_COMPLEX128] = "ComplexDouble",
 };
 
-/* ---- a snapshot, copied so that writers of records need not wait */
+/* ---- a snapshot of the recorder, copied so that the threads that write records need not wait */
 
 typedef struct snapshot_group {
-    dd_recorder_group *group; /* a reference */
+    dd_recorder_group *group; /* the group; the snapshot holds a reference */
     const dd_recorder_group_info *info;
     dd_recorder_status status;
-    bool is_shown; /* true if it is open or has entries */
-    /* of its newest entry */
+    bool is_shown; /* true if the group is open or has entries */
+    /* The following fields describe the newest entry of the group. */
     uint64_t ncollectives;
-    uint64_t number; /* among the calls of its kind */
+    uint64_t number; /* number of the entry among the group's collectives or messages */
     bool is_p2p;
-    /* A message and a collective next to it have the same number, which torch's analyser takes for
-     * parts of one call: the numbers of messages then continue after those of collectives. */
+    /* True if a message and an adjacent collective of the group have the same number. torch's
+     * analyser would take both for one call, so the numbers of messages then continue after the
+     * numbers of collectives. */
     bool is_ambiguous;
 } snapshot_group;
 
 typedef struct snapshot_entry {
     uint64_t record;
-    uint64_t number; /* position since the last reset, from 0 */
+    uint64_t number; /* number of the record since the last reset, from 0 */
     const snapshot_group *of;
-    const dd_error *error; /* NULL if none, or no longer stored: then only the code is known */
+    /* NULL if there was no error, or if its text was overwritten: then only `code` is known */
+    const dd_error *error;
     dd_status code;
     int64_t started_ns;
     int64_t ended_ns;
@@ -68,11 +70,11 @@ typedef struct snapshot {
     dd_recorder *recorder;
     snapshot_group *groups; /* sorted by uid */
     size_t ngroups;
-    snapshot_entry *entries; /* oldest first */
+    snapshot_entry *entries; /* [nentries]: the oldest first */
     size_t nentries;
     kept_error errors[ERRORS_KEPT];
     char comm_version[COMM_VERSION_MAX];
-    int64_t calendar_ns; /* add it to monotonic time to get the time since the epoch */
+    int64_t calendar_ns; /* calendar time minus monotonic time */
 } snapshot;
 
 static dd_status
@@ -115,7 +117,8 @@ find_group(snapshot *all, uint32_t uid)
     return low < all->ngroups && all->groups[low].group->uid == uid ? &all->groups[low] : NULL;
 }
 
-/* Acquire, word by word: the second read of the owner follows them. */
+/* Read a record, if the slot has it. The words are loaded with acquire, so that the second load of
+ * `owner` comes after them. */
 static bool
 try_read(record_slot *slot, uint64_t record, snapshot_entry *entry)
 {
@@ -134,7 +137,7 @@ try_read(record_slot *slot, uint64_t record, snapshot_entry *entry)
     return atomic_load_explicit(&slot->owner, memory_order_relaxed) == 2 * record;
 }
 
-/* Return false if the record was overwritten. */
+/* Read a record. Return false if the record was overwritten, or is being written for too long. */
 static bool
 read_record(dd_recorder *recorder, uint64_t record, snapshot_entry *entry)
 {
@@ -198,7 +201,8 @@ read_records(snapshot *all, bool is_active_only, dd_error *err)
     return DD_OK;
 }
 
-/* Called after reading the records: an error is stored before its record is marked as failed. */
+/* Find the errors of failed records. Must be called after the records were read: an error is stored
+ * before its record is marked as failed. */
 static void
 find_errors(snapshot *all)
 {
@@ -216,7 +220,7 @@ find_errors(snapshot *all)
     }
 }
 
-/* Call snapshot_fini afterwards, even after a failure. */
+/* Fill a snapshot. The caller must call snapshot_fini afterwards, even after a failure. */
 static dd_status
 snapshot_fill(snapshot *all, dd_recorder *recorder, const dd_dump_options *options, dd_error *err)
 {
@@ -245,7 +249,7 @@ snapshot_fini(snapshot *all)
 
 /* ---- entries */
 
-/* Write the sizes or the dtypes of the inputs or outputs. */
+/* Write the sizes or the dtypes of the inputs or the outputs. */
 static void
 put_tensors(dump_writer *writer, const char *key, const record_body *body, bool is_output, bool is_of_types)
 {
@@ -297,7 +301,7 @@ is_receive(const char *name)
     return strcmp(name, "recv") == 0 || strcmp(name, "wait_signal") == 0;
 }
 
-/* Write "gloo:all_reduce", "nccl:send 0->1" or "nccl:recv 1<-0". */
+/* Write the name of an entry, such as "gloo:all_reduce", "nccl:send 0->1" or "nccl:recv 1<-0". */
 static void
 put_name(dump_writer *writer, const snapshot_entry *entry)
 {
@@ -416,7 +420,8 @@ put_ranks(dump_writer *writer, const dd_recorder_group_info *info)
     dd_blob_fini(&text);
 }
 
-/* Groups are identified by name; of groups with the same name the newest is shown. */
+/* Return true if no later group has the same name. Dumps identify groups by name, so of several
+ * groups with one name only the newest is shown. */
 static bool
 is_last_of_its_name(const snapshot *all, size_t index)
 {
@@ -447,7 +452,7 @@ put_config(dump_writer *writer, const snapshot *all)
     dump_close(writer, DUMP_DICT);
 }
 
-/* Torch's JSON has these numbers as text, and an empty nccl_comm_state. */
+/* Write a progress number. Torch's JSON has these numbers as text, and an empty nccl_comm_state. */
 static void
 put_progress(dump_writer *writer, const char *key, const dd_progress *progress)
 {
@@ -513,7 +518,7 @@ dd_recorder_dump(dd_recorder *recorder, const dd_dump_options *options, dd_blob 
     dump_writer writer = {.is_json = options->format == DD_DUMP_JSON, .out = out, .err = err};
     writer.status = snapshot_fill(&all, recorder, options, err);
     if (writer.status == DD_OK) {
-        /* Reserve the expected size: a small blob would be reallocated by every append. */
+        /* Reserve the expected size; otherwise every append would reallocate the blob. */
         dd_blob_clear(out, SIZE_MAX);
         writer.status = dd_blob_reserve(out, DUMP_NBYTES + all.nentries * ENTRY_NBYTES, err);
         put_all(&writer, &all, options);

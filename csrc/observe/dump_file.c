@@ -23,8 +23,9 @@ make_folders(const char *path, dd_error *err)
     return DD_OK;
 }
 
-/* A dump describes the program, so it is private to its user. Other users may be able to write to
- * the directory, so the file is created anew or not at all, whatever is already there. */
+/* Write the bytes to a new file, and rename it to `path`. The file is private to its user, because
+ * a dump describes the program. Other users may be able to write to the directory, so an existing
+ * file is never opened. */
 static dd_status
 write_file(const char *path, char *temporary, dd_bytes bytes, dd_error *err)
 {
@@ -51,8 +52,8 @@ write_file(const char *path, char *temporary, dd_bytes bytes, dd_error *err)
     return DD_OK;
 }
 
-/* Build mkostemp's template for an incomplete dump: a hidden file, so that it is not taken for a
- * dump. */
+/* Build the template for mkostemp. The name begins with ".", so that an incomplete dump is not
+ * taken for a dump. */
 static dd_status
 name_temporary(const char *path, char temporary[PATH_MAX], dd_error *err)
 {

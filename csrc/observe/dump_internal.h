@@ -1,4 +1,5 @@
-/* The two formats of dumps, JSON and pickles. dump.c decides what is written, dump_write.c how. */
+/* Writers of the two formats of dumps, JSON and pickles. dump.c decides on the contents of a dump;
+ * dump_write.c has the formats. */
 #ifndef DD_OBSERVE_DUMP_INTERNAL_H
 #define DD_OBSERVE_DUMP_INTERNAL_H
 
@@ -12,31 +13,34 @@
 typedef enum dump_container {
     DUMP_DICT,
     DUMP_LIST,
-    DUMP_TUPLE, /* a list in JSON */
+    DUMP_TUPLE, /* a list in JSON, which has no tuples */
 } dump_container;
 
-/* Nothing is written after the first failure. */
+/* The state of a dump that is being written. After the first failure nothing more is written. */
 typedef struct dump_writer {
-    bool is_json; /* const, like out and err; if false, a pickle of protocol 2 */
+    bool is_json; /* const, like `out` and `err`: JSON if true, a pickle of protocol 2 if false */
     dd_blob *out;
     dd_error *err;
     dd_status status;
-    const char *keys[DUMP_MAX_KEYS]; /* a pickle's keys so far; repeats use the index */
+    /* The keys that a pickle contains so far. A repeated key is written as its index here. */
+    const char *keys[DUMP_MAX_KEYS];
     int nkeys;
 } dump_writer;
 
 void dump_start(dump_writer *writer);
 void dump_finish(dump_writer *writer);
-/* Pass a key to each value of a dict: static text, compared by address. NULL otherwise. */
+/* Open a container; dump_close closes it. To the functions with `key`, pass a key for each value of
+ * a dict, as static text (keys are compared by address), and NULL for other values. */
 void dump_open(dump_writer *writer, const char *key, dump_container container);
 void dump_close(dump_writer *writer, dump_container container);
-void dump_name(dump_writer *writer, dd_bytes key); /* a key that is not static */
-/* Writes any bytes, replacing those that are not UTF-8; dump_name does the same. */
+void dump_name(dump_writer *writer, dd_bytes key); /* write a key that is not static */
+/* Write text. Bytes that are not UTF-8 are replaced, in dump_name as well. */
 void dump_text(dump_writer *writer, const char *key, dd_bytes text);
 void dump_string(dump_writer *writer, const char *key, const char *text);
 void dump_int(dump_writer *writer, const char *key, int64_t value);
-void dump_time(dump_writer *writer, const char *key, int64_t ns);   /* 0 is None, or 0 in JSON */
-void dump_real(dump_writer *writer, const char *key, double value); /* JSON: six decimals */
+/* a time of 0 is None, in JSON 0 */
+void dump_time(dump_writer *writer, const char *key, int64_t ns);
+void dump_real(dump_writer *writer, const char *key, double value); /* six decimals in JSON */
 void dump_bool(dump_writer *writer, const char *key, bool value);
 
 #endif

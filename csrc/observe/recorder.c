@@ -10,11 +10,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LINE_NBYTES 64 /* a cache line */
+#define LINE_NBYTES 64 /* size of a cache line */
 #define MAX_CAPACITY ((size_t)1 << 24)
-/* A program that calls from more places than this generates code. */
+/* Most stacks of the table. A program with more call sites than this generates code. */
 #define MAX_STACKS 8192
-/* Attempts to lock a slot that is being written: without sleeping, and in total (about 1 ms). */
+/* Attempts to lock a slot that is being written: without sleeping, and in all (about 1 ms). */
 #define POLLING_LOOKS 20
 #define SLOT_LOOKS 40
 
@@ -100,7 +100,7 @@ dd_recorder_set_comm_version(dd_recorder *recorder, const char *version)
 
 /* ---- thread names */
 
-/* Find the entry of a thread, or a free one for it; NULL if there is neither. */
+/* Find the entry of a thread, or a free entry for it; NULL if the table is full. */
 static known_thread *
 find_thread(dd_recorder *recorder, uint64_t self)
 {
@@ -115,7 +115,7 @@ find_thread(dd_recorder *recorder, uint64_t self)
     return NULL;
 }
 
-/* Store the name of the calling thread for dumps, unless the table is full. */
+/* Store the name of the calling thread for dumps, if the table has space. */
 static void
 note_thread(dd_recorder *recorder, uint64_t self)
 {
@@ -148,7 +148,7 @@ recorder_print_thread(dd_recorder *recorder, uint64_t self, char name[THREAD_NAM
 
 /* ---- packing of tensors */
 
-/* Return true if the tensor fits. */
+/* Pack a tensor into words. Return false if the tensor does not fit. */
 static bool
 pack_tensor(const dd_record_tensor *tensor, uint64_t *words, size_t *used)
 {
@@ -168,7 +168,7 @@ pack_tensor(const dd_record_tensor *tensor, uint64_t *words, size_t *used)
     return true;
 }
 
-/* Return the number of tensors that do not fit: after one that does not, none is packed. */
+/* Pack tensors until one does not fit. Return the number of tensors that are left out. */
 static uint32_t
 pack_tensors(const dd_record_tensor *tensors, size_t ntensors, uint64_t *words, size_t *used)
 {
@@ -210,8 +210,8 @@ ring_slot_of(const dd_recorder *recorder, uint64_t record)
     return &recorder->ring[record & recorder->mask];
 }
 
-/* Wait for the thread that is writing the slot, which is nearly done, but may have been
- * descheduled. A real-time thread that only polled could keep its core from it, so it sleeps. */
+/* Wait for the thread that is writing the slot, which is nearly done but may be descheduled. After
+ * some polls, sleep: a real-time thread that only polls could keep it from its core. */
 static void
 wait_for_writer(int look)
 {
@@ -223,9 +223,9 @@ wait_for_writer(int look)
     }
 }
 
-/* Lock a slot by making the owner odd: from the record's owner, or for a new record from any older
- * owner. Return false if a newer record has the slot, or if another thread has been writing for too
- * long: then this change is not recorded. */
+/* Lock a slot by making `owner` odd. The slot must belong to the record or, for a new record, to an
+ * older one. Return false if a newer record has the slot, or if another thread has been writing for
+ * too long: then this change is not recorded. */
 static bool
 take_slot(record_slot *slot, uint64_t record, bool is_new)
 {
@@ -246,7 +246,7 @@ take_slot(record_slot *slot, uint64_t record, bool is_new)
     return false;
 }
 
-/* Lock the slot of a record, to be released by release_slot; NULL if take_slot fails. */
+/* Lock the slot of a record, which release_slot unlocks; NULL if take_slot fails. */
 static record_slot *
 lock_record(const dd_recorder *recorder, uint64_t record)
 {
@@ -260,7 +260,8 @@ release_slot(record_slot *slot, uint64_t record)
     atomic_store_explicit(&slot->owner, 2 * record, memory_order_release);
 }
 
-/* Prefetch the cache lines that a call with one or two tensors writes: last used a round ago. */
+/* Prefetch the cache lines that a call with one or two tensors writes: the last use of this slot
+ * was a whole round of the ring ago. */
 static void
 prefetch_slot(const record_slot *slot)
 {
@@ -270,7 +271,7 @@ prefetch_slot(const record_slot *slot)
     __builtin_prefetch(lines + 2 * LINE_NBYTES, 1);
 }
 
-/* Release, word by word: none of them is visible before the odd owner. */
+/* Store a record's words, each with release: none is visible before the odd `owner`. */
 static void
 store_body(record_slot *slot, const record_body *body)
 {
@@ -284,7 +285,7 @@ store_body(record_slot *slot, const record_body *body)
     }
 }
 
-/* Read a word of a slot that this thread has locked, or whose record is known to be present. */
+/* Read a word of a slot. This thread must have locked the slot, or know that it has the record. */
 static uint64_t
 word_at(record_slot *slot, size_t offset)
 {
@@ -296,7 +297,7 @@ group_of(record_slot *slot)
 {
     _Static_assert(sizeof(dd_recorder_group *) == sizeof(uint64_t), "a pointer is a word");
     uint64_t word = word_at(slot, offsetof(record_body, group));
-    return (dd_recorder_group *)(uintptr_t)word; /* a stored pointer, not a new address */
+    return (dd_recorder_group *)(uintptr_t)word; /* a stored pointer, not a computed address */
 }
 
 static bool
@@ -307,7 +308,7 @@ is_p2p(record_slot *slot)
 
 /* ---- lifecycle of a record */
 
-/* Increment without an atomic read-modify-write: calls on a group are serialised. */
+/* Increment a counter, without an atomic read-modify-write: calls on a group are serialised. */
 static uint64_t
 count_one(_Atomic(uint64_t) *counter)
 {
@@ -323,8 +324,8 @@ set_mark(group_mark *mark, uint64_t number, const char *name)
     atomic_store_explicit(&mark->name, name, memory_order_relaxed);
 }
 
-/* Record that the collective of a locked slot has started or completed. The progress of messages is
- * not kept. */
+/* Record that the collective of a locked slot has started or completed. Messages have
+ * no progress. */
 static void
 note_group_progress(record_slot *slot, bool is_completed)
 {
@@ -336,7 +337,7 @@ note_group_progress(record_slot *slot, bool is_completed)
     }
 }
 
-/* Count a packed call, and write its record. */
+/* Count a packed call, write its record, and return the record's id. */
 static uint64_t
 write_record(dd_recorder_group *group, record_body *body, int peer, const dd_record_times *times)
 {
@@ -459,7 +460,7 @@ dd_recorder_set_peer(dd_recorder *recorder, uint64_t record, int peer)
     }
 }
 
-/* Store the error. Must be called before the record is marked as failed. */
+/* Store the error of a record. Must be called before the record is marked as failed. */
 static void
 keep_error(dd_recorder *recorder, uint64_t record, const dd_error *error)
 {
