@@ -15,9 +15,9 @@
 typedef struct lookup {
     dd_background_task task; /* must be first */
     int rc;
-    int sys_errno; /* errno for EAI_SYSTEM */
+    int sys_errno; /* errno if rc is EAI_SYSTEM */
     dd_addr_list result;
-    char port[8]; /* const after init, like host */
+    char port[8]; /* const after init; `host` is too */
     char host[];
 } lookup;
 
@@ -35,8 +35,8 @@ dd_addr_list_add(dd_addr_list *list, const dd_addr *addr)
     }
 }
 
-/* Copy each address once: the resolver repeats the address of a name that is in the hosts file
- * twice, and listening on it twice would fail. */
+/* Copy each address once: if the hosts file has a name twice, the resolver returns its address
+ * twice, and listening on one address twice would fail. */
 static void
 copy_results(const struct addrinfo *info, dd_addr_list *list)
 {
@@ -208,7 +208,7 @@ print_unix(const dd_addr *addr, char out[DD_ADDR_TEXT_MAX])
     const struct sockaddr_un *un = (const struct sockaddr_un *)&addr->storage;
     size_t head = offsetof(struct sockaddr_un, sun_path);
     if (addr->len <= head + 1) {
-        /* The connecting end of a Unix socket is unnamed. */
+        /* the connecting end of a Unix socket has no name */
         snprintf(out, DD_ADDR_TEXT_MAX, "unix:");
     } else {
         snprintf(out, DD_ADDR_TEXT_MAX, "unix:@%.*s", (int)(addr->len - head - 1), un->sun_path + 1);

@@ -24,31 +24,31 @@ typedef struct dd_addr_list {
 } dd_addr_list;
 
 /* Resolve `host` (a number, "localhost" or a name) to its stream addresses, each once, in the
- * resolver's order. Only a name needs the resolver, on a separate thread, since that supports no
- * timeout. DD_NETWORK with the resolver's reason, or DD_NETWORK_TIMED_OUT. */
+ * resolver's order. For a name, the resolver runs on a separate thread, because it supports no
+ * timeout. Return DD_NETWORK with the resolver's reason, or DD_NETWORK_TIMED_OUT. */
 dd_status dd_addr_resolve(const char *host, uint16_t port, dd_addr_list *list, const dd_wait *wait,
                           dd_error *err) DD_MUST_CHECK;
 
-/* Add an address unless the list contains it or is full. */
+/* Add an address to the list, unless the list contains the address or is full. */
 void dd_addr_list_add(dd_addr_list *list, const dd_addr *addr);
 
-/* Return true for a host that means all addresses of the machine: "", "*", "0.0.0.0", "::". */
+/* Return true for a host that stands for all addresses of the machine: "", "*", "0.0.0.0", "::". */
 bool dd_addr_is_wildcard(const char *host);
 
 bool dd_addr_is_loopback(const dd_addr *addr);
-/* Return true for "localhost" and numeric loopback addresses, which mean the local machine
- * everywhere. Other names may resolve differently on other hosts. */
+/* Return true for "localhost" and for a numeric loopback address, which mean the local machine on
+ * every host. Other names may resolve differently on other hosts. */
 bool dd_addr_names_loopback(const char *host);
 
-/* Return the address "@name" in the abstract namespace of Unix sockets, which needs no file. `name`
- * is truncated to fit. */
+/* Return the address "@name" in the abstract namespace of Unix sockets, where sockets have no
+ * files. `name` is truncated to fit. */
 dd_addr dd_addr_unix_abstract(const char *name);
 
-/* Return the port, or 0 for a Unix address. */
+/* Return the port of an address; 0 for a Unix address. */
 uint16_t dd_addr_port(const dd_addr *addr);
 void dd_addr_set_port(dd_addr *addr, uint16_t port);
 
-/* Write the address, such as "127.0.0.1:29500", "[::1]:29500" or "unix:@name". Return out. */
+/* Write an address as "127.0.0.1:29500", "[::1]:29500" or "unix:@name". Return `out`. */
 const char *dd_addr_print(const dd_addr *addr, char out[DD_ADDR_TEXT_MAX]);
 
 #endif

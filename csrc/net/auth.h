@@ -1,13 +1,13 @@
-/* Mutual proof that both ends of a connection know the same secret, without sending it. The TCP
- * store and the links between ranks use it for connections that are not encrypted; encrypted ones
- * use the handshake of net/noise.h.
+/* Mutual proof that both ends of a connection know the same secret, without sending the secret. The
+ * TCP store and the links between ranks use it for connections that are not encrypted; encrypted
+ * connections use the handshake of net/noise.h.
  * 1. The connecting side sends an opening with a fresh nonce: only the nonce to a store, the whole
  *    hello to a listener of links.
- * 2. The accepting side answers with a nonce of its own and its proof.
+ * 2. The accepting side answers with its own nonce and its proof.
  * 3. The connecting side checks that proof, and sends its own.
  * A proof is HMAC-SHA256(secret, label || opening || nonce of the answer). It includes both nonces,
  * so it is not valid on another connection. Each side of each protocol has its own label, so a
- * proof cannot be sent back as another side's. The bytes after the opening are neither encrypted
+ * proof cannot be sent back as the other side's. The bytes after the opening are neither encrypted
  * nor authenticated. */
 #ifndef DD_NET_AUTH_H
 #define DD_NET_AUTH_H
@@ -20,7 +20,7 @@
 
 #define DD_AUTH_NONCE_BYTES 32
 
-/* The side that proves. */
+/* The side that makes a proof, which determines the label. */
 typedef enum dd_auth_side {
     DD_AUTH_STORE_CLIENT,
     DD_AUTH_STORE_SERVER,
@@ -28,12 +28,13 @@ typedef enum dd_auth_side {
     DD_AUTH_LINK_LISTENER,
 } dd_auth_side;
 
-/* Generate random bytes for a nonce or a name. DD_SYSTEM if the kernel has none. */
+/* Generate random bytes for a nonce or a name. Return DD_SYSTEM if the kernel returns none. */
 dd_status dd_auth_random(void *out, size_t nbytes, dd_error *err) DD_MUST_CHECK;
 
 void dd_auth_prove(dd_bytes secret, dd_auth_side side, dd_bytes opening,
                    const uint8_t nonce[DD_AUTH_NONCE_BYTES], uint8_t proof[DD_SHA256_BYTES]);
-/* True for that side's proof, of any length. Constant time for all proofs of the right length. */
+/* Return true if `proof`, of any length, is the proof of `side`. For a proof of the right length,
+ * the time does not depend on its bytes. */
 bool dd_auth_check(dd_bytes secret, dd_auth_side side, dd_bytes opening,
                    const uint8_t nonce[DD_AUTH_NONCE_BYTES], dd_bytes proof);
 

@@ -1,5 +1,5 @@
-/* The ciphers and the key exchange of encrypted connections, by OpenSSL's libcrypto, which is
- * loaded when the first connection is to be encrypted. dldist has no cipher of its own. */
+/* The ciphers and the key exchange of encrypted connections. OpenSSL's libcrypto implements them;
+ * it is loaded for the first encrypted connection. dldist has no cipher of its own. */
 #ifndef DD_NET_CRYPTO_H
 #define DD_NET_CRYPTO_H
 
@@ -11,9 +11,9 @@
 
 #define DD_CRYPTO_KEY_BYTES 32
 #define DD_CRYPTO_TAG_BYTES ((size_t)16)
-#define DD_CRYPTO_POINT_BYTES 32 /* X25519: size of keys and shared secrets */
+#define DD_CRYPTO_POINT_BYTES 32 /* size of X25519 keys and shared secrets */
 
-/* The values are those on the wire. */
+/* Ciphers. The numbers are part of the wire format. */
 typedef enum dd_cipher {
     DD_CIPHER_NONE,
     DD_CIPHER_AES_256_GCM,
@@ -23,13 +23,13 @@ typedef enum dd_cipher {
 
 const char *dd_cipher_name(dd_cipher cipher);
 
-/* Load the library for all functions below. DD_NOT_SUPPORTED names the package to install. */
+/* Load libcrypto, before all functions below are called. DD_NOT_SUPPORTED names its package. */
 dd_status dd_crypto_load(dd_error *err) DD_MUST_CHECK;
-bool dd_crypto_has(dd_cipher cipher); /* false for an unknown number */
+bool dd_crypto_has(dd_cipher cipher); /* false for a number that is not a cipher */
 /* Return AES-GCM if the processor has instructions for it, else ChaCha20-Poly1305. */
 dd_cipher dd_crypto_choose(void);
 
-/* Overwrite a secret that is no longer needed. The compiler does not optimise the call away. */
+/* Overwrite a secret that is no longer needed. The compiler cannot optimise this call away. */
 void dd_crypto_wipe(void *secret, size_t nbytes);
 
 /* ---- X25519 (RFC 7748) */
@@ -40,24 +40,24 @@ typedef struct dd_x25519_pair {
 } dd_x25519_pair;
 
 dd_status dd_x25519_make(dd_x25519_pair *pair, dd_error *err) DD_MUST_CHECK;
-/* Compute the shared secret of two key pairs. Return false if `point` is one of the few for which
- * the result does not depend on our secret. */
+/* Compute the shared secret of two key pairs. Return false if `point`, the peer's public key, is
+ * one of the few for which the result does not depend on our secret. */
 bool dd_x25519_agree(const dd_x25519_pair *own, const uint8_t point[DD_CRYPTO_POINT_BYTES],
                      uint8_t common[DD_CRYPTO_POINT_BYTES]);
 
-/* ---- authenticated encryption by one key. A number may seal one message. Not thread-safe. */
+/* ---- authenticated encryption with one key. A `number` must seal only once. Not thread-safe. */
 
 typedef struct dd_aead dd_aead;
 
 dd_status dd_aead_create(dd_cipher cipher, const uint8_t key[DD_CRYPTO_KEY_BYTES], dd_aead **aead,
                          dd_error *err) DD_MUST_CHECK;
-void dd_aead_destroy(dd_aead *aead); /* may be NULL */
+void dd_aead_destroy(dd_aead *aead); /* `aead` may be NULL */
 
-/* Encrypt `plain` to plain.len bytes and a tag at `sealed`, which may be plain.data. `beside` is
- * authenticated but not encrypted. Return false if the library failed, for lack of memory. */
+/* Encrypt `plain`: write plain.len bytes and a tag to `sealed`, which may be plain.data. `beside`
+ * is authenticated but not encrypted. Return false if the library failed, for lack of memory. */
 bool dd_aead_seal(dd_aead *aead, uint64_t number, dd_bytes beside, dd_bytes plain,
                   uint8_t *sealed) DD_MUST_CHECK;
-/* Decrypt, in place or not. Return false if the message was not sealed with this key, number and
+/* Decrypt `sealed`, in place or not. Return false if it was not sealed with this key, `number` and
  * `beside`; the content of `plain` must then not be used. */
 bool dd_aead_open(dd_aead *aead, uint64_t number, dd_bytes beside, dd_bytes sealed,
                   uint8_t *plain) DD_MUST_CHECK;

@@ -11,10 +11,10 @@
 #define DD_IFACE_NAME_MAX 16
 #define DD_IFACES_MAX 64
 
-/* One address of an interface that is up. */
+/* One address of a network interface that is up. */
 typedef struct dd_iface {
     char name[DD_IFACE_NAME_MAX];
-    dd_addr addr; /* IPv4 or IPv6, port 0 */
+    dd_addr addr; /* IPv4 or IPv6 address; its port is 0 */
     bool is_loopback;
 } dd_iface;
 
@@ -23,18 +23,19 @@ typedef struct dd_iface_list {
     size_t count;
 } dd_iface_list;
 
-/* List addresses that another host can use. Link-local IPv6 is left out, since it is valid only
- * with an interface. */
+/* List the addresses that another host can use. Link-local IPv6 addresses are left out, because
+ * they are valid only together with an interface. */
 dd_status dd_ifaces_find(dd_iface_list *list, dd_error *err) DD_MUST_CHECK;
 
-/* Return true if `names` selects `name`. `names` has comma-separated prefixes; after "=" they are
- * whole names; after "^" they are excluded. "" selects all. */
+/* Return true if the list `names` selects the interface `name`. The list has comma-separated
+ * prefixes of names; after a leading "=" it has whole names; a leading "^" excludes the listed
+ * names. "" selects all. */
 bool dd_iface_is_wanted(const char *names, const char *name);
 
 /* Choose addresses of the selected interfaces into `addrs`, the best first. Loopback is chosen only
- * if nothing else is, or if it is selected by name. If `first` is among them, it is put first (it
- * may be NULL; its port is ignored). Bridges of containers and virtual machines, which look the
- * same on every host, are put last. Return false if there is no address. */
+ * if there is no other address, or if it is selected by name. If `first` (which may be NULL) is one
+ * of the addresses, except for its port, it comes first. Bridges of containers and virtual machines
+ * come last, because they look the same on every host. Return false if there is no address. */
 bool dd_ifaces_choose(const dd_iface_list *list, const char *names, const dd_addr *first,
                       dd_addr_list *addrs);
 

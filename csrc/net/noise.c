@@ -1,4 +1,4 @@
-/* Functions are named as in section 5 of the Noise specification, where it has them. */
+/* Functions have their names from section 5 of the Noise specification, if it names them. */
 #include "net/noise.h"
 
 #include <string.h>
@@ -21,7 +21,7 @@ mix_hash(dd_noise *self, dd_bytes bytes)
     hash_two(dd_bytes_of(self->hash, sizeof self->hash), bytes, self->hash);
 }
 
-/* Noise's HKDF with `count` outputs. */
+/* HKDF of the Noise specification, with `count` outputs. */
 static void
 derive(const uint8_t chain[DD_SHA256_BYTES], dd_bytes input, size_t count,
        uint8_t outputs[OUTPUTS_MAX][DD_SHA256_BYTES])
@@ -47,7 +47,7 @@ mix_key(dd_noise *self, dd_bytes input)
     dd_crypto_wipe(outputs, sizeof outputs);
 }
 
-/* MixKeyAndHash with 32 bytes derived from the job's secret, which may have any length. */
+/* MixKeyAndHash of Noise, with 32 bytes derived from the job's secret (of any length). */
 static void
 mix_job_secret(dd_noise *self, dd_bytes job_secret)
 {
@@ -68,10 +68,10 @@ mix_point(dd_noise *self, const uint8_t point[DD_CRYPTO_POINT_BYTES])
 {
     dd_bytes bytes = dd_bytes_of(point, DD_CRYPTO_POINT_BYTES);
     mix_hash(self, bytes);
-    mix_key(self, bytes); /* as in patterns with a PSK */
+    mix_key(self, bytes); /* patterns with a PSK also mix the point into the key */
 }
 
-/* Each handshake key is used once. */
+/* The number is always 0, because each handshake key seals only once. */
 static dd_status
 encrypt_and_hash(dd_noise *self, dd_bytes plain, uint8_t *sealed, dd_error *err)
 {

@@ -1,17 +1,17 @@
 /* The handshake of encrypted connections: the pattern NNpsk2 of the Noise protocol framework
  * (revision 34), with X25519 and SHA-256.
  *
- * Both sides know one secret, the job's, and nothing else of each other. Each generates a fresh
- * X25519 key pair, so a secret that is stolen later does not decrypt earlier traffic. The secret is
- * mixed into the keys: each side proves that it knows it by its first sealed bytes. TLS 1.3 would
- * do the same with certificates, sessions and an engine of its own. There is one message each way:
+ * Both sides know only one common secret, the job's. Each side generates a fresh X25519 key pair,
+ * so a secret that is stolen later does not decrypt earlier traffic. The secret is mixed into the
+ * keys, so the first sealed bytes of each side prove that it knows the secret. TLS 1.3 would do the
+ * same with certificates, sessions and an engine of its own. There is one message each way:
  *
  *     dialler -> listener   message 1: point 32, tag 16
  *     listener -> dialler   message 2: point 32, payload, tag 16
  *
- * `prologue` is everything that was sent in the clear before; the payload repeats the bytes that
- * the listener sends in the clear beside its message. So an attacker on the path can change none of
- * it. */
+ * `prologue` is everything that was sent in the clear before the handshake. The payload repeats the
+ * bytes that the listener sends in the clear beside its message. So an attacker on the path can
+ * change none of these bytes. */
 #ifndef DD_NET_NOISE_H
 #define DD_NET_NOISE_H
 
@@ -19,40 +19,40 @@
 #include "net/sha256.h"
 
 #define DD_NOISE_FIRST_BYTES ((size_t)(DD_CRYPTO_POINT_BYTES + DD_CRYPTO_TAG_BYTES))
-/* Size of message 2 with a payload of this size. */
+/* Size of message 2 if its payload has this many bytes. */
 #define DD_NOISE_SECOND_BYTES(payload_nbytes) (DD_NOISE_FIRST_BYTES + (payload_nbytes))
 
-/* One side of a handshake. Holds secrets until dd_noise_wipe. */
+/* The state of one side of a handshake. It contains secrets until dd_noise_wipe. */
 typedef struct dd_noise {
     dd_cipher cipher;
     dd_x25519_pair pair;
     uint8_t chain[DD_SHA256_BYTES];
     uint8_t hash[DD_SHA256_BYTES];
-    uint8_t key[DD_SHA256_BYTES]; /* for the next sealed bytes, with the number 0 */
+    uint8_t key[DD_SHA256_BYTES]; /* key for the next sealed bytes, which have the number 0 */
 } dd_noise;
 
-/* The dialler's part of the handshake, as received. */
+/* The dialler's part of the handshake, as the listener received it. */
 typedef struct dd_noise_offer {
     dd_cipher cipher;
     dd_bytes prologue;
     const uint8_t *first; /* message 1 */
 } dd_noise_offer;
 
-/* The keys of the two directions. */
+/* The keys of a connection, one for each direction. */
 typedef struct dd_noise_keys {
     dd_cipher cipher;
     uint8_t send[DD_CRYPTO_KEY_BYTES];
     uint8_t receive[DD_CRYPTO_KEY_BYTES];
 } dd_noise_keys;
 
-/* Dialler: write message 1. Both sides must have loaded the library, and pass a fresh pair. */
+/* Dialler: write message 1. Both sides must have loaded the library, and pass a fresh key pair. */
 dd_status dd_noise_dial(dd_noise *noise, dd_cipher cipher, const dd_x25519_pair *pair, dd_bytes prologue,
                         uint8_t first[DD_NOISE_FIRST_BYTES], dd_error *err) DD_MUST_CHECK;
 /* Listener: read message 1, write message 2. DD_AUTH if message 1 or the prologue was changed. */
 dd_status dd_noise_answer(dd_noise *noise, const dd_noise_offer *offer, const dd_x25519_pair *pair,
                           dd_bytes job_secret, dd_bytes payload, uint8_t *second, dd_noise_keys *keys,
                           dd_error *err) DD_MUST_CHECK;
-/* Dialler: read message 2. DD_AUTH if the secret differs, or any message was changed. */
+/* Dialler: read message 2. DD_AUTH if the secrets differ or a message or prologue was changed. */
 dd_status dd_noise_finish(dd_noise *noise, dd_bytes job_secret, dd_bytes second, uint8_t *payload,
                           dd_noise_keys *keys, dd_error *err) DD_MUST_CHECK;
 
