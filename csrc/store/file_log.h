@@ -1,5 +1,6 @@
-/* The bytes of a FileStore's file: a header, then records (see docs/contributing/file-store.md). Parsing and
- * encoding are pure functions of untrusted bytes. Replay applies records to a keyspace. */
+/* The format of a FileStore's file: a header, then records
+ * (docs/contributing/file-store.md). Parsing and encoding are pure functions of
+ * untrusted bytes. Replay applies records to a keyspace. */
 #ifndef DD_STORE_FILE_LOG_H
 #define DD_STORE_FILE_LOG_H
 
@@ -23,31 +24,32 @@ typedef struct dd_file_header {
     uint32_t version;
     uint32_t zero;
     uint8_t run_id[DD_FILE_RUN_ID_BYTES];
-    int64_t world_size; /* < 0 if it is not known */
+    int64_t world_size; /* number of processes in the job; negative if it is not known */
     uint64_t joined;
-    uint64_t left; /* number of members that left cleanly */
+    uint64_t left; /* number of members that have left cleanly */
     uint32_t last_zero;
-    uint32_t crc; /* CRC-32 of all fields before it */
+    uint32_t crc; /* CRC-32 of all fields before this one */
 } dd_file_header;
 
 typedef enum dd_file_header_state {
     DD_FILE_HEADER_VALID,
-    DD_FILE_HEADER_EMPTY,   /* no bytes at all */
-    DD_FILE_HEADER_BROKEN,  /* a FileStore header, truncated or damaged */
+    DD_FILE_HEADER_EMPTY,   /* the file has no bytes */
+    DD_FILE_HEADER_BROKEN,  /* a header of a FileStore, truncated or damaged */
     DD_FILE_HEADER_VERSION, /* a valid header of an unknown format version */
-    DD_FILE_HEADER_FOREIGN, /* not a FileStore's file: it must not be changed */
+    DD_FILE_HEADER_FOREIGN, /* not a FileStore's file: the caller must not change it */
 } dd_file_header_state;
 
-/* Classify the first bytes of a file. `header` is written only if the result is VALID. */
+/* Classify the first bytes of a file. `header` is set only if the result is VALID. */
 dd_file_header_state dd_file_header_parse(dd_bytes bytes, dd_file_header *header);
-/* Set the constant fields and the checksum. */
+/* Set the constant fields and the checksum of a header, before it is written. */
 void dd_file_header_seal(dd_file_header *header);
 
-/* Read up to nbytes at the offset, fewer at end of file. Return their number, or -1 with errno. */
+/* Read up to `nbytes` bytes at the offset; fewer at the end of the file. Return the number of
+ * bytes, or -1 with errno set. */
 ssize_t dd_file_read(int fd, uint8_t *out, size_t nbytes, uint64_t offset);
 
-/* Return true if the bytes start a header with this run_id. Only fields that are constant during a
- * run are read, so another process may update the counts during the call. */
+/* Return true if the bytes start a header with this run_id. This compares only fields that are
+ * constant during a run, so another process may update the counts during the call. */
 bool dd_file_header_is_of_run(dd_bytes bytes, const uint8_t run_id[DD_FILE_RUN_ID_BYTES]);
 
 typedef enum dd_file_record_type {
@@ -66,41 +68,42 @@ typedef struct dd_file_record {
 
 typedef enum dd_file_record_state {
     DD_FILE_RECORD_WHOLE,
-    DD_FILE_RECORD_SHORT,   /* the bytes end before the record does */
+    DD_FILE_RECORD_SHORT,   /* `bytes` ends before the end of the record */
     DD_FILE_RECORD_DAMAGED, /* not a valid record */
 } dd_file_record_state;
 
-/* Parse the record at the start of `bytes`, from which `record` borrows. *nbytes is its claimed
- * length; for SHORT the bytes needed to go on; for DAMAGED 0 if no record was written there. */
+/* Parse the record at the start of `bytes`, from which `record` borrows. *nbytes is set to the
+ * record's claimed length; for SHORT to the number of bytes needed to continue; for DAMAGED to 0 if
+ * no record was written there. */
 dd_file_record_state dd_file_record_parse(dd_bytes bytes, dd_file_record *record, uint64_t *nbytes);
 
-/* Append the record to out. DD_INVALID_ARGUMENT if it is larger than DD_FILE_RECORD_MAX_BYTES. */
+/* Append the encoded record to `out`. DD_INVALID_ARGUMENT above DD_FILE_RECORD_MAX_BYTES. */
 dd_status dd_file_record_encode(dd_blob *out, const dd_file_record *record, dd_error *err) DD_MUST_CHECK;
 
 /* Apply the record to the keyspace. On failure the keyspace is unchanged. */
 dd_status dd_file_record_apply(dd_keyspace *ks, const dd_file_record *record, dd_error *err) DD_MUST_CHECK;
 
-/* A keyspace, and the part of the file that was applied to it. */
+/* A keyspace, and the length of the part of the file that was applied to it. */
 typedef struct dd_file_log {
     dd_keyspace ks;
-    uint64_t offset; /* all records before it are in ks */
+    uint64_t offset; /* all records before this offset were applied to `ks` */
     dd_blob read_buf;
 } dd_file_log;
 
 typedef enum dd_file_tail {
-    DD_FILE_TAIL_CLEAN,   /* the file ends with a whole record */
-    DD_FILE_TAIL_TORN,    /* the file ends with part of a record: unfinished, or its writer died */
-    DD_FILE_TAIL_DAMAGED, /* records follow a damaged one: not the result of a crash */
+    DD_FILE_TAIL_CLEAN,   /* the file ends with a complete record */
+    DD_FILE_TAIL_TORN,    /* the last record is incomplete: in progress, or its writer died */
+    DD_FILE_TAIL_DAMAGED, /* records follow a damaged one, which a crash cannot cause */
 } dd_file_tail;
 
 void dd_file_log_init(dd_file_log *log);
 void dd_file_log_fini(dd_file_log *log);
 
-/* Discard the keyspace, so that the next replay starts from the first record. */
+/* Drop the keyspace, so that the next replay starts from the first record. */
 void dd_file_log_reset(dd_file_log *log);
 
-/* Apply the records from log->offset to `size`, the file's size. Stop before the first record that
- * is not whole; *tail classifies it. On failure the keyspace holds exactly the records before
+/* Apply the records from log->offset to `size`, the file's size. Stop before the first incomplete
+ * or damaged record; *tail classifies it. On failure the keyspace has exactly the records before
  * log->offset. */
 dd_status dd_file_log_replay(dd_file_log *log, int fd, uint64_t size, dd_file_tail *tail,
                              dd_error *err) DD_MUST_CHECK;

@@ -18,7 +18,7 @@ enum lock_byte {
     LOCK_SYNC,
 };
 
-/* Locks may lie beyond the end of a file, so these never overlap its data. */
+/* Offset of the lock bytes. Locks may lie beyond the end of a file, and never overlap its data. */
 #define LOCK_BASE ((off_t)1 << 40)
 #define NAP_MIN_NS DD_NS_PER_MS
 #define NAP_MAX_NS (50 * DD_NS_PER_MS)
@@ -38,7 +38,7 @@ typedef enum lock_result {
     LOCK_FAILED, /* errno is set */
 } lock_result;
 
-/* `type` is F_RDLCK, F_WRLCK or F_UNLCK. */
+/* Lock or unlock a byte without waiting. `type` is F_RDLCK, F_WRLCK or F_UNLCK. */
 static lock_result
 try_lock_byte(int fd, enum lock_byte which, short type)
 {
@@ -59,10 +59,10 @@ try_lock_byte(int fd, enum lock_byte which, short type)
     return LOCK_TAKEN;
 }
 
-/* One attempt. On DD_OK *obstacle is NULL if it succeeded, else the reason to try again. */
+/* Make one attempt. On DD_OK, *obstacle is the reason to try again, or NULL on success. */
 typedef dd_status try_fn(dd_file_member *member, const char **obstacle, dd_error *err);
 
-/* Repeat `try` until it succeeds, fails or the deadline passes, with doubling sleeps. */
+/* Repeat `try` until it succeeds or fails, or the deadline passes, with doubling sleeps. */
 static dd_status
 try_until(dd_file_member *member, try_fn *try, const char *what, dd_lock *mu, const dd_wait *wait,
           dd_error *err)
@@ -194,7 +194,7 @@ write_header(const dd_file_member *member, dd_file_header *header, dd_error *err
     return dd_file_member_write(member, dd_bytes_of(header, sizeof *header), 0, err);
 }
 
-/* Set *is_at_path to true if the path still leads to the open file. */
+/* Set *is_at_path to true if the path still names the file that is open. */
 static dd_status
 find_at_path(const dd_file_member *member, bool *is_at_path, dd_error *err)
 {
@@ -209,7 +209,7 @@ find_at_path(const dd_file_member *member, bool *is_at_path, dd_error *err)
     return DD_OK;
 }
 
-/* Build the three names in one block of memory. */
+/* Build the three names of the member in one block of memory. */
 static dd_status
 make_names(dd_file_member *member, const char *path, dd_error *err)
 {
@@ -236,7 +236,7 @@ make_names(dd_file_member *member, const char *path, dd_error *err)
     return DD_OK;
 }
 
-/* Open the file and lock its gate. */
+/* Open the file and lock its gate. *obstacle is the reason to try again, or NULL. */
 static dd_status
 try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
 {
@@ -264,7 +264,7 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
         status = find_at_path(member, &is_at_path, err);
     }
     if (!is_at_path) {
-        /* The last member of a job may remove the file between open() and the lock. */
+        /* The last member of a job may have removed the file between open() and the lock. */
         *obstacle = "others keep replacing it";
     }
     if (status != DD_OK || *obstacle != NULL) {
@@ -273,8 +273,8 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
     return status;
 }
 
-/* No other process has the file open. Return true if its content belongs to this job: ranks that
- * started early have already done their work and left cleanly. */
+/* Return true if the content belongs to this job, although no other process has the file open:
+ * ranks that started early have done their work and left cleanly. */
 static bool
 is_left_for_us(dd_file_header_state state, const dd_file_header *header, int64_t world_size)
 {
@@ -293,7 +293,7 @@ start_run(const dd_file_member *member, int64_t world_size, dd_file_header *head
     return dd_file_member_cut(member, 0, err);
 }
 
-/* Check that the content of a file that other processes have open fits this job. */
+/* Check that a file that other processes have open fits this job. */
 static dd_status
 check_live(const dd_file_member *member, dd_file_header_state state, int64_t world_size,
            dd_file_header *header, dd_error *err)
@@ -315,7 +315,7 @@ check_live(const dd_file_member *member, dd_file_header_state state, int64_t wor
     return DD_OK;
 }
 
-/* With the gate held: keep or drop the content of the file, and count this process in. */
+/* Keep or drop the file's content, and count this process as a member. Needs the gate. */
 static dd_status
 join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
 {
@@ -352,15 +352,16 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
     }
     memcpy(member->run_id, header.run_id, sizeof member->run_id);
     status = write_header(member, &header, err);
-    /* The lock cannot be busy: only the holder of the gate locks this byte exclusively. */
+    /* This lock cannot be busy: only the holder of the gate locks this byte exclusively. */
     if (status == DD_OK && try_lock_byte(member->fd, LOCK_MEMBER, F_RDLCK) != LOCK_TAKEN) {
         status = failed(member, "lock the file", err);
     }
     return status;
 }
 
-/* Unlock explicitly rather than by close(): a forked child may still have a copy of the descriptor.
- * The gate is unlocked last, so that no opener finds a lock of a member that has already left. */
+/* Unlock explicitly, not by close(), because a forked child may still have a copy of the
+ * descriptor. Unlock the gate last, so that a process that opens the file does not find the lock of
+ * a member that has left. */
 static void
 release_locks(const dd_file_member *member)
 {

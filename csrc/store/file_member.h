@@ -1,10 +1,11 @@
-/* A process's membership in the job of a FileStore's file: ownership of the content, and locks.
+/* A process's membership in the job that uses a FileStore's file: ownership of the content, and
+ * locks.
  *
  * Three bytes far beyond the data serve as locks. They are open file description locks, which end
- * with the descriptor. The gate is held exclusively while a process writes, opens or leaves. The
- * member byte is shared by all processes that have the file open. The look byte is held only
- * briefly: locking it makes a network file system ask its server for changes. No lock is awaited in
- * the kernel, so a lock that is never released delays a call only until its deadline. */
+ * with the descriptor. A process holds the gate exclusively while it writes, opens or leaves. All
+ * processes that have the file open share the member byte. The look byte is locked only briefly:
+ * this makes a network file system query its server for changes. No lock is awaited in the kernel,
+ * so a lock that is never released delays a call only until its deadline. */
 #ifndef DD_STORE_FILE_MEMBER_H
 #define DD_STORE_FILE_MEMBER_H
 
@@ -20,37 +21,37 @@
 /* A member. All fields are const after join. */
 typedef struct dd_file_member {
     int fd;
-    char *path;          /* as passed in; owns the memory of all three names */
-    char *absolute_path; /* the working directory may change before the file is removed */
+    char *path;          /* the path as passed in; its memory contains all three names */
+    char *absolute_path; /* absolute: the working directory may change before removal */
     char *where;         /* `FileStore "path"`, for messages */
     uint8_t run_id[DD_FILE_RUN_ID_BYTES];
 } dd_file_member;
 
-/* Open or create the file, decide if its content is kept (see file_store.h), and add this process
- * to the members. On failure nothing remains to be undone. */
+/* Open or create the file, decide whether its content is kept (see file_store.h), and add this
+ * process to the members. On failure nothing needs to be undone. */
 dd_status dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size,
                               const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* Leave the members, close the file and free the names. Waits at most a few seconds for the gate.
- * Once all members have joined, the last one to leave removes the file. If is_in_order is false,
- * the header does not count this process as having left, as after a crash. */
+ * Once all members have joined, the last member that leaves removes the file. If is_in_order is
+ * false, the header does not count this process as having left, as after a crash. */
 void dd_file_member_close(dd_file_member *member, bool is_in_order);
 
-/* Lock the gate. DD_TIMED_OUT names `what` as the call that waited. The caller holds `mu`, which is
- * released while the thread sleeps; NULL if there is none. */
+/* Lock the gate. DD_TIMED_OUT names `what` as the call that waited. The caller must hold `mu`,
+ * which is released while the thread sleeps; NULL if there is no mutex. */
 dd_status dd_file_member_lock_gate(dd_file_member *member, const char *what, dd_lock *mu, const dd_wait *wait,
                                    dd_error *err) DD_MUST_CHECK;
-/* Unlock the gate. On failure it stays locked for other processes until the file is closed. */
+/* Unlock the gate. If this fails, it stays locked for other processes until the file is closed. */
 dd_status dd_file_member_unlock_gate(const dd_file_member *member, dd_error *err) DD_MUST_CHECK;
 
-/* Return DD_STORE unless the file exists and belongs to this run. *size is set to its size. */
+/* Return DD_STORE unless the file exists and belongs to this run. *size is the file's size. */
 dd_status dd_file_member_check(const dd_file_member *member, uint64_t *size, dd_error *err) DD_MUST_CHECK;
 
-/* Lock and unlock the look byte: after that, all earlier writes of other processes are visible. */
+/* Lock and unlock the look byte. Afterwards all earlier writes of other processes are visible. */
 void dd_file_member_sync(const dd_file_member *member);
 
 dd_status dd_file_member_cut(const dd_file_member *member, uint64_t size, dd_error *err) DD_MUST_CHECK;
-/* Write all bytes or fail. On failure the caller must cut off the bytes that were written. */
+/* Write all bytes, or fail. On failure the caller must cut off the bytes that were written. */
 dd_status dd_file_member_write(const dd_file_member *member, dd_bytes bytes, uint64_t offset,
                                dd_error *err) DD_MUST_CHECK;
 

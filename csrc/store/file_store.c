@@ -1,9 +1,9 @@
-/* Every process replays the file's records into its own keyspace and answers from it. To change the
- * store, it locks the file's gate, reads the file to its end, changes the keyspace and appends a
- * record. If the record cannot be written, the keyspace is discarded and read again.
+/* Every process replays the file's records into its own keyspace and answers requests from that. To
+ * change the store, it locks the file's gate, reads the file to its end, changes the keyspace and
+ * appends a record. If the record cannot be written, the keyspace is dropped and read again.
  *
- * The mutex is held for work on the keyspace and the file, never while a thread sleeps. Threads of
- * one process share the lock on the gate, so the gate is held only under the mutex. */
+ * The mutex is held for work on the keyspace and the file, but never while a thread sleeps. Threads
+ * of one process share the lock on the gate, so a thread may hold the gate only under the mutex. */
 #include "store/file_store.h"
 
 #include "core/list.h"
@@ -21,23 +21,23 @@
 #define POLL_MAX_NS (10 * DD_NS_PER_MS)
 #define KEEP_BYTES ((size_t)64 << 10)
 
-/* torch.distributed's file has a key for its workers' rendezvous, which its num_keys counts. */
+/* Internal keys that num_keys counts: torch.distributed's file has one, for a rendezvous. */
 #define OWN_KEYS 1
 
 typedef struct file_store {
     dd_store head;
     dd_file_member member; /* const after open */
     dd_lock mu;
-    pthread_cond_t changed; /* used with mu; broadcast when this process changed the content */
-    /* guarded by mu */
+    pthread_cond_t changed; /* used with mu; broadcast after this process has changed the content */
+    /* The following fields are guarded by mu. */
     bool is_cut_short; /* the last operation timed out or was interrupted */
     dd_file_log log;
-    dd_blob write_buf; /* records of the current change */
+    dd_blob write_buf; /* encoded records of the current change */
 } file_store;
 
 /* ---- the file and the keyspace */
 
-/* Apply to the keyspace the records that were added to the file. */
+/* Apply the records that were added to the file to the keyspace. */
 static dd_status
 read_on_locked(file_store *self, dd_file_tail *tail, dd_error *err)
 {
@@ -58,7 +58,7 @@ read_on_locked(file_store *self, dd_file_tail *tail, dd_error *err)
     return status;
 }
 
-/* Read the rest of the file with the gate held, and cut off an incomplete last record. */
+/* Read the rest of the file, and cut off an incomplete last record. Needs the gate. */
 static dd_status
 read_to_end_locked(file_store *self, dd_error *err)
 {
@@ -76,7 +76,7 @@ read_to_end_locked(file_store *self, dd_error *err)
     return dd_file_member_cut(&self->member, self->log.offset, err);
 }
 
-/* The record types of requests that change data. DD_FILE_RECORD_SET stores the key's new value. */
+/* The record types of operations that change data. DD_FILE_RECORD_SET has the key's new value. */
 static const dd_file_record_type record_types[DD_STORE_BARRIER + 1] = {
     [DD_STORE_SET] = DD_FILE_RECORD_SET,         [DD_STORE_MULTI_SET] = DD_FILE_RECORD_SET,
     [DD_STORE_ADD] = DD_FILE_RECORD_SET,         [DD_STORE_COMPARE_SET] = DD_FILE_RECORD_SET,
@@ -84,7 +84,7 @@ static const dd_file_record_type record_types[DD_STORE_BARRIER + 1] = {
     [DD_STORE_QUEUE_PUSH] = DD_FILE_RECORD_PUSH, [DD_STORE_QUEUE_POP] = DD_FILE_RECORD_POP,
 };
 
-/* Encode into write_buf the change that the request made to the keyspace. */
+/* Encode the change that the request made to the keyspace into write_buf. */
 static dd_status
 encode_change_locked(file_store *self, const dd_store_request *request, dd_error *err)
 {
@@ -101,7 +101,7 @@ encode_change_locked(file_store *self, const dd_store_request *request, dd_error
     return status;
 }
 
-/* Append to the file the change that the request made to the keyspace. If that fails, or if
+/* Append the change that the request made to the keyspace to the file. If this fails, or if
  * `status` is a failure, reset the keyspace. */
 static dd_status
 log_change_locked(file_store *self, const dd_store_request *request, dd_status status, dd_error *err)
@@ -115,7 +115,7 @@ log_change_locked(file_store *self, const dd_store_request *request, dd_status s
     if (status == DD_OK) {
         self->log.offset += self->write_buf.len;
     } else {
-        /* Part of a record may remain in the file: the next writer cuts it off. */
+        /* If part of a record remains in the file, the next process that writes cuts it off. */
         (void)!dd_file_member_cut(&self->member, self->log.offset, NULL);
         dd_file_log_reset(&self->log);
     }
@@ -170,7 +170,7 @@ try_locked(file_store *self, const dd_store_request *request, dd_store_result *r
                           : dd_keyspace_answer(&self->log.ks, request, result, is_answered, err);
 }
 
-/* Called with the mutex held, which is released while the thread sleeps. */
+/* Run a request. The caller must hold the mutex, which is released while the thread sleeps. */
 static dd_status
 run_locked(file_store *self, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
            dd_error *err)
@@ -228,7 +228,7 @@ file_destroy(dd_store *store)
     } else if (dd_lock_was_free_at_fork(&self->mu)) {
         dd_mem_free(self->member.path);
     } else {
-        return; /* the data may be half changed: leak it */
+        return; /* the data may be half changed, so it is leaked */
     }
     dd_file_log_fini(&self->log);
     dd_blob_fini(&self->write_buf);

@@ -1,4 +1,4 @@
-/* Operations built from other operations. */
+/* Operations that are built from other operations of a store. */
 #include "store/meet_join.h"
 #include "store/store.h"
 
@@ -73,8 +73,8 @@ get_each(dd_store *store, const dd_store_request *request, dd_blob_list *values,
     return status;
 }
 
-/* Read one or more keys into as many empty values. Halve the list of keys until all keys of a part
- * are present, or the part is one missing key: m missing keys of n take O(m log n) requests. */
+/* Read one or more keys into empty `values`. Halve the list of keys until all keys of a part are
+ * present, or the part is one missing key: m missing keys of n take O(m log n) requests. */
 static dd_status
 get_present(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob *values, const dd_wait *wait,
             dd_error *err)

@@ -1,6 +1,6 @@
 /* A store in the memory of one process: a keyspace under one mutex. A call that must wait parks a
  * waiter on its stack and sleeps on its own condition variable, so a thread that sets a key wakes
- * only the calls that waited for it. */
+ * only the calls that wait for this key. */
 #include "core/mem.h"
 
 #include "core/lock.h"
@@ -15,13 +15,13 @@ typedef struct hash_store {
     dd_keyspace ks; /* guarded by mu */
 } hash_store;
 
-/* A waiting call; guarded by mu. */
+/* A call that waits. Its fields are guarded by the store's mu. */
 typedef struct blocked_call {
     dd_key_waiter waiter;
     pthread_cond_t cond;
     bool is_ready;
     dd_store_result result;
-    dd_error error; /* code is DD_OK, or the reason for the missing result */
+    dd_error error; /* the reason why there is no result; code DD_OK if there is one */
 } blocked_call;
 
 static void
@@ -38,8 +38,8 @@ on_ready(dd_key_waiter *waiter, dd_store_result *result, const dd_error *error)
     dd_cond_signal(&call->cond);
 }
 
-/* Wait until the request can be answered, sleeping at least once. The mutex is held by the caller
- * and released while the thread sleeps. */
+/* Wait until the request can be answered, sleeping at least once. The caller must hold the mutex,
+ * which is released while the thread sleeps. */
 static dd_status
 block_locked(hash_store *self, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
              dd_error *err)
@@ -72,7 +72,7 @@ block_locked(hash_store *self, const dd_store_request *request, dd_store_result 
         return call.error.code == DD_OK ? DD_OK : dd_error_copy(err, &call.error);
     }
     if (request->op == DD_STORE_QUEUE_POP && call.is_ready) {
-        /* Interrupted after receiving the item: return it to the head of the queue. */
+        /* Interrupted after it had received an item: return the item to the head of the queue. */
         (void)!dd_keyspace_queue_unpop(&self->ks, request->keys[0], &call.result.value, NULL);
     }
     dd_store_result_fini(&call.result);
@@ -100,7 +100,7 @@ hash_destroy(dd_store *store)
 {
     hash_store *self = DD_CONTAINER_OF(store, hash_store, head);
     if (dd_store_is_forked(store) && !dd_lock_was_free_at_fork(&self->mu)) {
-        return; /* the keys may be half changed: leak them */
+        return; /* the keys may be half changed, so they are leaked */
     }
     dd_keyspace_fini(&self->ks);
     dd_lock_fini(&self->mu);

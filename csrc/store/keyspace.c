@@ -8,17 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Shrink the buffer of a value if more than this would stay unused. */
+/* Unused bytes of a value's buffer from which the buffer is shrunk. */
 #define MAX_SLACK_BYTES ((size_t)4096)
 
-/* A key's data; exists while it has a value, items or waiters. */
+/* The data of a key. An entry exists while the key has a value, items or waiters. */
 typedef struct entry {
     dd_map_node node;
     dd_blob value;
     bool has_value;
     int64_t nitems;
-    dd_list items;   /* of item, first in first */
-    dd_list waiters; /* of dd_key_waiter_link, longest waiting first */
+    dd_list items;   /* list of item, first in first */
+    dd_list waiters; /* list of dd_key_waiter_link, the longest waiting first */
     uint8_t key[];
 } entry;
 
@@ -27,8 +27,9 @@ typedef struct item {
     dd_blob value;
 } item;
 
-/* A waiter keeps a link on each of its keys until it is answered, even on present keys: they may be
- * removed before the others appear. npending counts the links whose key is missing now. */
+/* The link of a waiter on one of its keys. A waiter keeps its links until it is answered, even on
+ * present keys, because these may be removed before the missing keys appear. `npending` counts the
+ * links whose keys are missing. */
 struct dd_key_waiter_link {
     dd_list node;
     entry *entry;
@@ -65,7 +66,7 @@ presence_of(const entry *e)
     return e == NULL ? (presence){0} : (presence){.has_value = e->has_value, .has_items = e->nitems > 0};
 }
 
-/* Return true if the key satisfies the operation. */
+/* Return true if the key is present in the sense of the operation. */
 static bool
 is_ready(presence now, dd_store_op op)
 {
@@ -138,14 +139,14 @@ entry_ensure(dd_keyspace *ks, dd_bytes key, entry **found, dd_error *err)
 
 /* ---- waiters */
 
-/* Remove the links before on_ready is called, since it may free the waiter. */
+/* Remove the waiter's links. Must be called before on_ready, which may free the waiter. */
 void
 dd_keyspace_unpark(dd_keyspace *ks, dd_key_waiter *waiter)
 {
     for (size_t i = 0; i < waiter->nlinks; i++) {
         struct dd_key_waiter_link *link = &waiter->links[i];
         dd_list_remove(&link->node);
-        /* One wait may name a key twice: the second link then keeps the entry alive. */
+        /* If a request names a key twice, the waiter's second link still needs the entry. */
         entry_free_if_idle(ks, link->entry);
     }
     dd_mem_free(waiter->links);
@@ -187,7 +188,7 @@ borrow_value(const entry *e, dd_blob *value)
     *value = e != NULL && e->has_value ? e->value : (dd_blob){0};
 }
 
-/* Answer a waiter whose keys are all present. `given` is a QUEUE_POP's item, else NULL. */
+/* Answer a waiter whose keys are all present. `given` is the item for a QUEUE_POP, else NULL. */
 static void
 answer_waiter(dd_keyspace *ks, dd_key_waiter *waiter, dd_blob *given)
 {
@@ -212,8 +213,9 @@ answer_waiter(dd_keyspace *ks, dd_key_waiter *waiter, dd_blob *given)
     dd_store_result_fini(&result);
 }
 
-/* Count a change of an entry, and answer the waiters for which it was the last missing key. This
- * takes two passes because answering a waiter removes it from all lists, including this one. */
+/* Count a change of an entry, and answer the waiters for which its key was the last
+ * missing one. This takes two passes: answering a waiter removes its links from all
+ * lists, also from this one. */
 static void
 entry_changed(dd_keyspace *ks, entry *e, presence before, bool opens_barrier)
 {
@@ -322,7 +324,7 @@ number_error(dd_error *err, const char *what, dd_bytes key, dd_bytes text)
                         dd_bytes_print(text, shown_text, sizeof shown_text));
 }
 
-/* Parse torch.distributed's numbers: space, sign, digits, any text. An empty value is 0. */
+/* Parse a number as torch.distributed does: space, sign, digits, any text. An empty value is 0. */
 static dd_status
 number_of(dd_bytes key, dd_bytes text, int64_t *number, dd_error *err)
 {
@@ -339,7 +341,7 @@ number_of(dd_bytes key, dd_bytes text, int64_t *number, dd_error *err)
     return end == copy && text.len > 0 ? number_error(err, "is not a number", key, text) : DD_OK;
 }
 
-/* Run ADD, or BARRIER, which counts its callers. */
+/* Run ADD or BARRIER; BARRIER counts its callers. */
 static dd_status
 add(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
 {
@@ -375,7 +377,7 @@ compare_set(dd_keyspace *ks, const dd_store_request *request, dd_store_result *r
     if (has_value ? !dd_bytes_equal(now, expected) : expected.len > 0) {
         return dd_blob_assign(&result->value, has_value ? now : expected, err);
     }
-    /* Set the result first: nothing may fail once the key is set. */
+    /* Set the result before the key: nothing may fail after the key is set. */
     dd_status status = dd_blob_assign(&result->value, desired, err);
     return status == DD_OK ? put_value(ks, request->keys[0], desired, false, err) : status;
 }
@@ -396,7 +398,7 @@ delete_value(dd_keyspace *ks, dd_bytes key)
 
 /* ---- queues */
 
-/* Pass the item to the longest waiting QUEUE_POP, if there is one. */
+/* Pass the item to the longest waiting QUEUE_POP. Return false if none waits. */
 static bool
 hand_to_waiting_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
 {
@@ -412,7 +414,7 @@ hand_to_waiting_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
     return false;
 }
 
-/* Pass the value to a waiter, or move it into the queue. On failure nothing is changed. */
+/* Pass the value to a waiting QUEUE_POP, or move it into the queue. On failure nothing changes. */
 static dd_status
 push(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_error *err)
 {

@@ -1,11 +1,12 @@
-/* The end of a meeting, as bytes in the store:
+/* The "end" value of a meeting, which is its result:
  *
- *     off                           a rank timed out: the others go on to the next meeting
+ *     off                           cancelled: the ranks go on to the next meeting. A failure may
+ *                                   follow
  *     failed <code> <rank> <pid>    a newline, the blamed rank's host, a newline and a message
  *     ok <size> <id>                a newline, and for each rank's card: the length of the prefix
  *                                   shared with the previous card (1 byte), the length of the rest
- *                                   (2, little endian), and the rest. Cards begin with the data of
- *                                   their host, which its ranks have in common */
+ *                                   (2, little-endian), and the rest. Cards (address records) begin
+ *                                   with the data of their host, which its ranks have in common */
 #include "store/meet_join.h"
 
 #include "core/little_endian.h"
@@ -104,7 +105,7 @@ meeting_decode_failure(dd_bytes end, dd_error *error)
     return true;
 }
 
-/* ---- cancelled */
+/* ---- cancelled meetings */
 
 static const char off[] = "off\n";
 #define OFF_LEN (sizeof off - 1)

@@ -1,5 +1,5 @@
-/* Joining a meeting. A dldist server runs it in one request, over its keyspace; for other stores
- * the client runs the same functions over their operations. So both kinds of ranks can meet. */
+/* Joining of a meeting (a rendezvous). A dldist server runs it in one request, on its keyspace; for
+ * other stores the client runs the same functions, which send requests. Both use the same keys. */
 #include "store/meet_join.h"
 
 #include "core/mem.h"
@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEY_ROOM 64  /* space for the key after the prefix */
-#define STEPS_MAX 16 /* generations that one request may pass */
+#define KEY_ROOM 64  /* space for the rest of a key after its prefix, in bytes */
+#define STEPS_MAX 16 /* most ended meetings that one request may skip */
 
-/* ---- a place */
+/* ---- keys */
 
 dd_status
 meeting_keys_init(meeting_keys *keys, dd_store *store, const char *root, dd_bytes name, const dd_wait *wait,
@@ -109,14 +109,14 @@ meeting_advance_generation(const meeting_keys *keys, dd_error *err)
 /* One MEET request. */
 typedef struct arrival {
     meeting_keys keys;
-    dd_keyspace *ks; /* the store's keyspace, or NULL for another kind of store */
+    dd_keyspace *ks; /* the store's keyspace; NULL if the client runs MEET */
     int rank;
     int size;
     dd_bytes published;
     dd_store_result *reply;
 } arrival;
 
-/* This rank cannot join. The state is AGAIN if the meeting has ended, else `state`. */
+/* Reply that this rank cannot join: AGAIN if the meeting has ended, else `state`. */
 static dd_status
 object(arrival *self, dd_meet_state state, dd_error *err)
 {
@@ -128,7 +128,8 @@ object(arrival *self, dd_meet_state state, dd_error *err)
     return status == DD_OK && is_over ? meeting_advance_generation(&self->keys, err) : status;
 }
 
-/* Publish or compare the size, before take_rank(): the rank may be another process's. */
+/* Publish the meeting's size, or compare it with the published one. Must precede take_rank(): if
+ * the sizes differ, the rank may be another process's. */
 static dd_status
 agree_on_size(arrival *self, dd_error *err)
 {
@@ -151,7 +152,7 @@ agree_on_size(arrival *self, dd_error *err)
     return is_another ? object(self, DD_MEET_RESIZED, err) : status;
 }
 
-/* Publish this rank's card. *is_own is true if its key now holds the published bytes. */
+/* Publish this rank's bytes. *is_own is true if the rank's key now has these bytes. */
 static dd_status
 take_rank(arrival *self, dd_blob *value, bool *is_own, dd_error *err)
 {
@@ -161,8 +162,8 @@ take_rank(arrival *self, dd_blob *value, bool *is_own, dd_error *err)
     return status;
 }
 
-/* Run an operation on all ranks' keys, in one request if the store can: with many ranks this is
- * most of the time of a meeting. */
+/* Run an operation on the keys of all ranks, in one request if the store can: with many ranks this
+ * takes most of the time of a meeting. */
 static dd_status
 run_on_cards(const arrival *self, dd_store_op op, dd_store_result *result, dd_error *err)
 {
@@ -192,8 +193,8 @@ get_published(const arrival *self, dd_blob_list *values, dd_error *err)
     return status;
 }
 
-/* Delete the ranks' keys: the end has all cards, and jobs create groups for days. Not done on other
- * stores, which would take a request for each key. */
+/* Delete the keys of the ranks: the end value has all cards, and a job may create groups for days.
+ * Other stores keep the keys, because each key would take a request. */
 static void
 delete_published(arrival *self)
 {
@@ -204,7 +205,7 @@ delete_published(arrival *self)
     }
 }
 
-/* All have joined: end the meeting, usually on the last rank, whose nonce becomes the id. */
+/* End a meeting that all have joined. This rank's nonce (usually the last's) becomes the id. */
 static dd_status
 end_well(arrival *self, dd_error *err)
 {
@@ -240,12 +241,12 @@ count_in(arrival *self, dd_error *err)
         dd_store_add(self->keys.store, meeting_key(&self->keys, "count"), 1, &count, self->keys.wait, err);
     dd_blob_clear(&self->reply->value, 0);
     if (status == DD_OK && count > self->size) {
-        /* The meeting ended after this rank had read the generation, and its keys were deleted. */
+        /* the meeting ended, and its keys were deleted, after this rank had read the generation */
         self->reply->state = DD_MEET_AGAIN;
         self->reply->flag = false;
         return meeting_advance_generation(&self->keys, err);
     }
-    /* Any client may write to the count: allocate no more cards than the store has values. */
+    /* Any client can write the count, so do not allocate more cards than the store has values. */
     bool is_last = count == self->size && (self->ks == NULL || self->size <= self->ks->nvalues);
     return status == DD_OK && is_last ? end_well(self, err) : status;
 }
@@ -262,9 +263,9 @@ check_published(const arrival *self, bool *are_all_there, dd_error *err)
     return status;
 }
 
-/* Set *is_so if all ranks have joined. If the count lacks one, that rank may have died before it
- * was counted, so check the keys. That request has the keys of all ranks, so only two ranks send it
- * at a time, then the next two, as the first may have died as well. */
+/* Set *is_so to true if all ranks have joined. If the count lacks one rank, that rank may have died
+ * before it was counted. Then check the keys. This request has the keys of all ranks, so only two
+ * ranks send it at a time, then the next two, because the first two may have died as well. */
 static dd_status
 have_all_joined(const arrival *self, int npolls, bool *is_so, dd_error *err)
 {
@@ -299,7 +300,7 @@ meeting_end_for_last_rank(const meeting_keys *keys, const meeting_entry *entry, 
     bool is_complete = false;
     dd_status status = have_all_joined(&self, npolls, &is_complete, err);
     *has_ended = false;
-    if (is_complete) { /* the meeting may have ended by now, and its cards may be deleted */
+    if (is_complete) { /* the meeting may have ended, and its cards may have been deleted */
         status = meeting_try_get(&self.keys, meeting_key(&self.keys, "end"), &reply.value, has_ended, err);
     }
     if (is_complete && status == DD_OK && !*has_ended) {
@@ -315,8 +316,8 @@ meeting_end_for_last_rank(const meeting_keys *keys, const meeting_entry *entry, 
     return status;
 }
 
-/* Set *has_failure if the previous meeting failed without this rank, which then receives the failure
- * and counts as present. */
+/* Set *has_failure to true if the previous meeting failed without this rank. This rank then
+ * receives that failure and counts as present. */
 static dd_status
 read_failure(arrival *self, bool *has_failure, dd_error *err)
 {
@@ -389,7 +390,7 @@ meeting_join(dd_store *store, dd_keyspace *ks, const dd_store_request *request, 
     return status;
 }
 
-/* ---- over a keyspace: a store with one user */
+/* ---- MEET on a keyspace, through a store that only this file uses */
 
 typedef struct bare_store {
     dd_store head;
@@ -407,7 +408,7 @@ bare_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
     if (status != DD_OK || is_answered) {
         return status;
     }
-    /* Another client has changed the keys: ranks publish their cards before they are counted. */
+    /* Ranks publish cards before they are counted, so another client must have changed the keys. */
     size_t rank = 0;
     for (dd_bytes card; rank < request->nkeys && dd_keyspace_get(ks, request->keys[rank], &card);) {
         rank++;

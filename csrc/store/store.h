@@ -1,11 +1,11 @@
-/* A key-value store through which processes meet: one interface over all kinds. An operation is
- * data, a request and a result, since a kind treats all operations alike: it answers them from a
- * keyspace, or passes them on with a prefix before the keys, or sends them.
+/* A key-value store through which processes meet: one interface to all kinds of stores. An
+ * operation is data, a request and a result, because a kind treats all operations alike: it answers
+ * them from a keyspace, passes them on with a prefix before the keys, or sends them.
  *
- * Keys and values are any bytes. A store is reference counted (acquire/release) and thread-safe.
- * Every operation takes a `wait` that bounds it, and returns its result only on DD_OK. Other
- * statuses: DD_TIMED_OUT, with the missing keys, the store and the time; DD_QUEUE_EMPTY from a pop
- * that does not wait; DD_FORKED in a child of the process that opened the store. */
+ * Keys and values are any bytes. A store is reference-counted (acquire/release) and thread-safe.
+ * Every operation takes a `wait` that limits its time, and returns its result only with DD_OK.
+ * Other statuses: DD_TIMED_OUT, with the missing keys, the store and the time; DD_QUEUE_EMPTY from
+ * a QUEUE_POP that does not wait; DD_FORKED in a child of the process that opened the store. */
 #ifndef DD_STORE_STORE_H
 #define DD_STORE_STORE_H
 
@@ -26,19 +26,19 @@ typedef struct dd_store dd_store;
  *
  *     set, get, try_get     get waits until the key has a value; try_get never waits
  *     add                   adds to the key's decimal number (0 if missing), wrapping around; the
- *                           result's number is the sum. DD_STORE if it is not a number
- *     compare_set           stores `desired` if the key holds `expected`, or is missing and
- *                           `expected` is empty. The result's value is the key's value then, or
+ *                           result's number is the sum. DD_STORE if the value is not a number
+ *     compare_set           stores `desired` if the value is `expected`, or if the key is missing
+ *                           and `expected` is empty. The result's value is the key's new value, or
  *                           `expected` for a missing key that was not set
- *     wait, check           every key has a value or a queue that is not empty; wait waits for it
- *     delete_key            deletes a value, not a queue; reports if there was one
+ *     wait, check           every key has a value or a queue that is not empty; wait waits for this
+ *     delete_key            deletes a value, not a queue; reports if there was a value
  *     num_keys, list_keys   keys with a value; num_keys may count internal keys
  *     append                appends to the value; a missing key counts as empty
  *     multi_get, multi_set  get and set for many keys; multi_get waits unless its number is 1
  *     queue_*               first in, first out. A key may have a queue and a value. queue_pop
  *                           returns DD_QUEUE_EMPTY if it does not wait
- *     barrier               returns once its number of callers have reached the key. A key serves
- *                           one barrier, which then stays open */
+ *     barrier               returns once `number` callers have reached the key. A key serves one
+ *                           barrier, which then stays open */
 #define DD_STORE_OP_LIST(X)     \
     X(SET, set)                 \
     X(GET, get)                 \
@@ -62,13 +62,14 @@ typedef enum dd_store_op {
 #define DD_STORE_OP_ENUM(NAME, name) DD_STORE_##NAME,
     DD_STORE_OP_LIST(DD_STORE_OP_ENUM)
 #undef DD_STORE_OP_ENUM
-        DD_STORE_MEET,   /* joins a meeting (meet_join.h), without waiting */
-    DD_STORE_CHECK_EACH, /* only keyspaces and dldist servers have it */
+        DD_STORE_MEET, /* joins a meeting (meet_join.h), without waiting */
+    /* reports for each key whether it is present; only for keyspaces and dldist servers */
+    DD_STORE_CHECK_EACH,
 } dd_store_op;
 
-const char *dd_store_op_name(dd_store_op op); /* such as "compare_set" */
+const char *dd_store_op_name(dd_store_op op); /* the operation's name, such as "compare_set" */
 
-/* A list of byte strings that it owns, for multi_get and list_keys. A zeroed list is empty. */
+/* A list of byte strings, which it owns, for multi_get and list_keys. A zeroed list is empty. */
 typedef struct dd_blob_list {
     dd_blob *items;
     size_t count;
@@ -77,50 +78,52 @@ typedef struct dd_blob_list {
 dd_status dd_blob_list_init(dd_blob_list *list, size_t count, dd_error *err) DD_MUST_CHECK;
 void dd_blob_list_fini(dd_blob_list *list);
 
-/* All fields are borrowed for the call. */
+/* A request. All its memory is borrowed for the call. */
 typedef struct dd_store_request {
     dd_store_op op;
-    const dd_bytes *keys; /* MEET: one key, the prefix of its meetings' keys */
+    const dd_bytes *keys; /* the keys; for MEET: one key, the prefix of the meetings' keys */
     size_t nkeys;
-    /* SET, APPEND, QUEUE_PUSH: one; MULTI_SET: nkeys; COMPARE_SET: the expected, then the desired
-     * value; MEET: the bytes to publish, a nonce and a card */
+    /* SET, APPEND, QUEUE_PUSH: one value; MULTI_SET: nkeys values; COMPARE_SET: the expected and
+     * the desired value; MEET: the bytes to publish, a nonce and a card (address record) */
     const dd_bytes *values;
-    /* ADD: the amount; BARRIER: the world size; QUEUE_POP: 1 to wait for an item, or 0; MULTI_GET:
-     * 0 to wait for missing values, or 1 to return empty ones; APPEND: 0, or 1 for
-     * dd_store_run_generic on a kind without CHECK, which first creates a missing key with an empty
-     * value, visible to others; MEET: dd_store_meet_number */
+    /* ADD: the amount; BARRIER: the number of callers; QUEUE_POP: 1 to wait for an item, else 0;
+     * MULTI_GET: 0 to wait for missing values, 1 to return them empty; APPEND: 0 or, for
+     * dd_store_run_generic on a kind without CHECK, 1 to create a missing key with an empty value
+     * first, which other clients can see; MEET: see dd_store_meet_number */
     int64_t number;
 } dd_store_request;
 
-/* The caller zeroes it, and frees it for every status. The fields are valid on DD_OK. */
+/* A result. The caller must zero it before, and always free it. It is valid only on DD_OK. */
 typedef struct dd_store_result {
-    /* GET, TRY_GET, COMPARE_SET, QUEUE_POP, MEET; CHECK_EACH: a byte for each key, 1 if present */
+    /* value of GET, TRY_GET, COMPARE_SET, QUEUE_POP, MEET; CHECK_EACH: a byte for each key, 1:
+     * present */
     dd_blob value;
-    dd_blob_list list; /* MULTI_GET, LIST_KEYS */
-    /* ADD, NUM_KEYS, QUEUE_LEN; DELETE_KEY: 1 or 0; QUEUE_POP: length before; MEET: generation */
+    dd_blob_list list; /* the values of MULTI_GET, the keys of LIST_KEYS */
+    /* ADD: the sum; NUM_KEYS, QUEUE_LEN: the count; DELETE_KEY: 1 or 0; QUEUE_POP: the length
+     * before; MEET: the generation */
     int64_t number;
     /* GET, TRY_GET, QUEUE_POP: found; CHECK, WAIT, BARRIER: ready; DELETE_KEY: deleted; MEET that
      * fails: the rank has joined */
     bool flag;
-    uint8_t state; /* MEET: a dd_meet_state */
-    bool is_lent;  /* value and list borrow from a keyspace, until it changes, or a message */
+    uint8_t state; /* a dd_meet_state, for MEET */
+    bool is_lent;  /* value and list borrow from a message, or from a keyspace until it changes */
 } dd_store_result;
 
 void dd_store_result_fini(dd_store_result *result);
-/* Copy the lent bytes, if any. */
+/* Copy the borrowed bytes, if there are any, so that the result owns them. */
 dd_status dd_store_result_own(dd_store_result *result, dd_error *err) DD_MUST_CHECK;
 
 typedef enum dd_meet_state {
-    DD_MEET_WAITING, /* others are missing; the end will be at "<place>/<generation>/end" */
-    DD_MEET_ENDED,   /* value: the end */
-    DD_MEET_RESIZED, /* value: the size and the card that a rank with another size published */
-    DD_MEET_TAKEN,   /* value: the bytes that another process published for this rank */
-    DD_MEET_AGAIN,   /* too many meetings had ended: call again */
+    DD_MEET_WAITING, /* ranks are missing; the end value will be at "<prefix>/<generation>/end" */
+    DD_MEET_ENDED,   /* the meeting has ended; value: its end value */
+    DD_MEET_RESIZED, /* value: the size and the card that a rank with another size has published */
+    DD_MEET_TAKEN,   /* value: the bytes that another process published as this rank */
+    DD_MEET_AGAIN,   /* too many meetings had ended: the caller must repeat the request */
 } dd_meet_state;
 
-/* Encode the number of MEET. If wants_failure, MEET reports the failure of a meeting that ended
- * before this rank joined. */
-#define DD_MEET_SIZE_SHIFT 31 /* rank and size are below 2^31 */
+/* Encode the number of a MEET request. If wants_failure is true and the previous meeting failed
+ * before this rank joined, MEET reports that failure. */
+#define DD_MEET_SIZE_SHIFT 31 /* rank and size must be below 2^31 */
 #define DD_MEET_WANTS_FAILURE (INT64_C(1) << 62)
 static inline int64_t
 dd_store_meet_number(int rank, int size, bool wants_failure)
@@ -128,12 +131,12 @@ dd_store_meet_number(int rank, int size, bool wants_failure)
     return rank | (int64_t)size << DD_MEET_SIZE_SHIFT | (wants_failure ? DD_MEET_WANTS_FAILURE : 0);
 }
 
-/* The functions of a kind of store. All pointers are set. */
+/* The functions of a kind of store. All pointers must be set. */
 typedef struct dd_store_ops {
-    const char *kind; /* such as "TCPStore", for messages */
+    const char *kind; /* name of the kind for messages, such as "TCPStore" */
 
-    /* Run a request. A kind passes the operations that it lacks to dd_store_run_generic. `store` is
-     * never a clone (see dd_store_clone_handle). */
+    /* Run a request. A kind must pass operations that it lacks to dd_store_run_generic. `store` is
+     * never a clone made by dd_store_clone_handle. */
     dd_status (*run)(dd_store *store, const dd_store_request *request, dd_store_result *result,
                      const dd_wait *wait, dd_error *err);
 
@@ -147,31 +150,31 @@ typedef struct dd_store_ops {
     int64_t (*get_timeout_ns)(dd_store *store);
     void (*set_timeout_ns)(dd_store *store, int64_t timeout_ns);
 
-    /* Destroy the store after the last reference is released, including references of clones by
-     * dd_store_clone_handle. In a forked child (see dd_store_is_forked) it must not wait for a
-     * lock, a thread or a peer: it may only close descriptors and free memory. It must not block
-     * for long. */
+    /* Destroy the store after the last release, including releases of clones
+     * (dd_store_clone_handle). Must not block for long. In a forked child (see dd_store_is_forked)
+     * it must not wait for a lock, a thread or a peer: it may only close descriptors and free
+     * memory. */
     void (*destroy)(dd_store *store);
 } dd_store_ops;
 
-/* The common part of all stores; must be embedded as the first field. */
+/* The common part of all stores. A kind must embed it as the first field. */
 struct dd_store {
     const dd_store_ops *ops;        /* const after init */
-    dd_store *root;                 /* const after init: the original of a clone, or itself */
+    dd_store *root;                 /* const after init: a clone's original, or the store itself */
     uint64_t fork_generation;       /* const after init */
-    long long owner_pid;            /* const after init; for the message of DD_FORKED */
-    atomic_uint refs;               /* atomic */
-    atomic_int_fast64_t timeout_ns; /* atomic, relaxed */
+    long long owner_pid;            /* const after init: opening process, for DD_FORKED's message */
+    atomic_uint refs;               /* accessed atomically */
+    atomic_int_fast64_t timeout_ns; /* accessed atomically, with relaxed order */
 };
 
 /* Initialise the common part, with one reference. */
 void dd_store_init(dd_store *store, const dd_store_ops *ops, int64_t timeout_ns);
 
 dd_store *dd_store_acquire(dd_store *store);
-void dd_store_release(dd_store *store); /* may be NULL */
+void dd_store_release(dd_store *store); /* `store` may be NULL */
 
-/* Return DD_FORKED, with both pids, in a child of the process that opened the store. Call it before
- * any operation; the operations do not check. */
+/* Return DD_FORKED, with both pids, in a child of the process that opened the store. Must be called
+ * before each operation, because the operations do not check. */
 dd_status dd_store_check_fork(const dd_store *store, dd_error *err) DD_MUST_CHECK;
 bool dd_store_is_forked(const dd_store *store);
 
@@ -185,9 +188,9 @@ dd_status dd_store_get(dd_store *store, dd_bytes key, dd_blob *value, const dd_w
                        dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
                            dd_error *err) DD_MUST_CHECK;
-/* Read many keys without waiting: one value for each key, empty if the key is missing. This is one
- * request to a dldist server, and three to a PyTorch server if no key is missing. The caller zeroes
- * `values`, and frees it on DD_OK. */
+/* Read many keys without waiting: one value for each key, empty if the key is missing. This takes
+ * one request to a dldist server, and three to a PyTorch server if no key is missing. The caller
+ * must zero `values` before, and free them on DD_OK. */
 dd_status dd_store_try_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
                                  const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait,
@@ -195,49 +198,49 @@ dd_status dd_store_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *s
 dd_status dd_store_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired,
                                dd_blob *value, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Build an operation from others, for kinds without a native one: APPEND from TRY_GET and
- * COMPARE_SET; MULTI_GET and MULTI_SET one by one; MULTI_GET that does not wait from CHECK and a
- * MULTI_GET of the present keys; TRY_GET from CHECK and GET; BARRIER from ADD, SET and WAIT on
- * "<key>/num_members" and "<key>/last_member"; MEET as in meet_join.c. */
+/* Run an operation that a kind lacks, by other operations: APPEND by TRY_GET and COMPARE_SET;
+ * MULTI_GET and MULTI_SET one by one; MULTI_GET that does not wait by CHECK and a MULTI_GET of the
+ * present keys; TRY_GET by CHECK and GET; BARRIER by ADD, SET and WAIT on "<key>/num_members" and
+ * "<key>/last_member"; MEET as in meet_join.c. */
 dd_status dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result,
                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Default functions of kinds: the timeout is in dd_store; has_extended_api is true; a clone has its
- * own timeout, and shares the rest with its root, to which it holds a reference (for kinds with
- * `run`). */
+/* Default functions of kinds. The timeout is in dd_store; has_extended_api returns true; a clone
+ * has its own timeout, and a reference to its root, with which it shares the rest. */
 int64_t dd_store_head_get_timeout_ns(dd_store *store);
 void dd_store_head_set_timeout_ns(dd_store *store, int64_t timeout_ns);
 bool dd_store_extended_api_yes(dd_store *store);
 dd_status dd_store_clone_handle(dd_store *store, dd_store **other, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;
 
-/* The missing keys of a call that timed out. */
+/* The missing keys of a call that timed out, for its error. */
 typedef struct dd_store_missing {
-    const char *opening; /* torch.distributed's words, which programs search for */
-    const char *root;    /* prefix of each key in the message, as in torch.distributed */
+    const char *opening; /* torch.distributed's words, for which programs search */
+    const char *root;    /* text before each key in the message, as in torch.distributed */
     const char *what;
     const char *where;
-    const dd_bytes *keys; /* at least the first DD_STORE_MISSING_SHOWN, which are shown */
+    const dd_bytes *keys; /* missing keys, of which the first DD_STORE_MISSING_SHOWN are read */
     size_t nkeys;
     size_t nasked;
 } dd_store_missing;
 
-/* Set the timeout error "<opening> after 1500ms, keys: a, b (2 of 5 missing): <what> on <where>".
- * Return DD_TIMED_OUT. */
+/* Set the error of a timeout: "<opening> after 1500ms, keys: a, b (2 of 5 missing): <what> on
+ * <where>". Return DD_TIMED_OUT. */
 #define DD_STORE_MISSING_SHOWN 8
 dd_status dd_store_error_missing(const dd_store_missing *missing, const dd_wait *wait, dd_error *err);
 
-/* Open a store in this process's memory, shared by its clones. */
+/* Open a store in this process's memory, which its clones share. */
 dd_status dd_hash_store_open(dd_store **store, int64_t timeout_ns, dd_error *err) DD_MUST_CHECK;
 
-/* Open a view of `underlying` (borrowed; the view takes a reference) under "<prefix>/". num_keys
- * and timeouts are the underlying store's; list_keys returns only keys under the prefix, without
- * it. Each level uses stack in calls: DD_INVALID_ARGUMENT beyond DD_PREFIX_STORE_MAX_DEPTH. */
+/* Open a view of `underlying`, of which the view acquires a reference: each key gets the prefix
+ * "<prefix>/". num_keys and timeouts are the underlying store's; list_keys returns only keys with
+ * the prefix, and removes it. A view of a view uses more stack in calls: DD_INVALID_ARGUMENT beyond
+ * DD_PREFIX_STORE_MAX_DEPTH levels. */
 #define DD_PREFIX_STORE_MAX_DEPTH 500
 dd_status dd_prefix_store_open(dd_store **store, dd_bytes prefix, dd_store *underlying,
                                dd_error *err) DD_MUST_CHECK;
 dd_store *dd_prefix_store_underlying(dd_store *store); /* borrowed */
-/* Return the store below all prefixes, borrowed; `store` itself if it is not a view. */
+/* Return the store below all prefixes, borrowed. A store that is not a view is returned itself. */
 dd_store *dd_prefix_store_root(dd_store *store);
 
 /* The other kinds are in file_store.h and tcp_store.h. */

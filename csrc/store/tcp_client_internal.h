@@ -1,6 +1,6 @@
-/* Shared by the files of the TCPStore client: tcp_store.c (lifecycle), tcp_ops.c (the requests of
- * each operation), tcp_tagged.c (the one connection to a dldist server), tcp_untagged.c (connections
- * to a PyTorch server) and tcp_link.h (the bytes of a connection). */
+/* Declarations that the files of the TCPStore client share: tcp_store.c (lifecycle), tcp_ops.c (the
+ * requests of each operation), tcp_tagged.c (the one connection to a dldist server), tcp_untagged.c
+ * (connections to a PyTorch server) and tcp_link.h (the bytes of a connection). */
 #ifndef DD_STORE_TCP_CLIENT_INTERNAL_H
 #define DD_STORE_TCP_CLIENT_INTERNAL_H
 
@@ -11,8 +11,8 @@
 
 #include <pthread.h>
 
-/* A request that the server answers immediately gets this time whatever the caller's deadline: a
- * caller with a timeout of 0 still wants the answer. */
+/* Minimum time for a request that the server answers immediately, whatever the caller's deadline
+ * is: a caller with a timeout of 0 still wants the answer. */
 #define TCP_ANSWER_NS (1 * DD_NS_PER_S)
 
 #define TCP_IDLE_MAX 8
@@ -21,26 +21,26 @@ typedef struct tcp_store {
     dd_store head;
     /* const after init */
     dd_blob secret;
-    dd_tcp_server *server; /* owned reference, or NULL */
+    dd_tcp_server *server; /* this process's server, of which the store has a reference, or NULL */
     char where[96];        /* "TCPStore at host:port", for messages */
-    tcp_target target;     /* const after the first link has opened */
+    tcp_target target;     /* const after the first connection was opened */
 
     dd_lock mu;
-    pthread_cond_t cond; /* broadcast on other threads' answers, and when a reader stops */
-    /* guarded by mu */
-    dd_error dead; /* code is DD_OK, or the reason why the server is lost */
-    /* for a dldist server (tagged) */
-    bool is_read;       /* a thread is reading from the link */
-    dd_list unanswered; /* of tcp_exchange: sent, and not answered */
+    pthread_cond_t cond; /* broadcast when answers for other threads arrive or a reader stops */
+    /* The following fields are guarded by mu. */
+    dd_error dead; /* the reason why the server is lost; code DD_OK if it is not */
+    /* The following fields are for a dldist server (tagged). */
+    bool is_read;       /* a thread is reading from the connection */
+    dd_list unanswered; /* list of tcp_exchange: requests that were sent and not answered */
     uint32_t last_tag;
-    dd_blob backlog;      /* bytes that the socket has not accepted; the next sender sends them */
-    size_t backlog_nsent; /* bytes of the backlog already sent */
-    /* for a PyTorch server (not tagged) */
-    tcp_link *idle[TCP_IDLE_MAX]; /* unused links, the latest last */
+    dd_blob backlog;      /* bytes not yet accepted by the socket; the next sender sends them */
+    size_t backlog_nsent; /* number of bytes of the backlog that were sent */
+    /* The following fields are for a PyTorch server (not tagged). */
+    tcp_link *idle[TCP_IDLE_MAX]; /* unused connections, the latest last */
     unsigned nidle;
 
-    /* the one link to a dldist server; const after init. The thread that set is_read reads from it,
-     * the holder of mu sends */
+    /* The one connection to a dldist server; const after init. Only the thread that has set is_read
+     * may read from it, and only the holder of mu may send. */
     tcp_link *link;
 
     char host[]; /* const after init */
@@ -56,7 +56,7 @@ tcp_store_of(dd_store *head)
 
 dd_status tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result,
                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* Send a request on an internal key, answered immediately. `what` is for messages. */
+/* Send a request that uses an internal key and is answered immediately. `what` is for messages. */
 dd_status tcp_run_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result,
                            const char *what, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
@@ -65,36 +65,36 @@ dd_status tcp_run_internal(tcp_store *store, const dd_store_request *request, dd
 /* A request and its answer. */
 typedef struct tcp_exchange {
     const dd_tcp_op_row *row;
-    dd_bytes key;    /* key of a QUEUE_POP */
-    dd_blob request; /* for a dldist server: follows space for a tag */
-    tcp_reply reply; /* its place in the answer; reader.at is NULL if there is none */
+    dd_bytes key;    /* the key of a QUEUE_POP */
+    dd_blob request; /* the request's bytes; for a dldist server they follow space for a tag */
+    tcp_reply reply; /* the reply in the answer; reader.at is NULL if there is none */
     dd_blob answer;
-    /* for a dldist server; guarded by the store's mu once the request is sent */
+    /* The following fields are for a dldist server; guarded by the store's mu after sending. */
     dd_list unanswered;
-    uint32_t tag; /* 0 if it was not sent */
+    uint32_t tag; /* 0 if the request was not sent */
     bool is_answered;
     /* true if the caller of a QUEUE_POP has returned; the list then owns the exchange, and
      * `request` is its key */
     bool is_cancelled;
 } tcp_exchange;
 
-/* Send the request, wait for its answer, and find its reply. An error that the server reports is
- * returned as it is. DD_NETWORK_TIMED_OUT: the answer is late. DD_NETWORK: the server and its data
- * are lost, and every later call fails immediately. */
+/* Send the request, wait for its answer, and find the reply in it. An error that the server reports
+ * is returned unchanged. DD_NETWORK_TIMED_OUT: the answer is late. DD_NETWORK: the server and its
+ * data are lost; every later call fails immediately. */
 typedef dd_status tcp_exchange_fn(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait,
                                   dd_error *err);
 
-/* tcp_tagged.c: the one connection to a dldist server, which all threads share. A thread that waits
- * for an answer while no thread is reading reads for all. The connection is open as long as the
- * store. The answer of an abandoned request is dropped, except for the item of a QUEUE_POP, which
- * is sent back. At its deadline, a request that waits at the server is cancelled; the server's
- * answer is the reply. DD_INTERRUPTED does the same: a result that arrives before the cancellation
- * is the reply. */
+/* tcp_tagged.c: the one connection to a dldist server, which all threads share, and which is open
+ * as long as the store. If no thread is reading, a thread that waits for an answer reads the
+ * answers for all threads. At its deadline, or on DD_INTERRUPTED, a request that waits at the
+ * server is cancelled; the server's answer, or a result that arrives before the cancellation, is
+ * its reply. The answer to an abandoned request is dropped, except that the item of a QUEUE_POP is
+ * sent back. */
 tcp_exchange_fn tcp_tagged_exchange;
-void tcp_tagged_free(tcp_exchange *pop); /* an abandoned request */
+void tcp_tagged_free(tcp_exchange *pop); /* frees an abandoned QUEUE_POP */
 
-/* tcp_untagged.c: connections to a PyTorch server, whose protocol has no tags. Each request uses one
- * connection until it is answered, so a single thread needs only one. */
+/* tcp_untagged.c: connections to a PyTorch server, whose protocol has no tags. A request uses a
+ * connection until it is answered, so a single thread needs only one connection. */
 tcp_exchange_fn tcp_untagged_exchange;
 
 /* Open another connection, which the caller owns. The first one detects the kind of server. */

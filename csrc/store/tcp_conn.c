@@ -9,9 +9,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Stop reading from a connection while more bytes of replies than this are pending. */
+/* Stop reading from a connection while it has more unsent bytes of replies than this. */
 #define THROTTLE_BYTES ((size_t)1 << 20)
-/* Capacity kept between messages; the rest is freed, so that idle connections cost little. */
+/* Capacity of `out` kept between messages; the rest is freed, for the sake of idle connections. */
 #define KEEP_OUT_BYTES ((size_t)256)
 
 /* The limits before a handshake is complete: small fields and few requests. */
@@ -52,8 +52,8 @@ tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler)
     (void)dd_sys_epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, handler->fd, NULL);
 }
 
-/* Record a client that gave a name (not verified) and did not show the secret. Ranks that wait for
- * it in the store may query the list. */
+/* Record a client that did not prove the secret, by the name that it gave (not verified). Ranks
+ * that wait for this client can query the list. */
 static void
 remember_refused(dd_tcp_server *server, const char *who)
 {
@@ -112,7 +112,7 @@ tcp_server_reap(dd_tcp_server *server)
     atomic_store_explicit(&server->nentries, server->ks.entries.count, memory_order_relaxed);
 }
 
-/* Return false if the client does not take its replies, or the connection is about to be closed. */
+/* Return false if the client does not receive its replies, or the connection is to be closed. */
 static bool
 is_readable(const tcp_conn *conn)
 {
@@ -135,7 +135,8 @@ update_watched_events(tcp_conn *conn)
     }
 }
 
-/* The client receives the whole answer to its HELLO before it sends sealed records. */
+/* Return the seal for replies. The answer to HELLO is not sealed: the client sends sealed records
+ * only after it has received this whole answer. */
 static dd_seal *
 seal_for_output(const tcp_conn *conn)
 {
@@ -159,7 +160,7 @@ send_out(tcp_conn *conn)
         }
         conn->out_sent += moved;
     }
-    /* Drop sent bytes by halves: moving the rest after every send would be quadratic. */
+    /* Drop sent bytes by halves: moving the rest after every send would take quadratic time. */
     if (conn->out_sent >= conn->out.len / 2) {
         dd_blob_consume(&conn->out, conn->out_sent);
         conn->out_sent = 0;
@@ -183,14 +184,14 @@ tcp_conn_flush(tcp_conn *conn)
     }
 }
 
-/* Return the size of the head of a request. */
+/* Return the size of the head of a request: a tag, if the connection has tags, and an operation. */
 static size_t
 head_bytes(const tcp_conn *conn)
 {
     return conn->is_tagged ? DD_TCP_TAG_BYTES + 1 : 1;
 }
 
-/* Start to scan a request. Return false if its head is incomplete or not allowed. */
+/* Start to scan a request. Return false if its head is incomplete or its operation is forbidden. */
 static bool
 begin_request(tcp_conn *conn, dd_bytes bytes)
 {
@@ -211,8 +212,9 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
     return true;
 }
 
-/* Serve the request at the front of `bytes` and set *used to its length. Return false if it is
- * incomplete (it is then continued where its scan stopped), or the connection is closing. */
+/* Serve the request at the start of `bytes` and set *used to its length. Return false
+ * if the request is incomplete (the next call then continues its scan), or if the
+ * connection is closing. */
 static bool
 serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
 {
@@ -238,7 +240,7 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     return true;
 }
 
-/* Serve the complete requests among the bytes. Return the length that they took. */
+/* Serve the complete requests in the bytes. Return the number of bytes that they had. */
 static size_t
 serve_whole(tcp_conn *conn, dd_bytes bytes)
 {
@@ -251,7 +253,7 @@ serve_whole(tcp_conn *conn, dd_bytes bytes)
     return done;
 }
 
-/* Serve the kept requests. Return true if there were any. */
+/* Serve the complete requests in `in`. Return true if there were any. */
 static bool
 serve_kept(tcp_conn *conn)
 {
@@ -260,17 +262,18 @@ serve_kept(tcp_conn *conn)
     return done > 0;
 }
 
-/* The buffer holds all that a seal may hold: no event would report the rest. */
+/* One receive must get all bytes that a seal may hold, because no event would report the rest. */
 _Static_assert(TCP_RECV_BYTES >= 4 * DD_SEAL_SPARSE_RECORD, "");
 
-/* Most requests arrive whole and are served from the receive buffer. Only a rest is kept. */
+/* Receive and serve requests. Most requests arrive whole and are served from the receive buffer;
+ * only the rest of the bytes is kept in `in`. */
 static void
 read_and_serve(tcp_conn *conn)
 {
     uint8_t room[TCP_RECV_BYTES];
     bool is_rest = conn->in.len > 0;
     if (is_rest && serve_kept(conn)) {
-        /* These were left because of too many replies: do not read more, or `in` would grow. */
+        /* These requests waited for unsent replies: do not read more, or `in` would grow. */
         return;
     }
     if (is_rest && dd_blob_reserve(&conn->in, sizeof room, NULL) != DD_OK) {
@@ -303,8 +306,8 @@ read_and_serve(tcp_conn *conn)
     }
 }
 
-/* Read and serve once, send the replies, and then serve the requests that were left because of too
- * many replies: no event would report them. */
+/* Read and serve once, and send the replies. Then serve the requests that were left because too
+ * many replies were unsent: no event would report these requests. */
 static void
 serve_socket(tcp_conn *conn, uint32_t events)
 {

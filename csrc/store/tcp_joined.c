@@ -1,4 +1,4 @@
-/* The clients that have joined a store, and the wait of its master for them. */
+/* The clients that have joined a store, and the wait of the server's process for them. */
 #include "store/tcp_server_internal.h"
 
 #include "core/lock.h"

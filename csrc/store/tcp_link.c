@@ -18,8 +18,8 @@
 #define RECV_BYTES ((size_t)4096)
 #define KEEP_BYTES ((size_t)64 << 10)
 
-/* Limits for messages from a server. A reply is as large as the values that clients stored; memory
- * is allocated only as its bytes arrive. */
+/* Limits for messages from a server. A reply may be as large as the values that clients have
+ * stored; memory is allocated only as the bytes arrive. */
 static const dd_tcp_limits reply_limits = {UINT64_C(1) << 20, UINT64_C(1) << 40, UINT64_C(1) << 32,
                                            UINT64_C(1) << 42};
 
@@ -109,12 +109,12 @@ tcp_link_try_receive(tcp_link *link, bool *is_any, dd_error *err)
 
 /* ---- replies */
 
-/* Read a failed request's status and message. */
+/* Read the status and the message of a failed request. */
 static dd_status
 reported_error(uint8_t code, dd_tcp_reader *reader, dd_error *err)
 {
     dd_bytes message = dd_tcp_read_bytes(reader);
-    /* Some statuses can only be this process's: no server can make a call interrupted or forked. */
+    /* Some statuses can only come from this process: no server can interrupt or fork a call. */
     bool is_credible = code < DD_STATUS_COUNT && code != DD_INTERRUPTED && code != DD_FORKED;
     return dd_error_set(err, is_credible ? (dd_status)code : DD_STORE, "%.*s",
                         (int)(message.len < 1000 ? message.len : 1000), (const char *)message.data);
@@ -183,8 +183,8 @@ tcp_link_exchange(tcp_link *link, dd_bytes request, tcp_reply *reply, const dd_w
 typedef struct handshake {
     tcp_link *link;
     tcp_target *target;
-    bool is_sealed; /* everything from the reply to HELLO on */
-    dd_noise noise; /* from HELLO to its reply, if it is sealed */
+    bool is_sealed; /* everything from the reply to HELLO on is sealed */
+    dd_noise noise; /* in use from HELLO to its reply, if the connection is sealed */
     dd_blob request;
     dd_tcp_writer writer;
     dd_tcp_reader reply;
@@ -192,7 +192,7 @@ typedef struct handshake {
     dd_error *err;
 } handshake;
 
-/* Send the written request and wait for the reply. */
+/* Send the request that was written, and wait for its reply. */
 static dd_status
 exchange_messages(handshake *shake, dd_tcp_op op)
 {
@@ -215,7 +215,7 @@ write_magic(handshake *shake)
     dd_tcp_write(&shake->writer, 'u', DD_TCP_MAGIC);
 }
 
-/* Send the magic number, and detect if the server is a dldist server. */
+/* Send the magic number, and detect whether the server is a dldist server. */
 static dd_status
 detect_server(handshake *shake)
 {
@@ -237,14 +237,14 @@ detect_server(handshake *shake)
     return status;
 }
 
-/* Write the client's part: a sealed connection sends the cipher and Noise message 1, which protects
- * all fields from `fields_at` on; another one sends a nonce, which is empty without a secret. */
+/* Write the last field of HELLO. On a connection to be sealed: the cipher and Noise message 1,
+ * which protects all fields from `fields_at` on. Otherwise: a nonce, empty without a secret. */
 static dd_status
 write_offer(handshake *shake, size_t fields_at, dd_bytes nonce)
 {
     if (!shake->is_sealed) {
         dd_tcp_write_bytes(&shake->writer, shake->target->secret.len > 0 ? nonce : (dd_bytes){0});
-        return DD_OK; /* the writer's status is checked later */
+        return DD_OK; /* callers check the writer's status later */
     }
     uint8_t first[DD_NOISE_FIRST_BYTES];
     dd_cipher cipher = DD_CIPHER_NONE;
@@ -276,7 +276,7 @@ write_hello(handshake *shake, dd_bytes nonce)
     return write_offer(shake, fields_at, nonce);
 }
 
-/* Read the server's version and limits. */
+/* Read the version and the limits of the server. */
 static dd_status
 note_server(tcp_target *target, dd_tcp_reader *reader, dd_error *err)
 {
@@ -292,11 +292,12 @@ note_server(tcp_target *target, dd_tcp_reader *reader, dd_error *err)
     target->limits.max_value_bytes = dd_tcp_read(reader, '#');
     target->limits.max_keys = dd_tcp_read(reader, '#');
     target->limits.max_request_bytes = dd_tcp_read(reader, '#');
-    (void)dd_tcp_read_bytes(reader); /* version 1 had the name of its Unix socket here */
+    (void)dd_tcp_read_bytes(reader); /* version 1 had the Unix socket's name here */
     return DD_OK;
 }
 
-/* Read the server's part of the keys, which follows `clear`, and prove that this side has them. */
+/* Read Noise message 2, which follows the bytes at `clear`, create the seal, and prove with AUTH
+ * that this side has the keys. */
 static dd_status
 finish_seal(handshake *shake, const uint8_t *clear)
 {
@@ -315,7 +316,7 @@ finish_seal(handshake *shake, const uint8_t *clear)
     return exchange_messages(shake, DD_TCP_AUTH);
 }
 
-/* Check the server's proof, and send the client's. */
+/* Check the server's proof, and send the client's proof. */
 static dd_status
 exchange_proofs(handshake *shake, dd_bytes opening)
 {
@@ -338,7 +339,7 @@ exchange_proofs(handshake *shake, dd_bytes opening)
     return exchange_messages(shake, DD_TCP_AUTH);
 }
 
-/* Send HELLO, and do the authentication that it starts. */
+/* Send HELLO, and do the authentication that its reply requires. */
 static dd_status
 exchange_hello(handshake *shake)
 {
@@ -362,7 +363,7 @@ exchange_hello(handshake *shake)
                             : exchange_proofs(shake, dd_bytes_of(nonce, sizeof nonce));
 }
 
-/* Do the handshake. A server at the name of a dldist server's Unix socket needs no detection. */
+/* Do the handshake. On a dldist server's Unix socket, the kind of server need not be detected. */
 static dd_status
 do_handshake(handshake *shake, bool is_unix)
 {
@@ -385,17 +386,17 @@ do_handshake(handshake *shake, bool is_unix)
     return status;
 }
 
-/* Resolve the host for each attempt: a name or an address may become known between two of them. */
+/* Resolve the host. This is done for each attempt, because a name may become known in between. */
 static dd_status
 resolve_target(tcp_target *target, const dd_wait *wait, dd_error *err)
 {
-    /* A wildcard address means a server on all of this machine's addresses. */
+    /* a wildcard host means a server on all addresses of this machine */
     const char *host = dd_addr_is_wildcard(target->host) ? "localhost" : target->host;
     return dd_addr_resolve(host, target->port, &target->addrs, wait, err);
 }
 
 /* Connect to the Unix socket of a dldist server on this machine, which halves the latency of TCP.
- * Return false if there is none, or it belongs to another user, who does not let this one in. */
+ * Return false if there is none, or if it belongs to another user, who would refuse this one. */
 static bool
 connect_unix(tcp_link *link, const dd_addr *addr, const dd_wait *wait, dd_addr *name)
 {
@@ -412,7 +413,7 @@ connect_unix(tcp_link *link, const dd_addr *addr, const dd_wait *wait, dd_addr *
     return false;
 }
 
-/* Open a link at one address. The first link fixes the kind of server and its address. */
+/* Open a connection at one address. The first one determines the kind of server and its address. */
 static dd_status
 open_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *wait, dd_error *err)
 {
@@ -481,8 +482,8 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
     for (int64_t pause_ns = FIRST_RETRY_NS;; pause_ns *= pause_ns < LAST_RETRY_NS ? 2 : 1) {
         bool is_own = false;
         dd_status status = try_addresses(link, target, wait, &is_own, &reason);
-        /* A server that was known and is lost will not return with its data. A full server is still
-         * alive. A local failure does not depend on any server. */
+        /* Do not retry if a known server is lost: it will not return with its data. A full server
+         * is still alive. A local failure does not depend on a server. */
         if (!is_worth_retrying(status) || (target->is_known && !link->is_turned_away) || is_own) {
             return status == DD_OK ? DD_OK : dd_error_copy(err, &reason);
         }
@@ -491,7 +492,7 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
             return status;
         }
         if (dd_wait_has_expired(wait)) {
-            /* The first words are torch.distributed's: scripts search for them. */
+            /* The first words are torch.distributed's, for which scripts search. */
             return dd_error_set(err, DD_NETWORK_TIMED_OUT,
                                 "The client socket has timed out after %" PRId64
                                 "ms while trying to connect to "

@@ -1,4 +1,4 @@
-/* The requests of a client for each operation of a store. A dldist server needs one request, whose
+/* The requests of a TCPStore client for each operation. A dldist server needs one request, whose
  * reply is the result; a PyTorch server needs several for an operation that waits for values. */
 #include "store/tcp_client_internal.h"
 
@@ -11,7 +11,7 @@
 
 /* ---- one request */
 
-/* Return true if a waiting request was cancelled: its reply is then empty. */
+/* Return true if a waiting request was cancelled, so that its reply is empty. */
 static bool
 is_called_off(const dd_tcp_op_row *row, size_t nkeys, const dd_store_result *result)
 {
@@ -33,8 +33,8 @@ exchange_with(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_
     return send_users(store, exchange, &longer, err);
 }
 
-/* Send a request, and read its result. DD_TIMED_OUT leaves err unset. On DD_INTERRUPTED the result
- * may hold an answer that arrived before the cancellation. */
+/* Send a request, and read its result. On DD_TIMED_OUT err is not set. On DD_INTERRUPTED the result
+ * may have an answer that arrived before the cancellation. */
 static dd_status
 send_and_read(tcp_store *store, const dd_store_request *request, bool is_users, dd_store_result *result,
               const dd_wait *wait, dd_error *err)
@@ -105,8 +105,8 @@ pytorch_step(tcp_store *store, dd_store_op op, const dd_store_request *request, 
     return send_users(store, &step, result, wait, err);
 }
 
-/* Read the values if all keys are present; sets the flag. A GET of a missing key returns an empty
- * value, so CHECK is sent first. */
+/* Read the values if all keys are present, and set the result's flag. CHECK is sent first, because
+ * a GET of a missing key returns an empty value. */
 static dd_status
 pytorch_try(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
             dd_error *err)
@@ -121,8 +121,9 @@ pytorch_try(tcp_store *store, const dd_store_request *request, dd_store_result *
                : status;
 }
 
-/* Try first, since a WAIT that times out costs its connection. Try again after the WAIT, while
- * there is nothing to take: another client was faster, or the key has a value but no item. */
+/* Run a request that may wait. Try to read first, because a WAIT that times out costs its
+ * connection. Try again after the WAIT while nothing can be read: another client was faster, or the
+ * key has a value but no item. */
 static dd_status
 pytorch_run(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
             dd_error *err)
@@ -166,7 +167,7 @@ typedef struct missing_keys {
     size_t count;
 } missing_keys;
 
-/* Find the missing keys, in one request to a dldist server. */
+/* Find the missing keys. A dldist server needs only one request. */
 static dd_status
 find_missing(tcp_store *store, const dd_store_request *request, missing_keys *missing)
 {
@@ -195,7 +196,7 @@ error_missing(tcp_store *store, const dd_store_request *request, const dd_wait *
 {
     missing_keys missing = {.count = 0};
     bool is_known = find_missing(store, request, &missing) == DD_OK && missing.count > 0;
-    /* else the server no longer answers, or the keys have appeared since: name all keys */
+    /* Otherwise the server no longer answers, or the keys have appeared since: name all keys. */
     dd_store_missing told = {.opening = "wait timeout",
                              .root = "/",
                              .what = dd_store_op_name(request->op),
@@ -206,7 +207,7 @@ error_missing(tcp_store *store, const dd_store_request *request, const dd_wait *
     return dd_store_error_missing(&told, wait, err);
 }
 
-/* Compare the barrier's count, which the server stores in decimal, with the world size. */
+/* Return true if the barrier's count (decimal, from the server) has reached the world size. */
 static bool
 is_complete(dd_bytes count, int64_t world_size)
 {
@@ -217,7 +218,7 @@ is_complete(dd_bytes count, int64_t world_size)
     return ncome >= world_size;
 }
 
-/* The deadline passed before an answer could arrive: the barrier's count decides if it is open. */
+/* Handle a barrier whose answer is late: the barrier's count decides whether it is open. */
 static dd_status
 resolve_late_barrier(tcp_store *store, const dd_store_request *request, const dd_wait *wait, dd_error *err)
 {
@@ -240,7 +241,7 @@ resolve_late_barrier(tcp_store *store, const dd_store_request *request, const dd
 
 /* ---- operations */
 
-/* Return an item that arrived during an interrupt to the end of the queue. */
+/* Return an item that arrived after an interrupt to the end of the queue. */
 static void
 return_item(tcp_store *store, dd_bytes key, dd_bytes item)
 {

@@ -30,7 +30,7 @@ dd_tcp_op_waits(const dd_tcp_op_row *row)
            (op == DD_STORE_MULTI_GET && row->number == 0) || (op == DD_STORE_QUEUE_POP && row->number != 0);
 }
 
-/* Prefer higher numbers: operations that only dldist servers have are better than PyTorch's. */
+/* Higher numbers come first, because dldist's own operations are better than PyTorch's. */
 const dd_tcp_op_row *
 dd_tcp_row_for(const dd_store_request *request, bool is_ours)
 {
@@ -55,14 +55,14 @@ dd_tcp_scan_begin(dd_tcp_scan *scan, const char *pattern, uint64_t repeats, size
     };
 }
 
-/* Return the size of a field's number; for k or v, its length. */
+/* Return the size of a number field; for k or v, the size of the length. */
 static size_t
 number_size(char letter)
 {
     return letter == 'u' ? 4 : letter == 'b' || letter == 'c' ? 1 : 8;
 }
 
-/* Return the limit for a length or a count; a message over it ends the connection. */
+/* Return the limit for a length or a count. A message over its limit ends the connection. */
 static uint64_t
 limit_of(char letter, const dd_tcp_limits *limits)
 {
@@ -84,7 +84,7 @@ error_limit(char letter, uint64_t number, uint64_t limit, dd_error *err)
     return DD_TCP_SCAN_BAD;
 }
 
-/* Scan a field. Returns DD_TCP_SCAN_MORE until it is complete. */
+/* Scan one field. Return DD_TCP_SCAN_MORE if the field is incomplete. */
 static dd_tcp_scan_result
 scan_field(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, dd_error *err)
 {
@@ -116,7 +116,7 @@ scan_field(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, dd_er
     return DD_TCP_SCAN_DONE;
 }
 
-/* Return true if a message of this many bytes is over the limit. */
+/* Return true, and set the error, if a message of this many bytes exceeds the limit. */
 static bool
 is_too_long(uint64_t nbytes, const dd_tcp_limits *limits, dd_error *err)
 {
@@ -128,7 +128,7 @@ is_too_long(uint64_t nbytes, const dd_tcp_limits *limits, dd_error *err)
     return true;
 }
 
-/* After a group's last field: go back to the first, or leave `step` at the end of the message. */
+/* After the last repeated field: go back to the first, or leave `step` at the message's end. */
 static void
 next_repeat(dd_tcp_scan *scan)
 {
@@ -331,7 +331,7 @@ lent(dd_bytes bytes)
     return (dd_blob){.data = (uint8_t *)(uintptr_t)bytes.data, .len = bytes.len};
 }
 
-/* Read a list. Users' keys begin with "/"; internal keys, such as the join key, are dropped. */
+/* Read a list of keys or values. Drop internal keys; users' keys begin with "/". */
 static dd_status
 read_list(dd_tcp_reader *reader, size_t count, bool is_keys, dd_blob_list *list, dd_error *err)
 {

@@ -1,20 +1,21 @@
-/* The bytes of the TCPStore protocol: pure functions, no I/O. docs/contributing/wire.md has the tables.
+/* The bytes of the TCPStore protocol: pure functions, no I/O. docs/contributing/wire.md has the
+ * tables.
  *
- * A request is one byte of operation and its fields; the fields of every operation, and of every
- * reply, are a pattern:
+ * A request is one byte of operation and its fields. The fields of each operation, and of each
+ * reply, are described by a pattern:
  *
  *     k  key:   u64 length, bytes          i  signed 64-bit number
  *     v  value: u64 length, bytes          u  unsigned 32-bit number
  *     #  u64 count; the rest of the pattern is repeated this many times      b, c  one byte
  *     ?  u64; the rest of the pattern follows once, or not at all if the number is 0
  *
- * Numbers are little endian. On a tagged connection, between a dldist client and a dldist server,
+ * Numbers are little-endian. On a tagged connection, between a dldist client and a dldist server,
  * the client puts a tag of its choice before each request. The answer is a head (the tag, a status,
  * the length of the rest) and the reply, or the error. Answers are sent in any order, so a request
  * may wait while others are served.
  *
- * A scanner finds the end of a message, in pieces as they arrive and within limits; a reader then
- * takes the fields; a writer builds messages. Requests and results are converted by patterns. */
+ * A scanner finds the end of a message, in pieces as they arrive and within limits. Then a reader
+ * reads the fields. A writer builds messages. Patterns convert requests and results. */
 #ifndef DD_STORE_TCP_PROTOCOL_H
 #define DD_STORE_TCP_PROTOCOL_H
 
@@ -27,16 +28,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* X(NAME, number, request pattern, reply pattern, operation of a store, its number). A NULL reply:
- * none is sent. MULTI_GET's reply has one value for each key and no count. The operations from
- * HELLO on exist only in dldist. On a tagged connection every request is answered, those without a
- * reply by only a head, except for CANCEL_WAIT: it makes the server answer the request with its
- * tag, if that still waits (with WAIT_CANCELED, or no value).
+/* X(NAME, number, request pattern, reply pattern, operation of a store, its number). If the reply
+ * pattern is NULL, no reply is sent. MULTI_GET's reply has one value for each key and no count. The
+ * operations from HELLO on exist only in dldist. On a tagged connection every request is answered
+ * (by only a head if it has no reply), except CANCEL_WAIT: it makes the server answer the request
+ * with the same tag, if that one still waits (with WAIT_CANCELED, or no value).
  *
- * Except those of the connection itself (DD_TCP_NO_STORE_OP), operations are converted to store
- * requests and results by their patterns. In a request k is the next key, v the next value, i the
- * number. In a reply b is 0 if the flag is set, else 1; c the state; v the value, which follows ?
- * if the flag is set; # the list; i the number. */
+ * Patterns convert operations to requests and results of a store, except for operations of the
+ * connection itself (DD_TCP_NO_STORE_OP). In a request k is the next key, v the next value, i the
+ * number. In a reply b is 0 if the flag is set, else 1; c is the state; v the value, which follows
+ * ? if the flag is set; # the list; i the number. */
 #define DD_TCP_OP_LIST(X)                                    \
     X(VALIDATE, 0, "u", NULL, DD_TCP_NO_STORE_OP, 0)         \
     X(SET, 1, "kv", NULL, DD_STORE_SET, 0)                   \
@@ -76,43 +77,45 @@ typedef enum dd_tcp_op {
 
 #define DD_TCP_MAGIC UINT32_C(0x3C85F7CE)
 
-/* PyTorch's clients ping with their pid, which is far smaller; its servers echo any number. A
- * dldist server answers OFFER | random with the bits inverted, so both ends detect dldist. */
+/* The number that a dldist client sends in PING: OFFER | random. A dldist server answers it with
+ * inverted bits, so both ends detect dldist. PyTorch's servers echo any number, and its clients
+ * send their pid, which is far smaller. */
 #define DD_TCP_OFFER UINT32_C(0xDD150000)
 #define DD_TCP_OFFER_MASK UINT32_C(0xFFFF0000)
 
-#define DD_TCP_VERSION 4 /* version of dldist's extensions; both ends must have the same one */
-/* On an encrypted connection, HELLO has the cipher and Noise message 1 (net/noise.h) instead of the
- * nonce. Its reply has message 2 instead, which protects all of the reply before it. */
+#define DD_TCP_VERSION 4 /* version of dldist's extensions, which must be the same at both ends */
+/* HELLO's offer on an encrypted connection, instead of the nonce: the cipher and Noise message 1
+ * (net/noise.h). The reply has message 2, which protects all bytes of the reply before it. */
 #define DD_TCP_OFFER_BYTES (1 + DD_NOISE_FIRST_BYTES)
 #define DD_TCP_REPLY_CLEAR_BYTES ((size_t)44)
 #define DD_TCP_TAG_BYTES ((size_t)4)
 #define DD_TCP_NO_TAG \
-    0u /* no request: an answer with this tag has the reason why the server closes the link */
-#define DD_TCP_HEAD_BYTES ((size_t)13) /* of an answer: tag u, status b, length i */
-#define DD_TCP_READY 0                 /* CHECK: all keys are present */
+    0u /* the tag of no request: the answer has the reason why the server closes the connection */
+#define DD_TCP_HEAD_BYTES ((size_t)13) /* head of an answer: tag u, status b, length i */
+#define DD_TCP_READY 0                 /* reply to CHECK: all keys are present */
 #define DD_TCP_NOT_READY 1
-#define DD_TCP_STOP_WAITING 0 /* WAIT, BARRIER */
+#define DD_TCP_STOP_WAITING 0 /* reply to WAIT and BARRIER: the wait has ended */
 #define DD_TCP_WAIT_CANCELED 1
-#define DD_TCP_JOIN_KEY "init/" /* counts the clients that have joined */
+#define DD_TCP_JOIN_KEY "init/" /* internal key that counts the clients that have joined */
 #define DD_TCP_REFUSED_KEY \
-    "refused/" /* TRY_GET: clients that failed to show the secret; dldist servers; not stored */
+    "refused/" /* TRY_GET gets clients that did not prove the secret; dldist only; not stored */
 
 #define DD_TCP_ACCEPT_ERROR_KEY \
-    "accept error/" /* TRY_GET: why the server cannot accept connections, or ""; not stored */
+    "accept error/" /* TRY_GET gets why the server cannot accept connections, or ""; not stored */
 
 typedef struct dd_tcp_op_row {
     dd_tcp_op op;
     const char *request;
-    const char *reply; /* NULL if there is no reply; on a tagged connection it is then empty */
+    const char *reply; /* NULL if there is no reply; a tagged answer is then only a head */
     int store_op;      /* a dd_store_op, or DD_TCP_NO_STORE_OP */
-    int64_t number;    /* number of the store request, if no field has it */
+    int64_t number;    /* number of the store request, if the pattern has no field for it */
 } dd_tcp_op_row;
 
-const dd_tcp_op_row *dd_tcp_find_op(unsigned op); /* NULL if there is no such operation */
-/* Find the operation that runs a request on a dldist server, or by itself on PyTorch's; or NULL. */
+const dd_tcp_op_row *dd_tcp_find_op(unsigned op); /* returns NULL if there is no such operation */
+/* Find the operation that runs the request on a dldist server (is_ours) or, as the only operation,
+ * on a PyTorch server. NULL if there is none. */
 const dd_tcp_op_row *dd_tcp_row_for(const dd_store_request *request, bool is_ours);
-/* Return true if the server answers the request only once its keys are present. */
+/* Return true if the server answers the request only when its keys are present. */
 bool dd_tcp_op_waits(const dd_tcp_op_row *row);
 
 typedef enum dd_tcp_scan_result {
@@ -121,31 +124,32 @@ typedef enum dd_tcp_scan_result {
     DD_TCP_SCAN_BAD,  /* over a limit; err has the reason */
 } dd_tcp_scan_result;
 
-/* The progress of scanning a message. A scan continues where it stopped when more bytes arrive, so
- * a message in many pieces is scanned only once. */
+/* The progress of scanning a message. When more bytes arrive, the scan continues where it stopped,
+ * so a message in many pieces is scanned only once. */
 typedef struct dd_tcp_scan {
     const char *step;  /* next letter of the pattern */
-    const char *group; /* first letter of the repeated part */
-    uint64_t repeats;  /* remaining repeats of the group, including the current one */
-    size_t at;         /* bytes scanned; the message's length when done */
+    const char *group; /* first letter of the part of the pattern that is repeated */
+    uint64_t repeats;  /* remaining repeats of that part, including the current one */
+    size_t at;         /* number of bytes scanned; at the end, the length of the message */
 } dd_tcp_scan;
 
-/* Start to scan a message whose fields begin at `head`; the pattern is repeated `repeats` times. */
+/* Start to scan a message whose fields begin at `head`. Its pattern is repeated `repeats` times. */
 void dd_tcp_scan_begin(dd_tcp_scan *scan, const char *pattern, uint64_t repeats, size_t head);
 
-/* Scan on. `bytes` is the message received so far, from its first byte. */
+/* Continue the scan. `bytes` must be all bytes of the message that were received so far. */
 dd_tcp_scan_result dd_tcp_scan_run(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits,
                                    dd_error *err);
 
-/* Reads the fields of a message that was scanned to its end. */
+/* A reader of fields. The message must have been scanned to its end. */
 typedef struct dd_tcp_reader {
     const uint8_t *at;
 } dd_tcp_reader;
 
-uint64_t dd_tcp_read(dd_tcp_reader *reader, char letter); /* a number (not k or v) */
-dd_bytes dd_tcp_read_bytes(dd_tcp_reader *reader);        /* a k or v, borrowed from the message */
+uint64_t dd_tcp_read(dd_tcp_reader *reader, char letter); /* reads a number (not k or v) */
+dd_bytes dd_tcp_read_bytes(dd_tcp_reader *reader);        /* reads a k or v, which it borrows */
 
-/* Appends fields to a message. The first failure stops it: check `status` once at the end. */
+/* A writer, which appends fields to a message. After the first failure it appends nothing, so
+ * `status` can be checked once, at the end. */
 typedef struct dd_tcp_writer {
     dd_blob *out;
     dd_status status;
@@ -158,15 +162,15 @@ void dd_tcp_write_bytes(dd_tcp_writer *writer, dd_bytes bytes);
 
 /* ---- requests and results of a store as messages */
 
-/* Write a request. DD_INVALID_ARGUMENT beyond `limits` (may be NULL). is_users adds "/" to keys. */
+/* Write a request. DD_INVALID_ARGUMENT above `limits` (or NULL). is_users adds "/" to keys. */
 void dd_tcp_write_request(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_request *request, bool is_users,
                           const dd_tcp_limits *limits);
 
-/* A request received by a server; borrowed from the message. */
+/* A request that a server received; borrowed from the message. */
 typedef struct dd_tcp_request {
     dd_store_request request;
-    dd_bytes inline_keys[4]; /* the keys and values, if they fit */
-    dd_bytes *owned_keys;    /* the keys and values if they do not fit; owned */
+    dd_bytes inline_keys[4]; /* the keys and values, if there are few enough */
+    dd_bytes *owned_keys;    /* the keys and values otherwise; owned */
 } dd_tcp_request;
 
 dd_status dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_reader *reader,
@@ -174,8 +178,8 @@ dd_status dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_read
 void dd_tcp_request_fini(dd_tcp_request *request);
 
 void dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *result);
-/* Read a reply to a request with `nkeys` keys; the result borrows its bytes. The keys of LIST_KEYS
- * are only users' keys, without their "/". */
+/* Read the reply to a request with `nkeys` keys; the result borrows from the reply. LIST_KEYS
+ * returns only users' keys, without their "/". */
 dd_status dd_tcp_read_result(dd_tcp_reader *reader, dd_tcp_op op, size_t nkeys, dd_store_result *result,
                              dd_error *err) DD_MUST_CHECK;
 

@@ -10,7 +10,7 @@
 
 /* --- replies ------------------------------------------------------------------------------------------------- */
 
-/* Start the answer to conn->tag. In the handshake a dldist client gets only a status. */
+/* Start the answer to the request conn->tag. In the handshake, only dldist clients get a status. */
 static dd_tcp_writer
 begin_answer(tcp_conn *conn, dd_status code)
 {
@@ -33,7 +33,7 @@ static void
 end_reply(tcp_conn *conn, const dd_tcp_writer *writer)
 {
     if (writer->status != DD_OK) {
-        /* `out` may hold part of a reply: nothing can follow it. */
+        /* `out` may end with part of a reply, so nothing can follow */
         tcp_conn_close_deferred(conn, "no memory for its reply");
     } else if (conn->is_tagged) {
         uint64_t len = conn->out.len - conn->reply_at - DD_TCP_HEAD_BYTES;
@@ -41,7 +41,7 @@ end_reply(tcp_conn *conn, const dd_tcp_writer *writer)
     }
 }
 
-/* Send an error. PyTorch's protocol can only close the connection. */
+/* Send an error. PyTorch's protocol has no errors: the connection is closed. */
 static void
 reply_error(tcp_conn *conn, const dd_error *error)
 {
@@ -69,7 +69,7 @@ check_reply(const dd_tcp_server *server, const dd_store_result *result, dd_error
                         (unsigned long long)nbytes, (unsigned long long)server->limits.max_request_bytes);
 }
 
-/* Send a result. PyTorch's clients get no answer to an operation without a reply. */
+/* Send a result. A PyTorch client gets no answer to an operation that has no reply. */
 static void
 reply_result(tcp_conn *conn, dd_tcp_op op, const dd_store_result *result)
 {
@@ -150,7 +150,7 @@ tcp_serve_forged(tcp_conn *conn)
     }
 }
 
-/* Write the fields before the nonce. */
+/* Start the answer to HELLO, and write its fields before the nonce. */
 static dd_tcp_writer
 begin_hello_reply(tcp_conn *conn)
 {
@@ -161,7 +161,7 @@ begin_hello_reply(tcp_conn *conn)
     dd_tcp_write(&writer, 'i', server->limits.max_value_bytes);
     dd_tcp_write(&writer, 'i', server->limits.max_keys);
     dd_tcp_write(&writer, 'i', server->limits.max_request_bytes);
-    dd_tcp_write_bytes(&writer, (dd_bytes){0}); /* version 1 had the name of its Unix socket here */
+    dd_tcp_write_bytes(&writer, (dd_bytes){0}); /* version 1 had the Unix socket's name here */
     return writer;
 }
 
@@ -181,7 +181,8 @@ is_to_be_sealed(const tcp_conn *conn)
     return dd_seal_is_wanted(dd_blob_view(&server->secret), server->is_encryption_off, conn->is_unix);
 }
 
-/* Create the seal and answer with the server's part. `fields` are HELLO's; the last is `offer`. */
+/* Create the seal, and answer HELLO with Noise message 2. `fields` are HELLO's, `offer`
+ * the last. */
 static void
 reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
 {
@@ -206,7 +207,7 @@ reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
     dd_status status = dd_seal_answer(&said, dd_blob_view(&conn->server->secret), DD_SEAL_SPARSE, clear,
                                       second, &conn->seal, &error);
     if (status != DD_OK) {
-        conn->out.len = conn->reply_at; /* drop the answer: refuse() writes another one */
+        conn->out.len = conn->reply_at; /* drop this answer, because refuse() writes another one */
         refuse(conn, status, error.message);
         return;
     }
@@ -217,7 +218,7 @@ reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
     conn->state = TCP_CONN_CHALLENGED;
 }
 
-/* Check that the client sent the kind (nonce or offer) that the server requires; else refuse. */
+/* Return true if HELLO has the nonce or the offer that the server requires; else refuse it. */
 static bool
 is_right_kind(tcp_conn *conn, dd_bytes offer)
 {
@@ -319,8 +320,8 @@ tcp_parked_end(tcp_parked *parked)
     atomic_fetch_sub_explicit(&server->nparked, 1, memory_order_relaxed);
 }
 
-/* Answer a parked request, perhaps while another request of the connection is being served. An
- * empty result means that it was cancelled. `error` is NULL unless it failed. */
+/* Answer a parked request, perhaps while another request of the connection is being served. The
+ * result of a cancelled request must be empty. `error` is NULL unless the request failed. */
 static void
 answer_parked(tcp_parked *parked, const dd_store_result *result, const dd_error *error)
 {
@@ -364,7 +365,7 @@ park(tcp_conn *conn, const dd_store_request *request)
     atomic_fetch_add_explicit(&conn->server->nparked, 1, memory_order_relaxed);
 }
 
-/* Find the request that CANCEL_WAIT cancels: the one with its tag, or without tags the only one. */
+/* Find the request that CANCEL_WAIT cancels: of the same tag or, without tags, the only one. */
 static tcp_parked *
 find_parked(const tcp_conn *conn)
 {
@@ -395,7 +396,7 @@ serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
 
 /* --- store operations ---------------------------------------------------------------------- */
 
-/* such as "node-b (pid 77), node-c (pid 5)" */
+/* List the clients that did not prove the secret: "node-b (pid 77), node-c (pid 5)". */
 static dd_status
 list_refused(const dd_tcp_server *server, dd_store_result *result, dd_error *err)
 {
@@ -409,7 +410,7 @@ list_refused(const dd_tcp_server *server, dd_store_result *result, dd_error *err
     return status;
 }
 
-/* such as "Too many open files (errno 24)" */
+/* Write why the server cannot accept connections: "Too many open files (errno 24)" or "". */
 static dd_status
 write_accept_error(const dd_tcp_server *server, dd_store_result *result, dd_error *err)
 {
@@ -444,13 +445,13 @@ serve_by_keyspace(tcp_conn *conn, const dd_store_request *request, dd_store_resu
     return status == DD_QUEUE_EMPTY ? DD_OK : status;
 }
 
-/* Complete an answered request after its reply was written. */
+/* Finish a request whose reply was written. */
 static void
 complete_request(tcp_conn *conn, const dd_store_request *request, dd_store_result *result)
 {
     dd_tcp_server *server = conn->server;
     if (request->op == DD_STORE_QUEUE_POP && result->flag && conn->is_closing) {
-        /* The reply was not sent: keep the item for the next request, if memory allows. */
+        /* The reply was not sent: return the item to the queue, if memory allows. */
         (void)!dd_keyspace_queue_unpop(&server->ks, request->keys[0], &result->value, NULL);
     }
     if (request->op == DD_STORE_ADD &&
@@ -460,7 +461,7 @@ complete_request(tcp_conn *conn, const dd_store_request *request, dd_store_resul
     }
 }
 
-/* Serve a store operation. If a MULTI_SET fails, its first keys may be set and the rest not. */
+/* Serve a store operation. If a MULTI_SET fails, its first keys may be set and the others not. */
 static void
 serve_store(tcp_conn *conn, dd_bytes fields)
 {
@@ -488,7 +489,7 @@ serve_store(tcp_conn *conn, dd_bytes fields)
 
 /* --- dispatch ------------------------------------------------------------------------------------------------ */
 
-/* operations of the connection itself */
+/* Handlers of the operations that concern the connection itself. */
 static void (*const serve_table[])(tcp_conn *conn, dd_tcp_reader *reader) = {
     [DD_TCP_VALIDATE] = serve_validate, [DD_TCP_CANCEL_WAIT] = serve_cancel_wait,
     [DD_TCP_PING] = serve_ping,         [DD_TCP_HELLO] = serve_hello,

@@ -9,7 +9,7 @@
 #include <poll.h>
 #include <string.h>
 
-/* A longer answer is a protocol error. */
+/* Longest valid answer, in bytes. A longer one is a protocol error. */
 #define ANSWER_MAX_BYTES (UINT64_C(1) << 42)
 #define KEEP_BYTES ((size_t)64 << 10)
 
@@ -38,7 +38,8 @@ flush_locked(tcp_store *store, dd_error *err)
     return status;
 }
 
-/* Send a request after the backlog. Its rest becomes the backlog, which may take over the blob. */
+/* Send a request after the unsent bytes of earlier ones (the backlog). Bytes that cannot be sent
+ * become the backlog, which may take over the blob. */
 static dd_status
 send_request_locked(tcp_store *store, dd_blob *request, dd_error *err)
 {
@@ -73,7 +74,7 @@ send_request(tcp_store *store, tcp_exchange *exchange, dd_error *err)
     return status;
 }
 
-/* Ask the server to cancel the request if it still waits. */
+/* Request the server to cancel the request, if it has not been answered. */
 static dd_status
 send_cancel(tcp_store *store, const tcp_exchange *exchange)
 {
@@ -126,7 +127,7 @@ tcp_tagged_free(tcp_exchange *pop)
     dd_mem_free(pop);
 }
 
-/* Handle the answer to an abandoned pop: return the item to the end of the queue. */
+/* Handle the answer to an abandoned QUEUE_POP: return the item to the end of the queue. */
 static void
 return_item_locked(tcp_store *store, tcp_exchange *pop)
 {
@@ -151,7 +152,7 @@ return_item_locked(tcp_store *store, tcp_exchange *pop)
     tcp_tagged_free(pop);
 }
 
-/* Read the server's reason for closing. DD_OK if the message is of an unknown kind. */
+/* Read why the server closes the connection. DD_OK if the message is of an unknown kind. */
 static dd_status
 read_close_reason(dd_bytes answer, dd_error *err)
 {
@@ -162,8 +163,8 @@ read_close_reason(dd_bytes answer, dd_error *err)
     return status != DD_OK && is_whole ? dd_error_set(err, DD_NETWORK, "%s", reason.message) : DD_OK;
 }
 
-/* Pass whole answers to their requests. Most are all that was received, and need no copy; without
- * memory for a copy, the answer is empty. An answer with an unknown tag is dropped. */
+/* Pass complete answers to their requests. Usually one answer is all that was received, and needs
+ * no copy. Without memory for a copy, the answer is empty. Unknown tags are dropped. */
 static dd_status
 deliver_locked(tcp_store *store, dd_error *err)
 {
@@ -216,7 +217,7 @@ deliver_locked(tcp_store *store, dd_error *err)
     return DD_OK;
 }
 
-/* Called without the lock: only the thread that has set is_read reads. */
+/* Receive bytes or wait for an event. Call it unlocked, on the thread that has set is_read. */
 static dd_status
 receive_or_wait(tcp_store *store, short events, const dd_wait *wait, dd_error *err)
 {
@@ -225,13 +226,14 @@ receive_or_wait(tcp_store *store, short events, const dd_wait *wait, dd_error *e
     return status != DD_OK || is_any ? status : dd_sock_wait(store->link->fd, events, wait, err);
 }
 
-/* Called without the lock, while another thread reads: send the backlog of all requests. */
+/* Send the unsent bytes of all requests, while another thread reads. Called without the lock. */
 static dd_status
 help_to_send(tcp_store *store, bool is_behind, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
     if (is_behind) {
-        /* One slice: the reader may stop, and a server reads only if its answers are taken. */
+        /* Wait only one slice, because the other thread may stop reading, and a server reads
+         * requests only if its answers are received. */
         dd_wait slice = dd_wait_at_most(wait, DD_WAIT_SLICE_NS);
         status = dd_sock_wait(store->link->fd, POLLOUT, &slice, err);
         status = status == DD_NETWORK_TIMED_OUT ? DD_OK : status;
@@ -243,7 +245,7 @@ help_to_send(tcp_store *store, bool is_behind, const dd_wait *wait, dd_error *er
                : status;
 }
 
-/* Read for all threads; if another one reads, sleep until this answer arrives or it stops. */
+/* Read for all threads. While another thread reads, sleep until it gets this answer or stops. */
 static dd_status
 step_locked(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
@@ -272,7 +274,7 @@ step_locked(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait,
     return status == DD_OK ? flush_locked(store, err) : status;
 }
 
-/* Wait for the answer. After a failure it may be called again. */
+/* Wait for the answer. After a failure the caller may call this again. */
 static dd_status
 await_answer(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
@@ -290,7 +292,7 @@ await_answer(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait
     return status;
 }
 
-/* Keep a record of an abandoned pop: its answer may have an item to return to the queue. */
+/* Keep a record of an abandoned QUEUE_POP, whose answer may have an item to return. */
 static void
 keep_cancelled_pop_locked(tcp_store *store, const tcp_exchange *exchange)
 {

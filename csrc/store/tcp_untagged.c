@@ -65,8 +65,8 @@ tcp_untagged_release(tcp_store *store, tcp_link *link)
     }
 }
 
-/* PyTorch's servers close the connection on an unknown operation: its plain backend has no queues,
- * older releases have neither list nor barrier. Return true if the server is still reachable. */
+/* Return true if the server is reachable, so that it closed the connection because it does not know
+ * the operation: PyTorch's plain backend has no queues, older releases no list or barrier. */
 static bool
 is_op_unknown(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
 {
@@ -80,7 +80,7 @@ is_op_unknown(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
     return true;
 }
 
-/* Append a PING to a request without a reply: its answer confirms the request. */
+/* Send a request and receive its reply. A PING's answer confirms a request without a reply. */
 dd_status
 tcp_untagged_exchange(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
