@@ -1,4 +1,4 @@
-/* Read the cards of all ranks from the end of a meeting; store/meet_end.c has the format. */
+/* Reading of all ranks' cards (address records) from a meeting's end; see store/meet_end.c. */
 #include "meet/internal.h"
 
 #include "core/little_endian.h"
@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Decode the next card from the front of `rest` into `out`; `before` is the previous card. Return
- * false if there is none. */
+/* Decode and remove the first card of `rest`, into `out`. A card omits the bytes that it has in
+ * common with the previous card, `before`. Return false if there is no valid card. */
 static bool
 take_card(dd_bytes *rest, dd_bytes before, uint8_t *out, dd_bytes *card)
 {
@@ -36,7 +36,7 @@ find_cards(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
     int count = 0;
     dd_bytes before = {0};
     dd_status status = DD_OK;
-    /* Allocate only if the bytes may hold `size` cards. */
+    /* Allocate only if the received bytes can hold `size` cards. */
     if (rest.len / MEETING_CARD_HEAD_NBYTES >= (size_t)size) {
         out->cards = dd_mem_alloc_array((size_t)size, sizeof *out->cards);
         status = out->cards != NULL ? dd_blob_reserve(&out->bytes, rest.len + (size_t)size * UINT8_MAX, err)

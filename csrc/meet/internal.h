@@ -1,5 +1,6 @@
-/* The parts of a meeting: its course (meeting.c), attendance (attend.c), the cards (cards.c), and
- * the texts for ranks (members.c). Joining is an operation of stores (store/meet_join.h). */
+/* The parts of a rendezvous ("meeting"): its course (meeting.c), attendance (attend.c), the ranks'
+ * address records ("cards", cards.c), and texts for messages (members.c). Stores implement joining
+ * (store/meet_join.h). */
 #ifndef DD_MEET_INTERNAL_H
 #define DD_MEET_INTERNAL_H
 
@@ -8,28 +9,29 @@
 
 #define MEETING_TITLE_MAX (DD_MEETING_NAME_MAX + 64)
 
-/* One call of dd_meet. */
+/* The state of one call of dd_meet. */
 typedef struct meeting_call {
     meeting_keys keys;
     const dd_meeting *meeting;
-    dd_bytes own;              /* the bytes that this rank published */
-    uint64_t first_generation; /* of the first meeting that this rank joined */
-    bool has_begun;            /* the generations are known */
-    bool has_joined;           /* joined a meeting that has not ended */
-    /* reason of the rank that cancelled the last meeting; code DD_OK if it gave none */
+    dd_bytes own;              /* the bytes that this rank published: a nonce and its card */
+    uint64_t first_generation; /* number of the first meeting that this rank joined */
+    bool has_begun;            /* the numbers of meetings are known */
+    bool has_joined;           /* this rank has joined a meeting that has not ended */
+    /* reason given when the last meeting was cancelled; code DD_OK if there was none */
     dd_error cancel_reason;
 } meeting_call;
 
 /* ---- cards.c */
 
-/* Decode the end of a successful meeting of this size; else DD_STORE, and *out has no cards. */
+/* Decode the "end" of a successful meeting of `size` ranks. DD_STORE, and no cards, if
+ * malformed. */
 dd_status meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, dd_error *err) DD_MUST_CHECK;
 
 /* ---- members.c */
 
-/* Read the card of published bytes. Return false if they are malformed. */
+/* Read the card in the bytes that a rank published. Return false if the bytes are malformed. */
 bool meeting_read_member(const meeting_call *call, dd_bytes published, dd_meeting_member *member);
-/* A rank's number in messages; "rank 2 (node-b, pid 77)"; the meeting as `group "a"`. */
+/* Texts for messages: a rank's number, "rank 2 (node-b, pid 77)", the meeting as `group "a"`. */
 int meeting_name_of(const meeting_call *call, int rank);
 const char *meeting_print_member(const meeting_call *call, int rank, const dd_meeting_member *member,
                                  char out[128]);
@@ -40,21 +42,21 @@ dd_status meeting_check_process(const meeting_call *call, dd_bytes published, bo
 
 /* ---- attend.c */
 
-/* Set DD_OP_TIMED_OUT with the present and the missing ranks, or why they are unknown. */
+/* Set DD_OP_TIMED_OUT, with the joined and the missing ranks, or why these are unknown. */
 dd_status meeting_error_absent(const meeting_call *call, dd_error *err) DD_MUST_CHECK;
 
-/* The rank that this one monitors while it waits: the next one that has joined. So every rank that
- * has joined is monitored by one other, at little cost for each. */
+/* The rank that this rank monitors while it waits: the next rank that has joined. So each joined
+ * rank is monitored by one other rank, at little cost. */
 typedef struct meeting_watch {
-    int rank; /* -1 if there is none yet */
+    int rank; /* the monitored rank; -1 if no other rank has joined */
     dd_blob published;
     bool was_seen;
-    bool has_warned; /* has logged the clients that the store refused */
+    bool has_warned; /* the clients that the store refused were logged */
 } meeting_watch;
 
-/* Return the time between two looks. */
+/* Return the time between two checks of the monitored rank. */
 int64_t meeting_watch_interval_ns(const dd_meeting *meeting);
-/* Check the monitored rank. DD_PEER_LOST, naming it, if its process has ended. */
+/* Check the monitored rank. Return DD_PEER_LOST, and blame the rank, if its process has ended. */
 dd_status meeting_check_watched(const meeting_call *call, meeting_watch *watch, dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -8,7 +8,7 @@
 #define POST_FAILURE_NS DD_NS_PER_S
 #define CANCEL_NS (2 * DD_NS_PER_S)
 
-/* Raise a failure that all ranks receive as the end of this meeting. */
+/* Return a failure that all ranks of this meeting receive. */
 static dd_status
 raise_failure(const meeting_call *call, dd_error *failure, dd_error *err)
 {
@@ -18,7 +18,7 @@ raise_failure(const meeting_call *call, dd_error *failure, dd_error *err)
     return dd_error_copy(err, failure);
 }
 
-/* Read the card of another rank. DD_STORE if the bytes are malformed. */
+/* Read the card of another rank. Return DD_STORE if the bytes are malformed. */
 static dd_status
 read_other(const meeting_call *call, dd_bytes published, const char *what, dd_meeting_member *member,
            dd_error *err)
@@ -30,7 +30,7 @@ read_other(const meeting_call *call, dd_bytes published, const char *what, dd_me
                               meeting_print_title(call, title));
 }
 
-/* ---- ends */
+/* ---- ends of meetings */
 
 static dd_status
 set_end(const meeting_call *call, dd_bytes end, dd_error *err)
@@ -41,7 +41,7 @@ set_end(const meeting_call *call, dd_bytes end, dd_error *err)
     return status == DD_OK ? meeting_advance_generation(&call->keys, err) : status;
 }
 
-/* End the meeting: all its ranks raise `failure`. If several ranks do, the first decides. */
+/* End the meeting with a failure for all its ranks. If several ranks do, the first is kept. */
 static dd_status
 end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
 {
@@ -49,8 +49,8 @@ end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
     return set_end(call, dd_bytes_of(text, meeting_encode_failure(failure, text)), err);
 }
 
-/* Cancel the meeting: all its ranks go on to the next one, and raise `why` if the store ends before
- * that. `why` is NULL if there is no reason. */
+/* Cancel the meeting: all its ranks go on to the next one. If the store ends before that, they
+ * return `why`, which is NULL if there is no reason. */
 static dd_status
 cancel_meeting(const meeting_call *call, const dd_error *why, dd_error *err)
 {
@@ -68,7 +68,7 @@ end_timed_out(meeting_call *call, dd_error *err)
     dd_wait moment = dd_wait_after(CANCEL_NS);
     meeting_call last = *call;
     last.keys.wait = &moment;
-    /* If this fails, the next rank to join does it. */
+    /* If this fails, the next rank that joins ends the meeting. */
     (void)!(call->meeting->kind->is_final ? end_meeting(&last, &late, NULL)
                                           : cancel_meeting(&last, &late, NULL));
     call->has_joined = false;
@@ -77,7 +77,7 @@ end_timed_out(meeting_call *call, dd_error *err)
     return status;
 }
 
-/* Write this rank's failure for the others. Return false if its own card is malformed. */
+/* Write this rank's failure for the other ranks. Return false if this rank's card is malformed. */
 static bool
 explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *told)
 {
@@ -96,7 +96,7 @@ explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *tol
     return true;
 }
 
-/* Handle the end: cancelled (*is_done is true), failed, or with the cards of all ranks. */
+/* Handle the meeting's end: cancelled (*is_done is true), failed, or with all ranks' cards. */
 static dd_status
 read_end(meeting_call *call, dd_bytes value, dd_meeting_end *end, bool *is_done, dd_error *err)
 {
@@ -117,8 +117,8 @@ read_end(meeting_call *call, dd_bytes value, dd_meeting_end *end, bool *is_done,
 
 /* ---- ranks that cannot meet */
 
-/* Cancel the meeting if the process that published the bytes is dead. A process on another host is
- * never known to be dead at this point. */
+/* Cancel the meeting if the process that published the bytes is dead. For a process on another
+ * host, this first check never finds that it is dead. */
 static dd_status
 cancel_if_dead(const meeting_call *call, dd_bytes published, bool *is_cancelled, dd_error *err)
 {
@@ -127,7 +127,7 @@ cancel_if_dead(const meeting_call *call, dd_bytes published, bool *is_cancelled,
     return status == DD_OK && *is_cancelled ? cancel_meeting(call, NULL, err) : status;
 }
 
-/* Handle a rank that is taken, by a dead process or by a live one. */
+/* Handle another process that has joined as this rank: cancel the meeting if it is dead. */
 static dd_status
 examine_taken(const meeting_call *call, dd_bytes taken, bool *is_done, dd_error *err)
 {
@@ -148,7 +148,7 @@ examine_taken(const meeting_call *call, dd_bytes taken, bool *is_done, dd_error 
     return status;
 }
 
-/* Split "<size> <rank>", a newline, and the bytes that this rank published. */
+/* Split the "size" value: "<size> <rank>", a newline, and the bytes that this rank published. */
 static bool
 split_size(dd_bytes value, int *size, int *rank, dd_bytes *published)
 {
@@ -160,8 +160,8 @@ split_size(dd_bytes value, int *size, int *rank, dd_bytes *published)
     return len > 0 && sscanf(line, "%d %d", size, rank) == 2;
 }
 
-/* Handle a rank that joined with another size. If it is dead, its meeting is cancelled. Otherwise
- * neither of the two can ever meet the ranks for which it waits: both receive the error. */
+/* Handle another rank that joined with another size. If it is dead, its meeting is cancelled.
+ * Otherwise both wait for ranks that cannot all join, so both receive the error. */
 static dd_status
 resolve_sizes(const meeting_call *call, dd_bytes value, bool *is_done, dd_error *err)
 {
@@ -196,7 +196,7 @@ resolve_sizes(const meeting_call *call, dd_bytes value, bool *is_done, dd_error 
 
 /* ---- waiting */
 
-/* Wait for the end of the meeting, and check that another rank is still alive. */
+/* Wait for the end of the meeting, and check regularly that another rank is still alive. */
 static dd_status
 await_end(meeting_call *call, dd_blob *value, dd_error *err)
 {
@@ -215,7 +215,7 @@ await_end(meeting_call *call, dd_blob *value, dd_error *err)
             break;
         }
         if (status == DD_NETWORK_TIMED_OUT || dd_clock_now_ns() - before_ns > 2 * interval_ns) {
-            interval_ns *= 2; /* the timeout is too short for this store */
+            interval_ns *= 2; /* the interval is too short for this store */
         }
         is_late = false;
         status = meeting_end_for_last_rank(&call->keys, &entry, npolls, value, &has_ended, err);
@@ -224,7 +224,7 @@ await_end(meeting_call *call, dd_blob *value, dd_error *err)
         }
         if (status == DD_PEER_LOST) {
             dd_error lost = *err;
-            status = end_meeting(call, &lost, err); /* the next turn reads the end that is set */
+            status = end_meeting(call, &lost, err); /* the next turn reads the end that was set */
         }
     }
     dd_blob_fini(&watch.published);
@@ -233,7 +233,8 @@ await_end(meeting_call *call, dd_blob *value, dd_error *err)
 
 /* ---- joining and leaving */
 
-/* Find the meeting that this rank joined, if it was interrupted before the reply arrived. */
+/* Return true if this rank has joined the current meeting: it may have been interrupted before it
+ * got the reply to its request. */
 static bool
 find_own(meeting_call *call)
 {
@@ -249,7 +250,7 @@ find_own(meeting_call *call)
     return is_own;
 }
 
-/* End the meeting of a rank that has joined and cannot continue. */
+/* End the meeting, because this rank has joined and cannot continue. */
 static void
 end_after_own_failure(const meeting_call *call, bool is_known, const dd_error *why)
 {
@@ -258,7 +259,7 @@ end_after_own_failure(const meeting_call *call, bool is_known, const dd_error *w
     dd_error told;
     last.keys.wait = &moment;
     if (explain_own_failure(call, why, &told) && (is_known || find_own(&last))) {
-        (void)!end_meeting(&last, &told, NULL); /* the store itself may have failed */
+        (void)!end_meeting(&last, &told, NULL); /* ignored: the store may have failed */
     }
 }
 
@@ -283,7 +284,7 @@ take_reply(meeting_call *call, dd_store_result *reply, dd_meeting_end *end, bool
     return DD_OK;
 }
 
-/* Make one attempt in the current generation. */
+/* Try once to join the current meeting. *is_done is true if the caller must try again. */
 static dd_status
 attempt(meeting_call *call, const dd_store_request *request, dd_meeting_end *end, bool *is_done,
         dd_error *err)
@@ -308,7 +309,7 @@ attempt(meeting_call *call, const dd_store_request *request, dd_meeting_end *end
     return status;
 }
 
-/* Run meetings until one succeeds or fails. `published` is set to a nonce and the card. */
+/* Run meetings until one succeeds or fails. `published` is set to a nonce and this rank's card. */
 static dd_status
 run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_error *err)
 {
@@ -342,8 +343,8 @@ run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_erro
     return status;
 }
 
-/* The server is lost. If the rank that served it cancelled a meeting, its process may have ended
- * for that reason: blame the ranks for which it waited, not the loss of its server. */
+/* Explain the loss of the store's server. If its process has cancelled a meeting, it may have ended
+ * for that reason: blame the ranks for which it waited, not the loss of the server. */
 static dd_status
 explain_lost_store(const meeting_call *call, dd_error *err)
 {

@@ -1,16 +1,17 @@
-/* Rendezvous of processes in a store: each publishes its card and receives all cards, or an error
- * that names the ranks that are missing, dead, gave up or differ. Groups and NCCL communicators are
- * created by it.
+/* Rendezvous of processes in a store, called a meeting. Each process publishes its address record,
+ * called a card, and receives all cards, or an error that names the ranks that are missing, have
+ * died, have failed or differ. Groups and NCCL communicators are created by a meeting.
  *
- * "dldist/<name>/" has a generation, and "dldist/<name>/<generation>/" one meeting: its size, set
- * by the first rank ("size": the number of ranks, the rank, a newline and its published bytes), the
- * ranks that have joined ("rank/<r>": a nonce and a card), their number ("count"), and its end
- * ("end", see store/meet_end.c).
+ * Keys: "dldist/<name>/" has the generation, the number of the current meeting;
+ * "dldist/<name>/<generation>/" has one meeting: its size, set by the first rank ("size": the
+ * number of ranks, the rank, a newline and its published bytes), the ranks that have joined
+ * ("rank/<r>": a nonce and a card), their number ("count"), and the result ("end", see
+ * store/meet_end.c).
  *
- * A meeting that has ended is never joined: its name can be reused immediately, and one that was
- * cancelled does not affect the next. Only the last rank's requests depend on the number of ranks:
- * it writes all cards into the end. On a dldist server, joining is one request (store/meet_join.c),
- * and the keys of the ranks are deleted once all have joined. */
+ * No rank joins a meeting that has ended: a name can be reused immediately, and a cancelled meeting
+ * does not affect the next one. Only the last rank's requests depend on the number of ranks: it
+ * writes all cards into the end. On a dldist server, joining is one request (store/meet_join.c),
+ * and the keys of the ranks are deleted when all have joined. */
 #ifndef DD_MEET_MEETING_H
 #define DD_MEET_MEETING_H
 
@@ -21,24 +22,24 @@
 
 #define DD_MEETING_NAME_MAX 384
 
-/* The process of a card. */
+/* The process that published a card. */
 typedef struct dd_meeting_member {
     char host[DD_HOST_NAME_MAX];
     long long pid;
 } dd_meeting_member;
 
-/* How a kind of meeting reads its cards, and its words for messages. */
+/* A kind of meeting: functions that read its cards, and words for messages. */
 typedef struct dd_meeting_kind {
-    const char *noun;           /* the object being created, such as "group" */
+    const char *noun;           /* the kind of object being created, such as "group" */
     const char *of_interrupted; /* an interrupted rank's action: "aborted the group: ..." */
-    /* True if a rank that times out ends the meeting for all; ranks that join later then receive
-     * this or another failure immediately. Otherwise the other ranks go on to the next meeting. */
+    /* True if a rank that times out ends the meeting for all ranks; ranks that join later then
+     * receive a failure immediately. If false, the other ranks go on to the next meeting. */
     bool is_final;
-    /* Read a card. Return false if these bytes, which a peer sent, are malformed. */
+    /* Read a card, which a peer has sent. Return false if the bytes are malformed. */
     bool (*read_card)(dd_bytes card, dd_meeting_member *member);
-    /* Set *has_ended to true if the process of `card` has ended, as far as the process of `own` can
-     * see. *was_seen is false at first and kept between calls. Fails only with DD_INTERRUPTED. NULL
-     * if this cannot be determined. */
+    /* Set *has_ended to true if the process that published `card` has ended, as far as the process
+     * that published `own` can detect. *was_seen must be false at first and kept between calls.
+     * Fails only with DD_INTERRUPTED. NULL if this kind of meeting cannot detect it. */
     dd_status (*check_process)(dd_bytes card, dd_bytes own, bool *was_seen, bool *has_ended,
                                const dd_wait *wait, dd_error *err);
 } dd_meeting_kind;
@@ -46,35 +47,36 @@ typedef struct dd_meeting_kind {
 typedef struct dd_meeting {
     const dd_meeting_kind *kind;
     dd_store *store;
-    dd_bytes name; /* at most DD_MEETING_NAME_MAX bytes */
+    dd_bytes name; /* name of the meeting, at most DD_MEETING_NAME_MAX bytes */
     int rank;
     int size;
-    const int *ranks; /* [size]; the ranks' numbers in messages; NULL if they are the same */
+    /* [size]: the ranks' numbers in messages; NULL if these numbers are 0 to size - 1. */
+    const int *ranks;
     dd_bytes card;
 } dd_meeting;
 
 typedef struct dd_meeting_end {
-    uint64_t id; /* random and unique; the same for all ranks */
+    uint64_t id; /* random and unique number, the same on all ranks */
     uint64_t generation;
-    dd_bytes *cards; /* [size], in `bytes` */
+    dd_bytes *cards; /* [size]: the cards by rank; their bytes are in `bytes` */
     dd_blob bytes;
 } dd_meeting_end;
 
-/* Meet the other ranks. DD_OP_TIMED_OUT names the present and missing ranks. DD_PEER_LOST: a rank
- * joined and died. DD_ABORTED: a rank joined and gave up. DD_MISMATCH: the sizes differ.
- * DD_INVALID_ARGUMENT: another process joined as this rank. DD_INTERRUPTED, or the store's status.
- * All ranks that have joined receive the first four errors; if one fails with another, they receive
- * DD_ABORTED. */
+/* Meet the other ranks. DD_OP_TIMED_OUT names the present and the missing ranks. DD_PEER_LOST: a
+ * rank has joined and died. DD_ABORTED: a rank has joined and then failed or was interrupted.
+ * DD_MISMATCH: the sizes differ. DD_INVALID_ARGUMENT: another process has joined as this rank.
+ * DD_INTERRUPTED, or the status of the store. All ranks that have joined receive the first four
+ * errors. If a rank fails with another error, the other ranks receive DD_ABORTED. */
 dd_status dd_meet(const dd_meeting *meeting, dd_meeting_end *end, const dd_wait *wait,
                   dd_error *err) DD_MUST_CHECK;
 void dd_meeting_end_fini(dd_meeting_end *end);
 
-/* Report that this rank failed after the meeting. *first is set to the first reported failure,
- * which may be another rank's. */
+/* Report that this rank failed after the meeting. *first is set to the failure that was reported
+ * first, which may be another rank's failure. */
 void dd_meeting_post(dd_store *store, dd_bytes name, uint64_t generation, const dd_error *error,
                      dd_error *first);
-/* Return the reported failure, DD_OK if none, or DD_INTERRUPTED. The store's failures are
- * ignored. */
+/* Return the failure that a rank has reported after the meeting, DD_OK if there is none, or
+ * DD_INTERRUPTED. Failures of the store are ignored. */
 dd_status dd_meeting_check(dd_store *store, dd_bytes name, uint64_t generation, const dd_wait *wait,
                            dd_error *err) DD_MUST_CHECK;
 

@@ -1,4 +1,4 @@
-/* Texts for ranks and meetings, and the check for a rank's process. */
+/* Texts for ranks and meetings, and the check whether a rank's process has ended. */
 #include "meet/internal.h"
 
 #include <stdio.h>
