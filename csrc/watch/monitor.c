@@ -10,21 +10,22 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Time between two checks of the watchdog and of a pending interpreter query. While there is
- * neither, the interval of the stores is enough. */
+/* Time between two checks of the watchdog and of an unanswered query of the interpreter. QUIET: if
+ * there is neither a watchdog nor such a query. */
 #define TICK_NS (100 * DD_NS_PER_MS)
 #define QUIET_TICK_NS DD_NS_PER_S
-/* Time between two reads of the stores while groups that receive failures there are in use; longer
- * with many ranks, since all query one server. */
+/* Time between two reads of the stores while groups that receive failures there are in use. It
+ * grows with the number of ranks, because all ranks query one server. */
 #define BUSY_INTERVAL_NS (100 * DD_NS_PER_MS)
 #define BUSY_INTERVAL_OF_RANK_NS DD_NS_PER_MS
 #define REMOVE_NS (1 * DD_NS_PER_S)
-/* Time that other ranks need, beyond an interval, to read a signal. */
+/* Time that other ranks need, in addition to an interval, to read a signal. */
 #define READERS_SLACK_NS (100 * DD_NS_PER_MS)
 
 /* ---- failures */
 
-/* Wait until other ranks can have read the last signal, perhaps in this process's store. */
+/* Wait until other ranks have had time to read the last signal. The store may be in this process,
+ * which must then not end before. */
 static void
 wait_for_readers(dd_monitor *monitor)
 {
@@ -36,7 +37,7 @@ wait_for_readers(dd_monitor *monitor)
     }
 }
 
-/* Return true if a caller ended the group, so that its end needs no report. */
+/* Return true if a caller ended the group: such an end is not a failure. */
 static bool
 is_deliberate_end(dd_status code)
 {
@@ -56,18 +57,18 @@ is_worth_a_dump(dd_monitor *monitor, const watch_member *member, dd_status code)
 
 typedef enum dump_reason {
     DUMP_NONE,
-    DUMP_OF_FAILURE, /* on all ranks, but not again within WATCH_BURST_NS */
+    DUMP_OF_FAILURE, /* all ranks write dumps, but only once within WATCH_BURST_NS */
     DUMP_REQUESTED,
 } dump_reason;
 
-/* Return the reason for a failure that does not belong to one group of this process. */
+/* Return the reason for dumps after a failure that does not belong to one group of this process. */
 static dump_reason
 dump_reason_of_all(const dd_monitor *monitor)
 {
     return monitor->options.dumping != DD_DUMPING_OFF ? DUMP_OF_FAILURE : DUMP_NONE;
 }
 
-/* Write a dump and report it. Return true if the other ranks must write one as well. */
+/* Write a dump and report it. Return true if the other ranks must write dumps as well. */
 static bool
 dump(dd_monitor *monitor, dump_reason reason, dd_blob *report)
 {
@@ -92,7 +93,7 @@ dump(dd_monitor *monitor, dump_reason reason, dd_blob *report)
     return reason == DUMP_OF_FAILURE;
 }
 
-/* Report an event: the dump, all groups and, if desync is on, the progress of one group's ranks. */
+/* Report an event: the dump, all groups and, if desync is on, the ranks' progress in `of_whom`. */
 static void
 report_event(dd_monitor *monitor, const char *what, dump_reason reason, watch_member *of_whom)
 {
@@ -107,7 +108,7 @@ report_event(dd_monitor *monitor, const char *what, dump_reason reason, watch_me
     watch_report_finish(monitor, &report);
 }
 
-/* Find the member of a recorder's group. NULL if it was removed. */
+/* Find the member for a group of the recorder. NULL if the member was removed. */
 static watch_member *
 find_member_of_group(dd_monitor *monitor, uint32_t uid)
 {
@@ -125,7 +126,7 @@ on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
 {
     watch_member *member = find_member_of_group(monitor, alarm->uid);
     if (member == NULL && is_deliberate_end(alarm->error.code)) {
-        return; /* a group of one rank: no other rank is concerned */
+        return; /* a group of one rank: its end concerns no other rank */
     }
     char what[WATCH_LINE_MAX];
     bool is_dumped = is_worth_a_dump(monitor, member, alarm->error.code);
@@ -180,7 +181,7 @@ check_heartbeat(dd_monitor *monitor)
     const char *activity = "";
     bool is_lost = false;
     int64_t now_ns = dd_clock_now_ns();
-    dd_lock_take(&monitor->mu); /* a caller that removes the heartbeat may then free its object */
+    dd_lock_take(&monitor->mu); /* a caller may free a heartbeat that it has removed */
     dd_monitor_heartbeat heartbeat = monitor->heartbeat;
     uint64_t beat = heartbeat.count != NULL ? heartbeat.count(heartbeat.ctx) : 0;
     if (beat == 0 || beat != monitor->beat) {
@@ -210,7 +211,7 @@ answer_request(dd_monitor *monitor)
     report_event(monitor, "a dump was asked for", DUMP_REQUESTED, NULL);
 }
 
-/* Handle other ranks' signals; the dump first, before this rank fails with them. */
+/* Handle other ranks' signals. Requested dumps come first, before groups of this rank fail. */
 static void
 handle_signals(dd_monitor *monitor)
 {
@@ -221,7 +222,7 @@ handle_signals(dd_monitor *monitor)
     watch_read_errors(monitor);
 }
 
-/* Return the next time to read the stores; sooner if a heartbeat shows recent works. */
+/* Return the time of the next read of the stores, which is earlier while NCCL's works run. */
 static int64_t
 next_check_ns(dd_monitor *monitor)
 {
@@ -269,7 +270,7 @@ sleep_until_woken(dd_monitor *monitor)
     }
 }
 
-/* Release all groups and their stores, and remove the pipe. */
+/* Release all groups and their stores, and remove the named pipe. */
 static void
 end_watching(dd_monitor *monitor)
 {
@@ -280,8 +281,8 @@ end_watching(dd_monitor *monitor)
     watch_end_pass(monitor);
 }
 
-/* Return false if the monitor was already stopped: the stop did not wait for this thread, so the
- * interpreter may be ending. */
+/* Mark the monitor as running. Return false if the monitor was stopped before: dd_monitor_stop did
+ * not wait for this thread, so the interpreter may be ending. */
 static bool
 begin_running(dd_monitor *monitor)
 {
@@ -311,7 +312,7 @@ dd_monitor_run(dd_monitor *monitor)
         dd_monitor_step(monitor);
         sleep_until_woken(monitor);
     }
-    dd_monitor_step(monitor); /* alarms raised since the last step */
+    dd_monitor_step(monitor); /* for alarms that were raised since the last step */
     wait_for_readers(monitor);
     end_watching(monitor);
     end_running(monitor);
@@ -322,7 +323,7 @@ wake(void *ctx)
 {
     dd_monitor *monitor = ctx;
     uint64_t one = 1;
-    int saved = errno; /* may run in a signal handler */
+    int saved = errno; /* a signal handler may call this, and must keep errno */
     if (monitor->generation == dd_fork_generation()) {
         (void)!dd_sys_write(monitor->wake_fd, &one, sizeof one);
     }
@@ -377,7 +378,7 @@ dd_monitor_add(dd_monitor *monitor, const dd_monitor_member *info, uint64_t *id,
         dd_mem_free(member);
         return status;
     }
-    if (status != DD_OK) { /* the store lacks an operation; the group works without it */
+    if (status != DD_OK) { /* the store lacks an operation: the group works without signals */
         DD_LOG(DD_LOG_DEBUG, "the ranks of group \"%s\" cannot tell each other of failures: %s", member->name,
                err != NULL ? err->message : "");
         member->info.store = NULL;

@@ -1,4 +1,4 @@
-/* Dumps of the recorder, and the pipe that requests them. */
+/* Dumps of the recorder, and the named pipe that requests dumps. */
 #include "watch/watch_internal.h"
 
 #include "core/background_task.h"
@@ -21,12 +21,13 @@ watch_open_pipe(dd_monitor *monitor, dd_error *err)
         if (!S_ISFIFO(entry.st_mode)) {
             return dd_error_set(err, DD_SYSTEM, "%s is to be a named pipe, and is something else", path);
         }
-        (void)dd_sys_unlink(path); /* left by an earlier process */
+        (void)dd_sys_unlink(path); /* an earlier process has left this pipe */
     }
     if (dd_sys_mkfifo(path, 0600) != 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make the named pipe %s", path);
     }
-    /* Open it for writing as well: reads then never see its end, whenever writers close it. */
+    /* Open the pipe for writing as well: otherwise reads return its end when its
+     * writers close it. */
     do {
         monitor->pipe_fd =
             dd_fork_register(dd_sys_open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW, 0));
@@ -60,7 +61,7 @@ watch_drain_pipe(dd_monitor *monitor)
     return is_any;
 }
 
-/* ---- dumps, on a separate thread: a file system may hang */
+/* ---- dumps, written on a separate thread because a file system may hang */
 
 typedef struct dump_job {
     dd_background_task task; /* must be first */

@@ -7,7 +7,7 @@
 /* Timeout of one request to a store. */
 #define STORE_TIMEOUT_NS (5 * DD_NS_PER_S)
 
-/* ---- passes: only one at a time uses members and stores */
+/* ---- passes: only one thread at a time uses members and stores */
 
 bool
 watch_begin_pass(dd_monitor *monitor, const dd_wait *wait)
@@ -33,7 +33,7 @@ watch_mark_removed(dd_monitor *monitor, uint64_t id)
     dd_lock_release(&monitor->mu);
 }
 
-/* Unlink one removed member. If there is none, end the pass and return NULL. */
+/* Unlink a removed member and return it. If there is none, end the pass and return NULL. */
 static watch_member *
 take_removed(dd_monitor *monitor)
 {

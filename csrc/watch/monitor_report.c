@@ -1,4 +1,4 @@
-/* Reports: findings as lines of text. */
+/* Reports: the monitor's findings, as lines of text. */
 #include "watch/watch_internal.h"
 
 #include "core/background_task.h"
@@ -11,9 +11,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A healthy interpreter answers within this time. */
+/* Time within which a healthy interpreter answers a query. */
 #define ANSWER_NS (300 * DD_NS_PER_MS)
-/* Limit of a report's lines for ranks. */
+/* Number of ranks for which a report has a line. */
 #define MAX_RANKS_SHOWN 64
 #define REPORT_MAX_NBYTES ((size_t)64 << 10)
 
@@ -33,7 +33,7 @@ watch_report_add(dd_blob *report, const char *format, ...)
 
 /* ---- the progress of ranks */
 
-/* The ranks of one class: "1, 2, 5", truncated to fit. */
+/* A list of ranks as text, "1, 2, 5", truncated to fit. */
 typedef struct rank_list {
     char text[400];
     size_t len;
@@ -41,7 +41,7 @@ typedef struct rank_list {
 
 enum { BEHIND, SILENT, OTHER, AHEAD, NSORTS };
 
-/* Each is followed by this rank's last call, except SILENT. */
+/* Texts for the classes of ranks. This rank's last call follows each text, except SILENT's. */
 static const char *const sorts[NSORTS] = {
     [BEHIND] = "never called ",
     [SILENT] = "never called anything, or are gone",
@@ -138,7 +138,7 @@ typedef struct watch_query {
     dd_background_task task; /* must be first */
     void (*await_interpreter)(void);
     int64_t sent_ns;
-    int64_t answered_ns; /* set once the task is done */
+    int64_t answered_ns; /* time of the answer, set before the task is done */
 } watch_query;
 
 static void
@@ -158,7 +158,8 @@ watch_release_query(dd_monitor *monitor)
     }
 }
 
-/* Wait at most timeout_ns. *held_s is the time until the answer: how long the GIL was held. */
+/* Return true if the query is answered within timeout_ns. *held_s is the time from the query to the
+ * answer, or to now: how long another thread has held the GIL. */
 static bool
 is_query_answered(dd_monitor *monitor, int64_t timeout_ns, double *held_s)
 {
@@ -224,7 +225,7 @@ void
 watch_report_finish(dd_monitor *monitor, dd_blob *report)
 {
     const char *text = (const char *)report->data;
-    for (size_t at = 0; at < report->len;) { /* every line ends with a newline */
+    for (size_t at = 0; at < report->len;) { /* each line ends with a newline */
         const char *end = memchr(text + at, '\n', report->len - at);
         DD_LOG(DD_LOG_INFO, "%.*s", (int)(end - text - (ptrdiff_t)at), text + at);
         at = (size_t)(end - text) + 1;

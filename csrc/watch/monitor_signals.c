@@ -13,7 +13,7 @@
 #define COUNT_KEY "dldist/signals"
 #define KEY_MAX 320
 
-/* Build a key by the format, and append ":<n>" for memberships after the first. */
+/* Build a key from the format; from the second membership on, append ":<n>". */
 DD_PRINTF(3, 4)
 static dd_bytes
 key_of(const watch_member *member, char key[KEY_MAX], const char *format, ...)
@@ -43,8 +43,8 @@ watch_enter(watch_member *member, const dd_wait *wait, dd_error *err)
 
 /* ---- requests */
 
-/* Return true if a request succeeded. A store that failed is not used again; this is logged only at
- * the debug level, since its server may have ended cleanly. */
+/* Return true if a request succeeded. A store that failed is not used again. The failure is logged
+ * only at the debug level, because the store's server may have ended cleanly. */
 static bool
 has_store_answered(dd_monitor *monitor, watch_member *member, dd_status status, const dd_error *err)
 {
@@ -59,7 +59,7 @@ has_store_answered(dd_monitor *monitor, watch_member *member, dd_status status, 
     return false;
 }
 
-/* Read a value. Return false if it is missing, or the store does not answer. */
+/* Read a value. Return false if there is no value, or if the store does not answer. */
 static bool
 try_read_value(dd_monitor *monitor, watch_member *member, dd_store *store, dd_bytes key, dd_blob *value)
 {
@@ -78,7 +78,8 @@ can_use_store(const watch_member *member)
 
 /* ---- sending */
 
-/* Publish a signal once. The first rank's signal is kept, since it has the cause. */
+/* Publish a signal, unless this rank has sent or received it. If several ranks publish, the first
+ * signal is kept, because it has the cause. */
 static void
 publish_once(dd_monitor *monitor, watch_member *member, bool *is_published, dd_bytes key, dd_bytes value)
 {
@@ -126,7 +127,7 @@ watch_publish_error(dd_monitor *monitor, watch_member *member, const dd_error *c
 
 /* ---- receiving */
 
-/* Read a new signal if the store's count has changed. Return false if there is none. */
+/* Read a signal if the store's count of signals has changed. Return false if there is none. */
 static bool
 read_new_signal(dd_monitor *monitor, watch_member *member, bool *is_seen, dd_bytes key, dd_blob *value)
 {
@@ -157,7 +158,7 @@ handle_error_signal(dd_monitor *monitor, watch_member *member)
     dd_blob_fini(&value);
 }
 
-/* Compare the count of signals with the last one, for all members of this store. */
+/* Compare a store's count of signals with the last count, for all members of this store. */
 static void
 check_root(dd_monitor *monitor, watch_member *member)
 {
@@ -180,7 +181,7 @@ check_root(dd_monitor *monitor, watch_member *member)
     dd_blob_fini(&value);
 }
 
-/* Read the count of each store once, however many members need its signals. */
+/* Read each store's count of signals once, for all members that need signals from it. */
 static void
 check_roots(dd_monitor *monitor, watch_member *first)
 {
@@ -195,14 +196,14 @@ check_roots(dd_monitor *monitor, watch_member *first)
     }
 }
 
-/* Count the membership of a group that has become the first one. */
+/* Count the membership of a group that has become the first group, and so needs signals. */
 static void
 enter_late(dd_monitor *monitor, watch_member *first)
 {
     dd_error err;
     if (first != NULL && first->root != NULL && first->epoch == 0 && !first->is_store_lost) {
         dd_wait wait = watch_wait(monitor);
-        first->count[0] = '\0'; /* forces another read */
+        first->count[0] = '\0'; /* so that check_root finds a changed count */
         (void)has_store_answered(monitor, first, watch_enter(first, &wait, &err), &err);
     }
 }
