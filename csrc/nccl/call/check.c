@@ -1,4 +1,4 @@
-/* Checks of a call before anything is sent. */
+/* Checks of a call's arguments before anything is sent. */
 #include "nccl/call/internal.h"
 
 /* ---- blocks */

@@ -1,4 +1,4 @@
-/* Choice and creation of a call's communicator: by all ranks on first use, or by a pair. */
+/* Choice of a call's communicator, and its creation on first use: by all ranks, or by a pair. */
 #include "nccl/call/internal.h"
 
 #include "core/lock.h"
@@ -63,7 +63,7 @@ meet_and_init(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm **comm, 
     return status;
 }
 
-/* Explain a pair's timeout: the other rank may be in a call of all ranks, waiting for this one. */
+/* Explain a pair's timeout: the other rank may be in a call of all ranks, waiting for this rank. */
 static const char *
 print_hint(const dd_nccl_group *group, const nccl_channel *channel, const dd_error *err, char out[256])
 {
@@ -78,7 +78,7 @@ print_hint(const dd_nccl_group *group, const nccl_channel *channel, const dd_err
     return out;
 }
 
-/* Put comm, which is taken, into the channel, or fail the group: ranks are then out of step. */
+/* Store comm, which the channel then owns. If it is NULL, fail the group: ranks are out of step. */
 static dd_status
 end_connect(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_status status, dd_error *err)
 {
@@ -111,7 +111,7 @@ end_connect(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_
     return status;
 }
 
-/* Wait until the communicator exists; *is_ours if this thread must create it. */
+/* Wait until the communicator exists. Sets *is_ours instead if this thread must create it. */
 static dd_status
 take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool *is_ours, dd_error *err)
 {
@@ -159,7 +159,7 @@ connect_channel(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait
         return status;
     }
     dd_nccl_comm *comm = NULL;
-    dd_error error; /* err may be NULL, but the group keeps the error */
+    dd_error error; /* the group needs the error even if err is NULL */
     status = meet_and_init(group, channel, &comm, &limited, &error);
     status = end_connect(group, channel, comm, status, &error);
     return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
@@ -167,7 +167,7 @@ connect_channel(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait
 
 /* ---- choice */
 
-/* Count the pairs with `peer` on all devices: a rank with several devices may have several. */
+/* Return the number of pairs with `peer`: a rank with several devices has one for each. */
 static uint64_t
 count_pairs_locked(const dd_nccl_group *group, int peer)
 {
@@ -206,7 +206,7 @@ make_pair(dd_nccl_group *group, nccl_device *device, int peer, nccl_channel **ou
     return DD_OK;
 }
 
-/* Return the channel of this rank and `peer`; NULL if there is none. */
+/* Return the channel between this rank and `peer`; NULL if there is none. */
 static nccl_channel *
 find_pair_channel(dd_nccl_group *group, nccl_device *device, int peer)
 {
@@ -216,8 +216,8 @@ find_pair_channel(dd_nccl_group *group, nccl_device *device, int peer)
     return pair;
 }
 
-/* Find the channel for one message. Two ranks that met first as a pair keep using it: both choose
- * the same channel whenever the other ranks join. */
+/* Find the channel for a message. Two ranks that have a channel as a pair keep using it, even if
+ * all ranks connect later, so that both ranks always choose the same channel. */
 static dd_status
 channel_of_message(dd_nccl_group *group, nccl_device *device, int peer, const dd_wait *wait,
                    nccl_channel **channel, dd_error *err)
@@ -252,7 +252,7 @@ nccl_channel_for(dd_nccl_group *group, const dd_nccl_call *call, const dd_wait *
         !nccl_is_one_sided(&call->ops[0])) {
         status = channel_of_message(group, device, call->ops[0].peer, wait, channel, err);
     }
-    /* A call without operations needs no communicator. */
+    /* A call without operations (only copies) needs no communicator. */
     return status == DD_OK && call->nops > 0 ? connect_channel(group, *channel, wait, err) : status;
 }
 

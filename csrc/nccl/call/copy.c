@@ -1,30 +1,30 @@
-/* Copies between tensors of any layout with the driver's copies of rectangles.
+/* Copies between tensors of any layout, as rectangles that the driver copies (cuMemcpy2D).
  *
- * Dimensions of length 1 are dropped, and neighbours are joined if they are adjacent on both sides.
- * A dimension that is contiguous on both sides makes a row; the longest one with forward steps on
- * both sides makes rows a rectangle. The code loops over the others, one rectangle each. */
+ * Dimensions of length 1 are dropped, and neighbouring dimensions are joined if they are adjacent
+ * in both tensors. A dimension that is contiguous in both makes a row. Of the others, the longest
+ * one with forward steps in both makes a rectangle of rows. The code loops over the rest. */
 #include "nccl/call/internal.h"
 
-/* Largest pitch that every device allows; the code loops over longer steps. */
+/* Largest pitch that all devices allow. Dimensions with longer steps are looped over. */
 #define MAX_PITCH INT64_C(0x7fffffff)
 
 typedef struct copy_dim {
     int64_t length;
-    int64_t src; /* steps in bytes */
+    int64_t src; /* step in the source, in bytes; `dst` likewise */
     int64_t dst;
 } copy_dim;
 
 typedef struct copy_plan {
     char *src;
     char *dst;
-    size_t width; /* bytes of a row */
+    size_t width; /* size of a row in bytes */
     copy_dim rows;
-    int ndim; /* dimensions to loop over */
+    int ndim; /* number of dimensions in `dims`, which are looped over */
     copy_dim dims[DD_VIEW_MAX_DIMS];
     int64_t index[DD_VIEW_MAX_DIMS];
 } copy_plan;
 
-/* Get a view's strides, also if it is contiguous and has none. */
+/* Return a view's strides in bytes; a contiguous view has none, so compute them. */
 static void
 strides_of(const dd_view *view, int64_t strides[DD_VIEW_MAX_DIMS])
 {
@@ -35,7 +35,7 @@ strides_of(const dd_view *view, int64_t strides[DD_VIEW_MAX_DIMS])
     }
 }
 
-/* Drop and join dimensions. If both sides go backwards, start from the other end. */
+/* Drop and join dimensions. Reverse a dimension if both tensors step backwards in it. */
 static void
 join_dims(copy_plan *plan, const dd_nccl_copy *copy)
 {
@@ -73,7 +73,7 @@ remove_dim(copy_plan *plan, int d)
     plan->ndim--;
 }
 
-/* Choose and remove the dimension that makes a row, and the one that makes a rectangle. */
+/* Choose the dimension for rows and the one for rectangles, and remove both from `dims`. */
 static void
 choose_rectangle(copy_plan *plan, size_t element)
 {
@@ -103,7 +103,7 @@ choose_rectangle(copy_plan *plan, size_t element)
     }
 }
 
-/* Go to the next rectangle; false after the last one. */
+/* Advance to the next rectangle. Return false after the last one. */
 static bool
 copy_next(copy_plan *plan)
 {

@@ -1,4 +1,4 @@
-/* Errors of CUDA and NCCL inside a launch. */
+/* Conversion of CUDA and NCCL results into errors during a launch. */
 #include "nccl/call/internal.h"
 
 dd_status

@@ -1,4 +1,4 @@
-/* The way of a call into a stream: check, connect, turn into NCCL calls, enqueue. */
+/* A call on its way into a stream: check, connect ranks, convert into NCCL calls, enqueue. */
 #ifndef DD_NCCL_CALL_INTERNAL_H
 #define DD_NCCL_CALL_INTERNAL_H
 
@@ -6,7 +6,7 @@
 #include "nccl/group/internal.h"
 #include "nccl/window.h"
 
-/* The state of one call; call/launch.c. */
+/* The state of one call; see call/start.c. */
 typedef struct nccl_launch {
     dd_nccl_group *group;
     const dd_nccl_call *call;
@@ -14,95 +14,97 @@ typedef struct nccl_launch {
     nccl_work *work;
     dd_nccl_comm_handle comm;
     const dd_wait *wait;
-    dd_error *err; /* never NULL */
+    dd_error *err; /* where to store the error; never NULL */
     bool is_capturing;
-    bool is_run;     /* nccl_launch_run has been called, which frees the scratch */
-    bool is_posted;  /* NCCL has been called: other ranks depend on the call */
-    void **staged;   /* owned; memory for each operation, or NULL; NULL if none is staged */
-    float *estimate; /* result of an estimate; NULL if the call is executed */
+    bool is_run;     /* nccl_launch_run has been called, which frees the call's scratch */
+    bool is_posted;  /* NCCL has been called, so other ranks depend on the call */
+    void **staged;   /* owned; staging memory of each operation, or NULL; NULL if none is staged */
+    float *estimate; /* where to store the estimated time; NULL if the call is executed */
 } nccl_launch;
 
 struct dd_nccl_group_window {
     atomic_uint refs;
-    dd_nccl_group *group;  /* const; a reference */
-    dd_nccl_comm *comm;    /* const; owned */
-    dd_nccl_window handle; /* const */
-    int device;            /* const, like the next two */
+    dd_nccl_group *group;  /* const; a counted reference */
+    dd_nccl_comm *comm;    /* const; a counted reference */
+    dd_nccl_window handle; /* const; the registered window */
+    int device;            /* const, like `data` and `nbytes` */
     char *data;
     size_t nbytes;
-    dd_list link;          /* the group's lock; in its windows, or in no list */
-    atomic_bool is_closed; /* written under `launch` */
+    dd_list link;          /* guarded by the group's lock; in the group's windows, or in no list */
+    atomic_bool is_closed; /* written under the group's `launch` */
 };
 
 /* ---- connect.c */
 
-/* Find the channel for a call, and connect it. */
+/* Find or create the channel for a call, and connect its ranks. */
 dd_status nccl_channel_for(dd_nccl_group *group, const dd_nccl_call *call, const dd_wait *wait,
                            nccl_channel **channel, dd_error *err) DD_MUST_CHECK;
 
 /* ---- errors.c */
 
-/* Check the result of a call by the thread inside the channel's communicator. */
+/* Check the result of an NCCL call. The caller must be inside the channel's communicator. */
 dd_status nccl_launch_check(const nccl_launch *launch, dd_nccl_result result, const char *what) DD_MUST_CHECK;
 dd_status nccl_launch_check_cuda(const nccl_launch *launch, dd_cuda_result result,
                                  const char *what) DD_MUST_CHECK;
 
 /* ---- launch.c */
 
-/* Make NCCL's calls, in an NCCL group if there are several, or for an estimate. */
+/* Call NCCL for all operations; in an NCCL group if there are several, or for an estimate. */
 dd_status nccl_launch_post(nccl_launch *launch) DD_MUST_CHECK;
-/* Copy within the device, in stream order. Does nothing in an estimate. */
+/* Enqueue a copy within the device. Does nothing for an estimate. */
 dd_status nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src,
                                  size_t nbytes) DD_MUST_CHECK;
 bool nccl_are_equal(const dd_block *blocks, int n);
-/* True for messages and collectives that can be made of messages. Call nccl_check_kind before. */
+/* Return true for messages, and for collectives that can be made of messages. nccl_check_kind must
+ * have accepted the collective. */
 bool nccl_may_have_messages(const dd_nccl_op *op);
-/* True if the operation uses sends and receives, or one-sided calls, and no NCCL collective. */
+/* Return true if the operation uses sends, receives or one-sided calls, but no NCCL collective. */
 bool nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op);
 
 /* ---- launch_thread.c */
 
-/* True, once, if NCCL may wait for other ranks in this call: it is the first of its kind and size
- * on the channel, and the caller can be interrupted. The caller must hold `launch`. */
+/* Return true, once, if NCCL may wait for other ranks in this call: it is the first of its kind and
+ * size on the channel, and the caller can be interrupted. The caller must hold `launch`. */
 bool nccl_may_connect(nccl_launch *launch);
-/* Run `post` on its own thread. If the caller is interrupted, end the group and so the call. */
+/* Run `post` on its own thread. If the caller is interrupted, fail the group to end NCCL's call. */
 dd_status nccl_post_on_thread(nccl_launch *launch, dd_status (*post)(nccl_launch *launch)) DD_MUST_CHECK;
 
 /* ---- run.c */
 
-/* Enqueue the whole call and its end event; for an estimate, only call NCCL, with memory for
- * staging. The caller must hold `launch`, and the device's context must be current. */
+/* Enqueue the whole call and record its end event. For an estimate, only allocate staging memory
+ * and call NCCL. The caller must hold `launch`, and the device's context must be current. */
 dd_status nccl_launch_run(nccl_launch *launch);
-/* Order `later` after what `earlier` holds. The caller holds `launch`; the context is current. */
+/* Make stream `later` wait for all work now enqueued on stream `earlier`. The caller must hold
+ * `launch`, and the device's context must be current. */
 dd_status nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream later);
-/* Set is_capturing if one of the call's streams is being captured. */
+/* Set launch->is_capturing if one of the call's streams is being captured. */
 dd_status nccl_launch_find_capture(nccl_launch *launch);
 
 /* ---- check.c */
 
 dd_status nccl_check_call(const dd_nccl_group *group, const dd_nccl_call *call, dd_error *err);
-/* Check that NCCL supports a collective. */
+/* Check that NCCL has the collective. */
 dd_status nccl_check_kind(dd_coll coll, dd_error *err) DD_MUST_CHECK;
 
 /* ---- wire.c */
 
-/* NCCL's types for a reduction. */
+/* NCCL's dtype and operation for a reduction. */
 typedef struct nccl_wire {
     dd_nccl_dtype dtype;
     dd_nccl_redop op;
-    size_t element; /* bytes of one NCCL element */
+    size_t element; /* size in bytes of one NCCL element */
     bool is_premul;
 } nccl_wire;
 dd_status nccl_wire_of(const dd_nccl_lib *lib, const dd_reduction *reduction, const void *factor,
                        nccl_wire *wire, dd_error *err);
 
-/* ---- window_call.c: one-sided operations */
+/* ---- window_call.c: puts, signals, and waits for signals */
 
 dd_status nccl_window_check(const dd_nccl_group *group, const dd_nccl_call *call, const dd_nccl_op *op,
                             dd_error *err) DD_MUST_CHECK;
-/* Check that no window of the call is closed. The caller must hold `launch`, as closing does. */
+/* Check that no window of the call is closed. The caller must hold `launch`. */
 dd_status nccl_window_check_open(const nccl_launch *launch) DD_MUST_CHECK;
-/* Make the NCCL call for a one-sided operation. */
+/* Call NCCL for a put, a signal, or a wait for signals. */
 dd_status nccl_window_post(const nccl_launch *launch, const dd_nccl_op *op) DD_MUST_CHECK;
 static inline bool
 nccl_is_one_sided(const dd_nccl_op *op)
@@ -112,7 +114,7 @@ nccl_is_one_sided(const dd_nccl_op *op)
 
 /* ---- nan.c */
 dd_status nccl_check_nan(nccl_launch *launch);
-/* Fail the group if a graph with its calls has found a NaN. Cheap without such graphs. */
+/* Fail the group if a CUDA graph with captured calls has found a NaN. Cheap without such graphs. */
 void nccl_nan_poll(dd_nccl_group *group);
 
 /* ---- copy.c */

@@ -27,9 +27,9 @@ nccl_are_equal(const dd_block *blocks, int n)
     return true;
 }
 
-/* ---- factors of reductions */
+/* ---- factors of PREMUL_SUM */
 
-/* Convert the factor to an element of NCCL's type. */
+/* Convert the reduction's factor to an element of NCCL's dtype. */
 static void
 make_scalar(const dd_reduction *reduction, void *out)
 {
@@ -50,7 +50,7 @@ make_scalar(const dd_reduction *reduction, void *out)
     }
 }
 
-/* Get NCCL's types, and create an operation if needed, which end_reduction destroys. */
+/* Set NCCL's dtype and operation; for PREMUL_SUM create one, which end_reduction destroys. */
 static dd_status
 begin_reduction(nccl_launch *launch, const dd_nccl_op *op, nccl_wire *wire)
 {
@@ -63,7 +63,7 @@ begin_reduction(nccl_launch *launch, const dd_nccl_op *op, nccl_wire *wire)
     void *factor = &scalar;
     dd_nccl_scalar_residence residence = DD_NCCL_SCALAR_HOST;
     if (op->factor != NULL) {
-        /* NCCL only reads it, although its prototype lacks const. */
+        /* NCCL only reads the factor, although its prototype lacks const */
         memcpy(&factor, &op->factor, sizeof factor);
         residence = DD_NCCL_SCALAR_DEVICE;
     } else {
@@ -84,7 +84,7 @@ end_reduction(nccl_launch *launch, const nccl_wire *wire, dd_status status)
     return status == DD_OK ? nccl_launch_check(launch, result, "ncclRedOpDestroy") : status;
 }
 
-/* ---- single calls. All ranks know the sizes, so all omit empty calls */
+/* ---- single NCCL calls. All ranks know the sizes, so all ranks omit empty calls */
 
 static dd_status
 post_item(const nccl_launch *launch, const dd_nccl_item *item)
@@ -94,7 +94,7 @@ post_item(const nccl_launch *launch, const dd_nccl_item *item)
     return nccl_launch_check(launch, result, dd_nccl_item_function(item->kind));
 }
 
-/* item.count is in bytes. */
+/* Enqueue one NCCL call that moves bytes: item.count is a number of bytes. */
 static dd_status
 post_bytes(const nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
 {
@@ -103,7 +103,7 @@ post_bytes(const nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
     return item.count > 0 ? post_item(launch, &item) : DD_OK;
 }
 
-/* item.count is in bytes. */
+/* Enqueue one NCCL call that reduces. item.count is a number of bytes. */
 static dd_status
 post_reduction(nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
 {
@@ -122,7 +122,7 @@ post_reduction(nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
     return end_reduction(launch, &wire, post_item(launch, &item));
 }
 
-/* ---- groups of calls */
+/* ---- collectives made of several NCCL calls */
 
 static dd_status
 post_reduce(nccl_launch *launch, const dd_nccl_op *op, const dd_block *input, const dd_block *output,
@@ -158,7 +158,7 @@ post_barrier(const nccl_launch *launch)
                                              .redop = DD_NCCL_MAX});
 }
 
-/* Broadcast the root's input. */
+/* Broadcast the root's input to `output` on every rank. */
 static dd_status
 post_broadcast(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *output, int root)
 {
@@ -181,7 +181,7 @@ all_gather_grouped(nccl_launch *launch, const dd_nccl_op *op)
     return status;
 }
 
-/* Convert a rank of the group to one of the channel's communicator. */
+/* Convert a rank of the group into a rank of the channel's communicator. */
 static int
 peer_in_comm(const nccl_launch *launch, int peer)
 {
@@ -208,7 +208,7 @@ recv_block(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *bloc
                                      .root = peer_in_comm(launch, peer)});
 }
 
-/* Send to and receive from all other ranks. NULL if there is nothing in that direction. */
+/* Send to and receive from all other ranks. `to` or `from` is NULL to omit that direction. */
 static dd_status
 post_pairwise(nccl_launch *launch, const dd_nccl_op *op, const dd_block *to, const dd_block *from)
 {
@@ -258,25 +258,25 @@ scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
     return status == DD_OK ? post_pairwise(launch, op, op->args.inputs, NULL) : status;
 }
 
-/* ---- the table */
+/* ---- the NCCL calls of each collective */
 
-/* Condition for NCCL's own call for a collective. All ranks must decide the same. */
+/* When to use NCCL's own call for a collective. All ranks must decide the same. */
 typedef enum native_when {
     NATIVE_ALWAYS,
     NATIVE_IF_OUTPUTS_ARE_EQUAL,
     NATIVE_IF_INPUTS_ARE_EQUAL,
-    /* is_flat, and a setting and NCCL's version, which ranks compare when meeting */
+    /* is_flat is set, and NCCL has the call; ranks compare settings and versions when they meet */
     NATIVE_IF_FLAT,
 } native_when;
 
 typedef struct launch_row {
-    dd_nccl_item_kind item; /* NCCL's own call */
-    bool counts_output;     /* its count is the output's, else the input's */
+    dd_nccl_item_kind item; /* NCCL's own call for the collective */
+    bool counts_output;     /* the call's count is the output's size; if false, the input's */
     native_when when;
-    dd_nccl_capability capability; /* NATIVE_IF_FLAT */
-    /* else: several calls in a group */
+    dd_nccl_capability capability; /* NCCL function that NATIVE_IF_FLAT needs */
+    /* Used if NCCL's own call cannot be: several calls in an NCCL group. */
     dd_status (*grouped)(nccl_launch *launch, const dd_nccl_op *op);
-    bool has_messages; /* the calls are sends and receives */
+    bool has_messages; /* `grouped` consists of sends and receives */
 } launch_row;
 
 static const launch_row colls[] = {
@@ -328,7 +328,7 @@ nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op)
     return nccl_may_have_messages(op) && (op->kind != DD_NCCL_OP_COLL || !is_native(group, op));
 }
 
-/* Make NCCL's own call, from or to the staged blocks if there are any. */
+/* Use NCCL's own call for a collective, with `staged`, unless NULL, instead of its blocks. */
 static dd_status
 post_native(nccl_launch *launch, const dd_nccl_op *op, void *staged)
 {
@@ -379,7 +379,7 @@ post_op(nccl_launch *launch, size_t i)
     return post_coll(launch, op, launch->staged != NULL ? launch->staged[i] : NULL);
 }
 
-/* End the thread's group without executing it, and get the estimate. */
+/* End the thread's NCCL group without executing it, and store the estimated time. */
 static dd_nccl_result
 end_estimate(const nccl_launch *launch)
 {
@@ -394,7 +394,7 @@ end_estimate(const nccl_launch *launch)
     return result;
 }
 
-/* Make the calls. A group costs a little: use it only for several calls or an estimate. */
+/* Call NCCL for all operations. An NCCL group costs time, so use one only if it is needed. */
 static dd_status
 post_ops(nccl_launch *launch)
 {
@@ -408,7 +408,7 @@ post_ops(nccl_launch *launch)
     for (size_t i = 0; i < launch->call->nops && status == DD_OK; i++) {
         status = post_op(launch, i);
     }
-    /* The thread's group must end even after a failure. The first error stays. */
+    /* The NCCL group must end even after a failure. The first error is returned. */
     if (is_group && launch->estimate != NULL) {
         dd_nccl_result result = end_estimate(launch);
         status = status == DD_OK ? nccl_launch_check(launch, result, "ncclGroupSimulateEnd") : status;

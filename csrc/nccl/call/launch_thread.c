@@ -1,8 +1,8 @@
-/* Calls in which NCCL may connect ranks, and so wait for other ranks on the host. They run on a
- * thread of their own, so that the caller can be interrupted. */
+/* NCCL calls that may connect ranks, and so wait for other ranks on the host. They run on a
+ * separate thread, so that the caller can be interrupted. */
 #include "nccl/call/internal.h"
 
-/* Return a size's class: NCCL may choose another algorithm, and connect, at each power of two. */
+/* Return the number of bits of nbytes: at powers of two NCCL may change the algorithm. */
 static unsigned
 size_class(size_t nbytes)
 {
@@ -28,7 +28,7 @@ connected_size(const dd_nccl_group *group, const dd_nccl_op *op)
     return dd_coll_noutputs(args->coll, is_root, group->size) > 0 ? args->outputs[0].nbytes : 0;
 }
 
-/* Return the bit for what a call may connect. If calls share it, only the first may connect. */
+/* Return the bit of a call's kind, peer and size. If calls share a bit, the first may connect. */
 static unsigned
 connected_bit(const dd_nccl_group *group, const dd_nccl_op *op)
 {
@@ -61,8 +61,8 @@ typedef struct thread_launch {
     dd_status (*post)(nccl_launch *launch);
     dd_lock mu;
     pthread_cond_t ended;
-    bool is_ended;    /* guarded by mu */
-    dd_status status; /* of the call; owned by the thread until is_ended */
+    bool is_ended;    /* guarded by mu; the call has returned */
+    dd_status status; /* result of the call; owned by the thread until is_ended */
 } thread_launch;
 
 static dd_status
@@ -89,7 +89,7 @@ run_on_thread(void *arg)
     return NULL;
 }
 
-/* End the group, and so NCCL's wait: other ranks depend on the call, which cannot be withdrawn. */
+/* Fail the group, to end NCCL's wait: other ranks depend on the call, so it cannot be withdrawn. */
 static void
 end_group(const nccl_launch *launch)
 {
@@ -101,8 +101,8 @@ end_group(const nccl_launch *launch)
     nccl_group_end(launch->group, &cause, &origin, NCCL_END_ABORTED);
 }
 
-/* Wait for the thread, which uses the caller's arguments: also past the deadline, when the watchdog
- * ends the group and so the call. True if interrupted before its end. */
+/* Wait for the thread; return true if the caller is interrupted first. Ignores the deadline: the
+ * thread uses the caller's arguments, and the watchdog fails the group, which ends the call. */
 static bool
 is_interrupted_before_end(thread_launch *self)
 {

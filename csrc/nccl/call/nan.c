@@ -1,11 +1,11 @@
-/* The check of inputs for NaN before they are sent, for debugging.
+/* The search of inputs for NaN before they are sent, for debugging.
  *
- * The device searches with kernels, and the caller waits for the result. If the driver rejects the
- * kernels, the inputs are copied to the host in pieces. A call in a capture puts its kernels into
- * the graph. No thread waits for those: the watchdog, the next call and the end of the group read
- * the report, and fail the group. All captured calls on a device share one report, which is never
- * reset: the group fails for the first NaN. Their inputs are kept as long as the group, and reports
- * longer, since the end of a graph is unknown. */
+ * The device searches with a kernel, and the caller waits for the result. If the driver rejects the
+ * kernel, the inputs are copied to the host in pieces, and the host searches. A call in a graph
+ * capture puts its kernels into the graph. No thread waits for those kernels: the watchdog, the
+ * next call and the end of the group read their report, and fail the group. All captured calls on a
+ * device share one report, which is never reset: the first NaN fails the group. Inputs of captured
+ * calls live as long as the group, and reports longer: the end of a graph is unknown. */
 #include "nccl/call/internal.h"
 
 #include "core/lock.h"
@@ -14,26 +14,26 @@
 #include <string.h>
 
 #define PIECE_NBYTES ((size_t)1 << 18)
-/* Bits of a report for a float's index, below the input's number. No device has more floats. */
+/* Bits for a float's index in a report; above them is the input's number. No device has more. */
 #define NAN_INDEX_BITS 40
 
-/* The floats of a dtype. Without the sign, a float is NaN if its bits are at least `limit`. */
+/* Format of a dtype's floats. A float is NaN if its bits without the sign are at least `limit`. */
 typedef struct nan_format {
-    unsigned width; /* bytes of a float */
+    unsigned width; /* size of a float in bytes */
     uint64_t limit;
-    unsigned nfloats; /* in an element */
+    unsigned nfloats; /* number of floats in an element; 2 if complex */
 } nan_format;
 
-/* An input of a call. */
+/* One input of a call. */
 typedef struct nan_location {
-    size_t op; /* of nops in the call */
+    size_t op; /* index of the operation; the call has `nops` */
     size_t nops;
-    int index; /* of ninputs in the operation */
+    int index; /* index of the input; the operation has `ninputs` */
     int ninputs;
     nan_format format;
 } nan_location;
 
-/* The place before the first input, for next_input. */
+/* The position before the first input, to start next_input. */
 #define NAN_FIRST ((nan_location){.index = -1})
 
 struct nccl_nan_captured {
@@ -100,7 +100,7 @@ nan_index(uint64_t reported)
 
 /* ---- the inputs of a call */
 
-/* Return the inputs of an operation; NULL if none has floats. */
+/* Return an operation's inputs; NULL if none has floats. Sets place->ninputs and place->format. */
 static const dd_block *
 inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nan_location *place)
 {
@@ -114,7 +114,7 @@ inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nan_location *place)
     return is_coll ? op->args.inputs : &op->block;
 }
 
-/* Go to the call's next input that has floats; false after the last. */
+/* Advance to the call's next input that has floats. Return false after the last one. */
 static bool
 next_input(const nccl_launch *launch, nan_location *place, const dd_block **block)
 {
@@ -133,7 +133,7 @@ next_input(const nccl_launch *launch, nan_location *place, const dd_block **bloc
     return false;
 }
 
-/* Set DD_INVALID_ARGUMENT: "all_reduce: input 2 has a NaN at element 7". `at` counts floats. */
+/* Set the error "all_reduce: input 2 has a NaN at element 7". `at` is the index of a float. */
 static dd_status
 describe_nan(const char *what, const nan_location *place, uint64_t at, dd_error *err)
 {
@@ -150,9 +150,9 @@ describe_nan(const char *what, const nan_location *place, uint64_t at, dd_error 
     return status;
 }
 
-/* ---- by the device */
+/* ---- search by the device */
 
-/* Wait until the stream is idle. DD_OP_TIMED_OUT. */
+/* Wait until the stream is idle. DD_OP_TIMED_OUT at the deadline. */
 static dd_status
 wait_for_stream(nccl_launch *launch, const dd_wait *wait)
 {
@@ -177,7 +177,7 @@ wait_for_stream(nccl_launch *launch, const dd_wait *wait)
     }
 }
 
-/* Enqueue kernels for all inputs of the call, numbered from `first`. */
+/* Enqueue a kernel for each input of the call. The inputs are numbered from `first`. */
 static dd_status
 enqueue_kernels(nccl_launch *launch, uint64_t first, dd_cuda_nan_report *report)
 {
@@ -198,7 +198,7 @@ enqueue_kernels(nccl_launch *launch, uint64_t first, dd_cuda_nan_report *report)
     return status;
 }
 
-/* Create the channel's report, or reset it in stream order, as earlier kernels may be pending. */
+/* Create the channel's report, or reset it in stream order: earlier kernels may still write it. */
 static dd_status
 reset_report(nccl_launch *launch)
 {
@@ -227,7 +227,7 @@ describe_found(const nccl_launch *launch, uint64_t reported)
     return describe_nan(launch->call->what, &place, nan_index(reported), launch->err);
 }
 
-/* Enqueue the kernels, and wait for their report. */
+/* Enqueue the kernels, wait for the stream, and read the report. */
 static dd_status
 check_on_device(nccl_launch *launch)
 {
@@ -246,9 +246,9 @@ check_on_device(nccl_launch *launch)
     return reported == DD_CUDA_NAN_NONE ? DD_OK : describe_found(launch, reported);
 }
 
-/* ---- by the host */
+/* ---- search by the host */
 
-/* Return the index of the first NaN among n floats, or n. Hosts and devices are little-endian. */
+/* Return the index of the first NaN among n little-endian floats, or n. */
 static size_t
 find_nan(const nan_format *format, const char *data, size_t n)
 {
@@ -310,7 +310,7 @@ check_on_host(nccl_launch *launch)
     return status;
 }
 
-/* ---- in a capture */
+/* ---- calls in a graph capture */
 
 static size_t
 count_inputs(const nccl_launch *launch)
@@ -341,7 +341,7 @@ reserve_locked(dd_nccl_group *group, size_t n, dd_error *err)
     return DD_OK;
 }
 
-/* Keep the inputs for the graph's reports. They are numbered from *first. */
+/* Store the call's inputs in the group, to describe a NaN later. They are numbered from *first. */
 static dd_status
 remember_inputs(nccl_launch *launch, uint64_t *first)
 {
@@ -350,7 +350,7 @@ remember_inputs(nccl_launch *launch, uint64_t *first)
     nccl_nan_captured item = {.origin = nccl_work_origin(launch->work), .place = NAN_FIRST};
     item.origin.is_captured = true;
     nccl_work_print(launch->work, item.call);
-    item.origin.call_len += 1; /* ": " instead of the space */
+    item.origin.call_len += 1; /* one more, because ": " replaces the space at the end */
     dd_lock_take(&group->lock);
     dd_status status = reserve_locked(group, n, launch->err);
     *first = group->nan_captures.count;
@@ -362,7 +362,7 @@ remember_inputs(nccl_launch *launch, uint64_t *first)
     return status;
 }
 
-/* Get the device's report for graphs, created by the first captured call. */
+/* Return the device's report for CUDA graphs; the first captured call creates it. */
 static dd_status
 take_report(nccl_launch *launch, dd_cuda_nan_report **report)
 {
@@ -392,7 +392,7 @@ capture_kernels(nccl_launch *launch)
     return status == DD_OK ? enqueue_kernels(launch, first, report) : status;
 }
 
-/* ---- every call */
+/* ---- the check, for every call */
 
 static dd_status
 check_inputs(nccl_launch *launch)
@@ -417,20 +417,20 @@ check_inputs(nccl_launch *launch)
 dd_status
 nccl_check_nan(nccl_launch *launch)
 {
-    /* Allocations, and queries of other streams, must not invalidate a capture. */
+    /* Relax the capture mode: allocations and queries here must not invalidate a graph capture. */
     dd_cuda_capture_mode mode = dd_cuda_relax_capture(launch->group->cuda);
     dd_status status = check_inputs(launch);
     dd_cuda_restore_capture(launch->group->cuda, mode);
     return status;
 }
 
-/* ---- reports of graphs */
+/* ---- reports of CUDA graphs */
 
 static uint64_t
 reported_by_graphs(dd_nccl_group *group)
 {
     if (dd_cuda_is_gone(group->cuda)) {
-        return DD_CUDA_NAN_NONE; /* its memory is freed */
+        return DD_CUDA_NAN_NONE; /* the driver has freed the reports */
     }
     for (int number = 0; number < group->cuda->ndevices; number++) {
         nccl_device *device = atomic_load_explicit(&group->devices[number], memory_order_acquire);

@@ -1,4 +1,4 @@
-/* Enqueueing one call: the work before NCCL's calls, these calls, and the work after them. */
+/* Enqueueing one call: the work before NCCL's calls, NCCL's calls, and the work after them. */
 #include "nccl/call/internal.h"
 
 static bool
@@ -12,8 +12,8 @@ lie_side_by_side(const dd_block *blocks, int n)
     return true;
 }
 
-/* ---- staging: equal blocks that are not adjacent are copied through memory where they are,
- * because ranks with adjacent blocks use NCCL's own call, and all must make the same call */
+/* ---- staging. If a rank's equal blocks are not adjacent, it copies them through adjacent memory:
+ * ranks with adjacent blocks use NCCL's own call, and all ranks must make the same call */
 
 static const dd_block *
 blocks_to_stage(const nccl_launch *launch, const dd_nccl_op *op)
@@ -60,7 +60,7 @@ stage_before(nccl_launch *launch)
     return DD_OK;
 }
 
-/* Copy staged outputs to their blocks unless the call has failed, and free the memory. */
+/* Copy staged outputs to their blocks, unless the call has failed; free the staging memory. */
 static dd_status
 stage_after(nccl_launch *launch, dd_status status)
 {
@@ -82,7 +82,7 @@ stage_after(nccl_launch *launch, dd_status status)
     return status;
 }
 
-/* ---- one call into the stream */
+/* ---- enqueueing a call */
 
 dd_status
 nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream later)
@@ -92,7 +92,7 @@ nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream la
     }
     const dd_cuda_api *api = &launch->group->cuda->api;
     nccl_device *device = launch->channel->device;
-    /* An event recorded in a capture must not be recorded elsewhere until the capture ends. */
+    /* In a graph capture, use a new event: a captured event must not be recorded elsewhere. */
     dd_cuda_event event = device->order;
     dd_status status =
         launch->is_capturing ? nccl_event_acquire(launch->group, device, false, &event, launch->err) : DD_OK;
@@ -133,7 +133,7 @@ order_call_streams(nccl_launch *launch)
     for (size_t i = 0; i < call->nstreams && status == DD_OK; i++) {
         status = nccl_stream_order(launch, call->streams[i], channel->stream);
     }
-    /* Scratch is ordered on the stream of all ranks. */
+    /* Scratch memory is allocated in the order of the all-ranks stream, so wait for that stream. */
     bool has_scratch = call->nscratch > 0 && channel->peer != NCCL_ALL_RANKS;
     return status == DD_OK && has_scratch
                ? nccl_stream_order(launch, channel->device->all.stream, channel->stream)
@@ -157,7 +157,7 @@ record_event(const nccl_launch *launch, dd_cuda_event event)
         launch, launch->group->cuda->api.cuEventRecord(event, launch->channel->stream), "cuEventRecord");
 }
 
-/* Enqueue everything before NCCL's calls. An estimate only needs the memory for staging. */
+/* Enqueue everything that precedes NCCL's calls. An estimate only needs staging memory. */
 static dd_status
 launch_before_nccl(nccl_launch *launch)
 {

@@ -1,4 +1,4 @@
-/* The start of a call: check, connect, take `launch`, number, enqueue. */
+/* The start of a call: check it, connect ranks, take `launch`, number the work, enqueue. */
 #include "nccl/call/internal.h"
 
 #include "core/lock.h"
@@ -9,7 +9,7 @@ deadline_of(int64_t start_ns, int64_t timeout_ns)
     return timeout_ns < DD_NEVER_NS - start_ns ? start_ns + timeout_ns : DD_NEVER_NS;
 }
 
-/* Called under the lock that assigns numbers, so that the recorder counts like the group. */
+/* Enter the call in the recorder, under the lock that numbers works, so that both count alike. */
 static void
 begin_record_locked(nccl_launch *launch)
 {
@@ -23,7 +23,7 @@ begin_record_locked(nccl_launch *launch)
     launch->work->record = dd_recorder_begin(group->recorder_group, call);
 }
 
-/* Assign the work's number and deadline, and show it to the watchdog. */
+/* Assign the work's number and deadline, and add the work to the list that the watchdog checks. */
 static dd_status
 work_begin(nccl_launch *launch)
 {
@@ -56,7 +56,7 @@ work_begin(nccl_launch *launch)
     return DD_OK;
 }
 
-/* Withdraw a failed call's work, including number and record if NCCL has not been called. */
+/* Withdraw the work of a failed call; if NCCL was not called, also its number and its record. */
 static void
 withdraw_locked(nccl_launch *launch)
 {
@@ -79,7 +79,7 @@ withdraw_locked(nccl_launch *launch)
     }
 }
 
-/* Mark the work as launched; withdraw it after a failure or an estimate. */
+/* Mark the work as launched; after a failure or an estimate, withdraw it instead. */
 static dd_status
 work_finish(nccl_launch *launch, dd_status status)
 {
@@ -104,7 +104,7 @@ work_finish(nccl_launch *launch, dd_status status)
         return status;
     }
     if (launch->is_posted && !has_failed) {
-        /* Other ranks depend on the call, which this rank has not completed. */
+        /* Other ranks depend on this call, which this rank cannot complete: so fail the group. */
         dd_error cause = *launch->err;
         char call[128];
         size_t len = nccl_work_print(work, call);
@@ -112,7 +112,7 @@ work_finish(nccl_launch *launch, dd_status status)
         dd_error_prepend(&cause, "%s", call);
         nccl_work_describe(work, launch->err, launch->err);
         nccl_origin origin = nccl_work_origin(work);
-        origin.call_len += 1; /* ": " instead of the space */
+        origin.call_len += 1; /* one more, because ": " replaces the space at the end */
         nccl_group_end(group, &cause, &origin, NCCL_END_FAILED);
     }
     if (!work->is_captured) {
@@ -121,7 +121,7 @@ work_finish(nccl_launch *launch, dd_status status)
     return status;
 }
 
-/* Complete a captured work: its graph may execute it later, any number of times. */
+/* Complete a captured work: its CUDA graph may execute it later, any number of times. */
 static void
 complete_captured(nccl_work *work)
 {
@@ -134,7 +134,7 @@ complete_captured(nccl_work *work)
     (void)dd_work_complete(&work->base.base, NULL);
 }
 
-/* If calls come faster than the watchdog checks, complete works here, so that they are reused. */
+/* If calls come faster than the watchdog checks, complete works here, to reuse them. */
 static void
 poll_if_needed(const nccl_launch *launch)
 {
@@ -187,7 +187,7 @@ start_in_turn(nccl_launch *launch)
     return status;
 }
 
-/* Free the scratch of a call that was not run. */
+/* Free the scratch memory of a call that was not run. */
 static void
 launch_withdraw(nccl_launch *launch)
 {
@@ -276,7 +276,7 @@ check_estimates(const nccl_launch *launch)
     return status;
 }
 
-/* On a nonblocking communicator NCCL's own thread executes calls, unaware of the estimate. */
+/* Reject a nonblocking communicator: NCCL's own thread executes the calls instead of estimating. */
 static dd_status
 check_blocking(const nccl_launch *launch)
 {
@@ -308,7 +308,7 @@ dd_nccl_group_estimate(dd_nccl_group *group, const dd_nccl_call *call, float *mi
     if (status == DD_OK) {
         status = check_blocking(&launch);
     }
-    bool is_queried = status == DD_OK && group->size > 1; /* for one rank NCCL would run the calls */
+    bool is_queried = status == DD_OK && group->size > 1; /* one rank: NCCL would execute it */
     if (is_queried) {
         status = nccl_group_enter_launch(group, wait, launch.err);
     }

@@ -1,4 +1,4 @@
-/* Streams and memory of a group for callers that enqueue work of their own. */
+/* A group's streams and scratch memory, for callers that enqueue their own work. */
 #include "nccl/call/internal.h"
 
 /* Take `launch` and make the device's context current, until leave_device. */

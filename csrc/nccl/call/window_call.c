@@ -1,4 +1,4 @@
-/* One-sided operations: checks, and NCCL's calls. */
+/* One-sided operations (puts, signals and waits for signals): checks, and the NCCL calls. */
 #include "nccl/call/internal.h"
 
 #include "core/lock.h"
@@ -18,7 +18,7 @@ is_in_window(const dd_nccl_group_window *window, const dd_block *block)
            (uintptr_t)block->data + block->nbytes <= (uintptr_t)window->data + window->nbytes;
 }
 
-/* True if the block is in a window: NCCL sends only from windows, and would fail the group. */
+/* Return true if the block is in a window: from other memory, an NCCL put would fail the group. */
 static bool
 is_source(const dd_nccl_group_window *to, const dd_block *block)
 {

@@ -1,7 +1,7 @@
-/* NCCL's types and operations for reductions of dldist's dtypes. */
+/* NCCL's dtypes and operations for reductions of dldist's dtypes. */
 #include "nccl/call/internal.h"
 
-/* Return the type to reduce: uint8 for bool, the type of one part for a complex number. */
+/* Return the dtype to reduce with: uint8 for bool, that of one part for a complex number. */
 static dd_dtype
 wire_part(dd_dtype dtype)
 {
@@ -14,7 +14,7 @@ wire_part(dd_dtype dtype)
     return dtype == DD_DTYPE_COMPLEX128 ? DD_DTYPE_FLOAT64 : dtype;
 }
 
-/* For bytes that are 0 or 1, "or" is the maximum and "and" the minimum. */
+/* Choose the operation for bool: bytes are 0 or 1, so "or" is the maximum, "and" the minimum. */
 static dd_status
 bool_wire(dd_redop op, nccl_wire *wire, dd_error *err)
 {

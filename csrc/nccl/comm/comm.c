@@ -1,4 +1,4 @@
-/* The record of a communicator: entering it, queries, and references. */
+/* The record of a communicator: entering and leaving, queries, and references. */
 #include "nccl/comm/internal.h"
 
 #include "core/fork.h"
@@ -21,7 +21,7 @@ dd_nccl_comm_new_record(const dd_nccl_lib *lib, const dd_cuda *cuda, int device)
     comm->device = device;
     comm->fork_generation = dd_fork_generation();
     comm->state = DD_NCCL_COMM_READY;
-    static _Atomic uint64_t nflags; /* relaxed: only uniqueness matters */
+    static _Atomic uint64_t nflags; /* relaxed is enough: values need only be unique */
     comm->family.flag = atomic_fetch_add_explicit(&nflags, 1, memory_order_relaxed);
     dd_list_init(&comm->family.link);
     dd_lock_init(&comm->mu, DD_LOCK_NCCL_COMM);
@@ -108,7 +108,7 @@ dd_nccl_await_change_locked(pthread_cond_t *changed, dd_lock *mu, const char *wh
     return status;
 }
 
-/* ---- use */
+/* ---- entering and leaving */
 
 static bool
 is_taken_locked(const dd_nccl_comm *comm)
@@ -169,7 +169,7 @@ dd_nccl_comm_before(const dd_nccl_comm *comm, dd_nccl_result result)
     return dd_nccl_is_of_the_call(result) ? &comm->at_entry : &comm->last_success;
 }
 
-/* The lock keeps the handle valid. */
+/* Query NCCL for an asynchronous error. The caller must hold mu, which keeps the handle valid. */
 static dd_status
 poll_locked(const dd_nccl_comm *comm, const char *what, dd_nccl_result *result, dd_error *err)
 {
@@ -211,8 +211,8 @@ dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
         return DD_OK;
     }
     dd_lock_take(&comm->mu);
-    /* If it is nonblocking, the query completes what NCCL runs on its own thread, as the calls of
-     * the thread inside do. So only that thread may query, and it does so anyway. */
+    /* On a nonblocking communicator, the query also completes what NCCL runs on its own thread, as
+     * calls of the thread inside do. So only the thread inside may query, and it does so anyway. */
     bool may_query = comm->state == DD_NCCL_COMM_READY && (comm->is_blocking || !comm->is_inside);
     if (may_query) {
         status = poll_locked(comm, what, &result, err);
@@ -264,7 +264,7 @@ dd_nccl_comm_release(dd_nccl_comm *comm)
     if (comm == NULL || atomic_fetch_sub_explicit(&comm->refs, 1, memory_order_acq_rel) != 1) {
         return;
     }
-    dd_status status = dd_nccl_comm_destroy(comm, NULL); /* there is no caller to report it to */
+    dd_status status = dd_nccl_comm_destroy(comm, NULL); /* no caller can receive the error */
     (void)status;
     dd_nccl_comm_free_record(comm);
 }

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Used for the unset one of minCTAs and maxCTAs if the other is set, because NCCL up to 2.30.7
- * refuses to have only one. They are NCCL's own bounds. */
+/* NCCL's own bounds of minCTAs and maxCTAs. If only one of the two is set, the other gets its bound
+ * here, because NCCL up to 2.30.7 refuses a single one. */
 #define MIN_CTAS 1
 #define MAX_CTAS 64
 
@@ -23,7 +23,7 @@
 static const dd_nccl_config_field FIELDS[] = {DD_NCCL_CONFIG_FIELDS(FIELD)};
 static const dd_nccl_config_field COLL_FIELDS[] = {DD_NCCL_COLL_CONFIG_FIELDS(COLL_FIELD)};
 
-/* The struct of values, of either kind. */
+/* Return the configuration's values, of either kind, as bytes. */
 static char *
 bytes_of(const dd_nccl_config *config)
 {
@@ -150,7 +150,7 @@ dd_nccl_config_get(const dd_nccl_config *config, const char *name, dd_nccl_confi
     return status;
 }
 
-/* Check that this NCCL knows all fields that are set: it would ignore others. */
+/* Check that this NCCL knows all fields that are set: it would ignore unknown fields. */
 static dd_status
 check_fields(const dd_nccl_config *config, const dd_nccl_lib *lib, dd_error *err)
 {
@@ -166,8 +166,8 @@ check_fields(const dd_nccl_config *config, const dd_nccl_lib *lib, dd_error *err
     return DD_OK;
 }
 
-/* Return the version of the fields that NCCL may read; it resets the others itself. The packed size
- * is always the newest struct's: a short struct with a high version would be read past its end. */
+/* Return the struct version to pass: NCCL reads the fields of that version, and resets the rest.
+ * The size is always the newest struct's: otherwise NCCL would read past a shorter struct. */
 static unsigned
 version_for(const dd_nccl_lib *lib)
 {

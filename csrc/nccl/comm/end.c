@@ -1,15 +1,15 @@
-/* The end of a communicator: on the calling thread, or on its own thread if that might hang. */
+/* The end of a communicator: on the calling thread, or on a separate thread if the end may hang. */
 #include "nccl/comm/internal.h"
 
 #include "core/mem.h"
 
 #include <stdio.h>
 
-/* First version in which an abort inside an NCCL group ends calls of other threads on the
- * communicator, and the end of the group frees it. */
+/* First version that can abort in two steps: an abort inside an NCCL group ends calls of other
+ * threads on the communicator, and the end of the NCCL group frees the communicator. */
 #define ABORTS_IN_GROUPS_SINCE 22203
 
-/* Abort or destroy a handle that has been taken from the communicator. */
+/* Abort or destroy a handle that take_handle_locked has removed from the communicator. */
 static dd_status
 end_handle(const dd_nccl_comm *comm, dd_nccl_comm_handle handle, bool is_abort, dd_error *err)
 {
@@ -44,24 +44,24 @@ take_handle_locked(dd_nccl_comm *comm, dd_nccl_comm_state state)
     return handle;
 }
 
-/* ---- on a thread of its own */
+/* ---- ending on a separate thread */
 
 typedef enum end_kind {
     END_DESTROY,
-    END_ABORT,              /* once no thread is inside */
-    END_ABORT_IN_TWO_STEPS, /* the same, but first end the call of a thread inside */
+    END_ABORT,              /* wait until no thread is inside, then abort */
+    END_ABORT_IN_TWO_STEPS, /* end the call of the thread inside, wait, then free */
 } end_kind;
 
 typedef struct late_end {
-    atomic_uint refs;   /* one for the caller, one for the thread */
-    dd_nccl_comm *comm; /* a reference */
+    atomic_uint refs;   /* references: one for the caller, one for the thread */
+    dd_nccl_comm *comm; /* a counted reference */
     dd_nccl_comm_handle handle;
     end_kind kind;
-    dd_nccl_lib lib; /* copies, like the next two: a thread that hangs may outlive the originals */
+    dd_nccl_lib lib; /* a copy, like cuda and context: the thread may outlive the originals */
     dd_cuda cuda;
     dd_cuda_context context;
-    struct late_end *next; /* only for the caller */
-    bool is_done;          /* guarded by comm->mu; status and error are set */
+    struct late_end *next; /* used only by the caller */
+    bool is_done;          /* guarded by comm->mu; `status` and `error` are valid */
     dd_status status;
     dd_error error;
 } late_end;
@@ -119,7 +119,7 @@ end_now(const late_end *late)
     case END_DESTROY:
         return late->lib.api.ncclCommDestroy(late->handle);
     case END_ABORT:
-        if (late->comm->is_blocking) { /* NCCL is too old to end the call of a thread inside */
+        if (late->comm->is_blocking) { /* this NCCL cannot end the call of a thread inside */
             (void)has_left_within(late->comm, DD_NCCL_LEAVE_NS);
         } else {
             wait_until_left(late->comm);
@@ -155,7 +155,7 @@ run_late_end(void *arg)
     return NULL;
 }
 
-/* Wait for the thread. DD_TIMED_OUT and DD_INTERRUPTED leave it running. */
+/* Wait for the thread. After DD_TIMED_OUT and DD_INTERRUPTED the thread goes on. */
 static dd_status
 await_late(late_end *late, const dd_wait *wait, dd_error *err)
 {
@@ -170,7 +170,7 @@ await_late(late_end *late, const dd_wait *wait, dd_error *err)
     return status;
 }
 
-/* Start the thread; NULL if there is no memory or no thread. */
+/* Start the thread. NULL if there is no memory or no thread. */
 static late_end *
 start_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind)
 {
@@ -195,7 +195,7 @@ start_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind)
     return late;
 }
 
-/* End the handle on the calling thread, however long it takes, so that its kernels end. */
+/* End the handle on the calling thread, however long that takes: its kernels must end. */
 static dd_status
 end_here(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, dd_error *err)
 {
@@ -203,7 +203,7 @@ end_here(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, dd_error
     return end_handle(comm, handle, kind != END_DESTROY, err);
 }
 
-/* End the handle on a thread, which goes on after DD_TIMED_OUT (no message) and DD_INTERRUPTED. */
+/* End the handle on a thread, which goes on after DD_TIMED_OUT (err not set) and DD_INTERRUPTED. */
 static dd_status
 end_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, const dd_wait *wait, dd_error *err)
 {
@@ -242,7 +242,7 @@ abort_beside(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
                               dd_nccl_comm_print(comm, who, sizeof who), dd_wait_elapsed_s(&patience));
 }
 
-/* Take the handle and set the reason; NULL if it has ended. */
+/* Remove the handle and set the reason; NULL if the communicator has ended. */
 static dd_nccl_comm_handle
 comm_take_to_abort(dd_nccl_comm *comm, const char *reason, bool *is_inside)
 {
@@ -257,7 +257,7 @@ comm_take_to_abort(dd_nccl_comm *comm, const char *reason, bool *is_inside)
     return handle;
 }
 
-/* Start the abort of a relative that has no owner. NULL if there is nothing to wait for. */
+/* Start aborting a relative that has no owner. NULL if the caller need not wait for anything. */
 static late_end *
 start_abort(dd_nccl_comm *comm, const char *reason)
 {
@@ -274,8 +274,8 @@ start_abort(dd_nccl_comm *comm, const char *reason)
     return late;
 }
 
-/* Abort the relatives. Call it before NCCL aborts comm: with a shared abort flag, their operations
- * would otherwise look successful. */
+/* Abort the relatives. Must be called before NCCL aborts comm: they may share an abort flag, and
+ * then their operations would look successful. */
 static late_end *
 abort_relatives(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach)
 {
@@ -325,7 +325,8 @@ abort_comm(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach, dd_error
     }
     late_end *relatives = abort_relatives(comm, reason, reach);
     if (is_inside && !can_abort_in_two_steps(comm)) {
-        /* A blocking one is too old for END_ABORT_IN_TWO_STEPS: it is freed even with the thread inside. */
+        /* A blocking communicator gets here only if NCCL is too old for END_ABORT_IN_TWO_STEPS: it
+         * is freed even if the thread stays inside. */
         is_inside = !has_left_within(comm, DD_NCCL_LEAVE_NS) && !comm->is_blocking;
     }
     status = is_inside ? abort_beside(comm, handle, err) : end_handle(comm, handle, true, err);
@@ -349,7 +350,7 @@ dd_nccl_comm_abort_alone(dd_nccl_comm *comm, const char *reason, dd_error *err)
 
 #define HAS_FAILED "it had failed, and was destroyed"
 
-/* Take the handle once no thread is inside; *handle is NULL if the communicator has ended.
+/* Remove the handle once no thread is inside; *handle is NULL if the communicator has ended. Sets
  * *must_abort if it has failed: destroying it would wait for ranks that may be lost. */
 static dd_status
 take_to_destroy(dd_nccl_comm *comm, const dd_wait *wait, dd_nccl_comm_handle *handle, bool *must_abort,

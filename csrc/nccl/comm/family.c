@@ -1,18 +1,19 @@
-/* Relatives: communicators made from one another, and which of them an abort reaches.
+/* Relatives: communicators made from one another, and which of them an abort also ends.
  *
- * An abort reaches all that were split from the communicator, recursively: ranks that fail to
- * answer do not answer there either, and NCCL lets those calls hang. A communicator that ends keeps
- * its place until its record is freed; then its children become children of its parent. Shrunk and
- * grown communicators are not children: they replace their parent.
+ * An abort also ends all communicators split from the aborted one, recursively: ranks that do not
+ * answer on the parent do not answer on a child, and NCCL lets those calls hang. A communicator
+ * that has ended keeps its place until its record is freed; then its children become children of
+ * its parent. Shrunk and grown communicators are not children: they replace their parent.
  *
- * With splitShare (shrinkShare) NCCL has one abort flag for all parents and children that share. If
- * one is aborted, the kernels of all end with garbage, so all are aborted, also parents. */
+ * With splitShare (or shrinkShare), NCCL has one abort flag for all parents and children that
+ * share. If one is aborted, the kernels of all end with garbage, so all are aborted, parents
+ * included. */
 #include "nccl/comm/internal.h"
 
 #include "core/lock.h"
 
 static dd_lock family_lock = DD_LOCK_INITIALIZER(DD_LOCK_NCCL_FAMILY);
-static dd_list members = {&members, &members}; /* guarded by family_lock: all with relatives */
+static dd_list members = {&members, &members}; /* guarded by family_lock: all that have relatives */
 
 void
 dd_nccl_family_add(dd_nccl_comm *parent, dd_nccl_comm *child, bool is_split, bool shares)
@@ -57,7 +58,7 @@ dd_nccl_family_mark_abort(dd_nccl_comm *comm, dd_nccl_reach reach)
     dd_lock_release(&family_lock);
 }
 
-/* Return why an abort reaches it; NULL if none does. */
+/* Return the reason why an abort must also end the communicator; NULL if none must. */
 static const char *
 why_reached_locked(const dd_nccl_comm *comm)
 {
@@ -73,7 +74,7 @@ why_reached_locked(const dd_nccl_comm *comm)
     return NULL;
 }
 
-/* False if the last reference has been released. */
+/* Return false if the last reference has been released. */
 static bool
 try_acquire(dd_nccl_comm *comm)
 {
@@ -98,7 +99,7 @@ dd_nccl_family_next(dd_nccl_comm_owner *owner, const char **why)
         if (try_acquire(comm)) {
             found = comm;
         } else {
-            node = members.next; /* it is ending; its children may be earlier in the list */
+            node = members.next; /* restart: comm is ending, its children may be earlier */
         }
     }
     *owner = (dd_nccl_comm_owner){0};

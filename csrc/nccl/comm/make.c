@@ -1,4 +1,4 @@
-/* Calls that create communicators or wait for other ranks; task_internal.h explains how. */
+/* NCCL calls that create communicators or wait for other ranks; see task_internal.h. */
 #include "nccl/comm/task_internal.h"
 
 #include "core/lock.h"
@@ -15,7 +15,7 @@ dd_nccl_make_unique_id(const dd_nccl_lib *lib, dd_nccl_unique_id *id, dd_error *
     return dd_nccl_check(lib, &before, lib->api.ncclGetUniqueId(id), err, "ncclGetUniqueId");
 }
 
-/* Copy an array; NULL if there is no memory. */
+/* Return a copy of an array; NULL if there is no memory. */
 static void *
 copy_array(const void *array, size_t size)
 {
@@ -41,7 +41,7 @@ task_set_ids(dd_nccl_task *t, const dd_nccl_unique_id *ids, int nids, dd_error *
     return t->ids != NULL ? DD_OK : dd_error_no_memory(err, size);
 }
 
-/* config may be NULL: a child then gets its parent's settings, others NCCL's defaults. */
+/* Set the configuration. If it is NULL, a child gets its parent's settings, others get NCCL's. */
 static dd_status
 task_set_config(dd_nccl_task *t, const dd_nccl_config *config, dd_error *err)
 {
@@ -57,7 +57,7 @@ task_set_config(dd_nccl_task *t, const dd_nccl_config *config, dd_error *err)
     return dd_nccl_config_pack(&t->config, &t->lib, &t->packed, err);
 }
 
-/* Enter the parent on behalf of the task. */
+/* Enter the parent, as dd_nccl_task_run requires, and set the task's name. */
 static dd_status
 task_enter_parent(dd_nccl_task *t, const char *call, const atomic_bool *stop, const dd_wait *wait,
                   dd_error *err)
@@ -72,7 +72,7 @@ task_enter_parent(dd_nccl_task *t, const char *call, const atomic_bool *stop, co
     return status;
 }
 
-/* Enter the parent and run the task. Releases the task. */
+/* Enter the parent and run the task. Takes ownership of the task. */
 static dd_status
 task_run_inside(dd_nccl_task *t, const char *call, dd_nccl_comm **comms, const atomic_bool *stop,
                 const dd_wait *wait, dd_error *err)
@@ -85,7 +85,7 @@ task_run_inside(dd_nccl_task *t, const char *call, dd_nccl_comm **comms, const a
     return dd_nccl_task_run(t, comms, stop, wait, err);
 }
 
-/* Create a task on a parent that is not entered yet. */
+/* Create a task on a parent. The parent must be entered before the task is run. */
 static dd_status
 task_create_on(dd_nccl_task_kind kind, dd_nccl_comm *parent, int ncomms, dd_nccl_task **t, dd_error *err)
 {
@@ -169,7 +169,7 @@ dd_nccl_comm_init_all(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *de
     return dd_nccl_task_run(t, comms, NULL, wait, err);
 }
 
-/* Set the configuration, enter the parent and run the task. Releases the task. */
+/* Set the configuration, enter the parent and run the task. Takes ownership of the task. */
 static dd_status
 run_child(dd_nccl_task *t, const char *call, const dd_nccl_config *config, dd_nccl_comm **comm,
           const atomic_bool *stop, const dd_wait *wait, dd_error *err)
@@ -222,7 +222,7 @@ dd_nccl_comm_shrink(dd_nccl_comm *parent, const dd_nccl_exclusion *excluded, con
     return run_child(t, "ncclCommShrink", config, comm, stop, wait, err);
 }
 
-/* Run the task of a new rank, which has no parent to enter. Releases the task. */
+/* Run the grow task of a new rank, which has no parent. Takes ownership of the task. */
 static dd_status
 run_new_rank(dd_nccl_task *t, const dd_nccl_comm_spec *spec, dd_nccl_comm **comm, const atomic_bool *stop,
              const dd_wait *wait, dd_error *err)
@@ -268,7 +268,7 @@ dd_nccl_comm_grow(dd_nccl_comm *parent, const dd_nccl_comm_spec *spec, const dd_
     return run_child(t, "ncclCommGrow", spec->config, comm, stop, wait, err);
 }
 
-/* False if NCCL does not allow finalising it: it was revoked, or a shrink aborted it. */
+/* Return false if NCCL must not finalise the communicator: it is revoked or aborted by a shrink. */
 static bool
 may_finalize(dd_nccl_comm *comm)
 {
@@ -297,7 +297,7 @@ dd_nccl_comm_finalize(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait
     return dd_nccl_task_run(t, NULL, stop, wait, err);
 }
 
-/* Run a call that creates no communicator. */
+/* Run a task that creates no communicator. */
 static dd_status
 run_on(dd_nccl_comm *comm, dd_nccl_task_kind kind, dd_nccl_capability capability, const dd_wait *wait,
        dd_error *err)

@@ -1,15 +1,15 @@
-/* Operations on a communicator other than its creation and end. */
+/* Operations on a communicator, except creating and ending it. */
 #include "nccl/comm/internal.h"
 
 #include "core/lock.h"
-/* A short call, made by the calling thread. */
+/* A short NCCL call on the calling thread. */
 typedef struct management {
     dd_nccl_comm *comm;
     dd_cuda_guard guard;
     dd_nccl_comm_handle handle;
 } management;
 
-/* Enter the communicator; wait only briefly for a thread inside, which may hang. */
+/* Enter the communicator. Wait only briefly for another thread inside, which may hang. */
 static dd_status
 management_begin(management *call, dd_nccl_comm *comm, dd_error *err)
 {
@@ -94,7 +94,7 @@ dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties, 
     if (status != DD_OK) {
         return status;
     }
-    /* NCCL refuses a newer version, and writes only the fields of this one */
+    /* NCCL refuses a version above its own, and writes only the fields that the version has */
     int version = comm->lib->version;
     *properties = (dd_nccl_abi_properties){
         .size = sizeof *properties,
@@ -105,10 +105,10 @@ dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties, 
     return management_end(&call, result, "ncclCommQueryProperties", err);
 }
 
-/* Older versions return no window for other memory, without an error. */
+/* Since this version, memory must be from ncclMemAlloc; older ones return no window otherwise. */
 #define WINDOWS_NEED_MAPPED_MEMORY_SINCE 22803
 
-/* Check the memory of a window: a refusal by NCCL would break a nonblocking communicator. */
+/* Check a window's memory first: an error of NCCL would break a nonblocking communicator. */
 static dd_status
 check_window_memory(const dd_nccl_comm *comm, void *data, dd_error *err)
 {

@@ -12,15 +12,15 @@ typedef struct card {
     int32_t version;
     int32_t device;
     int64_t pid;
-    uint64_t encryption; /* dd_nccl_lib's */
+    uint64_t encryption; /* dd_nccl_lib.encryption */
     char host[DD_HOST_NAME_MAX];
     int32_t nids;
-    int32_t status; /* result of making the id */
+    int32_t status; /* on a root: result of creating the id */
     int32_t has_grouped_messages;
-    int32_t unused; /* 0; leaves no uninitialised padding */
+    int32_t unused; /* 0; avoids uninitialised padding */
 } card;
 
-/* One call of dd_nccl_meet. */
+/* The state of one dd_nccl_meet call. */
 typedef struct comm_meeting {
     const dd_nccl_meeting *m;
     const dd_meeting_end *end;
@@ -44,7 +44,7 @@ name_of_rank(const dd_nccl_meeting *m, int rank)
     return m->names != NULL ? m->names[rank] : rank;
 }
 
-/* Return the rank of a root. Roots are spread evenly over the ranks. */
+/* Return the rank of the i-th root. Roots are spread evenly over the ranks. */
 static int
 root_rank(const dd_nccl_meeting *m, int nids, int i)
 {
@@ -59,9 +59,9 @@ is_stopped(void *ctx)
            (e->outer->is_interrupted != NULL && e->outer->is_interrupted(e->outer->ctx));
 }
 
-/* ---- cards */
+/* ---- records of ranks (cards) */
 
-/* Make this rank's card. An error of making the id is part of it, so that all ranks report it. */
+/* Write this rank's card, with the error if creating the id fails, so that all ranks report it. */
 static dd_status
 comm_card_make(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
 {
@@ -127,9 +127,9 @@ comm_card_of_rank(const comm_meeting *e, int rank, card *out, dd_error *err)
                         name_of_rank(e->m, rank), e->end->cards[rank].len, sizeof *out);
 }
 
-/* ---- conclusions from the cards, the same on every rank */
+/* ---- conclusions, which are the same on every rank */
 
-/* Copy an id from its root's card. */
+/* Copy the i-th id from the card of its root. */
 static dd_status
 take_id(const comm_meeting *e, int i, dd_nccl_unique_id *id, dd_error *err)
 {
@@ -156,7 +156,7 @@ take_id(const comm_meeting *e, int i, dd_nccl_unique_id *id, dd_error *err)
     return status;
 }
 
-/* Set the error if only one of rank 0 and `rank` wants grouped messages. */
+/* Set the error if of rank 0 and `rank` only one uses grouped messages. */
 static dd_status
 set_mixed(const comm_meeting *e, int rank, bool is_first_grouped, dd_error *err)
 {
@@ -168,7 +168,7 @@ set_mixed(const comm_meeting *e, int rank, bool is_first_grouped, dd_error *err)
                         name_of_rank(e->m, is_first_grouped ? rank : 0));
 }
 
-/* Set the error if only one of the two ranks encrypts, or their keys differ. */
+/* Set the error if only one of two ranks encrypts, or if their keys differ. */
 static dd_status
 refuse_encryption(const comm_meeting *e, const card *first, int rank, const card *other, dd_error *err)
 {

@@ -101,8 +101,8 @@ call_nccl(dd_nccl_task *t)
                                        DD_NCCL_WIN_COLL_SYMMETRIC);
 }
 
-/* Query the parent and the new communicators; set *is_ready if none is in progress. The parent
- * comes first: NCCL writes the child's handle while the parent is in progress. */
+/* Query the parent and the new communicators. Sets *is_ready if none is in progress. The parent
+ * comes first: NCCL writes a child's handle while the parent is in progress. */
 static dd_status
 poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
 {
@@ -111,7 +111,7 @@ poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
     if (t->parent != NULL) {
         dd_status status = dd_nccl_comm_poll(t->parent, t->what, &result, err);
         if (status == DD_BACKEND && t->kind == DD_NCCL_TASK_SHRINK && t->is_abort) {
-            status = DD_OK; /* the parent's failure is the reason for the call */
+            status = DD_OK; /* ignore the parent's failure, the reason for the shrink */
         }
         if (status != DD_OK || result == DD_NCCL_IN_PROGRESS) {
             return status;
@@ -132,7 +132,7 @@ poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
     return DD_OK;
 }
 
-/* Poll until NCCL is done or the caller has abandoned the task. */
+/* Poll until NCCL is done, or the caller has abandoned the task. */
 static dd_status
 await_ready(dd_nccl_task *t, dd_error *err)
 {
@@ -156,7 +156,7 @@ await_ready(dd_nccl_task *t, dd_error *err)
     }
 }
 
-/* Check that NCCL made communicators: only a rank without a colour may have none. */
+/* Check that NCCL created the communicators: only a split with no colour may yield none. */
 static dd_status
 check_handles(dd_nccl_task *t, dd_error *err)
 {
@@ -171,7 +171,7 @@ check_handles(dd_nccl_task *t, dd_error *err)
     return DD_OK;
 }
 
-/* Read the setting as NCCL does: from the environment, else the configuration, else the parent. */
+/* Return a setting as NCCL reads it: from the environment, the configuration, or the parent. */
 static bool
 has_sharing(const dd_nccl_task *t, const char *variable, int value, bool is_parents)
 {
@@ -238,7 +238,7 @@ carry_out(dd_nccl_task *t, dd_error *err)
     dd_error ended;
     if (status == DD_BACKEND && t->parent != NULL &&
         dd_nccl_comm_poll(t->parent, t->what, &ignored, &ended) == DD_ABORTED) {
-        return dd_error_copy(err, &ended); /* the parent was aborted, which is the cause */
+        return dd_error_copy(err, &ended); /* the parent was aborted, which caused the error */
     }
     if (status == DD_OK) {
         status = check_handles(t, err);
@@ -285,8 +285,8 @@ run_task(void *arg)
 
 /* ---- the caller */
 
-/* Wait for the thread. On failure abandon it, unless it is done. If it only polls, it still gets
- * time to abort its communicators, so that they cannot disturb the next attempt. */
+/* Wait for the thread. On failure abandon it, unless it is done. If the thread is only polling,
+ * give it time to abort its communicators: otherwise they could disturb the next attempt. */
 static dd_status
 await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_error *err)
 {
@@ -309,7 +309,7 @@ await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_err
     return status;
 }
 
-/* Add new communicators to the parent's family. If it was aborted before that, abort them here. */
+/* Add new communicators to the parent's family. If the parent has been aborted, abort them. */
 static dd_status
 join_family(dd_nccl_task *t, dd_error *err)
 {

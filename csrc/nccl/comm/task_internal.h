@@ -1,9 +1,10 @@
 /* NCCL calls that wait for other ranks: creating, finalising, suspending and resuming
- * communicators, and registering windows. NCCL gives such a call no deadline. So a thread of its
- * own makes it, with a task that has copies of all it needs; the caller waits, and may abandon the
- * task. A thread whose call hangs then stays behind, and aborts what the call makes if it ever
- * returns. On a nonblocking communicator the call returns immediately; the thread polls, and aborts
- * if the task is abandoned. The caller's context and NCCL groups are not affected. */
+ * communicators, and registering windows. NCCL gives such a call no deadline. So a separate thread
+ * makes the call, with a task that has copies of all that the thread needs; the caller waits, and
+ * may abandon the task. If the call hangs, its thread stays behind, and aborts the new
+ * communicators if the call ever returns. On a nonblocking communicator the call returns
+ * immediately; the thread polls NCCL, and aborts the new communicators if the task is abandoned.
+ * The caller's context and NCCL groups are unaffected. */
 #ifndef DD_NCCL_COMM_TASK_INTERNAL_H
 #define DD_NCCL_COMM_TASK_INTERNAL_H
 
@@ -22,15 +23,15 @@ typedef enum dd_nccl_task_kind {
     DD_NCCL_TASK_WINDOW,
 } dd_nccl_task_kind;
 
-/* Constant while the thread runs, except as noted. */
+/* One call. Fields are constant while the thread runs, except as noted. */
 typedef struct dd_nccl_task {
-    atomic_uint refs; /* one for the caller, one for the thread */
+    atomic_uint refs; /* one reference for the caller, one for the thread */
     dd_nccl_task_kind kind;
     char what[160];
-    dd_nccl_lib lib; /* copies, like cuda: a thread that hangs may outlive the originals */
+    dd_nccl_lib lib; /* lib and cuda are copies: a thread that hangs may outlive the originals */
     dd_cuda cuda;
     dd_cuda_context context;
-    dd_nccl_comm *parent; /* acquired and, while the thread runs, entered; or NULL */
+    dd_nccl_comm *parent; /* a reference, entered while the thread runs; or NULL */
     dd_nccl_comm_handle parent_handle;
     int rank;
     int size;
@@ -39,27 +40,27 @@ typedef struct dd_nccl_task {
     bool is_abort;
     dd_nccl_unique_id *ids;
     int nids;
-    int *numbers; /* excluded ranks, or devices */
+    int *numbers; /* the excluded ranks (shrink) or the devices (init all) */
     int nnumbers;
     bool has_config;
     dd_nccl_config config;
-    dd_nccl_abi_config packed; /* points into config */
-    void *data;                /* the window's memory */
+    dd_nccl_abi_config packed; /* points into config; what NCCL gets */
+    void *data;                /* memory of the window to register */
     size_t nbytes;
     int ncomms;
-    dd_nccl_comm **comms; /* records that receive the handles */
+    dd_nccl_comm **comms; /* the new communicators' records, which get their handles at the end */
 
     dd_lock mu;
     pthread_cond_t changed;
-    bool is_done;      /* guarded by mu; the results below are set */
+    bool is_done;      /* guarded by mu; the thread has finished, and the results below are set */
     bool is_cancelled; /* guarded by mu; the caller has abandoned the task */
-    bool is_in_call;   /* guarded by mu; the thread is in NCCL, which may hang */
-    dd_status status;  /* owned by the thread until is_done, like the fields below */
+    bool is_in_call;   /* guarded by mu; the thread is in an NCCL call, which may hang */
+    dd_status status;  /* owned by the thread until is_done, like all fields below */
     dd_error error;
     dd_nccl_last_error before;
-    bool is_async; /* the call returned before it was complete */
+    bool is_async; /* the call returned before it was complete, so NCCL must be polled */
     dd_nccl_window window;
-    dd_nccl_comm_handle *handles; /* NCCL's threads also write here */
+    dd_nccl_comm_handle *handles; /* the new handles; NCCL's own threads also write them */
 } dd_nccl_task;
 
 /* The library and device of a call. */
@@ -69,13 +70,13 @@ typedef struct dd_nccl_device_ref {
     int device;
 } dd_nccl_device_ref;
 
-/* Create a task with `ncomms` records without handles. Pass it to dd_nccl_task_run or _release. */
+/* Create a task with `ncomms` new records. Pass it to dd_nccl_task_run or dd_nccl_task_release. */
 dd_status dd_nccl_task_create(dd_nccl_task_kind kind, const dd_nccl_device_ref *at, int ncomms,
                               dd_nccl_task **task, dd_error *err) DD_MUST_CHECK;
 void dd_nccl_task_release(dd_nccl_task *task); /* may be NULL */
 
-/* Run and release the task, and leave its parent, which the caller must have entered. comms gets
- * the new communicators, and NULL for each that NCCL did not make. */
+/* Run and release the task, and leave its parent. The caller must have entered the parent. comms[i]
+ * is the i-th new communicator, or NULL if NCCL created none for it. */
 dd_status dd_nccl_task_run(dd_nccl_task *task, dd_nccl_comm **comms, const atomic_bool *stop,
                            const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 

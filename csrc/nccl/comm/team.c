@@ -7,15 +7,15 @@
 
 #include <string.h>
 
-/* First version that allows two ranks on a device (NCCL_MULTI_RANK_GPU_ENABLE=1). */
+/* First NCCL version that allows two ranks on a device (NCCL_MULTI_RANK_GPU_ENABLE=1). */
 #define SHARED_DEVICE_SINCE 23003
 
 struct dd_nccl_team {
-    const dd_nccl_lib *lib; /* const, like the next three */
+    const dd_nccl_lib *lib; /* const, like the next three fields */
     const dd_cuda *cuda;
     int size;
-    int *devices;          /* in the memory after comms */
-    dd_timed_lock call_mu; /* one call at a time; keeps comms unchanged; taken before mu */
+    int *devices;          /* stored after `comms`, in the same allocation */
+    dd_timed_lock call_mu; /* admits one call at a time; taken before mu */
     dd_lock mu;
     dd_nccl_comm *comms[]; /* written under both locks, read under either; NULL once taken apart */
 };
@@ -39,7 +39,7 @@ check_item(const char *what, const dd_nccl_item *item, int size, dd_error *err)
     return DD_OK;
 }
 
-/* ---- a call: all communicators entered, and all items in one NCCL group */
+/* ---- a call: enters all communicators, and enqueues all items in one NCCL group */
 
 typedef struct call {
     const char *what;
@@ -48,13 +48,13 @@ typedef struct call {
     dd_nccl_comm *const *comms;
     dd_nccl_comm_handle *handles;
     int ncomms;
-    const dd_nccl_item *items; /* items[k * ncomms + i] is the k-th of comms[i] */
-    int nitems;                /* for each communicator */
+    const dd_nccl_item *items; /* items[k * ncomms + i] is the k-th item of comms[i] */
+    int nitems;                /* number of items for each communicator */
     const dd_cuda_stream *streams;
     const dd_wait *wait;
 } call;
 
-/* Make the device current, because a NULL stream means its default stream. */
+/* Enqueue one item. Its device is made current, because a NULL stream is that device's default. */
 static dd_status
 enqueue_one(const call *c, int i, const dd_nccl_item *item, dd_error *err)
 {
@@ -71,7 +71,7 @@ enqueue_one(const call *c, int i, const dd_nccl_item *item, dd_error *err)
                          c->what, dd_nccl_comm_rank(comm), dd_nccl_comm_size(comm));
 }
 
-/* Stop at the first failure. The caller closes the group in any case. */
+/* Enqueue all items, up to the first failure. The caller must end the NCCL group in any case. */
 static dd_status
 enqueue_all(const call *c, dd_error *err)
 {
@@ -105,7 +105,7 @@ run_group(const call *c, dd_error *err)
     return status;
 }
 
-/* Restore the caller's current context, which the end of an NCCL group may change. */
+/* Run the NCCL group, and restore the current context, which the end of the group may change. */
 static dd_status
 run_entered(const call *c, dd_error *err)
 {
@@ -156,7 +156,7 @@ dd_nccl_comm_run(dd_nccl_comm *comm, const char *what, const dd_nccl_item *items
 
 /* ---- teams */
 
-/* Return the index of a device that repeats an earlier one, or -1. */
+/* Return the index of the first device that repeats an earlier one, or -1. */
 static int
 find_repeated_device(const int *devices, int n)
 {
@@ -170,7 +170,7 @@ find_repeated_device(const int *devices, int n)
     return -1;
 }
 
-/* Newer versions of NCCL decide by their environment, and report a refusal. */
+/* Reject a repeated device if NCCL is too old; newer versions decide by environment variables. */
 static dd_status
 check_devices(const dd_nccl_lib *lib, const int *devices, int n, dd_error *err)
 {
@@ -184,7 +184,7 @@ check_devices(const dd_nccl_lib *lib, const int *devices, int n, dd_error *err)
                      devices[repeated], lib->version_text);
 }
 
-/* On one stream, a rank's kernel would wait for another rank's kernel that is enqueued after it. */
+/* Reject one stream for two ranks on a device: the kernels of the two would deadlock. */
 static dd_status
 check_streams(const dd_nccl_team *team, const dd_cuda_stream *streams, dd_error *err)
 {
@@ -228,7 +228,7 @@ dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *device
     status = dd_nccl_comm_init_all(lib, cuda, devices, ndevices, team->comms, wait, err);
     if (status != DD_OK) {
         int repeated = status == DD_BACKEND ? find_repeated_device(devices, ndevices) : -1;
-        if (repeated >= 0) { /* ncclCommInitAll does not give this reason */
+        if (repeated >= 0) { /* ncclCommInitAll does not mention this reason */
             dd_error_prepend(err, "device %d is there twice, which needs NCCL_MULTI_RANK_GPU_ENABLE=1",
                              devices[repeated]);
         }
@@ -247,7 +247,7 @@ dd_nccl_team_close(dd_nccl_team *team)
     }
     for (int i = 0; i < team->size; i++) {
         if (team->comms[i] != NULL) {
-            /* Destroyed explicitly, because abort handles may still hold references. */
+            /* Destroy it now: abort handles may still hold references. */
             dd_status status = dd_nccl_comm_destroy(team->comms[i], NULL);
             (void)status;
             dd_nccl_comm_release(team->comms[i]);
@@ -308,7 +308,7 @@ team_run_locked(dd_nccl_team *team, call *c, dd_error *err)
     return status;
 }
 
-/* Take call_mu. The wait has a deadline, because another thread may hang in NCCL. */
+/* Take call_mu, with a deadline, because another thread may hang in NCCL. */
 static dd_status
 begin_call(dd_nccl_team *team, const dd_wait *wait, dd_error *err)
 {
@@ -340,7 +340,7 @@ dd_nccl_team_run(dd_nccl_team *team, const char *what, const dd_nccl_item *items
     return status;
 }
 
-/* The abort of one rank's communicator. */
+/* The abort of one rank's communicator, on a thread. */
 typedef struct rank_abort {
     dd_nccl_team *team;
     int rank;

@@ -9,18 +9,18 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* The process's resources on a device. */
+/* The process's context and memory pool on a device. */
 typedef struct held_device {
-    dd_cuda_context context; /* NULL until it is first used */
-    dd_cuda_pool pool;       /* NULL until it is first used, or if there is none */
+    dd_cuda_context context; /* NULL before its first use */
+    dd_cuda_pool pool;       /* NULL before its first use, or if the device has no pools */
     bool has_queried_pool;
 } held_device;
 
 struct dd_cuda_contexts {
-    dd_dylib lib;             /* const after open */
-    uint64_t fork_generation; /* const after open */
+    dd_dylib lib;             /* const after dd_cuda_open */
+    uint64_t fork_generation; /* const after dd_cuda_open */
     dd_lock mu;
-    held_device of[]; /* guarded by mu */
+    held_device of[]; /* guarded by mu; ndevices elements */
 };
 
 #define SYMBOL_REQUIRED(field, symbol, params) {#symbol, offsetof(dd_cuda_api, field), false},
@@ -35,7 +35,7 @@ static const dd_dylib_spec CUDA_SPEC = {.what = "the CUDA driver",
                                         .symbols = CUDA_SYMBOLS,
                                         .nsymbols = sizeof CUDA_SYMBOLS / sizeof CUDA_SYMBOLS[0]};
 
-/* Return DD_NOT_SUPPORTED for every failure: the cause is the machine, not the call. */
+/* Initialise the driver. All failures are DD_NOT_SUPPORTED: they depend on the machine. */
 static dd_status
 start_driver(dd_cuda *cuda, dd_error *err)
 {
@@ -107,7 +107,7 @@ dd_cuda_open(const char *explicit_path, dd_cuda **opened, dd_error *err)
     return DD_OK;
 }
 
-/* Failures are ignored: the process is ending. */
+/* Release a device's pool and context. Ignore failures: the process is ending. */
 static void
 release_device(const dd_cuda *cuda, int device)
 {
@@ -212,7 +212,7 @@ has_pools(const dd_cuda *cuda, dd_cuda_device device)
            has != 0;
 }
 
-/* Give access to all devices that can reach this one. */
+/* Let all devices that can reach this device access the pool's memory. */
 static bool
 open_to_peers(const dd_cuda *cuda, dd_cuda_pool pool, int device)
 {
@@ -231,7 +231,7 @@ open_to_peers(const dd_cuda *cuda, dd_cuda_pool pool, int device)
     return is_open;
 }
 
-/* Return NULL on any failure: callers can do without a pool. */
+/* Create a memory pool. NULL after any failure: callers can work without a pool. */
 static dd_cuda_pool
 make_pool(const dd_cuda *cuda, int device)
 {
@@ -361,7 +361,7 @@ void
 dd_cuda_leave(dd_cuda_guard *guard)
 {
     if (guard->is_entered) {
-        /* Fails only if the driver or the caller's context has ended: nothing can be restored. */
+        /* This fails only if the driver or the context has ended: then nothing can be restored. */
         (void)guard->cuda->api.cuCtxSetCurrent(guard->before);
         guard->is_entered = false;
     }

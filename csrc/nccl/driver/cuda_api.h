@@ -1,6 +1,6 @@
-/* The part of the CUDA driver's interface that dldist uses, declared here; lib_api.h explains the
- * lists. The symbols are the ones that drivers have exported with these arguments since CUDA 11;
- * cuda.h may map a name to a newer symbol. */
+/* The part of the CUDA driver's interface that dldist uses; lib_api.h explains the lists. The
+ * symbols are those that drivers have exported with these arguments since CUDA 11; cuda.h may map a
+ * function's name to a newer symbol. */
 #ifndef DD_NCCL_DRIVER_CUDA_API_H
 #define DD_NCCL_DRIVER_CUDA_API_H
 
@@ -17,7 +17,7 @@ typedef unsigned long long dd_cuda_memory_handle; /* CUmemGenericAllocationHandl
 typedef struct dd_cuda_opaque_module *dd_cuda_module;
 typedef struct dd_cuda_opaque_function *dd_cuda_function;
 
-/* X(name, value, CUDA's name). */
+/* X(name, value, CUDA's name): constants of CUDA, in this list and the following ones. */
 #define DD_CUDA_RESULT_LIST(X)                                                \
     X(SUCCESS, 0, CUDA_SUCCESS)                                               \
     X(INVALID_VALUE, 1, CUDA_ERROR_INVALID_VALUE)                             \
@@ -63,7 +63,7 @@ typedef struct dd_cuda_opaque_function *dd_cuda_function;
     X(ARRAY, 3, CU_MEMORYTYPE_ARRAY)   \
     X(UNIFIED, 4, CU_MEMORYTYPE_UNIFIED)
 
-/* Flags, and single values of other enums. */
+/* X(name, value, CUDA's name): flags, and single values of other enums. */
 #define DD_CUDA_FLAG_LIST(X)                                   \
     X(ALLOCATION_PINNED, 1, CU_MEM_ALLOCATION_TYPE_PINNED)     \
     X(LOCATION_DEVICE, 1, CU_MEM_LOCATION_TYPE_DEVICE)         \
@@ -78,7 +78,7 @@ typedef struct dd_cuda_opaque_function *dd_cuda_function;
 #define DD_CUDA_DEVICE_ATTRIBUTE_ENUM(name, value, theirs) DD_CUDA_DEVICE_##name = (value),
 #define DD_CUDA_MEMORY_TYPE_ENUM(name, value, theirs) DD_CUDA_MEMORY_##name = (value),
 
-/* The driver also returns values that are not in the list. */
+/* CUDA's results; the driver also returns values that are not in the list. */
 typedef enum dd_cuda_result { DD_CUDA_RESULT_LIST(DD_CUDA_ENUM) } dd_cuda_result;
 typedef enum dd_cuda_capture_status {
     DD_CUDA_CAPTURE_STATUS_LIST(DD_CUDA_CAPTURE_STATUS_ENUM)
@@ -92,11 +92,11 @@ typedef enum dd_cuda_device_attribute {
 typedef enum dd_cuda_memory_type { DD_CUDA_MEMORY_TYPE_LIST(DD_CUDA_MEMORY_TYPE_ENUM) } dd_cuda_memory_type;
 enum { DD_CUDA_FLAG_LIST(DD_CUDA_ENUM) };
 
-/* Streams of every context. A NULL stream is the legacy one: no function here is per-thread. */
+/* Handles valid in all contexts. NULL is the legacy stream, since no per-thread call is used. */
 #define DD_CUDA_STREAM_LEGACY ((dd_cuda_stream)(uintptr_t)1)
 #define DD_CUDA_STREAM_PER_THREAD ((dd_cuda_stream)(uintptr_t)2)
 
-/* CUDA_MEMCPY2D. */
+/* CUDA's CUDA_MEMCPY2D. */
 typedef struct dd_cuda_copy_2d {
     size_t srcXInBytes;
     size_t srcY;
@@ -116,7 +116,7 @@ typedef struct dd_cuda_copy_2d {
     size_t Height;
 } dd_cuda_copy_2d;
 
-/* CUmemLocation, CUmemPoolProps and CUmemAccessDesc. */
+/* CUDA's CUmemLocation, CUmemPoolProps and CUmemAccessDesc. */
 typedef struct dd_cuda_location {
     int type;
     int id;
@@ -137,7 +137,7 @@ typedef struct dd_cuda_access {
     int flags;
 } dd_cuda_access;
 
-/* X(name, symbol, params); all return dd_cuda_result. */
+/* X(name, symbol, params): functions that every driver has; all return dd_cuda_result. */
 #define DD_CUDA_REQUIRED(X)                                                                                \
     X(cuInit, cuInit, (unsigned int flags))                                                                \
     X(cuDriverGetVersion, cuDriverGetVersion, (int *version))                                              \
@@ -181,7 +181,8 @@ typedef struct dd_cuda_access {
     X(cuMemsetD8Async, cuMemsetD8Async,                                                                    \
       (dd_cuda_ptr dst, unsigned char value, size_t nbytes, dd_cuda_stream stream))
 
-/* Memory pools need CUDA 11.2 and a fitting device; kernels are optional; the last is for tests. */
+/* X(name, symbol, params): functions that may be missing. Memory pools need CUDA 11.2 and a device
+ * that supports them. Only tests use cuStreamSynchronize. */
 #define DD_CUDA_OPTIONAL(X)                                                                                 \
     X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, (int *can, dd_cuda_device device, dd_cuda_device peer)) \
     X(cuMemPoolCreate, cuMemPoolCreate, (dd_cuda_pool * pool, const dd_cuda_pool_props *props))             \

@@ -5,11 +5,11 @@
 
 #define NWIDTHS 4
 #define BLOCK_NTHREADS 256u
-/* Enough to occupy any device. */
+/* Largest number of thread blocks: enough to occupy any device. */
 #define MAX_NBLOCKS 1024u
-#define THREAD_NBYTES 16u /* WIDE_NBYTES of nan_kernel.cu */
+#define THREAD_NBYTES 16u /* bytes that a thread reads at a time: WIDE_NBYTES of nan_kernel.cu */
 
-/* nan_kernel.cu, compiled by tools/make_nan_ptx.py. */
+/* The PTX code of nan_kernel.cu, compiled by tools/make_nan_ptx.py. */
 const char dd_nan_ptx[] =
 #include "nccl/driver/nan_ptx.inc"
     ;
@@ -21,10 +21,10 @@ typedef enum nan_state {
 } nan_state;
 
 typedef struct nan_device {
-    _Atomic(nan_state) state; /* the fields below are constant once this is not NAN_UNKNOWN */
+    _Atomic(nan_state) state; /* fields below are constant once state is not NAN_UNKNOWN */
     dd_cuda_context context;
     dd_cuda_module module;
-    dd_cuda_function functions[NWIDTHS]; /* for floats of 1, 2, 4 and 8 bytes */
+    dd_cuda_function functions[NWIDTHS]; /* kernels for floats of 1, 2, 4 and 8 bytes */
 } nan_device;
 
 typedef struct kept_report {
@@ -37,7 +37,7 @@ struct dd_cuda_nan {
     int ndevices;
     dd_lock mu;
     kept_report *kept;    /* guarded by mu */
-    nan_device devices[]; /* written under mu */
+    nan_device devices[]; /* each is written once, under mu */
 };
 
 dd_cuda_nan *
@@ -58,7 +58,7 @@ dd_cuda_nan_destroy(dd_cuda_nan *nan)
     if (nan == NULL) {
         return;
     }
-    /* Failures are ignored: the process is ending. */
+    /* Ignore failures: the process is ending. */
     for (int number = 0; number < nan->ndevices; number++) {
         nan_device *device = &nan->devices[number];
         if (device->module != NULL && nan->api->cuCtxPushCurrent(device->context) == DD_CUDA_SUCCESS) {
@@ -137,7 +137,7 @@ dd_cuda_nan_enqueue(const dd_cuda_nan *nan, int number, const dd_cuda_nan_search
     const uint64_t block_nbytes = (uint64_t)BLOCK_NTHREADS * THREAD_NBYTES;
     uint64_t nblocks = (search->nfloats * search->width + block_nbytes - 1) / block_nbytes;
     dd_cuda_ptr data = (dd_cuda_ptr)(uintptr_t)search->data;
-    /* 64-bit drivers have one address space: pinned memory has the same address on devices. */
+    /* 64-bit drivers have one address space: pinned memory has the same address on every device. */
     dd_cuda_ptr report = (dd_cuda_ptr)(uintptr_t)search->report;
     uint64_t nfloats = search->nfloats;
     uint64_t limit = search->limit;
@@ -167,7 +167,7 @@ dd_cuda_nan_report_keep(dd_cuda_nan *nan, dd_cuda_nan_report *report)
 {
     kept_report *kept = report != NULL ? dd_mem_alloc(sizeof *kept) : NULL;
     if (kept == NULL) {
-        return; /* without memory, the report is leaked */
+        return; /* no memory: leak the report */
     }
     dd_lock_take(&nan->mu);
     *kept = (kept_report){.next = nan->kept, .report = report};

@@ -1,4 +1,4 @@
-/* One NCCL call that moves data, as a value. Only item.c knows the prototypes. */
+/* An NCCL call that moves data, as a value. Only item.c knows the prototypes of NCCL. */
 #ifndef DD_NCCL_DRIVER_ITEM_H
 #define DD_NCCL_DRIVER_ITEM_H
 
@@ -10,30 +10,30 @@ typedef enum dd_nccl_item_kind {
     DD_NCCL_ITEM_REDUCE,
     DD_NCCL_ITEM_ALL_GATHER,
     DD_NCCL_ITEM_REDUCE_SCATTER,
-    DD_NCCL_ITEM_ALL_TO_ALL, /* this and the next two need 2.28.3 */
+    DD_NCCL_ITEM_ALL_TO_ALL, /* ALL_TO_ALL, GATHER and SCATTER need NCCL 2.28.3 */
     DD_NCCL_ITEM_GATHER,
     DD_NCCL_ITEM_SCATTER,
     DD_NCCL_ITEM_SEND,
     DD_NCCL_ITEM_RECV,
 } dd_nccl_item_kind;
 
-/* Fields are NCCL's arguments: count is of one rank's block; in place if send == recv. */
+/* NCCL's arguments. `count`: elements of one rank's block. The call is in place if send == recv. */
 typedef struct dd_nccl_item {
     dd_nccl_item_kind kind;
     const void *send; /* unused by RECV, and by SCATTER on ranks other than the root */
     void *recv;       /* unused by SEND, and by REDUCE and GATHER on ranks other than the root */
     size_t count;
     dd_nccl_dtype dtype;
-    dd_nccl_redop redop; /* only ALL_REDUCE, REDUCE and REDUCE_SCATTER */
-    int root;            /* BROADCAST, REDUCE, GATHER, SCATTER; the peer for SEND and RECV */
-    /* Borrowed; NCCL (2.31.2) copies it. NULL if NCCL is to choose. SEND and RECV ignore it. */
+    dd_nccl_redop redop; /* used by ALL_REDUCE, REDUCE and REDUCE_SCATTER */
+    int root;            /* root of BROADCAST, REDUCE, GATHER, SCATTER; peer of SEND, RECV */
+    /* Borrowed; NCCL (2.31.2) copies it. NULL to let NCCL choose. SEND and RECV ignore it. */
     const dd_nccl_abi_coll_config *config;
 } dd_nccl_item;
 
-/* Call NCCL's function, which must exist, or its Config variant if there is a configuration. */
+/* Call NCCL's function, which must exist, or its Config variant if item->config is not NULL. */
 dd_nccl_result dd_nccl_item_call(const dd_nccl_api *api, const dd_nccl_item *item, dd_nccl_comm_handle comm,
                                  dd_cuda_stream stream);
-/* Return the name of NCCL's function: "ncclAllReduce". */
+/* Return the name of NCCL's function, such as "ncclAllReduce". */
 const char *dd_nccl_item_function(dd_nccl_item_kind kind);
 
 #endif

@@ -8,7 +8,7 @@
 #include <string.h>
 
 typedef struct loaded_lib {
-    dd_nccl_lib base; /* first */
+    dd_nccl_lib base; /* must be first, for casts */
     dd_dylib dylib;
 } loaded_lib;
 
@@ -152,7 +152,7 @@ dd_nccl_note_last_error(const dd_nccl_lib *lib, dd_nccl_comm_handle comm, dd_ncc
     }
 }
 
-/* Continue an FNV-1a hash. */
+/* Continue an FNV-1a hash with n bytes. */
 static uint64_t
 hash_more(uint64_t hash, const char *bytes, size_t n)
 {
@@ -168,11 +168,11 @@ dd_nccl_is_of_the_call(dd_nccl_result result)
     return result == DD_NCCL_INVALID_ARGUMENT || result == DD_NCCL_INVALID_USAGE;
 }
 
-/* True if the text is new, or if the failure that it belongs to has happened again. */
+/* Return true if `last` is this failure's text: it is new, or its failure has happened again. */
 static bool
 explains(const char *last, const dd_nccl_last_error *before, const char *call, dd_nccl_result result)
 {
-    static _Atomic uint64_t explained; /* relaxed: the failure that the last new text belonged to */
+    static _Atomic uint64_t explained; /* relaxed; the failure of the last new text, as a hash */
     char code = (char)result;
     uint64_t failure = hash_more(hash_more(14695981039346656037u, &code, 1), last, strlen(last));
     if (dd_nccl_is_of_the_call(result)) {

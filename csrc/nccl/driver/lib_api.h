@@ -1,9 +1,9 @@
 /* NCCL's interface, declared by dldist: types, values, and one list of its functions.
  *
- * The build needs nothing from NVIDIA. The list generates the function table (dd_nccl_api), the
+ * The build needs no file of NVIDIA's. The list generates the function table (dd_nccl_api), the
  * loader's symbols, the capabilities, and the exports of the test stubs. tools/check_nccl.py
- * compares all of it with nccl.h if that file is installed. Versions are NCCL's codes: 2.27.3 is
- * 22703. Fields and functions keep NCCL's names, so that a search finds them. */
+ * compares it with nccl.h if that file is installed. Versions are NCCL's codes: 2.27.3 is 22703.
+ * Fields and functions keep NCCL's names, so that a text search finds them. */
 #ifndef DD_NCCL_DRIVER_LIB_API_H
 #define DD_NCCL_DRIVER_LIB_API_H
 
@@ -14,20 +14,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DD_NCCL_VERSION_MIN 21800   /* oldest supported */
-#define DD_NCCL_VERSION_KNOWN 23203 /* declared here; a newer NCCL is used as this version */
+#define DD_NCCL_VERSION_MIN 21800   /* oldest NCCL that dldist supports */
+#define DD_NCCL_VERSION_KNOWN 23203 /* newest declared here; a newer NCCL is used like this one */
 
 /* ---- handles and values */
 
 typedef struct dd_nccl_opaque_comm *dd_nccl_comm_handle;
 typedef struct dd_nccl_opaque_window *dd_nccl_window;
 
-/* NCCL's functions take it by value. */
+/* ncclUniqueId; NCCL's functions take it by value. */
 typedef struct dd_nccl_unique_id {
     char bytes[128];
 } dd_nccl_unique_id;
 
-/* X(name, value, NCCL's name, since). */
+/* X(name, value, NCCL's name, first NCCL version that has it). */
 #define DD_NCCL_RESULT_LIST(X)                            \
     X(SUCCESS, 0, ncclSuccess, 0)                         \
     X(UNHANDLED_CUDA_ERROR, 1, ncclUnhandledCudaError, 0) \
@@ -64,14 +64,14 @@ typedef struct dd_nccl_unique_id {
     X(DEVICE, 0, ncclScalarDevice, 0) \
     X(HOST, 1, ncclScalarHostImmediate, 0)
 
-/* X(name, value, NCCL's name, since): the statistics of ncclCommMemStats. */
+/* X(name, value, NCCL's name, first version): the statistics of ncclCommMemStats. */
 #define DD_NCCL_MEM_STAT_LIST(X)                    \
     X(SUSPEND, 0, ncclStatGpuMemSuspend, 22907)     \
     X(SUSPENDED, 1, ncclStatGpuMemSuspended, 22907) \
     X(PERSIST, 2, ncclStatGpuMemPersist, 22907)     \
     X(TOTAL, 3, ncclStatGpuMemTotal, 22907)
 
-/* NCCL's macros, and the version that introduced each. */
+/* X(name, value, NCCL's name, first version): constants that are macros in nccl.h. */
 #define DD_NCCL_CONSTANT_LIST(X)                                   \
     X(UNDEFINED_INT, INT_MIN, NCCL_CONFIG_UNDEF_INT, 0)            \
     X(NO_COLOR, -1, NCCL_SPLIT_NOCOLOR, 21801)                     \
@@ -96,7 +96,7 @@ typedef struct dd_nccl_unique_id {
 
 typedef enum dd_nccl_result { DD_NCCL_RESULT_LIST(DD_NCCL_ENUM) } dd_nccl_result;
 typedef enum dd_nccl_dtype { DD_NCCL_DTYPE_LIST(DD_NCCL_DTYPE_ENUM) } dd_nccl_dtype;
-/* ncclRedOpCreatePreMulSum returns values that are not in the list. */
+/* NCCL's reductions; ncclRedOpCreatePreMulSum returns values that are not in the list. */
 typedef enum dd_nccl_redop { DD_NCCL_REDOP_LIST(DD_NCCL_ENUM) DD_NCCL_REDOP_MAX = INT_MAX } dd_nccl_redop;
 typedef enum dd_nccl_scalar_residence { DD_NCCL_SCALAR_LIST(DD_NCCL_SCALAR_ENUM) } dd_nccl_scalar_residence;
 typedef enum dd_nccl_mem_stat { DD_NCCL_MEM_STAT_LIST(DD_NCCL_MEM_STAT_ENUM) } dd_nccl_mem_stat;
@@ -107,7 +107,7 @@ enum { DD_NCCL_CONSTANT_LIST(DD_NCCL_ENUM) };
 #define DD_NCCL_MAGIC 0xcafebeefU
 #define DD_NCCL_SIM_MAGIC 0x74685283U
 
-/* X(NCCL's name, Python's name, since, INT or TEXT): ncclConfig_t after its head, in order. */
+/* X(NCCL's name, Python's name, since, INT or TEXT): the fields of ncclConfig_t after its head. */
 #define DD_NCCL_CONFIG_FIELDS(X)                                  \
     X(blocking, "blocking", 21400, INT)                           \
     X(cgaClusterSize, "cga_cluster_size", 21701, INT)             \
@@ -133,7 +133,7 @@ enum { DD_NCCL_CONSTANT_LIST(DD_NCCL_ENUM) };
     X(hostCftMode, "host_cft_mode", 23102, INT)                   \
     X(nvlsHostMode, "nvls_host_mode", 23203, INT)
 
-/* Like DD_NCCL_CONFIG_FIELDS, for ncclCollConfig_t after `ext`. WORD and EVENT are 64 bits. */
+/* Like DD_NCCL_CONFIG_FIELDS, for ncclCollConfig_t after `ext`. WORD and EVENT have 64 bits. */
 #define DD_NCCL_COLL_CONFIG_FIELDS(X)                       \
     X(minCTAs, "min_ctas", 23102, INT)                      \
     X(maxCTAs, "max_ctas", 23102, INT)                      \
@@ -151,7 +151,7 @@ enum { DD_NCCL_CONSTANT_LIST(DD_NCCL_ENUM) };
 #define DD_NCCL_FIELD_TYPE_EVENT dd_cuda_event
 #define DD_NCCL_FIELD(name, alias, since, type) DD_NCCL_FIELD_TYPE_##type name;
 
-/* ncclConfig_t of the newest version, filled in by dd_nccl_config_pack. */
+/* ncclConfig_t of the newest version, which dd_nccl_config_pack fills in. */
 typedef struct dd_nccl_abi_config {
     size_t size;
     unsigned int magic;
@@ -159,12 +159,12 @@ typedef struct dd_nccl_abi_config {
     DD_NCCL_CONFIG_FIELDS(DD_NCCL_FIELD)
 } dd_nccl_abi_config;
 
-/* ncclCollConfig_t. Unset is 1 for forceAlgSelection, and 0 for userProfilerTag. */
+/* ncclCollConfig_t. An unset forceAlgSelection is 1, and an unset userProfilerTag is 0. */
 typedef struct dd_nccl_abi_coll_config {
     size_t size;
     unsigned int magic;
     unsigned int version;
-    void *ext; /* a vendor's list of extensions; NULL here */
+    void *ext; /* a vendor's list of extensions, always NULL here */
     DD_NCCL_COLL_CONFIG_FIELDS(DD_NCCL_FIELD)
 } dd_nccl_abi_coll_config;
 
@@ -193,7 +193,7 @@ typedef struct dd_nccl_signal_wait {
     int ctx;
 } dd_nccl_signal_wait;
 
-/* ncclCommProperties_t of nccl_device.h, newest. NCCL fills in fields up to the head's version. */
+/* ncclCommProperties_t of nccl_device.h, newest version. NCCL sets fields that `version` has. */
 typedef struct dd_nccl_abi_properties {
     size_t size;
     unsigned int magic;
@@ -218,7 +218,7 @@ typedef struct dd_nccl_abi_properties {
     bool cftCountedSupport;
 } dd_nccl_abi_properties;
 
-/* X(NCCL's name, Python's name, since, INT, FLAG or WORD): properties of use outside kernels. */
+/* X(NCCL's name, Python's name, since, INT, FLAG or WORD): properties useful on the host. */
 #define DD_NCCL_PROPERTY_LIST(X)                                 \
     X(rank, "rank", 22902, INT)                                  \
     X(nRanks, "n_ranks", 22902, INT)                             \
@@ -239,7 +239,7 @@ typedef struct dd_nccl_abi_properties {
 
 /* ---- functions */
 
-/* X(name, since, returns, params): functions that NCCL must have. */
+/* X(name, first version, returns, params): functions that every supported NCCL has. */
 #define DD_NCCL_REQUIRED(X)                                                                                 \
     X(ncclGetVersion, 20300, dd_nccl_result, (int *version))                                                \
     X(ncclGetUniqueId, 20300, dd_nccl_result, (dd_nccl_unique_id * id))                                     \
@@ -288,7 +288,7 @@ typedef struct dd_nccl_abi_properties {
     X(ncclGroupStart, 20300, dd_nccl_result, (void))                                                        \
     X(ncclGroupEnd, 20300, dd_nccl_result, (void))
 
-/* X(name, since, returns, params, capability): functions that only newer versions have. */
+/* X(name, first version, returns, params, capability): functions that only newer versions have. */
 #define DD_NCCL_OPTIONAL(X)                                                                                  \
     X(ncclMemAlloc, 21901, dd_nccl_result, (void **data, size_t nbytes), MEM_ALLOC)                          \
     X(ncclMemFree, 21901, dd_nccl_result, (void *data), MEM_FREE)                                            \
@@ -385,13 +385,13 @@ typedef struct dd_nccl_abi_properties {
 #define DD_NCCL_OPTIONAL_POINTER(name, since, returns, params, capability) returns(*name) params;
 #define DD_NCCL_CAPABILITY(name, since, returns, params, capability) DD_NCCL_CAN_##capability,
 
-/* The functions of one loaded NCCL; optional ones may be NULL. */
+/* The functions of the loaded NCCL; the optional functions may be NULL. */
 typedef struct dd_nccl_api {
     DD_NCCL_REQUIRED(DD_NCCL_POINTER)
     DD_NCCL_OPTIONAL(DD_NCCL_OPTIONAL_POINTER)
 } dd_nccl_api;
 
-/* One value for each optional function: DD_NCCL_CAN_SHRINK stands for ncclCommShrink. */
+/* One value for each optional function: DD_NCCL_CAN_SHRINK means that NCCL has ncclCommShrink. */
 typedef enum dd_nccl_capability {
     DD_NCCL_OPTIONAL(DD_NCCL_CAPABILITY) DD_NCCL_CAPABILITY_COUNT,
 } dd_nccl_capability;

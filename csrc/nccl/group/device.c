@@ -1,4 +1,4 @@
-/* A group's part of a device: its use and its end. */
+/* A group's record of a CUDA device: making it current, and freeing its resources. */
 #include "nccl/group/internal.h"
 
 #define IDLE_NS (200 * DD_NS_PER_MS)
@@ -14,7 +14,7 @@ nccl_enter(const dd_nccl_group *group, const nccl_device *device, dd_cuda_guard 
     return dd_cuda_enter(group->cuda, device->number, guard, err);
 }
 
-/* Iterate over a device's channels: all ranks, then pairs by peer, then NULL. *at starts at 0. */
+/* Iterate over a device's channels: all ranks', then pairs by peer, then NULL. *at begins at 0. */
 static nccl_channel *
 next_channel(const dd_nccl_group *group, nccl_device *device, int *at)
 {
@@ -61,8 +61,8 @@ stream_becomes_idle(const dd_cuda *cuda, dd_cuda_stream stream, const dd_wait *w
     return true;
 }
 
-/* Wait briefly for all streams of the group on the device: a stream is idle a little later than its
- * last work, and aborts take time. False if a stream hangs. */
+/* Wait briefly for all streams of the group on the device: a stream becomes idle a little later
+ * than its last work, and aborts take time. False if a stream hangs. */
 static bool
 becomes_idle(const dd_nccl_group *group, nccl_device *device)
 {
@@ -76,7 +76,7 @@ becomes_idle(const dd_nccl_group *group, nccl_device *device)
     return true;
 }
 
-/* True if there is memory that is not freed in stream order. */
+/* Return true if the device has memory that cannot be freed in stream order. */
 static bool
 has_more_memory(const dd_nccl_group *group, nccl_device *device)
 {
@@ -100,14 +100,14 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
     dd_status status = nccl_enter(group, device, &guard, NULL);
     nccl_events_close(group, device);
     if (status != DD_OK) {
-        return; /* the driver has shut down and freed everything */
+        return; /* the driver has shut down, and has freed everything */
     }
     dd_cuda_capture_mode mode = dd_cuda_relax_capture(cuda);
     if (device->pool != NULL && device->barrier != 0) {
         (void)cuda->api.cuMemFreeAsync(device->barrier, device->all.stream);
         device->barrier = 0;
     }
-    /* Freeing other memory waits for the device, maybe for ever: leak it if the device is busy. */
+    /* Freeing this memory waits for the device, maybe for ever: leak it if the device is busy. */
     if (has_more_memory(group, device) && becomes_idle(group, device)) {
         nccl_scratch_close(group, device);
         if (device->barrier != 0) {

@@ -1,4 +1,4 @@
-/* Creation of a group's part of a device: a context, streams, and small resources. */
+/* Creation of a group's record of a CUDA device: a context, streams, and small resources. */
 #include "nccl/group/internal.h"
 
 #include "core/lock.h"
@@ -62,7 +62,7 @@ nccl_pair_create(dd_nccl_group *group, nccl_device *device, int peer, nccl_chann
     return DD_OK;
 }
 
-/* The device's context must be current. */
+/* Create a new device's stream, event and barrier memory. The device's context must be current. */
 static dd_status
 fill_device(dd_nccl_group *group, nccl_device *device, dd_error *err)
 {

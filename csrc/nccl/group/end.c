@@ -107,13 +107,13 @@ abort_channel(void *arg)
     }
     bool is_released = group->is_released;
     dd_lock_release(&group->lock);
-    /* The result is ignored: there is a cause already. */
+    /* Ignore the result: the group has failed already, and callers receive the first cause. */
     dd_nccl_comm *comm = atomic_load(&channel->comm);
     (void)!(is_released ? dd_nccl_comm_abort_alone : dd_nccl_comm_abort)(comm, cause.message, NULL);
     dd_lock_take(&group->lock);
     group->naborts--;
     dd_cond_broadcast(&group->ended);
-    /* The reference must be released before a waiting thread can see the end. */
+    /* Release the group's reference before a waiting thread can see that the abort has ended. */
     bool is_last = atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) == 1;
     dd_lock_release(&group->lock);
     if (is_last) {
@@ -132,7 +132,7 @@ nccl_group_start_abort(dd_nccl_group *group)
         if (dd_thread_start(&thread, "dldist-abort", abort_channel, channel, NULL) == DD_OK) {
             dd_thread_detach(thread);
         } else {
-            (void)abort_channel(channel); /* no thread could be started */
+            (void)abort_channel(channel); /* no thread could be started, so abort here */
         }
     }
 }
@@ -163,7 +163,7 @@ nccl_group_abort_as_relative(void *ctx, const char *reason)
     dd_error cause;
     dd_error_set(&cause, DD_ABORTED, "%s", reason);
     nccl_group_end(group, &cause, NULL, NCCL_END_FAILED);
-    nccl_group_start_abort(group); /* even if is_abort_off */
+    nccl_group_start_abort(group); /* abort even if is_abort_off is set */
     nccl_group_release_internal(group);
 }
 
@@ -182,7 +182,7 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
         dd_error cause;
         dd_error_set(&cause, DD_ABORTED, "rank %d aborted the group: %s", group->rank, reason);
         nccl_group_end(group, &cause, NULL, NCCL_END_ABORTED);
-        nccl_group_start_abort(group); /* even if is_abort_off */
+        nccl_group_start_abort(group); /* abort even if is_abort_off is set */
     }
     dd_lock_take(&group->lock);
     group->is_unreported = false; /* a caller that aborts expects no results */

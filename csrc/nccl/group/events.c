@@ -1,4 +1,4 @@
-/* A cache of unused events: creating an event takes longer than recording it. */
+/* A cache of unused CUDA events: creating an event takes longer than recording it. */
 #include "nccl/group/internal.h"
 
 #include "core/lock.h"
@@ -25,7 +25,7 @@ nccl_event_acquire(dd_nccl_group *group, nccl_device *device, bool has_timing, d
                          "cuEventCreate on device %d", device->number);
 }
 
-/* False if the cache is closed or full, or there is no memory. */
+/* Put an event into the cache. False if the cache is closed or full, or there is no memory. */
 static bool
 keep_locked(nccl_events *events, dd_cuda_event event)
 {

@@ -62,7 +62,7 @@ nccl_group_destroy(dd_nccl_group *group)
     if (nccl_group_check_fork(group, NULL) != DD_OK) {
         return;
     }
-    /* wait for abort_channel, which drops its reference under the lock */
+    /* wait for abort_channel, which releases its reference under the lock */
     dd_lock_take(&group->lock);
     dd_lock_release(&group->lock);
     for (int number = 0; number < group->cuda->ndevices; number++) {
@@ -87,7 +87,7 @@ has_works_locked(const dd_nccl_group *group)
     return false;
 }
 
-/* The watchdog completes works: querying the device here might hang. */
+/* Only wait, while the watchdog completes works: querying the device here might hang. */
 bool
 dd_nccl_group_is_idle(dd_nccl_group *group, const dd_wait *wait)
 {
@@ -224,13 +224,13 @@ dd_nccl_group_check(dd_nccl_group *group, dd_error *err)
     return status;
 }
 
-/* ---- one call at a time */
+/* ---- the launch lock: one call at a time */
 
 dd_status
 nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
     if (dd_timed_lock_take_within(&group->launch, 0)) {
-        return DD_OK; /* without reading the clock */
+        return DD_OK; /* fast path, without reading the clock */
     }
     while (!dd_timed_lock_take_within(&group->launch, dd_wait_slice_ns(wait))) {
         dd_status status = DD_OK;

@@ -5,10 +5,10 @@
 typedef struct retired_memory {
     dd_list link;
     dd_cuda_ptr data;
-    dd_cuda_event event; /* the memory is free after it; NULL if unknown */
+    dd_cuda_event event; /* recorded after the memory's last use; NULL if recording failed */
 } retired_memory;
 
-/* Free memory that the device has finished with; if is_final, all memory. */
+/* Free the retired memory that the device has finished with; if is_final, all retired memory. */
 static void
 reclaim(dd_nccl_group *group, nccl_device *device, bool is_final)
 {
@@ -51,7 +51,7 @@ nccl_scratch_alloc(dd_nccl_group *group, nccl_channel *channel, size_t nbytes, v
     return DD_OK;
 }
 
-/* Free `data` when the device has finished with it. Without memory for the record it is leaked. */
+/* Free `data` later, when the device has finished with it; leak it if there is no memory. */
 static void
 retire(dd_nccl_group *group, nccl_channel *channel, dd_cuda_ptr data)
 {

@@ -1,4 +1,4 @@
-/* The watchdog's list of groups, and its counts of threads; watchdog.c has its thread. */
+/* The watchdog's list of groups, and its counts of threads; lifecycle/watchdog.c has its thread. */
 #include "nccl/group/internal.h"
 
 #include "core/lock.h"

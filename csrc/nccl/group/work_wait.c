@@ -1,11 +1,11 @@
-/* Queries of works, and waits for their end. Unlike works.c, a query here may end the group. */
+/* Queries of works, and waits for their end. Unlike works.c, a query here may fail the group. */
 #include "nccl/group/internal.h"
 
 #include "core/lock.h"
 #include "core/wait_policy.h"
 
-/* Query the device, and complete the work or fail the group. Returns the result of the query, even
- * if the work has ended otherwise. */
+/* Query the device; complete the work if it has ended, and fail the group if the query fails.
+ * Returns the result of the query, even if the work has been completed by other means. */
 static nccl_progress
 work_poll(nccl_work *work)
 {
@@ -20,7 +20,8 @@ work_poll(nccl_work *work)
         return progress;
     }
     if (progress != NCCL_ENDED) {
-        nccl_origin origin = {.record = work->record}; /* the error does not begin with the print */
+        /* The error does not begin with the work's name, so call_len is 0. */
+        nccl_origin origin = {.record = work->record};
         nccl_group_end(group, &error, &origin,
                        progress == NCCL_NO_MORE ? NCCL_END_DRIVER_GONE : NCCL_END_FAILED);
         return progress;
@@ -32,8 +33,8 @@ work_poll(nccl_work *work)
 nccl_progress
 nccl_channel_poll(nccl_channel *channel, bool *is_busy)
 {
-    /* A stream may have passed hundreds of works: double the step until one has not ended. Then
-     * restart at the first, since a failure is reported for that one. */
+    /* A stream may have passed hundreds of works: double the step until a work has not ended. Then
+     * restart with the first work under way: if a query fails, that work must be blamed. */
     size_t step = 1;
     for (;;) {
         nccl_work *work = nccl_channel_nth_work(channel, step);
@@ -96,7 +97,7 @@ dd_nccl_work_wait_stream(dd_nccl_work *base, dd_cuda_stream stream, dd_error *er
     if (dd_work_is_done(&base->base) && !work->is_captured) {
         return dd_nccl_work_result(base, err);
     }
-    dd_cuda_guard guard; /* default streams belong to the current context */
+    dd_cuda_guard guard; /* a default stream (NULL) is the current context's */
     status = nccl_enter(work->group, work->channel->device, &guard, err);
     if (status != DD_OK) {
         return status;
@@ -107,7 +108,7 @@ dd_nccl_work_wait_stream(dd_nccl_work *base, dd_cuda_stream stream, dd_error *er
     return status;
 }
 
-/* Poll for DD_POLL_EVENT_NS, because many works are short. */
+/* Poll for DD_POLL_EVENT_NS before sleeping, because many works are short. */
 static bool
 spin(dd_nccl_work *base)
 {
@@ -120,7 +121,7 @@ spin(dd_nccl_work *base)
     return false;
 }
 
-/* Sleep for nap_ns, or until something in the group ends. */
+/* Sleep for nap_ns, or until a work, a connection or an abort of the group ends. */
 static void
 work_nap(nccl_work *work, const dd_wait *wait, int64_t nap_ns)
 {
@@ -206,7 +207,7 @@ dd_nccl_work_duration(dd_nccl_work *base, float *ms, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    dd_cuda_guard guard; /* unlike cuEventQuery, cuEventElapsedTime needs a context */
+    dd_cuda_guard guard; /* cuEventElapsedTime needs a current context, unlike cuEventQuery */
     status = nccl_enter(work->group, work->channel->device, &guard, err);
     if (status != DD_OK) {
         return status;

@@ -1,8 +1,9 @@
 /* Works: how they are created, and how they end.
  *
  * A work is in its channel's list from before NCCL is called until it has ended. The watchdog, a
- * waiting thread, or a failure of the group may notice its end. Each holds the group's lock to
- * complete it, and only the first counts. Any holder may query its events, which live as long. */
+ * waiting thread, or a failure of the group may notice the end of a work. Each of them holds the
+ * group's lock to complete the work, and only the first completion counts. Any thread with a
+ * reference may query the work's events, which live as long as the work. */
 #include "nccl/group/internal.h"
 
 #include "core/lock.h"
@@ -110,7 +111,7 @@ nccl_work_create(nccl_channel *channel, const dd_nccl_call *call, int64_t start_
     if (call->nops == 1 && call->ops[0].kind == DD_NCCL_OP_RECV) {
         work->base.base.source_rank = call->ops[0].peer;
     }
-    work->base.base.on_done = call->on_done; /* not called if the call fails */
+    work->base.base.on_done = call->on_done; /* not called if dd_nccl_group_start fails */
     work->base.base.ctx = call->ctx;
     work->base.base.destroy = destroy_work;
     work->group = nccl_group_acquire_internal(group);
@@ -130,7 +131,7 @@ nccl_work_create(nccl_channel *channel, const dd_nccl_call *call, int64_t start_
     work->is_captured = is_captured;
     atomic_init(&work->is_started, false);
     atomic_init(&work->is_launched, false);
-    atomic_init(&work->is_device_done, true); /* until something is in the stream */
+    atomic_init(&work->is_device_done, true); /* true while nothing of the work is in the stream */
     dd_status status = acquire_events(work, err);
     if (status != DD_OK) {
         dd_work_release(&work->base.base);
@@ -210,11 +211,11 @@ complete_locked(nccl_work *work, const dd_error *error, dd_list *ended)
     }
 }
 
-/* Complete the works of the channel up to `last`, and move them to `ended`. */
+/* Complete the channel's works from the first up to `last`, and move them to `ended`. */
 static void
 complete_through_locked(nccl_channel *channel, nccl_work *last, dd_list *ended)
 {
-    /* The stream has passed `last`, and so the works before it. */
+    /* The stream has passed `last`, and so also all works before it. */
     while (!dd_work_is_done(&last->base.base)) {
         nccl_work *work = DD_CONTAINER_OF(channel->works.next, nccl_work, link);
         atomic_store_explicit(&work->is_device_done, true, memory_order_release);
@@ -242,7 +243,7 @@ nccl_works_release_ended(dd_list *ended)
 
 /* ---- queries of the device */
 
-/* Query an event. A thread that captures a graph may query other events only in relaxed mode. */
+/* Query an event, in relaxed mode: otherwise the query would invalidate a graph capture. */
 static dd_cuda_result
 query(const nccl_work *work, dd_cuda_event event)
 {

@@ -1,10 +1,10 @@
-/* Closing one or more groups: works, then communicators in parallel, then devices. */
+/* Closing groups: first all works, then communicators in parallel, then devices. */
 #include "nccl/lifecycle/internal.h"
 
 #include "core/lock.h"
 #include "core/thread.h"
 
-/* Time for communicators to end after all works, if the caller sets no deadline. */
+/* Time for communicators to end after the works, if the caller sets no deadline. */
 #define COMMS_END_NS (10 * DD_NS_PER_S)
 
 /* ---- works */
@@ -24,7 +24,7 @@ first_work(dd_nccl_group *group)
     return work;
 }
 
-/* Wait until no work is under way. DD_OK however they ended. */
+/* Wait until no work is under way. DD_OK even if works have failed. */
 static dd_status
 wait_for_works(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -51,8 +51,8 @@ dd_nccl_group_wait_works(dd_nccl_group *group, const dd_wait *wait, dd_error *er
     return status == DD_OK ? dd_nccl_group_check(group, err) : status;
 }
 
-/* True if `a` must close before `b`: all ranks first, then pairs by rank. All ranks need one order,
- * because ending a communicator may wait for its other ranks. */
+/* Return true if `a` must close before `b`: all-rank channels first, then pairs by rank. The order
+ * must be the same on all ranks, because ending a communicator may wait for its other ranks. */
 static bool
 is_before(const dd_nccl_group *group, const nccl_channel *a, const nccl_channel *b)
 {
@@ -87,13 +87,13 @@ count_to_close(dd_nccl_group *group)
     return count;
 }
 
-/* ---- threads that close, of which a watchdog has a limited number */
+/* ---- threads that close; a watchdog has at most DD_NCCL_ENDERS_MAX */
 
-/* The head of a job that several threads share. */
+/* Base struct of a job that several threads share. */
 typedef struct close_job {
-    atomic_uint refs; /* one for each thread, and for the thread that starts them */
+    atomic_uint refs; /* references: one for each thread, one for the thread that starts them */
     dd_nccl_watchdog *watchdog;
-    void (*run)(struct close_job *job); /* takes parts of the job until none is left */
+    void (*run)(struct close_job *job); /* performs parts of the job until no part is left */
     void (*destroy)(struct close_job *job);
 } close_job;
 
@@ -116,7 +116,7 @@ close_job_thread(void *arg)
     return NULL;
 }
 
-/* Start up to n threads; fewer if the watchdog's limit is reached or a thread cannot start. */
+/* Start up to n threads for the job; fewer if the limit is reached or a thread cannot start. */
 static void
 close_job_start(close_job *job, size_t n)
 {
@@ -132,15 +132,16 @@ close_job_start(close_job *job, size_t n)
     }
 }
 
-/* ---- the communicators of a group */
+/* ---- closing a group's communicators */
 
 typedef struct comms_job {
-    close_job base;       /* first */
+    close_job base;       /* must be first, for casts */
     dd_nccl_group *group; /* an internal reference */
     int64_t deadline_ns;  /* const after init */
-    unsigned nunfinished; /* guarded by the group's lock, like the next two */
+    /* Number of channels being closed; guarded by the group's lock, like the fields below. */
+    unsigned nunfinished;
     unsigned nfailed;
-    dd_error first; /* first error */
+    dd_error first; /* error of the first failed channel */
 } comms_job;
 
 static void
@@ -171,7 +172,7 @@ comms_job_take(comms_job *job)
     return first;
 }
 
-/* Close a channel that this thread has taken; after a failure the communicator must be aborted. */
+/* Close a channel that comms_job_take returned. If this fails, the communicator must be aborted. */
 static void
 comms_job_close(comms_job *job, nccl_channel *channel, const dd_wait *wait)
 {
@@ -218,7 +219,7 @@ comms_job_await(comms_job *job, const dd_wait *wait, dd_error *err)
 {
     dd_nccl_group *group = job->group;
     dd_wait endless = *wait;
-    endless.deadline_ns = DD_NEVER_NS; /* the threads keep the deadline */
+    endless.deadline_ns = DD_NEVER_NS; /* the threads observe the deadline, so only wait for them */
     dd_status status = DD_OK;
     dd_lock_take(&group->lock);
     while (job->nunfinished > 0 && status == DD_OK) {
@@ -234,7 +235,7 @@ comms_job_await(comms_job *job, const dd_wait *wait, dd_error *err)
     return status;
 }
 
-/* Close the communicators in parallel, here and on threads: NCCL needs half a second for each. */
+/* Close communicators in parallel, on this and other threads: NCCL needs half a second for each. */
 static dd_status
 close_comms(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -288,7 +289,7 @@ close_failed(dd_nccl_group *group, const dd_wait *wait)
     }
 }
 
-/* DD_OK with *has_failed if the group fails or is aborted before the end. */
+/* Close a group. DD_OK with *has_failed if the group fails or is aborted before the end. */
 static dd_status
 close_in_turn(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_error *err)
 {
@@ -311,7 +312,7 @@ close_in_turn(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_er
     return status;
 }
 
-/* The caller must have set is_closed. */
+/* Close a group, or clean up if it has failed. The caller must have set is_closed. */
 static dd_status
 close_group(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -346,11 +347,11 @@ close_group(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
     return status;
 }
 
-/* ---- several groups */
+/* ---- closing several groups in the background */
 
-/* Groups for threads to close. Each thread takes the next one, until there are no more. */
+/* Groups to close. Each thread takes the next group, until there are no more. */
 typedef struct groups_job {
-    close_job base; /* first */
+    close_job base; /* must be first, for casts */
     atomic_size_t next;
     size_t n;
     dd_nccl_group *groups[]; /* internal references */
@@ -421,7 +422,7 @@ dd_nccl_groups_post_close(dd_nccl_group *const *groups, size_t n)
     close_job_release(&job->base);
 }
 
-/* Wait for the thread that closes the group, and take its error. On failure, fail the group. */
+/* Wait for the thread that closes the group; return its error. A failed wait fails the group. */
 static dd_status
 await_background_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -477,10 +478,10 @@ dd_nccl_group_release(dd_nccl_group *group)
     nccl_watchdog_remove(group->watchdog, group);
     nccl_group_end(group, &cause, NULL, NCCL_END_RELEASED);
     nccl_group_start_abort(group);
-    dd_store_release(
-        group->store); /* no more meetings; errors at the end of a store must stay on this thread */
+    /* Release the store on this thread, where its errors belong; no rendezvous needs it now. */
+    dd_store_release(group->store);
     group->store = NULL;
-    /* No work is left to record, and the recorder may end before works and aborts do. */
+    /* Detach the recorder: it may end before works and aborts do, and no work is left to record. */
     dd_lock_take(&group->lock);
     dd_recorder_group *recorder_group = group->recorder_group;
     group->recorder_group = NULL;

@@ -1,4 +1,4 @@
-/* Checks by the watchdog that fail a group: deadlines of works, and errors of communicators. */
+/* The watchdog's checks that may fail a group: deadlines of works, errors of communicators. */
 #include "nccl/lifecycle/internal.h"
 
 #include "core/lock.h"

@@ -6,9 +6,9 @@
 
 /* ---- group_checks.c */
 
-/* Fail the group if a work is past its deadline. */
+/* Fail the group if a work has missed its deadline. */
 void nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns);
-/* Fail the group if a communicator has an error. */
+/* Fail the group if NCCL reports an error of one of its communicators. */
 void nccl_group_check_comms(dd_nccl_group *group);
 
 /* ---- watchdog.c */

@@ -43,7 +43,7 @@ copy_group_options(dd_nccl_group *group, const dd_nccl_group_options *options, d
     return DD_OK;
 }
 
-/* Allocate a group without store, options and recorder; NULL if there is no memory. */
+/* Allocate a group, still without store, options and recorder. NULL if there is no memory. */
 static dd_nccl_group *
 new_group(const dd_nccl_base *base, int rank, int size)
 {

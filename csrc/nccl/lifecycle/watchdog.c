@@ -10,9 +10,9 @@
 #define DEFAULT_INTERVAL_NS (20 * DD_NS_PER_MS)
 #define HURRY_NS DD_NS_PER_MS
 #define DEFAULT_ABORT_TIMEOUT_NS DD_NS_PER_S
-#define COMMS_NS DD_NS_PER_S /* between checks of idle communicators */
-#define IDLE_STOP_NS \
-    (2 * DD_NS_PER_S) /* time that it stays awake when idle: waking it takes longer than a call */
+#define COMMS_NS DD_NS_PER_S /* interval between checks of communicators if no work is under way */
+/* Time without works after which the thread sleeps: waking it takes longer than a call. */
+#define IDLE_STOP_NS (2 * DD_NS_PER_S)
 #define JOIN_NS (2 * DD_NS_PER_S)
 
 static void
@@ -21,7 +21,7 @@ note(dd_nccl_watchdog *watchdog, const char *activity)
     atomic_store_explicit(&watchdog->activity, activity, memory_order_relaxed);
 }
 
-/* ---- check of a group */
+/* ---- checking a group */
 
 static nccl_progress
 check_watched_group(dd_nccl_watchdog *watchdog, dd_nccl_group *group, bool checks_comms, bool *is_busy)
@@ -48,7 +48,7 @@ check_watched_group(dd_nccl_watchdog *watchdog, dd_nccl_group *group, bool check
     return NCCL_ENDED;
 }
 
-/* End all groups without a report, because the driver shuts down. The thread ends as well. */
+/* End all groups without a report, because the driver is shutting down. The thread then ends. */
 static void
 end_groups(dd_nccl_watchdog *watchdog)
 {
@@ -69,7 +69,7 @@ end_groups(dd_nccl_watchdog *watchdog)
     dd_lock_release(&watchdog->lock);
 }
 
-/* Check all groups; *is_busy if a work is under way. Must be called without the lock. */
+/* Check all groups. Sets *is_busy if a work is under way. The caller must not hold the lock. */
 static nccl_progress
 watchdog_check_groups(dd_nccl_watchdog *watchdog, bool *is_busy)
 {
@@ -110,8 +110,8 @@ sleep_locked(dd_nccl_watchdog *watchdog, int64_t duration_ns)
     dd_cond_wait_until(&watchdog->wake, &watchdog->lock, &until);
 }
 
-/* Sleep after a long idle time. A thread that starts a work after is_asleep is set sees it and
- * kicks; an earlier work is found by the check between setting it and sleeping. */
+/* Sleep, after a long time without works. A thread that starts a work after is_asleep is set wakes
+ * the watchdog; the check between setting is_asleep and sleeping finds earlier works. */
 static nccl_progress
 watchdog_doze(dd_nccl_watchdog *watchdog)
 {
@@ -211,7 +211,7 @@ dd_nccl_watchdog_create(const dd_cuda *cuda, const dd_nccl_watchdog_options *opt
     return DD_OK;
 }
 
-/* Wait for the watchdog's thread and all that abort; false if any hangs in NCCL or the driver. */
+/* Wait for the watchdog's thread and all that abort. False if one hangs in NCCL or the driver. */
 static bool
 await_threads(dd_nccl_watchdog *watchdog)
 {
@@ -244,7 +244,7 @@ dd_nccl_watchdog_destroy(dd_nccl_watchdog *watchdog)
         if (is_started) {
             dd_thread_detach(watchdog->thread);
         }
-        return; /* the remaining threads use it */
+        return; /* the remaining threads use the watchdog, so leak it */
     }
     if (is_started) {
         dd_thread_join(watchdog->thread);

@@ -9,7 +9,7 @@
 
 /* ---- agreement between the ranks */
 
-/* A rank's card. Native byte order: NCCL needs hosts of one kind. */
+/* The record that a rank publishes. Native byte order: NCCL needs hosts of one kind. */
 typedef struct window_card {
     int64_t pid;
     char host[DD_HOST_NAME_MAX];
@@ -133,8 +133,8 @@ agree_on_window(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_
 
 /* ---- opening */
 
-/* Register the memory by a call that waits for the other ranks, which have agreed to make it. A
- * failure ends the group: the ranks are out of step. */
+/* Register the memory. NCCL waits for the other ranks, which have agreed to register theirs. A
+ * failure ends the group, because the ranks no longer agree. */
 static dd_status
 register_memory(dd_nccl_group_window *window, const dd_wait *wait, dd_error *err)
 {
@@ -155,7 +155,7 @@ register_memory(dd_nccl_group_window *window, const dd_wait *wait, dd_error *err
     return DD_OK;
 }
 
-/* Check this rank's memory before the ranks agree: a refusal by NCCL would fail the group. */
+/* Check this rank's memory before the ranks agree: later, an error of NCCL would fail the group. */
 static dd_status
 check_and_agree(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_wait *wait, dd_error *err)
 {
@@ -225,7 +225,7 @@ dd_nccl_group_window_open(dd_nccl_group *group, const dd_nccl_window_spec *spec,
     return DD_OK;
 }
 
-/* ---- the end */
+/* ---- closing */
 
 static void
 take_out(dd_nccl_group_window *window)
