@@ -1,4 +1,4 @@
-/* An MPI communicator for a group: creation, collectives, messages, close. */
+/* A group's MPI communicator: creation, collectives, messages, close. */
 #include "core/background_task.h"
 #include "core/mem.h"
 #include "group/group.h"
@@ -7,7 +7,7 @@
 #include <limits.h>
 #include <string.h>
 
-/* The state of one operation in progress. */
+/* The state of one operation in progress, stored in dd_carried.state. */
 typedef struct mpi_operation {
     mpi_word request;
 } mpi_operation;
@@ -52,8 +52,8 @@ mpi_cancel(dd_carrier *base, dd_carried *carried)
 
 /* ---- messages */
 
-/* The unit in which both sides count messages of more than INT_MAX bytes if the library has no
- * large counts. */
+/* If the library has no 64-bit counts, both sides count messages of more than INT_MAX bytes in
+ * units of this many bytes. */
 #define LARGE_UNIT ((size_t)8)
 
 typedef struct message_shape {
@@ -170,7 +170,7 @@ poll_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message,
     return count_received(library, &status, message, err);
 }
 
-/* Cancel the message. MPI guarantees this only for receives; a send's memory is read on receipt. */
+/* Cancel a message. MPI guarantees this only for receives: it reads a send's memory on receipt. */
 static bool
 cancel_message(dd_carrier *base, dd_carried *carried)
 {
@@ -209,13 +209,13 @@ static const dd_carrier_ops OPS = {
     .close = mpi_close,
 };
 
-/* A rank's place in MPI's world. */
+/* A rank of the group as a process of MPI_COMM_WORLD. */
 typedef struct mpi_identity {
     int32_t rank;
     int32_t size;
 } mpi_identity;
 
-/* All ranks check the same data, so all report the same error. */
+/* Check the ranks' identities. All ranks check the same data, so all report the same error. */
 static dd_status
 check_identities(const mpi_library *library, const mpi_identity *all, int nranks, dd_error *err)
 {
@@ -240,15 +240,15 @@ check_identities(const mpi_library *library, const mpi_identity *all, int nranks
     return DD_OK;
 }
 
-/* MPI_Comm_create_group blocks until all members have called it, for ever if one of them dies. It
- * therefore runs on a thread of its own. */
+/* A call of MPI_Comm_create_group, which blocks until all members have called it: for ever if one
+ * of them dies. It therefore runs on a separate thread. */
 typedef struct comm_creation {
-    dd_background_task task; /* must be first */
+    dd_background_task task; /* must be first, for casts */
     const mpi_library *library;
-    int *ranks; /* ranks in MPI's world */
+    int *ranks; /* the members' ranks in MPI_COMM_WORLD */
     int nranks;
     int tag;
-    mpi_word comm; /* result */
+    mpi_word comm; /* the new communicator; valid if status is DD_OK */
     dd_status status;
     dd_error error;
 } comm_creation;

@@ -1,9 +1,9 @@
-/* The families of MPI libraries: MPI 5's standard ABI, MPICH (also Intel MPI), and Open MPI. */
+/* Constants of the MPI libraries: MPI 5's standard ABI, MPICH (also Intel MPI), and Open MPI. */
 #include "mpi/mpi_internal.h"
 
 #include <string.h>
 
-/* MPI's standard ABI. */
+/* Constants of MPI's standard ABI. */
 static const mpi_constants STANDARD = {
     .comm_world = 0x101,
     .comm_self = 0x102,
@@ -43,7 +43,7 @@ static const mpi_constants STANDARD = {
     .source_at = 0,
 };
 
-/* MPICH and compatible libraries. */
+/* Constants of MPICH and compatible libraries. */
 static const mpi_constants MPICH = {
     .comm_world = 0x44000000,
     .comm_self = 0x44000001,
@@ -83,7 +83,7 @@ static const mpi_constants MPICH = {
     .source_at = 2,
 };
 
-/* Open MPI: handles are addresses of the library's variables, resolved from OPEN_MPI_HANDLES. */
+/* Constants of Open MPI. Its handles are addresses of variables, found by OPEN_MPI_HANDLES. */
 static const mpi_constants OPEN_MPI = {
     .in_place = (void *)1,
     .status_ignore = NULL,

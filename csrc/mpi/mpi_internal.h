@@ -6,24 +6,24 @@
 #include "mpi/mpi.h"
 #include "mpi/mpi_api.h"
 
-/* Constants that differ between the families of libraries. */
+/* Constants that differ between MPICH, Open MPI and MPI's standard ABI. */
 typedef struct mpi_constants {
     mpi_word comm_world;
     mpi_word comm_self;
     mpi_word errors_return;
     mpi_word byte;
-    mpi_word types[DD_DTYPE_COUNT]; /* 0 if there is none */
-    mpi_word ops[DD_REDOP_COUNT];   /* 0 if there is none */
+    mpi_word types[DD_DTYPE_COUNT]; /* datatype handles; 0 if MPI has none for the dtype */
+    mpi_word ops[DD_REDOP_COUNT];   /* operation handles; 0 if MPI has none for the reduction */
     void *in_place;
     mpi_status *status_ignore;
     int any_source;
-    int tag_ub; /* the key of the attribute MPI_TAG_UB */
+    int tag_ub; /* key of the attribute MPI_TAG_UB */
     int thread_multiple;
     int err_truncate;
-    int source_at; /* index of the source in mpi_status.words */
+    int source_at; /* index of the sender's rank in mpi_status.words */
 } mpi_constants;
 
-/* dldist's MIN and MAX of floats: the result is NaN if any operand is, in any order. */
+/* User-defined MIN and MAX of floats, which return NaN if any operand is NaN, in any order. */
 typedef struct mpi_float_ops {
     mpi_word min32;
     mpi_word max32;
@@ -32,13 +32,13 @@ typedef struct mpi_float_ops {
 } mpi_float_ops;
 
 typedef struct mpi_library {
-    dd_carrier_library base; /* must be first */
+    dd_carrier_library base; /* must be first, for casts */
     dd_dylib dylib;
     mpi_api api;
     mpi_constants constants;
     bool has_large;
-    char version[256]; /* the first line of MPI_Get_library_version */
-    /* The fields below are valid once has_begun is true. */
+    char version[256]; /* first line of MPI_Get_library_version */
+    /* Fields below are valid only if has_begun is true. */
     bool has_begun;
     bool is_ours; /* dldist initialised MPI and must finalise it */
     int rank;
@@ -49,14 +49,14 @@ typedef struct mpi_library {
 
 /* ---- mpi_lib.c */
 
-/* Return DD_OK, or DD_BACKEND with a message like "MPI_Ibcast: <MPI's text> (Open MPI v4.1.4)". */
+/* Convert an MPI code: DD_OK, or DD_BACKEND "MPI_Ibcast: <MPI's text> (code 15 of <version>)". */
 dd_status mpi_check(const mpi_library *library, int code, const char *what, dd_error *err) DD_MUST_CHECK;
-/* Return true if MPI has been finalised; then no MPI function may be called. */
+/* Return true if MPI has been finalised: then the caller must not call MPI. */
 bool mpi_is_finalized(const mpi_library *library);
 
 /* ---- mpi_constants.c */
 
-/* These identify the library's family by its version text and its file name. */
+/* Both functions identify the kind of library, by its version text and file name. */
 bool mpi_is_open_mpi(const mpi_library *library);
 dd_status mpi_find_constants(mpi_library *library, dd_error *err) DD_MUST_CHECK;
 
@@ -65,14 +65,14 @@ dd_status mpi_find_constants(mpi_library *library, dd_error *err) DD_MUST_CHECK;
 dd_status mpi_make_carrier(dd_carrier_library *library, struct dd_group *group, dd_carrier **carrier,
                            const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* ---- mpi_start.c: collectives */
+/* ---- mpi_start.c: starting collectives */
 
 typedef struct mpi_carrier {
-    dd_carrier base; /* must be first */
+    dd_carrier base; /* must be first, for casts */
     mpi_library *library;
     mpi_word comm;
     int nranks;
-    int *numbers; /* [4 * nranks]: counts and offsets as ints, if there are no large counts */
+    int *numbers; /* counts and offsets as ints, 4 * nranks, for MPI without 64-bit counts */
 } mpi_carrier;
 
 bool mpi_has(const dd_carrier *base, const dd_carried_call *call);
