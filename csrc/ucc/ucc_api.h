@@ -1,8 +1,8 @@
 /* UCC's interface, declared by dldist: types, values, and one list of functions.
  *
- * No file of UCC is needed to build. Layouts match versions 1.2 to 1.9 on 64-bit machines. UCC's
- * structs only grow at their ends, and masks mark the fields in use. Fields and functions have
- * UCC's names, so that they can be searched for. */
+ * The build needs no file of UCC's. Layouts match versions 1.2 to 1.9 on 64-bit machines. UCC's
+ * structs grow only at their ends, and their masks tell which fields are used. Fields and functions
+ * have UCC's names, so that a text search finds them. */
 #ifndef DD_UCC_UCC_API_H
 #define DD_UCC_UCC_API_H
 
@@ -20,19 +20,19 @@ typedef struct dd_ucc_opaque_context *dd_ucc_context_handle;
 typedef struct dd_ucc_opaque_context_config *dd_ucc_context_config;
 typedef struct dd_ucc_opaque_team *dd_ucc_team_handle;
 
-/* Errors are negative. The meaning of other values is known only to UCC: see ucc_status_string. */
+/* UCC's results. Errors are negative; for values not listed here use ucc_status_string. */
 typedef enum dd_ucc_status {
     DD_UCC_OK = 0,
     DD_UCC_INPROGRESS = 1,
     DD_UCC_ERR_NOT_SUPPORTED = -1,
     DD_UCC_ERR_NOT_IMPLEMENTED = -2,
     DD_UCC_ERR_NO_MEMORY = -4,
-    DD_UCC_ERR_NO_MESSAGE = -6 /* unspecified error */
+    DD_UCC_ERR_NO_MESSAGE = -6 /* UCC's unspecified error */
 } dd_ucc_status;
 
 typedef enum dd_ucc_thread_mode { DD_UCC_THREAD_MULTIPLE = 2 } dd_ucc_thread_mode;
 
-/* Values are single bits, also used in sets. */
+/* UCC's collectives. Values are single bits, so that they can form sets. */
 typedef enum dd_ucc_coll_type {
     DD_UCC_ALLGATHER = 1 << 0,
     DD_UCC_ALLGATHERV = 1 << 1,
@@ -67,7 +67,7 @@ typedef enum dd_ucc_op {
 #define DD_UCC_LIB_THREAD_MODE UINT64_C(1)
 #define DD_UCC_LIB_COLL_TYPES UINT64_C(2)
 
-/* Used for both ucc_lib_params and ucc_lib_attr. */
+/* UCC's ucc_lib_params and ucc_lib_attr, which have the same layout. */
 typedef struct dd_ucc_lib_params {
     uint64_t mask;
     dd_ucc_thread_mode thread_mode;
@@ -76,7 +76,7 @@ typedef struct dd_ucc_lib_params {
     int sync_type;
 } dd_ucc_lib_params;
 
-/* An all_gather by the caller, used while UCC does not know the other ranks; one at a time. */
+/* Caller-supplied out-of-band all_gather, for bootstrapping UCC; at most one is in progress. */
 typedef struct dd_ucc_oob_coll {
     dd_ucc_status (*allgather)(void *src, void *recv, size_t size, void *coll_info, void **request);
     dd_ucc_status (*req_test)(void *request);
@@ -141,7 +141,7 @@ typedef struct dd_ucc_buffer {
     dd_ucc_memory_type mem_type;
 } dd_ucc_buffer;
 
-/* An array with one block for each rank. */
+/* ucc_coll_buffer_info_v: an array with one block for each rank. */
 typedef struct dd_ucc_buffer_v {
     void *buffer;
     const uint64_t *counts;
@@ -175,9 +175,9 @@ typedef struct dd_ucc_coll_args {
     void *cb[2];
     double timeout;
     uint64_t active_set[3];
-    void *src_memh; /* since 1.5 */
+    void *src_memh; /* src_memh and dst_memh exist since UCC 1.5 */
     void *dst_memh;
-    uint64_t later[8]; /* zero; UCC copies as many bytes as its own version has */
+    uint64_t later[8]; /* zero; later fields: UCC copies a struct of its own version's size */
 } dd_ucc_coll_args;
 
 _Static_assert(sizeof(size_t) == sizeof(uint64_t), "counts and offsets are handed over as they are");
@@ -202,7 +202,7 @@ _Static_assert(offsetof(dd_ucc_coll_args, later) == 200, "ucc_coll_args");
 
 /* ---- functions */
 
-/* X(name, result, parameters): required functions. */
+/* X(name, result, parameters): functions that every UCC must have. */
 #define DD_UCC_FUNCTIONS(X)                                                                               \
     X(ucc_get_version_string, const char *, (void))                                                       \
     X(ucc_status_string, const char *, (dd_ucc_status status))                                            \
@@ -238,7 +238,8 @@ _Static_assert(offsetof(dd_ucc_coll_args, later) == 200, "ucc_coll_args");
 
 typedef struct dd_ucc_api {
     DD_UCC_FUNCTIONS(DD_UCC_POINTER)
-    void (*ucc_get_version)(unsigned *major, unsigned *minor, unsigned *release); /* loaded first */
+    /* Loaded first, to check the version. */
+    void (*ucc_get_version)(unsigned *major, unsigned *minor, unsigned *release);
 } dd_ucc_api;
 
 #endif

@@ -1,10 +1,10 @@
-/* Starting collectives as UCC calls. */
+/* Starting, polling and cancelling collectives as UCC calls. */
 #include "ucc/ucc_internal.h"
 
-/* The state of one collective in progress. */
+/* The state of one collective in progress, stored in dd_carried.state. */
 typedef struct ucc_call {
     dd_ucc_request *request;
-    dd_coll coll; /* for error messages */
+    dd_coll coll; /* the collective, for error messages */
 } ucc_call;
 
 _Static_assert(sizeof(ucc_call) <= sizeof((dd_carried){0}.state), "a carried operation has room for it");
@@ -17,7 +17,7 @@ call_of(dd_carried *carried)
 
 typedef struct ucc_type {
     bool is_known;
-    int number; /* UCC's number */
+    int number; /* UCC's number of the data type */
 } ucc_type;
 
 static const ucc_type TYPES[DD_DTYPE_COUNT] = {
@@ -39,8 +39,8 @@ static const ucc_operation OPERATIONS[DD_REDOP_COUNT] = {
     [DD_REDOP_BXOR] = {true, DD_UCC_BXOR},
 };
 
-/* Return UCC's collective. Gather, scatter and all_to_all always take the form for blocks of
- * different sizes, since each rank knows only its own blocks. */
+/* Return UCC's collective for a call. Gather, scatter and all_to_all use the variant for blocks of
+ * different sizes, since each rank knows only the sizes of its own blocks. */
 static dd_ucc_coll_type
 type_of(const dd_carried_call *call)
 {
@@ -68,8 +68,8 @@ type_of(const dd_carried_call *call)
     return DD_UCC_BARRIER;
 }
 
-/* Check reductions here: UCC supports what dd_reduce_is_supported accepts of these types, but
- * rejects other combinations only when it reduces. */
+/* Return true if UCC can carry out the call. Reductions must be checked here: of these types UCC
+ * supports those that dd_reduce_is_supported accepts, but rejects others only while it reduces. */
 static bool
 has(const dd_carrier *carrier, const dd_carried_call *call)
 {
@@ -94,7 +94,7 @@ blocks(const dd_carried_call *call, const void *data, const size_t *counts, cons
                                          DD_UCC_DATATYPE(TYPES[call->dtype].number), DD_UCC_MEMORY_HOST}};
 }
 
-/* UCC takes the total size of equal blocks: reduce_scatter's input, an even all_gather's output. */
+/* Set the source. For the input of reduce_scatter, UCC takes only the total size of the blocks. */
 static void
 describe_inputs(const dd_ucc_carrier *self, const dd_carried_call *call, dd_ucc_coll_args *args)
 {
@@ -130,7 +130,7 @@ ucc_args_of(const dd_ucc_carrier *self, const dd_carried_call *call)
         .flags = DD_UCC_FLAG_COUNT_64BIT | DD_UCC_FLAG_DISPLACEMENTS_64BIT,
         .root = (uint64_t)call->root,
     };
-    if (call->coll == DD_COLL_BROADCAST) { /* a broadcast has one array */
+    if (call->coll == DD_COLL_BROADCAST) { /* UCC's broadcast has one array: the source */
         args.src = plain(call, call->output, call->count);
         return args;
     }
@@ -193,7 +193,7 @@ ucc_poll(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err)
     return dd_ucc_check(self->lib, theirs, err, "UCC's %s", dd_coll_name(call->coll));
 }
 
-/* UCC cannot cancel a collective. */
+/* UCC cannot cancel a collective: return false if it is still in progress. */
 static bool
 ucc_cancel(dd_carrier *carrier, dd_carried *carried)
 {
@@ -207,8 +207,8 @@ ucc_cancel(dd_carrier *carrier, dd_carried *carried)
     return true;
 }
 
-/* Messages are not supported: UCC has none. torch.distributed emulates them by broadcasts in a set
- * of two ranks, which supports neither receives from any rank nor a receiver that starts first. */
+/* UCC has no messages. torch.distributed emulates them by broadcasts in a set of two ranks, which
+ * supports neither receives from any rank nor a receiver that starts first. dldist does not. */
 const dd_carrier_ops dd_ucc_ops = {
     .has = has,
     .start = ucc_start,

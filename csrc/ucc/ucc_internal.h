@@ -7,46 +7,46 @@
 #include "core/dylib.h"
 #include "ucc/ucc_api.h"
 
-/* Constant once dd_ucc_open has returned. */
+/* The loaded library. Constant once dd_ucc_open has returned. */
 typedef struct dd_ucc_lib {
-    dd_carrier_library base; /* must be first */
+    dd_carrier_library base; /* must be first, for casts */
     dd_ucc_api api;
     dd_dylib dylib;
     dd_ucc_lib_handle handle;
-    uint64_t coll_types; /* the collectives of all of UCC's components */
+    uint64_t coll_types; /* set of the dd_ucc_coll_type bits that UCC's components support */
     char version[64];
 } dd_ucc_lib;
 
-/* Return DD_OK unless `theirs` is an error; then DD_NOT_SUPPORTED if UCC reports that, otherwise
- * DD_BACKEND. The message is "<what>: <UCC's text> (-6)". */
+/* Convert a UCC result: DD_OK unless it is an error, DD_NOT_SUPPORTED if UCC reports that,
+ * otherwise DD_BACKEND. The message is "<what>: <UCC's text> (-6), says <version> (<path>)". */
 dd_status dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const char *what, ...)
     DD_PRINTF(4, 5) DD_MUST_CHECK;
 
-/* The all_gathers that UCC needs while the carrier is created, carried out by the group. */
+/* State of the all_gathers with which UCC bootstraps while the carrier is created. */
 typedef struct dd_ucc_oob {
-    struct dd_group *group; /* NULL once the carrier exists */
+    struct dd_group *group; /* the group that carries them out; NULL once the carrier exists */
     const dd_wait *wait;
-    dd_error error; /* of the all_gather that failed */
+    dd_error error; /* error of an all_gather that failed; code is DD_OK if none has */
 } dd_ucc_oob;
 
 dd_ucc_oob_coll dd_ucc_oob_calls(dd_ucc_oob *oob, int rank, int nranks);
 
 typedef struct dd_ucc_carrier {
-    dd_carrier base; /* must be first */
+    dd_carrier base; /* must be first, for casts */
     const dd_ucc_lib *lib;
     dd_ucc_context_handle context;
     dd_ucc_team_handle team;
     int rank;
     int nranks;
-    bool has_leftover; /* UCC still runs a collective that no caller waits for */
+    bool has_leftover; /* UCC still runs a cancelled collective */
     dd_ucc_oob oob;
     dd_background_task end;
 } dd_ucc_carrier;
 
-/* dd_carrier_library.make. */
+/* Implement dd_carrier_library.make. */
 dd_status dd_ucc_make(dd_carrier_library *library, struct dd_group *group, dd_carrier **carrier,
                       const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* dd_carrier_ops.close. */
+/* Implement dd_carrier_ops.close. */
 void dd_ucc_close(dd_carrier *carrier, bool is_well);
 
 extern const dd_carrier_ops dd_ucc_ops;

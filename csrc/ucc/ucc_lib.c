@@ -26,7 +26,7 @@ dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const c
                         lib->api.ucc_status_string(theirs), (int)theirs, lib->version, lib->dylib.path);
 }
 
-/* Reject unsupported versions: UCC itself only warns. */
+/* Reject unsupported versions, for which UCC itself only logs a warning. */
 static dd_status
 check_version(void *ctx, dd_error *err)
 {
@@ -84,7 +84,7 @@ init_library(dd_ucc_lib *lib, dd_ucc_lib_config config, dd_error *err)
     return DD_OK;
 }
 
-/* Read the configuration with torch.distributed's prefix, so that its settings apply. */
+/* Initialise UCC, with torch.distributed's prefix for settings: TORCH_UCC_... variables. */
 static dd_status
 start_library(dd_ucc_lib *lib, dd_error *err)
 {
