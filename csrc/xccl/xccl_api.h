@@ -1,8 +1,8 @@
 /* oneCCL's C interface, declared by dldist.
  *
- * It is NCCL's interface under other names; the numbers of data types and of reductions are NCCL's
- * (lib_api.h). Differences: results from 6 on, the size of an id, and the type of the number of
- * ranks (size_t). Functions have oneCCL's names, so that they can be searched for. */
+ * It is NCCL's interface under other names, with NCCL's numbers for data types and reductions
+ * (lib_api.h). Differences: the results from 6 on, the size of a unique id, and the type of the
+ * number of ranks (size_t). Functions have oneCCL's names, so that a text search finds them. */
 #ifndef DD_XCCL_XCCL_API_H
 #define DD_XCCL_XCCL_API_H
 
@@ -12,7 +12,7 @@
 
 typedef struct xccl_opaque_comm *xccl_comm;
 
-/* Passed by value to onecclCommInitRank. */
+/* onecclUniqueId; passed by value to onecclCommInitRank. */
 typedef struct xccl_unique_id {
     char bytes[4096];
 } xccl_unique_id;
@@ -39,7 +39,7 @@ typedef enum xccl_result {
 #undef DD_XCCL_RESULT
 } xccl_result;
 
-/* X(name, returns, parameters). With a NULL stream, which means the host, a call blocks. */
+/* X(name, returns, parameters). If `stream` is NULL, a call uses host memory and blocks. */
 #define DD_XCCL_FUNCTIONS(X)                                                                               \
     X(onecclGetVersion, xccl_result, (int *version))                                                       \
     X(onecclGetErrorString, const char *, (xccl_result result))                                            \

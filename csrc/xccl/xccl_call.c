@@ -1,4 +1,4 @@
-/* Collectives as oneCCL calls. Everything except xccl_has runs on the communicator's thread. */
+/* Collectives as oneCCL calls. All functions except xccl_has run on the communicator's thread. */
 #include "nccl/driver/lib.h"
 #include "xccl/xccl_internal.h"
 
@@ -9,12 +9,12 @@
 typedef struct xccl_fold {
     dd_nccl_dtype dtype;
     dd_nccl_redop op;
-    size_t nparts; /* oneCCL elements for each element of the array */
+    size_t nparts; /* number of oneCCL elements in an element of the array: 2 if complex */
 } xccl_fold;
 
 typedef struct redop_info {
     bool is_known;
-    bool is_by_parts; /* for complex numbers: applies to each part separately */
+    bool is_by_parts; /* complex numbers: may be applied to each part */
     dd_nccl_redop theirs;
 } redop_info;
 
@@ -25,7 +25,8 @@ static const redop_info REDOPS[DD_REDOP_COUNT] = {
     [DD_REDOP_MAX] = {true, false, DD_NCCL_MAX},
 };
 
-/* oneCCL has the data types that all versions of NCCL have. */
+/* Find oneCCL's type and operation for a reduction. oneCCL has the data types that all versions of
+ * NCCL have. Return false if oneCCL cannot reduce this. */
 static bool
 find_fold(dd_dtype dtype, dd_redop op, xccl_fold *fold)
 {
@@ -54,16 +55,16 @@ xccl_has(const dd_carrier *carrier, const dd_carried_call *call)
            (find_fold(call->dtype, call->op, &fold) && !dd_carried_needs_nan(call));
 }
 
-/* ---- steps: single oneCCL calls. Steps that all ranks know to be empty are skipped */
+/* ---- steps: one oneCCL call each. A step that all ranks know to be empty is skipped */
 
 typedef struct xccl_step {
     xccl_carrier *self;
     const dd_carried_call *call;
-    size_t size; /* of an element, in bytes */
+    size_t size; /* size of an element in bytes */
     dd_error *err;
 } xccl_step;
 
-/* Return true if no caller waits any longer; its memory may then be reused before the next step. */
+/* Return true if no caller waits: the call's memory may then be reused before the next step. */
 static bool
 is_cancelled(const xccl_step *step)
 {
@@ -86,7 +87,7 @@ static dd_status
 step_broadcast_block(const xccl_step *step, void *output, size_t count, int root)
 {
     xccl_carrier *self = step->self;
-    /* Other ranks must also pass an input; it is not read. */
+    /* oneCCL requires an input on all ranks, but reads only the root's */
     const void *input = self->rank == root ? step->call->input : output;
     if (count == 0) {
         return DD_OK;
@@ -187,7 +188,7 @@ step_all_reduce(const xccl_step *step)
                       "onecclAllReduce", step->err);
 }
 
-/* oneCCL's onecclAllGather takes only equal blocks; other blocks are broadcast one by one. */
+/* Gather blocks. onecclAllGather takes only equal blocks; others are broadcast one by one. */
 static dd_status
 step_all_gather(const xccl_step *step)
 {
@@ -223,7 +224,7 @@ step_reduce_scatter(const xccl_step *step)
     return status;
 }
 
-/* Sends and receives wait for each other; the root avoids a deadlock by receiving in rank order. */
+/* Gather. Sends wait for their receives; the root avoids a deadlock by receiving in rank order. */
 static dd_status
 step_gather(const xccl_step *step)
 {

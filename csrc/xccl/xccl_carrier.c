@@ -1,10 +1,10 @@
-/* A oneCCL communicator for a group: creation, calls, close. */
+/* A group's oneCCL communicator: creation, calls, close. */
 #include "xccl/xccl_internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* The timeout of a close, which takes milliseconds. */
+/* timeout of a close, which usually takes milliseconds */
 #define END_NS DD_NS_PER_S
 
 static dd_status
@@ -27,7 +27,7 @@ xccl_poll(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
     return *is_done && self->status != DD_OK ? dd_error_copy(err, &self->error) : DD_OK;
 }
 
-/* oneCCL cannot cancel a call. The abandoned thread frees everything if the call returns. */
+/* Abandon a call, which oneCCL cannot cancel. The thread frees everything if the call returns. */
 static bool
 xccl_cancel(dd_carrier *base, dd_carried *carried)
 {
@@ -55,14 +55,14 @@ xccl_close(dd_carrier *base, bool is_well)
     dd_background_task_release(&self->thread);
 }
 
-/* Messages are not supported: oneCCL matches them only by order, without tags. */
+/* oneCCL's messages are not used: oneCCL matches them only by order, without tags. */
 static const dd_carrier_ops OPS = {
     .has = xccl_has, .start = xccl_start, .poll = xccl_poll, .cancel = xccl_cancel, .close = xccl_close};
 
-/* Broadcast by rank 0. */
+/* The record that rank 0 broadcasts. */
 typedef struct xccl_card {
     xccl_unique_id id;
-    char problem[256]; /* the reason if there is no id; else empty */
+    char problem[256]; /* why there is no id; empty if there is one */
 } xccl_card;
 
 static dd_status
@@ -84,7 +84,7 @@ make_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
     return status == DD_OK ? xccl_do(self, XCCL_GET_ID, group, wait, err) : status;
 }
 
-/* Share rank 0's id, or the reason why it has none, with all ranks. */
+/* Share rank 0's unique id, or the reason why it has none, with all ranks. */
 static dd_status
 agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -108,7 +108,7 @@ agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *
     return status;
 }
 
-/* Set *all to true if `mine` is true on all ranks. */
+/* Set *all to true if `mine` is true on all ranks. All ranks must call it. */
 static dd_status
 vote_by_min(dd_group *group, bool mine, bool *all, const dd_wait *wait, dd_error *err)
 {
@@ -124,8 +124,8 @@ vote_by_min(dd_group *group, bool mine, bool *all, const dd_wait *wait, dd_error
     return status;
 }
 
-/* Take the turn on all ranks. A rank that gets it while another one does not releases it again: the
- * other rank may be waiting in another group for this process. */
+/* Take the turn on all ranks. If a rank gets the turn but another rank does not, it must release
+ * the turn: the other rank may be waiting in another group for this process. */
 static dd_status
 take_turn_together(dd_group *group, const dd_wait *wait, dd_error *err)
 {

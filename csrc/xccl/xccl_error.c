@@ -1,4 +1,4 @@
-/* oneCCL's results as errors. */
+/* Conversion of oneCCL's results into errors. */
 #include "xccl/xccl_internal.h"
 
 #include <stdio.h>

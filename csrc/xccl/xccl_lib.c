@@ -8,7 +8,7 @@
 
 static const dd_dylib_symbol SYMBOLS[] = {DD_XCCL_FUNCTIONS(SYMBOL)};
 
-/* onecclGetVersion also makes oneCCL load its plug-in. */
+/* Read the version. onecclGetVersion also makes oneCCL load its plug-in. */
 static dd_status
 read_oneccl_version(xccl_library *library, dd_error *err)
 {

@@ -1,15 +1,15 @@
-/* The thread of a communicator. */
+/* The thread of a oneCCL communicator, and the process's turn to use oneCCL. */
 #include "core/list.h"
 #include "core/mem.h"
 #include "xccl/xccl_internal.h"
 
-/* How often the turn is tried: its release wakes no waiter. */
+/* interval between tries to take the turn, as its release wakes no thread */
 #define TURN_NAP_NS DD_NS_PER_MS
 
 /* ---- turns */
 
-/* The process's turn to use oneCCL. */
-static atomic_bool is_turn_taken; /* acquire and release: a lock passed between threads */
+/* true while a thread of the process holds the turn */
+static atomic_bool is_turn_taken; /* acquire and release, because it is a lock */
 
 bool
 xccl_try_turn(void)
@@ -77,7 +77,7 @@ xccl_post(xccl_carrier *self, xccl_job job)
     dd_lock_release(&self->mu);
 }
 
-/* Wait one slice for the end of the job. */
+/* Wait until the job is done, at most a slice of `wait`; then check the group. */
 static dd_status
 await_job_end(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -148,7 +148,7 @@ do_in_turn(xccl_carrier *self, xccl_job job, dd_error *err)
     return xccl_check(self, result, job_name(job), err);
 }
 
-/* Set the thread idle, unless XCCL_CANCEL has been posted, which is then the next job. */
+/* Set the thread idle. If XCCL_CANCEL has been posted meanwhile, that is the next job instead. */
 static void
 end_job(xccl_carrier *self, xccl_job job)
 {
@@ -173,7 +173,7 @@ run_thread(dd_background_task *task)
     if (job == XCCL_END) {
         (void)self->library->api.onecclCommDestroy(self->comm);
     }
-    end_turn(self); /* releases the turn of a job that was replaced by XCCL_CANCEL */
+    end_turn(self); /* if XCCL_CANCEL replaced a job, its turn is still held */
 }
 
 static void
