@@ -11,7 +11,7 @@
 
 /* The place of a block: in one of the program's arrays, or in scratch memory. */
 typedef struct location {
-    size_t array; /* SCRATCH for the step's scratch memory */
+    size_t array; /* index in arrays; SCRATCH for the step's scratch memory */
     size_t offset;
     size_t nbytes;
 } location;
@@ -20,39 +20,39 @@ typedef struct location {
 #define INLINE_BLOCKS 64
 
 typedef struct part {
-    dd_ffi_part what; /* its addresses are unused */
+    dd_ffi_part what; /* view and direction of a copy; addresses are unused */
     location view;
     location flat;
 } part;
 
 typedef struct step {
     bool is_message;
-    dd_coll_args args; /* of a collective, without its blocks */
-    dd_p2p message;    /* without its block */
+    dd_coll_args args; /* arguments of a collective; its blocks are in `blocks` */
+    dd_p2p message;    /* a message; its block is in `blocks` */
     int64_t timeout_ns;
-    dd_coll_form *form; /* owned */
+    dd_coll_form *form; /* owned; NULL for a message */
     uint32_t stack;
-    location *blocks; /* owned: inputs, then outputs */
+    location *blocks; /* owned; input blocks, then output blocks */
     size_t ninputs;
     size_t nblocks;
-    part *parts; /* owned */
+    part *parts; /* owned; tensors to copy before or after the call */
     size_t nparts;
     size_t scratch_nbytes;
-    _Atomic(uint8_t *) scratch; /* owned; NULL while a run uses it and before the first run */
+    _Atomic(uint8_t *) scratch; /* owned; NULL while a run uses it, and before the first run */
     struct step *next;
 } step;
 
 struct dd_ffi_program {
     dd_list link;    /* guarded by programs_lock; in `programs` once published */
-    uint64_t number; /* const */
-    size_t nsources; /* const once published, like the fields up to `last` */
+    uint64_t number; /* const; the attribute by which XLA names the program */
+    size_t nsources; /* const once published, like all fields up to `last` */
     size_t nresults;
-    dd_block *arrays;   /* owned; the memory that stands for the arrays */
-    dd_ffi_fill *fills; /* owned, [nresults] */
-    step *first;        /* owned */
+    dd_block *arrays;   /* owned; placeholders for sources, then results */
+    dd_ffi_fill *fills; /* owned; nresults elements */
+    step *first;        /* owned; list of steps */
     step *last;
     dd_group *group; /* owned; guarded by programs_lock */
-    size_t nusers;   /* the owner and runs; guarded by programs_lock */
+    size_t nusers;   /* guarded by programs_lock; number of runs, plus one for the owner */
 };
 
 static dd_lock programs_lock = DD_LOCK_INITIALIZER(DD_LOCK_XLA_PROGRAMS);
@@ -98,7 +98,7 @@ is_in_block(const void *data, size_t nbytes, const dd_block *memory)
     return at >= first && nbytes <= memory->nbytes && at - first <= memory->nbytes - nbytes;
 }
 
-/* Find the array, or the scratch memory, that contains the bytes. */
+/* Find the array, or the scratch memory, that contains nbytes at `data`. */
 static dd_status
 find_block_location(const dd_ffi_program *program, const dd_block *scratch, const void *data, size_t nbytes,
                     location *found, dd_error *err)
@@ -122,7 +122,7 @@ find_block_location(const dd_ffi_program *program, const dd_block *scratch, cons
                         nbytes);
 }
 
-/* Avoid copying an array that is then reduced in place: make the source the input. */
+/* If a step reduces a result that begins as a source's copy, read the source, and omit the copy. */
 static void
 read_from_source(dd_ffi_program *program, const step *made)
 {
@@ -161,7 +161,7 @@ locate_parts(const dd_ffi_program *program, step *made, const dd_ffi_call *call,
     for (size_t i = 0; i < call->nparts && status == DD_OK; i++) {
         part *to = &made->parts[i];
         to->what = call->parts[i];
-        /* Look up only the first byte of a view: its strides stay within its array. */
+        /* Look up only the first byte of a view: its other bytes are in the same array. */
         status = find_block_location(program, &call->scratch, to->what.view.data,
                                      to->what.view.count > 0 ? 1 : 0, &to->view, err);
         if (status == DD_OK) {
@@ -182,7 +182,7 @@ destroy_step(step *gone)
     dd_mem_free(gone);
 }
 
-/* Fill in a zeroed step. */
+/* Fill in a zeroed step from a call. */
 static dd_status
 make_step(dd_ffi_program *program, step *made, const dd_ffi_call *call, dd_error *err)
 {
@@ -291,7 +291,7 @@ dd_ffi_program_destroy(dd_ffi_program *program)
     program_release(program);
 }
 
-/* Return the program and a reference to its group, or NULL if there is no such program. */
+/* Find a program by its number, and acquire the program and its group. NULL if there is none. */
 static dd_ffi_program *
 program_take(uint64_t number, dd_group **group)
 {
@@ -311,15 +311,16 @@ program_take(uint64_t number, dd_group **group)
 
 /* ---- running */
 
-/* One run of a program. */
+/* One run of a program, by one XLA call. */
 typedef struct run {
     const dd_ffi_program *program;
     dd_group *group;
     const dd_ffi_frame *frame;
-    uint8_t *scratch; /* of the current step */
+    uint8_t *scratch; /* scratch memory of the current step; NULL if it needs none */
 } run;
 
-/* Return the address of one of the program's arrays. XLA's first buffer on each side is a token. */
+/* Return the address of one of the program's arrays in this run. XLA's first buffer on each side is
+ * a token, so array i is buffer i + 1. */
 static void *
 array_of(const run *self, size_t array)
 {
@@ -358,7 +359,7 @@ move_parts(const run *self, const step *at, bool is_before)
     }
 }
 
-/* XLA's threads cannot be interrupted: the call ends by its own timeout. */
+/* Wait without a deadline: the message has a timeout, and XLA's threads cannot be interrupted. */
 static dd_status
 run_message(const run *self, const step *at, dd_error *err)
 {
@@ -413,7 +414,7 @@ run_step(run *self, step *at, dd_error *err)
         move_parts(self, at, false);
     }
     if (self->scratch != NULL) {
-        dd_mem_free(atomic_exchange(&at->scratch, self->scratch)); /* of a concurrent run */
+        dd_mem_free(atomic_exchange(&at->scratch, self->scratch)); /* scratch of a concurrent run */
     }
     return status;
 }
@@ -454,7 +455,7 @@ run_program(run *self, dd_error *err)
 
 /* ---- XLA's interface */
 
-/* Return true, with the version filled in, if XLA only queries the interface's version. */
+/* If XLA only queries the interface's version, fill it in and return true. */
 static bool
 fill_version(const dd_ffi_frame *frame)
 {
@@ -468,7 +469,7 @@ fill_version(const dd_ffi_frame *frame)
     return true;
 }
 
-/* Return absl's code for a status; 13 is an internal error. */
+/* Return absl's status code for a status; 13 (internal error) if no other code fits. */
 static int
 code_of(dd_status status)
 {

@@ -1,9 +1,10 @@
-/* Group calls inside programs that XLA has compiled: a functional form of dldist as one call of
+/* Group calls inside programs that XLA has compiled: a functional form of dldist, as one call of
  * XLA's foreign function interface (FFI).
  *
- * A dd_ffi_program is recorded once, in terms of memory that stands for the arrays. XLA then runs
- * it any number of times on its own arrays. The FFI call's only attribute is the program's number.
- * XLA calls from any thread, without the GIL. Calls with an order have XLA tokens as arguments. */
+ * A dd_ffi_program is recorded once, with placeholders instead of arrays. XLA then runs it any
+ * number of times on its own arrays. The FFI call's only attribute is the program's number. XLA
+ * calls from any thread, without the GIL. Calls whose order matters have XLA tokens as
+ * arguments. */
 #ifndef DD_XLA_FFI_H
 #define DD_XLA_FFI_H
 
@@ -13,54 +14,54 @@
 
 typedef struct dd_ffi_program dd_ffi_program;
 
-/* The initial contents of the results. */
+/* Initial contents of a program's results. */
 typedef enum dd_ffi_fill {
     DD_FFI_FILL_NOTHING,
-    DD_FFI_FILL_COPIES, /* result i is a copy of source i */
+    DD_FFI_FILL_COPIES, /* result i starts as a copy of source i */
     DD_FFI_FILL_ZEROS,
 } dd_ffi_fill;
 
-/* Create a program. The memory stands for `nsources` arrays that are only read, then for the
- * results; it is never accessed. Returns NULL if out of memory. */
+/* Create a program. NULL if there is no memory. The blocks are placeholders: first `nsources`
+ * arrays that are only read, then `nresults` results. They are never dereferenced. */
 typedef struct dd_ffi_memory {
-    const dd_block *blocks; /* [nsources + nresults], copied */
+    const dd_block *blocks; /* nsources + nresults elements, copied */
     size_t nsources;
     size_t nresults;
     dd_ffi_fill fill;
 } dd_ffi_memory;
 dd_ffi_program *dd_ffi_program_create(uint64_t number, dd_group *group, const dd_ffi_memory *memory);
 
-/* A tensor of the program's memory that the call uses in contiguous form, `flat`, in `scratch`. */
+/* A tensor of the program of which the call uses a contiguous copy, `flat`, in `scratch`. */
 typedef struct dd_ffi_part {
     dd_view view;
     const void *flat;
-    bool is_read;    /* packed into `flat` before the call */
-    bool is_written; /* unpacked from `flat` after the call */
+    bool is_read;    /* `view` is packed into `flat` before the call */
+    bool is_written; /* `flat` is unpacked into `view` after the call */
 } dd_ffi_part;
 
-/* A call. Its blocks lie in the program's memory, or in `scratch`, which stands for memory that
- * each run has of its own. */
+/* One call. Its blocks must lie in the program's memory or in `scratch`, a placeholder for
+ * temporary memory that each run allocates. */
 typedef struct dd_ffi_call {
-    const dd_coll_args *args; /* of a collective; NULL for a message */
+    const dd_coll_args *args; /* a collective; NULL if `message` is set */
     const dd_p2p *message;
-    int64_t timeout_ns; /* < 0 for the group's timeout */
+    int64_t timeout_ns; /* timeout of the call; negative for the group's */
     const dd_record_call *record;
     uint32_t stack;
     dd_block scratch;
-    const dd_ffi_part *parts; /* copied */
+    const dd_ffi_part *parts; /* nparts elements, copied */
     size_t nparts;
 } dd_ffi_call;
-/* Append a call. DD_INVALID_ARGUMENT if the group refuses it or a block is not in the memory. */
+/* Append a call. DD_INVALID_ARGUMENT if the group rejects it, or if a block lies in no array. */
 dd_status dd_ffi_program_add(dd_ffi_program *program, const dd_ffi_call *call, dd_error *err) DD_MUST_CHECK;
 
-/* Make the program available to XLA. No calls may be added afterwards. */
+/* Make the program available to XLA. No calls may be added after this. */
 void dd_ffi_program_publish(dd_ffi_program *program);
-/* Run on this group from now on; it must have the same rank and size. */
+/* Use this group for later runs. Its rank and size must equal those of the previous group. */
 void dd_ffi_program_set_group(dd_ffi_program *program, dd_group *group);
 /* Remove the program: later runs fail. It is freed when the last run in progress has ended. */
 void dd_ffi_program_destroy(dd_ffi_program *program);
 
-/* The handler that XLA calls. Returns NULL on success. */
+/* The handler that XLA calls for each FFI call. NULL on success. */
 dd_ffi_error *dd_ffi_handle(dd_ffi_frame *frame);
 
 #endif

@@ -1,5 +1,6 @@
-/* The structures of XLA's foreign function interface that a handler on the CPU reads. Each begins
- * with its size and only grows at its end. A test compares them with jaxlib's header. */
+/* The structs of XLA's foreign function interface that a handler on the CPU reads. Each struct
+ * begins with its size, and newer versions add fields only at its end. A test compares these
+ * declarations with jaxlib's header. */
 #ifndef DD_XLA_FFI_API_H
 #define DD_XLA_FFI_API_H
 
@@ -35,7 +36,7 @@ typedef struct dd_ffi_metadata_extension {
     dd_ffi_metadata *metadata;
 } dd_ffi_metadata_extension;
 
-typedef struct dd_ffi_error dd_ffi_error; /* defined by XLA */
+typedef struct dd_ffi_error dd_ffi_error; /* defined by XLA, never dereferenced here */
 
 typedef struct dd_ffi_error_args {
     size_t struct_size;
@@ -66,7 +67,7 @@ typedef struct dd_ffi_buffers {
     dd_ffi_extension *extensions;
     int64_t size;
     int *types;
-    void **values; /* pointers to dd_ffi_buffer, including tokens */
+    void **values; /* array of dd_ffi_buffer pointers; tokens are buffers too */
 } dd_ffi_buffers;
 
 typedef struct dd_ffi_scalar {

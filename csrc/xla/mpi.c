@@ -6,18 +6,18 @@
 #include <string.h>
 
 typedef struct comm {
-    dd_group *group; /* owned; NULL if it could not be created */
+    dd_group *group; /* owned; NULL if the communicator is broken */
     int rank;
     int size;
-    dd_error cause; /* the reason if group is NULL */
+    dd_error cause; /* if group is NULL: the error that all calls return */
 } comm;
 
 typedef struct request {
-    dd_group *group; /* owned */
-    dd_work *work;   /* owned */
+    dd_group *group; /* owned reference */
+    dd_work *work;   /* owned reference */
 } request;
 
-/* The error that XLA reads next, in the thread whose call failed. */
+/* The error of this thread's last failed call, which XLA reads by Error_string. */
 static _Thread_local dd_error last_error;
 
 static int
@@ -73,7 +73,7 @@ dd_mpi_set_world(dd_mpi_handle handle)
     world = (comm *)handle;
 }
 
-/* Return NULL if the communicator could not be allocated. */
+/* Return a handle's communicator; NULL if allocating it had failed. */
 static const comm *
 comm_of_handle(dd_mpi_handle handle)
 {
@@ -135,7 +135,7 @@ find_type(dd_mpi_handle type, dd_dtype *dtype)
     return DD_OK;
 }
 
-/* Find a call's communicator and data type. */
+/* Find a call's communicator and data type. On failure, last_error is set. */
 static dd_status
 find_typed(dd_mpi_handle handle, dd_mpi_handle type, const comm **on, dd_dtype *dtype)
 {
@@ -143,7 +143,7 @@ find_typed(dd_mpi_handle handle, dd_mpi_handle type, const comm **on, dd_dtype *
     return status == DD_OK ? find_type(type, dtype) : status;
 }
 
-/* Find a call's communicator and reduction. */
+/* Find a call's communicator and reduction. On failure, last_error is set. */
 static dd_status
 find_reduction(dd_mpi_handle handle, dd_mpi_handle type, dd_mpi_handle operation, const comm **on,
                dd_reduction *reduction)
@@ -166,7 +166,7 @@ block_of(const void *data, int count, dd_dtype dtype)
     return (dd_block){.data = (void *)(uintptr_t)data, .nbytes = (size_t)count * dd_dtype_size(dtype)};
 }
 
-/* The call for the flight recorder: one-dimensional arrays with these element counts. */
+/* A call's record for the flight recorder: one-dimensional arrays with these element counts. */
 typedef struct mpi_record {
     dd_record_call call;
     dd_record_tensor tensors[2];
@@ -185,7 +185,7 @@ record_call(mpi_record *what, const char *name, dd_dtype dtype, dd_block in, dd_
         .name = name, .inputs = &what->tensors[0], .outputs = &what->tensors[1], .ninputs = 1, .noutputs = 1};
 }
 
-/* Wait for the call: XLA has no other way to wait, and its threads cannot be interrupted. */
+/* Run a collective and wait: XLA cannot wait otherwise, and its threads cannot be interrupted. */
 static dd_status
 run_recorded(const comm *on, const dd_coll_args *args, mpi_record *what)
 {
@@ -215,8 +215,8 @@ mpi_all_reduce(const void *in, void *out, int count, dd_mpi_handle type, dd_mpi_
     return mpi_code(status);
 }
 
-/* Divide an array into a block for each rank, of `counts` elements, or of `count` if `counts` is
- * NULL. Returns the whole array as one block. */
+/* Divide an array into blocks, one for each rank: counts[i] elements, or `count` if `counts` is
+ * NULL. Return the whole array as one block. */
 static dd_block
 cut(const comm *on, dd_block *blocks, const void *memory, const int *counts, int count, dd_dtype dtype)
 {
@@ -229,8 +229,8 @@ cut(const comm *on, dd_block *blocks, const void *memory, const int *counts, int
     return all;
 }
 
-/* Run a collective with one block on one side and a divided array on the other: all_gather's
- * outputs or reduce_scatter's inputs. */
+/* Run a collective with one block on one side and a divided array on the other side: the outputs of
+ * all_gather, or the inputs of reduce_scatter. */
 static dd_status
 run_cut(const comm *on, dd_coll_args *args, dd_block one, const void *memory, const int *counts, int count)
 {
@@ -261,7 +261,7 @@ static int
 mpi_all_gather(const void *in, int in_count, dd_mpi_handle in_type, void *out, int out_count,
                dd_mpi_handle out_type, dd_mpi_handle handle)
 {
-    (void)out_count; /* the same as in_count and in_type: XLA sends bytes */
+    (void)out_count; /* equal to in_count and in_type: XLA sends bytes */
     (void)out_type;
     const comm *on;
     dd_coll_args args = {.coll = DD_COLL_ALL_GATHER};
@@ -301,7 +301,7 @@ post_p2p(const comm *on, const dd_p2p *message, dd_dtype dtype, dd_work **work)
     return dd_group_p2p(on->group, message, &options, work, &last_error);
 }
 
-/* Wait for the work and release it. */
+/* Wait for a work and release it. */
 static dd_status
 finish_work(dd_group *group, dd_work *work)
 {
@@ -359,7 +359,7 @@ start_recv(void *data, int count, dd_mpi_handle type, int src, int tag, dd_mpi_h
 static int
 mpi_wait_for(dd_mpi_handle *handle, void *told)
 {
-    (void)told; /* XLA ignores it */
+    (void)told; /* XLA ignores the status */
     request *pending = (request *)*handle;
     *handle = DD_MPI_NULL;
     if (pending == NULL) {

@@ -1,15 +1,16 @@
-/* MPI as XLA's CPU collectives call it, carried out by groups.
+/* The MPI functions that XLA's CPU collectives call, implemented with groups.
  *
- * XLA creates a communicator, a part of MPI_COMM_WORLD, for each set of devices that work together.
- * It checks the results of all calls except Comm_split, and puts the text of Error_string into its
- * own error. A communicator that cannot be created is therefore one whose calls all fail with the
- * reason. Any thread may call; XLA keeps the calls of a communicator in one order everywhere. */
+ * XLA creates a communicator, a part of MPI_COMM_WORLD, for each set of devices that work
+ * together. It checks the results of all calls except Comm_split, and puts the text of
+ * Error_string into its own error. So if a communicator cannot be created, Comm_split returns
+ * one whose calls all fail with the reason. Any thread may call; XLA makes a communicator's
+ * calls in one order on all ranks. */
 #ifndef DD_XLA_MPI_H
 #define DD_XLA_MPI_H
 
 #include "group/group.h"
 
-/* A communicator, data type, operation or request: a number from the list below, or an address. */
+/* A communicator, data type, operation or request: a number listed below, or an address. */
 typedef intptr_t dd_mpi_handle;
 
 #define DD_MPI_SUCCESS 0
@@ -17,14 +18,14 @@ typedef intptr_t dd_mpi_handle;
 #define DD_MPI_MAX_ERROR_STRING 1024
 
 enum {
-    DD_MPI_NULL = 0, /* also MPI_COMM_NULL, MPI_REQUEST_NULL and so on */
+    DD_MPI_NULL = 0, /* also used for MPI_COMM_NULL, MPI_REQUEST_NULL and so on */
     DD_MPI_COMM_WORLD = 1,
-    DD_MPI_IN_PLACE = 2,     /* as a handle and as an address */
-    DD_MPI_TYPE = 0x100,     /* plus a dd_dtype */
-    DD_MPI_OPERATION = 0x200 /* plus a dd_redop */
+    DD_MPI_IN_PLACE = 2,     /* passed as a handle or as an address */
+    DD_MPI_TYPE = 0x100,     /* first data type; a dd_dtype is added */
+    DD_MPI_OPERATION = 0x200 /* first operation; a dd_redop is added */
 };
 
-/* X(name, parameters, arguments): the calls of XLA, without initialisation and finalisation. */
+/* X(name, parameters, arguments): the functions that XLA calls, except for starting and ending. */
 #define DD_MPI_CALLS(X)                                                                                      \
     X(Comm_rank, (dd_mpi_handle comm, int *rank), (comm, rank))                                              \
     X(Comm_size, (dd_mpi_handle comm, int *size), (comm, size))                                              \
@@ -63,16 +64,16 @@ typedef struct dd_mpi_calls {
 #undef DD_MPI_MEMBER
 } dd_mpi_calls;
 
-/* All calls except Comm_split, which the code that creates groups provides. */
+/* All functions except Comm_split, which the code that creates groups adds (python/xla). */
 extern const dd_mpi_calls dd_mpi_group_calls;
 
-/* Set the communicator that MPI_COMM_WORLD stands for. Call at most once, before any other call. */
+/* Set the communicator for MPI_COMM_WORLD. Must be called at most once, before any other call. */
 void dd_mpi_set_world(dd_mpi_handle comm);
 
-/* Create a communicator for the group, with a new reference to it. Returns 0 if out of memory. */
+/* Create a communicator with its own reference to the group. DD_MPI_NULL if there is no memory. */
 dd_mpi_handle dd_mpi_comm_create(dd_group *group);
-/* Create a communicator that has this rank and size, and fails all other calls with `reason`.
- * Returns 0 if out of memory. */
+/* Create a communicator with this rank and size whose other calls all fail with `reason`.
+ * DD_MPI_NULL if there is no memory. */
 dd_mpi_handle dd_mpi_comm_create_broken(int rank, int size, const char *reason);
 
 #endif
