@@ -1,9 +1,9 @@
 /* The library that jaxlib's MPItrampoline loads as its MPI. It exports the names that MPItrampoline
- * looks up; calls fail until XLA initialises MPI.
+ * looks up; its calls fail until XLA initialises MPI.
  *
- * It is a separate library because all of these names must be exported. MPI_Init_thread gets a
- * table of functions from dldist.jax; the other calls are passed on to that table. The library must
- * be loaded into a process that runs Python, where the linker finds Python's functions. */
+ * It is a separate library because it must export all of these names. MPI_Init_thread gets a table
+ * of functions from dldist.jax; the other functions call those of the table. The process must run
+ * Python, because the dynamic linker must find Python's functions in it. */
 #include "python/base/api.h"
 #include "python/xla/mpi.h"
 #include "trampoline/mpi_symbols.h"
@@ -15,7 +15,7 @@
 
 #define SHOWN __attribute__((visibility("default")))
 
-/* ---- versions: the ABI of MPItrampoline, release 5 */
+/* ---- versions of MPItrampoline's ABI (release 5) */
 
 SHOWN extern const int mpiabi_version_major;
 SHOWN extern const int mpiabi_version_minor;
@@ -30,7 +30,7 @@ const int mpiwrapper_version_major = 2;
 const int mpiwrapper_version_minor = 10;
 const int mpiwrapper_version_patch = 0;
 
-/* Does nothing: XLA does not use MPI from Fortran. */
+/* MPItrampoline requires this symbol. It does nothing, since XLA does not use MPI from Fortran. */
 SHOWN void mpiwrapper_export_fortran_constants_(void);
 void
 mpiwrapper_export_fortran_constants_(void)
@@ -53,10 +53,10 @@ TRAMPOLINE_OTHER_CONSTANTS(OTHER_CONSTANT)
 
 /* ---- initialisation and finalisation */
 
-static _Atomic(const dd_mpi_calls *) calls; /* NULL until MPI_Init_thread has been called */
+static _Atomic(const dd_mpi_calls *) calls; /* function table; NULL before MPI_Init_thread */
 static atomic_bool is_finalized;
 
-/* Report a call that cannot be passed on. */
+/* Print that a call is not possible, and return an error code. */
 static int
 refuse_call(const char *name, const char *why)
 {
@@ -64,7 +64,7 @@ refuse_call(const char *name, const char *why)
     return DD_MPI_ERR_OTHER;
 }
 
-/* Get the table of functions. The GIL must be held. Returns NULL with an exception on failure. */
+/* Return the table of functions; NULL with a Python exception on failure. The GIL must be held. */
 static const dd_mpi_calls *
 find_calls(void)
 {
@@ -88,7 +88,7 @@ FUNCTION(Init_thread, (const void *argc, const void *argv, int required, int *pr
     PyGILState_STATE gil = PyGILState_Ensure();
     const dd_mpi_calls *found = find_calls();
     if (found == NULL) {
-        /* XLA would ignore an error. End the process, as MPItrampoline does without an MPI. */
+        /* XLA would ignore an error: end the process, as MPItrampoline does if there is no MPI. */
         PyErr_Print();
         fprintf(
             stderr,
@@ -106,7 +106,7 @@ FUNCTION(Init, (const void *argc, const void *argv))
     return MPIABI_Init_thread(argc, argv, 0, &provided);
 }
 
-/* Groups stay open: like all others, they are closed when Python exits. */
+/* Groups stay open: they are closed when Python exits. */
 FUNCTION(Finalize, (void))
 {
     atomic_store(&is_finalized, true);
@@ -125,7 +125,7 @@ FUNCTION(Finalized, (int *flag))
     return DD_MPI_SUCCESS;
 }
 
-/* XLA creates communicators only in threads for which this is true; any thread may here. */
+/* Return true for all threads: XLA creates communicators only on threads for which this is true. */
 FUNCTION(Is_thread_main, (int *flag))
 {
     *flag = 1;
@@ -151,7 +151,7 @@ FUNCTION(Get_library_version, (char *text, int *nbytes))
     return DD_MPI_SUCCESS;
 }
 
-/* Return 0: device memory is not supported. */
+/* Return 0: XLA must not pass device memory. */
 #define NO_DEVICES(name)            \
     SHOWN int MPIXABI_##name(void); \
     int MPIXABI_##name(void)        \
@@ -162,7 +162,7 @@ NO_DEVICES(Query_cuda_support)
 NO_DEVICES(Query_hip_support)
 NO_DEVICES(Query_ze_support)
 
-/* ---- the calls */
+/* ---- functions that call those of the table */
 
 #define PASS_ON(name, parameters, arguments)                                                    \
     FUNCTION(name, parameters)                                                                  \

@@ -1,10 +1,10 @@
-/* The names that jaxlib's MPItrampoline looks up, without the prefix MPIABI_. It ends the process
- * if one is missing. A test compares this list with jaxlib's. */
+/* The names that jaxlib's MPItrampoline looks up, without the prefix MPIABI_. MPItrampoline ends
+ * the process if a name is missing. A test compares this list with jaxlib's. */
 #ifndef DD_TRAMPOLINE_MPI_SYMBOLS_H
 #define DD_TRAMPOLINE_MPI_SYMBOLS_H
 
 /* clang-format off */
-/* X(name, value): constants that XLA passes to calls, or that calls read. */
+/* X(name, value): constants that XLA may use. */
 #define TRAMPOLINE_CONSTANTS(X) \
     X(SUCCESS, DD_MPI_SUCCESS) X(ERR_OTHER, DD_MPI_ERR_OTHER) X(COMM_WORLD, DD_MPI_COMM_WORLD) \
     X(IN_PLACE, DD_MPI_IN_PLACE) X(ARGVS_NULL, 0) X(ARGV_NULL, 0) X(COMM_NULL, 0) X(CONVERSION_FN_NULL, 0) \
@@ -14,7 +14,7 @@
     X(PROC_NULL, -2) X(UNDEFINED, -32766) X(THREAD_SINGLE, 0) X(THREAD_FUNNELED, 1) X(THREAD_SERIALIZED, 2) \
     X(THREAD_MULTIPLE, 3)
 
-/* X(name, dtype) */
+/* X(name, dtype): MPI datatypes, and dldist's dtype for each. */
 #define TRAMPOLINE_TYPES(X) \
     X(INT8_T, INT8) X(UINT8_T, UINT8) X(INT16_T, INT16) X(UINT16_T, UINT16) X(INT32_T, INT32) \
     X(UINT32_T, UINT32) X(INT64_T, INT64) X(UINT64_T, UINT64) X(BYTE, UINT8) X(CHAR, INT8) \
@@ -23,11 +23,11 @@
     X(UNSIGNED_LONG_LONG, UINT64) X(C_BOOL, BOOL) X(FLOAT, FLOAT32) X(DOUBLE, FLOAT64) \
     X(C_COMPLEX, COMPLEX64) X(C_FLOAT_COMPLEX, COMPLEX64) X(C_DOUBLE_COMPLEX, COMPLEX128)
 
-/* X(name, reduction) */
+/* X(name, reduction): MPI operations, and dldist's reduction for each. */
 #define TRAMPOLINE_OPERATIONS(X) \
     X(SUM, SUM) X(PROD, PRODUCT) X(MIN, MIN) X(MAX, MAX) X(BAND, BAND) X(BOR, BOR) X(BXOR, BXOR)
 
-/* X(name): constants that are never used. */
+/* X(name): constants that XLA does not use, but that must exist. */
 #define TRAMPOLINE_OTHER_CONSTANTS(X) \
     X(2DOUBLE_PRECISION) X(2INT) X(2INTEGER) X(2REAL) X(AINT) X(APPNUM) X(BSEND_OVERHEAD) X(CART) \
     X(CHARACTER) X(COMBINER_CONTIGUOUS) X(COMBINER_DARRAY) X(COMBINER_DUP) X(COMBINER_F90_COMPLEX) \
@@ -61,7 +61,7 @@
     X(WIN_FLAVOR_ALLOCATE) X(WIN_FLAVOR_CREATE) X(WIN_FLAVOR_DYNAMIC) X(WIN_FLAVOR_SHARED) X(WIN_MODEL) \
     X(WIN_NULL_COPY_FN) X(WIN_NULL_DELETE_FN) X(WIN_SEPARATE) X(WIN_SIZE) X(WIN_UNIFIED) X(WTIME_IS_GLOBAL)
 
-/* X(name): functions that XLA does not call. */
+/* X(name): functions that XLA does not call, but that must exist. */
 #define TRAMPOLINE_ABSENT(X) \
     X(Abort) X(Accumulate) X(Add_error_class) X(Add_error_code) X(Add_error_string) X(Aint_add) X(Aint_diff) \
     X(Allgatherv) X(Alloc_mem) X(Alltoall) X(Alltoallv) X(Alltoallw) X(Barrier) X(Bcast) X(Bsend) \
