@@ -9,12 +9,12 @@
 typedef struct carry_side {
     const dd_block *blocks;
     int nblocks;
-    size_t size;     /* of an element of the caller's type */
-    size_t total;    /* elements of all blocks */
-    size_t *counts;  /* [nranks] */
-    size_t *offsets; /* [nranks + 1] */
+    size_t size;     /* size of an element of the caller's type */
+    size_t total;    /* number of elements in all blocks */
+    size_t *counts;  /* [nranks]: number of elements in each block */
+    size_t *offsets; /* [nranks + 1]: start of each block, in elements */
     dd_run_buffer buffer;
-    bool is_packed; /* the library works in the buffer */
+    bool is_packed; /* the library uses `buffer` instead of the blocks */
 } carry_side;
 
 struct dd_carry {
@@ -24,7 +24,7 @@ struct dd_carry {
     dd_carried_call call;
     carry_side in;
     carry_side out;
-    size_t *numbers; /* owned: counts and offsets of both sides */
+    size_t *numbers; /* owned: memory of both sides' counts and offsets */
 };
 
 dd_status
@@ -79,7 +79,7 @@ dtype_of_size(size_t size)
     }
 }
 
-/* Truth values are 0 or 1, so integer operations fit. */
+/* Booleans are 0 or 1, so an operation on integers gives the same result. */
 static dd_redop
 redop_of_bools(dd_redop op)
 {
@@ -115,7 +115,7 @@ choose_element_type(dd_carried_call *call, const dd_coll_args *args)
     }
 }
 
-/* True if elements are folded in a wider type. */
+/* Return true if elements are folded in a wider type. */
 static bool
 widens(const dd_coll_args *args)
 {
@@ -123,7 +123,7 @@ widens(const dd_coll_args *args)
     return dd_coll_is_folding(args->coll) && dd_reduce_accumulator(dtype) != dtype;
 }
 
-/* True if elements must be converted before they are folded. */
+/* Return true if elements must be converted before they are folded. */
 static bool
 converts_input(const dd_coll_args *args)
 {
@@ -153,7 +153,7 @@ measure(carry_side *side, int nblocks, int nranks, size_t size, const dd_block *
     }
 }
 
-/* Return the base address if all blocks are adjacent; else NULL. Empty blocks fit anywhere. */
+/* Return the blocks' address if all of them are adjacent, else NULL. Empty blocks fit anywhere. */
 static char *
 find_base(const carry_side *side)
 {
@@ -170,7 +170,7 @@ find_base(const carry_side *side)
             return NULL;
         }
     }
-    return base != NULL ? base : (char *)side->counts; /* no data: never accessed */
+    return base != NULL ? base : (char *)side->counts; /* no data: any address will do */
 }
 
 static void
@@ -219,7 +219,7 @@ place_input(dd_carry *carry, dd_error *err)
     return DD_OK;
 }
 
-/* Libraries disagree on the form of a reduce_scatter in place, so it is avoided. */
+/* Libraries disagree on the form of a reduce_scatter in place, so its output is a buffer. */
 static bool
 needs_own_output(const dd_carry *carry, const char *base)
 {
@@ -244,7 +244,7 @@ place_output(dd_carry *carry, dd_error *err)
     return DD_OK;
 }
 
-/* True if the input is this rank's block of the output, or the output its block of the input. */
+/* Return true if input and output share memory, as dd_carried_call.is_in_place describes. */
 static bool
 carry_is_in_place(const dd_carry *carry)
 {
@@ -294,7 +294,7 @@ dd_carry_describe(dd_carry *carry, const dd_coll_args *args)
     return &carry->call;
 }
 
-/* The root of a broadcast sends from its output. */
+/* Libraries send a broadcast from the root's output, so copy the input there. */
 static void
 move_broadcast(dd_carried_call *call)
 {

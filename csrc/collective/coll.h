@@ -1,4 +1,4 @@
-/* A collective as data: its kind, blocks and arguments, apart from how it is carried out. */
+/* A collective as data: its kind, blocks and arguments, independent of the algorithm. */
 #ifndef DD_COLLECTIVE_COLL_H
 #define DD_COLLECTIVE_COLL_H
 
@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A rank's blocks of memory on one side of a collective: NONE, ONE, EACH (one for each rank),
- * ROOT_ONE and ROOT_EACH (the same on the root, none elsewhere). */
+/* A rank's blocks of memory on one side of a collective (inputs or outputs): NONE, ONE, EACH (one
+ * for each rank), ROOT_ONE and ROOT_EACH (like ONE and EACH on the root, none on other ranks). */
 typedef enum dd_coll_blocks {
     DD_BLOCKS_NONE,
     DD_BLOCKS_ONE,
@@ -20,16 +20,17 @@ typedef enum dd_coll_blocks {
     DD_BLOCKS_ROOT_EACH,
 } dd_coll_blocks;
 
-/* The ranks whose inputs a rank's output is reduced from. */
+/* The ranks whose inputs are reduced into a rank's output. */
 typedef enum dd_coll_fold {
     DD_FOLDS_NOTHING,
     DD_FOLDS_ALL,
-    DD_FOLDS_PREFIX, /* all ranks up to this one */
+    DD_FOLDS_PREFIX, /* rank 0 up to the rank itself */
 } dd_coll_fold;
 
-/* The kinds: X(name, text, input blocks, output blocks, fold, home). The fold is NOTHING, ALL or
- * PREFIX. The home is COMMON if carriers and NCCL have such a call, OWN if only dldist has it. All
- * else follows from the row. The order is part of the wire format: add new kinds at the end. */
+/* The kinds of collectives: X(name, text, input blocks, output blocks, fold, home). The fold is
+ * NOTHING, ALL or PREFIX. The home is COMMON if carriers and NCCL have such a call, OWN if only
+ * dldist has it. All else follows from the row. The order of rows is part of the wire format: add
+ * new kinds at the end. */
 #define DD_COLL_LIST(X)                                       \
     X(BARRIER, barrier, NONE, NONE, NOTHING, COMMON)          \
     X(BROADCAST, broadcast, ROOT_ONE, ONE, NOTHING, COMMON)   \
@@ -54,13 +55,13 @@ enum {
 #undef DD_COLL_ONE_MORE
 };
 
-/* The labels of OWN kinds, for a switch over the calls of another library. */
+/* The `case` labels of the OWN kinds, for a switch over another library's collectives. */
 #define DD_COLL_CASES_OWN DD_COLL_LIST(DD_COLL_CASE)
 #define DD_COLL_CASE(name, text, inputs, outputs, fold, home) DD_COLL_CASE_##home(name)
 #define DD_COLL_CASE_COMMON(name)
 #define DD_COLL_CASE_OWN(name) case DD_COLL_##name:
 
-/* Bit set of the COMMON kinds. */
+/* DD_COLL_COMMON is the bit set of the COMMON kinds. */
 enum {
     DD_COLL_HOME_OWN,
     DD_COLL_HOME_COMMON,
@@ -69,7 +70,7 @@ enum {
 #undef DD_COLL_BIT
 };
 
-/* Fail to compile if a table by kind, or by COMMON kind, lacks the newest kind. */
+/* Fail to compile if a table with a row for each kind, or COMMON kind, lacks the newest kind. */
 #define DD_COLL_CHECK_TABLE(table)                                      \
     _Static_assert(sizeof(table) / sizeof((table)[0]) == DD_COLL_COUNT, \
                    #table " must have a row for each kind")
@@ -84,7 +85,7 @@ typedef struct dd_coll_traits {
     bool is_split;     /* a sender has an input block for each rank */
     bool is_collected; /* a receiver has an output block from each rank */
     bool is_fold;      /* elements are reduced */
-    bool is_prefix;    /* DD_FOLDS_PREFIX */
+    bool is_prefix;    /* a rank's result covers only ranks up to itself (scan) */
     bool is_common;    /* carriers and NCCL have such a call */
     bool has_uneven;   /* blocks may differ in size */
 } dd_coll_traits;
@@ -94,53 +95,55 @@ extern const dd_coll_traits dd_coll_traits_of[DD_COLL_COUNT];
 const char *dd_coll_name(dd_coll coll); /* never NULL */
 bool dd_coll_is_folding(dd_coll coll);
 bool dd_coll_has_root(dd_coll coll);
-/* A prefix has no AVG: its ranks would divide by different numbers. */
+/* Return true if the collective supports the reduction. A prefix (scan) does not support AVG,
+ * because its ranks would divide by different numbers. */
 bool dd_coll_has_reduction(dd_coll coll, dd_dtype dtype, dd_redop op);
-/* Return the number of ranks, from 0 on, whose inputs a rank's output is reduced from. */
+/* Return the number of ranks, from 0 on, whose inputs are reduced into the output of `rank`. */
 int dd_coll_nfolded(dd_coll coll, int rank, int nranks);
-/* True if every rank passes an array of the same size: broadcast, reduce, all_reduce, scan. */
+/* Return true if all ranks pass arrays of one size: broadcast, reduce, all_reduce, scan. */
 bool dd_coll_is_array(dd_coll coll);
-/* True if every rank has a block for or from each rank on one side only, and so knows all sizes:
- * all_gather, reduce_scatter. */
+/* Return true if every rank knows the sizes of all blocks, because it has a block for or from each
+ * rank on one side only: all_gather, reduce_scatter. */
 bool dd_coll_knows_all_sizes(dd_coll coll);
 
-/* Contiguous memory; data may be NULL if nbytes is 0. */
+/* A block of contiguous memory. data may be NULL if nbytes is 0. */
 typedef struct dd_block {
     void *data;
     size_t nbytes;
 } dd_block;
 
 /* One rank's part of a collective. Input block k is for rank k (scatter, reduce_scatter,
- * all_to_all); output block k is from rank k (gather, all_gather, all_to_all). Inputs are never
- * written. In a call in place, an output is the memory of its input: outputs[0] == inputs[0]
- * (all_reduce, scan, broadcast, reduce), inputs[0] == outputs[rank] (all_gather, gather),
- * outputs[0] == inputs[rank] (scatter, reduce_scatter). Otherwise blocks must not overlap.
+ * all_to_all); output block k is from rank k (gather, all_gather, all_to_all). Inputs are written
+ * only if they share memory with an output. In a call in place, an output is the memory of its
+ * input: outputs[0] == inputs[0] (all_reduce, scan, broadcast, reduce), inputs[0] == outputs[rank]
+ * (all_gather, gather), outputs[0] == inputs[rank] (scatter, reduce_scatter). Otherwise blocks must
+ * not overlap.
  *
- * A reduction may be part of a larger one: its stage determines whether inputs and outputs are
- * elements or partial results (reduce.h). If the two differ in size, no output may be the memory of
- * an input. */
+ * A reduction may be one stage of a larger reduction: `stage` determines whether inputs and outputs
+ * are elements or partial results (reduce.h). If elements and partial results differ in size, no
+ * output may share memory with an input. */
 typedef struct dd_coll_args {
     dd_coll coll;
-    int root;               /* if the kind has one */
-    dd_reduction reduction; /* if the kind is folding; otherwise only dtype is used */
-    dd_stage stage;         /* if the kind is folding; users' calls are WHOLE, which is 0 */
+    int root;               /* only for kinds with a root */
+    dd_reduction reduction; /* for folding kinds; other kinds use only its dtype */
+    dd_stage stage;         /* for folding kinds; calls of users have WHOLE, which is 0 */
     const dd_block *inputs;
     const dd_block *outputs;
 } dd_coll_args;
 
-/* Return the number of a rank's input blocks, and of its output blocks. */
+/* Return the number of a rank's input blocks, or of its output blocks. */
 int dd_coll_ninputs(dd_coll coll, bool is_root, int nranks);
 int dd_coll_noutputs(dd_coll coll, bool is_root, int nranks);
-/* Return the index of a rank's own block among its inputs, and among its outputs. */
+/* Return the index of a rank's own block among its inputs, or among its outputs. */
 int dd_coll_own_input(dd_coll coll, int rank);
 int dd_coll_own_output(dd_coll coll, int rank);
-/* Return the bytes of the array, or of the largest block, and whether all blocks have one size, as
- * known to all ranks. If ranks know only their own blocks, has_equal_blocks (part of the call)
- * decides; if it is false, return 0. */
+/* Return the size in bytes of the array, or of the largest block, as known to all ranks. Set
+ * *is_even to true if all blocks have one size. If ranks know only their own blocks, pass
+ * has_equal_blocks, on whose value all ranks must agree; if it is false, return 0. */
 size_t dd_coll_known_nbytes(const dd_coll_args *args, int nranks, bool has_equal_blocks, bool *is_even);
-/* Return the bytes of an element of the inputs, and of the outputs; 1 if the kind does not fold. */
+/* Return the size in bytes of an input element, or of an output element; 1 without a fold. */
 size_t dd_coll_input_size(const dd_coll_args *args);
 size_t dd_coll_output_size(const dd_coll_args *args);
-size_t dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks); /* of all blocks */
+size_t dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks); /* of all blocks of `rank` */
 
 #endif

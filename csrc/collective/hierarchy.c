@@ -3,9 +3,9 @@
 #include "collective/plan_internal.h"
 #include "core/mem.h"
 
-/* Large enough that the turnaround between two pieces costs a few per cent on a fast network. */
+/* Default limits. Turnarounds between pieces cost a few per cent on a fast network. */
 #define USUAL_PIECE_NBYTES ((size_t)4 << 20)
-#define LEAST_BLOCK_PIECE_NBYTES ((size_t)64 << 10) /* if scratch has many blocks */
+#define LEAST_BLOCK_PIECE_NBYTES ((size_t)64 << 10) /* minimum if scratch has many blocks */
 #define USUAL_LINE_NBYTES ((size_t)4 << 10)
 #define USUAL_SMALL_NBYTES ((size_t)32 << 10)
 
@@ -15,19 +15,21 @@ typedef enum data_kind {
     NOT_POSSIBLE,
     NO_DATA,
     ARRAY,  /* one array, of which each carrier has a share */
-    BLOCKS, /* one per rank, carried by the ranks at its place; hosts have equal sizes */
+    BLOCKS, /* one block per rank, carried by the ranks at its place */
 } data_kind;
 
-/* The blocks of a leg. If there is one for each rank of the leg, it is that rank's. */
+/* Names of a leg's blocks. If a leg has a block for each of its ranks, each is that rank's. */
 typedef enum block_name {
     OF_INPUTS,  /* a rank's part of the inputs */
     OF_OUTPUTS, /* a rank's part of the outputs */
-    INPUT,      /* the piece of the first input (or output), all of it */
+    INPUT,      /* the whole piece of the first input; OUTPUT: of the first output */
     OUTPUT,
-    PARTIAL,   /* this rank's partial results; reduce_scatter: for one host */
-    COLLECTED, /* all_gather: one host's block of this rank's place; its own stays in the input */
-    FOR_ROOT,  /* reduce: this rank's part of the result */
-    FROM_ROOT, /* broadcast by one carrier: the piece, where this rank first has it */
+    PARTIAL, /* this rank's partial results; in a reduce_scatter, for one host */
+    /* For all_gather: one host's block at this rank's place; this host's block is in the input. */
+    COLLECTED,
+    FOR_ROOT, /* reduce: this rank's part of the result */
+    /* Broadcast by one carrier: the piece, at the place where this rank first has it. */
+    FROM_ROOT,
 } block_name;
 
 typedef struct leg_row {
@@ -36,7 +38,7 @@ typedef struct leg_row {
     block_name outputs;
 } leg_row;
 
-/* Legs of a piece: inside the hosts, between them, and inside them again. */
+/* The legs of a piece: inside the hosts, between the hosts, and inside the hosts again. */
 typedef struct leg_rows {
     data_kind kind;
     leg_row before;
@@ -49,10 +51,10 @@ typedef struct leg_rows {
         DD_COLL_##coll, inputs, outputs \
     }
 
-/* A barrier has no blocks, whatever their names. */
+/* A barrier has no blocks, whatever names its row has. */
 #define NO_BLOCKS ROW(BARRIER, OF_INPUTS, OF_OUTPUTS)
 
-/* A kind without a row is NOT_POSSIBLE: it uses messages between all ranks. */
+/* A kind without a row is NOT_POSSIBLE: its collectives use messages between all ranks. */
 static const leg_rows rows_of[DD_COLL_COUNT] = {
     [DD_COLL_BARRIER] = {NO_DATA, NO_BLOCKS, NO_BLOCKS, NO_BLOCKS},
     [DD_COLL_BROADCAST] = {ARRAY, ROW(SCATTER, OF_INPUTS, OF_OUTPUTS), ROW(BROADCAST, OF_OUTPUTS, OF_OUTPUTS),
@@ -67,12 +69,12 @@ static const leg_rows rows_of[DD_COLL_COUNT] = {
                                 ROW(REDUCE_SCATTER, PARTIAL, OUTPUT), NO_BLOCKS}, /* no leg after */
 };
 
-/* A small array has one carrier per host, which broadcasts it on its host. */
+/* A small array of a broadcast has one carrier per host, which broadcasts it on its host. */
 static const leg_rows broadcast_by_one = {ARRAY, NO_BLOCKS, /* no leg before */
                                           ROW(BROADCAST, INPUT, FROM_ROOT),
                                           ROW(BROADCAST, FROM_ROOT, OUTPUT)};
 
-/* Return the most inputs, or outputs, of a leg. */
+/* Return the maximum number of inputs, or of outputs, of a leg. */
 static size_t
 count_slots(const dd_topology *topology)
 {
@@ -129,7 +131,7 @@ is_root(const dd_hierarchy *h)
     return dd_coll_has_root(h->args->coll) && h->topology->rank == h->args->root;
 }
 
-/* Return the place on a host of the carrier of a share. */
+/* Return the place on `host` of the rank that carries `share`. */
 static int
 place_of_share(const dd_hierarchy *h, int host, int share)
 {
@@ -159,7 +161,7 @@ hierarchy_widen(const dd_hierarchy *h, size_t nbytes)
     return nbytes / h->element_nbytes * h->partial_nbytes;
 }
 
-/* Return a share of a piece of an array, in whole lines. */
+/* Return a carrier's share of a piece of an array, in whole lines. */
 static dd_span
 cut_share(const dd_hierarchy *h, size_t nbytes, uint64_t piece, int share)
 {
@@ -197,8 +199,8 @@ part_at(const dd_hierarchy *h, const dd_block *blocks, uint64_t piece, int host,
     return piece_of(h, &blocks[dd_topology_rank_at(h->topology, host, place)], piece);
 }
 
-/* Return scratch for a piece. Pieces alternate between its halves; for BLOCKS a half has a part per
- * host. */
+/* Return scratch for a piece. Pieces alternate between the two halves of the scratch; for BLOCKS,
+ * each half has a part per host. */
 static dd_block
 in_scratch(const dd_hierarchy *h, uint64_t piece, int host, size_t nbytes)
 {
@@ -220,8 +222,8 @@ partial_block(const dd_hierarchy *h, uint64_t piece, int host)
     return in_scratch(h, piece, host, hierarchy_widen(h, part.nbytes));
 }
 
-/* Return the block that the root gathers: in the outputs on the root, else in scratch, after the
- * partial results or, if both have one size, over them. */
+/* Return the block of a reduce's result that the root gathers: in the outputs on the root; on other
+ * ranks in scratch, after the partial results or, if both have one size, over them. */
 static dd_block
 block_for_root(const dd_hierarchy *h, uint64_t piece, int host, int place)
 {
@@ -252,7 +254,7 @@ block_at(const dd_hierarchy *h, block_name name, uint64_t piece, int host, int p
     case PARTIAL:
         return partial_block(h, piece, host);
     case COLLECTED:
-        /* The arena copies this host's own block into the outputs. */
+        /* The arena copies this host's own block from the input to the outputs. */
         if (host == h->topology->host) {
             return piece_of(h, &args->inputs[0], piece);
         }
@@ -278,7 +280,7 @@ fill(const dd_hierarchy *h, const dd_leg *leg, block_name name, int count, uint6
     }
 }
 
-/* Make a leg of a piece: inside the host (all_gather and reduce_scatter have one for each host's
+/* Make a leg of a piece: inside the host (all_gather and reduce_scatter have a leg for each host's
  * blocks), or between the carriers of one share. */
 static dd_leg
 make_leg(const dd_hierarchy *h, dd_leg_lane lane, const leg_row *row, uint64_t piece, int host)
@@ -320,7 +322,7 @@ make_leg(const dd_hierarchy *h, dd_leg_lane lane, const leg_row *row, uint64_t p
 
 /* ---- beginning a collective */
 
-/* One array, divided among carriers. A piece has as much of each as fits. */
+/* Begin a collective of one array. A piece has as much of each carrier's share as fits. */
 static void
 begin_array(dd_hierarchy *h, size_t nbytes)
 {
@@ -328,7 +330,8 @@ begin_array(dd_hierarchy *h, size_t nbytes)
     h->ncarriers =
         dd_coll_has_root(h->args->coll) && nbytes <= h->limits.small_nbytes ? 1 : h->topology->min_nlocal;
     bool is_reduce = h->args->coll == DD_COLL_REDUCE;
-    size_t aside_nbytes = is_reduce && is_wide(h) ? h->element_nbytes : 0; /* see block_for_root */
+    /* Scratch that block_for_root needs for each partial result. */
+    size_t aside_nbytes = is_reduce && is_wide(h) ? h->element_nbytes : 0;
     size_t share_nbytes = h->limits.piece_nbytes / (h->partial_nbytes + aside_nbytes) * h->element_nbytes;
     share_nbytes = share_nbytes < line ? line : share_nbytes / line * line;
     h->piece_nbytes = share_nbytes * (size_t)h->ncarriers;
@@ -339,7 +342,7 @@ begin_array(dd_hierarchy *h, size_t nbytes)
     }
 }
 
-/* A block per rank, carried by ranks at its place; reduce_scatter has one per host in scratch. */
+/* Begin a collective with a block per rank. In a reduce_scatter, scratch has a block per host. */
 static void
 begin_blocks(dd_hierarchy *h, size_t largest)
 {
@@ -392,7 +395,7 @@ dd_hierarchy_begin(dd_hierarchy *hierarchy, const dd_coll_args *args)
 
 /* ---- order */
 
-/* A piece has nbefore legs inside the host, one between hosts, and nafter inside again. */
+/* Return a leg of a piece: nbefore are inside the host, one between hosts, nafter inside again. */
 static dd_leg
 leg_of(const dd_hierarchy *h, uint64_t piece, uint64_t number)
 {
@@ -403,7 +406,7 @@ leg_of(const dd_hierarchy *h, uint64_t piece, uint64_t number)
     }
     if (number < h->nbefore) {
         leg = make_leg(h, DD_LANE_ARENA, &h->rows->before, piece, h->nbefore == 1 ? host : (int)number);
-        /* The half of the scratch must be free again. */
+        /* The piece that used this half of the scratch before must have ended its plan. */
         leg.needs = piece < 2 ? 0 : piece - 1;
         return leg;
     }
@@ -417,7 +420,7 @@ leg_of(const dd_hierarchy *h, uint64_t piece, uint64_t number)
     return leg;
 }
 
-/* The legs before a piece's plan come ahead of those after the previous piece's plan. */
+/* The legs before a piece's plan are ordered ahead of the legs after the previous piece's plan. */
 static bool
 get_arena_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
 {
@@ -451,7 +454,7 @@ get_plan_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
     leg->kind = leg->kind == DD_LEG_ARENA ? DD_LEG_PLAN : leg->kind;
     bool is_independent =
         is_alone || h->args->coll == DD_COLL_ALL_GATHER || leg->kind == DD_LEG_NOTHING || h->nbefore == 0;
-    /* The legs before this piece's plan, and those ordered ahead of them. */
+    /* Wait for the legs before this piece's plan, and for the legs ordered ahead of those. */
     uint64_t nafter = piece > 0 ? (piece - 1) * h->nafter : 0;
     leg->needs = is_independent ? 0 : (piece + 1) * h->nbefore + nafter;
     return true;

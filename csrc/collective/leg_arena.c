@@ -60,7 +60,7 @@ arena_leg_start(dd_run *run, const dd_leg *leg)
     dd_arena_start(run->env.arena, &leg->args, &run->arena.options);
 }
 
-/* False for a blocked large operation: moving a piece of it would only release the lock. */
+/* Return false if a large operation is blocked: moving a piece would only release the lock. */
 static bool
 arena_leg_take(dd_run *run, dd_run_piece *piece)
 {
@@ -77,7 +77,7 @@ must_lock(const dd_run *run)
            atomic_load_explicit(&run->mover.is_recalled, memory_order_relaxed);
 }
 
-/* Poll until another rank has published what the operation needs. False if it is time to lock. */
+/* Poll until another rank has published data that is needed. Return false if it is time to lock. */
 static bool
 poll_unlocked(const dd_run *run)
 {
@@ -99,8 +99,9 @@ poll_unlocked(const dd_run *run)
     return true;
 }
 
-/* Move one piece; without the lock, as many more as may follow. If an operation stays blocked
- * without an awaited rank, it needs the lock: a region is missing, or a rank has failed. */
+/* Move one piece and, if stay_ns is set, those that follow without the lock. An operation that
+ * stays blocked without an awaited rank needs the lock: a region is missing, or a rank has
+ * failed. */
 static void
 arena_leg_move(dd_run *run, dd_run_piece *piece)
 {

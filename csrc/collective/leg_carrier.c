@@ -1,4 +1,4 @@
-/* A leg that is a whole collective by a carrier. Ranks of this host first join, by the arena's
+/* A leg that is a whole collective by a carrier. The ranks of this host first join, on the arena's
  * board. */
 #include "collective/run_internal.h"
 
@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* Time for a cancelled operation to end: the other ranks take part in it as well, or have
+/* Time that a cancelled operation has to end. The other ranks take part in it as well, or have
  * exited. */
 #define CANCEL_NS (100 * DD_NS_PER_MS)
 
@@ -60,7 +60,7 @@ dd_run_keeps_memory_locked(const dd_run *run)
 
 /* ---- joining the ranks of this host */
 
-/* Return the number of ranks whose place on the board this rank can read. */
+/* Return the number of ranks whose positions this rank can read on the board. */
 static int
 count_boards(const dd_run *run)
 {
@@ -97,7 +97,8 @@ fail_mismatch(dd_run *run, int rank, const dd_signature *theirs, dd_error *error
     return DD_LEG_FAILED;
 }
 
-/* True for a rank past this call as well: it has waited for this rank in the call, and compared. */
+/* Return true if another rank is in the same call, or past it. A rank past a call has waited for
+ * this rank there, and has compared the calls. */
 static bool
 is_past_or_same(const dd_run *run, const dd_arena_position *place)
 {
@@ -124,7 +125,7 @@ gather_ranks(dd_run *run, dd_error *error)
         }
         dd_arena_ranks_remove(awaited, k);
     }
-    /* A rank that has failed stays where it was on the board. The group is about to learn of it. */
+    /* A rank that has failed keeps its position on the board. The group will report the failure. */
     for (int k = 0; has_all && k < count_boards(run); k++) {
         has_all = !dd_arena_has_posted_cause(run->env.arena, k);
     }
@@ -146,7 +147,8 @@ enter_library(dd_run *run, const dd_carried_call *call, dd_carried_state state, 
     return DD_LEG_MOVED;
 }
 
-/* Decline a call that the library lacks only now: a rank that is past a call has compared. */
+/* Hand the call to the library. A call that the library lacks is declined only here, when the ranks
+ * have compared their calls. */
 static dd_leg_state
 leg_hand_over(dd_run *run, dd_error *error)
 {
@@ -170,7 +172,7 @@ end_gathering(dd_run *run, dd_error *error)
                               : leg_hand_over(run, error);
 }
 
-/* A library that reports a difference and then shows none has failed. */
+/* If a library reports a difference but no rank differs, the library itself has failed. */
 static dd_leg_state
 fail_different(dd_run *run, dd_error *error)
 {
@@ -184,7 +186,7 @@ fail_different(dd_run *run, dd_error *error)
     return DD_LEG_FAILED;
 }
 
-/* Continue after the library has finished a call. */
+/* Continue with the leg after the library has finished a call. */
 static dd_leg_state
 continue_carried(dd_run *run, dd_error *error)
 {
@@ -259,7 +261,7 @@ progress_carried(dd_run *run, dd_error *error)
     return state == DD_LEG_STUCK && has_moved ? DD_LEG_MOVED : state;
 }
 
-/* In a failing group, poll for data that has arrived: libraries find it after some calls. */
+/* In a failing group, poll for data that has arrived: libraries find it only after some calls. */
 static dd_leg_state
 carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
 {
@@ -275,7 +277,7 @@ carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
 
 /* ---- waiting */
 
-/* Only wakes the driver, whose task then polls the library: a library wakes no thread. */
+/* Restart the timer, which wakes the driver to poll the library: a library wakes no thread. */
 static void
 leg_on_poll(dd_timer *timer)
 {
@@ -291,7 +293,7 @@ dd_run_init_carried(dd_run *run)
     dd_timer_init(&run->carried.poll_timer, leg_on_poll);
 }
 
-/* The rank may have joined and left since the last look. */
+/* Return true if rank k is awaited and, by the board, has not joined since the last poll. */
 static bool
 is_missing(const dd_run *run, int k)
 {
@@ -311,7 +313,7 @@ carrier_leg_missing(const dd_run *run, int *ranks, int nfound, int max)
     return nfound;
 }
 
-/* From now on, an awaited rank that joins rings this rank's bell. */
+/* Make awaited ranks ring this rank's bell when they join. Return false if all have joined. */
 static bool
 may_await(dd_run *run)
 {
@@ -337,7 +339,7 @@ carrier_leg_may_sleep(dd_run *run)
     if (carried->state == DD_CARRIED_GATHERING) {
         return may_await(run);
     }
-    leg_on_poll(&carried->poll_timer); /* in case the driver may sleep */
+    leg_on_poll(&carried->poll_timer); /* start the timer, in case the driver may sleep */
     return dd_run_may_nap(&carried->awake_until_ns);
 }
 
@@ -360,8 +362,8 @@ ends_soon(dd_run_carried *carried)
     return is_done;
 }
 
-/* The library gets CANCEL_NS to end. Memory that it does not release is left to it: the user's
- * arrays and the buffers, or the calls by which ranks compare. */
+/* Give the library CANCEL_NS to end the operation. If it does not release its memory then, leave
+ * the memory to it: the user's arrays and the buffers, or the calls by which ranks compare. */
 static void
 carrier_leg_cancel(dd_run *run, const dd_error *error)
 {

@@ -1,7 +1,7 @@
 /* A leg that is a plan: messages and local steps. */
 #include "collective/run_internal.h"
 
-/* If the plan has failed, wait for a thread that may still be moving one of its steps. */
+/* If the plan has failed, first wait for a thread that may still be moving one of its steps. */
 static void
 on_plan_done(void *ctx, const dd_error *error)
 {
@@ -48,7 +48,7 @@ plan_leg_move(dd_run *run, dd_run_piece *piece)
     dd_plan_run_do_step(run->plan->plan, piece->step);
 }
 
-/* Never DD_LEG_DONE: the plan reports its end by itself, to on_plan_done. */
+/* Never return DD_LEG_DONE: the plan itself reports its end, to on_plan_done. */
 static dd_leg_state
 plan_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
 {

@@ -35,7 +35,7 @@ has_element_output(dd_stage stage)
     return stage == DD_STAGE_WHOLE || stage == DD_STAGE_LAST;
 }
 
-/* Return the stage of a fold within a collective that is itself a stage. */
+/* Return the stage of a fold that has stage `stage` in a collective whose own stage is `whole`. */
 static dd_stage
 stage_within(dd_stage whole, dd_stage stage)
 {
@@ -69,7 +69,7 @@ dd_builder_start(const dd_plan_task *task, dd_plan *plan, dd_error *err)
     };
 }
 
-/* Doubles the capacity, so that adding stays cheap. */
+/* Double the capacity, so that the cost of adding an item stays constant. */
 bool
 dd_builder_grow(dd_builder *builder, void **items, uint32_t *capacity, uint32_t used, size_t size)
 {
@@ -294,7 +294,7 @@ dd_builder_is_root(const dd_builder *builder)
     return builder->rank == builder->args->root;
 }
 
-/* Return the k-th of nshares shares: as even as possible, larger ones first. */
+/* Return share k of nshares. Shares are as even as possible; larger shares come first. */
 static dd_span
 plan_share_of(size_t count, int nshares, int k)
 {
@@ -331,7 +331,7 @@ dd_segment(size_t count, size_t per_segment, size_t s)
 
 /* ---- blocks */
 
-/* Return rank k's block, in elements of its input and its output. */
+/* Return rank k's block in elements, which are the same for its input and its output. */
 static dd_span
 block_span(const dd_builder *builder, int k)
 {

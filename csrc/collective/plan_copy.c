@@ -1,8 +1,8 @@
 /* Plans of collectives that fold nothing. */
 #include "collective/plan_internal.h"
 
-/* In round k a rank notifies the rank 2^k after it that it and the 2^k - 1 ranks before it have
- * arrived. */
+/* In round k, each rank notifies the rank 2^k after it that the sender and the 2^k - 1 ranks before
+ * the sender have arrived. */
 void
 dd_build_barrier(dd_builder *b)
 {
@@ -32,9 +32,9 @@ rank_at(const dd_builder *b, long place)
     return (int)((place + b->args->root) % b->nranks);
 }
 
-/* The lowest set bit of this rank's place in a binomial tree: children follow it at each lower
- * power of two, the parent is this far before it. For the root, the first power of two >=
- * nranks. */
+/* Return the lowest set bit of this rank's place in a binomial tree: the parent is this far before
+ * the rank, and its children follow it at each lower power of two. For the root, return the first
+ * power of two >= nranks. */
 static long
 reach_of(const dd_builder *b)
 {
@@ -48,7 +48,7 @@ reach_of(const dd_builder *b)
 
 /* ---- broadcast */
 
-/* The place of the bytes: the root sends its input, other ranks what they have received. */
+/* Return the place of these bytes: the input on the root, which sends it, else the output. */
 static dd_plan_range
 range_held(const dd_builder *b, dd_span bytes)
 {
@@ -65,8 +65,8 @@ copy_on_root(dd_builder *b)
     }
 }
 
-/* Receive the array from one place, and send it to the places at distance `furthest` and each half
- * of that; the furthest first, since it passes on the most. */
+/* Receive the array from one place, and send it to the places at distance `furthest` and at each
+ * half of it. The furthest place comes first, because it passes the array on to the most. */
 static void
 relay(dd_builder *b, long from, long furthest)
 {
@@ -99,7 +99,7 @@ dd_build_broadcast_chain(dd_builder *b)
     relay(b, plan_copy_place_of(b) - 1, 1);
 }
 
-/* The part of the array that the root sends to a place, which sends it to all but the root. */
+/* Return the part that the root sends to a place, whose rank sends it to all but the root. */
 static dd_plan_range
 part_held(const dd_builder *b, int place, size_t s)
 {
@@ -109,7 +109,7 @@ part_held(const dd_builder *b, int place, size_t s)
     return range_held(b, bytes);
 }
 
-/* The root sends each rank a part, segment by segment; each rank sends its part to all others. */
+/* The root sends each rank a part, by segments; each rank sends its part to all but the root. */
 void
 dd_build_broadcast_shares(dd_builder *b)
 {
@@ -140,9 +140,10 @@ dd_build_broadcast_shares(dd_builder *b)
 
 /* ---- direct messages between all pairs */
 
-#define WINDOW 16 /* partners of a rank at the same time in an all_to_all */
+#define WINDOW 16 /* ranks with which a rank exchanges at the same time in an all_to_all */
 
-/* This rank's data for a peer, or from it; empty if the collective has a root and neither is it. */
+/* Return this rank's data for a peer, or the place for data from the peer. The range is empty if
+ * the collective has a root and neither rank is the root. */
 static dd_plan_range
 plan_copy_part_of(const dd_builder *b, bool is_output, int peer)
 {
@@ -158,7 +159,7 @@ plan_copy_part_of(const dd_builder *b, bool is_output, int peer)
 
 typedef uint32_t add_message(dd_builder *b, int peer, size_t channel, dd_plan_range range);
 
-/* Add the messages of a range, each after both steps in `before`; set *last if there are any. */
+/* Add the messages of a range, each after both steps in `before`; set *last to the last message. */
 static void
 move_all(dd_builder *b, add_message *add, int peer, dd_plan_range range, const uint32_t before[2],
          uint32_t *last)
@@ -172,8 +173,8 @@ move_all(dd_builder *b, add_message *add, int peer, dd_plan_range range, const u
     }
 }
 
-/* At distance d every rank sends to the rank d after it and receives from the rank d before it, so
- * that ranks do not all send to the same one. */
+/* At distance d, every rank sends to the rank d after it and receives from the rank d before it, so
+ * that ranks do not all send to the same rank. */
 void
 dd_build_move_direct(dd_builder *b)
 {
@@ -192,7 +193,7 @@ dd_build_move_direct(dd_builder *b)
     dd_builder_copy_all(b, plan_copy_part_of(b, false, b->rank), plan_copy_part_of(b, true, b->rank));
 }
 
-/* Pass every block around the ring, or send it directly to all ranks. */
+/* Pass every block around the ring if is_around; else send it directly to all ranks. */
 static void
 all_gather(dd_builder *b, bool is_around)
 {
@@ -224,7 +225,7 @@ dd_build_all_gather_ring(dd_builder *b)
 
 #define LINE ((size_t)64)
 
-/* Call `build` for each piece s, which has these bytes of every block. */
+/* Call `build` for each piece s, which has the same part (`bytes`) of every block. */
 static void
 build_pieces(dd_builder *b, size_t nbytes, void (*build)(dd_builder *b, size_t s, dd_span bytes))
 {
@@ -237,7 +238,7 @@ build_pieces(dd_builder *b, size_t nbytes, void (*build)(dd_builder *b, size_t s
     }
 }
 
-/* Return the pieces of `count` blocks from the k-th on, which are adjacent. */
+/* Return the pieces of `count` adjacent blocks, from the k-th on. */
 static dd_plan_range
 blocks_at(dd_plan_range all, dd_span bytes, long k, long count)
 {
@@ -253,7 +254,7 @@ count_subtree(const dd_builder *b)
     return reach < rest ? reach : rest;
 }
 
-/* Add scratch for `count` ranks' blocks from this one on; none if only its own is needed. */
+/* Add scratch for the blocks of `count` ranks from this rank on; none for only its own block. */
 static dd_plan_range
 add_blocks(dd_builder *b, long count, dd_span bytes)
 {
@@ -268,8 +269,8 @@ blocks_below(dd_plan_range all, dd_span bytes, long nspoken, long distance)
 }
 
 /* In the round of each power of two, a rank receives the blocks that the rank at that distance
- * holds. In an all_gather all ranks do, and end with all blocks; in a gather they move up a
- * binomial tree. Then they are copied to the outputs. */
+ * holds. In an all_gather, all ranks receive in every round, and end with all blocks; in a gather,
+ * the blocks move up a binomial tree. At the end, the blocks are copied to the outputs. */
 static void
 collect_piece(dd_builder *b, size_t s, dd_span bytes)
 {
@@ -341,14 +342,14 @@ dd_build_scatter_binomial(dd_builder *b)
     build_pieces(b, b->args->outputs[0].nbytes, scatter_piece);
 }
 
-/* Place i of a rank holds the block that must travel i ranks, by the powers of two in i. In round k
- * the blocks of all places with bit k travel 2^k ranks, packed into one message. */
+/* Place i of a rank holds the block that must travel i ranks, by the powers of two in i. In round
+ * k, the blocks of all places with bit k travel 2^k ranks, packed into one message. */
 typedef struct bruck {
-    dd_span bytes;              /* of a block */
-    dd_plan_range received[32]; /* by round: the received message */
+    dd_span bytes;              /* the part of each block */
+    dd_plan_range received[32]; /* index: round; the message that was received in it */
 } bruck;
 
-/* A place's block before the round of `distance`: where the last round that moved it left it. */
+/* Return a place's block before the round of `distance`, where its last move has left it. */
 static dd_plan_range
 block_before_round(const dd_builder *b, const bruck *state, int place, long distance)
 {
@@ -360,7 +361,7 @@ block_before_round(const dd_builder *b, const bruck *state, int place, long dist
     while (moved >> (round + 1) != 0) {
         round++;
     }
-    /* Number of lower places with that bit. */
+    /* The number of lower places with bit `round`. */
     long nbefore = ((long)place >> (round + 1) << round) + (place & ((1L << round) - 1));
     return blocks_at(state->received[round], state->bytes, nbefore, 1);
 }

@@ -19,7 +19,7 @@ add_fold_of_one(dd_builder *b, dd_stage stage, dd_plan_range src, dd_plan_range 
 
 /* ---- linear: every rank sends its input as it is, and one fold takes all ranks' parts in order */
 
-/* The parts of the other ranks are adjacent, in whole lines. */
+/* Return the slot for a peer's part. The parts of the other ranks are adjacent, in whole lines. */
 static dd_plan_range
 plan_fold_slot_of(const dd_builder *b, dd_plan_range first, int peer)
 {
@@ -43,7 +43,7 @@ take_and_fold(dd_builder *b, size_t s, dd_plan_range own, dd_plan_range dst)
     return fold;
 }
 
-/* A folding rank receives the other ranks' parts of its own block, or of the whole array. */
+/* A folding rank receives the other ranks' contributions to its block, or to the whole array. */
 static void
 fold_direct(dd_builder *b, bool is_whole)
 {
@@ -51,14 +51,14 @@ fold_direct(dd_builder *b, bool is_whole)
     bool is_aside = is_reduce && !is_whole && !dd_builder_is_root(b);
     b->has_whole_blocks = is_whole;
     size_t nsegments = dd_builder_cut_blocks(b, b->input_nbytes);
-    uint32_t folded[DD_PLAN_DEPTH] = {DD_NO_STEP, DD_NO_STEP}; /* last reader of a set of scratch */
+    uint32_t folded[DD_PLAN_DEPTH] = {DD_NO_STEP, DD_NO_STEP}; /* last reader of each scratch set */
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
         uint32_t *latest = &folded[s % DD_PLAN_DEPTH];
         dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
         for (int distance = 1; distance < b->nranks; distance++) {
             int peer = dd_builder_at(b, b->rank, distance);
             if (!is_reduce || !is_whole || peer == b->args->root) {
-                /* At most DD_PLAN_DEPTH segments ahead, so that peers are not flooded. */
+                /* Send at most DD_PLAN_DEPTH segments ahead, so that peers are not flooded. */
                 uint32_t send = dd_builder_send(b, peer, s, dd_builder_block_input(b, peer, s));
                 dd_builder_after(b, send, *latest);
             }
@@ -84,7 +84,7 @@ dd_build_fold_whole(dd_builder *b)
     fold_direct(b, true);
 }
 
-/* The ranks that need the whole result (all, or the root) then receive the folded blocks. */
+/* After the folds, ranks that need the whole result (all, or the root) receive the blocks. */
 void
 dd_build_fold_shares(dd_builder *b)
 {
@@ -99,7 +99,7 @@ dd_build_scan_direct(dd_builder *b)
 {
     b->has_whole_blocks = true;
     size_t nsegments = dd_builder_cut_blocks(b, b->input_nbytes);
-    uint32_t folded[DD_PLAN_DEPTH] = {DD_NO_STEP, DD_NO_STEP}; /* last reader of a set of scratch */
+    uint32_t folded[DD_PLAN_DEPTH] = {DD_NO_STEP, DD_NO_STEP}; /* last reader of each scratch set */
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
         uint32_t *latest = &folded[s % DD_PLAN_DEPTH];
         dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
@@ -121,12 +121,12 @@ dd_build_scan_direct(dd_builder *b)
     }
 }
 
-/* Receive the fold of the lower ranks for a segment, add this rank's input, and pass it on. */
+/* Receive the lower ranks' fold of a segment, fold this rank's input into it, and pass it on. */
 static void
 pass_prefix(dd_builder *b, size_t s, size_t partial_nbytes)
 {
     bool is_first = b->rank == 0;
-    /* A partial result has the form of a result. */
+    /* True if partial results have the form of results. */
     bool is_result = !b->is_lifted && b->output_nbytes == b->partial_nbytes;
     dd_plan_range output = dd_builder_block_output(b, 0, s);
     dd_plan_range held = dd_builder_block_input(b, 0, s);
@@ -150,7 +150,7 @@ pass_prefix(dd_builder *b, size_t s, size_t partial_nbytes)
     }
 }
 
-/* Partial results pass from rank to rank. */
+/* Pass partial results from rank to rank. */
 void
 dd_build_scan_chain(dd_builder *b)
 {
@@ -165,14 +165,15 @@ dd_build_scan_chain(dd_builder *b)
 
 /* ---- ring: block k starts at rank k + 1 and passes through every rank to rank k
  *
- * Segments alternate between a few lanes; each passes all the way around before the next one of its
- * lane starts. A lane has two slots, used alternately: while one partial result is sent on, the
+ * Segments alternate between a few lanes; each passes all the way around before the next segment of
+ * its lane starts. A lane has two slots, used alternately: while one partial result is sent on, the
  * next one is received. If all segments of a block moved in each round, transfers could wait for
- * slots in a circle around the ring. So a transfer waits only for earlier ones of its lane. */
+ * slots in a circle around the ring. So transfers wait only for earlier ones of their lane. */
 
 #define LANES 4
 
-/* Pass the s-th segment of every block around; `before` is the lane's previous last fold. */
+/* Pass the s-th segment of every block around the ring. `before` is the last fold of the previous
+ * segment in this lane; return the last fold of this segment. */
 static uint32_t
 reduce_segment(dd_builder *b, size_t s, uint32_t before)
 {
@@ -181,7 +182,7 @@ reduce_segment(dd_builder *b, size_t s, uint32_t before)
     dd_plan_range held = dd_builder_block_input(b, block, s);
     size_t most = b->largest_segment * b->partial_nbytes;
     dd_plan_range slots[2] = {dd_builder_add_scratch(b, most), dd_builder_add_scratch(b, most)};
-    /* For this rank's lifted input; in the first transfer, for the peer's unlifted one. */
+    /* For this rank's lifted input; in the first transfer, for the peer's unlifted input. */
     dd_plan_range lift = dd_builder_add_scratch(b, b->is_lifted ? most : 0);
     for (size_t round = 0; round < nrounds; round++) {
         size_t channel = s * nrounds + round;
@@ -194,7 +195,7 @@ reduce_segment(dd_builder *b, size_t s, uint32_t before)
         held = slots[(s / LANES * nrounds + round) % 2];
         held.nbytes = own.nbytes / b->input_nbytes * b->partial_nbytes;
         lift.nbytes = is_first ? own.nbytes : held.nbytes;
-        dd_plan_range came = is_first && b->is_lifted ? lift : held; /* inputs travel unlifted */
+        dd_plan_range came = is_first && b->is_lifted ? lift : held; /* inputs are sent unlifted */
         dd_builder_recv(b, dd_builder_at(b, b->rank, -1), channel, came);
         if (b->is_lifted && !is_first) {
             add_fold_of_one(b, DD_STAGE_FIRST, own, lift);
@@ -229,22 +230,22 @@ dd_build_fold_ring(dd_builder *b)
 
 /* ---- tree: pairs
  *
- * The order is the same for both collectives and all roots. Let p be the largest power of two up to
- * nranks, and r = nranks - p. First, ranks 2i and 2i + 1 are folded for i < r. The resulting p
- * partial results are folded in pairs of neighbours, these in pairs again, and so on, always with
- * the lower ranks' part first. */
+ * The order is the same for reduce and all_reduce, and for all roots. Let p be the largest power of
+ * two up to nranks, and r = nranks - p. First, ranks 2i and 2i + 1 are folded for i < r. The
+ * resulting p partial results are folded in pairs of neighbours, these in pairs again, and so on,
+ * always with the lower ranks' part first. */
 
 typedef struct tree {
     bool is_all; /* all ranks get the result, not only the root */
-    int npairs;  /* pairs that are folded first */
-    int nplaces; /* places after that; a power of two */
-    /* of the segment: */
+    int npairs;  /* pairs of ranks that are folded first */
+    int nplaces; /* places after the pairs are folded; a power of two */
+    /* The fields from here on describe the current segment. */
     size_t s;
     dd_plan_range input;
     dd_plan_range output;
-    dd_plan_range slots[2]; /* partial results are received alternately */
-    dd_plan_range held;     /* the partial result */
-    int next;               /* the slot that does not have it */
+    dd_plan_range slots[2]; /* receive partial results, alternately */
+    dd_plan_range held;     /* this rank's partial result */
+    int next;               /* index of the slot that `held` does not use */
 } tree;
 
 static bool
@@ -259,7 +260,7 @@ plan_fold_place_of(const tree *t, int rank)
     return is_paired(t, rank) ? rank / 2 : rank - t->npairs;
 }
 
-/* The rank for a place: of a pair, the root if it is one of them, else the lower one. */
+/* Return the rank for a place. For a pair, it is the root if it is there, else the lower rank. */
 static int
 rank_of_place(const dd_builder *b, const tree *t, int place)
 {
@@ -269,7 +270,7 @@ rank_of_place(const dd_builder *b, const tree *t, int place)
     return !t->is_all && b->args->root / 2 == place ? b->args->root : 2 * place;
 }
 
-/* Fold a peer's part and this rank's, the lower rank's first. */
+/* Fold a peer's part and this rank's part; the lower rank's part comes first. */
 static void
 fold_with(dd_builder *b, dd_stage stage, int peer, dd_plan_range came, dd_plan_range own, dd_plan_range dst)
 {
@@ -277,7 +278,7 @@ fold_with(dd_builder *b, dd_stage stage, int peer, dd_plan_range came, dd_plan_r
     add_fold_of_two(b, stage, is_lower ? own : came, is_lower ? came : own, dst);
 }
 
-/* Begin with this rank's input, folded with the other one of its pair if it has one. */
+/* Begin with this rank's input; if the rank is in a pair, fold it with the other rank's input. */
 static void
 tree_begin(dd_builder *b, tree *t)
 {
@@ -295,7 +296,7 @@ tree_begin(dd_builder *b, tree *t)
     }
 }
 
-/* Move partial results towards the root's place, or both ways. */
+/* Move partial results towards the root's place; in an all_reduce, in both directions. */
 static void
 tree_climb(dd_builder *b, tree *t)
 {

@@ -1,36 +1,37 @@
-/* Derives the dependencies of a plan's steps: a step that reads memory waits for the last one that
- * wrote it, a step that writes for all that have read it since. Input and output that a call may
- * share count as the same memory. */
+/* Derives the dependencies of a plan's steps: a step that reads memory waits for the last step that
+ * wrote this memory; a step that writes memory waits for all steps that have read it since. An
+ * input and an output that a call may share count as the same memory. */
 #include "collective/plan_internal.h"
 
 #include "core/mem.h"
 
 #include <stdlib.h>
 
-/* Memory up to the next cell. Cells begin at both ends of each range that a step writes, so a step
- * writes all of a cell or nothing; a step that reads part of a cell counts as reading all. */
+/* Memory from `first` up to the next cell. Cells begin at both ends of each range that a step
+ * writes, so a step writes all of a cell or nothing; reading part of a cell counts as reading
+ * all. */
 typedef struct cell {
-    size_t space; /* number of the block */
-    size_t first; /* offset in it */
+    size_t space; /* number of the block (space_of) */
+    size_t first; /* offset in the block */
     uint32_t writer;
-    uint32_t reader; /* last reader since the write, into readers; or DD_NO_STEP */
+    uint32_t reader; /* index in readers of the last reader since the write; or DD_NO_STEP */
 } cell;
 
 typedef struct reader {
     uint32_t step;
-    uint32_t before; /* the previous reader, or DD_NO_STEP */
+    uint32_t before; /* index of the previous reader, or DD_NO_STEP */
 } reader;
 
 typedef struct order {
     dd_builder *builder;
-    int own_input; /* the block that may be the memory of own_output; -1 if none */
+    int own_input; /* input block that may share the memory of own_output; -1 if none */
     int own_output;
     cell *cells;
     size_t ncells;
     void *readers;
     uint32_t nreaders;
     uint32_t capacity;
-    uint32_t *waiter; /* by step: the last one that was made to wait for it */
+    uint32_t *waiter; /* by step: the latest step that was made to wait for it */
 } order;
 
 static size_t
@@ -46,8 +47,8 @@ space_of(const order *o, const dd_plan_range *range)
     return 1 + 2 * (range->buffer == DD_PLAN_INPUT ? (size_t)o->own_output : block);
 }
 
-/* The copy of this rank's own block. It needs no order: in place it does nothing, and otherwise no
- * other step touches its output. */
+/* Return true if the step copies this rank's own block. The copy needs no order: in place it does
+ * nothing, and otherwise no other step touches its output. */
 static bool
 is_own_copy(const order *o, const dd_plan_step *step)
 {
@@ -125,7 +126,7 @@ note_read(order *o, uint32_t step, cell *c)
     }
 }
 
-/* The readers have waited for the last writer themselves. */
+/* If there are readers, waiting for them is enough: they have waited for the last writer. */
 static void
 note_written(order *o, uint32_t step, cell *c)
 {

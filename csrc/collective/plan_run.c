@@ -5,32 +5,32 @@
 
 #include <string.h>
 
-/* Larger local steps are queued; others run immediately, with the lock held. */
+/* Local steps above this size are queued; smaller ones run immediately, with the lock held. */
 #define SMALL_NBYTES ((size_t)64 << 10)
 
 typedef struct plan_message {
-    dd_message message; /* is_posted: the transport has it */
-    uint32_t step;      /* when posted */
+    dd_message message; /* is_posted is true while the transport has it */
+    uint32_t step;      /* the message's step; set when posted */
 } plan_message;
 
-/* Guarded by the engine's lock; const: after creation. */
+/* Fields are guarded by the engine's lock; const fields do not change after creation. */
 struct dd_plan_run {
     dd_plan plan;              /* const */
-    const void **sources;      /* of a fold with the lock */
-    const void **step_sources; /* of a fold without it */
-    uint32_t *nwaiting;        /* by step: dependencies that have not ended */
-    plan_message *messages;    /* by message number */
-    /* Steps in the order in which they may start, each once. Large local steps that are queued
-     * reuse the entries of started steps. */
+    const void **sources;      /* inputs of a fold that runs with the lock */
+    const void **step_sources; /* inputs of a fold that runs without the lock */
+    uint32_t *nwaiting;        /* by step: number of dependencies that have not ended */
+    plan_message *messages;    /* index: message number */
+    /* Steps in the order in which they may start; each step is listed once. Large local steps that
+     * wait reuse the entries of steps that have started. */
     uint32_t *queue;
     uint32_t nready, nstarted;
     uint32_t nlocal, ntaken;
     uint32_t nended;
-    size_t nbytes; /* const: of the run and all that it owns */
+    size_t nbytes; /* const: size of the run and all memory that it owns */
     bool is_under_way;
     bool is_advancing; /* a caller up the stack is starting ready steps */
     bool is_failed;
-    dd_error error; /* if failed */
+    dd_error error; /* set if is_failed */
     dd_coll_args args;
     dd_plan_run_options options;
 };
@@ -43,7 +43,7 @@ is_message(const dd_plan_step *step)
 
 /* ---- creation */
 
-/* One allocation; arrays of the widest alignment first. */
+/* The run is one allocation; arrays with the widest alignment come first. */
 dd_status
 dd_plan_run_create(dd_plan *plan, dd_plan_run **run, dd_error *err)
 {
@@ -118,7 +118,7 @@ note_ended(dd_plan_run *run, uint32_t index)
     }
 }
 
-/* Reads no field that changes while the run is under way. */
+/* Run a local step, perhaps without the lock. Reads no field that changes during a run. */
 static void
 do_local(const dd_plan_run *run, uint32_t index, const void **sources)
 {
@@ -213,8 +213,8 @@ plan_run_note_failed(dd_plan_run *run, const dd_error *error)
     }
 }
 
-/* Message sizes follow from all ranks' calls, so a receive that is too small is not only this
- * caller's error. */
+/* Record a failed message. The sizes of messages follow from all ranks' calls, so if a receive is
+ * too small, the error is DD_MISMATCH, not only this caller's invalid argument. */
 static void
 note_message_failed(dd_plan_run *run, const dd_error *error)
 {
@@ -224,8 +224,8 @@ note_message_failed(dd_plan_run *run, const dd_error *error)
     }
 }
 
-/* Start all steps that may start; end the run if all have ended or it has failed. The run must not
- * be used after this, unless it is known to be under way. */
+/* Start all steps that may start. End the run if all steps have ended, or if it has failed. The run
+ * must not be used after this call, unless it is known to be under way. */
 static void
 plan_run_advance(dd_plan_run *run)
 {

@@ -1,8 +1,8 @@
 /* A collective from start to end: legs in two parallel lanes.
  *
- * Only run_advance() begins a collective, starts its legs, and ends it. All other functions record
- * a change (a call is posted, a leg has ended, the collective has failed) and call it. If it is
- * running further up the stack, that call sees the change. */
+ * Only run_advance begins a collective, starts its legs, and ends it. All other functions record a
+ * change (a call is posted, a leg has ended, the collective has failed) and call it. If run_advance
+ * is already on the call stack, the call there sees the change. */
 #include "collective/run_internal.h"
 
 #include "core/assert.h"
@@ -11,12 +11,12 @@
 #include <string.h>
 
 #define MAX_MOVES 16 /* pieces (some tens of us each) moved before other tasks have a turn */
-/* Longest time that data is moved without the lock: by the engine's driver, which serves no links
- * until then, and by a caller, which checks for signals afterwards. */
+/* Longest time for which data is moved without the lock. The engine's driver serves no links until
+ * then; a caller checks for signals afterwards. */
 #define DRIVER_STAY_NS DD_NS_PER_MS
 #define CALLER_STAY_NS DD_WAIT_SLICE_NS
-/* Rounds of up to MAX_MOVES pieces in which a failing group finishes complete calls, plus one per
- * rank. Ranks that keep publishing data must not keep the lock busy for longer. */
+/* Rounds, each of up to MAX_MOVES pieces, in which a failing group finishes complete calls; one
+ * more per rank. Ranks that go on publishing data must not keep the lock busy for longer. */
 #define CATCH_UP_ROUNDS 16
 
 /* ---- legs */
@@ -28,7 +28,7 @@ static const dd_leg_ops *const ops_of_kind[] = {
     [DD_LEG_CARRIER] = &dd_leg_carrier,
 };
 
-/* Every route except a hierarchy is one leg. */
+/* On every route except a hierarchy, a collective is one leg. */
 static const dd_leg_kind only_leg[DD_LANE_COUNT][DD_ROUTE_CARRIED + 1] = {
     [DD_LANE_ARENA] = {[DD_ROUTE_LOCAL] = DD_LEG_ARENA},
     [DD_LANE_PLAN] = {[DD_ROUTE_FLAT] = DD_LEG_PLAN, [DD_ROUTE_CARRIED] = DD_LEG_CARRIER},
@@ -56,7 +56,7 @@ note_leg_ended(dd_run *run, dd_run_lane *lane)
     lane->is_finished = run->route != DD_ROUTE_HIERARCHY;
 }
 
-/* False if the lane must wait, or has ended. */
+/* Start the lane's next leg. Return false if the lane must wait, or has no legs left. */
 static bool
 start_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
 {
@@ -79,7 +79,7 @@ start_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
     return true;
 }
 
-/* Most calls of a small collective find nothing to start. */
+/* Inline, because most calls for a small collective find nothing to start. */
 static inline bool
 start_next_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
 {
@@ -88,7 +88,7 @@ start_next_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
     return is_free && start_leg(run, number, other);
 }
 
-/* Only the first failure counts. */
+/* Record a failure. Only the first failure counts. */
 static void
 run_note_failed(dd_run *run, const dd_error *error)
 {
@@ -111,7 +111,7 @@ cancel_legs(dd_run *run)
 
 /* ---- from start to end */
 
-/* Do a small collective of a group of one rank; false if it is not small. */
+/* Carry out a small collective in a group of one rank; false if it is not small. */
 static bool
 do_alone(const dd_coll_args *args)
 {
@@ -182,7 +182,7 @@ run_begin(dd_run *run)
     }
 }
 
-/* The next collective may be posted from within on_done. */
+/* End the collective. on_done may post the next one. */
 static void
 run_complete(dd_run *run)
 {
@@ -194,7 +194,7 @@ run_complete(dd_run *run)
     run->call.on_done(run->call.ctx, run->error.code != DD_OK ? &run->error : NULL);
 }
 
-/* Start all legs that can start. The order of the lanes only affects how soon a message is sent. */
+/* Start all legs that can start. The order of the lanes only affects how soon messages are sent. */
 static void
 start_legs(dd_run *run)
 {
@@ -215,7 +215,7 @@ run_has_ended(const dd_run *run)
            (run->lanes[DD_LANE_PLAN].is_finished && run->lanes[DD_LANE_ARENA].is_finished);
 }
 
-/* A loop instead of recursion: the collective that on_done posts may end here as well. */
+/* A loop instead of a recursion, because the collective that on_done posts may end here as well. */
 static void
 run_advance(dd_run *run)
 {
@@ -238,7 +238,7 @@ run_advance(dd_run *run)
     run->is_advancing = false;
 }
 
-/* ---- the task: in the engine during a collective, unless it ends when started */
+/* ---- the task: in the engine during a collective, unless the collective ends when started */
 
 static void
 update_task(dd_run *run)
@@ -256,7 +256,7 @@ update_task(dd_run *run)
     }
 }
 
-/* The transport reports the end of a plan's leg. */
+/* Called when a plan's leg has ended. */
 static void
 run_on_leg_done(dd_run *run, const dd_error *error)
 {
@@ -300,7 +300,7 @@ dd_run_cancel_locked(dd_run *run, const dd_error *error)
 
 /* ---- pieces */
 
-/* Pieces of the arena first: a step of a plan may take as long as many of them. */
+/* Take a piece. The arena comes first: a plan's step may take as long as many of its pieces. */
 static bool
 take_piece(dd_run *run, const dd_leg_ops *stuck, dd_run_piece *piece)
 {
@@ -451,8 +451,8 @@ progress_task(dd_task *task)
     return has_moved;
 }
 
-/* A thread that moves data later drives, or wakes the driver. The arena is last: from then on other
- * ranks ring. */
+/* Return true if the driver may sleep. It may if a thread is moving data: this thread later drives,
+ * or wakes the driver. The arena's lane comes last, because other ranks ring from then on. */
 static bool
 run_fall_asleep(dd_task *task)
 {

@@ -10,7 +10,8 @@
 
 _Static_assert(sizeof(dd_signature) % sizeof(uint64_t) == 0, "a signature is whole words");
 
-/* Minima over all ranks of the words, and of their complements, which give the maxima. */
+/* Minima over all ranks of the signature's words, and of the words' complements. The minima of the
+ * complements give the maxima of the words. */
 typedef struct extremes {
     uint64_t words[SIGNATURE_WORDS];
     uint64_t complements[SIGNATURE_WORDS];
@@ -21,8 +22,8 @@ struct dd_run_comparison {
     dd_signature own;
     extremes own_words;
     extremes all;
-    dd_signature *signatures; /* [nranks] */
-    size_t *counts;           /* [nranks], then [nranks + 1] offsets */
+    dd_signature *signatures; /* [nranks]: the signatures of all ranks */
+    size_t *counts;           /* [nranks], followed by the offsets [nranks + 1] */
 };
 
 dd_status

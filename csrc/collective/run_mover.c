@@ -3,7 +3,7 @@
 
 #include "core/system.h"
 
-/* False if another thread has taken the piece over before this one has locked again. */
+/* Return false if another thread took the piece over before this thread had locked again. */
 static bool
 move_unlocked(dd_run *run, dd_run_piece *piece)
 {

@@ -43,7 +43,7 @@ dd_run_buffer_fini(dd_run_buffer *buffer)
 
 /* ---- the kept plans */
 
-/* Write all that the plan depends on to run->key. */
+/* Write to run->key everything that the plan depends on. */
 static dd_status
 write_key(dd_run *run, const dd_leg *leg, size_t *nbytes, dd_error *err)
 {
@@ -104,7 +104,7 @@ build(const dd_run *run, const dd_leg *leg, dd_run_plan *made, dd_error *err)
     return status;
 }
 
-/* Make a plan for run->key, instead of the one in `plan`. */
+/* Make a plan for run->key, and replace the plan in the entry `plan`. */
 static dd_status
 make_plan(const dd_run *run, const dd_leg *leg, size_t key_nbytes, dd_run_plan *plan, dd_error *err)
 {

@@ -50,7 +50,8 @@ dd_algorithm_find(dd_coll coll, const char *name)
     return NULL;
 }
 
-/* The first rule that matches, and whose algorithm can do it, is used (docs/contributing/selection.md). */
+/* The first rule that matches, and whose algorithm supports the blocks' sizes, is used
+ * (docs/contributing/selection.md). */
 typedef struct select_rule {
     dd_coll coll;
     int max_nranks;
@@ -120,7 +121,7 @@ static const select_rule rules[] = {
     {DD_COLL_SCAN, ANY_NRANKS, ANY_NBYTES, "chain"},
 };
 
-/* A word of an override. */
+/* A word in the text of an override. */
 typedef struct word {
     const char *text;
     int len;
@@ -145,7 +146,7 @@ is_word(word text, const char *name)
     return strlen(name) == (size_t)text.len && memcmp(text.text, name, (size_t)text.len) == 0;
 }
 
-/* Append to a list, which is truncated at `size`. */
+/* Append a name to a list, which is truncated at `size` bytes. */
 static void
 append_name(char *list, size_t size, const char *name)
 {
@@ -171,7 +172,7 @@ parse_value(dd_coll coll, word value, dd_selection *selection, dd_error *err)
                         value.len < 64 ? value.len : 64, value.text, dd_coll_name(coll), known);
 }
 
-/* Parse "name=value", "flat", or nothing. */
+/* Parse one part of an override: "name=value", "flat", or nothing. */
 static dd_status
 parse_part(const char *text, size_t len, dd_selection *selection, dd_error *err)
 {
@@ -246,7 +247,7 @@ clamp(size_t value, size_t least, size_t most)
 /* A pipeline needs several segments, each large enough to hide the fixed cost of a message. */
 #define MIN_SEGMENT (32 * KIB)
 #define MAX_SEGMENT (512 * KIB)
-#define MAX_SCRATCH (64 * MIB) /* two sets of all ranks' segments */
+#define MAX_SCRATCH (64 * MIB) /* for two sets of scratch with a segment of each rank */
 
 size_t
 dd_select_segment_nbytes(const dd_select_query *query)

@@ -6,11 +6,11 @@
 
 /* Overrides, from text like "all_reduce=ring,broadcast=chain": one algorithm per collective. */
 typedef struct dd_selection {
-    const dd_algorithm *forced[DD_COLL_COUNT]; /* NULL if the table decides */
-    bool is_flat; /* "flat": no arena and no hierarchy, messages between all ranks */
+    const dd_algorithm *forced[DD_COLL_COUNT]; /* NULL to use the table */
+    bool is_flat; /* "flat": no arena or hierarchy, only messages between all ranks */
 } dd_selection;
 
-/* "" selects by the table. DD_INVALID_ARGUMENT names an unknown word and lists the known ones. */
+/* Parse overrides; "" forces none. DD_INVALID_ARGUMENT names an unknown word and the known ones. */
 dd_status dd_selection_parse(const char *text, dd_selection *selection, dd_error *err) DD_MUST_CHECK;
 
 /* The facts that decide the choice. They must be equal on all ranks, so that all choose alike.
@@ -18,12 +18,13 @@ dd_status dd_selection_parse(const char *text, dd_selection *selection, dd_error
  * block; 0 if ranks do not all know it (gather, scatter, uneven all_to_all). */
 typedef struct dd_select_query {
     dd_coll coll;
-    int nranks; /* that exchange messages */
+    int nranks; /* number of ranks that exchange messages */
     size_t nbytes;
     bool is_even;
 } dd_select_query;
 
-/* Never NULL. A forced algorithm that cannot do it (is_even_only) is ignored. */
+/* Return the algorithm to use; never NULL. A forced algorithm that needs even blocks is ignored if
+ * the blocks are uneven. */
 const dd_algorithm *dd_select(const dd_selection *selection, const dd_select_query *query);
 
 size_t dd_select_segment_nbytes(const dd_select_query *query);

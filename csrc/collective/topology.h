@@ -1,5 +1,5 @@
-/* The hosts of a group's ranks. Pure; equal on all ranks except for `rank` and the fields of its
- * host. */
+/* The hosts of a group's ranks. All fields are equal on all ranks, except `rank` and the fields of
+ * this rank's host. */
 #ifndef DD_COLLECTIVE_TOPOLOGY_H
 #define DD_COLLECTIVE_TOPOLOGY_H
 
@@ -11,21 +11,21 @@ typedef struct dd_topology {
     int rank;
     int nranks;
     int nhosts;
-    int host;         /* of this rank */
-    int local;        /* this rank's place there */
-    int *host_of;     /* [nranks]: hosts are numbered in the order of their lowest ranks */
+    int host;         /* number of this rank's host */
+    int local;        /* this rank's place among the ranks of its host */
+    int *host_of;     /* [nranks]: a rank's host; hosts are numbered by their lowest ranks */
     int *local_of;    /* [nranks]: a rank's place among the ranks of its host, in rank order */
-    int *nlocal_of;   /* [nhosts] */
-    int nlocal;       /* on this rank's host */
-    int *local_ranks; /* [nlocal]: ranks on this rank's host, in order */
-    int min_nlocal;   /* over all hosts: how many ranks of each host can carry a share */
+    int *nlocal_of;   /* [nhosts]: number of ranks on a host */
+    int nlocal;       /* number of ranks on this rank's host */
+    int *local_ranks; /* [nlocal]: the ranks on this rank's host, in order */
+    int min_nlocal;   /* fewest ranks on a host: each host can have this many carriers */
     int max_nlocal;
-    int *ranks_at; /* [nranks]: host by host; a host's begin at first_of[host] */
-    int *first_of; /* [nhosts] */
+    int *ranks_at; /* [nranks]: the ranks, host by host */
+    int *first_of; /* [nhosts]: index in ranks_at of a host's first rank */
 } dd_topology;
 
-/* host_of[r]: a number below nranks, the same for all ranks of a host. DD_INVALID_ARGUMENT if rank
- * is not below nranks. */
+/* Initialise. host_of[r] identifies the host of rank r: a number below nranks, equal for all ranks
+ * of a host. DD_INVALID_ARGUMENT if `rank` is not below nranks. */
 dd_status dd_topology_init(dd_topology *topology, int rank, int nranks, const int *host_of,
                            dd_error *err) DD_MUST_CHECK;
 void dd_topology_fini(dd_topology *topology);

@@ -8,11 +8,11 @@
 #include <errno.h>
 #include <string.h>
 
-#define ARENA_MAGIC UINT64_C(0x616e657261646464) /* "dddarena" */
+#define ARENA_MAGIC UINT64_C(0x616e657261646464) /* the bytes of "dddarena" */
 #define ARENA_VERSION 8
 #define ARENA_HEADER_BYTES ((size_t)4096)
-#define ARENA_BUFFERS_MIN_BYTES ((size_t)1 << 20) /* of all slots together */
-#define ARENA_STAGING_MIN_BYTES ((size_t)2 << 20) /* of all slots: see dd_arena_find_space */
+#define ARENA_BUFFERS_MIN_BYTES ((size_t)1 << 20) /* for the buffers of all slots together */
+#define ARENA_STAGING_MIN_BYTES ((size_t)2 << 20) /* for all slots: see dd_arena_find_space */
 
 _Static_assert(sizeof(arena_record) == ARENA_SPACING, "a record is two lines");
 _Static_assert(sizeof(dd_signature) == 24, "a signature is three words");
@@ -42,7 +42,8 @@ staging_nbytes(int nranks)
     return wanted > buffers ? wanted : buffers;
 }
 
-/* The owner touches its slot's pages first, by staging, so they lie in its NUMA node. */
+/* Slots are whole pages. A rank touches the pages of its own slot first, when it stages data, so
+ * that they lie in the rank's NUMA node. */
 static size_t
 slot_nbytes(int nranks)
 {
@@ -315,7 +316,7 @@ dd_arena_close(dd_arena *arena)
     if (arena == NULL) {
         return;
     }
-    /* In a forked child the address is unmapped, or mapped for something else. */
+    /* In a forked child, this address is unmapped, or has another mapping. */
     bool is_mapped = arena->memory != NULL && arena->generation == dd_fork_generation();
     if (is_mapped && !arena->is_borrowed) {
         (void)dd_sys_munmap(arena->memory, arena->geometry.nbytes);
@@ -328,7 +329,7 @@ dd_arena_close(dd_arena *arena)
     dd_mem_free(arena);
 }
 
-/* The whole pages of data in this rank's slot. */
+/* Return the pages that lie entirely within the data of this rank's slot. */
 static dd_block
 own_data(const dd_arena *arena)
 {

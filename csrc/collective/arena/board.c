@@ -5,23 +5,23 @@
 
 #include <string.h>
 
-/* AWAITS_POSTS is clear only from a bell until the rank next takes posts; AWAITS_POSITIONS is set while the
- * rank sleeps in a carrier's call. */
+/* AWAITS_POSTS is cleared when the rank's bell is rung, and set when the rank next takes posts.
+ * AWAITS_POSITIONS is set while the rank sleeps in a carrier's call. */
 #define AWAITS_POSTS UINT64_C(1)
 #define AWAITS_POSITIONS UINT64_C(2)
 
-/* One word has both the sequence and whether the rank is inside, so that both change together. */
+/* A position is one word, sequence << 1 | INSIDE, so that both parts change together. */
 #define INSIDE UINT64_C(1)
 
 struct arena_board {
-    _Alignas(128) _Atomic uint64_t position;           /* sequence << 1 | INSIDE; release */
-    _Atomic uint64_t version;                          /* of the signature: odd during a write */
-    _Atomic uint64_t signature[ARENA_SIGNATURE_WORDS]; /* relaxed: version checks it */
+    _Alignas(128) _Atomic uint64_t position;           /* sequence << 1 | INSIDE (store-release) */
+    _Atomic uint64_t version;                          /* odd while the signature is written */
+    _Atomic uint64_t signature[ARENA_SIGNATURE_WORDS]; /* relaxed: `version` detects a torn read */
     _Alignas(128) dd_park_bits awaits;                 /* AWAITS_POSTS | AWAITS_POSITIONS */
-    _Atomic uint32_t has_left;                         /* release */
-    _Atomic uint32_t cause_nbytes;                     /* release: covers the final `cause` */
+    _Atomic uint32_t has_left;                         /* stored with release */
+    _Atomic uint32_t cause_nbytes;                     /* store-release, once `cause` is complete */
     uint8_t cause[DD_ARENA_CAUSE_MAX];
-    /* Written before AWAITS_POSTS is set; relaxed. Older versions of the arena leave 0 here. */
+    /* Relaxed; written before AWAITS_POSTS is set. Older arenas leave lost_nbytes at 0. */
     _Atomic uint64_t lost_nbytes;
     _Atomic uint32_t lost_to;
 };
@@ -42,7 +42,7 @@ board_of(const dd_arena *arena, int k)
     return (arena_board *)(void *)(arena->boards + 1) + k;
 }
 
-/* ---- places */
+/* ---- positions */
 
 void
 dd_arena_post_position(dd_arena *arena, const dd_arena_position *position)
@@ -64,7 +64,7 @@ dd_arena_post_position(dd_arena *arena, const dd_arena_position *position)
                           memory_order_release);
 }
 
-#define POSITION_READS 100 /* attempts at a consistent signature; then any is used, in texts */
+#define POSITION_READS 100 /* attempts at a consistent read; then a torn one serves in texts */
 
 dd_arena_position
 dd_arena_read_position(const dd_arena *arena, int k)
@@ -114,7 +114,7 @@ dd_arena_is_position_awaited(dd_arena *arena, int k)
     return k != arena->rank && dd_park_take(&board_of(arena, k)->awaits, AWAITS_POSITIONS);
 }
 
-/* ---- news */
+/* ---- posts */
 
 static void
 note_post(dd_arena *arena)

@@ -1,28 +1,28 @@
-/* Copies into the arena go through the caches or past them. The first is better if the ranks' cores
- * share a cache, the second if not, by up to five times; on a virtual machine this changes while a
- * program runs. Up to 16 KiB, copies past the caches cost little where they are worse. Above, one
- * rank sometimes times both, with operations that are called anyway, and publishes the result. This
- * is a hint: ranks may copy in different ways. Each collective has its own hint: an all_to_all may
- * be faster through the caches when an all_reduce, which writes where others have just read, is
- * not. Before a trial, copies go past the caches unless ranks share cores: that loses little if it
- * is wrong. */
+/* Copies into the arena go through the caches or past them. Copies through the caches are faster if
+ * the ranks' cores share a cache, copies past the caches if not, by up to five times; on a virtual
+ * machine this changes while a program runs. Up to 16 KiB, copies past the caches cost little where
+ * they are slower. Above 16 KiB, one rank sometimes times both ways, with operations that are
+ * called anyway, and publishes the faster way. This is a hint: ranks may copy in different ways.
+ * Each collective has its own hint: an all_to_all may be faster through the caches when an
+ * all_reduce, which writes where other ranks have just read, is not. Before a trial, copies go past
+ * the caches unless ranks share cores, because this loses little if it is the wrong way. */
 #include "collective/arena/state.h"
 
 #include "core/clock.h"
 #include "kernels/copy.h"
 
 #define STREAM_MIN_BYTES ((size_t)4096)
-/* Larger data is timed both ways. Smaller data of crowded ranks, which often share a core, goes
- * through the caches: past them costs 1.6 times as much. */
+/* Data above this size is timed both ways. Smaller data of crowded ranks, which often share a core,
+ * goes through the caches: copying it past them takes 1.6 times as long. */
 #define UNTRIED_MAX_BYTES ((size_t)16384)
-/* A trial skips the operations of one turn around the slot, at most this many: what the other way
- * has left in the caches distorts their times. */
+/* A trial skips the operations of one turn around the slot, but at most this many, because data
+ * that the other way has left in the caches distorts their times. */
 #define NTRIALS_BEFORE_MAX 32
 
-/* Outputs of this size, over all ranks, have left the caches before their use. Written past the
- * caches, their lines need not be read first. Plain / past, measured on two cores: 2 ranks, 128 MiB
- * 1.2 to 1.7, 32 MiB 0.8 to 1.1; 4 ranks, 32 MiB 1.2 to 1.7; 8 and 16 ranks, from 64 MiB on 1.2 to
- * 3.7, and all_to_all 0.8 to 1.9. */
+/* Outputs of this size, over all ranks, have left the caches before they are used. If they are
+ * written past the caches, their lines need not be read first. Times through the caches / past
+ * them, measured on two cores: 2 ranks, 128 MiB 1.2 to 1.7, 32 MiB 0.8 to 1.1; 4 ranks, 32 MiB 1.2
+ * to 1.7; 8 and 16 ranks, from 64 MiB on 1.2 to 3.7, and all_to_all 0.8 to 1.9. */
 #define TAKE_PAST_MIN_BYTES ((size_t)64 << 20)
 #define TAKE_PAST_MIN_BYTES_CROWDED ((size_t)32 << 20)
 
@@ -40,9 +40,9 @@ takes_past_caches(const dd_arena *arena)
     return nbytes >= min_nbytes / (size_t)nreceivers;
 }
 
-/* Return true if this rank times the operation: rank 0 if all ranks receive; a sending root if its
- * data fills its slot twice, so that it waits for readers. In other kinds only readers know the
- * time. */
+/* Return true if this rank times the operation. If all ranks receive, rank 0 does. A sending root
+ * does if its data fills its slot twice, so that the root waits for readers. In other kinds of
+ * collectives, only readers know the time. */
 static bool
 is_timing_rank(const dd_arena *arena)
 {
@@ -60,7 +60,7 @@ copy_bit_of(const dd_arena *arena)
     return UINT32_C(1) << arena->op.args->coll;
 }
 
-/* Publish the way for operations of this kind to all ranks. */
+/* Publish to all ranks how operations of this kind are copied. */
 static void
 publish_streaming(dd_arena *arena, bool is_streaming)
 {
@@ -85,7 +85,7 @@ trial_of(dd_arena *arena)
     return &arena->trials[arena->op.args->coll];
 }
 
-/* Return true if this operation is part of a trial, all of whose operations have one size. */
+/* Return true if this operation is part of a trial. All operations of a trial have one size. */
 static bool
 join_trial(dd_arena *arena)
 {
@@ -122,7 +122,7 @@ dd_arena_choose_copy(dd_arena *arena)
     }
 }
 
-/* The wait for other ranks' headers does not count. */
+/* The time that this rank waits for other ranks' headers does not count. */
 void
 dd_arena_stop_clock(dd_arena *arena)
 {

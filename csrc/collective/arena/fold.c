@@ -1,15 +1,16 @@
-/* all_reduce of more than a few bytes: each share of the array is folded by one rank for all. The
- * rules of shared folds are at the top of layout.h. */
+/* Shared folds: in an all_reduce of more than a few bytes, one rank folds each share of the array
+ * for all ranks. The rules are at the top of layout.h. */
 #include "collective/arena/state.h"
 #include "kernels/copy.h"
 
-/* From these sizes on, folding each share on one rank is worth a second synchronisation. Measured,
- * whole / shares: two ranks whose cores share a cache, equal at 64 KiB (2.25 us); without a shared
- * cache 5.2 / 4.7 us at 64 KiB, 2.7 / 3.1 at 32 KiB; four ranks on two cores 6.7 / 8.6 us at 16
- * KiB, 19 / 14.5 at 64 KiB. */
+/* From these sizes on, folding each share on one rank is worth a second synchronisation. Measured
+ * times of folding the whole array on each rank / in shares: two ranks whose cores share a cache,
+ * equal at 64 KiB (2.25 us); without a shared cache 5.2 / 4.7 us at 64 KiB, 2.7 / 3.1 at 32 KiB;
+ * four ranks on two cores 6.7 / 8.6 us at 16 KiB, 19 / 14.5 at 64 KiB. */
 #define FOLD_MIN_BYTES_PAIR ((size_t)65536)
 #define FOLD_MIN_BYTES_MANY ((size_t)32768)
-/* If ranks take turns, the last one to arrive folds everything, and no rank waits for it again. */
+/* If ranks take turns on the cores, shares are better from this size on: the last rank to arrive
+ * folds everything, and no rank waits for it again. */
 #define FOLD_MIN_BYTES_CROWDED ((size_t)2048)
 
 size_t
@@ -18,16 +19,16 @@ dd_arena_fold_min(int nranks, bool is_crowded)
     return is_crowded ? FOLD_MIN_BYTES_CROWDED : nranks == 2 ? FOLD_MIN_BYTES_PAIR : FOLD_MIN_BYTES_MANY;
 }
 
-#define PIECE_BYTES ((size_t)32768) /* folded data is passed on while in the nearest caches */
+#define PIECE_BYTES ((size_t)32768) /* results are copied on while in the nearest caches */
 
 /* ---- chunks and shares */
 
 typedef struct share {
-    size_t start; /* in the array */
+    size_t start; /* offset in the array */
     size_t nbytes;
 } share;
 
-/* Return the size of each of `nparts` parts, in whole cache lines. */
+/* Return the size of a part if `nbytes` is divided into nparts parts of whole cache lines. */
 static size_t
 whole_lines(size_t nbytes, size_t nparts)
 {
@@ -35,7 +36,7 @@ whole_lines(size_t nbytes, size_t nparts)
     return (each / ARENA_LINE + (each % ARENA_LINE != 0)) * ARENA_LINE;
 }
 
-/* Return the k-th part of `each` bytes, clipped to the whole. */
+/* Return the k-th part, which has `each` bytes, clipped to the end of `whole`. */
 static share
 fold_part_of(share whole, size_t each, int k)
 {
@@ -43,7 +44,7 @@ fold_part_of(share whole, size_t each, int k)
     return (share){.start = whole.start + before, .nbytes = dd_arena_smaller(whole.nbytes - before, each)};
 }
 
-/* Return the size of a share if a rank stages up to `nbytes` of a chunk. */
+/* Return the size of a share if each rank stages up to `nbytes` of a chunk. */
 static size_t
 share_capacity(const dd_arena *arena, size_t nbytes)
 {
@@ -117,14 +118,14 @@ fold_share_of(const dd_arena *arena, uint64_t chunk, int k)
 
 /* ---- staging */
 
-/* Chunk 0 is at its place in the slot, later chunks at the start of the slot. */
+/* Chunk 0 is staged at the rank's place in its slot, later chunks at the start of the slot. */
 static uint8_t *
 staging_of(const dd_arena *arena, int k, uint64_t chunk)
 {
     return arena->slots[k].buffers + (chunk == 0 ? arena->peers[k].place : 0);
 }
 
-/* A rank does not stage a share that it folds itself, so the shares after it move up. */
+/* A rank does not stage a share that it folds itself, so its later shares move up. */
 static size_t
 staged_at(const dd_arena *arena, int from, uint64_t chunk, int k)
 {
@@ -155,8 +156,9 @@ claim_share(dd_arena *arena, int k, uint64_t chunk)
 {
     _Atomic uint64_t *claim = &arena->slots[k].control->claim;
     uint64_t number = arena->nchunks + chunk + 1;
-    /* Only the marks order staging and results; a claim just excludes other ranks. Acquire, so that
-     * no later claim is visible before this load (load buffering, docs/contributing/memory-orders.md). */
+    /* A claim need not order data, which the marks do; it only excludes other ranks. Acquire keeps
+     * a later claim from being visible before this load (load buffering,
+     * docs/contributing/memory-orders.md). */
     uint64_t seen = atomic_load_explicit(claim, memory_order_acquire);
     while (seen >> ARENA_CLAIM_BITS < number) {
         if (atomic_compare_exchange_weak_explicit(claim, &seen,
@@ -166,8 +168,8 @@ claim_share(dd_arena *arena, int k, uint64_t chunk)
         }
     }
     int claimer = (int)(seen & ((1 << ARENA_CLAIM_BITS) - 1));
-    /* A claim that names this rank or no rank is corrupt. Returning k gives a wrong result but no
-     * overrun. */
+    /* A claim that names this rank or no rank is corrupt. Returning k then gives a wrong result but
+     * no overrun. */
     return claimer < arena->nranks && claimer != arena->rank ? claimer : k;
 }
 
@@ -197,7 +199,7 @@ dd_arena_fold(dd_arena *arena, size_t start, size_t nbytes, arena_write_result *
     return true;
 }
 
-/* Results rotate through the memory for results, as staged data does in slots. */
+/* The results of chunks rotate through the memory for results, as staged data does in slots. */
 static uint8_t *
 results_of(const dd_arena *arena, uint64_t chunk)
 {
@@ -284,7 +286,7 @@ in_place_share_of(const arena_op *op, int nranks, int k)
     return fold_part_of((share){.nbytes = op->nbytes}, whole_lines(op->nbytes, (size_t)nranks), k);
 }
 
-/* Copy a piece to all other ranks' outputs, except the edges, which each rank copies itself. */
+/* Copy a piece to all other ranks' outputs, except the edges, which each rank copies for itself. */
 static void
 write_each_output(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
 {

@@ -151,7 +151,7 @@ dd_arena_write_header(dd_arena *arena)
 
 /* ---- other ranks' headers */
 
-/* Return true if a correct rank can have set these flags for this operation. */
+/* Return true if a correct rank k can have set these flags for this operation. */
 static bool
 are_flags_valid(const dd_arena *arena, int k, uint64_t flags)
 {
@@ -168,7 +168,7 @@ are_flags_valid(const dd_arena *arena, int k, uint64_t flags)
            ((flags ^ op->call->flags) & ARENA_IS_PARTIAL) == 0;
 }
 
-/* Read where a header's data is. False if it is malformed. */
+/* Read the place of rank k's data from its header. Return false if the header is malformed. */
 static bool
 read_location(dd_arena *arena, int k)
 {
@@ -197,13 +197,13 @@ read_location(dd_arena *arena, int k)
 
 /* ---- comparing */
 
-/* The headers of one operation, which is under way or an earlier one. */
+/* A comparison of the headers of one operation, which is under way or an earlier one. */
 typedef struct header_check {
     dd_arena *arena;
     uint32_t number;
     const arena_call *call;
     arena_block_info *block_infos;
-    const dd_arena_ranks *known; /* ranks whose headers are present, with this one */
+    const dd_arena_ranks *known; /* ranks whose headers are present, including this rank */
     bool is_under_way;
 } header_check;
 
@@ -218,7 +218,8 @@ blame_signature(const header_check *check, int k, const uint64_t *words)
     return DD_ARENA_MISMATCH;
 }
 
-/* Sizes are compared only after the signatures have matched. */
+/* Record a mismatch of sizes. Sizes are compared only after the signatures have matched, so both
+ * calls have the same signature. */
 static dd_arena_state
 blame_size(const header_check *check, int rank, uint64_t theirs, int other, uint64_t ours)
 {
@@ -262,9 +263,9 @@ table_or(const header_check *check, int owner, arena_table table, int k)
     return atomic_load_explicit(&words[k], memory_order_relaxed);
 }
 
-/* Compare what one rank sends to another with what the latter expects. In the operation under
- * way, this rank's sizes are those of its blocks: a peer may have changed the tables in shared
- * memory. */
+/* Compare the size that rank `from` sends to rank `to` with the size that `to` expects. In the
+ * operation under way, take this rank's sizes from its blocks, not from its tables in shared
+ * memory, which a faulty rank may have changed. */
 static dd_arena_state
 compare_pair(const header_check *check, int from, int to)
 {
@@ -287,7 +288,7 @@ compare_pair(const header_check *check, int from, int to)
                                : blame_size(check, from, sent, to, expected);
 }
 
-/* Every rank compares all pairs, even without a part in them, so that all see a mismatch. */
+/* Compare all pairs, also those without this rank, so that every rank sees a mismatch. */
 static dd_arena_state
 compare_pairs(const header_check *check)
 {
@@ -359,7 +360,7 @@ compare_all(const header_check *check)
     return compare_sizes(check);
 }
 
-/* Inline data must have the size on which the ranks have agreed. */
+/* Return false if rank k's inline data does not have the size on which the ranks have agreed. */
 static bool
 is_payload_valid(const dd_arena *arena, int k)
 {

@@ -5,10 +5,11 @@
  * all ranks had to stage again. A rank writes its marks into its record of the operation;
  * ARENA_NRECORDS records are used cyclically.
  *   - A rank that publishes the header of an operation no longer reads data of earlier ones.
- *   - Every rank compares every header with its own call. A rank that needs data of all ranks does
- *     so first. Others continue when they have their data: a root that only sends, and a rank that
- *     sends only to a root, need nothing; a receiver needs the root's header. They *verify* the
- *     operation later, from their saved call: in later operations, and whenever they wait.
+ *   - Every rank compares every header with its own call. A rank that needs data of all ranks
+ *     compares first. Other ranks continue when they have their data: a root that only sends, and a
+ *     rank that sends only to a root, need nothing; a receiver needs the root's header. These ranks
+ *     *verify* the operation later, from their saved call: in later operations, and whenever they
+ *     wait.
  *   - No rank publishes header n before it has verified operation n - ARENA_WINDOW. This limits how
  *     far a rank runs ahead and makes reuse of records safe: a rank that publishes header n has
  *     seen all headers n - ARENA_WINDOW, whose publishers had verified operation n - 2 *
@@ -18,28 +19,30 @@
  *     to s - 1 if it reads first. Ranks that do not receive may skip steps.
  *
  * Space. A rank stages anywhere in its slot; its header contains the place of round 0. For staged
- * data it keeps a *lease* with the mark at which all readers have finished, and writes there again
- * only when they have published that mark (lease.c). If an operation has more rounds, round 0 fills
- * a quarter of the slot, and later rounds fill the next quarters cyclically. In a crowded arena,
- * where ranks take turns on the cores, rounds from 1 on fill halves and are read before the next
- * one is staged.
+ * data the rank keeps a *lease* with the mark at which all readers have finished, and writes to
+ * that space again only when the readers have published the mark (lease.c). If an operation has
+ * more rounds, round 0 fills a quarter of the slot, and later rounds fill the next quarters
+ * cyclically. In a crowded arena, where ranks take turns on the cores, rounds from 1 on fill halves
+ * and are read before the next one is staged.
  *
  * A large all_reduce moves in chunks (a *shared fold*) of two rounds each. First, all ranks stage
- * what others need of the chunk. Then each share of the chunk is folded by one rank into memory
- * that all ranks share, and all ranks copy the results out. Rank k folds share k. In a crowded
- * arena, the first rank that claims a share folds it, so that a running rank need not wait for the
- * others. A fold takes its sources in rank order, so the bits of the result do not depend on the
- * claims.
- *   - A rank folds after all ranks have staged the chunk, and so have read the previous results.
- *   - A rank stages the next chunk after all folding ranks have published that they are done. It
- *     can thus use its whole slot for every chunk except the first: round 0 is staged with the
+ * the parts of the chunk that other ranks need. Then each share of the chunk is folded by one rank
+ * into memory that all ranks share, and all ranks copy the results out. Rank k folds share k. In a
+ * crowded arena, the first rank that claims a share folds it, so that a running rank need not wait
+ * for the others. A fold takes its sources in rank order, so the bits of the result do not depend
+ * on the claims.
+ *   - A rank folds after all ranks have staged the chunk, which also shows that they have read the
+ *     previous results.
+ *   - A rank stages the next chunk after all folding ranks have published that they are done. A
+ *     rank can thus use its whole slot for every chunk except the first: round 0 is staged with the
  *     header.
- *   - A claim contains the claiming rank, so that ranks that wait for it can detect its death.
+ *   - A claim contains the number of the claiming rank, so that waiting ranks can detect the death
+ *     of this rank.
  *
  * If data is read from its owner's region, one more step follows: every reader publishes that it
- * has finished, and the owners of the regions wait for it. An all_reduce in place has another step
- * if an output does not begin or end on a page boundary: other ranks write only whole pages
- * (regions.c), and each rank copies the missing bytes from the rank that folded them. */
+ * has finished, and the owners of the regions wait for all readers. An all_reduce in place has
+ * another step if an output does not begin or end on a page boundary: other ranks write only whole
+ * pages (regions.c), and each rank copies the missing bytes from the rank that folded them. */
 #ifndef DD_COLLECTIVE_ARENA_LAYOUT_H
 #define DD_COLLECTIVE_ARENA_LAYOUT_H
 
@@ -49,25 +52,26 @@
 #include <stdatomic.h>
 
 #define ARENA_NBUFFERS 4
-#define ARENA_WINDOW 8 /* operations that a rank may be ahead of the last verified one */
+#define ARENA_WINDOW 8 /* operations that a rank may be ahead of the last one it has verified */
 #define ARENA_NRECORDS (2 * ARENA_WINDOW)
 #define ARENA_LINE ((size_t)64)
-/* Processors fetch cache lines in pairs: data that different ranks write is two lines apart. */
+/* Processors fetch cache lines in pairs, so data that different ranks write is two lines apart. */
 #define ARENA_SPACING ((size_t)128)
 #define ARENA_PAGE ((size_t)4096)
-/* From this size on, data is staged in a new place each time, unless ranks share cores and
+/* Data of this size or more is staged in a new place each time, unless ranks share cores and
  * caches. */
 #define ARENA_ROTATED_MIN_BYTES ((size_t)4096)
-/* Most bytes of a chunk that a rank stages. Larger chunks leave the nearest caches before they are
- * folded. */
+/* Maximum size of the part of a chunk that a rank stages. Larger chunks leave the nearest caches
+ * before they are folded. */
 #define ARENA_CHUNK_BYTES ((size_t)262144)
 #define ARENA_RESULTS_BYTES ((size_t)524288)
-#define ARENA_RESULTS_SPACE_BYTES ((size_t)1 << 20) /* smaller chunks' results rotate in it */
+#define ARENA_RESULTS_SPACE_BYTES ((size_t)1 << 20) /* results of smaller chunks rotate here */
 
-/* The words of a record after the mark. Data that fits travels in the header itself: an 8-byte
- * all_reduce moves one cache line from rank to rank. Data in regions needs no payload. */
+/* The words of a record after its mark. Small data is sent in the header itself: an 8-byte
+ * all_reduce moves one cache line from rank to rank. Data in regions needs no payload; its header
+ * has the regions' ids and offsets there. */
 enum {
-    ARENA_WORD_SIGNATURE = 0, /* 3 words */
+    ARENA_WORD_SIGNATURE = 0, /* three words: a dd_signature */
     ARENA_WORD_NBYTES = 3,
     ARENA_WORD_FLAGS = 4,
     ARENA_WORD_PAYLOAD = 5,
@@ -75,26 +79,26 @@ enum {
     ARENA_WORD_INPUT_OFFSET = 6,
     ARENA_WORD_OUTPUT_ID = 7,
     ARENA_WORD_OUTPUT_OFFSET = 8,
-    ARENA_WORD_PLACE = 9, /* offset of round 0 in the slot; upper half: stride between parts */
+    ARENA_WORD_PLACE = 9, /* place of round 0 in the slot; upper half: stride between parts */
     ARENA_NWORDS = 15,
 };
 #define ARENA_PAYLOAD_WORDS (ARENA_NWORDS - ARENA_WORD_PAYLOAD)
 #define ARENA_PAYLOAD_BYTES ((size_t)ARENA_PAYLOAD_WORDS * 8)
 #define ARENA_SIGNATURE_WORDS (sizeof(dd_signature) / 8)
 
-/* Flags of a header: where the rank's data is, and its form. */
+/* Flags of a header: the place and the form of the rank's data. */
 enum {
-    ARENA_HAS_TABLES = 1 << 0, /* blocks differ in size: see the tables */
+    ARENA_HAS_TABLES = 1 << 0, /* blocks differ in size: the sizes are in the tables */
     ARENA_IS_PARTIAL = 1 << 1,
     ARENA_IS_INLINE = 1 << 2,    /* the data is in the record */
-    ARENA_IN_REGION = 1 << 3,    /* inputs are read directly from a region */
-    ARENA_IN_PLACE = 1 << 4,     /* all_reduce: input and output in regions; nothing staged */
-    ARENA_SHARES_PAGES = 1 << 5, /* in place: the output's first or last page contains other data */
+    ARENA_IN_REGION = 1 << 3,    /* inputs are read directly from a region of this rank */
+    ARENA_IN_PLACE = 1 << 4,     /* all_reduce; input and output in regions, nothing staged */
+    ARENA_SHARES_PAGES = 1 << 5, /* in place: the output's first or last page has other data */
     ARENA_ALL_FLAGS = (1 << 6) - 1,
 };
 
 typedef enum arena_table {
-    ARENA_TABLE_SENT,     /* [k]: bytes for rank k */
+    ARENA_TABLE_SENT,     /* [k]: bytes sent to rank k */
     ARENA_TABLE_RECEIVED, /* [k]: bytes expected from rank k */
     ARENA_NTABLES,
 } arena_table;
@@ -102,29 +106,29 @@ typedef enum arena_table {
 #define ARENA_CLAIM_BITS 9
 _Static_assert(DD_ARENA_MAX_RANKS <= 1 << ARENA_CLAIM_BITS, "a claim has room for every rank");
 
-/* One bit per rank. The rank sets its bit; other ranks may clear it. */
+/* A bit for each rank. A rank sets its own bit; other ranks may clear it. */
 typedef _Atomic uint64_t arena_bits[DD_ARENA_MAX_RANKS / 64];
 
 typedef struct arena_record {
-    _Alignas(128) _Atomic uint64_t mark; /* release: covers all data written before it */
-    /* Relaxed: a peer may write anything at any time, so each word is read once, then checked. */
+    _Alignas(128) _Atomic uint64_t mark; /* stored with release: covers all data written before */
+    /* Relaxed: a faulty rank may write anything at any time. Read each word once, then check it. */
     _Atomic uint64_t words[ARENA_NWORDS];
 } arena_record;
 
-/* Memory that only its rank writes, except `claim`. Tables and buffers follow it. */
+/* Memory that only its rank writes, except `claim`. The slot's tables and buffers follow it. */
 typedef struct arena_control {
-    arena_record records[ARENA_NRECORDS];   /* indexed by operation number */
+    arena_record records[ARENA_NRECORDS];   /* index: operation number % ARENA_NRECORDS */
     _Alignas(128) _Atomic uint32_t awaited; /* while asleep: the only rank that wakes this one */
     _Atomic uint32_t cpu;                   /* CPU of the last publication + 1; 0 if unknown */
-    _Atomic uint32_t poisoned_from;         /* if poisoned: first operation not ended */
+    _Atomic uint32_t poisoned_from;         /* first operation not ended by this failed rank */
     /* The claim to fold this rank's share of a chunk, written by the claiming rank: the chunk's
-     * number since the arena's creation; in the lower ARENA_CLAIM_BITS that rank. */
+     * number since the arena's creation, and in the lower ARENA_CLAIM_BITS the claiming rank. */
     _Alignas(128) _Atomic uint64_t claim;
 } arena_control;
 
 /* The layout of the memory, and the numbers that determine the steps of an operation. All are const
- * after creation. Ranks of builds with other numbers would wait forever, so a rank attaches only if
- * all numbers equal its own. */
+ * after creation. A rank attaches only if all numbers equal its own, because ranks of builds with
+ * other numbers would wait forever. */
 typedef struct arena_geometry {
     uint64_t magic;
     uint64_t version;
@@ -133,7 +137,7 @@ typedef struct arena_geometry {
     uint64_t nrecords;
     uint64_t nbuffers;
     uint64_t buffer_nbytes;
-    uint64_t staging_nbytes; /* of a slot: at least the size of its buffers */
+    uint64_t staging_nbytes; /* bytes of a slot for staging; at least the size of its buffers */
     uint64_t spacing;
     uint64_t header_nbytes;
     uint64_t control_nbytes;
@@ -142,17 +146,17 @@ typedef struct arena_geometry {
     uint64_t results_nbytes;
     uint64_t results_space_nbytes;
     uint64_t boards_nbytes;
-    uint64_t fold_min_nbytes; /* see dd_arena_fold_min */
+    uint64_t fold_min_nbytes; /* dd_arena_fold_min of an arena that is not crowded */
     uint64_t crowded_fold_min_nbytes;
     uint64_t claimed_share_nbytes;
 } arena_geometry;
 
 typedef struct arena_shared {
     arena_geometry geometry;
-    uint64_t is_crowded;                        /* const: more ranks than cores, by the creator */
-    _Atomic uint64_t cpus[DD_CPU_SET_MAX / 64]; /* union of the ranks' CPUs */
-    /* Read at every publication, written rarely. */
-    _Alignas(128) arena_bits asleep; /* ranks to wake */
+    uint64_t is_crowded;                        /* const: the creator passed is_crowded */
+    _Atomic uint64_t cpus[DD_CPU_SET_MAX / 64]; /* union of all ranks' CPU sets */
+    /* These three bit sets are read at every publication, and written rarely. */
+    _Alignas(128) arena_bits asleep; /* ranks that sleep and must be woken */
     arena_bits poisoned;             /* failed ranks; never cleared */
     arena_bits unregistered;         /* ranks whose process cannot be fenced yet (sync.c) */
     /* A bit for each collective: its data is staged past the caches. A hint from ranks that have
@@ -162,7 +166,8 @@ typedef struct arena_shared {
 
 /* ---- marks */
 
-/* Steps after all rounds: own share folded in place; all regions read. */
+/* Steps after all rounds. FOLDED: this rank has folded its share in place. CLOSED: this rank has
+ * finished with all regions. */
 enum {
     ARENA_STEP_FOLDED = 0x40000000,
     ARENA_STEP_CLOSED = 0x40000001,
@@ -174,7 +179,7 @@ dd_arena_mark(uint32_t number, uint32_t step)
     return (uint64_t)number << 32 | step;
 }
 
-/* Return true if `mark` is `wanted` or later. Numbers wrap around. */
+/* Return true if `mark` is equal to `wanted` or later. Operation numbers wrap around. */
 static inline bool
 dd_arena_is_reached(uint64_t mark, uint64_t wanted)
 {

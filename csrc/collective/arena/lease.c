@@ -1,4 +1,4 @@
-/* Space in a rank's own slot: staged data stays until its readers have finished. */
+/* Leases: space in a rank's own slot, in which staged data stays until its readers finish. */
 #include "collective/arena/state.h"
 
 #include <string.h>
@@ -14,9 +14,9 @@ is_unused(const dd_arena *arena, size_t begin, size_t end)
     return end <= arena->geometry.staging_nbytes;
 }
 
-/* Try the place after the last one, around the slot. Copies through the caches are twice as fast if
- * the lines have left the readers' nearest caches: two ranks with 64 KiB take 6 us, but 11 us if
- * two places alternate. */
+/* Try the space behind the latest lease; at the end of the slot, start again at 0. Copies through
+ * the caches are twice as fast if the lines have left the readers' nearest caches: two ranks with
+ * 64 KiB take 6 us this way, but 11 us if two places alternate. */
 static bool
 find_next(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
 {
@@ -25,7 +25,8 @@ find_next(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
     return is_unused(arena, *place, *place + nbytes);
 }
 
-/* Try the start of the slot, then the end of each lease: low places suit caches and pages. */
+/* Find space. Unless places rotate (find_next), try the start of the slot, then the end of each
+ * lease: low places suit caches and pages. */
 static bool
 find_gap(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
 {
@@ -71,9 +72,9 @@ end_oldest_if_read(dd_arena *arena)
     return has_ended;
 }
 
-/* Waiting cannot deadlock. Until this operation's header is published, readers of the previous
- * operation hold at most half of the slot, or one place. Everything else is held until marks that
- * need nothing more of this rank. */
+/* Waiting for space cannot deadlock. Until this operation's header is published, readers of the
+ * previous operation hold at most half of the slot, or one place. All other leases end at marks
+ * that do not need this rank. */
 bool
 dd_arena_find_space(dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
 {

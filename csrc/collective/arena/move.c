@@ -7,7 +7,7 @@ round_down(size_t value, size_t multiple)
     return value / multiple * multiple;
 }
 
-/* The size of a part if a buffer has one for each other rank. */
+/* Return the size of a part if a buffer has a part for each other rank. */
 static size_t
 part_nbytes(const dd_arena *arena, size_t buffer_nbytes)
 {
@@ -16,7 +16,7 @@ part_nbytes(const dd_arena *arena, size_t buffer_nbytes)
     return round_down(part, part >= 4 * ARENA_LINE ? ARENA_LINE : DD_DTYPE_MAX_SIZE);
 }
 
-/* The index of the part for rank `to` in a slot of rank `from`. */
+/* Return the index of the part for rank `to` in the slot of rank `from`. */
 static size_t
 part_index(int from, int to)
 {
@@ -62,7 +62,7 @@ dd_arena_count_rounds(dd_arena *arena)
     }
 }
 
-/* The place of a round in a slot: see the top of layout.h. */
+/* Return the place of a round in rank k's slot: see the top of layout.h. */
 static size_t
 move_place_of(const dd_arena *arena, int k, uint64_t round)
 {
@@ -73,14 +73,14 @@ move_place_of(const dd_arena *arena, int k, uint64_t round)
     return round == 0 ? place : index * width * arena->geometry.buffer_nbytes;
 }
 
-/* The distance in a slot from one rank's part to the next. */
+/* Return the distance in a slot from one rank's part to the next. */
 static size_t
 stride_of(const dd_arena *arena, int k, uint64_t round)
 {
     return round == 0 ? arena->peers[k].stride : arena->op.round_nbytes;
 }
 
-/* Where a round begins in a block, or in a part of one. */
+/* Return the offset at which a round begins in a block, or in a part of a block. */
 static size_t
 start_of(const arena_op *op, uint64_t round)
 {
@@ -95,7 +95,7 @@ capacity_of(const arena_op *op, uint64_t round)
 
 /* ---- staging */
 
-/* The step at which all readers have finished with a round. */
+/* Return the step that a reader publishes when it has finished with a round. */
 static uint32_t
 end_step_of(const arena_op *op, uint64_t round)
 {
@@ -133,7 +133,7 @@ dd_arena_may_stage(dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
     if (op->is_shared_fold && round > 0) {
-        /* Fold when all ranks have staged; stage when all folding ranks have folded. */
+        /* Odd rounds fold after all ranks have staged; even rounds stage after all have folded. */
         const dd_arena_ranks *ranks = round % 2 == 1 ? &arena->all_ranks : &op->folders;
         return dd_arena_have_reached(arena, ranks, dd_arena_mark_of(arena, dd_arena_step_of(op, round - 1)));
     }
@@ -189,7 +189,7 @@ dd_arena_stage(dd_arena *arena, uint64_t round)
 
 /* ---- reading */
 
-/* Find the ranks with data in this round: others may not publish it. */
+/* Find the ranks that have data in this round; other ranks may not publish the round. */
 static const dd_arena_ranks *
 find_stagers(dd_arena *arena, uint64_t round)
 {
@@ -242,8 +242,8 @@ data_of(const dd_arena *arena, int k, uint64_t round, size_t offset)
            (offset - start_of(op, round));
 }
 
-/* Return the offset at which a round ends. The last round takes all that is left: data that is not
- * staged has no rounds. */
+/* Return the offset at which a round ends. The last round ends with the block, because data that is
+ * not staged has no other rounds. */
 static size_t
 end_of(const dd_arena *arena, uint64_t round, size_t nbytes)
 {
@@ -262,7 +262,7 @@ read_fold(dd_arena *arena, uint64_t round)
     return dd_arena_fold(arena, 0, end, NULL);
 }
 
-/* Copy one source's part of a round; true at the end. */
+/* Copy one source's part of a round. Return true at the end. */
 static bool
 copy_block(dd_arena *arena, int k, uint64_t round)
 {
@@ -291,7 +291,7 @@ read_copy(dd_arena *arena, uint64_t round)
 {
     arena_op *op = &arena->op;
     for (; op->source < arena->nranks; op->source++) {
-        /* Each rank starts with another source. */
+        /* Each rank starts with another source, so that readers spread over the slots. */
         int k = (arena->rank + op->source) % arena->nranks;
         if (dd_arena_is_sender(op->call, k) && !copy_block(arena, k, round)) {
             return false;

@@ -6,8 +6,8 @@
 
 /* ---- this rank's part */
 
-/* Set op->nbytes to the size of this rank's blocks, or of the largest sent if they differ
- * (false). */
+/* Set op->nbytes to the size of this rank's blocks. If sizes differ, set it to the size of the
+ * largest block that this rank sends, and return false. */
 static bool
 measure_blocks(dd_arena *arena)
 {
@@ -49,7 +49,7 @@ fits_header(const dd_arena *arena, bool is_even)
            (is_even && (size_t)(arena->nranks - 1) * op->nbytes <= ARENA_PAYLOAD_BYTES);
 }
 
-/* Return this rank and the ranks whose headers it needs before it continues. */
+/* Return the set of this rank and the ranks whose headers it needs before it continues. */
 static dd_arena_ranks
 find_needed_ranks(const dd_arena *arena)
 {
@@ -65,7 +65,7 @@ find_needed_ranks(const dd_arena *arena)
     return own;
 }
 
-/* Fill in this rank's part of the header, and choose the operation's rounds from it. */
+/* Determine the contents of this rank's header, and choose the operation's rounds. */
 static void
 prepare(dd_arena *arena)
 {
@@ -125,7 +125,8 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
     prepare(arena);
 }
 
-/* True if a rank has failed in this operation or before. A rank that failed later has ended it. */
+/* Return true if a rank has failed in this operation or an earlier one. A rank that failed in a
+ * later operation has ended this one. */
 static bool
 has_any_failed(const dd_arena *arena)
 {
@@ -148,7 +149,7 @@ open_op(dd_arena *arena)
     arena_op *op = &arena->op;
     op->is_barred = has_any_failed(arena);
     if (op->is_barred) {
-        op->is_awaiting = false; /* no publication unblocks it */
+        op->is_awaiting = false; /* no publication can unblock it */
         return DD_ARENA_BLOCKED;
     }
     dd_arena_state state = dd_arena_verify(arena, arena->number - 1);
@@ -172,7 +173,7 @@ open_op(dd_arena *arena)
     return DD_ARENA_MOVED;
 }
 
-/* All ranks that take part in a round know the same headers, and so decide the same. */
+/* Choose the steps. All ranks of a round know the same headers, and so choose the same. */
 static void
 choose_steps(dd_arena *arena)
 {
@@ -188,7 +189,7 @@ choose_steps(dd_arena *arena)
     op->is_in_place = (every & ARENA_IN_PLACE) != 0;
     op->has_edges = op->is_in_place && (any & ARENA_SHARES_PAGES) != 0;
     op->is_region_read = (any & ARENA_IN_REGION) != 0;
-    /* A rank that expected an operation in place has staged nothing: all ranks start again. */
+    /* A rank that expected an operation in place has staged nothing, so all ranks stage again. */
     bool is_repeated = !op->is_in_place && (any & ARENA_IN_PLACE) != 0;
     op->data_step = is_repeated;
     op->is_staged = !is_repeated;
@@ -203,7 +204,7 @@ op_await_headers(dd_arena *arena)
     if (!dd_arena_have_reached(arena, wanted, dd_arena_mark_of(arena, 0))) {
         return DD_ARENA_BLOCKED;
     }
-    /* In place, the next step writes to the memory of all ranks: see dd_arena_find_written. */
+    /* In place, the next step writes to all ranks' memory: see dd_arena_find_written. */
     if ((op->call->flags & ARENA_IN_PLACE) != 0 && has_any_failed(arena)) {
         return DD_ARENA_BLOCKED;
     }
@@ -251,10 +252,10 @@ op_read_round(dd_arena *arena, uint64_t round)
     return DD_ARENA_MOVED;
 }
 
-/* Return true if a rank whose region this rank has read has failed: its caller may have written
- * other data there. A rank poisons the arena before its caller continues, so without the poison the
- * data is valid. It cannot have failed in a later operation, which would not concern this one: it
- * ends this operation only after this rank's last step. */
+/* Return true if a rank whose region this rank has read has failed: the failed rank's caller may
+ * have written other data there. A rank poisons the arena before its caller continues, so the data
+ * is valid if there is no poison. The failure cannot concern only a later operation: the owner of a
+ * region ends this operation only after this rank's last step. */
 static bool
 peer_aborted_during_read(const dd_arena *arena)
 {
@@ -266,7 +267,7 @@ peer_aborted_during_read(const dd_arena *arena)
         }
     }
     /* fetch_or(0), not a load: a read-modify-write is ordered with the one in dd_arena_poison. If
-     * this one is first, all reads before it precede what the lender's caller does next. */
+     * this one comes first, all reads before it precede all that the lender's caller does next. */
     bool is_poisoned = false;
     for (int i = 0; i < arena->nwords; i++) {
         is_poisoned =
@@ -275,7 +276,7 @@ peer_aborted_during_read(const dd_arena *arena)
     return is_poisoned;
 }
 
-/* Publish that this rank has finished with other ranks' regions, reading and writing. */
+/* Publish that this rank has finished reading and writing other ranks' regions. */
 static dd_arena_state
 close_regions(dd_arena *arena)
 {
@@ -294,7 +295,7 @@ end_op(dd_arena *arena)
     arena_op *op = &arena->op;
     if (op->is_shared_fold) {
         arena->nchunks += dd_arena_count_chunks(arena);
-        arena->nleases = 0; /* all is folded, and no rank reads older data */
+        arena->nleases = 0; /* all chunks are folded, and no rank reads older data */
     } else {
         dd_arena_shorten_leases(arena, dd_arena_step_of(op, op->nrounds - 1));
     }
@@ -303,7 +304,7 @@ end_op(dd_arena *arena)
     return DD_ARENA_MOVED;
 }
 
-/* A round is staged and published before the previous one is read, or after: see layout.h. */
+/* A round is staged and published before the previous round is read, or after it: see layout.h. */
 static dd_arena_state
 run_round(dd_arena *arena)
 {
@@ -339,7 +340,7 @@ op_copy_edges(dd_arena *arena)
     return close_regions(arena);
 }
 
-/* Owners of regions wait for all ranks that may have read them; in place, for all ranks. */
+/* The owner of a region waits for all ranks that may have read it; in place, for all ranks. */
 static dd_arena_state
 close_op(dd_arena *arena)
 {
@@ -382,7 +383,7 @@ op_step(dd_arena *arena)
     return state;
 }
 
-/* The last operation whose headers a blocked rank compares. */
+/* Return the number of the last operation whose headers a blocked rank compares. */
 static uint32_t
 last_compared(const dd_arena *arena)
 {
@@ -390,8 +391,8 @@ last_compared(const dd_arena *arena)
     return arena->number - (arena->op.knows_all && !is_verified);
 }
 
-/* Two ranks may wait for each other in different operations. So a blocked rank compares the headers
- * that have been published. */
+/* Two ranks may wait for each other in different operations. To detect this, a blocked rank
+ * compares all headers that have been published. */
 static dd_arena_state
 compare_while_blocked(dd_arena *arena)
 {
@@ -399,7 +400,7 @@ compare_while_blocked(dd_arena *arena)
     return state == DD_ARENA_MOVED ? DD_ARENA_BLOCKED : state;
 }
 
-/* False before the operation is opened: until then, progress must check for a failed rank. */
+/* Return false until the operation is opened: until then, progress checks for failed ranks. */
 bool
 dd_arena_is_blocked(dd_arena *arena)
 {
@@ -426,7 +427,7 @@ dd_arena_progress(dd_arena *arena)
             state = compare_while_blocked(arena);
         }
         if (state == DD_ARENA_MISMATCH) {
-            op->phase = ARENA_IDLE; /* no rank reads or writes from now on */
+            op->phase = ARENA_IDLE; /* after a mismatch, no rank reads or writes */
         }
         if (state != DD_ARENA_MOVED) {
             return state;
@@ -436,20 +437,20 @@ dd_arena_progress(dd_arena *arena)
     return op->phase == ARENA_IDLE ? DD_ARENA_DONE : DD_ARENA_MOVED;
 }
 
-/* ---- failing */
+/* ---- failure */
 
 void
 dd_arena_poison(dd_arena *arena)
 {
     arena_control *own = arena->slots[arena->rank].control;
     atomic_store_explicit(&own->poisoned_from, arena->nended + 1, memory_order_relaxed);
-    /* Must precede all writes of the notified caller: see peer_aborted_during_read. */
+    /* Poison before this rank's caller can write again: see peer_aborted_during_read. */
     atomic_fetch_or(&arena->shared->poisoned[arena->rank / 64], UINT64_C(1) << arena->rank % 64);
 }
 
 /* Other ranks write to this rank's memory only in an all_reduce in place: from when they have seen
  * all headers and no poison, until they publish ARENA_STEP_FOLDED. If a header is still missing
- * after the poison was stored, a rank that finds the header later also finds the poison. */
+ * after this rank stored the poison, a rank that finds the header later also finds the poison. */
 bool
 dd_arena_find_written(const dd_arena *arena, dd_block *block)
 {

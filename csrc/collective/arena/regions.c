@@ -1,11 +1,12 @@
 #include "collective/arena/state.h"
 #include "core/mem.h"
 
-/* Below this size, copying costs less than the second synchronisation. */
+/* Below this size, copying costs less than the second synchronisation of a region. */
 #define REGION_MIN_BYTES ((size_t)8192)
-/* In a broadcast to one receiver, a larger array is in no cache, and from a region only the
- * receiver works; if the root stages, both work. Relative to private arrays: 16 MiB take 1.15 times
- * as long from a region, 1.03 staged; 8 MiB take 0.9 from a region. */
+/* Largest broadcast to one receiver that is read from a region. A larger array is in no cache, and
+ * from a region only the receiver works; if the root stages, both work. Times relative to private
+ * arrays: 16 MiB take 1.15 times as long from a region, 1.03 staged; 8 MiB take 0.9 from a
+ * region. */
 #define ONE_READER_MAX_BYTES ((size_t)12 << 20)
 
 static arena_region *
@@ -74,9 +75,10 @@ offset_in(const arena_region *region, const void *data)
     return (uint64_t)((uintptr_t)data - (uintptr_t)region->base);
 }
 
-/* Other ranks write to an offered output. If the operation fails, its pages are taken from them
- * (dd_arena_find_written). This must not affect other bytes, which a thread of the caller may be
- * writing. So others write only whole pages, unless the block ends with the region. */
+/* Return true if the block shares its first or last page with other bytes. Other ranks write to an
+ * offered output. If the operation fails, the output's pages are detached from these ranks
+ * (dd_arena_find_written), which must not affect other bytes that a thread of the caller may be
+ * writing. So other ranks write only whole pages, unless the block ends with the region. */
 static bool
 shares_pages(const arena_region *region, const dd_block *block)
 {
@@ -85,7 +87,7 @@ shares_pages(const arena_region *region, const dd_block *block)
     return start % ARENA_PAGE != 0 || (end % ARENA_PAGE != 0 && end != region->nbytes);
 }
 
-/* `start`: offset of the output in its region. */
+/* Set the sizes of an output's edges. `start` is the offset of the output in its region. */
 static void
 measure_edges(arena_peer *peer, bool is_sharing, size_t start, size_t nbytes)
 {
@@ -113,7 +115,7 @@ offer_in_place(dd_arena *arena)
     return ARENA_IN_PLACE | (is_sharing ? ARENA_SHARES_PAGES : 0);
 }
 
-/* All blocks for other ranks must lie in one region. */
+/* Offer the blocks for other ranks if all of them lie in one region; else return 0. */
 static uint64_t
 offer_blocks(dd_arena *arena)
 {
@@ -154,8 +156,8 @@ dd_arena_offer_regions(dd_arena *arena)
         return offer_blocks(arena);
     }
     const dd_block *input = &op->args->inputs[0];
-    /* Others may read a region until the operation closes; ranks of a prefix write outputs
-     * earlier. */
+    /* Other ranks may read a region until the operation closes, but ranks of a prefix (scan) write
+     * their outputs earlier. */
     bool is_overwritten = op->call->traits->is_prefix && input->data == op->args->outputs[0].data;
     const arena_region *region =
         is_overwritten ? NULL : find_region(arena, arena->rank, input->data, input->nbytes);
@@ -172,8 +174,8 @@ typedef struct arena_region_ref {
     int id_word;
     bool is_split;
     uint64_t nbytes;
-    dd_arena_ranks *wanted; /* owners requested already */
-    size_t offset;          /* result: in the region */
+    dd_arena_ranks *wanted; /* owners whose region has been requested already */
+    size_t offset;          /* result: offset in the region */
 } arena_region_ref;
 
 static dd_arena_state
@@ -234,7 +236,7 @@ map_input(dd_arena *arena, int owner)
                            .nbytes = dd_arena_received_nbytes(arena, owner),
                            .wanted = &op->wanted_in};
     if (in.nbytes == 0) {
-        return DD_ARENA_MOVED; /* nothing is read, and there may be no offset */
+        return DD_ARENA_MOVED; /* nothing is read, and the owner may not have set an offset */
     }
     uint8_t *input = NULL;
     dd_arena_state state = map_region_ref(arena, owner, &in, &input);

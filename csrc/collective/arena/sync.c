@@ -7,10 +7,11 @@
 #include <string.h>
 
 /* Ranks sleep by the protocol of core/park.h. The fence that a publisher would need costs as much
- * as the rest of a small operation, so the sleeper, which has time, makes one for both sides
- * (core/fence.h). Until every rank's process takes part, which needs some time, publishers order
- * their own stores. A rank publishes that its process takes part between operations, when it cannot
- * be asleep; from then on it fences before every sleep. */
+ * as the rest of a small operation, so the sleeper, which has time, makes one fence for both sides
+ * (core/fence.h). This needs every rank's process to be registered for fences, which takes some
+ * time; until then, publishers order their own stores. A rank publishes that its process is
+ * registered between operations, when the rank cannot be asleep; then it fences before each
+ * sleep. */
 
 static uint64_t
 sync_bit_of(int rank)
@@ -46,14 +47,15 @@ wake_sleepers(dd_arena *arena)
             atomic_load_explicit(&arena->shared->asleep[i], memory_order_seq_cst) & arena->all_ranks.words[i];
     }
     for (int k = dd_arena_ranks_pop(&asleep); k >= 0; k = dd_arena_ranks_pop(&asleep)) {
-        /* Loaded after `asleep`, so `awaited` is at least as new as the bit. Acquire, so that no
-         * later store is visible before (load buffering, docs/contributing/memory-orders.md). */
+        /* `awaited` is loaded after `asleep`, so it is at least as new as the bit. Acquire keeps
+         * later stores from being visible before (load buffering,
+         * docs/contributing/memory-orders.md). */
         uint32_t awaited = atomic_load_explicit(&arena->slots[k].control->awaited, memory_order_acquire);
         bool is_ours = k != arena->rank && awaited == (uint32_t)arena->rank &&
                        dd_park_take(&arena->shared->asleep[k / 64], sync_bit_of(k));
         if (is_ours && arena->op.options.wake != NULL) {
             arena->op.options.wake(arena->op.options.ctx, k);
-            arena->op.budget = 0; /* ring the bell before anything else is moved */
+            arena->op.budget = 0; /* ring the bell before more data is moved */
         }
     }
 }
@@ -109,7 +111,7 @@ dd_arena_publish(dd_arena *arena, uint32_t step)
     _Atomic uint64_t *place = &own->records[arena->number % ARENA_NRECORDS].mark;
     uint64_t mark = dd_arena_mark_of(arena, step);
     dd_arena_note_cpu(arena);
-    /* Bits are only ever cleared, so a stale value is safe. */
+    /* Bits of `unregistered` are only ever cleared, so a stale value is safe. */
     if (__builtin_expect(dd_arena_is_any(arena, &arena->shared->unregistered), false)) {
         atomic_store_explicit(place, mark, memory_order_seq_cst);
     } else {
@@ -121,12 +123,12 @@ dd_arena_publish(dd_arena *arena, uint32_t step)
     }
 }
 
-/* If the record has a later operation's mark, its rank has finished the operation asked for. */
+/* If the record has a later operation's mark, rank k has finished the operation of `mark`. */
 static bool
 has_reached(const dd_arena *arena, int k, uint64_t mark)
 {
     const arena_record *record = &arena->slots[k].control->records[(mark >> 32) % ARENA_NRECORDS];
-    /* Acquire, for the published data; sequentially consistent, for sleepers. */
+    /* Acquire, to see the published data; sequentially consistent, for the protocol of sleepers. */
     return dd_arena_is_reached(atomic_load_explicit(&record->mark, memory_order_seq_cst), mark);
 }
 
@@ -157,7 +159,7 @@ dd_arena_have_reached(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t mar
         op->is_awaiting = false;
         return true;
     }
-    /* Ranks that have reached the mark are not checked again. */
+    /* Do not check ranks again that have already reached the mark. */
     bool is_same = op->is_awaiting && op->awaited_mark == mark && op->awaited_of == ranks;
     op->is_awaiting = dd_arena_find_missing(arena, is_same ? &op->awaited : ranks, mark, &op->awaited);
     op->awaited_mark = mark;
@@ -179,7 +181,7 @@ dd_arena_missing(const dd_arena *arena)
     return missing;
 }
 
-/* An unregistered rank makes all publishers order their stores themselves. */
+/* An unregistered rank needs no fence: all publishers then order their stores themselves. */
 static bool
 fence_all(const dd_arena *arena)
 {
@@ -192,14 +194,14 @@ dd_arena_fall_asleep(dd_arena *arena)
     const arena_op *op = &arena->op;
     dd_arena_ranks missing;
     if (!op->is_awaiting) {
-        /* A rank that waits for space must retry. A barred one is woken by the report of the
-         * failure. */
+        /* A rank that waits for space in its slot must retry. If opening is blocked (is_barred),
+         * the report of the failure wakes this rank. */
         return op->phase != ARENA_OPENING || op->is_barred;
     }
     if (!dd_arena_find_missing(arena, &op->awaited, op->awaited_mark, &missing)) {
         return false;
     }
-    /* Await only one of them: when it has published, this rank looks again. */
+    /* Await only one of the missing ranks: when it has published, this rank checks again. */
     dd_arena_ranks first = missing;
     arena_control *own = arena->slots[arena->rank].control;
     atomic_store_explicit(&own->awaited, (uint32_t)dd_arena_ranks_pop(&first), memory_order_relaxed);
