@@ -10,10 +10,11 @@
 #include <errno.h>
 #include <string.h>
 
-/* Interval of the requests for an arena. */
+/* Time between two requests for the arena's descriptor. */
 #define ARENA_REQUEST_NS (2 * DD_NS_PER_MS)
 
-/* Request the arena's descriptor repeatedly: its creator may not know of the group yet. */
+/* Request the arena's descriptor if a request is due. One may not be enough: the creator may not
+ * know of the group yet. */
 static void
 request_arena(dd_group *group)
 {
@@ -24,7 +25,8 @@ request_arena(dd_group *group)
     }
 }
 
-/* Requests the arena at the same time, which needs no link. */
+/* Return true if the link to the leader exists or has failed. Also request the arena, without a
+ * link. */
 static bool
 is_leader_linked(void *ctx)
 {
@@ -34,8 +36,8 @@ is_leader_linked(void *ctx)
     return dd_peer_is_connected_locked(leader) || dd_peer_error_locked(leader) != NULL;
 }
 
-/* Connect to the lowest local rank, so that each of the two notices if the other exits. *is_shared:
- * the link is shared memory; if it is not, the group may still work with messages. */
+/* Connect to the lowest local rank, so that each of the two notices if the other exits. *is_shared
+ * is true if the link is shared memory; if not, the group may still work with messages. */
 static dd_status
 connect_leader(dd_group *group, const group_setup *setup, bool *is_shared, const dd_wait *wait, dd_error *err)
 {
@@ -50,7 +52,7 @@ connect_leader(dd_group *group, const group_setup *setup, bool *is_shared, const
     return status == DD_OP_TIMED_OUT ? DD_OK : status;
 }
 
-/* Takes the lock: the context is open, and other ranks may already send events. */
+/* Set group->arena with the lock: the context is open, and other ranks may already send events. */
 static void
 set_arena(dd_group *group, dd_arena *arena)
 {
@@ -73,7 +75,8 @@ attach_arena(dd_group *group, int fd, int local, dd_error *err)
     return status;
 }
 
-/* Pass the arena to all local ranks, so that waiting ones need not request it again. */
+/* Pass the arena's descriptor to all local ranks, so that waiting ranks need not request it
+ * again. */
 static void
 pass_arena(dd_group *group, int fd)
 {
@@ -139,7 +142,8 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
     return status;
 }
 
-/* Best effort: without an arena, the group uses messages. Fails only if the creation has failed. */
+/* Try to get an arena. Without one, the group uses messages; fails only if the creation has
+ * failed. */
 static dd_status
 try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_wait *wait, dd_error *err)
 {
@@ -156,12 +160,13 @@ try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_w
         return DD_OK;
     }
     int local = group->topology.local;
-    bool is_shared = local == 0; /* the leader learns it from the votes */
+    bool is_shared = local == 0; /* the leader learns from the votes if links are shared */
     dd_status status = is_shared ? DD_OK : connect_leader(group, setup, &is_shared, wait, err);
     if (status != DD_OK || !is_shared) {
         return status;
     }
-    /* Wait at most 10 s: a creator that fails reports it, unless ringing the bell has failed. */
+    /* Wait at most 10 s: a creator that fails reports this, but the report is lost if a bell
+     * fails. */
     dd_wait moment = dd_wait_at_most(wait, 10 * DD_NS_PER_S);
     dd_error error;
     status = local == 0 ? make_arena(group, &error) : take_arena(group, setup, &moment, &error);
@@ -176,7 +181,8 @@ try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_w
     return DD_OK;
 }
 
-/* Make each rank of a host without an arena a host of its own. All ranks see the same votes. */
+/* Make each rank of a host without an arena a host of its own. All ranks see the same votes, and so
+ * get the same hosts. */
 static dd_status
 split_hosts(dd_group *group, const uint8_t *votes, dd_error *err)
 {

@@ -2,7 +2,7 @@
 #include "group/internal.h"
 
 typedef struct awaiting {
-    dd_task task; /* in the engine until is_ready returns true */
+    dd_task task; /* in the engine until is_ready has returned true */
     dd_engine *engine;
     bool (*is_ready)(void *ctx);
     void *ctx;
@@ -27,7 +27,7 @@ await_on_round(dd_task *task)
     return check_awaited(DD_CONTAINER_OF(task, awaiting, task));
 }
 
-/* is_ready may have become true since the round, while another thread had the lock. */
+/* is_ready may have become true since the last round, while another thread had the lock. */
 static bool
 await_fall_asleep(dd_task *task)
 {
@@ -41,7 +41,7 @@ dd_group_await(dd_group *group, bool (*is_ready)(void *ctx), void *ctx, const dd
     awaiting self = {
         .task = {.progress = await_on_round,
                  .fall_asleep = await_fall_asleep,
-                 .is_crowded = true, /* the threads that make the links need the cores */
+                 .is_crowded = true, /* the threads that make links need the cores */
                  .is_outnumbered = group->is_crowded},
         .engine = group->engine,
         .is_ready = is_ready,

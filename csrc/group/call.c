@@ -30,7 +30,7 @@ init_call(group_call *call, dd_group *group, const char *what, const dd_call_opt
     call->needs_record = true;
 }
 
-/* Initialise a collective; checks the arguments unless they have a form. Does not copy arrays. */
+/* Initialise a collective. Checks the arguments unless they have a form. Does not copy arrays. */
 static dd_status
 init_collective(group_call *call, dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                 dd_error *err)
@@ -82,7 +82,9 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
     call->is_quick = true;
     call->is_carried = false;
     call->message = (dd_message){.kind = DD_MESSAGE_P2P,
-                                 .is_send = p2p->is_send, /* carried messages are never posted */
+                                 /* For a carried message, which is never posted; posting would set
+                                  * it. */
+                                 .is_send = p2p->is_send,
                                  .rank = p2p->rank,
                                  .tag = p2p->tag,
                                  .channel = p2p->channel,
@@ -96,7 +98,8 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
     }
 }
 
-/* A member that has left receives nothing more. Messages that it sent have already arrived. */
+/* Check a call before it starts. A member that has left receives nothing more; messages that it
+ * sent have already arrived. */
 static dd_status
 call_check_locked(const group_call *call, dd_error *err)
 {
@@ -117,13 +120,14 @@ call_check_locked(const group_call *call, dd_error *err)
 
 /* ---- waiting */
 
-/* Return the result of a finished work. Send failure notices first, because the caller may exit. */
+/* Return the result of a finished work. On failure, send notices first, because the caller may
+ * exit. */
 static dd_status
 result_of(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err)
 {
     dd_status status = dd_work_result(work, err);
     if (status != DD_OK && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
-        dd_wait_will_block(wait); /* may take longer */
+        dd_wait_will_block(wait); /* sending notices may take longer */
         dd_engine_lock(group->engine);
         dd_engine_finish_notices_locked(group->engine);
         dd_engine_unlock(group->engine);
@@ -176,7 +180,7 @@ check_startable_locked(const group_call *call, const dd_group *group, dd_error *
 {
     const dd_work *work = &call->work;
     if (call->kept_form == NULL) {
-        return DD_OK; /* one-shot: only its creator starts it */
+        return DD_OK; /* a one-shot call is started only by its creator */
     }
     if (call->group != group) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is of another group than the first of the calls",
@@ -250,7 +254,7 @@ group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, cons
         }
         group_watch_locked(call);
         if (group->cause.code != DD_OK && !dd_work_is_done(&call->work)) {
-            group_complete_locked(call, &group->cause); /* an earlier call has failed */
+            group_complete_locked(call, &group->cause); /* an earlier call has failed the group */
             group_update_task_locked(group);
         }
     }
@@ -260,7 +264,8 @@ group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, cons
 
 /* ---- calls on the stack of their caller */
 
-/* The call is on the caller's stack, so an interrupt fails the group to end the call. */
+/* Run a call on its caller's stack. An interrupt fails the group, so that the call has ended when
+ * this returns. */
 static dd_status
 run_call(group_call *call, const dd_wait *wait, dd_error *err)
 {
@@ -271,7 +276,7 @@ run_call(group_call *call, const dd_wait *wait, dd_error *err)
         return status;
     }
     dd_wait until_done = *wait;
-    until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends it */
+    until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends the call at its deadline */
     status = dd_group_wait(group, work, &until_done, err);
     if (!dd_work_is_done(work)) {
         char reason[96];
@@ -283,7 +288,7 @@ run_call(group_call *call, const dd_wait *wait, dd_error *err)
         dd_status ignored = dd_group_wait(group, work, &until_done, &end);
         (void)ignored;
         if (err != NULL) {
-            err->keeps_memory = end.keeps_memory; /* blocks may still be in use */
+            err->keeps_memory = end.keeps_memory; /* the blocks may still be in use */
         }
     }
     return status;
@@ -380,12 +385,12 @@ group_create_collective(dd_group *group, const dd_coll_args *args, const dd_call
     return DD_OK;
 }
 
-/* Start a call of the pool. Its one reference becomes the caller's. */
+/* Start a call of the pool. The call's one reference becomes the caller's. */
 static dd_status
 start_call(group_call *call, dd_work **work, dd_error *err)
 {
     const dd_wait no_limit = {.deadline_ns = DD_NEVER_NS};
-    *work = &call->work; /* set first: on_done may read it */
+    *work = &call->work; /* set before the start, because on_done may read it */
     dd_status status = group_start_calls(&call, 1, false, &no_limit, err);
     if (status != DD_OK) {
         *work = NULL;

@@ -1,6 +1,6 @@
-/* Memory of calls that outlive the function that made them. A group keeps 64 for reuse; a call is
- * taken and returned without a lock. A work may outlive its group and be released by any thread, so
- * the pool is counted: one reference is the group's, and one belongs to each call in use. */
+/* Memory of calls that outlive the function that made them. A group keeps 64 such calls for reuse;
+ * they are taken and returned without a lock. A work may outlive its group and be released by any
+ * thread, so the pool has a reference count: one for the group, and one for each call in use. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -8,8 +8,9 @@
 #define POOL_SLOTS 64
 
 typedef struct call_pool {
-    atomic_uint refs;                       /* the group's, and one for each call in use */
-    _Atomic(group_call *) free[POOL_SLOTS]; /* exchange for NULL to take one; acquire, release */
+    atomic_uint refs; /* one for the group, and one for each call in use */
+    /* To take a call, exchange it for NULL; acquire, release. */
+    _Atomic(group_call *) free[POOL_SLOTS];
 } call_pool;
 
 dd_status

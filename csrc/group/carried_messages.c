@@ -31,7 +31,7 @@ carried_end(group_call *call, const dd_error *error)
 {
     call->is_carried = false;
     call->group->ncarried--;
-    call->group->awake_until_ns = 0; /* others may have waited for the same: poll often */
+    call->group->awake_until_ns = 0; /* other messages may end soon as well: poll often */
     call->message.source = call->carried_message.source;
     call->message.received = call->carried_message.received;
     call->message.on_done(&call->message, error);
@@ -87,7 +87,7 @@ group_poll_carried_locked(dd_group *group)
          node = node->next) {
         group_call *call = DD_CONTAINER_OF(node, group_call, link);
         if (call->is_carried && carried_poll(call)) {
-            return true; /* later calls may have ended with it */
+            return true; /* stop: later calls may have ended too, and left the list */
         }
     }
     return false;

@@ -6,14 +6,15 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- all ranks have the same library */
+/* ---- agreement on the library */
 
 typedef struct library_identity {
     char name[16];
     char version[112];
 } library_identity;
 
-/* A peer's bytes need not end in NUL. All ranks see the same cards and return the same error. */
+/* Compare the libraries of all ranks. A peer's bytes need not end in NUL. All ranks compare the
+ * same bytes, and so return the same error. */
 static dd_status
 carrier_compare_identities(const library_identity *all, int nranks, dd_error *err)
 {
@@ -49,8 +50,8 @@ agree_on_library(dd_group *group, const dd_carrier_library *library, const dd_wa
 
 /* ---- installation */
 
-/* Install the carrier even if the group has failed: another rank may have gone on to a call that
- * did not match. The next call of this rank reports it. */
+/* Install the carrier even if the group has failed, because another rank may have gone on to a call
+ * that did not match. This rank's next call reports the failure. */
 static dd_status
 install(dd_group *group, dd_carrier *carrier, dd_error *err)
 {

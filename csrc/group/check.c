@@ -6,9 +6,10 @@
 
 #include <string.h>
 
-/* Largest quick call. Through the arena it takes about a microsecond and wakes no driver: other
- * ranks mostly have this rank's data from the start, and it polls for theirs. If they need more
- * (uneven blocks, regions), they get it when this rank waits or the background thread runs. */
+/* Largest size of a quick call. Through the arena, such a call takes about a microsecond and wakes
+ * no driver: other ranks mostly have this rank's data from the start, and this rank polls for their
+ * data. If other ranks need more (uneven blocks, regions), they get it when this rank waits or the
+ * background thread runs. */
 #define QUICK_NBYTES ((size_t)4096)
 
 dd_status
@@ -80,7 +81,7 @@ check_blocks(const dd_group *group, const dd_coll_args *args, dd_error *err)
                                     what, group->rank, in, out);
 }
 
-/* A carrier's library compares no sizes, so add the size of even blocks to the signature. */
+/* Add the size of even blocks to the signature, because a carrier's library compares no sizes. */
 static void
 add_block_count(const dd_coll_args *args, int nranks, dd_signature *signature)
 {

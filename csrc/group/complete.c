@@ -1,4 +1,4 @@
-/* End of a call: it leaves its list, and its record and its work receive the outcome. */
+/* End of a call: the call is removed from its list, and its record and its work get the result. */
 #include "group/internal.h"
 
 #include "core/assert.h"
@@ -17,7 +17,7 @@ group_complete_locked(group_call *call, const dd_error *cause)
         dd_work_complete(&call->work, NULL);
     } else {
         dd_error error;
-        group_begin_record_locked(call); /* for the elapsed time */
+        group_begin_record_locked(call); /* sets the start time, which the elapsed time needs */
         group_describe_failure(group, &call->work, cause, &error);
         error.keeps_memory = cause->keeps_memory;
         group_record_end_locked(call, &error);
@@ -25,7 +25,7 @@ group_complete_locked(group_call *call, const dd_error *cause)
     }
     if (is_counted) {
         dd_work_release(&call->work);
-    } /* else it was on the stack of a caller that may have returned */
+    } /* an uncounted call was on the stack of a caller that may have returned */
 }
 
 void

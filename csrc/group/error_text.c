@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A text that is truncated when it is full. */
+/* A text in a buffer, which is truncated when the buffer is full. */
 typedef struct text_line {
     char text[1024];
     size_t used;
@@ -33,7 +33,8 @@ group_print_member(const dd_group *group, int rank, char out[128])
     return out;
 }
 
-/* These texts are valid in the enclosing block. A process outside the group has no name. */
+/* The texts of these macros are valid in the enclosing block. MEMBER(-1), for a process outside the
+ * group, is empty. */
 #define MEMBER(rank) ((rank) >= 0 ? group_print_member(group, (rank), (char[128]){""}) : "")
 #define CALL(signature) print_signature((signature), (char[128]){""})
 #define ADDR(addr) dd_addr_print((addr), (char[DD_ADDR_TEXT_MAX]){""})
@@ -63,7 +64,7 @@ group_append(dd_error *error, const char *text)
 
 /* ---- progress of ranks */
 
-/* "all_reduce(float32, 12 elements, SUM)" */
+/* Print a signature: "all_reduce(float32, 12 elements, SUM)". */
 static const char *
 print_signature(const dd_signature *signature, char out[128])
 {
@@ -100,7 +101,7 @@ group_signature_of(const dd_group *group, uint64_t sequence)
     return is_kept ? &group->signatures[sequence % SIGNATURES_KEPT] : NULL;
 }
 
-/* "inside #11 all_reduce(...)" */
+/* Append a position: "inside #11 all_reduce(...)". */
 static void
 append_position(text_line *line, bool is_inside, uint64_t sequence, const dd_signature *signature)
 {
@@ -108,7 +109,7 @@ append_position(text_line *line, bool is_inside, uint64_t sequence, const dd_sig
            CALL(signature));
 }
 
-/* "had called no collective yet and had a recv from rank 0 (tag 7) under way" */
+/* Append text like "had called no collective yet and had a recv from rank 0 (tag 7) under way". */
 static void
 append_own_state(text_line *line, const dd_group *group)
 {
@@ -132,7 +133,7 @@ append_own_state(text_line *line, const dd_group *group)
     }
 }
 
-/* "; rank 2 is inside #11 all_reduce(...)" */
+/* Append a late rank's position: "; 2 (node-b, pid 77) is inside #11 all_reduce(...)". */
 static void
 error_text_where(text_line *line, const dd_group *group, int rank)
 {
@@ -156,7 +157,7 @@ error_text_where(text_line *line, const dd_group *group, int rank)
 
 /* ---- causes, as this rank sees them */
 
-/* "all_reduce #3 of rank 0 (node-a, pid 77) " */
+/* Append the late call: "all_reduce #3 of rank 0 (node-a, pid 77) ". */
 static void
 append_late_call(text_line *line, const dd_group *group, const dd_cause *cause)
 {
@@ -164,12 +165,14 @@ append_late_call(text_line *line, const dd_group *group, const dd_cause *cause)
            (unsigned long long)cause->sequence, MEMBER(cause->origin));
 }
 
-/* A late rank describes its own state: the rank that waited for it only knows its collectives. */
+/* Append a timeout. A late rank describes its own state: the rank that waited only knows its
+ * collectives. */
 static void
 append_timeout(text_line *line, const dd_group *group, const dd_cause *cause)
 {
     bool has_arrived = cause->sequence <= group->nstarted;
-    bool is_late = !has_arrived && !group->is_active; /* inside a call, it waits as well */
+    /* A rank that is inside a call is not late: it waits as well. */
+    bool is_late = !has_arrived && !group->is_active;
     bool is_ours =
         cause->origin != group->rank && cause->other < 0 && (is_late || cause->blamed.rank == group->rank);
     append_late_call(line, group, cause);
@@ -208,7 +211,8 @@ append_disagreement(text_line *line, const dd_group *group, const dd_cause *caus
     }
 }
 
-/* Two ranks that disagree blame each other; a third blames the one that called something else. */
+/* Return the rank to blame. Two ranks that disagree blame each other; a third rank blames the one
+ * whose call differs from its own. */
 static int
 find_blamed(const dd_group *group, const dd_cause *cause)
 {
@@ -237,7 +241,8 @@ group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *erro
         }
         break;
     case DD_CAUSE_LEFT:
-        if (blamed == group->rank && cause->origin == group->rank) { /* closed too early */
+        /* The group was closed too early on this rank. */
+        if (blamed == group->rank && cause->origin == group->rank) {
             (void)dd_error_set(error, DD_CLOSED, "the group was closed before it was done");
             return;
         }
@@ -307,7 +312,7 @@ group_describe_failure(const dd_group *group, const dd_work *work, const dd_erro
 {
     const dd_cause *failure = &group->failure;
     *error = *cause;
-    /* The cause begins with the name of the late call: drop it, because group_note_call adds it. */
+    /* Drop the name of the late call at the start of the text, because group_note_call adds it. */
     if (work->sequence > 0 && failure->kind == DD_CAUSE_TIMED_OUT && failure->origin == group->rank &&
         failure->sequence == work->sequence) {
         text_line name = {.used = 0};
@@ -322,7 +327,7 @@ group_describe_failure(const dd_group *group, const dd_work *work, const dd_erro
 
 #define LOSSY_PATH "the network between them loses packets, perhaps only large ones (MTU?)"
 
-/* Add this rank's bytes that have not arrived at `rank`. False if no loss is known. */
+/* Append this rank's bytes that have not arrived at `rank`. Return false if no loss is known. */
 static bool
 append_own_loss_locked(text_line *line, const dd_group *group, int rank)
 {
@@ -339,7 +344,7 @@ append_own_loss_locked(text_line *line, const dd_group *group, int rank)
     return true;
 }
 
-/* "rank 2 (node-b, pid 77) at 10.0.0.2". With several addresses, the one in use is unknown. */
+/* Append "rank 2 (node-b, pid 77) at 10.0.0.2". Of several addresses, the one in use is unknown. */
 static void
 append_member_at(text_line *line, const dd_group *group, int rank)
 {
@@ -350,7 +355,8 @@ append_member_at(text_line *line, const dd_group *group, int rank)
     }
 }
 
-/* Add whose packets the network loses. False if no loss is known. */
+/* Append a sentence on the ranks between which packets are lost. Return false if no loss is
+ * known. */
 static bool
 append_loss_locked(text_line *line, const dd_group *group, int *from, int *to)
 {
@@ -408,14 +414,14 @@ is_late_member(const dd_group *group, int rank)
     return rank != group->rank && (!member->has_answered || member->sequence < group->nstarted);
 }
 
-/* Return false if the rank has left or exited; it may have done its part before. */
+/* Return false if the rank has left or exited: it may have done its part before. */
 static bool
 is_present(const dd_group *group, int rank)
 {
     return !group->members[rank].has_left && !group->members[rank].is_absent;
 }
 
-/* Ranks that have exited count as late only if no other rank is late. */
+/* Return true if ranks that have exited count as late, because no other rank is late. */
 static bool
 must_wait_for_ended(const dd_group *group)
 {
@@ -427,8 +433,8 @@ must_wait_for_ended(const dd_group *group)
     return true;
 }
 
-/* Late ranks, the likeliest cause last. A rank inside an earlier collective waits for another
- * rank itself, as the root of a broadcast does whose reader is stopped. */
+/* Kinds of late ranks; the likeliest cause is last. A rank inside an earlier collective waits for
+ * another rank itself, like the root of a broadcast whose reader is stopped. */
 typedef enum late_kind {
     LATE_AND_WAITING,
     LATE_ELSEWHERE,
@@ -465,7 +471,7 @@ group_cause_of_lateness(const dd_group *group, const group_call *call)
         }
     }
     bool has_lost = append_loss_locked(&loss, group, &from, &to);
-    /* A rank that reports itself late is late; one that does not answer may be unreachable. */
+    /* A late rank that answers is to blame; a rank that does not answer may be unreachable. */
     bool is_path = has_lost && (worst < 0 || kind_of_late(&group->members[worst]) != LATE_ELSEWHERE);
     dd_cause cause = group_make_cause(group, DD_CAUSE_TIMED_OUT, DD_OP_TIMED_OUT, is_path ? to : worst);
     cause.other = is_path ? from : -1;

@@ -1,10 +1,11 @@
-/* Events from other ranks: of the context, on the board, and descriptors that they pass. */
+/* Events from other ranks: from the context, from the board, and descriptors that ranks pass. */
 #include "group/internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Return true if the signatures are equal, this rank's is unknown, or the group has failed. */
+/* Return true if the signatures are equal, this rank's is unknown, or the group has failed before.
+ * Otherwise fail the group. */
 static bool
 compare_signatures_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature)
 {
@@ -20,7 +21,7 @@ void
 group_receive_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature)
 {
     member_state *member = &group->members[rank];
-    if (sequence > 0 && sequence >= member->sequence) { /* 0: from the group's creation */
+    if (sequence > 0 && sequence >= member->sequence) { /* 0: a message of the group's creation */
         member->sequence = sequence;
         member->signature = *signature;
         member->has_signature = true;
@@ -40,7 +41,7 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
 static void
 events_on_abort(void *ctx, int rank, const dd_cause *cause)
 {
-    (void)rank; /* a rank that only forwarded it receives it again */
+    (void)rank; /* unused: a rank that forwarded the cause receives it again */
     dd_group *group = ctx;
     dd_error own;
     bool is_own = cause->kind == DD_CAUSE_LOST && cause->blamed.rank == group->rank &&
@@ -53,7 +54,7 @@ events_on_abort(void *ctx, int rank, const dd_cause *cause)
 }
 
 /* Return true if `rank`, which cannot be reached, was dialled only for a query. No call waits for
- * it, so it may have done its part and exited, without a goodbye to ranks without a link. */
+ * this rank, so it may have done its part and exited; ranks without a link get no goodbye. */
 static bool
 was_only_queried_locked(const dd_group *group, int rank)
 {
@@ -87,7 +88,7 @@ on_lost(void *ctx, int rank, const dd_error *error)
         group->members[rank].is_absent = true;
         return;
     }
-    if (dd_error_is_local(error)) { /* the other rank may be healthy */
+    if (dd_error_is_local(error)) { /* the failure is on this rank; the other may be healthy */
         char who[128];
         char own[128];
         dd_status code = error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM;
@@ -216,7 +217,7 @@ on_bell(void *ctx)
     }
 }
 
-/* Fail the group if descriptors cannot be sent: the requesters would retry for ever. */
+/* Fail the group if descriptors cannot be sent, because the requesters would retry for ever. */
 static void
 fail_if_fd_send_broken_locked(dd_group *group)
 {

@@ -9,21 +9,22 @@
 
 typedef struct dd_group_extension dd_group_extension;
 struct dd_group_extension {
-    /* Same contract as in dd_context_handler. */
+    /* Called for a request of another rank, with the contract of dd_context_handler. */
     dd_message *(*on_request)(dd_group_extension *extension, int rank, const dd_request *request);
-    /* The rank has left: end the calls that need it. */
+    /* Called when a rank has left the group: end the calls that need this rank. */
     void (*on_goodbye)(dd_group_extension *extension, int rank);
-    /* The group has failed, or its context is about to be closed: end all calls, and neither send
-     * nor accept anything afterwards. May be called twice. */
+    /* Called when the group has failed, or its context is about to be closed: end all calls, and
+     * neither send nor accept anything afterwards. May be called twice. */
     void (*on_end)(dd_group_extension *extension, const dd_error *cause);
     /* Called without the lock, after the last reference to the group was dropped. */
     void (*destroy)(dd_group_extension *extension);
-    /* Set by dd_group_set_extension_locked; borrowed. */
+    /* dd_group_set_extension_locked sets these three fields; borrowed. */
     dd_context *context;   /* valid until on_end */
-    dd_peer *const *peers; /* [size] */
+    dd_peer *const *peers; /* [size]: the peer of each rank */
     bool is_crowded;       /* more ranks on this host than cores */
-    /* Set by the extension, which then calls dd_group_update_extension_locked. ncalls: calls under way, which
-     * a closing group awaits and then ends. nletters: messages under way that no caller awaits. */
+    /* The extension sets these, and then calls dd_group_update_extension_locked. ncalls: calls
+     * under way, which a closing group awaits and then ends. nunawaited: messages that no caller
+     * waits for. */
     size_t ncalls;
     size_t nunawaited;
 };
@@ -37,7 +38,7 @@ bool dd_group_has_left_locked(const dd_group *group, int rank);
 const dd_error *dd_group_cause_locked(const dd_group *group);
 /* Return DD_OK if a call may begin, else the reason. May release the lock temporarily. */
 dd_status dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
-/* Fail everything under way with this cause, here and on the other ranks. */
+/* Fail the group with this cause, and all its calls under way, here and on the other ranks. */
 void dd_group_fail_locked(dd_group *group, const dd_error *cause);
 
 /* Set the error "rank 2 (node-b, pid 77) <what>", and blame that rank. Needs no lock. */
@@ -46,16 +47,17 @@ dd_status dd_group_error_about(const dd_group *group, int rank, dd_status code, 
 
 /* ---- memory (regions.c) */
 
-/* Allocate a region for words that ranks wait for. It is reused only for pads: a rank may still
- * read one whose owner has released it. Call without the lock. */
+/* Allocate a pad: a region for words that ranks wait for. A rank may still read a pad whose owner
+ * has released it, so its memory is reused only for other pads. Call without the lock. */
 dd_status dd_group_alloc_pad(dd_group *group, size_t nbytes, dd_region **region, dd_error *err) DD_MUST_CHECK;
 dd_group *dd_region_group(const dd_region *region);
-uint32_t dd_region_id(const dd_region *region); /* how other ranks identify it */
-/* Map a region of another rank until the group is destroyed. Data is NULL if it is on another host
- * or has not arrived (yet). DD_PROTOCOL if the received descriptor is no region. */
+uint32_t dd_region_id(const dd_region *region); /* by which other ranks identify the region */
+/* Map a region of another rank; the mapping stays until the group is destroyed. memory->data is
+ * NULL if the rank is on another host, or while the region has not arrived. DD_PROTOCOL if the
+ * received descriptor is not a region. */
 dd_status dd_group_map_region_locked(dd_group *group, int rank, uint32_t id, dd_block *memory,
                                      dd_error *err) DD_MUST_CHECK;
-/* Return true if regions of the rank can be mapped here. Needs no lock. */
+/* Return true if this rank can map regions of `rank`. Needs no lock. */
 bool dd_group_shares_memory(const dd_group *group, int rank);
 /* Drive the engine until is_ready(ctx) is true or the wait ends: DD_OP_TIMED_OUT without a message,
  * or DD_INTERRUPTED. Call without the lock. is_ready is called repeatedly with the lock held; it

@@ -20,7 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Call before any call ends: its caller may reuse the memory immediately. */
+/* Call before any call ends, because the call's owner may then reuse the memory immediately. */
 static void
 stop_arena_locked(dd_group *group)
 {
@@ -45,9 +45,10 @@ fail_rest_locked(dd_group *group, const dd_cause *cause)
     if (group->arena != NULL) {
         stop_arena_locked(group);
     }
-    /* A rank lost during creation may have exited because of another, and posted that. */
+    /* A rank lost during creation may have exited because of another rank, and posted that
+     * reason. */
     bool is_sure = group->is_set_up || cause->kind != DD_CAUSE_LOST || cause->origin != group->rank;
-    /* Report it before any call ends here, because the process may exit then. */
+    /* Report the failure before any call ends here, because the process may exit then. */
     if (is_sure && group->context != NULL && group->size > 1) {
         group_report_failure_locked(group, cause->origin, cause);
     }
@@ -111,7 +112,7 @@ group_fail_cause_locked(dd_group *group, const dd_cause *cause)
         group->has_found_own = group->has_found_own || cause->origin == group->rank;
         return;
     }
-    dd_cause found; /* ignored: later than `cause` */
+    dd_cause found; /* ignored, because it is later than `cause` */
     end_complete_locked(group, &found);
     fail_rest_locked(group, cause);
 }
@@ -155,7 +156,7 @@ group_fail_mismatch_locked(dd_group *group, const dd_arena_mismatch *mismatch)
     fail_disagreement_locked(group, mismatch->is_size ? DD_CAUSE_SIZES : DD_CAUSE_CALLS, mismatch, "");
 }
 
-/* Describe a disagreement between `rank` and this rank, which has started that collective. */
+/* Describe a disagreement between `rank` and this rank, which must have started the collective. */
 static dd_arena_mismatch
 make_mismatch(const dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs)
 {

@@ -47,7 +47,7 @@ group_create(dd_engine *engine, uint64_t id, const group_params *place, dd_group
     return DD_OK;
 }
 
-/* A forked child leaves the library's state in place: it belongs to the parent. */
+/* Close the carrier, but not in a forked child: the library's state belongs to the parent. */
 static void
 close_carrier(dd_group *group)
 {
@@ -165,10 +165,10 @@ dd_group_release(dd_group *group)
     }
     if (dd_engine_check_fork(group->engine, NULL) == DD_OK) {
         dd_wait at_once = dd_wait_after(0);
-        dd_status ignored = dd_group_close(group, &at_once, NULL); /* fails works under way */
+        dd_status ignored = dd_group_close(group, &at_once, NULL); /* fails the works under way */
         (void)ignored;
     } else if (dd_engine_is_torn(group->engine)) {
-        return; /* leaked: another thread held the lock at the fork */
+        return; /* leak the group: another thread held the lock at the fork */
     }
     group_destroy(group);
 }
@@ -177,7 +177,7 @@ void
 dd_region_release(dd_region *region)
 {
     if (region != NULL) {
-        dd_group *group = dd_region_group(region); /* read first: the region may be reused */
+        dd_group *group = dd_region_group(region); /* read before the region can be reused */
         if (group_release_region(region)) {
             dd_group_release(group); /* the last reference frees the regions */
         }
@@ -234,7 +234,7 @@ dd_group_get_member(dd_group *group, int rank, dd_member_info *info)
         dd_engine_lock(group->engine);
         info->transport = dd_peer_transport_locked(group->peers[rank]);
         if (info->transport[0] == '\0' && group_is_on_board(group, rank)) {
-            info->transport = "shared memory"; /* messages to it would use shared memory */
+            info->transport = "shared memory"; /* a message to that rank would use it */
         }
         dd_engine_unlock(group->engine);
     }

@@ -2,9 +2,9 @@
  * them from any thread.
  *
  * Collectives of a group run in the order of their calls, which must be the same on every rank.
- * Those of different groups run independently, as do point-to-point messages. The first failure of
- * a collective, the loss of a member or an abort ends everything under way; every later call fails
- * immediately with the original cause. */
+ * Collectives of different groups run independently, and so do point-to-point messages. The first
+ * failure of a collective, the loss of a member or an abort ends everything under way; every later
+ * call fails immediately with the original cause. */
 #ifndef DD_GROUP_GROUP_H
 #define DD_GROUP_GROUP_H
 
@@ -14,7 +14,7 @@
 #include "core/wait.h"
 #include "observe/recorder.h"
 #include "store/store.h"
-#include "transport/context.h" /* DD_ANY_RANK */
+#include "transport/context.h" /* for DD_ANY_RANK */
 #include "work/work.h"
 
 typedef struct dd_group dd_group;
@@ -22,7 +22,8 @@ typedef struct dd_group dd_group;
 #define DD_GROUP_DEFAULT_TIMEOUT_NS (1800 * DD_NS_PER_S)
 
 typedef struct dd_group_options {
-    /* for error messages; also a prefix in the store: groups over one store need different names */
+    /* For error messages, and a prefix of the group's keys in the store: groups that share a store
+     * must have different names. */
     dd_bytes name;
     int64_t timeout_ns; /* for operations without a timeout of their own */
     dd_selection selection;
@@ -31,11 +32,11 @@ typedef struct dd_group_options {
 
 /* Open a group: meet the other ranks in the store until the deadline. DD_OP_TIMED_OUT names the
  * ranks that have joined (host, pid) and the missing ones. If a rank number is already taken, the
- * process that notices gets DD_INVALID_ARGUMENT. If the meeting cannot succeed, all joined ranks
+ * process that detects it gets DD_INVALID_ARGUMENT. If the meeting cannot succeed, all joined ranks
  * fail: DD_MISMATCH (another size), DD_PEER_LOST (a joined rank has died), DD_ABORTED (a rank was
  * interrupted or cannot go on). A name may be reused after all ranks have closed or abandoned the
- * old group. A process that joins as two ranks needs two engines: if `engine` is in this group
- * already, another one is opened. With size 1 there is no meeting, and store may be NULL. */
+ * old group. A process that joins as two ranks needs two engines: if `engine` is in the group
+ * already, another is opened. With size 1 there is no meeting, and store may be NULL. */
 dd_status dd_group_open(dd_engine *engine, dd_store *store, int rank, int size,
                         const dd_group_options *options, dd_group **group, const dd_wait *wait,
                         dd_error *err) DD_MUST_CHECK;
@@ -64,17 +65,18 @@ void dd_group_abort(dd_group *group, const char *reason);
 void dd_group_revoke(dd_group *group, const char *reason);
 
 /* Collective. Wait for the collectives under way, and return the group's working memory to the
- * system. When it returns, all ranks have done so. Until dd_group_resume, calls fail with
- * DD_INVALID_ARGUMENT, except those that end the group. No effect if suspended already. If one rank
- * cannot suspend the group, none does, and all get an error. Arrays in use keep their contents. */
+ * system. When this call returns, all ranks have returned their memory. Until dd_group_resume,
+ * calls fail with DD_INVALID_ARGUMENT, except those that end the group. No effect if the group is
+ * suspended already. If one rank cannot suspend the group, none does, and all get an error. Arrays
+ * in use keep their contents. */
 dd_status dd_group_suspend(dd_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* All ranks must call it; it does not wait for them. No effect if not suspended. */
+/* End the suspension. All ranks must call this; it does not wait. No effect if not suspended. */
 dd_status dd_group_resume(dd_group *group, dd_error *err) DD_MUST_CHECK;
 /* Shared memory that this rank of the group accounts for, in bytes. */
 typedef struct dd_group_memory {
-    size_t suspend;   /* upper bound of what a suspension returns to the system */
-    size_t suspended; /* what the current suspension has returned */
-    size_t persist;   /* what a suspension keeps */
+    size_t suspend;   /* upper bound of the bytes that a suspension returns to the system */
+    size_t suspended; /* bytes that the current suspension has returned */
+    size_t persist;   /* bytes that a suspension keeps */
 } dd_group_memory;
 void dd_group_get_memory(dd_group *group, dd_group_memory *memory);
 
@@ -83,7 +85,8 @@ void dd_group_get_memory(dd_group *group, dd_group_memory *memory);
 dd_status dd_group_carry(dd_group *group, dd_carrier_library *library, const dd_wait *wait,
                          dd_error *err) DD_MUST_CHECK;
 dd_carrier_library *dd_group_carrier(const dd_group *group); /* NULL if there is none */
-uint64_t dd_group_count_carried(dd_group *group);            /* collectives and messages so far */
+/* Number of collectives and messages handed to the carrier so far. */
+uint64_t dd_group_count_carried(dd_group *group);
 
 int dd_group_rank(const dd_group *group);
 int dd_group_size(const dd_group *group);
@@ -99,48 +102,51 @@ typedef struct dd_member_info {
     const char *transport;
 } dd_member_info;
 void dd_group_get_member(dd_group *group, int rank, dd_member_info *info);
-uint64_t dd_group_sequence(dd_group *group); /* collectives called by this rank */
+uint64_t dd_group_sequence(dd_group *group); /* number of collectives called by this rank */
 /* Return DD_OK, or the error that every call gets. */
 dd_status dd_group_check(dd_group *group, dd_error *err) DD_MUST_CHECK;
 
-/* Record calls from now on, and raise an alarm if the group fails or has failed. Takes a reference.
- * Call at most once, before the group is used. */
+/* Record calls from now on, and raise an alarm if the group fails or has failed. Takes a reference
+ * to recorder_group. Call at most once, before the group is used. */
 void dd_group_set_recorder(dd_group *group, dd_recorder_group *recorder_group);
 dd_recorder_group *dd_group_recorder_group(dd_group *group); /* borrowed; NULL if there is none */
 
 /* ---- operations
  *
- * Each checks its arguments before anything is sent (DD_INVALID_ARGUMENT), starts, and returns a
- * work to wait for. Memory of blocks must stay valid until the work is done; the arrays of blocks
- * are copied. Pass timeout_ns < 0 for the group's timeout. The work reports failures after the
- * start:
+ * Each function checks its arguments before anything is sent (DD_INVALID_ARGUMENT), starts, and
+ * returns a work to wait for. Memory of blocks must stay valid until the work is done; the dd_block
+ * arrays are copied. Pass timeout_ns < 0 for the group's timeout. The work reports failures after
+ * the start:
  *     DD_OP_TIMED_OUT   names the ranks that have not arrived and their current calls
  *     DD_PEER_LOST      names the rank, its host and pid
  *     DD_MISMATCH       names both sides and their calls
  *     DD_ABORTED        names the rank that aborted and its reason */
 
 typedef struct dd_call_options {
-    int64_t timeout_ns; /* < 0 for the group's */
-    /* For a message: true if its elements are of type `dtype`. If the other side's dtype differs,
-     * both sides get DD_MISMATCH, except a sender whose message has left already; a carrier
-     * compares nothing. An untyped message is bytes, which match every dtype. */
+    int64_t timeout_ns; /* < 0 to use the group's */
+    /* For a message: true if its elements have type `dtype`. If the dtypes of sender and receiver
+     * differ, both get DD_MISMATCH, except a sender whose message has left already; a carrier does
+     * not compare dtypes. An untyped message is bytes, which match every dtype. */
     bool is_typed;
     dd_dtype dtype;
-    /* Recorded once the call has been accepted; NULL for none. The group fills in the times. */
+    /* Arguments to record when the call is accepted; NULL for no record. The group sets the
+     * times. */
     dd_record_call *record;
-    /* For a collective: the form of its arguments, or NULL. A form is not checked; it is recorded
-     * with `stack` (call_sites.h) instead of `record`. Must stay valid during the call. */
+    /* For a collective: the form of its arguments, or NULL. If there is a form, the arguments are
+     * not checked, and the call is recorded from the form and `stack` (call_sites.h) instead of
+     * `record`. The form must stay valid during the call. */
     const struct dd_coll_form *form;
     uint32_t stack;
-    /* Passed to the work (work.h). */
+    /* Called when the work is done (work.h). */
     void (*on_done)(dd_work *work, void *ctx);
     void *ctx;
 } dd_call_options;
 
-/* Prepared form of a collective of this group, without the addresses of its blocks: checked and
- * assembled once for all calls that differ only in those. Constant; does not hold the group. */
+/* A prepared form of a collective of this group: its arguments without the addresses of the blocks.
+ * The form is checked and assembled once, for all calls that differ only in addresses. Constant;
+ * holds no reference to the group. */
 typedef struct dd_coll_form dd_coll_form;
-/* Check as dd_group_collective does. The record is copied. */
+/* Create a form, with the checks of dd_group_collective. The record is copied. */
 dd_status dd_coll_form_create(dd_group *group, const dd_coll_args *args, const dd_record_call *record,
                               dd_coll_form **form, dd_error *err) DD_MUST_CHECK;
 void dd_coll_form_destroy(dd_coll_form *form); /* NULL is allowed */
@@ -154,19 +160,19 @@ typedef struct dd_p2p {
     int rank;     /* a receive may pass DD_ANY_RANK */
     uint64_t tag; /* any number */
     dd_block block;
-    uint32_t channel; /* 0; the group uses others internally */
+    uint32_t channel; /* must be 0; the group uses other channels internally */
 } dd_p2p;
 
 dd_status dd_group_p2p(dd_group *group, const dd_p2p *p2p, const dd_call_options *options, dd_work **work,
                        dd_error *err) DD_MUST_CHECK;
-/* dd_group_p2p and dd_group_wait with the call's own timeout in one, without allocating. A small
- * message through shared memory needs no system call if the other side is ready. *source is set to
- * the sender. An interrupt aborts the group, because the memory is the caller's again. */
+/* Send or receive a message and wait for its end, with the call's own timeout, without allocating.
+ * A small message through shared memory needs no system call if the other side is ready. *source is
+ * set to the sender. An interrupt aborts the group, because the memory is the caller's again. */
 dd_status dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options *options,
                                 int *source, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Barrier in which rank 0 waits for each other rank and then releases them. The error on rank 0
- * names the first missing rank, or all with is_all; other ranks receive it. Synchronous. */
+/* A barrier in which rank 0 waits for each other rank and then releases them. Rank 0's error names
+ * the first missing rank, or all with is_all; other ranks receive this error. Synchronous. */
 dd_status dd_group_monitored_barrier(dd_group *group, int64_t timeout_ns, bool is_all, const dd_wait *wait,
                                      dd_error *err) DD_MUST_CHECK;
 
@@ -176,14 +182,14 @@ dd_status dd_group_monitored_barrier(dd_group *group, int64_t timeout_ns, bool i
  * will wait for it again. Otherwise return the work's result. */
 dd_status dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* dd_group_collective and dd_group_wait with the call's own timeout in one, without allocating, for
- * synchronous calls. An interrupt aborts the group, because the operation cannot be resumed. Calls
- * wait->on_block unless the call ends after a few polls. */
+/* Start a collective and wait for its end, with the call's own timeout, without allocating. An
+ * interrupt aborts the group, because the operation cannot be resumed. Calls wait->on_block unless
+ * the call ends after a few polls. */
 dd_status dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args,
                                        const dd_call_options *options, const dd_wait *wait,
                                        dd_error *err) DD_MUST_CHECK;
 
-/* Gather every rank's bytes on all ranks, in rank order: all[size * nbytes]. Used during setup. */
+/* Gather nbytes bytes of every rank in all[size * nbytes], in rank order. Used during setup. */
 dd_status dd_group_exchange(dd_group *group, const void *own, size_t nbytes, void *all, const dd_wait *wait,
                             dd_error *err) DD_MUST_CHECK;
 
@@ -191,34 +197,36 @@ dd_status dd_group_exchange(dd_group *group, const void *own, size_t nbytes, voi
 
 /* A collective that is checked once and started any number of times, each time in its turn among
  * the group's collectives. Blocks, signature and record are prepared when it is made. Other ranks
- * may make the same call in the ordinary way. Memory of blocks must stay valid while the call is
- * held, and the group while any of these functions runs. Usable from any thread, but only one at a
- * time may start it. A thread that waits while another starts it again may wait for both starts. */
+ * may make the same call in the ordinary way. The blocks' memory must stay valid until the call is
+ * released, and the group must while any of these functions runs. Any thread may use the call, but
+ * only one thread at a time may start it. If a thread waits while another one starts the call
+ * again, it may wait for both starts. */
 typedef struct dd_standing_call dd_standing_call;
 
-/* Check as dd_group_collective does, and send nothing. The timeout applies to each start. The
- * record is copied, and each start gets one like it. on_done is ignored. Holds the group. */
+/* Make a standing call, with the checks of dd_group_collective; sends nothing. The timeout applies
+ * to each start. The record is copied, and each start is recorded like it. on_done is ignored.
+ * Holds a reference to the group. */
 dd_status dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                                  dd_standing_call **call, dd_error *err) DD_MUST_CHECK;
-/* Release the call; NULL is allowed. Return false if it is not under way. Return true if it is: it
- * runs to its end, and on_done is then called once, like a work's (work.h), as the blocks are no
- * longer needed. The call must not be used again. References to its work stay valid. */
+/* Release the call; NULL is allowed. Do not use it again; references to its work stay valid. Return
+ * false if it is not under way. If it is, return true and let it run to its end; on_done is then
+ * called once, like a work's (work.h), because the blocks are no longer needed. */
 bool dd_standing_destroy(dd_standing_call *call, void (*on_done)(dd_work *work, void *ctx), void *ctx);
-/* Return the work of the last start; it is done and successful before the first. Borrowed. */
+/* Return the work of the last start; before the first start, it is done. Borrowed. */
 dd_work *dd_standing_work(dd_standing_call *call);
 
-/* Get each start's arguments, with the call's own blocks, and its timeout (< 0 for the group's). */
+/* Get the arguments of each start, with the call's own blocks, and its timeout_ns. */
 void dd_standing_describe(const dd_standing_call *call, dd_coll_args *args, int64_t *timeout_ns);
 
 /* Start calls of one group in this order. If one of them cannot be started (DD_INVALID_ARGUMENT if
- * it is under way), none is. Calls advance as far as they can without waiting. A driver then
- * continues them; for small ones in shared memory that is a thread that waits, or the background
- * thread after at most 20 ms. Pass `is_patient` with a single call that the caller waits for next:
- * it is polled briefly, and no other thread is woken. Calls wait->on_block if it takes longer than
- * about a microsecond. */
+ * it is under way), none is started. Calls advance as far as they can without waiting. A driver
+ * then continues the calls; for small calls in shared memory, the driver is a thread that waits, or
+ * the background thread after at most 20 ms. Pass `is_patient` with a single call that the caller
+ * waits for next: the call is polled briefly, and no other thread is woken. Calls wait->on_block if
+ * starting takes longer than about a microsecond. */
 dd_status dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool is_patient,
                             const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* Like dd_group_wait, for the last start. Calls wait->on_block after about a microsecond. */
+/* Wait like dd_group_wait for the last start. Calls wait->on_block after about a microsecond. */
 dd_status dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Return true if the last start has ended. Polls for about 1 us; never waits for a lock. */
 bool dd_standing_poll(dd_standing_call *call);
@@ -226,19 +234,19 @@ bool dd_standing_poll(dd_standing_call *call);
 /* ---- memory shared by the ranks of this host */
 
 /* Zeroed memory that this rank owns and the other ranks of its host can map: collectives on it need
- * no copies. It may be used for anything, and outlive the caller's reference to the group. */
+ * no copies. It may be used for anything, and may outlive the caller's reference to the group. */
 typedef struct dd_region dd_region;
 dd_status dd_group_alloc(dd_group *group, size_t nbytes, dd_region **region, dd_error *err) DD_MUST_CHECK;
 void *dd_region_data(const dd_region *region);
 size_t dd_region_nbytes(const dd_region *region);
 /* Turn memory of another owner into a region, in place. `at` must be a shared mapping of `fd` and
  * begin with a page; no thread may write to it during the call. Afterwards `at` and the region's
- * own address are the same memory, with its contents, and `fd` is a descriptor of it: the owner of
- * the mapping unmaps it and closes `fd` as usual. On failure the memory is unchanged. */
+ * own address are the same memory, with its contents, and `fd` is a descriptor of this memory: the
+ * owner of the mapping unmaps `at` and closes `fd` as usual. On failure the memory is unchanged. */
 dd_status dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **region,
                          dd_error *err) DD_MUST_CHECK;
 /* Call once the adopted mapping is unmapped. The region then returns its memory to the system when
- * it is released, and may adopt again; else it keeps the memory as long as the group. */
+ * it is released, and may adopt again; otherwise, the group keeps the memory. */
 void dd_region_note_unmapped(dd_region *region);
 /* Return this rank's region that contains all of these bytes, or NULL if there is none or this is a
  * forked child. Borrowed: valid while a reference to the region is held. */

@@ -11,58 +11,58 @@
 
 #define SIGNATURES_KEPT 16 /* signatures of started collectives, to check late messages */
 
-/* Known state of a rank, from its messages and answers. */
+/* The known state of a rank, from its messages and its answers to queries. */
 typedef struct member_state {
-    uint64_t sequence; /* of the last collective that it is known to have started */
+    uint64_t sequence; /* last collective that the rank is known to have started */
     dd_signature signature;
-    bool is_inside;     /* as of its last answer: that collective is under way there */
+    bool is_inside;     /* as of its last answer: the rank is inside that collective */
     bool has_signature; /* `signature` is known */
-    bool has_left;      /* has left the group */
-    bool has_voted;     /* during creation: the vote that it sends to this rank has arrived */
+    bool has_left;      /* the rank has left the group */
+    bool has_voted;     /* during creation: the rank's vote for this rank has arrived */
     bool is_queried;
     bool has_answered;
-    bool is_absent; /* no process answered when it was dialled for a query */
-    /* As of its last answer: bytes to rank lost_to that the network has lost; 0 if none. */
+    bool is_absent; /* no process answered when this rank dialled it for a query */
+    /* As of its last answer: bytes sent to rank lost_to that the network has lost; 0 for none. */
     uint64_t lost_nbytes;
     int lost_to;
 } member_state;
 
-#define GROUP_INLINE_BLOCKS 8 /* that fit into the call itself */
+#define GROUP_INLINE_BLOCKS 8 /* number of blocks that fit into the call itself */
 
-/* A call under way, a collective or a message: on the stack of a waiting caller, or in the group's
- * pool. A standing call is in the pool and keeps its form. */
+/* A call under way, which is a collective or a message. The call is on the stack of a waiting
+ * caller, or in the group's pool. A standing call is in the pool and keeps its form. */
 typedef struct dd_standing_call group_call;
 struct dd_standing_call {
     dd_work work; /* must be first: a work of a group is one of these */
     dd_list link; /* in group->collectives or group->messages */
     dd_group *group;
-    int64_t timeout_ns;  /* < 0 for the group's */
-    int64_t limit_ns;    /* upper limit of deadline_ns */
+    int64_t timeout_ns;  /* < 0 to use the group's */
+    int64_t limit_ns;    /* latest deadline_ns that the caller allows */
     int64_t deadline_ns; /* set by group_begin_record_locked; DD_NEVER_NS before */
-    dd_timer late;       /* set by group_watch_locked */
-    /* For the flight recorder, at most one of the two; used by group_begin_record_locked. */
+    dd_timer late;       /* timer of the deadline; set by group_watch_locked */
+    /* At most one of form and record_args is set; group_begin_record_locked records it. */
     const dd_record_form *form;
-    dd_record_call *record_args; /* the caller's */
-    uint32_t stack;              /* with `form` */
+    dd_record_call *record_args; /* borrowed from the caller */
+    uint32_t stack;              /* call site that is recorded with `form` */
     uint64_t record;
-    bool has_recorded_start; /* its record begins as started, as no earlier call was pending */
+    bool has_recorded_start; /* the record begins as started: no earlier call was pending */
     bool needs_record;       /* group_begin_record_locked has not run yet */
     bool is_quick;           /* takes about 1 us once all ranks have called it; needs no driver */
     bool is_message;
-    bool is_send;           /* for messages */
-    bool is_carried;        /* for messages: the carrier's library has it */
-    dd_signature signature; /* of a collective or a typed message */
+    bool is_send;           /* only for messages */
+    bool is_carried;        /* only for messages: the carrier's library has the message */
+    dd_signature signature; /* only for a collective or a typed message */
     union {
         dd_coll_args args;
         dd_message message;
     };
-    dd_carried_message carried_message; /* for messages of a carrier */
+    dd_carried_message carried_message; /* only for messages that a carrier moves */
     dd_carried carried;
-    dd_coll_form *kept_form; /* owned; NULL for a one-shot call */
-    bool is_checked;         /* guarded by the engine's lock: already seen by check_all_locked */
-    /* The following are set only for calls of the pool. */
+    dd_coll_form *kept_form; /* owned; NULL unless this is a standing call */
+    bool is_checked;         /* check_all_locked has seen it (guarded by the engine's lock) */
+    /* The fields from here on are set only for calls of the pool. */
     struct call_pool *pool;
-    dd_block *blocks; /* `inline_blocks`, or owned */
+    dd_block *blocks; /* `inline_blocks`, or an owned array */
     dd_block inline_blocks[GROUP_INLINE_BLOCKS];
 };
 
@@ -73,97 +73,102 @@ struct dd_coll_form {
 };
 
 struct dd_group {
-    /* const after open, except as noted */
+    /* The fields from here on are const after open, except as noted. */
     dd_engine *engine; /* owned */
     uint64_t id;
     int rank;
     int size;
-    bool is_crowded; /* more ranks on this host than cores that they may use */
+    bool is_crowded; /* more ranks on this host than cores that these ranks may use */
     dd_blob name;
-    dd_peer **peers; /* [size], owned */
+    dd_peer **peers; /* [size]: the peer of each rank; owned */
     dd_topology topology;
     dd_context *context; /* owned; NULL once closed */
     dd_arena *arena;     /* owned; NULL if there is none */
-    /* Descriptor of the arena during the group's creation: the creator's, to pass on request, or
-     * the received one. -1 if there is none yet, DD_FD_DENIED if there will be none. */
+    /* Descriptor of the arena during the group's creation: the creator's, to pass on request; on
+     * other ranks, the received one. -1 if there is none yet, DD_FD_DENIED if there will be
+     * none. */
     int arena_fd;
-    int64_t arena_request_ns; /* when to request it next */
+    int64_t arena_request_ns; /* next time to request the arena */
     dd_run *run;              /* owned; NULL once closed */
-    struct call_pool *pool;   /* owned, shared with the works in use */
+    struct call_pool *pool;   /* owned; shared with the works in use */
     dd_selection selection;
     size_t segment_nbytes;
 
     atomic_uint refs;
-    atomic_int_fast64_t timeout_ns; /* relaxed: a setting */
+    atomic_int_fast64_t timeout_ns; /* relaxed, because it is only a setting */
 
-    /* guarded by the engine's lock */
-    dd_task task;        /* queries, regions, carried messages: in the engine while a call runs */
+    /* The fields from here on are guarded by the engine's lock. */
+    dd_task task;        /* queries, regions, carried messages; in the engine during calls */
     bool is_starting;    /* start_next_locked is running: do not enter it again */
-    dd_list collectives; /* in the order of the calls; the first is under way while is_active */
+    dd_list collectives; /* in the order of the calls; if is_active, the first is under way */
     bool is_active;
-    dd_list messages;                         /* the other calls */
-    int ncarried;                             /* the messages in the carrier's library */
-    uint64_t ncarried_posted;                 /* messages handed to the carrier */
-    int64_t awake_until_ns;                   /* for the carrier's messages: see dd_run_may_nap */
-    uint64_t nposted;                         /* collectives called */
-    uint64_t nstarted;                        /* collectives started on this rank */
-    dd_signature signatures[SIGNATURES_KEPT]; /* of the last started collectives, by sequence */
-    dd_error cause;                           /* DD_OK, or the reason why every call fails */
+    dd_list messages;         /* the messages under way */
+    int ncarried;             /* number of messages that the carrier's library has */
+    uint64_t ncarried_posted; /* number of messages handed to the carrier so far */
+    int64_t awake_until_ns;   /* for the carrier's messages: argument of dd_run_may_nap */
+    uint64_t nposted;         /* number of collectives called on this rank */
+    uint64_t nstarted;        /* number of collectives started on this rank */
+    /* Signatures of the last started collectives; the index is sequence % SIGNATURES_KEPT. */
+    dd_signature signatures[SIGNATURES_KEPT];
+    dd_error cause; /* DD_OK, or the reason why every call fails */
     dd_cause *
         found; /* not NULL while group_end_complete_locked runs: the first failure that it finds goes there */
-    bool has_found_own; /* this rank is the first to report it: no further collective starts */
+    bool has_found_own; /* this rank reports `found` first: no more collectives start */
     dd_cause failure;   /* `cause` as a record; kind 0 if the group has not failed */
-    bool is_set_up;     /* on this rank; other ranks may not have finished */
+    bool is_set_up;     /* setup has ended on this rank; other ranks may not have finished */
     bool is_closing;
     bool is_suspended;
     bool is_suspending;
-    pthread_t suspender; /* while is_suspending: the only thread that may call */
-    bool is_revoked;     /* by any rank, perhaps after a failure */
-    bool is_querying;    /* after a passed deadline: the other ranks have been queried */
+    pthread_t suspender; /* if is_suspending: the only thread that may call */
+    bool is_revoked;     /* some rank has revoked the group, perhaps after a failure */
+    bool is_querying;    /* a deadline has passed, and the other ranks have been queried */
     int64_t query_until_ns;
-    /* Timers, set only while calls are under way. */
+    /* The timers are set only while calls are under way. */
     dd_timer answers;      /* deadline for answers to queries */
     dd_timer query_timer;  /* next progress query of the collective under way */
     dd_timer region_timer; /* next request of a region */
     dd_timer poll_timer;   /* polls messages in the carrier's library, which wakes no thread */
-    member_state *members; /* [size] */
+    member_state *members; /* [size]: the state of each rank */
     int nleft;
     atomic_bool is_idle;               /* no call is under way; stored with release */
     uint32_t nregions;                 /* number of region ids allocated */
     dd_list regions;                   /* dd_region of this rank, in use or kept for reuse */
-    atomic_size_t kept_nbytes;         /* page bytes of unused arrays */
+    atomic_size_t kept_nbytes;         /* bytes of pages in unused arrays */
     dd_list foreign;                   /* regions of other ranks: see regions.c */
     int nwanted;                       /* foreign regions that are not mapped yet */
     uint64_t nmonitored;               /* number of calls of monitored_barrier */
     dd_recorder_group *recorder_group; /* owned; NULL if recording is off */
     dd_group_extension *extension;     /* owned; NULL if there is none */
-    unsigned nsplits_refused;          /* here, for their arguments: others may have counted them */
-    dd_blob splits;                    /* counts for each set of ranks: records of split_count */
+    /* Splits that this rank has refused, for their arguments; other ranks may have counted them. */
+    unsigned nsplits_refused;
+    /* Array of split_count: the number of splits of each set of ranks. */
+    dd_blob splits;
 };
 
 /* ---- meet.c */
 
 typedef struct group_meeting {
     dd_meeting_end end;
-    /* Cards that replace those in `end`, of processes that are in the group several times. */
+    /* Address records that replace the ones in `end`, of processes that have several ranks. */
     dd_blob_list replaced_cards;
-    dd_engine *engine; /* owned: the given one, or a new one */
+    dd_engine *engine; /* owned; the given engine, or a new one */
 } group_meeting;
 
-/* Meet the other ranks in the store. */
+/* Meet the other ranks in the store, and fill in `meeting`. */
 dd_status group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_bytes name,
                      group_meeting *meeting, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void group_meeting_fini(group_meeting *meeting);
 
-/* The place in the store where a rank posts that it cannot go on after the meeting
- * (dd_meeting_post). Such a rank may have no working link to the ranks that wait for it. */
+/* The place in the store where a rank posts that it cannot continue after the meeting
+ * (dd_meeting_post), since it may have no working link to the ranks that wait for it. */
 typedef struct group_bulletin {
     dd_store *store;
     dd_bytes name;
     uint64_t generation;
-    int64_t next_check_ns; /* next time to check it; 0 before the first check */
+    int64_t next_check_ns; /* time of the next check; 0 before the first one */
 } group_bulletin;
-/* Check the bulletin, at most every 500 ms: DD_OK if empty, the posted error, or DD_INTERRUPTED. */
+/* Check the bulletin, at most every 500 ms. Return DD_OK if it is empty or not due for a check, the
+ * posted error, or DD_INTERRUPTED. */
 dd_status group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- setup.c */
@@ -176,43 +181,44 @@ typedef struct group_params {
 
 /* Additional inputs to the creation of a group. */
 typedef struct group_setup {
-    dd_group *parent;         /* for a split, else NULL; its failure also ends the creation */
-    const int *parent_ranks;  /* [size] */
+    dd_group *parent;         /* for a split, else NULL; if the parent fails, the creation does */
+    const int *parent_ranks;  /* [size]: the new ranks, as ranks of the parent */
     group_bulletin *bulletin; /* NULL if there is no store */
 } group_setup;
 
-/* Add the parts that need other ranks: context, topology, arena, run. On failure, the caller must
- * destroy the group. */
+/* Set up the parts of a group that need other ranks: context, topology, arena, run. If this fails,
+ * the caller must destroy the group. */
 dd_status group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait,
                        dd_error *err) DD_MUST_CHECK;
 
 /* ---- arena_setup.c */
 
-/* Set group->arena. If the ranks of this host cannot share one, it stays NULL, and the topology
- * makes each of them a host of its own. */
+/* Set group->arena. If the ranks of this host cannot share an arena, the field stays NULL, and the
+ * topology treats each of these ranks as a host of its own. */
 dd_status group_set_up_arena(dd_group *group, const group_setup *setup, const dd_wait *wait,
                              dd_error *err) DD_MUST_CHECK;
 
 /* ---- group.c */
 
-/* Create a group with all that needs no other rank. The caller must fill in the peers. */
+/* Create a group with all that needs no other rank. The caller must fill in group->peers. */
 dd_status group_create(dd_engine *engine, uint64_t id, const group_params *place, dd_group **group,
                        dd_error *err) DD_MUST_CHECK;
-void group_destroy(dd_group *group); /* closed or incomplete; NULL is allowed */
+void group_destroy(dd_group *group); /* must be closed or incomplete; NULL is allowed */
 
-/* For errors: group "dp" (rank 3 of 8). */
+/* Print a group for an error: group "dp" (rank 3 of 8). */
 #define GROUP_FORMAT "group \"%.*s\" (rank %d of %d)"
 #define GROUP_ARGS(group) \
     (int)(group)->name.len, (const char *)(group)->name.data, (group)->rank, (group)->size
 
 /* ---- check.c: checks before a call begins */
 
-/* Check that groups can be split off from `parent`: it is usable, or revoked and not closed. */
+/* Check that groups can be split off: `parent` is usable, or it is revoked and not closed. */
 dd_status group_check_parent_locked(dd_group *parent, dd_error *err) DD_MUST_CHECK;
-/* Like dd_group_check_usable_locked, but takes the lock, and refuses a forked child. */
+/* Like dd_group_check_usable_locked, but take the lock first, and fail in a forked child. */
 dd_status group_check_usable(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
-/* Check the arguments, and fill in the part of the form that all ranks must agree on. Block sizes
- * that differ by rank are not in it; they are compared block by block. */
+/* Check the arguments of a collective, and fill in the signature and is_quick of its form. The
+ * signature is the part on which all ranks must agree. Block sizes that differ by rank are not in
+ * it; they are compared block by block. */
 dd_status group_check_coll(const dd_group *group, const dd_coll_args *args, dd_coll_form *form,
                            dd_error *err) DD_MUST_CHECK;
 
@@ -225,22 +231,23 @@ void group_call_destroy(group_call *call); /* free what the call owns; return it
 
 /* ---- call.c */
 
-/* Take a call from the pool, with copies of its blocks. */
+/* Take a call from the pool for a collective, with copies of its blocks. */
 dd_status group_create_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                                   group_call **call, dd_error *err) DD_MUST_CHECK;
-/* Start calls of one group in this order, all or none. Pass `is_patient` if the caller waits for
- * the one call next. A call of the pool holds one more reference until it has ended. */
+/* Start calls of one group in this order, all or none. Pass `is_patient` only with a single call
+ * that the caller waits for next. A call of the pool has one more reference until it has ended. */
 dd_status group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
                             dd_error *err) DD_MUST_CHECK;
-#define GROUP_MONITOR_CHANNEL 1 /* of monitored_barrier's messages */
+#define GROUP_MONITOR_CHANNEL 1 /* channel of monitored_barrier's messages */
 
 /* ---- queue.c: calls under way */
 
-/* Queue the call, and start it if it is next. A short call is recorded after its data is sent. */
+/* Queue the call; start it if it is next. A quick call is recorded after its data is sent. */
 void group_post_locked(group_call *call);
-/* Poll for the call's end for 1 or 2 us. Pass is_hasty (< 1 us) if other threads are blocked. */
+/* Poll for the call's end for 1 or 2 us. If other threads are blocked, pass is_hasty to poll for
+ * less than 1 us. */
 void group_poll_call_locked(group_call *call, bool is_hasty);
-/* Start the deadline of a call that has not ended, and add the group's task to the engine. */
+/* If the call has not ended, start its deadline and add the group's task to the engine. */
 void group_watch_locked(group_call *call);
 
 /* ---- complete.c: ends of calls */
@@ -248,11 +255,11 @@ void group_watch_locked(group_call *call);
 /* Remove the call from its list and complete its work. `cause` is NULL on success. The call may be
  * freed by this. */
 void group_complete_locked(group_call *call, const dd_error *cause);
-/* The same with the group's cause; keeps_memory: the call's memory may still be in use. */
+/* Complete the call with the group's cause. keeps_memory: the call's memory may still be in use. */
 void group_complete_by_cause_locked(group_call *call, bool keeps_memory);
-/* Fail the messages to and from `rank`, or all for DD_ANY_RANK. */
+/* Fail the messages to and from `rank`, or all messages if it is DD_ANY_RANK. */
 void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
-void group_update_task_locked(dd_group *group); /* keep it in the engine only while calls run */
+void group_update_task_locked(dd_group *group); /* keeps the task in the engine during calls */
 
 /* ---- carried_messages.c: messages that a carrier moves */
 
@@ -267,18 +274,18 @@ void group_cancel_message_locked(group_call *call, const dd_error *cause);
 /* ---- deadlines.c */
 
 void group_deadlines_init(dd_group *group);
-void group_start_deadline_locked(group_call *call); /* end the call at its deadline */
+void group_start_deadline_locked(group_call *call); /* end the call when its deadline passes */
 /* Schedule the first progress query of the collective under way, which has waited since `since_ns`.
- * At most once for each collective. */
+ * No effect if a query is scheduled already. */
 void group_schedule_query_locked(dd_group *group, int64_t since_ns);
 
 /* ---- events.c */
 
-extern const dd_context_handler group_context_handler; /* complete except for ctx */
+extern const dd_context_handler group_context_handler; /* `ctx` must be set by the user */
 void group_receive_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature);
-/* Read the progress of a local rank from its board, which works even if the rank is stopped. */
+/* Read a local rank's progress from its board. This works even if the rank is stopped. */
 void group_read_position_locked(dd_group *group, int rank);
-/* Read the answer of a local rank from its board. Call once it has taken its news after a bell. */
+/* Read a local rank's answer from its board. Call once the rank has taken posts after a bell. */
 void group_read_answer_locked(dd_group *group, int rank);
 
 /* ---- vote.c: waiting during a group's creation */
@@ -286,49 +293,49 @@ void group_read_answer_locked(dd_group *group, int rank);
 /* Like dd_group_await, but also fail if a rank that takes part in the creation will not vote. */
 dd_status group_await_others(dd_group *group, const group_setup *setup, bool (*is_ready)(void *ctx),
                              void *ctx, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* Set votes[h] to 1 if all ranks of host h (of the topology) have passed true, else 0. */
+/* Exchange votes: set votes[h] to 1 if all ranks of host h have passed own = true, else to 0. */
 dd_status group_exchange_votes(dd_group *group, const group_setup *setup, bool own, uint8_t *votes,
                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- board.c: communication within a host without a link */
 
-/* Report the failure to all ranks but `except`, its origin: on the board to local ranks, by links
- * to others. During creation, local ranks may not have the board, so links reach them as well. */
+/* Report the failure to all ranks except `except`, where it began: on the board to local ranks, by
+ * links to others. During creation, local ranks may have no board, so links also reach them. */
 void group_report_failure_locked(dd_group *group, int except, const dd_cause *cause);
-void group_post_leaving_locked(dd_group *group);  /* call after the context's goodbyes */
+void group_post_leaving_locked(dd_group *group);  /* call after the context has sent its goodbyes */
 void group_post_position_locked(dd_group *group); /* publish this rank's progress on the board */
-/* Publish the bytes that the network loses, for ranks that ring this one's bell after a timeout. */
+/* Publish bytes that the network loses, for ranks that ring this rank's bell after a timeout. */
 void group_note_loss_locked(dd_group *group);
-bool group_is_on_board(const dd_group *group, int rank); /* the board shows its progress */
-/* Ring the bell of each local rank that is due one. By taking its news, it shows that it runs. */
+bool group_is_on_board(const dd_group *group, int rank); /* true if the board shows its progress */
+/* Ring the bell of each local rank that is due one. If the rank takes the posts, it is running. */
 void group_ring_others_locked(dd_group *group);
-#define GROUP_ARENA_FD_KEY 0 /* names the arena's descriptor; regions have keys from 1 */
+#define GROUP_ARENA_FD_KEY 0 /* key of the arena's descriptor; regions have keys from 1 */
 
 /* ---- error_text.c: causes and their messages; see also dd_group_error_about */
 
-/* "rank 2 (node-b, pid 77)" */
+/* Print "rank 2 (node-b, pid 77)" into `out`, and return `out`. */
 const char *group_print_member(const dd_group *group, int rank, char out[128]);
-void group_blame(const dd_group *group, int rank, dd_error *err); /* make it the rank that the error blames */
-/* Make a cause found by this rank. The caller fills in the fields of its kind. */
+void group_blame(const dd_group *group, int rank, dd_error *err); /* blame `rank` in the error */
+/* Make the record of a cause found by this rank. The caller must fill in the kind's fields. */
 dd_cause group_make_cause(const dd_group *group, dd_cause_kind kind, dd_status code, int blamed);
-/* Convert an error to a cause for other ranks. Drops a blamed rank that is only in the parent. */
+/* Convert an error to a cause for other ranks. Drops a blamed rank that is not in this group. */
 dd_cause group_cause_of_error(const dd_group *group, const dd_error *error);
-/* Make the cause of a late collective, from the answers of the other ranks. */
+/* Make the cause of a collective that has timed out, from the answers of the other ranks. */
 dd_cause group_cause_of_lateness(const dd_group *group, const group_call *call);
-/* Word a cause as this rank sees it. */
+/* Make the error text of a cause, as this rank sees it. */
 void group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *error);
-/* Prepend the call to the error's message (all_reduce #41 on group "dp" (rank 3 of 8): ...) and
- * note it in the error. Sequence 0 means no number. err may be NULL. */
+/* Prepend the call to the error's message (all_reduce #41 on group "dp" (rank 3 of 8): ...), and
+ * store it in the error. Pass sequence 0 if the call has no number. err may be NULL. */
 void group_note_call(const dd_group *group, const char *what, uint64_t sequence, int64_t elapsed_ns,
                      dd_error *err);
-/* Make the error of an operation from its cause. */
+/* Make the error of a failed operation from the cause of its failure. */
 void group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause,
                             dd_error *error);
-void group_append(dd_error *error, const char *text); /* append "; <text>", keep the blamed rank */
+void group_append(dd_error *error, const char *text); /* append "; <text>"; the blamed rank stays */
 /* Return the signature of a started collective, or NULL if it is not started or too old. */
 const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence);
-/* Append whose packets the network loses. Return the rank at that path's other end, as seen from
- * this one, or -1 if no loss is known. */
+/* Append a sentence about ranks whose packets the network loses. Return the rank at the other end
+ * of the lossy path, as seen from this rank, or -1 if no loss is known. */
 int group_add_loss_locked(const dd_group *group, dd_error *error);
 /* Append the progress of a message that has timed out: bytes received, or lost on the network. */
 void group_add_progress_locked(const dd_group *group, const dd_message *message, dd_error *error);
@@ -336,57 +343,60 @@ void group_add_progress_locked(const dd_group *group, const dd_message *message,
 /* ---- fail.c: failure of a group */
 
 /* End the calls that are complete on this rank: their data has arrived, in messages or in shared
- * memory, whether or not this rank has looked at it. Every failure of a group or of its collectives
- * does this first, so that later events cannot fail a call that has all its data. Collectives end
- * in the order of the calls: the ones queued behind the current one are started as well, unless a
- * carrier moves their data. A failure found here fails the group. */
+ * memory, even if this rank has not processed the data yet. Every failure of a group or of its
+ * collectives does this first, so that later events cannot fail a call whose data has arrived.
+ * Collectives end in the order of the calls: the ones queued behind the current one are started as
+ * well, unless a carrier moves their data. A failure found here fails the group. */
 void group_end_complete_locked(dd_group *group);
-/* True if the group has failed, or group_end_complete_locked has found a failure that this rank is
- * the first to report. */
+/* Return true if the group has failed, or if group_end_complete_locked has found a failure that
+ * this rank is the first to report. */
 bool group_has_failed_locked(const dd_group *group);
-/* Fail the group. The first cause is kept and sent to the other ranks; it ends everything under way
- * that is not complete. Use dd_group_fail_locked for an error that has no cause record. */
+/* Fail the group. The first cause is kept and sent to the other ranks, and ends all calls that are
+ * not complete. Use dd_group_fail_locked for an error that has no cause record. */
 void group_fail_cause_locked(dd_group *group, const dd_cause *cause);
-/* Fail the group because this rank cannot do its part: prepend its name, and blame it. */
+/* Fail the group because this rank cannot do its part: prepend this rank's name to the error, and
+ * blame this rank. */
 void group_fail_own_locked(dd_group *group, dd_error *error);
 void group_fail_mismatch_locked(dd_group *group, const dd_arena_mismatch *blamed);
 /* Fail the group because `rank` has made a different call than this rank. */
 void group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs);
-/* The same if a message of a collective has an unexpected size; `error` describes it. */
+/* Fail the group because a collective's message has an unexpected size, as `error` describes. */
 void group_fail_misfit_locked(dd_group *group, const dd_error *error);
-/* Fail the group because a message has arrived for a collective that was complete here. */
+/* Fail the group because a message has arrived for a collective that is complete on this rank. */
 void group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence);
 
 /* ---- record.c: entries of the flight recorder */
 
 /* Give an accepted call its start time, deadline and record, once per start. This may be deferred
- * until other ranks have the data that they need from this one, so that they do not wait for it;
- * the functions that record more do it first. */
+ * until other ranks have the data that they need from this rank, so that they do not wait for the
+ * recorder; all other functions that record the call do this first. */
 void group_begin_record_locked(group_call *call);
-/* Stamp the call if its record or on_done needs the start time; most others end without it. */
+/* Give the call its start time if its record or on_done needs one; most calls end without. */
 void group_begin_record_if_needed_locked(group_call *call);
 void group_record_start_locked(group_call *call);
-/* Call before completing the work, which may free the call. `error` NULL for success. */
+/* Call before completing the work, which may free the call. `error` is NULL on success. */
 void group_record_end_locked(group_call *call, const dd_error *error);
 void group_raise_alarm_locked(dd_group *group); /* call before the group's calls end */
 
 /* ---- regions.c */
 
-void group_want_region(void *ctx, int local, uint32_t id); /* want_region of dd_run_env */
+void group_want_region(void *ctx, int local, uint32_t id); /* the callback dd_run_env.want_region */
 /* Map wanted regions whose descriptors have arrived. Return true if there were any: the operation
- * that waits for them can continue, or fails with *error, whose code is otherwise unchanged. */
+ * that waits for them can continue, or must fail if error->code has been set. */
 bool group_map_wanted_locked(dd_group *group, dd_error *error);
 /* Set the timer for the next request of a wanted region, if calls are under way. */
 void group_start_region_timer_locked(dd_group *group);
-/* Context events: a local rank requests a region; a requested one has arrived (true if taken). */
+/* Handle two events of the context: a local rank requests a region; a requested region has arrived.
+ * take_region returns true if it keeps `fd`. */
 void group_pass_region_locked(dd_group *group, int rank, uint32_t id);
 bool group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd);
 void group_destroy_regions(dd_group *group);
 void group_clear_kept_regions_locked(dd_group *group);     /* return their pages to the system */
-size_t group_regions_nbytes_locked(const dd_group *group); /* of regions in use */
-/* Drop a reference. True if it was the last; then the caller must release the region's group. */
+size_t group_regions_nbytes_locked(const dd_group *group); /* bytes of regions in use */
+/* Drop a reference. If true, it was the last; then the caller must release the region's group. */
 bool group_release_region(dd_region *region);
-/* Replace the pages of a block in a region of this rank: later remote writes do not show here. */
+/* Replace the pages of a block in a region of this rank: other ranks' later writes do not reach
+ * it. */
 dd_status group_take_back_locked(dd_group *group, dd_block block, dd_error *err) DD_MUST_CHECK;
 
 #endif

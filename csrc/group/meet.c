@@ -1,4 +1,5 @@
-/* Meeting of a group's ranks: they exchange the cards of their engines in a store. */
+/* Meeting of a group's ranks: they exchange the address records (cards) of their engines in a
+ * store. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -39,7 +40,7 @@ check_process(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *has_ende
         dd_card_decode(own_bytes, &own, NULL, NULL) != DD_OK) {
         return DD_OK;
     }
-    if (memcmp(&card.uid, &own.uid, sizeof own.uid) != 0) { /* ranks may share a process */
+    if (memcmp(&card.uid, &own.uid, sizeof own.uid) != 0) { /* a rank in this process is present */
         status = dd_card_check_presence(&card, &addrs, &own, &presence, wait, err);
     }
     if (status == DD_OK) {
@@ -72,7 +73,8 @@ compare_uids(const void *a, const void *b)
     return order != 0 ? order : first->rank - second->rank;
 }
 
-/* Find the ranks whose engine a lower rank has; they open another one. is_repeated: [size], zeroed. */
+/* Find the ranks whose engine a lower rank also uses: they must open another one. is_repeated is
+ * [size], zeroed. */
 static dd_status
 find_repeated(const dd_bytes *cards, int size, bool *is_repeated, dd_error *err)
 {
@@ -102,7 +104,7 @@ make_card(dd_engine *engine, dd_store *store, dd_blob *card, dd_error *err)
     return dd_engine_card(engine, to_store.len > 0 ? &to_store : NULL, card, err);
 }
 
-/* Return the key under which a rank publishes the card of its own engine. */
+/* Return the key in the store under which a rank publishes the address record of its own engine. */
 static dd_bytes
 replacement_key(const group_meeting *meeting, dd_bytes name, int rank, char out[DD_MEETING_NAME_MAX + 64])
 {
@@ -111,7 +113,7 @@ replacement_key(const group_meeting *meeting, dd_bytes name, int rank, char out[
     return dd_bytes_of(out, (size_t)len);
 }
 
-/* Give this rank an engine of its own, and publish its card instead of the first one. */
+/* Open a new engine for this rank, and publish its address record instead of the first one. */
 static dd_status
 use_own_engine(dd_store *store, const dd_meeting *met, group_meeting *meeting, const dd_wait *wait,
                dd_error *err)
@@ -220,7 +222,7 @@ group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *er
         return DD_OK;
     }
     bulletin->next_check_ns = now_ns + CHECK_NS;
-    /* The links usually exist before the second check, so the first one is skipped. */
+    /* Skip the first check of the bulletin: the links usually exist before the second check. */
     return is_first ? DD_OK
                     : dd_meeting_check(bulletin->store, bulletin->name, bulletin->generation, wait, err);
 }

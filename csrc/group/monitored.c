@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Rank 0's verdict for the other ranks: empty if all have arrived. */
+/* Rank 0's report to the other ranks: empty if all have arrived. */
 typedef struct barrier_verdict {
     char text[512];
 } barrier_verdict;
@@ -18,7 +18,8 @@ next_monitored_tag(dd_group *group)
     return tag;
 }
 
-/* Run a message of the barrier, with its own deadline. Messages of callers are in channel 0. */
+/* Send or receive a message of the barrier, with its own deadline, in a channel apart from users'
+ * messages. */
 static dd_status
 run_note(dd_group *group, const dd_p2p *note, int64_t timeout_ns, const dd_wait *wait, dd_error *err)
 {
@@ -38,7 +39,7 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
     char missing[256] = "";
     int nmissing = 0;
     int first = -1;
-    bool was_out_of_time = false; /* before waiting for the first missing rank */
+    bool was_out_of_time = false; /* no time was left to wait for the first missing rank */
     dd_error why = {.code = DD_OK};
     for (int rank = 1; rank < group->size && (nmissing == 0 || is_all); rank++) {
         dd_error error;
@@ -83,7 +84,7 @@ monitor(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, const dd
     }
     for (int rank = 1; rank < group->size && status != DD_INTERRUPTED; rank++) {
         dd_p2p note = {.is_send = true, .rank = rank, .tag = tag, .block = {&verdict, sizeof verdict}};
-        /* A missing rank does not receive it. */
+        /* A missing rank does not receive the verdict, so ignore errors. */
         dd_status ignored = run_note(group, &note, 2 * DD_NS_PER_S, wait, NULL);
         (void)ignored;
     }
@@ -97,7 +98,7 @@ report_and_receive(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_w
     barrier_verdict verdict = {.text = ""};
     dd_p2p report = {.is_send = true, .tag = tag, .block = {&byte, 1}};
     dd_p2p answer = {.tag = tag, .block = {&verdict, sizeof verdict}};
-    /* Rank 0 may use its whole timeout to wait for others, and then needs time to report. */
+    /* Rank 0 may use its whole timeout to wait for other ranks, and then needs time to report. */
     int64_t patience_ns = timeout_ns < INT64_MAX - DD_NS_PER_S ? timeout_ns + DD_NS_PER_S : timeout_ns;
     dd_wait patience = dd_wait_at_most(wait, patience_ns);
     dd_status status = run_note(group, &report, timeout_ns, wait, err);

@@ -1,4 +1,5 @@
-/* Opening a group: its ranks meet in a store, exchange cards, and set up what they share. */
+/* Opening a group: its ranks meet in a store, exchange address records, and set up shared
+ * resources. */
 #include "group/internal.h"
 
 #include "net/auth.h"
@@ -13,7 +14,7 @@ check_shape(int rank, int size, dd_error *err)
     return DD_OK;
 }
 
-/* Members may have been lost since the engine was last driven. */
+/* Receive pending events: members may have been lost since the engine was last driven. */
 static void
 notice_losses(dd_group *group)
 {
@@ -39,7 +40,7 @@ find_peers(dd_group *group, const group_meeting *meeting, dd_error *err)
     return status;
 }
 
-/* A group of one rank needs no meeting. */
+/* Meet the other ranks. A group of one rank needs no meeting. */
 static dd_status
 open_meet(dd_engine *engine, dd_store *store, const group_params *place, group_meeting *meeting,
           const dd_wait *wait, dd_error *err)
@@ -58,7 +59,7 @@ open_group(dd_engine *engine, dd_store *store, const group_params *place, dd_gro
     group_meeting meeting = {.engine = NULL};
     dd_group *made = NULL;
     dd_status status = open_meet(engine, store, place, &meeting, wait, err);
-    if (status == DD_OK) { /* after the meeting, because `size` may be a mistake */
+    if (status == DD_OK) { /* after the meeting, because `size` may be wrong */
         status = group_create(meeting.engine, meeting.end.id, place, &made, err);
     }
     if (status == DD_OK) {

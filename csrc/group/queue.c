@@ -1,4 +1,5 @@
-/* Calls under way: posted, started when the one before has ended, polled and watched. */
+/* Calls under way: a call is posted, started when the previous one has ended, polled and
+ * watched. */
 #include "group/internal.h"
 
 #include "core/assert.h"
@@ -31,7 +32,7 @@ on_run_done(void *ctx, const dd_error *error)
         group->is_querying = false;
         group_post_position_locked(group);
         group_complete_locked(call, NULL);
-        check_held_locked(group); /* no message of the collective should be left */
+        check_held_locked(group); /* no message of the collective may be left */
         start_next_locked(group);
         group_update_task_locked(group);
         return;
@@ -68,16 +69,17 @@ start_locked(group_call *call)
         .ctx = call,
     };
     dd_timer_clear(&group->query_timer);
-    if (group->topology.nhosts > 1) { /* on one host, group_watch_locked does it */
+    if (group->topology.nhosts > 1) { /* on one host, group_watch_locked schedules the query */
         group_schedule_query_locked(group, dd_clock_now_ns());
     }
-    check_held_locked(group); /* first: signatures explain more than a wrong size */
+    check_held_locked(group); /* first, because signatures explain more than a wrong size */
     if (!group_has_failed_locked(group)) {
         dd_run_start_locked(group->run, &run_call);
     }
 }
 
-/* A failing group starts calls whose data may have arrived, which a carrier does not show. */
+/* A failing group starts the next call, whose data may have arrived; a carrier does not show
+ * that. */
 static bool
 may_start_next_locked(const dd_group *group)
 {
@@ -89,7 +91,7 @@ static void
 start_next_locked(dd_group *group)
 {
     if (group->is_starting) {
-        return; /* the running loop starts the next one */
+        return; /* the loop on the call stack starts the next call */
     }
     group->is_starting = true;
     while (!group->is_active && !dd_list_is_empty(&group->collectives) && may_start_next_locked(group)) {
@@ -98,8 +100,8 @@ start_next_locked(dd_group *group)
     group->is_starting = false;
 }
 
-/* Post a message. If its data is in the receiver's ring, or has arrived, it ends here and needs no
- * driver. Its record must exist before that, to note the source. */
+/* Post a message. If its data fits into the receiver's ring, or has arrived, it ends here and needs
+ * no driver. Its record must exist before it ends, to note the source. */
 static void
 post_message_locked(group_call *call)
 {
@@ -161,7 +163,7 @@ group_watch_locked(group_call *call)
     group_start_deadline_locked(call);
     if (call->is_carried && call->message.rank != DD_ANY_RANK &&
         group->members[call->message.rank].has_left) {
-        dd_error cause; /* the library does not notice that */
+        dd_error cause; /* the library does not notice that the rank has left */
         (void)dd_group_error_about(group, call->message.rank, DD_PEER_LOST, "has left the group", &cause);
         group_cancel_message_locked(call, &cause);
     } else if (call->is_message && call->message.rank == DD_ANY_RANK && group->size > 1 &&
@@ -186,7 +188,7 @@ are_all_quick_locked(const dd_group *group)
     return is_quick;
 }
 
-/* Pause between polls, or yield to ranks on the same core. False if polling should stop. */
+/* Pause between polls, or yield to ranks on the same core. Return false if polling should stop. */
 static bool
 yield_between_polls_locked(dd_group *group, int npolled)
 {
@@ -209,7 +211,7 @@ group_poll_call_locked(group_call *call, bool is_hasty)
         dd_engine_note_call_locked(group->engine);
     }
     if (dd_work_is_done(&call->work)) {
-        return; /* it ended while the lock was not held */
+        return; /* the call ended while the lock was not held */
     }
     if (call->is_carried) {
         group_poll_carried_call_locked(call, npolls);
@@ -233,7 +235,8 @@ group_poll_call_locked(group_call *call, bool is_hasty)
         if (dd_run_progress_locked(group->run)) {
             continue;
         }
-        bool needs_yield = is_hasty && dd_run_must_yield_locked(group->run); /* only a yield helps */
+        /* Stop polling if only a yield would help. */
+        bool needs_yield = is_hasty && dd_run_must_yield_locked(group->run);
         if (needs_yield || !dd_run_needs_polling_locked(group->run)) {
             break;
         }

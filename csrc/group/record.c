@@ -84,7 +84,7 @@ group_record_start_locked(group_call *call)
 void
 group_record_end_locked(group_call *call, const dd_error *error)
 {
-    /* A call that ended before it was stamped gets one time for its start and end. */
+    /* A call that ends before it has a start time gets one time for its start and end. */
     bool is_instant = call->needs_record;
     group_begin_record_if_needed_locked(call);
     if (call->record != DD_NO_RECORD) {

@@ -16,39 +16,39 @@ typedef enum region_use {
     REGION_ADOPTED, /* keeps `fd`: adopted memory becomes a mapping of it */
 } region_use;
 
-/* The owner's side of a region. Other ranks keep it mapped until the group is destroyed, so a
- * released region returns to its group, for the next use of its kind that fits. Capacities of
- * arrays are powers of two, of which only touched pages cost memory: there are never many more
- * arrays than were in use at one time, whatever their sizes. Other regions have exact sizes. */
+/* The owner's side of a region. Other ranks keep a region mapped until the group is destroyed, so
+ * the group keeps a released region, for the next use of its kind that fits. The capacities of
+ * arrays are powers of two, and only touched pages cost memory, so there are never many more arrays
+ * than were in use at one time, whatever their sizes. Other kinds of regions have exact sizes. */
 struct dd_region {
-    dd_list link;    /* in the group's regions */
-    dd_group *group; /* counted while in use */
+    dd_list link;    /* entry in the group's regions */
+    dd_group *group; /* referenced while the region is in use */
     uint32_t id;
     void *data;
-    size_t nbytes;   /* as requested */
-    size_t capacity; /* mapped */
-    size_t dirty;    /* for arrays: leading bytes that may be nonzero; the rest has no pages */
+    size_t nbytes;   /* requested size */
+    size_t capacity; /* mapped size */
+    size_t dirty;    /* for arrays: leading bytes that may be nonzero; later bytes have no pages */
     region_use use;
-    void *adopted_at;      /* adopted mapping, until noted as unmapped, or NULL */
-    int fd;                /* for ranks of this host that request it; -1 if all have it */
+    void *adopted_at;      /* the adopted mapping until it is noted as unmapped, or NULL */
+    int fd;                /* for local ranks that request it; -1 if all have it */
     dd_arena_ranks passed; /* local ranks that have received it */
     int npassed;
-    atomic_uint refs; /* 0: kept for reuse; incremented from 0 only with the engine's lock */
+    atomic_uint refs; /* 0: kept for reuse; raised from 0 only with the engine's lock */
 };
 
-/* A region of another rank: wanted first, then mapped here until the group is destroyed. */
+/* A region of another rank: first requested, then mapped here until the group is destroyed. */
 typedef struct foreign_region {
     dd_list link;
-    int local; /* its owner */
+    int local; /* its owner's place among the local ranks */
     uint32_t id;
-    dd_block memory;    /* data NULL until it is mapped */
-    int fd;             /* received; -1 if not, DD_SOCK_FD_REFUSED if none was free */
+    dd_block memory;    /* data is NULL until it is mapped */
+    int fd;             /* -1 until received; DD_SOCK_FD_REFUSED if this process had none free */
     unsigned nrequests; /* number of requests to its owner */
-    int64_t retry_ns;   /* when to request it next */
+    int64_t retry_ns;   /* next time to request it */
 } foreign_region;
 
 #define PAGE_BYTES ((size_t)4096)
-/* Limit of page bytes kept in a group's unused arrays. Beyond it, pages return to the system. */
+/* Limit of the bytes of pages in a group's unused arrays. Beyond it, pages return to the system. */
 #define KEPT_MAX_BYTES ((size_t)64 << 20)
 
 static size_t
@@ -116,7 +116,8 @@ register_in_arena_locked(dd_group *group, const dd_region *region, size_t nbytes
     return dd_arena_add_region(group->arena, self, region->id, region->data, nbytes, err);
 }
 
-/* Close the descriptor once all local ranks have it, as they map it once. Adopted ones keep it. */
+/* Close the descriptor once all local ranks have it, as each maps it once. Adopted regions keep
+ * it. */
 static void
 close_if_passed(dd_region *region)
 {
@@ -172,7 +173,8 @@ make_region_locked(dd_group *group, size_t capacity, region_use use, dd_region *
     return DD_OK;
 }
 
-/* Zero the requested bytes, without the lock: the region is the caller's, and it may take long. */
+/* Zero the requested bytes. The region is the caller's, so no lock is needed, and it may take
+ * long. */
 static void
 clean(dd_region *region, size_t nbytes)
 {
@@ -185,7 +187,8 @@ clean(dd_region *region, size_t nbytes)
     }
 }
 
-/* Lock once no thread moves data through the arena. A recalled thread takes about 100 us. */
+/* Take the lock when no thread moves data through the arena. A moving thread is recalled (about 100
+ * us). */
 static void
 lock_unmoved(dd_group *group)
 {
@@ -280,8 +283,8 @@ dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **reg
     status = remap_at(adopting, at, fd, err);
     if (status != DD_OK) {
         (void)group_release_region(adopting);
-        atomic_fetch_sub_explicit(&group->refs, 1,
-                                  memory_order_relaxed); /* not the last: the caller has one */
+        /* This is not the last reference: the caller has one. */
+        atomic_fetch_sub_explicit(&group->refs, 1, memory_order_relaxed);
         return status;
     }
     adopting->adopted_at = at;
@@ -322,7 +325,7 @@ dd_region_id(const dd_region *region)
 static bool
 has_bytes(const dd_region *region, const void *data, size_t nbytes)
 {
-    /* An address before the region gives a huge offset. */
+    /* An address before the region wraps around to a huge offset. */
     uintptr_t offset = (uintptr_t)data - (uintptr_t)region->data;
     return atomic_load(&region->refs) > 0 && offset <= region->nbytes && nbytes <= region->nbytes - offset;
 }
@@ -351,7 +354,7 @@ dd_region_acquire(dd_region *region)
 }
 
 /* Prepare to drop the last reference: return the pages to the system, unless they are kept for the
- * next array. In a forked child they belong to the parent. */
+ * next array. In a forked child, leave the pages, which belong to the parent. */
 static void
 keep_for_reuse(dd_region *region)
 {
@@ -393,7 +396,7 @@ group_regions_nbytes_locked(const dd_group *group)
     return nbytes;
 }
 
-/* Drop one reference unless it is the only one. */
+/* Drop one reference, unless it is the only one; return true if dropped. */
 static bool
 release_shared(dd_region *region)
 {
@@ -437,10 +440,10 @@ make_private(uint8_t *at, size_t nbytes, dd_error *err)
     return status;
 }
 
-/* Ranks that write to the block cannot be stopped: one may be suspended in the middle of its copy,
- * or receive the failure late. So the pages are replaced here, with their contents, and later
+/* Ranks that write to the block cannot be stopped: a rank may be suspended in the middle of its
+ * copy, or receive the failure late. So the pages are replaced here, with their contents, and later
  * writes go to the old memory, which is no longer read. The block is an output of a collective in
- * place: this process does not change it until then, and it shares no page with other data
+ * place: this process has not changed it until now, and it shares no page with other data
  * (arena/regions.c). */
 dd_status
 group_take_back_locked(dd_group *group, dd_block block, dd_error *err)
@@ -481,7 +484,7 @@ destroy_foreign(dd_group *group, foreign_region *foreign, bool is_forked)
     if (foreign->memory.data != NULL) {
         dd_sys_munmap(foreign->memory.data, foreign->memory.nbytes);
     }
-    if (!is_forked) { /* in a forked child, the number may be another file's */
+    if (!is_forked) { /* in a forked child, the descriptor's number may be another file's */
         dd_sock_close(foreign->fd);
     }
     dd_mem_free(foreign);
@@ -531,7 +534,7 @@ group_want_region(void *ctx, int local, uint32_t id)
     int64_t now_ns = dd_clock_now_ns();
     if (foreign == NULL || foreign->memory.data != NULL || foreign->fd != -1 || now_ns < foreign->retry_ns ||
         group->context == NULL) {
-        return; /* if out of memory, the next poll tries again */
+        return; /* if memory was short, the next poll tries again */
     }
     unsigned shift =
         foreign->nrequests < REQUEST_RETRY_MAX_SHIFT ? foreign->nrequests : REQUEST_RETRY_MAX_SHIFT;
@@ -553,7 +556,7 @@ group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd)
     return true;
 }
 
-/* The descriptor is a peer's: check that the file cannot shrink. */
+/* Map a descriptor that a peer has sent, and check that the file cannot shrink. */
 static dd_status
 map_descriptor(uint32_t id, int fd, dd_block *memory, dd_error *err)
 {
@@ -653,7 +656,7 @@ group_destroy_regions(dd_group *group)
         dd_region *region = DD_CONTAINER_OF(group->regions.next, dd_region, link);
         dd_list_remove(&region->link);
         dd_sys_munmap(region->data, region->capacity);
-        if (!is_forked) { /* in a forked child it is closed, and its number reused */
+        if (!is_forked) { /* in a forked child, it is closed and its number may be reused */
             dd_fork_close(region->fd);
         }
         dd_mem_free(region);

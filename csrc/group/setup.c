@@ -1,5 +1,5 @@
 /* Setup of a group whose peers are known: find which ranks share a host, then create a context, an
- * arena and a run. A rank that cannot go on reports the reason to the others first. */
+ * arena and a run. A rank that cannot continue reports the reason to the other ranks first. */
 #include "group/internal.h"
 
 #include "core/cpu.h"
@@ -28,7 +28,7 @@ compare_hosts(const void *a, const void *b)
     return order != 0 ? order : first->rank - second->rank;
 }
 
-/* Set hosts[r] to the lowest rank on the host of r, according to their cards. */
+/* Set hosts[r] to the lowest rank on the host of rank r, according to their address records. */
 static dd_status
 setup_compare_cards(const dd_group *group, int *hosts, dd_error *err)
 {
@@ -107,7 +107,7 @@ static dd_status
 set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
     dd_status status = find_hosts(group, err);
-    int nlocal = group->topology.nlocal; /* one rank is never crowded, so the count is not needed */
+    int nlocal = group->topology.nlocal; /* a single rank is never crowded, so do not count cores */
     group->is_crowded = nlocal > 1 && nlocal > dd_cpu_usable_count();
     if (status == DD_OK) {
         status = open_context(group, err);
@@ -118,15 +118,15 @@ set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error 
     return status == DD_OK ? make_run(group, err) : status;
 }
 
-/* Post why this rank cannot go on. If that is a lost rank, which may have posted its own reason
- * before it exited, that reason becomes the error. */
+/* Post why this rank cannot continue. If the cause is a lost rank, which may have posted its own
+ * reason before it exited, that reason becomes the error. */
 static void
 post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cause, dd_error *error)
 {
     dd_error explained;
     dd_error first;
     group_explain_cause(group, cause, &explained);
-    if (cause->kind == DD_CAUSE_LOST) { /* the lost rank may be alive, and reads this */
+    if (cause->kind == DD_CAUSE_LOST) { /* the lost rank may be alive, and reads this text */
         char who[128];
         char finder[160];
         snprintf(finder, sizeof finder, "found by %s", group_print_member(group, cause->origin, who));
@@ -139,7 +139,7 @@ post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cau
     }
 }
 
-/* Keep the loss of a rank as a cause, not as text: each receiver words it from its own side. */
+/* Keep the loss of a rank as a cause, not as a text: each receiver words it from its own side. */
 static dd_cause
 cause_of_own_failure(const dd_group *group, const dd_error *error)
 {
@@ -149,7 +149,7 @@ cause_of_own_failure(const dd_group *group, const dd_error *error)
     return is_failure ? *failure : group_cause_of_error(group, error);
 }
 
-/* Report to the other ranks that this rank cannot go on: they wait for it, or will. */
+/* Report to the other ranks that this rank cannot continue, because they wait for it, or will. */
 static void
 report_own_failure(dd_group *group, const group_setup *setup, dd_error *error)
 {
@@ -174,13 +174,13 @@ report_own_failure(dd_group *group, const group_setup *setup, dd_error *error)
     }
 }
 
-/* Report a rank that was lost after the vote; fail_rest_locked reports no loss during creation. */
+/* End the setup. Report a rank that was lost after the vote: fail_rest_locked has not done so. */
 static void
 end_setup(dd_group *group)
 {
     dd_engine_lock(group->engine);
     group->is_set_up = true;
-    dd_fork_close(group->arena_fd); /* all ranks have voted, so none requests it */
+    dd_fork_close(group->arena_fd); /* all ranks have voted, so no rank requests it */
     group->arena_fd = -1;
     if (group->failure.kind == DD_CAUSE_LOST && group->failure.origin == group->rank) {
         group_report_failure_locked(group, DD_ANY_RANK, &group->failure);

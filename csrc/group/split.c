@@ -1,6 +1,6 @@
-/* Groups split off from another one, without a store. Each member computes the new id from the
- * parent's id, the tag, the ranks, and the number of earlier splits of these ranks and tag. A rank
- * that refuses a call for its arguments does not count it: see is_attempt_missed. */
+/* Groups split off from another one, without a store. Each member computes the new group's id from
+ * the parent's id, the tag, the ranks, and the number of earlier splits of these ranks and tag. A
+ * rank that refuses a call for its arguments does not count the split: see is_attempt_missed. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -9,11 +9,11 @@
 #include <string.h>
 
 typedef struct split_count {
-    uint64_t set; /* hash of ranks and tag */
+    uint64_t set; /* hash of the ranks and the tag */
     uint64_t count;
 } split_count;
 
-/* Hash `head`, which is two words, and the ranks. */
+/* Hash the two words of `head`, and the ranks. */
 static uint64_t
 hash_set(const uint64_t head[2], const int *ranks, int nranks)
 {
@@ -28,7 +28,8 @@ hash_set(const uint64_t head[2], const int *ranks, int nranks)
     return hash;
 }
 
-/* Count a split of this set. *count is the number of earlier ones, the same on all its members. */
+/* Count a split of this set of ranks. *count is the number of earlier splits, equal on all
+ * members. */
 static dd_status
 count_split(dd_group *parent, uint64_t set, uint64_t *count, dd_error *err)
 {
@@ -93,7 +94,8 @@ name_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, uint64_
     return status;
 }
 
-/* True if others abandoned the attempt with this id, which this rank refused and did not count. */
+/* Return true if other ranks have abandoned the attempt with this id: this rank refused that
+ * attempt, and did not count it. */
 static bool
 is_attempt_missed(dd_group *parent, const int *ranks, int nranks, int own, uint64_t id)
 {
@@ -158,7 +160,8 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
     group_setup setup = {.parent = parent, .parent_ranks = ranks};
     status = group_set_up(made, &setup, wait, err);
     if (status != DD_OK && status != DD_INTERRUPTED) {
-        /* Members that left because the parent failed are not to blame for leaving the group. */
+        /* If the parent has failed, report this: members that left because of it are not to
+         * blame. */
         dd_engine_lock(parent->engine);
         dd_error cause;
         if (group_check_parent_locked(parent, &cause) != DD_OK && parent->cause.code != DD_OK) {

@@ -67,7 +67,7 @@ dd_standing_describe(const dd_standing_call *call, dd_coll_args *args, int64_t *
     *timeout_ns = call->timeout_ns;
 }
 
-/* Return true if other ranks need more from this rank than the start has given. */
+/* Return true if other ranks may need more from this rank than the start has published. */
 static bool
 needs_driver(const group_call *call)
 {

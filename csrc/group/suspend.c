@@ -60,7 +60,7 @@ end_suspending(dd_group *group, bool is_suspended)
     dd_engine_unlock(group->engine);
 }
 
-/* Decide for all ranks: if one could not return its memory, none is suspended. */
+/* Agree across ranks: if any rank failed to return its memory, no rank is suspended. */
 static dd_status
 vote(dd_group *group, bool is_ready, const dd_wait *wait, dd_error *err)
 {
@@ -101,7 +101,7 @@ dd_group_suspend(dd_group *group, const dd_wait *wait, dd_error *err)
     if (is_suspended) {
         return DD_OK;
     }
-    /* After the first barrier, no rank reads; after the vote, none returns memory. */
+    /* After the first barrier, no rank reads the arena; after the vote, no rank returns memory. */
     status = meet_all(group, wait, err);
     if (status != DD_OK) {
         return status;

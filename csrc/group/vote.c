@@ -2,8 +2,8 @@
  * still take part. The vote decides which hosts have an arena, before there are collectives.
  *
  * The ranks of a host are linked to the lowest of them, its leader, and leaders to rank 0; these
- * links also show when a rank exits. Votes go up to rank 0 that way, one byte from each rank and
- * then one for each host, and the votes of all hosts come down. */
+ * links also show when a rank exits. Votes are sent up these links to rank 0, one byte from each
+ * rank and then one for each host, and the votes of all hosts are sent down. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -13,17 +13,17 @@
 
 #define FIRST_SLICE_NS (1 * DD_NS_PER_MS)
 #define LONGEST_SLICE_NS (50 * DD_NS_PER_MS)
-/* How long a rank waits to be dialled before it dials itself, so that dials do not cross. */
+/* Time that a rank waits to be dialled before it dials itself, so that dials do not cross. */
 #define DIALLED_PATIENCE_NS (250 * DD_NS_PER_MS)
-/* Extra wait of a rank whose peers wait for others themselves: their error should arrive first. */
+/* Extra wait of a rank whose peers wait for other ranks: the peers' error should arrive first. */
 #define GRACE_NS (250 * DD_NS_PER_MS)
-/* How long to wait after a member has left the parent: it may have voted before. Ranks that need
- * its vote fail immediately; the others receive that failure, or fail after this time. */
+/* Time to wait after a member has left the parent, because it may have voted before. Ranks that
+ * need its vote fail immediately; other ranks receive that failure, or fail after this time. */
 #define LEFT_PATIENCE_NS (5 * DD_NS_PER_S)
 
 /* ---- waiting */
 
-/* Fail if this rank cannot accept links: the others would wait for it, and blame another rank. */
+/* Fail if this rank cannot accept links: other ranks would wait for it, and blame another rank. */
 static dd_status
 check_own_part_locked(const dd_group *group, dd_error *err)
 {
@@ -48,7 +48,8 @@ is_awaited(const dd_group *group, int rank)
     return is_neighbour && !group->members[rank].has_voted;
 }
 
-/* Fail if a rank will not vote: it failed in or left the parent, or abandoned this group. */
+/* Fail if a rank will not vote, because it failed in the parent, left it, or abandoned this
+ * group. */
 static dd_status
 check_voters(dd_group *group, const group_setup *setup, int64_t *left_ns, const dd_wait *wait, dd_error *err)
 {
@@ -79,7 +80,7 @@ dd_status
 group_await_others(dd_group *group, const group_setup *setup, bool (*is_ready)(void *ctx), void *ctx,
                    const dd_wait *wait, dd_error *err)
 {
-    int64_t left_ns = 0; /* when a member was first found to have left */
+    int64_t left_ns = 0; /* when a member was first found to have left; 0 if none has */
     for (int64_t slice_ns = FIRST_SLICE_NS;; slice_ns *= slice_ns < LONGEST_SLICE_NS ? 2 : 1) {
         dd_wait slice = dd_wait_at_most(wait, slice_ns);
         dd_status status = dd_group_await(group, is_ready, ctx, &slice, err);
@@ -108,12 +109,12 @@ typedef struct vote_leg {
 typedef struct setup_vote {
     dd_group *group;
     const group_setup *setup;
-    uint8_t *votes;    /* a byte for each host */
-    uint8_t *received; /* received votes: from the ranks of this host, then from leaders */
-    uint8_t own;       /* the vote to send up */
-    vote_leg *legs;    /* [size + 1] */
+    uint8_t *votes;    /* [nhosts]: a byte for each host */
+    uint8_t *received; /* votes received from the ranks of this host, then from leaders */
+    uint8_t own;       /* the vote that this rank sends up */
+    vote_leg *legs;    /* [size + 1]: the messages of the vote */
     int nlegs;
-    int nleft; /* legs that are not done */
+    int nleft; /* number of legs that are not done */
     dd_error error;
 } setup_vote;
 
@@ -153,7 +154,7 @@ add_leg(setup_vote *vote, bool is_send, int rank, vote_channel channel, void *vo
                                            .is_send = is_send};
 }
 
-/* Add a leg for each rank below a leader on its host, and for each leader below rank 0. */
+/* Add a leg (a message) for each rank below a leader on its host, and each leader below rank 0. */
 static void
 add_children(setup_vote *vote, vote_channel channel)
 {
@@ -169,7 +170,7 @@ add_children(setup_vote *vote, vote_channel channel)
     }
 }
 
-/* Combine the received votes into this host's vote; on rank 0, collect the votes of all hosts. */
+/* Combine received votes into this host's vote; on rank 0, collect the votes of all hosts. */
 static void
 count_votes(setup_vote *vote)
 {
@@ -210,7 +211,7 @@ error_absent_locked(const setup_vote *vote, const dd_wait *wait, dd_error *err)
     }
 }
 
-/* Post the legs, wait for them, and remove them. */
+/* Post the legs (messages), wait for them, and remove them. */
 static dd_status
 walk_legs(setup_vote *vote, const dd_wait *wait, dd_error *err)
 {
@@ -233,7 +234,7 @@ walk_legs(setup_vote *vote, const dd_wait *wait, dd_error *err)
         error_absent_locked(vote, wait, err);
     }
     if (status == DD_OK && vote->error.code != DD_OK) {
-        /* Prefer a reported reason to the loss of a rank. */
+        /* Prefer a reason that a rank has reported to the loss of a rank. */
         status = dd_error_copy(err, group->cause.code != DD_OK ? &group->cause : &vote->error);
     }
     for (int i = 0; i < vote->nlegs; i++) {
@@ -257,7 +258,8 @@ are_children_connected(void *ctx)
     return true;
 }
 
-/* Receive the votes of the children, which dial; after a timeout, the posted legs dial them. */
+/* Receive the children's votes. Wait for the children to connect; after a timeout, the posted
+ * receives connect to them. */
 static dd_status
 receive_children(setup_vote *vote, const dd_wait *wait, dd_error *err)
 {
