@@ -1,1 +1,1 @@
-"""torch.distributed's module-level calls over dldist: see dldist.distributed_c10d."""
+"""The module-level calls of torch.distributed, over dldist. See dldist.distributed_c10d."""

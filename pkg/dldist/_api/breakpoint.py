@@ -13,7 +13,7 @@ _calls: dict[tuple[str, int], int] = {}
 
 
 class _Pdb(pdb.Pdb):
-    """A debugger that reads /dev/stdin: children of multiprocessing have no sys.stdin."""
+    """A debugger that reads /dev/stdin, because children of multiprocessing have no sys.stdin."""
 
     def interaction(self, *args: Any, **kwargs: Any) -> None:
         before = sys.stdin
@@ -31,10 +31,10 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> 
     Args:
         rank: The rank in the default world that runs the debugger.
         skip: The number of calls from the same line to ignore first.
-        timeout_s: Seconds that the ranks wait. None is the group's own timeout.
+        timeout_s: Seconds that the other ranks wait; None for the group's own timeout.
 
     Raises:
-        DistTimeoutError: On the waiting ranks: the debugger took longer. The group is unusable.
+        DistTimeoutError: On the waiting ranks, the debugger took longer. The group is unusable.
     """
     caller = sys._getframe(1)
     place = caller.f_code.co_filename, caller.f_lineno

@@ -14,7 +14,7 @@ from dldist.types import AnyGroup
 
 
 class _CoalescingManager:
-    """The value of `with _coalescing_manager()`: the works of the block, with async_ops."""
+    """The value of `with _coalescing_manager() as x`; wait() waits for the block's works."""
 
     def __init__(self, recording: Any = None, group: Any = None) -> None:
         self._recording = recording
@@ -22,7 +22,7 @@ class _CoalescingManager:
         self.works: list[_core.Work] = []
 
     def append(self, work: _core.Work | None = None) -> None:
-        """Add a work for wait() to wait for."""
+        """Add a work to the works that wait() waits for."""
         if work is not None:
             self.works.append(work)
 
@@ -46,7 +46,7 @@ class _CoalescingManager:
 
 
 class _CollOp:
-    """One recorded collective, with c10d's attributes."""
+    """One recorded collective, with the attributes of c10d's _CollOp."""
 
     def __init__(self, op: Any, tensor: Any, dst_tensor: Any = None, redop: Any = None, root: int | None = None) -> None:
         self.op = op
@@ -57,7 +57,7 @@ class _CollOp:
 
 
 def noted_of(recording: Any) -> list[_CollOp]:
-    """Return the calls that the block has recorded so far."""
+    """List the calls that a coalescing block has recorded so far."""
     return [
         _CollOp(getattr(collectives, name), first if OPERATIONS[name].is_in_place else second,
                 None if OPERATIONS[name].is_in_place else first, op)
@@ -66,9 +66,9 @@ def noted_of(recording: Any) -> list[_CollOp]:
 
 
 class _Started:
-    """Coalescing by a device's backend, which combines all calls in the block."""
+    """A coalescing block whose calls the backend of one device combines itself."""
 
-    noted = ()  # the backend records the calls, and does not list them
+    noted = ()  # always empty: the backend records the calls and does not list them
 
     def __init__(self, pg: Any, device: Any, is_async: bool) -> None:
         self._pg = pg
@@ -94,14 +94,14 @@ class _Started:
 def _coalescing_manager(group: AnyGroup | None = None, device: Any = None, async_ops: bool = False) -> _CoalescingManager:
     """Run the calls in a `with` block as one operation.
 
-    Without `device`, the calls must be all_reduce, all_gather_single or reduce_scatter_single, all
-    of one kind and with one reduction. Nothing runs before the block ends, or at all if it raises.
-    A process that is not in the group does nothing; the calls in the block warn.
+    Without `device`, all calls must be of one kind (all_reduce, all_gather_single or
+    reduce_scatter_single) and have the same reduction. They run when the block ends; if it raises,
+    none runs. A process that is not in the group does nothing; the calls in the block warn.
 
     Args:
         group: The group, or None for the default world.
-        device: A device whose backend combines the calls itself, as NCCL does for any calls.
-        async_ops: Do not wait at the end of the block; wait() of the value of the block does.
+        device: A device whose backend combines the calls itself; NCCL combines calls of any kind.
+        async_ops: True to not wait at the end of the block, but in wait() of the `with` value.
 
     Raises:
         RuntimeError: A call in the block is of another kind than the first call.
@@ -121,11 +121,11 @@ def _coalescing_manager(group: AnyGroup | None = None, device: Any = None, async
     return _CoalescingManager(registry.operations(group).coalesce(async_op=async_ops), group_or_default(group))
 
 
-coalescing = _coalescing_manager  # the public name
+coalescing = _coalescing_manager  # the public name of _coalescing_manager
 
 
 class _TimeEstimator:
-    """A `with` block whose calls do not run: its end sets `estimated_time`, in microseconds."""
+    """A `with` block whose calls are only estimated. Its end sets `estimated_time` (us)."""
 
     def __init__(self, backend: Any = None) -> None:
         self._backend = backend
@@ -143,8 +143,8 @@ class _TimeEstimator:
 
 
 def _time_estimator(group: AnyGroup | None = None, device: Any = None) -> _TimeEstimator:
-    """Estimate the time of calls in a `with` block, which all ranks make. Only NCCL's backend can
-    (2.22.3 and newer), for reductions, broadcasts and all-gathers."""
+    """Estimate the time of calls in a `with` block. All ranks must make the calls. Only NCCL's
+    backend (2.22.3 and newer) supports this, for reductions, broadcasts and all-gathers."""
     pg = group_or_default(group)
     backend = pg._get_backend(device) if device is not None else pg._backend_serving(None)
     if not backend._supports_time_estimate:
@@ -168,7 +168,7 @@ def _set_comm_profiling_name(name: str) -> None:
 
 
 class record_comm:
-    """Name this thread's operations in a block, for profilers; none shows the name yet."""
+    """Set this thread's profiling name within a `with` block. No profiler shows the name yet."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,11 +1,11 @@
-"""The collectives of torch.distributed, with ranks of the default world and groups of new_group.
+"""The collectives of torch.distributed. Ranks are the default world's; groups are new_group's.
 
 - Every rank of the group makes the same calls in the same order, with the same dtypes and sizes.
 - A tensor is an array with DLPack or the buffer protocol, strided or not. Outputs are writable.
 - A call by a process that is not a member of the group warns, does nothing and returns None.
 - With async_op=True the call returns a Work immediately. Do not change inputs or read outputs until
   work.wait() has returned.
-- `timeout` limits one call, in seconds or as a timedelta. None is the group's own.
+- `timeout` limits one call, in seconds or as a timedelta. None is the group's own timeout.
 - Wrong arguments raise a ValueError (DistArgumentError) or TypeError before anything is sent. All
   other errors, except in monitored_barrier, end the group. See docs/failures.md.
 """
@@ -52,7 +52,7 @@ def supports_complex(reduceOp: Op) -> bool:
     return op.name in ("SUM", "AVG", "PREMUL_SUM")
 
 
-# ---- one tensor on every rank
+# ---- collectives with one tensor on every rank
 
 
 @completed(_ARGUMENTS, _RETURNS)
@@ -68,7 +68,7 @@ def all_reduce(
 
     Args:
         tensor: The input, and the result. Same dtype and number of elements on all ranks. Sparse
-            tensors (torch's COO, SciPy's) can only be summed, and have one shape.
+            tensors (torch's COO, SciPy's) can only be summed, and must have the same shape.
         op: The reduction, a dldist.ReduceOp or its name ("sum", "max", ...); the same on all ranks.
 
     Raises:
@@ -113,7 +113,7 @@ def broadcast(
         src: The source's rank in the default world.
 
     Raises:
-        ValueError: Both or none of `src` and `group_src` are given, or the rank is no member.
+        ValueError: Both or none of `src`, `group_src` are given, or the rank is not in the group.
         DistMismatchError: The ranks differ in the call, the dtype, the size or the source.
 
     Example:
@@ -141,7 +141,7 @@ def reduce(
         dst: The destination's rank in the default world.
 
     Raises:
-        ValueError: Both or none of `dst` and `group_dst` are given, or the rank is no member.
+        ValueError: Both or none of `dst`, `group_dst` are given, or the rank is not in the group.
         DistMismatchError: The ranks differ in the call, dtype, size, reduction or destination.
 
     Example:
@@ -164,10 +164,10 @@ def scan(
 
     Args:
         tensor: The input, and the result. Same dtype and size on all ranks.
-        op: As in all_reduce, except AVG: each rank reduces a different number of tensors.
+        op: As in all_reduce, but not AVG, because each rank reduces a different number of tensors.
 
     Raises:
-        ValueError: The reduction is AVG, or not one for the dtype. The group stays usable.
+        ValueError: The reduction is AVG, or does not support the dtype. The group stays usable.
         DistMismatchError: The ranks differ in the call, the dtype, the size or the reduction.
         NotImplementedError: The group uses NCCL, which has no such call.
 
@@ -190,7 +190,7 @@ def barrier(
     """Wait until all ranks have called barrier() and earlier operations of the group have ended.
 
     Args:
-        device_ids: The device on which NCCL runs the barrier, as in [0]. Ignored on the CPU.
+        device_ids: A list of the device that runs NCCL's barrier, such as [0]. Ignored on the CPU.
 
     Raises:
         TypeError: `device_ids` is not a list, and the group does not serve only the CPU.
@@ -206,7 +206,7 @@ def barrier(
     calls = calls_of(group)
     if _is_group_of_cpu(calls):
         beside = calls._device_group if device_ids else None
-        if beside is None:  # the CPU has no devices to choose from
+        if beside is None:  # not passed on: the CPU has no devices to choose from
             return calls.barrier(timeout=timeout, async_op=async_op)
         calls = beside
     if not isinstance(device_ids, list | None):
@@ -278,7 +278,7 @@ def all_gather_single(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Gather the tensors of all ranks in one, concatenated along the first dimension or stacked.
+    """Gather the tensors of all ranks in one tensor, concatenated along dimension 0 or stacked.
 
     Args:
         output_tensor: The result, with as many elements as all inputs together.
@@ -562,7 +562,8 @@ def all_reduce_coalesced(
     """Run several all_reduces as one. Deprecated: use all_reduce in dldist.coalescing().
 
     Args:
-        tensors: A list or tuple of tensors of one dtype, or one tensor. Duplicates count once.
+        tensors: A list or tuple of tensors of one dtype, or one tensor. Repeated tensors are
+            reduced once.
         op: The reduction, a dldist.ReduceOp or its name; the same on all ranks.
         group: The group, or None for the default world.
         async_op: Return a Future immediately, instead of waiting.
@@ -584,7 +585,7 @@ def all_reduce_coalesced(
 
 
 def _former_name(name: str, call: Any) -> Any:
-    """Make a function that runs a call under its former name, with a warning."""
+    """Make the deprecated name of a function: it warns, then calls the function."""
 
     def renamed(*args: Any, **named: Any) -> Any:
         _deprecated(name, call.__name__)
@@ -604,7 +605,7 @@ _reduce_scatter_base = _former_name("_reduce_scatter_base", reduce_scatter_singl
 
 
 class _reduce_op:
-    """The reductions as attributes. Deprecated."""
+    """The reductions as attributes. Deprecated: use ReduceOp."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR"):
@@ -617,5 +618,5 @@ reduce_op = _reduce_op()
 
 
 def _make_nccl_premul_sum(factor: float | Tensor) -> _core.ReduceOp:
-    """Make PREMUL_SUM: multiply by a number or one-element tensor (also on a GPU), then sum."""
+    """Make a PREMUL_SUM: multiply by a number or one-element tensor (also on a GPU), then sum."""
     return _core.ReduceOp.PREMUL_SUM(factor)

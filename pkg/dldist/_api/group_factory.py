@@ -1,4 +1,4 @@
-"""Make process groups: check the timeout and the backends, and create the backends."""
+"""Create process groups: check the timeout and the backends, then create the backends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dldist._base.options import DebugLevel, get_debug_level
 from dldist._rendezvous.urls import Place
 
 _CARRIED = (Backend.MPI, Backend.UCC, Backend.XCCL)
-"""Backends whose data a third-party library moves (dldist.carriers)."""
+"""Names of the backends whose data a third-party library moves (dldist.carriers)."""
 
 
 def check_timeout(timeout: Any) -> timedelta:
@@ -36,7 +36,7 @@ def check_timeout(timeout: Any) -> timedelta:
 
 
 def check_backend(name: str) -> None:
-    """Raise if a backend cannot be made here, before this process meets other ranks."""
+    """Raise if this process cannot create the backend. Call this before the rendezvous."""
     if name == Backend.UNDEFINED:
         return
     if ":" not in name and "," not in name and name not in Backend.backend_type_map:
@@ -85,9 +85,9 @@ class Maker:
         self.desc = "undefined" if desc is None else desc
         self.is_reconfigurable = is_reconfigurable
         self.source: tuple[_core.Group, list[int]] | None = None
-        """A CPU group to split the new group from, and the members' ranks in it."""
+        """A CPU group to split the new group from, and the new members' ranks in it; or None."""
         self.nccl_offspring: Any = None
-        """A function (options) that makes the ProcessGroupNCCL from another communicator."""
+        """A function (options) that creates ProcessGroupNCCL from another communicator, or None."""
 
     @property
     def uses_nccl(self) -> bool:
@@ -96,7 +96,7 @@ class Maker:
     def make_default(
         self, init_method: str | None, store: _core.Store | None, rank: int, world_size: int, name: str
     ) -> ProcessGroup:
-        """Make the group of all ranks, and register it."""
+        """Create the default group, of all ranks, and register it."""
         if store is None and self.backend == Backend.FAKE:
             from dldist._backends.fake import FakeStore
 
@@ -116,7 +116,7 @@ class Maker:
         return pg
 
     def _place_of_mpi(self) -> Place | None:
-        """Return this process's place in MPI, or None if no backend is MPI."""
+        """Return this process's rank and size in MPI (a Place), or None if no backend is MPI."""
         if Backend.MPI not in self.config.get_device_backend_map().values():
             return None
         from dldist.carriers import _mpi
@@ -126,7 +126,7 @@ class Maker:
     def make(
         self, store: _core.Store | None, rank: int, ranks: list[int], name: str, tag: str | None = None
     ) -> ProcessGroup:
-        """Make and register a group that this process is a member of; `ranks` are global ranks."""
+        """Create and register a group that this process is a member of; `ranks` are global."""
         own = None if store is None else _core.PrefixStore(f"{name}/", store)
         pg = ProcessGroup(own, rank, len(ranks))
         pg._set_group_name(name)
@@ -148,7 +148,9 @@ class Maker:
         return pg
 
     def _give_backends(self, pg: ProcessGroup, ranks: list[int]) -> ProcessGroup | None:
-        """Create pg's backends. Return pg; or a creator's result, if a ProcessGroup or None."""
+        """Create the backends of pg. Return pg; but if a backend's creator returned a ProcessGroup
+        or None, return that result.
+        """
         made: dict[str, Any] = {}
         for device, backend in self.config.get_device_backend_map().items():
             if backend not in made:
@@ -217,7 +219,7 @@ class Maker:
         return plugin.creator_fn(opts, self.pg_options)
 
     def _wrapped(self, backend: Any, store: _core.Store | None, pg: ProcessGroup) -> Any:
-        """If the debug level is DETAIL, wrap a backend to compare all ranks' collectives."""
+        """At debug level DETAIL, wrap a backend so that it compares collectives between ranks."""
         if get_debug_level() is not DebugLevel.DETAIL or backend is None or pg.size() == 1:
             return backend
         return create_process_group_wrapper(backend, pg.group_name, store, pg.rank(), pg.size(), self.timeout)
@@ -231,11 +233,11 @@ def _check_for_nan_if_asked(pg: ProcessGroup) -> None:
 
 
 def _give_up(pg: ProcessGroup, error: BaseException) -> None:
-    """Abort the backends of a group that could not be made."""
+    """Abort the backends of a group whose creation failed."""
     try:
         abort_with_reason(pg, f"group {pg.group_name} could not be made: {type(error).__name__}: {error}")
     except Exception:
-        pass  # report the first error
+        pass  # keep the first error, which the caller raises
 
 
 PG_WRAPPER_STORE_PREFIX = "pg_wrapper"
@@ -244,7 +246,7 @@ PG_WRAPPER_STORE_PREFIX = "pg_wrapper"
 def create_process_group_wrapper(
     wrapped_pg: Any, store_prefix: str, store: Any, rank: int, world_size: int, timeout: Any = None
 ) -> Any:
-    """Make a backend that first compares each collective of all ranks, in a group of its own."""
+    """Wrap a backend to compare collectives between ranks before they run, over a Gloo group."""
     from dldist._backends.wrapper import _ProcessGroupWrapper
 
     limit = default_timeout(Backend.GLOO) if timeout is None else timeout

@@ -29,7 +29,7 @@ REVOKE_DEFAULT = 0
 
 
 def is_initialized() -> bool:
-    """Return True between init_process_group() and destroy_process_group() of the default world."""
+    """Return True if the default world exists: it was initialised, and not yet destroyed."""
     return registry._world.default_pg is not None
 
 
@@ -79,28 +79,28 @@ def init_process_group(
 ) -> None:
     """Create the default world of this process, with all ranks of the job.
 
-    The ranks meet in `store`, at `init_method`, or at the place that the launcher gives: torchrun,
-    dlrun, Slurm, mpirun. A process without a launcher is a world of one.
+    The rendezvous of the ranks uses `store`, the URL `init_method`, or settings of the launcher
+    (torchrun, dlrun, Slurm, mpirun). A process without a launcher is a world of one.
 
     Args:
         backend: "gloo" for the CPU (the default), "nccl" for GPUs, "mpi", "ucc" or "xccl" for a
             library that moves the data (docs/carriers.md), "fake", the name of a registered
             backend, or one for each device: "cpu:gloo,cuda:nccl".
         init_method: A URL: "env://", "tcp://host:port", "file:///path", or of a registered scheme.
-        timeout: Seconds or a timedelta, for meeting and operations; default 30 minutes (NCCL: 10).
+        timeout: Seconds or a timedelta, for rendezvous and operations; 30 minutes, for NCCL 10.
         world_size: The number of ranks, if neither the URL nor the launcher gives it.
         rank: The rank of this process, from 0, if neither the URL nor the launcher gives it.
-        store: The store in which the ranks meet, with `rank` and `world_size`, instead of a URL.
+        store: The store for the rendezvous, instead of a URL. Needs `rank` and `world_size`.
         group_name: Ignored; accepted for compatibility.
         pg_options: Options of the backend, such as ProcessGroupNCCL.Options.
         device_id: The device to bind the world to, for NCCL: an int, "cuda:0" or a torch.device.
         enable_reconfigure: Allow later changes of the members.
 
     Raises:
-        ValueError: The default world exists, or rank and size are missing or do not fit.
+        ValueError: The default world exists, or the rank or size is missing or invalid.
         RuntimeError: The backend cannot be used here; the text gives the reason.
         DistTimeoutError: Ranks did not join before the timeout; the text names them.
-        DistPeerLostError: A rank was lost while the ranks met.
+        DistPeerLostError: A rank was lost during the rendezvous.
 
     Example:
         >>> dist.init_process_group()
@@ -124,7 +124,7 @@ def init_process_group(
     try:
         pg = maker.make_default(init_method, store, rank, world_size, name_of_group)
     except BaseException:
-        # A failed attempt leaves no names behind: the next attempt must use the other ranks' names.
+        # Reset names of groups too: the next attempt must use the same names as other ranks.
         world.forget_all()
         raise
     world.default_pg = pg
@@ -186,19 +186,19 @@ def _prefix_tracebacks(rank: int) -> None:
         sys.stderr.write("".join(f"[rank{rank}]: {line}" if line.strip() else line for line in text.splitlines(True)))
         sys.stderr.flush()
 
-    # The process is exiting: print the whole traceback, even if Ctrl-C interrupts.
+    # This process is exiting, so print the whole traceback, even if Ctrl-C interrupts.
     hook = functools.partial(_core._call_despite_ctrl_c, show)
     hook._dldist_before = before  # type: ignore[attr-defined]
     sys.excepthook = hook
 
 
-# ---- the store as a barrier
+# ---- a barrier in the store
 
 STORE_BASED_BARRIER_PREFIX = "store_based_barrier_key"
 
 
 def _is_barrier_after_init() -> int:
-    """Return 1 if new groups must pass a barrier (TORCH_DIST_INIT_BARRIER)."""
+    """Return 1 if new groups must pass a barrier in the store (TORCH_DIST_INIT_BARRIER=1)."""
     return int(os.environ.get("TORCH_DIST_INIT_BARRIER") or 0)
 
 
@@ -210,7 +210,7 @@ def _barrier_if_asked(rank: int, store: _core.Store, group_name: str, count: int
 def store_based_barrier(
     rank: int, store: _core.Store, group_name: str, rendezvous_count: int, timeout: Any, logging_interval: Any = None
 ) -> None:
-    """Wait in the store for `rendezvous_count` processes. `logging_interval` is ignored."""
+    """Wait until `rendezvous_count` processes have called this. `logging_interval` is ignored."""
     key = f"{STORE_BASED_BARRIER_PREFIX}:{group_name}"
     try:
         store.barrier(key, rendezvous_count, timeout)
@@ -242,9 +242,9 @@ def new_group(
         backend: As in init_process_group; the default world's backend if None.
         pg_options: Options of the backend.
         use_local_synchronization: Only the members need to call; other callers get None.
-        group_desc: A description, for records.
+        group_desc: A description of the group, for the flight recorder.
         device_id: The default world's device, or None; any other device is an error.
-        sort_ranks: Number members by their ranks in the world; False: in the order of `ranks`.
+        sort_ranks: True to order the members by world rank; False to keep the order of `ranks`.
 
     Returns:
         The group; for non-members NON_GROUP_MEMBER, with which calls warn and do nothing.
@@ -274,7 +274,7 @@ def _new_group_with_tag(
     device_id: Any = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | Any:
-    """Run new_group, or return the group that has the same tag and ranks."""
+    """Return the group with this tag and these ranks if it exists; otherwise run new_group."""
     world, parent = registry._world, default_group()
     default_backend, default_store = world.pg_map[parent]
     name, is_local = Backend(default_backend if backend is None else backend), use_local_synchronization
@@ -298,7 +298,7 @@ def _new_group_with_tag(
     else:
         _skip_nccl_split(parent, maker)
     try:
-        # All callers pass this barrier, members or not.
+        # All callers must pass this barrier, also non-members.
         count = len(members) if is_local else parent.size()
         _barrier_if_asked(parent.rank(), default_store, own_name, count, maker.timeout)
     except BaseException as error:
@@ -332,7 +332,7 @@ def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
 
 
 def _source(pg: ProcessGroup, ranks: list[int]) -> tuple[_core.Group, list[int]] | None:
-    """Return pg's CPU group, to split these ranks from, and the ranks; or None."""
+    """Return the CPU group to split a new group from, and the given ranks; None without one."""
     group = group_behind(pg)
     return None if group is None else (group, ranks)
 
@@ -355,13 +355,14 @@ def _nccl_to_split(pg: ProcessGroup) -> Any:
 
 
 def _nccl_split(pg: ProcessGroup, ranks: list[int], maker: Maker) -> Any:
-    """Return a function from options to a backend of these ranks, split from pg's; or None."""
+    """Return a function (options) that splits an NCCL backend of these ranks from pg's, or None."""
     backend = _nccl_to_split(pg) if maker.uses_nccl else None
     return None if backend is None else lambda opts: backend._split(ranks, opts)
 
 
 def _nccl_shrink(pg: ProcessGroup, members: list[int], flags: int, place: _core.Store, limit: Any) -> Any:
-    """Return pg's NCCL backend shrunk to the members, or None if a member cannot shrink it."""
+    """Return a backend of the members, shrunk from pg's NCCL backend, or None if a member's backend
+    cannot shrink."""
     backend = _nccl_behind(pg)
     if backend is None:
         return None
@@ -375,7 +376,7 @@ def _nccl_shrink(pg: ProcessGroup, members: list[int], flags: int, place: _core.
 
 
 def _skip_nccl_split(pg: ProcessGroup, maker: Maker) -> None:
-    """Take part in a split as a non-member: NCCL requires all ranks of the parent."""
+    """Join a split of NCCL as a non-member, because NCCL requires all ranks of the parent."""
     backend = _nccl_to_split(pg) if maker.uses_nccl else None
     if backend is not None:
         backend.perform_nocolor_split(backend.bound_device_id)
@@ -401,7 +402,7 @@ def new_subgroups(
     """Divide a group into groups of consecutive ranks. Every rank of the world calls it.
 
     Args:
-        group_size: The number of ranks in each; the group's size must be a multiple.
+        group_size: The number of ranks in each new group. It must divide the group's size.
         group: The group to divide, or None for the default world.
         timeout: As in new_group, like `backend`, `pg_options` and `group_desc`.
 
@@ -409,7 +410,7 @@ def new_subgroups(
         This rank's group, and a list of all groups.
 
     Raises:
-        ValueError: The size is missing or does not fit.
+        ValueError: `group_size` is missing or does not divide the group's size.
 
     Example:
         >>> mine, every = dist.new_subgroups(1)
@@ -443,7 +444,7 @@ def new_subgroups_by_enumeration(
         timeout: As in new_group, like `backend`, `pg_options` and `group_desc`.
 
     Returns:
-        This rank's group, or None if it is in none, and a list of all groups.
+        This rank's group (None if no list has this rank), and a list of all groups.
 
     Raises:
         ValueError: There is no list, or a rank is in two lists.
@@ -481,19 +482,19 @@ def split_group(
     """Split a group into parts. Unlike c10d's split_group, this needs no accelerator.
 
     Only the members of a part need to call it. If the group is bound to a device and uses NCCL, all
-    ranks of the group must.
+    ranks of the group must call it.
 
     Args:
         parent_pg: The group to split, or None for the default world.
-        split_ranks: A list of ranks of the parent for each part. Ranks within the part follow its
-            order, as in torch 2.14 and newer; older releases of torch sort the list.
+        split_ranks: A list of ranks of the parent for each part. The list's order gives the ranks
+            within the part, as in torch 2.14; older releases of torch sort the list.
         timeout: Seconds or a timedelta for the part's operations; the parent's by default.
         pg_options: Options of the backend.
-        group_desc: A description, for records.
+        group_desc: A description of the part, for the flight recorder.
         backend: As in init_process_group; the parent's by default.
 
     Returns:
-        This rank's part, or None if it is in none.
+        The part that has this rank, or None.
 
     Raises:
         ValueError: A part is empty, or ranks are repeated or not in the parent.
@@ -527,7 +528,8 @@ def split_group(
     own_name = world.next_name_of(members)
     unbound = _nccl_behind(pg) if _nccl_to_split(pg) is None else None
     if maker.source is None and unbound is not None:
-        maker.pg_options = unbound._options_like(pg_options)  # only members call, in the store
+        # Create the part through the store, because only its members call this.
+        maker.pg_options = unbound._options_like(pg_options)
     elif maker.source is None:
         made: Any = pg.split_group(mine, maker.timeout, pg_options, own_name, maker.desc)
         config = world.pg_backend_config[pg]
@@ -594,7 +596,7 @@ def shrink_group(
         raise RuntimeError(f"Rank {me} is excluded: only those that stay call shrink_group")
     backend, store = world.pg_map[pg]
     generation = f"{world.pg_names[pg]}:shrink:{_ranks_text(members)}"
-    # Keep the store that this rank serves: the new group meets in it.
+    # The new group needs the store that this rank serves: take over the old group's shutdown calls.
     at_shutdown = pg._take_shutdown_calls() if is_default else []
     ranks = list(range(len(members))) if is_default else members
     maker = Maker(backend, pg.get_timeout(), pg_options, pg.bound_device_id, pg.group_desc)
@@ -677,7 +679,8 @@ def abort(group: AnyGroup | None = None, reason: str = "abort() was called") -> 
 
 
 def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFAULT) -> None:
-    """End all operations of a group, and keep it only to make new groups from it. From any thread.
+    """End all operations of a group, which can then only be split or shrunk. Callable from any
+    thread.
 
     Unfinished and later operations raise a DistAbortedError that names the revoking rank. On the
     CPU, one call is enough: the other ranks are notified. With NCCL, every rank must call it. Other
@@ -690,7 +693,7 @@ def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFA
 
     Raises:
         ValueError: `flags` is another value, or the group does not exist.
-        NotImplementedError: The backend cannot; NCCL needs 2.28.7 or newer.
+        NotImplementedError: The backend does not support this. NCCL needs 2.28.7 or newer.
 
     Example:
         >>> part = dist.new_group([dist.get_rank()])
@@ -705,7 +708,7 @@ def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFA
 
 
 def _post_shutdown(groups: list[ProcessGroup]) -> None:
-    """Start to close the NCCL groups: each communicator takes half a second."""
+    """Start to close all NCCL groups, in parallel: each communicator takes half a second."""
     found = _nccl_groups([pg for pg in groups if type(pg).shutdown is ProcessGroup.shutdown], "shutdown")
     if found:
         _core._post_close(found)
@@ -719,7 +722,7 @@ def _post_abort(groups: list[ProcessGroup], reason: str) -> None:
 
 
 def _nccl_groups(groups: list[ProcessGroup], method: str) -> list[_core.NcclGroup]:
-    """Return the NCCL groups of process groups, except of backends that override `method`."""
+    """List the NCCL groups of process groups, except of backends that override `method`."""
     found = []
     for pg in groups:
         for backend in pg._distinct_backends():
@@ -734,7 +737,7 @@ def _is_ours(function: Callable[..., object]) -> bool:
 
 
 def _end(group: Any, end: Callable[[ProcessGroup], object], begin: Callable[[list[ProcessGroup]], None]) -> None:
-    """Unregister a group and end it. For the default world: begin(groups), then end each group."""
+    """Unregister a group and call end(group). For the default world, call begin(groups) first."""
     world = registry._world
     pg = _known_group(group)
     if pg is not world.default_pg:
@@ -750,7 +753,7 @@ def _end(group: Any, end: Callable[[ProcessGroup], object], begin: Callable[[lis
 
 
 def _end_named(end: Callable[[ProcessGroup], object], pg: ProcessGroup, name: str) -> None:
-    """End a group, and add its name to an exception's notes."""
+    """Call end(pg). If it raises, add the group's name to the exception's notes."""
     try:
         end(pg)
     except Exception as error:
@@ -759,7 +762,7 @@ def _end_named(end: Callable[[ProcessGroup], object], pg: ProcessGroup, name: st
 
 
 def _leave_meeting(pg: ProcessGroup) -> None:
-    """Run the shutdown calls, in case a subclass overrides the method of ProcessGroup that does."""
+    """Run the group's shutdown calls, if a subclass's shutdown() or abort() has not run them."""
     call_all(pg._take_shutdown_calls())
 
 
@@ -781,7 +784,7 @@ def _abort_process_group(group: AnyGroup | None = None) -> None:
 
 
 def get_backend(group: AnyGroup | None = None) -> str:
-    """Return the given name of the backend, in lower case; "undefined" if none was given.
+    """Return the backend's name as given, in lower case; "undefined" if none was given.
 
     Args:
         group: The group, or None for the default world.
@@ -816,7 +819,7 @@ def get_backend_impl(group: AnyGroup | None = None, device: Any = None) -> Backe
         device: "cpu", "cuda" or the like; optional if the group has one backend.
 
     Raises:
-        ValueError: This process is not in the group, or a group of several backends got no device.
+        ValueError: This process is not in the group, or a group of several backends needs `device`.
     """
     pg = _member_group(group)
     if device is not None:
@@ -835,15 +838,15 @@ def _member_group(group: Any) -> ProcessGroup:
 
 
 def get_pg_count() -> int:
-    """Return the number of groups that this process has made or tried to make."""
+    """Return the number of groups that this process has created or tried to create."""
     return registry._world.group_count
 
 
 def default_world() -> World | None:
-    """Return the World behind the default world, which has methods instead of calls with `group`.
+    """Return the World of the default group. Its methods are the calls without a `group` argument.
 
     Returns:
-        The World, or None if the backend is not the CPU's.
+        The World, or None if the default group does not use dldist's CPU backend.
 
     Example:
         >>> dist.default_world().all_gather_object("hello")

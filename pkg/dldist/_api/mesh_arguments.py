@@ -1,4 +1,4 @@
-"""The arguments of a mesh: ranks, names and backends of dimensions; and ranks as an array."""
+"""Convert the arguments of a mesh: ranks, names and backends of its dimensions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_overrides(overrides: Sequence[Override] | None, ndim: int) -> Sequence
 
 
 def as_override(said: AnyOverride | None) -> Override:
-    """Return a pair of a backend and its options, made from one of them or both."""
+    """Convert a backend, options or a pair of them to a pair of a backend and its options."""
     if said is None:
         return AS_IN_DEFAULT
     if isinstance(said, str):
@@ -60,7 +60,7 @@ def overrides_by_dim(
 
 
 def read_mesh(mesh: Any, check_size: Callable[[int], None] | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return a mesh's ranks in row-major order, and its shape. `check_size` raises if too large."""
+    """Return a mesh's ranks in row-major order, and its shape. `check_size` limits the size."""
     ranks: list[int] = []
     shape = _read_nested(_as_lists(mesh), ranks, mesh, check_size)
     if not ranks:
@@ -114,7 +114,7 @@ def as_array(ranks: list[int], shape: tuple[int, ...], library: str | None) -> A
         return sys.modules["torch"].tensor(values, dtype=sys.modules["torch"].int32, device="cpu")
     if found == "numpy":
         return sys.modules["numpy"].array(values, dtype="int32")
-    with _core.Group(None, 0, 1) as alone:  # the memory outlives it
+    with _core.Group(None, 0, 1) as alone:  # the memory outlives this temporary group
         array = alone.empty(shape, "int32")
     _core._copy_tensor(array, memoryview(python_array("i", ranks)).cast("B").cast("i", shape or (1,)))
     return array

@@ -1,7 +1,7 @@
 """Sources of a mesh's ranks and groups: the default world, a World, or given groups.
 
-A mesh stores a c10d group by its name, so the mesh can be copied and pickled, and a destroyed group
-is no longer found. A World is stored itself.
+A mesh stores the name of a c10d group, so that it can be copied and pickled, and cannot find a
+destroyed group. For a World, the mesh stores the object.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dldist._backends.registry import default_group
 from dldist.world import World
 
 Override = tuple[str | None, Any]
-"""A backend and its options, for the groups of a dimension."""
+"""A backend and its options, which override the default world's for a dimension's groups."""
 
 AS_IN_DEFAULT: Override = (None, None)
 
 
 def find(kept: Any) -> Any:
-    """Return the group for a mesh's stored value."""
+    """Return the group that a mesh has stored, by name or as a World."""
     return registry._world.resolve(kept) if isinstance(kept, str) else kept
 
 
@@ -32,7 +32,7 @@ def abort_groups(kept: Iterable[Any]) -> None:
     """Abort each of the groups that a mesh stores, once."""
     groups: list[Any] = [find(each) for each in dict.fromkeys(kept)]
     default: Any = registry._world.default_pg
-    for group in [default] if default in groups else groups:  # aborts all its groups
+    for group in [default] if default in groups else groups:  # aborting the default ends all groups
         if is_world(group):
             group.abort()
         else:
@@ -40,10 +40,10 @@ def abort_groups(kept: Iterable[Any]) -> None:
 
 
 class OfDefaultWorld:
-    """The ranks of the default world, and groups of new_group."""
+    """Source of ranks: the default world. The groups of a mesh are created by new_group."""
 
     def enter(self, count: int) -> None:
-        """Prepare to make the groups of a mesh of `count` ranks."""
+        """Create the default world if needed, and check that it has `count` ranks for a mesh."""
         if not is_initialized():
             init_process_group()
         _check_size(count, default_group().size())
@@ -57,13 +57,13 @@ class OfDefaultWorld:
         return get_rank()
 
     def make(self, rows: list[list[int]], desc: str, override: Override) -> Any:
-        """Make a group for each row, on all ranks. Return this rank's group's name, or None."""
+        """Create a group per row; all ranks call this. Return this rank's group's name, or None."""
         backend, options = override
         pg = default_group()
         if len(rows[0]) == pg.size() and override == AS_IN_DEFAULT:
             return pg.group_name
         timeout = None if options is None else options._timeout
-        if _is_bound_to_gpu(pg, backend):  # one call of NCCL makes the groups of all rows
+        if _is_bound_to_gpu(pg, backend):  # one call of NCCL creates the groups of all rows
             part = split_group(split_ranks=rows, timeout=timeout, pg_options=options, group_desc=desc, backend=backend)
             return None if part is None else part.group_name
         made = [new_group(row, timeout, backend, options, group_desc=desc) for row in rows]
@@ -87,7 +87,7 @@ def _check_size(count: int, size: int) -> None:
 
 
 class OfWorld:
-    """The ranks of a World, and groups that are split from it."""
+    """Source of ranks: a World. The groups of a mesh are split from it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -116,7 +116,7 @@ class OfWorld:
 
 
 class OfGroups:
-    """Ranks known only from the Worlds of a mesh; no other groups can be made."""
+    """Source of ranks: the given Worlds of a mesh. Raises if other groups are needed."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

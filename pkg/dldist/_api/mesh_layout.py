@@ -1,8 +1,8 @@
-"""The layout of a mesh's dimensions in the list of its ranks, as sizes and strides.
+"""The layout of a mesh's dimensions: sizes and strides in the flat list of its ranks.
 
-A dimension is an Axis: pairs of a size and a stride, the outermost first. One pair is enough if its
-places are evenly spaced in the list; a dimension flattened from several may need more. Equal
-dimensions have equal pairs: no pair has size 1, and evenly spaced neighbours are merged.
+A dimension is an Axis: pairs of a size and a stride, the outermost first. One pair is enough if the
+dimension's positions are evenly spaced in the list; a dimension flattened from several may need
+more. The pairs are canonical: none has size 1, and evenly spaced neighbours are merged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def joined(axes: Iterable[Axis]) -> Axis:
 
 
 def row_major(shape: Sequence[int]) -> Layout:
-    """Return the dimensions of a list of ranks with this shape."""
+    """Return the layout of a list of ranks that is in row-major order of this shape."""
     return tuple(joined([((size, prod(shape[dim + 1 :])),)]) for dim, size in enumerate(shape))
 
 
@@ -48,7 +48,7 @@ def _places_from_zero(axis: Axis) -> list[int]:
 
 
 def rows(layout: Layout, count: int) -> list[list[int]]:
-    """Divide the `count` places of a list into rows along these dimensions."""
+    """Divide the list positions 0 to count - 1 into rows along the dimensions of a layout."""
     steps = _places_from_zero(joined(layout))
     taken: set[int] = set()
     found = []
@@ -61,19 +61,19 @@ def rows(layout: Layout, count: int) -> list[list[int]]:
 
 
 def is_sorted(layout: Layout) -> bool:
-    """Return True if the dimensions are in the order of the list, the outermost first."""
+    """Return True if the dimensions are ordered by decreasing stride, as in row-major order."""
     strides = [stride for _, stride in joined(layout)]
     return strides == sorted(strides, reverse=True)
 
 
 def has_overlap(layout: Layout) -> bool:
-    """Return True if two of the dimensions step over the same places."""
+    """Return True if two of the dimensions have common list positions besides the first."""
     pairs = sorted(joined(layout), key=lambda pair: pair[1], reverse=True)
     return any(outer[1] % (inner[0] * inner[1]) != 0 for outer, inner in zip(pairs, pairs[1:], strict=False))
 
 
 def split(axis: Axis, sizes: Sequence[int]) -> Layout | None:
-    """Split a dimension into sizes with the same product; None if its pairs do not divide."""
+    """Split a dimension into dimensions of these sizes; None if its pairs do not divide."""
     left = list(axis)
     parts: list[Axis] = []
     for wanted in reversed(sizes):
@@ -92,7 +92,7 @@ def split(axis: Axis, sizes: Sequence[int]) -> Layout | None:
 
 
 def unravelled(place: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the coordinates of a place in a row of this shape."""
+    """Return the coordinates of a flat index in a row-major array of this shape."""
     coordinates = []
     for size in reversed(shape):
         place, coordinate = divmod(place, size)

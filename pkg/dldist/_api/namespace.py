@@ -1,8 +1,8 @@
 """The names that programs find in `dldist` and `dldist.distributed_c10d`.
 
-A name is listed once, with the module that defines it. The module is imported at the first use of
-such a name. `name=other` renames the module's `other`. tools/make_stubs.py makes stubs from these
-tables. `import dldist` imports this module, which must not import `typing`.
+Each name is listed once, with the module that defines it, which is imported at the name's first
+use. `name=other` means that the module calls it `other`. tools/make_stubs.py makes stubs from these
+tables. This module must not import `typing`, because `import dldist` imports it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ C10D = {
     "dldist._api.ranks": "get_global_rank get_group_rank get_node_local_rank get_process_group_ranks get_rank get_world_size",
     "dldist._backends.registry": "GroupMember GroupName group",
 }
-"""The public names of both modules; distributed_c10d.__all__."""
+"""The public names of both modules: distributed_c10d.__all__."""
 
 PACKAGE = {
     "dldist._core": """
@@ -60,7 +60,7 @@ PACKAGE = {
     "dldist.types": "Tensor",
     "dldist.world": "World",
 }
-"""The public names of dldist that distributed_c10d has, but not in its __all__."""
+"""Public names of dldist that distributed_c10d has but does not list in its __all__."""
 
 BESIDE = {
     "dldist._core": "_Work=Work",
@@ -143,7 +143,7 @@ OF_C10D = {
 
 
 def names_of(*tables: dict[str, str]) -> list[tuple[str, str, str]]:
-    """List each name, its module, and its name there."""
+    """List a tuple for each name in the tables: the name, its module, and its name there."""
     found = []
     for module, names in (row for table in tables for row in table.items()):
         for each in names.split():
@@ -153,11 +153,11 @@ def names_of(*tables: dict[str, str]) -> list[tuple[str, str, str]]:
 
 
 OF_THE_MOMENT = "dldist._api.torch_private"
-"""A module with names whose values change: they are looked up at each use."""
+"""The module whose names have changing values: they are looked up at each use and never cached."""
 
 
 class Finder:
-    """The `__getattr__` of one of the modules: finds a name, and stores its value in the module."""
+    """The `__getattr__` of dldist or distributed_c10d: import a name, and store its value."""
 
     def __init__(self, asked: str, *tables: dict[str, str]) -> None:
         self._asked = asked

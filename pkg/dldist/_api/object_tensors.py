@@ -1,4 +1,4 @@
-"""Pickle objects to tensors, which are buffers, and back, for libraries that send them."""
+"""Convert objects to byte tensors and back by pickle, for libraries that send tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The object collectives of torch.distributed: ranks of the default world, and lists of objects.
+"""The object collectives of torch.distributed. Ranks are ranks of the default world.
 
-`serializer` defaults to the group's own, else to "pickle", as in c10d. weights_only=True is the
-same as serializer="safe". If a rank's objects or lists are wrong, the call fails on all ranks.
+`serializer` defaults to the group's serializer, else to "pickle", as in c10d. weights_only=True is
+the same as serializer="safe". If a rank's objects or lists are wrong, the call fails on all ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _documented = completed(
 def _open(
     name: str, group: AnyGroup | None, weights_only: bool, serializer: str | None, timeout: Timeout | None
 ) -> Exchange | None:
-    """Return the exchange that moves a call's objects. For non-members, warn and return None."""
+    """Return an exchange that runs a call on objects. For non-members, warn and return None."""
     if is_non_member(group):
         warn_not_in_group(name)
         return None
@@ -46,7 +46,8 @@ def _open(
 
 
 def _take_part(operation: Callable[[], Any], wrong: Exception | None) -> Any:
-    """Run an operation for the other ranks, then raise the error in this rank's list, if any."""
+    """Run an operation, so that other ranks do not hang, then raise the error in this rank's list,
+    if any."""
     try:
         result = operation()
     except DistError:
@@ -70,12 +71,12 @@ def all_gather_object(
     """Gather the objects of all ranks on every rank: object_list[r] receives the object of rank r.
 
     Args:
-        object_list: A list with at least one place for each rank, to fill with copies.
+        object_list: A list of at least the group's size, to fill with copies of the objects.
         obj: The object of this rank.
 
     Raises:
         IndexError: `object_list` is too short.
-        TypeError: The serializer rejects an object; on all ranks. The group stays usable.
+        TypeError: The serializer rejects an object. Raised on all ranks; the group stays usable.
         DistMismatchError: The ranks differ in the call or the serializer.
         DistTimeoutError, DistPeerLostError, DistAbortedError: As for all_reduce.
 
@@ -103,15 +104,15 @@ def gather_object(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> None:
-    """Gather the objects of all ranks on one rank, in object_gather_list, by rank.
+    """Gather the objects of all ranks on one rank: object_gather_list[r] receives rank r's object.
 
     Args:
         obj: The object of this rank.
-        object_gather_list: On rank `dst` a list with a place for each rank; None on others.
+        object_gather_list: On rank `dst` a list of the group's size, to fill; None on others.
         dst: The destination's rank in the default world; 0 by default.
 
     Raises:
-        ValueError: Rank `dst` gives no list, or another rank gives one; on all ranks.
+        ValueError: Rank `dst` passes no list, or another rank passes one. Raised on all ranks.
         TypeError, DistError: As for all_gather_object.
 
     Example:
@@ -204,7 +205,7 @@ def scatter_object_list(
     """Send each rank its own object from one rank.
 
     Args:
-        scatter_object_output_list: A list of one place or more; the first receives the object.
+        scatter_object_output_list: A list of at least one item; the object replaces the first.
         scatter_object_input_list: On rank `src` one object for each rank; ignored on others.
         src: The source's rank in the default world; 0 by default.
 
@@ -254,9 +255,9 @@ def send_object_list(
         dst: The destination's rank in the default world.
 
     Raises:
-        ValueError: The list is empty, or the rank is this one, not in the group, or missing.
-        TypeError: The serializer rejects an object; on both ranks.
-        DistTimeoutError: The receiver did not take the objects in time. The group stays usable.
+        ValueError: The list is empty, or `dst` is this rank, not in the group, or missing.
+        TypeError: The serializer rejects an object. Raised on both ranks.
+        DistTimeoutError: The receiver did not receive before the timeout. The group stays usable.
 
     Example:
         >>> if dist.get_world_size() > 1 and dist.get_rank() == 0:
@@ -294,10 +295,10 @@ def recv_object_list(
         The sender's rank in the default world; -1, after a warning, for non-members.
 
     Raises:
-        ValueError: The list is empty or of wrong length, or the rank is this one or no member.
+        ValueError: The list is empty or of wrong length, or `src` is this rank or not in the group.
         TypeError: The serializer rejects the sender's object.
         DistMismatchError: The sender used another serializer.
-        DistTimeoutError: No object was received in time. The group stays usable.
+        DistTimeoutError: No object was received before the timeout. The group stays usable.
 
     Example:
         >>> if dist.get_world_size() > 1 and dist.get_rank() == 1:

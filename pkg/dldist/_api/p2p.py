@@ -25,18 +25,19 @@ def isend(
 
     Args:
         tensor: The tensor to send; it must not change before the work has ended.
-        dst: The receiver's rank in the default world. It may be this rank, if it uses irecv.
+        dst: The receiver's rank in the default world. It may be this rank, if it uses irecv to
+            receive.
         group: The group, or None for the default world.
         tag: A number of 0 or more, which the receiver must also give.
         group_dst: The receiver's rank in the group, instead of `dst`.
-        timeout: Seconds or a timedelta for the message to be received. None is the group's own.
+        timeout: Seconds or a timedelta until the message must be received. None is the group's own.
 
     Returns:
-        A Work. Only non-members get None, after a warning.
+        A Work. Non-members get None, after a warning.
 
     Raises:
-        ValueError: Both or none of `dst`, `group_dst` are given, the rank is no member, or tag < 0.
-        DistTimeoutError: From work.wait(): not received in time. The group stays usable.
+        ValueError: Both or none of `dst`, `group_dst` are given, or the rank or tag is invalid.
+        DistTimeoutError: From work.wait(): not received before the timeout. The group stays usable.
         DistMismatchError: From work.wait(): the receiver's dtype differs. The group stays usable.
         DistPeerLostError, DistAbortedError: The receiver was lost, or the group was aborted.
 
@@ -46,7 +47,7 @@ def isend(
         >>> dist.irecv(x, src=dist.get_rank()).wait(), work.wait()
         (True, True)
     """
-    # The annotation omits None, so that members need no check: only non-members get it.
+    # The annotation omits None so that callers need no check, although non-members get None.
     return calls_of(group).isend(tensor, peer_of(group, dst, group_dst), tag, timeout=timeout)
 
 
@@ -66,17 +67,17 @@ def irecv(
         tensor: The tensor to fill. A shorter message fills a part; a longer one is an error.
         src: The sender's rank in the default world; None for any rank (see Work.source_rank).
         group: The group, or None for the default world.
-        tag: The number that the sender gives.
+        tag: The tag of the sender's call.
         group_src: The sender's rank in the group, instead of `src`.
         timeout: Seconds or a timedelta to wait. None is the group's own; 0 does not wait.
         match_dtype: Reject a message of another dtype, unless one side has bytes (uint8, int8).
 
     Returns:
-        A Work. Only non-members get None, after a warning.
+        A Work. Non-members get None, after a warning.
 
     Raises:
-        ValueError: Both `src` and `group_src` are given, the rank is no member, or tag < 0.
-        DistTimeoutError: From work.wait(): no message in time. The group stays usable.
+        ValueError: Both `src` and `group_src` are given, the rank is not in the group, or tag < 0.
+        DistTimeoutError: From work.wait(): no message before the timeout. The group stays usable.
         DistMismatchError: From work.wait(): the message's dtype differs. The group stays usable.
         DistPeerLostError, DistAbortedError: The sender was lost, or the group was aborted.
 
@@ -103,7 +104,7 @@ def send(
 ) -> None:
     """Send a tensor to another rank, and return once the tensor may be changed.
 
-    A small message may not have been received at that point.
+    When send returns, a small message may not have been received yet.
 
     Args:
         tensor: The tensor to send.
@@ -111,12 +112,12 @@ def send(
         group: The group, or None for the default world.
         tag: A number of 0 or more, which the receiver must also give.
         group_dst: The receiver's rank in the group, instead of `dst`.
-        timeout: Seconds or a timedelta for the message to be received. None is the group's own.
+        timeout: Seconds or a timedelta until the message must be received. None is the group's own.
 
     Raises:
-        ValueError: The rank is this one, no member, or missing; or the tag is negative.
-        DistTimeoutError: The message was not received in time. The group stays usable.
-        DistMismatchError: Another dtype was reported before send returned. The group stays usable.
+        ValueError: The rank is this one, not in the group, or missing; or the tag is negative.
+        DistTimeoutError: The message was not received before the timeout. The group stays usable.
+        DistMismatchError: The receiver has reported another dtype. The group stays usable.
         DistPeerLostError, DistAbortedError: The receiver was lost, or the group was aborted.
 
     Example:
@@ -147,7 +148,7 @@ def recv(
         tensor: The tensor to fill. A shorter message fills a part; a longer one is an error.
         src: The sender's rank in the default world; None for any rank.
         group: The group, or None for the default world.
-        tag: The number that the sender gives.
+        tag: The tag of the sender's call.
         group_src: The sender's rank in the group, instead of `src`.
         timeout: Seconds or a timedelta to wait. None is the group's own; 0 does not wait.
         match_dtype: Reject a message of another dtype, unless one side has bytes (uint8, int8).
@@ -156,8 +157,8 @@ def recv(
         The sender's rank in the default world; -1, after a warning, for non-members.
 
     Raises:
-        ValueError: Both `src` and `group_src` are given, the rank is no member, or tag < 0.
-        DistTimeoutError: No message was received in time. The group stays usable.
+        ValueError: Both `src` and `group_src` are given, the rank is not in the group, or tag < 0.
+        DistTimeoutError: No message was received before the timeout. The group stays usable.
         DistMismatchError: The message's dtype differs; it is discarded. The group stays usable.
         DistPeerLostError, DistAbortedError: The sender was lost, or the group was aborted.
 
@@ -178,7 +179,7 @@ class P2POp(Message):
     """One message of batch_isend_irecv.
 
     Args:
-        op: dldist.isend or dldist.irecv; or for Group.batch_isend_irecv, its method or its name.
+        op: dldist.isend or dldist.irecv. For Group.batch_isend_irecv: its method, or its name.
         tensor: The tensor to send or fill.
         peer: The other rank, in the default world; for Group.batch_isend_irecv, in that group.
         group: The group, or None for the default world.
@@ -264,13 +265,13 @@ def _check_p2p_op_list(p2p_op_list: Any) -> None:
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[_core.Work]:
-    """Start several messages of one group.
+    """Start several sends and receives of one group.
 
     Args:
-        p2p_op_list: A list of P2POp. No two of them may receive into the same memory.
+        p2p_op_list: A list of P2POp. Two receives must not use the same memory.
 
     Returns:
-        A list of one Work for each, in order.
+        A list of Works: one for each P2POp, in the same order.
 
     Raises:
         ValueError: The argument is not a list of P2POp of one group. Nothing has been started.

@@ -1,4 +1,4 @@
-"""Ranks of groups and of the default world, and arguments that all calls share."""
+"""Convert between ranks of groups and of the default world; resolve arguments of calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def warn_not_in_group(op_name: str) -> None:
 
 
 class _NoCalls:
-    """The operations of a group for non-members: every call warns and returns None."""
+    """The operations that non-members get for a group: every call warns and returns None."""
 
     rank = -1
 
@@ -76,7 +76,7 @@ def get_group_rank(group: AnyGroup, global_rank: int) -> int:
 
 
 def get_global_rank(group: AnyGroup, group_rank: int) -> int:
-    """Return the rank in the default world of a group rank.
+    """Return the rank in the default world that a rank of a group has.
 
     Args:
         group: A group of new_group, or the default group.
@@ -94,11 +94,11 @@ def get_global_rank(group: AnyGroup, group_rank: int) -> int:
 
 
 _OUTSIDE = (_core.Group, Backend)
-"""Types of group whose ranks are not ranks of the default world."""
+"""Types of groups that are not registered: their ranks are not ranks of the default world."""
 
 
 def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) -> int:
-    """Return the group rank. Exactly one of global rank and group rank must be given."""
+    """Return the rank in the group. Pass exactly one of global rank and group rank."""
     if group_rank is not None:
         if global_rank is not None:
             raise ValueError("Can't specify both group_rank and global_rank")
@@ -113,7 +113,7 @@ def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) 
 
 
 def peer_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
-    """Return canonical_rank for a call: None is the default group, and non-members get None."""
+    """Like canonical_rank, but `group` may be None (default). Return None for non-members."""
     if group is None:
         group = default_group()
     elif is_non_member(group):
@@ -122,17 +122,17 @@ def peer_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
 
 
 def root_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
-    """Return peer_of for the root of a collective, which is global rank 0 by default."""
+    """Return the rank in the group of a collective's root, which is global rank 0 by default."""
     return peer_of(group, 0 if global_rank is None and group_rank is None else global_rank, group_rank)
 
 
 def source_of(group: Any, global_rank: int | None, group_rank: int | None) -> int | None:
-    """Return peer_of for the source of a message, which is None (any rank) by default."""
+    """Return the rank in the group of a message's source; None (any rank) if not given."""
     return None if global_rank is None and group_rank is None else peer_of(group, global_rank, group_rank)
 
 
 def global_rank_of(group: Any, group_rank: int) -> int:
-    """Return the global rank of a member; for types in _OUTSIDE, the group rank."""
+    """Return a member's global rank, or the group rank if the group is not registered."""
     return group_rank if isinstance(group, _OUTSIDE) else get_global_rank(group, group_rank)
 
 

@@ -1,4 +1,4 @@
-"""Arrays in memory that the ranks of a host share, and the CPU group behind a process group."""
+"""Create arrays in memory that a host's ranks share, and find a group's CPU group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dldist.types import AnyGroup
 
 
 def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
-    """Return the CPU group behind a process group, its name, or the default group (None)."""
+    """Return the CPU group of a process group, which is given as such, by name, or as None."""
     if isinstance(group, _core.Group):
         return group
     pg = registry.default_group() if group is None else registry._world.resolve(group) if isinstance(group, str) else group
@@ -29,8 +29,8 @@ def empty(shape: int | list[int] | tuple[int, ...], dtype: Any = "float32", grou
 
     Args:
         shape: A length, or a list or tuple of lengths.
-        dtype: A name, or the dtype of a library.
-        group: The group that shares it, or its name; None for the default world.
+        dtype: The name of a dtype, or a dtype of any array library.
+        group: The group whose ranks share the memory, or its name; None for the default world.
 
     Raises:
         RuntimeError: The group has no backend for the CPU.

@@ -50,8 +50,8 @@ class _ControlCollectives:
 class _StoreCollectives(_ControlCollectives):
     """Collectives of world_size ranks that share a store; values are bytes or text.
 
-    All ranks make the same calls with the same keys; a key can be used once. After a timeout, which
-    is the call's and not the store's, the error names the missing ranks.
+    All ranks must make the same calls with the same keys; use each key once. The call's timeout
+    applies, not the store's, and its error names the missing ranks.
     """
 
     def __init__(self, store: _core.Store, rank: int, world_size: int) -> None:
@@ -66,7 +66,7 @@ class _StoreCollectives(_ControlCollectives):
         self._used: set[str] = set()
 
     def barrier(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT, block: bool = True) -> None:
-        """Wait for all ranks. With block=False, only announce this rank."""
+        """Wait until all ranks have called barrier(). With block=False, do not wait."""
         self._use(key)
         self._meet("barrier", key, timeout, block)
 
@@ -123,7 +123,7 @@ class _StoreCollectives(_ControlCollectives):
         return f"{key}/{rank}"
 
     def _get(self, key: str, timeout: timedelta | float) -> bytes:
-        # Use two calls: get() of a store written in Python need not accept a timeout.
+        # Wait separately, because get() of a store written in Python need not accept a timeout.
         self._store.wait([key], to_timedelta(timeout))
         return self._store.get(key)
 
@@ -153,7 +153,7 @@ class _StoreCollectives(_ControlCollectives):
             raise kind(f"{call} failed -- missing ranks: {missing}, {error}") from error
 
     def _missing(self, key: str) -> str:
-        """Return the ranks that have not announced themselves; "" if the store fails."""
+        """Return the ranks without a key as text, for an error; "" if the store fails."""
         try:
             absent = [rank for rank in range(self._world_size) if not self._store.check([self._key_of(key, rank)])]
         except RuntimeError:

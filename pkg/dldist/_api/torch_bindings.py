@@ -1,4 +1,4 @@
-"""Small functions of c10d's extension: the log's rank, device links, hashes, devices."""
+"""Small functions of c10d's extension: the rank in the log, device links, hashes, devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _detect_dma_connectivity(device_type: Any, connection_type: str) -> NoReturn
 
 
 def _get_intra_node_comm_usage_counter() -> int:
-    """Return 0: dldist has no kernels between the GPUs of a host, as torch has."""
+    """Return 0, because dldist, unlike torch, has no kernels between the GPUs of a host."""
     return 0
 
 
@@ -46,7 +46,7 @@ def _get_intra_node_comm_usage_counter() -> int:
 
 
 def _hash_tensors(tensors: Sequence[Any]) -> int:
-    """Return a 64-bit hash of the contents of arrays, which is the same in every process."""
+    """Return a 64-bit hash of the contents of arrays, equal in every process for equal contents."""
     from hashlib import blake2b
 
     digest = blake2b(digest_size=8)
@@ -64,11 +64,11 @@ def _packed(tensor: Any) -> Any:
     return memoryview(packed)
 
 
-# ---- stores
+# ---- checks of stores
 
 
 def _test_python_store(store: _core.Store) -> None:
-    """Check a store, such as one written in Python, through the extension.
+    """Check through the extension that a store, such as one written in Python, works.
 
     Raises:
         AssertionError: The store returned a wrong value; the text names the operation.
@@ -96,7 +96,7 @@ _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "meta")
 
 
 class _remote_device:
-    """A device of a named process, "worker/cuda:0", of a rank, "rank:3/cpu", or of this process."""
+    """A device of a process: by name "worker/cuda:0", by rank "rank:3/cpu", or own, "cpu"."""
 
     def __init__(self, remote_device: Any) -> None:
         self._worker_name: str | None = None
@@ -117,7 +117,7 @@ class _remote_device:
 
     @staticmethod
     def _read(text: str) -> tuple[str | None, str]:
-        """Return the process and the device of a text. A name without a device means its CPU."""
+        """Parse a text into the process and the device. Without a device, the device is the CPU."""
         where, slash, device = text.partition("/")
         if not slash:
             is_device = where.partition(":")[0] in _DEVICES
@@ -129,11 +129,11 @@ class _remote_device:
         return where, device
 
     def worker_name(self) -> str | None:
-        """Return the name of the process, or None if it has a rank or is this process."""
+        """Return the name of the process, or None if it was given by rank or is this process."""
         return self._worker_name
 
     def rank(self) -> int | None:
-        """Return the rank of the process, or None if it has a name or is this process."""
+        """Return the rank of the process, or None if it was given by name or is this process."""
         return self._rank
 
     def device(self) -> str:

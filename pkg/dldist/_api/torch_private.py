@@ -48,9 +48,9 @@ _DEFAULT_NO_TIMEOUT = timedelta()
 _WorldMeta = type(registry.group)
 
 
-# ---- values that change
+# ---- names whose values change
 
-# c10d's module-level names for the registry's attributes.
+# The registry's attribute for each module-level name of c10d.
 _OF_REGISTRY = {
     **{f"_{name}": name for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")},
     "_default_pg_init_method": "init_method",
@@ -124,7 +124,7 @@ def _get_group_size(group: Any) -> int:
 
 
 def _get_group_tag(pg: ProcessGroup) -> str:
-    """Return the tag of a group; "" if it was given none."""
+    """Return the tag of a group, or "" if it has none."""
     tag = registry._world.pg_to_tag[pg]
     return tag.removeprefix("user:") if tag.startswith("user:") else ""
 
@@ -156,7 +156,7 @@ def _reconfigure(
 
 
 def _supports_window(group: Any = None) -> bool:
-    """Return True if ranks can write to each other's memory."""
+    """Return True if the group's ranks can write to each other's memory."""
     return get_backend_impl(group).supports_window
 
 
@@ -165,7 +165,7 @@ def _new_window(tensor: Any = None, group: Any = None) -> Any:
     return get_backend_impl(group).new_window(tensor)
 
 
-# ---- devices, by the names of their types
+# ---- device types
 
 
 def _device_capability(group: Any = None) -> list[str]:
@@ -174,12 +174,12 @@ def _device_capability(group: Any = None) -> list[str]:
 
 
 def _preferred(kinds: list[str]) -> str:
-    """Return "cpu" if it is among several types, because objects are in its memory."""
+    """Return "cpu" if it is among the types, because objects are in its memory; or the first."""
     return "cpu" if "cpu" in kinds else kinds[0]
 
 
 def _get_object_coll_device(group: Any = None) -> str:
-    """Return the device type for tensors that a library makes of objects."""
+    """Return the type of device on which a library should put tensors made from objects."""
     pg = group_or_default(group)
     if isinstance(pg, ProcessGroup):
         return _preferred(pg._device_types or ["cpu"])
@@ -187,7 +187,7 @@ def _get_object_coll_device(group: Any = None) -> str:
 
 
 def _get_pg_default_device(group: Any = None) -> str:
-    """Return the device type that a group serves. Deprecated."""
+    """Return the device type that a group serves. Deprecated: use _get_object_coll_device."""
     warn("_get_pg_default_device is deprecated: ask _get_object_coll_device or _device_capability", UserWarning)
     pg = group_or_default(group)
     if not isinstance(pg, ProcessGroup):
@@ -208,7 +208,7 @@ def _is_nccl(backend: Any) -> bool:
 
 
 def _get_process_group_uid(pg: Any) -> Any:
-    """Return the name of a group's NCCL communicators, or -1 if it has no NCCL backend."""
+    """Return the name of a group's NCCL communicators in the store, or -1 without NCCL."""
     backend = _nccl_behind(pg)
     return -1 if backend is None else backend.uid
 
@@ -219,13 +219,14 @@ def _is_safe_to_split() -> bool:
 
 
 def _backend_name(config: str, kind: str) -> str | None:
-    """Return the name of a configuration's backend for a device type."""
+    """Return the name of the backend that a configuration has for a device type."""
     return BackendConfig(config).get_device_backend_map().get(kind)
 
 
 def _get_split_source(pg: Any, requested_backend: str | None = None) -> Any:
-    """Return the backend, to split others from, of the group's bound device or the default group's
-    GPU. Return None if another backend than the group's is requested for the device."""
+    """Return the backend to split groups from: of the group's bound device, or of the default
+    group's GPU. Return None if there is none, or `requested_backend` has another backend for that
+    device."""
     device = pg.bound_device_id or ("cuda" if pg is registry._world.default_pg else None)
     if device is None:
         return None
@@ -258,7 +259,7 @@ def _get_all_pg_configs() -> list[dict[str, Any]]:
 
 
 def _get_group_size_by_name(group_name: str | ProcessGroup | BackendImpl) -> int:
-    """Return the size of a group, given by itself or by name."""
+    """Return the size of a group, which is given as an object or by name."""
     group: Any = registry._world.resolve(group_name) if isinstance(group_name, str) else group_name
     return int(group.size())
 
@@ -270,7 +271,7 @@ def _resolve_group_name_by_ranks_and_tag(ranks: list[int], tag: str) -> str:
     return group.group_name
 
 
-# ---- groups besides the default group, or before it
+# ---- creation of any group, also before the default group
 
 
 def _new_process_group_helper(
@@ -289,10 +290,11 @@ def _new_process_group_helper(
     *,
     pg_options: Any = None,
 ) -> tuple[Any, _core.Store | None]:
-    """Make a group whose members meet in `store`, and return it and its prefixed store.
+    """Create a group by a rendezvous in `store`, and return the group and its prefixed store.
 
-    All members call it. Without ranks, the group is a world of its own and needs no default group.
-    Non-members get NON_GROUP_MEMBER and None. `pg_options` is `backend_options` before torch 2.6.
+    All members must call this. Without ranks, the group is an independent world that needs no
+    default group. Non-members get NON_GROUP_MEMBER and None. `pg_options` is the name of
+    `backend_options` before torch 2.6.
     """
     world = registry._world
     if backend_options is not None and pg_options is not None:
@@ -316,12 +318,12 @@ def _new_process_group_helper(
 
 
 def _update_default_pg(pg: Any) -> None:
-    """Set the default group; None or NON_GROUP_MEMBER leaves none."""
+    """Set the default group; None or NON_GROUP_MEMBER unsets it."""
     registry._world.default_pg = None if is_non_member(pg) else pg
 
 
 def _find_or_create_pg_by_ranks_and_tag(tag: str, ranks: list[int], stride: int) -> ProcessGroup:
-    """Return the tagged group of this process's row (of `stride` ranks); make it if needed."""
+    """Find or create the group of this process's row of `ranks` (rows of `stride`) with a tag."""
     if len(ranks) % stride != 0:
         raise ValueError(f"Ranks length ({len(ranks)}) must be divisible by stride ({stride})")
     rows = [sorted(ranks[first : first + stride]) for first in range(0, len(ranks), stride)]
@@ -350,11 +352,11 @@ def _hash_ranks_to_str(ranks: Sequence[int]) -> str:
 
 
 def _process_group_color(ranks: Sequence[int]) -> int:
-    """Return a non-negative C int that is the same for the same ranks."""
+    """Return a non-negative C int that is equal for equal ranks."""
     return abs(hash(tuple(ranks))) % (1 << 31)
 
 
-# ---- c10d's current group: one for each thread; calls without a group do not use it
+# ---- c10d's current group of each thread; calls without a group do not use it
 
 _of_thread = _local()
 
@@ -369,7 +371,7 @@ def _set_process_group(pg: ProcessGroup | None) -> None:
     _of_thread.group = pg
 
 
-# ---- checks of arguments, for libraries that make them; tensors are arrays of any library
+# ---- checks of arguments, for libraries that call them; tensors are arrays of any library
 
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 _FP8 = {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
@@ -394,7 +396,7 @@ def _dtype_of(tensor: Any) -> str:
 
 
 def _ensure_all_tensors_same_dtype(*tensors: Any) -> None:
-    """Raise unless tensors, or lists of them, have one dtype. Complex counts as its parts."""
+    """Raise unless all tensors (or lists of them) have one dtype; complex64 counts as float32."""
     first = None
     for each in tensors:
         for tensor in _as_iterable(each):
@@ -412,7 +414,7 @@ def _is_fp8(tensor: Any) -> bool:
 def _canonicalize_group_rank(
     group: Any, global_rank: int | None = None, group_rank: int | None = None, return_global: bool = False
 ) -> int:
-    """Return the group or global rank, of which exactly one is given."""
+    """Convert a global or group rank to a group rank, or to a global rank (return_global)."""
     rank = canonical_rank(group, global_rank, group_rank)
     return global_rank_of(group, rank) if return_global else rank
 

@@ -1,4 +1,4 @@
-"""c10d's registry of unfinished works by output array, for libraries that pass on arrays."""
+"""c10d's registry of unfinished works by output array, for libraries that pass arrays on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dldist import _core
 
 _lock = allocate_lock()
 _works: dict[int, list[tuple[Any, _core.Work]]] = {}
-"""By address: the array, which keeps its memory alive, and the works in progress on it."""
+"""Works in progress by memory address, each with its array, whose memory it keeps alive."""
 
 _is_input_allowed = False
 
 
 def _place_of(tensor: Any) -> int:
-    """Return a key for the memory of an array, or for the array itself if it has no elements."""
+    """Return a key for an array: the address of its memory; if empty, a key for the object."""
     found = _core._describe_tensor(tensor, False)
     return found["data"] if found["count"] else -id(tensor)
 
@@ -51,5 +51,5 @@ def _set_allow_inflight_collective_as_graph_input(value: bool) -> None:
 
 
 def _allow_inflight_collective_as_graph_input() -> bool:
-    """Return the setting."""
+    """Return the setting of _set_allow_inflight_collective_as_graph_input()."""
     return _is_input_allowed
