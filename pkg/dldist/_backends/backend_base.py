@@ -17,7 +17,7 @@ _DEFAULT_TIMEOUT_S = 1800.0
 
 
 class BackendOptions(Checked):
-    """Backend.Options: the options to create a backend. The backend's name is read-only."""
+    """Backend.Options: options to create a backend. `backend`, its name, is read-only."""
 
     _checks = {"_timeout": as_timedelta}
     _timeout: Any
@@ -90,9 +90,11 @@ class Member(LowLevelCalls):
 
 
 class Backend(Member):
-    """c10d's backend (not the str class of that name). A process group has one per device type.
+    """The base class of backends (dldist.Backend is another class, of names). A process group has
+    one backend per device type.
 
-    To write a backend, override getBackendName() and calls, which get (lists, opts) by position.
+    To write a backend, override getBackendName() and low-level calls, whose positional arguments
+    are lists of tensors and options.
     """
 
     Options: type[Any] = BackendOptions
@@ -104,7 +106,7 @@ class Backend(Member):
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
-    """The name of `_supports_time_estimate` up to torch 2.14. A subclass may set either."""
+    """Former name of `_supports_time_estimate`, up to torch 2.14. A subclass may set either."""
     supports_shrinking = False
     supports_reconfigure = False
     supports_window = False
@@ -142,10 +144,10 @@ class Backend(Member):
 
     @property
     def _operations(self) -> Any:
-        """The object that runs the operations, with methods like dldist.Group's. Always the same
-        object, because coalescing keeps its recorder in it."""
+        """Return the object that runs the operations, with methods like dldist.Group's. It is
+        always the same object, because coalescing keeps its recorder in it."""
         if self.__calls is None:
-            from weakref import proxy  # avoids a cycle: the backend ends with its last reference
+            from weakref import proxy  # a proxy, so that the backend ends with its last reference
 
             self.__calls = BackendCalls(proxy(self))
         return self.__calls
@@ -163,11 +165,11 @@ class Backend(Member):
         """Shut the backend down cleanly. Does nothing unless overridden."""
 
     def abort(self) -> None:
-        """End unfinished operations with errors. Only runs the abort hooks unless overridden."""
+        """End unfinished operations with errors. Unless overridden, only run the abort hooks."""
         self._run_abort_hooks()
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
-        """Register a hook to call, maybe repeatedly, on abort(). Replaces the hook of this id."""
+        """Register a hook to call on abort(), maybe repeatedly. Replaces the hook with this id."""
         if not self.supports_abort_hooks:
             raise self._unsupported("register_abort_hook")
         if not callable(hook):
@@ -196,7 +198,7 @@ class Backend(Member):
         raise self._unsupported("get_error")
 
     def _start_time_estimate(self) -> None:
-        """Estimate later calls' duration instead of running them, until _end_time_estimate()."""
+        """Estimate the duration of calls instead of running them, until _end_time_estimate()."""
         raise self._unsupported("_start_time_estimate")
 
     def _end_time_estimate(self) -> float:
@@ -204,7 +206,7 @@ class Backend(Member):
         raise self._unsupported("_end_time_estimate")
 
     def _drop_time_estimate(self) -> None:
-        """End the estimate after an error in its block."""
+        """End the estimate after an error in its `with` block."""
         self._end_time_estimate()
 
     def revoke(self) -> None:
@@ -212,15 +214,15 @@ class Backend(Member):
         raise self._unsupported("revoke")
 
     def suspend(self) -> None:
-        """Release memory until resume(). All ranks call this."""
+        """Release the backend's memory until resume(). All ranks must call this."""
         raise self._unsupported("suspend")
 
     def resume(self) -> None:
-        """End suspend(). All ranks call this."""
+        """Allocate the memory again that suspend() released. All ranks must call this."""
         raise self._unsupported("resume")
 
     def memory_stats(self) -> dict[str, int]:
-        """Return the memory in use in bytes, by name."""
+        """Return the bytes of memory in use, by name."""
         raise self._unsupported("memory_stats")
 
     def eager_connect_single_device(self, device: Any) -> None:

@@ -1,4 +1,4 @@
-"""The names of backends: their devices, availability and registration."""
+"""The names of backends, and for each name the devices, the availability and the registration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEVICES_WHEN_UNKNOWN = ("cpu", "cuda", "xpu")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn about the line that called this package, from any depth within the package."""
+    """Emit a warning that points to the program's line that called dldist, at any depth."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("dldist."):
         level, frame = level + 1, frame.f_back
@@ -25,7 +25,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 class BackendPlugin(tuple):
-    """(creator_fn, extended_api) of a registered backend."""
+    """A tuple (creator_fn, extended_api) for a registered backend."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class BackendPlugin(tuple):
 
 
 class Backend(str):
-    """The name of a backend: Backend("GLOO") is "gloo". Known and registered ones are attributes.
+    """The name of a backend: Backend("GLOO") is "gloo". Each known name is an attribute.
 
     >>> dist.Backend("GLOO")
     'gloo'
@@ -92,8 +92,8 @@ class Backend(str):
         *,
         _backend_type: Any = None,
     ) -> None:
-        """Register a backend for init_process_group and new_group, replacing one of the same name.
-        func gets (store, rank, size, timeout), or (options, pg_options) if extended_api."""
+        """Register a backend for init_process_group and new_group, replacing any of the same name.
+        func gets (store, rank, size, timeout), or (options, pg_options) if extended_api is true."""
         lower, upper = name.lower(), name.upper()
         if devices is None:
             warn(
@@ -166,7 +166,7 @@ def _default_backends() -> dict[str, str]:
 
 
 def device_type_of(device: Any) -> str:
-    """Return the type of a device: "cuda:1", a type's name, or an object such as torch.device."""
+    """Return a device's type. The device is "cuda:1", a type, or an object like torch.device."""
     text = device if isinstance(device, str) else getattr(device, "type", None)
     if not isinstance(text, str):
         raise TypeError(f'a device must be a name such as "cpu" or "cuda:1", not {type(device).__name__}')
@@ -202,7 +202,7 @@ def is_gloo_available() -> bool:
 
 def is_nccl_available() -> bool:
     """Return True if NCCL can be used; see also dldist.nccl.why_not_available()."""
-    from dldist.nccl import library  # expensive to import
+    from dldist.nccl import library  # imported here, because the import is slow
 
     return library.is_available()
 
@@ -236,7 +236,7 @@ CHECKS = {
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return True if a backend is available; of a form such as "cpu:gloo,cuda:nccl", all."""
+    """Return True if a backend is available. For names such as "cpu:gloo,cuda:nccl": if all are."""
     name = Backend(backend)
     names = _read_pairs(name).values() if ":" in name else [name]
     return all(map(_check_single_backend_availability, names))

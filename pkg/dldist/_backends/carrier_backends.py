@@ -14,7 +14,7 @@ from dldist.world import World
 
 
 class Carried(OverWorld):
-    """A backend whose data a carrier moves. Its World does everything else."""
+    """A backend whose collectives a third-party library (carrier) runs; a World does all else."""
 
     @classmethod
     def _furnish(cls, group: World) -> World:
@@ -23,7 +23,7 @@ class Carried(OverWorld):
 
 
 class CarriedOptions(BackendOptions):
-    """The base of the options of these backends. Subclasses add the backend's name."""
+    """The base class of these backends' options. Subclasses set the backend's name."""
 
     _name: ClassVar[str]
 
@@ -38,7 +38,7 @@ class MPIOptions(CarriedOptions):
 
 
 class ProcessGroupMPI(Carried):
-    """c10d's backend for MPI, over any MPI library."""
+    """c10d's backend for MPI. Works with any MPI library."""
 
     _name = "mpi"
     Options = MPIOptions
@@ -46,8 +46,8 @@ class ProcessGroupMPI(Carried):
 
     @classmethod
     def create(cls, ranks: list[int]) -> ProcessGroupMPI | None:
-        """Create a backend for these ranks of MPI's world, or for all if `ranks` is empty. Returns
-        None on non-members. All processes of MPI's world call it."""
+        """Create a backend for these ranks of MPI's world, or for all if `ranks` is empty. Return
+        None on non-members. All processes of MPI's world must call this."""
         meeting = rendezvous.meet(place=_mpi.Place(carriers.library("mpi")), timeout=DEFAULT_TIMEOUT_S, name="ProcessGroupMPI")
         with meeting:
             members = list(ranks) or list(range(meeting.world_size))

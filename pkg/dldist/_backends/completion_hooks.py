@@ -1,4 +1,4 @@
-"""Hooks to call when operations of a process group complete. Imported with the first one."""
+"""Hooks to call when operations complete. Imported when the first hook is registered."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dldist._base.options import OpType
 class Completions:
     """The completion hooks of one process group.
 
-    A hook is called once for each operation that succeeds, on the thread that notices it; not for
-    operations that fail or time out, or whose work has no future. An error of a hook goes to
-    sys.unraisablehook, and the other hooks are still called.
+    A hook is called once for each operation that succeeds, on the thread that notices the end. It
+    is not called for operations that fail or time out, or whose work has no future. An error of a
+    hook goes to sys.unraisablehook, and the other hooks are still called.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Completions:
         self._on_work_info = hook
 
     def start(self, start: Callable[[], Any], op_id: int) -> Any:
-        """Call `start`, which starts an operation; run the hooks when it has completed."""
+        """Call `start`, which starts an operation; run the hooks when the operation completes."""
         at, tick = datetime.now(), time.monotonic()
         work = start()
         future = _future_of(work)
@@ -69,7 +69,7 @@ class Completions:
                 self._changed.notify_all()
 
     def _calls(self, work: Any, op_id: int, at: datetime, elapsed: timedelta) -> list[tuple[Callable[[Any], object], Any]]:
-        """List all hooks, each with its argument for a completed operation."""
+        """List pairs of a hook and its argument for a completed operation."""
         duration_ms = _duration_of(work)
         args = CompletionHookArgs(op_id, duration_ms)
         calls: list[tuple[Callable[[Any], object], Any]] = [(fn, args) for fn in list(self._hooks.values())]
@@ -80,8 +80,8 @@ class Completions:
         return calls
 
     def wait(self, timeout: timedelta) -> None:
-        """Wait until started operations have ended and their hooks have returned. Returns
-        immediately on the completion thread, where hooks run."""
+        """Wait until started operations have ended and their hooks have returned. On the completion
+        thread, which runs hooks, return immediately."""
         if callback_thread.is_completion_thread():
             return
         with self._changed:
@@ -92,7 +92,7 @@ class Completions:
 
 
 def _future_of(work: Any) -> Any:
-    """Return a work's future, or None; calls without a work, such as barriers, have ended."""
+    """Return a work's future, or None if there is no work (the call has ended) or no future."""
     try:
         return None if work is None else work.get_future()
     except (AttributeError, RuntimeError):
@@ -100,7 +100,7 @@ def _future_of(work: Any) -> Any:
 
 
 def _duration_of(work: Any) -> float | None:
-    """Return the duration that the work measured in milliseconds, or None."""
+    """Return the duration that the work measured, in milliseconds, or None if it measured none."""
     try:
         return float(work._get_duration())
     except (AttributeError, RuntimeError):
@@ -108,7 +108,7 @@ def _duration_of(work: Any) -> float | None:
 
 
 def _number_of(work: Any, op_id: int) -> int:
-    """Return the backend's number of a work, or the process group's if the backend has none."""
+    """Return the backend's number of a work. If the backend has none, return op_id, the group's."""
     try:
         return int(work._get_sequence_number())
     except RuntimeError:

@@ -16,7 +16,7 @@ from dldist.world import World
 
 
 class GlooDevice:
-    """ProcessGroupGloo.Device, as create_device returns it: an address of this host. Not used."""
+    """ProcessGroupGloo.Device: create_device's result, a local address. It has no effect."""
 
     def __init__(self, hostname: str = "", interface: str = "") -> None:
         self.hostname = hostname
@@ -35,8 +35,8 @@ def _as_devices(where: str, devices: Any) -> list[GlooDevice]:
 
 
 class GlooOptions(BackendOptions):
-    """ProcessGroupGloo._Options. Devices, if any, and threads are accepted without effect:
-    environment variables select interfaces, and the thread that waits does the work."""
+    """ProcessGroupGloo._Options. Devices and numbers of threads have no effect: environment
+    variables select interfaces, and the thread that waits does the work."""
 
     _checks = {**BackendOptions._checks, "_devices": _as_devices}
 
@@ -47,9 +47,9 @@ class GlooOptions(BackendOptions):
 
 
 class ProcessGroupGloo(OverWorld):
-    """c10d's CPU backend. `group` is its World.
+    """c10d's CPU backend. `group` is the World that runs the calls.
 
-    With enable_reconfigure, each reconfigure() creates a World; before the first there is none.
+    With enable_reconfigure, each reconfigure() creates a World; before that, `group` is None.
     """
 
     _name = "gloo"
@@ -59,14 +59,14 @@ class ProcessGroupGloo(OverWorld):
 
     supports_reconfigure = True
 
-    # Only for backends that can be reconfigured.
+    # Set only if the backend can be reconfigured.
     _store: _core.Store | None = None
     _handle = ""
     _when_reconfigured: Callable[[ProcessGroupGloo], object] | None = None
 
     @classmethod
     def _unconnected(cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta) -> ProcessGroupGloo:
-        """Create the backend of a group whose members are set by reconfigure() later."""
+        """Create the backend of a group whose members will be set by reconfigure()."""
         if store is None:
             raise RuntimeError("enable_reconfigure=True needs a store")
         self = cls(store, pg.rank(), pg.size(), timeout=timeout, enable_reconfigure=True)
@@ -89,7 +89,7 @@ class ProcessGroupGloo(OverWorld):
         return None
 
     def _allow_reconfigure(self, store: _core.Store) -> None:
-        """Create the handle and keep the store for reconfigure(), at the first call."""
+        """Keep the store for reconfigure(), and create this process's handle at the first call."""
         if self._store is None:
             from uuid import uuid4
 
@@ -109,7 +109,7 @@ class ProcessGroupGloo(OverWorld):
 
     @staticmethod
     def create_device(hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> GlooDevice:
-        """Create a device for the options. DLDIST_SOCKET_IFNAME selects the interfaces instead."""
+        """Create a device for the options. No effect: DLDIST_SOCKET_IFNAME selects interfaces."""
         if interface:
             _check_interface(interface)
         elif hostname:
@@ -120,11 +120,11 @@ class ProcessGroupGloo(OverWorld):
 
     @staticmethod
     def create_default_device(lazy_init: bool | None = None) -> GlooDevice:
-        """Create a device for the options."""
+        """Create a device for the options. It has no effect."""
         return GlooDevice()
 
     def _wait_for_pending_works(self) -> None:
-        """Do nothing: each work keeps its own resources."""
+        """Do nothing: each work keeps its own resources until it has ended."""
 
     def _enable_collectives_timing(self) -> None:
         """Do nothing: works always measure their time."""
@@ -136,16 +136,17 @@ class ProcessGroupGloo(OverWorld):
         return self._handle
 
     def reconfigure(self, opts: ReconfigureOptions) -> Any:
-        """Replace the group by one of the processes with these handles. The previous group ends.
+        """Close the current group, and create one of the processes with the handles in `opts`.
 
-        All of these processes call it, with an unused uuid. A list has rank order; a set is sorted.
+        All these processes must call this, with an unused uuid. A list gives the ranks' order; a
+        set is sorted.
         """
         if self._store is None:
             raise self._unsupported("reconfigure without enable_reconfigure=True")
         handles = _check_handles(opts.handles, self._handle)
         before, self.group = self.group, None
         if before is not None:
-            close(before, 0)  # unfinished operations of other members are unaffected
+            close(before, 0)  # does not wait: other members' unfinished operations are unaffected
         rank, size = handles.index(self._handle), len(handles)
         store = _core.PrefixStore(f"reconfigure/{opts.uuid}/", self._store)
         name = self.options.group_name or "gloo"
@@ -169,7 +170,7 @@ def _check_interface(name: str) -> None:
 
 
 def _check_local(hostname: str) -> None:
-    """Raise RuntimeError if this is not an address of this host: nothing can listen there."""
+    """Raise RuntimeError if nothing can listen at this address, because it is not of this host."""
     import socket
 
     try:

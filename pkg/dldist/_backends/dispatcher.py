@@ -1,4 +1,4 @@
-"""The operations of a group with arbitrary backends, as methods like dldist.Group's."""
+"""Methods like dldist.Group's, which run a group's operations on arbitrary backends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dldist._base.options import to_timedelta
 
 
 class BackendCalls:
-    """Runs operations by the low-level calls of a backend, or of a ProcessGroup's subclass.
+    """Runs operations by calling the low-level calls of a backend or of a ProcessGroup's subclass.
 
     Has a method for each operation, with the parameters of dldist.Group's.
     """
@@ -40,7 +40,8 @@ class BackendCalls:
         return (backends or [self._target])[0].name()  # type: ignore[no-any-return]
 
     def _call(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
-        has_splits = any(value is not None for value in values[3:])  # not coalesced, as in C
+        # As in the extension, calls with splits are not coalesced.
+        has_splits = any(value is not None for value in values[3:])
         if self._recorder is not None and operation.as_one and not has_splits:
             return self._recorder.record(operation.name, *[*values, None][:3], is_async)
         return self._run(operation, values, timeout, is_async)
@@ -53,7 +54,7 @@ class BackendCalls:
         return _end(getattr(self._target, call.name)(*call.lowered(values, opts)), is_async)
 
     def barrier(self, *, timeout: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-        """Wait until all ranks have called this; on a device if device_ids has one."""
+        """Wait until all ranks have called barrier(), on the device in device_ids if given."""
         opts = _prepared(CALL_OF["barrier"].options(), timeout, async_op)
         if device_ids is not None:
             opts.device_ids = device_ids
@@ -64,12 +65,12 @@ class BackendCalls:
         self._target.monitored_barrier(None if timeout is None else to_timedelta(timeout), wait_all_ranks)
 
     def _set_recorder(self, recorder: Any) -> Any:
-        """Record calls that can be coalesced, without running them; return the old recorder."""
+        """Set a recorder, which records coalesced calls instead of running them; return the old."""
         before, self._recorder = self._recorder, recorder
         return before
 
     def coalesce(self, *, timeout: Any = None, async_op: bool = False) -> Any:
-        """Return a context manager that runs the calls of its block as one operation."""
+        """Return a context manager that runs the calls in its block as one operation."""
         return recorded_calls.Coalescing(self, timeout, async_op)
 
     def isend(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> Any:
@@ -108,7 +109,7 @@ class BackendCalls:
         return recorded_calls.batch_isend_irecv(self, p2p_op_list)
 
     def _backend_for(self, tensor: Any) -> Any:
-        """Return a tensor's backend; without a tensor (None), the CPU's if there is one."""
+        """Return the backend for a tensor; for None, the CPU's backend if there is one."""
         return self._target
 
     def _coalescing_backend_of(self, tensor: Any) -> Any:
@@ -120,7 +121,8 @@ class BackendCalls:
         return backend._end_coalescing()
 
     def _host_view(self) -> Any:
-        """Return an object that can move host memory: the only backend's view for it, or self."""
+        """Return an object whose calls accept host memory: the host view of the only backend, or
+        self if there is none."""
         find = getattr(self._target, "_distinct_backends", None)
         backends = [self._target] if find is None else find()
         if len(backends) != 1:
@@ -131,7 +133,7 @@ class BackendCalls:
 
 
 class Dispatcher(BackendCalls):
-    """Chooses the backend of each call on a ProcessGroup, and runs its hooks."""
+    """Runs each call on the ProcessGroup's backend for the tensor's device, with hooks."""
 
     def _run(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
         inputs, outputs = operation.tensors(values)
@@ -174,7 +176,8 @@ class Dispatcher(BackendCalls):
         return work._source_rank() if src is None else src
 
     def _timeouts_of_message(self, tensor: Any, timeout: Any) -> tuple[Any, Any]:
-        """Return the timeouts of call and wait; low-level calls of messages accept none."""
+        """Return the timeouts for call and wait. Low-level send and recv take none: wait gets it.
+        """
         return (timeout, None) if isinstance(self._calls_for_message(tensor), _core.Group) else (None, timeout)
 
     def _backend_for(self, tensor: Any) -> Any:
@@ -185,7 +188,8 @@ class Dispatcher(BackendCalls):
 
     def _calls_for_message(self, tensor: Any) -> Any:
         backend = self._backend_for(tensor)
-        return getattr(backend, "wrapped_pg", backend)._operations  # messages are not compared
+        # Use the wrapped backend, because messages are not compared.
+        return getattr(backend, "wrapped_pg", backend)._operations
 
     def _with_hooks(
         self, kind: str, is_async: bool, inputs: Any, outputs: Any, peer: int, run: Callable[[bool], Any]

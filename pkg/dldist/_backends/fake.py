@@ -1,4 +1,4 @@
-"""The backend "fake": one process acts as a rank of a group of any size. Nothing is sent."""
+"""The backend "fake": one process acts as a rank of a group of any size, without communication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dldist._base.operations import flat
 from dldist._base.rank_lists import read_ranks
 from dldist._base.works import FakeWork
 
-_CPU = 1  # DLPack's number for the CPU
+_CPU = 1  # DLPack's device type for the CPU
 
 
 @cache
@@ -27,7 +27,7 @@ def _alone() -> _core.Group:
 class _Elements:
     """The elements of a CPU array in row-major order, as one piece of memory.
 
-    The memory is the array's own, or a packed copy that write_back() copies into the array.
+    The memory is the array's, or a packed copy that write_back() copies back into the array.
     """
 
     def __init__(self, tensor: Any, writable: bool = False) -> None:
@@ -46,7 +46,7 @@ class _Elements:
 
 
 def _is_on_cpu(tensor: Any) -> bool:
-    """True if an array has CPU memory; torch's meta device, for example, has no memory."""
+    """True if an array has CPU memory. Arrays on torch's meta device, for example, have none."""
     try:
         return _core._describe_tensor(tensor, False)["device_type"] == _CPU
     except (ValueError, BufferError):
@@ -58,7 +58,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 _Part = tuple[Any, int, int]
-"""A tensor and a range of its elements in row-major order: the first index, and the count."""
+"""Elements of a tensor in row-major order: the tensor, the first index, and the count."""
 
 
 def _all_of(tensor: Any) -> _Part:
@@ -66,7 +66,7 @@ def _all_of(tensor: Any) -> _Part:
 
 
 def _put(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: int) -> None:
-    """Copy `count` elements of src from index `start` to the `room` elements of dst from `at`."""
+    """Copy `count` elements of src from `start` to dst from `at`; `room` must equal `count`."""
     if room != count:
         raise RuntimeError(f"FakeProcessGroup::{call}: the output has shape {_shape(dst)}, and the input {_shape(src)}")
     have = prod(_shape(src)) - start
@@ -87,8 +87,8 @@ def _put(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: i
 
 
 def _fill(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: int) -> None:
-    """Fill the `room` elements of dst from `at` with repetitions of `count` elements of src, the
-    last one cut, or with zeros if `count` is 0."""
+    """Fill `room` elements of dst from index `at` by repeating `count` elements of src, the last
+    repetition cut off. Fill with zeros if `count` is 0."""
     if count == 0 and room > 0:
         src, start, count = _zeros_like(dst, room), 0, room
     for written in range(0, room, count or 1):
@@ -97,7 +97,7 @@ def _fill(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: 
 
 
 def _zeros_like(tensor: Any, count: int) -> Any:
-    """Return `count` zeros of the tensor's dtype, in memory that _put can copy to the tensor."""
+    """Return `count` zeros of the tensor's dtype, from which _put can copy to the tensor."""
     if not _is_on_cpu(tensor):
         return tensor.new_zeros(count)
     zeros = _alone().empty((count,), _core._describe_tensor(tensor, False)["dtype"])
@@ -106,12 +106,12 @@ def _zeros_like(tensor: Any, count: int) -> Any:
 
 
 def _reduce_equal(tensor: Any, op: _core.ReduceOp, size: int) -> None:
-    """Replace a tensor by the reduction of `size` tensors that are equal to it."""
+    """Replace a tensor by the reduction of `size` tensors equal to it."""
     if not _has_memory(tensor):
         return
     own = _Elements(tensor, writable=True)
     power = own.packed if own.packed is not None else tensor
-    _alone().all_reduce(power, op)  # rejects unsupported dtypes, and multiplies for PREMUL_SUM
+    _alone().all_reduce(power, op)  # raises for unsupported dtypes; for PREMUL_SUM, multiplies
     if op.name != "AVG":
         result = None
         for bit in range(size.bit_length()):  # exponentiation by squaring
@@ -134,7 +134,7 @@ def _copy_of(tensor: Any) -> Any:
 
 
 def _has_memory(tensor: Any) -> bool:
-    """False on a device without memory (torch's meta). RuntimeError for memory of other devices."""
+    """Return False for torch's meta device. Raise RuntimeError for memory of other devices."""
     try:
         device = _core._describe_tensor(tensor, False)["device_type"]
     except (ValueError, BufferError):
@@ -145,7 +145,7 @@ def _has_memory(tensor: Any) -> bool:
 
 
 def check_splits(splits: list[int], tensor: Any, size: int) -> None:
-    """Check the split sizes of an all-to-all as c10d does. An empty list means equal parts."""
+    """Raise like c10d if split sizes of an all-to-all are wrong. An empty list: equal parts."""
     shape = _shape(tensor)
     length = shape[0] if shape else 1
     if not splits:
@@ -163,9 +163,9 @@ def check_splits(splits: list[int], tensor: Any, size: int) -> None:
 class FakeOptions(BackendOptions):
     """FakeProcessGroup.Options.
 
-    error_on_collective makes every collective raise RuntimeError. simulate_uniform_ranks gives the
-    results of a group whose ranks all have this rank's inputs: reductions reduce, an all-to-all
-    receives this rank's part for itself from every rank, and works' futures have the outputs.
+    error_on_collective makes every collective raise RuntimeError. simulate_uniform_ranks simulates
+    a group whose ranks all have this rank's inputs: reductions reduce, an all-to-all receives from
+    every rank the part that this rank sends to itself, and works' futures have the outputs.
     """
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ _NOT_COLLECTIVE = _MESSAGES | {"monitored_barrier"}
 class FakeProcessGroup(Backend):
     """A backend without peers. Outputs are filled from this rank's own inputs; works are FakeWork.
 
-    Created by _create_internal() or init_process_group(backend="fake").
+    Create it by _create_internal() or init_process_group(backend="fake").
     """
 
     Options: type[Any] = FakeOptions
@@ -204,7 +204,7 @@ class FakeProcessGroup(Backend):
     supports_splitting = True
 
     def split(self, store: Any, ranks: list[int], opts: Any = None) -> FakeProcessGroup | None:
-        """Create a backend for some ranks. Copies the options unless `opts` is FakeOptions."""
+        """Create a backend for some ranks. Copies the options, unless `opts` is FakeOptions."""
         ranks = read_ranks(ranks, self._size)
         if self._rank not in ranks:
             return None
@@ -242,7 +242,7 @@ class FakeProcessGroup(Backend):
         output, input = call.sides
         outputs, inputs = values[output.parameter], values[input.parameter]
         if outputs is None or inputs is None:
-            return  # not the root
+            return  # only the root has outputs
         if call.splits:
             self._exchange(call.name, outputs, inputs, *arguments[2:4])
             return
@@ -256,7 +256,7 @@ class FakeProcessGroup(Backend):
                 put(call.name, *part, *source)
 
     def _parts(self, call: str, side: Side, tensors: Any, others: Any) -> list[list[_Part]]:
-        """Return the parts of a side's tensors: a list per rank, or a single list for all."""
+        """Return the parts of a side's tensors: a list for each rank, or a list for all ranks."""
         if side.kind in ("one", "many"):
             return [[_all_of(tensor) for tensor in (tensors if side.kind == "many" else [tensors])]]
         if side.kind in ("ranks", "lists"):
@@ -271,7 +271,7 @@ class FakeProcessGroup(Backend):
         return [[(whole, rank * count, count) for whole, count in cut] for rank in range(self._size)]
 
     def _share(self, what: str, whole: Any, part: Any) -> int:
-        """Return the number of elements of a whole tensor that belong to one rank."""
+        """Return a rank's number of elements in `whole`. Raise unless `part` has this number."""
         count = prod(_shape(part))
         if prod(_shape(whole)) != count * self._size:
             raise RuntimeError(
@@ -295,12 +295,12 @@ class FakeProcessGroup(Backend):
         row = prod(_shape(output)[1:])
         at = 0
         for split in output_splits:
-            # As in c10d, every part is copied from the start of the input.
+            # As in c10d, copy every part from the start of the input.
             _put(call, output, at, split * row, input, 0, split * row)
             at += split * row
 
     def _shares(self, tensor: Any, splits: list[int]) -> list[_Part]:
-        """Return each rank's part of a tensor of an all-to-all."""
+        """Return each rank's part of an all-to-all's tensor."""
         _, _, count = _all_of(tensor)
         row = prod(_shape(tensor)[1:])
         counts = [split * row for split in splits] or [count // self._size] * self._size
@@ -314,7 +314,7 @@ class FakeProcessGroup(Backend):
 
 
 class FakeStore(_core.Store):
-    """A store that keeps no values, but reports that every key exists."""
+    """A store that keeps no values but reports that every key exists."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Calls that Gloo accepts but a group refuses: several tensors per rank, and sparse tensors."""
+"""Calls that Gloo accepts but a dldist group refuses: several tensors per rank, sparse tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dldist._base.works import FollowedWork
 
 
 def run(backend: Any, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
-    """Run a call that the group refused, if possible; else raise."""
+    """Run a low-level call that the group refused, or raise `refusal` if that is impossible."""
     is_several = isinstance(refusal, NotOneTensor)
     is_of_arguments = isinstance(refusal, _core.DistArgumentError)
     if is_of_arguments or not isinstance(refusal, TypeError):
@@ -31,8 +31,8 @@ def _all_reduce_sparse(backend: Any, tensors: Any, opts: Any, refusal: Exception
 
 
 def _then_copied(work: Any, sources: list[Any], targets: list[list[Any]], value: list[Any]) -> Any:
-    """Return a work that then copies the sources to the targets, with the result `value`. If the
-    call is synchronous (no work), copy now and return None."""
+    """Return a work that, after `work`, copies the sources to the targets; its result is `value`.
+    If `work` is None (a synchronous call), copy now and return None."""
 
     def copy() -> None:
         for each in targets:
@@ -51,7 +51,7 @@ def _check_writable(tensors: Any) -> None:
 
 
 def _all_reduce(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> Any:
-    """Reduce all tensors of all ranks to one result, written to each. AVG divides by the ranks."""
+    """Reduce all tensors of all ranks to one result in each tensor. AVG divides by the ranks."""
     if sparse.layout_of(tensors[0]) is not None:
         return _all_reduce_sparse(backend, tensors, opts, refusal)
     op = backend._op(opts)
@@ -68,7 +68,7 @@ def _all_reduce_repeated(backend: Any, tensors: Any, opts: Any, refusal: Excepti
 
 
 def all_reduce_repeated(group: _core.Group, tensors: Any, op: Any, options: dict[str, Any], refusal: Exception) -> Any:
-    """Reduce each tensor of a list with repetitions once; `options` are all_reduce_coalesced's."""
+    """Reduce a list that may repeat tensors; each different tensor is reduced once."""
     seen = [_core._describe_tensor(each, True) for each in tensors]
     different = {(each["data"], each["count"], each["strides"]): tensor for each, tensor in zip(seen, tensors)}
     if len(different) == len(seen):
@@ -87,7 +87,7 @@ def _broadcast(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> Any
 
 
 def _all_gather(backend: Any, outputs: Any, inputs: Any, opts: Any, refusal: Exception) -> Any:
-    """Gather all tensors of all ranks to each list of outputs, in order of ranks."""
+    """Gather all tensors of all ranks into each list of outputs, ordered by rank."""
     for output in outputs:
         _check_writable(output)
     count = len(inputs)
@@ -97,11 +97,11 @@ def _all_gather(backend: Any, outputs: Any, inputs: Any, opts: Any, refusal: Exc
 
 
 _OF_SEVERAL: dict[str, Callable[..., Any]] = {"allreduce": _all_reduce, "broadcast": _broadcast, "allgather": _all_gather}
-"""Functions for calls with several tensors per rank. The arguments have been checked."""
+"""Function for each low-level call with several tensors per rank. The arguments are checked."""
 
 _OTHERWISE: dict[str, Callable[..., Any]] = {
     "allreduce": _all_reduce_sparse,
     "allreduce_coalesced": _all_reduce_repeated,
     "allreduce_sparse": _all_reduce_sparse,
 }
-"""Functions for other calls that the group has refused."""
+"""Function for each low-level call with other arguments that the group refuses."""

@@ -1,6 +1,6 @@
-"""Error messages for wrong arguments that match torch's Gloo: programs search errors for them.
+"""Errors for wrong arguments with the texts of torch's Gloo, which programs search for.
 
-Imported when a call was refused or has several tensors per rank.
+Imported when a group has refused a call, or a call has several tensors per rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dldist._backends import sparse
 
 
 class _Facts:
-    """The compared properties of a tensor. A sparse tensor has its shape instead of its size."""
+    """The properties of a tensor that are compared. For a sparse tensor, `size` is the shape."""
 
     size: int | tuple[int, ...]
 
@@ -28,7 +28,7 @@ class _Facts:
 
 
 def _unlike(expected: Any, tensors: Any, first: int = 0) -> Iterator[str]:
-    """Yield errors for tensors that differ from `expected`; `first` is the first one's index."""
+    """Yield an error for each tensor that differs from `expected`; numbers start at `first`."""
     wanted = _Facts(expected)
     for index, tensor in enumerate(tensors, first):
         found = _Facts(tensor)
@@ -51,7 +51,7 @@ def _root_tensor(opts: Any, tensors: Any) -> Iterator[str]:
 
 
 def _roots_lists(what: str, lists: Any, tensor: Any, root: int, backend: Any) -> Iterator[str]:
-    """Yield errors about the root's list, with a tensor per rank; other ranks must pass none."""
+    """Yield the errors in the root's list of a tensor per rank, which other ranks must not pass."""
     size = backend.size()
     if backend.rank() != root:
         if lists:
@@ -171,14 +171,14 @@ _CHECKS: dict[str, Callable[..., Iterator[str]]] = {
 
 
 def error_of(backend: Any, method: str, arguments: tuple[Any, ...], refusal: Exception | None) -> Exception | None:
-    """Return an error in Gloo's words for a refused call, or None if Gloo would accept the call."""
+    """Return Gloo's error for a refused call, or None if Gloo would accept the call."""
     check = _CHECKS.get(method)
     if check is None:
         return None
     try:
         complaint = next(check(backend, *arguments), None)
     except (_core.DistArgumentError, TypeError):
-        return None  # a tensor that cannot be described: the refusal has the reason
+        return None  # a tensor cannot be described; `refusal` has the reason
     if complaint is None:
         return None
     return _core.DistArgumentError(f"ProcessGroupGloo::{method}: {complaint}" + (f" ({refusal})" if refusal is not None else ""))

@@ -1,4 +1,4 @@
-"""Backends over a group of the extension: low-level calls become calls of the group."""
+"""Backends that convert c10d's low-level calls to calls of a group of dldist's extension."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dldist._base.options import ErrorType, as_timedelta, timeout_of
 
 
 class OverGroup(Backend):
-    """A backend whose `group` has the methods of dldist.Group."""
+    """A backend over `group`, an object with the methods of dldist.Group."""
 
     supports_splitting = True
 
     group: Any
     _stores: Any = _core.Store
-    """The accepted types of the constructor's `store`."""
+    """The types that the constructor accepts as `store`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class OverGroup(Backend):
         self._set_up(self._open(store, opts), opts)
 
     def _open(self, store: Any, opts: Any) -> Any:
-        """Create the group of the ranks that use this store."""
+        """Create the group; `store` is used for the rendezvous of its ranks."""
         raise NotImplementedError
 
     def _set_up(self, group: Any, options: BackendOptions) -> None:
@@ -57,7 +57,7 @@ class OverGroup(Backend):
 
     @classmethod
     def _options_of(cls, options: Any, timeout: Any) -> Any:
-        """Return the constructor's options; they may be given as options, a timeout or nothing."""
+        """Return the options for the constructor's arguments: options, a timeout or nothing."""
         if isinstance(options, cls.Options):
             return options
         made = cls.Options()
@@ -67,20 +67,20 @@ class OverGroup(Backend):
         return made
 
     def _require_group(self) -> Any:
-        """Return the group. Raises if there is none yet."""
+        """Return the group. Subclasses raise if it does not exist yet."""
         return self.group
 
     @property
     def _operations(self) -> Any:
-        """The group, which runs its operations itself."""
+        """Return the group, which has the methods of `operations`."""
         return self._require_group()
 
     def _op(self, opts: Any) -> Any:
-        """Return the reduction in the options, in a form that the group accepts."""
+        """Return the reduction in a call's options, as the group accepts it."""
         return getattr(opts, "reduceOp", None)
 
     def _call_options(self, opts: Any) -> dict[str, Any]:
-        """Return the group's keyword arguments for a call."""
+        """Return the group's keyword arguments for a low-level call's options."""
         return {"timeout": timeout_of(opts), "async_op": True}
 
     def _perform(self, method: str, *arguments: Any) -> Any:
@@ -98,7 +98,7 @@ class OverGroup(Backend):
             return self._run_otherwise(method, arguments, refusal)
 
     def _run_otherwise(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
-        """Run a call that the group refused, in backends that support more than the group."""
+        """Run a call that the group refused, in subclasses that support more than the group."""
         raise refusal
 
     def _run_monitored_barrier(self, timeout: Any, wait_all_ranks: bool) -> None:
@@ -124,7 +124,7 @@ class OverGroup(Backend):
             self.group.timeout = timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: all ranks count from the start."""
+        """Do nothing: sequence numbers start at 0 on all ranks."""
 
     def _get_sequence_number_for_group(self) -> int:
         return 0 if self.group is None else self.group.sequence

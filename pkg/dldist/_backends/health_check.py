@@ -7,18 +7,18 @@ from typing import Any
 from dldist._backends import registry
 from dldist._base.options import ErrorType
 
-_HOOK_ID = (1 << 62) - 1  # callers choose small numbers
+_HOOK_ID = (1 << 62) - 1  # far from the small numbers that programs choose
 
 _aborted: set[str] = set()
-"""Names of aborted backends. The process stays unhealthy even if it uses other groups."""
+"""Names of aborted backends. Never removed: the process stays unhealthy."""
 
 
 class HealthCheckHook:
-    """Reports a process as unhealthy once a backend has aborted. Attached to every new group."""
+    """Marks this process as unhealthy when a backend aborts. Attached to every new group."""
 
     @staticmethod
     def attach(pg: Any) -> None:
-        """Report aborts of a process group's backends, if they support abort hooks.
+        """Register a hook for aborts with a process group's backends that support abort hooks.
 
         Args:
             pg: A process group.
@@ -34,7 +34,7 @@ class HealthCheckHook:
 
 
 def unhealthy_backends() -> list[str]:
-    """List the backends that have aborted, or whose group is unusable after an error."""
+    """List the backends that have aborted, or whose groups are unusable after an error."""
     failed = {backend.name() for pg in list(registry._world.pg_map) for backend in pg._distinct_backends() if _has_failed(backend)}
     return sorted(_aborted | failed)
 
@@ -43,4 +43,4 @@ def _has_failed(backend: Any) -> bool:
     try:
         return bool(backend.get_error() != ErrorType.SUCCESS)
     except RuntimeError:
-        return False  # the backend does not report errors
+        return False  # the backend cannot report errors

@@ -1,4 +1,4 @@
-"""Arguments of process group hooks. Modules that call hooks are imported with the first one."""
+"""Arguments of process groups' hooks. Modules that call hooks are imported with the first hook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dldist._base.options import HookOpName
 
 
 class PreHookArgs(NamedTuple):
-    """The argument of a pre hook. op_id is the operation's number on this process group, from 0."""
+    """The argument of a pre hook. op_id is the operation's number in its process group, from 0."""
 
     name: HookOpName
     async_op: bool
@@ -20,7 +20,7 @@ class PreHookArgs(NamedTuple):
 
 
 class PostHookArgs(NamedTuple):
-    """The argument of a post hook: a started operation and its work. op_id is the pre hook's."""
+    """The argument of a post hook: a started operation, its work, and the pre hook's op_id."""
 
     name: HookOpName
     async_op: bool
@@ -31,9 +31,9 @@ class PostHookArgs(NamedTuple):
 class WorkInfo:
     """A completed operation: the argument of the hook of `_register_on_completion_hook`.
 
-    time_started is the time of the call, time_finished the time at which its end was noticed.
-    active_duration is the duration by device events if the group measures time, else the
-    difference.
+    time_started is the time of the call; time_finished is when its end was noticed. active_duration
+    is measured by device events if the group measures time; otherwise it is the difference of these
+    times.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class WorkInfo:
 class CompletionHookArgs(NamedTuple):
     """The argument of a completion hook.
 
-    completion_key is the op_id of pre and post hooks. duration_ms is the work's own, or None.
+    completion_key is the op_id of pre and post hooks. duration_ms is measured by the work, or None.
     """
 
     completion_key: int

@@ -15,12 +15,12 @@ from dldist._backends.low_level import CALLS
 from dldist._base.operations import OPERATIONS, Operation, flat
 from dldist._base.options import HookOpName, OpType
 
-# Calls that are not in the table of operations -> the names of their HookOpName.
+# The HookOpName of each call that is not in the table of operations.
 _NAMES = {"all_reduce_sparse": "ALLREDUCE", "monitored_barrier": "BARRIER", "recv_anysource": "RECV"}
 
 
 def _name_of(operation: Operation) -> Any:
-    """Return the HookOpName of a collective, by the name of its OpType."""
+    """Return the HookOpName of a collective, which is the name of its OpType."""
     return HookOpName.__members__[OpType(operation.op_type).name.lstrip("_")]
 
 
@@ -44,7 +44,7 @@ class Hooks:
         self._post: dict[int, Callable[[PostHookArgs], object]] = {}
         self._op_id = 0
         self.completion: Completions | None = None
-        """The completion hooks, or None before the first one is registered."""
+        """The completion hooks; None until the first one is registered."""
 
     def __bool__(self) -> bool:
         return bool(self._pre or self._post or self.completion)
@@ -96,9 +96,9 @@ class Hooks:
         return work
 
     def start_coalesced(self, start: Callable[[], Any]) -> Any:
-        """Start the operation of several coalesced calls by calling `start`, and return its work.
+        """Start one operation for several coalesced calls by calling `start`, and return its work.
 
-        Only completion hooks run for it: pre and post hooks have run for the calls.
+        Only completion hooks run for this operation. Pre and post hooks have run for each call.
         """
         return self._start(start, self._next_op_id())
 
@@ -116,7 +116,7 @@ def _callable(method: str, fn: Any) -> Any:
     return fn
 
 
-_next_id = itertools.count(1 << 62)  # for dldist's own hooks; callers choose small numbers
+_next_id = itertools.count(1 << 62)  # ids of dldist's hooks; programs choose small numbers
 
 
 class NanCheckHook:
@@ -126,12 +126,12 @@ class NanCheckHook:
     """
 
     def __init__(self, pg: Any, id: int) -> None:
-        self._pg = weakref.ref(pg)  # the group owns the hook
+        self._pg = weakref.ref(pg)  # weak, because the group owns the hook
         self._id = id
 
     @classmethod
     def attach(cls, pg: Any) -> NanCheckHook:
-        """Check all later operations of the process group, until remove()."""
+        """Check the inputs of all later operations of the process group for NaN, until remove()."""
         hook = cls(pg, next(_next_id))
         pg.register_pre_hook(hook._id, hook._look)
         return hook
@@ -152,20 +152,20 @@ class NanCheckHook:
 class FlightRecorderHook:
     """Records, in the flight recorder, operations of backends that do not record their own.
 
-    CPU and NCCL groups record their calls in the core; if a group has such a backend and another,
-    only the other's operations are recorded here. A record ends with its work or, if the work has
-    no future, when the operation has started.
+    The extension records the calls of CPU and NCCL backends, so this hook records only the other
+    backends' operations. A record ends with its work or, without a future, when the operation has
+    started.
     """
 
     def __init__(self, pg: Any, id: int, global_ranks: Sequence[int] = ()) -> None:
-        self._pg = weakref.ref(pg)  # the group owns the hook
+        self._pg = weakref.ref(pg)  # weak, because the group owns the hook
         self._id = id
         ranks = list(global_ranks) or list(range(pg.size()))
         if len(ranks) != pg.size():
             raise ValueError(f"FlightRecorderHook.attach(): argument 'global_ranks' has {len(ranks)} ranks, expected {pg.size()}")
         self._group = _core._add_recorded_group(pg.group_name or pg.name(), pg.group_desc, pg.rank(), ranks)
         self._records: dict[int, int] = {}
-        """Open records of operations that are starting, by op_id."""
+        """Records by op_id, of operations that are being started."""
 
     @classmethod
     def attach(cls, pg: Any, global_ranks: Sequence[int] = ()) -> FlightRecorderHook:
@@ -173,7 +173,7 @@ class FlightRecorderHook:
 
         Args:
             pg: A process group.
-            global_ranks: Its members' ranks in the default group, for dumps. Empty for 0 to size -
+            global_ranks: The members' ranks in the default group, for dumps. Empty for 0 to size -
                 1.
 
         Example:
@@ -187,7 +187,7 @@ class FlightRecorderHook:
         return hook
 
     def remove(self) -> None:
-        """Stop recording. Unfinished operations still get their end recorded."""
+        """Stop recording new operations. The ends of unfinished operations are still recorded."""
         pg = self._pg()
         if pg is not None:
             pg.unregister_pre_hook(self._id)
@@ -240,7 +240,7 @@ _RECORDED: dict[Any, str] = {
     HookOpName.SEND: "send",
     HookOpName.RECV: "recv",
 }
-"""Operations' names in the flight recorder. Those without a name in c10d are not recorded."""
+"""Operations' names in the flight recorder. Operations that c10d does not name are not recorded."""
 
 
 def _records_itself(backend: Any) -> bool:
@@ -248,7 +248,7 @@ def _records_itself(backend: Any) -> bool:
 
 
 def _shapes(tensors: list[Any]) -> list[tuple[str, tuple[int, ...]]]:
-    """List dtypes and shapes of the tensors that have memory."""
+    """List the dtype and shape of each tensor that has memory."""
     shapes = []
     for tensor in tensors:
         try:
@@ -260,14 +260,14 @@ def _shapes(tensors: list[Any]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def has_nan(tensor: Any) -> bool:
-    """Return True if an array contains NaN, using its library's comparison on its device if any.
+    """Return True if an array contains NaN. Its own library compares, on its device, if possible.
 
     Returns False for dtypes that cannot be compared, such as most libraries' 8-bit floats.
     """
     try:
         dtype = _core._describe_tensor(tensor, False)["dtype"]
     except (ValueError, BufferError):
-        return False  # no memory to search
+        return False  # the array has no memory to search
     if "float" not in dtype and "complex" not in dtype:
         return False
     try:

@@ -30,11 +30,11 @@ _OPTIONS = {
     "scan": options.AllreduceOptions,
     "scatter": options.ScatterOptions,
 }
-"""The options class of an operation, or of all operations of a collective."""
+"""The options class of each operation, or of a collective for all of its operations."""
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 
-# The names that c10d's overloads use for a side's argument; the first is the usual one.
+# c10d's names for the argument of each kind of side; the first is the usual name.
 _NAMES = {
     "in place": ("tensors", "tensor"),
     "one": ("{}_tensors", "{}_tensor", "{}"),
@@ -51,22 +51,22 @@ def _wrong(called: str, what: str) -> TypeError:
 
 
 class NotOneTensor(RuntimeError):
-    """Raised if a call has several tensors, or none, but the operation takes one."""
+    """Raised if the operation takes one tensor, but the call has several or none."""
 
 
 class Side:
-    """The input or output tensors of a call."""
+    """The input side or the output side of a call."""
 
     kind: str
-    """The kind of the operation's side."""
+    """The kind of side in the table of operations, such as "one" or "ranks"."""
     parameter: int
-    """The index of the operation's parameter."""
+    """The index of the tensors' parameter in the operation's parameters."""
     what: str
-    """"input", "output", or "tensor" if both are the same."""
+    """"input" or "output"; "tensor" if the call is in place."""
     is_wrapped: bool
-    """True if the call takes a list of one item and the operation takes the item."""
+    """True if the call takes a list of one item, and the operation takes only the item."""
     is_for_root: bool
-    """True if only the root passes it."""
+    """True if only the root passes this argument."""
     names: tuple[str, ...]
     """The names of the call's argument; the first is the usual one."""
 
@@ -81,7 +81,7 @@ class Side:
         self.names = tuple(name.format(what) for name in names)
 
     def arranged(self, called: str, value: Any) -> Any:
-        """Convert the argument to the form with lists."""
+        """Convert an argument from the flat form to the form with lists."""
         if not self.is_wrapped:
             return value
         if self.kind == "one":
@@ -91,7 +91,7 @@ class Side:
         return [value] if value and not isinstance(value[0], (list, tuple)) else value
 
     def lowered(self, value: Any) -> Any:
-        """Convert an operation's value to the call's argument."""
+        """Convert a value of the operation to an argument of the low-level call."""
         if self.kind in ("many", "wholes", "ranks") and value is not None:
             value = list(value)
         elif self.kind == "lists":
@@ -101,7 +101,7 @@ class Side:
         return [value] if value is not None and (self.kind == "one" or value) else []
 
     def raised(self, where: str, argument: Any, is_root: bool) -> Any:
-        """Convert a call's argument to the operation's value."""
+        """Convert an argument of the low-level call to a value of the operation."""
         if not self.is_wrapped:
             return argument
         if self.is_for_root and not is_root:
@@ -114,7 +114,7 @@ class Side:
 
 
 class Call:
-    """A low-level call of a collective."""
+    """The low-level call of a collective, and the conversion of its arguments."""
 
     def __init__(self, operation: Operation) -> None:
         self.name = operation.call
@@ -130,13 +130,13 @@ class Call:
         self.splits = [name for name in operation.parameters if name.endswith("put_split_sizes")]
         given = [name for name in ("root", "op") if name in operation.parameters]
         self.flat = [*given, "timeout"]
-        """The arguments that replace the options in the flat form; the first has their position."""
+        """Names of the flat form's arguments that replace `opts`; the first takes its position."""
 
         places = [*(side.names for side in self.sides), *((name,) for name in self.splits), ("opts",)]
         if self.sides and not operation.is_flat:
             places += [(name,) for name in self.flat[1:]]
         self._places = places
-        """The arguments that may be passed by position, each with all its names."""
+        """Positional arguments, in order, each as a tuple of its names."""
         self._known = {name: (name,) for name in self.flat} | {name: names for names in places for name in names}
 
     def described(self, called: str) -> str:
@@ -144,13 +144,13 @@ class Call:
         return f"{called}({', '.join([*names, 'opts'])}) | {called}({', '.join([*names, *self.flat])})"
 
     def parameters(self) -> tuple[list[str], list[str]]:
-        """Return the names of positional parameters, and of keyword-only ones."""
+        """Return two lists: the names of positional parameters, and of keyword-only parameters."""
         by_position = [names[0] for names in self._places]
         others = [name for names in self._places for name in names[1:]]
         return by_position, [*others, *(name for name in self.flat if name not in by_position)]
 
     def arranged(self, called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Convert any form of arguments to lists and options: all are present; opts is not None."""
+        """Convert arguments of any form to the form with lists and options, with none missing."""
         if len(args) > len(self._places):
             raise _wrong(called, f"at most {len(self._places)} may be given by position, not {len(args)}")
         given = {names[0]: value for names, value in zip(self._places, args) if value is not None}
@@ -194,7 +194,7 @@ class Call:
         return made
 
     def lowered(self, values: list[Any], opts: Any) -> tuple[Any, ...]:
-        """Convert the operation's values to the call's arguments; some are set in `opts`."""
+        """Convert an operation's values to the call's arguments. Some are stored in `opts`."""
         parameters = self.operation.parameters
         taken = {*self.flat, *self.splits, *(parameters[side.parameter] for side in self.sides)}
         for name, value in zip(parameters, values):
@@ -208,7 +208,7 @@ class Call:
         return (*(side.lowered(values[side.parameter]) for side in self.sides), *splits, opts)
 
     def raised(self, backend: Any, arguments: tuple[Any, ...], op: Any) -> list[Any]:
-        """Convert a backend call's arguments to the operation's values; `op` is its reduction."""
+        """Convert a call's arguments to the operation's values; `op` is the reduction to use."""
         where = f"{type(backend).__name__}::{self.name}"
         opts, values = arguments[-1], [None] * len(self.operation.parameters)
         root = getattr(opts, "rootRank", None)
@@ -232,53 +232,53 @@ class Call:
 _SPARSE = Operation(
     ("all_reduce_sparse", "all_reduce", 18, "", "allreduce_sparse", "", "", ("tensor", "op"), 1, ("one", 0), ("one", 0))
 )
-"""c10d's call for sparse tensors, which only their own library can read."""
+"""c10d's call for sparse tensors, which only the tensors' own library can read."""
 
 _CALLS = [Call(operation) for operation in (*OPERATIONS.values(), _SPARSE) if operation.call]
 
 CALLS = {name: call for call in _CALLS for name in (call.former_name, call.name) if name}
-"""The calls by name and by former name."""
+"""The calls by name, current and former."""
 
 CALL_OF = {call.operation.name: call for call in _CALLS}
-"""The calls by their operation's name."""
+"""The calls by the name of their operation."""
 
 
 class LowLevelCalls:
     """The collectives and messages of c10d's Backend and ProcessGroup, under current and former
     names.
 
-    Each converts its arguments to the form with lists and options, with none missing, and calls
-    `_perform(method, *arguments)` with the method's canonical name (c10d 2.14).
+    Each method converts its arguments to the form with lists and options, with none missing, and
+    calls `_perform(method, *arguments)` with the method's canonical name (c10d 2.14).
 
-    A subclass may instead override the calls themselves, with (lists, opts): callers pass these by
-    position. If it overrides only one of a call's two names, the other name forwards to it.
+    A subclass may instead override the calls, with positional parameters (lists, opts). If it
+    overrides one of a call's two names, the other name calls the override.
     """
 
     def _perform(self, method: str, *arguments: Any) -> Any:
         raise NotImplementedError
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; the error names missing ranks. None or -1 ms: the group's timeout."""
+        """Wait for all ranks; an error names missing ones. None or -1 ms: the group's timeout."""
         if timeout is not None:
             timeout = as_timedelta("monitored_barrier(): argument 'timeout'", timeout)
             timeout = None if timeout.days < 0 else timeout
         self._perform("monitored_barrier", timeout, bool(wait_all_ranks))
 
     def send(self, tensors: Any, dstRank: int, tag: int) -> Any:
-        """send(tensors, dstRank, tag): send one tensor, which is in a list."""
+        """send(tensors, dstRank, tag): send the only tensor in the list `tensors`."""
         return self._perform("send", tensors, dstRank, tag)
 
     def recv(self, tensors: Any, srcRank: int, tag: int) -> Any:
-        """recv(tensors, srcRank, tag): receive into one tensor, which is in a list."""
+        """recv(tensors, srcRank, tag): receive into the only tensor in the list `tensors`."""
         return self._perform("recv", tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int) -> Any:
-        """recv_anysource(tensors, tag): receive from the first rank that sends."""
+        """recv_anysource(tensors, tag): as recv, from the first rank that sends."""
         return self._perform("recv_anysource", tensors, tag)
 
 
 class _Method:
-    """A method of LowLevelCalls: a call under one of its names."""
+    """A descriptor: one method of LowLevelCalls, for a call under one of its names."""
 
     def __init__(self, called: str, call: Call) -> None:
         self.__name__, self.__qualname__, self.__module__ = called, f"LowLevelCalls.{called}", __name__
@@ -292,7 +292,7 @@ class _Method:
     def __call__(self, calls: Any, *args: Any, **named: Any) -> Any:
         called, other, kind = self.__name__, self._other, type(calls)
         arguments = self._call.arranged(called, args, named)
-        # Forward only from an inherited name to an overridden one: super() calls must not recurse.
+        # Forward only from an inherited name to an overridden name: super() calls must not recurse.
         if other and getattr(kind, called) is self and getattr(kind, other) is not getattr(LowLevelCalls, other):
             return getattr(calls, other)(*arguments)
         return calls._perform(self._call.name, *arguments)

@@ -1,4 +1,4 @@
-"""NCCL under c10d's name: ProcessGroupNCCL over an NcclGroup, with its options."""
+"""NCCL under c10d's name: ProcessGroupNCCL, which uses an NcclGroup, and its options."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _DEFAULT_TIMEOUT_S = 600.0
 class NCCLConfig:
     """The configuration of NCCL's communicators. A value of None leaves the choice to NCCL.
 
-    The attributes are the fields of the loaded NCCL, with c10d's names: blocking, min_ctas ...
+    The attributes are the fields that the loaded NCCL has, named as in c10d: blocking, min_ctas ...
     """
 
     @staticmethod
     def _fields() -> dict[str, bool]:
-        """Return the field names, each with True if its value is text."""
+        """Return the names of the fields, each with True if the field's value is text."""
         info = _core._nccl_info()
         version = None if info is None else info["version"]
         fields = _core._nccl_config_fields()
@@ -63,7 +63,7 @@ class NCCLConfig:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def unsafe_get_ptr(self) -> int:
-        """Raise NotImplementedError: each communicator's creation packs the struct temporarily."""
+        """Raise NotImplementedError: the C struct exists only while a communicator is created."""
         raise NotImplementedError("NCCLConfig.unsafe_get_ptr(): the struct is made with each communicator, and not kept")
 
 
@@ -87,7 +87,7 @@ class NCCLOptions(BackendOptions):
         self.use_pg_for_symm_mem_rendezvous = False
 
     def __deepcopy__(self, memo: Any) -> NCCLOptions:
-        """Copy the options with their configuration and ranks; `split_from` stays the same."""
+        """Copy the options, their configuration and ranks, but keep the same `split_from`."""
         other = copy(self)
         other.config = copy(self.config)
         other.global_ranks_in_group = list(self.global_ranks_in_group)
@@ -95,8 +95,8 @@ class NCCLOptions(BackendOptions):
 
 
 def device_index(device: Any) -> int | None:
-    """Return the number of a CUDA device, given as an int, as "cuda:1", or as an object such as
-    torch.device; None if it has no number."""
+    """Return the number of a CUDA device: an int, "cuda:1", or an object such as torch.device.
+    Return None if the device has no number."""
     if device is None:
         return None
     index = device if isinstance(device, int) else getattr(device, "index", None)
@@ -110,7 +110,7 @@ def device_index(device: Any) -> int | None:
 
 
 def of_group(name: str) -> Any:
-    """Create a method that calls the NcclGroup's method of this name."""
+    """Create a method that calls the method of this name of the backend's NcclGroup."""
 
     def call(self: ProcessGroupNCCL, *args: Any, **named: Any) -> Any:
         return getattr(self.group, name)(*args, **named)
@@ -120,10 +120,10 @@ def of_group(name: str) -> Any:
 
 
 class ProcessGroupNCCL(OverGroup):
-    """c10d's backend for CUDA devices. `group` is its NcclGroup.
+    """c10d's backend for CUDA devices. `group` is the NcclGroup that runs the calls.
 
     Communicators are created by the first operation, or immediately if the group is bound to a
-    device. Waiting for a work makes streams wait, not the host: see docs/nccl.md.
+    device. A wait for a work blocks CUDA streams, not the host: see docs/nccl.md.
     """
 
     Options = NCCLOptions
@@ -152,8 +152,8 @@ class ProcessGroupNCCL(OverGroup):
     def _make(
         cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta, options: Any, ranks: list[int], offspring: Any
     ) -> ProcessGroupNCCL:
-        """Create a new group's backend: by `offspring` from another communicator if given, else by
-        rendezvous in the store."""
+        """Create the backend of a new group: by calling `offspring` if given, which uses an
+        existing communicator, else by a rendezvous in the store."""
         opts = (options if isinstance(options, NCCLOptions) else NCCLOptions())._for(timeout, list(ranks), pg.group_name)
         device = device_index(pg.bound_device_id) if _is_cuda(pg.bound_device_id) else None
         if offspring is not None:
@@ -173,12 +173,12 @@ class ProcessGroupNCCL(OverGroup):
 
     @property
     def uid(self) -> str:
-        """The name of the communicators in the store."""
+        """The name of the communicators in the store, which identifies them."""
         return self.options.group_name or self.group.name
 
     @staticmethod
     def get_build_nccl_version() -> tuple[int, int, int]:
-        """Return the newest NCCL version that dldist knows; NCCL itself is not built in."""
+        """Return the newest NCCL version that dldist knows. dldist is built without NCCL."""
         return library.version_of(_core._NCCL_VERSION_KNOWN)
 
     @staticmethod
@@ -205,7 +205,7 @@ class ProcessGroupNCCL(OverGroup):
         return bool(work.timeout == timeout)
 
     def _enable_collectives_timing(self) -> None:
-        """Measure the duration of later calls' works."""
+        """Measure the durations of works from now on."""
         self.group.set_timing(True)
 
     def get_error(self) -> Any:
@@ -215,9 +215,9 @@ class ProcessGroupNCCL(OverGroup):
     # ---- shutdown
 
     def shutdown(self) -> None:
-        """Wait for all calls, up to their timeouts, and end the communicators.
+        """Wait for all calls, up to their timeouts, and destroy the communicators.
 
-        Raises the error of a failed operation unless a caller has already received it.
+        Raises the error of a failed operation unless a caller has already received the error.
         """
         self.group.close()
 
@@ -226,7 +226,7 @@ class ProcessGroupNCCL(OverGroup):
     # ---- communicators
 
     def eager_connect_single_device(self, device: Any) -> None:
-        """Create the communicator of a device now. All ranks call this."""
+        """Create a device's communicator now. All ranks must call this."""
         self.group.connect(device_index(device))
 
     def _is_initialized(self) -> bool:
@@ -237,7 +237,7 @@ class ProcessGroupNCCL(OverGroup):
     comm_split_count = of_group("split_count")
 
     def perform_nocolor_split(self, device: Any) -> None:
-        """Take part in a split without becoming a member of a new group."""
+        """Join a split of the communicator as a rank that is in none of the new groups."""
         self.group.skip_split(device_index(device))
 
     def _split(self, ranks: list[int], opts: NCCLOptions) -> ProcessGroupNCCL:
@@ -247,13 +247,13 @@ class ProcessGroupNCCL(OverGroup):
         return self._like(self.group.split(ranks, opts.group_name or None, opts._timeout, color=color, config=config), opts)
 
     def _like(self, group: _core.NcclGroup, opts: NCCLOptions) -> ProcessGroupNCCL:
-        """Create a backend over a group that was created from this backend's."""
+        """Create a backend over a group that was created from this backend's group."""
         part = ProcessGroupNCCL._of(group, opts)
         part.bound_device_id = self.bound_device_id
         return part
 
     def split(self, store: Any, ranks: list[int], opts: Any = None) -> ProcessGroupNCCL | None:
-        """Create a backend for some of the ranks. All ranks call it; non-members get None."""
+        """Create a backend for some of the ranks. All ranks must call this; others get None."""
         ranks = list(ranks)
         if self._rank not in ranks:
             self.group.skip_split()
@@ -261,7 +261,9 @@ class ProcessGroupNCCL(OverGroup):
         return self._split(ranks, self._options_like(opts))
 
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> ProcessGroupNCCL:
-        """Create a backend without these ranks; all others call it. Flag 1 aborts this backend."""
+        """Create a backend without these ranks; all other ranks must call this. shrink_flags=1
+        aborts this backend.
+        """
         opts = self._options_like(opts_override)
         group = self.group.shrink(
             list(ranks_to_exclude), opts.group_name or None, opts._timeout, is_abort=shrink_flags != 0,
@@ -270,20 +272,20 @@ class ProcessGroupNCCL(OverGroup):
         return self._like(group, opts)
 
     def _with_options(self, opts: NCCLOptions) -> ProcessGroupNCCL:
-        """Return this backend with the options of a group that it was created for."""
+        """Set the options of the group that this backend was created for; return the backend."""
         self._options = opts
         self.set_timeout(opts._timeout)
         return self
 
     def _can_shrink(self) -> bool:
-        """Return True if a communicator without error exists, and this NCCL can shrink it."""
+        """Return True if the communicator exists, has no error, and can be shrunk by this NCCL."""
         return self._is_initialized() and self.group.error is None and self.supports_shrinking
 
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> ProcessGroupNCCL:
-        """Create a backend of these and other ranks, which all use `store`.
+        """Create a backend of these and other ranks. All must call this with the same `store`.
 
-        The ranks that keep their numbers share a communicator. If it exists and NCCL is 2.29.2 or
-        newer, it grows, and this backend should then be ended; else a new communicator is created.
+        With NCCL 2.29.2 or newer, an existing communicator of ranks that keep their numbers grows,
+        and this backend should then be ended. Otherwise a new communicator is created.
         """
         opts = self._options_like(opts)
         is_member = rank == self._rank
@@ -307,7 +309,7 @@ class ProcessGroupNCCL(OverGroup):
         return ProcessGroupNCCL._of(group, opts)
 
     def _can_grow(self) -> bool:
-        """Return True if a communicator exists that NCCL can grow, which needs several ranks."""
+        """Return True if NCCL can grow the communicator: it exists and has several ranks."""
         return self._size > 1 and self._is_initialized() and self.get_runtime_nccl_version() >= (2, 29, 2)
 
     def _options_like(self, opts: Any) -> NCCLOptions:
@@ -350,12 +352,12 @@ class ProcessGroupNCCL(OverGroup):
     # ---- memory
 
     def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
-        """Register a pool's memory with NCCL: an object with `segments` of (address, bytes) or a
-        MemPool.
+        """Register the memory of a pool with NCCL: a MemPool, or an object whose `segments` are
+        pairs of an address and bytes.
 
-        The communicator must exist. Call this again after the pool has changed: it registers new
-        segments and deregisters released ones. With `symm`, segments become windows: all ranks call
-        this, with equally many new segments.
+        The communicator must exist. Call this again after the pool has changed, to register new
+        segments and deregister released ones. With `symm`, segments become windows: all ranks must
+        call this, with equally many new segments.
         """
         _, is_window, registered = self._pools.get(id(pool), (pool, symm, {}))
         if is_window != symm:
@@ -383,8 +385,8 @@ class ProcessGroupNCCL(OverGroup):
     def register_tensor(self, tensor: Any, window: bool = False) -> int:
         """Register a contiguous tensor's memory with NCCL; return a handle for deregister_tensor.
 
-        The caller must keep the tensor until then. With `window`, all ranks call it, with memory
-        from ncclMemAlloc; for other memory NCCL returns 0, and uses no window.
+        Keep the tensor until it is deregistered. With `window`, all ranks must call this, with
+        memory from ncclMemAlloc; for other memory NCCL returns 0, and uses no window.
         """
         return self.group.register(tensor, is_window=window)
 
@@ -397,18 +399,18 @@ class ProcessGroupNCCL(OverGroup):
         return _is_cuda(device) and self.get_runtime_nccl_version() >= (2, 19, 0)
 
     def allocate_tensor(self, size: int, *, dtype: Any, device: Any) -> Any:
-        """Allocate with ncclMemAlloc: a torch tensor if torch is imported, else an NcclArray."""
+        """Allocate by ncclMemAlloc: a torch tensor if torch is imported, else an NcclArray."""
         array = self.group.empty(size, dtype, device_index(device))
         torch = sys.modules.get("torch")
         return array if torch is None else torch.from_dlpack(array)
 
     @property
     def mem_allocator(self) -> Any:
-        """An Allocator over ncclMemAlloc, for torch.cuda.MemPool(backend.mem_allocator.torch())."""
+        """An Allocator of ncclMemAlloc, for torch.cuda.MemPool(backend.mem_allocator.torch())."""
         return Allocator()
 
     def new_window(self, tensor: Any = None) -> Any:
-        """Create a dldist.Window over NCCL's one-sided messages. All ranks call this."""
+        """Create a dldist.Window over NCCL's one-sided messages. All ranks must call this."""
         if not self.supports_window:
             version = ".".join(map(str, self.get_runtime_nccl_version()))
             raise NotImplementedError(f"new_window: one-sided messages need NCCL 2.29.2 or newer, and this is {version}")

@@ -22,7 +22,7 @@ from dldist.world import call_all
 if TYPE_CHECKING:
     from dldist._backends.hooks import Hooks
 
-# DLPack's device types.
+# The device type of each DLPack device number.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "cuda", 11: "cpu", 13: "cuda", 14: "xpu"}
 
 
@@ -36,7 +36,7 @@ def device_of(tensor: Any) -> str:
 
 
 class DistributedBackendOptions:
-    """The argument of a registered backend's creator that uses the extended API."""
+    """The argument that a registered backend's creator gets with the extended API."""
 
     def __init__(self) -> None:
         self.store: _core.Store | None = None
@@ -51,7 +51,7 @@ class DistributedBackendOptions:
 
 
 def _if_all_backends(name: str) -> Any:
-    """Create a property that is True if all backends have it true, and there is a backend."""
+    """Create a property that is True if it is true for all backends and there is at least one."""
 
     def is_true(pg: ProcessGroup) -> bool:
         backends = pg._distinct_backends()
@@ -61,7 +61,7 @@ def _if_all_backends(name: str) -> Any:
 
 
 def _of_every_backend(name: str) -> Any:
-    """Create a method that calls every backend's method of this name."""
+    """Create a method that calls the method of this name of every backend."""
 
     def call(pg: ProcessGroup, *args: Any, **named: Any) -> None:
         for backend in pg._distinct_backends():
@@ -71,7 +71,8 @@ def _of_every_backend(name: str) -> Any:
 
 
 def _of_one_backend(name: str) -> Any:
-    """Create a method that calls the only backend's method, or the CPU's of several backends."""
+    """Create a method that calls the method of the only backend, or of the CPU's backend if there
+    are several."""
 
     def call(pg: ProcessGroup, *args: Any, **named: Any) -> Any:
         return getattr(pg._backend_for(name, ()), name)(*args, **named)
@@ -80,14 +81,14 @@ def _of_one_backend(name: str) -> Any:
 
 
 def _like_backends(name: str, call: Any) -> Any:
-    """Return `call` with the name, signature and documentation of Backend's method."""
+    """Give `call` the name, signature and documentation of Backend's method, and return it."""
     functools.update_wrapper(call, getattr(Backend, name))
     call.__module__, call.__qualname__ = __name__, f"ProcessGroup.{name}"
     return call
 
 
 class ProcessGroup(Member):
-    """A set of ranks, with a backend per device type. init_process_group and new_group create them.
+    """A set of ranks, with a backend per device type. Created by init_process_group and new_group.
 
     The methods are c10d's low-level calls. They take group ranks, and lists of tensors with options
     or the flat forms, and return a Work that must be waited for. Subclasses may override them.
@@ -109,7 +110,7 @@ class ProcessGroup(Member):
     supports_window = _if_all_backends("supports_window")
     supports_abort_hooks = _if_all_backends("supports_abort_hooks")
     supports_completion_hooks = True
-    """True with any backend: the group calls the hooks unless the backend does."""
+    """True, because the group calls the hooks for backends that do not."""
 
     def __init__(self, *args: Any) -> None:
         """ProcessGroup(store, rank, size), or ProcessGroup(rank, size) without a store."""
@@ -131,7 +132,7 @@ class ProcessGroup(Member):
     # ---- identity
 
     def getBackendName(self) -> str:
-        """Return the first backend's name; "custom" for a third-party one (see get_backend())."""
+        """Return the first backend's name; "custom" if third-party (get_backend() has its name)."""
         for kind, backend in self._backends.items():
             return "custom" if self._backend_types[kind] == BackendType.CUSTOM else backend.name()
         return "undefined"
@@ -163,19 +164,19 @@ class ProcessGroup(Member):
         self._desc = desc
 
     def get_group_store(self) -> Any:
-        """Return the store of the group's rendezvous, with the group's own prefix."""
+        """Return the store of the group's rendezvous, prefixed with the group's own prefix."""
         return self._store
 
     def _id(self) -> int:
         return id(self)
 
     def boxed(self) -> ProcessGroup:
-        """Return the group as an argument for compiled functions; dldist needs no box."""
+        """Return the group itself: torch's compiler needs a box for groups, dldist does not."""
         return self
 
     @staticmethod
     def unbox(boxed: ProcessGroup) -> ProcessGroup:
-        """Return the group of boxed()."""
+        """Return the group that boxed() was called on."""
         if not isinstance(boxed, ProcessGroup):
             raise RuntimeError(f"unbox(): {type(boxed).__name__} is not what boxed() of a ProcessGroup gives")
         return boxed
@@ -209,7 +210,7 @@ class ProcessGroup(Member):
         return self._backends.get(kind)
 
     def _distinct_backends(self, kinds: list[str] | None = None) -> list[Any]:
-        """List the backends of all device types, or of some, each once."""
+        """List the different backends of some device types, or of all."""
         backends = self._backends.values() if kinds is None else map(self._get_backend, kinds)
         return list({id(backend): backend for backend in backends}.values())
 
@@ -230,8 +231,8 @@ class ProcessGroup(Member):
     def operations(self) -> Any:
         """The object that runs the operations, with methods like dldist.Group's.
 
-        If dldist's own groups serve all devices without hooks, this is the World itself, linked to
-        the NcclGroup if any; else a Dispatcher, or BackendCalls for a subclass that overrides
+        If dldist's own groups serve all devices and there are no hooks, this is the World, linked
+        to the NcclGroup if any; else a Dispatcher, or BackendCalls for a subclass that overrides
         calls.
         """
         if self._operations is None:
@@ -242,7 +243,7 @@ class ProcessGroup(Member):
     _operations: Any = None
 
     def _group_of_all(self) -> Any:
-        """Return the group that serves all devices, or None if a Dispatcher is needed."""
+        """Return the only group needed, which serves all devices; None to use a Dispatcher."""
         if self._hooks or not self._backends.keys() <= {"cpu", "cuda", "xpu"}:
             return None
         groups: list[Any] = [getattr(backend, "group", None) for backend in self._distinct_backends()]
@@ -256,7 +257,7 @@ class ProcessGroup(Member):
         return of_cpu if is_pair or len(groups) == 1 else None
 
     def _choose_operations(self) -> None:
-        """Choose `operations` again, after a change of backends or hooks."""
+        """Reset `operations`. Call this after a change of backends or hooks."""
         self._operations = None
         if registry._world.default_pg is self:
             registry._world.default_pg = self
@@ -280,7 +281,7 @@ class ProcessGroup(Member):
         return self._backend_serving(_first_tensor(arguments), method)
 
     def _backend_serving(self, tensor: Any, method: str = "call") -> Any:
-        """Return the backend for a tensor's device; without a tensor, the CPU's if there is one."""
+        """Return the backend for a tensor's device; for None, the CPU's backend if there is one."""
         backends = self._distinct_backends()
         if not backends:
             raise RuntimeError(f"{type(self).__name__} {self.group_name!r} has no backend, nor a {method} of its own")
@@ -298,9 +299,9 @@ class ProcessGroup(Member):
         return self._hooks
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], object]) -> None:
-        """Register a hook to call with PreHookArgs before every operation, replacing hook_id.
+        """Register a hook to call with PreHookArgs before each operation; replaces hook `hook_id`.
 
-        If it raises, the operation does not start, and the caller gets the error.
+        If the hook raises, the operation does not start, and the caller gets the error.
         """
         self._ensure_hooks().register_pre(hook_id, hook)
         self._choose_operations()
@@ -321,7 +322,7 @@ class ProcessGroup(Member):
     def register_completion_hook(self, hook_id: int, hook: Callable[[CompletionHookArgs], object]) -> None:
         """Register a hook to call with CompletionHookArgs for each later operation that succeeds.
 
-        It runs on the thread that notices the completion; its errors go to sys.unraisablehook.
+        The hook runs on the thread that notices the completion. Errors go to sys.unraisablehook.
         """
         backend = self._backend_with_completion_hooks()
         if backend is not None:
@@ -340,7 +341,7 @@ class ProcessGroup(Member):
         self._choose_operations()
 
     def _backend_with_completion_hooks(self) -> Any:
-        """Return the backend that calls completion hooks itself, or None if the group must."""
+        """Return the backend that calls completion hooks itself; None if the group must."""
         backends = self._distinct_backends()
         return backends[0] if len(backends) == 1 and backends[0].supports_completion_hooks else None
 
@@ -359,19 +360,19 @@ class ProcessGroup(Member):
                 timeout: timedelta = backend.options._timeout
                 return timeout
             except (RuntimeError, AttributeError):
-                pass  # backends need not have options
+                pass  # backends without options have no timeout
         return default_timeout("undefined")
 
     set_timeout = _of_every_backend("set_timeout")
     _add_ephemeral_timeout = _of_every_backend("_add_ephemeral_timeout")
 
     def shutdown(self) -> None:
-        """Shut the group down cleanly: notify the other ranks, and wait for completion hooks."""
+        """Shut down cleanly: notify other ranks, and wait until completion hooks have returned."""
         calls = [backend.shutdown for backend in self._distinct_backends()]
         call_all([*calls, self._wait_for_completion_hooks, *self._take_shutdown_calls()])
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """End the group and unfinished operations with errors; other ranks receive the reason."""
+        """End the group, and unfinished operations with errors. Other ranks receive the reason."""
         calls = [_abort_of(backend, reason) for backend in self._distinct_backends()]
         call_all([*calls, *self._take_shutdown_calls()])
 
@@ -397,15 +398,15 @@ class ProcessGroup(Member):
         return self._end_coalescing_of(self._get_backend(device_type))
 
     def _end_coalescing_of(self, backend: Any) -> Any:
-        """End the backend's coalescing and return the work, one operation for completion hooks."""
+        """End the backend's coalescing; return the work, one operation for completion hooks."""
         hooks = self._hooks
         return backend._end_coalescing() if not hooks else hooks.start_coalesced(backend._end_coalescing)
 
     def _register_on_completion_hook(self, hook: Callable[[WorkInfo], object]) -> None:
-        """Register a permanent hook, the only one, to call with WorkInfo after each success."""
+        """Register the only completion hook with WorkInfo, which cannot be removed."""
         for backend in self._distinct_backends():
             if type(backend)._register_on_completion_hook is not Backend._register_on_completion_hook:
-                backend._register_on_completion_hook(hook)  # a third-party backend
+                backend._register_on_completion_hook(hook)  # a third-party backend with this method
                 return
         self._ensure_hooks().ensure_completion().register_on_work_info(hook)
         self._choose_operations()
@@ -425,7 +426,7 @@ class ProcessGroup(Member):
 
     @property
     def options(self) -> Any:
-        """The backend's options."""
+        """The options of the only backend, or of the CPU's."""
         return self._backend_for("options", ()).options
 
     # ---- other members
@@ -439,9 +440,10 @@ class ProcessGroup(Member):
         group_desc: str | None = None,
         device_types: list[str] | None = None,
     ) -> ProcessGroup | None:
-        """Create a group of some ranks, in this order. The caller must end it. Others get None.
+        """Create a group of some ranks, in this order; other ranks get None. The caller must end
+        the group.
 
-        If NCCL is a backend, all ranks must call this, to split its communicators; else only these.
+        If NCCL is a backend, all ranks must call this, to split communicators; else only members.
         """
         ranks = read_ranks(ranks, self.size())
         if not ranks or len(set(ranks)) != len(ranks) or not all(rank in range(self.size()) for rank in ranks):
@@ -449,7 +451,8 @@ class ProcessGroup(Member):
         kinds = self._device_types if device_types is None else device_types
         if self.rank() not in ranks:
             for backend in self._distinct_backends(kinds):
-                backend.split(self._store, ranks, opts)  # takes part if the backend needs all ranks
+                # Ranks that are not members also take part if the backend needs all ranks.
+                backend.split(self._store, ranks, opts)
             return None
 
         def split(backend: Any, name: str) -> Any:
@@ -465,10 +468,10 @@ class ProcessGroup(Member):
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> ProcessGroup:
-        """Create a group of `size` ranks, from all groups that call this with the same store.
+        """Create a group of `size` ranks by merging all groups that call this with the same store.
 
-        All ranks of each group call it; they get consecutive ranks in the new group. The caller
-        must end the new group.
+        All ranks of each group must call this; they get consecutive ranks in the new group. The
+        caller must end the new group.
         """
         first = bytearray(8)
         if self.rank() == 0:
@@ -487,7 +490,7 @@ class ProcessGroup(Member):
     def _made_from(
         self, make: Callable[[Any, str], Any], kinds: list[str], rank: int, size: int, what: str, name: str | None, desc: str | None
     ) -> ProcessGroup:
-        """Create a group with the backends that `make` creates from this group's of these kinds."""
+        """Create a group. `make` creates its backends from this group's backends for `kinds`."""
         pg = ProcessGroup(rank, size) if self._store is None else ProcessGroup(self._store, rank, size)
         pg._set_group_name(f"{self.group_name}:{what}" if name is None else name)
         pg._set_group_desc(f"{self.group_desc}:{what}" if desc is None else desc)
@@ -509,7 +512,7 @@ class ProcessGroup(Member):
         *,
         opts: ReconfigureOptions | None = None,
     ) -> Any:
-        """Change the members: see ProcessGroupGloo. The arguments can be ReconfigureOptions."""
+        """Change the members: see ProcessGroupGloo. Takes one ReconfigureOptions, or its fields."""
         if isinstance(uuid, ReconfigureOptions):
             opts = uuid
         if opts is None:
@@ -520,7 +523,7 @@ class ProcessGroup(Member):
         return self._backend_for("reconfigure", ()).reconfigure(opts)
 
     def _reconfigured(self, backend: Any) -> None:
-        """Adopt the rank and size of a backend that has new members."""
+        """Take the new rank and size from a backend whose members have changed."""
         self._rank, self._size = backend.rank(), backend.size()
         ranks = registry._world.pg_group_ranks
         if self in ranks:
@@ -532,7 +535,7 @@ class ProcessGroup(Member):
     # ---- memory, windows
 
     def new_window(self, tensor: Any = None) -> Any:
-        """Create a dldist.Window, memory that other ranks can write. All ranks call it."""
+        """Create a dldist.Window: memory that other ranks can write. All ranks must call this."""
         return self._perform("new_window", tensor)
 
     @property
@@ -554,11 +557,11 @@ class ProcessGroup(Member):
 
 
 for _name, _type in BackendType.__members__.items():
-    setattr(ProcessGroup, _name, _type)  # as pybind11 does for an enum in a class
+    setattr(ProcessGroup, _name, _type)  # as pybind11 exports the values of a nested enum
 
 
 def _options_for(backend: Any, opts: Any, timeout: timedelta | None, group_name: str) -> Any:
-    """Return options for a backend created from another: the given ones, or like the other's."""
+    """Return options for a backend made from `backend`: `opts`, or a copy of its options."""
     if opts is None:
         opts = BackendOptions(backend.name(), backend.options._timeout if timeout is None else timeout)
         opts.group_name = group_name
@@ -568,7 +571,7 @@ def _options_for(backend: Any, opts: Any, timeout: timedelta | None, group_name:
 
 
 def abort_with_reason(pg: ProcessGroup, reason: str) -> None:
-    """Abort any group. Overrides of abort() are c10d's method, which takes no reason."""
+    """Abort any group. If a subclass overrides abort(), call it without the reason, as in c10d."""
     if type(pg).abort is ProcessGroup.abort:
         pg.abort(reason)
     else:
@@ -576,19 +579,19 @@ def abort_with_reason(pg: ProcessGroup, reason: str) -> None:
 
 
 def _abort_of(backend: Any, reason: str) -> Callable[[], object]:
-    """Return a function that aborts a backend, with the reason for dldist's own backends."""
+    """Return a function that aborts a backend. dldist's own backends also get the reason."""
 
     def abort() -> None:
         group = getattr(getattr(backend, "wrapped_pg", backend), "group", None)
         if isinstance(group, _core.Group):
-            group.abort(reason)  # the first reason stays
+            group.abort(reason)  # the group keeps its first reason
         backend.abort()
 
     return abort
 
 
 def _first_tensor(arguments: tuple[Any, ...]) -> Any:
-    """Return the first tensor in a call's arguments; tensors precede all other arguments."""
+    """Return the first tensor in a call's arguments. Tensors must precede all other arguments."""
     for argument in arguments:
         first = first_of(argument)
         if first is not None and not isinstance(first, (_Options, int)):

@@ -1,4 +1,4 @@
-"""Coalesced calls and batches of messages, which are in Python. Imported when first used."""
+"""Coalesced calls and batches of messages. Imported when first used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dldist._base.works import _IllegalWork
 
 
 class Message:
-    """One message of a batch, with group ranks: the base of P2POp."""
+    """One message of a batch, with group ranks; the base class of P2POp."""
 
     __slots__ = ("__weakref__", "group_peer", "match_dtype", "op", "tag", "tensor")
 
@@ -42,7 +42,7 @@ class Coalescing:
         self.noted: list[tuple[str, Any, Any, Any]] = []
         self._is_open = False
         self.work: _core.Work | None = None
-        """The operation after an async_op block, or None if the block made no calls."""
+        """The operation that an async_op block has started; None if the block had no calls."""
 
     def __enter__(self) -> Coalescing:
         if self._is_open:
@@ -64,7 +64,7 @@ class Coalescing:
             self.work = self._run(calls)
 
     def record(self, name: str, first: Any, second: Any, third: Any, is_async: bool) -> Any:
-        """Record a call that the group would run. Returns the call's result, without a work."""
+        """Record a call instead of running it. Return a placeholder for its work, or None."""
         op = (second if OPERATIONS[name].is_in_place else third) or _core.ReduceOp.SUM
         if isinstance(op, str):
             op = _core.ReduceOp(op)
@@ -91,7 +91,7 @@ class Coalescing:
         return run(*arguments, timeout=self._timeout, async_op=self._is_async)  # type: ignore[no-any-return]
 
     def wait(self, timeout: Timeout | None = None) -> bool:
-        """Wait for the operation, if any. None means its own timeout; 0 checks once."""
+        """Wait for the operation, if any. timeout=None is its own timeout; 0 checks once."""
         if self.work is not None:
             wait_for(self.work, timeout)
         return True
@@ -104,7 +104,7 @@ def coalesce(group: _core.Group, *, timeout: Any = None, async_op: bool = False)
 def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(op, Message) for op in p2p_op_list):
         raise ValueError("batch_isend_irecv(): argument 'p2p_op_list' must be a list of P2POp")
-    # Check all before anything starts: a started message cannot be withdrawn.
+    # Check all messages before any starts, because a started message cannot be withdrawn.
     tensors = [
         _check_message(f"batch_isend_irecv(): argument 'p2p_op_list[{index}]'", group, op)
         for index, op in enumerate(p2p_op_list)
@@ -119,7 +119,7 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     if backend is not None:
         drop = getattr(backend, "_drop_coalesced", backend._end_coalescing)
         return _batch_as_one(group, p2p_op_list, backend._start_coalescing, lambda: group._end_coalescing_of(backend), drop)
-    # Receives first, so that incoming messages are received directly.
+    # Start receives first, so that incoming messages are received directly.
     works: list[Any] = [None] * len(p2p_op_list)
     for kind in ("irecv", "isend"):
         for index, op in enumerate(p2p_op_list):
@@ -129,7 +129,7 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
 
 
 def _batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, drop: Any) -> list[Any]:
-    """Run all messages as one operation, whose work is returned for each of them."""
+    """Run all messages as one operation. Return its work once for each message."""
     start()
     try:
         for op in p2p_op_list:
@@ -141,14 +141,14 @@ def _batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, drop: A
 
 
 def _check_message(where: str, group: Any, op: Message) -> Any:
-    """Check a message; describe its tensor, or return {} if only the backend can."""
+    """Check a message. Return its tensor's description, or {} if only the backend can check it."""
     is_from_any = op.group_peer is None and op.kind == "irecv"
     if not is_from_any and op.group_peer not in range(group.size):
         raise ValueError(f"{where}: invalid rank: {op.group_peer!r} is not in 0 to {group.size - 1}")
     if not hasattr(op.tag, "__index__") or op.tag.__index__() < 0:
         raise ValueError(f"{where}: the tag must be an int of 0 or more, not {op.tag!r}")
     if not isinstance(group, _core.Group):
-        return {}  # the group's backends decide which tensors they accept
+        return {}  # only the group's backends know which tensors they accept
     try:
         return _core._describe_tensor(op.tensor, op.kind == "irecv")
     except (TypeError, ValueError, BufferError) as error:
@@ -157,12 +157,12 @@ def _check_message(where: str, group: Any, op: Message) -> Any:
 
 
 def _check_apart(indices: list[int], tensors: list[Any]) -> None:
-    """Reject receives into overlapping memory: the result would depend on the order of messages."""
+    """Reject receives into overlapping memory, whose result would depend on the messages' order."""
     extents = []
     for index in indices:
         tensor = tensors[index]
         if tensor.get("count"):
-            # Check only the first element of strided tensors: interleaved ones share no memory.
+            # Check only a strided tensor's first element: interleaved tensors share no memory.
             nelements = tensor["count"] if tensor["is_contiguous"] else 1
             extents.append((tensor["data"], tensor["data"] + nelements * tensor["itemsize"], index))
     extents.sort()

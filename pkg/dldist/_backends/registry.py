@@ -1,4 +1,4 @@
-"""The state of module-level calls: the default world, and its groups. No other state is global."""
+"""The state of module-level calls, the only global state: the default world and groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dldist._backends.process_group import ProcessGroup
 
 GroupName = str
-"""c10d's type for the name of a group."""
+"""The type of a group's name in c10d."""
 
 NON_GROUP_MEMBER = -100
 
@@ -24,13 +24,13 @@ _are_threads_isolated = False
 
 
 def set_thread_isolation_mode(enable: bool) -> None:
-    """Isolate the named groups of each thread, for tests whose ranks are threads."""
+    """Give each thread its own named groups, for tests whose ranks are threads."""
     global _are_threads_isolated
     _are_threads_isolated = bool(enable)
 
 
 def hash_of_ranks(ranks: Sequence[int], count: int) -> str:
-    """Return a name for the group of these ranks, of which `count` exist already."""
+    """Return a name for the next group of these ranks, after `count` groups of the same ranks."""
     from hashlib import sha1
 
     return sha1("_".join(map(str, [*ranks, count])).encode(), usedforsecurity=False).hexdigest()
@@ -45,17 +45,17 @@ class Registry:
     def __init__(self) -> None:
         self._default_pg: ProcessGroup | None = None
         self.operations: Any = None
-        """The default world's operations, which module-level calls use directly."""
+        """The object that runs the default world's operations, for module-level calls."""
         self._names: dict[str, ProcessGroup] = {}
         self._of_thread = _local()
         self._lock = allocate_lock()
         self.forget_all()
 
     def forget_all(self) -> None:
-        """Return to the state before initialisation."""
+        """Reset the state to before init_process_group."""
         self.default_pg = None
         self.init_method: str | None = None
-        """The init_method that was passed to init_process_group."""
+        """The argument init_method of init_process_group."""
         self.pg_map: dict[ProcessGroup, tuple[str, Any]] = {}
         self.pg_names: dict[ProcessGroup, str] = {}
         self.pg_group_ranks: dict[ProcessGroup, dict[int, int]] = {}
@@ -68,13 +68,13 @@ class Registry:
         self.group_count = 0
         """Number of groups that this process has created or tried to create."""
         self.shared_count = 0
-        """Number of these groups that all ranks know of."""
+        """Number of groups that all ranks of the default world create or count."""
         self.own_counts: dict[tuple[int, ...], int] = {}
-        """Number of the other groups, by list of ranks."""
+        """Number of groups that only their members create, by list of ranks."""
 
     @property
     def default_pg(self) -> ProcessGroup | None:
-        """The group of all ranks, or None."""
+        """The group of all ranks, or None before init_process_group."""
         return self._default_pg
 
     @default_pg.setter
@@ -86,19 +86,19 @@ class Registry:
             compiled.follow_default_world(self.operations)
 
     def count_group(self) -> None:
-        """Count a group that this process is not a member of and that uses no name."""
+        """Count a group without a name, which this process is not a member of."""
         with self._lock:
             self.group_count += 1
 
     def next_name(self) -> str:
-        """Return the next name of a group that all ranks create, or count, in the same order."""
+        """Return a name for a group that all ranks create or count, in the same order."""
         with self._lock:
             self.group_count += 1
             self.shared_count += 1
             return str(self.shared_count - 1)
 
     def next_name_of(self, ranks: Sequence[int]) -> str:
-        """Return the next name of a group that its members create without other ranks."""
+        """Return a name for a group that only its members create."""
         key = tuple(ranks)
         with self._lock:
             self.group_count += 1
@@ -145,15 +145,15 @@ class Registry:
 
     def newest_first(self) -> list[ProcessGroup]:
         """List all groups in the order to end them: newest first, the default group last."""
-        return list(self.pg_names)[::-1]  # list() copies in one step: other threads may add groups
+        return list(self.pg_names)[::-1]  # list() copies in one step: threads may add groups
 
     @property
     def _by_name(self) -> dict[str, ProcessGroup]:
-        """The groups by name; only this thread's if threads are isolated."""
+        """The groups by name; only this thread's groups if threads are isolated."""
         return vars(self._of_thread).setdefault("names", {}) if _are_threads_isolated else self._names
 
     def name_group(self, name: str, pg: ProcessGroup) -> None:
-        """Register a group under a name for resolve()."""
+        """Give a group a name, by which resolve() finds it."""
         with self._lock:
             if name in self._by_name:
                 raise RuntimeError(f"A process group is already registered under the name {name!r}")
@@ -172,7 +172,7 @@ class Registry:
         return name in self._by_name
 
     def resolve(self, name: str) -> ProcessGroup:
-        """Return the group of this name."""
+        """Return the group of this name. Raise RuntimeError if there is none."""
         group = self._by_name.get(name)
         if group is None:
             raise RuntimeError(f"Could not resolve the process group registered under the name {name!r}")
@@ -180,12 +180,12 @@ class Registry:
 
     @property
     def pg_coalesce_state(self) -> dict[Any, list[Any]]:
-        """The groups in a _coalescing_manager, with their recorded calls."""
+        """The recorded calls of each group that is in a _coalescing_manager."""
         return {group: noted_calls() for group, noted_calls in self.coalescing.items()}
 
     @property
     def pg_config_info(self) -> list[dict[str, Any]]:
-        """Name, description, backends, ranks and size of every group."""
+        """The name, description, backends, ranks and size of every group."""
         total = self.default_pg.size() if self.default_pg is not None else -1
         return [self.describe(group, total) for group in list(self.pg_map)]
 
@@ -195,7 +195,7 @@ class Registry:
             "pg_name": self.pg_names[group],
             "pg_desc": group.group_desc,
             "backend_config": self.pg_backend_config[group],
-            # Like c10d, leave the ranks out if they are all of the world's.
+            # Like c10d, omit the ranks if the group has all ranks of the world.
             "ranks": ranks if len(ranks) != total else [],
             "group_size": len(ranks),
             "group_count": self.group_count,
@@ -206,7 +206,7 @@ _world = Registry()
 
 
 class _HasWorld(type):
-    """A metaclass for the attribute WORLD, the current default group."""
+    """The metaclass of classes that have WORLD, the current default group."""
 
     @property
     def WORLD(cls) -> ProcessGroup | None:
@@ -218,11 +218,11 @@ class _HasWorld(type):
 
 
 class group(metaclass=_HasWorld):
-    """group.WORLD is the default group, or None before init_process_group."""
+    """Namespace: group.WORLD is the default group, or None before init_process_group."""
 
 
 class GroupMember(metaclass=_HasWorld):
-    """WORLD is the default group. new_group returns NON_GROUP_MEMBER to non-members."""
+    """Namespace: WORLD is the default group; new_group returns NON_GROUP_MEMBER to non-members."""
 
     NON_GROUP_MEMBER = NON_GROUP_MEMBER
 
@@ -236,7 +236,7 @@ def default_group() -> ProcessGroup:
 
 
 def operations(group: Any = None) -> Any:
-    """Return the object that runs a group's operations, like dldist.Group's and with group ranks.
+    """Return the object that runs a group's operations. It has dldist.Group's methods and ranks.
 
     `group` is a c10d group or backend, a dldist.Group (returned itself), or None (the default).
     """
@@ -247,7 +247,8 @@ def operations(group: Any = None) -> Any:
         return calls
     if isinstance(group, _core.Group):
         return group
-    calls = getattr(group, "operations", None) or getattr(group, "_operations", None)  # a backend
+    # A backend has _operations, all other groups have operations.
+    calls = getattr(group, "operations", None) or getattr(group, "_operations", None)
     if calls is None:
         if type(group) is int and group == NON_GROUP_MEMBER:
             raise ValueError("Invalid process group specified: this process is not a member of the group")

@@ -1,7 +1,7 @@
 """All-reduce of sparse tensors: the sum over all ranks, coalesced.
 
-Supports torch's COO tensors, and SciPy's matrices and arrays in the formats COO, CSR and CSC. They
-are changed in place, and may get more or fewer elements.
+Supports torch's COO tensors, and SciPy's matrices and arrays in the formats COO, CSR and CSC. The
+tensors are changed in place, and may get more or fewer elements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dldist._base.works import done_work
 
 
 class _OfTorch:
-    """A COO tensor as `places`, a row of indices for each element, and `values`."""
+    """A torch COO tensor as `places`, which has a row of indices for each element, and `values`."""
 
     def __init__(self, tensor: Any) -> None:
         own = tensor.detach().coalesce()
@@ -34,7 +34,7 @@ class _OfTorch:
         self.values = torch.cat([self.values, other.values])
 
     def put(self, places: list[Any], values: list[Any]) -> None:
-        """Replace the tensor's elements with these, summing duplicates."""
+        """Set the elements of the tensor to these; values at duplicate indices are summed."""
         import torch
 
         indices = torch.cat(places).t()
@@ -44,7 +44,7 @@ class _OfTorch:
 
 
 class _OfScipy:
-    """A SciPy matrix or array as `places` and `values`, like _OfTorch."""
+    """A SciPy matrix or array as `places` and `values`, as in _OfTorch."""
 
     def __init__(self, matrix: Any) -> None:
         import numpy
@@ -85,7 +85,7 @@ def layout_of(tensor: Any) -> str | None:
 
 
 def _taken_apart(tensor: Any) -> _OfTorch | _OfScipy | None:
-    """Return a sparse tensor's elements, or None for a dense tensor."""
+    """Return a sparse tensor's indices and values, or None for a dense tensor."""
     layout = layout_of(tensor)
     if layout is None or layout == "torch.sparse_coo":
         return None if layout is None else _OfTorch(tensor)
@@ -99,8 +99,8 @@ def _taken_apart(tensor: Any) -> _OfTorch | _OfScipy | None:
 
 
 def all_reduce(calls: Any, tensors: Any, op: Any, timeout: Any, is_async: bool, refusal: Exception) -> Any:
-    """Sum all sparse tensors of all ranks, in place; raise `refusal` if one is dense. This always
-    waits for the other ranks: the work of an asynchronous call is already done."""
+    """Sum all sparse tensors of all ranks, in place. Raise `refusal` if a tensor is dense. Even an
+    asynchronous call waits for the other ranks, and returns a work that is done."""
     parts: list[Any] = [_taken_apart(tensor) for tensor in tensors]
     if None in parts:
         raise refusal
@@ -119,7 +119,7 @@ def all_reduce(calls: Any, tensors: Any, op: Any, timeout: Any, is_async: bool, 
 
 
 def _agree(calls: Any, own: _OfTorch | _OfScipy, timeout: Any) -> list[int]:
-    """Return each rank's number of elements. Raises ValueError if shapes differ."""
+    """Return the number of elements of each rank. Raise ValueError if shapes differ."""
     rows = _all_rows(calls, [own.sparse_dim, len(own.shape) - own.sparse_dim, len(own.values)], timeout)
     for sparse_dim, dense_dim, _ in rows:
         if sparse_dim != own.sparse_dim:
@@ -138,7 +138,7 @@ def _all_rows(calls: Any, row: list[int], timeout: Any) -> list[list[int]]:
 
 
 def _gather(calls: Any, part: Any, counts: list[int], timeout: Any) -> list[Any]:
-    """Gather one part of all ranks; `counts` has each rank's number of elements."""
+    """Gather an array of each rank; `counts` has the number of elements of each rank."""
     family = family_of(part, "all_reduce")
     rooms = [family.empty_like(part, (count, *part.shape[1:])) for count in counts]
     calls.all_gather(rooms, part, timeout=timeout)

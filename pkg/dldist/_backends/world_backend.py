@@ -1,4 +1,4 @@
-"""Backends over a World: create, split, merge and shut down."""
+"""Backends over a World, with methods to create, split, merge and shut down."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from dldist.world import CLOSE_TIMEOUT_S, World
 
 
 class OverWorld(OverGroup):
-    """A backend whose `group` is a World. Subclasses add the name and options."""
+    """A backend whose `group` is a World. Subclasses set the name and options."""
 
     supports_window = True
 
     _name: str
     """The backend's name."""
     group: Any
-    """The World, or None before reconfigure()."""
+    """The World that runs the calls, or None before reconfigure()."""
 
     def _open(self, store: _core.Store, opts: Any) -> World | None:
         return self._join(store, self._rank, self._size, opts._timeout, self._name)
 
     @classmethod
     def _join(cls, store: _core.Store | None, rank: int, size: int, timeout: timedelta, label: str) -> World:
-        """Create the World of the ranks that use this store."""
+        """Create the World; `store` is used for the rendezvous of its ranks."""
         if size == 1:
             store = _core.HashStore()
         return cls._furnish(World(store, rank, size, timeout=timeout, name=label))
 
     @classmethod
     def _split_off(cls, group: _core.Group, ranks: list[int], label: str | None, timeout: timedelta | None) -> World:
-        """Split off a group that can outlive `group`: c10d's groups end only when destroyed."""
+        """Split off a World that can outlive `group`, as c10d's groups live until destroyed."""
         return cls._furnish(_core.Group.split(group, ranks, label, timeout))  # type: ignore[arg-type]
 
     @classmethod
     def _furnish(cls, group: World) -> World:
-        """Add to a new group what the backend needs, and return it."""
+        """Add what the backend needs to a new group, and return the group."""
         return group
 
     @classmethod
@@ -52,7 +52,7 @@ class OverWorld(OverGroup):
         source: tuple[_core.Group, list[int]] | None,
         ranks: list[int],
     ) -> Self:
-        """Create a new group's backend: split off `source` if given, else through the store."""
+        """Create a new group's backend: split off `source` if given, else created via the store."""
         desc = pg.group_desc
         label = "default" if desc == "default_pg" else pg.group_name if desc in ("", "undefined") else desc
         if source is not None:
@@ -73,7 +73,7 @@ class OverWorld(OverGroup):
         return Window(self._require_group(), tensor)
 
     def split(self, store: _core.Store | None, ranks: list[int], opts: Any = None) -> Self | None:
-        """Create a backend for some of the ranks. Only these need to call this."""
+        """Create a backend for some of the ranks. Only its members must call this."""
         group = self._require_group()
         ranks = read_ranks(ranks, self._size)
         if self._rank not in ranks and len(ranks) <= self._size:
@@ -83,7 +83,7 @@ class OverWorld(OverGroup):
         return self._of(part, self.Options()._for(part.timeout, ranks, name))
 
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> Self:
-        """Create a backend of these and other ranks, which all use `store`."""
+        """Create a backend of these and other ranks. All must call this with the same `store`."""
         return type(self)(store, rank, size, self.options._timeout if opts is None else opts._timeout)
 
 
@@ -91,11 +91,11 @@ def close(group: World, timeout_s: float) -> None:
     try:
         group.close(timeout_s)
     except _core.DistTimeoutError:
-        pass  # the unfinished works' waiters get the error
+        pass  # the waiters of the unfinished works get this error
 
 
 def group_behind(pg: ProcessGroup) -> World | None:
-    """Return a process group's World, or None if its CPU backend is not dldist's."""
+    """Return the World of a process group, or None if its CPU backend is not dldist's."""
     backend = pg._backend_of_device("cpu")
     backend = getattr(backend, "wrapped_pg", backend)
     return backend.group if isinstance(backend, OverWorld) else None

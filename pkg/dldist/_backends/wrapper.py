@@ -1,4 +1,4 @@
-"""_ProcessGroupWrapper: compares every collective of all ranks before it runs (level DETAIL)."""
+"""_ProcessGroupWrapper: compares collectives between ranks before they run (debug level DETAIL)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dldist._backends.low_level import CALLS
 from dldist._base.options import AllgatherOptions, OpType, timeout_of
 from dldist.world import call_all
 
-# c10d's names for dtypes; other dtypes keep their own names.
+# c10d's names for dtypes. Dtypes that are not listed keep their names.
 _DTYPES = {
     "bool": "Bool",
     "int8": "Char",
@@ -33,8 +33,8 @@ _DTYPES = {
     "complex128": "ComplexDouble",
 }
 
-_FIELD_LIMIT = 4096  # characters; longer fields are cut, and a hash distinguishes them
-_MESSAGE_LIMIT = 65536  # bytes; more than any fingerprint has
+_FIELD_LIMIT = 4096  # characters of a field; longer fields are cut, and a hash is appended
+_MESSAGE_LIMIT = 65536  # bytes; larger than any encoded fingerprint
 
 
 def _shortened(field: str) -> str:
@@ -44,7 +44,7 @@ def _shortened(field: str) -> str:
 
 
 class Fingerprint(NamedTuple):
-    """The compared properties of a collective, as text: they are only compared and shown."""
+    """The properties of a collective that are compared between ranks, as text."""
 
     sequence: str
     op: str
@@ -57,7 +57,8 @@ class Fingerprint(NamedTuple):
         call = CALLS[method]
         op = str(OpType(call.operation.op_type).name)
         tensors = [argument for side, argument in zip(call.sides, arguments) if side.kind in ("one", "many")]
-        tensors = tensors[0] if tensors else []  # the first side must be alike on all ranks
+        # The first side (inputs or outputs) must be alike on all ranks.
+        tensors = tensors[0] if tensors else []
         described = [_describe(tensor) for tensor in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
         columns = (_shortened(", ".join(column)) for column in zip(*described, strict=True))
         return cls(str(sequence), op, *columns)
@@ -75,34 +76,33 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Fingerprint | None:
-        """Decode a peer's fingerprint, or return None if the bytes are malformed."""
+        """Decode another rank's fingerprint, or return None if the bytes are malformed."""
         fields = data.decode("utf-8", "backslashreplace").split("\n")
         return cls(*fields) if len(fields) == len(cls._fields) else None
 
     def differences(self, other: Fingerprint) -> str:
-        """Describe the fields that differ, with c10d's spacing."""
+        """Describe the fields that differ, in c10d's format."""
         names = ("Sequence number", "Op type", "Tensor Tensor shapes", "Tensor Tensor dtypes", "Tensor Tensor devices")
         differ = [f"\t {name}: {mine}vs {its}" for name, mine, its in zip(names, self, other, strict=True) if mine != its]
         return " ".join(differ)
 
 
 def _describe(tensor: Any) -> tuple[str, str, str]:
-    """Return a tensor's shape, dtype and device type. The backend later rejects non-tensors."""
+    """Return a tensor's shape, dtype and device type. The backend will reject non-tensors."""
     try:
         found = _core._describe_tensor(tensor, False)
     except (TypeError, ValueError, BufferError):
         return "[unknown]", type(tensor).__name__, "unknown"
-    # Only the device type: indices differ between ranks.
+    # Compare only the device type, because device indices differ between ranks.
     return str(list(found["shape"])), _DTYPES.get(found["dtype"], found["dtype"]), found["device"].partition(":")[0]
 
 
 class _ProcessGroupWrapper(Backend):
-    """A backend whose collectives are compared through `gloo_backend`, of the same ranks, before
-    they run.
+    """A backend that compares each collective between ranks before it runs, through `gloo_backend`.
 
-    A monitored barrier, which names missing ranks, is followed by an exchange of fingerprints. Each
-    rank that finds a difference raises DistMismatchError (a RuntimeError) for the first one.
-    Point-to-point messages are not compared.
+    `gloo_backend` has the same ranks. A monitored barrier, which names missing ranks, is followed
+    by an exchange of fingerprints. Each rank that finds a difference raises DistMismatchError (a
+    RuntimeError) for the first difference. Point-to-point messages are not compared.
     """
 
     wrapped_pg: Any = None
@@ -192,8 +192,8 @@ class _ProcessGroupWrapper(Backend):
         call_all([self.wrapped_pg.abort, self._helper.abort])
 
     def __getattr__(self, name: str) -> Any:
-        """Forward attributes that only some backends have."""
-        if name in ("wrapped_pg", "group"):  # calls on the group would not be compared
+        """Forward attributes that Backend lacks to the wrapped backend."""
+        if name in ("wrapped_pg", "group"):  # the group's calls would not be compared
             raise AttributeError(f"a backend that is compared has no {name!r} of its own")
         return getattr(self.wrapped_pg, name)
 
@@ -202,7 +202,7 @@ def _of_wrapped(name: str) -> Any:
     return property(lambda self: getattr(self.wrapped_pg, name))
 
 
-# Forward all other attributes of Backend to the wrapped backend.
+# Forward Backend's attributes that the wrapper does not define to the wrapped backend.
 _OWN = {"Options", "_operations", "_perform", "_unsupported", *vars(_ProcessGroupWrapper)}
 
 for _name in vars(Backend).keys() - _OWN:
@@ -211,7 +211,7 @@ for _name in vars(Backend).keys() - _OWN:
 
 
 def _with_collective(error: RuntimeError, mine: Fingerprint) -> RuntimeError:
-    """Return an error like this one whose text also names the collective that this rank calls."""
+    """Return an error of the same type whose text also names this rank's collective."""
     text = f"ProcessGroupWrapper: Monitored Barrier encountered error running collective: {mine}. Error: \n{error}"
     if not isinstance(error, _core.DistError):
         return RuntimeError(text)
