@@ -1,4 +1,4 @@
-"""Types for annotations that all layers use. dldist.types is their public name."""
+"""Types for annotations, used by all layers. The public module is dldist.types."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class SupportsDLPack(Protocol):
 
 @runtime_checkable
 class _SupportsDLPackDevice(Protocol):
-    # Also matches NumPy's bool arrays and scalars: NumPy's type stubs give them no __dlpack__.
+    # Also matches NumPy's bool arrays and scalars: its type stubs give them no __dlpack__.
     def __dlpack_device__(self) -> tuple[Any, int]: ...
 
 
 class _BufferType(type(Protocol)):  # type: ignore[misc]
-    """The metaclass of SupportsBuffer, since Python before 3.12 has no __buffer__ to check for."""
+    """The metaclass of SupportsBuffer, as Python before 3.12 has no __buffer__ to check for."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         try:
@@ -41,7 +41,7 @@ class SupportsBuffer(Protocol, metaclass=_BufferType):
 
 
 Tensor: TypeAlias = SupportsDLPack | _SupportsDLPackDevice | SupportsBuffer
-"""An array of any library; isinstance(x, Tensor) works. Output arrays must also be writable."""
+"""An array of any library; isinstance(x, Tensor) works. An output array must also be writable."""
 
 Tensors: TypeAlias = Sequence[Tensor]
 """A list or a tuple of arrays."""

@@ -1,9 +1,9 @@
 """Creates arrays of the caller's type, for any array library.
 
 No library is imported here: a program that passes an array has imported its library. A Family reads
-and creates the arrays of one library. The core reads and writes buffers and DLPack objects, so a
-result takes three steps: empty_like creates a writable buffer, an operation fills it, and finish
-makes the array from it.
+and creates the arrays of one library. The extension reads and writes buffers and DLPack objects, so
+a result takes three steps: empty_like() creates a writable buffer, an operation fills the buffer,
+and finish() makes the array.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 class Family:
-    """The arrays of one library. The base class fits those that behave like NumPy's."""
+    """Reads and creates the arrays of one library. The base class fits libraries like NumPy."""
 
     has_slices = True
 
@@ -28,15 +28,15 @@ class Family:
         return tuple(x.shape)
 
     def source(self, x: Any) -> Any:
-        """Return x in a form that the core can read."""
+        """Return the array x in a form that the extension can read."""
         return x
 
     def write(self, x: Any, content: Any) -> None:
-        """Copy `content` into x; raises ValueError if x is read-only."""
+        """Copy `content` into the array x. Raise ValueError if x is read-only."""
         _core._copy_tensor(self.source(x), content)
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
-        """Create a buffer with x's dtype, on x's device."""
+        """Create a writable buffer with x's dtype, on x's device."""
         raise NotImplementedError
 
     def clear(self, buffer: Any) -> None:
@@ -44,12 +44,13 @@ class Family:
         buffer[...] = 0
 
     def finish(self, buffer: Any, x: Any) -> Any:
-        """Make an array of x's type from the buffer, which must not be written to afterwards."""
+        """Convert a buffer to an array of x's type. The buffer must not be written to afterwards.
+        """
         return buffer
 
     def view(self, memory: Any, x: Any) -> Any:
-        """Wrap dldist's memory as a writable array: of x's library, or of NumPy if that has only
-        immutable arrays."""
+        """Return a writable array over dldist's memory: of x's library, or of NumPy if arrays of
+        x's library are immutable."""
         return _numpy_view(memory)
 
 
@@ -57,7 +58,7 @@ def _numpy_view(memory: Any) -> Any:
     numpy = sys.modules["numpy"]
     if not memory.nbytes:
         return numpy.empty(memory.shape, memory.dtype)
-    # Not all dtypes are supported by the buffer protocol and NumPy's DLPack.
+    # numpy.frombuffer accepts dtypes that the buffer protocol or NumPy's DLPack lacks.
     return numpy.frombuffer(memory, memory.dtype).reshape(memory.shape)
 
 
@@ -82,13 +83,13 @@ class _Torch(Family):
     def source(self, x: Any) -> Any:
         if not (x.requires_grad or x.is_conj() or x.is_neg()):
             return x
-        # DLPack cannot export tensors that require a gradient or are lazily conjugated or negated.
+        # DLPack cannot export tensors that require gradients or are lazily conjugated or negated.
         return x.detach().resolve_conj().resolve_neg()
 
     def write(self, x: Any, content: Any) -> None:
         values = self.source(x)
         _core._copy_tensor(values, content)
-        if x.is_conj() or x.is_neg():  # `values` is a copy
+        if x.is_conj() or x.is_neg():  # `values` is a resolved copy of x
             x.detach().copy_(values)
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
@@ -99,10 +100,10 @@ class _Torch(Family):
 
 
 class _Jax(Family):
-    """Immutable arrays: results are built in NumPy's memory, or NCCL's on a GPU."""
+    """JAX arrays, which are immutable: results are built in NumPy's memory (GPU: NCCL's)."""
 
     def source(self, x: Any) -> Any:
-        # On the CPU, asarray waits until x has been computed and returns its memory without a copy.
+        # On the CPU, asarray waits until x is computed and returns x's memory without a copy.
         return x if _is_on_gpu(x) else sys.modules["numpy"].asarray(x)
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
@@ -113,7 +114,7 @@ class _Jax(Family):
     def finish(self, buffer: Any, x: Any) -> Any:
         if _is_on_gpu(x):
             return sys.modules["jax"].dlpack.from_dlpack(buffer)
-        # The sharding of an x on several devices only fits results of the same shape.
+        # If x is on several devices, its sharding fits only results of the same shape.
         is_like_x = len(x.devices()) == 1 or buffer.shape == x.shape
         return sys.modules["jax"].device_put(buffer, x.sharding if is_like_x else None)
 
@@ -123,19 +124,19 @@ def _is_on_gpu(x: Any) -> bool:
 
 
 def _device_buffer(shape: Shape, dtype: str, device: int) -> Any:
-    # The memory outlives this temporary group: only groups can allocate it.
+    # Only groups can allocate memory. It outlives this temporary group.
     return _core.NcclGroup(None, 0, 1, device=device).empty(shape, dtype)
 
 
 class _Cupy(Family):
-    """Arrays that stay on the device throughout; the group must accept device memory."""
+    """CuPy arrays. Data stays on the device, so the group must accept device memory."""
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
         return sys.modules["cupy"].empty(shape, x.dtype)
 
 
 class _Flat(Family):
-    """Python's one-dimensional buffers. New ones are zero; only the first dimension has slices."""
+    """Python's one-dimensional buffers. New ones are zero; only dimension 0 has slices."""
 
     has_slices = False
 
@@ -172,12 +173,12 @@ class _Memoryview(_Flat):
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
         memory = memoryview(bytearray(math.prod(shape) * x.itemsize))
-        # memoryview.cast() cannot give a shape to an empty view.
+        # memoryview.cast() cannot set the shape of an empty view.
         return memory.cast(x.format, shape) if memory.nbytes else memory.cast(x.format)
 
 
 class _Dlpack(Family):
-    """Arrays of other libraries, whose from_dlpack makes a result from dldist's memory."""
+    """Arrays of other libraries. Their from_dlpack converts results from dldist's memory."""
 
     has_slices = False
 
@@ -185,7 +186,7 @@ class _Dlpack(Family):
         return _core._describe_tensor(x, False)["shape"]
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
-        # The memory outlives this temporary group: only groups can allocate it.
+        # Only groups can allocate memory. It outlives this temporary group.
         return _core.Group(None, 0, 1).empty(shape, _core._describe_tensor(x, False)["dtype"])
 
     def clear(self, buffer: Any) -> None:
@@ -201,7 +202,7 @@ class _Dlpack(Family):
 
     @staticmethod
     def namespace(x: Any) -> Any:
-        """Return the module whose from_dlpack makes arrays like x, or None."""
+        """Return the module whose from_dlpack() makes arrays like x, or None."""
         get_namespace = getattr(x, "__array_namespace__", None)
         if get_namespace is not None:
             return get_namespace()
@@ -219,7 +220,7 @@ JAX = _Jax()
 _CUPY = _Cupy()
 _DLPACK = _Dlpack()
 
-# The top-level package of a class -> the names of its array classes, and the family.
+# For each library's top-level package: the names of its array classes, and its family.
 _LIBRARIES = {
     "numpy": (("ndarray", "generic"), NUMPY),
     "torch": (("Tensor",), TORCH),
@@ -231,7 +232,7 @@ _BUILTIN = {array.array: _Array(), bytes: _Flat(), bytearray: _Flat(), memoryvie
 
 
 def family_of(x: Any, call: str) -> Family:
-    """Return the family of an array. If x is not an array, a TypeError names `call`."""
+    """Return the family of the array x. If x is no array, raise a TypeError that names `call`."""
     found = find_family(x)
     if found is None:
         raise TypeError(
@@ -241,7 +242,7 @@ def family_of(x: Any, call: str) -> Family:
     return found
 
 
-_known: dict[type, Family] = {}  # a cache: the family of each array class seen
+_known: dict[type, Family] = {}  # cache: the family of each array class used so far
 
 
 def find_family(x: Any) -> Family | None:
@@ -255,7 +256,7 @@ def find_family(x: Any) -> Family | None:
 
 
 def source_of(x: Any) -> Any:
-    """Return x in a form that the core can read; x itself if it is not an array."""
+    """Return the array x in a form that the extension can read, or x if it is not an array."""
     family = find_family(x)
     return x if family is None else family.source(x)
 
@@ -275,7 +276,7 @@ def _look_for_family(x: Any) -> Family | None:
 
 
 def prototype_of(template: Any) -> Any:
-    """Create an empty array with the template's dtype: JAX's if the template is, else NumPy's."""
+    """Create an empty array with the template's dtype: JAX's for a JAX template, else NumPy's."""
     name = "jax.numpy" if type(template).__module__.partition(".")[0] == "jax" else "numpy"
     return __import__(name, fromlist=("zeros",)).zeros(0, template.dtype)
 
@@ -288,7 +289,7 @@ def _classes(package: str, names: tuple[str, ...]) -> Iterator[type]:
 
 
 def is_traced(x: Any) -> bool:
-    """True if x is a JAX tracer: it has no value yet, as in jax.jit and jax.grad."""
+    """True if x is a JAX tracer, as in jax.jit and jax.grad, which has no value yet."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(x, jax.core.Tracer)
 
@@ -304,14 +305,14 @@ def pieces(buffer: Any, axis: int, sizes: list[int]) -> list[Any]:
 
 
 def new_array(family: Family, x: Any, content: Any) -> Any:
-    """Create an array like x with this content."""
+    """Create an array like x (library, dtype, device) with this content."""
     buffer = family.empty_like(x, content.shape)
     _core._copy_tensor(buffer, content)
     return family.finish(buffer, x)
 
 
 def written(family: Family, x: Any, content: Any) -> Any:
-    """Write the content into x and return x, or a new array like x if x is read-only."""
+    """Copy the content into x and return x. If x is read-only, return a new array like x."""
     try:
         family.write(x, content)
     except ValueError:
@@ -320,7 +321,7 @@ def written(family: Family, x: Any, content: Any) -> Any:
 
 
 def zeros_like(x: Any) -> Any:
-    """Return zeros like x, a PyTorch or JAX array, which may be traced."""
+    """Return zeros with the shape and dtype of x, a PyTorch or JAX array, which may be traced."""
     library = sys.modules["torch"] if find_family(x) is TORCH else sys.modules["jax"].numpy
     return library.zeros_like(x)
 

@@ -1,4 +1,4 @@
-"""Runs callbacks of works on a thread; ends the groups at exit. Imported with the first group."""
+"""The thread of works' callbacks, and the end of groups at exit. Imported with a group."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _thread: threading.Thread | None = None
 
 
 def start_completion_thread() -> None:
-    """Start the thread. Called from C, once per process, when the first callback is registered."""
+    """Start the thread. Called from C once per process, when the first callback is registered."""
     global _thread
     _thread = threading.Thread(target=_run, name="dldist-completion", daemon=True)
     _thread.start()
 
 
 def is_completion_thread() -> bool:
-    """True on this thread, which must not wait for a callback: it runs the callbacks itself."""
+    """True on the completion thread, which runs the callbacks and so must not wait for one."""
     return _thread is not None and _thread.ident == threading.get_ident()
 
 
@@ -28,7 +28,7 @@ def _run() -> None:
 
 
 def stop() -> None:
-    """End all groups and the thread, at the end of the process."""
+    """Close all groups and stop the thread. Called at exit."""
     global _thread
     _core._shutdown()
     thread, _thread = _thread, None
@@ -38,7 +38,7 @@ def stop() -> None:
 
 
 def _forget_in_child() -> None:
-    # The thread belongs to the parent.
+    # After a fork: the thread exists only in the parent.
     global _thread
     _thread = None
 

@@ -1,4 +1,4 @@
-"""Completes the docstrings of calls that share parameters, so that shared texts are written once.
+"""Adds texts about shared parameters to docstrings of calls, so that each text is written once.
 
 Docstrings have Google-style sections, separated by blank lines, after a summary.
 """
@@ -15,13 +15,13 @@ def completed(arguments: Mapping[str, str], returns: str = "", raises: str = "")
     """Return a decorator that adds shared texts to a call's docstring.
 
     Args:
-        arguments: Texts for parameters, by name. The docstring's own text for a parameter wins.
-        returns: The section Returns, used if the docstring has none.
+        arguments: Texts for parameters, by name. Texts in the docstring have precedence.
+        returns: The section Returns for a docstring without one.
         raises: A row to append to the section Raises.
     """
 
     def decorate(call: CallT) -> CallT:
-        if call.__doc__ is not None:  # None under python -OO
+        if call.__doc__ is not None:  # docstrings are None under python -OO
             call.__doc__ = _complete(call, call.__doc__.rstrip(), arguments, returns, raises)
         return call
 
@@ -46,7 +46,7 @@ def _complete(call: Any, doc: str, arguments: Mapping[str, str], returns: str, r
 
 
 def _by_name(rows: list[str], margin: str) -> dict[str, str]:
-    """Split the rows of a section by parameter, each with its continuation lines."""
+    """Map each parameter to its rows in a section, including continuation lines."""
     texts: dict[str, str] = {}
     name = ""
     for row in rows:

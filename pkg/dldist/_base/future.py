@@ -15,7 +15,7 @@ class Future:
 
     Callbacks get the future as their argument. They run on the thread that sets the value; for a
     Work, on a thread of dldist or the thread that waits for this future. If the future is already
-    done, add_done_callback runs them itself.
+    done, add_done_callback runs the callback.
     """
 
     __slots__ = ("__weakref__", "_callbacks", "_error", "_gate", "_is_done", "_lock", "_unwrap", "_value", "_work")
@@ -27,7 +27,7 @@ class Future:
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Future], object]] = []
         self._gate: Any = None
-        """A lock, released when the future is done; created by the first thread that waits."""
+        """A lock that is released when the future is done; the first waiting thread creates it."""
         self._work: _core.Work | None = None
         self._unwrap: Callable[[Any], object] | None = None
 
@@ -41,8 +41,8 @@ class Future:
         """Wait for the value and return it.
 
         Args:
-            timeout: Seconds or a timedelta. None means no limit (but a Work's operation has its
-                own). 0 checks once.
+            timeout: Seconds or a timedelta. None means no limit (an operation has its own); 0
+                checks once.
 
         Raises:
             DistTimeoutError: The future is not done yet. wait() can be called again.
@@ -69,7 +69,7 @@ class Future:
                 self._gate.acquire()
         seconds = -1.0 if timeout is None else min(_seconds(timeout), 1e9)
         if self._gate.acquire(True, seconds):
-            self._gate.release()  # for the next waiting thread
+            self._gate.release()  # wake the next waiting thread
         elif not self._is_done:
             raise _core.DistTimeoutError(f"Operation timed out! The future got no value within {seconds} s (timeout)")
 
@@ -84,7 +84,7 @@ class Future:
         return self._value
 
     def _set_unwrap_func(self, callback: Callable[[Any], object]) -> None:
-        """Set a callback that value() calls with the value; RPC uses it to raise errors."""
+        """Set a function that value() calls with the value, and which may raise, as RPC's does."""
         if not callable(callback):
             raise TypeError(f"_set_unwrap_func(): argument 'callback' must be callable, not {type(callback).__name__}")
         self._unwrap = callback
@@ -121,10 +121,10 @@ class Future:
         return True
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Call callback(self) when the future is done; in this call if it already is.
+        """Call callback(self) when the future is done. If it is already done, call it now.
 
-        An Exception of the callback goes to sys.unraisablehook. SystemExit and KeyboardInterrupt
-        propagate on the thread that runs the callback, as with concurrent.futures.
+        An Exception that the callback raises goes to sys.unraisablehook. SystemExit and
+        KeyboardInterrupt propagate on the thread that runs the callback, as in concurrent.futures.
         """
         if not callable(callback):
             raise TypeError(f"add_done_callback(): argument 'callback' must be callable, not {type(callback).__name__}")
@@ -173,13 +173,13 @@ def _seconds(timeout: Any) -> float:
         raise TypeError(
             f"wait(): argument 'timeout' must be timedelta or a number of seconds, not {type(timeout).__name__}"
         ) from None
-    if not seconds >= 0:  # also rejects NaN
+    if not seconds >= 0:  # written so that NaN is rejected as well
         raise _core.DistArgumentError(f"wait(): argument 'timeout' must be a time of 0 or more, not {timeout!r}")
     return seconds
 
 
 def wait_for(work: _core.Work, timeout: Timeout | None) -> None:
-    """Wait for a work. A timeout of 0 checks once, unlike Work.wait(0), which has no limit."""
+    """Wait for a work. timeout=0 checks once, although in Work.wait(0) 0 means no limit."""
     if timeout is not None and _seconds(timeout) == 0 and not work.is_completed():
         raise _core.DistTimeoutError("Operation timed out! the operation is still under way (timeout)")
     work.wait(timeout)
@@ -206,7 +206,7 @@ def await_work(work: _core.Work) -> Generator[Any, None, list[Any]]:
         try:
             loop.call_soon_threadsafe(resolve)
         except RuntimeError:
-            pass  # the loop is closed: nothing awaits the work
+            pass  # the event loop is closed, so nothing awaits the work
 
     def run() -> Generator[Any, None, list[Any]]:
         if not work.is_completed():

@@ -1,6 +1,6 @@
 """Finds names of JAX that are private or have moved between versions.
 
-PLACES has the modules that define each name in the supported versions (0.10 to 0.12), newest first.
+For each name, PLACES lists the modules that define it in JAX 0.10 to 0.12, the newest first.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import Any
 
 PLACES = {
-    "abstract_token": ("jax.ffi", "jax.core"),  # jax.core: before 0.11
-    # Compilation and execution of programs, for dldist.jax.
+    "abstract_token": ("jax.ffi", "jax.core"),  # jax.core is for JAX before 0.11
+    # Names that dldist.jax needs: compilation and execution of programs.
     "compile_or_get_cached": ("jax._src.compiler",),
     "ExecuteReplicated": ("jax._src.interpreters.pxla",),
     "global_state": ("jax._src.distributed",),
-    # Reductions of float16.
+    # Names for reductions of float16.
     "_lowerings": ("jax.interpreters.mlir",),
     "psum_p": ("jax._src.lax.parallel",),
     "psum_invariant_p": ("jax._src.lax.parallel",),
@@ -27,10 +27,10 @@ PLACES = {
 
 
 def place_of(name: str) -> Any:
-    """Return the module that has a name of PLACES.
+    """Return the module that defines a name listed in PLACES.
 
     Raises:
-        ImportError: The installed JAX has the name in no known module.
+        ImportError: The installed JAX does not define the name in any of the listed modules.
     """
     for module_name in PLACES[name]:
         try:
@@ -45,5 +45,5 @@ def place_of(name: str) -> Any:
 
 
 def find(name: str) -> Any:
-    """Return the object that a name of PLACES has in the installed JAX."""
+    """Return the object that the installed JAX has under a name listed in PLACES."""
     return getattr(place_of(name), name)

@@ -10,12 +10,12 @@ from dldist import _core
 _LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
 
 _logger = logging.getLogger("dldist")
-# Makes the log visible if DLDIST_LOG is set but logging is not configured.
+# Shows the log on stderr if DLDIST_LOG is set but logging is not configured.
 _fallback = logging.StreamHandler()
 _fallback.setFormatter(logging.Formatter("%(asctime)s dldist[%(process)d] %(levelname)s %(message)s"))
 
 global_rank: int | None = None
-"""The rank to print at the beginning of each line, or None to print none."""
+"""The rank to print at the beginning of each log line, or None to print none."""
 
 _thread: threading.Thread | None = None
 _level_set = logging.NOTSET
@@ -25,7 +25,7 @@ def start(level: str) -> None:
     """Start the log thread if it is not running, and set the logger's level."""
     global _level_set
     if _logger.level == _level_set:
-        # Keep a level that the program has set.
+        # Set the level only if the program has not set another.
         _level_set = _LEVELS[level.lower()]
         _logger.setLevel(_level_set)
     if _thread is None:
@@ -82,10 +82,10 @@ def _stop() -> None:
 
 
 def _restart_in_child() -> None:
-    # The parent's thread does not exist in the child.
+    # After a fork, the child lacks the parent's log thread: start one.
     if _thread is not None:
         _start_thread()
 
 
-atexit.register(_core._call_despite_ctrl_c, _stop)  # Ctrl-C still ends the process
+atexit.register(_core._call_despite_ctrl_c, _stop)  # called again if Ctrl-C interrupts it
 os.register_at_fork(after_in_child=_restart_in_child)

@@ -15,18 +15,18 @@ from dldist._base import settings
 from dldist._base.options import DebugLevel, get_debug_level
 
 STOP_TIMEOUT_S = 1.0
-"""How long the end of the process waits for the monitor's thread."""
+"""Seconds that the exit of the process waits for the monitor's thread."""
 
 _DUMPING_OFF, _DUMPING_DEVICES, _DUMPING_ON = range(3)
 
 _lock = _thread.allocate_lock()
 _is_started = False
 _numbers: dict[weakref.ref[_core.Group], int] = {}
-"""The groups that the monitor watches, with their numbers in the C monitor."""
+"""The groups that the monitor watches, each with its number in the C monitor."""
 
 
 def add(group: _core.Group) -> None:
-    """Watch a group until remove() or until the group is garbage-collected."""
+    """Make the monitor watch a group until remove() or until the group is garbage-collected."""
     number = _core._monitor_add_group(group)
     _numbers[_weakref.ref(group, _forget)] = number
 
@@ -38,7 +38,7 @@ def remove(group: _core.Group) -> None:
 
 def _forget(reference: weakref.ref[_core.Group]) -> None:
     number = _numbers.pop(reference, None)
-    if number is not None and not sys.is_finalizing():  # else modules may be empty
+    if number is not None and not sys.is_finalizing():  # in finalization, modules may be empty
         _core._monitor_remove_group(number)
 
 
@@ -52,9 +52,9 @@ def start(rank: int) -> None:
         _core._monitor_open(*_options(said, rank))
         number = dump_signal()
         if number:
-            # Take the default signal only if the program has no handler for it.
+            # The default signal is used only if the program has no handler for it.
             _core._monitor_on_signal(number, not said.dump_signal)
-        _thread.start_new_thread(_core._monitor_run, ())  # a fifth of the cost of threading.Thread
+        _thread.start_new_thread(_core._monitor_run, ())  # takes 1/5 of threading.Thread's time
         _is_started = True
 
 
@@ -89,7 +89,7 @@ def _is_detailed() -> bool:
 
 
 def dump_signal() -> int:
-    """Return the signal that requests dumps: DLDIST_DUMP_SIGNAL, by default SIGUSR2; 0: none."""
+    """Return the number of the signal for dumps: DLDIST_DUMP_SIGNAL, or SIGUSR2; 0 for none."""
     name = settings.value("dump_signal")
     wanted = name.upper() or "SIGUSR2"
     if wanted == "NONE":
@@ -104,12 +104,12 @@ def dump_signal() -> int:
 
 
 def stop() -> None:
-    """Stop the monitor, at the end of the process."""
+    """Stop the monitor. Called at exit."""
     _core._monitor_stop(STOP_TIMEOUT_S)
 
 
 def _forget_in_child() -> None:
-    # The thread and the groups belong to the parent.
+    # After a fork: the thread and the groups exist only in the parent.
     global _is_started, _lock
     _lock = _thread.allocate_lock()
     _is_started = False

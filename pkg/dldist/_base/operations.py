@@ -1,4 +1,4 @@
-"""The table of collectives, for code that repeats for each; see csrc/python/group/operations.h."""
+"""The table of collectives, from csrc/python/group/operations.h, for code that repeats for each."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from dldist import _core
 class Operation:
     """One collective, which is a method of dldist.Group.
 
-    `input` and `output` are its sides: a kind of tensors, and the index of their parameter. The
-    kinds are: "one" tensor; "many" tensors that move together; "ranks", a tensor for each rank;
-    "lists" of such tensors; one "whole" tensor with a part for each rank; several "wholes"; or
-    "nothing".
+    `input` and `output` are pairs of a kind of tensors and the index of their parameter. The kinds
+    are: "one" tensor; "many" tensors that move together; "ranks", a tensor for each rank; "lists",
+    several lists of a tensor for each rank; "whole", one tensor with a part for each rank;
+    "wholes", several of these; or "nothing".
     """
 
     name: str
     collective: str
     op_type: int
-    """The number in c10d's OpType."""
+    """The number of the operation in c10d's OpType."""
     recorded: str
-    """The name in the flight recorder."""
+    """The name of the operation in the flight recorder."""
     call: str
-    """The name of the low-level call in c10d, empty if there is none."""
+    """The name of c10d's low-level call; empty if there is none."""
     former_call: str
-    """The former name of the low-level call, empty if it never changed."""
+    """The former name of c10d's low-level call; empty if the name never changed."""
     as_one: str
-    """The operation that coalesce() runs for several of these, empty if there is none."""
+    """The operation that coalesce() runs instead of several of this one; empty if there is none."""
     parameters: tuple[str, ...]
     nrequired: int
     input: tuple[str, int]
@@ -46,11 +46,11 @@ class Operation:
 
     @property
     def is_flat(self) -> bool:
-        """True if an input or output is a tensor with a part for each rank."""
+        """True if the input or the output is one tensor with a part for each rank."""
         return "whole" in (self.input[0], self.output[0])
 
     def bind(self, args: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-        """List the values of all parameters, in order; None for a parameter that is not given."""
+        """List the values of all parameters of a call, in order; None for one that is not given."""
         if len(args) > len(self.parameters):
             raise TypeError(f"{self.name}() takes at most {len(self.parameters)} positional arguments ({len(args)} given)")
         values = [*args, *[None] * (len(self.parameters) - len(args))]
@@ -67,13 +67,13 @@ class Operation:
         return values
 
     def tensors(self, values: list[Any]) -> tuple[Any, Any]:
-        """Return the inputs and outputs among bound values. In-place tensors count as inputs."""
+        """Return the inputs and outputs in bind()'s result. In-place tensors count as inputs."""
         inputs = values[self.input[1]] if self.input[0] != "nothing" else None
         return inputs, None if self.is_in_place or self.output[0] == "nothing" else values[self.output[1]]
 
 
 def first_of(tensors: Any) -> Any:
-    """Return the first tensor of a tensor, a list of tensors or a list of lists."""
+    """Return the first tensor in a tensor, a list of tensors or a list of lists."""
     while isinstance(tensors, (list, tuple)):
         tensors = tensors[0] if tensors else None
     return tensors
@@ -89,4 +89,4 @@ def flat(tensors: Any) -> list[Any]:
 
 
 OPERATIONS = {row[0]: Operation(row) for row in _core._operations()}
-"""All collectives, by name."""
+"""All collectives, by the name of the operation."""

@@ -1,4 +1,4 @@
-"""torch.distributed's small types: the options of calls, the enums, and the debug level."""
+"""Small types of torch.distributed: options of calls, enums, and the debug level."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dldist import _core
 
 
 class _Numbered(enum.Enum):
-    """An enum like pybind11's: int() gives the number, and a member equals only itself."""
+    """An enum like pybind11's: int(member) is its number, and a member equals only itself."""
 
     def __int__(self) -> int:
         return int(self.value)
@@ -36,7 +36,7 @@ class OpType(_Numbered):
 
 
 class WorkResult(_Numbered):
-    """How a work ended."""
+    """The outcome of a work."""
 
     SUCCESS, TIMEOUT, COMM_ERROR = range(3)
     UNKNOWN = 100
@@ -75,29 +75,29 @@ class BuiltinCommHookType(_Numbered):
 
 
 class DebugLevel(_Numbered):
-    """The level of checking: DETAIL compares every collective of all ranks before it runs."""
+    """The level of checking. DETAIL compares each collective between ranks before it runs."""
 
     OFF, INFO, DETAIL = range(3)
 
 
 class WindowAccessType(_Numbered):
-    """How a window accesses a rank's memory: UNIFIED: load and store; SEPARATE: messages."""
+    """A window's access to a rank's memory: load and store (UNIFIED) or messages (SEPARATE)."""
 
     UNIFIED, SEPARATE = range(2)
 
 
-_debug_level: DebugLevel | None = None  # None until it is first read
+_debug_level: DebugLevel | None = None  # None before the first read
 
 
 def get_debug_level() -> DebugLevel:
-    """Return the debug level: the one set, or TORCH_DISTRIBUTED_DEBUG's, read at the first call."""
+    """Return the debug level: the one set, or TORCH_DISTRIBUTED_DEBUG when first called."""
     if _debug_level is None:
         set_debug_level_from_env()
     return _debug_level  # type: ignore[return-value]
 
 
 def set_debug_level(level: DebugLevel) -> None:
-    """Set the debug level of groups that are created later."""
+    """Set the debug level, which affects groups that are created later."""
     global _debug_level
     if not isinstance(level, DebugLevel):
         raise TypeError(f"set_debug_level(): argument 'level' must be DebugLevel, not {type(level).__name__}")
@@ -114,16 +114,16 @@ def set_debug_level_from_env() -> None:
 
 
 GROUPS_TIMEOUT = timedelta(milliseconds=-1)
-"""The initial timeout of options: stands for the group's timeout."""
+"""The initial value of `timeout` in options. It stands for the group's timeout."""
 
 
 def timeout_of(opts: _Options) -> timedelta | None:
-    """Return the timeout of options for modern calls, or None for the group's timeout."""
+    """Return the timeout in the options, or None if it is the group's timeout."""
     return None if opts.timeout == GROUPS_TIMEOUT else opts.timeout
 
 
 def as_timedelta(where: str, value: Any) -> timedelta:
-    """Convert a timedelta or float of seconds; reject an int, which could be milliseconds."""
+    """Convert a timedelta or float (seconds). Reject an int, which could be milliseconds."""
     if isinstance(value, timedelta):
         return value
     if isinstance(value, float):
@@ -131,18 +131,18 @@ def as_timedelta(where: str, value: Any) -> timedelta:
     raise TypeError(f"{where} must be timedelta, not {type(value).__name__}")
 
 
-_FOREVER_S = 86400.0 * 999_999_999  # the maximum of a timedelta
+_FOREVER_S = 86400.0 * 999_999_999  # the maximum of a timedelta, in seconds
 
 
 def to_timedelta(value: Any, where: str = "argument 'timeout'") -> timedelta:
-    """Convert a timedelta or any number of seconds, as modern calls accept it."""
+    """Convert a timedelta or any number of seconds to a timedelta."""
     if isinstance(value, timedelta):
         return value
     try:
         seconds = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{where} must be timedelta or a number of seconds, not {type(value).__name__}") from None
-    if not seconds >= 0:  # also rejects NaN
+    if not seconds >= 0:  # written so that NaN is rejected as well
         raise _core.DistArgumentError(f"{where} must be a time of 0 or more, not {value!r}")
     return timedelta(seconds=seconds) if seconds < _FOREVER_S else timedelta.max
 
@@ -169,8 +169,8 @@ class Checked:
     """An object whose attributes are checked or converted when they are set."""
 
     _checks: Mapping[str, Callable[[str, Any], Any]] = {}
-    """The check of each attribute: a function that gets the name for error messages and the value,
-    and returns the value to set. Other attributes take any value."""
+    """For each checked attribute: a function that gets the name for error messages and the value,
+    and returns the value to set. Other attributes accept any value."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         check = self._checks.get(name)
@@ -178,9 +178,9 @@ class Checked:
 
 
 class _Options(Checked):
-    """The base of all options: no constructor arguments, a fixed set of attributes, one type each.
+    """The base class of options: no constructor arguments, and fixed attributes of fixed types.
 
-    An attribute that is not set has the value of the class.
+    An attribute that is not set has the class attribute's value.
     """
 
     _checks = {
@@ -291,7 +291,7 @@ class WaitSignalOptions(_OptionsWithHints):
 
 
 class ReconfigureOptions(_OptionsWithHints):
-    """Options of reconfigure: the members' handles (a list: in rank order) and a uuid."""
+    """Options of reconfigure: a uuid, and the members' handles (a list: in rank order)."""
 
     uuid: int = 0
     handles: Any = ()

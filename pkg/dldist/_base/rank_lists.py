@@ -1,4 +1,4 @@
-"""Lists of ranks that callers pass."""
+"""Reads lists of ranks that callers pass."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 
 def read_ranks(ranks: Iterable[Any], size: int) -> list[Any]:
-    """List the ranks that a caller passes for a group of `size` ranks, but at most size + 1 of
-    them.
+    """Return the first size + 1 items of a caller's list of ranks for a group of `size` ranks.
 
-    A longer list has a wrong or repeated rank among these, so the caller's checks still reject it,
-    without listing all of an argument such as `range(10**9)`.
+    If the list is longer, these items include a wrong or repeated rank, so that the caller's checks
+    reject an argument such as `range(10**9)` without reading all of it.
     """
     return list(islice(ranks, size + 1))

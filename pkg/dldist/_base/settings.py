@@ -33,7 +33,7 @@ class Kind:
     def error(self, name: str, text: str) -> ValueError:
         if self.wanted:
             return ValueError(f"{name} must be {self.wanted}, not {text!r}")
-        # torch.distributed's wording. DistArgumentError is also a RuntimeError, as in torch.
+        # torch.distributed's error text. DistArgumentError is also a RuntimeError, as in torch.
         return _core.DistArgumentError(f"Invalid value for environment variable: {name} ({text!r})")
 
 
@@ -349,7 +349,7 @@ def is_encrypted() -> bool:
 
 def of_failures() -> SimpleNamespace:
     """Read the settings about failures, dumps and NCCL groups, as attributes of the result."""
-    # One pass over the environment: a lookup for each variable would take three times as long.
+    # Scan the environment once: a lookup for each variable would take three times as long.
     given = {name: os.environ[name] for name in os.environ if name.startswith(_PREFIXES)}
     return SimpleNamespace(**{setting.attribute: _read(setting, given) for setting in FAILURES})
 

@@ -7,12 +7,12 @@ import sys
 
 
 def in_packages(*path: str) -> list[str]:
-    """List the existing files with this path below the folders of sys.path."""
+    """List the existing files at this path below each folder of sys.path."""
     return _existing([os.path.join(folder or ".", *path) for folder in sys.path])
 
 
 def in_environment(name: str) -> list[str]:
-    """List the existing files lib/NAME of the environment and of its base Python."""
+    """List the existing files lib/NAME in the virtual environment and its base Python."""
     return _existing([os.path.join(prefix, "lib", name) for prefix in dict.fromkeys((sys.prefix, sys.base_prefix))])
 
 

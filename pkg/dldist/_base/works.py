@@ -1,4 +1,4 @@
-"""Works that are implemented in Python: for Python backends and for operations that start later."""
+"""Works that are implemented in Python, for Python backends and for operations that start later."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FakeWork(_core.Work):
 
 
 class FutureWork(_core.Work):
-    """A work that ends when a future does."""
+    """A work that ends when a future is done."""
 
     def __init__(self, future: Future) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class FutureWork(_core.Work):
 
 
 def done_work(value: Any) -> FutureWork:
-    """Return a completed work with this value."""
+    """Return a completed work whose future has this value."""
     future = Future()
     future.set_result(value)
     return FutureWork(future)
@@ -83,8 +83,8 @@ def done_work(value: Any) -> FutureWork:
 class PythonCallbackWork(FutureWork):
     """A work whose wait() calls callback(timeout), which returns True if the operation has ended.
 
-    The callback gets a timedelta, where 0 means no limit. The work is completed once the callback
-    has returned True or raised. The future's value is an empty list.
+    The callback gets a timedelta; 0 means no limit. The work is completed once the callback has
+    returned True or raised. Its future's value is an empty list.
     """
 
     def __init__(self, callback: Callable[[timedelta], bool]) -> None:
@@ -108,7 +108,7 @@ class PythonCallbackWork(FutureWork):
 
 
 class FollowedWork(FutureWork):
-    """A work, and a function `follow` that runs once it has succeeded; the result is `value`."""
+    """A work that calls `follow` once another work has succeeded. Its result is `value`."""
 
     def __init__(self, work: _core.Work, follow: Callable[[], object], value: Any) -> None:
         self._before = work.get_future()
@@ -117,7 +117,7 @@ class FollowedWork(FutureWork):
 
     @staticmethod
     def _followed(before: Future, follow: Callable[[], object], value: Any) -> Any:
-        before.value()  # raises if the operation failed
+        before.value()  # raises the operation's error if it failed
         follow()
         return value
 
@@ -149,7 +149,7 @@ def _limit(timeout: Any) -> timedelta:
 
 
 class _IllegalWork(_core.Work):
-    """The result of a call inside a coalescing manager. The manager's own work must be awaited."""
+    """The placeholder that a call in a coalescing block returns. Wait for the block instead."""
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("__") and hasattr(_core.Work, name):
