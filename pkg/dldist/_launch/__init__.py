@@ -1,1 +1,1 @@
-"""Starts and supervises processes: dlrun, spawn(), and tests on several ranks."""
+"""Starts and supervises processes, for dlrun, spawn(), and tests on several ranks."""

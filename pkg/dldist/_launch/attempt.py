@@ -1,4 +1,4 @@
-"""Starts all ranks of this launcher once, forwards their output, and ends them."""
+"""Supervises one attempt of dlrun: starts the ranks, forwards their output, and ends them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from dldist._launch import options as launch_options
 from dldist._launch import ranks as launch_ranks
 
 _KILL_AGAIN_S = 0.2
-# Delay and interval of the messages that name ranks that have not ended.
+# When to print which ranks have not ended, and how often to repeat it.
 _FIRST_NOTICE_S = 2.0
 _NOTICE_S = 5.0
-# How long an unread console can delay the end of the ranks.
+# Maximum delay of the ranks' end by a console that is not read.
 _READER_PATIENCE_S = 1.5
 _NAMED = 8
-# Exit codes that shells use.
+# Exit codes that shells use for programs that cannot be started.
 _NOT_STARTED, _NOT_FOUND = 126, 127
-# A rank that lost another rank may end before the lost one does.
+# How long to wait for the cause: a lost rank may end after the rank that noticed the loss.
 _CULPRIT_GRACE_S = 0.5
 _TORCH_CLIENT_REFUSED = b"TCP client failed to connect/validate to host"
 
@@ -40,7 +40,7 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """The signals that dlrun received. They wake a selector, and raise Interrupted in raising()."""
+    """The signals that dlrun receives. They wake a selector; in raising(), raise Interrupted."""
 
     HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -57,7 +57,7 @@ class Signals:
         self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._fd_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number, handler in self._handlers.items():
-            # Keep ignored signals ignored: SIGHUP under nohup, SIGINT of a background command.
+            # A signal that was ignored at the start stays ignored, as SIGHUP under nohup.
             if number and signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, handler)
         return self
@@ -80,7 +80,7 @@ class Signals:
         self.is_report_wanted = True
 
     def handles(self, number: int) -> bool:
-        """Return True unless the signal was ignored when dlrun started."""
+        """Return True unless dlrun was started with the signal ignored."""
         return number in self._before
 
     @contextmanager
@@ -102,7 +102,7 @@ class Signals:
 
 
 class Supervisor:
-    """Runs one attempt. run() returns None if the whole job succeeded, else the failure to show."""
+    """Runs one attempt. run() returns None if the job succeeded, else the failure to show."""
 
     def __init__(self, meeting: nodes.Meeting, attempt: launch_ranks.Attempt, signals: Signals) -> None:
         self._options = attempt.options
@@ -115,12 +115,12 @@ class Supervisor:
         self._failures: list[report.Failure] = []
         self._told: report.Failure | None = None
         self._end_at: float | None = None
-        """When to end the ranks, or None."""
+        """The time at which to signal the ranks to end, or None."""
         self._kill_at: float | None = None
-        """When to kill the remaining ranks, or None."""
+        """The time at which to kill the remaining ranks, or None."""
         self._told_end_at = 0.0
         self._notice_at: float | None = None
-        """When to print again which ranks have not ended."""
+        """The time at which to print again which ranks have not ended, or None."""
         self._is_failure_asked = False
         """True if dumps were requested from the ranks after a failure."""
         self._is_report_due = False
@@ -128,7 +128,7 @@ class Supervisor:
         self._is_noted_done = self._is_done = False
         self._consoles = [output.Console(fd, self._may_wait) for fd in (1, 2)]
         self._nlines_at: dict[int, int] = {}
-        """For each rank, the consoles' line count after its last output to stderr."""
+        """The consoles' line count after each rank's last output to stderr, by rank."""
 
     def _may_wait(self) -> bool:
         is_ending = self._kill_at is not None
@@ -150,11 +150,11 @@ class Supervisor:
         return self._told
 
     def about_dumps(self, failure: report.Failure) -> bytes:
-        """Describe the dumps of a failure and where they are; b"" if there are none."""
+        """Describe a failure's dumps and their location; return b"" if there are none."""
         if self._signals.first is not None or not self._dumps.has_any():
             return b""
         lines = [self._dumps.where()]
-        # Other machines' files are not on this one.
+        # The analysis needs the dumps of all ranks, so the job must have one machine.
         if report.is_time_out(failure) and self._place.nnodes == 1:
             lines.insert(0, self._dumps.verdict())
         return b"".join(f"dlrun: {line}\n".encode(errors="replace") for line in lines)
@@ -163,7 +163,7 @@ class Supervisor:
         self._consoles[1].write(f"dlrun: {text}\n".encode(errors="replace"))
 
     def is_in_sight(self, failure: report.Failure) -> bool:
-        """True if the failed rank's last output is probably still on the screen."""
+        """True if the failed rank's last output is probably still visible on the terminal."""
         shown_at = self._nlines_at.get(failure.rank)
         return shown_at is not None and self._nlines() - shown_at <= report.LINES_IN_SIGHT
 
@@ -175,7 +175,7 @@ class Supervisor:
             self._give_up(_NOT_FOUND, why)
             return
         for local_rank in range(self._place.nproc):
-            # A single rank writes directly to the console, so that a terminal stays a terminal.
+            # A single rank inherits the console, so that it still writes to a terminal.
             is_plain = self._options.kept(local_rank) == (0, 0) and self._options.is_shown(local_rank)
             has_pipes = self._place.world_size > 1 or not is_plain
             try:
@@ -315,7 +315,7 @@ class Supervisor:
             self._end_all(number)
             self._tell_others()
         elif self._signals.count > 1:
-            self._kill_at = time.monotonic()  # on the second signal, kill immediately
+            self._kill_at = time.monotonic()  # on a second signal, kill the ranks immediately
 
     def _end_all(self, number: int) -> None:
         self._told_end_at = time.monotonic()

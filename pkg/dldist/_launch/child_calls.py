@@ -1,4 +1,4 @@
-"""Calls in new processes, each of which sends back one message; for spawn() and dldist.testing.
+"""Calls of functions in new processes, which each return one message, for spawn() and testing.
 
 The message is ("result", value), ("skip", reason), or ("failure", traceback, pickle or None).
 """
@@ -17,7 +17,7 @@ from dldist._objects import pickling
 
 
 class Call:
-    """A process that runs a function, the receiving end of its channel, and its message."""
+    """A process that runs a function, the channel for its message, and the parts of the message."""
 
     def __init__(self, number: int, child: Child, channel: Any) -> None:
         self.number = number
@@ -26,21 +26,21 @@ class Call:
         self.result: Any = None
         self.skip: str | None = None
         self.failure = ""
-        """The traceback, if the function raised."""
+        """The traceback if the function raised, else None."""
         self.error: BaseException | None = None
-        """The exception, if it could be pickled and unpickled."""
+        """The exception that the function raised, if it could be pickled and unpickled."""
 
     @property
     def is_heard(self) -> bool:
-        """True if its message has been read, or it has ended without one."""
+        """True if the message has been read, or the process has ended without a message."""
         return bool(self.channel.closed)
 
     def signs(self) -> list[Any]:
-        """List the objects to wait on, for a message or the end of the process."""
+        """List the objects to wait on: the channel until it is closed, and the process."""
         return [self.child] if self.is_heard else [self.channel, self.child]
 
     def hear(self) -> bool:
-        """Read the message; return False if there is none. Errors of unpickling propagate."""
+        """Read the message. Return False if there is none. Errors of unpickling propagate."""
         if self.is_heard:
             return False
         try:
@@ -70,24 +70,24 @@ _AnyCall = TypeVar("_AnyCall", bound=Call)
 
 
 def with_news(calls: Iterable[_AnyCall], timeout: float | None) -> list[_AnyCall]:
-    """Wait up to `timeout` seconds; return the calls that have sent a message or ended."""
+    """Wait up to `timeout` seconds. Return the calls that have sent a message or ended."""
     owners = {sign: call for call in calls for sign in call.signs()}
     return list(dict.fromkeys(owners[sign] for sign in connection.wait(list(owners), timeout)))
 
 
 def failure(error: BaseException) -> tuple[str, str, bytes | None]:
-    """Build the message about an exception, which is included if it can be pickled."""
+    """Build a message about an exception, with the exception if it can be pickled."""
     text = "".join(traceback.format_exception(error))
     try:
         data = pickling.dumps_object(error)
         pickle.loads(data)
-    except Exception:  # third-party exceptions may raise anything here
+    except Exception:  # any exception, because third-party code runs here
         return "failure", text, None
     return "failure", text, data
 
 
 def _revive(data: bytes | None) -> BaseException | None:
-    """Unpickle an exception of failure(), or return None if that fails here."""
+    """Unpickle the exception of a message, or return None if that fails in this process."""
     try:
         return None if data is None else pickle.loads(data)
     except Exception:

@@ -1,4 +1,4 @@
-"""Flight recorder dumps of dlrun's ranks: requests them, finds the files and analyses them."""
+"""The flight recorder dumps of dlrun's ranks: requests dumps, finds the files and analyses them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from collections.abc import Iterable
 from dldist._base import monitor_thread, settings
 from dldist._launch import ranks as launch_ranks
 
-# A dump takes milliseconds. This limits the delay by a stopped rank or a hanging file system.
+# A dump takes milliseconds. The limit is for a stopped rank or a hanging file system.
 _PATIENCE_S = 3.0
 _LOOK_AGAIN_S = 0.02
 _PREFIX = "trace_"
 
 Stamp = tuple[int, int] | None
-"""A file's inode and modification time, which identify a new file of the same name."""
+"""Inode and modification time of a file, which change when the file is replaced."""
 
 
 class Dumps:
-    """The dumps of one attempt. ask() does not block: the supervisor polls look() afterwards."""
+    """The dumps of one attempt. ask() does not block: poll look() until it returns True."""
 
     def __init__(self, attempt: launch_ranks.Attempt) -> None:
         self.environment: dict[str, str] = {}
-        """Variables that make the ranks write their dumps where this class looks."""
+        """Environment variables that make ranks write their dumps where this class looks."""
         self.waits_until: float | None = None
-        """The deadline for the ranks that ask() has signalled, or None if no dump is pending."""
+        """The deadline for dumps of the ranks that ask() has signalled; None if none is pending."""
         self.silent: list[launch_ranks.Rank] = []
-        """Signalled ranks whose dump is pending or missing."""
+        """Ranks that were signalled, but whose dump is pending or missing."""
         self.deaf: list[launch_ranks.Rank] = []
         """Ranks that the last ask() could not signal."""
         self._number = monitor_thread.dump_signal()
@@ -45,26 +45,26 @@ class Dumps:
 
     def _make_place(self, attempt: launch_ranks.Attempt) -> str:
         if attempt.options.log_dir:
-            # The first rank that writes creates it.
+            # The first rank that writes a dump creates the folder.
             self._made = os.path.join(attempt.log_folder, "traces")
         else:
             try:
-                self._made = tempfile.mkdtemp(prefix="dlrun_")  # accessible only to this user
+                self._made = tempfile.mkdtemp(prefix="dlrun_")  # a folder only for this user
             except OSError:
-                return ""  # nowhere to write, but the job can run
+                return ""  # no folder for dumps, but the job can run
         prefix = os.path.join(os.path.abspath(self._made), _PREFIX)
         self.environment = {"DLDIST_FR_DUMP_FILE": prefix}
         return prefix
 
     def ask(self, ranks: Iterable[launch_ranks.Rank], is_wanted: bool) -> None:
-        """Request dumps from ranks. `is_wanted`: the user requested them, so always keep them."""
+        """Request dumps from ranks. `is_wanted`: the user requested the dumps, so keep them."""
         self._is_wanted = self._is_wanted or is_wanted
         self.silent, self.deaf = [], []
         if not self._prefix:
             return
         for rank in ranks:
             self._before[rank.rank] = self._stamp(rank.rank)
-            # Without a handler, the signal would end the rank.
+            # A rank without a handler is not signalled, because the signal would end it.
             (self.silent if rank.ask_by(self._number) else self.deaf).append(rank)
         self.waits_until = time.monotonic() + _PATIENCE_S if self.silent else None
 
@@ -84,7 +84,7 @@ class Dumps:
         return self._newest(rank)[1]
 
     def _newest(self, rank: int) -> tuple[str, Stamp]:
-        """Find the rank's newest file. Both formats may exist if the environment sets the path."""
+        """Find the rank's newest dump. Two formats may exist if the environment sets the path."""
         newest: tuple[str, Stamp] = "", None
         for ending in ("", ".json") if self._prefix else ():
             path = f"{self._prefix}{rank}{ending}"
@@ -101,7 +101,7 @@ class Dumps:
         return bool(self._written())
 
     def _written(self) -> dict[int, str]:
-        """Find the files written since the start; the user's own path may have older ones."""
+        """Find dumps written since the start: a folder that the user chose may have older ones."""
         newest = {rank: self._newest(rank) for rank in self._ranks}
         return {rank: path for rank, (path, stamp) in newest.items() if stamp != self._at_start[rank]}
 
@@ -113,7 +113,7 @@ class Dumps:
         return f"the flight recorders of the ranks are in {folder}; python -m dldist.trace {prefix}{folder}"
 
     def verdict(self) -> str:
-        """Summarise in a paragraph which ranks are stuck in which calls."""
+        """Summarise in a paragraph the calls that ranks are stuck in."""
         from dldist import trace
 
         dumps = {}
@@ -126,7 +126,7 @@ class Dumps:
             return f"the flight recorders could not be read: {error}"
 
     def close(self, is_of_use: bool) -> None:
-        """Remove the dumps, unless they are of use or the user requested them."""
+        """Remove the dumps unless they are useful or the user requested them."""
         if self._made is None:
             return
         if not (is_of_use or self._is_wanted):
@@ -135,4 +135,4 @@ class Dumps:
             try:
                 os.rmdir(self._made)
             except OSError:
-                pass  # not empty, or does not exist
+                pass  # the folder is not empty, or does not exist

@@ -1,7 +1,7 @@
-"""Coordinates the launchers of a job: rendezvous, first failure, restarts.
+"""Coordinates a job's launchers, one per machine: rendezvous, first failure, restarts.
 
-One launcher serves a store for the launchers, with a key prefix, and for the ranks of the first
-attempt. The ranks of each later attempt get a new, empty store.
+One launcher serves a store, which the launchers use under a key prefix, and the ranks of the first
+attempt without one. The ranks of each later attempt get a new, empty store.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from dldist._launch import report as launch_report
 JOIN_TIMEOUT_S = 600.0
 _REPLY_TIMEOUT_S = 10.0
 _RESTART_TIMEOUT_S = 60.0
-# How long a launcher that fails to join serves the store, so that the others can read the reason.
+# How long a launcher that fails to join keeps serving the store, where others read the reason.
 _REFUSAL_PATIENCE_S = 2.0
 _POLL_S = 0.05
 NOTICE_S = 5.0
 _BEAT_S = 2.0
-# A launcher without a heartbeat for this long is lost. Ample even on a very busy machine.
+# A launcher without a heartbeat for this long is lost. Long enough for a very busy machine.
 SILENT_S = 30.0
 
 
 class _Every(threading.Thread):
-    """A thread that calls a function every `seconds`, until stop() or the end of the block."""
+    """A thread that calls a function every `seconds`, until stop() or the end of a `with` block."""
 
     def __init__(self, seconds: float, call: Callable[[], object]) -> None:
         super().__init__(name="dlrun-every", daemon=True)
@@ -46,7 +46,7 @@ class _Every(threading.Thread):
             while not self._is_over.wait(self._seconds):
                 self._call()
         except (_core.DistError, OSError):
-            pass  # the main thread gets the same error
+            pass  # ignored: the main thread raises the same error
 
     def stop(self) -> None:
         self._is_over.set()
@@ -76,7 +76,7 @@ def _run_names(given: str | None) -> tuple[str, str]:
 
 
 class _Ear:
-    """Detects launchers whose heartbeat has stopped."""
+    """Finds launchers whose heartbeat has stopped."""
 
     def __init__(self, store: _core.Store, count: int) -> None:
         self._store = store
@@ -99,7 +99,7 @@ class _Ear:
 
 
 class Meeting:
-    """The launchers of a job. Every call may raise DistError if the others are unreachable."""
+    """The launchers of a job. Methods may raise DistError if others are unreachable."""
 
     def __init__(self, options: launch_options.Options, secret: str) -> None:
         self._options = options
@@ -124,19 +124,19 @@ class Meeting:
 
     @property
     def is_alone(self) -> bool:
-        """True if there is no other launcher."""
+        """True if this is the only launcher."""
         return self._options.nnodes == 1
 
     def _left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.1)
 
     def _saying(self, text: Callable[[], str]) -> _Every:
-        """Print a message every few seconds while waiting; for use in a `with` block."""
+        """Return a context manager that prints a message every few seconds in its block."""
         return _Every(NOTICE_S, lambda: output.say(text()))
 
     def _open(self) -> tuple[_core.TCPStore, bool]:
-        """Open the launchers' store; return it, and True if this launcher serves it: machine 0's
-        does, or without --node-rank the first that can listen on the port."""
+        """Open the launchers' store. Return the store, and True if this launcher serves it: machine
+        0's launcher does, or without --node-rank the first that can listen on the port."""
         options, why_not = self._options, ""
         if options.node_rank in (0, None):
             try:
@@ -240,7 +240,7 @@ class Meeting:
         return self._store.add(f"done/{number}", 0) == self._options.nnodes
 
     def leave(self, patience: float) -> None:
-        """Leave the job. The launcher that serves the store first waits for the others to leave."""
+        """Leave the job. The launcher that serves the store first waits for others to leave."""
         if self._beat is not None:
             self._beat.stop()
         left = self._store.add("left", 1)

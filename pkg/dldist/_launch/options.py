@@ -13,7 +13,7 @@ from dldist import __version__
 DEFAULT_PORT = 29500
 _POLL_S = 0.25
 GRACE_S = 30.0
-"""Usually enough time to write a checkpoint. torchrun has the same default."""
+"""Seconds between SIGTERM and SIGKILL: enough to write a checkpoint, and torchrun's default."""
 NOT_KEPT, KEEP_STDOUT, KEEP_STDERR, KEEP_BOTH = 0, 1, 2, 3
 
 _DESCRIPTION = """Runs a program on several processes, called ranks, that form one job.
@@ -33,7 +33,7 @@ on each of two machines:
 
 
 _STREAMS = '0: nothing, 1: stdout, 2: stderr, 3: both; or by local rank, "0:3,1:2"'
-# By title of the help's section: names of options, with argparse's arguments.
+# For each section of the help: pairs of an option's names and its arguments for argparse.
 _OPTIONS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "how many": (
         ("-n -np --nproc-per-node", {"dest": "nproc", "default": "1", "metavar": "N",
@@ -79,24 +79,24 @@ class Options(argparse.Namespace):
     nproc: int
     nnodes: int
     node_rank: int | None
-    """None if machines are numbered in the order in which their launchers join."""
+    """This machine's number; None to number machines in the order in which launchers join."""
     host: str
     port: int
-    """0 for any free port."""
+    """The store's port, or 0 for any free port."""
     run_id: str | None
     max_restarts: int
     poll_s: float
-    """Interval of checks for failures on other machines."""
+    """Seconds between checks for failures on other machines."""
     role: str
     shown_ranks: frozenset[int] | None
     """The local ranks whose output is shown, or None for all."""
     grace_s: float
-    """How long ranks may run after the signal to end, before they are killed."""
+    """Seconds that ranks may run after the signal to end, before they are killed."""
     log_dir: str | None
     tee: dict[int | None, int]
     redirects: dict[int | None, int]
-    """Streams to write to files and the console (tee) or only to files (redirects): KEEP_* bits by
-    local rank, or under None for all ranks."""
+    """KEEP_* bits of the streams to write to files and the console (tee) or only to files
+    (redirects), by local rank, or under None for all ranks."""
     has_bound_cores: bool
     has_secret: bool
     is_module: bool
@@ -104,12 +104,12 @@ class Options(argparse.Namespace):
     program: list[str]
 
     def kept(self, local_rank: int) -> tuple[int, int]:
-        """Return KEEP_* bits: a rank's streams to write to files, and the ones not to show."""
+        """Return KEEP_* bits twice: a rank's streams to write to files, and streams not to show."""
         teed, redirected = (which.get(local_rank, which.get(None, NOT_KEPT)) for which in (self.tee, self.redirects))
         return teed | redirected, redirected
 
     def is_shown(self, local_rank: int) -> bool:
-        """True if a rank's output goes to the console, apart from streams that go only to files."""
+        """True if a rank's output is shown on the console, except streams that go only to files."""
         return self.shown_ranks is None or local_rank in self.shown_ranks
 
 
@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for text, how in rows:
             names = text.split()
-            # Like torchrun, accept underscores instead of hyphens.
+            # Like torchrun, also accept underscores instead of hyphens in options.
             names.append("--" + names[-1][2:].replace("-", "_"))
             group.add_argument(*dict.fromkeys(names), **how)
     parser.add_argument("program", help="script to run; with -m a module, with --no-python a command")
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(given: Options) -> None:
-    """Check the options and replace their texts by values. Raises ValueError."""
+    """Check the options and convert texts to values. Raise ValueError if an option is invalid."""
     given.nproc = ranks_here(str(given.nproc))
     given.nnodes = _whole(given.nnodes, 1, math.inf, f"--nnodes must be a number of 1 or more, not {given.nnodes!r}")
     if given.max_restarts < 0:
@@ -165,7 +165,7 @@ def _check(given: Options) -> None:
         raise ValueError("-m and --no-python exclude each other")
     given.host, given.port = _endpoint(given)
     redirects = str(given.redirects)
-    # With a log directory and no choice of streams, output goes to files and the console.
+    # With --log-dir but no choice of streams, write output to files and the console.
     tee = "3" if given.log_dir and redirects == "0" else "0"
     given.tee, given.redirects = _streams("--tee", tee if given.tee is None else str(given.tee)), _streams("--redirects", redirects)
     given.shown_ranks = _local_ranks(str(given.shown_ranks))
@@ -212,7 +212,7 @@ def _whole(value: object, least: int, most: float, complaint: str) -> int:
 
 
 def _streams(name: str, text: str) -> dict[int | None, int]:
-    """Parse KEEP_* bits by local rank, or under None for all ranks."""
+    """Parse a choice of streams into KEEP_* bits by local rank, or under None for all ranks."""
     found: dict[int | None, int] = {}
     for part in text.split(","):
         rank, colon, what = part.rpartition(":")
@@ -230,7 +230,7 @@ def ranks_here(text: str) -> int:
 
 
 def usable_cores() -> int:
-    """Return the number of cores this process may use: its affinity, limited by the CPU quota."""
+    """Return the number of cores this process may use: by affinity, limited by the CPU quota."""
     cores = len(os.sched_getaffinity(0))
     quota = _cgroup_cores()
     return cores if quota is None else max(1, min(cores, quota))
@@ -250,5 +250,5 @@ def _cgroup_cores() -> int | None:
                 quota, period = (place / "cpu.max").read_text(encoding="ascii").split()
                 quotas.append(int(quota) // int(period))
             except (OSError, ValueError, ZeroDivisionError):
-                pass  # no quota, or "max"
+                pass  # no CPU quota: no file, or it has "max"
     return min(quotas, default=None)

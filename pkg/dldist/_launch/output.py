@@ -11,21 +11,21 @@ from collections.abc import Callable
 from typing import IO, BinaryIO
 
 _CHUNK = 65536
-# Enough to empty a pipe: an unprivileged user's pipe holds at most 1 MiB.
+# Enough chunks to empty a pipe: an unprivileged user's pipe holds at most 1 MiB.
 _CHUNKS_IN_PIPE = 32
-# A writable pipe accepts this many bytes without blocking, and does not interleave them.
+# Bytes that a writable pipe accepts without blocking and without mixing them with other writes.
 _ATOMIC = select.PIPE_BUF
 _LONGEST_LINE = 1 << 20
 _TAIL_BYTES = 64 << 10
-# A carriage return also ends a piece: progress bars redraw their line with it. As the last byte, it
-# may be the first half of \r\n.
+# A carriage return also ends a piece, because progress bars redraw their line with one. But as the
+# last byte it may be the first half of \r\n.
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
 
 
 def open_missing_streams() -> None:
-    """Open closed standard streams, so that no socket gets their numbers and the ranks' output.
+    """Open closed standard streams on /dev/null, so that no socket gets the descriptors 0 to 2.
 
-    With Python 3.14, libffi may have opened a file for reading there: Console then has no reader.
+    Without this, with Python 3.14, libffi may have opened a read-only file as descriptor 1 or 2.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
@@ -40,19 +40,19 @@ def say(text: str) -> None:
 
 
 class Console:
-    """stdout or stderr of this process. A reader that blocks does not delay signal handling."""
+    """stdout or stderr of dlrun. A reader that blocks does not delay the handling of signals."""
 
     def __init__(self, fd: int, may_wait: Callable[[], bool]) -> None:
         self.has_reader = True
         self.nlines = 0
-        """Number of lines written."""
+        """Number of lines written to the console."""
         self._fd = fd
         self._may_wait = may_wait
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
     def write(self, data: bytes) -> None:
-        """Write all data, unless may_wait() returns False or the reader has closed the stream."""
+        """Write all data, or stop if may_wait() returns False or the reader closed the stream."""
         self.nlines += data.count(b"\n")
         view = memoryview(data)
         while view and self.has_reader:
@@ -69,7 +69,7 @@ class Console:
 
 
 class Lines:
-    """Splits bytes into lines, each with a prefix."""
+    """Splits bytes into lines, and adds a prefix to each."""
 
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
@@ -91,11 +91,11 @@ class Lines:
         return self.flush()
 
     def _with_prefix(self, line: bytes) -> bytes:
-        # Tracebacks already have the rank as a prefix if the world is initialised.
+        # Tracebacks already have the prefix if the rank has initialised its world.
         return line if line == b"\r" or line.startswith(self._prefix) else self._prefix + line
 
     def flush(self) -> bytes:
-        """Return the incomplete last line as a line."""
+        """Return the incomplete last line, completed by a newline."""
         rest = bytes(self._rest)
         self._rest.clear()
         return self._prefix + rest + b"\n" if rest else b""
@@ -109,7 +109,7 @@ class Stream:
     ) -> None:
         self.pipe = pipe
         self.has_marker = False
-        """True if the marker was in the output."""
+        """True if `marker` has occurred in the output."""
         self.is_shown = console is not None
         """True if the output goes to a console."""
         self._lines = Lines(prefix)
@@ -120,17 +120,17 @@ class Stream:
         os.set_blocking(pipe.fileno(), False)
 
     def read(self) -> bool:
-        """Forward the available output. Return False at the end."""
+        """Forward the available output. Return False at the end of the stream."""
         return self._pass_on() != b""
 
     def drain(self) -> None:
-        """Forward what the pipe holds now, but no more: another process may keep writing."""
+        """Forward what the pipe holds now; no more, as another process may keep writing."""
         for _ in range(_CHUNKS_IN_PIPE):
             if not self._pass_on():
                 return
 
     def _pass_on(self) -> bytes | None:
-        """Forward a chunk. Return None if no data is available, b"" at the end."""
+        """Forward one chunk. Return None if no data is available, b"" at the end."""
         data: bytes | None = self.pipe.read(_CHUNK)
         if data:
             self._take(data)

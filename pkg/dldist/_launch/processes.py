@@ -1,4 +1,4 @@
-"""Supervises and ends child processes, which dlrun, spawn() and dldist.testing start."""
+"""Supervises and ends child processes, for dlrun, spawn() and dldist.testing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _libc = ctypes.CDLL(None)
 class Child:
     """A process, from its start until close().
 
-    Signals use a pidfd, so they never reach another process that got the same pid later. fileno()
-    becomes readable when the process ends, for selectors and multiprocessing.connection.wait(). The
-    end of a pipe is no substitute, since children of the process may keep the pipe open.
+    Signals use a pidfd, so that they never reach another process that got the same pid later. For
+    selectors and multiprocessing.connection.wait(), fileno() is readable once the process has
+    ended. The end of a pipe is no substitute, because the process's children may keep it open.
     """
 
     def __init__(self, pid: int, reap: Callable[[], int], leads_session: bool = False) -> None:
-        """`reap` waits for the process and returns its code; it is the starting library's own. If
-        the process cannot be watched, it is killed, and OSError is raised."""
+        """`reap` waits for the process and returns its code; the library that started it provides
+        `reap`. If the process cannot be watched, it is killed, and OSError is raised."""
         self.pid = pid
         self.code: int | None = None
         """The exit code, or the negative number of the signal; set by has_ended()."""
@@ -40,11 +40,12 @@ class Child:
         return self._pidfd
 
     def has_ended(self) -> bool:
-        """Return True if it has ended. A zombie until close(), so its group id stays valid."""
+        """Return True if the process has ended. It stays a zombie until close(), so that its group
+        id remains valid."""
         if self.code is None:
             try:
                 state = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:  # the library has already reaped it
+            except ChildProcessError:  # the library that started the process has reaped it
                 self.code = self._reap()
             else:
                 if state is not None:
@@ -58,7 +59,7 @@ class Child:
         return self.has_ended()
 
     def send(self, number: int) -> bool:
-        """Send a signal to this process only. Return False if it no longer exists."""
+        """Send a signal only to this process. Return False if the process no longer exists."""
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
@@ -66,17 +67,17 @@ class Child:
         return True
 
     def send_to_all(self, number: int) -> None:
-        """Send a signal to the process; if it leads a session, to its process group."""
+        """Send a signal to the process, or to its process group if it leads a session."""
         if not self._leads_session:
             self.send(number)
             return
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
-            pass  # all have ended or changed their user
+            pass  # all processes have ended or changed their user
 
     def close(self) -> None:
-        """Kill the process and its group, and reap it. Afterwards only its code is available."""
+        """Kill the process and its group, and reap it. Afterwards only `code` is available."""
         if self._pidfd < 0:
             return
         self.send_to_all(signal.SIGKILL)
@@ -86,7 +87,7 @@ class Child:
 
 
 def end(children: Iterable[Child], number: int, seconds: float) -> None:
-    """Send a signal to all children and close each; `seconds` later, remaining ones are killed."""
+    """Send a signal to all children, kill the remaining ones after `seconds`, and close all."""
     told = list(children)
     deadline = time.monotonic() + seconds
     for child in told:
@@ -97,7 +98,7 @@ def end(children: Iterable[Child], number: int, seconds: float) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Request SIGKILL for this child when the thread of `parent` that started it ends."""
+    """Make the kernel kill this child when the thread of `parent` that started it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The environment of ranks, with torchrun's variable names; for dlrun, spawn and dldist.testing."""
+"""Variables for the environment of ranks, named like torchrun's: dlrun, spawn, dldist.testing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dldist._base import settings
 
 
 def of_rank(rank: int, size: int, local_rank: int, local_size: int, node: int = 0, nnodes: int = 1) -> dict[str, str]:
-    """Return the variables that hold a rank's numbers."""
+    """Return the variables with a rank's numbers: RANK, WORLD_SIZE and so on."""
     numbers = {
         "RANK": rank,
         "WORLD_SIZE": size,
@@ -23,12 +23,13 @@ def of_rank(rank: int, size: int, local_rank: int, local_size: int, node: int = 
 
 
 def of_store(host: str, port: int, attempt: int = 0) -> dict[str, str]:
-    """Return the variables that hold the address of the launcher's store."""
+    """Return the variables with the address of the launcher's store."""
     return {
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
-        # The launcher serves the store, so no rank does. DLDIST_AGENT_STORE repeats the address: a
-        # program that changes MASTER_ADDR or MASTER_PORT needs a store of its own.
+        # TORCHELASTIC_USE_AGENT_STORE: the launcher serves the store, so no rank does.
+        # DLDIST_AGENT_STORE repeats the address: a program that changes MASTER_ADDR or MASTER_PORT
+        # needs its own store.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "DLDIST_AGENT_STORE": f"{host}:{port}",
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
@@ -36,7 +37,7 @@ def of_store(host: str, port: int, attempt: int = 0) -> dict[str, str]:
 
 
 def serve_store(size: int) -> tuple[_core.TCPStore, list[dict[str, str]]]:
-    """Serve a store for `size` processes of this host; return it and each process's environment."""
+    """Serve a store for `size` processes of this host. Return it and each process's environment."""
     secret = os.fsdecode(settings.secret()) or secrets.token_hex(16)
     store = _core.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, secret=secret)
     where = {**of_store("127.0.0.1", store.port), "DLDIST_SECRET": secret}

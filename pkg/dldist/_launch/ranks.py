@@ -19,7 +19,7 @@ from dldist._launch import output, processes, rank_environment, report
 
 @dataclass(frozen=True)
 class Place:
-    """The position of a launcher's ranks in the job."""
+    """The position of a launcher's ranks among all ranks of the job."""
 
     node: int
     nnodes: int
@@ -30,7 +30,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of all ranks: the parameters that this launcher's ranks share."""
+    """One start of all ranks of a job: the parameters that this launcher's ranks share."""
 
     options: launch_options.Options
     place: Place
@@ -46,7 +46,7 @@ class Attempt:
 
 
 def environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
-    """Return a rank's environment: this process's environment with torchrun's variables."""
+    """Return a rank's environment: dlrun's own environment with torchrun's variables added."""
     place, options = attempt.place, attempt.options
     rank = place.first_rank + local_rank
     env = {
@@ -72,12 +72,12 @@ def environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
 def command(options: launch_options.Options) -> list[str]:
     if not options.is_python:
         return options.program
-    # Unbuffered, so that lines appear immediately and none is lost if the process dies.
+    # -u: unbuffered, so that lines appear immediately and none is lost if the process dies.
     return [sys.executable, "-u", *(["-m"] if options.is_module else []), *options.program]
 
 
 def why_no_script(options: launch_options.Options) -> str | None:
-    """Explain why Python cannot run the program: the script does not exist. Else return None."""
+    """Return why Python cannot run the program, if its script does not exist; otherwise None."""
     program = options.program[0]
     if not options.is_python or options.is_module or program == "-" or os.path.exists(program):
         return None
@@ -87,7 +87,7 @@ def why_no_script(options: launch_options.Options) -> str | None:
 
 
 def cores_of(local_rank: int, nproc: int, usable: list[int]) -> list[int]:
-    """Return the cores for a rank. Ranks share cores if there are fewer cores than ranks."""
+    """Return the cores to bind a rank to. Ranks share cores if there are fewer cores than ranks."""
     if nproc >= len(usable):
         return [usable[local_rank % len(usable)]]
     return usable[local_rank * len(usable) // nproc : (local_rank + 1) * len(usable) // nproc]
@@ -107,9 +107,9 @@ def _before_exec(cores: list[int] | None) -> Callable[[], None]:
     launcher = os.getpid()
 
     def run() -> None:
-        # If the launcher is killed, its ranks must be killed as well.
+        # If the launcher is killed, its ranks must be killed too.
         processes.die_with(launcher)
-        # SIGTERM must end a rank, even if dlrun inherited it as ignored or blocked.
+        # SIGTERM must end a rank, even if dlrun itself was started with it ignored or blocked.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         if cores is not None:
@@ -119,14 +119,14 @@ def _before_exec(cores: list[int] | None) -> Callable[[], None]:
 
 
 class Rank:
-    """A rank's process and its output streams. It leads a session that its children inherit."""
+    """A rank's process, which leads a session for its children, and its output streams."""
 
     def __init__(self, attempt: Attempt, local_rank: int, more: Mapping[str, str], has_pipes: bool) -> None:
-        """Start it, with `more` added to its environment. Raises OSError if that fails."""
+        """Start the process with `more` added to its environment. Raise OSError if that fails."""
         self.local_rank = local_rank
         self.rank = attempt.place.first_rank + local_rank
         self.streams: list[output.Stream] = []
-        """stdout and stderr, if this process forwards them."""
+        """The streams stdout and stderr, if dlrun forwards them."""
         self._attempt = attempt
         self._began = time.monotonic()
         pipe = subprocess.PIPE if has_pipes else None
@@ -134,12 +134,12 @@ class Rank:
         if attempt.options.has_bound_cores:
             cores = cores_of(local_rank, attempt.place.nproc, sorted(os.sched_getaffinity(0)))
         with warnings.catch_warnings():
-            # Popen warns of fork() with threads. Here it is safe: no lock is taken before exec().
+            # Popen warns of fork() with threads. It is safe here: no lock is taken before exec().
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process = subprocess.Popen(
                 command(attempt.options),
                 bufsize=0,
-                # Only one rank reads the keyboard, as under mpirun.
+                # Only local rank 0 reads the keyboard, as under mpirun.
                 stdin=None if local_rank == 0 else subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=pipe,
@@ -161,11 +161,13 @@ class Rank:
         return self.child.code
 
     def ask_by(self, number: int) -> bool:
-        """Signal the process, unless it has ended or has no handler, so the signal would end it."""
+        """Send a signal to the process if it runs and has a handler. Without a handler, the signal
+        would end the process.
+        """
         return self.code is None and _is_handled_by(self.pid, number) and self.child.send(number)
 
     def failure(self) -> report.Failure:
-        """Create the report of this failed process."""
+        """Create the failure report of this process, which has failed."""
         for stream in self.streams:
             stream.drain()
         tail = report.without_prefix(self.streams[1].tail(), self.rank) if self.streams else b""
@@ -186,7 +188,7 @@ class Rank:
         )
 
     def close(self) -> None:
-        """Kill its remaining processes, forward the rest of their output, and close the pipes."""
+        """Kill the rank's remaining processes, forward their last output, and close the pipes."""
         self.child.close()
         for stream in self.streams:
             try:

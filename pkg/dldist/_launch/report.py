@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from dldist._launch.processes import how_it_ended
 
-# The first line of a traceback, of an exception group, or of faulthandler's output.
+# Matches the first line of a traceback, of an exception group, or of faulthandler's output.
 _BEGINNING = re.compile(rb"^(?:  \+ Exception Group )?Traceback \(most recent call last\):|^Fatal Python error:", re.M)
 _CHAIN = (
     b"\nThe above exception was the direct cause of the following exception:\n\n",
@@ -21,14 +21,14 @@ _TIME_OUT = re.compile(rb"(?:\w+\.)*DistTimeoutError\b")
 _UNINDENTED = re.compile(rb"^\w.*", re.M)
 _LAST_LINES = 20
 LINES_IN_SIGHT = 40
-"""A failure's text is printed in full again if more lines than this have followed it."""
+"""A failure's text is repeated in full if more than this many lines were printed after it."""
 LAUNCHER = -1
-"""The rank in the report of a launcher that ended the job."""
+"""The value of `rank` in the report of a launcher that ended the job."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rank failed. Launchers exchange these as JSON."""
+    """How a rank failed. Launchers exchange failures as JSON."""
 
     rank: int
     local_rank: int
@@ -41,11 +41,11 @@ class Failure:
     seconds: float
     when: str
     tail: str
-    """The relevant part of its stderr."""
+    """The relevant part of the rank's stderr."""
     is_consequence: bool
-    """True if it failed only because another rank did."""
+    """True if the rank failed only because another rank failed."""
     is_final: bool = False
-    """True if the job must not be restarted."""
+    """True if the job must not be restarted after this failure."""
 
     @property
     def exit_code(self) -> int:
@@ -70,7 +70,7 @@ def of_launcher(node: int, code: int, why: str) -> Failure:
 
 
 def describe(failure: Failure, is_in_sight: bool = False) -> bytes:
-    """Format dlrun's final message; only the exception if its traceback is still in sight."""
+    """Format dlrun's final message: only the exception if its traceback is still visible."""
     if failure.rank == LAUNCHER:
         return f"dlrun: {failure.tail}\n".encode(errors="replace")
     line = (
@@ -88,12 +88,12 @@ def now() -> str:
 
 
 def without_prefix(stderr: bytes, rank: int) -> bytes:
-    """Remove the prefix [rankN] from lines, which tracebacks have once the world is initialised."""
+    """Remove the prefix [rankN], which tracebacks of an initialised world have, from lines."""
     return re.sub(rb"^\[rank%d\]: ?" % rank, b"", stderr, flags=re.M)
 
 
 def last_traceback(stderr: bytes) -> bytes:
-    """Return the last traceback in stderr with its chained exceptions, or else the last lines."""
+    """Return the last traceback in stderr with chained exceptions; without one, the last lines."""
     begin = None
     for match in _BEGINNING.finditer(stderr):
         if begin is None or not stderr[: match.start()].endswith(_CHAIN):
@@ -104,13 +104,13 @@ def last_traceback(stderr: bytes) -> bytes:
 
 
 def _raised(tail: bytes) -> re.Match[bytes] | None:
-    """Find the line of a traceback that names the exception."""
+    """Match the line of a traceback that names the exception."""
     headers = list(_BEGINNING.finditer(tail))
     return _UNINDENTED.search(tail, headers[-1].end()) if headers else None
 
 
 def last_words(tail: bytes) -> bytes:
-    """Return a traceback's exception with its whole message, or else the last line."""
+    """Return a traceback's exception with its whole message; without a traceback, the last line."""
     raised = _raised(tail)
     return tail[raised.start() :] if raised else b"".join(tail.splitlines(keepends=True)[-1:])
 
@@ -128,5 +128,5 @@ def is_time_out(failure: Failure) -> bool:
 
 
 def first(failures: list[Failure]) -> Failure:
-    """Return the failure to show: the first that is not a consequence of another, if any."""
+    """Return the failure to show: the first that is not another's consequence, if any."""
     return min(failures, key=lambda failure: failure.is_consequence)

@@ -17,12 +17,12 @@ from dldist._launch import child_calls, processes, rank_environment
 from dldist._objects import pickling
 
 _KILL_AFTER_S = 1.5
-# A process that lost another process may end before the lost one does.
+# How long to wait for the cause: a lost process may end after the one that noticed the loss.
 _CULPRIT_GRACE_S = 0.5
 
 
 class ProcessException(_core.DistError):
-    """Raised if a process of spawn() failed. error_index is its number, error_pid its pid."""
+    """Raised if a process of spawn() failed: number error_index, with the pid error_pid."""
 
     def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
         super().__init__(msg)
@@ -51,7 +51,7 @@ class ProcessExitedException(ProcessException):
 
 
 class _Call:
-    """The function and its arguments. It is pickled while the process starts, as queues require."""
+    """The function and its arguments, pickled only while a process starts, as queues require."""
 
     def __init__(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.fn, self.args = fn, args
@@ -70,12 +70,12 @@ def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: in
     if parent is not None:
         processes.die_with(parent)
     os.environ.update(env)
-    # End by SIGTERM without a traceback.
+    # SIGTERM must end the process without a traceback.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         data = pickling.dumps_object(("result", call.fn(rank, *call.args)))
     except KeyboardInterrupt:
-        os._exit(128 + signal.SIGINT)  # the parent got Ctrl-C as well
+        os._exit(128 + signal.SIGINT)  # exit silently: the parent received Ctrl-C too
     except Exception as error:
         channel.send_bytes(pickle.dumps(child_calls.failure(error)))
         sys.exit(1)
@@ -83,12 +83,12 @@ def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: in
 
 
 class ProcessContext:
-    """The running processes, as returned by spawn() with join=False."""
+    """The running processes; the result of spawn() with join=False."""
 
     def __init__(self, store: _core.TCPStore, count: int) -> None:
         self.processes: list[Any] = []
         self.results: list[Any] = [None] * count
-        """The function's result in each process; None before it has returned."""
+        """The function's result in each process; None if the function has not returned."""
         self._store = store
         self._running: list[child_calls.Call] = []
         self._failures: list[ProcessException] = []
@@ -100,7 +100,7 @@ class ProcessContext:
     def join(self, timeout: float | None = None) -> bool:
         """Wait until all processes have ended. Return False if `timeout` seconds pass first.
 
-        The first failure, or KeyboardInterrupt while waiting, ends all processes and is raised.
+        On the first failure, or KeyboardInterrupt while waiting, end all processes and raise it.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -155,14 +155,14 @@ class ProcessContext:
     def _note_end(self, call: child_calls.Call) -> None:
         code = call.child.code or 0
         if code == 0 or call.failure:
-            return  # success, or a failure that is already recorded
+            return  # the process succeeded, or its failure is recorded
         name = processes.signal_name(-code) if code < 0 else None
         how = f"exit code {code}" if name is None else f"signal {name}"
         text = f"process {call.number} terminated with {how}"
         self._failures.append(ProcessExitedException(text, call.number, call.child.pid, code, name))
 
     def _fail(self) -> None:
-        """Raise the failure that caused the others, which may be noticed after them."""
+        """Raise the failure that caused the others; wait for it, as it may be noticed last."""
         deadline = time.monotonic() + _CULPRIT_GRACE_S
         while self._running and all(child_calls.is_consequence(failure.__cause__) for failure in self._failures):
             left = deadline - time.monotonic()
@@ -183,13 +183,13 @@ def spawn(
 ) -> Any:
     """Run `fn(i, *args)` in new processes of this host, numbered by i from 0.
 
-    Each process has a rank in its environment, so init_process_group() needs no arguments there. If
-    a process fails, the others are ended.
+    In each process, the environment has a rank, so init_process_group() needs no arguments. If a
+    process fails, the other processes are ended.
 
     Args:
-        fn: The function. It and `args` are pickled.
+        fn: The function. Must be picklable, like `args`.
         nprocs: The number of processes.
-        args: The arguments after the number.
+        args: The arguments that follow the process's number.
         join: If True, wait for all processes. If False, return a ProcessContext immediately.
         daemon: If True, the processes end with this one, like multiprocessing's daemons.
         timeout: Time limit for all processes, in seconds. None means no limit.
@@ -200,7 +200,7 @@ def spawn(
     Raises:
         ProcessRaisedException: The function raised. The message has the traceback.
         ProcessExitedException: A process ended with a non-zero exit code or by a signal.
-        DistTimeoutError: The time limit has passed; the processes have been ended.
+        DistTimeoutError: The time limit has passed. All processes have been ended.
 
     Example:
         >>> def double(i, by):
@@ -212,7 +212,8 @@ def spawn(
     context = multiprocessing.get_context("spawn")
     store, environments = rank_environment.serve_store(nprocs)
     running = ProcessContext(store, nprocs)
-    # The kernel kills a child when the thread that started it ends: use it only on the main thread.
+    # Only on the main thread: the kernel kills the child when the thread that started it ends, even
+    # if the process continues.
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
     try:
         for rank, env in enumerate(environments):

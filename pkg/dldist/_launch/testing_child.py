@@ -1,4 +1,4 @@
-"""The program of a dldist.testing rank: finds the function, calls it, and sends the outcome."""
+"""The program of a dldist.testing rank: finds the test function, calls it, sends the outcome."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def main(fd: int) -> None:
 
 
 def _outcome(job: dict[str, Any]) -> bytes:
-    """Run the call and return the rank's message, pickled."""
+    """Run the call and return the message for the test runner, pickled."""
     try:
         return pickle.dumps(("result", _call(job)))
     except (SystemExit, KeyboardInterrupt) as error:
-        # Without the exception, which would end the test runner if it were raised there.
+        # Omit the exception, such as SystemExit, which would end the test runner if raised there.
         return pickle.dumps((*child_calls.failure(error)[:2], None))
     except BaseException as error:
         reason = _skip_reason(error)
@@ -43,7 +43,7 @@ def _outcome(job: dict[str, Any]) -> bytes:
 
 
 def _skip_reason(error: BaseException) -> str | None:
-    """Return the reason of a unittest.SkipTest or of pytest's skip exception, which is private."""
+    """Return the reason of unittest.SkipTest or pytest's private skip exception, else None."""
     is_pytest = type(error).__name__ == "Skipped" and type(error).__module__ in ("_pytest.outcomes", "Skipped", "builtins")
     return str(error) if isinstance(error, unittest.SkipTest) or is_pytest else None
 
@@ -56,7 +56,7 @@ def _call(job: dict[str, Any]) -> Any:
     import dldist
 
     dldist.init_process_group(timeout=job["timeout"])
-    # After an exception the world stays open, so that the end of the process reports a failed rank.
+    # After an exception, keep the world open, so that the end of the process reports a failed rank.
     result = run_body(function, args, kwargs)
     if dldist.is_initialized():
         dldist.destroy_process_group()
@@ -81,7 +81,7 @@ def _find(job: dict[str, Any]) -> Any:
     holder, found = None, _import(job["module"], job["file"], job["is_rewritten"])
     for name in job["qualname"].split("."):
         holder, found = found, getattr(found, name)
-    # The name refers to the decorated test, which has the body as an attribute.
+    # The name refers to the decorated test; its attribute _dldist_body is the function itself.
     body = getattr(found, "_dldist_body", found)
     return _bind(body, holder, job["qualname"]) if job["is_method"] else body
 
@@ -103,7 +103,7 @@ def _bind(body: Any, cls: Any, qualname: str) -> Any:
 
 
 def _import(name: str, file: str | None, is_rewritten: bool) -> Any:
-    """Import the module of a test, by its file if only the test runner can find it."""
+    """Import the module of a test: by file if only the test runner can find it by name."""
     if name == "__main__" and file is not None:
         from multiprocessing import spawn
 
@@ -120,7 +120,7 @@ def _import(name: str, file: str | None, is_rewritten: bool) -> Any:
         try:
             importlib.import_module(parent)
         except ModuleNotFoundError:
-            pass  # the test runner derived the name from the path
+            pass  # the test runner has derived the name from the path
     loader = (_Rewriting if is_rewritten else importlib.machinery.SourceFileLoader)(name, str(file))
     spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None
