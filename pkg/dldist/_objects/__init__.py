@@ -1,1 +1,1 @@
-"""Sends objects between ranks: serializers, and the object collectives."""
+"""Sending of objects between ranks: serializers and object collectives."""

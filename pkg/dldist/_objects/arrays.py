@@ -1,4 +1,4 @@
-"""Converts arrays of any library to dtype, shape and bytes, and back, for the serializer "safe"."""
+"""Converts arrays of any library to dtype, shape and bytes and back, for the serializer "safe"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dldist._objects import codec
 
 NUMPY, NUMPY_SCALAR, TORCH, OTHER = b"n", b"s", b"t", b"o"
 
-# Bytes per element, and memoryview's format if there is one, for programs without NumPy.
+# Bytes per element and memoryview's format, if there is one, by dtype: for programs without NumPy.
 _DTYPES: dict[str, tuple[int, Any]] = {
     "bool": (1, "?"),
     "int8": (1, "b"),
@@ -37,7 +37,7 @@ _MAX_DIMS = 64
 
 
 class Array:
-    """The transmitted parts of an array; `raw` has its bytes in row-major order."""
+    """The parts of an array that are sent; `raw` has the bytes in row-major order."""
 
     __slots__ = ("dtype", "library", "raw", "shape")
 
@@ -49,7 +49,7 @@ class Array:
 
 
 def describe(obj: Any) -> Array | None:
-    """Return the object as an Array, or None if it is no array. TypeError: not supported."""
+    """Return the object as an Array; None if it is no array. TypeError if it is unsupported."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     kind = type(obj)
     if numpy is not None and kind is numpy.ndarray:
@@ -66,12 +66,12 @@ def describe(obj: Any) -> Array | None:
 
 
 def _is_derived(obj: Any, numpy: Any, torch: Any) -> bool:
-    """True if its class means more than its numbers, as a masked array's does."""
+    """True if the object's class means more than its numbers, such as a masked array."""
     array = sys.modules.get("array")
     if array is not None and isinstance(obj, array.array):
         return type(obj) is not array.array
     if isinstance(obj, (bytes, bytearray)):
-        return True  # bytes and bytearray are not arrays either
+        return True  # also true for bytes and bytearray, which are not sent as arrays
     return (numpy is not None and isinstance(obj, numpy.ndarray)) or (torch is not None and isinstance(obj, torch.Tensor))
 
 
@@ -80,7 +80,7 @@ def _describe_numpy(array: Any, library: bytes) -> Array:
     if dtype.name not in _DTYPES or not dtype.isnative:
         raise TypeError(f"is an array of dtype {dtype.str!r} ({dtype.name}), which serializer='safe' does not take")
     packed = array if array.flags.c_contiguous else array.copy(order="C")
-    # As bytes, because NumPy does not export the dtypes of ml_dtypes.
+    # View as bytes, because NumPy does not export the dtypes of ml_dtypes.
     return Array(library, dtype.name, array.shape, PickleBuffer(packed.reshape(-1).view("uint8")).raw())
 
 
@@ -96,7 +96,7 @@ def _describe_torch(tensor: Any) -> Array:
 
 
 def _describe_other(obj: Any) -> Array:
-    """Describe an array of a library that NumPy can read, such as JAX."""
+    """Describe an array that NumPy can read, such as JAX's."""
     try:
         import numpy
 
@@ -121,7 +121,7 @@ def _describe_buffer(obj: Any) -> Array | None:
 
 
 def count_bytes(library: bytes, dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the size in bytes of an array that a peer describes; ValueError if it is invalid."""
+    """Return the bytes of an array that a peer describes. ValueError if it is invalid."""
     if library not in (NUMPY, NUMPY_SCALAR, TORCH, OTHER):
         raise ValueError("an array of an unknown library")
     if dtype not in _DTYPES or len(shape) > _MAX_DIMS or (shape and library == NUMPY_SCALAR):
@@ -130,8 +130,8 @@ def count_bytes(library: bytes, dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) -> Any:
-    """Make an array in the memory of `raw`: a torch tensor if it was one and torch is in use here,
-    else a NumPy array if NumPy is installed, else an object of torch or a memoryview."""
+    """Make an array in the memory of `raw`: a torch tensor if it was one and torch is imported
+    here; otherwise a NumPy array if NumPy is installed, or an object of torch or a memoryview."""
     torch = sys.modules.get("torch")
     if library == TORCH and hasattr(torch, dtype):
         return _make_torch(torch, dtype, shape, raw)
@@ -147,7 +147,7 @@ def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) ->
     if form is None:
         raise _core.DistError(f"an array of {dtype} came, and there is neither NumPy (with ml_dtypes) nor torch to hold it")
     flat = raw.cast(form)
-    # A memoryview cannot have dimensions of size 0.
+    # cast() cannot make a memoryview with dimensions of size 0.
     return flat.cast("B").cast(form, shape) if raw.nbytes else flat
 
 

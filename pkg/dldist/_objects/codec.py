@@ -1,9 +1,9 @@
 """Selects a serializer, and allocates the memory that arrays are received in.
 
 A serializer writes an object as a *head*, a stream of bytes, and *buffers*, the memory of the
-object's larger arrays, which is not copied. To read the object it takes the head and buffers of the
-same sizes, which become the memory of the new arrays. docs/objects.md lists what each serializer
-accepts, and describes the format of "safe".
+object's larger arrays, which is not copied. A reader takes the head and buffers of the same sizes;
+the buffers become the memory of the new arrays. docs/objects.md lists the types that each
+serializer accepts, and describes the format of "safe".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 IN_BAND_BYTES = 1 << 16
-"""Smaller arrays are copied into the head: saving a message is worth more than avoiding a copy."""
+"""Arrays of fewer bytes are copied into the head: saving a message is worth more than a copy."""
 
 
 MODULES = {"safe": "dldist._objects.safe_codec", "pickle": "dldist._objects.pickle_codec"}
@@ -20,14 +20,15 @@ MODULES = {"safe": "dldist._objects.safe_codec", "pickle": "dldist._objects.pick
 
 def find(name: str) -> Any:
     """Return a serializer's module. `write(obj, head)` writes the head to a BytesIO and returns the
-    buffers; `read(head, buffers)` returns the object; `number` is the serializer's in a prefix."""
+    buffers; `read(head, buffers)` returns the object; `number` identifies the serializer in a
+    prefix."""
     if name not in MODULES:
         raise ValueError(f"serializer must be 'safe' or 'pickle', not {name!r}")
     return __import__(MODULES[name], fromlist=("write",))
 
 
 def new_buffer(nbytes: int) -> memoryview:
-    """Allocate writable memory. If the program uses NumPy, the memory is not initialised."""
+    """Allocate writable memory, which is not initialised if the program uses NumPy."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return memoryview(bytearray(nbytes))
@@ -35,7 +36,7 @@ def new_buffer(nbytes: int) -> memoryview:
 
 
 def memory_at(address: int, nbytes: int, owner: object) -> Any:
-    """Return a buffer over `nbytes` of memory at an address; it keeps `owner` alive."""
+    """Return a buffer over `nbytes` of memory at an address. The buffer keeps `owner` alive."""
     import ctypes
 
     memory = (ctypes.c_ubyte * nbytes).from_address(address)

@@ -1,4 +1,4 @@
-"""Object collectives: like the collectives of tensors, for objects. See docs/objects.md."""
+"""Object collectives: like collectives of tensors, but with Python objects. See docs/objects.md."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ DEFAULT_SERIALIZER = "safe"
 
 
 class Exchange:
-    """One object collective or message. `name` is its name in error messages.
+    """One object collective or message. `name` is the call's name in error messages.
 
-    The group has the operations of dldist.Group; ranks are group ranks. `serializer` is "safe",
+    `group` must have the operations of dldist.Group; ranks are group ranks. `serializer` is "safe",
     "pickle", or None for `group.serializer` (else "safe"). `timeout` limits the whole call.
 
-    Every participating rank runs the same operations, even after an error: a rank that cannot write
-    its object sends the reason in its prefix, and a rank that rejects an object still receives it,
-    then drops it. So the group stays usable.
+    So that the group stays usable, every participating rank runs the same operations even after an
+    error: a rank that cannot write its object sends the reason in its prefix, and a rank that
+    rejects an object still receives it, then drops it.
     """
 
     def __init__(self, group: Any, name: str, serializer: str | None = None, timeout: Timeout | None = None) -> None:
-        # Objects are bytes in host memory, which groups of devices accept only through a host view.
+        # Objects are bytes in host memory, which a group of devices accepts only through its host
+        # view.
         host_view = getattr(group, "_host_view", None)
         self._group = group if host_view is None else host_view()
         self.rank: int = group.rank
@@ -38,7 +39,7 @@ class Exchange:
         return self.gather(obj, None)
 
     def gather(self, obj: Any, root: int | None) -> list[Any] | None:
-        """Gather the objects on the root, or on all ranks if root is None."""
+        """Gather the objects of all ranks on the root, or on all ranks if root is None."""
         outgoing = Outgoing(obj, self._serializer)
         prefixes = bytearray(PREFIX_BYTES * self._group.size)
         self._group.all_gather_single(prefixes, outgoing.prefix(outgoing.rounds), **self._left())
@@ -106,7 +107,7 @@ class Exchange:
         return self._read(incoming), source
 
     def _outgoing(self, objs: Any) -> list[Outgoing]:
-        """Write an object for each rank; if any cannot be sent, send the error to all instead."""
+        """Write an object for each rank. If one cannot be written, send the error to all ranks."""
         size = self._group.size
         if isinstance(objs, (list, tuple)) and len(objs) == size:
             outgoing = [Outgoing(obj, self._serializer) for obj in objs]
@@ -121,7 +122,7 @@ class Exchange:
         return outgoing
 
     def _incoming(self, prefixes: bytearray, outgoing: list[Outgoing], has_company: bool) -> list[Incoming]:
-        """Parse the prefixes of all ranks. Any error ends the call here, on all ranks."""
+        """Parse the prefixes of all ranks. An error is raised here, on all ranks."""
         view = memoryview(prefixes)
         starts = range(0, len(view), PREFIX_BYTES)
         incoming = [Incoming(view[start : start + PREFIX_BYTES], rank, self._name, has_company) for rank, start in enumerate(starts)]
@@ -141,8 +142,8 @@ class Exchange:
         return [each.read(self._serializer) for each in incoming]
 
     def _left(self) -> dict[str, float]:
-        """Return the timeout of the next operation: the rest of the call's, else the group's."""
-        # If no time is left, let the operation time out: its error names the ranks that are late.
+        """Return the next operation's timeout: the call's remaining time, or the group's."""
+        # If no time is left, let the operation time out, because its error names the late ranks.
         return {} if self._deadline is None else {"timeout": max(self._deadline - monotonic(), 1e-3)}
 
 

@@ -1,6 +1,6 @@
 """The wire format of an object: a prefix of fixed size, then *pieces*: the head, unless the prefix
-holds it, and each buffer. All ranks run the same rounds and send one piece in each, so nothing is
-padded or concatenated.
+holds it, and each buffer. All ranks run the same rounds and send one piece in each round, so that
+pieces need not be padded or concatenated.
 
     prefix   32 bytes (see _PREFIX), and the head if it fits into the rest
     round 0  the head: the serializer's output, and the sizes of the buffers, 8 bytes each
@@ -24,18 +24,18 @@ from dldist._objects import codec
 
 PREFIX_BYTES = 512
 
-# Magic, version, serializer, first round, last round + 1, number of buffers, head and buffer bytes.
+# Magic, version, serializer, first round, last round + 1, buffers, bytes of head and buffers.
 _PREFIX = struct.Struct("<4sBBxBIIQQ")
 _MAGIC = b"dlob"
 _VERSION = 1
-_FAILED = 0  # instead of a serializer's number: the head is the reason, there is no object
+_FAILED = 0  # number of no serializer: no object follows; the head is the reason
 _ROOM = PREFIX_BYTES - _PREFIX.size
 ROUNDS_MAX = 1 << 20
-"""The maximum number of an object's buffers: 64 GiB of the smallest. Receivers wait for all."""
+"""Maximum number of an object's buffers, as receivers wait for all: 64 GiB of the smallest."""
 
 
 class Refusal:
-    """Sent instead of an object, so that the other ranks get this rank's error as well."""
+    """Sent by a rank instead of an object, so that the other ranks get its error too."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -50,7 +50,7 @@ class Outgoing:
         self._buffers: list[memoryview] = []
         self._number = serializer.number
         self.error: Exception | None = None
-        """The reason if there is no object. Raised after the other ranks have received it."""
+        """The error if there is no object. Raised once the other ranks have the reason."""
         head = BytesIO()
         try:
             if type(obj) is Refusal:
@@ -65,19 +65,19 @@ class Outgoing:
             head = BytesIO(_describe(error))
         head.seek(0, os.SEEK_END)
         head.write(struct.pack(f"<{len(self._buffers)}Q", *(buffer.nbytes for buffer in self._buffers)))
-        # Not getbuffer(): since Python 3.13, collecting a BytesIO with an exported buffer warns.
+        # Not getbuffer(): since Python 3.13, freeing a BytesIO with an exported buffer warns.
         self._head = memoryview(head.getvalue())
         self.rounds = _rounds_of(len(self._head), len(self._buffers))
 
     def prefix(self, rounds: range) -> bytes:
-        """Return the prefix. `rounds` covers the rounds of all objects of the same call."""
+        """Return the prefix. `rounds` is the range of rounds of all objects in the same call."""
         nbytes = sum(buffer.nbytes for buffer in self._buffers)
         fields = (_MAGIC, _VERSION, self._number, rounds.start, rounds.stop, len(self._buffers), len(self._head), nbytes)
         inline = bytes(self._head) if len(self._head) <= _ROOM else b""
         return (_PREFIX.pack(*fields) + inline).ljust(PREFIX_BYTES, b"\0")
 
     def piece(self, index: int) -> memoryview:
-        """Return the bytes to send in a round: empty in rounds that only other objects need."""
+        """Return the bytes to send in a round; empty in a round that only other objects need."""
         if index not in self.rounds:
             return memoryview(b"")
         return self._buffers[index - 1] if index else self._head
@@ -88,7 +88,7 @@ def _rounds_of(head_bytes: int, buffer_count: int) -> range:
 
 
 def cover(frames: Sequence[Outgoing | Incoming]) -> range:
-    """Return the range of rounds that covers all of these objects."""
+    """Return the smallest range of rounds that covers all these objects."""
     return range(min(frame.rounds.start for frame in frames), max(frame.rounds.stop for frame in frames))
 
 
@@ -96,16 +96,16 @@ def _describe(error: Exception) -> bytes:
     name = type(error).__name__
     try:
         text = f"{name}: {error}"
-    except Exception:  # __str__ may raise anything; the other ranks wait for the reason
+    except Exception:  # any error of __str__, because the other ranks wait for the reason
         text = f"{name}, whose text could not be made"
-    # Do not cut inside a character.
+    # errors="ignore" drops a character that the limit has cut.
     return text.encode("utf-8", "replace")[:_ROOM].decode("utf-8", "ignore").encode()
 
 
 class Incoming:
-    """An object to receive from `rank`. Every field of its prefix is checked before use.
+    """An object to receive from `rank`. Every field of the object's prefix is checked before use.
 
-    `has_company`: the sender has other objects in the same rounds, which may need more rounds."""
+    `has_company`: the sender sends other objects in the same rounds, which may need more."""
 
     __slots__ = ("_buffer_bytes", "_buffers", "_call", "_count", "_head", "_head_bytes", "_own", "number", "rank", "rounds")
 
@@ -128,20 +128,20 @@ class Incoming:
         self._head: memoryview | None = prefix[_PREFIX.size :][: self._head_bytes] if self._own.start else None
 
     def _is_right(self, has_company: bool) -> bool:
-        """True if the rounds match the sizes, so that a peer cannot force many empty rounds."""
+        """True if the rounds match the sizes. A peer could otherwise force many empty rounds."""
         if not has_company:
             return self.rounds == self._own
         return self.rounds.start <= self._own.start and self._own.stop <= self.rounds.stop <= ROUNDS_MAX + 1
 
     def failure(self) -> DistError | None:
-        """Return an error with the sender's reason for sending no object, or None."""
+        """Return an error with the reason why the sender sent no object; None if it sent one."""
         if self.number != _FAILED:
             return None
         reason = bytes((self._head or b"")[:_ROOM]).decode("utf-8", "replace")
         return self._error(f"could not send its object: {reason}")
 
     def mismatch(self, serializer: Any) -> DistError | None:
-        """Return an error if the sender uses another serializer, else None."""
+        """Return an error if the sender used another serializer; otherwise None."""
         if self.number == serializer.number:
             return None
         names = {codec.find(name).number: name for name in codec.MODULES}
@@ -151,7 +151,7 @@ class Incoming:
         )
 
     def place(self, index: int) -> memoryview:
-        """Return the memory to receive a round's piece, maybe empty. Rounds must be in order."""
+        """Return memory, maybe empty, to receive a round's piece. Call once per round, in order."""
         if index not in self._own:
             return memoryview(bytearray())
         if index == 0:
@@ -169,7 +169,7 @@ class Incoming:
         self._buffers = [codec.new_buffer(size) for size in sizes]
 
     def read(self, serializer: Any) -> Any:
-        """Decode the object. All pieces must have been received."""
+        """Decode the object. Call this after all pieces have been received."""
         assert self._head is not None
         try:
             return serializer.read(self._head[: self._head_bytes - 8 * self._count], self._buffers)
@@ -187,7 +187,7 @@ class Incoming:
 def _memory_limit() -> int:
     """Return the physical memory in bytes, or sys.maxsize if /proc does not have it.
 
-    Not by sysconf(): if a sandbox blocks sysinfo, the C library may return any number.
+    sysconf() is not used: if a sandbox blocks sysinfo, the C library may return any number.
     """
     try:
         with open("/proc/meminfo", "rb") as lines:

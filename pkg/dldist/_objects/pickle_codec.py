@@ -14,7 +14,7 @@ number = 2
 
 
 def write(obj: Any, head: BytesIO) -> list[memoryview]:
-    """Write any object that can be pickled, as a pickle and the memory of its larger arrays."""
+    """Write any object that can be pickled: a pickle, and the memory of the larger arrays."""
     buffers: list[memoryview] = []
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -40,7 +40,7 @@ def write(obj: Any, head: BytesIO) -> list[memoryview]:
 
 
 def _pickler_by_value() -> Any:
-    """Return a pickler for objects that a new process cannot import, as in a notebook, or None."""
+    """Return a pickler for objects that a new process cannot import; None if not needed."""
     module = pickling.cloudpickle() if not pickling.has_importable_main() else None
     if module is None:
         return None
@@ -54,12 +54,12 @@ def _pickler_by_value() -> Any:
 
 
 def read(head: memoryview, buffers: list[memoryview]) -> Any:
-    """Read the object. A pickle can run any code, so the sender must be trusted."""
+    """Read an object. A pickle can run any code, so only read objects from trusted senders."""
     return pickle.loads(head, buffers=buffers)
 
 
 class _ArrayPickler(pickle.Pickler):
-    """Sends arrays out of band whose own pickling would copy them."""
+    """A pickler that sends arrays as buffers if their own pickling would copy them."""
 
     def reducer_override(self, obj: Any) -> Any:
         return _reduce_array(obj)
@@ -75,7 +75,7 @@ def _reduce_array(obj: Any) -> Any:
 
 
 def _reduce_storage(storage: Any) -> Any:
-    # Storages, not tensors, so that views still share a storage on arrival, as torch's pickles do.
+    # Replace storages, not tensors, so that views still share a storage after the transfer.
     torch = sys.modules["torch"]
     if type(storage) is torch.storage.TypedStorage and storage._untyped_storage.device.type == "cpu":
         return _make_typed_storage, (storage._untyped_storage, storage.dtype)
@@ -90,7 +90,7 @@ def _make_storage(buffer: Any) -> Any:
 
     is_empty = memoryview(buffer).nbytes == 0
     tensor = torch.empty(0, dtype=torch.uint8) if is_empty else torch.frombuffer(buffer, dtype=torch.uint8)
-    # torch expects a TypedStorage to rebuild tensors of newer dtypes; for others, it unwraps it.
+    # For newer dtypes, torch's rebuild expects a TypedStorage; for others it unwraps one.
     typed: Any = torch.storage.TypedStorage
     return typed(wrap_storage=tensor.untyped_storage(), dtype=torch.uint8, _internal=True)
 
@@ -100,7 +100,7 @@ def _make_typed_storage(storage: Any, dtype: Any) -> Any:
 
 
 def _reduce_extension_array(array: Any) -> Any:
-    """Reduce an array whose dtype NumPy's pickling would copy, such as ml_dtypes' bfloat16."""
+    """Reduce an array whose dtype NumPy would copy when pickling, such as ml_dtypes' bfloat16."""
     if not array.flags.c_contiguous:
         return NotImplemented
     return _make_extension_array, (array.reshape(-1).view("uint8"), array.dtype, array.shape)

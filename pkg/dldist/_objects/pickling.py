@@ -1,7 +1,7 @@
 """Pickles calls and results for interpreters that this process starts.
 
 A new interpreter cannot import lambdas, inner functions, or definitions of a notebook or prompt.
-Only cloudpickle can pickle these; it is used if installed.
+Only cloudpickle can pickle such objects; it is used if installed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ loads = pickle.loads
 
 
 def has_importable_main() -> bool:
-    """True if a new interpreter can import __main__, as for a script but not a notebook."""
+    """True if a new interpreter can import __main__: for a script, but not for a notebook."""
     main = sys.modules["__main__"]
     return getattr(main, "__file__", None) is not None or getattr(main, "__spec__", None) is not None
 
 
 def is_importable(thing: Any) -> bool:
-    """True if a new interpreter can import this function or class, or this has no name."""
+    """True if a new interpreter can import this object, or it is not a function or class."""
     if getattr(thing, "__module__", None) == "__main__" and not has_importable_main():
         return False
     return "<" not in getattr(thing, "__qualname__", "")
@@ -39,7 +39,7 @@ def cloudpickle() -> Any:
 
 
 def dumps(thing: object) -> bytes:
-    """Pickle a call that includes parts that cannot be imported; an error without cloudpickle."""
+    """Pickle a call. Parts that cannot be imported need cloudpickle; without it, raise an error."""
     if (module := cloudpickle()) is not None:
         return bytes(module.dumps(thing))
     buffer = io.BytesIO()
@@ -48,8 +48,8 @@ def dumps(thing: object) -> bytes:
 
 
 def dumps_object(thing: object) -> bytes:
-    """Pickle an object; by value if its class cannot be imported and cloudpickle is installed. A
-    class that is sent to another process and back stays the same class."""
+    """Pickle an object by value if its class cannot be imported and cloudpickle is installed. A
+    class that is sent to another process and back remains the same class."""
     try:
         return pickle.dumps(thing)
     except Exception:

@@ -27,23 +27,23 @@ _COUNT = struct.Struct("<Q")
 _INT = struct.Struct("<q")
 _IN_BAND, _OUT_OF_BAND = 0, 1
 
-# Every object begins with a byte for its type. Types without further data:
+# Every object begins with a byte for its type. Types that are complete without further data:
 _CONSTANTS = {None: b"N", True: b"T", False: b"F"}
-# Types followed by numbers:
+# Types whose byte is followed by numbers:
 _NUMBERS: dict[type, tuple[bytes, struct.Struct, Callable[[Any], tuple[float, ...]]]] = {
     float: (b"f", struct.Struct("<d"), lambda value: (value,)),
     complex: (b"c", struct.Struct("<dd"), lambda value: (value.real, value.imag)),
     timedelta: (b"D", struct.Struct("<qqq"), lambda value: (value.days, value.seconds, value.microseconds)),
 }
-# Types followed by memory:
+# Types whose byte is followed by memory:
 _BYTES: dict[type, bytes] = {bytes: b"b", bytearray: b"B"}
-# Types followed by items, or by keys and values:
+# Types whose byte is followed by items, or by keys and values:
 _SEQUENCES: dict[type, bytes] = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
 _MAPPINGS: dict[type, bytes] = {dict: b"d", OrderedDict: b"O"}
 
 
 def write(obj: Any, head: BytesIO) -> list[memoryview]:
-    """Write an object of the types in docs/objects.md; a TypeError has the path of any other."""
+    """Write an object of the types in docs/objects.md. A TypeError has the path of any other."""
     writer = _Writer(head)
     try:
         writer.write(obj)
@@ -63,14 +63,14 @@ def read(head: memoryview, buffers: list[memoryview]) -> Any:
     except DistError:
         raise
     except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
-        # For example invalid UTF-8, an unhashable key, or a shape that the library rejects.
+        # Such as invalid UTF-8, an unhashable key, or a shape that the library rejects.
         raise DistError(f"malformed object: {error} (at byte {reader.position})") from error
     reader.end()
     return obj
 
 
 class _Refused(Exception):
-    """Raised if a value cannot be written. `path` is its path, from the inside out."""
+    """Raised if a value cannot be written. `path` leads to the value, from the inside out."""
 
     def __init__(self, kind: type[Exception], reason: str) -> None:
         self.kind = kind
@@ -192,7 +192,7 @@ _WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
 
 
 class _Reader:
-    """Reads an object from untrusted bytes: every count is checked against the remaining bytes."""
+    """Reads an object from untrusted bytes. Every count is checked against the remaining bytes."""
 
     def __init__(self, head: memoryview, buffers: list[memoryview]) -> None:
         self._head = head
@@ -242,7 +242,7 @@ class _Reader:
         return str(self._take(self._count()), "utf-8", "surrogatepass")
 
     def _memory(self) -> memoryview:
-        """Return bytes, which are in the head or in a buffer of their own."""
+        """Return a piece of memory, which the head contains or refers to as one of the buffers."""
         where, nbytes = self._byte(), self._count()
         if where == _IN_BAND:
             return self._take(nbytes)
@@ -261,7 +261,7 @@ class _Reader:
         return kind(self._items(each))
 
     def _items(self, each: int) -> Iterable[Any]:
-        """Read the announced number of items. Each takes at least `each` bytes."""
+        """Yield the announced number of items; raise if so many cannot fit, at `each` bytes."""
         count = self._count()
         if count * each > len(self._head) - self.position:
             raise ValueError(f"{count} elements in {len(self._head) - self.position} bytes")

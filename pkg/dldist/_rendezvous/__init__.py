@@ -1,1 +1,1 @@
-"""Rendezvous: launchers' variables, and URLs with their stores."""
+"""Rendezvous: reads launchers' variables and URLs, and opens stores."""

@@ -1,6 +1,6 @@
 """Reads a launcher's environment variables: rank, number of ranks, and the rendezvous address.
 
-docs/rendezvous.md has a table of them. Only modules that `import dldist` needs are imported.
+docs/rendezvous.md lists the variables. This module imports only what `import dldist` needs.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Iterator, Mapping
 
 from dldist import _core
 
-# Above the usual range of ephemeral ports.
+# Ports for stores: above the usual range of ephemeral ports.
 _FIRST_PORT, _PORTS = 61440, 4096
-# Slurm reserves step ids from here on for batch scripts, interactive shells, external programs.
+# Slurm reserves higher step ids for batch scripts, interactive shells and external programs.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 class Launch:
-    """A launcher's description of this process. Attributes that it does not set are None."""
+    """A launcher's description of this process. An attribute that it does not set is None."""
 
     def __init__(self, kind: str, rank: int, world_size: int) -> None:
-        self.kind = kind  # "torchrun", "env", "slurm", "openmpi", "pmi"
+        self.kind = kind  # the launcher: "torchrun", "env", "slurm", "openmpi" or "pmi"
         self.rank = rank
         self.world_size = world_size
         self.local_rank: int | None = None
         self.local_size: int | None = None
         self.node_rank: int | None = None
-        self.job: str | None = None  # unique among the jobs of these hosts
+        self.job: str | None = None  # a name that is unique among the jobs of these hosts
         self.master_addr: str | None = None
         self.master_port: int | None = None
 
@@ -43,8 +43,8 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
     """Detect the launcher of this process, or return None. Raises ValueError if a variable is
     invalid.
 
-    RANK has precedence. Open MPI and MPICH precede Slurm: they may start their helpers with srun,
-    and Slurm's numbers are then the helpers'.
+    The variable RANK has precedence. Open MPI and MPICH precede Slurm, because they may start their
+    helper processes with srun, and then Slurm's numbers describe the helpers.
     """
     launch = _from_env(environ) or _from_openmpi(environ) or _from_pmi(environ) or _from_slurm(environ)
     if launch is None:
@@ -64,12 +64,12 @@ def detect_mpirun(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the rank among this host's processes, from LOCAL_RANK or else from the launcher."""
+    """Return this process's rank on its host: LOCAL_RANK, or the launcher's own variable."""
     return _said_or_launched(environ, "LOCAL_RANK", "local_rank")
 
 
 def local_size(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the number of ranks on this host, from LOCAL_WORLD_SIZE or else from the launcher."""
+    """Return the number of ranks on this host: LOCAL_WORLD_SIZE, or the launcher's own variable."""
     return _said_or_launched(environ, "LOCAL_WORLD_SIZE", "local_size")
 
 
@@ -92,7 +92,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _from_names(environ: Mapping[str, str], kind: str, rank: str, size: str, local: str, local_size: str) -> Launch | None:
-    """Create a Launch from the variables of these names; None if the first two are not set."""
+    """Create a Launch from variables with these names. None if `rank` or `size` is not set."""
     numbers = _number(environ, rank), _number(environ, size)
     if numbers[0] is None or numbers[1] is None:
         return None
@@ -123,10 +123,10 @@ def _from_env(environ: Mapping[str, str]) -> Launch | None:
 def _from_openmpi(environ: Mapping[str, str]) -> Launch | None:
     names = (f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     launch = _from_names(environ, "openmpi", *names)
-    # Not OMPI_COMM_WORLD_NODE_RANK: it numbers the processes of all jobs on a node, not nodes.
+    # OMPI_COMM_WORLD_NODE_RANK is not a node's number: it numbers all jobs' processes on a node.
     namespace = environ.get("PMIX_NAMESPACE")
     if launch is not None and namespace:
-        # Open MPI 4 reuses its short namespaces; these variables are unique to each mpirun.
+        # Open MPI 4 reuses its short namespaces, so add a variable that is unique to each mpirun.
         unique = ("OMPI_MCA_orte_precondition_transports", "PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI2")
         launch.job = f"openmpi {namespace} {next((environ[name] for name in unique if environ.get(name)), '')}"
     return launch
@@ -137,7 +137,7 @@ def _from_pmi(environ: Mapping[str, str]) -> Launch | None:
     if launch is None:
         return None
     if launch.local_size is None:
-        # srun also sets PMI's variables; its own describe more.
+        # srun sets PMI's variables too, but Slurm's own variables describe more.
         step = _from_slurm(environ)
         if step is not None and (step.rank, step.world_size) == (launch.rank, launch.world_size):
             return step
@@ -146,8 +146,8 @@ def _from_pmi(environ: Mapping[str, str]) -> Launch | None:
 
 
 def _hydra_job() -> str | None:
-    """Name a job of MPICH or Intel MPI, whose launcher Hydra sets no name. All ranks of a host
-    descend from one Hydra proxy, so its pid and start time identify the job."""
+    """Return a name for a job of MPICH or Intel MPI, whose launcher Hydra sets none: the pid and
+    start time of the Hydra proxy, from which all ranks of a host descend."""
     pid = os.getppid()
     while pid > 1:
         try:
@@ -163,7 +163,7 @@ def _hydra_job() -> str | None:
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Launch | None:
-    """Detect a step of srun. Batch scripts and salloc's shell have SLURM_PROCID without ranks."""
+    """Detect a step of srun, except the special steps of batch scripts and salloc's shell."""
     step = _number(environ, "SLURM_STEP_ID")
     if step is None or step >= _FIRST_SPECIAL_STEP:
         return None
@@ -188,7 +188,7 @@ def _port_of(job: str) -> int:
 
 
 def _tasks_of_node(environ: Mapping[str, str], node: int) -> int | None:
-    """Return a node's number of tasks from SLURM_STEP_TASKS_PER_NODE, such as "2(x3),1"."""
+    """Return the number of tasks of a node, from SLURM_STEP_TASKS_PER_NODE, such as "2(x3),1"."""
     name = "SLURM_STEP_TASKS_PER_NODE"
     text = environ.get(name)
     if not text:
@@ -231,9 +231,9 @@ def _expand_one(pattern: str) -> Iterator[str]:
 
 
 def meeting_file(job: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return a path that is unique to the job, for the file that its ranks on one host meet in.
+    """Return a path, unique to the job, for the rendezvous file of its ranks on one host.
 
-    No other user can write to its directory, which is the launcher's own for the job if possible.
+    No other user can write to the directory, which is the launcher's for the job if possible.
     """
     name = "".join(char if char.isalnum() else "-" for char in f"{_boot_id()} {job}"[:200])
     directory = environ.get("PMIX_SERVER_TMPDIR")
@@ -243,7 +243,7 @@ def meeting_file(job: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _boot_id() -> str:
-    """Return the kernel's boot id, as pids repeat after a restart but files stay."""
+    """Return the kernel's boot id, because pids repeat after a restart, but files remain."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -255,7 +255,7 @@ def _make_private(directory: str) -> str:
     try:
         os.mkdir(directory, 0o700)
     except FileExistsError:
-        pass  # created by another rank or job
+        pass  # another rank or job has created the directory
     reason = _why_not_private(directory)
     if reason is not None:
         raise _core.DistStoreError(
@@ -266,7 +266,7 @@ def _make_private(directory: str) -> str:
 
 
 def _why_not_private(directory: str) -> str | None:
-    """Explain how other users could access this directory, or return None."""
+    """Return how other users could access this directory, or None if they cannot."""
     try:
         status = os.lstat(directory)
     except OSError as error:

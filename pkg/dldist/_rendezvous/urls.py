@@ -16,18 +16,18 @@ from dldist._rendezvous.launchers import Launch
 
 _RETRY_S = 0.02
 _PROBE_S = 1.0
-# Inodes of the sockets that servers of this process have listened on (_serve_on).
+# Inodes of sockets that servers of this process have listened on; see _serve_on().
 _served: set[int] = set()
 
 
 class Place:
-    """A rendezvous: how to open its store, this process's rank, and the number of ranks."""
+    """A rendezvous: this process's rank, the number of ranks, and how to open the store."""
 
     def __init__(self, rank: int, world_size: int, connect: Callable[[Any], _core.Store] | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.is_host = False  # this rank serves the store
-        self.is_guest = False  # rank 0 serves the store, and may serve another one later
+        self.is_host = False  # True if this rank serves the store
+        self.is_guest = False  # True if rank 0 serves the store, and may serve another one later
         self._connect = connect
 
     def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
@@ -36,22 +36,22 @@ class Place:
 
 
 def _alone(rank: int) -> Place:
-    """Return the rendezvous of a single rank."""
+    """Return a rendezvous of one rank, which needs no other process."""
     return Place(rank, 1, lambda timeout: _core.HashStore(timeout=timeout))
 
 
 def _in_file(path: str, rank: int, world_size: int) -> Place:
-    """Return a rendezvous in a file that all ranks can open."""
+    """Return a rendezvous in a file, which all ranks must be able to open."""
     return Place(rank, world_size, lambda timeout: _core.FileStore(path, world_size, timeout=timeout))
 
 
 def in_store(store: _core.Store, rank: int, world_size: int) -> Place:
-    """Return a rendezvous in an open store."""
+    """Return a rendezvous in a store that is already open."""
     return Place(rank, world_size, lambda _timeout: store)
 
 
 class AtServer(Place):
-    """A TCPStore. Rank 0 serves it, unless the agent that started the ranks does."""
+    """A rendezvous in a TCPStore. Rank 0 serves it, unless the ranks' launcher (agent) does."""
 
     def __init__(self, host: str, port: int, rank: int, world_size: int, is_agents: bool) -> None:
         super().__init__(rank, world_size)
@@ -67,7 +67,7 @@ class AtServer(Place):
 
     def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
         options = {
-            # Only ranks that wait for all workers are counted as workers.
+            # Ranks that do not wait for all workers must not count as workers.
             "world_size": self.world_size if wait_for_workers else None,
             "timeout": timeout,
             "wait_for_workers": wait_for_workers and self.port != 0,
@@ -87,7 +87,7 @@ class AtServer(Place):
 
 
 class AtServerOfRange(AtServer):
-    """A server on the first free port of a range; its store holds the job's name to identify it."""
+    """A server on the first free port of a range, found by the job's name in its store."""
 
     JOB_KEY = "dldist/job"
 
@@ -106,7 +106,7 @@ class AtServerOfRange(AtServer):
             except _core.DistNetworkError as error:
                 failure = error
                 continue
-            # This process may already serve the port; that is fine if the job is the same.
+            # This process may already serve the port, which is fine if it is for the same job.
             if store.compare_set(self.JOB_KEY, "", self.job) == self.job:
                 return store
             failure = _core.DistNetworkError(f"port {port} is taken by another job of this process")
@@ -130,7 +130,7 @@ class AtServerOfRange(AtServer):
         import socket
 
         try:
-            # TCPStore would retry if the port is closed; here, the next port is tried.
+            # Connect first: TCPStore would retry a closed port instead of trying the next one.
             socket.create_connection((self.host, port), seconds).close()
             store = _core.TCPStore(self.host, port, timeout=seconds)
             return store if store.try_get(self.JOB_KEY) == self.job else None
@@ -142,8 +142,9 @@ class AtServerOfRange(AtServer):
 
 
 def _server_place(host: str, port: int, rank: int, world_size: int) -> AtServer:
-    # The agent of torchrun or dlrun serves a store; for any other address, rank 0 serves one. dlrun
-    # sets its store's address separately, since the program may change MASTER_ADDR and MASTER_PORT.
+    # The agent of torchrun or dlrun serves a store at its address; at any other address, rank 0
+    # serves one. dlrun repeats its address, because a program may change MASTER_ADDR and
+    # MASTER_PORT.
     is_agents = False
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         said = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -152,35 +153,35 @@ def _server_place(host: str, port: int, rank: int, world_size: int) -> AtServer:
 
 
 def _attempt_prefix() -> str | None:
-    """Return a key prefix for this attempt in the agent's store. Only for one agent: several may
-    count attempts differently, and then only meet() separates them."""
+    """Return a prefix for this attempt's keys in the agent's store, if the job has one agent.
+    Several agents may count attempts differently; then only meet() separates attempts."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     is_one_agent = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     return f"/worker/attempt_{attempt}" if attempt and is_one_agent else None
 
 
 def _open(host: str, port: int, **options: Any) -> _core.TCPStore:
-    """Open a store and its server, which stores of this process on the same port share."""
+    """Open a store and its server. Stores of this process on the same port share the server."""
     return _core.TCPStore(host, port, is_master=True, multi_tenant=True, **options)
 
 
 def _serve(host: str, port: int, options: dict[str, Any]) -> _core.TCPStore:
     if _is_own_address(host):
         return _open(host, port, **options)
-    # The host name or address may differ elsewhere (DNS, NAT): listen on all addresses.
+    # The host's name or address may differ on other hosts (DNS, NAT): listen on all addresses.
     server = _open("::", port, timeout=options["timeout"], wait_for_workers=False)
     return _open(host, server.port, **options)
 
 
 def _serve_on(listen_fd: int, host: str, port: int, options: dict[str, Any]) -> _core.TCPStore:
-    """Serve on a socket that the caller keeps open, which reserves the port between two servers."""
+    """Serve a store on a caller's socket, which reserves the port between two servers."""
     try:
         os.set_inheritable(listen_fd, False)
         inode = os.fstat(listen_fd).st_ino
     except OSError as error:
         raise ValueError(f"listen_fd {listen_fd} is no open descriptor: {error.strerror}") from None
     if inode in _served:
-        # Share this process's server if it still runs; if not, the socket still reserves the port.
+        # Use this process's server if it still runs; if not, the socket still reserves the port.
         try:
             return _open(host, port, **options)
         except _core.DistNetworkError:
@@ -196,7 +197,7 @@ def _serve_on(listen_fd: int, host: str, port: int, options: dict[str, Any]) -> 
 
 
 def _close_if_same(fd: int, inode: int) -> None:
-    """Close the descriptor, unless a server has already closed it, even after a failure."""
+    """Close the descriptor if it still is this socket: a failed server may have closed it."""
     try:
         if os.fstat(fd).st_ino == inode:
             os.close(fd)
@@ -205,12 +206,12 @@ def _close_if_same(fd: int, inode: int) -> None:
 
 
 def _is_own_address(host: str) -> bool:
-    """True for localhost and this machine's addresses: the server then listens only there."""
+    """True for localhost and this machine's addresses, on which only the server must listen."""
     if host == "localhost":
         return True
     if ":" not in host and not host.replace(".", "").isdecimal():
         return False
-    import _socket  # imports ten times as fast as `socket`; a str host would import a codec
+    import _socket  # imports ten times as fast as `socket`; a host of type str would import a codec
 
     try:
         for family, kind, protocol, _, address in _socket.getaddrinfo(host.encode(), 0, 0, _socket.SOCK_STREAM):
@@ -220,7 +221,7 @@ def _is_own_address(host: str) -> bool:
             finally:
                 probe.close()
     except OSError as error:
-        return error.errno != errno.EADDRNOTAVAIL  # listening will report any other error
+        return error.errno != errno.EADDRNOTAVAIL  # listen will report any other error
     return True
 
 
@@ -329,7 +330,7 @@ def _variable(name: str) -> str:
 
 
 def with_ranks(url: str, rank: int, world_size: int, is_size_open: bool = False) -> str:
-    """Add these numbers to a URL's query, except -1; with `is_size_open`, also a size of -1."""
+    """Add rank and size to a URL's query, except -1; with `is_size_open`, also size -1."""
     if rank == -1 and world_size == -1 and not is_size_open:
         return url
     body, mark, fragment = url.partition("#")

@@ -1,1 +1,1 @@
-"""Windows: memory of every rank of a group that other ranks can write, read and signal."""
+"""Windows: memory of each rank of a group that other ranks can write, read and signal."""

@@ -1,8 +1,8 @@
-"""SymmetricMemory: memory of all ranks, and the handles that rendezvous() has returned."""
+"""SymmetricMemory: memory of a group's ranks, and the handles that rendezvous() returns."""
 
 from __future__ import annotations
 
-from _weakref import ref  # weakref.ref; importing weakref costs more
+from _weakref import ref  # weakref.ref, without the slow import of weakref
 from array import array
 from typing import TypeVar
 
@@ -12,26 +12,27 @@ from dldist._base.array_types import Tensor
 TensorT = TypeVar("TensorT", bound=Tensor)
 
 signal_pad_size = 2048
-"""Bytes of each rank's signal pad; set by symmetric_memory.set_signal_pad_size()."""
+"""Bytes of each rank's signal pad, set by symmetric_memory.set_signal_pad_size()."""
 
 _handles: list[ref[SymmetricMemory]] = []
-"""The results of rendezvous() that are still referenced, newest last."""
+"""Weak references to the results of rendezvous(), newest last."""
 
 
 class SymmetricMemory(_core.Window):
-    """Memory of all ranks of a group, as returned by rendezvous().
+    """Memory of all ranks of a group; the result of rendezvous().
 
-    Other ranks access empty()'s whole array, even if rendezvous() got a part, at byte `offset`.
+    If rendezvous() got a part of an array from empty(), at byte `offset`, other ranks can access
+    the whole array.
     """
 
     @property
     def buffer_ptrs_dev(self) -> int:
-        """The address of an array of the pointers `buffer_ptrs`, for native code."""
+        """The address of an array of the pointers in `buffer_ptrs`, for native code."""
         return self._array_of("_buffers", self.buffer_ptrs)
 
     @property
     def signal_pad_ptrs_dev(self) -> int:
-        """The address of an array of the pointers `signal_pad_ptrs`, for native code."""
+        """The address of an array of the pointers in `signal_pad_ptrs`, for native code."""
         return self._array_of("_pads", self.signal_pad_ptrs)
 
     def _array_of(self, name: str, addresses: list[int]) -> int:
@@ -40,7 +41,7 @@ class SymmetricMemory(_core.Window):
 
     @property
     def multicast_ptr(self) -> int:
-        """Always 0: CPU memory has no multicast."""
+        """Always 0, because CPU memory has no multicast."""
         return 0
 
     @property
@@ -49,26 +50,26 @@ class SymmetricMemory(_core.Window):
 
     @staticmethod
     def stream_write_value32(input: TensorT, offset: int, val: int) -> TensorT:
-        """Write a 32-bit number. Other ranks that see it also see everything written before it."""
+        """Write a 32-bit number. Ranks that read it also see everything written before it."""
         _core._write32("stream_write_value32", input, offset, val, 1)
         return input
 
     @staticmethod
     def memset32(input: TensorT, offset: int, val: int, count: int = 1) -> TensorT:
-        """Write a 32-bit number `count` times, in the order of stream_write_value32."""
+        """Write a 32-bit number `count` times, with the memory order of stream_write_value32."""
         _core._write32("memset32", input, offset, val, count)
         return input
 
 
 def rendezvous(group: _core.Group, tensor: Tensor | None) -> SymmetricMemory:
-    """Make the ranks' tensors accessible to each other. All ranks of the group call it."""
+    """Make the ranks' tensors accessible to each other. All ranks of the group must call this."""
     memory = SymmetricMemory(group, tensor, is_whole=True, pad_size=signal_pad_size)
     _handles[:] = [each for each in _handles if each() is not None] + [ref(memory)]
     return memory
 
 
 def handle_of(group: _core.Group, address: int, nbytes: int) -> tuple[SymmetricMemory, int]:
-    """Find the group's newest handle for memory of this rank, and the offset in its array."""
+    """Find the newest handle for this rank's memory in a group, and the offset in its array."""
     for each in reversed(_handles):
         memory = each()
         if memory is not None and memory.group is group:

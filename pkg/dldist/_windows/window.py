@@ -1,4 +1,4 @@
-"""c10d's windows: memory that other ranks write to, and signals (docs/symmetric-memory.md)."""
+"""c10d's windows: memory that other ranks can write, with signals (docs/symmetric-memory.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dldist._objects.exchange import Exchange
 
 
 class WindowAttr:
-    """How a rank's memory is accessed: UNIFIED by load and store, SEPARATE by messages."""
+    """The way to access a rank's memory: UNIFIED, by load and store, or SEPARATE, by messages."""
 
     def __init__(self, access_type: WindowAccessType) -> None:
         self.access_type = access_type
@@ -29,7 +29,7 @@ class Window:
 
     Only the target's memory must be registered; put() accepts any tensor. Offsets count elements of
     the target's tensor. A put's work is done when its source tensor may be reused. Once a rank has
-    taken a signal, everything put before that signal is in place.
+    taken a signal, all data put before the signal is in the rank's memory.
     """
 
     def __init__(self, group: _core.Group, tensor: Tensor | None = None) -> None:
@@ -40,11 +40,10 @@ class Window:
             self.tensor_register(tensor)
 
     def tensor_register(self, tensor: Tensor | None, owning: bool = True) -> None:
-        """Register this rank's memory. Sizes and shapes may differ between ranks. All ranks call
-        this.
+        """Register this rank's memory. Sizes and shapes may differ. All ranks must call this.
 
-        The window keeps the tensor until tensor_deregister(), even if `owning` is False: other
-        ranks may write to it at any time.
+        The window keeps the tensor until tensor_deregister(), even if `owning` is False, because
+        other ranks may write to it at any time.
         """
         if self._memory is not None:
             raise RuntimeError("tensor_register(): a tensor is registered already; call tensor_deregister() first")
@@ -57,7 +56,7 @@ class Window:
         self._memory = memory
 
     def tensor_deregister(self) -> None:
-        """Release the memory after a barrier. All ranks call this and put no data into it later."""
+        """Release the memory after a barrier. All ranks must call this; no rank may put() later."""
         memory, self._memory = self._registered("tensor_deregister"), None
         try:
             memory.flush()
@@ -79,9 +78,8 @@ class Window:
             tensor: The tensor to write. Its dtype must be the dtype of the target's tensor.
             dst_rank: The target's rank in the group.
             target_offset_nelems: The index of the first element to write in the target's tensor.
-            async_op: If True, return immediately; the tensor must not change before the work is
-                done.
-            opts: Options with a timeout; -1 ms stands for the group's.
+            async_op: If True, return immediately. Do not change the tensor before the work is done.
+            opts: Options with a timeout; -1 ms stands for the group's timeout.
 
         Returns:
             A Work.
@@ -101,20 +99,20 @@ class Window:
         return work if work is not None else done_work([])
 
     def map_remote_tensor(self, rank: int) -> _core.SharedArray:
-        """Return a view of a rank's tensor on this host; it stays valid after that rank's end."""
+        """Return a view of a rank's tensor on this host, valid even after the rank has ended."""
         memory = self._registered("map_remote_tensor")
         dtype, shape = self._layouts[_check_rank("map_remote_tensor", rank, len(self._layouts))]
         return memory.get_buffer(rank, shape, dtype)
 
     def signal(self, peer_rank: int, async_op: bool = False, opts: SignalOptions | None = None) -> _core.Work:
-        """Signal a rank that all data put into its memory before is in place. Signals add up."""
+        """Signal a rank that all data put to it before is in its memory. Signals are counted."""
         self._registered("signal").signal(peer_rank, 0, _milliseconds(opts))
         return done_work([])
 
     def wait_signal(
         self, peer_rank: int, async_op: bool = False, opts: WaitSignalOptions | None = None
     ) -> _core.Work:
-        """Wait for a signal from a rank and take it; with async_op, in the work's wait()."""
+        """Wait for a signal from a rank and take it. With async_op, the work's wait() does this."""
         memory = self._registered("wait_signal")
         if async_op:
             return _SignalWork(memory, peer_rank, _milliseconds(opts))
@@ -122,7 +120,7 @@ class Window:
         return done_work([])
 
     def get_attr(self, peer_rank: int) -> WindowAttr:
-        """Return how this rank accesses another rank's memory."""
+        """Return the way in which this rank accesses another rank's memory."""
         pointers = self._registered("get_attr").buffer_ptrs
         is_seen = pointers[_check_rank("get_attr", peer_rank, len(pointers))] != 0
         return WindowAttr(WindowAccessType.UNIFIED if is_seen else WindowAccessType.SEPARATE)  # type: ignore[arg-type]
@@ -138,27 +136,28 @@ class Window:
 
 
 class _SignalWork(PythonCallbackWork):
-    """A work that takes one signal, in wait() or when is_completed() finds that it has arrived."""
+    """A work that takes one signal: in wait(), or in is_completed() if the signal has arrived."""
 
     def __init__(self, memory: _core.Window, rank: int, timeout_ms: int) -> None:
         super().__init__(self._take)
         self._memory = memory
         self._rank = rank
         self._timeout_ms = timeout_ms
-        self._lock = allocate_lock()  # held while taking the signal
+        self._lock = allocate_lock()  # held by the thread that takes the signal
         self._is_taken = False
 
     def _take(self, timeout: timedelta) -> bool:
         with self._lock:
             if self._future.done():
-                self._future.value()  # raises the error if it failed
+                self._future.value()  # raises the error if taking the signal failed
             elif not self._is_taken:
                 self._memory.wait_signal(self._rank, 0, _whole_ms(timeout) or self._timeout_ms)
                 self._is_taken = True
         return True
 
     def is_completed(self) -> bool:
-        if not self._future.done() and self._lock.acquire(False):  # else a thread is waiting
+        # If the lock is held, another thread is waiting for the signal.
+        if not self._future.done() and self._lock.acquire(False):
             try:
                 self._is_taken = self._is_taken or self._memory.take_signal(self._rank)
             finally:
@@ -173,7 +172,7 @@ def _timeout(opts: Any) -> timedelta | None:
 
 
 def _milliseconds(opts: Any) -> int:
-    """Return the timeout of options in milliseconds; 0 stands for the group's."""
+    """Return the timeout of options in milliseconds, or 0 if it is the group's."""
     timeout = _timeout(opts)
     return 0 if timeout is None else _whole_ms(timeout)
 
