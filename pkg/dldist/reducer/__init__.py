@@ -1,4 +1,4 @@
-"""Average the gradients of data-parallel training in buckets, overlapping with their computation.
+"""Average the gradients of data-parallel training in buckets, while gradients are still computed.
 
     reducer = dldist.Reducer(parameters)
     parameters = reducer.broadcast_parameters()
@@ -9,7 +9,8 @@
         reducer.finish()
         update(parameters, reducer.gradients())
 
-Parameters and gradients are arrays of any library. For PyTorch's, a backward pass makes the calls.
+Parameters and gradients are arrays of any library. For PyTorch's parameters, a backward pass makes
+the calls of mark_ready() and finish().
 """
 
 from __future__ import annotations
@@ -63,42 +64,43 @@ class Join:
     def __init__(self, divide_by_initial_world_size: bool) -> None:
         self.divide_by_initial_world_size = divide_by_initial_world_size
         self.last_rank: int | None = None
-        """The lowest rank active in the last pass; it has made all updates."""
+        """The lowest rank that was active in the last pass. This rank has made all updates."""
 
 
 class Reducer(C10dNames):
-    """Averages gradients over a group's ranks, in buckets, overlapping with their computation.
+    """Averages gradients over a group's ranks, in buckets, while gradients are still computed.
 
-    A pass is prepare_for_backward(), mark_ready() for every parameter, and finish(). Calls must not
-    be concurrent. If all parameters are leaves of PyTorch's autograd, a backward pass after
-    prepare_for_backward() makes the other calls, and stores the averages in the parameters' `grad`.
+    A pass consists of prepare_for_backward(), mark_ready() for every parameter, and finish(). Calls
+    must not be concurrent. If all parameters are leaves of PyTorch's autograd, a backward pass
+    after prepare_for_backward() makes the other calls, and stores the averages in the parameters'
+    `grad`.
 
     Args:
         params: Arrays, or objects with a shape and a dtype, which must match on all ranks.
         bucket_indices: The parameters of each bucket. By default, buckets are filled from the last
             parameter to the first, and rebuilt after the first pass in the order in which gradients
             were ready. Given buckets are rebuilt only with autograd.
-        per_bucket_size_limits: The size limits of the given buckets, for the statistics.
+        per_bucket_size_limits: The size limits of the given buckets; only used in statistics.
         process_group: A World or Group, or a group of new_group; None is the default world.
-        expect_sparse_gradients: By parameter: True if its gradient is sparse. Needs autograd.
-        bucket_bytes_cap: The size at which a bucket is full.
+        expect_sparse_gradients: For each parameter, True if the gradient is sparse. Needs autograd.
+        bucket_bytes_cap: The size in bytes at which a bucket is full.
         find_unused_parameters: True if parameters may have no gradient in a pass.
         gradient_as_bucket_view: True if gradients are written into gradient(index), without a copy.
-        param_to_name_mapping: Names for error messages, by index.
-        first_bucket_bytes_cap: The size at which the first bucket is full.
+        param_to_name_mapping: Names of parameters for error messages, by index.
+        first_bucket_bytes_cap: The size in bytes at which the first bucket is full.
         skip_all_reduce_unused_params: True sends nothing for a bucket without used parameters. The
             unused parameters must be the same on all ranks.
-        use_python_reducer: True installs no hooks in autograd; the caller has its own.
-        bucket_bytes_cap_list: Size limits when buckets are rebuilt after the first pass; the last
-            one applies to all further buckets. If empty, the limits stay the same.
-        batched_grad_copy: True copies a bucket's gradients together when the last is ready.
+        use_python_reducer: True if the caller, not the Reducer, installs hooks in autograd.
+        bucket_bytes_cap_list: Size limits for rebuilding buckets after the first pass; the last
+            limit applies to all further buckets. If empty, the limits stay the same.
+        batched_grad_copy: True copies all gradients of a bucket when the last of them is ready.
         lazy_bucket_allocation: No effect: the ranks allocate shared bucket memory together.
         op: "avg" or "sum".
         static_graph: True if the unused parameters of the first pass are unused in all passes.
         timeout: Seconds or a timedelta for each collective. None is the group's timeout.
 
     Raises:
-        ValueError: There are no parameters, one is not in CPU memory, or buckets do not match.
+        ValueError: There are no parameters, one is not in CPU memory, or buckets are invalid.
         DistMismatchError: The parameters differ between ranks.
 
     Example:
@@ -167,10 +169,10 @@ class Reducer(C10dNames):
         return f"<dldist.Reducer: {len(self._slots)} parameters in {len(self._buckets)} buckets, rank {self._operations.rank}>"
 
     def use_group(self, process_group: AnyGroup | None) -> None:
-        """Continue with another group, like a new Reducer. All ranks of the group must take part.
+        """Continue with another group, like a new Reducer. All ranks of the group must call this.
 
         Use this after ranks were lost. Drops the current pass. If a hook's state is the old group,
-        it is replaced by the new one.
+        the state becomes the new group.
 
         Args:
             process_group: A World or Group, or a group of new_group; None is the default world.
@@ -189,7 +191,7 @@ class Reducer(C10dNames):
         self._static_unused: frozenset[int] | None = None
         self._order: list[int] = []
         self._has_order = False
-        """True once a pass has shown the gradient order; also on joined ranks without one."""
+        """True once a pass has shown the order of gradients; also on joined ranks."""
         self._deferred: Iterable[int] = ()
         used: Any = self._allocate(len(self._parameters), "int32")
         self._used = used
@@ -200,8 +202,7 @@ class Reducer(C10dNames):
         self._first_bucket_sizes = [bucket.nbytes for bucket in self._buckets]
         self._is_open = False
         self._next = 0
-        # Must be last: if it fails on a rank before other ranks have their buckets, those cannot be
-        # shared.
+        # verify() must be last: other ranks may need this rank to create shared buckets first.
         verify(operations, self._parameters, self._timeout)
 
     @property
@@ -211,7 +212,7 @@ class Reducer(C10dNames):
     def _first_assignment(self) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
         if self._given_buckets is not None:
             return self._given_buckets, self._given_limits or [self._limits[-1]] * len(self._given_buckets)
-        # Backward passes begin with the last parameters.
+        # Assign the last parameters first, because backward passes begin with them.
         return self._assign(list(reversed(range(len(self._parameters)))), self._limits)
 
     def _assign(self, order: list[int], limits: list[int]) -> tuple[list[list[int]], list[int]]:
@@ -234,25 +235,26 @@ class Reducer(C10dNames):
         return not self._has_rebuilt and is_free and (self._is_static or not self._finds_unused)
 
     def _rebuild_if_due(self) -> None:
-        """Once, after the first pass: rebuild buckets in the order of rank 0's gradients."""
+        """After the first pass, rebuild buckets in the order of rank 0's gradients."""
         if not self._may_rebuild:
             return
-        # Parameters without a gradient are last.
+        # Parameters without a gradient come last in the order.
         order = array.array("q", dict.fromkeys([*self._order, *reversed(range(len(self._slots)))]))
         self._operations.broadcast(order, 0, timeout=self._timeout)
         if sorted(order) != list(range(len(self._slots))):
             raise _core.DistMismatchError(f"rank 0 says that its {len(self._slots)} gradients came in the order {list(order)}")
         self._make_buckets(*self._assign(list(order), self._later_limits))
-        self._operations.barrier(timeout=self._timeout)  # as in use_group
+        # A rank must not fail before all ranks have created their shared buckets.
+        self._operations.barrier(timeout=self._timeout)
         self._has_rebuilt = True
 
     def broadcast_parameters(
         self, tensors: Sequence[Tensor] | None = None, src: int = 0, buffer_size: int = BROADCAST_BYTES
     ) -> list[Any]:
-        """Copy one rank's parameters, or other tensors such as a model's buffers, to all ranks.
+        """Copy one rank's parameters, or other tensors such as buffers of a model, to all ranks.
 
         Args:
-            tensors: The tensors to send or overwrite. None is the parameters.
+            tensors: The tensors to send or overwrite. None means the parameters.
             src: The rank of the group that has the values.
             buffer_size: The number of bytes per broadcast.
 
@@ -272,14 +274,14 @@ class Reducer(C10dNames):
         self._times.begin_forward()
 
     def prepare_for_backward(self, output: Any = (), *, unused: Iterable[int] = ()) -> None:
-        """Begin a pass. In no_sync(), gradients are accumulated and not sent.
+        """Begin a pass. In a no_sync() block, gradients are accumulated and not sent.
 
         Args:
             output: With autograd and find_unused_parameters, the tensors from which the backward
-                pass starts: parameters that they do not depend on are unused. If empty, unused
-                parameters are known at the end of the pass. With static_graph, the first pass ends
-                with the backward pass of these tensors.
-            unused: Parameters known to get no gradient on this rank; see mark_unused.
+                pass starts. Parameters that the tensors do not depend on are unused. If empty,
+                unused parameters are known at the end of the pass. With static_graph, the first
+                pass ends with the backward pass of these tensors.
+            unused: Indices of parameters that will get no gradient on this rank; see mark_unused.
 
         Raises:
             RuntimeError: The previous pass has not ended.
@@ -315,19 +317,19 @@ class Reducer(C10dNames):
             self._settle_deferred()
 
     def _settle_deferred(self) -> None:
-        """Settle known unused parameters; with autograd, only once the backward pass runs."""
+        """Settle parameters known to be unused; with autograd, once the backward pass runs."""
         deferred, self._deferred = self._deferred, ()
         for index in deferred:
             if not self._slots[index].is_ready:
                 self._settle_unused(self._slots[index])
 
     def mark_ready(self, index: int, gradient: Tensor | None = None) -> None:
-        """Pass the gradient of a parameter. If it completes the next bucket, the bucket is sent.
+        """Pass the gradient of a parameter. If it completes the next bucket, send the bucket.
 
         Args:
-            index: The parameter.
-            gradient: The gradient; finish() overwrites it with the average. None if it was written
-                into the view from gradient(index), with gradient_as_bucket_view.
+            index: The index of the parameter.
+            gradient: The gradient, which finish() will overwrite with the average. None if the
+                caller wrote it to the view gradient(index), with gradient_as_bucket_view.
 
         Raises:
             RuntimeError: No pass has begun, or the parameter was already marked in this pass.
@@ -350,7 +352,7 @@ class Reducer(C10dNames):
             slot.is_ready = slot.is_partial = True
 
     def _settle(self, slot: Slot, is_used: bool) -> None:
-        """Record that the gradient of a parameter is in its bucket."""
+        """Record that the gradient of a parameter is in its bucket, and send full buckets."""
         slot.is_ready = True
         self._order.append(slot.parameter.index)
         if is_used:
@@ -359,17 +361,17 @@ class Reducer(C10dNames):
         self._count(slot)
 
     def mark_unused(self, index: int) -> None:
-        """Mark a parameter as without a gradient on this rank in this pass. It counts as zero.
+        """Mark a parameter as having no gradient on this rank in this pass; zeros are sent.
 
         Requires find_unused_parameters. finish() treats all unmarked parameters as unused; marking
         them allows buckets to be sent earlier. A gradient that no rank has is left unchanged.
 
         Args:
-            index: The parameter.
+            index: The index of the parameter.
 
         Raises:
-            RuntimeError: find_unused_parameters is false, no pass has begun, or it is already
-                marked.
+            RuntimeError: find_unused_parameters is false, no pass has begun, or it is marked
+                already.
         """
         slot = self._slot_to_settle("mark_unused", index)
         if not self._detects_unused:
@@ -378,7 +380,7 @@ class Reducer(C10dNames):
 
     @property
     def _detects_unused(self) -> bool:
-        """True if the ranks exchange which parameters they used."""
+        """True if the ranks exchange which parameters they have used in this pass."""
         return self._static_unused is None if self._is_static else self._finds_unused
 
     def _slot_to_settle(self, call: str, index: int) -> Slot:
@@ -415,8 +417,8 @@ class Reducer(C10dNames):
             slot.gradient = gradient
 
     def _copy_into_bucket(self, slot: Slot, gradient: Any) -> None:
-        """Copy the gradient, or add it after unsynchronised passes. Batched copies wait until the
-        bucket is full."""
+        """Copy the gradient into the bucket, or add it to the sum of unsynchronised passes. A
+        batched copy waits until the bucket is full."""
         if self._is_batched and self._is_sync and not slot.is_partial:
             self._buckets[slot.bucket_index].waiting.append((slot, gradient))
             return
@@ -446,7 +448,7 @@ class Reducer(C10dNames):
             self._start_full_buckets()
 
     def _start_full_buckets(self) -> None:
-        """Start full buckets in bucket order, which is the same on all ranks."""
+        """Start reducing full buckets in bucket order, which must be the same on all ranks."""
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             bucket = self._buckets[self._next]
             bucket.started_ns = self._times.note_start()
@@ -472,7 +474,7 @@ class Reducer(C10dNames):
         return self._hook(self._hook_state, bucket)
 
     def _all_reduce_sparse(self, slot: SparseSlot) -> Any:
-        """Return the average of a sparse gradient. Blocks until it is reduced."""
+        """Return the average of a sparse gradient. Blocks until the gradient is reduced."""
         if slot.rows is None:
             sparse.all_reduce(self._operations, [slot.sent], "sum", self._timeout, False, TypeError("a gradient is not sparse"))
         else:
@@ -480,7 +482,7 @@ class Reducer(C10dNames):
         return slot.sent.div_(self._divisor()) if self._op == "avg" else slot.sent
 
     def _divisor(self) -> int:
-        """Return the divisor of the sum of gradients."""
+        """Return the number by which to divide the sum of gradients."""
         if self._forward_work is not None:
             work, is_static = self._forward_work
             return self._operations.size if is_static else _count_of(work)
@@ -489,7 +491,7 @@ class Reducer(C10dNames):
     def _all_reduce(self, buffer: Any) -> Any:
         op: Any = self._op
         if op == "avg" and self._forward_work is not None:
-            # Joined ranks send zeros and do not know the divisor, so active ranks divide first.
+            # Active ranks divide before the sum: joined ranks send zeros and lack the divisor.
             self._buckets[0].view_of(buffer).div_(self._divisor())
             op = "sum"
         if op == "avg" and self._join is not None and not self._join.divide_by_initial_world_size:
@@ -499,14 +501,13 @@ class Reducer(C10dNames):
     def finish(self) -> None:
         """End the pass: wait until all buckets are reduced, and store the averages.
 
-        The averages are in the arrays passed to mark_ready, if writable, and in gradients().
+        The averages are in gradients() and, if writable, in the arrays passed to mark_ready.
 
         Raises:
-            RuntimeError: Parameters have no gradient; the message names them. Mark them and call
-                this again, or call reset().
-            DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As raised by
-                collectives. The pass has ended and the group is unusable; use_group() continues
-                with another.
+            RuntimeError: Parameters have no gradient; the message names them. Mark these parameters
+                and call finish() again, or call reset().
+            DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: A collective
+                failed. The pass has ended and the group is unusable; use_group() selects another.
         """
         if not self._is_open:
             raise RuntimeError("finish(): no pass has begun: call prepare_for_backward() first")
@@ -546,7 +547,7 @@ class Reducer(C10dNames):
         return f"{plural.format(some)} no gradient on rank {self._operations.rank}: "
 
     def _wait_for_all(self) -> None:
-        self._start_full_buckets()  # buckets left by an earlier exception
+        self._start_full_buckets()  # full buckets that an earlier exception has left
         if self._detects_unused:
             self._operations.all_reduce(self._used, "sum", timeout=self._timeout)
         for bucket in self._buckets:
@@ -572,7 +573,7 @@ class Reducer(C10dNames):
             self._autograd.put_back(self._is_used)
 
     def _is_used(self, slot: Slot) -> bool:
-        """Return True if any rank had a gradient for it."""
+        """Return True if any rank has a gradient for the slot's parameter."""
         return not (self._finds_unused or self._is_static) or bool(self._used_map[slot.parameter.index])
 
     @property
@@ -583,12 +584,12 @@ class Reducer(C10dNames):
         """Return the gradient of a parameter.
 
         Args:
-            index: The parameter.
+            index: The index of the parameter.
 
         Returns:
             With gradient_as_bucket_view, a view of the bucket: write the gradient into it, and read
             the average from it. Buckets are rebuilt after the first pass: call this again then.
-            Otherwise the array passed to mark_ready or, after finish(), a new array if that is
+            Otherwise the array passed to mark_ready; after finish(), a new array if that array is
             read-only. None if no rank had a gradient.
         """
         slot = self._slot("gradient", index)
@@ -602,14 +603,14 @@ class Reducer(C10dNames):
         """Run a whole pass with complete gradients, and return the averages.
 
         Args:
-            gradients: One for each parameter; None for an unused parameter.
+            gradients: One gradient for each parameter; None for an unused parameter.
 
         Returns:
             The result of gradients().
 
         Raises:
             ValueError: The number of gradients differs from the number of parameters.
-            RuntimeError, DistError: As raised by finish(). The pass has ended.
+            RuntimeError, DistError: As in finish(). The pass has ended.
         """
         gradients = list(gradients)
         if len(gradients) != len(self._slots):
@@ -627,11 +628,11 @@ class Reducer(C10dNames):
         return self.gradients()
 
     def reset(self) -> None:
-        """Drop the current pass and gradients accumulated in no_sync(). All ranks must call it."""
+        """Drop the current pass and gradients of no_sync() passes. All ranks must call this."""
         self._is_open = False
         for bucket in self._buckets:
             if is_under_way(bucket.outcome):
-                with contextlib.suppress(_core.DistError):  # failed: nothing is pending
+                with contextlib.suppress(_core.DistError):  # a failed work is no longer pending
                     bucket.move()
             bucket.outcome = None
         for slot in self._slots:
@@ -639,10 +640,11 @@ class Reducer(C10dNames):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on this rank without sending, in this block.
+        """Accumulate gradients on this rank, without sending them, in this `with` block.
 
         The next pass after the block adds the sum to its own gradients. If a framework accumulates
-        gradients, pass only its final sums. A caller that writes to views accumulates in them.
+        gradients, pass only the framework's final sums. A caller that writes gradients to views
+        must accumulate in the views.
         """
         before, self._is_sync = self._is_sync, False
         try:
@@ -652,7 +654,7 @@ class Reducer(C10dNames):
 
     @contextlib.contextmanager
     def join(self, divide_by_initial_world_size: bool = True) -> Iterator[Join]:
-        """Allow different numbers of passes per rank, in this block.
+        """Allow ranks to run different numbers of passes in this `with` block.
 
         A rank without further passes contributes zeros until all ranks have finished. Only the
         ranks in the last pass have made all updates, so call
@@ -670,7 +672,7 @@ class Reducer(C10dNames):
             self._join = None
 
     def _announce(self, joined: Join, is_active: bool) -> int:
-        """Exchange which ranks have gradients in the next pass; return their number."""
+        """Exchange which ranks have gradients in the next pass; return how many have."""
         active = bytearray(self._operations.size)
         self._operations.all_gather_single(active, bytes([is_active]), timeout=self._timeout)
         self._active_count = sum(active)
@@ -688,13 +690,13 @@ class Reducer(C10dNames):
     def register_comm_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
         """Let hook(state, bucket) reduce full buckets. All ranks must register the same hook.
 
-        dldist.comm_hooks has ready-made hooks.
+        dldist.comm_hooks has such hooks.
 
         Args:
             state: The first argument of the hook.
-            hook: Returns the result: an array, or a Future or Work of one, of the bucket's length,
-                with its dtype or any floating-point dtype. For several collectives, return a
-                function: finish() calls these in bucket order.
+            hook: Must return the result: an array of the bucket's length and of any floating-point
+                dtype or the bucket's, or a Future or Work of an array. To run several collectives,
+                return a function: finish() calls such functions in bucket order.
 
         Raises:
             TypeError: `hook` is not callable.
@@ -718,7 +720,7 @@ class Reducer(C10dNames):
         self._hook, self._hook_state = hook, state
 
     def stats(self) -> dict[str, Any]:
-        """Return statistics under the names of torch's Logger; times are in nanoseconds."""
+        """Return statistics under the names of torch's Logger. Times are in nanoseconds."""
         rebuilt = [bucket.nbytes for bucket in self._buckets] if self._has_rebuilt else []
         members = [[slot.parameter.index for slot in bucket.slots] for bucket in self._buckets] if self._has_rebuilt else []
         is_counted = (self._finds_unused or self._is_static) and self._times.passes > 0
@@ -768,7 +770,7 @@ def _check_sparse(expects_sparse: Sequence[bool], parameters: Sequence[Parameter
 
 
 def _count_of(work: Any) -> int:
-    """Return the number computed by an all_reduce work."""
+    """Wait for an all_reduce of one number, and return the sum."""
     work.wait()
     result = work.result()
     counted = result[0] if isinstance(result, (list, tuple)) else result

@@ -1,6 +1,6 @@
 """Hooks in PyTorch's autograd, which pass gradients to a Reducer and receive the averages.
 
-The caller's parameters have imported torch, so torch is not imported when this module is loaded.
+This module does not import torch when loaded: the program has, to create its parameters.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ def are_leaves(parameters: Iterable[Parameter]) -> bool:
 class Autograd:
     """The hooks on a Reducer's parameters, and their state in the backward pass.
 
-    The hooks are on the nodes that accumulate gradients, which also run for parameters without a
-    gradient. They hold no strong reference to the Reducer.
+    The hooks are on the graph nodes that accumulate gradients, which run also for parameters
+    without a gradient. The hooks hold no strong reference to the Reducer.
     """
 
     def __init__(self, reducer: Reducer) -> None:
         import torch
 
         self._torch = torch
-        self._reducer_ref = weakref.ref(reducer)  # freed without the cycle collector
+        self._reducer_ref = weakref.ref(reducer)  # weak, to be freed without the cycle collector
         self.has_begun = False
-        """True once a hook was called in this pass."""
+        """True once the first hook was called in this pass."""
         self.optimizer_in_backward = False
         self.futures: list[Any] = []
         """Futures to wait for at the end of the pass."""
         self.sparse_metadata: dict[str, Any] = {}
-        """By parameter name, for sparse gradients: the rows that may be non-zero on any rank."""
+        """The rows of sparse gradients that may be non-zero on any rank, by parameter name."""
         self._used_before: set[int] = set()
-        """Parameters with gradients from passes without synchronisation, which this pass sends."""
+        """Parameters whose gradients of unsynchronised passes must be sent in this pass."""
         self.has_outputs = False
-        """True if the tensors from which backward() starts are known."""
+        """True if prepare_for_backward() got the tensors from which backward() starts."""
         self._is_finish_queued = False
         self._fired = [0] * len(reducer._slots)
         """The number of calls of each hook in the first pass of a static graph."""
@@ -72,7 +72,7 @@ class Autograd:
         self._handles = []
 
     def begin_pass(self, outputs: list[Any]) -> None:
-        """Begin a pass after prepare_for_backward(). Parameters not behind `outputs` are unused."""
+        """Begin a pass. Parameters on which `outputs` do not depend are unused."""
         self.has_begun = self._is_finish_queued = False
         self.has_outputs = bool(outputs)
         reducer = self._reducer
@@ -87,7 +87,7 @@ class Autograd:
             reducer._deferred = [index for index, node in enumerate(self._nodes) if node not in used]
 
     def _delay_until_the_end_of(self, outputs: list[Any]) -> None:
-        """End the first pass of a static graph at the end of the outermost backward pass."""
+        """End the first pass of a static graph when the outermost backward pass ends."""
 
         def begin(_gradient: Any) -> None:
             if not self._is_finish_queued:
@@ -102,7 +102,7 @@ class Autograd:
         self._torch.autograd.Variable._execution_engine.queue_callback(function)
 
     def on_gradient(self, index: int) -> None:
-        """Handle a gradient that was accumulated, or that is known not to exist."""
+        """Handle a parameter whose gradient was accumulated, or is known not to exist."""
         reducer = self._reducer
         slot = reducer._slots[index]
         if not reducer._is_open or not reducer._is_sync:
@@ -131,7 +131,7 @@ class Autograd:
         reducer._settle(slot, slot.gradient is not None)
 
     def fill(self, slot: Slot) -> None:
-        """Copy the parameter's gradient, or zeros, into the bucket."""
+        """Copy the parameter's gradient, or zeros if it has none, into the bucket."""
         grad = slot.parameter.like.grad
         if isinstance(slot, SparseSlot):
             self._fill_sparse(slot, grad)
@@ -169,7 +169,7 @@ class Autograd:
             slot.rows, slot.sent = self._rows_of(slot, grad.coalesce())
 
     def _rows_of(self, slot: Slot, grad: Any) -> tuple[Any, Any]:
-        """Return the rows that any rank may have, and this rank's dense gradient in them."""
+        """Return the rows that may be non-zero on any rank, and this rank's gradient in them."""
         name = slot.parameter.name
         rows = self.sparse_metadata.get(name or "")
         if rows is None:
@@ -185,7 +185,7 @@ class Autograd:
         return rows, values
 
     def settle_unused(self, slot: Slot) -> None:
-        """Send an unused parameter's existing gradient: it may stem from unsynchronised passes."""
+        """Send the gradient that an unused parameter may still have from unsynchronised passes."""
         self.fill(slot)
         if slot.gradient is not None and not isinstance(slot, SparseSlot) and self._reducer._is_view:
             self._reducer._buckets[slot.bucket_index].fill()
@@ -194,7 +194,7 @@ class Autograd:
             self._reducer._used_map[slot.parameter.index] = 1
 
     def finish_first_static_pass(self) -> None:
-        """Take the gradients, now complete, and finish the pass unless the caller does."""
+        """Take the complete gradients, and finish the pass unless the caller will."""
         reducer = self._reducer
         if not reducer._is_open or reducer._static_unused is not None:
             return
@@ -212,7 +212,7 @@ class Autograd:
             future.wait()
 
     def put_back(self, is_used: Any) -> None:
-        """Set the averages as gradients of the parameters that any rank used."""
+        """Store the averages as gradients of the parameters that any rank has used."""
         self._used_before.clear()
         if self.optimizer_in_backward or not self.has_begun:
             return
@@ -248,7 +248,7 @@ def _nodes_behind(torch: Any, outputs: Iterable[Any]) -> set[Any]:
 
 
 def tensors_of(output: Any) -> list[Any]:
-    """Return the tensors passed to prepare_for_backward(), one or several, as a list."""
+    """Return the argument of prepare_for_backward(), one tensor or several, as a list."""
     torch = sys.modules.get("torch")
     tensor: Any = () if torch is None else torch.Tensor
     outputs = [output] if isinstance(output, tensor) else list(output)

@@ -1,4 +1,4 @@
-"""Bucket layout: assignment of parameters to buckets, and memory. Nothing is sent here."""
+"""Buckets of parameters: assignment and memory. Nothing is sent here."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dldist._base.arrays import private_memory
 Allocate = Callable[[int, str], _core.SharedArray]
 
 FIRST_BUCKET_BYTES = 1 << 20
-"""Small, so that communication starts early."""
+"""Bytes of the first bucket: small, so that communication starts early."""
 BUCKET_BYTES = 25 << 20
 _NO_LIMIT = 0
 
 
 def allocator_of(operations: Any) -> Allocate:
-    """Return the allocator of memory shared on a host, or of private memory without a Group."""
+    """Return a function that allocates memory: shared on a host if the group can, else private."""
     if isinstance(operations, _core.Group) and not isinstance(operations, _core.NcclGroup):
         return operations.empty
     return private_memory
@@ -34,7 +34,7 @@ class Parameter:
     def __init__(self, index: int, like: Any, name: str | None = None) -> None:
         self.index = index
         self.like = like
-        """The caller's object. `prototype` is always an array, but may have another shape."""
+        """The caller's object. `prototype` is an array of its kind, maybe of another shape."""
         self.name = name
         family = arrays.find_family(like)
         self.is_template = family is None
@@ -63,12 +63,11 @@ def compute_bucket_assignment_by_size(
     tensor_indices: Sequence[int] = (),
     logger: Any = None,
 ) -> tuple[list[list[int]], list[int]]:
-    """Return buckets, as lists of indices, and the byte limit of each.
+    """Return the buckets, as lists of tensor indices, and the byte limit of each bucket.
 
     Tensors of one dtype and device fill one bucket after another. A bucket is full once it reaches
     its limit: bucket_size[i] for the i-th bucket of that kind; the last limit applies to all later
-    ones. `tensor_indices` renumbers the tensors; without it, buckets are sorted by their first
-    tensor.
+    ones. `tensor_indices` renumbers the tensors; without it, buckets are sorted by first tensor.
     """
     if not tensors or not bucket_size:
         raise ValueError("_compute_bucket_assignment_by_size(): there must be tensors, and a limit for buckets")
@@ -80,7 +79,7 @@ def compute_bucket_assignment_by_size(
     parameters = [x if isinstance(x, Parameter) else Parameter(i, x) for i, x in zip(indices, tensors, strict=True)]
     sparse = {index for index, is_sparse in enumerate(expect_sparse_gradient) if is_sparse}
     full: list[tuple[list[int], int]] = []
-    # By kind of tensor: the bucket being filled, its bytes, and the number of full buckets.
+    # Per dtype and device: the bucket being filled, its bytes, and the number of full ones.
     filling: dict[tuple[str, str], list[int]] = {}
     nbytes: Counter[tuple[str, str]] = Counter()
     turns: Counter[tuple[str, str]] = Counter()
@@ -89,7 +88,7 @@ def compute_bucket_assignment_by_size(
         return bucket_size[min(turns[kind], len(bucket_size) - 1)]
 
     for index, parameter in zip(indices, parameters, strict=True):
-        if index in sparse:  # has a bucket of its own
+        if index in sparse:  # a sparse gradient has its own bucket
             full.append(([index], _NO_LIMIT))
             continue
         kind = (parameter.dtype, parameter.device)
@@ -106,24 +105,23 @@ def compute_bucket_assignment_by_size(
 
 
 class Slot:
-    """A parameter's gradient in a bucket, and its state in the current pass."""
+    """A parameter's gradient in a bucket, with its state in the current pass."""
 
     __slots__ = ("bucket_index", "gradient", "is_partial", "is_ready", "parameter", "part", "saved", "view")
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
-        self.bucket_index: int  # no reference: cycles would delay freeing buckets
-        self.part: _core.SharedArray  # set once it is in a bucket
+        self.bucket_index: int  # not a reference: a cycle would delay freeing buckets
+        self.part: _core.SharedArray  # set when the slot is put into a bucket
         self.is_ready = False
         self.is_partial = False
-        """True if the part holds the sum of unsynchronised passes, to which the next gradient is
-        added."""
+        """True if `part` has the sum of unsynchronised passes, to which gradients are added."""
         self.gradient: Any = None
-        """The array that the caller passed; after the pass, the result."""
+        """The array that the caller passed; after the pass, the array with the result."""
         self.view: Any = None
-        """The part as an array of the parameter's library, created on first use."""
+        """`part` as an array of the parameter's library, created on first use."""
         self.saved: _core.SharedArray | None = None
-        """The content before clear(), if the caller has a view."""
+        """The content of `part` before clear(), if the caller has a view of it."""
 
     def begin_pass(self) -> None:
         self.is_ready = False
@@ -135,18 +133,18 @@ class Slot:
         return self.view
 
     def clear(self) -> None:
-        """Set to zeros, for a pass without a gradient."""
+        """Set the gradient to zeros, for a pass without a gradient."""
         if self.view is not None:
             self.save()
         _core._copy_tensor(self.part, self._private_memory())
 
     def save(self) -> None:
-        """Save the content before this pass changes it."""
+        """Save the content of `part` before this pass changes it."""
         self.saved = self._private_memory()
         _core._copy_tensor(self.saved, self.part)
 
     def restore(self) -> None:
-        """Restore the saved content, if any."""
+        """Restore the content that save() has saved, if any."""
         if self.saved is not None:
             _core._copy_tensor(self.part, self.saved)
 
@@ -163,16 +161,16 @@ class Slot:
 
 
 class SparseSlot(Slot):
-    """A sparse torch gradient. It is a bucket of its own, outside bucket memory."""
+    """A sparse gradient of torch, which is its own bucket, outside of bucket memory."""
 
     __slots__ = ("rows", "sent")
 
     def __init__(self, parameter: Parameter) -> None:
         super().__init__(parameter)
         self.sent: Any = None
-        """The tensor to reduce: the gradient, or its rows only."""
+        """The tensor to reduce: the gradient, or only its rows that may be non-zero."""
         self.rows: Any = None
-        """The numbers of these rows, if known on all ranks."""
+        """The indices of the rows in `sent`, if these are known on all ranks; otherwise None."""
 
     def clear(self) -> None: ...
 
@@ -181,14 +179,14 @@ class SparseSlot(Slot):
     def hand_back(self) -> None: ...
 
     def result(self, torch: Any) -> Any:
-        """Return the average."""
+        """Return the average as a tensor like the gradient."""
         if self.rows is None or self.sent.layout is not torch.strided:
             return self.sent
         return torch.sparse_coo_tensor(self.rows[None], self.sent, self.parameter.shape, is_coalesced=True, check_invariants=False)
 
 
 class Bucket:
-    """Gradients of one dtype, contiguous in memory, that are reduced together."""
+    """Gradients of one dtype, contiguous in memory, which are reduced together."""
 
     __slots__ = (
         "_allocate",
@@ -207,7 +205,7 @@ class Bucket:
 
     is_sparse = False
     NOTHING = object()
-    """The outcome of a bucket that is not sent."""
+    """The value of `outcome` for a bucket that is not sent."""
 
     def __init__(self, index: int, slots: list[Slot], limit: int, allocate: Allocate, dtype: str | None = None) -> None:
         self.index = index
@@ -220,17 +218,17 @@ class Bucket:
 
     def begin_pass(self) -> None:
         self.missing = len(self.slots)
-        """The number of gradients that are not ready."""
+        """The number of gradients in the bucket that are not ready."""
         self.unused_count = 0
-        """The number of parameters without a gradient on this rank."""
+        """The number of the bucket's parameters without a gradient on this rank."""
         self.waiting: list[tuple[Slot, Any]] = []
-        """Gradients to copy together when the bucket is full."""
+        """Pairs of a slot and a gradient, to copy together when the bucket is full."""
         self.outcome: Any = None
         """The result of the reduction: a Work, a Future, an array, or a function to call."""
         self.started_ns = 0
 
     def move(self) -> None:
-        """Move to new memory, since the old may still be in use; copy the slots' content."""
+        """Copy the slots' content to new memory, because the old memory may still be in use."""
         counts = [slot.parameter.count for slot in self.slots]
         self.memory = self._allocate(sum(counts), self._dtype)
         self._scratch: dict[str, _core.SharedArray] = {}
@@ -243,7 +241,7 @@ class Bucket:
             start += count
 
     def fill(self) -> None:
-        """Copy all waiting gradients into the bucket."""
+        """Copy all gradients in `waiting` into the bucket."""
         waiting, self.waiting = self.waiting, []
         if waiting:
             _core._copy_tensors([slot.part for slot, _ in waiting], [arrays.source_of(gradient) for _, gradient in waiting])
@@ -264,13 +262,13 @@ class Bucket:
         return self.memory.nbytes
 
     def accept(self, outcome: Any) -> None:
-        """Store the result of a communication hook."""
+        """Store the result of a communication hook in the bucket's memory."""
         if outcome is not self.memory:
             _core._convert_tensor(self.memory, arrays.source_of(outcome))
 
 
 class SparseBucket(Bucket):
-    """One sparse gradient, reduced on its own."""
+    """A bucket of one sparse gradient."""
 
     __slots__ = ()
 

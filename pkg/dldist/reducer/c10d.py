@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class C10dNames:
-    """The methods of torch's Reducer, implemented by dldist's."""
+    """The methods of torch's Reducer, as a base class of dldist's Reducer."""
 
     _bucket_dtype: str | None
-    """The dtype of all buckets, or None for the dtype of their parameters."""
+    """The dtype of all buckets, or None if each bucket has its parameters' dtype."""
     _is_finished_manually: bool
     """False if autograd ends the pass when the last bucket is full."""
     _forward_work: tuple[Any, bool] | None
-    """For torch's join: the work that counts active ranks, and True to divide by all ranks."""
+    """For torch's join: the work that counts active ranks; True to divide by the group's size."""
 
     def _autograd_hook(self: Any, index: int) -> None:
         if self._autograd is None:
@@ -49,17 +49,17 @@ class C10dNames:
         self._is_static = True
 
     def _set_manual_finalization_required(self: Any, required: bool) -> None:
-        """Let _finalize_backward_manual() end later passes, instead of autograd."""
+        """Require _finalize_backward_manual() to end later passes, instead of autograd."""
         if self._is_open:
             raise RuntimeError("_set_manual_finalization_required(): a pass is under way: call it before the pass, or after its end")
         self._is_finished_manually = bool(required)
 
     def _should_finalize_after_backward(self: Any) -> bool:
-        """Return True if the pass cannot end in a hook, only after backward() has returned."""
+        """Return True if the pass cannot end in a hook, but only after backward() has returned."""
         return bool(self._may_rebuild or self._finds_unused_at_end)
 
     def _finalize_backward_manual(self: Any) -> None:
-        """Wait for all buckets, and return the averages to the parameters."""
+        """Wait for all buckets, and store the averages in the parameters' gradients."""
         call = "_finalize_backward_manual()"
         if not self._is_finished_manually:
             raise RuntimeError(f"{call}: autograd ends passes: call _set_manual_finalization_required(True) first")
@@ -109,7 +109,7 @@ class C10dNames:
         self._times.sample_rate = sample_rate
 
     def _get_local_used_map(self: Any) -> Any:
-        """Return the parameters used on this rank in the current pass; none between passes."""
+        """Return the parameters that this rank has used in the current pass."""
         if self._autograd is None:
             return self._used
         own = self._buckets[0].view_of(self._used)
@@ -123,7 +123,8 @@ class C10dNames:
         return buckets
 
     def _rebuild_buckets(self: Any) -> bool:
-        """True if this call rebuilt buckets; without autograd, if they were ever rebuilt."""
+        """Rebuild buckets if due, and return True if this call did. Without autograd, return True
+        if buckets were ever rebuilt."""
         if self._autograd is None:
             return bool(self._has_rebuilt)
         self._check_reducer_finalized()
@@ -133,14 +134,14 @@ class C10dNames:
         return True
 
     def _push_all_rebuilt_params(self: Any) -> None:
-        """On a joined rank: let the next _rebuild_buckets() rebuild here as well."""
+        """On a joined rank, let the next _rebuild_buckets() rebuild buckets here too."""
         self._has_order = True
 
     def _reset_state(self: Any) -> None:
         self.reset()
 
     def _run_allreduce_hook(self: Any, bucket: GradBucket) -> Any:
-        """Return the sum, even if the Reducer averages: torch divides elsewhere."""
+        """All-reduce to the sum, even if the Reducer averages, because torch divides afterwards."""
         work = self._operations.all_reduce(bucket.buffer(), "sum", timeout=self._timeout, async_op=True)
         return work.get_future()
 
@@ -151,12 +152,12 @@ class C10dNames:
         self.use_group(new_process_group)
 
     def get_backward_stats(self: Any) -> list[int]:
-        """Return when each gradient of the last pass was ready, in nanoseconds after
-        prepare_for_backward(); 0 if there was none."""
+        """Return the time at which each gradient of the last pass was ready, in nanoseconds after
+        prepare_for_backward(); 0 for a parameter without a gradient."""
         return list(self._times.ready_ns)
 
     def set_logger(self: Any, logger: Logger) -> None:
-        """Do nothing: a Logger reads from its reducer."""
+        """Do nothing, because a Logger reads from its Reducer."""
 
 
 def _autograd_of(reducer: Any, call: str) -> Any:
@@ -166,12 +167,12 @@ def _autograd_of(reducer: Any, call: str) -> Any:
 
 
 def _register_comm_hook(reducer: Reducer, state: Any, comm_hook: Callable[[Any, GradBucket], Any]) -> None:
-    """reducer.register_comm_hook(state, comm_hook)"""
+    """Call reducer.register_comm_hook(state, comm_hook)."""
     reducer.register_comm_hook(state, comm_hook)
 
 
 def _register_builtin_comm_hook(reducer: Reducer, comm_hook_type: Any) -> None:
-    """Reduce buckets unchanged (ALLREDUCE) or as float16 (FP16_COMPRESS)."""
+    """Register a built-in hook: ALLREDUCE sends buckets unchanged, FP16_COMPRESS as float16."""
     hooks = {
         BuiltinCommHookType.ALLREDUCE: comm_hooks.allreduce_hook,
         BuiltinCommHookType.FP16_COMPRESS: comm_hooks.fp16_compress_hook,

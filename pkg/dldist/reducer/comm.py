@@ -1,4 +1,4 @@
-"""Buckets as communication hooks see them, and the results of hooks."""
+"""The buckets that communication hooks get, and the results of hooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dldist.reducer.buckets import Bucket, SparseBucket
 
 
 class GradBucket:
-    """A full bucket, for a communication hook. Created by a Reducer."""
+    """A full bucket, which a Reducer passes to a communication hook."""
 
     __slots__ = ("_bucket", "_buffer", "_is_last")
 
@@ -24,11 +24,11 @@ class GradBucket:
 
     @property
     def memory(self) -> _core.SharedArray:
-        """All gradients, contiguous, in memory shared by the ranks of a host."""
+        """The gradients, contiguous, in memory that the ranks of a host share."""
         return self._bucket.memory
 
     def index(self) -> int:
-        """Return the bucket's number; bucket 0 is reduced first."""
+        """Return the bucket's index. Bucket 0 is reduced first."""
         return self._bucket.index
 
     def is_last(self) -> bool:
@@ -36,7 +36,7 @@ class GradBucket:
         return self._is_last
 
     def buffer(self) -> Any:
-        """Return all gradients as a writable 1-D array (NumPy's for immutable arrays)."""
+        """Return the gradients as a writable 1-D array (NumPy's if the library's are immutable)."""
         return self.view(self.memory) if self._buffer is None else self._buffer
 
     def set_buffer(self, buffer: Any) -> None:
@@ -58,7 +58,7 @@ class GradBucket:
         return [slot.parameter.like for slot in self._bucket.slots]
 
     def scratch(self, dtype: str) -> _core.SharedArray:
-        """Return memory for the same number of elements of another dtype, reused in every pass."""
+        """Return memory for as many elements of another dtype, which is reused in every pass."""
         return self._bucket.get_scratch(dtype)
 
     def shapes(self) -> list[tuple[int, ...]]:
@@ -66,7 +66,7 @@ class GradBucket:
         return [slot.parameter.shape for slot in self._bucket.slots]
 
     def view(self, memory: _core.SharedArray) -> Any:
-        """Return memory from scratch() as an array like buffer()."""
+        """Return memory from scratch() as an array of the same library as buffer()."""
         return self._bucket.view_of(memory)
 
 
@@ -89,14 +89,15 @@ def collect(bucket: Bucket) -> None:
             f"the communication hook's result for bucket {bucket.index} must be an array of its length, or a Future, a Work or a "
             f"function that gives one: {error}"
         )
-        if isinstance(error, TypeError):  # also torch's words
+        # Add the text of torch's error, which programs may search for.
+        if isinstance(error, TypeError):
             text += f" (callback must return a torch.futures.Future object, but got {type(outcome).__name__})"
             raise _core.DistTypeError(text) from error
         raise type(error)(text) from error
 
 
 def is_under_way(outcome: Any) -> bool:
-    """Return True if the operation may still write to the bucket, as far as is known."""
+    """Return True if the operation is known to be unfinished and may write to the bucket."""
     if isinstance(outcome, _core.Work):
         return not outcome.is_completed()
     is_done = getattr(outcome, "done", None)

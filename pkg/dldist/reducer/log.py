@@ -1,4 +1,4 @@
-"""Timing of a Reducer's passes, and torch's Logger, which reports it."""
+"""Measures the times of a Reducer's passes, and reports them as torch's Logger."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from time import perf_counter_ns
 from typing import Any
 
-import dldist.reducer  # full name: circular import
+import dldist.reducer  # not `from dldist import`, because the import is circular
 from dldist import _core
 
-_ALWAYS_SAMPLED = 10  # passes
+_ALWAYS_SAMPLED = 10  # the number of first passes, which are all sampled
 
 
 class Times:
@@ -20,10 +20,10 @@ class Times:
     def __init__(self, parameter_count: int) -> None:
         self.passes = 0
         self.sample_rate = 1
-        """After the first passes, one pass in `sample_rate` is sampled."""
+        """After the first passes, one pass in this many is sampled."""
         self._samples = 0
         self.ready_ns = [0] * parameter_count
-        """Time from the start of the pass until each gradient was ready."""
+        """Nanoseconds from the start of the pass until each gradient was ready."""
         self.last = dict.fromkeys(self.INTERVALS, 0)
         self._sums = dict.fromkeys(self.INTERVALS, 0)
         self._forward_ns = 0
@@ -38,18 +38,18 @@ class Times:
         self.ready_ns = [0] * len(self.ready_ns)
 
     def note_ready(self, index: int) -> None:
-        """Record that a gradient is ready; the last one ends the computation."""
+        """Record that a gradient is ready. The last one to be ready ends the computation."""
         self._computed_ns = now = perf_counter_ns()
         self.ready_ns[index] = now - self._begin_ns
 
     def note_start(self) -> int:
-        """Record that a bucket is being sent; return the time."""
+        """Record that a bucket is being sent, and return the current time."""
         now = perf_counter_ns()
         self._comm_begin_ns = self._comm_begin_ns or now
         return now
 
     def note_end(self, started_ns: int, outcome: Any) -> None:
-        """Record that a bucket was reduced: now, or after the duration that a Work measured."""
+        """Record the end of a bucket's reduction: now, or after the time that a Work measured."""
         now = perf_counter_ns()
         took = outcome.duration if type(outcome) is _core.Work else None
         end = now if took is None else min(now, started_ns + int(took * 1e9))
@@ -78,7 +78,7 @@ class Times:
 
 
 class DDPLoggingData:
-    """Facts and statistics by name, separate for strings and integers."""
+    """Statistics by name; strings and integers are separate."""
 
     def __init__(self) -> None:
         self.strs_map: dict[str, str] = {}
@@ -89,7 +89,7 @@ class DDPLoggingData:
 
 
 class Logger:
-    """torch's interface to the statistics of a Reducer; the same as reducer.stats()."""
+    """torch's interface to the statistics of a Reducer, which reducer.stats() also returns."""
 
     def __init__(self, reducer: dldist.reducer.Reducer) -> None:
         self._reducer = reducer
@@ -105,7 +105,7 @@ class Logger:
         has_sync_bn: bool,
         static_graph: bool,
     ) -> None:
-        """Store facts about the model for _get_ddp_logging_data(). Nothing is logged."""
+        """Store data about the model for _get_ddp_logging_data(). Nothing is logged."""
         self._construction = {
             "module_name": module_name,
             "device_ids": ", ".join(map(str, device_ids)),
@@ -116,10 +116,10 @@ class Logger:
         }
 
     def set_runtime_stats_and_log(self) -> None:
-        """Do nothing: the statistics are always up to date."""
+        """Do nothing, because the statistics are always up to date."""
 
     def set_error_and_log(self, error: str) -> None:
-        """Record an error."""
+        """Record an error for _get_ddp_logging_data()."""
         self._overrides.update(has_error=1, error=error)
 
     def _set_comm_hook_name(self, comm_hook: str) -> None:

@@ -1,4 +1,4 @@
-"""Checks before training: all ranks have the same parameters, with the same values."""
+"""Make the parameters of all ranks equal before training: compare shapes, and copy values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def verify_params_across_processes(process_group: Any, params: Sequence[Any], lo
 
 
 def verify(operations: Any, parameters: Sequence[Parameter], timeout: Any) -> None:
-    """Compare hashes of the parameters; if they differ, exchange the parameters' descriptions."""
+    """Raise if parameters differ between ranks. Exchange descriptions only if hashes differ."""
     import hashlib
 
     own = [f"{parameter.dtype}{list(parameter.shape)}" for parameter in parameters]
@@ -44,7 +44,7 @@ def verify(operations: Any, parameters: Sequence[Parameter], timeout: Any) -> No
 
 
 def _describe_difference(rank: int, others: list[str], their_names: Any, expected: list[str], names: Any) -> str:
-    """Describe the first difference between a rank's parameters and those on rank 0."""
+    """Describe the first difference between a rank's parameters and the parameters of rank 0."""
     if len(others) != len(expected):
         return f"rank {rank} has {len(others)} parameters, and rank 0 has {len(expected)}: all ranks must have the same"
     index = next(i for i, (theirs, ours) in enumerate(zip(others, expected, strict=True)) if theirs != ours)
@@ -54,12 +54,12 @@ def _describe_difference(rank: int, others: list[str], their_names: Any, expecte
 
 
 def broadcast_coalesced(process_group: Any, tensors: Sequence[Any], buffer_size: int, src: int = 0) -> None:
-    """Copy tensors of rank `src` to all ranks, `buffer_size` bytes of a dtype per broadcast."""
+    """Copy tensors of rank `src` to all ranks, `buffer_size` bytes of one dtype at a time."""
     broadcast(operations_of(process_group), [Parameter(index, x) for index, x in enumerate(tensors)], buffer_size, src, None)
 
 
 def broadcast(operations: Any, parameters: Sequence[Parameter], nbytes: int, src: int, timeout: Any) -> list[Any]:
-    """Like broadcast_coalesced; return the arrays, of which immutable ones are new."""
+    """Like broadcast_coalesced, but return the arrays: new arrays replace immutable ones."""
     results: dict[int, Any] = {}
     for chunk in _chunks(parameters, nbytes):
         for parameter, part in _broadcast_chunk(operations, chunk, src, timeout):
@@ -71,7 +71,7 @@ def broadcast(operations: Any, parameters: Sequence[Parameter], nbytes: int, src
 def _broadcast_chunk(
     operations: Any, chunk: list[Parameter], src: int, timeout: Any
 ) -> Iterator[tuple[Parameter, _core.SharedArray]]:
-    """Broadcast parameters of one dtype; return each with the memory that holds its new values."""
+    """Broadcast parameters of one dtype. Yield each with the memory that holds its new values."""
     memory = private_memory(sum(parameter.count for parameter in chunk), chunk[0].dtype)
     parts, start = [], 0
     for parameter in chunk:
@@ -84,7 +84,7 @@ def _broadcast_chunk(
 
 
 def _chunks(parameters: Sequence[Parameter], nbytes: int) -> Iterator[list[Parameter]]:
-    """Yield lists of parameters of one dtype; each has at most `nbytes`, or one parameter."""
+    """Yield lists of parameters of one dtype, of at most `nbytes` in all or only one parameter."""
     by_dtype: dict[str, list[Parameter]] = {}
     for parameter in parameters:
         by_dtype.setdefault(parameter.dtype, []).append(parameter)

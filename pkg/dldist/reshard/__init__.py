@@ -7,7 +7,7 @@
     link.receive()             # on two servers
     torch.from_dlpack(link.arrays["w"])
 
-See docs/reshard.md. plan(), a pure function, decides what each rank sends. Links need NumPy.
+See docs/reshard.md. plan() computes what each rank sends. Links need NumPy.
 """
 
 from dldist.reshard.layouts import ArraySpec, Layout

@@ -1,7 +1,7 @@
-"""The two ends of a stream between one source and one destination.
+"""The two ends of the data stream from one source to one destination.
 
-The destination requests a version, the source writes it, and notifies the destination. Each pair of
-ranks has its own group, so a lost rank affects only its own streams.
+The destination requests a version; the source writes the version and notifies the destination. Each
+pair of ranks has its own group, so a lost rank affects only its own streams.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dldist.world import World
 
 CONTROL_TAG, DATA_TAG = 0, 1
 SLICE_S = 0.002
-# Timeout for operations that wait for the peer's next call, which may be any time later.
+# Timeout of operations that wait for the peer's next call, which the peer may make at any time.
 FOREVER = timedelta(days=3650)
-# Versions are sent as 64 bits.
+# The largest version, because versions are sent as 64 bits.
 LAST_VERSION = 2**64 - 1
 
 
 class Outgoing:
-    """One destination of this rank."""
+    """The source's end of a stream, for one destination."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Outgoing:
         self._views = [view for view in views if view is not None]
         self._changes = streams.Changes() if is_delta else None
         self.version = 0
-        """The last version written."""
+        """The last version that was written to the destination."""
         self.lost: _core.DistPeerLostError | None = None
         self._go = bytearray(8)
         self._work = self._listen()
@@ -63,10 +63,10 @@ class Outgoing:
         try:
             self._work.wait(SLICE_S)
         except _core.DistError:
-            pass  # is_asked() handles it
+            pass  # is_asked() will raise or record the error
 
     def write(self, words: dict[str, Any], version: int, deadline: float) -> int:
-        """Write to the slot that the destination requested; return the number of bytes."""
+        """Write to the slot that the destination has requested. Return the number of bytes."""
         try:
             slot = self._slot_asked_for()
             moved = self._write_near(words, slot) if self._views else self._write_far(words, slot, deadline)
@@ -75,7 +75,7 @@ class Outgoing:
             self._work = self._listen()
             self._group.isend(version.to_bytes(8, "little"), self._peer, CONTROL_TAG).wait(_left(deadline))
         except (_core.DistPeerLostError, _core.DistAbortedError, _core.DistTimeoutError, _core.DistMismatchError) as error:
-            # The next push must not receive the rest of this one.
+            # Abort, because the next push must not receive the rest of this one.
             self._group.abort(f"a push did not complete: {error}")
             self.lost = _lost("push", self.rank, error, "it is left out from now on")
             return 0
@@ -118,7 +118,7 @@ class Outgoing:
 
 
 class Incoming:
-    """One source of this rank."""
+    """The destination's end of a stream, for one source."""
 
     def __init__(self, group: World, rank: int, stream: streams.Stream, is_near: bool, words: list[dict[str, Any]]) -> None:
         self.rank, self._group, self._stream = rank, group, stream
@@ -129,17 +129,17 @@ class Incoming:
         self._work: _core.Work | None = None
 
     def ask(self, slot: int) -> None:
-        """Request the next version into a slot, unless already requested."""
+        """Request the next version into a slot, unless a request is pending."""
         if self._steps is None and self.version is None:
             self._steps = self._take(slot)
             self._go_on(self._steps)
 
     def abort(self, reason: str) -> None:
-        """Abort the group with the source."""
+        """Abort the group of this rank and the source."""
         self._group.abort(reason)
 
     def finish(self, deadline: float) -> bool:
-        """Receive the version. False if the deadline passes; the next call continues."""
+        """Receive the requested version. False if the deadline passes: call again to continue."""
         while self._steps is not None:
             assert self._work is not None
             if not _wait("receive", self.rank, self._work, deadline):
@@ -148,7 +148,7 @@ class Incoming:
         return True
 
     def _go_on(self, steps: Generator[_core.Work, None, int]) -> None:
-        """Start the next operation of the group, which may raise its failure."""
+        """Start the next operation of the group. The operation may raise the group's failure."""
         try:
             self._work = next(steps)
         except StopIteration as end:
@@ -178,12 +178,12 @@ class Incoming:
 
 
 def _framed(flags: bytearray) -> bytearray:
-    """Prepend a byte, since messages must not be empty."""
+    """Prepend a byte, because a message must not be empty."""
     return bytearray(1) + flags
 
 
 def _lost(call: str, rank: int, error: BaseException, then: str) -> _core.DistPeerLostError:
-    """Return the error for a lost peer, with its rank in the link's world."""
+    """Return an error for a lost peer, with the peer's rank in the link's world."""
     host, pid = getattr(error, "host", None), getattr(error, "pid", None)
     lost = _core.DistPeerLostError(f"reshard.{call}: lost rank {rank} ({host}, pid {pid}), {then}: {error}")
     lost.code, lost.rank, lost.host, lost.pid, lost.op = "PEER_LOST", rank, host, pid, call
@@ -191,7 +191,7 @@ def _lost(call: str, rank: int, error: BaseException, then: str) -> _core.DistPe
 
 
 def _wait(call: str, rank: int, work: _core.Work, deadline: float) -> bool:
-    """Return True if the work completes before the deadline."""
+    """Return True if the work completes before the deadline, else False."""
     try:
         work.wait(_left(deadline))
     except _core.DistTimeoutError:

@@ -12,7 +12,7 @@ from dldist.reshard.placements import Sharding
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of a layout.
+    """The shape, dtype and sharding of one array in a layout.
 
     Example:
         >>> from dldist.reshard import Layout, Shard
@@ -80,12 +80,12 @@ class Layout:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype of any library."""
+    """Return the name of a dtype, which may be an object of any library."""
     return str(getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2])
 
 
 def words_of(layout: Layout) -> dict[str, Any]:
-    """Return a layout as plain types, which every serializer supports."""
+    """Convert a layout to plain types, which every serializer supports."""
     placements = {
         name: [[type(one).__name__, getattr(one, "dim", 0), getattr(one, "split_factor", 1)] for one in spec.sharding.placements]
         for name, spec in layout.arrays.items()
@@ -97,7 +97,7 @@ def words_of(layout: Layout) -> dict[str, Any]:
 
 
 def layout_of(words: Mapping[str, Any]) -> Layout:
-    """Return the layout made from words_of()'s result."""
+    """Convert the result of words_of() to a layout."""
     from dldist.reshard.placements import Replicate, Shard, StridedShard
 
     def placement(kind: str, dim: int, split_factor: int) -> Any:
@@ -112,7 +112,7 @@ def layout_of(words: Mapping[str, Any]) -> Layout:
 
 
 def difference(one: Layout, other: Layout) -> str | None:
-    """Describe the first array that differs in shape or dtype; None if there is none."""
+    """Describe the first array that differs in shape or dtype; return None if there is none."""
     for name in [*one.arrays, *(name for name in other.arrays if name not in one.arrays)]:
         if _what(one, name) != _what(other, name):
             return f"{name!r} is {_what(one, name)} and {_what(other, name)}"

@@ -1,10 +1,10 @@
 """Links: repeated transfer of sharded arrays from a world's source ranks to its destination ranks.
 
-A destination has two slots of memory: one visible to its program, one being written (in place, one
-for both). It sends each of its sources a request with the slot number (GO), and each source replies
-with the version once written (DONE). On one host, sources write directly into the slot; to other
-hosts, blocks are sent as messages between GO and DONE. Each pair of ranks has its own group, so a
-lost rank affects only the ranks that need it.
+A destination has two slots of memory: one visible to its program, and one being written (with
+in_place, one for both). The destination sends each of its sources a request with the slot number
+(GO), and each source replies with the version once it is written (DONE). On one host, sources write
+directly into the slot; to other hosts, blocks are sent as messages between GO and DONE. Each pair
+of ranks has its own group, so a lost rank affects only the ranks that need it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dldist.world import World
 
 @dataclass(frozen=True)
 class Pushed:
-    """The result of push().
+    """The result of push(): the version, and what was sent.
 
     Example:
         >>> from dldist.reshard import Pushed
@@ -43,21 +43,21 @@ class Pushed:
     nbytes: int
     """The number of bytes that this rank wrote to other ranks."""
     lost: tuple[_core.DistPeerLostError, ...]
-    """Destinations lost in this or an earlier push; each error has `rank`, `host` and `pid`."""
+    """Destinations lost in this push or before; the errors have `rank`, `host` and `pid`."""
 
 
 class Link:
-    """Transfers sharded arrays from sources to destinations. Construction is collective.
+    """Transfers sharded arrays from sources to destinations, which must all construct it.
 
-    Each rank passes its side's layout, or both. The ranks that pass `source` form the source's
-    mesh, in rank order; the same holds for `destination`.
+    Each rank passes the layout of its side, `source` or `destination`, or both. The ranks that pass
+    `source` form the source's mesh, in rank order; likewise for `destination`.
 
     Args:
         world: The world of all sources and destinations. To connect two worlds, create a third
             that contains both.
-        source: The layout of the arrays on the sources; the same on all of them.
-        destination: The layout of the arrays on the destinations; the same on all of them. Names,
-            shapes and dtypes must match the source's.
+        source: The layout of the arrays on the sources; the same on all sources.
+        destination: The layout of the arrays on the destinations; the same on all destinations.
+            Names, shapes and dtypes must match the source's.
         in_place: For destinations. True writes into the visible memory, which must not be read
             during receive(). False uses two slots, which receive() flips.
         delta: For sources. True sends only blocks changed since they were last written to the slot.
@@ -65,8 +65,8 @@ class Link:
 
     Raises:
         ValueError: This rank passes no layout.
-        DistMismatchError: The layouts do not match. Raised on all ranks; it names both sides.
-        DistTimeoutError, DistPeerLostError: A rank did not join in time, or was lost.
+        DistMismatchError: The layouts do not match. Raised on all ranks; the text names both sides.
+        DistTimeoutError, DistPeerLostError: A rank did not join before the timeout, or was lost.
 
     Example:
         >>> from dldist.reshard import Layout, Link, Shard
@@ -117,11 +117,11 @@ class Link:
         self._groups = groups
         self._visible, self._version, self._arrived = 0, 0, 0
         self._begun, self._pushed = 0, 0
-        """The last version begun, and the last version that all destinations have."""
+        """The last version that this source began to push, and the last that all have."""
         self._broken: _core.DistPeerLostError | None = None
 
     def _pair_up(self, found: Mapping[tuple[int, int], Stream]) -> dict[tuple[int, int], World]:
-        """Create a group for each pair, in the same order on all ranks to avoid deadlock."""
+        """Create a group for each pair of ranks, in one order on all ranks to avoid deadlock."""
         rank = self._world.rank
         return {
             (source, destination): self._world.split([source, destination], f"reshard {source}-{destination}", timeout=self._timeout)
@@ -134,20 +134,21 @@ class Link:
 
     @property
     def local_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes by name of the arrays to push on a source, else the shapes of `arrays`."""
+        """The shapes, by name, of the arrays to push on a source; on a destination, of `arrays`."""
         if self._source_number is not None:
             return self._layout.local_shapes(self._source_number)
         return {name: x.shape for name, x in self.arrays.items()}
 
     @property
     def arrays(self) -> dict[str, _core.SharedArray]:
-        """The destination's local arrays in the visible version, read-only. Views of them (by
-        numpy.asarray or torch.from_dlpack) are valid until the receive() after the next flip."""
+        """The destination's local arrays in the visible version, read-only. Views of these arrays
+        (by numpy.asarray or torch.from_dlpack) are valid until the receive() after the next flip.
+        """
         return dict(self._arrays[self._visible]) if self._slots else {}
 
     @property
     def version(self) -> int:
-        """The visible version; 0 before the first."""
+        """The visible version; 0 before the first version."""
         return self._version
 
     def push(self, arrays: Mapping[str, Tensor], version: int | None = None, *, timeout: Timeout | None = None) -> Pushed:
@@ -156,9 +157,9 @@ class Link:
         Lost destinations are skipped, and listed in the result.
 
         Args:
-            arrays: This rank's local arrays by name. They are not modified or used after the call.
+            arrays: This rank's local arrays by name. The call does not modify or keep the arrays.
             version: A number above the previous version, the same on all sources. None adds 1.
-                After a timeout, it may be the failed version; destinations that have it are
+                After a timeout, pass the failed version to retry; destinations that have it are
                 skipped.
             timeout: Seconds or a timedelta. None is the link's.
 
@@ -167,8 +168,8 @@ class Link:
 
         Raises:
             ValueError: The arrays do not match the layout, or the version is not new.
-            DistTimeoutError: Destinations, named, made no request in time. The others have the
-                version.
+            DistTimeoutError: Destinations, which the message names, made no request before the
+                timeout. All other destinations have the version.
 
         Example:
             >>> from dldist.reshard import Layout, Link, Shard
@@ -185,8 +186,8 @@ class Link:
         """Wait for a new version and make it visible.
 
         With two slots, `arrays` may be read during the call from any thread, but not older views. A
-        pending version that was never made visible is discarded. After a timeout, call it again to
-        continue.
+        version that was received but never made visible is discarded. After a timeout, call
+        receive() again to continue.
 
         Args:
             timeout: Seconds or a timedelta. None is the link's.
@@ -196,10 +197,10 @@ class Link:
             The received version.
 
         Raises:
-            DistTimeoutError: A source did not push in time; the message names it.
+            DistTimeoutError: A source, which the text names, did not push before the timeout.
             DistPeerLostError: A source with needed data was lost; see `rank`, `host` and `pid`. The
-                visible version stays, except in place. The link receives nothing more, and the
-                other sources skip this rank.
+                visible version stays, except with in_place. The link receives no more versions, and
+                the other sources skip this rank.
         """
         if not self.is_destination or self.is_source:
             raise _core.DistArgumentError("receive(): this rank is not only a destination: a rank on both sides calls exchange()")
@@ -218,7 +219,8 @@ class Link:
     def exchange(
         self, arrays: Mapping[str, Tensor] | None = None, version: int | None = None, *, timeout: Timeout | None = None
     ) -> int:
-        """Push and receive, as this rank's side requires. For programs with ranks on both sides.
+        """Push, receive or both, as this rank's sides require. For programs with ranks on both
+        sides.
 
         Args:
             arrays: On sources, as in push().
@@ -229,7 +231,8 @@ class Link:
             The version.
 
         Raises:
-            DistTimeoutError, DistPeerLostError: As in push() and receive(), or a lost destination.
+            DistTimeoutError, DistPeerLostError: As in push() and receive(); also for a lost
+                destination.
         """
         if not self.is_source:
             return self.receive(timeout=timeout)
@@ -250,12 +253,12 @@ class Link:
         return received
 
     def close(self) -> None:
-        """Close the link. The world stays usable, and arrays still referenced stay readable."""
+        """Close the link. The world stays usable, and referenced arrays stay readable."""
         for group in self._groups.values():
             try:
                 group.close(0)
             except _core.DistTimeoutError:
-                pass  # its receive is always pending
+                pass  # expected: a receive is always pending
 
     def __enter__(self) -> Link:
         return self
@@ -264,7 +267,7 @@ class Link:
         self.close()
 
     def _push(self, words: dict[str, Any], version: int, deadline: float) -> Pushed:
-        self._begun = version  # set before a failure: some destinations may then have this version
+        self._begun = version  # recorded first: on failure, some destinations may have it
         waiting = [one for one in self._outgoing if one.lost is None and one.version != version]
         moved = 0
         while waiting:
@@ -290,7 +293,7 @@ class Link:
         return number
 
     def _checked(self, call: str, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the arrays as words after a check against the layout."""
+        """Check the arrays against the layout, and return them as NumPy views (memory.words)."""
         wanted = self._layout.arrays
         if set(arrays) != set(wanted):
             wrong = sorted(set(arrays) ^ set(wanted))
@@ -300,7 +303,8 @@ class Link:
         for name, spec in wanted.items():
             shape, array = spec.sharding.local_shape(spec.shape, self._source_number), memory.words(arrays[name])
             has = memory.dtype_of(arrays[name])
-            is_bytes = array.itemsize == 1 and not hasattr(arrays[name], "dtype")  # such as bytes
+            # Raw bytes, such as a bytes object, have no dtype to check.
+            is_bytes = array.itemsize == 1 and not hasattr(arrays[name], "dtype")
             if array.shape != shape or not (has == spec.dtype or is_bytes and self._memory.itemsizes[spec.dtype] == 1):
                 raise _core.DistArgumentError(
                     f"{call}(): array {name!r} is {array.shape} of {has}, and by the layout this rank's part is {shape} of {spec.dtype}"
@@ -323,15 +327,15 @@ class Link:
             self._take(own, own_version, deadline)
         except _core.DistPeerLostError as error:
             self._broken = error
-            for one in self._incoming:  # otherwise they would wait for a request
+            for one in self._incoming:  # abort, or the sources would wait for a request
                 one.abort(f"it cannot go on: {error}")
             raise
         return self.flip() if flip else self._arrived
 
     def _take(self, own: dict[str, Any] | None, own_version: int, deadline: float) -> None:
-        """Fill the next slot with one version from all sources."""
+        """Fill the next slot with the same version from all sources."""
         slot = self._next_slot()
-        self._arrived = self._version  # no flip until complete
+        self._arrived = self._version  # no flip until the version is complete
         if own is not None and self._own is not None:
             self._own.copy(own, self._words[slot])
         while True:
@@ -342,7 +346,7 @@ class Link:
                     self._raise_late("receive", "the next version", [o.rank for o in self._incoming if o.version is None], "not pushed it")
             versions = [one.version or 0 for one in self._incoming] + ([own_version] if own is not None else [])
             newest = max(versions)
-            # Request the next version from sources that are behind this version.
+            # Some sources have an older version than others: request their next version.
             behind = [one for one in self._incoming if one.version != newest]
             if not behind:
                 break
@@ -375,7 +379,7 @@ class Link:
 def redistribute(
     world: World, x: Any, shape: Any, source: Sharding, destination: Sharding, *, timeout: Timeout | None = None
 ) -> Any:
-    """Change an array's sharding over the same ranks, once. Collective.
+    """Change an array's sharding over the same ranks, once. All ranks must call this.
 
     Args:
         world: The world of the ranks.
@@ -404,7 +408,7 @@ def redistribute(
     with Link(world, source=sides[0], destination=sides[1], in_place=True, timeout=timeout) as link:
         link.exchange({"x": x})
         result = arrays.new_array(family, x, link.arrays["x"])
-        world.barrier()  # keep links open until all have received
+        world.barrier()  # keep links open until all ranks have received
         return result
 
 

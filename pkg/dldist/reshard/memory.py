@@ -1,4 +1,4 @@
-"""Views of arrays as NumPy words, and destination memory that senders on the same host write to."""
+"""Views of arrays as NumPy words, and the destinations' memory, which sources on the host write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALIGNMENT = 64
 
 
 def words(x: Any) -> Any:
-    """Return a NumPy view of any library's array, as words of its element size."""
+    """Return a NumPy view of any library's array, with a NumPy dtype of the same element size."""
     import numpy
 
     torch = sys.modules.get("torch")
@@ -34,7 +34,7 @@ def words(x: Any) -> Any:
 
 
 def shared_words(memory: Any, shape: Sequence[int], itemsize: int) -> Any:
-    """Return a word view of memory with the buffer protocol, whatever its dtype."""
+    """Return a NumPy view of memory with the buffer protocol; the dtype has this itemsize."""
     import numpy
 
     if not math.prod(shape):
@@ -62,7 +62,7 @@ def parts(start: Sequence[int], shape: Sequence[int], itemsize: int, limit: int)
 
 
 class Places:
-    """The offset of each local array of a rank in its dtype's memory, and that memory's length."""
+    """The offset of each local array in the memory of its dtype, and these memories' lengths."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]) -> None:
         self.lengths = dict.fromkeys(sorted(set(dtypes.values())), 0)
@@ -73,7 +73,7 @@ class Places:
 
 
 class SlotMemory:
-    """The slots of all destinations, one shared array per dtype. Construction is collective."""
+    """The slots of all destinations, one shared array per dtype. All ranks must construct it."""
 
     def __init__(
         self, world: World, dtypes: Mapping[str, str], shapes: Mapping[int, Mapping[str, tuple[int, ...]]], slots: Mapping[int, int]
@@ -91,7 +91,7 @@ class SlotMemory:
         self._world, self._slots = world, slots
 
     def array(self, name: str, slot: int) -> _core.SharedArray:
-        """Return a local array of this rank."""
+        """Return a local array of this rank in a slot."""
         rank, dtype = self._world.rank, self._dtypes[name]
         shape = self._shapes[rank][name]
         if not math.prod(shape):
@@ -99,7 +99,7 @@ class SlotMemory:
         return self._own[dtype].part(self._start(rank, name, slot), shape)
 
     def words_at(self, rank: int, slot: int) -> dict[str, Any] | None:
-        """Return a rank's local arrays as words; None if they are not mapped on this rank."""
+        """Return a rank's local arrays in a slot as words, or None if this rank cannot map them."""
         views: dict[str, Any] = {}
         whole: dict[str, Any] = {}
         for name, shape in self._shapes[rank].items():

@@ -1,9 +1,9 @@
 """Placements: the distribution of an array over a mesh of ranks, with DTensor's terms.
 
 Each mesh axis has a placement. Shard(dim) cuts a dimension by torch.chunk's rule: parts may be
-uneven or empty. Replicate() gives all ranks along the axis the same data. Axes that cut the same
-dimension divide the preceding axis's part. Placements of torch.distributed.tensor are also
-accepted.
+uneven or empty. Replicate() gives all ranks along the axis the same data. If several axes cut one
+dimension, each axis divides the parts of the preceding axis. Placements of torch.distributed.tensor
+are also accepted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class StridedShard:
-    """Each of `split_factor` parts of a dimension is divided, as in DTensor's _StridedShard.
+    """Ranks along a mesh axis divide each of `split_factor` parts of a dimension (_StridedShard).
 
     Args:
         dim: The dimension of the array; negative numbers count from the end.
@@ -68,7 +68,7 @@ Placement: TypeAlias = Shard | StridedShard | Replicate
 
 @dataclass(frozen=True, init=False)
 class Sharding:
-    """A mesh of ranks, numbered in row-major order, and a placement for each of its axes.
+    """A mesh of ranks, numbered in row-major order, and a placement for each mesh axis.
 
     Args:
         mesh: The lengths of the axes, such as (3,) or (2, 4); a number is a mesh of one axis.
@@ -111,7 +111,7 @@ class Sharding:
             rank: The rank's number in the mesh.
 
         Returns:
-            For each dimension, runs (first index, length) in the order of the local array.
+            For each dimension, the rank's runs of indices, (first index, length), in local order.
 
         Raises:
             ValueError: A placement's dimension or the rank does not exist.
@@ -189,7 +189,8 @@ def chunk(length: int, count: int, index: int) -> tuple[int, int]:
 
 
 def _cut(runs: Runs, count: int, index: int, split_factor: int) -> Runs:
-    """Return share `index` of `count` of each of `split_factor` parts."""
+    """Divide runs into `split_factor` parts, and each part into `count` shares. Return the shares
+    with the number `index`."""
     total = sum(length for _, length in runs)
     shares: list[tuple[int, int]] = []
     for part in range(split_factor):
@@ -200,7 +201,7 @@ def _cut(runs: Runs, count: int, index: int, split_factor: int) -> Runs:
 
 
 def _slice(runs: Runs, start: int, length: int) -> list[tuple[int, int]]:
-    """Return elements `start` to `start + length` of the concatenated runs."""
+    """Return the elements `start` to `start + length` of the concatenated runs, as runs."""
     found, end = [], start + length
     for first, count in runs:
         begin, stop = max(start, 0), min(end, count)

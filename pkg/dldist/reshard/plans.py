@@ -1,4 +1,4 @@
-"""Resharding plans: which boxes each rank sends; a pure function of shapes, placements and hosts.
+"""Resharding plans: the boxes of indices that each rank sends, from shapes, placements and hosts.
 
 Source ranks with the same part of the array form a team. Every element belongs to one team's part,
 so the elements that a destination lacks are divided within teams:
@@ -6,9 +6,9 @@ so the elements that a destination lacks are divided within teams:
 - Each element that a destination needs and its process lacks is sent exactly once (the minimum).
 - A team's elements are sent in equal shares, cut along a box's longest side. If hosts are not
   distinguished, a sender's load exceeds its team's mean by at most one slab: the elements of a box
-  with one index in the longest side (two cuts of half a slab).
-- Members on the destination's host are preferred, which may unbalance a team. Their share, and the
-  rest for all members, are divided by the same rule, least loaded first.
+  that have the same index in the longest side (two cuts of half a slab).
+- Members on the destination's host are preferred, which may unbalance a team. Both the elements for
+  these members and the rest, for all members, are divided by the rule above, least loaded first.
 
 The cost and the size of a plan grow with the number of boxes, not of elements.
 """
@@ -28,14 +28,14 @@ from dldist import _core
 from dldist._base.rank_lists import read_ranks
 from dldist.reshard.placements import Sharding
 
-Range: TypeAlias = tuple[int, int, int]  # source start, destination start, length
+Range: TypeAlias = tuple[int, int, int]  # start at the source, start at the destination, length
 
 CACHE_SIZE = 4096
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A box that one rank has and another needs, in the coordinates of both local arrays.
+    """A box that one rank has and another needs, with its position in both local arrays.
 
     Example:
         >>> from dldist.reshard import Shard, Sharding, plan
@@ -51,28 +51,28 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """The number of elements in the box."""
         return math.prod(self.shape)
 
     @property
     def source_box(self) -> tuple[slice, ...]:
-        """The index of the box in the source's local array."""
+        """The slices that select the box in the source's local array."""
         return box(self.source_start, self.shape)
 
     @property
     def destination_box(self) -> tuple[slice, ...]:
-        """The index of the box in the destination's local array."""
+        """The slices that select the box in the destination's local array."""
         return box(self.destination_start, self.shape)
 
 
 def box(start: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
-    """Return the index of a box in an array."""
+    """Return the slices that select a box in an array."""
     return tuple(slice(first, first + length) for first, length in zip(start, shape))
 
 
 @dataclass(frozen=True)
 class ReshardPlan:
-    """The result of plan(): pieces that fill the destinations' arrays, each element once.
+    """The result of plan(): pieces that fill each element of the destinations' arrays once.
 
     Example:
         >>> from dldist.reshard import Replicate, Shard, Sharding, plan
@@ -81,10 +81,10 @@ class ReshardPlan:
     """
 
     pieces: tuple[Piece, ...]
-    """Sorted by destination, with the ranks passed to plan()."""
+    """All pieces, sorted by destination. Ranks are as passed to plan()."""
 
     def between(self, source: int, destination: int) -> list[Piece]:
-        """Return the pieces that one rank sends to another, or copies if both are the same.
+        """Return the pieces that one rank sends to another, or that it copies if both are the same.
 
         Args:
             source: The sending rank.
@@ -129,16 +129,16 @@ def plan(
         shape: The shape of the global array.
         source: The sharding on the source.
         destination: The sharding on the destination.
-        source_ranks: The ranks of the source's mesh. None counts from 0.
-        destination_ranks: The ranks of the destination's mesh. None counts on after the source's. A
-            rank in both is one process, which sends nothing to itself.
-        hosts: The host of each rank; ranks without an entry count as on one host.
+        source_ranks: The ranks of the source's mesh. None means 0, 1, ...
+        destination_ranks: The ranks of the destination's mesh. None means the numbers after the
+            source's. A rank in both meshes is one process, which sends nothing to itself.
+        hosts: The host of each rank; ranks without an entry are taken to be on one host.
 
     Returns:
         A ReshardPlan.
 
     Raises:
-        ValueError: Ranks do not fit a mesh or repeat, or a placement does not fit the shape.
+        ValueError: Ranks repeat or do not match the mesh, or a placement is invalid for the shape.
 
     Example:
         >>> from dldist.reshard import Shard, Sharding, plan
@@ -176,7 +176,7 @@ def _plan(
     hosts = dict(zip((*source_ranks, *destination_ranks), places))
     parts = _Parts(shape, source, source_ranks)
     pieces: list[Piece] = []
-    wanted: dict[tuple[int, ...], list[Piece]] = defaultdict(list)  # by team: the pieces to send
+    wanted: dict[tuple[int, ...], list[Piece]] = defaultdict(list)  # pieces to send, by team
     for number, rank in enumerate(destination_ranks):
         for team, piece in parts.that_fill(rank, destination.runs(shape, number)):
             if rank in team:
@@ -190,11 +190,12 @@ def _plan(
 
 
 class _Parts:
-    """The parts of the global array, and the team of each."""
+    """The parts of the global array, and the team of ranks that have each part."""
 
     def __init__(self, shape: tuple[int, ...], sharding: Sharding, ranks: tuple[int, ...]) -> None:
         teams: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        self._numbers: list[dict[object, int]] = [{} for _ in shape]  # parts by dimension
+        # For each dimension, the number of each different part.
+        self._numbers: list[dict[object, int]] = [{} for _ in shape]
         for number, rank in enumerate(ranks):
             runs = sharding.runs(shape, number)
             teams[tuple(known.setdefault(part, len(known)) for known, part in zip(self._numbers, runs))].append(rank)
@@ -202,7 +203,7 @@ class _Parts:
         self._runs = [sorted(_placed(known)) for known in self._numbers]
 
     def that_fill(self, rank: int, wanted: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tuple[tuple[int, ...], Piece]]:
-        """Yield the boxes that make up the wanted parts, each with its team."""
+        """Yield the boxes that make up the wanted parts, each with the team that has it."""
         ways = [list(self._overlaps(dim, runs)) for dim, runs in enumerate(wanted)]
         for choice in product(*ways):
             team = self._teams[tuple(part for part, _ in choice)]
@@ -223,7 +224,7 @@ class _Parts:
 
 
 def _placed(parts: Mapping[object, int]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield each run of a dimension: first index, length, local offset, part number."""
+    """Yield each run of a dimension as (first index, length, local offset, part number)."""
     for runs, number in parts.items():
         local = 0
         for first, length in runs:  # type: ignore[attr-defined]
@@ -233,20 +234,20 @@ def _placed(parts: Mapping[object, int]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _shared_out(team: tuple[int, ...], asked: list[Piece], hosts: Mapping[int, Hashable]) -> list[Piece]:
-    """Divide boxes that all members of a team have among the members."""
+    """Divide boxes, which all members of a team have, among the members."""
     loads = dict.fromkeys(team, 0)
     near: dict[tuple[int, ...], list[Piece]] = defaultdict(list)
     for piece in asked:
         neighbours = tuple(rank for rank in team if hosts[rank] == hosts[piece.destination])
         near[neighbours or team].append(piece)
     given: list[Piece] = []
-    for members in sorted(near, key=len):  # fewest choices first
+    for members in sorted(near, key=len):  # sets with the fewest members first
         given.extend(_poured(near[members], members, loads))
     return given
 
 
 def _poured(pieces: list[Piece], members: tuple[int, ...], loads: dict[int, int]) -> Iterator[Piece]:
-    """Assign consecutive boxes to members, up to the load that all will have at the end."""
+    """Assign consecutive boxes to members, each up to the load that all will have at the end."""
     ends = _fair_ends(sum(piece.size for piece in pieces), members, loads)
     done, index = 0, 0
     for piece in pieces:
@@ -264,7 +265,7 @@ def _poured(pieces: list[Piece], members: tuple[int, ...], loads: dict[int, int]
 
 
 def _fair_ends(total: int, members: tuple[int, ...], loads: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Return up to which element each member sends, such that the highest load is minimal."""
+    """Return the end offset of each member's elements, chosen to minimise the highest load."""
     order = sorted(members, key=lambda rank: loads[rank])
     count, level = len(order), 0
     while count:
@@ -280,7 +281,7 @@ def _fair_ends(total: int, members: tuple[int, ...], loads: Mapping[int, int]) -
 
 
 def _cut(piece: Piece, size: int) -> tuple[Piece | None, Piece | None]:
-    """Cut a box in two; the first has about `size` elements."""
+    """Cut a box in two along its longest side; the first part has about `size` elements."""
     dim = max(range(len(piece.shape)), key=lambda d: piece.shape[d], default=None)
     if dim is None:
         return (None, piece) if size <= 0 else (piece, None)

@@ -1,4 +1,4 @@
-"""The sides of a link, derived on every rank from the same exchanged descriptions."""
+"""The two sides of a link, which every rank derives from the same exchanged descriptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dldist.world import World
 
 
 class Sides:
-    """The sources, the destinations and their layouts. Construction is collective.
+    """The sources, the destinations and their layouts. All ranks must construct it.
 
     Raises:
         DistMismatchError: The descriptions of the ranks do not match. Raised on all ranks.
@@ -70,7 +70,8 @@ class Sides:
         return {rank: self.wanted.local_shapes(number) for number, rank in enumerate(self.destinations)}
 
     def streams(self, itemsizes: Mapping[str, int]) -> dict[tuple[int, int], streams.Stream]:
-        """Return each pair's stream. The first source notifies destinations that need no data."""
+        """Return the stream of each pair. The first source also has streams, without blocks, to
+        destinations that need no data, to notify them."""
         pieces: dict[tuple[int, int], dict[str, list[plans.Piece]]] = defaultdict(lambda: defaultdict(list))
         if not self.sources or not self.destinations:
             return {}

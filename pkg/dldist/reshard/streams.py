@@ -1,8 +1,8 @@
 """Streams: the blocks sent from one source to one destination, by shared memory or messages.
 
 Both sides cut arrays into the same blocks, so only blocks and a flag byte per block (sent or not)
-are transferred. Between hosts, blocks are combined into parcels, so that many small arrays need few
-messages.
+are transferred. Between hosts, blocks are combined into parcels (one message each), so that many
+small arrays need few messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARCEL_NBYTES = 8 << 20
 
 
 class Block:
-    """A box of an array, in the source's and the destination's coordinates."""
+    """A box of an array, as slices of the source's and the destination's local arrays."""
 
     __slots__ = ("name", "source", "destination", "nbytes")
 
@@ -31,7 +31,7 @@ class Block:
 
 
 class Stream:
-    """The blocks that one rank sends to another.
+    """The data that one rank sends to another, as pieces and as blocks.
 
     Args:
         pieces: The pieces that the source sends, by array name.
@@ -62,14 +62,14 @@ class Stream:
             yield Block(name, source, destination, nbytes)
 
     def copy(self, sources: Mapping[str, Any], destinations: Mapping[str, Any]) -> int:
-        """Copy all boxes; return the number of bytes."""
+        """Copy all pieces. Return the number of bytes."""
         for name, pieces in self.pieces.items():
             for piece in pieces:
                 copy_box(destinations[name], piece.destination_box, sources[name], piece.source_box)
         return self.nbytes
 
     def copy_blocks(self, sources: Mapping[str, Any], destinations: Mapping[str, Any], chosen: bytearray) -> int:
-        """Copy the chosen blocks; return the number of bytes."""
+        """Copy the blocks whose byte in `chosen` is 1. Return the number of bytes."""
         moved = 0
         for block, is_chosen in zip(self.blocks, chosen):
             if is_chosen:
@@ -78,7 +78,7 @@ class Stream:
         return moved
 
     def parcels(self, chosen: bytearray) -> Iterator[list[Block]]:
-        """Yield the chosen blocks, grouped into parcels."""
+        """Yield the blocks whose byte in `chosen` is 1, grouped into parcels."""
         parcel: list[Block] = []
         nbytes = 0
         for block, is_chosen in zip(self.blocks, chosen):
@@ -99,12 +99,12 @@ class Stream:
 
 
 def view(array: Any, box: tuple[slice, ...]) -> Any:
-    """Return a view of a box, an array even if it has no dimensions."""
+    """Return a view of a box in an array. The view is an array even if it has no dimensions."""
     return array[(*box, ...)]
 
 
 def copy_box(destination: Any, destination_box: tuple[slice, ...], source: Any, source_box: tuple[slice, ...]) -> None:
-    """Copy a box of words. Large contiguous copies release the GIL."""
+    """Copy a box of an array of words. Large contiguous copies release the GIL."""
     to, what = view(destination, destination_box), view(source, source_box)
     if to.size and to.itemsize <= 8 and to.flags.c_contiguous and what.flags.c_contiguous:
         _core._copy_tensor(to, what)
@@ -113,7 +113,7 @@ def copy_box(destination: Any, destination_box: tuple[slice, ...], source: Any, 
 
 
 def pack(parcel: Sequence[Block], sources: Mapping[str, Any], staging: Any) -> Any:
-    """Copy blocks contiguously into `staging`; return the part that they fill."""
+    """Copy blocks contiguously into `staging`; return the part of it that they fill."""
     at = 0
     for block in parcel:
         values = view(sources[block.name], block.source)
@@ -123,7 +123,7 @@ def pack(parcel: Sequence[Block], sources: Mapping[str, Any], staging: Any) -> A
 
 
 def unpack(parcel: Sequence[Block], staging: Any, destinations: Mapping[str, Any]) -> None:
-    """Copy blocks out of `staging`."""
+    """Copy blocks from `staging` to the destinations' arrays."""
     at = 0
     for block in parcel:
         values = view(destinations[block.name], block.destination)
@@ -133,12 +133,12 @@ def unpack(parcel: Sequence[Block], staging: Any, destinations: Mapping[str, Any
 
 @cache
 def _keys() -> bytes:
-    """Random per process and secret: digests never leave the process."""
+    """Return this process's random keys for digests; neither ever leaves the process."""
     return os.urandom(DELTA_BLOCK_NBYTES)
 
 
 class Changes:
-    """Tracks which blocks have changed since they were last written to each slot.
+    """Tracks which blocks have changed since the last write to each slot.
 
     128-bit digests miss a block's change with probability at most 2^-64: see csrc/kernels/digest.h.
     """
@@ -148,8 +148,7 @@ class Changes:
         self._new: list[bytes] = []
 
     def choose(self, stream: Stream, sources: Mapping[str, Any], slot: int) -> bytearray:
-        """Return a byte per block, 1 if it must be written. Until note(), the slot counts as
-        unknown."""
+        """Return a byte per block, 1 to write it. The slot's content is unknown until note()."""
         import numpy
 
         keys = _keys()
@@ -163,5 +162,5 @@ class Changes:
         return bytearray(new != before for new, before in zip(self._new, old))
 
     def note(self, slot: int) -> None:
-        """Record that the slot now holds the blocks passed to choose()."""
+        """Record that the slot now holds the blocks that were passed to choose()."""
         self._known[slot] = self._new
