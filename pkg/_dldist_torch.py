@@ -1,7 +1,7 @@
-"""Makes the backend "dldist" known to torch.distributed, which imports the rest with the first group that asks for it.
+"""Registers the backend "dldist" with torch.distributed; the first group imports dldist.
 
-A module of its own, outside of the package: PyTorch calls autoload() whenever it is imported (an entry point says so), which must
-neither take time nor fail, and importing anything of dldist loads its extension.
+This module is outside of the package because importing any part of dldist loads its extension:
+`import torch` calls autoload(), an entry point, which must be fast and must not fail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import _dldist_torch_names as names
 
 
 def autoload() -> None:
-    """Register the backend at the end of `import torch`, which calls this unless TORCH_DEVICE_BACKEND_AUTOLOAD=0."""
+    """Register the backend: `import torch` calls this, unless TORCH_DEVICE_BACKEND_AUTOLOAD=0."""
     try:
         register()
     except Exception as error:
@@ -26,7 +26,7 @@ def autoload() -> None:
 def register() -> None:
     """Register the backend, once, and replace Gloo if the environment requests it.
 
-    PyTorch 2.15 calls this when a program makes a group of "dldist" and nothing has registered the name before.
+    PyTorch 2.15 calls this when a program creates a "dldist" group before registration.
     """
     import torch.distributed as dist
 
@@ -39,7 +39,10 @@ def register() -> None:
 
 
 def _devices() -> list[str]:
-    """Those that "dldist" alone stands for. Some programs, such as ShardedTensor, expect every device that a group serves."""
+    """Return the device types that the backend name "dldist" stands for if given without devices.
+
+    Programs such as ShardedTensor expect all device types that a group serves.
+    """
     import torch
 
     return ["cpu"] if torch.version.cuda is None and torch.version.hip is None else ["cpu", "cuda"]
@@ -53,7 +56,7 @@ def _register_for_independent_groups() -> None:
 
 
 def _leave_recording_to_dldist() -> None:
-    """Keep PyTorch from recording the calls of our groups a second time: dldist's recorder has them."""
+    """Keep PyTorch's flight recorder from recording dldist's calls: dldist has a recorder."""
     self_recording = names.find("torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS")
     if self_recording is not None:
         self_recording.add("dldist")
@@ -73,7 +76,7 @@ def _create_independent_group(store: Any, rank: int, world_size: int, timeout: A
     return create_independent_group(store, rank, world_size, timeout, device)
 
 
-# ---- instead of Gloo
+# ---- replacing Gloo
 
 
 _CREATE_WRAPPER = "torch.distributed.distributed_c10d._create_process_group_wrapper"
@@ -85,12 +88,12 @@ _OF_WRAPPER = (
 
 
 class _InPlaceOfGloo(type):
-    """Of a class that PyTorch and its programs take for ProcessGroupGloo. Only its first object imports dldist."""
+    """Metaclass of the class that replaces ProcessGroupGloo. The first group imports dldist."""
 
     torchs: Any
-    """PyTorch's class."""
+    """PyTorch's own ProcessGroupGloo."""
     torchs_create_wrapper: Any
-    """PyTorch's function, which wraps a group of that class; None if it has no such function."""
+    """PyTorch's function that wraps a group for DETAIL debugging; None if it has none."""
 
     def __call__(cls, *args: Any, **named: Any) -> Any:
         from dldist.torch._groups import create_gloo
@@ -104,11 +107,11 @@ class _InPlaceOfGloo(type):
         return made is not None and made.is_in_place_of_gloo(thing)
 
     def __getattr__(cls, name: str) -> Any:
-        return getattr(cls.torchs, name)  # options, devices
+        return getattr(cls.torchs, name)  # PyTorch's attributes, such as options and devices
 
 
 def set_as_gloo(is_wanted: bool) -> None:
-    """Have PyTorch make groups over dldist for the name "gloo", or its own again. Groups that there are stay what they are."""
+    """Make "gloo" groups use dldist, or PyTorch's Gloo again. Existing groups do not change."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_gloo_available():
@@ -132,9 +135,10 @@ def set_as_gloo(is_wanted: bool) -> None:
 
 
 def _create_wrapper_with(torchs: Any) -> Any:
-    """The function that makes the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL; None if this PyTorch lacks a part of it.
+    """Return a function that makes PyTorch's wrapper for debug level DETAIL, or None if PyTorch
+    lacks it.
 
-    The wrapper is in C++, and takes only PyTorch's own class to exchange messages with the other ranks.
+    The wrapper, in C++, exchanges messages only through PyTorch's own ProcessGroupGloo.
     """
     if not names.are_present(*_OF_WRAPPER):
         return None

@@ -1,9 +1,10 @@
 """Looks up the private and version-dependent names of PyTorch that dldist relies on.
 
-PyTorch may remove a private name in any release, and some names came or went between 2.6 and 2.15. NAMES lists all of them. The
-other modules call find() instead of comparing versions, and do without the part that needs an absent name.
+PyTorch may remove a private name in any release, and some names appeared or disappeared between 2.6
+and 2.15. NAMES lists all names. Other modules call find() instead of comparing versions, and
+disable the feature that needs an absent name.
 
-A module outside of the package, as _dldist_torch is: that one needs it without dldist's extension.
+This module is outside of the package because _dldist_torch uses it before loading the extension.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _IN_C: Final = "torch._C._distributed_c10d"
 
 
 class Name:
-    """A name of PyTorch.
+    """A private or version-dependent name of PyTorch.
 
     Args:
-        path: The name, from "torch" on; "f(x)" stands for the parameter x of f.
+        path: The dotted name, starting with "torch"; "f(x)" is the parameter x of the function f.
         purpose: The part of dldist that needs it.
         since: The first release that has it.
-        until: The last release that has it, or in which dldist needs it; empty if there is none.
+        until: The last release that has the name, or in which dldist needs it; "" if none.
         is_of_gloo: True if only builds of PyTorch with Gloo have it.
     """
 
@@ -39,7 +40,7 @@ class Name:
         self.is_of_gloo = is_of_gloo
 
     def is_expected_in(self, version: str) -> bool:
-        """True if that release of PyTorch should have the name."""
+        """True if this release of PyTorch should have the name."""
         return _release(self.since) <= _release(version) and (not self.until or _release(version) <= _release(self.until))
 
 
@@ -112,19 +113,19 @@ _PATHS = frozenset(name.path for name in NAMES)
 
 
 def find(path: str) -> Any:
-    """The object that a path of NAMES names, or None if this PyTorch does not have it."""
+    """Return the object at a path that NAMES lists, or None if this PyTorch does not have it."""
     if path not in _PATHS:
         raise KeyError(f"find(): {path!r} is not in NAMES")
     return _object_at(path)
 
 
 def are_present(*paths: str) -> bool:
-    """True if this PyTorch has all of these names."""
+    """True if this PyTorch has all names at these paths."""
     return all(find(path) is not None for path in paths)
 
 
 def absent(version: str) -> list[Name]:
-    """The names that this release of PyTorch should have, but does not."""
+    """List the names that this release of PyTorch should have but lacks."""
     import torch.distributed
 
     has_gloo = torch.distributed.is_gloo_available()
@@ -134,7 +135,7 @@ def absent(version: str) -> list[Name]:
 
 @functools.cache
 def warn_of_absent_names() -> None:
-    """Emit one warning that names what this PyTorch lacks and what does not work without it, if it lacks a name."""
+    """Emit one warning that lists absent names, with the features that need them, if any."""
     import torch
 
     lacked = absent(torch.__version__)

@@ -26,7 +26,7 @@ register()
 
 
 def __getattr__(name: str) -> Any:
-    """Import the Python group's classes on first use: the backend in C++ does not need them."""
+    """Import the classes of groups in Python at first use: the C++ backend needs none."""
     if name not in ("ProcessGroup", "Work"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dldist.torch._plain import ProcessGroup
@@ -55,15 +55,15 @@ def install(as_gloo: bool = False) -> None:
 
 
 def world_of(group: Any = None) -> World:
-    """Return the dldist.World of a torch.distributed group, or of the default group."""
+    """Return the dldist.World of a group of torch.distributed, by default of the default group."""
     group = dist.group.WORLD if group is None else group
     return _runner_of(group, "world_of(): argument 'group' must be a group").group
 
 
 def empty(shape: Any, dtype: torch.dtype = torch.float32, group: Any = None) -> torch.Tensor:
-    """Create a tensor of zeros in memory that a host's ranks share: its collectives need no copy.
+    """Create a tensor of zeros in memory that a host's ranks share; its collectives need no copy.
 
-    The call is local: other ranks need no such tensor, and theirs may have another shape.
+    The call is local: other ranks need not create such a tensor, or may use another shape.
     """
     return torch.from_dlpack(world_of(group).empty(shape, str(dtype).removeprefix("torch.")))
 
@@ -71,10 +71,10 @@ def empty(shape: Any, dtype: torch.dtype = torch.float32, group: Any = None) -> 
 def share_buckets(model: torch.nn.parallel.DistributedDataParallel) -> None:
     """Keep the buckets of a model's gradients in memory that a host's ranks share, to save copies.
 
-    All ranks call this before the first backward pass. It registers the model's only communication
-    hook. A bucket moves when it is first reduced. With gradient_as_bucket_view=True the gradients
-    move with it: the program must not have taken an address of one before, as DLPack and data_ptr()
-    do. (After x.numpy(), a bucket does not move.)
+    All ranks must call this before the first backward pass. It registers the model's only
+    communication hook. A bucket moves when it is first reduced. With gradient_as_bucket_view=True,
+    the gradients move too: before the move, the program must not take a gradient's address, as
+    DLPack and data_ptr() do. (After x.numpy(), a bucket does not move.)
     """
     group = model.process_group
     runner = _runner_of(group, "share_buckets(): argument 'model' must have a process_group")

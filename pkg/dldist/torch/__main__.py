@@ -1,4 +1,4 @@
-"""python -m dldist.torch: report whether groups use C++ or Python; --build compiles the former."""
+"""python -m dldist.torch: report whether groups are in C++ or Python; --build compiles."""
 
 from __future__ import annotations
 

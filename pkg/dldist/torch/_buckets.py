@@ -1,7 +1,7 @@
-"""Moves DistributedDataParallel's buckets into memory that a host's ranks share, on request.
+"""Moves the buckets of DistributedDataParallel (DDP) to memory that a host's ranks share.
 
-DDP's reducer allocates the buckets in private memory, so every all_reduce would copy them out and
-back. A communication hook gets each bucket, and moves its storage once, in place and for all its
+DDP's reducer allocates the buckets in private memory, so every all_reduce must copy them out and
+back. A communication hook gets each bucket, and moves the storage once, in place and for all its
 views, like torch's share_memory_(). Later calls copy nothing. The move changes addresses, so a
 program must request it.
 """
@@ -17,9 +17,9 @@ import torch
 
 import dldist
 
-_MIN_BYTES = 65536  # smaller buckets gain little
-_MAX_BUCKETS = 128  # per group; each uses two descriptors
-_TORCHS_FILES = "/dev/shm"  # where torch creates shared storages
+_MIN_BYTES = 65536  # minimum size in bytes; smaller buckets gain little
+_MAX_BUCKETS = 128  # maximum per group; each uses two descriptors
+_TORCHS_FILES = "/dev/shm"  # the folder in which torch creates shared storages
 
 _use_count: Any = names.find("torch._C._storage_Use_Count")
 _share: Any = names.find("torch.UntypedStorage._share_fd_cpu_")
@@ -28,17 +28,17 @@ _logger = logging.getLogger("dldist")
 
 class _Bucket(NamedTuple):
     storage: Any
-    array: dldist.SharedArray  # on the same memory
-    tensor: Any  # on the array
+    array: dldist.SharedArray  # on the same memory as `storage`
+    tensor: Any  # a tensor on `array`
 
 
 def _has_views(storage: Any) -> bool:
-    """True if the storage has users besides one tensor and `storage` itself."""
+    """True if a storage has other users than one tensor and the variable `storage`."""
     return _use_count(storage._cdata) > 2  # type: ignore[no-any-return]
 
 
 class Buckets:
-    """The moved buckets of one group, by the addresses of their storages."""
+    """The buckets of one group that were moved, by the addresses of their storages."""
 
     def __init__(self, world: dldist.World) -> None:
         self._world = world
@@ -46,7 +46,7 @@ class Buckets:
         self._is_on = _use_count is not None and _share is not None
 
     def in_shared_memory(self, tensor: Any) -> Any:
-        """Move a bucket to shared memory and return a tensor on it, or `tensor` if it stays."""
+        """Move a bucket to shared memory and return a tensor on it, or `tensor` if it cannot."""
         is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
         if not is_plain or tensor.dim() != 1 or not tensor.is_contiguous():
             return tensor
@@ -82,13 +82,13 @@ class Buckets:
             raise OSError("no other rank is on this host")
         files = os.statvfs(_TORCHS_FILES)
         room = files.f_bavail * files.f_frsize
-        # All ranks of the host move a bucket; leave room for another. Else torch gets SIGBUS.
+        # All ranks of the host move a bucket; leave room for another, or torch gets SIGBUS.
         if room < nbytes * (local_size + 1):
             raise OSError(f"{_TORCHS_FILES} has room for {room} bytes, too little to move one of {nbytes}")
 
     def _drop_unused(self) -> None:
-        """Release buckets whose storage has no other user, such as after DDP rebuilt them."""
+        """Release buckets whose storage has no other user, as after DDP has rebuilt buckets."""
         unused = [address for address, bucket in self._moved.items() if _use_count(bucket.storage._cdata) == 1]
         for address in unused:
             array = self._moved.pop(address).array
-            array._note_unmapped()  # the storage has unmapped the memory
+            array._note_unmapped()  # the storage has unmapped this memory

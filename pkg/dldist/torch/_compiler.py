@@ -12,7 +12,7 @@ _Item = TypeVar("_Item", bound=Callable[..., Any])
 
 
 def _setter() -> Callable[[Any], None] | None:
-    """Return a function that makes the compiler skip a code object and its callees, or None."""
+    """Return a function that makes torch.compile skip a code object and its callees, or None."""
     set_strategy = names.find("torch._C._dynamo.eval_frame.set_code_exec_strategy")
     strategy = names.find("torch._C._dynamo.eval_frame._FrameExecStrategy")
     skip = names.find("torch._C._dynamo.eval_frame._FrameAction.SKIP")
@@ -25,12 +25,11 @@ _skip_code = _setter()
 
 
 def not_compiled(item: _Item) -> _Item:
-    """Make torch.compile run a function, or all of a class's functions, uncompiled with its
-    callees.
+    """Make torch.compile skip a function (or all functions of a class) and its callees.
 
-    At graph breaks the compiler traces every function that runs, even those that DDP calls from
-    C++; it cannot trace dldist's. torch.compiler.disable() would import the compiler, which takes
-    seconds.
+    At graph breaks the compiler traces every function that runs, even functions that DDP calls from
+    C++, but it cannot trace dldist's functions. torch.compiler.disable() is not used, because it
+    would import the compiler, which takes seconds.
     """
     for member in [item] if isinstance(item, FunctionType) else vars(item).values():
         function = member.fget if isinstance(member, property) else member

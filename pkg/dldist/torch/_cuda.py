@@ -1,4 +1,4 @@
-"""The backend for tensors on CUDA devices. Imported on a group's first call with such a tensor."""
+"""The backend for tensors on CUDA devices. Imported when a group's first call has such a tensor."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ __all__ = ["CudaBackend", "NCCLOptions"]
 
 
 class CudaBackend(FromTorch, ProcessGroupNCCL):
-    """The backend for CUDA tensors, for groups with "cuda:dldist". `group` is its NcclGroup."""
+    """The backend for CUDA tensors in groups with "cuda:dldist". `group` is an NcclGroup."""

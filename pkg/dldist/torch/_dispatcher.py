@@ -1,14 +1,14 @@
-"""Runs Python groups' calls as PyTorch operations if anything traces, counts or fakes operations.
+"""Runs calls of groups in Python as PyTorch operations, if anything observes operations.
 
 PyTorch's own groups, and dldist's C++ groups, start every call as an operation (all_reduce as
 torch.ops.c10d.allreduce_), whose kernel calls the group's backend. Groups in Python run calls
 directly, which is faster than an operation. A dispatch mode, a torch.func transform or a tensor
-subclass would not see such a call: make_fx() would leave it out of its graph. So if one of these is
-active, a call becomes its operation here.
+subclass would not see a direct call: the graph of make_fx() would lack the call. So if any of these
+is active, the call is run as its operation here.
 
 The first group in Python replaces the CPU kernels. The new kernels run operations on dldist's
-groups, and pass other groups' operations to their backends. So operations that start in C++, or in
-a graph of make_fx(), also reach dldist's groups.
+groups, and pass other groups' operations to the groups' backends. So operations that start in C++,
+or in a graph of make_fx(), also reach dldist's groups.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 class _Operation(NamedTuple):
-    """The name of an operation in torch.ops.c10d, and the options class of the group's call."""
+    """The name of an operation in torch.ops.c10d, and the class of options of the group's call."""
 
     name: str
     options: Any = None
 
 
 def _operation_of(call: Call) -> _Operation:
-    # Operations keep the calls' former names. The underscore means that tensors are written.
+    # Operations have the calls' former names. A trailing underscore means that tensors are written.
     name = call.former_name or call.name
     return _Operation(f"{name}_" if call.sides else name, getattr(c10d, call.options.__name__))
 
@@ -57,7 +57,7 @@ _OPERATIONS = {
     "recv_anysource": _Operation("recv_any_source_"),
     "send": _Operation("send"),
 }
-"""The operations by the names of calls in dldist's list."""
+"""The operation for each call in dldist's list of calls."""
 
 _FIELDS = {
     "async_op": "asyncOp",
@@ -67,7 +67,7 @@ _FIELDS = {
     "root_tensor": "rootTensor",
     "timeout": "timeout",
 }
-"""Arguments of operations -> attributes of options. All other arguments are in the call's order."""
+"""Maps operations' arguments to attributes of the options; others keep the call's order."""
 
 _can_replace_kernels = names.are_present(
     "torch.library.Library.impl(allow_override)",
@@ -85,15 +85,15 @@ _modes: Any = names.find("torch.utils._python_dispatch._get_current_dispatch_mod
 _len_of_modes: Any = names.find("torch._C._len_torch_dispatch_stack") or (lambda: len(_modes()))
 _transform: Any = names.find("torch._C._functorch.peek_interpreter_stack") or (lambda: None)
 _PLAIN = OPTIONS | {torch.Tensor, torch.nn.Parameter, int, list}
-_no_dispatch: Any = torch.Tensor.__torch_dispatch__  # plain tensors' default
+_no_dispatch: Any = torch.Tensor.__torch_dispatch__  # the default, which plain tensors have
 
 
 def is_looked_at(arguments: tuple[Any, ...]) -> bool:
-    """True if a call with these arguments must run as an operation of PyTorch."""
+    """True if a mode or tensor observes operations, so a call must run as one."""
     if _len_of_modes() or _transform() is not None:
         return True
     for item in arguments:
-        while isinstance(item, (list, tuple)) and item:  # check only a list's first tensor
+        while isinstance(item, (list, tuple)) and item:  # of a list, check only the first tensor
             item = item[0]
         kind = type(item)
         if kind not in _PLAIN and getattr(kind, "__torch_dispatch__", _no_dispatch) is not _no_dispatch:
@@ -106,7 +106,7 @@ def is_looked_at(arguments: tuple[Any, ...]) -> bool:
 
 class _Call:
     """A call that runs as an operation on this thread. The operation returns only the C++ half of
-    dldist's work; `works` keeps the Python half."""
+    dldist's work, so `works` keeps the Python half."""
 
     def __init__(self, opts: Any, outer: _Call | None) -> None:
         self.opts = opts
@@ -122,7 +122,7 @@ _entered = _Entered()
 
 
 def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...]) -> Any:
-    """Run a group's call as an operation. Returns a work, which may not be one of dldist's."""
+    """Run a group's call as an operation. Return the work, which may be another library's."""
     known = _OPERATIONS.get(method)
     hindrance = _hindrance(method, known, arguments)
     if known is None or hindrance:
@@ -143,7 +143,7 @@ def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...]) -> Any:
         elif argument.name == "sparse_indices":
             values.append(None)
         elif argument.name == "tensor":
-            values.append(torch.empty(1))  # a barrier has none
+            values.append(torch.empty(1))  # a barrier has no tensor, but the operation needs one
         elif argument.name in _FIELDS:
             values.append(_value_of(argument.name, getattr(opts, _FIELDS[argument.name])))
         else:
@@ -169,7 +169,7 @@ def _hindrance(method: str, known: _Operation | None, arguments: tuple[Any, ...]
         return "PyTorch's own backends have it only in C++"
     if not _can_replace_kernels:
         return "that takes PyTorch 2.8 or newer"
-    # The dispatcher would pass copies of lazy tensors, and lose the results written to them.
+    # The dispatcher would pass copies of lazy tensors: results in these would be lost.
     return "a tensor is conjugated or negated lazily (resolve_conj() and resolve_neg() help)" if is_lazy(arguments) else ""
 
 
@@ -180,7 +180,7 @@ def _value_of(name: str, value: Any) -> Any:
 
 
 class _ArgumentsKnown(Exception):
-    """Ends an operation once its arguments are known."""
+    """Raised to end an operation once its arguments are known."""
 
 
 _Mode: Any = names.find("torch.utils._python_dispatch.TorchDispatchMode") or object
@@ -195,7 +195,7 @@ _probe = torch.zeros(0)
 
 
 def _boxed(op: Any) -> Any:
-    """Convert a reduction to an operation's argument, which only a C++ group's call can create."""
+    """Convert a reduction to an operation's argument, which only a C++ group can create."""
     opts = c10d.AllreduceOptions()
     opts.reduceOp = getattr(dist.ReduceOp, op.name) if type(op) is dldist.ReduceOp else op
     try:
@@ -234,7 +234,7 @@ def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
             work = group._run_here(method, tuple(arguments))
             if call is not None:
                 call.works.append(work)
-            else:  # it started in C++, which drops the work's Python half
+            else:  # the operation started in C++, which drops the work's Python half
                 work = c10d._create_work_from_future(work.get_future())
         return (values[0], work.boxed()) if has_outputs else work.boxed()
 
@@ -242,20 +242,20 @@ def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
 
 
 def _run_there(group: Any, kind: str, method: str, arguments: list[Any]) -> Any:
-    """Run a call through the group's backend, which releases the GIL, unlike the old kernel."""
+    """Run a call by the group's backend. Unlike PyTorch's kernel, this releases the GIL."""
     backend = group._get_backend(torch.device(kind))
     return getattr(backend, _name_in_backends(method))(*arguments)
 
 
 def _ended() -> Any:
-    """Return a completed work, for backends that return None from synchronous calls."""
+    """Return a completed work, for backends whose synchronous calls return None."""
     future: Any = torch._C.Future([])
     future.set_result(None)
     return c10d._create_work_from_future(future)
 
 
 def _name_in_backends(method: str) -> str:
-    """Return a call's name in PyTorch's own backends, or "" if they have it only in C++."""
+    """Return a call's name in the backends of PyTorch, or "" if only C++ can call it."""
     call = CALLS.get(method)
     names = (method, call.former_name if call is not None else "")
     return next((name for name in names if name and hasattr(c10d.Backend, name)), "")
@@ -287,7 +287,7 @@ def serve(kind: str) -> None:
     _served.add(key)
     _library = _library or torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns about the existing kernel
+        warnings.simplefilter("ignore")  # torch warns that a kernel exists already
         for method, known in _OPERATIONS.items():
             if hasattr(torch.ops.c10d, known.name) and _name_in_backends(method):
                 _replace(method, known, key)

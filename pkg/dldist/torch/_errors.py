@@ -1,4 +1,4 @@
-"""Converts dldist's exceptions to classes that PyTorch programs catch."""
+"""Converts dldist's exceptions to the classes that PyTorch programs catch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _BASES: dict[type[BaseException], type[BaseException]] = {
     dldist.DistStoreError: dist.DistStoreError,
     dldist.DistStoreTimeoutError: dist.DistStoreError,
 }
-"""dldist's exceptions -> the exceptions that PyTorch programs catch."""
+"""For each exception of dldist, the class that PyTorch programs catch."""
 
 _AS_TORCHS = {
     ours: type(ours.__name__, (ours, theirs), {"__module__": __name__, "__doc__": ours.__doc__})
     for ours, theirs in _BASES.items()
 }
 
-globals().update({kind.__name__: kind for kind in _AS_TORCHS.values()})  # for pickle
+globals().update({kind.__name__: kind for kind in _AS_TORCHS.values()})  # pickle needs these names
 
 
 def as_torchs(error: BaseException) -> BaseException:
@@ -34,12 +34,12 @@ def as_torchs(error: BaseException) -> BaseException:
     kind = _AS_TORCHS.get(type(error))
     if kind is not None:
         _add_words(error)
-        error.__class__ = kind  # keeps the identity, traceback and attributes
+        error.__class__ = kind  # the object keeps its identity, traceback and attributes
     return error
 
 
 def _add_words(error: BaseException) -> None:
-    """Add Gloo's wording for late and lost ranks, which programs search for."""
+    """Add Gloo's wording for late and lost ranks, because programs search for this wording."""
     if isinstance(error, dldist.DistTimeoutError):
         waited_ms = round(1000 * (error.elapsed or 0))
         words = f"Timed out waiting {waited_ms}ms" if waited_ms > 0 else "Timed out waiting for the other ranks"
@@ -51,7 +51,7 @@ def _add_words(error: BaseException) -> None:
 
 
 class Converting:
-    """A context manager that replaces exceptions by the result of `convert`."""
+    """A context manager that replaces an exception by the result of `convert`."""
 
     def __init__(self, convert: Callable[[BaseException], BaseException]) -> None:
         self._convert = convert

@@ -1,6 +1,7 @@
 """Makes functions that PyTorch implements only for its own backends work with dldist's groups.
 
-They are replaced when dldist's first group is created. For other groups they do what they did.
+The functions are replaced when dldist's first group is created. For other groups, the new functions
+call the original ones.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.distributed import distributed_c10d
 from dldist.torch._recorder import add_to_torchs_dumps
 from dldist.torch._runner import Runner, runner_of
 
-_answering = threading.Lock()  # threads may create their first groups concurrently
+_answering = threading.Lock()  # held because threads may create their first groups concurrently
 
 
 def answer() -> None:
@@ -35,14 +36,15 @@ def _answer() -> None:
     for name in ("name", "_get_backend_name"):  # PyTorch returns "custom" for third-party backends
         _replace_method(name, lambda runner: runner.serves_as)
     _replace_method("_get_sequence_number_for_group", Runner.sequence)
-    _replace_method("_set_sequence_number_for_group", lambda _: None)  # all count from the start
+    # Nothing to do: sequence numbers start at 0 on all ranks.
+    _replace_method("_set_sequence_number_for_group", lambda _: None)
     _replace_function("monitored_barrier", _monitored_barrier)
     _replace_function("_set_pg_timeout", _set_pg_timeout)
     _replace_function("_maybe_attach_flight_recorder", _maybe_attach_flight_recorder)
 
 
 def _replace_method(name: str, ours: Callable[[Runner], Any]) -> None:
-    """Make PyTorch's groups over dldist's backend return the result of `ours`."""
+    """Replace a method of torch's groups: on a dldist backend, it returns ours(runner)."""
     torchs = names.find(f"torch.distributed.ProcessGroup.{name}")
     if torchs is None:
         return
@@ -56,7 +58,7 @@ def _replace_method(name: str, ours: Callable[[Runner], Any]) -> None:
 
 
 def _replace_function(name: str, make: Callable[[Any], Any]) -> None:
-    """Replace PyTorch's function by make(function), in each module that has it."""
+    """Replace PyTorch's function by make(original), in each module that has it."""
     torchs = names.find(f"torch.distributed.distributed_c10d.{name}")
     if torchs is None:
         return
@@ -81,7 +83,7 @@ def _monitored_barrier(torchs: Callable[..., None]) -> Callable[..., None]:
 
 
 def _set_pg_timeout(torchs: Callable[..., None]) -> Callable[..., None]:
-    """Replace PyTorch's function, which only supports Gloo and NCCL, and warns otherwise."""
+    """Replace PyTorch's function, which supports only Gloo and NCCL, and else warns."""
 
     def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
         meant: Any = dist.group.WORLD if group is None else group
@@ -94,9 +96,10 @@ def _set_pg_timeout(torchs: Callable[..., None]) -> Callable[..., None]:
 
 
 def _maybe_attach_flight_recorder(torchs: Callable[..., None]) -> Callable[..., None]:
-    """Exclude groups in Python: PyTorch's hook needs a C++ backend for the name of its entries.
+    """Replace PyTorch's function to skip groups in Python: its hook needs a C++ backend's name.
 
-    dldist records their calls. Other devices' calls run on PyTorch's groups, with their own hooks.
+    dldist's recorder records calls of groups in Python. Calls for other devices run on PyTorch's
+    groups, which have their own hooks.
     """
 
     def _maybe_attach_flight_recorder(group: Any, *args: Any, **named: Any) -> None:

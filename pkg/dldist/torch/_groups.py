@@ -16,10 +16,10 @@ from dldist.torch._runner import Runner
 
 @not_compiled
 def create_group(opts: Any) -> Any:
-    """Create a backend or group for torch's _DistributedBackendOptions, on all its ranks."""
+    """Create a backend or group for torch's _DistributedBackendOptions. All ranks call this."""
     is_default = not opts.global_ranks_in_group
     ranks = list(range(opts.group_size)) if is_default else list(opts.global_ranks_in_group)
-    if getattr(opts, "enable_reconfigure", False):  # since PyTorch 2.14
+    if getattr(opts, "enable_reconfigure", False):  # the attribute exists since PyTorch 2.14
         return _over(Runner.without_members(opts.store, opts.group_id, ranks, opts.group_rank, opts.timeout))
     label = "default" if is_default else ""
     return _over(Runner.meeting(opts.store, opts.group_id, ranks, opts.group_rank, opts.timeout, label))
@@ -27,8 +27,8 @@ def create_group(opts: Any) -> Any:
 
 @not_compiled
 def create_independent_group(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> Any:
-    """Create a group for torch.distributed._dist2.new_group, outside torch.distributed's state."""
-    # All groups of a process get the same store, so the name has a count of this rank's groups.
+    """Create a group for torch.distributed._dist2.new_group, which torch does not register."""
+    # All groups of a process get the same store, so add a count of this rank's groups to the name.
     name = f"dist2:{store.add(f'dldist/groups_of/{rank}', 1)}"
     own_store = dist.PrefixStore(f"dldist/{name}/", store)
     made = _over(Runner.meeting(own_store, name, list(range(size)), rank, timeout), device.type)
@@ -48,7 +48,7 @@ def create_independent_group(store: Any, rank: int, size: int, timeout: timedelt
 def create_gloo(
     store: Any, rank: int, size: int, options: Any = None, *, timeout: timedelta | None = None, enable_reconfigure: bool = False
 ) -> Any:
-    """Create the group for ProcessGroupGloo(...) while dldist replaces Gloo.
+    """Create the group for ProcessGroupGloo(...) if dldist replaces Gloo.
 
     Args:
         options: Gloo's options, or a timeout.
@@ -62,7 +62,7 @@ def create_gloo(
 
 
 def is_in_place_of_gloo(thing: Any) -> bool:
-    """True if create_gloo() created this."""
+    """True if create_gloo() created this object."""
     return getattr(thing, "serves_as", "") == "gloo"
 
 

@@ -11,24 +11,24 @@ from dldist.torch._buckets import Buckets
 
 
 class Shared(NamedTuple):
-    """The state of the hook: a model's group, and the group's buckets."""
+    """The state of the hook: a group, and the group's moved buckets."""
 
     group: Any
     buckets: Buckets
 
 
 def averaged_in_shared_memory(shared, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own annotations, or none
-    """Average a bucket over the ranks of the group, in place: a communication hook of DDP."""
+    """Average a bucket over the group's ranks, in place. A communication hook of DDP."""
     group, buckets = shared
     tensor = bucket.buffer()
     opts = dist.AllreduceOptions()
     if tensor.layout is torch.strided:
         opts.reduceOp = dist.ReduceOp.AVG
     else:
-        tensor.div_(group.size())  # sparse tensors can only be summed
+        tensor.div_(group.size())  # divide now, because sparse tensors can only be summed
 
     def result(done: Any) -> Any:
-        done.value()  # raises if the call failed
+        done.value()  # raises the error if the call failed
         return tensor
 
     return group.allreduce([buckets.in_shared_memory(tensor)], opts).get_future().then(result)

@@ -1,9 +1,9 @@
 """Compiles the C++ backend (native/backend.cpp) for the installed PyTorch when it is first needed.
 
-It is compiled against PyTorch's headers, like PyTorch's C++ extensions, by the compiler in CXX, or
-g++, c++ or clang++. This takes about half a minute, once for each machine and version: the library
-is kept in the user's cache folder. If it cannot be compiled or loaded, groups are in Python
-(_plain.py), and the reason is kept, so that later processes do not retry.
+The backend is compiled against PyTorch's headers, like PyTorch's C++ extensions, by the compiler in
+CXX, or g++, c++ or clang++. This takes about half a minute, once for each machine and version: the
+library is stored in the user's cache folder. If the backend cannot be compiled or loaded, groups
+are in Python (_plain.py), and the reason is stored, so that later processes do not retry.
 
     python -m dldist.torch            reports which of the two is in use
     python -m dldist.torch --build    compiles it now, for an image or before the first run
@@ -36,11 +36,11 @@ from dldist._base import settings
 _SOURCE = pathlib.Path(__file__).parent / "native" / "backend.cpp"
 _MODULE = "_dldist_torch_backend"
 _COMPILERS = ("g++", "c++", "clang++")
-_LIMIT_S = 600  # for compiling, and for waiting for another process
+_LIMIT_S = 600  # seconds to compile, or to wait for another process that does
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-DDLDIST_MODULE={_MODULE}")
 
 _logger = logging.getLogger("dldist")
-_loading = threading.Lock()  # threads may create their first groups concurrently
+_loading = threading.Lock()  # held because threads may create their first groups concurrently
 
 
 class CannotBuild(Exception):
@@ -59,7 +59,7 @@ def _loaded_or_why_not() -> tuple[Any, str]:
 
 @functools.cache
 def _load_once() -> tuple[Any, str]:
-    """Return the module, or None and the reason."""
+    """Return the module and "", or None and the reason why there is none."""
     wish = settings.value("torch_backend")
     if wish == "python":
         return None, "DLDIST_TORCH_BACKEND=python"
@@ -73,7 +73,7 @@ def _load_once() -> tuple[Any, str]:
 
 
 def state() -> str:
-    """Describe how groups are implemented."""
+    """Describe whether groups are in C++ or in Python, and why."""
     module, reason = _loaded_or_why_not()
     if module is not None:
         return f'groups of the backend "dldist" are made in C++: {module.__file__}'
@@ -81,12 +81,12 @@ def state() -> str:
 
 
 def build() -> pathlib.Path:
-    """Compile the library unless it exists, and load it. Raises CannotBuild."""
+    """Compile the library unless it exists, and load it. Raise CannotBuild if that fails."""
     with _loading:
         library = _built(tries_again=True)
         try:
             _loaded(library)
-        except CannotBuild:  # broken, or from another host with the same home
+        except CannotBuild:  # broken, or built by another host that shares this home folder
             library.unlink(missing_ok=True)
             _loaded(_built(tries_again=True))
         return library
@@ -96,7 +96,7 @@ def build() -> pathlib.Path:
 
 
 def _folder() -> pathlib.Path:
-    """Return the folder for libraries of this source, PyTorch and Python."""
+    """Return the cache folder for libraries of this source, PyTorch and Python."""
     base = pathlib.Path(settings.value("cache_home") or _home() / ".cache")
     versions = f"{torch.__version__}-{names.find('torch.version.git_version')}-{importlib.machinery.EXTENSION_SUFFIXES[0]}-{' '.join(_FLAGS)}"
     mark = hashlib.sha256(_SOURCE.read_bytes() + versions.encode()).hexdigest()[:16]
@@ -111,7 +111,7 @@ def _home() -> pathlib.Path:
 
 
 def _private(folder: pathlib.Path) -> pathlib.Path:
-    """Create the folder if needed. Reject a folder that other users can write to."""
+    """Create the folder if needed. Raise CannotBuild if other users can write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -124,7 +124,7 @@ def _private(folder: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _alone(folder: pathlib.Path) -> Iterator[None]:
-    """Lock the folder against the user's other processes."""
+    """Lock the folder against other processes of this user, within a `with` block."""
     deadline = time.monotonic() + _LIMIT_S
     with open(folder / "lock", "w", encoding="utf-8") as file:
         while True:
@@ -136,7 +136,7 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
                     raise CannotBuild(f"another process has held {folder / 'lock'} for {_LIMIT_S} s") from None
                 time.sleep(0.1)
             except OSError:
-                break  # no locks on this file system: the last of several compilations is kept
+                break  # file system without locks: of several compilations, the last one stays
         yield
 
 
@@ -144,8 +144,8 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _check_release() -> None:
-    """Raise CannotBuild if c10d::Backend lacks virtual methods to override (before 2.9)."""
-    if names.find("torch.distributed.ProcessGroup.split_group") is None:  # also new in 2.9
+    """Raise CannotBuild if PyTorch is older than 2.9: its c10d::Backend lacks virtual methods."""
+    if names.find("torch.distributed.ProcessGroup.split_group") is None:  # new in 2.9 too
         raise CannotBuild(f"PyTorch {torch.__version__} is too old for the backend in C++, which needs 2.9 or newer")
 
 
@@ -182,7 +182,7 @@ def _compile(library: pathlib.Path) -> None:
         'compiling the backend "dldist" for PyTorch %s, once: this takes about half a minute (DLDIST_TORCH_BACKEND=python does without)',
         torch.__version__,
     )
-    made = library.with_suffix(f".{os.urandom(8).hex()}.so")  # unique among hosts
+    made = library.with_suffix(f".{os.urandom(8).hex()}.so")  # the name is unique among hosts
     try:
         done = subprocess.run(
             [*compiler, *_FLAGS, *_places(), str(_SOURCE), "-o", str(made), "-lc10", "-ltorch_cpu", "-ltorch_python"],
@@ -243,7 +243,7 @@ def _loaded(library: pathlib.Path) -> Any:
         loader.exec_module(module)
     except ImportError as error:
         raise CannotBuild(f"{library} cannot be loaded: {error}") from error
-    for name in ("create_default_device", "create_device"):  # programs call them on Gloo's class
+    for name in ("create_default_device", "create_device"):  # programs call these on Gloo's class
         create = names.find(f"torch.distributed.ProcessGroupGloo.{name}")
         if create is not None:
             setattr(module.Backend, name, staticmethod(create))

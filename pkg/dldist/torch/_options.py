@@ -1,4 +1,4 @@
-"""Converts the arguments of c10d's calls in torch's form: options, reductions, flat forms."""
+"""Converts arguments in torch's form: options, reductions, and the flat forms of c10d's calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dldist._backends.low_level import LowLevelCalls
 OPTIONS = frozenset(
     kind for name, kind in vars(_distributed_c10d).items() if name.endswith("Options") and isinstance(kind, type)
 )
-"""torch's classes of options."""
+"""The classes of options in torch."""
 
 _REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 _OURS: dict[int, dldist.ReduceOp] = {
@@ -23,7 +23,7 @@ _KINDS_OF_OP = (dist.ReduceOp, type(dist.ReduceOp.SUM))
 
 
 def reduction_of(op: Any) -> Any:
-    """Convert a reduction of torch's to dldist's. One of dldist's is returned unchanged."""
+    """Convert a reduction of torch to dldist's. A dldist reduction is returned unchanged."""
     if type(op) is dldist.ReduceOp:
         return op
     if type(op) is not dist.ReduceOp:
@@ -33,10 +33,10 @@ def reduction_of(op: Any) -> Any:
 
 
 class FromTorch:
-    """A mixin for dldist's backends that accepts torch's options."""
+    """A mixin for dldist's backends, so that they accept torch's options."""
 
     serves_as = "dldist"
-    """The name of the backend for torch."""
+    """The backend name under which torch knows this backend."""
 
     def getBackendName(self) -> str:
         return self.serves_as
@@ -52,7 +52,7 @@ class FromTorch:
 
 
 class _InOrder(LowLevelCalls):
-    """Low-level calls that return their arguments in the form with lists and options."""
+    """Low-level calls that only return their arguments, as lists and options."""
 
     def _perform(self, method: str, *arguments: Any) -> Any:
         return arguments
@@ -62,7 +62,7 @@ _in_order = _InOrder()
 
 
 def in_order(called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """Convert the arguments of any of c10d's overloads to the form with lists and options."""
+    """Convert arguments of any c10d overload to the form with lists and options."""
     opts = next((value for value in (*args, *named.values()) if type(value) in OPTIONS), None)
     args = tuple(_without(opts, value) for value in args)
     named = {name: _without(opts, value) for name, value in named.items()}

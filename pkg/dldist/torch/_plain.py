@@ -1,7 +1,7 @@
 """The group of the backend "dldist" in Python, for a PyTorch without a compiled backend.
 
-PyTorch requires a Python backend to be a whole group with all calls. _dispatcher.py turns the calls
-into PyTorch operations if needed."""
+PyTorch requires a backend in Python to be a whole group with all calls. _dispatcher.py runs the
+calls as PyTorch operations if needed."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _has_configs = names.are_present(f"{_IN_TORCH}._world.pg_backend_config")
 _can_make_torchs = names.are_present(f"{_IN_TORCH}._world.pg_group_ranks", f"{_IN_TORCH}._new_process_group_helper")
 _ErrorType: Any = names.find("torch._C._distributed_c10d.ErrorType")
 
-_KEPT_NUMBERS = 64  # more than programs start between a forward and a backward pass
+_KEPT_NUMBERS = 64  # number of works: more than start between forward and backward
 
 _MESSAGES = ("send", "recv", "recv_anysource")
 
 _RUN_HERE: dict[str, Callable[..., Work]] = {}
-"""By call: the function that runs it on tensors dldist serves, with in_order()'s arguments."""
+"""For each call, the function for tensors that dldist serves, with in_order()'s arguments."""
 
 
 def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[..., Any]:
-    """Create the group's method `name`, whose name in dldist's list of calls is `method`."""
+    """Create the group's method `name` for the call `method` in dldist's list of calls."""
     canonical = method or name
     has_options = name not in _MESSAGES
     run_here = _runner_of(op_type, name, canonical)
@@ -56,7 +56,7 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
         if _dispatcher.is_looked_at(arguments) and self._is_ours(kind):
             return _dispatcher.run(self, canonical, arguments)
         backend = self._serving(kind)
-        if not isinstance(backend, OverGroup):  # one of torch's groups
+        if not isinstance(backend, OverGroup):  # a group of torch, for another device
             return getattr(backend, name)(*args, **named)
         return run_here(self, arguments)
 
@@ -66,7 +66,7 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
 
 def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
     number = int(op_type)
-    has_outputs = name not in ("barrier", "send")  # the others write to their first argument
+    has_outputs = name not in ("barrier", "send")  # other calls write to their first argument
     is_reduced = name == "allreduce"
     title = _profile.title_of(name)
 
@@ -90,10 +90,9 @@ def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
 class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A group of torch.distributed over a World.
 
-    To torch it is a whole group, not one of several backends. It serves the CPU itself. For each
-    other device type in its configuration ("cpu:dldist,cuda:nccl") it has a group that torch
-    creates at the first use. Every call takes torch's lists with options, or flat forms. All ranks
-    are group ranks.
+    For torch, this is a whole group, not one of several backends. It serves the CPU itself. For
+    each other device type in the configuration ("cpu:dldist,cuda:nccl"), torch creates a group at
+    the first use. Calls take torch's lists with options, or flat forms. Ranks are group ranks.
     """
 
     def __init__(self, runner: Runner, config: str = "") -> None:
@@ -101,17 +100,17 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._runner = runner
         self.serves_as = runner.serves_as
         self._desc = "undefined"
-        self._config = config or f"cpu:{self.serves_as}"  # for groups unknown to torch
+        self._config = config or f"cpu:{self.serves_as}"  # for groups that torch does not know
         # join() passes the work of an all_reduce of one number to DDP's reducer, which keeps only
-        # its C++ half and waits for it in the next backward pass. Without the Python half it would
-        # never complete.
+        # the C++ half and waits for it in the next backward pass. Keep the Python half, which
+        # completes it.
         self._numbers: deque[Work] = deque(maxlen=_KEPT_NUMBERS)
-        self._served: dict[str, Any] = {}  # torch's groups for other device types
+        self._served: dict[str, Any] = {}  # torch's groups, by device type
         self._coalesced: list[Work] | None = None
         _dispatcher.serve("cpu")
 
     def getBackendName(self) -> str:
-        return "dldist"  # also for "gloo": DDP's C++ would mistake it for Gloo's own backend
+        return "dldist"  # also if it replaces Gloo: DDP would take "gloo" for Gloo's C++ backend
 
     def _get_backend_name(self) -> str:
         return self.serves_as
@@ -127,7 +126,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def __repr__(self) -> str:
         return f'<dldist.torch.ProcessGroup "{self.group_name}", rank {self.rank()} of {self.size()}>'
 
-    # C++ calls these methods: its own copies of name and description are in backends.
+    # Overridden because C++ calls these methods, and reads only a backend's name and description.
 
     def getGroupName(self) -> str:
         return self._runner.name
@@ -152,13 +151,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return [torch.device(kind) for kind in self._names_of_backends()]
 
     def _names_of_backends(self) -> dict[str, str]:
-        """Return the backend name of each device type in the group's configuration."""
+        """Return the name of the backend of each device type in the group's configuration."""
         return _names_in(distributed_c10d._world.pg_backend_config.get(self, self._config) if _has_configs else self._config)
 
     def _get_backend(self, device: torch.device) -> Any:
         kind = torch.device(device).type
-        # While torch creates this group, it queries a backend's features. Later it queries the CUDA
-        # backend of every group, even on machines without CUDA devices.
+        # While torch creates this group, it queries a backend's features. Later, torch queries the
+        # CUDA backend of every group, even on machines without CUDA devices.
         is_being_made = not _has_configs or self not in distributed_c10d._world.pg_backend_config
         if kind != "cpu" and (is_being_made or self._is_absent(kind)):
             return Backend(self.rank(), self.size())
@@ -175,7 +174,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._names_of_backends().get(kind, self.serves_as) == self.serves_as
 
     def _serving(self, kind: str) -> Any:
-        """Return the backend or torch group of a device type; all ranks' first calls create it."""
+        """Return the backend or torch group of a device type. Its first call must be on all ranks.
+        """
         name = self._names_of_backends().get(kind)
         if name is None:
             raise RuntimeError(f"No backend type associated with device type {kind}")
@@ -201,15 +201,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     recv_anysource = _call_of(OpType.RECVANYSOURCE, "recv_anysource")
 
     def _run_here(self, method: str, arguments: tuple[Any, ...]) -> Work:
-        """Run a call of dldist's list on tensors that dldist serves, below PyTorch's dispatcher."""
+        """Run a call on tensors that dldist serves, without PyTorch's dispatcher."""
         return _RUN_HERE[method](self, arguments)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; an error names missing ones. None or below 0: the group's timeout."""
+        """Wait for all ranks; errors name missing ranks. None or negative: the group's timeout."""
         self._runner.monitored_barrier(timeout, wait_all_ranks)
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Collect the calls until _end_coalescing(), to wait for them together."""
+        """Collect the calls until _end_coalescing(), which waits for all of them together."""
         backend = self._serving(torch.device(device).type)
         if isinstance(backend, dist.ProcessGroup):
             backend._start_coalescing(device)
@@ -234,7 +234,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             group.set_timeout(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: all ranks count from the start."""
+        """Do nothing: sequence numbers start at 0 on all ranks."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._runner.sequence()
@@ -255,7 +255,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Shut the group down cleanly."""
-        # Groups that torch created are registered with torch.
+        # torch has registered the groups that it created, so destroy them through torch.
         call_all([*(partial(dist.destroy_process_group, group) for group in self._served.values()), self._runner.shutdown])
 
     def abort(self) -> None:
@@ -271,7 +271,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroup | None:
-        """Create a group of these ranks, in this order, which call this; return None on others."""
+        """Create a group of these ranks, in this order. All must call this; others get None."""
         if self.rank() not in ranks:
             return None
         name = group_name or f"{self._runner.name}:split:{'-'.join(map(str, ranks))}"
@@ -288,9 +288,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> ProcessGroup:
-        """Create a group of `size` ranks, from all groups that call this with the same store.
+        """Create a group of `size` ranks by merging all groups that call this with the same store.
 
-        All ranks of each group call it; they get consecutive ranks in the new group.
+        All ranks of each group must call this; they get consecutive ranks in the new group.
         """
         name = group_name or f"{self._runner.name}:merged"
         return _named(ProcessGroup(self._runner.merge(store, size, name, timeout)), group_desc)
@@ -309,5 +309,5 @@ def _named(group: ProcessGroup, desc: str | None) -> ProcessGroup:
 
 
 for _name, _call in CALLS.items():
-    if _call.name != "allreduce_sparse":  # torch's sparse tensors use allreduce here
+    if _call.name != "allreduce_sparse":  # allreduce runs torch's sparse tensors here
         setattr(ProcessGroup, _name, _call_of(_call.operation.op_type, _name, _call.name))

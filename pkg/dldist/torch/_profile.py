@@ -1,4 +1,5 @@
-"""PyTorch profiler entries of calls: "dldist:all_reduce", or "gloo:..." if dldist replaces Gloo."""
+"""Entries of calls in PyTorch's profiler: "dldist:all_reduce", or "gloo:all_reduce" if dldist
+replaces Gloo."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ _can_record = names.are_present(
 
 
 def title_of(method: str) -> str:
-    """Return an entry's title for all forms of a method: "_allgather_base" is an all_gather."""
+    """Return the entry title for all forms of a method: "_allgather_base" is an all_gather."""
     if method == "recv_anysource":
         return "recvAnySource"
     return CALLS[method].operation.collective if method in CALLS else method
 
 
 class _Nothing:
-    """The entry if no profiler runs."""
+    """The context manager that is used if no profiler runs."""
 
     def __enter__(self) -> _Nothing:
         return self
@@ -39,7 +40,7 @@ class _Nothing:
 
 @not_compiled
 class _Entry(record_function):  # type: ignore[misc]
-    """An entry that ends with a call's work, or with its block if the block raises."""
+    """An entry that ends with a call's work, or with the `with` block if the block raises."""
 
     def lasts_until(self, work: Work) -> None:
         work.note_profiled(self._call_end_callbacks_on_future(work.get_future()))
@@ -50,5 +51,5 @@ _nothing = _Nothing()
 
 @not_compiled
 def entry(backend: str, title: str) -> Any:
-    """Return a context manager to start a call in. Pass the call's work to lasts_until()."""
+    """Return a context manager in which to start a call. Pass the call's work to lasts_until()."""
     return _Entry(f"{backend}:{title}") if _can_record and _enabled() else _nothing

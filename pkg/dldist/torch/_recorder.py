@@ -1,11 +1,11 @@
 """Adds the calls of dldist's groups to PyTorch's flight recorder dumps.
 
-dldist's recorder records its calls, in PyTorch's format; recording them again in C++ would double
-the cost of a small call. So a dump that Python requests merges the entries of both recorders.
+dldist's recorder records dldist's calls, in PyTorch's format; to record the calls again in C++
+would double the cost of a small call. So dumps that Python requests merge both recorders' entries.
 
 Since PyTorch 2.15 there is a recorder for each backend name. In dump calls, "gloo", the default,
-selects PyTorch's recorder of that name and dldist's; "dldist" only dldist's; any other name only
-PyTorch's.
+selects PyTorch's recorder of that name and dldist's recorder; "dldist" selects only dldist's, and
+any other name only PyTorch's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OURS = "dldist"
 
 
 def add_to_torchs_dumps() -> None:
-    """Replace PyTorch's functions, if this PyTorch has them. Call it once per process."""
+    """Replace PyTorch's dump functions, if this PyTorch has them. Call this once per process."""
     makers: dict[str, Callable[[Any], Callable[..., Any]]] = {
         "_dump_fr_trace": _pickled,
         "_dump_fr_trace_json": _as_json,
@@ -96,7 +96,7 @@ def _dump(
     read: Callable[[bytes], Any],
     write: Callable[[Any], bytes],
 ) -> bytes:
-    """Dump the recorders that the backend's name selects."""
+    """Dump the recorders that the argument `backend` selects."""
     if backend == _OURS:
         return ours(*given)
     if backend == _TORCHS:
@@ -105,7 +105,7 @@ def _dump(
 
 
 def _both(theirs: bytes, ours: bytes, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> bytes:
-    """Merge two dumps: the groups of both, and the entries by start time."""
+    """Merge two dumps: the groups of both, and the entries sorted by start time."""
     first, second = read(theirs), read(ours)
     if not first.get("entries") and not first.get("pg_config"):
         return ours

@@ -1,4 +1,4 @@
-"""Runs the calls of a torch group over dldist, for groups in C++ and in Python."""
+"""Runs the calls of a torch group over dldist. Used by groups in C++ and in Python."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from dldist.torch._tensors import as_bytes, device_type_of, is_lazy, resolved
 from dldist.world import call_all
 
 if TYPE_CHECKING:
-    from dldist.torch._cuda import CudaBackend  # imports NCCL, which CPU groups do not need
+    from dldist.torch._cuda import CudaBackend  # imported here: CPU groups do not need NCCL
 
 _has_backends = names.are_present("torch.distributed.ProcessGroup._get_backend")
 
 
 class CpuBackend(FromTorch, ProcessGroupGloo):
-    """The backend for tensors in CPU memory. `group` is its World."""
+    """The backend for tensors in CPU memory. `group` is a World."""
 
 
 @not_compiled
 class Runner:
-    """Runs the calls of one group. `ranks`: global ranks; `serves_as`: torch's backend name."""
+    """Runs the calls of one group. `ranks` are global; `serves_as` is torch's backend name."""
 
     def __init__(self, store: Any, cpu: CpuBackend, name: str, ranks: list[int], serves_as: str = "dldist") -> None:
         self.store = store
-        """torch's store that the ranks used for their rendezvous."""
+        """The torch store that the ranks used for their rendezvous."""
         self.name = name
         self.ranks = ranks
         self.serves_as = serves_as
@@ -51,7 +51,7 @@ class Runner:
 
     def _adopt_group(self) -> None:
         self.group: Any = self.cpu.group
-        """The World; None before the first reconfigure() of a group without members."""
+        """The World; None if the group has no members before the first reconfigure()."""
         self.buckets = Buckets(self.group)
 
     @classmethod
@@ -63,7 +63,7 @@ class Runner:
     def meeting(
         cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, label: str = "", serves_as: str = "dldist"
     ) -> Runner:
-        """Create the runner of a new group, on all of its ranks. `label` names its World."""
+        """Create the runner of a new group; all ranks must call this. `label`: the World's name."""
         size = len(ranks)
         meeting_place = dldist.HashStore() if size == 1 else TorchStore(store)
         with torchs_errors:
@@ -74,16 +74,17 @@ class Runner:
     def without_members(
         cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, serves_as: str = "dldist"
     ) -> Runner:
-        """Create the runner of a group whose members are set by reconfigure() later."""
+        """Create the runner of a group whose members will be set by reconfigure()."""
         options = GlooOptions()._for(timeout, ranks, name)
         cpu = CpuBackend(TorchStore(store), rank, len(ranks), options, enable_reconfigure=True)
         return cls(store, cpu, name, ranks, serves_as)
 
     def perform(self, method: str, *arguments: Any) -> Any:
-        """Start a c10d call with lists and options. Return its dldist.Work; None if it ended."""
+        """Start a c10d call with lists and options. Return its dldist.Work, or None if the call has
+        ended."""
         backend = self.serving(device_type_of(arguments))
         if method == "gather_single" and arguments[-1].rootRank != self.group.rank:
-            arguments = (None, *arguments[1:])  # torch passes an empty tensor
+            arguments = (None, *arguments[1:])  # torch passes an empty tensor on other ranks
         with torchs_errors:
             return self._perform(backend, method, arguments)
 
@@ -101,7 +102,7 @@ class Runner:
     def _perform_on_copies(self, backend: Any, method: str, arguments: tuple[Any, ...]) -> Any:
         copies = resolved(arguments)
         work = backend._perform(method, *copies)
-        has_outputs = method not in ("barrier", "send")  # the others write to their first argument
+        has_outputs = method not in ("barrier", "send")  # other calls write to their first argument
         pairs = [pair for pair in zip(flat(arguments[0]), flat(copies[0])) if pair[0] is not pair[1]] if has_outputs else []
 
         def copy_back() -> None:
@@ -115,7 +116,7 @@ class Runner:
         return work
 
     def serving(self, kind: str) -> Any:
-        """Return the backend for a device type. All ranks call this with their first call on it."""
+        """Return the backend for a device type. All ranks must call this with their first use."""
         if kind == "cpu":
             return self.cpu
         if kind != "cuda":
@@ -129,7 +130,7 @@ class Runner:
         return self._cuda
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; an error names missing ones. None or below 0: the group's timeout."""
+        """Wait for all ranks; errors name missing ranks. None or negative: the group's timeout."""
         with torchs_errors:
             self.cpu.monitored_barrier(timeout, wait_all_ranks)
 
@@ -137,7 +138,7 @@ class Runner:
         return [self.cpu] if self._cuda is None else [self.cpu, self._cuda]
 
     def describe(self, name: str, desc: str, ranks: list[int] | None = None) -> None:
-        """Set the group's name, description and, if known only now, global ranks for reports."""
+        """Set the group's name, description and, unless None, the global ranks, for reports."""
         self.name = name
         self.ranks = ranks or self.ranks
         self._desc = desc
@@ -166,7 +167,7 @@ class Runner:
         call_all([backend.abort for backend in self._backends()])
 
     def split(self, store: Any, ranks: list[int], name: str, timeout: timedelta | None = None) -> Runner:
-        """Create the runner of a group of these ranks, in this order. Only these call this."""
+        """Create the runner of a group of these ranks, in this order. Only they call this."""
         with torchs_errors:
             part = dldist.Group.split(self.cpu._require_group(), list(ranks), name, timeout)
         return self._over(store, part, name, [self.ranks[rank] for rank in ranks], self.serves_as)
@@ -177,14 +178,14 @@ class Runner:
         return self.cpu.get_reconfigure_handle()
 
     def reconfigure(self, uuid: int, handles: Any, timeout: timedelta | None) -> None:
-        """Replace the members by the processes with these handles, which all call this."""
+        """Replace the members by the processes with these handles, which must all call this."""
         opts = ReconfigureOptions()
         opts.uuid, opts.handles = uuid, handles
         if timeout is not None:
             opts.timeout = timeout
         self.cpu._allow_reconfigure(TorchStore(self.store))
         if self._cuda is not None:
-            self._cuda.abort()  # the next call on CUDA creates one with the new members
+            self._cuda.abort()  # the next call on CUDA creates a new backend
             self._cuda = None
         try:
             with torchs_errors:
@@ -195,14 +196,15 @@ class Runner:
         self.group._describe(self.name, self._desc, self.ranks)
 
     def merge(self, store: Any, size: int, name: str, timeout: timedelta) -> Runner:
-        """Create the runner of a group of `size` ranks, from all groups that use this store."""
+        """Create the runner of a group of `size` ranks by merging all groups that call this with
+        the same store."""
         first = torch.zeros(1, dtype=torch.int64)
         place = TorchStore(store)
         with torchs_errors:
             if self.group.rank == 0:
                 first.fill_(place.add("merge_remote_group/ranks", self.group.size) - self.group.size)
             self.group.broadcast(first, 0)
-        if int(first) + self.group.size > size:  # all ranks of this group see the same numbers
+        if int(first) + self.group.size > size:  # all ranks of this group have the same numbers
             raise ValueError(f"merge_remote_group(): too many ranks have joined: got {int(first) + self.group.size}, expected {size}")
         return Runner.meeting(store, name, list(range(size)), int(first) + self.group.rank, timeout, serves_as=self.serves_as)
 
@@ -219,6 +221,6 @@ def runner_of(group: Any) -> Runner | None:
     try:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:
-        return None  # no backend for the CPU
-    backend = getattr(backend, "wrapped_pg", backend)  # with TORCH_DISTRIBUTED_DEBUG=DETAIL
+        return None  # the group has no backend for the CPU
+    backend = getattr(backend, "wrapped_pg", backend)  # the wrapper of debug level DETAIL
     return getattr(backend, "runner", None)

@@ -1,4 +1,4 @@
-"""PyTorch's stores as dldist stores."""
+"""Wraps PyTorch's stores as dldist stores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QueueEmptyError: Any = names.find("torch.distributed.QueueEmptyError")
 
 
 def _as_ours(error: BaseException) -> BaseException:
-    """Convert an error of a torch store to dldist's."""
+    """Convert an error of a torch store to dldist's class of error."""
     if isinstance(error, dldist.DistError) or not isinstance(error, RuntimeError):
         return error
     text = str(error).partition("\nException raised from")[0]
@@ -40,11 +40,10 @@ def _is_timeout(text: str) -> bool:
 
 
 class TorchStore(dldist.Store):
-    """Any torch.distributed store, as a store that dldist can use.
+    """A dldist store over any store of torch.distributed.
 
-    A torch store runs one operation at a time, which may be a long wait. So threads other than the
-    one that created this object (such as dldist's monitor) share a clone, if the store can be
-    cloned.
+    A torch store runs one operation at a time, which may be a long wait. So all threads except the
+    creator of this object (such as dldist's monitor) share a clone, if the store can be cloned.
     """
 
     def __init__(self, store: Any) -> None:
@@ -88,7 +87,7 @@ class TorchStore(dldist.Store):
         self._store.set_timeout(timeout)
 
     def clone(self) -> TorchStore:
-        """Return a store of the same data, with its own connection if torch's clone has one."""
+        """Return a store with the same data; it has its own connection if torch's clone has one."""
         return TorchStore(_clone_of(self._store))
 
 
@@ -106,7 +105,7 @@ _RESULTS: dict[str, Callable[[Any], Any] | None] = {
     "queue_push": None,
     "set": None,
 }
-"""The calls that only forward their arguments, and the types of their results."""
+"""The methods that only forward their arguments, and the type of each result."""
 
 
 def _passing_on(name: str, result: Callable[[Any], Any] | None) -> Any:
@@ -125,7 +124,7 @@ for _name, _result in _RESULTS.items():
 
 
 def _clone_of(store: Any) -> Any:
-    """Clone a store, or return the store itself if it has no clone(), as most in Python."""
+    """Clone a store. Return the store itself if it cannot be cloned, like most stores in Python."""
     try:
         return store.clone() if _can_clone else store
     except (AttributeError, RuntimeError):

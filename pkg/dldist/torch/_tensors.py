@@ -9,7 +9,7 @@ import torch
 
 
 def device_type_of(arguments: tuple[Any, ...]) -> str:
-    """Return the device type of a call's tensors; of a barrier, of the device in its options."""
+    """Return the device type of a call's tensors; for a barrier, of the device in the options."""
     for item in arguments:
         while isinstance(item, (list, tuple)) and item:
             item = item[0]
@@ -32,7 +32,7 @@ def is_lazy(argument: Any) -> bool:
 
 
 def resolved(argument: Any) -> Any:
-    """Replace lazy tensors by copies that hold their values; keep all others."""
+    """Replace lazy tensors by copies with resolved values; keep all other tensors."""
     return _each(lambda tensor: tensor.detach().resolve_conj().resolve_neg() if is_lazy(tensor) else tensor, argument)
 
 

@@ -1,4 +1,4 @@
-"""The works of asynchronous calls: a torch.distributed.Work over a dldist Work."""
+"""The works of asynchronous calls: each is a torch.distributed.Work over a dldist.Work."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _Future: Any = names.find("torch._C.Future")
 _fork: Any = names.find("torch._C.fork") or torch.jit.fork
 _collect_all: Any = names.find("torch._C._collect_all") or torch.futures.collect_all
 
-_SUCCESS, _TIMEOUT, _COMM_ERROR = 0, 1, 2  # torch's WorkResult
+_SUCCESS, _TIMEOUT, _COMM_ERROR = 0, 1, 2  # values of torch's WorkResult
 
 
 @not_compiled
 class Work(_Base):  # type: ignore[misc, valid-type]
-    """A call of a group. If `work` is None, it has already ended."""
+    """The work of a group's call. If `work` is None, the call has already ended."""
 
     __slots__ = ("_future", "_is_profiled", "_op_type", "_outputs", "_work")
 
@@ -53,23 +53,24 @@ class Work(_Base):  # type: ignore[misc, valid-type]
     def note_profiled(self, future: Any) -> None:
         """Set this work's future to one that completes when the call's profiler entry has ended.
 
-        An entry must end before profiling does, which frees its memory. As programs may stop
-        profiling right after waiting for their last call, a call is only reported as ended once its
-        entry is.
+        An entry must end before profiling stops, which frees the entry's memory. Programs may stop
+        profiling right after waiting for their last call, so a call is reported as ended only after
+        its entry.
         """
         self._future = future
         self._is_profiled = True
 
     def _wait_for_profiler_entry(self) -> None:
-        if self._is_profiled and self._has_ended() and not callback_thread.is_completion_thread():  # it completes futures
-            with contextlib.suppress(RuntimeError):  # wait() raises the call's own error
+        # The completion thread completes futures itself, so it must not wait here.
+        if self._is_profiled and self._has_ended() and not callback_thread.is_completion_thread():
+            with contextlib.suppress(RuntimeError):  # the call's own error is raised by wait()
                 self._future.wait()
 
     def synchronize(self) -> None:
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Wait for the call: without a stream, only this orders later work on the CPU after it."""
+        """Wait for the call: the CPU has no stream that could order later work after it."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -86,7 +87,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         return None if error is None else as_torchs(error)
 
     def result(self) -> list[Any]:
-        """Wait, and return the tensors that the call has written, in one list."""
+        """Wait for the call, and return the tensors that it has written, in one list."""
         self.wait()
         return flat(self._outputs)
 
@@ -99,7 +100,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         return self.source_rank()
 
     def get_future(self) -> Any:
-        """Return a future for result(); with several inputs, a list for each of them."""
+        """Return a future for result(); with several inputs, it has a list for each input."""
         if self._future is None:
             self._future = _future_of(self._work, self._value)
         return self._future
@@ -110,7 +111,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         return [list(each) for each in outputs] if is_several else flat(outputs)
 
     def get_future_result(self) -> Any:
-        """Return a future for the outcome, a number of WorkResult, which never fails."""
+        """Return a future for the outcome, a number of WorkResult. The future never fails."""
         return self.get_future().then(lambda future: self._how_it_ended())
 
     def _how_it_ended(self) -> int:
@@ -131,7 +132,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
 
 @not_compiled
 class Typed(Work):
-    """A call whose future has C++ tensors, as DDP's C++ hook FP16_COMPRESS requires."""
+    """The work of a call whose future must hold C++ tensors, for DDP's hook FP16_COMPRESS."""
 
     __slots__ = ()
 
@@ -147,7 +148,7 @@ class Typed(Work):
 
 @not_compiled
 class Together(Work):
-    """The work of several calls."""
+    """The work of several coalesced calls."""
 
     __slots__ = ("_works",)
 
@@ -177,7 +178,7 @@ class Together(Work):
 def _future_of(work: dldist.Work | None, result: Any) -> Any:
     future: Any = torch.futures.Future() if _Future is None else _Future([])
     if work is not None and callback_thread.is_completion_thread():
-        # A callback that waits for this future, as in PowerSGD, would block the completing thread.
+        # Wait here: a callback that waits for this future would block the completing thread.
         with contextlib.suppress(dldist.DistError):
             work.wait()
     if work is None or (work.is_completed() and work.is_success()):
@@ -187,7 +188,7 @@ def _future_of(work: dldist.Work | None, result: Any) -> Any:
         future.set_result(work.exception())
     else:
         work._watch(lambda: future.set_result(work.exception()))
-    # A Python future cannot store an error, but the error of a callback also reaches C++ waiters.
+    # Python futures cannot store errors, but an error of a callback reaches C++ waiters.
     return future.then(lambda done: _raise_or(done.value(), result))
 
 
@@ -199,7 +200,7 @@ def _raise_or(error: BaseException | None, result: Any) -> Any:
 
 @functools.cache
 def _in_cpp() -> Any:
-    """Return TorchScript functions whose futures hold values of C++, not Python objects."""
+    """Return TorchScript functions that make futures with C++ values instead of Python objects."""
     return torch.jit.CompilationUnit(
         """
         def wait_for(done: Future[bool], tensors: List[Tensor]) -> List[Tensor]:

@@ -2,7 +2,7 @@
 
     python -m dldist.trace FOLDER
 
-`analyse()` is the same for programs. See docs/flight-recorder.md. `import dldist` does not import
+Programs can call `analyse()` instead. See docs/flight-recorder.md. `import dldist` does not import
 this module.
 """
 
@@ -31,12 +31,12 @@ _LAST = 10
 
 
 class Analysis:
-    """The result of analyse(). Iteration yields the verdicts, causes first."""
+    """The result of analyse(). Iteration yields the verdicts (findings), with causes first."""
 
     def __init__(self, case: Case, unreadable: dict[int, str]):
         self.case = case
         self.unreadable = unreadable
-        """By rank: why its dump cannot be read."""
+        """For each rank whose dump cannot be read, the reason."""
         self.verdicts: list[Verdict] = []
 
     def __iter__(self) -> Iterator[Verdict]:
@@ -74,7 +74,7 @@ class Analysis:
         return trace_timeline.document(self.case)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as --json prints it. Keys may be added, but none will be removed."""
+        """Return the result as --json prints it. Later versions may add keys, not remove any."""
         case = self.case
         return {
             "format": 1,
@@ -107,8 +107,8 @@ def analyse(
 ) -> Analysis:
     """Analyse the dumps of all ranks.
 
-    `dumps` is a folder, or the dumps by rank: bytes (pickle or JSON) or decoded. `prefix` is the
-    part of the file names before the rank, guessed by default. A rank is slow if it calls a
+    `dumps` is a folder, or the dumps by rank, as bytes (pickle or JSON) or decoded. `prefix` is the
+    part of the file names before the rank; by default, it is guessed. A rank is slow if it calls a
     collective `slow_s` seconds after the other ranks. Raises DumpError if no dump is readable; the
     result lists unreadable dumps.
     """
@@ -205,7 +205,8 @@ def _seconds(text: str) -> float:
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
     options = _parser().parse_args(argv)
-    gc.disable()  # many small objects, all of them needed until the end
+    # Faster without: there are many small objects, and all are needed until the end.
+    gc.disable()
     try:
         analysis = analyse(options.folder, prefix=options.prefix, slow_s=options.slow)
         if options.timeline:
@@ -218,6 +219,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         sys.stdout.write(json.dumps(analysis.to_json(), indent=2) + "\n" if options.json else analysis.text(last))
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has exited
+    except BrokenPipeError:  # the reader of the output, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return analysis.exit_status

@@ -1,4 +1,5 @@
-"""Causes among problems: a rank may be missing from a call because it waits in another."""
+"""Finds causes among problems: a rank may be missing from a call because it waits in another call.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def members(case: Case, group: Group) -> Verdict | None:
 
 
 def ordered(verdicts: list[Verdict]) -> list[Verdict]:
-    """Sort verdicts: causes, their effects, then notes. Sets `because` of effects."""
+    """Sort verdicts: causes, effects, notes. Set `because` of each effect to its cause."""
     problems = sorted((v for v in verdicts if v.is_problem), key=lambda v: _WEIGHT.get(v.kind, 9))
     causes = {id(v): [other for other in problems if other is not v and _explains(other, v)] for v in problems}
     settled = [v for v in problems if not causes[id(v)]]
@@ -49,7 +50,7 @@ def ordered(verdicts: list[Verdict]) -> list[Verdict]:
     while rest:
         found = next(((v, c) for v in rest for c in causes[id(v)] if any(c is known for known in settled)), None)
         if found is None:
-            # The rest is a circle, which its first verdict represents.
+            # The rest cause each other in a circle, which is represented by its first verdict.
             lead = rest[0]
             _tell_circle(lead, causes)
             first.append(lead)
@@ -64,7 +65,7 @@ def ordered(verdicts: list[Verdict]) -> list[Verdict]:
 
 
 def _explains(cause: Verdict, effect: Verdict) -> bool:
-    """Return True if `effect` waits for a rank that itself waits in `cause`."""
+    """Return True if `effect` waits for a rank that is itself waiting in `cause`."""
     return effect.kind in _WAITED_FOR and bool(set(effect.culprits) & set(cause.waiting)) and effect.group + effect.op != ""
 
 

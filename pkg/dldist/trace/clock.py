@@ -1,8 +1,8 @@
-"""Estimates host clock differences from collectives that no rank leaves before all have entered.
+"""Estimates hosts' clock differences from collectives that no rank leaves before all entered.
 
-Two ranks that completed such a collective give a sample. They left it at about the same time, so
-the difference of their times is the difference of their clocks. A sample also gives a strict bound:
-neither rank left before the other entered.
+Two ranks that completed such a collective give a sample. Both left the collective at about the same
+time, so the difference of their times is about the difference of their clocks. A sample also gives
+a strict bound: neither rank left before the other entered.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 
-# No rank leaves one of these before all ranks have entered it.
+# Collectives that no rank leaves before all ranks have entered.
 _SYNCHRONISING = (
     *("all_reduce", "allreduce", "all_gather", "allgather", "_all_gather", "reduce_scatter", "_reduce_scatter"),
     *("all_to_all", "alltoall", "barrier", "monitored_barrier"),
 )
 MAX_SAMPLES = 500
 _AGREEMENT_NS = 100_000_000
-"""Offsets up to this are treated as zero, because a recorder's delay can explain them."""
+"""Nanoseconds. Smaller offsets are treated as zero, because a recorder's delay can explain them."""
 
 
 Span = tuple[int, int]
-"""The times at which a rank called a collective and completed it."""
+"""The times at which a rank called a collective and at which it completed."""
 Sample = Mapping[int, Span]
-"""The spans of one collective, by rank."""
+"""The times of one collective on each rank."""
 
 
 @dataclasses.dataclass(slots=True)
 class Clocks:
     reference: int
     offsets: dict[int, int]
-    """Nanoseconds that a rank's clock is ahead of the reference's; absent if not compared."""
+    """Nanoseconds that each compared rank's clock is ahead of the reference's."""
     errors: dict[int, int]
-    """The maximum errors of the offsets."""
+    """The maximum error of each offset, in nanoseconds."""
 
     def to_common(self, rank: int, time_ns: int) -> int:
         return time_ns - self.offsets.get(rank, 0)
@@ -77,7 +77,7 @@ def _weak_difference(shared: list[tuple[Span, Span]]) -> tuple[int, int]:
 
 
 def _difference(shared: list[tuple[Span, Span]]) -> tuple[int, int]:
-    """Return how far the second clock is ahead of the first, and the error."""
+    """Return how many nanoseconds the second clock is ahead of the first, and the maximum error."""
     differences = [theirs[1] - ours[1] for ours, theirs in shared]
     lowest = max(theirs[0] - ours[1] for ours, theirs in shared)
     highest = min(theirs[1] - ours[0] for ours, theirs in shared)

@@ -46,7 +46,7 @@ def compare(this: Round) -> tuple[str, list[int]] | None:
 
 
 def _outsiders(ranks: Iterable[int], key: Callable[[int], Any]) -> list[int]:
-    """Return the ranks outside the largest class with equal keys."""
+    """Return the ranks that are not in the largest set of ranks with equal keys."""
     return sorted(rank for members in classes(ranks, key)[1:] for rank in members)
 
 
@@ -68,7 +68,7 @@ def _size_key(entry: Entry) -> Any:
 
 
 def _dtypes_key(entry: Entry) -> Any:
-    # Recorders differ in whether they record dtypes of empty tensors.
+    # Compare sets, because recorders differ in whether they record dtypes of empty tensors.
     inputs, outputs = frozenset(entry.input_dtypes), frozenset(entry.output_dtypes)
     if entry.op == "gather":
         return inputs
@@ -101,7 +101,7 @@ def _wrong_sizes(group: Group, column: dict[int, Entry], whole: bool) -> list[in
 
 
 def _wrong_parts(group: Group, sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[int]:
-    """Check each rank's part against the part sizes that all ranks list."""
+    """Return the ranks whose parts differ in size from the part sizes that all ranks list."""
     if culprits := _outsiders(sizes, lambda rank: sizes[rank][1]):
         return culprits
     return [rank for position, rank in enumerate(group.ranks) if sum(sizes[rank][0]) != sizes[rank][1][position]]
@@ -137,7 +137,7 @@ def _wrong_roots(column: dict[int, Entry]) -> list[int]:
 
 
 def _root_elements(entry: Entry) -> int:
-    """Return the number of elements in the lists that only the root of a gather or scatter has."""
+    """Return the number of elements in tensors that only a gather's or scatter's root passes."""
     return sum(counts(entry.outputs if entry.op == "gather" else entry.inputs))
 
 
@@ -146,12 +146,12 @@ def key(entries: list[Entry]) -> tuple[Any, ...]:
 
 
 def order(calls: dict[int, list[Entry]], reference: dict[int, list[Entry]], seq: int) -> tuple[str, int]:
-    """Compare a rank's calls with a reference's from `seq`: "swapped" (with the number of the
-    reference's call), "left out", "one more", or "" if unknown."""
+    """Compare a rank's calls from number `seq` with a reference rank's. Return "swapped" (with the
+    number of the reference's call), "left out", "one more", or "" if no pattern fits."""
     ours = _keys_from(calls, seq)
     theirs = _keys_from(reference, seq)
     if ours[0] == theirs[0]:
-        return "", seq  # such as all_to_all, which all ranks together must match
+        return "", seq  # equal calls, such as all_to_all, whose sizes do not match together
     both = min(len(ours), len(theirs))
     if both > 1 and ours[0] == theirs[1] and ours[1] == theirs[0] and ours[2:both] == theirs[2:both]:
         return "swapped", seq + 1

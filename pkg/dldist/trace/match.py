@@ -1,4 +1,4 @@
-"""Compares a group's collectives in order, up to the first problem: later ones are its effects."""
+"""Compares a group's collectives in order, up to the first problem, which affects the rest."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dldist.trace.model import Case, Group, Round, Verdict, about, capitalised, 
 from dldist.trace.read import Entry
 
 _MUCH_WORSE = 1.2
-"""A rank that is late for one collective is late for the following ones. Only the first is
-reported, and later ones if they are worse by this factor."""
+"""A rank that is late for one collective is late for the following ones. So only the first delay is
+reported, and later delays if they are longer by this factor."""
 
 
 def analyse(case: Case, group: Group, slow_s: float) -> None:
-    """Set the group's matched collectives and its verdicts."""
+    """Compare the group's collectives; set `matched` and `verdicts` of the group."""
     slowest: Verdict | None = None
     worst_ns = 0
     for seq in group.numbers():
         this = Round(case, group, seq, group.calls_of(seq))
         verdict = _problem(this, slow_s)
         if verdict:
-            # For notes, the first of each kind is enough.
+            # Report only the first note of each kind.
             if verdict.is_problem or all(known.kind != verdict.kind for known in group.verdicts):
                 group.verdicts.append(verdict)
             if verdict.is_problem:
@@ -38,7 +38,7 @@ def analyse(case: Case, group: Group, slow_s: float) -> None:
 
 
 def _is_absent(this: Round, rank: int) -> bool:
-    """Return True if a rank has not called the collective, as far as its dump shows."""
+    """Return True if the rank's dump shows that the rank has not called the collective."""
     calls = this.group.calls.get(rank, {})
     if rank not in this.case.dumps or rank in this.calls or (calls and max(calls) > this.seq):
         return False
@@ -51,14 +51,14 @@ def _is_absent(this: Round, rank: int) -> bool:
             return False
     if calls or not dump.entries:
         return True
-    # The ring lost this group's calls. If all other ranks called before its oldest entry, so did
-    # this one.
+    # The ring has overwritten this group's calls. If all other ranks called before the ring's
+    # oldest entry, this rank did too.
     oldest = this.case.created(rank, dump.entries[0])
     return not all(this.case.created(other, entries[0]) < oldest for other, entries in this.calls.items())
 
 
 def _ids_of(group: Group, rank: int) -> set[int]:
-    """Return the group's ids in a rank's status, from its own calls or else other ranks'."""
+    """Return the group's ids in a rank's status: from its calls, or else from other ranks'."""
     some = [group.calls[rank]] if group.calls.get(rank) else list(group.calls.values())
     return {entry.group_id for calls in some for entries in calls.values() for entry in entries}
 
@@ -75,7 +75,7 @@ def _problem(this: Round, slow_s: float) -> Verdict | None:
 
 
 def late_ranks(this: Round, slow_s: float, needs_clocks: bool) -> tuple[list[int], int]:
-    """Return the ranks that called long after the other ranks, and the gap."""
+    """Return the ranks that called long after the other ranks, and the delay in nanoseconds."""
     if needs_clocks and not all(this.case.clocks.is_known(rank) for rank in this.calls):
         return [], 0
     arrivals = sorted((this.case.created(rank, entries[0]), rank) for rank, entries in this.calls.items())
@@ -120,7 +120,7 @@ def _waiting_clause(this: Round, without: Sequence[int] = ()) -> str:
 
 
 def position(case: Case, group: Group, rank: int) -> str:
-    """Describe the progress of a rank that is missing from a call."""
+    """Describe how far a rank, which is missing from a call, has got."""
     calls, entries = group.calls.get(rank, {}), case.dumps[rank].entries
     newest = calls[max(calls)] if calls else []
     if newest:
@@ -208,7 +208,7 @@ def _late_text(this: Round, late: list[int], gap: int, words: str, site: str = "
 
 
 def _odd_shapes(this: Round) -> Verdict | None:
-    """Return a note if shapes differ but sizes match: it works, but is seldom intended."""
+    """Return a note if shapes differ but sizes match, which works but is seldom intended."""
     if this.some[0].op.startswith(("all_to_all", "gather", "scatter", "broadcast", "reduce")):
         return None
     calls = this.calls

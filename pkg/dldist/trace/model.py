@@ -1,4 +1,4 @@
-"""Groups, their calls by rank and verdicts, and the names of ranks, groups and calls in texts."""
+"""Data of an analysis: groups, their calls by rank and verdicts; and names of these in texts."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ UNREADABLE = "unreadable"
 
 @dataclasses.dataclass(slots=True)
 class Verdict:
-    """One finding."""
+    """One finding: a problem or a note."""
 
     kind: str
-    """A constant of this module, such as "missing_rank"."""
+    """The kind: a constant of this module, such as "missing_rank"."""
     text: str
-    """The finding in full sentences."""
+    """The finding as text, in full sentences."""
     group: str = ""
-    """The name of the group, or "" if the verdict concerns none."""
+    """The name of the group; "" if the verdict concerns no group."""
     desc: str = ""
     seq: int | None = None
-    """The number of a collective in its group, from 1."""
+    """The number of the collective in its group, from 1; None if the verdict concerns none."""
     op: str = ""
     culprits: list[int] = dataclasses.field(default_factory=list)
-    """Global ranks that differ from the others. If two ranks disagree, the higher one."""
+    """Global ranks that differ from the other ranks. If only two ranks disagree, the higher one."""
     others: list[int] = dataclasses.field(default_factory=list)
-    """The ranks that wait for the culprits, or differ from them."""
+    """The ranks that wait for the culprits, or that the culprits differ from."""
     waiting: list[int] = dataclasses.field(default_factory=list)
-    """The ranks that have called it and have not completed it."""
+    """The ranks that have called the operation and have not completed it."""
     sites: dict[int, str] = dataclasses.field(default_factory=dict)
-    """Call sites by rank."""
+    """The call site of each rank."""
     is_problem: bool = True
-    """False for a note: no rank is stuck because of it."""
+    """False for a note: no rank is stuck because of this finding."""
     because: Verdict | None = None
-    """The problem that caused this one, if any."""
+    """The problem that caused this problem, or None."""
     lines: list[str] = dataclasses.field(default_factory=list)
-    """The state of each rank, for the details."""
+    """Lines about the state of each rank, for the detailed report."""
 
     def to_json(self) -> dict[str, Any]:
         names = ("kind", "text", "group", "desc", "seq", "op", "culprits", "others", "waiting", "is_problem")
@@ -70,8 +70,7 @@ class Verdict:
 
 
 def title_of(name: str, desc: str) -> str:
-    """Return a group's title. The default group, a number in dumps, gets the name used in
-    errors."""
+    """Return a group's title. The default group, a number in dumps, has the name used in errors."""
     if desc == "default_pg":
         return 'group "default"'
     return f'group "{name}"' + (f" ({desc})" if desc and desc != "undefined" else "")
@@ -82,15 +81,15 @@ class Group:
     name: str
     desc: str
     ranks: tuple[int, ...]
-    """Global ranks, by rank in the group."""
+    """The global ranks of the members, ordered by rank in the group."""
     is_inferred: bool
-    """True if no dump lists the members; `ranks` are then the calling ranks."""
+    """True if no dump lists the members; `ranks` then has the ranks that called the group."""
     calls: dict[int, dict[int, list[Entry]]] = dataclasses.field(default_factory=dict)
-    """Collectives by rank and number; a coalesced block has several entries."""
+    """Entries of collectives, by rank and number. A coalesced block has several entries."""
     messages: dict[int, list[Entry]] = dataclasses.field(default_factory=dict)
-    """Sends and receives, by rank."""
+    """Entries of sends and receives, by rank."""
     matched: list[int] = dataclasses.field(default_factory=list)
-    """The collectives that all ranks called alike and completed."""
+    """The numbers of collectives that all ranks called with matching arguments and completed."""
     verdicts: list[Verdict] = dataclasses.field(default_factory=list)
 
     @property
@@ -110,18 +109,18 @@ class Group:
 
 @dataclasses.dataclass(slots=True)
 class Case:
-    """All dumps, and the data derived from them before comparison."""
+    """All dumps, and the data that was derived from them before the comparison."""
 
     dumps: dict[int, Dump]
     world: list[int]
-    """All ranks that any dump mentions."""
+    """All ranks that any dump mentions, with or without a dump."""
     lost: list[int]
-    """Ranks of the world without a dump."""
+    """Ranks of `world` that have no dump."""
     groups: list[Group]
     clocks: Clocks
     sites: Sites
     end_ns: int
-    """The last event in any dump, in common time."""
+    """The time of the last event in any dump, on the reference clock."""
 
     def created(self, rank: int, entry: Entry) -> int:
         return self.clocks.to_common(rank, entry.created_ns)
@@ -129,17 +128,17 @@ class Case:
 
 @dataclasses.dataclass(slots=True)
 class Round:
-    """One collective of a group, with the calls of the ranks that made it."""
+    """One collective of a group, on all ranks that have called it."""
 
     case: Case
     group: Group
     seq: int
     calls: dict[int, list[Entry]]
-    """Entries by rank, in rank order; a coalesced block has several."""
+    """The entries of each rank, in rank order. A coalesced block has several entries."""
 
     @property
     def some(self) -> list[Entry]:
-        """The call of the lowest rank."""
+        """The entries of the lowest rank."""
         return next(iter(self.calls.values()))
 
     @property
@@ -148,7 +147,7 @@ class Round:
 
     @property
     def pending(self) -> list[int]:
-        """The ranks that have not completed it."""
+        """The ranks that have not completed the collective."""
         return [rank for rank, entries in self.calls.items() if not entries[-1].is_completed]
 
     def without(self, ranks: Iterable[int]) -> list[int]:
@@ -173,7 +172,7 @@ class Round:
         op: str = "",
         is_problem: bool = True,
     ) -> Verdict:
-        """Return a verdict on this round."""
+        """Return a verdict about this collective."""
         where = self.group.name, self.group.desc, self.seq, op or what(self.some)
         who = sorted(culprits), self.without(culprits), self.pending
         known = {rank: site for rank, site in sites.items() if site}
@@ -223,7 +222,7 @@ def _group_of(found: dict[tuple[str, frozenset[int] | None], Group], dump: Dump,
 
 
 def _drop_markers(group: Group) -> None:
-    """Drop entries that only end a block of messages: not all ranks have such a block."""
+    """Drop entries that only end a block of messages, because not all ranks have such a block."""
     for rank, calls in group.calls.items():
         before = {entry.index for entry in group.messages.get(rank, ())}
         for seq in [seq for seq, entries in calls.items() if len(entries) == 1 and entries[0].op == "coalesced"]:
@@ -232,7 +231,8 @@ def _drop_markers(group: Group) -> None:
 
 
 def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
-    """Return spans of collectives that several ranks completed, synchronising ones or others."""
+    """Return times of collectives that several ranks completed: synchronising ones, or the others.
+    """
     samples: list[Sample] = []
     for group in groups:
         for seq in group.numbers():
@@ -247,7 +247,7 @@ def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
 
 
 def what(entries: list[Entry]) -> str:
-    """Return the name of a call, without sizes."""
+    """Return the name of a call or block, without sizes."""
     names = list(dict.fromkeys(entry.op for entry in entries))
     return names[0] if len(entries) == 1 else f"a block of {len(entries)} ({joined(names[:4])})"
 
@@ -257,7 +257,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
     known = sorted(set(ranks))
     parts: list[str] = []
     for first, last in runs(known):
-        # Two consecutive ranks are listed separately.
+        # List two consecutive ranks separately.
         parts += [f"{first} to {last}"] if last > first + 1 else map(str, range(first, last + 1))
     return f"rank {known[0]}" if len(known) == 1 else f"ranks {joined(parts)}"
 
@@ -278,7 +278,7 @@ def joined(parts: list[str]) -> str:
 
 
 def about(ranks: Iterable[int], words: str) -> str:
-    """Fill in "[is|are] slow: [it|they] called" for one or several ranks."""
+    """Fill in a text such as "[is|are] slow: [it|they] called" for one rank or several."""
     chosen = 1 if len(set(ranks)) == 1 else 2
     return f"{ranks_text(ranks)} {_EITHER.sub(lambda either: either[chosen], words)}"
 
@@ -322,7 +322,7 @@ _WHERE = re.compile(r'\w+( #\d+)? on group ".*?" \(rank \d+ of \d+\): ')
 
 
 def reason_text(entry: Entry) -> str:
-    """Return the error without its prefix, which repeats the call and the rank."""
+    """Return an entry's error without the prefix, which repeats the call and the rank."""
     return _WHERE.sub("", entry.error, count=1)
 
 
@@ -337,7 +337,7 @@ def state_text(entry: Entry, quiet_failure: bool = False) -> str:
 
 
 def alike(values: dict[int, _Value]) -> list[tuple[list[int], _Value]]:
-    """Return the distinct values with their ranks, in order of the lowest rank."""
+    """Return each different value with its ranks, ordered by the lowest rank."""
     found: dict[_Value, list[int]] = {}
     for rank in sorted(values):
         found.setdefault(values[rank], []).append(rank)
@@ -351,6 +351,6 @@ def lines_by_rank(texts: dict[int, str]) -> list[str]:
 
 
 def classes(ranks: Iterable[int], key: Callable[[int], Any]) -> list[list[int]]:
-    """Group ranks by `key`: the largest class first, then by lowest rank."""
+    """Group ranks that have an equal `key`. The largest set is first, then the lowest rank."""
     found = [members for members, _ in alike({rank: key(rank) for rank in ranks})]
     return sorted(found, key=lambda members: (-len(members), members[0]))

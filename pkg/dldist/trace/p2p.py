@@ -1,4 +1,4 @@
-"""Messages: compares a rank's sends to another rank with that rank's receives, in order."""
+"""Compares messages: the sends of one rank to another with the other's receives, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pairs = dict[tuple[int, int], list[Entry]]
 
 
 def by_pair(group: Group) -> tuple[Pairs, Pairs, dict[int, list[Entry]]]:
-    """Return sends and receives by (source, target), and any-source receives by target."""
+    """Return sends and receives by (source, target), and receives from any rank by target."""
     sends: Pairs = {}
     receives: Pairs = {}
     wild: dict[int, list[Entry]] = {}
@@ -50,17 +50,16 @@ class _Pair:
     case: Case
     group: Group
     source: int | None
-    """The sender, or None if the target receives from any rank."""
+    """The sending rank, or None if the target receives from any rank."""
     target: int
 
     def verdicts(self, sends: list[Entry], receives: list[Entry], wild: list[Entry]) -> list[Verdict]:
-        """Compare messages. `wild` are receives from any rank; those that took a message are
-        removed."""
+        """Compare sends and receives. `wild`: receives from any rank; used ones are removed."""
         ends = [rank for rank in (self.source, self.target) if rank is not None]
         if any(rank not in self.case.dumps for rank in ends):
             return self.one_sided(ends, [entry for entry in [*sends, *receives] if not entry.is_ended])
         if any(self.case.dumps[rank].is_partial for rank in ends):
-            # The first messages of one side are lost, so only the unfinished ones can be compared.
+            # One side's oldest records were overwritten: only unfinished messages can be compared.
             sends = [entry for entry in sends if not entry.is_ended]
             receives = [entry for entry in receives if not entry.is_ended]
         both = min(len(sends), len(receives))
@@ -130,12 +129,12 @@ class _Pair:
 
 
 def _is_reordered(sends: list[Entry], receives: list[Entry]) -> bool:
-    """Return True if both have the same messages, reordered by tags, which dumps lack."""
+    """Return True if both sides have the same messages in another order, as tags allow."""
     return sorted(counts(entry.inputs) for entry in sends) == sorted(counts(entry.outputs) for entry in receives)
 
 
 def _not_taken(sends: list[Entry], wild: list[Entry]) -> list[Entry]:
-    """Return sends that no receive from any rank took; remove used receives from `wild`."""
+    """Return sends that no any-source receive can have matched; drop used ones from `wild`."""
     taken = min(len(sends), len(wild))
     del wild[:taken]
     return sends[taken:]

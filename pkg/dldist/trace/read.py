@@ -1,7 +1,7 @@
 """Find and read flight recorder dumps.
 
 Dumps are untrusted: the reader creates only containers, strings, numbers and None, within size
-limits. Anything unexpected raises DumpError with the file and the field's path.
+limits. Unexpected content raises DumpError with the file and the field's path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 MAX_FILE_BYTES = 512 << 20
 MAX_ITEMS = 20_000_000
-"""Limit of values read from one dump; a value counts once per reference."""
+"""Maximum number of values in one dump. A value counts once per reference."""
 
 _MAX_INT = (1 << 63) - 1
 _SHOWN_CHARS = 40
@@ -26,13 +26,13 @@ _MESSAGE = re.compile(r"(send|recv|put|signal|wait_signal) (-?\d+|\?)(?:->|<-)(-
 _WHAT_DUMPS_HAVE = "a dump has only lists, dicts, strings and numbers"
 ANY_PEER = -1
 RECEIVES = ("recv", "wait_signal")
-"""Messages received from another rank; the others are sent."""
+"""Names of messages that are received from another rank; all other messages are sent."""
 
 _Value = TypeVar("_Value")
 
 
 class DumpError(ValueError):
-    """The data is not a valid dump. The message starts with the file name."""
+    """Raised if data is not a valid dump. The message starts with the file name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,22 +44,22 @@ class Frame:
 
 @dataclasses.dataclass(slots=True)
 class Entry:
-    """One call of one rank."""
+    """One call of one rank, as recorded."""
 
     index: int
-    """Its number in the dump."""
+    """The number of this entry in the dump."""
     record_id: int
     group: str
-    """The name of its group."""
+    """The name of the group."""
     desc: str
     group_id: int
     seq: int
-    """The number of a collective in its group, shared by the collectives of a coalesced block."""
+    """The number of a collective in its group. The collectives of a coalesced block share one."""
     is_p2p: bool
     op: str
     """The operation without the backend, such as "all_reduce" or "send"."""
     source: int
-    """For messages, a rank in the group or ANY_PEER, like `target`; else -1."""
+    """For messages, a rank in the group or ANY_PEER; otherwise -1. The same holds for `target`."""
     target: int
     inputs: list[list[int]]
     outputs: list[list[int]]
@@ -70,13 +70,13 @@ class Entry:
     started_ns: int | None
     completed_ns: int | None
     ended_ns: int | None
-    """The time of failure, if recorded."""
+    """The time of failure, or None if not recorded."""
     is_retired: bool
     timeout_ms: int | None
     error: str
-    """The reason for failure, if recorded."""
+    """The reason for failure, or "" if not recorded."""
     frames: list[Frame]
-    """Innermost first."""
+    """The Python stack, innermost frame first."""
 
     @property
     def label(self) -> str:
@@ -88,12 +88,13 @@ class Entry:
             return False
         if self.state == "completed" or self.completed_ns is not None:
             return True
-        # Some recorders do not see an operation start or end: it is "scheduled" until retired.
+        # Recorders that do not see an operation start or end leave the state "scheduled" until the
+        # operation is retired.
         return self.is_retired and self.state == "scheduled"
 
     @property
     def is_ended(self) -> bool:
-        """True if it completed or failed."""
+        """True if the call has completed or failed."""
         return self.is_completed or self.is_retired or bool(self.error)
 
     @property
@@ -110,24 +111,24 @@ class GroupConfig:
     name: str
     desc: str
     ranks: tuple[int, ...]
-    """Global ranks, by rank in the group."""
+    """The global ranks of the members, ordered by rank in the group."""
 
 
 @dataclasses.dataclass(slots=True)
 class Dump:
-    """The dump of one rank."""
+    """The decoded dump of one rank."""
 
     rank: int
     source: str
-    """The name of the file."""
+    """The name of the file, for errors."""
     version: str
     groups: dict[str, GroupConfig]
     status: dict[str, dict[str, int]]
-    """By group id in this process: last_enqueued_collective, last_started_collective and so on."""
+    """Status by the process's group id: last_enqueued_collective and so on."""
     entries: list[Entry]
-    """Oldest first."""
+    """The entries, oldest first."""
     is_partial: bool
-    """True if calls are missing: overwritten in the ring, or only unfinished ones were dumped."""
+    """True if calls are missing: overwritten in the ring, or omitted as completed."""
 
 
 def find(folder: str, prefix: str | None = None) -> dict[int, str]:
@@ -140,7 +141,7 @@ def find(folder: str, prefix: str | None = None) -> dict[int, str]:
         raise DumpError(f"{folder}: the folder is empty; dumps are files named PREFIX followed by the rank")
     by_prefix: dict[str, dict[int, list[str]]] = {}
     for name in names:
-        # A given prefix may end in a digit.
+        # A prefix that was passed may end in a digit; the rest of the name must then be the rank.
         found = _NAME.fullmatch(name.removeprefix(prefix or ""))
         if found and (prefix is None or (name.startswith(prefix) and not found[1])):
             by_prefix.setdefault(prefix or found[1], {}).setdefault(int(found[2]), []).append(os.path.join(folder, name))
@@ -153,7 +154,7 @@ def find(folder: str, prefix: str | None = None) -> dict[int, str]:
         shown = ", ".join(repr(key) for key in sorted(by_prefix))
         raise DumpError(f"{folder}: dumps of several kinds: files begin with {shown}; say which with --prefix")
     (files,) = by_prefix.values()
-    # Prefer the pickle, which has stacks.
+    # Prefer the pickle to the JSON file, because it has stacks.
     return {rank: min(paths, key=lambda path: (path.endswith(".json"), path)) for rank, paths in sorted(files.items())}
 
 
@@ -185,7 +186,7 @@ def parse(data: bytes | dict[str, Any], rank: int, source: str = "") -> Dump:
 
 
 class _Plain(pickle._Unpickler):
-    """The Python unpickler: the C one sizes its memo by any index in the input."""
+    """Python's own unpickler, because the one in C sizes its memo by any index in the input."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it holds {module}.{name}; {_WHAT_DUMPS_HAVE}")
@@ -193,7 +194,7 @@ class _Plain(pickle._Unpickler):
     def refuse_bytearray(self) -> None:
         raise pickle.UnpicklingError(f"it holds a bytearray; {_WHAT_DUMPS_HAVE}")
 
-    # Unpickling a bytearray allocates the stated size before checking that the data exists.
+    # Reject BYTEARRAY8: its unpickling allocates the stated size before it checks for the data.
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: refuse_bytearray}
 
 
@@ -210,7 +211,7 @@ def _load(data: bytes, source: str) -> Any:
         raise DumpError(f"{source}: neither JSON nor a pickle: it begins with {data[:8]!r}")
     try:
         return json.loads(data) if kind == "JSON" else _Plain(io.BytesIO(data)).load()
-    except Exception as error:  # arbitrary bytes can raise any exception
+    except Exception as error:  # any exception, because the bytes are arbitrary
         text = str(error) or type(error).__name__
         raise DumpError(f"{source}: not a whole {kind}: {text[:200]}") from None
 
@@ -224,13 +225,13 @@ def _shown(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     try:
         text = repr(value)
-    except ValueError:  # too many digits
+    except ValueError:  # the number has too many digits
         text = "a huge number"
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
 
 
 class _Reader:
-    """Validates and converts one dump. Its errors start with `source`."""
+    """Validates and converts one dump. Texts of errors start with `source`."""
 
     def __init__(self, source: str):
         self.source = source
@@ -250,7 +251,7 @@ class _Reader:
         return value
 
     def numeral(self, value: Any, where: str) -> int:
-        """Return an integer, also from a string, as in some JSON dumps."""
+        """Return an integer, which may be given as a string, as in some JSON dumps."""
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
             value = int(value)
         return self.integer(value, where)
@@ -306,7 +307,7 @@ class _Reader:
         status = self.status(top.get("pg_status") or {})
         is_partial = bool(ids) and (ids[0] > 1 or ids[-1] - ids[0] >= len(ids))
         if not any(entry.is_ended for entry in entries):
-            # Completed calls are missing, so only unfinished ones were dumped.
+            # Completed calls are missing from the entries, so only unfinished calls were dumped.
             is_partial |= any(group.get("last_completed_collective", -1) > 0 for group in status.values())
         return Dump(rank, self.source, version, groups, status, entries, is_partial)
 
@@ -325,7 +326,7 @@ class _Reader:
             ranks = tuple(self.each(ranks, where + ".ranks", self.integer))
             if len(set(ranks)) != len(ranks) or any(r < 0 for r in ranks):
                 raise self.fail(where + ".ranks", "different ranks, from 0", ranks)
-            if ranks:  # without ranks it is only a name
+            if ranks:  # without ranks, the entry is only a name
                 found[name] = GroupConfig(name, self.text(config.get("desc", ""), where + ".desc"), ranks)
         return found
 
@@ -353,7 +354,7 @@ class _Reader:
         group = take("process_group", self.sequence)
         if len(group) != 2:
             raise self.fail(where + ".process_group", "name and description", group)
-        op = take("profiling_name", self.text).split(":", 1)[-1]  # without the backend prefix
+        op = take("profiling_name", self.text).split(":", 1)[-1]  # remove the backend prefix
         message = _MESSAGE.match(op)
         source, target = _ends(message) if message else (-1, -1)
         return Entry(

@@ -1,4 +1,4 @@
-"""The textual report."""
+"""The report as text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers_text(numbers: list[int]) -> str:
 
 
 def summary(analysis: Analysis) -> str:
-    """Return the first paragraph."""
+    """Return the first paragraph of the report."""
     roots = [v for v in analysis.problems if v.because is None]
     if not roots:
         return " ".join([_all_well(analysis), *(v.text for v in analysis.notes)])

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from dldist.trace.read import Dump, Frame
 
-# Files that only pass calls on. The user's program may itself be in a folder named dldist.
+# Files of libraries, which only pass calls on. A program may itself be in a folder named dldist.
 _PLUMBING = re.compile(
     r"/dldist/(_\w+(/|\.py)|(distributed_c10d|functional|nccl|run|testing|world)\.py)"
     r"|-packages/(torch|torchcomms)/|/torch/(_\w+|autograd|distributed|nn|optim|utils)/"
@@ -22,10 +22,10 @@ def own_frames(frames: list[Frame]) -> list[Frame]:
 
 
 class Sites:
-    """Names call sites, with file paths as short as the dumps' files allow."""
+    """Names call sites. File paths are as short as possible among the files of all dumps."""
 
     def __init__(self, dumps: Iterable[Dump]):
-        # Stacks repeat, so collect the distinct files first.
+        # First collect the distinct files, because stacks repeat.
         files = {frame.file for dump in dumps for entry in dump.entries for frame in entry.frames}
         self._short = _shortest(files)
 
@@ -35,17 +35,17 @@ class Sites:
         return f"{file}:{frame.line}" + ("" if function == "<module>" else f" in {function}")
 
     def of(self, frames: list[Frame]) -> str:
-        """Return a site such as "train.py:17 in forward()", or "" without a stack."""
+        """Return the call site, such as "train.py:17 in forward()", or "" without a stack."""
         own = own_frames(frames)
         return self.frame(own[0]) if own else ""
 
     def at(self, frames: list[Frame]) -> str:
-        """Return the site in parentheses after a space, or ""."""
+        """Return the call site in parentheses, after a space, or "" without a stack."""
         site = self.of(frames)
         return f" ({site})" if site else ""
 
     def apart(self, stacks: list[list[Frame]]) -> list[str]:
-        """Name each stack, adding an outer frame where needed to distinguish different stacks."""
+        """Name each stack. Where different stacks would have equal names, add an outer frame."""
         owns = [own_frames(frames) for frames in stacks]
         distinct = {tuple(own) for own in owns}
         inmost = {own[0] for own in distinct if own}
@@ -78,7 +78,7 @@ def _shortest(files: set[str]) -> dict[str, str]:
             if len(owners) == 1 and owners[0] in left:
                 short[owners[0]] = end
                 left.discard(owners[0])
-        # Two paths may differ only before the first "/".
+        # For paths that differ only before the first "/", use the whole path.
         for file in [file for file in left if file.count("/") < parts]:
             short[file] = file
             left.discard(file)

@@ -1,8 +1,8 @@
 """Timelines in Chrome's trace event format, for ui.perfetto.dev and chrome://tracing.
 
-Each rank is a process, with a track for each group's collectives and for each peer's messages.
-Overlapping calls get additional tracks with the same name, because slices of one track must nest.
-Arrows connect the ranks' calls of one collective or message.
+Each rank is shown as a process, with a track for each group's collectives and for each peer's
+messages. Overlapping calls get additional tracks with the same name, because slices of one track
+must nest. Arrows connect the ranks' calls of one collective or message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dldist.trace.p2p import by_pair
 from dldist.trace.read import RECEIVES, Entry
 
 _UNFINISHED_NS = 1_000_000
-"""Minimum visible length of an unfinished call beyond the last known event."""
+"""Minimum nanoseconds that an unfinished call is drawn beyond the last known event."""
 
 Event = dict[str, Any]
 
@@ -42,7 +42,7 @@ class _Timeline:
         last = max([case.end_ns, *created])
         self.end = last + max(_UNFINISHED_NS, (last - self.origin) // 50)
         self.events: list[Event] = []
-        self.slices: dict[tuple[int, int], _Slice] = {}  # by rank and entry index
+        self.slices: dict[tuple[int, int], _Slice] = {}  # keys: rank and entry index
         self.flows = 0
 
     def build(self) -> list[Event]:
@@ -73,7 +73,7 @@ class _Timeline:
             tracks.setdefault(title, []).append(entry)
         tid = 0
         for title, entries in tracks.items():
-            lanes: list[int] = []  # end time of the last slice in each
+            lanes: list[int] = []  # end time of the last slice in each track
             first = tid + 1
             for one in sorted((self.slice(rank, entry) for entry in entries), key=lambda one: (one.begin, one.end)):
                 lane = next((i for i, free in enumerate(lanes) if free <= one.begin), len(lanes))
@@ -94,7 +94,7 @@ class _Timeline:
         if (ended_ns := entry.completed_ns or entry.ended_ns) is not None:
             end = self.case.clocks.to_common(rank, ended_ns)
         elif entry.is_completed:
-            end = begin  # its end was not recorded
+            end = begin  # the end was not recorded
         else:
             end = self.end
         return _Slice(rank, entry, begin, max(end, begin + 1))
@@ -131,7 +131,7 @@ class _Timeline:
         return found
 
     def arrows(self, name: str, entries: list[tuple[int, Entry]]) -> None:
-        """Draw arrows through all calls, in order of time."""
+        """Draw arrows from call to call, in order of time."""
         ends = sorted((self.slices[rank, entry.index] for rank, entry in entries), key=lambda one: (one.begin, one.rank))
         if len(ends) < 2:
             return
@@ -148,6 +148,6 @@ class _Timeline:
         sends, receives, _ = by_pair(group)
         for ends, sent in sends.items():
             if any(rank in self.case.dumps and self.case.dumps[rank].is_partial for rank in ends):
-                continue  # dumps too incomplete to pair messages
+                continue  # records are missing: messages cannot be paired
             for send, receive in zip(sent, receives.get(ends, ())):
                 self.arrows(f"message {send.source}->{send.target}", [(ends[0], send), (ends[1], receive)])

@@ -278,8 +278,8 @@ py::list listOf(const TensorLists& lists) {
 
 // ---- hooks
 
-// Hooks by id, which removes them. They run without the lock: a hook may take other locks, or
-// change this table.
+// Hooks by id; an id removes its hook. Hooks run without the lock, because a hook may take other
+// locks or change this table.
 template <class... Args>
 class HookTable {
  public:
@@ -482,7 +482,7 @@ class Work final : public c10d::Work {
 
   void synchronize() override { wait(kNoTimeout); }
 
-  // Waits: without a stream, only this orders later work on the CPU after the call.
+  // Waits for the call, since the CPU has no stream that could order later work after the call.
   void blockCurrentStream() override { wait(kNoTimeout); }
 
   float getDuration() const override {
@@ -574,7 +574,7 @@ class Work final : public c10d::Work {
     return c10::IValue(flat(outputs_));
   }
 
-  // Finds or creates the future in `place`. Returns true if created: the caller then settles it.
+  // Finds or creates the future in `place`. Returns true if created: call settle() then.
   std::pair<intrusive_ptr<Future>, bool> only(intrusive_ptr<Future>& place, const c10::TypePtr& type) {
     std::lock_guard<std::mutex> lock(futures_);
     bool isNew = !place;
@@ -584,7 +584,8 @@ class Work final : public c10d::Work {
     return {place, isNew};
   }
 
-  // Completes a future when the call ends: by `ofFailure`, if given, after a failure, else with it.
+  // Completes a future when the call ends: with `value`, or after a failure with `ofFailure` if
+  // given, else with the error.
   void settle(
       const intrusive_ptr<Future>& future,
       std::function<c10::IValue(Work&)> value,
@@ -1234,7 +1235,7 @@ class Backend : public c10d::Backend {
 
   intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions& opts) override {
     Gil gil;
-    methods_ = Held(); // the group ends; none remains if this fails
+    methods_ = Held(); // the group ends, even if reconfigure fails
     callRunner("reconfigure", opts.uuid, opts.handles, opts.timeout);
     rank_ = runner().attr("cpu").attr("rank")().cast<int>();
     size_ = runner().attr("cpu").attr("size")().cast<int>();
@@ -1441,7 +1442,7 @@ class Backend : public c10d::Backend {
     }
   }
 
-  const std::shared_ptr<void> place_; // empty; at ProcessGroupGloo::store_ (see OwnOptions)
+  const std::shared_ptr<void> place_; // empty; takes the place of ProcessGroupGloo::store_ (see OwnOptions)
   const intrusive_ptr<OwnOptions> options_;
   const Held runner_;
   Held methods_;                     // a tuple: the group's methods for OPERATIONS; empty before reconfigure()
