@@ -15,7 +15,7 @@ _TABLES = _namespace.C10D, _namespace.PACKAGE
 __all__ = ["__version__", "set_log_level", *(name for name, _, _ in _namespace.names_of(*_TABLES))]
 
 _MODULES = {"algorithms", "c10d_logger", "constants", "device_mesh", "distributed_c10d", "rendezvous", "types", "world"}
-"""Public modules that programs use without importing them."""
+"""Public modules that programs can use as dldist.<module> without importing them."""
 
 _find = _namespace.Finder(__name__, *_TABLES, _namespace.BESIDE)
 
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> object:
     """Import the module that defines a name, when a program first uses the name."""
     if name in _MODULES:
         __import__(f"{__name__}.{name}")
-        return _sys.modules[f"{__name__}.{name}"]  # also during its import
+        return _sys.modules[f"{__name__}.{name}"]  # available also during the import of the module
     return _find(name)
 
 
@@ -37,7 +37,7 @@ def __dir__() -> list[str]:
 def set_log_level(level: str) -> None:
     """Log dldist's activity to the logger "dldist"; `level` is "off", "info" or "debug"."""
     if _core._set_log_level(level):
-        # Only if the log is on: this imports logging and starts a thread.
+        # Only if the log is on, because this import loads logging and starts a thread.
         from dldist._base import log
 
         log.start(level)
@@ -51,10 +51,10 @@ def _stop_threads() -> None:
     for name in ("monitor_thread", "callback_thread"):
         module = _sys.modules.get(f"{__name__}._base.{name}")
         if module is not None:
-            _core._call_despite_ctrl_c(module.stop)  # Ctrl-C still ends the process
+            _core._call_despite_ctrl_c(module.stop)  # called again if Ctrl-C interrupts it
 
 
-_atexit.register(_stop_threads)  # first, so it runs after the functions that programs register
+_atexit.register(_stop_threads)  # registered first, so it runs after the functions of programs
 
 
 def _set_log_level_from_environment() -> None:

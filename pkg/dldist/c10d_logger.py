@@ -1,9 +1,4 @@
-"""Log records of the module-level calls: failures, with their groups, and times to make groups.
-
-Records have the level DEBUG, go to the logger "dldist.c10d_logger" and hold the dicts that
-torch.distributed logs. Calls are wrapped only while dldist's log is at "debug" (DLDIST_LOG,
-set_log_level). A name that a program imported before that is not wrapped.
-"""
+"""Log records of module-level calls: failures, with the group, and the time to create groups."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ _c10d_logger = logging.getLogger(__name__)
 
 
 def _get_msg_dict(func_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Describe a call, and the group that is its argument `group` or `process_group`."""
+    """Describe a call, and the group in its argument `group` or `process_group`."""
     told = {"func_name": func_name}
     if not dldist.is_initialized():
         return told
@@ -78,7 +73,7 @@ def _exception_logger(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _time_logger(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function to log how long it takes, if it returns."""
+    """Wrap a function to log how long it took, if it returns."""
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -91,13 +86,13 @@ def _time_logger(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _TIMED = ("init_process_group", "new_group", "split_group", "shrink_group", "destroy_process_group")
-_UNWATCHED = ("isend", "irecv")  # P2POp compares their identity
+_UNWATCHED = ("isend", "irecv")  # not wrapped, so that P2POp.op stays the same function
 _watched: dict[str, Any] = {}
-"""The wrapped calls, unwrapped."""
+"""The original functions of the wrapped calls."""
 
 
 def _calls() -> dict[str, Any]:
-    """Return the calls that take or make groups, by name."""
+    """Return the calls that accept or create groups, by name."""
     named = {name: getattr(distributed_c10d, name) for name in distributed_c10d.__all__ if name not in _UNWATCHED}
     modules = ("dldist._api.collectives", "dldist._api.objects", "dldist._api.p2p")
     return {
@@ -109,7 +104,7 @@ def _calls() -> dict[str, Any]:
 
 
 def watch_calls(is_on: bool) -> None:
-    """Wrap the calls of dldist and dldist.distributed_c10d for the log, or unwrap them."""
+    """Wrap the calls of dldist and dldist.distributed_c10d to log them, or unwrap the calls."""
     if is_on == bool(_watched):
         return
     calls = _calls() if is_on else dict(_watched)

@@ -1,9 +1,9 @@
-"""Communication hooks for Reducer.register_comm_hook: fewer bytes, less exact averages.
+"""Communication hooks for Reducer.register_comm_hook: send fewer bytes for less exact averages.
 
     reducer.register_comm_hook(group, comm_hooks.bf16_compress_hook)
     reducer.register_comm_hook(comm_hooks.PowerSGDState(group, matrix_approximation_rank=2), comm_hooks.powerSGD_hook)
 
-The state of the simple hooks is the group, or None for the default world.
+The state of all hooks except powerSGD_hook is the group, or None for the default world.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def _compress(dtype: str, bucket: GradBucket) -> _core.SharedArray:
 
 
 def fp16_compress_wrapper(hook: Hook) -> Hook:
-    """Return a hook that rounds gradients to float16 for another hook.
+    """Return a hook that rounds gradients to float16 before another hook reduces them.
 
     Args:
-        hook: The hook that reduces them.
+        hook: The hook that reduces the rounded gradients.
 
     Example:
         >>> from dldist import comm_hooks
@@ -95,7 +95,7 @@ def fp16_compress_wrapper(hook: Hook) -> Hook:
 
 
 def bf16_compress_wrapper(hook: Hook) -> Hook:
-    """Return a hook that rounds gradients to bfloat16 for another hook."""
+    """Return a hook that rounds gradients to bfloat16 before another hook reduces them."""
     return _with_compression("bfloat16", hook)
 
 
@@ -118,10 +118,11 @@ class PowerSGDState:
         matrix_approximation_rank: The number of columns of the two factors that are sent for each
             gradient of two or more dimensions.
         start_powerSGD_iter: The number of initial passes without compression.
-        min_compression_rate: Compress only gradients whose factors are this many times smaller.
+        min_compression_rate: Compress only gradients whose factors are at least this many times
+            smaller.
         use_error_feedback: Add the error of each pass to the gradients of the next pass.
         warm_start: Start with the factors of the last pass.
-        random_seed: The seed for the first factors; like all arguments, the same on all ranks.
+        random_seed: The seed for the first factors. All arguments must be the same on all ranks.
 
     Raises:
         ValueError: `start_powerSGD_iter` is less than 2 with feedback or a warm start.
@@ -152,15 +153,15 @@ class PowerSGDState:
         self.warm_start = warm_start
         self.rng = numpy.random.default_rng(random_seed)
         self.iter = 0
-        """The number of passes so far."""
+        """The number of passes so far, each over all buckets."""
         self.errors: dict[int, Any] = {}
-        """The accumulated error of each bucket's gradients."""
+        """The accumulated compression error of each bucket's gradients, by bucket index."""
         self.right_factors: dict[int, list[Any]] = {}
-        """The right factors of each bucket's matrices."""
+        """The right factors of the last pass, for each bucket's matrices."""
         self.sent_elements = self.whole_elements = 0
 
     def compression_rate(self) -> float:
-        """Return the number of elements in compressed passes divided by the number sent."""
+        """Return the elements of all compressed passes, divided by the elements sent for them."""
         return self.whole_elements / max(self.sent_elements, 1)
 
     def _is_compressed(self, shape: tuple[int, ...]) -> bool:
@@ -198,7 +199,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Any:
 
 
 class _PowerSGDStep:
-    """One bucket of a pass: the constructor sends left factors, finish() the right factors."""
+    """One bucket in one pass: the constructor sends left factors, finish() sends right factors."""
 
     def __init__(self, state: PowerSGDState, bucket: GradBucket) -> None:
         self._state = state
@@ -215,7 +216,7 @@ class _PowerSGDStep:
         self._send_left()
 
     def _split(self, shapes: list[tuple[int, ...]]) -> None:
-        """Make views of the gradient and its approximation: matrices to compress, and others."""
+        """Make views of the gradient and its approximation: matrices to compress, and the rest."""
         self._matrices, self._results = [], []
         self._others, self._other_results = [], []
         start = 0
@@ -284,7 +285,7 @@ def _join(arrays: list[Any], dtype: Any) -> Any:
 
 
 def _take_apart(flat: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
-    """Copy arrays of these shapes out of `flat`."""
+    """Copy arrays of these shapes out of the flat array."""
     parts, start = [], 0
     for shape in shapes:
         stop = start + math.prod(shape)

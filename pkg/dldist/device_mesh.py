@@ -1,4 +1,4 @@
-"""DeviceMesh: the ranks of a world as an array of several dimensions, with a group along each.
+"""DeviceMesh: arrange the ranks of a world in an array, with a group along each dimension.
 
     mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
     dist.all_reduce(gradient, group=mesh.get_group("dp"))
@@ -30,14 +30,14 @@ __all__ = ["DeviceMesh", "init_device_mesh"]
 class DeviceMesh:
     """Ranks as an array of several dimensions, with a group along each dimension.
 
-    All ranks of the world make the same meshes in the same order, members or not. If there is no
-    default world, init_process_group() makes it first.
+    All ranks of the world must create the same meshes in the same order, also ranks that are not in
+    the mesh. If there is no default world, it is created by init_process_group().
 
     Args:
-        device_type: The type of the arrays' device, "cpu", "cuda" or the like. It selects nothing.
+        device_type: The type of the arrays' device, such as "cpu" or "cuda". It has no effect.
         mesh: The ranks of the default world, as nested lists or an array of any library.
         mesh_dim_names: A name for each dimension.
-        backend_override: A backend and options for each dimension; None for the world's.
+        backend_override: For each dimension, a backend and its options; None for the world's.
         world: A World to take the ranks from, instead of the default world.
 
     Raises:
@@ -56,15 +56,15 @@ class DeviceMesh:
     _device_type: str
     _layout: Layout
     _rank_map: tuple[int, ...]
-    """The ranks of the root mesh in row-major order; the layout indexes it."""
+    """The ranks of the root mesh in row-major order. The layout has indices into this list."""
     _mesh_dim_names: tuple[str, ...] | None
     _root_mesh: DeviceMesh | None
     _home: Home
     _rank: int
     _kept: list[Any] | None
-    """The stored groups by dimension: [] if this rank is no member, None if made without groups."""
+    """Stored groups by dimension; [] if this rank is not in the mesh, None if it has no groups."""
     _library: str | None
-    """The library of the array that `mesh` returns: the library of the array given."""
+    """The library of the array that `mesh` returns, which is the library of the array passed."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class DeviceMesh:
         self._coordinate_on_dim = self._find_coordinate()
 
     def _part(self, layout: Layout, names: tuple[str, ...], kept: list[Any] | None) -> DeviceMesh:
-        """Make a mesh of some of the root's ranks, with these dimensions."""
+        """Create a mesh of some of the root's ranks, with this layout and these names."""
         root = self._get_root_mesh()
         part = DeviceMesh.__new__(DeviceMesh)
         part._fill(root._device_type, layout, root._rank_map, names, root, root._home, self._rank)
@@ -122,7 +122,7 @@ class DeviceMesh:
         self._kept = self._make_groups(self._layout, names, overrides)
 
     def _make_groups(self, layout: Layout, names: Sequence[str], overrides: Sequence[Override]) -> list[Any]:
-        """Make a group for each dimension, on all ranks; return the values to store."""
+        """Create a group for each dimension; all ranks call this. Return the values to store."""
         made = []
         for axis, name, override in zip(layout, names, overrides, strict=True):
             of_ranks = [[self._rank_map[place] for place in row] for row in rows((axis,), len(self._rank_map))]
@@ -131,7 +131,7 @@ class DeviceMesh:
 
     @property
     def _dim_group_names(self) -> list[str]:
-        """The names of the groups, by dimension."""
+        """The names of the groups, by dimension; for c10d's groups."""
         if self._kept is None:
             raise AttributeError("the mesh was made without groups")
         return [kept if isinstance(kept, str) else kept.name for kept in self._kept]
@@ -144,11 +144,12 @@ class DeviceMesh:
                 if the mesh has one dimension.
 
         Returns:
-            A group of c10d, or a World if the mesh is made of one.
+            A group of c10d, or a World if the mesh is made from a World.
 
         Raises:
             RuntimeError: `mesh_dim` is missing, or the mesh was made without groups.
-            KeyError, IndexError: There is no such dimension. IndexError: This rank is no member.
+            KeyError, IndexError: There is no such dimension. IndexError: This rank is not in the
+                mesh.
 
         Example:
             >>> dist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",)).get_group("dp").size()
@@ -183,9 +184,9 @@ class DeviceMesh:
         return [self.get_group(dim) for dim in range(self.ndim)]
 
     def abort(self) -> None:
-        """Abort the groups of all dimensions and flattened meshes, so that no rank waits.
+        """Abort the groups of all dimensions and flattened meshes, so that all waiting ranks stop.
 
-        If one of them is the default world, all groups are aborted.
+        If one of the groups is the default world, all groups are aborted.
 
         Raises:
             RuntimeError: The mesh is a part of another mesh.
@@ -204,7 +205,7 @@ class DeviceMesh:
             raise RuntimeError(f"{call}(): say which dimension: {self!r} has {self.ndim}; get_all_groups() has the groups of all")
 
     def _dim_of(self, call: str, mesh_dim: int | str) -> int:
-        """Return the number of a dimension, from 0."""
+        """Return the index of a dimension, which is given by index or name."""
         if isinstance(mesh_dim, str):
             return self._get_mesh_dim_by_name(mesh_dim)
         if not isinstance(mesh_dim, int):
@@ -214,7 +215,7 @@ class DeviceMesh:
         return mesh_dim % self.ndim
 
     def _get_mesh_dim_by_name(self, mesh_dim_name: str) -> int:
-        """Return the number of the dimension with this name."""
+        """Return the index of the dimension with this name."""
         if not self._mesh_dim_names:
             raise KeyError("No `mesh_dim_names` found.")
         if mesh_dim_name not in self._mesh_dim_names:
@@ -268,7 +269,7 @@ class DeviceMesh:
         return self._coordinate_on_dim
 
     def _sym_get_coordinate(self, index: int) -> int:
-        """Return the coordinate along one dimension."""
+        """Return this rank's coordinate along one dimension."""
         if self._coordinate_on_dim is None:
             raise AssertionError(f"rank {self._rank} is not in {self!r}")
         return self._coordinate_on_dim[index]
@@ -283,7 +284,7 @@ class DeviceMesh:
         return unravelled(row.index(self._rank), self.shape)
 
     def _row_here(self) -> list[int] | None:
-        """Return the mesh's ranks. If the mesh was sliced, return this rank's slice, or None."""
+        """Return the mesh's ranks; in a slice of a mesh, the row with this rank, or None."""
         cut = [[self._rank_map[place] for place in row] for row in rows(self._layout, len(self._rank_map))]
         return cut[0] if len(cut) == 1 else next((row for row in cut if self._rank in row), None)
 
@@ -296,8 +297,8 @@ class DeviceMesh:
 
     @property
     def mesh(self) -> Any:
-        """The ranks as an int32 array of the library whose array was given; by default of PyTorch
-        or NumPy, whichever is imported, else a SharedArray."""
+        """The ranks, as int32, in the library of the array passed; by default, of PyTorch or NumPy
+        if imported, else as a SharedArray."""
         row = self._row_here()
         if row is None:
             raise RuntimeError(
@@ -362,7 +363,7 @@ class DeviceMesh:
         return self is other or (isinstance(other, DeviceMesh) and self._key() == other._key())
 
     def __enter__(self) -> Self:
-        """Make this the current mesh of this thread, for libraries that use the current mesh."""
+        """Make this the current mesh of this thread, for libraries that use get_current_mesh()."""
         _mesh_resources.mesh_stack.append(self)
         return self
 
@@ -372,11 +373,11 @@ class DeviceMesh:
     # ---- meshes made from this mesh
 
     def _get_root_mesh(self) -> DeviceMesh:
-        """Return the mesh that this one was made from, or itself."""
+        """Return the mesh that this mesh was made from, or this mesh."""
         return self._root_mesh or self
 
     def _get_root_mesh_dim(self) -> int | None:
-        """Return the index, in the root, of a one-dimensional mesh; None without names."""
+        """Return the index in the root of a one-dimensional mesh; None if it has no names."""
         if not self._mesh_dim_names:
             return None
         if len(self._mesh_dim_names) != 1:
@@ -384,10 +385,12 @@ class DeviceMesh:
         return self._get_root_mesh()._get_mesh_dim_by_name(self._mesh_dim_names[0])
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
-        """Return the mesh of the ranks that differ only in these dimensions, with its groups.
+        """Return the mesh, with groups, of the ranks that differ from this rank in these
+        dimensions.
 
         Args:
-            mesh_dim_names: A name, or a tuple in mesh order. A root also accepts flattened meshes.
+            mesh_dim_names: A name, or a tuple in mesh order. A root also accepts names of flattened
+                meshes.
 
         Returns:
             A mesh; this mesh if all of its names are given.
@@ -410,7 +413,7 @@ class DeviceMesh:
         return self._part(layout, names, None if self._kept is None else [mesh._kept[dim] for mesh, dim in sources if mesh._kept])
 
     def _source_of(self, name: str, names: tuple[str, ...]) -> tuple[DeviceMesh, int]:
-        """Find a name in this mesh or the root's flattened meshes: the mesh, and its dimension."""
+        """Find a name in this mesh or the root's flattened meshes: return mesh and dimension."""
         if name in self._mesh_dim_names:  # type: ignore[operator]
             return self, self._get_mesh_dim_by_name(name)
         if self._root_mesh is None and name in self._flatten_mapping:
@@ -434,13 +437,13 @@ class DeviceMesh:
         return submeshes
 
     def _flatten(self, mesh_dim_name: str | None = None, backend_override: AnyOverride | None = None) -> DeviceMesh:
-        """Return a mesh of the same ranks in one dimension, with a group of all of them.
+        """Return a one-dimensional mesh of the same ranks, with a group of all these ranks.
 
-        All ranks of the world call it. Later calls find the mesh by name, like `root[name]`.
+        All ranks of the world must call this. Later calls find the mesh by name, like `root[name]`.
 
         Args:
             mesh_dim_name: The name of the mesh; by default all names, joined by "_".
-            backend_override: A backend, options, or both, for its group.
+            backend_override: A backend, options, or both, for the mesh's group.
 
         Raises:
             RuntimeError: The mesh has no names.
@@ -471,16 +474,16 @@ class DeviceMesh:
         mesh_dim_names: Sequence[str],
         backend_override: Mapping[str, AnyOverride] | None = None,
     ) -> DeviceMesh:
-        """Return the mesh with one dimension split into several. All ranks of the world call it.
+        """Return this mesh with one dimension split. All ranks of the world must call this.
 
         Args:
             dim: The dimension, by number or name.
             mesh_sizes: The sizes of the new dimensions; their product must be the old size.
             mesh_dim_names: The names of the new dimensions, which get their own groups.
-            backend_override: Backends, options or both for some of the groups, by name.
+            backend_override: For some groups, by dimension name: a backend, options, or both.
 
         Raises:
-            ValueError: There is no such dimension, or the sizes do not fit.
+            ValueError: There is no such dimension, or the product of the sizes is wrong.
             RuntimeError: The numbers of names and sizes differ, or the mesh has no names.
         """
         try:
@@ -507,13 +510,13 @@ class DeviceMesh:
 
     @staticmethod
     def _concatenate(device_mesh_list: Sequence[DeviceMesh]) -> DeviceMesh:
-        """Return the mesh of the dimensions of several meshes that come from the same mesh.
+        """Return a mesh that has all dimensions of several meshes, which must have the same root.
 
         Args:
             device_mesh_list: The meshes.
 
         Raises:
-            RuntimeError: The meshes come from different meshes, or overlap.
+            RuntimeError: The meshes have different roots, or overlap.
         """
         first = device_mesh_list[0]
         for mesh in device_mesh_list:
@@ -535,16 +538,16 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """Return a mesh of existing groups.
+        """Create a mesh from existing groups.
 
         Args:
-            group: A group, or a list of one for each dimension: groups of c10d, or Worlds.
+            group: A c10d group or a World, or a list with one for each dimension.
             device_type: As for DeviceMesh.
             mesh: The ranks, as for DeviceMesh. Required for several groups.
             mesh_dim_names: A name for each dimension. Required for several groups.
 
         Returns:
-            The mesh. For a World, its ranks are the World's.
+            The mesh. Its ranks are ranks of the World, if made from a World.
 
         Raises:
             ValueError: The mesh does not fit the groups, or is missing.
@@ -608,7 +611,7 @@ def init_device_mesh(
     backend_override: Mapping[Any, AnyOverride] | None = None,
     world: World | None = None,
 ) -> DeviceMesh:
-    """Create a mesh of ranks 0, 1, ... in row-major order. All ranks of the world call it.
+    """Create a mesh of ranks 0, 1, ... in row-major order. All ranks of the world must call this.
 
     Args:
         device_type: "cpu", "cuda" or the like, without an index.
@@ -645,24 +648,24 @@ def init_device_mesh(
 
 
 class _MeshEnv(_local):
-    """The stack of meshes whose `with` blocks this thread is in."""
+    """The stack of meshes in whose `with` blocks this thread is."""
 
     def __init__(self) -> None:
         self.mesh_stack: list[DeviceMesh] = []
 
     def get_current_mesh(self) -> DeviceMesh:
-        """Return the mesh of the innermost block."""
+        """Return the mesh of the innermost `with` block."""
         if not self.mesh_stack:
             raise RuntimeError("No device mesh is currently active!")
         return self.mesh_stack[-1]
 
     def get_root_mesh(self, device_mesh: DeviceMesh) -> DeviceMesh:
-        """Return the mesh that a mesh was made from. Deprecated."""
+        """Return the root of a mesh. Deprecated: use mesh._get_root_mesh()."""
         warn("get_root_mesh is deprecated: use _get_root_mesh of the mesh")
         return device_mesh._get_root_mesh()
 
     def _get_all_submeshes(self, device_mesh: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
-        """Call the mesh's method of this name. Deprecated."""
+        """Call the mesh's method of this name. Deprecated: use mesh._get_all_submeshes()."""
         warn("_get_all_submeshes is deprecated: use _get_all_submeshes of the mesh")
         return device_mesh._get_all_submeshes(mesh_dim_name)
 

@@ -1,4 +1,4 @@
-"""All names of the module-level calls, private ones included, under c10d's module name."""
+"""The module-level calls under the name of c10d's module, including its private names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __getattr__ = namespace.Finder(__name__, *_TABLES)
 
 
 class _Module(ModuleType):
-    """This module, with a `_world` that can be replaced, as in tests that run ranks as threads."""
+    """This module's class: tests whose ranks are threads can replace the attribute `_world`."""
 
     @property
     def _world(self) -> registry.Registry:

@@ -1,4 +1,4 @@
-"""The flight recorder keeps this process's last operations, of any backend, to explain hangs.
+"""The flight recorder keeps this process's last operations, of all backends, to explain hangs.
 
 It is on unless DLDIST_FR_BUFFER_SIZE is 0. PyTorch's analyser can read its dumps. A dump needs no
 interpreter: the watchdog writes one even if a thread holds the GIL forever.
@@ -42,16 +42,16 @@ def is_on() -> bool:
 
 
 def dump_pickle(*, entries: bool = True, stacks: bool = True, only_active: bool = False) -> bytes:
-    """Return a pickled dict in PyTorch's format; only_active omits completed operations.
+    """Return the records as a pickled dict in PyTorch's format. only_active omits completed ones.
 
-    Keys are version, pg_config, pg_status, comm_lib_version and entries, if wanted.
+    The keys are version, pg_config, pg_status, comm_lib_version and, if requested, entries.
     """
     return _core._dump_recorder(False, entries, stacks, only_active)
 
 
 def dump_json(*, entries: bool = True, stacks: bool = True, only_active: bool = False) -> bytes:
-    """Return the same dict as JSON. As in PyTorch, unknown times are 0, and the numbers in
-    pg_status are text."""
+    """Return the dict of dump_pickle() as JSON. As in PyTorch, unknown times are 0, and the numbers
+    in pg_status are text."""
     return _core._dump_recorder(True, entries, stacks, only_active)
 
 
@@ -63,10 +63,10 @@ def dump(
     stacks: bool = True,
     only_active: bool = False,
 ) -> str:
-    """Write a dump to a file, default_path() unless given, and return its path.
+    """Write a dump to a file, by default default_path(), and return the path.
 
-    The file appears complete or not at all. Without `path`, a registered writer gets the bytes
-    instead, and the result is "".
+    The file is created atomically. Without `path`, if a writer is registered, the writer gets the
+    bytes instead, and the result is "".
     """
     if path is None and _writer is not None:
         _writer(_core._dump_recorder(json, entries, stacks, only_active))
@@ -79,28 +79,28 @@ def dump(
 def request_dump() -> bool:
     """Request a dump to default_path() from the monitor, which needs no GIL.
 
-    Return False if there is no monitor, because the process has made no group of several ranks.
+    Return False if the process has no monitor, because it has created no group of several ranks.
     """
     return _core._monitor_request_dump()
 
 
 def report() -> str:
-    """Return the monitor's last findings as lines of text, or "" (docs/watchdog.md)."""
+    """Return the monitor's last findings as lines of text (docs/watchdog.md), or ""."""
     return _core._monitor_report()
 
 
 def dump_on_signal(signum: int) -> None:
     """Make a signal request dumps, as request_dump() does, until the monitor stops.
 
-    This replaces its handler. By default, the signal DLDIST_DUMP_SIGNAL (SIGUSR2) does this unless
-    the program handles it. Raise RuntimeError if the process has no group of several ranks, and
-    ValueError if the signal cannot be handled.
+    This replaces the signal's handler. By default, the signal DLDIST_DUMP_SIGNAL (SIGUSR2) requests
+    dumps unless the program has a handler for it. Raise RuntimeError if the process has no group of
+    several ranks, and ValueError if the signal cannot be handled.
     """
     _core._monitor_on_signal(signum, False)
 
 
 def default_path(rank: int | None = None) -> str:
-    """Return the default path of a dump: the prefix DLDIST_FR_DUMP_FILE, then `rank` or RANK."""
+    """Return the default path of a dump: the prefix DLDIST_FR_DUMP_FILE, and `rank` or RANK."""
     if rank is None:
         text = os.environ.get("RANK", "")
         rank = int(text) if text.isdecimal() else 0
@@ -108,20 +108,20 @@ def default_path(rank: int | None = None) -> str:
 
 
 def entries(*, stacks: bool = True, only_active: bool = False) -> list[dict[str, Any]]:
-    """Return the recorded operations, oldest first, each as a dict with PyTorch's names."""
+    """Return the recorded operations, oldest first, as dicts with PyTorch's keys."""
     found: list[dict[str, Any]] = pickle.loads(dump_pickle(stacks=stacks, only_active=only_active))["entries"]
     return found
 
 
 def reset() -> None:
-    """Discard all operations and continue recording; record_id restarts at 0."""
+    """Discard all records and continue recording. record_id restarts at 0."""
     _core._reset_recorder()
 
 
 def register_writer(writer: Callable[[bytes], object] | None) -> None:
-    """Register a function for dumps without a path, also the watchdog's; None for files.
+    """Register a function that gets dumps without a path, also the watchdog's. None removes it.
 
-    The watchdog still writes a file if the interpreter does not call the writer in time.
+    The watchdog writes a file if the interpreter does not call the function before a timeout.
     """
     global _writer
     if writer is not None and not callable(writer):
@@ -137,7 +137,7 @@ def registered_writer() -> Callable[[bytes], object] | None:
 # ---- c10d's names
 
 
-# The argument `backend` has no effect: one recorder has the operations of all backends.
+# The argument `backend` has no effect, because one recorder has the operations of all backends.
 
 
 def _dump_fr_trace(
@@ -146,7 +146,7 @@ def _dump_fr_trace(
     onlyActive: bool | None = None,
     backend: str = "gloo",
 ) -> bytes:
-    """Return the content of the flight recorder as a pickle."""
+    """Return the records as a pickle, in torch's format."""
     return dump_pickle(
         entries=includeCollectives is None or includeCollectives,
         stacks=includeStackTraces is None or includeStackTraces,
@@ -157,7 +157,7 @@ def _dump_fr_trace(
 def _dump_fr_trace_json(
     includeCollectives: bool | None = None, onlyActive: bool | None = None, backend: str = "gloo"
 ) -> bytes:
-    """Return the content of the flight recorder as JSON, without stacks."""
+    """Return the records as JSON, in torch's format, without stacks."""
     return dump_json(entries=includeCollectives is None or includeCollectives, stacks=False, only_active=bool(onlyActive))
 
 
@@ -168,8 +168,7 @@ def _dump_fr_trace_file(
     onlyActive: bool | None = None,
     backend: str = "gloo",
 ) -> None:
-    """Pass a pickle of the flight recorder to the registered writer, or write it to a default
-    path."""
+    """Pass the pickled records to the registered writer, or write them to the default path."""
     _keep(_dump_fr_trace(includeCollectives, bool(includeStackTraces), onlyActive), rank)
 
 
@@ -183,7 +182,7 @@ def _keep(dumped: bytes, rank: int) -> None:
     path = default_path(rank)
     folder, name = os.path.split(path)
     os.makedirs(folder or ".", 0o700, exist_ok=True)
-    # Other users may write in the folder: create a new file that is private to this user.
+    # Create a new file that is private to this user, because other users may write in the folder.
     number, unfinished = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
     try:
         with open(number, "wb") as file:
@@ -195,7 +194,7 @@ def _keep(dumped: bytes, rank: int) -> None:
 
 
 def _reset_fr_trace(backend: str = "gloo") -> None:
-    """Discard all operations and continue recording."""
+    """Discard all records and continue recording."""
     reset()
 
 

@@ -1,9 +1,9 @@
-"""Find a store in which ranks meet: c10d's rendezvous(), and meet() for dldist's own calls.
+"""Rendezvous in a store: c10d's rendezvous(), and meet() for dldist's own calls.
 
     store, rank, world_size = next(rendezvous("tcp://10.0.0.1:29500", rank, world_size))
 
-rendezvous() returns the store as it is. meet() returns an unused part of it, so that ranks can meet
-repeatedly at the same place. docs/rendezvous.md has the rules and the environment variables.
+rendezvous() yields the store as it is. meet() returns an unused part of the store, so that the same
+URL can be used repeatedly. docs/rendezvous.md has the rules and the environment variables.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) ->
     """Return a generator that yields (store, rank, world_size).
 
     The call checks the scheme, and next() checks everything else. With tcp:// and env://, rank 0
-    serves the store, and gets it when all ranks have connected, or immediately with
+    serves the store; its next() returns when all ranks have connected, or immediately with
     wait_for_workers=False.
 
     Args:
@@ -79,7 +79,7 @@ def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) ->
 
 
 def _create_store_from_options(backend_options: Any, rank: int) -> _core.Store:
-    """Return only the store, for a group whose size is open unless WORLD_SIZE is set."""
+    """Return only the store, for a group of any size, unless WORLD_SIZE is set."""
     url = _as_text(backend_options.init_method)
     world_size = -1
     if url.partition("://")[0] == "env":
@@ -116,7 +116,7 @@ def _scheme(url: str) -> str:
     return head.lower() if mark else ""
 
 
-# ---- handlers of the schemes
+# ---- handlers of URL schemes
 
 
 def _file_handler(url: str, **_: Any) -> Iterator[tuple[_core.Store, int, int]]:
@@ -152,21 +152,21 @@ register_rendezvous_handler("file", _file_handler)
 def auto(
     rank: int = -1, world_size: int = -1, timeout: Timeout = DEFAULT_TIMEOUT_S, wait_for_workers: bool = True
 ) -> Iterator[tuple[_core.Store, int, int]]:
-    """Find the store that the launcher gives. Without a launcher, this process is alone."""
+    """Yield the store of the launcher's rendezvous. Without a launcher, this process is alone."""
     place = urls.auto_place(_as_rank("rank", rank), _as_rank("world_size", world_size))
     yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
     raise RuntimeError("Unable to perform re-rendezvous without a URL")
 
 
-# ---- meeting
+# ---- dldist's rendezvous
 
 
 class Meeting:
-    """The result of meet(): a store for the ranks of one world, which rank 0 serves while needed.
+    """The result of meet(): one rendezvous of the ranks of a world, with its part of a store.
 
-    The ranks find each other in a `with` block, then call met(), and close() at the end. An
-    exception ends the meeting. If rank 0 serves the store, its close() waits until each rank that
-    joined has called one of them, or failed.
+    Use the store in a `with` block to connect the ranks, then call met(), and close() at the end.
+    An exception in the block ends the rendezvous. If rank 0 serves the store, its close() waits
+    until each rank that joined has called met() or close(), or failed.
     """
 
     __slots__ = ("_base", "_generation", "_is_host", "_must_tell", "_raw", "_server", "rank", "store", "world_size")
@@ -177,20 +177,20 @@ class Meeting:
         self._generation = generation
         self._is_host = place.is_host and place.world_size > 1
         self._must_tell = place.is_guest
-        # Rank 0's "<pid> <host>" if it serves the store; set when it opens the meeting.
+        # If rank 0 serves the store, "<pid> <host>" of rank 0, which sets it at the start.
         self._server = raw.get(self._key_of_server()) if place.is_guest else None
         self.store: _core.Store | None = _core.PrefixStore(f"{name}/{generation}", raw)
         self.rank = place.rank
         self.world_size = place.world_size
         if self._is_host:
-            # For programs that never call close(): the other ranks may still need the store.
+            # At exit, for programs that never call close(): other ranks may need the store.
             atexit.register(self.close)
 
     def __enter__(self) -> Meeting:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
-        """If the block raised, end the meeting, and raise the underlying cause."""
+        """If the block raised, end the rendezvous, and raise the underlying cause."""
         if error is None:
             return
         failure = self.explain(error)
@@ -199,7 +199,7 @@ class Meeting:
             raise failure from error
 
     def met(self) -> None:
-        """Record that this rank has found the others, and no longer needs the store of rank 0."""
+        """Record that this rank has connected to the others and no longer needs the store."""
         if not self._must_tell or self._raw is None:
             return
         self._must_tell = False
@@ -207,10 +207,10 @@ class Meeting:
             if self._raw.add(self._key("met"), 1) == self.world_size - 1:
                 self._raw.set(self._key("all met"), "")
         except _core.DistNetworkError:
-            pass  # rank 0 has left, and waits for no rank
+            pass  # rank 0 has left and waits for no rank
 
     def close(self, linger: float = LINGER_S) -> None:
-        """Leave the store; on its server, wait up to `linger` seconds for ranks that need it."""
+        """Leave the store. Its server waits up to `linger` seconds for ranks that need it."""
         if self._raw is None:
             return
         try:
@@ -220,13 +220,13 @@ class Meeting:
             if self.rank == 0:
                 self._raw.add(f"{self._base}/count", 1)
         except _core.DistError:
-            pass  # other ranks are late or lost, and report it themselves
+            pass  # others are late or lost, and report it themselves
         finally:
             self._raw = self.store = None
             atexit.unregister(self.close)
 
     def give_up(self) -> None:
-        """Close without waiting, after a failure. A thread may serve other ranks for LINGER_S."""
+        """Close without waiting, after a failure. A thread may serve others for LINGER_S."""
         if self._raw is None or not self._is_host:
             self.close()
             return
@@ -248,10 +248,10 @@ class Meeting:
         atexit.unregister(threading.current_thread().join)
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return the cause of a failed meeting: the loss of rank 0, if it served the store, else
-        `error`. Call it before give_up(), which leaves the store."""
+        """Return the cause of a failed rendezvous: the loss of rank 0 if it served the store,
+        otherwise `error`. Call this before give_up(), which leaves the store."""
         may_be_gone = isinstance(error, _core.DistNetworkError) and not isinstance(error, (TimeoutError, _core.DistAuthError))
-        # The failure may have another cause, such as a port of this rank.
+        # Rank 0 still runs, so the failure has another cause, such as a port of this rank.
         if not may_be_gone or self._server is None or not self._is_server_gone():
             return error
         pid, _, host = self._server.decode(errors="replace").partition(" ")
@@ -283,11 +283,11 @@ class Meeting:
                 raw.wait([self._key("all met")], min(_LOOK_S, _left(deadline)))
                 return
             except _core.DistStoreTimeoutError:
-                # A failure: do not wait for ranks that never joined.
+                # After a failure, do not wait for ranks that never joined.
                 ncome = self._count_come(raw, deadline)
 
     def _count_come(self, raw: _core.Store, deadline: float) -> int:
-        """Return the number of other ranks that have joined, as counted before the deadline."""
+        """Return the number of other ranks that have joined. Stop counting at the deadline."""
         count = 0
         for rank in range(1, self.world_size):
             if time.monotonic() > deadline:
@@ -306,10 +306,11 @@ def meet(
     store: _core.Store | None = None,
     place: urls.Place | None = None,
 ) -> Meeting:
-    """Return a Meeting in `store`, at `init_method`, at `place`, or at the launcher's place.
+    """Rendezvous in `store`, at `init_method`, at `place`, or by the launcher's environment.
 
-    Ranks that meet repeatedly at one place do so in the same order, or under different names.
-    meet() only detects a missing rank 0; making a group in the store detects others.
+    If a store or URL is used repeatedly, all ranks must call meet() in the same order, or with
+    different names. meet() only detects a missing rank 0; creating a group in the store detects
+    others.
     """
     deadline = time.monotonic() + seconds_of(timeout)
     if place is None:
@@ -333,7 +334,7 @@ def meet(
         except _core.DistAuthError:
             raise
         except _core.DistNetworkError:
-            # This was probably rank 0's previous server, which was closing.
+            # The connection probably reached rank 0's previous server, which was closing.
             if not place.is_guest or time.monotonic() > deadline:
                 raise
             time.sleep(pause)
@@ -361,17 +362,18 @@ def _base_of(name: str) -> str:
 
 
 def _rank_key(base: str, rank: int) -> str:
-    """Return the key that holds the number of the rank's last meeting."""
+    """Return the key that holds the number of a rank's last rendezvous."""
     return f"{base}/rank/{rank}"
 
 
 def _enter(store: _core.Store, place: urls.Place, name: str, deadline: float) -> int:
-    """Return the number of this meeting at this place. Rank 0 increments it when it opens a meeting
-    and when it leaves, so odd numbers are open. No rank joins a meeting twice."""
+    """Return the number of this rendezvous in this store. Rank 0 increments the number when it
+    starts a rendezvous and when it leaves, so odd numbers are open. No rank joins the same one
+    twice."""
     base = _base_of(name)
     if place.rank == 0:
         generation = store.add(f"{base}/count", 1)
-        if generation % 2 == 0:  # the previous rank 0 never left
+        if generation % 2 == 0:  # the number is odd if the previous rank 0 never left
             generation = store.add(f"{base}/count", 1)
         store.set(f"{base}/{generation}", f"{os.getpid()} {os.uname().nodename}")
         return generation
@@ -414,7 +416,7 @@ def _left(deadline: float) -> float:
 
 
 class _Module(ModuleType):
-    """This module, callable: `dldist.rendezvous` is a module, but a function in c10d."""
+    """The class of this module, which is callable: c10d's `rendezvous` is a function."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Iterator[tuple[_core.Store, int, int]]:
         return rendezvous(*args, **kwargs)

@@ -13,7 +13,7 @@ from dldist._launch import attempt as launch_attempt
 from dldist._launch import nodes, output, report
 from dldist._launch import options as launch_options
 
-# How long the launcher that serves the store waits for the others to read the job's result.
+# Seconds that the launcher that serves the store waits for others to read the job's result.
 _PATIENCE_S = 5.0
 _PATIENCE_AFTER_SIGNAL_S = 0.3
 
@@ -77,11 +77,11 @@ def _leave(meeting: nodes.Meeting, signals: launch_attempt.Signals) -> None:
             with signals.raising():
                 meeting.leave(_PATIENCE_S)
     except _core.DistError:
-        pass  # the launcher that serves the store has left
+        pass  # the launcher that serves the store has left the job
 
 
 def _choose_folder(options: launch_options.Options) -> None:
-    """Create a folder if output goes to files and no folder was given."""
+    """Create a folder for output if output goes to files and no folder was given."""
     if not options.log_dir and any(any(options.kept(rank)) for rank in range(options.nproc)):
         options.log_dir = tempfile.mkdtemp(prefix="dlrun_")
         output.say(f"files are in {options.log_dir}")

@@ -1,6 +1,6 @@
 """Symmetric memory: arrays that the ranks of a host share, and memory for one-sided access.
 
-The names are torch.distributed._symmetric_memory's. Guarantees: docs/symmetric-memory.md.
+Names are as in torch.distributed._symmetric_memory. Guarantees: docs/symmetric-memory.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BACKEND = "CPU"
 
 
 _infos: dict[str, tuple[_core.Store, int, int]] = {}
-_worlds: dict[str, World] = {}  # the used ones of _infos
+_worlds: dict[str, World] = {}  # Worlds of the groups in _infos that were used
 
 
 def empty(*size: int | Sequence[int], dtype: Any = "float32", device: Any = None, group: AnyGroup | str | None = None) -> _core.SharedArray:
@@ -51,9 +51,9 @@ def empty(*size: int | Sequence[int], dtype: Any = "float32", device: Any = None
 
     Args:
         size: The shape: empty(2, 3) or empty((2, 3)).
-        dtype: A name, or the dtype of a library.
+        dtype: The name of a dtype, or a dtype of any array library.
         device: "cpu" or None.
-        group: The group that shares it, or its name; None for the default world.
+        group: The group whose ranks share the memory, or its name; None for the default world.
 
     Raises:
         NotImplementedError: The device is not the CPU.
@@ -69,7 +69,7 @@ def empty(*size: int | Sequence[int], dtype: Any = "float32", device: Any = None
 
 
 def is_symm_mem_tensor(tensor: Tensor) -> bool:
-    """Return True if the tensor is in memory made by empty(), of a group that still exists."""
+    """Return True if the tensor is in memory from empty() of a group that still exists."""
     return _core._is_shared(tensor)
 
 
@@ -77,7 +77,7 @@ def is_symm_mem_tensor(tensor: Tensor) -> bool:
 
 
 def set_signal_pad_size(size: int) -> None:
-    """Set the size in bytes of each rank's signals in later windows; the same on all ranks."""
+    """Set the bytes for signals of each rank in later windows. Must be the same on all ranks."""
     if size <= 0:
         raise ValueError(f"set_signal_pad_size(): argument 'size' is {size}")
     symmetric.signal_pad_size = size
@@ -88,7 +88,7 @@ def get_signal_pad_size() -> int:
 
 
 def set_backend(name: str) -> None:
-    """Check the name of the only backend, "CPU"."""
+    """Raise unless the name is "CPU", the only backend."""
     if name != _BACKEND:
         raise ValueError(f"set_backend(): there is only {_BACKEND!r} here, no {name!r}")
 
@@ -107,12 +107,12 @@ def get_mem_pool(device: Any) -> Any:
 
 
 def is_nvshmem_available() -> bool:
-    """Return False: NVSHMEM is for GPUs."""
+    """Return False, because NVSHMEM is for GPUs."""
     return False
 
 
 def enable_symm_mem_for_group(group_name: str) -> None:
-    """Warn only: every group has symmetric memory. Deprecated, as in torch."""
+    """Do nothing but warn, because every group has symmetric memory. Deprecated, as in torch."""
     warn("enable_symm_mem_for_group() does nothing: every group has symmetric memory", FutureWarning, stacklevel=2)
     _group("enable_symm_mem_for_group", group_name)
 
@@ -150,17 +150,17 @@ def _row_major(size: Sequence[int]) -> tuple[int, ...]:
 
 
 def rendezvous(tensor: Tensor | None, group: AnyGroup | str | None = None) -> SymmetricMemory:
-    """Make the tensors of a group's ranks accessible to each other. All ranks call it.
+    """Make the tensors of a group's ranks accessible to each other. All ranks must call this.
 
-    Ranks of one host access arrays that this group's empty() made, and parts and views of them,
+    Ranks of one host access arrays from the group's empty(), and parts and views of such arrays,
     directly. All other access uses messages.
 
     Args:
-        tensor: This rank's tensor, of any size; None for no memory.
+        tensor: This rank's tensor, of any size; None if it has no memory to share.
         group: A group or its name; None for the default world.
 
     Returns:
-        A SymmetricMemory. Its `timeout_ms=0` is the group's timeout, as in torch.
+        A SymmetricMemory. In its methods, `timeout_ms=0` means the group's timeout, as in torch.
 
     Raises:
         DistTimeoutError, DistPeerLostError, DistAbortedError: As for collectives.
@@ -178,11 +178,11 @@ def rendezvous(tensor: Tensor | None, group: AnyGroup | str | None = None) -> Sy
 
 
 class _SymmetricMemory(SymmetricMemory):
-    """The class of torch's extension: SymmetricMemory, with static functions."""
+    """SymmetricMemory with the static functions of the class in torch's extension."""
 
     @staticmethod
     def set_group_info(group_name: str, rank: int, world_size: int, store: _core.Store) -> None:
-        """Define a group that c10d does not know. Its ranks meet in the store at first use."""
+        """Define a group that c10d does not know. At first use, all its ranks must join."""
         _infos[group_name] = (store, rank, world_size)
         _worlds.pop(group_name, None)
 
@@ -195,7 +195,7 @@ class _SymmetricMemory(SymmetricMemory):
         group_name: str | None = None,
         alloc_id: int | None = None,
     ) -> _core.SharedArray:
-        """Run empty() for row-major strides. Released memory is reused, whatever its alloc_id."""
+        """Return empty() for row-major strides. Released memory may be reused, for any alloc_id."""
         if tuple(stride) != _row_major(size):
             raise NotImplementedError(
                 f"empty_strided_p2p(): shared arrays are in row-major order, of strides {_row_major(size)}, not {tuple(stride)}"
@@ -205,7 +205,7 @@ class _SymmetricMemory(SymmetricMemory):
 
     @staticmethod
     def has_multicast_support(device_type: Any, device_idx: int) -> bool:
-        """Return False: CPU memory has no multicast."""
+        """Return False, because CPU memory has no multicast."""
         return False
 
     rendezvous = staticmethod(rendezvous)
@@ -236,11 +236,11 @@ def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
 
 
 def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
-    """Wait for a signal of a rank on channel 0, and consume it.
+    """Wait for a signal from a rank on channel 0, and consume the signal.
 
     Args:
         hdl: The result of rendezvous().
-        peer: The rank in the group that signals.
+        peer: The rank, in the group, that sends the signal.
 
     Raises:
         DistTimeoutError: No signal arrived within the group's timeout.
@@ -249,9 +249,9 @@ def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
 
 
 def get(dst: TensorT, src: Tensor, group: AnyGroup | str, peer: int) -> TensorT:
-    """Read another rank's memory at the position of `src`. The other rank takes no part.
+    """Read another rank's memory at the position of `src`. The other rank need not call anything.
 
-    The ranks' arrays may differ: the position is the byte offset of `src` in its array.
+    The ranks' arrays may differ: the position is the byte offset of `src` in this rank's array.
 
     Args:
         dst: A contiguous tensor to fill, of src's dtype and number of elements.

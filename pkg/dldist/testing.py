@@ -36,18 +36,18 @@ from dldist._objects import pickling
 
 __all__ = ["RanksFailed", "distributed", "run_ranks", "threads"]
 
-# Seconds for the other ranks to fail and report, after the first failure.
+# Seconds for the other ranks to fail and report, after a rank has failed.
 _GRACE_S = 2.0
 _DUMP_S = 2.0
 _MARK = "_dldist_body"
 
 
 class RanksFailed(AssertionError):
-    """Ranks failed, not all in the same way. The text has all tracebacks."""
+    """Raised if ranks failed in different ways. The text has all tracebacks."""
 
 
 class _Rank(child_calls.Call):
-    """A new interpreter that runs a function, and the outcome."""
+    """A new interpreter that runs a function as one rank, and the outcome."""
 
     def __init__(self, number: int, env: dict[str, str], job: bytes) -> None:
         self.is_late = False
@@ -68,10 +68,10 @@ class _Rank(child_calls.Call):
         try:
             ours.send_bytes(job)
         except OSError:
-            pass  # the process has ended, as hear() will find
+            pass  # the process has ended, which hear() will detect
 
     def take(self) -> None:
-        """Read the message of the process, or record why there is none."""
+        """Read the process's message, or record why there is none."""
         try:
             if not self.hear():
                 self.failure = f"ended without a result: {self._end()}\n{self.stderr()}"
@@ -97,9 +97,9 @@ class _Rank(child_calls.Call):
         return self._files[index].read().decode(errors="replace")
 
     def close(self) -> None:
-        """End the process, and print its output."""
+        """End the process, and print the output."""
         if self.is_heard and not self.failure:
-            self.child.wait(_DUMP_S)  # a thread of the test may keep it running
+            self.child.wait(_DUMP_S)  # a thread of the test may keep the process running
         super().close()
         for index, stream in enumerate((sys.stdout, sys.stderr)):
             for line in self._read(index).splitlines():
@@ -117,16 +117,17 @@ def run_ranks(
 ) -> list[Any]:
     """Run a function on several new processes.
 
-    The processes have their ranks in the environment; their output is printed afterwards. If a rank
-    fails, the others have two seconds to fail as well. If a rank skips, the test is skipped.
+    Each process has its rank in the environment; the output is printed afterwards. If a rank fails,
+    the others have two seconds to fail as well. If a rank raises a skip exception, the test is
+    skipped.
 
     Args:
         fn: The function. Each rank calls `fn(*args)`.
         nranks: The number of ranks.
         args: The arguments, which are pickled.
-        timeout: Seconds until running ranks are ended. The error shows where each of them was.
+        timeout: Seconds until running ranks are ended. The error shows the position of each rank.
         env: Environment variables in addition to this process's.
-        init: Make the default world before the call, and close it afterwards.
+        init: True to create the default world before the call, and close it afterwards.
 
     Returns:
         A list of the ranks' results.
@@ -153,7 +154,7 @@ def distributed(
     Args:
         nranks: The number of ranks.
         timeout: Seconds for the whole test.
-        init: Make the default world before the body runs.
+        init: True to create the default world before the body runs.
         env: Environment variables in addition to this process's.
     """
     if callable(nranks):
@@ -164,7 +165,7 @@ def distributed(
 
         @functools.wraps(body)
         def test(*args: Any, **kwargs: Any) -> None:
-            # Each rank makes its own instance, because a test's instance can seldom be pickled.
+            # Each rank creates its own instance, because few instances can be pickled.
             _run(_target(body, is_method), nranks, args[1:] if is_method else args, kwargs, timeout, env, init)
 
         setattr(test, _MARK, body)
@@ -174,7 +175,7 @@ def distributed(
 
 
 def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
-    """Describe how another interpreter finds a function."""
+    """Describe a function so that another interpreter can find it."""
     if not callable(fn):
         raise TypeError(f"run_ranks(): argument 'fn' must be callable, not {type(fn).__name__}")
     is_function = isinstance(fn, types.FunctionType) and pickling.is_importable(fn)
@@ -190,7 +191,7 @@ def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
         "file": os.path.abspath(file) if file else None,
         "qualname": fn.__qualname__,
         "is_method": is_method,
-        # True if pytest has rewritten the module's assertions here: the ranks do the same.
+        # True if pytest has rewritten the module's assertions here: the ranks then do so too.
         "is_rewritten": type(module.__loader__).__name__ == "AssertionRewritingHook",
     }
 
@@ -251,14 +252,14 @@ def _wait(ranks: list[_Rank], timeout: float) -> None:
             if rank.failure or rank.skip is not None:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
     seconds = time.monotonic() - began
-    # faulthandler then writes the position of each rank.
+    # On SIGABRT, faulthandler writes the position of each rank.
     processes.end([rank.child for rank in late], signal.SIGABRT, _DUMP_S)
     for rank in late:
         rank.note_late(seconds)
 
 
 def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
-    """Raise one exception for all failures, with the likely cause first."""
+    """Raise one exception for all failures. The likely cause comes first."""
     failed.sort(key=lambda rank: child_calls.is_consequence(rank.error))
     first = failed[0].error
     texts = [f"---- rank {rank.number} ----\n{rank.failure.rstrip()}" for rank in failed]
@@ -276,8 +277,8 @@ def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
 def threads(nranks: int = 2, timeout: float = 30.0) -> Callable[[Callable[..., Any]], Callable[..., list[Any] | None]]:
     """Decorator: run the body on several threads, each with its own Group as the first argument.
 
-    Threads start much faster than processes, and suit code that takes its group as an argument. The
-    decorated function returns a list of the results, or None if no rank returned a value.
+    Threads start much faster than processes. Use them for code that takes its group as an argument.
+    The decorated function returns a list of the results, or None if no rank returned a value.
 
     Args:
         nranks: The number of ranks.
@@ -300,10 +301,10 @@ def threads(nranks: int = 2, timeout: float = 30.0) -> Callable[[Callable[..., A
 
         def test(*args: Any, **kwargs: Any) -> list[Any] | None:
             results = _run_threads(body, nranks, args[:nself], args[nself:], kwargs, timeout)
-            # Test runners complain about tests that return a value.
+            # Test runners complain about tests that return a value, so return None if none did.
             return results if any(result is not None for result in results) else None
 
-        # Without __wrapped__, or pytest would look for a fixture for the group.
+        # Remove __wrapped__, which pytest would inspect and look for a fixture for the group.
         functools.update_wrapper(test, body)
         del test.__wrapped__  # type: ignore[attr-defined]
         test.__signature__ = inspect.Signature(names[:nself] + names[nself + 1 :])  # type: ignore[attr-defined]

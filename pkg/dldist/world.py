@@ -1,4 +1,4 @@
-"""World: processes that work together, as an object."""
+"""World: a group of processes that work together, as an object."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from dldist._windows.window import Window
 from dldist.rendezvous import Meeting
 
 CLOSE_TIMEOUT_S = 10.0
-"""The default timeout of close(), in seconds, for operations in progress."""
+"""The default timeout of close() for operations in progress, in seconds."""
 
 
 class World(_core.Group):
-    """Processes that work together: a Group that finds its ranks and also moves objects.
+    """Processes that work together: a Group that does its own rendezvous and also sends objects.
 
-    The ranks meet in `store`, at `init_method`, or at the place that the launcher gives: torchrun,
-    dlrun, Slurm, mpirun. A process without a launcher is a world of one. A process may be in
-    several worlds; all ranks are the world's. A `with` block closes the world, or aborts it after
-    an exception.
+    The rendezvous of the ranks uses `store`, the URL `init_method`, or settings of the launcher
+    (torchrun, dlrun, Slurm, mpirun). A process without a launcher is a world of one. A process may
+    be in several worlds, and has a rank in each. A `with` block closes it, or aborts it after an
+    exception.
 
     Args:
-        store: The store in which the ranks meet, with `rank` and `world_size`.
+        store: The store for the rendezvous. Needs `rank` and `world_size`.
         rank: The rank of this process, from 0, if neither the URL nor the launcher gives it.
         world_size: The number of ranks, if neither the URL nor the launcher gives it.
-        name: Distinguishes worlds that meet in one place; the same on all ranks.
-        timeout: Seconds or a timedelta, for meeting and for operations without their own timeout.
-        connect_timeout: Seconds or a timedelta only for meeting; None for `timeout`.
+        name: Distinguishes worlds that use the same store or URL. Must be the same on all ranks.
+        timeout: Seconds or a timedelta, for rendezvous, and operations without their own timeout.
+        connect_timeout: Seconds or a timedelta only for the rendezvous; None for `timeout`.
         init_method: A URL: "env://", "tcp://host:port", "file:///path", or of a registered scheme.
         serializer: The default for objects: "safe" (runs no code from the sender) or "pickle".
         carrier: A library that moves the data instead of dldist: "mpi", "ucc" or "xccl"
-            (docs/carriers.md). "mpi" also gives the rank and, without a store or URL, the place to
-            meet.
+            (docs/carriers.md). "mpi" also gives the rank and, without a store or URL, the
+            rendezvous.
 
     Raises:
         NotImplementedError: The carrier's library cannot be loaded; the text names what to install.
-        ValueError: Both a store and a URL are given, or rank and size are missing or do not fit.
+        ValueError: Both a store and a URL are given, or the rank or size is missing or invalid.
         DistTimeoutError: Ranks did not join before the timeout; the text names them.
-        DistPeerLostError: A rank was lost while the ranks met.
+        DistPeerLostError: A rank was lost during the rendezvous.
 
     Example:
         >>> with World() as world:                       # nothing set: a world of one
@@ -55,13 +55,13 @@ class World(_core.Group):
         ['hello']
     """
 
-    # Defaults for groups that split() makes, which do not run __init__.
+    # Defaults for groups that split() creates, because these do not run __init__.
     _meeting: Meeting | None = None
     _is_watched = False
     serializer = "safe"
     """The default serializer: "safe", which runs no code from the sender, or "pickle"."""
     carrier: str | None = None
-    """The library that moves the data, such as "mpi"; None if dldist does."""
+    """The library that moves the data, such as "mpi"; None if dldist moves the data."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class World(_core.Group):
         return self.size
 
     def new_group(self, ranks: Sequence[int], *, name: str | None = None, timeout: Timeout | None = None) -> World | None:
-        """Make a group of some ranks. Only they need to call it.
+        """Create a group of some ranks. Only the members need to call this.
 
         Args:
             ranks: The members, in the order of their ranks in the group.
@@ -127,12 +127,12 @@ class World(_core.Group):
         return self.split(ranks, name, timeout) if self.rank in ranks or len(ranks) > self.size else None
 
     def split(self, ranks: Sequence[int], name: str | None = None, timeout: Timeout | None = None) -> World:
-        """Make a group of some ranks, which only they call. Closing this group closes it.
+        """Create a group of some ranks. Only members call this. Closing this group closes it too.
 
         Args:
             ranks: The members, including this rank, in order of their new ranks; the same on all.
-            name: The name for errors and records; by default made from the ranks.
-            timeout: Seconds or a timedelta for meeting and operations; by default this group's.
+            name: The name in errors and records; by default derived from the ranks.
+            timeout: Seconds or a timedelta for rendezvous and operations; by default this group's.
 
         Raises:
             ValueError: A rank is repeated or not in this group, or this rank is not a member.
@@ -149,10 +149,10 @@ class World(_core.Group):
         return part
 
     def close(self, timeout: Timeout | None = None) -> None:
-        """Close the groups made from this one, then this one, once their operations have ended.
+        """Close the groups made from this group, then this group, once their operations have ended.
 
         Args:
-            timeout: Seconds or a timedelta for all of it; 10 seconds by default; 0 does not wait.
+            timeout: Seconds or a timedelta for the call; by default 10 seconds; 0 does not wait.
 
         Example:
             >>> world = World()
@@ -167,7 +167,7 @@ class World(_core.Group):
             self._leave_meeting()
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """Abort this group, the groups made from it and all their operations, from any thread.
+        """Abort this group, the groups made from it and all operations. Callable from any thread.
 
         Args:
             reason: The text for the DistAbortedError of the other ranks.
@@ -186,15 +186,15 @@ class World(_core.Group):
             self._leave_meeting()
 
     def _parts(self) -> WeakSet[World]:
-        """The groups made from this one that are still referenced."""
+        """The groups made from this group that are still referenced."""
         return self.__dict__.setdefault("_made", WeakSet())  # one set, even if threads race
 
     def _of_parts(self, method: str) -> list[Callable[..., object]]:
-        """Remove the groups made from this one, and return their methods of this name."""
+        """Forget the groups made from this group, and return each one's method of this name."""
         return [getattr(part, method) for part in self.__dict__.pop("_made", ())]
 
     def _begin(self, carrier: str | None) -> None:
-        """Set the carrier and start monitoring, once the ranks have found each other."""
+        """Set the carrier and start monitoring. Call this once the ranks are connected."""
         if carrier is not None:
             self._carry_by(carrier)
         self._watch()
@@ -204,12 +204,12 @@ class World(_core.Group):
         self.carrier = carrier
 
     def _watch(self) -> None:
-        """Add this group to the monitor, if it has several ranks."""
+        """Make the monitor watch this group, if it has several ranks."""
         if self.size > 1:
             try:
                 monitor_thread.add(self)
             except BaseException as error:
-                self.abort(f"{type(error).__name__}: {error}")  # as a `with` block does
+                self.abort(f"{type(error).__name__}: {error}")  # abort like a failed `with` block
                 raise
             self._is_watched = True
 
@@ -225,11 +225,11 @@ class World(_core.Group):
     # ---- memory of other ranks
 
     def rendezvous(self, array: Tensor | None) -> symmetric.SymmetricMemory:
-        """Make the ranks' arrays accessible to each other. All ranks call it.
+        """Make the ranks' arrays accessible to each other. All ranks must call this.
 
         Args:
-            array: This rank's array, of any size; None for no memory. On one host, arrays of this
-                group's empty() are accessed directly, others by messages.
+            array: This rank's array, of any size; None if it has no memory to share. On one host,
+                arrays from this group's empty() are accessed directly, other arrays by messages.
 
         Returns:
             A SymmetricMemory, with put, get and signals (docs/symmetric-memory.md).
@@ -242,7 +242,7 @@ class World(_core.Group):
         return symmetric.rendezvous(self, array)
 
     def new_window(self, tensor: Tensor | None = None) -> Window:
-        """Create c10d's window: memory of every rank that others write to. All ranks call it.
+        """Create c10d's window: memory that other ranks can write. All ranks must call this.
 
         Args:
             tensor: This rank's memory, or None to set it later with tensor_register().
@@ -263,7 +263,8 @@ class World(_core.Group):
             A list of copies, by rank.
 
         Raises:
-            TypeError: The serializer rejects an object; on all ranks. The group stays usable.
+            TypeError: The serializer rejects an object. Raised on all ranks; the group stays
+                usable.
             DistMismatchError: The ranks differ in the call or the serializer.
             DistTimeoutError, DistPeerLostError, DistAbortedError: As for collectives.
 
@@ -300,7 +301,7 @@ class World(_core.Group):
             serializer: As in all_gather_object, like `timeout` and the errors.
 
         Returns:
-            A copy, or on the root the object itself.
+            A copy of the object; on the root, the object itself.
 
         Example:
             >>> with World() as world:
@@ -312,7 +313,7 @@ class World(_core.Group):
     def scatter_objects(
         self, objs: Sequence[Any] | None = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
-        """Send each rank its own object from one rank, and return this rank's.
+        """Send each rank its own object from one rank. Return this rank's object.
 
         Args:
             objs: On the root one object for each rank; ignored on other ranks.
@@ -351,8 +352,8 @@ class World(_core.Group):
             timeout: Seconds or a timedelta for the whole call. None is the group's own.
 
         Raises:
-            TypeError: The serializer rejects the object; on both ranks.
-            DistTimeoutError: The object was not received in time. The group stays usable.
+            TypeError: The serializer rejects the object. Raised on both ranks.
+            DistTimeoutError: Not received before the timeout. The group stays usable.
         """
         Exchange(self, "send_object", serializer, timeout).send(obj, dst, tag)
 
@@ -363,21 +364,21 @@ class World(_core.Group):
 
         Args:
             src: The sender's rank; None for any rank.
-            tag: The number that the sender gives.
+            tag: The tag that the sender passes.
             serializer: As in all_gather_object.
             timeout: Seconds or a timedelta for the whole call. None is the group's own.
 
         Raises:
             TypeError: The serializer rejects the sender's object.
             DistMismatchError: The sender used another serializer.
-            DistTimeoutError: No object was received in time. The group stays usable.
+            DistTimeoutError: No object was received before the timeout. The group stays usable.
         """
         return Exchange(self, "recv_object", serializer, timeout).recv(src, tag)[0]
 
     def recv_object_with_source(
         self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> tuple[Any, int]:
-        """Receive like recv_object (`src`, `tag`, `serializer`, `timeout`), with the sender.
+        """Run recv_object (`src`, `tag`, `serializer`, `timeout`), and also return the sender.
 
         Returns:
             The object, and the sender's rank.
@@ -386,8 +387,8 @@ class World(_core.Group):
 
 
 def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
-    """Call every function, even after exceptions; then raise the first interrupt, or else the first
-    exception, with notes of the others."""
+    """Call every function, even after exceptions. Then raise the first interrupt or, without one,
+    the first exception, with notes about the others."""
     failure: BaseException | None = None
     for call in calls:
         try:
@@ -403,11 +404,11 @@ def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
         if failure is not None:
             raise failure
     finally:
-        del failure  # the traceback refers to this frame, and so to the closed objects
+        del failure  # its traceback refers to this frame, and so to the closed objects
 
 
 def _countdown(timeout: Timeout | None) -> Callable[[], float]:
-    """Return a function that returns the seconds left of a timeout of close()."""
+    """Return a function that returns the remaining seconds of a timeout of close()."""
     seconds = CLOSE_TIMEOUT_S
     if timeout is not None:
         seconds = to_timedelta(timeout, "close(): argument 'timeout'").total_seconds()
@@ -416,7 +417,7 @@ def _countdown(timeout: Timeout | None) -> Callable[[], float]:
 
 
 def _let_compiled_calls_finish() -> None:
-    form = sys.modules.get("dldist.functional.form")  # if it is not imported, no calls are compiled
+    form = sys.modules.get("dldist.functional.form")  # if not imported, there are no compiled calls
     if form is not None:
         form.let_compiled_calls_finish()
 

@@ -1,12 +1,12 @@
-"""Loops with collectives that ranks with fewer inputs leave earlier than other ranks.
+"""Loops with collectives that end earlier on ranks with fewer inputs.
 
     with Join([counter]):                    # a Joinable
         for batch in batches:
             counter.step(batch)              # begins with Join.notify_join_context(counter)
 
 A rank that has left the loop calls hooks, which take part in the collectives of the remaining
-ranks, until every rank has left. In each iteration, all ranks of the group sum how many are still
-in the loop. Names and the order of calls are torch.distributed.algorithms.join's.
+ranks, until every rank has left. In each iteration, an all-reduce counts the ranks in the loop.
+Names and the order of calls are those of torch.distributed.algorithms.join.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MANY_TURNS = 1000
 
 
 class JoinHook:
-    """Hooks of a rank that has left the loop before other ranks. By default they do nothing."""
+    """Hooks of a rank that has left the loop before other ranks. By default, they do nothing."""
 
     def main_hook(self) -> None:
-        """Take part in the collectives of one iteration of the remaining ranks."""
+        """Take part in the remaining ranks' collectives of one iteration."""
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Finish after all ranks have left the loop.
@@ -49,7 +49,7 @@ class _JoinConfig(NamedTuple):
 
     @staticmethod
     def construct_disabled_join_config() -> _JoinConfig:
-        """Return the settings of a Joinable without a Join."""
+        """Return the settings of a Joinable that is not in a Join."""
         return _JoinConfig(enable=False, throw_on_early_termination=False, is_first_joinable=False)
 
 
@@ -73,7 +73,7 @@ class Joinable(ABC):
     @property
     @abstractmethod
     def join_device(self) -> Any:
-        """The device of the object's collectives. Join itself counts in host memory."""
+        """The device of the object's collectives. Join itself counts ranks in host memory."""
 
     @property
     @abstractmethod
@@ -85,9 +85,9 @@ class Join:
     """A context manager around a loop that ranks may leave at different times.
 
     Args:
-        joinables: Objects with one group that call collectives; their hooks run in this order.
-        enable: False does nothing, for loops known to have the same length on all ranks.
-        throw_on_early_termination: True raises an error on all ranks once one has left.
+        joinables: Objects that call collectives, all with the same group; hooks run in this order.
+        enable: False disables the Join, for loops known to have the same length on all ranks.
+        throw_on_early_termination: True raises an error on all ranks once a rank has left.
         kwargs: Passed to the join_hook() of each joinable.
 
     Raises:
@@ -131,9 +131,9 @@ class Join:
         if not self._enable or kind is not None:
             return
         turns = 0
-        while _sum_of(0, self._process_group):  # the number of ranks in the loop
+        while _sum_of(0, self._process_group):  # _sum_of returns the number of ranks in the loop
             if self._throw_on_early_termination:
-                _sum_of(1, self._process_group)  # matches the query in notify_join_context
+                _sum_of(1, self._process_group)  # matches the all-reduce in notify_join_context
                 raise RuntimeError(f"Rank {self._rank} exhausted all inputs.")
             for hook in self._join_hooks:
                 hook.main_hook()
@@ -155,7 +155,7 @@ class Join:
 
         Returns:
             A Work that ends once every rank has called this or left. None if the joinable is not
-            its Join's first, or the Join is disabled.
+            the first of its Join, or the Join is disabled.
 
         Raises:
             RuntimeError: A rank has left, and throw_on_early_termination is true.
@@ -181,7 +181,7 @@ class Join:
 
 
 def _counting(group: Any) -> Any:
-    """Return an object that all-reduces host memory in the group, whatever the group's device."""
+    """Return an object that all-reduces host memory in the group, even in a group of devices."""
     calls = registry.operations(group)
     view = getattr(calls, "_host_view", None)
     return calls if view is None else view()

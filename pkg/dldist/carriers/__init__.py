@@ -1,8 +1,8 @@
 """Carriers: MPI, UCC or oneCCL as the library that moves a group's data. See docs/carriers.md.
 
 A group with a carrier is an ordinary World: dldist does rendezvous, compares calls, enforces
-timeouts and names the blamed rank. The library moves the data of the calls that it supports; dldist
-moves the rest.
+timeouts and names the blamed rank. The library moves the data of calls that it supports, and dldist
+all other data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def _module(name: str) -> ModuleType:
 
 
 def library(name: str) -> Any:
-    """Load the library once. NotImplementedError lists the paths tried and how to install it."""
+    """Load a carrier's library once. NotImplementedError lists the paths tried and how to install
+    the library."""
     if name not in _libraries:
         module = _module(name)
         try:
@@ -39,7 +40,7 @@ def library(name: str) -> Any:
 
 
 def is_available(name: str) -> bool:
-    """Return True if the library can be loaded. A failed load is not repeated."""
+    """Return True if a carrier's library can be loaded. A failed load is not repeated."""
     if name not in _reasons:
         try:
             library(name)
@@ -54,13 +55,13 @@ def why_not(name: str) -> str | None:
 
 
 def info(name: str) -> dict[str, str]:
-    """Return the library's version and path."""
+    """Return the version and the path of a carrier's library."""
     _, version, path = _core._carrier_info(library(name))
     return {"version": version, "path": path}
 
 
 def carry(group: _core.Group, name: str) -> None:
-    """Let the library move the group's data. All ranks must call this before they use the group."""
+    """Let a library move the group's data. All ranks must call this before they use the group."""
     found = library(name)
     begin = getattr(_module(name), "begin", None)
     if begin is not None:
@@ -74,5 +75,5 @@ def _carried(name: str) -> WeakSet[_core.Group]:
 
 
 def has_failed(name: str) -> bool:
-    """Return True if any group with this carrier has failed."""
+    """Return True if a group with this carrier has failed."""
     return any(group.error is not None for group in _carried(name))

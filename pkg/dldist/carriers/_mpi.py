@@ -1,4 +1,4 @@
-"""MPI as a carrier: choice of library, match with the launcher, and rendezvous over MPI."""
+"""MPI as a carrier: choice of the library, check against the launcher, and rendezvous over MPI."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHAT_TO_INSTALL = (
 )
 OPEN_MPI = ("libmpi.so.40",)
 HYDRA = ("libmpi_abi.so.1", "libmpich.so.12", "libmpi.so.12")
-"""Libraries for Hydra's processes: MPICH, Intel MPI and libraries with the standard ABI."""
+"""Libraries for processes of the launcher Hydra: MPICH, Intel MPI, and standard-ABI libraries."""
 
 _is_begun = False
 
@@ -28,7 +28,7 @@ def load() -> Any:
 
 
 def candidates() -> list[str]:
-    """Return the libraries to try, first the launcher's; each from wheels, then the system."""
+    """List the libraries to try: first the launcher's kind, and wheels before the system."""
     names = OPEN_MPI + HYDRA if _launcher() == "openmpi" else HYDRA + OPEN_MPI
     found = [path for path in wheels.in_environment("libmpi.so.12") if _is_intels(path)]
     for name in names:
@@ -37,13 +37,14 @@ def candidates() -> list[str]:
 
 
 def _is_intels(path: str) -> bool:
-    """Return True for Intel MPI's library with its own ABI, which is preferred: its standard-ABI
-    library aborts the process if a message exceeds the buffer, instead of returning an error."""
+    """Return True for Intel MPI's library with its own ABI, which is preferred: Intel's
+    standard-ABI library aborts the process if a message exceeds the buffer, instead of returning an
+    error."""
     return os.path.exists(os.path.join(os.path.dirname(path), "libmpi_ilp64.so.4"))
 
 
 def _launcher() -> str | None:
-    """Return "openmpi", "pmi" (Hydra: MPICH, Intel MPI), or a kind that every library matches."""
+    """Return "openmpi", "pmi" (Hydra: MPICH, Intel MPI), or a value that every library matches."""
     launch = launchers.detect_mpirun()
     return None if launch is None else launch.kind
 
@@ -60,25 +61,25 @@ def _check_launcher(carrier: Any) -> None:
 
 
 def begin(carrier: Any) -> tuple[int, int]:
-    """Return this process's rank and the number of processes in MPI. Initialise MPI if needed."""
+    """Initialise MPI if needed. Return this process's rank and the number of processes in MPI."""
     global _is_begun
     rank, size = _core._carrier_begin_mpi(carrier)
     if not _is_begun:
         _is_begun = True
-        # Runs before the package closes its remaining groups, so _end closes all communicators.
+        # Runs before the package closes its groups at exit, so _end must close communicators.
         atexit.register(_end, carrier)
     return rank, size
 
 
 def _end(carrier: Any) -> None:
-    """Finalise MPI at exit, unless a group failed: MPI would wait for exited processes."""
+    """Finalise MPI at exit, unless a group has failed: MPI would then wait for exited processes."""
     is_well = not carriers.has_failed("mpi")
     _core._shutdown()
     _core._carrier_end_mpi(carrier, is_well)
 
 
 def place(rank: int, world_size: int) -> Place:
-    """Return the rendezvous of all MPI processes; a rank or size unlike MPI's is an error."""
+    """Return the rendezvous of all MPI processes. Raise if rank or size differ from MPI's."""
     found = Place(carriers.library("mpi"))
     _check_world(found)
     if rank not in (-1, found.rank) or world_size not in (-1, found.world_size):
@@ -89,7 +90,7 @@ def place(rank: int, world_size: int) -> Place:
 
 
 def _check_world(found: Place) -> None:
-    """Raise RuntimeError if another launcher started the processes: MPI then sees one in each."""
+    """Raise RuntimeError if another launcher was used: each process is then alone in its MPI."""
     launch = launchers.detect()
     if launch is not None and found.world_size == 1 < launch.world_size:
         version = carriers.info("mpi")["version"]
@@ -124,7 +125,7 @@ class Place(urls.Place):
 
 
 def _own_name() -> str:
-    """Return the host name by which the other ranks connect."""
+    """Return a name of this host by which the other ranks can connect."""
     launch = launchers.detect_mpirun()
     if launch is not None and launch.is_on_one_host:
         return "localhost"

@@ -17,5 +17,5 @@ def load() -> Any:
 
 
 def candidates() -> list[str]:
-    """Return the UCC libraries of wheels, in any folder that Python imports from."""
+    """List the UCC libraries of wheels in the folders of sys.path."""
     return wheels.in_packages("nvidia", "libcal", "cu12", "lib", "libucc.so.1")

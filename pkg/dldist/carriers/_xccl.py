@@ -25,13 +25,13 @@ def load() -> Any:
 
 
 def candidates() -> list[str]:
-    """Return the oneCCL libraries of wheels."""
+    """List the oneCCL libraries of wheels."""
     return wheels.in_environment("libccl.so.2")
 
 
 def _check_order(folder: str) -> None:
-    """Reject the wheel oneccl's libccl.so.1 if it replaced oneccl-cpu's: it aborts without a
-    GPU."""
+    """Raise if the wheel oneccl has replaced the libccl.so.1 of oneccl-cpu: the new file aborts
+    without a GPU."""
     from importlib import metadata
 
     path = os.path.join(folder, "libccl.so.1")
@@ -45,10 +45,10 @@ def _check_order(folder: str) -> None:
 
 
 def _prepare(folder: str) -> None:
-    """Set defaults that oneCCL and libfabric read: for host arrays, and one library folder."""
+    """Set environment defaults for oneCCL and libfabric: host arrays, one library folder."""
     variables = {
         "CCL_PLUGIN": "ONECCL_LEGACY_CPU",
-        "CCL_YIELD": "sched_yield",  # oneCCL's default starves ranks that share a core
+        "CCL_YIELD": "sched_yield",  # oneCCL's default would starve ranks that share a core
         "CCL_LOG_LEVEL": "error",
     }
     if os.path.exists(os.path.join(folder, _LIBFABRIC)):

@@ -33,7 +33,7 @@ __all__ = [
 def worker_main() -> Iterator[None]:
     """Serve on a Unix socket during the main function. A decorator or context manager.
 
-    The path is DLDIST_WORKER_SERVER_SOCKET or TORCH_WORKER_SERVER_SOCKET; without one, do nothing.
+    The path is DLDIST_WORKER_SERVER_SOCKET or TORCH_WORKER_SERVER_SOCKET. If unset, do nothing.
 
     Raises:
         RuntimeError: The path exists, or cannot be bound.

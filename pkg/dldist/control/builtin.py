@@ -14,35 +14,35 @@ from dldist._backends.health_check import unhealthy_backends
 from dldist.control.handlers import Request, Response, register_handler
 
 _PYSPY_S = 60.0
-"""Timeout of py-spy."""
+"""Seconds that py-spy may take."""
 _PYSPY_OPTIONS = ("native", "subprocesses", "nonblocking")
 
 
 def ping(_: Request, response: Response) -> None:
-    """Answer that the process is running."""
+    """Respond "pong", to show that the process is running."""
     response.set_content("pong", "text/plain")
 
 
 def dump_traceback(_: Request, response: Response) -> None:
     """Return the Python stack of every thread."""
-    with tempfile.TemporaryFile() as file:  # faulthandler writes to a descriptor
+    with tempfile.TemporaryFile() as file:  # faulthandler writes to a descriptor, so use a file
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         response.set_content(file.read(), "text/plain")
 
 
 def fr_trace_json(_: Request, response: Response) -> None:
-    """Return the flight recorder's entries, always without stacks, as in torch."""
+    """Return the flight recorder's entries, without stacks, as torch's handler does."""
     response.set_content(flight_recorder.dump_json(stacks=False), "application/json")
 
 
 def wait_counter_values(_: Request, response: Response) -> None:
-    """Return an empty object: dldist has no wait counters like torch's."""
+    """Return an empty object, because dldist has no wait counters like torch's."""
     response.set_content("{}", "application/json")
 
 
 def c10d_health_check(_: Request, response: Response) -> None:
-    """Return the health of the process's backends as JSON, like torch."""
+    """Return the health of the process's backends as JSON, in torch's format."""
     unhealthy = unhealthy_backends()
     response.set_content(json.dumps({"healthy": not unhealthy, "unhealthy_backends": unhealthy}), "application/json")
 

@@ -1,4 +1,4 @@
-"""The registry of request handlers, and the requests and responses that they handle."""
+"""The registry of request handlers, and the classes of requests and responses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Handler: TypeAlias = "Callable[[Request, Response], object]"
 
 
 class ReceivedRequest(Request):
-    """A request received over HTTP. Decoding errors are raised in the handler."""
+    """A request received over HTTP. Errors of decoding are raised when the handler reads it."""
 
     def __init__(self, body: bytes, params: Mapping[bytes, bytes]) -> None:
         self._body = body
@@ -61,7 +61,7 @@ class ReceivedRequest(Request):
 
 
 class Answer(Response):
-    """A response buffered until it is sent."""
+    """A response that is buffered until it is sent."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -82,11 +82,11 @@ class Answer(Response):
 
 
 _handlers: dict[str, tuple[Handler]] = {}
-"""Every change is one atomic dict operation, so a fork cannot leave a lock held."""
+"""Handlers by name. Changed only by atomic dict operations, as a fork could leave a lock held."""
 
 
 def register_handler(name: str, handler: Handler) -> None:
-    """Register a handler for requests of this name to any server of this process.
+    """Register a handler for requests of this name, for all servers of this process.
 
     A handler runs on a thread of the server, concurrently with the program and other requests. If
     it raises an exception, the client receives status 500 with the error text.
@@ -109,7 +109,7 @@ def register_handler(name: str, handler: Handler) -> None:
         raise TypeError(f"register_handler(): argument 'name' must be str, not {type(name).__name__}")
     if not callable(handler):
         raise TypeError(f"register_handler(): argument 'handler' must be callable, not {type(handler).__name__}")
-    ours = (handler,)  # a new tuple: registering the same function twice is an error
+    ours = (handler,)  # in a new tuple, so that registering a function twice is an error
     if _handlers.setdefault(name, ours) is not ours:
         raise ValueError(f"Handler {name} already registered")
 

@@ -1,4 +1,4 @@
-"""One connection to a worker's server: HTTP/1.1 with limits on sizes, times and requests."""
+"""One connection to a worker's HTTP/1.1 server, with limits on sizes, times and requests."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from dldist.control import handlers
 from dldist.control.handlers import Answer, ReceivedRequest, get_handler, handler_names
 
 LINE_BYTES = 8192
-"""Limit of the request line, and of a form body."""
+"""Maximum bytes of the request line, and of a form body."""
 HEAD_BYTES = 65536
-"""Limit of request line and headers together. http.client also limits headers to 100."""
+"""Maximum bytes of request line and headers. http.client also limits the headers to 100."""
 BODY_BYTES = 4 << 20
 REQUEST_S = 10.0
-"""Time to receive a request after its first byte; for the first request, after accept()."""
+"""Seconds to receive a request after its first byte; for the first request, after accept()."""
 IDLE_S = 1.0
-"""Time that a connection may wait for its next request."""
+"""Seconds that a connection may wait for its next request."""
 ANSWER_S = 30.0
-"""Time for a client to receive a response."""
+"""Seconds for a client to receive a response."""
 LINGER_S = 1.0
-"""Time spent reading the rest of a rejected request, so that the client can read the response."""
+"""Seconds to read the rest of a rejected request, so that the client can read the response."""
 REQUESTS = 30
-"""Requests per connection, as in torch's server."""
+"""Maximum requests on a connection, as in torch's server."""
 
 _METHODS = frozenset("GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PATCH PRI".split())
 _HANDLER = re.compile(r"/handler/([^/]*)/?", re.DOTALL)
@@ -39,7 +39,7 @@ _REASONS = {code: phrase for code, (phrase, _) in BaseHTTPRequestHandler.respons
 
 
 class _Refusal(Exception):
-    """Ends a request with this status, and closes the connection."""
+    """Raised to end a request with this status and close the connection."""
 
     def __init__(self, status: int, words: str = "") -> None:
         super().__init__(status)
@@ -50,7 +50,7 @@ class _Refusal(Exception):
 
 
 class _Inlet(io.RawIOBase):
-    """Reads from a socket up to a byte limit and a deadline."""
+    """Reads from a socket, up to a limit of bytes and a deadline."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -77,21 +77,20 @@ class _Inlet(io.RawIOBase):
 
 
 class Connection(BaseHTTPRequestHandler):
-    """Serves one client within the limits above. BaseHTTPRequestHandler only parses the request
-    line and headers."""
+    """Serves one client within the limits above. The base class only parses requests' heads."""
 
-    protocol_version = "HTTP/1.1"  # keep-alive by default
+    protocol_version = "HTTP/1.1"  # so that connections are kept alive by default
 
     def __init__(self, sock: socket.socket, token: str, on_turn: Callable[[bool], object] = lambda is_idle: None) -> None:
-        """Serve one client. Requests must carry `token` unless it is "". on_turn(False) is called
-        after a request was read, on_turn(True) after it was answered."""
+        """Serve one client. Requests must contain `token` unless it is "". on_turn(False) is called
+        after reading a request, on_turn(True) after responding."""
         self.connection = sock
         self._token = token
         self._on_turn = on_turn
         self._inlet = _Inlet(sock)
-        # Python 3.14's default buffer exceeds HEAD_BYTES, and is filled before that limit applies.
+        # Python 3.14's default buffer exceeds HEAD_BYTES: it would read beyond that limit.
         self._reader = io.BufferedReader(self._inlet, LINE_BYTES)
-        self.rfile = self._reader  # read by BaseHTTPRequestHandler
+        self.rfile = self._reader  # BaseHTTPRequestHandler reads from rfile
         self._left = REQUESTS
         self.close_connection = False
 
@@ -102,12 +101,12 @@ class Connection(BaseHTTPRequestHandler):
                 self._serve_next()
             self._linger()
         except (OSError, _Refusal):
-            pass  # the client disconnected or was rejected
+            pass  # the client disconnected or was rejected: nothing to send
         finally:
             self._reader.detach()
 
     def _linger(self) -> None:
-        """Drain the input: closing a socket with unread bytes would discard the response."""
+        """Discard the rest of the input, or closing the socket would drop the response."""
         self.connection.shutdown(socket.SHUT_WR)
         self._inlet.allow(BODY_BYTES, LINGER_S)
         while self._reader.read1(65536):
@@ -142,15 +141,15 @@ class Connection(BaseHTTPRequestHandler):
         self._check_client()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Map every parse error to status 400 without a page."""
+        """Reject a request that BaseHTTPRequestHandler cannot parse: status 400, no page."""
         raise _Refusal(400)
 
     def handle_expect_100(self) -> bool:
-        return True  # _read_body sends 100 Continue, after its checks
+        return True  # _read_body sends 100 Continue after its checks
 
     def _check_client(self) -> None:
-        """Check the token. Reject web pages: a browser may reach servers that only this host
-        can."""
+        """Check the token. Reject web pages: a browser may reach servers that only this host can.
+        """
         if self.headers.get("Origin") is not None:
             raise _Refusal(403, "requests of web pages are refused: this one has an Origin\n")
         shown = (self.headers.get("Authorization") or "").encode("utf-8", "surrogateescape")
@@ -209,7 +208,7 @@ class Connection(BaseHTTPRequestHandler):
             lines.append(f"Content-Type: {answer.content_type}")
         if self.command == "HEAD":
             content = b""
-        self.connection.settimeout(ANSWER_S)  # sendall applies it to the total
+        self.connection.settimeout(ANSWER_S)  # sendall applies the timeout to the whole response
         self.connection.sendall("\r\n".join([*lines, "", ""]).encode() + content)
 
 
@@ -225,7 +224,7 @@ def _page(name: str) -> Answer:
 
 
 def _parse(query: bytes) -> dict[bytes, bytes]:
-    """Return parameters by name; the first one of a name counts."""
+    """Return the parameters by name. The first of several with the same name counts."""
     params: dict[bytes, bytes] = {}
     for item in query.split(b"&"):
         name, _, value = item.replace(b"+", b" ").partition(b"=")
@@ -241,13 +240,13 @@ def _call(name: str, request: ReceivedRequest) -> Answer:
     answer = Answer()
     try:
         handler(request, answer)
-    except BaseException as error:  # even SystemExit must not end the server
+    except BaseException as error:  # even SystemExit of a handler must not end the server
         return _Refusal(500, f"Handler {name} failed: {_describe(error)}").answer
     return answer
 
 
 def _describe(error: BaseException) -> str:
-    """Return the error and its traceback, innermost frame first, like torch's server."""
+    """Return the error and its traceback, innermost frame first, as torch's server does."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if frame.filename != handlers.__file__]
     where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))
     try:

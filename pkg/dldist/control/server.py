@@ -18,19 +18,19 @@ from dldist._base import settings
 from dldist.control.http import Connection
 
 CONNECTIONS = 32
-"""Limit of open connections; a new one evicts the one that has waited longest."""
+"""Maximum open connections. A new connection evicts the one that has been idle longest."""
 _BACKLOG = 128
-"""Connections that may queue in the kernel until they are accepted."""
+"""Maximum connections that the kernel queues until they are accepted."""
 _SHUTDOWN_S = 5.0
-"""Time that shutdown() waits for responses in progress."""
+"""Seconds that shutdown() waits for responses in progress."""
 _PURPOSE = b"dldist control plane 1"
 
 
 def token(secret: str | None = None) -> str:
     """Return the token that requests over TCP must carry if the job has a secret.
 
-    Clients send `Authorization: Bearer <token>`. The secret cannot be derived from the token. The
-    token is sent in plain text, so use it on loopback and trusted networks only.
+    Clients send `Authorization: Bearer <token>`. The secret cannot be derived from the token. Use
+    the token only on loopback and trusted networks, because it is sent in plain text.
 
     Args:
         secret: The job's secret. None uses DLDIST_SECRET from the environment.
@@ -49,11 +49,11 @@ def token(secret: str | None = None) -> str:
 
 
 class _Life:
-    """The sockets and threads of one server, until close(); valid only in the creating process."""
+    """The sockets and threads of one server, until close(). Valid only in their own process."""
 
     def __init__(self, listener: socket.socket, path: str, token: str) -> None:
         self._listener = listener
-        self._path = os.path.abspath(path) if path else path  # in case of chdir()
+        self._path = os.path.abspath(path) if path else path  # independent of chdir()
         self._inode = os.stat(path).st_ino if path else 0
         self._token = token
         self._pid = os.getpid()
@@ -61,7 +61,7 @@ class _Life:
         self._closing = threading.Event()
         self._threads: set[threading.Thread] = set()
         self._waiting: dict[socket.socket, None] = {}
-        """Connections without a complete request, oldest first. Guarded by the lock, like _open."""
+        """Connections without a complete request, oldest first. Guarded by _lock, like _open."""
         self._open: set[socket.socket] = set()
         self._accepting = threading.Thread(target=self._accept, name="dldist control", daemon=True)
         self._accepting.start()
@@ -71,7 +71,7 @@ class _Life:
         while not self._closing.is_set():
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # closing, or temporarily out of file descriptors
+            except OSError:  # the listener is closed, or no descriptors are free
                 self._closing.wait(0.1)
                 continue
             self._admit(sock)
@@ -84,7 +84,7 @@ class _Life:
             oldest = next(iter(self._waiting))
             if is_full:
                 _hang_up(oldest)
-        if is_full and (oldest is sock or not self._has_room()):  # no idle connection
+        if is_full and (oldest is sock or not self._has_room()):  # no idle connection to evict
             self._forget(sock)
             return
         thread = threading.Thread(target=self._serve, args=(sock,), name="dldist control connection", daemon=True)
@@ -92,12 +92,12 @@ class _Life:
             self._threads.add(thread)
         try:
             thread.start()
-        except RuntimeError:  # out of threads
+        except RuntimeError:  # no thread can be started
             self._threads.discard(thread)
             self._forget(sock)
 
     def _has_room(self) -> bool:
-        """Wait, at most one second, until the evicted connection is closed; False if not."""
+        """Wait at most one second until the evicted connection is closed; False if it is not."""
         until = time.monotonic() + 1.0
         while time.monotonic() < until and not self._closing.wait(0.002):
             with self._lock:
@@ -128,12 +128,11 @@ class _Life:
         sock.close()
 
     def close(self) -> None:
-        """Stop listening, finish open requests, and remove the Unix socket. Does nothing in a
-        forked child."""
+        """Stop listening, finish requests and remove the socket. In a forked child, do nothing."""
         if os.getpid() != self._pid or self._closing.is_set():
             return
         self._closing.set()
-        _hang_up(self._listener)  # ends accept()
+        _hang_up(self._listener)  # makes accept() return
         self._accepting.join(_SHUTDOWN_S)
         self._listener.close()
         self._remove_path()
@@ -151,8 +150,7 @@ class _Life:
                 os.unlink(self._path)
 
     def leave_to_parent(self) -> None:
-        """Close a forked child's sockets. Takes no lock: another thread may have held it during the
-        fork."""
+        """Close a forked child's sockets, without a lock, which the fork may have left held."""
         for sock in (self._listener, *self._open):
             sock.close()
 
@@ -175,7 +173,7 @@ def _hang_up(sock: socket.socket) -> None:
 
 
 class Server:
-    """A server that answers requests about this process on its own threads; created by serve(). It
+    """A server that answers requests about this process, on its own threads. Created by serve(). It
     ends on shutdown(), at the end of a `with` block, at exit, or when garbage-collected."""
 
     port: int
@@ -187,10 +185,10 @@ class Server:
         self.port = 0 if path else listener.getsockname()[1]
         self.address = path or _url_of(listener)
         self._life = _Life(listener, path, token)
-        self._end = weakref.finalize(self, self._life.close)  # also at exit
+        self._end = weakref.finalize(self, self._life.close)  # close() also runs at exit
 
     def shutdown(self) -> None:
-        """Stop the server after open requests, at most five seconds. Idempotent."""
+        """Stop the server, after up to five seconds for open requests. Idempotent."""
         self._end()
 
     def __enter__(self) -> Server:
@@ -215,15 +213,15 @@ def serve(
     A Unix socket admits only the same user. Over TCP, a job with a secret requires token().
 
     Args:
-        path: The Unix socket to create with mode 0600, and to remove at the end. None: TCP.
+        path: The Unix socket to create with mode 0600, and to remove at the end. None for TCP.
         host: The address to listen on, for TCP.
         port: The TCP port; 0 chooses a free port, which is the server's `port`.
-        secret: The job's secret. None is the environment's DLDIST_SECRET; "" is no secret.
+        secret: The job's secret. None reads DLDIST_SECRET; "" means no secret.
         anyone: True allows a non-loopback address without a secret: every client that reaches the
             port can call every handler.
 
     Returns:
-        The server, also a context manager. It ends when garbage-collected: keep a reference.
+        The server, a context manager. Keep a reference: it ends when garbage-collected.
 
     Raises:
         RuntimeError: The path exists, or the path or host and port cannot be bound.
@@ -246,7 +244,7 @@ def serve(
 
 
 class _WorkerServer(Server):
-    """torch's constructor. Unlike serve(), it allows any host without a secret."""
+    """Has torch's constructor. Unlike serve(), it accepts any host without a secret."""
 
     def __init__(self, host_or_file: str, port: int = -1) -> None:
         port = port.__index__()
@@ -262,7 +260,7 @@ def _bind_path(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)
-        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # no client can connect before listen()
+        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # set before listen() admits clients
         listener.listen(_BACKLOG)
     except (OSError, ValueError) as error:
         listener.close()
@@ -286,7 +284,8 @@ def _bind_host(host: str, port: int, anyone: bool) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # like torch, also IPv4
+            # Accept IPv4 too, as torch's server does.
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:

@@ -7,7 +7,7 @@
 
 Arrays may come from NumPy, PyTorch, JAX, CuPy or any other library with __dlpack__ and from_dlpack;
 array.array, bytes, bytearray and memoryview also work. `group` is a dldist.Group, a World or a
-group from new_group; None is the default world. Ranks are group ranks. `timeout` is per call.
+group from new_group; None is the default world. Ranks are group ranks. `timeout` limits one call.
 
 With JAX arrays, all functions except all_gather_any and barrier also work inside jax.jit.
 all_reduce and reduce_scatter ("sum" and "avg"), scan ("sum"), all_gather, all_to_all, broadcast and
@@ -77,12 +77,13 @@ def _name_of(op: Op) -> str:
 
 
 def _is_linear(op: Op) -> bool:
-    """Return True if the reduction has a gradient; the gradient uses the same reduction."""
+    """Return True if a reduction has a gradient, which is computed by the same reduction."""
     return _name_of(op) in ("sum", "avg")
 
 
 def _by_parts(calls: Any, name: str, axis: int, whole: Any, sizes: list[int]) -> tuple[Any, Any]:
-    """Return the operation and its argument: the array for axis 0, else a list of its parts."""
+    """Return the operation for an axis, and its argument: for axis 0 the whole array, otherwise a
+    list of its parts."""
     if axis == 0:
         return getattr(calls, f"{name}_single"), whole
     return getattr(calls, name), None if whole is None else arrays.pieces(whole, axis, sizes)
@@ -139,8 +140,8 @@ def all_reduce_tree(
     """Reduce every array of a tree, such as gradients, with one operation per dtype.
 
     Args:
-        tree: A dict, list or tuple of arrays and trees, None, or a container registered with JAX;
-            with the same structure on all ranks. Dict keys are sorted first.
+        tree: A dict, list or tuple of arrays and trees, None, or a container registered with JAX.
+            Must have the same structure on all ranks, with dicts in sorted key order.
 
     Returns:
         A tree of the same structure.
@@ -208,7 +209,7 @@ def reduce(
 
     def again(x: Any) -> Any:
         result: Any = reduce(x, root, op, group, timeout=timeout)
-        return x if result is None else result  # ignored on other ranks
+        return x if result is None else result  # None on non-roots, whose result is unused
 
     return form.run([x], start, [form.shape], again=again, fill=COPIES, pack=lambda result: result if form.rank == root else None)
 
@@ -239,7 +240,7 @@ def scan(
         return calls.scan(output, op, **options)
 
     def transpose(gradient: Any) -> list[Any]:
-        # The gradient is a scan in reverse rank order: x is in the results of all higher ranks.
+        # The gradient is a scan in reverse rank order, as higher ranks' results include x.
         mirror = [(rank, form.size - 1 - rank) for rank in range(form.size)]
         suffix = scan(permute(gradient, mirror, group, timeout=timeout), op, group, timeout=timeout)
         return [permute(suffix, mirror, group, timeout=timeout)]
@@ -340,7 +341,7 @@ def all_gather(
 
 
 def _gathered(form: Form, axis: int, tiled: bool) -> tuple[int, tuple[int, ...], int]:
-    """Return the axis that divides the result, the result's shape, and the length of a part."""
+    """Return the axis that divides the result, the result's shape, and each part's length."""
     if tiled and form.shape:
         axis = form.axis(axis)
         extent = form.shape[axis]
@@ -398,7 +399,7 @@ def all_gather_any(
 
     Args:
         x: An array; of the same dtype on all ranks. Not supported in jax.jit.
-        async_op: Return a Pending for the content; the call itself still waits for the shapes.
+        async_op: Return a Pending for the list. The call itself still waits for the shapes.
 
     Returns:
         A list of arrays of x's library and dtype, by rank.
@@ -485,7 +486,7 @@ def scatter(
     """Divide the array of `root` along an axis; each rank gets its part.
 
     Args:
-        x: On the root, all parts, with equal lengths; elsewhere, an array like the part.
+        x: On the root, all parts, of equal lengths; on other ranks, an array like one part.
         root: The rank of the group that has the data; the same on all ranks.
         axis: The axis to divide; the same on all ranks.
 
@@ -530,11 +531,11 @@ def all_to_all(
     """Send part r of x to rank r, and concatenate the received parts in rank order.
 
     Args:
-        x: An array; of the same dtype on all ranks, and of matching shape.
+        x: An array; of the same dtype on all ranks, with shapes that match `concat_axis`.
         split_axis: The axis along which to split x.
         concat_axis: The axis along which to concatenate the received parts.
-        output_split_sizes: Lengths received from the ranks; None if equal. Only for equal axes.
-        input_split_sizes: Lengths sent to the ranks; None if equal. Only for equal axes.
+        output_split_sizes: Length received from each rank; None if equal. Only for equal axes.
+        input_split_sizes: Length sent to each rank; None if equal. Only for equal axes.
 
     Returns:
         An array of x's library and dtype.
@@ -603,8 +604,8 @@ def permute(
     """Exchange arrays between pairs of ranks.
 
     Args:
-        pairs: Pairs (source, destination): the destination receives the source's x. The same on all
-            ranks; each rank appears at most once as a source and once as a destination.
+        pairs: Pairs (source, destination): the destination receives the source's x. Must be the
+            same on all ranks; each rank is at most once a source and once a destination.
 
     Returns:
         The received array, like x; zeros on a rank that is not a destination.
@@ -621,7 +622,7 @@ def permute(
     source_of = {destination: source for source, destination in destination_of.items()}
     goes_to, comes_from = destination_of.get(form.rank), source_of.get(form.rank)
 
-    # all_to_all instead of messages, whose tags belong to the caller
+    # Use all_to_all, because the tags of messages belong to the caller.
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         family = arrays.family_of(source, form.name)
         sent = [family.empty_like(source, (0,)) for _ in range(form.size)]
@@ -643,7 +644,7 @@ def permute(
 
 
 def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Return destinations by source."""
+    """Return a dict of destinations by source."""
     routes: dict[int, int] = {}
     for pair in pairs:
         if len(pair) != 2:
@@ -671,13 +672,13 @@ def send(
     Args:
         x: The array to send.
         dst: The rank of the group to send to.
-        tag: A number, at least 0; the receiver must pass the same.
+        tag: A number, at least 0; the receiver must pass the same tag.
         timeout: Seconds or a timedelta until the message must be received. None is the group's own.
         async_op: Return a Pending, whose wait() gives None.
 
     Raises:
         ValueError: `dst` is not a rank of the group.
-        DistTimeoutError: The receiver did not receive the message in time. The group stays usable.
+        DistTimeoutError: The receiver did not receive before the timeout. The group stays usable.
         DistPeerLostError, DistAbortedError: The receiver was lost, or the group was aborted.
 
     Example:
@@ -712,15 +713,15 @@ def recv(
     Args:
         like: An array with the type, shape and dtype of the result; it is not changed.
         src: The rank of the group to receive from. None is any rank.
-        tag: The sender's tag.
-        timeout: Seconds or a timedelta. None is the group's own; 0 takes only an arrived message.
+        tag: The tag that the sender passes.
+        timeout: Seconds or a timedelta. None is the group's own; 0 does not wait.
 
     Returns:
         An array like `like`. A shorter message leaves zeros at the end; a longer one is an error.
 
     Raises:
         ValueError: `src` is not a rank of the group.
-        DistTimeoutError: No message arrived in time. The group stays usable.
+        DistTimeoutError: No message arrived before the timeout. The group stays usable.
         DistMismatchError: The message has another dtype; it is dropped, and the group stays usable.
         DistPeerLostError, DistAbortedError: The sender was lost, or the group was aborted.
     """
@@ -739,7 +740,7 @@ def recv(
 
 
 def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False) -> Pending | None:
-    """Wait for all ranks. Compiled JAX calls made before have then completed their collectives.
+    """Wait for all ranks, and for the collectives of this rank's earlier compiled JAX calls.
 
     Args:
         group: As in all_reduce, like `timeout`.
@@ -766,7 +767,7 @@ def wait_tensor(x: ArrayT | Pending) -> ArrayT | Any:
         The result of the Pending, or the array itself.
 
     Raises:
-        DistTimeoutError, DistPeerLostError: As raised by the operation.
+        DistTimeoutError, DistPeerLostError: The operation failed with this error.
 
     Example:
         >>> F.wait_tensor(F.all_reduce(array("f", [1]), async_op=True))

@@ -1,4 +1,4 @@
-"""Execution of functional calls: directly, asynchronously, or by a tracing library."""
+"""Runs functional calls: directly, asynchronously, or through a library that traces them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from dldist._base import arrays as base_arrays
 from dldist._base.array_types import Timeout
 from dldist._base.future import wait_for
 
-NOTHING, COPIES, ZEROS = range(3)  # initial content of results, as dd_ffi_fill in csrc/xla/ffi.h
+# Initial contents of results, with the numbers of dd_ffi_fill in csrc/xla/ffi.h.
+NOTHING, COPIES, ZEROS = range(3)
 
 
 def _only(result: Any = None) -> Any:
@@ -21,9 +22,9 @@ def _only(result: Any = None) -> Any:
 
 
 class Form:
-    """A call: its group, its operation on arrays, and the shapes of its results.
+    """A functional call: the group, the operation on arrays, and the shapes of the results.
 
-    It holds no array, because a compiled function keeps the forms of its calls alive.
+    A Form must hold no array, because a compiled function keeps the Forms of its calls alive.
     """
 
     def __init__(self, name: str, x: Any, group: Any, timeout: Any, async_op: bool) -> None:
@@ -40,7 +41,7 @@ class Form:
         self.transpose: Callable[..., list[Any]] | None = None
 
     def axis(self, axis: int, argument: str = "axis", new: int = 0) -> int:
-        """Return a non-negative axis; `new` is how many more axes the result has than x."""
+        """Return the axis as a non-negative number; the result has `new` more axes than x."""
         count = len(self.shape) + new
         number = as_index(axis)
         if number is None or not -count <= number < count:
@@ -55,14 +56,14 @@ class Form:
         return axis
 
     def share(self, axis: int) -> int:
-        """Return each rank's share of an axis; raise ValueError if it cannot be divided evenly."""
+        """Return the length of a rank's part of an axis; ValueError if it cannot be divided."""
         extent = self.shape[axis]
         if extent % self.size != 0:
             raise ValueError(f"{self.name}(): axis {axis} of {self.shape} cannot be shared evenly by {self.size} ranks")
         return extent // self.size
 
     def with_extent(self, axis: int, extent: int) -> tuple[int, ...]:
-        """Return the shape of x with a different length along an axis."""
+        """Return x's shape with another length of one axis."""
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
     def as_rank(self, rank: Any, argument: str) -> int:
@@ -82,12 +83,12 @@ class Form:
         transpose: Callable[..., list[Any]] | None = None,
         pack: Callable[..., Any] = _only,
     ) -> Any:
-        """Run the call; return pack(*results), or a Pending for it.
+        """Run the call. Return pack(*results), or a Pending for this value.
 
         start(calls, *sources, *outputs, timeout=, async_op=) makes the calls and returns their
         works. `shapes` are the outputs' shapes; None if this rank has no result, and then each
         output is None. `fill` is the outputs' initial content; COPIES copies the sources.
-        transpose(*gradients) turns gradients of the results into gradients of the arrays; None if
+        transpose(*gradients) converts gradients of the results to gradients of the arrays; None if
         there are none. again(*arrays) makes the same call on arrays with one more axis at the end.
         """
         self._start_calls = start
@@ -107,7 +108,7 @@ class Form:
         return Pending(works if isinstance(works, list) else [works], lambda: pack(*self._finish(arrays, outputs)))
 
     def _library_in_charge(self, arrays: Sequence[Any]) -> Any:
-        """Return the module for the library that traces or differentiates, or None."""
+        """Return the module for the library that traces or differentiates these arrays, or None."""
         if any(map(base_arrays.is_traced, arrays)):
             from dldist.functional import jax
 
@@ -120,7 +121,7 @@ class Form:
         return None
 
     def run_now(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return the results for concrete arrays given instead of the original ones."""
+        """Run the call on concrete arrays in place of the original ones, and return the results."""
         return self._finish(arrays, self._start(arrays)[0])
 
     def again(self, *arrays: Any) -> list[Any]:
@@ -131,7 +132,7 @@ class Form:
         return results if isinstance(results, list) else [results]
 
     def describe(self, calls: Any, sources: Sequence[Any], results: Sequence[Any]) -> None:
-        """Make the calls on `calls` with other arrays; no `results` if this rank has none."""
+        """Make the calls on `calls` with other arrays. `results` is empty if this rank has none."""
         self._start_calls(calls, *sources, *(results or [None] * len(sources)), timeout=self.timeout, async_op=False)
 
     def _families(self, arrays: Sequence[Any]) -> list[base_arrays.Family]:
@@ -157,7 +158,7 @@ class Form:
         return [family.finish(output, x) for family, x, output in zip(self._families(arrays), arrays, outputs, strict=True)]
 
     def operations_now(self) -> Any:
-        """Return the group's operations: the default world may change between calls."""
+        """Return the group's operations now, because the default world may change between calls."""
         operations = operations_of(self.group)
         if (operations.rank, operations.size) != (self.rank, self.size):
             raise ValueError(
@@ -168,7 +169,7 @@ class Form:
 
 
 def as_index(value: Any) -> int | None:
-    """Return the value as an int if it is an integer of any library, else None."""
+    """Return an integer of any library as an int, or None if the value is no integer."""
     try:
         return operator.index(value)
     except TypeError:
@@ -183,15 +184,15 @@ def operations_of(group: Any) -> Any:
 
 
 def let_compiled_calls_finish() -> None:
-    """Wait for the collectives of compiled calls, which return before these ran, to keep one
-    order."""
+    """Wait for the collectives of compiled calls, so that later calls keep the order: a compiled
+    call returns before its collectives run."""
     compiled = sys.modules.get("dldist.functional.jax")
     if compiled is not None:
         compiled.flush()
 
 
 class Pending:
-    """The result of an asynchronous call. Conversions (numpy.asarray, from_dlpack) wait for it."""
+    """The result of an asynchronous call. numpy.asarray() and from_dlpack() wait for it."""
 
     __slots__ = ("_finish", "_result", "_works")
 
@@ -205,13 +206,13 @@ class Pending:
         return all(work.is_completed() for work in self._works)
 
     def wait(self, timeout: Timeout | None = None) -> Any:
-        """Wait for the result and return it; always the same object.
+        """Wait for the result and return it. Every call returns the same object.
 
         Args:
             timeout: Seconds or a timedelta, for each operation. None is its own; 0 does not wait.
 
         Raises:
-            DistTimeoutError: The timeout expired. The operation continues; call again.
+            DistTimeoutError: The timeout expired. The operation continues; wait() can be called again.
         """
         for work in self._works:
             wait_for(work, timeout)

@@ -1,10 +1,10 @@
 """Functional forms on traced arrays: in jax.jit, jax.grad, jax.vmap, jax.lax.scan and similar.
 
-A collective is a JAX primitive with an ordered effect: JAX drops none and keeps their program
-order, which must be the same on every rank. Compiled for the CPU, it is a call through XLA's
+A collective is a JAX primitive with an ordered effect: JAX keeps all collectives, in program order,
+which must be the same on every rank. Compiled for the CPU, a collective is a call through XLA's
 foreign function interface: the extension holds a program that lists the calls and their array
-parts, and runs it on the computation's memory, without Python. Other devices use a callback into
-Python, as do groups whose calls need Python (hooks, or a third-party backend).
+parts, and runs the program on the computation's memory, without Python. Other devices use a
+callback into Python, as do groups whose calls need Python (hooks, or a third-party backend).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dldist.functional.form import Form
 
 _TARGET = "dldist_collective"
 
-# The effect of ordered callbacks has no public name; it is read from a function that has it.
+# The effect of ordered callbacks has no public name, so read it from a function that has it.
 (_ORDERED,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().effects
 
 _TOKEN = jax_internals.find("abstract_token")
@@ -37,7 +37,7 @@ _collective.multiple_results = True
 
 
 def run(form: Form, arrays: Sequence[Any]) -> list[Any]:
-    """Bind the primitive for a form with at least one traced array."""
+    """Bind the JAX primitive for a form with at least one traced array."""
     return _collective.bind(*arrays, form=form)
 
 
@@ -62,12 +62,12 @@ def _differentiate(primals: Any, tangents: Any, *, form: Form) -> Any:
 
 
 def _transpose(cotangents: list[Any], *_: Any, form: Form) -> list[Any]:
-    assert form.transpose is not None  # or there would be no tangents
+    assert form.transpose is not None  # JAX wants tangents, so the form must have a transpose
     return form.transpose(*map(ad.instantiate_zeros, cotangents))
 
 
 def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, form: Form) -> tuple[list[Any], list[int]]:
-    """Run a vmapped form as one call: the batch axis becomes the last, which no form uses."""
+    """Run a vmapped form as one call, with the batch axis last, where no form has its axis."""
     (size,) = {x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not None}
 
     def put_last(x: Any, axis: Any) -> Any:
@@ -98,10 +98,10 @@ def _lower_to_callback(ctx: Any, *operands: Any, form: Form) -> Any:
 
 
 class _Program:
-    """The program of one compiled call. The executable keeps it alive."""
+    """The program of one compiled call, which the executable keeps alive."""
 
     def __init__(self, form: Form, group: _core.Group, avals_in: Sequence[Any], avals_out: Sequence[Any]) -> None:
-        # placeholders for the arrays; never accessed, so no memory is committed
+        # These placeholders for arrays are never accessed, so no memory is committed for them.
         sources, results = ([numpy.empty(aval.shape, aval.dtype) for aval in avals] for avals in (avals_in, avals_out))
         plans = _Plans(group)
         form.describe(plans, sources, results)
@@ -114,14 +114,14 @@ class _Program:
             _of_default_world.add(self)
 
     def move_to(self, world: _core.Group) -> None:
-        """Use another default world. If its rank or size differ, the call raises an error."""
+        """Use another default world. If the rank or size differs, the call will raise an error."""
         if (world.rank, world.size) == (self._form.rank, self._form.size):
             _core._ffi_set_group(self._program, world)
 
 
 def _number_of(form: Form, group: _core.Group, avals: Sequence[Any]) -> int:
-    """Return the program's number in the compiled function. It is the same in every run, so that
-    JAX's compilation cache matches; each process registers its own program on lowering."""
+    """Return the program's number in the compiled function. It must be the same in every run, so
+    that JAX's compilation cache matches. On lowering, each process registers its own program."""
     told = f"{next(_count)} {form.name} {group.name} {group.rank} {group.size} {[str(aval) for aval in avals]}"
     return int.from_bytes(hashlib.sha256(told.encode()).digest()[:7])
 
@@ -131,14 +131,14 @@ _of_default_world: WeakSet[_Program] = WeakSet()
 
 
 def follow_default_world(world: Any) -> None:
-    """Switch compiled calls without an explicit group to the new default world."""
+    """Make compiled calls without an explicit group use the new default world."""
     if isinstance(world, _core.Group):
         for program in list(_of_default_world):
             program.move_to(world)
 
 
 class _Plans:
-    """Stands in for a group; its methods record plans instead of running calls."""
+    """Stands in for a group: its methods record plans (lists of steps) instead of running calls."""
 
     def __init__(self, group: _core.Group) -> None:
         self._group = group
@@ -183,6 +183,6 @@ _differentiate_linear = ad.primitive_jvps[_collective]
 ad.primitive_jvps[_collective] = _differentiate
 batching.primitive_batchers[_collective] = _batch
 jax.ffi.register_ffi_target(_TARGET, _core._ffi_handler(), platform="cpu")
-# Not cacheable: two calls are distinct even if their arguments are the same.
+# Not cacheable, because two calls are distinct even if their arguments are the same.
 mlir.register_lowering(_collective, _lower_to_callback, cacheable=False)
 mlir.register_lowering(_collective, _lower, platform="cpu", cacheable=False)

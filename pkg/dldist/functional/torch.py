@@ -1,4 +1,4 @@
-"""Functional forms in PyTorch's autograd: the gradient of a collective is a collective."""
+"""Functional forms in PyTorch's autograd. The gradient of a collective is another collective."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def run(form: Form, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def wants_gradient(arrays: Sequence[Any]) -> bool:
-    """Return True if autograd may need gradients of results computed from these arrays."""
+    """Return True if autograd may need gradients of results that are computed from these arrays."""
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arrays)

@@ -10,7 +10,7 @@ from dldist._base import arrays
 
 
 def flatten(tree: Any, call: str) -> tuple[list[Any], Callable[..., Any]]:
-    """Return the tree's arrays (dicts in sorted key order), and a function to rebuild the tree."""
+    """List the tree's arrays (dicts in key order); return them and a function to rebuild it."""
     leaves: list[Any] = []
     build = _walk(tree, leaves, call)
 
@@ -18,7 +18,7 @@ def flatten(tree: Any, call: str) -> tuple[list[Any], Callable[..., Any]]:
 
 
 def _walk(tree: Any, leaves: list[Any], call: str) -> Callable[[Any], Any]:
-    """Append the tree's leaves; return a function that rebuilds the tree from an iterator."""
+    """Append the tree's leaves; return a function to rebuild it from an iterator of leaves."""
     if tree is None:
         return lambda others: None
     if isinstance(tree, dict):
@@ -55,7 +55,7 @@ def _walk_dict(tree: dict[Any, Any], leaves: list[Any], call: str) -> Callable[[
 
 
 def _walk_with_jax(tree: Any, leaves: list[Any]) -> Callable[[Any], Any] | None:
-    """Walk a container registered with JAX; return None if it is not one."""
+    """Walk a container that is registered with JAX. Return None if it is not."""
     jax = sys.modules.get("jax")
     if jax is None or jax.tree_util.all_leaves([tree]):
         return None

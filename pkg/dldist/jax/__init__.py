@@ -5,9 +5,9 @@
     dldist.jax.initialize()   # under dlrun, torchrun, Slurm or mpirun; before JAX is imported
     import jax                # jax.devices() has the devices of all processes
 
-A program that calls jax.distributed.initialize() itself calls dldist.jax.install() before it
-imports jax. To leave a program unchanged, run `eval "$(python -m dldist.jax --env)"` before it.
-docs/jax.md explains the implementation and its limits.
+A program that calls jax.distributed.initialize() itself must call dldist.jax.install() before it
+imports jax. For an unchanged program, run `eval "$(python -m dldist.jax --env)"` first. docs/jax.md
+explains the implementation and its limits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIMEOUT_S = 1800.0
 
 _timeout: Timeout = _TIMEOUT_S
 
-_cliques_made: list[World] = []  # XLA keeps its communicators until the process ends
+_cliques_made: list[World] = []  # kept, because XLA keeps its communicators until exit
 
 
 # ---- before JAX starts
@@ -48,7 +48,7 @@ def library() -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment variables that make JAX use dldist, if set before JAX is imported.
+    """Return the environment variables that make JAX use dldist. Set them before importing JAX.
 
     Example:
         >>> sorted(environment())
@@ -58,7 +58,7 @@ def environment() -> dict[str, str]:
 
 
 def install(timeout: Timeout = _TIMEOUT_S) -> None:
-    """Make JAX use dldist. Call it before JAX is imported; repeated calls are fine.
+    """Make JAX use dldist. Call this before JAX is imported; it may be called again.
 
     Args:
         timeout: The timeout of each collective, in seconds or as a timedelta.
@@ -75,7 +75,7 @@ def install(timeout: Timeout = _TIMEOUT_S) -> None:
 
 
 def initialize(timeout: Timeout = _TIMEOUT_S, connect_timeout: Timeout = _MEET_S, **options: Any) -> None:
-    """Call install() and jax.distributed.initialize(), with a rendezvous like a dldist.World's.
+    """Call install() and jax.distributed.initialize(). The rendezvous works as for dldist.World.
 
     Args:
         timeout: The timeout of each collective, in seconds or as a timedelta.
@@ -113,7 +113,8 @@ def _free_address(world: World) -> str:
 
 def _begin() -> object:
     """Create the object that runs XLA's calls. MPI_Init_thread (csrc/trampoline) calls this once.
-    XLA ignores its errors: log an error here, and raise it in each collective."""
+    An error is logged here and raised by each collective, because XLA ignores errors of this call.
+    """
     rank, size = 0, 1
     try:
         from dldist._base import jax_internals
@@ -132,7 +133,7 @@ def _begin() -> object:
 
 
 def _prepare(state: Any, rank: int, size: int) -> Callable[[int, int], World]:
-    """Return a function that creates a clique's group from its first device and a local place."""
+    """Return a function (first device, this process's place) that creates a clique's group."""
     from dldist.jax import _cliques
 
     programs = _cliques.Programs()
@@ -155,7 +156,7 @@ def _prepare(state: Any, rank: int, size: int) -> Callable[[int, int], World]:
 
 
 def _help_float16() -> None:
-    """Support reductions of float16, if this JAX is known. Otherwise XLA rejects them."""
+    """Support reductions of float16 if this JAX is known. Without this, XLA rejects float16."""
     try:
         from dldist.jax import _float16
 
@@ -165,7 +166,7 @@ def _help_float16() -> None:
 
 
 def _name_of(clique: tuple[int, ...]) -> str:
-    """Return a name that all members of the clique derive, and no other clique."""
+    """Return a name of the clique, which all its members derive and which no other clique has."""
     numbers = ",".join(map(str, clique))
     if len(clique) <= _MAX_NAMED:
         return f"jax/{numbers}"
@@ -175,7 +176,7 @@ def _name_of(clique: tuple[int, ...]) -> str:
 
 
 def _find_store(state: Any, rank: int, size: int) -> _core.Store:
-    """Serve a store in process 0; the others get its port through JAX's coordinator."""
+    """Serve a store in process 0; the others get the store's port from JAX's coordinator."""
     if size == 1:
         return _core.HashStore()
     host = state.coordinator_address.rpartition(":")[0].strip("[]")

@@ -1,4 +1,4 @@
-"""python -m dldist.jax --env: print variables that make JAX programs use dldist, for a shell."""
+"""python -m dldist.jax --env: print variables for a shell, which make JAX programs use dldist."""
 
 from __future__ import annotations
 

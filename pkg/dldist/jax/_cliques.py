@@ -1,12 +1,12 @@
 """Determines the sets of devices that communicate in JAX's programs.
 
-XLA creates an MPI communicator for each set of devices, a clique, when a program first needs it. It
-calls MPI_Comm_split with only the clique's first device and the caller's rank in the clique, on the
-assumption that all processes take part, with one device each. To do without this assumption, this
-module records the cliques of each program that JAX starts. The two numbers then identify a clique:
-the first fit in the order in which programs start, and instructions run, that was not used before.
-A device that has reached a program never returns to earlier programs. A clique in a branch, or in a
-loop that may not run, may remain unused; if this makes the choice ambiguous, it is an error.
+XLA creates an MPI communicator for each set of devices, a clique, when a program first needs it.
+XLA calls MPI_Comm_split with only the clique's first device and the caller's rank in the clique,
+and assumes that all processes take part, with one device each. To avoid this assumption, this
+module records the cliques of each program that JAX starts, in the order of programs and
+instructions. The two numbers then identify a clique: the first unused one that fits. A device that
+has reached a program never returns to earlier programs. A clique in a branch, or in a loop that may
+not run, may remain unused; if this makes the choice ambiguous, an error is raised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dldist._base import jax_internals
 
 Clique = tuple[int, ...]
 Need = tuple[Clique, bool]
-"""A clique, and True if the program is certain to use it."""
+"""A clique, and True if the program is certain to use the clique."""
 
 _COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-broadcast|collective-permute"
 _INSTRUCTION = re.compile(rf"\b(?:{_COLLECTIVES})(?:-start)?\(.*")
@@ -38,26 +38,26 @@ _AXIS = re.compile(r"'([^']+)'(?:=(\d+)|:\((\d+)\)(\d+))?")
 
 
 class Programs:
-    """The cliques of the programs that have started, and those that XLA has created."""
+    """The cliques of the programs that have started, each marked once XLA has created it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._begun: list[list[Need]] = []
         self._taken: set[tuple[Clique, int]] = set()
-        self._latest: dict[int, int] = {}  # device -> number of the program that it has reached
+        self._latest: dict[int, int] = {}  # the latest program's number, by device
 
     def begin(self, needs: Iterable[Need]) -> None:
-        """Record the needs of a program that is about to run."""
+        """Record the cliques that a program needs, before the program runs."""
         if found := list(dict.fromkeys(needs)):
             with self._lock:
                 self._begun.append(found)
 
     def take(self, first: int, place: int, own: set[int]) -> Clique:
-        """Return and mark the next unused clique with this first device and an own device at
-        `place`.
+        """Mark and return the next unused clique whose first device is `first` and whose device at
+        index `place` is in `own`.
 
         Raises:
-            LookupError: No program has such a clique, or several fit.
+            LookupError: No program has such a clique, or several cliques fit.
         """
         with self._lock:
             fits = list(self._fitting(first, place, own))
@@ -89,7 +89,7 @@ def watch(programs: Programs) -> None:
     compiler: Any = jax_internals.place_of("compile_or_get_cached")
     runner: Any = jax_internals.find("ExecuteReplicated")
     compile_or_get, execute = compiler.compile_or_get_cached, runner.__call__
-    devices_of: dict[int, list[int]] = {}  # of executables that have not run, by id()
+    devices_of: dict[int, list[int]] = {}  # device numbers of executables, by id(), until they run
 
     @functools.wraps(compile_or_get)
     def compile_and_note(backend: Any, computation: Any, devices: Any, *arguments: Any, **options: Any) -> Any:
@@ -114,7 +114,7 @@ def watch(programs: Programs) -> None:
 
 
 def needs_of(text: str, ids: Sequence[int]) -> Iterator[Need]:
-    """Yield an XLA program's needs in the order of its instructions, for these device numbers."""
+    """Yield the cliques that an XLA program on these devices needs, by instruction order."""
     computations, entry = _computations(text)
     for instruction, is_sure in _walk(computations, entry, True, set()):
         for group in _groups_of(instruction, len(ids)):
@@ -136,7 +136,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _walk(computations: dict[str, list[str]], name: str, is_sure: bool, seen: set[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Yield the collectives of a computation and its callees, each with True if it always runs."""
+    """Yield the collectives of a computation and its callees; True for each that always runs."""
     if (name, True) in seen or (name, is_sure) in seen:
         return
     seen.add((name, is_sure))
@@ -152,7 +152,8 @@ def _walk(computations: dict[str, list[str]], name: str, is_sure: bool, seen: se
 
 
 def _groups_of(instruction: str, ndevices: int) -> list[list[int]]:
-    """Return an instruction's groups of positions in the program's devices; by default, all."""
+    """Return an instruction's groups, as indices of the program's devices; by default, one group of
+    all devices."""
     if "replica_groups=" not in instruction:
         return [list(range(ndevices))]
     found = _GROUPS.search(instruction)
@@ -172,12 +173,12 @@ def _groups_of(instruction: str, ndevices: int) -> list[list[int]]:
 
 
 def _along_axes(axes: str, shape: str | None, order: str | None, wanted: str) -> list[list[int]]:
-    """Return the groups along axes of a mesh, such as "'a'=2,'b'=4"; "'b':(2)2" is a part of an
-    axis: of size 2, inside an outer part of size 2."""
+    """Return the groups along axes of a mesh, such as "'a'=2,'b'=4". "'b':(2)2" is the part of axis
+    b that has size 2, within an outer part of size 2."""
     sizes = {name: int(size) for name, size, _, _ in _AXIS.findall(axes)}
     places = _transposed(_numbers(shape), order) if shape else list(range(math.prod(sizes.values())))
     parts: dict[str, list[int]] = {name: [size] for name, size in sizes.items()}
-    chosen: list[tuple[str, int]] = []  # an axis, and the index of its part
+    chosen: list[tuple[str, int]] = []  # pairs of an axis and the index of one of its parts
     for name, _, before, size in _AXIS.findall(wanted):
         if before:
             parts[name] = [int(before), int(size), sizes[name] // (int(before) * int(size))]
@@ -202,7 +203,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _transposed(shape: list[int], order: str | None) -> list[int]:
-    """Return 0, 1, 2, ... in this shape, read with the axes in this order."""
+    """Return 0, 1, 2, ... as an array of this shape, read with its axes in this order."""
     axes = _numbers(order) if order else list(range(len(shape)))
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     return [sum(strides[axis] * k for axis, k in zip(axes, index)) for index in _indices([shape[axis] for axis in axes])]

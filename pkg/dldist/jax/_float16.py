@@ -1,4 +1,4 @@
-"""Lowers JAX's reductions of float16 to float32: XLA rejects float16 for its MPI collectives.
+"""Lowers JAX's float16 reductions to float32, because XLA rejects float16 in its MPI collectives.
 
 Sums are rounded once. Reductions that XLA itself inserts for a sharded array are not supported.
 """
@@ -14,12 +14,12 @@ from jax.numpy import dtype
 from dldist._base import jax_internals
 
 _REDUCTIONS = "psum_p pmax_p pmin_p psum_invariant_p reduce_scatter_p".split()
-# Moves use uint16: XLA may replace a move by a sum with zeros, which keeps an integer's bits.
+# Moves use uint16, because XLA may replace a move by a sum with zeros, which is exact for integers.
 _MOVES = "all_gather_p all_gather_invariant_p".split()
 
 
 def install() -> None:
-    """Replace the lowerings for CPUs from now on."""
+    """Replace the lowering rules for CPUs."""
     lowerings = jax_internals.find("_lowerings")
     for names, other, convert in (
         (_REDUCTIONS, dtype("float32"), lax.convert_element_type),
@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def _in_other_type(rule: Any, other: Any, convert: Any) -> Any:
-    """Wrap a lowering rule so that float16 arrays are converted to another type and back."""
+    """Wrap a lowering rule to convert float16 arrays to another type and back."""
 
     def lower(ctx: Any, x: Any, **options: Any) -> Any:
         (given,), (wanted,) = ctx.avals_in, ctx.avals_out

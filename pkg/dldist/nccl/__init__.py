@@ -52,7 +52,7 @@ def device_count() -> int:
 
 
 class _OnThread:
-    """Sets a value of this thread within the block. Blocks may be nested."""
+    """Sets a value of this thread within a `with` block. Blocks may be nested."""
 
     def __init__(self, swap: Callable[[Any], Any], value: Any) -> None:
         self._swap, self._value = swap, value
@@ -67,7 +67,7 @@ class _OnThread:
 
 
 class stream(_OnThread):
-    """Use this CUDA stream for all tensors that this thread passes within the block.
+    """Use this CUDA stream for all tensors that this thread passes to dldist within the block.
 
     `stream` is an address, an object with __cuda_stream__, or a stream of torch or CuPy. The
     tensors may be of any library. Blocks may be nested.
@@ -85,23 +85,24 @@ class coll_config(_OnThread):
 
     The fields are min_ctas, max_ctas, nvls_ctas, cga_cluster_size, alg_selection,
     force_alg_selection, cta_policy, user_profiler_tag and launch_completion_event (the address of a
-    CUDA event, or an event of torch or CuPy). NCCL chooses the others. The fields must be the same
-    on all ranks. An inner block replaces the outer one's fields. Requires NCCL 2.31.2 or newer;
-    does not apply to messages.
+    CUDA event, or an event of torch or CuPy). NCCL chooses fields that are not given. The fields
+    must be the same on all ranks. An inner block replaces the fields of the outer block. Requires
+    NCCL 2.31.2 or newer; does not apply to messages.
 
     >>> with nccl.coll_config(max_ctas=4):                     # doctest: +SKIP
     ...     dldist.all_reduce(tensor)
     """
 
     def __init__(self, **fields: Any) -> None:
-        self._event = fields.get("launch_completion_event")  # NCCL may record it later
+        self._event = fields.get("launch_completion_event")  # kept alive: NCCL may record it later
         if self._event is not None:
             fields["launch_completion_event"] = _event_address(self._event)
         super().__init__(_core._swap_coll_config, _core._nccl_coll_config(fields))
 
 
 def _event_address(event: Any) -> int:
-    address = getattr(event, "cuda_event", getattr(event, "ptr", event))  # torch's, CuPy's
+    # An event of torch has cuda_event; an event of CuPy has ptr.
+    address = getattr(event, "cuda_event", getattr(event, "ptr", event))
     if not isinstance(address, int):
         raise TypeError(f"launch_completion_event must be an address, or an event of torch or CuPy, not {event!r}")
     if address == 0:

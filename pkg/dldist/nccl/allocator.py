@@ -1,4 +1,4 @@
-"""Memory of ncclMemAlloc for other libraries' memory pools, which NCCL can use without copies."""
+"""Allocates memory by ncclMemAlloc, which NCCL uses without copies, for other libraries' pools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dldist import _core
 
 
 class Allocator:
-    """Allocates and frees memory with ncclMemAlloc (NCCL 2.19).
+    """Allocates and frees memory by ncclMemAlloc. Needs NCCL 2.19 or newer.
 
     Attributes:
         malloc_address: The address of the C function `void *(size_t nbytes, int device,
@@ -29,7 +29,7 @@ class Allocator:
         self.malloc_address, self.free_address = _core._nccl_allocator()
 
     def malloc(self, nbytes: int, device: int) -> int:
-        """Allocate memory on a device and return its address; 0 for no bytes."""
+        """Allocate memory on a device and return its address. Return 0 if nbytes is 0."""
         from ctypes import CFUNCTYPE, c_int, c_size_t, c_void_p
 
         if nbytes < 0:
@@ -40,7 +40,7 @@ class Allocator:
         return address or 0
 
     def free(self, address: int, device: int) -> None:
-        """Free memory of malloc(). The device must have finished using it."""
+        """Free memory of malloc(). Call this only when the device has finished using the memory."""
         from ctypes import CFUNCTYPE, c_int, c_size_t, c_void_p
 
         if address:
@@ -53,7 +53,7 @@ class Allocator:
         return torch._C._cuda_customAllocator(self.malloc_address, self.free_address)  # type: ignore[attr-defined]
 
     def cupy(self) -> Any:
-        """Return a function for cupy.cuda.MemoryPool or cupy.cuda.set_allocator."""
+        """Return an allocator function for cupy.cuda.MemoryPool or cupy.cuda.set_allocator."""
         import cupy  # type: ignore[import-not-found, unused-ignore]
 
         return cupy.cuda.PythonFunctionAllocator(self.malloc, self.free).malloc

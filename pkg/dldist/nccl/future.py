@@ -10,7 +10,7 @@ from dldist._base.options import WorkResult
 
 
 def result_future_of(work: Any) -> Future:
-    """Return a Future whose value is a WorkResult, even if the work fails."""
+    """Return a Future of a work's outcome, a WorkResult, which is set even if the work fails."""
     future = Future()
 
     def tell() -> None:

@@ -19,12 +19,12 @@ def candidates() -> list[str]:
 
 
 def paths() -> tuple[str | None, str | None]:
-    """Return the paths of NCCL and the CUDA driver in the environment, each None if not set."""
+    """Return the environment's paths of NCCL and the CUDA driver, each None if not set."""
     return settings.value("nccl_library") or None, settings.value("cuda_library") or None
 
 
 def load() -> None:
-    """Load both libraries, once per process. A NotImplementedError lists the failed attempts."""
+    """Load NCCL and the CUDA driver, once. NotImplementedError lists the failed attempts."""
     try:
         _load()
     except NotImplementedError:
@@ -32,7 +32,7 @@ def load() -> None:
 
 
 def _load() -> None:
-    """Load both libraries; the error describes only the first missing library."""
+    """Load NCCL and the CUDA driver. The error describes only the first that is missing."""
     global _reason
     if _core._nccl_info() is not None:
         return
@@ -44,16 +44,16 @@ def _load() -> None:
         _reason = error
         raise
     _reason = None
-    # Runs before the package's other exit handlers: communicators use CUDA's threads and memory.
+    # Run before the package's other exit handlers: communicators use CUDA's threads and memory.
     atexit.register(_core._shutdown_nccl)
 
 
 def _encryption() -> tuple[str | None, int]:
-    """Return the key of NCCL's connections, None if they are plain, and a number that identifies
-    the key without revealing it.
+    """Return the encryption key of NCCL's connections (None if they are not encrypted), and a
+    number that identifies the key without revealing it.
 
-    Every process derives the key from the job's secret, without sending either: a store without
-    encryption could not carry a key. The key does not depend on the order of a process's groups.
+    Every process derives the key from the job's secret. Neither key nor secret is sent, because the
+    store may not be encrypted. The key does not depend on the order in which groups are created.
     """
     if not settings.value("nccl_encryption"):
         return None, 0
@@ -78,7 +78,7 @@ def is_available() -> bool:
 
 
 def why_not() -> str | None:
-    """Describe the failed attempts to load NCCL, or return None if NCCL is available."""
+    """Describe the failed attempts to load NCCL. Return None if NCCL is available."""
     if is_available():
         return None
     reason = str(_reason)
@@ -87,7 +87,7 @@ def why_not() -> str | None:
 
 
 def info() -> dict[str, Any]:
-    """Return both libraries' paths and versions, and the number of devices."""
+    """Return the paths and versions of NCCL and the CUDA driver, and the number of devices."""
     load()
     found = _core._nccl_info()
     assert found is not None
@@ -105,10 +105,12 @@ def version_of(code: int) -> tuple[int, int, int]:
 
 
 def _avoid_nvls_if_deterministic(is_wanted: bool | None) -> None:
-    """Disable NVLS, whose reductions are not deterministic, by NCCL_ALGO, as torch does. An
-    NCCL_ALGO that is set stays. If `is_wanted` is None, torch's flag decides."""
+    """Disable NVLS, whose reductions are not deterministic, by setting NCCL_ALGO, as torch does,
+    unless NCCL_ALGO is set. If `is_wanted` is None, torch's flag for deterministic algorithms
+    decides."""
     if is_wanted is None:
-        ask = getattr(sys.modules.get("torch"), "are_deterministic_algorithms_enabled", None)  # torch may be partly imported
+        # getattr, because torch may be only partly imported.
+        ask = getattr(sys.modules.get("torch"), "are_deterministic_algorithms_enabled", None)
         is_wanted = ask is not None and ask()
     if is_wanted and not os.environ.get("NCCL_ALGO"):
         os.environ["NCCL_ALGO"] = "^NVLS"
