@@ -37,7 +37,7 @@ def __dir__() -> list[str]:
 def set_log_level(level: str) -> None:
     """Log dldist's activity to the logger "dldist"; `level` is "off", "info" or "debug"."""
     if _core._set_log_level(level):
-        # Only if the log is on, because this import loads logging and starts a thread.
+        # Import this only if the log is on, because the import loads logging and starts a thread.
         from dldist._base import log
 
         log.start(level)

@@ -179,7 +179,8 @@ class P2POp(Message):
     """One message of batch_isend_irecv.
 
     Args:
-        op: dldist.isend or dldist.irecv. For Group.batch_isend_irecv: its method, or its name.
+        op: dldist.isend or dldist.irecv. For Group.batch_isend_irecv: the group's method, or its
+            name.
         tensor: The tensor to send or fill.
         peer: The other rank, in the default world; for Group.batch_isend_irecv, in that group.
         group: The group, or None for the default world.

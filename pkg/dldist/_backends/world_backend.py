@@ -91,7 +91,7 @@ def close(group: World, timeout_s: float) -> None:
     try:
         group.close(timeout_s)
     except _core.DistTimeoutError:
-        pass  # the waiters of the unfinished works get this error
+        pass  # waiters of the unfinished works receive this error
 
 
 def group_behind(pg: ProcessGroup) -> World | None:
