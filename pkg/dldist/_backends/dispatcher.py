@@ -176,8 +176,7 @@ class Dispatcher(BackendCalls):
         return work._source_rank() if src is None else src
 
     def _timeouts_of_message(self, tensor: Any, timeout: Any) -> tuple[Any, Any]:
-        """Return the timeouts for call and wait. Low-level send and recv take none: wait gets it.
-        """
+        """Return the timeouts of call and wait; wait gets it if the low-level call takes none."""
         return (timeout, None) if isinstance(self._calls_for_message(tensor), _core.Group) else (None, timeout)
 
     def _backend_for(self, tensor: Any) -> Any:

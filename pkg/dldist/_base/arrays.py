@@ -44,8 +44,7 @@ class Family:
         buffer[...] = 0
 
     def finish(self, buffer: Any, x: Any) -> Any:
-        """Convert a buffer to an array of x's type. The buffer must not be written to afterwards.
-        """
+        """Convert a buffer to an array of x's type. Do not write to the buffer afterwards."""
         return buffer
 
     def view(self, memory: Any, x: Any) -> Any:

@@ -148,8 +148,7 @@ class Connection(BaseHTTPRequestHandler):
         return True  # _read_body sends 100 Continue after its checks
 
     def _check_client(self) -> None:
-        """Check the token. Reject web pages: a browser may reach servers that only this host can.
-        """
+        """Check the token. Reject web pages: browsers can reach servers that only this host can."""
         if self.headers.get("Origin") is not None:
             raise _Refusal(403, "requests of web pages are refused: this one has an Origin\n")
         shown = (self.headers.get("Authorization") or "").encode("utf-8", "surrogateescape")

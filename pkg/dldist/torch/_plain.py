@@ -174,8 +174,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._names_of_backends().get(kind, self.serves_as) == self.serves_as
 
     def _serving(self, kind: str) -> Any:
-        """Return the backend or torch group of a device type. Its first call must be on all ranks.
-        """
+        """Return a device type's backend or torch group. All ranks must make the first call."""
         name = self._names_of_backends().get(kind)
         if name is None:
             raise RuntimeError(f"No backend type associated with device type {kind}")

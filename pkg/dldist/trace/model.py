@@ -231,8 +231,7 @@ def _drop_markers(group: Group) -> None:
 
 
 def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
-    """Return times of collectives that several ranks completed: synchronising ones, or the others.
-    """
+    """Return times of collectives that several ranks completed, synchronising ones or others."""
     samples: list[Sample] = []
     for group in groups:
         for seq in group.numbers():
