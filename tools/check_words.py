@@ -126,9 +126,8 @@ LIKELY = {
     "that of": Rule(r"\b(?:that|those) of\b", "repeat the noun"),
     "trailing too": Rule(r", too\b", "write 'also' before the verb"),
 }
-# A verb in the third person, such as "adds"; no verb of the list of exceptions.
-SUBJECT_VERB = re.compile(r"(?!access|address|bypass|compress|discuss|express|miss|pass|press"
-                          r"|process|suppress)\w+s\b")
+# A verb in the third person, such as "adds" or "passes", but not "pass".
+SUBJECT_VERB = re.compile(r"(?!\w*ss\b|(?:always|focus|this)\b)\w+s\b")
 
 C_TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|' r"'(?:[^'\\\n]|\\.)+'", re.DOTALL)
 C_MARGIN = re.compile(r"^[ \t]*(?:/\*+|//+|\*)(?!/) ?|[ \t]*\*/$")
@@ -238,15 +237,23 @@ class Checker:
                 yield Hit(where, name, match[0], rule.reason)
 
     def file_hits(self, path: Path) -> Iterator[Hit]:
-        text = path.read_text(encoding="utf-8")
-        lines = text.splitlines()
         name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-        for unit in UNITS[path.suffix](text):
+        try:
+            text = path.read_text(encoding="utf-8")
+            units = list(UNITS[path.suffix](text))
+        except (UnicodeDecodeError, SyntaxError) as error:
+            raise SystemExit(f"{name}: {error}") from None
+        lines = text.splitlines()
+        for unit in units:
             if "words: ok" not in lines[min(unit.line, len(lines)) - 1]:
                 yield from self.hits(f"{name}:{unit.line}", unit.text, unit.is_start)
 
 
 def files_of(paths: list[Path]) -> list[Path]:
+    """Return the files to check: these, which must be of a known kind, and those in these folders."""
+    for path in paths:
+        if not path.is_dir() and (path.suffix not in UNITS or not path.is_file()):
+            raise SystemExit(f"{path}: expected a folder or a file of {', '.join(UNITS)}")
     found = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return [file for file in found if file.suffix in UNITS and file.is_file()]
 

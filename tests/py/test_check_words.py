@@ -95,13 +95,24 @@ def test_only_certain_hits_of_paths_are_errors(tmp_path):
     (tmp_path / "b.c").write_text("int x;\n/* A line.\n * Whoever reads it. */\n")  # words: ok
     code, text = run(tmp_path)
     assert code == 1 and "b.c:3: no actor: 'Whoever'" in text  # words: ok
-    assert run(tmp_path / "none")[0] == 1
+
+
+@pytest.mark.parametrize("name, content", [("none.md", None), ("a.sh", b"true\n"), ("a.md", b"\xff"), ("a.py", b"def\n")])
+def test_files_that_cannot_be_checked_are_errors(tmp_path, name, content):
+    (tmp_path / "good.md").write_text("Fine.\n")
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    done = subprocess.run([sys.executable, TOOL, tmp_path / "good.md", tmp_path / name], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and name in done.stderr
 
 
 @pytest.mark.parametrize("subject, problem", [
     ("net: share the handshake", None),
     ("store, net: pass deadlines on", None),
     ("net: shares the handshake", "'shares': use the imperative"),
+    ("net: passes deadlines on", "'passes': use the imperative"),
+    ("net: cross-check the keys", None),
+    ("net: always wake the owner", None),
     ("Share the handshake", "start with the folder"),
     ("net: share the handshake.", "no period"),
     ("net: " + "share " * 12 + "it", "79 characters, expected at most 72"),
