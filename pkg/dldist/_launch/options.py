@@ -61,7 +61,7 @@ _OPTIONS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("--role", {"default": "default", "metavar": "NAME", "help": "what ranks find in ROLE_NAME (default: default)"}),
         ("--max-restarts", {"type": int, "default": 0, "metavar": "N", "help": "start all ranks again after a failure, N times"}),
         ("--shutdown-timeout", {"dest": "grace_s", "type": float, "default": GRACE_S, "metavar": "SECONDS",
-         "help": f"the time from SIGTERM until ranks are killed (default: {GRACE_S:g})"}),
+         "help": f"the time from the signal that ends ranks until they are killed (default: {GRACE_S:g})"}),
         ("--bind-cores", {"dest": "has_bound_cores", "action": "store_true", "help": "give each rank cores of its own"}),
         ("--log-dir", {"metavar": "DIR",
          "help": "keep what ranks print in DIR/<run>/attempt_<N>/<rank>/stdout.log and stderr.log"}),
