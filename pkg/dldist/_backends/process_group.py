@@ -479,7 +479,7 @@ class ProcessGroup(Member):
         self.broadcast(first, root=0).wait()
         rank = int.from_bytes(first, "little") + self.rank()
         if rank >= size:
-            raise ValueError(f"merge_remote_group(): too many ranks have joined: got rank {rank}, expected {size} ranks")
+            raise ValueError(f"merge_remote_group(): too many ranks have joined: got {rank + 1}, expected {size}")
         where = _core.PrefixStore("merge_remote_group/", store)
 
         def merge(backend: Any, name: str) -> Any:
