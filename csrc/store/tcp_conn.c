@@ -67,7 +67,7 @@ remember_refused(dd_tcp_server *server, const char *who)
 }
 
 void
-tcp_conn_close_deferred(tcp_conn *conn, const char *why)
+tcp_conn_close(tcp_conn *conn, const char *why)
 {
     if (conn->is_closing) {
         return;
@@ -85,7 +85,7 @@ tcp_conn_close_deferred(tcp_conn *conn, const char *why)
     dd_sock_close(conn->handler.fd);
     conn->handler.fd = -1;
     dd_list_remove(&conn->link);
-    dd_list_push_back(&conn->server->closing, &conn->link);
+    dd_list_push_back(&conn->server->closed, &conn->link);
 }
 
 static void
@@ -106,8 +106,8 @@ free_conn(tcp_conn *conn)
 void
 tcp_server_reap(dd_tcp_server *server)
 {
-    while (!dd_list_is_empty(&server->closing)) {
-        free_conn(DD_CONTAINER_OF(server->closing.next, tcp_conn, link));
+    while (!dd_list_is_empty(&server->closed)) {
+        free_conn(DD_CONTAINER_OF(server->closed.next, tcp_conn, link));
     }
     atomic_store_explicit(&server->nentries, server->ks.entries.count, memory_order_relaxed);
 }
@@ -130,7 +130,7 @@ update_watched_events(tcp_conn *conn)
         if (dd_sys_epoll_ctl(conn->server->epoll_fd, EPOLL_CTL_MOD, conn->handler.fd, &event) != 0) {
             dd_error why;
             (void)dd_error_set_errno(&why, DD_SYSTEM, errno, "it cannot be watched");
-            tcp_conn_close_deferred(conn, why.message);
+            tcp_conn_close(conn, why.message);
         }
     }
 }
@@ -155,7 +155,7 @@ send_out(tcp_conn *conn)
             break;
         }
         if (io != DD_IO_OK) {
-            tcp_conn_close_deferred(conn, "it does not take its reply");
+            tcp_conn_close(conn, "it does not take its reply");
             return;
         }
         conn->out_sent += moved;
@@ -177,7 +177,7 @@ tcp_conn_flush(tcp_conn *conn)
         send_out(conn);
     }
     if (!conn->is_closing && conn->out.len == 0 && conn->closes_after_send) {
-        tcp_conn_close_deferred(conn, "refused");
+        tcp_conn_close(conn, "refused");
     }
     if (!conn->is_closing) {
         update_watched_events(conn);
@@ -205,7 +205,7 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
     conn->op = bytes.data[head - 1];
     const dd_tcp_op_row *row = dd_tcp_find_op(conn->op);
     if (row == NULL || !tcp_serve_is_allowed(conn, conn->op)) {
-        tcp_conn_close_deferred(conn, "it sent an operation that is not allowed");
+        tcp_conn_close(conn, "it sent an operation that is not allowed");
         return false;
     }
     dd_tcp_scan_begin(&conn->scan, row->request, 1, head);
@@ -224,7 +224,7 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     dd_error err;
     dd_tcp_scan_result result = dd_tcp_scan_run(&conn->scan, bytes, limits_of(conn), &err);
     if (result == DD_TCP_SCAN_BAD) {
-        tcp_conn_close_deferred(conn, err.message);
+        tcp_conn_close(conn, err.message);
     }
     if (result != DD_TCP_SCAN_DONE) {
         return false;
@@ -235,7 +235,7 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     tcp_serve(conn, conn->op, dd_bytes_of(bytes.data + head, *used - head));
     if (conn->is_reply_clear && *used < bytes.len) {
         /* An attacker on the path could have inserted bytes before the sealed ones. */
-        tcp_conn_close_deferred(conn, "it says something in the clear behind its hello");
+        tcp_conn_close(conn, "it says something in the clear behind its hello");
     }
     return true;
 }
@@ -277,7 +277,7 @@ read_and_serve(tcp_conn *conn)
         return;
     }
     if (is_rest && dd_blob_reserve(&conn->in, sizeof room, NULL) != DD_OK) {
-        tcp_conn_close_deferred(conn, "no memory for its request");
+        tcp_conn_close(conn, "no memory for its request");
     }
     if (conn->is_closing) {
         return;
@@ -288,7 +288,7 @@ read_and_serve(tcp_conn *conn)
     if (io == DD_IO_FORGED) {
         tcp_serve_forged(conn);
     } else if (io != DD_IO_OK && io != DD_IO_AGAIN) {
-        tcp_conn_close_deferred(conn, io == DD_IO_CLOSED ? "closed by the client" : "reading failed");
+        tcp_conn_close(conn, io == DD_IO_CLOSED ? "closed by the client" : "reading failed");
     }
     if (io != DD_IO_OK) {
         return;
@@ -302,7 +302,7 @@ read_and_serve(tcp_conn *conn)
     }
     size_t done = serve_whole(conn, dd_bytes_of(room, moved));
     if (!conn->is_closing && dd_blob_append(&conn->in, room + done, moved - done, NULL) != DD_OK) {
-        tcp_conn_close_deferred(conn, "no memory for its request");
+        tcp_conn_close(conn, "no memory for its request");
     }
 }
 
@@ -314,7 +314,7 @@ serve_socket(tcp_conn *conn, uint32_t events)
     if (events & EPOLLIN && is_readable(conn)) {
         read_and_serve(conn);
     } else if (events & (EPOLLERR | EPOLLHUP)) {
-        tcp_conn_close_deferred(conn, "connection lost");
+        tcp_conn_close(conn, "connection lost");
     }
     tcp_conn_flush(conn);
     while (!conn->is_closing && conn->out.len == 0 && conn->in.len > 0 && serve_kept(conn)) {

@@ -34,7 +34,7 @@ end_reply(tcp_conn *conn, const dd_tcp_writer *writer)
 {
     if (writer->status != DD_OK) {
         /* `out` may end with part of a reply, so nothing can follow */
-        tcp_conn_close_deferred(conn, "no memory for its reply");
+        tcp_conn_close(conn, "no memory for its reply");
     } else if (conn->is_tagged) {
         uint64_t len = conn->out.len - conn->reply_at - DD_TCP_HEAD_BYTES;
         memcpy(conn->out.data + conn->reply_at + DD_TCP_HEAD_BYTES - sizeof len, &len, sizeof len);
@@ -46,7 +46,7 @@ static void
 reply_error(tcp_conn *conn, const dd_error *error)
 {
     if (!conn->is_extended) {
-        tcp_conn_close_deferred(conn, error->message);
+        tcp_conn_close(conn, error->message);
         return;
     }
     dd_tcp_writer writer = begin_answer(conn, error->code);
@@ -97,7 +97,7 @@ static void
 serve_validate(tcp_conn *conn, dd_tcp_reader *reader)
 {
     if (dd_tcp_read(reader, 'u') != DD_TCP_MAGIC) {
-        tcp_conn_close_deferred(conn, "it showed a wrong magic number");
+        tcp_conn_close(conn, "it showed a wrong magic number");
     } else if (conn->server->secret.len > 0 || conn->is_surplus) {
         conn->state = TCP_CONN_GREETED;
         dd_admission_continue(&conn->server->admission, &conn->admission, conn->server->handshake_timeout_ns);
@@ -115,9 +115,8 @@ serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
     uint32_t nonce = (uint32_t)dd_tcp_read(reader, 'u');
     bool is_offer = (nonce & DD_TCP_OFFER_MASK) == DD_TCP_OFFER;
     if (conn->state != TCP_CONN_OPEN && !is_offer) {
-        tcp_conn_close_deferred(conn, conn->is_surplus
-                                          ? no_descriptors
-                                          : "it speaks PyTorch's protocol, which cannot show the secret");
+        tcp_conn_close(conn, conn->is_surplus ? no_descriptors
+                                              : "it speaks PyTorch's protocol, which cannot show the secret");
         return;
     }
     dd_tcp_writer writer = begin_answer(conn, DD_OK);
@@ -146,7 +145,7 @@ tcp_serve_forged(tcp_conn *conn)
         conn->tag = DD_TCP_NO_TAG;
         refuse(conn, error.code, error.message);
     } else {
-        tcp_conn_close_deferred(conn, error.message);
+        tcp_conn_close(conn, error.message);
     }
 }
 
@@ -357,7 +356,7 @@ park(tcp_conn *conn, const dd_store_request *request)
     }
     if (parked == NULL || dd_keyspace_park(&conn->server->ks, &parked->waiter, request, &error) != DD_OK) {
         dd_mem_free(parked);
-        tcp_conn_close_deferred(conn, error.message);
+        tcp_conn_close(conn, error.message);
         return;
     }
     dd_list_push_back(&conn->parked, &parked->link);

@@ -113,7 +113,7 @@ note_accept(dd_tcp_server *server, int reason)
 static void
 close_unauthenticated(dd_admission_peer *peer, const char *why)
 {
-    tcp_conn_close_deferred(DD_CONTAINER_OF(peer, tcp_conn, admission), why);
+    tcp_conn_close(DD_CONTAINER_OF(peer, tcp_conn, admission), why);
 }
 
 static void
@@ -388,7 +388,7 @@ tcp_server_free(dd_tcp_server *server)
 {
     close_listeners(server);
     while (!dd_list_is_empty(&server->conns)) {
-        tcp_conn_close_deferred(DD_CONTAINER_OF(server->conns.next, tcp_conn, link), "the server stops");
+        tcp_conn_close(DD_CONTAINER_OF(server->conns.next, tcp_conn, link), "the server stops");
     }
     tcp_server_reap(server);
     dd_keyspace_fini(&server->ks);
@@ -419,7 +419,7 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     atomic_init(&server->refs, 1);
     dd_list_init(&server->registry_link);
     dd_list_init(&server->conns);
-    dd_list_init(&server->closing);
+    dd_list_init(&server->closed);
     dd_admission_init(&server->admission, UNAUTHENTICATED_MAX, UNAUTHENTICATED_GRACE_NS,
                       close_unauthenticated);
     dd_keyspace_init(&server->ks);

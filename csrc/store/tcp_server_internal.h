@@ -52,7 +52,7 @@ typedef enum tcp_conn_state {
 typedef struct tcp_conn {
     tcp_handler handler;
     dd_tcp_server *server;
-    dd_list link;                /* in server->conns, or in server->closing */
+    dd_list link;                /* in server->conns, or in server->closed */
     dd_admission_peer admission; /* used until the connection is open */
     tcp_conn_state state;
     bool is_unix;     /* a Unix socket: the client is a process of the same user on this host */
@@ -116,7 +116,7 @@ struct dd_tcp_server {
     tcp_listener listeners[2 * DD_ADDR_LIST_MAX]; /* TCP sockets, with a Unix socket for each */
     size_t nlisteners;
     dd_list conns;
-    dd_list closing;
+    dd_list closed;
     dd_admission admission; /* a connection is "silent" until it has sent the magic number */
     char refused[TCP_REFUSED_MAX]
                 /* clients that did not prove the secret, the latest first; "" ends the list */
@@ -160,7 +160,7 @@ dd_status tcp_server_watch(dd_tcp_server *server, tcp_handler *handler, uint32_t
 void tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler);
 /* Create a connection, which owns the accepted descriptor. Closes it if there is no memory. */
 void tcp_conn_open(dd_tcp_server *server, int fd, bool is_unix, bool is_surplus);
-void tcp_conn_close_deferred(tcp_conn *conn, const char *why);
+void tcp_conn_close(tcp_conn *conn, const char *why);
 /* Free the closed connections. Must be called at the end of every turn of the loop. */
 void tcp_server_reap(dd_tcp_server *server);
 /* Send as much of `out` as the socket accepts; the loop sends the rest later. */

@@ -1408,7 +1408,7 @@ static void
 on_order(tcp_handler *handler, uint32_t events)
 {
     (void)events;
-    tcp_conn_close_deferred(DD_CONTAINER_OF(handler, assassin, handler)->victim, "by order");
+    tcp_conn_close(DD_CONTAINER_OF(handler, assassin, handler)->victim, "by order");
 }
 
 TEST(event_of_a_doomed_connection_is_let_go)
