@@ -30,7 +30,7 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *o
         nccl_group_end_complete(group);
     }
     dd_lock_take(&group->lock);
-    bool is_first = group->cause.code == DD_OK && !group->is_ended;
+    bool is_first = group->cause.code == DD_OK && !group->is_close_done;
     if (is_first) {
         if (is_failure && group->recorder_group != NULL) {
             dd_recorder_raise_alarm(group->recorder_group, origin != NULL ? origin->record : DD_NO_RECORD,
@@ -175,7 +175,7 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
         return status;
     }
     dd_lock_take(&group->lock);
-    bool has_ended = group->is_ended || group->is_driver_gone;
+    bool has_ended = group->is_close_done || group->is_driver_gone;
     group->is_released = false;
     dd_lock_release(&group->lock);
     if (!has_ended) {

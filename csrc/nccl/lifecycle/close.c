@@ -335,7 +335,7 @@ close_group(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
         close_failed(group, wait);
     }
     dd_lock_take(&group->lock);
-    group->is_ended = true;
+    group->is_close_done = true;
     if (status == DD_OK && group->is_unreported) {
         status = group->cause.code;
         nccl_group_describe_cause_locked(group, err);
