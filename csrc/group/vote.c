@@ -51,7 +51,8 @@ is_awaited(const dd_group *group, int rank)
 /* Fail if a rank will not vote, because it failed in the parent, left it, or abandoned this
  * group. */
 static dd_status
-check_voters(dd_group *group, const group_setup *setup, int64_t *left_ns, const dd_wait *wait, dd_error *err)
+check_voters(dd_group *group, const group_setup *setup, int64_t *left_at_ns, const dd_wait *wait,
+             dd_error *err)
 {
     dd_group *parent = setup->parent;
     dd_status status = DD_OK;
@@ -62,8 +63,8 @@ check_voters(dd_group *group, const group_setup *setup, int64_t *left_ns, const 
         status = group_check_parent_locked(parent, err);
         for (int i = 0; i < group->size && status == DD_OK && parent->nleft > 0; i++) {
             bool has_left = parent->members[setup->parent_ranks[i]].has_left;
-            *left_ns = has_left && *left_ns == 0 ? dd_clock_now_ns() : *left_ns;
-            if (has_left && (is_awaited(group, i) || dd_clock_now_ns() - *left_ns > LEFT_PATIENCE_NS)) {
+            *left_at_ns = has_left && *left_at_ns == 0 ? dd_clock_now_ns() : *left_at_ns;
+            if (has_left && (is_awaited(group, i) || dd_clock_now_ns() - *left_at_ns > LEFT_PATIENCE_NS)) {
                 status = dd_group_error_about(group, i, DD_PEER_LOST, "has left the parent group", err);
             }
         }
@@ -80,14 +81,14 @@ dd_status
 group_await_others(dd_group *group, const group_setup *setup, bool (*is_ready)(void *ctx), void *ctx,
                    const dd_wait *wait, dd_error *err)
 {
-    int64_t left_ns = 0; /* when a member was first found to have left; 0 if none has */
+    int64_t left_at_ns = 0; /* when a member was first found to have left; 0 if none has */
     for (int64_t slice_ns = FIRST_SLICE_NS;; slice_ns *= slice_ns < LONGEST_SLICE_NS ? 2 : 1) {
         dd_wait slice = dd_wait_at_most(wait, slice_ns);
         dd_status status = dd_group_await(group, is_ready, ctx, &slice, err);
         if (status != DD_OP_TIMED_OUT || dd_wait_has_expired(wait)) {
             return status;
         }
-        status = check_voters(group, setup, &left_ns, wait, err);
+        status = check_voters(group, setup, &left_at_ns, wait, err);
         if (status != DD_OK) {
             return status;
         }
