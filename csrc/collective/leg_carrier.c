@@ -196,7 +196,7 @@ continue_carried(dd_run *run, dd_error *error)
     }
     if (carried->state == DD_CARRIED_COMPARING) {
         int nranks = run->env.topology->nranks;
-        return enter_library(run, dd_run_compare_all(carried->comparison, nranks), DD_CARRIED_LOCATING,
+        return enter_library(run, dd_run_gather_signatures(carried->comparison, nranks), DD_CARRIED_LOCATING,
                              error);
     }
     if (carried->state == DD_CARRIED_LOCATING) {

@@ -90,7 +90,7 @@ dd_run_is_same(const dd_run_comparison *comparison)
 }
 
 const dd_carried_call *
-dd_run_compare_all(dd_run_comparison *comparison, int nranks)
+dd_run_gather_signatures(dd_run_comparison *comparison, int nranks)
 {
     comparison->call = (dd_carried_call){.coll = DD_COLL_ALL_GATHER,
                                          .dtype = DD_DTYPE_UINT8,
