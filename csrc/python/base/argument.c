@@ -86,6 +86,6 @@ py_argument_is_from(const py_argument *argument, const char *package)
     bool is_from = text != NULL && strncmp(text, package, package_len) == 0 &&
                    (text[package_len] == '\0' || text[package_len] == '.');
     Py_XDECREF(module);
-    PyErr_Clear();
+    py_error_forget();
     return is_from;
 }

@@ -28,7 +28,8 @@ PyObject *py_error_take(void);
 /* Set the current exception, taking ownership of `error`; NULL clears it. */
 void py_error_put(PyObject *error);
 /* Clear the current exception, if any, after an optional lookup in the caller's objects. If it is a
- * KeyboardInterrupt, signal the interrupt again, so that Ctrl-C is not lost. */
+ * KeyboardInterrupt, signal the main thread again, like SIGINT, so that Ctrl-C is not lost. Other
+ * exceptions outside Exception, such as SystemExit, are lost. */
 void py_error_forget(void);
 
 /* Return the status for the current exception: DD_STORE for an Exception of unknown kind,

@@ -386,8 +386,8 @@ py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reducti
         return false;
     }
     if (!find_op(text, &reduction->op)) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): unknown reduction %R: " EXPECTED_NAMES,
-                     function, object);
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument 'op': unknown reduction %R: " EXPECTED_NAMES, function, object);
         return false;
     }
     return reduction->op != DD_REDOP_PREMUL_SUM || refuse_kind(state, function);
