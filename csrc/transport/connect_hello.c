@@ -147,8 +147,7 @@ connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd
             version, DD_CARD_VERSION);
     }
     if (verdict >= CONNECT_VERDICT_COUNT || meanings[verdict].code == DD_OK) {
-        return dd_error_set(err, DD_PROTOCOL, "unknown handshake answer: got %d, expected less than %d",
-                            (int)verdict, (int)CONNECT_VERDICT_COUNT);
+        return dd_error_set(err, DD_PROTOCOL, "unexpected handshake answer: got %d", (int)verdict);
     }
     return dd_error_set(err, meanings[verdict].code, "%s", meanings[verdict].words[role]);
 }
