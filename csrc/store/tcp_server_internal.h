@@ -160,6 +160,7 @@ dd_status tcp_server_watch(dd_tcp_server *server, tcp_handler *handler, uint32_t
 void tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler);
 /* Create a connection, which owns the accepted descriptor. Closes it if there is no memory. */
 void tcp_conn_open(dd_tcp_server *server, int fd, bool is_unix, bool is_surplus);
+/* Close the descriptor; tcp_server_reap frees the connection. */
 void tcp_conn_close(tcp_conn *conn, const char *why);
 /* Free the closed connections. Must be called at the end of every turn of the loop. */
 void tcp_server_reap(dd_tcp_server *server);
