@@ -153,7 +153,7 @@ def test_the_table_of_defaults_is_true():
 
 def test_defaults_that_are_not_torchs_have_a_reason():
     page = (DOCS / "watchdog.md").read_text(encoding="utf-8")
-    reasons = page.partition("Why some defaults are not torch's:\n\n")[2].partition("\n\n")[0]
+    reasons = page.partition("Reasons for defaults that differ from torch's:\n\n")[2].partition("\n\n")[0]
     differing = {name for name, theirs, of_torch, here in rows_of_the_table() if of_torch.isdecimal() and of_torch != here}
     assert set(re.findall(r"`(DLDIST_\w+)`", reasons)) == differing
 

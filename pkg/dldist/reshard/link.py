@@ -203,7 +203,7 @@ class Link:
                 the other sources skip this rank.
         """
         if not self.is_destination or self.is_source:
-            raise _core.DistArgumentError("receive(): this rank is not only a destination: a rank on both sides calls exchange()")
+            raise _core.DistArgumentError("receive(): this rank is not only a destination; a rank on both sides must call exchange()")
         return self._receive(None, 0, self._deadline(timeout), flip)
 
     def flip(self) -> int:
