@@ -24,7 +24,7 @@
 #define CONNECT_INCOMING_MAX (3 * CONNECT_STAGE_MAX + 1)
 /* Listening sockets: one per card address, or one for all and one for loopback; one Unix socket. */
 #define CONNECT_LISTEN_MAX (DD_ADDR_LIST_MAX + 1)
-/* Addresses tried by a dial: those of a card, and the Unix socket. */
+/* Addresses tried by a dial: a card's addresses, and the Unix socket. */
 #define CONNECT_RACERS_MAX (DD_ADDR_LIST_MAX + 1)
 #define CONNECT_POLLED_MAX \
     (1 + CONNECT_LISTEN_MAX + CONNECT_INCOMING_MAX + CONNECT_DIALS_MAX * CONNECT_RACERS_MAX)

@@ -148,7 +148,7 @@ do_in_turn(xccl_carrier *self, xccl_job job, dd_error *err)
     return xccl_check(self, result, job_name(job), err);
 }
 
-/* Set the thread idle. If XCCL_CANCEL has been posted meanwhile, that is the next job instead. */
+/* Set the thread idle. If XCCL_CANCEL has been posted since, that is the next job instead. */
 static void
 end_job(xccl_carrier *self, xccl_job job)
 {

@@ -56,7 +56,7 @@ dd_status dd_ffi_program_add(dd_ffi_program *program, const dd_ffi_call *call, d
 
 /* Make the program available to XLA. No calls may be added after this. */
 void dd_ffi_program_publish(dd_ffi_program *program);
-/* Use this group for later runs. Its rank and size must equal those of the previous group. */
+/* Use this group for later runs. Its rank and size must equal the previous group's. */
 void dd_ffi_program_set_group(dd_ffi_program *program, dd_group *group);
 /* Remove the program: later runs fail. It is freed when the last run in progress has ended. */
 void dd_ffi_program_destroy(dd_ffi_program *program);

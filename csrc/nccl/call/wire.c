@@ -1,7 +1,7 @@
 /* NCCL's dtypes and operations for reductions of dldist's dtypes. */
 #include "nccl/call/internal.h"
 
-/* Return the dtype to reduce with: uint8 for bool, that of one part for a complex number. */
+/* Return the dtype to reduce with: uint8 for bool, the real dtype for a complex one. */
 static dd_dtype
 wire_part(dd_dtype dtype)
 {

@@ -92,7 +92,7 @@ const char *dd_nccl_comm_print(const dd_nccl_comm *comm, char *out, size_t size)
 dd_status dd_nccl_check_wait(const char *what, const atomic_bool *stop, const dd_wait *wait,
                              dd_error *err) DD_MUST_CHECK;
 /* Wait until `changed` is signalled, at most a slice of `wait`, then call dd_nccl_check_wait. The
- * caller must hold mu, which is released meanwhile: so check for the change before the result. */
+ * caller must hold mu, which is released during the wait: so check for the change first. */
 dd_status dd_nccl_await_change_locked(pthread_cond_t *changed, dd_lock *mu, const char *what,
                                       const atomic_bool *stop, const dd_wait *wait,
                                       dd_error *err) DD_MUST_CHECK;

@@ -99,7 +99,7 @@ dd_group *py_group_core(PyObject *group);
 bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 
 /* Call the core's function(..., &wait, &err) without the GIL. False with an exception on failure;
- * exceptions are those of groups. */
+ * exceptions are like a group's. */
 #define PY_GROUP_CALL(state, timeout_ns, function, ...)                                                     \
     __extension__({                                                                                         \
         py_wait py_call_wait;                                                                               \
