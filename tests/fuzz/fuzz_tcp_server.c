@@ -83,7 +83,7 @@ settle(dd_tcp_server *server)
         }
         require(conn->out_sent <= conn->out.len && conn->in.len <= 4 * TCP_RECV_BYTES);
     }
-    require(nparked == server->nparked && dd_list_is_empty(&server->closing));
+    require(nparked == server->nparked && dd_list_is_empty(&server->closed));
 }
 
 /* Send without waiting. A server that does not read, or has closed, receives less. */
