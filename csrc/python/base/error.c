@@ -328,6 +328,17 @@ py_error_forget(void)
     Py_XDECREF(error);
 }
 
+bool
+py_has_attribute(PyObject *object, PyObject *name)
+{
+    PyObject *exception = py_error_take();
+    PyObject *attribute = PyObject_GetAttr(object, name);
+    Py_XDECREF(attribute);
+    py_error_forget();
+    py_error_put(exception);
+    return attribute != NULL;
+}
+
 dd_status
 py_error_status_of_current(py_state *state)
 {

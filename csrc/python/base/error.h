@@ -31,6 +31,8 @@ void py_error_put(PyObject *error);
  * KeyboardInterrupt, signal the main thread again, like SIGINT, so that Ctrl-C is not lost. Other
  * exceptions outside Exception, such as SystemExit, are lost. */
 void py_error_forget(void);
+/* Return true if the object has the attribute, after such a lookup. Keeps the current exception. */
+bool py_has_attribute(PyObject *object, PyObject *name);
 
 /* Return the status for the current exception: DD_STORE for an Exception of unknown kind,
  * DD_INTERRUPTED if it is not derived from Exception. */

@@ -73,18 +73,6 @@ read_buffer(py_tensor *tensor, const py_argument *argument)
     return true;
 }
 
-/* Return true if the object has the attribute. Keeps the current exception. */
-static bool
-has_attribute(PyObject *object, const char *name)
-{
-    PyObject *exception = py_error_take();
-    PyObject *attribute = PyObject_GetAttrString(object, name);
-    Py_XDECREF(attribute);
-    py_error_forget();
-    py_error_put(exception);
-    return attribute != NULL;
-}
-
 /* Read a buffer. Return 1 on success, 0 if another way may succeed, -1 with an exception. */
 static int
 try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
@@ -107,7 +95,8 @@ try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
         return 1;
     }
     tensor->buffer.obj = NULL;
-    if (PyErr_ExceptionMatches(PyExc_Exception) && has_attribute(argument->value, "__dlpack__")) {
+    if (PyErr_ExceptionMatches(PyExc_Exception) &&
+        py_has_attribute(argument->value, state->names[PY_NAME_DLPACK])) {
         PyErr_Clear();
         return 0;
     }

@@ -135,15 +135,6 @@ find_library(const py_argument *argument)
     return PY_LIBRARY_OTHER;
 }
 
-static bool
-class_has(const py_state *state, PyObject *type, py_name name)
-{
-    PyObject *attribute = PyObject_GetAttr(type, state->names[name]);
-    Py_XDECREF(attribute);
-    py_error_forget();
-    return attribute != NULL;
-}
-
 static void
 find_facts(const py_state *state, PyObject *object, py_tensor_facts *facts)
 {
@@ -151,9 +142,9 @@ find_facts(const py_state *state, PyObject *object, py_tensor_facts *facts)
     py_argument argument = {.state = state, .value = object};
     facts->api = find_exchange_api(state, type);
     facts->library = find_library(&argument);
-    facts->has_device = class_has(state, type, PY_NAME_DLPACK_DEVICE);
-    facts->has_is_neg = class_has(state, type, PY_NAME_IS_NEG);
-    facts->has_is_conj = class_has(state, type, PY_NAME_IS_CONJ);
+    facts->has_device = py_has_attribute(type, state->names[PY_NAME_DLPACK_DEVICE]);
+    facts->has_is_neg = py_has_attribute(type, state->names[PY_NAME_IS_NEG]);
+    facts->has_is_conj = py_has_attribute(type, state->names[PY_NAME_IS_CONJ]);
 }
 
 static known_type *
