@@ -160,6 +160,38 @@ def test_a_store_that_is_gone_is_no_missing_rank():
     assert "missing ranks" not in str(errors[0]) and isinstance(errors[0], dldist.DistNetworkError)
 
 
+class FailingStore(dldist.Store):
+    """A store whose wait() and check() raise the given errors, if any. No key is ever set."""
+
+    def __init__(self, of_wait, of_check):
+        super().__init__()
+        self.errors = {"wait": of_wait, "check": of_check}
+
+    def set(self, key, value):
+        pass
+
+    def add(self, key, amount):
+        return 1
+
+    def wait(self, keys, timeout):
+        raise self.errors["wait"]
+
+    def check(self, keys):
+        if self.errors["check"]:
+            raise self.errors["check"]
+        return False
+
+
+@pytest.mark.parametrize("late", [dldist.DistStoreTimeoutError("late"), RuntimeError("late")])
+def test_failure_of_the_store_is_not_reported_as_missing_ranks(late):
+    lost = dldist.DistNetworkError("lost the store")
+    for store in (FailingStore(lost, None), FailingStore(late, lost)):
+        with pytest.raises(dldist.DistNetworkError, match="^lost the store$"):
+            _StoreCollectives(store, 0, 2).barrier("k", SHORT)
+    with pytest.raises(type(late), match="missing ranks: 0, 1, late"):
+        _StoreCollectives(FailingStore(late, None), 0, 2).barrier("k", SHORT)
+
+
 def test_a_key_serves_once():
     store = dldist.HashStore()
     mine = _StoreCollectives(store, 0, 1)

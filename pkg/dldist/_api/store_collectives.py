@@ -146,16 +146,11 @@ class _StoreCollectives(_ControlCollectives):
         try:
             self._store.wait(keys, to_timedelta(timeout))
         except RuntimeError as error:
-            missing = self._missing(key)
-            if not missing:
-                raise
-            kind = type(error) if isinstance(error, _core.DistError) else RuntimeError
-            raise kind(f"{call} failed -- missing ranks: {missing}, {error}") from error
-
-    def _missing(self, key: str) -> str:
-        """Return the ranks without a key as text, for an error; "" if the store fails."""
-        try:
+            is_ours = isinstance(error, _core.DistError)
+            if is_ours and not isinstance(error, _core.DistStoreTimeoutError):
+                raise  # the store has failed, whichever ranks are missing
             absent = [rank for rank in range(self._world_size) if not self._store.check([self._key_of(key, rank)])]
-        except RuntimeError:
-            return ""
-        return ", ".join(map(str, absent))
+            if not absent:
+                raise
+            kind = type(error) if is_ours else RuntimeError
+            raise kind(f"{call} failed -- missing ranks: {', '.join(map(str, absent))}, {error}") from error
