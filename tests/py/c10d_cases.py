@@ -283,7 +283,7 @@ def coalesced_calls(rank, size):
     """all_reduce_coalesced, which is deprecated, must work with one tensor and with several."""
     for is_async in (False, True):
         x, y = f(rank), f(rank, 1)
-        with warns(FutureWarning, "`dldist.all_reduce_coalesced` is deprecated"):
+        with warns(FutureWarning, "`dldist.all_reduce_coalesced` is deprecated, please use `dldist.coalescing` instead"):
             result = dist.all_reduce_coalesced([x, y], async_op=is_async)
         assert isinstance(result, dist.Future) == is_async
         if is_async:
@@ -312,7 +312,7 @@ def deprecated_names(rank, size):
     with warns(FutureWarning, "`dldist.gather_into_tensor` is deprecated"):
         dist.gather_into_tensor(f(rank), gathered)
     assert gathered is None or gathered.tolist() == list(range(size))
-    with warns(FutureWarning, "all_gather_coalesced"):
+    with warns(FutureWarning, "all_gather_coalesced` is deprecated, please use `dldist.coalescing` instead"):
         dist.all_gather_coalesced([[f(0)] for _ in range(size)], [f(1)])
     with warns(FutureWarning, "reduce_op"):
         assert dist.reduce_op.SUM is dist.ReduceOp.SUM

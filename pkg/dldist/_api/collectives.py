@@ -314,7 +314,7 @@ def all_gather_coalesced(
     Returns:
         A Future if async_op is true, else None.
     """
-    _deprecated("all_gather_coalesced", "_coalescing_manager")
+    _deprecated("all_gather_coalesced", "coalescing")
     if not isinstance(output_tensor_lists, list):
         raise TypeError("Invalid function argument: output_tensor_lists should be a list")
     return _as_future(calls_of(group).all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op=async_op))
@@ -571,7 +571,7 @@ def all_reduce_coalesced(
     Returns:
         A Future of the tensors if async_op is true, else None.
     """
-    _deprecated("all_reduce_coalesced", "_coalescing_manager")
+    _deprecated("all_reduce_coalesced", "coalescing")
     many: Any = tensors if isinstance(tensors, (list, tuple)) else [tensors]
     calls = calls_of(group)
     try:
