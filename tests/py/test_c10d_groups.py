@@ -130,6 +130,20 @@ def test_a_second_world_is_refused():
     dldist.destroy_process_group()
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_init_in_a_forked_child_names_the_fork():
+    dldist.init_process_group()
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writer, repr(error_of(dldist.init_process_group)).encode())
+        os._exit(0)
+    text = os.read(reader, 1000).decode()
+    os.waitpid(child, 0)
+    os.close(reader), os.close(writer)
+    assert text.startswith("ValueError") and f"was forked from process {os.getpid()} after init_process_group()" in text
+    dldist.destroy_process_group()
+
+
 def test_a_failed_init_leaves_nothing_that_the_next_one_stumbles_on():
     store = dldist.HashStore()
 

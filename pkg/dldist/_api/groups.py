@@ -109,6 +109,11 @@ def init_process_group(
     """
     world = registry._world
     if world.default_pg is not None:
+        if world.pid != os.getpid():
+            raise ValueError(
+                f"init_process_group(): this process was forked from process {world.pid} after init_process_group() there; "
+                "make a dldist.World here, or start the process with multiprocessing's start method 'spawn'"
+            )
         raise ValueError("trying to initialize the default process group twice!")
     _check_meeting_place(init_method, store, world_size, rank)
     device = _check_device_id(device_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from _thread import _local, allocate_lock
 from collections.abc import Callable, Sequence
@@ -80,6 +81,7 @@ class Registry:
     @default_pg.setter
     def default_pg(self, group: ProcessGroup | None) -> None:
         self._default_pg = group
+        self.pid = os.getpid()
         self.operations = None if group is None else group.operations
         compiled = sys.modules.get("dldist.functional.jax")
         if compiled is not None:
