@@ -319,6 +319,7 @@ def test_exceptions_can_be_pickled():
     }
     ours = [kind for kind in _kinds_of(dldist.DistError) if kind.__module__.startswith("dldist")]
     assert {dldist.DistArgumentError, dldist.DistTypeError, spawn.ProcessExitedException} < set(ours)
+    assert all(getattr(dldist, kind.__name__) is kind for kind in arguments)
     assert all(getattr(dldist, kind.__name__) is kind for kind in ours if kind.__module__ == "dldist")
     for kind in ours:
         for given in (arguments[kind],) if kind in arguments else (("text",), ("text", 3), ()):

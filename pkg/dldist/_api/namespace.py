@@ -53,7 +53,7 @@ PACKAGE = {
     "dldist._api.torch_private": "default_pg_timeout",
     "dldist._api.shared_arrays": "empty",
     "dldist.device_mesh": "DeviceMesh init_device_mesh",
-    "dldist._launch.spawn": "spawn",
+    "dldist._launch.spawn": "ProcessException ProcessExitedException ProcessRaisedException spawn",
     "dldist.reducer": "GradBucket Logger Reducer",
     "dldist.rendezvous": "register_rendezvous_handler",
     "dldist._windows.window": "Window WindowAttr",
