@@ -315,7 +315,7 @@ coverage-sim: $(BUILD)/sim-coverage/sim ## coverage by SEEDS simulated worlds
 coverage-py: stubs ## coverage by Python tests (FILES='window plans' for some)
 	DLDIST_WERROR=0 DLDIST_COVERAGE=1 DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(BUILD)/coverage-py/lib --build-temp $(BUILD)/coverage-py/tmp
 	@find $(BUILD)/coverage-py -name '*.gcda' -delete
-	PYTHONPATH=$(BUILD)/coverage-py/lib PYTHONDONTWRITEBYTECODE=1 $(PYTEST) -p no:cacheprovider $(if $(filter command,$(origin FILES)),$(FILES:%=tests/py/test_%.py),tests/py)
+	PYTHONPATH=$(BUILD)/coverage-py/lib PYTHONDONTWRITEBYTECODE=1 $(PYTEST) -p no:cacheprovider $(if $(filter command,$(origin FILES)),$(FILES:%=tests/py/*/test_%.py),tests/py)
 	@$(PYTHON) tools/coverage.py "$(GCOV) $(BUILD)/coverage-py/tmp" $(COVERAGE)
 
 # ---- checks of the source
@@ -389,18 +389,18 @@ test-py: ext ## pytest on the extension in place (needs pytest and pytest-xdist 
 
 # Preloads the sanitizers' runtime into the interpreter, and makes it allocate with malloc, which
 # they check. Tests check for leaks when a process has finished its work, not at exit
-# (tests/py/leak_check.py). Warnings are not errors here, as sanitizers cause false ones in gcc.
+# (tests/py/support/leak_check.py). Warnings are not errors here, as sanitizers cause false ones in gcc.
 PY_ASAN := $(BUILD)/py-asan
 PY_ASAN_RUN = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" PYTHONMALLOC=malloc \
               PYTHONPATH=$(PY_ASAN)/lib PYTHONDONTWRITEBYTECODE=1 \
               ASAN_OPTIONS=detect_leaks=1:leak_check_at_exit=0:detect_stack_use_after_return=1:malloc_context_size=20
 # Test files that cover most of csrc/python/ in a few minutes; FILES='window plans' selects others.
-FILES ?= out_of_memory message_dtypes outputs_twice tensors group_bad_input group_surface work_class python_store group_works \
+FILES ?= out_of_memory message_dtypes output_aliasing tensors group_bad_input group_surface work_class python_store group_works \
          stores window plans c10d_calls nccl_case_files
 
 test-py-asan: stubs ## the binding under ASan, LSan and UBSan, with each allocation failing once (FILES='tensors' for others)
 	DLDIST_WERROR=0 DLDIST_SANITIZE=address DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_ASAN)/lib --build-temp $(PY_ASAN)/tmp
-	$(PY_ASAN_RUN) $(PYTEST) $(FILES:%=tests/py/test_%.py)
+	$(PY_ASAN_RUN) $(PYTEST) $(FILES:%=tests/py/*/test_%.py)
 
 PY_FAULTS := $(BUILD)/py-faults
 # Additional arguments: ERRORS_PY='--programs world --calls mmap'.

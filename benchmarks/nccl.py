@@ -31,7 +31,7 @@ import dldist.nccl
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(HERE, "peers", "bare_nccl.c")
-TESTS = os.path.join(os.path.dirname(HERE), "tests", "py")
+SUPPORT = os.path.join(os.path.dirname(HERE), "tests", "py", "support")
 BARE = "ncclAllReduce"
 
 
@@ -150,7 +150,7 @@ def fake_ways(device, group, own):
     stream."""
     if "DLDIST_CUDA_LIBRARY" not in os.environ:
         return {}
-    sys.path.insert(0, TESTS)
+    sys.path.insert(0, SUPPORT)
     import cuda_framework
 
     framework = cuda_framework.load()

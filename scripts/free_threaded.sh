@@ -15,7 +15,7 @@ source scripts/common.sh
 
 python=$(command -v "${1:?usage: bash scripts/free_threaded.sh PYTHON [pytest arguments]}")
 shift
-tests=(tests/py/test_{free_threading,free_threading_stores,work_class,group_works,python_store,stores,window,plans}.py)
+tests=(tests/py/*/test_{free_threading,free_threading_stores,work_class,group_works,python_store,stores,window,plans}.py)
 [[ $# -gt 0 ]] && tests=("$@")
 root=$PWD/build/free-threaded
 # clang-14's ThreadSanitizer cannot map its memory with the address randomisation of newer kernels.

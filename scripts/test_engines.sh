@@ -42,4 +42,4 @@ DLDIST_TEST_MPI=$(IFS=:; echo "${mpis[*]}")
 export DLDIST_TEST_MPI
 
 echo "== testing: two and four ranks with each library, about five minutes on two cores"
-"$venv/bin/python" -m pytest -q -rs tests/py/test_carriers.py tests/py/test_mpi.py tests/py/test_jax.py tests/py/test_jax_cliques.py "$@"
+"$venv/bin/python" -m pytest -q -rs tests/py/carriers/test_{carriers,mpi}.py tests/py/arrays/test_jax{,_cliques}.py "$@"

@@ -45,11 +45,11 @@ test_tools=(pytest pytest-xdist cloudpickle hypothesis expecttest)
 files_of() {
     case $1 in
         default) echo tests/py ;;
-        arrays) echo tests/py/test_{tensors,operations,group_operations,message_dtypes,objects,shared_array,functional,reshard}.py ;;
-        torch) echo tests/py/test_torch_*.py tests/py/test_c10d_*.py tests/py/test_{surface,device_mesh,examples}.py ;;
-        torch-backend) echo tests/py/test_torch_{names,backend,backend_entry,native,interop}.py tests/py/test_c10d_{surface,hooks}.py ;;
-        jax) echo tests/py/test_jax*.py tests/py/test_functional.py ;;
-        frameworks) echo tests/py/test_torch_{backend,interop}.py tests/py/test_jax.py tests/py/test_functional.py ;;
+        arrays) echo tests/py/*/test_{tensors,operation_table,group_operations,message_dtypes,objects,shared_array,functional,reshard}.py ;;
+        torch) echo tests/py/*/test_torch_*.py tests/py/*/test_c10d_*.py tests/py/*/test_{surface,device_mesh,examples}.py ;;
+        torch-backend) echo tests/py/*/test_torch_{names,backend,backend_entry,native,interop}.py tests/py/*/test_c10d_{surface,hooks}.py ;;
+        jax) echo tests/py/*/test_jax*.py tests/py/arrays/test_functional.py ;;
+        frameworks) echo tests/py/*/test_torch_{backend,interop}.py tests/py/arrays/test_jax.py tests/py/arrays/test_functional.py ;;
     esac
 }
 

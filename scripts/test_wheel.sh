@@ -10,7 +10,7 @@ source scripts/common.sh
 
 # Tests that cover most of the binding and the differences between Python versions: frames, signals,
 # threads, buffers, pickles.
-files=(tests/py/test_{tensors,group_works,work_class,python_store,objects,flight_recorder,threads_signals_fork}.py)
+files=(tests/py/*/test_{tensors,group_works,work_class,python_store,objects,flight_recorder,threads_signals_fork}.py)
 # Limits on the cost of a call are checked only with the Python that runs all tests.
 left_out=test_it_costs_little
 source_tree=build/sdist

@@ -86,7 +86,7 @@ which order it looks for launchers. A malformed value is an error that names the
 | `DLDIST_TEST_FAIL` | `rank:call:number:errno`, and `:lasting` | `tests/errors/failing.py` runs a program in which that call of the system fails ([failing-calls.md](contributing/failing-calls.md)). |
 | `DLDIST_TEST_FAIL_COUNTS` | a file | It writes there how often a rank has made which call. |
 | `DLDIST_TEST_CHAOS` | any | Some epochs of the chaos runs (`tests/chaos/`) within pytest; without it they are skipped, and `make chaos` runs them. |
-| `DLDIST_TEST_TORCH_WAYS` | `1` | `tests/py/test_torch_programs.py` runs each program by the name "dldist" and as "gloo", with groups in C++ and in Python; without it, by name in C++. |
+| `DLDIST_TEST_TORCH_WAYS` | `1` | `tests/py/pytorch/test_torch_programs.py` runs each program by the name "dldist" and as "gloo", with groups in C++ and in Python; without it, by name in C++. |
 | `DLDIST_TEST_EXAMPLES` | a number | So many examples in each of the tests that are state machines, others every time ([fuzzing.md](contributing/fuzzing.md)); without it a few, always the same. |
 | `VENV` | a folder | Where `scripts/test.sh`, `scripts/demo.sh` and `scripts/wheels.sh` make their virtual environment. |
 

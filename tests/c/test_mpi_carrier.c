@@ -1,5 +1,5 @@
 /* Failures in an MPI communicator. The MPI functions are stubs; each rank is a thread with its own
- * library. Data movement is tested with real MPIs (tests/py/test_carriers.py). */
+ * library. Data movement is tested with real MPIs (tests/py/carriers/test_carriers.py). */
 #include "check.h"
 #include "core/mem.h"
 #include "faults/faults.h"

@@ -1,5 +1,5 @@
 /* The flight recorder: its ring, groups, alarms, call sites, and dumps as text.
- * tests/py/test_flight_recorder.py reads dumps back. */
+ * tests/py/diagnostics/test_flight_recorder.py reads dumps back. */
 #include "check.h"
 #include "core/clock.h"
 #include "core/mem.h"

@@ -31,7 +31,7 @@ from collections import Counter
 from multiprocessing.connection import wait
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(HERE, "..", "py")]
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "py", "support")]
 
 import netns  # noqa: E402
 import procs  # noqa: E402

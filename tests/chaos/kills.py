@@ -28,7 +28,7 @@ from collections import Counter, defaultdict
 from multiprocessing.connection import Pipe, wait
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(HERE, "..", "py")]
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "py", "support")]
 
 import chaos  # noqa: E402
 import dldist  # noqa: E402

@@ -3,7 +3,7 @@
     python tests/chaos/soak.py [--ranks 4] [--groups 1000] [--iterations 10000] [--only PART]
 
 The numbers of descriptors, threads and mappings must be the same after a tenth of the iterations
-and after all of them, and memory nearly the same. --help lists the parts; tests/py/test_churn.py
+and after all of them, and memory nearly the same. --help lists the parts; tests/py/faults/test_chaos.py
 runs them briefly.
 """
 
@@ -14,7 +14,7 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(HERE, "..", "py")]
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "py", "support")]
 
 import dldist  # noqa: E402
 import oracle  # noqa: E402

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-TESTS = os.path.join(os.path.dirname(HERE), "py")
-sys.path[:0] = [HERE, TESTS]
+SUPPORT = os.path.join(os.path.dirname(HERE), "py", "support")
+sys.path[:0] = [HERE, SUPPORT]
 
 # Child processes of tests find their workers here.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))

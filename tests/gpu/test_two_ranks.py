@@ -1,7 +1,7 @@
 """Two ranks on one GPU, each in its own process. These are the first tests that communicate,
 because a group of one rank only copies.
 
-They run the test suite of NCCL groups (tests/py/nccl_cases.py) and the cases of gpu_workers.py.
+They run the test suite of NCCL groups (tests/py/support/nccl_cases.py) and the cases of gpu_workers.py.
 Arrays are allocated by the driver: no framework is needed.
 """
 

@@ -10,7 +10,7 @@ import sys
 import dldist
 from dldist import distributed_c10d
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "py"))
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "py" / "support"))
 
 import thread_ranks  # noqa: E402
 

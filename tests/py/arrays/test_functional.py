@@ -1,0 +1,261 @@
+"""dldist.functional: every function, on arrays of every library, in one process and between two."""
+
+import array
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import dldist
+import dldist.functional as F
+import pytest
+from paths import DOCS
+
+pytest.importorskip("numpy", reason="NumPy is not installed")
+
+import functional_workers as workers  # noqa: E402
+import procs  # noqa: E402
+from group_team import start_ranks  # noqa: E402
+
+CASE_TIMEOUT_S = 60
+DOCUMENT = DOCS / "functional.md"
+HAS_ML_DTYPES = importlib.util.find_spec("ml_dtypes") is not None
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
+needs_ml_dtypes = pytest.mark.skipif(not HAS_ML_DTYPES, reason="ml_dtypes is not installed")
+
+
+class Team:
+    """Processes that run cases of functional_workers in one group."""
+
+    def __init__(self, size):
+        self.size = size
+        self.is_broken = False
+        self.children = procs.Group()
+        self.ranks, self.store = start_ranks(self.children, workers.member, size)
+        assert [child.recv() for child in self.ranks] == ["ready"] * size
+
+    def run(self, case, *args):
+        self.is_broken = True
+        for child in self.ranks:
+            child.send((case.__name__, args))
+        replies = [child.recv(CASE_TIMEOUT_S) for child in self.ranks]
+        errors = [reply for kind, reply in replies if kind == "error"]
+        assert not errors, "\n".join(f"{error['kinds'][0]}: {error['text']}" for error in errors)
+        self.is_broken = False
+        return [reply for _, reply in replies]
+
+    def close(self):
+        try:
+            for child in self.ranks:
+                child.send(None)
+            assert [child.result() for child in self.ranks] == ["closed"] * self.size
+        finally:
+            self.children.close()
+
+
+@pytest.fixture(scope="module")
+def teams():
+    made = {}
+    yield made
+    for team in made.values():
+        team.close()
+
+
+@pytest.fixture(params=[1, 2])
+def team(request, teams):
+    size = request.param
+    if size not in teams:
+        teams[size] = Team(size)
+    yield teams[size]
+    if teams[size].is_broken:
+        # The failed case broke the team; the next case starts another.
+        teams.pop(size).children.close()
+
+
+@pytest.mark.parametrize(
+    ("library", "dtype"),
+    [
+        ("numpy", "float32"),
+        ("numpy", "int64"),
+        ("numpy", "complex64"),
+        pytest.param("numpy", "bfloat16", marks=needs_ml_dtypes),
+        pytest.param("torch", "float64", marks=needs_torch),
+        pytest.param("torch", "int32", marks=needs_torch),
+        pytest.param("torch", "bfloat16", marks=needs_torch),
+        pytest.param("jax", "float32", marks=needs_jax),
+        pytest.param("jax", "uint8", marks=needs_jax),
+        pytest.param("jax", "bfloat16", marks=needs_jax),
+        ("array", "d"),
+        ("array", "q"),
+        ("bytes", "uint8"),
+        ("bytearray", "uint8"),
+        ("memoryview", "float32"),
+        ("opaque", "float32"),
+    ],
+)
+@pytest.mark.deadline(90)
+def test_every_function(team, library, dtype):
+    team.run(workers.every_function, library, dtype)
+
+
+def test_odd_shapes(team):
+    team.run(workers.odd_shapes)
+
+
+def test_trees(team):
+    team.run(workers.trees)
+
+
+def test_lazily(team):
+    team.run(workers.lazily)
+
+
+@needs_torch
+@pytest.mark.deadline(60)
+def test_torch_gradients(team):
+    team.run(workers.torch_gradients)
+
+
+@needs_jax
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize(
+    "case",
+    [
+        workers.jax_jit,
+        workers.jax_order,
+        workers.jax_gradients,
+        workers.jax_vmap,
+        workers.jax_dtypes,
+        workers.jax_without_python,
+    ],
+)
+def test_jax(team, case):
+    team.run(case)
+
+
+@needs_jax
+@pytest.mark.deadline(60)
+def test_jax_large_arrays_do_not_block_the_threads_of_xla(team):
+    team.run(workers.jax_large, 16)
+
+
+@needs_jax
+def test_jax_refusals(team):
+    for texts in team.run(workers.jax_refusals):
+        later, shapes, share, op = texts
+        assert "ValueError: all_reduce(): async_op=True is not for arrays that are traced" in later
+        assert "TypeError: all_gather_any(): not in jax.jit" in shapes
+        assert team.size == 1 or "cannot be shared evenly" in share
+        # raised at compile time
+        assert op == "DistArgumentError: all_reduce: BAND means nothing for float32"
+
+
+@needs_jax
+def test_jax_mismatch(team):
+    for text in team.run(workers.jax_mismatch):
+        wanted = r"FAILED_PRECONDITION: all_reduce #1 .* called all_reduce.* called all_reduce"
+        assert (text is None) if team.size == 1 else re.match(wanted, text), text
+
+
+def test_default_world(team):
+    team.run(workers.default_world, team.store.port)
+
+
+@needs_jax
+def test_jax_default_world(team):
+    team.run(workers.jax_default_world, team.store.port)
+
+
+REFUSALS = {
+    "number": ("TypeError", "all_reduce(): argument 'x' must be an array"),
+    "list": ("TypeError", "not list"),
+    "none": ("TypeError", "broadcast(): argument 'x' must be an array"),
+    "objects": ("TypeError", "which dldist does not support"),
+    "leaf": ("TypeError", "all_reduce_tree(): argument 'x' must be an array"),
+    "keys": ("TypeError", "keys without an order"),
+    "axis": ("ValueError", "argument 'axis' is 2, and there are 2 axes: x has the shape (3, 4)"),
+    "negative axis": ("ValueError", "argument 'axis' is -3"),
+    "no axis": ("ValueError", "there are 0 axes"),
+    "kind of axis": ("ValueError", "argument 'axis' is 1.0"),
+    "axis of a view": ("ValueError", "only be taken apart along axis 0"),
+    "dimensions": ("ValueError", "an array.array has one dimension"),
+    "share": ("ValueError", "cannot be shared evenly"),
+    "scatter": ("ValueError", "cannot be shared evenly"),
+    "split sizes": ("ValueError", "argument 'input_split_sizes' must be a size for each"),
+    "split sum": ("ValueError", "and axis 0 has 3"),
+    "split axes": ("ValueError", "equal split_axis and concat_axis"),
+    "root": ("ValueError", "broadcast(): argument 'root': invalid rank"),
+    "kind of root": ("ValueError", "reduce(): argument 'root': invalid rank: '0'"),
+    "dst": ("ValueError", "send(): argument 'dst': invalid rank: -1"),
+    "src": ("ValueError", "recv(): argument 'src': invalid rank"),
+    "pairs": ("ValueError", "permute(): argument 'pairs': invalid rank"),
+    "pair": ("ValueError", "pairs of a source and a destination"),
+    "twice": ("ValueError", "a source or a destination twice"),
+    "op": ("ValueError", "mean"),
+    "group": ("TypeError", "Invalid process group"),
+    "no world": ("ValueError", "Default process group has not been initialized"),
+}
+
+
+def test_refusals(team):
+    for caught in team.run(workers.refusals):
+        assert caught.keys() == REFUSALS.keys()
+        # One rank divides everything evenly.
+        excused = {"share", "scatter"} if team.size == 1 else set()
+        for name, error in caught.items():
+            if error is None:
+                assert name in excused, f"{name}: nothing was raised"
+                continue
+            kind, text = REFUSALS[name]
+            assert kind in error["kinds"] and text in error["text"], f"{name}: {error['kinds'][0]}: {error['text']}"
+
+
+class Number:
+    """A whole number like NumPy's: it only has __index__."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+def test_whole_numbers_of_any_library():
+    x = array.array("d", [1, 2])
+    zero, two = Number(0), Number(2)
+    with dldist.Group(None, 0, 1) as group:
+        assert F.all_gather(x, zero, group=group) == x
+        assert F.broadcast(x, zero, group) == F.reduce(x, zero, group=group) == F.gather(x, zero, group=group) == x
+        assert F.permute(x, [(zero, zero)], group) == x
+        assert F.all_to_all(x, 0, 0, [two], [two], group) == x
+
+
+def run_program(program):
+    environment = dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(dldist.__file__)))
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=25)
+
+
+def test_no_library_is_imported():
+    program = (
+        "import sys, array, dldist, dldist.functional as F\n"
+        "F.all_reduce(array.array('d', [1.0]), group=dldist.Group(None, 0, 1))\n"
+        "print([name for name in ('numpy', 'torch', 'jax', 'ml_dtypes', 'cupy') if name in sys.modules])\n"
+    )
+    ran = run_program(program)
+    assert (ran.stdout.strip(), ran.stderr) == ("[]", "")
+
+
+def examples_of_the_documentation():
+    with open(DOCUMENT, encoding="utf-8") as file:
+        text = file.read()
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL)):
+        needed = [needs_jax] if "import jax" in block else [needs_torch] if "import torch" in block else []
+        yield pytest.param(block, id=str(number), marks=needed)
+
+
+@pytest.mark.parametrize("block", list(examples_of_the_documentation()))
+def test_documentation(block):
+    ran = run_program(block)
+    assert (ran.returncode, ran.stderr) == (0, "") and ran.stdout

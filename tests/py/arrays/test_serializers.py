@@ -1,0 +1,483 @@
+"""The serializers: accepted objects, results, and the resistance of "safe" to hostile bytes."""
+
+import array
+import collections
+import ctypes
+import importlib.util
+import io
+import math
+import random
+import struct
+import sys
+import threading
+import tracemalloc
+from datetime import timedelta
+
+import dldist
+import pytest
+from dldist._objects import codec, frames
+from dldist._objects.frames import PREFIX_BYTES, Incoming, Outgoing
+from dldist._objects.safe_codec import MAX_DEPTH
+
+SAFE, PICKLE = codec.find("safe"), codec.find("pickle")
+both = pytest.mark.parametrize("serializer", [SAFE, PICKLE], ids=["safe", "pickle"])
+LARGE = 2 * codec.IN_BAND_BYTES
+TEXT = "w" if "w" in array.typecodes else "u"  # Python 3.13 deprecates "u" and adds "w"
+
+
+def need(module):
+    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"{module} is not installed")
+
+
+def encode(serializer, obj):
+    """Return the head and copies of the buffers, as if received."""
+    head = io.BytesIO()
+    buffers = serializer.write(obj, head)
+    return head.getvalue(), [bytearray(buffer) for buffer in buffers]
+
+
+def decode(serializer, head, buffers):
+    return serializer.read(memoryview(head), [memoryview(buffer) for buffer in buffers])
+
+
+def round_trip(serializer, obj):
+    return decode(serializer, *encode(serializer, obj))
+
+
+def nested(depth):
+    obj = []
+    for _ in range(depth - 1):
+        obj = [obj]
+    return obj
+
+
+PLAIN = {
+    "none": None,
+    "true": True,
+    "false": False,
+    "zero": 0,
+    "smallest of 64 bits": -(1 << 63),
+    "largest of 64 bits": (1 << 63) - 1,
+    "above 64 bits": 1 << 63,
+    "below 64 bits": -(1 << 63) - 1,
+    "huge": -(3**5000),
+    "float": -0.1,
+    "infinity": math.inf,
+    "complex": complex(-0.0, math.inf),
+    "empty string": "",
+    "string": "a\0\u00e9\u20ac\U0001f600",
+    "half a surrogate": "\ud800",
+    "long string": "\u20ac" * LARGE,
+    "bytes": b"\0\xff",
+    "large bytes": b"x" * LARGE,
+    "bytearray": bytearray(b"abc"),
+    "large bytearray": bytearray(LARGE),
+    "list": [1, [2.0, ["three"]], []],
+    "tuple": (1, (), (None,)),
+    "dict": {"a": 1, 2: "b", (3, None): {}, b"": [True], False: -1},
+    "order": dict.fromkeys("zyxabc"),
+    "ordered dict": collections.OrderedDict([("b", 1), ("a", 2)]),
+    "set": {1, "a", (2, 3)},
+    "frozenset": frozenset({frozenset(), 1}),
+    "timedelta": timedelta(-3, 5, 7),
+    "deep": nested(MAX_DEPTH),
+    "wide": list(range(1000)),
+}
+
+
+@both
+@pytest.mark.parametrize("obj", PLAIN.values(), ids=PLAIN)
+def test_plain_objects_come_back(serializer, obj):
+    back = round_trip(serializer, obj)
+    assert back == obj
+    assert type(back) is type(obj)
+    if isinstance(obj, dict):
+        assert list(back) == list(obj)
+
+
+@both
+def test_what_equality_does_not_see(serializer):
+    back = round_trip(serializer, [-0.0, math.nan, True, 1, {0: None}])
+    assert math.copysign(1, back[0]) == -1 and math.isnan(back[1])
+    assert back[2] is True and type(back[3]) is int
+
+
+# ---- arrays
+
+
+@need("numpy")
+@both
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+                                   "float16", "float32", "float64", "complex64", "complex128"])  # fmt: skip
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (7,), (2, 3, 4), (400, 401)], ids=str)
+def test_numpy_arrays(serializer, dtype, shape):
+    import numpy
+
+    x = (numpy.arange(math.prod(shape)) % 100).reshape(shape).astype(dtype)
+    back = round_trip(serializer, {"x": x})["x"]
+    assert type(back) is type(x) and back.dtype == x.dtype and back.shape == shape
+    assert numpy.array_equal(back, x) and back.flags.writeable
+    scalar = x.dtype.type(1)
+    assert type(round_trip(serializer, scalar)) is type(scalar) and round_trip(serializer, scalar) == scalar
+
+
+@need("numpy")
+@both
+def test_numpy_layouts(serializer):
+    import numpy
+
+    x = numpy.arange(120_000.0).reshape(300, 400)
+    for view in (x.T, x[::2, 1:], x[:, 5], numpy.asfortranarray(x), x[::-1], numpy.broadcast_to(x[0], (9, 400))):
+        assert numpy.array_equal(round_trip(serializer, view), view)
+
+
+@need("numpy")
+@both
+def test_arrays_of_other_dtypes(serializer):
+    numpy, ml_dtypes = pytest.importorskip("numpy"), pytest.importorskip("ml_dtypes")
+    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
+        for count in (0, 3, LARGE):
+            x = numpy.ones((2, count), dtype)
+            back = round_trip(serializer, x)
+            assert back.dtype == x.dtype and numpy.array_equal(back, x) and back.flags.writeable
+        assert round_trip(serializer, dtype(2)) == dtype(2)
+
+
+@need("torch")
+@both
+def test_tensors_of_torch(serializer):
+    torch = pytest.importorskip("torch")
+    large = torch.arange(90_000.0).reshape(300, 300)
+    for x in (large, large.t(), large[::2, 3:], torch.tensor(3), torch.zeros(0, 2), torch.ones(3, dtype=torch.bfloat16),
+              torch.ones(LARGE).to(torch.float8_e5m2), torch.tensor([1 + 2j]).conj(),
+              torch.tensor([True, False])):  # fmt: skip
+        back = round_trip(serializer, [x])[0]
+        assert type(back) is torch.Tensor and back.dtype == x.dtype and back.shape == x.shape
+        assert torch.equal(back.to(torch.complex128), x.to(torch.complex128))
+        back.zero_()
+
+
+@need("torch")
+def test_torch_keeps_what_its_own_pickling_keeps():
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(LARGE)
+    whole, part, parameter = round_trip(PICKLE, [x, x[10:20], torch.nn.Parameter(torch.ones(3))])
+    part.fill_(1)
+    assert whole.sum() == 10
+    assert type(parameter) is torch.nn.Parameter and parameter.requires_grad
+    state = torch.nn.Linear(200, 100).state_dict()
+    for serializer in (SAFE, PICKLE):
+        back = round_trip(serializer, state)
+        assert type(back) is collections.OrderedDict
+        assert all(torch.equal(back[name], value) for name, value in state.items())
+
+
+@need("jax")
+@both
+def test_arrays_of_jax(serializer):
+    jnp = pytest.importorskip("jax.numpy")
+    for x in (jnp.arange(5), jnp.ones((300, 300)), jnp.zeros(3, "bfloat16")):
+        back = round_trip(serializer, x)
+        assert back.dtype == x.dtype and (back == x).all()
+
+
+def values(array_):
+    return array_.tolist()
+
+
+def test_arrays_of_the_standard_library():
+    for x in (array.array("d", [1.5, 2]), memoryview(b"abc"), memoryview(bytes(8)).cast("h")[::2], (ctypes.c_int * 3)(1, 2, 3)):
+        assert values(round_trip(SAFE, x)) == list(x)
+    x = memoryview(array.array("f", range(6))).cast("B").cast("f", (2, 3))
+    assert values(round_trip(SAFE, x)) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_arrays_without_any_library(monkeypatch):
+    """A receiver must be able to read arrays with neither NumPy nor torch."""
+    head, buffers = encode(SAFE, [memoryview(array.array("f", range(6))).cast("B").cast("f", (2, 3)), array.array("d"), b""])
+    bfloat16 = b"a" + b"o" + b"\x08bfloat16" + b"\0" + b"\0" + struct.pack("<Q", 2) + b"\0\0"
+    for name in ("numpy", "torch", "ml_dtypes"):
+        monkeypatch.setitem(sys.modules, name, None)
+    matrix, empty, _ = decode(SAFE, head, buffers)
+    assert type(matrix) is memoryview and matrix.tolist() == [[0, 1, 2], [3, 4, 5]] and not matrix.readonly
+    assert empty.tolist() == [] and empty.format == "d"
+    with pytest.raises(dldist.DistError, match="an array of bfloat16 came, and there is neither NumPy"):
+        decode(SAFE, bfloat16, [])
+
+
+# ---- no copies
+
+
+@need("numpy")
+@both
+def test_arrays_are_sent_from_and_received_into_place(serializer):
+    numpy = pytest.importorskip("numpy")
+    x = numpy.arange(LARGE)
+    buffers = serializer.write([x, "and"], io.BytesIO())
+    assert [numpy.frombuffer(buffer, "u1").ctypes.data for buffer in buffers] == [x.ctypes.data]
+    head, (copy,) = encode(serializer, [x, "and"])
+    back = decode(serializer, head, [copy])[0]
+    assert back.ctypes.data == numpy.frombuffer(copy, "u1").ctypes.data
+    assert len(head) < 500
+
+
+@need("torch")
+@both
+def test_tensors_are_sent_from_and_received_into_place(serializer):
+    torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
+    x = torch.arange(LARGE)
+    buffers = serializer.write([x], io.BytesIO())
+    assert [numpy.frombuffer(buffer, "u1").ctypes.data for buffer in buffers] == [x.data_ptr()]
+    head, (copy,) = encode(serializer, [x])
+    back = decode(serializer, head, [copy])[0]
+    assert back.data_ptr() == numpy.frombuffer(copy, "u1").ctypes.data
+
+
+@need("numpy")
+def test_small_arrays_travel_in_the_head():
+    numpy = pytest.importorskip("numpy")
+    for serializer in (SAFE, PICKLE):
+        head, buffers = encode(serializer, numpy.zeros(codec.IN_BAND_BYTES - 1, "u1"))
+        assert not buffers and len(head) >= codec.IN_BAND_BYTES
+        assert len(encode(serializer, numpy.zeros(codec.IN_BAND_BYTES, "u1"))[1]) == 1
+
+
+# ---- objects that "safe" refuses
+
+
+class Thing:
+    pass
+
+
+class Bytes(bytes):
+    pass
+
+
+class Array(array.array):
+    pass
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ZeroDivisionError
+
+    def __reduce__(self):
+        raise self
+
+
+def test_the_type_and_the_place_of_what_is_refused():
+    point = collections.namedtuple("point", "x")  # noqa: PYI024
+    for obj, where, name in [
+        (Thing(), "obj", "test_serializers.Thing"),
+        ({"a": [0, 1, 2, Thing()]}, "obj['a'][3]", "test_serializers.Thing"),
+        ({"a": {1: ({2: threading.Lock()},)}}, "obj['a'][1][0][2]", "_thread.lock"),
+        ({(1, 2): len}, "obj[<tuple>]", "builtins.builtin_function_or_method"),
+        ({Thing(): 1}, "obj.keys()", "test_serializers.Thing"),
+        ([{Thing()}], "obj[0]{...}", "test_serializers.Thing"),
+        ({"k" * 100: Thing}, f"obj['{'k' * 36}...]", "builtins.type"),
+        (point(1), "obj", "test_serializers.point"),
+        (collections.defaultdict(list), "obj", "collections.defaultdict"),
+        (range(3), "obj", "builtins.range"),
+        (Bytes(b"x"), "obj", "test_serializers.Bytes"),
+        (Array("i", [1]), "obj", "test_serializers.Array"),
+    ]:
+        with pytest.raises(TypeError) as caught:
+            round_trip(SAFE, obj)
+        assert str(caught.value).startswith(f"{where} is a {name}, which serializer='safe' does not take"), caught.value
+
+
+def test_depth_is_limited():
+    for obj in (nested(MAX_DEPTH + 1), nested(100_000)):
+        with pytest.raises(ValueError, match="is inside of 100 containers"):
+            round_trip(SAFE, obj)
+    cycle = {}
+    cycle["me"] = cycle
+    with pytest.raises(ValueError, match="a cycle"):
+        round_trip(SAFE, cycle)
+
+
+@need("numpy")
+def test_arrays_that_are_refused():
+    numpy = pytest.importorskip("numpy")
+    for x, why in [
+        (numpy.zeros(2, "U3"), "dtype '<U3'"),
+        (numpy.zeros(2, ">i4"), "dtype '>i4'"),
+        (numpy.array([Thing()]), "(object)"),
+        (numpy.zeros(2, [("a", "i4")]), "which serializer='safe' does not take"),
+        (numpy.datetime64("2020-01-01"), "dtype '<M8[D]'"),
+        (numpy.ma.zeros(3), "numpy.ma.MaskedArray, which"),
+        (array.array(TEXT, "ab"), "is a array that cannot be sent"),
+    ]:
+        with pytest.raises(TypeError) as caught:
+            round_trip(SAFE, ["x", x])
+        assert str(caught.value).startswith("obj[1] is a") and why in str(caught.value), caught.value
+
+
+def test_unknown_serializers():
+    for name in ("json", "", None, 2):
+        with pytest.raises(ValueError, match="serializer must be 'safe' or 'pickle', not"):
+            codec.find(name)
+
+
+# ---- hostile bytes
+
+
+def samples():
+    yield list(PLAIN.values())[:-2]
+    yield nested(MAX_DEPTH)
+    yield [array.array("d", [1.0, 2.0]), bytes(LARGE), array.array("i", range(LARGE)), (b"", {"x": {frozenset([1])} and {1}})]
+    if importlib.util.find_spec("numpy"):
+        import numpy
+
+        yield {"a": numpy.ones((2, 3), "f4"), "s": numpy.float64(1), "b": numpy.zeros((200, 300), "complex64")}
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        yield [torch.ones(3, 2), torch.zeros(LARGE, dtype=torch.bfloat16)]
+
+
+def read_hostile(head, buffers):
+    """Decoding must yield an object or a DistError, and nothing else, and use little memory."""
+    try:
+        decode(SAFE, head, buffers)
+    except dldist.DistError as error:
+        assert "malformed" in str(error)
+        return True
+    return False
+
+
+@pytest.mark.deadline(60)
+def test_hostile_bytes_end_in_an_error():
+    rng = random.Random(4)
+    refused = tried = 0
+    for sample in samples():
+        whole, buffers = encode(SAFE, sample)
+        # All bytes of a small object, and some of a large one.
+        places = range(len(whole)) if len(whole) < 3000 else sorted(rng.sample(range(len(whole)), 1500))
+        for place in places:
+            flipped = bytearray(whole)
+            for value in (whole[place] ^ 1, whole[place] ^ 0xFF, rng.randrange(256), ord("l"), ord("a")):
+                flipped[place] = value
+                refused += read_hostile(flipped, buffers)
+            refused += read_hostile(whole[:place], buffers)
+            refused += read_hostile(whole[:place] + whole[place + 1 :], buffers)
+            tried += 7
+        assert read_hostile(whole + b"N", buffers)
+        if buffers:
+            assert read_hostile(whole, buffers[:-1])
+            assert read_hostile(whole, [*buffers[:-1], buffers[-1][1:]])
+        assert read_hostile(whole, [*buffers, b""])
+    assert refused > tried / 4
+
+
+def test_noise_ends_in_an_error():
+    rng = random.Random(5)
+    tags = b"NTFiIfcDsbBltSZdOa" + bytes(8)
+    for _ in range(5000):
+        length = rng.randrange(60)
+        read_hostile(bytes(rng.choice(tags) if rng.random() < 0.7 else rng.randrange(256) for _ in range(length)), [])
+
+
+def test_lies_about_sizes_cost_no_memory():
+    huge = struct.pack("<Q", 1 << 40)
+    lies = [tag + huge for tag in (b"l", b"t", b"S", b"Z", b"d", b"O", b"s", b"I", b"b\0", b"b\1", b"B\0")]
+    lies += [b"l" + struct.pack("<Q", 1) * 1 + b"l" + huge, (b"l" + struct.pack("<Q", 1)) * (1 << 16)]
+    lies += [b"an\x07float32\x01" + huge + b"\0" + huge, b"at\x07float32\x02" + huge + bytes(8) + b"\0" + bytes(8)]
+    tracemalloc.start()
+    try:
+        for lie in lies:
+            read_hostile(lie, [])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+def test_what_cannot_be_hashed_is_malformed():
+    one = struct.pack("<Q", 1)
+    for head in (b"d" + one + b"l" + bytes(8) + b"N", b"S" + one + b"d" + bytes(8), b"Z" + one + b"B\0" + bytes(8)):
+        assert read_hostile(head, [])
+
+
+# ---- frames
+
+
+def receive(prefix, pieces=()):
+    incoming = Incoming(memoryview(prefix), 3, "call")
+    for index in incoming.rounds:
+        place = incoming.place(index)
+        if index < len(pieces) and len(place) == len(pieces[index]):
+            place[:] = pieces[index]
+    return incoming
+
+
+def frame_of(obj):
+    outgoing = Outgoing(obj, SAFE)
+    return outgoing.prefix(outgoing.rounds), [bytes(outgoing.piece(index)) for index in range(outgoing.rounds.stop)]
+
+
+def test_frames_carry_objects():
+    for obj in (None, "x" * 440, "x" * 500, b"x" * LARGE, [b"x" * LARGE, bytearray(LARGE + 1), "x" * 500], [bytes(LARGE)] * 70):
+        prefix, pieces = frame_of(obj)
+        assert len(prefix) == PREFIX_BYTES
+        incoming = receive(prefix, pieces)
+        assert incoming.failure() is None and incoming.mismatch(SAFE) is None
+        assert incoming.read(SAFE) == obj
+
+
+def test_flipped_prefixes_end_in_an_error():
+    for obj in ("x", "x" * 500, [bytes(LARGE), "x" * 500]):
+        prefix, pieces = frame_of(obj)
+        for place in range(32):
+            for bit in range(8):
+                flipped = bytearray(prefix)
+                flipped[place] ^= 1 << bit
+                try:
+                    incoming = Incoming(memoryview(flipped), 3, "call")
+                    if incoming._head_bytes + incoming._buffer_bytes > 1 << 24:
+                        continue  # the most that a rank may announce
+                    incoming = receive(flipped, pieces)
+                    if incoming.failure() is None and incoming.mismatch(SAFE) is None:
+                        incoming.read(SAFE)
+                except dldist.DistError as error:
+                    assert error.rank in (3, None)
+
+
+@pytest.mark.parametrize("has_company", [False, True])
+def test_rounds_that_nobody_needs_are_not_gone_through(has_company):
+    for obj in ("x", "x" * 500, [bytes(LARGE)] * 3):
+        outgoing = Outgoing(obj, SAFE)
+        more = range(0, frames.ROUNDS_MAX + 1)
+        if has_company:
+            assert Incoming(memoryview(outgoing.prefix(more)), 3, "call", True).rounds == more
+        for rounds in (range(0, frames.ROUNDS_MAX + 2), range(0, (1 << 32) - 1), *([] if has_company else [more])):
+            with pytest.raises(dldist.DistError, match="rank 3 sent a malformed object"):
+                Incoming(memoryview(outgoing.prefix(rounds)), 3, "call", has_company)
+
+
+def test_buffers_are_not_smaller_than_they_can_be():
+    prefix = bytearray(frame_of([bytes(LARGE)] * 3)[0])
+    prefix[24:32] = struct.pack("<Q", 3 * codec.IN_BAND_BYTES - 1)
+    with pytest.raises(dldist.DistError, match="rank 3 sent a malformed object"):
+        Incoming(memoryview(prefix), 3, "call")
+
+
+def test_too_many_arrays_are_not_sent(monkeypatch):
+    monkeypatch.setattr(frames, "ROUNDS_MAX", 2)
+    outgoing = Outgoing([bytes(LARGE)] * 3, SAFE)
+    assert isinstance(outgoing.error, ValueError) and not outgoing.rounds
+    assert "3 arrays of 65536 bytes or more in an object: at most 2 can be sent" in str(receive(outgoing.prefix(outgoing.rounds)).failure())
+
+
+def test_a_failure_travels_in_the_prefix():
+    outgoing = Outgoing({"\u20ac" * 1000: [Thing()]}, SAFE)
+    assert isinstance(outgoing.error, TypeError) and not outgoing.rounds
+    failure = receive(outgoing.prefix(outgoing.rounds)).failure()
+    assert str(failure).startswith("call(): rank 3 could not send its object: TypeError: obj['\u20ac") and failure.rank == 3
+
+
+def test_a_failure_travels_without_its_text_if_need_be():
+    outgoing = Outgoing(Unspeakable(), PICKLE)
+    assert isinstance(outgoing.error, Unspeakable)
+    failure = receive(outgoing.prefix(outgoing.rounds)).failure()
+    assert str(failure) == "call(): rank 3 could not send its object: Unspeakable, whose text could not be made"

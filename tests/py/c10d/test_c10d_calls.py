@@ -1,0 +1,43 @@
+"""Every call of torch.distributed's module in its forms, on two and three ranks. The cases are in
+c10d_cases.py."""
+
+import c10d_cases
+import c10d_team
+import c10d_workers
+import pytest
+from c10d_cases import ON_TWO, ON_TWO_AND_THREE
+
+
+@pytest.fixture(scope="module")
+def two():
+    teams = c10d_team.Teams(c10d_workers.cases, "c10d_cases", 2)
+    yield teams
+    teams.close()
+
+
+@pytest.fixture(scope="module")
+def three():
+    teams = c10d_team.Teams(c10d_workers.cases, "c10d_cases", 3)
+    yield teams
+    teams.close()
+
+
+def test_all_cases_are_run():
+    names = [name for name, case in vars(c10d_cases).items() if is_case(case)]
+    assert sorted(names) == sorted(ON_TWO_AND_THREE + ON_TWO)
+
+
+def is_case(function):
+    code = getattr(function, "__code__", None)
+    is_own = getattr(function, "__module__", None) == "c10d_cases"
+    return is_own and code is not None and code.co_varnames[: code.co_argcount] == ("rank", "size")
+
+
+@pytest.mark.parametrize("name", ON_TWO_AND_THREE + ON_TWO)
+def test_among_two(two, name):
+    two.run(name)
+
+
+@pytest.mark.parametrize("name", ON_TWO_AND_THREE)
+def test_among_three(three, name):
+    three.run(name)

@@ -1,0 +1,126 @@
+"""Unauthenticated connections, even many, silent or from other users, must do no harm."""
+
+import os
+import socket
+import time
+from datetime import timedelta
+
+import dldist
+import netns
+import pytest
+import unauthenticated_peers_workers
+import workers
+from procs import under_load
+
+LOOPBACK = "127.0.0.1"
+MAGIC = b"\0\xce\xf7\x85\x3c"  # VALIDATE
+
+
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize("words", [b"", MAGIC + b"\x0d"], ids=["silent", "half a handshake"])
+def test_flood_leaves_a_store_to_its_clients_and_its_process_to_itself(procs, words):
+    server = procs.start(unauthenticated_peers_workers.crowded_server, 1024, "a secret")
+    port = server.recv()
+    strangers = procs.start(unauthenticated_peers_workers.flood, [port], 1300, words)
+    strangers.recv()
+    for i in range(5):
+        server.send(200)
+        assert server.recv() <= 1024
+        start = time.monotonic()
+        client = dldist.TCPStore(LOOPBACK, port, secret="a secret", timeout=timedelta(seconds=20))
+        client.set(f"key {i}", b"value")
+        assert client.get(f"key {i}") == b"value"
+        assert time.monotonic() - start < under_load(3), "a second, with room for a machine that is busy"
+    server.send(None)
+    server.result()
+    strangers.send("stop")
+    assert strangers.result() >= 1300
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_unix_socket_of_a_store_is_for_its_user_alone(procs):
+    store = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=timedelta(seconds=20))
+    name = f"dldist-store-{LOOPBACK}:{store.port}"
+    store.set("key", b"value")
+    ask = MAGIC + b"\x11"  # LIST_KEYS
+    assert b"/key" in procs.start(unauthenticated_peers_workers.knock_as, 0, name, ask).result()
+    assert procs.start(unauthenticated_peers_workers.knock_as, 65534, name, ask).result() == b""
+    assert procs.start(unauthenticated_peers_workers.use_store_as, 65534, store.port).result() == b"value", "TCP is for all without a secret"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_at_the_name_of_the_unix_socket_hears_nothing(procs):
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        port = listening.getsockname()[1]
+        stranger = procs.start(unauthenticated_peers_workers.take_name_as, 65534, f"dldist-store-{LOOPBACK}:{port}")
+        stranger.recv()
+        timeout = timedelta(seconds=20)
+        store = dldist.TCPStore(LOOPBACK, port, is_master=True, timeout=timeout, master_listen_fd=listening.detach())
+    store.set("key", b"value")
+    assert dldist.TCPStore(LOOPBACK, port, timeout=timeout).get("key") == b"value"
+    stranger.send("stop")
+    assert stranger.result() == b""
+
+
+@pytest.mark.deadline(120)
+def test_flood_of_data_ports_does_not_keep_ranks_from_meeting(procs):
+    server = procs.start(unauthenticated_peers_workers.crowded_server, 1024, "a secret")
+    port = server.recv()
+    settings = {"DLDIST_SECRET": "a secret", "DLDIST_SHM": "0"}
+    ranks = [procs.start(unauthenticated_peers_workers.meet, port, env=settings) for _ in range(3)]
+    for rank in (0, 1):
+        ranks[rank].send(("first", rank, 2, True))
+    ports = [number for rank in (0, 1) for _, number in ranks[rank].recv()[1]]
+    assert len(ports) >= 2
+    strangers = procs.start(unauthenticated_peers_workers.flood, ports, 500, b"DDlh")
+    strangers.recv()
+    for rank in range(3):
+        ranks[rank].send(("second", rank, 3, True))
+    for rank in range(3):
+        assert ranks[rank].recv()[0] < under_load(4), "two seconds, with room for a machine that is busy"
+    finish(ranks)
+
+
+def finish(ranks):
+    for rank in ranks:
+        rank.send(None)
+    for rank in ranks:
+        rank.result()
+
+
+def make_world(ranks, name, is_listening, *host):
+    """Make a world; return the addresses that each rank listens on afterwards."""
+    for rank, child in enumerate(ranks):
+        child.send((name, rank, len(ranks), is_listening, *host))
+    return [{address for address, _ in child.recv()[1]} for child in ranks]
+
+
+def test_ranks_of_one_host_that_share_memory_listen_nowhere(procs):
+    server = procs.start(workers.tcp_server)
+    port = server.recv()
+    ranks = [procs.start(unauthenticated_peers_workers.meet, port) for _ in range(3)]
+    assert make_world(ranks[:2], "first", False) == [set(), set()]
+    assert make_world(ranks, "second", False) == [set(), set(), set()]
+    assert make_world(ranks[1:], "third", False) == [set(), set()]
+    finish(ranks)
+
+
+def test_store_at_a_loopback_address_means_data_ports_there(procs):
+    port = procs.start(workers.tcp_server).recv()
+    ranks = [procs.start(unauthenticated_peers_workers.meet, port, env={"DLDIST_SHM": "0"}) for _ in range(2)]
+    assert make_world(ranks, "one", True) == [{LOOPBACK}, {LOOPBACK}]
+    finish(ranks)
+
+
+def test_ports_open_again_for_ranks_of_another_host(procs):
+    if (reason := netns.why_unavailable()) is not None:
+        pytest.skip(reason)
+    with netns.Hosts(2) as hosts:
+        port = hosts.start(procs, 0, workers.tcp_server, "0.0.0.0").recv()
+        here = [hosts.start(procs, 0, unauthenticated_peers_workers.meet, port) for _ in range(2)]
+        there = hosts.start(procs, 1, unauthenticated_peers_workers.meet, port)
+        assert make_world(here, "of one host", False) == [set(), set()]
+        address = hosts.address(0)
+        found = make_world([*here, there], "of both", True, address)
+        assert all(LOOPBACK not in addresses for addresses in found)
+        finish([*here, there])
