@@ -1,6 +1,7 @@
 """Sphinx configuration: the pages of this folder, and a reference from the docstrings of the installed dldist."""
 
 import posixpath
+import re
 
 import dldist
 
@@ -13,6 +14,7 @@ html_theme = "furo"
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_copy_source = False
+pygments_dark_style = "github-dark"  # furo's default underlines names like links
 html_show_copyright = False
 
 # Give headings the anchors that they have without the site.
@@ -34,6 +36,9 @@ PUBLIC = r"dldist\.((functional|symmetric_memory|testing|reducer|nccl|trace|rend
 # Type variables have no entries.
 TYPE_VARIABLES = r"dldist\.\w+\.(Array|Tensor|Tree)T"
 nitpick_ignore_regex = [(r"py:.*", rf"(?!{PUBLIC}).*"), (r"py:class", TYPE_VARIABLES)]
+
+TENSOR = re.compile(r"[~\w.]*SupportsDLPack \| [~\w.]*_SupportsDLPackDevice \| [~\w.]*SupportsBuffer")
+CONTRIBUTORS = '<p class="caption" role="heading"><span class="caption-text">Contributing</span></p>'
 
 
 def find_public_name(app, env, node, contnode):
@@ -58,7 +63,22 @@ def keep_colons(app, what, name, obj, options, lines):
         lines.insert(0, "")
 
 
+def shorten_signature(app, what, name, obj, options, signature, returns):
+    """Write dldist.Tensor for the members of that union."""
+    return tuple(text and TENSOR.sub("~dldist.Tensor", text) for text in (signature, returns))
+
+
+def split_sidebar(app, pagename, templatename, context, doctree):
+    """Show contributors' pages only in the sidebar of these pages, and users' pages in the others."""
+    users, caption, contributors = context.get("furo_navigation_tree", "").partition(CONTRIBUTORS)
+    if caption:
+        is_contributors = pagename == "torch-suite" or pagename.startswith("contributing/")
+        context["furo_navigation_tree"] = caption + contributors if is_contributors else users
+
+
 def setup(app):
+    app.connect("autodoc-process-signature", shorten_signature)
+    app.connect("html-page-context", split_sidebar, priority=900)  # after furo
     app.connect("source-read", link_to_pages)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
     app.connect("missing-reference", find_public_name)
