@@ -103,6 +103,13 @@ export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 # unless a container forbids that.
 NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
+# Fail with the packages to install if a program, or a module of $(PYTHON), is missing.
+need = command -v $(lastword $(1)) >/dev/null || { \
+    echo "$(lastword $(1)) not found; Debian, Ubuntu: apt-get install $(2)" >&2; exit 1; }
+need_module = $(PYTHON) -c 'import $(1)' 2>/dev/null || { \
+    echo "$(PYTHON) has no $(1): $(PYTHON) -m pip install $(2)" >&2; exit 1; }
+COMPILER_PACKAGES = $(if $(findstring clang,$(1)),clang-14 libclang-rt-14-dev,gcc libc6-dev)
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -128,7 +135,11 @@ FAULTS_SRC_sim := tests/faults/lock.c
 FAULTS_SRC_sim-coverage := tests/faults/lock.c
 
 define VARIANT_RULES
-$(BUILD)/$(1)/%.o: %.c Makefile
+.PHONY: need-compiler-$(1)
+need-compiler-$(1):
+	@$$(call need,$$(CC_$(1)),$$(call COMPILER_PACKAGES,$$(CC_$(1))))
+
+$(BUILD)/$(1)/%.o: %.c Makefile | need-compiler-$(1)
 	@mkdir -p $$(@D)
 	@echo "$(1) $$<"
 	@$$(CC_$(1)) $$(BASE) -DDD_ASSERTS $$(FLAGS_$(1)) -MMD -MP -c $$< -o $$@
@@ -342,11 +353,13 @@ headers: ## check that every header compiles by itself
 	@CC="$(CC)" PYTHON="$(PYTHON)" tools/check_headers.sh $(WARNINGS)
 
 format-check: ## check that clang-format changes nothing
+	@$(call need,$(CLANG_FORMAT),clang-format-14)
 	@differ=0; for file in $(ALL_C); do \
 	    $(CLANG_FORMAT) $$file | diff -u --label $$file --label formatted $$file - || differ=$$((differ + 1)); \
 	done; echo "format: $(words $(ALL_C)) files, $$differ differ"; test $$differ -eq 0
 
 ruff: ## ruff on all Python files, configured in pyproject.toml (pip install ruff)
+	@$(call need_module,ruff,ruff)
 	@$(PYTHON) -m ruff check $(PYTHON_DIRS)
 
 check-nccl: ## compare dldist's declarations of NCCL and CUDA with nccl.h and cuda.h, if available
@@ -358,18 +371,21 @@ check-nan: ## compare csrc/nccl/driver/nan_ptx.inc with nan_kernel.cu, and with 
 TIDY_SRC := $(LIB_SRC) $(BINDING_SRC) $(wildcard tests/faults/*.c tests/sim/world/*.c)
 # status.c defines the functions that tidy_model.h models, so it is checked without the model.
 tidy: ## clang-tidy on csrc/
-	@command -v $(CLANG_TIDY) >/dev/null || { echo "$(CLANG_TIDY) is not installed"; exit 1; }
+	@$(call need,$(CLANG_TIDY),clang-tidy-14)
 	@printf '%s\n' $(filter-out csrc/core/status.c,$(TIDY_SRC)) | xargs -P "$$(nproc)" -n 1 \
 	    sh -c '$(CLANG_TIDY) --quiet "$$0" -- $(BASE) $(PYTHON_HEADERS) -include tools/tidy_model.h 2>/dev/null'
 	@$(CLANG_TIDY) --quiet csrc/core/status.c -- $(BASE) 2>/dev/null
 	@echo "tidy: $(words $(TIDY_SRC)) files"
 
 format: ## rewrite all C files with clang-format
+	@$(call need,$(CLANG_FORMAT),clang-format-14)
 	$(CLANG_FORMAT) -i $(ALL_C)
 
 # ---- Python
 
 ext: ## build the extension in place, into pkg/dldist/, with $(PYTHON)
+	@$(PYTHON) -c 'from importlib.metadata import version; assert int(version("setuptools").split(".")[0]) >= 77' 2>/dev/null \
+	    || { echo "$(PYTHON) has no setuptools 77 or later: $(PYTHON) -m pip install 'setuptools>=77'" >&2; exit 1; }
 	$(PYTHON) setup.py -q build_ext --inplace
 
 check-system: $(BUILD)/fast/tests_c ## check that only csrc/core calls the system
@@ -379,6 +395,7 @@ symbols: ## check that the extension exports only its init function and needs on
 	@$(PYTHON) tools/check_symbols.py
 
 docs: ## build the site from docs/ and the docstrings of $(PYTHON)'s dldist, in build/docs (needs `pip install ".[docs]"`)
+	@$(call need_module,sphinx,'.[docs]')
 	$(PYTHON) -m sphinx -q -n -W --keep-going -d $(BUILD)/doctrees docs $(BUILD)/docs
 
 # Runs TEST_JOBS tests in parallel.

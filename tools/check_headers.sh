@@ -9,6 +9,11 @@ PYTHON=${PYTHON:-python3}
 flags=(-std=gnu11 -D_GNU_SOURCE -Icsrc "$@")
 python_include=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 
+if ! command -v "${compiler[-1]}" >/dev/null; then
+    echo "${compiler[-1]} not found; Debian, Ubuntu: apt-get install gcc libc6-dev" >&2
+    exit 1
+fi
+
 checked=0
 skipped=0
 while IFS= read -r header; do
@@ -31,5 +36,5 @@ done < <(cd csrc && find . -name '*.h' -printf '%P\n' | sort)
 
 echo "headers: $checked compile by themselves"
 if [[ $skipped -gt 0 ]]; then
-    echo "headers: $skipped of csrc/python not checked, as $PYTHON has no Python.h"
+    echo "headers: $skipped of csrc/python not checked, as $PYTHON has no Python.h; Debian, Ubuntu: apt-get install python3-dev"
 fi
