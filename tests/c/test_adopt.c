@@ -113,7 +113,7 @@ TEST(regions_of_twenty_ranks)
     team_run(&options, reduce_one_region, NULL);
 }
 
-TEST(new_regions_are_seen_by_those_that_sleep)
+TEST(sleeping_ranks_receive_new_regions)
 {
     team_options options = {.size = 4};
     team_run(&options, reduce_new_regions, NULL);
@@ -202,7 +202,7 @@ adopt_in_turn(team_rank *self)
     CHECK(nfds[1] <= nfds[0] && nmappings[1] <= nmappings[0]);
 }
 
-TEST(a_region_adopts_again_when_its_mapping_is_gone)
+TEST(repeated_adoption_reuses_the_address)
 {
     team_options options = {.size = 2};
     team_run_both(&options, adopt_in_turn, NULL);
@@ -256,7 +256,7 @@ adopt_what_is_none(team_rank *self)
     end_foreign(memory);
 }
 
-TEST(what_cannot_be_adopted_stays_as_it_is)
+TEST(failed_adoption_leaves_the_mapping)
 {
     team_options options = {.size = 2};
     team_run(&options, adopt_what_is_none, NULL);

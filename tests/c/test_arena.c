@@ -369,7 +369,7 @@ TEST(many_ranks)
               (test_plan){.seed = 13, .ncases = 3, .max_nbytes = 3000});
 }
 
-TEST(small_ones_with_delays)
+TEST(small_operations_with_delays)
 {
     for (int nranks = 2; nranks <= 4; nranks++) {
         play_team((team_options){.nranks = nranks, .is_delayed = true},
@@ -377,7 +377,7 @@ TEST(small_ones_with_delays)
     }
 }
 
-TEST(sleepers)
+TEST(sleeping_ranks)
 {
     play_team((team_options){.nranks = 2, .is_sleeping = true, .is_lazy = true},
               (test_plan){.seed = 30, .ncases = 500, .max_nbytes = 100000});
@@ -387,7 +387,7 @@ TEST(sleepers)
               (test_plan){.seed = 32, .ncases = 150, .max_nbytes = 50000});
 }
 
-TEST(sleepers_that_nobody_fences_yet)
+TEST(sleepers_before_fences_are_enabled)
 {
     play_team((team_options){.nranks = 2, .is_sleeping = true, .is_forked = true, .fence = TEAM_UNFENCED},
               (test_plan){.seed = 33, .ncases = 300, .max_nbytes = 20000});

@@ -175,7 +175,7 @@ static const dd_coll rooted[] = {DD_COLL_BROADCAST, DD_COLL_SCATTER, DD_COLL_RED
 
 /* A rank can be ahead by as many operations as there are headers, if the buffer holds their
  * data. */
-TEST(who_needs_nothing_of_the_others_goes_ahead_and_stops_at_the_end_of_the_window)
+TEST(ranks_without_dependencies_run_ahead_up_to_the_window)
 {
     static const struct {
         size_t nbytes;
@@ -241,7 +241,7 @@ check_culprit(ahead_team *team, int rank, uint64_t sequence, dd_coll theirs)
 
 /* Rank 1 calls a different collective: it fails immediately, and the others fail in the next
  * one. */
-TEST(a_mismatch_is_heard_of_in_the_next_operation)
+TEST(a_mismatch_is_reported_by_the_next_operation)
 {
     for (uint64_t wrong = 1; wrong <= ARENA_WINDOW; wrong++) {
         for (uint64_t nahead = wrong; nahead <= ARENA_WINDOW; nahead++) {
@@ -266,7 +266,7 @@ TEST(a_mismatch_is_heard_of_in_the_next_operation)
 }
 
 /* The mismatching rank arrives when the operation after that is already waiting. */
-TEST(a_mismatch_is_heard_of_while_waiting)
+TEST(a_mismatch_is_reported_to_a_waiting_rank)
 {
     static const dd_coll waits[] = {DD_COLL_BARRIER, DD_COLL_ALL_REDUCE, DD_COLL_GATHER};
     for (size_t i = 0; i < sizeof(waits) / sizeof(waits[0]); i++) {
@@ -283,7 +283,7 @@ TEST(a_mismatch_is_heard_of_while_waiting)
 }
 
 /* Each of two ranks acts as the root, and may send more than the buffer holds. */
-TEST(two_roots_that_wait_for_each_other_find_out)
+TEST(roots_that_wait_for_each_other_report_a_mismatch)
 {
     for (size_t nbytes = 8; nbytes <= MAX_NBYTES; nbytes = nbytes == 8 ? MAX_NBYTES : MAX_NBYTES + 1) {
         ahead_team team;
@@ -316,7 +316,7 @@ TEST(two_roots_that_wait_for_each_other_find_out)
 
 /* After a poison, a rank that is ahead also stops, and the data that it sent before is not used by
  * later ranks. */
-TEST(nobody_goes_on_after_a_poison)
+TEST(no_rank_continues_after_a_poison)
 {
     ahead_team team;
     open_team(&team, false);
@@ -332,7 +332,7 @@ TEST(nobody_goes_on_after_a_poison)
 
 /* dd_arena_is_blocked must return false until the operation is opened: only dd_arena_progress
  * checks for a poison. */
-TEST(a_rank_that_waits_to_open_an_operation_finds_a_poison)
+TEST(a_rank_that_waits_for_a_header_stops_after_a_poison)
 {
     ahead_team team;
     open_team(&team, false);
@@ -360,7 +360,7 @@ end_and_give_up(ahead_team *team)
     dd_arena_poison(team->ranks[2].arena);
 }
 
-TEST(what_a_rank_has_ended_before_it_gave_up_counts)
+TEST(operations_published_before_a_poison_complete)
 {
     ahead_team team;
     end_and_give_up(&team);
@@ -416,7 +416,7 @@ TEST(a_root_tries_both_ways_of_copying)
 }
 
 /* The operation counter wraps around after 2^32. */
-TEST(numbers_begin_again)
+TEST(operation_numbers_wrap_around)
 {
     ahead_team team;
     open_team(&team, false);

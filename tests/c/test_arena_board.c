@@ -29,7 +29,7 @@ close_boards(boards *self)
     }
 }
 
-TEST(places_are_read_as_they_were_noted)
+TEST(progress_is_read_as_published)
 {
     boards all;
     REQUIRE(open_boards(&all));
@@ -48,7 +48,7 @@ TEST(places_are_read_as_they_were_noted)
 }
 
 /* A rank that awaits positions is rung once, by any rank that posts one. */
-TEST(places_are_awaited)
+TEST(progress_is_awaited)
 {
     boards all;
     REQUIRE(open_boards(&all));

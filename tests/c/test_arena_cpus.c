@@ -112,7 +112,7 @@ makes_way_where_it_runs(const int *cpus)
     return must_make_way;
 }
 
-TEST(a_rank_makes_way_for_another_on_its_cpu)
+TEST(a_rank_yields_to_another_on_its_cpu)
 {
     int cpus[2];
     if (!take_two_cpus(cpus)) {
@@ -125,7 +125,7 @@ TEST(a_rank_makes_way_for_another_on_its_cpu)
     CHECK(ntries < NTRIES);
 }
 
-TEST(a_rank_makes_way_only_for_a_rank_that_was_seen)
+TEST(a_rank_yields_only_to_a_rank_that_was_seen)
 {
     int cpus[2];
     dd_arena *pair[2];

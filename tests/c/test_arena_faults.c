@@ -236,7 +236,7 @@ suffer(arena_victim *victim, uint64_t seed)
     }
 }
 
-TEST(nonsense_of_another_rank_does_no_harm)
+TEST(corrupt_memory_of_another_rank_does_no_harm)
 {
     const size_t region_nbytes = 50000;
     uint8_t *region = dd_mem_zalloc(region_nbytes);
@@ -327,7 +327,7 @@ go_on(arena_pair *pair, int rank)
 }
 
 /* Rank 1 is stopped inside its part of the sum, which it writes to both outputs. */
-TEST(a_rank_that_gives_up_knows_what_others_write)
+TEST(an_aborting_rank_finds_the_memory_that_others_write)
 {
     arena_pair pair;
     dd_block written = {.data = NULL};
@@ -350,7 +350,7 @@ TEST(a_rank_that_gives_up_knows_what_others_write)
 
 /* A rank that arrives after the poison does not start. A rank that has published the end of an
  * operation has written all of its data. */
-TEST(what_nobody_writes_stays_where_it_is)
+TEST(memory_that_no_rank_writes_is_not_replaced)
 {
     arena_pair pair;
     dd_block written;
@@ -377,7 +377,7 @@ TEST(what_nobody_writes_stays_where_it_is)
 
 /* If an output shares a page with other bytes, that page cannot be taken away from the other ranks:
  * they must not write to any of it. */
-TEST(others_write_whole_pages_alone)
+TEST(other_ranks_write_only_whole_pages)
 {
     static const struct {
         size_t start, end, tail;
@@ -420,7 +420,7 @@ TEST(others_write_whole_pages_alone)
     }
 }
 
-TEST(what_others_write_are_whole_pages)
+TEST(written_memory_is_rounded_to_inner_pages)
 {
     arena_pair pair;
     dd_block written = {.data = NULL};
@@ -438,7 +438,7 @@ TEST(what_others_write_are_whole_pages)
 }
 
 /* Rank 1 is stopped while it reads the array of rank 0, whose caller then reuses the array. */
-TEST(nobody_succeeds_with_what_it_has_read_of_a_rank_that_gave_up)
+TEST(no_rank_completes_with_data_read_after_a_poison)
 {
     arena_pair pair;
     open_pair(&pair, DD_COLL_ALL_GATHER);
@@ -550,7 +550,7 @@ TEST(the_last_rank_of_a_crowd_folds_everything)
 }
 
 /* Rank 2 stops with a share that it has claimed: no rank can complete, and all can name rank 2. */
-TEST(a_rank_that_dies_with_a_claim_is_missed_by_name)
+TEST(a_rank_that_dies_with_a_claim_is_named_as_missing)
 {
     const size_t count = 500000;
     arena_crowd crowd;
@@ -648,7 +648,7 @@ TEST(results_of_large_operations_go_past_the_caches)
 /* ---- creating and attaching */
 
 /* The size includes tables of all ranks by all ranks, but must be about proportional to nranks. */
-TEST(an_arena_has_its_share_for_every_rank)
+TEST(the_size_of_an_arena_grows_with_the_ranks)
 {
     for (int nranks = 1; nranks <= DD_ARENA_MAX_RANKS; nranks++) {
         size_t nbytes = dd_arena_nbytes(nranks);
@@ -657,7 +657,7 @@ TEST(an_arena_has_its_share_for_every_rank)
     }
 }
 
-TEST(what_is_no_arena_is_refused)
+TEST(invalid_arenas_are_refused)
 {
     dd_arena *arena = NULL;
     int fd = -1;
@@ -701,7 +701,7 @@ TEST(an_arena_of_another_build_is_refused)
     }
 }
 
-TEST(regions_are_told_apart)
+TEST(regions_are_identified_by_rank_and_number)
 {
     uint8_t memory[64];
     int fd = -1;
@@ -745,7 +745,7 @@ TEST(no_memory)
 }
 
 /* The child has mapped other memory at the arena's address. */
-TEST(forked_child_leaves_alone_what_is_in_its_place)
+TEST(forked_child_leaves_memory_mapped_at_the_arenas_address)
 {
     int fd = -1;
     dd_arena *arena = NULL;

@@ -55,7 +55,7 @@ wait_for_free(atomic_int *nfreed)
     CHECK_INT(atomic_load(nfreed), 1);
 }
 
-TEST(what_it_has_found)
+TEST(a_finished_task_returns_its_result)
 {
     atomic_int nfreed = 0;
     walk *self = start_walk(true, &nfreed);
@@ -67,7 +67,7 @@ TEST(what_it_has_found)
     wait_for_free(&nfreed);
 }
 
-TEST(one_that_is_left_to_itself)
+TEST(an_abandoned_task_frees_itself)
 {
     atomic_int nfreed = 0;
     walk *self = start_walk(false, &nfreed);

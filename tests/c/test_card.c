@@ -46,7 +46,7 @@ sample_card(dd_addr_list *addrs)
     return card;
 }
 
-TEST(init_says_who_this_is)
+TEST(init_describes_this_process)
 {
     dd_card a;
     dd_card b;
@@ -65,7 +65,7 @@ TEST(init_says_who_this_is)
     CHECK(!dd_card_is_same_host(&a, &b));
 }
 
-TEST(card_comes_back_as_it_went)
+TEST(card_round_trip)
 {
     dd_addr_list addrs;
     dd_card card = sample_card(&addrs);
@@ -248,7 +248,7 @@ look_for(const dd_card *card, const dd_addr_list *addrs)
 }
 
 /* In a container with its own process ids, an id may belong to another process here, or to none. */
-TEST(presence_does_not_go_by_process_ids)
+TEST(presence_does_not_depend_on_process_ids)
 {
     dd_card card;
     dd_addr_list addrs = {.count = 0};
@@ -275,7 +275,7 @@ look_often(void *arg)
     return NULL;
 }
 
-TEST(presence_is_asked_by_several_at_once)
+TEST(presence_is_queried_by_several_threads)
 {
     dd_card card;
     pthread_t threads[3];

@@ -558,7 +558,7 @@ TEST(many_ranks)
 
 /* ---- NaN, which libraries may lose */
 
-TEST(calls_that_mind_nan)
+TEST(calls_that_check_for_nan)
 {
     dd_carried_call call = {.coll = DD_COLL_ALL_REDUCE, .dtype = DD_DTYPE_FLOAT32, .op = DD_REDOP_MIN};
     CHECK(dd_carried_needs_nan(&call));
@@ -653,7 +653,7 @@ TEST(memory_is_kept_for_the_next)
     dd_carry_destroy(carry);
 }
 
-TEST(much_memory_is_given_back)
+TEST(excess_memory_is_freed)
 {
     dd_carry *carry = NULL;
     REQUIRE_OK(dd_carry_create(0, 2, &carry, check_err()));

@@ -58,7 +58,7 @@ check_same(const dd_cause *in, const dd_cause *out)
     CHECK(strcmp(out->text, in->text) == 0);
 }
 
-TEST(every_cause_comes_out_as_it_went_in)
+TEST(every_cause_round_trip)
 {
     for (int kind = DD_CAUSE_OTHER; kind <= DD_CAUSE_REVOKED; kind++) {
         dd_cause in = sample((dd_cause_kind)kind);
@@ -70,7 +70,7 @@ TEST(every_cause_comes_out_as_it_went_in)
     }
 }
 
-TEST(a_long_text_comes_out_whole)
+TEST(a_text_of_the_maximum_length_round_trip)
 {
     dd_cause in = sample(DD_CAUSE_OTHER);
     dd_cause out;
@@ -84,7 +84,7 @@ TEST(a_long_text_comes_out_whole)
 }
 
 /* Truncation in the fields makes a cause invalid; truncation in the text makes the text shorter. */
-TEST(a_cause_that_is_cut)
+TEST(a_truncated_cause_is_refused)
 {
     dd_cause in = sample(DD_CAUSE_LOST);
     uint8_t bytes[DD_CAUSE_MAX_NBYTES + 1] = {0};
@@ -109,7 +109,7 @@ check_refused(const dd_cause *cause, const char *why)
     CHECK_CONTAINS(check_message(), why);
 }
 
-TEST(causes_that_make_no_sense)
+TEST(inconsistent_causes_are_refused)
 {
     static const int bad_ranks[] = {NRANKS, -2, INT32_MAX, INT32_MIN};
     for (size_t i = 0; i < sizeof bad_ranks / sizeof bad_ranks[0]; i++) {
@@ -158,7 +158,7 @@ TEST(causes_that_make_no_sense)
 }
 
 /* Bytes that the encoder never writes. */
-TEST(bytes_that_no_cause_has)
+TEST(unknown_bytes_of_a_cause_are_refused)
 {
     dd_cause cause = sample(DD_CAUSE_LOST);
     dd_cause out;

@@ -297,7 +297,7 @@ TEST(busy_peer_is_dialled_again)
     }
 }
 
-TEST(busy_peer_is_not_dialled_again_for_an_owner_who_has_a_link)
+TEST(busy_peer_is_not_dialled_again_if_the_owner_has_a_link)
 {
     dd_connect_options options = default_options();
     node a;
@@ -320,7 +320,7 @@ TEST(busy_peer_is_not_dialled_again_for_an_owner_who_has_a_link)
     close_node(&b);
 }
 
-TEST(busy_for_ever_is_a_time_out)
+TEST(a_peer_that_stays_busy_is_a_timeout)
 {
     dd_connect_options options = default_options();
     node a;
@@ -446,7 +446,7 @@ verdict_on(size_t changed_byte, uint8_t bits)
     return answer.verdict;
 }
 
-TEST(sealed_hellos_that_are_not_what_was_said)
+TEST(modified_sealed_hellos_are_refused)
 {
     CHECK_INT(verdict_on(0, 0), CONNECT_GO_ON);         /* unchanged */
     CHECK_INT(verdict_on(44, 64), CONNECT_NO_CIPHER);   /* an unknown cipher */
@@ -477,7 +477,7 @@ TEST(another_process_at_the_address)
     }
 }
 
-TEST(nobody_there)
+TEST(dialling_an_exited_process_fails)
 {
     dd_connect_options options = default_options();
     node a;
@@ -914,7 +914,7 @@ TEST(loopback_first_and_more_later)
     dd_connector_close(self.connector);
 }
 
-TEST(options_that_make_no_sense)
+TEST(invalid_options_are_refused)
 {
     node a;
     dd_connect_options options = default_options();
@@ -1044,7 +1044,7 @@ TEST(without_memory)
 
 /* Over TCP, a dialler that receives a welcome has a link: the listener must not send a welcome if
  * it cannot create the link. */
-TEST(without_memory_for_a_link_nobody_is_welcome)
+TEST(no_welcome_is_sent_without_memory_for_the_link)
 {
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;

@@ -128,7 +128,7 @@ TEST_BOTH(messages_of_one_tag_keep_their_order)
     rig_close(&rig);
 }
 
-TEST_BOTH(tags_and_channels_tell_messages_apart)
+TEST_BOTH(messages_are_matched_by_tag_and_channel)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -193,7 +193,7 @@ TEST_BOTH(hundreds_in_flight_both_ways)
     rig_close(&rig);
 }
 
-TEST_BOTH(small_messages_that_nobody_wants_stay_within_the_credit)
+TEST_BOTH(unreceived_small_messages_stay_within_the_credit)
 {
     enum { COUNT = 500, NBYTES = 10000 };
     rig_group rig;
@@ -516,7 +516,7 @@ begin_and_give_up(rig_group *rig, uint64_t id)
     self->context = before;
 }
 
-TEST_BOTH(groups_that_a_peer_has_given_up_leave_nothing)
+TEST_BOTH(groups_aborted_before_they_open_leave_nothing)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -544,7 +544,7 @@ TEST_BOTH(groups_that_a_peer_has_given_up_leave_nothing)
 }
 
 /* A group may have several ranks in one process: each of them is notified. */
-TEST_BOTH(all_ranks_of_a_process_hear_that_a_peer_has_given_up)
+TEST_BOTH(all_ranks_of_a_process_receive_an_early_abort)
 {
     rig_group rig;
     dd_error error;
@@ -575,7 +575,7 @@ TEST_BOTH(all_ranks_of_a_process_hear_that_a_peer_has_given_up)
 }
 
 /* A rank joined, sent and left before the other rank opened its context. */
-TEST_BOTH(early_message_and_goodbye_of_one_who_has_left)
+TEST_BOTH(messages_of_a_rank_that_left_early_arrive)
 {
     rig_group rig;
     int out = 42;
@@ -620,7 +620,7 @@ TEST_BOTH(goodbye_ends_receives_and_refuses_sends)
     rig_close(&rig);
 }
 
-TEST_BOTH(abort_tells_code_text_and_culprit)
+TEST_BOTH(abort_carries_code_text_and_blamed_rank)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 3, is_shm));
@@ -661,7 +661,7 @@ TEST_BOTH(abort_tells_code_text_and_culprit)
     rig_close(&rig);
 }
 
-TEST_BOTH(question_and_answer)
+TEST_BOTH(progress_query_is_answered)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));

@@ -65,7 +65,7 @@ TEST(error_messages)
     CHECK_CONTAINS(err.message, "123 bytes");
 }
 
-TEST(errors_of_this_process_are_told_from_those_of_the_other_side)
+TEST(local_errors_are_distinguished_from_remote_ones)
 {
     static const int own[] = {EMFILE,     ENFILE,       ENOMEM,          ENOBUFS, ENOSPC, EACCES,
                               EPERM,      ENOSYS,       EINVAL,          EIO,     EBADF,  ENOTSOCK,
@@ -438,7 +438,7 @@ TEST(condition_waits_one_slice)
     dd_lock_fini(&mu);
 }
 
-TEST(forks_have_generations)
+TEST(a_fork_changes_the_generation)
 {
     int status = -1;
     uint64_t ours = dd_fork_generation();
@@ -589,7 +589,7 @@ take_all(const dd_lock_kind *kinds)
     }
 }
 
-TEST(what_no_thread_does_with_locks)
+TEST(misused_locks_end_the_process)
 {
     char text[256];
     do_aside(release_another, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_LOG}, text);
@@ -739,7 +739,7 @@ TEST(locks_with_a_deadline_are_waited_for_until_then)
 
 /* --- spin ------------------------------------------------------------------------------------- */
 
-TEST(spin_gets_shorter_after_long_waits_and_longer_where_that_would_have_helped)
+TEST(spin_adapts_to_the_length_of_waits)
 {
     dd_spin spin = {.max_ns = DD_NS_PER_MS, .budget_ns = DD_NS_PER_MS};
     dd_spin_note_wait(&spin, 5 * DD_NS_PER_MS);
@@ -759,7 +759,7 @@ TEST(spin_gets_shorter_after_long_waits_and_longer_where_that_would_have_helped)
     CHECK_INT(spin.budget_ns, DD_NS_PER_MS);
 }
 
-TEST(spin_does_what_the_user_asks_for)
+TEST(spin_follows_the_policy)
 {
     dd_spin spin = dd_spin_create(DD_NS_PER_MS);
     dd_spin_set_policy(&spin, DD_SPIN_POLL);
@@ -794,7 +794,7 @@ TEST(spin_that_waits_goes_on_for_its_budget_and_learns_when_it_ends)
     CHECK_INT(spin.budget_ns, learned_ns);
 }
 
-TEST(spin_of_nothing_is_none)
+TEST(spin_of_a_zero_budget_is_zero)
 {
     dd_spin spin = {0};
     dd_spin_note_wait(&spin, 1);

@@ -53,7 +53,7 @@ is_rung(int fd)
     return poll(&pollfd, 1, 0) == 1;
 }
 
-TEST(rings_are_heard_until_they_are_taken)
+TEST(rings_stay_readable_until_taken)
 {
     int nfds_before = count_fds();
     bells pair;
@@ -81,7 +81,7 @@ TEST(rings_are_heard_until_they_are_taken)
     CHECK_INT(count_fds(), nfds_before);
 }
 
-TEST(descriptors_come_with_their_names)
+TEST(descriptors_arrive_with_their_keys)
 {
     int nfds_before = count_fds();
     bells pair;
@@ -136,7 +136,7 @@ TEST(descriptors_that_are_too_many_do_not_stay_open)
     close_bells(&pair);
 }
 
-TEST(what_makes_no_sense_is_a_ring)
+TEST(malformed_datagrams_count_as_rings)
 {
     bells pair;
     REQUIRE(open_bells(&pair));

@@ -99,7 +99,7 @@ TEST_BOTH(peer_that_broke_the_protocol_is_lost)
     rig_close(&rig);
 }
 
-TEST_BOTH(peer_that_asks_and_takes_no_answers_is_lost)
+TEST_BOTH(peer_that_queries_and_reads_no_answers_is_lost)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -126,7 +126,7 @@ TEST_BOTH(peer_that_asks_and_takes_no_answers_is_lost)
     rig_close(&rig);
 }
 
-TEST_BOTH(answers_that_are_taken_count_no_more)
+TEST_BOTH(answers_that_were_read_do_not_count)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -231,7 +231,7 @@ TEST_BOTH(killed_process_is_lost_within_a_second)
 }
 
 /* A child that was forked while a thread changed the engine's lists must not read them. */
-TEST(what_was_being_changed_at_a_fork_is_left_alone)
+TEST(lists_changed_during_a_fork_are_not_read)
 {
     dd_connect_options options = {.ifnames = "lo", .nlanes = 1, .ring_nbytes = 1 << 16};
     dd_engine *engine = NULL;
@@ -286,7 +286,7 @@ TEST_BOTH(killed_process_is_noticed_in_the_background)
     rig_close(&rig);
 }
 
-TEST_BOTH(peer_that_is_not_there_any_more)
+TEST_BOTH(dialling_an_exited_peer_fails)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -377,7 +377,7 @@ is_after_three(void *ctx)
     return ++*count > 3;
 }
 
-TEST(wait_ends_when_the_caller_wants_out_and_at_its_deadline)
+TEST(wait_ends_at_an_interrupt_and_at_its_deadline)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));
@@ -406,7 +406,7 @@ cancel_soon(void *arg)
     return NULL;
 }
 
-TEST(cancelling_wakes_who_waits)
+TEST(cancelling_wakes_the_waiting_thread)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));
@@ -577,7 +577,7 @@ TEST(large_message_over_three_lanes)
 }
 
 /* All data that was sent must arrive, even if the goodbye frame takes a shorter path. */
-TEST(who_leaves_after_a_large_message_over_three_lanes_is_heard_to_the_end)
+TEST(goodbye_does_not_overtake_a_large_message_over_three_lanes)
 {
     enum { NBYTES = 20 << 20 };
     uint8_t *out = malloc(NBYTES);
@@ -619,7 +619,7 @@ TEST(who_leaves_after_a_large_message_over_three_lanes_is_heard_to_the_end)
 
 /* Several ranks of a group in one process use one engine. */
 /* A process stores little more than the card for most ranks. */
-TEST(peers_that_are_never_talked_to_are_small)
+TEST(peers_without_messages_use_little_memory)
 {
     CHECK(sizeof(dd_peer) <= 700);
 }
@@ -681,7 +681,7 @@ connect_to(dd_engine *engine, dd_peer *peer)
 
 /* Without a secret, unknown processes that know the card can connect. Their number is limited, they
  * do not keep out known processes, and their links close when the meeting ends. */
-TEST(links_of_strangers_are_few_and_end)
+TEST(links_of_unknown_processes_are_limited_and_closed)
 {
     enum { N = 100, ENGINES = 3 };
     dd_connect_options options = rig_options(false, 1);
@@ -939,7 +939,7 @@ say_nothing(const rig_group *rig, int rank, int other)
 
 /* A process that exits resets a connection that still has incoming data. Data that it sent before,
  * and that did not fit into the receiver's window, must not be lost. */
-TEST(what_was_sent_before_the_end_arrives)
+TEST(data_sent_before_the_exit_arrives)
 {
     enum { NBYTES = 60 << 10, COUNT = 14 }; /* more than a receiver accepts without reading */
     static uint8_t out[NBYTES];
@@ -1004,7 +1004,7 @@ TEST_BOTH(kick_leaves_the_sleeper_reachable)
 }
 
 /* Otherwise every call would wake it, and it would compete for the core. */
-TEST(the_background_thread_naps_while_a_caller_looks_after_its_call)
+TEST(the_background_thread_naps_while_a_caller_drives)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));

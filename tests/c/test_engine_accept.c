@@ -162,7 +162,7 @@ die_before_sending(victim *self)
     dd_engine_release(self->engine);
 }
 
-TEST(who_waits_for_a_message_of_a_dialler_that_breaks_off_hears_of_it)
+TEST(a_receive_fails_if_the_dialler_exits_during_the_handshake)
 {
     victim self;
     die_before_sending(&self);
@@ -186,7 +186,7 @@ die(victim *self, bool is_wanted_before)
     dd_engine_release(self->engine);
 }
 
-TEST(who_waits_for_a_dial_that_breaks_off_hears_of_it)
+TEST(a_peer_is_lost_if_its_dial_ends_during_the_handshake)
 {
     victim self;
     die(&self, true);
@@ -195,7 +195,7 @@ TEST(who_waits_for_a_dial_that_breaks_off_hears_of_it)
 
 /* ---- a process that cannot accept connections, and needs the peer that dials it */
 
-TEST(who_dials_one_that_is_deaf_hears_of_it)
+TEST(a_dial_to_a_process_that_does_not_accept_fails)
 {
     victim self;
     int listener = -1;
@@ -312,7 +312,7 @@ find_peer(victim *self)
 }
 
 /* The other side has accepted the link, and uses it for the group that is created next. */
-TEST(a_link_that_comes_after_the_loss_of_its_peer_is_taken_by_the_next)
+TEST(a_link_after_the_loss_of_its_peer_belongs_to_the_next_peer)
 {
     for (int is_dialled = 0; is_dialled < 2; is_dialled++) {
         victim self;
@@ -367,7 +367,7 @@ TEST(the_end_of_an_earlier_dial_does_no_harm)
     dd_engine_release(self.engine);
 }
 
-TEST(links_of_those_whose_cards_are_unknown)
+TEST(links_of_peers_without_cards)
 {
     victim self;
     int ends[2] = {-1, -1};
@@ -426,7 +426,7 @@ has_link(dd_engine *engine)
 }
 
 /* The other side then aborts, and dials to it fail: the group must receive the original reason. */
-TEST(a_link_of_a_stranger_that_is_lost_by_our_own_fault_is_remembered)
+TEST(a_local_error_on_a_link_of_an_unknown_peer_is_remembered)
 {
     dd_engine *engines[2];
     dd_peer *peer = NULL;

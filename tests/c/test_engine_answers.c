@@ -59,7 +59,7 @@ hear(backlog *self, void (*hears)(dd_peer *peer, const dd_frame *frame), dd_fram
     dd_engine_unlock(self->rig.ranks[0].engine);
 }
 
-TEST(a_message_is_not_refused_before_it_is_announced)
+TEST(refusal_before_the_announcement_is_a_protocol_error)
 {
     static backlog self;
     REQUIRE(open_backlog(&self));
@@ -67,7 +67,7 @@ TEST(a_message_is_not_refused_before_it_is_announced)
     close_backlog(&self, "REFUSE for message 1 of 0");
 }
 
-TEST(a_message_is_not_asked_for_before_it_is_announced)
+TEST(cts_before_the_announcement_is_a_protocol_error)
 {
     static backlog self;
     REQUIRE(open_backlog(&self));
@@ -76,7 +76,7 @@ TEST(a_message_is_not_asked_for_before_it_is_announced)
 }
 
 /* Credit may be returned for frames in the ring or being written; this side owns the rest. */
-TEST(only_what_was_sent_is_lent)
+TEST(only_sent_frames_use_lent_credit)
 {
     static backlog self;
     REQUIRE(open_backlog(&self));

@@ -477,7 +477,7 @@ TEST(a_process_of_this_host_that_has_ended_stays_lost)
 
 /* ---- failed allocations */
 
-TEST(without_memory_a_lost_peer_stays_what_it_is)
+TEST(without_memory_a_lost_peer_is_not_replaced)
 {
     rig_group rig;
     REQUIRE(open_parted(&rig, 1, false));

@@ -80,7 +80,7 @@ speak_and_freeze(void *arg)
     return NULL;
 }
 
-TEST_BOTH(an_abort_is_on_its_way_when_it_is_posted)
+TEST_BOTH(posting_an_abort_sends_it)
 {
     rig_group rig;
     pthread_t thread;
@@ -116,7 +116,7 @@ cut(rig_group *rig, int rank, int other)
 }
 
 /* Rank 2 dies. Rank 1 notices, reports it and exits. Rank 0 sees rank 1's connection end first. */
-TEST_BOTH(who_leaves_because_of_another_is_not_to_blame)
+TEST_BOTH(a_rank_that_exits_after_a_failure_is_not_blamed)
 {
     rig_group rig;
     rig_hold busy;
@@ -146,7 +146,7 @@ note_first_lost(void *ctx, int rank, const dd_error *error)
 }
 
 /* The same, but rank 1 has aborted another group before it could send the notice in this one. */
-TEST_BOTH(who_leaves_because_of_another_is_not_to_blame_elsewhere)
+TEST_BOTH(a_rank_that_exits_after_a_failure_is_not_blamed_in_other_groups)
 {
     rig_group rig;
     rig_hold busy;
@@ -230,7 +230,7 @@ be_released(void *arg)
     return NULL;
 }
 
-TEST_BOTH(who_waits_is_told_when_the_others_can_hear)
+TEST_BOTH(a_wait_fails_after_the_notice_is_sent)
 {
     static full_way way;
     rig_group rig;
@@ -257,7 +257,7 @@ TEST_BOTH(who_waits_is_told_when_the_others_can_hear)
 }
 
 /* The same for a thread that has not waited, and whose next call reports the group's failure. */
-TEST_BOTH(who_begins_a_call_is_told_when_the_others_can_hear)
+TEST_BOTH(a_new_call_fails_after_the_notice_is_sent)
 {
     static full_way way;
     rig_group rig;
@@ -281,7 +281,7 @@ TEST_BOTH(who_begins_a_call_is_told_when_the_others_can_hear)
 }
 
 /* A rank that does not read must not delay the failure for long. */
-TEST_BOTH(somebody_who_does_not_listen)
+TEST_BOTH(a_rank_that_does_not_read_delays_no_failure)
 {
     static full_way way;
     rig_group rig;
@@ -316,7 +316,7 @@ break_protocol(rig_group *rig)
 }
 
 /* Otherwise rank 2 would consider the healthy rank lost, and might report that first. */
-TEST_BOTH(who_breaks_the_protocol_receives_the_reason_before_its_link_is_closed)
+TEST_BOTH(a_rank_that_breaks_the_protocol_receives_the_reason)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
@@ -334,7 +334,7 @@ TEST_BOTH(who_breaks_the_protocol_receives_the_reason_before_its_link_is_closed)
 }
 
 /* A rank that does not read the reason is also lost. */
-TEST_BOTH(who_breaks_the_protocol_and_does_not_read_is_lost_soon)
+TEST_BOTH(a_rank_that_breaks_the_protocol_and_does_not_read_is_lost)
 {
     static full_way way;
     rig_group rig;

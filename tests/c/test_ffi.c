@@ -232,13 +232,13 @@ check_refusals(team_rank *self)
     dd_ffi_program_destroy(program);
 }
 
-TEST(what_fails_says_why)
+TEST(failures_have_a_reason)
 {
     team_options options = {.size = 1};
     team_run(&options, check_refusals, NULL);
 }
 
-TEST(what_it_is_made_for)
+TEST(metadata_has_the_version_and_stages_are_accepted)
 {
     dd_ffi_metadata metadata = {.struct_size = sizeof metadata};
     dd_ffi_metadata_extension extension = {

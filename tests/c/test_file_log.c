@@ -206,7 +206,7 @@ add_record(dd_blob *out, dd_file_record_type type, dd_bytes key, dd_bytes value)
     CHECK_OK(dd_file_record_encode(out, &record, check_err()));
 }
 
-TEST(replay_does_what_the_records_say)
+TEST(replay_applies_every_record)
 {
     dd_blob out = {0};
     add_record(&out, DD_FILE_RECORD_SET, BYTES("a"), BYTES("1"));
@@ -270,7 +270,7 @@ TEST(replay_of_large_records)
     close(fd);
 }
 
-TEST(replay_tells_torn_from_damaged)
+TEST(replay_distinguishes_torn_from_damaged_logs)
 {
     dd_blob out = {0};
     add_record(&out, DD_FILE_RECORD_SET, BYTES("a"), BYTES("1"));

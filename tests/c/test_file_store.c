@@ -310,7 +310,7 @@ TEST(queues)
     place_remove(&here);
 }
 
-TEST(what_changes_nothing_writes_nothing)
+TEST(operations_without_effect_write_nothing)
 {
     place here;
     REQUIRE(place_make(&here));
@@ -338,7 +338,7 @@ TEST(what_changes_nothing_writes_nothing)
 
 /* ---- waiting */
 
-TEST(time_out_is_exact_and_says_what_is_missing)
+TEST(timeout_is_exact_and_names_the_missing_keys)
 {
     place here;
     REQUIRE(place_make(&here));
@@ -671,7 +671,7 @@ TEST(unknown_world_size_leaves_an_over_file)
     place_remove(&here);
 }
 
-TEST(early_rank_that_came_and_went)
+TEST(early_rank_that_joined_and_left)
 {
     place here;
     REQUIRE(place_make(&here));
@@ -748,7 +748,7 @@ start_victim(const char *path, int64_t world_size, bool is_parent)
     return pid;
 }
 
-TEST(crashed_job_is_over)
+TEST(file_of_a_crashed_job_is_replaced)
 {
     static const int64_t world_sizes[] = {-1, 1, 2};
     place here;
@@ -808,7 +808,7 @@ TEST(world_sizes_that_differ)
     place_remove(&here);
 }
 
-TEST(file_of_someone_else)
+TEST(file_that_is_no_store_is_refused)
 {
     place here;
     REQUIRE(place_make(&here));
@@ -848,7 +848,7 @@ TEST(link_is_not_followed)
     place_remove(&here);
 }
 
-TEST(broken_header_without_a_holder_is_over)
+TEST(broken_header_without_a_holder_is_replaced)
 {
     place here;
     REQUIRE(place_make(&here));
@@ -1007,7 +1007,7 @@ TEST(writers_killed_at_any_moment)
 
 /* ---- resources */
 
-TEST(directory_that_comes_late)
+TEST(opening_waits_for_the_directory)
 {
     place here;
     REQUIRE(place_make(&here));

@@ -115,7 +115,7 @@ make_wrong_forms(team_rank *rank)
     dd_coll_form_destroy(form); /* no effect */
 }
 
-TEST(what_cannot_be_a_form)
+TEST(invalid_forms_are_refused)
 {
     team_run(&(team_options){.size = 1}, make_wrong_forms, NULL);
 }
@@ -144,7 +144,7 @@ count_reads(team_rank *rank)
     dd_coll_form_destroy(members[rank->rank].form);
 }
 
-TEST(a_small_call_asks_for_the_time_once)
+TEST(a_small_call_reads_the_clock_once)
 {
     if (!clock_counter_works()) {
         printf("    skipped: this build does not count\n");

@@ -36,7 +36,7 @@ sample(dd_frame_type type)
     return frame;
 }
 
-TEST(every_type_comes_out_as_it_went_in)
+TEST(every_type_round_trip)
 {
     for (int type = DD_FRAME_EAGER; type <= DD_FRAME_BYE; type++) {
         dd_frame in = sample((dd_frame_type)type);
@@ -93,7 +93,7 @@ TEST(whole_messages_have_a_short_header)
     check_short(&frame, DD_FRAME_NBYTES);
 }
 
-TEST(short_headers_that_make_no_sense)
+TEST(malformed_short_headers_are_refused)
 {
     uint8_t bytes[DD_FRAME_NBYTES];
     dd_frame frame = {.type = DD_FRAME_EAGER, .nbytes = 8, .payload = 8};
@@ -121,7 +121,7 @@ check_refused(const dd_frame *frame, const char *why)
     CHECK_CONTAINS(check_message(), why);
 }
 
-TEST(frames_that_make_no_sense)
+TEST(malformed_frames_are_refused)
 {
     dd_frame frame = sample(DD_FRAME_EAGER);
     frame.nbytes++;

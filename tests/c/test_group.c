@@ -113,7 +113,7 @@ TEST(collectives_by_messages_in_shared_memory)
     run_matrices((team_options){.algorithms = "flat"}, true, false);
 }
 
-TEST(collectives_of_a_host_and_lonely_ranks)
+TEST(collectives_of_a_host_and_single_ranks)
 {
     run_matrices((team_options){.lonely_ranks = 0x5a52}, true, true);
 }
@@ -251,7 +251,7 @@ compare_ways(dd_coll coll, int size, size_t nbytes, const uint64_t *linear)
     }
 }
 
-TEST(bits_do_not_depend_on_the_way)
+TEST(results_do_not_depend_on_the_route)
 {
     static const dd_coll colls[] = {DD_COLL_ALL_REDUCE, DD_COLL_REDUCE, DD_COLL_REDUCE_SCATTER};
     for (size_t i = 0; i < 3; i++) {
@@ -340,7 +340,7 @@ fly_unattended(team_rank *self)
     dd_work_release(work);
 }
 
-TEST(works_go_on_when_nobody_waits)
+TEST(works_progress_while_no_thread_waits)
 {
     team_options options = {.size = 3};
     team_run_both(&options, fly_unattended, NULL);

@@ -73,7 +73,7 @@ post_many(team_rank *self)
     }
 }
 
-TEST(works_beyond_the_window_end_when_the_others_come)
+TEST(works_beyond_the_window_complete_when_other_ranks_join)
 {
     team_options options = {.size = 3};
     team_run(&options, post_many, NULL);
@@ -107,7 +107,7 @@ disagree_ahead(team_rank *self)
     CHECK_CONTAINS(check_message(), "rank 1 (");
 }
 
-TEST(a_mismatch_of_a_call_that_has_ended_is_told_by_the_barrier)
+TEST(a_mismatch_of_a_completed_call_is_reported_by_the_barrier)
 {
     for (int wrong = 1; wrong <= NAHEAD; wrong++) {
         team_options options = {.size = 3};
@@ -139,7 +139,7 @@ abort_behind(team_rank *self)
     CHECK_CONTAINS(check_message(), "that is enough");
 }
 
-TEST(an_abort_ends_what_is_ahead)
+TEST(an_abort_ends_calls_that_run_ahead)
 {
     team_options options = {.size = 3};
     team_run(&options, abort_behind, NULL);

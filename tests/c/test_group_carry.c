@@ -52,7 +52,7 @@ TEST(every_collective_is_handed_over_once)
     }
 }
 
-TEST(what_the_library_has_not_goes_our_own_way)
+TEST(collectives_that_the_library_lacks_use_messages)
 {
     static const unsigned refused[] = {0x1ff, 1u << DD_COLL_ALL_REDUCE | 1u << DD_COLL_ALL_GATHER, 0x155};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
@@ -152,7 +152,7 @@ fly_unattended(team_rank *self)
     CHECK_OK(team_wait(self->group, work));
 }
 
-TEST(works_go_on_when_nobody_waits)
+TEST(works_progress_while_no_thread_waits)
 {
     fake_library_init(&carry_library);
     carry_team_run(2, fly_unattended, NULL);

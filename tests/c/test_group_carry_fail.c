@@ -73,7 +73,7 @@ disagree(team_rank *self)
     team_rendezvous(self, "all have heard");
 }
 
-TEST(ranks_that_disagree_do_so_before_the_library_knows)
+TEST(mismatches_are_found_before_the_library_starts)
 {
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
         for (int size = 2; size <= 3; size++) {
@@ -87,7 +87,7 @@ TEST(ranks_that_disagree_do_so_before_the_library_knows)
 }
 
 /* The library offers the collective of one rank, but not the collective of the other. */
-TEST(ranks_that_disagree_on_what_the_library_has)
+TEST(mismatch_of_a_supported_and_an_unsupported_collective)
 {
     static const dd_coll refused[] = {DD_COLL_ALL_REDUCE, DD_COLL_BARRIER, DD_COLL_ALL_TO_ALL};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
@@ -129,7 +129,7 @@ come_after_the_end(team_rank *self)
     CHECK_INT(carry_library.counts[self->rank].nstarts, 0);
 }
 
-TEST(a_rank_that_comes_when_the_others_have_given_up)
+TEST(a_rank_that_joins_after_the_timeout_starts_nothing)
 {
     for (int i = 0; i < 10; i++) {
         fake_library_init(&carry_library);
@@ -166,7 +166,7 @@ be_late(team_rank *self)
     CHECK_INT(carry_library.counts[self->rank].nleaves, 0);
 }
 
-TEST(late_ranks_are_named_and_the_library_knows_nothing)
+TEST(late_ranks_are_named_before_the_library_starts)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -267,7 +267,7 @@ miss_one_apart(team_rank *self)
     }
 }
 
-TEST(ranks_that_are_missed_without_shared_memory)
+TEST(missing_ranks_are_named_without_shared_memory)
 {
     for (int variant = 0; variant < 4; variant++) {
         int size = 2 + variant / 2;
@@ -305,7 +305,7 @@ TEST(a_start_that_fails_on_one_rank)
     }
 }
 
-TEST(a_look_that_fails_on_one_rank)
+TEST(a_poll_that_fails_on_one_rank)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -435,24 +435,24 @@ run_for_ever(int size, bool holds_on, bool ends, bool is_packed)
     }
 }
 
-TEST(a_library_that_never_ends_and_lets_go)
+TEST(a_stuck_library_that_releases_memory)
 {
     run_for_ever(2, false, false, false);
     run_for_ever(3, false, false, true);
 }
 
-TEST(a_library_that_never_ends_and_holds_on)
+TEST(a_stuck_library_that_keeps_memory)
 {
     run_for_ever(2, true, false, false);
 }
 
 /* The memory leaks, except for the part that the library still references. */
-TEST(a_library_that_holds_on_to_memory_of_ours)
+TEST(a_stuck_library_that_keeps_packed_memory)
 {
     run_for_ever(2, true, false, true);
 }
 
-TEST(a_library_that_ends_within_a_moment)
+TEST(a_library_that_ends_soon_after_an_abort)
 {
     run_for_ever(2, true, true, false);
     run_for_ever(3, true, true, true);
@@ -494,7 +494,7 @@ be_aborted(team_rank *self)
     team_rendezvous(self, "aborted");
 }
 
-TEST(abort_while_the_library_is_at_it)
+TEST(abort_during_a_library_call)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -582,7 +582,7 @@ be_interrupted(team_rank *self)
 }
 
 /* The caller reuses its memory, and must know if it may. */
-TEST(interrupt_while_the_library_is_at_it)
+TEST(interrupt_during_a_library_call)
 {
     fake_library_init(&carry_library);
     bool is_message = false;

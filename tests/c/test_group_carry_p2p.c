@@ -86,7 +86,7 @@ talk_to_itself(team_rank *self)
     CHECK(back == 7 && source == self->rank);
 }
 
-TEST(messages_to_oneself)
+TEST(messages_to_self)
 {
     fake_library_init(&carry_library);
     carry_team_run(2, talk_to_itself, NULL);
@@ -224,7 +224,7 @@ wait_by_both_ways(team_rank *self)
     }
 }
 
-TEST(messages_by_both_ways)
+TEST(messages_by_the_library_and_by_links)
 {
     fake_library_init(&carry_library);
     team_options options = {.size = 2, .timeout_ns = 20 * DD_NS_PER_S * check_slow()};
@@ -242,7 +242,7 @@ wait_unattended(team_rank *self)
     CHECK_INT(number, 0);
 }
 
-TEST(messages_go_on_when_nobody_waits)
+TEST(messages_progress_while_no_thread_waits)
 {
     fake_library_init(&carry_library);
     carry_team_run(2, wait_unattended, NULL);

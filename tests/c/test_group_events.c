@@ -70,7 +70,7 @@ hear_of_disagreement(team_rank *self)
     CHECK_INT(error.blamed.pid, getpid());
 }
 
-TEST(disagreement_that_is_heard_of_is_about_another_rank)
+TEST(a_reported_mismatch_blames_another_rank)
 {
     for (int size = 2; size <= 4; size++) {
         for (int odd = 0; odd < size; odd++) {
@@ -123,7 +123,7 @@ be_late_in_recv(team_rank *self)
     CHECK_CONTAINS(check_message(), "the group has failed before: barrier #1 of rank 0 (");
 }
 
-TEST(time_out_tells_the_others_whose_it_was)
+TEST(other_ranks_learn_which_call_timed_out)
 {
     team_options options = {.size = 3};
     team_run_both(&options, be_late_in_recv, NULL);
@@ -274,7 +274,7 @@ lose_bytes_beside_the_first(team_rank *self)
     }
 }
 
-TEST(lossy_path_is_blamed_if_a_host_mate_of_its_sender_gives_up_first)
+TEST(lossy_path_is_blamed_if_a_rank_of_its_senders_host_times_out_first)
 {
     team_options options = {.size = 3, .lonely_ranks = 1u << STOPPED};
     run_with_stopped(&options, lose_bytes_beside_the_first);

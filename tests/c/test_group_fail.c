@@ -521,7 +521,7 @@ leave_early(team_rank *self)
     }
 }
 
-TEST(leaving_while_others_still_finish)
+TEST(closing_while_other_ranks_still_finish)
 {
     team_options options = {.size = 3};
     team_run_both(&options, leave_early, NULL);
@@ -741,7 +741,7 @@ check_early_end(unsigned lonely, int root, unsigned callers, const char *late)
     unlink(shared.path);
 }
 
-TEST(who_has_ended_in_good_order_is_not_lost)
+TEST(a_rank_that_left_cleanly_is_not_lost)
 {
     check_early_end(0xf, 1, 1U << 2 | 1U << 3,
                     "rank 1 has not arrived"); /* the others receive the goodbye of rank 0 */
@@ -792,7 +792,7 @@ look_after_its_end(team_rank *self)
     team_mortal_close(&own);
 }
 
-TEST(what_a_process_has_done_before_its_end_counts)
+TEST(collectives_that_a_process_finished_before_its_exit_complete)
 {
     int go[2];
     last_call shared = {.dying = {.is_idle = false}, .go = -1};
@@ -849,7 +849,7 @@ fork_between_barriers(team_rank *self)
     CHECK_OK(team_barrier(self->group));
 }
 
-TEST(questions_in_a_forked_child_take_no_lock)
+TEST(queries_in_a_forked_child_take_no_lock)
 {
     team_options options = {.size = 2};
     team_run(&options, fork_between_barriers, NULL);
@@ -901,7 +901,7 @@ disagree_about_the_operation(team_rank *self)
 }
 
 /* This also holds if the call ends before it waits. */
-TEST(a_caller_hears_of_a_failure_when_the_others_can)
+TEST(a_call_fails_after_the_notice_is_sent)
 {
     team_options options = {.size = 2};
     for (int i = 0; i < 10; i++) {

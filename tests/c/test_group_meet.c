@@ -65,7 +65,7 @@ open_nonsense(team_rank *self)
     close_group(group);
 }
 
-TEST(groups_that_cannot_be)
+TEST(invalid_groups_are_refused)
 {
     team_options options = {.size = 1};
     team_run_apart(&options, open_nonsense, NULL);
@@ -105,7 +105,7 @@ read_ends_that_make_no_sense(team_rank *self)
     }
 }
 
-TEST(ends_that_make_no_sense)
+TEST(malformed_ends_are_refused)
 {
     team_options options = {.size = 1};
     team_run_apart(&options, read_ends_that_make_no_sense, NULL);
@@ -151,7 +151,7 @@ end_for_a_reason(team_rank *self)
     dd_engine_release(engine);
 }
 
-TEST(a_rank_that_ends_while_a_group_is_made_has_said_why)
+TEST(a_rank_that_exits_during_creation_is_reported_with_its_reason)
 {
     team_options options = {.size = 3};
     team_run_apart(&options, end_for_a_reason, NULL);
@@ -186,7 +186,7 @@ miss_somebody(team_rank *self)
     }
 }
 
-TEST(absent_ranks_are_named_and_the_name_lives_on)
+TEST(absent_ranks_are_named_and_the_name_stays_usable)
 {
     team_options options = {.size = 3};
     team_run_apart(&options, miss_somebody, NULL);
@@ -390,7 +390,7 @@ disagree_on_the_size(team_rank *self)
     close_group(group);
 }
 
-TEST(both_who_disagree_on_the_size_hear_it)
+TEST(different_sizes_are_reported_on_both_ranks)
 {
     team_options options = {.size = 2};
     team_run_apart(&options, disagree_on_the_size, NULL);
@@ -762,7 +762,7 @@ share_too_late(team_rank *self)
     team_rendezvous(self, "checked");
 }
 
-TEST(a_descriptor_that_comes_too_late)
+TEST(a_descriptor_for_a_rank_that_left_is_closed)
 {
     team_options options = {.size = 2};
     team_run(&options, share_too_late, NULL);
@@ -790,7 +790,7 @@ find_regions(team_rank *self)
     team_rendezvous(self, "found");
 }
 
-TEST(regions_are_found_by_what_lies_in_them)
+TEST(regions_are_found_by_addresses_inside)
 {
     team_options options = {.size = 2};
     team_run_both(&options, find_regions, NULL);

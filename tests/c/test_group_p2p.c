@@ -190,7 +190,7 @@ send_to_self(team_rank *self)
     CHECK_OK(team_barrier(self->group));
 }
 
-TEST(messages_to_oneself)
+TEST(messages_to_self)
 {
     for (int size = 1; size <= 2; size++) {
         team_options options = {.size = size};
@@ -267,7 +267,7 @@ send_shorter_and_longer(team_rank *self)
     free(memory);
 }
 
-TEST(messages_that_are_shorter_or_longer_than_the_room)
+TEST(messages_shorter_or_longer_than_the_buffer)
 {
     team_options options = {.size = 2};
     team_run_both(&options, send_shorter_and_longer, NULL);
@@ -289,7 +289,7 @@ send_wrongly(team_rank *self)
     CHECK(work == NULL);
 }
 
-TEST(messages_to_nobody)
+TEST(messages_to_invalid_ranks_are_refused)
 {
     team_options options = {.size = 2};
     team_run_both(&options, send_wrongly, NULL);
@@ -502,7 +502,7 @@ miss_monitored(team_rank *self)
     CHECK_OK(monitored(self, 10 * DD_NS_PER_S * check_slow(), is_all));
 }
 
-TEST(monitored_barrier_names_who_is_missing)
+TEST(monitored_barrier_names_missing_ranks)
 {
     for (int is_all = 0; is_all < 2; is_all++) {
         bool arg = is_all == 1;
@@ -526,7 +526,7 @@ barrier_without_patience(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(monitored_barrier_without_patience)
+TEST(monitored_barrier_with_a_zero_timeout)
 {
     team_options options = {.size = 2};
     team_run_both(&options, barrier_without_patience, NULL);

@@ -71,7 +71,7 @@ use_many_sizes(team_rank *self)
     CHECK(count_shared_mappings() <= nmappings + 1);
 }
 
-TEST(arrays_of_any_size_use_the_memory_of_those_before)
+TEST(arrays_reuse_memory_of_released_arrays_of_any_size)
 {
     team_run(&(team_options){.size = 1}, use_many_sizes, NULL);
 }
@@ -99,7 +99,7 @@ let_much_go(team_rank *self)
     }
 }
 
-TEST(arrays_that_are_let_go_keep_few_pages)
+TEST(released_arrays_keep_few_pages)
 {
     team_run(&(team_options){.size = 1}, let_much_go, NULL);
 }
@@ -225,7 +225,7 @@ lose_access(team_rank *self)
     CHECK_STATUS(group_take_back_locked(self->group, (dd_block){&data, 1}, check_err()), DD_INTERNAL);
 }
 
-TEST(what_is_taken_back_does_not_change)
+TEST(reclaimed_memory_does_not_change)
 {
     team_run(&(team_options){.size = 1}, lose_access, NULL);
 }
@@ -252,7 +252,7 @@ lose_access_to_adopted(team_rank *self)
     dd_region_release(region);
 }
 
-TEST(what_is_taken_back_of_adopted_memory_does_not_change)
+TEST(reclaimed_adopted_memory_does_not_change)
 {
     team_run(&(team_options){.size = 1}, lose_access_to_adopted, NULL);
 }

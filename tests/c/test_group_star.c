@@ -151,7 +151,7 @@ hear_abort(team_rank *self)
     CHECK_STATUS(team_barrier(self->group), DD_ABORTED);
 }
 
-TEST(an_abort_is_heard_without_the_lowest_rank)
+TEST(an_abort_arrives_without_the_lowest_rank)
 {
     team_options options = {.size = 4};
     team_run(&options, hear_abort, NULL);
@@ -179,7 +179,7 @@ hear_goodbye(team_rank *self)
     }
 }
 
-TEST(a_goodbye_is_heard_without_a_link)
+TEST(a_goodbye_arrives_without_a_link)
 {
     team_options options = {.size = 4};
     team_run(&options, hear_goodbye, NULL);
@@ -214,7 +214,7 @@ receive_from_one_who_leaves(team_rank *self)
     team_rendezvous(self, "end");
 }
 
-TEST(a_receive_from_one_who_leaves_ends)
+TEST(a_receive_from_a_rank_that_leaves_ends)
 {
     for (int i = 0; i < 8; i++) {
         bool sends = i % 2 == 0;
@@ -246,7 +246,7 @@ look_up_the_deaf(team_rank *self)
     team_rendezvous(self, "heard");
 }
 
-TEST(a_rank_that_does_not_answer_is_looked_up)
+TEST(presence_of_a_rank_that_does_not_answer_is_checked)
 {
     team_options options = {.size = 3};
     team_run(&options, look_up_the_deaf, NULL);

@@ -257,7 +257,7 @@ set_and_delete(void *ctx)
     return false;
 }
 
-TEST(get_takes_a_value_that_comes_and_goes)
+TEST(get_returns_a_value_that_is_deleted_after_it)
 {
     late_item late = {.store = open_hash(NULL)};
     REQUIRE(late.store != NULL);

@@ -367,7 +367,7 @@ TEST(barrier_in_legs)
     check_coll(DD_COLL_BARRIER, 1, false);
 }
 
-TEST(what_does_not_fit)
+TEST(unsupported_layouts_and_collectives)
 {
     static const layout alone = {3, {0, 1, 2}};
     static const layout together = {3, {0, 0, 0}};

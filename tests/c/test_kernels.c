@@ -516,7 +516,7 @@ static const dd_dtype small_floats[] = {DD_DTYPE_FLOAT16, DD_DTYPE_BFLOAT16, DD_
                                         DD_DTYPE_FLOAT8_E5M2};
 #define SMALL_FLOAT_COUNT (sizeof small_floats / sizeof small_floats[0])
 
-TEST(all_small_floats_widen_and_come_back)
+TEST(all_small_floats_round_trip)
 {
     static float values[65536];
     static char codes[2 * 65536];
@@ -626,7 +626,7 @@ TEST(integers_wrap_and_truncate)
     check_all_isas(&reduction, DD_STAGE_WHOLE, srcs, 2, 4, average);
 }
 
-TEST(integer_factors_are_cut_to_what_fits)
+TEST(integer_factors_are_clamped_to_the_range)
 {
     const int64_t one = 1;
     static const struct {
@@ -688,7 +688,7 @@ try_both_ways(dd_copy_trial *trial, int64_t cost, int64_t cost_past, int64_t bes
     return is_past;
 }
 
-TEST(both_ways_of_copying_are_tried_now_and_then)
+TEST(both_ways_of_copying_are_tried_at_intervals)
 {
     dd_copy_trial trial = {.is_open = false};
     int64_t now_ns = 1;

@@ -14,7 +14,7 @@ static const dd_dtype floats[] = {
 };
 #define NFLOATS (sizeof floats / sizeof floats[0])
 
-TEST(every_pair_of_floats_keeps_what_both_can_hold)
+TEST(conversions_keep_values_that_both_types_represent)
 {
     static double numbers[COUNT], back[COUNT], from_memory[COUNT], to_memory[COUNT];
     for (size_t i = 0; i < COUNT; i++) {
@@ -45,7 +45,7 @@ TEST(rounding_is_to_nearest_even)
     CHECK(memcmp(narrow, bfloats, sizeof bfloats) == 0);
 }
 
-TEST(nan_and_infinity_stay_what_they_are)
+TEST(nan_and_infinity_are_kept)
 {
     const double wide[] = {(double)NAN, -(double)NAN, (double)INFINITY, -(double)INFINITY, 1e300};
     float single[5];
@@ -58,7 +58,7 @@ TEST(nan_and_infinity_stay_what_they_are)
     CHECK(isnan(back[0]) && isnan(back[1]) && isinf(back[2]) && isinf(back[3]) && back[3] < 0);
 }
 
-TEST(what_is_no_float_is_not_converted)
+TEST(only_floats_are_converted)
 {
     CHECK(!dd_convert_is_supported(DD_DTYPE_FLOAT32, DD_DTYPE_INT32));
     CHECK(!dd_convert_is_supported(DD_DTYPE_COMPLEX64, DD_DTYPE_FLOAT32));

@@ -149,7 +149,7 @@ TEST(views_with_zero_strides_repeat)
     CHECK(packed[0] == 1 && packed[6] == 1 && packed[8] == 2 && packed[22] == 3);
 }
 
-TEST(finish_knows_what_is_contiguous)
+TEST(finish_detects_contiguous_views)
 {
     dd_view view = make_view(NULL, DD_DTYPE_FLOAT32, 0, NULL, NULL);
     CHECK(view.count == 1 && view.is_contiguous);
@@ -165,7 +165,7 @@ TEST(finish_knows_what_is_contiguous)
     dd_view_unpack(&view, NULL);
 }
 
-TEST(finish_refuses_what_cannot_be)
+TEST(finish_refuses_invalid_views)
 {
     dd_view view = {.dtype = DD_DTYPE_INT16, .ndim = 2, .shape = {1 << 30, INT64_C(1) << 33}};
     CHECK(!dd_view_finish(&view));

@@ -204,7 +204,7 @@ TEST(values)
     dd_keyspace_fini(&ks);
 }
 
-TEST(memory_of_a_large_value_comes_back)
+TEST(memory_of_a_large_value_is_freed)
 {
     dd_keyspace ks;
     dd_bytes value;
@@ -219,7 +219,7 @@ TEST(memory_of_a_large_value_comes_back)
     free(large);
 }
 
-TEST(list_keys_skips_what_has_no_value)
+TEST(list_keys_skips_keys_without_values)
 {
     dd_keyspace ks;
     probe p = {0};
@@ -287,7 +287,7 @@ TEST(entries_leave_nothing_behind)
     dd_keyspace_fini(&ks);
 }
 
-TEST(nothing_is_parked_when_all_is_there)
+TEST(nothing_is_parked_if_all_keys_exist)
 {
     dd_keyspace ks;
     probe p = {0};
@@ -341,7 +341,7 @@ by_compare_set(dd_keyspace *ks, dd_bytes key)
     return ks_compare_set(ks, key, BYTES(""), BYTES("7"), &value);
 }
 
-TEST(every_way_to_a_value_tells)
+TEST(every_mutation_that_stores_a_value_notifies_waiters)
 {
     static const mutation mutations[] = {by_set, by_append, by_add, by_compare_set};
     for (size_t i = 0; i < sizeof mutations / sizeof mutations[0]; i++) {
@@ -371,7 +371,7 @@ TEST(every_way_to_a_value_tells)
     }
 }
 
-TEST(compare_set_that_stores_nothing_tells_nobody)
+TEST(compare_set_that_stores_nothing_notifies_no_waiter)
 {
     dd_keyspace ks;
     probe p = {0};
@@ -450,7 +450,7 @@ TEST(unpop_restores_the_head)
 }
 
 /* All orders in which three keys can be set, with another key that exists from the start. */
-TEST(told_once_whatever_the_order)
+TEST(waiters_are_notified_once_in_any_order)
 {
     static const char *const keys[] = {"a", "b", "c", "there", "a"};
     static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
@@ -475,7 +475,7 @@ TEST(told_once_whatever_the_order)
     }
 }
 
-TEST(key_that_goes_away_counts_as_missing_again)
+TEST(deleted_key_counts_as_missing_again)
 {
     dd_keyspace ks;
     probe keys = {0};
@@ -521,7 +521,7 @@ on_ready_free(dd_key_waiter *waiter, dd_store_result *result, const dd_error *er
     free(self);
 }
 
-TEST(waiters_may_be_freed_when_told)
+TEST(waiters_may_be_freed_in_their_callback)
 {
     static const dd_store_op ops[] = {DD_STORE_WAIT, DD_STORE_GET, DD_STORE_WAIT, DD_STORE_BARRIER};
     const dd_bytes keys[] = {BYTES("k"), BYTES("k")};

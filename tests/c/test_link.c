@@ -330,7 +330,7 @@ is_readable(const dd_link *link, int timeout_ms)
     return poll(&pollfd, 1, timeout_ms) == 1;
 }
 
-TEST(nothing_there_is_again_and_the_end_comes_after_the_last_byte)
+TEST(receive_without_data_is_again_and_the_end_follows_the_last_byte)
 {
     FOR_EACH_KIND(k)
     {
@@ -390,7 +390,7 @@ TEST(links_fill_up_and_move_on)
     }
 }
 
-TEST(rings_are_as_large_as_the_maker_says)
+TEST(rings_have_the_offered_size)
 {
     dd_link *links[2] = {0};
     REQUIRE(open_shm_pair(16384, links));
@@ -431,7 +431,7 @@ TEST(bells_wake_only_sleepers)
     close_links(links);
 }
 
-TEST(writer_that_waits_for_room_is_woken)
+TEST(writer_that_waits_for_space_is_woken)
 {
     dd_link *links[2] = {0};
     REQUIRE(open_links(SHM, links));
@@ -454,7 +454,7 @@ TEST(writer_that_waits_for_room_is_woken)
 
 /* ---- peers that send malformed data */
 
-TEST(nonsense_on_the_socket_breaks_the_link)
+TEST(unexpected_bytes_on_the_socket_break_the_link)
 {
     static const char *const cases[] = {"x", "bbx"};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -471,7 +471,7 @@ TEST(nonsense_on_the_socket_breaks_the_link)
 }
 
 /* The kernel must close an unexpected descriptor. */
-TEST(descriptors_do_not_come_by_links)
+TEST(unexpected_descriptors_are_closed)
 {
     dd_link *links[2] = {0};
     REQUIRE(open_links(SHM, links));
@@ -509,7 +509,7 @@ offer(const char *magic, uint64_t size, int ring_fd, dd_status expected)
     dd_sock_close(fds[1]);
 }
 
-TEST(offers_that_make_no_sense)
+TEST(malformed_offers_are_refused)
 {
     int nfds_before = count_fds();
     int ring_fd = -1;
@@ -528,7 +528,7 @@ TEST(offers_that_make_no_sense)
     CHECK_INT(count_fds(), nfds_before);
 }
 
-TEST(opening_shared_memory_with_nobody_there)
+TEST(opening_shared_memory_without_a_peer)
 {
     int nfds_before = count_fds();
     int fds[2] = {-1, -1};
@@ -582,7 +582,7 @@ find_rings(void)
     return found;
 }
 
-TEST(positions_that_make_no_sense_break_the_link)
+TEST(invalid_positions_break_the_link)
 {
     static const uint64_t wrong[] = {RING_NBYTES + 1, UINT64_MAX - RING_NBYTES, UINT64_C(1) << 63};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
@@ -645,7 +645,7 @@ TEST(without_memory_nothing_is_left_open)
 }
 
 /* The link must end as closed, not as after malformed data. */
-TEST(forked_child_lets_go)
+TEST(forked_child_does_not_keep_the_link_open)
 {
     FOR_EACH_KIND(k)
     {

@@ -254,7 +254,7 @@ TEST(the_last_rank_dies_before_it_has_ended_the_meeting)
     check_a_death_at(DD_STORE_MULTI_GET); /* it is counted */
 }
 
-TEST(two_die_before_the_meeting_has_ended)
+TEST(two_ranks_die_before_the_meeting_has_ended)
 {
     enum { SIZE = 3 };
     /* Rank 0 dies while it waits, rank 1 before it is counted, and rank 2 does not die. */
@@ -302,7 +302,7 @@ check_time_outs(const dd_meeting_kind *kind, dd_store *store)
     check_met(attendees, 2);
 }
 
-TEST(time_outs_name_who_is_missing)
+TEST(timeouts_name_missing_ranks)
 {
     place p = {0};
     place_open(&p, 1);
@@ -315,7 +315,7 @@ TEST(time_outs_name_who_is_missing)
 }
 
 /* Rank 0 times out first, which closes the server in its process. */
-TEST(who_was_missing_is_known_after_the_end_of_the_store)
+TEST(missing_ranks_are_named_after_the_store_has_ended)
 {
     for (int by_keys = 0; by_keys < 2; by_keys++) {
         place p = {0};
@@ -389,7 +389,7 @@ TEST(a_server_without_descriptors_is_named_to_ranks_that_wait)
     place_close(&p, 1);
 }
 
-TEST(a_latecomer_to_a_final_meeting_hears_once_how_it_has_ended)
+TEST(a_late_rank_receives_the_result_of_a_final_meeting_once)
 {
     place p = {0};
     place_open(&p, 1);
@@ -446,7 +446,7 @@ set(dd_keyspace *ks, const char *key, const char *value)
     CHECK_OK(dd_keyspace_answer(ks, &request, &(dd_store_result){0}, &is_answered, check_err()));
 }
 
-TEST(a_server_takes_no_nonsense)
+TEST(a_server_refuses_malformed_requests)
 {
     dd_keyspace ks;
     dd_keyspace_init(&ks);
@@ -497,7 +497,7 @@ TEST(a_server_takes_no_nonsense)
 }
 
 /* The keys left by a meeting do not grow with its ranks. A late rank joins the next meeting. */
-TEST(keys_of_ranks_go_with_the_meeting)
+TEST(keys_of_ranks_are_deleted_after_the_meeting)
 {
     enum { SIZE = 5 };
     dd_keyspace ks;
@@ -530,7 +530,7 @@ TEST(keys_of_ranks_go_with_the_meeting)
     dd_keyspace_fini(&ks);
 }
 
-TEST(coming_without_memory)
+TEST(joining_without_memory)
 {
     dd_status status = DD_OUT_OF_MEMORY;
     for (long nth = 0; nth < 60 && status == DD_OUT_OF_MEMORY; nth++) {

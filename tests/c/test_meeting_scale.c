@@ -29,7 +29,7 @@ check_growth(int size, bool is_by_keys, uint64_t most, uint64_t most_of_last)
     CHECK(bill.store.nbytes <= count * (LINES_NBYTES + ncards) + nlast);
 }
 
-TEST(what_a_meeting_costs)
+TEST(requests_per_rank_are_constant)
 {
     check_growth(64, false, 2, 1);
     check_growth(256, false, 2, 1);
@@ -37,7 +37,7 @@ TEST(what_a_meeting_costs)
 }
 
 /* The last rank to join reads the cards of all ranks. */
-TEST(what_a_meeting_by_keys_costs)
+TEST(requests_per_rank_are_constant_by_keys)
 {
     check_growth(64, true, 5, 7);
     check_growth(256, true, 5, 7);
@@ -62,7 +62,7 @@ TEST(which_links_a_start_takes)
     CHECK_INT(last[MEETING_SIM_ALL_TO_ALL_64_KIB].nfar, 256 - nlocal);
 }
 
-TEST(memory_for_a_rank_that_one_never_talks_to)
+TEST(memory_for_a_rank_without_messages)
 {
     meeting_sim_bill bill;
     REQUIRE(run(256, false, &bill));

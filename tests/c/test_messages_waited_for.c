@@ -228,7 +228,7 @@ look_who_waits(both_ends *ends)
     CHECK(nquick > 0);
 }
 
-TEST(who_does_not_wait_is_not_told_to)
+TEST(calls_that_need_not_wait_do_not_wait)
 {
     run_both_ends(look_who_waits, false);
 }

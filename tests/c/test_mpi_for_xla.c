@@ -150,7 +150,7 @@ check_refusals(team_rank *self)
     CALL(Comm_free, &comm);
 }
 
-TEST(what_fails_says_why)
+TEST(failures_have_a_reason)
 {
     team_options options = {.size = 1};
     team_run(&options, check_refusals, NULL);

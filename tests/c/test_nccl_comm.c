@@ -70,7 +70,7 @@ TEST(scalable_init)
     comm_rig_close(&rig);
 }
 
-TEST(what_is_wrong_is_said_before_nccl_is_asked)
+TEST(invalid_arguments_are_refused_before_nccl_is_called)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -182,7 +182,7 @@ check_alone(bool is_nonblocking)
     }
 }
 
-TEST(a_rank_alone_times_out_and_can_be_called_off)
+TEST(a_single_rank_times_out_and_can_be_cancelled)
 {
     check_alone(false);
     check_alone(true);

@@ -96,7 +96,7 @@ TEST(an_abort_does_not_wait_for_ever)
 }
 
 /* Before 2.22.3, only freeing the communicator ends the wait of such a thread. */
-TEST(an_old_one_is_freed_beside_a_thread_that_hangs)
+TEST(an_old_communicator_is_freed_despite_a_thread_that_hangs)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, "2.18.1"));
@@ -121,7 +121,7 @@ enter_it(void *comm)
     return NULL;
 }
 
-TEST(whoever_waits_to_get_in_hears_of_the_abort)
+TEST(a_thread_that_waits_to_enter_is_woken_by_the_abort)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -140,7 +140,7 @@ TEST(whoever_waits_to_get_in_hears_of_the_abort)
     comm_rig_close(&rig);
 }
 
-TEST(what_nccl_notices_is_told)
+TEST(asynchronous_errors_of_nccl_are_reported)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -275,7 +275,7 @@ TEST(registrations)
     comm_rig_close(&rig);
 }
 
-TEST(what_an_old_nccl_cannot_do_names_the_version_that_can)
+TEST(missing_functions_name_the_required_version)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, "2.18.1"));
@@ -313,7 +313,7 @@ TEST(what_an_old_nccl_cannot_do_names_the_version_that_can)
 }
 
 /* When the process exits, the driver may be unloaded first. */
-TEST(a_driver_that_is_gone_bothers_nobody)
+TEST(a_driver_that_has_shut_down_causes_no_error)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -438,7 +438,7 @@ TEST(an_end_without_memory)
 
 /* NCCL fails to open the group in which the communicator would be revoked: it is freed once the
  * thread has left. */
-TEST(an_abort_that_cannot_be_told)
+TEST(a_failed_revoke_frees_the_communicator_later)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));

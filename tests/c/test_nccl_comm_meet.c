@@ -204,7 +204,7 @@ TEST(ranks_that_do_not_encrypt_alike_are_named_on_every_rank)
     }
 }
 
-TEST(a_root_that_fails_tells_all_why)
+TEST(all_ranks_receive_the_reason_of_a_root_that_fails)
 {
     party p;
     party_init(&p, 4, 2, 5 * DD_NS_PER_S);
@@ -220,7 +220,7 @@ TEST(a_root_that_fails_tells_all_why)
     party_fini(&p);
 }
 
-TEST(ranks_that_do_not_come_are_named)
+TEST(ranks_that_do_not_join_are_named)
 {
     static const int NAMES[] = {3, 5, 6, 9};
     party p;
@@ -249,7 +249,7 @@ TEST(ranks_that_do_not_come_are_named)
     party_fini(&p);
 }
 
-TEST(a_latecomer_hears_at_once_that_it_is_over)
+TEST(a_late_rank_receives_the_timeout_without_waiting)
 {
     party p;
     party_init(&p, 2, 1, 50 * DD_NS_PER_MS);
@@ -263,7 +263,7 @@ TEST(a_latecomer_hears_at_once_that_it_is_over)
     party_fini(&p);
 }
 
-TEST(a_meeting_can_be_called_off)
+TEST(a_meeting_can_be_interrupted)
 {
     atomic_bool stop = true;
     party p;
@@ -326,7 +326,7 @@ TEST(ranks_meet_again_at_the_same_place)
 }
 
 /* The first rank joins long after the others, which find the result of an earlier meeting. */
-TEST(an_old_verdict_is_nobodys)
+TEST(the_result_of_an_earlier_meeting_is_ignored)
 {
     party p;
     party_init(&p, 3, 1, 5 * DD_NS_PER_S);
@@ -349,7 +349,7 @@ TEST(an_old_verdict_is_nobodys)
     party_fini(&p);
 }
 
-TEST(ranks_meet_after_having_met_in_vain)
+TEST(ranks_meet_after_failed_meetings)
 {
     party p;
     party_init(&p, 3, 1, 5 * DD_NS_PER_S);

@@ -61,7 +61,7 @@ refusal_body(nccl_rig_rank *self)
     nccl_rig_check_sum(self);
 }
 
-TEST(what_is_not_asked_for)
+TEST(unsupported_estimates_are_refused)
 {
     refusal messages = {DD_COLL_ALL_TO_ALL, "does not estimate messages"};
     nccl_rig_run(&(nccl_rig_options){.size = 2}, refusal_body, &messages);

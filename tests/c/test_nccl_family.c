@@ -95,7 +95,7 @@ check_descent(bool is_nonblocking)
     family_close(&f);
 }
 
-TEST(an_abort_reaches_what_was_split_from_it)
+TEST(an_abort_reaches_communicators_split_from_it)
 {
     check_descent(false);
     check_descent(true);

@@ -206,7 +206,7 @@ abort_off_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(errors_are_only_told_when_aborts_are_off)
+TEST(errors_are_only_reported_if_aborts_are_off)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_abort_off = true}, abort_off_body,
                  NULL);
@@ -360,7 +360,7 @@ hanging_abort_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(hanging_abort_holds_nobody_up)
+TEST(hanging_abort_delays_no_thread)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, hanging_abort_body, NULL);
 }
@@ -485,7 +485,7 @@ inside_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(the_watchdog_asks_nothing_of_a_communicator_that_is_in_use)
+TEST(the_watchdog_skips_a_communicator_in_use)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nonblocking = true}, inside_body, NULL);
 }
@@ -509,7 +509,7 @@ let_go_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(group_is_let_go)
+TEST(group_is_released_without_close)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, let_go_body, NULL);
 }

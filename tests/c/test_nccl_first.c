@@ -374,7 +374,7 @@ capture_beside_body(nccl_rig_rank *self)
     nccl_rig_meet(self);
 }
 
-TEST(the_end_of_a_group_spoils_nobodys_capture)
+TEST(the_end_of_a_group_does_not_invalidate_a_capture)
 {
     for (int i = 0; i < 4; i++) {
         bool is_failing = i % 2 == 1;

@@ -87,7 +87,7 @@ open_body(nccl_rig_rank *self)
     CHECK(group == NULL);
 }
 
-TEST(groups_that_cannot_be)
+TEST(invalid_groups_are_refused)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, open_body, NULL);
 }
@@ -254,7 +254,7 @@ keep_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(memory_that_nobody_can_remember_stays)
+TEST(memory_that_cannot_be_recorded_is_not_freed)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, keep_body, NULL);
 }
@@ -294,7 +294,7 @@ shut_down_body(nccl_rig_rank *self)
 }
 
 /* No thread waits for the work. */
-TEST(the_watchdog_hears_that_the_driver_shuts_down)
+TEST(the_watchdog_detects_that_the_driver_shuts_down)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .leaves_some = true}, shut_down_body,
                  NULL);

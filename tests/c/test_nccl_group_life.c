@@ -540,7 +540,7 @@ let_go_failed_body(nccl_rig_rank *self)
     nccl_rig_free(self, sum.data);
 }
 
-TEST(a_failed_group_is_let_go_where_aborts_are_off)
+TEST(a_failed_group_is_released_if_aborts_are_off)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_abort_off = true},
                  let_go_failed_body, NULL);

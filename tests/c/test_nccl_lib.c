@@ -28,7 +28,7 @@ code_of(const char *version)
 #define SINCE_OF(name, since, returns, params, capability) since,
 static const int SINCE[] = {DD_NCCL_OPTIONAL(SINCE_OF)};
 
-TEST(each_version_has_what_it_has)
+TEST(each_version_has_its_functions)
 {
     for (size_t i = 0; i < sizeof ERAS / sizeof ERAS[0]; i++) {
         dd_dylib_search search = {.explicit_path = comm_rig_nccl_path(ERAS[i])};
@@ -239,7 +239,7 @@ TEST(a_key_for_the_connections)
 
 /* ---- the driver */
 
-TEST(the_callers_context_comes_back)
+TEST(the_callers_context_is_restored)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));

@@ -334,7 +334,7 @@ host_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(without_kernels_the_host_looks)
+TEST(without_kernels_the_host_checks)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true}, host_body, NULL);
 }
@@ -347,7 +347,7 @@ older_body(nccl_rig_rank *self)
     CHECK_INT(self->rig->cuda_stub.calls("cuModuleLoadData"), 0);
 }
 
-TEST(a_driver_without_the_functions_is_not_asked)
+TEST(a_driver_without_the_functions_loads_no_module)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, older_body, NULL);
 }
@@ -521,7 +521,7 @@ next_call_body(nccl_rig_rank *self)
     graph_case_close(&of, self);
 }
 
-TEST(the_next_call_tells_of_nan_in_a_graph)
+TEST(the_next_call_reports_nan_in_a_graph)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true, .interval_ns = NEVER_NS},
                  next_call_body, NULL);
@@ -542,7 +542,7 @@ close_body(nccl_rig_rank *self)
     graph_case_close(&of, self);
 }
 
-TEST(closing_tells_of_nan_in_a_graph)
+TEST(closing_reports_nan_in_a_graph)
 {
     nccl_rig_run(
         &(nccl_rig_options){.size = 1, .is_nan_check = true, .interval_ns = NEVER_NS, .is_not_closed = true},
@@ -566,7 +566,7 @@ unheard_body(nccl_rig_rank *self)
     graph_case_close(&of, self);
 }
 
-TEST(closing_tells_what_the_watchdog_has_seen)
+TEST(closing_reports_nan_that_the_watchdog_has_found)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true, .is_not_closed = true}, unheard_body,
                  NULL);
@@ -610,7 +610,7 @@ received_body(nccl_rig_rank *self)
     nccl_rig_free(self, of.data);
 }
 
-TEST(what_a_rank_receives_is_not_looked_at)
+TEST(received_data_is_not_checked)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_nan_check = true}, received_body, NULL);
 }
@@ -713,7 +713,7 @@ missed_body(nccl_rig_rank *self)
     graph_case_close(&of, self);
 }
 
-TEST(without_kernels_graphs_do_not_look)
+TEST(without_kernels_graphs_do_not_check)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true}, missed_body, NULL);
 }

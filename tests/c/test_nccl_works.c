@@ -33,7 +33,7 @@ producer_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(comes_after_the_callers_stream)
+TEST(works_follow_the_callers_stream)
 {
     nccl_rig_run_all(producer_body, NULL);
 }

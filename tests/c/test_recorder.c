@@ -204,7 +204,7 @@ TEST(only_the_first_end_counts)
     rig_close(&self);
 }
 
-TEST(of_many_failures_the_oldest_lose_their_words)
+TEST(the_oldest_of_many_failures_lose_their_texts)
 {
     rig self;
     REQUIRE(rig_open(&self, 64));
@@ -223,7 +223,7 @@ TEST(of_many_failures_the_oldest_lose_their_words)
 
 /* ---- tensors */
 
-TEST(tensors_of_a_list_are_told_by_their_number)
+TEST(stacked_tensors_are_recorded_by_their_count)
 {
     rig self;
     REQUIRE(rig_open(&self, 8));
@@ -303,7 +303,7 @@ add_group(dd_recorder *recorder, const char *name)
     return group;
 }
 
-TEST(a_group_that_is_gone_stays_as_long_as_its_records)
+TEST(a_released_group_stays_while_it_has_records)
 {
     rig self;
     REQUIRE(rig_open(&self, 4));
@@ -354,7 +354,7 @@ TEST(groups_are_renamed_and_names_are_any_bytes)
     rig_close(&self);
 }
 
-TEST(of_groups_of_one_name_the_newest_is_in_the_configuration)
+TEST(the_configuration_has_the_newest_group_of_a_name)
 {
     rig self;
     REQUIRE(rig_open(&self, 4));
@@ -367,7 +367,7 @@ TEST(of_groups_of_one_name_the_newest_is_in_the_configuration)
     rig_close(&self);
 }
 
-TEST(a_group_says_how_far_it_is)
+TEST(the_status_of_a_group_has_its_progress)
 {
     rig self;
     REQUIRE(rig_open(&self, 4));
@@ -411,7 +411,7 @@ TEST(the_first_alarm_of_a_group_counts)
     rig_close(&self);
 }
 
-TEST(alarms_that_nobody_takes_make_room)
+TEST(the_oldest_alarms_are_dropped)
 {
     rig self;
     REQUIRE(rig_open(&self, 4));
@@ -570,7 +570,7 @@ TEST(threads_have_names)
 }
 
 /* The ring has one slot, and the thread that writes it never runs again. */
-TEST(a_slot_whose_writer_stands_still_is_left_alone)
+TEST(a_slot_whose_writer_is_stopped_is_skipped)
 {
     rig self;
     REQUIRE(rig_open(&self, 1));
@@ -594,7 +594,7 @@ static const dd_call_site told[] = {{.function = "inner", .file = "train.py", .l
                                     {.function = "step", .file = "train.py", .line = 4},
                                     {.function = "main", .file = "start.py", .line = 6}};
 
-TEST(a_stack_is_told_once)
+TEST(a_stack_is_stored_once)
 {
     dd_call_sites *sites;
     REQUIRE_OK(dd_call_sites_create(8, &sites, check_err()));
@@ -635,7 +635,7 @@ TEST(a_table_without_memory_is_not_full)
     dd_call_sites_destroy(sites);
 }
 
-TEST(a_full_table_says_so)
+TEST(a_full_table_reports_it)
 {
     dd_call_sites *sites;
     REQUIRE_OK(dd_call_sites_create(1, &sites, check_err()));

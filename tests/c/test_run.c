@@ -192,7 +192,7 @@ add_many(run_member *self)
     }
 }
 
-TEST(small_ones_in_a_row)
+TEST(small_collectives_in_a_row)
 {
     run_team_do(&(run_team_options){.nranks = 2, .host_of = {0, 1}}, add_many, NULL);
     run_team_do(&(run_team_options){.nranks = 2}, add_many, NULL);
@@ -490,7 +490,7 @@ lose_the_last(run_member *self)
     }
 }
 
-TEST(a_rank_that_gives_up)
+TEST(an_abort_of_a_rank_that_dies_is_reported)
 {
     run_team_do(&(run_team_options){.nranks = 2, .host_of = {0, 1}}, lose_the_last, NULL);
     run_team_do(&(run_team_options){.nranks = 3, .host_of = {0, 1, 2}}, lose_the_last, NULL);

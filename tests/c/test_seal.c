@@ -204,7 +204,7 @@ receive_wire(stream *self, const uint8_t *bytes, size_t nbytes, size_t *ngood)
     return io;
 }
 
-TEST(what_was_sent_is_taken)
+TEST(sealed_records_are_accepted)
 {
     wire w;
     stream s;

@@ -221,7 +221,7 @@ hurry(team_rank *self)
     sum_fini(&large);
 }
 
-TEST(in_a_hurry)
+TEST(small_calls_complete_without_blocking)
 {
     for (int size = 1; size <= 3; size++) {
         team_options options = {.size = size};
@@ -265,7 +265,7 @@ start_several(team_rank *self)
     }
 }
 
-TEST(several_in_one_go)
+TEST(several_calls_start_together)
 {
     for (int size = 1; size <= 3; size++) {
         team_options options = {.size = size};
@@ -294,7 +294,7 @@ start_twice(team_rank *self)
     sum_fini(&second);
 }
 
-TEST(under_way_it_cannot_be_started)
+TEST(a_pending_call_cannot_be_started)
 {
     team_options options = {.size = 2};
     team_run_both(&options, start_twice, NULL);
@@ -350,7 +350,7 @@ be_late(team_rank *self)
     sum_fini(&late);
 }
 
-TEST(every_start_has_a_time_out)
+TEST(every_start_has_a_timeout)
 {
     team_options options = {.size = 2};
     team_run_both(&options, be_late, NULL);
@@ -537,7 +537,7 @@ destroy_under_way(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(destroyed_under_way_it_goes_on)
+TEST(a_call_destroyed_while_pending_completes)
 {
     static const size_t counts[] = {1, 50000};
     for (size_t i = 0; i < 2; i++) {
@@ -573,7 +573,7 @@ refuse(team_rank *self)
     CHECK(!dd_standing_destroy(NULL, NULL, NULL));
 }
 
-TEST(what_cannot_be_made)
+TEST(invalid_standing_calls_are_refused)
 {
     team_options options = {.size = 1};
     team_run(&options, refuse, NULL);

@@ -39,7 +39,7 @@ TEST(a_stream_works_while_the_host_goes_on)
     check_no_cuda_left();
 }
 
-TEST(an_event_is_what_was_enqueued_when_it_was_recorded)
+TEST(an_event_covers_work_enqueued_before_its_record)
 {
     load_cuda();
     use_device(0);
@@ -92,7 +92,7 @@ TEST(the_legacy_stream_and_blocking_ones_wait_for_each_other)
     CU(cuStreamDestroy(apart));
 }
 
-TEST(copies_and_what_fails)
+TEST(copies_and_injected_errors)
 {
     load_cuda();
     use_device(3);
@@ -123,7 +123,7 @@ TEST(copies_and_what_fails)
     check_no_cuda_left();
 }
 
-TEST(a_capture_takes_what_is_ordered_after_it)
+TEST(a_capture_includes_streams_ordered_after_it)
 {
     load_cuda();
     use_device(0);
@@ -167,7 +167,7 @@ TEST(a_capture_takes_what_is_ordered_after_it)
     check_no_cuda_left();
 }
 
-TEST(a_question_spoils_a_global_capture)
+TEST(a_query_invalidates_a_global_capture)
 {
     load_cuda();
     use_device(0);
@@ -876,7 +876,7 @@ TEST(ranks_of_two_processes)
     CHECK_INT(status, 0);
 }
 
-TEST(each_version_exports_what_it_has)
+TEST(each_version_exports_its_functions)
 {
     static const struct {
         const char *text;

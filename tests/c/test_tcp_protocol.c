@@ -210,7 +210,7 @@ TEST(every_message_cut_at_every_byte)
     }
 }
 
-TEST(values_that_come_as_often_as_the_keys_of_the_request)
+TEST(values_repeat_for_each_key_of_the_request)
 {
     static const uint64_t repeats[] = {0, 1, 2, 100};
     for (size_t i = 0; i < sizeof repeats / sizeof repeats[0]; i++) {
@@ -219,7 +219,7 @@ TEST(values_that_come_as_often_as_the_keys_of_the_request)
     }
 }
 
-TEST(numbers_that_are_no_operation)
+TEST(unknown_operations_are_refused)
 {
     for (unsigned number = 0; number < 256; number++) {
         bool is_known = false;

@@ -356,7 +356,7 @@ flood(int fd, dd_tcp_server *server)
     dd_blob_fini(&reply);
 }
 
-TEST(replies_that_nobody_takes)
+TEST(unread_replies_are_limited)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_open(dd_tcp_server_port(server));
@@ -512,7 +512,7 @@ TEST(silent_connections_are_closed)
 
 /* Silent connections may use at most an eighth of the descriptors. Connections that have sent bytes
  * are not counted. */
-TEST(silent_connections_make_room)
+TEST(silent_connections_are_evicted)
 {
     enum { N = 100 };
     dd_tcp_server_options options = raw_options();
@@ -779,7 +779,7 @@ TEST(secret_is_needed_for_everything)
     dd_tcp_server_release(server);
 }
 
-TEST(right_proof_opens_and_a_wrong_or_old_one_does_not)
+TEST(only_a_fresh_correct_proof_is_accepted)
 {
     dd_tcp_server_options options = raw_options();
     options.secret = dd_bytes_of_string(secret_text);
@@ -937,7 +937,7 @@ TEST(few_descriptors_left)
 }
 
 /* The client may have the secret: the server has not checked it yet. */
-TEST(who_is_turned_away_has_not_been_refused)
+TEST(lack_of_descriptors_does_not_count_as_refusal)
 {
     dd_tcp_server *server = secret_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -1329,7 +1329,7 @@ TEST(shared_servers_follow_each_other)
 
 /* --- joining ---------------------------------------------------------------------------------- */
 
-TEST(those_who_joined_are_listed)
+TEST(joined_clients_are_listed)
 {
     dd_tcp_server *server = default_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -1383,7 +1383,7 @@ is_interrupted(void *ctx)
     return true;
 }
 
-TEST(waiting_for_those_who_join)
+TEST(waiting_for_joining_clients)
 {
     dd_tcp_server *server = default_server();
     joiner late = {.port = dd_tcp_server_port(server)};
@@ -1411,7 +1411,7 @@ on_order(tcp_handler *handler, uint32_t events)
     tcp_conn_close(DD_CONTAINER_OF(handler, assassin, handler)->victim, "by order");
 }
 
-TEST(event_of_a_doomed_connection_is_let_go)
+TEST(event_of_a_closed_connection_is_ignored)
 {
     dd_tcp_server *server = NULL;
     dd_tcp_server_options options = {.listen_fd = -1, .handshake_timeout_ns = DD_NEVER_NS};

@@ -270,7 +270,7 @@ time_out_and_go_on(dd_store *store, world *where)
     expect_parked(where->server, 0);
 }
 
-TEST(time_outs_leave_the_store_usable)
+TEST(timeouts_leave_the_store_usable)
 {
     for_both(time_out_and_go_on);
 }
@@ -364,7 +364,7 @@ share_a_client(dd_store *store, world *where)
     expect_parked(where->server, 0);
 }
 
-TEST(blocked_threads_hold_up_nobody)
+TEST(blocked_threads_delay_no_others)
 {
     for_both(share_a_client);
 }
@@ -413,7 +413,7 @@ pop_at_the_last_moment(dd_store *store, world *where)
     dd_store_release(pusher.store);
 }
 
-TEST(item_that_comes_at_the_last_moment_is_not_lost)
+TEST(item_that_arrives_at_the_deadline_is_not_lost)
 {
     for_both(pop_at_the_last_moment);
 }
@@ -482,7 +482,7 @@ close_pair(tcp_store *store, int ends[2])
 }
 
 /* A pop is cancelled before its answer arrives: the item must be pushed back. */
-TEST(item_that_comes_too_late_goes_back)
+TEST(item_of_a_cancelled_pop_is_pushed_back)
 {
     tcp_store store;
     int ends[2];
@@ -531,7 +531,7 @@ answer_by_halves(void *arg)
 }
 
 /* The same for every split: a part of the answer has arrived when the wait is cancelled. */
-TEST(half_an_answer_survives_calling_off)
+TEST(half_an_answer_survives_a_cancelled_call)
 {
     for (size_t cut = 0; cut < 37; cut++) {
         tcp_store store;
@@ -617,7 +617,7 @@ see_what_was_set(dd_store *store, world *where)
     }
 }
 
-TEST(calls_see_what_was_set_before)
+TEST(calls_see_earlier_writes)
 {
     for_both(see_what_was_set);
 }
@@ -652,7 +652,7 @@ set_then_barrier(dd_store *store, world *where)
     dd_store_release(users[1].store);
 }
 
-TEST(what_was_set_before_a_barrier_is_there_after_it)
+TEST(writes_before_a_barrier_are_visible_after_it)
 {
     for_both(set_then_barrier);
 }
@@ -818,7 +818,7 @@ TEST(threads_share_one_connection)
 }
 
 /* The server has executed a request when the call returns: all other clients see the result. */
-TEST(other_clients_see_what_was_set)
+TEST(other_clients_see_finished_writes)
 {
     void *fixture = NULL;
     dd_store *stores[3] = {open_unix(&fixture)};

@@ -224,7 +224,7 @@ call(rig *r, int number, const char *name)
 
 /* ---- failures */
 
-TEST(a_failure_is_dumped_and_told)
+TEST(a_failure_is_dumped_and_signalled)
 {
     rig r;
     open_rig(&r, 2);
@@ -288,7 +288,7 @@ TEST(a_group_made_again_does_not_see_old_signals)
     close_rig(&r);
 }
 
-TEST(an_alarm_is_seen_to_before_its_group_is_removed)
+TEST(an_alarm_is_processed_before_its_group_is_removed)
 {
     rig r;
     open_rig(&r, 2);
@@ -302,7 +302,7 @@ TEST(an_alarm_is_seen_to_before_its_group_is_removed)
     close_rig(&r);
 }
 
-TEST(what_is_not_wanted_is_not_done)
+TEST(disabled_dumps_and_signals_do_not_happen)
 {
     rig r;
     init_rig(&r, 2);
@@ -322,7 +322,7 @@ TEST(what_is_not_wanted_is_not_done)
     close_rig(&r);
 }
 
-TEST(failures_of_devices_are_dumped_where_others_are_not)
+TEST(failures_of_devices_are_dumped_if_others_are_not)
 {
     rig r;
     init_rig(&r, 2);
@@ -343,7 +343,7 @@ TEST(failures_of_devices_are_dumped_where_others_are_not)
     close_rig(&r);
 }
 
-TEST(a_process_dies_only_where_that_is_wanted)
+TEST(a_process_is_killed_only_if_enabled)
 {
     rig r;
     init_rig(&r, 2);
@@ -364,7 +364,7 @@ TEST(a_process_dies_only_where_that_is_wanted)
 
 /* ---- signals of other ranks are untrusted input */
 
-TEST(signals_that_make_no_sense)
+TEST(malformed_signals_are_reported)
 {
     rig r;
     open_rig(&r, 2);
@@ -390,7 +390,7 @@ TEST(four_bytes_are_an_error_without_a_reason)
 
 /* ---- dumps on request */
 
-TEST(a_dump_is_asked_for)
+TEST(a_dump_is_requested_by_the_process)
 {
     rig r;
     init_rig(&r, 1);
@@ -407,7 +407,7 @@ TEST(a_dump_is_asked_for)
     close_rig(&r);
 }
 
-TEST(a_pipe_asks_for_dumps)
+TEST(a_dump_is_requested_by_the_pipe)
 {
     rig r;
     char path[128];
@@ -432,7 +432,7 @@ TEST(a_pipe_asks_for_dumps)
     close_rig(&r);
 }
 
-TEST(a_file_in_the_place_of_the_pipe_is_left_alone)
+TEST(a_file_at_the_path_of_the_pipe_is_kept)
 {
     rig r;
     char path[128];
@@ -611,7 +611,7 @@ TEST(a_heartbeat_that_stands_still)
     close_rig(&r);
 }
 
-TEST(a_lost_heartbeat_ends_the_process_where_that_is_wanted)
+TEST(a_lost_heartbeat_ends_the_process_if_enabled)
 {
     rig r;
     open_rig(&r, 1);
@@ -653,7 +653,7 @@ TEST(an_interpreter_that_does_not_answer)
 
 /* ---- positions of the ranks */
 
-TEST(the_report_names_who_did_not_call)
+TEST(the_report_names_ranks_that_did_not_call)
 {
     rig r;
     init_rig(&r, 3);
@@ -773,7 +773,7 @@ refuse_try_get(dd_store *store, const dd_store_request *request, dd_store_result
     return dd_error_set(err, DD_NETWORK, "the server is gone");
 }
 
-TEST(a_store_that_is_gone_is_not_asked_again)
+TEST(a_store_that_has_ended_is_not_queried_again)
 {
     rig r;
     init_rig(&r, 1);
@@ -801,7 +801,7 @@ run_monitor(void *arg)
     return NULL;
 }
 
-TEST(a_thread_sees_to_it_and_stops)
+TEST(the_monitor_thread_processes_alarms_and_stops)
 {
     rig r;
     init_rig(&r, 2);
@@ -829,7 +829,7 @@ TEST(a_thread_sees_to_it_and_stops)
     close_rig(&r);
 }
 
-TEST(a_thread_that_comes_to_it_after_the_stop_touches_nothing)
+TEST(running_after_the_stop_does_nothing)
 {
     rig r;
     init_rig(&r, 1);
@@ -845,7 +845,7 @@ TEST(a_thread_that_comes_to_it_after_the_stop_touches_nothing)
     close_rig(&r);
 }
 
-TEST(memory_that_is_not_there)
+TEST(failed_allocations_are_survived)
 {
     rig r;
     init_rig(&r, 1);

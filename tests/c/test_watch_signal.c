@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-TEST(a_rank_that_asks)
+TEST(dump_signals_carry_a_rank)
 {
     int rank = -1;
     CHECK_OK(dd_signal_decode_dump(BYTES("\4\3\2\1"), &rank, check_err()));
@@ -16,7 +16,7 @@ TEST(a_rank_that_asks)
     CHECK_STATUS(dd_signal_decode_dump(BYTES("\1\0\0\0\0"), &rank, check_err()), DD_PROTOCOL);
 }
 
-TEST(an_error_there_and_back)
+TEST(an_error_round_trip)
 {
     uint8_t bytes[DD_SIGNAL_ERROR_MAX_NBYTES];
     dd_error cause;
@@ -48,7 +48,7 @@ TEST(an_error_of_the_longest_text)
     CHECK_INT(heard.code, DD_BACKEND); /* a peer may not choose this code */
 }
 
-TEST(a_state_there_and_back)
+TEST(a_state_round_trip)
 {
     dd_recorder_status status = {
         .called = {7, "all_reduce"}, .started = {6, "barrier"}, .completed = {-1, ""}};

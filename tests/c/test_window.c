@@ -101,7 +101,7 @@ press(team_rank *self)
     window_close(&test);
 }
 
-TEST(signals_come_after_puts)
+TEST(signals_arrive_after_puts)
 {
     window_run_everywhere(3, press);
 }
@@ -192,7 +192,7 @@ signal_alone(team_rank *self)
     window_close(&test);
 }
 
-TEST(signals_that_must_be_alone)
+TEST(signals_without_accumulation_wait_for_the_receiver)
 {
     window_run_everywhere(2, signal_alone);
 }
@@ -362,7 +362,7 @@ answer_from_elsewhere(team_rank *self)
     window_close(&test);
 }
 
-TEST(a_rank_in_no_call_answers_soon)
+TEST(an_idle_rank_answers)
 {
     window_run_everywhere(2, answer_from_elsewhere);
 }
@@ -427,7 +427,7 @@ disturb_a_sleeper(team_rank *self)
     window_close(&test);
 }
 
-TEST(other_signals_do_not_let_a_waiter_sleep_on)
+TEST(other_signals_do_not_delay_a_waiter)
 {
     window_run_everywhere(2, disturb_a_sleeper);
 }

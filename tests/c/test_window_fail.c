@@ -67,7 +67,7 @@ ask_for_nonsense(team_rank *self)
     window_close(&test); /* none of this has damaged the window */
 }
 
-TEST(arguments_that_make_no_sense)
+TEST(invalid_arguments_are_refused)
 {
     window_run_everywhere(2, ask_for_nonsense);
 }
@@ -446,7 +446,7 @@ be_patient(team_rank *self)
     window_close(&test);
 }
 
-TEST(calls_that_are_given_up)
+TEST(calls_that_time_out_leave_the_window_usable)
 {
     window_run_everywhere(2, be_patient);
 }

@@ -129,7 +129,7 @@ be_lied_to(team_rank *self)
     window_drop(&test);
 }
 
-TEST(notes_that_make_no_sense)
+TEST(malformed_notes_break_the_protocol)
 {
     for (size_t i = 0; i < sizeof bad_notes / sizeof bad_notes[0]; i++) {
         bad_note bad = bad_notes[i];
@@ -351,7 +351,7 @@ be_flooded(team_rank *self)
     window_close(&test);
 }
 
-TEST(questions_without_end)
+TEST(answers_to_a_flood_of_requests_are_limited)
 {
     team_options options = {.size = 2};
     team_run_both(&options, be_flooded, NULL);

@@ -16,7 +16,7 @@ static const dd_window_note examples[] = {
 };
 #define NEXAMPLES (sizeof examples / sizeof examples[0])
 
-TEST(notes_come_back)
+TEST(notes_round_trip)
 {
     for (size_t i = 0; i < NEXAMPLES; i++) {
         dd_window_note back;
@@ -46,7 +46,7 @@ check_refused(const dd_window_note *note, const char *why)
     check_head_refused(&head, why);
 }
 
-TEST(notes_that_make_no_sense)
+TEST(malformed_notes_are_refused)
 {
     check_head_refused(&(dd_request){.tag = 1}, "its type is unknown");
     check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_CLOSED + 1}},
@@ -68,7 +68,7 @@ TEST(notes_that_make_no_sense)
     check_refused(&(dd_window_note){.type = DD_WINDOW_PUT, .id = 1, .window = 1}, "its id is wrong");
 }
 
-TEST(cards_come_back)
+TEST(cards_round_trip)
 {
     dd_window_card card = {.pad_region = 4,
                            .window = 5,

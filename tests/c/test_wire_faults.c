@@ -90,7 +90,7 @@ run_group(mischief_outcome *out)
     team_run_apart(&encrypted, meet_and_use, out);
 }
 
-TEST(nothing_is_done_to_it)
+TEST(calls_succeed_without_faults)
 {
     CHECK(mischief_run_unharmed(run_group) > 2 * ELEMENTS * sizeof(double));
 }

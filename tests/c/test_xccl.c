@@ -349,7 +349,7 @@ leave_a_call(team_rank *self)
     CHECK_INT(plain_oneccl_calls("onecclCommDestroy"), 0);
 }
 
-TEST(a_call_that_nobody_waits_for_ends_with_its_step)
+TEST(an_abandoned_call_ends_with_its_current_step)
 {
     run_processes(2, leave_a_call);
 }
