@@ -33,7 +33,7 @@
 typedef struct user {
     int number;
     dd_store *store;
-    mischief_outcome out;
+    wire_fault_outcome out;
     pthread_t thread;
     char key[32]; /* used only by this step: its expected value does not depend on failed steps */
     dd_wait wait;
@@ -67,7 +67,7 @@ has_done(user *self, dd_status status)
 {
     check_soon(self);
     if (status != DD_OK) {
-        mischief_note_error(&self->out, &self->err, strstr(self->err.message, " 127.0.0.1:") != NULL);
+        wire_fault_note_error(&self->out, &self->err, strstr(self->err.message, " 127.0.0.1:") != NULL);
     }
     return status == DD_OK;
 }
@@ -316,7 +316,7 @@ await_connections(dd_tcp_server *server, uint64_t count)
 /* Use the store with two clients over TCP, one after the other so that the bytes are the same each
  * time, and with one client that is not affected. */
 static void
-use_by(dd_tcp_server *server, plain_proxy *proxy, mischief_outcome *out)
+use_by(dd_tcp_server *server, plain_proxy *proxy, wire_fault_outcome *out)
 {
     user users[3];
     int nharmed = 0;
@@ -335,7 +335,7 @@ use_by(dd_tcp_server *server, plain_proxy *proxy, mischief_outcome *out)
     CHECK_INT(users[0].out.nfailed, 0);
     CHECK(nharmed <= 1);
     for (int i = 0; i < 3; i++) {
-        mischief_add_outcome(out, &users[i].out);
+        wire_fault_add_outcome(out, &users[i].out);
         if (i > 0) {
             dd_store_release(users[i].store);
         }
@@ -347,7 +347,7 @@ use_by(dd_tcp_server *server, plain_proxy *proxy, mischief_outcome *out)
 }
 
 static void
-run_store(mischief_outcome *out)
+run_store(wire_fault_outcome *out)
 {
     int nfds = count_fds();
     dd_tcp_server_options options = raw_options();
@@ -363,7 +363,7 @@ run_store(mischief_outcome *out)
 
 TEST(calls_succeed_without_faults)
 {
-    CHECK(mischief_run_unharmed(run_store) > 4 * VALUE_MAX);
+    CHECK(wire_fault_run_without(run_store) > 4 * VALUE_MAX);
 }
 
 /* Size of a request or an answer, each in one record. */
@@ -380,10 +380,10 @@ check_words(size_t after, bool is_noticed_by_server)
     dd_tcp_server *server = raw_server(&options);
     plain_proxy *proxy = plain_proxy_start(dd_tcp_server_port(server), PROXY_FAITHFUL);
     REQUIRE(open_user(&self, 1, plain_proxy_port(proxy)));
-    mischief_arm(MISCHIEF_FLIP, after, 0);
+    wire_fault_arm(WIRE_FAULT_FLIP, after, 0);
     CHECK_STATUS(dd_store_set(self.store, BYTES("key"), BYTES("value"), patience(&self), check_err()),
                  DD_NETWORK);
-    CHECK(mischief_disarm(&nbytes));
+    CHECK(wire_fault_disarm(&nbytes));
     CHECK_CONTAINS(check_message(), "set on TCPStore at 127.0.0.1:");
     char ends[96];
     int port = is_noticed_by_server ? dd_tcp_server_port(server) : plain_proxy_port(proxy);
@@ -406,4 +406,4 @@ TEST(errors_name_both_ends_where_the_client_has_noticed)
     check_words(RECORD_NBYTES + RECORD_NBYTES / 2, false);
 }
 
-MISCHIEF_TESTS(run_store, 4)
+WIRE_FAULT_TESTS(run_store, 4)

@@ -12,9 +12,9 @@
 #define ELEMENTS 20000
 
 static void
-note_error(mischief_outcome *out, const dd_error *err)
+note_error(wire_fault_outcome *out, const dd_error *err)
 {
-    mischief_note_error(out, err, err->blamed.rank >= 0 || strstr(err->message, "rank ") != NULL);
+    wire_fault_note_error(out, err, err->blamed.rank >= 0 || strstr(err->message, "rank ") != NULL);
 }
 
 static dd_status
@@ -32,7 +32,7 @@ sum(dd_group *group, double *values, size_t count, dd_error *err)
 static void
 use_group(team_rank *self, dd_group *group)
 {
-    mischief_outcome *out = self->arg;
+    wire_fault_outcome *out = self->arg;
     double *values = calloc(ELEMENTS, sizeof *values);
     REQUIRE(values != NULL);
     for (int round = 0; round < 4; round++) {
@@ -58,7 +58,7 @@ use_group(team_rank *self, dd_group *group)
 static void
 meet_and_use(team_rank *self)
 {
-    mischief_outcome *out = self->arg;
+    wire_fault_outcome *out = self->arg;
     dd_group *group = NULL;
     dd_error err = {0};
     dd_group_options options = team_group_options("team");
@@ -85,14 +85,14 @@ meet_and_use(team_rank *self)
 static const team_options encrypted = {.size = 2, .is_shm_disabled = true, .secret = "sesame"};
 
 static void
-run_group(mischief_outcome *out)
+run_group(wire_fault_outcome *out)
 {
     team_run_apart(&encrypted, meet_and_use, out);
 }
 
 TEST(calls_succeed_without_faults)
 {
-    CHECK(mischief_run_unharmed(run_group) > 2 * ELEMENTS * sizeof(double));
+    CHECK(wire_fault_run_without(run_group) > 2 * ELEMENTS * sizeof(double));
 }
 
-MISCHIEF_TESTS(run_group, 9)
+WIRE_FAULT_TESTS(run_group, 9)

@@ -19,14 +19,14 @@ static struct {
     pthread_mutex_t mu;
     bool is_armed;
     bool is_done;
-    mischief_kind kind;
+    wire_fault_kind kind;
     size_t after;
     unsigned bit;
     size_t nsent;
 } plan = {.mu = PTHREAD_MUTEX_INITIALIZER};
 
 void
-mischief_arm(mischief_kind kind, size_t after, unsigned bit)
+wire_fault_arm(wire_fault_kind kind, size_t after, unsigned bit)
 {
     pthread_mutex_lock(&plan.mu);
     plan.is_armed = true;
@@ -39,7 +39,7 @@ mischief_arm(mischief_kind kind, size_t after, unsigned bit)
 }
 
 bool
-mischief_disarm(size_t *nbytes)
+wire_fault_disarm(size_t *nbytes)
 {
     pthread_mutex_lock(&plan.mu);
     bool is_done = plan.is_done;
@@ -59,27 +59,27 @@ is_tcp(int fd)
 
 /* Inject the fault into a send whose byte `at` is the planned one. */
 static ssize_t
-do_mischief(int fd, const uint8_t *data, size_t nbytes, size_t at, int flags)
+inject_fault(int fd, const uint8_t *data, size_t nbytes, size_t at, int flags)
 {
     static uint8_t changed[1 << 18];
     const uint8_t foreign[4] = {(uint8_t)plan.bit, 0, 0, (uint8_t)(plan.bit >> 8)};
     size_t len = nbytes < sizeof changed ? nbytes : sizeof changed;
     memcpy(changed, data, len);
     switch (plan.kind) {
-    case MISCHIEF_FLIP:
+    case WIRE_FAULT_FLIP:
         changed[at < len ? at : 0] ^= (uint8_t)(1u << (plan.bit % 8));
         return __real_send(fd, changed, len, flags);
-    case MISCHIEF_DROP:
+    case WIRE_FAULT_DROP:
         (void)__real_send(fd, changed, at < len ? at : 0, flags);
         return (ssize_t)len;
-    case MISCHIEF_REPEAT:
+    case WIRE_FAULT_REPEAT:
         (void)__real_send(fd, changed, len, flags);
         return __real_send(fd, changed, len, flags);
-    case MISCHIEF_INSERT:
+    case WIRE_FAULT_INSERT:
         (void)__real_send(fd, foreign, sizeof foreign, flags);
         return __real_send(fd, changed, len, flags);
-    case MISCHIEF_CUT:
-    case MISCHIEF_COUNT:
+    case WIRE_FAULT_CUT:
+    case WIRE_FAULT_COUNT:
     default:
         (void)__real_send(fd, changed, at < len ? at : 0, flags);
         (void)shutdown(fd, SHUT_WR);
@@ -93,7 +93,7 @@ __wrap_send(int fd, const void *data, size_t nbytes, int flags)
     pthread_mutex_lock(&plan.mu);
     size_t at = plan.after - plan.nsent;
     bool is_now = plan.is_armed && !plan.is_done && is_tcp(fd) && plan.after >= plan.nsent && at < nbytes;
-    ssize_t rc = is_now ? do_mischief(fd, data, nbytes, at, flags) : 0;
+    ssize_t rc = is_now ? inject_fault(fd, data, nbytes, at, flags) : 0;
     plan.is_done = plan.is_done || is_now;
     if (!is_now) {
         bool counts = plan.is_armed && is_tcp(fd);
@@ -109,7 +109,7 @@ __wrap_send(int fd, const void *data, size_t nbytes, int flags)
 #define NOWHERE ((size_t)1 << 40)
 
 void
-mischief_note_error(mischief_outcome *out, const dd_error *err, bool is_named)
+wire_fault_note_error(wire_fault_outcome *out, const dd_error *err, bool is_named)
 {
     atomic_fetch_add(&out->nfailed, 1);
     if (!is_named && atomic_fetch_add(&out->nunnamed, 1) == 0) {
@@ -118,7 +118,7 @@ mischief_note_error(mischief_outcome *out, const dd_error *err, bool is_named)
 }
 
 void
-mischief_add_outcome(mischief_outcome *sum, const mischief_outcome *part)
+wire_fault_add_outcome(wire_fault_outcome *sum, const wire_fault_outcome *part)
 {
     sum->nfailed += part->nfailed;
     sum->nunnamed += part->nunnamed;
@@ -130,13 +130,13 @@ mischief_add_outcome(mischief_outcome *sum, const mischief_outcome *part)
 }
 
 size_t
-mischief_run_unharmed(mischief_program *run)
+wire_fault_run_without(wire_fault_program *run)
 {
-    mischief_outcome out = {0};
+    wire_fault_outcome out = {0};
     size_t nbytes = 0;
-    mischief_arm(MISCHIEF_FLIP, NOWHERE, 0);
+    wire_fault_arm(WIRE_FAULT_FLIP, NOWHERE, 0);
     run(&out);
-    CHECK(!mischief_disarm(&nbytes));
+    CHECK(!wire_fault_disarm(&nbytes));
     CHECK_INT(out.nfailed + out.nwrong + out.nlate, 0);
     return nbytes;
 }
@@ -155,22 +155,22 @@ pick_place(unsigned *seed, size_t nbytes)
 }
 
 void
-mischief_check(mischief_program *run, mischief_kind kind, unsigned usual_count)
+wire_fault_check(wire_fault_program *run, wire_fault_kind kind, unsigned usual_count)
 {
     unsigned seed = 1000u * (unsigned)kind + number_from("DLDIST_TEST_SEED", 1);
-    unsigned count = number_from("DLDIST_TEST_MISCHIEFS", usual_count);
-    size_t nbytes = mischief_run_unharmed(run);
+    unsigned count = number_from("DLDIST_TEST_WIRE_FAULTS", usual_count);
+    size_t nbytes = wire_fault_run_without(run);
     int ndone = 0;
     int nnoticed = 0;
     for (unsigned i = 0; i < count && nbytes > 0; i++) {
-        mischief_outcome out = {0};
+        wire_fault_outcome out = {0};
         size_t ignored = 0;
         size_t place = pick_place(&seed, nbytes);
         unsigned bit = (unsigned)rand_r(&seed);
         int nbefore = check_failures();
-        mischief_arm(kind, place, bit);
+        wire_fault_arm(kind, place, bit);
         run(&out);
-        if (!mischief_disarm(&ignored)) {
+        if (!wire_fault_disarm(&ignored)) {
             continue; /* fewer bytes were sent than the last time */
         }
         ndone++;
