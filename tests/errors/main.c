@@ -23,12 +23,12 @@
 #define JOBS_MAX 16
 #define RUNS_MAX ((size_t)400000)
 /* For calls that a program repeats: the first ones, and a sample of later ones. */
-#define FIRST_PLACES 40
-#define LATER_PLACES 20
+#define FIRST_CALLS 40
+#define LATER_CALLS 20
 #define LIMIT_NS (4 * DD_NS_PER_S)
 /* Each group waits ten seconds for a rank that cannot pass descriptors, and its host then uses
  * messages. Ranks try for half a minute to connect to a rank that cannot accept connections. */
-#define PATIENT_LIMIT_NS (35 * DD_NS_PER_S)
+#define LONG_LIMIT_NS (35 * DD_NS_PER_S)
 #define COMPLAINTS_SHOWN 400
 
 typedef struct settings {
@@ -107,10 +107,10 @@ plan_errors(plan *all, const settings *set, trial what)
 }
 
 static void
-plan_places(plan *all, const settings *set, trial what, long ncalls)
+plan_calls(plan *all, const settings *set, trial what, long ncalls)
 {
-    long stride = ncalls > FIRST_PLACES + LATER_PLACES ? (ncalls - FIRST_PLACES) / LATER_PLACES : 1;
-    for (long number = 0; number < ncalls; number += number < FIRST_PLACES ? 1 : stride) {
+    long stride = ncalls > FIRST_CALLS + LATER_CALLS ? (ncalls - FIRST_CALLS) / LATER_CALLS : 1;
+    for (long number = 0; number < ncalls; number += number < FIRST_CALLS ? 1 : stride) {
         what.fault.number = number;
         if (set->at < 0 || set->at == number) {
             plan_errors(all, set, what);
@@ -136,7 +136,7 @@ plan_program(plan *all, const settings *set, trial_place *place, const test_prog
             what.fault.call = (dd_sys_call)call;
             if (is_listed(set->calls, dd_sys_call_name(what.fault.call)) &&
                 (set->victim < 0 || set->victim == victim)) {
-                plan_places(all, set, what, result.board.ranks[victim].ncalls[call]);
+                plan_calls(all, set, what, result.board.ranks[victim].ncalls[call]);
             }
         }
     }
@@ -201,8 +201,8 @@ show(const trial *what, const trial_result *result, const verdict *v)
 static int64_t
 limit_of(const trial *what)
 {
-    bool is_mute_or_deaf = what->fault.call == DD_SYS_sendmsg || what->fault.call == DD_SYS_accept4;
-    return what->fault.is_lasting && is_mute_or_deaf ? PATIENT_LIMIT_NS : LIMIT_NS;
+    bool is_unresponsive = what->fault.call == DD_SYS_sendmsg || what->fault.call == DD_SYS_accept4;
+    return what->fault.is_lasting && is_unresponsive ? LONG_LIMIT_NS : LIMIT_NS;
 }
 
 static void
@@ -269,7 +269,7 @@ print_row(const char *name, int nerrors, const long *outcomes)
         nruns += outcomes[i];
     }
     printf("%-15s %6d %8ld %9ld %9ld %9ld %9ld %9ld %9ld\n", name, nerrors, nruns, outcomes[OUTCOME_SURVIVED],
-           outcomes[OUTCOME_LOCAL], outcomes[OUTCOME_TOLD], outcomes[OUTCOME_ALONE],
+           outcomes[OUTCOME_LOCAL], outcomes[OUTCOME_REPORTED], outcomes[OUTCOME_ALONE],
            outcomes[OUTCOME_UNREACHED], outcomes[OUTCOME_WRONG]);
 }
 
@@ -278,8 +278,8 @@ print_summary(tally *counts, double seconds)
 {
     long sums[OUTCOME_COUNT] = {0};
     int nerrors_in_all = 0;
-    printf("%-15s %6s %8s %9s %9s %9s %9s %9s %9s\n", "call", "errnos", "runs", "survived", "local", "told",
-           "alone", "unreached", "wrong");
+    printf("%-15s %6s %8s %9s %9s %9s %9s %9s %9s\n", "call", "errnos", "runs", "survived", "local",
+           "reported", "alone", "unreached", "wrong");
     for (int call = 0; call < DD_SYS_CALL_COUNT; call++) {
         long outcomes[OUTCOME_COUNT];
         long nruns = 0;

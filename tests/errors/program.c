@@ -66,7 +66,7 @@ begin_step(rank_env *self, const char *name)
 
 /* Ask the starter to end the ranks that may not learn of the failure otherwise. */
 static void
-tell_starter(rank_env *self, failure_scope scope)
+request_end_of_ranks(rank_env *self, failure_scope scope)
 {
     int64_t stop_at_ns = dd_clock_now_ns() + (scope == SCOPE_MEETING ? MEETING_GRACE_NS : 0);
     int64_t now = atomic_load(&self->board->stop_at_ns);
@@ -89,7 +89,7 @@ end_step(rank_env *self, failure_scope scope, dd_status status)
         self->report->error = self->error;
     }
     if (scope != SCOPE_GROUP) {
-        tell_starter(self, scope);
+        request_end_of_ranks(self, scope);
     }
     return false;
 }

@@ -256,7 +256,7 @@ def judge(victim, name, ends):
         is_other = len(ends) > 1 and rank != victim
         if is_other and code not in (0, "ended") and f"rank {victim}" not in text and "TCPStore" not in text:
             return "wrong", f"rank {rank} does not name rank {victim}"
-    return ("ended" if "ended" in codes else "told" if all(codes) else "local"), None
+    return ("ended" if "ended" in codes else "reported" if all(codes) else "local"), None
 
 
 # ---- main
@@ -316,7 +316,7 @@ def run_all(runs):
 
 
 def print_summary(outcomes, seconds):
-    kinds = ("survived", "local", "told", "ended", "wrong")
+    kinds = ("survived", "local", "reported", "ended", "wrong")
     print(f"{'call':<15}{'runs':>8}" + "".join(f"{kind:>10}" for kind in kinds))
     for call, counts in [*outcomes.items(), ("all", sum(outcomes.values(), Counter()))]:
         print(f"{call:<15}{counts.total():>8}" + "".join(f"{counts[kind]:>10}" for kind in kinds))

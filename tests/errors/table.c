@@ -102,7 +102,7 @@ errors_of(dd_sys_call call)
 }
 
 bool
-is_error_harmless(dd_sys_call call, int error_number)
+is_error_ignored(dd_sys_call call, int error_number)
 {
     static const dd_sys_call transfers[] = {DD_SYS_read,    DD_SYS_send,   DD_SYS_recv,    DD_SYS_sendmsg,
                                             DD_SYS_recvmsg, DD_SYS_sendto, DD_SYS_accept4, CALLS_END};

@@ -11,7 +11,7 @@
  * EFAULT, ...). */
 const int *errors_of(dd_sys_call call);
 /* Return true if the caller only has to repeat the call. */
-bool is_error_harmless(dd_sys_call call, int error_number);
+bool is_error_ignored(dd_sys_call call, int error_number);
 /* Return true if the call can fail repeatedly for lack of a resource or a permission. */
 bool is_error_lasting(dd_sys_call call, int error_number);
 /* Return true if the error means that a peer has exited or is unreachable. */

@@ -95,7 +95,7 @@ be_rank(const trial *what, rank_env *self)
 /* ---- the store of the agent */
 
 static _Noreturn void
-be_agent(int told, int life)
+be_agent(int port_pipe, int life)
 {
     dd_tcp_server_options options = {.host = "127.0.0.1",
                                      .listen_fd = -1,
@@ -111,7 +111,7 @@ be_agent(int told, int life)
     } else {
         fprintf(stderr, "the agent's store: %s\n", error.message);
     }
-    (void)!write(told, &port, sizeof port);
+    (void)!write(port_pipe, &port, sizeof port);
     char nothing;
     (void)!read(life, &nothing, 1);
     dd_tcp_server_release(server);
@@ -121,22 +121,22 @@ be_agent(int told, int life)
 static bool
 start_agent(trial_place *place)
 {
-    int told[2];
+    int port_pipe[2];
     int life[2];
-    if (pipe(told) != 0 || pipe(life) != 0) {
+    if (pipe(port_pipe) != 0 || pipe(life) != 0) {
         perror("a pipe");
         return false;
     }
     place->agent = fork();
     if (place->agent == 0) {
         (void)close(life[1]);
-        be_agent(told[1], life[0]);
+        be_agent(port_pipe[1], life[0]);
     }
-    (void)close(told[1]);
+    (void)close(port_pipe[1]);
     (void)close(life[0]);
-    place->agent_life = life[1];
-    bool is_there = place->agent > 0 && read(told[0], &place->agent_port, sizeof place->agent_port) == 2;
-    (void)close(told[0]);
+    place->agent_life_fd = life[1];
+    bool is_there = place->agent > 0 && read(port_pipe[0], &place->agent_port, sizeof place->agent_port) == 2;
+    (void)close(port_pipe[0]);
     return is_there && place->agent_port != 0;
 }
 
@@ -161,7 +161,7 @@ trial_place_init(trial_place *place, int id)
 void
 trial_place_fini(trial_place *place)
 {
-    (void)close(place->agent_life);
+    (void)close(place->agent_life_fd);
     (void)waitpid(place->agent, NULL, 0);
     if (rmdir(place->folder) != 0) {
         fprintf(stderr, "%s: runs have left files\n", place->folder);
@@ -207,7 +207,7 @@ start_rank(trial_place *place, const trial *what, int rank, const char *name)
                          .agent_port = place->agent_port,
                          .board = place->board,
                          .report = &place->board->ranks[rank]};
-        (void)close(place->agent_life);
+        (void)close(place->agent_life_fd);
         be_rank(what, &self);
     }
     return pid;

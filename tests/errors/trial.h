@@ -33,7 +33,7 @@ typedef struct trial_place {
     char folder[64];
     pid_t agent;
     uint16_t agent_port;
-    int agent_life; /* write end of a pipe: the agent exits when it is closed */
+    int agent_life_fd; /* write end of a pipe: the agent exits when it is closed */
     int id;
     long nruns;
 } trial_place;

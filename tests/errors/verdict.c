@@ -21,7 +21,7 @@ static bool DD_PRINTF(2, 3) object(verdict *v, const char *format, ...)
 /* ---- checks for every rank */
 
 static bool
-has_come_to_an_end(verdict *v, const trial *what, const trial_result *result, int rank)
+has_ended(verdict *v, const trial *what, const trial_result *result, int rank)
 {
     const rank_report *report = &result->board.ranks[rank];
     int status = result->status[rank];
@@ -78,7 +78,7 @@ find_lost_rank(const dd_error *error)
 }
 
 static bool
-has_words_of(const dd_error *error, int error_number)
+contains_error(const dd_error *error, int error_number)
 {
     return contains(error, strerror(error_number)) ||
            (error_number == ENOMEM && error->code == DD_OUT_OF_MEMORY) ||
@@ -95,7 +95,7 @@ is_about_own_store(const trial *what, const dd_error *error)
     bool is_about_store = contains(error, "TCPStore at") || contains(error, "opening the store at");
     return what->program->has_own_store && what->victim == 0 && is_about_store &&
            (contains(error, "the server closed the connection") ||
-            has_words_of(error, what->fault.error_number));
+            contains_error(error, what->fault.error_number));
 }
 
 static bool
@@ -110,11 +110,11 @@ has_lost_own_store(const trial *what, const trial_result *result)
 }
 
 static bool
-says_what_has_failed(verdict *v, const trial *what, const dd_error *error)
+names_error(verdict *v, const trial *what, const dd_error *error)
 {
     int error_number = what->fault.error_number;
-    if (!has_words_of(error, error_number)) {
-        return object(v, "rank %d does not say \"%s\": %s", what->victim, strerror(error_number),
+    if (!contains_error(error, error_number)) {
+        return object(v, "rank %d does not contain \"%s\": %s", what->victim, strerror(error_number),
                       error->message);
     }
     int lost = find_lost_rank(error);
@@ -131,7 +131,7 @@ is_ended_by_starter(const dd_error *error)
 }
 
 static bool
-blames_who_has_failed(verdict *v, const trial *what, int rank, const dd_error *error)
+blames_failed_rank(verdict *v, const trial *what, int rank, const dd_error *error)
 {
     int lost = find_lost_rank(error);
     char finder[32];
@@ -156,10 +156,10 @@ are_others_right(verdict *v, const trial *what, const trial_result *result)
         }
         if (is_ended_by_starter(error)) {
             v->outcome = OUTCOME_ALONE;
-        } else if (!blames_who_has_failed(v, what, rank, error)) {
+        } else if (!blames_failed_rank(v, what, rank, error)) {
             return false;
         } else if (v->outcome != OUTCOME_ALONE) {
-            v->outcome = OUTCOME_TOLD;
+            v->outcome = OUTCOME_REPORTED;
         }
     }
     return true;
@@ -183,14 +183,14 @@ judge_errors(verdict *v, const trial *what, const trial_result *result)
         v->outcome = OUTCOME_SURVIVED;
         return;
     }
-    if (is_error_harmless(what->fault.call, what->fault.error_number)) {
+    if (is_error_ignored(what->fault.call, what->fault.error_number)) {
         (void)object(v, "not survived; rank %d: %s", what->victim, own->message);
         return;
     }
     v->outcome = OUTCOME_LOCAL;
     /* A rank that has completed all steps may not notice that its last messages were not sent. */
     bool is_excused = own->code == DD_OK || has_lost_own_store(what, result);
-    (void)((is_excused || says_what_has_failed(v, what, own)) && are_others_right(v, what, result));
+    (void)((is_excused || names_error(v, what, own)) && are_others_right(v, what, result));
 }
 
 verdict
@@ -199,7 +199,7 @@ judge(const trial *what, const trial_result *result)
     verdict v = {.outcome = OUTCOME_SURVIVED};
     bool is_hit = result->board.ranks[what->victim].was_hit;
     for (int rank = 0; rank < what->program->size; rank++) {
-        if (!has_come_to_an_end(&v, what, result, rank) || !has_left_nothing(&v, result, rank)) {
+        if (!has_ended(&v, what, result, rank) || !has_left_nothing(&v, result, rank)) {
             return v;
         }
     }
@@ -212,7 +212,7 @@ judge(const trial *what, const trial_result *result)
         for (int rank = 0; rank < what->program->size; rank++) {
             const rank_report *report = &result->board.ranks[rank];
             if (report->error.code != DD_OK) {
-                (void)object(&v, "nothing has failed, and rank %d says in \"%s\": %s", rank, report->step,
+                (void)object(&v, "nothing has failed, and rank %d reports in \"%s\": %s", rank, report->step,
                              report->error.message);
             }
         }

@@ -8,7 +8,7 @@ typedef enum outcome {
     OUTCOME_UNREACHED, /* the program has ended before that call */
     OUTCOME_SURVIVED,  /* all ranks have completed all steps */
     OUTCOME_LOCAL,     /* the rank has an error, the others have completed all steps */
-    OUTCOME_TOLD,      /* the rank has an error, the others have errors that name it */
+    OUTCOME_REPORTED,  /* the rank has an error, the others have errors that name it */
     /* The rank has an error that it could not send; the starter has ended the others. */
     OUTCOME_ALONE,
     OUTCOME_WRONG, /* a promise is broken: see the complaint */

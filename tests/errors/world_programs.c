@@ -61,10 +61,10 @@ open_agents_store(rank_env *self, dd_store **store)
 static bool
 open_engine(rank_env *self, const world_shape *shape, dd_engine **engine)
 {
-    bool is_lonely = (shape->lonely_ranks >> self->rank & 1) != 0;
+    bool is_single = (shape->lonely_ranks >> self->rank & 1) != 0;
     dd_connect_options options = {
         .ifnames = "lo",
-        .is_shm_disabled = shape->is_shm_disabled || is_lonely,
+        .is_shm_disabled = shape->is_shm_disabled || is_single,
         .nlanes = shape->nlanes > 0 ? shape->nlanes : 1,
         .ring_nbytes = (size_t)1 << 18,
         .congestion = "",
@@ -363,7 +363,7 @@ typedef struct watch_rig {
 } watch_rig;
 
 static void
-await_nobody(void)
+return_without_wait(void)
 {
 }
 
@@ -383,7 +383,7 @@ run_monitor(void *arg)
 static bool
 open_monitor(rank_env *self, const world *w, watch_rig *watch)
 {
-    dd_monitor_host host = {.await_interpreter = await_nobody, .end_process = do_not_die, .ctx = self};
+    dd_monitor_host host = {.await_interpreter = return_without_wait, .end_process = do_not_die, .ctx = self};
     dd_monitor_options options = {
         .recorder = watch->recorder,
         .check_interval_ns = 5 * DD_NS_PER_MS,
