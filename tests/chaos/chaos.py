@@ -152,14 +152,14 @@ class Epoch:
             code = self.slots[rank].child.process.wait(5)
             raise Trouble(f"rank {rank} has ended with {code}") from None
         if kind != "message":
-            raise Trouble(f"rank {rank} says {kind}:\n{value}")
+            raise Trouble(f"rank {rank} sent {kind}:\n{value}")
         name, content = value
         if name == "at":
             self.timers.append((time.monotonic() + self.fault.delay, self.hit, rank))
         elif name == what:
             answers[rank] = content
         else:
-            raise Trouble(f"rank {rank} says {name} instead of {what}")
+            raise Trouble(f"rank {rank} sent {name}, expected {what}")
 
     def run_timers(self):
         now = time.monotonic()
@@ -198,12 +198,12 @@ class Epoch:
             reasons = [self.find_fault_with(rank, group, report["error"], is_probe=False) for group in groups]
             reason = None if None in reasons else reasons[0]
             if reason is not None and "monitoredBarrier" in report["error"]["text"]:
-                self.counts["monitored barriers that blame somebody else"] += 1
+                self.counts["monitored barriers that blame another rank"] += 1
                 reason = None
             is_opening = report["split"] is not None or report["step"] < 0
             if reason is not None and is_opening and "still missing" in report["error"]["text"]:
                 # The ranks that it waits for know that the parent has failed, and do not join.
-                self.counts["splits that waited for their time-out"] += 1
+                self.counts["splits that waited for their timeout"] += 1
                 reason = None
             if reason is not None and is_opening and report["error"]["pid"] in self.dead_pids():
                 self.counts[f"{report['error']['kind']} about the dead while opening"] += 1
@@ -228,7 +228,7 @@ class Epoch:
             else:
                 reason = self.find_fault_with(rank, group, error, is_probe=True)
             if reason is not None:
-                raise Trouble(f"rank {rank}, group {group}, asked afterwards: {reason}\n{error}")
+                raise Trouble(f"rank {rank}, group {group}, queried afterwards: {reason}\n{error}")
 
     def find_fault_with(self, rank, group, error, is_probe):
         """Return the problem with a rank's error, or None if the error is right."""
@@ -241,7 +241,7 @@ class Epoch:
         if is_probe and kind == "DistMismatchError" and "called barrier" in error["text"]:
             # The probe is a barrier. A rank in another call may detect the mismatch before the
             # fault.
-            self.counts["asked before it was known"] += 1
+            self.counts["queried before the failure was known"] += 1
             return None
         if fault.kind == "stop" and rank in fault.victims:
             return None
@@ -260,7 +260,7 @@ class Epoch:
         if fault.kind == "stop":
             if kind == "DistTimeoutError" and error["at"] - error["began"] < SHORT_TIMEOUT_S + 3.0:
                 return None
-            return f"another error than a time-out in time ({error['at'] - error['began']:.3f} s)" if not is_probe else None
+            return f"an error other than a timeout before the deadline ({error['at'] - error['began']:.3f} s)" if not is_probe else None
         if fault.kind == "abort":
             is_right = kind == "DistAbortedError" and worker.ABORT_REASON in error["text"] and culprit in fault.victims
             return None if is_right else "is not the abort"
@@ -289,7 +289,7 @@ class Epoch:
         if is_slow and error["kind"] == "DistTimeoutError":
             return None  # it waited for a rank that itself waited as long
         if error["kind"] != "DistAbortedError":
-            return "another error than DistAbortedError by somebody who gave up"
+            return "an error other than DistAbortedError on the rank that aborted"
         if self.fault.kind == "interrupt" and "interrupted in" in error["text"]:
             # The signal arrived late, when the victim was in another group.
             is_right = error["pid"] in [self.pids[victim] for victim in self.fault.victims]

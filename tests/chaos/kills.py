@@ -321,7 +321,7 @@ class Round:
         self.order = {
             "phase": self.phase, "size": options.ranks, "name": f"world-{number}", "address": address,
             "has_shm": not options.no_shm and number // len(phases) % 2 == 0,
-            "manners": dice.choices(("end at once", "close and end", "stay"), (5, 2, 3))[0],
+            "manners": dice.choices(("end immediately", "close and end", "stay"), (5, 2, 3))[0],
         }  # fmt: skip
         self.nvictims = 2 if options.ranks > 2 and dice.random() < 0.2 else 1
         # A world is created within some hundredths of a second; the phase then repeats.
@@ -384,13 +384,13 @@ class Round:
     def judge(self, process):
         error = process.report
         if error is None:
-            self.complain("hangs", process, "has said nothing")
+            self.complain("hangs", process, "has reported nothing")
             chaos.print_stacks(process.pid)
             return
         killed_at = min(victim.killed_at for victim in self.victims.values())
         took = error["at"] - killed_at
         if took < 0:
-            self.complain("misnamed", process, "has failed before anybody was killed")
+            self.complain("misnamed", process, "has failed before a rank was killed")
             return
         is_making = self.phase in MAKING
         # A rank that died before it published its pid is known only by its rank number.
@@ -468,13 +468,13 @@ def run(options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=f"phases: {', '.join(PHASES)}")
     parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=1e9, help="ends sooner, with what there is by then")
+    parser.add_argument("--seconds", type=float, default=1e9, help="end after this time, with fewer kills")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     parser.add_argument("--first-round", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--phases", default=",".join(PHASES), help="names, separated by commas")
     parser.add_argument("--skip", default="", help="phases to leave out")
-    parser.add_argument("--no-shm", action="store_true", help="TCP alone")
+    parser.add_argument("--no-shm", action="store_true", help="only TCP")
     parser.add_argument("--limit", type=float, default=2.5, help="seconds; one is promised, and processes wait for the CPU here")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()

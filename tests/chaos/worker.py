@@ -188,7 +188,7 @@ class World:
             if way < 0.6 or kind == "done":
                 group.close(timeout=5)
             elif way < 0.8:
-                group.abort("not needed any more")
+                group.abort("no longer needed")
             del group
 
     # ---- the script

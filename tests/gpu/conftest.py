@@ -51,7 +51,7 @@ def pytest_unconfigure():
 
 
 def pytest_report_header():
-    return "a rehearsal, over the doubles of libcuda and libnccl" if IS_REHEARSAL else "on a GPU"
+    return "a rehearsal, with stubs of libcuda and libnccl" if IS_REHEARSAL else "on a GPU"
 
 
 def pytest_collection_modifyitems(items):

@@ -78,7 +78,7 @@ class GpuArray(nccl_stubs.CudaArray):
         self.cuda.free(self.stream, self._base, self._nbytes)
 
     def _write(self, values, ms):
-        assert ms == 0, "a GPU writes at once"
+        assert ms == 0, "a GPU writes without delay"
         self.cuda.write(self._base, self._host_image(values), self.stream)
 
     def write(self, values):

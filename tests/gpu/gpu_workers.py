@@ -372,7 +372,7 @@ def nobody_comes_to_the_first_collective(ctx):
         seconds = time.monotonic() - since
         check_error(error, dldist.DistTimeoutError)
         assert seconds < SHORT_S + SOON_S + under_load(SLACK_S), (seconds, str(error))
-    wait_until(lambda: group.error is not None, "the time-out")
+    wait_until(lambda: group.error is not None, "the timeout")
     group.close()
 
 
@@ -390,7 +390,7 @@ def hung_on_two_channels(ctx):
     ctx.meet()
     if not ctx.is_culprit:
         check_hung(ctx, lambda x: group.irecv(x, 1), lambda x: group.all_reduce(x, async_op=True))
-    wait_until(lambda: group.error is not None, "the other's time-out")
+    wait_until(lambda: group.error is not None, "the other rank's timeout")
     group.close()
 
 
@@ -406,7 +406,7 @@ def hung_in_two_groups(ctx):
     if not ctx.is_culprit:
         check_hung(ctx, *(functools.partial(group.all_reduce, async_op=True) for group in groups))
     for group in groups:
-        wait_until(lambda: group.error is not None, "the other's time-out")
+        wait_until(lambda: group.error is not None, "the other rank's timeout")
         group.close()
 
 
