@@ -64,7 +64,7 @@ carry_seconds_since(int64_t start_ns)
 }
 
 void
-carry_doze(int64_t duration_ns)
+carry_sleep(int64_t duration_ns)
 {
     dd_wait wait = dd_wait_after(duration_ns);
     CHECK_OK(dd_wait_sleep(&wait, duration_ns, check_err()));
@@ -75,7 +75,7 @@ carry_await_start(const team_rank *self, int nstarts)
 {
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     while (atomic_load(&carry_library.counts[self->rank].nstarts) < nstarts && !dd_wait_has_expired(&wait)) {
-        carry_doze(DD_NS_PER_MS);
+        carry_sleep(DD_NS_PER_MS);
     }
     CHECK_INT(carry_library.counts[self->rank].nstarts, nstarts);
 }

@@ -32,7 +32,7 @@ void carry_sum_init(carry_sum *sum, int64_t value);
 dd_status carry_sum_call(team_rank *self, dd_error *err);
 
 double carry_seconds_since(int64_t start_ns);
-void carry_doze(int64_t duration_ns);
+void carry_sleep(int64_t duration_ns);
 /* Wait until this rank's library has started this many collectives. */
 void carry_await_start(const team_rank *self, int nstarts);
 

@@ -7,7 +7,7 @@
 struct dd_engine;
 
 /* Return true if there are notices that may not have been sent. */
-bool engine_has_more_to_tell(struct dd_engine *engine);
+bool engine_has_pending_notices(struct dd_engine *engine);
 
 /* From now on, pass no descriptor to the groups of this engine. */
 void engine_lose_descriptors(struct dd_engine *engine);

@@ -22,7 +22,7 @@ struct fake_comm {
     pthread_mutex_t mutex; /* guards the fields below */
     int nranks;
     fake_slot slots[FAKE_MAX_RANKS];
-    dd_list letters; /* in the order in which they were posted */
+    dd_list posted_messages; /* in the order in which they were posted */
 };
 
 typedef struct fake_carrier {
@@ -33,13 +33,13 @@ typedef struct fake_carrier {
 } fake_carrier;
 
 /* A message that has been posted and not completed. */
-typedef struct fake_letter {
+typedef struct fake_message {
     dd_list link;
     dd_carried_message message;
     int poster;
     bool is_done;
     bool is_cut;
-} fake_letter;
+} fake_message;
 
 static fake_script *
 script_of(const dd_carrier *base)
@@ -70,7 +70,7 @@ has(const dd_carrier *base, const dd_carried_call *call)
 
 /* Once all ranks have started, carry out the collective for all of them. */
 static void
-do_if_all_are_there(const fake_carrier *carrier)
+run_if_all_have_called(const fake_carrier *carrier)
 {
     fake_comm *comm = carrier->comm;
     const dd_carried_call *calls[FAKE_MAX_RANKS];
@@ -102,7 +102,7 @@ start(dd_carrier *base, const dd_carried_call *call, dd_carried *carried, dd_err
     CHECK(!slot->is_started); /* one collective at a time */
     *slot = (fake_slot){.call = *call, .is_started = true};
     memcpy(carried->state, &slot, sizeof(void *));
-    do_if_all_are_there(carrier);
+    run_if_all_have_called(carrier);
     pthread_mutex_unlock(&carrier->comm->mutex);
     return DD_OK;
 }
@@ -124,7 +124,7 @@ look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
     pthread_mutex_lock(&carrier->comm->mutex);
     check_carried(carried, slot);
     CHECK(slot->is_started);
-    do_if_all_are_there(carrier);
+    run_if_all_have_called(carrier);
     *is_done = slot->is_done || is_freed;
     slot->is_started = !*is_done && !has_failed;
     pthread_mutex_unlock(&carrier->comm->mutex);
@@ -177,7 +177,7 @@ has_tag(const dd_carrier *base, uint64_t tag)
 }
 
 static bool
-do_match(const fake_letter *receive, const fake_letter *sent)
+do_match(const fake_message *receive, const fake_message *sent)
 {
     bool is_from_there = receive->message.rank == DD_ANY_RANK || receive->message.rank == sent->poster;
     return !receive->message.is_send && sent->message.is_send && !receive->is_done && !sent->is_done &&
@@ -186,7 +186,7 @@ do_match(const fake_letter *receive, const fake_letter *sent)
 }
 
 static void
-deliver(fake_letter *receive, fake_letter *sent)
+deliver(fake_message *receive, fake_message *sent)
 {
     receive->is_cut = sent->message.nbytes > receive->message.nbytes;
     receive->is_done = sent->is_done = true;
@@ -200,11 +200,11 @@ deliver(fake_letter *receive, fake_letter *sent)
 static void
 deliver_all(const fake_carrier *carrier)
 {
-    dd_list *all = &carrier->comm->letters;
+    dd_list *all = &carrier->comm->posted_messages;
     for (dd_list *to = all->next; to != all; to = to->next) {
         for (dd_list *from = all->next; from != all; from = from->next) {
-            fake_letter *receive = DD_CONTAINER_OF(to, fake_letter, link);
-            fake_letter *sent = DD_CONTAINER_OF(from, fake_letter, link);
+            fake_message *receive = DD_CONTAINER_OF(to, fake_message, link);
+            fake_message *sent = DD_CONTAINER_OF(from, fake_message, link);
             if (do_match(receive, sent)) {
                 deliver(receive, sent);
             }
@@ -212,12 +212,12 @@ deliver_all(const fake_carrier *carrier)
     }
 }
 
-static fake_letter *
-letter_of(const dd_carried *carried)
+static fake_message *
+message_of(const dd_carried *carried)
 {
-    fake_letter *letter;
-    memcpy(&letter, carried->state, sizeof(void *));
-    return letter;
+    fake_message *posted;
+    memcpy(&posted, carried->state, sizeof(void *));
+    return posted;
 }
 
 static dd_status
@@ -226,14 +226,14 @@ start_message(dd_carrier *base, const dd_carried_message *message, dd_carried *c
     fake_carrier *carrier = (fake_carrier *)base;
     atomic_fetch_add(&counts_of(base)->nmessages, 1);
     if (is_among(script_of(base)->failing_starts, base)) {
-        return dd_error_set(err, DD_BACKEND, "the library takes no letters");
+        return dd_error_set(err, DD_BACKEND, "the library takes no messages");
     }
-    fake_letter *letter = calloc(1, sizeof *letter);
-    letter->message = *message;
-    letter->poster = carrier->rank;
-    memcpy(carried->state, &letter, sizeof(void *));
+    fake_message *posted = calloc(1, sizeof *posted);
+    posted->message = *message;
+    posted->poster = carrier->rank;
+    memcpy(carried->state, &posted, sizeof(void *));
     pthread_mutex_lock(&carrier->comm->mutex);
-    dd_list_push_back(&carrier->comm->letters, &letter->link);
+    dd_list_push_back(&carrier->comm->posted_messages, &posted->link);
     pthread_mutex_unlock(&carrier->comm->mutex);
     return DD_OK;
 }
@@ -242,23 +242,23 @@ static dd_status
 poll_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message, bool *is_done, dd_error *err)
 {
     fake_carrier *carrier = (fake_carrier *)base;
-    fake_letter *letter = letter_of(carried);
+    fake_message *posted = message_of(carried);
     pthread_mutex_lock(&carrier->comm->mutex);
     deliver_all(carrier);
-    *is_done = letter->is_done;
+    *is_done = posted->is_done;
     if (*is_done) {
-        dd_list_remove(&letter->link);
+        dd_list_remove(&posted->link);
     }
     pthread_mutex_unlock(&carrier->comm->mutex);
     if (!*is_done) {
         return DD_OK;
     }
-    bool is_cut = letter->is_cut;
+    bool is_cut = posted->is_cut;
     if (!message->is_send) {
-        message->source = letter->message.source;
-        message->received = letter->message.received;
+        message->source = posted->message.source;
+        message->received = posted->message.received;
     }
-    free(letter);
+    free(posted);
     return is_cut ? dd_error_set(err, DD_INVALID_ARGUMENT, "the letter is too large for its box") : DD_OK;
 }
 
@@ -266,12 +266,12 @@ static bool
 cancel_message(dd_carrier *base, dd_carried *carried)
 {
     fake_carrier *carrier = (fake_carrier *)base;
-    fake_letter *letter = letter_of(carried);
+    fake_message *posted = message_of(carried);
     atomic_fetch_add(&counts_of(base)->nleft_messages, 1);
     pthread_mutex_lock(&carrier->comm->mutex);
-    dd_list_remove(&letter->link);
+    dd_list_remove(&posted->link);
     pthread_mutex_unlock(&carrier->comm->mutex);
-    free(letter);
+    free(posted);
     return !atomic_load(&script_of(base)->holds_on);
 }
 
@@ -281,7 +281,7 @@ static void
 close_carrier(dd_carrier *base, bool is_well)
 {
     fake_counts *counts = counts_of(base);
-    atomic_fetch_add(is_well ? &counts->nwell : &counts->nill, 1);
+    atomic_fetch_add(is_well ? &counts->nclosed_cleanly : &counts->nclosed_after_failure, 1);
     free(base);
 }
 
@@ -303,7 +303,7 @@ new_comm(fake_library *library, int nranks)
     fake_comm *comm = calloc(1, sizeof *comm);
     comm->nranks = nranks;
     pthread_mutex_init(&comm->mutex, NULL);
-    dd_list_init(&comm->letters);
+    dd_list_init(&comm->posted_messages);
     pthread_mutex_lock(&library_mutex);
     library->comms[library->ncomms++] = comm;
     pthread_mutex_unlock(&library_mutex);
@@ -313,7 +313,7 @@ new_comm(fake_library *library, int nranks)
 /* Order this thread after rank 0's writes. The thread sanitizer does not see that rank 0's message
  * follows them, because the shared memory has a different address on each rank. */
 static void
-meet_its_maker(void)
+synchronize_with_library(void)
 {
     pthread_mutex_lock(&library_mutex);
     pthread_mutex_unlock(&library_mutex);
@@ -333,7 +333,7 @@ share_comm(fake_library *library, dd_group *group, fake_comm **comm, const dd_wa
     *comm = is_maker ? new_comm(library, dd_group_size(group)) : NULL;
     dd_status status =
         library->script.is_alone ? DD_OK : dd_group_collective_and_wait(group, &args, &options, wait, err);
-    meet_its_maker();
+    synchronize_with_library();
     return status;
 }
 
@@ -373,7 +373,7 @@ fake_library_fini(fake_library *library)
 {
     for (int i = 0; i < library->ncomms; i++) {
         fake_comm *comm = library->comms[i];
-        CHECK(dd_list_is_empty(&comm->letters));
+        CHECK(dd_list_is_empty(&comm->posted_messages));
         pthread_mutex_destroy(&comm->mutex);
         free(comm);
     }

@@ -32,8 +32,8 @@ typedef struct fake_counts {
     atomic_int nleaves;
     atomic_int nmessages;
     atomic_int nleft_messages;
-    atomic_int nwell; /* closed cleanly */
-    atomic_int nill;
+    atomic_int nclosed_cleanly; /* closed cleanly */
+    atomic_int nclosed_after_failure;
 } fake_counts;
 
 typedef struct fake_comm fake_comm;

@@ -56,8 +56,8 @@ run_member(void *arg)
 {
     team_thread *member = arg;
     team_rank *self = &member->self;
-    bool is_lonely = self->rank < 64 && (self->options->lonely_ranks >> self->rank & 1) != 0;
-    dd_connect_options connect = team_connect_options(self->options->is_shm_disabled || is_lonely);
+    bool is_single = self->rank < 64 && (self->options->single_ranks >> self->rank & 1) != 0;
+    dd_connect_options connect = team_connect_options(self->options->is_shm_disabled || is_single);
     connect.nlanes = self->options->nlanes > 0 ? self->options->nlanes : 1;
     connect.waiting = self->options->waiting;
     connect.secret = dd_bytes_of_string(self->options->secret != NULL ? self->options->secret : "");
@@ -224,14 +224,14 @@ team_wait(dd_group *group, dd_work *work)
 }
 
 bool
-team_mortal_meet(const char *path, int rank, int size, bool is_shm_disabled, team_mortal *self)
+team_process_meet(const char *path, int rank, int size, bool is_shm_disabled, team_process *self)
 {
     dd_connect_options connect = team_connect_options(is_shm_disabled);
     dd_group_options options = team_group_options("mortals");
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     dd_file_store_options file = {
         .path = path, .world_size = size, .timeout_ns = 10 * DD_NS_PER_S * check_slow()};
-    *self = (team_mortal){NULL};
+    *self = (team_process){NULL};
     return CHECK_OK(dd_file_store_open(&self->store, &file, &wait, check_err())) &&
            CHECK_OK(dd_engine_open(&connect, &self->engine, check_err())) &&
            CHECK_OK(dd_group_open(self->engine, self->store, rank, size, &options, &self->group, &wait,
@@ -239,13 +239,13 @@ team_mortal_meet(const char *path, int rank, int size, bool is_shm_disabled, tea
 }
 
 bool
-team_mortal_open(const char *path, int rank, int size, bool is_shm_disabled, team_mortal *self)
+team_process_open(const char *path, int rank, int size, bool is_shm_disabled, team_process *self)
 {
-    return team_mortal_meet(path, rank, size, is_shm_disabled, self) && CHECK(team_check_sum(self->group));
+    return team_process_meet(path, rank, size, is_shm_disabled, self) && CHECK(team_check_sum(self->group));
 }
 
 void
-team_mortal_close(team_mortal *self)
+team_process_close(team_process *self)
 {
     dd_group_release(self->group);
     dd_engine_release(self->engine);

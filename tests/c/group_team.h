@@ -7,7 +7,7 @@
 typedef struct team_options {
     int size;
     bool is_shm_disabled;  /* use TCP between all ranks */
-    uint64_t lonely_ranks; /* bit mask of ranks without shared memory, each as if on its own host */
+    uint64_t single_ranks; /* bit mask of ranks without shared memory, each as if on its own host */
     const char *algorithms;
     size_t segment_nbytes; /* 0 to let the selection choose */
     int nlanes;            /* 0 for one lane */
@@ -64,16 +64,16 @@ bool team_check_sum(dd_group *group);
 
 /* A rank in its own process, which may be killed. It has its own engine and meets the other ranks
  * in the file `path`. */
-typedef struct team_mortal {
+typedef struct team_process {
     dd_engine *engine;
     dd_store *store;
     dd_group *group;
-} team_mortal;
+} team_process;
 /* Create the group; return true on success. On failure, close all that was created. */
-bool team_mortal_meet(const char *path, int rank, int size, bool is_shm_disabled, team_mortal *self);
-/* As team_mortal_meet, and also run a collective, so that all ranks are linked. */
-bool team_mortal_open(const char *path, int rank, int size, bool is_shm_disabled, team_mortal *self);
-void team_mortal_close(team_mortal *self);
+bool team_process_meet(const char *path, int rank, int size, bool is_shm_disabled, team_process *self);
+/* As team_process_meet, and also run a collective, so that all ranks are linked. */
+bool team_process_open(const char *path, int rank, int size, bool is_shm_disabled, team_process *self);
+void team_process_close(team_process *self);
 /* Wait for the work with a generous timeout, and release it. */
 dd_status team_wait(dd_group *group, dd_work *work);
 

@@ -10,7 +10,7 @@
 
 /* Read exactly nbytes by the deadline. */
 static inline bool
-hear_all(int fd, void *bytes, size_t nbytes, const dd_wait *wait)
+handshake_receive_all(int fd, void *bytes, size_t nbytes, const dd_wait *wait)
 {
     size_t nheard = 0;
     bool is_whole = false;

@@ -370,7 +370,7 @@ link_step(sim_process *self, meeting_sim_step step)
 {
     link_star(self);
     switch (step) {
-    case MEETING_SIM_MET:
+    case MEETING_SIM_DONE:
     case MEETING_SIM_NSTEPS:
         break;
     case MEETING_SIM_ALL_REDUCE_8_B:
@@ -420,7 +420,7 @@ count_memory(const meeting_sim_shape *shape, const dd_meeting_end *end, meeting_
     dd_connect_options options = {.ifnames = "lo", .nlanes = 1, .ring_nbytes = 1 << 16, .congestion = ""};
     dd_engine *engine = NULL;
     dd_context *context = NULL;
-    static const dd_context_handler deaf = {.ctx = NULL};
+    static const dd_context_handler no_handler = {.ctx = NULL};
     dd_peer **peers = calloc(nranks, sizeof(dd_peer *));
     bool is_made = CHECK(peers != NULL) && CHECK_OK(dd_engine_open(&options, &engine, check_err()));
     size_t before = count_heap();
@@ -428,8 +428,9 @@ count_memory(const meeting_sim_shape *shape, const dd_meeting_end *end, meeting_
         is_made = CHECK_OK(dd_engine_peer(engine, end->cards[rank], &peers[rank], check_err()));
     }
     sim_process process = {.is_linked = NULL};
-    is_made = is_made && process_init(&process, shape, 0) &&
-              CHECK_OK(dd_context_open(engine, 1, 0, shape->nranks, peers, &deaf, &context, check_err()));
+    is_made =
+        is_made && process_init(&process, shape, 0) &&
+        CHECK_OK(dd_context_open(engine, 1, 0, shape->nranks, peers, &no_handler, &context, check_err()));
     size_t own = nranks * sizeof *process.is_linked; /* used by this simulation */
     size_t after = count_heap();
     if (is_made && after > before + own) {

@@ -33,7 +33,7 @@ typedef struct meeting_sim_links {
 /* The step after which links are counted: the group is created, or one collective has run. The
  * number is the bytes in an array or block. */
 typedef enum meeting_sim_step {
-    MEETING_SIM_MET,
+    MEETING_SIM_DONE,
     MEETING_SIM_ALL_REDUCE_8_B,
     MEETING_SIM_ALL_REDUCE_64_MIB,
     MEETING_SIM_ALL_TO_ALL_8_B,

@@ -47,7 +47,7 @@ static struct {
 } own = {.mu = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 static struct timespec
-patience(void)
+long_wait(void)
 {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -59,7 +59,7 @@ patience(void)
 static xccl_result
 enter(function_name function)
 {
-    struct timespec until = patience();
+    struct timespec until = long_wait();
     int failure = 0;
     pthread_mutex_lock(&own.mu);
     own.ncalls[function]++;
@@ -98,7 +98,7 @@ plain_oneccl_hang(const char *function)
 }
 
 void
-plain_oneccl_let_go(void)
+plain_oneccl_release(void)
 {
     plain_oneccl_hang(NULL);
 }
@@ -117,10 +117,10 @@ plain_oneccl_calls(const char *function)
 
 /* ---- state shared by the processes */
 
-typedef struct letter {
+typedef struct sent_message {
     int to; /* -1 if there is none */
     size_t nbytes;
-} letter;
+} sent_message;
 
 typedef struct world_member {
     dd_carried_call call; /* its pointers refer to this structure */
@@ -128,7 +128,7 @@ typedef struct world_member {
     size_t in_offsets[MAX_RANKS + 1];
     size_t out_counts[MAX_RANKS];
     size_t out_offsets[MAX_RANKS + 1];
-    letter sent; /* its data is in `input` */
+    sent_message sent; /* its data is in `input` */
     _Alignas(64) char input[ROOM];
     _Alignas(64) char output[ROOM];
 } world_member;
@@ -178,7 +178,7 @@ static xccl_result
 arrive(xccl_comm comm, bool has_calls)
 {
     const dd_carried_call *calls[MAX_RANKS];
-    struct timespec until = patience();
+    struct timespec until = long_wait();
     pthread_mutex_lock(&shared->mu);
     long meeting = comm->nmeetings;
     comm->narrived++;
@@ -424,9 +424,9 @@ all_to_all(const void *send, const size_t *sendcounts, void *recv, const size_t 
 /* ---- messages: the sender waits until its message is received */
 
 static xccl_result
-await_letter(const letter *sent, int to)
+await_message(const sent_message *sent, int to)
 {
-    struct timespec until = patience();
+    struct timespec until = long_wait();
     int failure = 0;
     while (sent->to != to && failure == 0) {
         failure = pthread_cond_timedwait(&shared->changed, &shared->mu, &until);
@@ -445,9 +445,9 @@ send_message(const void *send, size_t count, dd_nccl_dtype dtype, int peer, xccl
     }
     pthread_mutex_lock(&shared->mu);
     memcpy(self->input, send, count);
-    self->sent = (letter){.to = peer, .nbytes = count};
+    self->sent = (sent_message){.to = peer, .nbytes = count};
     pthread_cond_broadcast(&shared->changed);
-    result = await_letter(&self->sent, -1);
+    result = await_message(&self->sent, -1);
     pthread_mutex_unlock(&shared->mu);
     return result;
 }
@@ -462,7 +462,7 @@ receive_message(void *recv, size_t count, dd_nccl_dtype dtype, int peer, xccl_co
         return result;
     }
     pthread_mutex_lock(&shared->mu);
-    result = await_letter(&sender->sent, own.rank);
+    result = await_message(&sender->sent, own.rank);
     if (result == XCCL_SUCCESS && CHECK_INT(sender->sent.nbytes, count)) {
         memcpy(recv, sender->input, count);
     }

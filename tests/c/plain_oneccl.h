@@ -17,9 +17,9 @@ void plain_oneccl_be(int rank);
 /* Make a function fail in this process from now on, named as in oneCCL. Its last error is `text`.
  * NULL to make none fail. */
 void plain_oneccl_fail(const char *function, int result, const char *text);
-/* Make the function block until plain_oneccl_let_go. */
+/* Make the function block until plain_oneccl_release. */
 void plain_oneccl_hang(const char *function);
-void plain_oneccl_let_go(void);
+void plain_oneccl_release(void);
 
 /* Return the number of calls of the function in this process. */
 int plain_oneccl_calls(const char *function);

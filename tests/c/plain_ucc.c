@@ -75,7 +75,7 @@ is_failing(const char *function, int rank)
            (plain_ucc.failing_ranks >> rank & 1) != 0;
 }
 
-#define FAIL_IF_TOLD(rank)              \
+#define FAIL_IF_CONFIGURED(rank)        \
     if (is_failing(__func__, (rank))) { \
         return plain_ucc.failure;       \
     }
@@ -106,7 +106,7 @@ static dd_ucc_status
 ucc_lib_config_read(const char *env_prefix, const char *filename, dd_ucc_lib_config *config)
 {
     CHECK(strcmp(env_prefix, "TORCH") == 0 && filename == NULL);
-    FAIL_IF_TOLD(0)
+    FAIL_IF_CONFIGURED(0)
     *config = NULL;
     plain_ucc_live.nconfigs++;
     return DD_UCC_OK;
@@ -125,7 +125,7 @@ ucc_init_version(unsigned api_major, unsigned api_minor, const dd_ucc_lib_params
 {
     (void)config;
     CHECK(api_major == 1 && api_minor == 2 && params->thread_mode == DD_UCC_THREAD_MULTIPLE);
-    FAIL_IF_TOLD(0)
+    FAIL_IF_CONFIGURED(0)
     *lib = NULL;
     plain_ucc_live.nlibs++;
     return DD_UCC_OK;
@@ -135,7 +135,7 @@ static dd_ucc_status
 ucc_lib_get_attr(dd_ucc_lib_handle lib, dd_ucc_lib_params *attr)
 {
     (void)lib;
-    FAIL_IF_TOLD(0)
+    FAIL_IF_CONFIGURED(0)
     attr->thread_mode = plain_ucc.thread_mode;
     attr->coll_types = DD_UCC_ALLREDUCE | DD_UCC_BARRIER;
     return DD_UCC_OK;
@@ -156,7 +156,7 @@ ucc_context_config_read(dd_ucc_lib_handle lib, const char *filename, dd_ucc_cont
 {
     (void)lib;
     CHECK(filename == NULL);
-    FAIL_IF_TOLD(0)
+    FAIL_IF_CONFIGURED(0)
     *config = NULL;
     plain_ucc_live.nconfigs++;
     return DD_UCC_OK;
@@ -168,7 +168,7 @@ ucc_context_config_modify(dd_ucc_context_config config, const char *component, c
 {
     (void)config;
     CHECK(component == NULL && strcmp(name, "ESTIMATED_NUM_EPS") == 0 && atoi(value) > 0);
-    FAIL_IF_TOLD(0)
+    FAIL_IF_CONFIGURED(0)
     return DD_UCC_OK;
 }
 
@@ -183,10 +183,10 @@ ucc_context_config_release(dd_ucc_context_config config)
 static dd_ucc_status
 introduce(const dd_ucc_oob_coll *oob)
 {
-    uint32_t everybody[MAX_RANKS] = {0};
+    uint32_t all_cards[MAX_RANKS] = {0};
     uint32_t self = oob->oob_ep;
     void *request = NULL;
-    dd_ucc_status status = oob->allgather(&self, everybody, sizeof self, oob->coll_info, &request);
+    dd_ucc_status status = oob->allgather(&self, all_cards, sizeof self, oob->coll_info, &request);
     if (status != DD_UCC_OK) {
         return status;
     }
@@ -195,7 +195,7 @@ introduce(const dd_ucc_oob_coll *oob)
     } while (status == DD_UCC_INPROGRESS);
     CHECK_INT(oob->req_free(request), DD_UCC_OK);
     for (uint32_t i = 0; i < oob->n_oob_eps && status == DD_UCC_OK; i++) {
-        CHECK_INT(everybody[i], i);
+        CHECK_INT(all_cards[i], i);
     }
     return status;
 }
@@ -206,7 +206,7 @@ ucc_context_create(dd_ucc_lib_handle lib, const dd_ucc_context_params *params, d
 {
     (void)lib;
     (void)config;
-    FAIL_IF_TOLD((int)params->oob.oob_ep)
+    FAIL_IF_CONFIGURED((int)params->oob.oob_ep)
     dd_ucc_status status = introduce(&params->oob);
     if (status == DD_UCC_OK) {
         *made = NEW(all_contexts);
@@ -219,7 +219,7 @@ ucc_context_create(dd_ucc_lib_handle lib, const dd_ucc_context_params *params, d
 static dd_ucc_status
 ucc_context_progress(dd_ucc_context_handle context)
 {
-    FAIL_IF_TOLD((int)context->oob.oob_ep)
+    FAIL_IF_CONFIGURED((int)context->oob.oob_ep)
     pthread_mutex_lock(&mu);
     ucc_request *request = context->team->current;
     if (request != NULL && request->is_done) {
@@ -261,7 +261,7 @@ ucc_team_create_post(dd_ucc_context_handle *contexts, uint32_t num_contexts, con
                      dd_ucc_team_handle *team)
 {
     CHECK_INT(num_contexts, 1);
-    FAIL_IF_TOLD((int)params->ep)
+    FAIL_IF_CONFIGURED((int)params->ep)
     dd_ucc_team_handle self = NEW(all_teams);
     self->context = contexts[0];
     contexts[0]->team = self;
@@ -277,7 +277,7 @@ static dd_ucc_status
 ucc_team_create_test(dd_ucc_team_handle team)
 {
     const dd_ucc_oob_coll *oob = &team->context->oob;
-    FAIL_IF_TOLD(team->rank)
+    FAIL_IF_CONFIGURED(team->rank)
     if (plain_ucc.has_no_end) {
         return DD_UCC_INPROGRESS;
     }
@@ -291,7 +291,7 @@ ucc_team_create_test(dd_ucc_team_handle team)
 static dd_ucc_status
 ucc_team_destroy(dd_ucc_team_handle team)
 {
-    FAIL_IF_TOLD(team->rank)
+    FAIL_IF_CONFIGURED(team->rank)
     if (team->nlooks < plain_ucc.nlooks_at_end) {
         team->nlooks++;
         return DD_UCC_INPROGRESS;
@@ -305,7 +305,7 @@ ucc_team_destroy(dd_ucc_team_handle team)
 static dd_ucc_status
 ucc_collective_init(dd_ucc_coll_args *args, dd_ucc_request **made, dd_ucc_team_handle team)
 {
-    FAIL_IF_TOLD(team->rank)
+    FAIL_IF_CONFIGURED(team->rank)
     ucc_request *request = calloc(1, sizeof *request);
     bool is_barrier = args->coll_type == DD_UCC_BARRIER;
     request->base.status = DD_UCC_INPROGRESS;
@@ -336,7 +336,7 @@ ucc_collective_post(dd_ucc_request *base)
     int nranks = (int)team->context->oob.n_oob_eps;
     const dd_carried_call *calls[MAX_RANKS];
     int nposted = 0;
-    FAIL_IF_TOLD(team->rank)
+    FAIL_IF_CONFIGURED(team->rank)
     pthread_mutex_lock(&mu);
     world->posted[team->rank] = request;
     team->current = request;

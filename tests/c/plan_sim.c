@@ -177,11 +177,11 @@ sim_free_rank(sim_rank *rank)
             free(rank->originals[i]);
         }
     }
-    for (uint32_t i = 0; rank->letters != NULL && i < rank->plan.nsteps; i++) {
-        free(rank->letters[i]);
+    for (uint32_t i = 0; rank->eager_data != NULL && i < rank->plan.nsteps; i++) {
+        free(rank->eager_data[i]);
     }
     void *blocks[] = {rank->inputs,  rank->outputs, rank->originals, rank->scratch,
-                      rank->waiting, rank->partner, rank->state,     rank->letters};
+                      rank->waiting, rank->partner, rank->state,     rank->eager_data};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
         free(blocks[i]);
     }

@@ -14,7 +14,7 @@ typedef struct sim_rank {
     uint32_t *waiting; /* by step: dependencies that have not ended */
     uint32_t *partner; /* by step: the matching step of the peer */
     uint8_t *state;    /* by step */
-    void **letters;    /* by step: data of an eager send */
+    void **eager_data; /* by step: data of an eager send */
 } sim_rank;
 
 typedef struct sim_world {

@@ -74,7 +74,7 @@ prepare_rank(sim_rank *rank, sim_queue *queue, int number)
     memset(rank->scratch, 0x5a, plan->scratch_nbytes);
     rank->waiting = calloc(nsteps + 1, sizeof *rank->waiting);
     rank->state = calloc(nsteps + 1, 1);
-    rank->letters = calloc(nsteps + 1, sizeof *rank->letters);
+    rank->eager_data = calloc(nsteps + 1, sizeof *rank->eager_data);
     for (uint32_t i = 0; i < nsteps; i++) {
         rank->waiting[i] = plan->steps[i].ndeps;
         if (plan->steps[i].ndeps == 0) {
@@ -124,9 +124,9 @@ start_message(sim_world *world, sim_queue *queue, sim_event event)
         memset(sim_address(rank, step->dst), 0xcc, step->dst.nbytes);
     }
     if (is_send && world->sim->is_eager) {
-        rank->letters[event.step] = malloc(step->src.nbytes + 1);
+        rank->eager_data[event.step] = malloc(step->src.nbytes + 1);
         if (step->src.nbytes > 0) {
-            memcpy(rank->letters[event.step], sim_address(rank, step->src), step->src.nbytes);
+            memcpy(rank->eager_data[event.step], sim_address(rank, step->src), step->src.nbytes);
         }
         end_step(world, queue, event.rank, event.step);
     }
@@ -146,7 +146,7 @@ arrive(sim_world *world, sim_queue *queue, sim_event event)
     sim_rank *receiver = &world->ranks[send->peer];
     uint32_t index = sender->partner[event.step];
     const dd_plan_step *recv = &receiver->plan.steps[index];
-    const void *src = sender->letters[event.step];
+    const void *src = sender->eager_data[event.step];
     if (src == NULL && send->src.nbytes > 0) {
         src = sim_address(sender, send->src);
     }

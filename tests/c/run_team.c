@@ -38,7 +38,7 @@ fail_locked(run_member *self, const dd_error *error)
 }
 
 static void
-tell(run_member *self, int except, const dd_error *error)
+post_abort(run_member *self, int except, const dd_error *error)
 {
     dd_cause cause = dd_cause_of_error(error, self->rank);
     dd_context_post_abort_locked(self->context, except, false, &cause);
@@ -53,7 +53,7 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
     (void)sequence;
     (void)signature;
     if (self->has_failed) {
-        tell(self, DD_ANY_RANK, &self->failure);
+        post_abort(self, DD_ANY_RANK, &self->failure);
     }
 }
 
@@ -63,7 +63,7 @@ on_failed(void *ctx, int rank, const dd_error *error)
 {
     run_member *self = ctx;
     if (!self->has_failed) {
-        tell(self, rank, error);
+        post_abort(self, rank, error);
         fail_locked(self, error);
     }
 }
@@ -366,7 +366,7 @@ run_team_wait(run_member *self)
         if (!self->has_failed) {
             self->has_failed = true;
             self->failure = self->outcome;
-            tell(self, DD_ANY_RANK, &self->outcome);
+            post_abort(self, DD_ANY_RANK, &self->outcome);
         }
         dd_engine_unlock(self->engine);
         dd_engine_kick(self->engine);

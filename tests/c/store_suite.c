@@ -17,7 +17,7 @@
 #define NTHREADS 8
 
 static dd_wait
-patient(void)
+long_wait(void)
 {
     return dd_wait_after(LONG_NS * check_slow());
 }
@@ -25,21 +25,21 @@ patient(void)
 static dd_status
 set_text(dd_store *store, const char *key, const char *value)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     return dd_store_set(store, dd_bytes_of_string(key), dd_bytes_of_string(value), &wait, check_err());
 }
 
 static dd_status
 add_to(dd_store *store, const char *key, int64_t amount, int64_t *sum)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     return dd_store_add(store, dd_bytes_of_string(key), amount, sum, &wait, check_err());
 }
 
 static void
 expect_value(dd_store *store, dd_bytes key, dd_bytes expected)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_blob value = {0};
     if (CHECK_OK(dd_store_get(store, key, &value, &wait, check_err()))) {
         CHECK_BYTES(dd_blob_view(&value), expected);
@@ -56,7 +56,7 @@ expect_text(dd_store *store, const char *key, const char *expected)
 static bool
 is_there(dd_store *store, const char *key)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_bytes bytes = dd_bytes_of_string(key);
     bool is_ready = false;
     CHECK_OK(dd_store_check(store, &bytes, 1, &is_ready, &wait, check_err()));
@@ -66,7 +66,7 @@ is_there(dd_store *store, const char *key)
 static int64_t
 num_keys(dd_store *store)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     int64_t count = -1;
     CHECK_OK(dd_store_num_keys(store, &count, &wait, check_err()));
     return count;
@@ -75,7 +75,7 @@ num_keys(dd_store *store)
 static bool
 delete_text(dd_store *store, const char *key)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     bool is_deleted = false;
     CHECK_OK(dd_store_delete_key(store, dd_bytes_of_string(key), &is_deleted, &wait, check_err()));
     return is_deleted;
@@ -84,14 +84,14 @@ delete_text(dd_store *store, const char *key)
 static dd_status
 push_text(dd_store *store, const char *key, const char *value)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     return dd_store_queue_push(store, dd_bytes_of_string(key), dd_bytes_of_string(value), &wait, check_err());
 }
 
 static int64_t
 queue_len(dd_store *store, const char *key)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     int64_t count = -1;
     CHECK_OK(dd_store_queue_len(store, dd_bytes_of_string(key), &count, &wait, check_err()));
     return count;
@@ -100,7 +100,7 @@ queue_len(dd_store *store, const char *key)
 static void
 expect_pop(dd_store *store, const char *key, bool is_blocking, const char *expected)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_blob value = {0};
     if (CHECK_OK(
             dd_store_queue_pop(store, dd_bytes_of_string(key), is_blocking, &value, &wait, check_err()))) {
@@ -182,7 +182,7 @@ static void
 binary_keys_and_values(dd_store *store, const store_suite *suite)
 {
     (void)suite;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_bytes texts[] = {BYTES(""),         BYTES("\0"),       BYTES("\0\0"),        BYTES("a\0b"),
                         BYTES("\xff\xfe"), BYTES("/leading"), BYTES("new\nline\r"), BYTES("-/"),
                         BYTES("+minus-")};
@@ -199,7 +199,7 @@ static void
 large_values(dd_store *store, const store_suite *suite)
 {
     (void)suite;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     size_t len = (1u << 20) + 3;
     uint8_t *data = malloc(len);
     REQUIRE(data != NULL);
@@ -231,7 +231,7 @@ static void
 try_get(dd_store *store, const store_suite *suite)
 {
     (void)suite;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_blob value = {0};
     bool is_found = true;
     CHECK_OK(dd_blob_assign(&value, BYTES("kept"), check_err()));
@@ -303,7 +303,7 @@ add_to_text(dd_store *store, const store_suite *suite)
 static void
 expect_compare_set(dd_store *store, const char *expected, const char *desired, const char *result)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_blob value = {0};
     CHECK_OK(dd_store_compare_set(store, BYTES("key"), dd_bytes_of_string(expected),
                                   dd_bytes_of_string(desired), &value, &wait, check_err()));
@@ -334,7 +334,7 @@ static void
 append(dd_store *store, const store_suite *suite)
 {
     (void)suite;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     CHECK_OK(dd_store_append(store, BYTES("empty"), BYTES(""), &wait, check_err()));
     expect_text(store, "empty", "");
     CHECK_OK(dd_store_append(store, BYTES("key"), BYTES("one"), &wait, check_err()));
@@ -355,10 +355,10 @@ list_has(const dd_blob_list *list, dd_bytes key)
 }
 
 static void
-keys_come_and_go(dd_store *store, const store_suite *suite)
+keys_are_set_and_deleted(dd_store *store, const store_suite *suite)
 {
     (void)suite;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     int64_t at_start = num_keys(store);
     CHECK_OK(set_text(store, "a", "1"));
     CHECK_OK(set_text(store, "b", "2"));
@@ -408,7 +408,7 @@ static void
 check_many(dd_store *store, const store_suite *suite)
 {
     (void)suite;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     bool is_ready = false;
     dd_bytes keys[] = {BYTES("a"), BYTES("b"), BYTES("a")};
     CHECK_OK(dd_store_check(store, NULL, 0, &is_ready, &wait, check_err()));
@@ -452,7 +452,7 @@ static void
 wait_waits_for_all(dd_store *store, const store_suite *suite)
 {
     (void)suite;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_bytes keys[] = {BYTES("two"), BYTES("one"), BYTES("two")};
     helper setter = {0};
     CHECK_OK(dd_store_wait(store, NULL, 0, &wait, check_err()));
@@ -507,7 +507,7 @@ wait_times_out(dd_store *store, const store_suite *suite)
     CHECK_CONTAINS(check_message(), "2 of 3 missing");
     CHECK_OK(set_text(store, "missing one", ""));
     CHECK_OK(set_text(store, "missing two", ""));
-    wait = patient();
+    wait = long_wait();
     CHECK_OK(dd_store_wait(store, keys, 3, &wait, check_err()));
 }
 
@@ -539,7 +539,7 @@ blocking_call(dd_store *store, int which, const dd_wait *wait)
         status = dd_store_multi_get(store, &key, 1, &list, wait, check_err());
         break;
     case 3:
-        status = dd_store_barrier(store, BYTES("barrier nobody comes to"), 1000, wait, check_err());
+        status = dd_store_barrier(store, BYTES("barrier without other ranks"), 1000, wait, check_err());
         break;
     default:
         status = dd_store_queue_pop(store, key, true, &value, wait, check_err());
@@ -559,7 +559,7 @@ interrupts_end_waits(dd_store *store, const store_suite *suite)
         int64_t best_ns = INT64_MAX;
         for (int i = 0; i < 5 && best_ns > 100 * DD_NS_PER_MS; i++) {
             interruption stop = {dd_clock_now_ns() + 20 * DD_NS_PER_MS};
-            dd_wait wait = patient();
+            dd_wait wait = long_wait();
             wait.is_interrupted = is_interrupted;
             wait.ctx = &stop;
             CHECK_STATUS(blocking_call(store, which, &wait), DD_INTERRUPTED);
@@ -579,7 +579,7 @@ get_key_of_helper(helper *self)
 }
 
 static void
-blocked_calls_hold_up_nobody(dd_store *store, const store_suite *suite)
+blocked_calls_delay_no_others(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     helper getters[3] = {{0}};
@@ -605,7 +605,7 @@ static void
 multi_set_and_get(dd_store *store, const store_suite *suite)
 {
     (void)suite;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_bytes keys[] = {BYTES("a"), BYTES(""), BYTES("a\0b")};
     dd_bytes values[] = {BYTES("1"), BYTES("2\0"), BYTES("")};
     dd_blob_list list = {0};
@@ -634,7 +634,7 @@ multi_get_waits(dd_store *store, const store_suite *suite)
     CHECK_STATUS(dd_store_multi_get(store, keys, 2, &list, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "one");
     CHECK(list.items == NULL && list.count == 0);
-    wait = patient();
+    wait = long_wait();
     REQUIRE(helper_start(&setter, store, set_both_late));
     if (CHECK_OK(dd_store_multi_get(store, keys, 2, &list, &wait, check_err()))) {
         CHECK_TEXT(dd_blob_view(&list.items[1]), "2");
@@ -648,7 +648,7 @@ static void
 try_multi_get(dd_store *store, const store_suite *suite)
 {
     (void)suite;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_bytes keys[] = {BYTES("0"), BYTES("1"), BYTES("2"), BYTES("3"), BYTES("4")};
     dd_blob_list list = {0};
     bool is_deleted;
@@ -677,7 +677,7 @@ try_multi_get(dd_store *store, const store_suite *suite)
 static void
 queues_refused(dd_store *store)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_blob value = {0};
     int64_t count = 0;
     CHECK_STATUS(push_text(store, "q", "1"), DD_NOT_SUPPORTED);
@@ -692,7 +692,7 @@ queues(dd_store *store, const store_suite *suite)
         queues_refused(store);
         return;
     }
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_blob value = {0};
     int64_t at_start = num_keys(store);
     CHECK_STATUS(dd_store_queue_pop(store, BYTES("q"), false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
@@ -821,7 +821,7 @@ append_many(helper *self)
 {
     char text[8];
     for (int i = 0; i < self->nops; i++) {
-        dd_wait wait = patient();
+        dd_wait wait = long_wait();
         /* Every piece is unique: append by compare_set cannot tell equal pieces apart. */
         int len = snprintf(text, sizeof text, "%d%02d,", self->index, i % 100);
         CHECK_OK(dd_store_append(self->store, BYTES("joined"), dd_bytes_of(text, (size_t)len), &wait,
@@ -833,7 +833,7 @@ static void
 threads_append(dd_store *store, const store_suite *suite)
 {
     (void)suite;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_blob value = {0};
     helpers_run(store, 4, 25, append_many);
     CHECK_OK(dd_store_get(store, BYTES("joined"), &value, &wait, check_err()));
@@ -842,10 +842,10 @@ threads_append(dd_store *store, const store_suite *suite)
 }
 
 static void
-come_to_barrier(helper *self)
+join_barrier(helper *self)
 {
     int64_t count = 0;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     CHECK_OK(add_to(self->store, "came", 1, &count));
     CHECK_OK(dd_store_barrier(self->store, BYTES("gate"), 4, &wait, check_err()));
     CHECK_OK(add_to(self->store, "came", 0, &count));
@@ -861,8 +861,8 @@ barrier(dd_store *store, const store_suite *suite)
     CHECK_CONTAINS(check_message(), "lonely gate");
     CHECK(strstr(check_message(), "barrier timed out after 0.") != NULL ||
           strstr(check_message(), "Wait timeout after ") != NULL);
-    helpers_run(store, 4, 0, come_to_barrier);
-    wait = patient();
+    helpers_run(store, 4, 0, join_barrier);
+    wait = long_wait();
     CHECK_OK(dd_store_barrier(store, BYTES("gate"), 4, &wait, check_err()));
     CHECK_OK(dd_store_barrier(store, BYTES("gate of one"), 1, &wait, check_err()));
 }
@@ -871,7 +871,7 @@ static void
 clones_share_data(dd_store *store, const store_suite *suite)
 {
     (void)suite;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_store *clone = NULL;
     dd_store *clone_of_clone = NULL;
     CHECK_OK(set_text(store, "key", "1"));
@@ -894,7 +894,7 @@ static void
 timeout_is_a_setting(dd_store *store, const store_suite *suite)
 {
     (void)suite;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_store *clone = NULL;
     store->ops->set_timeout_ns(store, 1234 * DD_NS_PER_MS);
     CHECK_INT(store->ops->get_timeout_ns(store), 1234 * DD_NS_PER_MS);
@@ -1082,7 +1082,7 @@ static const fault_call fault_calls[] = {
 static void
 expect_as_before(dd_store *store)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_blob value = {0};
     bool is_ready = true;
     dd_bytes new_keys[] = {BYTES("new")};
@@ -1106,7 +1106,7 @@ static void
 fail_every_allocation_of(dd_store *store, const store_suite *suite, const fault_call *call)
 {
     for (long nth = 0; nth < 50; nth++) {
-        dd_wait wait = patient();
+        dd_wait wait = long_wait();
         dd_blob value = {0};
         CHECK_OK(dd_blob_assign(&value, BYTES("k"), check_err()));
         (void)dd_mem_fail_after(nth);
@@ -1147,7 +1147,7 @@ allocations_fail(dd_store *store, const store_suite *suite)
         fail_every_allocation_of(store, suite, &fault_calls[i]);
         (void)delete_text(store, "new");
         (void)delete_text(store, "number");
-        dd_wait wait = patient();
+        dd_wait wait = long_wait();
         dd_blob value = {0};
         while (suite->has_queues &&
                dd_store_queue_pop(store, BYTES("full queue"), false, &value, &wait, NULL) == DD_OK) {
@@ -1181,7 +1181,7 @@ static const suite_case cases[] = {
     CASE(add_to_text),
     CASE(compare_set),
     CASE(append),
-    CASE(keys_come_and_go),
+    CASE(keys_are_set_and_deleted),
     CASE(many_keys),
     CASE(check_many),
     CASE(get_waits),
@@ -1189,7 +1189,7 @@ static const suite_case cases[] = {
     CASE(get_times_out),
     CASE(wait_times_out),
     CASE(interrupts_end_waits),
-    CASE(blocked_calls_hold_up_nobody),
+    CASE(blocked_calls_delay_no_others),
     CASE(multi_set_and_get),
     CASE(multi_get_waits),
     CASE(try_multi_get),

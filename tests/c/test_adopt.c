@@ -234,7 +234,7 @@ TEST(adopted_memory_outlives_its_region)
 }
 
 static void
-adopt_what_is_none(team_rank *self)
+adopt_invalid_memory(team_rank *self)
 {
     foreign memory;
     make_foreign(7, &memory);
@@ -259,5 +259,5 @@ adopt_what_is_none(team_rank *self)
 TEST(failed_adoption_leaves_the_mapping)
 {
     team_options options = {.size = 2};
-    team_run(&options, adopt_what_is_none, NULL);
+    team_run(&options, adopt_invalid_memory, NULL);
 }

@@ -230,7 +230,7 @@ TEST(receivers_do_not_wait_for_each_other)
 }
 
 static void
-check_culprit(ahead_team *team, int rank, uint64_t sequence, dd_coll theirs)
+check_blamed_rank(ahead_team *team, int rank, uint64_t sequence, dd_coll theirs)
 {
     dd_arena_mismatch mismatch = dd_arena_get_mismatch(team->ranks[rank].arena);
     CHECK_INT(mismatch.sequence, sequence);
@@ -255,11 +255,11 @@ TEST(a_mismatch_is_reported_by_the_next_operation)
                 CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, 8, i), DD_ARENA_DONE);
             }
             CHECK_INT(call(&team, 1, DD_COLL_ALL_REDUCE, 8, wrong), DD_ARENA_MISMATCH);
-            check_culprit(&team, 1, wrong, DD_COLL_BROADCAST);
+            check_blamed_rank(&team, 1, wrong, DD_COLL_BROADCAST);
             CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, nahead + 1), DD_ARENA_MISMATCH);
-            check_culprit(&team, 0, wrong, DD_COLL_ALL_REDUCE);
+            check_blamed_rank(&team, 0, wrong, DD_COLL_ALL_REDUCE);
             CHECK_INT(call(&team, 2, DD_COLL_BARRIER, 0, nahead + 1), DD_ARENA_MISMATCH);
-            check_culprit(&team, 2, wrong, DD_COLL_ALL_REDUCE);
+            check_blamed_rank(&team, 2, wrong, DD_COLL_ALL_REDUCE);
             close_team(&team);
         }
     }
@@ -277,7 +277,7 @@ TEST(a_mismatch_is_reported_to_a_waiting_rank)
         CHECK_INT(call(&team, 2, DD_COLL_BROADCAST, 8, 1), DD_ARENA_DONE);
         CHECK_INT(call(&team, 1, DD_COLL_BARRIER, 0, 1), DD_ARENA_MISMATCH);
         CHECK_INT(go_on(&team, 0), DD_ARENA_MISMATCH);
-        check_culprit(&team, 0, 1, DD_COLL_BARRIER);
+        check_blamed_rank(&team, 0, 1, DD_COLL_BARRIER);
         close_team(&team);
     }
 }
@@ -314,8 +314,8 @@ TEST(roots_that_wait_for_each_other_report_a_mismatch)
     }
 }
 
-/* After a poison, a rank that is ahead also stops, and the data that it sent before is not used by
- * later ranks. */
+/* A rank that is ahead also stops after a poison, and later ranks do not use the data that it sent
+ * before. */
 TEST(no_rank_continues_after_a_poison)
 {
     ahead_team team;
@@ -351,7 +351,7 @@ TEST(a_rank_that_waits_for_a_header_stops_after_a_poison)
 
 /* Rank 2 completes a barrier and then poisons the arena; the other ranks have not noticed yet. */
 static void
-end_and_give_up(ahead_team *team)
+finish_and_poison(ahead_team *team)
 {
     open_team(team, false);
     CHECK_INT(call(team, 0, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
@@ -363,7 +363,7 @@ end_and_give_up(ahead_team *team)
 TEST(operations_published_before_a_poison_complete)
 {
     ahead_team team;
-    end_and_give_up(&team);
+    finish_and_poison(&team);
     CHECK_INT(go_on(&team, 0), DD_ARENA_DONE);
     CHECK_INT(call(&team, 0, DD_COLL_BARRIER, 0, 2), DD_ARENA_BLOCKED);
     dd_arena_poison(team.ranks[0].arena); /* the second poison */

@@ -97,7 +97,7 @@ is_affinity_of(const int *cpus, int ncpus)
 /* Both ranks are on the first CPU, and this thread may run on either CPU; only the kernel decides
  * which. Return false if the kernel moved the thread before the call. */
 static bool
-makes_way_where_it_runs(const int *cpus)
+yields_where_it_runs(const int *cpus)
 {
     dd_arena *pair[2];
     if (!open_pair(pair)) {
@@ -119,7 +119,7 @@ TEST(a_rank_yields_to_another_on_its_cpu)
         return;
     }
     int ntries = 0;
-    while (ntries < NTRIES && !makes_way_where_it_runs(cpus)) {
+    while (ntries < NTRIES && !yields_where_it_runs(cpus)) {
         ntries++;
     }
     CHECK(ntries < NTRIES);

@@ -139,7 +139,7 @@ typedef struct arena_victim {
 #define VICTIM_HALF ((size_t)74 * 4096) /* at least 300000 bytes, in whole pages */
 
 static uint64_t
-nonsense(uint64_t *random)
+random_value(uint64_t *random)
 {
     uint64_t drawn = arena_team_random(random);
     switch (drawn % 6) {
@@ -160,21 +160,21 @@ nonsense(uint64_t *random)
 
 /* Write random data next to the header. The header itself is half valid, so that it is accepted. */
 static void
-write_nonsense(arena_victim *victim, const dd_signature *signature, uint64_t *random)
+write_random_values(arena_victim *victim, const dd_signature *signature, uint64_t *random)
 {
     arena_slot *slot = &victim->other->slots[1];
     uint32_t number = victim->arena->number;
     arena_record *record = &slot->control->records[number % ARENA_NRECORDS];
     for (int i = 0; i < (ARENA_NRECORDS * ARENA_NTABLES + 1) * 2; i++) {
         if (arena_team_random(random) % 2 == 0) {
-            atomic_store(&slot->tables[i], nonsense(random));
+            atomic_store(&slot->tables[i], random_value(random));
         }
     }
     _Atomic uint64_t *words = record->words;
     const uint64_t *right = (const uint64_t *)(const void *)signature;
     for (int i = 0; i < ARENA_NWORDS; i++) {
         bool is_right = i < ARENA_WORD_NBYTES && arena_team_random(random) % 32 != 0;
-        atomic_store(&words[i], is_right ? right[i] : nonsense(random));
+        atomic_store(&words[i], is_right ? right[i] : random_value(random));
     }
     if (arena_team_random(random) % 4 != 0) {
         atomic_store(&words[ARENA_WORD_NBYTES], victim->arena->op.nbytes);
@@ -186,24 +186,25 @@ write_nonsense(arena_victim *victim, const dd_signature *signature, uint64_t *ra
         atomic_store(&words[ARENA_WORD_INPUT_ID], 1 + arena_team_random(random) % 2);
         atomic_store(&words[ARENA_WORD_OUTPUT_ID], 1 + arena_team_random(random) % 2);
     }
-    atomic_store(&slot->control->awaited, (uint32_t)nonsense(random));
-    uint64_t claims[] = {nonsense(random), (victim->arena->nchunks + 1) << 8 | (nonsense(random) & 0xff)};
+    atomic_store(&slot->control->awaited, (uint32_t)random_value(random));
+    uint64_t claims[] = {random_value(random),
+                         (victim->arena->nchunks + 1) << 8 | (random_value(random) & 0xff)};
     atomic_store(&slot->control->claim, claims[arena_team_random(random) % 2]);
-    atomic_store(&victim->other->shared->asleep[arena_team_random(random) % 4], nonsense(random));
+    atomic_store(&victim->other->shared->asleep[arena_team_random(random) % 4], random_value(random));
     uint32_t step = (uint32_t)(arena_team_random(random) % 3);
     bool is_wild = arena_team_random(random) % 8 == 0;
-    atomic_store(&record->mark, is_wild ? nonsense(random) : dd_arena_mark(number, step));
+    atomic_store(&record->mark, is_wild ? random_value(random) : dd_arena_mark(number, step));
 }
 
 static void
-wake_nobody(void *ctx, int rank)
+ignore_wake(void *ctx, int rank)
 {
     CHECK(ctx == NULL);
     CHECK(rank == 1);
 }
 
 static void
-suffer(arena_victim *victim, uint64_t seed)
+run_with_corruption(arena_victim *victim, uint64_t seed)
 {
     uint64_t random = seed;
     const size_t sizes[] = {0, 8, 64, 80, 8192, 20000, 300000};
@@ -223,14 +224,14 @@ suffer(arena_victim *victim, uint64_t seed)
                          .outputs = out};
     args.inputs = dd_coll_ninputs(coll, args.root == 0, 2) > 0 ? in : NULL;
     args.outputs = dd_coll_noutputs(coll, args.root == 0, 2) > 0 ? out : NULL;
-    dd_arena_op_options options = {.signature = arena_team_signature(&args, nbytes), .wake = wake_nobody};
+    dd_arena_op_options options = {.signature = arena_team_signature(&args, nbytes), .wake = ignore_wake};
     dd_arena_start(victim->arena, &args, &options);
     for (int i = 0; i < 24; i++) {
         dd_arena_state state = dd_arena_progress(victim->arena);
         if (state != DD_ARENA_BLOCKED && state != DD_ARENA_MOVED) {
             return;
         }
-        write_nonsense(victim, &options.signature, &random);
+        write_random_values(victim, &options.signature, &random);
         (void)dd_arena_missing(victim->arena);
         (void)dd_arena_fall_asleep(victim->arena);
     }
@@ -251,7 +252,7 @@ TEST(corrupt_memory_of_another_rank_does_no_harm)
         if (i % 2 == 0) {
             REQUIRE_OK(dd_arena_add_region(victim.arena, 0, 1, victim.memory, 2 * VICTIM_HALF, check_err()));
         }
-        suffer(&victim, (uint64_t)i);
+        run_with_corruption(&victim, (uint64_t)i);
         dd_arena_close(victim.other);
         dd_arena_close(victim.arena);
         dd_fork_close(fd);

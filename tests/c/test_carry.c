@@ -300,7 +300,7 @@ has_equal_blocks(const carry_case *what)
 
 /* Return true if the library must receive the caller's memory itself. */
 static bool
-is_given_as_it_is(const carry_case *what, bool is_input, const dd_block *blocks, int nblocks)
+is_passed_directly(const carry_case *what, bool is_input, const dd_block *blocks, int nblocks)
 {
     int nfull = 0;
     for (int i = 0; i < nblocks; i++) {
@@ -340,8 +340,8 @@ check_memory(const carry_case *what, int number, const carry_rank *rank)
     const dd_carried_call *call = rank->call;
     const char *in = base_of(rank->inputs, rank->ninputs);
     const char *out = base_of(rank->outputs, rank->noutputs);
-    bool is_in_direct = is_given_as_it_is(what, true, rank->inputs, rank->ninputs);
-    bool is_out_direct = is_given_as_it_is(what, false, rank->outputs, rank->noutputs);
+    bool is_in_direct = is_passed_directly(what, true, rank->inputs, rank->ninputs);
+    bool is_out_direct = is_passed_directly(what, false, rank->outputs, rank->noutputs);
     bool is_root_of_broadcast = what->coll == DD_COLL_BROADCAST && number == what->root;
     int input;
     int output;

@@ -37,8 +37,8 @@ typedef struct node {
     int nrefusals; /* number of dials still to answer with BUSY */
     int nasked;
     int nwelcome_failed;
-    bool is_sated; /* rejects dials that received BUSY */
-    int nunwanted; /* number of dials rejected so */
+    bool is_refusing; /* rejects dials that received BUSY */
+    int nunwanted;    /* number of dials rejected so */
     dd_error error;
 } node;
 
@@ -73,7 +73,7 @@ on_wants_dial(void *ctx, const dd_uid *peer, uint64_t number, bool is_busy)
     (void)peer;
     (void)number;
     dd_lock_take(&self->mu);
-    bool is_wanted = !is_busy || !self->is_sated;
+    bool is_wanted = !is_busy || !self->is_refusing;
     self->nunwanted += is_wanted ? 0 : 1;
     pthread_cond_broadcast(&self->cond);
     dd_lock_release(&self->mu);
@@ -303,7 +303,7 @@ TEST(busy_peer_is_not_dialled_again_if_the_owner_has_a_link)
     node a;
     node b;
     REQUIRE(open_node(&a, &options) && open_node(&b, &options));
-    a.is_sated = true;
+    a.is_refusing = true;
     b.nrefusals = 1;
     REQUIRE(dial(&a, &b, 0));
     dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
@@ -437,7 +437,7 @@ verdict_on(size_t changed_byte, uint8_t bits)
         CHECK_OK(dd_sock_connect(&b.addrs.items[0], &fd, &wait, check_err()))) {
         hello.bytes[changed_byte] ^= bits;
         CHECK_OK(connect_send(fd, NULL, hello.bytes, CONNECT_SEALED_HELLO_BYTES, check_err()));
-        CHECK(hear_all(fd, bytes, sizeof bytes, &wait) && connect_answer_read(bytes, &answer));
+        CHECK(handshake_receive_all(fd, bytes, sizeof bytes, &wait) && connect_answer_read(bytes, &answer));
     }
     dd_noise_wipe(&noise);
     dd_sock_close(fd);
@@ -629,7 +629,7 @@ TEST(hello_of_another_version)
     CHECK(write(fd, hello.bytes, CONNECT_HELLO_BYTES) == CONNECT_HELLO_BYTES);
     uint8_t bytes[CONNECT_ANSWER_BYTES];
     dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
-    REQUIRE(hear_all(fd, bytes, sizeof bytes, &wait));
+    REQUIRE(handshake_receive_all(fd, bytes, sizeof bytes, &wait));
     connect_answer answer;
     REQUIRE(connect_answer_read(bytes, &answer));
     CHECK_INT(answer.verdict, CONNECT_OTHER_VERSION);
@@ -659,7 +659,7 @@ TEST(answer_of_another_version)
     REQUIRE_OK(dd_sock_wait(listener, POLLIN, &wait, check_err()));
     REQUIRE(dd_sock_try_accept(listener, &fd) == DD_IO_OK);
     uint8_t bytes[CONNECT_HELLO_BYTES];
-    REQUIRE(hear_all(fd, bytes, CONNECT_HELLO_BYTES, &wait));
+    REQUIRE(handshake_receive_all(fd, bytes, CONNECT_HELLO_BYTES, &wait));
     CHECK_INT(bytes[4], DD_CARD_VERSION);
     connect_answer answer = {.verdict = CONNECT_OTHER_VERSION};
     connect_answer_write(&answer, bytes);
@@ -846,7 +846,7 @@ TEST(ports_of_a_range)
 }
 
 static bool
-is_anybody_at(const dd_addr *addr)
+is_listener_at(const dd_addr *addr)
 {
     dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
     int fd = -1;
@@ -857,13 +857,13 @@ is_anybody_at(const dd_addr *addr)
 
 /* Wait until the listener is closed, which happens asynchronously. */
 static void
-await_nobody_at(const dd_addr *addr)
+await_no_listener(const dd_addr *addr)
 {
     dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
-    while (is_anybody_at(addr) && !dd_wait_has_expired(&wait)) {
+    while (is_listener_at(addr) && !dd_wait_has_expired(&wait)) {
         usleep(1000);
     }
-    CHECK(!is_anybody_at(addr));
+    CHECK(!is_listener_at(addr));
 }
 
 TEST(ports_close_and_open_again)
@@ -873,13 +873,13 @@ TEST(ports_close_and_open_again)
     node b;
     REQUIRE(open_node(&a, &options) && open_node(&b, &options));
     dd_addr before = b.addrs.items[0];
-    CHECK(is_anybody_at(&before));
+    CHECK(is_listener_at(&before));
     dd_connector_close_ports(b.connector);
-    await_nobody_at(&before);
+    await_no_listener(&before);
     REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(a.links[0]->is_shared_memory);
     REQUIRE_OK(dd_connector_open_ports(b.connector, NULL, &b.addrs, check_err()));
-    CHECK(is_anybody_at(&b.addrs.items[0]));
+    CHECK(is_listener_at(&b.addrs.items[0]));
     dd_addr_list addrs = {.count = 0};
     REQUIRE_OK(dd_connector_open_ports(b.connector, NULL, &addrs, check_err()));
     CHECK_INT(addrs.count, 0);
@@ -902,7 +902,7 @@ TEST(loopback_first_and_more_later)
                                  check_err()));
     REQUIRE(CHECK_INT(self.addrs.count, 1));
     dd_addr only = self.addrs.items[0];
-    CHECK(dd_addr_is_loopback(&only) && is_anybody_at(&only));
+    CHECK(dd_addr_is_loopback(&only) && is_listener_at(&only));
     dd_addr listening = dd_sock_local_addr(self.connector->ports.fds[0]);
     CHECK(dd_addr_is_loopback(&listening));
     REQUIRE_OK(dd_connector_open_ports(self.connector, &loopback, &self.addrs, check_err()));
@@ -910,7 +910,7 @@ TEST(loopback_first_and_more_later)
     REQUIRE_OK(dd_connector_open_ports(self.connector, NULL, &self.addrs, check_err()));
     CHECK_INT(self.connector->ports.count, 2);
     /* Processes with the first card can also connect. */
-    CHECK(is_anybody_at(&self.addrs.items[0]) && is_anybody_at(&only));
+    CHECK(is_listener_at(&self.addrs.items[0]) && is_listener_at(&only));
     dd_connector_close(self.connector);
 }
 
@@ -1057,7 +1057,7 @@ TEST(no_welcome_is_sent_without_memory_for_the_link)
     CHECK(write(fd, hello.bytes, CONNECT_HELLO_BYTES) == CONNECT_HELLO_BYTES);
     uint8_t bytes[CONNECT_ANSWER_BYTES];
     dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
-    REQUIRE(hear_all(fd, bytes, sizeof bytes, &wait));
+    REQUIRE(handshake_receive_all(fd, bytes, sizeof bytes, &wait));
     CHECK_OK(dd_sock_wait(fd, POLLIN, &wait, check_err()));
     CHECK_INT(read(fd, bytes, 1), 0);
     CHECK_INT(dd_mem_fail_after(-1), 2);

@@ -496,7 +496,7 @@ TEST_BOTH(messages_wait_for_the_context_to_open)
 /* Open and abort a group that only one side creates, as after a failure of the other side. Nothing
  * of it may be left. */
 static void
-begin_and_give_up(rig_group *rig, uint64_t id)
+send_and_abort(rig_group *rig, uint64_t id)
 {
     static uint8_t out[8000];
     rig_rank *self = &rig->ranks[0];
@@ -523,7 +523,7 @@ TEST_BOTH(groups_aborted_before_they_open_leave_nothing)
     check_stream(&rig, 8);
     int nfds = count_fds();
     for (uint64_t id = 1000; id < 1300; id++) { /* more than a peer's credit */
-        begin_and_give_up(&rig, id);
+        send_and_abort(&rig, id);
         check_stream(&rig, 8);
     }
     rig_drive(&rig, 5 * DD_NS_PER_MS);
@@ -645,17 +645,18 @@ TEST_BOTH(abort_carries_code_text_and_blamed_rank)
     dd_engine_unlock(rig.ranks[2].engine);
     dd_engine_kick(rig.ranks[2].engine);
     REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.naborts, 1));
-    const dd_cause *told = &rig.ranks[0].news.abort_cause;
-    CHECK_INT(told->kind, DD_CAUSE_TIMED_OUT);
-    CHECK_INT(told->code, DD_OP_TIMED_OUT);
-    CHECK_INT(told->origin, 2);
-    CHECK_INT(told->sequence, 4);
-    CHECK_INT(told->elapsed_ns, 3 * DD_NS_PER_S);
-    CHECK(memcmp(&told->other_signature, &cause.other_signature, sizeof cause.other_signature) == 0);
-    CHECK_CONTAINS(told->text, "all_reduce #4: timed out after 3 s");
-    CHECK_INT(told->blamed.rank, 1);
-    CHECK_INT(told->blamed.pid, 4711);
-    CHECK_CONTAINS(told->blamed.host, "node-x");
+    const dd_cause *received_cause = &rig.ranks[0].news.abort_cause;
+    CHECK_INT(received_cause->kind, DD_CAUSE_TIMED_OUT);
+    CHECK_INT(received_cause->code, DD_OP_TIMED_OUT);
+    CHECK_INT(received_cause->origin, 2);
+    CHECK_INT(received_cause->sequence, 4);
+    CHECK_INT(received_cause->elapsed_ns, 3 * DD_NS_PER_S);
+    CHECK(memcmp(&received_cause->other_signature, &cause.other_signature, sizeof cause.other_signature) ==
+          0);
+    CHECK_CONTAINS(received_cause->text, "all_reduce #4: timed out after 3 s");
+    CHECK_INT(received_cause->blamed.rank, 1);
+    CHECK_INT(received_cause->blamed.pid, 4711);
+    CHECK_CONTAINS(received_cause->blamed.host, "node-x");
     rig_drive(&rig, 10 * DD_NS_PER_MS);
     CHECK_INT(atomic_load(&rig.ranks[1].news.naborts), 0);
     rig_close(&rig);

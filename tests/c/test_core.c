@@ -381,7 +381,7 @@ TEST(waits)
 }
 
 static bool
-want_out(void *ctx)
+interrupt_after_count(void *ctx)
 {
     return --*(int *)ctx <= 0;
 }
@@ -390,7 +390,7 @@ TEST(waits_are_interrupted)
 {
     int left = 2;
     dd_wait wait = dd_wait_after(3600 * DD_NS_PER_S);
-    wait.is_interrupted = want_out;
+    wait.is_interrupted = interrupt_after_count;
     wait.ctx = &left;
     CHECK_OK(dd_wait_check(&wait, check_err()));
     CHECK_STATUS(dd_wait_check(&wait, check_err()), DD_INTERRUPTED);
@@ -516,7 +516,7 @@ TEST(log_reader_waits)
     CHECK_OK(dd_log_take(&record, &wait, check_err()));
     CHECK(strcmp(record.message, "late") == 0);
     pthread_join(thread, NULL);
-    wait.is_interrupted = want_out;
+    wait.is_interrupted = interrupt_after_count;
     wait.ctx = &left;
     CHECK_STATUS(dd_log_take(&record, &wait, check_err()), DD_INTERRUPTED);
 }
@@ -526,7 +526,7 @@ TEST(log_reader_waits)
 /* Run `body` in a child. `text` receives its output, which is empty if the lock order permits
  * it. */
 static void
-do_aside(void (*body)(const dd_lock_kind *kinds), const dd_lock_kind *kinds, char text[256])
+run_in_child(void (*body)(const dd_lock_kind *kinds), const dd_lock_kind *kinds, char text[256])
 {
     int ends[2];
     REQUIRE(pipe(ends) == 0);
@@ -560,12 +560,12 @@ take_both(const dd_lock_kind *kinds)
 TEST(locks_are_taken_in_order)
 {
     char text[256];
-    do_aside(take_both, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_CONNECTOR}, text);
+    run_in_child(take_both, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_CONNECTOR}, text);
     CHECK(text[0] == '\0');
-    do_aside(take_both, (dd_lock_kind[]){DD_LOCK_CONNECTOR, DD_LOCK_ENGINE}, text);
+    run_in_child(take_both, (dd_lock_kind[]){DD_LOCK_CONNECTOR, DD_LOCK_ENGINE}, text);
     CHECK_CONTAINS(text,
                    "holds the lock of dials that have not begun, and ports takes the lock of an engine");
-    do_aside(take_both, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_ENGINE}, text);
+    run_in_child(take_both, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_ENGINE}, text);
     CHECK_CONTAINS(text, "order of locks");
 }
 
@@ -592,14 +592,14 @@ take_all(const dd_lock_kind *kinds)
 TEST(misused_locks_end_the_process)
 {
     char text[256];
-    do_aside(release_another, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_LOG}, text);
+    run_in_child(release_another, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_LOG}, text);
     CHECK_CONTAINS(text, "a thread releases the lock of records for the log, which it does not hold");
-    do_aside(take_all, (dd_lock_kind[]){(dd_lock_kind)0}, text);
+    run_in_child(take_all, (dd_lock_kind[]){(dd_lock_kind)0}, text);
     CHECK_CONTAINS(text, "a thread holds more than 8");
 }
 
 static void
-start_a_run_that_is_under_way(const dd_lock_kind *kinds)
+start_run_in_progress(const dd_lock_kind *kinds)
 {
     dd_lock lock;
     dd_lock_init(&lock, kinds[0]);
@@ -611,9 +611,9 @@ start_a_run_that_is_under_way(const dd_lock_kind *kinds)
 TEST(assertions_end_the_process)
 {
     char text[256];
-    do_aside(start_a_run_that_is_under_way, (dd_lock_kind[]){DD_LOCK_CONNECTOR}, text);
+    run_in_child(start_run_in_progress, (dd_lock_kind[]){DD_LOCK_CONNECTOR}, text);
     CHECK_CONTAINS(text, "assertion failed: dd_lock_holds(DD_LOCK_ENGINE)");
-    do_aside(start_a_run_that_is_under_way, (dd_lock_kind[]){DD_LOCK_ENGINE}, text);
+    run_in_child(start_run_in_progress, (dd_lock_kind[]){DD_LOCK_ENGINE}, text);
     CHECK_CONTAINS(text, "assertion failed: run->phase == DD_RUN_IDLE");
 }
 
@@ -658,9 +658,9 @@ take_a_timed_one_and_another(const dd_lock_kind *kinds)
 TEST(locks_that_are_tried_are_taken_in_order)
 {
     char text[256];
-    do_aside(take_one_and_try_another, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_CONNECTOR}, text);
+    run_in_child(take_one_and_try_another, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_CONNECTOR}, text);
     CHECK(text[0] == '\0');
-    do_aside(take_one_and_try_another, (dd_lock_kind[]){DD_LOCK_CONNECTOR, DD_LOCK_ENGINE}, text);
+    run_in_child(take_one_and_try_another, (dd_lock_kind[]){DD_LOCK_CONNECTOR, DD_LOCK_ENGINE}, text);
     CHECK_CONTAINS(text,
                    "holds the lock of dials that have not begun, and ports takes the lock of an engine");
 }
@@ -668,11 +668,12 @@ TEST(locks_that_are_tried_are_taken_in_order)
 TEST(locks_with_a_deadline_are_taken_in_order)
 {
     char text[256];
-    do_aside(take_one_and_a_timed_one, (dd_lock_kind[]){DD_LOCK_NCCL_LAUNCH, DD_LOCK_NCCL_GROUP}, text);
+    run_in_child(take_one_and_a_timed_one, (dd_lock_kind[]){DD_LOCK_NCCL_LAUNCH, DD_LOCK_NCCL_GROUP}, text);
     CHECK(text[0] == '\0');
-    do_aside(take_one_and_a_timed_one, (dd_lock_kind[]){DD_LOCK_NCCL_GROUP, DD_LOCK_NCCL_LAUNCH}, text);
+    run_in_child(take_one_and_a_timed_one, (dd_lock_kind[]){DD_LOCK_NCCL_GROUP, DD_LOCK_NCCL_LAUNCH}, text);
     CHECK_CONTAINS(text, "holds the lock of an NCCL group takes the lock of the launches of an NCCL group");
-    do_aside(take_a_timed_one_and_another, (dd_lock_kind[]){DD_LOCK_NCCL_LAUNCH, DD_LOCK_NCCL_TEAM}, text);
+    run_in_child(take_a_timed_one_and_another, (dd_lock_kind[]){DD_LOCK_NCCL_LAUNCH, DD_LOCK_NCCL_TEAM},
+                 text);
     CHECK_CONTAINS(text,
                    "holds the lock of the launches of an NCCL group takes the lock of a team of devices");
 }

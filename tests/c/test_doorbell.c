@@ -72,8 +72,8 @@ TEST(rings_stay_readable_until_taken)
     CHECK(!is_rung(pair.fds[1]));
     dd_doorbell_ring(pair.fds[0], &pair.uids[1]);
     CHECK(is_rung(pair.fds[1]));
-    dd_uid nobody = {{1}};
-    dd_doorbell_ring(pair.fds[0], &nobody);
+    dd_uid unknown = {{1}};
+    dd_doorbell_ring(pair.fds[0], &unknown);
     int second = -1;
     CHECK_STATUS(dd_doorbell_open(&pair.uids[0], &second, check_err()), DD_NETWORK);
     CHECK_CONTAINS(check_message(), "doorbell");
@@ -213,7 +213,7 @@ see(dd_task *task)
 }
 
 static bool
-doze_off(dd_task *task)
+announce_sleep(dd_task *task)
 {
     waker *self = DD_CONTAINER_OF(task, waker, task);
     atomic_store(self->asleep, 1);
@@ -232,7 +232,7 @@ take_turns(turns *self, int who)
 {
     rig_rank *own = &self->rig.ranks[who];
     for (unsigned round = 1; round <= self->nrounds; round++) {
-        waker wait_here = {.task = {.progress = see, .fall_asleep = doze_off},
+        waker wait_here = {.task = {.progress = see, .fall_asleep = announce_sleep},
                            .engine = own->engine,
                            .memory = &self->memory[who],
                            .asleep = &self->asleep[who],

@@ -29,7 +29,7 @@
     static void name(bool is_shm)
 
 static void
-say_hello(rig_group *self, int from, int to)
+exchange_empty(rig_group *self, int from, int to)
 {
     rig_message send = rig_p2p(to, 99, NULL, 0);
     rig_message recv = rig_p2p(from, 99, NULL, 0);
@@ -52,8 +52,8 @@ TEST_BOTH(cut_connection_ends_everything_with_the_peer)
     static uint8_t large[300000];
     rig_group rig;
     REQUIRE(rig_open(&rig, 3, is_shm));
-    say_hello(&rig, 0, 1);
-    say_hello(&rig, 2, 1);
+    exchange_empty(&rig, 0, 1);
+    exchange_empty(&rig, 2, 1);
     rig_message recv = rig_p2p(0, 1, large, sizeof large);
     rig_message send = rig_p2p(0, 1, large, sizeof large);
     rig_message other = rig_p2p(2, 1, NULL, 0);
@@ -86,7 +86,7 @@ TEST_BOTH(peer_that_broke_the_protocol_is_lost)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
-    say_hello(&rig, 0, 1);
+    exchange_empty(&rig, 0, 1);
     rig_message recv = rig_p2p(0, 1, NULL, 0);
     rig_post_recv(&rig, 1, &recv);
     dd_frame frame = {.type = DD_FRAME_CTS, .id = 1000};
@@ -103,20 +103,20 @@ TEST_BOTH(peer_that_queries_and_reads_no_answers_is_lost)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
-    say_hello(&rig, 0, 1);
+    exchange_empty(&rig, 0, 1);
     rig_message recv = rig_p2p(0, 1, NULL, 0);
     rig_post_recv(&rig, 1, &recv);
     rig_hold hold;
     REQUIRE(rig_hold_begin(&hold, &rig, 0));
     const dd_frame question = {.type = DD_FRAME_QUESTION, .source = 0, .target = 1};
-    const dd_peer *asker = rig.ranks[1].peers[0];
+    const dd_peer *querier = rig.ranks[1].peers[0];
     dd_engine_lock(rig.ranks[1].engine);
     for (size_t i = 0; i < PEER_ANSWERS_MAX; i++) {
         context_on_control(rig.ranks[1].context, &question, (dd_bytes){0});
     }
-    CHECK(asker->nreplies[REPLY_ANSWER] == PEER_ANSWERS_MAX && !asker->is_breaking);
+    CHECK(querier->nreplies[REPLY_ANSWER] == PEER_ANSWERS_MAX && !querier->is_breaking);
     context_on_control(rig.ranks[1].context, &question, (dd_bytes){0});
-    CHECK(asker->is_breaking);
+    CHECK(querier->is_breaking);
     dd_engine_unlock(rig.ranks[1].engine);
     rig_wait(&rig, 1, &recv, DD_PROTOCOL);
     CHECK_CONTAINS(recv.error.message,
@@ -130,7 +130,7 @@ TEST_BOTH(answers_that_were_read_do_not_count)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
-    say_hello(&rig, 0, 1);
+    exchange_empty(&rig, 0, 1);
     for (int i = 0; i < 1000; i++) {
         dd_engine_lock(rig.ranks[0].engine);
         dd_context_post_question_locked(rig.ranks[0].context, 1);
@@ -518,7 +518,7 @@ TEST_BOTH(closing_leaves_no_descriptors_and_no_threads)
     for (int i = 0; i < 8; i++) {
         rig_group rig;
         REQUIRE(rig_open(&rig, 2, is_shm));
-        say_hello(&rig, 0, 1);
+        exchange_empty(&rig, 0, 1);
         rig_close(&rig);
         if (i == 0) {
             nfds = count_fds();
@@ -533,7 +533,7 @@ TEST_BOTH(forked_child_only_frees)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
-    say_hello(&rig, 0, 1);
+    exchange_empty(&rig, 0, 1);
     pid_t pid = fork();
     if (pid == 0) {
         CHECK_STATUS(dd_engine_check_fork(rig.ranks[0].engine, check_err()), DD_FORKED);
@@ -542,7 +542,7 @@ TEST_BOTH(forked_child_only_frees)
     }
     int status = 0;
     CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    say_hello(&rig, 1, 0);
+    exchange_empty(&rig, 1, 0);
     rig_close(&rig);
 }
 
@@ -555,7 +555,7 @@ TEST(large_message_over_three_lanes)
     rig_group rig;
     REQUIRE(rig_open_engines(&rig, 2, false, 3));
     REQUIRE(rig_open_context(&rig, 0) && rig_open_context(&rig, 1));
-    say_hello(&rig, 0, 1);
+    exchange_empty(&rig, 0, 1);
     for (int i = 0; i < 4; i++) {
         memset(in, 0, NBYTES);
         rig_message send = rig_p2p(1, 1, out, NBYTES);
@@ -587,7 +587,7 @@ TEST(goodbye_does_not_overtake_a_large_message_over_three_lanes)
         rig_group rig;
         REQUIRE(rig_open_engines(&rig, 2, false, 3));
         REQUIRE(rig_open_context(&rig, 0) && rig_open_context(&rig, 1));
-        say_hello(&rig, 0, 1);
+        exchange_empty(&rig, 0, 1);
         memset(in, 0, NBYTES);
         rig_message first = rig_p2p(1, 1, out, NBYTES);
         rig_message first_recv = rig_p2p(0, 1, in, NBYTES);
@@ -628,7 +628,7 @@ TEST(peers_without_messages_use_little_memory)
 
 /* Connect with a hello, as a process with the card does. Return the link, or -1 and the verdict. */
 static int
-knock(const dd_card *card, const dd_addr_list *addrs, uint8_t *verdict)
+dial_unknown(const dd_card *card, const dd_addr_list *addrs, uint8_t *verdict)
 {
     dd_wait wait = dd_wait_after(8 * DD_NS_PER_S * check_slow());
     connect_hello hello = {.to = card->uid};
@@ -638,7 +638,8 @@ knock(const dd_card *card, const dd_addr_list *addrs, uint8_t *verdict)
                        CHECK_OK(connect_hello_write(&hello, check_err())) &&
                        CHECK_OK(dd_sock_connect(&addrs->items[0], &fd, &wait, check_err())) &&
                        CHECK_OK(connect_send(fd, NULL, hello.bytes, CONNECT_HELLO_BYTES, check_err())) &&
-                       hear_all(fd, answer, sizeof answer, &wait) && hear_all(fd, verdict, 1, &wait);
+                       handshake_receive_all(fd, answer, sizeof answer, &wait) &&
+                       handshake_receive_all(fd, verdict, 1, &wait);
     if (!is_answered || *verdict != CONNECT_OK) {
         dd_sock_close(fd);
         fd = -1;
@@ -703,7 +704,7 @@ TEST(links_of_unknown_processes_are_limited_and_closed)
     int nlinks = 0;
     for (int i = 0; i < N; i++) {
         uint8_t verdict = 0;
-        links[nlinks] = knock(dd_peer_card(first[1]), &addrs, &verdict);
+        links[nlinks] = dial_unknown(dd_peer_card(first[1]), &addrs, &verdict);
         nlinks += links[nlinks] >= 0 ? 1 : 0;
         CHECK(verdict == CONNECT_OK || verdict == CONNECT_BUSY);
     }
@@ -778,7 +779,7 @@ TEST_BOTH(out_of_memory_ends_messages)
     for (long count = 0; count < 24; count++) {
         rig_group rig;
         REQUIRE(rig_open(&rig, 2, is_shm));
-        say_hello(&rig, 0, 1);
+        exchange_empty(&rig, 0, 1);
         (void)dd_mem_fail_after(count);
         size_t lengths[] = {1000, 200000, 30000};
         rig_message sends[3];
@@ -840,7 +841,7 @@ cancel_on_the_way(void)
     if (!rig_open(&rig, 2, true)) {
         return true;
     }
-    say_hello(&rig, 0, 1);
+    exchange_empty(&rig, 0, 1);
     rig_fill(out, NBYTES, 4);
     memset(in, 0, NBYTES);
     rig_message send = rig_p2p(1, 1, out, NBYTES);
@@ -869,7 +870,7 @@ cancel_on_the_way(void)
     if (rig_wait(&rig, 1, &recv, DD_OK)) {
         rig_is_filled(in, NBYTES, 4);
     }
-    say_hello(&rig, 0, 1);
+    exchange_empty(&rig, 0, 1);
     rig_close(&rig);
     return is_on_the_way;
 }
@@ -895,7 +896,7 @@ TEST(lost_in_the_middle_of_a_message_that_is_taken)
     atomic_bool never = false;
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));
-    say_hello(&rig, 0, 1);
+    exchange_empty(&rig, 0, 1);
     rig_message sends[COUNT];
     rig_hold sender;
     rig_hold receiver;
@@ -928,7 +929,7 @@ close_sender(void *rig)
 
 /* Send the smallest frame, bypassing the engine, which is held. */
 static void
-say_nothing(const rig_group *rig, int rank, int other)
+send_smallest_frame(const rig_group *rig, int rank, int other)
 {
     const dd_frame frame = {.type = DD_FRAME_CREDIT};
     uint8_t header[DD_FRAME_NBYTES];
@@ -946,7 +947,7 @@ TEST(data_sent_before_the_exit_arrives)
     static uint8_t in[COUNT][NBYTES];
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, false));
-    say_hello(&rig, 0, 1);
+    exchange_empty(&rig, 0, 1);
     rig_message recvs[COUNT];
     rig_message sends[COUNT];
     for (int i = 0; i < COUNT; i++) {
@@ -964,7 +965,7 @@ TEST(data_sent_before_the_exit_arrives)
     pthread_t closer;
     REQUIRE(pthread_create(&closer, NULL, close_sender, &rig) == 0);
     usleep(100 * 1000); /* a sender that does not wait is closed now */
-    say_nothing(&rig, 1, 0);
+    send_smallest_frame(&rig, 1, 0);
     rig_hold_end(&receiver);
     for (int i = 0; i < COUNT; i++) {
         if (rig_wait(&rig, 1, &recvs[i], DD_OK)) {
@@ -993,7 +994,7 @@ TEST_BOTH(kick_leaves_the_sleeper_reachable)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
-    say_hello(&rig, 0, 1);
+    exchange_empty(&rig, 0, 1);
     REQUIRE(CHECK(is_asleep_in_the_background(rig.ranks[1].engine)));
     dd_engine_kick(rig.ranks[1].engine);
     dd_engine_lock(rig.ranks[0].engine);

@@ -111,8 +111,8 @@ begin_hand_shake(victim *self)
     return CHECK_OK(dd_sock_connect(&addr, &self->fd, &wait, check_err())) &&
            CHECK_OK(connect_hello_write(&hello, check_err())) &&
            CHECK_OK(connect_send(self->fd, NULL, hello.bytes, CONNECT_HELLO_BYTES, check_err())) &&
-           hear_all(self->fd, answer, sizeof answer, &wait) && hear_all(self->fd, &verdict, 1, &wait) &&
-           CHECK_INT(verdict, CONNECT_OK);
+           handshake_receive_all(self->fd, answer, sizeof answer, &wait) &&
+           handshake_receive_all(self->fd, &verdict, 1, &wait) && CHECK_INT(verdict, CONNECT_OK);
 }
 
 static bool
@@ -136,7 +136,7 @@ note_end(dd_message *message, const dd_error *error)
 }
 
 static void
-die_before_sending(victim *self)
+exit_before_sending(victim *self)
 {
     REQUIRE(open_victim(self));
     dd_peer *peers[2] = {NULL, self->peer};
@@ -165,11 +165,11 @@ die_before_sending(victim *self)
 TEST(a_receive_fails_if_the_dialler_exits_during_the_handshake)
 {
     victim self;
-    die_before_sending(&self);
+    exit_before_sending(&self);
 }
 
 static void
-die(victim *self, bool is_wanted_before)
+exit_in_handshake(victim *self, bool is_wanted_before)
 {
     REQUIRE(open_victim(self) && begin_hand_shake(self));
     for (int i = 0; i < 2; i++) {
@@ -189,8 +189,8 @@ die(victim *self, bool is_wanted_before)
 TEST(a_peer_is_lost_if_its_dial_ends_during_the_handshake)
 {
     victim self;
-    die(&self, true);
-    die(&self, false);
+    exit_in_handshake(&self, true);
+    exit_in_handshake(&self, false);
 }
 
 /* ---- a process that cannot accept connections, and needs the peer that dials it */
@@ -254,7 +254,7 @@ count_lanes(const victim *self)
 /* If the peer is linked, a second lane that cannot be watched or stored has no effect. If the peer
  * is not linked, the link fails. */
 static void
-bring_link_in_need(bool is_linked, bool is_memory)
+accept_link_without_resources(bool is_linked, bool is_memory)
 {
     victim self;
     int ends[2] = {-1, -1};
@@ -298,7 +298,7 @@ bring_link_in_need(bool is_linked, bool is_memory)
 TEST(links_that_cannot_be_taken)
 {
     for (int i = 0; i < 4; i++) {
-        bring_link_in_need(i % 2 == 1, i / 2 == 1);
+        accept_link_without_resources(i % 2 == 1, i / 2 == 1);
     }
 }
 
@@ -371,15 +371,14 @@ TEST(links_of_peers_without_cards)
 {
     victim self;
     int ends[2] = {-1, -1};
-    dd_card stranger;
-    REQUIRE(open_victim(&self) && CHECK_OK(dd_card_init(&stranger, check_err())));
-    engine_on_accepted(self.engine, &stranger.uid, 1,
-                       make_link(&ends[0])); /* a second lane without a first */
+    dd_card unknown;
+    REQUIRE(open_victim(&self) && CHECK_OK(dd_card_init(&unknown, check_err())));
+    engine_on_accepted(self.engine, &unknown.uid, 1, make_link(&ends[0])); /* a second lane without a first */
     CHECK(is_closed(ends[0]));
-    engine_on_accepted(self.engine, &stranger.uid, 0, make_link(&ends[1]));
+    engine_on_accepted(self.engine, &unknown.uid, 0, make_link(&ends[1]));
     CHECK(!is_closed(ends[1]));
     dd_engine_lock(self.engine);
-    dd_peer *peer = engine_find_peer(self.engine, &stranger.uid);
+    dd_peer *peer = engine_find_peer(self.engine, &unknown.uid);
     CHECK(peer != NULL && !peer->is_card_known && dd_peer_is_connected_locked(peer));
     dd_engine_unlock(self.engine);
     dd_peer_release(self.peer);

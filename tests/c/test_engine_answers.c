@@ -24,9 +24,9 @@ open_backlog(backlog *self)
     }
     rig_message hello = rig_p2p(1, 99, NULL, 0);
     rig_post_send(rig, 0, &hello);
-    rig_message heard = rig_p2p(0, 99, NULL, 0);
-    rig_post_recv(rig, 1, &heard);
-    if (!rig_wait(rig, 0, &hello, DD_OK) || !rig_wait(rig, 1, &heard, DD_OK) ||
+    rig_message received = rig_p2p(0, 99, NULL, 0);
+    rig_post_recv(rig, 1, &received);
+    if (!rig_wait(rig, 0, &hello, DD_OK) || !rig_wait(rig, 1, &received, DD_OK) ||
         !rig_hold_begin(&self->receiver, rig, 1)) {
         return false;
     }
@@ -51,11 +51,11 @@ close_backlog(backlog *self, const char *words)
 }
 
 static void
-hear(backlog *self, void (*hears)(dd_peer *peer, const dd_frame *frame), dd_frame_type type)
+deliver_frame(backlog *self, void (*handler)(dd_peer *peer, const dd_frame *frame), dd_frame_type type)
 {
     const dd_frame frame = {.type = (uint8_t)type, .reason = DD_REFUSED_CLOSED, .id = 1};
     dd_engine_lock(self->rig.ranks[0].engine);
-    hears(self->rig.ranks[0].peers[1], &frame);
+    handler(self->rig.ranks[0].peers[1], &frame);
     dd_engine_unlock(self->rig.ranks[0].engine);
 }
 
@@ -63,7 +63,7 @@ TEST(refusal_before_the_announcement_is_a_protocol_error)
 {
     static backlog self;
     REQUIRE(open_backlog(&self));
-    hear(&self, peer_on_refuse, DD_FRAME_REFUSE);
+    deliver_frame(&self, peer_on_refuse, DD_FRAME_REFUSE);
     close_backlog(&self, "REFUSE for message 1 of 0");
 }
 
@@ -71,7 +71,7 @@ TEST(cts_before_the_announcement_is_a_protocol_error)
 {
     static backlog self;
     REQUIRE(open_backlog(&self));
-    hear(&self, peer_on_cts, DD_FRAME_CTS);
+    deliver_frame(&self, peer_on_cts, DD_FRAME_CTS);
     close_backlog(&self, "CTS for message 1 of 0");
 }
 
@@ -86,6 +86,6 @@ TEST(only_sent_frames_use_lent_credit)
     CHECK_INT(used, NSMALL * eager_cost(SMALL_NBYTES) + eager_cost(0));
     CHECK(peer->lent > 0 && peer->lent < used);
     dd_engine_unlock(self.rig.ranks[0].engine);
-    hear(&self, peer_on_cts, DD_FRAME_CTS);
+    deliver_frame(&self, peer_on_cts, DD_FRAME_CTS);
     close_backlog(&self, "CTS for message 1 of 0");
 }

@@ -45,7 +45,7 @@ loss_of(int rank, int origin)
 }
 
 static void
-tell(rig_group *rig, int rank, const dd_cause *cause)
+post_abort(rig_group *rig, int rank, const dd_cause *cause)
 {
     dd_engine_lock(rig->ranks[rank].engine);
     dd_context_post_abort_locked(rig->ranks[rank].context, DD_ANY_RANK, false, cause);
@@ -54,10 +54,10 @@ tell(rig_group *rig, int rank, const dd_cause *cause)
 
 /* ---- an engine that no thread drives */
 
-typedef struct last_words {
+typedef struct last_notice {
     rig_group *rig;
-    sem_t is_said, is_over;
-} last_words;
+    sem_t is_posted, is_over;
+} last_notice;
 
 static void
 wait_for(sem_t *semaphore)
@@ -68,13 +68,13 @@ wait_for(sem_t *semaphore)
 
 /* Rank 0 posts an abort, and does nothing else. */
 static void *
-speak_and_freeze(void *arg)
+post_abort_and_block(void *arg)
 {
-    last_words *self = arg;
+    last_notice *self = arg;
     dd_cause cause = loss_of(2, 0);
     dd_engine_lock(self->rig->ranks[0].engine);
     dd_context_post_abort_locked(self->rig->ranks[0].context, DD_ANY_RANK, false, &cause);
-    (void)sem_post(&self->is_said);
+    (void)sem_post(&self->is_posted);
     wait_for(&self->is_over);
     dd_engine_unlock(self->rig->ranks[0].engine);
     return NULL;
@@ -85,15 +85,15 @@ TEST_BOTH(posting_an_abort_sends_it)
     rig_group rig;
     pthread_t thread;
     REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
-    last_words words = {.rig = &rig};
-    REQUIRE(sem_init(&words.is_said, 0, 0) == 0 && sem_init(&words.is_over, 0, 0) == 0);
-    REQUIRE(pthread_create(&thread, NULL, speak_and_freeze, &words) == 0);
-    wait_for(&words.is_said);
+    last_notice words = {.rig = &rig};
+    REQUIRE(sem_init(&words.is_posted, 0, 0) == 0 && sem_init(&words.is_over, 0, 0) == 0);
+    REQUIRE(pthread_create(&thread, NULL, post_abort_and_block, &words) == 0);
+    wait_for(&words.is_posted);
     (void)rig_wait_count(&rig, 1, &rig.ranks[1].news.naborts, 1);
     CHECK_INT(rig.ranks[1].news.abort_cause.blamed.rank, 2);
     (void)sem_post(&words.is_over);
     (void)pthread_join(thread, NULL);
-    (void)sem_destroy(&words.is_said);
+    (void)sem_destroy(&words.is_posted);
     (void)sem_destroy(&words.is_over);
     rig_close(&rig);
 }
@@ -125,7 +125,7 @@ TEST_BOTH(a_rank_that_exits_after_a_failure_is_not_blamed)
     cut(&rig, 2, 1);
     REQUIRE(rig_wait_count(&rig, 1, &rig.ranks[1].news.nlosts, 1));
     dd_cause cause = loss_of(2, 1);
-    tell(&rig, 1, &cause);
+    post_abort(&rig, 1, &cause);
     cut(&rig, 1, 0);
     cut(&rig, 2, 0);
     rig_hold_end(&busy);
@@ -140,9 +140,9 @@ static void
 note_first_lost(void *ctx, int rank, const dd_error *error)
 {
     atomic_int *first = ctx;
-    int nobody = -1;
+    int none = -1;
     (void)error;
-    (void)atomic_compare_exchange_strong(first, &nobody, rank);
+    (void)atomic_compare_exchange_strong(first, &none, rank);
 }
 
 /* The same, but rank 1 has aborted another group before it could send the notice in this one. */
@@ -158,7 +158,7 @@ TEST_BOTH(a_rank_that_exits_after_a_failure_is_not_blamed_in_other_groups)
                                check_err()));
     REQUIRE(rig_hold_begin(&busy, &rig, 0));
     dd_cause cause = loss_of(2, 1);
-    tell(&rig, 1, &cause);
+    post_abort(&rig, 1, &cause);
     cut(&rig, 1, 0);
     cut(&rig, 2, 0);
     rig_hold_end(&busy);
@@ -194,7 +194,7 @@ fill(rig_group *rig, full_way *way)
         rig_post_send(rig, 0, &way->sends[i]);
     }
     dd_cause cause = loss_of(2, 0);
-    tell(rig, 0, &cause);
+    post_abort(rig, 0, &cause);
     dd_engine_lock(rig->ranks[0].engine);
     CHECK(peer_has_queued(peer));
     dd_engine_unlock(rig->ranks[0].engine);
@@ -246,9 +246,9 @@ TEST_BOTH(a_wait_fails_after_the_notice_is_sent)
     dd_wait at_once = dd_wait_after(0);
     CHECK_STATUS(dd_engine_wait(rig.ranks[0].engine, &never, &at_once, check_err()), DD_OP_TIMED_OUT);
     /* true on a slow machine */
-    bool has_given_up = dd_clock_now_ns() - start_ns > 100 * DD_NS_PER_MS;
+    bool has_timed_out = dd_clock_now_ns() - start_ns > 100 * DD_NS_PER_MS;
     dd_engine_lock(rig.ranks[0].engine);
-    CHECK(has_given_up || !peer_has_queued(peer_of(&rig, 0, 1)));
+    CHECK(has_timed_out || !peer_has_queued(peer_of(&rig, 0, 1)));
     dd_engine_unlock(rig.ranks[0].engine);
     (void)pthread_join(thread, NULL);
     REQUIRE(rig_wait_count(&rig, 1, &rig.ranks[1].news.naborts, 1));
@@ -271,8 +271,8 @@ TEST_BOTH(a_new_call_fails_after_the_notice_is_sent)
     int64_t start_ns = dd_clock_now_ns();
     dd_engine_lock(rig.ranks[0].engine);
     dd_engine_finish_notices_locked(rig.ranks[0].engine);
-    bool has_given_up = dd_clock_now_ns() - start_ns > 100 * DD_NS_PER_MS;
-    CHECK(has_given_up || !peer_has_queued(peer_of(&rig, 0, 1)));
+    bool has_timed_out = dd_clock_now_ns() - start_ns > 100 * DD_NS_PER_MS;
+    CHECK(has_timed_out || !peer_has_queued(peer_of(&rig, 0, 1)));
     dd_engine_unlock(rig.ranks[0].engine);
     (void)pthread_join(thread, NULL);
     REQUIRE(rig_wait_count(&rig, 1, &rig.ranks[1].news.naborts, 1));
@@ -355,7 +355,7 @@ TEST_BOTH(a_rank_that_breaks_the_protocol_and_does_not_read_is_lost)
 }
 
 bool
-engine_has_more_to_tell(dd_engine *engine)
+engine_has_pending_notices(dd_engine *engine)
 {
     dd_engine_lock(engine);
     bool has_more = engine->notices_until_ns != 0;

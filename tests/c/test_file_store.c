@@ -1210,7 +1210,7 @@ TEST(full_disk)
     REQUIRE(getrlimit(RLIMIT_FSIZE, &old) == 0);
     struct rlimit small = {(rlim_t)size + 30, old.rlim_max};
     REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
-    const char *large = "a value that does not fit on what is left of the disk";
+    const char *large = "a value that exceeds the free space of the disk";
     dd_wait wait = dd_wait_after(LONG_NS);
     int64_t sum;
     CHECK_STATUS(set_within(store, "k", large, LONG_NS, check_err()), DD_SYSTEM);

@@ -115,7 +115,7 @@ TEST(collectives_by_messages_in_shared_memory)
 
 TEST(collectives_of_a_host_and_single_ranks)
 {
-    run_matrices((team_options){.lonely_ranks = 0x5a52}, true, true);
+    run_matrices((team_options){.single_ranks = 0x5a52}, true, true);
 }
 
 TEST(collectives_by_tcp_in_lanes)
@@ -344,7 +344,7 @@ TEST(works_progress_while_no_thread_waits)
 {
     team_options options = {.size = 3};
     team_run_both(&options, fly_unattended, NULL);
-    options.lonely_ranks = 4;
+    options.single_ranks = 4;
     team_run(&options, fly_unattended, NULL);
 }
 
@@ -390,11 +390,11 @@ TEST(wrong_arguments_are_refused)
 typedef struct suspension {
     dd_sys_fault fault; /* one rank's call fails */
     atomic_int nown;
-    atomic_int ntold;
+    atomic_int nnotified;
 } suspension;
 
 static void
-suspend_in_vain(team_rank *self)
+fail_to_suspend(team_rank *self)
 {
     suspension *what = self->arg;
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
@@ -405,7 +405,7 @@ suspend_in_vain(team_rank *self)
     }
     team_rendezvous(self, "fails from now on");
     dd_status status = dd_group_suspend(self->group, &wait, check_err());
-    atomic_fetch_add(status == DD_SYSTEM ? &what->nown : &what->ntold, 1);
+    atomic_fetch_add(status == DD_SYSTEM ? &what->nown : &what->nnotified, 1);
     CHECK_CONTAINS(check_message(),
                    status == DD_SYSTEM ? "cannot give" : "cannot suspend it, so no rank does");
     CHECK(status == DD_SYSTEM || status == DD_INVALID_ARGUMENT);
@@ -423,8 +423,8 @@ TEST(all_ranks_are_suspended_or_none)
 {
     suspension what = {.fault = {.call = DD_SYS_madvise, .error_number = EINVAL}};
     team_options options = {.size = 3, .timeout_ns = 4 * DD_NS_PER_S};
-    team_run(&options, suspend_in_vain, &what);
+    team_run(&options, fail_to_suspend, &what);
     dd_sys_fail_call(NULL);
     CHECK_INT(what.nown, 1);
-    CHECK_INT(what.ntold, 2);
+    CHECK_INT(what.nnotified, 2);
 }

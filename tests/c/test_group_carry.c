@@ -47,8 +47,8 @@ TEST(every_collective_is_handed_over_once)
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
         carry_team_run(size, run_cases, NULL);
-        CHECK_INT(CARRY_TOTAL(nwell), size);
-        CHECK_INT(CARRY_TOTAL(nill) + CARRY_TOTAL(nleaves), 0);
+        CHECK_INT(CARRY_TOTAL(nclosed_cleanly), size);
+        CHECK_INT(CARRY_TOTAL(nclosed_after_failure) + CARRY_TOTAL(nleaves), 0);
     }
 }
 
@@ -66,7 +66,7 @@ TEST(collectives_that_the_library_lacks_use_messages)
 TEST(ranks_that_share_no_memory)
 {
     fake_library_init(&carry_library);
-    team_options options = {.size = 3, .lonely_ranks = 4};
+    team_options options = {.size = 3, .single_ranks = 4};
     bool is_apart = true;
     team_run(&options, run_cases, &is_apart);
     fake_library_fini(&carry_library);
@@ -77,7 +77,7 @@ TEST(ranks_that_share_no_memory)
 }
 
 static void
-be_alone(team_rank *self)
+use_one_rank(team_rank *self)
 {
     REQUIRE(carry_team_begin(self));
     CHECK(team_check_sum(self->group));
@@ -87,8 +87,8 @@ be_alone(team_rank *self)
 TEST(one_rank_needs_no_library)
 {
     fake_library_init(&carry_library);
-    carry_team_run(1, be_alone, NULL);
-    CHECK_INT(CARRY_TOTAL(nwell), 1);
+    carry_team_run(1, use_one_rank, NULL);
+    CHECK_INT(CARRY_TOTAL(nclosed_cleanly), 1);
 }
 
 /* ---- many collectives in flight */
@@ -139,13 +139,13 @@ fly_unattended(team_rank *self)
     team_rendezvous(self, "stuck");
     REQUIRE_OK(dd_group_collective(self->group, &sum.args, &team_no_options, &work, check_err()));
     dd_engine_kick(dd_group_engine(self->group));
-    carry_doze(20 * DD_NS_PER_MS);
+    carry_sleep(20 * DD_NS_PER_MS);
     CHECK(!dd_work_is_done(work));
-    team_rendezvous(self, "nobody is done");
+    team_rendezvous(self, "no rank is done");
     atomic_store(&carry_library.script.is_stuck, false);
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
     while (!dd_work_is_done(work) && !dd_wait_has_expired(&wait)) {
-        carry_doze(DD_NS_PER_MS);
+        carry_sleep(DD_NS_PER_MS);
     }
     CHECK(dd_work_is_done(work));
     CHECK_INT(sum.value, self->size);
@@ -233,8 +233,8 @@ TEST(several_groups)
 {
     fake_library_init(&carry_library);
     carry_team_run(3, use_several, NULL);
-    CHECK_INT(CARRY_TOTAL(nwell), 3 + 2 + 2);
-    CHECK_INT(CARRY_TOTAL(nill), 0);
+    CHECK_INT(CARRY_TOTAL(nclosed_cleanly), 3 + 2 + 2);
+    CHECK_INT(CARRY_TOTAL(nclosed_after_failure), 0);
 }
 
 /* ---- other operations of a group */
@@ -260,13 +260,13 @@ TEST(suspension_and_monitored_barriers)
 {
     fake_library_init(&carry_library);
     carry_team_run(3, suspend_and_resume, NULL);
-    CHECK_INT(CARRY_TOTAL(nwell), 3);
+    CHECK_INT(CARRY_TOTAL(nclosed_cleanly), 3);
 }
 
 /* ---- creation */
 
 static void
-be_made_in_vain(team_rank *self)
+fail_to_carry(team_rank *self)
 {
     int failing = *(int *)self->arg;
     dd_status status = carry_group(self->group, check_err());
@@ -293,14 +293,14 @@ TEST(a_library_that_cannot_be_started_on_one_rank)
         for (int failing = 0; failing < size; failing++) {
             fake_library_init(&carry_library);
             carry_library.script.failing_makes = 1u << failing;
-            carry_team_run(size, be_made_in_vain, &failing);
-            CHECK_INT(CARRY_TOTAL(nwell), 0);
+            carry_team_run(size, fail_to_carry, &failing);
+            CHECK_INT(CARRY_TOTAL(nclosed_cleanly), 0);
         }
     }
 }
 
 static void
-be_made_twice(team_rank *self)
+attach_twice(team_rank *self)
 {
     REQUIRE(carry_team_begin(self));
     CHECK_STATUS(carry_group(self->group, check_err()), DD_INVALID_ARGUMENT);
@@ -316,6 +316,6 @@ be_made_twice(team_rank *self)
 TEST(a_second_carrier_is_refused)
 {
     fake_library_init(&carry_library);
-    carry_team_run(2, be_made_twice, NULL);
-    CHECK_INT(CARRY_TOTAL(nwell), 2);
+    carry_team_run(2, attach_twice, NULL);
+    CHECK_INT(CARRY_TOTAL(nclosed_cleanly), 2);
 }

@@ -70,7 +70,7 @@ disagree(team_rank *self)
     CHECK_STATUS(team_barrier(self->group), DD_MISMATCH);
     CHECK_INT(carry_library.counts[self->rank].nstarts, 0);
     CHECK_INT(dd_group_count_carried(self->group), 0);
-    team_rendezvous(self, "all have heard");
+    team_rendezvous(self, "all notified");
 }
 
 TEST(mismatches_are_found_before_the_library_starts)
@@ -81,7 +81,7 @@ TEST(mismatches_are_found_before_the_library_starts)
             fake_library_init(&carry_library);
             carry_team_run(size, disagree, &pair);
             CHECK_INT(CARRY_TOTAL(nstarts), 0);
-            CHECK_INT(CARRY_TOTAL(nill), size);
+            CHECK_INT(CARRY_TOTAL(nclosed_after_failure), size);
         }
     }
 }
@@ -105,7 +105,7 @@ TEST(mismatch_of_a_supported_and_an_unsupported_collective)
 
 /* The rank has not yet received the abort of the other ranks. */
 static void
-come_after_the_end(team_rank *self)
+join_after_the_end(team_rank *self)
 {
     dd_work *work = NULL;
     carry_sum sum;
@@ -114,7 +114,7 @@ come_after_the_end(team_rank *self)
     if (self->rank == 1) {
         dd_engine_lock(self->engine);
         team_rendezvous(self, "locked");
-        team_rendezvous(self, "given up");
+        team_rendezvous(self, "timed out");
         dd_engine_unlock(self->engine);
         if (dd_group_collective(self->group, &sum.args, &team_no_options, &work, check_err()) == DD_OK) {
             CHECK_STATUS(team_wait(self->group, work), DD_OP_TIMED_OUT);
@@ -123,7 +123,7 @@ come_after_the_end(team_rank *self)
         dd_group_set_timeout_ns(self->group, 30 * DD_NS_PER_MS);
         team_rendezvous(self, "locked");
         CHECK_STATUS(carry_sum_call(self, check_err()), DD_OP_TIMED_OUT);
-        team_rendezvous(self, "given up");
+        team_rendezvous(self, "timed out");
     }
     team_rendezvous(self, "end");
     CHECK_INT(carry_library.counts[self->rank].nstarts, 0);
@@ -133,7 +133,7 @@ TEST(a_rank_that_joins_after_the_timeout_starts_nothing)
 {
     for (int i = 0; i < 10; i++) {
         fake_library_init(&carry_library);
-        carry_team_run(2, come_after_the_end, NULL);
+        carry_team_run(2, join_after_the_end, NULL);
     }
 }
 
@@ -171,7 +171,7 @@ TEST(late_ranks_are_named_before_the_library_starts)
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
         carry_team_run(size, be_late, NULL);
-        CHECK_INT(CARRY_TOTAL(nill), size);
+        CHECK_INT(CARRY_TOTAL(nclosed_after_failure), size);
     }
 }
 
@@ -202,7 +202,7 @@ TEST(ranks_compare_by_the_library)
         team_options options = {.size = size, .is_shm_disabled = true};
         fake_library_init(&carry_library);
         team_run(&options, compare_apart, NULL);
-        CHECK_INT(CARRY_TOTAL(nill), size);
+        CHECK_INT(CARRY_TOTAL(nclosed_after_failure), size);
         fake_library_fini(&carry_library);
     }
 }
@@ -237,19 +237,19 @@ disagree_apart(team_rank *self)
 TEST(ranks_that_disagree_without_shared_memory)
 {
     run_apart(2, disagree_apart, NULL);
-    CHECK_INT(CARRY_TOTAL(nill), 2);
+    CHECK_INT(CARRY_TOTAL(nclosed_after_failure), 2);
     run_apart(3, disagree_apart, NULL);
-    CHECK_INT(CARRY_TOTAL(nill), 3);
+    CHECK_INT(CARRY_TOTAL(nclosed_after_failure), 3);
 }
 
 static void
 miss_one_apart(team_rank *self)
 {
-    bool is_gone = *(bool *)self->arg;
+    bool has_exited = *(bool *)self->arg;
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     REQUIRE(carry_team_begin(self));
     if (self->rank == 0) {
-        if (is_gone) {
+        if (has_exited) {
             CHECK_OK(dd_group_close(self->group, &wait, check_err()));
         }
         team_rendezvous(self, "begin");
@@ -258,11 +258,11 @@ miss_one_apart(team_rank *self)
         dd_group_set_timeout_ns(self->group, 60 * DD_NS_PER_MS);
         CHECK_STATUS(carry_sum_call(self, check_err()), DD_OP_TIMED_OUT);
         CHECK_CONTAINS(check_message(), "rank 0 has not arrived");
-        CHECK_CONTAINS(check_message(), is_gone ? "has left the group" : "is done with #2 broadcast(");
+        CHECK_CONTAINS(check_message(), has_exited ? "has left the group" : "is done with #2 broadcast(");
         CHECK_INT(carry_library.counts[self->rank].nleaves, 1);
     }
     team_rendezvous(self, "end");
-    if (self->rank == 0 && !is_gone) {
+    if (self->rank == 0 && !has_exited) {
         CHECK_STATUS(carry_sum_call(self, check_err()), DD_OP_TIMED_OUT);
     }
 }
@@ -271,17 +271,17 @@ TEST(missing_ranks_are_named_without_shared_memory)
 {
     for (int variant = 0; variant < 4; variant++) {
         int size = 2 + variant / 2;
-        bool is_gone = variant % 2 == 1;
-        run_apart(size, miss_one_apart, &is_gone);
-        CHECK_INT(CARRY_TOTAL(nwell), is_gone);
-        CHECK_INT(CARRY_TOTAL(nill), size - is_gone);
+        bool has_exited = variant % 2 == 1;
+        run_apart(size, miss_one_apart, &has_exited);
+        CHECK_INT(CARRY_TOTAL(nclosed_cleanly), has_exited);
+        CHECK_INT(CARRY_TOTAL(nclosed_after_failure), size - has_exited);
     }
 }
 
 /* ---- a library that fails */
 
 static void
-call_what_fails(team_rank *self)
+call_and_fail(team_rank *self)
 {
     const char *text = self->arg;
     REQUIRE(carry_team_begin(self));
@@ -300,8 +300,8 @@ TEST(a_start_that_fails_on_one_rank)
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
         carry_library.script.failing_starts = 1u << (size - 1);
-        carry_team_run(size, call_what_fails, "the library does not feel like it");
-        CHECK_INT(CARRY_TOTAL(nill), size);
+        carry_team_run(size, call_and_fail, "the library does not feel like it");
+        CHECK_INT(CARRY_TOTAL(nclosed_after_failure), size);
     }
 }
 
@@ -311,9 +311,9 @@ TEST(a_poll_that_fails_on_one_rank)
         fake_library_init(&carry_library);
         carry_library.script.failing_looks = 1;
         atomic_store(&carry_library.script.is_stuck, true);
-        carry_team_run(size, call_what_fails, "the library has lost its thread");
+        carry_team_run(size, call_and_fail, "the library has lost its thread");
         CHECK_INT(carry_library.counts[0].nleaves, 0); /* it has completed there */
-        CHECK_INT(CARRY_TOTAL(nill), size);
+        CHECK_INT(CARRY_TOTAL(nclosed_after_failure), size);
     }
 }
 
@@ -321,11 +321,11 @@ TEST(a_poll_that_fails_on_one_rank)
 
 /* The next allocation of the process fails, so the other rank must not allocate. */
 static void
-keep_quiet(atomic_int *turn)
+wait_without_allocating(atomic_int *turn)
 {
     atomic_store(turn, 1);
     while (atomic_load(turn) == 1) {
-        carry_doze(DD_NS_PER_MS);
+        carry_sleep(DD_NS_PER_MS);
     }
 }
 
@@ -349,7 +349,7 @@ run_short_of_memory(team_rank *self)
         dd_error *err = check_err();
         dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
         while (atomic_load(turn) == 0) {
-            carry_doze(DD_NS_PER_MS);
+            carry_sleep(DD_NS_PER_MS);
         }
         (void)dd_mem_fail_after(0);
         dd_status status = dd_group_collective_and_wait(self->group, &args, &team_no_options, &wait, err);
@@ -360,7 +360,7 @@ run_short_of_memory(team_rank *self)
         CHECK_INT(carry_library.counts[0].nstarts, 1);
     } else {
         CHECK_OK(dd_group_collective(self->group, &args, &team_no_options, &work, check_err()));
-        keep_quiet(turn);
+        wait_without_allocating(turn);
         CHECK_STATUS(team_wait(self->group, work), DD_OUT_OF_MEMORY);
     }
     team_rendezvous(self, "failed");
@@ -371,7 +371,7 @@ TEST(no_memory_for_the_library_to_work_in)
     atomic_int turn = 0;
     fake_library_init(&carry_library);
     carry_team_run(2, run_short_of_memory, &turn);
-    CHECK_INT(CARRY_TOTAL(nill), 2);
+    CHECK_INT(CARRY_TOTAL(nclosed_after_failure), 2);
 }
 
 /* ---- a library that never completes */
@@ -418,7 +418,7 @@ wait_for_ever(team_rank *self)
     if (holds_on && !ends) {
         fake_library_touch_held(&carry_library, self->rank);
     }
-    team_rendezvous(self, "all have given up");
+    team_rendezvous(self, "all timed out");
 }
 
 static void
@@ -429,7 +429,7 @@ run_for_ever(int size, bool holds_on, bool ends, bool is_packed)
     atomic_store(&carry_library.script.holds_on, holds_on);
     atomic_store(&carry_library.script.ends_when_left, ends);
     carry_team_run(size, wait_for_ever, &is_packed);
-    CHECK_INT(CARRY_TOTAL(nill), size);
+    CHECK_INT(CARRY_TOTAL(nclosed_after_failure), size);
     if (holds_on && !ends) {
         fake_library_touch_held(&carry_library, 0); /* the group is closed */
     }
@@ -501,7 +501,7 @@ TEST(abort_during_a_library_call)
         atomic_store(&carry_library.script.is_stuck, true);
         atomic_store(&carry_library.script.holds_on, true);
         carry_team_run(size, be_aborted, NULL);
-        CHECK_INT(CARRY_TOTAL(nill), size);
+        CHECK_INT(CARRY_TOTAL(nclosed_after_failure), size);
     }
 }
 
@@ -607,7 +607,7 @@ leave_while_others_wait(team_rank *self)
     REQUIRE(carry_team_begin(self));
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     if (self->rank == 0) {
-        carry_doze(20 * DD_NS_PER_MS);
+        carry_sleep(20 * DD_NS_PER_MS);
         CHECK_OK(dd_group_close(self->group, &wait, check_err()));
     } else {
         CHECK_STATUS(carry_sum_call(self, check_err()), DD_PEER_LOST);
@@ -648,32 +648,32 @@ TEST(a_rank_that_leaves_in_the_middle)
         fake_library_init(&carry_library);
         atomic_store(&carry_library.script.is_stuck, true);
         carry_team_run(size, leave_in_the_middle, NULL);
-        CHECK_INT(CARRY_TOTAL(nill), size);
+        CHECK_INT(CARRY_TOTAL(nclosed_after_failure), size);
     }
 }
 
 /* ---- a process that dies: rank 2 of 3, each with a library that no other rank joins */
 
-typedef struct carry_mortal {
+typedef struct carry_member {
     char path[64];
     pid_t pid;
     bool has_called; /* the other ranks have called, and are in the library */
-} carry_mortal;
+} carry_member;
 
 #define NMORTALS 3
 
 static bool
-open_member(const carry_mortal *shared, int rank, team_mortal *member)
+open_member(const carry_member *shared, int rank, team_process *member)
 {
-    return team_mortal_open(shared->path, rank, NMORTALS, false, member) &&
+    return team_process_open(shared->path, rank, NMORTALS, false, member) &&
            CHECK_OK(carry_group(member->group, check_err()));
 }
 
 static _Noreturn void
-live_and_die(const carry_mortal *shared)
+call_until_killed(const carry_member *shared)
 {
     carry_sum sum;
-    team_mortal self;
+    team_process self;
     dd_work *work = NULL;
     carry_sum_init(&sum, 1);
     if (open_member(shared, 2, &self) && shared->has_called) {
@@ -685,7 +685,7 @@ live_and_die(const carry_mortal *shared)
 }
 
 static void
-check_loss(const team_mortal *self, dd_work *work, const carry_mortal *shared, bool keeps_memory)
+check_loss(const team_process *self, dd_work *work, const carry_member *shared, bool keeps_memory)
 {
     char pid[64];
     dd_error *err = check_err();
@@ -701,15 +701,15 @@ check_loss(const team_mortal *self, dd_work *work, const carry_mortal *shared, b
 }
 
 static void
-survive(team_rank *rank)
+call_until_peer_is_lost(team_rank *rank)
 {
-    const carry_mortal *shared = rank->arg;
+    const carry_member *shared = rank->arg;
     static carry_sum sums[2];
-    static int letters[2];
+    static int received_values[2];
     carry_sum *sum = &sums[rank->rank];
-    dd_block block = {&letters[rank->rank], sizeof letters[0]};
+    dd_block block = {&received_values[rank->rank], sizeof received_values[0]};
     dd_work *works[2] = {NULL};
-    team_mortal self;
+    team_process self;
     carry_sum_init(sum, 1);
     REQUIRE(open_member(shared, rank->rank, &self));
     REQUIRE_OK(dd_group_collective(self.group, &sum->args, &team_no_options, &works[0], check_err()));
@@ -720,20 +720,20 @@ survive(team_rank *rank)
     }
     team_rendezvous(rank, "called");
     if (rank->rank == 0) {
-        carry_doze(20 * DD_NS_PER_MS);
+        carry_sleep(20 * DD_NS_PER_MS);
         kill(shared->pid, SIGKILL);
     }
     check_loss(&self, works[0], shared, shared->has_called);
     check_loss(&self, works[1], shared, true);
     CHECK_INT(carry_library.counts[rank->rank].nstarts, shared->has_called);
-    team_rendezvous(rank, "heard");
-    team_mortal_close(&self);
+    team_rendezvous(rank, "notified");
+    team_process_close(&self);
 }
 
 static void
 lose_a_process(bool has_called)
 {
-    carry_mortal shared = {.has_called = has_called};
+    carry_member shared = {.has_called = has_called};
     fake_library_init(&carry_library);
     carry_library.script.is_alone = true;
     atomic_store(&carry_library.script.holds_on, true);
@@ -743,15 +743,15 @@ lose_a_process(bool has_called)
     close(fd);
     shared.pid = fork();
     if (shared.pid == 0) {
-        live_and_die(&shared);
+        call_until_killed(&shared);
     }
     team_options options = {.size = 2};
-    team_run_apart(&options, survive, &shared);
+    team_run_apart(&options, call_until_peer_is_lost, &shared);
     kill(shared.pid, SIGKILL);
     waitpid(shared.pid, NULL, 0);
     unlink(shared.path);
     fake_library_fini(&carry_library);
-    CHECK_INT(CARRY_TOTAL(nill), 2);
+    CHECK_INT(CARRY_TOTAL(nclosed_after_failure), 2);
 }
 
 TEST(killed_process_that_the_others_wait_for)
@@ -777,8 +777,8 @@ release_in_child(team_rank *self)
         alarm(3);
         CHECK_STATUS(carry_group(self->group, check_err()), DD_FORKED);
         dd_group_release(self->group);
-        CHECK_INT(carry_library.counts[0].nill, 0);
-        CHECK_INT(carry_library.counts[0].nwell, 0);
+        CHECK_INT(carry_library.counts[0].nclosed_after_failure, 0);
+        CHECK_INT(carry_library.counts[0].nclosed_cleanly, 0);
         _exit(check_failures() > 0 ? 1 : 0);
     }
     int status = 0;
@@ -791,5 +791,5 @@ TEST(a_forked_child_leaves_the_library_alone)
 {
     fake_library_init(&carry_library);
     carry_team_run(2, release_in_child, NULL);
-    CHECK_INT(CARRY_TOTAL(nwell), 2);
+    CHECK_INT(CARRY_TOTAL(nclosed_cleanly), 2);
 }

@@ -71,7 +71,7 @@ TEST(messages_of_all_sizes_and_tags)
 }
 
 static void
-talk_to_itself(team_rank *self)
+send_to_self(team_rank *self)
 {
     int there = 7;
     int back = 0;
@@ -89,12 +89,12 @@ talk_to_itself(team_rank *self)
 TEST(messages_to_self)
 {
     fake_library_init(&carry_library);
-    carry_team_run(2, talk_to_itself, NULL);
+    carry_team_run(2, send_to_self, NULL);
 }
 
 /* Messages of one tag arrive in order, each at its receiver. */
 static void
-ask_everybody(team_rank *self)
+send_to_each_rank(team_rank *self)
 {
     enum { NQUESTIONS = 20 };
     REQUIRE(carry_team_begin(self));
@@ -115,7 +115,7 @@ ask_everybody(team_rank *self)
 TEST(messages_stay_in_order)
 {
     fake_library_init(&carry_library);
-    carry_team_run(3, ask_everybody, NULL);
+    carry_team_run(3, send_to_each_rank, NULL);
 }
 
 static void
@@ -169,7 +169,7 @@ fail_to_send(team_rank *self)
     if (self->rank == 0) {
         dd_error *err = check_err();
         CHECK_STATUS(await(self, start(self, true, &number, sizeof number, 1, 2), err), DD_BACKEND);
-        CHECK_CONTAINS(check_message(), "the library takes no letters");
+        CHECK_CONTAINS(check_message(), "the library takes no messages");
         CHECK(!err->keeps_memory);
     }
     team_rendezvous(self, "failed");
@@ -192,7 +192,7 @@ await_unattended(team_rank *self, dd_work *work)
     dd_wait wait = dd_wait_after(2 * DD_NS_PER_S * check_slow());
     dd_engine_kick(dd_group_engine(self->group));
     while (!dd_work_is_done(work) && !dd_wait_has_expired(&wait)) {
-        carry_doze(DD_NS_PER_MS);
+        carry_sleep(DD_NS_PER_MS);
     }
     CHECK(dd_work_is_done(work));
     CHECK_OK(team_wait(self->group, work));
@@ -207,7 +207,7 @@ wait_by_both_ways(team_rank *self)
     if (self->rank == 0) {
         dd_work *first = start(self, false, &numbers[0], sizeof numbers[0], 1, LARGE_TAG);
         dd_engine_kick(dd_group_engine(self->group));
-        carry_doze(20 * DD_NS_PER_MS);
+        carry_sleep(20 * DD_NS_PER_MS);
         dd_work *second = start(self, false, &numbers[1], sizeof numbers[1], 1, 1);
         await_unattended(self, second);
         CHECK_INT(numbers[1], 6);
@@ -217,7 +217,7 @@ wait_by_both_ways(team_rank *self)
     } else {
         numbers[0] = 5;
         numbers[1] = 6;
-        carry_doze(100 * DD_NS_PER_MS);
+        carry_sleep(100 * DD_NS_PER_MS);
         CHECK_OK(team_wait(self->group, start(self, true, &numbers[1], sizeof numbers[1], 0, 1)));
         team_rendezvous(self, "second");
         CHECK_OK(team_wait(self->group, start(self, true, &numbers[0], sizeof numbers[0], 0, LARGE_TAG)));
@@ -281,7 +281,7 @@ TEST(messages_that_run_out_of_time)
         atomic_store(&carry_library.script.holds_on, variant / 2 == 1);
         carry_team_run(2, run_out_of_time, &is_send);
         CHECK_INT(CARRY_TOTAL(nleft_messages), 1);
-        CHECK_INT(CARRY_TOTAL(nwell), 2);
+        CHECK_INT(CARRY_TOTAL(nclosed_cleanly), 2);
     }
 }
 
@@ -295,7 +295,7 @@ leave_early(team_rank *self)
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     dd_work *early = NULL;
     if (self->rank == 0) {
-        carry_doze(20 * DD_NS_PER_MS);
+        carry_sleep(20 * DD_NS_PER_MS);
         CHECK_OK(dd_group_close(self->group, &wait, check_err()));
     } else {
         early = start(self, false, &number, sizeof number, 0, 4);
@@ -321,7 +321,7 @@ TEST(messages_to_and_from_a_rank_that_leaves)
 
 /* Messages sent before the close arrive; receives posted afterwards fail. */
 static void
-receive_from_the_gone(team_rank *self)
+receive_from_closed(team_rank *self)
 {
     int number = 3;
     REQUIRE(carry_team_begin(self));
@@ -355,7 +355,7 @@ TEST(messages_from_a_rank_that_has_left)
         bool is_any = i == 0;
         fake_library_init(&carry_library);
         team_options options = {.size = 2, .timeout_ns = 5 * DD_NS_PER_S};
-        team_run(&options, receive_from_the_gone, &is_any);
+        team_run(&options, receive_from_closed, &is_any);
         fake_library_fini(&carry_library);
     }
 }
@@ -371,12 +371,12 @@ abort_messages(team_rank *self)
     }
     team_rendezvous(self, "begun");
     if (self->rank == 0) {
-        dd_group_abort(self->group, "no more letters");
+        dd_group_abort(self->group, "no more messages");
     }
     for (int i = 0; i < 2; i++) {
         dd_error *err = check_err();
         CHECK_STATUS(await(self, works[i], err), DD_ABORTED);
-        CHECK_CONTAINS(check_message(), "no more letters");
+        CHECK_CONTAINS(check_message(), "no more messages");
         CHECK(err->keeps_memory);
     }
     team_rendezvous(self, "aborted");
@@ -388,5 +388,5 @@ TEST(abort_ends_messages)
     atomic_store(&carry_library.script.holds_on, true);
     carry_team_run(3, abort_messages, NULL);
     CHECK_INT(CARRY_TOTAL(nleft_messages), 6);
-    CHECK_INT(CARRY_TOTAL(nill), 3);
+    CHECK_INT(CARRY_TOTAL(nclosed_after_failure), 3);
 }

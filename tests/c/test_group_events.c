@@ -29,7 +29,7 @@ exchange_byte(team_rank *self, int from, int to)
 /* The odd rank calls last and detects the mismatch, because the other ranks' data has arrived. The
  * other ranks are notified. */
 static void
-hear_of_disagreement(team_rank *self)
+receive_mismatch(team_rank *self)
 {
     int odd = *(int *)self->arg;
     dd_coll_args args = {.coll = DD_COLL_BARRIER};
@@ -75,7 +75,7 @@ TEST(a_reported_mismatch_blames_another_rank)
     for (int size = 2; size <= 4; size++) {
         for (int odd = 0; odd < size; odd++) {
             team_options options = {.size = size};
-            team_run_both(&options, hear_of_disagreement, &odd);
+            team_run_both(&options, receive_mismatch, &odd);
         }
     }
 }
@@ -276,7 +276,7 @@ lose_bytes_beside_the_first(team_rank *self)
 
 TEST(lossy_path_is_blamed_if_a_rank_of_its_senders_host_times_out_first)
 {
-    team_options options = {.size = 3, .lonely_ranks = 1u << STOPPED};
+    team_options options = {.size = 3, .single_ranks = 1u << STOPPED};
     run_with_stopped(&options, lose_bytes_beside_the_first);
 }
 
@@ -322,7 +322,7 @@ TEST(rank_that_breaks_the_protocol_is_named_by_all)
 
 /* dd_group_close has taken the context, and the bell rings before the context is closed. */
 static void
-hear_bell_while_closing(team_rank *self)
+ring_while_closing(team_rank *self)
 {
     dd_group *group = self->group;
     CHECK_OK(team_barrier(group));
@@ -342,11 +342,11 @@ hear_bell_while_closing(team_rank *self)
         group->context = context;
         dd_engine_unlock(self->engine);
     }
-    team_rendezvous(self, "heard");
+    team_rendezvous(self, "notified");
 }
 
 TEST(bell_may_ring_while_the_group_is_closed)
 {
     team_options options = {.size = 2};
-    team_run(&options, hear_bell_while_closing, NULL);
+    team_run(&options, ring_while_closing, NULL);
 }

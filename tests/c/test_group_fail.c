@@ -18,7 +18,7 @@ seconds_since(int64_t start_ns)
 }
 
 static void
-doze(int64_t duration_ns)
+sleep_for(int64_t duration_ns)
 {
     dd_wait wait = dd_wait_after(duration_ns);
     CHECK_OK(dd_wait_sleep(&wait, duration_ns, check_err()));
@@ -49,7 +49,7 @@ typedef struct disagreement {
     const char *texts[2];
     int odd_rank;
     /* No rank leaves before all have failed: that would be another failure. NULL in the table. */
-    pthread_barrier_t *all_have_heard;
+    pthread_barrier_t *all_are_notified;
 } disagreement;
 
 /* The other ranks call with int32, SUM, root 0, 48 bytes per block and factor 1. */
@@ -128,7 +128,7 @@ disagree(team_rank *self)
     dd_error error;
     CHECK_STATUS(dd_group_check(self->group, &error), DD_MISMATCH);
     CHECK(error.blamed.rank >= 0 && error.blamed.rank != self->rank);
-    (void)pthread_barrier_wait(which->all_have_heard);
+    (void)pthread_barrier_wait(which->all_are_notified);
     free(memory);
 }
 
@@ -137,18 +137,18 @@ run_disagreements(bool is_shm_disabled)
 {
     for (size_t i = 0; i < sizeof disagreements / sizeof disagreements[0]; i++) {
         for (int odd = 0; odd < 3; odd++) {
-            pthread_barrier_t all_have_heard;
+            pthread_barrier_t all_are_notified;
             disagreement which = disagreements[i];
             which.odd_rank = odd;
-            which.all_have_heard = &all_have_heard;
+            which.all_are_notified = &all_are_notified;
             bool is_scatter = which.coll == DD_COLL_SCATTER || which.coll == DD_COLL_GATHER;
             if (is_scatter && odd == 0 && which.odd_root == 0) {
                 continue; /* the root's own block is also compared: see below */
             }
             team_options options = {.size = 3, .is_shm_disabled = is_shm_disabled};
-            REQUIRE(pthread_barrier_init(&all_have_heard, NULL, 3) == 0);
+            REQUIRE(pthread_barrier_init(&all_are_notified, NULL, 3) == 0);
             team_run(&options, disagree, &which);
-            (void)pthread_barrier_destroy(&all_have_heard);
+            (void)pthread_barrier_destroy(&all_are_notified);
         }
     }
 }
@@ -274,7 +274,7 @@ static void *
 abort_soon(void *arg)
 {
     team_rank *self = arg;
-    doze(30 * DD_NS_PER_MS);
+    sleep_for(30 * DD_NS_PER_MS);
     dd_group_abort(self->group, "the reactor is hot");
     dd_group_abort(self->group, "another reason");
     return NULL;
@@ -317,7 +317,7 @@ TEST(abort_ends_everything_everywhere)
     team_options options = {.size = 3};
     team_run_both(&options, be_aborted, NULL);
     options.size = 4;
-    options.lonely_ranks = 8;
+    options.single_ranks = 8;
     team_run(&options, be_aborted, NULL);
 }
 
@@ -341,7 +341,7 @@ abort_during_close(team_rank *self)
         pthread_t thread;
         int64_t start_ns = dd_clock_now_ns();
         CHECK_OK(dd_thread_start(&thread, "close", close_slowly, self, check_err()));
-        doze(20 * DD_NS_PER_MS);
+        sleep_for(20 * DD_NS_PER_MS);
         dd_group_abort(self->group, "no patience");
         CHECK_STATUS(team_wait(self->group, work), DD_ABORTED);
         pthread_join(thread, NULL);
@@ -491,7 +491,7 @@ leave_early(team_rank *self)
         }
         CHECK_OK(dd_group_close(self->group, &wait, check_err()));
     } else {
-        doze(10 * DD_NS_PER_MS * self->rank);
+        sleep_for(10 * DD_NS_PER_MS * self->rank);
         for (int i = 0; i < 3; i++) {
             memset(data, 0, sizeof data);
             CHECK_OK(team_call(self, &args));
@@ -571,12 +571,12 @@ TEST(use_after_close)
 
 /* ---- a process that dies */
 
-typedef struct mortal {
+typedef struct member_case {
     char path[64];
     pid_t pid;
     bool is_idle; /* no call is pending when it dies */
     bool is_shm_disabled;
-} mortal;
+} member_case;
 
 #define NMORTALS 3
 
@@ -590,23 +590,23 @@ make_meeting_file(char *path)
 }
 
 static bool
-open_mortal(const mortal *shared, int rank, team_mortal *self)
+open_member(const member_case *shared, int rank, team_process *self)
 {
-    return team_mortal_open(shared->path, rank, NMORTALS, shared->is_shm_disabled, self);
+    return team_process_open(shared->path, rank, NMORTALS, shared->is_shm_disabled, self);
 }
 
 static _Noreturn void
-live_and_die(const mortal *shared)
+call_until_killed(const member_case *shared)
 {
-    team_mortal self;
-    if (open_mortal(shared, 2, &self)) {
+    team_process self;
+    if (open_member(shared, 2, &self)) {
         pause();
     }
     _exit(1);
 }
 
 static void
-check_loss(dd_group *group, const mortal *shared, dd_status status)
+check_loss(dd_group *group, const member_case *shared, dd_status status)
 {
     char text[64];
     dd_error error;
@@ -621,26 +621,26 @@ check_loss(dd_group *group, const mortal *shared, dd_status status)
 }
 
 static void
-survive(team_rank *self)
+call_until_peer_is_lost(team_rank *self)
 {
-    const mortal *shared = self->arg;
-    team_mortal own;
+    const member_case *shared = self->arg;
+    team_process own;
     dd_group *pair = NULL;
     static const int both[] = {0, 1};
     dd_group_options options = team_group_options("survivors");
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
-    if (open_mortal(shared, self->rank, &own) &&
+    if (open_member(shared, self->rank, &own) &&
         CHECK_OK(dd_group_split(own.group, both, 2, 0, &options, &pair, &wait, check_err()))) {
         team_rendezvous(self, "together");
         if (self->rank == 0) {
-            doze(20 * DD_NS_PER_MS);
+            sleep_for(20 * DD_NS_PER_MS);
             kill(shared->pid, SIGKILL);
         }
         int64_t start_ns = dd_clock_now_ns();
         if (shared->is_idle) {
             team_rendezvous(self, "killed");
             while (dd_group_check(own.group, NULL) == DD_OK && seconds_since(start_ns) < 1.0 * check_slow()) {
-                doze(DD_NS_PER_MS);
+                sleep_for(DD_NS_PER_MS);
             }
         }
         check_loss(own.group, shared, team_barrier(own.group));
@@ -650,20 +650,20 @@ survive(team_rank *self)
         CHECK_OK(dd_group_close(own.group, &wait, check_err()));
     }
     dd_group_release(pair);
-    team_mortal_close(&own);
+    team_process_close(&own);
 }
 
 static void
 lose_a_process(bool is_idle, bool is_shm_disabled)
 {
-    mortal shared = {.is_idle = is_idle, .is_shm_disabled = is_shm_disabled};
+    member_case shared = {.is_idle = is_idle, .is_shm_disabled = is_shm_disabled};
     make_meeting_file(shared.path);
     shared.pid = fork();
     if (shared.pid == 0) {
-        live_and_die(&shared);
+        call_until_killed(&shared);
     }
     team_options options = {.size = 2};
-    team_run_apart(&options, survive, &shared);
+    team_run_apart(&options, call_until_peer_is_lost, &shared);
     kill(shared.pid, SIGKILL);
     waitpid(shared.pid, NULL, 0);
     unlink(shared.path);
@@ -694,7 +694,7 @@ TEST(killed_process_is_noticed_by_an_idle_group_by_tcp)
 typedef struct early_end {
     char path[64];
     int root;         /* never calls */
-    unsigned lonely;  /* bit mask of ranks without shared memory, each as if on its own host */
+    unsigned single;  /* bit mask of ranks without shared memory, each as if on its own host */
     unsigned callers; /* bit mask */
     const char *late;
 } early_end;
@@ -702,10 +702,10 @@ typedef struct early_end {
 /* Rank 0 has completed and exited when other ranks query all ranks, after they timed out waiting
  * for the root. */
 static void
-end_before_others_ask(team_rank *self)
+close_before_queries(team_rank *self)
 {
     const early_end *shared = self->arg;
-    team_mortal own;
+    team_process own;
     float value = 0;
     dd_block block = {.data = &value, .nbytes = sizeof value};
     dd_coll_args broadcast = {.coll = DD_COLL_BROADCAST,
@@ -714,10 +714,10 @@ end_before_others_ask(team_rank *self)
                               .outputs = &block};
     dd_call_options options = {.timeout_ns = 100 * DD_NS_PER_MS};
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
-    bool is_lonely = (shared->lonely >> self->rank & 1) != 0;
-    REQUIRE(team_mortal_meet(shared->path, self->rank, self->size, is_lonely, &own));
+    bool is_single = (shared->single >> self->rank & 1) != 0;
+    REQUIRE(team_process_meet(shared->path, self->rank, self->size, is_single, &own));
     if (self->rank == 0) {
-        team_mortal_close(&own);
+        team_process_close(&own);
     }
     team_rendezvous(self, "first has ended");
     if ((shared->callers >> self->rank & 1) != 0) {
@@ -727,17 +727,17 @@ end_before_others_ask(team_rank *self)
     }
     team_rendezvous(self, "others have failed");
     if (self->rank != 0) {
-        team_mortal_close(&own);
+        team_process_close(&own);
     }
 }
 
 static void
-check_early_end(unsigned lonely, int root, unsigned callers, const char *late)
+check_early_end(unsigned single, int root, unsigned callers, const char *late)
 {
-    early_end shared = {.lonely = lonely, .root = root, .callers = callers, .late = late};
+    early_end shared = {.single = single, .root = root, .callers = callers, .late = late};
     make_meeting_file(shared.path);
     team_options options = {.size = 4};
-    team_run_apart(&options, end_before_others_ask, &shared);
+    team_run_apart(&options, close_before_queries, &shared);
     unlink(shared.path);
 }
 
@@ -753,16 +753,16 @@ TEST(a_rank_that_left_cleanly_is_not_lost)
 /* ---- a process that dies after its last call */
 
 static _Noreturn void
-call_and_die(const mortal *shared, int go)
+call_and_die(const member_case *shared, int go)
 {
-    team_mortal self;
+    team_process self;
     char byte;
-    bool is_ready = open_mortal(shared, 2, &self) && CHECK(read(go, &byte, 1) == 1);
+    bool is_ready = open_member(shared, 2, &self) && CHECK(read(go, &byte, 1) == 1);
     _exit(is_ready && team_barrier(self.group) == DD_OK ? 0 : 1);
 }
 
 typedef struct last_call {
-    mortal dying;
+    member_case dying;
     int go; /* pipe that receives a byte when the other ranks have called */
 } last_call;
 
@@ -771,10 +771,10 @@ static void
 look_after_its_end(team_rank *self)
 {
     const last_call *shared = self->arg;
-    team_mortal own;
+    team_process own;
     dd_work *work = NULL;
     dd_coll_args barrier = {.coll = DD_COLL_BARRIER};
-    REQUIRE(open_mortal(&shared->dying, self->rank, &own));
+    REQUIRE(open_member(&shared->dying, self->rank, &own));
     REQUIRE(dd_group_collective(own.group, &barrier, &team_no_options, &work, check_err()) == DD_OK);
     dd_engine_lock(own.engine);
     team_rendezvous(self, "called");
@@ -788,8 +788,8 @@ look_after_its_end(team_rank *self)
     dd_engine_unlock(own.engine);
     CHECK_OK(team_wait(own.group, work));
     check_loss(own.group, &shared->dying, team_barrier(own.group));
-    team_rendezvous(self, "heard");
-    team_mortal_close(&own);
+    team_rendezvous(self, "notified");
+    team_process_close(&own);
 }
 
 TEST(collectives_that_a_process_finished_before_its_exit_complete)
@@ -896,7 +896,7 @@ disagree_about_the_operation(team_rank *self)
     team_rendezvous(self, "ready");
     CHECK_STATUS(dd_group_collective_and_wait(self->group, &args, &team_no_options, &wait, check_err()),
                  DD_MISMATCH);
-    CHECK(!engine_has_more_to_tell(self->engine));
+    CHECK(!engine_has_pending_notices(self->engine));
     team_rendezvous(self, "failed");
 }
 

@@ -42,7 +42,7 @@ close_group(dd_group *group)
 /* ---- rendezvous */
 
 static void
-open_nonsense(team_rank *self)
+open_invalid_groups(team_rank *self)
 {
     dd_group *group = NULL;
     int64_t plenty_ns = 10 * DD_NS_PER_S * check_slow();
@@ -68,18 +68,18 @@ open_nonsense(team_rank *self)
 TEST(invalid_groups_are_refused)
 {
     team_options options = {.size = 1};
-    team_run_apart(&options, open_nonsense, NULL);
+    team_run_apart(&options, open_invalid_groups, NULL);
 }
 
 /* Other programs can write to the store. */
 static void
-read_ends_that_make_no_sense(team_rank *self)
+read_malformed_ends(team_rank *self)
 {
     static const struct {
         const char *end;
         const char *complaint;
     } cases[] = {
-        {"nonsense", "\"nonsense\" where the end of a meeting of 2"},
+        {"garbage", "\"garbage\" where the end of a meeting of 2"},
         {"ok 3 1\n", "\"ok 3 1\" where the end"},
         {"ok 2 1", "\"ok 2 1\" where the end"},
         {"ok 2 1\n", "lacks the card of rank 0"},
@@ -108,7 +108,7 @@ read_ends_that_make_no_sense(team_rank *self)
 TEST(malformed_ends_are_refused)
 {
     team_options options = {.size = 1};
-    team_run_apart(&options, read_ends_that_make_no_sense, NULL);
+    team_run_apart(&options, read_malformed_ends, NULL);
 }
 
 /* Rank 1 meets the other ranks, reports that it has lost rank 2, and exits. Rank 0 may never have
@@ -160,7 +160,7 @@ TEST(a_rank_that_exits_during_creation_is_reported_with_its_reason)
 }
 
 static void
-miss_somebody(team_rank *self)
+miss_one_rank(team_rank *self)
 {
     dd_group *group = NULL;
     if (self->rank != 1) {
@@ -189,7 +189,7 @@ miss_somebody(team_rank *self)
 TEST(absent_ranks_are_named_and_the_name_stays_usable)
 {
     team_options options = {.size = 3};
-    team_run_apart(&options, miss_somebody, NULL);
+    team_run_apart(&options, miss_one_rank, NULL);
 }
 
 typedef struct lone_open {
@@ -217,7 +217,7 @@ open_one(void *arg)
 
 /* Ranks 0 to 2 of five share the engine of the first process; ranks 3 and 4 are in the second. */
 static void
-crowd(team_rank *self)
+join_with_many(team_rank *self)
 {
     lone_open ones[3];
     int first = self->rank == 0 ? 0 : 3;
@@ -236,7 +236,7 @@ TEST(several_ranks_with_one_engine)
     team_options options = {.size = 2};
     for (int i = 0; i < 2; i++) {
         options.is_shm_disabled = i == 1;
-        team_run_apart(&options, crowd, NULL);
+        team_run_apart(&options, join_with_many, NULL);
     }
 }
 
@@ -270,7 +270,7 @@ open_one_of_two(void *arg)
 /* Ranks that meet at a loopback address are on this machine: the second engine listens on loopback,
  * like the first. */
 static void
-meet_oneself_at_home(team_rank *self)
+join_with_one_engine(team_rank *self)
 {
     dd_store *store = NULL;
     dd_engine *engine = NULL;
@@ -319,7 +319,7 @@ meet_oneself_at_home(team_rank *self)
 TEST(second_engine_listens_where_the_first_does)
 {
     team_options options = {.size = 1};
-    team_run_apart(&options, meet_oneself_at_home, NULL);
+    team_run_apart(&options, join_with_one_engine, NULL);
 }
 
 static void
@@ -424,7 +424,7 @@ split_after_a_wrong_call(team_rank *self)
     dd_status status = dd_group_split(self->group, self->rank == 2 ? wrong : all, 3, 0, &options, &group,
                                       &wait, check_err());
     CHECK_INT(status, self->rank == 2 ? DD_INVALID_ARGUMENT : DD_OP_TIMED_OUT);
-    team_rendezvous(self, "given up");
+    team_rendezvous(self, "failed");
     uint8_t byte = 0;
     wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     dd_call_options plain = {.timeout_ns = -1};
@@ -499,7 +499,7 @@ TEST(splits_of_all_kinds)
 {
     team_options options = {.size = 4};
     team_run_both(&options, split_in_many_ways, NULL);
-    options.lonely_ranks = 4;
+    options.single_ranks = 4;
     team_run(&options, split_in_many_ways, NULL);
 }
 
@@ -511,7 +511,7 @@ has_left(void *ctx)
 }
 
 static bool
-never(void *ctx)
+is_never_interrupted(void *ctx)
 {
     (void)ctx;
     return false;
@@ -532,10 +532,11 @@ leave_after_a_split(team_rank *self)
         group_setup setup = {.parent = self->group, .parent_ranks = all};
         CHECK_OK(dd_group_await(self->group, has_left, self->group, &wait, check_err()));
         dd_wait moment = dd_wait_after(50 * DD_NS_PER_MS);
-        CHECK_STATUS(group_await_others(part, &setup, never, NULL, &moment, check_err()), DD_OP_TIMED_OUT);
+        CHECK_STATUS(group_await_others(part, &setup, is_never_interrupted, NULL, &moment, check_err()),
+                     DD_OP_TIMED_OUT);
         part->members[1].has_voted = false; /* so that its leader waits for it */
         moment = dd_wait_after(50 * DD_NS_PER_MS);
-        CHECK_STATUS(group_await_others(part, &setup, never, NULL, &moment, check_err()),
+        CHECK_STATUS(group_await_others(part, &setup, is_never_interrupted, NULL, &moment, check_err()),
                      self->rank == 0 ? DD_PEER_LOST : DD_OP_TIMED_OUT);
     }
     team_rendezvous(self, "left");
@@ -816,7 +817,7 @@ TEST(engines_leave_nothing_behind)
 /* ---- failures of any allocation, or any system call, of any thread */
 
 static void
-want_clean(dd_status status, const dd_error *error)
+expect_clean(dd_status status, const dd_error *error)
 {
     CHECK(status == DD_OK || (status == error->code && error->message[0] != '\0'));
 }
@@ -859,7 +860,7 @@ open_in_need(team_rank *self)
     dd_error error = {.code = DD_OK};
     dd_status status =
         dd_group_open(self->engine, self->store, self->rank, self->size, &options, &group, &wait, &error);
-    want_clean(status, &error);
+    expect_clean(status, &error);
     if (group != NULL) {
         float x[3000] = {1};
         dd_block blocks[2] = {{x, 4000}, {x + 1500, 4000}};
@@ -869,29 +870,29 @@ open_in_need(team_rank *self)
                              .outputs = blocks};
         dd_block outputs[2] = {{malloc(4000), 4000}, {malloc(4000), 4000}};
         args.outputs = outputs;
-        want_clean(dd_group_collective_and_wait(group, &args, &team_no_options, &wait, &error), &error);
+        expect_clean(dd_group_collective_and_wait(group, &args, &team_no_options, &wait, &error), &error);
         dd_work *works[3] = {NULL, NULL, NULL};
         dd_block in = {x + 10, 8};
         int other = 1 - self->rank;
-        want_clean(dd_group_collective(group, &args, &team_no_options, &works[0], &error), &error);
-        want_clean(team_send(group, blocks[0], other, 1, &team_no_options, &works[1], &error), &error);
-        want_clean(team_recv(group, in, DD_ANY_RANK, 2, &team_no_options, &works[2], &error), &error);
+        expect_clean(dd_group_collective(group, &args, &team_no_options, &works[0], &error), &error);
+        expect_clean(team_send(group, blocks[0], other, 1, &team_no_options, &works[1], &error), &error);
+        expect_clean(team_recv(group, in, DD_ANY_RANK, 2, &team_no_options, &works[2], &error), &error);
         dd_region *region = NULL;
-        want_clean(dd_group_alloc(group, 20000, &region, &error), &error);
+        expect_clean(dd_group_alloc(group, 20000, &region, &error), &error);
         for (int i = 0; i < 2; i++) {
             if (works[i] != NULL) {
                 dd_wait moment = dd_wait_after(50 * DD_NS_PER_MS);
-                want_clean(dd_group_wait(group, works[i], &moment, &error), &error);
+                expect_clean(dd_group_wait(group, works[i], &moment, &error), &error);
             }
         }
         dd_group *part = NULL;
         static const int both[] = {0, 1};
         dd_wait moment = dd_wait_after(100 * DD_NS_PER_MS);
-        want_clean(dd_group_split(group, both, 2, 0, &options, &part, &moment, &error), &error);
+        expect_clean(dd_group_split(group, both, 2, 0, &options, &part, &moment, &error), &error);
         dd_group_release(part);
         dd_region_release(region);
         wait = dd_wait_after(0);
-        want_clean(dd_group_close(group, &wait, &error), &error);
+        expect_clean(dd_group_close(group, &wait, &error), &error);
         for (int i = 0; i < 3; i++) {
             CHECK(works[i] == NULL || dd_work_is_done(works[i]));
             dd_work_release(works[i]);

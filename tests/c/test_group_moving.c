@@ -98,7 +98,7 @@ start_companion(team_rank *self, dd_group *other, companion *own, void (*body)(c
 }
 
 static void
-let_faults_in(void)
+serve_faults(void)
 {
     sigset_t faults; /* blocked in the library's threads */
     sigemptyset(&faults);
@@ -110,7 +110,7 @@ let_faults_in(void)
 static dd_status
 reduce_trapped(team_rank *self, uint8_t *output)
 {
-    let_faults_in();
+    serve_faults();
     dd_block input = {.data = self->rank == 0 ? trap : output, .nbytes = NBYTES};
     dd_block result = {.data = output, .nbytes = NBYTES};
     dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
@@ -124,7 +124,7 @@ reduce_trapped(team_rank *self, uint8_t *output)
 static dd_status
 gather_trapped(team_rank *self, uint8_t *output)
 {
-    let_faults_in();
+    serve_faults();
     dd_block input = {.data = self->rank == 0 ? trap : output, .nbytes = NBYTES};
     dd_block results[] = {{.data = output, .nbytes = NBYTES}, {.data = output + NBYTES, .nbytes = NBYTES}};
     dd_coll_args args = {.coll = DD_COLL_GATHER, .inputs = &input, .outputs = results};
@@ -212,7 +212,7 @@ TEST(other_groups_work_while_a_plan_copies)
 }
 
 static void
-let_some_time_pass(companion *own)
+call_for_some_time(companion *own)
 {
     (void)own;
     for (int i = 0; i < 50; i++) {
@@ -234,7 +234,7 @@ abort_while_stopped(team_rank *self, dd_status (*run)(team_rank *self, uint8_t *
 {
     companion own;
     pthread_t aborter;
-    start_companion(self, NULL, &own, let_some_time_pass);
+    start_companion(self, NULL, &own, call_for_some_time);
     REQUIRE_OK(dd_thread_start(&aborter, "aborter", abort_group, self, check_err()));
     /* A group of one rank has all its data: the abort lets the copy end, and the call succeeds. */
     CHECK_STATUS(run(self, output), self->size == 1 ? DD_OK : DD_ABORTED);
@@ -289,11 +289,11 @@ be_aborted_while_it_copies(team_rank *self)
     uint8_t *data = dd_mem_zalloc(nbytes);
     dd_block block = {.data = self->rank == 0 ? trap : data, .nbytes = nbytes};
     dd_coll_args args = {.coll = DD_COLL_BROADCAST, .root = 1, .inputs = &block, .outputs = &block};
-    let_faults_in();
+    serve_faults();
     if (self->rank == 0) {
         companion own;
         pthread_t receiver;
-        start_companion(self, NULL, &own, let_some_time_pass);
+        start_companion(self, NULL, &own, call_for_some_time);
         REQUIRE_OK(dd_thread_start(&receiver, "receiver", receive_the_abort, self, check_err()));
         CHECK_OK(team_call(self, &args));
         CHECK(atomic_load(&is_open));

@@ -87,7 +87,7 @@ TEST(messages_of_all_sizes)
     }
     team_options options = {.size = 3, .is_shm_disabled = true, .nlanes = 3};
     team_run(&options, pass_around, NULL);
-    options = (team_options){.size = 4, .lonely_ranks = 6};
+    options = (team_options){.size = 4, .single_ranks = 6};
     team_run(&options, pass_around, NULL);
 }
 
@@ -369,7 +369,7 @@ TEST(works_outlive_their_group)
 /* ---- a message that is never sent */
 
 static void
-recv_in_vain(team_rank *self)
+recv_until_timeout(team_rank *self)
 {
     int x = 0;
     dd_block block = {.data = &x, .nbytes = sizeof x};
@@ -398,7 +398,7 @@ recv_in_vain(team_rank *self)
 TEST(message_that_times_out_ends_alone)
 {
     team_options options = {.size = 2};
-    team_run_both(&options, recv_in_vain, NULL);
+    team_run_both(&options, recv_until_timeout, NULL);
 }
 
 /* ---- messages and collectives at the same time, from several threads */
@@ -432,7 +432,7 @@ ping_pong(void *arg)
 }
 
 static void
-talk_in_threads(team_rank *self)
+exchange_in_threads(team_rank *self)
 {
     pair_thread pairs[3];
     for (int i = 0; i < 3; i++) {
@@ -450,7 +450,7 @@ talk_in_threads(team_rank *self)
 TEST(messages_and_collectives_from_several_threads)
 {
     team_options options = {.size = 2};
-    team_run_both(&options, talk_in_threads, NULL);
+    team_run_both(&options, exchange_in_threads, NULL);
 }
 
 /* ---- monitored_barrier */
@@ -497,7 +497,7 @@ miss_monitored(team_rank *self)
         CHECK_STATUS(monitored(self, timeout_ns, is_all), DD_OP_TIMED_OUT);
         CHECK_CONTAINS(check_message(), "rank 0 has given up");
     }
-    team_rendezvous(self, "heard");
+    team_rendezvous(self, "notified");
     CHECK(team_check_sum(self->group));
     CHECK_OK(monitored(self, 10 * DD_NS_PER_S * check_slow(), is_all));
 }
@@ -512,7 +512,7 @@ TEST(monitored_barrier_names_missing_ranks)
 }
 
 static void
-barrier_without_patience(team_rank *self)
+barrier_with_zero_timeout(team_rank *self)
 {
     if (self->rank == 0) {
         CHECK_STATUS(monitored(self, 0, false), DD_OP_TIMED_OUT);
@@ -529,7 +529,7 @@ barrier_without_patience(team_rank *self)
 TEST(monitored_barrier_with_a_zero_timeout)
 {
     team_options options = {.size = 2};
-    team_run_both(&options, barrier_without_patience, NULL);
+    team_run_both(&options, barrier_with_zero_timeout, NULL);
 }
 
 static void

@@ -77,7 +77,7 @@ TEST(arrays_reuse_memory_of_released_arrays_of_any_size)
 }
 
 static void
-let_much_go(team_rank *self)
+release_many(team_rank *self)
 {
     dd_region *regions[5];
     const uint8_t *data[5];
@@ -101,7 +101,7 @@ let_much_go(team_rank *self)
 
 TEST(released_arrays_keep_few_pages)
 {
-    team_run(&(team_options){.size = 1}, let_much_go, NULL);
+    team_run(&(team_options){.size = 1}, release_many, NULL);
 }
 
 typedef struct shared_holder {
@@ -261,7 +261,7 @@ TEST(reclaimed_adopted_memory_does_not_change)
 
 /* The child releases all regions: its descriptors are closed, and the parent keeps the memory. */
 static void
-let_go_in_child(team_rank *self)
+release_in_child(team_rank *self)
 {
     const size_t nbytes = 128 * MIB; /* more than a group keeps */
     int fd = memfd_create("foreign", MFD_CLOEXEC);
@@ -300,7 +300,7 @@ let_go_in_child(team_rank *self)
 
 TEST(a_forked_child_leaves_regions_alone)
 {
-    team_run(&(team_options){.size = 1}, let_go_in_child, NULL);
+    team_run(&(team_options){.size = 1}, release_in_child, NULL);
 }
 
 /* Windows request regions between calls. The timer of a request must not outlive the group. */

@@ -96,7 +96,7 @@ TEST(ranks_of_a_host_are_linked_to_the_lowest)
 
 /* With one rank per host, all are linked to rank 0, until collectives create more links. */
 static void
-count_far_links(team_rank *self)
+count_links_of_hosts(team_rank *self)
 {
     CHECK_INT(count_link_ends(self), self->rank == 0 ? 3 : 1);
     team_rendezvous(self, "counted");
@@ -106,7 +106,7 @@ count_far_links(team_rank *self)
 TEST(hosts_are_linked_to_rank_0)
 {
     team_options options = {.size = 4, .is_shm_disabled = true};
-    team_run(&options, count_far_links, NULL);
+    team_run(&options, count_links_of_hosts, NULL);
 }
 
 /* ---- events without a link, while the lowest rank receives nothing */
@@ -120,24 +120,24 @@ call_barrier(team_rank *self, int64_t timeout_ns, dd_work **work)
 }
 
 static void
-be_deaf_until_heard(team_rank *self)
+hold_engine_until_reported(team_rank *self)
 {
     dd_engine_lock(self->engine);
     team_rendezvous(self, "deaf");
-    team_rendezvous(self, "heard");
+    team_rendezvous(self, "notified");
     dd_engine_unlock(self->engine);
 }
 
 static void
-hear_abort(team_rank *self)
+receive_abort(team_rank *self)
 {
     CHECK_OK(team_barrier(self->group));
     if (self->rank == 0) {
-        be_deaf_until_heard(self);
+        hold_engine_until_reported(self);
     } else if (self->rank == 1) {
         team_rendezvous(self, "deaf");
         dd_group_abort(self->group, "it is no use");
-        team_rendezvous(self, "heard");
+        team_rendezvous(self, "notified");
     } else {
         dd_work *work = NULL;
         call_barrier(self, -1, &work);
@@ -146,7 +146,7 @@ hear_abort(team_rank *self)
         CHECK_CONTAINS(check_message(), "rank 1 (");
         CHECK_CONTAINS(check_message(), "aborted the group: it is no use");
         CHECK_INT(count_link_ends(self), 1);
-        team_rendezvous(self, "heard");
+        team_rendezvous(self, "notified");
     }
     CHECK_STATUS(team_barrier(self->group), DD_ABORTED);
 }
@@ -154,20 +154,20 @@ hear_abort(team_rank *self)
 TEST(an_abort_arrives_without_the_lowest_rank)
 {
     team_options options = {.size = 4};
-    team_run(&options, hear_abort, NULL);
+    team_run(&options, receive_abort, NULL);
 }
 
 static void
-hear_goodbye(team_rank *self)
+receive_goodbye(team_rank *self)
 {
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     CHECK_OK(team_barrier(self->group));
     if (self->rank == 0) {
-        be_deaf_until_heard(self);
+        hold_engine_until_reported(self);
     } else if (self->rank == 1) {
         team_rendezvous(self, "deaf");
         CHECK_OK(dd_group_close(self->group, &wait, check_err()));
-        team_rendezvous(self, "heard");
+        team_rendezvous(self, "notified");
     } else {
         dd_work *work = NULL;
         call_barrier(self, -1, &work);
@@ -175,20 +175,20 @@ hear_goodbye(team_rank *self)
         CHECK_STATUS(team_wait(self->group, work), DD_PEER_LOST);
         CHECK_CONTAINS(check_message(), "rank 1 (");
         CHECK_CONTAINS(check_message(), "has left the group");
-        team_rendezvous(self, "heard");
+        team_rendezvous(self, "notified");
     }
 }
 
 TEST(a_goodbye_arrives_without_a_link)
 {
     team_options options = {.size = 4};
-    team_run(&options, hear_goodbye, NULL);
+    team_run(&options, receive_goodbye, NULL);
 }
 
 /* Receive while the sender leaves: whichever happens first, the receive must end, and data sent
  * before must arrive. */
 static void
-receive_from_one_who_leaves(team_rank *self)
+receive_from_leaving_rank(team_rank *self)
 {
     uint8_t byte = 7;
     dd_block block = {.data = &byte, .nbytes = 1};
@@ -219,19 +219,19 @@ TEST(a_receive_from_a_rank_that_leaves_ends)
     for (int i = 0; i < 8; i++) {
         bool sends = i % 2 == 0;
         team_options options = {.size = 3};
-        team_run(&options, receive_from_one_who_leaves, &sends);
+        team_run(&options, receive_from_leaving_rank, &sends);
     }
 }
 
 /* ---- the position of a rank that does not answer */
 
 static void
-look_up_the_deaf(team_rank *self)
+check_unresponsive(team_rank *self)
 {
     CHECK_OK(team_barrier(self->group));
     CHECK_OK(team_barrier(self->group));
     if (self->rank == 0) {
-        be_deaf_until_heard(self);
+        hold_engine_until_reported(self);
         return;
     }
     dd_work *work = NULL;
@@ -243,13 +243,13 @@ look_up_the_deaf(team_rank *self)
         CHECK_CONTAINS(check_message(), ") does not answer and was done with #2 barrier; 2 (");
         CHECK_CONTAINS(check_message(), ") is done with #2 barrier");
     }
-    team_rendezvous(self, "heard");
+    team_rendezvous(self, "notified");
 }
 
 TEST(presence_of_a_rank_that_does_not_answer_is_checked)
 {
     team_options options = {.size = 3};
-    team_run(&options, look_up_the_deaf, NULL);
+    team_run(&options, check_unresponsive, NULL);
 }
 
 /* ---- a process that dies while the lowest rank, which should notice, is stopped */
@@ -262,13 +262,13 @@ typedef struct mortals {
 } mortals;
 
 static pid_t
-start_life(const mortals *shared, int rank)
+start_member(const mortals *shared, int rank)
 {
     pid_t pid = fork();
     if (pid == 0) {
-        team_mortal self;
+        team_process self;
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* while stopped, it would outlive the test */
-        if (team_mortal_open(shared->path, rank, NMORTALS, false, &self)) {
+        if (team_process_open(shared->path, rank, NMORTALS, false, &self)) {
             if (rank == 0) {
                 kill(getpid(), SIGSTOP);
             }
@@ -284,8 +284,8 @@ outlive(team_rank *self)
 {
     const mortals *shared = self->arg;
     int rank = 2 * self->rank + 1;
-    team_mortal own;
-    REQUIRE(team_mortal_open(shared->path, rank, NMORTALS, false, &own));
+    team_process own;
+    REQUIRE(team_process_open(shared->path, rank, NMORTALS, false, &own));
     if (self->rank == 0) {
         int how = 0;
         CHECK(waitpid(shared->pids[0], &how, WUNTRACED) == shared->pids[0] && WIFSTOPPED(how));
@@ -301,8 +301,8 @@ outlive(team_rank *self)
     snprintf(text, sizeof text, "pid %lld", (long long)shared->pids[2]);
     CHECK_CONTAINS(check_message(), "lost rank 2 (");
     CHECK_CONTAINS(check_message(), text);
-    team_rendezvous(self, "heard");
-    team_mortal_close(&own);
+    team_rendezvous(self, "notified");
+    team_process_close(&own);
 }
 
 TEST(a_death_is_noticed_while_the_lowest_rank_is_stopped)
@@ -311,8 +311,8 @@ TEST(a_death_is_noticed_while_the_lowest_rank_is_stopped)
     int fd = mkstemp(shared.path);
     REQUIRE(fd >= 0);
     close(fd);
-    shared.pids[0] = start_life(&shared, 0);
-    shared.pids[2] = start_life(&shared, 2);
+    shared.pids[0] = start_member(&shared, 0);
+    shared.pids[2] = start_member(&shared, 2);
     team_options options = {.size = 2};
     team_run_apart(&options, outlive, &shared);
     for (int rank = 0; rank <= 2; rank += 2) {

@@ -48,16 +48,16 @@ typedef struct stage {
 /* ---- collectives by definition */
 
 /* A copy of a member's input. */
-typedef struct letter {
+typedef struct block_copy {
     void *data;
     size_t nbytes;
-} letter;
+} block_copy;
 
-static letter
-take_letter(const dd_leg *leg, int block)
+static block_copy
+copy_block(const dd_leg *leg, int block)
 {
     size_t nbytes = leg->args.inputs[block].nbytes;
-    letter taken = {.data = malloc(nbytes + 1), .nbytes = nbytes};
+    block_copy taken = {.data = malloc(nbytes + 1), .nbytes = nbytes};
     if (nbytes > 0) {
         memcpy(taken.data, leg->args.inputs[block].data, nbytes);
     }
@@ -65,25 +65,25 @@ take_letter(const dd_leg *leg, int block)
 }
 
 static bool
-fold_letters(const dd_leg *leg, const letter *letters, int nletters, dd_block out)
+fold_copies(const dd_leg *leg, const block_copy *copies, int ncopies, dd_block out)
 {
     const void *sources[MAX_RANKS];
     size_t size = dd_coll_input_size(&leg->args);
     size_t count = out.nbytes / dd_coll_output_size(&leg->args);
-    for (int k = 0; k < nletters; k++) {
-        sources[k] = letters[k].data;
-        if (!CHECK_INT(letters[k].nbytes, count * size)) {
+    for (int k = 0; k < ncopies; k++) {
+        sources[k] = copies[k].data;
+        if (!CHECK_INT(copies[k].nbytes, count * size)) {
             return false;
         }
     }
     if (count > 0) {
-        dd_reduce(&leg->args.reduction, leg->args.stage, out.data, sources, (size_t)nletters, count);
+        dd_reduce(&leg->args.reduction, leg->args.stage, out.data, sources, (size_t)ncopies, count);
     }
     return true;
 }
 
 static bool
-deliver(const letter *from, dd_block to)
+deliver(const block_copy *from, dd_block to)
 {
     if (!CHECK_INT(from->nbytes, to.nbytes)) {
         return false;
@@ -95,23 +95,23 @@ deliver(const letter *from, dd_block to)
 }
 
 static bool
-fill_output(dd_leg *const *legs, letter *const *letters, int to, int block)
+fill_output(dd_leg *const *legs, block_copy *const *copies, int to, int block)
 {
     const dd_leg *leg = legs[to];
     dd_block out = leg->args.outputs[block];
     coll_sources from = coll_sources_of(leg->args.coll, leg->args.root, leg->nranks, to, block);
-    letter column[MAX_RANKS];
+    block_copy column[MAX_RANKS];
     for (int k = 0; k < from.count; k++) {
-        column[k] = letters[from.first + k][from.block];
+        column[k] = copies[from.first + k][from.block];
     }
-    return dd_coll_is_folding(leg->args.coll) ? fold_letters(leg, column, from.count, out)
+    return dd_coll_is_folding(leg->args.coll) ? fold_copies(leg, column, from.count, out)
                                               : deliver(&column[0], out);
 }
 
 static bool
 do_collective(dd_leg *const *legs, int nranks)
 {
-    letter *letters[MAX_RANKS];
+    block_copy *copies[MAX_RANKS];
     bool is_good = true;
     dd_coll coll = legs[0]->args.coll;
     for (int k = 0; k < nranks; k++) {
@@ -120,22 +120,22 @@ do_collective(dd_leg *const *legs, int nranks)
                   CHECK_INT(leg->rank, k) && CHECK_INT(leg->args.root, legs[0]->args.root) &&
                   CHECK_INT(leg->args.stage, legs[0]->args.stage);
         int ninputs = dd_coll_ninputs(coll, leg->args.root == k, nranks);
-        letters[k] = malloc(((size_t)ninputs + 1) * sizeof **letters);
+        copies[k] = malloc(((size_t)ninputs + 1) * sizeof **copies);
         for (int i = 0; i < ninputs; i++) {
-            letters[k][i] = take_letter(leg, i);
+            copies[k][i] = copy_block(leg, i);
         }
     }
     for (int k = 0; k < nranks && is_good; k++) {
         int noutputs = dd_coll_noutputs(coll, legs[k]->args.root == k, nranks);
         for (int i = 0; i < noutputs && is_good; i++) {
-            is_good = fill_output(legs, letters, k, i);
+            is_good = fill_output(legs, copies, k, i);
         }
     }
     for (int k = 0; k < nranks; k++) {
         for (int i = 0; i < dd_coll_ninputs(coll, legs[0]->args.root == k, nranks); i++) {
-            free(letters[k][i].data);
+            free(copies[k][i].data);
         }
-        free(letters[k]);
+        free(copies[k]);
     }
     return is_good;
 }

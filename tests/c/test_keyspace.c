@@ -12,7 +12,7 @@
 /* ---- requests as calls */
 
 /* The last value or item returned, valid until the next one of the same kind. */
-static dd_blob given_out;
+static dd_blob returned_value;
 
 static dd_status
 answer(dd_keyspace *ks, dd_store_op op, dd_bytes key, const dd_bytes *values, int64_t number,
@@ -65,9 +65,9 @@ ks_compare_set(dd_keyspace *ks, dd_bytes key, dd_bytes expected, dd_bytes desire
     dd_bytes values[] = {expected, desired};
     dd_store_result result = {0};
     dd_status status = answer(ks, DD_STORE_COMPARE_SET, key, values, 0, &result);
-    dd_blob_fini(&given_out);
-    given_out = result.value;
-    *value = dd_blob_view(&given_out);
+    dd_blob_fini(&returned_value);
+    returned_value = result.value;
+    *value = dd_blob_view(&returned_value);
     return status;
 }
 
@@ -113,7 +113,7 @@ static const dd_store_op waiting_ops[] = {DD_STORE_WAIT, DD_STORE_GET, DD_STORE_
 /* A waiter that records how it was notified. */
 typedef struct probe {
     dd_key_waiter waiter;
-    int ntold;
+    int nnotified;
     int order; /* position of its notification among all probes of a test */
     int *clock;
     char value[64];
@@ -127,7 +127,7 @@ on_probe_ready(dd_key_waiter *waiter, dd_store_result *result, const dd_error *e
     const dd_blob_list *list = &result->list;
     dd_bytes value = dd_blob_view(list->count > 0 ? &list->items[list->count - 1] : &result->value);
     CHECK(error == NULL && result->flag);
-    self->ntold++;
+    self->nnotified++;
     self->order = self->clock != NULL ? ++*self->clock : 0;
     self->value_len = value.len;
     if (value.len > 0 && value.len <= sizeof self->value) {
@@ -276,7 +276,7 @@ TEST(entries_leave_nothing_behind)
     CHECK(!ks_pop(&ks, BYTES("q"), &item));
     CHECK(park_on(&ks, &p, DD_STORE_QUEUE_POP, "q"));
     PUSH(&ks, "q", "1");
-    CHECK_INT(p.ntold, 1);
+    CHECK_INT(p.nnotified, 1);
     CHECK_INT(ks.entries.count, 0);
     SET(&ks, "k", "v");
     CHECK(park_on(&ks, &p, DD_STORE_QUEUE_POP, "k"));
@@ -302,7 +302,7 @@ TEST(nothing_is_parked_if_all_keys_exist)
     CHECK(!is_parked);
     CHECK(!park_on(&ks, &p, DD_STORE_GET, "value"));
     CHECK(!park_on(&ks, &p, DD_STORE_QUEUE_POP, "queue"));
-    CHECK_INT(p.ntold, 0);
+    CHECK_INT(p.nnotified, 0);
     CHECK(park_on(&ks, &p, DD_STORE_GET, "queue"));
     dd_keyspace_unpark(&ks, &p.waiter);
     CHECK(park_on(&ks, &p, DD_STORE_QUEUE_POP, "value"));
@@ -359,11 +359,11 @@ TEST(every_mutation_that_stores_a_value_notifies_waiters)
         CHECK(park_on(&ks, &barrier, DD_STORE_BARRIER, "k"));
         CHECK_OK(mutations[i](&ks, BYTES("k")));
         CHECK_OK(mutations[i](&ks, BYTES("k")));
-        CHECK(keys[0].ntold == 1 && keys[1].ntold == 1 && value.ntold == 1);
+        CHECK(keys[0].nnotified == 1 && keys[1].nnotified == 1 && value.nnotified == 1);
         CHECK(keys[0].order < keys[1].order);
         CHECK_BYTES(dd_bytes_of(value.value, value.value_len), BYTES("7"));
         CHECK_INT(keys[0].value_len, 0);
-        CHECK(pop.ntold == 0 && barrier.ntold == 0);
+        CHECK(pop.nnotified == 0 && barrier.nnotified == 0);
         dd_keyspace_unpark(&ks, &pop.waiter);
         dd_keyspace_unpark(&ks, &barrier.waiter);
         CHECK_INT(ks.entries.count, 1);
@@ -380,7 +380,7 @@ TEST(compare_set_that_stores_nothing_notifies_no_waiter)
     CHECK(park_on(&ks, &p, DD_STORE_WAIT, "k"));
     CHECK_OK(ks_compare_set(&ks, BYTES("k"), BYTES("x"), BYTES("y"), &value));
     CHECK_TEXT(value, "x");
-    CHECK_INT(p.ntold, 0);
+    CHECK_INT(p.nnotified, 0);
     dd_keyspace_unpark(&ks, &p.waiter);
     CHECK_INT(ks.entries.count, 0);
     dd_keyspace_fini(&ks);
@@ -398,16 +398,16 @@ TEST(pushed_item_goes_to_the_longest_waiting)
     }
     CHECK(park_on(&ks, &keys[1], DD_STORE_WAIT, "q"));
     PUSH(&ks, "q", "first");
-    CHECK(pops[0].ntold == 1 && pops[1].ntold == 0 && pops[2].ntold == 0);
+    CHECK(pops[0].nnotified == 1 && pops[1].nnotified == 0 && pops[2].nnotified == 0);
     CHECK_BYTES(dd_bytes_of(pops[0].value, pops[0].value_len), BYTES("first"));
-    CHECK(keys[0].ntold == 0 && keys[1].ntold == 0);
+    CHECK(keys[0].nnotified == 0 && keys[1].nnotified == 0);
     CHECK_INT(ks_queue_len(&ks, BYTES("q")), 0);
     CHECK(!ks_has(&ks, BYTES("q")));
     dd_keyspace_unpark(&ks, &pops[1].waiter);
     PUSH(&ks, "q", "second");
-    CHECK(pops[1].ntold == 0 && pops[2].ntold == 1);
+    CHECK(pops[1].nnotified == 0 && pops[2].nnotified == 1);
     PUSH(&ks, "q", "third");
-    CHECK(keys[0].ntold == 1 && keys[1].ntold == 1);
+    CHECK(keys[0].nnotified == 1 && keys[1].nnotified == 1);
     CHECK_INT(ks_queue_len(&ks, BYTES("q")), 1);
     dd_keyspace_fini(&ks);
 }
@@ -441,11 +441,11 @@ TEST(unpop_restores_the_head)
     CHECK(park_on(&ks, &keys, DD_STORE_WAIT, "q"));
     CHECK(park_on(&ks, &pop, DD_STORE_QUEUE_POP, "q"));
     CHECK_OK(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()));
-    CHECK(pop.ntold == 1 && keys.ntold == 0);
+    CHECK(pop.nnotified == 1 && keys.nnotified == 0);
     CHECK_BYTES(dd_bytes_of(pop.value, pop.value_len), BYTES("2"));
     CHECK(item.data == NULL);
     CHECK_OK(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()));
-    CHECK_INT(keys.ntold, 1);
+    CHECK_INT(keys.nnotified, 1);
     dd_keyspace_fini(&ks);
 }
 
@@ -463,13 +463,13 @@ TEST(waiters_are_notified_once_in_any_order)
         CHECK_OK(park(&ks, &p, DD_STORE_WAIT, 5, keys, &is_parked));
         CHECK(is_parked);
         for (int j = 0; j < 3; j++) {
-            CHECK_INT(p.ntold, 0);
+            CHECK_INT(p.nnotified, 0);
             CHECK_OK(by_set(&ks, dd_bytes_of_string(keys[orders[i][j]])));
             SET(&ks, "there", "again");
         }
-        CHECK_INT(p.ntold, 1);
+        CHECK_INT(p.nnotified, 1);
         CHECK_OK(by_set(&ks, BYTES("a")));
-        CHECK_INT(p.ntold, 1);
+        CHECK_INT(p.nnotified, 1);
         CHECK_INT(ks.entries.count, 4);
         dd_keyspace_fini(&ks);
     }
@@ -490,18 +490,18 @@ TEST(deleted_key_counts_as_missing_again)
     PUSH(&ks, "a", "item");
     CHECK(ks_delete(&ks, BYTES("a")));
     SET(&ks, "b", "1");
-    CHECK(keys.ntold == 1 && values.ntold == 0);
+    CHECK(keys.nnotified == 1 && values.nnotified == 0);
     SET(&ks, "a", "last");
-    CHECK_INT(values.ntold, 1);
+    CHECK_INT(values.nnotified, 1);
     CHECK_BYTES(dd_bytes_of(values.value, values.value_len), BYTES("last"));
     CHECK(ks_delete(&ks, BYTES("b")));
     CHECK_OK(park(&ks, &keys, DD_STORE_WAIT, 2, names, &is_parked));
     CHECK(ks_delete(&ks, BYTES("a")));
     CHECK(ks_pop(&ks, BYTES("a"), &item));
     SET(&ks, "b", "1");
-    CHECK_INT(keys.ntold, 1);
+    CHECK_INT(keys.nnotified, 1);
     SET(&ks, "a", "1");
-    CHECK_INT(keys.ntold, 2);
+    CHECK_INT(keys.nnotified, 2);
     dd_blob_fini(&item);
     dd_keyspace_fini(&ks);
 }
@@ -555,11 +555,11 @@ TEST(barriers)
         CHECK(!is_complete);
         CHECK(park_on(&ks, &waiters[i], DD_STORE_BARRIER, "b"));
     }
-    CHECK_INT(value.ntold, 1);
-    CHECK_INT(waiters[0].ntold, 0);
+    CHECK_INT(value.nnotified, 1);
+    CHECK_INT(waiters[0].nnotified, 0);
     CHECK_OK(ks_arrive(&ks, BYTES("b"), 3, &is_complete));
     CHECK(is_complete);
-    CHECK(waiters[0].ntold == 1 && waiters[1].ntold == 1);
+    CHECK(waiters[0].nnotified == 1 && waiters[1].nnotified == 1);
     CHECK_INT(waiters[0].value_len, 0);
     expect_value(&ks, "b", "3");
     is_complete = false;
@@ -583,7 +583,7 @@ typedef struct model_waiter {
     int keys[3];
     int nkeys;
     long since;
-    int ntold;
+    int nnotified;
 } model_waiter;
 
 typedef struct model {
@@ -619,13 +619,13 @@ model_is_ready(const model *m, const model_waiter *w)
 }
 
 static void
-model_tell(model *m)
+model_notify(model *m)
 {
     for (int i = 0; i < NPROBES; i++) {
         model_waiter *w = &m->waiters[i];
         if (w->is_parked && w->op != DD_STORE_QUEUE_POP && model_is_ready(m, w)) {
             w->is_parked = false;
-            w->ntold++;
+            w->nnotified++;
         }
     }
 }
@@ -635,7 +635,7 @@ model_set(model *m, int key, const char *value)
 {
     m->has_value[key] = true;
     (void)snprintf(m->value[key], sizeof m->value[key], "%s", value);
-    model_tell(m);
+    model_notify(m);
 }
 
 /* Add as the keyspace should, by the C library. */
@@ -669,11 +669,11 @@ model_push(model *m, int key, const char *value)
     }
     if (first != NULL) {
         first->is_parked = false;
-        first->ntold++;
+        first->nnotified++;
         return;
     }
     (void)snprintf(m->items[key][m->nitems[key]++], MAX_VALUE, "%s", value);
-    model_tell(m);
+    model_notify(m);
 }
 
 static size_t
@@ -704,7 +704,7 @@ compare_with_model(dd_keyspace *ks, const model *m, const probe *probes)
         nvalues += m->has_value[key] ? 1 : 0;
     }
     for (int i = 0; i < NPROBES; i++) {
-        CHECK_INT(probes[i].ntold, m->waiters[i].ntold);
+        CHECK_INT(probes[i].nnotified, m->waiters[i].nnotified);
         CHECK_INT(probes[i].waiter.links != NULL, m->waiters[i].is_parked);
     }
     CHECK_INT(ks->nvalues, nvalues);
@@ -797,7 +797,7 @@ step_barrier(run *r, int key)
         model_waiter *w = &r->m.waiters[i];
         if (w->is_parked && w->op == DD_STORE_BARRIER && w->keys[0] == key) {
             w->is_parked = false;
-            w->ntold++;
+            w->nnotified++;
         }
     }
 }
@@ -971,7 +971,7 @@ TEST(many_waiters_on_one_key)
     }
     SET(&ks, "go", "");
     for (int i = 0; i < COUNT; i++) {
-        CHECK_INT(probes[i].ntold, i % 2);
+        CHECK_INT(probes[i].nnotified, i % 2);
     }
     dd_keyspace_fini(&ks);
     free(probes);

@@ -77,7 +77,7 @@ run_attendees(attendee *attendees, int count)
 }
 
 static void
-check_met(attendee *attendees, int size)
+check_joined(attendee *attendees, int size)
 {
     for (int i = size - 1; i >= 0; i--) {
         if (!CHECK_OK(attendees[i].status)) {
@@ -155,7 +155,7 @@ TEST(ranks_meet_in_one_request_and_by_keys_alike)
                 attendee_init(&attendees[i], p.native[i], i, SIZE, 20 * DD_NS_PER_S * check_slow());
             }
             run_attendees(attendees, SIZE);
-            check_met(attendees, SIZE);
+            check_joined(attendees, SIZE);
         }
     }
     place_close(&p, SIZE);
@@ -177,14 +177,15 @@ run_until_death(dd_store *store, const dd_store_request *request, dd_store_resul
 }
 
 static dd_status
-look_in_vain(dd_bytes card, dd_bytes own, bool *was_seen, bool *is_gone, const dd_wait *wait, dd_error *err)
+report_running(dd_bytes card, dd_bytes own, bool *was_seen, bool *has_exited, const dd_wait *wait,
+               dd_error *err)
 {
     (void)card;
     (void)own;
     (void)was_seen;
     (void)wait;
     (void)err;
-    *is_gone = false;
+    *has_exited = false;
     return DD_OK;
 }
 
@@ -204,7 +205,7 @@ wait_for_count(dd_store *store, const char *count)
 }
 
 static const dd_meeting_kind watchful_kind = {
-    .noun = "party", .of_interrupted = "went home", .read_card = read_card, .check_process = look_in_vain};
+    .noun = "party", .of_interrupted = "went home", .read_card = read_card, .check_process = report_running};
 
 static void
 init_watchful(attendee *self, place *p, int rank, int size, const dd_store_ops *ops)
@@ -221,10 +222,10 @@ check_a_death_at(dd_store_op op)
     place p = {0};
     attendee attendees[SIZE];
     place_open(&p, SIZE);
-    dd_store_ops mortal = p.by_keys;
-    mortal.run = run_until_death;
+    dd_store_ops dying_ops = p.by_keys;
+    dying_ops.run = run_until_death;
     for (int i = 0; i < SIZE; i++) {
-        init_watchful(&attendees[i], &p, i, SIZE, i == SIZE - 1 ? &mortal : &p.by_keys);
+        init_watchful(&attendees[i], &p, i, SIZE, i == SIZE - 1 ? &dying_ops : &p.by_keys);
     }
     fatal_op = op;
     is_dead = false;
@@ -263,10 +264,10 @@ TEST(two_ranks_die_before_the_meeting_has_ended)
     place p = {0};
     attendee attendees[SIZE];
     place_open(&p, SIZE);
-    dd_store_ops mortal = p.by_keys;
-    mortal.run = run_until_death;
+    dd_store_ops dying_ops = p.by_keys;
+    dying_ops.run = run_until_death;
     for (int i = 0; i < SIZE; i++) {
-        init_watchful(&attendees[i], &p, i, SIZE, &mortal);
+        init_watchful(&attendees[i], &p, i, SIZE, &dying_ops);
         fatal_op = fatal_ops[i];
         is_dead = false;
         run_attendee(&attendees[i]);
@@ -299,7 +300,7 @@ check_time_outs(const dd_meeting_kind *kind, dd_store *store)
         attendees[i].meeting.kind = kind;
     }
     run_attendees(attendees, 2);
-    check_met(attendees, 2);
+    check_joined(attendees, 2);
 }
 
 TEST(timeouts_name_missing_ranks)
@@ -406,7 +407,7 @@ TEST(a_late_rank_receives_the_result_of_a_final_meeting_once)
         CHECK_CONTAINS(attendees[1].error.message, "1 of 2 have joined: 0 (somewhere, pid 100); missing: 1");
         attendees[0].wait = attendees[1].wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
         run_attendees(attendees, 2);
-        check_met(attendees, 2);
+        check_joined(attendees, 2);
     }
     place_close(&p, 1);
 }

@@ -50,12 +50,12 @@ TEST(which_links_a_start_takes)
     int nlocal = 256 / NHOSTS;
     const meeting_sim_links *first = bill.of_rank_0;
     const meeting_sim_links *last = bill.of_last;
-    for (int step = MEETING_SIM_MET; step <= MEETING_SIM_ALL_REDUCE_64_MIB; step++) {
+    for (int step = MEETING_SIM_DONE; step <= MEETING_SIM_ALL_REDUCE_64_MIB; step++) {
         CHECK_INT(first[step].nnear, nlocal - 1); /* the ranks of its host */
         CHECK_INT(first[step].nfar, NHOSTS - 1);  /* the leaders of the other hosts */
         CHECK_INT(last[step].nnear, 1);           /* its leader */
     }
-    CHECK_INT(last[MEETING_SIM_MET].nfar, 0);
+    CHECK_INT(last[MEETING_SIM_DONE].nfar, 0);
     CHECK_INT(last[MEETING_SIM_ALL_REDUCE_8_B].nfar, 0); /* too small to split */
     CHECK(last[MEETING_SIM_ALL_REDUCE_64_MIB].nfar <= NHOSTS - 1);
     CHECK(last[MEETING_SIM_ALL_TO_ALL_8_B].nfar <= 2 * 8); /* steps of doubling distance */

@@ -18,16 +18,16 @@
 #include <unistd.h>
 
 /* Called before the calls below wait; NULL if there is none. */
-static void (*let_go)(void *ctx);
-static void *let_go_ctx;
+static void (*on_lock_release)(void *ctx);
+static void *on_lock_release_ctx;
 
 static dd_status
 run(dd_group *group, bool is_send, void *data, size_t nbytes, int rank, const dd_call_options *options)
 {
     dd_block block = {.data = data, .nbytes = nbytes};
     dd_wait wait = dd_wait_after(DD_NEVER_NS);
-    wait.on_block = let_go;
-    wait.ctx = let_go_ctx;
+    wait.on_block = on_lock_release;
+    wait.ctx = on_lock_release_ctx;
     int source = -1;
     if (is_send) {
         return team_send_and_wait(group, block, rank, 5, options, &wait, check_err());
@@ -65,7 +65,7 @@ run_both_ends(void (*body)(both_ends *self), bool is_shm_disabled)
 }
 
 static bool
-pass_there_and_back(both_ends *ends)
+pass_round_trip(both_ends *ends)
 {
     for (int from = 0; from < 2; from++) {
         uint64_t out = 42;
@@ -90,11 +90,11 @@ static void
 count_allocations(both_ends *ends)
 {
     for (int i = 0; i < NWARM; i++) {
-        REQUIRE(pass_there_and_back(ends));
+        REQUIRE(pass_round_trip(ends));
     }
     (void)dd_mem_fail_after(-1);
     for (int i = 0; i < NCOUNTED; i++) {
-        REQUIRE(pass_there_and_back(ends));
+        REQUIRE(pass_round_trip(ends));
     }
     CHECK(dd_mem_fail_after(-1) <= NTOLERATED);
 }
@@ -108,7 +108,7 @@ TEST(small_messages_allocate_nothing)
 
 /* A thread whose system calls for sending, receiving, waiting and sleeping are counted, and then
  * made. They have at most five arguments; the sixth marks calls that the filter lets pass. */
-#define LET_PASS 0x64643270
+#define FILTER_TOKEN 0x64643270
 
 static _Thread_local volatile sig_atomic_t ncalls;
 
@@ -121,11 +121,11 @@ on_system_call(int signal, siginfo_t *info, void *context)
 #if defined(__x86_64__)
     greg_t *regs = user->uc_mcontext.gregs;
     long result = syscall(info->si_syscall, regs[REG_RDI], regs[REG_RSI], regs[REG_RDX], regs[REG_R10],
-                          regs[REG_R8], LET_PASS);
+                          regs[REG_R8], FILTER_TOKEN);
     regs[REG_RAX] = result < 0 ? -errno : result;
 #elif defined(__aarch64__)
     unsigned long long *regs = user->uc_mcontext.regs;
-    long result = syscall(info->si_syscall, regs[0], regs[1], regs[2], regs[3], regs[4], LET_PASS);
+    long result = syscall(info->si_syscall, regs[0], regs[1], regs[2], regs[3], regs[4], FILTER_TOKEN);
     regs[0] = (unsigned long long)(result < 0 ? -errno : result);
 #endif
 }
@@ -140,7 +140,7 @@ count_system_calls(void)
     size_t n = 0;
     filter[n++] =
         (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[5]));
-    filter[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, LET_PASS, 2 * COUNT + 1, 0);
+    filter[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, FILTER_TOKEN, 2 * COUNT + 1, 0);
     filter[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
     for (int i = 0; i < COUNT; i++) {
         filter[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)counted[i], 0, 1);
@@ -162,7 +162,7 @@ pass_and_count(void *arg)
 {
     both_ends *ends = arg;
     for (int i = 0; i < NWARM; i++) {
-        if (!pass_there_and_back(ends)) {
+        if (!pass_round_trip(ends)) {
             return NULL;
         }
     }
@@ -173,7 +173,7 @@ pass_and_count(void *arg)
     (void)!write(STDERR_FILENO, "", 0);
     CHECK_INT(ncalls, 1);
     ncalls = 0;
-    for (int i = 0; i < NCOUNTED && pass_there_and_back(ends); i++) {
+    for (int i = 0; i < NCOUNTED && pass_round_trip(ends); i++) {
     }
     CHECK(ncalls <= NTOLERATED);
     return NULL;
@@ -203,12 +203,12 @@ count_wait(void *ctx)
 }
 
 static void
-look_who_waits(both_ends *ends)
+count_waits(both_ends *ends)
 {
     int nwaits = 0;
     dd_call_options options = {.timeout_ns = 20 * DD_NS_PER_MS};
-    let_go = count_wait;
-    let_go_ctx = &nwaits;
+    on_lock_release = count_wait;
+    on_lock_release_ctx = &nwaits;
     uint64_t in = 0;
     uint64_t out = 7;
     CHECK_STATUS(run(ends->groups[0], false, &in, sizeof in, 1, &options), DD_OP_TIMED_OUT);
@@ -230,7 +230,7 @@ look_who_waits(both_ends *ends)
 
 TEST(calls_that_need_not_wait_do_not_wait)
 {
-    run_both_ends(look_who_waits, false);
+    run_both_ends(count_waits, false);
 }
 
 static void
@@ -249,8 +249,8 @@ close_group(void *ctx)
 static void
 close_meanwhile(both_ends *ends)
 {
-    let_go = close_group;
-    let_go_ctx = ends;
+    on_lock_release = close_group;
+    on_lock_release_ctx = ends;
     uint64_t in = 0;
     CHECK_STATUS(run(ends->groups[0], false, &in, sizeof in, 1, &team_no_options), DD_CLOSED);
 }
@@ -333,7 +333,7 @@ TEST(an_interrupt_ends_the_group)
 /* A caller whose messages from one peer are always available must still progress messages from
  * other peers. */
 static void
-pass_beside_a_large_one(team_rank *self)
+pass_during_large_message(team_rank *self)
 {
     size_t nbytes = 6000000;
     uint8_t *large = calloc(nbytes, 1);
@@ -367,5 +367,5 @@ pass_beside_a_large_one(team_rank *self)
 TEST(small_messages_hold_up_no_large_one)
 {
     team_options options = {.size = 3};
-    team_run_both(&options, pass_beside_a_large_one, NULL);
+    team_run_both(&options, pass_during_large_message, NULL);
 }

@@ -206,7 +206,7 @@ typedef struct identities {
 } identities;
 
 static void
-meet_in_vain(team_rank *self)
+fail_to_meet(team_rank *self)
 {
     const identities *all = self->arg;
     mpi_library library = make_library(all->ranks[self->rank], all->sizes[self->rank]);
@@ -223,8 +223,8 @@ TEST(ranks_of_different_worlds)
     identities threads = {
         {0, 0}, {2, 2}, DD_INVALID_ARGUMENT, "ranks 0 and 1 are both process 0 of MPI's world (Fake 1)"};
     reset();
-    run(2, meet_in_vain, &worlds);
-    run(2, meet_in_vain, &threads);
+    run(2, fail_to_meet, &worlds);
+    run(2, fail_to_meet, &threads);
     CHECK_INT(ngroups, 0);
 }
 
@@ -333,7 +333,7 @@ check_message_fails(dd_carrier *carrier, bool is_send, const char *function, dd_
 }
 
 static void
-use_badly(team_rank *self)
+call_with_failures(team_rank *self)
 {
     mpi_library library = make_library(0, 1);
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
@@ -376,6 +376,6 @@ use_badly(team_rank *self)
 TEST(calls_and_messages_that_fail)
 {
     reset();
-    run(1, use_badly, NULL);
+    run(1, call_with_failures, NULL);
     CHECK_INT(ncomms, 0);
 }

@@ -523,12 +523,12 @@ party_spy(party *p, spy_store *spy)
     }
 }
 
-static char psk_given[64];
+static char psk_copy[64];
 
 static dd_nccl_result
 keep_key(const dd_nccl_abi_encryption *encryption)
 {
-    snprintf(psk_given, sizeof psk_given, "%s", encryption->psk);
+    snprintf(psk_copy, sizeof psk_copy, "%s", encryption->psk);
     return DD_NCCL_SUCCESS;
 }
 
@@ -544,7 +544,7 @@ TEST(the_key_is_never_in_the_store)
         CHECK_OK(dd_nccl_set_encryption(lib, KEY, 7, check_err()));
         CHECK(lib->encryption == 7);
     }
-    CHECK(strcmp(psk_given, KEY) == 0);
+    CHECK(strcmp(psk_copy, KEY) == 0);
     check_meets(&p);
     CHECK(spy.nids > 0); /* the spy does see the data */
     CHECK_INT(spy.nparts, 0);

@@ -34,7 +34,7 @@ typedef struct comm_rig {
 bool comm_rig_open(comm_rig *rig, const char *version);
 /* Check that no communicator is left and that no handle was used after its end. */
 void comm_rig_close(comm_rig *rig);
-/* As comm_rig_close, for a test that leaves threads behind: the last of their communicators ends
+/* Like comm_rig_close, for a test that leaves threads behind: the last of their communicators ends
  * soon. The rig must be static and stays open, because such a thread may still use it. */
 void comm_rig_leave_open(comm_rig *rig);
 /* Return the path of the stub's file, valid until this thread's next call. */

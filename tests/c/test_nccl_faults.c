@@ -153,14 +153,14 @@ static void
 first_deadline_body(nccl_rig_rank *self)
 {
     hang_all(self);
-    one_attempt patient;
+    one_attempt long_wait;
     one_attempt hasty;
-    prepare(self, &patient, DD_COLL_ALL_REDUCE);
+    prepare(self, &long_wait, DD_COLL_ALL_REDUCE);
     prepare(self, &hasty, DD_COLL_BROADCAST);
-    patient.call.timeout_ns = 600 * DD_NS_PER_S;
+    long_wait.call.timeout_ns = 600 * DD_NS_PER_S;
     hasty.call.timeout_ns = 50 * DD_NS_PER_MS;
     dd_nccl_work *works[2];
-    REQUIRE_OK(nccl_rig_start(self, &patient.call, &works[0], check_err()));
+    REQUIRE_OK(nccl_rig_start(self, &long_wait.call, &works[0], check_err()));
     REQUIRE_OK(nccl_rig_start(self, &hasty.call, &works[1], check_err()));
     CHECK_STATUS(nccl_rig_wait(works[0], check_err()), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "): broadcast #3 of rank ");
@@ -170,7 +170,7 @@ first_deadline_body(nccl_rig_rank *self)
         dd_work_release(&works[i]->base);
     }
     end_rank(self);
-    forget(self, &patient);
+    forget(self, &long_wait);
     forget(self, &hasty);
 }
 
@@ -345,10 +345,10 @@ hanging_abort_body(nccl_rig_rank *self)
     dd_nccl_work *work;
     REQUIRE_OK(nccl_rig_start(self, &attempt.call, &work, check_err()));
     dd_error cause;
-    dd_error_set(&cause, DD_BACKEND, "somebody else has noticed");
+    dd_error_set(&cause, DD_BACKEND, "another thread has noticed");
     dd_nccl_group_fail(self->group, &cause);
     CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_BACKEND);
-    CHECK_CONTAINS(check_message(), "somebody else has noticed");
+    CHECK_CONTAINS(check_message(), "another thread has noticed");
     CHECK(!dd_nccl_work_memory_is_free(work));
     dd_wait brief = dd_wait_after(50 * DD_NS_PER_MS);
     CHECK_STATUS(dd_nccl_group_abort(self->group, "enough", &brief, check_err()), DD_OP_TIMED_OUT);
@@ -493,7 +493,7 @@ TEST(the_watchdog_skips_a_communicator_in_use)
 /* ---- groups that are released, launches that fail, the driver's shutdown */
 
 static void
-let_go_body(nccl_rig_rank *self)
+release_body(nccl_rig_rank *self)
 {
     nccl_rig_check_sum(self);
     self->rig->hang_kernel(self->rank, 0);
@@ -511,7 +511,7 @@ let_go_body(nccl_rig_rank *self)
 
 TEST(group_is_released_without_close)
 {
-    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, let_go_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, release_body, NULL);
 }
 
 static void

@@ -521,7 +521,7 @@ TEST(abort_while_the_group_is_closed)
 /* ---- groups that are released after a failure without an abort */
 
 static void
-let_go_failed_body(nccl_rig_rank *self)
+release_failed_body(nccl_rig_rank *self)
 {
     nccl_rig_check_sum(self);
     hang_next_kernels(self);
@@ -543,7 +543,7 @@ let_go_failed_body(nccl_rig_rank *self)
 TEST(a_failed_group_is_released_if_aborts_are_off)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_abort_off = true},
-                 let_go_failed_body, NULL);
+                 release_failed_body, NULL);
 }
 
 /* ---- the watchdog's sleep */

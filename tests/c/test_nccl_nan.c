@@ -89,7 +89,7 @@ reported(kernel_rig *kernels, unsigned width, uint64_t limit, size_t at, uint64_
     return atomic_load(kernels->report);
 }
 
-/* All lengths around the number of floats read at once, all alignments of the memory, and a NaN
+/* All lengths around the number of floats in one step, all alignments of the memory, and a NaN
  * before, after, at the ends of and within the floats. The surrounding bytes are NaN. */
 static void
 layouts_body(nccl_rig_rank *self)
@@ -125,7 +125,7 @@ TEST(kernels_find_a_nan_wherever_it_is)
     nccl_rig_run(&(nccl_rig_options){.size = 1}, layouts_body, NULL);
 }
 
-/* More floats than all threads of a launch read at once. */
+/* More floats than all threads of a launch read in one step. */
 static void
 large_body(nccl_rig_rank *self)
 {
@@ -551,7 +551,7 @@ TEST(closing_reports_nan_in_a_graph)
 
 /* The watchdog may see the NaN first: closing the group must report it if no other call has. */
 static void
-unheard_body(nccl_rig_rank *self)
+unreported_body(nccl_rig_rank *self)
 {
     graph_case of;
     REQUIRE(graph_case_open(&of, self));
@@ -568,7 +568,7 @@ unheard_body(nccl_rig_rank *self)
 
 TEST(closing_reports_nan_that_the_watchdog_has_found)
 {
-    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true, .is_not_closed = true}, unheard_body,
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true, .is_not_closed = true}, unreported_body,
                  NULL);
 }
 

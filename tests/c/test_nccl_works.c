@@ -66,7 +66,7 @@ hold(nccl_rig_rank *self, held_call *held)
 }
 
 static void
-let_go(nccl_rig_rank *self, held_call *held)
+release_call(nccl_rig_rank *self, held_call *held)
 {
     self->rig->open_gate(held->gate);
     CHECK_OK(nccl_rig_wait(held->work, check_err()));
@@ -88,7 +88,7 @@ wait_body(nccl_rig_rank *self)
     CHECK_CONTAINS(check_message(), "on group \"rig\" has not ended");
     CHECK_OK(dd_nccl_group_check(self->group, check_err()));
     nccl_rig_meet(self);
-    let_go(self, &held);
+    release_call(self, &held);
 }
 
 TEST(wait_with_a_deadline)
@@ -113,7 +113,7 @@ interrupt_body(nccl_rig_rank *self)
     wait.ctx = &nasked;
     CHECK_STATUS(dd_nccl_work_wait(held.work, &wait, check_err()), DD_INTERRUPTED);
     nccl_rig_meet(self);
-    let_go(self, &held);
+    release_call(self, &held);
 }
 
 TEST(wait_is_interrupted)
@@ -201,7 +201,7 @@ timing_body(nccl_rig_rank *self)
     REQUIRE_OK(dd_thread_start(&thread, "ask", ask_duration, held.work, check_err()));
     pthread_join(thread, NULL);
     CHECK(ms >= 0 && ms < 10000);
-    let_go(self, &held);
+    release_call(self, &held);
 }
 
 TEST(timing)
@@ -219,7 +219,7 @@ no_timing_body(nccl_rig_rank *self)
     self->rig->open_gate(held.gate);
     CHECK_OK(nccl_rig_wait(held.work, check_err()));
     CHECK_STATUS(dd_nccl_work_duration(held.work, &ms, check_err()), DD_NOT_SUPPORTED);
-    let_go(self, &held);
+    release_call(self, &held);
 }
 
 TEST(no_timing)
@@ -298,8 +298,8 @@ ephemeral_body(nccl_rig_rank *self)
     CHECK_INT(dd_nccl_work_timeout_ns(first.work), plain_ns + extra_ns);
     CHECK_INT(dd_nccl_work_timeout_ns(second.work), plain_ns + extra_ns);
     nccl_rig_meet(self);
-    let_go(self, &first);
-    let_go(self, &second);
+    release_call(self, &first);
+    release_call(self, &second);
     dd_nccl_work *work;
     first.data = nccl_rig_alloc(self, sizeof *first.data);
     first.block.data = first.data;

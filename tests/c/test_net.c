@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 static dd_wait
-patient(void)
+long_wait(void)
 {
     return dd_wait_after(5 * DD_NS_PER_S * check_slow());
 }
@@ -27,7 +27,7 @@ static void
 expect_addresses(const char *host, uint16_t port, const char *const *expected)
 {
     dd_addr_list list = {.count = 0};
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     char text[DD_ADDR_TEXT_MAX];
     if (!CHECK_OK(dd_addr_resolve(host, port, &list, &wait, check_err()))) {
         return;
@@ -54,7 +54,7 @@ TEST(a_list_has_an_address_once)
 {
     dd_addr_list localhost;
     dd_addr_list list = {.count = 0};
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     REQUIRE_OK(dd_addr_resolve("localhost", 80, &localhost, &wait, check_err()));
     for (size_t i = 0; i < 2 * localhost.count; i++) {
         dd_addr_list_add(&list, &localhost.items[i % localhost.count]);
@@ -71,7 +71,7 @@ TEST(a_list_has_an_address_once)
 TEST(ports_of_addresses)
 {
     dd_addr_list list;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     char text[DD_ADDR_TEXT_MAX];
     REQUIRE_OK(dd_addr_resolve("localhost", 80, &list, &wait, check_err()));
     for (size_t i = 0; i < list.count; i++) {
@@ -150,7 +150,7 @@ static int
 accept_one(int listen_fd)
 {
     int fd = -1;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     CHECK_OK(dd_sock_wait(listen_fd, POLLIN, &wait, check_err()));
     CHECK_INT(dd_sock_try_accept(listen_fd, &fd), DD_IO_OK);
     return fd;
@@ -166,7 +166,7 @@ typedef struct pair {
 static bool
 pair_open(pair *p, const dd_addr *addr)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     *p = (pair){-1, -1, -1, *addr};
     if (!CHECK_OK(dd_sock_listen(addr, &p->listener, check_err()))) {
         return false;
@@ -190,17 +190,17 @@ static dd_addr
 loopback(void)
 {
     dd_addr_list list = {.count = 0};
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     CHECK_OK(dd_addr_resolve("127.0.0.1", 0, &list, &wait, check_err()));
     return list.items[0];
 }
 
 static void
-talk(pair *p)
+exchange(pair *p)
 {
     char data[8];
     size_t moved = 0;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     CHECK_INT(dd_sock_try_recv(p->server, data, sizeof data, &moved), DD_IO_AGAIN);
     CHECK_INT(dd_sock_try_send(p->client, "hello", 5, &moved), DD_IO_OK);
     CHECK_INT(moved, 5);
@@ -226,7 +226,7 @@ check_family(const dd_addr *addr)
         if (addr->storage.ss_family != AF_UNIX) {
             CHECK(dd_addr_port(&p.addr) != 0);
         }
-        talk(&p);
+        exchange(&p);
     }
     pair_close(&p);
 }
@@ -240,7 +240,7 @@ TEST(connections_of_every_family)
     dd_addr unix_addr = dd_addr_unix_abstract(name);
     check_family(&unix_addr);
     dd_addr_list v6;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     int fd;
     CHECK_OK(dd_addr_resolve("::1", 0, &v6, &wait, check_err()));
     dd_status status = dd_sock_listen(&v6.items[0], &fd, check_err());
@@ -271,7 +271,7 @@ TEST(refused_connection_keeps_its_reason)
     dd_addr addr = loopback();
     int fd;
     dd_error err;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     char text[DD_ADDR_TEXT_MAX];
     REQUIRE_OK(dd_sock_listen(&addr, &fd, check_err()));
     addr = dd_sock_local_addr(fd);
@@ -279,10 +279,10 @@ TEST(refused_connection_keeps_its_reason)
     CHECK_INT(dd_sock_connect(&addr, &fd, &wait, &err), DD_NETWORK);
     CHECK_INT(err.sys_errno, ECONNREFUSED);
     CHECK_CONTAINS(err.message, dd_addr_print(&addr, text));
-    dd_addr unix_addr = dd_addr_unix_abstract("dldist-test-nobody-listens");
+    dd_addr unix_addr = dd_addr_unix_abstract("dldist-test-no-listener");
     CHECK_INT(dd_sock_connect(&unix_addr, &fd, &wait, &err), DD_NETWORK);
     CHECK_INT(err.sys_errno, ECONNREFUSED);
-    CHECK_CONTAINS(err.message, "unix:@dldist-test-nobody-listens");
+    CHECK_CONTAINS(err.message, "unix:@dldist-test-no-listener");
 }
 
 /* With a full queue of one connection, the next connection receives no answer. */
@@ -320,7 +320,7 @@ TEST(waiting_ends_soon_after_an_interrupt)
     int64_t best_ns = INT64_MAX;
     for (int i = 0; i < 5 && best_ns > 100 * DD_NS_PER_MS; i++) {
         int64_t from_ns = dd_clock_now_ns() + 20 * DD_NS_PER_MS;
-        dd_wait wait = patient();
+        dd_wait wait = long_wait();
         wait.is_interrupted = is_interrupted;
         wait.ctx = &from_ns;
         CHECK_STATUS(dd_sock_wait(p.client, POLLIN, &wait, check_err()), DD_INTERRUPTED);
@@ -336,7 +336,7 @@ TEST(waiting_ends_soon_after_an_interrupt)
 /* --- forks ------------------------------------------------------------------------------------ */
 
 static void
-live_until_told(int fd)
+exit_on_request(int fd)
 {
     char byte;
     alarm(5 * (unsigned)check_slow());
@@ -355,14 +355,14 @@ TEST(child_does_not_keep_connections_open)
         close(pipes[1]);
         CHECK(dd_fork_generation() != generation);
         CHECK(fcntl(p.client, F_GETFD) < 0 && fcntl(p.server, F_GETFD) < 0 && fcntl(p.listener, F_GETFD) < 0);
-        live_until_told(pipes[0]);
+        exit_on_request(pipes[0]);
     }
     REQUIRE(pid > 0);
     CHECK(dd_fork_generation() == generation);
     /* The other end sees the end of the connection although the child is alive. */
     char byte;
     size_t moved;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_sock_close(p.client);
     p.client = -1;
     CHECK_OK(dd_sock_wait(p.server, POLLIN, &wait, check_err()));

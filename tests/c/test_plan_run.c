@@ -10,7 +10,7 @@
 #include <string.h>
 
 typedef struct outcome {
-    int ntold;
+    int nnotified;
     dd_error error; /* its code is DD_OK on success */
 } outcome;
 
@@ -18,7 +18,7 @@ static void
 on_done(void *ctx, const dd_error *error)
 {
     outcome *end = ctx;
-    end->ntold++;
+    end->nnotified++;
     end->error.code = DD_OK;
     if (error != NULL) {
         end->error = *error;
@@ -92,13 +92,13 @@ run_doubling(dd_plan_run *run, size_t count)
     dd_plan_run_options options = {.scratch = scratch, .on_done = on_done, .ctx = &end};
     dd_plan_run_start_locked(run, &args, &options);
     int ncalls = 0;
-    while (end.ntold == 0 && ncalls < 10) {
+    while (end.nnotified == 0 && ncalls < 10) {
         CHECK(dd_plan_run_is_busy_locked(run));
         CHECK(do_a_step(run));
         ncalls++;
     }
     CHECK(!do_a_step(run));
-    CHECK_INT(end.ntold, 1);
+    CHECK_INT(end.nnotified, 1);
     CHECK_INT(end.error.code, DD_OK);
     CHECK_INT(out[0], 0);
     CHECK_INT(out[count - 1], 4 * ((int32_t)count - 1));
@@ -147,11 +147,11 @@ TEST(a_plan_of_nothing_is_done_at_once)
     dd_coll_args args = {.coll = DD_COLL_BARRIER};
     dd_lock_take(&lock);
     dd_plan_run_start_locked(run, &args, &options);
-    CHECK_INT(end.ntold, 1);
+    CHECK_INT(end.nnotified, 1);
     dd_error error;
     (void)dd_error_set(&error, DD_ABORTED, "too late");
     dd_plan_run_cancel_locked(run, &error);
-    CHECK_INT(end.ntold, 1);
+    CHECK_INT(end.nnotified, 1);
     CHECK_INT(dd_plan_run_missing_locked(run, NULL, 0), 0);
     dd_lock_release(&lock);
     dd_plan_run_destroy(run);
@@ -175,11 +175,11 @@ TEST(cancelled_between_two_steps)
     dd_lock_take(&lock);
     dd_plan_run_start_locked(run, &args, &options);
     CHECK(do_a_step(run));
-    CHECK_INT(end.ntold, 0);
+    CHECK_INT(end.nnotified, 0);
     dd_error error;
     (void)dd_error_set(&error, DD_ABORTED, "had enough");
     dd_plan_run_cancel_locked(run, &error);
-    CHECK_INT(end.ntold, 1);
+    CHECK_INT(end.nnotified, 1);
     CHECK_INT(end.error.code, DD_ABORTED);
     CHECK(!dd_plan_run_is_busy_locked(run));
     CHECK(!do_a_step(run));
@@ -216,7 +216,7 @@ typedef struct letterbox {
 } letterbox;
 
 static void
-on_letters_done(void *ctx, const dd_error *error)
+on_messages_done(void *ctx, const dd_error *error)
 {
     letterbox *box = ctx;
     box->status = error != NULL ? error->code : DD_OK;
@@ -251,7 +251,7 @@ play(run_member *self, dd_plan_run *run, dd_block blocks[2], const int *ranks, u
                                    .ranks = ranks,
                                    .sequence = sequence,
                                    .signature = {.coll = DD_COLL_BROADCAST},
-                                   .on_done = on_letters_done,
+                                   .on_done = on_messages_done,
                                    .ctx = &box};
     dd_engine_lock(self->engine);
     dd_plan_run_start_locked(run, &args, &options);
@@ -324,7 +324,7 @@ wait_in_vain(run_member *self)
         CHECK_INT(dd_plan_run_missing_locked(run, missing, 4), 1);
         CHECK_INT(missing[0], 1);
         dd_plan_run_cancel_locked(run, &error);
-        CHECK_INT(end.ntold, 1);
+        CHECK_INT(end.nnotified, 1);
         CHECK_INT(dd_plan_run_missing_locked(run, missing, 4), 0);
         dd_engine_unlock(self->engine);
         CHECK_INT(end.error.code, DD_ABORTED);

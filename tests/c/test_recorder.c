@@ -590,9 +590,10 @@ TEST(a_slot_whose_writer_is_stopped_is_skipped)
 /* ---- call sites */
 
 static const dd_call_site_key keys[] = {{0x1000, 2}, {0x2000, 4}, {0x3000, 6}};
-static const dd_call_site told[] = {{.function = "inner", .file = "train.py", .line = 2, .is_hidden = true},
-                                    {.function = "step", .file = "train.py", .line = 4},
-                                    {.function = "main", .file = "start.py", .line = 6}};
+static const dd_call_site frames_of_stack[] = {
+    {.function = "inner", .file = "train.py", .line = 2, .is_hidden = true},
+    {.function = "step", .file = "train.py", .line = 4},
+    {.function = "main", .file = "start.py", .line = 6}};
 
 TEST(a_stack_is_stored_once)
 {
@@ -601,12 +602,12 @@ TEST(a_stack_is_stored_once)
     bool can_add = false;
     CHECK_INT(dd_call_sites_find(sites, keys, 3, &can_add), 0);
     CHECK(can_add);
-    uint32_t stack = dd_call_sites_add(sites, keys, told, 3);
+    uint32_t stack = dd_call_sites_add(sites, keys, frames_of_stack, 3);
     CHECK(stack != 0);
     CHECK_INT(dd_call_sites_find(sites, keys, 3, &can_add), stack);
-    CHECK_INT(dd_call_sites_add(sites, keys, told, 3), stack);
+    CHECK_INT(dd_call_sites_add(sites, keys, frames_of_stack, 3), stack);
     CHECK_INT(dd_call_sites_find(sites, keys + 1, 2, &can_add), 0);
-    uint32_t outer = dd_call_sites_add(sites, keys + 1, told + 1, 2);
+    uint32_t outer = dd_call_sites_add(sites, keys + 1, frames_of_stack + 1, 2);
     CHECK(outer != 0 && outer != stack);
     const dd_call_site *frames;
     REQUIRE(dd_call_sites_get(sites, stack, &frames) == 2);
@@ -627,11 +628,11 @@ TEST(a_table_without_memory_is_not_full)
     REQUIRE_OK(dd_call_sites_create(8, &sites, check_err()));
     bool can_add = false;
     dd_mem_fail_after(0);
-    CHECK_INT(dd_call_sites_add(sites, keys, told, 3), 0);
+    CHECK_INT(dd_call_sites_add(sites, keys, frames_of_stack, 3), 0);
     dd_mem_fail_after(-1);
     CHECK_INT(dd_call_sites_find(sites, keys, 3, &can_add), 0);
     CHECK(can_add);
-    CHECK(dd_call_sites_add(sites, keys, told, 3) != 0);
+    CHECK(dd_call_sites_add(sites, keys, frames_of_stack, 3) != 0);
     dd_call_sites_destroy(sites);
 }
 
@@ -640,9 +641,9 @@ TEST(a_full_table_reports_it)
     dd_call_sites *sites;
     REQUIRE_OK(dd_call_sites_create(1, &sites, check_err()));
     bool can_add;
-    uint32_t stack = dd_call_sites_add(sites, keys, told, 2);
+    uint32_t stack = dd_call_sites_add(sites, keys, frames_of_stack, 2);
     CHECK(stack != 0);
-    CHECK_INT(dd_call_sites_add(sites, keys, told, 1), 0);
+    CHECK_INT(dd_call_sites_add(sites, keys, frames_of_stack, 1), 0);
     CHECK_INT(dd_call_sites_find(sites, keys, 1, &can_add), 0);
     CHECK(!can_add);
     CHECK_INT(dd_call_sites_find(sites, keys, 2, &can_add), stack);

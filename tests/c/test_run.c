@@ -345,7 +345,7 @@ static const dd_signature sum_signature = {
     .coll = DD_COLL_ALL_REDUCE, .dtype = DD_DTYPE_FLOAT32, .count = 64};
 
 static void
-wait_for_nobody(run_member *self)
+wait_for_no_rank(run_member *self)
 {
     dd_block blocks[2];
     dd_coll_args args = small_all_reduce(self->rank, blocks);
@@ -371,9 +371,9 @@ wait_for_nobody(run_member *self)
 
 TEST(cancelling)
 {
-    run_team_do(&(run_team_options){.nranks = 3}, wait_for_nobody, NULL);
-    run_team_do(&(run_team_options){.nranks = 3, .selection = "flat"}, wait_for_nobody, NULL);
-    run_team_do(&(run_team_options){.nranks = 2, .host_of = {0, 1}}, wait_for_nobody, NULL);
+    run_team_do(&(run_team_options){.nranks = 3}, wait_for_no_rank, NULL);
+    run_team_do(&(run_team_options){.nranks = 3, .selection = "flat"}, wait_for_no_rank, NULL);
+    run_team_do(&(run_team_options){.nranks = 2, .host_of = {0, 1}}, wait_for_no_rank, NULL);
 }
 
 static void

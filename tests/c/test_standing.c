@@ -137,7 +137,7 @@ TEST(every_collective_by_messages)
 
 TEST(every_collective_between_hosts)
 {
-    run_matrices((team_options){.lonely_ranks = 0x52}, false);
+    run_matrices((team_options){.single_ranks = 0x52}, false);
 }
 
 /* ---- repeated starts */
@@ -177,40 +177,40 @@ TEST(started_again_and_again)
 }
 
 static void
-count_let_go(void *ctx)
+count_block(void *ctx)
 {
     ++*(int *)ctx;
 }
 
 /* Start calls as an interpreter does. */
 static void
-hurry(team_rank *self)
+start_and_poll(team_rank *self)
 {
     sum small;
     sum large;
-    int nlet_go = 0;
+    int nblocked = 0;
     int nslow = 0;
     dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
-    wait.on_block = count_let_go;
-    wait.ctx = &nlet_go;
+    wait.on_block = count_block;
+    wait.ctx = &nblocked;
     REQUIRE(sum_init(&small, self->group, 2));
     REQUIRE(sum_init(&large, self->group, 100000));
     sum_fill(&large, 1);
     CHECK_OK(dd_standing_start(&large.call, 1, true, &wait, check_err()));
-    CHECK(nlet_go > 0); /* takes longer */
+    CHECK(nblocked > 0); /* takes longer */
     CHECK_OK(dd_standing_wait(large.call, &wait, check_err()));
     sum_check(&large, self, (float)self->size);
     bool is_quick = !self->options->is_shm_disabled || self->size == 1;
     for (int round = 0; round < 300 && check_failures() == 0; round++) {
-        nlet_go = 0;
+        nblocked = 0;
         sum_fill(&small, (float)round);
         CHECK_OK(dd_standing_start(&small.call, 1, round % 2 == 0, &wait, check_err()));
-        CHECK(is_quick || nlet_go > 0);
+        CHECK(is_quick || nblocked > 0);
         if (!dd_standing_poll(small.call)) {
-            nlet_go = 0;
+            nblocked = 0;
             CHECK_OK(dd_standing_wait(small.call, &wait, check_err()));
         } else {
-            nslow += nlet_go > 0;
+            nslow += nblocked > 0;
         }
         CHECK(dd_standing_poll(small.call));
         sum_check(&small, self, (float)(round * self->size));
@@ -225,7 +225,7 @@ TEST(small_calls_complete_without_blocking)
 {
     for (int size = 1; size <= 3; size++) {
         team_options options = {.size = size};
-        team_run_both(&options, hurry, NULL);
+        team_run_both(&options, start_and_poll, NULL);
     }
 }
 
@@ -320,7 +320,7 @@ disagree(team_rank *self)
         CHECK_STATUS(team_start(calls[i]), DD_MISMATCH);
         CHECK_CONTAINS(check_message(), "the group has failed before");
     }
-    team_rendezvous(self, "heard");
+    team_rendezvous(self, "notified");
     for (int i = 0; i < 3; i++) {
         sum_fini(&several[i]);
     }

@@ -498,7 +498,7 @@ TEST(freeing_waits_for_the_whole_device)
 }
 
 /* One rank is late: the other rank's call must not return before that rank calls. */
-static atomic_bool has_come;
+static atomic_bool has_arrived;
 
 static void
 run_late(member *self)
@@ -507,10 +507,10 @@ run_late(member *self)
     *data = self->rank + 1;
     if (self->rank == 1) {
         sleep_ms(50);
-        atomic_store(&has_come, true);
+        atomic_store(&has_arrived, true);
     }
     NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream));
-    CHECK(atomic_load(&has_come));
+    CHECK(atomic_load(&has_arrived));
     CU(cuStreamSynchronize(self->stream));
     CHECK_INT(*data, 3);
     free_memory(data);
@@ -588,7 +588,7 @@ run_early(member *self)
     int *data = make_memory(sizeof(int));
     if (self->rank == 0) {
         NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream));
-        CHECK(!atomic_load(&has_come));
+        CHECK(!atomic_load(&has_arrived));
     }
     pthread_barrier_wait(&self->team->barrier);
     if (self->rank == 1) {
@@ -607,7 +607,7 @@ TEST(connections_that_are_made_with_the_communicator)
 
 /* A rank whose call waits is notified of an abort inside a group, and the end of the group frees
  * its resources. */
-static atomic_bool has_come_back;
+static atomic_bool has_returned;
 
 static void *
 abort_in_group(void *arg)
@@ -619,7 +619,7 @@ abort_in_group(void *arg)
     }
     NC(ncclGroupStart());
     NC(ncclCommAbort(self->comm));
-    while (!atomic_load(&has_come_back)) {
+    while (!atomic_load(&has_returned)) {
         sched_yield();
     }
     NC(ncclGroupEnd());
@@ -628,31 +628,31 @@ abort_in_group(void *arg)
 }
 
 static void
-run_told(member *self)
+run_notified(member *self)
 {
     int *data = make_memory(sizeof(int));
     pthread_t aborter;
     pthread_create(&aborter, NULL, abort_in_group, self);
     CHECK_INT(nccl.ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream),
               DD_NCCL_INTERNAL_ERROR);
-    atomic_store(&has_come_back, true);
+    atomic_store(&has_returned, true);
     pthread_join(aborter, NULL);
     self->comm = NULL;
     free_memory(data);
 }
 
 static void
-run_told_alone(member *self)
+run_notified_alone(member *self)
 {
     if (self->rank == 0) {
-        run_told(self);
+        run_notified(self);
     }
 }
 
 TEST(an_abort_in_a_group_ends_a_call_first)
 {
     load_nccl("2.32.3");
-    run_team(2, 1, run_told_alone);
+    run_team(2, 1, run_notified_alone);
 }
 
 static void

@@ -31,7 +31,7 @@ default_server(void)
 }
 
 static dd_wait
-patient(void)
+long_wait(void)
 {
     return dd_wait_after(8 * DD_NS_PER_S * check_slow());
 }
@@ -903,7 +903,7 @@ take_descriptors(int files[512], struct rlimit *old)
 }
 
 static void
-be_turned_away(uint16_t port)
+be_refused(uint16_t port)
 {
     int fd = raw_open(port);
     raw_ask(fd, DD_TCP_PING, "u", DD_TCP_OFFER | 0x1234);
@@ -923,7 +923,7 @@ TEST(few_descriptors_left)
     int files[512];
     struct rlimit old;
     size_t nfiles = take_descriptors(files, &old);
-    be_turned_away(dd_tcp_server_port(server));
+    be_refused(dd_tcp_server_port(server));
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_MS);
     CHECK_STATUS(dd_tcp_server_wait_joined(server, 1, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "turned away");
@@ -944,7 +944,7 @@ TEST(lack_of_descriptors_does_not_count_as_refusal)
     int files[512];
     struct rlimit old;
     size_t nfiles = take_descriptors(files, &old);
-    be_turned_away(port);
+    be_refused(port);
     while (nfiles > 0) {
         close(files[--nfiles]);
     }
@@ -1071,7 +1071,7 @@ TEST(opening_without_memory)
     int nfds = 0;
     for (long nth = 0; nth < 20 && status != DD_OK; nth++) {
         dd_tcp_server *server = NULL;
-        dd_wait wait = patient();
+        dd_wait wait = long_wait();
         nfds = count_fds();
         (void)dd_mem_fail_after(nth);
         status = dd_tcp_server_open(&server, &options, &wait, check_err());
@@ -1089,7 +1089,7 @@ TEST(port_in_use_is_named)
     dd_tcp_server_options options = raw_options();
     options.port = dd_tcp_server_port(server);
     dd_tcp_server *second = NULL;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     char name[64];
     (void)snprintf(name, sizeof name, "127.0.0.1:%u", options.port);
     CHECK_STATUS(dd_tcp_server_open(&second, &options, &wait, check_err()), DD_NETWORK);
@@ -1105,7 +1105,7 @@ static bool
 answers_at(const char *host, uint16_t port)
 {
     dd_addr_list list;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     int fd = -1;
     if (!CHECK_OK(dd_addr_resolve(host, port, &list, &wait, check_err())) ||
         dd_sock_connect(&list.items[0], &fd, &wait, check_err()) != DD_OK) {
@@ -1163,7 +1163,7 @@ bound_socket(int type)
 TEST(listening_socket_of_the_caller)
 {
     dd_tcp_server *server = NULL;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_tcp_server_options options = raw_options();
     options.listen_fd = bound_socket(SOCK_DGRAM);
     CHECK_STATUS(dd_tcp_server_open(&server, &options, &wait, check_err()), DD_INVALID_ARGUMENT);
@@ -1197,7 +1197,7 @@ TEST(listening_socket_of_the_caller)
 TEST(listening_socket_without_a_port_gets_one)
 {
     dd_tcp_server *server = NULL;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_tcp_server_options options = raw_options();
     options.listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     REQUIRE_OK(dd_tcp_server_open(&server, &options, &wait, check_err()));
@@ -1210,7 +1210,7 @@ TEST(listening_socket_without_a_port_gets_one)
 TEST(listening_socket_stays_after_a_failure)
 {
     dd_tcp_server *server = NULL;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_tcp_server_options options = raw_options();
     options.listen_fd = bound_socket(SOCK_STREAM);
     dd_status status = DD_OUT_OF_MEMORY;
@@ -1293,7 +1293,7 @@ open_and_release(void *arg)
 {
     const dd_tcp_server_options *options = arg;
     for (int i = 0; i < 300 / check_slow(); i++) {
-        dd_wait wait = patient();
+        dd_wait wait = long_wait();
         dd_tcp_server *server = NULL;
         dd_error error;
         if (dd_tcp_server_open(&server, options, &wait, &error) != DD_OK) {
@@ -1387,7 +1387,7 @@ TEST(waiting_for_joining_clients)
 {
     dd_tcp_server *server = default_server();
     joiner late = {.port = dd_tcp_server_port(server)};
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     REQUIRE(pthread_create(&late.thread, NULL, join_late, &late) == 0);
     CHECK_OK(dd_tcp_server_wait_joined(server, 1, &wait, check_err()));
     pthread_join(late.thread, NULL);
@@ -1399,16 +1399,16 @@ TEST(waiting_for_joining_clients)
 /* --- the loop --------------------------------------------------------------------------------- */
 
 /* Close a connection in the same turn in which its bytes arrived. */
-typedef struct assassin {
+typedef struct closing_handler {
     tcp_handler handler;
     tcp_conn *victim;
-} assassin;
+} closing_handler;
 
 static void
 on_order(tcp_handler *handler, uint32_t events)
 {
     (void)events;
-    tcp_conn_close(DD_CONTAINER_OF(handler, assassin, handler)->victim, "by order");
+    tcp_conn_close(DD_CONTAINER_OF(handler, closing_handler, handler)->victim, "by order");
 }
 
 TEST(event_of_a_closed_connection_is_ignored)
@@ -1421,7 +1421,7 @@ TEST(event_of_a_closed_connection_is_ignored)
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, order) == 0);
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
     tcp_conn_open(server, dd_fork_register(ends[0]), false, false);
-    assassin self = {.handler = {order[0], on_order}};
+    closing_handler self = {.handler = {order[0], on_order}};
     self.victim = DD_CONTAINER_OF(server->conns.next, tcp_conn, link);
     CHECK_OK(tcp_server_watch(server, &self.handler, EPOLLIN, check_err()));
     CHECK(write(order[1], "x", 1) == 1 && write(ends[1], "x", 1) == 1);

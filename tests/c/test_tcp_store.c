@@ -118,7 +118,7 @@ STORE_SUITE(tcp_plain, .open = open_plain, .close = close_world, .has_queues = t
 /* --- helpers for all tests below -------------------------------------------------------------- */
 
 static dd_wait
-patient(void)
+long_wait(void)
 {
     return dd_wait_after(8 * DD_NS_PER_S * check_slow());
 }
@@ -151,14 +151,14 @@ for_both(void (*run)(dd_store *store, world *where))
 static dd_status
 set_text(dd_store *store, const char *key, const char *value)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     return dd_store_set(store, dd_bytes_of_string(key), dd_bytes_of_string(value), &wait, check_err());
 }
 
 static void
 expect_text(dd_store *store, const char *key, const char *expected)
 {
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_blob value = {0};
     if (CHECK_OK(dd_store_get(store, dd_bytes_of_string(key), &value, &wait, check_err()))) {
         CHECK_BYTES(dd_blob_view(&value), dd_bytes_of_string(expected));
@@ -288,7 +288,7 @@ interrupt_and_go_on(dd_store *store, world *where)
         int64_t best_ns = INT64_MAX;
         for (int i = 0; i < 5 && best_ns > 100 * DD_NS_PER_MS; i++) {
             int64_t from_ns = dd_clock_now_ns() + 20 * DD_NS_PER_MS;
-            dd_wait wait = patient();
+            dd_wait wait = long_wait();
             wait.is_interrupted = is_past;
             wait.ctx = &from_ns;
             CHECK_STATUS(call_blocking(store, which, &wait, check_err()), DD_INTERRUPTED);
@@ -329,7 +329,7 @@ static void *
 use_briskly(void *arg)
 {
     user *self = arg;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     char key[16];
     (void)snprintf(key, sizeof key, "own%d", self->index);
     int64_t sum = 0;
@@ -379,7 +379,7 @@ push_items(void *arg)
     user *self = arg;
     unsigned seed = 1;
     for (int i = 0; i < NITEMS; i++) {
-        dd_wait wait = patient();
+        dd_wait wait = long_wait();
         CHECK_OK(dd_store_queue_push(self->store, BYTES("q"), BYTES("item"), &wait, check_err()));
         (void)usleep((unsigned)rand_r(&seed) % 3000);
     }
@@ -393,7 +393,7 @@ pop_at_the_last_moment(dd_store *store, world *where)
     user pusher = {.store = open_client(dd_tcp_server_port(where->server), (dd_bytes){0})};
     REQUIRE(pusher.store != NULL);
     REQUIRE(pthread_create(&pusher.thread, NULL, push_items, &pusher) == 0);
-    dd_wait limit = patient();
+    dd_wait limit = long_wait();
     unsigned seed = 2;
     int npopped = 0;
     for (int i = 0; npopped < NITEMS && !dd_wait_has_expired(&limit); i++) {
@@ -422,7 +422,7 @@ static void *
 push_large(void *arg)
 {
     user *self = arg;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     size_t len = (size_t)8 << 20;
     uint8_t *data = calloc(1, len);
     if (CHECK(data != NULL)) {
@@ -558,7 +558,7 @@ TEST(late_answers_are_dropped)
     tcp_store store;
     int ends[2];
     open_on_pair(&store, ends);
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_wait hasty = dd_wait_after(0);
     int64_t past_ns = 0;
     hasty.is_interrupted = is_past;
@@ -590,12 +590,12 @@ set_then_leave(void *arg)
 }
 
 static void
-see_what_was_set(dd_store *store, world *where)
+see_earlier_writes(dd_store *store, world *where)
 {
     (void)where;
     for (int i = 0; i < 50; i++) {
         user setter = {.store = store, .index = i};
-        dd_wait wait = patient();
+        dd_wait wait = long_wait();
         char text[16];
         bool is_ready = false;
         int64_t nkeys = 0;
@@ -619,14 +619,14 @@ see_what_was_set(dd_store *store, world *where)
 
 TEST(calls_see_earlier_writes)
 {
-    for_both(see_what_was_set);
+    for_both(see_earlier_writes);
 }
 
 static void *
-come_to_barrier(void *arg)
+join_barrier(void *arg)
 {
     user *self = arg;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     char key[16];
     (void)snprintf(key, sizeof key, "from%d", self->index);
     CHECK_OK(set_text(self->store, key, "value"));
@@ -644,7 +644,7 @@ set_then_barrier(dd_store *store, world *where)
     uint16_t port = where->proxy != NULL ? plain_proxy_port(where->proxy) : dd_tcp_server_port(where->server);
     user users[2] = {{.store = store}, {.store = open_client(port, (dd_bytes){0}), .index = 1}};
     for (int i = 0; i < 2; i++) {
-        CHECK(pthread_create(&users[i].thread, NULL, come_to_barrier, &users[i]) == 0);
+        CHECK(pthread_create(&users[i].thread, NULL, join_barrier, &users[i]) == 0);
     }
     for (int i = 0; i < 2; i++) {
         pthread_join(users[i].thread, NULL);
@@ -663,7 +663,7 @@ static void *
 block(void *arg)
 {
     user *self = arg;
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     self->status = call_blocking(self->store, self->index, &wait, check_err());
     self->ended_ns = dd_clock_now_ns();
     (void)snprintf(self->message, sizeof self->message, "%.255s", check_message());
@@ -690,7 +690,7 @@ lose_the_server(dd_store *store, world *where)
     }
     int64_t sum = 0;
     for (int i = 0; i < 3; i++) {
-        dd_wait wait = patient();
+        dd_wait wait = long_wait();
         before_ns = dd_clock_now_ns();
         CHECK_STATUS(dd_store_add(store, BYTES("n"), 1, &sum, &wait, check_err()), DD_NETWORK);
         CHECK(dd_clock_now_ns() - before_ns < DD_NS_PER_S * check_slow());
@@ -737,7 +737,7 @@ TEST(another_server_on_the_port_is_not_the_store)
     expect_usable(remote);
     dd_tcp_server_release(server);
     server = raw_server(&options);
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_blob value = {0};
     CHECK_STATUS(dd_store_get(local, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
     CHECK_STATUS(dd_store_get(remote, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
@@ -777,7 +777,7 @@ expect_cost(dd_store *(*open)(void **fixture), uint64_t nround_trips_of_opening)
     CHECK_INT(opening.nconnections, 1);
     CHECK_INT(opening.nround_trips, nround_trips_of_opening);
     start = read_server_stats(server);
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_bytes key = BYTES("key");
     CHECK_OK(set_text(store, "key", "value"));
     CHECK_OK(dd_store_wait(store, &key, 1, &wait, check_err()));
@@ -827,7 +827,7 @@ TEST(other_clients_see_finished_writes)
     plain_proxy *proxy = plain_proxy_start(port, PROXY_PLAIN);
     stores[1] = open_client(port, (dd_bytes){0});
     stores[2] = open_client(plain_proxy_port(proxy), (dd_bytes){0});
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_blob value = {0};
     for (uint32_t round = 0; round < 300; round++) {
         dd_bytes text = dd_bytes_of(&round, sizeof round);
@@ -855,7 +855,7 @@ open_with_secret(uint16_t port, const char *secret)
 {
     dd_tcp_store_options options = {
         .host = "127.0.0.1", .port = port, .world_size = -1, .secret = dd_bytes_of_string(secret)};
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_store *store = NULL;
     dd_status status = dd_tcp_store_open(&store, &options, &wait, check_err());
     CHECK((store != NULL) == (status == DD_OK));
@@ -976,7 +976,7 @@ typedef struct late_server {
 } late_server;
 
 static void *
-turn_away(void *arg)
+refuse_client(void *arg)
 {
     late_server *self = arg;
     int64_t before_ns = 0;
@@ -1009,9 +1009,9 @@ TEST(clients_keep_looking_for_a_late_server)
     REQUIRE(bind(server.fd, (struct sockaddr *)&in, sizeof in) == 0 && listen(server.fd, 8) == 0);
     REQUIRE(getsockname(server.fd, (struct sockaddr *)&in, &in_len) == 0);
     pthread_t thread;
-    REQUIRE(pthread_create(&thread, NULL, turn_away, &server) == 0);
+    REQUIRE(pthread_create(&thread, NULL, refuse_client, &server) == 0);
     dd_tcp_store_options options = {.host = "127.0.0.1", .port = ntohs(in.sin_port), .world_size = -1};
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     wait.is_interrupted = has_looked_enough;
     wait.ctx = &server.is_enough;
     dd_store *store = NULL;
@@ -1028,7 +1028,7 @@ TEST(servers_at_one_port_of_several_addresses)
     dd_tcp_server *servers[2] = {raw_server(&options)};
     options.host = "127.0.0.2";
     options.port = dd_tcp_server_port(servers[0]);
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     if (dd_tcp_server_open(&servers[1], &options, &wait, check_err()) != DD_OK) {
         dd_tcp_server_release(servers[0]); /* another process uses that port there */
         return;
@@ -1060,7 +1060,7 @@ TEST(joining)
     dd_store *store = NULL;
     CHECK_STATUS(dd_tcp_store_open(&store, &options, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "1/2 clients joined: ");
-    wait = patient();
+    wait = long_wait();
     REQUIRE_OK(dd_tcp_store_open(&store, &options, &wait, check_err()));
     CHECK(dd_tcp_store_is_server(store));
     CHECK_INT(dd_tcp_store_port(store), dd_tcp_server_port(server));
@@ -1086,7 +1086,7 @@ TEST(limits_of_the_server_are_named)
     REQUIRE(store != NULL);
     char large[101];
     memset(large, 'x', sizeof large);
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_bytes keys[4] = {BYTES("a"), BYTES("b"), BYTES("c"), BYTES("d")};
     dd_bytes values[4];
     for (size_t i = 0; i < 4; i++) {
@@ -1117,7 +1117,7 @@ TEST(forked_child_leaves_the_parents_store_alone)
     dd_tcp_server_options server_options = raw_options();
     dd_tcp_server *server = raw_server(&server_options);
     dd_tcp_store_options options = {.host = "127.0.0.1", .world_size = -1, .server = server};
-    dd_wait wait = patient();
+    dd_wait wait = long_wait();
     dd_store *store = NULL;
     REQUIRE_OK(dd_tcp_store_open(&store, &options, &wait, check_err()));
     wait = dd_wait_after(0);

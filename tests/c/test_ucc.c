@@ -298,7 +298,7 @@ TEST(calls_that_fail)
 }
 
 static void
-give_up_on_a_call(team_rank *self)
+abandon_call(team_rank *self)
 {
     dd_error *err = check_err();
     REQUIRE(carry_well(self));
@@ -312,14 +312,14 @@ TEST(a_call_that_does_not_end_is_left_in_the_library)
 {
     plain_ucc_reset();
     plain_ucc.is_stuck = true;
-    run(2, give_up_on_a_call, NULL);
+    run(2, abandon_call, NULL);
     CHECK_INT(plain_ucc_live.nrequests, 2);
     CHECK_INT(plain_ucc_live.nteams, 2);
     CHECK_INT(plain_ucc_live.ncontexts, 2);
 }
 
 static void
-leave_what_is_done(team_rank *self)
+leave_finished_call(team_rank *self)
 {
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
     dd_carried_call barrier = {.coll = DD_COLL_BARRIER};
@@ -340,7 +340,7 @@ leave_what_is_done(team_rank *self)
 TEST(a_call_that_is_done_leaves_nothing)
 {
     plain_ucc_reset();
-    run(1, leave_what_is_done, NULL);
+    run(1, leave_finished_call, NULL);
 }
 
 static void

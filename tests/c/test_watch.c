@@ -56,14 +56,14 @@ typedef struct rig {
 
 /* Global, because the thread that queries the interpreter may outlive a rank. */
 static atomic_int nasked;
-static atomic_bool is_mute; /* the interpreter does not answer */
+static atomic_bool is_silent; /* the interpreter does not answer */
 
 static void
 await_interpreter(void)
 {
     atomic_fetch_add(&nasked, 1);
     dd_wait wait = dd_wait_after(DD_NEVER_NS); /* limited by the alarm of the test */
-    while (atomic_load(&is_mute)) {
+    while (atomic_load(&is_silent)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
 }
@@ -630,7 +630,7 @@ TEST(an_interpreter_that_does_not_answer)
     rig r;
     open_rig(&r, 1);
     rank_rig *rank = &r.ranks[0];
-    atomic_store(&is_mute, true);
+    atomic_store(&is_silent, true);
     raise_on(&r, 0, DD_OP_TIMED_OUT);
     dd_monitor_step(rank->monitor);
     CHECK_INT(atomic_load(&(rank->monitor)->ndumps), 1);
@@ -640,7 +640,7 @@ TEST(an_interpreter_that_does_not_answer)
     dd_monitor_request_dump(rank->monitor);
     dd_monitor_step(rank->monitor);
     CHECK_LACKS(report_of(&r, 0), "free again");
-    atomic_store(&is_mute, false);
+    atomic_store(&is_silent, false);
     dd_wait wait = dd_wait_after(check_slow() * 5 * DD_NS_PER_S);
     while (strstr(report_of(&r, 0), "the GIL is free again: it has been held for ") == NULL &&
            !dd_wait_has_expired(&wait)) {
@@ -672,7 +672,7 @@ TEST(the_report_names_ranks_that_did_not_call)
     CHECK_CONTAINS(report_of(&r, 0), "all_reduce: rank 1\n");
     CHECK_CONTAINS(report_of(&r, 0), "never called anything, or are gone: rank 2\n");
     CHECK_CONTAINS(report_of(&r, 0), "rank 1: last called");
-    put(&r, "dldist/watch/g/state/2", BYTES("nonsense"));
+    put(&r, "dldist/watch/g/state/2", BYTES("garbage!"));
     raise_on(&r, 1, DD_OP_TIMED_OUT);
     dd_monitor_step(r.ranks[1].monitor);
     CHECK_CONTAINS(report_of(&r, 1), "are further than");
@@ -760,7 +760,7 @@ TEST(a_report_names_the_store_that_does_not_answer)
 
 /* ---- stores */
 
-static int ncalls_of_gone;
+static int ncalls_after_end;
 
 static dd_status
 refuse_try_get(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
@@ -769,7 +769,7 @@ refuse_try_get(dd_store *store, const dd_store_request *request, dd_store_result
     if (request->op != DD_STORE_TRY_GET) {
         return whole_ops->run(store, request, result, wait, err);
     }
-    ncalls_of_gone++;
+    ncalls_after_end++;
     return dd_error_set(err, DD_NETWORK, "the server is gone");
 }
 
@@ -786,7 +786,7 @@ TEST(a_store_that_has_ended_is_not_queried_again)
     for (int i = 0; i < 5; i++) {
         dd_monitor_step(r.ranks[0].monitor);
     }
-    CHECK_INT(ncalls_of_gone, 1);
+    CHECK_INT(ncalls_after_end, 1);
     raise_on(&r, 0, DD_PEER_LOST);
     dd_monitor_step(r.ranks[0].monitor);
     CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 1);

@@ -20,19 +20,19 @@ TEST(an_error_round_trip)
 {
     uint8_t bytes[DD_SIGNAL_ERROR_MAX_NBYTES];
     dd_error cause;
-    dd_error heard;
+    dd_error decoded;
     CHECK_STATUS(dd_error_set(&cause, DD_PEER_LOST, "rank 2 is\tgone"), DD_PEER_LOST);
     size_t len = dd_signal_encode_error(1, &cause, bytes);
-    CHECK_OK(dd_signal_decode_error(dd_bytes_of(bytes, len), BYTES("g"), 3, &heard, check_err()));
-    CHECK_INT(heard.code, DD_PEER_LOST);
-    CHECK_INT(heard.blamed.rank, 1);
-    CHECK_CONTAINS(heard.message, "rank 1 failed: rank 2 is\\x09gone");
+    CHECK_OK(dd_signal_decode_error(dd_bytes_of(bytes, len), BYTES("g"), 3, &decoded, check_err()));
+    CHECK_INT(decoded.code, DD_PEER_LOST);
+    CHECK_INT(decoded.blamed.rank, 1);
+    CHECK_CONTAINS(decoded.message, "rank 1 failed: rank 2 is\\x09gone");
     for (size_t cut = 0; cut < len; cut++) {
         dd_status wanted = cut == 4 ? DD_OK : DD_PROTOCOL; /* contains only the rank */
-        CHECK_STATUS(dd_signal_decode_error(dd_bytes_of(bytes, cut), BYTES("g"), 3, &heard, check_err()),
+        CHECK_STATUS(dd_signal_decode_error(dd_bytes_of(bytes, cut), BYTES("g"), 3, &decoded, check_err()),
                      wanted);
     }
-    CHECK_STATUS(dd_signal_decode_error(dd_bytes_of(bytes, len), BYTES("g"), 1, &heard, check_err()),
+    CHECK_STATUS(dd_signal_decode_error(dd_bytes_of(bytes, len), BYTES("g"), 1, &decoded, check_err()),
                  DD_PROTOCOL);
 }
 
@@ -40,12 +40,12 @@ TEST(an_error_of_the_longest_text)
 {
     uint8_t bytes[DD_SIGNAL_ERROR_MAX_NBYTES];
     dd_error cause = {.code = DD_INTERNAL};
-    dd_error heard;
+    dd_error decoded;
     memset(cause.message, 'x', sizeof cause.message - 1);
     size_t len = dd_signal_encode_error(0, &cause, bytes);
     CHECK_INT(len, sizeof bytes);
-    CHECK_OK(dd_signal_decode_error(dd_bytes_of(bytes, len), BYTES("g"), 1, &heard, check_err()));
-    CHECK_INT(heard.code, DD_BACKEND); /* a peer may not choose this code */
+    CHECK_OK(dd_signal_decode_error(dd_bytes_of(bytes, len), BYTES("g"), 1, &decoded, check_err()));
+    CHECK_INT(decoded.code, DD_BACKEND); /* a peer may not choose this code */
 }
 
 TEST(a_state_round_trip)
@@ -53,22 +53,23 @@ TEST(a_state_round_trip)
     dd_recorder_status status = {
         .called = {7, "all_reduce"}, .started = {6, "barrier"}, .completed = {-1, ""}};
     dd_signal_state state;
-    dd_signal_state heard;
+    dd_signal_state decoded;
     dd_signal_state_of(&status, &state);
     CHECK(strcmp(state.text, "last called 7 all_reduce, started 6 barrier, completed none") == 0);
-    CHECK_OK(dd_signal_decode_state(dd_bytes_of_string(state.text), &heard, check_err()));
-    CHECK_INT(heard.called, 7);
-    CHECK(strcmp(heard.name, "all_reduce") == 0);
-    CHECK(strcmp(heard.text, state.text) == 0);
+    CHECK_OK(dd_signal_decode_state(dd_bytes_of_string(state.text), &decoded, check_err()));
+    CHECK_INT(decoded.called, 7);
+    CHECK(strcmp(decoded.name, "all_reduce") == 0);
+    CHECK(strcmp(decoded.text, state.text) == 0);
     for (size_t cut = 0; cut < strlen(state.text) - strlen("none"); cut++) {
-        CHECK_STATUS(dd_signal_decode_state(dd_bytes_of(state.text, cut), &heard, check_err()), DD_PROTOCOL);
+        CHECK_STATUS(dd_signal_decode_state(dd_bytes_of(state.text, cut), &decoded, check_err()),
+                     DD_PROTOCOL);
     }
     dd_bytes none = BYTES("last called none, started none, completed none");
-    CHECK_OK(dd_signal_decode_state(none, &heard, check_err()));
-    CHECK_INT(heard.called, -1);
-    CHECK(heard.name[0] == '\0');
+    CHECK_OK(dd_signal_decode_state(none, &decoded, check_err()));
+    CHECK_INT(decoded.called, -1);
+    CHECK(decoded.name[0] == '\0');
     dd_bytes negative = BYTES("last called -7 x, started none, completed none");
-    CHECK_STATUS(dd_signal_decode_state(negative, &heard, check_err()), DD_PROTOCOL);
+    CHECK_STATUS(dd_signal_decode_state(negative, &decoded, check_err()), DD_PROTOCOL);
 }
 
 TEST(a_state_of_long_names)
@@ -79,11 +80,11 @@ TEST(a_state_of_long_names)
     dd_progress last = {INT64_MAX, name};
     dd_recorder_status status = {.called = last, .started = last, .completed = last};
     dd_signal_state state;
-    dd_signal_state heard;
+    dd_signal_state decoded;
     dd_signal_state_of(&status, &state);
-    CHECK_OK(dd_signal_decode_state(dd_bytes_of_string(state.text), &heard, check_err()));
-    CHECK_INT(heard.called, INT64_MAX);
-    CHECK_INT(strlen(heard.name), DD_SIGNAL_NAME_MAX);
+    CHECK_OK(dd_signal_decode_state(dd_bytes_of_string(state.text), &decoded, check_err()));
+    CHECK_INT(decoded.called, INT64_MAX);
+    CHECK_INT(strlen(decoded.name), DD_SIGNAL_NAME_MAX);
 }
 
 /* Arbitrary bytes must be rejected or decoded, without overreads. */

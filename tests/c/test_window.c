@@ -64,7 +64,7 @@ TEST(sizes_of_five)
 TEST(sizes_of_eight)
 {
     bool is_plain = false;
-    team_options options = {.size = 8, .lonely_ranks = 0x18};
+    team_options options = {.size = 8, .single_ranks = 0x18};
     team_run(&options, pass_around, &is_plain);
     options.nlanes = 3;
     options.is_shm_disabled = true;
@@ -271,7 +271,7 @@ TEST(works_and_flush)
 
 /* ---- many windows */
 
-/* Count on rank 0 while the other rank waits. */
+/* Rank 0 counts while the other rank waits. */
 static void
 count_alone(team_rank *self, const char *name, int counts[2])
 {

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 static void
-doze(int64_t duration_ns)
+sleep_for(int64_t duration_ns)
 {
     dd_wait wait = dd_wait_after(duration_ns);
     CHECK_OK(dd_wait_sleep(&wait, duration_ns, check_err()));
@@ -24,7 +24,7 @@ doze(int64_t duration_ns)
 /* ---- arguments */
 
 static void
-ask_for_nonsense(team_rank *self)
+pass_invalid_arguments(team_rank *self)
 {
     const bool *is_plain = self->arg;
     test_window test;
@@ -69,7 +69,7 @@ ask_for_nonsense(team_rank *self)
 
 TEST(invalid_arguments_are_refused)
 {
-    window_run_everywhere(2, ask_for_nonsense);
+    window_run_everywhere(2, pass_invalid_arguments);
 }
 
 /* ---- closed windows */
@@ -115,7 +115,7 @@ TEST(a_window_that_is_closed)
 
 /* Rank 1 aborts, and closes its window. Rank 0 sees that in shared memory before the reason. */
 static void
-close_and_give_up(team_rank *self)
+close_and_abort(team_rank *self)
 {
     const bool *is_plain = self->arg;
     test_window test;
@@ -123,8 +123,8 @@ close_and_give_up(team_rank *self)
     dd_engine *engine = dd_group_engine(self->group);
     if (self->rank == 0) {
         dd_engine_lock(engine); /* so that rank 0 receives nothing */
-        team_rendezvous(self, "deaf");
-        team_rendezvous(self, "given up");
+        team_rendezvous(self, "held");
+        team_rendezvous(self, "timed out");
         dd_engine_unlock(engine);
         /* else a message carries the signal, and may still be sent */
         if (dd_window_data(test.window, 1) != NULL) {
@@ -134,12 +134,12 @@ close_and_give_up(team_rank *self)
         CHECK_STATUS(window_take(&test, 1, 0), DD_ABORTED);
         CHECK_CONTAINS(check_message(), "aborted the group: no more");
     } else {
-        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "held");
         if (self->rank == 1) {
             dd_window_close(test.window);
             dd_group_abort(self->group, "no more");
         }
-        team_rendezvous(self, "given up");
+        team_rendezvous(self, "timed out");
     }
     team_rendezvous(self, "through");
     window_drop(&test);
@@ -147,7 +147,7 @@ close_and_give_up(team_rank *self)
 
 TEST(a_window_that_is_closed_for_a_reason)
 {
-    window_run_everywhere(2, close_and_give_up);
+    window_run_everywhere(2, close_and_abort);
 }
 
 /* ---- waits that fail */
@@ -191,7 +191,7 @@ be_aborted(team_rank *self)
     REQUIRE(window_open(self, 8, *is_plain, &test));
     team_rendezvous(self, "open"); /* also on the other rank */
     if (self->rank == 1) {
-        doze(50 * DD_NS_PER_MS);
+        sleep_for(50 * DD_NS_PER_MS);
         dd_group_abort(self->group, "enough");
     }
     CHECK_STATUS(window_take(&test, self->rank == 0 ? 2 : 0, 0), DD_ABORTED);
@@ -249,7 +249,7 @@ leave_in_the_middle(team_rank *self)
     if (self->rank == 1) {
         team_rendezvous(self, "begin");
         dd_engine_lock(self->engine);
-        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "held");
         team_rendezvous(self, "closed");
         dd_engine_unlock(self->engine);
         CHECK_STATUS(window_take(&test, 0, 1), DD_PEER_LOST);
@@ -258,7 +258,7 @@ leave_in_the_middle(team_rank *self)
         dd_work *work = NULL;
         dd_error error = {.code = DD_OK};
         team_rendezvous(self, "begin");
-        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "held");
         CHECK_OK(dd_window_post_put(test.window, (dd_block){bytes, NBYTES}, (dd_window_target){.rank = 1}, 1,
                                     &team_no_options, &work, check_err()));
         wait = dd_wait_after(50 * DD_NS_PER_MS);
@@ -363,7 +363,7 @@ typedef struct robbed {
 
 /* Abort once the cards have been exchanged, and descriptors are awaited. */
 static bool
-abort_meanwhile(void *ctx)
+abort_during_calls(void *ctx)
 {
     robbed *self = ctx;
     dd_engine_lock(self->group->engine);
@@ -385,7 +385,7 @@ open_in_vain(team_rank *self)
     dd_window_options options = {.pad_nbytes = 64};
     if (self->rank == 0) {
         engine_lose_descriptors(self->engine);
-        wait.is_interrupted = abort_meanwhile;
+        wait.is_interrupted = abort_during_calls;
         wait.ctx = &state;
     }
     state.began_ns = dd_clock_now_ns();
@@ -408,7 +408,7 @@ TEST(a_group_that_fails_while_a_window_is_opened)
 /* ---- a rank that does not answer */
 
 static void
-be_patient(team_rank *self)
+time_out_and_retry(team_rank *self)
 {
     enum { NBYTES = 3000000 };
     const bool *is_plain = self->arg;
@@ -419,7 +419,7 @@ be_patient(team_rank *self)
         window_fill(test.data, 9, 100);
         team_rendezvous(self, "begin");
         dd_engine_lock(self->engine);
-        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "held");
         team_rendezvous(self, "tried");
         dd_engine_unlock(self->engine);
         CHECK_OK(window_take(&test, 0, 1));
@@ -427,7 +427,7 @@ be_patient(team_rank *self)
     } else {
         uint8_t *bytes = malloc(NBYTES);
         team_rendezvous(self, "begin");
-        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "held");
         dd_status wanted = is_direct ? DD_OK : DD_OP_TIMED_OUT;
         dd_window_target there = {.rank = 1};
         dd_wait wait = dd_wait_after(50 * DD_NS_PER_MS);
@@ -448,12 +448,12 @@ be_patient(team_rank *self)
 
 TEST(calls_that_time_out_leave_the_window_usable)
 {
-    window_run_everywhere(2, be_patient);
+    window_run_everywhere(2, time_out_and_retry);
 }
 
 /* An interrupt must not change the window; the put continues. */
 static void
-be_impatient(team_rank *self)
+wait_until_timeout(team_rank *self)
 {
     enum { NBYTES = 3000000 };
     test_window test;
@@ -461,7 +461,7 @@ be_impatient(team_rank *self)
     if (self->rank == 1) {
         team_rendezvous(self, "begin");
         dd_engine_lock(self->engine);
-        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "held");
         team_rendezvous(self, "tried");
         dd_engine_unlock(self->engine);
         CHECK_OK(window_take(&test, 0, 1));
@@ -473,7 +473,7 @@ be_impatient(team_rank *self)
         wait.is_interrupted = is_tired;
         wait.ctx = &nlooks;
         team_rendezvous(self, "begin");
-        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "held");
         window_fill(bytes, 4, NBYTES);
         CHECK_STATUS(dd_window_put(test.window, (dd_block){bytes, NBYTES}, (dd_window_target){.rank = 1}, 1,
                                    &wait, check_err()),
@@ -488,13 +488,13 @@ be_impatient(team_rank *self)
 TEST(puts_that_are_interrupted)
 {
     team_options options = {.size = 2};
-    team_run_both(&options, be_impatient, NULL);
+    team_run_both(&options, wait_until_timeout, NULL);
 }
 
 /* ---- forks */
 
 static void
-fork_away(team_rank *self)
+fork_and_use(team_rank *self)
 {
     const bool *is_plain = self->arg;
     test_window test;
@@ -525,7 +525,7 @@ TEST(a_forked_child)
 {
     bool is_plain = false;
     team_options options = {.size = 2};
-    team_run(&options, fork_away, &is_plain);
+    team_run(&options, fork_and_use, &is_plain);
 }
 
 /* ---- failed allocations */
@@ -536,7 +536,7 @@ typedef struct shortage {
 } shortage;
 
 static void
-go_without(team_rank *self)
+open_without_memory(team_rank *self)
 {
     const shortage *how = self->arg;
     uint8_t *bytes = calloc(1, 20000);
@@ -585,6 +585,6 @@ TEST(no_memory)
     for (long count = 0; count < 24; count++) {
         shortage how = {.is_plain = count % 2 == 1, .count = count / 2};
         team_options options = {.size = 2};
-        team_run(&options, go_without, &how);
+        team_run(&options, open_without_memory, &how);
     }
 }

@@ -32,7 +32,7 @@ typedef struct bad_note {
     size_t nextra;        /* extra bytes, with a note that should have none */
 } bad_note;
 
-#define NONSENSE_NBYTES ((size_t)100)
+#define BAD_NOTE_NBYTES ((size_t)100)
 
 static const bad_note bad_notes[] = {
     {.what = "a window that was never opened", .note = {.type = DD_WINDOW_PUT, .window = 77}},
@@ -109,12 +109,12 @@ send_bad_note(team_rank *self, const bad_note *bad)
 }
 
 static void
-be_lied_to(team_rank *self)
+receive_bad_note(team_rank *self)
 {
     const bad_note *bad = self->arg;
     test_window test;
-    REQUIRE(window_open(self, NONSENSE_NBYTES, true, &test));
-    window_fill(test.data, 3, NONSENSE_NBYTES);
+    REQUIRE(window_open(self, BAD_NOTE_NBYTES, true, &test));
+    window_fill(test.data, 3, BAD_NOTE_NBYTES);
     team_rendezvous(self, "filled");
     if (self->rank == 1) {
         send_bad_note(self, bad);
@@ -125,7 +125,7 @@ be_lied_to(team_rank *self)
     CHECK_INT(error.blamed.rank, 1);
     CHECK_CONTAINS(error.message, "broke the protocol of windows");
     CHECK_CONTAINS(error.message, bad->what);
-    window_check_filled(test.data, 3, NONSENSE_NBYTES);
+    window_check_filled(test.data, 3, BAD_NOTE_NBYTES);
     window_drop(&test);
 }
 
@@ -134,7 +134,7 @@ TEST(malformed_notes_break_the_protocol)
     for (size_t i = 0; i < sizeof bad_notes / sizeof bad_notes[0]; i++) {
         bad_note bad = bad_notes[i];
         team_options options = {.size = 2, .is_shm_disabled = i % 2 == 1};
-        team_run(&options, be_lied_to, &bad);
+        team_run(&options, receive_bad_note, &bad);
     }
 }
 
@@ -268,7 +268,7 @@ TEST(more_gets_than_are_answered_at_a_time)
 
 /* The gets time out, and later answers are discarded; the window must stay usable. */
 static void
-get_many_in_vain(team_rank *self)
+get_many_until_timeout(team_rank *self)
 {
     many_gets *many = calloc(1, sizeof *many);
     REQUIRE(many != NULL && open_many_gets(self, many));
@@ -306,7 +306,7 @@ get_many_in_vain(team_rank *self)
 TEST(gets_that_are_answered_too_late)
 {
     team_options options = {.size = 2};
-    team_run_both(&options, get_many_in_vain, NULL);
+    team_run_both(&options, get_many_until_timeout, NULL);
 }
 
 /* ---- unlimited requests */

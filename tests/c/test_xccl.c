@@ -22,10 +22,10 @@ static dd_carrier_library *library;
 static _Noreturn void
 be_rank(const char *path, int rank, int size, void (*body)(team_rank *self))
 {
-    team_mortal member;
+    team_process member;
     alarm((unsigned)(CHECK_TIMEOUT_S * check_slow()));
     plain_oneccl_be(rank);
-    if (team_mortal_open(path, rank, size, false, &member)) {
+    if (team_process_open(path, rank, size, false, &member)) {
         team_rank self = {.rank = rank,
                           .size = size,
                           .group = member.group,
@@ -34,7 +34,7 @@ be_rank(const char *path, int rank, int size, void (*body)(team_rank *self))
         body(&self);
         member.group = self.group;
     }
-    team_mortal_close(&member);
+    team_process_close(&member);
     _exit(check_failures() > 0);
 }
 
@@ -225,7 +225,7 @@ join_too_late(team_rank *self)
     CHECK_CONTAINS(check_message(), "onecclCommInitRank of rank ");
     CHECK_CONTAINS(check_message(), "of 2 did not return within 0.");
     CHECK(!xccl_try_turn()); /* the library is still busy */
-    plain_oneccl_let_go();
+    plain_oneccl_release();
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
     CHECK_OK(xccl_take_turn(&wait, check_err())); /* the turn is released in the end */
     CHECK_INT(plain_oneccl_calls("onecclCommDestroy"), 0);
@@ -298,7 +298,7 @@ TEST(a_call_that_fails)
 }
 
 static void
-end_in_good_order(team_rank *self)
+close_cleanly(team_rank *self)
 {
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
     REQUIRE(carry_well(self));
@@ -312,7 +312,7 @@ end_in_good_order(team_rank *self)
 
 TEST(the_communicator_ends_with_its_group)
 {
-    run_processes(2, end_in_good_order);
+    run_processes(2, close_cleanly);
 }
 
 /* Rank r's block has r + 1 numbers: one broadcast for each. */
@@ -340,8 +340,8 @@ leave_a_call(team_rank *self)
     CHECK_STATUS(gather_blocks(self, err), DD_OP_TIMED_OUT);
     CHECK(err->keeps_memory);
     team_rendezvous(self, "too late");
-    plain_oneccl_let_go();
-    carry_doze(50 * DD_NS_PER_MS);
+    plain_oneccl_release();
+    carry_sleep(50 * DD_NS_PER_MS);
     /* the broadcast that had started, and no further one */
     CHECK_INT(plain_oneccl_calls("onecclBroadcast"), 1);
     dd_group_release(self->group);

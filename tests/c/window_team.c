@@ -108,6 +108,6 @@ window_run_everywhere(int size, void (*body)(team_rank *self))
     options.is_shm_disabled = true;
     team_run(&options, body, &is_plain);
     is_plain = false;
-    options = (team_options){.size = size, .lonely_ranks = 6};
+    options = (team_options){.size = size, .single_ranks = 6};
     team_run(&options, body, &is_plain);
 }

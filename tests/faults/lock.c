@@ -18,7 +18,7 @@ static _Thread_local int nheld;
 static _Thread_local unsigned long ntaken;
 
 static const char *
-words_for(dd_lock_kind kind)
+lock_name(dd_lock_kind kind)
 {
     static const char *const words[] = {
 #define X(name, text) text,
@@ -34,7 +34,7 @@ check_order(const dd_lock *lock)
     for (int i = 0; i < nheld; i++) {
         if (held[i]->kind >= lock->kind) {
             (void)fprintf(stderr, "order of locks: a thread that holds the lock of %s takes the lock of %s\n",
-                          words_for(held[i]->kind), words_for(lock->kind));
+                          lock_name(held[i]->kind), lock_name(lock->kind));
             abort();
         }
     }
@@ -83,7 +83,7 @@ note_released(const dd_lock *lock)
     }
     if (at < 0) {
         (void)fprintf(stderr, "order of locks: a thread releases the lock of %s, which it does not hold\n",
-                      words_for(lock->kind));
+                      lock_name(lock->kind));
         abort();
     }
     nheld--;

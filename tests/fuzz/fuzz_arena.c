@@ -25,7 +25,7 @@ enum step {
     STEP_WRITE,    /* the attacker writes into this rank's part */
     STEP_SHARED,   /* the attacker writes into the part shared by all ranks */
     STEP_REGION,   /* add or remove a region */
-    STEP_SAY,      /* post on the board */
+    STEP_POST,     /* post on the board */
     STEP_LOOK,     /* read the other rank's board */
     STEP_END,      /* end the operation with a failure */
     STEP_COUNT,
@@ -51,10 +51,10 @@ static struct {
 /* ---- operations */
 
 static void
-wake(void *ctx, int whom)
+wake(void *ctx, int woken)
 {
     (void)ctx;
-    require(whom >= 0 && whom < NRANKS);
+    require(woken >= 0 && woken < NRANKS);
 }
 
 static void
@@ -171,7 +171,7 @@ progress(rank *self, unsigned ncalls)
 
 /* Take a number that may be close to the present value or to the operation's marks. */
 static uint64_t
-take_word(const rank *self, uint64_t there, dd_bytes *input)
+take_value(const rank *self, uint64_t there, dd_bytes *input)
 {
     unsigned how = take_byte(input);
     int64_t small = (int8_t)take_byte(input);
@@ -192,9 +192,9 @@ take_word(const rank *self, uint64_t there, dd_bytes *input)
 }
 
 static void
-write_word(const rank *self, _Atomic uint64_t *word, dd_bytes *input)
+write_value(const rank *self, _Atomic uint64_t *word, dd_bytes *input)
 {
-    atomic_store(word, take_word(self, atomic_load(word), input));
+    atomic_store(word, take_value(self, atomic_load(word), input));
 }
 
 static void
@@ -206,16 +206,16 @@ write_slot(const rank *self, int owner, dd_bytes *input)
     unsigned ntables = ARENA_NRECORDS * ARENA_NTABLES * NRANKS;
     switch (where % 8) {
     case 0:
-        write_word(self, &record->mark, input);
+        write_value(self, &record->mark, input);
         break;
     case 1:
-        write_word(self, &slot->tables[take_byte(input) % ntables], input);
+        write_value(self, &slot->tables[take_byte(input) % ntables], input);
         break;
     case 2:
-        write_word(self, &slot->offsets[take_byte(input) % NRANKS], input);
+        write_value(self, &slot->offsets[take_byte(input) % NRANKS], input);
         break;
     case 3:
-        write_word(self, &slot->control->claim, input);
+        write_value(self, &slot->control->claim, input);
         break;
     case 4:
         atomic_store(&slot->control->awaited, (uint32_t)take_number(input, 4));
@@ -225,7 +225,7 @@ write_slot(const rank *self, int owner, dd_bytes *input)
         atomic_store(&slot->control->poisoned_from, self->arena->number + (uint32_t)take_byte(input) - 2);
         break;
     default:
-        write_word(self, &record->words[(where >> 3 & 15) % ARENA_NWORDS], input);
+        write_value(self, &record->words[(where >> 3 & 15) % ARENA_NWORDS], input);
     }
 }
 
@@ -244,7 +244,8 @@ write_shared(const rank *self, dd_bytes *input)
     if (where % 4 == 2) {
         atomic_store(&shared->streaming, (uint32_t)take_number(input, 4));
     } else {
-        write_word(self, where % 4 == 0 ? &shared->asleep[where >> 5] : &shared->poisoned[where >> 5], input);
+        write_value(self, where % 4 == 0 ? &shared->asleep[where >> 5] : &shared->poisoned[where >> 5],
+                    input);
     }
 }
 
@@ -307,7 +308,7 @@ look(const rank *self)
 }
 
 static void
-give_up(const rank *self)
+abort_op(const rank *self)
 {
     dd_block written;
     dd_arena_poison(self->arena);
@@ -340,7 +341,7 @@ take_step(unsigned step, dd_bytes *input)
     case STEP_REGION:
         change_region(self, input);
         break;
-    case STEP_SAY:
+    case STEP_POST:
         say(self, input);
         break;
     case STEP_LOOK:
@@ -349,7 +350,7 @@ take_step(unsigned step, dd_bytes *input)
     case STEP_END:
     case STEP_COUNT:
     case RANK_BIT:
-        give_up(self);
+        abort_op(self);
     }
 }
 

@@ -38,7 +38,7 @@ enum first {
 enum step {
     STEP_RIGHT, /* sends the next message of a handshake, with at most one byte changed */
     STEP_BYTES,
-    STEP_HEAR,
+    STEP_RECEIVE,
     STEP_CLOSE, /* closes; a new connection replaces it */
     STEP_LATE,  /* time passes */
     STEP_COUNT,
@@ -46,7 +46,7 @@ enum step {
 
 /* The messages that the peer has sent so far. */
 typedef enum progress {
-    HAS_SAID_NOTHING,
+    HAS_SENT_NOTHING,
     HAS_GREETED, /* hello or answer */
     HAS_PROVED,
     HAS_ENDED,
@@ -277,7 +277,7 @@ disconnect_other(other *self)
 
 /* Send data, with one byte changed if `change` is at least 0x40. Its low bits select the byte. */
 static void
-say(const other *self, const void *data, size_t nbytes, unsigned change)
+send_changed(const other *self, const void *data, size_t nbytes, unsigned change)
 {
     uint8_t bytes[CONNECT_SEALED_HELLO_BYTES];
     memcpy(bytes, data, nbytes);
@@ -288,26 +288,26 @@ say(const other *self, const void *data, size_t nbytes, unsigned change)
 }
 
 static bool
-hear(const other *self, void *data, size_t nbytes)
+receive(const other *self, void *data, size_t nbytes)
 {
     return recv(self->fd, data, nbytes, MSG_DONTWAIT) == (ssize_t)nbytes;
 }
 
 /* Send one byte, sealed if the handshake is sealed and the byte is not changed. */
 static void
-say_byte(const other *self, uint8_t byte, unsigned change)
+send_byte(const other *self, uint8_t byte, unsigned change)
 {
     if (self->seal != NULL && change < 0x40) {
         (void)!connect_send(self->fd, self->seal, &byte, 1, NULL);
     } else {
-        say(self, &byte, 1, change);
+        send_changed(self, &byte, 1, change);
     }
 }
 
 /* ---- messages of a peer to the listener */
 
 static void
-say_hello(other *self, dd_bytes *input, unsigned change)
+send_hello(other *self, dd_bytes *input, unsigned change)
 {
     bool is_sealed = connect_is_sealed(table.connector, has(IS_UNIX));
     self->hello = (connect_hello){.from = their_uid,
@@ -317,7 +317,7 @@ say_hello(other *self, dd_bytes *input, unsigned change)
                                   .is_sealed = is_sealed};
     require((is_sealed ? connect_seal_begin(&self->noise, &self->hello, NULL)
                        : connect_hello_write(&self->hello, NULL)) == DD_OK);
-    say(self, self->hello.bytes, connect_hello_nbytes(&self->hello), change);
+    send_changed(self, self->hello.bytes, connect_hello_nbytes(&self->hello), change);
     self->progress = change >= 0x40 ? HAS_ENDED : HAS_GREETED;
 }
 
@@ -327,7 +327,7 @@ prove_to_listener(other *self, unsigned change)
     uint8_t bytes[CONNECT_ANSWER_BYTES];
     uint8_t proof[DD_SHA256_BYTES];
     self->progress = HAS_PROVED;
-    if (!hear(self, bytes, sizeof bytes) || !has(HAS_SECRET)) {
+    if (!receive(self, bytes, sizeof bytes) || !has(HAS_SECRET)) {
         return;
     }
     require(connect_answer_read(bytes, &self->answer));
@@ -336,13 +336,13 @@ prove_to_listener(other *self, unsigned change)
     }
     if (self->hello.is_sealed) {
         require(connect_seal_finish(&self->noise, secret(), bytes, &self->seal, NULL) == DD_OK);
-        say_byte(self, 0, change);
+        send_byte(self, 0, change);
     } else {
         dd_bytes opening = connect_hello_opening(&self->hello);
         require(dd_auth_check(secret(), DD_AUTH_LINK_LISTENER, opening, self->answer.nonce,
                               dd_bytes_of(self->answer.proof, sizeof self->answer.proof)));
         dd_auth_prove(secret(), DD_AUTH_LINK_DIALER, opening, self->answer.nonce, proof);
-        say(self, proof, sizeof proof, change);
+        send_changed(self, proof, sizeof proof, change);
     }
     table.has_shown = table.has_shown || change < 0x40;
 }
@@ -350,26 +350,26 @@ prove_to_listener(other *self, unsigned change)
 static void
 go_on_as_dialler(other *self, dd_bytes *input, unsigned change)
 {
-    if (self->progress == HAS_SAID_NOTHING) {
-        say_hello(self, input, change);
+    if (self->progress == HAS_SENT_NOTHING) {
+        send_hello(self, input, change);
     } else if (self->progress == HAS_GREETED) {
         prove_to_listener(self, change);
     } else {
-        say(self, "y", 1, change);
+        send_changed(self, "y", 1, change);
     }
 }
 
 /* ---- messages of a listener to the dialer */
 
 static bool
-hear_hello(other *self)
+receive_hello(other *self)
 {
     connect_hello *hello = &self->hello;
-    if (!hear(self, hello->bytes, CONNECT_HELLO_BYTES)) {
+    if (!receive(self, hello->bytes, CONNECT_HELLO_BYTES)) {
         return false;
     }
     size_t rest = connect_hello_nbytes(hello) - CONNECT_HELLO_BYTES;
-    require(rest == 0 || hear(self, hello->bytes + CONNECT_HELLO_BYTES, rest));
+    require(rest == 0 || receive(self, hello->bytes + CONNECT_HELLO_BYTES, rest));
     require(connect_hello_read(hello) &&
             hello->is_sealed == connect_is_sealed(table.connector, has(IS_UNIX)));
     return true;
@@ -388,7 +388,7 @@ answer_hello(other *self, dd_bytes *input, unsigned change)
 {
     uint8_t bytes[CONNECT_ANSWER_BYTES];
     unsigned verdict = take_byte(input);
-    if (!hear_hello(self)) {
+    if (!receive_hello(self)) {
         return;
     }
     self->answer = (connect_answer){
@@ -399,13 +399,13 @@ answer_hello(other *self, dd_bytes *input, unsigned change)
     connect_answer_write(&self->answer, bytes);
     require(!self->hello.is_sealed ||
             connect_seal_answer(secret(), &self->hello, bytes, &self->seal, NULL) == DD_OK);
-    say(self, bytes, sizeof bytes, change);
+    send_changed(self, bytes, sizeof bytes, change);
     table.has_shown = table.has_shown || change < 0x40 || is_idle_byte(self, change % sizeof bytes);
     self->progress = HAS_GREETED;
 }
 
 static void
-say_verdict(other *self, dd_bytes *input, unsigned change)
+send_verdict(other *self, dd_bytes *input, unsigned change)
 {
     uint8_t proof[DD_SHA256_BYTES];
     size_t moved = 0;
@@ -413,11 +413,11 @@ say_verdict(other *self, dd_bytes *input, unsigned change)
     if (self->seal != NULL) {
         dd_io io = dd_sealed_try_recv(self->seal, self->fd, proof, CONNECT_SEALED_PROOF_BYTES, &moved);
         require(io != DD_IO_FORGED);
-    } else if (has(HAS_SECRET) && change < 0x40 && hear(self, proof, sizeof proof)) {
+    } else if (has(HAS_SECRET) && change < 0x40 && receive(self, proof, sizeof proof)) {
         require(dd_auth_check(secret(), DD_AUTH_LINK_DIALER, connect_hello_opening(&self->hello),
                               self->answer.nonce, dd_bytes_of(proof, sizeof proof)));
     }
-    say_byte(self, verdict < 0xc0 ? CONNECT_OK : (uint8_t)(verdict & 15), change);
+    send_byte(self, verdict < 0xc0 ? CONNECT_OK : (uint8_t)(verdict & 15), change);
     self->progress = HAS_PROVED;
 }
 
@@ -425,10 +425,10 @@ static void
 go_on_as_listener(other *self, dd_bytes *input, unsigned change)
 {
     dd_link *link = NULL;
-    if (self->progress == HAS_SAID_NOTHING) {
+    if (self->progress == HAS_SENT_NOTHING) {
         answer_hello(self, input, change);
     } else if (self->progress == HAS_GREETED) {
-        say_verdict(self, input, change);
+        send_verdict(self, input, change);
     } else if (has(IS_UNIX) &&
                dd_link_offer_shm(self->fd, RING_NBYTES << (change & 3), &link, NULL) == DD_OK) {
         dd_link_close(link); /* also closes the socket */
@@ -440,7 +440,7 @@ go_on_as_listener(other *self, dd_bytes *input, unsigned change)
 /* ---- one run */
 
 static void
-say_anything(const other *self, dd_bytes *input)
+send_any_bytes(const other *self, dd_bytes *input)
 {
     unsigned how = take_byte(input);
     dd_bytes bytes = take_bytes(input, how & 0x7f);
@@ -450,7 +450,7 @@ say_anything(const other *self, dd_bytes *input)
 }
 
 static void
-make_guests_late(void)
+make_incoming_late(void)
 {
     dd_list *incoming_all = &table.connector->incoming_all;
     for (dd_list *link = incoming_all->next; link != incoming_all; link = link->next) {
@@ -463,7 +463,7 @@ static void
 take_step(unsigned step, dd_bytes *input)
 {
     other *self = &table.others[(step >> 4) % NOTHERS];
-    uint8_t heard[256];
+    uint8_t received[256];
     if (self->fd < 0) {
         connect_other(self);
     }
@@ -479,17 +479,17 @@ take_step(unsigned step, dd_bytes *input)
         }
         break;
     case STEP_BYTES:
-        say_anything(self, input);
+        send_any_bytes(self, input);
         break;
-    case STEP_HEAR:
-        (void)!recv(self->fd, heard, sizeof heard, MSG_DONTWAIT);
+    case STEP_RECEIVE:
+        (void)!recv(self->fd, received, sizeof received, MSG_DONTWAIT);
         break;
     case STEP_CLOSE:
         disconnect_other(self);
         break;
     case STEP_LATE:
     case STEP_COUNT:
-        make_guests_late();
+        make_incoming_late();
         break;
     }
 }

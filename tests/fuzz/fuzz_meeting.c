@@ -143,13 +143,13 @@ read_card(dd_bytes card, dd_meeting_member *member)
 }
 
 static dd_status
-look_for(dd_bytes card, dd_bytes own, bool *was_seen, bool *is_gone, const dd_wait *wait, dd_error *err)
+look_for(dd_bytes card, dd_bytes own, bool *was_seen, bool *has_exited, const dd_wait *wait, dd_error *err)
 {
     (void)own;
     (void)wait;
     (void)err;
-    *is_gone = card.len > 1 && card.data[card.len - 1] == 'g';
-    *was_seen = !*is_gone;
+    *has_exited = card.len > 1 && card.data[card.len - 1] == 'g';
+    *was_seen = !*has_exited;
     return DD_OK;
 }
 

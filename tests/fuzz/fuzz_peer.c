@@ -27,7 +27,7 @@ enum step {
     STEP_CANCEL,  /* cancel one of them */
     STEP_CONTEXT, /* open or close a group */
     STEP_LINK,    /* a link ends, fails, is full, or connects */
-    STEP_TELL,    /* send another frame, or let time pass */
+    STEP_CONTROL, /* send another frame, or let time pass */
     STEP_COUNT,
     WITHOUT_ROUND = 0x80, /* the engine does not poll before the next step */
 };
@@ -362,7 +362,7 @@ change_link(dd_bytes *input)
 /* ---- steps of this side */
 
 static void
-tell(dd_bytes *input)
+send_control(dd_bytes *input)
 {
     unsigned what = take_byte(input);
     int rank = (int)(what / 8 % NRANKS);
@@ -371,7 +371,7 @@ tell(dd_bytes *input)
     dd_cause cause;
     switch (context != NULL ? what % 8 : 7) {
     case 0:
-        (void)dd_error_set(&error, DD_ABORTED, "it was told to");
+        (void)dd_error_set(&error, DD_ABORTED, "by request");
         cause = dd_cause_of_error(&error, rank);
         dd_context_post_abort_locked(context, rank, false, &cause);
         break;
@@ -424,10 +424,10 @@ take_step(unsigned step, dd_bytes *input)
     case STEP_LINK:
         change_link(input);
         break;
-    case STEP_TELL:
+    case STEP_CONTROL:
     case STEP_COUNT:
     case WITHOUT_ROUND:
-        tell(input);
+        send_control(input);
     }
 }
 
@@ -519,7 +519,7 @@ open_world(unsigned first)
 static void
 close_world(void)
 {
-    memory_links_make_room(world.links);
+    memory_links_drain(world.links);
     for (size_t i = 0; i < NCONTEXTS; i++) {
         if (world.groups[i].context != NULL) {
             close_group(i);

@@ -21,15 +21,15 @@
 
 /* The first byte of the input. */
 enum what {
-    WHAT_OFFER,  /* receive an offer */
-    WHAT_ANSWER, /* receive an answer to an offer */
-    WHAT_RINGS,
-    WHAT_COUNT,
+    INPUT_OFFER,  /* receive an offer */
+    INPUT_ANSWER, /* receive an answer to an offer */
+    INPUT_RINGS,
+    INPUT_COUNT,
 };
 
 /* The low bits of a step's first byte. */
 enum step {
-    STEP_WORD,   /* the peer writes a word of a ring's head */
+    STEP_HEAD,   /* the peer writes a word of a ring's head */
     STEP_SOCKET, /* the peer writes bytes to the socket */
     STEP_CLOSE,  /* the peer closes the socket */
     STEP_TAKE,   /* the peer reads from the socket */
@@ -115,7 +115,7 @@ take_offer(dd_bytes input)
 }
 
 static void
-hear_answer(dd_bytes input)
+receive_answer(dd_bytes input)
 {
     int ends[2];
     dd_link *link = NULL;
@@ -266,7 +266,7 @@ take_step(rings *self, unsigned step, dd_bytes *input)
     dd_bytes bytes;
     dd_io io;
     switch ((enum step)step) {
-    case STEP_WORD:
+    case STEP_HEAD:
         write_word(self, input);
         break;
     case STEP_SOCKET:
@@ -324,10 +324,10 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     dd_bytes input = dd_bytes_of(data, size);
     int before = next_descriptor();
     unsigned what = take_byte(&input);
-    if (what % 8 == WHAT_OFFER) {
+    if (what % 8 == INPUT_OFFER) {
         take_offer(input);
-    } else if (what % 8 == WHAT_ANSWER) {
-        hear_answer(input);
+    } else if (what % 8 == INPUT_ANSWER) {
+        receive_answer(input);
     } else {
         use_rings(input);
     }

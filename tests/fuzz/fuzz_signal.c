@@ -61,16 +61,16 @@ check_own_state(dd_bytes input)
 {
     static const char *const names[] = {
         "all_reduce", "send", "a_name_that_is_longer_than_that_of_any_operation_which_there_is_today"};
-    dd_signal_state told;
-    dd_signal_state heard;
+    dd_signal_state sent;
+    dd_signal_state decoded;
     dd_progress called = {.number = (int64_t)(take_number(&input, 8) & INT64_MAX) - 1};
     dd_progress started = {.number = (int64_t)take_number(&input, 1) - 1};
     called.name = started.name = names[take_byte(&input) % 3];
     const dd_recorder_status status = {.called = called, .started = started, .completed = started};
-    dd_signal_state_of(&status, &told);
-    require(dd_signal_decode_state(dd_bytes_of(told.text, strlen(told.text)), &heard, NULL) == DD_OK);
-    require(heard.called == told.called && strcmp(heard.text, told.text) == 0);
-    require(told.called < 0 || strncmp(heard.name, told.name, sizeof heard.name) == 0);
+    dd_signal_state_of(&status, &sent);
+    require(dd_signal_decode_state(dd_bytes_of(sent.text, strlen(sent.text)), &decoded, NULL) == DD_OK);
+    require(decoded.called == sent.called && strcmp(decoded.text, sent.text) == 0);
+    require(sent.called < 0 || strncmp(decoded.name, sent.name, sizeof decoded.name) == 0);
 }
 
 int

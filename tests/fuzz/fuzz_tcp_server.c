@@ -27,7 +27,7 @@ enum first_byte {
 };
 
 enum step_byte {
-    WHO = 1,         /* the client */
+    CLIENT_BIT = 1,  /* the client */
     IS_LEAVING = 2,  /* closes, and a new client connects */
     KEEPS_REPLY = 4, /* does not read its replies now */
 };
@@ -103,7 +103,7 @@ take_replies(dd_tcp_server *server, int fd)
 }
 
 static void
-say_hello(dd_tcp_server *server, tcp_conn *conn, int fd)
+send_hello(dd_tcp_server *server, tcp_conn *conn, int fd)
 {
     static const uint8_t nonce[DD_AUTH_NONCE_BYTES] = {1};
     dd_blob out = {0};
@@ -145,7 +145,7 @@ connect_client(dd_tcp_server *server, uint8_t first)
         settle(server);
     }
     if (first & IS_EXTENDED) {
-        say_hello(server, conn, ends[1]);
+        send_hello(server, conn, ends[1]);
     }
     return ends[1];
 }
@@ -167,7 +167,7 @@ play(dd_tcp_server *server, uint8_t first, dd_bytes rest)
     while (rest.len >= 2) {
         uint8_t step = rest.data[0];
         size_t len = rest.data[1] < rest.len - 2 ? rest.data[1] : rest.len - 2;
-        int *who = &clients[step & WHO];
+        int *who = &clients[step & CLIENT_BIT];
         send_bytes(*who, dd_bytes_of(rest.data + 2, len));
         rest = dd_bytes_of(rest.data + 2 + len, rest.len - 2 - len);
         if (step & IS_LEAVING) {

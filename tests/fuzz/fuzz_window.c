@@ -17,8 +17,8 @@
 #define MAX_INPUT_BYTES 2048u
 #define NRANKS 3
 #define OWN 0
-#define NEAR 1
-#define FAR 2
+#define LOCAL 1
+#define REMOTE 2
 #define NWINDOWS 2
 #define NCALLS 6
 #define NCHANNELS 2
@@ -439,18 +439,18 @@ static void
 add_call(sums *all, const window_call *call)
 {
     int rank = call->args.target.rank;
-    bool is_letter = dd_work_is_done(&call->work);
+    bool is_abandoned = dd_work_is_done(&call->work);
     require(rank >= 0 && rank < NRANKS);
     if (call->is_moving) {
-        all->ncalls += !is_letter;
-        all->nunawaited += is_letter;
+        all->ncalls += !is_abandoned;
+        all->nunawaited += is_abandoned;
         all->kept_nbytes += sizeof *call + call->kept_nbytes;
         all->nwanted += call->is_wanted;
         all->nanswers[rank] += call->args.op == NULL && call->message.channel == DD_WINDOW_ANSWERS;
         require(call->message.is_posted && call->ncopied <= call->message.nbytes);
     } else {
         bool is_grant = call->args.op->word == WINDOW_WORD_OWN_ROOM;
-        require(!is_letter && call->window != NULL);
+        require(!is_abandoned && call->window != NULL);
         all->ngrants += is_grant;
         all->nanswers[rank] += is_grant;
     }
@@ -507,7 +507,7 @@ open_group(void)
     require(dd_engine_self(world.engine, &group->peers[OWN], NULL) == DD_OK);
     for (int rank = 1; rank < NRANKS; rank++) {
         group->peers[rank] = memory_peer_make(world.engine, (uint8_t)rank);
-        memory_link_attach(world.links, group->peers[rank], 0, rank == NEAR);
+        memory_link_attach(world.links, group->peers[rank], 0, rank == LOCAL);
     }
     handler.ctx = group;
     require(dd_topology_init(&group->topology, OWN, NRANKS, hosts, NULL) == DD_OK);
@@ -535,7 +535,7 @@ open_one(size_t index)
     for (int rank = 0; rank < NRANKS; rank++) {
         window_member *member = &window->members[rank];
         member->nbytes = window_nbytes[index];
-        member->is_direct = rank != FAR;
+        member->is_direct = rank != REMOTE;
         if (member->is_direct) {
             self->data[rank] = member->data = malloc(member->nbytes);
             self->words[rank] = member->words = calloc(NCHANNELS * NRANKS, sizeof *member->words);
@@ -569,7 +569,7 @@ open_world(void)
 static void
 close_world(void)
 {
-    memory_links_make_room(world.links);
+    memory_links_drain(world.links);
     for (size_t i = 0; i < NWINDOWS; i++) {
         fuzzed_window *self = &world.windows[i];
         dd_window_release(self->window);

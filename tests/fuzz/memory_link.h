@@ -169,7 +169,7 @@ memory_link_descriptor(size_t index, bool is_shm)
 
 /* Make the peers accept output on all MEMORY_LINKS_MAX links. */
 static inline void
-memory_links_make_room(memory_link *links)
+memory_links_drain(memory_link *links)
 {
     for (size_t i = 0; i < MEMORY_LINKS_MAX; i++) {
         links[i].room = MEMORY_LINK_ROOM_MAX;

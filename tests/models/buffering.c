@@ -281,16 +281,16 @@ note_ring(int thread, int load, int store)
         nopen++;
     }
     if (is_in_ring(thread, load, store) && is_telling) {
-        printf("  load buffering: thread %d: %s may see what comes of ", thread,
+        printf("  load buffering: thread %d: %s may see a result of ", thread,
                weaken_describe(loads.of[load].site));
         printf("%s\n", weaken_describe(stores.of[store].site));
     }
 }
 
 int
-buffering_count_open(bool is_told)
+buffering_count_open(bool is_verbose)
 {
-    is_telling = is_told;
+    is_telling = is_verbose;
     nopen = 0;
     find_leads();
     for_each_pair(open_before, note_ring);

@@ -104,7 +104,7 @@ void memory_end_look(void);
 bool memory_has_news(int thread);
 void memory_begin_look(void);
 /* Return true if this poll, which is not the first, has neither written nor read anything new. */
-bool memory_was_look_in_vain(void);
+bool memory_was_poll_unchanged(void);
 
 /* ---- buffering.c */
 
@@ -117,7 +117,7 @@ void buffering_note_fence(memory_order_ order);
 void buffering_forget(void);
 /* Return the number of pairs of a load and a later store that could cause load buffering. Call it
  * after all runs of a scenario. */
-int buffering_count_open(bool is_told);
+int buffering_count_open(bool is_verbose);
 
 /* ---- standins.c */
 

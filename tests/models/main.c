@@ -65,7 +65,7 @@ are_as_expected(const scenario *which)
 }
 
 static void
-tell_of_buffering(const scenario *which)
+report_buffering(const scenario *which)
 {
     (void)buffering_count_open(true);
     if (which->is_buffered) {
@@ -87,7 +87,7 @@ run(const scenario *which, bool is_tracing)
     if (result.end != EXPLORE_PASSED) {
         printf("  %s\n", result.end == EXPLORE_CUT ? "does not end" : result.failure);
     } else if (is_passed && !is_right) {
-        tell_of_buffering(which);
+        report_buffering(which);
     } else if (!is_right) {
         printf("  outcomes:");
         for (int i = 0; i < noutcomes; i++) {
@@ -114,7 +114,7 @@ finds_a_mistake(const scenario *which)
             weaken_set(i, options[noptions - 1]);
             explore_scenario(which, MAX_RUNS_MISTAKE, false, &result);
             if (result.end == EXPLORE_FAILED) {
-                printf("  a mistake is found: %s, %s instead of %s\n", weaken_words(i),
+                printf("  a mistake is found: %s, %s instead of %s\n", weaken_location(i),
                        weaken_name(options[noptions - 1]), weaken_name(weaken_written(i)));
             }
         }
@@ -174,7 +174,7 @@ weaken_one(int site, char **names, int nnames)
         failing = find_failing(site, options[i], names, nnames);
         nweaker++;
         nnoticed += failing != NULL;
-        printf("%-60s %-6s %-7s %-7s %s\n", weaken_words(site), weaken_kind(site),
+        printf("%-60s %-6s %-7s %-7s %s\n", weaken_location(site), weaken_kind(site),
                weaken_name(weaken_written(site)), weaken_name(options[i]),
                failing != NULL ? failing->name : "is not noticed");
         (void)fflush(stdout);

@@ -589,7 +589,7 @@ memory_has_news(int thread)
 }
 
 bool
-memory_was_look_in_vain(void)
+memory_was_poll_unchanged(void)
 {
     const actor *self = memory_own();
     return self->has_polled && !self->has_written && !self->has_seen_news;

@@ -39,7 +39,7 @@ find_first_live(unsigned live)
 }
 
 static uint64_t
-hash_places(const place *at, int nat)
+hash_addresses(const place *at, int nat)
 {
     uint64_t sum = 0;
     for (int l = 0; l < nat; l++) {
@@ -62,7 +62,7 @@ hash_clocks(const uint32_t *clock)
 static uint64_t
 hash_view(const view *which)
 {
-    return memory_mix(hash_clocks(which->clock), hash_places(which->at, memory_nlocations));
+    return memory_mix(hash_clocks(which->clock), hash_addresses(which->at, memory_nlocations));
 }
 
 static uint64_t
@@ -74,7 +74,7 @@ hash_location(int number)
         const message *each = which->messages[i];
         hash = memory_mix(hash, each->is_plain ? 0 : each->value);
         hash = memory_mix(hash, each->is_change && i > first_live[number]);
-        hash = memory_mix(hash, hash_places(each->at, each->nat) + hash_clocks(each->clock));
+        hash = memory_mix(hash, hash_addresses(each->at, each->nat) + hash_clocks(each->clock));
     }
     return hash;
 }
@@ -96,7 +96,7 @@ uint64_t
 memory_hash(unsigned live)
 {
     find_first_live(live);
-    uint64_t hash = hash_places(memory_common, memory_nlocations);
+    uint64_t hash = hash_addresses(memory_common, memory_nlocations);
     for (int l = 0; l < memory_nlocations; l++) {
         hash += hash_location(l);
     }

@@ -144,7 +144,7 @@ run_op(int rank, dd_coll coll, size_t nbytes, uint64_t sequence)
 
 /* Run the operation as far as possible. Return the state in which it stopped. */
 static dd_arena_state
-go_as_far_as_can_be(int rank)
+progress_until_blocked(int rank)
 {
     dd_arena_state state = DD_ARENA_MOVED;
     while (state == DD_ARENA_MOVED) {
@@ -154,10 +154,10 @@ go_as_far_as_can_be(int rank)
 }
 
 static void
-come_to_barrier(int rank)
+begin_barrier(int rank)
 {
     begin(rank, DD_COLL_BARRIER, 0, 1);
-    (void)go_as_far_as_can_be(rank);
+    (void)progress_until_blocked(rank);
 }
 
 /* ---- setups */
@@ -241,10 +241,10 @@ open_three_of_which_one_sleeps(void)
 }
 
 static void
-open_three_of_which_one_has_come(void)
+open_three_of_which_one_has_begun(void)
 {
     open_arena(3, false);
-    come_to_barrier(0);
+    begin_barrier(0);
 }
 
 static void
@@ -303,7 +303,7 @@ barrier_once(int self)
 }
 
 static void
-come_after_one(int self)
+begin_after_one(int self)
 {
     if (self == 0) {
         finish_op(0, 1);
@@ -313,8 +313,8 @@ come_after_one(int self)
 }
 
 /* A barrier of three that all sleep and begin together, or use the fence, has too many states. */
-SCENARIO(arena_sleeps_three, .what = "a barrier of three that sleep, one of which has come before",
-         .nthreads = 3, .setup = open_three_of_which_one_has_come, .thread = come_after_one)
+SCENARIO(arena_sleeps_three, .what = "a barrier of three that sleep, one of which began before",
+         .nthreads = 3, .setup = open_three_of_which_one_has_begun, .thread = begin_after_one)
 SCENARIO(arena_one_of_three_sleeps, .what = "a barrier of three, by the fence", .nthreads = 3,
          .setup = open_three_of_which_one_sleeps, .thread = barrier_once, .is_large = true)
 SCENARIO(arena_polls_three, .what = "an all_reduce of three that poll", .nthreads = 3,
@@ -355,7 +355,7 @@ SCENARIO(arena_claims, .what = "an all_reduce whose shares are claimed", .nthrea
 /* A rank fails and publishes that to a rank that has not begun. The other rank must not succeed if
  * the first has failed. */
 static void
-give_up(int self)
+poison_before_begin(int self)
 {
     dd_arena *arena = parts[self]->arena;
     if (self == 0) {
@@ -376,8 +376,8 @@ give_up(int self)
     REQUIRE(state == DD_ARENA_BLOCKED);
 }
 
-SCENARIO(arena_poisoned, .what = "a rank that gives up before another begins", .nthreads = 2,
-         .setup = open_pair, .thread = give_up, .needs_no_order = true)
+SCENARIO(arena_poisoned, .what = "a rank that fails before another begins", .nthreads = 2, .setup = open_pair,
+         .thread = poison_before_begin, .needs_no_order = true)
 
 /* Two of three ranks have begun an in-place operation. One of them fails, and finds that the third
  * has not begun. The other rank must then not write to the memory of the failed rank, even if it
@@ -387,24 +387,24 @@ static bool is_alone;
 static bool has_compared;
 
 static void
-come_in_place(int rank)
+begin_in_place(int rank)
 {
     begin(rank, DD_COLL_BARRIER, 0, 1);
     parts[rank]->arena->op.call->flags |= ARENA_IN_PLACE;
-    (void)go_as_far_as_can_be(rank);
+    (void)progress_until_blocked(rank);
 }
 
 static void
 open_three_of_which_two_have_begun(void)
 {
     open_three();
-    come_in_place(0);
-    come_in_place(2);
+    begin_in_place(0);
+    begin_in_place(2);
     is_alone = has_compared = false;
 }
 
 static void
-give_up_alone(int self)
+poison_alone(int self)
 {
     dd_arena *arena = parts[self]->arena;
     dd_arena_ranks missing;
@@ -412,9 +412,9 @@ give_up_alone(int self)
         dd_arena_poison(arena);
         is_alone = dd_arena_find_missing(arena, &arena->all_ranks, dd_arena_mark_of(arena, 0), &missing);
     } else if (self == 1) {
-        come_in_place(1);
+        begin_in_place(1);
     } else {
-        has_compared = go_as_far_as_can_be(2) == DD_ARENA_BROKEN;
+        has_compared = progress_until_blocked(2) == DD_ARENA_BROKEN;
     }
 }
 
@@ -424,6 +424,6 @@ check_that_one_was_right(void)
     REQUIRE(!is_alone || !has_compared);
 }
 
-SCENARIO(arena_gives_up, .what = "a rank that gives up while another begins, and a third that looks at both",
-         .nthreads = 3, .setup = open_three_of_which_two_have_begun, .thread = give_up_alone,
+SCENARIO(arena_gives_up, .what = "a rank that fails while another begins, and a third that checks both",
+         .nthreads = 3, .setup = open_three_of_which_two_have_begun, .thread = poison_alone,
          .finish = check_that_one_was_right)

@@ -82,8 +82,8 @@ await_place(int self)
     }
 }
 
-SCENARIO(board_awaits, .what = "a rank that sleeps until another has come", .nthreads = 2,
-         .setup = open_board, .thread = await_place)
+SCENARIO(board_awaits, .what = "a rank that sleeps until another posts", .nthreads = 2, .setup = open_board,
+         .thread = await_place)
 
 /* ---- news */
 
@@ -99,11 +99,11 @@ ring_if_due(int from, int to)
 
 /* Sleep until the other rank has posted everything. */
 static void
-hear(int self, bool hears_leaving)
+await_posts(int self, bool expects_leaving)
 {
     bool has_cause = false;
     bool has_left = false;
-    while (!has_cause || has_left != hears_leaving) {
+    while (!has_cause || has_left != expects_leaving) {
         if (!dd_arena_take_posts(arenas[self])) {
             rest(self);
             continue;
@@ -112,7 +112,7 @@ hear(int self, bool hears_leaving)
         has_cause = dd_arena_has_posted_cause(arenas[self], 1 - self);
         REQUIRE(!has_cause || (dd_arena_read_cause(arenas[self], 1 - self, cause) == sizeof words &&
                                memcmp(cause, words, sizeof words) == 0));
-        has_left = hears_leaving && dd_arena_has_left(arenas[self], 1 - self);
+        has_left = expects_leaving && dd_arena_has_left(arenas[self], 1 - self);
     }
 }
 
@@ -126,7 +126,7 @@ post_twice(int self)
         ring_if_due(0, 1);
         return;
     }
-    hear(1, true);
+    await_posts(1, true);
 }
 
 SCENARIO(board_news, .what = "two posts, and a rank that sleeps until it knows", .nthreads = 2,
@@ -137,7 +137,7 @@ post_both(int self)
 {
     dd_arena_post_cause(arenas[self], dd_bytes_of(words, sizeof words));
     ring_if_due(self, 1 - self);
-    hear(self, false);
+    await_posts(self, false);
 }
 
 SCENARIO(board_news_of_both, .what = "both post and hear", .nthreads = 2, .setup = open_board,

@@ -252,8 +252,8 @@ answer_each_other(int self)
     }
 }
 
-SCENARIO(ring_answers, .what = "both ways in turn, both sleep", .nthreads = 2, .setup = open_link,
-         .thread = answer_each_other)
+SCENARIO(ring_answers, .what = "both directions alternate, both sides sleep", .nthreads = 2,
+         .setup = open_link, .thread = answer_each_other)
 
 static void
 cross(int self)
@@ -264,8 +264,8 @@ cross(int self)
     }
 }
 
-SCENARIO(ring_crosses, .what = "both ways at once, both sleep", .nthreads = 2, .setup = open_link,
-         .thread = cross)
+SCENARIO(ring_crosses, .what = "both directions together, both sides sleep", .nthreads = 2,
+         .setup = open_link, .thread = cross)
 
 /* Bytes written before the end must still be readable. */
 static void
@@ -291,5 +291,5 @@ write_and_go(int self)
     REQUIRE(done == 2);
 }
 
-SCENARIO(ring_ends, .what = "what was written before the end", .nthreads = 2, .setup = open_link,
+SCENARIO(ring_ends, .what = "data written before the end", .nthreads = 2, .setup = open_link,
          .thread = write_and_go)

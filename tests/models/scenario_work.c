@@ -45,7 +45,7 @@ SCENARIO(work_ends, .what = "a work that is awaited", .nthreads = 2, .setup = op
 
 /* Each thread writes before it releases its reference; the last one reads both values. */
 static void
-let_go(int self)
+release_work(int self)
 {
     if (self == 0) {
         work.sequence = 2;
@@ -55,5 +55,5 @@ let_go(int self)
     dd_work_release(&work);
 }
 
-SCENARIO(work_is_released, .what = "a work that two let go", .nthreads = 2, .setup = open_work,
-         .thread = let_go)
+SCENARIO(work_is_released, .what = "a work that two threads release", .nthreads = 2, .setup = open_work,
+         .thread = release_work)

@@ -347,7 +347,7 @@ has_news(const void *thread)
 void
 checker_poll(void)
 {
-    if (memory_was_look_in_vain()) {
+    if (memory_was_poll_unchanged()) {
         explore_prune();
     }
     memory_end_look();

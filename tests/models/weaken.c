@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #define MAX_SITES 1024
-#define WORDS_NBYTES 256
+#define LOCATION_NBYTES 256
 #define MAX_SCENARIOS 256
 
 typedef struct site {
@@ -17,7 +17,7 @@ typedef struct site {
     site_kind kind;
     memory_order_ order;                     /* as written */
     uint64_t reached_by[MAX_SCENARIOS / 64]; /* a bit for each scenario */
-    char words[WORDS_NBYTES];
+    char location[LOCATION_NBYTES];
 } site;
 
 static site sites[MAX_SITES];
@@ -75,7 +75,7 @@ weaken_is_reached_by(int at, int number)
 bool
 weaken_is_of_library(int at)
 {
-    const char *words = weaken_words(at);
+    const char *words = weaken_location(at);
     return strstr(words, " scenario_") == NULL && strstr(words, " litmus") == NULL;
 }
 
@@ -142,7 +142,7 @@ weaken_written(int at)
 
 /* Set the description of a place: "function file:line". */
 static void
-ask_for_words(site *of)
+find_location(site *of)
 {
     char command[256];
     char function[100] = "?";
@@ -155,20 +155,20 @@ ask_for_words(site *of)
         (void)!fscanf(answer, "%99s %199s", function, line);
         (void)pclose(answer);
     }
-    (void)snprintf(of->words, sizeof of->words, "%s %s", function, line);
+    (void)snprintf(of->location, sizeof of->location, "%s %s", function, line);
 }
 
 const char *
-weaken_words(int at)
+weaken_location(int at)
 {
-    if (sites[at].words[0] == 0) {
-        ask_for_words(&sites[at]);
+    if (sites[at].location[0] == 0) {
+        find_location(&sites[at]);
     }
-    return sites[at].words;
+    return sites[at].location;
 }
 
 const char *
 weaken_describe(const void *address)
 {
-    return weaken_words(find_site(address, SITE_LOAD, ORDER_RELAXED));
+    return weaken_location(find_site(address, SITE_LOAD, ORDER_RELAXED));
 }

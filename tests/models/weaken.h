@@ -18,6 +18,6 @@ int weaken_options(int at, memory_order_ options[WEAKEN_MAX_OPTIONS]);
 void weaken_set(int at, memory_order_ order);
 const char *weaken_kind(int at);
 memory_order_ weaken_written(int at);
-const char *weaken_words(int at); /* "function file:line" */
+const char *weaken_location(int at); /* "function file:line" */
 
 #endif

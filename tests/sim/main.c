@@ -11,8 +11,8 @@ static const char usage[] =
     "    runs so many seeds (1000), for so long; with --replay each of them twice, and compares; shrinks the first N that\n"
     "    fail (3)\n"
     "sim --seed N [--trace] [--faults BITS] [--without-steps BITS] [--without-faults BITS] [--order N] [--plain]\n"
-    "    runs one, or what is left of it\n"
-    "--strict, of either: nobody may be blamed who has left because of a failure\n"
+    "    runs one, or the rest of it\n"
+    "--strict, for both: no error may blame a rank that left because of a failure\n"
     "sim --list\n"
     "    the kinds of faults, and their bits\n";
 

@@ -604,7 +604,7 @@ run_step(rank_self *self, const scenario_step *step)
 
 /* The other ranks still need the server of this rank. */
 static void
-serve_until_all_have_ended(const scenario *which, int own_rank)
+serve_until_all_exit(const scenario *which, int own_rank)
 {
     for (int rank = 0; rank < which->nranks; rank++) {
         while (rank != own_rank && (sim_state_of(rank) == SIM_RUNS || sim_state_of(rank) == SIM_STOPPED)) {
@@ -627,7 +627,7 @@ close_all(rank_self *self)
     (void)end_call(self, call, DD_OK);
     dd_store_release(self->store);
     if (self->server != NULL) {
-        serve_until_all_have_ended(self->which, self->rank);
+        serve_until_all_exit(self->which, self->rank);
         dd_tcp_server_release(self->server);
     }
     self->record->has_closed = true;
@@ -674,7 +674,7 @@ run_agent(void *arg)
     dd_tcp_server *server = NULL;
     dd_error err = {0};
     if (open_server(now, &server, &err) == DD_OK) {
-        serve_until_all_have_ended(now, -1);
+        serve_until_all_exit(now, -1);
         dd_tcp_server_release(server);
     }
 }

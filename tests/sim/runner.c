@@ -19,7 +19,7 @@
 #define SEEDS_PER_CHILD 500
 
 void
-run_here(const run_spec *spec, bool is_told, run_result *result)
+run_here(const run_spec *spec, bool is_by_sends, run_result *result)
 {
     scenario which;
     scenario_make(&which, spec->seed, spec->fault_kinds);
@@ -37,7 +37,7 @@ run_here(const run_spec *spec, bool is_told, run_result *result)
     for (int i = 0; i < which.nfaults; i++) {
         result->nfaults += sim_has_happened(i);
     }
-    if (spec->is_traced || (is_told && result->verdict[0] != '\0')) {
+    if (spec->is_traced || (is_by_sends && result->verdict[0] != '\0')) {
         printf("seed %llu: %s\n", (unsigned long long)spec->seed,
                result->verdict[0] != '\0' ? result->verdict : "all is well");
         scenario_print(&which);
@@ -104,7 +104,7 @@ await_child(pid_t pid, char text[VERDICT_MAX])
     text[0] = '\0';
     if (waitpid(pid, &status, 0) == pid && WIFSIGNALED(status)) {
         (void)snprintf(text, VERDICT_MAX, "%s",
-                       WTERMSIG(status) == SIGPROF ? "it goes on and on without any of what is simulated"
+                       WTERMSIG(status) == SIGPROF ? "it runs without calling the simulator"
                                                    : strsignal(WTERMSIG(status)));
     } else if (WEXITSTATUS(status) != 0) {
         (void)snprintf(text, VERDICT_MAX, "exit status %d", WEXITSTATUS(status));

@@ -21,9 +21,9 @@ typedef struct run_result {
     int nfaults; /* number of faults that happened */
 } run_result;
 
-/* Run a scenario here. Print the scenario and its result if is_traced is set, or if is_told is set
+/* Run a scenario here. Print the scenario and its result if is_traced is set, or if is_by_sends is set
  * and the run failed. */
-void run_here(const run_spec *spec, bool is_told, run_result *result);
+void run_here(const run_spec *spec, bool is_by_sends, run_result *result);
 /* Run a scenario in a child. A crash or a timeout of the child is also a verdict. */
 void run_apart(const run_spec *spec, run_result *result);
 

@@ -124,9 +124,9 @@ roll_fault(const scenario *made, dice *numbers, unsigned kinds)
     if ((kinds >> fault.kind & 1) == 0 || (fault.kind == SIM_FLIP && !is_sealed)) {
         return (sim_fault){.process = -1};
     }
-    bool is_told = roll(numbers, 2) == 0;
-    fault.after_ncalls = is_told ? 0 : roll_scale(numbers, 1, 3000);
-    fault.after_ntold = is_told ? roll_scale(numbers, 1, 200) : 0;
+    bool is_by_sends = roll(numbers, 2) == 0;
+    fault.after_ncalls = is_by_sends ? 0 : roll_scale(numbers, 1, 3000);
+    fault.after_nsends = is_by_sends ? roll_scale(numbers, 1, 200) : 0;
     fault.duration_ns = roll_scale(numbers, DD_NS_PER_MS, 20 * DD_NS_PER_S);
     fault.amount = (int64_t)roll(numbers, 4) + 1;
     switch (fault.kind) {
@@ -221,8 +221,9 @@ scenario_print(const scenario *which)
            !which->has_secret         ? ""
            : which->is_encryption_off ? "; a secret"
                                       : "; encrypted",
-           which->is_shm_disabled ? "; no shared memory" : "", which->exits_at_once ? "; exits at once" : "",
-           which->nlanes, which->world.ncpus, which->waiting == DD_SPIN_SLEEP ? "asleep" : "adaptively",
+           which->is_shm_disabled ? "; no shared memory" : "",
+           which->exits_at_once ? "; exits immediately" : "", which->nlanes, which->world.ncpus,
+           which->waiting == DD_SPIN_SLEEP ? "asleep" : "adaptively",
            (long long)(which->timeout_ns / DD_NS_PER_S));
     printf("a call costs %d ns, a change every %d, latency %lld ns, backlog %d, interrupts every %d\n",
            which->world.call_cost_ns, which->world.switch_every, (long long)which->world.latency_ns,
@@ -237,8 +238,8 @@ scenario_print(const scenario *which)
         const sim_fault *fault = &which->faults[i];
         printf("  fault %d: %s of process %d after %lld calls%s, for %.3f s, %lld\n", i,
                sim_fault_name(fault->kind), fault->process,
-               (long long)(fault->after_ncalls + fault->after_ntold),
-               fault->after_ntold > 0 ? " that tell others something" : "", (double)fault->duration_ns / 1e9,
+               (long long)(fault->after_ncalls + fault->after_nsends),
+               fault->after_nsends > 0 ? " that tell others something" : "", (double)fault->duration_ns / 1e9,
                (long long)fault->amount);
     }
 }

@@ -13,7 +13,7 @@
 #define SLOW_STORE_SLACK_NS \
     (6500 * DD_NS_PER_MS) /* also checks the ranks (2 s), with a slow or silent store */
 /* After this time, the other ranks know that a rank has died. */
-#define HEARD_NS (3 * DD_NS_PER_S)
+#define NOTICE_NS (3 * DD_NS_PER_S)
 
 typedef struct facts {
     const scenario *which;
@@ -64,7 +64,7 @@ concerns_host(const scenario *which, const sim_fault *fault, int host)
 
 /* Return true if the server has exited. A failed rank 0 ends its own server. */
 static bool
-has_server_gone(const scenario *which)
+has_server_exited(const scenario *which)
 {
     int server = which->has_agent ? which->nranks : 0;
     if (which->has_file_store) {
@@ -147,7 +147,7 @@ find_facts(const scenario *which, char *text)
                  .text = text,
                  .is_faultless = true,
                  .has_only_kills = true,
-                 .is_server_hurt = has_server_gone(which),
+                 .is_server_hurt = has_server_exited(which),
                  .first_death_ns = DD_NEVER_NS};
     for (int rank = 0; rank < which->nranks; rank++) {
         all.death_ns[rank] = DD_NEVER_NS;
@@ -189,7 +189,7 @@ check_outcome(facts *all, sim_outcome outcome)
 /* Return true if a rank died before it joined the group. The other ranks wait for it and report it
  * as missing, because they cannot know of its death. */
 static bool
-is_missing_one_that_is_gone(const facts *all, const rank_call *call)
+is_missing_exited_rank(const facts *all, const rank_call *call)
 {
     const char *missing = strstr(call->error.message, "; missing: ");
     for (int rank = 0; missing != NULL && rank < all->which->nranks; rank++) {
@@ -205,7 +205,7 @@ is_missing_one_that_is_gone(const facts *all, const rank_call *call)
 /* Return the time when the last rank joined. Group creation cannot end before that; the links are
  * created afterwards. */
 static int64_t
-all_came_ns(const facts *all, const rank_call *call)
+all_joined_ns(const facts *all, const rank_call *call)
 {
     int64_t last_ns = call->began_ns;
     bool is_meeting = strcmp(call->name, "making the group") == 0;
@@ -253,11 +253,11 @@ check_call(facts *all, int rank, const rank_call *call)
     }
     int64_t since_ns =
         blamed >= 0 && all->death_ns[blamed] != DD_NEVER_NS ? all->death_ns[blamed] : all->first_death_ns;
-    int64_t came_ns = all_came_ns(all, call);
-    since_ns = came_ns > since_ns ? came_ns : since_ns;
+    int64_t joined_ns = all_joined_ns(all, call);
+    since_ns = joined_ns > since_ns ? joined_ns : since_ns;
     if (all->has_only_kills && !all->is_server_hurt && all->first_death_ns != DD_NEVER_NS &&
-        call->ended_ns > since_ns + HEARD_NS && !is_missing_one_that_is_gone(all, call)) {
-        find(all, "rank %d: %s: heard %.3f s after it of a death: %s", rank, call->name,
+        call->ended_ns > since_ns + NOTICE_NS && !is_missing_exited_rank(all, call)) {
+        find(all, "rank %d: %s: failed %.3f s after a death: %s", rank, call->name,
              (double)(call->ended_ns - since_ns) / 1e9, error->message);
     }
 }
@@ -299,9 +299,9 @@ check_end(facts *all, int rank, const rank_call *call, bool is_last)
     if (expected == DD_OK || !is_of_end || is_before_it) {
         return;
     }
-    bool is_leaving_heard = !all->is_strict && call->error.code == DD_PEER_LOST && call->blamed >= 0 &&
-                            had_failed_before(call->blamed, call->ended_ns);
-    if (is_leaving_heard) {
+    bool is_leaving_noticed = !all->is_strict && call->error.code == DD_PEER_LOST && call->blamed >= 0 &&
+                              had_failed_before(call->blamed, call->ended_ns);
+    if (is_leaving_noticed) {
         return;
     }
     if (call->error.code != expected) {

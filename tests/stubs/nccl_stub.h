@@ -89,7 +89,7 @@ void nccl_comm_release(nccl_comm *comm);
 void nccl_comm_set_state(nccl_comm *comm, dd_nccl_result state);
 /* Report that a call has failed. On a non-blocking communicator, all later calls then fail. Return
  * result. */
-dd_nccl_result nccl_comm_spoil(nccl_comm *comm, dd_nccl_result result);
+dd_nccl_result nccl_comm_fail(nccl_comm *comm, dd_nccl_result result);
 /* Same, for a handle that may be invalid. */
 dd_nccl_result nccl_refuse(dd_nccl_comm_handle handle, dd_nccl_result result);
 /* Stop the kernels. Running kernels end soon afterwards. */
@@ -245,7 +245,7 @@ dd_nccl_result nccl_group_simulate_end(dd_nccl_sim_info *info);
 dd_nccl_result nccl_group_add_job(nccl_job *job);
 dd_nccl_result nccl_group_add_op(nccl_comm *comm, const nccl_op *op);
 /* Report that a call in the group has failed: the end of the group then also fails. */
-dd_nccl_result nccl_group_spoil(dd_nccl_result result);
+dd_nccl_result nccl_group_fail(dd_nccl_result result);
 
 typedef struct nccl_init_args {
     int nranks;
@@ -322,13 +322,13 @@ bool nccl_fault_ends_apart(void);
 dd_nccl_result nccl_enter(stub_site *site);
 
 /* Same as ENTER, for a call with an operation on `comm`: a fault also fails the communicator. */
-#define ENTER_OPERATION(function)                               \
-    do {                                                        \
-        static stub_site site_ = {.name = function};            \
-        dd_nccl_result fault_ = nccl_enter(&site_);             \
-        if (fault_ != DD_NCCL_SUCCESS) {                        \
-            return nccl_group_spoil(nccl_refuse(comm, fault_)); \
-        }                                                       \
+#define ENTER_OPERATION(function)                              \
+    do {                                                       \
+        static stub_site site_ = {.name = function};           \
+        dd_nccl_result fault_ = nccl_enter(&site_);            \
+        if (fault_ != DD_NCCL_SUCCESS) {                       \
+            return nccl_group_fail(nccl_refuse(comm, fault_)); \
+        }                                                      \
     } while (0)
 
 #define ENTER(function)                              \
@@ -336,7 +336,7 @@ dd_nccl_result nccl_enter(stub_site *site);
         static stub_site site_ = {.name = function}; \
         dd_nccl_result fault_ = nccl_enter(&site_);  \
         if (fault_ != DD_NCCL_SUCCESS) {             \
-            return nccl_group_spoil(fault_);         \
+            return nccl_group_fail(fault_);          \
         }                                            \
     } while (0)
 

@@ -180,7 +180,7 @@ ncclGroupEnd(void)
     static stub_site site = {.name = "ncclGroupEnd"};
     dd_nccl_result fault = nccl_enter(&site);
     if (fault != DD_NCCL_SUCCESS) {
-        (void)nccl_group_spoil(fault);
+        (void)nccl_group_fail(fault);
     }
     return nccl_group_end();
 }
@@ -204,7 +204,7 @@ ncclGroupEnd(void)
         dd_nccl_result checked = nccl_coll_config_check(config);                         \
         dd_cuda_event started = nccl_coll_config_event(config);                          \
         return checked != DD_NCCL_SUCCESS                                                \
-                   ? nccl_group_spoil(checked)                                           \
+                   ? nccl_group_fail(checked)                                            \
                    : nccl_do(OP(function, kind, .started = started, __VA_ARGS__), comm); \
     } while (0)
 
@@ -379,7 +379,7 @@ ncclGroupSimulateEnd(dd_nccl_sim_info *info)
     static stub_site site = {.name = "ncclGroupSimulateEnd"};
     dd_nccl_result fault = nccl_enter(&site);
     if (fault != DD_NCCL_SUCCESS) {
-        (void)nccl_group_spoil(fault);
+        (void)nccl_group_fail(fault);
     }
     return nccl_group_simulate_end(info);
 }

@@ -184,7 +184,7 @@ nccl_comm_set_state(nccl_comm *comm, dd_nccl_result state)
 }
 
 dd_nccl_result
-nccl_comm_spoil(nccl_comm *comm, dd_nccl_result result)
+nccl_comm_fail(nccl_comm *comm, dd_nccl_result result)
 {
     pthread_mutex_lock(&nccl_lock);
     if (!nccl_comm_is_blocking(comm) && comm->state == DD_NCCL_SUCCESS) {
@@ -199,7 +199,7 @@ nccl_refuse(dd_nccl_comm_handle handle, dd_nccl_result result)
 {
     nccl_comm *comm = handle != NULL ? stub_table_find(&nccl_comms, handle) : NULL;
     if (comm != NULL) {
-        (void)nccl_comm_spoil(comm, result);
+        (void)nccl_comm_fail(comm, result);
         nccl_comm_release(comm);
     }
     return result;
@@ -461,7 +461,7 @@ nccl_finalize(dd_nccl_comm_handle handle)
         if (!is_usable) {
             nccl_warn("the communicator is suspended or has been revoked");
         }
-        result = nccl_comm_spoil(comm, is_usable ? DD_NCCL_INVALID_ARGUMENT : DD_NCCL_INVALID_USAGE);
+        result = nccl_comm_fail(comm, is_usable ? DD_NCCL_INVALID_ARGUMENT : DD_NCCL_INVALID_USAGE);
         nccl_comm_release(comm);
         return result;
     }
@@ -516,14 +516,14 @@ suspend(nccl_comm *comm, bool is_suspended)
         dd_stub_wait_device(comm->device);
     }
     if (!nccl_comm_barrier(comm)) {
-        return nccl_fail(DD_NCCL_INTERNAL_ERROR, "the communicator was aborted meanwhile");
+        return nccl_fail(DD_NCCL_INTERNAL_ERROR, "the communicator was aborted during the call");
     }
     pthread_mutex_lock(&nccl_lock);
     comm->is_suspended = is_suspended;
     pthread_mutex_unlock(&nccl_lock);
     return nccl_comm_barrier(comm)
                ? DD_NCCL_SUCCESS
-               : nccl_fail(DD_NCCL_INTERNAL_ERROR, "the communicator was aborted meanwhile");
+               : nccl_fail(DD_NCCL_INTERNAL_ERROR, "the communicator was aborted during the call");
 }
 
 dd_nccl_result

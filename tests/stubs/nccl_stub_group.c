@@ -13,7 +13,7 @@ typedef struct queued_op {
 
 typedef struct nccl_group {
     int depth;
-    dd_nccl_result spoiled_by;
+    dd_nccl_result failed_by;
     nccl_job *jobs;
     queued_op *ops;
     size_t nops;
@@ -34,10 +34,10 @@ nccl_group_is_open(void)
 }
 
 dd_nccl_result
-nccl_group_spoil(dd_nccl_result result)
+nccl_group_fail(dd_nccl_result result)
 {
-    if (own.depth > 0 && own.spoiled_by == DD_NCCL_SUCCESS) {
-        own.spoiled_by = result;
+    if (own.depth > 0 && own.failed_by == DD_NCCL_SUCCESS) {
+        own.failed_by = result;
     }
     return result;
 }
@@ -392,7 +392,7 @@ check_messages_to_self(const nccl_group *group)
 }
 
 static void
-spoil(nccl_comm *comm, void *ctx)
+fail_member(nccl_comm *comm, void *ctx)
 {
     if (!nccl_comm_is_blocking(comm)) {
         nccl_comm_set_state(comm, *(const dd_nccl_result *)ctx);
@@ -414,10 +414,10 @@ static dd_nccl_result
 carry_out(nccl_group *group)
 {
     dd_nccl_result result =
-        group->spoiled_by != DD_NCCL_SUCCESS ? group->spoiled_by : check_messages_to_self(group);
+        group->failed_by != DD_NCCL_SUCCESS ? group->failed_by : check_messages_to_self(group);
     if (result != DD_NCCL_SUCCESS || (group->jobs == NULL && group->nops == 0)) {
         if (result != DD_NCCL_SUCCESS) {
-            each_comm(group, spoil, &result);
+            each_comm(group, fail_member, &result);
         }
         free_group(group);
         free(group);
@@ -457,7 +457,7 @@ dd_nccl_result
 nccl_group_simulate_end(dd_nccl_sim_info *info)
 {
     if (info != NULL && info->magic != DD_NCCL_SIM_MAGIC) {
-        return nccl_group_spoil(nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclSimInfo_t is not initialized"));
+        return nccl_group_fail(nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclSimInfo_t is not initialized"));
     }
     if (own.depth != 1) {
         return nccl_fail(DD_NCCL_INVALID_USAGE,
@@ -471,7 +471,7 @@ nccl_group_simulate_end(dd_nccl_sim_info *info)
     if (own.nops > 0) {
         (void)wire_sleep(&own.ops[0].comm->is_aborted, nccl_fault_launch_delay_ms());
     }
-    dd_nccl_result result = own.spoiled_by;
+    dd_nccl_result result = own.failed_by;
     if (info != NULL && result == DD_NCCL_SUCCESS && own.nops > 0) {
         info->estimatedTime = (float)own.nops;
     }

@@ -215,7 +215,7 @@ nccl_init(dd_nccl_comm_handle *out, const nccl_init_args *args)
         result = nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR, "Cuda failure 4 'driver shutting down'");
     }
     if (result != DD_NCCL_SUCCESS) {
-        return nccl_group_spoil(result);
+        return nccl_group_fail(result);
     }
     nccl_comm *comm = nccl_comm_make(args->nranks, args->rank, device, &config);
     nccl_job *job = stub_zalloc(sizeof *job);
@@ -300,7 +300,7 @@ prepare_child(const char *function, dd_nccl_comm_handle handle, nccl_need need, 
 {
     nccl_comm *parent = nccl_comm_find_ready(handle, need, result);
     if (parent == NULL) {
-        (void)nccl_group_spoil(*result);
+        (void)nccl_group_fail(*result);
         return NULL;
     }
     nccl_job *job = stub_zalloc(sizeof *job);
@@ -313,7 +313,7 @@ prepare_child(const char *function, dd_nccl_comm_handle handle, nccl_need need, 
                                : DD_NCCL_SUCCESS;
     if (*result != DD_NCCL_SUCCESS) {
         nccl_job_free(job);
-        (void)nccl_group_spoil(*result);
+        (void)nccl_group_fail(*result);
         return NULL;
     }
     return job;
@@ -396,7 +396,7 @@ nccl_shrink(dd_nccl_comm_handle handle, const nccl_shrink_args *args, dd_nccl_co
     }
     if (!is_valid) {
         nccl_job_free(job);
-        return nccl_group_spoil(nccl_fail(
+        return nccl_group_fail(nccl_fail(
             DD_NCCL_INVALID_ARGUMENT, "ncclCommShrink: invalid list of %d excluded ranks", args->nexcluded));
     }
     job->run = run_shrink;
@@ -461,7 +461,7 @@ nccl_grow(dd_nccl_comm_handle handle, const nccl_init_args *args, dd_nccl_comm_h
         result = nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclCommGrow: from %d to %d ranks, with rank %d",
                            parent->nranks, args->nranks, args->rank);
         nccl_job_free(job);
-        return nccl_group_spoil(result);
+        return nccl_group_fail(result);
     }
     job->run = run_grow;
     job->spec.nranks = args->nranks;

@@ -226,12 +226,12 @@ nccl_do(const nccl_op *op, dd_nccl_comm_handle handle)
     dd_nccl_result result;
     nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_UNREVOKED, &result);
     if (comm == NULL) {
-        return nccl_group_spoil(result);
+        return nccl_group_fail(result);
     }
     nccl_op checked = *op;
     result = check_op(comm, &checked);
     if (result != DD_NCCL_SUCCESS) {
-        result = nccl_comm_spoil(comm, result);
+        result = nccl_comm_fail(comm, result);
     }
     if (result == DD_NCCL_SUCCESS && (op->count > 0 || nccl_is_message(op->kind))) {
         nccl_group_start();
@@ -240,7 +240,7 @@ nccl_do(const nccl_op *op, dd_nccl_comm_handle handle)
         result = result == DD_NCCL_SUCCESS ? ended : result;
     }
     nccl_comm_release(comm);
-    return result == DD_NCCL_SUCCESS || result == DD_NCCL_IN_PROGRESS ? result : nccl_group_spoil(result);
+    return result == DD_NCCL_SUCCESS || result == DD_NCCL_IN_PROGRESS ? result : nccl_group_fail(result);
 }
 
 dd_nccl_result

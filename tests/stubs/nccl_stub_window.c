@@ -183,12 +183,12 @@ nccl_window_register(dd_nccl_comm_handle handle, void *data, size_t nbytes, dd_n
     dd_nccl_result result;
     nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_UNREVOKED, &result);
     if (comm == NULL) {
-        return nccl_group_spoil(result);
+        return nccl_group_fail(result);
     }
     int device = dd_stub_memory_device(data, nbytes);
     if ((device != -1 && device != comm->device) || nbytes == 0 || window == NULL) {
         nccl_comm_release(comm);
-        return nccl_group_spoil(
+        return nccl_group_fail(
             nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%zu bytes at %p cannot be registered", nbytes, data));
     }
     *window = NULL;
@@ -382,13 +382,13 @@ nccl_do_one_sided(const nccl_op *op, const nccl_one_sided *more, dd_nccl_comm_ha
     dd_nccl_result result;
     nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_UNREVOKED, &result);
     if (comm == NULL) {
-        return nccl_group_spoil(result);
+        return nccl_group_fail(result);
     }
     nccl_op checked = *op;
     checked.window = find_window(comm, more->window);
     result = check_one_sided(comm, &checked, more);
     if (result != DD_NCCL_SUCCESS) {
-        result = nccl_comm_spoil(comm, result);
+        result = nccl_comm_fail(comm, result);
     } else {
         nccl_group_start();
         (void)nccl_group_add_op(comm, &checked);
@@ -396,7 +396,7 @@ nccl_do_one_sided(const nccl_op *op, const nccl_one_sided *more, dd_nccl_comm_ha
     }
     nccl_window_release(checked.window);
     nccl_comm_release(comm);
-    return result == DD_NCCL_SUCCESS || result == DD_NCCL_IN_PROGRESS ? result : nccl_group_spoil(result);
+    return result == DD_NCCL_SUCCESS || result == DD_NCCL_IN_PROGRESS ? result : nccl_group_fail(result);
 }
 
 /* ---- operations: on the stream */

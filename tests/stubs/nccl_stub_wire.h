@@ -73,7 +73,7 @@ typedef struct wire_transfer {
     uint64_t tag;
     void *data; /* sends only read it */
     size_t nbytes;
-    /* For wire_carry: */
+    /* used by wire_carry */
     bool has_header;
     bool is_stuck;
     size_t ndone;

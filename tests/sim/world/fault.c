@@ -53,7 +53,7 @@ sim_check_faults(sim_process *process)
     for (int i = 0; i < world.nfaults; i++) {
         const sim_fault *fault = &world.faults[i];
         if (fault->process == process->number && fault->after_ns == 0 && world.happened_ns[i] < 0 &&
-            fault->after_ncalls <= process->ncalls && fault->after_ntold <= process->ntold) {
+            fault->after_ncalls <= process->ncalls && fault->after_nsends <= process->nsends) {
             world.due_fault = i;
             sim_yield();
             return;

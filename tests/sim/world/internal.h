@@ -115,7 +115,7 @@ struct sim_process {
     sim_mapping *mappings;
     size_t nmappings, mappings_capacity;
     bool is_fenced;
-    int64_t ncalls, ntold;     /* counted as in sim_fault */
+    int64_t ncalls, nsends;    /* counted as in sim_fault */
     int64_t next_fault_ncalls; /* no fault is pending before this call */
     int64_t nallocations_to_fail;
     bool is_to_flip; /* flip a bit of the next bytes sent over TCP */

@@ -92,7 +92,7 @@ typedef struct sim_fault {
     /* The trigger: a number of system calls by the process; a number of calls that other processes
      * can notice (sends and writes to a file); or a time. Exactly one is not 0. */
     int64_t after_ncalls;
-    int64_t after_ntold;
+    int64_t after_nsends;
     int64_t after_ns;
     int64_t duration_ns;
     int64_t amount;

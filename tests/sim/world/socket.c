@@ -184,7 +184,7 @@ send_reset(sim_socket *from, sim_file *to)
 
 /* Abort a connection that has received no reply for too long, as a kernel does. */
 static void
-give_up_event(void *subject, int64_t since_ns)
+reset_event(void *subject, int64_t since_ns)
 {
     sim_file *file = subject;
     sim_socket *self = file->socket;
@@ -206,8 +206,8 @@ note_held(sim_file *file)
     if (self->held_since_ns == 0) {
         self->held_since_ns = world.now_ns;
         if (self->user_timeout_ms > 0) {
-            sim_plan(world.now_ns + self->user_timeout_ms * DD_NS_PER_MS, give_up_event,
-                     sim_file_acquire(file), self->held_since_ns);
+            sim_plan(world.now_ns + self->user_timeout_ms * DD_NS_PER_MS, reset_event, sim_file_acquire(file),
+                     self->held_since_ns);
         }
     }
 }
@@ -220,8 +220,7 @@ sim_network_note_cut(void)
         sim_socket *self = file->kind == FILE_SOCKET ? file->socket : NULL;
         if (self != NULL && self->state == SOCKET_CONNECTED && self->is_kept_alive &&
             (sim_is_cut(self->host, self->remote_host) || sim_is_cut(self->remote_host, self->host))) {
-            sim_plan(world.now_ns + self->keepalive_s * DD_NS_PER_S, give_up_event, sim_file_acquire(file),
-                     0);
+            sim_plan(world.now_ns + self->keepalive_s * DD_NS_PER_S, reset_event, sim_file_acquire(file), 0);
         }
     }
 }
@@ -562,7 +561,7 @@ sim_socket_accept(sim_file *file)
 /* ---- sending */
 
 static bool
-has_come(int64_t at_ns)
+has_arrived(int64_t at_ns)
 {
     return at_ns <= world.now_ns;
 }
@@ -668,7 +667,7 @@ send_datagram(sim_socket *self, const struct msghdr *message, sim_file *passed)
 static bool
 take_error(sim_socket *self)
 {
-    if (has_come(self->reset_ns) && !self->was_reset) {
+    if (has_arrived(self->reset_ns) && !self->was_reset) {
         self->was_reset = true;
         errno = self->error != 0 ? self->error : ECONNRESET;
         self->error = 0;
@@ -805,7 +804,7 @@ first_piece(const sim_socket *self)
 {
     sim_piece *piece =
         dd_list_is_empty(&self->pieces) ? NULL : DD_CONTAINER_OF(self->pieces.next, sim_piece, link);
-    return piece != NULL && has_come(piece->arrives_ns) ? piece : NULL;
+    return piece != NULL && has_arrived(piece->arrives_ns) ? piece : NULL;
 }
 
 /* Return the result of a read without data. */
@@ -822,7 +821,7 @@ recv_end(sim_socket *self)
         return -1;
     }
     errno = EAGAIN;
-    return self->was_reset || has_come(self->end_ns) ? 0 : -1;
+    return self->was_reset || has_arrived(self->end_ns) ? 0 : -1;
 }
 
 ssize_t
@@ -889,8 +888,8 @@ sim_socket_readiness(const sim_file *file)
     case SOCKET_CONNECTED:
         break;
     }
-    bool is_reset = has_come(self->reset_ns);
-    bool has_ended = has_come(self->end_ns);
+    bool is_reset = has_arrived(self->reset_ns);
+    bool has_ended = has_arrived(self->end_ns);
     bool has_room = self->other == NULL || self->other->socket->nqueued < STREAM_ROOM * 2 / 3;
     short ready = (short)((first_piece(self) != NULL || has_ended || is_reset ? POLLIN : 0) |
                           (has_room || is_reset ? POLLOUT : 0));
@@ -925,7 +924,7 @@ sim_socket_count_queued(const sim_file *file, bool is_unsent)
     size_t on_the_way = 0;
     for (dd_list *node = to->pieces.next; node != &to->pieces; node = node->next) {
         const sim_piece *piece = DD_CONTAINER_OF(node, sim_piece, link);
-        on_the_way += has_come(piece->arrives_ns) ? 0 : piece->nbytes;
+        on_the_way += has_arrived(piece->arrives_ns) ? 0 : piece->nbytes;
     }
     return (int)(is_unsent ? unsent : on_the_way + smaller(unsent, to->nqueued - on_the_way));
 }
@@ -960,7 +959,7 @@ sim_socket_get_option(sim_file *file, int level, int name, void *value, socklen_
     }
     if (level == SOL_SOCKET && name == SO_ERROR) {
         number = self->error;
-        if (number == 0 && has_come(self->reset_ns) && !self->was_reset) {
+        if (number == 0 && has_arrived(self->reset_ns) && !self->was_reset) {
             self->was_reset = true;
             number = ECONNRESET;
         }

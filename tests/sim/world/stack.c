@@ -11,7 +11,7 @@
 #define GUARD_NBYTES ((size_t)4096)
 
 #if !defined(__x86_64__)
-#error "the simulator changes stacks on x86-64 alone"
+#error "the simulator changes stacks only on x86-64"
 #endif
 
 /* A switch pushes the callee-saved registers onto the old stack. */

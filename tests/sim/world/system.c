@@ -350,7 +350,7 @@ dd_sys_pread(int fd, void *data, size_t nbytes, off_t at)
 ssize_t
 dd_sys_pwrite(int fd, const void *data, size_t nbytes, off_t at)
 {
-    sim_self()->ntold++;
+    sim_self()->nsends++;
     sim_file *file = enter_content("pwrite", fd);
     return leave(file == NULL              ? -1
                  : file->kind == FILE_DISK ? sim_disk_write(file, data, nbytes, at)
@@ -475,7 +475,7 @@ dd_sys_connect(int fd, const struct sockaddr *addr, socklen_t len)
 static ssize_t
 send_message(const char *name, int fd, const struct msghdr *message)
 {
-    sim_self()->ntold++;
+    sim_self()->nsends++;
     sim_file *file = enter_kind(name, fd, FILE_SOCKET);
     return leave(file != NULL ? sim_socket_send(file, message) : -1);
 }

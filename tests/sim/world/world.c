@@ -122,7 +122,7 @@ sim_digest(void)
 /* ---- events */
 
 static bool
-comes_before(const sim_event *a, const sim_event *b)
+is_before(const sim_event *a, const sim_event *b)
 {
     return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->number < b->number;
 }
@@ -140,7 +140,7 @@ sim_plan(int64_t at_ns, void (*run)(void *subject, int64_t word), void *subject,
     sim_event event = {
         .at_ns = at_ns, .number = world.nevents_ever++, .run = run, .subject = subject, .word = word};
     size_t at = world.nevents++;
-    for (; at > 0 && comes_before(&event, &world.events[(at - 1) / 2]); at = (at - 1) / 2) {
+    for (; at > 0 && is_before(&event, &world.events[(at - 1) / 2]); at = (at - 1) / 2) {
         world.events[at] = world.events[(at - 1) / 2];
     }
     world.events[at] = event;
@@ -157,8 +157,8 @@ take_event(void)
         if (child >= world.nevents) {
             break;
         }
-        child += child + 1 < world.nevents && comes_before(&world.events[child + 1], &world.events[child]);
-        if (!comes_before(&world.events[child], &last)) {
+        child += child + 1 < world.nevents && is_before(&world.events[child + 1], &world.events[child]);
+        if (!is_before(&world.events[child], &last)) {
             break;
         }
         world.events[at] = world.events[child];
@@ -221,7 +221,7 @@ sim_fiber_destroy(sim_fiber *fiber)
 
 /* Switch to the scheduler, which resumes the thread later. */
 static void
-go_away(void)
+switch_to_scheduler(void)
 {
     sim_fiber *self = world.running;
     self->saved_errno = errno;
@@ -235,7 +235,7 @@ sim_leave(void)
     sim_fiber *self = world.running;
     self->state = FIBER_ENDED;
     sim_wake_all(self);
-    go_away();
+    switch_to_scheduler();
     abort();
 }
 
@@ -243,7 +243,7 @@ void
 sim_yield(void)
 {
     if (world.running != NULL) {
-        go_away();
+        switch_to_scheduler();
     }
 }
 
@@ -258,7 +258,7 @@ sim_step(int64_t cost_ns)
     bool is_due =
         world.now_ns >= world.next_wake_ns || (world.nevents > 0 && world.events[0].at_ns <= world.now_ns);
     if (--world.budget <= 0 || is_due) {
-        go_away();
+        switch_to_scheduler();
     }
 }
 
@@ -271,7 +271,7 @@ sim_block(const void *address, int64_t until_ns, const char *doing)
     self->wake_ns = until_ns;
     self->was_woken = false;
     self->doing = doing;
-    go_away();
+    switch_to_scheduler();
     self->doing = NULL;
     return self->was_woken;
 }
