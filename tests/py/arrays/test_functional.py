@@ -100,7 +100,7 @@ def test_every_function(team, library, dtype):
     team.run(workers.every_function, library, dtype)
 
 
-def test_odd_shapes(team):
+def test_unusual_shapes(team):
     team.run(workers.odd_shapes)
 
 
@@ -108,7 +108,7 @@ def test_trees(team):
     team.run(workers.trees)
 
 
-def test_lazily(team):
+def test_async_calls_on_torch(team):
     team.run(workers.lazily)
 
 
@@ -142,7 +142,7 @@ def test_jax_large_arrays_do_not_block_the_threads_of_xla(team):
 
 
 @needs_jax
-def test_jax_refusals(team):
+def test_jax_rejects_wrong_arguments(team):
     for texts in team.run(workers.jax_refusals):
         later, shapes, share, op = texts
         assert "ValueError: all_reduce(): async_op=True is not for arrays that are traced" in later
@@ -199,7 +199,7 @@ REFUSALS = {
 }
 
 
-def test_refusals(team):
+def test_wrong_arguments_are_rejected(team):
     for caught in team.run(workers.refusals):
         assert caught.keys() == REFUSALS.keys()
         # One rank divides everything evenly.
@@ -256,6 +256,6 @@ def examples_of_the_documentation():
 
 
 @pytest.mark.parametrize("block", list(examples_of_the_documentation()))
-def test_documentation(block):
+def test_programs_of_the_page(block):
     ran = run_program(block)
     assert (ran.returncode, ran.stderr) == (0, "") and ran.stdout

@@ -85,12 +85,12 @@ def test_loops_and_branches(program):
     assert program.run(workers.loops_and_branches) == [[2222.0]] * 4
 
 
-def test_scatters_again_and_again(program):
+def test_repeated_scatters_are_right(program):
     """Results must always be right. With Gloo some are sometimes wrong (jax-ml/jax issue 40830)."""
     assert program.run(workers.scatters) == [0] * len(program.ranks)
 
 
-def test_the_flight_recorder_has_them(program):
+def test_the_flight_recorder_has_xlas_collectives(program):
     size = len(program.ranks)
     one, all_of_them, part = [[4 * size]], [[4 * size * size]], [[4]]
     for found in program.run(workers.recorded):
@@ -103,7 +103,7 @@ def test_the_flight_recorder_has_them(program):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_process_that_is_killed_is_named(children, size):
+def test_killed_process_is_named(children, size):
     ranks = start(children, workers.member, size)
     for child in ranks:
         child.recv(LIMIT_S)
@@ -122,7 +122,7 @@ def test_a_process_that_is_killed_is_named(children, size):
         assert came - killed < procs.under_load(2)
 
 
-def test_who_does_not_come_is_named(children):
+def test_missing_process_is_named(children):
     ranks = start(children, workers.sum_without_rank_1, 3)
     for child in (ranks[0], ranks[2]):
         text = child.recv(LIMIT_S)
@@ -141,21 +141,21 @@ def test_several_devices_in_a_process(children):
         child.send(None)
 
 
-def test_programs_of_some_processes(children):
+def test_programs_on_some_processes(children):
     ranks = start(children, workers.sum_of_some_processes, 4)
     assert [child.recv(LIMIT_S) for child in ranks] == [[11, 1101, 1111], [11, 1111], [1101, 1111], [1101, 1111]]
     for child in ranks:
         child.send(None)
 
 
-def test_programs_that_do_not_run_are_not_taken_for_others(children):
+def test_skipped_programs_do_not_confuse_later_ones(children):
     ranks = start(children, workers.sum_after_others, 3)
     assert [child.recv(LIMIT_S) for child in ranks] == [[3.0] * 4] * 3
     for child in ranks:
         child.send(None)
 
 
-def test_without_a_store_each_collective_says_why(children):
+def test_without_a_store_each_collective_raises_the_cause(children):
     ranks = start(children, workers.sum_without_a_store, 2)
     for child in ranks:
         assert re.search("dldist.jax could not begin: .*DistStoreError: there is no port to be had", child.recv(LIMIT_S))
@@ -174,7 +174,7 @@ def run_program(text, *arguments, environment=None):
     return done.stdout
 
 
-def test_it_has_the_names_that_jaxlib_looks_up():
+def test_library_has_the_names_that_jaxlib_looks_up():
     found = importlib.util.find_spec("jaxlib").submodule_search_locations[0]
     with open(os.path.join(found, "libjax_common.so"), "rb") as file:
         wanted = set(re.findall(rb"\0(MPIX?ABI_\w+)(?=\0)", file.read()))
@@ -183,14 +183,14 @@ def test_it_has_the_names_that_jaxlib_looks_up():
     assert wanted <= {line.split()[-1] for line in shown.splitlines()}
 
 
-def test_a_world_of_one():
+def test_world_of_one():
     text = "import jax; print(jax.numpy.ones(3).sum(), jax.process_count())"
     assert run_program(text, environment=dldist.jax.environment()) == "3.0 1\n"
     text = "import dldist.jax; dldist.jax.initialize(); import jax; print(jax.numpy.ones(3).sum(), jax.process_count())"
     assert run_program(text) == "3.0 1\n"
 
 
-def test_install_is_too_late_once_jax_is_there():
+def test_install_after_backends_of_jax_is_rejected():
     text = """
 import dldist.jax, jax
 try:
@@ -202,7 +202,7 @@ except RuntimeError as error:
     assert run_program("import dldist.jax; dldist.jax.install(); import jax; dldist.jax.install(); print('fine')") == "fine\n"
 
 
-def test_a_python_without_dldist_is_told(tmp_path):
+def test_python_without_dldist_is_an_error(tmp_path):
     """Without dldist in Python there must be an error: only the library is found, by its path."""
     (tmp_path / "dldist.py").write_text("")
     environment = {**os.environ, **dldist.jax.environment(), "PYTHONPATH": str(tmp_path)}
@@ -212,7 +212,7 @@ def test_a_python_without_dldist_is_told(tmp_path):
     assert "ModuleNotFoundError" in done.stderr and "dldist.jax cannot be imported by the Python that has MPITRAMPOLINE_LIB" in done.stderr
 
 
-def test_the_environment_as_lines_for_a_shell():
+def test_environment_as_lines_for_a_shell():
     lines = run_program(None, "-m", "dldist.jax", "--env").splitlines()
     assert lines == [f"export {name}={value}" for name, value in dldist.jax.environment().items()]
 
@@ -235,13 +235,13 @@ def test_private_names_of_jax_are_present(name):
     assert jax_internals.find(name) is not None
 
 
-def test_a_missing_name_of_jax_is_an_error_with_the_version(monkeypatch):
+def test_missing_name_of_jax_is_an_error_with_the_version(monkeypatch):
     monkeypatch.setitem(jax_internals.PLACES, "a_token", ("jax.ffi", "jax.no_such_module"))
     with pytest.raises(ImportError, match=r"JAX \d.* has no jax.ffi.a_token or jax.no_such_module.a_token"):
         jax_internals.find("a_token")
 
 
-def test_the_structures_are_those_of_jaxlib(tmp_path):
+def test_structures_match_jaxlib(tmp_path):
     """The sizes and offsets of csrc/xla/ffi_api.h must match the header of jaxlib."""
     headers = os.path.join(importlib.util.find_spec("jaxlib").submodule_search_locations[0], "include")
     with open(os.path.join(headers, "xla", "ffi", "api", "c_api.h"), encoding="utf-8") as file:
@@ -306,7 +306,7 @@ jax.distributed.shutdown()
 """
 
 
-def test_with_a_compilation_cache(tmp_path):
+def test_compilation_cache_is_shared(tmp_path):
     """Rank 0 must write the cache, and find every entry again."""
     program = tmp_path / "program.py"
     program.write_text(WITH_A_CACHE)

@@ -32,11 +32,11 @@ def groups(text, ids=IDS):
         ("%all-reduce.1 = f32[8] add(%all-reduce, %p)\n%f = f32[] fusion(%all-gather), calls=%all-reduce", []),
     ],
 )
-def test_groups(text, expected):
+def test_groups_of_an_operation(text, expected):
     assert sorted(groups(text)) == sorted(expected)
 
 
-def test_groups_that_are_not_known_are_refused():
+def test_unknown_groups_are_rejected():
     with pytest.raises(ValueError, match="these groups of devices are not known: all-reduce"):
         groups("%a = f32[8] all-reduce(%p), replica_groups=some(8)")
 
@@ -68,7 +68,7 @@ ENTRY %main (p: f32[2]) -> f32[2] {
 """
 
 
-def test_programs_are_read_in_the_order_in_which_they_run():
+def test_programs_are_read_in_execution_order():
     sure = [(0, 1, 2, 3), (0, 1), (2, 3), (6, 7), (0, 7)]
     found = list(_cliques.needs_of(CALLS, range(8)))
     assert [clique for clique, is_sure in found if is_sure] == sure
@@ -80,7 +80,7 @@ def sure(*cliques):
     return [(clique, True) for clique in cliques]
 
 
-def test_the_first_program_that_fits_is_meant():
+def test_first_matching_program_is_used():
     programs = _cliques.Programs()
     programs.begin(sure((0, 1, 2), (0, 1), (0, 1, 2), (3, 4)))
     assert programs.take(0, 1, {1}) == (0, 1, 2)
@@ -92,7 +92,7 @@ def test_the_first_program_that_fits_is_meant():
         programs.take(3, 1, {5})
 
 
-def test_a_device_does_not_go_back_to_an_earlier_program():
+def test_device_does_not_return_to_an_earlier_program():
     """The rest of the earlier program is not needed: a branch was not taken."""
     programs = _cliques.Programs()
     programs.begin([((0, 1), False), ((7, 1), True)])
@@ -101,7 +101,7 @@ def test_a_device_does_not_go_back_to_an_earlier_program():
     assert programs.take(0, 1, {1}) == (0, 1, 2)
 
 
-def test_what_need_not_be_asked_for_is_not_guessed():
+def test_ambiguous_groups_are_not_guessed():
     programs = _cliques.Programs()
     programs.begin([((0, 1), False), ((0, 1, 2), True)])
     with pytest.raises(LookupError, match=r"of the devices \(0, 1\) or \(0, 1, 2\), and does not say of which"):
@@ -145,7 +145,7 @@ print("right")
 """
 
 
-def test_what_xla_writes():
+def test_groups_of_compiled_programs():
     pytest.importorskip("jax", reason="JAX is not installed")
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60)

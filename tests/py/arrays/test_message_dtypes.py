@@ -73,7 +73,7 @@ def into_doubles(group, count, receive):
 
 @pytest.mark.parametrize("count", [EAGER, LARGE])
 @pytest.mark.parametrize("name", RECEIVES)
-def test_another_dtype_is_a_mismatch_that_names_both_sides(name, count):
+def test_other_dtype_is_a_mismatch_that_names_both_sides(name, count):
     told, error = pair(into_doubles, count, RECEIVES[name])
     assert isinstance(error, dldist.DistMismatchError) and error.rank == 0
     text = str(error)
@@ -90,7 +90,7 @@ def same_size(group):
     return error_of(group.recv, array.array("f", [0.0] * 2), 0)
 
 
-def test_a_dtype_of_the_same_size_is_another_one():
+def test_dtypes_of_the_same_size_differ():
     assert isinstance(pair(same_size)[1], dldist.DistMismatchError)
 
 
@@ -118,7 +118,7 @@ def as_bytes(group, count):
 
 
 @pytest.mark.parametrize("count", [EAGER, LARGE])
-def test_bytes_go_with_every_dtype_and_a_receiver_may_take_any(count):
+def test_bytes_match_every_dtype_and_a_receiver_may_accept_any(count):
     pair(as_bytes, count)
 
 
@@ -134,11 +134,11 @@ def to_oneself(group):
     assert error_or_none is None or "float64" in str(error_or_none)
 
 
-def test_a_message_to_oneself():
+def test_message_to_the_own_rank():
     pair(to_oneself)
 
 
-def test_the_flag_has_to_be_one():
+def test_flag_must_be_a_bool():
     group = dldist.Group(dldist.HashStore(), 0, 1)
 
     class Neither:
@@ -174,7 +174,7 @@ def module_calls(rank, is_hooked):
 
 
 @pytest.mark.parametrize("is_hooked", [False, True], ids=["short way", "past hooks"])
-def test_calls_of_the_module(is_hooked):
+def test_module_level_calls(is_hooked):
     in_worlds(2, module_calls, is_hooked)
 
 
@@ -194,7 +194,7 @@ def backend_calls(backend):
     work.wait()
 
 
-def test_calls_of_the_module_on_a_backend():
+def test_module_level_calls_on_a_backend():
     store = dldist.HashStore()
 
     def run(rank):

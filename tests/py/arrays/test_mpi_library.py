@@ -43,7 +43,7 @@ print("well")
 """
 
 
-def test_what_the_library_says_of_itself():
+def test_properties_and_rejected_calls():
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=os.environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "well\n", done.stderr
     assert "dldist.jax: MPI_Comm_size: MPI has not begun\n" in done.stderr

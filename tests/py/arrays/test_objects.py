@@ -64,19 +64,19 @@ def test_every_call_with_objects_of_all_sizes(team, serializer):
     assert all(team.run(workers.all_calls, serializer))
 
 
-def test_results_are_copies_of_ones_own(team):
+def test_each_rank_gets_its_own_copy(team):
     assert all(team.run(workers.copies_are_own))
 
 
 @needs_numpy
 @pytest.mark.parametrize("serializer", SERIALIZERS)
-def test_arrays_of_numpy(three, serializer):
+def test_numpy_arrays(three, serializer):
     assert all(three.run(workers.numpy_arrays, serializer))
 
 
 @needs_numpy
 @pytest.mark.parametrize("serializer", SERIALIZERS)
-def test_an_array_costs_no_copy(three, serializer):
+def test_arrays_are_not_copied(three, serializer):
     nbytes = 32 << 20
     sender, *receivers = three.run(workers.peak_memory, serializer, nbytes)
     assert sender < 1 << 20
@@ -85,7 +85,7 @@ def test_an_array_costs_no_copy(three, serializer):
 
 @pytest.mark.parametrize("serializer", SERIALIZERS)
 @pytest.mark.parametrize("call", [*CALLS, "send_object"])
-def test_everybody_hears_of_an_object_that_cannot_be_sent(three, call, serializer):
+def test_unserializable_object_fails_on_all_ranks(three, call, serializer):
     results = three.run(workers.unsendable, call, serializer)
     assert "TypeError" in results[1]["kinds"]
     assert "lock" in results[1]["text"]
@@ -100,7 +100,7 @@ def test_everybody_hears_of_an_object_that_cannot_be_sent(three, call, serialize
 
 
 @pytest.mark.parametrize("call", [*CALLS, "recv_object"])
-def test_serializers_have_to_agree(three, call):
+def test_serializers_must_agree(three, call):
     results = three.run(workers.other_serializers, call)
     wanted = {"recv_object": results[1:2], "broadcast_object": results[1:], "scatter_objects": results[1:]}
     for result in wanted.get(call, results):
@@ -110,13 +110,13 @@ def test_serializers_have_to_agree(three, call):
         assert results[0] == workers.BIG
 
 
-def test_a_pickle_is_not_read_by_who_wants_it_safe(three):
+def test_safe_receiver_rejects_a_pickle(three):
     for is_trapped, result in three.run(workers.trap)[1:]:
         assert not is_trapped
         assert "DistMismatchError" in result["kinds"]
 
 
-def test_what_cannot_be_unpickled_says_whose_it_is(three):
+def test_unpickling_error_names_the_sender(three):
     for text, note in three.run(workers.unreadable)[1:]:
         assert "invalid literal for int()" in text
         assert note == "broadcast_object(): while the object of rank 0 was read (serializer='pickle')"
@@ -132,7 +132,7 @@ def test_wrong_lists_and_arguments(three):
         assert unknown["kinds"][0] == "ValueError" and "'json'" in unknown["text"]
 
 
-def test_what_is_no_object_is_an_error(three):
+def test_malformed_object_is_an_error(three):
     nothing, noise, huge = three.run(workers.no_object)[1]
     for result in (nothing, noise, huge):
         assert result["kinds"][0] == "DistError" and result["rank"] == 0
@@ -140,17 +140,17 @@ def test_what_is_no_object_is_an_error(three):
     assert f"announces an object of {1 << 60} bytes" in huge["text"]
 
 
-def test_a_receive_has_a_deadline(three):
+def test_receive_has_a_deadline(three):
     assert "DistTimeoutError" in three.run(workers.nobody_sends)[0]["kinds"]
 
 
-def test_the_group_may_say_which_serializer(three):
+def test_group_has_a_default_serializer(three):
     sender, *receivers = three.run(workers.group_serializer)
     assert "TypeError" in sender["kinds"] and "obj[2] is a builtins.slice" in sender["text"]
     assert all("rank 0 could not send its object" in result["text"] for result in receivers)
 
 
-def test_calls_of_torch_distributed():
+def test_torch_distributed_calls():
     children = procs.Group()
     try:
         ranks, _ = start_ranks(children, workers.c10d, 3)

@@ -56,11 +56,11 @@ def refused_calls(group):
         group.all_reduce(x)
 
 
-def test_one_output_twice_is_refused_before_anything_is_sent():
+def test_repeated_output_is_rejected_before_sending():
     pair(refused_calls)
 
 
-def test_positions_among_many():
+def test_error_has_the_positions_of_the_outputs():
     group = dldist.Group(dldist.HashStore(), 0, 1)
     tensors = [array.array("d", [1.0]) for _ in range(40)]
     group.all_reduce_coalesced(tensors)
@@ -84,7 +84,7 @@ def coalesced_calls(rank):
 
 
 @pytest.mark.filterwarnings("ignore:.*all_reduce_coalesced:FutureWarning")
-def test_the_c10d_call_of_all_reduce_coalesced_reduces_it_once():
+def test_c10d_all_reduce_coalesced_reduces_a_repeated_tensor_once():
     in_worlds(2, coalesced_calls)
 
 
@@ -114,7 +114,7 @@ def allowed_calls(group):
     assert x[1:3].tolist() == ([3, 4] if rank == 0 else [6, 8])
 
 
-def test_what_is_apart_and_inputs_among_outputs_are_fine():
+def test_separate_outputs_and_inputs_among_outputs_are_accepted():
     pair(allowed_calls)
 
 
@@ -133,5 +133,5 @@ def batch(group):
     assert list(x) == [3, 4, 1, 2]
 
 
-def test_a_batch_receives_into_several_memories():
+def test_batch_receives_into_separate_memory():
     pair(batch)

@@ -32,7 +32,7 @@ def in_world(size, call):
 
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("seed", range(12))
-def test_random_layouts_give_numpys_parts(seed):
+def test_random_layouts_match_numpy_slices(seed):
     rng = random.Random(seed)
     dtypes = ["float32", "int8", "float16", "complex128", "bool", "int64"]
     shapes = {f"a{i}": tuple(rng.choice([0, 1, 3, 6, 8]) for _ in range(rng.randint(0, 3))) for i in range(6)}
@@ -110,7 +110,7 @@ def test_bfloat16_of_torch():
 # ---- visibility
 
 
-def test_the_old_version_is_seen_until_the_flip_and_the_next_push_waits():
+def test_old_version_is_visible_until_the_flip_and_the_next_push_waits():
     layout = Layout({"w": ((4,), "int32", [Replicate()])}, 1)
     received = threading.Event()
 
@@ -137,7 +137,7 @@ def test_the_old_version_is_seen_until_the_flip_and_the_next_push_waits():
     in_world(2, run)
 
 
-def test_a_receiver_goes_on_after_a_time_out():
+def test_receiver_continues_after_a_timeout():
     layout = Layout({"w": ((4,), "int32", [Shard(0)])}, 1)
     asked = threading.Event()
 
@@ -158,7 +158,7 @@ def test_a_receiver_goes_on_after_a_time_out():
     in_world(2, run)
 
 
-def test_a_version_that_one_source_has_not_given_is_made_up_for_by_the_next():
+def test_version_that_one_source_skipped_is_followed_by_the_next():
     layout = Layout({"w": ((2,), "int32", [Shard(0)])}, 2)
     whole = Layout({"w": ((2,), "int32", [Replicate()])}, 1)
     skipped = threading.Event()
@@ -181,7 +181,7 @@ def test_a_version_that_one_source_has_not_given_is_made_up_for_by_the_next():
     in_world(3, run)
 
 
-def test_a_push_that_was_late_for_one_is_another_version_than_the_next():
+def test_timed_out_push_and_the_next_push_have_different_versions():
     one, two = (Layout({"w": ((4,), "int32", [Replicate()])}, mesh) for mesh in (1, 2))
     late = threading.Event()
 
@@ -202,7 +202,7 @@ def test_a_push_that_was_late_for_one_is_another_version_than_the_next():
     in_world(3, run)
 
 
-def test_a_push_that_was_late_for_one_can_be_made_up_for_and_leaves_the_others_alone():
+def test_timed_out_push_can_be_repeated_for_the_late_destination():
     one, two = (Layout({"w": ((4,), "int32", [Replicate()])}, mesh) for mesh in (1, 2))
     late = threading.Event()
 
@@ -224,7 +224,7 @@ def test_a_push_that_was_late_for_one_can_be_made_up_for_and_leaves_the_others_a
     in_world(3, run)
 
 
-def test_nothing_is_flipped_to_while_a_newer_version_is_being_written():
+def test_no_flip_while_a_newer_version_is_being_written():
     layout = Layout({"w": ((4,), "int32", [Shard(0)])}, 2)
     whole = Layout({"w": ((4,), "int32", [Replicate()])}, 1)
     pushed, looked = threading.Event(), threading.Event()
@@ -252,7 +252,7 @@ def test_nothing_is_flipped_to_while_a_newer_version_is_being_written():
     in_world(3, run)
 
 
-def test_an_exchange_of_two_versions_is_an_error_and_not_seen():
+def test_exchange_of_two_versions_is_an_error_and_not_visible():
     rows = Layout({"w": ((4,), "int32", [Shard(0)])}, 2)
     whole = Layout({"w": ((4,), "int32", [Replicate()])}, 2)
 
@@ -301,7 +301,7 @@ def test_only_changed_blocks_are_written_to_a_slot():
     assert in_world(2, run)[0] == [whole, whole, 0, block, block, 0]
 
 
-def test_digests_tell_every_bit_and_every_swap():
+def test_digests_detect_every_changed_bit_and_every_swap():
     keys = bytes(random.Random(1).randbytes(4096))
     data = np.frombuffer(random.Random(2).randbytes(1001), "u1").copy()
     seen = {dldist._core._digest(data, keys)}
@@ -333,14 +333,14 @@ def expected_digest(data, keys):
     ({"w": ((4, 2), "int32", [Shard(0)])}, "'w' is (4, 2) of float32 and (4, 2) of int32"),
     ({"v": ((4, 2), "float32", [Shard(0)])}, "'w' is (4, 2) of float32 and not there"),
 ])  # fmt: skip
-def test_layouts_that_do_not_fit_are_errors_on_both_sides(other, text):
+def test_incompatible_layouts_are_errors_on_both_sides(other, text):
     sides = [{"source": Layout({"w": ((4, 2), "float32", [Shard(0)])}, 1)}, {"destination": Layout(other, 1)}]
     for error in in_world(2, lambda world: error_of(Link, world, **sides[world.rank])):
         assert isinstance(error, dldist.DistMismatchError) and text in str(error)
         assert "source (ranks [0])" in str(error) and "destination (ranks [1])" in str(error)
 
 
-def test_a_side_that_is_not_of_one_mind_or_not_complete_is_an_error_everywhere():
+def test_inconsistent_or_incomplete_side_is_an_error_on_all_ranks():
     sides = [[Shard(0)], [Shard(1)], [Shard(0)]]
 
     def differ(world):
@@ -356,7 +356,7 @@ def test_a_side_that_is_not_of_one_mind_or_not_complete_is_an_error_everywhere()
     assert all("of 4 ranks, and 3 ranks give it: [0, 1, 2]" in str(error) for error in in_world(3, lack))
 
 
-def test_calls_that_are_wrong_are_refused_at_once():
+def test_wrong_calls_are_rejected_immediately():
     layout = Layout({"w": ((4,), "float32", [Shard(0)])}, 1)
     with dldist.World() as world, Link(world, source=layout) as link:
         for arrays, text in (
@@ -379,7 +379,7 @@ def test_calls_that_are_wrong_are_refused_at_once():
         Link(world)
 
 
-def test_a_destination_that_asks_for_a_slot_it_does_not_have_is_left_out():
+def test_destination_with_an_invalid_slot_is_lost():
     layout = Layout({"w": ((4,), "float32", [Shard(0)])}, 1)
 
     def run(world):
@@ -416,7 +416,7 @@ def test_between_hosts(procs, places, delta):
 
 @pytest.mark.deadline(60)
 @pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"no hosts: {netns.why_unavailable()}")
-def test_a_rank_of_another_host_that_needs_nothing_hears_of_versions(procs):
+def test_rank_of_another_host_without_data_receives_versions(procs):
     with netns.Hosts(2) as hosts:
         children = [
             hosts.start(procs, place, workers.receive_nothing, rank, 3, hosts.address(0)) for rank, place in enumerate((0, 1, 1))
@@ -434,7 +434,7 @@ def results_of(children):
 
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("victim", [1, 4])
-def test_who_dies_is_named_and_the_others_go_on(procs, victim):
+def test_dead_rank_is_named_and_the_others_continue(procs, victim):
     children = [procs.start(workers.lose, rank, SIZE, victim) for rank in range(SIZE)]
     port = children[0].recv()
     for child in children:

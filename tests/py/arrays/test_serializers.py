@@ -87,7 +87,7 @@ PLAIN = {
 
 @both
 @pytest.mark.parametrize("obj", PLAIN.values(), ids=PLAIN)
-def test_plain_objects_come_back(serializer, obj):
+def test_plain_objects_round_trip(serializer, obj):
     back = round_trip(serializer, obj)
     assert back == obj
     assert type(back) is type(obj)
@@ -96,7 +96,7 @@ def test_plain_objects_come_back(serializer, obj):
 
 
 @both
-def test_what_equality_does_not_see(serializer):
+def test_types_and_signs_are_preserved(serializer):
     back = round_trip(serializer, [-0.0, math.nan, True, 1, {0: None}])
     assert math.copysign(1, back[0]) == -1 and math.isnan(back[1])
     assert back[2] is True and type(back[3]) is int
@@ -145,7 +145,7 @@ def test_arrays_of_other_dtypes(serializer):
 
 @need("torch")
 @both
-def test_tensors_of_torch(serializer):
+def test_torch_tensors(serializer):
     torch = pytest.importorskip("torch")
     large = torch.arange(90_000.0).reshape(300, 300)
     for x in (large, large.t(), large[::2, 3:], torch.tensor(3), torch.zeros(0, 2), torch.ones(3, dtype=torch.bfloat16),
@@ -158,7 +158,7 @@ def test_tensors_of_torch(serializer):
 
 
 @need("torch")
-def test_torch_keeps_what_its_own_pickling_keeps():
+def test_torch_views_and_parameters_are_preserved():
     torch = pytest.importorskip("torch")
     x = torch.zeros(LARGE)
     whole, part, parameter = round_trip(PICKLE, [x, x[10:20], torch.nn.Parameter(torch.ones(3))])
@@ -174,7 +174,7 @@ def test_torch_keeps_what_its_own_pickling_keeps():
 
 @need("jax")
 @both
-def test_arrays_of_jax(serializer):
+def test_jax_arrays(serializer):
     jnp = pytest.importorskip("jax.numpy")
     for x in (jnp.arange(5), jnp.ones((300, 300)), jnp.zeros(3, "bfloat16")):
         back = round_trip(serializer, x)
@@ -185,7 +185,7 @@ def values(array_):
     return array_.tolist()
 
 
-def test_arrays_of_the_standard_library():
+def test_standard_library_arrays():
     for x in (array.array("d", [1.5, 2]), memoryview(b"abc"), memoryview(bytes(8)).cast("h")[::2], (ctypes.c_int * 3)(1, 2, 3)):
         assert values(round_trip(SAFE, x)) == list(x)
     x = memoryview(array.array("f", range(6))).cast("B").cast("f", (2, 3))
@@ -234,7 +234,7 @@ def test_tensors_are_sent_from_and_received_into_place(serializer):
 
 
 @need("numpy")
-def test_small_arrays_travel_in_the_head():
+def test_small_arrays_are_in_the_head():
     numpy = pytest.importorskip("numpy")
     for serializer in (SAFE, PICKLE):
         head, buffers = encode(serializer, numpy.zeros(codec.IN_BAND_BYTES - 1, "u1"))
@@ -265,7 +265,7 @@ class Unspeakable(Exception):
         raise self
 
 
-def test_the_type_and_the_place_of_what_is_refused():
+def test_error_names_the_type_and_the_place():
     point = collections.namedtuple("point", "x")  # noqa: PYI024
     for obj, where, name in [
         (Thing(), "obj", "test_serializers.Thing"),
@@ -297,7 +297,7 @@ def test_depth_is_limited():
 
 
 @need("numpy")
-def test_arrays_that_are_refused():
+def test_unsupported_arrays_are_rejected():
     numpy = pytest.importorskip("numpy")
     for x, why in [
         (numpy.zeros(2, "U3"), "dtype '<U3'"),
@@ -378,7 +378,7 @@ def test_noise_ends_in_an_error():
         read_hostile(bytes(rng.choice(tags) if rng.random() < 0.7 else rng.randrange(256) for _ in range(length)), [])
 
 
-def test_lies_about_sizes_cost_no_memory():
+def test_false_sizes_allocate_no_memory():
     huge = struct.pack("<Q", 1 << 40)
     lies = [tag + huge for tag in (b"l", b"t", b"S", b"Z", b"d", b"O", b"s", b"I", b"b\0", b"b\1", b"B\0")]
     lies += [b"l" + struct.pack("<Q", 1) * 1 + b"l" + huge, (b"l" + struct.pack("<Q", 1)) * (1 << 16)]
@@ -393,7 +393,7 @@ def test_lies_about_sizes_cost_no_memory():
     assert peak < 4 << 20
 
 
-def test_what_cannot_be_hashed_is_malformed():
+def test_unhashable_keys_are_malformed():
     one = struct.pack("<Q", 1)
     for head in (b"d" + one + b"l" + bytes(8) + b"N", b"S" + one + b"d" + bytes(8), b"Z" + one + b"B\0" + bytes(8)):
         assert read_hostile(head, [])
@@ -444,7 +444,7 @@ def test_flipped_prefixes_end_in_an_error():
 
 
 @pytest.mark.parametrize("has_company", [False, True])
-def test_rounds_that_nobody_needs_are_not_gone_through(has_company):
+def test_excess_rounds_are_malformed(has_company):
     for obj in ("x", "x" * 500, [bytes(LARGE)] * 3):
         outgoing = Outgoing(obj, SAFE)
         more = range(0, frames.ROUNDS_MAX + 1)
@@ -455,28 +455,28 @@ def test_rounds_that_nobody_needs_are_not_gone_through(has_company):
                 Incoming(memoryview(outgoing.prefix(rounds)), 3, "call", has_company)
 
 
-def test_buffers_are_not_smaller_than_they_can_be():
+def test_too_small_buffers_are_malformed():
     prefix = bytearray(frame_of([bytes(LARGE)] * 3)[0])
     prefix[24:32] = struct.pack("<Q", 3 * codec.IN_BAND_BYTES - 1)
     with pytest.raises(dldist.DistError, match="rank 3 sent a malformed object"):
         Incoming(memoryview(prefix), 3, "call")
 
 
-def test_too_many_arrays_are_not_sent(monkeypatch):
+def test_too_many_arrays_are_rejected(monkeypatch):
     monkeypatch.setattr(frames, "ROUNDS_MAX", 2)
     outgoing = Outgoing([bytes(LARGE)] * 3, SAFE)
     assert isinstance(outgoing.error, ValueError) and not outgoing.rounds
     assert "3 arrays of 65536 bytes or more in an object: at most 2 can be sent" in str(receive(outgoing.prefix(outgoing.rounds)).failure())
 
 
-def test_a_failure_travels_in_the_prefix():
+def test_failure_is_sent_in_the_prefix():
     outgoing = Outgoing({"\u20ac" * 1000: [Thing()]}, SAFE)
     assert isinstance(outgoing.error, TypeError) and not outgoing.rounds
     failure = receive(outgoing.prefix(outgoing.rounds)).failure()
     assert str(failure).startswith("call(): rank 3 could not send its object: TypeError: obj['\u20ac") and failure.rank == 3
 
 
-def test_a_failure_travels_without_its_text_if_need_be():
+def test_failure_without_a_text_is_sent():
     outgoing = Outgoing(Unspeakable(), PICKLE)
     assert isinstance(outgoing.error, Unspeakable)
     failure = receive(outgoing.prefix(outgoing.rounds)).failure()

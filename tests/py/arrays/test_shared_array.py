@@ -24,7 +24,7 @@ def test_elements_of_every_dtype(world, dtype):
 
 
 @pytest.mark.parametrize("dtype", INTS)
-def test_the_ends_of_integers(world, dtype):
+def test_integer_limits(world, dtype):
     x = world.empty(2, dtype)
     nbits = 8 * x.nbytes // 2
     low, high = (0, 2**nbits - 1) if dtype[0] == "u" else (-(2 ** (nbits - 1)), 2 ** (nbits - 1) - 1)
@@ -72,7 +72,7 @@ def test_elements_of_several_dimensions(world):
         ((2**80, 0), IndexError, "cannot fit"),
     ],
 )
-def test_what_is_not_there(world, key, kind, text):
+def test_invalid_index_is_rejected(world, key, kind, text):
     x = world.empty((2, 3))
     with pytest.raises(kind, match=text):
         x[key]
@@ -80,7 +80,7 @@ def test_what_is_not_there(world, key, kind, text):
         x[key] = 1
 
 
-def test_an_array_without_dimensions(world):
+def test_array_without_dimensions(world):
     x = world.empty(())
     x[()] = 2.5
     assert x[()] == x.tolist() == 2.5 and x.shape == ()

@@ -48,7 +48,7 @@ def copy_out(tensor, nbytes):
     return packed.tolist()
 
 
-def test_ctrl_c_during_a_lookup_that_may_fail_is_not_lost():
+def test_ctrl_c_during_an_optional_lookup_is_raised():
     """Lookups, as of a class's exchange API, run an object's own code. Exceptions other than Ctrl-C
     mean that it has none."""
 
@@ -120,19 +120,19 @@ def test_bytes_are_read_only():
         see(memoryview(bytearray(4)).toreadonly(), True)
 
 
-def test_other_byte_order_is_refused():
+def test_other_byte_order_is_rejected():
     kind = ctypes.c_float.__ctype_be__ if sys.byteorder == "little" else ctypes.c_float.__ctype_le__
     with pytest.raises(TypeError, match=f"a non-native byte order .format '{OTHERS}f'.: convert it first"):
         see((kind * 2)())
 
 
 @pytest.mark.parametrize("kind", [ctypes.c_longdouble, ctypes.c_void_p, ctypes.c_wchar, ctypes.py_object])
-def test_other_formats_are_refused(kind):
+def test_other_formats_are_rejected(kind):
     with pytest.raises(TypeError, match="which dldist does not support"):
         see((kind * 2)())
 
 
-def test_structures_are_refused():
+def test_structures_are_rejected():
     class Pair(ctypes.Structure):
         _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_float)]
 
@@ -169,7 +169,7 @@ def test_unaligned_elements_are_packed():
     assert memory.tolist() == [1, 2]
 
 
-def test_buffers_are_given_back():
+def test_buffers_are_released():
     memory = bytearray(4)
     see(memory, True)
     with pytest.raises(ValueError):
@@ -179,7 +179,7 @@ def test_buffers_are_given_back():
     memory.append(0)  # BufferError while it is exported
 
 
-def test_dead_buffers():
+def test_released_buffers_are_rejected():
     view = memoryview(bytearray(4))
     view.release()
     with pytest.raises(ValueError, match="cannot be exported as a buffer: operation forbidden on released") as caught:
@@ -188,7 +188,7 @@ def test_dead_buffers():
 
 
 @pytest.mark.parametrize("thing", [3, 2.5, True, 1j, None, [1.0, 2.0], (1,), "text", {}, object(), dl.Producer])
-def test_what_is_no_tensor(thing):
+def test_other_objects_are_rejected(thing):
     wanted = r"_describe_tensor\(\): argument 'object' must be a tensor \(an object with __dlpack__ or the buffer"
     with pytest.raises(TypeError, match=wanted + f".*, not {type(thing).__name__}$"):
         see(thing)
@@ -268,7 +268,7 @@ UNUSABLE = [
 
 @pytest.mark.parametrize("kind", PRODUCERS)
 @pytest.mark.parametrize("change,error,text", UNUSABLE, ids=[text for _, _, text in UNUSABLE])
-def test_unusable_capsules_are_given_back(kind, change, error, text):
+def test_unusable_capsules_are_released(kind, change, error, text):
     producer = kind(**{"memory": floats(1, 2), "shape": (2,), **change})
     with pytest.raises(error, match=r"_describe_tensor\(\): argument 'object' " + text):
         see(producer)
@@ -276,7 +276,7 @@ def test_unusable_capsules_are_given_back(kind, change, error, text):
     assert dl.capsule_name(producer.capsules[0]).startswith("used_dltensor")
 
 
-def test_unknown_major_version_is_given_back():
+def test_capsule_of_an_unknown_major_version_is_released():
     producer = dl.Producer(floats(1), (1,))
     producer.version = (2, 7)
     with pytest.raises(ValueError, match="is exported by DLPack 2.7; dldist supports 1.x and 0.x"):
@@ -288,7 +288,7 @@ def test_unknown_major_version_is_given_back():
 
 
 @pytest.mark.parametrize("kind", PRODUCERS)
-def test_no_deleter(kind):
+def test_capsule_without_a_deleter(kind):
     producer = kind(floats(1), (1,))
     producer.has_deleter = False
     assert see(producer)["count"] == 1
@@ -316,7 +316,7 @@ def test_read_only_flag():
     assert producer.deleted == 2
 
 
-def test_copies_are_no_outputs():
+def test_copies_are_rejected_as_outputs():
     producer = dl.Producer(floats(1), (1,), flags=dl.IS_COPIED)
     assert see(producer)["count"] == 1
     with pytest.raises(ValueError, match="is written to, but exports a copy of itself by DLPack"):
@@ -324,7 +324,7 @@ def test_copies_are_no_outputs():
     assert producer.deleted == 2
 
 
-def test_elements_that_share_memory_are_no_outputs():
+def test_overlapping_elements_are_rejected_as_outputs():
     producer = dl.Producer(floats(1, 2), (2, 3), strides=(1, 0))
     assert copy_out(producer, 24) == [1, 1, 1, 2, 2, 2]
     with pytest.raises(ValueError, match="elements along dimension 1 are all the same memory"):
@@ -333,7 +333,7 @@ def test_elements_that_share_memory_are_no_outputs():
 
 
 @pytest.mark.parametrize("package,kind", [("jaxlib._jax", dl.Legacy), ("jax", dl.Old), ("tensorflow.python", dl.Old)])
-def test_immutable_arrays_without_a_flag(package, kind):
+def test_immutable_arrays_without_the_read_only_flag(package, kind):
     immutable = type("ArrayImpl", (kind,), {"__module__": package})(floats(1), (1,))
     assert see(immutable)["is_readonly"]
     name = package.split("lib")[0].split(".")[0]
@@ -375,7 +375,7 @@ def test_memory_of_other_devices_is_not_read():
     assert see(nowhere, True)["data"] == 0xDEAD010
 
 
-def test_producers_that_refuse():
+def test_errors_of_producers():
     class Refusing:
         def __dlpack__(self, **keywords):
             raise BufferError("no thanks\nwith a long stack trace")
@@ -419,7 +419,7 @@ def test_producers_that_refuse():
         see(Broken())
 
 
-def test_a_class_that_has_died_is_forgotten():
+def test_freed_class_is_forgotten():
     """Another class of another kind may be allocated at the same address."""
 
     def make_class(answer):
@@ -443,7 +443,7 @@ def test_a_class_that_has_died_is_forgotten():
         assert died() is None  # nothing here has kept it
 
 
-def test_what_is_no_fresh_capsule():
+def test_used_or_foreign_capsules_are_rejected():
     producer = dl.Producer(floats(1), (1,))
     see(producer)
 
@@ -486,19 +486,19 @@ def test_exchange_api_of_other_versions():
     assert producer.deleted == 2
 
 
-def test_exchange_api_that_fails_leaves_it_to_dlpack():
+def test_failed_exchange_api_falls_back_to_dlpack():
     kind, _ = dl.exchange_type(fails=True)
     producer = kind(floats(1), (1,))
     assert see(producer)["route"] == "dlpack"
     assert producer.deleted == 1
 
 
-def test_exchange_api_that_is_something_else():
+def test_malformed_exchange_api_is_ignored():
     kind = type("Odd", (dl.Producer,), {"__dlpack_c_exchange_api__": 3})
     assert see(kind(floats(1), (1,)))["route"] == "dlpack"
 
 
-def test_exchange_api_is_given_back():
+def test_tensors_of_the_exchange_api_are_released():
     kind, _ = dl.exchange_type()
     for change in (dict(lanes=2), dict(flags=dl.READ_ONLY), dict(flags=dl.IS_COPIED), dict(ndim=99)):
         producer = kind(floats(1), (1,), **change)
@@ -514,7 +514,7 @@ def test_exchange_api_is_given_back():
 
 @pytest.mark.parametrize("bit,hint", [("is_neg", "resolve_neg"), ("is_conj", "resolve_conj")])
 @pytest.mark.parametrize("base", [dl.Producer, dl.Legacy, dl.exchange_type()[0]])
-def test_lazy_views_are_refused(bit, hint, base):
+def test_lazy_views_are_rejected(bit, hint, base):
     kind = type("Lazy", (base,), {bit: lambda self: True})
     producer = kind(bytearray(8), (1,), dtype=(dl.COMPLEX, 64))
     with pytest.raises(ValueError, match=hint):
@@ -537,13 +537,13 @@ def test_lists():
 
 
 @pytest.mark.parametrize("thing", [bytearray(2), 3, None, "text", iter([b"a"]), {b"a"}])
-def test_what_is_no_list(thing):
+def test_other_sequences_are_rejected(thing):
     wanted = f"argument 'srcs' must be a list or tuple of tensors, not {type(thing).__name__}"
     with pytest.raises(TypeError, match=wanted):
         _core._copy_tensors([], thing)
 
 
-def test_items_are_named_and_given_back():
+def test_wrong_item_is_named_and_all_are_released():
     producers = [dl.Producer(floats(i), (1,)) for i in range(3)]
     with pytest.raises(TypeError, match=r"_copy_tensors\(\): argument 'srcs\[3\]' must be a tensor .* not int"):
         _core._copy_tensors([], [*producers, 3, b"never reached"])
@@ -552,7 +552,7 @@ def test_items_are_named_and_given_back():
         _core._copy_tensors([bytearray(1), b"x"], [])
 
 
-def test_a_list_that_changes_meanwhile():
+def test_list_that_changes_while_it_is_read():
     class Emptying(dl.Producer):
         def __dlpack__(self, **keywords):
             tensors.clear()
@@ -567,7 +567,7 @@ def test_a_list_that_changes_meanwhile():
 # Copies and leaks
 
 
-def test_copies_want_the_same_dtype_and_count():
+def test_copy_requires_the_same_dtype_and_count():
     with pytest.raises(ValueError, match="2 elements of float32 do not go into 1 of float64"):
         _core._copy_tensor(array.array("d", [0]), array.array("f", [0, 0]))
 
@@ -575,7 +575,7 @@ def test_copies_want_the_same_dtype_and_count():
 ROUNDS = 2000
 
 
-def test_nothing_is_kept():
+def test_rejected_calls_keep_no_reference():
     exchanged, _ = dl.exchange_type()
     producers = [kind(floats(1, 2), (2,)) for kind in (*PRODUCERS, exchanged)]
     memory = bytearray(8)
@@ -635,7 +635,7 @@ def test_numpy_views(np):
     assert (target.T[::-1] == array).all()
 
 
-def test_numpy_refusals(np):
+def test_numpy_arrays_that_are_rejected(np):
     with pytest.raises(TypeError, match="non-native byte order"):
         see(np.zeros(2, OTHERS + "f4"))
     with pytest.raises(TypeError, match="which dldist does not support"):
@@ -742,7 +742,7 @@ def test_torch_gradients(torch):
 
 
 @pytest.mark.torch
-def test_torch_refusals(torch):
+def test_torch_tensors_that_are_rejected(torch):
     numbers = torch.zeros(3, dtype=torch.complex64)
     with pytest.raises(ValueError, match="conj"):
         see(numbers.conj())
@@ -775,7 +775,7 @@ def test_torch_tensors_without_memory(torch):
 
 
 @pytest.mark.torch
-def test_torch_leaks(torch):
+def test_torch_tensors_do_not_leak(torch):
     tensor = torch.zeros(4)
     before = sys.getrefcount(tensor)
     for _ in range(1000):

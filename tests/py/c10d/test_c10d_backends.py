@@ -92,7 +92,7 @@ def register():
 # ---- written in Python
 
 
-def test_a_plain_creator(register):
+def test_plain_creator(register):
     made = []
 
     def create(store, rank, size, timeout):
@@ -132,7 +132,7 @@ def test_a_plain_creator(register):
     assert [entry[:3] for entry in made] == [(0, 1, timedelta(seconds=5)), (0, 1, timedelta(seconds=3))]
 
 
-def test_an_extended_creator(register):
+def test_extended_creator(register):
     given = []
 
     def create(options, pg_options):
@@ -172,7 +172,7 @@ class NotingSplits(Noting):
 
 
 @pytest.mark.parametrize("is_wrapped_in_block", [False, True])
-def test_split_sizes_are_not_lost_on_the_way_to_another_backend(register, is_wrapped_in_block):
+def test_split_sizes_reach_other_backends(register, is_wrapped_in_block):
     """A low-level call without parameters for split sizes must not be called without them."""
     register("other", lambda store, rank, size, timeout: NotingSplits(rank, size))
 
@@ -189,7 +189,7 @@ def test_split_sizes_are_not_lost_on_the_way_to_another_backend(register, is_wra
 
 
 @pytest.mark.parametrize("is_hooked", [False, True])
-def test_a_call_with_split_sizes_is_not_coalesced(is_hooked):
+def test_call_with_split_sizes_is_not_coalesced(is_hooked):
     """A call with split sizes must run separately, with its hooks as in the extension; the other
     calls become one."""
 
@@ -211,7 +211,7 @@ def test_a_call_with_split_sizes_is_not_coalesced(is_hooked):
     in_worlds(2, case)
 
 
-def test_the_old_names_of_calls(register):
+def test_deprecated_names_of_calls(register):
     class Old(backend_base.Backend):
         """A backend written for c10d 2.6."""
 
@@ -239,7 +239,7 @@ def test_the_old_names_of_calls(register):
     assert in_worlds(1, case, backend="old") == [[7, 8, 9]]
 
 
-def test_a_creator_may_give_a_whole_process_group(register):
+def test_creator_may_return_a_process_group(register):
     class Own(dldist.ProcessGroup):
         def getBackendName(self):
             return "own"
@@ -264,7 +264,7 @@ def test_a_creator_may_give_a_whole_process_group(register):
 
 
 @pytest.mark.parametrize("end", [dldist.destroy_process_group, dldist.abort])
-def test_a_whole_process_group_ends_in_its_own_way(register, monkeypatch, end):
+def test_returned_process_group_is_ended_by_its_own_methods(register, monkeypatch, end):
     ended = []
 
     class Own(dldist.ProcessGroup):
@@ -287,7 +287,7 @@ def test_a_whole_process_group_ends_in_its_own_way(register, monkeypatch, end):
     assert ended[3:] == ["abort", "meeting"]
 
 
-def test_a_creator_may_give_nothing(register):
+def test_creator_may_return_none(register):
     register("nothing", lambda store, rank, size, timeout: None)
     error = error_of(dldist.init_process_group, "nothing")
     assert isinstance(error, RuntimeError) and "nothing" in str(error)
@@ -297,14 +297,14 @@ def test_a_creator_may_give_nothing(register):
     dldist.destroy_process_group()
 
 
-def test_a_creator_has_to_give_a_backend(register):
+def test_creator_must_return_a_backend(register):
     register("strange", lambda store, rank, size, timeout: object())
     error = error_of(dldist.init_process_group, "strange")
     assert isinstance(error, TypeError) and "strange: its creator returned an object of type object, which is neither" in str(error)
     assert not dldist.is_initialized()
 
 
-def test_a_creator_may_fail(register):
+def test_error_of_a_creator_is_raised(register):
     def create(store, rank, size, timeout):
         raise LookupError("no such card")
 
@@ -321,7 +321,7 @@ def test_a_creator_may_fail(register):
     dldist.destroy_process_group()
 
 
-def test_one_that_fails_to_shut_down_does_not_keep_the_others(register):
+def test_failed_shutdown_does_not_keep_other_backends(register):
     class Stubborn(Noting):
         def shutdown(self):
             raise OSError("busy")
@@ -334,7 +334,7 @@ def test_one_that_fails_to_shut_down_does_not_keep_the_others(register):
     assert world.is_closed and not dldist.is_initialized()
 
 
-def test_a_backend_that_splits(register):
+def test_backend_that_supports_splitting(register):
     class Splitting(Noting):
         supports_splitting = True
 
@@ -381,7 +381,7 @@ class OnDevice:
         self.value = value
 
 
-def test_the_device_of_the_tensor_chooses(register):
+def test_device_of_the_tensor_selects_the_backend(register):
     register("two", lambda store, rank, size, timeout: Noting(rank, size, "two"), devices=["cuda"])
     register("three", lambda store, rank, size, timeout: Noting(rank, size, "three"), devices=["xpu"])
 
@@ -412,7 +412,7 @@ def test_the_device_of_the_tensor_chooses(register):
     assert in_worlds(2, case, backend=config) == [(config, True)] * 2
 
 
-def test_devices_of_one_backend_share_it():
+def test_devices_with_the_same_backend_share_it():
     def case(rank):
         world = dldist.group.WORLD
         return world._get_backend("cpu") is world._get_backend("cuda"), world._device_types
@@ -431,7 +431,7 @@ def test_devices_of_one_backend_share_it():
         ((0, 0), ValueError),
     ],
 )
-def test_process_groups_refuse(arguments, kind):
+def test_process_group_rejects_wrong_arguments(arguments, kind):
     assert isinstance(error_of(dldist.ProcessGroup, *arguments), kind)
 
 
@@ -463,7 +463,7 @@ def test_hooks_fire_in_module_level_calls():
     in_worlds(2, case)
 
 
-def test_time_outs_are_numbers_past_hooks_too():
+def test_timeouts_are_checked_in_calls_with_hooks():
     dldist.init_process_group()
     dldist.group.WORLD.register_pre_hook(1, lambda args: None)
     assert total(timeout=float("inf")) == total(timeout=1e300) == total(timeout=5) == 1
@@ -473,7 +473,7 @@ def test_time_outs_are_numbers_past_hooks_too():
     dldist.destroy_process_group()
 
 
-def test_a_pre_hook_may_refuse():
+def test_pre_hook_may_raise():
     def refuse(args):
         raise LookupError("not this one")
 
@@ -544,7 +544,7 @@ def test_calls_with_lists_and_options():
     gloo_pair(case)
 
 
-def test_calls_in_their_flat_forms():
+def test_single_tensor_forms():
     second = timedelta(seconds=5)
 
     def case(rank, group):
@@ -597,7 +597,7 @@ def test_calls_in_their_flat_forms():
         (lambda group: group.get_reconfigure_handle(), "Backend gloo does not support get_reconfigure_handle"),
     ],
 )
-def test_what_gloo_refuses(call, text):
+def test_gloo_calls_reject_wrong_arguments(call, text):
     def case(rank, group):
         error = error_of(call, group)
         assert isinstance(error, RuntimeError) and text in str(error)
@@ -606,7 +606,7 @@ def test_what_gloo_refuses(call, text):
     gloo_pair(case)
 
 
-def test_gloo_splits_and_has_time_outs():
+def test_gloo_splits_and_has_timeouts():
     def case(rank, group):
         assert group.supports_splitting and not group.supports_shrinking and not group.supports_coalescing
         part = group.split(None, [1, 0])
@@ -625,7 +625,7 @@ def test_gloo_splits_and_has_time_outs():
     gloo_pair(case)
 
 
-def test_gloo_says_what_has_gone_wrong():
+def test_gloo_reports_its_error():
     both_looked = threading.Barrier(2)
 
     def case(rank, group):
@@ -650,7 +650,7 @@ def test_gloo_says_what_has_gone_wrong():
         ((), TypeError),
     ],
 )
-def test_gloo_refuses(arguments, kind):
+def test_gloo_constructor_rejects_wrong_arguments(arguments, kind):
     given = [dldist.HashStore() if argument == "hash" else argument for argument in arguments]
     assert isinstance(error_of(dldist.ProcessGroupGloo, *given), kind)
 
@@ -666,7 +666,7 @@ def test_gloo_has_options():
     group.shutdown()
 
 
-def test_options_read_a_time_out_back_as_a_timedelta():
+def test_options_return_a_timeout_as_a_timedelta():
     opts = dldist.ProcessGroupGloo._Options()
     opts._timeout = 50.0
     assert opts._timeout == timedelta(seconds=50)
@@ -676,7 +676,7 @@ def test_options_read_a_time_out_back_as_a_timedelta():
     assert dldist.ProcessGroupGloo(dldist.HashStore(), 0, 1, opts).group.timeout == timedelta(seconds=50)
 
 
-def test_a_backend_stands_for_a_group():
+def test_backend_as_a_group():
     def case(rank, backend):
         dldist.barrier(group=backend)
         x = vector(rank + 1)
@@ -701,7 +701,7 @@ def test_a_backend_stands_for_a_group():
     assert gloo_pair(case) == [[3, 1, 0, 1, 1, 2, 6], [3, 1, 0, 1, 1, 2, 5]]
 
 
-def test_a_backend_that_has_stood_for_a_group_ends_with_its_last_reference():
+def test_backend_used_as_a_group_ends_with_its_last_reference():
     backend = Noting(0, 1, "foreign")
     dldist.barrier(group=backend)
     alive = weakref.ref(backend)
@@ -709,7 +709,7 @@ def test_a_backend_that_has_stood_for_a_group_ends_with_its_last_reference():
     assert alive() is None
 
 
-def test_a_foreign_backend_stands_for_a_group():
+def test_python_backend_as_a_group():
     backend = Noting(0, 1, "foreign")
     dldist.barrier(group=backend)
     dldist.all_reduce(x := vector(1), group=backend)
@@ -718,7 +718,7 @@ def test_a_foreign_backend_stands_for_a_group():
         dldist.barrier(group=object())
 
 
-def test_a_process_group_speaks_for_its_backends(register):
+def test_process_group_has_the_properties_of_its_backends(register):
     register("two", lambda store, rank, size, timeout: Noting(rank, size, "two"), devices=["cuda"])
     dldist.init_process_group("cpu:gloo,cuda:two")
     mixed = dldist.group.WORLD
@@ -777,7 +777,7 @@ def test_process_groups_merge():
     assert on_threads(4, place_of) == [4] * 4
 
 
-def test_members_can_be_exchanged():
+def test_reconfigure_replaces_members():
     handles = dldist.HashStore()
 
     def case(rank):
@@ -821,7 +821,7 @@ def detail():
 
 
 @pytest.mark.usefixtures("detail")
-def test_differing_calls_are_told_apart():
+def test_detail_mode_reports_differing_calls():
     def case(rank):
         assert total() == 2
         group = dldist.new_group([0, 1])
@@ -840,7 +840,7 @@ def test_differing_calls_are_told_apart():
 
 
 @pytest.mark.usefixtures("detail")
-def test_the_reason_of_an_abort_goes_through_the_wrapper():
+def test_detail_mode_reports_the_reason_of_an_abort():
     def case(rank):
         world = dldist.default_world()
         if rank == 0:

@@ -69,7 +69,7 @@ def test_torch_raises_the_same(torchs, ours, bad):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("accepted", ACCEPTED, ids=lambda accepted: accepted.call)
-def test_torch_refuses(torchs, accepted):
+def test_torch_rejects_the_call(torchs, accepted):
     for kind, value in outcomes(torchs, accepted.call):
         raised = value["kinds"][0] if kind == "error" else "nothing"
         assert raised in (accepted.theirs, accepted.also or accepted.theirs), value

@@ -43,7 +43,7 @@ def test_works_of_arrays():
     assert c10d._get_work_registry_size() == 0
 
 
-def test_the_size_of_the_registry(world):
+def test_size_of_the_registry(world):
     x, y = vector(1), vector(2)
     for each in (x, x, y):
         c10d._register_work(each, dldist.all_reduce(each, async_op=True))
@@ -54,11 +54,11 @@ def test_the_size_of_the_registry(world):
     assert c10d._get_work_registry_size() == 0
 
 
-def test_a_pending_is_waited_for(world):
+def test_wait_tensor_waits_for_a_pending_result(world):
     assert F.wait_tensor(F.all_reduce(vector(2), async_op=True)) == vector(2)
 
 
-def test_what_the_registry_refuses(world):
+def test_registry_rejects_wrong_arguments(world):
     assert isinstance(error_of(c10d._register_work, vector(1), None), TypeError)
     assert isinstance(error_of(c10d._register_work, "x", dldist.all_reduce(vector(1), async_op=True)), TypeError)
 
@@ -72,7 +72,7 @@ def test_arrays_without_elements(world):
     assert c10d._get_work_registry_size() == 0
 
 
-def test_errors_of_works_come_out(world):
+def test_wait_tensor_raises_the_error_of_the_work(world):
     x = vector(1)
     failed = dldist.Future()
     failed.set_exception(KeyError("gone"))
@@ -93,7 +93,7 @@ def test_inputs_of_graphs():
 # ---- completion hooks
 
 
-def test_a_hook_on_completion():
+def test_completion_hook():
     """The hook must be called for calls of all kinds, in the order in which they end, and not for
     failed calls."""
 
@@ -126,7 +126,7 @@ def test_a_hook_on_completion():
         assert kinds == names and numbers[0] < numbers[1]
 
 
-def test_works_that_have_not_ended():
+def test_pending_works_have_no_completion():
     both = threading.Barrier(2)
 
     def case(rank):
@@ -144,12 +144,12 @@ def test_works_that_have_not_ended():
     assert in_worlds(2, case) == [True, True]
 
 
-def test_a_hook_is_callable(world):
+def test_completion_hook_must_be_callable(world):
     assert isinstance(error_of(dldist.group.WORLD._register_on_completion_hook, 3), TypeError)
     assert dldist.group.WORLD._has_hooks() is False
 
 
-def test_a_backend_with_hooks_of_its_own():
+def test_backend_with_its_own_hooks():
     given = []
 
     class Own(dldist._Backend):
@@ -175,7 +175,7 @@ def test_a_backend_with_hooks_of_its_own():
 # ---- estimates
 
 
-def test_estimates_of_a_backend_that_has_them(world):
+def test_time_estimates_of_a_backend(world):
     error = error_of(dldist._time_estimator)
     assert isinstance(error, NotImplementedError) and "backend gloo" in str(error)
 
@@ -202,7 +202,7 @@ def test_estimates_of_a_backend_that_has_them(world):
     assert isinstance(estimator, c10d._TimeEstimator)
 
 
-def test_a_backend_may_have_the_name_of_estimates_of_torch_2_15():
+def test_backend_may_use_the_torch_2_15_name_of_estimates():
     class Estimating(backend_base.Backend):
         _supports_time_estimate = True
 
@@ -220,7 +220,7 @@ def test_a_backend_may_have_the_name_of_estimates_of_torch_2_15():
 # ---- names
 
 
-def test_names_of_what_is_communicated():
+def test_record_comm_names_nest():
     name = c10d._get_comm_profiling_name
     assert name() == ""
     with dldist.record_comm("outer") as recorded:
@@ -256,7 +256,7 @@ def test_groups_of_threads():
     assert known.resolve("before") == "all" and not known.is_named("one")
 
 
-def test_the_rank_in_the_log(monkeypatch):
+def test_rank_in_the_log(monkeypatch):
     monkeypatch.setattr(log, "global_rank", None)
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
@@ -284,7 +284,7 @@ def test_registered_names():
     assert c10d._is_process_group_registered("one") is False
 
 
-def test_a_group_in_a_box(world):
+def test_boxed_group(world):
     pg = dldist.group.WORLD
     assert dldist.ProcessGroup.unbox(pg.boxed()) is pg
     assert isinstance(error_of(dldist.ProcessGroup.unbox, 3), RuntimeError)
@@ -294,7 +294,7 @@ def test_a_group_in_a_box(world):
     assert backend.use_pg_for_symm_mem_rendezvous is True
 
 
-def test_values_that_are_unwrapped():
+def test_future_values_are_unwrapped():
     """The function must be called at each access, and may raise; the value must not change."""
     future, seen = dldist.Future(), []
     future._set_unwrap_func(seen.append)
@@ -313,7 +313,7 @@ def test_values_that_are_unwrapped():
 # ---- contents
 
 
-def test_hashes_tell_contents_apart():
+def test_hashes_differ_for_different_contents():
     x = np.arange(12, dtype="f4").reshape(3, 4)
     same = [np.asfortranarray(x), memoryview(x), np.concatenate([x, x])[:3]]
     assert {c10d._hash_tensors([each]) for each in same} == {c10d._hash_tensors([x])} == {7334315243873263101}
@@ -347,7 +347,7 @@ class Forgetful(Stored):
         return amount
 
 
-def test_a_trial_of_stores():
+def test_check_of_python_stores():
     for store in (Stored(), dldist.HashStore()):
         assert c10d._test_python_store(store) is None
     for store, text in ((Forgetful(), "add gives 3 instead of 5"), (FakeStore(), "get of what was set gives b''")):
@@ -361,7 +361,7 @@ DEVICES = ["cpu", "cuda:0", "w/cpu", "w/cuda:1", "rank:0/cpu", "rank:12/cuda:1",
 NO_DEVICES = ["rank:x/cpu", "a/b/c", "/cpu", "w/", "", 3]
 
 
-def test_devices_of_others():
+def test_remote_devices():
     said = [dldist._remote_device(text) for text in DEVICES]
     assert [each.worker_name() for each in said] == [None, None, "w", "w", None, None, "nonsense"]
     assert [each.rank() for each in said] == [None, None, None, None, 0, 12, None]
@@ -371,7 +371,7 @@ def test_devices_of_others():
 
 
 @pytest.mark.torch
-def test_devices_of_others_against_torch():
+def test_remote_devices_against_torch():
     import torch.distributed
 
     for text in DEVICES:

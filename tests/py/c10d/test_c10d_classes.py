@@ -94,7 +94,7 @@ def test_options_are_independent_and_can_be_copied():
         (BarrierOptions, "device", "cpu", "cpu"),
     ],
 )
-def test_what_options_take(kind, name, value, reads_back):
+def test_types_that_options_accept(kind, name, value, reads_back):
     opts = kind()
     if reads_back is TypeError:
         with pytest.raises(TypeError, match=rf"{kind.__name__}\.{name}"):
@@ -258,7 +258,7 @@ CANONICAL = {
 
 
 @pytest.mark.parametrize(("method", "args", "kwargs", "tensors", "kind", "fields", "timeout"), FORMS)
-def test_every_form_comes_to_the_same(method, args, kwargs, tensors, kind, fields, timeout):
+def test_all_forms_of_a_call_are_equivalent(method, args, kwargs, tensors, kind, fields, timeout):
     done = getattr(Recorder(0, 3), method)(*args, **kwargs)
     assert (done[0], done[2], done[4]) == (CANONICAL.get(method, method), kind, timeout)
     assert same(done[1], tensors)
@@ -280,12 +280,12 @@ def test_every_form_comes_to_the_same(method, args, kwargs, tensors, kind, field
         ("barrier", (AllreduceOptions(),), {}, "'timeout'.*not AllreduceOptions"),
     ],
 )
-def test_arguments_that_fit_no_form(method, args, kwargs, text):
+def test_arguments_that_match_no_form(method, args, kwargs, text):
     with pytest.raises(TypeError, match=rf"{method}\(\): incompatible function arguments.*{text}"):
         getattr(Recorder(0, 3), method)(*args, **kwargs)
 
 
-def test_options_object_is_handed_on_itself():
+def test_options_object_is_passed_unchanged():
     given = AllreduceOptions()
 
     class Look(Backend):
@@ -318,7 +318,7 @@ class Named(Backend):
 
 
 @pytest.mark.parametrize("method", COLLECTIVES)
-def test_what_a_backend_does_not_have_says_so(method):
+def test_missing_operation_of_a_backend_is_an_error(method):
     name = CANONICAL.get(method, method)
     with pytest.raises(RuntimeError, match=f"^Backend mine does not support {name}$"):
         getattr(Named(0, 2), method)(*ARGUMENTS.get(method, ([Y], [X])))
@@ -342,7 +342,7 @@ def test_what_a_backend_does_not_have_says_so(method):
         ("_wait_for_pending_works", ()),
     ],
 )
-def test_what_of_its_life_a_backend_does_not_have(method, args):
+def test_missing_lifecycle_method_of_a_backend_is_an_error(method, args):
     with pytest.raises(RuntimeError, match=f"^Backend mine does not support {method}$"):
         getattr(Named(0, 2), method)(*args)
 
@@ -359,7 +359,7 @@ def test_texts_of_c10d():
         assert str(caught.value) == text
 
 
-def test_who_a_backend_is():
+def test_rank_size_and_name_of_a_backend():
     backend = Named(1, 2)
     assert (backend.rank(), backend.size(), backend.name(), backend._get_backend_name()) == (1, 2, "mine", "mine")
     assert backend.bound_device_id is None and not backend.supports_splitting and not backend.supports_coalescing
@@ -369,7 +369,7 @@ def test_who_a_backend_is():
             Backend(rank, size)
 
 
-def test_signatures_are_to_be_seen():
+def test_signatures_are_visible():
     assert list(inspect.signature(Backend.broadcast).parameters) == ["self", "tensors", "opts", "timeout", "tensor", "root"]
     assert list(inspect.signature(Backend.send).parameters) == ["self", "tensors", "dstRank", "tag"]
 
@@ -419,7 +419,7 @@ def test_either_name_of_a_call_may_be_overridden(old, new, overridden):
 
 
 @pytest.mark.parametrize(("old", "new"), PAIRS)
-def test_super_calls_do_not_go_round_in_circles(old, new):
+def test_super_calls_do_not_recurse(old, new):
     for names in ([old], [new], [old, new]):
         space = {}
         for name in names:
@@ -489,7 +489,7 @@ def test_callback_work_that_fails():
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), timedelta(seconds=-1)])
-def test_a_future_waits_for_no_negative_time(timeout):
+def test_future_rejects_a_negative_timeout(timeout):
     with pytest.raises(ValueError, match="must be a time of 0 or more"):
         dldist.Future().wait(timeout)
 
@@ -526,7 +526,7 @@ def test_illegal_work(name):
 # --- the import ---
 
 
-def test_modules_that_come_with_the_package_are_light():
+def test_modules_imported_with_the_package_are_light():
     code = (
         "import sys; before = set(sys.modules); import dldist._backends.recorded_calls, dldist._base.future\n"
         "import dldist._backends.backend_base, dldist._base.options, dldist._base.works\n"

@@ -52,7 +52,7 @@ def values(tensor):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_what_every_collective_leaves(fake, kind):
+def test_outputs_of_every_collective(fake, kind):
     def zeros(*shape):
         return kind(np.zeros(shape).tolist())
 
@@ -106,13 +106,13 @@ def test_what_every_collective_leaves(fake, kind):
         assert (values(kept) == values(one)).all()
 
 
-def test_memory_around_a_strided_output_stays(fake):
+def test_memory_around_a_strided_output_is_unchanged(fake):
     memory = np.full((4, 2), -7, "f4")
     fake.all_gather_single(memory[:, 0], np.array([1, 2], "f4"))
     assert memory.tolist() == [[1, -7], [2, -7], [1, -7], [2, -7]]
 
 
-def test_memory_of_python_itself(fake):
+def test_standard_library_arrays(fake):
     output = array.array("d", [0, 0])
     fake.scatter(output, [array.array("d", [1, 2]), array.array("d", [3, 4])], RANK)
     assert output == array.array("d", [3, 4])
@@ -184,7 +184,7 @@ def f4(*shape):
         (lambda g: g.alltoall_base(f4(4), f4(2), [0, 4], [1, 1]), "the output takes 4 elements, but the input has 2"),
     ],
 )
-def test_what_does_not_fit(fake, call, text):
+def test_mismatched_sizes_are_rejected(fake, call, text):
     with pytest.raises(RuntimeError, match=text):
         call(fake)
 
@@ -303,7 +303,7 @@ def test_uniform_ranks_skip_tensors_without_memory(uniform):
     assert uniform.allreduce([torch.zeros(4, device="meta")]).wait()
 
 
-def test_a_fake_group_is_split():
+def test_fake_group_can_be_split():
     opts = FakeProcessGroup.Options()
     opts.error_on_collective = True
     dldist.init_process_group("fake", rank=2, world_size=4, pg_options=opts)

@@ -171,7 +171,7 @@ def test_torchs_futures_have_the_same_values(made):
 @pytest.mark.torch
 @OF_TORCH
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_torch_does_the_same(case, made):
+def test_same_results_as_torch(case, made):
     import torch
 
     def run(dist, group, rank):
@@ -180,7 +180,7 @@ def test_torch_does_the_same(case, made):
     assert in_groups_of_torch(made, 2, run) == [CASES[case](2)] * 2
 
 
-def test_the_work_ends_when_all_tensors_are_there():
+def test_work_completes_with_its_last_tensor():
     may_come, told = threading.Event(), []
 
     def case(group, rank):
@@ -205,7 +205,7 @@ def test_the_work_ends_when_all_tensors_are_there():
     assert told == [[6, 6]]
 
 
-def test_what_fails_ends_the_work_too():
+def test_failed_tensor_fails_the_work():
     has_failed = threading.Event()
 
     def case(group, rank):
@@ -288,7 +288,7 @@ def test_a_factor_multiplies_the_sum_once():
     assert in_groups(2, case) == [[[4.5], [4.5]]] * 2
 
 
-def test_nothing_is_written_where_there_is_no_such_reduction():
+def test_unsupported_reduction_writes_nothing():
     def case(group, rank):
         tensors = [np.ones(1, "c8"), np.ones(1, "c8")]
         with pytest.raises(ValueError, match="there is no MAX of complex64"):
@@ -391,7 +391,7 @@ def check_words(errors):
         assert isinstance(error, RuntimeError) and words in str(error), (words, error)
 
 
-def test_wrong_arguments_are_refused_in_gloos_words():
+def test_wrong_arguments_raise_gloos_texts():
     def case(group, rank):
         errors = errors_of_wrong_calls(dldist, lambda count, dtype=F4: np.zeros(count, dtype), group)
         group.barrier().wait()  # nothing was sent
@@ -403,7 +403,7 @@ def test_wrong_arguments_are_refused_in_gloos_words():
 
 @pytest.mark.torch
 @OF_TORCH
-def test_torchs_words_are_these(made):
+def test_torchs_texts_are_the_same(made):
     import torch
 
     def run(dist, group, rank):
@@ -440,7 +440,7 @@ def test_torchs_sparse_tensors(made):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("made", [torchs_over_dldist, torchs_in_cpp_over_dldist])
-def test_who_is_late_or_lost_is_told_in_gloos_words(made):
+def test_late_or_lost_rank_raises_gloos_texts(made):
     may_go, has_left = threading.Event(), threading.Event()
 
     def run(dist, group, rank):
@@ -474,7 +474,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "kind", "text"), REFUSED)
-def test_what_is_refused(call, kind, text):
+def test_wrong_arguments_are_rejected(call, kind, text):
     def case(group, rank):
         with pytest.raises(kind, match=text):
             call(group)
@@ -483,7 +483,7 @@ def test_what_is_refused(call, kind, text):
     in_groups(1, case)
 
 
-def test_outputs_that_overlap_are_refused_as_ever():
+def test_overlapping_outputs_are_rejected():
     whole = np.zeros(3)
 
     def case(group, rank):
@@ -512,7 +512,7 @@ def test_devices():
             create(**given)
 
 
-def test_devices_of_options():
+def test_device_options():
     opts = ProcessGroupGloo._Options()
     opts._devices = (ProcessGroupGloo.create_default_device(),)
     assert len(opts._devices) == 1

@@ -47,7 +47,7 @@ def _no_default_world():
         ("fake", "fake", "cpu:fake,cuda:fake,hpu:fake,xpu:fake"),
     ],
 )
-def test_backends_that_there_are(backend, name, config):
+def test_names_of_backends(backend, name, config):
     dldist.init_process_group(backend)
     assert (dldist.get_backend(), dldist.get_backend_config()) == (name, config)
     assert dldist.get_backend_impl().name() == ("fake" if backend == "fake" else "gloo")
@@ -95,7 +95,7 @@ BAD_INIT = [
 
 
 @pytest.mark.parametrize(("arguments", "kind", "text"), BAD_INIT)
-def test_init_refuses(arguments, kind, text, monkeypatch):
+def test_init_rejects_wrong_arguments(arguments, kind, text, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     nothing = {name: NotImplementedError("cannot load it: there is none") for name in carriers.NAMES}
@@ -109,7 +109,7 @@ def test_init_refuses(arguments, kind, text, monkeypatch):
 
 
 @pytest.mark.parametrize("timeout", [timedelta(seconds=9), 9, 9.0])
-def test_a_timeout_is_a_timedelta_or_seconds(timeout):
+def test_timeout_is_a_timedelta_or_seconds(timeout):
     dldist.init_process_group(timeout=timeout, group_name="no matter", pg_options=object())
     assert dldist.default_world().timeout == dldist.group.WORLD.get_timeout() == timedelta(seconds=9)
     assert dldist.group.WORLD.bound_device_id is None
@@ -121,7 +121,7 @@ def test_a_timeout_is_a_timedelta_or_seconds(timeout):
     dldist.destroy_process_group()
 
 
-def test_a_second_world_is_refused():
+def test_second_init_is_rejected():
     dldist.init_process_group()
     error = error_of(dldist.init_process_group)
     assert isinstance(error, ValueError)
@@ -144,7 +144,7 @@ def test_init_in_a_forked_child_names_the_fork():
     dldist.destroy_process_group()
 
 
-def test_a_failed_init_leaves_nothing_that_the_next_one_stumbles_on():
+def test_init_succeeds_after_a_failed_init():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -163,13 +163,13 @@ def test_a_failed_init_leaves_nothing_that_the_next_one_stumbles_on():
         assert on_threads(2, rank_of) == [(2, 2, "0")] * 2
 
 
-def test_the_same_store_serves_one_world_after_another():
+def test_store_serves_several_worlds_in_sequence():
     store = dldist.HashStore()
     for _ in range(5):
         assert in_worlds(2, lambda rank: total(), store=store) == [2, 2]
 
 
-def test_the_store_as_a_barrier_after_init(monkeypatch):
+def test_init_barrier_setting(monkeypatch):
     monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
 
     def case(rank):
@@ -182,7 +182,7 @@ def test_the_store_as_a_barrier_after_init(monkeypatch):
     assert in_worlds(2, case) == [(2, 1), (2, True)]
 
 
-def test_a_group_whose_barrier_fails_is_ended(monkeypatch):
+def test_failed_init_barrier_ends_the_group(monkeypatch):
     monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
 
     def case(rank):
@@ -195,7 +195,7 @@ def test_a_group_whose_barrier_fails_is_ended(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [lambda **where: dldist.init_process_group(**where), lambda **where: dldist.World(**where)])
-def test_an_interrupt_after_the_meeting_leaves_nothing(make, monkeypatch):
+def test_interrupt_after_the_rendezvous_leaves_no_group(make, monkeypatch):
     closed = []
 
     def interrupt(self):
@@ -246,7 +246,7 @@ def test_uncaught_exceptions_begin_with_the_rank():
         lambda: dldist.default_world(),
     ],
 )
-def test_nothing_goes_without_a_default_world(call):
+def test_calls_require_a_default_world(call):
     error = error_of(call)
     assert type(error) is ValueError
     assert str(error) == NOT_INITIALIZED
@@ -255,7 +255,7 @@ def test_nothing_goes_without_a_default_world(call):
 # ---- new_group
 
 
-def test_members_and_others():
+def test_members_and_non_members():
     def case(rank):
         group = dldist.new_group([2, 1], group_desc="a pair")
         assert dldist.get_pg_count() == 2
@@ -278,7 +278,7 @@ def test_ranks_in_the_order_given():
     assert in_worlds(3, case) == [(1, [2, 0]), None, (0, [2, 0])]
 
 
-def test_local_synchronization_concerns_the_members_alone():
+def test_local_synchronization_involves_only_members():
     def case(rank):
         names = []
         if rank == 0:
@@ -297,7 +297,7 @@ def test_local_synchronization_concerns_the_members_alone():
     assert rest == others == ["1", 3]
 
 
-def test_who_is_not_in_a_local_group_gets_none():
+def test_non_member_of_a_local_group_gets_none():
     """A rank outside a local group must get None, as with torch, instead of NON_GROUP_MEMBER."""
 
     def case(rank):
@@ -319,7 +319,7 @@ def test_groups_with_a_rank_in_common_may_be_made_in_any_order():
     assert in_worlds(3, case) == [[1, 2], [1, 3], [2, 3]]
 
 
-def test_groups_that_wait_for_each_other_say_so():
+def test_groups_that_wait_for_each_other_time_out():
     all_have_said = threading.Barrier(3)
 
     def case(rank):
@@ -353,7 +353,7 @@ def test_groups_that_wait_for_each_other_say_so():
         ({"device_id": "cpu"}, AssertionError, "bound device"),
     ],
 )
-def test_new_group_refuses(arguments, kind, text):
+def test_new_group_rejects_wrong_arguments(arguments, kind, text):
     def case(rank):
         error = error_of(dldist.new_group, **{"ranks": [0, 1], **arguments})
         return isinstance(error, kind) and text in str(error), total()
@@ -361,7 +361,7 @@ def test_new_group_refuses(arguments, kind, text):
     assert in_worlds(2, case) == [(True, 2)] * 2
 
 
-def test_groups_of_a_tag_are_one():
+def test_same_tag_and_ranks_give_the_same_group():
     def case(rank):
         group = c10d._new_group_with_tag([0, 1], pg_tag="t")
         assert c10d._new_group_with_tag([0, 1], pg_tag="t") is group
@@ -386,7 +386,7 @@ def test_subgroups():
     assert in_worlds(4, case) == [(1, 3), (1, 1), (5, None), (5, 3)]
 
 
-def test_subgroups_refuse():
+def test_subgroups_reject_wrong_arguments():
     cases = [
         (dldist.new_subgroups, None, ValueError, "group_size"),
         (dldist.new_subgroups, 0, ValueError, "must be positive"),
@@ -445,7 +445,7 @@ def test_split_group_keeps_the_order_of_ranks():
         ([["0"]], TypeError, "list of lists"),
     ],
 )
-def test_split_group_refuses(ranks, kind, text):
+def test_split_group_rejects_wrong_arguments(ranks, kind, text):
     def case(rank):
         error = error_of(dldist.split_group, None, ranks)
         return isinstance(error, kind) and text in str(error), total()
@@ -453,7 +453,7 @@ def test_split_group_refuses(ranks, kind, text):
     assert in_worlds(2, case) == [(True, 2)] * 2
 
 
-def test_split_group_is_for_groups_of_the_default_world():
+def test_split_group_requires_a_group_of_the_default_world():
     dldist.init_process_group()
     with dldist.World() as other:
         for group in (other, NON_MEMBER, "group"):
@@ -464,7 +464,7 @@ def test_split_group_is_for_groups_of_the_default_world():
 # ---- the end
 
 
-def test_a_destroyed_group_is_gone():
+def test_destroyed_group_is_rejected():
     def case(rank):
         group, world = dldist.new_group([0, 1]), dldist.group.WORLD
         name = group.group_name
@@ -486,7 +486,7 @@ def test_a_destroyed_group_is_gone():
     in_worlds(2, case)
 
 
-def test_destroy_of_what_there_is_not():
+def test_destroy_without_a_group():
     assert str(error_of(dldist.destroy_process_group)) == "Process group cannot be None"
     dldist.init_process_group()
     assert dldist.destroy_process_group(NON_MEMBER) is None
@@ -496,7 +496,7 @@ def test_destroy_of_what_there_is_not():
 
 
 @pytest.mark.parametrize("of_group", [True, False])
-def test_an_abort_is_heard_with_its_reason(of_group):
+def test_abort_reports_its_reason_to_other_ranks(of_group):
     def case(rank):
         group = dldist.new_group([0, 1])
         if rank == 0:
@@ -514,7 +514,7 @@ def test_an_abort_is_heard_with_its_reason(of_group):
     assert seconds < under_load(2)
 
 
-def test_abort_process_group_is_abort():
+def test_abort_process_group_aborts():
     def case(rank):
         if rank == 0:
             c10d._abort_process_group()
@@ -525,7 +525,7 @@ def test_abort_process_group_is_abort():
 
 
 @pytest.mark.parametrize("flags", [dldist.SHRINK_DEFAULT, dldist.SHRINK_ABORT])
-def test_the_default_group_shrinks(flags):
+def test_default_group_can_be_shrunk(flags):
     def case(rank):
         if rank == 1:
             assert isinstance(error_of(dldist.shrink_group, [1]), RuntimeError)
@@ -541,7 +541,7 @@ def test_the_default_group_shrinks(flags):
     assert in_worlds(3, case) == [(0, 2, 2, 2), None, (1, 2, 2, 2)]
 
 
-def test_a_group_shrinks_and_shrinks_again():
+def test_group_can_be_shrunk_twice():
     def case(rank):
         group = dldist.new_group([0, 1, 2])
         if rank == 1:
@@ -572,14 +572,14 @@ def test_a_group_shrinks_and_shrinks_again():
         (([1], NON_MEMBER), ValueError),
     ],
 )
-def test_shrink_group_refuses(arguments, kind):
+def test_shrink_group_rejects_wrong_arguments(arguments, kind):
     def case(rank):
         return type(error_of(dldist.shrink_group, *arguments)), total()
 
     assert in_worlds(2, case) == [(kind, 2)] * 2
 
 
-def test_a_world_goes_on_without_a_rank_that_was_killed():
+def test_world_continues_without_a_killed_rank():
     assert world_workers.go_on_without_rank_1() == [["0 2 2.0 2.0"], ["1 2 2.0 2.0"]]
 
 
@@ -602,7 +602,7 @@ def test_groups_have_names():
     in_worlds(2, case)
 
 
-def test_what_is_known_of_the_groups():
+def test_configuration_of_all_groups():
     def case(rank):
         dldist.new_group([0], group_desc="one") if rank == 0 else dldist.new_group([0])
         return c10d._world.pg_config_info
@@ -620,7 +620,7 @@ def test_what_is_known_of_the_groups():
     assert theirs == [every]
 
 
-def test_a_group_whose_name_is_taken_is_not_made():
+def test_duplicate_group_name_is_rejected():
     dldist.init_process_group()
     world = dldist.group.WORLD
     c10d._register_process_group("1", world)
@@ -631,7 +631,7 @@ def test_a_group_whose_name_is_taken_is_not_made():
     dldist.destroy_process_group()
 
 
-def test_the_registry_can_be_exchanged():
+def test_registry_can_be_replaced():
     dldist.init_process_group()
     before = c10d._world
     c10d._world = c10d._World()
@@ -647,7 +647,7 @@ def test_the_registry_can_be_exchanged():
     dldist.destroy_process_group()
 
 
-def test_set_timeout_refuses():
+def test_set_timeout_rejects_wrong_arguments():
     dldist.init_process_group()
     cases = [(("x",), TypeError), ((-1,), ValueError), ((1, NON_MEMBER), ValueError), ((1, object()), AssertionError)]
     for arguments, kind in cases:
@@ -655,5 +655,5 @@ def test_set_timeout_refuses():
     dldist.destroy_process_group()
 
 
-def test_processes_have_worlds_of_their_own():
+def test_threads_can_have_separate_worlds():
     assert run_ranks(world_workers.ask_who, 2, timeout=20) == [(0, 2, os.getpid()), (1, 2, os.getpid())]

@@ -36,7 +36,7 @@ def run(registry, method, *arguments):
     return registry.run(method, arguments, lambda: f"work of {method}")
 
 
-def test_hooks_are_told_of_every_operation():
+def test_hooks_are_called_for_every_operation():
     registry, told = hooks.Hooks(), []
     registry.register_pre(1, lambda args: told.append(args))
     registry.register_post(1, lambda args: told.append(args))
@@ -79,7 +79,7 @@ def test_hooks_are_told_of_every_operation():
         ("something_new", (), "UNKNOWN", (0, 0), -1),
     ],
 )
-def test_what_a_hook_is_told(method, arguments, name, counts, root):
+def test_arguments_of_a_hook(method, arguments, name, counts, root):
     registry, told = hooks.Hooks(), []
     registry.register_pre(1, told.append)
     run(registry, method, *arguments)
@@ -114,7 +114,7 @@ def test_every_low_level_call_has_a_name_for_hooks():
     assert [name for (name, _), args in zip(calls, told, strict=True) if args.name.name == "UNKNOWN"] == ["scan"]  # torch has no scan
 
 
-def test_hooks_come_and_go():
+def test_hooks_are_registered_and_removed():
     registry, said = hooks.Hooks(), []
     assert not registry
     registry.register_pre(1, lambda _: said.append("replaced"))
@@ -132,14 +132,14 @@ def test_hooks_come_and_go():
         registry.register_post(1, None)
 
 
-def test_a_pre_hook_that_raises_stops_the_operation():
+def test_pre_hook_that_raises_stops_the_operation():
     registry = hooks.Hooks()
     registry.register_pre(1, lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         registry.run("barrier", (BarrierOptions(),), lambda: pytest.fail("the operation was run"))
 
 
-def test_modules_calls_have_the_names_of_their_forms(slow):
+def test_names_of_module_level_calls(slow):
     told = []
     dldist.group.WORLD.register_pre_hook(1, told.append)
     dldist.all_reduce_coalesced([np.zeros(1), np.zeros(1)], async_op=True)
@@ -150,7 +150,7 @@ def test_modules_calls_have_the_names_of_their_forms(slow):
 # ---- completion hooks
 
 
-def test_a_completion_hook_is_called_once_for_each_operation():
+def test_completion_hook_is_called_once_for_each_operation():
     """The hook must get the op_id of the pre and post hooks and the time that the work measured."""
 
     def case(rank):
@@ -173,7 +173,7 @@ def test_a_completion_hook_is_called_once_for_each_operation():
     assert in_worlds(2, case) == [(list(range(5)), True)] * 2
 
 
-def test_a_completion_hook_is_not_called_for_a_failure(slow):
+def test_completion_hook_is_not_called_for_a_failure(slow):
     completed = []
     group = dldist.group.WORLD
     group.register_completion_hook(7, completed.append)
@@ -219,7 +219,7 @@ def test_completion_hooks_are_replaced_and_unregistered(slow):
         group.register_completion_hook(1, 3)
 
 
-def test_a_completion_hook_that_raises_stops_no_other(slow, monkeypatch):
+def test_failing_completion_hook_does_not_stop_others(slow, monkeypatch):
     raised, completed = [], []
     monkeypatch.setattr(sys, "unraisablehook", lambda report: raised.append(report.exc_value))
     group = dldist.group.WORLD
@@ -233,7 +233,7 @@ def test_a_completion_hook_that_raises_stops_no_other(slow, monkeypatch):
     group._wait_for_completion_hooks()
 
 
-def test_a_coalesced_operation_completes_once():
+def test_coalesced_operation_completes_once():
     def case(rank):
         completed = []
         group = dldist.group.WORLD
@@ -247,7 +247,7 @@ def test_a_coalesced_operation_completes_once():
     assert in_worlds(2, case) == [[0], [0]]
 
 
-def test_a_backend_may_call_completion_hooks_itself(register):  # noqa: F811
+def test_backend_may_call_completion_hooks(register):  # noqa: F811
     given = []
 
     class Own(Slow):
@@ -268,7 +268,7 @@ def test_a_backend_may_call_completion_hooks_itself(register):  # noqa: F811
     dldist.destroy_process_group()
 
 
-def test_a_backend_refuses_completion_hooks_by_default(slow):
+def test_backend_rejects_completion_hooks_by_default(slow):
     assert slow.supports_completion_hooks is False
     for call in (lambda: slow.register_completion_hook(1, print), lambda: slow.unregister_completion_hook(1)):
         with pytest.raises(RuntimeError, match="Backend slow does not support (un)?register_completion_hook"):
@@ -278,7 +278,7 @@ def test_a_backend_refuses_completion_hooks_by_default(slow):
 # ---- abort hooks and health
 
 
-def test_abort_hooks_are_refused_where_they_are_not_run(register):  # noqa: F811
+def test_unsupported_abort_hooks_are_rejected(register):  # noqa: F811
     class Own(Slow):
         supports_abort_hooks = False
 
@@ -292,7 +292,7 @@ def test_abort_hooks_are_refused_where_they_are_not_run(register):  # noqa: F811
     dldist.destroy_process_group()
 
 
-def test_an_abort_calls_its_hooks():
+def test_abort_calls_its_hooks():
     said = []
     dldist.init_process_group()
     group = dldist.group.WORLD
@@ -309,7 +309,7 @@ def health_of_nothing(monkeypatch):
     monkeypatch.setattr(health_check, "_aborted", set())
 
 
-def test_an_aborted_backend_is_unhealthy_from_then_on(health_of_nothing, slow):
+def test_aborted_backend_stays_unhealthy(health_of_nothing, slow):
     assert health_check.unhealthy_backends() == []
     dldist.group.WORLD.abort()
     assert health_check.unhealthy_backends() == ["slow"]
@@ -318,7 +318,7 @@ def test_an_aborted_backend_is_unhealthy_from_then_on(health_of_nothing, slow):
     assert health_check.unhealthy_backends() == ["slow"]
 
 
-def test_a_failed_group_is_unhealthy(health_of_nothing):
+def test_failed_group_is_unhealthy(health_of_nothing):
     def case(rank):
         alone = dldist.new_group([0, 1], timeout=datetime.timedelta(seconds=0.2))
         before = health_check.unhealthy_backends()
@@ -331,7 +331,7 @@ def test_a_failed_group_is_unhealthy(health_of_nothing):
     assert in_worlds(2, case) == [[], []]
 
 
-def test_a_health_hook_is_attached_to_groups_made_by_hand(health_of_nothing):
+def test_health_hook_for_groups_without_init(health_of_nothing):
     group = dldist.ProcessGroup(0, 1)
     group._register_backend("cpu", dldist.ProcessGroup.BackendType.CUSTOM, Slow(0, 1))
     for _ in range(2):
@@ -340,7 +340,7 @@ def test_a_health_hook_is_attached_to_groups_made_by_hand(health_of_nothing):
     assert health_check.unhealthy_backends() == ["slow"]
 
 
-def test_the_control_plane_reports_health(health_of_nothing, slow):
+def test_control_plane_reports_health(health_of_nothing, slow):
     class Answer:
         def set_content(self, content, kind):
             self.content, self.kind = json.loads(content), kind
@@ -384,7 +384,7 @@ def test_nan_check_hook():
 
 
 @pytest.mark.parametrize("value", ["1", "0"])
-def test_the_environment_has_groups_checked_for_nan(value, monkeypatch):
+def test_nan_check_setting(value, monkeypatch):
     monkeypatch.setenv("TORCH_DIST_NAN_CHECK", value)
 
     def case(rank):
@@ -419,12 +419,12 @@ def test_the_environment_has_groups_checked_for_nan(value, monkeypatch):
         (bytearray(b"\xff" * 8), False),
     ],
 )
-def test_finding_nan(tensor, expected):
+def test_nan_is_found(tensor, expected):
     assert hooks.has_nan(tensor) is expected
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
-def test_finding_nan_in_shared_arrays(dtype):
+def test_nan_is_found_in_shared_arrays(dtype):
     with dldist.World(dldist.HashStore(), 0, 1) as world:
         x = world.empty((2, 2), dtype)
         assert hooks.has_nan(x) is False
@@ -432,7 +432,7 @@ def test_finding_nan_in_shared_arrays(dtype):
         assert hooks.has_nan(x) is True
 
 
-def test_finding_nan_in_torchs_tensors():
+def test_nan_is_found_in_torch_tensors():
     torch = pytest.importorskip("torch", reason="torch is not there")
     assert hooks.has_nan(torch.tensor([1.0, NAN]).bfloat16()) is True
     assert hooks.has_nan(torch.tensor([NAN], requires_grad=True)) is True
@@ -484,7 +484,7 @@ def slow(register):  # noqa: F811
         dldist.destroy_process_group()
 
 
-def test_a_flight_recorder_for_other_backends(slow):
+def test_flight_recorder_hook_for_other_backends(slow):
     group = dldist.group.WORLD
     hook = hooks.FlightRecorderHook.attach(group)
     flight_recorder.reset()
@@ -510,7 +510,7 @@ def test_a_flight_recorder_for_other_backends(slow):
     assert len(flight_recorder.entries()) == count and not group._has_hooks()
 
 
-def test_a_flight_recorder_knows_the_ranks_of_a_subgroup(slow):
+def test_flight_recorder_hook_has_the_ranks_of_a_subgroup(slow):
     group = dldist.group.WORLD
     with pytest.raises(ValueError, match="'global_ranks' has 2 ranks, expected 1"):
         hooks.FlightRecorderHook.attach(group, [3, 4])
@@ -522,7 +522,7 @@ def test_a_flight_recorder_knows_the_ranks_of_a_subgroup(slow):
     hook.remove()
 
 
-def test_what_records_itself_is_recorded_once():
+def test_own_backend_is_recorded_once():
     dldist.init_process_group()
     hook = hooks.FlightRecorderHook.attach(dldist.group.WORLD)
     flight_recorder.reset()
@@ -532,5 +532,5 @@ def test_what_records_itself_is_recorded_once():
     dldist.destroy_process_group()
 
 
-def test_calls_that_c10d_has_no_name_for_are_not_recorded_by_that_of_another():
+def test_unknown_operations_are_not_recorded():
     assert hooks.HookOpName.UNKNOWN not in hooks._RECORDED

@@ -20,7 +20,7 @@ TEN = timedelta(seconds=10)
 # ---- checks
 
 
-def test_what_is_a_tensor():
+def test_recognised_tensor_types():
     for tensor in (vector(1), np.zeros(3), bytearray(2)):
         assert c10d._check_single_tensor(tensor, "x") is None
     with pytest.raises(TypeError, match="Expected parameter `x` to be an object with __dlpack__.* but got int"):
@@ -55,7 +55,7 @@ def dldist_array(values):
         return group.empty(values.shape, str(values.dtype))
 
 
-def test_messages():
+def test_checks_of_message_operations():
     dldist.init_process_group()
     other = dldist.new_group([0])
     ours, its = (dldist.P2POp(dldist.isend, vector(1), 0, group) for group in (None, other))
@@ -70,7 +70,7 @@ def test_messages():
     dldist.destroy_process_group()
 
 
-def test_ranks_of_messages():
+def test_ranks_in_message_operations():
     def case(rank):
         group = dldist.new_group([0, 2])
         if rank == 1:
@@ -84,7 +84,7 @@ def test_ranks_of_messages():
 # ---- queries
 
 
-def test_what_groups_say_of_themselves():
+def test_configuration_of_groups():
     def case(rank):
         pair = c10d._new_group_with_tag([0, 1], pg_tag="pair", group_desc="two")
         if rank == 2:
@@ -124,7 +124,7 @@ def test_devices_of_groups():
     assert c10d._get_object_coll_device(dldist.ProcessGroupGloo(dldist.HashStore(), 0, 1)) == "cpu"
 
 
-def test_what_can_be_split_off_from(monkeypatch):
+def test_split_source_of_a_group(monkeypatch):
     dldist.init_process_group("cuda:fake", store=dldist.HashStore(), rank=0, world_size=1)
     assert c10d._get_split_source(dldist.group.WORLD) is dldist.group.WORLD._get_backend("cuda")
     assert c10d._get_split_source(dldist.group.WORLD, "cpu:gloo,cuda:fake") is dldist.group.WORLD._get_backend("cuda")
@@ -140,7 +140,7 @@ def test_what_can_be_split_off_from(monkeypatch):
     dldist.destroy_process_group()
 
 
-def test_what_the_module_knows_now(monkeypatch):
+def test_state_of_the_module(monkeypatch):
     assert (c10d._backend, c10d._default_pg_init_method) == (None, None)
     dldist.init_process_group("gloo", "tcp://127.0.0.1:0", rank=0, world_size=1)
     assert (c10d._backend, c10d._default_pg_init_method) == ("gloo", "tcp://127.0.0.1:0")
@@ -167,7 +167,7 @@ def test_constants_module():
 # ---- groups
 
 
-def test_a_world_beside_none():
+def test_group_without_a_default_world():
     """A group with processes of other programs must work without a default group."""
     store = dldist.HashStore()
 
@@ -186,7 +186,7 @@ def test_a_world_beside_none():
         assert on_threads(2, run) == [(1, 2, "weights", rank, b"value") for rank in range(2)]
 
 
-def test_a_group_of_some():
+def test_group_of_some_ranks():
     def case(rank):
         store = c10d._get_default_store()
         make = c10d._new_process_group_helper
@@ -208,14 +208,14 @@ def test_a_group_of_some():
         ({"timeout": TEN, "backend": "nonsense"}, AssertionError, "Unknown backend"),
     ],
 )
-def test_what_the_helper_refuses(how, kind, text):
+def test_helper_rejects_wrong_arguments(how, kind, text):
     arguments = {"backend": "gloo", **how}
     with pytest.raises(kind, match=text):
         c10d._new_process_group_helper(1, 0, [], arguments.pop("backend"), dldist.HashStore(), "name", **arguments)
     assert not c10d._world.pg_map
 
 
-def test_another_default_group():
+def test_default_group_can_be_replaced():
     def case(rank):
         world, pair = dldist.group.WORLD, dldist.new_group([0, 1])
         c10d._update_default_pg(pair)
@@ -228,7 +228,7 @@ def test_another_default_group():
     assert in_worlds(2, case) == [2, 2]
 
 
-def test_rows_of_ranks():
+def test_find_or_create_group_of_rows():
     def case(rank):
         find = c10d._find_or_create_pg_by_ranks_and_tag
         row = find("rows", [3, 2, 1, 0], 2)
@@ -242,7 +242,7 @@ def test_rows_of_ranks():
     assert in_worlds(4, case) == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
-def test_names_and_colours_of_ranks():
+def test_names_and_colors_of_ranks():
     dldist.init_process_group()
     assert c10d._process_group_name([], False) == "1"
     hashed = c10d._process_group_name([0, 1], True)
@@ -278,7 +278,7 @@ def test_objects_as_tensors():
 # ---- several calls as one
 
 
-def test_what_is_being_coalesced():
+def test_state_of_coalescing():
     dldist.init_process_group()
     world, x, y = dldist.group.WORLD, vector(1), vector(0)
     assert c10d._world.pg_coalesce_state == {}
@@ -308,7 +308,7 @@ def records(caplog):
     dldist.set_log_level("off")
 
 
-def test_the_log_names_calls_that_fail(records):
+def test_log_names_failed_calls(records):
     dldist.init_process_group("gloo")
     dldist.all_reduce(vector(1))
     with pytest.raises(TypeError):
@@ -325,14 +325,14 @@ def test_the_log_names_calls_that_fail(records):
     assert gone.pop("seconds") > 0 and gone == {"func_name": "destroy_process_group"}
 
 
-def test_without_the_log_nothing_stands_before_a_call(records):
+def test_calls_are_not_wrapped_without_the_log(records):
     assert dldist.all_reduce.__wrapped__ is c10d.all_reduce.__wrapped__
     assert dldist.isend is c10d.isend and not hasattr(dldist.isend, "__wrapped__")
     dldist.set_log_level("info")
     assert not hasattr(dldist.all_reduce, "__wrapped__") and not hasattr(c10d.init_process_group, "__wrapped__")
 
 
-def test_the_decorators():
+def test_logging_decorators():
     @c10d._exception_logger
     @c10d._time_logger
     def add(a, b=1):
@@ -345,7 +345,7 @@ def test_the_decorators():
     assert c10d.logger.name == "dldist.distributed_c10d"
 
 
-def test_the_log_from_the_environment():
+def test_log_level_of_the_environment():
     code = "import dldist; dldist.init_process_group(); dldist.all_reduce(3)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25, env=environment(DLDIST_LOG="debug"))
     assert "'func_name': 'all_reduce'" in done.stderr, done.stderr
@@ -359,13 +359,13 @@ def environment(**more):
     return {**os.environ, **more}
 
 
-def test_nccl_is_not_named_where_it_is_not():
+def test_no_nccl_names_without_nccl():
     if dldist.is_nccl_available():
         pytest.skip("NCCL is available here: test_nccl_c10d_calls.py has the names")
     assert not hasattr(dldist, "ProcessGroupNCCL") and not hasattr(c10d, "ProcessGroupNCCL")
 
 
-def test_the_current_group_is_the_threads():
+def test_current_group_is_per_thread():
     pg = dldist.ProcessGroup(0, 1)
     assert c10d._current_process_group() is None
     c10d._set_process_group(pg)
@@ -377,7 +377,7 @@ def test_the_current_group_is_the_threads():
     assert c10d._current_process_group() is None
 
 
-def test_a_group_has_the_types_of_backends():
+def test_process_group_has_the_backend_types():
     assert dldist.ProcessGroup.GLOO is dldist.ProcessGroup.BackendType.GLOO
     assert {name for name in dldist.ProcessGroup.BackendType.__members__ if hasattr(dldist.ProcessGroup, name)} == {
         "UNDEFINED", "GLOO", "NCCL", "XCCL", "UCC", "MPI", "CUSTOM",

@@ -47,7 +47,7 @@ def kind(request):
     return request.param
 
 
-def test_the_sum_of_all_ranks(kind):
+def test_sum_of_all_ranks(kind):
     def case(rank):
         x = sparse(kind, [[rank + 1, 0, 0], [0, 10 * rank, 5]])
         before, nothing = x, sparse(kind, np.zeros((2, 3)))
@@ -87,7 +87,7 @@ def test_low_level_calls(kind):
     assert in_worlds(2, case) == [([[2.0, 1.0]], [[2.0, 1.0]])] * 2
 
 
-def test_several_of_a_rank(kind):
+def test_several_tensors(kind):
     def case(rank):
         group = dldist.group.WORLD
         # one tensor on rank 0, two on rank 1
@@ -101,7 +101,7 @@ def test_several_of_a_rank(kind):
     assert in_worlds(2, case) == [[(3 * first).tolist()] * (1 + rank) for rank in range(2)]
 
 
-def test_several_that_differ(kind):
+def test_several_tensors_that_differ(kind):
     def case(rank):
         group = dldist.group.WORLD
         x = sparse(kind, [[1, 2]])
@@ -117,7 +117,7 @@ def test_several_that_differ(kind):
     assert in_worlds(1, case) == [[[1.0, 2.0]]]
 
 
-def test_behind_what_compares_calls(kind):
+def test_detail_mode(kind):
     before = dldist.get_debug_level()
     dldist.set_debug_level(dldist.DebugLevel.DETAIL)
 
@@ -134,7 +134,7 @@ def test_behind_what_compares_calls(kind):
         dldist.set_debug_level(before)
 
 
-def test_ranks_that_differ(kind):
+def test_sizes_must_match_on_all_ranks(kind):
     def case(rank):
         error = error_of(dldist.all_reduce, sparse(kind, np.ones((2, 2 + rank))))
         dldist.barrier()
@@ -143,7 +143,7 @@ def test_ranks_that_differ(kind):
     assert in_worlds(2, case) == [(ValueError, "Sizes do not match")] * 2
 
 
-def test_reductions_that_are_not_sums(kind):
+def test_only_sums_are_supported(kind):
     dldist.init_process_group()
     for op in (dldist.ReduceOp.MAX, "avg", dldist.ReduceOp.AVG):
         with pytest.raises(RuntimeError, match="only works with ReduceOp.SUM"):
@@ -151,7 +151,7 @@ def test_reductions_that_are_not_sums(kind):
     dldist.destroy_process_group()
 
 
-def test_dimensions_that_are_dense():
+def test_dense_dimensions():
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
     def case(rank):
@@ -164,7 +164,7 @@ def test_dimensions_that_are_dense():
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
-def test_formats_that_cannot_be():
+def test_unsupported_formats_are_rejected():
     dldist.init_process_group()
     scipy = pytest.importorskip("scipy.sparse", reason="SciPy is not installed")
     with pytest.raises(TypeError, match=r"format 'lil': only coo, csr, csc can be reduced \(tocoo\(\)\)"):
@@ -175,7 +175,7 @@ def test_formats_that_cannot_be():
     dldist.destroy_process_group()
 
 
-def test_what_is_dense_is_refused_as_ever():
+def test_wrong_dense_inputs_are_rejected():
     dldist.init_process_group()
     for wrong, kind in ((3, TypeError), (np.zeros(2, "U3"), TypeError), (b"abc", ValueError)):
         assert isinstance(error_of(dldist.all_reduce, wrong), kind)

@@ -284,7 +284,7 @@ def test_constants():
 
 
 @pytest.mark.parametrize("module", [dldist, c10d])
-def test_names_that_are_not_imported_with_the_package(module):
+def test_lazy_names(module):
     """Lazily imported names must exist, with classes that name their module; other names must raise
     AttributeError."""
     for name in ("register_rendezvous_handler", "_create_store_from_options", "breakpoint", "spawn", "_StoreCollectives"):
@@ -295,7 +295,7 @@ def test_names_that_are_not_imported_with_the_package(module):
         _ = module.nonsense
 
 
-def test_modules_that_need_no_import():
+def test_submodules_are_available_without_import():
     """These modules must be available without import, as in torch.distributed."""
     code = "import dldist as d; print([getattr(d, name).__name__ for name in ('algorithms', 'c10d_logger', 'constants', 'device_mesh')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
@@ -307,7 +307,7 @@ def test_rendezvous_is_a_module_and_a_function():
     assert dldist.rendezvous.register_rendezvous_handler is dldist.register_rendezvous_handler
 
 
-def test_names_that_are_classes():
+def test_aliases_of_classes():
     assert dldist._Backend is backend_base.Backend
     assert dldist._Work is dldist.Work
     assert c10d._IllegalWork is works._IllegalWork
@@ -320,7 +320,7 @@ def test_premul_sum():
     assert isinstance(op, dldist.ReduceOp)
 
 
-def test_the_registrys_names_are_live(monkeypatch):
+def test_registry_names_are_current(monkeypatch):
     """c10d's _pg_map and similar names must reflect the current state of the current registry."""
     assert c10d._pg_map is c10d._world.pg_map
     registry = c10d._World()
@@ -446,14 +446,14 @@ MODULES = ["torch.distributed", "torch.distributed.distributed_c10d"]
 
 @pytest.mark.torch
 @pytest.mark.parametrize("module", MODULES)
-def test_every_name_of_a_module_is_known(module):
+def test_every_name_of_a_torch_module_is_listed(module):
     theirs = importlib.import_module(module)
     names = {name for name in defined_names(theirs) if hasattr(theirs, name) and not name.startswith("__")}
     assert len(names) > 3 and missing_of(names - NONE_NOW) == [], "new in torch: add them, or say in NOT_OURS why not"
 
 
 @pytest.mark.torch
-def test_an_unknown_name_is_reported(tmp_path, monkeypatch):
+def test_unknown_name_is_reported(tmp_path, monkeypatch):
     """A new function, class or constant of a torch module must be reported, wherever it is."""
     path = tmp_path / "newer_torch.py"
     path.write_text("import os\nif os:\n    def brand_new(): ...\ntry:\n    _Newer = 3\nfinally:\n    all_reduce = 4\n")
@@ -462,7 +462,7 @@ def test_an_unknown_name_is_reported(tmp_path, monkeypatch):
 
 
 @pytest.mark.torch
-def test_every_excuse_is_of_some_name():
+def test_excused_names_do_not_exist():
     """dldist must not have the excused names."""
     assert [name for name in REASONS if hasattr(dldist, name) or hasattr(c10d, name)] == []
 
@@ -604,7 +604,7 @@ def test_methods_arguments_against_torch(kind):
 
 
 @pytest.mark.torch
-def test_every_difference_is_one():
+def test_every_difference_is_needed():
     """Every entry must be needed. The last test here, because it needs the other tests' results."""
     used_differences.clear()
     test_names_against_torch()

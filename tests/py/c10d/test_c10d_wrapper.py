@@ -78,7 +78,7 @@ def f4(*values):
     return np.array(values, "f4")
 
 
-def test_collectives_that_agree_are_run(make_ranks):
+def test_matching_collectives_run(make_ranks):
     def call(backend, rank):
         x, gathered = f4(rank, 1), np.zeros(4, "f4")
         backend.allreduce([x]).wait()
@@ -137,7 +137,7 @@ DIFFERENT = [
 ]
 
 
-def test_unequal_parts_of_an_all_to_all_are_no_mismatch(make_ranks):
+def test_unequal_parts_of_all_to_all_match(make_ranks):
     def call(backend, rank):
         # Rank 0 sends one element to itself and two to rank 1, which sends one to each.
         received = np.zeros(2 if rank == 0 else 3, "f4")
@@ -149,7 +149,7 @@ def test_unequal_parts_of_an_all_to_all_are_no_mismatch(make_ranks):
 
 
 @pytest.mark.parametrize(("call", "first", "second", "aspect"), [case[1:] for case in DIFFERENT], ids=[c[0] for c in DIFFERENT])
-def test_mismatch_is_told_to_both_sides(make_ranks, call, first, second, aspect):
+def test_mismatch_is_reported_on_both_sides(make_ranks, call, first, second, aspect):
     ranks = make_ranks(2)
     without_tensors = "CollectiveFingerPrint(SequenceNumber=0OpType=BARRIER)"
     shown = [f"CollectiveFingerPrint(SequenceNumber=0, {text})" if text else without_tensors for text in (first, second)]
@@ -174,7 +174,7 @@ def test_the_first_rank_that_differs_is_named(make_ranks):
         assert f"but Rank {other} is running collective" in str(errors[rank])
 
 
-def test_sequence_numbers_count_what_has_run(make_ranks):
+def test_sequence_numbers_count_collectives(make_ranks):
     ranks = make_ranks(2)
     ranks.run(lambda backend, _: backend.barrier().wait())
     ranks.run(lambda backend, _: backend.allreduce(f4(1)).wait())
@@ -236,7 +236,7 @@ class Helper(Backend):
         self.said.append("abort")
 
 
-def test_everything_else_is_the_wrapped_backends():
+def test_other_attributes_are_the_wrapped_backends():
     fake = FakeProcessGroup._create_internal(0, 1)
     fake.get_error = lambda: ErrorType.TIMEOUT
     helper = Helper()
@@ -268,7 +268,7 @@ def test_messages_are_not_compared():
     assert helper.said == [("barrier", LONG, True), ("barrier", None, True)]
 
 
-def test_ranks_of_the_two_have_to_agree():
+def test_ranks_of_backend_and_helper_must_agree():
     with pytest.raises(ValueError, match="rank 0 of 2 cannot be compared by a backend of rank 0 of 1"):
         _ProcessGroupWrapper(FakeProcessGroup._create_internal(0, 2), Helper())
 
@@ -292,7 +292,7 @@ def text(content):
         ([[length(5)], [text(b"\xff\n\n\n\n")]], r"Rank 1 is running collective: CollectiveFingerPrint\(SequenceNumber=\\xff"),
     ],
 )
-def test_what_a_peer_sends_is_not_trusted(rounds, message):
+def test_malformed_fingerprint_of_a_peer_is_an_error(rounds, message):
     wrapped = _ProcessGroupWrapper(FakeProcessGroup._create_internal(0, 2), Helper(2, rounds))
     with pytest.raises(dldist.DistMismatchError, match=message):
         wrapped.allreduce(f4(1))
@@ -301,14 +301,14 @@ def test_what_a_peer_sends_is_not_trusted(rounds, message):
 # --- fingerprints ---
 
 
-def test_fingerprints_survive_the_wire():
+def test_fingerprints_round_trip():
     mine = Fingerprint.of(3, "allreduce", ([f4(1), np.zeros((), "c8")], None))
     assert Fingerprint.decode(mine.encode()) == mine
     assert str(mine).startswith("CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[1], [], ")
     assert "TensorDtypes=Float, ComplexFloat, " in str(mine)
 
 
-def test_long_fingerprints_are_cut_and_still_differ():
+def test_long_fingerprints_are_truncated_and_still_differ():
     many = [f4(1)] * 10_000
     other = [*many[:-1], f4(1, 2)]
     prints = [Fingerprint.of(0, "allreduce_coalesced", (tensors, None)) for tensors in (many, other)]
@@ -316,17 +316,17 @@ def test_long_fingerprints_are_cut_and_still_differ():
     assert all(len(each.encode()) < wrapper._MESSAGE_LIMIT for each in prints)
 
 
-def test_what_is_no_tensor_is_left_to_the_backend():
+def test_other_arguments_are_left_to_the_backend():
     assert "TensorDtypes=str" in str(Fingerprint.of(0, "allreduce", (["x"], None)))
 
 
-def test_every_op_is_one_of_c10ds():
+def test_every_operation_type_is_one_of_c10ds():
     from dldist._base.options import OpType
 
     assert {call.operation.op_type for call in CALLS.values()} <= {int(op) for op in OpType.__members__.values()}
 
 
-def test_a_wrapped_backend_that_fails_to_end_does_not_keep_the_helper():
+def test_failed_end_of_the_backend_ends_the_helper():
     class Stubborn(Backend):
         def shutdown(self):
             raise OSError("busy")

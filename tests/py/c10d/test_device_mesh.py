@@ -53,7 +53,7 @@ def test_groups_along_each_dimension():
         assert sums == [part.sum() for part in expected]
 
 
-def test_a_mesh_of_some_ranks():
+def test_mesh_of_some_ranks():
     """All ranks make the mesh; a non-member has no coordinate or groups, and queries must raise."""
 
     def case(rank):
@@ -72,7 +72,7 @@ def test_a_mesh_of_some_ranks():
     assert other is RuntimeError and "which rank 2 is not in" in why
 
 
-def test_the_dimension_of_all_ranks_is_the_world():
+def test_dimension_of_all_ranks_is_the_world():
     def case(rank):
         mesh = init_device_mesh("cpu", (2,))
         return mesh.get_group() is dldist.group.WORLD, dldist.get_pg_count()
@@ -80,7 +80,7 @@ def test_the_dimension_of_all_ranks_is_the_world():
     assert in_worlds(2, case) == [(True, 1)] * 2
 
 
-def test_without_a_world_it_makes_one():
+def test_world_is_created_if_there_is_none():
     done = subprocess.run(
         [sys.executable, "-c", "import dldist as d; m = d.init_device_mesh('cpu', (1,)); print(d.is_initialized(), m.mesh.tolist())"],
         capture_output=True,
@@ -90,7 +90,7 @@ def test_without_a_world_it_makes_one():
     assert done.stdout == "True [0]\n", done.stderr
 
 
-def test_processes():
+def test_mesh_of_processes():
     def case():
         import dldist
 
@@ -105,7 +105,7 @@ def test_processes():
     assert run_ranks(case, 4) == [(6.0, 0, 0), (6.0, 0, 1), (6.0, 1, 0), (6.0, 1, 1)]
 
 
-def test_overrides():
+def test_backend_overrides():
     """Backends and options of dimensions may be given by number, by name, or both."""
     options = dldist.ProcessGroupGloo.Options()
     options._timeout = timedelta(seconds=7)
@@ -126,7 +126,7 @@ def test_overrides():
 # ---- Worlds
 
 
-def test_a_mesh_of_a_world():
+def test_mesh_of_a_world():
     """Several Worlds in one process must each have their own groups, without a default world."""
     stores = [dldist.HashStore() for _ in range(2)]
 
@@ -179,7 +179,7 @@ def test_abort_ends_the_worlds_of_a_mesh():
     on_threads(2, case)
 
 
-def test_meshes_of_given_worlds():
+def test_mesh_of_given_worlds():
     store = dldist.HashStore()
 
     def case(rank):
@@ -199,7 +199,7 @@ def test_meshes_of_given_worlds():
         assert kinds == [RuntimeError, ValueError]
 
 
-def test_a_world_is_not_overridden():
+def test_override_of_a_world_is_rejected():
     with dldist.World() as world:
         error = error_of(init_device_mesh, "cpu", (1,), backend_override={0: "fake"}, world=world)
         assert isinstance(error, ValueError) and "there is no backend to override" in str(error)
@@ -209,7 +209,7 @@ def test_a_world_is_not_overridden():
 # ---- the array of ranks
 
 
-def test_what_the_ranks_are_given_as(fake_world):
+def test_types_of_the_ranks_argument(fake_world):
     """Any array and any nesting must work; `mesh` must be an array of the given library."""
     fake_world(1, 4)
     lists = [[2, 1], [0, 3]]
@@ -222,7 +222,7 @@ def test_what_the_ranks_are_given_as(fake_world):
 
 
 @pytest.mark.torch
-def test_tensors(fake_world):
+def test_torch_tensors(fake_world):
     import torch
 
     fake_world(0, 4)
@@ -259,7 +259,7 @@ def test_copies(fake_world):
     assert isinstance(error_of(mesh.get_group, "tp"), RuntimeError)
 
 
-def test_the_current_mesh(fake_world):
+def test_current_mesh(fake_world):
     fake_world(0, 2)
     current = device_mesh._mesh_resources.get_current_mesh
     assert isinstance(error_of(current), RuntimeError)
@@ -271,7 +271,7 @@ def test_the_current_mesh(fake_world):
     assert isinstance(error_of(current), RuntimeError)
 
 
-def test_without_groups():
+def test_mesh_without_groups():
     """A mesh must work without a world, except for its groups."""
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"), _init_backend=False, _rank=2)
     assert mesh.get_coordinate() == (1, 0) and mesh["tp"].mesh.tolist() == [2, 3] and mesh.get_rank() == 2
@@ -283,7 +283,7 @@ def test_without_groups():
     assert unflattened.shape == (2, 1, 2) and isinstance(error_of(unflattened.get_group, 0), RuntimeError)
 
 
-def test_detail(fake_world, monkeypatch):
+def test_repr_in_detail_mode(fake_world, monkeypatch):
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     mesh = DeviceMesh("cpu", [1, 0], _init_backend=False, _rank=0)
     assert repr(mesh) == "DeviceMesh((2,), 'cpu', stride=(1,), Mesh: [1, 0])"
@@ -357,13 +357,13 @@ def flattened_twice():
 
 
 @pytest.mark.parametrize(("ask", "kind", "text"), BAD)
-def test_errors(fake_world, ask, kind, text):
+def test_wrong_arguments_are_rejected(fake_world, ask, kind, text):
     fake_world(0)
     with pytest.raises(kind, match=text):
         ask()
 
 
-def test_a_failed_flatten_leaves_its_name_free(fake_world):
+def test_failed_flatten_releases_its_name(fake_world):
     fake_world(0)
     mesh = cube()
     assert isinstance(error_of(mesh["dp", "cp"]._flatten, "x", "unheard_of"), AssertionError)
@@ -395,7 +395,7 @@ def test_layouts(shape):
         assert not mesh_layout.is_sorted(layout[::-1]) and mesh_layout.has_overlap((layout[-1], layout[-1]))
 
 
-def test_what_cannot_be_cut():
+def test_layouts_that_cannot_be_split():
     assert mesh_layout.split(((2, 6), (3, 1)), (3, 2)) is None
     assert mesh_layout.split(((6, 1),), (3, 2)) == (((3, 2),), ((2, 1),))
     assert mesh_layout.nested([3], ()) == 3 and mesh_layout.unravelled(5, (2, 3)) == (1, 2)

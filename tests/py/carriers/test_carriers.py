@@ -106,7 +106,7 @@ def world(request, library):
 
 
 @pytest.mark.parametrize("name", C10D_CASES)
-def test_c10d(c10d, name):
+def test_c10d_calls(c10d, name):
     if name in ON_TWO and c10d.size != 2:
         return  # this case needs two ranks
     c10d.run(name)
@@ -118,7 +118,7 @@ def test_message_without_room(c10d, library):
     c10d.run("message_without_room" if library.carrier == "mpi" else "shorter_and_longer_messages")
 
 
-def test_every_call_goes_by_the_library(world):
+def test_every_call_uses_the_library(world):
     team = world()
     assert team.run(carrier_workers.is_carried) == [[1] * 9] * team.size
 
@@ -139,7 +139,7 @@ def test_movements(world, dtype):
      cases.point_to_point, cases.shared_arrays],
     ids=lambda case: case.__name__,
 )
-def test_case(world, case):
+def test_case_of_the_group_suite(world, case):
     world().run(case)
 
 
@@ -163,7 +163,7 @@ def test_mismatch(world, what):
 
 
 @pytest.mark.parametrize("what", ["all_reduce", "recv", "recv any", "async", "default"])
-def test_time_out(world, what):
+def test_timeout(world, what):
     team = world()
     error = team.run(cases.too_late, what)[0]
     assert "DistTimeoutError" in error["kinds"] and error["code"] == "OP_TIMED_OUT", error
@@ -182,7 +182,7 @@ def test_abort(world):
 
 
 @pytest.mark.parametrize("case", [cases.aborted_from_a_thread, cases.closed, cases.left_by_exception], ids=lambda case: case.__name__)
-def test_end(world, case):
+def test_ends_of_groups(world, case):
     world().run(case)
 
 
@@ -221,7 +221,7 @@ def test_peer_lost(alone, what):
 
 @pytest.mark.parametrize(("name", "words"), [("mpi", "Install Open MPI or MPICH"), ("ucc", "pip install nvidia-libcal-cu12 libucx-cu12"),
                                              ("xccl", "pip install --no-deps oneccl-cpu impi-rt")])
-def test_what_is_missing_is_said(name, words):
+def test_missing_package_is_named(name, words):
     """The reason must be one sentence that names the package to install, in every query."""
     code = (
         "import dldist as dist\n"
@@ -242,6 +242,6 @@ def test_what_is_missing_is_said(name, words):
         assert "/nowhere/lib.so: " in line and words in line and f"set {variable} to the file" in line, line
 
 
-def test_carriers_know_their_names():
+def test_unknown_carrier_is_rejected():
     with pytest.raises(ValueError, match="there is no carrier 'x'"):
         carriers.library("x")

@@ -28,31 +28,31 @@ def run(code, env=None, prefix=(), timeout=60):
                           text=True, timeout=timeout, check=False)
 
 
-def test_without_an_mpirun_it_is_a_world_of_one(library):
+def test_world_of_one_without_mpirun(library):
     done = run(ALONE, library.variables())
     assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
 
 
-def test_ends_with_the_process(library):
+def test_mpi_is_finalised_at_exit(library):
     """MPI must be finalised whether or not the group is destroyed; otherwise mpirun complains."""
     code = "import dldist; w = dldist.World(carrier='mpi'); w.barrier(); print(f'{w.rank} {w.size};')"
     done = run(code, library.variables(), library.command(2))
     assert done.returncode == 0 and sorted(done.stdout.replace("\n", "").split(";")) == ["", "0 2", "1 2"], done.stderr
 
 
-def test_a_library_that_is_not_there():
+def test_missing_library():
     done = run(ALONE, {"DLDIST_MPI_LIBRARY": "/nowhere/libmpi.so"})
     assert done.returncode != 0
     assert "RuntimeError: Distributed package doesn't have MPI built in: cannot load MPI: /nowhere/libmpi.so: " in done.stderr
     assert "Install Open MPI or MPICH" in done.stderr and "DLDIST_MPI_LIBRARY" in done.stderr
 
 
-def test_a_library_that_is_none():
+def test_file_that_is_no_mpi_library():
     done = run("from dldist import carriers; print(carriers.why_not('mpi'))", {"DLDIST_MPI_LIBRARY": ctypes.util.find_library("m")})
     assert "lacks" in done.stdout and "MPI_Init_thread" in done.stdout and "MPI_Iallreduce" in done.stdout, (done.stdout, done.stderr)
 
 
-def test_the_mpirun_of_another_library():
+def test_mpirun_of_another_library():
     commands = {library.name: library for library in LIBRARIES}
     if not {"openmpi", "mpich"} <= set(commands):
         pytest.skip("needs Open MPI and MPICH: apt-get install openmpi-bin mpich")
@@ -62,7 +62,7 @@ def test_the_mpirun_of_another_library():
         assert done.returncode != 0 and words in done.stderr, done.stderr
 
 
-def test_the_library_follows_the_mpirun():
+def test_library_is_that_of_mpirun():
     for library in LIBRARIES:
         if library.library:
             continue
@@ -70,13 +70,13 @@ def test_the_library_follows_the_mpirun():
         assert done.stdout.startswith("Open MPI" if library.name == "openmpi" else "MPICH"), (done.stdout, done.stderr)
 
 
-def test_processes_that_something_else_has_started(library):
+def test_processes_not_started_by_mpirun(library):
     done = run(ALONE, {**library.variables(), "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
     assert done.returncode != 0
     assert "2 processes were started (env), but to MPI" in done.stderr and "start them with the mpirun of that MPI" in done.stderr
 
 
-def test_ranks_that_are_not_of_one_world(library, procs):
+def test_ranks_not_started_by_mpi_are_an_error(library, procs):
     """Ranks that MPI did not start must get an error."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     ranks = [procs.start(carrier_workers.strangers_to_each_other, store.port, rank, 2, env=library.chosen()) for rank in range(2)]
@@ -85,7 +85,7 @@ def test_ranks_that_are_not_of_one_world(library, procs):
         assert "ranks 0 and 1 are both process 0 of MPI's world" in text, text
 
 
-def test_ranks_that_have_loaded_different_libraries(procs):
+def test_ranks_with_different_libraries(procs):
     found = [library for library in LIBRARIES if not library.library]
     if len(found) < 2:
         pytest.skip("needs Open MPI and MPICH: apt-get install openmpi-bin mpich")
@@ -113,7 +113,7 @@ else:
 """
 
 
-def test_a_program_that_has_begun_mpi(library):
+def test_program_that_has_initialised_mpi(library):
     done = run(BEGUN.format(what="mpi.MPI_Init(None, None)"), library.variables())
     assert "NotImplementedError" in done.stdout and "MPI_THREAD_MULTIPLE" in done.stdout, (done.stdout, done.stderr)
     ended = run(BEGUN.format(what="mpi.MPI_Init(None, None); mpi.MPI_Finalize()"), library.variables())
@@ -124,7 +124,7 @@ def test_a_program_that_has_begun_mpi(library):
     assert "made" in with_threads.stdout, (with_threads.stdout, with_threads.stderr)
 
 
-def test_rank_and_size_are_mpis(library):
+def test_rank_and_size_of_mpi(library):
     wrong = "import dldist; dldist.World(rank=1, world_size=2, carrier='mpi')"
     done = run(wrong, library.variables())
     assert "rank 1 of 2 was asked for, but MPI says that this process is rank 0 of 1" in done.stderr, done.stderr
@@ -135,7 +135,7 @@ def test_rank_and_size_are_mpis(library):
 
 @pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="no Open MPI is installed: apt-get install openmpi-bin")
 @pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait"])
-def test_a_process_is_killed(procs, what):
+def test_killed_process_is_named(procs, what):
     """If mpirun keeps the other ranks alive, they must raise in two seconds, and name the lost
     rank."""
     library = mpirun.Mpi("openmpi", shutil.which("mpirun.openmpi"), options=(*mpirun.OPEN_MPI_OPTIONS, "--enable-recovery"))
@@ -150,7 +150,7 @@ def test_a_process_is_killed(procs, what):
         assert results[0]["at"] - killed_at < under_load(2)
 
 
-def test_what_create_makes(library):
+def test_create_returns_a_process_group(library):
     code = (
         "from dldist._backends.carrier_backends import ProcessGroupMPI\n"
         "import array, dldist\n"

@@ -50,7 +50,7 @@ def here():
     return sys._getframe(1).f_lineno
 
 
-def test_an_entry(group):
+def test_fields_of_an_entry(group):
     before = time.time_ns()
     group.all_reduce(TENSOR)
     line = here() - 1
@@ -67,11 +67,11 @@ def test_an_entry(group):
         "profiling_name": "gloo:all_reduce", "input_sizes": [[2]], "input_dtypes": ["Float"], "output_sizes": [[2]],
         "output_dtypes": ["Float"], "state": "completed", "retired": True, "timeout_ms": 1800000, "is_p2p": False,
     }  # fmt: skip
-    assert frames[0] == {"name": "test_an_entry", "filename": __file__, "line": line}
+    assert frames[0] == {"name": "test_fields_of_an_entry", "filename": __file__, "line": line}
     assert len(frames) == 4
 
 
-def test_dtypes_are_called_as_torch_calls_them(group):
+def test_dtypes_have_torchs_names(group):
     numpy = pytest.importorskip("numpy")
     names = {"bool": "Bool", "int8": "Char", "uint8": "Byte", "int16": "Short", "int32": "Int", "int64": "Long",
              "float16": "Half", "float32": "Float", "float64": "Double", "complex64": "ComplexFloat",
@@ -83,7 +83,7 @@ def test_dtypes_are_called_as_torch_calls_them(group):
     assert last()["input_sizes"] == [[]]
 
 
-def test_stacks_leave_the_package_out_and_end_at_the_depth(group):
+def test_stacks_omit_the_package_and_have_the_given_depth(group):
     def deeper(n):
         if n > 0:
             deeper(n - 1)
@@ -97,7 +97,7 @@ def test_stacks_leave_the_package_out_and_end_at_the_depth(group):
     assert last(stacks=False).get("frames") is None
 
 
-def test_stacks_of_code_that_comes_and_goes(children):
+def test_stacks_of_many_code_objects(children):
     """With more code objects than the recorder keeps, stacks may be truncated, but never wrong."""
     seen = only(children, workers.make_code, 6000)
     assert seen[0] == ["f0", "<module>", "make_code", seen[0][3]]
@@ -106,7 +106,7 @@ def test_stacks_of_code_that_comes_and_goes(children):
     assert seen[-1] == []
 
 
-def test_sizes_that_do_not_fit_are_counted(group):
+def test_omitted_sizes_are_counted(group):
     numpy = pytest.importorskip("numpy")
     group.all_reduce_coalesced([numpy.zeros((i, 2), "float32") for i in range(1, 40)])
     entry = last()
@@ -118,7 +118,7 @@ def test_sizes_that_do_not_fit_are_counted(group):
     assert last()["input_sizes"] == [[3, 2]] * 500 and "inputs_left_out" not in last()
 
 
-def test_what_is_refused_is_not_recorded(group):
+def test_rejected_calls_are_not_recorded(group):
     with pytest.raises(ValueError):
         group.all_reduce(TENSOR, op="band")
     with pytest.raises(ValueError):
@@ -128,7 +128,7 @@ def test_what_is_refused_is_not_recorded(group):
     assert last()["collective_seq_id"] == 1
 
 
-def test_messages(group):
+def test_entries_of_messages(group):
     received = array.array("f", [0.0, 0.0])
     work = group.irecv(received, None, 7)
     assert last()["state"] == "started" and not last()["retired"]
@@ -142,7 +142,7 @@ def test_messages(group):
     assert flight_recorder.entries(only_active=True) == []
 
 
-def test_what_has_failed(group):
+def test_entry_of_a_failed_call(group):
     work = group.irecv(array.array("f", [0.0]), 0)
     group.abort('because "so"\n\u00e9')
     with pytest.raises(dldist.DistAbortedError):
@@ -156,7 +156,7 @@ def test_what_has_failed(group):
 # ---- dumps
 
 
-def test_pickle_and_json_say_the_same(group):
+def test_pickle_and_json_are_equal(group):
     group.all_reduce(TENSOR)
     work = group.irecv(array.array("f", [0.0]), 0, 3)
     pickled = pickle.loads(distributed_c10d._dump_fr_trace())
@@ -182,13 +182,13 @@ def test_pickle_and_json_say_the_same(group):
     work.wait()
 
 
-def test_what_is_left_out(group):
+def test_optional_parts_of_a_dump(group):
     group.barrier()
     assert "entries" not in pickle.loads(distributed_c10d._dump_nccl_trace(includeCollectives=False))
     assert "entries" not in json.loads(distributed_c10d._dump_nccl_trace_json(includeCollectives=False))
     assert "frames" not in pickle.loads(distributed_c10d._dump_fr_trace(includeStackTraces=False))["entries"][0]
     assert pickle.loads(distributed_c10d._dump_fr_trace(onlyActive=True))["entries"] == []
-    assert json.loads(flight_recorder.dump_json())["entries"][0]["frames"][0]["name"] == "test_what_is_left_out"
+    assert json.loads(flight_recorder.dump_json())["entries"][0]["frames"][0]["name"] == "test_optional_parts_of_a_dump"
 
 
 @pytest.mark.parametrize("name", ["", 'a"b\\', "\x00\n\x7f", "\u00e9\U0001f3b2\u2028", "x" * 5000])
@@ -211,7 +211,7 @@ def test_reset(group):
     assert last()["record_id"] == 0 and last()["collective_seq_id"] == 3
 
 
-def test_a_dump_goes_to_the_file_of_a_rank_or_to_the_writer(group, tmp_path, monkeypatch):
+def test_dump_is_written_to_a_file_or_the_writer(group, tmp_path, monkeypatch):
     monkeypatch.setenv("DLDIST_FR_DUMP_FILE", str(tmp_path / "trace_"))
     group.barrier()
     assert distributed_c10d._dump_fr_trace_file(7) is None
@@ -230,7 +230,7 @@ def test_a_dump_goes_to_the_file_of_a_rank_or_to_the_writer(group, tmp_path, mon
     assert not (tmp_path / "trace_8").exists()
 
 
-def test_files(group, tmp_path, monkeypatch):
+def test_paths_of_dumps(group, tmp_path, monkeypatch):
     group.barrier()
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "torch_"))
     monkeypatch.setenv("DLDIST_FR_DUMP_FILE", str(tmp_path / "some" / "trace_"))
@@ -250,7 +250,7 @@ def test_files(group, tmp_path, monkeypatch):
         flight_recorder.dump(tmp_path / "x.json" / "below")
 
 
-def test_a_writer(group, tmp_path):
+def test_registered_writer_gets_dumps(group, tmp_path):
     group.barrier()
     got = []
     flight_recorder.register_writer(got.append)
@@ -265,7 +265,7 @@ def test_a_writer(group, tmp_path):
         flight_recorder.register_writer(3)
 
 
-def test_dumps_while_threads_call(group):
+def test_dump_while_threads_make_calls(group):
     is_over = threading.Event()
 
     def call():
@@ -327,7 +327,7 @@ def analyse(folder, prefix="trace_"):
     return build_db(details, arguments, version)
 
 
-def test_every_operation(children, tmp_path):
+def test_entries_of_every_operation(children, tmp_path):
     ranks, _store = run(children, workers.record_all, 2, f"{tmp_path}/trace_")
     entries = [child.recv() for child in ranks]
     for child in ranks:
@@ -381,7 +381,7 @@ def test_messages_between_collectives(children, tmp_path):
     assert len(database.collectives) == 6 and all(call.pass_check for call in database.collectives)
 
 
-def test_callers_of_one_helper_differ(group):
+def test_callers_of_a_helper_differ(group):
     def helper():
         group.all_reduce(TENSOR)
 
@@ -398,7 +398,7 @@ def test_callers_of_one_helper_differ(group):
         second()
         frames = [entry["frames"] for entry in flight_recorder.entries()]
         assert [[frame["name"] for frame in stack[:3]] for stack in frames] == [
-            ["helper", caller, "test_callers_of_one_helper_differ"] for caller in ("first", "second", "second")
+            ["helper", caller, "test_callers_of_a_helper_differ"] for caller in ("first", "second", "second")
         ]
         line = second.__code__.co_firstlineno
         assert [stack[1]["line"] for stack in frames] == [first.__code__.co_firstlineno + 1, line + 1, line + 2]
@@ -435,7 +435,7 @@ def test_stacks_through_generators_and_callbacks(group):
         assert names[3] == ["<lambda>", "many", "many", "many"]
 
 
-def test_a_rank_that_is_missing(children, tmp_path, caplog):
+def test_entries_for_a_missing_rank(children, tmp_path, caplog):
     ranks, _store = run(children, workers.leave_one_out, 3, f"{tmp_path}/trace_")
     errors = [child.recv() for child in ranks]
     for child in ranks:
@@ -455,7 +455,7 @@ def test_a_rank_that_is_missing(children, tmp_path, caplog):
     assert database.collectives[-1].missing_ranks == {2}
 
 
-def test_c10d_names(children):
+def test_c10d_group_names(children):
     ranks, _store = run(children, workers.c10d_names, 3)
     dumps = [pickle.loads(child.recv()) for child in ranks]
     for child in ranks:
@@ -480,7 +480,7 @@ def only(children, worker, *args, **env):
     return message
 
 
-def test_settings(children):
+def test_settings_of_the_environment(children):
     is_on, entries, path = only(children, workers.settings, DLDIST_FR_BUFFER_SIZE="0", DLDIST_FR_DUMP_FILE="/x/y", RANK="2")
     assert not is_on and entries == [] and path == "/x/y2"
     is_on, entries, _ = only(children, workers.settings, TORCH_FR_BUFFER_SIZE="3", DLDIST_FR_STACK_DEPTH="0")
@@ -492,11 +492,11 @@ def test_settings(children):
     assert text == "DLDIST_FR_BUFFER_SIZE must be a number, 0 or more, not 'many'"
 
 
-def test_a_forked_child_records_for_itself(children):
+def test_forked_child_has_its_own_recorder(children):
     assert only(children, workers.after_fork) == ("gloo:barrier", 1)
 
 
-def test_it_costs_little(children):
+def test_recording_is_fast(children):
     """A rough limit, to detect accidents. benchmarks/recorder.py measures."""
     calls = 20000
     off = min(only(children, workers.time_calls, calls, DLDIST_FR_BUFFER_SIZE="0") for _ in range(3))

@@ -61,7 +61,7 @@ def test_debug_records_reach_logging():
     assert any("127.0.0.1" in message for _, _, message, *_ in records), records
 
 
-def test_info_has_no_debug_records():
+def test_info_level_has_no_debug_records():
     out, _ = run(COLLECT, PRINT_WHEN_THERE.format(condition="records"), "INFO")
     records = records_of(out)
     assert records, out
@@ -75,7 +75,7 @@ def test_off_is_silent_and_runs_no_thread(level):
     assert err == ""
 
 
-def test_unknown_level_is_told():
+def test_unknown_level_is_reported():
     """A misspelt level must not break the import, and must be reported."""
     environment = dict(os.environ, DLDIST_LOG="verbos")
     done = subprocess.run(
@@ -90,7 +90,7 @@ def test_exit_with_logging_on_is_clean():
     assert "Traceback" not in err and "Fatal" not in err
 
 
-def test_no_secret_in_the_log():
+def test_log_contains_no_secret():
     setup = COLLECT + "os.environ['DLDIST_SECRET'] = 'sesame-77'\n"
     out, err = run(setup, PRINT_WHEN_THERE.format(condition="len(records) > 2"), "debug")
     assert records_of(out)

@@ -23,7 +23,7 @@ def test_defaults():
 
 
 @pytest.mark.parametrize("text, value", [*[(t, True) for t in ("y", "YES", "1", "t", "True")], *[(t, False) for t in ("n", "no", "0", "F", "FALSE")]])
-def test_truth(monkeypatch, text, value):
+def test_truth_values(monkeypatch, text, value):
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", text)
     assert settings.of_failures().blocking_wait is value
     assert settings.value("high_priority") is False, "no other setting has changed"
@@ -44,7 +44,7 @@ def test_truth(monkeypatch, text, value):
     ],
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_nonsense(monkeypatch, name, text):
+def test_malformed_value_is_an_error(monkeypatch, name, text):
     monkeypatch.setenv(name, text)
     with pytest.raises(_core.DistArgumentError, match=f"^Invalid value for environment variable: {name}"):
         settings.of_failures()
@@ -55,7 +55,7 @@ def test_empty_is_unset(monkeypatch):
     assert settings.of_failures().dump_on_timeout is None
 
 
-def test_ours_comes_first(monkeypatch):
+def test_dldist_variable_takes_precedence(monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/c")
     assert settings.of_failures().dump_file == "/c"
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "/b")
@@ -64,7 +64,7 @@ def test_ours_comes_first(monkeypatch):
     assert settings.of_failures().dump_file == "/a"
 
 
-def test_names_of_old_warn_once(monkeypatch):
+def test_deprecated_names_warn_once(monkeypatch):
     monkeypatch.setenv("NCCL_ASYNC_ERROR_HANDLING", "1")
     with pytest.warns(FutureWarning, match="NCCL_ASYNC_ERROR_HANDLING is deprecated; use TORCH_NCCL_ASYNC_ERROR_HANDLING"):
         assert settings.of_failures().async_error_handling == 1
@@ -84,13 +84,13 @@ def test_names_of_old_warn_once(monkeypatch):
         ({"TORCH_FR_DUMP_TEMP_FILE": "/a"}, monitor_thread._DUMPING_ON),
     ],
 )
-def test_what_is_dumped(monkeypatch, env, dumping):
+def test_dump_settings(monkeypatch, env, dumping):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert monitor_thread._dumping(settings.of_failures()) == dumping
 
 
-def test_the_default_place(monkeypatch):
+def test_default_path_of_dumps(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert settings.dump_prefix() == "/cache/torch/comm_lib_trace_rank_"
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -134,7 +134,7 @@ def words(default):
     return str(int(default)) if isinstance(default, int) else None
 
 
-def test_the_table_of_defaults_is_true():
+def test_documented_defaults_are_right():
     found = {setting.names[0]: setting for setting in settings.FAILURES}
     rows = {name: rest for name, *rest in rows_of_the_table()}
     assert rows.keys() == found.keys()
@@ -149,7 +149,7 @@ def test_the_table_of_defaults_is_true():
     assert numbers == DEFAULTS_OF_TORCH.keys()
 
 
-def test_defaults_that_are_not_torchs_have_a_reason():
+def test_defaults_that_differ_from_torch_have_a_reason():
     page = (DOCS / "watchdog.md").read_text(encoding="utf-8")
     reasons = page.partition("Reasons for defaults that differ from torch's:\n\n")[2].partition("\n\n")[0]
     differing = {name for name, theirs, of_torch, here in rows_of_the_table() if of_torch.isdecimal() and of_torch != here}
@@ -157,7 +157,7 @@ def test_defaults_that_are_not_torchs_have_a_reason():
 
 
 @pytest.mark.parametrize("page", ["watchdog.md", "environment.md"])
-def test_the_pages_have_all_variables(page):
+def test_pages_have_all_variables(page):
     text = (DOCS / page).read_text(encoding="utf-8")
     known = set(re.findall(r"`([A-Z0-9_]+)`", text))
     for setting in settings.FAILURES:

@@ -35,7 +35,7 @@ def first(dumps, **how):
 # ---- verdicts
 
 
-def test_missing_rank_says_where_it_is():
+def test_missing_rank_has_its_last_call():
     def calls(rank):
         yield entry(0, WORLD, "all_reduce", 1, line=10)
         yield entry(1, WORLD, "broadcast", 2, line=17, state="completed")
@@ -50,7 +50,7 @@ def test_missing_rank_says_where_it_is():
     )
 
 
-def test_call_sites_go_outwards_until_they_differ():
+def test_call_sites_include_the_first_different_frame():
     def call(rank, op, caller):
         stack = trace_dumps.frames(3, "helper", "/p/util.py")[:2] + trace_dumps.frames(caller, "main", "/p/a.py")[1:]
         return [entry(0, WORLD, op, 1, state="started", frames=stack)]
@@ -61,7 +61,7 @@ def test_call_sites_go_outwards_until_they_differ():
     assert "rank 2 calls broadcast at util.py:3 in helper(), called from a.py:9 in main()" in verdict.text
 
 
-def test_files_of_one_name_are_told_apart():
+def test_files_with_the_same_name_are_distinguished():
     def call(file):
         return [entry(0, WORLD, "barrier", 1, sizes=([], []), frames=trace_dumps.frames(3, "f", file), state="started")]
 
@@ -69,7 +69,7 @@ def test_files_of_one_name_are_told_apart():
     assert sites == {0: "one/a.py:3 in f()", 1: "two/a.py:3 in f()", 2: "b.py:3 in f()"}
 
 
-def test_a_call_left_out_and_one_too_many():
+def test_missing_call_and_additional_call():
     ops = ["all_reduce", "broadcast", "barrier", "reduce"]
 
     def calls(names):
@@ -93,7 +93,7 @@ def test_wrong_root():
     assert trace.analyse(three(gather(0, True), gather(1, False), gather(2, False))).verdicts[0].kind != "wrong_root"
 
 
-def test_uneven_parts_fit():
+def test_uneven_parts_match():
     counts = [1, 5, 2]
 
     def calls(rank, op, parts, own):
@@ -126,7 +126,7 @@ def test_all_to_all_by_parts_and_by_totals():
     assert [(v.kind, v.culprits) for v in trace.analyse(three(*totals)).problems] == [("wrong_size", [1])]
 
 
-def test_other_shapes_of_the_same_size_are_no_problem():
+def test_different_shapes_of_the_same_size_match():
     analysis = trace.analyse(
         three(*([entry(0, WORLD, "all_reduce", 1, sizes=(shape, shape))] for shape in ([[6]], [[2, 3]], [[6]])))
     )
@@ -134,7 +134,7 @@ def test_other_shapes_of_the_same_size_are_no_problem():
     assert analysis.exit_status == 0
 
 
-def test_slow_and_done_is_a_note():
+def test_slow_completed_call_is_a_note():
     def calls(late):
         early = entry(0, WORLD, "barrier", 1, sizes=([], []), created=START)
         done = START + 20 * SECOND
@@ -147,20 +147,20 @@ def test_slow_and_done_is_a_note():
     assert not trace.analyse(three(calls(0), calls(0), calls(12_400_000_000)), slow_s=13).verdicts
 
 
-def test_still_in_it():
+def test_rank_in_a_pending_call():
     states = ["completed", "completed", "started"]
     verdict = first(three(*([entry(0, WORLD, "all_reduce", 1, state=state)] for state in states)))
     assert (verdict.kind, verdict.culprits) == ("slow_rank", [2])
     assert "still in all_reduce #1" in verdict.text
 
 
-def test_under_way_is_no_accusation():
+def test_calls_in_progress_are_no_fault():
     verdict = first(three(*([entry(0, WORLD, "all_reduce", 1, state="started")] for _ in range(3))))
     assert (verdict.kind, verdict.culprits) == ("stuck", [0, 1, 2])
     assert "nothing disagrees" in verdict.text
 
 
-def test_failed_calls_say_why():
+def test_failed_calls_have_their_error():
     made = [[entry(0, WORLD, "all_reduce", 1, state="started", retired=True, error="connection lost")] for _ in range(3)]
     verdict = first(three(*made))
     assert verdict.kind == "failed" and "on ranks 0 to 2: connection lost" in verdict.text
@@ -177,7 +177,7 @@ def test_dead_rank():
     assert [(v.kind, v.culprits) for v in trace.analyse(done)] == [("dead_rank", [1])]
 
 
-def test_an_older_dump_is_no_missing_rank():
+def test_older_dump_is_no_missing_rank():
     def calls(count):
         return [entry(i, WORLD, "all_reduce", i + 1) for i in range(count)]
 
@@ -185,7 +185,7 @@ def test_an_older_dump_is_no_missing_rank():
     assert (verdict.kind, verdict.culprits, verdict.is_problem) == ("old_dump", [2], False)
 
 
-def test_rings_that_begin_at_different_calls():
+def test_buffers_that_begin_at_different_calls():
     def calls(begin, end):
         return [entry(i, WORLD, "all_reduce", i + 1, state="completed" if i < 40 else "started") for i in range(begin, end)]
 
@@ -195,7 +195,7 @@ def test_rings_that_begin_at_different_calls():
     assert analysis.case.groups[0].matched == list(range(1, 41))
 
 
-def test_a_dump_of_what_is_active_only():
+def test_dump_of_only_active_calls():
     content = three(
         *([entry(i, WORLD, "all_reduce", i + 1, state="completed" if i < 4 else "started") for i in range(5)] for _ in range(3))
     )
@@ -206,7 +206,7 @@ def test_a_dump_of_what_is_active_only():
     assert [v.kind for v in trace.analyse(content)] == ["stuck"]
 
 
-def test_cause_before_consequence():
+def test_cause_is_reported_before_its_consequence():
     """Rank 1 waits for rank 2 in one group, so rank 0 waits for rank 1 in another: the verdict must
     name the cause first."""
     left, right = Group("1", "left", [0, 1]), Group("2", "right", [1, 2])
@@ -221,7 +221,7 @@ def test_cause_before_consequence():
     assert 'it is in broadcast #1 of group "2" (right) (train.py:77 in step())' in causes[1].text
 
 
-def test_a_circle():
+def test_circle_of_waiting_ranks():
     left, right = Group("1", "left", [0, 1]), Group("2", "right", [0, 1])
     dumps = {
         0: dump([left, right], [entry(0, left, "all_reduce", 1, state="started")]),
@@ -247,7 +247,7 @@ def message(record, what, count=4, state="started", **more):
     return entry(record, WORLD, what, 0, sizes=sizes, state=state, **more)
 
 
-def test_messages_that_fit():
+def test_matching_messages():
     done = three([message(0, "send 0->1", state="completed")], [message(0, "recv 1<-0", state="completed")], [])
     assert not trace.analyse(done).verdicts
 
@@ -278,13 +278,13 @@ def test_message_sizes():
     assert not trace.analyse(swapped).verdicts, "messages with tags may be received in another order"
 
 
-def test_ranks_of_messages_are_those_of_the_group():
+def test_ranks_of_messages_are_relative_to_the_group():
     group = Group("3", "pair", [2, 5])
     dumps = {2: dump([group], [entry(0, group, "recv 0<-1", 0, sizes=([], [[4]]), state="started")]), 5: dump([group], [])}
     assert "from rank 5" in first(dumps).text
 
 
-def test_a_rank_that_waits_for_a_message_is_missing_elsewhere():
+def test_rank_in_a_recv_is_missing_in_a_collective():
     dumps = three(
         [entry(0, WORLD, "all_reduce", 1, state="started")],
         [entry(0, WORLD, "all_reduce", 1, state="started")],
@@ -294,7 +294,7 @@ def test_a_rank_that_waits_for_a_message_is_missing_elsewhere():
     assert analysis.verdicts[0].text.startswith("Ranks 0 and 2 wait for each other in a circle.")
 
 
-def test_blocks_of_messages_are_no_collective():
+def test_coalesced_messages_are_no_collective():
     def block(*messages):
         end = entry(len(messages), WORLD, "coalesced", 1, sizes=([], []))
         return [*messages, end]
@@ -352,7 +352,7 @@ def test_names_of_files(tmp_path):
     assert sorted(trace.analyse(tmp_path / "digits", prefix="run1_7").case.dumps) == [0, 1, 2]
 
 
-def test_pickle_and_json_are_told_apart_by_content(tmp_path):
+def test_format_is_detected_by_content(tmp_path):
     dumps = three(*([entry(0, WORLD, "all_reduce", 1)] for _ in range(3)))
     trace_dumps.write(tmp_path, dumps, as_json=(1,))
     assert trace.analyse(tmp_path).exit_status == 0
@@ -384,7 +384,7 @@ class Evil:
     ],
     ids=range(14),
 )
-def test_bytes_that_are_no_dump(tmp_path, data, says):
+def test_other_bytes_are_rejected(tmp_path, data, says):
     trace_dumps.write(tmp_path, {0: data})
     with pytest.raises(trace.DumpError) as caught:
         trace.analyse(tmp_path)
@@ -407,7 +407,7 @@ def test_bytes_that_are_no_dump(tmp_path, data, says):
         ("input_dtypes", [None], "entries[1].input_dtypes[0]: expected text, got None"),
     ],
 )
-def test_fields_that_do_not_fit(tmp_path, field, value, says):
+def test_malformed_fields_are_rejected(tmp_path, field, value, says):
     dumps = three(*([entry(0, WORLD, "all_reduce", 1), entry(1, WORLD, "all_reduce", 2)] for _ in range(3)))
     dumps[1]["entries"][1][field] = value
     trace_dumps.write(tmp_path, dumps)
@@ -418,14 +418,14 @@ def test_fields_that_do_not_fit(tmp_path, field, value, says):
 
 
 @pytest.mark.parametrize("ranks", ["[0, 1", "[0, 0]", "[-1]", '["a"]', "{}", 7, "[" * 100_000])
-def test_members_that_make_no_sense(ranks):
+def test_malformed_members_are_rejected(ranks):
     bad = dump([WORLD], [])
     bad["pg_config"]["0"]["ranks"] = ranks
     with pytest.raises(trace.DumpError, match=r"pg_config\['0'\]\.ranks"):
         trace.analyse([bad])
 
 
-def test_a_small_file_of_many_values_is_refused(monkeypatch):
+def test_small_file_with_many_values_is_rejected(monkeypatch):
     monkeypatch.setattr(read, "MAX_ITEMS", 10_000)
     shape = [1] * 100
     bad = dump([WORLD], [entry(0, WORLD, "all_reduce", 1, sizes=([shape] * 200, []))])
@@ -433,7 +433,7 @@ def test_a_small_file_of_many_values_is_refused(monkeypatch):
         trace.analyse([pickle.dumps(bad)])
 
 
-def test_truncated_anywhere(tmp_path):
+def test_truncated_dumps_are_rejected(tmp_path):
     """Every truncated dump must raise DumpError."""
     data = pickle.dumps(dump([WORLD], [entry(0, WORLD, "all_reduce", 1)]), 2)
     for size in range(len(data)):
@@ -443,7 +443,7 @@ def test_truncated_anywhere(tmp_path):
     assert len(trace.analyse([data]).case.dumps) == 1
 
 
-def test_bytes_changed_anywhere():
+def test_changed_bytes_are_rejected_or_read():
     good = pickle.dumps(dump([WORLD], [entry(0, WORLD, "all_reduce", 1)]), 2)
     for position in range(len(good)):
         bad = bytearray(good)
@@ -490,7 +490,7 @@ def test_dumps_of_torch(tmp_path):
 # ---- the command
 
 
-def test_empty_folder_and_none(tmp_path):
+def test_empty_and_missing_folder(tmp_path):
     code, out, err = run(tmp_path)
     assert (code, out) == (2, "") and "the folder is empty; dumps are files named PREFIX followed by the rank" in err
     code, _, err = run(tmp_path / "none")
@@ -604,7 +604,7 @@ def test_timeline_of_any_program():
             check_timeline(trace.analyse(case.dumps).timeline())
 
 
-def test_output_that_nobody_reads_any_more(tmp_path):
+def test_closed_output_pipe(tmp_path):
     trace_dumps.write(tmp_path, three(*([entry(0, WORLD, "all_reduce", 1)] for _ in range(3))))
     reader, writer = os.pipe()
     os.close(reader)

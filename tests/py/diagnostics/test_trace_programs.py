@@ -35,7 +35,7 @@ def check(case, analysis):
 @pytest.mark.parametrize("keep", [None, 12], ids=["all", "ring of 12"])
 @pytest.mark.parametrize("world", range(2, 9))
 @pytest.mark.parametrize("fault", trace_dumps.FAULTS)
-def test_planted(fault, world, keep):
+def test_injected_fault_is_named(fault, world, keep):
     for seed in range(SEEDS):
         case = trace_dumps.plant(fault, world, seed, keep=keep)
         analysis = trace.analyse(case.dumps)
@@ -45,7 +45,7 @@ def test_planted(fault, world, keep):
             raise AssertionError(f"seed {seed}, rank {case.culprit}, {case.group} #{case.seq}\n{analysis.text(8)}") from error
 
 
-def test_the_order_of_dumps_does_not_matter():
+def test_order_of_dumps_does_not_matter():
     for seed in range(20):
         case = trace_dumps.plant("wrong_op", 5, seed)
         ranks = list(case.dumps)
@@ -64,7 +64,7 @@ def test_clocks_of_programs():
 
 @pytest.mark.deadline(110)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's analyser")
-def test_torch_agrees(tmp_path):
+def test_torchs_analyser_agrees(tmp_path):
     cases = []
     for fault in trace_dumps.FAULTS:
         if fault == "dead_rank":

@@ -53,7 +53,7 @@ def ours_on(folder):
     return trace.analyse(folder, slow_s=trace_workers.LATE_S / 2)
 
 
-def test_nothing_is_wrong(folder):
+def test_no_verdict_without_a_fault(folder):
     analysis = trace.analyse(folder / "none", slow_s=20)  # no rank is late on purpose
     assert not analysis.verdicts, analysis.text(8)
     assert analysis.exit_status == 0
@@ -62,7 +62,7 @@ def test_nothing_is_wrong(folder):
 
 
 @pytest.mark.parametrize("fault", HANGS)
-def test_ours(folder, fault):
+def test_verdict_of_dldist(folder, fault):
     analysis = ours_on(folder / fault)
     first = analysis.verdicts[0]
     assert (first.kind, first.culprits, first.seq) == (fault, [CULPRIT], SEQ), analysis.text(8)
@@ -73,7 +73,7 @@ def test_ours(folder, fault):
     assert analysis.exit_status == (0 if fault == "slow_rank" else 1)
 
 
-def test_call_sites_of_those_who_disagree(folder):
+def test_call_sites_of_ranks_that_disagree(folder):
     sites = ours_on(folder / "wrong_op").verdicts[0].sites
     assert sites[0] == sites[1] != sites[CULPRIT]
     assert sites[0].endswith(" in average()") and sites[CULPRIT].endswith(" in collect()")
@@ -82,7 +82,7 @@ def test_call_sites_of_those_who_disagree(folder):
 
 @needs_torch
 @pytest.mark.parametrize("fault", HANGS)
-def test_torch_agrees(folder, theirs, fault):
+def test_torchs_analyser_agrees(folder, theirs, fault):
     """Class, collective and ranks must be equal. For a slow rank both report a full match, but
     dldist also names the late rank."""
     said, first = theirs[fault], ours_on(folder / fault).verdicts[0]
@@ -95,5 +95,5 @@ def test_torch_agrees(folder, theirs, fault):
 
 
 @needs_torch
-def test_torch_finds_nothing_either(theirs):
+def test_torchs_analyser_finds_no_fault(theirs):
     assert theirs["none"]["state"] == "FULLY_MATCHED"

@@ -162,7 +162,7 @@ def test_same_pages_and_handlers_as_torch(both):
 
 
 @pytest.mark.torch
-def test_torchs_debug_client_reads_ours():
+def test_torchs_debug_client_reads_dldist_servers():
     """torch's debug server must be able to fetch from all ranks, with its own function, from a
     dldist server over TCP."""
     pytest.importorskip("jinja2")
@@ -192,7 +192,7 @@ with dldist.World(dldist.HashStore(), 0, 1) as world:
 
 
 @pytest.mark.torch
-def test_torchs_debug_pages_take_our_recorder(monkeypatch):
+def test_torchs_debug_pages_read_dldist_dumps(monkeypatch):
     """torch's debug server must build its table of groups and collectives from all responses."""
     pytest.importorskip("jinja2")
     # draws tables, which are not checked
@@ -218,7 +218,7 @@ def test_handlers_by_name():
         distributed_c10d._register_handler("five", 5)
 
 
-def test_a_handler_takes_a_request_of_ones_own():
+def test_handler_accepts_another_request_class():
     said = []
 
     class Mine(distributed_c10d._Response):
@@ -232,12 +232,12 @@ def test_a_handler_takes_a_request_of_ones_own():
 
 
 @pytest.mark.parametrize("query", ["what=status&status=99", "what=status&status=600"])
-def test_what_is_no_status_is_the_handlers_error(path, query):
+def test_wrong_status_is_the_handlers_error(path, query):
     status, _, _, content = ask(path, "POST", f"/handler/case?{query}")
     assert status == 500 and b"200 to 599" in content
 
 
-def test_content_that_is_neither_text_nor_bytes_is_the_handlers_error():
+def test_wrong_content_type_is_the_handlers_error():
     for content in (5, None):
         with pytest.raises(TypeError):
             handlers.Answer().set_content(content, "text/plain")
@@ -270,7 +270,7 @@ class Speechless(Exception):
 @pytest.mark.parametrize(
     ("error", "words"), [(ValueError("\ud800"), rb"ValueError: \ud800"), (Speechless(), b"Speechless: no text"), (SystemExit(3), b": 3")]
 )
-def test_whatever_a_handler_raises_is_an_answer(path, error, words):
+def test_exception_of_a_handler_is_a_response(path, error, words):
     def fail(request, response):
         raise error
 
@@ -284,7 +284,7 @@ def test_whatever_a_handler_raises_is_an_answer(path, error, words):
 # ---- access control
 
 
-def test_a_secret_is_demanded_over_tcp():
+def test_secret_is_required_over_tcp():
     with control.serve(secret=SECRET) as server:
         for shown in (None, "Bearer", "Bearer x", f"Bearer {SECRET}", f"Bearer {control.token('other')}"):
             status, content = ask_tcp(server, headers={"Authorization": shown} if shown else None)
@@ -292,7 +292,7 @@ def test_a_secret_is_demanded_over_tcp():
         assert ask_tcp(server, headers={"Authorization": f"Bearer {control.token(SECRET)}"}) == (200, b"pong")
 
 
-def test_the_environments_secret_is_demanded(monkeypatch):
+def test_secret_of_the_environment_is_required(monkeypatch):
     monkeypatch.setenv("DLDIST_SECRET", SECRET)
     server = distributed_c10d._WorkerServer("127.0.0.1", 0)
     assert ask_tcp(server)[0] == 401
@@ -300,7 +300,7 @@ def test_the_environments_secret_is_demanded(monkeypatch):
     server.shutdown()
 
 
-def test_the_network_is_asked_for_by_name():
+def test_host_name_is_resolved():
     with pytest.raises(ValueError, match="not a loopback address"):
         control.serve(host="0.0.0.0", secret="")
     for choice in ({"anyone": True, "secret": ""}, {"secret": SECRET}):
@@ -308,14 +308,14 @@ def test_the_network_is_asked_for_by_name():
             assert server.port
 
 
-def test_every_address():
+def test_server_listens_on_all_addresses():
     """A server made like torch's debug server must be reachable over both address families."""
     server = distributed_c10d._WorkerServer("::", 0)
     assert ask_tcp(server) == (200, b"pong")
     server.shutdown()
 
 
-def test_pages_in_browsers_are_refused(path):
+def test_requests_of_browsers_are_rejected(path):
     assert ask(path, "POST", "/handler/ping", None, {"Origin": "http://elsewhere"})[0] == 403
 
 
@@ -337,7 +337,7 @@ def test_limits(path, data, status):
     assert raw(path, data).startswith(b"HTTP/1.1 %d " % status)
 
 
-def test_a_request_has_a_deadline_however_it_drips(path, monkeypatch):
+def test_slow_request_has_a_deadline(path, monkeypatch):
     monkeypatch.setattr(connection, "REQUEST_S", 0.5)
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(20)
@@ -355,7 +355,7 @@ def test_a_request_has_a_deadline_however_it_drips(path, monkeypatch):
         assert said.startswith(b"HTTP/1.1 408 ")
 
 
-def test_slow_clients_hold_up_nobody(path):
+def test_slow_clients_do_not_delay_others(path):
     slow = [socket.socket(socket.AF_UNIX) for _ in range(2 * control_server.CONNECTIONS)]
     for client in slow:
         client.settimeout(20)
@@ -367,7 +367,7 @@ def test_slow_clients_hold_up_nobody(path):
         client.close()
 
 
-def test_where_all_are_being_answered_one_more_is_turned_away(path):
+def test_connection_over_the_limit_is_closed(path):
     """A connection over the limit must be closed immediately, without a thread, and the server stay
     usable."""
     may_end = threading.Event()
@@ -389,7 +389,7 @@ def test_where_all_are_being_answered_one_more_is_turned_away(path):
     assert ask(path, "POST", "/handler/ping")[3] == b"pong"
 
 
-def test_a_slow_handler_holds_up_nobody(path):
+def test_slow_handler_does_not_delay_others(path):
     going, may_end = threading.Event(), threading.Event()
     control.register_handler("slow", lambda request, response: (going.set(), may_end.wait(20)))
     thread = threading.Thread(target=ask, args=(path, "POST", "/handler/slow"))
@@ -401,7 +401,7 @@ def test_a_slow_handler_holds_up_nobody(path):
     assert not thread.is_alive()
 
 
-def test_a_connection_serves_thirty_requests(path):
+def test_connection_serves_thirty_requests(path):
     request = b"POST /handler/ping HTTP/1.1\r\n\r\n"
     assert raw(path, request * 40).count(b"pong") == connection.REQUESTS
 
@@ -429,7 +429,7 @@ def test_the_socket_is_private_and_removed(tmp_path):
 
 
 @pytest.mark.parametrize("where", [("/nonexistent/x",), ("x" * 200,), ("nohost.invalid", 0), ("localhost", -2), ("localhost", 70000)])
-def test_what_cannot_be_bound(where):
+def test_unusable_addresses_are_rejected(where):
     with pytest.raises(RuntimeError, match="Error binding to"):
         distributed_c10d._WorkerServer(*where)
 
@@ -440,7 +440,7 @@ def run(code, **env):
     )
 
 
-def test_the_socket_is_removed_where_the_program_has_changed_its_directory(tmp_path, monkeypatch):
+def test_socket_is_removed_after_a_change_of_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with control.serve("relative"):
         monkeypatch.chdir("/")
@@ -462,13 +462,13 @@ def test_worker_main(tmp_path):
     assert run(code, P=path).stdout == "False False\n"
 
 
-def test_the_end_of_the_process_removes_the_socket(tmp_path):
+def test_process_exit_removes_the_socket(tmp_path):
     path = str(tmp_path / "socket")
     done = run(f"from dldist import control; server = control.serve({path!r})")
     assert done.returncode == 0 and not done.stderr and not os.path.exists(path)
 
 
-def test_a_forked_child_has_no_server(path):
+def test_forked_child_has_no_server(path):
     """The child's exit must not affect the parent's socket or port."""
     child = os.fork()
     if child == 0:
@@ -484,7 +484,7 @@ def test_a_forked_child_has_no_server(path):
     assert ask(path, "POST", "/handler/ping")[3] == b"pong"
 
 
-def test_no_thread_and_no_descriptor_is_left(tmp_path):
+def test_no_leaked_threads_or_descriptors(tmp_path):
     def held():
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 
