@@ -20,7 +20,7 @@ GROUPS, ITERATIONS = 50, 600
 
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("part", soak.PARTS)
-def test_nothing_is_left_over(procs, part):
+def test_soak_leaks_nothing(procs, part):
     if part == "abandoned_in_the_middle" and not os.environ.get("DLDIST_TEST_CHAOS"):
         # Once, on an overloaded machine, a rank did not join the next meeting within 20 s. The
         # cause is unknown.
@@ -39,7 +39,7 @@ def test_chaos_for_some_epochs(options):
 
 
 @pytest.mark.deadline(150)
-def test_survivors_name_who_was_killed():
+def test_survivors_name_the_killed_rank():
     """Survivors must name the killed rank, even if they exit immediately because of it."""
     phases = "small,messages,two_groups,window,splitting"
     command = [sys.executable, CHAOS / "kills.py", "--seed", "1", "--kills", "80", "--phases", phases, "--limit", "20"]

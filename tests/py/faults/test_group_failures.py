@@ -46,7 +46,7 @@ def test_mismatch(teams, size, what):
 
 
 @pytest.mark.parametrize("what", ["all_reduce", "recv", "recv any", "async", "default"])
-def test_time_out(teams, what):
+def test_timeout(teams, what):
     error = teams(3).run(cases.too_late, what)[0]
     assert "DistTimeoutError" in error["kinds"] and "TimeoutError" in error["kinds"], error
     assert error["code"] == "OP_TIMED_OUT"
@@ -58,7 +58,7 @@ def test_time_out(teams, what):
         assert error["rank"] == 1 and error["host"] == HOST
 
 
-def test_time_out_of_another_rank():
+def test_timeout_of_another_rank():
     """The error on another rank must name the rank that timed out, and the local operation."""
     store = dldist.HashStore()
     has_posted = threading.Event()
@@ -100,7 +100,7 @@ def test_abort(teams):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_abort_fails_no_complete_call(teams, size):
+def test_abort_does_not_fail_completed_calls(teams, size):
     for sums, later in teams(size).run(cases.aborted_after_the_end):
         assert sums == [size] * 20
         assert "DistAbortedError" in later["kinds"] and "that was all" in later["text"], later
@@ -112,7 +112,7 @@ def test_abort_from_a_thread(teams):
         assert error["seconds"] < under_load(2)
 
 
-def test_close(teams):
+def test_calls_fail_after_close(teams):
     for after, blocked in teams(2).run(cases.closed):
         assert "DistBackendError" in after["kinds"] and after["code"] == "CLOSED", after
         assert "closed" in after["text"]
@@ -120,7 +120,7 @@ def test_close(teams):
         assert blocked["seconds"] < under_load(2)
 
 
-def test_leaving_by_an_exception(teams):
+def test_exception_in_the_block_aborts_the_group(teams):
     left, heard = teams(2).run(cases.left_by_exception)
     assert left["kinds"][0] == "LookupError"
     assert "DistAbortedError" in heard["kinds"] and "no such thing" in heard["text"], heard
@@ -147,7 +147,7 @@ def test_monitored_barrier(teams, absent, is_all, named):
 
 
 @pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait"])
-def test_peer_lost(procs, what):
+def test_lost_peer(procs, what):
     """After SIGKILL, all ranks must get an error within a second, in every call and group."""
     ranks, _store = group_team.start_ranks(procs, cases.victim, 3, what)
     pids = [child.recv()[1] for child in ranks]
@@ -199,7 +199,7 @@ def test_exit_without_close(procs, how):
     assert time.monotonic() - start < 10
 
 
-def test_forks(procs):
+def test_forked_child_cannot_use_a_group(procs):
     child = procs.start(cases.forks)
     lines, status = child.result()
     assert status == 0
@@ -212,7 +212,7 @@ def test_forks(procs):
 # ---- memory after a failure
 
 
-def test_nobody_writes_into_an_array_after_the_error(procs):
+def test_no_writes_into_an_array_after_the_error(procs):
     """The other rank is stopped in its all_reduce, mostly during its copy into this rank's array,
     and resumed after this rank has failed."""
     for _ in range(4):
@@ -234,7 +234,7 @@ def test_nobody_writes_into_an_array_after_the_error(procs):
 # ---- meeting
 
 
-def test_nobody_comes():
+def test_connect_times_out_without_the_other_ranks():
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     start = time.monotonic()
     with pytest.raises(dldist.DistTimeoutError) as raised:
@@ -244,7 +244,7 @@ def test_nobody_comes():
     assert "rank 1" in text and "0" in text and "2" in text, text
 
 
-def test_connect_timeout_is_the_stores():
+def test_connect_timeout_defaults_to_the_stores():
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True, timeout=0.3)
     start = time.monotonic()
     with pytest.raises(dldist.DistTimeoutError):
@@ -252,19 +252,19 @@ def test_connect_timeout_is_the_stores():
     assert time.monotonic() - start < under_load(3)
 
 
-def test_connect_timeout_is_at_most_the_groups():
+def test_connect_timeout_is_at_most_the_groups_timeout():
     store = dldist.HashStore()
     with pytest.raises(dldist.DistTimeoutError):
         dldist.Group(store, 0, 2, timeout=0.2)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0), (0, -1)])
-def test_impossible_ranks(rank, size):
+def test_invalid_ranks_are_rejected(rank, size):
     with pytest.raises(ValueError):
         dldist.Group(dldist.HashStore(), rank, size)
 
 
-def test_no_store():
+def test_closed_store_server():
     with pytest.raises(ValueError, match="store"):
         dldist.Group(None, 0, 2)
     with pytest.raises(TypeError, match="store"):
@@ -278,7 +278,7 @@ def test_no_store():
      ("DLDIST_WAIT", "spin", '"adaptive", "poll" or "sleep"'),
      ("DLDIST_ALGORITHM", "all_reduce=nonsense", "nonsense")],
 )
-def test_wrong_settings(procs, name, value, text):
+def test_malformed_settings_are_errors(procs, name, value, text):
     child = procs.start(cases.open_alone, env={name: value})
     kinds, message = child.result()
     assert "ValueError" in kinds and name in message and text in message
@@ -304,7 +304,7 @@ def call_of(error):
     return error.op, error.seq, error.group
 
 
-def test_errors_know_their_call():
+def test_errors_identify_their_call():
     """Errors must identify their call: a collective has a number; messages and calls that never
     started have none."""
     store, is_over = dldist.HashStore(), threading.Event()

@@ -91,7 +91,7 @@ def measure(cycle, directory, count):
 
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("cycle", CYCLE_KINDS, ids=lambda cycle: cycle.__name__)
-def test_open_close(cycle, tmp_path):
+def test_open_and_close(cycle, tmp_path):
     measure(cycle, str(tmp_path), CYCLES)
 
 
@@ -232,7 +232,7 @@ def test_exceptions_are_freed():
         gc.enable()
 
 
-def test_clients_that_come_and_go_leave_the_server_as_it_was(procs):
+def test_disconnected_clients_leak_nothing_in_the_server(procs):
     import workers
 
     server = procs.start(workers.tcp_server)
@@ -266,7 +266,7 @@ def test_clients_that_come_and_go_leave_the_server_as_it_was(procs):
 PY_TP_CLEAR = 51  # a number from the stable ABI
 
 
-def test_what_the_collector_clears_keeps_the_gil():
+def test_types_with_tp_clear_keep_the_gil():
     """A type that releases the GIL in its deallocation must not have tp_clear: another thread would
     see a partly cleared cycle."""
     import ctypes

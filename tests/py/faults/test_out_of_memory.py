@@ -26,7 +26,7 @@ RUNS = [
 
 @pytest.mark.deadline(150)
 @pytest.mark.parametrize(("name", "door"), RUNS)
-def test_each_allocation_once(procs, name, door):
+def test_each_allocation_fails_once(procs, name, door):
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     env = {"OUT_OF_MEMORY_PORT": str(store.port)}
     if name == "nccl_group":
@@ -48,7 +48,7 @@ DOORS = [pytest.param(door, marks=pytest.mark.skipif(not NEEDS[door][0], reason=
 
 @pytest.mark.deadline(150)
 @pytest.mark.parametrize("door", DOORS)
-def test_each_allocation_of_the_module_itself(procs, door):
+def test_each_allocation_of_the_module_fails_once(procs, door):
     if door != "core" and not survives_lack_of_memory(procs):
         pytest.skip(f"Python {platform.python_version()} crashes when memory runs out for types of its own modules")
     assert procs.start(cases.make_modules, door).result(140) > 0
@@ -57,12 +57,12 @@ def test_each_allocation_of_the_module_itself(procs, door):
 @pytest.mark.deadline(150)
 @pytest.mark.skipif(not NEEDS["core"][0], reason=NEEDS["core"][1])
 @pytest.mark.parametrize("name", cases.PAIRED)
-def test_each_allocation_once_of_two_ranks(procs, name):
+def test_each_allocation_of_two_ranks_fails_once(procs, name):
     """A rank without memory must notify the other, or the other must time out; neither may hang."""
     procs.start(cases.run_pair, name).result(140)
 
 
 @pytest.mark.skipif(not leak_check.is_possible(), reason="not under LeakSanitizer: make test-py-asan")
-def test_what_is_lost_is_found(procs):
+def test_leak_is_detected(procs):
     with pytest.raises(AssertionError, match="memory is lost(.|\n)*py_memory_array_dlpack"):
         procs.start(cases.lose_memory).result(60)

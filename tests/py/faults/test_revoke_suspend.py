@@ -25,7 +25,7 @@ def in_groups(size, case, **options):
 # ---- revoke
 
 
-def test_what_is_under_way_ends_on_all_ranks():
+def test_revoke_ends_pending_calls_on_all_ranks():
     under_way = threading.Barrier(3)
 
     def case(group):
@@ -44,7 +44,7 @@ def test_what_is_under_way_ends_on_all_ranks():
         assert "the group has failed before" in text and "revoked the group: a rank is ill" in text
 
 
-def test_a_revoked_group_can_have_offspring():
+def test_revoked_group_can_be_split():
     def case(group):
         group.revoke()
         group.revoke("another reason")
@@ -57,7 +57,7 @@ def test_a_revoked_group_can_have_offspring():
     assert in_groups(3, case) == [4.0, 2.0, 4.0]
 
 
-def test_a_group_that_has_failed_can_be_revoked_and_split():
+def test_failed_group_can_be_revoked_and_split():
     def case(group):
         if group.rank == 2:
             group.abort("left")
@@ -75,7 +75,7 @@ def test_a_group_that_has_failed_can_be_revoked_and_split():
     assert in_groups(3, case) == [2.0, 2.0, None]
 
 
-def test_the_default_world():
+def test_default_world_can_be_revoked():
     dldist.init_process_group()
     group = dldist.group.WORLD
     with pytest.raises(ValueError, match="REVOKE_DEFAULT"):
@@ -128,7 +128,7 @@ def suspend_and_look(channel, rank, store_file):
         channel.send((before, while_suspended, resident_of_arenas(), stats, suspended, texts, float(x.min()), float(x.max())))
 
 
-def test_memory_goes_and_comes_back(tmp_path):
+def test_suspend_releases_memory_and_resume_restores_it(tmp_path):
     processes = Processes()
     try:
         ranks = [processes.start(suspend_and_look, rank, str(tmp_path / "store")) for rank in range(2)]
@@ -145,7 +145,7 @@ def test_memory_goes_and_comes_back(tmp_path):
         processes.close()
 
 
-def test_nobody_works_before_all_have_resumed():
+def test_calls_wait_until_all_ranks_have_resumed():
     """A rank that resumes early must wait, and a late rank still have its data afterwards."""
 
     def case(group):
@@ -162,7 +162,7 @@ def test_nobody_works_before_all_have_resumed():
     assert in_groups(3, case) == [expected] * 3
 
 
-def test_arrays_in_use_keep_what_is_in_them():
+def test_arrays_in_use_keep_their_contents():
     def case(group):
         array = group.empty(1000, "float32")
         numpy.asarray(array)[...] = group.rank + 1
@@ -175,7 +175,7 @@ def test_arrays_in_use_keep_what_is_in_them():
     assert in_groups(2, case) == [3, 3]
 
 
-def test_a_suspended_group_can_be_closed_and_aborted():
+def test_suspended_group_can_be_closed_and_aborted():
     both = threading.Barrier(2)
 
     def case(group):
@@ -197,7 +197,7 @@ def test_suspension_waits_for_all_ranks():
     assert isinstance(in_groups(2, case, timeout=0.5)[1], dldist.DistError)
 
 
-def test_alone():
+def test_group_of_one_rank():
     with dldist.Group(None, 0, 1) as group:
         group.suspend()
         assert "is suspended" in str(error_of(group.barrier))
@@ -205,7 +205,7 @@ def test_alone():
         group.barrier()
 
 
-def test_c10ds_names():
+def test_c10d_names():
     dldist.init_process_group()
     group = dldist.group.WORLD
     group.suspend()

@@ -20,7 +20,7 @@ def test_shared_arrays_without_memfd(procs):
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("error", ["ENOSYS", "EINVAL"])
-def test_rank_that_may_not_send_is_named_by_all(procs, transport, error, size):
+def test_rank_that_cannot_send_is_named_by_all(procs, transport, error, size):
     server = dldist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     number = getattr(errno, error)
     children = [

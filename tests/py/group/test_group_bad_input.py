@@ -184,7 +184,7 @@ def check_refused(call, match=""):
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_no_tensor(group, name):
+def test_wrong_tensor_argument_is_rejected(group, name):
     call, _ = TENSORS[name]
     for value in NO_TENSORS.values():
         if value is None and name == "gather_single's output":
@@ -194,7 +194,7 @@ def test_no_tensor(group, name):
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_no_dtype(group, name):
+def test_unsupported_dtype_is_rejected(group, name):
     """Must be a RuntimeError, like c10d's "Invalid scalar type"."""
     foreign = (ctypes.c_float.__ctype_be__ * 1)()
     error = check_refused(lambda: TENSORS[name][0](group, foreign), "non-native byte order")
@@ -202,13 +202,13 @@ def test_no_dtype(group, name):
 
 
 @pytest.mark.parametrize("name", [name for name, (_, is_written) in TENSORS.items() if is_written])
-def test_read_only(group, name):
+def test_read_only_output_is_rejected(group, name):
     readonly = memoryview(bytes(4)).cast("i")
     check_refused(lambda: TENSORS[name][0](group, readonly), "read-only")
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_mixed_dtypes(group, name):
+def test_mixed_dtypes_are_rejected(group, name):
     call, _ = TENSORS[name]
     values = floats(0, 0) if "single" in name or name.endswith("coalesced") else floats(0)
     error = check_refused(lambda: call(group, values), "int32.*float32|float32.*int32")
@@ -240,7 +240,7 @@ def test_torch_tensors_that_require_grad(pair):
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_no_list(group, name):
+def test_wrong_list_argument_is_rejected(group, name):
     for value in NO_LISTS.values():
         with pytest.raises(TypeError, match="must be a list or tuple of"):
             LISTS[name](group, value)
@@ -248,7 +248,7 @@ def test_no_list(group, name):
 
 @pytest.mark.parametrize("kind", BAD_LISTS)
 @pytest.mark.parametrize("name", LISTS)
-def test_bad_list(group, name, kind):
+def test_wrong_list_item_is_rejected(group, name, kind):
     value = BAD_LISTS[kind]
     if "None" in kind:
         with pytest.raises((TypeError, ValueError)):
@@ -261,19 +261,19 @@ def test_bad_list(group, name, kind):
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_sizes(group, name):
+def test_wrong_sizes_are_rejected(group, name):
     check_refused(lambda: SIZES[name](group), "^(all|gather|scatter|reduce|empty|split)")
 
 
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize("splits", [[1], [1, 1, 1], [-1, 3], [3, -1], [2, 1], [0, 1], [2**62, 2**62], [2**63 - 1, 3]], ids=str)
-def test_splits(group, name, splits):
+def test_wrong_split_sizes_are_rejected(group, name, splits):
     check_refused(lambda: SPLITS[name](group, splits), "[Ss]plit")
 
 
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize("splits", [[1.0, 1.0], ["1", "1"], [None, 2], [[1], [1]], "11", 2, {0: 1, 1: 1}, [2**70, 0]], ids=str)
-def test_no_splits(group, name, splits):
+def test_wrong_types_of_split_sizes_are_rejected(group, name, splits):
     with pytest.raises(TypeError, match="split_sizes"):
         SPLITS[name](group, splits)
 
@@ -282,7 +282,7 @@ def test_no_splits(group, name, splits):
 
 
 @pytest.mark.parametrize("name", RANKS)
-def test_ranks(group, name):
+def test_wrong_ranks_are_rejected(group, name):
     for value in BAD_RANKS.values():
         check_refused(lambda: RANKS[name](group, value), "rank|range")
     for value in NO_RANKS.values():
@@ -291,18 +291,18 @@ def test_ranks(group, name):
 
 
 @pytest.mark.parametrize("name", ["send", "isend", "split"])
-def test_rank_is_needed(group, name):
+def test_missing_rank_is_rejected(group, name):
     with pytest.raises(TypeError, match="must be int, not NoneType"):
         RANKS[name](group, None)
 
 
-def test_bool_is_a_rank(pair):
+def test_bool_is_accepted_as_a_rank(pair):
     """True must be accepted as an int, as everywhere in Python."""
     on_both(pair, lambda group, rank: group.broadcast(ints(rank), True))
 
 
 @pytest.mark.parametrize("name", TAGS)
-def test_tags(group, name):
+def test_wrong_tags_are_rejected(group, name):
     for tag in (-1, -(2**63)):
         check_refused(lambda: TAGS[name](group, tag), "tag")
     for tag in (1.0, "1", [1], 2**63, -(2**63) - 1):
@@ -310,7 +310,7 @@ def test_tags(group, name):
             TAGS[name](group, tag)
 
 
-def test_largest_tag(pair):
+def test_largest_tag_is_accepted(pair):
     tensor = ints(0)
     calls = [lambda group: group.send(ints(4), 1, 2**63 - 1), lambda group: group.recv(tensor, 0, 2**63 - 1)]
     on_both(pair, lambda group, rank: calls[rank](group))
@@ -318,7 +318,7 @@ def test_largest_tag(pair):
 
 
 @pytest.mark.parametrize("name", [name for name in RANKS if name not in ("send", "isend", "recv", "irecv", "split")])
-def test_async_is_refused_at_once(group, name):
+def test_async_call_is_rejected_immediately(group, name):
     method = getattr(group, name)
     check_refused(lambda: method(ints(0), root=SIZE, async_op=True), "invalid root rank")
 
@@ -327,7 +327,7 @@ def test_async_is_refused_at_once(group, name):
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_ops(group, name):
+def test_wrong_reductions_are_rejected(group, name):
     for op in ("band", dldist.ReduceOp.BOR, "bxor"):
         check_refused(lambda: OPS[name](group, floats(0), op), "means nothing for float32")
     for op in ("", "plus", "premul_sum", dldist.ReduceOp.PREMUL_SUM):
@@ -338,7 +338,7 @@ def test_ops(group, name):
 
 
 @pytest.mark.parametrize("name", TIMEOUTS)
-def test_timeouts(group, name):
+def test_wrong_timeouts_are_rejected(group, name):
     for timeout in (-1, -0.5, NAN):
         check_refused(lambda: TIMEOUTS[name](group, timeout), "timeout")
     for timeout in ("1", [1], object(), 1j):
@@ -347,11 +347,11 @@ def test_timeouts(group, name):
 
 
 @pytest.mark.parametrize("dtype", ["float31", "", object, 1])
-def test_no_dtype_to_make(group, dtype):
+def test_unknown_dtype_of_empty_is_rejected(group, dtype):
     assert isinstance(check_refused(lambda: group.empty(1, dtype), "no dtype has that name"), TypeError)
 
 
-def test_message_that_is_too_long(pair):
+def test_too_long_message_is_an_error(pair):
     """The receiver must raise. torch's process aborts here."""
     work = pair[1].isend(ints(1, 2, 3), 0, 5)
     check_refused(lambda: pair[0].recv(ints(0), 1, 5), "has sent 12 bytes, and there is room for 4")
@@ -363,11 +363,11 @@ def test_message_that_is_too_long(pair):
 
 
 @pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2), (0, 0), (0, -1), (0, 2**40), (2**40, 2**41)])
-def test_no_such_group(rank, size):
+def test_invalid_rank_and_size_are_rejected(rank, size):
     check_refused(lambda: dldist.Group(dldist.HashStore(), rank, size), "rank|size")
 
 
-def test_group_that_cannot_be():
+def test_wrong_constructor_arguments_are_rejected():
     check_refused(lambda: dldist.Group(None, 0, 2), "needs a store")
     check_refused(lambda: dldist.Group(None, 0, 1, timeout=-1), "timeout")
     check_refused(lambda: dldist.Group(dldist.HashStore(), 0, 2, name="x" * 1000, connect_timeout=0.1), "name")
@@ -376,7 +376,7 @@ def test_group_that_cannot_be():
             dldist.Group(*arguments)
 
 
-def test_closed_group():
+def test_closed_group_is_rejected():
     with open_pair(timeout=10) as groups:
         pass
     for name in (*ALONE[:5], "irecv", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"):
@@ -386,7 +386,7 @@ def test_closed_group():
         groups[0].split([0, 1])
 
 
-def test_server_that_is_gone():
+def test_closed_store_server_is_an_error():
     server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     client = dldist.TCPStore("127.0.0.1", server.port, timeout=5)
     del server

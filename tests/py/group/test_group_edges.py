@@ -34,7 +34,7 @@ def every_other(*values):
 
 
 @pytest.mark.parametrize("how", ["recv", "irecv"])
-def test_a_short_message_leaves_the_rest(group, how):
+def test_short_message_leaves_the_rest_of_the_buffer(group, how):
     memory, tensor = every_other(7, 7, 7, 7)
     send = group.isend(b"\1\2", 0)
     if how == "recv":
@@ -46,7 +46,7 @@ def test_a_short_message_leaves_the_rest(group, how):
 
 
 @pytest.mark.parametrize("how", ["recv", "irecv"])
-def test_a_failure_writes_nothing(group, how):
+def test_failure_writes_nothing(group, how):
     memory, tensor = every_other(7, 7)
     with pytest.raises(dldist.DistTimeoutError):
         if how == "recv":
@@ -56,7 +56,7 @@ def test_a_failure_writes_nothing(group, how):
     assert list(memory) == [7, 7, 7, 7]
 
 
-def test_an_abort_writes_nothing(group):
+def test_abort_writes_nothing(group):
     part = group.split([0])
     memory, tensor = every_other(7, 7)
     work = part.irecv(tensor, 0)
@@ -68,7 +68,7 @@ def test_an_abort_writes_nothing(group):
     memory.append(0)
 
 
-def test_a_dropped_work_fills_its_outputs(group):
+def test_dropped_work_fills_its_outputs(group):
     """A dropped work must fill its outputs, even if it ended before."""
     memory, tensor = every_other(1, 2, 3)
     group.all_reduce(tensor, dldist.ReduceOp.PREMUL_SUM(10), async_op=True)
@@ -86,7 +86,7 @@ class Node(array.array):
     pass
 
 
-def test_a_cycle_through_a_result_is_collected(group):
+def test_cycle_through_a_result_is_collected(group):
     tensor = Node("i", [1])
     reference = weakref.ref(tensor)
     tensor.work = group.all_reduce(tensor, async_op=True)
@@ -96,7 +96,7 @@ def test_a_cycle_through_a_result_is_collected(group):
     assert reference() is None
 
 
-def test_a_cycle_through_a_work_under_way_is_not(group):
+def test_cycle_through_a_pending_work_is_kept(group):
     tensor = Node("b", [1])
     reference = weakref.ref(tensor)
     tensor.work = group.irecv(tensor, 0)
@@ -109,7 +109,7 @@ def test_a_cycle_through_a_work_under_way_is_not(group):
     assert reference() is None
 
 
-def test_a_cycle_through_a_group_is_collected():
+def test_cycle_through_a_group_is_collected():
     class Mine(dldist.Group):
         pass
 
@@ -198,7 +198,7 @@ def test_callbacks_must_be_callable(group):
         group.barrier(async_op=True)._watch(3)
 
 
-def test_watching_in_a_forked_child(procs):
+def test_callbacks_in_a_forked_child_are_rejected(procs):
     assert procs.start(workers.watch_in_child).result().startswith("FORKED: ")
 
 
@@ -224,7 +224,7 @@ class Liar(list):
 
 
 @pytest.mark.parametrize("items", [0, 2])
-def test_lists_that_lie(group, items):
+def test_lists_with_a_wrong_length(group, items):
     tensor = array.array("i", [1])
     lists = Liar(1, [array.array("i", [1])] * items)
     for call in (lambda: group.all_gather(lists, tensor), lambda: group.reduce_scatter(tensor, lists),
@@ -255,7 +255,7 @@ class Ambiguous:
         raise ValueError("hard to say")
 
 
-def test_a_batch_starts_all_or_nothing(group):
+def test_batch_starts_all_or_nothing(group):
     buffer = bytearray(4)
     ops = [dldist.P2POp("irecv", buffer, None, 9), dldist.P2POp("isend", b"abcd", 7, 9)]
     with pytest.raises(ValueError, match=r"p2p_op_list\[1\].*7 is not in 0 to 0"):
@@ -264,7 +264,7 @@ def test_a_batch_starts_all_or_nothing(group):
 
 
 @pytest.mark.parametrize("name", ["float32", "int8", "bool_", "complex128"])
-def test_dtypes_of_numpy(group, name):
+def test_numpy_dtypes(group, name):
     numpy = pytest.importorskip("numpy")
     for dtype in (getattr(numpy, name), numpy.dtype(name)):
         assert numpy.asarray(group.empty(2, dtype)).dtype == numpy.dtype(name)
@@ -302,7 +302,7 @@ def test_stub_functions():
 # ---- threads
 
 
-def test_after_a_rest_callers_look_after_their_calls_alone():
+def test_engine_thread_leaves_calls_to_their_callers_after_a_pause():
     """The engine's thread, which monitored the links during the rest, must not compete with callers
     for their cores."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)

@@ -53,7 +53,7 @@ def test_movements(teams, size, name):
      cases.point_to_point, cases.shared_arrays],
     ids=lambda case: case.__name__,
 )
-def test_case(teams, size, case):
+def test_case_of_group_workers(teams, size, case):
     teams(size).run(case)
 
 
@@ -77,7 +77,7 @@ def test_large(teams):
 
 @pytest.mark.parametrize("env", [{"DLDIST_SHM": "0"}, {"DLDIST_ALGORITHM": "flat"}], ids=["tcp", "flat"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_other_ways(teams, size, env):
+def test_operations_without_shared_memory_or_shortcuts(teams, size, env):
     """Operations must work without shared memory and without shortcuts."""
     team = teams(size, env=env)
     for name in ("f", "b"):
@@ -90,13 +90,13 @@ def test_other_ways(teams, size, env):
     assert ("shared memory" in transports) == ("DLDIST_SHM" not in env)
 
 
-def test_message_that_does_not_fit(teams):
+def test_message_larger_than_its_buffer(teams):
     _, error = teams(2).run(cases.too_short)
     assert error is not None and "DistError" in error["kinds"] or "ValueError" in error["kinds"], error
     teams(2).run(cases.point_to_point)
 
 
-def test_many_blocks_again_and_again():
+def test_repeated_calls_with_many_blocks():
     """A call with more blocks than fit into its record is described once; repeats must find the
     blocks wherever the tensors are."""
     nranks, rounds = 9, 4

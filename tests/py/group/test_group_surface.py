@@ -31,7 +31,7 @@ def ints(*values):
 
 
 @pytest.mark.parametrize("name", ["DistPeerLostError", "DistMismatchError", "DistAbortedError"])
-def test_errors(name):
+def test_exception_types(name):
     error = getattr(dldist, name)
     assert issubclass(error, dldist.DistBackendError) and error.__module__ == "dldist" and error.__doc__
     assert issubclass(error, ConnectionError) == (name == "DistPeerLostError")
@@ -39,7 +39,7 @@ def test_errors(name):
     assert (instance.code, instance.rank, instance.host, instance.pid) == (None,) * 4
 
 
-def test_all_names_are_there():
+def test_all_names_are_public():
     for name in [*CLASSES, "Future", "P2POp"]:
         assert name in dldist.__all__
         assert getattr(dldist, name).__doc__
@@ -47,7 +47,7 @@ def test_all_names_are_there():
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_stub(kind):
+def test_stub_matches_the_runtime(kind):
     """The stub must match the runtime, parameter by parameter."""
     cls, node = getattr(dldist, kind), stub_classes()[kind]
     for name, function in stub_functions(node.body).items():
@@ -64,7 +64,7 @@ def test_stub(kind):
 
 
 @pytest.mark.parametrize("kind", ["Group", "Work", "SharedArray"])
-def test_documentation(kind):
+def test_everything_has_a_docstring(kind):
     for name, value in vars(getattr(dldist, kind)).items():
         if not name.startswith("__"):
             assert value.__doc__, name
@@ -72,7 +72,7 @@ def test_documentation(kind):
                 inspect.signature(value)
 
 
-def test_no_instances_out_of_nowhere(group):
+def test_invalid_construction_is_rejected(group):
     with pytest.raises(TypeError):
         dldist.SharedArray()
     with pytest.raises(TypeError):
@@ -127,7 +127,7 @@ def test_reduce_op():
         dldist.ReduceOp.PREMUL_SUM("x")
 
 
-def test_reduce_op_as_c10d_has_it():
+def test_reduce_op_matches_c10d():
     kind = dldist.ReduceOp
     for number, name in enumerate([*CONSTANTS, "PREMUL_SUM"]):
         op = getattr(kind.RedOpType, name)
@@ -170,7 +170,7 @@ def test_factor_from_arrays(group, factor):
 
 
 @pytest.mark.parametrize("op", ["sum", "Sum", dldist.ReduceOp.MAX, None])
-def test_ops_that_do(group, op):
+def test_accepted_reductions(group, op):
     tensor = ints(3)
     group.all_reduce(tensor, op)
     group.all_reduce(tensor=tensor, op=op)
@@ -179,12 +179,12 @@ def test_ops_that_do(group, op):
 
 @pytest.mark.parametrize(("op", "error"), [("nonsense", ValueError), (1, TypeError), ("premul_sum", ValueError),
                                            (dldist.ReduceOp, TypeError), (dldist.ReduceOp.PREMUL_SUM, ValueError)])
-def test_ops_that_do_not(group, op, error):
+def test_wrong_reductions_are_rejected(group, op, error):
     with pytest.raises(error, match="all_reduce"):
         group.all_reduce(ints(1), op)
 
 
-def test_op_without_meaning(group):
+def test_unsupported_reductions_of_a_dtype_are_rejected(group):
     with pytest.raises(ValueError, match="BAND.*float32"):
         group.all_reduce(array.array("f", [1.0]), "band")
     with pytest.raises(ValueError, match="AVG.*bool"):
@@ -263,7 +263,7 @@ def types(group):
 
 
 @pytest.mark.parametrize("name", lists(None))
-def test_wrong_values(group, name):
+def test_wrong_values_are_rejected(group, name):
     call, text = lists(group)[name]
     with pytest.raises(ValueError, match=text):
         call()
@@ -271,14 +271,14 @@ def test_wrong_values(group, name):
 
 
 @pytest.mark.parametrize("name", types(None))
-def test_wrong_types(group, name):
+def test_wrong_types_are_rejected(group, name):
     call, text = types(group)[name]
     with pytest.raises(TypeError, match=text):
         call()
     assert group.sequence == 0
 
 
-def test_wrong_calls_keep_nothing(group):
+def test_failed_calls_keep_no_tensor(group):
     """A call that fails before its start must keep no tensor."""
     tensor = bytearray(8)
     for call in (
@@ -293,14 +293,14 @@ def test_wrong_calls_keep_nothing(group):
         tensor.append(0)
 
 
-def test_flags(group):
+def test_async_op_accepts_any_truth_value(group):
     assert group.barrier(async_op=False) is None
     assert group.barrier(async_op=0) is None
     assert group.barrier(async_op=1).wait()
     assert group.barrier(async_op=None) is None
 
 
-def test_lists_that_change_meanwhile(group):
+def test_lists_that_change_while_they_are_read(group):
     """Producers run Python code, which may change the list; calls must survive it."""
 
     class Nasty:
@@ -348,7 +348,7 @@ def test_sequence_counts_collectives(group):
     assert group.sequence == 2
 
 
-def test_store_stays():
+def test_store_lives_as_long_as_its_group():
     """The server of a store made for the group must live as long as the group."""
     import weakref
 
@@ -405,14 +405,14 @@ def test_shared_array_through_torch(group):
         assert tensor.to(torch.complex64).sum() == 0
 
 
-def test_memory_without_a_format(group):
+def test_bfloat16_cannot_be_exported_as_a_buffer(group):
     shared = group.empty(4, "bfloat16")
     with pytest.raises(BufferError, match="bfloat16"):
         memoryview(shared)
 
 
 @pytest.mark.torch
-def test_tensors_that_are_nowhere(group):
+def test_meta_tensors_are_rejected(group):
     import torch
 
     with pytest.raises(ValueError, match="all_reduce"):

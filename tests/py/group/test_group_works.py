@@ -28,12 +28,12 @@ def alone():
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("case", [cases.async_forms, cases.many_works, cases.dropped, cases.in_threads],
                          ids=lambda case: case.__name__)
-def test_case(teams, size, case):
+def test_case_of_group_workers(teams, size, case):
     teams(size).run(case)
 
 
 @pytest.mark.parametrize("count", [4, 100_000])
-def test_a_work_of_one_rank_needs_nobody_who_waits(alone, count):
+def test_work_of_one_rank_completes_without_a_waiter(alone, count):
     """A work must complete without a waiter. With a single rank, no engine thread monitors it."""
     tensor = array.array("f", [2.0]) * count
     ended = threading.Event()
@@ -43,7 +43,7 @@ def test_a_work_of_one_rank_needs_nobody_who_waits(alone, count):
 
 
 @pytest.mark.parametrize("what", ["questions", "await", "futures", "dropped"])
-def test_unfinished(teams, what):
+def test_wait_for_a_late_rank(teams, what):
     assert teams(2).run(cases.late_partner, what)[0] == 1
 
 
@@ -60,7 +60,7 @@ def test_failing_works(teams):
         assert "recv" in text and "timed out" in text
 
 
-def test_members(teams):
+def test_members_of_a_group(teams):
     replies = teams(3).run(cases.membership)
     pids = [pid for _, pid, *_ in replies]
     for rank, (members, _, first, host) in enumerate(replies):
@@ -72,13 +72,13 @@ def test_members(teams):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_splits(teams, size):
+def test_splits_of_a_group(teams, size):
     names = teams(size).run(cases.splits)
     assert names[0].startswith("default/")
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_more_worlds(teams, size):
+def test_several_groups_over_one_store(teams, size):
     team = teams(size)
     for _ in range(2):  # the names are reusable
         team.run(cases.more_worlds, team.port)
@@ -92,7 +92,7 @@ def test_ranks_as_threads(procs):
 
 
 @pytest.mark.deadline(90)
-def test_coming_and_going_leaves_nothing(teams):
+def test_repeated_open_and_close_leaks_nothing(teams):
     """After 100 cycles, descriptors, threads, mappings and memory must be unchanged."""
     team = teams(2)
     for before, after in team.run(cases.open_and_close, team.port, 0, 100, timeout=80):
@@ -104,7 +104,7 @@ def test_coming_and_going_leaves_nothing(teams):
 # ---- one process is enough
 
 
-def test_futures():
+def test_futures_of_works():
     future = dldist.Future()
     seen = []
     future.add_done_callback(lambda done: seen.append(done.value()))
@@ -138,14 +138,14 @@ def test_futures():
         dldist.Future().set_exception("text")
 
 
-def test_future_of_a_work_takes_no_value(alone):
+def test_future_of_a_work_rejects_a_value(alone):
     future = alone.barrier(async_op=True).get_future()
     with pytest.raises(RuntimeError):
         future.set_result(1)
     assert future.wait() == []
 
 
-def test_interrupting_signals_reach_callbacks_free_waits(alone):
+def test_work_wakes_all_waiting_threads(alone):
     """A work must wake all threads that wait for it."""
     tensor = bytearray(4)
     work = alone.irecv(tensor, 0)
@@ -159,7 +159,7 @@ def test_interrupting_signals_reach_callbacks_free_waits(alone):
     assert results == [True] * 4 and bytes(tensor) == b"\1\2\3\4"
 
 
-def test_pending_calls_let_dropped_tensors_go(alone):
+def test_dropped_tensors_are_released_without_further_calls(alone):
     """Dropped tensors must be released, even if dldist is not called again."""
     tensor = bytearray(4)
     alone.irecv(tensor, 0)
@@ -178,14 +178,14 @@ def test_pending_calls_let_dropped_tensors_go(alone):
     assert bytes(tensor[:4]) == b"abcd"
 
 
-def test_wait_returns_at_once_when_done(alone):
+def test_wait_of_a_completed_work_returns_immediately(alone):
     work = alone.all_reduce(bytearray(4), async_op=True)
     work.wait()
     start = time.monotonic()
     assert work.wait(0) and time.monotonic() - start < under_load(1)
 
 
-def test_a_dropped_group_closes():
+def test_dropped_group_closes():
     for _ in range(20):
         group = dldist.Group(None, 0, 1)
         group.all_reduce(bytearray(4), async_op=True)

@@ -31,14 +31,14 @@ def test_every_collective(teams, size, sweep, run):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_collective_with_ranks_that_call_plainly(teams, size):
+def test_planned_and_plain_calls_match(teams, size):
     for sweep in ("sweep_reductions", "sweep_movements"):
         teams(size).run(cases.mixed, sweep, "f", COUNTS)
     teams(size).run(cases.mixed, "uneven")
 
 
 @pytest.mark.parametrize("env", [{"DLDIST_SHM": "0"}, {"DLDIST_ALGORITHM": "flat"}], ids=["tcp", "flat"])
-def test_other_ways(teams, env):
+def test_plans_without_shared_memory_or_shortcuts(teams, env):
     team = teams(2, env=env)
     for sweep in ("sweep_reductions", "sweep_movements"):
         team.run(cases.planned, sweep, "start_and_wait", "f", [1, 1000])
@@ -59,11 +59,11 @@ def test_shapes_and_places(teams, size, case):
      cases.from_another_thread, cases.closed_plan, cases.recorded, cases.kept_alive, cases.cycles],
     ids=lambda case: case.__name__,
 )
-def test_case(teams, size, case):
+def test_case_of_plan_workers(teams, size, case):
     teams(size).run(case)
 
 
-def test_polls_move_a_plan_among_more_ranks_than_cores():
+def test_polls_advance_a_plan_with_more_ranks_than_cores():
     """Polls must advance a plan. Without them only the engine's thread does, every 20 ms: a start
     on three ranks took 66 ms."""
     cpus = os.sched_getaffinity(0)
@@ -79,7 +79,7 @@ def test_polls_move_a_plan_among_more_ranks_than_cores():
 
 
 @pytest.mark.parametrize("case", [cases.interrupted, cases.forked], ids=lambda case: case.__name__)
-def test_process(teams, case):
+def test_case_with_processes(teams, case):
     teams(2).run(case)
 
 
@@ -91,7 +91,7 @@ def test_process(teams, case):
         ("late", "DistTimeoutError", ["timed out after 0."]),
     ],
 )
-def test_failures(how, kind, texts):
+def test_failure_of_a_planned_call(how, kind, texts):
     team = group_team.Team(2, worker=cases.member)
     try:
         for first, *later in team.run(cases.fails, how):
@@ -102,7 +102,7 @@ def test_failures(how, kind, texts):
         team.close()
 
 
-def test_closed_group():
+def test_closed_group_is_rejected():
     team = group_team.Team(2, worker=cases.member)
     try:
         for outcomes in team.run(cases.closed_group):
@@ -120,7 +120,7 @@ def alone():
         yield group
 
 
-def test_arguments_are_checked_when_it_is_made(alone):
+def test_arguments_are_checked_at_creation(alone):
     for call, kind, text in (
         (lambda: alone.plan_all_reduce(3), TypeError, r"plan_all_reduce\(\)"),
         (lambda: alone.plan_all_reduce(), TypeError, r"plan_all_reduce\(\) missing required argument 'tensor'"),
@@ -145,7 +145,7 @@ def test_coalesce_does_not_record_plans(alone):
     plan()
 
 
-def test_keeps_its_group(alone):
+def test_plan_keeps_its_group(alone):
     group = dldist.Group(None, 0, 1)
     plan = group.plan_barrier()
     del group

@@ -109,11 +109,11 @@ def disagreeing(group, rank):
 
 
 @pytest.mark.parametrize("case", [every_collective, overlapping, wrong_after_right, disagreeing], ids=lambda case: case.__name__)
-def test_as_if_it_were_the_first(case):
+def test_repeated_calls_have_right_results(case):
     in_two_threads(case)
 
 
-def test_more_forms_than_are_kept():
+def test_more_forms_than_the_cache_holds():
     group = dldist.Group(None, 0, 1)
     for _ in range(TIMES):
         for count in range(100):
@@ -123,7 +123,7 @@ def test_more_forms_than_are_kept():
     group.close()
 
 
-def test_threads_with_forms_of_one_place():
+def test_threads_with_different_forms_of_a_call_site():
     group = dldist.Group(None, 0, 1)
 
     def run(thread):
@@ -136,7 +136,7 @@ def test_threads_with_forms_of_one_place():
     group.close()
 
 
-def test_each_has_its_own_record():
+def test_recorder_has_each_call():
     group = dldist.Group(None, 0, 1)
     group.all_reduce(of(1))
 
@@ -160,7 +160,7 @@ def test_each_has_its_own_record():
 
 
 @pytest.mark.skipif(not HAS_NUMPY, reason="NumPy is not installed")
-def test_arrays_of_numpy_that_are_read_directly():
+def test_numpy_arrays_that_are_read_directly():
     import numpy as np
 
     see = dldist._core._describe_tensor

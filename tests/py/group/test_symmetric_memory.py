@@ -42,7 +42,7 @@ def test_dtype(teams, dtype):
     ],
     ids=lambda case: case.__name__,
 )  # fmt: skip
-def test_case(teams, size, case):
+def test_case_of_window_workers(teams, size, case):
     teams(size).run(case)
 
 
@@ -60,16 +60,16 @@ def test_arrays_of_libraries(teams, library):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_pads_that_differ(teams, size):
+def test_different_signal_pad_sizes_are_an_error(teams, size):
     teams(size).run(cases.different_pads)
 
 
 @pytest.mark.deadline(120)
-def test_nothing_leaks(teams):
+def test_no_leaks(teams):
     teams(2).run(cases.many, timeout=100)
 
 
-def test_a_peer_that_dies(procs):
+def test_waiting_for_a_dead_peer_is_an_error(procs):
     """A rank that waits for the peer must get an error within a second; the peer's memory must stay
     readable."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
@@ -108,7 +108,7 @@ def test_module_level_names():
     in_worlds(2, case)
 
 
-def test_what_torch_has_as_static_methods():
+def test_static_methods_of_torch():
     kind = symmetric_memory._SymmetricMemory
     store = dldist.HashStore()
     kind.set_group_info("by hand", 0, 1, store)
@@ -132,7 +132,7 @@ def test_what_torch_has_as_static_methods():
     assert not symmetric_memory.is_nvshmem_available()
 
 
-def test_settings(monkeypatch):
+def test_signal_pad_size_setting(monkeypatch):
     monkeypatch.setattr(symmetric_memory.symmetric, "signal_pad_size", symmetric_memory.get_signal_pad_size())
     symmetric_memory.set_signal_pad_size(8192)
     world = dldist.World(dldist.HashStore(), 0, 1)
@@ -141,7 +141,7 @@ def test_settings(monkeypatch):
         symmetric_memory.set_signal_pad_size(0)
 
 
-def test_no_group():
+def test_missing_group_is_an_error():
     with pytest.raises(ValueError, match="Default process group has not been initialized"):
         dldist.empty(4)
     with pytest.raises(RuntimeError, match="'nonsense'"):

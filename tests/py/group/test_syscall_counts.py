@@ -55,7 +55,7 @@ def counts(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-def test_the_counter_counts(counts):
+def test_counter_counts(counts):
     assert counts["getppid, five times"] == 5
 
 

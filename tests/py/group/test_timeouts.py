@@ -41,7 +41,7 @@ def pending_of(group):
 
 
 @pytest.mark.parametrize("waits_of", [future_of, pending_of])
-def test_waiting_for_results(waits_of):
+def test_results_with_timeout_zero(waits_of):
     look_once(waits_of, threading.Event())
 
 
@@ -61,11 +61,11 @@ def look_once_at_a_block(group, is_late):
     assert block.wait() and block.wait(0)
 
 
-def test_waiting_for_a_coalesced_block():
+def test_coalesced_block_with_timeout_zero():
     look_once_at_a_block(threading.Event())
 
 
-def test_a_future_of_its_own():
+def test_plain_future_with_timeout_zero():
     future = dldist.Future()
     with late():
         future.wait(0)
@@ -87,7 +87,7 @@ def wait_as_c10d(group, is_late):
     assert time.monotonic() - start >= 0.1
 
 
-def test_a_work_waits_without_limit_as_in_c10d():
+def test_work_waits_without_limit_as_in_c10d():
     wait_as_c10d(threading.Event())
 
 
@@ -103,11 +103,11 @@ def messages(group):
     return x[0]
 
 
-def test_messages():
+def test_messages_with_timeout_zero():
     assert messages() == [1.0, 1.0]
 
 
-def test_stores():
+def test_stores_with_timeout_zero():
     store = dldist.HashStore()
     with late():
         store.get("absent", timeout=0)

@@ -20,11 +20,11 @@ def teams():
     [cases.windows, cases.async_windows, cases.unregistered_source, cases.awaited_twice, cases.nothing_registered],
     ids=lambda case: case.__name__,
 )
-def test_case(teams, size, case):
+def test_case_of_window_workers(teams, size, case):
     teams(size).run(case)
 
 
-def test_of_process_groups(monkeypatch):
+def test_windows_of_process_groups(monkeypatch):
     """Windows must work by c10d's names, with hooks and in DETAIL mode."""
 
     def case(rank):
@@ -55,6 +55,6 @@ def test_enums_and_options():
     assert "SEPARATE" in repr(dldist.WindowAttr(dldist.WindowAccessType.SEPARATE))
 
 
-def test_threads_of_others_let_views_go(procs):
+def test_views_are_released_by_foreign_threads(procs):
     start, taken, one_gone, another_gone, at_the_end = procs.start(cases.let_go_by_threads_of_others).result()
     assert start == 0 and 2 * taken == 3 * one_gone > 0 and taken == 3 * another_gone and at_the_end == another_gone

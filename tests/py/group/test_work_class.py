@@ -59,7 +59,7 @@ def group():
 # ---- without an operation
 
 
-def test_bare():
+def test_plain_work():
     work = dldist.Work()
     assert (work.is_completed(), work.is_success(), work.exception()) == (False, True, None)
     assert work.synchronize() is None and work.timeout == timedelta(0) and work._get_op_type() == 100
@@ -77,7 +77,7 @@ def test_bare():
         dldist.Work(1)
 
 
-def test_bare_cannot_be_awaited():
+def test_plain_work_cannot_be_awaited():
     async def wait():
         await dldist.Work()
 
@@ -102,7 +102,7 @@ class Mine(dldist.Work):
         return future
 
 
-def test_derived():
+def test_subclass():
     work = Mine([1], text="mine")
     assert isinstance(work, dldist.Work) and work.wait() and work.is_completed() and work.is_success()
     assert work.get_future().wait() == [1] and work.text == "mine" and "Mine without" in repr(work)
@@ -110,7 +110,7 @@ def test_derived():
         work.result()
 
 
-def test_derived_without_init():
+def test_subclass_without_init():
     class Lazy(dldist.Work):
         def __init__(self):
             pass
@@ -118,7 +118,7 @@ def test_derived_without_init():
     assert Lazy().is_success()
 
 
-def test_derived_is_collected():
+def test_subclass_is_collected():
     work = Mine(1)
     work.myself = work
     gone = weakref.ref(work)
@@ -127,7 +127,7 @@ def test_derived_is_collected():
     assert gone() is None
 
 
-def test_boxed(group):
+def test_boxed_work(group):
     for work in (dldist.Work(), Mine(1), group.barrier(async_op=True)):
         assert dldist.Work.unbox(work.boxed()) is work
     with pytest.raises(TypeError, match="boxed"):
@@ -146,7 +146,7 @@ def test_op_type(group, name):
     assert work._get_op_type() == number and work._get_sequence_number() == work.sequence == before + 1
 
 
-def test_questions(group):
+def test_attributes_of_a_work(group):
     work = group.all_reduce(ints(1), timeout=3, async_op=True)
     work.wait()
     assert work._get_duration() == pytest.approx(work.duration * 1000) and work._get_duration() >= 0
@@ -159,7 +159,7 @@ def test_questions(group):
             getattr(work, name)()
 
 
-def test_messages():
+def test_works_of_messages():
     with open_pair(timeout=10) as (first, second):
         tensors = [ints(0), ints(0)]
         receives = [second.irecv(tensors[0], 0, 1), second.irecv(tensors[1], None, 2)]
@@ -174,7 +174,7 @@ def test_messages():
 
 
 @pytest.mark.parametrize("zero", [0, 0.0, timedelta(0)])
-def test_no_limit_of_its_own(zero):
+def test_zero_timeout_has_no_limit(zero):
     with open_pair(timeout=10) as (first, second):
         tensor = ints(0)
         work = second.irecv(tensor, 0)
@@ -189,7 +189,7 @@ def test_no_limit_of_its_own(zero):
         assert on_both([first, second], run) == [None, True] and tensor[0] == 9
 
 
-def test_bounded_by_the_operation():
+def test_wait_is_limited_by_the_operation():
     with open_pair(timeout=10) as (_, second):
         work = second.irecv(ints(0), 0, timeout=0.2)
         start = time.monotonic()
@@ -198,7 +198,7 @@ def test_bounded_by_the_operation():
         assert 0.1 < time.monotonic() - start < 5 and work.is_completed() and not work.is_success()
 
 
-def test_goes_on_after_a_time_out():
+def test_work_continues_after_a_timeout_of_wait():
     with open_pair(timeout=10) as (first, second):
         tensor = ints(0)
         work = second.irecv(tensor, 0)

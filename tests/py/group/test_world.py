@@ -26,7 +26,7 @@ def sum_in(world, value=1.0):
     return x[0]
 
 
-def test_a_world_of_one_needs_nothing():
+def test_world_of_one_needs_no_arguments():
     with dldist.World() as world:
         assert (world.rank, world.size, world.world_size, world.name) == (0, 1, 1, "default")
         assert world.all_gather_object("hello") == ["hello"]
@@ -36,7 +36,7 @@ def test_a_world_of_one_needs_nothing():
     world.close()
 
 
-def test_a_name_may_be_used_again_over_the_same_store():
+def test_name_can_be_reused_over_the_same_store():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -108,7 +108,7 @@ def test_only_members_make_a_group():
     assert on_threads(3, rank_of) == [[True] * 4] * 3
 
 
-def test_a_world_wider_than_the_default_one_is_a_group_of_the_module_level_calls():
+def test_module_level_calls_accept_a_world_wider_than_the_default_one():
     homes = [dldist.HashStore(), dldist.HashStore()]
     common = dldist.HashStore()
 
@@ -152,7 +152,7 @@ def test_the_default_world_is_a_world():
     assert in_worlds(2, case) == [(True, True)] * 2
 
 
-def test_objects_travel_in_every_way():
+def test_every_object_call():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -170,7 +170,7 @@ def test_objects_travel_in_every_way():
     on_threads(2, rank_of)
 
 
-def test_time_outs_are_of_a_world_a_group_and_a_call():
+def test_timeouts_of_a_world_a_group_and_a_call():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -191,7 +191,7 @@ def test_time_outs_are_of_a_world_a_group_and_a_call():
 # ---- the end
 
 
-def test_an_exception_in_the_block_tells_the_others():
+def test_exception_in_the_block_aborts_the_other_ranks():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -214,7 +214,7 @@ def test_an_exception_in_the_block_tells_the_others():
     assert time.monotonic() - began < 5
 
 
-def test_abort_ends_the_groups_of_a_world_too():
+def test_abort_ends_the_groups_of_a_world():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -232,7 +232,7 @@ def test_abort_ends_the_groups_of_a_world_too():
         assert "out of coffee" in text
 
 
-def test_all_are_called_and_an_interrupt_is_not_lost():
+def test_call_all_calls_every_function_and_raises_the_interrupt():
     called = []
 
     def fail(error):
@@ -247,7 +247,7 @@ def test_all_are_called_and_an_interrupt_is_not_lost():
     assert called == [*errors, *errors[:2]]
 
 
-def test_a_world_whose_close_fails_is_let_go():
+def test_world_whose_close_fails_is_released():
     world = dldist.World()
     part = world.new_group([0])
     late = part.irecv(vector(0), 0)
@@ -261,7 +261,7 @@ def test_a_world_whose_close_fails_is_let_go():
         gc.enable()
 
 
-def test_close_takes_its_time_but_once():
+def test_close_applies_its_timeout_once():
     store = dldist.HashStore()
     closed = threading.Event()
 
@@ -284,7 +284,7 @@ def test_close_takes_its_time_but_once():
 
 
 @pytest.mark.parametrize("timeout", [-1, "soon", float("nan")])
-def test_close_for_no_time_at_all(timeout):
+def test_close_with_timeout_zero(timeout):
     with dldist.World() as world:
         part = world.new_group([0])
         assert "close(): argument 'timeout'" in str(error_of(world.close, timeout))
@@ -295,7 +295,7 @@ def test_close_for_no_time_at_all(timeout):
 @pytest.mark.parametrize(
     ("op", "tensor", "peer", "tag"), [("isend", b"ab", 0, -1), ("isend", b"ab", 7, 9), ("irecv", b"read-only", 0, 9)]
 )
-def test_a_batch_with_one_bad_message_starts_none(op, tensor, peer, tag):
+def test_batch_with_one_bad_message_starts_none(op, tensor, peer, tag):
     with dldist.World() as world:
         buffer = bytearray(4)
         ops = [dldist.P2POp("irecv", buffer, 0, tag=9), dldist.P2POp(op, tensor, peer, tag=tag)]
@@ -307,7 +307,7 @@ def test_a_batch_with_one_bad_message_starts_none(op, tensor, peer, tag):
         assert receiving.wait(5) and (bytes(buffer), bytes(other)) == (bytes(4), b"abcd")
 
 
-def test_close_ends_everything_though_a_part_is_late():
+def test_close_ends_all_groups_if_one_is_late():
     store = dldist.HashStore()
     closed = threading.Event()
 
@@ -344,14 +344,14 @@ def test_close_ends_everything_though_a_part_is_late():
         ({"name": 3}, TypeError, "name"),
     ],
 )
-def test_arguments_that_cannot_be_meant(arguments, kind, text):
+def test_wrong_arguments_are_rejected(arguments, kind, text):
     given = {**arguments, "store": dldist.HashStore()} if arguments.get("store") == "hash" else arguments
     error = error_of(dldist.World, **given)
     assert isinstance(error, kind)
     assert text in str(error)
 
 
-def test_a_world_that_nobody_joins_says_who_is_missing():
+def test_missing_ranks_are_named():
     error = error_of(dldist.World, dldist.HashStore(), 0, 3, timeout=10, connect_timeout=0.1)
     assert isinstance(error, dldist.DistTimeoutError)
     assert "rank" in str(error) and "1" in str(error) and "2" in str(error)
@@ -408,11 +408,11 @@ def aborted_alone():
 
 
 @pytest.mark.parametrize("cycle", [alone, default_world_alone, aborted_alone])
-def test_a_thousand_worlds_of_one_leave_nothing(cycle):
+def test_thousand_worlds_of_one_leak_nothing(cycle):
     assert_nothing_is_left(cycle, CYCLES)
 
 
-def test_many_worlds_of_two_threads_leave_nothing():
+def test_many_worlds_of_two_threads_leak_nothing():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -423,25 +423,25 @@ def test_many_worlds_of_two_threads_leave_nothing():
 
 
 @pytest.mark.deadline(60)
-def test_many_default_worlds_of_two_processes_leave_nothing():
+def test_many_default_worlds_of_two_processes_leak_nothing():
     for before, after in run_ranks(world_workers.many_default_worlds, 2, 150, init=False, timeout=50):
         assert after["descriptors"] <= before["descriptors"]
         assert after["threads"] <= before["threads"]
         assert after["bytes"] <= before["bytes"] + RSS_ALLOWED
 
 
-def test_a_program_that_destroys_nothing_ends_quietly():
+def test_program_without_destroy_exits_quietly():
     for code, out, err, seconds in world_workers.run_careless_programs():
         assert (code, out, err) == (0, "", "")
         assert seconds < 5
 
 
 @pytest.mark.parametrize("early", [0, 1])
-def test_a_rank_may_leave_before_the_others_or_after(early):
+def test_rank_may_close_before_or_after_the_others(early):
     assert run_ranks(world_workers.leave_apart, 2, early, timeout=20) == ["left", "left"]
 
 
-def test_a_rank_that_dies_while_the_others_wait_for_it_is_named():
+def test_rank_that_dies_while_others_wait_is_named():
     ends = world_workers.die_in_init()
     assert len(ends) == 2
     for kind, _, seconds in ends:

@@ -108,7 +108,7 @@ AT_NEXT = {
 
 
 @pytest.mark.parametrize("case", AT_CALL)
-def test_what_is_wrong_with_the_call_is_said_at_once(case):
+def test_wrong_call_raises_immediately(case):
     args, kind, text = AT_CALL[case]
     with pytest.raises(kind) as caught:
         rendezvous.rendezvous(*args)
@@ -117,7 +117,7 @@ def test_what_is_wrong_with_the_call_is_said_at_once(case):
 
 
 @pytest.mark.parametrize("case", AT_NEXT)
-def test_what_is_wrong_with_the_fields_is_said_when_the_store_is_asked_for(case):
+def test_wrong_fields_raise_when_the_store_is_requested(case):
     url, text = AT_NEXT[case]
     generator = rendezvous.rendezvous(url)
     with pytest.raises(ValueError) as caught:
@@ -137,7 +137,7 @@ def test_missing_variables_are_named_in_order(monkeypatch, empty):
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT"])
-def test_variables_that_are_no_numbers_are_named(monkeypatch, name):
+def test_malformed_numbers_in_variables_are_named(monkeypatch, name):
     for other, value in ENVIRONMENT.items():
         monkeypatch.setenv(other, value)
     monkeypatch.setenv(name, "x1")
@@ -145,14 +145,14 @@ def test_variables_that_are_no_numbers_are_named(monkeypatch, name):
         next(rendezvous.rendezvous("env://"))
 
 
-def test_the_port_of_the_environment_must_be_one(monkeypatch):
+def test_port_of_the_environment_must_be_valid(monkeypatch):
     for name, value in (ENVIRONMENT | {"MASTER_PORT": "70000"}).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="port must have value from 0 to 65535 but was 70000"):
         next(rendezvous.rendezvous("env://"))
 
 
-def test_arguments_come_before_the_environment(monkeypatch):
+def test_arguments_take_precedence_over_the_environment(monkeypatch):
     for name, value in (ENVIRONMENT | {"RANK": "7", "WORLD_SIZE": "9"}).items():
         monkeypatch.setenv(name, value)
     assert next(rendezvous.rendezvous("env://", 0, 1))[1:] == (0, 1)
@@ -160,7 +160,7 @@ def test_arguments_come_before_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "env", "file"])
-def test_the_generator_gives_one_store(monkeypatch, tmp_path, scheme):
+def test_generator_yields_one_store(monkeypatch, tmp_path, scheme):
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     url = {"tcp": f"tcp://{LOOPBACK}:0?rank=0&world_size=1", "env": "env://"}.get(
@@ -177,7 +177,7 @@ def test_the_generator_gives_one_store(monkeypatch, tmp_path, scheme):
         next(generator)
 
 
-def test_a_url_may_be_bytes(tmp_path):
+def test_url_may_be_bytes(tmp_path):
     url = f"file://{tmp_path}/store?rank=0&world_size=1".encode()
     assert next(rendezvous.rendezvous(url))[1:] == (0, 1)
 
@@ -189,7 +189,7 @@ def test_use_libuv_is_accepted(monkeypatch, query, variable, expected):
     assert store.libuvBackend is expected
 
 
-def test_schemes_can_be_added_once(monkeypatch):
+def test_scheme_can_be_registered_once(monkeypatch):
     monkeypatch.setattr(rendezvous, "_handlers", dict(rendezvous._handlers))
     seen = {}
 
@@ -208,13 +208,13 @@ def test_schemes_can_be_added_once(monkeypatch):
     assert seen["timeout"] == timedelta(seconds=4)
 
 
-def test_by_hand_the_store_comes_when_all_have(procs, port):
+def test_rendezvous_by_url_waits_for_all_ranks(procs, port):
     urls = [f"tcp://{LOOPBACK}:{port}?rank={rank}&world_size=2" for rank in range(2)]
     children = [procs.start(rendezvous_workers.store_by_url, url) for url in urls]
     assert [child.result() for child in children] == [[b"2", b"2"]] * 2
 
 
-def test_by_hand_the_missing_are_waited_for():
+def test_rendezvous_by_url_waits_for_missing_ranks():
     with pytest.raises(dldist.DistStoreError, match="1/2 clients joined") as caught:
         next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{free_port()}", 0, 2, timeout=1))
     # c10d's text
@@ -235,7 +235,7 @@ class Options:
     init_method = "env://"
 
 
-def test_a_store_of_options_leaves_the_size_open(monkeypatch):
+def test_store_of_options_has_no_world_size(monkeypatch):
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("WORLD_SIZE")
@@ -257,7 +257,7 @@ def agent(monkeypatch):
 
 
 @pytest.mark.parametrize("scheme", ["env", "tcp"])
-def test_an_agents_store_is_used_by_all_ranks(agent, scheme):
+def test_agents_store_is_used_by_all_ranks(agent, scheme):
     url = "env://" if scheme == "env" else f"tcp://{LOOPBACK}:{agent.port}"
     for rank in range(2):
         next(rendezvous.rendezvous(url, rank, 2))[0].set(f"from {rank}", "x")
@@ -265,7 +265,7 @@ def test_an_agents_store_is_used_by_all_ranks(agent, scheme):
 
 
 @pytest.mark.parametrize(("groups", "expected"), [(None, "/worker/attempt_3/key"), ("1", "/worker/attempt_3/key"), ("2", "key")])
-def test_attempts_of_one_agent_are_apart(agent, monkeypatch, groups, expected):
+def test_attempts_of_an_agent_are_separate(agent, monkeypatch, groups, expected):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     if groups:
         monkeypatch.setenv("GROUP_WORLD_SIZE", groups)
@@ -273,13 +273,13 @@ def test_attempts_of_one_agent_are_apart(agent, monkeypatch, groups, expected):
     assert agent.get(expected, timeout=5) == b"x"
 
 
-def test_another_place_than_the_agents_is_served_by_rank_0(agent):
+def test_rank_0_serves_an_address_other_than_the_agents(agent):
     store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{free_port()}", 0, 1))[0]
     store.set("key", "x")
     assert agent.try_get("key") is None
 
 
-def test_an_agents_store_is_met_in_again_and_again(agent, ranks):
+def test_agents_store_serves_repeated_rendezvous(agent, ranks):
     def member(rank):
         sums = []
         for _ in range(3):
@@ -318,7 +318,7 @@ def test_rank_0_takes_a_listening_descriptor(monkeypatch, listener, way):
     early.close()
 
 
-def test_stores_at_once_share_the_server_of_a_descriptor(listener):
+def test_concurrent_stores_share_the_server_of_a_descriptor(listener):
     url = f"tcp://{LOOPBACK}:{listener.getsockname()[1]}?rank=0&world_size=1&listen_fd={listener.fileno()}"
     before = fd_count()
     stores = [next(rendezvous.rendezvous(url))[0] for _ in range(3)]
@@ -328,7 +328,7 @@ def test_stores_at_once_share_the_server_of_a_descriptor(listener):
     wait_for_descriptors(before)
 
 
-def test_a_descriptor_of_another_port_is_refused(listener):
+def test_descriptor_of_another_port_is_rejected(listener):
     url = f"tcp://{LOOPBACK}:{free_port()}?rank=0&world_size=1&listen_fd={listener.fileno()}"
     before = fd_count()
     with pytest.raises(ValueError, match="expected to be bound to port"):
@@ -348,7 +348,7 @@ def test_addresses_of_this_machine(host, is_own):
     assert urls._is_own_address(host) is is_own
 
 
-def test_serving_a_store_imports_little():
+def test_serving_a_store_imports_few_modules():
     """Imports must be few, because all other ranks wait for rank 0."""
     code = (
         "import sys, dldist; before = set(sys.modules)\n"
@@ -359,7 +359,7 @@ def test_serving_a_store_imports_little():
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_an_address_is_listened_on_alone_and_a_name_everywhere(monkeypatch):
+def test_server_listens_on_the_given_address_or_for_a_name_on_all(monkeypatch):
     store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:0", 0, 1))[0]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", store.port), 2)
@@ -389,7 +389,7 @@ def taken_range():
     pytest.fail("no three free ports in a row were found in 100 tries")
 
 
-def test_the_first_free_port_of_a_range_is_found_by_the_job(ranks, taken_range):
+def test_port_range_finds_the_first_free_port(ranks, taken_range):
     first, ports = taken_range
     url = f"tcp://{LOOPBACK}:{ports}?job=a"
 
@@ -405,7 +405,7 @@ def test_the_first_free_port_of_a_range_is_found_by_the_job(ranks, taken_range):
     assert first < results[0][1] <= first + 2
 
 
-def test_another_job_in_the_range_is_passed_by(taken_range):
+def test_port_range_skips_another_job(taken_range):
     _, ports = taken_range
     one, other = (next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job={job}", 0, 2))[0] for job in "ab")
     assert one.port != other.port
@@ -420,7 +420,7 @@ def test_another_job_in_the_range_is_passed_by(taken_range):
 # ---- no settings
 
 
-def test_nothing_set_is_a_world_of_one():
+def test_empty_environment_is_a_world_of_one():
     store, rank, world_size = next(rendezvous.auto())
     assert (type(store), rank, world_size) == (dldist.HashStore, 0, 1)
     assert next(rendezvous.auto(0, 1))[1:] == (0, 1)
@@ -440,7 +440,7 @@ def test_nothing_set_is_a_world_of_one():
         ({}, (1, 2), "MASTER_ADDR"),
     ],
 )
-def test_half_an_environment_says_what_is_missing(monkeypatch, variables, args, missing):
+def test_incomplete_environment_names_the_missing_variables(monkeypatch, variables, args, missing):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"environment variable {missing} expected, but not set"):
@@ -451,12 +451,12 @@ def test_half_an_environment_says_what_is_missing(monkeypatch, variables, args, 
 
 
 @pytest.mark.parametrize("rank", [-1, 2, 5])
-def test_a_rank_must_be_one_of_the_world(rank):
+def test_rank_must_be_within_the_world(rank):
     with pytest.raises(ValueError, match=f"rank {rank} is not in 0 to 1"):
         meet(store=dldist.HashStore(), rank=rank, world_size=2, timeout=1)
 
 
-def test_every_meeting_has_a_store_of_its_own(ranks):
+def test_every_rendezvous_has_its_own_store(ranks):
     place = dldist.HashStore(timeout=20)
 
     def member(rank):
@@ -471,7 +471,7 @@ def test_every_meeting_has_a_store_of_its_own(ranks):
     assert ranks(member, 3) == [[True] * 3] * 3
 
 
-def test_names_keep_worlds_at_one_place_apart(ranks):
+def test_names_separate_worlds_at_one_address(ranks):
     place = dldist.HashStore(timeout=20)
 
     def member(rank):
@@ -482,7 +482,7 @@ def test_names_keep_worlds_at_one_place_apart(ranks):
     assert ranks(member, 2) == [6, 6]
 
 
-def test_an_attempt_that_failed_does_not_spoil_the_next(ranks):
+def test_rendezvous_succeeds_after_a_failed_attempt(ranks):
     place = dldist.HashStore(timeout=20)
     # any number of failed attempts by rank 0
     for attempt in range(2):
@@ -509,7 +509,7 @@ def test_an_attempt_that_failed_does_not_spoil_the_next(ranks):
     assert ranks(member, 3) == [7, 7, 7]
 
 
-def test_a_meeting_that_rank_0_has_left_is_not_joined(ranks):
+def test_rendezvous_that_rank_0_has_left_is_not_joined(ranks):
     place = dldist.HashStore(timeout=20)
     meet(store=place.clone(), rank=0, world_size=2, timeout=20).close()
     with pytest.raises(dldist.DistStoreTimeoutError, match=r"1 of 2 have joined: 1 \(.*\); missing: 0"):
@@ -521,7 +521,7 @@ def test_a_meeting_that_rank_0_has_left_is_not_joined(ranks):
     assert ranks(member, 2) == [3, 3]
 
 
-def test_the_missing_rank_0_of_a_store_is_named_with_who_came(ranks):
+def test_missing_rank_0_is_named_with_the_joined_ranks(ranks):
     place = dldist.HashStore(timeout=20)
 
     def member(rank):
@@ -536,7 +536,7 @@ def test_the_missing_rank_0_of_a_store_is_named_with_who_came(ranks):
     assert any(f"2 of 4 have joined: 1 ({who}), 3 ({who}); missing: 0, 2" in text for text in texts)
 
 
-def test_a_rank_that_never_comes_is_named(procs, port):
+def test_missing_rank_is_named(procs, port):
     """Rank 0, the server, must not exit before the other ranks have also received the error."""
     url = f"tcp://{LOOPBACK}:{port}"
     children = [procs.start(rendezvous_workers.find_nobody, url, rank, 3, 1.5) for rank in range(2)]
@@ -551,13 +551,13 @@ def test_a_rank_that_never_comes_is_named(procs, port):
         assert seconds < 10
 
 
-def test_rank_0_that_never_comes_is_named(port):
+def test_missing_rank_0_is_named(port):
     with pytest.raises(dldist.DistNetworkTimeoutError) as caught:
         meet(f"tcp://{LOOPBACK}:{port}", 1, 2, timeout=0.3)
     assert str(caught.value).startswith("rank 1 of 2 waited for rank 0, which serves the store: The client socket has timed out")
 
 
-def test_rank_0_waits_at_the_end_for_those_who_have_not_met(port):
+def test_rank_0_waits_at_exit_for_ranks_that_have_not_finished(port):
     host = meet(f"tcp://{LOOPBACK}:{port}", 0, 2, timeout=20)
     guest = meet(f"tcp://{LOOPBACK}:{port}", 1, 2, timeout=20)
     closing = threading.Thread(target=host.close)
@@ -572,7 +572,7 @@ def test_rank_0_waits_at_the_end_for_those_who_have_not_met(port):
     assert host.store is None
 
 
-def test_rank_0_waits_neither_for_ever_nor_for_those_who_never_came(port):
+def test_rank_0_waits_at_exit_only_for_joined_ranks_and_with_a_limit(port):
     url = f"tcp://{LOOPBACK}:{port}"
     began = time.monotonic()
     meet(url, 0, 2, timeout=20).close()
@@ -596,7 +596,7 @@ def test_rank_0_does_not_wait_for_ranks_of_a_world_of_another_size(port):
     assert time.monotonic() - began < 5
 
 
-def test_who_comes_before_the_old_server_has_gone_finds_the_new_one(procs, port):
+def test_rank_that_joins_before_the_old_server_closes_finds_the_new_one(procs, port):
     url = f"tcp://{LOOPBACK}:{port}"
     host, guest = meet(url, 0, 2, timeout=20), meet(url, 1, 2, timeout=20)
     guest.close()
@@ -614,7 +614,7 @@ def test_who_comes_before_the_old_server_has_gone_finds_the_new_one(procs, port)
     host.close()
 
 
-def test_a_guest_knows_who_serves_the_store_however_soon_it_comes():
+def test_early_rank_knows_the_process_that_serves_the_store():
     """Rank 0 opens the meeting, and publishes its identity later."""
     server = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=20)
     assert server.add("dldist/open/default_pg/count", 1) == 1
@@ -628,7 +628,7 @@ def test_a_guest_knows_who_serves_the_store_however_soon_it_comes():
 
 
 @pytest.mark.deadline(60)
-def test_two_processes_meet_again_and_again(procs, port):
+def test_repeated_rendezvous_of_two_processes(procs, port):
     url = f"tcp://{LOOPBACK}:{port}"
     children = [procs.start(rendezvous_workers.meet_again_and_again, url, rank, 2, 50, rank) for rank in range(2)]
     descriptors = [child.result(50) for child in children]

@@ -57,7 +57,7 @@ def check_lost(outcome, rank, pid):
 
 
 @pytest.mark.deadline(60)
-def test_a_rank_that_dies_while_others_are_missing_is_named_to_all(procs, port):
+def test_rank_that_dies_while_others_are_missing_is_named_on_all(procs, port):
     """A dead rank must be named although rank 3 never joins and nothing is known about it."""
     ranks = start(procs, f"tcp://127.0.0.1:{port}", 4, [0, 1, 2])
     wait_for_ranks(port, [0, 1, 2])
@@ -67,7 +67,7 @@ def test_a_rank_that_dies_while_others_are_missing_is_named_to_all(procs, port):
 
 
 @pytest.mark.deadline(60)
-def test_a_rank_that_dies_is_named_over_a_file_and_by_messages(procs, tmp_path, monkeypatch):
+def test_rank_that_dies_is_named_over_a_file_and_without_shared_memory(procs, tmp_path, monkeypatch):
     """Without shared memory, a process is monitored through its port."""
     monkeypatch.setenv("DLDIST_SHM", "0")
     place = f"file://{tmp_path}/store"
@@ -99,7 +99,7 @@ def test_missing_rank_is_named_after_rank_0_has_timed_out_and_ended(procs, port)
 
 
 @pytest.mark.deadline(60)
-def test_a_port_of_ones_own_that_is_taken_is_no_loss_of_rank_0(procs, port):
+def test_used_port_is_not_reported_as_loss_of_rank_0(procs, port):
     place = f"tcp://127.0.0.1:{port}"
     (waiting,) = start(procs, place, 2, [0]).values()
     wait_for_ranks(port, [0])
@@ -112,7 +112,7 @@ def test_a_port_of_ones_own_that_is_taken_is_no_loss_of_rank_0(procs, port):
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_an_interrupted_rank_is_named_to_all(procs, port, victim):
+def test_interrupted_rank_is_named_on_all(procs, port, victim):
     ranks = start(procs, f"tcp://127.0.0.1:{port}", 4, [0, 1, 2])
     wait_for_ranks(port, [0, 1, 2])
     ranks[victim].kill(signal.SIGINT)
@@ -126,7 +126,7 @@ def test_an_interrupted_rank_is_named_to_all(procs, port, victim):
 
 
 @pytest.mark.deadline(60)
-def test_who_has_come_and_given_up_is_not_missing(procs, port):
+def test_rank_that_timed_out_is_not_missing(procs, port):
     ranks = start(procs, f"tcp://127.0.0.1:{port}", 3, [0, 1], {0: 1.0, 1: 4.0})
     wait_for_ranks(port, [0, 1])
     host = group_team.host_name()
@@ -148,7 +148,7 @@ def join_at(port, rank, size):
 
 
 @pytest.mark.deadline(60)
-def test_ranks_that_were_told_different_sizes_both_hear_it():
+def test_different_world_sizes_are_an_error_on_both_ranks():
     """Both ranks must get the error, over a store that outlives them."""
     server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     began = time.monotonic()
@@ -160,7 +160,7 @@ def test_ranks_that_were_told_different_sizes_both_hear_it():
 
 
 @pytest.mark.deadline(60)
-def test_an_abandoned_meeting_of_another_size_does_not_block_its_name(procs):
+def test_abandoned_rendezvous_of_another_size_does_not_block_its_name(procs):
     server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     dead = procs.start(rendezvous_failure_workers.wait_alone, server.port, 3)
     server.wait(["dldist/w/0/rank/0"], 20)
@@ -173,7 +173,7 @@ def test_an_abandoned_meeting_of_another_size_does_not_block_its_name(procs):
 @pytest.mark.parametrize(
     "size, short, spare", [(3, 1, spare) for spare in range(4, 12)] + [(4, 2, spare) for spare in range(7, 13)]
 )
-def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, size, short, spare):
+def test_only_the_rank_without_descriptors_is_named(procs, size, short, spare):
     """The rank may fail to listen, connect, accept or map memory. Either all ranks make the world,
     or none does.
 
@@ -199,7 +199,7 @@ def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, size, short,
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("secret", ["another", ""])
-def test_who_is_refused_for_the_secret_is_named_to_those_who_wait(procs, port, secret):
+def test_rank_with_a_wrong_secret_is_named_on_waiting_ranks(procs, port, secret):
     place = f"tcp://127.0.0.1:{port}"
     waiting = procs.start(rendezvous_failure_workers.join, place, 0, 2, 3.0, env={"DLDIST_SECRET": "right", "DLDIST_LOG": "INFO"})
     refused = procs.start(rendezvous_failure_workers.join, place, 1, 2, 2.0, env={"DLDIST_SECRET": secret})

@@ -114,7 +114,7 @@ class TestRunning:
         code, _, err = dlrun("--log-dir", program("shows.py"), program("shows.py"))
         assert code == 126 and "Not a directory: " in err
 
-    def test_command_that_is_taken_for_a_script(self, tmp_path):
+    def test_ambiguous_command_is_taken_for_a_script(self, tmp_path):
         code, _, err = dlrun("-n", 2, "sh", "-c", "true", cwd=tmp_path, env=with_here())
         assert code == 127
         assert err.startswith("dlrun: there is no script sh; to run the command sh, say --no-python (")
@@ -137,7 +137,7 @@ class TestRunning:
         for rank in (0, 1):
             assert shown[f"[rank{rank}]"]["cores"] == ranks.cores_of(rank, 2, usable)
 
-    def test_much_output_is_neither_lost_nor_cut(self):
+    def test_large_output_is_complete(self):
         code, out, err = dlrun("--nproc-per-node", 2, program("floods.py"))
         assert code == 0
         for text in (out, err):
@@ -161,7 +161,7 @@ class TestRunning:
         assert json.loads((run / "attempt_0/1/stdout.log").read_text())["env"]["TORCHELASTIC_RUN_ID"] == "job"
         assert (run / "attempt_0/1/stderr.log").read_text() == "no end 1"
 
-    def test_files_in_a_folder_that_nobody_named(self, tmp_path):
+    def test_files_in_a_temporary_folder(self, tmp_path):
         code, out, err = dlrun("-r", "3", program("shows.py"), env={"TMPDIR": str(tmp_path)})
         (folder,) = tmp_path.iterdir()
         assert (code, out, err) == (0, "", f"dlrun: files are in {folder}\n")
@@ -175,7 +175,7 @@ def with_here():
 
 class TestConsole:
     @pytest.mark.parametrize("closed", [(0, 1), (2,)])
-    def test_that_is_closed(self, closed):
+    def test_closed_console(self, closed):
         def close():
             for fd in closed:
                 os.close(fd)
@@ -185,7 +185,7 @@ class TestConsole:
         code, out, err = dlrun("--nproc-per-node", 2, "--no-python", "sh", "-c", "exit 3", preexec_fn=close)
         assert (code, out) == (3, ""), err
 
-    def test_whose_number_a_library_has(self):
+    def test_descriptor_number_reused_by_a_library(self):
         """libffi opens a file like this when Python 3.14 imports ctypes."""
         code = "import os, sys; os.open(sys.executable, os.O_RDONLY); from dldist.run import main; sys.exit(main())"
         command = [sys.executable, "-c", code, "--nproc-per-node", "2", program("shows.py")]
@@ -196,7 +196,7 @@ class TestConsole:
 class TestFailing:
     FIRST = r"rank 1 failed first: exit code 1 \(host \S+, pid \d+, local rank 1, attempt 0, at .* s\)"
 
-    def test_first_traceback_is_printed_last_where_it_was_not_shown(self, tmp_path):
+    def test_unseen_first_traceback_is_printed_last(self, tmp_path):
         """The ranks' stderr goes only to files, so the traceback must be printed at the end."""
         code, _, err = dlrun("--nproc-per-node", 3, "--redirects", 2, program("fails.py"), "group", env={"TMPDIR": str(tmp_path)})
         assert code == 1
@@ -218,7 +218,7 @@ class TestFailing:
         assert re.fullmatch(self.FIRST, line)
         assert words == "ValueError: the cause\n"
 
-    def test_traceback_that_much_output_has_followed_is_shown_again(self):
+    def test_traceback_is_repeated_after_much_output(self):
         code, _, err = dlrun("--nproc-per-node", 2, program("fails.py"), "talkers")
         assert code == 1
         line, _, traceback = err.rpartition("dlrun: ")[2].partition("\n")
@@ -248,7 +248,7 @@ class TestFailing:
 
 
 class TestEnding:
-    def test_ctrl_c_of_a_hung_job_shows_where_each_rank_was(self):
+    def test_ctrl_c_of_a_hung_job_shows_the_call_of_each_rank(self):
         process = start("--nproc-per-node", 2, program("hangs.py"))
         pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
         for pid in pids:
@@ -269,7 +269,7 @@ class TestEnding:
         return process, [int(pid) for line in lines for pid in line[2:]]
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_signal_ends_everything_within_the_time_given(self, number):
+    def test_signal_ends_all_ranks_within_the_timeout(self, number):
         process, pids = self.start_lives("--shutdown-timeout", 1)
         began = time.monotonic()
         process.send_signal(number)
@@ -324,7 +324,7 @@ class TestEnding:
         assert finish(shell)[0] == 128 + signal.SIGINT
 
     @pytest.mark.parametrize("state", ["ignored", "blocked"])
-    def test_ranks_end_by_sigterm_that_dlrun_inherited_as(self, state):
+    def test_sigterm_ends_ranks_if_dlrun_inherited_another_disposition(self, state):
         def prepare():
             if state == "ignored":
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -337,7 +337,7 @@ class TestEnding:
         assert code == 3, err
         assert time.monotonic() - began < launch_options.GRACE_S / 2
 
-    def test_rank_may_take_its_time_to_save_what_it_has(self, tmp_path):
+    def test_dlrun_waits_for_a_rank_that_saves_its_state(self, tmp_path):
         """dlrun must wait for the rank, and print which rank it waits for."""
         process = start("--nproc-per-node", 2, program("saves.py"), tmp_path)
         pids = sorted(process.stdout.readline().decode().split()[-1] for _ in range(2))
@@ -355,7 +355,7 @@ class TestEnding:
             os.kill(pid, signal.SIGKILL)
         finish(process)
 
-    def test_reader_that_goes_away(self):
+    def test_closed_output_pipe(self):
         process = start("--nproc-per-node", 2, "--no-python", "yes")
         process.stdout.readline()
         process.stdout.close()
@@ -363,7 +363,7 @@ class TestEnding:
         assert process.wait(LIMIT_S) == 128 + signal.SIGPIPE
         assert "the output has no reader" in err
 
-    def test_reader_that_does_not_read_holds_up_nothing(self):
+    def test_blocked_output_pipe_does_not_delay_the_job(self):
         process = start("--nproc-per-node", 2, "--no-python", "yes")
         process.stdout.readline()
         began = time.monotonic()
@@ -383,7 +383,7 @@ class TestSeveralMachines:
         env = {"DLDIST_SECRET": "s3cret"} if env is None else env
         return [finish(process) for process in [start("--nproc-per-node", count, *common, env=env) for count in (1, 2)]]
 
-    def test_ranks_are_numbered_through(self):
+    def test_ranks_are_numbered_across_machines(self):
         both = self.start_both(program("shows.py"))
         assert [code for code, _, _ in both] == [0, 0], both
         shown = {}
@@ -395,7 +395,7 @@ class TestSeveralMachines:
         assert len({env["TORCHELASTIC_RUN_ID"] for env in envs}) == 1
         assert {env["DLDIST_SECRET"] for env in envs} == {"s3cret"}
 
-    def test_failure_and_restart_are_everybodys(self):
+    def test_failure_and_restart_apply_to_all_machines(self):
         both = self.start_both("--max-restarts", 1, program("restarts.py"), env={"DLDIST_SECRET": ""})
         assert [code for code, _, _ in both] == [0, 0], both
         for _, out, err in both:
@@ -408,7 +408,7 @@ class TestSeveralMachines:
         assert [code for code, _, _ in both] == [1, 1], both
         assert all(err.endswith("ValueError: the cause\n") for _, _, err in both)
 
-    def test_launchers_that_disagree(self):
+    def test_launchers_with_different_arguments(self):
         port = free_port()
         common = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", program("shows.py"))
         both = [start("--max-restarts", count, *common, env={"DLDIST_SECRET": "s"}) for count in (0, 1)]
@@ -417,7 +417,7 @@ class TestSeveralMachines:
             assert re.search(r"machine \d \(host \S+\) was started with --max-restarts \d, this one with \d", err), err
 
 
-    def test_program_that_one_machine_lacks_is_everybodys_failure(self):
+    def test_program_missing_on_one_machine_fails_the_job(self):
         port = free_port()
         args = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--no-python")
         both = [start(*args, *command, env={"DLDIST_SECRET": "s"}) for command in (["sleep", "60"], ["no-such-command"])]
@@ -425,7 +425,7 @@ class TestSeveralMachines:
             assert code == 127
             assert "cannot start no-such-command" in err
 
-    def test_ctrl_c_while_the_others_are_waited_for(self):
+    def test_ctrl_c_while_waiting_for_other_launchers(self):
         process = start("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", program("shows.py"))
         process.stderr.readline()  # the warning about the missing secret
         assert re.match(rb"dlrun: waiting for 1 of 2 machines, 59\d s at most; here: 0 \(.*\)\n", process.stderr.readline())
@@ -434,7 +434,7 @@ class TestSeveralMachines:
         assert finish(process)[0] == 128 + signal.SIGINT
         assert time.monotonic() - began < nodes.JOIN_TIMEOUT_S / 60
 
-    def test_launcher_that_is_silent(self, monkeypatch):
+    def test_silent_launcher_is_lost(self, monkeypatch):
         monkeypatch.setattr(nodes, "SILENT_S", 0.0)
         monkeypatch.setattr(nodes, "_BEAT_S", 0.0)
         store = dldist.HashStore()
@@ -461,7 +461,7 @@ class TestTorch:
         assert code == 0, err
         assert sorted(out.splitlines()) == ["[rank0]: sum [3.0, 3.0]", "[rank1]: sum [3.0, 3.0]"]
 
-    def test_torch_program_with_secret_is_told_why(self):
+    def test_torch_program_with_secret_gets_an_explanation(self):
         code, _, err = dlrun("--nproc-per-node", 2, program("torch_program.py"))
         assert code == 1
         assert "cannot show the secret of this job" in err.splitlines()[-1] and "--no-secret" in err.splitlines()[-1]
@@ -487,7 +487,7 @@ class TestOptions:
             (["--rdzv-endpoint", "::1", "x"], "written in brackets"),
         ],
     )
-    def test_mistakes(self, capsys, args, words):
+    def test_wrong_options_are_rejected(self, capsys, args, words):
         with pytest.raises(SystemExit) as caught:
             launch_options.parse(args)
         assert caught.value.code == 2
@@ -511,13 +511,13 @@ class TestOptions:
 
 class TestPieces:
     @pytest.mark.parametrize("size", [1, 2, 3, 1000])
-    def test_lines_however_they_come(self, size):
+    def test_lines_are_split_independently_of_reads(self, size):
         data = b"one\ntwo\r\n\r 10%\r 20%\n\xff\0\r\n\nlast"
         lines = output.Lines(b">")
         out = b"".join(lines.feed(data[at : at + size]) for at in range(0, len(data), size)) + lines.flush()
         assert out == b">one\n>two\r\n\r> 10%\r> 20%\n>\xff\0\r\n>\n>last\n"
 
-    def test_line_without_end_does_not_grow_forever(self):
+    def test_unterminated_line_has_a_limit(self):
         lines = output.Lines(b">")
         out = b"".join(lines.feed(b"x" * 65536) for _ in range(40)) + lines.flush()
         assert out.count(b"x") == 40 * 65536
@@ -532,7 +532,7 @@ class TestPieces:
         many = b"".join(b"%d\n" % index for index in range(50))
         assert report.last_traceback(many) == many[-60:]
 
-    def test_consequence(self):
+    def test_consequence_of_another_failure(self):
         lost = b"Traceback (most recent call last):\n  File\n    f()\ndldist.DistPeerLostError: rank 1 is gone\nmore\n"
         assert report.is_consequence(1, lost)
         assert not report.is_consequence(-9, lost)
@@ -546,7 +546,7 @@ class TestPieces:
         assert report.without_prefix(named, 12) == lost
         assert report.without_prefix(named, 1) == named
 
-    def test_bad_report_of_another_launcher(self):
+    def test_malformed_report_of_another_launcher(self):
         with pytest.raises(ValueError, match="no report of a failure"):
             report.Failure.from_json(b"[1]")
 

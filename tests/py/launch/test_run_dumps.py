@@ -42,7 +42,7 @@ def end(process):
     assert code == 128 + signal.SIGINT, err
 
 
-def test_a_time_out_leaves_dumps_of_all_ranks_and_says_who_is_missing(tmp_path):
+def test_timeout_writes_dumps_of_all_ranks_and_names_the_missing(tmp_path):
     code, _, err = dlrun("--nproc-per-node", 2, program("lags.py"), env={"TMPDIR": str(tmp_path)})
     assert code == 1
     (folder,) = tmp_path.iterdir()
@@ -54,7 +54,7 @@ def test_a_time_out_leaves_dumps_of_all_ranks_and_says_who_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["logs", "own"])
-def test_where_dumps_are(tmp_path, how):
+def test_folder_of_dumps(tmp_path, how):
     """Dumps must be with the run's other files, or in the environment's folder."""
     temporary, wanted = tmp_path / "temporary", tmp_path / "wanted"
     temporary.mkdir()
@@ -72,7 +72,7 @@ def test_where_dumps_are(tmp_path, how):
 
 
 @pytest.mark.parametrize("args", [(), ("--log-dir", "logs")])
-def test_nothing_is_left_of_a_job_that_ends_well(tmp_path, args):
+def test_successful_job_leaves_no_files(tmp_path, args):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     args = [tmp_path / arg if arg == "logs" else arg for arg in args]
@@ -81,7 +81,7 @@ def test_nothing_is_left_of_a_job_that_ends_well(tmp_path, args):
     assert not list(temporary.iterdir()) and not list(tmp_path.rglob("traces"))
 
 
-def test_a_signal_to_the_launcher_has_it_report_who_is_where(tmp_path):
+def test_signal_to_the_launcher_reports_the_call_of_each_rank(tmp_path):
     process, pids = start_hanging(tmp_path)
     for _ in range(2):
         process.send_signal(signal.SIGUSR2)
@@ -97,7 +97,7 @@ def test_a_signal_to_the_launcher_has_it_report_who_is_where(tmp_path):
 
 
 @pytest.mark.parametrize("format", ["pickle", "json"])
-def test_dumps_of_earlier_jobs_are_no_part_of_the_verdict(tmp_path, format):
+def test_dumps_of_earlier_jobs_are_ignored(tmp_path, format):
     """Earlier dumps are from a job with more ranks and another format."""
     env = {"DLDIST_FR_DUMP_FILE": f"{tmp_path}/mine_", "DLDIST_FR_DUMP_FORMAT": {"json": "pickle", "pickle": "json"}[format]}
     code, _, err = dlrun("--nproc-per-node", 3, program("lags.py"), env=env)
@@ -113,7 +113,7 @@ def test_ctrl_c_leaves_no_dumps(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_ranks_that_do_not_listen_are_not_ended_by_it(tmp_path):
+def test_dump_signal_does_not_end_ranks_without_a_monitor(tmp_path):
     process = start("-n", 2, "--shutdown-timeout", 1, program("lives.py"), env={"TMPDIR": str(tmp_path)})
     for _ in range(2):
         process.stdout.readline()
@@ -125,7 +125,7 @@ def test_ranks_that_do_not_listen_are_not_ended_by_it(tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["SIGNOTHING", "SIG_BLOCK", "99", "SIGKILL"])
-def test_a_setting_that_makes_no_sense(setting):
+def test_malformed_setting_is_an_error(setting):
     code, _, err = dlrun(program("shows.py"), env={"DLDIST_DUMP_SIGNAL": setting})
     assert code == 1
     assert err == f"dlrun: Invalid value for environment variable: DLDIST_DUMP_SIGNAL ({setting!r})\n"

@@ -104,7 +104,7 @@ def test_ranks_have_one_secret():
     assert last(run("-c", SECRETS, env={**os.environ, "DLDIST_SECRET": "a given one"})) == [["a given one"] * 3] * 2
 
 
-def test_ranks_may_meet_elsewhere():
+def test_ranks_may_use_another_rendezvous():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -125,17 +125,17 @@ def test_signal_is_named():
 
 
 @pytest.mark.parametrize("how", ["dies as a parent", "is cut off"])
-def test_death_is_seen_whatever_becomes_of_the_pipe(how):
+def test_death_is_detected_if_the_pipe_stays_open(how):
     kind, text, _, _ = last(run(SCRIPT, how))
     assert (kind, text) == ("ProcessExitedException", "process 0 terminated with signal SIGKILL")
 
 
-def test_result_that_cannot_be_read_says_whose_it_is():
+def test_unreadable_result_names_its_rank():
     error, note = last(run(SCRIPT, "unreadable"))
     assert "no number" in error and note == "spawn(): while the result of process 0 was read"
 
 
-def test_deadline_names_those_that_are_late():
+def test_deadline_names_the_late_ranks():
     kind, text, _, _ = last(run(SCRIPT, "late"))
     assert (kind, text) == ("DistTimeoutError", "spawn(): of 2 processes these did not end within the timeout of 1.0 s: [0, 1]")
 
@@ -173,7 +173,7 @@ def prompt(request, tmp_path):
     return request.param, lambda text: run("-c", text, env=env).stdout.splitlines()
 
 
-def test_functions_of_a_prompt(prompt):
+def test_functions_defined_at_a_prompt(prompt):
     """They are sent as globals of functions, with the classes defined at the prompt."""
     kind, typed = prompt
     [line] = typed(PROMPT)
@@ -183,7 +183,7 @@ def test_functions_of_a_prompt(prompt):
         assert line == "[-103, -107]"
 
 
-def test_classes_of_a_prompt(prompt):
+def test_classes_defined_at_a_prompt(prompt):
     """They are sent back as results, in objects of groups, and as causes of failures."""
     kind, typed = prompt
     lines = typed(CLASSES)
@@ -207,7 +207,7 @@ def test_classes_of_a_prompt(prompt):
         (lambda: spawn(print, 1, "x"), TypeError, "'args' must be a tuple, not str"),
     ],
 )
-def test_mistakes(call, kind, words):
+def test_wrong_arguments_are_rejected(call, kind, words):
     with pytest.raises(kind, match="spawn") as caught:
         call()
     assert words in str(caught.value)

@@ -40,7 +40,7 @@ def four(tmp_path_factory):
     yield from make_teams(4, tmp_path_factory)
 
 
-def test_the_table_names_cases_that_are_there():
+def test_table_names_existing_cases():
     assert set(DIFFERENT) <= set(CASES)
     assert {own for _, own in DIFFERENT.values()} <= set(OWN)
 

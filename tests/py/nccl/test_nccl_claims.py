@@ -39,7 +39,7 @@ def identify(value):
 
 
 @pytest.mark.parametrize("section, row", ROWS, ids=identify)
-def test_words_are_those_of_the_page(section, row):
+def test_words_are_quoted_from_the_page(section, row):
     assert len(row) == 2 and all(row), f"{section}: {row} has to have two cells"
     quote = row[0]
     where = PAGE.values() if section == LAST else [PAGE.get(section, "")]
@@ -79,7 +79,7 @@ def test_tests_exist(section, row):
         assert found[2] is None or is_case(found[2]), f"{section}: {row[0]!r}: there is no case {found[2]!r}"
 
 
-def test_no_row_is_there_twice():
+def test_rows_are_unique():
     for section, rows in CLAIMS.items():
         quotes = [quote for quote, _ in rows]
         assert sorted(quotes) == sorted(set(quotes)), section
@@ -93,5 +93,5 @@ def test_every_section_has_rows(section):
     assert CLAIMS.get(section) or untested, f"tests/nccl_claims.md says nothing of {section!r}"
 
 
-def test_sections_are_those_of_the_page():
+def test_sections_match_the_page():
     assert [name for name in CLAIMS if name not in PAGE] == [LAST]

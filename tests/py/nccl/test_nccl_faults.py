@@ -117,7 +117,7 @@ def start(children, function, tmp_path, size=2, versions=None, **env):
     return ranks, store
 
 
-def test_a_rank_is_killed(children, tmp_path):
+def test_killed_rank_is_reported(children, tmp_path):
     """The other ranks must time out, their dumps contain the failed operations, and the report name
     the rank that did not call."""
     ranks, store = start(children, workers.killed, tmp_path, size=4, DLDIST_DESYNC_DEBUG="1")
@@ -141,7 +141,7 @@ def test_a_rank_is_killed(children, tmp_path):
     assert "timed out after 1 s" in said and "nccl_fault_workers.py:" in said, read.stdout
 
 
-def test_versions_differ(children, tmp_path):
+def test_different_versions_are_an_error(children, tmp_path):
     ranks, store = start(children, workers.mismatched, tmp_path, versions=["2.27.3", "2.32.3"])
     for kind, text in [rank.recv() for rank in ranks]:
         assert kind == "DistMismatchError" and "2.27.3" in text and "2.32.3" in text, (kind, text)
@@ -151,7 +151,7 @@ def test_versions_differ(children, tmp_path):
 
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("mode", ["1", "3"])
-def test_a_process_is_ended_where_that_is_asked_for(children, tmp_path, mode):
+def test_error_handling_setting_ends_the_process(children, tmp_path, mode):
     ranks, store = start(children, workers.torn_down, tmp_path, DLDIST_ASYNC_ERROR_HANDLING=mode)
     assert [rank.recv(60) for rank in ranks] == ["ready"] * 2
     for number, rank in enumerate(ranks):
@@ -162,7 +162,7 @@ def test_a_process_is_ended_where_that_is_asked_for(children, tmp_path, mode):
         assert os.path.exists(f"{tmp_path}/dump_{number}")
 
 
-def test_the_watchdog_hangs(children, tmp_path):
+def test_hung_watchdog(children, tmp_path):
     ranks, store = start(children, workers.watchdog_hangs, tmp_path, DLDIST_HEARTBEAT_TIMEOUT_S="1")
     for number, rank in enumerate(ranks):
         assert rank.recv() < 1 + workers.SOON_S + workers.SLACK_S
@@ -170,7 +170,7 @@ def test_the_watchdog_hangs(children, tmp_path):
         assert os.path.exists(f"{tmp_path}/dump_{number}")
 
 
-def test_the_driver_is_gone_at_the_end(children, tmp_path):
+def test_unloaded_driver_at_exit(children, tmp_path):
     """The process must exit without output, and in time."""
     ranks, store = start(children, workers.driver_goes, tmp_path)
     for rank in ranks:
@@ -181,7 +181,7 @@ def test_the_driver_is_gone_at_the_end(children, tmp_path):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_waits_that_time_out(children, tmp_path, is_blocking):
+def test_timeout_of_wait(children, tmp_path, is_blocking):
     ranks, store = start(children, workers.wait_times_out, tmp_path, DLDIST_NCCL_BLOCKING_WAIT="1" if is_blocking else "")
     for rank in ranks:
         rank.result()

@@ -49,7 +49,7 @@ def test_merging(tmp_path, version, grown):
     assert run("grows", 3, tmp_path, version)[0] == [(grown, NOTHING)] * 3
 
 
-def test_again_and_again(tmp_path):
+def test_repeated_init_and_destroy(tmp_path):
     assert run("again_and_again", 2, tmp_path)[0] == [NOTHING] * 2
 
 
@@ -57,28 +57,28 @@ def test_several_devices_of_one_process(tmp_path):
     assert run("several_devices", 2, tmp_path, devices=4)[0] == [NOTHING] * 2
 
 
-def test_a_process_may_end_without_destroying(tmp_path):
+def test_process_may_exit_without_destroy(tmp_path):
     start = time.monotonic()
     assert run("ends_without_destroying", 2, tmp_path) == (["left"] * 2, [""] * 2)
     assert time.monotonic() - start < 15
 
 
-def test_a_forked_child_is_told(tmp_path):
+def test_forked_child_gets_an_error(tmp_path):
     for text in run("fork", 2, tmp_path)[0]:
         assert text.startswith("Dist") and "fork" in text
 
 
-def test_interrupts(tmp_path):
+def test_interrupted_calls(tmp_path):
     assert run("interrupted", 2, tmp_path)[0] == ["done"] * 2
 
 
-def test_interrupts_are_heard_in_a_first_call(tmp_path):
+def test_first_call_can_be_interrupted(tmp_path):
     ((seconds, text), _), _ = run("interrupted_first_call", 2, tmp_path, env={"DLDIST_PROPAGATE_ERROR": "0"})
     assert 0.2 < seconds < procs.under_load(5.0)
     assert "was interrupted while NCCL connected the ranks" in text
 
 
-def test_surface(tmp_path):
+def test_names_of_the_process_group(tmp_path):
     # The abort of one rank at the end must not reach the other, which may still be running checks.
     assert run("surface", 2, tmp_path, env={"DLDIST_PROPAGATE_ERROR": "0"})[0] == [NOTHING] * 2
 
@@ -86,7 +86,7 @@ def test_surface(tmp_path):
 @pytest.mark.parametrize(
     "option, setting, blocks", [("", "", True), ("0", "", False), ("", "1", False)], ids=["neither", "option", "setting"]
 )
-def test_communicators_that_do_not_block(tmp_path, option, setting, blocks):
+def test_nonblocking_communicators(tmp_path, option, setting, blocks):
     env = {"BLOCKING": option, "DLDIST_NCCL_NONBLOCKING": setting}
     for said, left in run("estimates_unless_not_blocking", 2, tmp_path, env=env)[0]:
         assert said == 1.0 if blocks else "estimates need a communicator that blocks" in said, said

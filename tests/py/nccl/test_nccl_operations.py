@@ -42,18 +42,18 @@ def test_movements(teams, size, name):
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_case(teams, size, case):
+def test_case_of_group_workers(teams, size, case):
     teams(size).run(case)
 
 
 @pytest.mark.parametrize("what", ["questions", "await", "futures", "callbacks"])
-def test_unfinished(teams, what):
+def test_wait_for_a_late_rank(teams, what):
     seen = teams(2).run(cases.late_partner, what)[0]
     assert seen == ([(True, "dldist-completion", 1, True), True] if what == "callbacks" else 1)
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_by_oracle(teams, size):
+def test_results_match_the_oracle(teams, size):
     teams(size).run(cases.by_oracle)
 
 
@@ -70,7 +70,7 @@ def test_other_versions(teams, version, blocking):
         team.run(case)
 
 
-def test_not_blocking(teams):
+def test_nonblocking_communicators(teams):
     team = teams(4, config={"blocking": 0})
     for case in CASES:
         team.run(case)

@@ -35,29 +35,29 @@ def test_destroying_waits_as_long_as_operations_may_take(tmp_path):
 @pytest.mark.parametrize(
     "name", ["destroy_while_it_times_out", "with_while_it_times_out", "destroy_after_it_has_timed_out"]
 )
-def test_an_operation_that_fails_unheard_is_told_at_the_end(tmp_path, name):
+def test_unreported_failure_is_raised_by_destroy(tmp_path, name):
     for text in run(name, tmp_path)[0]:
         assert text is not None and text.startswith("DistTimeoutError: closing the group"), text
         assert "all_reduce #1" in text and "timed out after 1 s" in text, text
 
 
-def test_what_has_been_told_is_not_told_again(tmp_path):
+def test_reported_failure_is_not_raised_again(tmp_path):
     assert run("destroy_after_being_told", tmp_path)[0] == [None] * 2
 
 
-def test_a_limit_of_close_raises(tmp_path):
+def test_close_raises_after_its_timeout(tmp_path):
     for text in run("close_with_a_limit", tmp_path, env=EACH_FOR_ITSELF)[0]:
         assert text is not None and text.startswith("DistTimeoutError: closing the group: all_reduce #1"), text
 
 
-def test_a_communicator_that_does_not_end_is_told(tmp_path):
+def test_hung_communicator_is_reported(tmp_path):
     for text in run("close_behind_a_graph", tmp_path, env=EACH_FOR_ITSELF)[0]:
         assert text is not None and text.startswith("DistTimeoutError: closing the group: its operations have ended"), text
         assert "CUDA graph" in text and "ncclCommFinalize of rank" in text, text
 
 
 @pytest.mark.deadline(60)
-def test_a_live_graph_is_waited_for_ten_seconds(tmp_path):
+def test_destroy_waits_ten_seconds_for_a_live_graph(tmp_path):
     for ends, values in run("end_behind_a_live_graph", tmp_path, env=EACH_FOR_ITSELF)[0]:
         assert values == [SUM] * 2
         for text, seconds in ends:
@@ -70,7 +70,7 @@ def test_shrinking_waits_for_the_old_group(tmp_path):
     assert run("shrink_behind_work", tmp_path)[0] == [SUM] * 2
 
 
-def test_the_end_of_the_process_warns(tmp_path):
+def test_process_exit_warns(tmp_path):
     """The warning must come after a second for operations to end, and another for the aborts."""
     begun, errors = run("leave", tmp_path)
     seconds = time.monotonic() - max(begun)
@@ -79,13 +79,13 @@ def test_the_end_of_the_process_warns(tmp_path):
         assert "RuntimeWarning: the process ends: operations of the NCCL group" in text, text
 
 
-def test_communicators_of_one_process_wait(tmp_path):
+def test_communicators_of_one_process_wait_for_operations(tmp_path):
     assert run("close_comms", tmp_path, size=1)[0] == [[[10.0] * 4] * 2]
 
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("name", ["destroy_many", "abort_many"])
-def test_communicators_end_side_by_side(tmp_path, name):
+def test_communicators_end_concurrently(tmp_path, name):
     """Communicators must end concurrently: one after another, they would take 25 s."""
     for error, seconds, nthreads, ncomms in run(name, tmp_path, env=EACH_FOR_ITSELF)[0]:
         assert error is None and ncomms == 0
@@ -94,7 +94,7 @@ def test_communicators_end_side_by_side(tmp_path, name):
 
 
 @pytest.mark.deadline(60)
-def test_each_end_that_fails_is_named(tmp_path):
+def test_each_failed_end_is_named(tmp_path):
     for text, *_ in run("destroy_some_that_fail", tmp_path, env=EACH_FOR_ITSELF)[0]:
         assert text.count("it does not end") == 2 and text.count("ncclCommDestroy of rank") == 2, text
         assert text.count("while group") == 2, text

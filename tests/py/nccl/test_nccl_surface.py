@@ -17,7 +17,7 @@ def run(name, tmp_path, size=2, **options):
 @pytest.mark.parametrize(
     "name", ["waits_alone", "timing_from_now_on", "tells_its_hook", "tells_its_hook_without_timing"]
 )
-def test_works(tmp_path, name):
+def test_members_of_works(tmp_path, name):
     assert run(name, tmp_path) == [NOTHING] * 2
 
 
@@ -38,7 +38,7 @@ def test_all_ranks_encrypt_with_one_key(tmp_path, monkeypatch):
         ("encrypts_with_another_secret", r"rank 1 \(.*\) encrypts with another key", "DLDIST_SECRET"),
     ],
 )
-def test_ranks_that_do_not_encrypt_alike(tmp_path, monkeypatch, name, who, setting):
+def test_ranks_that_disagree_on_encryption(tmp_path, monkeypatch, name, who, setting):
     monkeypatch.setenv("DLDIST_SECRET", "only the ranks know")
     for text in run(name, tmp_path, env=ENCRYPTED):
         assert re.search(rf"rank 0 \(.*\) encrypts NCCL's connections, and {who}.*{setting}\?", text), text
@@ -75,7 +75,7 @@ def test_encryption_needs_a_newer_nccl_and_a_secret():
         ({"DLDIST_NCCL_DETERMINISTIC": "1", "NCCL_ALGO": "Ring"}, b"Ring"),
     ],
 )
-def test_nvls_where_results_are_to_be_the_same(tmp_path, monkeypatch, env, algorithms):
+def test_nvls_is_off_for_reproducible_results(tmp_path, monkeypatch, env, algorithms):
     monkeypatch.delenv("NCCL_ALGO", raising=False)
     assert run("keeps_from_nvls", tmp_path, size=1, env=env) == [algorithms]
 
@@ -98,11 +98,11 @@ def test_properties_need_a_newer_nccl(tmp_path):
         assert text.startswith("ncclCommQueryProperties needs NCCL 2.29.2 or newer, this is 2.27.3 ("), text
 
 
-def test_pools_that_change(tmp_path):
+def test_changing_memory_pools(tmp_path):
     assert run("pools", tmp_path) == [NOTHING] * 2
 
 
-def test_a_message_before_anything_else_waits_for_a_message(tmp_path):
+def test_first_message_waits_only_for_its_peer(tmp_path):
     text, of_barrier = run("receives_first", tmp_path, env={"DLDIST_PROPAGATE_ERROR": "0"})
     assert "for a message between rank 0 and rank 1" in text, text
     assert "rank 1 may be in a call of all ranks" in text and "missing: 1" in text, text

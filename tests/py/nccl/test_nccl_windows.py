@@ -55,19 +55,19 @@ def test_all_dtypes(tmp_path, version, size, options):
 
 @pytest.mark.parametrize("name", ["parts_and_offsets", "a_ring_in_order", "signals_are_counted", "a_batch", "graphs"])
 @pytest.mark.parametrize("version,options", [("2.29.7", NONBLOCKING), (VERSION, {})])
-def test_the_order_of_things(tmp_path, name, version, options):
+def test_order_of_operations(tmp_path, name, version, options):
     check(name, 3 if name != "graphs" else 2, tmp_path, version, **options)
 
 
-def test_a_put_that_nobody_waits_for(tmp_path):
+def test_put_without_a_wait(tmp_path):
     check("a_put_that_nobody_waits_for", 2, tmp_path)
 
 
-def test_a_wait_blocks_the_stream_and_not_the_host(tmp_path):
+def test_wait_blocks_the_stream_and_not_the_host(tmp_path):
     check("a_wait_for_nothing_yet", 2, tmp_path)
 
 
-def test_closing_waits_for_the_others(tmp_path):
+def test_close_waits_for_other_ranks(tmp_path):
     check("closing_waits_for_the_others", 2, tmp_path)
 
 
@@ -77,20 +77,20 @@ def test_channels(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["wrong_arguments", "ranks_that_disagree", "recorded", "left_open"])
-def test_the_group_goes_on(tmp_path, name):
+def test_group_stays_usable(tmp_path, name):
     check(name, 2, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["time_outs", "an_abort_ends_a_wait", "nccl_fails", "registering_hangs"])
-def test_the_group_fails(tmp_path, name):
+def test_failure_of_the_group(tmp_path, name):
     check(name, 2, tmp_path)
 
 
-def test_a_rank_does_not_come(tmp_path):
+def test_missing_rank(tmp_path):
     check("a_rank_does_not_come", 2, tmp_path)
 
 
-def test_a_peer_dies(tmp_path):
+def test_dead_peer_is_an_error(tmp_path):
     store, children, ranks = start("a_peer_dies", 2, tmp_path, VERSION, {})
     try:
         assert ranks[0].result(60.0) == (None, NOTHING, 0)
@@ -104,12 +104,12 @@ def test_nan_check(tmp_path):
     check("nan", 2, tmp_path, is_nan_check=True)
 
 
-def test_nccl_is_too_old(tmp_path):
+def test_old_nccl_is_an_error(tmp_path):
     check("too_old", 2, tmp_path, "2.28.7")
 
 
 @pytest.mark.parametrize("version,reply", [(VERSION, "done"), ("2.29.2", "done"), ("2.28.7", "too old")])
-def test_c10d(tmp_path, version, reply):
+def test_windows_of_c10d(tmp_path, version, reply):
     assert run("windows_of_c10d", 2, tmp_path, version) == [reply] * 2
 
 
@@ -117,14 +117,14 @@ def test_c10d(tmp_path, version, reply):
 
 
 @pytest.mark.parametrize("has_puts", [False, True])
-def test_our_analyser_reads_dumps(tmp_path, has_puts):
+def test_analyser_reads_dumps(tmp_path, has_puts):
     analysis = dumps_of(tmp_path, has_puts)
     assert not analysis.problems, analysis.text(8)
 
 
 @pytest.mark.deadline(130)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's analyser")
-def test_torch_refuses_dumps_with_puts(tmp_path):
+def test_torch_rejects_dumps_with_puts(tmp_path):
     """torch does not know puts, so it must reject a dump that has them."""
     dumps_of(tmp_path / "without", has_puts=False)
     (theirs,) = trace_torch.verdicts([tmp_path / "without" / "dumps"])
@@ -190,7 +190,7 @@ def in_c(channel, version, environment):
     return stubs.nccl.bad_uses()
 
 
-def test_allocator(tmp_path):
+def test_memory_allocator(tmp_path):
     with contextlib.closing(procs.Group()) as children:
         assert children.start(in_c, VERSION, nccl_stubs.build(VERSION).environment(folder=tmp_path)).result(60.0) == 0
         old = children.start(in_c, "2.18.1", nccl_stubs.build("2.18.1").environment(folder=tmp_path)).result(60.0)
@@ -198,7 +198,7 @@ def test_allocator(tmp_path):
 
 
 
-def test_trace_knows_who_writes():
+def test_trace_knows_the_writing_rank():
     from dldist.trace import read
 
     for text, ends in (("put 1->2", (1, 2)), ("signal 0->1", (0, 1)), ("wait_signal 2<-1", (1, 2))):

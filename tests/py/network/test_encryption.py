@@ -101,7 +101,7 @@ def test_nothing_on_the_wire_can_be_read(procs, hosts, encryption):
 
 
 @needs_hosts
-def test_the_secret_of_a_store_is_that_of_its_groups(procs, hosts):
+def test_groups_use_the_secret_of_their_store(procs, hosts):
     capture = Capture(hosts.namespaces[0])
     try:
         transports = run_ranks(procs, hosts, "everything_with_secret", [{}] * 2)
@@ -113,14 +113,14 @@ def test_the_secret_of_a_store_is_that_of_its_groups(procs, hosts):
 
 
 @needs_hosts
-def test_the_log_has_the_cipher_once(procs, hosts):
+def test_log_has_the_cipher_once(procs, hosts):
     for told in run_ranks(procs, hosts, "log", [environment()] * 2):
         assert len(told) == 1
         assert re.match("connections over TCP are encrypted with (AES-256-GCM|ChaCha20-Poly1305), by OpenSSL ", told[0]), told
 
 
 @needs_hosts
-def test_ranks_that_do_not_agree_are_told(procs, hosts):
+def test_ranks_that_disagree_on_encryption_fail(procs, hosts):
     served, refused = [environment(), environment(encryption="off")]
     failures = []
     for env in ([served, refused], [refused, served]):
@@ -139,7 +139,7 @@ def test_ranks_that_do_not_agree_are_told(procs, hosts):
 
 
 @needs_hosts
-def test_links_that_do_not_agree_are_told(procs, hosts, tmp_path):
+def test_links_that_disagree_on_encryption_fail(procs, hosts, tmp_path):
     env = [environment(), environment(encryption="off")]
     children = [
         hosts.start(procs, rank, encryption_workers.start, "meet_over_file", rank, 2, str(tmp_path / "store"), env=env[rank])
@@ -151,7 +151,7 @@ def test_links_that_do_not_agree_are_told(procs, hosts, tmp_path):
         assert f"rank {1 - rank}" in text or f"rank {rank} " in text, texts
 
 
-def test_a_rank_keeps_the_secret_from_what_it_starts(procs):
+def test_child_processes_do_not_inherit_the_secret(procs):
     child = procs.start(encryption_workers.start, "look_at_children", 0, 1, "127.0.0.1", env=environment())
     child.send(child.recv())
     before, after, refusal, forked, pid = child.result(40)
@@ -161,7 +161,7 @@ def test_a_rank_keeps_the_secret_from_what_it_starts(procs):
     assert forked == SECRET.encode()  # a fork has its parent's memory, not only its variables
 
 
-def test_the_secret_of_dlrun_is_in_no_list_of_processes(tmp_path):
+def test_secret_of_dlrun_is_in_no_process_list(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import os, subprocess, dldist\n"
@@ -233,7 +233,7 @@ needs_mounts = pytest.mark.skipif(
 
 
 @needs_mounts
-def test_without_a_library_the_error_says_what_to_do():
+def test_missing_library_error_has_a_remedy():
     done = run_without(LIBRARIES, PAIR_OVER_TCP)
     lines = done.stdout.splitlines()
     assert lines[0] == "served", done.stderr  # a single host needs no encryption

@@ -114,12 +114,12 @@ def test_large_blocks(team, layout):
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("algorithm", ["", "flat", "reduce=direct"])
 @pytest.mark.parametrize("layout", [(0, 1), (0, 1, 2), TWO_BY_TWO], ids=name)
-def test_leaving_after_the_last_call(team, layout, algorithm):
+def test_close_after_the_last_call(team, layout, algorithm):
     team(layout, "leave_after_the_last_call", 60, env={"DLDIST_ALGORITHM": algorithm}).results(50)
 
 
 @pytest.mark.deadline(90)
-def test_integers_do_not_depend_on_the_way(team):
+def test_integer_results_do_not_depend_on_the_route(team):
     ways = [
         (TWO_BY_TWO, ""), (TWO_BY_TWO, "flat"), ((0, 1, 0, 1), ""), ((0, 0, 0, 0), ""), ((0, 1, 2, 3), ""),
         (TWO_BY_TWO, "flat,all_reduce=ring,reduce=direct,reduce_scatter=ring"),
@@ -193,7 +193,7 @@ def test_bits_are_the_same_on_all_ranks(team, algorithm):
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), TWO_BY_TWO, (0, 1, 0, 1, 0, 1)], ids=name)
-def test_every_byte_crosses_once(team, layout):
+def test_every_byte_is_sent_once(team, layout):
     """Between two hosts, an all_reduce must move the array once in each direction."""
     count, times = 1_000_000, 4
     ours = team(layout, "all_reduce_nbytes", count, times)
@@ -220,7 +220,7 @@ def test_interfaces_by_name(procs, hosts):
             assert members[0][2] == "TCP" or members[1][2] == "TCP"
 
 
-def test_unknown_interface_is_an_error_that_lists_those_there_are(procs, hosts):
+def test_unknown_interface_error_lists_the_interfaces(procs, hosts):
     env = [{}, {"DLDIST_SOCKET_IFNAME": "eth7"}]
     ours = Team(procs, hosts(2), (0, 1), "listening", env=env, connect_timeout=3)
     with pytest.raises(AssertionError, match="eth7") as failure:
@@ -230,7 +230,7 @@ def test_unknown_interface_is_an_error_that_lists_those_there_are(procs, hosts):
         ours.children[0].result()
 
 
-def test_interface_that_leads_nowhere_is_an_error_in_time(procs, hosts):
+def test_unconnected_interface_is_an_error_before_the_deadline(procs, hosts):
     two = hosts(2)
     for host in range(2):
         two.add_interface(host, "aaa0", f"10.213.{host}.1/24")
@@ -259,7 +259,7 @@ def test_range_of_ports(team):
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("algorithm", ["", "flat"])
 @pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1), TWO_BY_TWO], ids=name)
-def test_cut_cable_costs_the_time_out_and_names_who_is_missing(team, layout, algorithm):
+def test_cut_cable_times_out_and_names_the_missing_ranks(team, layout, algorithm):
     ours = team(layout, "all_reduce_until_error", 2.0, env={"DLDIST_ALGORITHM": algorithm})
     ours.recv()
     ours.recv()  # the operations are running
@@ -289,7 +289,7 @@ def check_blames_path(ours, error, near, far):
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1)], ids=name)
-def test_network_that_loses_large_packets_is_named_with_both_ends(procs, hosts, layout):
+def test_path_that_drops_large_packets_is_named_with_both_ends(procs, hosts, layout):
     two = hosts(2)
     two.swallow_large(1)
     ours = Team(procs, two, layout, "all_reduce_until_error", 4.0)
@@ -307,7 +307,7 @@ def test_network_that_loses_large_packets_is_named_with_both_ends(procs, hosts, 
 
 
 @pytest.mark.deadline(60)
-def test_large_packets_that_are_lost_between_two_others_are_found(procs, hosts):
+def test_path_between_other_ranks_that_drops_large_packets_is_named(procs, hosts):
     """Both hosts reach rank 0, so all ranks answer it, and it must find the lost path."""
     three = hosts(3)
     env = {"DLDIST_ALGORITHM": "flat,all_reduce=ring"}
@@ -323,7 +323,7 @@ def test_large_packets_that_are_lost_between_two_others_are_found(procs, hosts):
 
 
 @pytest.mark.deadline(60)
-def test_large_message_that_is_lost(procs, hosts):
+def test_lost_large_message(procs, hosts):
     two = hosts(2)
     two.swallow_large(1)
     ours = Team(procs, two, (0, 1), "large_message", 1_000_000, 3.0)
@@ -334,7 +334,7 @@ def test_large_message_that_is_lost(procs, hosts):
 
 
 @pytest.mark.deadline(60)
-def test_interface_that_goes_down(team):
+def test_downed_interface(team):
     ours = team(TWO_BY_TWO, "all_reduce_until_error", 2.0)
     ours.recv()
     ours.recv()
@@ -347,7 +347,7 @@ def test_interface_that_goes_down(team):
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("seconds", [0.5, 3.0])
-def test_cable_that_comes_back_in_time(team, seconds):
+def test_cable_that_is_restored_before_the_deadline(team, seconds):
     ours = team(TWO_BY_TWO, "late_for_cut", 20.0)
     ours.recv()
     ours.hosts.cut(0)
@@ -411,7 +411,7 @@ def test_death_before_the_first_message(team, layout):
 
 
 @pytest.mark.deadline(60)
-def test_monitored_barrier_names_those_beyond_the_cut(team):
+def test_monitored_barrier_names_the_unreachable_ranks(team):
     ours = team(TWO_BY_TWO, "monitored_barrier_error", 2.0)
     ours.recv()
     ours.hosts.cut(1)
@@ -441,7 +441,7 @@ def test_windows(team):
         assert kinds == [unified if other == rank else separate for other in range(4)]
 
 
-def test_a_peer_of_another_host_dies(team):
+def test_dead_peer_on_another_host_is_an_error(team):
     """A rank that waits for the peer's signal must get an error within a second."""
     ours = team((0, 1), "wait_for_the_dead")
     assert ours.recv() == ["ready"] * 2

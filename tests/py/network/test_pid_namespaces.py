@@ -43,7 +43,7 @@ def start(procs, rank, has_shm):
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("has_shm", [True, False], ids=["shared memory", "TCP"])
-def test_nobody_is_taken_for_dead_nor_let_in_for_another(procs, has_shm):
+def test_ranks_are_neither_taken_for_dead_nor_confused(procs, has_shm):
     ranks = [start(procs, rank, has_shm) for rank in range(SIZE)]
     claimant = start(procs, 1, has_shm)
     port = ranks[0].recv()

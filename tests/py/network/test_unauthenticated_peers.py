@@ -18,7 +18,7 @@ MAGIC = b"\0\xce\xf7\x85\x3c"  # VALIDATE
 
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("words", [b"", MAGIC + b"\x0d"], ids=["silent", "half a handshake"])
-def test_flood_leaves_a_store_to_its_clients_and_its_process_to_itself(procs, words):
+def test_store_serves_its_clients_during_a_flood(procs, words):
     server = procs.start(unauthenticated_peers_workers.crowded_server, 1024, "a secret")
     port = server.recv()
     strangers = procs.start(unauthenticated_peers_workers.flood, [port], 1300, words)
@@ -38,7 +38,7 @@ def test_flood_leaves_a_store_to_its_clients_and_its_process_to_itself(procs, wo
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_unix_socket_of_a_store_is_for_its_user_alone(procs):
+def test_unix_socket_of_a_store_is_only_for_its_user(procs):
     store = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=timedelta(seconds=20))
     name = f"dldist-store-{LOOPBACK}:{store.port}"
     store.set("key", b"value")
@@ -49,7 +49,7 @@ def test_unix_socket_of_a_store_is_for_its_user_alone(procs):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_at_the_name_of_the_unix_socket_hears_nothing(procs):
+def test_unix_socket_of_another_user_receives_nothing(procs):
     with socket.create_server((LOOPBACK, 0)) as listening:
         port = listening.getsockname()[1]
         stranger = procs.start(unauthenticated_peers_workers.take_name_as, 65534, f"dldist-store-{LOOPBACK}:{port}")
@@ -63,7 +63,7 @@ def test_another_user_at_the_name_of_the_unix_socket_hears_nothing(procs):
 
 
 @pytest.mark.deadline(120)
-def test_flood_of_data_ports_does_not_keep_ranks_from_meeting(procs):
+def test_ranks_meet_during_a_flood_of_data_ports(procs):
     server = procs.start(unauthenticated_peers_workers.crowded_server, 1024, "a secret")
     port = server.recv()
     settings = {"DLDIST_SECRET": "a secret", "DLDIST_SHM": "0"}
@@ -105,7 +105,7 @@ def test_ranks_of_one_host_that_share_memory_listen_nowhere(procs):
     finish(ranks)
 
 
-def test_store_at_a_loopback_address_means_data_ports_there(procs):
+def test_store_at_a_loopback_address_uses_loopback_data_ports(procs):
     port = procs.start(workers.tcp_server).recv()
     ranks = [procs.start(unauthenticated_peers_workers.meet, port, env={"DLDIST_SHM": "0"}) for _ in range(2)]
     assert make_world(ranks, "one", True) == [{LOOPBACK}, {LOOPBACK}]

@@ -163,7 +163,7 @@ def without_particulars(text):
 
 @pytest.mark.deadline(TIMEOUT_S + 10)
 @pytest.mark.parametrize("block", programs(), ids=repr)
-def test_program(block, tmp_path):
+def test_programs_print_their_output(block, tmp_path):
     size, source = block.ranks()
     if not block.is_doctest:
         compile(source, repr(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -202,13 +202,13 @@ def problem_of(page, target):
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda page: str(page.relative_to(ROOT)))
-def test_links(page):
+def test_links_resolve(page):
     targets = re.findall(r"\]\(([^()\s]+)\)", without_code(page))
     inner = [target for target in targets if not re.match(r"[a-z]+:", target)]
     assert [problem for target in inner if (problem := problem_of(page, target))] == []
 
 
-def test_architecture_names_what_is_there():
+def test_architecture_names_existing_functions_and_files():
     page = (DOCS / "contributing" / "architecture.md").read_text(encoding="utf-8")
     paths = re.findall(r"`((?:csrc|pkg|tests|tools)/[\w/.]+)`", page)
     steps = re.findall(r"^\|.*\| `(\w+)` \| `(\S+)` \|$", page, re.MULTILINE)
@@ -253,7 +253,7 @@ def test_reference_is_complete():
     assert sorted(public - set(described)) == []
 
 
-def test_plotted_figures_are_those_of_the_page():
+def test_plotted_figures_match_the_page():
     """benchmarks/two_ranks.json, the source of the plots, must match docs/benchmarks.md."""
     page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
     table = re.search(r"^Two ranks, .*?\n\n(\|.*?)\n\n", page, re.MULTILINE | re.DOTALL)[1].splitlines()
@@ -312,7 +312,7 @@ def names_read_by_python(path):
 NO_VARIABLES = {"LOCAL_SIZE"}
 
 
-def test_environment_page_is_that_of_the_table():
+def test_environment_page_matches_the_table():
     tool = ROOT / "tools" / "environment_page.py"
     env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(dldist.__file__))}
     printed = subprocess.run([sys.executable, tool], env=env, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True)
@@ -320,7 +320,7 @@ def test_environment_page_is_that_of_the_table():
     assert page == printed.stdout, f"python {tool.name} > docs/environment.md renews it"
 
 
-def test_environment_variables():
+def test_environment_variables_are_documented():
     package = pathlib.Path(dldist.__file__).parent
     read = {name for path in package.rglob("*.py") for name in names_read_by_python(path)} - NO_VARIABLES
     for path in (ROOT / "csrc").rglob("*.c"):

@@ -82,7 +82,7 @@ def losses_in(lines):
 
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("example", ["train_numpy.py", pytest.param("train_jax.py", marks=JAX)])
-def test_training_is_that_of_one_process_with_all_of_the_data(example):
+def test_training_equals_one_process_with_all_data(example):
     alone, together = losses_in(launch(example, 1)), losses_in(launch(example, 2))
     assert len(alone) == 4
     # the last of five digits may be rounded differently

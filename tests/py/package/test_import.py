@@ -49,7 +49,7 @@ def test_without_torch_and_numpy():
     assert out.strip() == "[]"
 
 
-def test_brings_in_no_heavy_modules():
+def test_imports_no_heavy_modules():
     """`import dldist` must add only light modules to a bare interpreter."""
     code = "import sys, json; before = set(sys.modules); {}; print(json.dumps(sorted(set(sys.modules) - before)))"
     added = set(json.loads(run(code.format("import dldist")))) - set(json.loads(run(code.format("pass"))))
@@ -62,7 +62,7 @@ def test_brings_in_no_heavy_modules():
 
 
 @pytest.mark.parametrize("name", ["World", "init_process_group"])
-def test_groups_need_no_more_of_the_package(name):
+def test_first_world_imports_all_that_groups_need(name):
     """The first use of World must import everything that groups need, so that a program that then
     forks imports it once for all ranks."""
     out = run(
@@ -165,7 +165,7 @@ def test_import_time(tmp_path):
     assert ours - bare < ALLOWED * (theirs - bare)
 
 
-def test_survives_a_second_import_of_the_module():
+def test_reload_of_the_module():
     """A reload must neither crash nor break existing objects."""
     run(
         """
@@ -209,7 +209,7 @@ def test_exit_with_everything_open(tmp_path):
     assert time.monotonic() - start < 5
 
 
-def test_functions_of_a_program_that_run_at_its_end_still_have_its_groups():
+def test_atexit_functions_can_use_groups():
     out = run(
         """
         import atexit

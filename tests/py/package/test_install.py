@@ -9,7 +9,7 @@ import pytest
 from paths import ROOT
 
 
-def test_a_machine_without_a_compiler_is_told_so_in_a_line(tmp_path):
+def test_missing_compiler_is_one_line(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
     done = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--build-temp", str(tmp_path), "--build-lib", str(tmp_path)],
@@ -82,7 +82,7 @@ def test_installed_builds_optimise_across_files(tmp_path, arguments, setting, is
     assert {"-flto" in line for line in commands} == {is_wanted}
 
 
-def test_scripts_wait_with_those_who_wait(tmp_path):
+def test_scripts_print_progress_while_they_wait(tmp_path):
     """The command's output and exit code must be passed on, and the ticker be stopped."""
     script = "set -e; source scripts/common.sh; patiently bash -c 'echo out; exit 3' || echo $?; patiently true; jobs"
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)

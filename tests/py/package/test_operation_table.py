@@ -17,7 +17,7 @@ SOURCES = [path for part, kinds in (("csrc", "ch"), ("pkg", ("py",))) for kind i
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_row_is_whole(name):
+def test_every_row_is_complete(name):
     operation = OPERATIONS[name]
     assert callable(getattr(dldist.Group, name)) and callable(getattr(dldist.Group, f"plan_{name}"))
     assert callable(getattr(Dispatcher, name))
@@ -30,14 +30,14 @@ def test_every_row_is_whole(name):
         assert CALLS[operation.former_call] is CALLS[operation.call]
 
 
-def test_the_stubs_are_made_from_it():
+def test_stubs_are_generated_from_the_table():
     """The stubs of the package in use must match, even if it is older than the sources."""
     command = [sys.executable, str(TOOLS / "make_stubs.py"), "--check", os.path.dirname(dldist.__file__)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_stubs_read_the_table_as_the_extension_has_it(monkeypatch):
+def test_stub_generator_reads_the_same_table_as_the_extension(monkeypatch):
     """Stubs are generated without the extension, which may be for another processor."""
     monkeypatch.syspath_prepend(str(TOOLS))
     import make_stubs
@@ -46,7 +46,7 @@ def test_the_stubs_read_the_table_as_the_extension_has_it(monkeypatch):
     assert rows == list(_core._operations())
 
 
-def test_an_operation_is_named_in_few_files():
+def test_operation_is_named_in_few_files():
     """Only the table, the names of recorded calls, and the user-level functions, which have their
     own docs and types, may name it."""
     named = [path for path in SOURCES if "reduce_scatter_single" in path.read_text(encoding="utf-8")]

@@ -40,7 +40,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors(name):
+def test_bases_of_exceptions(name):
     error = getattr(dldist, name)
     assert error.__module__ == "dldist"
     for base in ERRORS[name]:
@@ -49,7 +49,7 @@ def test_errors(name):
         raise error("text")
 
 
-def test_all_names_are_there():
+def test_all_names_exist():
     for name in [*STORE_KINDS, *ERRORS]:
         assert name in dldist.__all__, name
     for name in dldist.__all__:
@@ -181,7 +181,7 @@ def test_stub_signatures(kind):
             assert stub_shape(node, True) == runtime_shape(getattr(runtime, name), True), f"{kind}.{name}"
 
 
-def test_stub_misses_no_method():
+def test_stub_has_every_method():
     """The stub must have every method that the runtime classes add over their base."""
     for kind in STORE_KINDS:
         own = {name for name in vars(getattr(_core, kind)) if not name.startswith("_")}
@@ -230,7 +230,7 @@ def test_every_status_is_an_exception():
             assert name == "INTERRUPTED", f"{name} raises nothing"
 
 
-def test_time_outs_say_timeout():
+def test_timeouts_contain_the_word_timeout():
     """Errors must contain the word once, whatever the core's text: programs search for it."""
     with pytest.raises(dldist.DistTimeoutError, match=r"barrier timed out after 0\.\d+ s.*\(timeout\)$"):
         dldist.HashStore().barrier("k", 2, timedelta(milliseconds=1))
@@ -241,7 +241,7 @@ def test_time_outs_say_timeout():
 
 
 @needs_statuses
-def test_statuses_of_time_outs_say_timeout():
+def test_timeout_statuses_contain_the_word_timeout():
     late = [code for code, name in enumerate(_core._status_names()) if "TIMED_OUT" in name]
     assert len(late) == 3
     for code in late:
@@ -287,7 +287,7 @@ def test_status_out_of_range(code):
     assert not isinstance(raised.value, SystemError)
 
 
-def test_instances_have_no_surprises():
+def test_instances_reject_pickling_and_new_attributes():
     """Instances must reject pickling and new attributes."""
     import pickle
 

@@ -103,7 +103,7 @@ class TestRunRanks:
         base = 10
         assert run_ranks(lambda more: base + more + int(os.environ["RANK"]), 2, 5, init=False) == [15, 16]
 
-    def test_anything_that_can_be_called(self):
+    def test_any_callable(self):
         assert run_ranks(functools.partial(os.path.join, "a"), 1, "b", init=False) == ["a/b"]
 
     def test_script(self, tmp_path):
@@ -129,7 +129,7 @@ class TestRunRanks:
         assert note.startswith("2 of 2 ranks failed: 0, 1\n---- rank 0 ----\nTraceback")
         assert "LookupError: rank 1" in note
 
-    def test_culprit_comes_first(self):
+    def test_blamed_rank_is_first(self):
         with pytest.raises(RanksFailed) as caught:
             run_ranks(one_raises, 2, init=False)
         text = str(caught.value)
@@ -137,12 +137,12 @@ class TestRunRanks:
         assert "LookupError: the culprit" in text
         assert text.index("---- rank 0 ----") < text.index("DistAbortedError")
 
-    def test_assertions_are_explained(self):
+    def test_assertions_are_rewritten(self):
         with pytest.raises(RanksFailed, match=r"assert \[1, 1\] == \[1, 0\]"):
             run_ranks(one_asserts, 2, init=False)
 
     @pytest.mark.deadline(90)
-    def test_deadline_shows_where_a_rank_is(self):
+    def test_deadline_shows_the_stack_of_a_rank(self):
         limit = under_load(4.0)  # the other rank ends within this
         began = time.monotonic()
         with pytest.raises(RanksFailed) as caught:
@@ -152,19 +152,19 @@ class TestRunRanks:
         assert "in one_hangs" in str(caught.value)
         assert "rank 0 ----" not in str(caught.value)
 
-    def test_exit_without_a_word(self):
+    def test_silent_exit(self):
         with pytest.raises(RanksFailed, match="---- rank 1 ----\nended without a result: exit code 3"):
             run_ranks(one_exits, 2, init=False)
 
-    def test_death_is_seen_whoever_keeps_the_pipe(self):
+    def test_death_is_detected_if_the_pipe_stays_open(self):
         with pytest.raises(RanksFailed, match="---- rank 1 ----\nended without a result: exit code 3"):
             run_ranks(one_dies_as_a_parent, 2, init=False, timeout=6.0)
 
-    def test_rank_that_cannot_even_begin(self):
+    def test_rank_that_fails_to_start(self):
         with pytest.raises(RanksFailed, match="(?s)ended without a result: exit code 1.*No module named 'encodings'"):
             run_ranks(len, 1, bytes(1 << 22), init=False, env={"PYTHONHOME": "/nowhere"})
 
-    def test_result_that_cannot_be_read_is_one_of_the_failures(self, monkeypatch):
+    def test_unreadable_result_is_a_failure(self, monkeypatch):
         monkeypatch.setattr("dldist.testing._GRACE_S", 20)
         with pytest.raises(RanksFailed, match="(?s)rank 0 ----\nits result cannot be unpickled:.*no number.*the other one"):
             run_ranks(one_returns_what_cannot_be_read, 2, init=False)
@@ -177,11 +177,11 @@ class TestRunRanks:
         with pytest.raises(RanksFailed, match="NotPickled: 1"):
             run_ranks(raises_what_cannot_be_pickled, 1, init=False)
 
-    def test_skip_of_one_is_a_skip(self):
+    def test_skip_of_one_rank_skips_the_test(self):
         with pytest.raises(unittest.SkipTest, match="not on this machine"):
             run_ranks(one_skips, 2, init=False)
 
-    def test_mistakes(self):
+    def test_wrong_arguments_are_rejected(self):
         with pytest.raises(ValueError, match="'nranks' must be 1 or more"):
             run_ranks(pids_and, 0)
         with pytest.raises(ValueError, match="'nranks' must be 1 or more, not True"):
@@ -199,7 +199,7 @@ async def asserts_later():
     raise AssertionError("after the await")
 
 
-def test_coroutines_are_run_to_their_end():
+def test_coroutines_are_awaited():
     with pytest.raises(AssertionError, match="after the await"):
         run_ranks(asserts_later, 1, init=False)
 
@@ -293,7 +293,7 @@ class TestThreads:
         with pytest.raises(LookupError, match="the culprit"):
             ranks(-1)
 
-    def test_one_that_hangs_is_shown(self, monkeypatch):
+    def test_hung_thread_is_shown(self, monkeypatch):
         monkeypatch.setattr("dldist.testing._GRACE_S", 0.1)
         import threading
 

@@ -32,7 +32,7 @@ def public_of(module):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_hints_of_what_is_public(name):
+def test_public_objects_have_hints(name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     wrong = []
@@ -44,7 +44,7 @@ def test_hints_of_what_is_public(name):
     assert wrong == []
 
 
-def test_hints_say_what_a_call_takes():
+def test_hints_of_parameters():
     import dldist
 
     hints = typing.get_type_hints(dldist.all_reduce)

@@ -40,7 +40,7 @@ def run(module, *args, cwd):
 
 @needs_mypy
 @pytest.mark.deadline(LIMIT_S)
-def test_stub_is_true(tmp_path):
+def test_stub_matches_the_extension(tmp_path):
     run("mypy.stubtest", "dldist._core", cwd=tmp_path)
 
 
@@ -81,7 +81,7 @@ def marked_lines():
     return {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
 
 
-def test_programs_use_all_there_is():
+def test_programs_use_all_names():
     tree = ast.parse((PROGRAMS / "calls.py").read_text())
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "dist"}
     assert set(dldist.__all__) - used == set()

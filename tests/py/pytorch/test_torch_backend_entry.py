@@ -69,7 +69,7 @@ def test_autoloading_can_be_turned_off(installed):
     assert done.stdout == "False\n", done.stderr
 
 
-def test_torch_registers_the_backend_when_a_group_asks_for_it(installed):
+def test_torch_registers_the_backend_on_demand(installed):
     """With autoloading off, torch must register the backend by the entry point of its name."""
     import torch.distributed as dist
 
@@ -80,7 +80,7 @@ def test_torch_registers_the_backend_when_a_group_asks_for_it(installed):
     assert done.stdout == "dldist [1.0, 1.0]\n"
 
 
-def test_what_goes_wrong_is_a_warning(installed):
+def test_failed_autoload_is_a_warning(installed):
     program = (
         "import warnings, torch.distributed as dist, _dldist_torch\n"
         "def broken(*args, **named): raise TypeError('no such thing')\n"
@@ -106,7 +106,7 @@ dist.barrier(group)
 """
 
 
-def test_a_program_that_leaves_its_groups_open_ends_in_silence(installed, tmp_path):
+def test_program_with_open_groups_exits_silently(installed, tmp_path):
     """Groups that are left open must end without output when the interpreter exits and modules are
     already unloaded."""
     ranks = [

@@ -29,7 +29,7 @@ def names(said, *kinds):
     return all(kind in said[0] for kind in kinds)
 
 
-def test_a_killed_rank_is_named(run):
+def test_killed_rank_is_named(run):
     first, second = run(workers.killed)
     assert first.recv(START_S) is True and second.recv(START_S) is True
     (backward, reduction), error, future = first.result(START_S)
@@ -40,7 +40,7 @@ def test_a_killed_rank_is_named(run):
     assert "rank 1" in future[1], future
 
 
-def test_a_time_out_names_who_is_late(run):
+def test_timeout_names_the_late_rank(run):
     first, second = run(workers.timed_out)
     assert first.recv(START_S) == second.recv(START_S) == "done"
     for child in (first, second):
@@ -50,7 +50,7 @@ def test_a_time_out_names_who_is_late(run):
     assert names(said, "dldist.DistTimeoutError", "builtins.TimeoutError", "torch.DistBackendError")
 
 
-def test_a_groups_time_out(run):
+def test_timeout_of_a_group(run):
     first, second = run(workers.groups_timeout)
     assert first.recv(START_S) == second.recv(START_S) == "done"
     for child in (first, second):
@@ -59,7 +59,7 @@ def test_a_groups_time_out(run):
     assert "rank 1" in said[1] and said[2] < 2, said
 
 
-def test_a_monitored_barrier_names_who_is_missing(run):
+def test_monitored_barrier_names_the_missing_rank(run):
     children = run(workers.monitored, 3)
     assert [child.recv(START_S) for child in children] == ["done"] * 3
     for child in children:
@@ -68,23 +68,23 @@ def test_a_monitored_barrier_names_who_is_missing(run):
     assert "1" in said[1] and "2" in said[1] and names(said, "builtins.RuntimeError"), said
 
 
-def test_a_mismatch_is_told_to_all(run):
+def test_mismatch_is_reported_on_all_ranks(run):
     for said in [child.result(START_S) for child in run(workers.mismatched)]:
         assert names(said, "dldist.DistMismatchError", "torch.DistBackendError"), said
 
 
-def test_an_abort_ends_what_is_under_way(run):
+def test_abort_ends_pending_calls(run):
     first, second = run(workers.aborted)
     said = first.result(START_S)
     assert names(said, "dldist.DistAbortedError", "torch.DistBackendError") and said[2] < 5, said
     second.send("end")
 
 
-def test_again_and_again(run):
+def test_repeated_init_and_destroy(run):
     assert [child.result(START_S) for child in run(workers.again)] == [[2.0] * 3] * 2
 
 
-def test_under_debug_level_detail(run):
+def test_debug_level_detail(run):
     environment = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     assert [child.result(START_S) for child in run(workers.debugged, env=environment)] == [4.0] * 2
 

@@ -25,5 +25,5 @@ def team(request):
 
 @pytest.mark.deadline(START_S)
 @pytest.mark.parametrize("name", names_of_cases())
-def test_among(team, name):
+def test_bucket_case(team, name):
     team.run(name)

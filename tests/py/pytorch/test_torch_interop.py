@@ -113,7 +113,7 @@ def test_torch_client_wait(client, server):
     assert not thread.is_alive()
 
 
-def test_torch_client_wait_times_out_and_goes_on(torch_dist, client, server):
+def test_torch_client_continues_after_a_timeout_of_wait(torch_dist, client, server):
     for _ in range(3):
         with pytest.raises(torch_dist.DistStoreError, match="timeout"):
             client.wait(["absent"], SHORT)
@@ -125,7 +125,7 @@ def test_torch_client_wait_times_out_and_goes_on(torch_dist, client, server):
     assert client.num_keys() == 2
 
 
-def test_torch_client_wait_cancelled_while_the_key_comes(torch_dist, client, server):
+def test_torch_client_wait_cancelled_while_the_key_arrives(torch_dist, client, server):
     """CANCEL_WAIT and the response cross: in either order the connection must stay synchronised."""
     for index in range(30):
         setter = threading.Timer(0.02, lambda: server.set(f"k{index}", str(index)))
@@ -228,7 +228,7 @@ def test_torch_client_clone(client, server):
     assert twin.get("late") == b"1"
 
 
-def test_torch_workers_join_our_master(torch_dist):
+def test_torch_workers_join_a_dldist_master(torch_dist):
     """A dldist master that waits for workers must count torch clients."""
     ready = threading.Event()
     with_port = {}
@@ -282,7 +282,7 @@ def our_client(server, timeout=LONG):
     return dldist.TCPStore(LOOPBACK, server.port, timeout=timeout)
 
 
-def test_our_client_operations(their_server):
+def test_dldist_client_operations(their_server):
     client = our_client(their_server)
     client.set("a", ALL_BYTES)
     assert their_server.get("a") == ALL_BYTES
@@ -305,7 +305,7 @@ def test_our_client_operations(their_server):
     assert client.has_extended_api() is True
 
 
-def test_our_client_wait_times_out_and_goes_on(their_server):
+def test_dldist_client_continues_after_a_timeout_of_wait(their_server):
     client = our_client(their_server)
     for _ in range(3):
         with pytest.raises(dldist.DistStoreTimeoutError) as raised:
@@ -317,7 +317,7 @@ def test_our_client_wait_times_out_and_goes_on(their_server):
     assert client.get("absent") == b"now"
 
 
-def test_our_client_blocked_call_holds_up_none(their_server):
+def test_dldist_client_blocked_call_delays_no_other(their_server):
     client = our_client(their_server)
     threads = [threading.Thread(target=client.get, args=(f"late{index}",)) for index in range(8)]
     for thread in threads:
@@ -329,7 +329,7 @@ def test_our_client_blocked_call_holds_up_none(their_server):
         assert not thread.is_alive()
 
 
-def test_our_client_add_to_a_word(their_server):
+def test_dldist_client_add_to_text(their_server):
     """When torch's server drops the connection, the error must say so, and the client reconnect or
     report why it cannot."""
     client = our_client(their_server)
@@ -348,7 +348,7 @@ def call_or_name(call):
 
 
 @pytest.mark.parametrize("name", ["queue_push", "queue_pop", "queue_pop_now", "queue_len", "list_keys", "barrier"])
-def test_our_client_where_the_plain_backend_has_nothing(torch_dist, their_server, name):
+def test_dldist_client_calls_missing_in_the_plain_backend(torch_dist, their_server, name):
     if their_server.libuvBackend:
         pytest.skip("the libuv backend answers these")
     client = our_client(their_server, timedelta(seconds=5))
@@ -379,7 +379,7 @@ def test_our_client_where_the_plain_backend_has_nothing(torch_dist, their_server
     assert client.get("before") == b"1"
 
 
-def test_our_client_queue_list_barrier_on_libuv(torch_dist, their_server):
+def test_dldist_client_queue_list_barrier_on_libuv(torch_dist, their_server):
     if not their_server.libuvBackend:
         pytest.skip("the plain backend has no queues")
     client, other = our_client(their_server), our_client(their_server)
@@ -407,7 +407,7 @@ def test_our_client_queue_list_barrier_on_libuv(torch_dist, their_server):
         assert not thread.is_alive()
 
 
-def test_prefixes_meet(torch_dist, server):
+def test_prefixes_of_both_clients_match(torch_dist, server):
     theirs = torch_dist.PrefixStore("q", torch_dist.PrefixStore("p", torch_client(torch_dist, server.port)))
     ours = dldist.PrefixStore("q", dldist.PrefixStore("p", server))
     theirs.set("k", "theirs")
@@ -419,7 +419,7 @@ def test_prefixes_meet(torch_dist, server):
     assert sorted(ours.list_keys()) == ["j", "k", "n"]
 
 
-def test_our_prefix_on_torchs_server(torch_dist, their_server):
+def test_dldist_prefix_on_torchs_server(torch_dist, their_server):
     ours = dldist.PrefixStore("p", our_client(their_server))
     theirs = torch_dist.PrefixStore("p", their_server)
     ours.set("k", "1")
@@ -429,7 +429,7 @@ def test_our_prefix_on_torchs_server(torch_dist, their_server):
 
 
 @pytest.mark.deadline(90)
-def test_process_group_of_torch_over_our_server(torch_dist, server, procs):
+def test_torch_process_group_over_a_dldist_server(torch_dist, server, procs):
     """torch's init_process_group must find its peers through a dldist server."""
     children = [procs.start(workers.torch_all_reduce, server.port, rank, 2) for rank in range(2)]
     assert [child.result(60) for child in children] == [3.0, 3.0]

@@ -95,7 +95,7 @@ def test_private_names_of_torch_are_present():
     assert not lacked, f"PyTorch {torch.__version__} lacks\n" + "\n".join(lacked)
 
 
-def test_private_names_are_absent_from_releases_that_do_not_have_them():
+def test_first_releases_of_private_names_are_right():
     """The release that introduces a name must be right for the installed PyTorch."""
     import torch
 
@@ -108,7 +108,7 @@ def test_each_private_name_is_listed():
     assert unlisted == set()
 
 
-def test_find_refuses_a_name_that_is_not_listed():
+def test_find_rejects_an_unlisted_name():
     with pytest.raises(KeyError, match="torch.not_listed"):
         names.find("torch.not_listed")
 
@@ -120,7 +120,7 @@ def test_groups_work_without_any_private_name(way):
 
 
 @pytest.mark.parametrize("way", ["c++", "python"])
-def test_an_absent_name_is_one_warning(way):
+def test_absent_name_is_one_warning(way):
     import torch
 
     path = "torch.distributed.distributed_c10d._set_pg_timeout"
@@ -129,5 +129,5 @@ def test_an_absent_name_is_one_warning(way):
     ]
 
 
-def test_nothing_is_lacking_silently():
+def test_no_warning_with_all_names():
     assert warnings_of("", "python") == []

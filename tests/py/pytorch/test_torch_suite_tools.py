@@ -114,7 +114,7 @@ def run_file(folder, aim, text):
 
 @pytest.mark.torch
 @pytest.mark.deadline(170)
-def test_a_death_or_a_hang_costs_one_test(tmp_path):
+def test_crash_or_hang_fails_one_test(tmp_path):
     outcomes = run_file(tmp_path, "gloo", ENDINGS)
     said = {table.short(test): (outcome["status"], table.last_line(outcome["reason"])) for test, outcome in outcomes.items()}
     assert said == {
@@ -170,7 +170,7 @@ class Place(TestCase):
 
 @pytest.mark.torch
 @pytest.mark.deadline(170)
-def test_dldist_is_under_ddp_rpc_and_ranks_that_are_threads(tmp_path):
+def test_ddp_rpc_and_threaded_ranks_use_dldist(tmp_path):
     outcomes = run_file(tmp_path, "front", IN_THE_PLACE)
     assert {table.short(test): outcome for test, outcome in outcomes.items() if outcome["status"] != "passed"} == {}
     assert len(outcomes) == 4
@@ -207,7 +207,7 @@ def test_tables():
     assert f"| `test_x.py`: `b`, `c` | {table.NO_REASON} |" in text
 
 
-def test_files_of_which_nothing_passes_are_left_out():
+def test_files_without_passing_tests_are_omitted():
     assert table.compare(results_of(a=("failed", "failed"), b=("skipped", "skipped")), "dldist") == []
 
 
@@ -221,7 +221,7 @@ def test_page(tmp_path):
         table.write_between_markers(page, "new")
 
 
-def test_what_the_first_rank_says_that_has_not_only_lost_another():
+def test_last_line_is_the_error_of_the_first_failed_rank():
     said = (
         "RuntimeError: Process 0 exited with error code 10 and exception:\nTraceback\ndldist.DistPeerLostError: rank 1 has left the group\n"
         "\nProcess 1 exited with error code 10 and exception:\nTraceback\nValueError: the reason\n\nmore\n"
@@ -229,13 +229,13 @@ def test_what_the_first_rank_says_that_has_not_only_lost_another():
     assert table.last_line(said) == "ValueError: the reason"
 
 
-def test_every_reason_is_whole():
+def test_every_reason_is_complete():
     for entry in table.Reasons().kept:
         assert set(entry) == {"aims", "file", "tests", "why"}
         assert entry["tests"] and entry["why"] and set(entry["aims"]) <= {"gloo", *table.TITLES}
 
 
-def test_reporter_takes_the_end_of_a_skipped_test_that_has_no_beginning():
+def test_reporter_accepts_a_skipped_test_without_a_start():
     """Python 3.12.1 does not call startTest for skipped tests."""
     stream = io.StringIO()
     reporter = aim.Reporter(stream)

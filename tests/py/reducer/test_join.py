@@ -36,7 +36,7 @@ def test_leaving_early_ends_all():
     assert found[1] == found[2] == ([3], 0, "Detected at least one rank that exhausted inputs. Throwing across all ranks.")
 
 
-def test_over_worlds():
+def test_join_over_worlds():
     """The groups may be Worlds, without a default world."""
     store = dldist.HashStore()
 
@@ -54,7 +54,7 @@ def test_over_worlds():
     assert [seen for seen, _, _ in found] == SEEN and not dldist.is_initialized()
 
 
-def test_an_error_in_the_loop_is_raised():
+def test_error_in_the_loop_is_raised():
     def case(rank):
         counter = join_programs.counter_of("dldist", join)(dldist)
         with pytest.raises(KeyError), join.Join([counter]):
@@ -64,7 +64,7 @@ def test_an_error_in_the_loop_is_raised():
     assert in_worlds(2, case) == [None, None]
 
 
-def test_a_long_wait_is_told(monkeypatch):
+def test_long_wait_warns(monkeypatch):
     monkeypatch.setattr(join, "_MANY_TURNS", 2)
 
     def case(rank):
@@ -76,7 +76,7 @@ def test_a_long_wait_is_told(monkeypatch):
     assert [shadowed for _, shadowed, _ in in_worlds(2, case)] == [4, 0]
 
 
-def test_what_is_refused():
+def test_wrong_arguments_are_rejected():
     class Careless(join.Joinable):
         join_device = join_process_group = None
 
@@ -97,7 +97,7 @@ def test_what_is_refused():
     assert isinstance(error_of(join.Joinable), TypeError)
 
 
-def test_it_is_there_without_an_import():
+def test_module_is_available_without_import():
     assert dldist.algorithms.join is join
     assert join.JoinHook().main_hook() is None
 

@@ -142,11 +142,11 @@ def case_views(group):
         check(group, reducer.gradients(), originals)
 
 
-def test_views_that_are_written_into():
+def test_bucket_views_can_be_written():
     in_groups(2, case_views)
 
 
-def test_views_are_shared_memory_and_old_ones_are_refused():
+def test_bucket_views_are_shared_memory_and_outdated_views_are_rejected():
     """A view from before buckets were rebuilt must be an error: writes into it would be lost."""
 
     def case(group):
@@ -171,7 +171,7 @@ def test_views_are_shared_memory_and_old_ones_are_refused():
 
 @needs_torch
 @pytest.mark.parametrize("is_view", [False, True])
-def test_torch(is_view):
+def test_torch_parameters(is_view):
     import torch
 
     def case(group):
@@ -189,7 +189,7 @@ def test_torch(is_view):
 
 
 @needs_torch
-def test_lazy_tensors_of_torch():
+def test_lazy_torch_tensors():
     """Lazy tensors must be written through their values; their memory differs."""
     import torch
 
@@ -207,7 +207,7 @@ def test_lazy_tensors_of_torch():
     assert in_groups(2, case) == [[[4 - 8j] * 2, [8.0] * 2, [4 - 4j] * 2, [4.0] * 2]] * 2
 
 
-def test_scalars_of_numpy():
+def test_numpy_scalars():
     """Scalars cannot be written to, although a writable array can be made of them."""
 
     def case(group):
@@ -219,7 +219,7 @@ def test_scalars_of_numpy():
 
 @needs_jax
 @pytest.mark.parametrize("is_template", [False, True])
-def test_jax(is_template):
+def test_jax_arrays(is_template):
     """JAX arrays are immutable: the results must be new ones, which later passes do not change."""
     import jax
     import jax.numpy as jnp
@@ -244,7 +244,7 @@ def test_jax(is_template):
     in_groups(2, case)
 
 
-def test_arrays_of_the_standard_library():
+def test_standard_library_arrays():
     def case(group):
         params = [array.array("d", [0, 0]), array.array("f", [0])]
         reducer = dldist.Reducer(params, process_group=group)
@@ -254,7 +254,7 @@ def test_arrays_of_the_standard_library():
     in_groups(2, case)
 
 
-def test_the_default_world():
+def test_default_world():
     def case(rank):
         reducer = dldist.Reducer([numpy.zeros(3)])
         (average,) = reducer.reduce([numpy.full(3, float(rank))])
@@ -266,7 +266,7 @@ def test_the_default_world():
 # ---- order
 
 
-def test_buckets_are_reduced_in_one_order_however_gradients_come():
+def test_buckets_are_reduced_in_one_order():
     started = [[], []]
 
     def case(group):
@@ -295,7 +295,7 @@ def test_buckets_are_rebuilt_in_the_order_of_rank_0():
     assert in_groups(2, case) == ["2, 0 4, 1 3"] * 2
 
 
-def test_a_bucket_is_under_way_before_finish():
+def test_bucket_is_reduced_before_finish():
     def case(group):
         reducer = make(group, [(64,), (64,)], first_bucket_bytes_cap=1)
         reducer.prepare_for_backward()
@@ -346,7 +346,7 @@ def test_unused_parameters():
     in_groups(2, case, False)
 
 
-def test_a_view_that_no_rank_has_written_stays():
+def test_view_that_no_rank_has_written_is_unchanged():
     def case(group):
         reducer = make(group, [(4,), (4,)], find_unused_parameters=True, gradient_as_bucket_view=True)
         for view in reducer.gradients():
@@ -359,7 +359,7 @@ def test_a_view_that_no_rank_has_written_stays():
     assert in_groups(2, case) == [[1.5, 1.0], [1.5, 2.0]]
 
 
-def test_missing_gradients_are_named_and_can_still_come():
+def test_missing_gradients_are_named_and_can_be_added():
     def case(group):
         reducer = make(group, [(4,)] * 3, param_to_name_mapping={1: "layer.bias"})
         reducer.prepare_for_backward()
@@ -429,7 +429,7 @@ def test_no_sync_sends_nothing():
         assert group.sequence == before
 
 
-def test_what_was_added_up_counts_where_the_last_pass_has_nothing():
+def test_accumulated_gradients_count_if_the_last_pass_has_none():
     def case(group):
         reducer = make(group, [(2,)], find_unused_parameters=True)
         with reducer.no_sync():
@@ -442,7 +442,7 @@ def test_what_was_added_up_counts_where_the_last_pass_has_nothing():
 
 
 @pytest.mark.parametrize("is_view", [False, True])
-def test_what_one_rank_has_added_up_counts_where_it_has_nothing_in_the_end(is_view):
+def test_accumulated_gradients_of_one_rank_count_if_its_last_pass_has_none(is_view):
     def case(group):
         reducer = make(group, [(2,)], find_unused_parameters=True, gradient_as_bucket_view=is_view)
         with reducer.no_sync():
@@ -503,7 +503,7 @@ def test_ranks_with_fewer_parameters_are_named():
         assert "rank 1 has 3 parameters, and rank 0 has 2" in text
 
 
-def test_what_a_pass_refuses():
+def test_wrong_calls_in_a_pass_are_rejected():
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group, [(2,), (3,)])
         one = numpy.ones(2, "float32")
@@ -534,7 +534,7 @@ def test_what_a_pass_refuses():
             reducer.reduce([one])
 
 
-def test_what_the_constructor_refuses():
+def test_wrong_constructor_arguments_are_rejected():
     one = numpy.ones(2)
     with dldist.Group(None, 0, 1) as group:
         for wrong, message in [
@@ -594,7 +594,7 @@ def test_templates_cannot_be_broadcast():
 # ---- failures
 
 
-def test_a_lost_rank_and_another_group():
+def test_another_group_after_a_lost_rank():
     stores = [dldist.HashStore(), dldist.HashStore()]
     have_all_passed = threading.Barrier(3)
 
@@ -619,7 +619,7 @@ def test_a_lost_rank_and_another_group():
     on_threads(3, run)
 
 
-def test_a_rank_that_is_late():
+def test_late_rank_is_a_timeout():
     late = threading.Event()
 
     def case(group):
@@ -642,7 +642,7 @@ def test_a_rank_that_is_late():
     # the root does not wait, so the other rank is the late one
     [(lambda reducer: reducer.use_group(reducer._operations), 1), (dldist.Reducer.broadcast_parameters, 0)],
 )
-def test_the_time_out_is_that_of_every_collective(call, late_rank):
+def test_timeout_applies_to_every_collective(call, late_rank):
     late = threading.Event()
 
     def case(group):
@@ -660,7 +660,7 @@ def test_the_time_out_is_that_of_every_collective(call, late_rank):
 
 
 @pytest.mark.parametrize("passes", [0, 1])
-def test_a_rank_may_leave_while_another_one_still_makes_its_buckets(monkeypatch, passes):
+def test_rank_may_close_while_another_creates_its_buckets(monkeypatch, passes):
     """close() must wait until the other rank has made its buckets, so that the memory is shared."""
     has_left = threading.Event()
     make_bucket = dldist.reducer.Bucket
@@ -686,7 +686,7 @@ def test_a_rank_may_leave_while_another_one_still_makes_its_buckets(monkeypatch,
     in_groups(2, case)
 
 
-def test_nothing_is_left_for_the_garbage_collector():
+def test_no_memory_waits_for_the_garbage_collector():
     """Large memory and shared memory's descriptors must not wait for the garbage collector."""
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group)
@@ -700,7 +700,7 @@ def test_nothing_is_left_for_the_garbage_collector():
             gc.enable()
 
 
-def test_reset_while_a_bucket_is_under_way():
+def test_reset_during_a_reduction():
     """A late result must go to memory that the next pass does not use."""
 
     def case(group):
@@ -714,7 +714,7 @@ def test_reset_while_a_bucket_is_under_way():
     in_groups(2, case)
 
 
-def test_reset_while_a_function_of_a_hook_has_a_work():
+def test_reset_while_a_hook_function_has_a_work():
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group, [(4,)])
         reducer.register_comm_hook(None, lambda _, bucket: lambda: bucket.memory)
@@ -753,7 +753,7 @@ def test_assignment_against_torch():
         assert ours == theirs
 
 
-def test_assignment_refuses():
+def test_assignment_rejects_wrong_arguments():
     with pytest.raises(ValueError, match="there must be tensors"):
         dldist._compute_bucket_assignment_by_size([], [1])
     with pytest.raises(ValueError, match="1 tensor_indices for 2 tensors"):
@@ -845,7 +845,7 @@ def test_parts_of_shared_arrays():
 # ---- copying of elements
 
 
-def test_copies_between_what_shares_memory():
+def test_copies_between_overlapping_arrays():
     x = numpy.arange(20000, dtype="float32")
     _core._copy_tensor(x[1:], x[:-1])
     assert x[:4].tolist() == [0, 0, 1, 2] and x[-1] == 19998
@@ -855,7 +855,7 @@ def test_copies_between_what_shares_memory():
     assert x[0] == 2 * 19998
 
 
-def test_adding():
+def test_reduce_tensor():
     total = numpy.ones((3, 4))
     _core._reduce_tensor(total.T, numpy.full((4, 3), 2.0))
     assert (total == 3).all()
@@ -863,7 +863,7 @@ def test_adding():
         _core._reduce_tensor(numpy.ones(1), numpy.ones(1, "float32"))
 
 
-def test_converting():
+def test_convert_tensor():
     source = numpy.array([[1.5, -2], [70000, 2**-26]], "float64")
     halves = numpy.empty((2, 2), "float16")
     with numpy.errstate(over="ignore"):

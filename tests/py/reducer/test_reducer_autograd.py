@@ -102,7 +102,7 @@ def test_unused_parameters(is_view, is_told):
     in_groups(2, case)
 
 
-def test_globally_unused_parameters_stay_as_they_are():
+def test_globally_unused_parameters_are_unchanged():
     def case(group, is_view):
         net = Net()
         reducer = make(group, net, find_unused_parameters=True, gradient_as_bucket_view=is_view)
@@ -138,7 +138,7 @@ def test_static_graph(is_view):
 
 
 @pytest.mark.parametrize("how", ["without prepare_for_backward", "in no_sync"])
-def test_passes_that_are_not_synchronised(how):
+def test_passes_without_synchronisation(how):
     def case(group):
         net, alone = Net(), Net()
         reducer = make(group, net, find_unused_parameters=True)
@@ -159,7 +159,7 @@ def test_passes_that_are_not_synchronised(how):
     in_groups(2, case)
 
 
-def test_a_missing_gradient_is_named_by_the_next_pass():
+def test_missing_gradient_is_named_by_the_next_pass():
     def case(group):
         net = Net()
         reducer = make(group, net, param_to_name_mapping=dict(enumerate(name for name, _ in net.named_parameters())))
@@ -198,7 +198,7 @@ def test_sparse_gradients_with_known_rows():
     in_groups(2, case)
 
 
-def test_what_is_refused():
+def test_wrong_arguments_are_rejected():
     parameter = torch.zeros(2, requires_grad=True)
     with dldist.Group(None, 0, 1) as group:
         reducer = dldist.Reducer([parameter], process_group=group)
@@ -216,7 +216,7 @@ def test_what_is_refused():
         assert parameter.grad.tolist() == [2, 2]
 
 
-def test_hooks_can_be_removed_or_not_be_there():
+def test_hooks_can_be_removed_or_absent():
     with dldist.Group(None, 0, 1) as group:
         for use_python_reducer in (False, True):
             parameter = torch.zeros(2, requires_grad=True)
@@ -230,7 +230,7 @@ def test_hooks_can_be_removed_or_not_be_there():
             assert reducer.gradient(0) is parameter.grad
 
 
-def test_an_optimizer_in_backward_and_futures():
+def test_optimizer_in_backward_and_futures():
     """Gradients that the optimizer consumed must stay unset; installed futures be waited for."""
 
     class Waited:
@@ -277,7 +277,7 @@ def test_gradients_of_lower_precision():
     assert in_groups(2, case) == [[3.0] * 4] * 2
 
 
-def test_a_reducer_goes_with_its_last_user():
+def test_reducer_is_released_with_its_last_user():
     with dldist.Group(None, 0, 1) as group:
         net = Net()
         reducer = make(group, net)
@@ -315,7 +315,7 @@ def start(reducer, net, group, step, *, has_outputs=True, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"lazy_bucket_allocation": True}, {"gradient_as_bucket_view": True}], ids=str)
-def test_the_caller_ends_passes_if_required(options):
+def test_manual_finalization_leaves_the_end_of_a_pass_to_the_caller(options):
     def case(group):
         net = Net()
         reducer = make(group, net, **options)
@@ -336,7 +336,7 @@ def test_the_caller_ends_passes_if_required(options):
     in_groups(2, case)
 
 
-def test_a_pass_may_end_in_a_hook_of_backward():
+def test_manual_finalization_in_a_backward_hook():
     def case(group):
         net = Net()
         reducer = make(group, net)
@@ -362,7 +362,7 @@ def test_a_pass_may_end_in_a_hook_of_backward():
     in_groups(2, case)
 
 
-def test_unused_parameters_and_static_graphs_end_by_hand():
+def test_manual_finalization_with_unused_parameters_and_static_graphs():
     def case(group):
         for options, has_outputs in (
             ({"find_unused_parameters": True}, True),
@@ -384,7 +384,7 @@ def test_unused_parameters_and_static_graphs_end_by_hand():
     in_groups(2, case)
 
 
-def test_a_pass_is_ended_by_hand_once_and_in_time():
+def test_wrong_manual_finalization_is_rejected():
     with dldist.Group(None, 0, 1) as group:
         net = Net()
         reducer = make(group, net)

@@ -41,7 +41,7 @@ HOOKS = {
 
 @pytest.mark.parametrize("name", HOOKS)
 @pytest.mark.parametrize("is_view", [False, True])
-def test_hooks(name, is_view):
+def test_each_hook(name, is_view):
     """Gradients are small whole numbers, which are exact in 16 bits."""
     import dldist.functional  # noqa: F401
 
@@ -60,7 +60,7 @@ def test_built_in_hooks(kind):
     in_groups(2, case)
 
 
-def test_what_a_bucket_shows():
+def test_attributes_of_a_bucket():
     def case(group):
         seen = []
 
@@ -106,7 +106,7 @@ def test_functions_of_hooks_run_in_finish_in_the_order_of_buckets():
     assert order == [(what, index) for what in ("hook", "later") for index in range(3)]
 
 
-def test_exceptions_of_hooks_come_out():
+def test_exceptions_of_hooks_are_raised():
     def fail(state, bucket):
         raise ArithmeticError("the hook's")
 
@@ -124,7 +124,7 @@ def test_exceptions_of_hooks_come_out():
 
 
 @pytest.mark.parametrize("result", [None, 3, [], "text", numpy.ones(3), numpy.ones(2, "int64")])
-def test_results_that_are_none(result):
+def test_wrong_results_are_rejected(result):
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group, [(2,)])
         reducer.register_comm_hook(None, lambda state, bucket: result)
@@ -132,7 +132,7 @@ def test_results_that_are_none(result):
             reducer.reduce([numpy.ones(2, "float32")])
 
 
-def test_registering():
+def test_registration():
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group)
         with pytest.raises(TypeError, match="must be callable, not int"):
@@ -144,7 +144,7 @@ def test_registering():
             reducer.register_comm_hook(group, comm_hooks.allreduce_hook)
 
 
-def test_what_a_function_of_a_hook_raises_is_not_hidden_by_a_group_that_has_failed():
+def test_exception_of_a_hook_function_is_raised_if_the_group_has_failed():
     with dldist.Group(None, 0, 1) as group:
 
         def fail():
@@ -157,7 +157,7 @@ def test_what_a_function_of_a_hook_raises_is_not_hidden_by_a_group_that_has_fail
             reducer.reduce([numpy.ones(2, "float32")] * 2)
 
 
-def test_a_hook_of_the_group_goes_on_with_another_one():
+def test_built_in_hook_uses_a_replaced_group():
     with dldist.Group(None, 0, 1) as first, dldist.Group(None, 0, 1) as second:
         reducer = make(first, [(2,)])
         dldist._register_builtin_comm_hook(reducer, dldist.BuiltinCommHookType.ALLREDUCE)
@@ -167,7 +167,7 @@ def test_a_hook_of_the_group_goes_on_with_another_one():
         assert first.sequence == before[0] and second.sequence > before[1]
 
 
-def test_names_of_c10d():
+def test_c10d_names():
     def case(group):
         reducer = make(group, [(2,), (3,)], gradient_as_bucket_view=True)
         (bucket,) = reducer._get_zeros_like_grad_buckets()
@@ -228,7 +228,7 @@ def test_power_sgd_converges_with_error_feedback(dtype_hook):
     assert in_groups(2, case, False)[0][0] < 1
 
 
-def test_power_sgd_is_exact_where_the_rank_suffices():
+def test_power_sgd_is_exact_if_the_rank_suffices():
     """PowerSGD must be exact for gradients whose sum over all ranks has rank 2. Before the start
     and for vectors it averages."""
 
@@ -250,6 +250,6 @@ def test_power_sgd_is_exact_where_the_rank_suffices():
     in_groups(2, case)
 
 
-def test_power_sgd_refuses_to_start_before_the_rebuilt_buckets():
+def test_power_sgd_rejects_a_start_before_the_rebuilt_buckets():
     error = error_of(comm_hooks.PowerSGDState, None, 1, 1)
     assert isinstance(error, ValueError) and "at least 2" in str(error)

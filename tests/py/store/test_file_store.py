@@ -75,7 +75,7 @@ def test_file_without_a_world_size_stays(path):
     assert os.path.exists(path)
 
 
-def test_early_leaver_does_not_end_the_job(path):
+def test_member_that_leaves_early_does_not_end_the_job(path):
     """With a world size, a late member must find the values of one that has left cleanly."""
     early = open_store(path, 2)
     early.set("a", "from the early one")
@@ -87,7 +87,7 @@ def test_early_leaver_does_not_end_the_job(path):
 
 
 @pytest.mark.parametrize("world_size", [-1, 2])
-def test_killed_job_is_over(path, world_size, procs):
+def test_values_of_a_killed_job_are_discarded(path, world_size, procs):
     """Data of a dead job must not be read as live, and its file must serve the next job."""
     child = procs.start(workers.file_member, path, world_size, ["stale"])
     child.recv()
@@ -101,7 +101,7 @@ def test_killed_job_is_over(path, world_size, procs):
     assert open_store(path, world_size).get("fresh") == b"1"
 
 
-def test_killed_member_of_a_job_that_lives(path, procs):
+def test_values_of_a_killed_member_are_kept(path, procs):
     """Other members must keep the killed member's values, and the last one still end the job."""
     store = open_store(path)
     child = procs.start(workers.file_member, path, -1, ["a", "b"])
@@ -138,7 +138,7 @@ def test_record_torn_by_a_crash(path, part):
     assert len(third.list_keys()) == 2
 
 
-def test_zeros_at_the_end_are_nothing(path):
+def test_trailing_zeros_are_ignored(path):
     """Trailing zeros, as a file system leaves them for unwritten data, must be ignored."""
     store = open_store(path)
     store.set("whole", "1")
@@ -150,7 +150,7 @@ def test_zeros_at_the_end_are_nothing(path):
     assert open_store(path).multi_get(["whole", "after"]) == [b"1", b"1"]
 
 
-def test_garbage_at_the_end_is_not_read(path):
+def test_trailing_garbage_is_an_error(path):
     """Bytes that dldist did not write must be an error, neither read as values nor overwritten."""
     store = open_store(path)
     store.set("whole", "1")
@@ -166,7 +166,7 @@ def test_garbage_at_the_end_is_not_read(path):
     assert os.path.getsize(path) == size
 
 
-def test_file_that_is_something_else(tmp_path):
+def test_file_of_another_kind_is_an_error(tmp_path):
     """A file of another kind must be an error or read as empty, never as values."""
     path = tmp_path / "notes.txt"
     path.write_bytes(b"dear diary, " * 100)
@@ -179,7 +179,7 @@ def test_file_that_is_something_else(tmp_path):
         assert len(store.list_keys()) == 0
 
 
-def test_directory_that_comes_late(tmp_path, procs):
+def test_directory_that_is_created_late(tmp_path, procs):
     directory = tmp_path / "later"
     child = procs.start(workers.file_member, str(directory / "store"), -1, ["a"])
     directory.mkdir()
@@ -187,14 +187,14 @@ def test_directory_that_comes_late(tmp_path, procs):
     assert open_store(str(directory / "store")).get("a") == f"by {child.pid}".encode()
 
 
-def test_directory_that_does_not_come(tmp_path):
+def test_missing_directory_is_a_timeout(tmp_path):
     start = time.monotonic()
     with pytest.raises(dldist.DistStoreError, match="no-such-directory"):
         dldist.FileStore(str(tmp_path / "no-such-directory" / "store"), timeout=timedelta(seconds=0.4))
     assert 0.35 < time.monotonic() - start < under_load(2)
 
 
-def test_path_that_is_a_directory(tmp_path):
+def test_path_of_a_directory_is_an_error(tmp_path):
     start = time.monotonic()
     with pytest.raises(dldist.DistError, match=str(tmp_path)):
         dldist.FileStore(str(tmp_path), timeout=timedelta(seconds=1))
@@ -223,7 +223,7 @@ def test_lock_held_by_another_process(path, procs):
 
 
 @pytest.mark.deadline(90)
-def test_processes_add_and_append_at_once(path, procs):
+def test_processes_add_and_append_concurrently(path, procs):
     count, nprocs = 200, 4
     children = [procs.start(workers.file_adds, path, count) for _ in range(nprocs)]
     for child in children:
@@ -262,7 +262,7 @@ def test_kill_while_writing(path, procs):
         assert store.get("survivor") == str(round_number).encode()
 
 
-def test_num_keys_counts_a_key_of_the_stores_own(path):
+def test_num_keys_counts_the_stores_own_key(path):
     """num_keys must count the store's own key, as in c10d."""
     store = open_store(path)
     assert (store.num_keys(), store.list_keys()) == (1, [])
@@ -285,7 +285,7 @@ def test_file_is_private_to_the_user(path):
     assert os.stat(path).st_mode & 0o022 == 0
 
 
-def test_repr_says_where_it_is(tmp_path):
+def test_repr_has_the_path(tmp_path):
     path = tmp_path / "st'öre"
     store = dldist.FileStore(str(path), 1)
     assert store.path == str(path)

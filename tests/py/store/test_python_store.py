@@ -92,7 +92,7 @@ def test_nested_prefixes(base):
     assert base.data == {"p/q/k": b"v"}
 
 
-def test_direct_use(base):
+def test_operations_of_a_subclass(base):
     base.set("k", b"v")
     assert base.get("k") == b"v"
     assert isinstance(base, dldist.Store)
@@ -116,7 +116,7 @@ def test_wrong_results_of_overrides(prefix, base, value):
         prefix.get("k")
 
 
-def test_generic_forms_stand_on_overrides(prefix, base):
+def test_generic_forms_use_overrides(prefix, base):
     """The generic methods must work: append by get and compare_set, multi_* by loops, try_get by
     check and get, barrier by add and wait."""
     prefix.append("log", "one ")
@@ -230,7 +230,7 @@ class Minimal(dldist.Store):
 
 
 @pytest.mark.parametrize("through_prefix", [False, True], ids=["direct", "prefix"])
-def test_four_operations_are_enough_for_the_generic_ones(through_prefix):
+def test_generic_operations_need_four_operations(through_prefix):
     plain = Minimal()
     store = dldist.PrefixStore("p", plain) if through_prefix else plain
     for value in ("a", "a", "bc"):  # also the same value twice
@@ -289,7 +289,7 @@ def test_subclass_without_super_init():
     assert store.data == {"p/k": b"v"}
 
 
-def test_native_stores_may_be_subclassed_or_say_no():
+def test_native_stores_can_be_subclassed_or_raise():
     for kind in (dldist.HashStore, dldist.TCPStore):
         try:
             derived = type("Derived", (kind,), {})
@@ -431,7 +431,7 @@ def test_wrong_results_are_named(case):
         call(dldist.PrefixStore("p", store))
 
 
-def test_what_cannot_fail_tells_the_unraisable_hook(monkeypatch):
+def test_exceptions_in_calls_that_cannot_fail_reach_the_unraisable_hook(monkeypatch):
     def fail(*_):
         raise Custom("not now")
 

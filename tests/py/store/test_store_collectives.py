@@ -130,14 +130,14 @@ def test_nothing_to_receive(open_store, name):
         getattr(_StoreCollectives(open_store(), 1, SIZE), name)("k", SHORT)
 
 
-def test_a_time_out_keeps_its_type_and_the_stores_own_timeout_stays():
+def test_timeout_keeps_its_type_and_the_stores_timeout_is_unchanged():
     store = dldist.HashStore(timeout=LONG)
     with pytest.raises(dldist.DistStoreTimeoutError, match="missing ranks: 0"):
         _StoreCollectives(store, 1, 2).barrier("k", 0.05)
     assert store.timeout == LONG
 
 
-def test_a_store_that_is_gone_is_no_missing_rank():
+def test_closed_store_is_not_reported_as_a_missing_rank():
     master = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=LONG)
     mine = _StoreCollectives(dldist.TCPStore(LOOPBACK, master.port, timeout=LONG), 0, 2)
     started = threading.Event()
@@ -192,7 +192,7 @@ def test_failure_of_the_store_is_not_reported_as_missing_ranks(late):
         _StoreCollectives(FailingStore(late, None), 0, 2).barrier("k", SHORT)
 
 
-def test_a_key_serves_once():
+def test_key_can_be_used_once():
     store = dldist.HashStore()
     mine = _StoreCollectives(store, 0, 1)
     mine.barrier("foo", SHORT)
@@ -212,12 +212,12 @@ def test_a_key_serves_once():
     assert mine.all_gather("bar", "x", timedelta(seconds=1)) == [b"x"]
 
 
-def test_over_a_store_written_in_python():
+def test_collectives_over_a_python_store():
     store = DictStore(dldist.HashStore(timeout=LONG))
     assert on_all(lambda: store, lambda mine, rank: mine.all_gather("k", str(rank), LONG)) == [[b"0", b"1", b"2"]] * SIZE
 
 
-def test_arguments():
+def test_wrong_arguments_are_rejected():
     store = dldist.HashStore()
     with pytest.raises(TypeError, match="'store' must be a Store, not dict"):
         _StoreCollectives({}, 0, 1)

@@ -109,7 +109,7 @@ def test_set_get(store):
     assert store.get("key") == b"bytes"
 
 
-def test_values_are_seen_through_another_handle(kind, store):
+def test_values_are_visible_through_another_handle(kind, store):
     other = kind.open()
     store.set("a", "1")
     assert other.get("a") == b"1"
@@ -152,7 +152,7 @@ def test_str_and_bytes_keys_are_the_same_key(store):
     assert store.get("raw\udcff") == b"2"
 
 
-def test_key_that_has_no_encoding(store):
+def test_key_without_an_encoding_is_rejected(store):
     with pytest.raises(UnicodeEncodeError):
         store.set("\ud800", "v")
     store.set("after", "v")
@@ -222,7 +222,7 @@ def test_add_wraps_around(kind, store):
 
 
 @pytest.mark.parametrize("value", ["twelve", "-", "x12", "99999999999999999999", b"\xff"])
-def test_add_to_what_is_not_a_number(kind, store, value):
+def test_add_to_text_is_an_error(kind, store, value):
     if type(kind).__name__.startswith("Torch"):
         pytest.skip("torch's server drops the connection; test_torch_interop.py has what our client says then")
     other = kind.open()
@@ -252,12 +252,12 @@ def test_add_from_many_threads(kind):
 # -- compare_set ---------------------------------------------------------------------------------
 
 
-def test_compare_set_missing_key_and_nothing_expected(store):
+def test_compare_set_of_a_missing_key_without_expected_value(store):
     assert store.compare_set("key", "", "new") == b"new"
     assert store.get("key") == b"new"
 
 
-def test_compare_set_missing_key_and_something_expected(store):
+def test_compare_set_of_a_missing_key_with_expected_value(store):
     assert store.compare_set("key", "old", "new") == b"old"
     assert not store.check(["key"])
 
@@ -306,7 +306,7 @@ def test_wait(kind, store):
     assert waiting.result() is None
 
 
-def test_wait_timeout_names_what_is_missing(kind, store):
+def test_wait_timeout_names_the_missing_keys(kind, store):
     store.set("has-it", "1")
     start = time.monotonic()
     with pytest.raises(dldist.DistStoreTimeoutError) as raised:
@@ -446,7 +446,7 @@ def test_queue_pop_waits(kind, store):
     assert store.queue_len("q") == 0
 
 
-def test_queue_pop_timeout_takes_nothing_later(kind, store):
+def test_queue_pop_takes_nothing_after_its_timeout(kind, store):
     need(kind, "queues")
     with pytest.raises(dldist.DistStoreTimeoutError) as raised:
         store.queue_pop("q", timeout=SHORT)
@@ -457,7 +457,7 @@ def test_queue_pop_timeout_takes_nothing_later(kind, store):
     assert store.queue_pop("q", timeout=LONG) == b"x"
 
 
-def test_queue_items_go_to_one_each(kind, store):
+def test_each_queue_item_is_popped_once(kind, store):
     need(kind, "queues")
     poppers = [Background(kind.open().queue_pop, "q") for _ in range(4)]
     for value in "wxyz":
@@ -465,7 +465,7 @@ def test_queue_items_go_to_one_each(kind, store):
     assert sorted(popper.result() for popper in poppers) == [b"w", b"x", b"y", b"z"]
 
 
-def test_queue_and_values_are_apart(kind, store):
+def test_queues_and_values_are_separate(kind, store):
     need(kind, "queues")
     store.queue_push("q", "item")
     assert store.check(["q"]) is True
@@ -499,7 +499,7 @@ def test_list_keys(kind, store):
     assert sorted(store.list_keys()) == ["", "b/c", "n"]
 
 
-def test_list_keys_gives_names_that_work(kind, store):
+def test_list_keys_returns_usable_names(kind, store):
     need(kind, "list_keys")
     store.set(b"raw\xff", "1")
     store.set("\u9375", "2")
@@ -534,7 +534,7 @@ def test_barrier_timeout(kind, store):
 
 
 @pytest.mark.parametrize("world_size", [0, -1])
-def test_barrier_of_nobody(store, world_size):
+def test_barrier_rejects_an_invalid_world_size(store, world_size):
     with pytest.raises(ValueError, match="world_size"):
         store.barrier("b", world_size, timeout=SHORT)
 
@@ -631,7 +631,7 @@ def test_prefix_shares_the_timeout():
 
 
 @pytest.mark.parametrize("timeout", [timedelta(0), timedelta(microseconds=1)])
-def test_tiny_timeouts_end_at_once(store, timeout):
+def test_tiny_timeouts_end_immediately(store, timeout):
     start = time.monotonic()
     with pytest.raises(dldist.DistStoreTimeoutError):
         store.wait(["absent"], timeout)
@@ -649,18 +649,18 @@ def test_huge_timeout_is_no_overflow(kind, store):
 # -- the kinds themselves ------------------------------------------------------------------------
 
 
-def test_hash_stores_are_apart():
+def test_hash_stores_are_separate():
     first, second = dldist.HashStore(), dldist.HashStore()
     first.set("a", "1")
     assert second.check(["a"]) is False
 
 
-def test_types():
+def test_store_types():
     for kind in (dldist.TCPStore, dldist.FileStore, dldist.HashStore, dldist.PrefixStore):
         assert issubclass(kind, dldist.Store)
 
 
-def test_prefix_nesting_is_underlying_first():
+def test_nested_prefixes_start_with_the_innermost_store():
     base = dldist.HashStore()
     nested = dldist.PrefixStore("q", dldist.PrefixStore("p", base))
     nested.set("k", "v")
@@ -695,7 +695,7 @@ def test_prefix_sees_only_its_own_keys():
     assert prefix.list_keys() == []
 
 
-def test_prefix_of_what_is_no_store():
+def test_prefix_of_another_object_is_rejected():
     with pytest.raises(ValueError, match="store"):
         dldist.PrefixStore("p", None)
     with pytest.raises(TypeError, match="store.*int|int.*store"):
@@ -725,7 +725,7 @@ def test_tcp_host_and_port(tmp_path):
     assert str(client.port) in repr(client) and "TCPStore" in repr(client)
 
 
-def test_time_outs_have_c10ds_words():
+def test_timeouts_have_c10ds_texts():
     master = dldist.TCPStore("127.0.0.1", 0, is_master=True, timeout=SHORT)
     with pytest.raises(dldist.DistStoreError, match=r"^wait timeout after 150ms, keys: /a key \(1 of 1 missing\): get on TCPStore at "):
         master.get("a key")
@@ -735,7 +735,7 @@ def test_time_outs_have_c10ds_words():
         dldist.HashStore(timeout=SHORT).wait(["a"])
 
 
-def test_a_world_of_nobody_is_refused_whatever_the_port():
+def test_world_size_zero_is_rejected():
     for port in (0, 1):
         with pytest.raises(ValueError, match="TCPStore world size cannot be 0"):
             dldist.TCPStore("127.0.0.1", port, 0, False)
@@ -766,7 +766,7 @@ def test_tcp_constructor_arguments(arguments, error, name):
         dldist.TCPStore(*arguments)
 
 
-def test_tcp_client_of_port_zero_is_refused():
+def test_tcp_client_of_port_zero_is_rejected():
     with pytest.raises((ValueError, dldist.DistNetworkError), match=r"port|127\.0\.0\.1"):
         dldist.TCPStore("127.0.0.1", 0, timeout=SHORT)
 

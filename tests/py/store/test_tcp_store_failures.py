@@ -137,7 +137,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-def test_garbage_closes_that_connection_only(garbage):
+def test_garbage_closes_only_its_connection(garbage):
     server = master()
     client = dldist.TCPStore(LOOPBACK, server.port, timeout=LONG)
     good = raw_connection(server.port)
@@ -186,7 +186,7 @@ def test_truncated_requests():
     raw.close()
 
 
-def test_reset_in_the_middle():
+def test_reset_during_a_request():
     server = master()
     for _ in range(20):
         raw = raw_connection(server.port)
@@ -197,7 +197,7 @@ def test_reset_in_the_middle():
     assert server.num_keys() == 1
 
 
-def test_claimed_lengths_cost_no_memory(procs):
+def test_announced_lengths_allocate_no_memory(procs):
     """A length within the limits must only cost memory as its bytes arrive."""
     server = procs.start(workers.tcp_server)
     port = server.recv()
@@ -262,7 +262,7 @@ def test_byte_by_byte():
     raw.close()
 
 
-def test_client_that_vanishes_leaves_nothing_parked():
+def test_waiters_of_a_closed_connection_are_removed():
     """Waiters of closed connections must be removed: a pushed item must go to a live client."""
     server = master()
     for _ in range(10):
@@ -276,7 +276,7 @@ def test_client_that_vanishes_leaves_nothing_parked():
     assert server.queue_pop("q") == b"x"
 
 
-def test_client_that_does_not_read_is_no_burden_to_others(procs):
+def test_client_that_does_not_read_does_not_delay_others(procs):
     """Responses to a client that does not read must be limited, and other clients be served."""
     server = procs.start(workers.tcp_server)
     port = server.recv()
@@ -305,7 +305,7 @@ def test_client_that_does_not_read_is_no_burden_to_others(procs):
 # -- constructors that fail ----------------------------------------------------------------------
 
 
-def test_workers_that_do_not_come():
+def test_missing_workers_are_a_timeout():
     start = time.monotonic()
     with pytest.raises(dldist.DistStoreTimeoutError) as raised:
         dldist.TCPStore(LOOPBACK, 0, 3, True, timedelta(seconds=0.5))
@@ -317,7 +317,7 @@ def test_workers_that_do_not_come():
     assert socket.gethostname() in text or LOOPBACK in text, text
 
 
-def test_workers_of_whom_some_come(procs):
+def test_some_missing_workers_are_a_timeout(procs):
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     port = listener.getsockname()[1]
@@ -330,7 +330,7 @@ def test_workers_of_whom_some_come(procs):
     assert str(os.getpid()) in text and str(child.pid) in text, text
 
 
-def test_workers_that_all_come(procs):
+def test_master_waits_until_all_workers_have_joined(procs):
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     port = listener.getsockname()[1]
@@ -344,7 +344,7 @@ def test_workers_that_all_come(procs):
     assert store.list_keys() == []
 
 
-def test_no_waiting_for_workers():
+def test_master_without_waiting_for_workers():
     start = time.monotonic()
     store = dldist.TCPStore(LOOPBACK, 0, 5, True, LONG, wait_for_workers=False)
     assert time.monotonic() - start < helper.under_load(2)
@@ -361,7 +361,7 @@ def test_port_in_use():
     first.set("a", "1")
 
 
-def test_port_in_use_by_another():
+def test_port_in_use_by_another_server():
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     listener.listen()
@@ -375,7 +375,7 @@ def test_address_of_another_machine():
         master(host="192.0.2.1")
 
 
-def test_connect_to_nobody():
+def test_connect_without_a_server():
     nobody, port = free_port()
     for seconds in (0.3, 1.2):
         start = time.monotonic()
@@ -388,7 +388,7 @@ def test_connect_to_nobody():
     nobody.close()
 
 
-def test_connect_to_a_server_that_comes_late():
+def test_connect_to_a_server_that_starts_late():
     nobody, port = free_port()
     opened = []
     thread = threading.Thread(target=lambda: opened.append(dldist.TCPStore(LOOPBACK, port, timeout=LONG)))
@@ -402,7 +402,7 @@ def test_connect_to_a_server_that_comes_late():
     assert server.get("a") == b"1"
 
 
-def test_connect_to_somebody_silent():
+def test_connect_to_a_silent_listener():
     """A listener that accepts but sends nothing must not block: the handshake has the deadline."""
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
@@ -415,7 +415,7 @@ def test_connect_to_somebody_silent():
     listener.close()
 
 
-def test_connect_to_something_else():
+def test_connect_to_a_server_of_another_protocol():
     """A server of another protocol must cause a network error that names the address, at the latest
     at the deadline."""
     listener = socket.socket()
@@ -446,7 +446,7 @@ def test_connect_to_something_else():
 
 
 @pytest.mark.deadline(60)
-def test_host_that_does_not_resolve():
+def test_unresolvable_host_is_an_error():
     with pytest.raises(dldist.DistNetworkError, match="no-such-host.invalid"):
         dldist.TCPStore("no-such-host.invalid", 29500, timeout=timedelta(seconds=1))
 
@@ -490,13 +490,13 @@ def test_localhost():
     assert server.get("a") == b"1"
 
 
-def test_listens_on_the_given_address_only():
+def test_listens_only_on_the_given_address():
     server = master(host=LOOPBACK)
     assert connects(LOOPBACK, server.port)
     assert not connects("127.0.0.2", server.port)
 
 
-def test_listens_on_all_addresses_when_asked():
+def test_listens_on_all_addresses_on_request():
     server = master(host="0.0.0.0")
     assert connects(LOOPBACK, server.port)
     assert connects("127.0.0.2", server.port)
@@ -531,7 +531,7 @@ def test_master_listen_fd_of_another_port():
 
 
 @pytest.mark.parametrize("what", ["closed", "file", "negative"])
-def test_master_listen_fd_that_is_none(what, tmp_path):
+def test_invalid_master_listen_fd_is_rejected(what, tmp_path):
     fd = -5
     if what == "closed":
         fd = os.dup(0)
@@ -559,7 +559,7 @@ def test_multi_tenant_masters_share_one_server():
     helper.poll_until(lambda: not connects(LOOPBACK, port))
 
 
-def test_multi_tenant_needs_both():
+def test_server_is_shared_only_by_multi_tenant_masters():
     shared = master(multi_tenant=True)
     with pytest.raises(dldist.DistNetworkError):
         master(port=shared.port)
@@ -568,7 +568,7 @@ def test_multi_tenant_needs_both():
         master(port=alone.port, multi_tenant=True)
 
 
-def test_address_is_free_after_the_master():
+def test_address_is_released_with_the_master():
     first = master()
     port = first.port
     client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
@@ -600,7 +600,7 @@ def test_right_secret():
     [("sesame-1", "sesame-2"), ("sesame-1", None), (None, "sesame-2")],
     ids=["wrong", "client-has-none", "server-has-none"],
 )
-def test_secrets_that_do_not_match(servers, clients):
+def test_different_secrets_are_rejected(servers, clients):
     server = master(secret=servers)
     start = time.monotonic()
     with pytest.raises(dldist.DistAuthError) as raised:
@@ -614,7 +614,7 @@ def test_secrets_that_do_not_match(servers, clients):
     server.set("a", "1")
 
 
-def test_plain_client_of_a_server_with_a_secret():
+def test_client_without_the_secret_is_rejected():
     """Without the secret, requests must be ignored and nothing be stored."""
     server = master(secret="s")
     raw = raw_connection(server.port, handshake=False)
@@ -660,7 +660,7 @@ def test_secret_argument_type():
         master(secret=3)
 
 
-def test_limits_are_options_and_named():
+def test_limits_are_options_and_named_in_errors():
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True, max_key_bytes=100, max_value_bytes=1000)
     other = dldist.TCPStore("127.0.0.1", store.port)
     other.set("k" * 99, "v" * 1000)  # with a leading "/" the key has 100 bytes on the wire

@@ -99,7 +99,7 @@ def test_every_collective(stubs):
         comms.all_reduce(x)
 
 
-def test_given_streams(stubs):
+def test_explicit_streams(stubs):
     streams = [stubs.cuda.make_stream(device) for device in range(2)]
     x = [array(stubs, [1.0], device) for device in range(2)]
     with nccl.NcclComms([0, 1]) as comms:
@@ -224,7 +224,7 @@ def test_init_by_unique_id(stubs):
     assert on_threads([main(0), main(1)]) == [[3.0]] * 2
 
 
-def test_a_rank_that_does_not_come(stubs):
+def test_missing_rank_is_a_timeout(stubs):
     start = time.monotonic()
     with pytest.raises(dldist.DistTimeoutError):
         group = nccl.NcclGroup(dldist.HashStore(), 0, 2, device=0, init_timeout=0.3, timeout=LIMIT_S)
@@ -234,7 +234,7 @@ def test_a_rank_that_does_not_come(stubs):
 
 
 @pytest.mark.parametrize("where", ["on the device", "on the host"])
-def test_abort_handles(stubs, where):
+def test_abort_through_handles(stubs, where):
     """Abort while the other rank never joins: the kernel waits or, in a first collective, the
     calling thread."""
     first, second = nccl.NcclComms([0, 1]).split()
@@ -272,7 +272,7 @@ def test_abort_handles(stubs, where):
     handle.abort()
 
 
-def test_close_does_not_wait_for_a_call_that_hangs(stubs):
+def test_close_does_not_wait_for_a_hung_call(stubs):
     """A thread in a call may wait in NCCL for ranks that never call. That call must then close the
     communicator."""
     rank = nccl.NcclComms([0]).split()[0]

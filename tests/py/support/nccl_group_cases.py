@@ -67,7 +67,7 @@ def on_ranks(size, run, **options):
 # ---- streams
 
 
-def test_a_producer_with_an_unknown_stream_orders_itself_and_the_host_waits(stubs):
+def test_host_waits_for_a_producer_with_an_unknown_stream(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     stream = stubs.cuda.make_stream(0)
     x = array(stubs, [1, 2], stream=stream)
@@ -79,7 +79,7 @@ def test_a_producer_with_an_unknown_stream_orders_itself_and_the_host_waits(stub
     group.close()
 
 
-def test_the_stream_that_is_named_waits_and_the_host_does_not(stubs):
+def test_named_stream_waits_and_the_host_does_not(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     stream = stubs.cuda.make_stream(0)
@@ -95,7 +95,7 @@ def test_the_stream_that_is_named_waits_and_the_host_does_not(stubs):
     group.close()
 
 
-def test_streams_are_given_in_several_ways(stubs):
+def test_forms_of_streams(stubs):
     class Protocol:
         def __cuda_stream__(self):
             return (0, 1234)
@@ -114,7 +114,7 @@ def test_streams_are_given_in_several_ways(stubs):
         pass
 
 
-def test_the_exchange_api_says_the_stream(stubs):
+def test_exchange_api_provides_the_stream(stubs):
     stream = stubs.cuda.make_stream(0)
     asked = []
 
@@ -135,7 +135,7 @@ def test_the_exchange_api_says_the_stream(stubs):
 # ---- works and memory
 
 
-def test_a_dropped_work_keeps_its_tensors_until_the_device_is_done(stubs):
+def test_dropped_work_keeps_its_tensors_until_the_device_is_done(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     stream = stubs.cuda.make_stream(0)
@@ -167,7 +167,7 @@ def test_callbacks_and_futures(stubs):
     group.close()
 
 
-def test_memory_of_nccl(stubs):
+def test_arrays_in_nccl_memory(stubs):
     if nccl.get_version() < (2, 19, 1):
         with _core.NcclGroup(None, 0, 1, device=0) as group, pytest.raises(NotImplementedError, match="ncclMemAlloc needs NCCL 2.19"):
             group.empty(1)
@@ -187,7 +187,7 @@ def test_memory_of_nccl(stubs):
 
 
 @pytest.mark.parametrize("before", ["nothing", "pairs", "a collective"])
-def test_a_pipeline_of_batches_meets_in_one_communicator(stubs, before):
+def test_batches_of_a_pipeline_use_one_communicator(stubs, before):
     """Batches must meet in one communicator, however many messages a rank has in its batch: here 1,
     2 and 1."""
 
@@ -250,7 +250,7 @@ def wait_until(condition):
         time.sleep(0.005)
 
 
-def test_communicators_that_are_made_while_a_handler_raises_are_released(stubs):
+def test_communicators_are_released_if_a_handler_raises_in_their_creation(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     live = stubs.nccl.live("comm")
@@ -265,7 +265,7 @@ def test_communicators_that_are_made_while_a_handler_raises_are_released(stubs):
 
 
 @pytest.mark.skipif(nccl.is_available() and nccl.get_version() < (2, 27, 0), reason="needs ncclCommShrink")
-def test_a_communicator_that_is_shrunk_while_a_handler_raises_is_released(stubs):
+def test_shrunk_communicator_is_released_if_a_handler_raises(stubs):
     store = dldist.HashStore()
     groups = [_core.NcclGroup(store, rank, 2, device=rank, timeout=LIMIT_S) for rank in range(2)]
     other = threading.Thread(target=groups[1].connect)
@@ -279,7 +279,7 @@ def test_a_communicator_that_is_shrunk_while_a_handler_raises_is_released(stubs)
         group.abort()
 
 
-def test_abort_hears_a_signal(stubs):
+def test_abort_can_be_interrupted(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     interrupt(stubs, "ncclCommAbort", group.abort)
@@ -293,7 +293,7 @@ def test_abort_hears_a_signal(stubs):
     interrupt(stubs, "ncclCommAbort", leave)
 
 
-def test_nothing_is_left(stubs):
+def test_no_leaks(stubs):
     kinds = ("stream", "event", "allocation", "comm")
 
     def use():
@@ -332,7 +332,7 @@ def test_dtypes(stubs, dtype):
 # ---- mistakes
 
 
-def test_mistakes_are_named(stubs):
+def test_wrong_arguments_are_named(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     with pytest.raises(ValueError, match=r"all_reduce\(\): argument 'tensor' is on cpu, and the group has no backend"):
         group.all_reduce(numpy.zeros(2, "float32"))
@@ -404,7 +404,7 @@ def call_methods_of_a_group(stubs, group, rank):
     return refused
 
 
-def test_methods_of_a_group_but_for_plans_scan_and_monitored_barrier(stubs):
+def test_methods_of_a_group_except_plans_scan_and_monitored_barrier(stubs):
     for refused in on_ranks(2, lambda group, rank: call_methods_of_a_group(stubs, group, rank)):
         others = {name for name in dir(dldist.Group) if name.startswith("plan_") or name == "monitored_barrier"}
         assert refused.pop("scan").startswith("scan: NCCL has no scan: move the tensors to the CPU")
@@ -416,7 +416,7 @@ def test_methods_of_a_group_but_for_plans_scan_and_monitored_barrier(stubs):
 # ---- faults
 
 
-def test_a_failing_call_tells_the_reason_of_nccl(stubs):
+def test_failing_call_has_the_reason_of_nccl(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     stubs.nccl.fail("ncclAllReduce", result=3, text="the moon is full")
@@ -425,7 +425,7 @@ def test_a_failing_call_tells_the_reason_of_nccl(stubs):
     group.abort()
 
 
-def test_an_async_error_reaches_every_rank_and_work(stubs):
+def test_async_error_reaches_every_rank_and_work(stubs):
     """Ranks that wait for the failed rank must end. In c10d's groups the store notifies them; here
     they time out."""
 
@@ -493,7 +493,7 @@ def test_abort_from_another_thread(stubs, name):
 # ---- one process, several devices
 
 
-def test_comms(stubs):
+def test_collectives_of_comms(stubs):
     with nccl.NcclComms([0, "cuda:1", 2]) as comms:
         assert comms.size == 3 and comms.devices == [0, 1, 2]
         streams = [stubs.cuda.make_stream(device) for device in range(3)]
@@ -549,7 +549,7 @@ def test_comms_are_split_for_threads(stubs):
         comm.close()
 
 
-def test_ranks_that_find_each_other_by_an_id(stubs):
+def test_ranks_connect_by_a_unique_id(stubs):
     uid = nccl.NcclUniqueId()
     assert nccl.NcclUniqueId(uid.as_bytes()).as_bytes() == bytes(uid) and len(bytes(uid)) == 128
     results = [None, None]

@@ -114,7 +114,7 @@ def test_communicators_of_both_kinds(stubs, blocking):
     assert counter.made() == calls_of_check_all(2, 1, HAS_NATIVE)
 
 
-def test_sizes_that_other_ranks_cannot_know_are_messages(stubs):
+def test_uneven_sizes_are_messages(stubs):
     counter = Counter(stubs)
 
     def run(group, rank):
@@ -206,7 +206,7 @@ def test_in_a_graph(stubs, framework):
     assert counter.made() == made_for(2, HAS_NATIVE, own=(2, 0, 0), sent=2)
 
 
-def test_the_calls_of_c10d(stubs):
+def test_c10d_calls(stubs):
     counter = Counter(stubs)
     store = dldist.HashStore()
 
@@ -226,7 +226,7 @@ def test_the_calls_of_c10d(stubs):
 # ---- the setting
 
 
-def test_all_ranks_may_want_messages(stubs):
+def test_messages_can_be_forced_on_all_ranks(stubs):
     counter = Counter(stubs)
 
     def run(group, rank):
@@ -241,14 +241,14 @@ def test_all_ranks_may_want_messages(stubs):
     assert counter.made() == {name: 2 * count for name, count in sent.items()}
 
 
-def test_the_setting_is_read(monkeypatch):
+def test_setting_of_the_environment(monkeypatch):
     assert library.group_settings()["grouped_messages"] is False
     monkeypatch.setenv("DLDIST_NCCL_GROUPED_MESSAGES", "1")
     assert library.group_settings()["grouped_messages"] is True
 
 
 @pytest.mark.parametrize("other", [0, 1])
-def test_ranks_that_want_different_things_are_told(stubs, other):
+def test_ranks_that_disagree_fail(stubs, other):
     store = dldist.HashStore()
 
     def run(group, rank):
@@ -262,7 +262,7 @@ def test_ranks_that_want_different_things_are_told(stubs, other):
 
 
 @pytest.mark.skipif(tuple(map(int, VERSION.split("."))) < (2, 29, 2), reason="this NCCL grows nothing")
-def test_ranks_that_join_are_told(stubs):
+def test_joining_ranks_that_disagree_fail(stubs):
     numbers = itertools.count()
     store = dldist.HashStore()
 

@@ -5,7 +5,7 @@ import group_team
 import pytest
 
 
-def test_every_public_call_is_known_to_block_or_not():
+def test_every_public_call_is_listed():
     known = {name.partition(" ")[0] if not name.startswith("c10d") else name for name in calls.BLOCKING}
     known |= {*calls.NOT_BLOCKING, *calls.ELSEWHERE}
     public = calls.public_calls()
@@ -24,7 +24,7 @@ def check(results, names):
 
 @pytest.mark.deadline(240)
 @pytest.mark.parametrize("is_shm", [True, False], ids=["shared memory", "messages"])
-def test_signals_reach_every_call_that_blocks(procs, is_shm):
+def test_signals_reach_every_blocking_call(procs, is_shm):
     names = [name for name in calls.BLOCKING if (name in calls.WITHOUT_SHARED_MEMORY) != is_shm]
     env = {} if is_shm else {"DLDIST_SHM": "0"}
     store = group_team.dldist.TCPStore("127.0.0.1", 0, is_master=True)
@@ -36,6 +36,6 @@ def test_signals_reach_every_call_that_blocks(procs, is_shm):
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_signals_reach_the_making_of_the_default_world(procs, rank):
+def test_signals_reach_init_process_group(procs, rank):
     outcome, seconds = procs.start(calls.interrupt_initializing, f"tcp://127.0.0.1:{calls._free_port()}", rank).result(50)
     assert outcome == "interrupted" and seconds < 0.1

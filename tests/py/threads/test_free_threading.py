@@ -128,7 +128,7 @@ def test_one_plan_started_by_threads_runs_once_at_a_time(group):
     plan.close()
 
 
-def test_plan_with_a_strided_tensor_started_by_threads_keeps_it_whole(group):
+def test_plan_started_by_threads_keeps_its_strided_tensor_intact(group):
     memory = ints(*range(64))
     plan = group.plan_all_reduce(memoryview(memory)[::2])
 
@@ -209,7 +209,7 @@ def test_lists_of_plans_started_by_threads(group):
 # ---- groups
 
 
-def test_threads_run_collectives_on_groups_of_their_own():
+def test_threads_run_collectives_on_separate_groups():
     def use():
         with dldist.Group(None, 0, 1, timeout=LIMIT_S) as group:
             for i in range(NROUNDS):

@@ -149,7 +149,7 @@ def test_keys_may_change_while_a_store_reads_them():
 # -- tensors -------------------------------------------------------------------------------------
 
 
-def test_many_classes_of_tensors_are_learned_at_once():
+def test_many_tensor_classes_are_cached_concurrently():
     """There are more classes than the table has entries, and some of the classes are freed."""
 
     class Base:
@@ -181,7 +181,7 @@ def test_many_classes_of_tensors_are_learned_at_once():
     gc.collect()
 
 
-def test_first_numpy_array_may_come_on_many_threads():
+def test_first_numpy_array_on_many_threads():
     pytest.importorskip("numpy")
     program = """
 import threading, numpy, dldist
@@ -287,7 +287,7 @@ def test_foreign_records_of_many_threads():
     together(record)
 
 
-def test_values_of_threads_are_their_own():
+def test_thread_local_values_are_separate():
     def swap(index):
         for number in range(100):
             assert _core._swap_stream(None if number == 0 else 1000 * index + number) in (None, 1000 * index + number - 1)
@@ -314,7 +314,7 @@ def test_one_thread_of_several_gets_the_name_of_a_group():
         assert sum(together(enter)) == 1
 
 
-def test_groups_are_listed_while_threads_enter_and_forget_them():
+def test_groups_are_listed_while_threads_add_and_remove_them():
     registry = Registry()
 
     def use(index):

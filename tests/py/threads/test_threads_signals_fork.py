@@ -46,7 +46,7 @@ def open_here(kind, tmp_path):
 
 
 @pytest.mark.deadline(60)
-def test_blocked_calls_hold_up_none(kind, tmp_path):
+def test_blocked_calls_delay_no_others(kind, tmp_path):
     """16 threads are blocked on one client; a 17th must use it as before, and then release them one
     by one."""
     master, place = open_here(kind, tmp_path)
@@ -95,7 +95,7 @@ def test_blocked_calls_hold_up_none(kind, tmp_path):
 
 
 @pytest.mark.deadline(60)
-def test_blocked_time_outs_are_their_own(kind, opened):
+def test_blocked_calls_have_separate_timeouts(kind, opened):
     """Calls with different timeouts on one client must each end at their own time."""
     store, _ = opened
     ends = {}
@@ -117,7 +117,7 @@ def test_blocked_time_outs_are_their_own(kind, opened):
 
 
 @pytest.mark.deadline(60)
-def test_one_client_hammered_by_threads(kind, opened):
+def test_one_client_used_by_many_threads(kind, opened):
     """Responses must reach the calling thread."""
     store, _ = opened
     errors = []
@@ -142,7 +142,7 @@ def test_one_client_hammered_by_threads(kind, opened):
     assert store.add("total", 0) == 800
 
 
-def test_interpreter_goes_on_while_a_call_blocks(opened):
+def test_other_threads_run_while_a_call_blocks(opened):
     """A blocking call must release the lock; otherwise this thread could not observe it at rest,
     nor end it."""
     store, _ = opened
@@ -180,7 +180,7 @@ def place_for(kind, call, tmp_path, keep):
 
 
 @pytest.mark.parametrize("kind, call", INTERRUPTS, ids=[f"{kind}-{call}" for kind, call in INTERRUPTS])
-def test_ctrl_c(kind, call, tmp_path, procs):
+def test_ctrl_c_ends_every_blocking_call(kind, call, tmp_path, procs):
     keep = []
     child = procs.start(workers.interruptible, kind, place_for(kind, call, tmp_path, keep), call)
     assert child.recv() == "ready"
@@ -214,7 +214,7 @@ def test_other_signals_do_not_break_a_wait(place_kind, tmp_path, procs):
     assert handled >= 1, "no handler ran during the wait"
 
 
-def test_what_a_handler_raises_ends_the_wait(procs):
+def test_exception_of_a_handler_ends_the_wait(procs):
     store, port = open_here("tcp", None)
     child = procs.start(workers.handler_raises, port)
     assert child.recv() == "ready"
@@ -224,7 +224,7 @@ def test_what_a_handler_raises_ends_the_wait(procs):
     assert store.get("after") == b"1"
 
 
-def test_ctrl_c_takes_nothing_from_a_queue(procs):
+def test_interrupted_pop_takes_nothing_from_a_queue(procs):
     """An interrupted pop must not stay queued in the server: the item must go to another caller."""
     store, port = open_here("tcp", None)
     child = procs.start(workers.interruptible, "tcp", port, "queue_pop")
@@ -241,7 +241,7 @@ def test_ctrl_c_takes_nothing_from_a_queue(procs):
 
 @pytest.mark.parametrize("with_thread", [False, True], ids=["quiet", "thread-blocked"])
 @pytest.mark.parametrize("fork_kind", ["hash", "file", "tcp", "tcp-master", "prefix"])
-def test_fork(fork_kind, with_thread, tmp_path, procs):
+def test_forked_child_cannot_use_a_client(fork_kind, with_thread, tmp_path, procs):
     keep, place = open_here(fork_kind.partition("-")[0], tmp_path)
     child = procs.start(workers.forks, fork_kind, place, with_thread)
     parent_pid, forked_pid, status, lines, values = child.result()
@@ -256,7 +256,7 @@ def test_fork(fork_kind, with_thread, tmp_path, procs):
     del keep
 
 
-def test_fork_leaves_the_servers_clients_alone(procs):
+def test_exit_of_a_forked_child_keeps_connections(procs):
     """The exit of a forked child must only close its copies of descriptors: the parent's connection
     must stay open."""
     master, port = open_here("tcp", None)
@@ -272,7 +272,7 @@ def test_fork_leaves_the_servers_clients_alone(procs):
 # ---- output at exit
 
 
-def test_what_a_process_says_at_its_end_is_said_despite_ctrl_c():
+def test_call_at_exit_runs_despite_ctrl_c():
     """For example, the last traceback. A pending Ctrl-C hits a Python function as it is entered."""
     press = ctypes.PyDLL(None)["raise"]
     said = []
@@ -290,7 +290,7 @@ def test_what_a_process_says_at_its_end_is_said_despite_ctrl_c():
 
 
 @pytest.mark.parametrize(("presses", "calls"), [(1, 2), (2, 3), (9, 3)])
-def test_ctrl_c_in_what_is_said_at_the_end_has_it_said_again(presses, calls):
+def test_call_at_exit_is_repeated_after_ctrl_c(presses, calls):
     began = []
 
     def say():
@@ -307,7 +307,7 @@ def test_ctrl_c_in_what_is_said_at_the_end_has_it_said_again(presses, calls):
     assert len(began) == calls
 
 
-def test_other_exceptions_of_what_is_said_at_the_end_pass():
+def test_call_at_exit_raises_other_exceptions():
     with pytest.raises(ZeroDivisionError):
         dldist._core._call_despite_ctrl_c(lambda: 1 // 0)
     with pytest.raises(TypeError, match="'function' is missing"):

@@ -24,7 +24,7 @@ def run_benchmark(*arguments, json_file):
     return done.stdout, json.loads(json_file.read_text())
 
 
-def test_a_call_after_work_beside_noise(tmp_path):
+def test_calls_after_work_during_noise(tmp_path):
     shown, report = run_benchmark(
         "--peers", "dldist,dldist-plan,mpich5", "--mpi-folder", tmp_path, "--ops", "all_reduce,sendrecv", "--sizes", "8",
         "--rounds", "1", "--every", "50us", "--noise", "1of10", "--block-ms", "1", json_file=tmp_path / "report.json",
@@ -39,7 +39,7 @@ def test_a_call_after_work_beside_noise(tmp_path):
     assert "mpich5 is left out" in shown or "mpich" in report["versions"].get("mpich5", "").lower()
 
 
-def test_back_to_back(tmp_path):
+def test_consecutive_calls(tmp_path):
     _, report = run_benchmark(
         "--peers", "dldist", "--ops", "barrier", "--ranks", "3", "--rounds", "1", "--block-ms", "1", "--no-probe",
         json_file=tmp_path / "report.json",
@@ -50,7 +50,7 @@ def test_back_to_back(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["busy2", "short-lived"])
-def test_noise_ends_with_whoever_started_it(tmp_path, kind):
+def test_noise_ends_with_its_parent(tmp_path, kind):
     """When its parent is killed, all noise processes must end. They all have the pipe, which closes
     with the last of them."""
     program = tmp_path / "noise"

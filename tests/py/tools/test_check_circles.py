@@ -22,21 +22,21 @@ def run(root, *options, tool=TOOL):
     return done.returncode, done.stdout
 
 
-def test_three_files_may_need_each_other(tmp_path):
+def test_three_files_may_depend_on_each_other(tmp_path):
     make_circle(tmp_path, "small", 3)
     code, text = run(tmp_path, "--all")
     assert code == 0
     assert "csrc/small: file_0, file_1, file_2" in text
 
 
-def test_four_may_not(tmp_path):
+def test_four_files_must_not_depend_on_each_other(tmp_path):
     make_circle(tmp_path, "large", 4)
     code, text = run(tmp_path)
     assert code == 1
     assert "4 files need each other, where 3 is the most: file_0, file_1, file_2, file_3" in text
 
 
-def test_what_is_static_or_said_in_a_comment_does_not_count(tmp_path):
+def test_static_functions_and_comments_do_not_count(tmp_path):
     make_circle(tmp_path, "private", 4, keyword="static ")
     make_circle(tmp_path, "told", 4, text="    /* step_0 step_1 step_2 step_3 */ say(\"step_0 step_1 step_2 step_3\");\n")
     assert run(tmp_path)[0] == 0
@@ -55,7 +55,7 @@ def import_in_function(module):
     return f"def run():\n    from dldist import {module}\n"
 
 
-def test_modules_import_downward_in_functions_too(tmp_path):
+def test_modules_import_downward_also_in_functions(tmp_path):
     upward = {"_base/low": "def run():\n    from dldist._api import high\n", "_api/high": "from dldist._base import low\n"}
     code, text = run(make_package(tmp_path, **upward), tool=IMPORTS)
     assert code == 1

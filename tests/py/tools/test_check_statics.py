@@ -24,7 +24,7 @@ def test_two_files_with_one_name_are_reported(tmp_path):
     assert "run() is static in nccl/a.c, xla/b.c: rename all but one" in ran.stdout
 
 
-def test_names_of_their_own_pass(tmp_path):
+def test_unique_names_pass(tmp_path):
     write(tmp_path, "nccl/a.c", "watch_run")
     write(tmp_path, "xla/b.c", "program_run")
     assert run_check(tmp_path).returncode == 0

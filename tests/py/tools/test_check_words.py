@@ -63,7 +63,7 @@ def test_every_rule_has_an_example():
 
 
 @pytest.mark.parametrize("rule", EXAMPLES)
-def test_rule_finds_its_wording(tmp_path, rule):
+def test_rule_finds_its_example(tmp_path, rule):
     path = tmp_path / "text.md"
     path.write_text(f"- {EXAMPLES[rule]}\n")
     assert rules_in(path) == [rule]
@@ -84,7 +84,7 @@ def test_prose_is_found_in_all_forms(tmp_path, name):
     ("code.c", "int somebody = 'a';\n"),  # words: ok
     ("kept.c", "/* Wait for somebody. (words: ok) */\n"),
 ])
-def test_code_and_kept_lines_are_no_prose(tmp_path, name, text):
+def test_code_and_excepted_lines_are_no_prose(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     assert rules_in(tmp_path / name) == []
 

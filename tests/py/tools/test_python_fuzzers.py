@@ -16,6 +16,6 @@ def test_parser(parser, tmp_path, monkeypatch):
     assert fuzz_python.fuzz(parser, seconds=10, seed=1, most=300) > 30
 
 
-def test_a_job_of_slurm_may_have_any_name():
+def test_slurm_job_may_have_any_name():
     environ = fuzz_python.environ_of(fuzz_python.SLURM.replace("JOB_ID=7", "JOB_ID=\udcff").encode("utf-8", "surrogateescape"))
     assert 61440 <= fuzz_python.launchers.detect(environ).master_port < 65536

@@ -257,12 +257,12 @@ def body(rank: int, text: str) -> None:
 
 
 @testing.distributed(nranks=2)
-def test_of_processes() -> None:
+def test_processes() -> None:
     dist.barrier()
 
 
 @testing.threads(2)
-def test_of_threads(group: dist.Group) -> int:
+def test_threads(group: dist.Group) -> int:
     return group.rank
 
 
