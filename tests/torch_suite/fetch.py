@@ -210,7 +210,7 @@ def fetch(into, chosen):
                 shutil.rmtree(into)
             new.rename(into)
             return what
-    sys.exit("PyTorch's tests cannot be had:\n  " + "\n  ".join(refusals))
+    sys.exit("PyTorch's tests are not available:\n  " + "\n  ".join(refusals))
 
 
 def main():
