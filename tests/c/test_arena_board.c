@@ -89,7 +89,7 @@ TEST(the_first_cause_stays)
     close_boards(&all);
 }
 
-TEST(a_bell_is_due_once_for_each_look)
+TEST(a_bell_is_due_once_for_each_read)
 {
     boards all;
     REQUIRE(open_boards(&all));
@@ -104,7 +104,7 @@ TEST(a_bell_is_due_once_for_each_look)
     close_boards(&all);
 }
 
-TEST(a_loss_is_there_once_its_rank_has_taken_its_news)
+TEST(a_loss_is_published_after_its_rank_has_read_the_posts)
 {
     boards all;
     REQUIRE(open_boards(&all));

@@ -402,7 +402,7 @@ TEST(secrets_that_differ)
     }
 }
 
-TEST(encryption_on_one_side_alone)
+TEST(encryption_on_only_one_side)
 {
     dd_connect_options on = default_options();
     on.is_shm_disabled = true;
@@ -523,7 +523,7 @@ TEST(falls_back_to_tcp)
 }
 
 /* The first address belongs to another process, the second to none, and the third never answers. */
-TEST(bad_addresses_before_the_good_one)
+TEST(unreachable_addresses_before_a_reachable_one)
 {
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;

@@ -376,7 +376,7 @@ visit(void *ctx, int rank, const dd_signature *signature)
     nvisits++;
 }
 
-TEST_BOTH(held_messages_of_a_collective_can_be_looked_at)
+TEST_BOTH(held_messages_of_a_collective_can_be_inspected)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));

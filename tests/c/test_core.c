@@ -853,7 +853,7 @@ TEST(the_nth_call_of_a_kind_fails)
     CHECK_INT(dd_sys_gethostname(name, sizeof name), 0);
 }
 
-TEST(calls_know_their_names)
+TEST(calls_have_names)
 {
     CHECK(strcmp(dd_sys_call_name(DD_SYS_open), "open") == 0);
     CHECK(strcmp(dd_sys_call_name(DD_SYS_getrandom), "getrandom") == 0);

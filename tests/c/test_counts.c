@@ -764,7 +764,7 @@ run_waiting(void *arg)
     return leave();
 }
 
-TEST(ways_to_wait)
+TEST(costs_of_each_kind_of_wait)
 {
     static const dd_spin_policy policies[] = {DD_SPIN_ADAPTIVE, DD_SPIN_POLL, DD_SPIN_SLEEP};
     for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++) {

@@ -295,7 +295,7 @@ accept_link_without_resources(bool is_linked, bool is_memory)
     }
 }
 
-TEST(links_that_cannot_be_taken)
+TEST(links_that_cannot_be_accepted)
 {
     for (int i = 0; i < 4; i++) {
         accept_link_without_resources(i % 2 == 1, i / 2 == 1);

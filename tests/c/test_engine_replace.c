@@ -168,7 +168,7 @@ check_met_again(unsigned lost, bool is_shm)
     rig_close(&rig);
 }
 
-TEST(a_peer_that_could_not_be_dialled_is_met_again)
+TEST(a_peer_that_could_not_be_dialled_is_replaced)
 {
     for (unsigned lost = 1; lost < 4; lost++) {
         check_met_again(lost, false);
@@ -184,7 +184,7 @@ TEST(both_have_lost_each_other_and_both_dial)
 }
 
 /* Until the other process has met this one again, it answers BUSY. */
-TEST(a_dial_waits_for_the_other_side_to_meet_again)
+TEST(a_dial_waits_for_the_other_side_to_replace_its_peer)
 {
     rig_group rig;
     before old[2];
@@ -202,7 +202,7 @@ TEST(a_dial_waits_for_the_other_side_to_meet_again)
 }
 
 /* Both processes run, and one of them, or its kernel, has closed the connection. */
-TEST(a_peer_whose_connection_was_lost_is_met_again)
+TEST(a_peer_whose_connection_was_lost_is_replaced)
 {
     rig_group rig;
     before old[2];
@@ -256,7 +256,7 @@ TEST(a_connection_that_the_other_side_has_lost_is_replaced)
 }
 
 /* The link broke, and the engine has not been driven since. */
-TEST(a_peer_that_is_about_to_be_lost_is_met_again)
+TEST(a_peer_that_is_about_to_be_lost_is_replaced)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, false));
@@ -338,7 +338,7 @@ check_dials_again(bool is_lost)
     rig_close(&rig);
 }
 
-TEST(a_peer_is_dialled_again_where_it_is_met_again)
+TEST(a_replaced_peer_is_dialled_again)
 {
     check_dials_again(true);
     check_dials_again(false);
@@ -355,7 +355,7 @@ end_of(rig_group *rig, int rank, rig_message *message)
 
 /* Rank 0 has lost rank 1 and met it again. Rank 1 never lost rank 0: its old group is open and uses
  * the new link. */
-TEST(old_groups_get_nothing_over_the_new_link)
+TEST(old_groups_receive_nothing_over_the_new_link)
 {
     static uint8_t large[300000];
     static uint8_t small[64];

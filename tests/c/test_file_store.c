@@ -652,7 +652,7 @@ TEST(clean_jobs_one_after_another)
     place_remove(&here);
 }
 
-TEST(unknown_world_size_leaves_an_over_file)
+TEST(unknown_world_size_leaves_a_finished_file)
 {
     place here;
     REQUIRE(place_make(&here));
@@ -1032,7 +1032,7 @@ TEST(opening_waits_for_the_directory)
     place_remove(&here);
 }
 
-TEST(file_that_cannot_be_opened_for_now)
+TEST(file_that_temporarily_cannot_be_opened)
 {
     static const struct {
         int error_number;

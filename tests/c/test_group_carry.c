@@ -42,7 +42,7 @@ run_cases(team_rank *self)
     CHECK_INT(carry_library.counts[self->rank].nends, ncarried + ncompared);
 }
 
-TEST(every_collective_is_handed_over_once)
+TEST(every_collective_is_passed_to_the_library_once)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);

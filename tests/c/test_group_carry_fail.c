@@ -787,7 +787,7 @@ release_in_child(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(a_forked_child_leaves_the_library_alone)
+TEST(a_forked_child_does_not_use_the_library)
 {
     fake_library_init(&carry_library);
     carry_team_run(2, release_in_child, NULL);

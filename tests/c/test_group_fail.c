@@ -385,7 +385,7 @@ be_interrupted(team_rank *self)
     CHECK_CONTAINS(check_message(), "interrupted in barrier");
 }
 
-TEST(interrupt_aborts_and_the_others_learn_of_it)
+TEST(interrupt_aborts_on_all_ranks)
 {
     team_options options = {.size = 3};
     team_run_both(&options, be_interrupted, NULL);
@@ -462,7 +462,7 @@ close_with_work(team_rank *self)
     }
 }
 
-TEST(close_with_works_under_way)
+TEST(close_with_pending_works)
 {
     team_options options = {.size = 3};
     team_run_both(&options, close_with_work, NULL);

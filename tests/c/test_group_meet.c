@@ -959,7 +959,7 @@ TEST(a_system_call_that_fails_by_shared_memory_later)
     run_in_need(false, fail_system_call, 97);
 }
 
-TEST(a_system_call_that_fails_by_shared_memory_at_last)
+TEST(a_system_call_that_fails_by_shared_memory_last)
 {
     run_in_need(false, fail_system_call, 203);
 }
@@ -974,7 +974,7 @@ TEST(a_system_call_that_fails_by_tcp_later)
     run_in_need(true, fail_system_call, 97);
 }
 
-TEST(a_system_call_that_fails_by_tcp_at_last)
+TEST(a_system_call_that_fails_by_tcp_last)
 {
     run_in_need(true, fail_system_call, 203);
 }

@@ -395,7 +395,7 @@ recv_until_timeout(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(message_that_times_out_ends_alone)
+TEST(message_that_times_out_ends_no_other)
 {
     team_options options = {.size = 2};
     team_run_both(&options, recv_until_timeout, NULL);

@@ -298,7 +298,7 @@ release_in_child(team_rank *self)
     dd_region_release(region);
 }
 
-TEST(a_forked_child_leaves_regions_alone)
+TEST(a_forked_child_does_not_change_regions)
 {
     team_run(&(team_options){.size = 1}, release_in_child, NULL);
 }

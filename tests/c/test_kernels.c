@@ -598,7 +598,7 @@ TEST(stages_of_own_accumulators_change_no_bit)
     for_each_combination(check_split);
 }
 
-TEST(nan_and_zero_rules)
+TEST(nan_and_signed_zeros_follow_the_rules)
 {
     const float nan = NAN, inf = INFINITY;
     const float a[] = {-0.0F, 0.0F, nan, 1.0F, -inf, inf};

@@ -255,7 +255,7 @@ close_meanwhile(both_ends *ends)
     CHECK_STATUS(run(ends->groups[0], false, &in, sizeof in, 1, &team_no_options), DD_CLOSED);
 }
 
-TEST(a_call_that_is_about_to_wait_is_under_way)
+TEST(a_call_about_to_wait_is_pending)
 {
     run_both_ends(close_meanwhile, false);
 }

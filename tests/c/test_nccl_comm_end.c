@@ -330,7 +330,7 @@ TEST(a_driver_that_has_shut_down_causes_no_error)
     dd_cuda_close(rig.cuda);
 }
 
-TEST(a_child_of_a_fork_leaves_it_alone)
+TEST(a_forked_child_does_not_use_it)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));

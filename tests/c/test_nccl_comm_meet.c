@@ -312,7 +312,7 @@ check_meets(party *p)
     }
 }
 
-TEST(ranks_meet_again_at_the_same_place)
+TEST(ranks_meet_again_under_the_same_prefix)
 {
     party p;
     party_init(&p, 4, 1, 5 * DD_NS_PER_S);

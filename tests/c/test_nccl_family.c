@@ -129,7 +129,7 @@ TEST(an_abort_reaches_the_children_of_one_that_has_ended)
     family_close(&f);
 }
 
-TEST(an_abort_alone_leaves_children)
+TEST(an_abort_of_only_one_leaves_its_children_usable)
 {
     family f;
     REQUIRE(family_open(&f, false, false));

@@ -139,7 +139,7 @@ alone_body(nccl_rig_rank *self)
     call_alone(self, time_out);
 }
 
-TEST(a_first_call_that_stays_alone_times_out)
+TEST(a_first_call_without_other_ranks_times_out)
 {
     for (int i = 0; i < 8; i++) {
         bool is_message = i % 2 == 1;
@@ -173,7 +173,7 @@ call_raises_body(nccl_rig_rank *self)
     call_alone(self, time_out_in_call);
 }
 
-TEST(a_first_call_that_stays_alone_raises_itself)
+TEST(a_first_call_without_other_ranks_raises_itself)
 {
     for (int i = 0; i < 4; i++) {
         bool is_message = i % 2 == 1;
@@ -212,7 +212,7 @@ aborted_body(nccl_rig_rank *self)
     close_failed(self);
 }
 
-TEST(a_first_call_that_stays_alone_can_be_aborted)
+TEST(a_first_call_without_other_ranks_can_be_aborted)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, aborted_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_nonblocking = true}, aborted_body,
@@ -248,7 +248,7 @@ interrupted_body(nccl_rig_rank *self)
     call_alone(self, interrupt);
 }
 
-TEST(a_first_call_that_stays_alone_can_be_interrupted)
+TEST(a_first_call_without_other_ranks_can_be_interrupted)
 {
     static const char *const VERSIONS[] = {NULL, "2.22.3"};
     for (int i = 0; i < 4; i++) {

@@ -213,7 +213,7 @@ movement_body(nccl_rig_rank *self)
     }
 }
 
-TEST(bytes_go_where_they_belong)
+TEST(every_collective_moves_the_right_bytes)
 {
     nccl_rig_run_all(movement_body, NULL);
 }
@@ -562,7 +562,7 @@ pair_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(pairs_meet_alone)
+TEST(pairs_connect_without_other_ranks)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 4}, pair_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 4, .is_nonblocking = true}, pair_body, NULL);

@@ -359,7 +359,7 @@ half_body(nccl_rig_rank *self)
     CHECK(!dd_cuda_nan_is_ready(self->rig->cuda->nan, self->rank));
 }
 
-TEST(a_module_without_a_kernel_is_none)
+TEST(a_module_without_a_kernel_is_refused)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, half_body, NULL); /* and is unloaded */
 }

@@ -89,7 +89,7 @@ ring_body(nccl_rig_rank *self)
     close_window(self, &made);
 }
 
-TEST(a_ring_of_puts)
+TEST(puts_in_a_ring)
 {
     nccl_rig_run_all(ring_body, NULL);
 }

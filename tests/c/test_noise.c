@@ -137,7 +137,7 @@ shake(dd_cipher cipher, dd_bytes secret_of_listener, int changed)
                            check_err());
 }
 
-TEST(every_bit_of_the_hand_shake_counts)
+TEST(every_bit_of_the_handshake_is_checked)
 {
     REQUIRE_OK(dd_crypto_load(check_err()));
     int nbits = 8 * (int)(DD_NOISE_FIRST_BYTES + PROLOGUE.len + SECOND_BYTES);

@@ -287,7 +287,7 @@ ping_pong(run_member *self)
     dd_plan_run_destroy(run);
 }
 
-TEST(messages_go_to_and_fro)
+TEST(messages_in_both_directions)
 {
     size_t small = 8;
     size_t large = (size_t)3 << 20;

@@ -134,7 +134,7 @@ TEST(the_ring_keeps_the_newest_and_ids_are_not_used_again)
     rig_close(&self);
 }
 
-TEST(capacity_0_records_nothing_and_counts_all_the_same)
+TEST(capacity_0_records_nothing_but_counts)
 {
     rig self;
     REQUIRE(rig_open(&self, 0));

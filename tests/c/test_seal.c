@@ -215,7 +215,7 @@ TEST(sealed_records_are_accepted)
     close_stream(&s);
 }
 
-TEST(every_bit_on_the_wire_counts)
+TEST(every_bit_on_the_wire_is_checked)
 {
     for (size_t bit = 0;; bit++) {
         wire w;
@@ -302,7 +302,7 @@ TEST(random_bytes_are_refused)
 
 /* ---- keys and allocation failures */
 
-TEST(keys_turn)
+TEST(keys_are_rotated)
 {
     stream s;
     REQUIRE(open_stream(DD_CIPHER_AES_256_GCM, DD_SEAL_SPARSE, &s));
@@ -318,7 +318,7 @@ TEST(keys_turn)
 }
 
 /* The receiver skips a record exactly at the change of keys, and must reject the next ones. */
-TEST(an_old_key_is_no_good_after_the_turn)
+TEST(an_old_key_is_refused_after_the_rotation)
 {
     stream s;
     char byte = 0;

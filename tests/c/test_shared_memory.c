@@ -26,7 +26,7 @@ measure(int fd)
     return dd_shared_memory_measure(fd, &nbytes, NULL) == DD_OK ? nbytes : 0;
 }
 
-TEST(shared_memory_has_its_size_for_good)
+TEST(the_size_of_shared_memory_is_sealed)
 {
     int fd = -1;
     REQUIRE_OK(dd_shared_memory_create("test", 12345, &fd, check_err()));
@@ -41,7 +41,7 @@ TEST(shared_memory_has_its_size_for_good)
     dd_fork_close(fd);
 }
 
-TEST(shared_memory_that_is_none)
+TEST(invalid_shared_memory_is_refused)
 {
     size_t nbytes = 0;
     CHECK_STATUS(dd_shared_memory_measure(-1, &nbytes, check_err()), DD_PROTOCOL);

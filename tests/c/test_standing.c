@@ -168,7 +168,7 @@ repeat(team_rank *self)
     }
 }
 
-TEST(started_again_and_again)
+TEST(a_call_starts_many_times)
 {
     for (int size = 1; size <= 4; size++) {
         team_options options = {.size = size};
@@ -473,7 +473,7 @@ look_past_sleeper(team_rank *self)
     sum_fini(&one);
 }
 
-TEST(a_look_leaves_the_sleeper_to_be_woken)
+TEST(a_poll_does_not_prevent_the_wake_of_a_sleeper)
 {
     _Atomic int64_t started_ns = 0;
     team_options options = {.size = 2};

@@ -68,7 +68,7 @@ TEST(the_last_error_is_the_last_warning_of_the_process)
     check_last_error("NET/IB : no device found");
 }
 
-TEST(a_good_init_warns_of_gdrcopy_since_2_32)
+TEST(a_successful_init_warns_of_gdrcopy_since_2_32)
 {
     load_nccl("2.32.3");
     dd_nccl_comm_handle comm = make_alone(0);

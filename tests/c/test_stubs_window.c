@@ -209,7 +209,7 @@ run_captured(member *self)
     free_window(self, &made);
 }
 
-TEST(puts_of_graphs)
+TEST(graphs_contain_puts)
 {
     load_nccl("2.32.3");
     run_team(2, 1, run_captured);

@@ -397,7 +397,7 @@ TEST(all_replies_of_a_flood_arrive)
 
 /* --- protocol violations ---------------------------------------------------------------------- */
 
-TEST(forbidden_bytes_end_the_connection_alone)
+TEST(forbidden_bytes_end_only_their_connection)
 {
     dd_tcp_server *server = default_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -1033,7 +1033,7 @@ TEST(no_memory_while_serving)
     dd_tcp_server_release(server);
 }
 
-TEST(item_stays_when_there_is_no_memory_for_the_reply)
+TEST(item_stays_without_memory_for_the_reply)
 {
     dd_tcp_server *server = default_server();
     uint16_t port = dd_tcp_server_port(server);

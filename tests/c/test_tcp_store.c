@@ -433,7 +433,7 @@ push_large(void *arg)
 }
 
 /* The deadline passes in the middle of a reply: the rest must still be received. */
-TEST(large_item_that_is_half_there_is_not_lost)
+TEST(large_item_that_arrived_in_part_is_not_lost)
 {
     void *fixture;
     dd_store *store = open_unix(&fixture);
@@ -882,7 +882,7 @@ open_from_afar(const plain_proxy *proxy, const char *secret, bool is_encryption_
     return status;
 }
 
-TEST(encryption_on_one_side_alone)
+TEST(encryption_on_only_one_side)
 {
     for (int is_server_off = 0; is_server_off < 2; is_server_off++) {
         dd_tcp_server_options options = raw_options();
@@ -1112,7 +1112,7 @@ TEST(limits_of_the_server_are_named)
 
 /* --- forks ------------------------------------------------------------------------------------ */
 
-TEST(forked_child_leaves_the_parents_store_alone)
+TEST(forked_child_does_not_use_the_parents_store)
 {
     dd_tcp_server_options server_options = raw_options();
     dd_tcp_server *server = raw_server(&server_options);

@@ -33,7 +33,7 @@ case_init(clock_case *self, void (*on_due)(dd_timer *timer))
     }
 }
 
-TEST(timers_are_due_in_the_order_of_their_times)
+TEST(timers_expire_in_order)
 {
     clock_case self;
     case_init(&self, note_due);

@@ -59,7 +59,7 @@ TEST(one_rank_is_a_host)
     dd_topology_fini(&topology);
 }
 
-TEST(ranks_that_are_none_are_refused)
+TEST(invalid_ranks_are_refused)
 {
     static const int host_of[] = {0, 0};
     dd_topology topology;

@@ -76,7 +76,7 @@ check_unopened(const char *words)
     CHECK_INT(dd_mem_count_blocks(), before);
 }
 
-TEST(libraries_that_do_not_do)
+TEST(unusable_libraries_are_refused)
 {
     dd_dylib_search place = {.explicit_path = DD_STUBS_DIR "/libcuda.so.1"};
     CHECK_STATUS(dd_ucc_open(&place, &library, check_err()), DD_NOT_SUPPORTED);
@@ -172,7 +172,7 @@ wait_in_vain(team_rank *self)
     team_rendezvous(self, "too late");
 }
 
-TEST(a_team_that_is_never_made)
+TEST(a_team_that_is_never_created)
 {
     plain_ucc_reset();
     plain_ucc.has_no_end = true;

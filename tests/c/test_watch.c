@@ -460,7 +460,7 @@ count_alarm(void *ctx)
     ++*(int *)ctx;
 }
 
-TEST(a_monitor_that_cannot_be_made_leaves_the_alarms_of_another)
+TEST(a_monitor_that_cannot_be_created_keeps_the_alarms_of_another)
 {
     rig r;
     int nalarms = 0;
@@ -485,7 +485,7 @@ TEST(a_monitor_that_cannot_be_made_leaves_the_alarms_of_another)
     close_rig(&r);
 }
 
-TEST(a_pipe_that_cannot_be_made)
+TEST(a_pipe_that_cannot_be_created)
 {
     static const dd_sys_call calls[] = {DD_SYS_mkfifo, DD_SYS_open};
     rig r;

@@ -190,7 +190,7 @@ close_before_data(team_rank *self)
 }
 
 /* Late data must not be taken for the data of the next put. */
-TEST(data_of_a_window_that_was_closed_before_they_came)
+TEST(data_that_arrive_after_the_window_is_closed)
 {
     team_options options = {.size = 2};
     team_run_both(&options, close_before_data, NULL);
