@@ -29,7 +29,7 @@ const char *
 group_print_member(const dd_group *group, int rank, char out[128])
 {
     char who[96];
-    snprintf(out, 128, "rank %d (%s)", rank, dd_card_print(dd_peer_card(group->peers[rank]), who));
+    snprintf(out, 128, "rank %d (%s)", rank, dd_endpoint_print(dd_peer_endpoint(group->peers[rank]), who));
     return out;
 }
 
@@ -42,8 +42,8 @@ group_print_member(const dd_group *group, int rank, char out[128])
 void
 group_blame(const dd_group *group, int rank, dd_error *err)
 {
-    const dd_card *card = dd_peer_card(group->peers[rank]);
-    dd_error_blame(err, rank, card->host, card->pid);
+    const dd_endpoint *endpoint = dd_peer_endpoint(group->peers[rank]);
+    dd_error_blame(err, rank, endpoint->host, endpoint->pid);
 }
 
 dd_status
@@ -139,7 +139,7 @@ error_text_where(text_line *line, const dd_group *group, int rank)
 {
     const member_state *member = &group->members[rank];
     char who[96];
-    append(line, "; %d (%s) ", rank, dd_card_print(dd_peer_card(group->peers[rank]), who));
+    append(line, "; %d (%s) ", rank, dd_endpoint_print(dd_peer_endpoint(group->peers[rank]), who));
     bool is_silent = !member->has_left && !member->has_answered;
     bool is_placed =
         member->has_signature && !member->has_left && (!is_silent || group_is_on_board(group, rank));
@@ -277,9 +277,9 @@ group_make_cause(const dd_group *group, dd_cause_kind kind, dd_status code, int 
     dd_cause cause = {
         .kind = kind, .code = code, .origin = group->rank, .blamed = {.rank = blamed}, .other = -1};
     if (blamed >= 0) {
-        const dd_card *card = dd_peer_card(group->peers[blamed]);
-        cause.blamed.pid = card->pid;
-        snprintf(cause.blamed.host, sizeof cause.blamed.host, "%s", card->host);
+        const dd_endpoint *endpoint = dd_peer_endpoint(group->peers[blamed]);
+        cause.blamed.pid = endpoint->pid;
+        snprintf(cause.blamed.host, sizeof cause.blamed.host, "%s", endpoint->host);
     }
     return cause;
 }
@@ -290,7 +290,7 @@ group_cause_of_error(const dd_group *group, const dd_error *error)
     dd_cause cause = dd_cause_of_error(error, group->rank);
     int rank = error->blamed.rank;
     long long pid = error->blamed.pid;
-    if (rank < 0 || rank >= group->size || (pid != 0 && dd_peer_card(group->peers[rank])->pid != pid)) {
+    if (rank < 0 || rank >= group->size || (pid != 0 && dd_peer_endpoint(group->peers[rank])->pid != pid)) {
         cause.blamed.rank = -1;
     }
     return cause;

@@ -225,9 +225,9 @@ dd_group_engine(dd_group *group)
 void
 dd_group_get_member(dd_group *group, int rank, dd_member_info *info)
 {
-    const dd_card *card = dd_peer_card(group->peers[rank]);
-    memcpy(info->host, card->host, sizeof info->host);
-    info->pid = card->pid;
+    const dd_endpoint *endpoint = dd_peer_endpoint(group->peers[rank]);
+    memcpy(info->host, endpoint->host, sizeof info->host);
+    info->pid = endpoint->pid;
     info->is_same_host = group->topology.host_of[rank] == group->topology.host_of[group->rank];
     info->transport = rank == group->rank ? "self" : "";
     if (rank != group->rank && dd_engine_check_fork(group->engine, NULL) == DD_OK) {

@@ -150,7 +150,7 @@ struct dd_group {
 typedef struct group_meeting {
     dd_meeting_end end;
     /* Address records that replace the ones in `end`, of processes that have several ranks. */
-    dd_blob_list replaced_cards;
+    dd_blob_list replaced_endpoints;
     dd_engine *engine; /* owned; the given engine, or a new one */
 } group_meeting;
 

@@ -1,4 +1,4 @@
-/* Meeting of a group's ranks: they exchange the address records (cards) of their engines in a
+/* Meeting of a group's ranks: they exchange the endpoints (address records) of their engines in a
  * store. */
 #include "group/internal.h"
 
@@ -12,17 +12,17 @@
 
 #define CHECK_NS (500 * DD_NS_PER_MS)
 
-/* ---- card callbacks of the meeting */
+/* ---- endpoint callbacks of the meeting */
 
 static bool
-read_card(dd_bytes bytes, dd_meeting_member *member)
+read_endpoint(dd_bytes bytes, dd_meeting_member *member)
 {
-    dd_card card;
-    if (dd_card_decode(bytes, &card, NULL, NULL) != DD_OK) {
+    dd_endpoint endpoint;
+    if (dd_endpoint_decode(bytes, &endpoint, NULL, NULL) != DD_OK) {
         return false;
     }
-    memcpy(member->host, card.host, sizeof member->host);
-    member->pid = card.pid;
+    memcpy(member->host, endpoint.host, sizeof member->host);
+    member->pid = endpoint.pid;
     return true;
 }
 
@@ -30,18 +30,18 @@ static dd_status
 check_process(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *has_ended, const dd_wait *wait,
               dd_error *err)
 {
-    dd_card card;
-    dd_card own;
+    dd_endpoint endpoint;
+    dd_endpoint own;
     dd_addr_list addrs;
     dd_presence presence = DD_PRESENCE_RUNNING;
     dd_status status = DD_OK;
     *has_ended = false;
-    if (dd_card_decode(bytes, &card, &addrs, NULL) != DD_OK ||
-        dd_card_decode(own_bytes, &own, NULL, NULL) != DD_OK) {
+    if (dd_endpoint_decode(bytes, &endpoint, &addrs, NULL) != DD_OK ||
+        dd_endpoint_decode(own_bytes, &own, NULL, NULL) != DD_OK) {
         return DD_OK;
     }
-    if (memcmp(&card.uid, &own.uid, sizeof own.uid) != 0) { /* a rank in this process is present */
-        status = dd_card_check_presence(&card, &addrs, &own, &presence, wait, err);
+    if (memcmp(&endpoint.uid, &own.uid, sizeof own.uid) != 0) { /* a rank in this process is present */
+        status = dd_endpoint_check_presence(&endpoint, &addrs, &own, &presence, wait, err);
     }
     if (status == DD_OK) {
         *has_ended = presence == DD_PRESENCE_NONE || (presence == DD_PRESENCE_REFUSED && *was_seen);
@@ -53,22 +53,22 @@ check_process(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *has_ende
 static const dd_meeting_kind group_kind = {
     .noun = "group",
     .of_interrupted = "aborted the group: interrupted while it was being made",
-    .read_card = read_card,
+    .read_payload = read_endpoint,
     .check_process = check_process,
 };
 
 /* ---- processes that are in the group several times */
 
-typedef struct card_of_rank {
+typedef struct endpoint_of_rank {
     dd_uid uid;
     int rank;
-} card_of_rank;
+} endpoint_of_rank;
 
 static int
 compare_uids(const void *a, const void *b)
 {
-    const card_of_rank *first = a;
-    const card_of_rank *second = b;
+    const endpoint_of_rank *first = a;
+    const endpoint_of_rank *second = b;
     int order = memcmp(&first->uid, &second->uid, sizeof first->uid);
     return order != 0 ? order : first->rank - second->rank;
 }
@@ -76,17 +76,17 @@ compare_uids(const void *a, const void *b)
 /* Find the ranks whose engine a lower rank also uses: they must open another one. is_repeated is
  * [size], zeroed. */
 static dd_status
-find_repeated(const dd_bytes *cards, int size, bool *is_repeated, dd_error *err)
+find_repeated(const dd_bytes *endpoints, int size, bool *is_repeated, dd_error *err)
 {
-    card_of_rank *sorted = dd_mem_alloc_array((size_t)size, sizeof *sorted);
+    endpoint_of_rank *sorted = dd_mem_alloc_array((size_t)size, sizeof *sorted);
     if (sorted == NULL) {
         return dd_error_no_memory(err, (size_t)size * sizeof *sorted);
     }
     int count = 0;
-    dd_card card;
+    dd_endpoint endpoint;
     for (int rank = 0; rank < size; rank++) {
-        if (dd_card_decode(cards[rank], &card, NULL, NULL) == DD_OK) {
-            sorted[count++] = (card_of_rank){card.uid, rank};
+        if (dd_endpoint_decode(endpoints[rank], &endpoint, NULL, NULL) == DD_OK) {
+            sorted[count++] = (endpoint_of_rank){endpoint.uid, rank};
         }
     }
     qsort(sorted, (size_t)count, sizeof *sorted, compare_uids);
@@ -98,10 +98,10 @@ find_repeated(const dd_bytes *cards, int size, bool *is_repeated, dd_error *err)
 }
 
 static dd_status
-make_card(dd_engine *engine, dd_store *store, dd_blob *card, dd_error *err)
+make_endpoint(dd_engine *engine, dd_store *store, dd_blob *endpoint, dd_error *err)
 {
     dd_addr to_store = dd_tcp_store_own_addr(store);
-    return dd_engine_card(engine, to_store.len > 0 ? &to_store : NULL, card, err);
+    return dd_engine_endpoint(engine, to_store.len > 0 ? &to_store : NULL, endpoint, err);
 }
 
 /* Return the key in the store under which a rank publishes the address record of its own engine. */
@@ -124,13 +124,13 @@ use_own_engine(dd_store *store, const dd_meeting *met, group_meeting *meeting, c
     if (status != DD_OK) {
         return status;
     }
-    dd_blob card = {0};
-    status = make_card(own, store, &card, err);
+    dd_blob endpoint = {0};
+    status = make_endpoint(own, store, &endpoint, err);
     if (status == DD_OK) {
-        status = dd_store_set(store, replacement_key(meeting, met->name, met->rank, key), dd_blob_view(&card),
-                              wait, err);
+        status = dd_store_set(store, replacement_key(meeting, met->name, met->rank, key),
+                              dd_blob_view(&endpoint), wait, err);
     }
-    dd_blob_fini(&card);
+    dd_blob_fini(&endpoint);
     if (status != DD_OK) {
         dd_engine_release(own);
         return status;
@@ -145,15 +145,15 @@ static dd_status
 get_replacements(dd_store *store, const dd_meeting *met, group_meeting *meeting, const bool *is_repeated,
                  const dd_wait *wait, dd_error *err)
 {
-    dd_status status = dd_blob_list_init(&meeting->replaced_cards, (size_t)met->size, err);
+    dd_status status = dd_blob_list_init(&meeting->replaced_endpoints, (size_t)met->size, err);
     for (int rank = 0; rank < met->size && status == DD_OK; rank++) {
         char key[DD_MEETING_NAME_MAX + 64];
-        dd_blob *card = &meeting->replaced_cards.items[rank];
+        dd_blob *endpoint = &meeting->replaced_endpoints.items[rank];
         if (!is_repeated[rank]) {
             continue;
         }
-        status = dd_store_get(store, replacement_key(meeting, met->name, rank, key), card, wait, err);
-        meeting->end.cards[rank] = dd_blob_view(card);
+        status = dd_store_get(store, replacement_key(meeting, met->name, rank, key), endpoint, wait, err);
+        meeting->end.payloads[rank] = dd_blob_view(endpoint);
     }
     return status;
 }
@@ -167,7 +167,7 @@ replace_repeated(dd_store *store, const dd_meeting *met, group_meeting *meeting,
     if (is_repeated == NULL) {
         return dd_error_no_memory(err, size * sizeof *is_repeated);
     }
-    dd_status status = find_repeated(meeting->end.cards, met->size, is_repeated, err);
+    dd_status status = find_repeated(meeting->end.payloads, met->size, is_repeated, err);
     if (status == DD_OK && is_repeated[met->rank]) {
         status = use_own_engine(store, met, meeting, wait, err);
     }
@@ -184,18 +184,18 @@ dd_status
 group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_bytes name, group_meeting *meeting,
            const dd_wait *wait, dd_error *err)
 {
-    dd_blob card = {0};
+    dd_blob endpoint = {0};
     dd_meeting met = {.kind = &group_kind, .store = store, .name = name, .rank = rank, .size = size};
     *meeting = (group_meeting){.engine = dd_engine_acquire(engine)};
-    dd_status status = make_card(engine, store, &card, err);
+    dd_status status = make_endpoint(engine, store, &endpoint, err);
     if (status == DD_OK) {
-        met.card = dd_blob_view(&card);
+        met.payload = dd_blob_view(&endpoint);
         status = dd_meet(&met, &meeting->end, wait, err);
     }
     if (status == DD_OK) {
         status = replace_repeated(store, &met, meeting, wait, err);
     }
-    dd_blob_fini(&card);
+    dd_blob_fini(&endpoint);
     if (status != DD_OK) {
         group_meeting_fini(meeting);
     }
@@ -206,7 +206,7 @@ void
 group_meeting_fini(group_meeting *meeting)
 {
     dd_meeting_end_fini(&meeting->end);
-    dd_blob_list_fini(&meeting->replaced_cards);
+    dd_blob_list_fini(&meeting->replaced_endpoints);
     dd_engine_release(meeting->engine);
     meeting->engine = NULL;
 }

@@ -31,7 +31,7 @@ find_peers(dd_group *group, const group_meeting *meeting, dd_error *err)
     }
     dd_status status = group->size == 1 ? dd_engine_self(group->engine, &group->peers[0], err) : DD_OK;
     for (int rank = 0; group->size > 1 && rank < group->size && status == DD_OK; rank++) {
-        status = dd_engine_peer(group->engine, meeting->end.cards[rank], &group->peers[rank], err);
+        status = dd_engine_peer(group->engine, meeting->end.payloads[rank], &group->peers[rank], err);
         if (status == DD_PROTOCOL) {
             dd_error_prepend(err, "rank %d", rank);
             dd_error_blame(err, rank, "", 0);

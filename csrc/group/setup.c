@@ -11,7 +11,7 @@
 #include <string.h>
 
 typedef struct host_of_rank {
-    const dd_card *card;
+    const dd_endpoint *endpoint;
     int rank;
 } host_of_rank;
 
@@ -21,16 +21,16 @@ compare_hosts(const void *a, const void *b)
 {
     const host_of_rank *first = a;
     const host_of_rank *second = b;
-    int order = second->card->has_unix - first->card->has_unix;
+    int order = second->endpoint->has_unix - first->endpoint->has_unix;
     if (order == 0) {
-        order = memcmp(first->card->host_id, second->card->host_id, sizeof first->card->host_id);
+        order = memcmp(first->endpoint->host_id, second->endpoint->host_id, sizeof first->endpoint->host_id);
     }
     return order != 0 ? order : first->rank - second->rank;
 }
 
 /* Set hosts[r] to the lowest rank on the host of rank r, according to their address records. */
 static dd_status
-setup_compare_cards(const dd_group *group, int *hosts, dd_error *err)
+setup_compare_endpoints(const dd_group *group, int *hosts, dd_error *err)
 {
     size_t size = (size_t)group->size;
     host_of_rank *sorted = dd_mem_alloc_array(size, sizeof *sorted);
@@ -38,12 +38,13 @@ setup_compare_cards(const dd_group *group, int *hosts, dd_error *err)
         return dd_error_no_memory(err, size * sizeof *sorted);
     }
     for (int rank = 0; rank < group->size; rank++) {
-        sorted[rank] = (host_of_rank){dd_peer_card(group->peers[rank]), rank};
+        sorted[rank] = (host_of_rank){dd_peer_endpoint(group->peers[rank]), rank};
     }
     qsort(sorted, size, sizeof *sorted, compare_hosts);
     for (size_t i = 0; i < size; i++) {
-        const dd_card *card = sorted[i].card;
-        bool is_same = i > 0 && card->has_unix && dd_card_is_same_host(card, sorted[i - 1].card);
+        const dd_endpoint *endpoint = sorted[i].endpoint;
+        bool is_same =
+            i > 0 && endpoint->has_unix && dd_endpoint_is_same_host(endpoint, sorted[i - 1].endpoint);
         hosts[sorted[i].rank] = is_same ? hosts[sorted[i - 1].rank] : sorted[i].rank;
     }
     dd_mem_free(sorted);
@@ -57,7 +58,7 @@ find_hosts(dd_group *group, dd_error *err)
     if (hosts == NULL) {
         return dd_error_no_memory(err, (size_t)group->size * sizeof *hosts);
     }
-    dd_status status = setup_compare_cards(group, hosts, err);
+    dd_status status = setup_compare_endpoints(group, hosts, err);
     if (status == DD_OK) {
         status = dd_topology_init(&group->topology, group->rank, group->size, hosts, err);
     }

@@ -1,5 +1,5 @@
 /* The parts of a rendezvous ("meeting"): its course (meeting.c), attendance (attend.c), the ranks'
- * address records ("cards", cards.c), and texts for messages (members.c). Stores implement joining
+ * payloads (payloads.c), and texts for messages (members.c). Stores implement joining
  * (store/meet_join.h). */
 #ifndef DD_MEET_INTERNAL_H
 #define DD_MEET_INTERNAL_H
@@ -13,7 +13,7 @@
 typedef struct meeting_call {
     meeting_keys keys;
     const dd_meeting *meeting;
-    dd_bytes own;              /* the bytes that this rank published: a nonce and its card */
+    dd_bytes own;              /* the bytes that this rank published: a nonce and its payload */
     uint64_t first_generation; /* number of the first meeting that this rank joined */
     bool has_begun;            /* the numbers of meetings are known */
     bool has_joined;           /* this rank has joined a meeting that has not ended */
@@ -21,15 +21,15 @@ typedef struct meeting_call {
     dd_error cancel_reason;
 } meeting_call;
 
-/* ---- cards.c */
+/* ---- payloads.c */
 
-/* Decode the "end" of a successful meeting of `size` ranks. DD_STORE, and no cards, if
+/* Decode the "end" of a successful meeting of `size` ranks. DD_STORE, and no payloads, if
  * malformed. */
 dd_status meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, dd_error *err) DD_MUST_CHECK;
 
 /* ---- members.c */
 
-/* Read the card in the bytes that a rank published. Return false if the bytes are malformed. */
+/* Read the payload in the bytes that a rank published. Return false if the bytes are malformed. */
 bool meeting_read_member(const meeting_call *call, dd_bytes published, dd_meeting_member *member);
 /* Texts for messages: a rank's number, "rank 2 (node-b, pid 77)", the meeting as `group "a"`. */
 int meeting_name_of(const meeting_call *call, int rank);

@@ -18,7 +18,7 @@ raise_failure(const meeting_call *call, dd_error *failure, dd_error *err)
     return dd_error_copy(err, failure);
 }
 
-/* Read the card of another rank. Return DD_STORE if the bytes are malformed. */
+/* Read the payload of another rank. Return DD_STORE if the bytes are malformed. */
 static dd_status
 read_other(const meeting_call *call, dd_bytes published, const char *what, dd_meeting_member *member,
            dd_error *err)
@@ -77,7 +77,7 @@ end_timed_out(meeting_call *call, dd_error *err)
     return status;
 }
 
-/* Write this rank's failure for the other ranks. Return false if this rank's card is malformed. */
+/* Write this rank's failure for the other ranks. Return false if this rank's payload is malformed. */
 static bool
 explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *told)
 {
@@ -96,7 +96,7 @@ explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *tol
     return true;
 }
 
-/* Handle the meeting's end: cancelled (*is_done is true), failed, or with all ranks' cards. */
+/* Handle the meeting's end: cancelled (*is_done is true), failed, or with all ranks' payloads. */
 static dd_status
 read_end(meeting_call *call, dd_bytes value, dd_meeting_end *end, bool *is_done, dd_error *err)
 {
@@ -174,7 +174,7 @@ resolve_sizes(const meeting_call *call, dd_bytes value, bool *is_done, dd_error 
     bool is_valid = split_size(value, &size, &rank, &published);
     dd_status status = read_other(call, is_valid ? published : (dd_bytes){0}, "the size", &theirs, err);
     if (status == DD_OK && !meeting_read_member(call, call->own, &own)) {
-        status = dd_error_set(err, DD_INTERNAL, "a rank cannot read its own card");
+        status = dd_error_set(err, DD_INTERNAL, "a rank cannot read its own payload");
     }
     if (status == DD_OK) {
         status = cancel_if_dead(call, published, is_done, err);
@@ -309,7 +309,7 @@ attempt(meeting_call *call, const dd_store_request *request, dd_meeting_end *end
     return status;
 }
 
-/* Run meetings until one succeeds or fails. `published` is set to a nonce and this rank's card. */
+/* Run meetings until one succeeds or fails. `published` is set to a nonce and this rank's payload. */
 static dd_status
 run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_error *err)
 {
@@ -321,7 +321,7 @@ run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_erro
         status = dd_blob_append(published, nonce, sizeof nonce, err);
     }
     if (status == DD_OK) {
-        status = dd_blob_append(published, meeting->card.data, meeting->card.len, err);
+        status = dd_blob_append(published, meeting->payload.data, meeting->payload.len, err);
     }
     dd_bytes prefix = dd_bytes_of(call->keys.text, call->keys.prefix_len);
     call->own = dd_blob_view(published);

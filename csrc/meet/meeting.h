@@ -1,16 +1,16 @@
 /* Rendezvous of processes in a store, called a meeting. Each process publishes its address record,
- * called a card, and receives all cards, or an error that names the ranks that are missing, have
- * died, have failed or differ. Groups and NCCL communicators are created by a meeting.
+ * called a payload, and receives all payloads, or an error that names the ranks that are missing,
+ * have died, have failed or differ. Groups and NCCL communicators are created by a meeting.
  *
  * Keys: "dldist/<name>/" has the generation, the number of the current meeting;
  * "dldist/<name>/<generation>/" has one meeting: its size, set by the first rank ("size": the
  * number of ranks, the rank, a newline and its published bytes), the ranks that have joined
- * ("rank/<r>": a nonce and a card), their number ("count"), and the result ("end", see
+ * ("rank/<r>": a nonce and a payload), their number ("count"), and the result ("end", see
  * store/meet_end.c).
  *
  * No rank joins a meeting that has ended: a name can be reused immediately, and a cancelled meeting
  * does not affect the next one. Only the last rank's requests depend on the number of ranks: it
- * writes all cards into the end. On a dldist server, joining is one request (store/meet_join.c),
+ * writes all payloads into the end. On a dldist server, joining is one request (store/meet_join.c),
  * and the keys of the ranks are deleted when all have joined. */
 #ifndef DD_MEET_MEETING_H
 #define DD_MEET_MEETING_H
@@ -22,25 +22,25 @@
 
 #define DD_MEETING_NAME_MAX 384
 
-/* The process that published a card. */
+/* The process that published a payload. */
 typedef struct dd_meeting_member {
     char host[DD_HOST_NAME_MAX];
     long long pid;
 } dd_meeting_member;
 
-/* A kind of meeting: functions that read its cards, and words for messages. */
+/* A kind of meeting: functions that read its payloads, and words for messages. */
 typedef struct dd_meeting_kind {
     const char *noun;           /* the kind of object being created, such as "group" */
     const char *of_interrupted; /* an interrupted rank's action: "aborted the group: ..." */
     /* True if a rank that times out ends the meeting for all ranks; ranks that join later then
      * receive a failure immediately. If false, the other ranks go on to the next meeting. */
     bool is_final;
-    /* Read a card, which a peer has sent. Return false if the bytes are malformed. */
-    bool (*read_card)(dd_bytes card, dd_meeting_member *member);
-    /* Set *has_ended to true if the process that published `card` has ended, as far as the process
+    /* Read a payload, which a peer has sent. Return false if the bytes are malformed. */
+    bool (*read_payload)(dd_bytes payload, dd_meeting_member *member);
+    /* Set *has_ended to true if the process that published `payload` has ended, as far as the process
      * that published `own` can detect. *was_seen must be false at first and kept between calls.
      * Fails only with DD_INTERRUPTED. NULL if this kind of meeting cannot detect it. */
-    dd_status (*check_process)(dd_bytes card, dd_bytes own, bool *was_seen, bool *has_ended,
+    dd_status (*check_process)(dd_bytes payload, dd_bytes own, bool *was_seen, bool *has_ended,
                                const dd_wait *wait, dd_error *err);
 } dd_meeting_kind;
 
@@ -52,13 +52,13 @@ typedef struct dd_meeting {
     int size;
     /* [size]: the ranks' numbers in messages; NULL if these numbers are 0 to size - 1. */
     const int *ranks;
-    dd_bytes card;
+    dd_bytes payload;
 } dd_meeting;
 
 typedef struct dd_meeting_end {
     uint64_t id; /* random and unique number, the same on all ranks */
     uint64_t generation;
-    dd_bytes *cards; /* [size]: the cards by rank; their bytes are in `bytes` */
+    dd_bytes *payloads; /* [size]: the payloads by rank; their bytes are in `bytes` */
     dd_blob bytes;
 } dd_meeting_end;
 

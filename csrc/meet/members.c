@@ -7,7 +7,7 @@ bool
 meeting_read_member(const meeting_call *call, dd_bytes published, dd_meeting_member *member)
 {
     return published.len >= MEETING_NONCE_BYTES &&
-           call->meeting->kind->read_card(meeting_card_of(published), member);
+           call->meeting->kind->read_payload(meeting_payload_of(published), member);
 }
 
 int
@@ -40,6 +40,6 @@ meeting_check_process(const meeting_call *call, dd_bytes published, bool *was_se
     const dd_meeting *meeting = call->meeting;
     return meeting->kind->check_process == NULL
                ? DD_OK
-               : meeting->kind->check_process(meeting_card_of(published), meeting->card, was_seen, has_ended,
-                                              call->keys.wait, err);
+               : meeting->kind->check_process(meeting_payload_of(published), meeting->payload, was_seen,
+                                              has_ended, call->keys.wait, err);
 }

@@ -3,9 +3,9 @@
  *     off                           cancelled: the ranks go on to the next meeting. A failure may
  *                                   follow
  *     failed <code> <rank> <pid>    a newline, the blamed rank's host, a newline and a message
- *     ok <size> <id>                a newline, and for each rank's card: the length of the prefix
- *                                   shared with the previous card (1 byte), the length of the rest
- *                                   (2, little-endian), and the rest. Cards (address records) begin
+ *     ok <size> <id>                a newline, and for each rank's payload: the length of the prefix
+ *                                   shared with the previous payload (1 byte), the length of the rest
+ *                                   (2, little-endian), and the rest. Payloads (address records) begin
  *                                   with the data of their host, which its ranks have in common */
 #include "store/meet_join.h"
 
@@ -16,7 +16,7 @@
 #include <string.h>
 
 dd_bytes
-meeting_card_of(dd_bytes published)
+meeting_payload_of(dd_bytes published)
 {
     return dd_bytes_after(published, MEETING_NONCE_BYTES);
 }
@@ -32,25 +32,25 @@ count_common(dd_bytes a, dd_bytes b)
 }
 
 static dd_status
-append_cards(const dd_blob_list *published, dd_blob *end, dd_error *err)
+append_payloads(const dd_blob_list *published, dd_blob *end, dd_error *err)
 {
     dd_bytes before = {0};
     dd_status status = DD_OK;
     for (size_t i = 0; i < published->count && status == DD_OK; i++) {
-        dd_bytes card = meeting_card_of(dd_blob_view(&published->items[i]));
-        size_t common = count_common(before, card);
-        uint8_t head[MEETING_CARD_HEAD_NBYTES];
-        if (card.len > UINT16_MAX) {
-            return dd_error_set(err, DD_STORE, "the card of rank %zu has %zu bytes", i, card.len);
+        dd_bytes payload = meeting_payload_of(dd_blob_view(&published->items[i]));
+        size_t common = count_common(before, payload);
+        uint8_t head[MEETING_PAYLOAD_HEAD_NBYTES];
+        if (payload.len > UINT16_MAX) {
+            return dd_error_set(err, DD_STORE, "the payload of rank %zu has %zu bytes", i, payload.len);
         }
         dd_put_number(head, common, 1);
-        dd_bytes rest = dd_bytes_after(card, common);
+        dd_bytes rest = dd_bytes_after(payload, common);
         dd_put_number(head + 1, rest.len, 2);
         status = dd_blob_append(end, head, sizeof head, err);
         if (status == DD_OK) {
             status = dd_blob_append(end, rest.data, rest.len, err);
         }
-        before = card;
+        before = payload;
     }
     return status;
 }
@@ -61,7 +61,7 @@ meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end, dd_
     char line[96];
     int len = snprintf(line, sizeof line, "ok %zu %016" PRIx64 "\n", published->count, id);
     dd_status status = dd_blob_append(end, line, (size_t)len, err);
-    return status == DD_OK ? append_cards(published, end, err) : status;
+    return status == DD_OK ? append_payloads(published, end, err) : status;
 }
 
 void

@@ -165,7 +165,7 @@ take_rank(arrival *self, dd_blob *value, bool *is_own, dd_error *err)
 /* Run an operation on the keys of all ranks, in one request if the store can: with many ranks this
  * takes most of the time of a meeting. */
 static dd_status
-run_on_cards(const arrival *self, dd_store_op op, dd_store_result *result, dd_error *err)
+run_on_payloads(const arrival *self, dd_store_op op, dd_store_result *result, dd_error *err)
 {
     size_t size = (size_t)self->size;
     char *texts = dd_mem_alloc_array(size, self->keys.size);
@@ -188,12 +188,12 @@ static dd_status
 get_published(const arrival *self, dd_blob_list *values, dd_error *err)
 {
     dd_store_result result = {0};
-    dd_status status = run_on_cards(self, DD_STORE_MULTI_GET, &result, err);
+    dd_status status = run_on_payloads(self, DD_STORE_MULTI_GET, &result, err);
     *values = result.list;
     return status;
 }
 
-/* Delete the keys of the ranks: the end value has all cards, and a job may create groups for days.
+/* Delete the keys of the ranks: the end value has all payloads, and a job may create groups for days.
  * Other stores keep the keys, because each key would take a request. */
 static void
 delete_published(arrival *self)
@@ -246,7 +246,7 @@ count_in(arrival *self, dd_error *err)
         self->reply->flag = false;
         return meeting_advance_generation(&self->keys, err);
     }
-    /* Any client can write the count, so do not allocate more cards than the store has values. */
+    /* Any client can write the count: allocate at most as many payloads as the store has values. */
     bool is_last = count == self->size && (self->ks == NULL || self->size <= self->ks->nvalues);
     return status == DD_OK && is_last ? end_well(self, err) : status;
 }
@@ -257,7 +257,7 @@ static dd_status
 check_published(const arrival *self, bool *are_all_there, dd_error *err)
 {
     dd_store_result result = {0};
-    dd_status status = run_on_cards(self, DD_STORE_CHECK, &result, err);
+    dd_status status = run_on_payloads(self, DD_STORE_CHECK, &result, err);
     *are_all_there = status == DD_OK && result.flag;
     dd_store_result_fini(&result);
     return status;
@@ -300,7 +300,7 @@ meeting_end_for_last_rank(const meeting_keys *keys, const meeting_entry *entry, 
     bool is_complete = false;
     dd_status status = have_all_joined(&self, npolls, &is_complete, err);
     *has_ended = false;
-    if (is_complete) { /* the meeting may have ended, and its cards may have been deleted */
+    if (is_complete) { /* the meeting may have ended, and its payloads may have been deleted */
         status = meeting_try_get(&self.keys, meeting_key(&self.keys, "end"), &reply.value, has_ended, err);
     }
     if (is_complete && status == DD_OK && !*has_ended) {
@@ -408,12 +408,12 @@ bare_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
     if (status != DD_OK || is_answered) {
         return status;
     }
-    /* Ranks publish cards before they are counted, so another client must have changed the keys. */
+    /* Ranks publish payloads before they are counted, so another client must have changed the keys. */
     size_t rank = 0;
-    for (dd_bytes card; rank < request->nkeys && dd_keyspace_get(ks, request->keys[rank], &card);) {
+    for (dd_bytes payload; rank < request->nkeys && dd_keyspace_get(ks, request->keys[rank], &payload);) {
         rank++;
     }
-    return dd_error_set(err, DD_STORE, "all %zu ranks were counted, and the card of rank %zu is missing",
+    return dd_error_set(err, DD_STORE, "all %zu ranks were counted, and the payload of rank %zu is missing",
                         request->nkeys, rank);
 }
 

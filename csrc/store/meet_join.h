@@ -6,7 +6,7 @@
 #include "store/keyspace.h"
 #include "store/store.h"
 
-/* Size of the nonce before a card (address record), which makes published bytes unique. */
+/* Size of the nonce before a payload, which makes published bytes unique. */
 #define MEETING_NONCE_BYTES 8
 /* Size of the text of a failure; it also suffices for a cancelled meeting. */
 #define MEETING_FAILURE_MAX (sizeof(dd_error) + 128)
@@ -59,9 +59,9 @@ dd_status meeting_end_for_last_rank(const meeting_keys *keys, const meeting_entr
 
 /* ---- meet_end.c: the "end" value of a meeting */
 
-#define MEETING_CARD_HEAD_NBYTES 3 /* bytes before each card of an end value */
+#define MEETING_PAYLOAD_HEAD_NBYTES 3 /* bytes before each payload of an end value */
 
-/* Append to `end` a line with the id, and the cards from the bytes that ranks have published. */
+/* Append to `end` a line with the id, and the payloads from the bytes that ranks have published. */
 dd_status meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end,
                              dd_error *err) DD_MUST_CHECK;
 /* Encode the end value of a failed meeting. Return its length. */
@@ -75,6 +75,6 @@ size_t meeting_encode_cancelled(const dd_error *why, char end[MEETING_FAILURE_MA
 bool meeting_decode_cancelled(dd_bytes end, dd_error *why);
 /* Copy as many bytes as fit to `out`, and end it with a zero byte. */
 void meeting_copy_text(dd_bytes bytes, char *out, size_t size);
-dd_bytes meeting_card_of(dd_bytes published);
+dd_bytes meeting_payload_of(dd_bytes published);
 
 #endif

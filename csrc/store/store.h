@@ -84,7 +84,7 @@ typedef struct dd_store_request {
     const dd_bytes *keys; /* the keys; for MEET: one key, the prefix of the meetings' keys */
     size_t nkeys;
     /* SET, APPEND, QUEUE_PUSH: one value; MULTI_SET: nkeys values; COMPARE_SET: the expected and
-     * the desired value; MEET: the bytes to publish, a nonce and a card (address record) */
+     * the desired value; MEET: the bytes to publish, a nonce and a payload */
     const dd_bytes *values;
     /* ADD: the amount; BARRIER: the number of callers; QUEUE_POP: 1 to wait for an item, else 0;
      * MULTI_GET: 0 to wait for missing values, 1 to return them empty; APPEND: 0 or, for
@@ -116,7 +116,7 @@ dd_status dd_store_result_own(dd_store_result *result, dd_error *err) DD_MUST_CH
 typedef enum dd_meet_state {
     DD_MEET_WAITING, /* ranks are missing; the end value will be at "<prefix>/<generation>/end" */
     DD_MEET_ENDED,   /* the meeting has ended; value: its end value */
-    DD_MEET_RESIZED, /* value: the size and the card that a rank with another size has published */
+    DD_MEET_RESIZED, /* value: the size and the payload that a rank with another size has published */
     DD_MEET_TAKEN,   /* value: the bytes that another process published as this rank */
     DD_MEET_AGAIN,   /* too many meetings had ended: the caller must repeat the request */
 } dd_meet_state;

@@ -170,13 +170,14 @@ connect_check_options(const dd_connect_options *options, dd_error *err)
 
 /* Return NULL if there is no memory. */
 static dd_connector *
-create_connector(const dd_connect_options *options, const dd_card *card, const dd_connect_handler *handler)
+create_connector(const dd_connect_options *options, const dd_endpoint *endpoint,
+                 const dd_connect_handler *handler)
 {
     dd_connector *self = dd_mem_zalloc(sizeof *self);
     if (self != NULL) {
         self->options = *options;
-        self->uid = card->uid;
-        self->card = card;
+        self->uid = endpoint->uid;
+        self->endpoint = endpoint;
         self->handler = *handler;
         self->generation = dd_fork_generation();
         self->unix_fd = -1;
@@ -203,7 +204,7 @@ destroy_connector(dd_connector *self)
 }
 
 dd_status
-dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_addr *first,
+dd_connector_open(const dd_connect_options *options, dd_endpoint *endpoint, const dd_addr *first,
                   const dd_connect_handler *handler, dd_addr_list *addrs, dd_connector **connector,
                   dd_error *err)
 {
@@ -211,7 +212,7 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
     if (status != DD_OK) {
         return status;
     }
-    dd_connector *self = create_connector(options, card, handler);
+    dd_connector *self = create_connector(options, endpoint, handler);
     if (self == NULL) {
         return dd_error_no_memory(err, sizeof *self);
     }
@@ -222,7 +223,7 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
         status = connect_listen_tcp(self, first, &self->ports, addrs, err);
     }
     if (status == DD_OK) {
-        connect_listen_unix(self, card);
+        connect_listen_unix(self, endpoint);
         status = dd_thread_start(&self->thread, "dd-connect", connector_main, self, err);
     }
     if (status != DD_OK) {

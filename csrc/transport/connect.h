@@ -9,13 +9,13 @@
 
 #include "core/wait.h"
 #include "core/wait_policy.h"
-#include "transport/card.h"
+#include "transport/endpoint.h"
 #include "transport/link.h"
 
 typedef struct dd_connector dd_connector;
 
 typedef struct dd_connect_options {
-    const char *ifnames; /* network interfaces, as for dd_card_find_addrs; "" for all */
+    const char *ifnames; /* network interfaces, as for dd_endpoint_find_addrs; "" for all */
     uint16_t first_port; /* first port of the range to listen on; 0 in both fields for any port */
     uint16_t last_port;
     bool is_shm_disabled;   /* true if shared memory must not be used */
@@ -52,11 +52,11 @@ typedef struct dd_connect_handler {
     void (*on_dial_failed)(void *ctx, const dd_uid *peer, int lane, uint64_t number, const dd_error *error);
 } dd_connect_handler;
 
-/* Open a connector and listen. Sets card->has_unix and *addrs (`first`: see dd_card_find_addrs).
- * `card` and the data that `options` points to must not change until dd_connector_close. The
+/* Open a connector and listen. Sets endpoint->has_unix and *addrs (`first`: see dd_endpoint_find_addrs).
+ * `endpoint` and the data that `options` points to must not change until dd_connector_close. The
  * handler may be called before this function returns. Fails with DD_INVALID_ARGUMENT, or with
  * DD_NETWORK, which names the ports. */
-dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_addr *first,
+dd_status dd_connector_open(const dd_connect_options *options, dd_endpoint *endpoint, const dd_addr *first,
                             const dd_connect_handler *handler, dd_addr_list *addrs, dd_connector **connector,
                             dd_error *err) DD_MUST_CHECK;
 
@@ -68,8 +68,8 @@ dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, co
  * the dial logs that and continues with TCP. Addresses are tried in quick succession, and the first
  * to answer is used. A dial that is refused at all addresses is repeated once, 0.1 s later, and
  * then fails. If a peer is silent, the dial fails at the deadline. */
-dd_status dd_connector_dial(dd_connector *connector, const dd_card *peer, const dd_addr_list *addrs, int lane,
-                            uint64_t number, int64_t deadline_ns, dd_error *err) DD_MUST_CHECK;
+dd_status dd_connector_dial(dd_connector *connector, const dd_endpoint *peer, const dd_addr_list *addrs,
+                            int lane, uint64_t number, int64_t deadline_ns, dd_error *err) DD_MUST_CHECK;
 
 /* Open TCP ports again after dd_connector_close_ports. Also listens on all addresses if the
  * connector listens only on a loopback address and `first` is not a loopback address. Sets *addrs

@@ -57,7 +57,7 @@ choose_verdict(const dd_connector *self, const connect_incoming *incoming)
 {
     const connect_hello *hello = &incoming->hello;
     bool has_secret = self->options.secret.len > 0;
-    if (hello->version != DD_CARD_VERSION) {
+    if (hello->version != DD_ENDPOINT_VERSION) {
         return CONNECT_OTHER_VERSION;
     }
     if (memcmp(&hello->to, &self->uid, sizeof hello->to) != 0 ||

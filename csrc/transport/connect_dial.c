@@ -50,7 +50,7 @@ struct connect_dial {
     dd_list link; /* in connector->queue or connector->dials */
     /* const after init: all fields up to `wait` */
     dd_connector *connector;
-    dd_card card;
+    dd_endpoint endpoint;
     dd_addr unix_addr; /* len is 0 if the Unix socket is not tried */
     dd_addr_list addrs;
     int lane;
@@ -122,12 +122,13 @@ nap(connect_dial *self, int64_t duration_ns)
     self->step_until_ns = dd_deadline_after(duration_ns);
 }
 
-/* Return true if the card is of another host and has only loopback addresses. */
+/* Return true if the endpoint is of another host and has only loopback addresses. */
 static bool
 is_out_of_reach(const connect_dial *self)
 {
     const dd_addr_list *addrs = &self->addrs;
-    bool is_loopback = addrs->count > 0 && !dd_card_is_same_host(&self->card, self->connector->card);
+    bool is_loopback =
+        addrs->count > 0 && !dd_endpoint_is_same_host(&self->endpoint, self->connector->endpoint);
     for (size_t i = 0; i < addrs->count; i++) {
         is_loopback = is_loopback && dd_addr_is_loopback(&addrs->items[i]);
     }
@@ -147,9 +148,9 @@ dial_fail(connect_dial *self, const dd_error *why)
             &err, "it can be reached on its own host only, since its store is at a loopback address (give "
                   "all ranks the store's address in the network, or set DLDIST_SOCKET_IFNAME there)");
     }
-    dd_error_prepend(&err, "cannot connect to %s", dd_card_print(&self->card, who));
-    dd_error_blame(&err, -1, self->card.host, self->card.pid);
-    handler->on_dial_failed(handler->ctx, &self->card.uid, self->lane, self->number, &err);
+    dd_error_prepend(&err, "cannot connect to %s", dd_endpoint_print(&self->endpoint, who));
+    dd_error_blame(&err, -1, self->endpoint.host, self->endpoint.pid);
+    handler->on_dial_failed(handler->ctx, &self->endpoint.uid, self->lane, self->number, &err);
 }
 
 static void
@@ -160,7 +161,7 @@ end_with_link(connect_dial *self, dd_link *link)
     self->seal = NULL;     /* now owned by the link */
     stop_racing(self);
     self->step = DIAL_ENDED;
-    handler->on_dialled(handler->ctx, &self->card.uid, self->lane, self->number, link);
+    handler->on_dialled(handler->ctx, &self->endpoint.uid, self->lane, self->number, link);
 }
 
 /* Ask the owner whether lane 0 is still wanted. If not, end the dial and return false. */
@@ -168,7 +169,7 @@ static bool
 dial_is_wanted(connect_dial *self, bool is_busy)
 {
     const dd_connect_handler *handler = &self->connector->handler;
-    if (self->lane != 0 || handler->wants_dial(handler->ctx, &self->card.uid, self->number, is_busy)) {
+    if (self->lane != 0 || handler->wants_dial(handler->ctx, &self->endpoint.uid, self->number, is_busy)) {
         return true;
     }
     stop_racing(self);
@@ -233,7 +234,7 @@ drop_racer(connect_dial *self, racer *one, const dd_error *why)
     if (is_unix(one) && self->count > 1 && !is_final) {
         char who[96];
         DD_LOG(DD_LOG_INFO, "no shared memory with %s, which is on this host; TCP is used: %s",
-               dd_card_print(&self->card, who), why->message);
+               dd_endpoint_print(&self->endpoint, who), why->message);
     }
     if (why->code == DD_OUT_OF_MEMORY || (is_unix(one) && why->code == DD_AUTH)) {
         dial_fail(self, &self->why); /* no other address can succeed */
@@ -337,7 +338,7 @@ dial_send_hello(connect_dial *self, const racer *one, dd_error *err)
         return dd_error_set(err, DD_NETWORK, "it is of another user");
     }
     self->hello = (connect_hello){.from = connector->uid,
-                                  .to = self->card.uid,
+                                  .to = self->endpoint.uid,
                                   .lane = (uint32_t)self->lane,
                                   .has_secret = connector->options.secret.len > 0,
                                   .is_sealed = connect_is_sealed(connector, is_unix(one))};
@@ -406,8 +407,9 @@ receive_answer(connect_dial *self, dd_error *err)
     if (!connect_answer_read(self->received, answer)) {
         return dd_error_set(err, DD_PROTOCOL, "what is there is not of our kind");
     }
-    if (answer->version != DD_CARD_VERSION || answer->verdict != CONNECT_GO_ON) {
-        return connect_explain(answer->version != DD_CARD_VERSION ? CONNECT_OTHER_VERSION : answer->verdict,
+    if (answer->version != DD_ENDPOINT_VERSION || answer->verdict != CONNECT_GO_ON) {
+        return connect_explain(answer->version != DD_ENDPOINT_VERSION ? CONNECT_OTHER_VERSION
+                                                                      : answer->verdict,
                                CONNECT_DIALER, answer->version, err);
     }
     self->step = DIAL_VERDICT;
@@ -598,7 +600,7 @@ connect_destroy_dials(dd_connector *self)
 }
 
 dd_status
-dd_connector_dial(dd_connector *self, const dd_card *peer, const dd_addr_list *addrs, int lane,
+dd_connector_dial(dd_connector *self, const dd_endpoint *peer, const dd_addr_list *addrs, int lane,
                   uint64_t number, int64_t deadline_ns, dd_error *err)
 {
     if (self->generation != dd_fork_generation()) {
@@ -613,14 +615,14 @@ dd_connector_dial(dd_connector *self, const dd_card *peer, const dd_addr_list *a
         return dd_error_no_memory(err, sizeof *dial);
     }
     dial->connector = self;
-    dial->card = *peer;
+    dial->endpoint = *peer;
     dial->addrs = *addrs;
     dial->lane = lane;
     dial->number = number;
     dial->wait = (dd_wait){.start_ns = dd_clock_now_ns(), .deadline_ns = deadline_ns};
     if (lane == 0 && !self->options.is_shm_disabled && peer->has_unix &&
-        dd_card_is_same_host(peer, self->card)) {
-        dial->unix_addr = dd_card_unix_addr(peer);
+        dd_endpoint_is_same_host(peer, self->endpoint)) {
+        dial->unix_addr = dd_endpoint_unix_addr(peer);
     }
     dd_lock_take(&self->mu);
     dd_list_push_back(&self->queue, &dial->link);

@@ -19,7 +19,7 @@ connect_hello_write_head(connect_hello *hello)
     uint8_t *bytes = hello->bytes;
     memset(bytes, 0, sizeof hello->bytes);
     memcpy(bytes, HELLO_MAGIC, 4);
-    dd_put_number(bytes + 4, DD_CARD_VERSION, 2);
+    dd_put_number(bytes + 4, DD_ENDPOINT_VERSION, 2);
     dd_put_number(bytes + 6, (hello->has_secret ? FLAG_SECRET : 0) | (hello->is_sealed ? FLAG_SEALED : 0), 2);
     memcpy(bytes + 8, hello->from.bytes, DD_UID_BYTES);
     memcpy(bytes + 24, hello->to.bytes, DD_UID_BYTES);
@@ -50,7 +50,7 @@ size_t
 connect_hello_nbytes(const connect_hello *hello)
 {
     bool is_sealed =
-        read_version(hello->bytes) == DD_CARD_VERSION && (read_flags(hello->bytes) & FLAG_SEALED) != 0;
+        read_version(hello->bytes) == DD_ENDPOINT_VERSION && (read_flags(hello->bytes) & FLAG_SEALED) != 0;
     return is_sealed ? CONNECT_SEALED_HELLO_BYTES : CONNECT_HELLO_BYTES;
 }
 
@@ -77,7 +77,7 @@ connect_hello_read(connect_hello *hello)
     memcpy(hello->to.bytes, bytes + 24, DD_UID_BYTES);
     hello->lane = (uint32_t)dd_get_number(bytes + 40, 4);
     bool is_consistent = hello->is_sealed ? hello->has_secret : cipher == DD_CIPHER_NONE;
-    return hello->version != DD_CARD_VERSION || (flags <= FLAGS_ALL && is_consistent);
+    return hello->version != DD_ENDPOINT_VERSION || (flags <= FLAGS_ALL && is_consistent);
 }
 
 void
@@ -85,7 +85,7 @@ connect_answer_write(const connect_answer *answer, uint8_t bytes[CONNECT_ANSWER_
 {
     memset(bytes, 0, CONNECT_ANSWER_BYTES);
     memcpy(bytes, ANSWER_MAGIC, 4);
-    dd_put_number(bytes + 4, DD_CARD_VERSION, 2);
+    dd_put_number(bytes + 4, DD_ENDPOINT_VERSION, 2);
     bytes[6] = (uint8_t)answer->verdict;
     memcpy(bytes + 8, answer->nonce, DD_AUTH_NONCE_BYTES);
     memcpy(bytes + 40, answer->proof, DD_SHA256_BYTES);
@@ -144,7 +144,7 @@ connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd
             err, DD_PROTOCOL,
             "it speaks version %u of the link protocol, and this process version %u: all ranks "
             "need the same version of dldist",
-            version, DD_CARD_VERSION);
+            version, DD_ENDPOINT_VERSION);
     }
     if (verdict >= CONNECT_VERDICT_COUNT || meanings[verdict].code == DD_OK) {
         return dd_error_set(err, DD_PROTOCOL, "unexpected handshake answer: got %d", (int)verdict);

@@ -22,9 +22,9 @@
  * twice CONNECT_STAGE_MAX, since silent ones become greeted. */
 #define CONNECT_STAGE_MAX 64
 #define CONNECT_INCOMING_MAX (3 * CONNECT_STAGE_MAX + 1)
-/* Listening sockets: one per card address, or one for all and one for loopback; one Unix socket. */
+/* Listening sockets: one per own address, or one for all and one for loopback; one Unix socket. */
 #define CONNECT_LISTEN_MAX (DD_ADDR_LIST_MAX + 1)
-/* Addresses tried by a dial: a card's addresses, and the Unix socket. */
+/* Addresses tried by a dial: the peer's addresses, and its Unix socket. */
 #define CONNECT_RACERS_MAX (DD_ADDR_LIST_MAX + 1)
 #define CONNECT_POLLED_MAX \
     (1 + CONNECT_LISTEN_MAX + CONNECT_INCOMING_MAX + CONNECT_DIALS_MAX * CONNECT_RACERS_MAX)
@@ -172,7 +172,7 @@ struct dd_connector {
     /* const after init: all fields up to `thread` */
     dd_connect_options options;
     dd_connect_handler handler;
-    const dd_card *card; /* this process's card, owned by the engine */
+    const dd_endpoint *endpoint; /* this process's endpoint, owned by the engine */
     dd_uid uid;
     uint64_t generation;
     int unix_fd; /* listening Unix socket, or -1 */
@@ -247,8 +247,8 @@ dd_status connect_listen_tcp(const dd_connector *connector, const dd_addr *first
 void connect_close_ports(connect_ports *ports);
 /* Return the sockets to poll. Closes unwanted ports: must not be called during a poll. */
 size_t connect_take_listeners(dd_connector *connector, int fds[CONNECT_LISTEN_MAX]);
-/* Open the Unix socket, and set card->has_unix. */
-void connect_listen_unix(dd_connector *connector, dd_card *card);
+/* Open the Unix socket, and set endpoint->has_unix. */
+void connect_listen_unix(dd_connector *connector, dd_endpoint *endpoint);
 
 /* Set TCP_CONGESTION of a socket if the options name an algorithm. */
 dd_status connect_set_congestion(const dd_connector *connector, int fd, dd_error *err) DD_MUST_CHECK;

@@ -162,7 +162,7 @@ connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_
     bool is_loopback = is_for_loopback(connector, first);
     connect_ports opened = {.is_loopback = is_loopback};
     dd_addr_list found;
-    dd_status status = dd_card_find_addrs(ifnames, first, &found, err);
+    dd_status status = dd_endpoint_find_addrs(ifnames, first, &found, err);
     if (status == DD_OK) {
         status = *ifnames == '\0' && !is_loopback ? listen_everywhere(connector, &opened, &found, err)
                                                   : listen_on_each(connector, &opened, &found, err);
@@ -177,13 +177,13 @@ connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_
 }
 
 void
-connect_listen_unix(dd_connector *connector, dd_card *card)
+connect_listen_unix(dd_connector *connector, dd_endpoint *endpoint)
 {
     dd_error why;
-    dd_addr addr = dd_card_unix_addr(card);
-    card->has_unix =
+    dd_addr addr = dd_endpoint_unix_addr(endpoint);
+    endpoint->has_unix =
         !connector->options.is_shm_disabled && dd_sock_listen(&addr, &connector->unix_fd, &why) == DD_OK;
-    if (!connector->options.is_shm_disabled && !card->has_unix) {
+    if (!connector->options.is_shm_disabled && !endpoint->has_unix) {
         DD_LOG(DD_LOG_INFO, "shared memory is not used: %s", why.message);
     }
 }

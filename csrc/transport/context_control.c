@@ -91,7 +91,8 @@ context_knows_predecessor(const dd_context *context, const dd_frame *frame, cons
         return false;
     }
     const dd_peer *member = context->ranks[frame->source].peer;
-    return member != peer && memcmp(&member->card.uid, &peer->card.uid, sizeof peer->card.uid) == 0;
+    return member != peer &&
+           memcmp(&member->endpoint.uid, &peer->endpoint.uid, sizeof peer->endpoint.uid) == 0;
 }
 
 bool
@@ -253,7 +254,7 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
         fail_posted(rank, message_fail_lost);
         if (context->handler.on_lost != NULL) {
             dd_error own = *peer->error;
-            dd_error_blame(&own, number, peer->card.host, peer->card.pid);
+            dd_error_blame(&own, number, peer->endpoint.host, peer->endpoint.pid);
             context->handler.on_lost(context->handler.ctx, number, &own);
         }
     }

@@ -9,7 +9,7 @@
 #define DD_TRANSPORT_DOORBELL_H
 
 #include "net/sock.h"
-#include "transport/card.h"
+#include "transport/endpoint.h"
 
 typedef enum dd_bell_kind {
     DD_BELL_RING, /* check shared memory; also the kind of malformed and foreign datagrams */

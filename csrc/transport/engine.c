@@ -126,10 +126,10 @@ dd_engine_open(const dd_connect_options *options, dd_engine **engine, dd_error *
         status = open_epoll(self, err);
     }
     if (status == DD_OK) {
-        status = dd_card_init(&self->card, err);
+        status = dd_endpoint_init(&self->endpoint, err);
     }
     if (status == DD_OK) {
-        status = peer_create(self, &self->card.uid, &self->self, err);
+        status = peer_create(self, &self->endpoint.uid, &self->self, err);
     }
     if (status != DD_OK) {
         engine_destroy(self);
@@ -137,8 +137,8 @@ dd_engine_open(const dd_connect_options *options, dd_engine **engine, dd_error *
     }
     self->self->is_self = true;
     self->self->state = PEER_CONNECTED;
-    self->self->card = self->card;
-    self->self->is_card_known = true;
+    self->self->endpoint = self->endpoint;
+    self->self->is_endpoint_known = true;
     *engine = self;
     return DD_OK;
 }
@@ -237,19 +237,19 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
         options.is_shm_disabled = true;
     }
     dd_connector *connector = NULL;
-    status = dd_connector_open(&options, &engine->card, first, &handler, &engine->addrs, &connector, err);
+    status = dd_connector_open(&options, &engine->endpoint, first, &handler, &engine->addrs, &connector, err);
     if (status != DD_OK) {
         return status;
     }
     dd_engine_lock(engine);
     engine->connector = connector;
-    engine->self->card = engine->card;
+    engine->self->endpoint = engine->endpoint;
     dd_engine_unlock(engine);
     return DD_OK;
 }
 
-/* Return true if another process may need to connect over TCP. Peers without a known card do not
- * count: a process that has this process's card is, or was, in a meeting with it. */
+/* Return true if another process may need to connect over TCP. Peers without a known endpoint do not
+ * count: a process that has this process's endpoint is, or was, in a meeting with it. */
 static bool
 are_ports_needed_locked(const dd_engine *engine)
 {
@@ -258,7 +258,7 @@ are_ports_needed_locked(const dd_engine *engine)
         const dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
         bool needs_no_port =
             peer->is_self || peer->is_near || peer->state == PEER_LOST || dd_peer_has_shm_locked(peer);
-        if (peer->is_card_known && !needs_no_port) {
+        if (peer->is_endpoint_known && !needs_no_port) {
             return true;
         }
     }
@@ -292,7 +292,7 @@ dd_engine_end_meeting(dd_engine *engine)
 }
 
 dd_status
-dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error *err)
+dd_engine_endpoint(dd_engine *engine, const dd_addr *first, dd_blob *endpoint, dd_error *err)
 {
     dd_status status = dd_engine_check_fork(engine, err);
     if (status != DD_OK) {
@@ -303,26 +303,26 @@ dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error 
                  ? open_connector(engine, first, err)
                  : dd_connector_open_ports(engine->connector, first, &engine->addrs, err);
     if (status == DD_OK) {
-        status = dd_card_encode(&engine->card, &engine->addrs, card, err);
+        status = dd_endpoint_encode(&engine->endpoint, &engine->addrs, endpoint, err);
     }
     dd_lock_release(&engine->opening_mu);
     return status;
 }
 
 static dd_status
-find_or_create_peer_locked(dd_engine *engine, const dd_card *card, dd_bytes published, dd_peer **peer,
+find_or_create_peer_locked(dd_engine *engine, const dd_endpoint *endpoint, dd_bytes published, dd_peer **peer,
                            dd_error *err)
 {
-    dd_peer *found = engine_find_peer(engine, &card->uid);
+    dd_peer *found = engine_find_peer(engine, &endpoint->uid);
     if (found == NULL) {
-        dd_status status = peer_create(engine, &card->uid, &found, err);
+        dd_status status = peer_create(engine, &endpoint->uid, &found, err);
         if (status != DD_OK) {
             return status;
         }
     }
     dd_status status = peer_replace(&found, err);
     if (status == DD_OK) {
-        status = peer_note_card(found, card, published, err);
+        status = peer_set_endpoint(found, endpoint, published, err);
     }
     if (status != DD_OK) {
         peer_reap(found);
@@ -336,19 +336,19 @@ find_or_create_peer_locked(dd_engine *engine, const dd_card *card, dd_bytes publ
 }
 
 dd_status
-dd_engine_peer(dd_engine *engine, dd_bytes card, dd_peer **peer, dd_error *err)
+dd_engine_peer(dd_engine *engine, dd_bytes endpoint, dd_peer **peer, dd_error *err)
 {
     dd_status status = dd_engine_check_fork(engine, err);
     if (status != DD_OK) {
         return status;
     }
-    dd_card decoded;
-    status = dd_card_decode(card, &decoded, NULL, err);
+    dd_endpoint decoded;
+    status = dd_endpoint_decode(endpoint, &decoded, NULL, err);
     if (status != DD_OK) {
         return status;
     }
     dd_engine_lock(engine);
-    status = find_or_create_peer_locked(engine, &decoded, card, peer, err);
+    status = find_or_create_peer_locked(engine, &decoded, endpoint, peer, err);
     dd_engine_unlock(engine);
     return status;
 }

@@ -13,8 +13,8 @@
 #include "core/list.h"
 #include "core/timer.h"
 #include "core/wait.h"
-#include "transport/card.h"
 #include "transport/connect.h"
+#include "transport/endpoint.h"
 
 #include <stdatomic.h>
 
@@ -22,7 +22,7 @@ typedef struct dd_engine dd_engine;
 typedef struct dd_peer dd_peer; /* another process, or this one */
 
 /* Open an engine, with one reference. The background thread and the listening sockets are created
- * by the first dd_engine_card, so a process whose groups have one rank opens no port. */
+ * by the first dd_engine_endpoint, so a process whose groups have one rank opens no port. */
 dd_status dd_engine_open(const dd_connect_options *options, dd_engine **engine, dd_error *err) DD_MUST_CHECK;
 /* Open another engine with the same options, for a process that has several ranks of one group. */
 dd_status dd_engine_open_like(const dd_engine *engine, dd_engine **other, dd_error *err) DD_MUST_CHECK;
@@ -41,15 +41,16 @@ dd_status dd_engine_check_fork(const dd_engine *engine, dd_error *err) DD_MUST_C
  * process that opened the engine. */
 bool dd_engine_is_torn(dd_engine *engine);
 
-/* Encode this process's card, with which other processes can connect, for publishing. `first` is as
- * for dd_card_find_addrs. After the first call, `first` has an effect only if the earlier one was a
+/* Encode this process's endpoint, with which other processes can connect, for publishing. `first` is as
+ * for dd_endpoint_find_addrs. After the first call, `first` has an effect only if the earlier one was a
  * loopback address, or if the TCP ports have been closed since. */
-dd_status dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error *err) DD_MUST_CHECK;
+dd_status dd_engine_endpoint(dd_engine *engine, const dd_addr *first, dd_blob *endpoint,
+                             dd_error *err) DD_MUST_CHECK;
 
-/* Begin or end a meeting (a rendezvous of processes). Call begin before dd_engine_card, and end
- * once every process that has this card is a peer and its final link exists. The end of the last
- * meeting closes the TCP ports if every peer with a known card is lost or reached over shared
- * memory: no other process will connect. Links of processes whose cards are still unknown are
+/* Begin or end a meeting (a rendezvous of processes). Call begin before dd_engine_endpoint, and end
+ * once every process that has this endpoint is a peer and its final link exists. The end of the last
+ * meeting closes the TCP ports if every peer with a known endpoint is lost or reached over shared
+ * memory: no other process will connect. Links of processes whose endpoints are still unknown are
  * closed after UNKNOWN_KEPT_NS. */
 void dd_engine_begin_meeting(dd_engine *engine);
 void dd_engine_end_meeting(dd_engine *engine);
@@ -59,17 +60,17 @@ dd_status dd_engine_check_accepting_locked(dd_engine *engine, dd_error *err) DD_
  * a resource in this process: other ranks may then report this rank as lost, and leave. */
 dd_status dd_engine_check_links_locked(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
 
-/* Find or create the peer with this card, and return it with a new reference. Does not connect.
- * Calls with the same card return the same peer, with one exception: if the peer was lost but its
+/* Find or create the peer with this endpoint, and return it with a new reference. Does not connect.
+ * Calls with the same endpoint return the same peer, with one exception: if the peer was lost but its
  * process may still be running, a new peer without a link or error replaces it. A referenced peer
- * keeps the engine open. For this process's own card, returns the peer of dd_engine_self. */
-dd_status dd_engine_peer(dd_engine *engine, dd_bytes card, dd_peer **peer, dd_error *err) DD_MUST_CHECK;
+ * keeps the engine open. For this process's own endpoint, returns the peer of dd_engine_self. */
+dd_status dd_engine_peer(dd_engine *engine, dd_bytes endpoint, dd_peer **peer, dd_error *err) DD_MUST_CHECK;
 /* Return the peer that stands for this process; messages to it are copied. Adds a reference. Needs
- * no card, and opens no socket. */
+ * no endpoint, and opens no socket. */
 dd_status dd_engine_self(dd_engine *engine, dd_peer **peer, dd_error *err) DD_MUST_CHECK;
 dd_peer *dd_peer_acquire(dd_peer *peer);
 void dd_peer_release(dd_peer *peer); /* NULL is ignored */
-const dd_card *dd_peer_card(const dd_peer *peer);
+const dd_endpoint *dd_peer_endpoint(const dd_peer *peer);
 
 /* ---- functions that require the engine's lock */
 

@@ -16,7 +16,7 @@ dd_status
 engine_open_bell(dd_engine *engine, dd_error *err)
 {
     int fd = -1;
-    dd_status status = dd_doorbell_open(&engine->card.uid, &fd, err);
+    dd_status status = dd_doorbell_open(&engine->endpoint.uid, &fd, err);
     if (status != DD_OK) {
         return status;
     }
@@ -34,7 +34,7 @@ void
 dd_peer_ring_bell_locked(dd_peer *peer)
 {
     if (peer->engine->bell_fd >= 0 && !peer->is_self) {
-        dd_doorbell_ring(peer->engine->bell_fd, &peer->card.uid);
+        dd_doorbell_ring(peer->engine->bell_fd, &peer->endpoint.uid);
     }
 }
 
@@ -43,7 +43,7 @@ dd_peer_check_process_locked(dd_peer *peer)
 {
     dd_error error;
     if (peer->is_near && !peer->is_self && peer->state == PEER_IDLE &&
-        dd_doorbell_is_closed(&peer->card.uid)) {
+        dd_doorbell_is_closed(&peer->endpoint.uid)) {
         (void)dd_error_set(&error, DD_PEER_LOST, "its process has ended");
         peer->is_final = true;
         peer_break(peer, &error);
@@ -74,7 +74,7 @@ send_datagram(dd_context *context, int rank, dd_bell_datagram *datagram)
     if (engine->bell_fd < 0) {
         return false;
     }
-    dd_io io = dd_doorbell_send(engine->bell_fd, &context->ranks[rank].peer->card.uid, datagram);
+    dd_io io = dd_doorbell_send(engine->bell_fd, &context->ranks[rank].peer->endpoint.uid, datagram);
     count_sent_datagram(engine, io, errno);
     return io == DD_IO_OK;
 }

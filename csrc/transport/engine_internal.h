@@ -29,7 +29,7 @@
 #define CREDIT_NBYTES ((size_t)1 << 20)
 #define LANE_BUFFER_NBYTES ((size_t)8 << 10)
 #define HELD_INLINE_NBYTES ((size_t)128)
-/* How long a link is kept open if the card of its process is unknown here. */
+/* How long a link is kept open if the endpoint of its process is unknown here. */
 #define UNKNOWN_KEPT_NS (5 * DD_NS_PER_S)
 
 typedef struct dd_lane dd_lane;
@@ -114,7 +114,7 @@ struct dd_lane {
  *     LOST                   BUSY                   closed
  *
  * A peer that breaks (peer_break) is LOST forever: its groups never use it again. Its process may
- * be alive, since a cut network also breaks links. If a later meeting (rendezvous) brings its card
+ * be alive, since a cut network also breaks links. If a later meeting (rendezvous) brings its endpoint
  * again, a new dd_peer of the same uid, in state IDLE, replaces it in engine->peers (peer_replace);
  * only older groups refer to the lost dd_peer. The two share no link, message or error. A frame on
  * the new link for a group that knows only the lost dd_peer is dropped, as for a closed group. A
@@ -134,12 +134,12 @@ typedef enum peer_state {
 #define PEER_ANSWERS_MAX ((size_t)4096)
 
 struct dd_peer {
-    dd_map_node node; /* in engine->peers; the key is card.uid */
+    dd_map_node node; /* in engine->peers; the key is endpoint.uid */
     dd_engine *engine;
     unsigned refs; /* references of users; an unused peer is kept while it has a link */
-    dd_card card;
-    bool is_card_known; /* false if the peer dialled before this process read its card */
-    dd_blob published;  /* the encoded card with its addresses; empty if is_card_known is false */
+    dd_endpoint endpoint;
+    bool is_endpoint_known; /* false if the peer dialled before this process read its endpoint */
+    dd_blob published;      /* the encoded endpoint with its addresses; empty if is_endpoint_known is false */
     bool is_self;
     bool is_near; /* true if links with the peer use, or would use, shared memory */
     peer_state state;
@@ -153,7 +153,7 @@ struct dd_peer {
     bool is_lost_remotely;   /* true if the peer reports that it lost its link to this process */
     bool is_replaced;        /* true if another dd_peer of this uid is in engine->peers */
     bool has_notice_pending; /* true while a failure notice to the peer is pending */
-    /* If CONNECTED: limits the time from another lane's end to lane 0's, or until the card is
+    /* If CONNECTED: limits the time from another lane's end to lane 0's, or until the endpoint is
      * known. If unused: limits the time that frames for contexts that are not open are kept. */
     dd_timer timer; /* on_due is peer_on_timer or on_farewell_due */
     /* Time at which the link of a peer that broke the protocol is closed, even if the peer has not
@@ -246,8 +246,8 @@ struct dd_engine {
     dd_connect_options options; /* const after init; its strings are in option_text */
     dd_blob option_text;        /* const after init */
     dd_blob secret;             /* const after init */
-    dd_connector *connector;    /* NULL until the first dd_engine_card */
-    dd_card card;               /* uid: const after init; other fields: after the first card */
+    dd_connector *connector;    /* NULL until the first dd_engine_endpoint */
+    dd_endpoint endpoint;       /* uid: const after init; other fields: after the first endpoint */
     dd_lock opening_mu;         /* held while connector and ports are opened; taken before mu */
     dd_addr_list addrs;         /* guarded by opening_mu: addresses that the connector listens at */
     unsigned nmeetings;         /* number of meetings in progress; written with opening_mu and mu */
@@ -282,7 +282,7 @@ struct dd_engine {
 
     int epoll_fd;
     int wake_fd;
-    int bell_fd;                /* the doorbell's socket, or -1; const after the first card */
+    int bell_fd;                /* the doorbell's socket, or -1; const after the first endpoint */
     unsigned ndatagrams_failed; /* consecutive datagrams that failed through this process's fault */
     int datagrams_errno;        /* errno of the last such failure */
     /* errno and time of the last link that failed through the fault of this process before a group
@@ -387,8 +387,9 @@ void peer_reap(dd_peer *peer);
 /* Replace a peer that is lost, here or at its own end, by a new peer for the same process. Leaves
  * *peer unchanged if it is not lost, or if its process has ended or has broken the protocol. */
 dd_status peer_replace(dd_peer **peer, dd_error *err) DD_MUST_CHECK;
-/* Set a peer's card, for the first time or again. */
-dd_status peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err) DD_MUST_CHECK;
+/* Set a peer's endpoint, for the first time or again. */
+dd_status peer_set_endpoint(dd_peer *peer, const dd_endpoint *endpoint, dd_bytes published,
+                            dd_error *err) DD_MUST_CHECK;
 /* Call dd_connector_dial; the connector must exist. For lanes other than 0, `number` is 0. */
 dd_status peer_dial(dd_peer *peer, int lane, uint64_t number, int64_t deadline_ns,
                     dd_error *err) DD_MUST_CHECK;

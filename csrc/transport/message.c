@@ -55,15 +55,15 @@ message_fail(dd_message *message, dd_status code, const char *format, ...)
     va_start(args, format);
     (void)vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    const dd_card *card = &message->peer->card;
+    const dd_endpoint *endpoint = &message->peer->endpoint;
     dd_error error;
     if (message->peer->is_self) {
         (void)dd_error_set(&error, code, "rank %d of this process %s", message->source, what);
     } else {
-        (void)dd_error_set(&error, code, "rank %d (%s, pid %lld) %s", message->source, card->host, card->pid,
-                           what);
+        (void)dd_error_set(&error, code, "rank %d (%s, pid %lld) %s", message->source, endpoint->host,
+                           endpoint->pid, what);
     }
-    dd_error_blame(&error, message->source, card->host, card->pid);
+    dd_error_blame(&error, message->source, endpoint->host, endpoint->pid);
     message_end(message, &error);
 }
 

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
-/* Dial again if a dial has taken longer than this when a new card arrives. The dial may go to
+/* Dial again if a dial has taken longer than this when a new endpoint arrives. The dial may go to
  * closed ports, or into a network that was cut: the system retries after 1, 3, 7 and 15 s, even if
  * packets get through earlier. */
 #define PROMPT_NS (1 * DD_NS_PER_S)
@@ -35,8 +35,8 @@ make_peer(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
         return dd_error_no_memory(err, sizeof *self);
     }
     self->engine = engine;
-    self->card.uid = *uid;
-    (void)snprintf(self->card.host, sizeof self->card.host, "unknown");
+    self->endpoint.uid = *uid;
+    (void)snprintf(self->endpoint.host, sizeof self->endpoint.host, "unknown");
     dd_timer_init(&self->timer, peer_on_timer);
     self->eager_max = SHM_EAGER_MAX < TCP_EAGER_MAX ? SHM_EAGER_MAX : TCP_EAGER_MAX;
     self->credit = CREDIT_NBYTES;
@@ -45,7 +45,7 @@ make_peer(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         dd_list_init(lists[i]);
     }
-    self->node.key = dd_bytes_of(&self->card.uid, sizeof self->card.uid);
+    self->node.key = dd_bytes_of(&self->endpoint.uid, sizeof self->endpoint.uid);
     *peer = self;
     return DD_OK;
 }
@@ -158,8 +158,9 @@ peer_reap(dd_peer *peer)
 static bool
 peer_has_ended(const dd_peer *peer)
 {
-    bool is_here = peer->card.has_unix && dd_card_is_same_host(&peer->card, &peer->engine->card);
-    return is_here && dd_doorbell_is_closed(&peer->card.uid);
+    bool is_here =
+        peer->endpoint.has_unix && dd_endpoint_is_same_host(&peer->endpoint, &peer->engine->endpoint);
+    return is_here && dd_doorbell_is_closed(&peer->endpoint.uid);
 }
 
 dd_status
@@ -178,7 +179,7 @@ peer_replace(dd_peer **peer, dd_error *err)
         return DD_OK;
     }
     dd_peer *next = NULL;
-    dd_status status = make_peer(engine, &lost->card.uid, &next, err);
+    dd_status status = make_peer(engine, &lost->endpoint.uid, &next, err);
     if (status != DD_OK) {
         return status;
     }
@@ -194,7 +195,8 @@ dd_status
 peer_dial(dd_peer *peer, int lane, uint64_t number, int64_t deadline_ns, dd_error *err)
 {
     dd_addr_list addrs = dd_peer_addrs_locked(peer);
-    return dd_connector_dial(peer->engine->connector, &peer->card, &addrs, lane, number, deadline_ns, err);
+    return dd_connector_dial(peer->engine->connector, &peer->endpoint, &addrs, lane, number, deadline_ns,
+                             err);
 }
 
 /* Dial lane 0. An earlier dial counts no longer, except for a link that it makes. */
@@ -211,16 +213,16 @@ dial_first_lane(dd_peer *peer, dd_error *err)
 }
 
 dd_status
-peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err)
+peer_set_endpoint(dd_peer *peer, const dd_endpoint *endpoint, dd_bytes published, dd_error *err)
 {
-    /* The new card may have ports that were opened since the last one. */
+    /* The new endpoint may have ports that were opened since the last one. */
     dd_status status = dd_blob_assign(&peer->published, published, err);
     if (status == DD_OK && peer->state == PEER_DIALLING && dd_clock_now_ns() - peer->dialled_ns > PROMPT_NS) {
         status = dial_first_lane(peer, err);
     }
-    if (status == DD_OK && !peer->is_card_known) {
-        peer->card = *card;
-        peer->is_card_known = true;
+    if (status == DD_OK && !peer->is_endpoint_known) {
+        peer->endpoint = *endpoint;
+        peer->is_endpoint_known = true;
         if (peer->state == PEER_CONNECTED) {
             dd_timer_clear(&peer->timer);
         }
@@ -228,18 +230,18 @@ peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error 
     return status;
 }
 
-const dd_card *
-dd_peer_card(const dd_peer *peer)
+const dd_endpoint *
+dd_peer_endpoint(const dd_peer *peer)
 {
-    return &peer->card;
+    return &peer->endpoint;
 }
 
 dd_addr_list
 dd_peer_addrs_locked(const dd_peer *peer)
 {
-    dd_card card;
+    dd_endpoint endpoint;
     dd_addr_list addrs = {.count = 0};
-    (void)!dd_card_decode(dd_blob_view(&peer->published), &card, &addrs, NULL);
+    (void)!dd_endpoint_decode(dd_blob_view(&peer->published), &endpoint, &addrs, NULL);
     return addrs;
 }
 
@@ -304,8 +306,8 @@ dd_peer_connect_locked(dd_peer *peer)
     dd_status status = DD_OK;
     if (engine->connector == NULL) {
         status = dd_error_set(&error, DD_INVALID_ARGUMENT,
-                              "cannot connect to %s, pid %lld: this process has no card yet", peer->card.host,
-                              peer->card.pid);
+                              "cannot connect to %s, pid %lld: this process has no endpoint yet",
+                              peer->endpoint.host, peer->endpoint.pid);
     } else if (peer->dial == 0) {
         status = dial_first_lane(peer, &error);
     }
@@ -360,7 +362,7 @@ peer_break(dd_peer *peer, const dd_error *error)
     dd_error *own = dd_mem_alloc(sizeof *own);
     if (own != NULL) {
         *own = *error;
-        dd_error_blame(own, -1, peer->card.host, peer->card.pid);
+        dd_error_blame(own, -1, peer->endpoint.host, peer->endpoint.pid);
     }
     peer->error = own != NULL ? own : &no_memory;
     dd_list_push_back(&peer->engine->breaking, &peer->breaking);
@@ -370,7 +372,7 @@ void
 lane_break(dd_lane *lane, const dd_error *error)
 {
     dd_peer *peer = lane->peer;
-    if (lane->number == 0 || peer->lanes[0]->is_ended || !peer->is_card_known) {
+    if (lane->number == 0 || peer->lanes[0]->is_ended || !peer->is_endpoint_known) {
         peer_break(peer, error);
         return;
     }
@@ -397,7 +399,7 @@ void
 peer_on_timer(dd_timer *timer)
 {
     dd_peer *peer = DD_CONTAINER_OF(timer, dd_peer, timer);
-    if (peer->state == PEER_CONNECTED && !peer->is_card_known) {
+    if (peer->state == PEER_CONNECTED && !peer->is_endpoint_known) {
         end_unknown_peer(peer);
     } else if (peer->state == PEER_CONNECTED) {
         dd_error error;
@@ -450,7 +452,7 @@ lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt)
     dd_error error;
     if (io == DD_IO_FAILED) {
         (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "%s by %s", attempt, lane->stream->ops->name);
-        if (!lane->peer->is_card_known && dd_error_is_local(&error)) {
+        if (!lane->peer->is_endpoint_known && dd_error_is_local(&error)) {
             /* The peer's group uses this link and will abort. This process's dials to the peer
              * would then fail without a reason, so record the reason now. */
             engine_note_link_failure(lane->peer->engine, error.sys_errno);

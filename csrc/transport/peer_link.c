@@ -8,8 +8,8 @@
 #include <errno.h>
 #include <string.h>
 
-/* Limit of links with processes whose cards are unknown. They may have read this process's card in
- * a meeting, or be unrelated. Further such processes receive BUSY until their cards are known. */
+/* Limit of links with processes whose endpoints are unknown. They may have read this process's endpoint in
+ * a meeting, or be unrelated. Further such processes receive BUSY until their endpoints are known. */
 #define UNKNOWN_MAX 64
 
 static unsigned
@@ -19,7 +19,7 @@ count_unknown(const dd_engine *engine)
     for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
          node = dd_map_next(&engine->peers, node)) {
         const dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
-        count += !peer->is_card_known && (peer->state == PEER_ACCEPTING || peer->state == PEER_CONNECTED);
+        count += !peer->is_endpoint_known && (peer->state == PEER_ACCEPTING || peer->state == PEER_CONNECTED);
     }
     return count;
 }
@@ -33,7 +33,7 @@ may_accept_locked(dd_engine *engine, const dd_uid *uid)
         return false;
     }
     /* If both processes dial, the smaller uid's dial makes the link, and the other waits. */
-    bool is_theirs = memcmp(uid, &engine->card.uid, sizeof *uid) < 0;
+    bool is_theirs = memcmp(uid, &engine->endpoint.uid, sizeof *uid) < 0;
     if (peer->is_breaking || !(peer->state == PEER_IDLE || (peer->state == PEER_DIALLING && is_theirs))) {
         return false;
     }
@@ -88,7 +88,7 @@ attach_lane(dd_peer *peer, int number, dd_link *stream, dd_error *err)
         engine_note_link_failure(engine, sys_errno);
         dd_mem_free(self);
         return dd_error_set_errno(err, DD_SYSTEM, sys_errno, "cannot watch the connection to %s, pid %lld",
-                                  peer->card.host, peer->card.pid);
+                                  peer->endpoint.host, peer->endpoint.pid);
     }
     dd_list_push_back(stream->is_shared_memory ? &engine->shm_lanes : &engine->tcp_lanes, &self->link);
     engine->ntcp_lanes += stream->is_shared_memory ? 0 : 1;
@@ -106,7 +106,7 @@ accept_first_lane(dd_peer *peer, dd_link *stream)
         peer_break(peer, &error);
         return;
     }
-    if (peer->is_card_known) {
+    if (peer->is_endpoint_known) {
         dd_timer_clear(&peer->timer);
     } else {
         peer_start_timer(peer, UNKNOWN_KEPT_NS);

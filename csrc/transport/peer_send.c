@@ -315,7 +315,7 @@ dial_lanes(dd_peer *peer)
 {
     dd_engine *engine = peer->engine;
     if (peer->has_tried_lanes || peer->nlanes == 0 || peer->lanes[0]->stream->is_shared_memory ||
-        engine->connector == NULL || !peer->is_card_known) {
+        engine->connector == NULL || !peer->is_endpoint_known) {
         return;
     }
     peer->has_tried_lanes = true;

@@ -1,4 +1,4 @@
-/* Opening and closing of windows. To open a window, ranks exchange cards, map the memory that they
+/* Opening and closing of windows. To open a window, ranks exchange parts, map the memory that they
  * can, and report the result. */
 #include "core/log.h"
 #include "core/mem.h"
@@ -20,9 +20,9 @@ typedef struct window_opening {
     const dd_wait *wait;
     dd_status own; /* this rank's status; if not DD_OK, `error` has the details */
     dd_error error;
-    dd_window_card card;   /* this rank's card */
-    dd_window_card *cards; /* [size], of the last exchange: what ranks offer, then their results */
-    dd_block *blocks;      /* the encoded `cards`, [size] */
+    dd_window_part part;   /* this rank's part */
+    dd_window_part *parts; /* [size], of the last exchange: the offers of all ranks, then their results */
+    dd_block *blocks;      /* the encoded `parts`, [size] */
     dd_error map_error;    /* error of map_locked; its code is DD_OK if there is none */
     int blamed;
 } window_opening;
@@ -108,7 +108,7 @@ set_pad(window_member *member, uint8_t *pad, size_t pad_nbytes)
     member->control = (window_control *)(void *)(pad + control_at(pad_nbytes));
 }
 
-/* Create this rank's pad, and fill in its card. */
+/* Create this rank's pad, and fill in its part. */
 static dd_status
 make_part(window_opening *opening, dd_error *err)
 {
@@ -120,19 +120,19 @@ make_part(window_opening *opening, dd_error *err)
         return status;
     }
     set_pad(own, dd_region_data(window->pad), window->pad_nbytes);
-    opening->card.pad_region = dd_region_id(window->pad);
-    opening->card.nbytes = own->nbytes;
+    opening->part.pad_region = dd_region_id(window->pad);
+    opening->part.nbytes = own->nbytes;
     if (window->region != NULL) {
         const uint8_t *base = dd_region_data(window->region);
-        opening->card.data = (dd_window_location){.region = dd_region_id(window->region),
+        opening->part.data = (dd_window_location){.region = dd_region_id(window->region),
                                                   .offset = (uint64_t)(own->data - base)};
     }
     return DD_OK;
 }
 
-/* ---- cards */
+/* ---- parts */
 
-/* Fail the group, with an error that cannot be reported in a card. */
+/* Fail the group, with an error that cannot be reported in a part. */
 static dd_status
 fail_group(dd_group *group, dd_error *error, dd_error *err)
 {
@@ -163,57 +163,57 @@ fail_protocol(const window_opening *opening, int rank, const dd_error *fault, dd
 
 /* Return the error of a rank that could not open its part, or has another pad size than rank 0. */
 static dd_status
-check_card(const window_opening *opening, int rank, dd_error *err)
+check_part(const window_opening *opening, int rank, dd_error *err)
 {
-    const dd_window_card *card = &opening->cards[rank];
+    const dd_window_part *part = &opening->parts[rank];
     char what[256];
-    if (card->status != DD_OK) {
+    if (part->status != DD_OK) {
         dd_error why;
-        (void)(card->sys_errno != 0
-                   ? dd_error_set_errno(&why, card->status, card->sys_errno, "cannot open its part")
-                   : dd_error_set(&why, card->status, "cannot open its part: %s",
-                                  dd_status_text(card->status)));
+        (void)(part->sys_errno != 0
+                   ? dd_error_set_errno(&why, part->status, part->sys_errno, "cannot open its part")
+                   : dd_error_set(&why, part->status, "cannot open its part: %s",
+                                  dd_status_text(part->status)));
         (void)snprintf(what, sizeof what, "%.250s", why.message);
-        (void)dd_group_error_about(opening->group, rank, card->status, what, err);
+        (void)dd_group_error_about(opening->group, rank, part->status, what, err);
         dd_error_prepend(err, "window");
-        return card->status;
+        return part->status;
     }
-    if (card->pad_nbytes != opening->cards[0].pad_nbytes) {
+    if (part->pad_nbytes != opening->parts[0].pad_nbytes) {
         dd_error own;
-        (void)snprintf(what, sizeof what, "for one of %llu", (unsigned long long)card->pad_nbytes);
+        (void)snprintf(what, sizeof what, "for one of %llu", (unsigned long long)part->pad_nbytes);
         (void)dd_group_error_about(opening->group, rank, DD_MISMATCH, what, &own);
         (void)dd_error_set(err, DD_MISMATCH, "window: rank 0 asks for a pad of %llu bytes, %s",
-                           (unsigned long long)opening->cards[0].pad_nbytes, own.message);
+                           (unsigned long long)opening->parts[0].pad_nbytes, own.message);
         dd_error_blame(err, rank, own.blamed.host, own.blamed.pid);
         return DD_MISMATCH;
     }
     return DD_OK;
 }
 
-/* Exchange cards. Returns DD_OK if all ranks report success. */
+/* Exchange parts. Returns DD_OK if all ranks report success. */
 static dd_status
 window_exchange(window_opening *opening, dd_error *err)
 {
-    uint8_t own[DD_WINDOW_CARD_NBYTES];
+    uint8_t own[DD_WINDOW_PART_NBYTES];
     dd_block input = {.data = own, .nbytes = sizeof own};
     dd_coll_args args = {.coll = DD_COLL_ALL_GATHER,
                          .reduction = {.dtype = DD_DTYPE_UINT8},
                          .inputs = &input,
                          .outputs = opening->blocks};
     dd_call_options options = {.timeout_ns = -1};
-    opening->card.status = opening->own;
-    opening->card.sys_errno = opening->own != DD_OK ? opening->error.sys_errno : 0;
-    dd_window_card_encode(&opening->card, own);
+    opening->part.status = opening->own;
+    opening->part.sys_errno = opening->own != DD_OK ? opening->error.sys_errno : 0;
+    dd_window_part_encode(&opening->part, own);
     dd_status status = dd_group_collective_and_wait(opening->group, &args, &options, opening->wait, err);
     if (opening->own != DD_OK) { /* this rank's error, even if others have failed the group */
         return dd_error_copy(err, &opening->error);
     }
     for (int rank = 0; rank < opening->size && status == DD_OK; rank++) {
         dd_error fault;
-        if (dd_window_card_decode(opening->blocks[rank].data, &opening->cards[rank], &fault) != DD_OK) {
+        if (dd_window_part_decode(opening->blocks[rank].data, &opening->parts[rank], &fault) != DD_OK) {
             return fail_protocol(opening, rank, &fault, err);
         }
-        status = check_card(opening, rank, err);
+        status = check_part(opening, rank, err);
     }
     return status;
 }
@@ -249,20 +249,20 @@ map_member_locked(window_opening *opening, int rank)
 {
     dd_window *window = opening->window;
     window_member *member = &window->members[rank];
-    const dd_window_card *card = &opening->cards[rank];
-    bool wants_data = card->nbytes > 0 && card->data.region != 0;
-    if (member->words == NULL && card->pad_region != 0) {
-        uint8_t *pad = map_locked(opening, rank, (dd_window_location){.region = card->pad_region},
+    const dd_window_part *part = &opening->parts[rank];
+    bool wants_data = part->nbytes > 0 && part->data.region != 0;
+    if (member->words == NULL && part->pad_region != 0) {
+        uint8_t *pad = map_locked(opening, rank, (dd_window_location){.region = part->pad_region},
                                   control_at(window->pad_nbytes) + sizeof(window_control));
         if (pad != NULL) {
             set_pad(member, pad, window->pad_nbytes);
         }
     }
     if (opening->map_error.code == DD_OK && member->data == NULL && wants_data) {
-        member->data = map_locked(opening, rank, card->data, card->nbytes);
+        member->data = map_locked(opening, rank, part->data, part->nbytes);
     }
-    member->is_direct = member->words != NULL && (card->nbytes == 0 || member->data != NULL);
-    return (member->words != NULL || card->pad_region == 0) && (member->data != NULL || !wants_data);
+    member->is_direct = member->words != NULL && (part->nbytes == 0 || member->data != NULL);
+    return (member->words != NULL || part->pad_region == 0) && (member->data != NULL || !wants_data);
 }
 
 static bool
@@ -401,9 +401,9 @@ open_window(window_opening *opening, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    window->id = opening->cards[0].window;
+    window->id = opening->parts[0].window;
     for (int rank = 0; rank < opening->size; rank++) {
-        window->members[rank].nbytes = (size_t)opening->cards[rank].nbytes;
+        window->members[rank].nbytes = (size_t)opening->parts[rank].nbytes;
     }
     opening->own = map_members(opening, &opening->error);
     if (opening->own == DD_OK) {
@@ -435,16 +435,16 @@ dd_window_open(dd_group *group, const dd_window_options *options, dd_window **wi
     opening.window = window_create(hub, id, opening.own == DD_OK ? options : &nothing);
     size_t size = (size_t)opening.size;
     opening.blocks =
-        dd_mem_alloc(size * (sizeof *opening.blocks + sizeof *opening.cards + DD_WINDOW_CARD_NBYTES));
+        dd_mem_alloc(size * (sizeof *opening.blocks + sizeof *opening.parts + DD_WINDOW_PART_NBYTES));
     if (opening.window == NULL || opening.blocks == NULL) {
         status = fail_without_memory(group, err);
     } else {
-        opening.cards = (dd_window_card *)(void *)(opening.blocks + size);
-        uint8_t *bytes = (uint8_t *)(opening.cards + size);
-        for (size_t rank = 0; rank < size; rank++, bytes += DD_WINDOW_CARD_NBYTES) {
-            opening.blocks[rank] = (dd_block){.data = bytes, .nbytes = DD_WINDOW_CARD_NBYTES};
+        opening.parts = (dd_window_part *)(void *)(opening.blocks + size);
+        uint8_t *bytes = (uint8_t *)(opening.parts + size);
+        for (size_t rank = 0; rank < size; rank++, bytes += DD_WINDOW_PART_NBYTES) {
+            opening.blocks[rank] = (dd_block){.data = bytes, .nbytes = DD_WINDOW_PART_NBYTES};
         }
-        opening.card = (dd_window_card){.window = id, .pad_nbytes = opening.window->pad_nbytes};
+        opening.part = (dd_window_part){.window = id, .pad_nbytes = opening.window->pad_nbytes};
         status = open_window(&opening, err);
     }
     dd_mem_free(opening.blocks);

@@ -3,57 +3,56 @@
 #include <string.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "the numbers of cards are little endian; this file copies them as they are"
+#error "the numbers of window parts are little endian; this file copies them as they are"
 #endif
 
 /* The largest errno of Linux. */
 #define SYS_ERRNO_MAX 4095
 
-typedef struct card_bytes {
+typedef struct part_bytes {
     uint32_t status, pad_region;
     uint64_t window, pad_nbytes, nbytes, offset;
     uint32_t region, sys_errno;
-} card_bytes;
+} part_bytes;
 
-_Static_assert(sizeof(card_bytes) == DD_WINDOW_CARD_NBYTES, "no field is padded");
+_Static_assert(sizeof(part_bytes) == DD_WINDOW_PART_NBYTES, "no field is padded");
 
 void
-dd_window_card_encode(const dd_window_card *card, uint8_t out[DD_WINDOW_CARD_NBYTES])
+dd_window_part_encode(const dd_window_part *part, uint8_t out[DD_WINDOW_PART_NBYTES])
 {
-    card_bytes bytes = {
-        .status = (uint32_t)card->status,
-        .pad_region = card->pad_region,
-        .window = card->window,
-        .pad_nbytes = card->pad_nbytes,
-        .nbytes = card->nbytes,
-        .offset = card->data.offset,
-        .region = card->data.region,
-        .sys_errno = (uint32_t)card->sys_errno,
+    part_bytes bytes = {
+        .status = (uint32_t)part->status,
+        .pad_region = part->pad_region,
+        .window = part->window,
+        .pad_nbytes = part->pad_nbytes,
+        .nbytes = part->nbytes,
+        .offset = part->data.offset,
+        .region = part->data.region,
+        .sys_errno = (uint32_t)part->sys_errno,
     };
     memcpy(out, &bytes, sizeof bytes);
 }
 
 dd_status
-dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_window_card *card, dd_error *err)
+dd_window_part_decode(const uint8_t in[DD_WINDOW_PART_NBYTES], dd_window_part *part, dd_error *err)
 {
-    card_bytes bytes;
+    part_bytes bytes;
     memcpy(&bytes, in, sizeof bytes);
     if (bytes.status >= DD_STATUS_COUNT) {
-        return dd_error_set(err, DD_PROTOCOL, "the card of a window has status %lu",
-                            (unsigned long)bytes.status);
+        return dd_error_set(err, DD_PROTOCOL, "a window part has status %lu", (unsigned long)bytes.status);
     }
     if (bytes.offset > UINT64_MAX - bytes.nbytes) {
-        return dd_error_set(err, DD_PROTOCOL, "the card of a window has %llu bytes from %llu",
+        return dd_error_set(err, DD_PROTOCOL, "a window part has %llu bytes from %llu",
                             (unsigned long long)bytes.nbytes, (unsigned long long)bytes.offset);
     }
     if (bytes.status == DD_OK && bytes.window == 0) {
-        return dd_error_set(err, DD_PROTOCOL, "the card of a window has no number for it");
+        return dd_error_set(err, DD_PROTOCOL, "a window part has no window number");
     }
     if (bytes.sys_errno > SYS_ERRNO_MAX) {
-        return dd_error_set(err, DD_PROTOCOL, "the card of a window has error number %lu",
+        return dd_error_set(err, DD_PROTOCOL, "a window part has error number %lu",
                             (unsigned long)bytes.sys_errno);
     }
-    *card = (dd_window_card){
+    *part = (dd_window_part){
         .status = (dd_status)bytes.status,
         .sys_errno = (int)bytes.sys_errno,
         .pad_region = bytes.pad_region,

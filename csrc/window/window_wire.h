@@ -1,7 +1,7 @@
 /* Encoding of the messages about windows. Pure functions; a peer's bytes are user input.
  *
- * A *card* describes a rank's part of a window while the window is opened. All ranks exchange their
- * cards by all_gather.
+ * A *window part* describes a rank's part of a window that is being opened. All ranks exchange their
+ * window parts by all_gather.
  *
  * A *note* is a message of kind WINDOW. Its header is the note; its bytes are the note's data,
  * which are received directly into their destination. A rank handles the notes of another rank one
@@ -17,7 +17,7 @@
 #include "core/bytes.h"
 #include "transport/context.h"
 
-#define DD_WINDOW_CARD_NBYTES ((size_t)48)
+#define DD_WINDOW_PART_NBYTES ((size_t)48)
 #define DD_WINDOW_NO_CHANNEL UINT32_MAX
 #define DD_WINDOW_ANSWERS (UINT32_MAX - 1) /* channel of answers */
 #define DD_WINDOW_REFUSAL_NBYTES(wanted) ((wanted) == 0 ? (size_t)1 : (size_t)0)
@@ -28,7 +28,7 @@ typedef struct dd_window_location {
     uint64_t offset;
 } dd_window_location;
 
-typedef struct dd_window_card {
+typedef struct dd_window_part {
     dd_status status; /* DD_OK, or the reason why this rank cannot open a window */
     int sys_errno;    /* errno of the failed system call, or 0 */
     uint32_t pad_region;
@@ -36,11 +36,11 @@ typedef struct dd_window_card {
     uint64_t pad_nbytes;
     uint64_t nbytes;
     dd_window_location data;
-} dd_window_card;
+} dd_window_part;
 
-void dd_window_card_encode(const dd_window_card *card, uint8_t out[DD_WINDOW_CARD_NBYTES]);
-/* Decode a card. If it is malformed, the error of DD_PROTOCOL names the field. */
-dd_status dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_window_card *card,
+void dd_window_part_encode(const dd_window_part *part, uint8_t out[DD_WINDOW_PART_NBYTES]);
+/* Decode a window part. If it is malformed, the error of DD_PROTOCOL names the field. */
+dd_status dd_window_part_decode(const uint8_t in[DD_WINDOW_PART_NBYTES], dd_window_part *part,
                                 dd_error *err) DD_MUST_CHECK;
 
 /* The values are part of the wire format. */

@@ -60,15 +60,15 @@ static const dd_carrier_ops OPS = {
     .has = xccl_has, .start = xccl_start, .poll = xccl_poll, .cancel = xccl_cancel, .close = xccl_close};
 
 /* The record that rank 0 broadcasts. */
-typedef struct xccl_card {
+typedef struct xccl_id_result {
     xccl_unique_id id;
     char problem[256]; /* why there is no id; empty if there is one */
-} xccl_card;
+} xccl_id_result;
 
 static dd_status
-share_card(dd_group *group, xccl_card *card, const dd_wait *wait, dd_error *err)
+broadcast_id(dd_group *group, xccl_id_result *result, const dd_wait *wait, dd_error *err)
 {
-    dd_block block = {.data = card, .nbytes = sizeof *card};
+    dd_block block = {.data = result, .nbytes = sizeof *result};
     dd_coll_args args = {.coll = DD_COLL_BROADCAST,
                          .reduction = {.dtype = DD_DTYPE_UINT8},
                          .inputs = &block,
@@ -88,23 +88,24 @@ make_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
 static dd_status
 agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
 {
-    xccl_card card = {0};
+    xccl_id_result result = {0};
     dd_error own;
     dd_status own_status = self->rank == 0 ? make_id(self, group, wait, &own) : DD_OK;
     if (own_status != DD_OK) {
-        (void)snprintf(card.problem, sizeof card.problem, "%.*s", (int)sizeof card.problem - 1, own.message);
+        (void)snprintf(result.problem, sizeof result.problem, "%.*s", (int)sizeof result.problem - 1,
+                       own.message);
     } else {
-        card.id = self->id;
+        result.id = self->id;
     }
-    dd_status status = share_card(group, &card, wait, err);
+    dd_status status = broadcast_id(group, &result, wait, err);
     if (own_status != DD_OK) {
         return dd_error_copy(err, &own);
     }
-    if (status == DD_OK && card.problem[0] != '\0') {
-        return dd_error_set(err, DD_BACKEND, "rank 0 has no id: %.*s", (int)sizeof card.problem,
-                            card.problem);
+    if (status == DD_OK && result.problem[0] != '\0') {
+        return dd_error_set(err, DD_BACKEND, "rank 0 has no id: %.*s", (int)sizeof result.problem,
+                            result.problem);
     }
-    self->id = card.id;
+    self->id = result.id;
     return status;
 }
 

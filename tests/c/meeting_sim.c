@@ -100,7 +100,7 @@ typedef struct sim_rank {
     int rank;
     wire_store store;
     pthread_t thread;
-    bool keeps_cards;
+    bool keeps_payloads;
     dd_status status;
     dd_meeting_end end;
 } sim_rank;
@@ -111,42 +111,42 @@ host_of(const meeting_sim_shape *shape, int rank)
     return rank / (shape->nranks / shape->nhosts);
 }
 
-/* Create the address card that the engine of a process on one of many hosts creates. */
+/* Create the endpoint that the engine of a process on one of many hosts creates. */
 static dd_status
-make_card(const meeting_sim_shape *shape, int rank, dd_blob *encoded, dd_error *err)
+make_endpoint(const meeting_sim_shape *shape, int rank, dd_blob *encoded, dd_error *err)
 {
     int host = host_of(shape, rank);
-    dd_card card = {.pid = 100000 + rank};
+    dd_endpoint endpoint = {.pid = 100000 + rank};
     uint64_t random[2] = {(uint64_t)(rank + 1) * UINT64_C(0x9e3779b97f4a7c15),
                           (uint64_t)(rank + 1) * UINT64_C(0xbf58476d1ce4e5b9)};
-    memcpy(card.uid.bytes, random, sizeof card.uid.bytes);
+    memcpy(endpoint.uid.bytes, random, sizeof endpoint.uid.bytes);
     /* Unique to this process, even if other processes on this machine run the same test. */
     long long own[2] = {getpid(), host + 1};
-    memcpy(card.host_id, own, sizeof own);
-    snprintf(card.host, sizeof card.host, "node-%04d", host);
-    card.has_unix = true;
+    memcpy(endpoint.host_id, own, sizeof own);
+    snprintf(endpoint.host, sizeof endpoint.host, "node-%04d", host);
+    endpoint.has_unix = true;
     dd_addr_list addrs = {.count = 1};
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons((uint16_t)(20000 + rank))};
     in.sin_addr.s_addr = htonl(0x0a000000 + (unsigned)host);
     memcpy(&addrs.items[0].storage, &in, sizeof in);
     addrs.items[0].len = sizeof in;
-    return dd_card_encode(&card, &addrs, encoded, err);
+    return dd_endpoint_encode(&endpoint, &addrs, encoded, err);
 }
 
 static bool
-read_card(dd_bytes bytes, dd_meeting_member *member)
+read_endpoint(dd_bytes bytes, dd_meeting_member *member)
 {
-    dd_card card;
-    if (dd_card_decode(bytes, &card, NULL, NULL) != DD_OK) {
+    dd_endpoint endpoint;
+    if (dd_endpoint_decode(bytes, &endpoint, NULL, NULL) != DD_OK) {
         return false;
     }
-    memcpy(member->host, card.host, sizeof member->host);
-    member->pid = card.pid;
+    memcpy(member->host, endpoint.host, sizeof member->host);
+    member->pid = endpoint.pid;
     return true;
 }
 
 static const dd_meeting_kind sim_kind = {
-    .noun = "simulation", .of_interrupted = "was interrupted", .read_card = read_card};
+    .noun = "simulation", .of_interrupted = "was interrupted", .read_payload = read_endpoint};
 
 static void *
 run_rank(void *arg)
@@ -154,24 +154,25 @@ run_rank(void *arg)
     sim_rank *self = arg;
     const meeting_sim_shape *shape = self->shape;
     dd_error error = {.code = DD_OK};
-    dd_blob card = {0};
+    dd_blob endpoint = {0};
     dd_wait wait = dd_wait_after(100 * DD_NS_PER_S * check_slow());
-    self->status = make_card(shape, self->rank, &card, &error);
+    self->status = make_endpoint(shape, self->rank, &endpoint, &error);
     dd_meeting meeting = {.kind = &sim_kind,
                           .store = &self->store.head,
                           .name = BYTES("default_pg/1/default"),
                           .rank = self->rank,
                           .size = shape->nranks,
-                          .card = dd_blob_view(&card)};
+                          .payload = dd_blob_view(&endpoint)};
     if (self->status == DD_OK) {
         self->status = dd_meet(&meeting, &self->end, &wait, &error);
     }
     if (!CHECK_OK(self->status)) {
         fprintf(stderr, "%s\n", error.message);
-    } else if (CHECK_BYTES(self->end.cards[self->rank], dd_blob_view(&card)) && !self->keeps_cards) {
+    } else if (CHECK_BYTES(self->end.payloads[self->rank], dd_blob_view(&endpoint)) &&
+               !self->keeps_payloads) {
         dd_meeting_end_fini(&self->end);
     }
-    dd_blob_fini(&card);
+    dd_blob_fini(&endpoint);
     return NULL;
 }
 
@@ -184,7 +185,7 @@ start_ranks(const meeting_sim_shape *shape, dd_store *inner, sim_rank *ranks)
     int nstarted = 0;
     for (; nstarted < shape->nranks; nstarted++) {
         sim_rank *self = &ranks[nstarted];
-        *self = (sim_rank){.shape = shape, .rank = nstarted, .keeps_cards = nstarted == 0};
+        *self = (sim_rank){.shape = shape, .rank = nstarted, .keeps_payloads = nstarted == 0};
         self->store.inner = inner;
         self->store.is_by_keys = shape->is_by_keys;
         dd_store_init(&self->store.head, &wire_ops, DD_NS_PER_S);
@@ -412,7 +413,7 @@ count_heap(void)
 #endif
 }
 
-/* Measure the memory of a process with all cards: peers, context, topology and members. */
+/* Measure the memory of a process with all payloads: peers, context, topology and members. */
 static bool
 count_memory(const meeting_sim_shape *shape, const dd_meeting_end *end, meeting_sim_bill *bill)
 {
@@ -425,7 +426,7 @@ count_memory(const meeting_sim_shape *shape, const dd_meeting_end *end, meeting_
     bool is_made = CHECK(peers != NULL) && CHECK_OK(dd_engine_open(&options, &engine, check_err()));
     size_t before = count_heap();
     for (size_t rank = 0; rank < nranks && is_made; rank++) {
-        is_made = CHECK_OK(dd_engine_peer(engine, end->cards[rank], &peers[rank], check_err()));
+        is_made = CHECK_OK(dd_engine_peer(engine, end->payloads[rank], &peers[rank], check_err()));
     }
     sim_process process = {.is_linked = NULL};
     is_made =

@@ -12,7 +12,7 @@ struct run_team {
     void (*body)(run_member *self);
     run_member members[RUN_TEAM_MAX];
     pthread_t threads[RUN_TEAM_MAX];
-    dd_blob cards[RUN_TEAM_MAX];
+    dd_blob endpoints[RUN_TEAM_MAX];
     int arena_of[RUN_TEAM_MAX]; /* descriptor, by host */
     pthread_barrier_t barrier;
 };
@@ -123,20 +123,20 @@ open_engine(run_member *self)
         .timeout_ns = 10 * DD_NS_PER_S * check_slow(),
     };
     return CHECK_OK(dd_engine_open(&connect, &self->engine, check_err())) &&
-           CHECK_OK(dd_engine_card(self->engine, NULL, &self->team->cards[self->rank], check_err()));
+           CHECK_OK(dd_engine_endpoint(self->engine, NULL, &self->team->endpoints[self->rank], check_err()));
 }
 
-/* Return the card as a process on another host would see it. */
+/* Return the endpoint as a process on another host would see it. */
 static dd_status
-disguise(dd_bytes card, dd_blob *other, dd_error *err)
+disguise(dd_bytes endpoint, dd_blob *other, dd_error *err)
 {
-    dd_card decoded;
+    dd_endpoint decoded;
     dd_addr_list addrs;
-    dd_status status = dd_card_decode(card, &decoded, &addrs, err);
+    dd_status status = dd_endpoint_decode(endpoint, &decoded, &addrs, err);
     if (status == DD_OK) {
         decoded.host_id[0] ^= 1;
         decoded.has_unix = false;
-        status = dd_card_encode(&decoded, &addrs, other, err);
+        status = dd_endpoint_encode(&decoded, &addrs, other, err);
     }
     return status;
 }
@@ -147,14 +147,14 @@ find_peers(run_member *self)
     const int *host_of = self->team->options.host_of;
     bool is_good = true;
     for (int r = 0; r < self->team->options.nranks && is_good; r++) {
-        const dd_blob *blob = &self->team->cards[r];
-        dd_bytes card = dd_bytes_of(blob->data, blob->len);
+        const dd_blob *blob = &self->team->endpoints[r];
+        dd_bytes endpoint = dd_bytes_of(blob->data, blob->len);
         if (host_of[r] == host_of[self->rank]) {
-            is_good = CHECK_OK(dd_engine_peer(self->engine, card, &self->peers[r], check_err()));
+            is_good = CHECK_OK(dd_engine_peer(self->engine, endpoint, &self->peers[r], check_err()));
             continue;
         }
         dd_blob other = {0};
-        is_good = CHECK_OK(disguise(card, &other, check_err())) &&
+        is_good = CHECK_OK(disguise(endpoint, &other, check_err())) &&
                   CHECK_OK(dd_engine_peer(self->engine, dd_bytes_of(other.data, other.len), &self->peers[r],
                                           check_err()));
         dd_blob_fini(&other);
@@ -272,7 +272,7 @@ run_team_do(const run_team_options *options, void (*body)(run_member *self), voi
     }
     for (int r = 0; r < options->nranks; r++) {
         pthread_join(team.threads[r], NULL);
-        dd_blob_fini(&team.cards[r]);
+        dd_blob_fini(&team.endpoints[r]);
     }
     pthread_barrier_destroy(&team.barrier);
 }

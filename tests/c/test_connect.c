@@ -23,7 +23,7 @@
 /* ---- the part of a process that makes links */
 
 typedef struct node {
-    dd_card card;
+    dd_endpoint endpoint;
     dd_addr_list addrs;
     dd_connector *connector;
     dd_lock mu;
@@ -134,7 +134,7 @@ try_open_node(node *self, const dd_connect_options *options)
     *self = (node){0};
     dd_lock_init(&self->mu, DD_LOCK_TEST);
     dd_cond_init(&self->cond);
-    dd_status status = dd_card_init(&self->card, check_err());
+    dd_status status = dd_endpoint_init(&self->endpoint, check_err());
     dd_connect_handler handler = {.ctx = self,
                                   .may_accept = on_may_accept,
                                   .on_accept_failed = on_accept_failed,
@@ -143,7 +143,7 @@ try_open_node(node *self, const dd_connect_options *options)
                                   .on_dialled = on_dialled,
                                   .on_dial_failed = on_dial_failed};
     if (status == DD_OK) {
-        status = dd_connector_open(options, &self->card, NULL, &handler, &self->addrs, &self->connector,
+        status = dd_connector_open(options, &self->endpoint, NULL, &handler, &self->addrs, &self->connector,
                                    check_err());
     }
     return status;
@@ -190,8 +190,8 @@ static bool
 dial(node *from, const node *to, int lane)
 {
     int64_t deadline_ns = dd_deadline_after(5 * DD_NS_PER_S * check_slow());
-    return CHECK_OK(dd_connector_dial(from->connector, &to->card, &to->addrs, lane, DIAL_NUMBER, deadline_ns,
-                                      check_err()));
+    return CHECK_OK(dd_connector_dial(from->connector, &to->endpoint, &to->addrs, lane, DIAL_NUMBER,
+                                      deadline_ns, check_err()));
 }
 
 /* Return true if the two links are the ends of one connection. */
@@ -222,8 +222,8 @@ check_links(const dd_connect_options *options)
     node b;
     REQUIRE(open_node(&a, options) && open_node(&b, options));
     REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
-    CHECK(memcmp(&a.peers[0], &b.card.uid, sizeof(dd_uid)) == 0);
-    CHECK(memcmp(&b.peers[0], &a.card.uid, sizeof(dd_uid)) == 0);
+    CHECK(memcmp(&a.peers[0], &b.endpoint.uid, sizeof(dd_uid)) == 0);
+    CHECK(memcmp(&b.peers[0], &a.endpoint.uid, sizeof(dd_uid)) == 0);
     CHECK_INT(a.links[0]->is_shared_memory, !options->is_shm_disabled);
     CHECK(are_ends(a.links[0], b.links[0]) && are_ends(b.links[0], a.links[0]));
     /* Further lanes use TCP. */
@@ -235,7 +235,7 @@ check_links(const dd_connect_options *options)
     CHECK(are_ends(b.links[1], a.links[1]));
     CHECK_INT(b.nasked, 1);
     dd_error err;
-    CHECK_STATUS(dd_connector_dial(a.connector, &b.card, &b.addrs, 2, DIAL_NUMBER, DD_NEVER_NS, &err),
+    CHECK_STATUS(dd_connector_dial(a.connector, &b.endpoint, &b.addrs, 2, DIAL_NUMBER, DD_NEVER_NS, &err),
                  DD_INVALID_ARGUMENT);
     close_node(&a);
     close_node(&b);
@@ -274,7 +274,7 @@ TEST(wildcard_listens_on_all_addresses)
     node a;
     node b;
     REQUIRE(open_node(&a, &options) && open_node(&b, &options));
-    CHECK(b.addrs.count > 0 && !b.card.has_unix);
+    CHECK(b.addrs.count > 0 && !b.endpoint.has_unix);
     REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(are_ends(a.links[0], b.links[0]));
     close_node(&a);
@@ -328,7 +328,8 @@ TEST(a_peer_that_stays_busy_is_a_timeout)
     REQUIRE(open_node(&a, &options) && open_node(&b, &options));
     b.nrefusals = 1000000;
     int64_t deadline_ns = dd_deadline_after(500 * DD_NS_PER_MS * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &b.addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
+    REQUIRE_OK(
+        dd_connector_dial(a.connector, &b.endpoint, &b.addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
     REQUIRE(await(&a, 0, 1));
     CHECK_INT(a.error.code, DD_NETWORK_TIMED_OUT);
     CHECK_CONTAINS(a.error.message, "busy");
@@ -350,14 +351,14 @@ TEST(many_dials_at_once_wait_their_turn)
     addr.storage.ss_family = AF_INET;
     ((struct sockaddr_in *)&addr.storage)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     REQUIRE_OK(dd_sock_listen(&addr, &silent, check_err()));
-    dd_card card;
-    REQUIRE_OK(dd_card_init(&card, check_err()));
+    dd_endpoint endpoint;
+    REQUIRE_OK(dd_endpoint_init(&endpoint, check_err()));
     dd_addr_list addrs = {.items = {dd_sock_local_addr(silent)}, .count = 1};
     int64_t deadline_ns = dd_deadline_after(300 * DD_NS_PER_MS * check_slow());
     for (int i = 0; i < COUNT; i++) {
-        card.uid.bytes[0] = (uint8_t)i;
+        endpoint.uid.bytes[0] = (uint8_t)i;
         REQUIRE_OK(
-            dd_connector_dial(hub->connector, &card, &addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
+            dd_connector_dial(hub->connector, &endpoint, &addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
     }
     REQUIRE(await(hub, 0, COUNT));
     CHECK_INT(hub->error.code, DD_NETWORK_TIMED_OUT);
@@ -429,7 +430,8 @@ verdict_on(size_t changed_byte, uint8_t bits)
         return CONNECT_VERDICT_COUNT;
     }
     dd_noise noise;
-    connect_hello hello = {.from = a.card.uid, .to = b.card.uid, .has_secret = true, .is_sealed = true};
+    connect_hello hello = {
+        .from = a.endpoint.uid, .to = b.endpoint.uid, .has_secret = true, .is_sealed = true};
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
     uint8_t bytes[CONNECT_ANSWER_BYTES];
     int fd = -1;
@@ -464,7 +466,7 @@ TEST(another_process_at_the_address)
         node a;
         node b;
         REQUIRE(open_node(&a, &options) && open_node(&b, &options));
-        dd_card old = b.card;
+        dd_endpoint old = b.endpoint;
         old.uid.bytes[3] ^= 1;
         int64_t deadline_ns = dd_deadline_after(3 * DD_NS_PER_S * check_slow());
         REQUIRE_OK(dd_connector_dial(a.connector, &old, &b.addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
@@ -494,13 +496,13 @@ TEST(dialling_an_exited_process_fails)
     CHECK_CONTAINS(a.error.message, "127.0.0.1:");
     CHECK_CONTAINS(a.error.message, "refused");
     b.addrs.count = 0;
-    b.card.has_unix = false;
+    b.endpoint.has_unix = false;
     REQUIRE(dial(&a, &b, 0) && await(&a, 0, 2));
     CHECK_CONTAINS(a.error.message, "no address");
     close_node(&a);
 }
 
-/* The card has a Unix socket, but there is none: the dial uses TCP and logs a message. */
+/* The endpoint has a Unix socket, but there is none: the dial uses TCP and logs a message. */
 TEST(falls_back_to_tcp)
 {
     dd_log_set_level(DD_LOG_INFO);
@@ -510,7 +512,7 @@ TEST(falls_back_to_tcp)
     node a;
     node b;
     REQUIRE(open_node(&a, &options) && open_node(&b, &without));
-    b.card.has_unix = true;
+    b.endpoint.has_unix = true;
     REQUIRE(dial(&a, &b, 0));
     REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(!a.links[0]->is_shared_memory);
@@ -545,7 +547,7 @@ TEST(unreachable_addresses_before_a_reachable_one)
     dd_addr_list_add(&addrs, &silent_addr);
     dd_addr_list_add(&addrs, &b.addrs.items[0]);
     int64_t deadline_ns = dd_deadline_after(8 * DD_NS_PER_S * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &b.endpoint, &addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
     REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(are_ends(a.links[0], b.links[0]));
     dd_sock_close(silent);
@@ -597,7 +599,7 @@ TEST(garbage_to_the_port)
     dd_sock_close(fd);
     unsigned seed = 1;
     for (int round = 0; round < 300; round++) {
-        connect_hello hello = {.from = a.card.uid, .to = b.card.uid, .has_secret = true};
+        connect_hello hello = {.from = a.endpoint.uid, .to = b.endpoint.uid, .has_secret = true};
         REQUIRE_OK(connect_hello_write(&hello, check_err()));
         /* A hello with some wrong bytes, and an invalid proof. */
         for (int i = 0; i < round % 4; i++) {
@@ -622,7 +624,7 @@ TEST(hello_of_another_version)
     dd_connect_options options = default_options();
     node b;
     REQUIRE(open_node(&b, &options));
-    connect_hello hello = {.to = b.card.uid};
+    connect_hello hello = {.to = b.endpoint.uid};
     REQUIRE_OK(connect_hello_write(&hello, check_err()));
     hello.bytes[4] = 7;
     int fd = connect_raw(&b);
@@ -633,7 +635,7 @@ TEST(hello_of_another_version)
     connect_answer answer;
     REQUIRE(connect_answer_read(bytes, &answer));
     CHECK_INT(answer.verdict, CONNECT_OTHER_VERSION);
-    CHECK_INT(answer.version, DD_CARD_VERSION);
+    CHECK_INT(answer.version, DD_ENDPOINT_VERSION);
     dd_sock_close(fd);
     close_node(&b);
 }
@@ -651,11 +653,12 @@ TEST(answer_of_another_version)
     addr.storage.ss_family = AF_INET;
     ((struct sockaddr_in *)&addr.storage)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
-    dd_card card;
-    REQUIRE_OK(dd_card_init(&card, check_err()));
+    dd_endpoint endpoint;
+    REQUIRE_OK(dd_endpoint_init(&endpoint, check_err()));
     dd_addr_list addrs = {.items = {dd_sock_local_addr(listener)}, .count = 1};
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &card, &addrs, 0, DIAL_NUMBER, wait.deadline_ns, check_err()));
+    REQUIRE_OK(
+        dd_connector_dial(a.connector, &endpoint, &addrs, 0, DIAL_NUMBER, wait.deadline_ns, check_err()));
     REQUIRE_OK(dd_sock_wait(listener, POLLIN, &wait, check_err()));
     REQUIRE(dd_sock_try_accept(listener, &fd) == DD_IO_OK);
     uint8_t bytes[CONNECT_HELLO_BYTES];
@@ -691,7 +694,8 @@ TEST(silent_connections_do_not_keep_others_out)
         CHECK(i % 2 == 0 || write(fds[i], "DDlh", 4) == 4);
     }
     int64_t deadline_ns = dd_deadline_after(6 * DD_NS_PER_S * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &b.addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
+    REQUIRE_OK(
+        dd_connector_dial(a.connector, &b.endpoint, &b.addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
     REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
     close_node(&b);
     for (int i = 0; i < COUNT; i++) {
@@ -744,13 +748,14 @@ TEST(peers_that_stop_after_their_hello_do_not_keep_others_out)
     REQUIRE(open_node(&a, &options) && open_node(&b, &options));
     int fds[COUNT];
     for (int i = 0; i < COUNT; i++) {
-        connect_hello hello = {.from = a.card.uid, .to = b.card.uid, .has_secret = true};
+        connect_hello hello = {.from = a.endpoint.uid, .to = b.endpoint.uid, .has_secret = true};
         REQUIRE_OK(connect_hello_write(&hello, check_err()));
         fds[i] = connect_raw(&b);
         CHECK(write(fds[i], hello.bytes, CONNECT_HELLO_BYTES) == CONNECT_HELLO_BYTES);
     }
     int64_t deadline_ns = dd_deadline_after(8 * DD_NS_PER_S * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &b.addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
+    REQUIRE_OK(
+        dd_connector_dial(a.connector, &b.endpoint, &b.addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
     REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
     for (int i = 0; i < COUNT; i++) {
         dd_sock_close(fds[i]);
@@ -786,12 +791,12 @@ TEST(closed_before_the_answer_is_tried_again)
     dd_addr addr = a.addrs.items[0];
     dd_addr_set_port(&addr, 0);
     REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
-    dd_card card;
-    REQUIRE_OK(dd_card_init(&card, check_err()));
+    dd_endpoint endpoint;
+    REQUIRE_OK(dd_endpoint_init(&endpoint, check_err()));
     dd_addr_list addrs = {.items = {dd_sock_local_addr(listener)}, .count = 1};
     pthread_t closer;
     REQUIRE_OK(dd_thread_start(&closer, "closer", close_three_times, &listener, check_err()));
-    REQUIRE_OK(dd_connector_dial(a.connector, &card, &addrs, 0, DIAL_NUMBER, DD_NEVER_NS, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &endpoint, &addrs, 0, DIAL_NUMBER, DD_NEVER_NS, check_err()));
     CHECK(await(&a, 0, 1));
     pthread_join(closer, NULL);
     CHECK_INT(a.error.code, DD_NETWORK);
@@ -897,8 +902,8 @@ TEST(loopback_first_and_more_later)
     in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     node self = {0};
     dd_connect_handler handler = {.ctx = &self};
-    REQUIRE_OK(dd_card_init(&self.card, check_err()));
-    REQUIRE_OK(dd_connector_open(&options, &self.card, &loopback, &handler, &self.addrs, &self.connector,
+    REQUIRE_OK(dd_endpoint_init(&self.endpoint, check_err()));
+    REQUIRE_OK(dd_connector_open(&options, &self.endpoint, &loopback, &handler, &self.addrs, &self.connector,
                                  check_err()));
     REQUIRE(CHECK_INT(self.addrs.count, 1));
     dd_addr only = self.addrs.items[0];
@@ -986,10 +991,10 @@ TEST(close_while_dialling_the_silent)
     dd_addr addr = a.addrs.items[0];
     dd_addr_set_port(&addr, 0);
     REQUIRE_OK(dd_sock_listen(&addr, &silent, check_err()));
-    dd_card card;
-    REQUIRE_OK(dd_card_init(&card, check_err()));
+    dd_endpoint endpoint;
+    REQUIRE_OK(dd_endpoint_init(&endpoint, check_err()));
     dd_addr_list addrs = {.items = {dd_sock_local_addr(silent)}, .count = 1};
-    REQUIRE_OK(dd_connector_dial(a.connector, &card, &addrs, 0, DIAL_NUMBER, DD_NEVER_NS, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &endpoint, &addrs, 0, DIAL_NUMBER, DD_NEVER_NS, check_err()));
     usleep(20000);
     int64_t began_ns = dd_clock_now_ns();
     close_node(&a);
@@ -1008,7 +1013,7 @@ TEST(close_in_a_forked_child)
     pid_t pid = fork();
     if (pid == 0) {
         CHECK_STATUS(
-            dd_connector_dial(a.connector, &b.card, &b.addrs, 0, DIAL_NUMBER, DD_NEVER_NS, check_err()),
+            dd_connector_dial(a.connector, &b.endpoint, &b.addrs, 0, DIAL_NUMBER, DD_NEVER_NS, check_err()),
             DD_FORKED);
         dd_connector_close(a.connector);
         dd_connector_close(b.connector);
@@ -1050,7 +1055,7 @@ TEST(no_welcome_is_sent_without_memory_for_the_link)
     options.is_shm_disabled = true;
     node b;
     REQUIRE(open_node(&b, &options));
-    connect_hello hello = {.to = b.card.uid};
+    connect_hello hello = {.to = b.endpoint.uid};
     REQUIRE_OK(connect_hello_write(&hello, check_err()));
     (void)dd_mem_fail_after(1); /* there is memory for the connection, but not for its link */
     int fd = connect_raw(&b);

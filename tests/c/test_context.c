@@ -528,7 +528,7 @@ TEST_BOTH(groups_aborted_before_they_open_leave_nothing)
     }
     rig_drive(&rig, 5 * DD_NS_PER_MS);
     dd_engine_lock(rig.ranks[1].engine);
-    dd_peer *peer = engine_find_peer(rig.ranks[1].engine, &dd_peer_card(rig.ranks[1].peers[0])->uid);
+    dd_peer *peer = engine_find_peer(rig.ranks[1].engine, &dd_peer_endpoint(rig.ranks[1].peers[0])->uid);
     CHECK(peer->nheld <= 64);
     dd_engine_unlock(rig.ranks[1].engine);
     /* fewer if sockets of the handshake were still open at the first count */

@@ -146,26 +146,26 @@ TEST_BOTH(answers_that_were_read_do_not_count)
 /* ---- another process */
 
 static void
-write_card(int fd, dd_engine *engine)
+write_endpoint(int fd, dd_engine *engine)
 {
-    dd_blob card = {0};
-    CHECK_OK(dd_engine_card(engine, NULL, &card, check_err()));
-    CHECK(write(fd, &card.len, sizeof card.len) == sizeof card.len);
-    CHECK(write(fd, card.data, card.len) == (ssize_t)card.len);
-    dd_blob_fini(&card);
+    dd_blob endpoint = {0};
+    CHECK_OK(dd_engine_endpoint(engine, NULL, &endpoint, check_err()));
+    CHECK(write(fd, &endpoint.len, sizeof endpoint.len) == sizeof endpoint.len);
+    CHECK(write(fd, endpoint.data, endpoint.len) == (ssize_t)endpoint.len);
+    dd_blob_fini(&endpoint);
 }
 
 static bool
-read_card(int fd, dd_blob *card)
+read_endpoint(int fd, dd_blob *endpoint)
 {
     uint8_t bytes[4096];
     size_t len = 0;
     return CHECK(read(fd, &len, sizeof len) == sizeof len) && CHECK(len <= sizeof bytes) &&
            CHECK(read(fd, bytes, len) == (ssize_t)len) &&
-           CHECK_OK(dd_blob_assign(card, dd_bytes_of(bytes, len), check_err()));
+           CHECK_OK(dd_blob_assign(endpoint, dd_bytes_of(bytes, len), check_err()));
 }
 
-/* Open rank `rank` of two, with the other rank's card from a pipe. */
+/* Open rank `rank` of two, with the other rank's endpoint from a pipe. */
 static bool
 open_half(rig_group *rig, int rank, bool is_shm, int in, int out)
 {
@@ -177,13 +177,13 @@ open_half(rig_group *rig, int rank, bool is_shm, int in, int out)
     if (!CHECK_OK(dd_engine_open(&options, &own->engine, check_err()))) {
         return false;
     }
-    write_card(out, own->engine);
-    if (!read_card(in, &other)) {
+    write_endpoint(out, own->engine);
+    if (!read_endpoint(in, &other)) {
         return false;
     }
     dd_blob self = {0};
     bool is_ok =
-        CHECK_OK(dd_engine_card(own->engine, NULL, &self, check_err())) &&
+        CHECK_OK(dd_engine_endpoint(own->engine, NULL, &self, check_err())) &&
         CHECK_OK(dd_engine_peer(own->engine, dd_blob_view(&self), &own->peers[rank], check_err())) &&
         CHECK_OK(dd_engine_peer(own->engine, dd_blob_view(&other), &own->peers[1 - rank], check_err())) &&
         rig_open_context(rig, rank);
@@ -624,14 +624,14 @@ TEST(peers_without_messages_use_little_memory)
     CHECK(sizeof(dd_peer) <= 700);
 }
 
-/* ---- processes whose cards are not known */
+/* ---- processes whose endpoints are not known */
 
-/* Connect with a hello, as a process with the card does. Return the link, or -1 and the verdict. */
+/* Connect with a hello, as a process with the endpoint does. Return the link, or -1 and the verdict. */
 static int
 dial_unknown(const dd_card *card, const dd_addr_list *addrs, uint8_t *verdict)
 {
     dd_wait wait = dd_wait_after(8 * DD_NS_PER_S * check_slow());
-    connect_hello hello = {.to = card->uid};
+    connect_hello hello = {.to = endpoint->uid};
     uint8_t answer[CONNECT_ANSWER_BYTES];
     int fd = -1;
     bool is_answered = CHECK_OK(dd_auth_random(&hello.from, sizeof hello.from, check_err())) &&
@@ -648,13 +648,13 @@ dial_unknown(const dd_card *card, const dd_addr_list *addrs, uint8_t *verdict)
 }
 
 static dd_peer *
-show_card(dd_engine *to, dd_engine *of)
+add_peer_of(dd_engine *to, dd_engine *of)
 {
-    dd_blob card = {0};
+    dd_blob endpoint = {0};
     dd_peer *peer = NULL;
-    CHECK_OK(dd_engine_card(of, NULL, &card, check_err()));
-    CHECK_OK(dd_engine_peer(to, dd_blob_view(&card), &peer, check_err()));
-    dd_blob_fini(&card);
+    CHECK_OK(dd_engine_endpoint(of, NULL, &endpoint, check_err()));
+    CHECK_OK(dd_engine_peer(to, dd_blob_view(&endpoint), &peer, check_err()));
+    dd_blob_fini(&endpoint);
     return peer;
 }
 
@@ -680,7 +680,7 @@ connect_to(dd_engine *engine, dd_peer *peer)
     dd_engine_unlock(engine);
 }
 
-/* Without a secret, unknown processes that know the card can connect. Their number is limited, they
+/* Without a secret, unknown processes that know the endpoint can connect. Their number is limited, they
  * do not keep out known processes, and their links close when the meeting ends. */
 TEST(links_of_unknown_processes_are_limited_and_closed)
 {
@@ -694,9 +694,9 @@ TEST(links_of_unknown_processes_are_limited_and_closed)
     dd_peer *known[ENGINES] = {0};
     dd_peer *first[ENGINES] = {0};
     for (int i = 1; i < ENGINES; i++) {
-        first[i] = show_card(engines[i], engines[0]);
+        first[i] = add_peer_of(engines[i], engines[0]);
     }
-    known[1] = show_card(engines[0], engines[1]);
+    known[1] = add_peer_of(engines[0], engines[1]);
     dd_engine_lock(engines[1]);
     dd_addr_list addrs = dd_peer_addrs_locked(first[1]);
     dd_engine_unlock(engines[1]);
@@ -712,11 +712,11 @@ TEST(links_of_unknown_processes_are_limited_and_closed)
     connect_to(engines[1], first[1]);
     CHECK(await_connected(engines[1], first[1]));
     dd_blob unread = {0};
-    REQUIRE_OK(dd_engine_card(engines[2], NULL, &unread, check_err()));
+    REQUIRE_OK(dd_engine_endpoint(engines[2], NULL, &unread, check_err()));
     dd_blob_fini(&unread);
     connect_to(engines[2], first[2]);
     usleep(20000); /* usually enough to receive BUSY; the test is correct either way */
-    known[2] = show_card(engines[0], engines[2]);
+    known[2] = add_peer_of(engines[0], engines[2]);
     CHECK(await_connected(engines[2], first[2]));
     dd_engine_end_meeting(engines[0]);
     dd_wait wait = dd_wait_after(8 * DD_NS_PER_S * check_slow());
@@ -814,13 +814,13 @@ TEST(out_of_memory_when_opening)
         dd_engine *engine = NULL;
         (void)dd_mem_fail_after(count);
         dd_status status = dd_engine_open(&options, &engine, check_err());
-        dd_blob card = {0};
+        dd_blob endpoint = {0};
         if (status == DD_OK) {
-            status = dd_engine_card(engine, NULL, &card, check_err());
+            status = dd_engine_endpoint(engine, NULL, &endpoint, check_err());
         }
         (void)dd_mem_fail_after(-1);
         CHECK(status == DD_OK || status == DD_OUT_OF_MEMORY);
-        dd_blob_fini(&card);
+        dd_blob_fini(&endpoint);
         dd_engine_release(engine);
     }
 }
@@ -1061,7 +1061,7 @@ TEST(interrupting_callers_may_wait)
     rig_close(&rig);
 }
 
-/* ---- creation of the card */
+/* ---- creation of the endpoint */
 
 typedef struct kicker {
     dd_engine *engine;
@@ -1091,7 +1091,7 @@ kick(void *arg)
 }
 
 /* For ThreadSanitizer: a process that has sent only to itself starts its background thread. */
-TEST(the_first_card_is_made_while_another_thread_kicks)
+TEST(first_endpoint_is_made_while_another_thread_kicks)
 {
     dd_connect_options options = rig_options(true, 1);
     kicker self = {
@@ -1106,13 +1106,13 @@ TEST(the_first_card_is_made_while_another_thread_kicks)
     while (atomic_load_explicit(&self.nkicks, memory_order_relaxed) < 10) {
         usleep(100);
     }
-    dd_blob card = {0};
-    CHECK_OK(dd_engine_card(self.engine, NULL, &card, check_err()));
+    dd_blob endpoint = {0};
+    CHECK_OK(dd_engine_endpoint(self.engine, NULL, &endpoint, check_err()));
     atomic_store(&self.is_over, true);
     dd_thread_join(thread);
     dd_engine_lock(self.engine);
     dd_engine_remove_task_locked(self.engine, &self.task);
     dd_engine_unlock(self.engine);
-    dd_blob_fini(&card);
+    dd_blob_fini(&endpoint);
     dd_engine_release(self.engine);
 }

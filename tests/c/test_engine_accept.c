@@ -75,8 +75,8 @@ TEST(dials_that_cross_make_one_link_over_tcp)
 
 typedef struct victim {
     dd_engine *engine;
-    dd_card own;  /* the engine's card */
-    dd_card card; /* the card of the process that dies; no process uses it */
+    dd_endpoint own;      /* the engine's endpoint */
+    dd_endpoint endpoint; /* the endpoint of the process that dies; no process uses it */
     dd_peer *peer;
     int fd;
 } victim;
@@ -88,12 +88,12 @@ open_victim(victim *self)
     dd_blob bytes = {0};
     *self = (victim){.fd = -1};
     bool is_ok = CHECK_OK(dd_engine_open(&options, &self->engine, check_err())) &&
-                 CHECK_OK(dd_engine_card(self->engine, NULL, &bytes, check_err())) &&
-                 CHECK_OK(dd_card_decode(dd_blob_view(&bytes), &self->own, NULL, check_err())) &&
-                 CHECK_OK(dd_card_init(&self->card, check_err()));
+                 CHECK_OK(dd_engine_endpoint(self->engine, NULL, &bytes, check_err())) &&
+                 CHECK_OK(dd_endpoint_decode(dd_blob_view(&bytes), &self->own, NULL, check_err())) &&
+                 CHECK_OK(dd_endpoint_init(&self->endpoint, check_err()));
     const dd_addr_list nowhere = {.count = 0};
-    self->card.has_unix = true;
-    is_ok = is_ok && CHECK_OK(dd_card_encode(&self->card, &nowhere, &bytes, check_err())) &&
+    self->endpoint.has_unix = true;
+    is_ok = is_ok && CHECK_OK(dd_endpoint_encode(&self->endpoint, &nowhere, &bytes, check_err())) &&
             CHECK_OK(dd_engine_peer(self->engine, dd_blob_view(&bytes), &self->peer, check_err()));
     dd_blob_fini(&bytes);
     return is_ok;
@@ -104,8 +104,8 @@ static bool
 begin_hand_shake(victim *self)
 {
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
-    dd_addr addr = dd_card_unix_addr(&self->own);
-    connect_hello hello = {.from = self->card.uid, .to = self->own.uid};
+    dd_addr addr = dd_endpoint_unix_addr(&self->own);
+    connect_hello hello = {.from = self->endpoint.uid, .to = self->own.uid};
     uint8_t answer[CONNECT_ANSWER_BYTES];
     uint8_t verdict = 0;
     return CHECK_OK(dd_sock_connect(&addr, &self->fd, &wait, check_err())) &&
@@ -200,17 +200,17 @@ TEST(a_dial_to_a_process_that_does_not_accept_fails)
     victim self;
     int listener = -1;
     REQUIRE(open_victim(&self));
-    dd_addr addr = dd_card_unix_addr(&self.card); /* nothing accepts at this address */
+    dd_addr addr = dd_endpoint_unix_addr(&self.endpoint); /* nothing accepts at this address */
     REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
-    CHECK(!engine_wants_dial(self.engine, &self.card.uid, self.peer->dial, true));
+    CHECK(!engine_wants_dial(self.engine, &self.endpoint.uid, self.peer->dial, true));
     dd_engine_lock(self.engine);
     dd_peer_connect_locked(self.peer);
     dd_engine_unlock(self.engine);
-    CHECK(engine_wants_dial(self.engine, &self.card.uid, self.peer->dial, true));
+    CHECK(engine_wants_dial(self.engine, &self.endpoint.uid, self.peer->dial, true));
     dd_connector *connector = self.engine->connector;
     atomic_store(&connector->failing_since_ns, 1);
     atomic_store(&connector->accept_errno, EMFILE);
-    CHECK(!engine_wants_dial(self.engine, &self.card.uid, self.peer->dial, true));
+    CHECK(!engine_wants_dial(self.engine, &self.endpoint.uid, self.peer->dial, true));
     CHECK(is_lost_soon(&self));
     dd_engine_lock(self.engine);
     CHECK_CONTAINS(dd_peer_error_locked(self.peer)->message, "cannot accept the connections of other ranks");
@@ -261,7 +261,7 @@ accept_link_without_resources(bool is_linked, bool is_memory)
     static const dd_sys_fault fault = {.call = DD_SYS_epoll_ctl, .error_number = ENOSPC};
     REQUIRE(open_victim(&self));
     if (is_linked) {
-        engine_on_accepted(self.engine, &self.card.uid, 0, make_link(&ends[0]));
+        engine_on_accepted(self.engine, &self.endpoint.uid, 0, make_link(&ends[0]));
         CHECK_INT(count_lanes(&self), 1);
     }
     dd_link *link = make_link(&ends[1]);
@@ -270,7 +270,7 @@ accept_link_without_resources(bool is_linked, bool is_memory)
     } else {
         dd_sys_fail_call(&fault);
     }
-    engine_on_accepted(self.engine, &self.card.uid, is_linked ? 1 : 0, link);
+    engine_on_accepted(self.engine, &self.endpoint.uid, is_linked ? 1 : 0, link);
     dd_mem_fail_after(-1);
     dd_sys_fail_call(NULL);
     CHECK(is_closed(ends[1]));
@@ -306,7 +306,7 @@ static dd_peer *
 find_peer(victim *self)
 {
     dd_engine_lock(self->engine);
-    dd_peer *peer = engine_find_peer(self->engine, &self->card.uid);
+    dd_peer *peer = engine_find_peer(self->engine, &self->endpoint.uid);
     dd_engine_unlock(self->engine);
     return peer;
 }
@@ -321,15 +321,15 @@ TEST(a_link_after_the_loss_of_its_peer_belongs_to_the_next_peer)
         dd_error_set(&error, DD_NETWORK, "no way");
         REQUIRE(open_victim(&self));
         dd_engine_lock(self.engine);
-        self.peer->card.has_unix = false; /* else the process counts as dead */
+        self.peer->endpoint.has_unix = false; /* else the process counts as dead */
         peer_break(self.peer, &error);
         engine_wake(self.engine);
         dd_engine_unlock(self.engine);
         CHECK(is_lost_soon(&self));
         if (is_dialled) {
-            engine_on_dialled(self.engine, &self.card.uid, 0, 1, make_link(&end));
+            engine_on_dialled(self.engine, &self.endpoint.uid, 0, 1, make_link(&end));
         } else {
-            engine_on_accepted(self.engine, &self.card.uid, 0, make_link(&end));
+            engine_on_accepted(self.engine, &self.endpoint.uid, 0, make_link(&end));
         }
         dd_peer *next = find_peer(&self);
         CHECK(next != NULL && next != self.peer && !is_closed(end));
@@ -350,16 +350,16 @@ TEST(the_end_of_an_earlier_dial_does_no_harm)
     dd_error_set(&error, DD_NETWORK, "no way");
     REQUIRE(open_victim(&self));
     /* connections to this address are never accepted */
-    dd_addr addr = dd_card_unix_addr(&self.card);
+    dd_addr addr = dd_endpoint_unix_addr(&self.endpoint);
     REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
     dd_engine_lock(self.engine);
     dd_peer_connect_locked(self.peer);
     uint64_t dial = self.peer->dial;
     dd_engine_unlock(self.engine);
-    CHECK(!engine_wants_dial(self.engine, &self.card.uid, dial - 1, false));
-    engine_on_dial_failed(self.engine, &self.card.uid, 0, dial - 1, &error);
-    CHECK(engine_wants_dial(self.engine, &self.card.uid, dial, false));
-    engine_on_dial_failed(self.engine, &self.card.uid, 0, dial, &error);
+    CHECK(!engine_wants_dial(self.engine, &self.endpoint.uid, dial - 1, false));
+    engine_on_dial_failed(self.engine, &self.endpoint.uid, 0, dial - 1, &error);
+    CHECK(engine_wants_dial(self.engine, &self.endpoint.uid, dial, false));
+    engine_on_dial_failed(self.engine, &self.endpoint.uid, 0, dial, &error);
     CHECK(is_lost_soon(&self));
     CHECK_INT(self.peer->dial, 0);
     dd_sock_close(listener);
@@ -394,8 +394,8 @@ TEST(a_lane_that_could_not_be_dialled_is_not_waited_for)
     dd_error_set(&error, DD_NETWORK, "no way");
     REQUIRE(open_victim(&self));
     self.peer->ndialling = 1;
-    engine_on_dial_failed(self.engine, &self.card.uid, 1, 0, &error);
-    engine_on_dial_failed(self.engine, &self.card.uid, 1, 0, &error);
+    engine_on_dial_failed(self.engine, &self.endpoint.uid, 1, 0, &error);
+    engine_on_dial_failed(self.engine, &self.endpoint.uid, 1, 0, &error);
     CHECK_INT(self.peer->ndialling, 0);
     CHECK(dd_peer_error_locked(self.peer) == NULL);
     dd_peer_release(self.peer);
@@ -405,11 +405,11 @@ TEST(a_lane_that_could_not_be_dialled_is_not_waited_for)
 /* ---- a link that is lost before a group here knows its peer */
 
 static bool
-open_engine(dd_engine **engine, dd_blob *card)
+open_engine(dd_engine **engine, dd_blob *endpoint)
 {
     dd_connect_options options = rig_options(false, 1);
     return CHECK_OK(dd_engine_open(&options, engine, check_err())) &&
-           CHECK_OK(dd_engine_card(*engine, NULL, card, check_err()));
+           CHECK_OK(dd_engine_endpoint(*engine, NULL, endpoint, check_err()));
 }
 
 static bool
@@ -429,10 +429,10 @@ TEST(a_local_error_on_a_link_of_an_unknown_peer_is_remembered)
 {
     dd_engine *engines[2];
     dd_peer *peer = NULL;
-    dd_blob cards[2] = {{0}};
-    REQUIRE(open_engine(&engines[0], &cards[0]) && open_engine(&engines[1], &cards[1]));
+    dd_blob endpoints[2] = {{0}};
+    REQUIRE(open_engine(&engines[0], &endpoints[0]) && open_engine(&engines[1], &endpoints[1]));
     dd_engine_begin_meeting(engines[0]);
-    REQUIRE_OK(dd_engine_peer(engines[1], dd_blob_view(&cards[0]), &peer, check_err()));
+    REQUIRE_OK(dd_engine_peer(engines[1], dd_blob_view(&endpoints[0]), &peer, check_err()));
     dd_engine_lock(engines[1]);
     dd_peer_connect_locked(peer);
     dd_engine_unlock(engines[1]);
@@ -449,6 +449,6 @@ TEST(a_local_error_on_a_link_of_an_unknown_peer_is_remembered)
     dd_peer_release(peer);
     for (int i = 0; i < 2; i++) {
         dd_engine_release(engines[i]);
-        dd_blob_fini(&cards[i]);
+        dd_blob_fini(&endpoints[i]);
     }
 }

@@ -14,26 +14,27 @@
 
 #define NEW_GROUP UINT64_C(78)
 
-/* Encode the card of a rank, without addresses unless `is_reachable`: a dial to it then fails, as
+/* Encode the endpoint of a rank, without addresses unless `is_reachable`: a dial to it then fails, as
  * in a cut network. */
 static bool
-get_card(rig_group *rig, int rank, bool is_reachable, dd_blob *bytes)
+get_endpoint(rig_group *rig, int rank, bool is_reachable, dd_blob *bytes)
 {
     const dd_addr_list nowhere = {.count = 0};
-    dd_card card;
-    return CHECK_OK(dd_engine_card(rig->ranks[rank].engine, NULL, bytes, check_err())) &&
+    dd_endpoint endpoint;
+    return CHECK_OK(dd_engine_endpoint(rig->ranks[rank].engine, NULL, bytes, check_err())) &&
            (is_reachable ||
-            (CHECK_OK(dd_card_decode(dd_blob_view(bytes), &card, NULL, check_err())) &&
-             (card.has_unix = false, true) && CHECK_OK(dd_card_encode(&card, &nowhere, bytes, check_err()))));
+            (CHECK_OK(dd_endpoint_decode(dd_blob_view(bytes), &endpoint, NULL, check_err())) &&
+             (endpoint.has_unix = false, true) &&
+             CHECK_OK(dd_endpoint_encode(&endpoint, &nowhere, bytes, check_err()))));
 }
 
-/* Pass the card of `other` to the engine of `rank`, as a meeting does. */
+/* Pass the endpoint of `other` to the engine of `rank`, as a meeting does. */
 static dd_peer *
 meet(rig_group *rig, int rank, int other, bool is_reachable)
 {
     dd_blob bytes = {0};
     dd_peer *peer = NULL;
-    if (get_card(rig, other, is_reachable, &bytes)) {
+    if (get_endpoint(rig, other, is_reachable, &bytes)) {
         CHECK_OK(dd_engine_peer(rig->ranks[rank].engine, dd_blob_view(&bytes), &peer, check_err()));
     }
     dd_blob_fini(&bytes);
@@ -264,19 +265,19 @@ TEST(a_peer_that_is_about_to_be_lost_is_replaced)
     dd_error cut;
     (void)dd_error_set(&cut, DD_PEER_LOST, "cannot receive by TCP: Connection timed out");
     dd_blob bytes = {0};
-    REQUIRE(get_card(&rig, 1, true, &bytes));
-    dd_card card;
-    REQUIRE_OK(dd_card_decode(dd_blob_view(&bytes), &card, NULL, check_err()));
+    REQUIRE(get_endpoint(&rig, 1, true, &bytes));
+    dd_endpoint endpoint;
+    REQUIRE_OK(dd_endpoint_decode(dd_blob_view(&bytes), &endpoint, NULL, check_err()));
     dd_engine *engine = rig.ranks[0].engine;
     dd_peer *next = rig.ranks[0].peers[1];
     dd_engine_lock(engine);
     peer_break(next, &cut);
     CHECK_OK(peer_replace(&next, check_err()));
-    CHECK(next != rig.ranks[0].peers[1] && engine_find_peer(engine, &card.uid) == next);
+    CHECK(next != rig.ranks[0].peers[1] && engine_find_peer(engine, &endpoint.uid) == next);
     dd_engine_unlock(engine);
     CHECK(rig_wait_count(&rig, 0, &rig.ranks[0].news.nlosts, 1));
     dd_engine_lock(engine);
-    CHECK(engine_find_peer(engine, &card.uid) == next && dd_peer_error_locked(next) == NULL);
+    CHECK(engine_find_peer(engine, &endpoint.uid) == next && dd_peer_error_locked(next) == NULL);
     dd_engine_unlock(engine);
     dd_blob_fini(&bytes);
     rig_close(&rig);
@@ -284,19 +285,19 @@ TEST(a_peer_that_is_about_to_be_lost_is_replaced)
 
 /* ---- earlier dials */
 
-/* Encode the card of rank 1 with the address of a listener that never answers. */
+/* Encode the endpoint of rank 1 with the address of a listener that never answers. */
 static bool
-get_silent_card(rig_group *rig, int *listener, dd_blob *bytes)
+get_silent_endpoint(rig_group *rig, int *listener, dd_blob *bytes)
 {
-    dd_card card;
+    dd_endpoint endpoint;
     dd_addr_list addrs = {.count = 0};
-    bool is_ok = get_card(rig, 1, true, bytes) &&
-                 CHECK_OK(dd_card_decode(dd_blob_view(bytes), &card, &addrs, check_err()));
+    bool is_ok = get_endpoint(rig, 1, true, bytes) &&
+                 CHECK_OK(dd_endpoint_decode(dd_blob_view(bytes), &endpoint, &addrs, check_err()));
     addrs.count = 1;
     dd_addr_set_port(&addrs.items[0], 0);
     is_ok = is_ok && CHECK_OK(dd_sock_listen(&addrs.items[0], listener, check_err()));
     addrs.items[0] = dd_sock_local_addr(*listener);
-    return is_ok && CHECK_OK(dd_card_encode(&card, &addrs, bytes, check_err()));
+    return is_ok && CHECK_OK(dd_endpoint_encode(&endpoint, &addrs, bytes, check_err()));
 }
 
 /* Rank 0 dials rank 1 at an address that never answers, and meets it again during that dial. */
@@ -313,7 +314,7 @@ check_dials_again(bool is_lost)
         REQUIRE_OK(dd_engine_open(&options, &rig.ranks[rank].engine, check_err()));
         rig.ranks[rank].peers[rank] = meet(&rig, rank, rank, true);
     }
-    REQUIRE(get_silent_card(&rig, &listener, &bytes));
+    REQUIRE(get_silent_endpoint(&rig, &listener, &bytes));
     dd_peer *first = NULL;
     REQUIRE_OK(dd_engine_peer(rig.ranks[0].engine, dd_blob_view(&bytes), &first, check_err()));
     dd_engine_lock(rig.ranks[0].engine);
@@ -421,7 +422,7 @@ TEST(a_peer_that_has_said_goodbye_stays_lost)
         REQUIRE(rig_open(&rig, 2, is_shm != 0));
         rig_run(&rig, send_and_recv);
         dd_blob bytes = {0};
-        REQUIRE(get_card(&rig, 1, true, &bytes));
+        REQUIRE(get_endpoint(&rig, 1, true, &bytes));
         rig_close_rank(&rig, 1);
         REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.ngoodbyes, 1));
         for (int i = 0; i < 100 && error_of(&rig, 0, rig.ranks[0].peers[1]) == NULL; i++) {
@@ -454,13 +455,13 @@ TEST(a_peer_that_has_broken_the_protocol_stays_lost)
 TEST(a_process_of_this_host_that_has_ended_stays_lost)
 {
     rig_group rig;
-    dd_card ended;
+    dd_endpoint ended;
     dd_blob bytes = {0};
     const dd_addr_list nowhere = {.count = 0};
     REQUIRE(rig_open_engines(&rig, 2, true, 1));
-    REQUIRE_OK(dd_card_init(&ended, check_err()));
+    REQUIRE_OK(dd_endpoint_init(&ended, check_err()));
     ended.has_unix = true;
-    REQUIRE_OK(dd_card_encode(&ended, &nowhere, &bytes, check_err()));
+    REQUIRE_OK(dd_endpoint_encode(&ended, &nowhere, &bytes, check_err()));
     dd_peer_release(rig.ranks[0].peers[1]);
     REQUIRE_OK(
         dd_engine_peer(rig.ranks[0].engine, dd_blob_view(&bytes), &rig.ranks[0].peers[1], check_err()));
@@ -482,7 +483,7 @@ TEST(without_memory_a_lost_peer_is_not_replaced)
     rig_group rig;
     REQUIRE(open_parted(&rig, 1, false));
     dd_blob bytes = {0};
-    REQUIRE(get_card(&rig, 1, true, &bytes));
+    REQUIRE(get_endpoint(&rig, 1, true, &bytes));
     dd_peer *again = NULL;
     dd_status status = DD_OUT_OF_MEMORY;
     long n = 0;

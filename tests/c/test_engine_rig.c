@@ -79,22 +79,22 @@ bool
 rig_open_engines(rig_group *self, int nranks, bool is_shm, int nlanes)
 {
     dd_connect_options options = rig_options(is_shm, nlanes);
-    dd_blob cards[RIG_MAX] = {{0}};
+    dd_blob endpoints[RIG_MAX] = {{0}};
     bool is_ok = true;
     memset(self, 0, sizeof *self);
     self->nranks = nranks;
     self->is_shm = is_shm;
     for (int i = 0; i < nranks; i++) {
         is_ok = is_ok && CHECK_OK(dd_engine_open(&options, &self->ranks[i].engine, check_err())) &&
-                CHECK_OK(dd_engine_card(self->ranks[i].engine, NULL, &cards[i], check_err()));
+                CHECK_OK(dd_engine_endpoint(self->ranks[i].engine, NULL, &endpoints[i], check_err()));
     }
     for (int i = 0; i < nranks * nranks && is_ok; i++) {
         rig_rank *rank = &self->ranks[i / nranks];
-        is_ok = CHECK_OK(dd_engine_peer(rank->engine, dd_blob_view(&cards[i % nranks]),
+        is_ok = CHECK_OK(dd_engine_peer(rank->engine, dd_blob_view(&endpoints[i % nranks]),
                                         &rank->peers[i % nranks], check_err()));
     }
     for (int i = 0; i < nranks; i++) {
-        dd_blob_fini(&cards[i]);
+        dd_blob_fini(&endpoints[i]);
     }
     return is_ok;
 }

@@ -9,7 +9,7 @@
 #include "leftovers.h"
 #include "store/tcp_store.h"
 #include "store_calls.h"
-#include "transport/card.h"
+#include "transport/endpoint.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -82,10 +82,10 @@ read_malformed_ends(team_rank *self)
         {"garbage", "\"garbage\" where the end of a meeting of 2"},
         {"ok 3 1\n", "\"ok 3 1\" where the end"},
         {"ok 2 1", "\"ok 2 1\" where the end"},
-        {"ok 2 1\n", "lacks the card of rank 0"},
-        {"ok 2 1\n\377\377\377\377card", "lacks the card of rank 0"},
-        {"ok 2 1\n\1\1\1", "lacks the card of rank 0"},
-        {"ok 2 1\n\1\1\1cards", "lacks the card of rank 0"},
+        {"ok 2 1\n", "lacks the payload of rank 0"},
+        {"ok 2 1\n\377\377\377\377card", "lacks the payload of rank 0"},
+        {"ok 2 1\n\1\1\1", "lacks the payload of rank 0"},
+        {"ok 2 1\n\1\1\1cards", "lacks the payload of rank 0"},
         {"failed", "\"failed\" where the end"},
         {"failed 14 1 7\nhost", "\"failed 14 1 7\" where the end"},
         {"failed 0 1 7\nhost\ntext", "\"failed 0 1 7\" where the end"},
@@ -246,9 +246,9 @@ meet_many(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-/* The store does not pass this many cards to every rank: one rank of the host reads them, and
+/* The store does not pass this many payloads to every rank: one rank of the host reads them, and
  * passes them to the others. */
-TEST(many_ranks_of_a_host_take_cards_from_each_other)
+TEST(many_ranks_of_a_host_pass_payloads_to_each_other)
 {
     team_options options = {.size = 150};
     struct rlimit limit;
@@ -275,7 +275,7 @@ join_with_one_engine(team_rank *self)
     dd_store *store = NULL;
     dd_engine *engine = NULL;
     dd_blob published = {0};
-    dd_card card;
+    dd_endpoint endpoint;
     dd_addr_list addrs;
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     dd_tcp_server *server = NULL;
@@ -304,7 +304,7 @@ join_with_one_engine(team_rank *self)
     }
     CHECK_OK(
         dd_store_get(store, dd_bytes_of_string("dldist/twice/0/again/1"), &published, &wait, check_err()));
-    REQUIRE_OK(dd_card_decode(dd_blob_view(&published), &card, &addrs, check_err()));
+    REQUIRE_OK(dd_endpoint_decode(dd_blob_view(&published), &endpoint, &addrs, check_err()));
     CHECK_INT(addrs.count, 1);
     CHECK(dd_addr_is_loopback(&addrs.items[0]));
     dd_blob_fini(&published);

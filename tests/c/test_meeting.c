@@ -19,23 +19,23 @@
 /* ---- a few ranks on threads */
 
 static bool
-read_card(dd_bytes card, dd_meeting_member *member)
+read_payload(dd_bytes payload, dd_meeting_member *member)
 {
     char text[32];
-    if (card.len == 0 || card.len >= sizeof text || card.data[0] != '#') {
+    if (payload.len == 0 || payload.len >= sizeof text || payload.data[0] != '#') {
         return false;
     }
-    memcpy(text, card.data, card.len);
-    text[card.len] = '\0';
+    memcpy(text, payload.data, payload.len);
+    text[payload.len] = '\0';
     strcpy(member->host, "somewhere");
     member->pid = atoll(text + 1);
     return true;
 }
 
 static const dd_meeting_kind plain_kind = {
-    .noun = "party", .of_interrupted = "went home", .read_card = read_card};
+    .noun = "party", .of_interrupted = "went home", .read_payload = read_payload};
 static const dd_meeting_kind final_kind = {
-    .noun = "party", .of_interrupted = "went home", .is_final = true, .read_card = read_card};
+    .noun = "party", .of_interrupted = "went home", .is_final = true, .read_payload = read_payload};
 
 typedef struct attendee {
     dd_meeting meeting;
@@ -43,7 +43,7 @@ typedef struct attendee {
     dd_wait wait;
     dd_status status;
     dd_error error;
-    char card[16];
+    char payload[16];
     pthread_t thread;
 } attendee;
 
@@ -51,7 +51,7 @@ static void
 attendee_init(attendee *g, dd_store *store, int rank, int size, int64_t timeout_ns)
 {
     *g = (attendee){.wait = dd_wait_after(timeout_ns)};
-    snprintf(g->card, sizeof g->card, "#%d", 100 + rank);
+    snprintf(g->payload, sizeof g->payload, "#%d", 100 + rank);
     g->meeting =
         (dd_meeting){.kind = &plain_kind, .store = store, .name = BYTES("party"), .rank = rank, .size = size};
 }
@@ -60,7 +60,7 @@ static void *
 run_attendee(void *arg)
 {
     attendee *g = arg;
-    g->meeting.card = dd_bytes_of_string(g->card);
+    g->meeting.payload = dd_bytes_of_string(g->payload);
     g->status = dd_meet(&g->meeting, &g->end, &g->wait, &g->error);
     return NULL;
 }
@@ -87,7 +87,7 @@ check_joined(attendee *attendees, int size)
         CHECK(attendees[i].end.id == attendees[0].end.id);
         CHECK_INT(attendees[i].end.generation, attendees[0].end.generation);
         for (int rank = 0; rank < size; rank++) {
-            CHECK_BYTES(attendees[i].end.cards[rank], dd_bytes_of_string(attendees[rank].card));
+            CHECK_BYTES(attendees[i].end.payloads[rank], dd_bytes_of_string(attendees[rank].payload));
         }
         dd_meeting_end_fini(&attendees[i].end);
     }
@@ -180,7 +180,7 @@ static dd_status
 report_running(dd_bytes card, dd_bytes own, bool *was_seen, bool *has_exited, const dd_wait *wait,
                dd_error *err)
 {
-    (void)card;
+    (void)payload;
     (void)own;
     (void)was_seen;
     (void)wait;
@@ -239,7 +239,7 @@ check_a_death_at(dd_store_op op)
         pthread_join(attendees[i].thread, NULL);
         CHECK_OK(attendees[i].status);
         for (int rank = 0; attendees[i].status == DD_OK && rank < SIZE; rank++) {
-            CHECK_BYTES(attendees[i].end.cards[rank], dd_bytes_of_string(attendees[rank].card));
+            CHECK_BYTES(attendees[i].end.payloads[rank], dd_bytes_of_string(attendees[rank].payload));
         }
     }
     CHECK(attendees[0].end.id == attendees[1].end.id);
@@ -473,12 +473,12 @@ TEST(a_server_refuses_malformed_requests)
     set(&ks, "place/0/count", "2147483646");
     CHECK_OK(come(&ks, &huge, &reply));
     CHECK_INT(reply.state, DD_MEET_WAITING);
-    /* A meeting of three ranks, one of which has left no card. */
+    /* A meeting of three ranks, one of which has left no payload. */
     huge.size = 3;
     huge.place = BYTES("other");
     set(&ks, "other/0/count", "2");
     CHECK_STATUS(come(&ks, &huge, &reply), DD_STORE);
-    CHECK_CONTAINS(check_message(), "the card of rank 1 is missing");
+    CHECK_CONTAINS(check_message(), "the payload of rank 1 is missing");
     /* Finished meetings are skipped, a few in each request. */
     for (int i = 0; i < 40; i++) {
         char key[32];
@@ -539,7 +539,7 @@ TEST(joining_without_memory)
         attendee g;
         REQUIRE_OK(dd_hash_store_open(&store, DD_NS_PER_S, check_err()));
         attendee_init(&g, store, 0, 1, DD_NS_PER_S * check_slow());
-        g.meeting.card = dd_bytes_of_string(g.card);
+        g.meeting.payload = dd_bytes_of_string(g.payload);
         (void)dd_mem_fail_after(nth);
         status = dd_meet(&g.meeting, &g.end, &g.wait, check_err());
         (void)dd_mem_fail_after(-1);
@@ -578,7 +578,7 @@ TEST(ends_cut_anywhere_or_with_any_byte_changed)
     REQUIRE_OK(decode_copy(dd_blob_view(&end), SIZE, &read));
     CHECK_INT(read.id, 77);
     for (size_t i = 0; i < SIZE; i++) {
-        CHECK_BYTES(read.cards[i], dd_bytes_of_string(PUBLISHED[i] + 8));
+        CHECK_BYTES(read.payloads[i], dd_bytes_of_string(PUBLISHED[i] + 8));
     }
     dd_meeting_end_fini(&read);
     for (size_t len = 0; len < end.len; len++) {

@@ -3,7 +3,7 @@
 #include "meeting_sim.h"
 
 #define NHOSTS 8
-#define CARD_NBYTES 128 /* upper limit, for a process with one address */
+#define PAYLOAD_NBYTES 128 /* upper limit, for a process with one address */
 #define LINES_NBYTES 1024
 
 static bool
@@ -14,19 +14,19 @@ run(int nranks, bool is_by_keys, meeting_sim_bill *bill)
 }
 
 /* Check the requests, whose number per rank is constant, and the bytes of a rank: a part for each
- * process, a card for each host, and a constant. */
+ * process, a payload for each host, and a constant. */
 static void
 check_growth(int size, bool is_by_keys, uint64_t most, uint64_t most_of_last)
 {
     meeting_sim_bill bill;
     uint64_t count = (uint64_t)size;
-    uint64_t ncards = count * 32 + NHOSTS * CARD_NBYTES;
-    uint64_t nlast = is_by_keys ? 3 * count * CARD_NBYTES : 0;
+    uint64_t npayloads = count * 32 + NHOSTS * PAYLOAD_NBYTES;
+    uint64_t nlast = is_by_keys ? 3 * count * PAYLOAD_NBYTES : 0;
     REQUIRE(run(size, is_by_keys, &bill));
     CHECK_INT(bill.store.nrequests, (count - 1) * most + most_of_last);
     CHECK_INT(bill.most_of_a_rank.nrequests, most > most_of_last ? most : most_of_last);
-    CHECK(bill.most_of_a_rank.nbytes <= LINES_NBYTES + ncards + nlast);
-    CHECK(bill.store.nbytes <= count * (LINES_NBYTES + ncards) + nlast);
+    CHECK(bill.most_of_a_rank.nbytes <= LINES_NBYTES + npayloads + nlast);
+    CHECK(bill.store.nbytes <= count * (LINES_NBYTES + npayloads) + nlast);
 }
 
 TEST(requests_per_rank_are_constant)

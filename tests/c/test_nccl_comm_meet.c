@@ -337,8 +337,8 @@ TEST(the_result_of_an_earlier_meeting_is_ignored)
         CHECK_OK(dd_thread_start(&p.ranks[i].thread, "meeter", run_meeter, &p.ranks[i], check_err()));
     }
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
-    const dd_bytes cards[] = {BYTES("dldist/nccl/0/0/1/rank/1"), BYTES("dldist/nccl/0/0/1/rank/2")};
-    CHECK_OK(dd_store_wait(p.store, cards, 2, &wait, check_err()));
+    const dd_bytes endpoints[] = {BYTES("dldist/nccl/0/0/1/rank/1"), BYTES("dldist/nccl/0/0/1/rank/2")};
+    CHECK_OK(dd_store_wait(p.store, endpoints, 2, &wait, check_err()));
     run_meeter(&p.ranks[0]);
     for (int i = 1; i < 3; i++) {
         pthread_join(p.ranks[i].thread, NULL);
@@ -387,7 +387,7 @@ TEST(ranks_meet_after_failed_meetings)
 }
 
 /* Data in the store comes from a peer, and may be malformed. */
-TEST(bad_cards_are_errors)
+TEST(malformed_data_of_ranks_is_an_error)
 {
     const struct {
         dd_bytes end;
@@ -395,8 +395,8 @@ TEST(bad_cards_are_errors)
         const char *text;
     } bad[] = {
         {BYTES("short"), DD_STORE, "\"short\" where the end of a meeting of 2 should be"},
-        {BYTES("ok 2 1\n"), DD_STORE, "lacks the card of rank 0"},
-        {BYTES("ok 2 1\n\0\0\0\0\5\0short"), DD_PROTOCOL, "the card of rank 0 has 0 bytes"},
+        {BYTES("ok 2 1\n"), DD_STORE, "lacks the payload of rank 0"},
+        {BYTES("ok 2 1\n\0\0\0\0\5\0short"), DD_PROTOCOL, "rank 0 published 0 bytes"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         party p;

@@ -361,7 +361,7 @@ typedef struct robbed {
     int64_t aborted_ns; /* 0 until the abort */
 } robbed;
 
-/* Abort once the cards have been exchanged, and descriptors are awaited. */
+/* Abort once the parts have been exchanged, and descriptors are awaited. */
 static bool
 abort_during_calls(void *ctx)
 {

@@ -70,26 +70,26 @@ TEST(malformed_notes_are_refused)
 
 TEST(cards_round_trip)
 {
-    dd_window_card card = {.pad_region = 4,
+    dd_window_part part = {.pad_region = 4,
                            .window = 5,
                            .pad_nbytes = 2048,
                            .nbytes = 1 << 20,
                            .data = {.region = 6, .offset = 64}};
-    uint8_t bytes[DD_WINDOW_CARD_NBYTES];
-    dd_window_card back;
-    dd_window_card_encode(&card, bytes);
-    REQUIRE_OK(dd_window_card_decode(bytes, &back, check_err()));
+    uint8_t bytes[DD_WINDOW_PART_NBYTES];
+    dd_window_part back;
+    dd_window_part_encode(&part, bytes);
+    REQUIRE_OK(dd_window_part_decode(bytes, &back, check_err()));
     CHECK(back.status == DD_OK && back.pad_region == 4 && back.window == 5 && back.pad_nbytes == 2048);
     CHECK(back.nbytes == 1 << 20 && back.data.region == 6 && back.data.offset == 64);
-    card.status = (dd_status)DD_STATUS_COUNT;
-    dd_window_card_encode(&card, bytes);
-    CHECK_STATUS(dd_window_card_decode(bytes, &back, check_err()), DD_PROTOCOL);
-    card.status = DD_OK;
-    card.window = 0;
-    dd_window_card_encode(&card, bytes);
-    CHECK_STATUS(dd_window_card_decode(bytes, &back, check_err()), DD_PROTOCOL);
-    card.window = 3;
-    card.data.offset = UINT64_MAX;
-    dd_window_card_encode(&card, bytes);
-    CHECK_STATUS(dd_window_card_decode(bytes, &back, check_err()), DD_PROTOCOL);
+    part.status = (dd_status)DD_STATUS_COUNT;
+    dd_window_part_encode(&part, bytes);
+    CHECK_STATUS(dd_window_part_decode(bytes, &back, check_err()), DD_PROTOCOL);
+    part.status = DD_OK;
+    part.window = 0;
+    dd_window_part_encode(&part, bytes);
+    CHECK_STATUS(dd_window_part_decode(bytes, &back, check_err()), DD_PROTOCOL);
+    part.window = 3;
+    part.data.offset = UINT64_MAX;
+    dd_window_part_encode(&part, bytes);
+    CHECK_STATUS(dd_window_part_decode(bytes, &back, check_err()), DD_PROTOCOL);
 }

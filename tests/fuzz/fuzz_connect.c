@@ -63,7 +63,7 @@ typedef struct other {
 
 static struct {
     dd_connector *connector;
-    dd_card card;
+    dd_endpoint endpoint;
     unsigned first;
     other others[NOTHERS];
     int listener;   /* the listener that is dialed */
@@ -162,8 +162,8 @@ static void
 open_connector(void)
 {
     dd_connector *self = dd_mem_zalloc(sizeof *self);
-    require(self != NULL && dd_card_init(&table.card, NULL) == DD_OK);
-    table.card.has_unix = true;
+    require(self != NULL && dd_endpoint_init(&table.endpoint, NULL) == DD_OK);
+    table.endpoint.has_unix = true;
     self->options = (dd_connect_options){.nlanes = has(HAS_ONE_LANE) ? 1 : 3,
                                          .is_shm_disabled = !has(IS_UNIX),
                                          .ring_nbytes = RING_NBYTES,
@@ -177,8 +177,8 @@ open_connector(void)
                                          .wants_dial = wants_dial,
                                          .on_dialled = on_dialled,
                                          .on_dial_failed = on_dial_failed};
-    self->card = &table.card;
-    self->uid = table.card.uid;
+    self->endpoint = &table.endpoint;
+    self->uid = table.endpoint.uid;
     self->generation = dd_fork_generation();
     self->unix_fd = -1;
     self->wake_fd = dd_fork_register(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -220,10 +220,10 @@ listen_somewhere(dd_addr *addr)
 {
     int fd = -1;
     if (has(IS_UNIX)) {
-        dd_card theirs = table.card;
+        dd_endpoint theirs = table.endpoint;
         theirs.uid = their_uid;
-        memcpy(theirs.uid.bytes + 1, table.card.uid.bytes, 8); /* unlike any other process's */
-        *addr = dd_card_unix_addr(&theirs);
+        memcpy(theirs.uid.bytes + 1, table.endpoint.uid.bytes, 8); /* unlike any other process's */
+        *addr = dd_endpoint_unix_addr(&theirs);
         require(dd_sock_listen(addr, &fd, NULL) == DD_OK);
         return fd;
     }
@@ -311,7 +311,7 @@ send_hello(other *self, dd_bytes *input, unsigned change)
 {
     bool is_sealed = connect_is_sealed(table.connector, has(IS_UNIX));
     self->hello = (connect_hello){.from = their_uid,
-                                  .to = table.card.uid,
+                                  .to = table.endpoint.uid,
                                   .lane = take_byte(input) % 4,
                                   .has_secret = has(HAS_SECRET),
                                   .is_sealed = is_sealed};
@@ -498,9 +498,9 @@ static void
 begin_dial(const dd_addr *addr)
 {
     dd_addr_list addrs = {.count = 0};
-    dd_card theirs = table.card;
+    dd_endpoint theirs = table.endpoint;
     theirs.uid = their_uid;
-    memcpy(theirs.uid.bytes + 1, table.card.uid.bytes, 8);
+    memcpy(theirs.uid.bytes + 1, table.endpoint.uid.bytes, 8);
     if (!has(IS_UNIX)) {
         addrs.items[addrs.count++] = *addr;
     }

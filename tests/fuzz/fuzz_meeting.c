@@ -14,26 +14,26 @@
 /* ---- ends */
 
 static void
-check_cards(int size, const dd_meeting_end *end)
+check_payloads(int size, const dd_meeting_end *end)
 {
     dd_blob_list published = {0};
     require(dd_blob_list_init(&published, (size_t)size, NULL) == DD_OK);
     for (int rank = 0; rank < size; rank++) {
         static const uint8_t nonce[MEETING_NONCE_BYTES];
-        dd_bytes card = end->cards[rank];
-        require(card.len == 0 ||
-                (card.data >= end->bytes.data && card.data + card.len <= end->bytes.data + end->bytes.len));
+        dd_bytes payload = end->payloads[rank];
+        require(payload.len == 0 || (payload.data >= end->bytes.data &&
+                                     payload.data + payload.len <= end->bytes.data + end->bytes.len));
         require(dd_blob_append(&published.items[rank], nonce, sizeof nonce, NULL) == DD_OK);
-        require(dd_blob_append(&published.items[rank], card.data, card.len, NULL) == DD_OK);
+        require(dd_blob_append(&published.items[rank], payload.data, payload.len, NULL) == DD_OK);
     }
     dd_blob said = {0};
     dd_meeting_end again = {0};
-    /* otherwise the card is too long */
+    /* otherwise the payload is too long */
     if (meeting_encode_end(end->id, &published, &said, NULL) == DD_OK) {
         require(meeting_decode_end(size, dd_blob_view(&said), &again, NULL) == DD_OK);
         require(again.id == end->id);
         for (int rank = 0; rank < size; rank++) {
-            require(dd_bytes_equal(again.cards[rank], end->cards[rank]));
+            require(dd_bytes_equal(again.payloads[rank], end->payloads[rank]));
         }
     }
     dd_meeting_end_fini(&again);
@@ -48,9 +48,9 @@ read_end(dd_bytes input)
     dd_meeting_end end = {0};
     dd_error err;
     if (meeting_decode_end(size, input, &end, &err) != DD_OK) {
-        require(err.code == DD_STORE && end.cards == NULL && end.bytes.data == NULL);
+        require(err.code == DD_STORE && end.payloads == NULL && end.bytes.data == NULL);
     } else {
-        check_cards(size, &end);
+        check_payloads(size, &end);
     }
     dd_meeting_end_fini(&end);
 }
@@ -90,7 +90,7 @@ write_something(shared_store *self)
         "/1/count",    "/1/rank/0", "/1/rank/1", "/1/broken", "/18446744073709551615/end"};
     static const char *const begins[] = {
         "",  "ok 3 0000000000000001\n", "ok 2 1\n", "failed 3 1 7\nhost\nit is so", "2 0\n", "3 1\n",
-        "3", "18446744073709551615",    "off\n",    "nonce+++card of one"};
+        "3", "18446744073709551615",    "off\n",    "nonce+++payload of one"};
     unsigned which = take_byte(&self->input);
     unsigned begin = take_byte(&self->input);
     if ((which & 0xf) == 0xf) { /* write nothing */
@@ -135,11 +135,11 @@ static const dd_store_ops shared_ops = {.kind = "shared", .run = shared_run};
 /* ---- a rank */
 
 static bool
-read_card(dd_bytes card, dd_meeting_member *member)
+read_payload(dd_bytes payload, dd_meeting_member *member)
 {
-    *member = (dd_meeting_member){.pid = (long long)card.len};
+    *member = (dd_meeting_member){.pid = (long long)payload.len};
     snprintf(member->host, sizeof member->host, "host");
-    return card.len > 0 && card.data[0] != 'x';
+    return payload.len > 0 && payload.data[0] != 'x';
 }
 
 static dd_status
@@ -160,7 +160,7 @@ meet(dd_bytes input)
     const dd_meeting_kind kind = {.noun = "group",
                                   .of_interrupted = "has given up",
                                   .is_final = first & 1,
-                                  .read_card = read_card,
+                                  .read_payload = read_payload,
                                   .check_process = (first & 2) != 0 ? look_for : NULL};
     shared_store store = {.is_native = first & 4, .input = input};
     dd_store_init(&store.head, &shared_ops, DD_NS_PER_S);
@@ -173,12 +173,12 @@ meet(dd_bytes input)
                                 .name = dd_bytes_of("g", 1),
                                 .rank = (int)(first >> 2 & 1),
                                 .size = 1 + (int)(first >> 2 & 1) + (int)(first & 1),
-                                .card = dd_bytes_of("card of one", 11)};
+                                .payload = dd_bytes_of("payload of one", 11)};
     const dd_wait at_once = dd_wait_after(0);
     dd_meeting_end end = {0};
     dd_error err;
     if (dd_meet(&meeting, &end, &at_once, &err) == DD_OK) {
-        check_cards(meeting.size, &end);
+        check_payloads(meeting.size, &end);
     } else {
         require(err.code != DD_OK && err.message[0] != '\0');
     }

@@ -16,18 +16,18 @@ check(bool holds)
 }
 
 static void
-check_card(const uint8_t *data)
+check_part(const uint8_t *data)
 {
-    dd_window_card card;
+    dd_window_part part;
     dd_error error;
-    if (dd_window_card_decode(data, &card, &error) != DD_OK) {
+    if (dd_window_part_decode(data, &part, &error) != DD_OK) {
         check(error.code == DD_PROTOCOL);
         return;
     }
-    check(card.status >= DD_OK && card.status < DD_STATUS_COUNT);
-    check(card.data.offset + card.nbytes >= card.nbytes);
-    uint8_t again[DD_WINDOW_CARD_NBYTES];
-    dd_window_card_encode(&card, again);
+    check(part.status >= DD_OK && part.status < DD_STATUS_COUNT);
+    check(part.data.offset + part.nbytes >= part.nbytes);
+    uint8_t again[DD_WINDOW_PART_NBYTES];
+    dd_window_part_encode(&part, again);
     check(memcmp(again, data, sizeof again) == 0);
 }
 
@@ -58,8 +58,8 @@ check_note(const uint8_t *data)
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    if (size >= DD_WINDOW_CARD_NBYTES) {
-        check_card(data);
+    if (size >= DD_WINDOW_PART_NBYTES) {
+        check_part(data);
         check_note(data);
     }
     return 0;

@@ -202,7 +202,7 @@ memory_link_attach(memory_link *links, dd_peer *peer, int lane, bool is_shm)
             .room = MEMORY_LINK_ROOM_MAX,
             .nrefusable = UINT_MAX,
         };
-        dd_uid uid = peer->card.uid;
+        dd_uid uid = peer->endpoint.uid;
         engine_on_accepted(peer->engine, &uid, lane, &self->base);
         return;
     }
@@ -214,10 +214,10 @@ memory_peer_make(dd_engine *engine, uint8_t id)
 {
     const dd_addr_list nowhere = {.count = 0};
     dd_peer *peer = NULL;
-    dd_card card = engine->card;
+    dd_endpoint endpoint = engine->endpoint;
     dd_blob bytes = {0};
-    card.uid = (dd_uid){.bytes = {id}};
-    require(dd_card_encode(&card, &nowhere, &bytes, NULL) == DD_OK);
+    endpoint.uid = (dd_uid){.bytes = {id}};
+    require(dd_endpoint_encode(&endpoint, &nowhere, &bytes, NULL) == DD_OK);
     require(dd_engine_peer(engine, dd_blob_view(&bytes), &peer, NULL) == DD_OK);
     dd_blob_fini(&bytes);
     return peer;

@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A rank's card; a root's id or error follows. Native byte order: NCCL needs hosts of one kind. */
-typedef struct card {
+/* Data of a rank; a root's id or error follows. Native byte order: NCCL needs hosts of one kind. */
+typedef struct rank_info {
     int32_t version;
     int32_t device;
     int64_t pid;
@@ -18,7 +18,7 @@ typedef struct card {
     int32_t status; /* on a root: result of creating the id */
     int32_t has_grouped_messages;
     int32_t unused; /* 0; avoids uninitialised padding */
-} card;
+} rank_info;
 
 /* The state of one dd_nccl_meet call. */
 typedef struct comm_meeting {
@@ -59,18 +59,18 @@ is_stopped(void *ctx)
            (e->outer->is_interrupted != NULL && e->outer->is_interrupted(e->outer->ctx));
 }
 
-/* ---- records of ranks (cards) */
+/* ---- data of ranks */
 
-/* Write this rank's card, with the error if creating the id fails, so that all ranks report it. */
+/* Write this rank's data, with the error if creating the id fails, so that all ranks report it. */
 static dd_status
-comm_card_make(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
+rank_info_make(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
 {
-    card mine = {.version = m->lib->version,
-                 .device = m->device,
-                 .pid = dd_sys_getpid(),
-                 .nids = nids,
-                 .has_grouped_messages = m->has_grouped_messages,
-                 .encryption = m->lib->encryption};
+    rank_info mine = {.version = m->lib->version,
+                      .device = m->device,
+                      .pid = dd_sys_getpid(),
+                      .nids = nids,
+                      .has_grouped_messages = m->has_grouped_messages,
+                      .encryption = m->lib->encryption};
     if (dd_sys_gethostname(mine.host, sizeof mine.host - 1) != 0) {
         (void)snprintf(mine.host, sizeof mine.host, "?");
     }
@@ -88,7 +88,7 @@ comm_card_make(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
 }
 
 static bool
-comm_card_read(dd_bytes bytes, card *out)
+rank_info_read(dd_bytes bytes, rank_info *out)
 {
     if (bytes.len < sizeof *out) {
         return false;
@@ -99,10 +99,10 @@ comm_card_read(dd_bytes bytes, card *out)
 }
 
 static bool
-comm_card_read_member(dd_bytes bytes, dd_meeting_member *member)
+rank_info_read_member(dd_bytes bytes, dd_meeting_member *member)
 {
-    card one;
-    if (!comm_card_read(bytes, &one)) {
+    rank_info one;
+    if (!rank_info_read(bytes, &one)) {
         return false;
     }
     memcpy(member->host, one.host, sizeof member->host);
@@ -114,33 +114,33 @@ static const dd_meeting_kind communicator_kind = {
     .noun = "NCCL communicator",
     .of_interrupted = "has called off the meeting for an NCCL communicator",
     .is_final = true,
-    .read_card = comm_card_read_member,
+    .read_payload = rank_info_read_member,
 };
 
 static dd_status
-comm_card_of_rank(const comm_meeting *e, int rank, card *out, dd_error *err)
+rank_info_of(const comm_meeting *e, int rank, rank_info *out, dd_error *err)
 {
-    if (comm_card_read(e->end->cards[rank], out)) {
+    if (rank_info_read(e->end->payloads[rank], out)) {
         return DD_OK;
     }
-    return dd_error_set(err, DD_PROTOCOL, "the card of rank %d has %zu bytes, at least %zu are needed",
-                        name_of_rank(e->m, rank), e->end->cards[rank].len, sizeof *out);
+    return dd_error_set(err, DD_PROTOCOL, "rank %d published %zu bytes, at least %zu are needed",
+                        name_of_rank(e->m, rank), e->end->payloads[rank].len, sizeof *out);
 }
 
 /* ---- conclusions, which are the same on every rank */
 
-/* Copy the i-th id from the card of its root. */
+/* Copy the i-th id from the data of its root. */
 static dd_status
 take_id(const comm_meeting *e, int i, dd_nccl_unique_id *id, dd_error *err)
 {
-    card root = {0};
+    rank_info root = {0};
     int rank = root_rank(e->m, e->nids, i);
-    dd_status status = comm_card_of_rank(e, rank, &root, err);
+    dd_status status = rank_info_of(e, rank, &root, err);
     if (status != DD_OK) {
         return status;
     }
-    const uint8_t *tail = e->end->cards[rank].data + sizeof root;
-    size_t len = e->end->cards[rank].len - sizeof root;
+    const uint8_t *tail = e->end->payloads[rank].data + sizeof root;
+    size_t len = e->end->payloads[rank].len - sizeof root;
     if (root.status == DD_OK && len == sizeof *id) {
         memcpy(id, tail, len);
         return DD_OK;
@@ -170,14 +170,15 @@ set_mixed(const comm_meeting *e, int rank, bool is_first_grouped, dd_error *err)
 
 /* Set the error if only one of two ranks encrypts, or if their keys differ. */
 static dd_status
-refuse_encryption(const comm_meeting *e, const card *first, int rank, const card *other, dd_error *err)
+refuse_encryption(const comm_meeting *e, const rank_info *first, int rank, const rank_info *other,
+                  dd_error *err)
 {
     bool has_keys = first->encryption != 0 && other->encryption != 0;
     const char *theirs = has_keys ? "encrypts with another key" : "does not encrypt";
     const char *what = has_keys ? "DLDIST_SECRET" : "DLDIST_NCCL_ENCRYPTION";
     bool is_first = first->encryption != 0;
-    const card *one = is_first ? first : other;
-    const card *another = is_first ? other : first;
+    const rank_info *one = is_first ? first : other;
+    const rank_info *another = is_first ? other : first;
     return dd_error_set(err, DD_MISMATCH,
                         "rank %d (%s, process %lld) encrypts NCCL's connections, and rank %d (%s, process "
                         "%lld) %s: do all ranks have the same %s?",
@@ -187,7 +188,8 @@ refuse_encryption(const comm_meeting *e, const card *first, int rank, const card
 }
 
 static dd_status
-comm_card_compare(const comm_meeting *e, const card *first, int rank, const card *other, dd_error *err)
+rank_info_compare(const comm_meeting *e, const rank_info *first, int rank, const rank_info *other,
+                  dd_error *err)
 {
     char a[16];
     char b[16];
@@ -218,15 +220,15 @@ comm_card_compare(const comm_meeting *e, const card *first, int rank, const card
 }
 
 static dd_status
-check_comm_cards(const comm_meeting *e, dd_nccl_unique_id *ids, dd_error *err)
+check_rank_infos(const comm_meeting *e, dd_nccl_unique_id *ids, dd_error *err)
 {
-    card first = {0};
-    dd_status status = comm_card_of_rank(e, 0, &first, err);
+    rank_info first = {0};
+    dd_status status = rank_info_of(e, 0, &first, err);
     for (int rank = 1; rank < e->m->size && status == DD_OK; rank++) {
-        card other = {0};
-        status = comm_card_of_rank(e, rank, &other, err);
+        rank_info other = {0};
+        status = rank_info_of(e, rank, &other, err);
         if (status == DD_OK) {
-            status = comm_card_compare(e, &first, rank, &other, err);
+            status = rank_info_compare(e, &first, rank, &other, err);
         }
     }
     for (int i = 0; i < e->nids && status == DD_OK; i++) {
@@ -248,7 +250,7 @@ meet_for_comm(comm_meeting *e, dd_bytes own, dd_meeting_end *end, dd_error *err)
                           .rank = m->rank,
                           .size = m->size,
                           .ranks = m->names,
-                          .card = own};
+                          .payload = own};
     dd_wait wait = {.start_ns = e->outer->start_ns,
                     .deadline_ns = e->outer->deadline_ns,
                     .is_interrupted = is_stopped,
@@ -271,12 +273,12 @@ dd_nccl_meet(const dd_nccl_meeting *m, dd_nccl_unique_id *ids, int nids, const a
     dd_meeting_end end = {0};
     dd_blob own = {0};
     comm_meeting e = {.m = m, .end = &end, .nids = nids, .stop = stop, .outer = wait};
-    dd_status status = comm_card_make(m, nids, &own, err);
+    dd_status status = rank_info_make(m, nids, &own, err);
     if (status == DD_OK) {
         status = meet_for_comm(&e, dd_blob_view(&own), &end, err);
     }
     if (status == DD_OK) {
-        status = check_comm_cards(&e, ids, err);
+        status = check_rank_infos(&e, ids, err);
     }
     dd_meeting_end_fini(&end);
     dd_blob_fini(&own);

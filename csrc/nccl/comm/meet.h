@@ -1,9 +1,9 @@
 /* Ranks that are about to create a communicator meet in a store: they exchange unique ids, and
  * check that they agree on NCCL's version, encryption and grouped messages.
  *
- * The rendezvous is meet/meeting.h. Each rank publishes a card: NCCL's version, host, process,
+ * The rendezvous is meet/meeting.h. Each rank publishes an info: NCCL's version, host, process,
  * device, settings, and, on a root, its unique id or the reason why it has none. Every rank reads
- * all cards and draws the same conclusion from them: the ids, or why there is no communicator. The
+ * all of them and draws the same conclusion: the ids, or why there is no communicator. The
  * same ranks may meet again under the same prefix, after success or failure. A rank that joins
  * after the other ranks have cancelled fails immediately. */
 #ifndef DD_NCCL_COMM_MEET_H

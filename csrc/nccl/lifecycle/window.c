@@ -10,34 +10,34 @@
 /* ---- agreement between the ranks */
 
 /* The record that a rank publishes. Native byte order: NCCL needs hosts of one kind. */
-typedef struct window_card {
+typedef struct window_part {
     int64_t pid;
     char host[DD_HOST_NAME_MAX];
     uint64_t nbytes;
     int32_t dtype;
     int32_t obstacle;
-} window_card;
+} window_part;
 
 static bool
-window_card_read(dd_bytes bytes, window_card *card)
+window_part_read(dd_bytes bytes, window_part *part)
 {
-    if (bytes.len != sizeof *card) {
+    if (bytes.len != sizeof *part) {
         return false;
     }
-    memcpy(card, bytes.data, sizeof *card);
-    card->host[sizeof card->host - 1] = '\0';
+    memcpy(part, bytes.data, sizeof *part);
+    part->host[sizeof part->host - 1] = '\0';
     return true;
 }
 
 static bool
-window_card_read_member(dd_bytes bytes, dd_meeting_member *member)
+window_part_read_member(dd_bytes bytes, dd_meeting_member *member)
 {
-    window_card card;
-    if (!window_card_read(bytes, &card)) {
+    window_part part;
+    if (!window_part_read(bytes, &part)) {
         return false;
     }
-    memcpy(member->host, card.host, sizeof member->host);
-    member->pid = card.pid;
+    memcpy(member->host, part.host, sizeof member->host);
+    member->pid = part.pid;
     return true;
 }
 
@@ -45,11 +45,11 @@ static const dd_meeting_kind window_kind = {
     .noun = "window",
     .of_interrupted = "has called off the meeting for a window",
     .is_final = true,
-    .read_card = window_card_read_member,
+    .read_payload = window_part_read_member,
 };
 
 static dd_status
-window_card_compare(const window_card *first, int rank, const window_card *other, dd_error *err)
+window_part_compare(const window_part *first, int rank, const window_part *other, dd_error *err)
 {
     dd_status status = DD_OK;
     if (other->obstacle != DD_OK) {
@@ -71,19 +71,20 @@ window_card_compare(const window_card *first, int rank, const window_card *other
 }
 
 static dd_status
-check_window_cards(const dd_nccl_group *group, const dd_meeting_end *end, dd_error *err)
+check_window_parts(const dd_nccl_group *group, const dd_meeting_end *end, dd_error *err)
 {
-    window_card first = {0};
+    window_part first = {0};
     dd_status status = DD_OK;
     for (int rank = 0; rank < group->size && status == DD_OK; rank++) {
-        window_card card = {0};
-        bool is_card = window_card_read(end->cards[rank], &card) && dd_dtype_is_valid((unsigned)card.dtype);
+        window_part part = {0};
+        bool is_valid =
+            window_part_read(end->payloads[rank], &part) && dd_dtype_is_valid((unsigned)part.dtype);
         if (rank == 0) {
-            first = card;
+            first = part;
         }
-        status = is_card ? window_card_compare(&first, rank, &card, err)
-                         : dd_error_set(err, DD_PROTOCOL, "the card of rank %d has %zu bytes", rank,
-                                        end->cards[rank].len);
+        status = is_valid ? window_part_compare(&first, rank, &part, err)
+                          : dd_error_set(err, DD_PROTOCOL, "the part of rank %d has %zu bytes", rank,
+                                         end->payloads[rank].len);
     }
     return status;
 }
@@ -106,7 +107,7 @@ agree_on_window(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_
                    ? DD_OK
                    : dd_error_set(err, spec->obstacle, "this rank cannot open its part of the window");
     }
-    window_card own = {.pid = dd_sys_getpid(),
+    window_part own = {.pid = dd_sys_getpid(),
                        .nbytes = spec->nbytes,
                        .dtype = (int32_t)spec->dtype,
                        .obstacle = (int32_t)spec->obstacle};
@@ -121,11 +122,11 @@ agree_on_window(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_
                           .name = dd_bytes_of(name, (size_t)len),
                           .rank = group->rank,
                           .size = group->size,
-                          .card = dd_bytes_of(&own, sizeof own)};
+                          .payload = dd_bytes_of(&own, sizeof own)};
     dd_meeting_end end = {0};
     dd_status status = dd_meet(&meeting, &end, wait, err);
     if (status == DD_OK) {
-        status = check_window_cards(group, &end, err);
+        status = check_window_parts(group, &end, err);
     }
     dd_meeting_end_fini(&end);
     return status;

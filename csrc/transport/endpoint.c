@@ -1,4 +1,4 @@
-#include "transport/card.h"
+#include "transport/endpoint.h"
 
 #include "core/little_endian.h"
 #include "core/system.h"
@@ -11,15 +11,15 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Layout of a card; numbers are little-endian. Fields that processes of a host have in common come
+/* Layout of an endpoint; numbers are little-endian. Fields that processes of a host have in common come
  * first: a meeting writes them once (store/meet_end.c).
  *
  *     magic 4, version 1, host_id 32, length 1 and host,
  *     number of addresses 1, and of each: family 1 (4 or 6), IP 4 or 16; then the port of each 2,
  *     255 if it listens on Unix or 0, pid 8, uid 16 */
-#define CARD_MAGIC "DDcd"
+#define ENDPOINT_MAGIC "DDcd"
 #define HAS_UNIX 255
-#define CARD_BYTES_MAX                                                                               \
+#define ENDPOINT_BYTES_MAX                                                                           \
     (4 + 1 + DD_HOST_ID_BYTES + 1 + DD_HOST_NAME_MAX + 1 + DD_ADDR_LIST_MAX * (1 + 16 + 2) + 1 + 8 + \
      DD_UID_BYTES)
 
@@ -48,8 +48,8 @@ fill_host(char host[DD_HOST_NAME_MAX])
     }
 }
 
-/* Set a hash that identifies this host; zeros if it is unknown. A card with zeros is on the same
- * host as no card, not even itself. */
+/* Set a hash that identifies this host; zeros if it is unknown. An endpoint with zeros is on the same
+ * host as no endpoint, not even itself. */
 static void
 fill_host_id(uint8_t id[DD_HOST_ID_BYTES])
 {
@@ -75,32 +75,32 @@ fill_host_id(uint8_t id[DD_HOST_ID_BYTES])
 }
 
 dd_status
-dd_card_init(dd_card *card, dd_error *err)
+dd_endpoint_init(dd_endpoint *endpoint, dd_error *err)
 {
     dd_uid uid;
     dd_status status = dd_auth_random(uid.bytes, sizeof uid.bytes, err);
     if (status != DD_OK) {
         return status;
     }
-    *card = (dd_card){.uid = uid, .pid = dd_sys_getpid()};
-    fill_host(card->host);
-    fill_host_id(card->host_id);
+    *endpoint = (dd_endpoint){.uid = uid, .pid = dd_sys_getpid()};
+    fill_host(endpoint->host);
+    fill_host_id(endpoint->host_id);
     return DD_OK;
 }
 
 dd_addr
-dd_card_unix_addr(const dd_card *card)
+dd_endpoint_unix_addr(const dd_endpoint *endpoint)
 {
     char name[16 + 2 * DD_UID_BYTES];
     int len = snprintf(name, sizeof name, "dldist-");
     for (int i = 0; i < DD_UID_BYTES; i++) {
-        len += snprintf(name + len, 3, "%02x", card->uid.bytes[i]);
+        len += snprintf(name + len, 3, "%02x", endpoint->uid.bytes[i]);
     }
     return dd_addr_unix_abstract(name);
 }
 
 bool
-dd_card_is_same_host(const dd_card *a, const dd_card *b)
+dd_endpoint_is_same_host(const dd_endpoint *a, const dd_endpoint *b)
 {
     static const uint8_t unknown[DD_HOST_ID_BYTES] = {0};
     return memcmp(a->host_id, b->host_id, DD_HOST_ID_BYTES) == 0 &&
@@ -108,16 +108,16 @@ dd_card_is_same_host(const dd_card *a, const dd_card *b)
 }
 
 const char *
-dd_card_print(const dd_card *card, char out[96])
+dd_endpoint_print(const dd_endpoint *endpoint, char out[96])
 {
-    snprintf(out, 96, "%s, pid %lld", card->host, card->pid);
+    snprintf(out, 96, "%s, pid %lld", endpoint->host, endpoint->pid);
     return out;
 }
 
 /* ---- writing */
 
 static uint8_t *
-card_put(uint8_t *at, const void *bytes, size_t nbytes)
+endpoint_put(uint8_t *at, const void *bytes, size_t nbytes)
 {
     memcpy(at, bytes, nbytes);
     return at + nbytes;
@@ -138,8 +138,8 @@ put_addrs(uint8_t *at, const dd_addr_list *addrs)
         const struct sockaddr_storage *storage = &addrs->items[i].storage;
         bool is_v4 = storage->ss_family == AF_INET;
         at = put_number(at, is_v4 ? 4 : 6, 1);
-        at = is_v4 ? card_put(at, &((const struct sockaddr_in *)storage)->sin_addr, 4)
-                   : card_put(at, &((const struct sockaddr_in6 *)storage)->sin6_addr, 16);
+        at = is_v4 ? endpoint_put(at, &((const struct sockaddr_in *)storage)->sin_addr, 4)
+                   : endpoint_put(at, &((const struct sockaddr_in6 *)storage)->sin6_addr, 16);
     }
     for (size_t i = 0; i < addrs->count; i++) {
         at = put_number(at, dd_addr_port(&addrs->items[i]), 2);
@@ -148,31 +148,31 @@ put_addrs(uint8_t *at, const dd_addr_list *addrs)
 }
 
 dd_status
-dd_card_encode(const dd_card *card, const dd_addr_list *addrs, dd_blob *out, dd_error *err)
+dd_endpoint_encode(const dd_endpoint *endpoint, const dd_addr_list *addrs, dd_blob *out, dd_error *err)
 {
-    uint8_t bytes[CARD_BYTES_MAX] = CARD_MAGIC;
-    size_t host_len = strlen(card->host);
-    uint8_t *at = put_number(bytes + 4, DD_CARD_VERSION, 1);
-    at = card_put(at, card->host_id, DD_HOST_ID_BYTES);
+    uint8_t bytes[ENDPOINT_BYTES_MAX] = ENDPOINT_MAGIC;
+    size_t host_len = strlen(endpoint->host);
+    uint8_t *at = put_number(bytes + 4, DD_ENDPOINT_VERSION, 1);
+    at = endpoint_put(at, endpoint->host_id, DD_HOST_ID_BYTES);
     at = put_number(at, host_len, 1);
-    at = card_put(at, card->host, host_len);
+    at = endpoint_put(at, endpoint->host, host_len);
     at = put_addrs(at, addrs);
-    at = put_number(at, card->has_unix ? HAS_UNIX : 0, 1);
-    at = put_number(at, (uint64_t)card->pid, 8);
-    at = card_put(at, card->uid.bytes, DD_UID_BYTES);
+    at = put_number(at, endpoint->has_unix ? HAS_UNIX : 0, 1);
+    at = put_number(at, (uint64_t)endpoint->pid, 8);
+    at = endpoint_put(at, endpoint->uid.bytes, DD_UID_BYTES);
     return dd_blob_assign(out, dd_bytes_of(bytes, (size_t)(at - bytes)), err);
 }
 
 /* ---- reading */
 
-/* A reader of encoded cards. Reading past the end returns zeros and sets is_bad. */
-typedef struct card_reader {
+/* A reader of encoded endpoints. Reading past the end returns zeros and sets is_bad. */
+typedef struct endpoint_reader {
     dd_bytes rest;
     bool is_bad;
-} card_reader;
+} endpoint_reader;
 
 static const uint8_t *
-card_take(card_reader *reader, size_t nbytes)
+endpoint_take(endpoint_reader *reader, size_t nbytes)
 {
     static const uint8_t zeros[256] = {0};
     if (reader->is_bad || reader->rest.len < nbytes) {
@@ -185,15 +185,15 @@ card_take(card_reader *reader, size_t nbytes)
 }
 
 static uint64_t
-take_number(card_reader *reader, size_t nbytes)
+take_number(endpoint_reader *reader, size_t nbytes)
 {
-    return dd_get_number(card_take(reader, nbytes), nbytes);
+    return dd_get_number(endpoint_take(reader, nbytes), nbytes);
 }
 
 static void
-take_text_of(card_reader *reader, size_t len, char *out, size_t out_size)
+take_text_of(endpoint_reader *reader, size_t len, char *out, size_t out_size)
 {
-    const char *text = (const char *)card_take(reader, len);
+    const char *text = (const char *)endpoint_take(reader, len);
     if (len >= out_size || !is_plain_text(text, len)) {
         reader->is_bad = true;
         return;
@@ -203,18 +203,18 @@ take_text_of(card_reader *reader, size_t len, char *out, size_t out_size)
 }
 
 static void
-take_ip(card_reader *reader, dd_addr *addr)
+take_ip(endpoint_reader *reader, dd_addr *addr)
 {
     uint64_t family = take_number(reader, 1);
     if (family == 4) {
         struct sockaddr_in *in = (struct sockaddr_in *)&addr->storage;
         in->sin_family = AF_INET;
-        memcpy(&in->sin_addr, card_take(reader, 4), 4);
+        memcpy(&in->sin_addr, endpoint_take(reader, 4), 4);
         addr->len = sizeof *in;
     } else if (family == 6) {
         struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)&addr->storage;
         in6->sin6_family = AF_INET6;
-        memcpy(&in6->sin6_addr, card_take(reader, 16), 16);
+        memcpy(&in6->sin6_addr, endpoint_take(reader, 16), 16);
         addr->len = sizeof *in6;
     } else {
         reader->is_bad = true;
@@ -222,7 +222,7 @@ take_ip(card_reader *reader, dd_addr *addr)
 }
 
 static void
-take_addrs(card_reader *reader, dd_addr_list *list)
+take_addrs(endpoint_reader *reader, dd_addr_list *list)
 {
     size_t count = (size_t)take_number(reader, 1);
     memset(list->items, 0, sizeof list->items);
@@ -239,34 +239,34 @@ take_addrs(card_reader *reader, dd_addr_list *list)
 }
 
 dd_status
-dd_card_decode(dd_bytes bytes, dd_card *card, dd_addr_list *addrs, dd_error *err)
+dd_endpoint_decode(dd_bytes bytes, dd_endpoint *endpoint, dd_addr_list *addrs, dd_error *err)
 {
-    card_reader reader = {.rest = bytes};
-    dd_card read = {0};
+    endpoint_reader reader = {.rest = bytes};
+    dd_endpoint read = {0};
     dd_addr_list list = {.count = 0};
-    if (memcmp(card_take(&reader, 4), CARD_MAGIC, 4) != 0) {
-        return dd_error_set(err, DD_PROTOCOL, "%zu bytes are no card of a process", bytes.len);
+    if (memcmp(endpoint_take(&reader, 4), ENDPOINT_MAGIC, 4) != 0) {
+        return dd_error_set(err, DD_PROTOCOL, "%zu bytes are not the endpoint of a process", bytes.len);
     }
     uint64_t version = take_number(&reader, 1);
-    if (version != DD_CARD_VERSION) {
+    if (version != DD_ENDPOINT_VERSION) {
         return dd_error_set(
             err, DD_PROTOCOL,
-            "it is of another build of dldist: it publishes cards of version %u, and this process of "
+            "it is of another build of dldist: it publishes endpoints of version %u, and this process of "
             "version %d: all ranks need the same version of dldist",
-            (unsigned)version, DD_CARD_VERSION);
+            (unsigned)version, DD_ENDPOINT_VERSION);
     }
-    memcpy(read.host_id, card_take(&reader, DD_HOST_ID_BYTES), DD_HOST_ID_BYTES);
+    memcpy(read.host_id, endpoint_take(&reader, DD_HOST_ID_BYTES), DD_HOST_ID_BYTES);
     take_text_of(&reader, (size_t)take_number(&reader, 1), read.host, sizeof read.host);
     take_addrs(&reader, &list);
     uint64_t unix_mark = take_number(&reader, 1);
     reader.is_bad = reader.is_bad || (unix_mark != 0 && unix_mark != HAS_UNIX);
     read.has_unix = unix_mark == HAS_UNIX;
     read.pid = (long long)take_number(&reader, 8);
-    memcpy(read.uid.bytes, card_take(&reader, DD_UID_BYTES), DD_UID_BYTES);
+    memcpy(read.uid.bytes, endpoint_take(&reader, DD_UID_BYTES), DD_UID_BYTES);
     if (reader.is_bad || reader.rest.len != 0) {
-        return dd_error_set(err, DD_PROTOCOL, "malformed card of a process: %zu bytes", bytes.len);
+        return dd_error_set(err, DD_PROTOCOL, "malformed endpoint of a process: %zu bytes", bytes.len);
     }
-    *card = read;
+    *endpoint = read;
     if (addrs != NULL) {
         *addrs = list;
     }
@@ -293,7 +293,7 @@ list_names(const dd_iface_list *ifaces, char *out, size_t out_size)
 }
 
 dd_status
-dd_card_find_addrs(const char *ifnames, const dd_addr *first, dd_addr_list *list, dd_error *err)
+dd_endpoint_find_addrs(const char *ifnames, const dd_addr *first, dd_addr_list *list, dd_error *err)
 {
     if (*ifnames == '\0' && first != NULL && dd_addr_is_loopback(first)) {
         list->count = 1;

@@ -1,5 +1,5 @@
-/* Detect whether the process of a card is running, without its cooperation. */
-#include "transport/card.h"
+/* Detect whether the process of an endpoint is running, without its cooperation. */
+#include "transport/endpoint.h"
 
 #include "net/sock.h"
 
@@ -38,7 +38,7 @@ check_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *prese
     for (size_t i = 0; i < addrs->count; i++) {
         const dd_addr *addr = &addrs->items[i];
         if (!is_same_host && dd_addr_is_loopback(addr)) {
-            continue; /* the loopback address of this host, not of the card's */
+            continue; /* the loopback address of this host, not of the endpoint's */
         }
         dd_wait moment = dd_wait_at_most(wait, ANSWER_NS);
         dd_error why = {0};
@@ -58,12 +58,12 @@ check_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *prese
 }
 
 dd_status
-dd_card_check_presence(const dd_card *card, const dd_addr_list *addrs, const dd_card *own,
-                       dd_presence *presence, const dd_wait *wait, dd_error *err)
+dd_endpoint_check_presence(const dd_endpoint *endpoint, const dd_addr_list *addrs, const dd_endpoint *own,
+                           dd_presence *presence, const dd_wait *wait, dd_error *err)
 {
-    bool is_same_host = dd_card_is_same_host(card, own);
-    if (is_same_host && card->has_unix) {
-        dd_addr addr = dd_card_unix_addr(card);
+    bool is_same_host = dd_endpoint_is_same_host(endpoint, own);
+    if (is_same_host && endpoint->has_unix) {
+        dd_addr addr = dd_endpoint_unix_addr(endpoint);
         *presence = check_name(&addr);
         return DD_OK;
     }

@@ -3,7 +3,7 @@
 #include "faults/faults.h"
 #include "net/ifaces.h"
 #include "net/sock.h"
-#include "transport/card.h"
+#include "transport/endpoint.h"
 
 #include <arpa/inet.h>
 #include <pthread.h>
@@ -30,52 +30,52 @@ ip(const char *text, uint16_t port)
     return addr;
 }
 
-static dd_card
-sample_card(dd_addr_list *addrs)
+static dd_endpoint
+sample_endpoint(dd_addr_list *addrs)
 {
-    dd_card card;
-    CHECK_OK(dd_card_init(&card, check_err()));
-    strcpy(card.host, "node-b");
-    card.pid = 7712;
-    card.has_unix = true;
+    dd_endpoint endpoint;
+    CHECK_OK(dd_endpoint_init(&endpoint, check_err()));
+    strcpy(endpoint.host, "node-b");
+    endpoint.pid = 7712;
+    endpoint.has_unix = true;
     addrs->count = 0;
     dd_addr v4 = ip("10.1.2.3", 29500);
     dd_addr v6 = ip("2001:db8::7", 65535);
     dd_addr_list_add(addrs, &v4);
     dd_addr_list_add(addrs, &v6);
-    return card;
+    return endpoint;
 }
 
 TEST(init_describes_this_process)
 {
-    dd_card a;
-    dd_card b;
-    REQUIRE_OK(dd_card_init(&a, check_err()));
-    REQUIRE_OK(dd_card_init(&b, check_err()));
+    dd_endpoint a;
+    dd_endpoint b;
+    REQUIRE_OK(dd_endpoint_init(&a, check_err()));
+    REQUIRE_OK(dd_endpoint_init(&b, check_err()));
     CHECK_INT(a.pid, getpid());
     CHECK(strlen(a.host) > 0);
     CHECK(!a.has_unix);
     CHECK(memcmp(&a.uid, &b.uid, sizeof a.uid) != 0);
-    CHECK(dd_card_is_same_host(&a, &b));
+    CHECK(dd_endpoint_is_same_host(&a, &b));
     b.host_id[31] ^= 1;
-    CHECK(!dd_card_is_same_host(&a, &b));
+    CHECK(!dd_endpoint_is_same_host(&a, &b));
     /* Two hosts without a host id are never the same host. */
     memset(a.host_id, 0, sizeof a.host_id);
     memset(b.host_id, 0, sizeof b.host_id);
-    CHECK(!dd_card_is_same_host(&a, &b));
+    CHECK(!dd_endpoint_is_same_host(&a, &b));
 }
 
 TEST(card_round_trip)
 {
     dd_addr_list addrs;
-    dd_card card = sample_card(&addrs);
+    dd_endpoint endpoint = sample_endpoint(&addrs);
     dd_blob bytes = {0};
-    REQUIRE_OK(dd_card_encode(&card, &addrs, &bytes, check_err()));
-    dd_card read;
+    REQUIRE_OK(dd_endpoint_encode(&endpoint, &addrs, &bytes, check_err()));
+    dd_endpoint read;
     dd_addr_list read_addrs;
-    REQUIRE_OK(dd_card_decode(dd_blob_view(&bytes), &read, &read_addrs, check_err()));
-    CHECK(memcmp(&card.uid, &read.uid, sizeof card.uid) == 0);
-    CHECK(memcmp(card.host_id, read.host_id, sizeof card.host_id) == 0);
+    REQUIRE_OK(dd_endpoint_decode(dd_blob_view(&bytes), &read, &read_addrs, check_err()));
+    CHECK(memcmp(&endpoint.uid, &read.uid, sizeof endpoint.uid) == 0);
+    CHECK(memcmp(endpoint.host_id, read.host_id, sizeof endpoint.host_id) == 0);
     CHECK_INT(read.pid, 7712);
     CHECK(strcmp(read.host, "node-b") == 0 && read.has_unix);
     REQUIRE(read_addrs.count == 2);
@@ -83,28 +83,28 @@ TEST(card_round_trip)
     CHECK_CONTAINS(dd_addr_print(&read_addrs.items[0], text), "10.1.2.3:29500");
     CHECK_CONTAINS(dd_addr_print(&read_addrs.items[1], text), "[2001:db8::7]:65535");
     char who[96];
-    CHECK_CONTAINS(dd_card_print(&read, who), "node-b, pid 7712");
+    CHECK_CONTAINS(dd_endpoint_print(&read, who), "node-b, pid 7712");
     dd_blob_fini(&bytes);
 }
 
 /* Decode from a block of exactly this size, so that a sanitizer detects overreads. */
 static dd_status
-decode_copy(const uint8_t *bytes, size_t len, dd_card *card)
+decode_copy(const uint8_t *bytes, size_t len, dd_endpoint *endpoint)
 {
     uint8_t *copy = malloc(len > 0 ? len : 1);
     memcpy(copy, bytes, len);
-    dd_status status = dd_card_decode(dd_bytes_of(copy, len), card, NULL, check_err());
+    dd_status status = dd_endpoint_decode(dd_bytes_of(copy, len), endpoint, NULL, check_err());
     free(copy);
     return status;
 }
 
-TEST(cards_cut_anywhere_or_too_long)
+TEST(decode_rejects_wrong_lengths)
 {
     dd_addr_list addrs;
-    dd_card card = sample_card(&addrs);
-    dd_card read;
+    dd_endpoint endpoint = sample_endpoint(&addrs);
+    dd_endpoint read;
     dd_blob bytes = {0};
-    REQUIRE_OK(dd_card_encode(&card, &addrs, &bytes, check_err()));
+    REQUIRE_OK(dd_endpoint_encode(&endpoint, &addrs, &bytes, check_err()));
     for (size_t len = 0; len < bytes.len; len++) {
         CHECK_STATUS(decode_copy(bytes.data, len, &read), DD_PROTOCOL);
     }
@@ -113,13 +113,13 @@ TEST(cards_cut_anywhere_or_too_long)
     dd_blob_fini(&bytes);
 }
 
-TEST(cards_with_any_byte_changed)
+TEST(decode_checks_changed_bytes)
 {
     dd_addr_list addrs;
-    dd_card card = sample_card(&addrs);
-    dd_card read;
+    dd_endpoint endpoint = sample_endpoint(&addrs);
+    dd_endpoint read;
     dd_blob bytes = {0};
-    REQUIRE_OK(dd_card_encode(&card, &addrs, &bytes, check_err()));
+    REQUIRE_OK(dd_endpoint_encode(&endpoint, &addrs, &bytes, check_err()));
     for (size_t at = 0; at < bytes.len; at++) {
         for (unsigned value = 0; value < 256; value++) {
             uint8_t old = bytes.data[at];
@@ -131,19 +131,19 @@ TEST(cards_with_any_byte_changed)
     }
     bytes.data[4] = 9;
     CHECK_STATUS(decode_copy(bytes.data, bytes.len, &read), DD_PROTOCOL);
-    CHECK_CONTAINS(check_message(), "cards of version 9, and this process of version");
+    CHECK_CONTAINS(check_message(), "endpoints of version 9, and this process of version");
     dd_blob_fini(&bytes);
 }
 
-TEST(card_without_memory)
+TEST(decode_fails_without_memory)
 {
     dd_addr_list addrs;
-    dd_card card = sample_card(&addrs);
+    dd_endpoint endpoint = sample_endpoint(&addrs);
     dd_blob bytes = {0};
     dd_status status = DD_OUT_OF_MEMORY;
     for (long n = 0; n < 20 && status != DD_OK; n++) {
         (void)dd_mem_fail_after(n);
-        status = dd_card_encode(&card, &addrs, &bytes, NULL);
+        status = dd_endpoint_encode(&endpoint, &addrs, &bytes, NULL);
         (void)dd_mem_fail_after(-1);
         CHECK(status == DD_OK || (status == DD_OUT_OF_MEMORY && bytes.data == NULL));
     }
@@ -224,12 +224,12 @@ TEST(addresses_the_best_first)
 TEST(addresses_of_this_machine)
 {
     dd_addr_list addrs = {0};
-    REQUIRE_OK(dd_card_find_addrs("", NULL, &addrs, check_err()));
+    REQUIRE_OK(dd_endpoint_find_addrs("", NULL, &addrs, check_err()));
     CHECK(addrs.count > 0);
-    REQUIRE_OK(dd_card_find_addrs("=lo", NULL, &addrs, check_err()));
+    REQUIRE_OK(dd_endpoint_find_addrs("=lo", NULL, &addrs, check_err()));
     char text[DD_ADDR_TEXT_MAX];
     CHECK_CONTAINS(dd_addr_print(&addrs.items[0], text), "127.0.0.1:0");
-    CHECK_STATUS(dd_card_find_addrs("nosuch", NULL, &addrs, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_endpoint_find_addrs("nosuch", NULL, &addrs, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "\"nosuch\"");
     CHECK_CONTAINS(check_message(), "lo");
 }
@@ -237,32 +237,32 @@ TEST(addresses_of_this_machine)
 /* ---- presence of a process */
 
 static dd_presence
-look_for(const dd_card *card, const dd_addr_list *addrs)
+look_for(const dd_endpoint *endpoint, const dd_addr_list *addrs)
 {
-    dd_card own;
+    dd_endpoint own;
     dd_presence presence = DD_PRESENCE_UNKNOWN;
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S);
-    CHECK_OK(dd_card_init(&own, check_err()));
-    CHECK_OK(dd_card_check_presence(card, addrs, &own, &presence, &wait, check_err()));
+    CHECK_OK(dd_endpoint_init(&own, check_err()));
+    CHECK_OK(dd_endpoint_check_presence(endpoint, addrs, &own, &presence, &wait, check_err()));
     return presence;
 }
 
 /* In a container with its own process ids, an id may belong to another process here, or to none. */
 TEST(presence_does_not_depend_on_process_ids)
 {
-    dd_card card;
+    dd_endpoint endpoint;
     dd_addr_list addrs = {.count = 0};
     int fd = -1;
-    REQUIRE_OK(dd_card_init(&card, check_err()));
-    card.pid = 1LL << 30;
-    card.has_unix = true;
-    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_NONE);
-    dd_addr addr = dd_card_unix_addr(&card);
+    REQUIRE_OK(dd_endpoint_init(&endpoint, check_err()));
+    endpoint.pid = 1LL << 30;
+    endpoint.has_unix = true;
+    CHECK_INT(look_for(&endpoint, &addrs), DD_PRESENCE_NONE);
+    dd_addr addr = dd_endpoint_unix_addr(&endpoint);
     REQUIRE_OK(dd_sock_listen(&addr, &fd, check_err()));
-    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_RUNNING);
+    CHECK_INT(look_for(&endpoint, &addrs), DD_PRESENCE_RUNNING);
     dd_sock_close(fd);
-    card.pid = getpid();
-    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_NONE);
+    endpoint.pid = getpid();
+    CHECK_INT(look_for(&endpoint, &addrs), DD_PRESENCE_NONE);
 }
 
 static void *
@@ -277,12 +277,12 @@ look_often(void *arg)
 
 TEST(presence_is_queried_by_several_threads)
 {
-    dd_card card;
+    dd_endpoint endpoint;
     pthread_t threads[3];
-    REQUIRE_OK(dd_card_init(&card, check_err()));
-    card.has_unix = true;
+    REQUIRE_OK(dd_endpoint_init(&endpoint, check_err()));
+    endpoint.has_unix = true;
     for (int i = 0; i < 3; i++) {
-        REQUIRE(pthread_create(&threads[i], NULL, look_often, &card) == 0);
+        REQUIRE(pthread_create(&threads[i], NULL, look_often, &endpoint) == 0);
     }
     for (int i = 0; i < 3; i++) {
         (void)pthread_join(threads[i], NULL);
@@ -291,18 +291,18 @@ TEST(presence_is_queried_by_several_threads)
 
 TEST(presence_at_addresses)
 {
-    dd_card card;
+    dd_endpoint endpoint;
     dd_addr_list addrs = {.count = 0};
     int fd = -1;
-    REQUIRE_OK(dd_card_init(&card, check_err()));
-    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_UNKNOWN); /* the card has no address */
+    REQUIRE_OK(dd_endpoint_init(&endpoint, check_err()));
+    CHECK_INT(look_for(&endpoint, &addrs), DD_PRESENCE_UNKNOWN); /* the endpoint has no address */
     dd_addr addr = ip("127.0.0.1", 0);
     REQUIRE_OK(dd_sock_listen(&addr, &fd, check_err()));
     addrs.items[0] = dd_sock_local_addr(fd);
     addrs.count = 1;
-    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_RUNNING);
+    CHECK_INT(look_for(&endpoint, &addrs), DD_PRESENCE_RUNNING);
     dd_sock_close(fd);
-    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_NONE);
-    card.host_id[0] ^= 1; /* on another host, whose loopback address is not ours */
-    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_UNKNOWN);
+    CHECK_INT(look_for(&endpoint, &addrs), DD_PRESENCE_NONE);
+    endpoint.host_id[0] ^= 1; /* on another host, whose loopback address is not ours */
+    CHECK_INT(look_for(&endpoint, &addrs), DD_PRESENCE_UNKNOWN);
 }
