@@ -8,22 +8,25 @@
 #include <string.h>
 
 static const window_op op_put = {
-    .what = "put", .lack = "taken it", .note = DD_WINDOW_PUT, .needs_open = true};
+    .what = "put", .expectation = "taken it", .command = DD_WINDOW_PUT, .needs_open = true};
 static const window_op op_get = {
-    .what = "get", .lack = "answered", .note = DD_WINDOW_GET, .needs_open = true};
-static const window_op op_signal = {
-    .what = "signal", .lack = "taken it", .note = DD_WINDOW_PUT, .needs_channel = true, .needs_open = true};
+    .what = "get", .expectation = "answered", .command = DD_WINDOW_GET, .needs_open = true};
+static const window_op op_signal = {.what = "signal",
+                                    .expectation = "taken it",
+                                    .command = DD_WINDOW_PUT,
+                                    .needs_channel = true,
+                                    .needs_open = true};
 static const window_op op_alone = {.what = "signal_alone",
-                                   .lack = "taken the signal",
+                                   .expectation = "taken the signal",
                                    .word = WINDOW_WORD_ROOM,
-                                   .note = DD_WINDOW_ALONE,
+                                   .command = DD_WINDOW_SIGNAL_ALONE,
                                    .needs_channel = true,
                                    .needs_open = true};
 /* wait_signal works even if the other rank has closed the window: earlier signals count. */
 static const window_op op_wait = {
-    .what = "wait_signal", .lack = "signalled", .word = WINDOW_WORD_SIGNAL, .needs_channel = true};
-/* A flush is a get of no bytes, which is answered once all earlier notes have been handled. */
-static const window_op op_flush = {.what = "flush", .lack = "answered", .note = DD_WINDOW_GET};
+    .what = "wait_signal", .expectation = "signalled", .word = WINDOW_WORD_SIGNAL, .needs_channel = true};
+/* A flush is a get of no bytes, which is answered once all earlier commands have been handled. */
+static const window_op op_flush = {.what = "flush", .expectation = "answered", .command = DD_WINDOW_GET};
 
 /* ---- without a call */
 
@@ -42,14 +45,14 @@ copy(void *dst, const void *src, size_t nbytes)
 static void
 move_direct(dd_window *window, const window_args *args)
 {
-    const window_member *there = &window->members[args->target.rank];
+    const window_member *member = &window->members[args->target.rank];
     if (args->block.nbytes > 0) {
-        uint8_t *place = there->data + args->target.offset;
+        uint8_t *place = member->data + args->target.offset;
         bool is_get = args->op == &op_get;
         copy(is_get ? args->block.data : place, is_get ? place : args->block.data, args->block.nbytes);
     }
     if (args->channel != DD_NO_CHANNEL) {
-        atomic_fetch_add(&there->words[window_word(window, args->channel, window->hub->rank)], 1);
+        atomic_fetch_add(&member->words[window_word(window, args->channel, window->hub->rank)], 1);
         window_wake(window, args->target.rank);
     }
 }
@@ -94,22 +97,22 @@ static dd_status
 make_call(dd_window *window, const window_args *args, int64_t start_ns, int64_t deadline_ns,
           window_call **out, dd_error *err)
 {
-    bool is_far = !window->members[args->target.rank].is_direct;
-    bool is_small_put = args->op->note == DD_WINDOW_PUT && args->block.nbytes <= WINDOW_SMALL_NBYTES;
-    size_t kept_nbytes = is_far && is_small_put ? args->block.nbytes : 0;
+    bool uses_messages = !window->members[args->target.rank].is_direct;
+    bool is_small_put = args->op->command == DD_WINDOW_PUT && args->block.nbytes <= WINDOW_SMALL_NBYTES;
+    size_t data_nbytes = uses_messages && is_small_put ? args->block.nbytes : 0;
     window_call *call =
-        window_make_call(window->hub, args->target.rank, args->op->what, start_ns, kept_nbytes);
+        window_make_call(window->hub, args->target.rank, args->op->what, start_ns, data_nbytes);
     if (call == NULL) {
-        return dd_error_no_memory(err, sizeof *call + kept_nbytes);
+        return dd_error_no_memory(err, sizeof *call + data_nbytes);
     }
-    if (kept_nbytes > 0) {
-        memcpy(call->bytes, args->block.data, kept_nbytes);
+    if (data_nbytes > 0) {
+        memcpy(call->bytes, args->block.data, data_nbytes);
     }
     call->args = *args;
     call->window = window;
     call->window_id = window->id;
     call->deadline_ns = deadline_ns;
-    call->is_far = is_far;
+    call->uses_messages = uses_messages;
     *out = call;
     return DD_OK;
 }
@@ -135,7 +138,7 @@ window_run(dd_window *window, const window_args *args, const dd_wait *wait, dd_e
     status = start(window, args, wait, &call, err);
     if (status == DD_OK) {
         status = window_finish(call, wait, err);
-        if (status == DD_OK && call->is_far) {
+        if (status == DD_OK && call->uses_messages) {
             dd_engine_kick(window->hub->engine); /* a driver must finish sending */
         }
         dd_work_release(&call->work);
@@ -231,7 +234,7 @@ dd_window_wait_signal(dd_window *window, int rank, int channel, const dd_wait *w
     window_args args = about_signal(&op_wait, rank, channel);
     dd_status status = window_run(window, &args, wait, err);
     if (status == DD_OK) {
-        window_note_taken(window, rank);
+        window_on_signal_taken(window, rank);
     }
     return status;
 }
@@ -253,7 +256,7 @@ dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
     window_hub *hub = window->hub;
     window_args args = about_signal(&op_flush, hub->rank, DD_NO_CHANNEL);
     dd_status status = window_check(window, &args, err);
-    if (status != DD_OK || !window->has_far_members) {
+    if (status != DD_OK || !window->needs_messages) {
         return status;
     }
     window_call *calls = NULL; /* start all flushes before waiting for the first */
@@ -270,7 +273,7 @@ dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
         if (status == DD_OK) {
             status = window_finish(call, wait, err);
         } else {
-            window_cancel(call);
+            window_abandon(call);
         }
         dd_work_release(&call->work);
     }
@@ -282,7 +285,7 @@ dd_window_barrier(dd_window *window, int channel, const dd_wait *wait, dd_error 
 {
     int size = window->hub->size;
     int rank = window->hub->rank;
-    dd_status status = window->has_far_members ? dd_window_flush(window, wait, err) : DD_OK;
+    dd_status status = window->needs_messages ? dd_window_flush(window, wait, err) : DD_OK;
     for (int step = 0; step < size && status == DD_OK; step++) {
         status = dd_window_signal_alone(window, (rank + step) % size, channel, wait, err);
     }

@@ -116,8 +116,8 @@ error_timed_out(const window_call *call, dd_error *error)
     char what[64];
     dd_error own;
     double elapsed_s = (double)(dd_clock_now_ns() - call->work.start_ns) * 1e-9;
-    (void)snprintf(what, sizeof what, op->needs_channel ? "has not %s on channel %d" : "has not %s", op->lack,
-                   call->args.channel);
+    (void)snprintf(what, sizeof what, op->needs_channel ? "has not %s on channel %d" : "has not %s",
+                   op->expectation, call->args.channel);
     (void)dd_group_error_about(call->hub->group, call->args.target.rank, DD_OP_TIMED_OUT, what, &own);
     (void)dd_error_set(error, DD_OP_TIMED_OUT, "timed out after %.3g s; %s", elapsed_s, own.message);
     error->blamed = own.blamed;
@@ -130,10 +130,11 @@ static _Atomic uint32_t *
 find_word(const dd_window *window, const window_args *args)
 {
     const window_member *own = &window->members[window->hub->rank];
-    const window_member *there = &window->members[args->target.rank];
+    const window_member *member = &window->members[args->target.rank];
     switch (args->op->word) {
     case WINDOW_WORD_ROOM:
-        return there->is_direct ? &there->words[window_word(window, args->channel, window->hub->rank)] : NULL;
+        return member->is_direct ? &member->words[window_word(window, args->channel, window->hub->rank)]
+                                 : NULL;
     case WINDOW_WORD_OWN_ROOM:
     case WINDOW_WORD_SIGNAL:
         return &own->words[window_word(window, args->channel, args->target.rank)];
@@ -194,12 +195,12 @@ destroy_call(dd_work *work)
     dd_mem_free(work);
 }
 
-static void window_call_on_late(dd_timer *timer);
+static void window_call_on_deadline(dd_timer *timer);
 
 window_call *
-window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, size_t kept_nbytes)
+window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, size_t data_nbytes)
 {
-    window_call *call = dd_mem_alloc(sizeof *call + kept_nbytes);
+    window_call *call = dd_mem_alloc(sizeof *call + data_nbytes);
     if (call != NULL) {
         dd_work_init(&call->work, what, 0, start_ns);
         call->work.destroy = destroy_call;
@@ -208,8 +209,8 @@ window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, 
         call->hub = hub;
         dd_list_init(&call->link);
         call->deadline_ns = DD_NEVER_NS;
-        dd_timer_init(&call->late, window_call_on_late);
-        call->kept_nbytes = kept_nbytes;
+        dd_timer_init(&call->late, window_call_on_deadline);
+        call->data_nbytes = data_nbytes;
     }
     return call;
 }
@@ -217,7 +218,7 @@ window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, 
 /* Report the number of calls to the group. Keep the hub's task in the engine while callers wait for
  * calls, and remove it otherwise. */
 static void
-note_calls_locked(window_hub *hub)
+update_task_locked(window_hub *hub)
 {
     bool has_calls = !dd_list_is_empty(&hub->waiting) || hub->extension.ncalls > 0;
     if (has_calls == dd_list_is_empty(&hub->task.link)) {
@@ -248,12 +249,12 @@ window_add_locked(window_call *call)
     if (call->is_moving) {
         call->window = NULL;
         ++*count_of(call);
-        hub->kept_nbytes += sizeof *call + call->kept_nbytes;
-    } else if (call->is_far) {
+        hub->moving_nbytes += sizeof *call + call->data_nbytes;
+    } else if (call->uses_messages) {
         dd_context_expect_locked(hub->context, call->args.target.rank, true);
     }
     dd_engine_start_timer_locked(hub->engine, &call->late, call->deadline_ns);
-    note_calls_locked(hub);
+    update_task_locked(hub);
 }
 
 void
@@ -273,7 +274,7 @@ window_complete_locked(window_call *call, const dd_error *cause)
     dd_engine_note_ended_locked(call->hub->engine);
     (void)dd_work_complete(&call->work, cause != NULL ? &error : NULL);
     *count_of(call) += call->is_moving ? 1 : 0;
-    note_calls_locked(call->hub);
+    update_task_locked(call->hub);
 }
 
 void
@@ -284,13 +285,13 @@ window_remove_locked(window_call *call)
     dd_timer_clear(&call->late);
     if (call->is_moving) {
         --*count_of(call);
-        hub->kept_nbytes -= sizeof *call + call->kept_nbytes;
+        hub->moving_nbytes -= sizeof *call + call->data_nbytes;
         hub->nwanted -= call->is_wanted ? 1 : 0;
-    } else if (call->is_far) {
+    } else if (call->uses_messages) {
         dd_context_expect_locked(hub->context, call->args.target.rank, false);
     }
     dd_work_release(&call->work);
-    note_calls_locked(hub);
+    update_task_locked(hub);
 }
 
 /* Remove the call from its list, then complete it: on_done may end other calls and the group. */
@@ -377,14 +378,14 @@ cancel_call_locked(window_call *call, const dd_error *cause)
 {
     dd_timer_clear(&call->late);
     if (call->is_moving) {
-        window_cancel_message_locked(call, cause);
+        window_abandon_message_locked(call, cause);
     } else {
         window_end_wait_locked(call, cause);
     }
 }
 
 static void
-window_call_on_late(dd_timer *timer)
+window_call_on_deadline(dd_timer *timer)
 {
     dd_error error;
     window_call *call = DD_CONTAINER_OF(timer, window_call, late);
@@ -393,7 +394,7 @@ window_call_on_late(dd_timer *timer)
 }
 
 void
-window_cancel(window_call *call)
+window_abandon(window_call *call)
 {
     dd_error cause;
     (void)dd_error_set(&cause, DD_ABORTED, "its caller waits no longer");
@@ -414,7 +415,7 @@ window_finish(window_call *call, const dd_wait *wait, dd_error *err)
     if (status == DD_OK) {
         return dd_work_result(&call->work, err);
     }
-    window_cancel(call);
+    window_abandon(call);
     until_done.is_interrupted = NULL; /* only copying of data remains */
     (void)!dd_engine_wait(engine, &call->work.is_done, &until_done, NULL);
     return status;

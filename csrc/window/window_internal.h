@@ -3,7 +3,7 @@
  * A rank is *direct* if its memory and its pad are mapped here. A put to a direct rank is a copy,
  * and a signal an addition. Neither needs the engine's lock or a system call, unless the other rank
  * sleeps (core/park.h): words change only by sequentially consistent additions and exchanges. Data
- * and signals for other ranks are sent as notes (window_wire.h), which keeps them in order.
+ * and signals for other ranks are sent as commands (window_wire.h), which keeps them in order.
  *
  * There are six operations (window_op). An operation that cannot finish immediately becomes a
  * *call*, and waits
@@ -44,7 +44,7 @@ typedef struct window_member {
     window_control *control; /* NULL if the pad is not mapped here */
     bool is_direct;
     bool is_closed;    /* guarded: true once the rank's notice of closing has arrived */
-    uint32_t nputs;    /* guarded: number of puts sent to the rank by notes */
+    uint32_t nputs;    /* guarded: number of puts sent to the rank by commands */
     uint32_t ninplace; /* guarded: how many of the nputs puts are known to be in place */
 } window_member;
 
@@ -66,17 +66,17 @@ struct dd_window {
     dd_region *pad;    /* this rank's pad, owned */
     size_t pad_nbytes; /* const after open, like the next two fields */
     int nchannels;
-    bool has_far_members; /* some ranks are not direct: they need prompt answers */
-    dd_list link;         /* in hub->windows; guarded by the engine's lock */
+    bool needs_messages; /* some ranks are not direct: they need prompt answers */
+    dd_list link;        /* in hub->windows; guarded by the engine's lock */
     window_member members[];
 };
 
 /* A kind of operation. A call of this kind waits for a word or for a message. */
 typedef struct window_op {
     const char *what;
-    const char *lack; /* after a timeout, completes the error text "rank 2 has not ..." */
+    const char *expectation; /* after a timeout, completes the error text "rank 2 has not ..." */
     enum { WINDOW_NO_WORD, WINDOW_WORD_SIGNAL, WINDOW_WORD_ROOM, WINDOW_WORD_OWN_ROOM } word;
-    dd_window_note_type note; /* note to send to a rank that is not direct */
+    dd_window_command_type command; /* command to send to a rank that is not direct */
     bool needs_channel;
     bool needs_open; /* fail early if the other rank has closed the window */
 } window_op;
@@ -88,7 +88,7 @@ typedef struct window_args {
     int channel;
 } window_args;
 
-/* An operation that must wait; or a note or answer of this rank, which no caller waits for: its
+/* An operation that must wait; or a command or answer of this rank, which no caller waits for: its
  * work is done from the start. The work has the reference count. Guarded by the engine's lock. */
 typedef struct window_call {
     dd_work work; /* must be first */
@@ -99,31 +99,31 @@ typedef struct window_call {
     dd_list link; /* in hub->waiting or hub->moving */
     int64_t deadline_ns;
     dd_timer late; /* runs at the deadline, while the call is in a list */
-    bool is_far;
+    bool uses_messages;
     bool is_moving;           /* true while its message is in progress */
     uint32_t id;              /* id of the question that it sends or grants */
     bool is_wanted;           /* true if its data must be copied: the owner wants the memory back */
     uint32_t nputs;           /* of a get: number of puts in place once it is answered */
     struct window_call *next; /* next flush of the same caller */
-    dd_message message;       /* a put, note or answer; for a question, the receive of its answer */
+    dd_message message;       /* a put, command or answer; for a question, the receive of its answer */
     dd_signature signature;   /* signature of `message` */
     uint8_t refusal;          /* room for the one-byte refusal of a question for no bytes */
     uint8_t *copy;            /* copy of data whose memory is wanted back, or NULL */
     size_t ncopied;
-    size_t kept_nbytes; /* size of `bytes` */
+    size_t data_nbytes; /* size of `bytes` */
     uint8_t bytes[];    /* small data to send */
 } window_call;
 
-/* Incoming messages of one rank. Its notes are handled one at a time. */
+/* Incoming messages of one rank. Its commands are handled one at a time. */
 typedef struct window_source {
     window_hub *hub;
     int rank;
-    bool is_busy;             /* a note is being handled; the context may hold more */
-    bool is_full;             /* true if a question waits for answers to be sent; implies is_busy */
-    dd_message message;       /* receive of the note's data */
-    dd_window_note note;      /* the note being handled, or the last one */
-    unsigned nanswers;        /* answers to the rank that are being sent, or wait for a word */
-    uint64_t reported_closed; /* last window reported to the rank as closed, after a put; or 0 */
+    bool is_busy;              /* a command is being handled; the context may hold more */
+    bool is_full;              /* true if a question waits for answers to be sent; implies is_busy */
+    dd_message message;        /* receive of the command's data */
+    dd_window_command command; /* the command being handled, or the last one */
+    unsigned nanswers;         /* answers to the rank that are being sent, or wait for a word */
+    uint64_t reported_closed;  /* last window reported to the rank as closed, after a put; or 0 */
 } window_source;
 
 /* State of all windows of a group. Guarded by the engine's lock, except constants. */
@@ -134,13 +134,13 @@ struct window_hub {
     dd_context *context; /* not used once is_ended is set */
     int rank;
     int size;
-    bool is_ended;      /* set by on_end: from then on nothing is sent or handled */
-    uint64_t nwindows;  /* number of window ids allocated */
-    uint32_t last_id;   /* id of this rank's last question */
-    size_t kept_nbytes; /* bytes of all calls in `moving`, copies of data included */
-    unsigned nwanted;   /* number of calls whose is_wanted is true */
-    atomic_int ngrants; /* number of signal_alone questions that wait here; written with the lock */
-    bool has_slept;     /* true if the windows' controls mark this rank as asleep */
+    bool is_ended;        /* set by on_end: from then on nothing is sent or handled */
+    uint64_t nwindows;    /* number of window ids allocated */
+    uint32_t last_id;     /* id of this rank's last question */
+    size_t moving_nbytes; /* bytes of all calls in `moving`, copies of data included */
+    unsigned nwanted;     /* number of calls whose is_wanted is true */
+    atomic_int ngrants;   /* number of signal_alone questions that wait here; written with the lock */
+    bool has_slept;       /* true if the windows' controls mark this rank as asleep */
     dd_list windows;
     dd_list waiting;         /* window_call entries that wait for a word, checked in every round */
     dd_list moving;          /* window_call entries whose messages are in progress */
@@ -173,14 +173,14 @@ void window_end_waits_locked(window_hub *hub, const dd_window *window, int rank,
 dd_status window_error_closed(const window_hub *hub, int rank, dd_error *err);
 dd_task window_make_task(const window_hub *hub);
 
-/* Create a call with one reference and kept_nbytes bytes of data. NULL if there is no memory. */
+/* Create a call with one reference and data_nbytes bytes of data. NULL if there is no memory. */
 window_call *window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns,
-                              size_t kept_nbytes);
+                              size_t data_nbytes);
 /* Start a call. On success, it is done or in a list of the hub. */
 dd_status window_begin(window_call *call, dd_error *err) DD_MUST_CHECK;
 /* Wait until the call is done, at the latest at its deadline. An interrupt abandons the call. */
 dd_status window_finish(window_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-void window_cancel(window_call *call); /* abandon a call: its caller no longer waits */
+void window_abandon(window_call *call); /* abandon a call: its caller no longer waits */
 /* Add the call to its list, and report it to the group. */
 void window_add_locked(window_call *call);
 /* Complete the call's work if it is not done. `cause` is NULL for success. */
@@ -192,16 +192,16 @@ void window_remove_locked(window_call *call);
 
 /* ---- window_messages.c */
 
-/* Send the note of a call. The call may then be done; otherwise it ends with its message. */
+/* Send the command of a call. The call may then be done; otherwise it ends with its message. */
 dd_status window_send_call_locked(window_call *call, dd_error *err) DD_MUST_CHECK;
 /* Abandon the message of a call. The call ends now, or after its data has been copied. */
-void window_cancel_message_locked(window_call *call, const dd_error *cause);
+void window_abandon_message_locked(window_call *call, const dd_error *cause);
 /* Copy one piece of memory that its owner wants back. Returns false if nothing was left. */
 bool window_copy_wanted_locked(window_hub *hub);
-void window_note_taken(dd_window *window, int source); /* call after taking a signal of `source` */
+void window_on_signal_taken(dd_window *window, int source); /* call after taking a signal of `source` */
 /* Close the window for messages. Answers in progress continue from copies
  * (window_copy_wanted_locked), questions are refused, and other ranks are notified. */
-void window_close_far_locked(dd_window *window);
+void window_close_messages_locked(dd_window *window);
 /* Find the group's hub, creating it if necessary, and allocate the id of a new window. */
 dd_status window_find_hub(dd_group *group, window_hub **hub, uint64_t *id, dd_error *err) DD_MUST_CHECK;
 

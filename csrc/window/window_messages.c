@@ -9,7 +9,7 @@
 
 /* Limit of bytes of small puts that are kept, to be sent in the background. Above the limit, a put
  * waits until the transport has its data. */
-#define KEPT_MAX ((size_t)1 << 20)
+#define MOVING_MAX_NBYTES ((size_t)1 << 20)
 
 static dd_window *
 find_window_locked(const window_hub *hub, uint64_t id)
@@ -60,13 +60,13 @@ count_answered_locked(window_source *source)
 }
 
 static void
-far_on_message_done(dd_message *message, const dd_error *error)
+window_on_message_done(dd_message *message, const dd_error *error)
 {
     window_call *call = message->owner;
     window_hub *hub = call->hub;
     dd_error cause;
-    bool is_get = call->args.op != NULL && call->args.op->note == DD_WINDOW_GET;
-    bool is_question = is_get || (call->args.op != NULL && call->args.op->note == DD_WINDOW_ALONE);
+    bool is_get = call->args.op != NULL && call->args.op->command == DD_WINDOW_GET;
+    bool is_question = is_get || (call->args.op != NULL && call->args.op->command == DD_WINDOW_SIGNAL_ALONE);
     bool is_failed = error != NULL || (is_question && message->received != call->args.block.nbytes);
     dd_window *window = is_get && !is_failed ? find_window_locked(hub, call->window_id) : NULL;
     if (window != NULL) {
@@ -97,39 +97,39 @@ set_message(window_call *call, const dd_request *head, void *data)
                                  .data = data,
                                  .nbytes = (size_t)head->nbytes,
                                  .signature = &call->signature,
-                                 .on_done = far_on_message_done,
+                                 .on_done = window_on_message_done,
                                  .owner = call};
 }
 
 static void
-far_send_locked(window_call *call)
+send_by_message_locked(window_call *call)
 {
     call->is_moving = true;
     window_add_locked(call);
     dd_context_post_send_locked(call->hub->context, &call->message);
 }
 
-/* Send a note or an answer, for which no caller waits. Small data is copied. */
+/* Send a command or an answer, for which no caller waits. Small data is copied. */
 static dd_status
 send_unawaited_locked(window_hub *hub, int rank, const dd_request *head, const void *data, dd_error *err)
 {
-    size_t kept_nbytes = head->nbytes <= WINDOW_SMALL_NBYTES ? (size_t)head->nbytes : 0;
-    window_call *call = window_make_call(hub, rank, "note", 0, kept_nbytes);
+    size_t data_nbytes = head->nbytes <= WINDOW_SMALL_NBYTES ? (size_t)head->nbytes : 0;
+    window_call *call = window_make_call(hub, rank, "command", 0, data_nbytes);
     if (call == NULL) {
-        return dd_error_no_memory(err, sizeof *call + kept_nbytes);
+        return dd_error_no_memory(err, sizeof *call + data_nbytes);
     }
     (void)dd_work_complete(&call->work, NULL);
-    memcpy(call->bytes, data, kept_nbytes);
-    set_message(call, head, kept_nbytes == head->nbytes ? call->bytes : (void *)(uintptr_t)data);
-    far_send_locked(call);
+    memcpy(call->bytes, data, data_nbytes);
+    set_message(call, head, data_nbytes == head->nbytes ? call->bytes : (void *)(uintptr_t)data);
+    send_by_message_locked(call);
     dd_work_release(&call->work);
     return DD_OK;
 }
 
 static dd_status
-send_note_locked(window_hub *hub, int rank, const dd_window_note *note, dd_error *err)
+send_command_locked(window_hub *hub, int rank, const dd_window_command *command, dd_error *err)
 {
-    dd_request head = dd_window_note_encode(note);
+    dd_request head = dd_window_command_encode(command);
     return send_unawaited_locked(hub, rank, &head, "", err);
 }
 
@@ -185,43 +185,43 @@ window_copy_wanted_locked(window_hub *hub)
 
 /* ---- operations on other ranks */
 
-/* Send a put. It is complete already if its data is small and kept here, within KEPT_MAX. */
+/* Send a put. It is complete already if its data is small and kept here, within MOVING_MAX_NBYTES. */
 static void
 send_put_locked(window_call *call)
 {
     window_hub *hub = call->hub;
     window_member *member = &call->window->members[call->args.target.rank];
     bool is_small = call->args.block.nbytes <= WINDOW_SMALL_NBYTES;
-    dd_request head = dd_window_note_encode(&(dd_window_note){.type = DD_WINDOW_PUT,
-                                                              .channel = (uint32_t)call->args.channel,
-                                                              .window = call->window_id,
-                                                              .offset = call->args.target.offset,
-                                                              .nbytes = call->args.block.nbytes});
+    dd_request head = dd_window_command_encode(&(dd_window_command){.type = DD_WINDOW_PUT,
+                                                                    .channel = (uint32_t)call->args.channel,
+                                                                    .window = call->window_id,
+                                                                    .offset = call->args.target.offset,
+                                                                    .nbytes = call->args.block.nbytes});
     member->nputs += call->args.block.nbytes > 0 ? 1 : 0;
     set_message(call, &head, is_small ? call->bytes : call->args.block.data);
-    if (is_small && hub->kept_nbytes < KEPT_MAX) {
+    if (is_small && hub->moving_nbytes < MOVING_MAX_NBYTES) {
         call->deadline_ns = DD_NEVER_NS;
         window_complete_locked(call, NULL);
     }
-    far_send_locked(call);
+    send_by_message_locked(call);
 }
 
-/* Send the note of a question, and post a receive for its answer. */
+/* Send the command of a question, and post a receive for its answer. */
 static dd_status
-far_send_question_locked(window_call *call, dd_error *err)
+send_question_locked(window_call *call, dd_error *err)
 {
     window_hub *hub = call->hub;
     dd_block target = call->args.block;
     call->id = ++hub->last_id != 0 ? hub->last_id : ++hub->last_id;
-    dd_window_note note = {.type = call->args.op->note, .id = call->id, .window = call->window_id};
-    if (note.type == DD_WINDOW_ALONE) {
-        note.channel = (uint32_t)call->args.channel;
+    dd_window_command command = {.type = call->args.op->command, .id = call->id, .window = call->window_id};
+    if (command.type == DD_WINDOW_SIGNAL_ALONE) {
+        command.channel = (uint32_t)call->args.channel;
     } else {
-        note.offset = call->args.target.offset;
-        note.nbytes = target.nbytes;
+        command.offset = call->args.target.offset;
+        command.nbytes = target.nbytes;
         call->nputs = call->window->members[call->args.target.rank].nputs;
     }
-    dd_status status = send_note_locked(hub, call->args.target.rank, &note, err);
+    dd_status status = send_command_locked(hub, call->args.target.rank, &command, err);
     if (status == DD_OK) {
         bool has_data = target.nbytes > 0;
         set_message(call,
@@ -240,18 +240,18 @@ dd_status
 window_send_call_locked(window_call *call, dd_error *err)
 {
     dd_assert_holds(ENGINE);
-    if (call->args.op->note != DD_WINDOW_PUT) {
-        return far_send_question_locked(call, err);
+    if (call->args.op->command != DD_WINDOW_PUT) {
+        return send_question_locked(call, err);
     }
     send_put_locked(call);
     return DD_OK;
 }
 
 void
-window_cancel_message_locked(window_call *call, const dd_error *cause)
+window_abandon_message_locked(window_call *call, const dd_error *cause)
 {
     window_hub *hub = call->hub;
-    if (call->args.op->note == DD_WINDOW_PUT) {
+    if (call->args.op->command == DD_WINDOW_PUT) {
         if (call->message.data == call->bytes) {
             window_complete_locked(call, cause);
         } else if (!call->is_wanted) {
@@ -260,10 +260,11 @@ window_cancel_message_locked(window_call *call, const dd_error *cause)
         }
         return;
     }
-    if (call->args.op->note == DD_WINDOW_ALONE) {
-        dd_window_note withdrawal = {.type = DD_WINDOW_DROP, .id = call->id, .window = call->window_id};
+    if (call->args.op->command == DD_WINDOW_SIGNAL_ALONE) {
+        dd_window_command withdrawal = {
+            .type = DD_WINDOW_WITHDRAW, .id = call->id, .window = call->window_id};
         dd_error ignored; /* the signal is then added later */
-        (void)!send_note_locked(hub, call->args.target.rank, &withdrawal, &ignored);
+        (void)!send_command_locked(hub, call->args.target.rank, &withdrawal, &ignored);
     }
     dd_context_cancel_locked(hub->context, &call->message, cause);
 }
@@ -309,10 +310,10 @@ grant_locked(window_source *source, dd_window *window)
         return;
     }
     call->args.op = &op_grant;
-    call->args.channel = (int)source->note.channel;
+    call->args.channel = (int)source->command.channel;
     call->window = window;
     call->window_id = window->id;
-    call->id = source->note.id;
+    call->id = source->command.id;
     call->work.on_done = on_granted;
     call->work.ctx = source;
     atomic_fetch_add(&hub->ngrants, 1);
@@ -330,7 +331,7 @@ end_withdrawn_locked(const window_source *source)
     for (dd_list *node = hub->waiting.next; node != &hub->waiting; node = node->next) {
         window_call *call = DD_CONTAINER_OF(node, window_call, link);
         if (call->args.op->word == WINDOW_WORD_OWN_ROOM && call->args.target.rank == source->rank &&
-            call->id == source->note.id) {
+            call->id == source->command.id) {
             dd_error cause;
             (void)dd_error_set(&cause, DD_ABORTED, "its caller waits no longer");
             window_end_wait_locked(call, &cause);
@@ -340,7 +341,7 @@ end_withdrawn_locked(const window_source *source)
 }
 
 void
-window_note_taken(dd_window *window, int source)
+window_on_signal_taken(dd_window *window, int source)
 {
     window_hub *hub = window->hub;
     if (window->members[source].is_direct) {
@@ -354,7 +355,7 @@ window_note_taken(dd_window *window, int source)
     }
 }
 
-/* ---- notes from other ranks */
+/* ---- commands from other ranks */
 
 static void
 fail_protocol_locked(const window_source *source, const char *what)
@@ -367,41 +368,41 @@ fail_protocol_locked(const window_source *source, const char *what)
 }
 
 static const char *
-far_find_fault(const window_source *source, const dd_window *window)
+command_find_fault(const window_source *source, const dd_window *window)
 {
-    const dd_window_note *note = &source->note;
-    if (note->window > source->hub->nwindows) {
+    const dd_window_command *command = &source->command;
+    if (command->window > source->hub->nwindows) {
         return "a window that was never opened";
     }
     if (window == NULL) {
         return NULL;
     }
     const window_member *own = &window->members[source->hub->rank];
-    bool is_put = note->type == DD_WINDOW_PUT;
-    if (note->offset > own->nbytes || note->nbytes > own->nbytes - note->offset) {
+    bool is_put = command->type == DD_WINDOW_PUT;
+    if (command->offset > own->nbytes || command->nbytes > own->nbytes - command->offset) {
         return is_put ? "a put out of range" : "a get out of range";
     }
-    bool is_channel =
-        note->channel < (uint32_t)window->nchannels || (is_put && note->channel == DD_WINDOW_NO_CHANNEL);
+    bool is_channel = command->channel < (uint32_t)window->nchannels ||
+                      (is_put && command->channel == DD_WINDOW_NO_CHANNEL);
     return is_channel ? NULL : is_put ? "a put out of range" : "a channel out of range";
 }
 
-/* Read a note. If it is malformed, fail the group and return false. */
+/* Read a command. If it is malformed, fail the group and return false. */
 static bool
-read_note_locked(window_source *source, const dd_request *request)
+read_command_locked(window_source *source, const dd_request *request)
 {
-    const dd_window_note *note = &source->note;
+    const dd_window_command *command = &source->command;
     dd_error error;
-    if (dd_window_note_decode(request, &source->note, &error) != DD_OK) {
+    if (dd_window_command_decode(request, &source->command, &error) != DD_OK) {
         fail_protocol_locked(source, error.message);
         return false;
     }
-    const char *fault = far_find_fault(source, find_window_locked(source->hub, note->window));
+    const char *fault = command_find_fault(source, find_window_locked(source->hub, command->window));
     if (fault != NULL) {
         char text[256];
         (void)snprintf(text, sizeof text, "%s (window %llu, %llu bytes from %llu, channel %lu)", fault,
-                       (unsigned long long)note->window, (unsigned long long)note->nbytes,
-                       (unsigned long long)note->offset, (unsigned long)note->channel);
+                       (unsigned long long)command->window, (unsigned long long)command->nbytes,
+                       (unsigned long long)command->offset, (unsigned long)command->channel);
         fail_protocol_locked(source, text);
     }
     return fault == NULL;
@@ -410,50 +411,50 @@ read_note_locked(window_source *source, const dd_request *request)
 static void
 refuse_locked(window_source *source)
 {
-    dd_window_note closed = {.type = DD_WINDOW_CLOSED, .window = source->note.window};
+    dd_window_command closed = {.type = DD_WINDOW_CLOSED, .window = source->command.window};
     dd_error error;
-    if (source->note.type == DD_WINDOW_GET || source->note.type == DD_WINDOW_ALONE) {
-        answer_locked(source, source->note.id, source->note.nbytes, NULL);
-    } else if (source->note.type == DD_WINDOW_PUT && source->reported_closed != closed.window) {
+    if (source->command.type == DD_WINDOW_GET || source->command.type == DD_WINDOW_SIGNAL_ALONE) {
+        answer_locked(source, source->command.id, source->command.nbytes, NULL);
+    } else if (source->command.type == DD_WINDOW_PUT && source->reported_closed != closed.window) {
         source->reported_closed = closed.window;
-        if (send_note_locked(source->hub, source->rank, &closed, &error) != DD_OK) {
+        if (send_command_locked(source->hub, source->rank, &closed, &error) != DD_OK) {
             dd_group_fail_locked(source->hub->group, &error);
         }
     }
 }
 
-/* Apply a note. `error` is NULL if its data has arrived; otherwise its signal is not added. */
+/* Apply a command. `error` is NULL if its data has arrived; otherwise its signal is not added. */
 static void
 apply_locked(window_source *source, const dd_error *error)
 {
     window_hub *hub = source->hub;
-    const dd_window_note *note = &source->note;
-    dd_window *window = find_window_locked(hub, note->window);
+    const dd_window_command *command = &source->command;
+    dd_window *window = find_window_locked(hub, command->window);
     if (window == NULL) {
         refuse_locked(source);
-    } else if (note->type == DD_WINDOW_GET) {
+    } else if (command->type == DD_WINDOW_GET) {
         const uint8_t *data = window->members[hub->rank].data;
-        answer_locked(source, note->id, note->nbytes,
-                      note->nbytes > 0 ? data + note->offset : (const void *)"");
-    } else if (note->type == DD_WINDOW_ALONE) {
+        answer_locked(source, command->id, command->nbytes,
+                      command->nbytes > 0 ? data + command->offset : (const void *)"");
+    } else if (command->type == DD_WINDOW_SIGNAL_ALONE) {
         grant_locked(source, window);
-    } else if (note->type == DD_WINDOW_DROP) {
+    } else if (command->type == DD_WINDOW_WITHDRAW) {
         end_withdrawn_locked(source);
-    } else if (note->type == DD_WINDOW_CLOSED) {
+    } else if (command->type == DD_WINDOW_CLOSED) {
         window->members[source->rank].is_closed = true;
         (void)window_progress_locked(hub);
-    } else if (error == NULL && note->channel != DD_WINDOW_NO_CHANNEL) {
-        size_t word = window_word(window, (int)note->channel, source->rank);
+    } else if (error == NULL && command->channel != DD_WINDOW_NO_CHANNEL) {
+        size_t word = window_word(window, (int)command->channel, source->rank);
         atomic_fetch_add(&window->members[hub->rank].words[word], 1);
         (void)window_progress_locked(hub);
     }
 }
 
 static void
-far_on_goodbye(dd_group_extension *extension, int rank)
+hub_on_goodbye(dd_group_extension *extension, int rank)
 {
     window_hub *hub = (window_hub *)extension;
-    if (hub->is_ended || hub->sources[rank].is_busy) { /* while busy: on_note calls this later */
+    if (hub->is_ended || hub->sources[rank].is_busy) { /* while busy: on_command calls this later */
         return;
     }
     dd_error cause;
@@ -461,47 +462,47 @@ far_on_goodbye(dd_group_extension *extension, int rank)
     window_end_waits_locked(hub, NULL, rank, &cause);
 }
 
-/* Apply a note, and continue with the rank's next note if the context holds one. */
+/* Apply a command, and continue with the rank's next command if the context holds one. */
 static void
-on_note(dd_message *message, const dd_error *error)
+on_command(dd_message *message, const dd_error *error)
 {
     window_source *source = message->owner;
     window_hub *hub = source->hub;
     source->is_busy = false;
-    if (!hub->is_ended && source->note.type != DD_WINDOW_NOTHING) {
+    if (!hub->is_ended && source->command.type != DD_WINDOW_NOTHING) {
         apply_locked(source, error);
     }
     if (!hub->is_ended) {
         dd_context_take_request_locked(hub->context, source->rank);
     }
     if (!hub->is_ended && !source->is_busy && dd_group_has_left_locked(hub->group, source->rank)) {
-        far_on_goodbye(&hub->extension, source->rank);
+        hub_on_goodbye(&hub->extension, source->rank);
     }
 }
 
-/* Accept a note whose header has arrived, or an answer to an abandoned call, which is discarded. */
+/* Accept a command whose header has arrived, or an answer to an abandoned call, which is discarded. */
 static dd_message *
-far_on_request(dd_group_extension *extension, int rank, const dd_request *request)
+hub_on_request(dd_group_extension *extension, int rank, const dd_request *request)
 {
     window_hub *hub = (window_hub *)extension;
     window_source *source = &hub->sources[rank];
     if (hub->is_ended || source->is_busy) {
         return NULL;
     }
-    source->note = (dd_window_note){.type = DD_WINDOW_NOTHING};
-    if (request->channel != DD_WINDOW_ANSWERS && !read_note_locked(source, request)) {
+    source->command = (dd_window_command){.type = DD_WINDOW_NOTHING};
+    if (request->channel != DD_WINDOW_ANSWERS && !read_command_locked(source, request)) {
         return NULL;
     }
     source->is_busy = true;
-    source->is_full = source->note.id != 0 && source->nanswers >= WINDOW_ANSWERS_MAX;
-    const dd_window *window = find_window_locked(hub, source->note.window);
-    bool is_taken = source->note.type == DD_WINDOW_PUT && source->note.nbytes > 0 && window != NULL;
+    source->is_full = source->command.id != 0 && source->nanswers >= WINDOW_ANSWERS_MAX;
+    const dd_window *window = find_window_locked(hub, source->command.window);
+    bool is_taken = source->command.type == DD_WINDOW_PUT && source->command.nbytes > 0 && window != NULL;
     source->message =
         (dd_message){.kind = DD_MESSAGE_WINDOW,
                      .rank = rank,
-                     .data = is_taken ? window->members[hub->rank].data + source->note.offset : NULL,
-                     .nbytes = is_taken ? (size_t)source->note.nbytes : 0,
-                     .on_done = on_note,
+                     .data = is_taken ? window->members[hub->rank].data + source->command.offset : NULL,
+                     .nbytes = is_taken ? (size_t)source->command.nbytes : 0,
+                     .on_done = on_command,
                      .owner = source};
     return source->is_full ? NULL : &source->message;
 }
@@ -509,7 +510,7 @@ far_on_request(dd_group_extension *extension, int rank, const dd_request *reques
 /* ---- closing, and end of the group */
 
 void
-window_close_far_locked(dd_window *window)
+window_close_messages_locked(dd_window *window)
 {
     window_hub *hub = window->hub;
     const window_member *own = &window->members[hub->rank];
@@ -523,22 +524,23 @@ window_close_far_locked(dd_window *window)
     for (int rank = 0; rank < hub->size && !hub->is_ended; rank++) {
         const window_member *member = &window->members[rank];
         const window_source *source = &hub->sources[rank];
-        if (source->is_busy && source->note.type == DD_WINDOW_PUT && source->note.window == window->id) {
-            dd_error gone; /* the rest of the put's data is discarded */
-            (void)dd_error_set(&gone, DD_CLOSED, "this rank has closed the window");
-            dd_context_cancel_locked(hub->context, &hub->sources[rank].message, &gone);
+        if (source->is_busy && source->command.type == DD_WINDOW_PUT &&
+            source->command.window == window->id) {
+            dd_error discarded; /* the rest of the put's data is discarded */
+            (void)dd_error_set(&discarded, DD_CLOSED, "this rank has closed the window");
+            dd_context_cancel_locked(hub->context, &hub->sources[rank].message, &discarded);
         }
         if (!member->is_direct && !member->is_closed && dd_context_is_connected_locked(hub->context, rank)) {
-            dd_window_note note = {.type = DD_WINDOW_CLOSED, .window = window->id};
+            dd_window_command command = {.type = DD_WINDOW_CLOSED, .window = window->id};
             dd_error error;
-            if (send_note_locked(hub, rank, &note, &error) != DD_OK) {
+            if (send_command_locked(hub, rank, &command, &error) != DD_OK) {
                 dd_group_fail_locked(hub->group, &error);
             }
         }
     }
 }
 
-/* Apply notes whose data has arrived, so that their signals count. Each end starts a new note. */
+/* Apply commands whose data has arrived, so that their signals count. Each end starts a new command. */
 static void
 take_landed_notes_locked(window_hub *hub)
 {
@@ -588,7 +590,7 @@ make_hub_locked(dd_group *group)
         return NULL;
     }
     hub->extension = (dd_group_extension){
-        .on_request = far_on_request, .on_goodbye = far_on_goodbye, .on_end = on_end, .destroy = destroy_hub};
+        .on_request = hub_on_request, .on_goodbye = hub_on_goodbye, .on_end = on_end, .destroy = destroy_hub};
     hub->group = group;
     hub->engine = dd_group_engine(group);
     hub->rank = dd_group_rank(group);

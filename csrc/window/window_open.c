@@ -305,14 +305,14 @@ add_to_hub(dd_window *window, dd_error *err)
 {
     window_hub *hub = window->hub;
     for (int rank = 0; rank < hub->size; rank++) {
-        window->has_far_members = window->has_far_members || !window->members[rank].is_direct;
+        window->needs_messages = window->needs_messages || !window->members[rank].is_direct;
     }
     dd_engine_lock(hub->engine);
     dd_status status = dd_group_check_usable_locked(hub->group, "window", err);
     if (status == DD_OK) {
         hub->nwindows = window->id > hub->nwindows ? window->id : hub->nwindows;
         dd_list_push_back(&hub->windows, &window->link);
-        if (window->has_far_members) {
+        if (window->needs_messages) {
             dd_engine_set_prompt_locked(hub->engine, true);
         }
     }
@@ -339,7 +339,7 @@ dd_window_close(dd_window *window)
         atomic_store(&window->state, WINDOW_CLOSED);
         atomic_store(&window->members[hub->rank].control->is_closed, 1);
         window_end_waits_locked(hub, window, DD_ANY_RANK, &cause);
-        window_close_far_locked(window);
+        window_close_messages_locked(window);
     }
     for (bool has_more = true; has_more;) {
         has_more = window_copy_wanted_locked(hub);
@@ -363,7 +363,7 @@ remove_from_hub(dd_window *window)
     }
     dd_engine_lock(hub->engine);
     dd_list_remove(&window->link);
-    if (window->has_far_members) {
+    if (window->needs_messages) {
         dd_engine_set_prompt_locked(hub->engine, false);
     }
     dd_engine_unlock(hub->engine);

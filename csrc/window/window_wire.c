@@ -64,9 +64,9 @@ dd_window_part_decode(const uint8_t in[DD_WINDOW_PART_NBYTES], dd_window_part *p
     return DD_OK;
 }
 
-/* ---- notes */
+/* ---- commands */
 
-/* Fields that a type of note uses. */
+/* Fields that a type of command uses. */
 enum {
     HAS_CHANNEL = 1,
     HAS_OFFSET = 2,
@@ -77,27 +77,27 @@ enum {
 static const uint8_t parts_of[] = {
     [DD_WINDOW_PUT] = HAS_CHANNEL | HAS_OFFSET | HAS_DATA,
     [DD_WINDOW_GET] = HAS_OFFSET | HAS_WISH | HAS_ID,
-    [DD_WINDOW_ALONE] = HAS_CHANNEL | HAS_ID,
-    [DD_WINDOW_DROP] = HAS_ID,
+    [DD_WINDOW_SIGNAL_ALONE] = HAS_CHANNEL | HAS_ID,
+    [DD_WINDOW_WITHDRAW] = HAS_ID,
     [DD_WINDOW_CLOSED] = 0,
 };
 
 dd_request
-dd_window_note_encode(const dd_window_note *note)
+dd_window_command_encode(const dd_window_command *command)
 {
-    bool has_data = (parts_of[note->type] & HAS_DATA) != 0;
+    bool has_data = (parts_of[command->type] & HAS_DATA) != 0;
     return (dd_request){
-        .tag = note->window,
-        .channel = note->channel,
-        .nbytes = has_data ? note->nbytes : 0,
-        .signature = {.coll = (uint8_t)note->type,
-                      .root = note->id,
-                      .count = note->offset,
-                      .factor_bits = has_data ? 0 : note->nbytes},
+        .tag = command->window,
+        .channel = command->channel,
+        .nbytes = has_data ? command->nbytes : 0,
+        .signature = {.coll = (uint8_t)command->type,
+                      .root = command->id,
+                      .count = command->offset,
+                      .factor_bits = has_data ? 0 : command->nbytes},
     };
 }
 
-/* Return a description of the first fault in a note; NULL if there is none. */
+/* Return a description of the first fault in a command; NULL if there is none. */
 static const char *
 wire_find_fault(const dd_request *request)
 {
@@ -127,16 +127,16 @@ wire_find_fault(const dd_request *request)
 }
 
 dd_status
-dd_window_note_decode(const dd_request *request, dd_window_note *note, dd_error *err)
+dd_window_command_decode(const dd_request *request, dd_window_command *command, dd_error *err)
 {
     const dd_signature *numbers = &request->signature;
     const char *fault = wire_find_fault(request);
     if (fault != NULL) {
-        return dd_error_set(err, DD_PROTOCOL, "malformed note about window %llu, type %d: %s",
+        return dd_error_set(err, DD_PROTOCOL, "malformed command about window %llu, type %d: %s",
                             (unsigned long long)request->tag, numbers->coll, fault);
     }
-    *note = (dd_window_note){
-        .type = (dd_window_note_type)numbers->coll,
+    *command = (dd_window_command){
+        .type = (dd_window_command_type)numbers->coll,
         .channel = request->channel,
         .id = numbers->root,
         .window = request->tag,

@@ -3,12 +3,12 @@
  * A *window part* describes a rank's part of a window that is being opened. All ranks exchange their
  * window parts by all_gather.
  *
- * A *note* is a message of kind WINDOW. Its header is the note; its bytes are the note's data,
- * which are received directly into their destination. A rank handles the notes of another rank one
- * at a time, each after the previous note's data. So when it handles a note, all earlier puts are
+ * A *command* is a message of kind WINDOW. Its header is the command; its bytes are the command's data,
+ * which are received directly into their destination. A rank handles the commands of another rank one
+ * at a time, each after the previous command's data. So when it handles a command, all earlier puts are
  * in place.
  *
- * A note that is a question has an id. The *answer* is a message of kind WINDOW on a channel of its
+ * A command that is a question has an id. The *answer* is a message of kind WINDOW on a channel of its
  * own, with the id as tag and with the requested size. An answer of another size is a refusal: the
  * window is closed. */
 #ifndef DD_WINDOW_WINDOW_WIRE_H
@@ -44,27 +44,28 @@ dd_status dd_window_part_decode(const uint8_t in[DD_WINDOW_PART_NBYTES], dd_wind
                                 dd_error *err) DD_MUST_CHECK;
 
 /* The values are part of the wire format. */
-typedef enum dd_window_note_type {
+typedef enum dd_window_command_type {
     DD_WINDOW_NOTHING,
-    DD_WINDOW_PUT,    /* write data at `offset`, then add a signal on `channel` */
-    DD_WINDOW_GET,    /* question: answer with nbytes bytes from `offset`, after earlier puts */
-    DD_WINDOW_ALONE,  /* question: add a signal once the sender's last one is taken, then answer */
-    DD_WINDOW_DROP,   /* withdraw the DD_WINDOW_ALONE with this id */
-    DD_WINDOW_CLOSED, /* the sender has closed the window */
-} dd_window_note_type;
+    DD_WINDOW_PUT,          /* write data at `offset`, then add a signal on `channel` */
+    DD_WINDOW_GET,          /* question: answer with nbytes bytes from `offset`, after earlier puts */
+    DD_WINDOW_SIGNAL_ALONE, /* question: add a signal once the sender's last one is taken, then answer */
+    DD_WINDOW_WITHDRAW,     /* withdraw the DD_WINDOW_SIGNAL_ALONE with this id */
+    DD_WINDOW_CLOSED,       /* the sender has closed the window */
+} dd_window_command_type;
 
-typedef struct dd_window_note {
-    dd_window_note_type type;
+typedef struct dd_window_command {
+    dd_window_command_type type;
     uint32_t channel; /* channel of the signal in PUT, ALONE; in PUT, or DD_WINDOW_NO_CHANNEL */
     uint32_t id;      /* id of the question in GET, ALONE, DROP; not 0 */
     uint64_t window;
     uint64_t offset; /* position in bytes, in PUT and GET */
     uint64_t nbytes; /* PUT: size of the data in bytes; GET: requested size */
-} dd_window_note;
+} dd_window_command;
 
-/* Encode a note. Fields that its type does not use must be zero. */
-dd_request dd_window_note_encode(const dd_window_note *note);
-/* Decode a note. If it is malformed, the error of DD_PROTOCOL names the fault. */
-dd_status dd_window_note_decode(const dd_request *request, dd_window_note *note, dd_error *err) DD_MUST_CHECK;
+/* Encode a command. Fields that its type does not use must be zero. */
+dd_request dd_window_command_encode(const dd_window_command *command);
+/* Decode a command. If it is malformed, the error of DD_PROTOCOL names the fault. */
+dd_status dd_window_command_decode(const dd_request *request, dd_window_command *command,
+                                   dd_error *err) DD_MUST_CHECK;
 
 #endif

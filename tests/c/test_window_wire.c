@@ -4,14 +4,14 @@
 
 #include <string.h>
 
-static const dd_window_note examples[] = {
+static const dd_window_command examples[] = {
     {.type = DD_WINDOW_PUT, .channel = 3, .window = 1, .offset = 77, .nbytes = 4},
     {.type = DD_WINDOW_PUT, .channel = DD_WINDOW_NO_CHANNEL, .window = 9, .nbytes = 100000},
     {.type = DD_WINDOW_PUT, .window = 2},
     {.type = DD_WINDOW_GET, .id = 8, .window = 2, .offset = UINT64_C(1) << 40, .nbytes = 1000000},
     {.type = DD_WINDOW_GET, .id = UINT32_MAX, .window = 2},
-    {.type = DD_WINDOW_ALONE, .channel = 1, .id = 3, .window = 2},
-    {.type = DD_WINDOW_DROP, .id = 3, .window = 2},
+    {.type = DD_WINDOW_SIGNAL_ALONE, .channel = 1, .id = 3, .window = 2},
+    {.type = DD_WINDOW_WITHDRAW, .id = 3, .window = 2},
     {.type = DD_WINDOW_CLOSED, .window = UINT64_MAX},
 };
 #define NEXAMPLES (sizeof examples / sizeof examples[0])
@@ -19,10 +19,10 @@ static const dd_window_note examples[] = {
 TEST(notes_round_trip)
 {
     for (size_t i = 0; i < NEXAMPLES; i++) {
-        dd_window_note back;
-        dd_request head = dd_window_note_encode(&examples[i]);
+        dd_window_command back;
+        dd_request head = dd_window_command_encode(&examples[i]);
         CHECK_INT(head.nbytes, examples[i].type == DD_WINDOW_PUT ? examples[i].nbytes : 0);
-        REQUIRE_OK(dd_window_note_decode(&head, &back, check_err()));
+        REQUIRE_OK(dd_window_command_decode(&head, &back, check_err()));
         CHECK_INT(back.type, examples[i].type);
         CHECK_INT(back.id, examples[i].id);
         CHECK_INT(back.channel, examples[i].channel);
@@ -34,15 +34,15 @@ TEST(notes_round_trip)
 static void
 check_head_refused(const dd_request *head, const char *why)
 {
-    dd_window_note back;
-    CHECK_STATUS(dd_window_note_decode(head, &back, check_err()), DD_PROTOCOL);
+    dd_window_command back;
+    CHECK_STATUS(dd_window_command_decode(head, &back, check_err()), DD_PROTOCOL);
     CHECK_CONTAINS(check_message(), why);
 }
 
 static void
-check_refused(const dd_window_note *note, const char *why)
+check_refused(const dd_window_command *command, const char *why)
 {
-    dd_request head = dd_window_note_encode(note);
+    dd_request head = dd_window_command_encode(command);
     check_head_refused(&head, why);
 }
 
@@ -57,15 +57,15 @@ TEST(malformed_notes_are_refused)
                        "it has no zeros where they belong");
     check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_PUT, .dtype = 1}},
                        "it has no zeros where they belong");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_CLOSED}, "it is about no window");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 1},
+    check_refused(&(dd_window_command){.type = DD_WINDOW_CLOSED}, "it is about no window");
+    check_refused(&(dd_window_command){.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 1},
                   "its place is wrong");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_ALONE, .id = 1, .window = 1, .nbytes = 1},
+    check_refused(&(dd_window_command){.type = DD_WINDOW_SIGNAL_ALONE, .id = 1, .window = 1, .nbytes = 1},
                   "its place is wrong");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_GET, .id = 1, .window = 1, .channel = 1},
+    check_refused(&(dd_window_command){.type = DD_WINDOW_GET, .id = 1, .window = 1, .channel = 1},
                   "it has a channel");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_GET, .window = 1}, "its id is wrong");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_PUT, .id = 1, .window = 1}, "its id is wrong");
+    check_refused(&(dd_window_command){.type = DD_WINDOW_GET, .window = 1}, "its id is wrong");
+    check_refused(&(dd_window_command){.type = DD_WINDOW_PUT, .id = 1, .window = 1}, "its id is wrong");
 }
 
 TEST(cards_round_trip)

@@ -1,5 +1,5 @@
 /* Attacks of two ranks on the windows of a third. One rank has its memory mapped here and can write
- * to all memory shared with it at any time; the other is on another host. Both send notes and
+ * to all memory shared with it at any time; the other is on another host. Both send commands and
  * answers, while this side puts, gets, signals, waits with expired deadlines, abandons calls, and
  * closes. The input is a sequence of steps (enum step). Links are memory, and no call waits.
  *
@@ -26,8 +26,8 @@
 static const size_t window_nbytes[NWINDOWS] = {1000, 2 * WINDOW_PIECE_NBYTES + 5};
 
 enum step {
-    STEP_NOTE,   /* a rank sends a note with fields from the input, mostly valid */
-    STEP_ANSWER, /* a rank answers a request */
+    STEP_COMMAND, /* a rank sends a command with fields from the input, mostly valid */
+    STEP_ANSWER,  /* a rank answers a request */
     /* A rank sends the rest of a message, takes one, rejects one, or exits. */
     STEP_FRAME,
     STEP_SHARED, /* the near rank writes to shared memory */
@@ -156,18 +156,20 @@ put_note(dd_bytes *input)
     unsigned who = take_byte(input);
     unsigned what = take_byte(input);
     unsigned where = take_byte(input);
-    dd_window_note note = {.type = (dd_window_note_type)(1 + what % 5), .window = take_window_id(where)};
-    if (note.type == DD_WINDOW_PUT || note.type == DD_WINDOW_GET) {
-        note.nbytes = take_size(input);
-        note.offset = take_offset(input, (unsigned)note.window - 1, note.nbytes);
+    dd_window_command command = {.type = (dd_window_command_type)(1 + what % 5),
+                                 .window = take_window_id(where)};
+    if (command.type == DD_WINDOW_PUT || command.type == DD_WINDOW_GET) {
+        command.nbytes = take_size(input);
+        command.offset = take_offset(input, (unsigned)command.window - 1, command.nbytes);
     }
-    if (note.type == DD_WINDOW_PUT || note.type == DD_WINDOW_ALONE) {
-        note.channel = channels[where >> 5];
+    if (command.type == DD_WINDOW_PUT || command.type == DD_WINDOW_SIGNAL_ALONE) {
+        command.channel = channels[where >> 5];
     }
-    if (note.type == DD_WINDOW_GET || note.type == DD_WINDOW_ALONE || note.type == DD_WINDOW_DROP) {
-        note.id = 1 + (what >> 5);
+    if (command.type == DD_WINDOW_GET || command.type == DD_WINDOW_SIGNAL_ALONE ||
+        command.type == DD_WINDOW_WITHDRAW) {
+        command.id = 1 + (what >> 5);
     }
-    dd_request head = dd_window_note_encode(&note);
+    dd_request head = dd_window_command_encode(&command);
     if (what == 0xff) { /* an invalid kind */
         head.signature.coll = (uint8_t)where;
     }
@@ -393,7 +395,7 @@ take_step(unsigned step, dd_bytes *input)
 {
     unsigned which;
     switch ((enum step)step) {
-    case STEP_NOTE:
+    case STEP_COMMAND:
         put_note(input);
         break;
     case STEP_ANSWER:
@@ -429,7 +431,7 @@ take_step(unsigned step, dd_bytes *input)
 typedef struct sums {
     size_t ncalls;
     size_t nunawaited;
-    size_t kept_nbytes;
+    size_t moving_nbytes;
     unsigned nwanted;
     int ngrants;
     unsigned nanswers[NRANKS];
@@ -468,7 +470,7 @@ check_counters(void)
         add_call(&all, DD_CONTAINER_OF(node, window_call, link));
     }
     require(hub->extension.ncalls == all.ncalls && hub->extension.nunawaited == all.nunawaited);
-    require(hub->kept_nbytes == all.kept_nbytes && hub->nwanted == all.nwanted);
+    require(hub->moving_nbytes == all.moving_nbytes && hub->nwanted == all.nwanted);
     require(atomic_load(&hub->ngrants) == all.ngrants);
     for (int rank = 0; rank < NRANKS; rank++) {
         const window_source *source = &hub->sources[rank];
@@ -531,7 +533,7 @@ open_one(size_t index)
     window->hub = world.hub;
     window->id = id;
     window->nchannels = NCHANNELS;
-    window->has_far_members = true;
+    window->needs_messages = true;
     for (int rank = 0; rank < NRANKS; rank++) {
         window_member *member = &window->members[rank];
         member->nbytes = window_nbytes[index];

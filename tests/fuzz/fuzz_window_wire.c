@@ -36,21 +36,21 @@ static void
 check_note(const uint8_t *data)
 {
     dd_request head = {.nbytes = 0};
-    dd_window_note note;
+    dd_window_command command;
     dd_error error;
     memcpy(&head.tag, data, 8);
     memcpy(&head.channel, data + 8, 4);
     memcpy(&head.nbytes, data + 12, 8);
     memcpy(&head.signature, data + 20, sizeof head.signature);
-    if (dd_window_note_decode(&head, &note, &error) != DD_OK) {
+    if (dd_window_command_decode(&head, &command, &error) != DD_OK) {
         check(error.code == DD_PROTOCOL);
         return;
     }
-    check(note.type >= DD_WINDOW_PUT && note.type <= DD_WINDOW_CLOSED);
-    check(note.offset + note.nbytes >= note.nbytes);
-    check(note.window != 0);
-    check((note.type == DD_WINDOW_PUT ? note.nbytes : 0) == head.nbytes);
-    dd_request again = dd_window_note_encode(&note);
+    check(command.type >= DD_WINDOW_PUT && command.type <= DD_WINDOW_CLOSED);
+    check(command.offset + command.nbytes >= command.nbytes);
+    check(command.window != 0);
+    check((command.type == DD_WINDOW_PUT ? command.nbytes : 0) == head.nbytes);
+    dd_request again = dd_window_command_encode(&command);
     check(again.tag == head.tag && again.channel == head.channel && again.nbytes == head.nbytes);
     check(memcmp(&again.signature, &head.signature, sizeof again.signature) == 0);
 }

@@ -22,9 +22,9 @@ static rank_memory memories[NRANKS];
 static dd_window *windows[NRANKS];
 static checker_bell bells[NRANKS];
 static const window_op op_wait = {
-    .what = "wait_signal", .lack = "signalled", .word = WINDOW_WORD_SIGNAL, .needs_channel = true};
+    .what = "wait_signal", .expectation = "signalled", .word = WINDOW_WORD_SIGNAL, .needs_channel = true};
 static const window_op op_alone = {.what = "signal_alone",
-                                   .lack = "taken",
+                                   .expectation = "taken",
                                    .word = WINDOW_WORD_ROOM,
                                    .needs_channel = true,
                                    .needs_open = true};
@@ -180,7 +180,7 @@ window_send_call_locked(window_call *call, dd_error *err)
 }
 
 void
-window_cancel_message_locked(window_call *call, const dd_error *cause)
+window_abandon_message_locked(window_call *call, const dd_error *cause)
 {
     (void)call;
     (void)cause;
@@ -195,7 +195,7 @@ window_copy_wanted_locked(window_hub *hub)
 
 /* Same as in window_messages.c, if all targets are direct. */
 void
-window_note_taken(dd_window *window, int source)
+window_on_signal_taken(dd_window *window, int source)
 {
     window_wake(window, source);
 }
@@ -275,7 +275,7 @@ static void
 take_signal(int self)
 {
     wait_for_word(self, &op_wait);
-    window_note_taken(windows[self], 1 - self);
+    window_on_signal_taken(windows[self], 1 - self);
 }
 
 static void

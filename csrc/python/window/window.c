@@ -244,26 +244,26 @@ destroy_view(py_memory *memory)
 }
 
 /* The memory that a view shows: a rank's data or its signal pad. */
-typedef struct window_sight {
+typedef struct shown_memory {
     const char *function;
     const char *what;
     int rank;
     uint8_t *data; /* NULL if this process has not mapped the memory */
     size_t nbytes;
     bool is_own; /* true for the memory that this rank passed */
-} window_sight;
+} shown_memory;
 
 static PyObject *
-make_view(py_window *self, const window_sight *sight, dd_view *view)
+make_view(py_window *self, const shown_memory *shown, dd_view *view)
 {
     window_view *made = dd_mem_zalloc(sizeof *made);
     if (made == NULL) {
         return PyErr_NoMemory();
     }
-    if (!sight->is_own) {
+    if (!shown->is_own) {
         made->window = dd_window_acquire(self->window);
     } else if (!py_tensor_init(&made->tensor, self->state, self->memory.object, PY_TENSOR_OUT,
-                               sight->function, "memory") ||
+                               shown->function, "memory") ||
                !py_tensor_pin(&made->tensor, self->state)) {
         py_tensor_fini(&made->tensor);
         dd_mem_free(made);
@@ -274,60 +274,60 @@ make_view(py_window *self, const window_sight *sight, dd_view *view)
 }
 
 static void
-raise_unseen(py_window *self, const window_sight *sight)
+raise_unseen(py_window *self, const shown_memory *shown)
 {
     dd_member_info info;
     Py_BEGIN_ALLOW_THREADS
-    dd_group_get_member(self->group->group, sight->rank, &info);
+    dd_group_get_member(self->group->group, shown->rank, &info);
     Py_END_ALLOW_THREADS
     PyObject *error = self->state->errors[PY_ERROR_ARGUMENT];
     if (!info.is_same_host) {
         PyErr_Format(error, "%s(): the %s of rank %d is on another host (%s): use put() and get()",
-                     sight->function, sight->what, sight->rank, info.host);
+                     shown->function, shown->what, shown->rank, info.host);
     } else {
         PyErr_Format(
             error,
             "%s(): the %s of rank %d is not shared: it was not made by empty() of this group. Use put() "
             "and get()",
-            sight->function, sight->what, sight->rank);
+            shown->function, shown->what, shown->rank);
     }
 }
 
 /* Set the data of `view` to element `offset` of the shown memory, counted in the view's dtype.
  * Returns false with an exception if the view would exceed the memory. */
 static bool
-place_view(py_window *self, const window_sight *sight, int64_t offset, dd_view *view)
+offset_view(py_window *self, const shown_memory *shown, int64_t offset, dd_view *view)
 {
     size_t nbytes = dd_view_nbytes(view);
     size_t start;
     if (offset < 0 || __builtin_mul_overflow((size_t)offset, dd_dtype_size(view->dtype), &start) ||
-        start > sight->nbytes || nbytes > sight->nbytes - start) {
+        start > shown->nbytes || nbytes > shown->nbytes - start) {
         PyErr_Format(
             self->state->errors[PY_ERROR_ARGUMENT],
             "%s(): %zu elements of %s from element %lld on are not in the %zu bytes of the %s of rank %d",
-            sight->function, view->count, dd_dtype_name(view->dtype), (long long)offset, sight->nbytes,
-            sight->what, sight->rank);
+            shown->function, view->count, dd_dtype_name(view->dtype), (long long)offset, shown->nbytes,
+            shown->what, shown->rank);
         return false;
     }
-    if (sight->data == NULL && nbytes > 0) {
-        raise_unseen(self, sight);
+    if (shown->data == NULL && nbytes > 0) {
+        raise_unseen(self, shown);
         return false;
     }
-    view->data = sight->data != NULL ? sight->data + start : NULL;
+    view->data = shown->data != NULL ? shown->data + start : NULL;
     return true;
 }
 
 /* Create a view of a rank's memory from byte `skipped` on. */
 static PyObject *
-view_memory(py_window *self, window_sight *sight, size_t skipped, int64_t offset, dd_view *view)
+view_memory(py_window *self, shown_memory *shown, size_t skipped, int64_t offset, dd_view *view)
 {
-    sight->is_own = sight->rank == self->group->rank && self->data != NULL;
-    sight->data = sight->is_own ? self->data : dd_window_data(self->window, sight->rank);
-    sight->nbytes = dd_window_nbytes(self->window, sight->rank);
-    skipped = skipped < sight->nbytes ? skipped : sight->nbytes;
-    sight->data = sight->data != NULL ? sight->data + skipped : NULL;
-    sight->nbytes -= skipped;
-    return place_view(self, sight, offset, view) ? make_view(self, sight, view) : NULL;
+    shown->is_own = shown->rank == self->group->rank && self->data != NULL;
+    shown->data = shown->is_own ? self->data : dd_window_data(self->window, shown->rank);
+    shown->nbytes = dd_window_nbytes(self->window, shown->rank);
+    skipped = skipped < shown->nbytes ? skipped : shown->nbytes;
+    shown->data = shown->data != NULL ? shown->data + skipped : NULL;
+    shown->nbytes -= skipped;
+    return offset_view(self, shown, offset, view) ? make_view(self, shown, view) : NULL;
 }
 
 static PyObject *
@@ -335,17 +335,17 @@ window_get_buffer(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyO
 {
     py_window *self = (py_window *)object;
     py_argument sizes = {.state = self->state, .function = "get_buffer", .name = "sizes"};
-    window_sight sight = {.function = "get_buffer", .what = "memory"};
+    shown_memory shown = {.function = "get_buffer", .what = "memory"};
     PyObject *dtype;
     int64_t offset = 0;
     const py_params params =
-        PY_PARAMS("get_buffer", 3, 4, {"rank", PY_INT, &sight.rank}, {"sizes", PY_OBJECT, &sizes.value},
+        PY_PARAMS("get_buffer", 3, 4, {"rank", PY_INT, &shown.rank}, {"sizes", PY_OBJECT, &sizes.value},
                   {"dtype", PY_OBJECT, &dtype}, {"storage_offset", PY_INT64, &offset});
     dd_view view;
     return py_window_require_open(self) && py_params_read(&params, self->state, args, nargs, kwnames) &&
-                   py_window_check_rank(self, sight.rank, "get_buffer", "rank") &&
+                   py_window_check_rank(self, shown.rank, "get_buffer", "rank") &&
                    py_memory_read_view(&sizes, dtype, &view)
-               ? view_memory(self, &sight, 0, offset, &view)
+               ? view_memory(self, &shown, 0, offset, &view)
                : NULL;
 }
 
@@ -354,15 +354,15 @@ window_get_remote_tensor(PyObject *object, PyObject *const *args, Py_ssize_t nar
 {
     py_window *self = (py_window *)object;
     py_argument sizes = {.state = self->state, .function = "get_remote_tensor", .name = "sizes"};
-    window_sight sight = {.function = "get_remote_tensor", .what = "memory"};
+    shown_memory shown = {.function = "get_remote_tensor", .what = "memory"};
     PyObject *dtype;
-    const py_params params = PY_PARAMS("get_remote_tensor", 3, 3, {"peer", PY_INT, &sight.rank},
+    const py_params params = PY_PARAMS("get_remote_tensor", 3, 3, {"peer", PY_INT, &shown.rank},
                                        {"sizes", PY_OBJECT, &sizes.value}, {"dtype", PY_OBJECT, &dtype});
     dd_view view;
     return py_window_require_open(self) && py_params_read(&params, self->state, args, nargs, kwnames) &&
-                   py_window_check_rank(self, sight.rank, "get_remote_tensor", "peer") &&
+                   py_window_check_rank(self, shown.rank, "get_remote_tensor", "peer") &&
                    py_memory_read_view(&sizes, dtype, &view)
-               ? view_memory(self, &sight, self->offset, 0, &view)
+               ? view_memory(self, &shown, self->offset, 0, &view)
                : NULL;
 }
 
@@ -392,22 +392,22 @@ window_get_signal_pad(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     py_window *self = (py_window *)object;
     py_argument sizes = {.state = self->state, .function = "get_signal_pad", .name = "sizes"};
     py_argument dtype = {.state = self->state, .function = "get_signal_pad", .name = "dtype"};
-    window_sight sight = {.function = "get_signal_pad", .what = "pad"};
+    shown_memory shown = {.function = "get_signal_pad", .what = "pad"};
     dd_view view = {.dtype = DD_DTYPE_UINT32};
     int64_t offset = 0;
     const py_params params =
-        PY_PARAMS("get_signal_pad", 1, 4, {"rank", PY_INT, &sight.rank}, {"sizes", PY_OBJECT, &sizes.value},
+        PY_PARAMS("get_signal_pad", 1, 4, {"rank", PY_INT, &shown.rank}, {"sizes", PY_OBJECT, &sizes.value},
                   {"dtype", PY_OBJECT, &dtype.value}, {"storage_offset", PY_INT64, &offset});
     if (!py_window_require_open(self) || !py_params_read(&params, self->state, args, nargs, kwnames) ||
-        !py_window_check_rank(self, sight.rank, "get_signal_pad", "rank") ||
+        !py_window_check_rank(self, shown.rank, "get_signal_pad", "rank") ||
         (dtype.value != NULL && !py_memory_read_dtype(&dtype, &view.dtype)) ||
         !(is_nothing(sizes.value) ? read_rest_of_pad(self, offset, &view)
                                   : py_memory_read_shape(&sizes, &view))) {
         return NULL;
     }
-    sight.data = (uint8_t *)(uintptr_t)dd_window_pad(self->window, sight.rank);
-    sight.nbytes = dd_window_pad_nbytes(self->window);
-    return place_view(self, &sight, offset, &view) ? make_view(self, &sight, &view) : NULL;
+    shown.data = (uint8_t *)(uintptr_t)dd_window_pad(self->window, shown.rank);
+    shown.nbytes = dd_window_pad_nbytes(self->window);
+    return offset_view(self, &shown, offset, &view) ? make_view(self, &shown, &view) : NULL;
 }
 
 /* ---- attributes */

@@ -85,6 +85,6 @@ def test_worlds(start, old_build, tmp_path, one, other, shm, secret):
         for rank, (build, value) in enumerate(zip((one, other), values, strict=True)):
             assert value == {
                 "old": "DistNetworkError: the card of a process has version 6, known is 2",
-                "new": f"DistNetworkError: rank {1 - rank}: it is of another build of dldist: it publishes cards of version 2, and this "
+                "new": f"DistNetworkError: rank {1 - rank}: it is of another build of dldist: it publishes endpoints of version 2, and this "
                 "process of version 6: all ranks need the same version of dldist",
             }[build], values

@@ -1,4 +1,4 @@
-/* Windows over messages: malformed notes, late data, more gets than can be answered, and memory
+/* Windows over messages: malformed commands, late data, more gets than can be answered, and memory
  * that must be returned. */
 #include "check.h"
 #include "group/internal.h"
@@ -14,7 +14,7 @@ hub_of(const dd_group *group)
     return (window_hub *)group->extension;
 }
 
-/* Receive no more notes from this rank: its answers stay on the other side. */
+/* Receive no more commands from this rank: its answers stay on the other side. */
 static void
 stop_taking(team_rank *self, int rank)
 {
@@ -23,41 +23,43 @@ stop_taking(team_rank *self, int rank)
     dd_engine_unlock(self->engine);
 }
 
-/* ---- malformed notes */
+/* ---- malformed commands */
 
-typedef struct bad_note {
+typedef struct malformed_command {
     const char *what; /* part of the message with which the receiver's group fails */
-    dd_window_note note;
-    dd_signature numbers; /* sent instead of the note's numbers, unless coll is 0 */
-    size_t nextra;        /* extra bytes, with a note that should have none */
-} bad_note;
+    dd_window_command command;
+    dd_signature numbers; /* sent instead of the command's numbers, unless coll is 0 */
+    size_t nextra;        /* extra bytes, with a command that should have none */
+} malformed_command;
 
 #define BAD_NOTE_NBYTES ((size_t)100)
 
-static const bad_note bad_notes[] = {
-    {.what = "a window that was never opened", .note = {.type = DD_WINDOW_PUT, .window = 77}},
-    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = 99, .nbytes = 2}},
-    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .nbytes = (uint64_t)1 << 62}},
+static const malformed_command malformed_commands[] = {
+    {.what = "a window that was never opened", .command = {.type = DD_WINDOW_PUT, .window = 77}},
     {.what = "a put out of range",
-     .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX - 5000, .nbytes = 5000}},
-    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .channel = 100000}},
+     .command = {.type = DD_WINDOW_PUT, .window = 1, .offset = 99, .nbytes = 2}},
+    {.what = "a put out of range",
+     .command = {.type = DD_WINDOW_PUT, .window = 1, .nbytes = (uint64_t)1 << 62}},
+    {.what = "a put out of range",
+     .command = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX - 5000, .nbytes = 5000}},
+    {.what = "a put out of range", .command = {.type = DD_WINDOW_PUT, .window = 1, .channel = 100000}},
     {.what = "a get out of range",
-     .note = {.type = DD_WINDOW_GET, .id = 1, .window = 1, .nbytes = (uint64_t)1 << 62}},
-    {.what = "a get out of range", .note = {.type = DD_WINDOW_GET, .id = 1, .window = 1, .offset = 101}},
+     .command = {.type = DD_WINDOW_GET, .id = 1, .window = 1, .nbytes = (uint64_t)1 << 62}},
+    {.what = "a get out of range", .command = {.type = DD_WINDOW_GET, .id = 1, .window = 1, .offset = 101}},
     {.what = "a channel out of range",
-     .note = {.type = DD_WINDOW_ALONE, .id = 1, .window = 1, .channel = 100000}},
+     .command = {.type = DD_WINDOW_SIGNAL_ALONE, .id = 1, .window = 1, .channel = 100000}},
     {.what = "a channel out of range",
-     .note = {.type = DD_WINDOW_ALONE, .id = 1, .window = 1, .channel = DD_WINDOW_NO_CHANNEL}},
+     .command = {.type = DD_WINDOW_SIGNAL_ALONE, .id = 1, .window = 1, .channel = DD_WINDOW_NO_CHANNEL}},
     {.what = "its type is unknown",
-     .note = {.type = DD_WINDOW_CLOSED, .window = 1},
+     .command = {.type = DD_WINDOW_CLOSED, .window = 1},
      .numbers = {.coll = 200}},
     {.what = "it has no zeros where they belong",
-     .note = {.type = DD_WINDOW_PUT, .window = 1},
+     .command = {.type = DD_WINDOW_PUT, .window = 1},
      .numbers = {.coll = DD_WINDOW_PUT, .flags = 1}},
-    {.what = "its id is wrong", .note = {.type = DD_WINDOW_GET, .window = 1}},
+    {.what = "its id is wrong", .command = {.type = DD_WINDOW_GET, .window = 1}},
     {.what = "its place is wrong",
-     .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 5000}},
-    {.what = "it has data", .note = {.type = DD_WINDOW_CLOSED, .window = 1}, .nextra = 5000},
+     .command = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 5000}},
+    {.what = "it has data", .command = {.type = DD_WINDOW_CLOSED, .window = 1}, .nextra = 5000},
 };
 
 static void
@@ -95,12 +97,12 @@ send_raw(team_rank *self, const dd_request *head, void *bytes)
     CHECK_OK(dd_engine_wait(self->engine, &is_sent, &wait, check_err()));
 }
 
-/* Send a note that no dldist rank sends. */
+/* Send a command that no dldist rank sends. */
 static void
-send_bad_note(team_rank *self, const bad_note *bad)
+send_bad_note(team_rank *self, const malformed_command *bad)
 {
     uint8_t bytes[5000] = {0};
-    dd_request head = dd_window_note_encode(&bad->note);
+    dd_request head = dd_window_command_encode(&bad->command);
     head.nbytes += bad->nextra;
     if (bad->numbers.coll != 0) {
         head.signature = bad->numbers;
@@ -111,7 +113,7 @@ send_bad_note(team_rank *self, const bad_note *bad)
 static void
 receive_bad_note(team_rank *self)
 {
-    const bad_note *bad = self->arg;
+    const malformed_command *bad = self->arg;
     test_window test;
     REQUIRE(window_open(self, BAD_NOTE_NBYTES, true, &test));
     window_fill(test.data, 3, BAD_NOTE_NBYTES);
@@ -131,8 +133,8 @@ receive_bad_note(team_rank *self)
 
 TEST(malformed_notes_break_the_protocol)
 {
-    for (size_t i = 0; i < sizeof bad_notes / sizeof bad_notes[0]; i++) {
-        bad_note bad = bad_notes[i];
+    for (size_t i = 0; i < sizeof malformed_commands / sizeof malformed_commands[0]; i++) {
+        malformed_command bad = malformed_commands[i];
         team_options options = {.size = 2, .is_shm_disabled = i % 2 == 1};
         team_run(&options, receive_bad_note, &bad);
     }
@@ -140,12 +142,12 @@ TEST(malformed_notes_break_the_protocol)
 
 /* ---- late data */
 
-/* Return true once the note of a put has arrived, but not its data. */
+/* Return true once the command of a put has arrived, but not its data. */
 static bool
 is_awaiting_data(void *ctx)
 {
     const window_source *source = &hub_of(ctx)->sources[1];
-    return source->is_busy && source->note.type == DD_WINDOW_PUT && source->note.window == 1;
+    return source->is_busy && source->command.type == DD_WINDOW_PUT && source->command.window == 1;
 }
 
 static void
@@ -160,7 +162,7 @@ close_before_data(team_rank *self)
     REQUIRE(window_open(self, NBYTES, true, &second));
     if (self->rank == 1) {
         atomic_bool is_sent = false;
-        dd_request head = dd_window_note_encode(&(dd_window_note){
+        dd_request head = dd_window_command_encode(&(dd_window_command){
             .type = DD_WINDOW_PUT, .channel = DD_WINDOW_NO_CHANNEL, .window = 1, .nbytes = NBYTES});
         dd_message message = raw_message(self, &head, bytes, &is_sent);
         memset(bytes, 0xee, NBYTES);
@@ -320,7 +322,7 @@ is_full(void *ctx)
 }
 
 /* Rank 1 keeps sending requests, and receives nothing. Only a few answers are stored for it, and
- * its notes stay in order. */
+ * its commands stay in order. */
 static void
 be_flooded(team_rank *self)
 {
@@ -330,8 +332,8 @@ be_flooded(team_rank *self)
     team_rendezvous(self, "open"); /* also on the other rank */
     if (self->rank == 1) {
         stop_taking(self, 0);
-        dd_request head = dd_window_note_encode(
-            &(dd_window_note){.type = DD_WINDOW_GET, .id = 1u << 30, .window = 1, .nbytes = FLOOD_NBYTES});
+        dd_request head = dd_window_command_encode(
+            &(dd_window_command){.type = DD_WINDOW_GET, .id = 1u << 30, .window = 1, .nbytes = FLOOD_NBYTES});
         for (int i = 0; i < NFLOOD; i++) {
             send_raw(self, &head, NULL);
         }
