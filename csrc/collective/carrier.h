@@ -87,8 +87,8 @@ typedef struct dd_carrier_ops {
     dd_status (*start)(dd_carrier *carrier, const dd_carried_call *call, dd_carried *carried, dd_error *err);
     /* Advance the call, and set *is_done. A failure also ends the call. */
     dd_status (*poll)(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err);
-    /* Abandon a cancelled operation. Return true if the library no longer uses its memory. */
-    bool (*cancel)(dd_carrier *carrier, dd_carried *carried);
+    /* Abandon an operation, which the library may not be able to stop. Return true if the library no longer uses its memory. */
+    bool (*abandon)(dd_carrier *carrier, dd_carried *carried);
     /* Point-to-point messages, of which any number may be under way. These functions are NULL if
      * the library has no messages. has_tag returns true if the library can represent the tag. */
     bool (*has_tag)(const dd_carrier *carrier, uint64_t tag);

@@ -18,7 +18,7 @@ dd_run_set_carrier_locked(dd_run *run, dd_carrier *carrier, dd_error *err)
 {
     const dd_topology *topology = run->env.topology;
     bool is_on_one_board = topology->nranks == 1 || (topology->nhosts == 1 && run->env.arena != NULL);
-    dd_status status = dd_carry_create(topology->rank, topology->nranks, &run->carried.carry, err);
+    dd_status status = dd_conversion_create(topology->rank, topology->nranks, &run->carried.conversion, err);
     if (status == DD_OK && !is_on_one_board) {
         status = dd_run_create_comparison(topology->nranks, &run->carried.comparison, err);
     }
@@ -156,7 +156,7 @@ leg_hand_over(dd_run *run, dd_error *error)
     if (!carried->is_supported) {
         return DD_LEG_DECLINED;
     }
-    if (dd_carry_set_memory(carried->carry, error) != DD_OK) {
+    if (dd_conversion_set_memory(carried->conversion, error) != DD_OK) {
         return DD_LEG_FAILED;
     }
     carried->ncalls++;
@@ -202,7 +202,7 @@ continue_carried(dd_run *run, dd_error *error)
     if (carried->state == DD_CARRIED_LOCATING) {
         return fail_different(run, error);
     }
-    dd_carry_end(carried->carry);
+    dd_conversion_end(carried->conversion);
     return DD_LEG_DONE;
 }
 
@@ -229,7 +229,7 @@ static void
 carrier_leg_start(dd_run *run, const dd_leg *leg)
 {
     dd_run_carried *carried = &run->carried;
-    carried->call = dd_carry_describe(carried->carry, &leg->args);
+    carried->call = dd_conversion_describe(carried->conversion, &leg->args);
     carried->is_supported = dd_coll_traits_of[leg->args.coll].is_common &&
                             carried->carrier->ops->has(carried->carrier, carried->call);
     carried->state = DD_CARRIED_GATHERING;
@@ -370,10 +370,10 @@ carrier_leg_cancel(dd_run *run, const dd_error *error)
     (void)error;
     dd_run_carried *carried = &run->carried;
     bool is_memory_left = is_in_library(carried) && !ends_soon(carried) &&
-                          !carried->carrier->ops->cancel(carried->carrier, &carried->operation);
+                          !carried->carrier->ops->abandon(carried->carrier, &carried->operation);
     if (is_memory_left && carried->state == DD_CARRIED_UNDER_WAY) {
         carried->is_memory_kept = true;
-        dd_carry_leak_buffers(carried->carry);
+        dd_conversion_leak_buffers(carried->conversion);
     } else if (is_memory_left) {
         carried->comparison = NULL;
     }

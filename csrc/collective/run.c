@@ -524,7 +524,7 @@ dd_run_destroy(dd_run *run)
         dd_run_buffer_fini(&run->scratch);
         dd_run_buffer_fini(&run->plan_scratch);
         dd_run_buffer_fini(&run->key);
-        dd_carry_destroy(run->carried.carry);
+        dd_conversion_destroy(run->carried.conversion);
         dd_run_destroy_comparison(run->carried.comparison);
         dd_hierarchy_fini(&run->hierarchy);
         dd_mem_free(run->arena.wanted);

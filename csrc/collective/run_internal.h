@@ -2,7 +2,7 @@
 #ifndef DD_COLLECTIVE_RUN_INTERNAL_H
 #define DD_COLLECTIVE_RUN_INTERNAL_H
 
-#include "collective/carry.h"
+#include "collective/conversion.h"
 #include "collective/hierarchy.h"
 #include "collective/run.h"
 
@@ -141,7 +141,7 @@ typedef struct dd_run_comparison dd_run_comparison;
 
 typedef struct dd_run_carried {
     dd_carrier *carrier;           /* NULL if there is none; const once set */
-    dd_carry *carry;               /* owned */
+    dd_conversion *conversion;     /* owned */
     dd_run_comparison *comparison; /* owned; NULL if all share a board, or the library kept it */
     dd_carried_state state;
     dd_arena_ranks awaited; /* ranks of this host that have not joined */

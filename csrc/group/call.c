@@ -25,7 +25,7 @@ init_call(group_call *call, dd_group *group, const char *what, const dd_call_opt
     call->record_args = options->form == NULL ? options->record : NULL;
     call->stack = options->stack;
     call->is_checked = false;
-    call->kept_form = NULL;
+    call->prepared_form = NULL;
     call->record = DD_NO_RECORD;
     call->needs_record = true;
 }
@@ -179,7 +179,7 @@ static dd_status
 check_startable_locked(const group_call *call, const dd_group *group, dd_error *err)
 {
     const dd_work *work = &call->work;
-    if (call->kept_form == NULL) {
+    if (call->prepared_form == NULL) {
         return DD_OK; /* a one-shot call is started only by its creator */
     }
     if (call->group != group) {

@@ -52,7 +52,7 @@ group_call_create(call_pool *pool, group_call **out, dd_error *err)
     atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
     call->pool = pool;
     call->blocks = call->inline_blocks;
-    call->kept_form = NULL;
+    call->prepared_form = NULL;
     *out = call;
     return DD_OK;
 }
@@ -61,7 +61,7 @@ void
 group_call_destroy(group_call *call)
 {
     call_pool *pool = call->pool;
-    dd_coll_form_destroy(call->kept_form);
+    dd_coll_form_destroy(call->prepared_form);
     if (call->blocks != call->inline_blocks) {
         dd_mem_free(call->blocks);
     }

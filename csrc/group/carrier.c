@@ -73,7 +73,7 @@ carrier_fail(dd_group *group, const dd_error *error)
 }
 
 dd_status
-dd_group_carry(dd_group *group, dd_carrier_library *library, const dd_wait *wait, dd_error *err)
+dd_group_set_carrier(dd_group *group, dd_carrier_library *library, const dd_wait *wait, dd_error *err)
 {
     dd_error error;
     dd_carrier *carrier = NULL;

@@ -82,8 +82,8 @@ void dd_group_get_memory(dd_group *group, dd_group_memory *memory);
 
 /* Let `library` move the data of the calls that it supports. Collective; call before the group is
  * used. If it fails on one rank, the group has failed. Groups split off from it have no carrier. */
-dd_status dd_group_carry(dd_group *group, dd_carrier_library *library, const dd_wait *wait,
-                         dd_error *err) DD_MUST_CHECK;
+dd_status dd_group_set_carrier(dd_group *group, dd_carrier_library *library, const dd_wait *wait,
+                               dd_error *err) DD_MUST_CHECK;
 dd_carrier_library *dd_group_carrier(const dd_group *group); /* NULL if there is none */
 /* Number of collectives and messages handed to the carrier so far. */
 uint64_t dd_group_count_carried(dd_group *group);
@@ -201,22 +201,22 @@ dd_status dd_group_exchange(dd_group *group, const void *own, size_t nbytes, voi
  * released, and the group must while any of these functions runs. Any thread may use the call, but
  * only one thread at a time may start it. If a thread waits while another one starts the call
  * again, it may wait for both starts. */
-typedef struct dd_standing_call dd_standing_call;
+typedef struct dd_prepared_call dd_prepared_call;
 
-/* Make a standing call, with the checks of dd_group_collective; sends nothing. The timeout applies
+/* Make a prepared call, with the checks of dd_group_collective; sends nothing. The timeout applies
  * to each start. The record is copied, and each start is recorded like it. on_done is ignored.
  * Holds a reference to the group. */
-dd_status dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
-                                 dd_standing_call **call, dd_error *err) DD_MUST_CHECK;
+dd_status dd_group_prepare_call(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+                                dd_prepared_call **call, dd_error *err) DD_MUST_CHECK;
 /* Release the call; NULL is allowed. Do not use it again; references to its work stay valid. Return
  * false if it is not under way. If it is, return true and let it run to its end; on_done is then
  * called once, like a work's (work.h), because the blocks are no longer needed. */
-bool dd_standing_destroy(dd_standing_call *call, void (*on_done)(dd_work *work, void *ctx), void *ctx);
+bool dd_prepared_destroy(dd_prepared_call *call, void (*on_done)(dd_work *work, void *ctx), void *ctx);
 /* Return the work of the last start; before the first start, it is done. Borrowed. */
-dd_work *dd_standing_work(dd_standing_call *call);
+dd_work *dd_prepared_work(dd_prepared_call *call);
 
 /* Get the arguments of each start, with the call's own blocks, and its timeout_ns. */
-void dd_standing_describe(const dd_standing_call *call, dd_coll_args *args, int64_t *timeout_ns);
+void dd_prepared_describe(const dd_prepared_call *call, dd_coll_args *args, int64_t *timeout_ns);
 
 /* Start calls of one group in this order. If one of them cannot be started (DD_INVALID_ARGUMENT if
  * it is under way), none is started. Calls advance as far as they can without waiting. A driver
@@ -224,12 +224,12 @@ void dd_standing_describe(const dd_standing_call *call, dd_coll_args *args, int6
  * the background thread after at most 20 ms. Pass `is_patient` with a single call that the caller
  * waits for next: the call is polled briefly, and no other thread is woken. Calls wait->on_block if
  * starting takes longer than about a microsecond. */
-dd_status dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool is_patient,
+dd_status dd_prepared_start(dd_prepared_call *const *calls, size_t ncalls, bool is_patient,
                             const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Wait like dd_group_wait for the last start. Calls wait->on_block after about a microsecond. */
-dd_status dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+dd_status dd_prepared_wait(dd_prepared_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Return true if the last start has ended. Polls for about 1 us; never waits for a lock. */
-bool dd_standing_poll(dd_standing_call *call);
+bool dd_prepared_poll(dd_prepared_call *call);
 
 /* ---- memory shared by the ranks of this host */
 

@@ -30,9 +30,9 @@ typedef struct member_state {
 #define GROUP_INLINE_BLOCKS 8 /* number of blocks that fit into the call itself */
 
 /* A call under way, which is a collective or a message. The call is on the stack of a waiting
- * caller, or in the group's pool. A standing call is in the pool and keeps its form. */
-typedef struct dd_standing_call group_call;
-struct dd_standing_call {
+ * caller, or in the group's pool. A prepared call is in the pool and keeps its form. */
+typedef struct dd_prepared_call group_call;
+struct dd_prepared_call {
     dd_work work; /* must be first: a work of a group is one of these */
     dd_list link; /* in group->collectives or group->messages */
     dd_group *group;
@@ -58,8 +58,8 @@ struct dd_standing_call {
     };
     dd_carried_message carried_message; /* only for messages that a carrier moves */
     dd_carried carried;
-    dd_coll_form *kept_form; /* owned; NULL unless this is a standing call */
-    bool is_checked;         /* check_all_locked has seen it (guarded by the engine's lock) */
+    dd_coll_form *prepared_form; /* owned; NULL unless this is a prepared call */
+    bool is_checked;             /* check_all_locked has seen it (guarded by the engine's lock) */
     /* The fields from here on are set only for calls of the pool. */
     struct call_pool *pool;
     dd_block *blocks; /* `inline_blocks`, or an owned array */

@@ -43,7 +43,7 @@ mpi_poll(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
 
 /* MPI cannot cancel a collective. */
 static bool
-mpi_cancel(dd_carrier *base, dd_carried *carried)
+mpi_abandon(dd_carrier *base, dd_carried *carried)
 {
     (void)base;
     (void)carried;
@@ -201,7 +201,7 @@ static const dd_carrier_ops OPS = {
     .has = mpi_has,
     .start = mpi_start_call,
     .poll = mpi_poll,
-    .cancel = mpi_cancel,
+    .abandon = mpi_abandon,
     .has_tag = has_tag,
     .start_message = start_message,
     .poll_message = poll_message,

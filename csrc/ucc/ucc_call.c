@@ -195,7 +195,7 @@ ucc_poll(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err)
 
 /* UCC cannot cancel a collective: return false if it is still in progress. */
 static bool
-ucc_cancel(dd_carrier *carrier, dd_carried *carried)
+ucc_abandon(dd_carrier *carrier, dd_carried *carried)
 {
     dd_ucc_carrier *self = (dd_ucc_carrier *)carrier;
     ucc_call *call = call_of(carried);
@@ -213,6 +213,6 @@ const dd_carrier_ops dd_ucc_ops = {
     .has = has,
     .start = ucc_start,
     .poll = ucc_poll,
-    .cancel = ucc_cancel,
+    .abandon = ucc_abandon,
     .close = dd_ucc_close,
 };

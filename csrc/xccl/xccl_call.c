@@ -68,7 +68,7 @@ typedef struct xccl_step {
 static bool
 is_cancelled(const xccl_step *step)
 {
-    return atomic_load_explicit(&step->self->job, memory_order_relaxed) == XCCL_CANCEL;
+    return atomic_load_explicit(&step->self->job, memory_order_relaxed) == XCCL_ABANDON;
 }
 
 static const void *

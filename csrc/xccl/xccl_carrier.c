@@ -29,14 +29,14 @@ xccl_poll(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
 
 /* Abandon a call, which oneCCL cannot cancel. The thread frees everything if the call returns. */
 static bool
-xccl_cancel(dd_carrier *base, dd_carried *carried)
+xccl_abandon(dd_carrier *base, dd_carried *carried)
 {
     (void)carried;
     xccl_carrier *self = (xccl_carrier *)base;
     if (xccl_is_idle(self)) {
         return true;
     }
-    xccl_post(self, XCCL_CANCEL);
+    xccl_post(self, XCCL_ABANDON);
     return false;
 }
 
@@ -50,14 +50,14 @@ xccl_close(dd_carrier *base, bool is_well)
         dd_status ignored = dd_background_task_wait(&self->thread, &wait, NULL);
         (void)ignored;
     } else {
-        xccl_post(self, XCCL_CANCEL);
+        xccl_post(self, XCCL_ABANDON);
     }
     dd_background_task_release(&self->thread);
 }
 
 /* oneCCL's messages are not used: oneCCL matches them only by order, without tags. */
 static const dd_carrier_ops OPS = {
-    .has = xccl_has, .start = xccl_start, .poll = xccl_poll, .cancel = xccl_cancel, .close = xccl_close};
+    .has = xccl_has, .start = xccl_start, .poll = xccl_poll, .abandon = xccl_abandon, .close = xccl_close};
 
 /* The record that rank 0 broadcasts. */
 typedef struct xccl_id_result {

@@ -27,8 +27,8 @@ typedef enum xccl_job {
     XCCL_GET_ID, /* on rank 0: create a unique id */
     XCCL_JOIN,   /* create the communicator with `id` */
     XCCL_CALL,
-    XCCL_CANCEL, /* last job: abandon the communicator */
-    XCCL_END,    /* last job: destroy the communicator */
+    XCCL_ABANDON, /* last job: abandon the communicator */
+    XCCL_END,     /* last job: destroy the communicator */
 } xccl_job;
 
 typedef struct xccl_carrier {
@@ -68,7 +68,7 @@ dd_status xccl_check(const xccl_carrier *self, xccl_result result, const char *f
 dd_status xccl_create(const xccl_library *library, const dd_group *group, xccl_carrier **carrier,
                       dd_error *err) DD_MUST_CHECK;
 bool xccl_is_idle(const xccl_carrier *self);
-/* Give the thread a job. The thread must be idle unless the job is XCCL_CANCEL. Never waits. */
+/* Give the thread a job. The thread must be idle unless the job is XCCL_ABANDON. Never waits. */
 void xccl_post(xccl_carrier *self, xccl_job job);
 /* Give the thread a job, and wait until it is done, the deadline, or a failure of the group. */
 dd_status xccl_do(xccl_carrier *self, xccl_job job, dd_group *group, const dd_wait *wait,
@@ -86,7 +86,7 @@ dd_status xccl_await_turn(const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* ---- xccl_call.c */
 
 bool xccl_has(const dd_carrier *carrier, const dd_carried_call *call);
-/* Make a collective's oneCCL calls, on the carrier's thread. After XCCL_CANCEL, a collective of
+/* Make a collective's oneCCL calls, on the carrier's thread. After XCCL_ABANDON, a collective of
  * several calls ends early, with any status. */
 dd_status xccl_call(xccl_carrier *self, const dd_carried_call *call, dd_error *err) DD_MUST_CHECK;
 

@@ -148,7 +148,7 @@ do_in_turn(xccl_carrier *self, xccl_job job, dd_error *err)
     return xccl_check(self, result, job_name(job), err);
 }
 
-/* Set the thread idle. If XCCL_CANCEL has been posted since, that is the next job instead. */
+/* Set the thread idle. If XCCL_ABANDON has been posted since, that is the next job instead. */
 static void
 end_job(xccl_carrier *self, xccl_job job)
 {
@@ -164,7 +164,7 @@ run_thread(dd_background_task *task)
 {
     xccl_carrier *self = DD_CONTAINER_OF(task, xccl_carrier, thread);
     xccl_job job = await_job(self);
-    while (job != XCCL_CANCEL && job != XCCL_END) {
+    while (job != XCCL_ABANDON && job != XCCL_END) {
         self->status = job == XCCL_CALL ? xccl_call(self, &self->call, &self->error)
                                         : do_in_turn(self, job, &self->error);
         end_job(self, job);
@@ -173,7 +173,7 @@ run_thread(dd_background_task *task)
     if (job == XCCL_END) {
         (void)self->library->api.onecclCommDestroy(self->comm);
     }
-    end_turn(self); /* if XCCL_CANCEL replaced a job, its turn is still held */
+    end_turn(self); /* if XCCL_ABANDON replaced a job, its turn is still held */
 }
 
 static void

@@ -8,7 +8,7 @@ dd_status
 carry_group(dd_group *group, dd_error *err)
 {
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
-    return dd_group_carry(group, &carry_library.base, &wait, err);
+    return dd_group_set_carrier(group, &carry_library.base, &wait, err);
 }
 
 bool

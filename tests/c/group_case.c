@@ -237,8 +237,8 @@ call(team_rank *self, const coll_case *test, const dd_block *inputs, const dd_bl
                          .reduction = reduction_of(test, 0),
                          .inputs = inputs,
                          .outputs = outputs};
-    if ((test->standing_ranks >> self->rank & 1) != 0) {
-        return team_call_standing(self, &args);
+    if ((test->prepared_ranks >> self->rank & 1) != 0) {
+        return team_call_prepared(self, &args);
     }
     if (!test->is_asynchronous) {
         return team_call(self, &args);

@@ -21,7 +21,7 @@ typedef struct coll_case {
     bool is_asynchronous;
     bool has_small_values;   /* the sums of the values are exact in any order */
     unsigned region_ranks;   /* bit mask of the ranks whose memory is in regions */
-    unsigned standing_ranks; /* bit mask of the ranks that use a standing call */
+    unsigned prepared_ranks; /* bit mask of the ranks that use a prepared call */
     uint64_t seed;
 } coll_case;
 

@@ -137,9 +137,9 @@ team_call(team_rank *self, const dd_coll_args *args)
 }
 
 dd_status
-team_start(dd_standing_call *call)
+team_start(dd_prepared_call *call)
 {
-    return dd_standing_start(&call, 1, false, &team_no_wait, check_err());
+    return dd_prepared_start(&call, 1, false, &team_no_wait, check_err());
 }
 
 dd_status
@@ -176,18 +176,18 @@ team_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag, cons
 }
 
 dd_status
-team_call_standing(team_rank *self, const dd_coll_args *args)
+team_call_prepared(team_rank *self, const dd_coll_args *args)
 {
-    dd_standing_call *call = NULL;
-    dd_status status = dd_group_make_standing(self->group, args, &team_no_options, &call, check_err());
+    dd_prepared_call *call = NULL;
+    dd_status status = dd_group_prepare_call(self->group, args, &team_no_options, &call, check_err());
     if (status == DD_OK) {
         status = team_start(call);
     }
     if (status == DD_OK) {
         dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
-        status = dd_standing_wait(call, &wait, check_err());
+        status = dd_prepared_wait(call, &wait, check_err());
     }
-    CHECK(!dd_standing_destroy(call, NULL, NULL));
+    CHECK(!dd_prepared_destroy(call, NULL, NULL));
     return status;
 }
 

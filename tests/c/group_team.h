@@ -45,7 +45,7 @@ dd_group_options team_group_options(const char *name);
 /* Run one collective with plain calls in the caller's thread, and wait for it. */
 dd_status team_call(team_rank *self, const dd_coll_args *args);
 dd_status team_barrier(dd_group *group);
-dd_status team_start(dd_standing_call *call) DD_MUST_CHECK;
+dd_status team_start(dd_prepared_call *call) DD_MUST_CHECK;
 /* Wrappers of dd_group_p2p and dd_group_p2p_and_wait. */
 dd_status team_send(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
                     dd_work **work, dd_error *err) DD_MUST_CHECK;
@@ -57,8 +57,8 @@ dd_status team_send_and_wait(dd_group *group, dd_block block, int rank, uint64_t
 dd_status team_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
                              const dd_call_options *options, int *source, const dd_wait *wait,
                              dd_error *err) DD_MUST_CHECK;
-/* Run one collective as a standing call that is started once. */
-dd_status team_call_standing(team_rank *self, const dd_coll_args *args);
+/* Run one collective as a prepared call that is started once. */
+dd_status team_call_prepared(team_rank *self, const dd_coll_args *args);
 /* Sum one float32 over all ranks, and check the result. */
 bool team_check_sum(dd_group *group);
 

@@ -2,7 +2,7 @@
  * are simulated. */
 #include "check.h"
 #include "coll_reference.h"
-#include "collective/carry.h"
+#include "collective/conversion.h"
 #include "core/mem.h"
 #include "faults/faults.h"
 #include "plain_library.h"
@@ -35,7 +35,7 @@ typedef struct carry_case {
 } carry_case;
 
 typedef struct carry_rank {
-    dd_carry *carry;
+    dd_conversion *conversion;
     dd_coll_args args;
     dd_block inputs[MAX_RANKS];
     dd_block outputs[MAX_RANKS];
@@ -195,7 +195,7 @@ init_world(carry_world *world, const carry_case *what)
     *world = (carry_world){.what = *what};
     for (int r = 0; r < what->nranks; r++) {
         init_rank(world, r);
-        CHECK_OK(dd_carry_create(r, what->nranks, &world->ranks[r].carry, check_err()));
+        CHECK_OK(dd_conversion_create(r, what->nranks, &world->ranks[r].conversion, check_err()));
     }
 }
 
@@ -204,7 +204,7 @@ fini_world(carry_world *world)
 {
     for (int r = 0; r < world->what.nranks; r++) {
         carry_rank *rank = &world->ranks[r];
-        dd_carry_destroy(rank->carry);
+        dd_conversion_destroy(rank->conversion);
         free(rank->memory[0]);
         free(rank->memory[1]);
         for (int i = 0; i < rank->ninputs; i++) {
@@ -437,17 +437,17 @@ check_results(const carry_world *world, int number)
 }
 
 static dd_status
-place(dd_carry *carry, carry_rank *rank)
+place(dd_conversion *conversion, carry_rank *rank)
 {
-    rank->call = dd_carry_describe(carry, &rank->args);
-    return dd_carry_set_memory(carry, check_err());
+    rank->call = dd_conversion_describe(conversion, &rank->args);
+    return dd_conversion_set_memory(conversion, check_err());
 }
 
 static bool
 begin(carry_world *world, int number)
 {
     carry_rank *rank = &world->ranks[number];
-    return CHECK_OK(place(rank->carry, rank)) && check_call(&world->what, number, rank);
+    return CHECK_OK(place(rank->conversion, rank)) && check_call(&world->what, number, rank);
 }
 
 static void
@@ -464,7 +464,7 @@ carry_all(carry_world *world)
     }
     plain_library_do(calls, nranks);
     for (int r = 0; r < nranks; r++) {
-        dd_carry_end(world->ranks[r].carry);
+        dd_conversion_end(world->ranks[r].conversion);
         if (!check_results(world, r)) {
             print_case(&world->what, r);
         }
@@ -593,17 +593,17 @@ TEST(no_memory_to_create_it)
     dd_status status = DD_OUT_OF_MEMORY;
     int nfailures = 0;
     while (status == DD_OUT_OF_MEMORY && nfailures < 5) {
-        dd_carry *carry = NULL;
+        dd_conversion *conversion = NULL;
         (void)dd_mem_fail_after(nfailures);
-        status = dd_carry_create(0, 3, &carry, NULL);
+        status = dd_conversion_create(0, 3, &conversion, NULL);
         (void)dd_mem_fail_after(-1);
-        CHECK_INT(carry != NULL, status == DD_OK);
-        dd_carry_destroy(carry);
+        CHECK_INT(conversion != NULL, status == DD_OK);
+        dd_conversion_destroy(conversion);
         nfailures += status != DD_OK;
     }
     CHECK_INT(status, DD_OK);
     CHECK_INT(nfailures, 2);
-    dd_carry_destroy(NULL);
+    dd_conversion_destroy(NULL);
 }
 
 TEST(no_memory_to_place)
@@ -613,9 +613,9 @@ TEST(no_memory_to_place)
     init_world(&world, &what);
     carry_rank *rank = &world.ranks[0];
     (void)dd_mem_fail_after(0);
-    CHECK_STATUS(place(rank->carry, rank), DD_OUT_OF_MEMORY);
+    CHECK_STATUS(place(rank->conversion, rank), DD_OUT_OF_MEMORY);
     (void)dd_mem_fail_after(1); /* the input has its buffer now, and keeps it */
-    CHECK_STATUS(place(rank->carry, rank), DD_OUT_OF_MEMORY);
+    CHECK_STATUS(place(rank->conversion, rank), DD_OUT_OF_MEMORY);
     (void)dd_mem_fail_after(-1);
     carry_all(&world);
     fini_world(&world);
@@ -623,18 +623,18 @@ TEST(no_memory_to_place)
 
 /* Count the allocations of a call with this many elements, on rank 0. */
 static long
-count_allocations(dd_carry *carry, size_t count)
+count_allocations(dd_conversion *conversion, size_t count)
 {
     carry_case what = packed_case(count);
     carry_world world;
     init_world(&world, &what);
     carry_rank *rank = &world.ranks[0];
     (void)dd_mem_fail_after(-1);
-    CHECK_OK(place(carry, rank));
+    CHECK_OK(place(conversion, rank));
     CHECK((uintptr_t)rank->call->input % 64 == 0 && (uintptr_t)rank->call->output % 64 == 0);
     memset((char *)(uintptr_t)rank->call->input, 0, rank->call->count * sizeof(float));
     memset(rank->call->output, 0, rank->call->count * sizeof(float));
-    dd_carry_end(carry);
+    dd_conversion_end(conversion);
     long nallocs = dd_mem_fail_after(-1);
     fini_world(&world);
     return nallocs;
@@ -642,25 +642,25 @@ count_allocations(dd_carry *carry, size_t count)
 
 TEST(memory_is_kept_for_the_next)
 {
-    dd_carry *carry = NULL;
-    REQUIRE_OK(dd_carry_create(0, 2, &carry, check_err()));
-    CHECK_INT(count_allocations(carry, 1000), 2);
-    CHECK_INT(count_allocations(carry, 1000), 0);
-    CHECK_INT(count_allocations(carry, 10), 0);
-    CHECK_INT(count_allocations(carry, 1001), 2);
-    CHECK_INT(count_allocations(carry, 200000), 2); /* 800 kB each */
-    CHECK_INT(count_allocations(carry, 200000), 0);
-    dd_carry_destroy(carry);
+    dd_conversion *conversion = NULL;
+    REQUIRE_OK(dd_conversion_create(0, 2, &conversion, check_err()));
+    CHECK_INT(count_allocations(conversion, 1000), 2);
+    CHECK_INT(count_allocations(conversion, 1000), 0);
+    CHECK_INT(count_allocations(conversion, 10), 0);
+    CHECK_INT(count_allocations(conversion, 1001), 2);
+    CHECK_INT(count_allocations(conversion, 200000), 2); /* 800 kB each */
+    CHECK_INT(count_allocations(conversion, 200000), 0);
+    dd_conversion_destroy(conversion);
 }
 
 TEST(excess_memory_is_freed)
 {
-    dd_carry *carry = NULL;
-    REQUIRE_OK(dd_carry_create(0, 2, &carry, check_err()));
-    CHECK_INT(count_allocations(carry, 1000000), 2);
-    CHECK_INT(count_allocations(carry, 10), 2); /* the buffers were not kept */
-    CHECK_INT(count_allocations(carry, 10), 0);
-    dd_carry_destroy(carry);
+    dd_conversion *conversion = NULL;
+    REQUIRE_OK(dd_conversion_create(0, 2, &conversion, check_err()));
+    CHECK_INT(count_allocations(conversion, 1000000), 2);
+    CHECK_INT(count_allocations(conversion, 10), 2); /* the buffers were not kept */
+    CHECK_INT(count_allocations(conversion, 10), 0);
+    dd_conversion_destroy(conversion);
 }
 
 /* Memory that a blocked library still uses. The leak sanitizer finds it here. */
@@ -672,11 +672,11 @@ TEST(abandoned_memory_stays_where_it_is)
     carry_world world;
     init_world(&world, &what);
     carry_rank *rank = &world.ranks[0];
-    REQUIRE_OK(place(rank->carry, rank));
+    REQUIRE_OK(place(rank->conversion, rank));
     dd_carried_call left = *rank->call;
     held_by_a_library[0] = left.input;
     held_by_a_library[1] = left.output;
-    dd_carry_leak_buffers(rank->carry);
+    dd_conversion_leak_buffers(rank->conversion);
     carry_all(&world); /* in new buffers */
     CHECK(rank->call->input != left.input && rank->call->output != left.output);
     fini_world(&world);

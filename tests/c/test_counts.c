@@ -35,7 +35,7 @@
 typedef enum call_way {
     WAY_CALL,  /* one blocking call */
     WAY_ASYNC, /* an asynchronous call and a wait */
-    WAY_PLAN,  /* a standing call, started and waited for */
+    WAY_PLAN,  /* a prepared call, started and waited for */
 } call_way;
 
 static const char *const way_names[] = {"call", "async", "plan"};
@@ -58,7 +58,7 @@ typedef struct team_member {
     char *values; /* inputs, then outputs: a block for each rank */
     dd_block inputs[RANKS_MOST], outputs[RANKS_MOST];
     dd_coll_args args;
-    dd_standing_call *call;
+    dd_prepared_call *call;
     dd_work *work;
 } team_member;
 
@@ -169,13 +169,13 @@ member_init(team_member *self, dd_coll coll, size_t nbytes)
                                 .inputs = self->inputs,
                                 .outputs = self->outputs};
     return CHECK_OK(
-        dd_group_make_standing(self->rank->group, &self->args, &team_no_options, &self->call, check_err()));
+        dd_group_prepare_call(self->rank->group, &self->args, &team_no_options, &self->call, check_err()));
 }
 
 static void
 member_fini(team_member *self)
 {
-    CHECK(!dd_standing_destroy(self->call, NULL, NULL));
+    CHECK(!dd_prepared_destroy(self->call, NULL, NULL));
     free(self->values);
 }
 
@@ -197,7 +197,7 @@ end(team_member *self, call_way how)
     if (how == WAY_ASYNC) {
         CHECK_OK(team_wait(self->rank->group, self->work));
     } else {
-        CHECK_OK(dd_standing_wait(self->call, &wait, check_err()));
+        CHECK_OK(dd_prepared_wait(self->call, &wait, check_err()));
     }
 }
 

@@ -211,7 +211,7 @@ fail_to_meet(team_rank *self)
     const identities *all = self->arg;
     mpi_library library = make_library(all->ranks[self->rank], all->sizes[self->rank]);
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
-    CHECK_STATUS(dd_group_carry(self->group, &library.base, &wait, check_err()), all->status);
+    CHECK_STATUS(dd_group_set_carrier(self->group, &library.base, &wait, check_err()), all->status);
     CHECK_CONTAINS(check_message(), all->words);
     team_rendezvous(self, "refused");
 }
@@ -236,7 +236,7 @@ fail_to_make(team_rank *self)
     mpi_library library = make_library(self->rank, self->size);
     char words[128];
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
-    CHECK_STATUS(dd_group_carry(self->group, &library.base, &wait, check_err()), DD_BACKEND);
+    CHECK_STATUS(dd_group_set_carrier(self->group, &library.base, &wait, check_err()), DD_BACKEND);
     snprintf(words, sizeof words, "%s: no way 13 (code 13 of Fake 1)", failing);
     CHECK_CONTAINS(check_message(), words);
     team_rendezvous(self, "failed");
@@ -260,7 +260,7 @@ make_too_slowly(team_rank *self)
     static mpi_library libraries[2]; /* a late rank still uses its library */
     libraries[self->rank] = make_library(self->rank, self->size);
     dd_wait wait = dd_wait_after(100 * DD_NS_PER_MS);
-    CHECK_STATUS(dd_group_carry(self->group, &libraries[self->rank].base, &wait, check_err()),
+    CHECK_STATUS(dd_group_set_carrier(self->group, &libraries[self->rank].base, &wait, check_err()),
                  DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "MPI_Comm_create_group of 2 ranks did not return within 0.1");
     team_rendezvous(self, "too late");
@@ -344,7 +344,7 @@ call_with_failures(team_rank *self)
     const dd_carrier_ops *ops = carrier->ops;
     dd_carried_call barrier = {.coll = DD_COLL_BARRIER};
     REQUIRE_OK(ops->start(carrier, &barrier, &carried, check_err()));
-    CHECK(!ops->cancel(carrier, &carried)); /* MPI uses the memory until the barrier ends */
+    CHECK(!ops->abandon(carrier, &carried)); /* MPI uses the memory until the barrier ends */
     failing = "MPI_Test";
     CHECK_STATUS(ops->poll(carrier, &carried, &is_done, check_err()), DD_BACKEND);
     CHECK_CONTAINS(check_message(), "MPI_Test: no way 13");

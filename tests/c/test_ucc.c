@@ -13,16 +13,16 @@
 static dd_carrier_library *library;
 
 static dd_status
-carry(team_rank *self, const dd_wait *wait)
+conversion(team_rank *self, const dd_wait *wait)
 {
-    return dd_group_carry(self->group, library, wait, check_err());
+    return dd_group_set_carrier(self->group, library, wait, check_err());
 }
 
 static bool
 carry_well(team_rank *self)
 {
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
-    bool is_good = CHECK_OK(carry(self, &wait));
+    bool is_good = CHECK_OK(conversion(self, &wait));
     team_rendezvous(self, "all are carried");
     return is_good;
 }
@@ -128,7 +128,7 @@ fail_to_be_carried(team_rank *self)
 {
     char words[128];
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
-    CHECK_STATUS(carry(self, &wait), DD_BACKEND);
+    CHECK_STATUS(conversion(self, &wait), DD_BACKEND);
     snprintf(words, sizeof words, "%s of rank ", (const char *)self->arg);
     CHECK_CONTAINS(check_message(), words);
     CHECK_CONTAINS(check_message(), "of 2: no memory (-4), says UCC 1.4.7 (");
@@ -167,7 +167,7 @@ static void
 wait_in_vain(team_rank *self)
 {
     dd_wait wait = dd_wait_after(100 * DD_NS_PER_MS);
-    CHECK_STATUS(carry(self, &wait), DD_OP_TIMED_OUT);
+    CHECK_STATUS(conversion(self, &wait), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "UCC has not made a team of 2 ranks after 0.");
     team_rendezvous(self, "too late");
 }
@@ -331,7 +331,7 @@ leave_finished_call(team_rank *self)
     /* Progress made by another caller has completed it. */
     const dd_ucc_carrier *ours = (const dd_ucc_carrier *)carrier;
     CHECK_INT(ours->lib->api.ucc_context_progress(ours->context), DD_UCC_OK);
-    CHECK(carrier->ops->cancel(carrier, &carried));
+    CHECK(carrier->ops->abandon(carrier, &carried));
     CHECK_INT(plain_ucc_live.nrequests, 0);
     carrier->ops->close(carrier, true);
     CHECK_INT(plain_ucc_live.ncontexts, 0);

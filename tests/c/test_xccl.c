@@ -64,16 +64,16 @@ run_processes(int size, void (*body)(team_rank *self))
 }
 
 static dd_status
-carry(team_rank *self, int64_t timeout_ns)
+conversion(team_rank *self, int64_t timeout_ns)
 {
     dd_wait wait = dd_wait_after(timeout_ns);
-    return dd_group_carry(self->group, library, &wait, check_err());
+    return dd_group_set_carrier(self->group, library, &wait, check_err());
 }
 
 static bool
 carry_well(team_rank *self)
 {
-    bool is_good = CHECK_OK(carry(self, 20 * DD_NS_PER_S * check_slow()));
+    bool is_good = CHECK_OK(conversion(self, 20 * DD_NS_PER_S * check_slow()));
     team_rendezvous(self, "all are carried");
     return is_good;
 }
@@ -187,7 +187,7 @@ static void
 fail_to_make_an_id(team_rank *self)
 {
     plain_oneccl_fail("onecclGetUniqueId", XCCL_SYSTEM_ERROR, "no network");
-    CHECK_STATUS(carry(self, 20 * DD_NS_PER_S), DD_BACKEND);
+    CHECK_STATUS(conversion(self, 20 * DD_NS_PER_S), DD_BACKEND);
     CHECK_CONTAINS(check_message(),
                    "onecclGetUniqueId of rank 0 of 2: onecclSystemError (2): it does not go: no network");
     CHECK_INT(plain_oneccl_calls("onecclCommInitRank"), 0);
@@ -205,7 +205,7 @@ fail_to_join(team_rank *self)
     if (self->rank == 1) {
         plain_oneccl_fail("onecclCommInitRank", XCCL_INTERNAL_ERROR, NULL);
     }
-    CHECK_STATUS(carry(self, 20 * DD_NS_PER_S * check_slow()), DD_BACKEND);
+    CHECK_STATUS(conversion(self, 20 * DD_NS_PER_S * check_slow()), DD_BACKEND);
     CHECK_CONTAINS(check_message(),
                    "onecclCommInitRank of rank 1 of 2: onecclInternalError (3): it does not go");
     team_rendezvous(self, "failed");
@@ -221,7 +221,7 @@ static void
 join_too_late(team_rank *self)
 {
     plain_oneccl_hang("onecclCommInitRank");
-    CHECK_STATUS(carry(self, 200 * DD_NS_PER_MS), DD_OP_TIMED_OUT);
+    CHECK_STATUS(conversion(self, 200 * DD_NS_PER_MS), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "onecclCommInitRank of rank ");
     CHECK_CONTAINS(check_message(), "of 2 did not return within 0.");
     CHECK(!xccl_try_turn()); /* the library is still busy */
@@ -242,7 +242,7 @@ wait_for_a_turn(team_rank *self)
     if (self->rank == 1) {
         CHECK(xccl_try_turn());
     }
-    CHECK_STATUS(carry(self, 200 * DD_NS_PER_MS), DD_OP_TIMED_OUT);
+    CHECK_STATUS(conversion(self, 200 * DD_NS_PER_MS), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(),
                    "oneCCL makes one communicator at a time, and this process, or that of another "
                    "rank, has been busy with another for 0.");

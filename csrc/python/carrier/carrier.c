@@ -162,7 +162,7 @@ PY_GROUP_METHOD(carry)
     py_wait wait;
     dd_error err;
     py_wait_init(&wait, group->state, py_group_timeout_or_own(group, timeout_ns), true);
-    dd_status status = PY_WITHOUT_GIL(dd_group_carry(group->group, library, &wait.wait, &err));
+    dd_status status = PY_WITHOUT_GIL(dd_group_set_carrier(group->group, library, &wait.wait, &err));
     dd_recorder_group *recorded = dd_group_recorder_group(group->group);
     if (status == DD_OK && recorded != NULL) {
         status = dd_recorder_group_set_kind(recorded, library->name, &err);

@@ -15,7 +15,7 @@ typedef struct py_plan {
     dd_coll coll; /* const after new */
     /* `call` and `flight` are const after new while a thread holds the plan (plan_enter), and NULL
      * once the plan has ended */
-    dd_standing_call *call; /* owned */
+    dd_prepared_call *call; /* owned */
     py_flight *flight;      /* owned; its work is the work of `call` */
     py_lock lock;
     /* The fields below are guarded by `lock`. */
@@ -54,28 +54,28 @@ py_plan_make(py_group_call *call, const dd_coll_args *args)
     py_record record;
     dd_call_options options = {.timeout_ns = call->timeout_ns,
                                .record = py_record_collective(&record, state, args->coll, call->operands)};
-    if (!PY_GROUP_TRY(state, dd_group_make_standing, call->group->group, args, &options, &self->call)) {
+    if (!PY_GROUP_TRY(state, dd_group_prepare_call, call->group->group, args, &options, &self->call)) {
         Py_DECREF(self);
         return py_group_call_fail(call);
     }
     self->coll = args->coll;
     self->flight = call->flight;
-    self->flight->work = dd_work_acquire(dd_standing_work(self->call));
+    self->flight->work = dd_work_acquire(dd_prepared_work(self->call));
     return (PyObject *)self;
 }
 
-/* Release the standing call and the flight, immediately or when an unfinished run ends. */
+/* Release the prepared call and the flight, immediately or when an unfinished run ends. */
 static void
 plan_end(py_plan *self)
 {
-    dd_standing_call *call = self->call;
+    dd_prepared_call *call = self->call;
     py_flight *flight = self->flight;
     self->call = NULL;
     self->flight = NULL;
     if (call == NULL || flight->generation != dd_fork_generation()) {
         return; /* the parent's plan: in this forked child, its locks may be held forever */
     }
-    bool is_under_way = PY_WITHOUT_GIL(dd_standing_destroy(call, py_flight_on_done, flight));
+    bool is_under_way = PY_WITHOUT_GIL(dd_prepared_destroy(call, py_flight_on_done, flight));
     if (!self->is_started) {
         py_flight_destroy(flight);
         return;
@@ -186,7 +186,7 @@ py_plan_describe(const py_state *state, PyObject *plan, py_plan_description *des
     if (!plan_enter(self)) {
         return false;
     }
-    dd_standing_describe(self->call, &description->args, &description->timeout_ns);
+    dd_prepared_describe(self->call, &description->args, &description->timeout_ns);
     description->operands = &self->flight->operands;
     return true;
 }
@@ -269,7 +269,7 @@ plan_begin(py_plan *self, bool is_patient)
         py_wait_on_block(&wait);
         py_operands_pack(&self->flight->operands);
     }
-    dd_status status = dd_standing_start(&self->call, 1, is_patient, &wait.wait, &err);
+    dd_status status = dd_prepared_start(&self->call, 1, is_patient, &wait.wait, &err);
     py_wait_return(&wait);
     end_reservation(self, status == DD_OK);
     return py_error_check_of_group(self->state, status, &err);
@@ -359,7 +359,7 @@ plan_wait_for(py_plan *self)
     }
     py_wait_init_endless(&wait, self->state);
     py_wait_begin(&wait);
-    dd_status status = dd_standing_wait(self->call, &wait.wait, &err);
+    dd_status status = dd_prepared_wait(self->call, &wait.wait, &err);
     py_wait_return(&wait);
     plan_finish_start(self, nstart);
     plan_leave(self, true);
@@ -405,7 +405,7 @@ plan_is_completed(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     if (is_held) {
-        is_done = PY_BRIEFLY(dd_standing_poll(self->call));
+        is_done = PY_BRIEFLY(dd_prepared_poll(self->call));
         plan_finish_start(self, nstart);
         plan_leave(self, false);
     }
@@ -450,7 +450,7 @@ release_all(PyObject *plans, Py_ssize_t count, Py_ssize_t nstarted)
 
 /* Reserve all plans for a start. If one cannot be reserved, reserve none and return false. */
 static bool
-take_all(PyObject *plans, dd_standing_call **calls)
+take_all(PyObject *plans, dd_prepared_call **calls)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(plans); i++) {
         py_plan *self = plan_at(plans, i);
@@ -478,7 +478,7 @@ end_of_group(PyObject *plans, Py_ssize_t begin)
 /* Start the reserved plans and return how many have been started. Needs no GIL: no other thread
  * uses the tuple, or changes reserved plans. */
 static Py_ssize_t
-start_taken(PyObject *plans, dd_standing_call *const *calls, dd_status *status, dd_error *err)
+start_taken(PyObject *plans, dd_prepared_call *const *calls, dd_status *status, dd_error *err)
 {
     Py_ssize_t nstarted = 0;
     const dd_wait at_once = {.deadline_ns = DD_NEVER_NS};
@@ -488,14 +488,14 @@ start_taken(PyObject *plans, dd_standing_call *const *calls, dd_status *status, 
         for (Py_ssize_t i = nstarted; i < end; i++) {
             py_operands_pack(&plan_at(plans, i)->flight->operands);
         }
-        *status = dd_standing_start(calls + nstarted, (size_t)(end - nstarted), false, &at_once, err);
+        *status = dd_prepared_start(calls + nstarted, (size_t)(end - nstarted), false, &at_once, err);
         nstarted = *status == DD_OK ? end : nstarted;
     }
     return nstarted;
 }
 
 static bool
-start_all(py_state *state, PyObject *plans, dd_standing_call **calls)
+start_all(py_state *state, PyObject *plans, dd_prepared_call **calls)
 {
     dd_status status;
     dd_error err;
@@ -515,8 +515,8 @@ py_plan_start_all(PyObject *module, PyObject *object)
     if (plans == NULL) {
         return NULL;
     }
-    dd_standing_call **calls =
-        dd_mem_alloc_array((size_t)PyTuple_Size(plans) + 1, sizeof(dd_standing_call *));
+    dd_prepared_call **calls =
+        dd_mem_alloc_array((size_t)PyTuple_Size(plans) + 1, sizeof(dd_prepared_call *));
     bool is_ok = calls != NULL ? start_all(state, plans, calls) : PyErr_NoMemory() != NULL;
     dd_mem_free(calls);
     Py_DECREF(plans);

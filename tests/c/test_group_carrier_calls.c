@@ -14,7 +14,7 @@ sample(uint64_t number, dd_coll coll, int nranks)
     static const size_t sizes[] = {0, 8, 100, 4096, 70001};
     coll_case test = case_sample(number, coll, sizes[number % 5], nranks);
     test.has_small_values = true; /* no NaN: the library need not choose a particular one */
-    test.standing_ranks = number % 3 == 0 ? (unsigned)number : 0;
+    test.prepared_ranks = number % 3 == 0 ? (unsigned)number : 0;
     return test;
 }
 
@@ -164,31 +164,31 @@ static void
 start_again_and_again(team_rank *self)
 {
     carry_sum sums[3];
-    dd_standing_call *calls[3] = {NULL};
+    dd_prepared_call *calls[3] = {NULL};
     REQUIRE(carry_team_begin(self));
     for (int i = 0; i < 3; i++) {
         carry_sum_init(&sums[i], 0);
         REQUIRE_OK(
-            dd_group_make_standing(self->group, &sums[i].args, &team_no_options, &calls[i], check_err()));
+            dd_group_prepare_call(self->group, &sums[i].args, &team_no_options, &calls[i], check_err()));
     }
     for (int turn = 0; turn < NSTARTS; turn++) {
         dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
         for (int i = 0; i < 3; i++) {
             sums[i].value = turn + i;
         }
-        CHECK_OK(dd_standing_start(calls, 3, false, &wait, check_err()));
+        CHECK_OK(dd_prepared_start(calls, 3, false, &wait, check_err()));
         for (int i = 2; i >= 0; i--) {
-            CHECK_OK(dd_standing_wait(calls[i], &wait, check_err()));
+            CHECK_OK(dd_prepared_wait(calls[i], &wait, check_err()));
             CHECK_INT(sums[i].value, self->size * (turn + i));
         }
     }
     CHECK_INT(dd_group_count_carried(self->group), 3 * NSTARTS);
     for (int i = 0; i < 3; i++) {
-        CHECK(!dd_standing_destroy(calls[i], NULL, NULL));
+        CHECK(!dd_prepared_destroy(calls[i], NULL, NULL));
     }
 }
 
-TEST(standing_calls)
+TEST(prepared_calls)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);

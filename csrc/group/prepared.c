@@ -1,9 +1,9 @@
-/* A standing call: a call of the pool that keeps its form and is started many times. */
+/* A prepared call: a call of the pool that keeps its form and is started many times. */
 #include "group/internal.h"
 
 dd_status
-dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
-                       dd_standing_call **out, dd_error *err)
+dd_group_prepare_call(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+                      dd_prepared_call **out, dd_error *err)
 {
     dd_coll_form *form = NULL;
     group_call *call = NULL;
@@ -22,7 +22,7 @@ dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_
         dd_coll_form_destroy(form);
         return status;
     }
-    call->kept_form = form;
+    call->prepared_form = form;
     atomic_store_explicit(&call->work.is_done, true, memory_order_relaxed);
     (void)dd_group_acquire(group);
     *out = call;
@@ -30,7 +30,7 @@ dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_
 }
 
 bool
-dd_standing_destroy(dd_standing_call *call, void (*on_done)(dd_work *work, void *ctx), void *ctx)
+dd_prepared_destroy(dd_prepared_call *call, void (*on_done)(dd_work *work, void *ctx), void *ctx)
 {
     if (call == NULL) {
         return false;
@@ -55,13 +55,13 @@ dd_standing_destroy(dd_standing_call *call, void (*on_done)(dd_work *work, void 
 }
 
 dd_work *
-dd_standing_work(dd_standing_call *call)
+dd_prepared_work(dd_prepared_call *call)
 {
     return &call->work;
 }
 
 void
-dd_standing_describe(const dd_standing_call *call, dd_coll_args *args, int64_t *timeout_ns)
+dd_prepared_describe(const dd_prepared_call *call, dd_coll_args *args, int64_t *timeout_ns)
 {
     *args = call->args;
     *timeout_ns = call->timeout_ns;
@@ -76,7 +76,7 @@ needs_driver(const group_call *call)
 }
 
 dd_status
-dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
+dd_prepared_start(dd_prepared_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
                   dd_error *err)
 {
     dd_status status = ncalls > 0 ? group_start_calls(calls, ncalls, is_patient, wait, err) : DD_OK;
@@ -91,7 +91,7 @@ dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool is_patient
 }
 
 static bool
-standing_try_lock(const dd_standing_call *call)
+prepared_try_lock(const dd_prepared_call *call)
 {
     dd_engine *engine = call->group->engine;
     return !dd_work_is_done(&call->work) && dd_engine_check_fork(engine, NULL) == DD_OK &&
@@ -99,9 +99,9 @@ standing_try_lock(const dd_standing_call *call)
 }
 
 bool
-dd_standing_poll(dd_standing_call *call)
+dd_prepared_poll(dd_prepared_call *call)
 {
-    if (call->is_quick && standing_try_lock(call)) {
+    if (call->is_quick && prepared_try_lock(call)) {
         group_poll_call_locked(call, true);
         dd_engine_unlock(call->group->engine);
     }
@@ -109,11 +109,11 @@ dd_standing_poll(dd_standing_call *call)
 }
 
 dd_status
-dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err)
+dd_prepared_wait(dd_prepared_call *call, const dd_wait *wait, dd_error *err)
 {
-    if (!dd_standing_poll(call)) {
+    if (!dd_prepared_poll(call)) {
         dd_wait_will_block(wait);
-        if (standing_try_lock(call)) {
+        if (prepared_try_lock(call)) {
             group_poll_call_locked(call, false);
             dd_engine_unlock(call->group->engine);
         }

@@ -1,4 +1,4 @@
-#include "collective/carry.h"
+#include "collective/conversion.h"
 
 #include "collective/run_internal.h"
 #include "core/mem.h"
@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* One side of a call: this rank's input blocks, or its output blocks. */
-typedef struct carry_side {
+typedef struct conversion_side {
     const dd_block *blocks;
     int nblocks;
     size_t size;     /* size of an element of the caller's type */
@@ -15,48 +15,48 @@ typedef struct carry_side {
     size_t *offsets; /* [nranks + 1]: start of each block, in elements */
     dd_run_buffer buffer;
     bool is_packed; /* the library uses `buffer` instead of the blocks */
-} carry_side;
+} conversion_side;
 
-struct dd_carry {
+struct dd_conversion {
     int rank;
     int nranks;
     const dd_coll_args *args;
     dd_carried_call call;
-    carry_side in;
-    carry_side out;
+    conversion_side in;
+    conversion_side out;
     size_t *numbers; /* owned: memory of both sides' counts and offsets */
 };
 
 dd_status
-dd_carry_create(int rank, int nranks, dd_carry **out, dd_error *err)
+dd_conversion_create(int rank, int nranks, dd_conversion **out, dd_error *err)
 {
     size_t count = (size_t)nranks;
-    dd_carry *carry = dd_mem_zalloc(sizeof *carry);
+    dd_conversion *conversion = dd_mem_zalloc(sizeof *conversion);
     size_t *numbers = dd_mem_alloc_array(4 * count + 2, sizeof *numbers);
-    if (carry == NULL || numbers == NULL) {
-        dd_mem_free(carry);
+    if (conversion == NULL || numbers == NULL) {
+        dd_mem_free(conversion);
         dd_mem_free(numbers);
-        return dd_error_no_memory(err, sizeof *carry + (4 * count + 2) * sizeof *numbers);
+        return dd_error_no_memory(err, sizeof *conversion + (4 * count + 2) * sizeof *numbers);
     }
-    carry->rank = rank;
-    carry->nranks = nranks;
-    carry->numbers = numbers;
-    carry->in.counts = numbers;
-    carry->in.offsets = numbers + count;
-    carry->out.counts = numbers + 2 * count + 1;
-    carry->out.offsets = numbers + 3 * count + 1;
-    *out = carry;
+    conversion->rank = rank;
+    conversion->nranks = nranks;
+    conversion->numbers = numbers;
+    conversion->in.counts = numbers;
+    conversion->in.offsets = numbers + count;
+    conversion->out.counts = numbers + 2 * count + 1;
+    conversion->out.offsets = numbers + 3 * count + 1;
+    *out = conversion;
     return DD_OK;
 }
 
 void
-dd_carry_destroy(dd_carry *carry)
+dd_conversion_destroy(dd_conversion *conversion)
 {
-    if (carry != NULL) {
-        dd_run_buffer_fini(&carry->in.buffer);
-        dd_run_buffer_fini(&carry->out.buffer);
-        dd_mem_free(carry->numbers);
-        dd_mem_free(carry);
+    if (conversion != NULL) {
+        dd_run_buffer_fini(&conversion->in.buffer);
+        dd_run_buffer_fini(&conversion->out.buffer);
+        dd_mem_free(conversion->numbers);
+        dd_mem_free(conversion);
     }
 }
 
@@ -135,7 +135,7 @@ converts_input(const dd_coll_args *args)
 /* ---- memory of the blocks */
 
 static void
-measure(carry_side *side, int nblocks, int nranks, size_t size, const dd_block *blocks)
+measure(conversion_side *side, int nblocks, int nranks, size_t size, const dd_block *blocks)
 {
     size_t offset = 0;
     side->blocks = blocks;
@@ -155,7 +155,7 @@ measure(carry_side *side, int nblocks, int nranks, size_t size, const dd_block *
 
 /* Return the blocks' address if all of them are adjacent, else NULL. Empty blocks fit anywhere. */
 static char *
-find_base(const carry_side *side)
+find_base(const conversion_side *side)
 {
     char *base = NULL;
     for (int i = 0; i < side->nblocks; i++) {
@@ -174,10 +174,10 @@ find_base(const carry_side *side)
 }
 
 static void
-pack(const dd_carry *carry, bool is_first)
+pack(const dd_conversion *conversion, bool is_first)
 {
-    const carry_side *in = &carry->in;
-    size_t unit = dd_dtype_size(carry->call.dtype);
+    const conversion_side *in = &conversion->in;
+    size_t unit = dd_dtype_size(conversion->call.dtype);
     for (int i = 0; i < in->nblocks; i++) {
         char *to = in->buffer.data + in->offsets[i] * unit;
         const void *from = in->blocks[i].data;
@@ -185,7 +185,7 @@ pack(const dd_carry *carry, bool is_first)
             continue;
         }
         if (is_first) {
-            dd_reduce(&carry->args->reduction, DD_STAGE_FIRST, to, &from, 1, in->counts[i]);
+            dd_reduce(&conversion->args->reduction, DD_STAGE_FIRST, to, &from, 1, in->counts[i]);
         } else {
             memcpy(to, from, in->blocks[i].nbytes);
         }
@@ -193,7 +193,7 @@ pack(const dd_carry *carry, bool is_first)
 }
 
 static dd_status
-reserve(carry_side *side, size_t unit, dd_error *err)
+reserve(conversion_side *side, size_t unit, dd_error *err)
 {
     size_t nbytes = side->total * unit;
     dd_status status = dd_run_buffer_reserve(&side->buffer, nbytes > 0 ? nbytes : 1, err);
@@ -202,53 +202,53 @@ reserve(carry_side *side, size_t unit, dd_error *err)
 }
 
 static dd_status
-place_input(dd_carry *carry, dd_error *err)
+choose_input(dd_conversion *conversion, dd_error *err)
 {
-    carry_side *in = &carry->in;
-    bool is_first = converts_input(carry->args);
+    conversion_side *in = &conversion->in;
+    bool is_first = converts_input(conversion->args);
     char *base = is_first ? NULL : find_base(in);
     if (base == NULL) {
-        dd_status status = reserve(in, dd_dtype_size(carry->call.dtype), err);
+        dd_status status = reserve(in, dd_dtype_size(conversion->call.dtype), err);
         if (status != DD_OK) {
             return status;
         }
         base = in->buffer.data;
-        pack(carry, is_first);
+        pack(conversion, is_first);
     }
-    carry->call.input = base;
+    conversion->call.input = base;
     return DD_OK;
 }
 
 /* Libraries disagree on the form of a reduce_scatter in place, so its output is a buffer. */
 static bool
-needs_own_output(const dd_carry *carry, const char *base)
+needs_own_output(const dd_conversion *conversion, const char *base)
 {
-    const carry_side *in = &carry->in;
-    return carry->call.coll == DD_COLL_REDUCE_SCATTER && !in->is_packed &&
-           in->blocks[carry->rank].data == (const void *)base;
+    const conversion_side *in = &conversion->in;
+    return conversion->call.coll == DD_COLL_REDUCE_SCATTER && !in->is_packed &&
+           in->blocks[conversion->rank].data == (const void *)base;
 }
 
 static dd_status
-place_output(dd_carry *carry, dd_error *err)
+choose_output(dd_conversion *conversion, dd_error *err)
 {
-    carry_side *out = &carry->out;
-    char *base = widens(carry->args) ? NULL : find_base(out);
-    if (base == NULL || needs_own_output(carry, base)) {
-        dd_status status = reserve(out, dd_dtype_size(carry->call.dtype), err);
+    conversion_side *out = &conversion->out;
+    char *base = widens(conversion->args) ? NULL : find_base(out);
+    if (base == NULL || needs_own_output(conversion, base)) {
+        dd_status status = reserve(out, dd_dtype_size(conversion->call.dtype), err);
         if (status != DD_OK) {
             return status;
         }
         base = out->buffer.data;
     }
-    carry->call.output = base;
+    conversion->call.output = base;
     return DD_OK;
 }
 
 /* Return true if input and output share memory, as dd_carried_call.is_in_place describes. */
 static bool
-carry_is_in_place(const dd_carry *carry)
+conversion_is_in_place(const dd_conversion *conversion)
 {
-    const dd_carried_call *call = &carry->call;
+    const dd_carried_call *call = &conversion->call;
     const dd_coll_traits *traits = &dd_coll_traits_of[call->coll];
     size_t unit = dd_dtype_size(call->dtype);
     const char *input = call->input;
@@ -256,16 +256,16 @@ carry_is_in_place(const dd_carry *carry)
     if (input == NULL || output == NULL || (traits->is_split && (traits->is_collected || traits->is_fold))) {
         return false;
     }
-    return input + (traits->is_split ? carry->in.offsets[carry->rank] * unit : 0) ==
-           output + (traits->is_collected ? carry->out.offsets[carry->rank] * unit : 0);
+    return input + (traits->is_split ? conversion->in.offsets[conversion->rank] * unit : 0) ==
+           output + (traits->is_collected ? conversion->out.offsets[conversion->rank] * unit : 0);
 }
 
 static void
-set_block_tables(dd_carry *carry)
+set_block_tables(dd_conversion *conversion)
 {
-    dd_carried_call *call = &carry->call;
-    const carry_side *in = &carry->in;
-    const carry_side *out = &carry->out;
+    dd_carried_call *call = &conversion->call;
+    const conversion_side *in = &conversion->in;
+    const conversion_side *out = &conversion->out;
     bool has_many_in = dd_coll_traits_of[call->coll].is_split && in->nblocks > 0;
     bool has_many_out = dd_coll_traits_of[call->coll].is_collected && out->nblocks > 0;
     call->in_counts = has_many_in ? in->counts : NULL;
@@ -275,23 +275,23 @@ set_block_tables(dd_carry *carry)
     bool is_own_in = !has_many_in && in->nblocks == 1;
     bool is_own_out = !has_many_out && out->nblocks == 1;
     call->count = is_own_in ? in->counts[0] : is_own_out ? out->counts[0] : 0;
-    (void)dd_coll_known_nbytes(carry->args, carry->nranks, false, &call->is_even);
+    (void)dd_coll_known_nbytes(conversion->args, conversion->nranks, false, &call->is_even);
 }
 
 const dd_carried_call *
-dd_carry_describe(dd_carry *carry, const dd_coll_args *args)
+dd_conversion_describe(dd_conversion *conversion, const dd_coll_args *args)
 {
-    bool is_root = args->root == carry->rank;
+    bool is_root = args->root == conversion->rank;
     size_t size = dd_dtype_size(args->reduction.dtype);
-    carry->args = args;
-    carry->call = (dd_carried_call){.coll = args->coll, .root = args->root};
-    choose_element_type(&carry->call, args);
-    measure(&carry->in, dd_coll_ninputs(args->coll, is_root, carry->nranks), carry->nranks, size,
-            args->inputs);
-    measure(&carry->out, dd_coll_noutputs(args->coll, is_root, carry->nranks), carry->nranks, size,
-            args->outputs);
-    set_block_tables(carry);
-    return &carry->call;
+    conversion->args = args;
+    conversion->call = (dd_carried_call){.coll = args->coll, .root = args->root};
+    choose_element_type(&conversion->call, args);
+    measure(&conversion->in, dd_coll_ninputs(args->coll, is_root, conversion->nranks), conversion->nranks,
+            size, args->inputs);
+    measure(&conversion->out, dd_coll_noutputs(args->coll, is_root, conversion->nranks), conversion->nranks,
+            size, args->outputs);
+    set_block_tables(conversion);
+    return &conversion->call;
 }
 
 /* Libraries send a broadcast from the root's output, so copy the input there. */
@@ -306,15 +306,15 @@ move_broadcast(dd_carried_call *call)
 }
 
 dd_status
-dd_carry_set_memory(dd_carry *carry, dd_error *err)
+dd_conversion_set_memory(dd_conversion *conversion, dd_error *err)
 {
-    dd_status status = carry->in.nblocks > 0 ? place_input(carry, err) : DD_OK;
-    if (status == DD_OK && carry->out.nblocks > 0) {
-        status = place_output(carry, err);
+    dd_status status = conversion->in.nblocks > 0 ? choose_input(conversion, err) : DD_OK;
+    if (status == DD_OK && conversion->out.nblocks > 0) {
+        status = choose_output(conversion, err);
     }
     if (status == DD_OK) {
-        carry->call.is_in_place = carry_is_in_place(carry);
-        move_broadcast(&carry->call);
+        conversion->call.is_in_place = conversion_is_in_place(conversion);
+        move_broadcast(&conversion->call);
     }
     return status;
 }
@@ -322,32 +322,33 @@ dd_carry_set_memory(dd_carry *carry, dd_error *err)
 /* ---- the end */
 
 static void
-finish_block(const dd_carry *carry, const dd_block *block, const void *from, size_t count)
+finish_block(const dd_conversion *conversion, const dd_block *block, const void *from, size_t count)
 {
-    if (count > 0 && dd_coll_is_folding(carry->call.coll)) {
-        dd_reduce(&carry->args->reduction, DD_STAGE_LAST, block->data, &from, 1, count);
+    if (count > 0 && dd_coll_is_folding(conversion->call.coll)) {
+        dd_reduce(&conversion->args->reduction, DD_STAGE_LAST, block->data, &from, 1, count);
     } else if (count > 0) {
         memcpy(block->data, from, block->nbytes);
     }
 }
 
 void
-dd_carry_end(dd_carry *carry)
+dd_conversion_end(dd_conversion *conversion)
 {
-    const carry_side *out = &carry->out;
-    const char *base = carry->call.output;
-    size_t unit = dd_dtype_size(carry->call.dtype);
-    bool is_average = dd_coll_is_folding(carry->call.coll) && carry->args->reduction.op == DD_REDOP_AVG;
+    const conversion_side *out = &conversion->out;
+    const char *base = conversion->call.output;
+    size_t unit = dd_dtype_size(conversion->call.dtype);
+    bool is_average =
+        dd_coll_is_folding(conversion->call.coll) && conversion->args->reduction.op == DD_REDOP_AVG;
     for (int i = 0; i < out->nblocks && (out->is_packed || is_average); i++) {
-        finish_block(carry, &out->blocks[i], base + out->offsets[i] * unit, out->counts[i]);
+        finish_block(conversion, &out->blocks[i], base + out->offsets[i] * unit, out->counts[i]);
     }
-    dd_run_buffer_trim(&carry->in.buffer);
-    dd_run_buffer_trim(&carry->out.buffer);
+    dd_run_buffer_trim(&conversion->in.buffer);
+    dd_run_buffer_trim(&conversion->out.buffer);
 }
 
 void
-dd_carry_leak_buffers(dd_carry *carry)
+dd_conversion_leak_buffers(dd_conversion *conversion)
 {
-    carry->in.buffer = (dd_run_buffer){0};
-    carry->out.buffer = (dd_run_buffer){0};
+    conversion->in.buffer = (dd_run_buffer){0};
+    conversion->out.buffer = (dd_run_buffer){0};
 }

@@ -18,14 +18,14 @@ doze(int64_t duration_ns)
 }
 
 static dd_status
-wait_for(dd_standing_call *call)
+wait_for(dd_prepared_call *call)
 {
     dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
-    return dd_standing_wait(call, &wait, check_err());
+    return dd_prepared_wait(call, &wait, check_err());
 }
 
 static dd_status
-run(dd_standing_call *call)
+run(dd_prepared_call *call)
 {
     dd_status status = team_start(call);
     return status == DD_OK ? wait_for(call) : status;
@@ -35,7 +35,7 @@ run(dd_standing_call *call)
 typedef struct sum {
     float *values;
     size_t count;
-    dd_standing_call *call;
+    dd_prepared_call *call;
 } sum;
 
 static dd_coll_args
@@ -54,7 +54,7 @@ sum_init_with(sum *self, dd_group *group, size_t count, const dd_call_options *o
     self->count = count;
     dd_block block = {.data = self->values, .nbytes = count * sizeof(float)};
     dd_coll_args args = args_of(&block); /* it goes out of scope before the call is started */
-    return CHECK_OK(dd_group_make_standing(group, &args, options, &self->call, check_err()));
+    return CHECK_OK(dd_group_prepare_call(group, &args, options, &self->call, check_err()));
 }
 
 static bool
@@ -66,7 +66,7 @@ sum_init(sum *self, dd_group *group, size_t count)
 static void
 sum_fini(sum *self)
 {
-    CHECK(!dd_standing_destroy(self->call, NULL, NULL));
+    CHECK(!dd_prepared_destroy(self->call, NULL, NULL));
     free(self->values);
 }
 
@@ -91,7 +91,7 @@ sum_check(const sum *self, const team_rank *rank, float total)
 /* ---- behaviour common to all calls */
 
 typedef struct matrix_arg {
-    unsigned standing_ranks;
+    unsigned prepared_ranks;
     bool is_linear;
 } matrix_arg;
 
@@ -103,7 +103,7 @@ run_matrix(team_rank *self)
     for (int coll = 0; coll < DD_COLL_COUNT && check_failures() == 0; coll++) {
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
             coll_case test = case_sample(4000 + i, (dd_coll)coll, sizes[i], self->size);
-            test.standing_ranks = arg->standing_ranks;
+            test.prepared_ranks = arg->prepared_ranks;
             uint64_t hash;
             case_run(self, &test, arg->is_linear, &hash);
         }
@@ -116,10 +116,10 @@ run_matrices(team_options options, bool is_linear)
     static const int teams[] = {1, 2, 3, 4, 5, 8};
     for (size_t i = 0; i < sizeof teams / sizeof teams[0]; i++) {
         options.size = teams[i];
-        matrix_arg all = {.standing_ranks = ~0U, .is_linear = is_linear};
+        matrix_arg all = {.prepared_ranks = ~0U, .is_linear = is_linear};
         team_run(&options, run_matrix, &all);
         if (teams[i] <= 4) {
-            matrix_arg some = {.standing_ranks = 0x5, .is_linear = is_linear};
+            matrix_arg some = {.prepared_ranks = 0x5, .is_linear = is_linear};
             team_run(&options, run_matrix, &some);
         }
     }
@@ -149,7 +149,7 @@ repeat(team_rank *self)
     sum sums[4];
     for (size_t i = 0; i < 4; i++) {
         REQUIRE(sum_init(&sums[i], self->group, counts[i]));
-        CHECK(dd_work_is_done(dd_standing_work(sums[i].call)));
+        CHECK(dd_work_is_done(dd_prepared_work(sums[i].call)));
         CHECK_OK(wait_for(sums[i].call)); /* returns immediately */
     }
     float total = (float)(self->size * (self->size - 1)) / 2;
@@ -212,7 +212,7 @@ start_and_poll(team_rank *self)
         } else {
             nslow += nblocked > 0;
         }
-        CHECK(dd_standing_poll(small.call));
+        CHECK(dd_prepared_poll(small.call));
         sum_check(&small, self, (float)(round * self->size));
     }
     CHECK(self->size > 1 ||
@@ -237,7 +237,7 @@ static void
 start_several(team_rank *self)
 {
     sum sums[NSUMS];
-    dd_standing_call *calls[NSUMS + 1];
+    dd_prepared_call *calls[NSUMS + 1];
     for (int i = 0; i < NSUMS; i++) {
         REQUIRE(sum_init(&sums[i], self->group, i % 4 == 3 ? 20000 : 3));
         calls[i] = sums[i].call;
@@ -246,7 +246,7 @@ start_several(team_rank *self)
         for (int i = 0; i < NSUMS; i++) {
             sum_fill(&sums[i], (float)i);
         }
-        CHECK_OK(dd_standing_start(calls, NSUMS, false, &team_no_wait, check_err()));
+        CHECK_OK(dd_prepared_start(calls, NSUMS, false, &team_no_wait, check_err()));
         for (int i = NSUMS - 1; i >= 0; i--) { /* in any order */
             CHECK_OK(wait_for(calls[i]));
             sum_check(&sums[i], self, (float)(i * self->size));
@@ -254,11 +254,11 @@ start_several(team_rank *self)
     }
     uint64_t before = dd_group_sequence(self->group);
     calls[NSUMS] = calls[3];
-    CHECK_STATUS(dd_standing_start(calls, NSUMS + 1, false, &team_no_wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_prepared_start(calls, NSUMS + 1, false, &team_no_wait, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "all_reduce: is given twice");
     CHECK_INT(dd_group_sequence(self->group), before);
-    CHECK_OK(dd_standing_start(calls, 0, false, &team_no_wait, check_err()));
-    CHECK_OK(dd_standing_start(calls, NSUMS, false, &team_no_wait, check_err()));
+    CHECK_OK(dd_prepared_start(calls, 0, false, &team_no_wait, check_err()));
+    CHECK_OK(dd_prepared_start(calls, NSUMS, false, &team_no_wait, check_err()));
     for (int i = 0; i < NSUMS; i++) {
         CHECK_OK(wait_for(calls[i]));
         sum_fini(&sums[i]);
@@ -279,13 +279,13 @@ start_twice(team_rank *self)
     sum first;
     sum second;
     REQUIRE(sum_init(&first, self->group, 1) && sum_init(&second, self->group, 1));
-    dd_standing_call *both[] = {second.call, first.call};
+    dd_prepared_call *both[] = {second.call, first.call};
     if (self->rank == 0) {
         CHECK_OK(team_start(first.call));
         CHECK_STATUS(team_start(first.call), DD_INVALID_ARGUMENT);
         CHECK_CONTAINS(check_message(), "all_reduce #1 is under way and cannot be started again");
-        CHECK_STATUS(dd_standing_start(both, 2, false, &team_no_wait, check_err()), DD_INVALID_ARGUMENT);
-        CHECK(dd_work_is_done(dd_standing_work(second.call))); /* not started */
+        CHECK_STATUS(dd_prepared_start(both, 2, false, &team_no_wait, check_err()), DD_INVALID_ARGUMENT);
+        CHECK(dd_work_is_done(dd_prepared_work(second.call))); /* not started */
     }
     team_rendezvous(self, "tried");
     CHECK_OK(self->rank == 0 ? wait_for(first.call) : run(first.call));
@@ -306,12 +306,12 @@ static void
 disagree(team_rank *self)
 {
     sum several[3];
-    dd_standing_call *calls[3];
+    dd_prepared_call *calls[3];
     for (int i = 0; i < 3; i++) {
         REQUIRE(sum_init(&several[i], self->group, i == 1 && self->rank == 1 ? 2 : 1));
         calls[i] = several[i].call;
     }
-    CHECK_OK(dd_standing_start(calls, 3, false, &team_no_wait, check_err()));
+    CHECK_OK(dd_prepared_start(calls, 3, false, &team_no_wait, check_err()));
     CHECK_OK(wait_for(calls[0]));
     for (int i = 1; i < 3; i++) {
         CHECK_STATUS(wait_for(calls[i]), DD_MISMATCH);
@@ -341,7 +341,7 @@ be_late(team_rank *self)
     if (self->rank == 0) {
         CHECK_OK(team_start(late.call));
         dd_wait shortly = dd_wait_after(5 * DD_NS_PER_MS);
-        CHECK_STATUS(dd_standing_wait(late.call, &shortly, check_err()), DD_OP_TIMED_OUT);
+        CHECK_STATUS(dd_prepared_wait(late.call, &shortly, check_err()), DD_OP_TIMED_OUT);
         CHECK_CONTAINS(check_message(), "is still under way");
         CHECK_STATUS(wait_for(late.call), DD_OP_TIMED_OUT);
         CHECK_CONTAINS(check_message(), "rank 1 has not arrived");
@@ -381,8 +381,8 @@ be_aborted(team_rank *self)
         pthread_join(thread, NULL);
         dd_block block = {.data = aborted.values, .nbytes = sizeof(float)};
         dd_coll_args args = args_of(&block);
-        dd_standing_call *more = NULL;
-        CHECK_STATUS(dd_group_make_standing(self->group, &args, &team_no_options, &more, check_err()),
+        dd_prepared_call *more = NULL;
+        CHECK_STATUS(dd_group_prepare_call(self->group, &args, &team_no_options, &more, check_err()),
                      DD_ABORTED);
     }
     team_rendezvous(self, "aborted");
@@ -413,7 +413,7 @@ be_interrupted(team_rank *self)
         wait.is_interrupted = is_late_enough;
         wait.ctx = &moment_ns;
         CHECK_OK(team_start(one.call));
-        CHECK_STATUS(dd_standing_wait(one.call, &wait, check_err()), DD_INTERRUPTED);
+        CHECK_STATUS(dd_prepared_wait(one.call, &wait, check_err()), DD_INTERRUPTED);
     }
     team_rendezvous(self, "interrupted");
     CHECK_OK(self->rank == 0 ? wait_for(one.call) : run(one.call)); /* the call has continued */
@@ -429,7 +429,7 @@ TEST(an_interrupted_wait_can_be_taken_up_again)
 
 typedef struct sleeper {
     pthread_t thread;
-    dd_standing_call *call;
+    dd_prepared_call *call;
     int64_t end_ns;
 } sleeper;
 
@@ -458,7 +458,7 @@ look_past_sleeper(team_rank *self)
             CHECK_OK(team_start(one.call));
             REQUIRE_OK(dd_thread_start(&waiting.thread, "sleeper", sleep_until_done, &waiting, check_err()));
             doze(5 * DD_NS_PER_MS);
-            CHECK(!dd_standing_poll(one.call));
+            CHECK(!dd_prepared_poll(one.call));
         }
         team_rendezvous(self, names[round]);
         if (self->rank == 1) {
@@ -520,7 +520,7 @@ destroy_under_way(team_rank *self)
     sum_fill(&one, 1);
     if (self->rank == 0) {
         CHECK_OK(team_start(one.call));
-        CHECK(dd_standing_destroy(one.call, note_done, &is_done));
+        CHECK(dd_prepared_destroy(one.call, note_done, &is_done));
         CHECK(!atomic_load(&is_done));
     }
     team_rendezvous(self, "destroyed");
@@ -555,8 +555,8 @@ refuse(team_rank *self)
     dd_block output = {.data = x, .nbytes = 8};
     dd_coll_args args = args_of(&input);
     args.outputs = &output;
-    dd_standing_call *call = NULL;
-    CHECK_STATUS(dd_group_make_standing(self->group, &args, &team_no_options, &call, check_err()),
+    dd_prepared_call *call = NULL;
+    CHECK_STATUS(dd_group_prepare_call(self->group, &args, &team_no_options, &call, check_err()),
                  DD_INVALID_ARGUMENT);
     args.outputs = &input;
     dd_record_call record = {.name = "all_reduce"};
@@ -564,13 +564,13 @@ refuse(team_rank *self)
     dd_status status = DD_OUT_OF_MEMORY;
     for (long nth = 0; status != DD_OK && nth < 10; nth++) {
         (void)dd_mem_fail_after(nth);
-        status = dd_group_make_standing(self->group, &args, &options, &call, check_err());
+        status = dd_group_prepare_call(self->group, &args, &options, &call, check_err());
         (void)dd_mem_fail_after(-1);
         CHECK(status == DD_OK || status == DD_OUT_OF_MEMORY);
     }
     CHECK_OK(status);
-    CHECK(!dd_standing_destroy(call, NULL, NULL));
-    CHECK(!dd_standing_destroy(NULL, NULL, NULL));
+    CHECK(!dd_prepared_destroy(call, NULL, NULL));
+    CHECK(!dd_prepared_destroy(NULL, NULL, NULL));
 }
 
 TEST(invalid_standing_calls_are_refused)
