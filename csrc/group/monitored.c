@@ -5,9 +5,9 @@
 #include <string.h>
 
 /* Rank 0's report to the other ranks: empty if all have arrived. */
-typedef struct barrier_verdict {
+typedef struct barrier_report {
     char text[512];
-} barrier_verdict;
+} barrier_report;
 
 static uint64_t
 next_monitored_tag(dd_group *group)
@@ -21,11 +21,12 @@ next_monitored_tag(dd_group *group)
 /* Send or receive a message of the barrier, with its own deadline, in a channel apart from users'
  * messages. */
 static dd_status
-run_note(dd_group *group, const dd_p2p *note, int64_t timeout_ns, const dd_wait *wait, dd_error *err)
+run_barrier_message(dd_group *group, const dd_p2p *message, int64_t timeout_ns, const dd_wait *wait,
+                    dd_error *err)
 {
     int source;
     dd_call_options options = {.timeout_ns = timeout_ns};
-    dd_p2p own = *note;
+    dd_p2p own = *message;
     own.channel = GROUP_MONITOR_CHANNEL;
     return dd_group_p2p_and_wait(group, &own, &options, &source, wait, err);
 }
@@ -43,9 +44,9 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
     dd_error why = {.code = DD_OK};
     for (int rank = 1; rank < group->size && (nmissing == 0 || is_all); rank++) {
         dd_error error;
-        dd_p2p note = {.rank = rank, .tag = tag, .block = {&byte, 1}};
+        dd_p2p message = {.rank = rank, .tag = tag, .block = {&byte, 1}};
         int64_t left_ns = dd_deadline_left_ns(patience.deadline_ns);
-        dd_status status = run_note(group, &note, left_ns, wait, &error);
+        dd_status status = run_barrier_message(group, &message, left_ns, wait, &error);
         bool is_ended = status != DD_OK && dd_group_check(group, NULL) != DD_OK;
         if (status == DD_INTERRUPTED || is_ended) {
             return dd_error_copy(err, &error); /* the group has failed; no rank is late */
@@ -76,16 +77,16 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
 static dd_status
 monitor(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, const dd_wait *wait, dd_error *err)
 {
-    barrier_verdict verdict = {.text = ""};
+    barrier_report report = {.text = ""};
     dd_error error = {.code = DD_OK};
     dd_status status = await_members(group, timeout_ns, is_all, tag, wait, &error);
     if (status != DD_OK) {
-        snprintf(verdict.text, sizeof verdict.text, "%.*s", (int)sizeof verdict.text - 1, error.message);
+        snprintf(report.text, sizeof report.text, "%.*s", (int)sizeof report.text - 1, error.message);
     }
     for (int rank = 1; rank < group->size && status != DD_INTERRUPTED; rank++) {
-        dd_p2p note = {.is_send = true, .rank = rank, .tag = tag, .block = {&verdict, sizeof verdict}};
-        /* A missing rank does not receive the verdict, so ignore errors. */
-        dd_status ignored = run_note(group, &note, 2 * DD_NS_PER_S, wait, NULL);
+        dd_p2p message = {.is_send = true, .rank = rank, .tag = tag, .block = {&report, sizeof report}};
+        /* A missing rank does not receive the report, so ignore errors. */
+        dd_status ignored = run_barrier_message(group, &message, 2 * DD_NS_PER_S, wait, NULL);
         (void)ignored;
     }
     return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
@@ -95,19 +96,19 @@ static dd_status
 report_and_receive(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait *wait, dd_error *err)
 {
     uint8_t byte = 0;
-    barrier_verdict verdict = {.text = ""};
-    dd_p2p report = {.is_send = true, .tag = tag, .block = {&byte, 1}};
-    dd_p2p answer = {.tag = tag, .block = {&verdict, sizeof verdict}};
+    barrier_report report = {.text = ""};
+    dd_p2p arrival = {.is_send = true, .tag = tag, .block = {&byte, 1}};
+    dd_p2p answer = {.tag = tag, .block = {&report, sizeof report}};
     /* Rank 0 may use its whole timeout to wait for other ranks, and then needs time to report. */
     int64_t patience_ns = timeout_ns < INT64_MAX - DD_NS_PER_S ? timeout_ns + DD_NS_PER_S : timeout_ns;
     dd_wait patience = dd_wait_at_most(wait, patience_ns);
-    dd_status status = run_note(group, &report, timeout_ns, wait, err);
-    if (status != DD_INTERRUPTED) { /* even if the report failed, rank 0 may send a verdict */
-        status = run_note(group, &answer, dd_deadline_left_ns(patience.deadline_ns), wait, err);
+    dd_status status = run_barrier_message(group, &arrival, timeout_ns, wait, err);
+    if (status != DD_INTERRUPTED) { /* even if this send failed, rank 0 may send a report */
+        status = run_barrier_message(group, &answer, dd_deadline_left_ns(patience.deadline_ns), wait, err);
     }
-    if (status == DD_OK && verdict.text[0] != '\0') {
-        status = dd_error_set(err, DD_OP_TIMED_OUT, "rank 0 has given up: %.*s", (int)sizeof verdict.text - 1,
-                              verdict.text);
+    if (status == DD_OK && report.text[0] != '\0') {
+        status = dd_error_set(err, DD_OP_TIMED_OUT, "rank 0 has given up: %.*s", (int)sizeof report.text - 1,
+                              report.text);
     }
     if (status != DD_OK && status != DD_INTERRUPTED) {
         dd_error_prepend(

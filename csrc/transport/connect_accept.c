@@ -52,8 +52,8 @@ continue_step(dd_connector *self, connect_incoming *incoming, incoming_step step
     incoming->nreceived = 0;
 }
 
-static connect_verdict
-choose_verdict(const dd_connector *self, const connect_incoming *incoming)
+static connect_result
+choose_result(const dd_connector *self, const connect_incoming *incoming)
 {
     const connect_hello *hello = &incoming->hello;
     bool has_secret = self->options.secret.len > 0;
@@ -80,9 +80,9 @@ choose_verdict(const dd_connector *self, const connect_incoming *incoming)
 }
 
 static dd_status
-send_verdict(const connect_incoming *incoming, connect_verdict verdict, dd_error *err)
+send_result(const connect_incoming *incoming, connect_result result, dd_error *err)
 {
-    const uint8_t byte = (uint8_t)verdict;
+    const uint8_t byte = (uint8_t)result;
     return connect_send(incoming->fd, incoming->seal, &byte, 1, err);
 }
 
@@ -104,13 +104,13 @@ accept_peer(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_er
     bool is_first = incoming->hello.lane == 0;
     *is_done = true;
     if (is_first && !handler->may_accept(handler->ctx, &incoming->hello.from)) {
-        return send_verdict(incoming, CONNECT_BUSY, err);
+        return send_result(incoming, CONNECT_BUSY, err);
     }
-    /* Over TCP, open the link before the verdict, since the dialler uses the link from then on. */
+    /* Over TCP, open the link before the result, since the dialler uses the link from then on. */
     dd_status status =
         incoming->is_unix ? DD_OK : dd_link_open_tcp(incoming->fd, incoming->seal, &incoming->link, err);
     if (status == DD_OK) {
-        status = send_verdict(incoming, CONNECT_OK, err);
+        status = send_result(incoming, CONNECT_OK, err);
     }
     if (incoming->link != NULL) {
         incoming->seal = NULL; /* now owned by the link */
@@ -133,7 +133,7 @@ accept_peer(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_er
     return DD_OK;
 }
 
-/* Complete an answer of verdict GO_ON: add this side's proof, or its part of the key exchange. */
+/* Complete an answer of result GO_ON: add this side's proof, or its part of the key exchange. */
 static dd_status
 complete_answer(const dd_connector *self, connect_incoming *incoming, connect_answer *answer,
                 uint8_t bytes[CONNECT_ANSWER_BYTES], dd_error *err)
@@ -161,12 +161,12 @@ answer_hello(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_e
         return dd_error_set(err, DD_PROTOCOL, "it is not of our kind");
     }
     uint8_t bytes[CONNECT_ANSWER_BYTES];
-    connect_answer answer = {.verdict = choose_verdict(self, incoming)};
+    connect_answer answer = {.result = choose_result(self, incoming)};
     connect_answer_write(&answer, bytes);
-    bool goes_on = answer.verdict == CONNECT_GO_ON;
+    bool goes_on = answer.result == CONNECT_GO_ON;
     dd_status status = goes_on ? complete_answer(self, incoming, &answer, bytes, err) : DD_OK;
     if (status == DD_AUTH) {
-        answer.verdict = CONNECT_DENIED;
+        answer.result = CONNECT_DENIED;
         connect_answer_write(&answer, bytes);
     }
     if (status == DD_OK || status == DD_AUTH) {
@@ -178,7 +178,7 @@ answer_hello(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_e
         return status;
     }
     if (!goes_on) {
-        return connect_explain(answer.verdict, CONNECT_LISTENER, incoming->hello.version, err);
+        return connect_explain(answer.result, CONNECT_LISTENER, incoming->hello.version, err);
     }
     if (self->options.secret.len == 0) {
         return accept_peer(self, incoming, is_done, err);
@@ -226,7 +226,7 @@ receive_proof(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_
         return status;
     }
     if (!is_proof(self, incoming)) {
-        (void)!send_verdict(incoming, CONNECT_DENIED, NULL);
+        (void)!send_result(incoming, CONNECT_DENIED, NULL);
         return connect_explain(CONNECT_DENIED, CONNECT_LISTENER, incoming->hello.version, err);
     }
     return accept_peer(self, incoming, is_done, err);

@@ -34,7 +34,7 @@ typedef enum dial_step {
     DIAL_NAPPING, /* waiting until the next attempt */
     DIAL_RACING,  /* no address has connected yet */
     DIAL_ANSWER,  /* an address has connected, and must answer the hello */
-    DIAL_VERDICT, /* the listener must send its verdict */
+    DIAL_RESULT,  /* the listener must send its result */
     DIAL_OFFER,   /* the listener must offer the link's shared memory */
     DIAL_ENDED,   /* the outcome has been reported */
 } dial_step;
@@ -407,18 +407,18 @@ receive_answer(connect_dial *self, dd_error *err)
     if (!connect_answer_read(self->received, answer)) {
         return dd_error_set(err, DD_PROTOCOL, "what is there is not of our kind");
     }
-    if (answer->version != DD_ENDPOINT_VERSION || answer->verdict != CONNECT_GO_ON) {
+    if (answer->version != DD_ENDPOINT_VERSION || answer->result != CONNECT_GO_ON) {
         return connect_explain(answer->version != DD_ENDPOINT_VERSION ? CONNECT_OTHER_VERSION
-                                                                      : answer->verdict,
+                                                                      : answer->result,
                                CONNECT_DIALER, answer->version, err);
     }
-    self->step = DIAL_VERDICT;
+    self->step = DIAL_RESULT;
     self->nreceived = 0;
     return self->hello.has_secret ? dial_prove(self, err) : DD_OK;
 }
 
 static dd_status
-receive_verdict(connect_dial *self, dd_error *err)
+receive_result(connect_dial *self, dd_error *err)
 {
     bool is_whole = false;
     dd_link *link = NULL;
@@ -431,7 +431,7 @@ receive_verdict(connect_dial *self, dd_error *err)
         retry_after_busy(self);
     } else if (self->received[0] != CONNECT_OK) {
         status =
-            connect_explain((connect_verdict)self->received[0], CONNECT_DIALER, self->answer.version, err);
+            connect_explain((connect_result)self->received[0], CONNECT_DIALER, self->answer.version, err);
     } else if (is_unix(self->active)) {
         self->step = DIAL_OFFER;
     } else {
@@ -463,8 +463,8 @@ advance_handshake(connect_dial *self)
     if (connect_is_ready(self->connector, &self->active->polled)) {
         /* Continue with the next message, which may have arrived already. */
         status = self->step == DIAL_ANSWER ? receive_answer(self, &why) : DD_OK;
-        if (status == DD_OK && self->step == DIAL_VERDICT) {
-            status = receive_verdict(self, &why);
+        if (status == DD_OK && self->step == DIAL_RESULT) {
+            status = receive_result(self, &why);
         } else if (status == DD_OK && self->step == DIAL_OFFER) {
             status = take_offer(self, &why);
         }
@@ -483,7 +483,7 @@ advance_handshake(connect_dial *self)
 static bool
 is_in_handshake(const connect_dial *self)
 {
-    return self->step == DIAL_ANSWER || self->step == DIAL_VERDICT || self->step == DIAL_OFFER;
+    return self->step == DIAL_ANSWER || self->step == DIAL_RESULT || self->step == DIAL_OFFER;
 }
 
 static void

@@ -86,7 +86,7 @@ connect_answer_write(const connect_answer *answer, uint8_t bytes[CONNECT_ANSWER_
     memset(bytes, 0, CONNECT_ANSWER_BYTES);
     memcpy(bytes, ANSWER_MAGIC, 4);
     dd_put_number(bytes + 4, DD_ENDPOINT_VERSION, 2);
-    bytes[6] = (uint8_t)answer->verdict;
+    bytes[6] = (uint8_t)answer->result;
     memcpy(bytes + 8, answer->nonce, DD_AUTH_NONCE_BYTES);
     memcpy(bytes + 40, answer->proof, DD_SHA256_BYTES);
 }
@@ -94,23 +94,23 @@ connect_answer_write(const connect_answer *answer, uint8_t bytes[CONNECT_ANSWER_
 bool
 connect_answer_read(const uint8_t bytes[CONNECT_ANSWER_BYTES], connect_answer *answer)
 {
-    if (memcmp(bytes, ANSWER_MAGIC, 4) != 0 || bytes[6] >= CONNECT_VERDICT_COUNT) {
+    if (memcmp(bytes, ANSWER_MAGIC, 4) != 0 || bytes[6] >= CONNECT_RESULT_COUNT) {
         return false;
     }
     answer->version = (uint32_t)dd_get_number(bytes + 4, 2);
-    answer->verdict = (connect_verdict)bytes[6];
+    answer->result = (connect_result)bytes[6];
     memcpy(answer->nonce, bytes + 8, DD_AUTH_NONCE_BYTES);
     memcpy(answer->proof, bytes + 40, DD_SHA256_BYTES);
     return true;
 }
 
 dd_status
-connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd_error *err)
+connect_explain(connect_result result, connect_role role, unsigned version, dd_error *err)
 {
     static const struct {
         dd_status code;
         const char *words[2]; /* text for each connect_role */
-    } meanings[CONNECT_VERDICT_COUNT] = {
+    } meanings[CONNECT_RESULT_COUNT] = {
         [CONNECT_OTHER_PROCESS] = {DD_NETWORK, {"another process is there", "it wants another process"}},
         [CONNECT_SECRET_WANTED] = {DD_AUTH,
                                    {"it wants proof of a secret, and this process has none",
@@ -139,17 +139,17 @@ connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd
               "this process has no library with its cipher: install OpenSSL's libcrypto "
               "(libssl3)"}},
     };
-    if (verdict == CONNECT_OTHER_VERSION) {
+    if (result == CONNECT_OTHER_VERSION) {
         return dd_error_set(
             err, DD_PROTOCOL,
             "it speaks version %u of the link protocol, and this process version %u: all ranks "
             "need the same version of dldist",
             version, DD_ENDPOINT_VERSION);
     }
-    if (verdict >= CONNECT_VERDICT_COUNT || meanings[verdict].code == DD_OK) {
-        return dd_error_set(err, DD_PROTOCOL, "unexpected handshake answer: got %d", (int)verdict);
+    if (result >= CONNECT_RESULT_COUNT || meanings[result].code == DD_OK) {
+        return dd_error_set(err, DD_PROTOCOL, "unexpected handshake answer: got %d", (int)result);
     }
-    return dd_error_set(err, meanings[verdict].code, "%s", meanings[verdict].words[role]);
+    return dd_error_set(err, meanings[result].code, "%s", meanings[result].words[role]);
 }
 
 static dd_status

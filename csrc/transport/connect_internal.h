@@ -33,9 +33,9 @@
  *
  *     dialler -> listener   hello    magic 4, version 2, flags 2, own uid 16, wanted uid 16,
  *                                    lane 4, cipher 4, nonce 32
- *     listener -> dialler   answer   magic 4, version 2, verdict 1, zero 1, nonce 32, proof 32
+ *     listener -> dialler   answer   magic 4, version 2, result 1, zero 1, nonce 32, proof 32
  *     dialler -> listener   proof    32, if there is a secret
- *     listener -> dialler   verdict  1
+ *     listener -> dialler   result  1
  *
  * Numbers are little-endian. net/auth.h defines the proofs. They cover the whole hello, so a proof
  * is valid only for these two processes, this lane and this connection. On an encrypted link, the
@@ -48,7 +48,7 @@
 #define CONNECT_ANSWER_BYTES 72
 #define CONNECT_SEALED_PROOF_BYTES 1
 
-typedef enum connect_verdict {
+typedef enum connect_result {
     CONNECT_GO_ON, /* only in an answer: no objection so far, continue */
     CONNECT_OK,
     CONNECT_BUSY,
@@ -61,8 +61,8 @@ typedef enum connect_verdict {
     CONNECT_ENCRYPTION_WANTED, /* the listener encrypts, the dialler does not */
     CONNECT_NO_ENCRYPTION,     /* the dialler encrypts, the listener does not */
     CONNECT_NO_CIPHER,         /* the listener does not support the dialler's cipher */
-    CONNECT_VERDICT_COUNT,
-} connect_verdict;
+    CONNECT_RESULT_COUNT,
+} connect_result;
 
 typedef enum connect_role {
     CONNECT_DIALER,
@@ -81,7 +81,7 @@ typedef struct connect_hello {
 } connect_hello;
 
 typedef struct connect_answer {
-    connect_verdict verdict;
+    connect_result result;
     unsigned version;
     uint8_t nonce[DD_AUTH_NONCE_BYTES];
     uint8_t proof[DD_SHA256_BYTES];
@@ -109,8 +109,8 @@ connect_hello_opening(const connect_hello *hello)
 void connect_answer_write(const connect_answer *answer, uint8_t bytes[CONNECT_ANSWER_BYTES]);
 bool connect_answer_read(const uint8_t bytes[CONNECT_ANSWER_BYTES], connect_answer *answer);
 
-/* Set the error that a verdict means for this side (`role`). `version` is the other side's. */
-dd_status connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd_error *err);
+/* Set the error that a result means for this side (`role`). `version` is the other side's. */
+dd_status connect_explain(connect_result result, connect_role role, unsigned version, dd_error *err);
 
 /* Send all bytes, or fail if the socket has no room. An empty socket always has room, since
  * handshake messages are short. `seal` may be NULL. */

@@ -416,8 +416,8 @@ TEST(encryption_on_only_one_side)
     check_links(&on);
 }
 
-/* Return a listener's verdict on a sealed hello in which these bits of a byte are flipped. */
-static connect_verdict
+/* Return a listener's result on a sealed hello in which these bits of a byte are flipped. */
+static connect_result
 verdict_on(size_t changed_byte, uint8_t bits)
 {
     dd_connect_options options = default_options();
@@ -425,9 +425,9 @@ verdict_on(size_t changed_byte, uint8_t bits)
     options.secret = BYTES("sesame");
     node a;
     node b;
-    connect_answer answer = {.verdict = CONNECT_VERDICT_COUNT};
+    connect_answer answer = {.result = CONNECT_RESULT_COUNT};
     if (!open_node(&a, &options) || !open_node(&b, &options)) {
-        return CONNECT_VERDICT_COUNT;
+        return CONNECT_RESULT_COUNT;
     }
     dd_noise noise;
     connect_hello hello = {
@@ -445,7 +445,7 @@ verdict_on(size_t changed_byte, uint8_t bits)
     dd_sock_close(fd);
     close_node(&a);
     close_node(&b);
-    return answer.verdict;
+    return answer.result;
 }
 
 TEST(modified_sealed_hellos_are_refused)
@@ -634,7 +634,7 @@ TEST(hello_of_another_version)
     REQUIRE(handshake_receive_all(fd, bytes, sizeof bytes, &wait));
     connect_answer answer;
     REQUIRE(connect_answer_read(bytes, &answer));
-    CHECK_INT(answer.verdict, CONNECT_OTHER_VERSION);
+    CHECK_INT(answer.result, CONNECT_OTHER_VERSION);
     CHECK_INT(answer.version, DD_ENDPOINT_VERSION);
     dd_sock_close(fd);
     close_node(&b);

@@ -626,7 +626,7 @@ TEST(peers_without_messages_use_little_memory)
 
 /* ---- processes whose endpoints are not known */
 
-/* Connect with a hello, as a process with the endpoint does. Return the link, or -1 and the verdict. */
+/* Connect with a hello, as a process with the endpoint does. Return the link, or -1 and the result. */
 static int
 dial_unknown(const dd_card *card, const dd_addr_list *addrs, uint8_t *verdict)
 {
@@ -706,7 +706,7 @@ TEST(links_of_unknown_processes_are_limited_and_closed)
         uint8_t verdict = 0;
         links[nlinks] = dial_unknown(dd_peer_card(first[1]), &addrs, &verdict);
         nlinks += links[nlinks] >= 0 ? 1 : 0;
-        CHECK(verdict == CONNECT_OK || verdict == CONNECT_BUSY);
+        CHECK(result == CONNECT_OK || result == CONNECT_BUSY);
     }
     CHECK(nlinks > 0 && nlinks < N);
     connect_to(engines[1], first[1]);

@@ -99,7 +99,7 @@ open_victim(victim *self)
     return is_ok;
 }
 
-/* Run the handshake up to the verdict, a welcome. */
+/* Run the handshake up to the result, a welcome. */
 static bool
 begin_hand_shake(victim *self)
 {
@@ -107,7 +107,7 @@ begin_hand_shake(victim *self)
     dd_addr addr = dd_endpoint_unix_addr(&self->own);
     connect_hello hello = {.from = self->endpoint.uid, .to = self->own.uid};
     uint8_t answer[CONNECT_ANSWER_BYTES];
-    uint8_t verdict = 0;
+    uint8_t result = 0;
     return CHECK_OK(dd_sock_connect(&addr, &self->fd, &wait, check_err())) &&
            CHECK_OK(connect_hello_write(&hello, check_err())) &&
            CHECK_OK(connect_send(self->fd, NULL, hello.bytes, CONNECT_HELLO_BYTES, check_err())) &&

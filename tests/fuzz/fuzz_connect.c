@@ -331,7 +331,7 @@ prove_to_listener(other *self, unsigned change)
         return;
     }
     require(connect_answer_read(bytes, &self->answer));
-    if (self->answer.verdict != CONNECT_GO_ON) {
+    if (self->answer.result != CONNECT_GO_ON) {
         return;
     }
     if (self->hello.is_sealed) {
@@ -392,8 +392,8 @@ answer_hello(other *self, dd_bytes *input, unsigned change)
         return;
     }
     self->answer = (connect_answer){
-        .verdict = verdict < 0xc0 ? CONNECT_GO_ON : (connect_verdict)(verdict % (CONNECT_VERDICT_COUNT + 1))};
-    memset(self->answer.nonce, (int)verdict, sizeof self->answer.nonce);
+        .result = result < 0xc0 ? CONNECT_GO_ON : (connect_result)(result % (CONNECT_RESULT_COUNT + 1))};
+    memset(self->answer.nonce, (int)result, sizeof self->answer.nonce);
     dd_auth_prove(secret(), DD_AUTH_LINK_LISTENER, connect_hello_opening(&self->hello), self->answer.nonce,
                   self->answer.proof);
     connect_answer_write(&self->answer, bytes);
@@ -409,7 +409,7 @@ send_verdict(other *self, dd_bytes *input, unsigned change)
 {
     uint8_t proof[DD_SHA256_BYTES];
     size_t moved = 0;
-    unsigned verdict = take_byte(input);
+    unsigned result = take_byte(input);
     if (self->seal != NULL) {
         dd_io io = dd_sealed_try_recv(self->seal, self->fd, proof, CONNECT_SEALED_PROOF_BYTES, &moved);
         require(io != DD_IO_FORGED);

@@ -16,7 +16,7 @@ def steps(is_dialler, change_at):
     """Return the steps of the peer, one of them with a changed byte."""
     for number in range(3):
         change = CHANGED if number == change_at else WELL
-        has_word = number < 2 if is_dialler else number < 1  # a verdict; a lane
+        has_word = number < 2 if is_dialler else number < 1  # a result; a lane
         yield bytes([RIGHT, change]) + bytes(has_word)
 
 
