@@ -6,8 +6,8 @@
 #include <string.h>
 
 #define ALIGNMENT ((size_t)64)
-#define KEPT_SCRATCH_NBYTES ((size_t)1 << 20)
-#define KEPT_PLAN_NBYTES ((size_t)256 << 10)
+#define CACHED_SCRATCH_MAX_NBYTES ((size_t)1 << 20)
+#define CACHED_PLAN_MAX_NBYTES ((size_t)256 << 10)
 
 dd_status
 dd_run_buffer_reserve(dd_run_buffer *buffer, size_t nbytes, dd_error *err)
@@ -29,7 +29,7 @@ dd_run_buffer_reserve(dd_run_buffer *buffer, size_t nbytes, dd_error *err)
 void
 dd_run_buffer_trim(dd_run_buffer *buffer)
 {
-    if (buffer->nbytes > KEPT_SCRATCH_NBYTES) {
+    if (buffer->nbytes > CACHED_SCRATCH_MAX_NBYTES) {
         dd_run_buffer_fini(buffer);
     }
 }
@@ -131,10 +131,10 @@ dd_run_find_plan(dd_run *run, const dd_leg *leg, dd_error *err)
     dd_run_plan *plan = NULL;
     dd_run_plan *oldest = &run->plans[0];
     for (int i = 0; i < DD_RUN_NPLANS && plan == NULL; i++) {
-        dd_run_plan *kept = &run->plans[i];
-        bool is_same = kept->key_nbytes == nbytes && memcmp(kept->key, run->key.data, nbytes) == 0;
-        plan = is_same ? kept : NULL;
-        oldest = kept->last_use < oldest->last_use ? kept : oldest;
+        dd_run_plan *cached = &run->plans[i];
+        bool is_same = cached->key_nbytes == nbytes && memcmp(cached->key, run->key.data, nbytes) == 0;
+        plan = is_same ? cached : NULL;
+        oldest = cached->last_use < oldest->last_use ? cached : oldest;
     }
     if (plan == NULL) {
         plan = oldest;
@@ -157,7 +157,7 @@ dd_run_release_plan(dd_run *run)
 {
     dd_run_plan *plan = run->plan;
     run->plan = NULL;
-    if (plan != NULL && dd_plan_run_nbytes(plan->plan) > KEPT_PLAN_NBYTES) {
+    if (plan != NULL && dd_plan_run_nbytes(plan->plan) > CACHED_PLAN_MAX_NBYTES) {
         destroy_plan(plan);
     }
 }

@@ -115,9 +115,9 @@ dd_blob_consume(dd_blob *blob, size_t n)
 }
 
 void
-dd_blob_clear(dd_blob *blob, size_t keep_capacity)
+dd_blob_clear(dd_blob *blob, size_t retained_capacity)
 {
-    if (blob->capacity > keep_capacity) {
+    if (blob->capacity > retained_capacity) {
         dd_blob_fini(blob);
     }
     blob->len = 0;

@@ -44,8 +44,8 @@ dd_status dd_blob_assign(dd_blob *blob, dd_bytes value, dd_error *err) DD_MUST_C
 /* Remove the first n bytes of the blob and move the remaining bytes to its start. */
 void dd_blob_consume(dd_blob *blob, size_t n);
 
-/* Set the length to 0, and free the memory if its capacity is larger than keep_capacity. */
-void dd_blob_clear(dd_blob *blob, size_t keep_capacity);
+/* Set the length to 0, and free the memory if its capacity is larger than retained_capacity. */
+void dd_blob_clear(dd_blob *blob, size_t retained_capacity);
 
 /* Write `bytes` as text for a message: printable ASCII unchanged, other bytes as \xNN. If the text
  * does not fit, it is truncated and ends in "...". Return `out`. */

@@ -50,7 +50,7 @@ group_post_position_locked(dd_group *group)
 {
     if (group->arena != NULL) {
         dd_arena_position place = {.sequence = group->nstarted,
-                                   .signature = group->signatures[group->nstarted % SIGNATURES_KEPT],
+                                   .signature = group->signatures[group->nstarted % SIGNATURES_MAX],
                                    .is_inside = group->is_active};
         dd_arena_post_position(group->arena, &place);
     }

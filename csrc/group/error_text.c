@@ -96,9 +96,9 @@ print_signature(const dd_signature *signature, char out[128])
 const dd_signature *
 group_signature_of(const dd_group *group, uint64_t sequence)
 {
-    bool is_kept =
-        sequence > 0 && sequence <= group->nstarted && group->nstarted - sequence < SIGNATURES_KEPT;
-    return is_kept ? &group->signatures[sequence % SIGNATURES_KEPT] : NULL;
+    bool is_known =
+        sequence > 0 && sequence <= group->nstarted && group->nstarted - sequence < SIGNATURES_MAX;
+    return is_known ? &group->signatures[sequence % SIGNATURES_MAX] : NULL;
 }
 
 /* Append a position: "inside #11 all_reduce(...)". */

@@ -125,7 +125,7 @@ on_query(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside
 {
     dd_group *group = ctx;
     *sequence = group->nstarted;
-    *signature = group->signatures[group->nstarted % SIGNATURES_KEPT];
+    *signature = group->signatures[group->nstarted % SIGNATURES_MAX];
     *is_inside = group->is_active;
 }
 

@@ -9,7 +9,7 @@
 #include "meet/meeting.h"
 #include "transport/context.h"
 
-#define SIGNATURES_KEPT 16 /* signatures of started collectives, to check late messages */
+#define SIGNATURES_MAX 16 /* signatures of started collectives, to check late messages */
 
 /* The known state of a rank, from its messages and its answers to queries. */
 typedef struct member_state {
@@ -108,8 +108,8 @@ struct dd_group {
     int64_t awake_until_ns;   /* for the carrier's messages: argument of dd_run_may_nap */
     uint64_t nposted;         /* number of collectives called on this rank */
     uint64_t nstarted;        /* number of collectives started on this rank */
-    /* Signatures of the last started collectives; the index is sequence % SIGNATURES_KEPT. */
-    dd_signature signatures[SIGNATURES_KEPT];
+    /* Signatures of the last started collectives; the index is sequence % SIGNATURES_MAX. */
+    dd_signature signatures[SIGNATURES_MAX];
     dd_error cause; /* DD_OK, or the reason why every call fails */
     dd_cause *
         found; /* not NULL while group_end_complete_locked runs: the first failure that it finds goes there */
@@ -133,7 +133,7 @@ struct dd_group {
     atomic_bool is_idle;               /* no call is under way; stored with release */
     uint32_t nregions;                 /* number of region ids allocated */
     dd_list regions;                   /* dd_region of this rank, in use or kept for reuse */
-    atomic_size_t kept_nbytes;         /* bytes of pages in unused arrays */
+    atomic_size_t unused_nbytes;       /* bytes of pages in unused arrays */
     dd_list foreign;                   /* regions of other ranks: see regions.c */
     int nwanted;                       /* foreign regions that are not mapped yet */
     uint64_t nmonitored;               /* number of calls of monitored_barrier */
@@ -391,7 +391,7 @@ void group_start_region_timer_locked(dd_group *group);
 void group_pass_region_locked(dd_group *group, int rank, uint32_t id);
 bool group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd);
 void group_destroy_regions(dd_group *group);
-void group_clear_kept_regions_locked(dd_group *group);     /* return their pages to the system */
+void group_clear_unused_regions_locked(dd_group *group);   /* return their pages to the system */
 size_t group_regions_nbytes_locked(const dd_group *group); /* bytes of regions in use */
 /* Drop a reference. If true, it was the last; then the caller must release the region's group. */
 bool group_release_region(dd_region *region);

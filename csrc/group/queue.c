@@ -59,7 +59,7 @@ start_locked(group_call *call)
     group->is_active = true;
     group_record_start_locked(call);
     group->nstarted = call->work.sequence;
-    group->signatures[group->nstarted % SIGNATURES_KEPT] = call->signature;
+    group->signatures[group->nstarted % SIGNATURES_MAX] = call->signature;
     group_post_position_locked(group);
     dd_run_call run_call = {
         .args = call->args,

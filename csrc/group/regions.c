@@ -49,7 +49,7 @@ typedef struct foreign_region {
 
 #define PAGE_BYTES ((size_t)4096)
 /* Limit of the bytes of pages in a group's unused arrays. Beyond it, pages return to the system. */
-#define KEPT_MAX_BYTES ((size_t)64 << 20)
+#define UNUSED_MAX_BYTES ((size_t)64 << 20)
 
 static size_t
 round_up_to_pages(size_t nbytes)
@@ -182,7 +182,7 @@ clean(dd_region *region, size_t nbytes)
         memset(region->data, 0, region->capacity);
     } else if (region->use == REGION_ARRAY) {
         memset(region->data, 0, region->dirty < nbytes ? region->dirty : nbytes);
-        atomic_fetch_sub(&region->group->kept_nbytes, region->dirty);
+        atomic_fetch_sub(&region->group->unused_nbytes, region->dirty);
         region->dirty = region->dirty < nbytes ? nbytes : region->dirty;
     }
 }
@@ -365,21 +365,21 @@ keep_for_reuse(dd_region *region)
     if (region->use == REGION_ADOPTED && region->adopted_at == NULL) {
         (void)dd_sys_madvise(region->data, region->capacity, MADV_REMOVE);
     } else if (region->use == REGION_ARRAY &&
-               atomic_fetch_add(&group->kept_nbytes, region->dirty) + region->dirty > KEPT_MAX_BYTES &&
+               atomic_fetch_add(&group->unused_nbytes, region->dirty) + region->dirty > UNUSED_MAX_BYTES &&
                dd_sys_madvise(region->data, region->capacity, MADV_REMOVE) == 0) {
-        atomic_fetch_sub(&group->kept_nbytes, region->dirty);
+        atomic_fetch_sub(&group->unused_nbytes, region->dirty);
         region->dirty = 0;
     }
 }
 
 void
-group_clear_kept_regions_locked(dd_group *group)
+group_clear_unused_regions_locked(dd_group *group)
 {
     for (dd_list *node = group->regions.next; node != &group->regions; node = node->next) {
         dd_region *region = DD_CONTAINER_OF(node, dd_region, link);
-        bool is_kept = region->use == REGION_ARRAY && atomic_load(&region->refs) == 0 && region->dirty > 0;
-        if (is_kept && dd_sys_madvise(region->data, region->capacity, MADV_REMOVE) == 0) {
-            atomic_fetch_sub(&group->kept_nbytes, region->dirty);
+        bool is_unused = region->use == REGION_ARRAY && atomic_load(&region->refs) == 0 && region->dirty > 0;
+        if (is_unused && dd_sys_madvise(region->data, region->capacity, MADV_REMOVE) == 0) {
+            atomic_fetch_sub(&group->unused_nbytes, region->dirty);
             region->dirty = 0;
         }
     }

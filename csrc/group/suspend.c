@@ -45,7 +45,7 @@ release_memory(dd_group *group, dd_error *err)
         status = dd_arena_release_memory(group->arena, err);
     }
     if (status == DD_OK) {
-        group_clear_kept_regions_locked(group);
+        group_clear_unused_regions_locked(group);
     }
     dd_engine_unlock(group->engine);
     return status;
@@ -139,7 +139,7 @@ dd_group_get_memory(dd_group *group, dd_group_memory *memory)
         memory->persist -= memory->suspend < memory->persist ? memory->suspend : memory->persist;
     }
     memory->suspended = group->is_suspended ? memory->suspend : 0;
-    memory->suspend += atomic_load(&group->kept_nbytes);
+    memory->suspend += atomic_load(&group->unused_nbytes);
     memory->persist += group_regions_nbytes_locked(group);
     dd_engine_unlock(group->engine);
 }

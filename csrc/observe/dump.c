@@ -72,7 +72,7 @@ typedef struct snapshot {
     size_t ngroups;
     snapshot_entry *entries; /* [nentries]: the oldest first */
     size_t nentries;
-    kept_error errors[ERRORS_KEPT];
+    saved_error errors[ERRORS_MAX];
     char comm_version[COMM_VERSION_MAX];
     int64_t calendar_ns; /* calendar time minus monotonic time */
 } snapshot;
@@ -212,7 +212,7 @@ find_errors(snapshot *all)
     for (size_t i = 0; i < all->nentries; i++) {
         snapshot_entry *entry = &all->entries[i];
         entry->error = NULL;
-        for (size_t j = 0; entry->code != DD_OK && j < ERRORS_KEPT; j++) {
+        for (size_t j = 0; entry->code != DD_OK && j < ERRORS_MAX; j++) {
             if (all->errors[j].record == entry->record) {
                 entry->error = &all->errors[j].error;
             }

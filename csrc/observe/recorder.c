@@ -462,12 +462,12 @@ dd_recorder_set_peer(dd_recorder *recorder, uint64_t record, int peer)
 
 /* Store the error of a record. Must be called before the record is marked as failed. */
 static void
-keep_error(dd_recorder *recorder, uint64_t record, const dd_error *error)
+save_error(dd_recorder *recorder, uint64_t record, const dd_error *error)
 {
     dd_lock_take(&recorder->mu);
-    kept_error *kept = &recorder->errors[recorder->nerrors++ % ERRORS_KEPT];
-    kept->record = record;
-    kept->error = *error;
+    saved_error *saved = &recorder->errors[recorder->nerrors++ % ERRORS_MAX];
+    saved->record = record;
+    saved->error = *error;
     dd_lock_release(&recorder->mu);
 }
 
@@ -480,7 +480,7 @@ dd_recorder_end(dd_recorder *recorder, uint64_t record, int64_t now_ns, const dd
     }
     if (atomic_load_explicit(&slot->ended_ns, memory_order_relaxed) == 0) {
         if (error != NULL) {
-            keep_error(recorder, record, error);
+            save_error(recorder, record, error);
             atomic_store_explicit(&slot->code, (int32_t)error->code, memory_order_release);
         } else {
             note_group_progress(slot, true);

@@ -188,10 +188,10 @@ dd_recorder_raise_alarm(dd_recorder_group *group, uint64_t record, const dd_erro
     dd_recorder *recorder = group->recorder;
     const dd_recorder_group_info *info = recorder_info_of(group);
     dd_lock_take(&recorder->mu);
-    if (recorder->nalarms_raised - recorder->nalarms_taken == ALARMS_KEPT) {
+    if (recorder->nalarms_raised - recorder->nalarms_taken == ALARMS_MAX) {
         recorder->nalarms_taken++; /* drop the oldest alarm */
     }
-    dd_alarm *alarm = &recorder->alarms[recorder->nalarms_raised++ % ALARMS_KEPT];
+    dd_alarm *alarm = &recorder->alarms[recorder->nalarms_raised++ % ALARMS_MAX];
     *alarm = (dd_alarm){
         .uid = group->uid, .kind = info->kind, .rank = info->rank, .record = record, .error = *error};
     snprintf(alarm->group, sizeof alarm->group, "%.*s", (int)info->name.len, (const char *)info->name.data);
@@ -207,7 +207,7 @@ dd_recorder_take_alarm(dd_recorder *recorder, dd_alarm *alarm)
     dd_lock_take(&recorder->mu);
     bool is_any = recorder->nalarms_raised != recorder->nalarms_taken;
     if (is_any) {
-        *alarm = recorder->alarms[recorder->nalarms_taken++ % ALARMS_KEPT];
+        *alarm = recorder->alarms[recorder->nalarms_taken++ % ALARMS_MAX];
     }
     dd_lock_release(&recorder->mu);
     return is_any;

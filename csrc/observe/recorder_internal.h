@@ -9,8 +9,8 @@
 #include <stdatomic.h>
 
 #define RECORD_TENSOR_WORDS 18
-#define ERRORS_KEPT 16
-#define ALARMS_KEPT 8
+#define ERRORS_MAX 16
+#define ALARMS_MAX 8
 #define THREADS_KNOWN 128 /* size of the table of threads, a power of two */
 #define THREAD_NAME_WORDS 2
 #define COMM_VERSION_MAX 32
@@ -68,10 +68,10 @@ typedef struct known_thread {
     _Atomic(uint64_t) name[THREAD_NAME_WORDS];
 } known_thread;
 
-typedef struct kept_error {
+typedef struct saved_error {
     uint64_t record;
     dd_error error;
-} kept_error;
+} saved_error;
 
 struct dd_recorder {
     size_t capacity;        /* const: number of records that dumps show */
@@ -87,9 +87,9 @@ struct dd_recorder {
     dd_list groups; /* list of dd_recorder_group, in the order of their uids */
     uint32_t next_uid;
     char comm_version[COMM_VERSION_MAX];
-    kept_error errors[ERRORS_KEPT];
-    size_t nerrors; /* number of errors stored so far; the last ERRORS_KEPT are kept */
-    dd_alarm alarms[ALARMS_KEPT];
+    saved_error errors[ERRORS_MAX];
+    size_t nerrors; /* number of errors stored so far; the last ERRORS_MAX are kept */
+    dd_alarm alarms[ALARMS_MAX];
     size_t nalarms_raised;
     size_t nalarms_taken;
     void (*notify)(void *ctx); /* function to call for every alarm; may be NULL */

@@ -19,7 +19,7 @@
 
 #define POLL_MIN_NS DD_NS_PER_MS
 #define POLL_MAX_NS (10 * DD_NS_PER_MS)
-#define KEEP_BYTES ((size_t)64 << 10)
+#define RETAINED_MAX_BYTES ((size_t)64 << 10)
 
 /* Internal keys that num_keys counts: torch.distributed's file has one, for a rendezvous. */
 #define OWN_KEYS 1
@@ -119,7 +119,7 @@ log_change_locked(file_store *self, const dd_store_request *request, dd_status s
         (void)!dd_file_member_cut(&self->member, self->log.offset, NULL);
         dd_file_log_reset(&self->log);
     }
-    dd_blob_clear(&self->write_buf, KEEP_BYTES);
+    dd_blob_clear(&self->write_buf, RETAINED_MAX_BYTES);
     return status;
 }
 

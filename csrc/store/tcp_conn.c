@@ -12,7 +12,7 @@
 /* Stop reading from a connection while it has more unsent bytes of replies than this. */
 #define THROTTLE_BYTES ((size_t)1 << 20)
 /* Capacity of `out` kept between messages; the rest is freed, for the sake of idle connections. */
-#define KEEP_OUT_BYTES ((size_t)256)
+#define RETAINED_OUT_MAX_BYTES ((size_t)256)
 
 /* The limits before a handshake is complete: small fields and few requests. */
 static const dd_tcp_limits handshake_limits = {256, 256, 0, 1024};
@@ -166,7 +166,7 @@ send_out(tcp_conn *conn)
         conn->out_sent = 0;
     }
     if (conn->out.len == 0) {
-        dd_blob_clear(&conn->out, KEEP_OUT_BYTES);
+        dd_blob_clear(&conn->out, RETAINED_OUT_MAX_BYTES);
     }
 }
 
@@ -242,7 +242,7 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
 
 /* Serve the complete requests in the bytes. Return the number of bytes that they had. */
 static size_t
-serve_whole(tcp_conn *conn, dd_bytes bytes)
+serve_complete(tcp_conn *conn, dd_bytes bytes)
 {
     size_t done = 0;
     size_t used = 0;
@@ -255,9 +255,9 @@ serve_whole(tcp_conn *conn, dd_bytes bytes)
 
 /* Serve the complete requests in `in`. Return true if there were any. */
 static bool
-serve_kept(tcp_conn *conn)
+serve_buffered(tcp_conn *conn)
 {
-    size_t done = serve_whole(conn, dd_blob_view(&conn->in));
+    size_t done = serve_complete(conn, dd_blob_view(&conn->in));
     dd_blob_consume(&conn->in, done);
     return done > 0;
 }
@@ -272,7 +272,7 @@ read_and_serve(tcp_conn *conn)
 {
     uint8_t room[TCP_RECV_BYTES];
     bool is_rest = conn->in.len > 0;
-    if (is_rest && serve_kept(conn)) {
+    if (is_rest && serve_buffered(conn)) {
         /* These requests waited for unsent replies: do not read more, or `in` would grow. */
         return;
     }
@@ -297,10 +297,10 @@ read_and_serve(tcp_conn *conn)
     atomic_fetch_add_explicit(&conn->server->nreads, 1, memory_order_relaxed);
     if (is_rest) {
         conn->in.len += moved;
-        (void)serve_kept(conn);
+        (void)serve_buffered(conn);
         return;
     }
-    size_t done = serve_whole(conn, dd_bytes_of(room, moved));
+    size_t done = serve_complete(conn, dd_bytes_of(room, moved));
     if (!conn->is_closing && dd_blob_append(&conn->in, room + done, moved - done, NULL) != DD_OK) {
         tcp_conn_close(conn, "no memory for its request");
     }
@@ -317,7 +317,7 @@ serve_socket(tcp_conn *conn, uint32_t events)
         tcp_conn_close(conn, "connection lost");
     }
     tcp_conn_flush(conn);
-    while (!conn->is_closing && conn->out.len == 0 && conn->in.len > 0 && serve_kept(conn)) {
+    while (!conn->is_closing && conn->out.len == 0 && conn->in.len > 0 && serve_buffered(conn)) {
         tcp_conn_flush(conn);
     }
     if (conn->in.len == 0) {

@@ -16,7 +16,7 @@
 /* Longest pause between attempts: short for a late server, long enough for thousands of clients. */
 #define LAST_RETRY_NS (20 * DD_NS_PER_MS)
 #define RECV_BYTES ((size_t)4096)
-#define KEEP_BYTES ((size_t)64 << 10)
+#define RETAINED_MAX_BYTES ((size_t)64 << 10)
 
 /* Limits for messages from a server. A reply may be as large as the values that clients have
  * stored; memory is allocated only as the bytes arrive. */
@@ -153,7 +153,7 @@ tcp_link_exchange(tcp_link *link, dd_bytes request, tcp_reply *reply, const dd_w
 {
     size_t nsent = 0;
     bool is_whole = false;
-    dd_blob_clear(&link->in, KEEP_BYTES);
+    dd_blob_clear(&link->in, RETAINED_MAX_BYTES);
     dd_status status = tcp_link_try_send(link, request, &nsent, err);
     while (status == DD_OK && nsent < request.len) {
         status = dd_sock_wait(link->fd, POLLOUT, wait, err);
@@ -204,7 +204,7 @@ exchange_messages(handshake *shake, dd_tcp_op op)
     }
     shake->reply = reply.reader;
     shake->link->is_turned_away = status == DD_NETWORK;
-    dd_blob_clear(&shake->request, KEEP_BYTES);
+    dd_blob_clear(&shake->request, RETAINED_MAX_BYTES);
     return status;
 }
 
@@ -440,7 +440,7 @@ open_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *
         return status;
     }
     DD_LOG(DD_LOG_DEBUG, "store client: %s:%u: connected at %s", target->host, target->port, text);
-    dd_blob_clear(&link->in, KEEP_BYTES);
+    dd_blob_clear(&link->in, RETAINED_MAX_BYTES);
     if (is_first) {
         target->is_known = true;
         target->is_extended = link->is_extended;

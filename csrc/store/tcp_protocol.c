@@ -336,15 +336,15 @@ static dd_status
 read_list(dd_tcp_reader *reader, size_t count, bool is_keys, dd_blob_list *list, dd_error *err)
 {
     dd_status status = dd_blob_list_init(list, count, err);
-    size_t nkept = 0;
+    size_t nread = 0;
     for (size_t i = 0; i < list->count; i++) {
         dd_bytes item = dd_tcp_read_bytes(reader);
         bool is_users = item.len > 0 && item.data[0] == '/';
         if (!is_keys || is_users) {
-            list->items[nkept++] = lent(dd_bytes_of(item.data + is_keys, item.len - is_keys));
+            list->items[nread++] = lent(dd_bytes_of(item.data + is_keys, item.len - is_keys));
         }
     }
-    list->count = nkept;
+    list->count = nread;
     return status;
 }
 

@@ -11,14 +11,14 @@
 
 /* Longest valid answer, in bytes. A longer one is a protocol error. */
 #define ANSWER_MAX_BYTES (UINT64_C(1) << 42)
-#define KEEP_BYTES ((size_t)64 << 10)
+#define RETAINED_MAX_BYTES ((size_t)64 << 10)
 
 static void
 swap(dd_blob *a, dd_blob *b)
 {
-    dd_blob kept = *a;
+    dd_blob shared = *a;
     *a = *b;
-    *b = kept;
+    *b = shared;
 }
 
 /* ---- sending */
@@ -29,7 +29,7 @@ flush_locked(tcp_store *store, dd_error *err)
     dd_status status =
         tcp_link_try_send(store->link, dd_blob_view(&store->backlog), &store->backlog_nsent, err);
     if (store->backlog_nsent == store->backlog.len) {
-        dd_blob_clear(&store->backlog, KEEP_BYTES);
+        dd_blob_clear(&store->backlog, RETAINED_MAX_BYTES);
         store->backlog_nsent = 0;
     }
     if (status != DD_OK) {
@@ -212,7 +212,7 @@ deliver_locked(tcp_store *store, dd_error *err)
     }
     dd_blob_consume(in, at);
     if (in->len == 0) {
-        dd_blob_clear(in, KEEP_BYTES);
+        dd_blob_clear(in, RETAINED_MAX_BYTES);
     }
     return DD_OK;
 }

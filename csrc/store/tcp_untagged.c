@@ -55,12 +55,12 @@ void
 tcp_untagged_release(tcp_store *store, tcp_link *link)
 {
     dd_lock_take(&store->mu);
-    bool is_kept = link->fd >= 0 && store->nidle < TCP_IDLE_MAX;
-    if (is_kept) {
+    bool is_cached = link->fd >= 0 && store->nidle < TCP_IDLE_MAX;
+    if (is_cached) {
         store->idle[store->nidle++] = link;
     }
     dd_lock_release(&store->mu);
-    if (!is_kept) {
+    if (!is_cached) {
         tcp_link_destroy(link, false);
     }
 }

@@ -82,13 +82,13 @@ wildcard(int family)
 static void
 remove_family(dd_addr_list *list, int family)
 {
-    size_t kept = 0;
+    size_t nlisteners = 0;
     for (size_t i = 0; i < list->count; i++) {
         if (list->items[i].storage.ss_family != family) {
-            list->items[kept++] = list->items[i];
+            list->items[nlisteners++] = list->items[i];
         }
     }
-    list->count = kept;
+    list->count = nlisteners;
 }
 
 static bool

@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* Limit, per peer, of kept ABORTs for contexts that may still be opened here. */
-#define ABORTS_KEPT 64
+#define HELD_ABORTS_MAX 64
 
 /* ---- held entries */
 
@@ -142,7 +142,7 @@ bool
 dd_peer_has_aborted_locked(const dd_peer *peer, uint64_t context, int rank)
 {
     context_key key = {.id = context, .rank = (uint64_t)rank};
-    return find_entry(&peer->kept_aborts, is_for, &key) != NULL;
+    return find_entry(&peer->held_aborts, is_for, &key) != NULL;
 }
 
 held *
@@ -150,8 +150,8 @@ peer_pop_early(dd_peer *peer, const context_key *key)
 {
     held *entry = find_entry(&peer->early, is_for, key);
     if (entry == NULL) {
-        entry = find_entry(&peer->kept_aborts, is_for, key);
-        peer->nkept_aborts -= entry != NULL ? 1 : 0;
+        entry = find_entry(&peer->held_aborts, is_for, key);
+        peer->nheld_aborts -= entry != NULL ? 1 : 0;
     }
     if (entry != NULL) {
         dd_list_remove(&entry->link);
@@ -162,21 +162,21 @@ peer_pop_early(dd_peer *peer, const context_key *key)
 /* Keep the ABORT of a group that this process has not opened, and may never open if creating the
  * group has failed here as well. Drop the group's other frames: they would hold credit forever. */
 static void
-keep_abort(dd_peer *peer, held *abort)
+hold_abort(dd_peer *peer, held *abort)
 {
     context_key key = {.id = abort->frame.context, .rank = abort->frame.target};
     held *other;
     while ((other = find_entry(&peer->early, is_for, &key)) != NULL) {
         release_held(other);
     }
-    dd_list_push_back(&peer->kept_aborts, &abort->link);
-    if (++peer->nkept_aborts > ABORTS_KEPT) {
+    dd_list_push_back(&peer->held_aborts, &abort->link);
+    if (++peer->nheld_aborts > HELD_ABORTS_MAX) {
         /* Drop the oldest ABORT: its context would have been opened by now. Handle further frames
          * for that context as if it had been closed here. */
-        held *oldest = DD_CONTAINER_OF(peer->kept_aborts.next, held, link);
+        held *oldest = DD_CONTAINER_OF(peer->held_aborts.next, held, link);
         engine_note_closed(peer->engine,
                            &(context_key){.id = oldest->frame.context, .rank = oldest->frame.target});
-        peer->nkept_aborts--;
+        peer->nheld_aborts--;
         engine_destroy_held(peer->engine, oldest);
     }
 }
@@ -184,7 +184,7 @@ keep_abort(dd_peer *peer, held *abort)
 /* Keep a frame until its context is opened. Drop it if the context has been closed, or if the
  * context is open and knows only this peer's predecessor (is_of_before). */
 static void
-keep_early(held *entry, bool is_of_before)
+hold_early(held *entry, bool is_of_before)
 {
     dd_peer *peer = entry->peer;
     const dd_frame *frame = &entry->frame;
@@ -195,10 +195,10 @@ keep_early(held *entry, bool is_of_before)
         peer_post_answer(peer, &goodbye);
     }
     if (frame->type == DD_FRAME_QUESTION || frame->type == DD_FRAME_ANSWER || has_closed ||
-        find_entry(&peer->kept_aborts, is_for, &key) != NULL) {
+        find_entry(&peer->held_aborts, is_for, &key) != NULL) {
         release_held(entry);
     } else if (frame->type == DD_FRAME_ABORT) {
-        keep_abort(peer, entry);
+        hold_abort(peer, entry);
     } else {
         hold_entry(entry, &peer->early);
     }
@@ -214,7 +214,7 @@ engine_deliver(held *entry)
     dd_context *context = engine_find_context(engine, frame->context, frame->target);
     bool is_of_before = context != NULL && context_knows_predecessor(context, frame, entry->peer);
     if (context == NULL || is_of_before) {
-        keep_early(entry, is_of_before);
+        hold_early(entry, is_of_before);
     } else if (!context_check_source(context, frame, entry->peer)) {
         release_held(entry);
     } else if (frame->type != DD_FRAME_EAGER && frame->type != DD_FRAME_RTS) {

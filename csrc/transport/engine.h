@@ -51,7 +51,7 @@ dd_status dd_engine_endpoint(dd_engine *engine, const dd_addr *first, dd_blob *e
  * once every process that has this endpoint is a peer and its final link exists. The end of the last
  * meeting closes the TCP ports if every peer with a known endpoint is lost or reached over shared
  * memory: no other process will connect. Links of processes whose endpoints are still unknown are
- * closed after UNKNOWN_KEPT_NS. */
+ * closed after UNKNOWN_LINK_NS. */
 void dd_engine_begin_meeting(dd_engine *engine);
 void dd_engine_end_meeting(dd_engine *engine);
 /* Return DD_OK, or the reason why other processes cannot connect to this process now. */

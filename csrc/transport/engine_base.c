@@ -161,7 +161,7 @@ engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank)
 static size_t
 nkept(const dd_engine *engine)
 {
-    return engine->nclosed < CLOSED_CONTEXTS_KEPT ? engine->nclosed : CLOSED_CONTEXTS_KEPT;
+    return engine->nclosed < CLOSED_CONTEXTS_MAX ? engine->nclosed : CLOSED_CONTEXTS_MAX;
 }
 
 bool
@@ -178,7 +178,7 @@ engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank)
 void
 engine_note_closed(dd_engine *engine, const context_key *key)
 {
-    engine->closed[engine->nclosed++ % CLOSED_CONTEXTS_KEPT] = *key;
+    engine->closed[engine->nclosed++ % CLOSED_CONTEXTS_MAX] = *key;
 }
 
 void

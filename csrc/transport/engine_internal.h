@@ -30,7 +30,7 @@
 #define LANE_BUFFER_NBYTES ((size_t)8 << 10)
 #define HELD_INLINE_NBYTES ((size_t)128)
 /* How long a link is kept open if the endpoint of its process is unknown here. */
-#define UNKNOWN_KEPT_NS (5 * DD_NS_PER_S)
+#define UNKNOWN_LINK_NS (5 * DD_NS_PER_S)
 
 typedef struct dd_lane dd_lane;
 
@@ -184,8 +184,8 @@ struct dd_peer {
     size_t owed;         /* credit in bytes to return to the peer with the next frame */
     size_t unreturned;   /* eager bytes received whose credit was not returned yet */
     dd_list early;       /* held entries for contexts that are not open */
-    dd_list kept_aborts; /* held entries: ABORT frames for contexts that are not open */
-    size_t nkept_aborts;
+    dd_list held_aborts; /* held entries: ABORT frames for contexts that are not open */
+    size_t nheld_aborts;
     size_t nheld; /* number of held entries from this peer, here and in contexts */
 
     dd_list breaking; /* link in engine->breaking */
@@ -229,7 +229,7 @@ typedef struct dd_waiter {
     pthread_cond_t turn;
 } dd_waiter;
 
-#define CLOSED_CONTEXTS_KEPT 1024
+#define CLOSED_CONTEXTS_MAX 1024
 
 /* Counters that only tests read: payload bytes and frames sent, by kind of link. */
 typedef struct dd_engine_stats {
@@ -258,7 +258,7 @@ struct dd_engine {
     dd_map peers;
     dd_map contexts;
     dd_list context_list;
-    context_key closed[CLOSED_CONTEXTS_KEPT]; /* ring buffer of the last closed contexts */
+    context_key closed[CLOSED_CONTEXTS_MAX]; /* ring buffer of the last closed contexts */
     size_t nclosed;
 
     dd_list shm_lanes;

@@ -17,7 +17,7 @@
  * packets get through earlier. */
 #define PROMPT_NS (1 * DD_NS_PER_S)
 #define GRACE_NS (200 * DD_NS_PER_MS) /* how long lane 0 may outlive another lane */
-#define EARLY_KEPT_NS (60 * DD_NS_PER_S)
+#define EARLY_HELD_NS (60 * DD_NS_PER_S)
 /* Time for which dd_engine_check_links_locked reports a failure; all ranks know of it earlier. */
 #define SHORTAGE_COUNTS_NS (5 * DD_NS_PER_S)
 
@@ -41,7 +41,7 @@ make_peer(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
     self->eager_max = SHM_EAGER_MAX < TCP_EAGER_MAX ? SHM_EAGER_MAX : TCP_EAGER_MAX;
     self->credit = CREDIT_NBYTES;
     dd_list *lists[] = {&self->out,       &self->awaiting, &self->sending,     &self->flushing,
-                        &self->receiving, &self->early,    &self->kept_aborts, &self->breaking};
+                        &self->receiving, &self->early,    &self->held_aborts, &self->breaking};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         dd_list_init(lists[i]);
     }
@@ -115,7 +115,7 @@ peer_destroy(dd_peer *peer)
     }
     peer_destroy_lanes(peer);
     peer_discard_output(peer);
-    dd_list *lists[] = {&peer->early, &peer->kept_aborts};
+    dd_list *lists[] = {&peer->early, &peer->held_aborts};
     for (int i = 0; i < 2; i++) {
         while (!dd_list_is_empty(lists[i])) {
             engine_destroy_held(engine, DD_CONTAINER_OF(lists[i]->next, held, link));
@@ -143,11 +143,11 @@ peer_reap(dd_peer *peer)
     if (peer->refs > 0 || peer->is_self || !is_idle || peer->is_breaking) {
         return;
     }
-    bool has_early = !dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->kept_aborts);
+    bool has_early = !dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->held_aborts);
     if (has_early && !peer->is_replaced) {
         /* Keep the peer's frames for contexts that are not open yet. */
         if (!dd_timer_is_set(&peer->timer)) {
-            peer_start_timer(peer, EARLY_KEPT_NS);
+            peer_start_timer(peer, EARLY_HELD_NS);
         }
         return;
     }
@@ -387,7 +387,7 @@ end_unknown_peer(dd_peer *peer)
 {
     const dd_engine *engine = peer->engine;
     if (engine->nmeetings > 0 || !engine->has_begun_meeting) {
-        peer_start_timer(peer, UNKNOWN_KEPT_NS);
+        peer_start_timer(peer, UNKNOWN_LINK_NS);
         return;
     }
     dd_error error;

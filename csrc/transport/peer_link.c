@@ -109,7 +109,7 @@ accept_first_lane(dd_peer *peer, dd_link *stream)
     if (peer->is_endpoint_known) {
         dd_timer_clear(&peer->timer);
     } else {
-        peer_start_timer(peer, UNKNOWN_KEPT_NS);
+        peer_start_timer(peer, UNKNOWN_LINK_NS);
     }
     peer->state = PEER_CONNECTED;
     peer->eager_max = stream->is_shared_memory ? SHM_EAGER_MAX : TCP_EAGER_MAX;

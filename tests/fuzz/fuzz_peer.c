@@ -446,7 +446,7 @@ count(const dd_list *list)
 static size_t
 count_held(const dd_peer *peer)
 {
-    size_t n = count(&peer->early) + count(&peer->kept_aborts);
+    size_t n = count(&peer->early) + count(&peer->held_aborts);
     for (int i = 0; i < peer->nlanes; i++) {
         n += peer->lanes[i]->collected != NULL;
     }
@@ -473,7 +473,7 @@ check_peer(const dd_peer *peer)
     }
     require(peer->nexpected == nposted && memcmp(nreplies, peer->nreplies, sizeof nreplies) == 0 &&
             peer->nheld == count_held(peer));
-    require(peer->nkept_aborts == count(&peer->kept_aborts) && peer->nlanes <= DD_LANES_MAX);
+    require(peer->nheld_aborts == count(&peer->held_aborts) && peer->nlanes <= DD_LANES_MAX);
     require(peer->credit <= CREDIT_NBYTES && peer->lent <= CREDIT_NBYTES - peer->credit &&
             peer->owed <= peer->unreturned);
     require(peer->unreturned <= CREDIT_NBYTES || peer->is_breaking || peer->state == PEER_LOST);

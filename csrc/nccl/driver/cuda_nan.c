@@ -27,16 +27,16 @@ typedef struct nan_device {
     dd_cuda_function functions[NWIDTHS]; /* kernels for floats of 1, 2, 4 and 8 bytes */
 } nan_device;
 
-typedef struct kept_report {
-    struct kept_report *next;
+typedef struct stale_report {
+    struct stale_report *next;
     dd_cuda_nan_report *report;
-} kept_report;
+} stale_report;
 
 struct dd_cuda_nan {
     const dd_cuda_api *api;
     int ndevices;
     dd_lock mu;
-    kept_report *kept;    /* guarded by mu */
+    stale_report *stale;  /* guarded by mu */
     nan_device devices[]; /* each is written once, under mu */
 };
 
@@ -67,11 +67,11 @@ dd_cuda_nan_destroy(dd_cuda_nan *nan)
             (void)nan->api->cuCtxPopCurrent(&popped);
         }
     }
-    while (nan->kept != NULL) {
-        kept_report *kept = nan->kept;
-        nan->kept = kept->next;
-        (void)nan->api->cuMemFreeHost((void *)(uintptr_t)kept->report);
-        dd_mem_free(kept);
+    while (nan->stale != NULL) {
+        stale_report *stale = nan->stale;
+        nan->stale = stale->next;
+        (void)nan->api->cuMemFreeHost((void *)(uintptr_t)stale->report);
+        dd_mem_free(stale);
     }
     dd_lock_fini(&nan->mu);
     dd_mem_free(nan);
@@ -163,14 +163,14 @@ dd_cuda_nan_report_create(const dd_cuda_nan *nan, dd_cuda_nan_report **report)
 }
 
 void
-dd_cuda_nan_report_keep(dd_cuda_nan *nan, dd_cuda_nan_report *report)
+dd_cuda_nan_report_retire(dd_cuda_nan *nan, dd_cuda_nan_report *report)
 {
-    kept_report *kept = report != NULL ? dd_mem_alloc(sizeof *kept) : NULL;
-    if (kept == NULL) {
+    stale_report *stale = report != NULL ? dd_mem_alloc(sizeof *stale) : NULL;
+    if (stale == NULL) {
         return; /* no memory: leak the report */
     }
     dd_lock_take(&nan->mu);
-    *kept = (kept_report){.next = nan->kept, .report = report};
-    nan->kept = kept;
+    *stale = (stale_report){.next = nan->stale, .report = report};
+    nan->stale = stale;
     dd_lock_release(&nan->mu);
 }

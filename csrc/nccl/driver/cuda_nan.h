@@ -39,9 +39,9 @@ bool dd_cuda_nan_is_ready(dd_cuda_nan *nan, int device);
 dd_cuda_result dd_cuda_nan_enqueue(const dd_cuda_nan *nan, int device, const dd_cuda_nan_search *search,
                                    dd_cuda_stream stream);
 /* Create a report that holds DD_CUDA_NAN_NONE. Free it with cuMemFreeHost; but if CUDA graphs may
- * write to it, pass it to dd_cuda_nan_report_keep (may be NULL): the end of a graph is unknown. */
+ * write to it, pass it to dd_cuda_nan_report_retire (may be NULL): the end of a graph is unknown. */
 dd_cuda_result dd_cuda_nan_report_create(const dd_cuda_nan *nan, dd_cuda_nan_report **report);
-void dd_cuda_nan_report_keep(dd_cuda_nan *nan, dd_cuda_nan_report *report);
+void dd_cuda_nan_report_retire(dd_cuda_nan *nan, dd_cuda_nan_report *report);
 
 /* the kernels' PTX code, from nan_ptx.inc */
 extern const char dd_nan_ptx[];

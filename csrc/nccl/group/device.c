@@ -121,7 +121,7 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
             free_nan_report(cuda, channel);
         }
     }
-    dd_cuda_nan_report_keep(cuda->nan, atomic_load(&device->nan_report));
+    dd_cuda_nan_report_retire(cuda->nan, atomic_load(&device->nan_report));
     if (device->order != NULL) {
         (void)cuda->api.cuEventDestroy(device->order);
     }

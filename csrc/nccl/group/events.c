@@ -3,7 +3,7 @@
 
 #include "core/lock.h"
 #define MIN_CAPACITY 64u
-#define MAX_KEPT 4096u
+#define MAX_CACHED 4096u
 
 dd_status
 nccl_event_acquire(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_cuda_event *event,
@@ -27,9 +27,9 @@ nccl_event_acquire(dd_nccl_group *group, nccl_device *device, bool has_timing, d
 
 /* Put an event into the cache. False if the cache is closed or full, or there is no memory. */
 static bool
-keep_locked(nccl_events *events, dd_cuda_event event)
+cache_locked(nccl_events *events, dd_cuda_event event)
 {
-    if (events->is_closed || events->count == MAX_KEPT) {
+    if (events->is_closed || events->count == MAX_CACHED) {
         return false;
     }
     if (events->count == events->capacity) {
@@ -52,13 +52,13 @@ nccl_event_release(dd_nccl_group *group, nccl_device *device, bool has_timing, d
     if (event == NULL) {
         return;
     }
-    bool is_kept = false;
+    bool is_cached = false;
     if (is_reusable && group->options.has_event_cache) {
         dd_lock_take(&group->lock);
-        is_kept = keep_locked(&device->events[has_timing], event);
+        is_cached = cache_locked(&device->events[has_timing], event);
         dd_lock_release(&group->lock);
     }
-    if (!is_kept) {
+    if (!is_cached) {
         (void)group->cuda->api.cuEventDestroy(event);
     }
 }

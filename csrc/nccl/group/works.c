@@ -40,18 +40,18 @@ destroy_work(dd_work *base)
 {
     nccl_work *work = (nccl_work *)base;
     dd_nccl_group *group = work->group;
-    bool is_kept = false;
+    bool is_cached = false;
     if (nccl_group_check_fork(group, NULL) == DD_OK) {
         release_events(work);
         dd_lock_take(&group->lock);
-        is_kept = group->npool < MAX_POOL && !group->is_closed;
-        if (is_kept) {
+        is_cached = group->npool < MAX_POOL && !group->is_closed;
+        if (is_cached) {
             dd_list_push_back(&group->pool, &work->link);
             group->npool++;
         }
         dd_lock_release(&group->lock);
     }
-    if (!is_kept) {
+    if (!is_cached) {
         dd_mem_free(work);
     }
     nccl_group_release_internal(group);

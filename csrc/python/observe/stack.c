@@ -269,18 +269,18 @@ has_outer_frames(const py_recorder *self, const seen_stack *stack, frame_cursor 
 /* Copy a recent stack from its entry, because reading frames may run Python code that replaces the
  * entry. Return false if the entry has another innermost frame. */
 static bool
-copy_kept(py_recorder *self, const seen_stack *place, dd_call_site_key inner, seen_stack *stack)
+copy_cached_stack(py_recorder *self, const seen_stack *place, dd_call_site_key inner, seen_stack *stack)
 {
     py_lock_take(&self->lock);
-    bool is_kept = place->stack != 0 && is_same_site(place->keys[0], inner);
-    if (is_kept) {
+    bool is_cached = place->stack != 0 && is_same_site(place->keys[0], inner);
+    if (is_cached) {
         stack->stack = place->stack;
         stack->nframes = place->nframes;
         stack->is_whole = place->is_whole;
         memcpy(stack->keys, place->keys, place->nframes * sizeof place->keys[0]);
     }
     py_lock_release(&self->lock);
-    return is_kept;
+    return is_cached;
 }
 
 uint32_t
@@ -294,7 +294,7 @@ py_recorder_stack(py_state *state)
     frame_cursor outer = caller_of(self, inner);
     seen_stack *place = seen_slot(self, inner.key, outer.frame != NULL ? outer.key : inner.key);
     seen_stack stack;
-    if (copy_kept(self, place, inner.key, &stack) && has_outer_frames(self, &stack, outer)) {
+    if (copy_cached_stack(self, place, inner.key, &stack) && has_outer_frames(self, &stack, outer)) {
         return stack.stack;
     }
     PyFrameObject *frames[DD_STACK_MAX_FRAMES];

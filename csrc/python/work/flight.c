@@ -68,7 +68,7 @@ take_spare(py_completions *queue)
 }
 
 static bool
-keep_spare_locked(py_completions *queue, py_flight *flight)
+cache_flight_locked(py_completions *queue, py_flight *flight)
 {
     if (queue->nspare == MAX_SPARE) {
         return false;
@@ -82,7 +82,7 @@ static void
 give_spare(py_flight *flight)
 {
     py_completions *queue = flight->queue;
-    if (!PY_LOCKED(&queue->lock, keep_spare_locked(queue, flight))) {
+    if (!PY_LOCKED(&queue->lock, cache_flight_locked(queue, flight))) {
         dd_lock_fini(&flight->unpacking_mu);
         dd_mem_free(flight);
     }
