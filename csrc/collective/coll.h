@@ -27,8 +27,8 @@ typedef enum dd_coll_fold {
     DD_FOLDS_PREFIX, /* rank 0 up to the rank itself */
 } dd_coll_fold;
 
-/* The kinds of collectives: X(name, text, input blocks, output blocks, fold, home). The fold is
- * NOTHING, ALL or PREFIX. The home is COMMON if carriers and NCCL have such a call, OWN if only
+/* The kinds of collectives: X(name, text, input blocks, output blocks, fold, support). The fold is
+ * NOTHING, ALL or PREFIX. The support is COMMON if carriers and NCCL have such a call, OWN if only
  * dldist has it. All else follows from the row. The order of rows is part of the wire format: add
  * new kinds at the end. */
 #define DD_COLL_LIST(X)                                       \
@@ -57,15 +57,15 @@ enum {
 
 /* The `case` labels of the OWN kinds, for a switch over another library's collectives. */
 #define DD_COLL_CASES_OWN DD_COLL_LIST(DD_COLL_CASE)
-#define DD_COLL_CASE(name, text, inputs, outputs, fold, home) DD_COLL_CASE_##home(name)
+#define DD_COLL_CASE(name, text, inputs, outputs, fold, support) DD_COLL_CASE_##support(name)
 #define DD_COLL_CASE_COMMON(name)
 #define DD_COLL_CASE_OWN(name) case DD_COLL_##name:
 
 /* DD_COLL_COMMON is the bit set of the COMMON kinds. */
 enum {
-    DD_COLL_HOME_OWN,
-    DD_COLL_HOME_COMMON,
-#define DD_COLL_BIT(name, text, inputs, outputs, fold, home) | DD_COLL_HOME_##home << DD_COLL_##name
+    DD_COLL_SUPPORT_OWN,
+    DD_COLL_SUPPORT_COMMON,
+#define DD_COLL_BIT(name, text, inputs, outputs, fold, support) | DD_COLL_SUPPORT_##support << DD_COLL_##name
     DD_COLL_COMMON = 0 DD_COLL_LIST(DD_COLL_BIT)
 #undef DD_COLL_BIT
 };

@@ -15,7 +15,7 @@ typedef enum data_kind {
     NOT_POSSIBLE,
     NO_DATA,
     ARRAY,  /* one array, of which each carrier has a share */
-    BLOCKS, /* one block per rank, carried by the ranks at its place */
+    BLOCKS, /* one block per rank, carried by the ranks with its local number */
 } data_kind;
 
 /* Names of a leg's blocks. If a leg has a block for each of its ranks, each is that rank's. */
@@ -25,7 +25,7 @@ typedef enum block_name {
     INPUT,      /* the whole piece of the first input; OUTPUT: of the first output */
     OUTPUT,
     PARTIAL, /* this rank's partial results; in a reduce_scatter, for one host */
-    /* For all_gather: one host's block at this rank's place; this host's block is in the input. */
+    /* For all_gather: one host's block at this rank's local number; this host's block is in the input. */
     COLLECTED,
     FOR_ROOT, /* reduce: this rank's part of the result */
     /* Broadcast by one carrier: the piece, at the place where this rank first has it. */
@@ -131,22 +131,22 @@ is_root(const dd_hierarchy *h)
     return dd_coll_has_root(h->args->coll) && h->topology->rank == h->args->root;
 }
 
-/* Return the place on `host` of the rank that carries `share`. */
+/* Return the local number on `host` of the rank that carries `share`. */
 static int
-place_of_share(const dd_hierarchy *h, int host, int share)
+local_of_share(const dd_hierarchy *h, int host, int share)
 {
     bool is_with_root = h->ncarriers == 1 && is_on_root_host(h, host);
     return is_with_root ? h->topology->local_of[h->args->root] : share;
 }
 
-/* Return the share carried by the rank at a place of this host, or NO_SHARE. */
+/* Return the share carried by a local rank of this host, or NO_SHARE. */
 static int
-share_of_place(const dd_hierarchy *h, int place)
+share_of_local(const dd_hierarchy *h, int local)
 {
     if (h->ncarriers == 1) {
-        return place == place_of_share(h, h->topology->host, 0) ? 0 : NO_SHARE;
+        return local == local_of_share(h, h->topology->host, 0) ? 0 : NO_SHARE;
     }
-    return place < h->ncarriers ? place : NO_SHARE;
+    return local < h->ncarriers ? local : NO_SHARE;
 }
 
 static bool
@@ -189,14 +189,14 @@ piece_of(const dd_hierarchy *h, const dd_block *block, uint64_t piece)
     return hierarchy_part_of(block, dd_segment(block->nbytes, h->piece_nbytes, (size_t)piece));
 }
 
-/* Return the data of the rank at a place: a share of the array, or that rank's block. */
+/* Return the data of a local rank: a share of the array, or that rank's block. */
 static dd_block
-part_at(const dd_hierarchy *h, const dd_block *blocks, uint64_t piece, int host, int place)
+part_at(const dd_hierarchy *h, const dd_block *blocks, uint64_t piece, int host, int local)
 {
     if (rows_of[h->args->coll].kind == ARRAY) {
-        return hierarchy_part_of(blocks, cut_share(h, blocks->nbytes, piece, share_of_place(h, place)));
+        return hierarchy_part_of(blocks, cut_share(h, blocks->nbytes, piece, share_of_local(h, local)));
     }
-    return piece_of(h, &blocks[dd_topology_rank_at(h->topology, host, place)], piece);
+    return piece_of(h, &blocks[dd_topology_rank_at(h->topology, host, local)], piece);
 }
 
 /* Return scratch for a piece. Pieces alternate between the two halves of the scratch; for BLOCKS,
@@ -225,12 +225,12 @@ partial_block(const dd_hierarchy *h, uint64_t piece, int host)
 /* Return the block of a reduce's result that the root gathers: in the outputs on the root; on other
  * ranks in scratch, after the partial results or, if both have one size, over them. */
 static dd_block
-block_for_root(const dd_hierarchy *h, uint64_t piece, int host, int place)
+block_for_root(const dd_hierarchy *h, uint64_t piece, int host, int local)
 {
     if (is_root(h)) {
-        return part_at(h, h->args->outputs, piece, host, place);
+        return part_at(h, h->args->outputs, piece, host, local);
     }
-    dd_block part = part_at(h, h->args->inputs, piece, host, place);
+    dd_block part = part_at(h, h->args->inputs, piece, host, local);
     dd_block block = in_scratch(h, piece, host, part.nbytes);
     if (is_wide(h) && part.nbytes > 0) {
         block.data = (char *)block.data + dd_round_up(hierarchy_widen(h, part.nbytes));
@@ -239,12 +239,12 @@ block_for_root(const dd_hierarchy *h, uint64_t piece, int host, int place)
 }
 
 static dd_block
-block_at(const dd_hierarchy *h, block_name name, uint64_t piece, int host, int place)
+block_at(const dd_hierarchy *h, block_name name, uint64_t piece, int host, int local)
 {
     const dd_coll_args *args = h->args;
     switch (name) {
     case OF_INPUTS:
-        return part_at(h, args->inputs, piece, host, place);
+        return part_at(h, args->inputs, piece, host, local);
     case OF_OUTPUTS:
         break;
     case INPUT:
@@ -260,11 +260,11 @@ block_at(const dd_hierarchy *h, block_name name, uint64_t piece, int host, int p
         }
         break;
     case FOR_ROOT:
-        return block_for_root(h, piece, host, place);
+        return block_for_root(h, piece, host, local);
     case FROM_ROOT:
         return piece_of(h, is_root(h) ? &args->inputs[0] : &args->outputs[0], piece);
     }
-    return part_at(h, args->outputs, piece, host, place);
+    return part_at(h, args->outputs, piece, host, local);
 }
 
 /* ---- legs */
@@ -287,7 +287,7 @@ make_leg(const dd_hierarchy *h, dd_leg_lane lane, const leg_row *row, uint64_t p
 {
     const dd_topology *topology = h->topology;
     bool is_inside = lane == DD_LANE_ARENA;
-    int share = share_of_place(h, topology->local);
+    int share = share_of_local(h, topology->local);
     if (!is_inside && share == NO_SHARE) {
         return (dd_leg){.kind = DD_LEG_NOTHING};
     }
@@ -312,7 +312,7 @@ make_leg(const dd_hierarchy *h, dd_leg_lane lane, const leg_row *row, uint64_t p
     fill(h, &leg, row->outputs, dd_coll_noutputs(row->coll, is_root_of_leg, leg.nranks), piece, host,
          blocks + count_slots(topology));
     for (int k = 0; k < topology->nhosts && !is_inside; k++) {
-        h->ranks[k] = dd_topology_rank_at(topology, k, place_of_share(h, k, share));
+        h->ranks[k] = dd_topology_rank_at(topology, k, local_of_share(h, k, share));
     }
     if (!is_inside && row->coll != DD_COLL_BARRIER && dd_coll_nbytes(&leg.args, leg.rank, leg.nranks) == 0) {
         leg.kind = DD_LEG_NOTHING;

@@ -2,7 +2,7 @@
  * plans between them. Pure functions.
  *
  * Every host has as many *carriers* (ranks, unlike in carrier.h) as the smallest host has ranks.
- * The carriers at the same place on each host exchange data, so each of them carries a share of the
+ * The carriers with the same local number on each host exchange data, so each of them carries a share of the
  * data between hosts; in a reduction, partial results in the accumulation type. Large data is cut
  * into *pieces*: the arenas work on the next piece while the messages of the last one are under
  * way, and scratch is bounded.

@@ -171,9 +171,9 @@ arena_leg_missing(const dd_run *run, int *ranks, int nfound, int max)
         return nfound;
     }
     dd_arena_ranks missing = dd_arena_missing(run->env.arena);
-    for (int place = 0; place < run->env.topology->nlocal && nfound < max; place++) {
-        if (dd_arena_ranks_have(&missing, place)) {
-            dd_plan_run_note_rank(ranks, &nfound, run->env.topology->local_ranks[place]);
+    for (int local = 0; local < run->env.topology->nlocal && nfound < max; local++) {
+        if (dd_arena_ranks_have(&missing, local)) {
+            dd_plan_run_note_rank(ranks, &nfound, run->env.topology->local_ranks[local]);
         }
     }
     return nfound;

@@ -100,10 +100,10 @@ fail_mismatch(dd_run *run, int rank, const dd_signature *theirs, dd_error *error
 /* Return true if another rank is in the same call, or past it. A rank past a call has waited for
  * this rank there, and has compared the calls. */
 static bool
-is_past_or_same(const dd_run *run, const dd_arena_position *place)
+is_past_or_same(const dd_run *run, const dd_arena_position *position)
 {
-    return place->sequence != run->call.sequence ||
-           memcmp(&place->signature, &run->call.signature, sizeof place->signature) == 0;
+    return position->sequence != run->call.sequence ||
+           memcmp(&position->signature, &run->call.signature, sizeof position->signature) == 0;
 }
 
 static dd_leg_state
@@ -119,9 +119,9 @@ gather_ranks(dd_run *run, dd_error *error)
             has_all = false;
             continue;
         }
-        dd_arena_position place = dd_arena_read_position(run->env.arena, k);
-        if (!is_past_or_same(run, &place)) {
-            return fail_mismatch(run, run->env.topology->local_ranks[k], &place.signature, error);
+        dd_arena_position position = dd_arena_read_position(run->env.arena, k);
+        if (!is_past_or_same(run, &position)) {
+            return fail_mismatch(run, run->env.topology->local_ranks[k], &position.signature, error);
         }
         dd_arena_ranks_remove(awaited, k);
     }

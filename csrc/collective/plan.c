@@ -230,7 +230,7 @@ dd_builder_add_scratch(dd_builder *builder, size_t nbytes)
 }
 
 static void
-place_range(const dd_builder *builder, dd_plan_range *range)
+locate_range(const dd_builder *builder, dd_plan_range *range)
 {
     if (range->buffer == DD_PLAN_SCRATCH) {
         range->offset += (size_t)range->block * builder->set_nbytes;
@@ -239,16 +239,16 @@ place_range(const dd_builder *builder, dd_plan_range *range)
 }
 
 static void
-place_scratch(dd_builder *builder)
+locate_scratch(dd_builder *builder)
 {
     dd_plan *plan = builder->plan;
     plan->scratch_nbytes = (size_t)builder->nsets * builder->set_nbytes;
     for (uint32_t i = 0; i < plan->nsteps; i++) {
-        place_range(builder, &plan->steps[i].src);
-        place_range(builder, &plan->steps[i].dst);
+        locate_range(builder, &plan->steps[i].src);
+        locate_range(builder, &plan->steps[i].dst);
     }
     for (uint32_t i = 0; i < plan->nsources; i++) {
-        place_range(builder, &plan->sources[i]);
+        locate_range(builder, &plan->sources[i]);
     }
 }
 
@@ -256,7 +256,7 @@ dd_status
 dd_builder_finish(dd_builder *builder)
 {
     if (builder->status == DD_OK) {
-        place_scratch(builder);
+        locate_scratch(builder);
         dd_builder_order(builder);
     }
     return builder->status;

@@ -18,29 +18,29 @@ dd_build_barrier(dd_builder *b)
     }
 }
 
-/* ---- trees: places are ranks counted from the root */
+/* ---- trees: virtual ranks (vranks) are counted from the root */
 
 static int
-plan_copy_place_of(const dd_builder *b)
+plan_copy_vrank(const dd_builder *b)
 {
     return dd_builder_at(b, b->rank, -b->args->root);
 }
 
 static int
-rank_at(const dd_builder *b, long place)
+rank_at(const dd_builder *b, long vrank)
 {
-    return (int)((place + b->args->root) % b->nranks);
+    return (int)((vrank + b->args->root) % b->nranks);
 }
 
-/* Return the lowest set bit of this rank's place in a binomial tree: the parent is this far before
+/* Return the lowest set bit of this vrank in a binomial tree: the parent is this far before
  * the rank, and its children follow it at each lower power of two. For the root, return the first
  * power of two >= nranks. */
 static long
 reach_of(const dd_builder *b)
 {
-    int place = plan_copy_place_of(b);
+    int vrank = plan_copy_vrank(b);
     long reach = 1;
-    while (place != 0 ? (place & reach) == 0 : reach < b->nranks) {
+    while (vrank != 0 ? (vrank & reach) == 0 : reach < b->nranks) {
         reach *= 2;
     }
     return reach;
@@ -65,22 +65,22 @@ copy_on_root(dd_builder *b)
     }
 }
 
-/* Receive the array from one place, and send it to the places at distance `furthest` and at each
- * half of it. The furthest place comes first, because it passes the array on to the most. */
+/* Receive the array from one vrank, and send it to the vranks at distance `furthest` and at each
+ * half of it. The furthest vrank comes first, because it passes the array on to the most. */
 static void
 relay(dd_builder *b, long from, long furthest)
 {
-    int place = plan_copy_place_of(b);
+    int vrank = plan_copy_vrank(b);
     size_t nbytes = b->args->outputs[0].nbytes;
     size_t nsegments = dd_nsegments(nbytes, b->segment_nbytes);
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
         dd_plan_range held = range_held(b, dd_segment(nbytes, b->segment_nbytes, s));
-        if (place != 0) {
+        if (vrank != 0) {
             dd_builder_recv(b, rank_at(b, from), s, held);
         }
         for (long distance = furthest; distance > 0; distance /= 2) {
-            if (distance < b->nranks - place) {
-                dd_builder_send(b, rank_at(b, place + distance), s, held);
+            if (distance < b->nranks - vrank) {
+                dd_builder_send(b, rank_at(b, vrank + distance), s, held);
             }
         }
     }
@@ -90,20 +90,20 @@ relay(dd_builder *b, long from, long furthest)
 void
 dd_build_broadcast_binomial(dd_builder *b)
 {
-    relay(b, plan_copy_place_of(b) - reach_of(b), reach_of(b) / 2);
+    relay(b, plan_copy_vrank(b) - reach_of(b), reach_of(b) / 2);
 }
 
 void
 dd_build_broadcast_chain(dd_builder *b)
 {
-    relay(b, plan_copy_place_of(b) - 1, 1);
+    relay(b, plan_copy_vrank(b) - 1, 1);
 }
 
-/* Return the part that the root sends to a place, whose rank sends it to all but the root. */
+/* Return the part that the root sends to a vrank, whose rank sends it to all but the root. */
 static dd_plan_range
-part_held(const dd_builder *b, int place, size_t s)
+part_held(const dd_builder *b, int vrank, size_t s)
 {
-    dd_span part = dd_share_lines(b->args->outputs[0].nbytes, 64, b->nranks - 1, place - 1);
+    dd_span part = dd_share_lines(b->args->outputs[0].nbytes, 64, b->nranks - 1, vrank - 1);
     dd_span bytes = dd_segment(part.count, b->segment_nbytes, s);
     bytes.first += part.first;
     return range_held(b, bytes);
@@ -113,25 +113,25 @@ part_held(const dd_builder *b, int place, size_t s)
 void
 dd_build_broadcast_shares(dd_builder *b)
 {
-    int place = plan_copy_place_of(b);
+    int vrank = plan_copy_vrank(b);
     int nothers = b->nranks - 1;
     size_t nbytes = b->args->outputs[0].nbytes;
     size_t nsegments =
         nothers > 0 ? dd_nsegments(dd_share_lines(nbytes, 64, nothers, 0).count, b->segment_nbytes) : 0;
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
-        if (place == 0) {
+        if (vrank == 0) {
             for (int to = 1; to <= nothers; to++) {
                 dd_builder_send(b, rank_at(b, to), s, part_held(b, to, s));
             }
             continue;
         }
-        dd_builder_recv(b, b->args->root, s, part_held(b, place, s));
+        dd_builder_recv(b, b->args->root, s, part_held(b, vrank, s));
         for (int distance = 1; distance < nothers; distance++) {
-            int to = 1 + (place - 1 + distance) % nothers;
-            dd_builder_send(b, rank_at(b, to), s, part_held(b, place, s));
+            int to = 1 + (vrank - 1 + distance) % nothers;
+            dd_builder_send(b, rank_at(b, to), s, part_held(b, vrank, s));
         }
         for (int distance = 1; distance < nothers; distance++) {
-            int from = 1 + (place - 1 - distance + nothers) % nothers;
+            int from = 1 + (vrank - 1 - distance + nothers) % nothers;
             dd_builder_recv(b, rank_at(b, from), s, part_held(b, from, s));
         }
     }
@@ -245,11 +245,11 @@ blocks_at(dd_plan_range all, dd_span bytes, long k, long count)
     return dd_range_part(all, (dd_span){(size_t)k * bytes.count, (size_t)count * bytes.count});
 }
 
-/* Return the number of places in this rank's subtree, whose blocks are adjacent. */
+/* Return the number of vranks in this rank's subtree, whose blocks are adjacent. */
 static long
 count_subtree(const dd_builder *b)
 {
-    long rest = b->nranks - plan_copy_place_of(b);
+    long rest = b->nranks - plan_copy_vrank(b);
     long reach = reach_of(b);
     return reach < rest ? reach : rest;
 }
@@ -294,9 +294,9 @@ collect_piece(dd_builder *b, size_t s, dd_span bytes)
         dd_builder_send(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, nspoken > 1 ? all : own);
         return;
     }
-    for (int place = 1; place < b->nranks; place++) {
-        dd_builder_copy(b, blocks_at(all, bytes, place, 1),
-                        dd_range_output(dd_builder_at(b, b->rank, place), bytes.first, bytes.count));
+    for (int vrank = 1; vrank < b->nranks; vrank++) {
+        dd_builder_copy(b, blocks_at(all, bytes, vrank, 1),
+                        dd_range_output(dd_builder_at(b, b->rank, vrank), bytes.first, bytes.count));
     }
     dd_builder_copy(b, own, dd_range_output(b->rank, bytes.first, bytes.count));
 }
@@ -318,9 +318,9 @@ scatter_piece(dd_builder *b, size_t s, dd_span bytes)
         dd_plan_range received = nspoken > 1 ? all : result;
         dd_builder_recv(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, received);
     }
-    for (int place = 1; place < b->nranks && dd_builder_is_root(b); place++) {
-        dd_builder_copy(b, dd_range_input(dd_builder_at(b, b->rank, place), bytes.first, bytes.count),
-                        blocks_at(all, bytes, place, 1));
+    for (int vrank = 1; vrank < b->nranks && dd_builder_is_root(b); vrank++) {
+        dd_builder_copy(b, dd_range_input(dd_builder_at(b, b->rank, vrank), bytes.first, bytes.count),
+                        blocks_at(all, bytes, vrank, 1));
     }
     for (long distance = reach_of(b) / 2; distance > 0; distance /= 2) {
         if (distance < nspoken) {
@@ -343,26 +343,26 @@ dd_build_scatter_binomial(dd_builder *b)
 }
 
 /* Place i of a rank holds the block that must travel i ranks, by the powers of two in i. In round
- * k, the blocks of all places with bit k travel 2^k ranks, packed into one message. */
+ * k, the blocks of all vranks with bit k travel 2^k ranks, packed into one message. */
 typedef struct bruck {
     dd_span bytes;              /* the part of each block */
     dd_plan_range received[32]; /* index: round; the message that was received in it */
 } bruck;
 
-/* Return a place's block before the round of `distance`, where its last move has left it. */
+/* Return a vrank's block before the round of `distance`, where its last move has left it. */
 static dd_plan_range
-block_before_round(const dd_builder *b, const bruck *state, int place, long distance)
+block_before_round(const dd_builder *b, const bruck *state, int vrank, long distance)
 {
-    long moved = place & (distance - 1);
+    long moved = vrank & (distance - 1);
     if (moved == 0) {
-        return dd_range_input(dd_builder_at(b, b->rank, place), state->bytes.first, state->bytes.count);
+        return dd_range_input(dd_builder_at(b, b->rank, vrank), state->bytes.first, state->bytes.count);
     }
     int round = 0;
     while (moved >> (round + 1) != 0) {
         round++;
     }
-    /* The number of lower places with bit `round`. */
-    long nbefore = ((long)place >> (round + 1) << round) + (place & ((1L << round) - 1));
+    /* The number of lower vranks with bit `round`. */
+    long nbefore = ((long)vrank >> (round + 1) << round) + (vrank & ((1L << round) - 1));
     return blocks_at(state->received[round], state->bytes, nbefore, 1);
 }
 
@@ -376,9 +376,9 @@ bruck_round(dd_builder *b, bruck *state, size_t s, int round)
     dd_plan_range packed = dd_builder_add_scratch(b, nbytes);
     state->received[round] = dd_builder_add_scratch(b, nbytes);
     long count = 0;
-    for (int place = (int)distance; place < b->nranks; place++) {
-        if ((place & distance) != 0) {
-            dd_builder_copy(b, block_before_round(b, state, place, distance),
+    for (int vrank = (int)distance; vrank < b->nranks; vrank++) {
+        if ((vrank & distance) != 0) {
+            dd_builder_copy(b, block_before_round(b, state, vrank, distance),
                             blocks_at(packed, state->bytes, count++, 1));
         }
     }
@@ -394,9 +394,9 @@ bruck_piece(dd_builder *b, size_t s, dd_span bytes)
     for (; 1L << round < b->nranks; round++) {
         bruck_round(b, &state, s, round);
     }
-    for (int place = 0; place < b->nranks; place++) {
-        int block = dd_builder_at(b, b->rank, -place);
-        dd_builder_copy(b, block_before_round(b, &state, place, 1L << round),
+    for (int vrank = 0; vrank < b->nranks; vrank++) {
+        int block = dd_builder_at(b, b->rank, -vrank);
+        dd_builder_copy(b, block_before_round(b, &state, vrank, 1L << round),
                         dd_range_output(block, bytes.first, bytes.count));
     }
 }

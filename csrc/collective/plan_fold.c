@@ -238,7 +238,7 @@ dd_build_fold_ring(dd_builder *b)
 typedef struct tree {
     bool is_all; /* all ranks get the result, not only the root */
     int npairs;  /* pairs of ranks that are folded first */
-    int nplaces; /* places after the pairs are folded; a power of two */
+    int nvranks; /* virtual ranks after the pairs are folded; a power of two */
     /* The fields from here on describe the current segment. */
     size_t s;
     dd_plan_range input;
@@ -255,19 +255,19 @@ is_paired(const tree *t, int rank)
 }
 
 static int
-plan_fold_place_of(const tree *t, int rank)
+plan_fold_vrank(const tree *t, int rank)
 {
     return is_paired(t, rank) ? rank / 2 : rank - t->npairs;
 }
 
-/* Return the rank for a place. For a pair, it is the root if it is there, else the lower rank. */
+/* Return the rank of a vrank. For a pair, it is the root if it is there, else the lower rank. */
 static int
-rank_of_place(const dd_builder *b, const tree *t, int place)
+rank_of_vrank(const dd_builder *b, const tree *t, int vrank)
 {
-    if (place >= t->npairs) {
-        return place + t->npairs;
+    if (vrank >= t->npairs) {
+        return vrank + t->npairs;
     }
-    return !t->is_all && b->args->root / 2 == place ? b->args->root : 2 * place;
+    return !t->is_all && b->args->root / 2 == vrank ? b->args->root : 2 * vrank;
 }
 
 /* Fold a peer's part and this rank's part; the lower rank's part comes first. */
@@ -296,21 +296,21 @@ tree_begin(dd_builder *b, tree *t)
     }
 }
 
-/* Move partial results towards the root's place; in an all_reduce, in both directions. */
+/* Move partial results towards the root's vrank; in an all_reduce, in both directions. */
 static void
 tree_climb(dd_builder *b, tree *t)
 {
-    int place = plan_fold_place_of(t, b->rank);
-    for (int distance = 1; distance < t->nplaces; distance *= 2) {
-        int peer = rank_of_place(b, t, place ^ distance);
-        bool is_giving = ((place ^ plan_fold_place_of(t, b->args->root)) & distance) != 0;
+    int vrank = plan_fold_vrank(t, b->rank);
+    for (int distance = 1; distance < t->nvranks; distance *= 2) {
+        int peer = rank_of_vrank(b, t, vrank ^ distance);
+        bool is_giving = ((vrank ^ plan_fold_vrank(t, b->args->root)) & distance) != 0;
         if (t->is_all || is_giving) {
             dd_builder_send(b, peer, t->s, t->held);
         }
         if (!t->is_all && is_giving) {
             return;
         }
-        bool is_last = 2 * distance == t->nplaces;
+        bool is_last = 2 * distance == t->nvranks;
         dd_plan_range came = t->slots[t->next];
         dd_builder_recv(b, peer, t->s, came);
         fold_with(b, is_last ? DD_STAGE_LAST : DD_STAGE_MIDDLE, peer, came, t->held,
@@ -323,7 +323,7 @@ tree_climb(dd_builder *b, tree *t)
 static void
 tree_segment(dd_builder *b, tree *t)
 {
-    int stands = rank_of_place(b, t, plan_fold_place_of(t, b->rank));
+    int stands = rank_of_vrank(b, t, plan_fold_vrank(t, b->rank));
     if (b->nranks == 1) {
         add_fold_of_one(b, DD_STAGE_WHOLE, t->input, t->output);
         return;
@@ -346,11 +346,11 @@ dd_build_fold_tree(dd_builder *b)
 {
     b->has_whole_blocks = true;
     size_t nsegments = dd_builder_cut_blocks(b, b->partial_nbytes);
-    tree t = {.is_all = b->args->coll == DD_COLL_ALL_REDUCE, .nplaces = 1};
-    while (t.nplaces <= b->nranks / 2) {
-        t.nplaces *= 2;
+    tree t = {.is_all = b->args->coll == DD_COLL_ALL_REDUCE, .nvranks = 1};
+    while (t.nvranks <= b->nranks / 2) {
+        t.nvranks *= 2;
     }
-    t.npairs = b->nranks - t.nplaces;
+    t.npairs = b->nranks - t.nvranks;
     for (t.s = 0; t.s < nsegments && b->status == DD_OK; t.s++) {
         t.input = dd_builder_block_input(b, 0, t.s);
         t.output = dd_builder_block_output(b, 0, t.s);

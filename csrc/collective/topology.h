@@ -12,9 +12,9 @@ typedef struct dd_topology {
     int nranks;
     int nhosts;
     int host;         /* number of this rank's host */
-    int local;        /* this rank's place among the ranks of its host */
+    int local;        /* this rank's index among the ranks of its host */
     int *host_of;     /* [nranks]: a rank's host; hosts are numbered by their lowest ranks */
-    int *local_of;    /* [nranks]: a rank's place among the ranks of its host, in rank order */
+    int *local_of;    /* [nranks]: a rank's index among the ranks of its host, in rank order */
     int *nlocal_of;   /* [nhosts]: number of ranks on a host */
     int nlocal;       /* number of ranks on this rank's host */
     int *local_ranks; /* [nlocal]: the ranks on this rank's host, in order */
@@ -30,7 +30,7 @@ dd_status dd_topology_init(dd_topology *topology, int rank, int nranks, const in
                            dd_error *err) DD_MUST_CHECK;
 void dd_topology_fini(dd_topology *topology);
 
-/* Return the rank at place `local` of a host; -1 if there is none. */
+/* Return the rank with index `local` of a host; -1 if there is none. */
 int dd_topology_rank_at(const dd_topology *topology, int host, int local);
 
 #endif

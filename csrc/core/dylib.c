@@ -84,10 +84,10 @@ find_loaded(const dd_dylib_spec *spec)
 }
 
 static void *
-find(const dd_dylib_spec *spec, const dd_dylib_search *place, const char **name, dd_blob *log)
+find(const dd_dylib_spec *spec, const dd_dylib_search *search, const char **name, dd_blob *log)
 {
-    if (place->explicit_path != NULL && place->explicit_path[0] != '\0') {
-        *name = place->explicit_path;
+    if (search->explicit_path != NULL && search->explicit_path[0] != '\0') {
+        *name = search->explicit_path;
         return try_open(*name, log);
     }
     *name = spec->sonames[0] != NULL ? spec->sonames[0] : spec->what;
@@ -96,8 +96,8 @@ find(const dd_dylib_spec *spec, const dd_dylib_search *place, const char **name,
         return handle;
     }
     dylib_note_failure(log, *name, "not in the process yet");
-    for (size_t i = 0; i < place->ncandidates && handle == NULL; i++) {
-        *name = place->candidates[i];
+    for (size_t i = 0; i < search->ncandidates && handle == NULL; i++) {
+        *name = search->candidates[i];
         handle = try_open(*name, log);
     }
     for (size_t i = 0; spec->sonames[i] != NULL && handle == NULL; i++) {
@@ -108,11 +108,11 @@ find(const dd_dylib_spec *spec, const dd_dylib_search *place, const char **name,
 }
 
 static dd_status
-open_library(const dd_dylib_spec *spec, const dd_dylib_search *place, dd_dylib *lib, dd_error *err)
+open_library(const dd_dylib_spec *spec, const dd_dylib_search *search, dd_dylib *lib, dd_error *err)
 {
     dd_blob log = {0};
     const char *name;
-    void *handle = find(spec, place, &name, &log);
+    void *handle = find(spec, search, &name, &log);
     dd_status status;
     if (handle != NULL) {
         status = dylib_take(spec, handle, name, lib, err);
@@ -156,11 +156,11 @@ dd_dylib_resolve(const dd_dylib *lib, const dd_dylib_symbol *symbols, size_t nsy
 }
 
 dd_status
-dd_dylib_load(const dd_dylib_spec *spec, const dd_dylib_search *place, dd_dylib *lib, void *table, void *ctx,
+dd_dylib_load(const dd_dylib_spec *spec, const dd_dylib_search *search, dd_dylib *lib, void *table, void *ctx,
               dd_error *err)
 {
     static const dd_dylib_search anywhere = {0};
-    dd_status status = open_library(spec, place != NULL ? place : &anywhere, lib, err);
+    dd_status status = open_library(spec, search != NULL ? search : &anywhere, lib, err);
     if (status != DD_OK) {
         return status;
     }

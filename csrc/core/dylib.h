@@ -45,10 +45,10 @@ typedef struct dd_dylib_spec {
     dd_status (*check)(void *ctx, dd_error *err);
 } dd_dylib_spec;
 
-/* Find a library, fill a table of function pointers, and check the library's version. `place` is
+/* Find a library, fill a table of function pointers, and check the library's version. `search` is
  * NULL if the user has given no places. Return DD_NOT_SUPPORTED if the library is not found, or the
  * status of dd_dylib_resolve or of the check; on failure `lib` is empty. */
-dd_status dd_dylib_load(const dd_dylib_spec *spec, const dd_dylib_search *place, dd_dylib *lib, void *table,
+dd_status dd_dylib_load(const dd_dylib_spec *spec, const dd_dylib_search *search, dd_dylib *lib, void *table,
                         void *ctx, dd_error *err) DD_MUST_CHECK;
 /* Free the record of the library; the library itself stays loaded. */
 void dd_dylib_fini(dd_dylib *lib);

@@ -49,10 +49,10 @@ void
 group_post_position_locked(dd_group *group)
 {
     if (group->arena != NULL) {
-        dd_arena_position place = {.sequence = group->nstarted,
-                                   .signature = group->signatures[group->nstarted % SIGNATURES_MAX],
-                                   .is_inside = group->is_active};
-        dd_arena_post_position(group->arena, &place);
+        dd_arena_position position = {.sequence = group->nstarted,
+                                      .signature = group->signatures[group->nstarted % SIGNATURES_MAX],
+                                      .is_inside = group->is_active};
+        dd_arena_post_position(group->arena, &position);
     }
 }
 

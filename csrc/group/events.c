@@ -162,8 +162,8 @@ on_answer(void *ctx, int rank, uint64_t sequence, const dd_signature *signature,
 void
 group_read_position_locked(dd_group *group, int rank)
 {
-    dd_arena_position place = dd_arena_read_position(group->arena, group->topology.local_of[rank]);
-    set_position_locked(group, rank, place.sequence, &place.signature, place.is_inside);
+    dd_arena_position position = dd_arena_read_position(group->arena, group->topology.local_of[rank]);
+    set_position_locked(group, rank, position.sequence, &position.signature, position.is_inside);
 }
 
 void

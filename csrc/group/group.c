@@ -8,23 +8,23 @@
 #include <string.h>
 
 dd_status
-group_create(dd_engine *engine, uint64_t id, const group_params *place, dd_group **out, dd_error *err)
+group_create(dd_engine *engine, uint64_t id, const group_params *params, dd_group **out, dd_error *err)
 {
-    size_t size = (size_t)place->size;
+    size_t size = (size_t)params->size;
     dd_group *group = dd_mem_zalloc(sizeof *group);
     if (group == NULL) {
         return dd_error_no_memory(err, sizeof *group);
     }
     atomic_init(&group->refs, 1);
-    atomic_init(&group->timeout_ns, place->options->timeout_ns);
+    atomic_init(&group->timeout_ns, params->options->timeout_ns);
     atomic_init(&group->is_idle, true);
     group->engine = dd_engine_acquire(engine);
     group->id = id;
-    group->rank = place->rank;
-    group->size = place->size;
+    group->rank = params->rank;
+    group->size = params->size;
     group->arena_fd = -1;
-    group->selection = place->options->selection;
-    group->segment_nbytes = place->options->large_segment_nbytes;
+    group->selection = params->options->selection;
+    group->segment_nbytes = params->options->large_segment_nbytes;
     group->cause.code = DD_OK;
     dd_list_init(&group->collectives);
     dd_list_init(&group->messages);
@@ -34,7 +34,7 @@ group_create(dd_engine *engine, uint64_t id, const group_params *place, dd_group
     group->members = dd_mem_zalloc(size * sizeof *group->members);
     group->peers = dd_mem_zalloc(size * sizeof(dd_peer *));
     dd_status status = group->members != NULL && group->peers != NULL
-                           ? dd_blob_assign(&group->name, place->options->name, err)
+                           ? dd_blob_assign(&group->name, params->options->name, err)
                            : dd_error_no_memory(err, size * (sizeof *group->members + sizeof(dd_peer *)));
     if (status == DD_OK) {
         status = group_create_pool(group, err);

@@ -201,7 +201,7 @@ dd_status group_set_up_arena(dd_group *group, const group_setup *setup, const dd
 /* ---- group.c */
 
 /* Create a group with all that needs no other rank. The caller must fill in group->peers. */
-dd_status group_create(dd_engine *engine, uint64_t id, const group_params *place, dd_group **group,
+dd_status group_create(dd_engine *engine, uint64_t id, const group_params *params, dd_group **group,
                        dd_error *err) DD_MUST_CHECK;
 void group_destroy(dd_group *group); /* must be closed or incomplete; NULL is allowed */
 

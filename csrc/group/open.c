@@ -42,33 +42,34 @@ find_peers(dd_group *group, const group_meeting *meeting, dd_error *err)
 
 /* Meet the other ranks. A group of one rank needs no meeting. */
 static dd_status
-open_meet(dd_engine *engine, dd_store *store, const group_params *place, group_meeting *meeting,
+open_meet(dd_engine *engine, dd_store *store, const group_params *params, group_meeting *meeting,
           const dd_wait *wait, dd_error *err)
 {
-    if (place->size > 1) {
-        return group_meet(engine, store, place->rank, place->size, place->options->name, meeting, wait, err);
+    if (params->size > 1) {
+        return group_meet(engine, store, params->rank, params->size, params->options->name, meeting, wait,
+                          err);
     }
     *meeting = (group_meeting){.engine = dd_engine_acquire(engine)};
     return dd_auth_random(&meeting->end.id, sizeof meeting->end.id, err);
 }
 
 static dd_status
-open_group(dd_engine *engine, dd_store *store, const group_params *place, dd_group **group,
+open_group(dd_engine *engine, dd_store *store, const group_params *params, dd_group **group,
            const dd_wait *wait, dd_error *err)
 {
     group_meeting meeting = {.engine = NULL};
     dd_group *made = NULL;
-    dd_status status = open_meet(engine, store, place, &meeting, wait, err);
+    dd_status status = open_meet(engine, store, params, &meeting, wait, err);
     if (status == DD_OK) { /* after the meeting, because `size` may be wrong */
-        status = group_create(meeting.engine, meeting.end.id, place, &made, err);
+        status = group_create(meeting.engine, meeting.end.id, params, &made, err);
     }
     if (status == DD_OK) {
         status = find_peers(made, &meeting, err);
     }
     if (status == DD_OK) {
         group_bulletin bulletin = {
-            .store = store, .name = place->options->name, .generation = meeting.end.generation};
-        group_setup setup = {.bulletin = place->size > 1 ? &bulletin : NULL};
+            .store = store, .name = params->options->name, .generation = meeting.end.generation};
+        group_setup setup = {.bulletin = params->size > 1 ? &bulletin : NULL};
         status = group_set_up(made, &setup, wait, err);
     }
     if (status == DD_OK) {
@@ -97,11 +98,11 @@ dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_g
     if (status != DD_OK) {
         return status;
     }
-    group_params place = {.rank = rank, .size = size, .options = options};
+    group_params params = {.rank = rank, .size = size, .options = options};
     if (size > 1) {
         dd_engine_begin_meeting(engine);
     }
-    status = open_group(engine, store, &place, group, wait, err);
+    status = open_group(engine, store, &params, group, wait, err);
     if (size > 1) {
         dd_engine_end_meeting(engine);
     }

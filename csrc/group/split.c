@@ -149,8 +149,8 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
         return status;
     }
     dd_group *made = NULL;
-    group_params place = {.rank = own, .size = nranks, .options = options};
-    status = group_create(parent->engine, id, &place, &made, err);
+    group_params params = {.rank = own, .size = nranks, .options = options};
+    status = group_create(parent->engine, id, &params, &made, err);
     if (status != DD_OK) {
         return status;
     }

@@ -241,8 +241,8 @@ meeting_check_watched(const meeting_call *call, meeting_watch *watch, dd_error *
 
 /* Set `keys` to the keys of an ended meeting. */
 static dd_status
-find_place(meeting_keys *keys, dd_store *store, dd_bytes name, uint64_t generation, const dd_wait *wait,
-           dd_error *err)
+open_meeting(meeting_keys *keys, dd_store *store, dd_bytes name, uint64_t generation, const dd_wait *wait,
+             dd_error *err)
 {
     dd_status status = meeting_keys_init(keys, store, "dldist/", name, wait, err);
     keys->generation = generation;
@@ -257,7 +257,7 @@ dd_meeting_post(dd_store *store, dd_bytes name, uint64_t generation, const dd_er
     dd_wait moment = dd_wait_after(DD_NS_PER_S);
     dd_blob value = {0};
     dd_bytes failure = dd_bytes_of(text, meeting_encode_failure(error, text));
-    dd_status status = find_place(&keys, store, name, generation, &moment, NULL);
+    dd_status status = open_meeting(&keys, store, name, generation, &moment, NULL);
     if (status == DD_OK) { /* connected ranks also receive the failure by their links */
         status = meeting_set_if_missing(&keys, meeting_key(&keys, "broken"), failure, &value, NULL);
     }
@@ -275,7 +275,7 @@ dd_meeting_check(dd_store *store, dd_bytes name, uint64_t generation, const dd_w
     dd_blob posted = {0};
     bool is_found = false;
     dd_error failure;
-    dd_status status = find_place(&keys, store, name, generation, wait, &failure);
+    dd_status status = open_meeting(&keys, store, name, generation, wait, &failure);
     if (status == DD_OK) {
         status = meeting_try_get(&keys, meeting_key(&keys, "broken"), &posted, &is_found, &failure);
     }

@@ -104,9 +104,9 @@ dd_recorder_set_comm_version(dd_recorder *recorder, const char *version)
 static known_thread *
 find_thread(dd_recorder *recorder, uint64_t self)
 {
-    size_t place = (size_t)((self * UINT64_C(0x9E3779B97F4A7C15)) >> 32);
+    size_t index = (size_t)((self * UINT64_C(0x9E3779B97F4A7C15)) >> 32);
     for (size_t i = 0; i < THREADS_KNOWN; i++) {
-        known_thread *thread = &recorder->threads[(place + i) & (THREADS_KNOWN - 1)];
+        known_thread *thread = &recorder->threads[(index + i) & (THREADS_KNOWN - 1)];
         uint64_t found = atomic_load_explicit(&thread->self, memory_order_relaxed);
         if (found == self || found == 0) {
             return thread;

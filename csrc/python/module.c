@@ -25,20 +25,20 @@
 
 /* A type of the module, owned by the state. */
 typedef struct type_row {
-    size_t place;      /* offset of the type's pointer in py_state */
+    size_t offset;     /* offset of the type's pointer in py_state */
     PyType_Spec *spec; /* NULL if py_group_make_member_type creates the type */
-    /* `place` of the base type, whose row must be earlier, or of this row if there is no base */
+    /* `offset` of the base type, whose row must be earlier, or of this row if there is no base */
     size_t base;
 } type_row;
 
-#define PLACE(name) offsetof(py_state, name##_type)
-#define TYPE(name)                                  \
-    {                                               \
-        PLACE(name), &py_##name##_spec, PLACE(name) \
+#define OFFSET(name) offsetof(py_state, name##_type)
+#define TYPE(name)                                    \
+    {                                                 \
+        OFFSET(name), &py_##name##_spec, OFFSET(name) \
     }
-#define DERIVED(name, base)                         \
-    {                                               \
-        PLACE(name), &py_##name##_spec, PLACE(base) \
+#define DERIVED(name, base)                           \
+    {                                                 \
+        OFFSET(name), &py_##name##_spec, OFFSET(base) \
     }
 
 static const type_row type_rows[] = {
@@ -48,7 +48,7 @@ static const type_row type_rows[] = {
     DERIVED(hash_store, store),
     DERIVED(prefix_store, store),
     TYPE(reduce_op),
-    {PLACE(member), NULL, PLACE(member)},
+    {OFFSET(member), NULL, OFFSET(member)},
     TYPE(work),
     TYPE(shared_array),
     TYPE(plan),
@@ -66,9 +66,9 @@ static const type_row type_rows[] = {
 #define NTYPES (sizeof type_rows / sizeof type_rows[0])
 
 static PyTypeObject **
-type_at(py_state *state, size_t place)
+type_at(py_state *state, size_t offset)
 {
-    return (PyTypeObject **)(void *)((char *)state + place);
+    return (PyTypeObject **)(void *)((char *)state + offset);
 }
 
 static int
@@ -76,8 +76,8 @@ add_types(PyObject *module, py_state *state)
 {
     for (size_t i = 0; i < NTYPES; i++) {
         const type_row *row = &type_rows[i];
-        PyTypeObject **type = type_at(state, row->place);
-        PyObject *base = row->base != row->place ? (PyObject *)*type_at(state, row->base) : NULL;
+        PyTypeObject **type = type_at(state, row->offset);
+        PyObject *base = row->base != row->offset ? (PyObject *)*type_at(state, row->base) : NULL;
         *type = (PyTypeObject *)(row->spec != NULL ? PyType_FromModuleAndSpec(module, row->spec, base)
                                                    : py_group_make_member_type());
         if (*type == NULL || PyModule_AddType(module, *type) < 0) {
@@ -144,7 +144,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
         return 0;
     }
     for (size_t i = 0; i < NTYPES; i++) {
-        Py_VISIT(*type_at(state, type_rows[i].place));
+        Py_VISIT(*type_at(state, type_rows[i].offset));
     }
     for (int i = 0; i < PY_ERROR_COUNT; i++) {
         Py_VISIT(state->errors[i]);
@@ -164,7 +164,7 @@ core_free(void *module)
         return;
     }
     for (size_t i = 0; i < NTYPES; i++) {
-        Py_CLEAR(*type_at(state, type_rows[i].place));
+        Py_CLEAR(*type_at(state, type_rows[i].offset));
     }
     for (int i = 0; i < PY_ERROR_COUNT; i++) {
         Py_CLEAR(state->errors[i]);

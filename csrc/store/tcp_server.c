@@ -297,13 +297,14 @@ dd_tcp_unix_name(const dd_addr *addr, int n, dd_addr *name)
     if (n > (is_v4 ? 2 : 1)) {
         return false;
     }
-    char place[DD_ADDR_TEXT_MAX];
-    (void)dd_addr_print(addr, place);
+    char listening[DD_ADDR_TEXT_MAX];
+    (void)dd_addr_print(addr, listening);
     if (n > 0) {
-        snprintf(place, sizeof place, "%s:%u", is_v4 && n == 1 ? "0.0.0.0" : "[::]", dd_addr_port(addr));
+        snprintf(listening, sizeof listening, "%s:%u", is_v4 && n == 1 ? "0.0.0.0" : "[::]",
+                 dd_addr_port(addr));
     }
     char text[DD_ADDR_TEXT_MAX + 16];
-    snprintf(text, sizeof text, "dldist-store-%s", place);
+    snprintf(text, sizeof text, "dldist-store-%s", listening);
     *name = dd_addr_unix_abstract(text);
     return true;
 }

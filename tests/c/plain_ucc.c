@@ -382,10 +382,10 @@ plain_ucc_open(dd_carrier_library **library, dd_error *err)
     };
     void *handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     carrier_stub *stub = handle != NULL ? dlsym(handle, "dd_stub_carriers") : NULL;
-    dd_dylib_search place = {.explicit_path = LIBRARY};
+    dd_dylib_search offset = {.explicit_path = LIBRARY};
     if (!CHECK(stub != NULL)) {
         return DD_NOT_SUPPORTED;
     }
     stub->ucc = PLAIN;
-    return dd_ucc_open(&place, library, err);
+    return dd_ucc_open(&offset, library, err);
 }

@@ -59,15 +59,15 @@ fold_tree(const sim_world *world, const void **inputs, void *out, size_t count)
                   count);
     }
     void **places = malloc((size_t)nplaces * sizeof *places);
-    for (int place = 0; place < nplaces; place++) {
-        places[place] = parts[place < npairs ? 2 * place : place + npairs];
-        if (place < npairs) {
-            fold_pair(world, parts, 2 * place, 2 * place + 1, count);
+    for (int offset = 0; offset < nplaces; offset++) {
+        places[offset] = parts[offset < npairs ? 2 * offset : offset + npairs];
+        if (offset < npairs) {
+            fold_pair(world, parts, 2 * offset, 2 * offset + 1, count);
         }
     }
     for (int distance = 1; distance < nplaces; distance *= 2) {
-        for (int place = 0; place < nplaces; place += 2 * distance) {
-            fold_pair(world, places, place, place + distance, count);
+        for (int offset = 0; offset < nplaces; offset += 2 * distance) {
+            fold_pair(world, places, offset, offset + distance, count);
         }
     }
     const void *last = places[0];

@@ -33,15 +33,15 @@ TEST(progress_is_read_as_published)
 {
     boards all;
     REQUIRE(open_boards(&all));
-    dd_arena_position place = dd_arena_read_position(all.ranks[0], 2);
-    CHECK(place.sequence == 0 && !place.is_inside);
+    dd_arena_position offset = dd_arena_read_position(all.ranks[0], 2);
+    CHECK(offset.sequence == 0 && !offset.is_inside);
     for (uint64_t i = 1; i < 100; i++) {
-        place = (dd_arena_position){
+        offset = (dd_arena_position){
             .sequence = i, .signature = {.coll = 3, .count = i / 10}, .is_inside = i % 3 == 0};
-        dd_arena_post_position(all.ranks[2], &place);
+        dd_arena_post_position(all.ranks[2], &offset);
         dd_arena_position found = dd_arena_read_position(all.ranks[0], 2);
         CHECK(found.sequence == i && found.is_inside == (i % 3 == 0));
-        CHECK(memcmp(&found.signature, &place.signature, sizeof place.signature) == 0);
+        CHECK(memcmp(&found.signature, &offset.signature, sizeof offset.signature) == 0);
     }
     CHECK_INT(dd_arena_read_position(all.ranks[0], 1).sequence, 0);
     close_boards(&all);
@@ -52,8 +52,8 @@ TEST(progress_is_awaited)
 {
     boards all;
     REQUIRE(open_boards(&all));
-    dd_arena_position place = {.sequence = 7, .is_inside = true};
-    dd_arena_post_position(all.ranks[1], &place);
+    dd_arena_position offset = {.sequence = 7, .is_inside = true};
+    dd_arena_post_position(all.ranks[1], &offset);
     CHECK(!dd_arena_is_position_awaited(all.ranks[1], 0) && !dd_arena_is_position_awaited(all.ranks[1], 2));
     dd_arena_await_positions(all.ranks[0]);
     CHECK_INT((long long)dd_arena_read_sequence(all.ranks[0], 1), 7);

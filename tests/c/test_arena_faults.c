@@ -687,15 +687,15 @@ TEST(an_arena_of_another_build_is_refused)
         dd_arena *arena = NULL;
         dd_error error;
         uint64_t word;
-        off_t place = (off_t)(i * sizeof(word));
+        off_t offset = (off_t)(i * sizeof(word));
         REQUIRE_OK(dd_arena_create(2, false, &fd, check_err()));
-        REQUIRE(pread(fd, &word, sizeof(word), place) == (ssize_t)sizeof(word));
+        REQUIRE(pread(fd, &word, sizeof(word), offset) == (ssize_t)sizeof(word));
         word++;
-        REQUIRE(pwrite(fd, &word, sizeof(word), place) == (ssize_t)sizeof(word));
+        REQUIRE(pwrite(fd, &word, sizeof(word), offset) == (ssize_t)sizeof(word));
         CHECK_STATUS(dd_arena_attach(fd, 2, 0, &arena, &error), DD_PROTOCOL);
         CHECK(strstr(error.message, "another build of dldist") != NULL);
         word--;
-        REQUIRE(pwrite(fd, &word, sizeof(word), place) == (ssize_t)sizeof(word));
+        REQUIRE(pwrite(fd, &word, sizeof(word), offset) == (ssize_t)sizeof(word));
         CHECK_OK(dd_arena_attach(fd, 2, 0, &arena, check_err()));
         dd_arena_close(arena);
         dd_fork_close(fd);
@@ -755,10 +755,10 @@ TEST(forked_child_leaves_memory_mapped_at_the_arenas_address)
     size_t nbytes = dd_arena_nbytes(1);
     pid_t pid = fork();
     if (pid == 0) {
-        void *place = arena->memory;
-        void *other = mmap(place, nbytes, PROT_READ | PROT_WRITE,
+        void *offset = arena->memory;
+        void *other = mmap(offset, nbytes, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-        CHECK(other == place);
+        CHECK(other == offset);
         dd_arena_close(arena);
         CHECK_INT(msync(other, nbytes, MS_ASYNC), 0);
         _exit(check_failures() > 0 ? 1 : 0);

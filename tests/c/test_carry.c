@@ -437,7 +437,7 @@ check_results(const carry_world *world, int number)
 }
 
 static dd_status
-place(dd_conversion *conversion, carry_rank *rank)
+offset(dd_conversion *conversion, carry_rank *rank)
 {
     rank->call = dd_conversion_describe(conversion, &rank->args);
     return dd_conversion_set_memory(conversion, check_err());
@@ -447,7 +447,7 @@ static bool
 begin(carry_world *world, int number)
 {
     carry_rank *rank = &world->ranks[number];
-    return CHECK_OK(place(rank->conversion, rank)) && check_call(&world->what, number, rank);
+    return CHECK_OK(offset(rank->conversion, rank)) && check_call(&world->what, number, rank);
 }
 
 static void
@@ -613,9 +613,9 @@ TEST(no_memory_to_place)
     init_world(&world, &what);
     carry_rank *rank = &world.ranks[0];
     (void)dd_mem_fail_after(0);
-    CHECK_STATUS(place(rank->conversion, rank), DD_OUT_OF_MEMORY);
+    CHECK_STATUS(offset(rank->conversion, rank), DD_OUT_OF_MEMORY);
     (void)dd_mem_fail_after(1); /* the input has its buffer now, and keeps it */
-    CHECK_STATUS(place(rank->conversion, rank), DD_OUT_OF_MEMORY);
+    CHECK_STATUS(offset(rank->conversion, rank), DD_OUT_OF_MEMORY);
     (void)dd_mem_fail_after(-1);
     carry_all(&world);
     fini_world(&world);
@@ -630,7 +630,7 @@ count_allocations(dd_conversion *conversion, size_t count)
     init_world(&world, &what);
     carry_rank *rank = &world.ranks[0];
     (void)dd_mem_fail_after(-1);
-    CHECK_OK(place(conversion, rank));
+    CHECK_OK(offset(conversion, rank));
     CHECK((uintptr_t)rank->call->input % 64 == 0 && (uintptr_t)rank->call->output % 64 == 0);
     memset((char *)(uintptr_t)rank->call->input, 0, rank->call->count * sizeof(float));
     memset(rank->call->output, 0, rank->call->count * sizeof(float));
@@ -672,7 +672,7 @@ TEST(abandoned_memory_stays_where_it_is)
     carry_world world;
     init_world(&world, &what);
     carry_rank *rank = &world.ranks[0];
-    REQUIRE_OK(place(rank->conversion, rank));
+    REQUIRE_OK(offset(rank->conversion, rank));
     dd_carried_call left = *rank->call;
     held_by_a_library[0] = left.input;
     held_by_a_library[1] = left.output;

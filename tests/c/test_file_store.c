@@ -26,13 +26,13 @@
 #define GATE_BYTE ((off_t)1 << 40)
 
 /* A separate folder for each test, and a path in it. */
-typedef struct place {
+typedef struct offset {
     char folder[64];
     char path[96];
-} place;
+} offset;
 
 static bool
-place_make(place *here)
+place_make(offset *here)
 {
     snprintf(here->folder, sizeof here->folder, "/tmp/dd_file_store_XXXXXX");
     if (!CHECK(mkdtemp(here->folder) != NULL)) {
@@ -43,14 +43,14 @@ place_make(place *here)
 }
 
 static void
-place_remove(const place *here)
+place_remove(const offset *here)
 {
     (void)unlink(here->path);
     CHECK(rmdir(here->folder) == 0);
 }
 
 static bool
-is_file_there(const place *here)
+is_file_there(const offset *here)
 {
     return access(here->path, F_OK) == 0;
 }
@@ -155,7 +155,7 @@ size_of(const char *path)
 static dd_store *
 open_for_suite(void **fixture)
 {
-    place *here = malloc(sizeof *here);
+    offset *here = malloc(sizeof *here);
     if (here == NULL || !place_make(here)) {
         free(here);
         return NULL;
@@ -178,7 +178,7 @@ STORE_SUITE(file, .open = open_for_suite, .close = close_for_suite, .has_queues 
 
 TEST(values)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *a = open_store(here.path, 2);
     dd_store *b = open_store(here.path, 2);
@@ -220,7 +220,7 @@ TEST(values)
 
 TEST(compare_set)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *a = open_store(here.path, -1);
     dd_store *b = open_store(here.path, -1);
@@ -245,7 +245,7 @@ TEST(compare_set)
 
 TEST(many_keys_at_once)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *a = open_store(here.path, -1);
     dd_store *b = open_store(here.path, -1);
@@ -283,7 +283,7 @@ queue_len(dd_store *store, const char *key)
 
 TEST(queues)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *a = open_store(here.path, -1);
     dd_store *b = open_store(here.path, -1);
@@ -312,7 +312,7 @@ TEST(queues)
 
 TEST(operations_without_effect_write_nothing)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, -1);
     REQUIRE(store != NULL);
@@ -340,7 +340,7 @@ TEST(operations_without_effect_write_nothing)
 
 TEST(timeout_is_exact_and_names_the_missing_keys)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, -1);
     REQUIRE(store != NULL);
@@ -366,7 +366,7 @@ is_interrupted_now(void *ctx)
 
 TEST(wait_is_interrupted)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, -1);
     REQUIRE(store != NULL);
@@ -383,7 +383,7 @@ TEST(wait_is_interrupted)
 
 TEST(wait_ends_when_another_process_sets)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     pid_t pid = fork();
     if (pid == 0) {
@@ -412,7 +412,7 @@ TEST(wait_ends_when_another_process_sets)
 
 TEST(adds_of_many_processes)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, -1);
     REQUIRE(store != NULL);
@@ -438,7 +438,7 @@ TEST(adds_of_many_processes)
 
 TEST(barrier_of_processes)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     pid_t pids[3];
     for (int i = 0; i < 3; i++) {
@@ -494,7 +494,7 @@ run_consumer(void *arg)
 
 TEST(threads_share_a_store)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     gang crew = {open_store(here.path, -1), 100};
     REQUIRE(crew.store != NULL);
@@ -516,7 +516,7 @@ TEST(threads_share_a_store)
 /* Start a process that locks the gate, reports it through a pipe, and unlocks after this time or
  * when killed. */
 static pid_t
-hold_gate(const place *here, useconds_t duration_us)
+hold_gate(const offset *here, useconds_t duration_us)
 {
     int ends[2];
     CHECK(pipe(ends) == 0);
@@ -538,7 +538,7 @@ hold_gate(const place *here, useconds_t duration_us)
 
 TEST(slow_lock_costs_time_only)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, -1);
     REQUIRE(store != NULL);
@@ -556,7 +556,7 @@ TEST(slow_lock_costs_time_only)
 
 TEST(stuck_lock_times_out)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, -1);
     REQUIRE(store != NULL);
@@ -589,7 +589,7 @@ run_setter(void *arg)
 
 TEST(reading_goes_on_while_a_thread_waits_for_the_lock)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     gang crew = {open_store(here.path, -1), 0};
     REQUIRE(crew.store != NULL);
@@ -612,7 +612,7 @@ TEST(reading_goes_on_while_a_thread_waits_for_the_lock)
 
 TEST(stuck_lock_is_interrupted)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, -1);
     REQUIRE(store != NULL);
@@ -633,7 +633,7 @@ TEST(stuck_lock_is_interrupted)
 
 TEST(clean_jobs_one_after_another)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     for (int64_t job = 0; job < 3; job++) {
         dd_store *a = open_store(here.path, 2);
@@ -654,7 +654,7 @@ TEST(clean_jobs_one_after_another)
 
 TEST(unknown_world_size_leaves_a_finished_file)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     for (int job = 0; job < 3; job++) {
         dd_store *a = open_store(here.path, -1);
@@ -673,7 +673,7 @@ TEST(unknown_world_size_leaves_a_finished_file)
 
 TEST(early_rank_that_joined_and_left)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *early = open_store(here.path, 2);
     REQUIRE(early != NULL);
@@ -690,7 +690,7 @@ TEST(early_rank_that_joined_and_left)
 
 TEST(early_rank_of_another_world_size)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *early = open_store(here.path, 2);
     REQUIRE(early != NULL);
@@ -706,7 +706,7 @@ TEST(early_rank_of_another_world_size)
 /* A timeout ends the early rank's job. */
 TEST(early_rank_that_timed_out)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *early = open_store(here.path, 2);
     REQUIRE(early != NULL);
@@ -751,7 +751,7 @@ start_victim(const char *path, int64_t world_size, bool is_parent)
 TEST(file_of_a_crashed_job_is_replaced)
 {
     static const int64_t world_sizes[] = {-1, 1, 2};
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     for (size_t i = 0; i < 3; i++) {
         for (int is_parent = 0; is_parent < 2; is_parent++) {
@@ -771,7 +771,7 @@ TEST(file_of_a_crashed_job_is_replaced)
 
 TEST(restarted_rank_of_a_live_job)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, 2);
     REQUIRE(store != NULL);
@@ -791,7 +791,7 @@ TEST(restarted_rank_of_a_live_job)
 
 TEST(world_sizes_that_differ)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *a = open_store(here.path, 2);
     REQUIRE(a != NULL);
@@ -810,7 +810,7 @@ TEST(world_sizes_that_differ)
 
 TEST(file_that_is_no_store_is_refused)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     FILE *file = fopen(here.path, "w");
     REQUIRE(file != NULL);
@@ -830,7 +830,7 @@ TEST(file_that_is_no_store_is_refused)
 /* The link may point to our own file, which other users cannot write themselves. */
 TEST(link_is_not_followed)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     char victim[128];
     snprintf(victim, sizeof victim, "%s/victim", here.folder);
@@ -850,7 +850,7 @@ TEST(link_is_not_followed)
 
 TEST(broken_header_without_a_holder_is_replaced)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     for (off_t len = 0; len <= DD_FILE_HEADER_BYTES; len += 4) {
         dd_store *store = open_store(here.path, -1);
@@ -865,7 +865,7 @@ TEST(broken_header_without_a_holder_is_replaced)
 
 TEST(broken_header_with_a_holder_is_an_error)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *a = open_store(here.path, -1);
     REQUIRE(a != NULL);
@@ -884,7 +884,7 @@ TEST(broken_header_with_a_holder_is_an_error)
 
 TEST(deleted_under_a_holder)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, -1);
     REQUIRE(store != NULL);
@@ -917,7 +917,7 @@ read_file(const char *path, uint8_t *bytes, size_t nbytes)
 
 TEST(torn_record_at_every_byte)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *a = open_store(here.path, -1);
     REQUIRE(a != NULL);
@@ -953,7 +953,7 @@ TEST(torn_record_at_every_byte)
 
 TEST(damage_in_the_middle_is_not_cut_off)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *a = open_store(here.path, -1);
     REQUIRE(a != NULL);
@@ -982,7 +982,7 @@ TEST(damage_in_the_middle_is_not_cut_off)
 
 TEST(writers_killed_at_any_moment)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, -1);
     REQUIRE(store != NULL);
@@ -1009,7 +1009,7 @@ TEST(writers_killed_at_any_moment)
 
 TEST(opening_waits_for_the_directory)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     char late[80];
     char path[96];
@@ -1039,7 +1039,7 @@ TEST(file_that_temporarily_cannot_be_opened)
         const char *words;
     } cases[] = {
         {EINTR, "interrupted by signals"}, {ESTALE, "stale file handle"}, {ENOENT, "directory is not there"}};
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         dd_sys_fault fault = {.call = DD_SYS_open, .error_number = cases[i].error_number, .is_lasting = true};
@@ -1054,7 +1054,7 @@ TEST(file_that_temporarily_cannot_be_opened)
 
 TEST(relative_path_and_another_working_directory)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     REQUIRE(chdir(here.folder) == 0);
     dd_store *store = open_store("store", 1);
@@ -1070,7 +1070,7 @@ TEST(relative_path_and_another_working_directory)
 
 TEST(clone_is_no_new_member)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, 1);
     REQUIRE(store != NULL);
@@ -1090,7 +1090,7 @@ TEST(clone_is_no_new_member)
 
 TEST(forked_child)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, 1);
     REQUIRE(store != NULL);
@@ -1124,7 +1124,7 @@ count_descriptors(void)
 
 TEST(a_thousand_cycles_leave_nothing)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     int before = count_descriptors();
     for (int i = 0; i < 1000; i++) {
@@ -1174,7 +1174,7 @@ use_all(const char *path, dd_error *err)
 
 TEST(every_failed_allocation)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_status status = DD_OUT_OF_MEMORY;
     int before = count_descriptors();
@@ -1198,7 +1198,7 @@ TEST(every_failed_allocation)
 
 TEST(full_disk)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, -1);
     dd_store *reader = open_store(here.path, -1);
@@ -1240,7 +1240,7 @@ TEST(full_disk)
 
 TEST(clone_keeps_the_file_open)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     dd_store *store = open_store(here.path, 1);
     REQUIRE(store != NULL);
@@ -1276,7 +1276,7 @@ run_hammer(void *arg)
 
 TEST(fork_in_the_middle_of_a_change)
 {
-    place here;
+    offset here;
     REQUIRE(place_make(&here));
     hammer busy = {.store = open_store(here.path, -1)};
     REQUIRE(busy.store != NULL);

@@ -438,13 +438,13 @@ check_isa(const combination *c, dd_isa isa, const void **srcs, size_t count, con
     static char out[BUFFER_NBYTES], saved[BUFFER_NBYTES];
     stage_types types = types_of(c->reduction.dtype, c->stage);
     size_t nbytes = count * dd_dtype_size(types.to);
-    char *place = out + MARGIN + count % SLACK;
+    char *offset = out + MARGIN + count % SLACK;
     memset(out, 0x5a, sizeof out);
     memset(saved, 0x5a, MARGIN);
-    bool is_right = CHECK(reduce_with(isa, &c->reduction, c->stage, place, srcs, c->nsrcs, count));
-    is_right &= CHECK(memcmp(place, expected, nbytes) == 0);
+    bool is_right = CHECK(reduce_with(isa, &c->reduction, c->stage, offset, srcs, c->nsrcs, count));
+    is_right &= CHECK(memcmp(offset, expected, nbytes) == 0);
     is_right &=
-        CHECK(memcmp(place - MARGIN, saved, MARGIN) == 0 && memcmp(place + nbytes, saved, MARGIN) == 0);
+        CHECK(memcmp(offset - MARGIN, saved, MARGIN) == 0 && memcmp(offset + nbytes, saved, MARGIN) == 0);
     if (dd_dtype_size(types.to) <= dd_dtype_size(types.from)) {
         size_t k = count % c->nsrcs;
         char *src = (char *)(uintptr_t)srcs[k];

@@ -89,9 +89,9 @@ random_view(void)
     dd_view view = {.dtype = (dd_dtype)random_below(DD_DTYPE_COUNT), .ndim = (int)random_below(6)};
     int order[8];
     for (int d = 0; d < view.ndim; d++) {
-        int place = (int)random_below(d + 1);
-        order[d] = order[place];
-        order[place] = d;
+        int offset = (int)random_below(d + 1);
+        order[d] = order[offset];
+        order[offset] = d;
         view.shape[d] = random_below(40) == 0 ? 0
                                               : 1 + random_below(view.ndim > 3   ? 4
                                                                  : view.ndim > 1 ? 10

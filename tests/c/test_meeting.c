@@ -95,12 +95,12 @@ check_joined(attendee *attendees, int size)
 
 /* ---- over a server: some ranks use one request, others use keys, as with other kinds of stores */
 
-typedef struct place {
+typedef struct offset {
     dd_tcp_server *server;
     dd_store *native[MAX_RANKS];
     dd_store_ops in_one;
     dd_store_ops by_keys;
-} place;
+} offset;
 
 static dd_status
 run_by_keys(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
@@ -111,7 +111,7 @@ run_by_keys(dd_store *store, const dd_store_request *request, dd_store_result *r
 }
 
 static void
-place_open(place *p, int size)
+place_open(offset *p, int size)
 {
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     dd_tcp_server_options serve = {.host = "127.0.0.1",
@@ -132,7 +132,7 @@ place_open(place *p, int size)
 }
 
 static void
-place_close(place *p, int size)
+place_close(offset *p, int size)
 {
     for (int i = 0; i < size; i++) {
         p->native[i]->ops = &p->in_one;
@@ -144,7 +144,7 @@ place_close(place *p, int size)
 TEST(ranks_meet_in_one_request_and_by_keys_alike)
 {
     enum { SIZE = 6 };
-    place p = {0};
+    offset p = {0};
     place_open(&p, SIZE);
     for (int mix = 0; mix < 3; mix++) { /* all in one request, every other rank, none */
         for (int again = 0; again < 3; again++) {
@@ -208,7 +208,7 @@ static const dd_meeting_kind watchful_kind = {
     .noun = "party", .of_interrupted = "went home", .read_card = read_card, .check_process = report_running};
 
 static void
-init_watchful(attendee *self, place *p, int rank, int size, const dd_store_ops *ops)
+init_watchful(attendee *self, offset *p, int rank, int size, const dd_store_ops *ops)
 {
     p->native[rank]->ops = ops;
     attendee_init(self, p->native[rank], rank, size, 20 * DD_NS_PER_S * check_slow());
@@ -219,7 +219,7 @@ static void
 check_a_death_at(dd_store_op op)
 {
     enum { SIZE = 3 };
-    place p = {0};
+    offset p = {0};
     attendee attendees[SIZE];
     place_open(&p, SIZE);
     dd_store_ops dying_ops = p.by_keys;
@@ -261,7 +261,7 @@ TEST(two_ranks_die_before_the_meeting_has_ended)
     /* Rank 0 dies while it waits, rank 1 before it is counted, and rank 2 does not die. */
     static const dd_store_op fatal_ops[SIZE] = {DD_STORE_GET /* 0 */, DD_STORE_ADD /* 1 */,
                                                 DD_STORE_BARRIER /* 2 */};
-    place p = {0};
+    offset p = {0};
     attendee attendees[SIZE];
     place_open(&p, SIZE);
     dd_store_ops dying_ops = p.by_keys;
@@ -305,7 +305,7 @@ check_time_outs(const dd_meeting_kind *kind, dd_store *store)
 
 TEST(timeouts_name_missing_ranks)
 {
-    place p = {0};
+    offset p = {0};
     place_open(&p, 1);
     check_time_outs(&plain_kind, p.native[0]);
     check_time_outs(&final_kind, p.native[0]);
@@ -319,7 +319,7 @@ TEST(timeouts_name_missing_ranks)
 TEST(missing_ranks_are_named_after_the_store_has_ended)
 {
     for (int by_keys = 0; by_keys < 2; by_keys++) {
-        place p = {0};
+        offset p = {0};
         attendee attendees[2];
         place_open(&p, 2);
         for (int i = 0; i < 2; i++) {
@@ -359,7 +359,7 @@ count_log_lines(const char *part)
 TEST(a_server_without_descriptors_is_named_to_ranks_that_wait)
 {
     static dd_sys_fault fault = {.call = DD_SYS_accept4, .error_number = EMFILE, .is_lasting = true};
-    place p = {0};
+    offset p = {0};
     attendee waiting;
     dd_error error;
     dd_store *late = NULL;
@@ -392,7 +392,7 @@ TEST(a_server_without_descriptors_is_named_to_ranks_that_wait)
 
 TEST(a_late_rank_receives_the_result_of_a_final_meeting_once)
 {
-    place p = {0};
+    offset p = {0};
     place_open(&p, 1);
     for (int by_keys = 0; by_keys < 2; by_keys++) {
         attendee attendees[2];
@@ -415,7 +415,7 @@ TEST(a_late_rank_receives_the_result_of_a_final_meeting_once)
 /* Data from a peer must not cause large allocations, and must not be trusted. */
 /* A rank that joins a meeting, as a request. */
 typedef struct arrival {
-    dd_bytes place;
+    dd_bytes offset;
     int rank;
     int size;
     dd_bytes published;
@@ -425,7 +425,7 @@ static dd_store_request
 request_of(const arrival *from)
 {
     return (dd_store_request){.op = DD_STORE_MEET,
-                              .keys = &from->place,
+                              .keys = &from->offset,
                               .nkeys = 1,
                               .values = &from->published,
                               .number = dd_store_meet_number(from->rank, from->size, false)};
@@ -458,7 +458,7 @@ TEST(a_server_refuses_malformed_requests)
     } bad[] = {{-1, 2, "12345678card"}, {2, 2, "12345678card"}, {0, 0, "12345678card"}, {0, 1, "short"}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         dd_store_result reply = {0};
-        arrival request = {.place = BYTES("place"),
+        arrival request = {.offset = BYTES("place"),
                            .rank = bad[i].rank,
                            .size = bad[i].size,
                            .published = dd_bytes_of_string(bad[i].published)};
@@ -469,13 +469,13 @@ TEST(a_server_refuses_malformed_requests)
     /* A malformed count of two thousand million ranks. */
     dd_store_result reply = {0};
     arrival huge = {
-        .place = BYTES("place"), .rank = 0, .size = 2147483647, .published = BYTES("12345678card")};
+        .offset = BYTES("place"), .rank = 0, .size = 2147483647, .published = BYTES("12345678card")};
     set(&ks, "place/0/count", "2147483646");
     CHECK_OK(come(&ks, &huge, &reply));
     CHECK_INT(reply.state, DD_MEET_WAITING);
     /* A meeting of three ranks, one of which has left no payload. */
     huge.size = 3;
-    huge.place = BYTES("other");
+    huge.offset = BYTES("other");
     set(&ks, "other/0/count", "2");
     CHECK_STATUS(come(&ks, &huge, &reply), DD_STORE);
     CHECK_CONTAINS(check_message(), "the payload of rank 1 is missing");
@@ -487,7 +487,7 @@ TEST(a_server_refuses_malformed_requests)
         snprintf(key, sizeof key, "over/%d/size", i);
         set(&ks, key, "7 0\n");
     }
-    huge.place = BYTES("over");
+    huge.offset = BYTES("over");
     for (int i = 0; i < 3; i++) {
         CHECK_OK(come(&ks, &huge, &reply));
         CHECK_INT(reply.state, i < 2 ? DD_MEET_AGAIN : DD_MEET_WAITING);
@@ -508,7 +508,7 @@ TEST(keys_of_ranks_are_deleted_after_the_meeting)
         snprintf(published, sizeof published, "nonce-%02d#%d", rank, rank);
         dd_store_result reply = {0};
         arrival request = {
-            .place = BYTES("place"), .rank = rank, .size = SIZE, .published = dd_bytes_of_string(published)};
+            .offset = BYTES("place"), .rank = rank, .size = SIZE, .published = dd_bytes_of_string(published)};
         CHECK_OK(come(&ks, &request, &reply));
         CHECK_INT(reply.state, rank < SIZE - 1 ? DD_MEET_WAITING : DD_MEET_ENDED);
         dd_blob_fini(&reply.value);
@@ -522,7 +522,7 @@ TEST(keys_of_ranks_are_deleted_after_the_meeting)
     CHECK_OK(dd_keyspace_answer(&ks, &forget, &forgotten, &is_answered, check_err()));
     CHECK(forgotten.flag);
     dd_store_result reply = {0};
-    arrival late = {.place = BYTES("place"), .rank = 2, .size = SIZE, .published = BYTES("anothernonce")};
+    arrival late = {.offset = BYTES("place"), .rank = 2, .size = SIZE, .published = BYTES("anothernonce")};
     CHECK_OK(come(&ks, &late, &reply));
     CHECK_INT(reply.state, DD_MEET_WAITING);
     CHECK_INT(reply.number, 1);

@@ -78,8 +78,8 @@ check_unopened(const char *words)
 
 TEST(unusable_libraries_are_refused)
 {
-    dd_dylib_search place = {.explicit_path = DD_STUBS_DIR "/libcuda.so.1"};
-    CHECK_STATUS(dd_ucc_open(&place, &library, check_err()), DD_NOT_SUPPORTED);
+    dd_dylib_search offset = {.explicit_path = DD_STUBS_DIR "/libcuda.so.1"};
+    CHECK_STATUS(dd_ucc_open(&offset, &library, check_err()), DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "libcuda.so.1 lacks ucc_get_version");
     plain_ucc_reset();
     plain_ucc.minor = 1;

@@ -206,9 +206,9 @@ shift(team_rank *self)
     const bool *is_plain = self->arg;
     test_window test;
     REQUIRE(window_open(self, NBYTES + STEP, *is_plain, &test));
-    dd_window_target place = {.rank = self->rank, .offset = STEP};
+    dd_window_target offset = {.rank = self->rank, .offset = STEP};
     window_fill(test.data, 1, NBYTES);
-    CHECK_OK(window_put(&test, test.data, NBYTES, place, DD_NO_CHANNEL));
+    CHECK_OK(window_put(&test, test.data, NBYTES, offset, DD_NO_CHANNEL));
     window_check_filled(test.data + STEP, 1, NBYTES);
     window_fill(test.data, 2, NBYTES);
     CHECK_OK(window_get(&test, test.data + STEP, NBYTES, (dd_window_target){.rank = self->rank}));

@@ -165,7 +165,7 @@ wire_fault_check(wire_fault_program *run, wire_fault_kind kind, unsigned usual_c
     for (unsigned i = 0; i < count && nbytes > 0; i++) {
         wire_fault_outcome out = {0};
         size_t ignored = 0;
-        size_t place = pick_place(&seed, nbytes);
+        size_t offset = pick_place(&seed, nbytes);
         unsigned bit = (unsigned)rand_r(&seed);
         int nbefore = check_failures();
         wire_fault_arm(kind, place, bit);
@@ -177,7 +177,7 @@ wire_fault_check(wire_fault_program *run, wire_fault_kind kind, unsigned usual_c
         nnoticed += out.nfailed > 0;
         (void)(CHECK_INT(out.nwrong, 0) && CHECK_INT(out.nlate, 0) && CHECK_INT(out.nunnamed, 0));
         if (check_failures() > nbefore) {
-            printf("    kind %d, byte %zu, bit %u: %s\n", (int)kind, place, bit, out.unnamed);
+            printf("    kind %d, byte %zu, bit %u: %s\n", (int)kind, offset, bit, out.unnamed);
         }
     }
     printf("    %d of %d were noticed\n", nnoticed, ndone);

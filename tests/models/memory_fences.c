@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-place memory_common[MAX_LOCATIONS];
+offset memory_common[MAX_LOCATIONS];
 
 bool
 memory_is_acquire(memory_order_ order)

@@ -118,11 +118,11 @@ fold_share_of(const dd_arena *arena, uint64_t chunk, int k)
 
 /* ---- staging */
 
-/* Chunk 0 is staged at the rank's place in its slot, later chunks at the start of the slot. */
+/* Chunk 0 is staged at the rank's offset in its slot, later chunks at the start of the slot. */
 static uint8_t *
 staging_of(const dd_arena *arena, int k, uint64_t chunk)
 {
-    return arena->slots[k].buffers + (chunk == 0 ? arena->peers[k].place : 0);
+    return arena->slots[k].buffers + (chunk == 0 ? arena->peers[k].offset : 0);
 }
 
 /* A rank does not stage a share that it folds itself, so its later shares move up. */

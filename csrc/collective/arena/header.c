@@ -145,7 +145,7 @@ dd_arena_write_header(dd_arena *arena)
     if ((call->flags & ARENA_IS_INLINE) != 0) {
         put_payload(arena);
     } else if (dd_arena_is_stager(arena, arena->rank)) {
-        put_word(arena, ARENA_WORD_PLACE, (uint64_t)own->stride << 32 | own->place);
+        put_word(arena, ARENA_WORD_OFFSET, (uint64_t)own->stride << 32 | own->offset);
     }
 }
 
@@ -168,7 +168,7 @@ are_flags_valid(const dd_arena *arena, int k, uint64_t flags)
            ((flags ^ op->call->flags) & ARENA_IS_PARTIAL) == 0;
 }
 
-/* Read the place of rank k's data from its header. Return false if the header is malformed. */
+/* Read the offset of rank k's data from its header. Return false if the header is malformed. */
 static bool
 read_location(dd_arena *arena, int k)
 {
@@ -187,10 +187,10 @@ read_location(dd_arena *arena, int k)
             peer->payload[i] = get_word(record, ARENA_WORD_PAYLOAD + i);
         }
     } else if (dd_arena_is_stager(arena, k)) {
-        uint64_t word = get_word(record_of(arena, k, arena->number), ARENA_WORD_PLACE);
-        peer->place = (uint32_t)word;
+        uint64_t word = get_word(record_of(arena, k, arena->number), ARENA_WORD_OFFSET);
+        peer->offset = (uint32_t)word;
         peer->stride = (size_t)(word >> 32);
-        return peer->place < arena->geometry.staging_nbytes && peer->stride <= op->first_nbytes;
+        return peer->offset < arena->geometry.staging_nbytes && peer->stride <= op->first_nbytes;
     }
     return true;
 }

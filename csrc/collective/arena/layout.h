@@ -18,7 +18,7 @@
  *     (it stages a round before it reads the previous one, so that ranks work in parallel), or up
  *     to s - 1 if it reads first. Ranks that do not receive may skip steps.
  *
- * Space. A rank stages anywhere in its slot; its header contains the place of round 0. For staged
+ * Space. A rank stages anywhere in its slot; its header contains the offset of round 0. For staged
  * data the rank keeps a *lease* with the mark at which all readers have finished, and writes to
  * that space again only when the readers have published the mark (lease.c). If an operation has
  * more rounds, round 0 fills a quarter of the slot, and later rounds fill the next quarters
@@ -79,14 +79,14 @@ enum {
     ARENA_WORD_INPUT_OFFSET = 6,
     ARENA_WORD_OUTPUT_ID = 7,
     ARENA_WORD_OUTPUT_OFFSET = 8,
-    ARENA_WORD_PLACE = 9, /* place of round 0 in the slot; upper half: stride between parts */
+    ARENA_WORD_OFFSET = 9, /* offset of round 0 in the slot; upper half: stride between parts */
     ARENA_NWORDS = 15,
 };
 #define ARENA_PAYLOAD_WORDS (ARENA_NWORDS - ARENA_WORD_PAYLOAD)
 #define ARENA_PAYLOAD_BYTES ((size_t)ARENA_PAYLOAD_WORDS * 8)
 #define ARENA_SIGNATURE_WORDS (sizeof(dd_signature) / 8)
 
-/* Flags of a header: the place and the form of the rank's data. */
+/* Flags of a header: the location and the form of the rank's data. */
 enum {
     ARENA_HAS_TABLES = 1 << 0, /* blocks differ in size: the sizes are in the tables */
     ARENA_IS_PARTIAL = 1 << 1,

@@ -18,27 +18,27 @@ is_unused(const dd_arena *arena, size_t begin, size_t end)
  * the caches are twice as fast if the lines have left the readers' nearest caches: two ranks with
  * 64 KiB take 6 us this way, but 11 us if two places alternate. */
 static bool
-find_next(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
+find_next(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *offset)
 {
-    size_t next = dd_arena_round_up(arena->next_place, alignment);
-    *place = next + nbytes <= arena->geometry.staging_nbytes ? next : 0;
-    return is_unused(arena, *place, *place + nbytes);
+    size_t next = dd_arena_round_up(arena->next_offset, alignment);
+    *offset = next + nbytes <= arena->geometry.staging_nbytes ? next : 0;
+    return is_unused(arena, *offset, *offset + nbytes);
 }
 
 /* Find space. Unless places rotate (find_next), try the start of the slot, then the end of each
  * lease: low places suit caches and pages. */
 static bool
-find_gap(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
+find_gap(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *offset)
 {
     if (!arena->is_crowded && nbytes >= ARENA_ROTATED_MIN_BYTES &&
-        find_next(arena, nbytes, alignment, place)) {
+        find_next(arena, nbytes, alignment, offset)) {
         return true;
     }
     bool is_found = is_unused(arena, 0, nbytes);
-    *place = 0;
+    *offset = 0;
     for (int i = 0; i < arena->nleases && !is_found; i++) {
-        *place = dd_arena_round_up(arena->leases[i].end, alignment);
-        is_found = is_unused(arena, *place, *place + nbytes);
+        *offset = dd_arena_round_up(arena->leases[i].end, alignment);
+        is_found = is_unused(arena, *offset, *offset + nbytes);
     }
     return is_found;
 }
@@ -76,12 +76,12 @@ end_oldest_if_read(dd_arena *arena)
  * previous operation hold at most half of the slot, or one place. All other leases end at marks
  * that do not need this rank. */
 bool
-dd_arena_find_space(dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
+dd_arena_find_space(dd_arena *arena, size_t nbytes, size_t alignment, size_t *offset)
 {
     while (arena->nleases > 0 && dd_arena_is_reached(arena->floor, arena->leases[0].mark)) {
         end_oldest(arena);
     }
-    while (arena->nleases == ARENA_NLEASES || !find_gap(arena, nbytes, alignment, place)) {
+    while (arena->nleases == ARENA_NLEASES || !find_gap(arena, nbytes, alignment, offset)) {
         if (!end_oldest_if_read(arena)) {
             return false;
         }
@@ -91,9 +91,9 @@ dd_arena_find_space(dd_arena *arena, size_t nbytes, size_t alignment, size_t *pl
 }
 
 bool
-dd_arena_is_space_free(dd_arena *arena, size_t place, size_t nbytes)
+dd_arena_is_space_free(dd_arena *arena, size_t offset, size_t nbytes)
 {
-    while (arena->nleases == ARENA_NLEASES || !is_unused(arena, place, place + nbytes)) {
+    while (arena->nleases == ARENA_NLEASES || !is_unused(arena, offset, offset + nbytes)) {
         if (!end_oldest_if_read(arena)) {
             return false;
         }
@@ -103,13 +103,13 @@ dd_arena_is_space_free(dd_arena *arena, size_t place, size_t nbytes)
 }
 
 void
-dd_arena_lend(dd_arena *arena, size_t place, size_t nbytes, uint32_t step)
+dd_arena_lend(dd_arena *arena, size_t offset, size_t nbytes, uint32_t step)
 {
     const arena_call *call = arena->op.call;
-    arena->next_place = place + nbytes;
+    arena->next_offset = offset + nbytes;
     arena->leases[arena->nleases++] = (arena_lease){
-        .begin = place,
-        .end = place + nbytes,
+        .begin = offset,
+        .end = offset + nbytes,
         .mark = dd_arena_mark_of(arena, step),
         .reader = call->traits->is_to_root ? call->root : -1,
     };

@@ -62,15 +62,15 @@ dd_arena_count_rounds(dd_arena *arena)
     }
 }
 
-/* Return the place of a round in rank k's slot: see the top of layout.h. */
+/* Return the offset of a round in rank k's slot: see the top of layout.h. */
 static size_t
-move_place_of(const dd_arena *arena, int k, uint64_t round)
+offset_of_round(const dd_arena *arena, int k, uint64_t round)
 {
-    size_t place = arena->peers[k].place;
+    size_t offset = arena->peers[k].offset;
     size_t width = arena->op.is_wide ? 2 : 1;
-    size_t first = place / (width * arena->geometry.buffer_nbytes);
+    size_t first = offset / (width * arena->geometry.buffer_nbytes);
     size_t index = (first + (size_t)round) % (ARENA_NBUFFERS / width);
-    return round == 0 ? place : index * width * arena->geometry.buffer_nbytes;
+    return round == 0 ? offset : index * width * arena->geometry.buffer_nbytes;
 }
 
 /* Return the distance in a slot from one rank's part to the next. */
@@ -103,14 +103,14 @@ end_step_of(const arena_op *op, uint64_t round)
 }
 
 bool
-dd_arena_find_place(dd_arena *arena)
+dd_arena_find_offset(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     arena_peer *own = &arena->peers[arena->rank];
     size_t buffer_nbytes = arena->geometry.buffer_nbytes;
     bool is_one = op->is_shared_fold || op->nbytes <= op->first_nbytes;
     size_t nbytes = op->is_shared_fold ? dd_arena_first_chunk_nbytes(arena) : op->nbytes;
-    own->place = own->stride = 0;
+    own->offset = own->stride = 0;
     if (!dd_arena_is_stager(arena, arena->rank) || nbytes == 0) {
         return true;
     }
@@ -120,11 +120,11 @@ dd_arena_find_place(dd_arena *arena)
         nbytes = own->stride * (size_t)(arena->nranks - 1);
     }
     nbytes = is_one ? nbytes : buffer_nbytes;
-    if (!dd_arena_find_space(arena, nbytes, is_one ? ARENA_SPACING : buffer_nbytes, &own->place)) {
+    if (!dd_arena_find_space(arena, nbytes, is_one ? ARENA_SPACING : buffer_nbytes, &own->offset)) {
         return false;
     }
     bool may_be_repeated = (op->call->flags & ARENA_IN_PLACE) != 0;
-    dd_arena_lend(arena, own->place, nbytes, end_step_of(op, 0) + may_be_repeated);
+    dd_arena_lend(arena, own->offset, nbytes, end_step_of(op, 0) + may_be_repeated);
     return true;
 }
 
@@ -142,7 +142,7 @@ dd_arena_may_stage(dd_arena *arena, uint64_t round)
         return true;
     }
     size_t nbytes = (op->is_wide ? 2 : 1) * arena->geometry.buffer_nbytes;
-    return dd_arena_is_space_free(arena, move_place_of(arena, arena->rank, round), nbytes);
+    return dd_arena_is_space_free(arena, offset_of_round(arena, arena->rank, round), nbytes);
 }
 
 static void
@@ -150,11 +150,11 @@ stage_blocks(dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
     bool is_split = op->call->traits->is_split;
-    size_t place = move_place_of(arena, arena->rank, round);
+    size_t offset = offset_of_round(arena, arena->rank, round);
     size_t start = start_of(op, round);
     if (round > 0 && start < arena->block_infos[arena->rank].largest) {
         size_t nbytes = (op->is_wide ? 2 : 1) * arena->geometry.buffer_nbytes;
-        dd_arena_lend(arena, place, nbytes, end_step_of(op, round));
+        dd_arena_lend(arena, offset, nbytes, end_step_of(op, round));
     }
     for (int k = 0; k < arena->nranks; k++) {
         const dd_block *input = &op->args->inputs[is_split ? k : 0];
@@ -162,7 +162,7 @@ stage_blocks(dd_arena *arena, uint64_t round)
         bool has_no_receiver = is_split ? k == arena->rank : k > 0;
         if (!has_no_receiver && start < input->nbytes) {
             uint8_t *to =
-                arena->slots[arena->rank].buffers + place + index * stride_of(arena, arena->rank, round);
+                arena->slots[arena->rank].buffers + offset + index * stride_of(arena, arena->rank, round);
             size_t nbytes = dd_arena_smaller(input->nbytes - start, capacity_of(op, round));
             dd_arena_copy_in(arena, to, (const uint8_t *)input->data + start, nbytes);
         }
@@ -238,7 +238,7 @@ data_of(const dd_arena *arena, int k, uint64_t round, size_t offset)
     if ((flags & ARENA_IN_REGION) != 0 && peer->input != NULL) {
         return peer->input + offset;
     }
-    return arena->slots[k].buffers + move_place_of(arena, k, round) + index * stride_of(arena, k, round) +
+    return arena->slots[k].buffers + offset_of_round(arena, k, round) + index * stride_of(arena, k, round) +
            (offset - start_of(op, round));
 }
 
@@ -277,9 +277,9 @@ copy_block(dd_arena *arena, int k, uint64_t round)
         size_t from = start + op->offset;
         size_t nbytes = dd_arena_smaller(end - from, op->budget);
         const uint8_t *data = data_of(arena, k, round, from);
-        uint8_t *place = (uint8_t *)output->data + from;
-        if (place != data) {
-            dd_arena_copy_out(arena, place, data, nbytes);
+        uint8_t *target = (uint8_t *)output->data + from;
+        if (target != data) {
+            dd_arena_copy_out(arena, target, data, nbytes);
         }
         op->offset += nbytes;
     }

@@ -161,7 +161,7 @@ open_op(dd_arena *arena)
         !dd_arena_have_reached(arena, &arena->all_ranks, dd_arena_mark(arena->nverified + 1, 0))) {
         return DD_ARENA_BLOCKED;
     }
-    if (!dd_arena_find_place(arena)) {
+    if (!dd_arena_find_offset(arena)) {
         return DD_ARENA_BLOCKED;
     }
     if (dd_arena_is_stager(arena, arena->rank) && (op->call->flags & ARENA_IN_PLACE) == 0) {

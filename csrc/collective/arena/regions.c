@@ -179,28 +179,28 @@ typedef struct arena_region_ref {
 } arena_region_ref;
 
 static dd_arena_state
-map_region_ref(dd_arena *arena, int owner, arena_region_ref *place, uint8_t **data)
+map_region_ref(dd_arena *arena, int owner, arena_region_ref *ref, uint8_t **data)
 {
     arena_op *op = &arena->op;
-    uint64_t id = atomic_load_explicit(dd_arena_word(arena, owner, place->id_word), memory_order_relaxed);
+    uint64_t id = atomic_load_explicit(dd_arena_word(arena, owner, ref->id_word), memory_order_relaxed);
     if (id == 0 || id > UINT32_MAX) {
         return DD_ARENA_BROKEN;
     }
     const arena_region *region = region_by_id(arena, owner, (uint32_t)id);
     if (region == NULL) {
-        if (!dd_arena_ranks_have(place->wanted, owner) && op->options.want_region != NULL) {
+        if (!dd_arena_ranks_have(ref->wanted, owner) && op->options.want_region != NULL) {
             op->options.want_region(op->options.ctx, owner, (uint32_t)id);
         }
-        dd_arena_ranks_add(place->wanted, owner);
+        dd_arena_ranks_add(ref->wanted, owner);
         return DD_ARENA_BLOCKED;
     }
-    const _Atomic uint64_t *word = place->is_split ? &arena->slots[owner].offsets[arena->rank]
-                                                   : dd_arena_word(arena, owner, place->id_word + 1);
+    const _Atomic uint64_t *word = ref->is_split ? &arena->slots[owner].offsets[arena->rank]
+                                                 : dd_arena_word(arena, owner, ref->id_word + 1);
     uint64_t offset = atomic_load_explicit(word, memory_order_relaxed);
-    if (offset > region->nbytes || place->nbytes > region->nbytes - offset) {
+    if (offset > region->nbytes || ref->nbytes > region->nbytes - offset) {
         return DD_ARENA_BROKEN;
     }
-    place->offset = (size_t)offset;
+    ref->offset = (size_t)offset;
     *data = region->base + offset;
     return DD_ARENA_MOVED;
 }

@@ -39,7 +39,7 @@ typedef struct arena_block_info {
 
 /* One rank's data in the operation under way. This rank has an entry as well. */
 typedef struct arena_peer {
-    size_t place;  /* place of round 0 in the rank's slot */
+    size_t offset; /* offset of round 0 in the rank's slot */
     size_t stride; /* distance in the slot from the part for one rank to the next part */
     uint64_t payload[ARENA_PAYLOAD_WORDS];
     const uint8_t *input; /* the rank's data if it is in a region; else NULL */
@@ -172,7 +172,7 @@ struct dd_arena {
     arena_block_info *block_infos; /* [2][nranks]: operation under way; the one being verified */
     const void **sources;          /* [nranks]: the inputs of a fold */
     arena_call calls[ARENA_NRECORDS];
-    size_t next_place;                 /* end of the latest lease */
+    size_t next_offset;                /* end of the latest lease */
     arena_lease leases[ARENA_NLEASES]; /* oldest first; marks ascend */
     int nleases;
     dd_arena_ranks only_reader; /* the only reader of the lease that this rank waits for */
@@ -216,11 +216,11 @@ void dd_arena_stay_awake(dd_arena *arena); /* clear this rank's sleep bit */
 
 /* Find unused space in this rank's slot at a multiple of `alignment`. Return false if the caller
  * must wait. */
-bool dd_arena_find_space(dd_arena *arena, size_t nbytes, size_t alignment, size_t *place);
+bool dd_arena_find_space(dd_arena *arena, size_t nbytes, size_t alignment, size_t *offset);
 /* Return true if this space of the slot is free; false if the caller must wait. */
-bool dd_arena_is_space_free(dd_arena *arena, size_t place, size_t nbytes);
+bool dd_arena_is_space_free(dd_arena *arena, size_t offset, size_t nbytes);
 /* Mark space as in use until all readers of the operation under way have published the step. */
-void dd_arena_lend(dd_arena *arena, size_t place, size_t nbytes, uint32_t step);
+void dd_arena_lend(dd_arena *arena, size_t offset, size_t nbytes, uint32_t step);
 /* Call when the operation under way ends with `last_step`, so that later steps are not published:
  * leases until such a step then end with the next header. */
 void dd_arena_shorten_leases(dd_arena *arena, uint32_t last_step);
@@ -295,7 +295,7 @@ void dd_arena_copy_edges(dd_arena *arena);    /* after all have folded: copy own
 /* Choose the kind and size of rounds, only from facts that all ranks know. */
 void dd_arena_choose_round(dd_arena *arena);
 void dd_arena_count_rounds(dd_arena *arena);              /* call after comparing headers */
-bool dd_arena_find_place(dd_arena *arena);                /* for round 0; false if none is free */
+bool dd_arena_find_offset(dd_arena *arena);               /* for round 0; false if none is free */
 bool dd_arena_may_stage(dd_arena *arena, uint64_t round); /* true if the round can be staged */
 bool dd_arena_stage(dd_arena *arena, uint64_t round);     /* true when staged; round 0: one call */
 /* Return the ranks whose data this rank reads in the round; NULL if there are none. */

@@ -108,14 +108,14 @@ void
 dd_arena_publish(dd_arena *arena, uint32_t step)
 {
     arena_control *own = arena->slots[arena->rank].control;
-    _Atomic uint64_t *place = &own->records[arena->number % ARENA_NRECORDS].mark;
+    _Atomic uint64_t *stored = &own->records[arena->number % ARENA_NRECORDS].mark;
     uint64_t mark = dd_arena_mark_of(arena, step);
     dd_arena_note_cpu(arena);
     /* Bits of `unregistered` are only ever cleared, so a stale value is safe. */
     if (__builtin_expect(dd_arena_is_any(arena, &arena->shared->unregistered), false)) {
-        atomic_store_explicit(place, mark, memory_order_seq_cst);
+        atomic_store_explicit(stored, mark, memory_order_seq_cst);
     } else {
-        atomic_store_explicit(place, mark, memory_order_release);
+        atomic_store_explicit(stored, mark, memory_order_release);
         atomic_signal_fence(memory_order_seq_cst);
     }
     if (__builtin_expect(dd_arena_is_any(arena, &arena->shared->asleep), false)) {

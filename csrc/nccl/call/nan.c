@@ -37,7 +37,7 @@ typedef struct nan_location {
 #define NAN_FIRST ((nan_location){.index = -1})
 
 struct nccl_nan_captured {
-    nan_location place;
+    nan_location location;
     nccl_origin origin;
     char call[128];
 };
@@ -102,13 +102,14 @@ nan_index(uint64_t reported)
 
 /* Return an operation's inputs; NULL if none has floats. Sets place->ninputs and place->format. */
 static const dd_block *
-inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nan_location *place)
+inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nan_location *location)
 {
     const dd_nccl_group *group = launch->group;
     bool is_coll = op->kind == DD_NCCL_OP_COLL;
-    place->ninputs = is_coll ? dd_coll_ninputs(op->args.coll, op->args.root == group->rank, group->size)
-                             : op->kind == DD_NCCL_OP_SEND || op->kind == DD_NCCL_OP_PUT;
-    if (place->ninputs == 0 || !format_of(is_coll ? op->args.reduction.dtype : op->dtype, &place->format)) {
+    location->ninputs = is_coll ? dd_coll_ninputs(op->args.coll, op->args.root == group->rank, group->size)
+                                : op->kind == DD_NCCL_OP_SEND || op->kind == DD_NCCL_OP_PUT;
+    if (location->ninputs == 0 ||
+        !format_of(is_coll ? op->args.reduction.dtype : op->dtype, &location->format)) {
         return NULL;
     }
     return is_coll ? op->args.inputs : &op->block;
@@ -116,16 +117,16 @@ inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nan_location *place)
 
 /* Advance to the call's next input that has floats. Return false after the last one. */
 static bool
-next_input(const nccl_launch *launch, nan_location *place, const dd_block **block)
+next_input(const nccl_launch *launch, nan_location *location, const dd_block **block)
 {
     const dd_nccl_call *call = launch->call;
-    place->nops = call->nops;
-    place->index++;
-    for (; place->op < call->nops; place->op++, place->index = 0) {
-        const dd_block *inputs = inputs_of(launch, &call->ops[place->op], place);
-        for (; inputs != NULL && place->index < place->ninputs; place->index++) {
-            if (inputs[place->index].nbytes > 0) {
-                *block = &inputs[place->index];
+    location->nops = call->nops;
+    location->index++;
+    for (; location->op < call->nops; location->op++, location->index = 0) {
+        const dd_block *inputs = inputs_of(launch, &call->ops[location->op], location);
+        for (; inputs != NULL && location->index < location->ninputs; location->index++) {
+            if (inputs[location->index].nbytes > 0) {
+                *block = &inputs[location->index];
                 return true;
             }
         }
@@ -135,17 +136,17 @@ next_input(const nccl_launch *launch, nan_location *place, const dd_block **bloc
 
 /* Set the error "all_reduce: input 2 has a NaN at element 7". `at` is the index of a float. */
 static dd_status
-describe_nan(const char *what, const nan_location *place, uint64_t at, dd_error *err)
+describe_nan(const char *what, const nan_location *location, uint64_t at, dd_error *err)
 {
     char which[32] = "the input";
-    uint64_t nfloats = place->format.nfloats > 1 ? place->format.nfloats : 1;
-    if (place->ninputs > 1) {
-        snprintf(which, sizeof which, "input %d", place->index);
+    uint64_t nfloats = location->format.nfloats > 1 ? location->format.nfloats : 1;
+    if (location->ninputs > 1) {
+        snprintf(which, sizeof which, "input %d", location->index);
     }
     dd_status status = dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s has a NaN at element %llu", what, which,
                                     (unsigned long long)(at / nfloats));
-    if (place->nops > 1) {
-        dd_error_prepend(err, "operation %zu of %zu", place->op, place->nops);
+    if (location->nops > 1) {
+        dd_error_prepend(err, "operation %zu of %zu", location->op, location->nops);
     }
     return status;
 }
@@ -181,14 +182,14 @@ wait_for_stream(nccl_launch *launch, const dd_wait *wait)
 static dd_status
 enqueue_kernels(nccl_launch *launch, uint64_t first, dd_cuda_nan_report *report)
 {
-    nan_location place = NAN_FIRST;
+    nan_location location = NAN_FIRST;
     const dd_block *block;
     dd_status status = DD_OK;
-    for (uint64_t number = first; status == DD_OK && next_input(launch, &place, &block); number++) {
+    for (uint64_t number = first; status == DD_OK && next_input(launch, &location, &block); number++) {
         dd_cuda_nan_search search = {.data = block->data,
-                                     .nfloats = block->nbytes / place.format.width,
-                                     .width = place.format.width,
-                                     .limit = place.format.limit,
+                                     .nfloats = block->nbytes / location.format.width,
+                                     .width = location.format.width,
+                                     .limit = location.format.limit,
                                      .key = nan_key(number),
                                      .report = report};
         dd_cuda_result result = dd_cuda_nan_enqueue(launch->group->cuda->nan, launch->channel->device->number,
@@ -217,14 +218,14 @@ reset_report(nccl_launch *launch)
 static dd_status
 describe_found(const nccl_launch *launch, uint64_t reported)
 {
-    nan_location place = NAN_FIRST;
+    nan_location location = NAN_FIRST;
     const dd_block *block;
-    for (uint64_t number = 0; next_input(launch, &place, &block); number++) {
+    for (uint64_t number = 0; next_input(launch, &location, &block); number++) {
         if (number == nan_number(reported)) {
             break;
         }
     }
-    return describe_nan(launch->call->what, &place, nan_index(reported), launch->err);
+    return describe_nan(launch->call->what, &location, nan_index(reported), launch->err);
 }
 
 /* Enqueue the kernels, wait for the stream, and read the report. */
@@ -264,11 +265,11 @@ find_nan(const nan_format *format, const char *data, size_t n)
 }
 
 static dd_status
-nan_check_block(nccl_launch *launch, const dd_block *block, const nan_location *place, const dd_wait *wait)
+nan_check_block(nccl_launch *launch, const dd_block *block, const nan_location *location, const dd_wait *wait)
 {
     const dd_cuda_api *api = &launch->group->cuda->api;
     nccl_device *device = launch->channel->device;
-    const unsigned width = place->format.width;
+    const unsigned width = location->format.width;
     for (size_t at = 0; at < block->nbytes; at += PIECE_NBYTES) {
         size_t nbytes = block->nbytes - at < PIECE_NBYTES ? block->nbytes - at : PIECE_NBYTES;
         dd_cuda_ptr src = (dd_cuda_ptr)(uintptr_t)block->data + at;
@@ -282,9 +283,9 @@ nan_check_block(nccl_launch *launch, const dd_block *block, const nan_location *
             return status;
         }
         size_t n = nbytes / width;
-        size_t found = find_nan(&place->format, device->host, n);
+        size_t found = find_nan(&location->format, device->host, n);
         if (found < n) {
-            return describe_nan(launch->call->what, place, at / width + found, launch->err);
+            return describe_nan(launch->call->what, location, at / width + found, launch->err);
         }
     }
     return DD_OK;
@@ -302,10 +303,10 @@ check_on_host(nccl_launch *launch)
             launch->err, "cuMemHostAlloc of %zu bytes", PIECE_NBYTES);
     }
     dd_wait wait = dd_wait_at_most(launch->wait, launch->work->timeout_ns);
-    nan_location place = NAN_FIRST;
+    nan_location location = NAN_FIRST;
     const dd_block *block;
-    while (status == DD_OK && next_input(launch, &place, &block)) {
-        status = nan_check_block(launch, block, &place, &wait);
+    while (status == DD_OK && next_input(launch, &location, &block)) {
+        status = nan_check_block(launch, block, &location, &wait);
     }
     return status;
 }
@@ -315,10 +316,10 @@ check_on_host(nccl_launch *launch)
 static size_t
 count_inputs(const nccl_launch *launch)
 {
-    nan_location place = NAN_FIRST;
+    nan_location location = NAN_FIRST;
     const dd_block *block;
     size_t n = 0;
-    while (next_input(launch, &place, &block)) {
+    while (next_input(launch, &location, &block)) {
         n++;
     }
     return n;
@@ -347,7 +348,7 @@ remember_inputs(nccl_launch *launch, uint64_t *first)
 {
     dd_nccl_group *group = launch->group;
     size_t n = count_inputs(launch);
-    nccl_nan_captured item = {.origin = nccl_work_origin(launch->work), .place = NAN_FIRST};
+    nccl_nan_captured item = {.origin = nccl_work_origin(launch->work), .location = NAN_FIRST};
     item.origin.is_captured = true;
     nccl_work_print(launch->work, item.call);
     item.origin.call_len += 1; /* one more, because ": " replaces the space at the end */
@@ -355,7 +356,7 @@ remember_inputs(nccl_launch *launch, uint64_t *first)
     dd_status status = reserve_locked(group, n, launch->err);
     *first = group->nan_captures.count;
     const dd_block *block;
-    while (status == DD_OK && next_input(launch, &item.place, &block)) {
+    while (status == DD_OK && next_input(launch, &item.location, &block)) {
         group->nan_captures.items[group->nan_captures.count++] = item;
     }
     dd_lock_release(&group->lock);
@@ -397,9 +398,9 @@ capture_kernels(nccl_launch *launch)
 static dd_status
 check_inputs(nccl_launch *launch)
 {
-    nan_location place = NAN_FIRST;
+    nan_location location = NAN_FIRST;
     const dd_block *block;
-    if (!next_input(launch, &place, &block)) {
+    if (!next_input(launch, &location, &block)) {
         return DD_OK;
     }
     bool has_kernels = dd_cuda_nan_is_ready(launch->group->cuda->nan, launch->channel->device->number);
@@ -459,7 +460,7 @@ nccl_nan_poll(dd_nccl_group *group)
     nccl_nan_captured found = group->nan_captures.items[nan_number(reported)];
     dd_lock_release(&group->lock);
     dd_error cause;
-    (void)describe_nan("in a CUDA graph", &found.place, nan_index(reported), &cause);
+    (void)describe_nan("in a CUDA graph", &found.location, nan_index(reported), &cause);
     dd_error_prepend(&cause, "%.*s", (int)found.origin.call_len - 2, found.call);
     nccl_group_end(group, &cause, &found.origin, NCCL_END_FAILED);
 }

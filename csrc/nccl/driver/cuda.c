@@ -90,8 +90,8 @@ dd_cuda_open(const char *explicit_path, dd_cuda **opened, dd_error *err)
         return dd_error_no_memory(err, sizeof *cuda);
     }
     dd_dylib lib = {0};
-    dd_dylib_search place = {.explicit_path = explicit_path};
-    dd_status status = dd_dylib_load(&CUDA_SPEC, &place, &lib, &cuda->api, NULL, err);
+    dd_dylib_search search = {.explicit_path = explicit_path};
+    dd_status status = dd_dylib_load(&CUDA_SPEC, &search, &lib, &cuda->api, NULL, err);
     if (status == DD_OK) {
         status = start_driver(cuda, err);
     }

@@ -89,24 +89,24 @@ py_lock_release(py_lock *lock)
     })
 
 /* Read a `once` pointer; NULL if it is not set. */
-#define PY_ONCE_GET(place) __atomic_load_n((place), __ATOMIC_ACQUIRE)
+#define PY_ONCE_GET(target) __atomic_load_n((target), __ATOMIC_ACQUIRE)
 
 /* Set a `once` pointer. Return false if it is already set; the caller then still owns `value`. */
-#define PY_ONCE_SET(place, value)                                                                           \
-    __extension__({                                                                                         \
-        __typeof__(*(place)) py_none = NULL;                                                                \
-        __atomic_compare_exchange_n((place), &py_none, (value), false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); \
+#define PY_ONCE_SET(target, value)                                                                           \
+    __extension__({                                                                                          \
+        __typeof__(*(target)) py_none = NULL;                                                                \
+        __atomic_compare_exchange_n((target), &py_none, (value), false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); \
     })
 
-/* Set a `once` object unless it is already set, and return its value, borrowed from `place`. Takes
+/* Set a `once` object unless it is already set, and return its value, borrowed from `target`. Takes
  * ownership of `value`. If `value` is NULL, return the value set before, or NULL. */
 static inline PyObject *
-py_once_object(PyObject **place, PyObject *value)
+py_once_object(PyObject **target, PyObject *value)
 {
-    if (value == NULL || !PY_ONCE_SET(place, value)) {
+    if (value == NULL || !PY_ONCE_SET(target, value)) {
         Py_XDECREF(value);
     }
-    return PY_ONCE_GET(place);
+    return PY_ONCE_GET(target);
 }
 
 #endif

@@ -184,7 +184,7 @@ param_read_text(const char *function, const py_param *param, PyObject *value)
                      param->name);
         return false;
     }
-    *(const char **)param->place = (const char *)string.data;
+    *(const char **)param->target = (const char *)string.data;
     return true;
 }
 
@@ -195,7 +195,7 @@ param_read_bytes(const char *function, const py_param *param, PyObject *value)
         py_raise_wrong_type(function, param->name, "bytes", value);
         return false;
     }
-    *(dd_bytes *)param->place = dd_bytes_of(PyBytes_AsString(value), (size_t)PyBytes_Size(value));
+    *(dd_bytes *)param->target = dd_bytes_of(PyBytes_AsString(value), (size_t)PyBytes_Size(value));
     return true;
 }
 
@@ -204,20 +204,20 @@ param_read(py_state *state, const char *function, const py_param *param, PyObjec
 {
     switch ((py_kind)param->kind) {
     case PY_OBJECT:
-        *(PyObject **)param->place = value;
+        *(PyObject **)param->target = value;
         return true;
     case PY_INT:
-        return py_params_int(state, value, param->place, function, param->name);
+        return py_params_int(state, value, param->target, function, param->name);
     case PY_INT64:
-        return py_to_int64(value, param->place, function, param->name);
+        return py_to_int64(value, param->target, function, param->name);
     case PY_FLAG:
-        return py_params_flag(state, value, param->place, function, param->name);
+        return py_params_flag(state, value, param->target, function, param->name);
     case PY_TIMEOUT:
-        return py_to_timeout_ns(state, value, param->place, function, param->name);
+        return py_to_timeout_ns(state, value, param->target, function, param->name);
     case PY_TEXT:
         return param_read_text(function, param, value);
     case PY_STRING:
-        return read_string(function, param, value, param->place);
+        return read_string(function, param, value, param->target);
     case PY_BYTES:
         return param_read_bytes(function, param, value);
     }

@@ -38,7 +38,7 @@ typedef struct py_param {
     const char *name;
     /* a py_kind, or with py_params_parse, which ignores it, a kind that the caller defines */
     int kind;
-    void *place; /* address that receives the value; not used by py_params_parse */
+    void *target; /* address that receives the value; not used by py_params_parse */
 } py_param;
 
 typedef struct py_params {

@@ -262,7 +262,7 @@ side_nbytes(const py_operands *operands, const py_side *side)
 /* Place the side's staged pieces from `offset` on, counted from `base`. If `base` is NULL, set no
  * addresses. Return the offset of the end. */
 static size_t
-place_side(py_operands *operands, const py_side *side, uint8_t *base, size_t offset)
+assign_side(py_operands *operands, const py_side *side, uint8_t *base, size_t offset)
 {
     size_t per_block = is_joined(side) ? side->npieces / side->nblocks : 1;
     for (size_t i = 0; i < side->npieces; i++) {
@@ -288,11 +288,11 @@ interleaved_side(const py_operands *operands)
 }
 
 static size_t
-place_all(py_operands *operands, uint8_t *base)
+assign_list(py_operands *operands, uint8_t *base)
 {
-    size_t offset = place_side(operands, &operands->inputs, base, 0);
+    size_t offset = assign_side(operands, &operands->inputs, base, 0);
     if (!is_same_side(&operands->inputs, &operands->outputs)) {
-        offset = place_side(operands, &operands->outputs, base, offset);
+        offset = assign_side(operands, &operands->outputs, base, offset);
     }
     const py_side *interleaved = interleaved_side(operands);
     if (interleaved != NULL) {
@@ -316,13 +316,13 @@ allocate_staging(py_operands *operands)
     if (!operands->is_staged) {
         return true;
     }
-    operands->staging_nbytes = place_all(operands, NULL);
+    operands->staging_nbytes = assign_list(operands, NULL);
     operands->staging = dd_mem_alloc(operands->staging_nbytes);
     if (operands->staging == NULL) {
         PyErr_NoMemory();
         return false;
     }
-    place_all(operands, operands->staging);
+    assign_list(operands, operands->staging);
     return true;
 }
 
@@ -558,7 +558,7 @@ py_operands_reserve_parts(py_operands *operands, dd_coll coll, int rank)
 }
 
 size_t
-py_operands_place_parts(py_operands *operands, uint8_t *base)
+py_operands_assign_addresses(py_operands *operands, uint8_t *base)
 {
     size_t offset = 0;
     for (size_t i = 0; i < operands->npieces; i++) {

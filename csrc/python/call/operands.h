@@ -109,8 +109,8 @@ size_t py_operands_nparts(const py_operands *operands);
 bool py_operands_reserve_parts(py_operands *operands, dd_coll coll, int rank);
 /* Place the staged tensors one after another, beginning at address `base`. If `base` is NULL, set
  * no addresses. Return the number of bytes needed. */
-size_t py_operands_place_parts(py_operands *operands, uint8_t *base);
-/* Store a part's blocks (borrowed) in `args`. Call py_operands_place_parts first. */
+size_t py_operands_assign_addresses(py_operands *operands, uint8_t *base);
+/* Store a part's blocks (borrowed) in `args`. Call py_operands_assign_addresses first. */
 void py_operands_fill_part(py_operands *operands, size_t part, dd_coll_args *args);
 
 /* ---- on the host */

@@ -134,7 +134,7 @@ plan_allocate(py_nccl_plan *plan, const totals *sum)
 static bool
 allocate_scratch(py_nccl_plan *plan, py_group *group, py_operands *operands)
 {
-    size_t nbytes = py_operands_place_parts(operands, NULL);
+    size_t nbytes = py_operands_assign_addresses(operands, NULL);
     if (nbytes == 0) {
         return true;
     }
@@ -144,7 +144,7 @@ allocate_scratch(py_nccl_plan *plan, py_group *group, py_operands *operands)
         return false;
     }
     plan->scratch[plan->call.nscratch++] = data;
-    py_operands_place_parts(operands, data);
+    py_operands_assign_addresses(operands, data);
     return true;
 }
 

@@ -66,9 +66,9 @@ py_recorder_fini_stacks(py_recorder *self)
 static seen_code *
 find_code_locked(const py_recorder *self, const PyObject *code)
 {
-    size_t place = (size_t)(((uint64_t)(uintptr_t)code * UINT64_C(0x9E3779B97F4A7C15)) >> 40);
-    for (;; place++) {
-        seen_code *seen = &self->codes[place & (CODE_BUCKETS - 1)];
+    size_t index = (size_t)(((uint64_t)(uintptr_t)code * UINT64_C(0x9E3779B97F4A7C15)) >> 40);
+    for (;; index++) {
+        seen_code *seen = &self->codes[index & (CODE_BUCKETS - 1)];
         if (seen->code == code || seen->code == NULL) {
             return seen;
         }
@@ -269,15 +269,15 @@ has_outer_frames(const py_recorder *self, const seen_stack *stack, frame_cursor 
 /* Copy a recent stack from its entry, because reading frames may run Python code that replaces the
  * entry. Return false if the entry has another innermost frame. */
 static bool
-copy_cached_stack(py_recorder *self, const seen_stack *place, dd_call_site_key inner, seen_stack *stack)
+copy_cached_stack(py_recorder *self, const seen_stack *entry, dd_call_site_key inner, seen_stack *stack)
 {
     py_lock_take(&self->lock);
-    bool is_cached = place->stack != 0 && is_same_site(place->keys[0], inner);
+    bool is_cached = entry->stack != 0 && is_same_site(entry->keys[0], inner);
     if (is_cached) {
-        stack->stack = place->stack;
-        stack->nframes = place->nframes;
-        stack->is_whole = place->is_whole;
-        memcpy(stack->keys, place->keys, place->nframes * sizeof place->keys[0]);
+        stack->stack = entry->stack;
+        stack->nframes = entry->nframes;
+        stack->is_whole = entry->is_whole;
+        memcpy(stack->keys, entry->keys, entry->nframes * sizeof entry->keys[0]);
     }
     py_lock_release(&self->lock);
     return is_cached;
@@ -292,9 +292,9 @@ py_recorder_stack(py_state *state)
         return 0;
     }
     frame_cursor outer = caller_of(self, inner);
-    seen_stack *place = seen_slot(self, inner.key, outer.frame != NULL ? outer.key : inner.key);
+    seen_stack *entry = seen_slot(self, inner.key, outer.frame != NULL ? outer.key : inner.key);
     seen_stack stack;
-    if (copy_cached_stack(self, place, inner.key, &stack) && has_outer_frames(self, &stack, outer)) {
+    if (copy_cached_stack(self, entry, inner.key, &stack) && has_outer_frames(self, &stack, outer)) {
         return stack.stack;
     }
     PyFrameObject *frames[DD_STACK_MAX_FRAMES];
@@ -302,7 +302,7 @@ py_recorder_stack(py_state *state)
     stack.stack = stack.nframes > 0 ? find_stack(self, &stack, frames) : 0;
     if (stack.stack != 0) {
         py_lock_take(&self->lock);
-        *place = stack;
+        *entry = stack;
         py_lock_release(&self->lock);
     }
     return stack.stack;
