@@ -90,7 +90,7 @@ find(const dd_dylib_spec *spec, const dd_dylib_search *search, const char **name
         *name = search->explicit_path;
         return try_open(*name, log);
     }
-    *name = spec->sonames[0] != NULL ? spec->sonames[0] : spec->what;
+    *name = spec->sonames[0] != NULL ? spec->sonames[0] : spec->label;
     void *handle = find_loaded(spec);
     if (handle != NULL) {
         return handle;
@@ -117,7 +117,7 @@ open_library(const dd_dylib_spec *spec, const dd_dylib_search *search, dd_dylib 
     if (handle != NULL) {
         status = dylib_take(spec, handle, name, lib, err);
     } else {
-        status = dd_error_set(err, DD_NOT_SUPPORTED, "cannot load %s: %.*s", spec->what, (int)log.len,
+        status = dd_error_set(err, DD_NOT_SUPPORTED, "cannot load %s: %.*s", spec->label, (int)log.len,
                               log.len > 0 ? (const char *)log.data : "");
     }
     dd_blob_fini(&log);

@@ -30,7 +30,7 @@ typedef struct dd_dylib_symbol {
 
 /* A library to load, and the functions to load from it. */
 typedef struct dd_dylib_spec {
-    const char *what; /* name of the library for messages, such as "NCCL" */
+    const char *label; /* name of the library for messages, such as "NCCL" */
     /* File names such as "libnccl.so.2", ended by NULL. They are looked up among the loaded
      * libraries first, and by the system loader last. */
     const char *sonames[5];

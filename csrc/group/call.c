@@ -10,9 +10,9 @@
 /* ---- initialisation */
 
 static void
-init_call(group_call *call, dd_group *group, const char *what, const dd_call_options *options)
+init_call(group_call *call, dd_group *group, const char *label, const dd_call_options *options)
 {
-    dd_work_init(&call->work, what, 0, 0);
+    dd_work_init(&call->work, label, 0, 0);
     call->work.on_done = options->on_done;
     call->work.ctx = options->ctx;
     dd_list_init(&call->link);
@@ -104,16 +104,16 @@ static dd_status
 call_check_locked(const group_call *call, dd_error *err)
 {
     dd_group *group = call->group;
-    const char *what = call->work.what;
+    const char *label = call->work.label;
     int rank = call->is_message ? call->message.rank : 0;
     if ((rank < 0 || rank >= group->size) && (rank != DD_ANY_RANK || call->is_send)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid rank: %d is not in 0 to %d", what, rank,
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid rank: %d is not in 0 to %d", label, rank,
                             group->size - 1);
     }
-    dd_status status = dd_group_check_usable_locked(group, what, err);
+    dd_status status = dd_group_check_usable_locked(group, label, err);
     if (status == DD_OK && call->is_message && call->is_send && group->members[rank].has_left) {
         status = dd_group_error_about(group, rank, DD_PEER_LOST, "has left the group", err);
-        group_note_call(group, what, 0, 0, err);
+        group_note_call(group, label, 0, 0, err);
     }
     return status;
 }
@@ -148,7 +148,7 @@ dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err
             return dd_error_set(err, status,
                                 "Operation timed out! %s on " GROUP_FORMAT
                                 " is still under way after %.3g s of waiting",
-                                work->what, GROUP_ARGS(group), dd_wait_elapsed_s(wait));
+                                work->label, GROUP_ARGS(group), dd_wait_elapsed_s(wait));
         }
         if (status != DD_OK) {
             return status;
@@ -184,14 +184,14 @@ check_startable_locked(const group_call *call, const dd_group *group, dd_error *
     }
     if (call->group != group) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is of another group than the first of the calls",
-                            work->what);
+                            work->label);
     }
     if (call->is_checked) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is given twice", work->what);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is given twice", work->label);
     }
     if (!dd_work_is_done(work)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s #%llu is under way and cannot be started again",
-                            work->what, (unsigned long long)work->sequence);
+                            work->label, (unsigned long long)work->sequence);
     }
     return DD_OK;
 }
@@ -281,7 +281,8 @@ run_call(group_call *call, const dd_wait *wait, dd_error *err)
     if (!dd_work_is_done(work)) {
         char reason[96];
         bool is_monitored = call->is_message && call->message.channel == GROUP_MONITOR_CHANNEL;
-        snprintf(reason, sizeof reason, "interrupted in %s", is_monitored ? "monitored_barrier" : work->what);
+        snprintf(reason, sizeof reason, "interrupted in %s",
+                 is_monitored ? "monitored_barrier" : work->label);
         dd_group_abort(group, reason);
         until_done = dd_wait_after(DD_NEVER_NS);
         dd_error end = {.keeps_memory = false};

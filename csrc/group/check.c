@@ -13,21 +13,21 @@
 #define QUICK_NBYTES ((size_t)4096)
 
 dd_status
-dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
+dd_group_check_usable_locked(dd_group *group, const char *label, dd_error *err)
 {
     if (group->is_closing) {
-        return dd_error_set(err, DD_CLOSED, "%s: " GROUP_FORMAT " is closed", what, GROUP_ARGS(group));
+        return dd_error_set(err, DD_CLOSED, "%s: " GROUP_FORMAT " is closed", label, GROUP_ARGS(group));
     }
     if (group->cause.code != DD_OK) {
         dd_engine_finish_notices_locked(group->engine);
         dd_error_copy(err, &group->cause);
         dd_error_prepend(err, "the group has failed before");
-        group_note_call(group, what, 0, 0, err);
+        group_note_call(group, label, 0, 0, err);
         return group->cause.code;
     }
     if (group->is_suspended || (group->is_suspending && !pthread_equal(group->suspender, dd_thread_self()))) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "%s: " GROUP_FORMAT " is suspended: call resume() on all its ranks first", what,
+                            "%s: " GROUP_FORMAT " is suspended: call resume() on all its ranks first", label,
                             GROUP_ARGS(group));
     }
     return DD_OK;
@@ -41,12 +41,12 @@ group_check_parent_locked(dd_group *parent, dd_error *err)
 }
 
 dd_status
-group_check_usable(dd_group *group, const char *what, dd_error *err)
+group_check_usable(dd_group *group, const char *label, dd_error *err)
 {
     dd_status status = dd_engine_check_fork(group->engine, err);
     if (status == DD_OK) {
         dd_engine_lock(group->engine);
-        status = dd_group_check_usable_locked(group, what, err);
+        status = dd_group_check_usable_locked(group, label, err);
         dd_engine_unlock(group->engine);
     }
     return status;
@@ -56,7 +56,7 @@ group_check_usable(dd_group *group, const char *what, dd_error *err)
 static dd_status
 check_blocks(const dd_group *group, const dd_coll_args *args, dd_error *err)
 {
-    const char *what = dd_coll_name(args->coll);
+    const char *label = dd_coll_name(args->coll);
     size_t size = dd_dtype_size(args->reduction.dtype);
     int ninputs = dd_coll_ninputs(args->coll, args->root == group->rank, group->size);
     int noutputs = dd_coll_noutputs(args->coll, args->root == group->rank, group->size);
@@ -65,8 +65,8 @@ check_blocks(const dd_group *group, const dd_coll_args *args, dd_error *err)
         if (nbytes % size != 0) {
             return dd_error_set(
                 err, DD_INVALID_ARGUMENT,
-                "%s: a block has %zu bytes, which is not a whole number of elements of type %s", what, nbytes,
-                dd_dtype_name(args->reduction.dtype));
+                "%s: a block has %zu bytes, which is not a whole number of elements of type %s", label,
+                nbytes, dd_dtype_name(args->reduction.dtype));
         }
     }
     if (ninputs == 0 || noutputs == 0) {
@@ -78,7 +78,7 @@ check_blocks(const dd_group *group, const dd_coll_args *args, dd_error *err)
                      : dd_error_set(err, DD_INVALID_ARGUMENT,
                                     "%s: rank %d's own input has %zu bytes and its own output %zu: they must "
                                     "be the same",
-                                    what, group->rank, in, out);
+                                    label, group->rank, in, out);
 }
 
 /* Add the size of even blocks to the signature, because a carrier's library compares no sizes. */

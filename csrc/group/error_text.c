@@ -47,9 +47,9 @@ group_blame(const dd_group *group, int rank, dd_error *err)
 }
 
 dd_status
-dd_group_error_about(const dd_group *group, int rank, dd_status code, const char *what, dd_error *err)
+dd_group_error_about(const dd_group *group, int rank, dd_status code, const char *label, dd_error *err)
 {
-    (void)dd_error_set(err, code, "%s %s", MEMBER(rank), what);
+    (void)dd_error_set(err, code, "%s %s", MEMBER(rank), label);
     group_blame(group, rank, err);
     return code;
 }
@@ -297,14 +297,15 @@ group_cause_of_error(const dd_group *group, const dd_error *error)
 }
 
 void
-group_note_call(const dd_group *group, const char *what, uint64_t sequence, int64_t elapsed_ns, dd_error *err)
+group_note_call(const dd_group *group, const char *label, uint64_t sequence, int64_t elapsed_ns,
+                dd_error *err)
 {
     char number[32] = "";
     if (sequence > 0) {
         snprintf(number, sizeof number, " #%llu", (unsigned long long)sequence);
     }
-    dd_error_prepend(err, "%s%s on " GROUP_FORMAT, what, number, GROUP_ARGS(group));
-    dd_error_note_call(err, what, sequence, elapsed_ns, group->name.data, group->name.len);
+    dd_error_prepend(err, "%s%s on " GROUP_FORMAT, label, number, GROUP_ARGS(group));
+    dd_error_note_call(err, label, sequence, elapsed_ns, group->name.data, group->name.len);
 }
 
 void
@@ -320,7 +321,7 @@ group_describe_failure(const dd_group *group, const dd_work *work, const dd_erro
         size_t len = strlen(cause->message + name.used);
         memmove(error->message, cause->message + name.used, len + 1);
     }
-    group_note_call(group, work->what, work->sequence, dd_clock_now_ns() - work->start_ns, error);
+    group_note_call(group, work->label, work->sequence, dd_clock_now_ns() - work->start_ns, error);
 }
 
 /* ---- packets that the network loses */

@@ -37,12 +37,12 @@ bool dd_group_has_left_locked(const dd_group *group, int rank);
 /* Return the cause of the group's failure, or NULL if it has not failed. */
 const dd_error *dd_group_cause_locked(const dd_group *group);
 /* Return DD_OK if a call may begin, else the reason. May release the lock temporarily. */
-dd_status dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
+dd_status dd_group_check_usable_locked(dd_group *group, const char *label, dd_error *err) DD_MUST_CHECK;
 /* Fail the group with this cause, and all its calls under way, here and on the other ranks. */
 void dd_group_fail_locked(dd_group *group, const dd_error *cause);
 
 /* Set the error "rank 2 (node-b, pid 77) <what>", and blame that rank. Needs no lock. */
-dd_status dd_group_error_about(const dd_group *group, int rank, dd_status code, const char *what,
+dd_status dd_group_error_about(const dd_group *group, int rank, dd_status code, const char *label,
                                dd_error *err);
 
 /* ---- memory (regions.c) */

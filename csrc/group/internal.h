@@ -215,7 +215,7 @@ void group_destroy(dd_group *group); /* must be closed or incomplete; NULL is al
 /* Check that groups can be split off: `parent` is usable, or it is revoked and not closed. */
 dd_status group_check_parent_locked(dd_group *parent, dd_error *err) DD_MUST_CHECK;
 /* Like dd_group_check_usable_locked, but take the lock first, and fail in a forked child. */
-dd_status group_check_usable(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
+dd_status group_check_usable(dd_group *group, const char *label, dd_error *err) DD_MUST_CHECK;
 /* Check the arguments of a collective, and fill in the signature and is_quick of its form. The
  * signature is the part on which all ranks must agree. Block sizes that differ by rank are not in
  * it; they are compared block by block. */
@@ -326,7 +326,7 @@ dd_cause group_cause_of_lateness(const dd_group *group, const group_call *call);
 void group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *error);
 /* Prepend the call to the error's message (all_reduce #41 on group "dp" (rank 3 of 8): ...), and
  * store it in the error. Pass sequence 0 if the call has no number. err may be NULL. */
-void group_note_call(const dd_group *group, const char *what, uint64_t sequence, int64_t elapsed_ns,
+void group_note_call(const dd_group *group, const char *label, uint64_t sequence, int64_t elapsed_ns,
                      dd_error *err);
 /* Make the error of a failed operation from the cause of its failure. */
 void group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause,

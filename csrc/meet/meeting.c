@@ -20,13 +20,13 @@ raise_failure(const meeting_call *call, dd_error *failure, dd_error *err)
 
 /* Read the payload of another rank. Return DD_STORE if the bytes are malformed. */
 static dd_status
-read_other(const meeting_call *call, dd_bytes published, const char *what, dd_meeting_member *member,
+read_other(const meeting_call *call, dd_bytes published, const char *label, dd_meeting_member *member,
            dd_error *err)
 {
     char title[MEETING_TITLE_MAX];
     return meeting_read_member(call, published, member)
                ? DD_OK
-               : dd_error_set(err, DD_STORE, "the store holds something else where %s of %s should be", what,
+               : dd_error_set(err, DD_STORE, "the store holds something else where %s of %s should be", label,
                               meeting_print_title(call, title));
 }
 
@@ -132,11 +132,11 @@ static dd_status
 examine_taken(const meeting_call *call, dd_bytes taken, bool *is_done, dd_error *err)
 {
     int name = meeting_name_of(call, call->meeting->rank);
-    char what[32];
+    char label[32];
     char title[MEETING_TITLE_MAX];
     dd_meeting_member member;
-    snprintf(what, sizeof what, "rank %d", name);
-    dd_status status = read_other(call, taken, what, &member, err);
+    snprintf(label, sizeof label, "rank %d", name);
+    dd_status status = read_other(call, taken, label, &member, err);
     if (status == DD_OK) {
         status = cancel_if_dead(call, taken, is_done, err);
     }

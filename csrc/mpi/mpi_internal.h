@@ -50,7 +50,7 @@ typedef struct mpi_library {
 /* ---- mpi_lib.c */
 
 /* Convert an MPI code: DD_OK, or DD_BACKEND "MPI_Ibcast: <MPI's text> (code 15 of <version>)". */
-dd_status mpi_check(const mpi_library *library, int code, const char *what, dd_error *err) DD_MUST_CHECK;
+dd_status mpi_check(const mpi_library *library, int code, const char *label, dd_error *err) DD_MUST_CHECK;
 /* Return true if MPI has been finalised: then the caller must not call MPI. */
 bool mpi_is_finalized(const mpi_library *library);
 

@@ -11,7 +11,7 @@
 static const dd_dylib_symbol SYMBOLS[] = {DD_MPI_REQUIRED(MPI_SYMBOL) DD_MPI_LARGE(MPI_SYMBOL_OPTIONAL)};
 
 dd_status
-mpi_check(const mpi_library *library, int code, const char *what, dd_error *err)
+mpi_check(const mpi_library *library, int code, const char *label, dd_error *err)
 {
     if (code == DD_MPI_OK) {
         return DD_OK;
@@ -22,7 +22,7 @@ mpi_check(const mpi_library *library, int code, const char *what, dd_error *err)
         text[0] = '\0';
     }
     text[strcspn(text, "\n")] = '\0';
-    return dd_error_set(err, DD_BACKEND, "%s: %.500s (code %d of %s)", what, text, code, library->version);
+    return dd_error_set(err, DD_BACKEND, "%s: %.500s (code %d of %s)", label, text, code, library->version);
 }
 
 bool
@@ -65,7 +65,7 @@ dd_status
 dd_mpi_open(const dd_dylib_search *where, dd_carrier_library **opened, dd_error *err)
 {
     static const dd_dylib_spec SPEC = {
-        .what = "MPI",
+        .label = "MPI",
         .sonames = {"libmpi_abi.so.1", "libmpi.so.40", "libmpich.so.12", "libmpi.so.12"},
         .probe = "MPI_Init_thread",
         .symbols = SYMBOLS,

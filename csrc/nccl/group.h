@@ -133,7 +133,7 @@ typedef struct dd_nccl_copy {
 
 /* A call: its operations form one NCCL group and one work. */
 typedef struct dd_nccl_call {
-    const char *what; /* name of the call, such as "all_reduce"; static text */
+    const char *label; /* name of the call, such as "all_reduce"; static text */
     int device;
     const dd_nccl_op *ops;
     size_t nops;

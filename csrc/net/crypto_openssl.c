@@ -13,7 +13,7 @@
 
 /* X(result, name, parameters): the functions of libcrypto to load. */
 #define OPENSSL_FUNCTIONS(X)                                                                                \
-    X(const char *, OpenSSL_version, (int what))                                                            \
+    X(const char *, OpenSSL_version, (int type))                                                            \
     X(void, ERR_clear_error, (void))                                                                        \
     X(void *, EVP_PKEY_new_raw_private_key, (int type, void *engine, const uint8_t *key, size_t nbytes))    \
     X(void *, EVP_PKEY_new_raw_public_key, (int type, void *engine, const uint8_t *key, size_t nbytes))     \
@@ -151,7 +151,7 @@ crypto_cipher_open(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes 
 dd_status
 crypto_library_load(dd_error *err)
 {
-    static const dd_dylib_spec spec = {.what = "libcrypto",
+    static const dd_dylib_spec spec = {.label = "libcrypto",
                                        .sonames = {"libcrypto.so.3", "libcrypto.so.1.1"},
                                        .probe = "EVP_PKEY_new_raw_private_key",
                                        .symbols = symbols,

@@ -27,9 +27,9 @@ enum lock_byte {
 
 /* Set the error of a failed system call on the file. */
 static dd_status
-failed(const dd_file_member *member, const char *what, dd_error *err)
+failed(const dd_file_member *member, const char *label, dd_error *err)
 {
-    return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot %s", member->where, what);
+    return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot %s", member->where, label);
 }
 
 typedef enum lock_result {
@@ -64,7 +64,7 @@ typedef dd_status try_fn(dd_file_member *member, const char **obstacle, dd_error
 
 /* Repeat `try` until it succeeds or fails, or the deadline passes, with doubling sleeps. */
 static dd_status
-try_until(dd_file_member *member, try_fn *try, const char *what, dd_lock *mu, const dd_wait *wait,
+try_until(dd_file_member *member, try_fn *try, const char *label, dd_lock *mu, const dd_wait *wait,
           dd_error *err)
 {
     for (int64_t nap_ns = NAP_MIN_NS;; nap_ns = nap_ns * 2 < NAP_MAX_NS ? nap_ns * 2 : NAP_MAX_NS) {
@@ -74,7 +74,7 @@ try_until(dd_file_member *member, try_fn *try, const char *what, dd_lock *mu, co
             return status;
         }
         if (dd_wait_has_expired(wait)) {
-            return dd_error_set(err, DD_TIMED_OUT, "%s timed out after %.3f s on %s: %s", what,
+            return dd_error_set(err, DD_TIMED_OUT, "%s timed out after %.3f s on %s: %s", label,
                                 dd_wait_elapsed_s(wait), member->where, obstacle);
         }
         if (mu != NULL) {
@@ -99,10 +99,10 @@ try_gate(dd_file_member *member, const char **obstacle, dd_error *err)
 }
 
 dd_status
-dd_file_member_lock_gate(dd_file_member *member, const char *what, dd_lock *mu, const dd_wait *wait,
+dd_file_member_lock_gate(dd_file_member *member, const char *label, dd_lock *mu, const dd_wait *wait,
                          dd_error *err)
 {
-    return try_until(member, try_gate, what, mu, wait, err);
+    return try_until(member, try_gate, label, mu, wait, err);
 }
 
 dd_status

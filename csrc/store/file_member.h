@@ -37,10 +37,10 @@ dd_status dd_file_member_join(dd_file_member *member, const char *path, int64_t 
  * false, the header does not count this process as having left, as after a crash. */
 void dd_file_member_close(dd_file_member *member, bool is_in_order);
 
-/* Lock the gate. DD_TIMED_OUT names `what` as the call that waited. The caller must hold `mu`,
+/* Lock the gate. DD_TIMED_OUT names `label` as the call that waited. The caller must hold `mu`,
  * which is released while the thread sleeps; NULL if there is no mutex. */
-dd_status dd_file_member_lock_gate(dd_file_member *member, const char *what, dd_lock *mu, const dd_wait *wait,
-                                   dd_error *err) DD_MUST_CHECK;
+dd_status dd_file_member_lock_gate(dd_file_member *member, const char *label, dd_lock *mu,
+                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Unlock the gate. If this fails, it stays locked for other processes until the file is closed. */
 dd_status dd_file_member_unlock_gate(const dd_file_member *member, dd_error *err) DD_MUST_CHECK;
 

@@ -315,12 +315,12 @@ put_value(dd_keyspace *ks, dd_bytes key, dd_bytes value, bool is_append, dd_erro
 }
 
 static dd_status
-number_error(dd_error *err, const char *what, dd_bytes key, dd_bytes text)
+number_error(dd_error *err, const char *label, dd_bytes key, dd_bytes text)
 {
     char shown_key[128];
     char shown_text[64];
     return dd_error_set(err, DD_STORE, "value of key \"%s\" %s: \"%s\"",
-                        dd_bytes_print(key, shown_key, sizeof shown_key), what,
+                        dd_bytes_print(key, shown_key, sizeof shown_key), label,
                         dd_bytes_print(text, shown_text, sizeof shown_text));
 }
 
@@ -652,7 +652,7 @@ dd_keyspace_error_missing(const dd_keyspace *ks, const dd_store_request *request
     }
     dd_store_missing missing = {.opening = "Wait timeout",
                                 .root = "",
-                                .what = dd_store_op_name(request->op),
+                                .label = dd_store_op_name(request->op),
                                 .where = where,
                                 .keys = shown,
                                 .nkeys = nmissing,

@@ -271,5 +271,5 @@ dd_store_error_missing(const dd_store_missing *missing, const dd_wait *wait, dd_
     }
     return dd_error_set(err, DD_TIMED_OUT, "%s after %.0fms, keys: %s (%zu of %zu missing): %s on %s",
                         missing->opening, dd_wait_limit_s(wait) * 1e3, list, missing->nkeys, missing->nasked,
-                        missing->what, missing->where);
+                        missing->label, missing->where);
 }

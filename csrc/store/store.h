@@ -217,7 +217,7 @@ dd_status dd_store_clone_handle(dd_store *store, dd_store **other, const dd_wait
 typedef struct dd_store_missing {
     const char *opening; /* torch.distributed's words, for which programs search */
     const char *root;    /* text before each key in the message, as in torch.distributed */
-    const char *what;
+    const char *label;
     const char *where;
     const dd_bytes *keys; /* missing keys, of which the first DD_STORE_MISSING_SHOWN are read */
     size_t nkeys;

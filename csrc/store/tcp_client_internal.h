@@ -56,9 +56,9 @@ tcp_store_of(dd_store *head)
 
 dd_status tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result,
                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* Send a request that uses an internal key and is answered immediately. `what` is for messages. */
+/* Send a request that uses an internal key and is answered immediately. `label` is for messages. */
 dd_status tcp_run_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result,
-                           const char *what, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+                           const char *label, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- requests */
 

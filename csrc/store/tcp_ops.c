@@ -79,19 +79,19 @@ send_users(tcp_store *store, const dd_store_request *request, dd_store_result *r
 }
 
 static dd_status
-prepend_where(tcp_store *store, const char *what, dd_status status, dd_error *err)
+prepend_where(tcp_store *store, const char *label, dd_status status, dd_error *err)
 {
     if (status != DD_OK && status != DD_INTERRUPTED && status != DD_TIMED_OUT && status != DD_QUEUE_EMPTY) {
-        dd_error_prepend(err, "%s on %s", what, store->where);
+        dd_error_prepend(err, "%s on %s", label, store->where);
     }
     return status;
 }
 
 dd_status
-tcp_run_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result, const char *what,
-                 const dd_wait *wait, dd_error *err)
+tcp_run_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result,
+                 const char *label, const dd_wait *wait, dd_error *err)
 {
-    return prepend_where(store, what, send_and_read(store, request, false, result, wait, err), err);
+    return prepend_where(store, label, send_and_read(store, request, false, result, wait, err), err);
 }
 
 /* ---- PyTorch's protocol, which does not wait for values */
@@ -199,7 +199,7 @@ error_missing(tcp_store *store, const dd_store_request *request, const dd_wait *
     /* Otherwise the server no longer answers, or the keys have appeared since: name all keys. */
     dd_store_missing told = {.opening = "wait timeout",
                              .root = "/",
-                             .what = dd_store_op_name(request->op),
+                             .label = dd_store_op_name(request->op),
                              .where = store->where,
                              .keys = is_known ? missing.keys : request->keys,
                              .nkeys = is_known ? missing.count : request->nkeys,

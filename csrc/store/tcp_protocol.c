@@ -205,12 +205,12 @@ dd_tcp_write_bytes(dd_tcp_writer *writer, dd_bytes bytes)
 /* ---- requests and results of a store as messages */
 
 static void
-check_limit(dd_tcp_writer *writer, uint64_t size, uint64_t limit, const char *what)
+check_limit(dd_tcp_writer *writer, uint64_t size, uint64_t limit, const char *label)
 {
     if (size > limit && writer->status == DD_OK) {
         writer->status =
             dd_error_set(writer->err, DD_INVALID_ARGUMENT,
-                         "%s of %" PRIu64 " is over the server's limit of %" PRIu64, what, size, limit);
+                         "%s of %" PRIu64 " is over the server's limit of %" PRIu64, label, size, limit);
     }
 }
 

@@ -180,7 +180,7 @@ dd_tcp_store_own_addr(dd_store *store)
 
 /* Read an internal key of a dldist server. The value is empty for other stores. */
 static dd_status
-read_server_key(dd_store *store, const char *name, const char *what, dd_blob *value, const dd_wait *wait,
+read_server_key(dd_store *store, const char *name, const char *label, dd_blob *value, const dd_wait *wait,
                 dd_error *err)
 {
     tcp_store *self = find_tcp_store(store);
@@ -191,7 +191,7 @@ read_server_key(dd_store *store, const char *name, const char *what, dd_blob *va
     dd_bytes key = dd_bytes_of_string(name);
     dd_store_request request = {.op = DD_STORE_TRY_GET, .keys = &key, .nkeys = 1};
     dd_store_result result = {0};
-    dd_status status = tcp_run_internal(self, &request, &result, what, wait, err);
+    dd_status status = tcp_run_internal(self, &request, &result, label, wait, err);
     if (status == DD_OK) {
         dd_blob_fini(value);
         *value = result.value;

@@ -58,11 +58,11 @@ release_held(held *entry)
 }
 
 static held *
-find_entry(const dd_list *list, bool (*is_it)(const held *entry, const void *what), const void *what)
+find_entry(const dd_list *list, bool (*is_it)(const held *entry, const void *ctx), const void *ctx)
 {
     for (dd_list *node = list->next; node != list; node = node->next) {
         held *entry = DD_CONTAINER_OF(node, held, link);
-        if (is_it(entry, what)) {
+        if (is_it(entry, ctx)) {
             return entry;
         }
     }
@@ -70,16 +70,16 @@ find_entry(const dd_list *list, bool (*is_it)(const held *entry, const void *wha
 }
 
 static held *
-find_in_contexts(dd_engine *engine, const dd_peer *peer, bool (*is_it)(const held *entry, const void *what),
-                 const void *what)
+find_in_contexts(dd_engine *engine, const dd_peer *peer, bool (*is_it)(const held *entry, const void *ctx),
+                 const void *ctx)
 {
-    held *entry = find_entry(&peer->early, is_it, what);
+    held *entry = find_entry(&peer->early, is_it, ctx);
     for (dd_list *node = engine->context_list.next; entry == NULL && node != &engine->context_list;
          node = node->next) {
         const dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
         for (int rank = 0; rank < context->nranks && entry == NULL; rank++) {
             if (context->ranks[rank].peer == peer) {
-                entry = find_entry(&context->ranks[rank].held, is_it, what);
+                entry = find_entry(&context->ranks[rank].held, is_it, ctx);
             }
         }
     }
@@ -132,9 +132,9 @@ engine_destroy_unfinished(dd_engine *engine, dd_list *list)
 /* ---- contexts that are not open */
 
 static bool
-is_for(const held *entry, const void *what)
+is_for(const held *entry, const void *ctx)
 {
-    const context_key *key = what;
+    const context_key *key = ctx;
     return entry->frame.context == key->id && entry->frame.target == key->rank;
 }
 

@@ -401,8 +401,8 @@ void lane_break(dd_lane *lane, const dd_error *error);
 void peer_break(dd_peer *peer, const dd_error *error);
 /* Break the peer and stop reading. Its link is closed after it received the reason (a farewell). */
 void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
-/* Break the peer for lack of memory; `what` is a phrase such as "for a message to it". */
-void peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes);
+/* Break the peer for lack of memory; `label` is a phrase such as "for a message to it". */
+void peer_break_for_memory(dd_peer *peer, const char *label, size_t nbytes);
 /* Break the lane, because an operation failed (`attempt`: "cannot send") or its link was closed. */
 void lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt);
 void engine_note_link_failure(dd_engine *engine, int sys_errno);

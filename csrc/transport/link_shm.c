@@ -475,12 +475,12 @@ is_ring_size(uint64_t nbytes)
 }
 
 static dd_status
-socket_error(dd_io io, const char *what, dd_error *err)
+socket_error(dd_io io, const char *label, dd_error *err)
 {
     if (io == DD_IO_CLOSED) {
-        return dd_error_set(err, DD_NETWORK, "%s: the peer closed the connection", what);
+        return dd_error_set(err, DD_NETWORK, "%s: the peer closed the connection", label);
     }
-    return dd_error_set_errno(err, DD_NETWORK, errno, "%s", what);
+    return dd_error_set_errno(err, DD_NETWORK, errno, "%s", label);
 }
 
 static dd_status

@@ -50,18 +50,18 @@ message_end(dd_message *message, const dd_error *error)
 void
 message_fail(dd_message *message, dd_status code, const char *format, ...)
 {
-    char what[512];
+    char text[512];
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(what, sizeof what, format, args);
+    (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
     const dd_endpoint *endpoint = &message->peer->endpoint;
     dd_error error;
     if (message->peer->is_self) {
-        (void)dd_error_set(&error, code, "rank %d of this process %s", message->source, what);
+        (void)dd_error_set(&error, code, "rank %d of this process %s", message->source, text);
     } else {
         (void)dd_error_set(&error, code, "rank %d (%s, pid %lld) %s", message->source, endpoint->host,
-                           endpoint->pid, what);
+                           endpoint->pid, text);
     }
     dd_error_blame(&error, message->source, endpoint->host, endpoint->pid);
     message_end(message, &error);

@@ -421,13 +421,13 @@ lane_end_input(dd_lane *lane)
 void
 peer_protocol_error(dd_peer *peer, const char *format, ...)
 {
-    char what[256];
+    char text[256];
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(what, sizeof what, format, args);
+    (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
     dd_error error;
-    (void)dd_error_set(&error, DD_PROTOCOL, "it broke the protocol: %s", what);
+    (void)dd_error_set(&error, DD_PROTOCOL, "it broke the protocol: %s", text);
     peer->is_final = true;
     for (int i = 0; i < peer->nlanes; i++) {
         lane_end_input(peer->lanes[i]);
@@ -439,10 +439,10 @@ peer_protocol_error(dd_peer *peer, const char *format, ...)
 }
 
 void
-peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes)
+peer_break_for_memory(dd_peer *peer, const char *text, size_t nbytes)
 {
     dd_error error;
-    (void)dd_error_set(&error, DD_OUT_OF_MEMORY, "no memory %s (%zu bytes)", what, nbytes);
+    (void)dd_error_set(&error, DD_OUT_OF_MEMORY, "no memory %s (%zu bytes)", text, nbytes);
     peer_break(peer, &error);
 }
 

@@ -12,10 +12,10 @@
 
 /* Return the error of the group's all_gather if that made UCC fail, otherwise UCC's own error. */
 static dd_status
-explain_failure(const dd_ucc_carrier *self, dd_ucc_status theirs, dd_error *err, const char *what)
+explain_failure(const dd_ucc_carrier *self, dd_ucc_status theirs, dd_error *err, const char *label)
 {
     dd_status status =
-        dd_ucc_check(self->lib, theirs, err, "%s of rank %d of %d", what, self->rank, self->nranks);
+        dd_ucc_check(self->lib, theirs, err, "%s of rank %d of %d", label, self->rank, self->nranks);
     return status == DD_OK || self->oob.error.code == DD_OK ? status : dd_error_copy(err, &self->oob.error);
 }
 

@@ -11,15 +11,15 @@ static const dd_dylib_symbol UCC_SYMBOLS[] = {
     DD_UCC_FUNCTIONS(UCC_SYMBOL){"ucc_get_version", offsetof(dd_ucc_api, ucc_get_version), true}};
 
 dd_status
-dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const char *what, ...)
+dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const char *label, ...)
 {
     if ((int)theirs >= 0) {
         return DD_OK;
     }
     char call[192];
     va_list args;
-    va_start(args, what);
-    (void)vsnprintf(call, sizeof call, what, args);
+    va_start(args, label);
+    (void)vsnprintf(call, sizeof call, label, args);
     va_end(args);
     bool is_lacking = theirs == DD_UCC_ERR_NOT_SUPPORTED || theirs == DD_UCC_ERR_NOT_IMPLEMENTED;
     return dd_error_set(err, is_lacking ? DD_NOT_SUPPORTED : DD_BACKEND, "%s: %s (%d), says %s (%s)", call,
@@ -49,7 +49,7 @@ check_version(void *ctx, dd_error *err)
     return DD_OK;
 }
 
-static const dd_dylib_spec UCC_SPEC = {.what = "UCC",
+static const dd_dylib_spec UCC_SPEC = {.label = "UCC",
                                        .sonames = {"libucc.so.1"},
                                        .probe = "ucc_init_version",
                                        .symbols = UCC_SYMBOLS,

@@ -93,17 +93,17 @@ dump(dd_monitor *monitor, dump_reason reason, dd_blob *report)
     return reason == DUMP_OF_FAILURE;
 }
 
-/* Report an event: the dump, all groups and, if desync is on, the ranks' progress in `of_whom`. */
+/* Report an event: the dump, all groups and, if desync is on, the ranks' progress in `member`. */
 static void
-report_event(dd_monitor *monitor, const char *what, dump_reason reason, watch_member *of_whom)
+report_event(dd_monitor *monitor, const char *text, dump_reason reason, watch_member *member)
 {
     dd_blob report = {0};
     watch_start_query(monitor);
-    watch_report_add(&report, "%s", what);
+    watch_report_add(&report, "%s", text);
     if (dump(monitor, reason, &report)) {
         watch_publish_dump(monitor);
     }
-    watch_report_groups(monitor, monitor->options.is_desync ? of_whom : NULL, &report);
+    watch_report_groups(monitor, monitor->options.is_desync ? member : NULL, &report);
     watch_report_answer(monitor, &report);
     watch_report_finish(monitor, &report);
 }
@@ -128,14 +128,14 @@ on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
     if (member == NULL && is_deliberate_end(alarm->error.code)) {
         return; /* a group of one rank: its end concerns no other rank */
     }
-    char what[WATCH_LINE_MAX];
+    char label[WATCH_LINE_MAX];
     bool is_dumped = is_worth_a_dump(monitor, member, alarm->error.code);
     if (member != NULL && member->info.fail != NULL && monitor->options.is_propagating) {
         watch_publish_error(monitor, member, &alarm->error);
     }
-    snprintf(what, sizeof what, "group \"%s\" (%s) has failed on rank %d: %s", alarm->group, alarm->kind,
+    snprintf(label, sizeof label, "group \"%s\" (%s) has failed on rank %d: %s", alarm->group, alarm->kind,
              alarm->rank, alarm->error.message);
-    report_event(monitor, what, is_dumped ? DUMP_OF_FAILURE : DUMP_NONE, member);
+    report_event(monitor, label, is_dumped ? DUMP_OF_FAILURE : DUMP_NONE, member);
     if (member != NULL && member->info.is_fatal && !is_deliberate_end(alarm->error.code)) {
         wait_for_readers(monitor);
         monitor->host.end_process(monitor->host.ctx, alarm->error.message);
@@ -215,9 +215,9 @@ answer_request(dd_monitor *monitor)
 static void
 handle_signals(dd_monitor *monitor)
 {
-    char what[WATCH_LINE_MAX];
-    if (watch_read_dump(monitor, what)) {
-        report_event(monitor, what, dump_reason_of_all(monitor), NULL);
+    char label[WATCH_LINE_MAX];
+    if (watch_read_dump(monitor, label)) {
+        report_event(monitor, label, dump_reason_of_all(monitor), NULL);
     }
     watch_read_errors(monitor);
 }

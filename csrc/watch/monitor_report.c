@@ -94,13 +94,13 @@ compare_ranks(dd_monitor *monitor, watch_member *member, const dd_signal_state *
         watch_report_add(report, "  %s", err.message);
     }
     dd_blob_list_fini(&states);
-    char what[DD_SIGNAL_NAME_MAX + 24] = "none";
+    char text[DD_SIGNAL_NAME_MAX + 24] = "none";
     if (own->called >= 0) {
-        snprintf(what, sizeof what, "%" PRId64 " %s", own->called, own->name);
+        snprintf(text, sizeof text, "%" PRId64 " %s", own->called, own->name);
     }
     for (int i = 0; i < NSORTS; i++) {
         if (found[i].len > 0) {
-            watch_report_add(report, "  %s%s: rank %s", sorts[i], i == SILENT ? "" : what, found[i].text);
+            watch_report_add(report, "  %s%s: rank %s", sorts[i], i == SILENT ? "" : text, found[i].text);
         }
     }
 }

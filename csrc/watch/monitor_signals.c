@@ -209,7 +209,7 @@ enter_late(dd_monitor *monitor, watch_member *first)
 }
 
 bool
-watch_read_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX])
+watch_read_dump(dd_monitor *monitor, char text[WATCH_LINE_MAX])
 {
     watch_member *first = watch_next(monitor, NULL);
     char key[KEY_MAX];
@@ -222,11 +222,11 @@ watch_read_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX])
                       read_new_signal(monitor, first, &first->is_dump_seen, KEY_OF_DUMP(first, key), &value);
     if (is_queried) {
         if (dd_signal_decode_dump(dd_blob_view(&value), &rank, &err) == DD_OK) {
-            snprintf(what, WATCH_LINE_MAX,
+            snprintf(text, WATCH_LINE_MAX,
                      "rank %d of group \"%s\" has asked all ranks for a dump: it has failed", rank,
                      first->name);
         } else {
-            snprintf(what, WATCH_LINE_MAX, "an unknown rank has asked all ranks for a dump: %s", err.message);
+            snprintf(text, WATCH_LINE_MAX, "an unknown rank has asked all ranks for a dump: %s", err.message);
         }
     }
     dd_blob_fini(&value);

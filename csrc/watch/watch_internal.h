@@ -94,7 +94,7 @@ dd_status watch_enter(watch_member *member, const dd_wait *wait, dd_error *err) 
 void watch_publish_dump(dd_monitor *monitor);
 void watch_publish_error(dd_monitor *monitor, watch_member *member, const dd_error *cause);
 /* Read the signals, once per interval. If a rank requests dumps, return true and a report text. */
-bool watch_read_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX]);
+bool watch_read_dump(dd_monitor *monitor, char text[WATCH_LINE_MAX]);
 /* Fail the groups that have failed on other ranks, and publish this rank's progress. Call this
  * after watch_read_dump. */
 void watch_read_errors(dd_monitor *monitor);

@@ -8,25 +8,25 @@
 #include <string.h>
 
 static const window_op op_put = {
-    .what = "put", .expectation = "taken it", .command = DD_WINDOW_PUT, .needs_open = true};
+    .label = "put", .missing = "taken it", .command = DD_WINDOW_PUT, .needs_open = true};
 static const window_op op_get = {
-    .what = "get", .expectation = "answered", .command = DD_WINDOW_GET, .needs_open = true};
-static const window_op op_signal = {.what = "signal",
-                                    .expectation = "taken it",
+    .label = "get", .missing = "answered", .command = DD_WINDOW_GET, .needs_open = true};
+static const window_op op_signal = {.label = "signal",
+                                    .missing = "taken it",
                                     .command = DD_WINDOW_PUT,
                                     .needs_channel = true,
                                     .needs_open = true};
-static const window_op op_alone = {.what = "signal_alone",
-                                   .expectation = "taken the signal",
+static const window_op op_alone = {.label = "signal_alone",
+                                   .missing = "taken the signal",
                                    .word = WINDOW_WORD_ROOM,
                                    .command = DD_WINDOW_SIGNAL_ALONE,
                                    .needs_channel = true,
                                    .needs_open = true};
 /* wait_signal works even if the other rank has closed the window: earlier signals count. */
 static const window_op op_wait = {
-    .what = "wait_signal", .expectation = "signalled", .word = WINDOW_WORD_SIGNAL, .needs_channel = true};
+    .label = "wait_signal", .missing = "signalled", .word = WINDOW_WORD_SIGNAL, .needs_channel = true};
 /* A flush is a get of no bytes, which is answered once all earlier commands have been handled. */
-static const window_op op_flush = {.what = "flush", .expectation = "answered", .command = DD_WINDOW_GET};
+static const window_op op_flush = {.label = "flush", .missing = "answered", .command = DD_WINDOW_GET};
 
 /* ---- without a call */
 
@@ -101,7 +101,7 @@ make_call(dd_window *window, const window_args *args, int64_t start_ns, int64_t 
     bool is_small_put = args->op->command == DD_WINDOW_PUT && args->block.nbytes <= WINDOW_SMALL_NBYTES;
     size_t data_nbytes = uses_messages && is_small_put ? args->block.nbytes : 0;
     window_call *call =
-        window_make_call(window->hub, args->target.rank, args->op->what, start_ns, data_nbytes);
+        window_make_call(window->hub, args->target.rank, args->op->label, start_ns, data_nbytes);
     if (call == NULL) {
         return dd_error_no_memory(err, sizeof *call + data_nbytes);
     }
@@ -143,7 +143,7 @@ window_run(dd_window *window, const window_args *args, const dd_wait *wait, dd_e
         }
         dd_work_release(&call->work);
     }
-    return window_end_failed(window->hub, args->op->what, status, err);
+    return window_end_failed(window->hub, args->op->label, status, err);
 }
 
 static dd_status
@@ -277,7 +277,7 @@ dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
         }
         dd_work_release(&call->work);
     }
-    return window_end_failed(hub, op_flush.what, status, err);
+    return window_end_failed(hub, op_flush.label, status, err);
 }
 
 dd_status

@@ -10,10 +10,10 @@
 
 /* Prepend a text such as "put on window 3 of group "dp" (rank 0 of 2)" to an error. */
 static void
-describe(const window_hub *hub, const char *what, uint64_t window, dd_error *err)
+describe(const window_hub *hub, const char *label, uint64_t window, dd_error *err)
 {
     dd_bytes name = dd_group_name(hub->group);
-    dd_error_prepend(err, "%s on window %llu of group \"%.*s\" (rank %d of %d)", what,
+    dd_error_prepend(err, "%s on window %llu of group \"%.*s\" (rank %d of %d)", label,
                      (unsigned long long)window, (int)name.len, (const char *)name.data, hub->rank,
                      hub->size);
 }
@@ -31,7 +31,7 @@ has_closed(const window_member *member)
 }
 
 dd_status
-window_end_failed(window_hub *hub, const char *what, dd_status status, dd_error *err)
+window_end_failed(window_hub *hub, const char *label, dd_status status, dd_error *err)
 {
     if (status == DD_OK || dd_engine_check_fork(hub->engine, NULL) != DD_OK) {
         return status;
@@ -40,7 +40,7 @@ window_end_failed(window_hub *hub, const char *what, dd_status status, dd_error 
     if (status == DD_CLOSED) {
         dd_engine_receive_locked(hub->engine);
         if (dd_group_cause_locked(hub->group) != NULL) {
-            status = dd_group_check_usable_locked(hub->group, what, err);
+            status = dd_group_check_usable_locked(hub->group, label, err);
         }
     }
     dd_engine_finish_notices_locked(hub->engine);
@@ -93,8 +93,8 @@ window_check(const dd_window *window, const window_args *args, dd_error *err)
     window_hub *hub = window->hub;
     dd_status status = dd_engine_check_fork(hub->engine, err);
     if (status == DD_OK && (status = find_obstacle(window, args, false, err)) != DD_OK) {
-        describe(hub, args->op->what, window->id, err);
-        status = window_end_failed(hub, args->op->what, status, err);
+        describe(hub, args->op->label, window->id, err);
+        status = window_end_failed(hub, args->op->label, status, err);
     }
     return status;
 }
@@ -102,9 +102,9 @@ window_check(const dd_window *window, const window_args *args, dd_error *err)
 static dd_status
 window_call_check_locked(const window_call *call, dd_error *err)
 {
-    dd_status status = dd_group_check_usable_locked(call->hub->group, call->args.op->what, err);
+    dd_status status = dd_group_check_usable_locked(call->hub->group, call->args.op->label, err);
     if (status == DD_OK && (status = find_obstacle(call->window, &call->args, true, err)) != DD_OK) {
-        describe(call->hub, call->args.op->what, call->window_id, err);
+        describe(call->hub, call->args.op->label, call->window_id, err);
     }
     return status;
 }
@@ -113,12 +113,12 @@ static void
 error_timed_out(const window_call *call, dd_error *error)
 {
     const window_op *op = call->args.op;
-    char what[64];
+    char label[64];
     dd_error own;
     double elapsed_s = (double)(dd_clock_now_ns() - call->work.start_ns) * 1e-9;
-    (void)snprintf(what, sizeof what, op->needs_channel ? "has not %s on channel %d" : "has not %s",
-                   op->expectation, call->args.channel);
-    (void)dd_group_error_about(call->hub->group, call->args.target.rank, DD_OP_TIMED_OUT, what, &own);
+    (void)snprintf(label, sizeof label, op->needs_channel ? "has not %s on channel %d" : "has not %s",
+                   op->missing, call->args.channel);
+    (void)dd_group_error_about(call->hub->group, call->args.target.rank, DD_OP_TIMED_OUT, label, &own);
     (void)dd_error_set(error, DD_OP_TIMED_OUT, "timed out after %.3g s; %s", elapsed_s, own.message);
     error->blamed = own.blamed;
 }
@@ -198,11 +198,11 @@ destroy_call(dd_work *work)
 static void window_call_on_deadline(dd_timer *timer);
 
 window_call *
-window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, size_t data_nbytes)
+window_make_call(window_hub *hub, int rank, const char *label, int64_t start_ns, size_t data_nbytes)
 {
     window_call *call = dd_mem_alloc(sizeof *call + data_nbytes);
     if (call != NULL) {
-        dd_work_init(&call->work, what, 0, start_ns);
+        dd_work_init(&call->work, label, 0, start_ns);
         call->work.destroy = destroy_call;
         memset((char *)call + sizeof call->work, 0, sizeof *call - sizeof call->work);
         call->args.target.rank = rank;
@@ -267,7 +267,7 @@ window_complete_locked(window_call *call, const dd_error *cause)
     }
     if (cause != NULL) {
         error = *cause;
-        describe(call->hub, call->args.op->what, call->window_id, &error);
+        describe(call->hub, call->args.op->label, call->window_id, &error);
     }
     call->work.error.code = DD_OK; /* an abandoned put may still succeed */
     *count_of(call) -= call->is_moving ? 1 : 0;
@@ -366,7 +366,7 @@ window_begin(window_call *call, dd_error *err)
     } else if (status == DD_OK) {
         status = window_send_call_locked(call, err);
         if (status != DD_OK) {
-            describe(call->hub, call->args.op->what, call->window_id, err);
+            describe(call->hub, call->args.op->label, call->window_id, err);
         }
     }
     dd_engine_unlock(call->hub->engine);

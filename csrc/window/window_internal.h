@@ -73,8 +73,8 @@ struct dd_window {
 
 /* A kind of operation. A call of this kind waits for a word or for a message. */
 typedef struct window_op {
-    const char *what;
-    const char *expectation; /* after a timeout, completes the error text "rank 2 has not ..." */
+    const char *label;
+    const char *missing; /* after a timeout, completes the error text "rank 2 has not ..." */
     enum { WINDOW_NO_WORD, WINDOW_WORD_SIGNAL, WINDOW_WORD_ROOM, WINDOW_WORD_OWN_ROOM } word;
     dd_window_command_type command; /* command to send to a rank that is not direct */
     bool needs_channel;
@@ -159,7 +159,8 @@ window_word(const dd_window *window, int channel, int source)
 /* Report the failure of a call, after sending pending failure notices. A rank may have closed the
  * window because the group has failed, perhaps unnoticed here: the group's cause then replaces
  * DD_CLOSED. */
-dd_status window_end_failed(window_hub *hub, const char *what, dd_status status, dd_error *err) DD_MUST_CHECK;
+dd_status window_end_failed(window_hub *hub, const char *label, dd_status status,
+                            dd_error *err) DD_MUST_CHECK;
 /* Check the arguments, and, as far as known without the lock, that both sides have the window
  * open. */
 dd_status window_check(const dd_window *window, const window_args *args, dd_error *err) DD_MUST_CHECK;
@@ -174,7 +175,7 @@ dd_status window_error_closed(const window_hub *hub, int rank, dd_error *err);
 dd_task window_make_task(const window_hub *hub);
 
 /* Create a call with one reference and data_nbytes bytes of data. NULL if there is no memory. */
-window_call *window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns,
+window_call *window_make_call(window_hub *hub, int rank, const char *label, int64_t start_ns,
                               size_t data_nbytes);
 /* Start a call. On success, it is done or in a list of the hub. */
 dd_status window_begin(window_call *call, dd_error *err) DD_MUST_CHECK;

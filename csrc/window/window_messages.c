@@ -300,9 +300,9 @@ on_granted(dd_work *work, void *ctx)
 static void
 grant_locked(window_source *source, dd_window *window)
 {
-    static const window_op op_grant = {.what = "grant", .word = WINDOW_WORD_OWN_ROOM};
+    static const window_op op_grant = {.label = "grant", .word = WINDOW_WORD_OWN_ROOM};
     window_hub *hub = source->hub;
-    window_call *call = window_make_call(hub, source->rank, op_grant.what, 0, 0);
+    window_call *call = window_make_call(hub, source->rank, op_grant.label, 0, 0);
     if (call == NULL) {
         dd_error error;
         (void)dd_error_no_memory(&error, sizeof *call);
@@ -358,11 +358,11 @@ window_on_signal_taken(dd_window *window, int source)
 /* ---- commands from other ranks */
 
 static void
-fail_protocol_locked(const window_source *source, const char *what)
+fail_protocol_locked(const window_source *source, const char *label)
 {
     dd_error cause;
     char text[512];
-    (void)snprintf(text, sizeof text, "broke the protocol of windows: %.400s", what);
+    (void)snprintf(text, sizeof text, "broke the protocol of windows: %.400s", label);
     (void)dd_group_error_about(source->hub->group, source->rank, DD_PROTOCOL, text, &cause);
     dd_group_fail_locked(source->hub->group, &cause);
 }

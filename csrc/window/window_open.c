@@ -155,9 +155,9 @@ static dd_status
 fail_protocol(const window_opening *opening, int rank, const dd_error *fault, dd_error *err)
 {
     dd_error error;
-    char what[512];
-    (void)snprintf(what, sizeof what, "broke the protocol: %.400s", fault->message);
-    (void)dd_group_error_about(opening->group, rank, DD_PROTOCOL, what, &error);
+    char label[512];
+    (void)snprintf(label, sizeof label, "broke the protocol: %.400s", fault->message);
+    (void)dd_group_error_about(opening->group, rank, DD_PROTOCOL, label, &error);
     return fail_group(opening->group, &error, err);
 }
 
@@ -166,22 +166,22 @@ static dd_status
 check_part(const window_opening *opening, int rank, dd_error *err)
 {
     const dd_window_part *part = &opening->parts[rank];
-    char what[256];
+    char label[256];
     if (part->status != DD_OK) {
         dd_error why;
         (void)(part->sys_errno != 0
                    ? dd_error_set_errno(&why, part->status, part->sys_errno, "cannot open its part")
                    : dd_error_set(&why, part->status, "cannot open its part: %s",
                                   dd_status_text(part->status)));
-        (void)snprintf(what, sizeof what, "%.250s", why.message);
-        (void)dd_group_error_about(opening->group, rank, part->status, what, err);
+        (void)snprintf(label, sizeof label, "%.250s", why.message);
+        (void)dd_group_error_about(opening->group, rank, part->status, label, err);
         dd_error_prepend(err, "window");
         return part->status;
     }
     if (part->pad_nbytes != opening->parts[0].pad_nbytes) {
         dd_error own;
-        (void)snprintf(what, sizeof what, "for one of %llu", (unsigned long long)part->pad_nbytes);
-        (void)dd_group_error_about(opening->group, rank, DD_MISMATCH, what, &own);
+        (void)snprintf(label, sizeof label, "for one of %llu", (unsigned long long)part->pad_nbytes);
+        (void)dd_group_error_about(opening->group, rank, DD_MISMATCH, label, &own);
         (void)dd_error_set(err, DD_MISMATCH, "window: rank 0 asks for a pad of %llu bytes, %s",
                            (unsigned long long)opening->parts[0].pad_nbytes, own.message);
         dd_error_blame(err, rank, own.blamed.host, own.blamed.pid);

@@ -3,11 +3,11 @@
 #include <string.h>
 
 void
-dd_work_init(dd_work *work, const char *what, uint64_t sequence, int64_t start_ns)
+dd_work_init(dd_work *work, const char *label, uint64_t sequence, int64_t start_ns)
 {
     atomic_init(&work->refs, 1);
     atomic_init(&work->is_done, false);
-    work->what = what;
+    work->label = label;
     work->sequence = sequence;
     work->start_ns = start_ns;
     work->end_ns = 0;

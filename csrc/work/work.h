@@ -18,7 +18,7 @@ struct dd_work {
     /* stored with release: a thread that loads true with acquire sees all fields below */
     atomic_bool is_done;
     /* name of the operation, static text such as "all_reduce"; const after init */
-    const char *what;
+    const char *label;
     uint64_t sequence; /* number of the collective; 0 for point to point; const after init */
     int64_t start_ns;  /* start of the operation; const after init */
     int64_t end_ns;    /* end of the operation, written before is_done; 0 if there is no on_done */
@@ -38,7 +38,7 @@ struct dd_work {
 };
 
 /* Initialise a work with one reference. */
-void dd_work_init(dd_work *work, const char *what, uint64_t sequence, int64_t start_ns);
+void dd_work_init(dd_work *work, const char *label, uint64_t sequence, int64_t start_ns);
 /* Reset a work that is done, and add a reference. No other thread may use the work
  * during the call. */
 void dd_work_renew(dd_work *work);

@@ -24,7 +24,7 @@ read_oneccl_version(xccl_library *library, dd_error *err)
     return DD_OK;
 }
 
-static const dd_dylib_spec SPEC = {.what = "oneCCL",
+static const dd_dylib_spec SPEC = {.label = "oneCCL",
                                    .sonames = {"libccl.so.2"},
                                    .probe = "onecclGetVersion",
                                    .symbols = SYMBOLS,

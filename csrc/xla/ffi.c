@@ -20,7 +20,7 @@ typedef struct location {
 #define INLINE_BLOCKS 64
 
 typedef struct part {
-    dd_ffi_part what; /* view and direction of a copy; addresses are unused */
+    dd_ffi_part part; /* view and direction of a copy; addresses are unused */
     location view;
     location flat;
 } part;
@@ -160,13 +160,13 @@ locate_parts(const dd_ffi_program *program, step *made, const dd_ffi_call *call,
     dd_status status = DD_OK;
     for (size_t i = 0; i < call->nparts && status == DD_OK; i++) {
         part *to = &made->parts[i];
-        to->what = call->parts[i];
+        to->part = call->parts[i];
         /* Look up only the first byte of a view: its other bytes are in the same array. */
-        status = find_block_location(program, &call->scratch, to->what.view.data,
-                                     to->what.view.count > 0 ? 1 : 0, &to->view, err);
+        status = find_block_location(program, &call->scratch, to->part.view.data,
+                                     to->part.view.count > 0 ? 1 : 0, &to->view, err);
         if (status == DD_OK) {
-            status = find_block_location(program, &call->scratch, to->what.flat,
-                                         dd_view_nbytes(&to->what.view), &to->flat, err);
+            status = find_block_location(program, &call->scratch, to->part.flat,
+                                         dd_view_nbytes(&to->part.view), &to->flat, err);
         }
     }
     return status;
@@ -345,10 +345,10 @@ move_parts(const run *self, const step *at, bool is_before)
 {
     for (size_t i = 0; i < at->nparts; i++) {
         const part *moved = &at->parts[i];
-        if (moved->what.view.count == 0 || !(is_before ? moved->what.is_read : moved->what.is_written)) {
+        if (moved->part.view.count == 0 || !(is_before ? moved->part.is_read : moved->part.is_written)) {
             continue;
         }
-        dd_view view = moved->what.view;
+        dd_view view = moved->part.view;
         view.data = location_address(self, &moved->view);
         void *flat = location_address(self, &moved->flat);
         if (is_before) {

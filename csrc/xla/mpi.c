@@ -35,22 +35,22 @@ invalid_argument(const char *text)
 /* ---- communicators */
 
 static dd_mpi_handle
-comm_create(const comm *what)
+comm_create(const comm *init)
 {
     comm *made = dd_mem_alloc(sizeof *made);
     if (made == NULL) {
         return DD_MPI_NULL;
     }
-    *made = *what;
+    *made = *init;
     return (dd_mpi_handle)made;
 }
 
 dd_mpi_handle
 dd_mpi_comm_create(dd_group *group)
 {
-    comm what = {.rank = dd_group_rank(group), .size = dd_group_size(group)};
-    what.group = dd_group_acquire(group);
-    dd_mpi_handle made = comm_create(&what);
+    comm init = {.rank = dd_group_rank(group), .size = dd_group_size(group)};
+    init.group = dd_group_acquire(group);
+    dd_mpi_handle made = comm_create(&init);
     if (made == DD_MPI_NULL) {
         dd_group_release(group);
     }
@@ -60,9 +60,9 @@ dd_mpi_comm_create(dd_group *group)
 dd_mpi_handle
 dd_mpi_comm_create_broken(int rank, int size, const char *reason)
 {
-    comm what = {.rank = rank, .size = size};
-    (void)!dd_error_set(&what.cause, DD_INVALID_ARGUMENT, "%s", reason);
-    return comm_create(&what);
+    comm init = {.rank = rank, .size = size};
+    (void)!dd_error_set(&init.cause, DD_INVALID_ARGUMENT, "%s", reason);
+    return comm_create(&init);
 }
 
 static _Atomic(comm *) world;
@@ -174,23 +174,26 @@ typedef struct mpi_record {
 } mpi_record;
 
 static void
-record_call(mpi_record *what, const char *name, dd_dtype dtype, dd_block in, dd_block out)
+record_call(mpi_record *record, const char *name, dd_dtype dtype, dd_block in, dd_block out)
 {
-    what->counts[0] = (int64_t)(in.nbytes / dd_dtype_size(dtype));
-    what->counts[1] = (int64_t)(out.nbytes / dd_dtype_size(dtype));
+    record->counts[0] = (int64_t)(in.nbytes / dd_dtype_size(dtype));
+    record->counts[1] = (int64_t)(out.nbytes / dd_dtype_size(dtype));
     for (int i = 0; i < 2; i++) {
-        what->tensors[i] = (dd_record_tensor){.dtype = dtype, .ndim = 1, .shape = &what->counts[i]};
+        record->tensors[i] = (dd_record_tensor){.dtype = dtype, .ndim = 1, .shape = &record->counts[i]};
     }
-    what->call = (dd_record_call){
-        .name = name, .inputs = &what->tensors[0], .outputs = &what->tensors[1], .ninputs = 1, .noutputs = 1};
+    record->call = (dd_record_call){.name = name,
+                                    .inputs = &record->tensors[0],
+                                    .outputs = &record->tensors[1],
+                                    .ninputs = 1,
+                                    .noutputs = 1};
 }
 
 /* Run a collective and wait: XLA cannot wait otherwise, and its threads cannot be interrupted. */
 static dd_status
-run_recorded(const comm *on, const dd_coll_args *args, mpi_record *what)
+run_recorded(const comm *on, const dd_coll_args *args, mpi_record *record)
 {
     dd_wait wait = dd_wait_after(DD_NEVER_NS);
-    dd_call_options options = {.timeout_ns = -1, .record = &what->call};
+    dd_call_options options = {.timeout_ns = -1, .record = &record->call};
     return dd_group_collective_and_wait(on->group, args, &options, &wait, &last_error);
 }
 
@@ -208,9 +211,9 @@ mpi_all_reduce(const void *in, void *out, int count, dd_mpi_handle type, dd_mpi_
         args.inputs = &input;
         args.outputs = &output;
         dd_mem_expect_writes(output.data, output.nbytes);
-        mpi_record what;
-        record_call(&what, "all_reduce", args.reduction.dtype, input, output);
-        status = run_recorded(on, &args, &what);
+        mpi_record record;
+        record_call(&record, "all_reduce", args.reduction.dtype, input, output);
+        status = run_recorded(on, &args, &record);
     }
     return mpi_code(status);
 }
@@ -240,19 +243,19 @@ run_cut(const comm *on, dd_coll_args *args, dd_block one, const void *memory, co
         return dd_error_no_memory(&last_error, (size_t)on->size * sizeof *blocks);
     }
     dd_block all = cut(on, blocks, memory, counts, count, dtype);
-    mpi_record what;
+    mpi_record record;
     if (args->coll == DD_COLL_ALL_GATHER) {
-        record_call(&what, "all_gather_single", dtype, one, all);
+        record_call(&record, "all_gather_single", dtype, one, all);
         dd_mem_expect_writes(all.data, all.nbytes);
         args->inputs = &one;
         args->outputs = blocks;
     } else {
-        record_call(&what, "reduce_scatter_single", dtype, all, one);
+        record_call(&record, "reduce_scatter_single", dtype, all, one);
         dd_mem_expect_writes(one.data, one.nbytes);
         args->inputs = blocks;
         args->outputs = &one;
     }
-    dd_status status = run_recorded(on, args, &what);
+    dd_status status = run_recorded(on, args, &record);
     dd_mem_free(blocks);
     return status;
 }
@@ -291,13 +294,13 @@ mpi_reduce_scatter(const void *in, void *out, const int *counts, dd_mpi_handle t
 static dd_status
 post_p2p(const comm *on, const dd_p2p *message, dd_dtype dtype, dd_work **work)
 {
-    mpi_record what;
-    record_call(&what, message->is_send ? "send" : "recv", dtype, message->block, message->block);
-    what.call.is_p2p = true;
-    what.call.peer = message->rank;
-    what.call.ninputs = message->is_send ? 1 : 0;
-    what.call.noutputs = message->is_send ? 0 : 1;
-    dd_call_options options = {.timeout_ns = -1, .record = &what.call};
+    mpi_record record;
+    record_call(&record, message->is_send ? "send" : "recv", dtype, message->block, message->block);
+    record.call.is_p2p = true;
+    record.call.peer = message->rank;
+    record.call.ninputs = message->is_send ? 1 : 0;
+    record.call.noutputs = message->is_send ? 0 : 1;
+    dd_call_options options = {.timeout_ns = -1, .record = &record.call};
     return dd_group_p2p(on->group, message, &options, work, &last_error);
 }
 
@@ -396,8 +399,8 @@ send_and_recv(const void *out, int out_count, dd_mpi_handle out_type, int dst, i
 static int
 error_string(int code, char *text, int *nbytes)
 {
-    const char *what = code == DD_MPI_SUCCESS ? "success" : last_error.message;
-    *nbytes = snprintf(text, DD_MPI_MAX_ERROR_STRING, "%s", what);
+    const char *label = code == DD_MPI_SUCCESS ? "success" : last_error.message;
+    *nbytes = snprintf(text, DD_MPI_MAX_ERROR_STRING, "%s", label);
     *nbytes = *nbytes < DD_MPI_MAX_ERROR_STRING ? *nbytes : DD_MPI_MAX_ERROR_STRING - 1;
     return DD_MPI_SUCCESS;
 }

@@ -11,24 +11,25 @@
 #define MAX_RANKS 64
 
 const char *
-coll_case_print(const coll_case *what, char text[160])
+coll_case_print(const coll_case *label, char text[160])
 {
-    (void)snprintf(text, 160, "%s of %d ranks, root %d, %zu x %s, %s%s%s", dd_coll_name(what->coll),
-                   what->nranks, what->root, what->count, dd_dtype_name(what->dtype), dd_redop_name(what->op),
-                   what->is_uneven ? ", uneven" : "", what->is_in_place ? ", in place" : "");
+    (void)snprintf(text, 160, "%s of %d ranks, root %d, %zu x %s, %s%s%s", dd_coll_name(label->coll),
+                   label->nranks, label->root, label->count, dd_dtype_name(label->dtype),
+                   dd_redop_name(label->op), label->is_uneven ? ", uneven" : "",
+                   label->is_in_place ? ", in place" : "");
     return text;
 }
 
 /* Return the bytes that rank `from` has for rank `to`. If every block goes to all ranks or comes
  * from all ranks, one of the two arguments is unused. */
 static size_t
-nbytes_of(const coll_case *what, int from, int to)
+nbytes_of(const coll_case *label, int from, int to)
 {
-    size_t count = what->count;
-    if (what->is_uneven && !dd_coll_is_array(what->coll)) {
-        count = count * ((1 + coll_size_key(what->coll, from, to)) % 4) / 3;
+    size_t count = label->count;
+    if (label->is_uneven && !dd_coll_is_array(label->coll)) {
+        count = count * ((1 + coll_size_key(label->coll, from, to)) % 4) / 3;
     }
-    return count * dd_dtype_size(what->dtype);
+    return count * dd_dtype_size(label->dtype);
 }
 
 static dd_block
@@ -40,40 +41,40 @@ new_block(size_t nbytes)
 static void
 init_rank(coll_world *world, int number)
 {
-    const coll_case *what = &world->what;
+    const coll_case *label = &world->label;
     coll_rank *rank = &world->ranks[number];
-    rank->ninputs = dd_coll_ninputs(what->coll, number == what->root, what->nranks);
-    rank->noutputs = dd_coll_noutputs(what->coll, number == what->root, what->nranks);
+    rank->ninputs = dd_coll_ninputs(label->coll, number == label->root, label->nranks);
+    rank->noutputs = dd_coll_noutputs(label->coll, number == label->root, label->nranks);
     rank->inputs = calloc((size_t)rank->ninputs + 1, sizeof *rank->inputs);
     rank->outputs = calloc((size_t)rank->noutputs + 1, sizeof *rank->outputs);
     rank->originals = calloc((size_t)rank->ninputs + 1, sizeof *rank->originals);
     for (int i = 0; i < rank->noutputs; i++) {
-        rank->outputs[i] = new_block(nbytes_of(what, rank->noutputs > 1 ? i : number, number));
+        rank->outputs[i] = new_block(nbytes_of(label, rank->noutputs > 1 ? i : number, number));
     }
     int shared;
     int output;
     bool is_shared =
-        coll_find_in_place(what->coll, what->root, number, &shared, &output) && what->is_in_place;
+        coll_find_in_place(label->coll, label->root, number, &shared, &output) && label->is_in_place;
     for (int i = 0; i < rank->ninputs; i++) {
-        size_t nbytes = nbytes_of(what, number, rank->ninputs > 1 ? i : number);
+        size_t nbytes = nbytes_of(label, number, rank->ninputs > 1 ? i : number);
         rank->inputs[i] = is_shared && i == shared ? rank->outputs[output] : new_block(nbytes);
         rank->originals[i] = malloc(nbytes + 1);
     }
     rank->args = (dd_coll_args){
-        .coll = what->coll,
-        .root = what->root,
-        .reduction = {.dtype = what->dtype, .op = what->op, .factor = 2.0, .divisor = what->nranks},
+        .coll = label->coll,
+        .root = label->root,
+        .reduction = {.dtype = label->dtype, .op = label->op, .factor = 2.0, .divisor = label->nranks},
         .inputs = rank->inputs,
         .outputs = rank->outputs,
     };
 }
 
 void
-coll_world_init(coll_world *world, const coll_case *what)
+coll_world_init(coll_world *world, const coll_case *label)
 {
-    world->what = *what;
-    world->ranks = calloc((size_t)what->nranks, sizeof *world->ranks);
-    for (int r = 0; r < what->nranks; r++) {
+    world->label = *label;
+    world->ranks = calloc((size_t)label->nranks, sizeof *world->ranks);
+    for (int r = 0; r < label->nranks; r++) {
         init_rank(world, r);
     }
     coll_world_fill(world);
@@ -93,7 +94,7 @@ is_input(const coll_rank *rank, const void *data)
 void
 coll_world_fini(coll_world *world)
 {
-    for (int r = 0; r < world->what.nranks; r++) {
+    for (int r = 0; r < world->label.nranks; r++) {
         coll_rank *rank = &world->ranks[r];
         for (int i = 0; i < rank->noutputs; i++) {
             if (!is_input(rank, rank->outputs[i].data)) {
@@ -158,7 +159,7 @@ coll_world_fill_rank(coll_world *world, int number)
         memset(rank->outputs[i].data, 0xa5, rank->outputs[i].nbytes);
     }
     for (int i = 0; i < rank->ninputs; i++) {
-        fill_block(world->what.dtype, rank->inputs[i], number * 7 + i);
+        fill_block(world->label.dtype, rank->inputs[i], number * 7 + i);
         memcpy(rank->originals[i], rank->inputs[i].data, rank->inputs[i].nbytes);
     }
 }
@@ -166,7 +167,7 @@ coll_world_fill_rank(coll_world *world, int number)
 void
 coll_world_fill(coll_world *world)
 {
-    for (int r = 0; r < world->what.nranks; r++) {
+    for (int r = 0; r < world->label.nranks; r++) {
         coll_world_fill_rank(world, r);
     }
 }
@@ -176,14 +177,14 @@ coll_world_fill(coll_world *world)
 static const void *
 expected(const coll_world *world, int rank, int output, void *folded)
 {
-    const coll_case *what = &world->what;
-    coll_sources from = coll_sources_of(what->coll, what->root, what->nranks, rank, output);
+    const coll_case *label = &world->label;
+    coll_sources from = coll_sources_of(label->coll, label->root, label->nranks, rank, output);
     const void *sources[MAX_RANKS];
-    size_t count = world->ranks[rank].outputs[output].nbytes / dd_dtype_size(what->dtype);
+    size_t count = world->ranks[rank].outputs[output].nbytes / dd_dtype_size(label->dtype);
     for (int k = 0; k < from.count; k++) {
         sources[k] = world->ranks[from.first + k].originals[from.block];
     }
-    if (!dd_coll_is_folding(what->coll)) {
+    if (!dd_coll_is_folding(label->coll)) {
         return sources[0];
     }
     if (count > 0) {
@@ -229,19 +230,19 @@ coll_world_check_rank(const coll_world *world, int number)
     }
     if (!is_good) {
         char text[160];
-        fprintf(stderr, "    rank %d: %s\n", number, coll_case_print(&world->what, text));
+        fprintf(stderr, "    rank %d: %s\n", number, coll_case_print(&world->label, text));
     }
     return is_good;
 }
 
 dd_signature
-coll_world_signature(const coll_case *what)
+coll_world_signature(const coll_case *label)
 {
     return (dd_signature){
-        .coll = (uint8_t)what->coll,
-        .dtype = (uint8_t)what->dtype,
-        .redop = dd_coll_is_folding(what->coll) ? (uint8_t)what->op : 0,
-        .root = (uint32_t)what->root,
-        .count = what->is_uneven && !dd_coll_is_array(what->coll) ? 0 : what->count,
+        .coll = (uint8_t)label->coll,
+        .dtype = (uint8_t)label->dtype,
+        .redop = dd_coll_is_folding(label->coll) ? (uint8_t)label->op : 0,
+        .root = (uint32_t)label->root,
+        .count = label->is_uneven && !dd_coll_is_array(label->coll) ? 0 : label->count,
     };
 }

@@ -249,7 +249,7 @@ call(team_rank *self, const coll_case *test, const dd_block *inputs, const dd_bl
 }
 
 static bool
-check_same(const coll_case *test, const team_rank *self, const char *what, int block, const void *is,
+check_same(const coll_case *test, const team_rank *self, const char *label, int block, const void *is,
            const void *should, size_t nbytes)
 {
     if (memcmp(is, should, nbytes) == 0) {
@@ -263,7 +263,7 @@ check_same(const coll_case *test, const team_rank *self, const char *what, int b
     char text[320];
     case_print(test, name);
     snprintf(text, sizeof text, "rank %d of %d: %s: %s %d differs at byte %zu of %zu", self->rank, self->size,
-             name, what, block, at, nbytes);
+             name, label, block, at, nbytes);
     return check_that(false, __FILE__, __LINE__, text);
 }
 

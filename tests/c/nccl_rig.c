@@ -248,9 +248,9 @@ nccl_rig_free(nccl_rig_rank *self, void *data)
 }
 
 dd_nccl_call
-nccl_rig_call(nccl_rig_rank *self, const char *what, const dd_nccl_op *ops, size_t nops)
+nccl_rig_call(nccl_rig_rank *self, const char *label, const dd_nccl_op *ops, size_t nops)
 {
-    return (dd_nccl_call){.what = what,
+    return (dd_nccl_call){.label = label,
                           .device = self->rank,
                           .ops = ops,
                           .nops = nops,

@@ -87,7 +87,7 @@ void *nccl_rig_alloc(nccl_rig_rank *self, size_t nbytes);
 void nccl_rig_free(nccl_rig_rank *self, void *data);
 
 /* Return a call on this rank's device, ordered after its stream. Several operations are a batch. */
-dd_nccl_call nccl_rig_call(nccl_rig_rank *self, const char *what, const dd_nccl_op *ops, size_t nops);
+dd_nccl_call nccl_rig_call(nccl_rig_rank *self, const char *label, const dd_nccl_op *ops, size_t nops);
 dd_nccl_op nccl_rig_coll(dd_coll coll, dd_dtype dtype, const dd_block *inputs, const dd_block *outputs);
 dd_nccl_op nccl_rig_all_reduce(dd_dtype dtype, dd_redop op, const dd_block *block);
 

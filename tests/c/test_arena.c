@@ -199,13 +199,13 @@ is_same(const dd_block *block, const uint8_t *expected)
 }
 
 static void
-describe(const test_scene *scene, int rank, const char *what)
+describe(const test_scene *scene, int rank, const char *label)
 {
     fprintf(stderr, "rank %d of %d: %s %s %s count %zu root %d%s%s%s regions %llx: %s\n", rank, scene->nranks,
             dd_coll_name(scene->coll), dd_redop_name(scene->reduction.op),
             dd_dtype_name(scene->reduction.dtype), scene->count, scene->root,
             scene->is_uneven ? " uneven" : "", scene->is_in_place ? " in place" : "",
-            scene->is_partial ? " partial" : "", (unsigned long long)scene->in_regions, what);
+            scene->is_partial ? " partial" : "", (unsigned long long)scene->in_regions, label);
 }
 
 static bool

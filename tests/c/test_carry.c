@@ -47,36 +47,36 @@ typedef struct carry_rank {
 } carry_rank;
 
 typedef struct carry_world {
-    carry_case what;
+    carry_case label;
     carry_rank ranks[MAX_RANKS];
 } carry_world;
 
 static void
-print_case(const carry_case *what, int rank)
+print_case(const carry_case *label, int rank)
 {
     static const char *const shapes[] = {"even", "uneven", "empty"};
-    fprintf(stderr, "    rank %d of %d: %s %s %s, root %d, count %zu, %s, %s%s\n", rank, what->nranks,
-            dd_coll_name(what->coll), dd_dtype_name(what->dtype), dd_redop_name(what->op), what->root,
-            what->count, shapes[what->shape], what->is_apart ? "apart" : "in a row",
-            what->is_in_place ? ", in place" : "");
+    fprintf(stderr, "    rank %d of %d: %s %s %s, root %d, count %zu, %s, %s%s\n", rank, label->nranks,
+            dd_coll_name(label->coll), dd_dtype_name(label->dtype), dd_redop_name(label->op), label->root,
+            label->count, shapes[label->shape], label->is_apart ? "apart" : "in a row",
+            label->is_in_place ? ", in place" : "");
 }
 
 /* Return the number of elements that `from` sends to `to`. If every block goes to all ranks or
  * comes from all ranks, one of the two arguments is unused. */
 static size_t
-count_of(const carry_case *what, int from, int to)
+count_of(const carry_case *label, int from, int to)
 {
-    if (dd_coll_is_array(what->coll) || what->shape != CARRY_UNEVEN) {
-        return what->shape == CARRY_EMPTY ? 0 : what->count;
+    if (dd_coll_is_array(label->coll) || label->shape != CARRY_UNEVEN) {
+        return label->shape == CARRY_EMPTY ? 0 : label->count;
     }
-    return what->count * ((1 + coll_size_key(what->coll, from, to)) % 4) / 3;
+    return label->count * ((1 + coll_size_key(label->coll, from, to)) % 4) / 3;
 }
 
 /* Place blocks one after the other, or with a gap after each. */
 static char *
-lay_out(const carry_case *what, dd_block *blocks, int nblocks)
+lay_out(const carry_case *label, dd_block *blocks, int nblocks)
 {
-    size_t gap = what->is_apart ? dd_dtype_size(what->dtype) : 0;
+    size_t gap = label->is_apart ? dd_dtype_size(label->dtype) : 0;
     size_t nbytes = 0;
     for (int i = 0; i < nblocks; i++) {
         nbytes += blocks[i].nbytes + gap;
@@ -91,17 +91,17 @@ lay_out(const carry_case *what, dd_block *blocks, int nblocks)
 }
 
 static bool
-has_alias(const carry_case *what, int rank, int *input, int *output)
+has_alias(const carry_case *label, int rank, int *input, int *output)
 {
-    return coll_find_in_place(what->coll, what->root, rank, input, output) && what->is_in_place;
+    return coll_find_in_place(label->coll, label->root, rank, input, output) && label->is_in_place;
 }
 
 static void
-share_memory(const carry_case *what, int number, carry_rank *rank)
+share_memory(const carry_case *label, int number, carry_rank *rank)
 {
     int input;
     int output;
-    if (!has_alias(what, number, &input, &output)) {
+    if (!has_alias(label, number, &input, &output)) {
         return;
     }
     if (rank->ninputs > 1) {
@@ -141,9 +141,9 @@ put(dd_dtype dtype, char *at, int value)
 }
 
 static void
-fill_rank(const carry_case *what, int number, carry_rank *rank)
+fill_rank(const carry_case *label, int number, carry_rank *rank)
 {
-    size_t size = dd_dtype_size(what->dtype);
+    size_t size = dd_dtype_size(label->dtype);
     for (int i = 0; i < rank->noutputs; i++) {
         if (rank->outputs[i].data != NULL) {
             memset(rank->outputs[i].data, 0xa5, rank->outputs[i].nbytes);
@@ -152,7 +152,7 @@ fill_rank(const carry_case *what, int number, carry_rank *rank)
     for (int i = 0; i < rank->ninputs; i++) {
         dd_block block = rank->inputs[i];
         for (size_t k = 0; k < block.nbytes / size; k++) {
-            put(what->dtype, (char *)block.data + k * size, (int)((k * 3 + (size_t)(number * 7 + i)) % 5));
+            put(label->dtype, (char *)block.data + k * size, (int)((k * 3 + (size_t)(number * 7 + i)) % 5));
         }
         rank->originals[i] = malloc(block.nbytes + 1);
         if (block.data != NULL) {
@@ -164,45 +164,45 @@ fill_rank(const carry_case *what, int number, carry_rank *rank)
 static void
 init_rank(carry_world *world, int number)
 {
-    const carry_case *what = &world->what;
+    const carry_case *label = &world->label;
     carry_rank *rank = &world->ranks[number];
-    bool is_root = number == what->root;
-    size_t size = dd_dtype_size(what->dtype);
-    rank->ninputs = dd_coll_ninputs(what->coll, is_root, what->nranks);
-    rank->noutputs = dd_coll_noutputs(what->coll, is_root, what->nranks);
+    bool is_root = number == label->root;
+    size_t size = dd_dtype_size(label->dtype);
+    rank->ninputs = dd_coll_ninputs(label->coll, is_root, label->nranks);
+    rank->noutputs = dd_coll_noutputs(label->coll, is_root, label->nranks);
     for (int i = 0; i < rank->ninputs; i++) {
-        rank->inputs[i].nbytes = size * count_of(what, number, rank->ninputs > 1 ? i : number);
+        rank->inputs[i].nbytes = size * count_of(label, number, rank->ninputs > 1 ? i : number);
     }
     for (int i = 0; i < rank->noutputs; i++) {
-        rank->outputs[i].nbytes = size * count_of(what, rank->noutputs > 1 ? i : number, number);
+        rank->outputs[i].nbytes = size * count_of(label, rank->noutputs > 1 ? i : number, number);
     }
-    rank->memory[0] = lay_out(what, rank->inputs, rank->ninputs);
-    rank->memory[1] = lay_out(what, rank->outputs, rank->noutputs);
-    share_memory(what, number, rank);
-    fill_rank(what, number, rank);
+    rank->memory[0] = lay_out(label, rank->inputs, rank->ninputs);
+    rank->memory[1] = lay_out(label, rank->outputs, rank->noutputs);
+    share_memory(label, number, rank);
+    fill_rank(label, number, rank);
     rank->args = (dd_coll_args){
-        .coll = what->coll,
-        .root = what->root,
-        .reduction = {.dtype = what->dtype, .op = what->op, .factor = 2.5, .divisor = what->nranks},
+        .coll = label->coll,
+        .root = label->root,
+        .reduction = {.dtype = label->dtype, .op = label->op, .factor = 2.5, .divisor = label->nranks},
         .inputs = rank->inputs,
         .outputs = rank->outputs,
     };
 }
 
 static void
-init_world(carry_world *world, const carry_case *what)
+init_world(carry_world *world, const carry_case *label)
 {
-    *world = (carry_world){.what = *what};
-    for (int r = 0; r < what->nranks; r++) {
+    *world = (carry_world){.label = *label};
+    for (int r = 0; r < label->nranks; r++) {
         init_rank(world, r);
-        CHECK_OK(dd_conversion_create(r, what->nranks, &world->ranks[r].conversion, check_err()));
+        CHECK_OK(dd_conversion_create(r, label->nranks, &world->ranks[r].conversion, check_err()));
     }
 }
 
 static void
 fini_world(carry_world *world)
 {
-    for (int r = 0; r < world->what.nranks; r++) {
+    for (int r = 0; r < world->label.nranks; r++) {
         carry_rank *rank = &world->ranks[r];
         dd_conversion_destroy(rank->conversion);
         free(rank->memory[0]);
@@ -216,12 +216,12 @@ fini_world(carry_world *world)
 /* ---- expected calls to the library */
 
 static dd_dtype
-plain_dtype(const carry_case *what)
+plain_dtype(const carry_case *label)
 {
-    if (dd_coll_is_folding(what->coll)) {
-        return what->dtype == DD_DTYPE_BOOL ? DD_DTYPE_UINT8 : dd_reduce_accumulator(what->dtype);
+    if (dd_coll_is_folding(label->coll)) {
+        return label->dtype == DD_DTYPE_BOOL ? DD_DTYPE_UINT8 : dd_reduce_accumulator(label->dtype);
     }
-    switch (dd_dtype_size(what->dtype)) {
+    switch (dd_dtype_size(label->dtype)) {
     case 1:
         return DD_DTYPE_UINT8;
     case 2:
@@ -236,16 +236,16 @@ plain_dtype(const carry_case *what)
 }
 
 static dd_redop
-plain_op(const carry_case *what)
+plain_op(const carry_case *label)
 {
-    bool is_scaled = what->op == DD_REDOP_AVG || what->op == DD_REDOP_PREMUL_SUM;
-    if (what->dtype != DD_DTYPE_BOOL) {
-        return is_scaled ? DD_REDOP_SUM : what->op;
+    bool is_scaled = label->op == DD_REDOP_AVG || label->op == DD_REDOP_PREMUL_SUM;
+    if (label->dtype != DD_DTYPE_BOOL) {
+        return is_scaled ? DD_REDOP_SUM : label->op;
     }
-    if (what->op == DD_REDOP_BXOR) {
+    if (label->op == DD_REDOP_BXOR) {
         return DD_REDOP_BXOR;
     }
-    bool is_or = what->op == DD_REDOP_SUM || what->op == DD_REDOP_MAX || what->op == DD_REDOP_BOR;
+    bool is_or = label->op == DD_REDOP_SUM || label->op == DD_REDOP_MAX || label->op == DD_REDOP_BOR;
     return is_or ? DD_REDOP_MAX : DD_REDOP_MIN;
 }
 
@@ -263,35 +263,35 @@ check_side(const size_t *counts, const size_t *offsets, const dd_block *blocks, 
 }
 
 static bool
-has_many_inputs(const carry_case *what, const carry_rank *rank)
+has_many_inputs(const carry_case *label, const carry_rank *rank)
 {
-    return rank->ninputs > 0 && dd_coll_own_input(what->coll, 1) == 1;
+    return rank->ninputs > 0 && dd_coll_own_input(label->coll, 1) == 1;
 }
 
 static bool
-has_many_outputs(const carry_case *what, const carry_rank *rank)
+has_many_outputs(const carry_case *label, const carry_rank *rank)
 {
-    return rank->noutputs > 0 && dd_coll_own_output(what->coll, 1) == 1;
+    return rank->noutputs > 0 && dd_coll_own_output(label->coll, 1) == 1;
 }
 
 /* Return the elements of this rank's only block; 0 if it has several. */
 static size_t
-own_count(const carry_case *what, const carry_rank *rank)
+own_count(const carry_case *label, const carry_rank *rank)
 {
-    size_t size = dd_dtype_size(what->dtype);
-    if (rank->ninputs == 1 && !has_many_inputs(what, rank)) {
+    size_t size = dd_dtype_size(label->dtype);
+    if (rank->ninputs == 1 && !has_many_inputs(label, rank)) {
         return rank->inputs[0].nbytes / size;
     }
-    bool is_one = rank->noutputs == 1 && !has_many_outputs(what, rank);
+    bool is_one = rank->noutputs == 1 && !has_many_outputs(label, rank);
     return is_one ? rank->outputs[0].nbytes / size : 0;
 }
 
 static bool
-has_equal_blocks(const carry_case *what)
+has_equal_blocks(const carry_case *label)
 {
-    size_t first = count_of(what, 0, 0);
-    for (int r = 1; r < what->nranks; r++) {
-        if (count_of(what, r, r) != first) {
+    size_t first = count_of(label, 0, 0);
+    for (int r = 1; r < label->nranks; r++) {
+        if (count_of(label, r, r) != first) {
             return false;
         }
     }
@@ -306,11 +306,11 @@ is_passed_directly(const carry_case *what, bool is_input, const dd_block *blocks
     for (int i = 0; i < nblocks; i++) {
         nfull += blocks[i].nbytes > 0;
     }
-    bool is_folding = dd_coll_is_folding(what->coll);
-    bool is_wider = is_folding && dd_reduce_accumulator(what->dtype) != what->dtype;
+    bool is_folding = dd_coll_is_folding(label->coll);
+    bool is_wider = is_folding && dd_reduce_accumulator(label->dtype) != label->dtype;
     bool is_changed =
-        is_folding && is_input && (what->dtype == DD_DTYPE_BOOL || what->op == DD_REDOP_PREMUL_SUM);
-    return nblocks > 0 && !is_wider && !is_changed && (nfull <= 1 || !what->is_apart);
+        is_folding && is_input && (label->dtype == DD_DTYPE_BOOL || label->op == DD_REDOP_PREMUL_SUM);
+    return nblocks > 0 && !is_wider && !is_changed && (nfull <= 1 || !label->is_apart);
 }
 
 /* Return the address of the first block that is not empty, minus its offset. */
@@ -328,14 +328,14 @@ base_of(const dd_block *blocks, int nblocks)
 }
 
 static bool
-is_own_empty(const carry_case *what, int number, const carry_rank *rank)
+is_own_empty(const carry_case *label, int number, const carry_rank *rank)
 {
     return rank->ninputs == 0 || rank->noutputs == 0 ||
-           rank->inputs[dd_coll_own_input(what->coll, number)].nbytes == 0;
+           rank->inputs[dd_coll_own_input(label->coll, number)].nbytes == 0;
 }
 
 static bool
-check_memory(const carry_case *what, int number, const carry_rank *rank)
+check_memory(const carry_case *label, int number, const carry_rank *rank)
 {
     const dd_carried_call *call = rank->call;
     const char *in = base_of(rank->inputs, rank->ninputs);
@@ -345,10 +345,10 @@ check_memory(const carry_case *what, int number, const carry_rank *rank)
     bool is_root_of_broadcast = what->coll == DD_COLL_BROADCAST && number == what->root;
     int input;
     int output;
-    bool is_shared = has_alias(what, number, &input, &output) && !is_own_empty(what, number, rank);
+    bool is_shared = has_alias(label, number, &input, &output) && !is_own_empty(label, number, rank);
     bool is_good = CHECK_INT(call->input != NULL, rank->ninputs > 0) &&
                    CHECK_INT(call->output != NULL, rank->noutputs > 0);
-    if (what->coll == DD_COLL_REDUCE_SCATTER && is_shared && is_in_direct) {
+    if (label->coll == DD_COLL_REDUCE_SCATTER && is_shared && is_in_direct) {
         is_out_direct = false; /* in place has another meaning in each library */
     }
     if (in != NULL && !is_root_of_broadcast) {
@@ -359,36 +359,37 @@ check_memory(const carry_case *what, int number, const carry_rank *rank)
     }
     if (is_root_of_broadcast && out != NULL) {
         is_good = CHECK(call->input == call->output && call->is_in_place) && is_good;
-    } else if (is_own_empty(what, number, rank)) {
+    } else if (is_own_empty(label, number, rank)) {
         return is_good;
     } else {
-        bool is_kept = is_shared && is_in_direct && is_out_direct && what->coll != DD_COLL_REDUCE_SCATTER;
+        bool is_kept = is_shared && is_in_direct && is_out_direct && label->coll != DD_COLL_REDUCE_SCATTER;
         is_good = CHECK_INT(call->is_in_place, is_kept) && is_good;
     }
     return is_good;
 }
 
 static bool
-check_call(const carry_case *what, int number, const carry_rank *rank)
+check_call(const carry_case *label, int number, const carry_rank *rank)
 {
     const dd_carried_call *call = rank->call;
-    size_t size = dd_dtype_size(what->dtype);
-    bool has_many_in = has_many_inputs(what, rank);
-    bool has_many_out = has_many_outputs(what, rank);
-    bool is_good = CHECK_INT(call->coll, what->coll) && CHECK_INT(call->root, what->root) &&
-                   CHECK_INT(call->dtype, plain_dtype(what)) && CHECK_INT(call->count, own_count(what, rank));
-    if (dd_coll_is_folding(what->coll)) {
-        is_good = CHECK_INT(call->op, plain_op(what)) && is_good;
+    size_t size = dd_dtype_size(label->dtype);
+    bool has_many_in = has_many_inputs(label, rank);
+    bool has_many_out = has_many_outputs(label, rank);
+    bool is_good = CHECK_INT(call->coll, label->coll) && CHECK_INT(call->root, label->root) &&
+                   CHECK_INT(call->dtype, plain_dtype(label)) &&
+                   CHECK_INT(call->count, own_count(label, rank));
+    if (dd_coll_is_folding(label->coll)) {
+        is_good = CHECK_INT(call->op, plain_op(label)) && is_good;
     }
-    if (what->coll == DD_COLL_ALL_GATHER || what->coll == DD_COLL_REDUCE_SCATTER) {
-        is_good = CHECK_INT(call->is_even, has_equal_blocks(what)) && is_good;
+    if (label->coll == DD_COLL_ALL_GATHER || label->coll == DD_COLL_REDUCE_SCATTER) {
+        is_good = CHECK_INT(call->is_even, has_equal_blocks(label)) && is_good;
     }
     is_good = check_side(call->in_counts, call->in_offsets, rank->inputs, rank->ninputs, size, has_many_in) &&
               is_good;
     is_good =
         check_side(call->out_counts, call->out_offsets, rank->outputs, rank->noutputs, size, has_many_out) &&
         is_good;
-    return check_memory(what, number, rank) && is_good;
+    return check_memory(label, number, rank) && is_good;
 }
 
 /* ---- expected results */
@@ -396,14 +397,14 @@ check_call(const carry_case *what, int number, const carry_rank *rank)
 static const char *
 expected(const carry_world *world, int number, int output, char *folded)
 {
-    const carry_case *what = &world->what;
-    coll_sources from = coll_sources_of(what->coll, what->root, what->nranks, number, output);
+    const carry_case *label = &world->label;
+    coll_sources from = coll_sources_of(label->coll, label->root, label->nranks, number, output);
     const void *sources[MAX_RANKS];
-    size_t count = world->ranks[number].outputs[output].nbytes / dd_dtype_size(what->dtype);
+    size_t count = world->ranks[number].outputs[output].nbytes / dd_dtype_size(label->dtype);
     for (int k = 0; k < from.count; k++) {
         sources[k] = world->ranks[from.first + k].originals[from.block];
     }
-    if (!dd_coll_is_folding(what->coll)) {
+    if (!dd_coll_is_folding(label->coll)) {
         return sources[0];
     }
     dd_reduce(&world->ranks[number].args.reduction, DD_STAGE_WHOLE, folded, sources, (size_t)from.count,
@@ -418,7 +419,7 @@ check_results(const carry_world *world, int number)
     int shared = -1;
     int output;
     bool is_good = true;
-    if (!has_alias(&world->what, number, &shared, &output)) {
+    if (!has_alias(&world->label, number, &shared, &output)) {
         shared = -1;
     }
     for (int i = 0; i < rank->ninputs; i++) {
@@ -447,17 +448,17 @@ static bool
 begin(carry_world *world, int number)
 {
     carry_rank *rank = &world->ranks[number];
-    return CHECK_OK(offset(rank->conversion, rank)) && check_call(&world->what, number, rank);
+    return CHECK_OK(offset(rank->conversion, rank)) && check_call(&world->label, number, rank);
 }
 
 static void
 carry_all(carry_world *world)
 {
     const dd_carried_call *calls[MAX_RANKS];
-    int nranks = world->what.nranks;
+    int nranks = world->label.nranks;
     for (int r = 0; r < nranks; r++) {
         if (!begin(world, r)) {
-            print_case(&world->what, r);
+            print_case(&world->label, r);
             return;
         }
         calls[r] = world->ranks[r].call;
@@ -466,16 +467,16 @@ carry_all(carry_world *world)
     for (int r = 0; r < nranks; r++) {
         dd_conversion_end(world->ranks[r].conversion);
         if (!check_results(world, r)) {
-            print_case(&world->what, r);
+            print_case(&world->label, r);
         }
     }
 }
 
 static void
-run_case(const carry_case *what)
+run_case(const carry_case *label)
 {
     carry_world world;
-    init_world(&world, what);
+    init_world(&world, label);
     carry_all(&world);
     fini_world(&world);
 }
@@ -483,22 +484,22 @@ run_case(const carry_case *what)
 /* ---- every collective in every form */
 
 static void
-run_forms(carry_case what)
+run_forms(carry_case label)
 {
     for (int form = 0; form < 4 * CARRY_SHAPE_COUNT && check_failures() == 0; form++) {
-        what.shape = (carry_shape)(form / 4);
-        what.is_apart = form % 2 == 1;
-        what.is_in_place = form / 2 % 2 == 1;
-        run_case(&what);
+        label.shape = (carry_shape)(form / 4);
+        label.is_apart = form % 2 == 1;
+        label.is_in_place = form / 2 % 2 == 1;
+        run_case(&label);
     }
 }
 
 static void
-run_roots(carry_case what)
+run_roots(carry_case label)
 {
-    int nroots = dd_coll_has_root(what.coll) ? what.nranks : 1;
-    for (what.root = 0; what.root < nroots; what.root++) {
-        run_forms(what);
+    int nroots = dd_coll_has_root(label.coll) ? label.nranks : 1;
+    for (label.root = 0; label.root < nroots; label.root++) {
+        run_forms(label);
     }
 }
 
@@ -608,9 +609,9 @@ TEST(no_memory_to_create_it)
 
 TEST(no_memory_to_place)
 {
-    carry_case what = packed_case(100);
+    carry_case label = packed_case(100);
     carry_world world;
-    init_world(&world, &what);
+    init_world(&world, &label);
     carry_rank *rank = &world.ranks[0];
     (void)dd_mem_fail_after(0);
     CHECK_STATUS(offset(rank->conversion, rank), DD_OUT_OF_MEMORY);
@@ -625,9 +626,9 @@ TEST(no_memory_to_place)
 static long
 count_allocations(dd_conversion *conversion, size_t count)
 {
-    carry_case what = packed_case(count);
+    carry_case label = packed_case(count);
     carry_world world;
-    init_world(&world, &what);
+    init_world(&world, &label);
     carry_rank *rank = &world.ranks[0];
     (void)dd_mem_fail_after(-1);
     CHECK_OK(offset(conversion, rank));
@@ -668,9 +669,9 @@ static const void *volatile held_by_a_library[2];
 
 TEST(abandoned_memory_stays_where_it_is)
 {
-    carry_case what = packed_case(500);
+    carry_case label = packed_case(500);
     carry_world world;
-    init_world(&world, &what);
+    init_world(&world, &label);
     carry_rank *rank = &world.ranks[0];
     REQUIRE_OK(offset(rank->conversion, rank));
     dd_carried_call left = *rank->call;

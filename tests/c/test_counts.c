@@ -250,14 +250,14 @@ static const costs nothing_yet = {.last = 1 << 30, .other = 1 << 30, .allocs = 1
 
 /* Print all figures if DLDIST_TEST_COUNTS is set, else only those that exceed a limit. */
 static void
-check_costs(const char *what, const char *how, int size, costs found, costs most)
+check_costs(const char *label, const char *how, int size, costs found, costs most)
 {
     bool is_met = found.last <= most.last && found.other <= most.other && found.allocs <= most.allocs;
     if (getenv("DLDIST_TEST_COUNTS") != NULL || !is_met) {
         printf(
             "    %-26s %-5s %d ranks: system calls of the last rank %d, of each other %d; allocations %d; at most %d, "
             "%d; %d\n",
-            what, how, size, found.last, found.other, found.allocs, most.last, most.other, most.allocs);
+            label, how, size, found.last, found.other, found.allocs, most.last, most.other, most.allocs);
     }
     CHECK(is_met);
 }
@@ -572,7 +572,7 @@ typedef struct wake_state {
     syscall_counter *counter;
     int size;
     sleeper sleepers[RANKS_MOST];
-    const char *what;
+    const char *label;
     void (*sleep)(team_rank *self); /* the call in which the other ranks wait */
     void (*wake)(team_rank *self);  /* the call that ends the wait */
     int most;
@@ -627,7 +627,7 @@ wake_the_others(team_rank *self, wake_state *state)
     qsort(nwakes, NWAKES, sizeof nwakes[0], compare_longs);
     long median = nwakes[NWAKES / 2];
     if (getenv("DLDIST_TEST_COUNTS") != NULL || median > state->most) {
-        printf("    %s of %d ranks, all others asleep: the last wakes %ld times; at most %d\n", state->what,
+        printf("    %s of %d ranks, all others asleep: the last wakes %ld times; at most %d\n", state->label,
                state->size, median, state->most);
     }
     CHECK(median <= state->most);
@@ -696,7 +696,7 @@ receive_double(team_rank *self)
 
 TEST(wakes_of_a_barrier)
 {
-    wake_state barrier = {.what = "barrier", .sleep = meet_in_barrier, .wake = meet_in_barrier};
+    wake_state barrier = {.label = "barrier", .sleep = meet_in_barrier, .wake = meet_in_barrier};
     barrier.size = 2;
     barrier.most = 1;
     count_wakes(barrier);
@@ -708,7 +708,7 @@ TEST(wakes_of_a_barrier)
 TEST(wakes_of_a_message)
 {
     count_wakes(
-        (wake_state){.size = 2, .what = "message", .sleep = receive_double, .wake = send_double, .most = 1});
+        (wake_state){.size = 2, .label = "message", .sleep = receive_double, .wake = send_double, .most = 1});
 }
 
 /* ---- ways of waiting */

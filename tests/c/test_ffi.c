@@ -154,8 +154,8 @@ sum_reversed(team_rank *self)
          .is_written = true},
     };
     CHECK(dd_view_finish(&parts[0].view) && dd_view_finish(&parts[1].view));
-    dd_ffi_call what = {.args = &args, .timeout_ns = -1, .scratch = flat, .parts = parts, .nparts = 2};
-    CHECK_OK(dd_ffi_program_add(program, &what, check_err()));
+    dd_ffi_call label = {.args = &args, .timeout_ns = -1, .scratch = flat, .parts = parts, .nparts = 2};
+    CHECK_OK(dd_ffi_program_add(program, &label, check_err()));
     dd_ffi_program_publish(program);
     float *source = make_floats((float)self->rank);
     float *result = calloc(COUNT, sizeof *result);
@@ -214,15 +214,15 @@ check_refusals(team_rank *self)
     char elsewhere[8];
     dd_block lost = {elsewhere, sizeof elsewhere};
     dd_coll_args args = sum_of(&lost, &stands.blocks[1]);
-    dd_ffi_call what = {.args = &args, .timeout_ns = -1};
+    dd_ffi_call label = {.args = &args, .timeout_ns = -1};
     dd_error err;
-    CHECK_STATUS(dd_ffi_program_add(program, &what, &err), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_ffi_program_add(program, &label, &err), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(err.message, "a block of 8 bytes lies in none of the program's arrays");
     args = sum_of(&stands.blocks[0], &stands.blocks[1]);
     args.reduction.op = DD_REDOP_BAND;
-    CHECK_STATUS(dd_ffi_program_add(program, &what, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_ffi_program_add(program, &label, check_err()), DD_INVALID_ARGUMENT);
     args.reduction.op = DD_REDOP_SUM;
-    CHECK_OK(dd_ffi_program_add(program, &what, check_err()));
+    CHECK_OK(dd_ffi_program_add(program, &label, check_err()));
     check_error(call(NUMBER(self->rank), stands.memory, stands.memory), 9, "is of another process");
     dd_ffi_program_publish(program);
     check_error(call(NUMBER(self->rank), NULL, NULL), 3,

@@ -396,12 +396,12 @@ typedef struct suspension {
 static void
 fail_to_suspend(team_rank *self)
 {
-    suspension *what = self->arg;
+    suspension *label = self->arg;
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
     REQUIRE(team_check_sum(self->group));
     team_rendezvous(self, "used");
     if (self->rank == 0) {
-        dd_sys_fail_call(&what->fault);
+        dd_sys_fail_call(&label->fault);
     }
     team_rendezvous(self, "fails from now on");
     dd_status status = dd_group_suspend(self->group, &wait, check_err());
@@ -421,7 +421,7 @@ fail_to_suspend(team_rank *self)
 
 TEST(all_ranks_are_suspended_or_none)
 {
-    suspension what = {.fault = {.call = DD_SYS_madvise, .error_number = EINVAL}};
+    suspension label = {.fault = {.call = DD_SYS_madvise, .error_number = EINVAL}};
     team_options options = {.size = 3, .timeout_ns = 4 * DD_NS_PER_S};
     team_run(&options, fail_to_suspend, &what);
     dd_sys_fail_call(NULL);

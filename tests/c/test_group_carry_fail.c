@@ -695,7 +695,7 @@ check_loss(const team_process *self, dd_work *work, const carry_member *shared, 
     CHECK_CONTAINS(check_message(), pid);
     CHECK_CONTAINS(check_message(), "lost rank 2 (");
     if (!CHECK_INT(err->keeps_memory, keeps_memory)) {
-        fprintf(stderr, "    %s\n", work->what);
+        fprintf(stderr, "    %s\n", work->label);
     }
     dd_work_release(work);
 }

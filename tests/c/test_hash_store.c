@@ -131,7 +131,7 @@ TEST(long_keys_are_cut_in_messages)
     }
     dd_store_missing many = {.opening = "wait timeout",
                              .root = "/",
-                             .what = "get",
+                             .label = "get",
                              .where = "there",
                              .keys = missing,
                              .nkeys = 100,

@@ -374,9 +374,9 @@ for_each_combination(void (*run)(const combination *))
 }
 
 static void
-describe(const combination *c, const char *what, size_t count)
+describe(const combination *c, const char *label, size_t count)
 {
-    fprintf(stderr, "    %s: %s %s, stage %d, %zu sources, %zu elements\n", what,
+    fprintf(stderr, "    %s: %s %s, stage %d, %zu sources, %zu elements\n", label,
             dd_dtype_name(c->reduction.dtype), dd_redop_name(c->reduction.op), (int)c->stage, c->nsrcs,
             count);
 }

@@ -261,7 +261,7 @@ devices_body(nccl_rig_rank *self)
     }
     CHECK_INT(dd_nccl_group_sequence(self->group), 3);
     CHECK_STATUS(
-        nccl_rig_do(self, &(dd_nccl_call){.what = "none", .device = 99, .timeout_ns = -1}, check_err()),
+        nccl_rig_do(self, &(dd_nccl_call){.label = "none", .device = 99, .timeout_ns = -1}, check_err()),
         DD_INVALID_ARGUMENT);
 }
 

@@ -169,7 +169,7 @@ check_place(nccl_rig_rank *self, const nan_values *values, const dd_block *block
     dd_nccl_call call = sum_call(self, &op, &own, values->dtype);
     op.args.coll = DD_COLL_BROADCAST; /* a broadcast moves floats of every type unchanged */
     op.args.root = self->rank;
-    call.what = "broadcast";
+    call.label = "broadcast";
     size_t at = element * values->nfloats + turn % values->nfloats;
     memcpy((char *)block->data + at * width, &values->nans[turn % 4], width);
     CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);

@@ -233,9 +233,9 @@ build_ping_pong(dd_plan *plan, int rank, size_t nbytes, dd_error *err)
     dd_builder builder = start_plan(&args, rank, plan, err);
     uint32_t before = DD_NO_STEP;
     for (uint32_t turn = 0; turn < NTURNS; turn++) {
-        dd_plan_range what = range(turn == 0 && rank == 0 ? DD_PLAN_INPUT : DD_PLAN_OUTPUT, 0, nbytes);
+        dd_plan_range label = range(turn == 0 && rank == 0 ? DD_PLAN_INPUT : DD_PLAN_OUTPUT, 0, nbytes);
         bool is_sender = (int)(turn % 2) == rank;
-        uint32_t step = (is_sender ? dd_builder_send : dd_builder_recv)(&builder, 1 - rank, turn, what);
+        uint32_t step = (is_sender ? dd_builder_send : dd_builder_recv)(&builder, 1 - rank, turn, label);
         dd_builder_after(&builder, step, before);
         before = step;
     }

@@ -234,7 +234,7 @@ TEST(unknown_operations_are_refused)
 
 /* Overwrite the length or count at `at` with a number, and truncate the message after it. */
 static void
-expect_bad(const char *pattern, dd_bytes message, size_t at, uint64_t number, const char *what)
+expect_bad(const char *pattern, dd_bytes message, size_t at, uint64_t number, const char *label)
 {
     uint8_t copy[2048];
     REQUIRE(at + 8 <= sizeof copy);
@@ -243,18 +243,18 @@ expect_bad(const char *pattern, dd_bytes message, size_t at, uint64_t number, co
     dd_tcp_scan scan;
     CHECK_INT(scan_fresh(pattern, 1, 1, dd_bytes_of(copy, at + 7), &limits, &scan), DD_TCP_SCAN_MORE);
     CHECK_INT(scan_fresh(pattern, 1, 1, dd_bytes_of(copy, at + 8), &limits, &scan), DD_TCP_SCAN_BAD);
-    CHECK_CONTAINS(check_message(), what);
+    CHECK_CONTAINS(check_message(), label);
     CHECK_CONTAINS(check_message(), "is over the limit of ");
 }
 
 static void
-expect_bad_numbers(const char *pattern, dd_bytes message, size_t at, uint64_t limit, const char *what)
+expect_bad_numbers(const char *pattern, dd_bytes message, size_t at, uint64_t limit, const char *label)
 {
     const uint64_t numbers[] = {limit + 1,           UINT32_MAX,        UINT64_C(1) << 32,
                                 (uint64_t)INT64_MAX, UINT64_C(1) << 63, UINT64_MAX - 8,
                                 UINT64_MAX - 7,      UINT64_MAX - 1,    UINT64_MAX};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        expect_bad(pattern, message, at, numbers[i], what);
+        expect_bad(pattern, message, at, numbers[i], label);
     }
 }
 

@@ -26,7 +26,7 @@ stop_taking(team_rank *self, int rank)
 /* ---- malformed commands */
 
 typedef struct malformed_command {
-    const char *what; /* part of the message with which the receiver's group fails */
+    const char *label; /* part of the message with which the receiver's group fails */
     dd_window_command command;
     dd_signature numbers; /* sent instead of the command's numbers, unless coll is 0 */
     size_t nextra;        /* extra bytes, with a command that should have none */
@@ -35,31 +35,31 @@ typedef struct malformed_command {
 #define BAD_NOTE_NBYTES ((size_t)100)
 
 static const malformed_command malformed_commands[] = {
-    {.what = "a window that was never opened", .command = {.type = DD_WINDOW_PUT, .window = 77}},
-    {.what = "a put out of range",
+    {.label = "a window that was never opened", .command = {.type = DD_WINDOW_PUT, .window = 77}},
+    {.label = "a put out of range",
      .command = {.type = DD_WINDOW_PUT, .window = 1, .offset = 99, .nbytes = 2}},
-    {.what = "a put out of range",
+    {.label = "a put out of range",
      .command = {.type = DD_WINDOW_PUT, .window = 1, .nbytes = (uint64_t)1 << 62}},
-    {.what = "a put out of range",
+    {.label = "a put out of range",
      .command = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX - 5000, .nbytes = 5000}},
-    {.what = "a put out of range", .command = {.type = DD_WINDOW_PUT, .window = 1, .channel = 100000}},
-    {.what = "a get out of range",
+    {.label = "a put out of range", .command = {.type = DD_WINDOW_PUT, .window = 1, .channel = 100000}},
+    {.label = "a get out of range",
      .command = {.type = DD_WINDOW_GET, .id = 1, .window = 1, .nbytes = (uint64_t)1 << 62}},
-    {.what = "a get out of range", .command = {.type = DD_WINDOW_GET, .id = 1, .window = 1, .offset = 101}},
-    {.what = "a channel out of range",
+    {.label = "a get out of range", .command = {.type = DD_WINDOW_GET, .id = 1, .window = 1, .offset = 101}},
+    {.label = "a channel out of range",
      .command = {.type = DD_WINDOW_SIGNAL_ALONE, .id = 1, .window = 1, .channel = 100000}},
-    {.what = "a channel out of range",
+    {.label = "a channel out of range",
      .command = {.type = DD_WINDOW_SIGNAL_ALONE, .id = 1, .window = 1, .channel = DD_WINDOW_NO_CHANNEL}},
-    {.what = "its type is unknown",
+    {.label = "its type is unknown",
      .command = {.type = DD_WINDOW_CLOSED, .window = 1},
      .numbers = {.coll = 200}},
-    {.what = "it has no zeros where they belong",
+    {.label = "it has no zeros where they belong",
      .command = {.type = DD_WINDOW_PUT, .window = 1},
      .numbers = {.coll = DD_WINDOW_PUT, .flags = 1}},
-    {.what = "its id is wrong", .command = {.type = DD_WINDOW_GET, .window = 1}},
-    {.what = "its place is wrong",
+    {.label = "its id is wrong", .command = {.type = DD_WINDOW_GET, .window = 1}},
+    {.label = "its place is wrong",
      .command = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 5000}},
-    {.what = "it has data", .command = {.type = DD_WINDOW_CLOSED, .window = 1}, .nextra = 5000},
+    {.label = "it has data", .command = {.type = DD_WINDOW_CLOSED, .window = 1}, .nextra = 5000},
 };
 
 static void

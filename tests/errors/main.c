@@ -75,32 +75,32 @@ typedef struct plan {
 /* Return true if the server cannot accept connections: its clients then retry until their timeouts,
  * because the failure may be temporary. */
 static bool
-is_awaited(const trial *what)
+is_awaited(const trial *label)
 {
-    bool is_servers = what->program->has_own_store && what->victim == 0;
-    return is_servers && what->fault.is_lasting &&
-           (what->fault.call == DD_SYS_accept4 || what->fault.call == DD_SYS_epoll_ctl);
+    bool is_servers = label->program->has_own_store && label->victim == 0;
+    return is_servers && label->fault.is_lasting &&
+           (label->fault.call == DD_SYS_accept4 || label->fault.call == DD_SYS_epoll_ctl);
 }
 
 /* Exclude writes of programs that do not write files: they only ring bells, and that cannot
  * fail. */
 static bool
-is_possible(const trial *what)
+is_possible(const trial *label)
 {
-    return (what->fault.call != DD_SYS_write || what->program->writes_files) && !is_awaited(what);
+    return (label->fault.call != DD_SYS_write || label->program->writes_files) && !is_awaited(label);
 }
 
 static void
-plan_errors(plan *all, const settings *set, trial what)
+plan_errors(plan *all, const settings *set, trial label)
 {
-    const int *errors = errors_of(what.fault.call);
+    const int *errors = errors_of(label.fault.call);
     for (int i = 0; errors[i] != 0; i++) {
-        what.fault.error_number = errors[i];
-        int nkinds = is_error_lasting(what.fault.call, errors[i]) ? 2 : 1;
+        label.fault.error_number = errors[i];
+        int nkinds = is_error_lasting(label.fault.call, errors[i]) ? 2 : 1;
         for (int kind = 0; kind < nkinds && is_listed(set->errors, strerrorname_np(errors[i])); kind++) {
-            what.fault.is_lasting = kind == 1;
-            if (is_possible(&what) && all->count < RUNS_MAX) {
-                all->trials[all->count++] = what;
+            label.fault.is_lasting = kind == 1;
+            if (is_possible(&label) && all->count < RUNS_MAX) {
+                all->trials[all->count++] = label;
             }
         }
     }
@@ -113,7 +113,7 @@ plan_calls(plan *all, const settings *set, trial what, long ncalls)
     for (long number = 0; number < ncalls; number += number < FIRST_CALLS ? 1 : stride) {
         what.fault.number = number;
         if (set->at < 0 || set->at == number) {
-            plan_errors(all, set, what);
+            plan_errors(all, set, label);
         }
     }
 }
@@ -123,18 +123,18 @@ static bool
 plan_program(plan *all, const settings *set, trial_place *place, const test_program *program)
 {
     trial_result result;
-    trial what = {.program = program, .fault = {.number = -1}};
-    trial_run(place, &what, LIMIT_NS * set->slow, &result);
-    verdict v = judge(&what, &result);
+    trial label = {.program = program, .fault = {.number = -1}};
+    trial_run(place, &label, LIMIT_NS * set->slow, &result);
+    verdict v = judge(&label, &result);
     if (v.outcome != OUTCOME_UNREACHED) {
         printf("%s, without any failure: %s\n", program->name, v.complaint);
         return false;
     }
     for (int victim = 0; victim<program->size; victim += program->size> 1 ? program->size - 1 : 1) {
-        what.victim = victim;
+        label.victim = victim;
         for (int call = 0; call < DD_SYS_CALL_COUNT; call++) {
-            what.fault.call = (dd_sys_call)call;
-            if (is_listed(set->calls, dd_sys_call_name(what.fault.call)) &&
+            label.fault.call = (dd_sys_call)call;
+            if (is_listed(set->calls, dd_sys_call_name(label.fault.call)) &&
                 (set->victim < 0 || set->victim == victim)) {
                 plan_calls(all, set, what, result.board.ranks[victim].ncalls[call]);
             }
@@ -183,38 +183,38 @@ show_trace(const rank_report *report)
 }
 
 static void
-show(const trial *what, const trial_result *result, const verdict *v)
+show(const trial *label, const trial_result *result, const verdict *v)
 {
-    printf("%s: %s %ld of rank %d fails%s with %s: %s%s\n", what->program->name,
-           dd_sys_call_name(what->fault.call), what->fault.number, what->victim,
-           what->fault.is_lasting ? ", and all later ones," : "", strerrorname_np(what->fault.error_number),
+    printf("%s: %s %ld of rank %d fails%s with %s: %s%s\n", label->program->name,
+           dd_sys_call_name(label->fault.call), label->fault.number, label->victim,
+           label->fault.is_lasting ? ", and all later ones," : "", strerrorname_np(label->fault.error_number),
            v->outcome == OUTCOME_WRONG ? "" : "fine", v->complaint);
-    for (int rank = 0; rank < what->program->size; rank++) {
+    for (int rank = 0; rank < label->program->size; rank++) {
         const rank_report *report = &result->board.ranks[rank];
         printf("    rank %d, %.0f ms: %s: %s\n", rank, (double)report->elapsed_ns * 1e-6,
                report->step != NULL ? report->step : "?",
                report->error.code != DD_OK ? report->error.message : "(no error)");
     }
-    show_trace(&result->board.ranks[what->victim]);
+    show_trace(&result->board.ranks[label->victim]);
 }
 
 static int64_t
-limit_of(const trial *what)
+limit_of(const trial *label)
 {
     bool is_unresponsive = what->fault.call == DD_SYS_sendmsg || what->fault.call == DD_SYS_accept4;
     return what->fault.is_lasting && is_unresponsive ? LONG_LIMIT_NS : LIMIT_NS;
 }
 
 static void
-run_one(trial_place *place, const settings *set, const trial *what, tally *counts)
+run_one(trial_place *place, const settings *set, const trial *label, tally *counts)
 {
     trial_result result;
-    trial_run(place, what, limit_of(what) * set->slow, &result);
-    verdict v = judge(what, &result);
-    atomic_fetch_add(&counts->outcomes[what->fault.call][v.outcome], 1);
+    trial_run(place, label, limit_of(label) * set->slow, &result);
+    verdict v = judge(label, &result);
+    atomic_fetch_add(&counts->outcomes[label->fault.call][v.outcome], 1);
     bool is_wrong = v.outcome == OUTCOME_WRONG;
     if ((is_wrong && atomic_fetch_add(&counts->ncomplaints, 1) < COMPLAINTS_SHOWN) || set->is_verbose) {
-        show(what, &result, &v);
+        show(label, &result, &v);
     }
 }
 

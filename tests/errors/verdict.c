@@ -29,7 +29,7 @@ has_ended(verdict *v, const trial *what, const trial_result *result, int rank)
     case RANK_ENDED:
         break;
     case RANK_HUNG:
-        return object(v, "rank %d of %d hangs in \"%s\"", rank, what->program->size,
+        return object(v, "rank %d of %d hangs in \"%s\"", rank, label->program->size,
                       report->step != NULL ? report->step : "?");
     case RANK_CRASHED:
         return WIFSIGNALED(status) ? object(v, "rank %d was ended by signal %d in \"%s\"", rank,
@@ -90,19 +90,19 @@ contains_error(const dd_error *error, int error_number)
 /* Return true for an error of rank 0's server. Its thread can at most report it to clients, which
  * may only see a closed connection. */
 static bool
-is_about_own_store(const trial *what, const dd_error *error)
+is_about_own_store(const trial *label, const dd_error *error)
 {
     bool is_about_store = contains(error, "TCPStore at") || contains(error, "opening the store at");
-    return what->program->has_own_store && what->victim == 0 && is_about_store &&
+    return label->program->has_own_store && label->victim == 0 && is_about_store &&
            (contains(error, "the server closed the connection") ||
             contains_error(error, what->fault.error_number));
 }
 
 static bool
-has_lost_own_store(const trial *what, const trial_result *result)
+has_lost_own_store(const trial *label, const trial_result *result)
 {
-    for (int rank = 0; rank < what->program->size; rank++) {
-        if (is_about_own_store(what, &result->board.ranks[rank].error)) {
+    for (int rank = 0; rank < label->program->size; rank++) {
+        if (is_about_own_store(label, &result->board.ranks[rank].error)) {
             return true;
         }
     }
@@ -119,7 +119,7 @@ names_error(verdict *v, const trial *what, const dd_error *error)
     }
     int lost = find_lost_rank(error);
     return lost < 0 || is_error_of_peer(error_number) ||
-           object(v, "rank %d takes rank %d for lost: %s", what->victim, lost, error->message);
+           object(v, "rank %d takes rank %d for lost: %s", label->victim, lost, error->message);
 }
 
 /* Return true if the starter ended this rank, or ended another rank and so caused the error. */
@@ -135,23 +135,23 @@ blames_failed_rank(verdict *v, const trial *what, int rank, const dd_error *erro
 {
     int lost = find_lost_rank(error);
     char finder[32];
-    snprintf(finder, sizeof finder, "found by rank %d", what->victim);
+    snprintf(finder, sizeof finder, "found by rank %d", label->victim);
     /* A rank that is itself taken for lost must learn which rank found it so. */
     bool is_plausible =
-        is_error_of_peer(what->fault.error_number) && (lost != rank || contains(error, finder));
-    if (lost >= 0 && lost != what->victim && !is_plausible) {
+        is_error_of_peer(label->fault.error_number) && (lost != rank || contains(error, finder));
+    if (lost >= 0 && lost != label->victim && !is_plausible) {
         return object(v, "rank %d takes rank %d for lost: %s", rank, lost, error->message);
     }
-    return lost >= 0 || names_rank(error, what->victim) || is_about_own_store(what, error) ||
-           object(v, "rank %d does not name rank %d: %s", rank, what->victim, error->message);
+    return lost >= 0 || names_rank(error, label->victim) || is_about_own_store(label, error) ||
+           object(v, "rank %d does not name rank %d: %s", rank, label->victim, error->message);
 }
 
 static bool
-are_others_right(verdict *v, const trial *what, const trial_result *result)
+are_others_right(verdict *v, const trial *label, const trial_result *result)
 {
-    for (int rank = 0; rank < what->program->size; rank++) {
+    for (int rank = 0; rank < label->program->size; rank++) {
         const dd_error *error = &result->board.ranks[rank].error;
-        if (rank == what->victim || error->code == DD_OK) {
+        if (rank == label->victim || error->code == DD_OK) {
             continue;
         }
         if (is_ended_by_starter(error)) {
@@ -166,20 +166,20 @@ are_others_right(verdict *v, const trial *what, const trial_result *result)
 }
 
 static int
-count_failed(const trial *what, const trial_result *result)
+count_failed(const trial *label, const trial_result *result)
 {
     int count = 0;
-    for (int rank = 0; rank < what->program->size; rank++) {
+    for (int rank = 0; rank < label->program->size; rank++) {
         count += result->board.ranks[rank].error.code != DD_OK;
     }
     return count;
 }
 
 static void
-judge_errors(verdict *v, const trial *what, const trial_result *result)
+judge_errors(verdict *v, const trial *label, const trial_result *result)
 {
-    const dd_error *own = &result->board.ranks[what->victim].error;
-    if (count_failed(what, result) == 0) {
+    const dd_error *own = &result->board.ranks[label->victim].error;
+    if (count_failed(label, result) == 0) {
         v->outcome = OUTCOME_SURVIVED;
         return;
     }
@@ -194,7 +194,7 @@ judge_errors(verdict *v, const trial *what, const trial_result *result)
 }
 
 verdict
-judge(const trial *what, const trial_result *result)
+judge(const trial *label, const trial_result *result)
 {
     verdict v = {.outcome = OUTCOME_SURVIVED};
     bool is_hit = result->board.ranks[what->victim].was_hit;
@@ -203,13 +203,13 @@ judge(const trial *what, const trial_result *result)
             return v;
         }
     }
-    if (result->nfiles > 0 && what->fault.call != DD_SYS_unlink) {
+    if (result->nfiles > 0 && label->fault.call != DD_SYS_unlink) {
         (void)object(&v, "%d files are left", result->nfiles);
         return v;
     }
     if (!is_hit) {
         v.outcome = OUTCOME_UNREACHED;
-        for (int rank = 0; rank < what->program->size; rank++) {
+        for (int rank = 0; rank < label->program->size; rank++) {
             const rank_report *report = &result->board.ranks[rank];
             if (report->error.code != DD_OK) {
                 (void)object(&v, "nothing has failed, and rank %d reports in \"%s\": %s", rank, report->step,
@@ -218,6 +218,6 @@ judge(const trial *what, const trial_result *result)
         }
         return v;
     }
-    judge_errors(&v, what, result);
+    judge_errors(&v, label, result);
     return v;
 }

@@ -154,11 +154,11 @@ fill(char *bytes, size_t nbytes, int source, int target)
 }
 
 static void
-check_filled(rank_env *self, const char *what, const char *bytes, size_t nbytes, int source, int target)
+check_filled(rank_env *self, const char *label, const char *bytes, size_t nbytes, int source, int target)
 {
     for (size_t i = 0; i < nbytes; i++) {
         if (bytes[i] != (char)(16 * source + target + 1)) {
-            complain(self, "%s: byte %zu from rank %d is %d", what, i, source, bytes[i]);
+            complain(self, "%s: byte %zu from rank %d is %d", label, i, source, bytes[i]);
             return;
         }
     }

@@ -19,9 +19,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define require(holds) ((holds) ? (void)0 : fuzz_fail(__FILE__, __LINE__, #holds))
 
 _Noreturn static inline void
-fuzz_fail(const char *file, int line, const char *what)
+fuzz_fail(const char *file, int line, const char *label)
 {
-    fprintf(stderr, "%s:%d: does not hold: %s\n", file, line, what);
+    fprintf(stderr, "%s:%d: does not hold: %s\n", file, line, label);
     abort();
 }
 

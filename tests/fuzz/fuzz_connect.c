@@ -75,9 +75,9 @@ static struct {
 static const dd_uid their_uid = {.bytes = {9}};
 
 static bool
-has(enum first what)
+has(enum first label)
 {
-    return (table.first & what) != 0;
+    return (table.first & label) != 0;
 }
 
 static dd_bytes

@@ -67,12 +67,12 @@ send_something(int fd, dd_bytes *input)
         return;
     }
     uint8_t datagram[32] = {0};
-    unsigned what = take_byte(input);
-    dd_put_number(datagram, what & 3, 8);
-    dd_put_number(datagram + 8, GROUP + (what >> 2 & 1), 8);
-    dd_put_number(datagram + 16, what >> 3 & 3, 8);
-    dd_put_number(datagram + 24, what >> 5 & 3, 4);
-    dd_put_number(datagram + 28, what >> 7, 4);
+    unsigned label = take_byte(input);
+    dd_put_number(datagram, label & 3, 8);
+    dd_put_number(datagram + 8, GROUP + (label >> 2 & 1), 8);
+    dd_put_number(datagram + 16, label >> 3 & 3, 8);
+    dd_put_number(datagram + 24, label >> 5 & 3, 4);
+    dd_put_number(datagram + 28, label >> 7, 4);
     send_datagram(fd, dd_bytes_of(datagram, sizeof datagram), ndescriptors);
 }
 

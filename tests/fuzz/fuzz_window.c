@@ -154,9 +154,9 @@ put_note(dd_bytes *input)
     static const uint32_t channels[] = {
         0, 1, 0, 1, NCHANNELS, DD_WINDOW_NO_CHANNEL, DD_WINDOW_NO_CHANNEL, DD_WINDOW_ANSWERS};
     unsigned who = take_byte(input);
-    unsigned what = take_byte(input);
+    unsigned label = take_byte(input);
     unsigned where = take_byte(input);
-    dd_window_command command = {.type = (dd_window_command_type)(1 + what % 5),
+    dd_window_command command = {.type = (dd_window_command_type)(1 + label % 5),
                                  .window = take_window_id(where)};
     if (command.type == DD_WINDOW_PUT || command.type == DD_WINDOW_GET) {
         command.nbytes = take_size(input);
@@ -167,10 +167,10 @@ put_note(dd_bytes *input)
     }
     if (command.type == DD_WINDOW_GET || command.type == DD_WINDOW_SIGNAL_ALONE ||
         command.type == DD_WINDOW_WITHDRAW) {
-        command.id = 1 + (what >> 5);
+        command.id = 1 + (label >> 5);
     }
     dd_request head = dd_window_command_encode(&command);
-    if (what == 0xff) { /* an invalid kind */
+    if (label == 0xff) { /* an invalid kind */
         head.signature.coll = (uint8_t)where;
     }
     put_message(who, who >> 1, &head);
@@ -194,10 +194,10 @@ put_other_frame(dd_bytes *input)
     static const uint8_t types[] = {DD_FRAME_DATA,   DD_FRAME_CTS,     DD_FRAME_REFUSE, DD_FRAME_CANCEL,
                                     DD_FRAME_CREDIT, DD_FRAME_GOODBYE, DD_FRAME_BYE};
     unsigned who = take_byte(input);
-    unsigned what = take_byte(input);
+    unsigned label = take_byte(input);
     unsigned id = take_byte(input);
     dd_frame frame = {
-        .type = types[what % sizeof types],
+        .type = types[label % sizeof types],
         .kind = DD_MESSAGE_WINDOW,
         .context = world.group->id,
         .source = (uint16_t)(1 + who % 2),
@@ -206,12 +206,12 @@ put_other_frame(dd_bytes *input)
     };
     if (frame.type == DD_FRAME_DATA) {
         frame.nbytes = take_size(input);
-        frame.offset = (what & 0x80) != 0 ? take_size(input) : 0;
+        frame.offset = (label & 0x80) != 0 ? take_size(input) : 0;
         size_t left = frame.offset < frame.nbytes ? frame.nbytes - frame.offset : 0;
-        left = (what & 0x40) != 0 ? left / 2 : left;
+        left = (label & 0x40) != 0 ? left / 2 : left;
         frame.payload = (uint32_t)(left < sizeof pattern ? left : sizeof pattern);
     } else if (frame.type == DD_FRAME_REFUSE) {
-        frame.reason = (uint8_t)(1 + (what >> 6));
+        frame.reason = (uint8_t)(1 + (label >> 6));
     } else if (frame.type == DD_FRAME_CREDIT) {
         frame.credit = id * 400;
     }
@@ -259,7 +259,7 @@ check_result(dd_status status, const dd_error *error)
 
 /* The choices for both kinds of calls. */
 typedef struct call_choice {
-    unsigned what; /* the lower bits select the call */
+    unsigned label; /* the lower bits select the call */
     dd_window *window;
     size_t nbytes;
     dd_window_target target;
@@ -269,14 +269,14 @@ typedef struct call_choice {
 static call_choice
 take_call(dd_bytes *input)
 {
-    unsigned what = take_byte(input);
+    unsigned label = take_byte(input);
     unsigned where = take_byte(input);
     size_t nbytes = take_size(input);
     return (call_choice){
-        .what = what,
-        .window = world.windows[what >> 7].window,
+        .label = label,
+        .window = world.windows[label >> 7].window,
         .nbytes = nbytes,
-        .target = take_place(input, what >> 7, where, nbytes),
+        .target = take_place(input, label >> 7, where, nbytes),
         .channel = (int)(where >> 2 & 3) - 1,
     };
 }
@@ -292,7 +292,7 @@ run_call(dd_bytes *input)
     block.data = malloc(block.nbytes);
     require(block.data != NULL);
     memset(block.data, 1, block.nbytes);
-    switch (chosen.what % 8) {
+    switch (chosen.label % 8) {
     case 0:
         status = dd_window_put(chosen.window, block, chosen.target, chosen.channel, &wait, &error);
         break;
@@ -323,9 +323,9 @@ post_call(dd_bytes *input)
 {
     const call_choice chosen = take_call(input);
     dd_block block = {.nbytes = chosen.nbytes};
-    posted_call *call = &world.calls[(chosen.what >> 2) % NCALLS];
+    posted_call *call = &world.calls[(chosen.label >> 2) % NCALLS];
     /* Some calls time out when time passes next. */
-    dd_call_options options = {.timeout_ns = (chosen.what & 2) != 0 ? 0 : -1};
+    dd_call_options options = {.timeout_ns = (chosen.label & 2) != 0 ? 0 : -1};
     dd_error error = {.code = DD_OK};
     if (call->work != NULL) {
         return;
@@ -334,7 +334,7 @@ post_call(dd_bytes *input)
     require(call->memory != NULL);
     memset(call->memory, 2, block.nbytes);
     dd_status status =
-        (chosen.what & 1) != 0
+        (chosen.label & 1) != 0
             ? dd_window_post_put(chosen.window, block, chosen.target, chosen.channel, &options, &call->work,
                                  &error)
             : dd_window_post_get(chosen.window, block, chosen.target, &options, &call->work, &error);

@@ -12,9 +12,9 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void
-die(const char *what, const char *path)
+die(const char *label, const char *path)
 {
-    fprintf(stderr, "replay: cannot %s %s: %s\n", what, path, strerror(errno));
+    fprintf(stderr, "replay: cannot %s %s: %s\n", label, path, strerror(errno));
     exit(1);
 }
 

@@ -19,7 +19,7 @@
  * runs when all threads have ended; it reads the last value of everything and must not write. */
 typedef struct scenario {
     const char *name;
-    const char *what; /* a one-line description for the output */
+    const char *label; /* a one-line description for the output */
     int nthreads;
     void (*setup)(void);
     void (*thread)(int self);

@@ -13,14 +13,14 @@ static _Atomic uint64_t x, y, z;
 static uint64_t plain;
 static uint64_t r[4]; /* results of loads, each written by one thread */
 
-#define SHAPE_WITH(id, count, note, buffers, body, ...)                                                      \
-    static void run_##id(int self)                                                                           \
-    {                                                                                                        \
-        body                                                                                                 \
-    }                                                                                                        \
-    static const uint64_t outcomes_of_##id[] = {__VA_ARGS__, CHECKER_END};                                   \
-    SCENARIO(litmus_##id, .what = "", .nthreads = count, .setup = clear, .thread = run_##id, .finish = note, \
-             .outcomes = outcomes_of_##id, .is_buffered = buffers)
+#define SHAPE_WITH(id, count, note, buffers, body, ...)                                       \
+    static void run_##id(int self)                                                            \
+    {                                                                                         \
+        body                                                                                  \
+    }                                                                                         \
+    static const uint64_t outcomes_of_##id[] = {__VA_ARGS__, CHECKER_END};                    \
+    SCENARIO(litmus_##id, .label = "", .nthreads = count, .setup = clear, .thread = run_##id, \
+             .finish = note, .outcomes = outcomes_of_##id, .is_buffered = buffers)
 #define SHAPE(id, count, body, ...) SHAPE_WITH(id, count, note_read, false, body, __VA_ARGS__)
 
 static void

@@ -83,7 +83,7 @@ run(const scenario *which, bool is_tracing)
     bool is_right = is_passed && (buffering_count_open(false) > 0) == which->is_buffered;
     printf("%-30s %d threads %9llu states %9llu runs %7.2f s  %s\n", which->name, which->nthreads,
            (unsigned long long)result.nstates, (unsigned long long)result.nruns, result.seconds,
-           is_right ? which->what : "FAILED");
+           is_right ? which->label : "FAILED");
     if (result.end != EXPLORE_PASSED) {
         printf("  %s\n", result.end == EXPLORE_CUT ? "does not end" : result.failure);
     } else if (is_passed && !is_right) {

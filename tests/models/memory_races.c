@@ -181,8 +181,8 @@ hash_cell(const cell *of, const uint32_t *known_clock)
         for (access_kind kind = 0; kind < ACCESS_KINDS; kind++) {
             for (int byte = 0; of->newest[t][kind] > known_clock[t] && byte < 8; byte++) {
                 uint16_t clock = of->clock[t][kind][byte];
-                uint64_t what = of->word * 64 + (uint64_t)((t * ACCESS_KINDS + (int)kind) * 8 + byte);
-                sum += clock > known_clock[t] ? memory_mix(what, clock - known_clock[t]) : 0;
+                uint64_t label = of->word * 64 + (uint64_t)((t * ACCESS_KINDS + (int)kind) * 8 + byte);
+                sum += clock > known_clock[t] ? memory_mix(label, clock - known_clock[t]) : 0;
             }
         }
     }

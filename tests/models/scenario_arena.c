@@ -279,10 +279,11 @@ reduce_twice(int self)
     run_op(self, DD_COLL_ALL_REDUCE, 8, 2);
 }
 
-SCENARIO(arena_sleeps, .what = "an all_reduce of 8 bytes, in a record that is used again", .nthreads = 2,
+SCENARIO(arena_sleeps, .label = "an all_reduce of 8 bytes, in a record that is used again", .nthreads = 2,
          .setup = open_pair_used, .thread = reduce_once)
-SCENARIO(arena_sleeps_twice, .what = "two of them", .nthreads = 2, .setup = open_pair, .thread = reduce_twice)
-SCENARIO(arena_sleeps_unfenced, .what = "two, before processes take part in the fence", .nthreads = 2,
+SCENARIO(arena_sleeps_twice, .label = "two of them", .nthreads = 2, .setup = open_pair,
+         .thread = reduce_twice)
+SCENARIO(arena_sleeps_unfenced, .label = "two, before processes take part in the fence", .nthreads = 2,
          .setup = open_pair_unfenced, .thread = reduce_twice)
 
 /* Each process joins the fences at its own time. */
@@ -293,7 +294,7 @@ become_fenced(int self)
     run_op(self, DD_COLL_BARRIER, 0, 1);
 }
 
-SCENARIO(arena_registers, .what = "processes that come to take part in the fence", .nthreads = 2,
+SCENARIO(arena_registers, .label = "processes that come to take part in the fence", .nthreads = 2,
          .setup = open_pair_unfenced, .thread = become_fenced)
 
 static void
@@ -317,7 +318,7 @@ SCENARIO(arena_sleeps_three, .what = "a barrier of three that sleep, one of whic
          .nthreads = 3, .setup = open_three_of_which_one_has_begun, .thread = begin_after_one)
 SCENARIO(arena_one_of_three_sleeps, .what = "a barrier of three, by the fence", .nthreads = 3,
          .setup = open_three_of_which_one_sleeps, .thread = barrier_once, .is_large = true)
-SCENARIO(arena_polls_three, .what = "an all_reduce of three that poll", .nthreads = 3,
+SCENARIO(arena_polls_three, .label = "an all_reduce of three that poll", .nthreads = 3,
          .setup = open_three_polling, .thread = reduce_once)
 
 static void
@@ -328,7 +329,7 @@ gather_staged(int self)
     }
 }
 
-SCENARIO(arena_stages, .what = "three all_gather of 96 bytes, through the slots", .nthreads = 2,
+SCENARIO(arena_stages, .label = "three all_gather of 96 bytes, through the slots", .nthreads = 2,
          .setup = open_pair_polling, .thread = gather_staged)
 
 static void
@@ -340,7 +341,7 @@ broadcast_ahead(int self)
     run_op(self, DD_COLL_ALL_REDUCE, 8, 4);
 }
 
-SCENARIO(arena_runs_ahead, .what = "a root that runs ahead", .nthreads = 2, .setup = open_pair_polling,
+SCENARIO(arena_runs_ahead, .label = "a root that runs ahead", .nthreads = 2, .setup = open_pair_polling,
          .thread = broadcast_ahead)
 
 static void
@@ -349,7 +350,7 @@ claim_shares(int self)
     run_op(self, DD_COLL_ALL_REDUCE, LARGE_NBYTES, 1);
 }
 
-SCENARIO(arena_claims, .what = "an all_reduce whose shares are claimed", .nthreads = 2,
+SCENARIO(arena_claims, .label = "an all_reduce whose shares are claimed", .nthreads = 2,
          .setup = open_pair_crowded, .thread = claim_shares)
 
 /* A rank fails and publishes that to a rank that has not begun. The other rank must not succeed if

@@ -59,7 +59,7 @@ note_and_read(int self)
     REQUIRE(read.signature.count >= read.sequence);
 }
 
-SCENARIO(board_places, .what = "a place that is read while it changes", .nthreads = 2, .setup = open_board,
+SCENARIO(board_places, .label = "a place that is read while it changes", .nthreads = 2, .setup = open_board,
          .thread = note_and_read, .max_same = 3)
 
 static void
@@ -129,7 +129,7 @@ post_twice(int self)
     await_posts(1, true);
 }
 
-SCENARIO(board_news, .what = "two posts, and a rank that sleeps until it knows", .nthreads = 2,
+SCENARIO(board_news, .label = "two posts, and a rank that sleeps until it knows", .nthreads = 2,
          .setup = open_board, .thread = post_twice)
 
 static void
@@ -140,7 +140,7 @@ post_both(int self)
     await_posts(self, false);
 }
 
-SCENARIO(board_news_of_both, .what = "both post and hear", .nthreads = 2, .setup = open_board,
+SCENARIO(board_news_of_both, .label = "both post and hear", .nthreads = 2, .setup = open_board,
          .thread = post_both)
 
 /* Read without a check for news, which would order the accesses by itself. */
@@ -155,5 +155,5 @@ post_and_read(int self)
     }
 }
 
-SCENARIO(board_cause, .what = "a cause that is read while it is posted", .nthreads = 2, .setup = open_board,
+SCENARIO(board_cause, .label = "a cause that is read while it is posted", .nthreads = 2, .setup = open_board,
          .thread = post_and_read)

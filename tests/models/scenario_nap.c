@@ -34,5 +34,5 @@ leave_or_nap(int self)
     }
 }
 
-SCENARIO(engine_naps, .what = "a caller that leaves while the engine's thread begins a long nap",
+SCENARIO(engine_naps, .label = "a caller that leaves while the engine's thread begins a long nap",
          .nthreads = 2, .setup = open_driven, .thread = leave_or_nap, .max_same = 3)

@@ -88,7 +88,7 @@ open_with_one(void)
     REQUIRE(begin(groups[0], 1) == 1);
 }
 
-SCENARIO(recorder_ends, .what = "a record that is read when its call ends", .nthreads = 2,
+SCENARIO(recorder_ends, .label = "a record that is read when its call ends", .nthreads = 2,
          .setup = open_with_one, .thread = end_and_read, .needs_no_order = true)
 
 /* A reader that sees the end of a record must also see its result. */
@@ -108,7 +108,7 @@ fail_and_read(int self)
     }
 }
 
-SCENARIO(recorder_fails, .what = "a record that is read when its call fails", .nthreads = 2,
+SCENARIO(recorder_fails, .label = "a record that is read when its call fails", .nthreads = 2,
          .setup = open_with_one, .thread = fail_and_read)
 
 static void
@@ -124,7 +124,7 @@ begin_and_read(int self)
     }
 }
 
-SCENARIO(recorder_begins, .what = "a record that is read while it is made", .nthreads = 2,
+SCENARIO(recorder_begins, .label = "a record that is read while it is made", .nthreads = 2,
          .setup = open_recorder, .thread = begin_and_read)
 
 static void
@@ -163,7 +163,7 @@ overwrite_and_read(int self)
     }
 }
 
-SCENARIO(recorder_overwrites, .what = "a record that is read while a newer one takes its place",
+SCENARIO(recorder_overwrites, .label = "a record that is read while a newer one takes its place",
          .nthreads = 2, .setup = open_with_two_and_end, .thread = overwrite_and_read)
 
 /* Two threads use one slot: one ends its record, the other replaces it with a newer one. */
@@ -186,8 +186,8 @@ check_last(void)
     REQUIRE(entry.body.stack == 3 && entry.ended_ns == 0);
 }
 
-SCENARIO(recorder_fights, .what = "two threads that write to one slot", .nthreads = 2, .setup = open_with_two,
-         .thread = end_and_overwrite, .finish = check_last, .max_same = 3)
+SCENARIO(recorder_fights, .label = "two threads that write to one slot", .nthreads = 2,
+         .setup = open_with_two, .thread = end_and_overwrite, .finish = check_last, .max_same = 3)
 
 /* The name of a group is read without the lock. */
 static void
@@ -202,5 +202,5 @@ rename_and_read(int self)
     }
 }
 
-SCENARIO(recorder_renames, .what = "a group that two threads rename", .nthreads = 2, .setup = open_recorder,
+SCENARIO(recorder_renames, .label = "a group that two threads rename", .nthreads = 2, .setup = open_recorder,
          .thread = rename_and_read)

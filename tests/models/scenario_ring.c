@@ -191,7 +191,7 @@ pass(int self)
     }
 }
 
-SCENARIO(ring_passes, .what = "three writes over the edge, a reader that sleeps", .nthreads = 2,
+SCENARIO(ring_passes, .label = "three writes over the edge, a reader that sleeps", .nthreads = 2,
          .setup = open_near_edge, .thread = pass)
 
 /* The reader takes the old bytes in two pieces, and then the new ones. */
@@ -213,7 +213,7 @@ pass_when_full(int self)
     recv_bytes(ends[1], 1, 3);
 }
 
-SCENARIO(ring_is_full, .what = "a writer that waits for room", .nthreads = 2, .setup = open_nearly_full,
+SCENARIO(ring_is_full, .label = "a writer that waits for room", .nthreads = 2, .setup = open_nearly_full,
          .thread = pass_when_full)
 
 /* The reader finds no more bytes and does not return. The writer must still learn of the free
@@ -234,7 +234,7 @@ read_and_go(int self)
     REQUIRE(io == DD_IO_AGAIN);
 }
 
-SCENARIO(ring_has_room, .what = "a writer that waits, a reader that goes", .nthreads = 2,
+SCENARIO(ring_has_room, .label = "a writer that waits, a reader that goes", .nthreads = 2,
          .setup = open_nearly_full, .thread = read_and_go)
 
 static void

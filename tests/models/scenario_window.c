@@ -22,9 +22,9 @@ static rank_memory memories[NRANKS];
 static dd_window *windows[NRANKS];
 static checker_bell bells[NRANKS];
 static const window_op op_wait = {
-    .what = "wait_signal", .expectation = "signalled", .word = WINDOW_WORD_SIGNAL, .needs_channel = true};
-static const window_op op_alone = {.what = "signal_alone",
-                                   .expectation = "taken",
+    .label = "wait_signal", .missing = "signalled", .word = WINDOW_WORD_SIGNAL, .needs_channel = true};
+static const window_op op_alone = {.label = "signal_alone",
+                                   .missing = "taken",
                                    .word = WINDOW_WORD_ROOM,
                                    .needs_channel = true,
                                    .needs_open = true};
@@ -135,19 +135,19 @@ dd_group_cause_locked(const dd_group *group)
 }
 
 dd_status
-dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
+dd_group_check_usable_locked(dd_group *group, const char *label, dd_error *err)
 {
     (void)group;
-    (void)what;
+    (void)label;
     (void)err;
     return DD_OK;
 }
 
 dd_status
-dd_group_error_about(const dd_group *group, int rank, dd_status code, const char *what, dd_error *err)
+dd_group_error_about(const dd_group *group, int rank, dd_status code, const char *label, dd_error *err)
 {
     (void)group;
-    return dd_error_set(err, code, "rank %d %s", rank, what);
+    return dd_error_set(err, code, "rank %d %s", rank, label);
 }
 
 dd_bytes
@@ -257,7 +257,7 @@ wait_for_word(int self, const window_op *op)
     if (window_try_word(window, &args)) {
         return;
     }
-    window_call *call = window_make_call(window->hub, 1 - self, op->what, 0, 0);
+    window_call *call = window_make_call(window->hub, 1 - self, op->label, 0, 0);
     call->args = args;
     call->window = window;
     REQUIRE(window_begin(call, &err) == DD_OK);
@@ -332,9 +332,9 @@ answer_twice(int self)
     answer(self, 2);
 }
 
-SCENARIO(window_answers, .what = "a put and its answer, both sleep", .nthreads = 2, .setup = open_windows,
+SCENARIO(window_answers, .label = "a put and its answer, both sleep", .nthreads = 2, .setup = open_windows,
          .thread = answer_once)
-SCENARIO(window_answers_twice, .what = "two of them, one after the other", .nthreads = 2,
+SCENARIO(window_answers_twice, .label = "two of them, one after the other", .nthreads = 2,
          .setup = open_windows, .thread = answer_twice)
 
 static void
@@ -351,7 +351,7 @@ signal_alone(int self)
     }
 }
 
-SCENARIO(window_alone, .what = "signals that wait until the last is taken", .nthreads = 2,
+SCENARIO(window_alone, .label = "signals that wait until the last is taken", .nthreads = 2,
          .setup = open_windows, .thread = signal_alone)
 
 static void
@@ -377,5 +377,5 @@ close_or_signal(int self)
     }
 }
 
-SCENARIO(window_closes, .what = "a rank that closes, and one that waits for it", .nthreads = 2,
+SCENARIO(window_closes, .label = "a rank that closes, and one that waits for it", .nthreads = 2,
          .setup = open_windows, .thread = close_or_signal)

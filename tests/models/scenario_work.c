@@ -40,7 +40,7 @@ complete_or_await(int self)
     }
 }
 
-SCENARIO(work_ends, .what = "a work that is awaited", .nthreads = 2, .setup = open_work,
+SCENARIO(work_ends, .label = "a work that is awaited", .nthreads = 2, .setup = open_work,
          .thread = complete_or_await)
 
 /* Each thread writes before it releases its reference; the last one reads both values. */

@@ -83,12 +83,12 @@ end_call(rank_self *self, rank_call *call, dd_status status)
 }
 
 static void
-note_wrong(rank_self *self, const char *what, int at)
+note_wrong(rank_self *self, const char *label, int at)
 {
     if (!self->record->has_wrong_data) {
         self->record->has_wrong_data = true;
         (void)snprintf(self->record->wrong, sizeof self->record->wrong, "rank %d, step %d: %s at %d",
-                       self->rank, self->step, what, at);
+                       self->rank, self->step, label, at);
     }
 }
 

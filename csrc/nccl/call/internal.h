@@ -43,9 +43,10 @@ dd_status nccl_channel_for(dd_nccl_group *group, const dd_nccl_call *call, const
 /* ---- errors.c */
 
 /* Check the result of an NCCL call. The caller must be inside the channel's communicator. */
-dd_status nccl_launch_check(const nccl_launch *launch, dd_nccl_result result, const char *what) DD_MUST_CHECK;
+dd_status nccl_launch_check(const nccl_launch *launch, dd_nccl_result result,
+                            const char *label) DD_MUST_CHECK;
 dd_status nccl_launch_check_cuda(const nccl_launch *launch, dd_cuda_result result,
-                                 const char *what) DD_MUST_CHECK;
+                                 const char *label) DD_MUST_CHECK;
 
 /* ---- launch.c */
 

@@ -435,7 +435,7 @@ nccl_launch_post(nccl_launch *launch)
     status = nccl_may_connect(launch) ? nccl_post_on_thread(launch, post_ops) : post_ops(launch);
     if (status == DD_OK && !launch->channel->is_blocking) {
         dd_wait wait = dd_wait_at_most(launch->wait, launch->work->timeout_ns);
-        status = dd_nccl_comm_wait_ready(comm, launch->call->what, &launch->group->stop, &wait, launch->err);
+        status = dd_nccl_comm_wait_ready(comm, launch->call->label, &launch->group->stop, &wait, launch->err);
     }
     dd_nccl_comm_leave(comm);
     return status;

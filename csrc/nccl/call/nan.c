@@ -136,15 +136,15 @@ next_input(const nccl_launch *launch, nan_location *location, const dd_block **b
 
 /* Set the error "all_reduce: input 2 has a NaN at element 7". `at` is the index of a float. */
 static dd_status
-describe_nan(const char *what, const nan_location *location, uint64_t at, dd_error *err)
+describe_nan(const char *label, const nan_location *location, uint64_t at, dd_error *err)
 {
     char which[32] = "the input";
     uint64_t nfloats = location->format.nfloats > 1 ? location->format.nfloats : 1;
     if (location->ninputs > 1) {
         snprintf(which, sizeof which, "input %d", location->index);
     }
-    dd_status status = dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s has a NaN at element %llu", what, which,
-                                    (unsigned long long)(at / nfloats));
+    dd_status status = dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s has a NaN at element %llu", label,
+                                    which, (unsigned long long)(at / nfloats));
     if (location->nops > 1) {
         dd_error_prepend(err, "operation %zu of %zu", location->op, location->nops);
     }
@@ -225,7 +225,7 @@ describe_found(const nccl_launch *launch, uint64_t reported)
             break;
         }
     }
-    return describe_nan(launch->call->what, &location, nan_index(reported), launch->err);
+    return describe_nan(launch->call->label, &location, nan_index(reported), launch->err);
 }
 
 /* Enqueue the kernels, wait for the stream, and read the report. */
@@ -285,7 +285,7 @@ nan_check_block(nccl_launch *launch, const dd_block *block, const nan_location *
         size_t n = nbytes / width;
         size_t found = find_nan(&location->format, device->host, n);
         if (found < n) {
-            return describe_nan(launch->call->what, location, at / width + found, launch->err);
+            return describe_nan(launch->call->label, location, at / width + found, launch->err);
         }
     }
     return DD_OK;

@@ -203,7 +203,7 @@ check_and_connect(nccl_launch *launch)
 {
     dd_status status = nccl_check_call(launch->group, launch->call, launch->err);
     if (status != DD_OK) {
-        dd_error_prepend(launch->err, "%s", launch->call->what);
+        dd_error_prepend(launch->err, "%s", launch->call->label);
         return status;
     }
     return nccl_channel_for(launch->group, launch->call, launch->wait, &launch->channel, launch->err);

@@ -93,7 +93,7 @@ nccl_window_check_open(const nccl_launch *launch)
         status = window != NULL ? check_window_open(window, launch->err) : DD_OK;
     }
     if (status != DD_OK) {
-        dd_error_prepend(launch->err, "%s", launch->call->what);
+        dd_error_prepend(launch->err, "%s", launch->call->label);
     }
     return status;
 }

@@ -86,24 +86,26 @@ dd_nccl_comm_check_aborted(dd_nccl_comm *comm, dd_error *err)
 }
 
 dd_status
-dd_nccl_check_wait(const char *what, const atomic_bool *stop, const dd_wait *wait, dd_error *err)
+dd_nccl_check_wait(const char *label, const atomic_bool *stop, const dd_wait *wait, dd_error *err)
 {
     if (stop != NULL && atomic_load(stop)) {
-        return dd_error_set(err, DD_ABORTED, "%s was called off after %.3f s", what, dd_wait_elapsed_s(wait));
+        return dd_error_set(err, DD_ABORTED, "%s was called off after %.3f s", label,
+                            dd_wait_elapsed_s(wait));
     }
     if (dd_wait_has_expired(wait)) {
-        return dd_error_set(err, DD_OP_TIMED_OUT, "%s timed out after %.3f s", what, dd_wait_elapsed_s(wait));
+        return dd_error_set(err, DD_OP_TIMED_OUT, "%s timed out after %.3f s", label,
+                            dd_wait_elapsed_s(wait));
     }
     return dd_wait_check(wait, err);
 }
 
 dd_status
-dd_nccl_await_change_locked(pthread_cond_t *changed, dd_lock *mu, const char *what, const atomic_bool *stop,
+dd_nccl_await_change_locked(pthread_cond_t *changed, dd_lock *mu, const char *label, const atomic_bool *stop,
                             const dd_wait *wait, dd_error *err)
 {
     dd_cond_wait_slice(changed, mu, wait);
     dd_lock_release(mu);
-    dd_status status = dd_nccl_check_wait(what, stop, wait, err);
+    dd_status status = dd_nccl_check_wait(label, stop, wait, err);
     dd_lock_take(mu);
     return status;
 }
@@ -171,18 +173,19 @@ dd_nccl_comm_before(const dd_nccl_comm *comm, dd_nccl_result result)
 
 /* Query NCCL for an asynchronous error. The caller must hold mu, which keeps the handle valid. */
 static dd_status
-poll_locked(const dd_nccl_comm *comm, const char *what, dd_nccl_result *result, dd_error *err)
+poll_locked(const dd_nccl_comm *comm, const char *label, dd_nccl_result *result, dd_error *err)
 {
     char who[64];
     dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, result);
     dd_status status =
         dd_nccl_check(comm->lib, &comm->last_success, asked, err, "ncclCommGetAsyncError of %s",
                       dd_nccl_comm_print(comm, who, sizeof who));
-    return status == DD_OK ? dd_nccl_check(comm->lib, &comm->last_success, *result, err, "%s", what) : status;
+    return status == DD_OK ? dd_nccl_check(comm->lib, &comm->last_success, *result, err, "%s", label)
+                           : status;
 }
 
 dd_status
-dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result, dd_error *err)
+dd_nccl_comm_poll(dd_nccl_comm *comm, const char *label, dd_nccl_result *result, dd_error *err)
 {
     *result = DD_NCCL_SUCCESS;
     dd_status status = dd_nccl_comm_check_fork(comm, err);
@@ -192,7 +195,7 @@ dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result, 
     dd_lock_take(&comm->mu);
     status = check_state_locked(comm, err);
     if (status == DD_OK) {
-        status = poll_locked(comm, what, result, err);
+        status = poll_locked(comm, label, result, err);
     }
     dd_lock_release(&comm->mu);
     return status;
@@ -202,8 +205,8 @@ dd_status
 dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
 {
     char who[64];
-    char what[128];
-    (void)snprintf(what, sizeof what, "NCCL's communicator of %s has failed",
+    char label[128];
+    (void)snprintf(label, sizeof label, "NCCL's communicator of %s has failed",
                    dd_nccl_comm_print(comm, who, sizeof who));
     dd_nccl_result result;
     dd_status status = dd_nccl_comm_check_fork(comm, NULL);
@@ -215,7 +218,7 @@ dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
      * calls of the thread inside do. So only the thread inside may query, and it does so anyway. */
     bool may_query = comm->state == DD_NCCL_COMM_READY && (comm->is_blocking || !comm->is_inside);
     if (may_query) {
-        status = poll_locked(comm, what, &result, err);
+        status = poll_locked(comm, label, &result, err);
     }
     if (may_query && status == DD_OK && !comm->is_inside) {
         dd_nccl_note_last_error(comm->lib, comm->handle, &comm->last_success);
@@ -225,7 +228,7 @@ dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
 }
 
 dd_status
-dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const atomic_bool *stop, const dd_wait *wait,
+dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *label, const atomic_bool *stop, const dd_wait *wait,
                         dd_error *err)
 {
     if (comm->is_blocking) {
@@ -233,12 +236,12 @@ dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const atomic_bool 
     }
     for (int64_t nap_ns = DD_NCCL_POLL_MIN_NS;; nap_ns *= nap_ns < DD_NCCL_POLL_MAX_NS ? 2 : 1) {
         dd_nccl_result result;
-        dd_status status = dd_nccl_comm_poll(comm, what, &result, err);
+        dd_status status = dd_nccl_comm_poll(comm, label, &result, err);
         if (status == DD_OK && result != DD_NCCL_IN_PROGRESS) {
             return DD_OK;
         }
         if (status == DD_OK) {
-            status = dd_nccl_check_wait(what, stop, wait, err);
+            status = dd_nccl_check_wait(label, stop, wait, err);
         }
         if (status == DD_OK) {
             status = dd_wait_sleep(wait, nap_ns, err);

@@ -90,7 +90,7 @@ void dd_nccl_comm_leave(dd_nccl_comm *comm);
 const dd_nccl_last_error *dd_nccl_comm_before(const dd_nccl_comm *comm, dd_nccl_result result);
 /* Wait until NCCL has finished the current call on a nonblocking communicator; DD_OK for a blocking
  * one. The thread inside may call it, so that NCCL does not refuse other threads' calls. */
-dd_status dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const atomic_bool *stop,
+dd_status dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *label, const atomic_bool *stop,
                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* Query NCCL for an asynchronous error: DD_OK, or DD_BACKEND with the reason. Never blocks. DD_OK

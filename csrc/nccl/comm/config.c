@@ -158,9 +158,9 @@ check_fields(const dd_nccl_config *config, const dd_nccl_lib *lib, dd_error *err
         dd_nccl_config_value value;
         config_read(config, &config->fields[i], &value);
         if (value.is_set && config->fields[i].since > lib->version) {
-            char what[64];
-            (void)snprintf(what, sizeof what, "the configuration field %s", config->fields[i].alias);
-            return dd_nccl_need_version(lib, what, config->fields[i].since, err);
+            char label[64];
+            (void)snprintf(label, sizeof label, "the configuration field %s", config->fields[i].alias);
+            return dd_nccl_need_version(lib, label, config->fields[i].since, err);
         }
     }
     return DD_OK;

@@ -71,9 +71,9 @@ dd_status dd_nccl_comm_check_fork(const dd_nccl_comm *comm, dd_error *err) DD_MU
  * wait releases. DD_ABORTED if *stop is true (may be NULL), DD_OP_TIMED_OUT, DD_INTERRUPTED. */
 dd_status dd_nccl_comm_await_turn_locked(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
                                          dd_error *err) DD_MUST_CHECK;
-/* Call ncclCommGetAsyncError; *result is success or in progress. Otherwise DD_BACKEND with `what`,
+/* Call ncclCommGetAsyncError; *result is success or in progress. Otherwise DD_BACKEND with `label`,
  * DD_ABORTED or DD_CLOSED. If nonblocking, only the thread inside may call this. */
-dd_status dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result,
+dd_status dd_nccl_comm_poll(dd_nccl_comm *comm, const char *label, dd_nccl_result *result,
                             dd_error *err) DD_MUST_CHECK;
 /* Add a child. is_split: aborting the parent aborts it too. shares: both have one abort flag. */
 void dd_nccl_family_add(dd_nccl_comm *parent, dd_nccl_comm *child, bool is_split, bool shares);
@@ -88,12 +88,12 @@ dd_nccl_comm *dd_nccl_family_next(dd_nccl_comm_owner *owner, const char **why);
 dd_status dd_nccl_comm_check_aborted(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
 /* Print "rank 1 of 4 on device 1" to out; return out. */
 const char *dd_nccl_comm_print(const dd_nccl_comm *comm, char *out, size_t size);
-/* Check a wait: DD_ABORTED if *stop, DD_OP_TIMED_OUT, DD_INTERRUPTED. `what` names the call. */
-dd_status dd_nccl_check_wait(const char *what, const atomic_bool *stop, const dd_wait *wait,
+/* Check a wait: DD_ABORTED if *stop, DD_OP_TIMED_OUT, DD_INTERRUPTED. `label` names the call. */
+dd_status dd_nccl_check_wait(const char *label, const atomic_bool *stop, const dd_wait *wait,
                              dd_error *err) DD_MUST_CHECK;
 /* Wait until `changed` is signalled, at most a slice of `wait`, then call dd_nccl_check_wait. The
  * caller must hold mu, which is released during the wait: so check for the change first. */
-dd_status dd_nccl_await_change_locked(pthread_cond_t *changed, dd_lock *mu, const char *what,
+dd_status dd_nccl_await_change_locked(pthread_cond_t *changed, dd_lock *mu, const char *label,
                                       const atomic_bool *stop, const dd_wait *wait,
                                       dd_error *err) DD_MUST_CHECK;
 /* Register memory for a window, on a separate thread: NCCL waits until all ranks do so. */

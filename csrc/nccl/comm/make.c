@@ -64,10 +64,10 @@ task_enter_parent(dd_nccl_task *t, const char *call, const atomic_bool *stop, co
 {
     dd_nccl_comm *parent = t->parent;
     char who[64];
-    (void)snprintf(t->what, sizeof t->what, "%s of %s", call, dd_nccl_comm_print(parent, who, sizeof who));
+    (void)snprintf(t->label, sizeof t->label, "%s of %s", call, dd_nccl_comm_print(parent, who, sizeof who));
     dd_status status = dd_nccl_comm_enter(parent, stop, wait, &t->parent_handle, err);
     if (status != DD_OK) {
-        dd_error_prepend(err, "%s", t->what);
+        dd_error_prepend(err, "%s", t->label);
     }
     return status;
 }
@@ -133,7 +133,7 @@ dd_nccl_comm_init(const dd_nccl_comm_spec *spec, const dd_nccl_unique_id *ids, i
     }
     t->rank = spec->rank;
     t->size = spec->size;
-    (void)snprintf(t->what, sizeof t->what, "%s of rank %d of %d on device %d",
+    (void)snprintf(t->label, sizeof t->label, "%s of rank %d of %d on device %d",
                    nids > 1 ? "ncclCommInitRankScalable" : "ncclCommInitRankConfig", spec->rank, spec->size,
                    spec->device);
     return dd_nccl_task_run(t, comm, stop, wait, err);
@@ -165,7 +165,7 @@ dd_nccl_comm_init_all(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *de
     for (int i = 0; i < n; i++) {
         t->comms[i]->device = devices[i];
     }
-    (void)snprintf(t->what, sizeof t->what, "ncclCommInitAll of %d devices", n);
+    (void)snprintf(t->label, sizeof t->label, "ncclCommInitAll of %d devices", n);
     return dd_nccl_task_run(t, comms, NULL, wait, err);
 }
 
@@ -234,7 +234,7 @@ run_new_rank(dd_nccl_task *t, const dd_nccl_comm_spec *spec, dd_nccl_comm **comm
     }
     t->rank = spec->rank;
     t->size = spec->size;
-    (void)snprintf(t->what, sizeof t->what, "ncclCommGrow of new rank %d of %d on device %d", spec->rank,
+    (void)snprintf(t->label, sizeof t->label, "ncclCommGrow of new rank %d of %d on device %d", spec->rank,
                    spec->size, spec->device);
     return dd_nccl_task_run(t, comm, stop, wait, err);
 }

@@ -27,11 +27,11 @@ management_begin(management *call, dd_nccl_comm *comm, dd_error *err)
 }
 
 static dd_status
-management_end(management *call, dd_nccl_result result, const char *what, dd_error *err)
+management_end(management *call, dd_nccl_result result, const char *label, dd_error *err)
 {
     char who[64];
     dd_status status = dd_nccl_check(call->comm->lib, dd_nccl_comm_before(call->comm, result), result, err,
-                                     "%s of %s", what, dd_nccl_comm_print(call->comm, who, sizeof who));
+                                     "%s of %s", label, dd_nccl_comm_print(call->comm, who, sizeof who));
     dd_cuda_leave(&call->guard);
     dd_nccl_comm_leave(call->comm);
     return status;

@@ -175,7 +175,7 @@ refuse_encryption(const comm_meeting *e, const rank_info *first, int rank, const
 {
     bool has_keys = first->encryption != 0 && other->encryption != 0;
     const char *theirs = has_keys ? "encrypts with another key" : "does not encrypt";
-    const char *what = has_keys ? "DLDIST_SECRET" : "DLDIST_NCCL_ENCRYPTION";
+    const char *label = has_keys ? "DLDIST_SECRET" : "DLDIST_NCCL_ENCRYPTION";
     bool is_first = first->encryption != 0;
     const rank_info *one = is_first ? first : other;
     const rank_info *another = is_first ? other : first;
@@ -184,7 +184,7 @@ refuse_encryption(const comm_meeting *e, const rank_info *first, int rank, const
                         "%lld) %s: do all ranks have the same %s?",
                         name_of_rank(e->m, is_first ? 0 : rank), one->host, (long long)one->pid,
                         name_of_rank(e->m, is_first ? rank : 0), another->host, (long long)another->pid,
-                        theirs, what);
+                        theirs, label);
 }
 
 static dd_status

@@ -109,7 +109,7 @@ poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
     dd_nccl_result result = DD_NCCL_SUCCESS;
     *is_ready = false;
     if (t->parent != NULL) {
-        dd_status status = dd_nccl_comm_poll(t->parent, t->what, &result, err);
+        dd_status status = dd_nccl_comm_poll(t->parent, t->label, &result, err);
         if (status == DD_BACKEND && t->kind == DD_NCCL_TASK_SHRINK && t->is_abort) {
             status = DD_OK; /* ignore the parent's failure, the reason for the shrink */
         }
@@ -122,8 +122,8 @@ poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
             continue;
         }
         dd_nccl_result asked = t->lib.api.ncclCommGetAsyncError(t->handles[i], &result);
-        dd_status status =
-            dd_nccl_check(&t->lib, &t->before, asked != DD_NCCL_SUCCESS ? asked : result, err, "%s", t->what);
+        dd_status status = dd_nccl_check(&t->lib, &t->before, asked != DD_NCCL_SUCCESS ? asked : result, err,
+                                         "%s", t->label);
         if (status != DD_OK || result == DD_NCCL_IN_PROGRESS) {
             return status;
         }
@@ -151,7 +151,7 @@ await_ready(dd_nccl_task *t, dd_error *err)
         bool has_ended = t->is_cancelled;
         dd_lock_release(&t->mu);
         if (has_ended) {
-            return dd_error_set(err, DD_ABORTED, "%s was given up", t->what);
+            return dd_error_set(err, DD_ABORTED, "%s was given up", t->label);
         }
     }
 }
@@ -165,7 +165,7 @@ check_handles(dd_nccl_task *t, dd_error *err)
     }
     for (int i = 0; i < t->ncomms; i++) {
         if (t->handles[i] == NULL) {
-            return dd_error_set(err, DD_BACKEND, "%s has made no communicator", t->what);
+            return dd_error_set(err, DD_BACKEND, "%s has made no communicator", t->label);
         }
     }
     return DD_OK;
@@ -187,10 +187,10 @@ fill_record(dd_nccl_task *t, dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_
 {
     const dd_nccl_api *api = &t->lib.api;
     dd_status status = dd_nccl_check(&t->lib, &t->before, api->ncclCommUserRank(handle, &comm->rank), err,
-                                     "ncclCommUserRank after %s", t->what);
+                                     "ncclCommUserRank after %s", t->label);
     if (status == DD_OK) {
         status = dd_nccl_check(&t->lib, &t->before, api->ncclCommCount(handle, &comm->size), err,
-                               "ncclCommCount after %s", t->what);
+                               "ncclCommCount after %s", t->label);
     }
     comm->is_blocking =
         !t->is_async && (t->kind == DD_NCCL_TASK_INIT_ALL || dd_nccl_config_is_blocking(&t->config));
@@ -212,7 +212,7 @@ call_and_await(dd_nccl_task *t, dd_error *err)
     dd_nccl_note_last_error(&t->lib, t->parent_handle, &t->before);
     dd_nccl_result result = call_nccl(t);
     t->is_async = result == DD_NCCL_IN_PROGRESS;
-    dd_status status = dd_nccl_check(&t->lib, &t->before, result, err, "%s", t->what);
+    dd_status status = dd_nccl_check(&t->lib, &t->before, result, err, "%s", t->label);
     dd_lock_take(&t->mu);
     t->is_in_call = false;
     dd_lock_release(&t->mu);
@@ -224,7 +224,7 @@ carry_out(dd_nccl_task *t, dd_error *err)
 {
     (void)dd_cuda_relax_capture(&t->cuda);
     dd_status status = dd_cuda_check(&t->cuda, t->cuda.api.cuCtxSetCurrent(t->context), err,
-                                     "cuCtxSetCurrent for %s", t->what);
+                                     "cuCtxSetCurrent for %s", t->label);
     if (status != DD_OK) {
         return status;
     }
@@ -237,7 +237,7 @@ carry_out(dd_nccl_task *t, dd_error *err)
     dd_nccl_result ignored;
     dd_error ended;
     if (status == DD_BACKEND && t->parent != NULL &&
-        dd_nccl_comm_poll(t->parent, t->what, &ignored, &ended) == DD_ABORTED) {
+        dd_nccl_comm_poll(t->parent, t->label, &ignored, &ended) == DD_ABORTED) {
         return dd_error_copy(err, &ended); /* the parent was aborted, which caused the error */
     }
     if (status == DD_OK) {
@@ -293,7 +293,7 @@ await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_err
     dd_status status = DD_OK;
     dd_lock_take(&t->mu);
     while (!t->is_done && status == DD_OK) {
-        status = dd_nccl_await_change_locked(&t->changed, &t->mu, t->what, stop, wait, err);
+        status = dd_nccl_await_change_locked(&t->changed, &t->mu, t->label, stop, wait, err);
     }
     if (t->is_done) {
         dd_lock_release(&t->mu);

@@ -27,7 +27,7 @@ typedef enum dd_nccl_task_kind {
 typedef struct dd_nccl_task {
     atomic_uint refs; /* one reference for the caller, one for the thread */
     dd_nccl_task_kind kind;
-    char what[160];
+    char label[160];
     dd_nccl_lib lib; /* lib and cuda are copies: a thread that hangs may outlive the originals */
     dd_cuda cuda;
     dd_cuda_context context;

@@ -30,10 +30,10 @@ has_root(dd_nccl_item_kind kind)
 }
 
 static dd_status
-check_item(const char *what, const dd_nccl_item *item, int size, dd_error *err)
+check_item(const char *label, const dd_nccl_item *item, int size, dd_error *err)
 {
     if (has_root(item->kind) && (item->root < 0 || item->root >= size)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: there is no rank %d among %d", what, item->root,
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: there is no rank %d among %d", label, item->root,
                             size);
     }
     return DD_OK;
@@ -42,7 +42,7 @@ check_item(const char *what, const dd_nccl_item *item, int size, dd_error *err)
 /* ---- a call: enters all communicators, and enqueues all items in one NCCL group */
 
 typedef struct call {
-    const char *what;
+    const char *label;
     const dd_nccl_api *api;
     const dd_nccl_lib *lib;
     dd_nccl_comm *const *comms;
@@ -68,7 +68,7 @@ enqueue_one(const call *c, int i, const dd_nccl_item *item, dd_error *err)
     dd_nccl_result result = dd_nccl_item_call(c->api, item, c->handles[i], stream);
     dd_cuda_leave(&guard);
     return dd_nccl_check(c->lib, dd_nccl_comm_before(comm, result), result, err, "%s of rank %d of %d",
-                         c->what, dd_nccl_comm_rank(comm), dd_nccl_comm_size(comm));
+                         c->label, dd_nccl_comm_rank(comm), dd_nccl_comm_size(comm));
 }
 
 /* Enqueue all items, up to the first failure. The caller must end the NCCL group in any case. */
@@ -89,7 +89,7 @@ run_group(const call *c, dd_error *err)
 {
     dd_nccl_result began = c->api->ncclGroupStart();
     dd_status status = dd_nccl_check(c->lib, dd_nccl_comm_before(c->comms[0], began), began, err,
-                                     "ncclGroupStart for %s", c->what);
+                                     "ncclGroupStart for %s", c->label);
     if (status != DD_OK) {
         return status;
     }
@@ -97,10 +97,10 @@ run_group(const call *c, dd_error *err)
     dd_nccl_result ended = c->api->ncclGroupEnd();
     if (status == DD_OK) {
         status = dd_nccl_check(c->lib, dd_nccl_comm_before(c->comms[0], ended), ended, err,
-                               "ncclGroupEnd for %s", c->what);
+                               "ncclGroupEnd for %s", c->label);
     }
     for (int i = 0; i < c->ncomms && status == DD_OK; i++) {
-        status = dd_nccl_comm_wait_ready(c->comms[i], c->what, NULL, c->wait, err);
+        status = dd_nccl_comm_wait_ready(c->comms[i], c->label, NULL, c->wait, err);
     }
     return status;
 }
@@ -124,7 +124,7 @@ static dd_status
 team_call_run(call *c, dd_error *err)
 {
     for (int i = 0; i < c->nitems * c->ncomms; i++) {
-        dd_status status = check_item(c->what, &c->items[i], dd_nccl_comm_size(c->comms[0]), err);
+        dd_status status = check_item(c->label, &c->items[i], dd_nccl_comm_size(c->comms[0]), err);
         if (status != DD_OK) {
             return status;
         }
@@ -145,12 +145,12 @@ team_call_run(call *c, dd_error *err)
 }
 
 dd_status
-dd_nccl_comm_run(dd_nccl_comm *comm, const char *what, const dd_nccl_item *items, int nitems,
+dd_nccl_comm_run(dd_nccl_comm *comm, const char *label, const dd_nccl_item *items, int nitems,
                  dd_cuda_stream stream, const dd_wait *wait, dd_error *err)
 {
     dd_nccl_comm_handle handle;
     const dd_nccl_lib *lib = dd_nccl_comm_lib(comm);
-    call c = {what, &lib->api, lib, &comm, &handle, 1, items, nitems, &stream, wait};
+    call c = {label, &lib->api, lib, &comm, &handle, 1, items, nitems, &stream, wait};
     return team_call_run(&c, err);
 }
 
@@ -323,10 +323,10 @@ begin_call(dd_nccl_team *team, const dd_wait *wait, dd_error *err)
 }
 
 dd_status
-dd_nccl_team_run(dd_nccl_team *team, const char *what, const dd_nccl_item *items, int nitems_per_rank,
+dd_nccl_team_run(dd_nccl_team *team, const char *label, const dd_nccl_item *items, int nitems_per_rank,
                  const dd_cuda_stream *streams, const dd_wait *wait, dd_error *err)
 {
-    call c = {what,       &team->lib->api, team->lib,       team->comms, NULL,
+    call c = {label,      &team->lib->api, team->lib,       team->comms, NULL,
               team->size, items,           nitems_per_rank, streams,     wait};
     dd_status status = check_streams(team, streams, err);
     if (status == DD_OK) {

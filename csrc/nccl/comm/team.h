@@ -28,7 +28,7 @@ int dd_nccl_team_device(const dd_nccl_team *team, int rank);
  * one stream for each device; if it or an element is NULL, the legacy default stream is used. Ranks
  * on one device need different streams (else DD_INVALID_ARGUMENT). Concurrent calls run one by one.
  * DD_CLOSED once the team is taken apart. */
-dd_status dd_nccl_team_run(dd_nccl_team *team, const char *what, const dd_nccl_item *items,
+dd_status dd_nccl_team_run(dd_nccl_team *team, const char *label, const dd_nccl_item *items,
                            int nitems_per_rank, const dd_cuda_stream *streams, const dd_wait *wait,
                            dd_error *err) DD_MUST_CHECK;
 /* Return a rank's communicator, acquired, as an abort handle; NULL once the team is taken apart. */
@@ -41,7 +41,7 @@ dd_status dd_nccl_team_take_apart(dd_nccl_team *team, dd_nccl_comm **comms, cons
                                   dd_error *err) DD_MUST_CHECK;
 
 /* Enqueue all items in one NCCL group on `comm`, for one of several threads or processes. */
-dd_status dd_nccl_comm_run(dd_nccl_comm *comm, const char *what, const dd_nccl_item *items, int nitems,
+dd_status dd_nccl_comm_run(dd_nccl_comm *comm, const char *label, const dd_nccl_item *items, int nitems,
                            dd_cuda_stream stream, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 #endif

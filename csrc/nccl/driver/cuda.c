@@ -29,7 +29,7 @@ struct dd_cuda_contexts {
 static const dd_dylib_symbol CUDA_SYMBOLS[] = {DD_CUDA_REQUIRED(SYMBOL_REQUIRED)
                                                    DD_CUDA_OPTIONAL(SYMBOL_OPTIONAL)};
 
-static const dd_dylib_spec CUDA_SPEC = {.what = "the CUDA driver",
+static const dd_dylib_spec CUDA_SPEC = {.label = "the CUDA driver",
                                         .sonames = {"libcuda.so.1", "libcuda.so"},
                                         .probe = "cuDriverGetVersion",
                                         .symbols = CUDA_SYMBOLS,
@@ -284,15 +284,15 @@ dd_cuda_current_device(const dd_cuda *cuda, int *device, dd_error *err)
 }
 
 dd_status
-dd_cuda_check(const dd_cuda *cuda, dd_cuda_result result, dd_error *err, const char *what, ...)
+dd_cuda_check(const dd_cuda *cuda, dd_cuda_result result, dd_error *err, const char *label, ...)
 {
     if (result == DD_CUDA_SUCCESS) {
         return DD_OK;
     }
     char call[256];
     va_list args;
-    va_start(args, what);
-    (void)vsnprintf(call, sizeof call, what, args);
+    va_start(args, label);
+    (void)vsnprintf(call, sizeof call, label, args);
     va_end(args);
     const char *name = NULL;
     const char *text = NULL;

@@ -44,9 +44,9 @@ bool dd_cuda_is_mapped_memory(const dd_cuda *cuda, void *data);
 dd_status dd_cuda_current_device(const dd_cuda *cuda, int *device, dd_error *err) DD_MUST_CHECK;
 
 /* Convert a CUDA result into a status: DD_OK, or DD_BACKEND with a message such as "<what>:
- * CUDA_ERROR_INVALID_VALUE (1): invalid argument". `what` is a format for the name of the call,
+ * CUDA_ERROR_INVALID_VALUE (1): invalid argument". `label` is a format for the name of the call,
  * such as "cuEventRecord on device 1". */
-dd_status dd_cuda_check(const dd_cuda *cuda, dd_cuda_result result, dd_error *err, const char *what, ...)
+dd_status dd_cuda_check(const dd_cuda *cuda, dd_cuda_result result, dd_error *err, const char *label, ...)
     DD_PRINTF(4, 5) DD_MUST_CHECK;
 /* Return true if the driver is shutting down as the process exits: do not free anything then. */
 bool dd_cuda_is_shutting_down(dd_cuda_result result);

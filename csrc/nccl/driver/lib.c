@@ -74,7 +74,7 @@ read_nccl_version(void *ctx, dd_error *err)
 dd_status
 dd_nccl_lib_open(const dd_dylib_search *where, dd_nccl_lib **opened, dd_error *err)
 {
-    static const dd_dylib_spec SPEC = {.what = "NCCL",
+    static const dd_dylib_spec SPEC = {.label = "NCCL",
                                        .sonames = {"libnccl.so.2", "libnccl.so"},
                                        .probe = "ncclGetVersion",
                                        .symbols = NCCL_SYMBOLS,
@@ -119,10 +119,10 @@ dd_nccl_capability_name(dd_nccl_capability capability)
 }
 
 static dd_status
-too_old(const dd_nccl_lib *lib, const char *what, int since, dd_error *err)
+too_old(const dd_nccl_lib *lib, const char *label, int since, dd_error *err)
 {
     char needed[16];
-    return dd_error_set(err, DD_NOT_SUPPORTED, "%s needs NCCL %s or newer, this is %s (%s)", what,
+    return dd_error_set(err, DD_NOT_SUPPORTED, "%s needs NCCL %s or newer, this is %s (%s)", label,
                         dd_nccl_version_print(since, needed), lib->version_text, lib->path);
 }
 
@@ -136,9 +136,9 @@ dd_nccl_need(const dd_nccl_lib *lib, dd_nccl_capability capability, dd_error *er
 }
 
 dd_status
-dd_nccl_need_version(const dd_nccl_lib *lib, const char *what, int since, dd_error *err)
+dd_nccl_need_version(const dd_nccl_lib *lib, const char *label, int since, dd_error *err)
 {
-    return lib->version >= since ? DD_OK : too_old(lib, what, since, err);
+    return lib->version >= since ? DD_OK : too_old(lib, label, since, err);
 }
 
 void
@@ -186,15 +186,15 @@ explains(const char *last, const dd_nccl_last_error *before, const char *call, d
 
 dd_status
 dd_nccl_check(const dd_nccl_lib *lib, const dd_nccl_last_error *before, dd_nccl_result result, dd_error *err,
-              const char *what, ...)
+              const char *label, ...)
 {
     if (result == DD_NCCL_SUCCESS || result == DD_NCCL_IN_PROGRESS) {
         return DD_OK;
     }
     char call[256];
     va_list args;
-    va_start(args, what);
-    (void)vsnprintf(call, sizeof call, what, args);
+    va_start(args, label);
+    (void)vsnprintf(call, sizeof call, label, args);
     va_end(args);
     const char *text = lib->api.ncclGetErrorString(result);
     const char *last = lib->api.ncclGetLastError(before->comm);

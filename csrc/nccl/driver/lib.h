@@ -30,8 +30,8 @@ const char *dd_nccl_capability_name(dd_nccl_capability capability);
 /* Check for a function; else DD_NOT_SUPPORTED: "... needs NCCL 2.27.3 or newer, this is 2.19.1". */
 dd_status dd_nccl_need(const dd_nccl_lib *lib, dd_nccl_capability capability, dd_error *err) DD_MUST_CHECK;
 
-/* Check for a feature that is not a function; `what` is its name, such as "float8_e5m2". */
-dd_status dd_nccl_need_version(const dd_nccl_lib *lib, const char *what, int since,
+/* Check for a feature that is not a function; `label` is its name, such as "float8_e5m2". */
+dd_status dd_nccl_need_version(const dd_nccl_lib *lib, const char *label, int since,
                                dd_error *err) DD_MUST_CHECK;
 
 /* Print a version code as "2.27.3" to `out`, which must have 16 bytes. Return `out`. */
@@ -52,11 +52,11 @@ bool dd_nccl_is_of_the_call(dd_nccl_result result);
 
 /* Convert an NCCL result into a status. DD_OK for success and for DD_NCCL_IN_PROGRESS (then call
  * dd_nccl_comm_wait_ready). Otherwise DD_BACKEND: "<what>: ncclInvalidUsage (5): invalid usage:
- * <ncclGetLastError>". `what` is a format for the call and its target: "ncclAllReduce of rank 1".
+ * <ncclGetLastError>". `label` is a format for the call and its target: "ncclAllReduce of rank 1".
  * `before` must be saved before the call: if the text of ncclGetLastError has not changed since, it
  * belongs to an earlier call and is left out. Other threads' calls may have changed it. */
 dd_status dd_nccl_check(const dd_nccl_lib *lib, const dd_nccl_last_error *before, dd_nccl_result result,
-                        dd_error *err, const char *what, ...) DD_PRINTF(5, 6) DD_MUST_CHECK;
+                        dd_error *err, const char *label, ...) DD_PRINTF(5, 6) DD_MUST_CHECK;
 
 /* Encrypt NCCL's sockets (2.32.3). `psk` is a key of at least 32 bytes that all processes share.
  * Must be called before any other use of the library. `print` is a hash of the key, not 0, which

@@ -168,7 +168,7 @@ struct nccl_work {
     dd_list link;        /* guarded by lock; in the list of works, in the pool, or in `ended` */
     dd_cuda_event start; /* NULL without timing; `start` and `end` live as long as the work */
     dd_cuda_event end;
-    const char *what;
+    const char *label;
     uint64_t number; /* number among the group's collectives, or among its messages */
     uint64_t record;
     int64_t timeout_ns;

@@ -197,11 +197,11 @@ dd_nccl_work_duration(dd_nccl_work *base, float *ms, dd_error *err)
 {
     nccl_work *work = (nccl_work *)base;
     if (work->start == NULL || work->is_captured) {
-        return dd_error_set(err, DD_NOT_SUPPORTED, "%s was not timed%s", work->what,
+        return dd_error_set(err, DD_NOT_SUPPORTED, "%s was not timed%s", work->label,
                             work->is_captured ? ": it belongs to a CUDA graph" : "");
     }
     if (!dd_nccl_work_poll(base)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s has not ended yet", work->what);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s has not ended yet", work->label);
     }
     dd_status status = dd_work_result(&base->base, err);
     if (status != DD_OK) {

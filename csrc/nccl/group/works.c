@@ -107,7 +107,7 @@ nccl_work_create(nccl_channel *channel, const dd_nccl_call *call, int64_t start_
     if (work == NULL) {
         return dd_error_no_memory(err, sizeof *work);
     }
-    dd_work_init(&work->base.base, call->what, 0, start_ns);
+    dd_work_init(&work->base.base, call->label, 0, start_ns);
     if (call->nops == 1 && call->ops[0].kind == DD_NCCL_OP_RECV) {
         work->base.base.source_rank = call->ops[0].peer;
     }
@@ -120,7 +120,7 @@ nccl_work_create(nccl_channel *channel, const dd_nccl_call *call, int64_t start_
     dd_timer_init(&work->late, NULL); /* no callback: the watchdog checks the first deadline */
     work->start = NULL;
     work->end = NULL;
-    work->what = call->what;
+    work->label = call->label;
     work->number = 0;
     work->record = DD_NO_RECORD;
     work->timeout_ns = call->timeout_ns >= 0 ? call->timeout_ns
@@ -147,8 +147,8 @@ size_t
 nccl_work_print(const nccl_work *work, char out[128])
 {
     const char *kind = work->is_message ? " message" : "";
-    int len = snprintf(out, 128, "%s%s #%llu of rank %d ", work->what, kind, (unsigned long long)work->number,
-                       work->group->rank);
+    int len = snprintf(out, 128, "%s%s #%llu of rank %d ", work->label, kind,
+                       (unsigned long long)work->number, work->group->rank);
     return len < 128 ? (size_t)len : 127;
 }
 
@@ -174,11 +174,11 @@ nccl_work_describe(const nccl_work *work, const dd_error *cause, dd_error *error
         memmove(error->message, error->message + origin->call_len,
                 strlen(error->message + origin->call_len) + 1);
     }
-    dd_error_prepend(error, "%s%s #%llu on group \"%.*s\" (rank %d of %d)", work->what,
+    dd_error_prepend(error, "%s%s #%llu on group \"%.*s\" (rank %d of %d)", work->label,
                      work->is_message ? " message" : "", (unsigned long long)work->number,
                      (int)group->options.name.len, (const char *)group->options.name.data, group->rank,
                      group->size);
-    dd_error_note_call(error, work->what, work->is_message ? 0 : work->number,
+    dd_error_note_call(error, work->label, work->is_message ? 0 : work->number,
                        dd_clock_now_ns() - work->base.base.start_ns, group->options.name.data,
                        group->options.name.len);
 }

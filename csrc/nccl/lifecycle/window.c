@@ -241,7 +241,7 @@ wait_for_all(const dd_nccl_group_window *window, const dd_wait *wait, dd_error *
 {
     dd_nccl_op op = {.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}};
     dd_nccl_call call = {
-        .what = "close_window", .device = window->device, .ops = &op, .nops = 1, .timeout_ns = -1};
+        .label = "close_window", .device = window->device, .ops = &op, .nops = 1, .timeout_ns = -1};
     dd_nccl_work *work;
     dd_status status = dd_nccl_group_start(window->group, &call, &work, wait, err);
     if (status == DD_OK) {

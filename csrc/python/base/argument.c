@@ -50,25 +50,25 @@ first_line(PyObject *exception)
 }
 
 static void
-raise_with_line(const py_argument *argument, const char *what, PyObject *exception)
+raise_with_line(const py_argument *argument, const char *label, PyObject *exception)
 {
     PyObject *line = first_line(exception);
     PyObject *type_name = line != NULL ? PyType_GetName(Py_TYPE(argument->value)) : NULL;
     if (type_name != NULL) {
-        py_argument_raise(argument, PY_FAULT_VALUE, "(%U) %s: %U", type_name, what, line);
+        py_argument_raise(argument, PY_FAULT_VALUE, "(%U) %s: %U", type_name, label, line);
     }
     Py_XDECREF(type_name);
     Py_XDECREF(line);
 }
 
 void
-py_argument_raise_from_current(const py_argument *argument, const char *what)
+py_argument_raise_from_current(const py_argument *argument, const char *label)
 {
     if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
         return;
     }
     PyObject *cause = py_error_take();
-    raise_with_line(argument, what, cause);
+    raise_with_line(argument, label, cause);
     PyObject *raised = py_error_take();
     PyException_SetCause(raised, Py_NewRef(cause));
     PyException_SetContext(raised, cause);

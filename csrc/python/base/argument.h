@@ -26,7 +26,7 @@ void py_argument_raise(const py_argument *argument, py_fault fault, const char *
 /* Raise DistArgumentError "<function>(): argument '<name>' (<type>) <what>: <first line of the
  * current exception's text>" from the current exception. A MemoryError, or an exception that is not
  * derived from Exception, stays set instead. */
-void py_argument_raise_from_current(const py_argument *argument, const char *what);
+void py_argument_raise_from_current(const py_argument *argument, const char *label);
 
 /* Return true if the top-level package `package` defines the class of the argument's value. */
 bool py_argument_is_from(const py_argument *argument, const char *package);

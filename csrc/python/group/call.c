@@ -186,7 +186,8 @@ py_group_call_fail(py_group_call *call)
 }
 
 bool
-py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_options *options, bool is_long)
+py_group_call_wait(py_group_call *call, py_group_run *run, void *target, dd_call_options *options,
+                   bool is_long)
 {
     py_wait wait;
     dd_error err;
@@ -198,7 +199,7 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_o
     options->timeout_ns = call->timeout_ns;
     err.keeps_memory = false; /* the core does not set this field in an error without a message */
     py_operands_pack(call->operands);
-    dd_status status = run(call, what, options, &wait.wait, &err);
+    dd_status status = run(call, target, options, &wait.wait, &err);
     if (status == DD_OK) {
         py_operands_unpack(call->operands);
     }
@@ -228,7 +229,7 @@ finish_start(py_group_call *call, PyObject *work, dd_status status, const dd_err
 }
 
 PyObject *
-py_group_call_start(py_group_call *call, py_group_post *post, const void *what, dd_call_options *options)
+py_group_call_start(py_group_call *call, py_group_post *post, const void *target, dd_call_options *options)
 {
     py_flight *flight = call->flight;
     PyObject *work = py_object_new(call->group->state->work_type, NULL, NULL);
@@ -243,7 +244,7 @@ py_group_call_start(py_group_call *call, py_group_post *post, const void *what, 
     dd_status status;
     Py_BEGIN_ALLOW_THREADS
     py_operands_pack(&flight->operands);
-    status = post(call, what, options, &flight->work, &err);
+    status = post(call, target, options, &flight->work, &err);
     if (status == DD_OK && !dd_work_is_done(flight->work)) {
         dd_engine_kick(dd_group_engine(call->group->group));
     }
@@ -252,17 +253,17 @@ py_group_call_start(py_group_call *call, py_group_post *post, const void *what, 
 }
 
 static dd_status
-collective_and_wait(const py_group_call *call, void *what, const dd_call_options *options,
+collective_and_wait(const py_group_call *call, void *target, const dd_call_options *options,
                     const dd_wait *wait, dd_error *err)
 {
-    return dd_group_collective_and_wait(call->group->group, what, options, wait, err);
+    return dd_group_collective_and_wait(call->group->group, target, options, wait, err);
 }
 
 static dd_status
-post_collective(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
+post_collective(const py_group_call *call, const void *target, const dd_call_options *options, dd_work **work,
                 dd_error *err)
 {
-    return dd_group_collective(call->group->group, what, options, work, err);
+    return dd_group_collective(call->group->group, target, options, work, err);
 }
 
 /* Run a collective whose arguments have been checked. The flight recorder gets its description from

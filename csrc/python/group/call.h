@@ -64,20 +64,20 @@ typedef struct py_group_message {
 } py_group_message;
 
 /* py_group_call_wait and py_group_call_start run a call with prepared operands through a callback,
- * to which they pass `what`. Both always end the call. Both set the timeout of `options` and, for a
+ * to which they pass `target`. Both always end the call. Both set the timeout of `options` and, for a
  * flight, on_done.
  *
  * py_group_call_wait is for a call without a flight: its callback `run` returns when the operation
  * has ended. The GIL is held until the core waits, unless is_long is true or a tensor is staged. */
-typedef dd_status py_group_run(const py_group_call *call, void *what, const dd_call_options *options,
+typedef dd_status py_group_run(const py_group_call *call, void *target, const dd_call_options *options,
                                const dd_wait *wait, dd_error *err);
-bool py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_options *options,
+bool py_group_call_wait(py_group_call *call, py_group_run *run, void *target, dd_call_options *options,
                         bool is_long);
 /* py_group_call_start is for a call with a flight: its callback `post` starts the operation. Return
  * a Work. */
-typedef dd_status py_group_post(const py_group_call *call, const void *what, const dd_call_options *options,
+typedef dd_status py_group_post(const py_group_call *call, const void *target, const dd_call_options *options,
                                 dd_work **work, dd_error *err);
-PyObject *py_group_call_start(py_group_call *call, py_group_post *post, const void *what,
+PyObject *py_group_call_start(py_group_call *call, py_group_post *post, const void *target,
                               dd_call_options *options);
 
 /* Record a parsed call, on a group with recorders, instead of running it. Return 1 with a new

@@ -281,12 +281,12 @@ nrows_of(const dd_view *view)
 }
 
 static bool
-raise_split_sum(const py_group_call *call, int value, const char *what, size_t sum, size_t nrows)
+raise_split_sum(const py_group_call *call, int value, const char *label, size_t sum, size_t nrows)
 {
     PyErr_Format(
         call->group->state->errors[PY_ERROR_ARGUMENT],
         "%s(): argument '%s': Split sizes doesn't match total dim 0 size: they make %zu, and %s has %zu",
-        call->params->function, call->params->list[value].name, sum, what, nrows);
+        call->params->function, call->params->list[value].name, sum, label, nrows);
     return false;
 }
 
@@ -343,7 +343,7 @@ check_splits(const py_group_call *call, int value)
 /* Split the side's piece by the sizes in parameter number `value`, or evenly if the sizes are not
  * given or the list is empty. */
 static bool
-set_splits(const py_group_call *call, int value, py_side *side, const char *what)
+set_splits(const py_group_call *call, int value, py_side *side, const char *label)
 {
     const py_piece *piece = &call->operands->pieces[side->first];
     const dd_view *view = &piece->tensor.view;
@@ -355,7 +355,7 @@ set_splits(const py_group_call *call, int value, py_side *side, const char *what
         PyErr_Format(
             call->group->state->errors[PY_ERROR_ARGUMENT],
             "%s(): Tensor's dim 0 does not divide equally across group size: %s has %zu, for %d ranks",
-            call->params->function, what, nrows, call->group->size);
+            call->params->function, label, nrows, call->group->size);
         return false;
     }
     if (!check_splits(call, value)) {
@@ -371,7 +371,7 @@ set_splits(const py_group_call *call, int value, py_side *side, const char *what
     if (!read_sizes(call, value, row_nbytes, side->sizes, &sum)) {
         return false;
     }
-    return sum == nrows || raise_split_sum(call, value, what, sum, nrows);
+    return sum == nrows || raise_split_sum(call, value, label, sum, nrows);
 }
 
 /* Split the side's tensors into the ranks' parts if they hold parts for all ranks. `other` is the

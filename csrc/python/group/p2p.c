@@ -58,18 +58,18 @@ typedef struct transfer {
 } transfer;
 
 static dd_status
-transfer_and_wait(const py_group_call *call, void *what, const dd_call_options *options, const dd_wait *wait,
-                  dd_error *err)
+transfer_and_wait(const py_group_call *call, void *target, const dd_call_options *options,
+                  const dd_wait *wait, dd_error *err)
 {
-    transfer *self = what;
+    transfer *self = target;
     return dd_group_p2p_and_wait(call->group->group, &self->p2p, options, &self->source, wait, err);
 }
 
 static dd_status
-post_transfer(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
+post_transfer(const py_group_call *call, const void *target, const dd_call_options *options, dd_work **work,
               dd_error *err)
 {
-    return dd_group_p2p(call->group->group, &((const transfer *)what)->p2p, options, work, err);
+    return dd_group_p2p(call->group->group, &((const transfer *)target)->p2p, options, work, err);
 }
 
 /* Run a message with prepared operands. A small message that can be transferred immediately keeps

@@ -22,7 +22,7 @@ void py_nccl_batch_destroy(py_nccl_batch *batch, bool has_flights);
 
 /* Fill in `told`, the description of a call for the flight recorder. Return the part of `told` that
  * the core needs, or NULL if recording is off. */
-dd_record_call *py_nccl_record(const py_group *group, const py_nccl_item *item, const char *what,
+dd_record_call *py_nccl_record(const py_group *group, const py_nccl_item *item, const char *label,
                                py_record *told);
 
 /* ---- estimates */

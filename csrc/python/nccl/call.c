@@ -50,7 +50,7 @@ typedef struct py_launch {
     py_nccl_plan *plan;
     const py_nccl_item *item; /* the first item, which has the flight and the record */
     py_flight *flight;        /* the item's flight */
-    const char *what;
+    const char *label;
     int64_t timeout_ns; /* negative for the group's timeout */
     bool is_async;
 } py_launch;
@@ -126,7 +126,7 @@ launch_run(py_launch *launch)
     bool is_ordered = !launch->is_async && !plan->is_blocking && plan->is_stream_ordered;
     plan->call.on_done = is_ordered ? NULL : py_flight_on_done;
     plan->call.ctx = flight;
-    plan->call.what = launch->what;
+    plan->call.label = launch->label;
     flight->timeout_ns = py_group_timeout_or_own(launch->group, launch->timeout_ns);
     plan->call.timeout_ns = flight->timeout_ns;
     flight->is_blocking = plan->is_blocking;
@@ -134,7 +134,7 @@ launch_run(py_launch *launch)
     py_wait wait;
     dd_error err;
     py_record told;
-    plan->call.record = py_nccl_record(launch->group, launch->item, launch->what, &told);
+    plan->call.record = py_nccl_record(launch->group, launch->item, launch->label, &told);
     py_wait_init(&wait, state, DD_NEVER_NS, true);
     dd_status status = PY_WITHOUT_GIL(launch_start(launch, &wait.wait, &is_started, &err));
     py_nccl_plan_fini(plan);
@@ -181,11 +181,11 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
     py_launch launch = {.group = self,
                         .plan = &plan,
                         .item = &batch->items[0],
-                        .what = flight->operands.function,
+                        .label = flight->operands.function,
                         .timeout_ns = timeout_ns,
                         .is_async = is_async};
     if (batch->nitems > 1) {
-        launch.what = "coalesced";
+        launch.label = "coalesced";
         flight->op_type = PY_OP_TYPE_COALESCED;
     }
     plan.call.is_batch = true;
@@ -239,7 +239,7 @@ run_alone(py_group_call *call, const py_nccl_item *item)
     py_launch launch = {.group = call->group,
                         .plan = &plan,
                         .item = item,
-                        .what = call->flight->operands.function,
+                        .label = call->flight->operands.function,
                         .timeout_ns = call->timeout_ns,
                         .is_async = call->is_async};
     return launch_run(&launch);
@@ -360,7 +360,7 @@ run_device_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async
     py_launch launch = {.group = self,
                         .plan = &plan,
                         .item = &item,
-                        .what = "barrier",
+                        .label = "barrier",
                         .timeout_ns = timeout_ns,
                         .is_async = is_async};
     return launch_run(&launch);

@@ -59,8 +59,8 @@ py_nccl_estimate_add(const py_group *group, py_nccl_batch *estimate, const py_nc
         return NULL;
     }
     py_record told;
-    const char *what = nitems > 1 ? "coalesced" : items[0].flight->operands.function;
-    dd_nccl_group_note_estimated(group->nccl->group, py_nccl_record(group, &items[0], what, &told));
+    const char *label = nitems > 1 ? "coalesced" : items[0].flight->operands.function;
+    dd_nccl_group_note_estimated(group->nccl->group, py_nccl_record(group, &items[0], label, &told));
     for (size_t i = 0; i < nitems; i++) {
         clear_streams(&items[i]);
     }
@@ -95,7 +95,7 @@ estimate_items(py_group *self, const py_nccl_batch *estimate, float *microsecond
     if (!py_nccl_plan_make(&plan, self, estimate->items, estimate->nitems)) {
         return false;
     }
-    plan.call.what = "time_estimate";
+    plan.call.label = "time_estimate";
     plan.call.is_batch = true;
     plan.call.timeout_ns = -1;
     py_wait wait;

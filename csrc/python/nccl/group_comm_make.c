@@ -63,16 +63,16 @@ typedef struct child_args {
 
 /* Copy the parent's options and change them by the arguments. */
 static bool
-child_read_options(py_group *self, child_group *child, const child_args *what)
+child_read_options(py_group *self, child_group *child, const child_args *request)
 {
     child->options = self->nccl->options;
-    child->options.timeout_ns = py_group_timeout_or_own(self, what->timeout_ns);
-    if (what->config != NULL &&
-        !py_nccl_read_config(self->state, what->config, &child->options.config, child->function)) {
+    child->options.timeout_ns = py_group_timeout_or_own(self, request->timeout_ns);
+    if (request->config != NULL &&
+        !py_nccl_read_config(self->state, request->config, &child->options.config, child->function)) {
         return false;
     }
-    if (what->name.data != NULL) {
-        child->options.name = what->name;
+    if (request->name.data != NULL) {
+        child->options.name = request->name;
         return true;
     }
     /* a group that grows keeps the parent's name */
@@ -179,16 +179,16 @@ PY_NCCL_METHOD(split)
     PyObject *ranks;
     PyObject *color = NULL;
     PyObject *device = NULL;
-    child_args what = {.timeout_ns = -1};
+    child_args request = {.timeout_ns = -1};
     const py_params params =
-        PY_PARAMS("split", 1, 3, {"ranks", PY_OBJECT, &ranks}, {"name", PY_STRING, &what.name},
-                  {"timeout", PY_TIMEOUT, &what.timeout_ns}, {"color", PY_OBJECT, &color},
-                  {"config", PY_OBJECT, &what.config}, {"device", PY_OBJECT, &device});
+        PY_PARAMS("split", 1, 3, {"ranks", PY_OBJECT, &ranks}, {"name", PY_STRING, &request.name},
+                  {"timeout", PY_TIMEOUT, &request.timeout_ns}, {"color", PY_OBJECT, &color},
+                  {"config", PY_OBJECT, &request.config}, {"device", PY_OBJECT, &device});
     child_group child = {.function = "split"};
     PY_NCCL_BEGIN(group, self)
     bool is_read = py_params_read(&params, group->state, args, nargs, kwnames) &&
                    (child.ranks = read_ranks(group, ranks, &child.nranks, "split", "ranks")) != NULL &&
-                   child_read_options(group, &child, &what) &&
+                   child_read_options(group, &child, &request) &&
                    py_nccl_comm_read_device(group, device, &child.device, "split");
     PyObject *part = is_read ? child_split(group, &child, color) : NULL;
     fini_child(&child);
@@ -271,11 +271,11 @@ PY_NCCL_METHOD(shrink)
 {
     PyObject *excluded_object;
     bool is_abort = false;
-    child_args what = {.timeout_ns = -1};
+    child_args request = {.timeout_ns = -1};
     const py_params params =
-        PY_PARAMS("shrink", 1, 3, {"excluded", PY_OBJECT, &excluded_object}, {"name", PY_STRING, &what.name},
-                  {"timeout", PY_TIMEOUT, &what.timeout_ns}, {"is_abort", PY_FLAG, &is_abort},
-                  {"config", PY_OBJECT, &what.config});
+        PY_PARAMS("shrink", 1, 3, {"excluded", PY_OBJECT, &excluded_object},
+                  {"name", PY_STRING, &request.name}, {"timeout", PY_TIMEOUT, &request.timeout_ns},
+                  {"is_abort", PY_FLAG, &is_abort}, {"config", PY_OBJECT, &request.config});
     child_group child = {.function = "shrink"};
     PY_NCCL_BEGIN(group, self)
     if (!py_params_read(&params, group->state, args, nargs, kwnames)) {
@@ -285,7 +285,7 @@ PY_NCCL_METHOD(shrink)
     int *ranks = read_ranks(group, excluded_object, &nexcluded, "shrink", "excluded");
     dd_nccl_exclusion excluded = {.ranks = ranks, .nranks = nexcluded, .is_abort = is_abort};
     bool is_read = ranks != NULL && keep_other_ranks(group, &excluded, &child) &&
-                   child_read_options(group, &child, &what) &&
+                   child_read_options(group, &child, &request) &&
                    py_nccl_group_choose_device(group, &child.device);
     PyObject *part = is_read ? shrink(group, &child, &excluded) : NULL;
     PyMem_Free(ranks);
@@ -371,16 +371,16 @@ PY_NCCL_METHOD(grow)
 {
     PyObject *id = NULL;
     PyObject *rank = NULL;
-    child_args what = {.timeout_ns = -1};
+    child_args request = {.timeout_ns = -1};
     grow_args how;
     child_group child = {.function = "grow"};
     const py_params params =
         PY_PARAMS("grow", 2, 4, {"store", PY_OBJECT, &child.store}, {"size", PY_INT, &child.nranks},
-                  {"id", PY_OBJECT, &id}, {"rank", PY_OBJECT, &rank}, {"name", PY_STRING, &what.name},
-                  {"timeout", PY_TIMEOUT, &what.timeout_ns}, {"config", PY_OBJECT, &what.config});
+                  {"id", PY_OBJECT, &id}, {"rank", PY_OBJECT, &rank}, {"name", PY_STRING, &request.name},
+                  {"timeout", PY_TIMEOUT, &request.timeout_ns}, {"config", PY_OBJECT, &request.config});
     PY_NCCL_BEGIN(group, self)
     bool is_read = py_params_read(&params, group->state, args, nargs, kwnames) &&
-                   read_growth(group, id, rank, &how) && child_read_options(group, &child, &what) &&
+                   read_growth(group, id, rank, &how) && child_read_options(group, &child, &request) &&
                    py_nccl_group_choose_device(group, &child.device);
     if (is_read &&
         (how.rank < 0 || how.rank >= child.nranks || (how.is_member && child.nranks <= group->size))) {

@@ -54,7 +54,7 @@ is_shared(const py_group *self)
 /* Warn if operations of a group that was not closed are unfinished at the deadline of `wait`. Keeps
  * the current exception. */
 static void
-warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait)
+warn_if_busy(dd_nccl_group *group, const char *consequence, const dd_wait *wait)
 {
     PyObject *exception = py_error_take();
     bool is_idle = PY_WITHOUT_GIL(dd_nccl_group_is_idle(group, wait));
@@ -66,7 +66,7 @@ warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait
             PyExc_RuntimeWarning, 1,
             "%s: operations of the NCCL group \"%s\" (rank %d of %d) have not ended, or have failed, and what "
             "they were to fill is undefined; close() or destroy_process_group() waits for them",
-            what_happens, text, dd_nccl_group_rank(group), dd_nccl_group_size(group)) < 0) {
+            consequence, text, dd_nccl_group_rank(group), dd_nccl_group_size(group)) < 0) {
         PyErr_WriteUnraisable(NULL);
     }
     py_error_put(exception);

@@ -45,10 +45,10 @@ move(const transfer_call *transfer, const py_group_call *call, const dd_wait *wa
 }
 
 static dd_status
-post_move(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
+post_move(const py_group_call *call, const void *target, const dd_call_options *options, dd_work **work,
           dd_error *err)
 {
-    const transfer_call *transfer = what;
+    const transfer_call *transfer = target;
     const py_piece *piece = &call->operands->pieces[0];
     dd_block block = {.data = piece->flat, .nbytes = piece->nbytes};
     dd_window *window = transfer->window->window;

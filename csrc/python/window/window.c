@@ -246,7 +246,7 @@ destroy_view(py_memory *memory)
 /* The memory that a view shows: a rank's data or its signal pad. */
 typedef struct shown_memory {
     const char *function;
-    const char *what;
+    const char *label;
     int rank;
     uint8_t *data; /* NULL if this process has not mapped the memory */
     size_t nbytes;
@@ -283,13 +283,13 @@ raise_unseen(py_window *self, const shown_memory *shown)
     PyObject *error = self->state->errors[PY_ERROR_ARGUMENT];
     if (!info.is_same_host) {
         PyErr_Format(error, "%s(): the %s of rank %d is on another host (%s): use put() and get()",
-                     shown->function, shown->what, shown->rank, info.host);
+                     shown->function, shown->label, shown->rank, info.host);
     } else {
         PyErr_Format(
             error,
             "%s(): the %s of rank %d is not shared: it was not made by empty() of this group. Use put() "
             "and get()",
-            shown->function, shown->what, shown->rank);
+            shown->function, shown->label, shown->rank);
     }
 }
 
@@ -306,7 +306,7 @@ offset_view(py_window *self, const shown_memory *shown, int64_t offset, dd_view 
             self->state->errors[PY_ERROR_ARGUMENT],
             "%s(): %zu elements of %s from element %lld on are not in the %zu bytes of the %s of rank %d",
             shown->function, view->count, dd_dtype_name(view->dtype), (long long)offset, shown->nbytes,
-            shown->what, shown->rank);
+            shown->label, shown->rank);
         return false;
     }
     if (shown->data == NULL && nbytes > 0) {
@@ -335,7 +335,7 @@ window_get_buffer(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyO
 {
     py_window *self = (py_window *)object;
     py_argument sizes = {.state = self->state, .function = "get_buffer", .name = "sizes"};
-    shown_memory shown = {.function = "get_buffer", .what = "memory"};
+    shown_memory shown = {.function = "get_buffer", .label = "memory"};
     PyObject *dtype;
     int64_t offset = 0;
     const py_params params =
@@ -354,7 +354,7 @@ window_get_remote_tensor(PyObject *object, PyObject *const *args, Py_ssize_t nar
 {
     py_window *self = (py_window *)object;
     py_argument sizes = {.state = self->state, .function = "get_remote_tensor", .name = "sizes"};
-    shown_memory shown = {.function = "get_remote_tensor", .what = "memory"};
+    shown_memory shown = {.function = "get_remote_tensor", .label = "memory"};
     PyObject *dtype;
     const py_params params = PY_PARAMS("get_remote_tensor", 3, 3, {"peer", PY_INT, &shown.rank},
                                        {"sizes", PY_OBJECT, &sizes.value}, {"dtype", PY_OBJECT, &dtype});
@@ -392,7 +392,7 @@ window_get_signal_pad(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     py_window *self = (py_window *)object;
     py_argument sizes = {.state = self->state, .function = "get_signal_pad", .name = "sizes"};
     py_argument dtype = {.state = self->state, .function = "get_signal_pad", .name = "dtype"};
-    shown_memory shown = {.function = "get_signal_pad", .what = "pad"};
+    shown_memory shown = {.function = "get_signal_pad", .label = "pad"};
     dd_view view = {.dtype = DD_DTYPE_UINT32};
     int64_t offset = 0;
     const py_params params =

@@ -157,7 +157,7 @@ static void
 hold(py_flight *flight)
 {
     DD_LOG(DD_LOG_INFO, "%s has failed, and its tensors are kept: the device may still use them",
-           flight->work->what);
+           flight->work->label);
     PyObject *group = flight->group;
     flight->group = NULL;
     keep_held(flight);

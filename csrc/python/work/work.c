@@ -105,15 +105,15 @@ work_exception(PyObject *object, PyObject *Py_UNUSED(unused))
     return py_error_of_group(self->state, error->code, error);
 }
 
-/* Raise an error that names the method `what` and return false if the work is not done. */
+/* Raise an error that names the method `label` and return false if the work is not done. */
 static bool
-require_done(py_work *self, const char *what)
+require_done(py_work *self, const char *label)
 {
     int done = py_work_poll(self);
     if (done == 0) {
         PyErr_Format(PyExc_RuntimeError,
-                     "Work needs to be completed before calling %s(). Should call wait() before %s().", what,
-                     what);
+                     "Work needs to be completed before calling %s(). Should call wait() before %s().", label,
+                     label);
     }
     return done > 0;
 }
@@ -148,13 +148,13 @@ work_source_rank(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* Read the operation's duration in seconds; for NCCL, that on the device. */
 static bool
-read_duration(py_work *self, double *seconds, const char *what)
+read_duration(py_work *self, double *seconds, const char *label)
 {
     if (!py_work_require_flight(self, "This Backend doesn't support getDuration.")) {
         return false;
     }
     if (!self->flight->is_nccl) {
-        if (!require_done(self, what)) {
+        if (!require_done(self, label)) {
             return false;
         }
         const dd_work *work = self->flight->work;
@@ -206,7 +206,7 @@ work_get_op(PyObject *object, void *Py_UNUSED(closure))
 {
     const py_work *self = (py_work *)object;
     return py_work_require_flight(self, "this Work has no operation behind it")
-               ? PyUnicode_FromString(self->flight->work->what)
+               ? PyUnicode_FromString(self->flight->work->label)
                : NULL;
 }
 
@@ -242,9 +242,9 @@ work_repr(PyObject *object)
                       : work->error.code == DD_OK ? "done"
                                                   : "failed";
     if (work->sequence == 0) {
-        return PyUnicode_FromFormat("<dldist.%s: %s, %s>", type, work->what, how);
+        return PyUnicode_FromFormat("<dldist.%s: %s, %s>", type, work->label, how);
     }
-    return PyUnicode_FromFormat("<dldist.%s: %s #%llu, %s>", type, work->what,
+    return PyUnicode_FromFormat("<dldist.%s: %s #%llu, %s>", type, work->label,
                                 (unsigned long long)work->sequence, how);
 }
 

@@ -278,6 +278,6 @@ bool sim_one_in(int64_t odds); /* odds 0: never */
 /* ---- the trace */
 
 /* Add the values to the digest and, if tracing is on, print them. */
-void sim_trace(const char *what, int64_t a, int64_t b);
+void sim_trace(const char *label, int64_t a, int64_t b);
 
 #endif

@@ -85,14 +85,14 @@ print_head(void)
 }
 
 void
-sim_trace(const char *what, int64_t a, int64_t b)
+sim_trace(const char *label, int64_t a, int64_t b)
 {
     mix((uint64_t)world.now_ns);
     mix((uint64_t)a);
     mix((uint64_t)b ^ (uint64_t)(world.running != NULL ? world.running->number : -1) << 32);
     if (world.options.is_traced) {
         print_head();
-        printf("%s %lld %lld\n", what, (long long)a, (long long)b);
+        printf("%s %lld %lld\n", label, (long long)a, (long long)b);
     }
 }
 
