@@ -35,12 +35,12 @@ has_element_output(dd_stage stage)
     return stage == DD_STAGE_WHOLE || stage == DD_STAGE_LAST;
 }
 
-/* Return the stage of a fold that has stage `stage` in a collective whose own stage is `whole`. */
+/* Return the stage of a fold that has stage `stage` in a collective whose own stage is `entire`. */
 static dd_stage
-stage_within(dd_stage whole, dd_stage stage)
+stage_within(dd_stage entire, dd_stage stage)
 {
-    bool is_first = has_element_input(whole) && has_element_input(stage);
-    bool is_last = has_element_output(whole) && has_element_output(stage);
+    bool is_first = has_element_input(entire) && has_element_input(stage);
+    bool is_last = has_element_output(entire) && has_element_output(stage);
     return is_first ? (is_last ? DD_STAGE_WHOLE : DD_STAGE_FIRST)
                     : (is_last ? DD_STAGE_LAST : DD_STAGE_MIDDLE);
 }

@@ -136,10 +136,10 @@ pass_prefix(dd_builder *b, size_t s, size_t partial_nbytes)
         held = lift;
     }
     if (!is_first) {
-        dd_plan_range came = dd_builder_add_scratch(b, partial_nbytes);
-        dd_plan_range dst = is_result ? output : came;
-        dd_builder_recv(b, b->rank - 1, s, came);
-        add_fold_of_two(b, DD_STAGE_MIDDLE, came, held, dst);
+        dd_plan_range received = dd_builder_add_scratch(b, partial_nbytes);
+        dd_plan_range dst = is_result ? output : received;
+        dd_builder_recv(b, b->rank - 1, s, received);
+        add_fold_of_two(b, DD_STAGE_MIDDLE, received, held, dst);
         held = dst;
     }
     if (b->rank + 1 < b->nranks) {
@@ -195,8 +195,8 @@ reduce_segment(dd_builder *b, size_t s, uint32_t before)
         held = slots[(s / LANES * nrounds + round) % 2];
         held.nbytes = own.nbytes / b->input_nbytes * b->partial_nbytes;
         lift.nbytes = is_first ? own.nbytes : held.nbytes;
-        dd_plan_range came = is_first && b->is_lifted ? lift : held; /* inputs are sent unlifted */
-        dd_builder_recv(b, dd_builder_at(b, b->rank, -1), channel, came);
+        dd_plan_range received = is_first && b->is_lifted ? lift : held; /* inputs are sent unlifted */
+        dd_builder_recv(b, dd_builder_at(b, b->rank, -1), channel, received);
         if (b->is_lifted && !is_first) {
             add_fold_of_one(b, DD_STAGE_FIRST, own, lift);
             own = lift;
@@ -204,7 +204,7 @@ reduce_segment(dd_builder *b, size_t s, uint32_t before)
         dd_stage stage = is_last ? (is_first ? DD_STAGE_WHOLE : DD_STAGE_LAST)
                                  : (is_first ? DD_STAGE_FIRST : DD_STAGE_MIDDLE);
         dd_plan_range dst = is_last ? dd_builder_block_output(b, b->rank, s) : held;
-        dd_builder_update_step(&before, add_fold_of_two(b, stage, came, own, dst));
+        dd_builder_update_step(&before, add_fold_of_two(b, stage, received, own, dst));
     }
     return before;
 }
@@ -272,10 +272,11 @@ rank_of_vrank(const dd_builder *b, const tree *t, int vrank)
 
 /* Fold a peer's part and this rank's part; the lower rank's part comes first. */
 static void
-fold_with(dd_builder *b, dd_stage stage, int peer, dd_plan_range came, dd_plan_range own, dd_plan_range dst)
+fold_with(dd_builder *b, dd_stage stage, int peer, dd_plan_range received, dd_plan_range own,
+          dd_plan_range dst)
 {
     bool is_lower = b->rank < peer;
-    add_fold_of_two(b, stage, is_lower ? own : came, is_lower ? came : own, dst);
+    add_fold_of_two(b, stage, is_lower ? own : received, is_lower ? received : own, dst);
 }
 
 /* Begin with this rank's input; if the rank is in a pair, fold it with the other rank's input. */
@@ -285,9 +286,9 @@ tree_begin(dd_builder *b, tree *t)
     t->held = t->slots[0];
     t->next = 1;
     if (is_paired(t, b->rank)) {
-        dd_plan_range came = b->is_lifted ? dd_builder_add_scratch(b, t->input.nbytes) : t->slots[0];
-        dd_builder_recv(b, b->rank ^ 1, t->s, came);
-        fold_with(b, DD_STAGE_FIRST, b->rank ^ 1, came, t->input, t->held);
+        dd_plan_range received = b->is_lifted ? dd_builder_add_scratch(b, t->input.nbytes) : t->slots[0];
+        dd_builder_recv(b, b->rank ^ 1, t->s, received);
+        fold_with(b, DD_STAGE_FIRST, b->rank ^ 1, received, t->input, t->held);
     } else if (b->is_lifted) {
         add_fold_of_one(b, DD_STAGE_FIRST, t->input, t->held);
     } else {
@@ -311,11 +312,11 @@ tree_climb(dd_builder *b, tree *t)
             return;
         }
         bool is_last = 2 * distance == t->nvranks;
-        dd_plan_range came = t->slots[t->next];
-        dd_builder_recv(b, peer, t->s, came);
-        fold_with(b, is_last ? DD_STAGE_LAST : DD_STAGE_MIDDLE, peer, came, t->held,
-                  is_last ? t->output : came);
-        t->held = came;
+        dd_plan_range received = t->slots[t->next];
+        dd_builder_recv(b, peer, t->s, received);
+        fold_with(b, is_last ? DD_STAGE_LAST : DD_STAGE_MIDDLE, peer, received, t->held,
+                  is_last ? t->output : received);
+        t->held = received;
         t->next = 1 - t->next;
     }
 }

@@ -72,10 +72,10 @@ dd_timed_lock_take_within(dd_timed_lock *self, int64_t timeout_ns)
                pthread_cond_timedwait(&self->freed, &self->guard.mutex, &until) != ETIMEDOUT) {
         }
     }
-    bool is_ours = !self->is_taken;
+    bool is_acquired = !self->is_taken;
     self->is_taken = true;
     pthread_mutex_unlock(&self->guard.mutex);
-    return is_ours;
+    return is_acquired;
 }
 
 void

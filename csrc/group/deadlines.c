@@ -180,9 +180,9 @@ expire_message_locked(group_call *call, int64_t now_ns)
         dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; no rank has sent (tag %llu)",
                      elapsed_s, (unsigned long long)call->message.tag);
     } else {
-        char who[128];
+        char rank_name[128];
         dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; %s has not %s (tag %llu)", elapsed_s,
-                     group_print_member(group, rank, who), call->message.is_send ? "received" : "sent",
+                     group_print_member(group, rank, rank_name), call->message.is_send ? "received" : "sent",
                      (unsigned long long)call->message.tag);
         group_add_progress_locked(group, &call->message, &cause);
         group_blame(group, rank, &cause);

@@ -28,8 +28,9 @@ append(text_line *line, const char *format, ...)
 const char *
 group_print_member(const dd_group *group, int rank, char out[128])
 {
-    char who[96];
-    snprintf(out, 128, "rank %d (%s)", rank, dd_endpoint_print(dd_peer_endpoint(group->peers[rank]), who));
+    char rank_name[96];
+    snprintf(out, 128, "rank %d (%s)", rank,
+             dd_endpoint_print(dd_peer_endpoint(group->peers[rank]), rank_name));
     return out;
 }
 
@@ -138,8 +139,8 @@ static void
 error_text_where(text_line *line, const dd_group *group, int rank)
 {
     const member_state *member = &group->members[rank];
-    char who[96];
-    append(line, "; %d (%s) ", rank, dd_endpoint_print(dd_peer_endpoint(group->peers[rank]), who));
+    char rank_name[96];
+    append(line, "; %d (%s) ", rank, dd_endpoint_print(dd_peer_endpoint(group->peers[rank]), rank_name));
     bool is_silent = !member->has_left && !member->has_answered;
     bool is_placed =
         member->has_signature && !member->has_left && (!is_silent || group_is_on_board(group, rank));
@@ -173,11 +174,11 @@ append_timeout(text_line *line, const dd_group *group, const dd_cause *cause)
     bool has_arrived = cause->sequence <= group->nstarted;
     /* A rank that is inside a call is not late: it waits as well. */
     bool is_late = !has_arrived && !group->is_active;
-    bool is_ours =
+    bool is_own =
         cause->origin != group->rank && cause->other < 0 && (is_late || cause->blamed.rank == group->rank);
     append_late_call(line, group, cause);
     append(line, "timed out after %.3g s", (double)cause->elapsed_ns * 1e-9);
-    if (!is_ours) {
+    if (!is_own) {
         append(line, "; %s", cause->text);
         return;
     }

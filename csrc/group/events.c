@@ -89,12 +89,12 @@ on_lost(void *ctx, int rank, const dd_error *error)
         return;
     }
     if (dd_error_is_local(error)) { /* the failure is on this rank; the other may be healthy */
-        char who[128];
+        char rank_name[128];
         char own[128];
         dd_status code = error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM;
         cause = group_make_cause(group, DD_CAUSE_OTHER, code, group->rank);
         snprintf(cause.text, sizeof cause.text, "%s has no way to %s: %.600s",
-                 group_print_member(group, group->rank, own), group_print_member(group, rank, who),
+                 group_print_member(group, group->rank, own), group_print_member(group, rank, rank_name),
                  error->message);
     } else {
         cause = group_make_cause(group, DD_CAUSE_LOST, DD_PEER_LOST, rank);

@@ -128,9 +128,9 @@ post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cau
     dd_error first;
     group_explain_cause(group, cause, &explained);
     if (cause->kind == DD_CAUSE_LOST) { /* the lost rank may be alive, and reads this text */
-        char who[128];
+        char rank_name[128];
         char finder[160];
-        snprintf(finder, sizeof finder, "found by %s", group_print_member(group, cause->origin, who));
+        snprintf(finder, sizeof finder, "found by %s", group_print_member(group, cause->origin, rank_name));
         group_append(&explained, finder);
     }
     dd_meeting_post(setup->bulletin->store, setup->bulletin->name, setup->bulletin->generation, &explained,
@@ -196,9 +196,9 @@ find_own_part(dd_group *group, dd_error *error)
     dd_error own;
     dd_engine_lock(group->engine);
     if (error->code == DD_PEER_LOST && dd_engine_check_links_locked(group->engine, &own) != DD_OK) {
-        char who[128];
+        char rank_name[128];
         *error = own;
-        dd_error_prepend(error, "%s", group_print_member(group, group->rank, who));
+        dd_error_prepend(error, "%s", group_print_member(group, group->rank, rank_name));
         group_blame(group, group->rank, error);
     }
     dd_engine_unlock(group->engine);

@@ -29,8 +29,8 @@ check_own_part_locked(const dd_group *group, dd_error *err)
 {
     dd_status status = dd_engine_check_accepting_locked(group->engine, err);
     if (status != DD_OK) {
-        char who[128];
-        dd_error_prepend(err, "%s", group_print_member(group, group->rank, who));
+        char rank_name[128];
+        dd_error_prepend(err, "%s", group_print_member(group, group->rank, rank_name));
         group_blame(group, group->rank, err);
     }
     return status;
@@ -196,10 +196,10 @@ error_absent_locked(const setup_vote *vote, const dd_wait *wait, dd_error *err)
     for (int i = 0; i < vote->nlegs && count < 8; i++) {
         const dd_message *message = &vote->legs[i].message;
         size_t used = strlen(names);
-        char who[128];
+        char rank_name[128];
         if (message->is_posted && !vote->legs[i].is_send) {
             snprintf(names + used, sizeof names - used, "%s%s", count++ > 0 ? ", " : "",
-                     group_print_member(group, message->rank, who));
+                     group_print_member(group, message->rank, rank_name));
             first = first < 0 ? message->rank : first;
         }
     }

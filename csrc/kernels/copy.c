@@ -105,8 +105,8 @@ dd_copy_streaming(void *dst, const void *src, size_t nbytes)
         dd_copy(dst, src, nbytes);
         return;
     }
-    size_t whole = (nbytes - head) / LINE * LINE;
+    size_t nfull = (nbytes - head) / LINE * LINE;
     dd_copy(to, from, head);
-    stream_lines(to + head, from + head, whole);
-    dd_copy(to + head + whole, from + head + whole, nbytes - head - whole);
+    stream_lines(to + head, from + head, nfull);
+    dd_copy(to + head + nfull, from + head + nfull, nbytes - head - nfull);
 }

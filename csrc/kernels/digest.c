@@ -27,15 +27,15 @@ dd_digest(const void *data, size_t nbytes, const void *keys, uint8_t digest[DD_D
 {
     const uint8_t *bytes = data;
     const uint8_t *key = keys;
-    size_t whole = nbytes - nbytes % PAIR;
+    size_t nfull = nbytes - nbytes % PAIR;
     digest_sum sum = 0;
-    for (size_t i = 0; i < whole; i += PAIR) {
+    for (size_t i = 0; i < nfull; i += PAIR) {
         sum += multiply(bytes + i, key + i);
     }
-    if (whole < nbytes) {
+    if (nfull < nbytes) {
         uint8_t last[PAIR] = {0};
-        memcpy(last, bytes + whole, nbytes - whole);
-        sum += multiply(last, key + whole);
+        memcpy(last, bytes + nfull, nbytes - nfull);
+        sum += multiply(last, key + nfull);
     }
     memcpy(digest, &sum, DD_DIGEST_NBYTES);
 }

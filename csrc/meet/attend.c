@@ -104,14 +104,14 @@ static dd_status
 print_refused(const meeting_call *call, char out[REFUSED_ROOM], dd_error *err)
 {
     static const char words[] = "the store refused clients without its secret: ";
-    dd_blob who = {0};
+    dd_blob names = {0};
     out[0] = '\0';
-    dd_status status = dd_tcp_store_refused(call->keys.store, &who, call->keys.wait, err);
-    if (status == DD_OK && who.len > 0) {
+    dd_status status = dd_tcp_store_refused(call->keys.store, &names, call->keys.wait, err);
+    if (status == DD_OK && names.len > 0) {
         memcpy(out, words, sizeof words);
-        (void)dd_bytes_print(dd_blob_view(&who), out + sizeof words - 1, 200);
+        (void)dd_bytes_print(dd_blob_view(&names), out + sizeof words - 1, 200);
     }
-    dd_blob_fini(&who);
+    dd_blob_fini(&names);
     return status;
 }
 
@@ -219,7 +219,7 @@ meeting_check_watched(const meeting_call *call, meeting_watch *watch, dd_error *
     bool can_check = call->meeting->kind->check_process != NULL;
     bool has_ended = false;
     dd_meeting_member member;
-    char who[128];
+    char rank_name[128];
     dd_status status = warn_of_refused(call, watch, err);
     if (status == DD_OK && can_check) {
         status = choose(call, watch, err);
@@ -229,9 +229,9 @@ meeting_check_watched(const meeting_call *call, meeting_watch *watch, dd_error *
         status = meeting_check_process(call, published, &watch->was_seen, &has_ended, err);
     }
     if (status == DD_OK && has_ended && meeting_read_member(call, published, &member)) {
-        status =
-            dd_error_set(err, DD_PEER_LOST, "lost %s: its process has ended while the %s was being made",
-                         meeting_print_member(call, watch->rank, &member, who), call->meeting->kind->noun);
+        status = dd_error_set(err, DD_PEER_LOST, "lost %s: its process has ended while the %s was being made",
+                              meeting_print_member(call, watch->rank, &member, rank_name),
+                              call->meeting->kind->noun);
         dd_error_blame(err, meeting_name_of(call, watch->rank), member.host, member.pid);
     }
     return status;

@@ -79,20 +79,20 @@ end_timed_out(meeting_call *call, dd_error *err)
 
 /* Write this rank's failure for the other ranks. Return false if this rank's payload is malformed. */
 static bool
-explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *told)
+explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *reported)
 {
     dd_meeting_member own;
-    char who[128];
+    char rank_name[128];
     if (!meeting_read_member(call, call->own, &own)) {
         return false;
     }
-    meeting_print_member(call, call->meeting->rank, &own, who);
+    meeting_print_member(call, call->meeting->rank, &own, rank_name);
     if (why->code == DD_INTERRUPTED) {
-        dd_error_set(told, DD_ABORTED, "%s %s", who, call->meeting->kind->of_interrupted);
+        dd_error_set(reported, DD_ABORTED, "%s %s", rank_name, call->meeting->kind->of_interrupted);
     } else {
-        dd_error_set(told, DD_ABORTED, "%s has given up: %s", who, why->message);
+        dd_error_set(reported, DD_ABORTED, "%s has given up: %s", rank_name, why->message);
     }
-    dd_error_blame(told, meeting_name_of(call, call->meeting->rank), own.host, own.pid);
+    dd_error_blame(reported, meeting_name_of(call, call->meeting->rank), own.host, own.pid);
     return true;
 }
 
@@ -256,10 +256,10 @@ end_after_own_failure(const meeting_call *call, bool is_known, const dd_error *w
 {
     dd_wait moment = dd_wait_after(POST_FAILURE_NS);
     meeting_call last = *call;
-    dd_error told;
+    dd_error reported;
     last.keys.wait = &moment;
-    if (explain_own_failure(call, why, &told) && (is_known || find_own(&last))) {
-        (void)!end_meeting(&last, &told, NULL); /* ignored: the store may have failed */
+    if (explain_own_failure(call, why, &reported) && (is_known || find_own(&last))) {
+        (void)!end_meeting(&last, &reported, NULL); /* ignored: the store may have failed */
     }
 }
 

@@ -40,7 +40,7 @@ typedef struct mpi_library {
     char version[256]; /* first line of MPI_Get_library_version */
     /* Fields below are valid only if has_begun is true. */
     bool has_begun;
-    bool is_ours; /* dldist initialised MPI and must finalise it */
+    bool owns_mpi; /* dldist initialised MPI and must finalise it */
     int rank;
     int size;
     uint64_t tag_max;

@@ -133,7 +133,7 @@ mpi_begin(mpi_library *library, dd_error *err)
         int wanted = library->constants.thread_multiple;
         status =
             mpi_check(library, api->MPI_Init_thread(NULL, NULL, wanted, &provided), "MPI_Init_thread", err);
-        library->is_ours = status == DD_OK;
+        library->owns_mpi = status == DD_OK;
     }
     return status == DD_OK ? check_threads(library, provided, err) : status;
 }
@@ -203,7 +203,7 @@ return_errors(const mpi_library *library, dd_error *err)
     const mpi_constants *constants = &library->constants;
     const mpi_word comms[] = {constants->comm_world, constants->comm_self};
     dd_status status = DD_OK;
-    for (int i = 0; library->is_ours && i < 2 && status == DD_OK; i++) {
+    for (int i = 0; library->owns_mpi && i < 2 && status == DD_OK; i++) {
         status = mpi_check(library, library->api.MPI_Comm_set_errhandler(comms[i], constants->errors_return),
                            "MPI_Comm_set_errhandler", err);
     }
@@ -246,7 +246,7 @@ void
 dd_mpi_end(dd_carrier_library *base, bool is_well)
 {
     mpi_library *library = (mpi_library *)base;
-    if (library->is_ours && is_well && !mpi_is_finalized(library)) {
+    if (library->owns_mpi && is_well && !mpi_is_finalized(library)) {
         (void)library->api.MPI_Finalize();
     }
 }

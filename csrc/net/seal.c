@@ -251,8 +251,8 @@ is_sound(const seal_direction *in)
 static bool
 has_record(const seal_direction *in)
 {
-    size_t there = in->end - in->begin;
-    return there >= HEAD_BYTES && (there - HEAD_BYTES >= sealed_bytes(in) || !is_sound(in));
+    size_t available = in->end - in->begin;
+    return available >= HEAD_BYTES && (available - HEAD_BYTES >= sealed_bytes(in) || !is_sound(in));
 }
 
 /* Decrypt the record at in.begin to `plain`, possibly in place. *nbytes excludes the padding. */
@@ -295,8 +295,8 @@ open_in_place(dd_seal *self)
 static size_t
 copy_plain(dd_seal *self, uint8_t *data, size_t nbytes)
 {
-    size_t there = self->plain_end - self->plain_begin;
-    size_t step = there < nbytes ? there : nbytes;
+    size_t available = self->plain_end - self->plain_begin;
+    size_t step = available < nbytes ? available : nbytes;
     memcpy(data, self->in.buffer + self->plain_begin, step);
     self->plain_begin += step;
     return step;
@@ -377,14 +377,14 @@ dd_seal_try_recv(dd_seal *self, int fd, void *data, size_t nbytes, size_t *moved
 dd_status
 dd_seal_error_forged(int fd, dd_status code, dd_error *err)
 {
-    char here[DD_ADDR_TEXT_MAX];
-    char there[DD_ADDR_TEXT_MAX];
+    char local_text[DD_ADDR_TEXT_MAX];
+    char available[DD_ADDR_TEXT_MAX];
     dd_addr own = dd_sock_local_addr(fd);
     dd_addr other = dd_sock_peer_addr(fd);
     return dd_error_set(err, code,
                         "what came over the encrypted connection from %s to %s is not what was sent: it was "
                         "changed, repeated or cut on the way",
-                        dd_addr_print(&other, there), dd_addr_print(&own, here));
+                        dd_addr_print(&other, available), dd_addr_print(&own, local_text));
 }
 
 bool

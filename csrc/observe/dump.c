@@ -13,7 +13,7 @@
 #define DUMP_NBYTES 4096
 #define ENTRY_NBYTES 512
 /* Attempts to read a record that another thread is writing; that thread may be descheduled. */
-#define MAX_LOOKS 1000
+#define MAX_ATTEMPTS 1000
 
 /* The names of element types in torch's dumps. */
 static const char *const dtype_texts[DD_DTYPE_COUNT] = {
@@ -142,7 +142,7 @@ static bool
 read_record(dd_recorder *recorder, uint64_t record, snapshot_entry *entry)
 {
     record_slot *slot = &recorder->ring[record & recorder->mask];
-    for (int look = 0; look < MAX_LOOKS; look++) {
+    for (int attempt = 0; attempt < MAX_ATTEMPTS; attempt++) {
         if (try_read(slot, record, entry)) {
             return true;
         }

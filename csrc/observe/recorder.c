@@ -15,8 +15,8 @@
 /* Most stacks of the table. A program with more call sites than this generates code. */
 #define MAX_STACKS 8192
 /* Attempts to lock a slot that is being written: without sleeping, and in all (about 1 ms). */
-#define POLLING_LOOKS 20
-#define SLOT_LOOKS 40
+#define POLLING_ATTEMPTS 20
+#define SLOT_ATTEMPTS 40
 
 _Static_assert(sizeof(record_body) % sizeof(uint64_t) == 0, "a body is a number of words");
 _Static_assert(sizeof(record_slot) == 256, "a slot is four lines of the cache");
@@ -213,10 +213,10 @@ ring_slot_of(const dd_recorder *recorder, uint64_t record)
 /* Wait for the thread that is writing the slot, which is nearly done but may be descheduled. After
  * some polls, sleep: a real-time thread that only polls could keep it from its core. */
 static void
-wait_for_writer(int look)
+wait_for_writer(int attempt)
 {
     static const struct timespec nap = {.tv_nsec = 50 * DD_NS_PER_US};
-    if (look < POLLING_LOOKS) {
+    if (attempt < POLLING_ATTEMPTS) {
         dd_spin_pause();
     } else {
         (void)dd_sys_nanosleep(&nap, NULL);
@@ -230,9 +230,9 @@ static bool
 take_slot(record_slot *slot, uint64_t record, bool is_new)
 {
     uint64_t owner = atomic_load_explicit(&slot->owner, memory_order_relaxed);
-    for (int look = 0; look < SLOT_LOOKS; look++) {
+    for (int attempt = 0; attempt < SLOT_ATTEMPTS; attempt++) {
         if ((owner & 1) != 0) {
-            wait_for_writer(look);
+            wait_for_writer(attempt);
         }
         owner &= ~UINT64_C(1);
         if (is_new ? owner >= 2 * record : owner != 2 * record) {

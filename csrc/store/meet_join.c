@@ -135,17 +135,17 @@ agree_on_size(arrival *self, dd_error *err)
 {
     char line[32];
     snprintf(line, sizeof line, "%d %d\n", self->size, self->rank);
-    dd_blob mine = {0};
+    dd_blob size = {0};
     dd_blob *reply_value = &self->reply->value;
-    dd_status status = dd_blob_append(&mine, line, strlen(line), err);
+    dd_status status = dd_blob_append(&size, line, strlen(line), err);
     if (status == DD_OK) {
-        status = dd_blob_append(&mine, self->published.data, self->published.len, err);
+        status = dd_blob_append(&size, self->published.data, self->published.len, err);
     }
     if (status == DD_OK) {
-        status = meeting_set_if_missing(&self->keys, meeting_key(&self->keys, "size"), dd_blob_view(&mine),
+        status = meeting_set_if_missing(&self->keys, meeting_key(&self->keys, "size"), dd_blob_view(&size),
                                         reply_value, err);
     }
-    dd_blob_fini(&mine);
+    dd_blob_fini(&size);
     size_t len = strcspn(line, " ") + 1;
     bool is_another =
         status == DD_OK && (reply_value->len < len || memcmp(reply_value->data, line, len) != 0);
@@ -254,11 +254,11 @@ count_in(arrival *self, dd_error *err)
 /* ---- completing a meeting for the last rank */
 
 static dd_status
-check_published(const arrival *self, bool *are_all_there, dd_error *err)
+check_published(const arrival *self, bool *have_all_published, dd_error *err)
 {
     dd_store_result result = {0};
     dd_status status = run_on_payloads(self, DD_STORE_CHECK, &result, err);
-    *are_all_there = status == DD_OK && result.flag;
+    *have_all_published = status == DD_OK && result.flag;
     dd_store_result_fini(&result);
     return status;
 }

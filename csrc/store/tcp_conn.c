@@ -24,14 +24,14 @@ limits_of(const tcp_conn *conn)
 }
 
 const char *
-tcp_conn_print_name(const tcp_conn *conn, char out[TCP_WHO_MAX])
+tcp_conn_print_name(const tcp_conn *conn, char out[TCP_CLIENT_NAME_MAX])
 {
-    if (conn->who[0] != '\0') {
-        snprintf(out, TCP_WHO_MAX, "%s", conn->who);
+    if (conn->client[0] != '\0') {
+        snprintf(out, TCP_CLIENT_NAME_MAX, "%s", conn->client);
     } else {
         char text[DD_ADDR_TEXT_MAX];
         dd_addr addr = dd_sock_peer_addr(conn->handler.fd);
-        snprintf(out, TCP_WHO_MAX, "%.100s", dd_addr_print(&addr, text));
+        snprintf(out, TCP_CLIENT_NAME_MAX, "%.100s", dd_addr_print(&addr, text));
     }
     return out;
 }
@@ -55,15 +55,15 @@ tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler)
 /* Record a client that did not prove the secret, by the name that it gave (not verified). Ranks
  * that wait for this client can query the list. */
 static void
-remember_refused(dd_tcp_server *server, const char *who)
+remember_refused(dd_tcp_server *server, const char *client)
 {
     size_t last = 0;
     while (last < TCP_REFUSED_MAX - 1 && server->refused[last][0] != '\0' &&
-           strcmp(server->refused[last], who) != 0) {
+           strcmp(server->refused[last], client) != 0) {
         last++;
     }
     memmove(server->refused[1], server->refused[0], last * sizeof server->refused[0]);
-    snprintf(server->refused[0], sizeof server->refused[0], "%s", who);
+    snprintf(server->refused[0], sizeof server->refused[0], "%s", client);
 }
 
 void
@@ -72,12 +72,12 @@ tcp_conn_close(tcp_conn *conn, const char *why)
     if (conn->is_closing) {
         return;
     }
-    char who[TCP_WHO_MAX];
+    char client[TCP_CLIENT_NAME_MAX];
     DD_LOG(DD_LOG_DEBUG, "store server: port %u: connection of %s ends: %s", conn->server->port,
-           tcp_conn_print_name(conn, who), why);
-    bool is_refused = conn->state != TCP_CONN_OPEN && conn->who[0] != '\0' && !conn->is_surplus;
+           tcp_conn_print_name(conn, client), why);
+    bool is_refused = conn->state != TCP_CONN_OPEN && conn->client[0] != '\0' && !conn->is_surplus;
     if (is_refused && conn->server->secret.len > 0) {
-        remember_refused(conn->server, conn->who);
+        remember_refused(conn->server, conn->client);
     }
     conn->is_closing = true;
     dd_admission_end(&conn->server->admission, &conn->admission);

@@ -9,16 +9,16 @@
 #include <string.h>
 
 void
-tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum)
+tcp_server_note_joined(dd_tcp_server *server, const char *client, int64_t sum)
 {
     dd_lock_take(&server->joined_mu);
     server->njoined = sum;
     if (!server->is_joined_cut) {
         size_t used = strlen(server->joined);
         size_t room = sizeof server->joined - used;
-        server->is_joined_cut = room < TCP_WHO_MAX + sizeof ", , ...";
+        server->is_joined_cut = room < TCP_CLIENT_NAME_MAX + sizeof ", , ...";
         snprintf(server->joined + used, room, "%s%s", used > 0 ? ", " : ": ",
-                 server->is_joined_cut ? "..." : who);
+                 server->is_joined_cut ? "..." : client);
     }
     dd_cond_broadcast(&server->joined_cond);
     dd_lock_release(&server->joined_mu);

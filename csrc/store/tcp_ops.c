@@ -39,8 +39,8 @@ static dd_status
 send_and_read(tcp_store *store, const dd_store_request *request, bool is_users, dd_store_result *result,
               const dd_wait *wait, dd_error *err)
 {
-    bool is_ours = store->target.is_extended;
-    const dd_tcp_op_row *row = dd_tcp_row_for(request, is_ours);
+    bool is_dldist = store->target.is_extended;
+    const dd_tcp_op_row *row = dd_tcp_row_for(request, is_dldist);
     tcp_exchange exchange = {
         .row = row,
         .key = request->nkeys > 0 ? request->keys[0] : (dd_bytes){0},
@@ -48,10 +48,10 @@ send_and_read(tcp_store *store, const dd_store_request *request, bool is_users, 
     };
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &exchange.request, err);
-    if (is_ours) {
+    if (is_dldist) {
         dd_tcp_write(&writer, 'u', 0); /* space for the tag, which is set when it is sent */
     }
-    dd_tcp_write_request(&writer, row->op, request, is_users, is_ours ? &store->target.limits : NULL);
+    dd_tcp_write_request(&writer, row->op, request, is_users, is_dldist ? &store->target.limits : NULL);
     dd_status status = writer.status;
     if (status == DD_OK) {
         status = exchange_with(store, &exchange, wait, err);
@@ -172,13 +172,13 @@ static dd_status
 find_missing(tcp_store *store, const dd_store_request *request, missing_keys *missing)
 {
     dd_wait patience = dd_wait_after(TCP_ANSWER_NS);
-    bool is_ours = store->target.is_extended;
+    bool is_dldist = store->target.is_extended;
     dd_store_request check = {.op = DD_STORE_CHECK_EACH, .keys = request->keys, .nkeys = request->nkeys};
     dd_store_result result = {0};
-    dd_status status = is_ours ? send_users(store, &check, &result, &patience, NULL) : DD_OK;
+    dd_status status = is_dldist ? send_users(store, &check, &result, &patience, NULL) : DD_OK;
     for (size_t i = 0; i < request->nkeys && missing->count < MAX_KEYS_NAMED && status == DD_OK; i++) {
         bool is_there = i < result.value.len && result.value.data[i] != 0;
-        if (!is_ours) {
+        if (!is_dldist) {
             dd_store_request one = {.keys = &request->keys[i], .nkeys = 1};
             status = pytorch_step(store, DD_STORE_CHECK, &one, &result, &patience, NULL);
             is_there = result.flag;
@@ -197,25 +197,25 @@ error_missing(tcp_store *store, const dd_store_request *request, const dd_wait *
     missing_keys missing = {.count = 0};
     bool is_known = find_missing(store, request, &missing) == DD_OK && missing.count > 0;
     /* Otherwise the server no longer answers, or the keys have appeared since: name all keys. */
-    dd_store_missing told = {.opening = "wait timeout",
-                             .root = "/",
-                             .label = dd_store_op_name(request->op),
-                             .where = store->where,
-                             .keys = is_known ? missing.keys : request->keys,
-                             .nkeys = is_known ? missing.count : request->nkeys,
-                             .nasked = request->nkeys};
-    return dd_store_error_missing(&told, wait, err);
+    dd_store_missing details = {.opening = "wait timeout",
+                                .root = "/",
+                                .label = dd_store_op_name(request->op),
+                                .where = store->where,
+                                .keys = is_known ? missing.keys : request->keys,
+                                .nkeys = is_known ? missing.count : request->nkeys,
+                                .nasked = request->nkeys};
+    return dd_store_error_missing(&details, wait, err);
 }
 
 /* Return true if the barrier's count (decimal, from the server) has reached the world size. */
 static bool
 is_complete(dd_bytes count, int64_t world_size)
 {
-    int64_t ncome = 0;
+    int64_t narrived = 0;
     for (size_t i = 0; i < count.len && i < 18 && count.data[i] >= '0' && count.data[i] <= '9'; i++) {
-        ncome = ncome * 10 + (count.data[i] - '0');
+        narrived = narrived * 10 + (count.data[i] - '0');
     }
-    return ncome >= world_size;
+    return narrived >= world_size;
 }
 
 /* Handle a barrier whose answer is late: the barrier's count decides whether it is open. */

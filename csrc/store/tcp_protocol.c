@@ -32,9 +32,9 @@ dd_tcp_op_waits(const dd_tcp_op_row *row)
 
 /* Higher numbers come first, because dldist's own operations are better than PyTorch's. */
 const dd_tcp_op_row *
-dd_tcp_row_for(const dd_store_request *request, bool is_ours)
+dd_tcp_row_for(const dd_store_request *request, bool is_dldist)
 {
-    for (int op = is_ours ? DD_TCP_MEET : DD_TCP_BARRIER; op >= 0; op--) {
+    for (int op = is_dldist ? DD_TCP_MEET : DD_TCP_BARRIER; op >= 0; op--) {
         const dd_tcp_op_row *row = dd_tcp_find_op((unsigned)op);
         if (row != NULL && row->store_op == (int)request->op &&
             (row->number == request->number || strchr(row->request, 'i') != NULL)) {

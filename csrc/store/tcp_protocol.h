@@ -114,7 +114,7 @@ typedef struct dd_tcp_op_row {
 const dd_tcp_op_row *dd_tcp_find_op(unsigned op); /* returns NULL if there is no such operation */
 /* Find the operation that runs the request on a dldist server (is_ours) or, as the only operation,
  * on a PyTorch server. NULL if there is none. */
-const dd_tcp_op_row *dd_tcp_row_for(const dd_store_request *request, bool is_ours);
+const dd_tcp_op_row *dd_tcp_row_for(const dd_store_request *request, bool is_dldist);
 /* Return true if the server answers the request only when its keys are present. */
 bool dd_tcp_op_waits(const dd_tcp_op_row *row);
 

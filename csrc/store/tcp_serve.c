@@ -131,9 +131,9 @@ refuse(tcp_conn *conn, dd_status code, const char *why)
     (void)dd_error_set(&error, code, "%s", why);
     reply_error(conn, &error);
     conn->closes_after_send = true;
-    char who[TCP_WHO_MAX];
+    char client[TCP_CLIENT_NAME_MAX];
     DD_LOG(DD_LOG_INFO, "store server: port %u: refused %s: %s", conn->server->port,
-           tcp_conn_print_name(conn, who), why);
+           tcp_conn_print_name(conn, client), why);
 }
 
 void
@@ -202,8 +202,8 @@ reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
     }
     dd_bytes clear =
         dd_bytes_of(conn->out.data + conn->out.len - DD_TCP_REPLY_CLEAR_BYTES, DD_TCP_REPLY_CLEAR_BYTES);
-    dd_noise_offer said = {cipher, dd_bytes_of(fields, (size_t)(first - fields)), first};
-    dd_status status = dd_seal_answer(&said, dd_blob_view(&conn->server->secret), DD_SEAL_SPARSE, clear,
+    dd_noise_offer peer_offer = {cipher, dd_bytes_of(fields, (size_t)(first - fields)), first};
+    dd_status status = dd_seal_answer(&peer_offer, dd_blob_view(&conn->server->secret), DD_SEAL_SPARSE, clear,
                                       second, &conn->seal, &error);
     if (status != DD_OK) {
         conn->out.len = conn->reply_at; /* drop this answer, because refuse() writes another one */
@@ -245,7 +245,7 @@ serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
     char host[80];
     dd_bytes_print(dd_tcp_read_bytes(reader), host, sizeof host);
     dd_bytes offer = dd_tcp_read_bytes(reader);
-    snprintf(conn->who, sizeof conn->who, "%s (pid %lld)", host, (long long)pid);
+    snprintf(conn->client, sizeof conn->client, "%s (pid %lld)", host, (long long)pid);
     conn->is_extended = true;
     if (conn->is_surplus) {
         refuse(conn, DD_NETWORK, no_descriptors);
@@ -401,7 +401,7 @@ list_refused(const dd_tcp_server *server, dd_store_result *result, dd_error *err
 {
     dd_status status = DD_OK;
     for (int i = 0; i < TCP_REFUSED_MAX && server->refused[i][0] != '\0' && status == DD_OK; i++) {
-        char text[TCP_WHO_MAX + 2];
+        char text[TCP_CLIENT_NAME_MAX + 2];
         int len = snprintf(text, sizeof text, "%s%s", i > 0 ? ", " : "", server->refused[i]);
         status = dd_blob_append(&result->value, text, (size_t)len, err);
     }
@@ -455,8 +455,8 @@ complete_request(tcp_conn *conn, const dd_store_request *request, dd_store_resul
     }
     if (request->op == DD_STORE_ADD &&
         dd_bytes_equal(request->keys[0], dd_bytes_of_string(DD_TCP_JOIN_KEY))) {
-        char who[TCP_WHO_MAX];
-        tcp_server_note_joined(server, tcp_conn_print_name(conn, who), result->number);
+        char client[TCP_CLIENT_NAME_MAX];
+        tcp_server_note_joined(server, tcp_conn_print_name(conn, client), result->number);
     }
 }
 

@@ -23,7 +23,7 @@
 #include <stdatomic.h>
 #include <sys/epoll.h>
 
-#define TCP_WHO_MAX 128
+#define TCP_CLIENT_NAME_MAX 128
 #define TCP_RECV_BYTES ((size_t)64 << 10)
 
 /* A descriptor that the loop watches. It may be removed at any time, but must be freed only between
@@ -71,7 +71,7 @@ typedef struct tcp_conn {
     size_t out_sent;
     dd_list parked; /* list of tcp_parked: requests of this connection that wait for keys */
     unsigned nparked;
-    char who[TCP_WHO_MAX];                /* name from a dldist client's HELLO, or "" */
+    char client[TCP_CLIENT_NAME_MAX];     /* name from a dldist client's HELLO, or "" */
     uint8_t opening[DD_AUTH_NONCE_BYTES]; /* the client's and the server's nonce, see net/auth.h */
     uint8_t nonce[DD_AUTH_NONCE_BYTES];
     dd_seal *seal;       /* NULL if the connection is not encrypted */
@@ -120,7 +120,7 @@ struct dd_tcp_server {
     dd_admission admission; /* a connection is "silent" until it has sent the magic number */
     char refused[TCP_REFUSED_MAX]
                 /* clients that did not prove the secret, the latest first; "" ends the list */
-                [TCP_WHO_MAX];
+                [TCP_CLIENT_NAME_MAX];
     int accept_errno;   /* errno of the last connection if it was not accepted, else 0 */
     int64_t may_log_ns; /* time from which the next failure to accept is logged */
 
@@ -148,7 +148,7 @@ void tcp_server_free(dd_tcp_server *server);
 bool tcp_server_turn(dd_tcp_server *server, int timeout_ms);
 
 /* tcp_joined.c: record that a client has joined; `sum` is the new value of the join key. */
-void tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum);
+void tcp_server_note_joined(dd_tcp_server *server, const char *client, int64_t sum);
 /* Count a connection that was rejected for lack of descriptors. */
 void tcp_server_note_turned_away(dd_tcp_server *server);
 
@@ -167,7 +167,7 @@ void tcp_server_reap(dd_tcp_server *server);
 /* Send as much of `out` as the socket accepts; the loop sends the rest later. */
 void tcp_conn_flush(tcp_conn *conn);
 /* Write the client's name, "host (pid 12)", if it is a dldist client; else its address. */
-const char *tcp_conn_print_name(const tcp_conn *conn, char out[TCP_WHO_MAX]);
+const char *tcp_conn_print_name(const tcp_conn *conn, char out[TCP_CLIENT_NAME_MAX]);
 
 /* tcp_serve.c: loop only */
 

@@ -202,9 +202,9 @@ read_server_key(dd_store *store, const char *name, const char *label, dd_blob *v
 }
 
 dd_status
-dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait, dd_error *err)
+dd_tcp_store_refused(dd_store *store, dd_blob *names, const dd_wait *wait, dd_error *err)
 {
-    return read_server_key(store, DD_TCP_REFUSED_KEY, "asking who was refused", who, wait, err);
+    return read_server_key(store, DD_TCP_REFUSED_KEY, "asking who was refused", names, wait, err);
 }
 
 dd_status

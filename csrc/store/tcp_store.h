@@ -43,7 +43,7 @@ dd_bytes dd_tcp_store_secret(dd_store *store);
 /* Get the names of the clients that recently failed to prove the server's secret, as the clients
  * gave them, such as "node-b (pid 77)". For any kind of store; empty if there are none or they are
  * unknown. */
-dd_status dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait,
+dd_status dd_tcp_store_refused(dd_store *store, dd_blob *names, const dd_wait *wait,
                                dd_error *err) DD_MUST_CHECK;
 /* Get the reason why the server cannot accept connections, such as "Too many open files (errno
  * 24)". For any kind of store; empty if the server can, or if the reason is unknown. */

@@ -179,13 +179,13 @@ deliver_locked(tcp_store *store, dd_error *err)
             return dd_error_set(err, DD_PROTOCOL, "the server announced an answer of %llu bytes",
                                 (unsigned long long)len);
         }
-        size_t whole = DD_TCP_HEAD_BYTES + (size_t)len;
-        if (in->len - at < whole) {
+        size_t length = DD_TCP_HEAD_BYTES + (size_t)len;
+        if (in->len - at < length) {
             break;
         }
         tcp_exchange *exchange = find_locked(store, tag);
-        dd_bytes answer = dd_bytes_of(in->data + at, whole);
-        at += whole;
+        dd_bytes answer = dd_bytes_of(in->data + at, length);
+        at += length;
         if (tag == DD_TCP_NO_TAG) {
             dd_status status = read_close_reason(answer, err);
             if (status != DD_OK) {
@@ -197,7 +197,7 @@ deliver_locked(tcp_store *store, dd_error *err)
         }
         dd_list_remove(&exchange->unanswered);
         exchange->is_answered = true;
-        bool is_all = whole == in->len;
+        bool is_all = length == in->len;
         if (is_all) {
             swap(&exchange->answer, in);
         } else {

@@ -171,8 +171,8 @@ answer_hello(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_e
     }
     if (status == DD_OK || status == DD_AUTH) {
         /* Send without the seal: the answer itself is not encrypted. */
-        dd_status said = connect_send(incoming->fd, NULL, bytes, sizeof bytes, status == DD_OK ? err : NULL);
-        status = status == DD_OK ? said : status;
+        dd_status sent = connect_send(incoming->fd, NULL, bytes, sizeof bytes, status == DD_OK ? err : NULL);
+        status = status == DD_OK ? sent : status;
     }
     if (status != DD_OK) {
         return status;

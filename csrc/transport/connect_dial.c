@@ -140,7 +140,7 @@ dial_fail(connect_dial *self, const dd_error *why)
 {
     const dd_connect_handler *handler = &self->connector->handler;
     dd_error err = *why;
-    char who[96];
+    char peer_name[96];
     stop_racing(self);
     self->step = DIAL_ENDED;
     if (is_out_of_reach(self)) {
@@ -148,7 +148,7 @@ dial_fail(connect_dial *self, const dd_error *why)
             &err, "it can be reached on its own host only, since its store is at a loopback address (give "
                   "all ranks the store's address in the network, or set DLDIST_SOCKET_IFNAME there)");
     }
-    dd_error_prepend(&err, "cannot connect to %s", dd_endpoint_print(&self->endpoint, who));
+    dd_error_prepend(&err, "cannot connect to %s", dd_endpoint_print(&self->endpoint, peer_name));
     dd_error_blame(&err, -1, self->endpoint.host, self->endpoint.pid);
     handler->on_dial_failed(handler->ctx, &self->endpoint.uid, self->lane, self->number, &err);
 }
@@ -232,9 +232,9 @@ drop_racer(connect_dial *self, racer *one, const dd_error *why)
     self->step = DIAL_RACING;
     bool is_final = why->code == DD_AUTH || why->code == DD_OUT_OF_MEMORY || dd_wait_has_expired(&self->wait);
     if (is_unix(one) && self->count > 1 && !is_final) {
-        char who[96];
+        char peer_name[96];
         DD_LOG(DD_LOG_INFO, "no shared memory with %s, which is on this host; TCP is used: %s",
-               dd_endpoint_print(&self->endpoint, who), why->message);
+               dd_endpoint_print(&self->endpoint, peer_name), why->message);
     }
     if (why->code == DD_OUT_OF_MEMORY || (is_unix(one) && why->code == DD_AUTH)) {
         dial_fail(self, &self->why); /* no other address can succeed */

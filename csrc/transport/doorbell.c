@@ -41,9 +41,9 @@ dd_doorbell_open(const dd_uid *own, int *fd, dd_error *err)
 }
 
 bool
-dd_doorbell_is_closed(const dd_uid *whose)
+dd_doorbell_is_closed(const dd_uid *uid)
 {
-    dd_addr address = address_of(whose);
+    dd_addr address = address_of(uid);
     int fd = dd_sys_socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     bool has_ended = fd >= 0 &&
                      dd_sys_connect(fd, (const struct sockaddr *)&address.storage, address.len) != 0 &&
@@ -55,10 +55,10 @@ dd_doorbell_is_closed(const dd_uid *whose)
 }
 
 void
-dd_doorbell_ring(int own_fd, const dd_uid *whose)
+dd_doorbell_ring(int own_fd, const dd_uid *uid)
 {
     const uint8_t ring = DD_BELL_RING;
-    dd_addr address = address_of(whose);
+    dd_addr address = address_of(uid);
     /* Ignore errors: a full queue contains a ring already, and an unknown name has no process. */
     (void)!dd_sys_sendto(own_fd, &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL,
                          (const struct sockaddr *)&address.storage, address.len);
@@ -69,9 +69,9 @@ dd_doorbell_ring(int own_fd, const dd_uid *whose)
 _Static_assert(offsetof(dd_bell_datagram, fd) == DATAGRAM_NBYTES, "no field is padded");
 
 dd_io
-dd_doorbell_send(int own_fd, const dd_uid *whose, const dd_bell_datagram *datagram)
+dd_doorbell_send(int own_fd, const dd_uid *uid, const dd_bell_datagram *datagram)
 {
-    dd_addr address = address_of(whose);
+    dd_addr address = address_of(uid);
     int passed_fd = datagram->kind == DD_BELL_PASS ? datagram->fd : -1;
     size_t moved = 0;
     dd_io io = dd_sock_try_send_fd(own_fd, &address, datagram, DATAGRAM_NBYTES, passed_fd, &moved);
@@ -85,13 +85,13 @@ dd_doorbell_take(int own_fd, dd_bell_datagram *datagram)
     uint8_t bytes[DATAGRAM_NBYTES + 1] = {0};
     size_t len = 0;
     int fd = -1;
-    bool is_ours = false; /* true if the sender's user is this one; else untrusted */
-    dd_io io = dd_sock_try_recv_fd(own_fd, bytes, sizeof bytes, &fd, &is_ours, &len);
+    bool is_trusted = false; /* true if the sender's user is this one; else untrusted */
+    dd_io io = dd_sock_try_recv_fd(own_fd, bytes, sizeof bytes, &fd, &is_trusted, &len);
     if (io == DD_IO_AGAIN || io == DD_IO_FAILED) {
         return io;
     }
     *datagram = (dd_bell_datagram){.kind = DD_BELL_RING, .fd = -1};
-    if (is_ours && len == DATAGRAM_NBYTES) {
+    if (is_trusted && len == DATAGRAM_NBYTES) {
         memcpy(datagram, bytes, DATAGRAM_NBYTES);
     }
     if (datagram->kind == DD_BELL_PASS && fd != -1) {

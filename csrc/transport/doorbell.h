@@ -34,13 +34,13 @@ typedef struct dd_bell_datagram {
 dd_status dd_doorbell_open(const dd_uid *own, int *fd, dd_error *err) DD_MUST_CHECK;
 
 /* Return true if no socket has the name of this uid: the process has ended. */
-bool dd_doorbell_is_closed(const dd_uid *whose);
+bool dd_doorbell_is_closed(const dd_uid *uid);
 
-/* Send a ring to the engine `whose`. `own_fd` is the caller's own doorbell. */
-void dd_doorbell_ring(int own_fd, const dd_uid *whose);
+/* Send a ring to the engine `uid`. `own_fd` is the caller's own doorbell. */
+void dd_doorbell_ring(int own_fd, const dd_uid *uid);
 /* Send a datagram. Returns DD_IO_AGAIN if the receiver's queue is full. A descriptor in the
  * datagram stays the caller's. */
-dd_io dd_doorbell_send(int own_fd, const dd_uid *whose, const dd_bell_datagram *datagram);
+dd_io dd_doorbell_send(int own_fd, const dd_uid *uid, const dd_bell_datagram *datagram);
 /* Receive the next datagram. Returns DD_IO_AGAIN if there is none. */
 dd_io dd_doorbell_take(int own_fd, dd_bell_datagram *datagram);
 

@@ -158,9 +158,9 @@ peer_reap(dd_peer *peer)
 static bool
 peer_has_ended(const dd_peer *peer)
 {
-    bool is_here =
+    bool is_local =
         peer->endpoint.has_unix && dd_endpoint_is_same_host(&peer->endpoint, &peer->engine->endpoint);
-    return is_here && dd_doorbell_is_closed(&peer->endpoint.uid);
+    return is_local && dd_doorbell_is_closed(&peer->endpoint.uid);
 }
 
 dd_status

@@ -33,8 +33,8 @@ may_accept_locked(dd_engine *engine, const dd_uid *uid)
         return false;
     }
     /* If both processes dial, the smaller uid's dial makes the link, and the other waits. */
-    bool is_theirs = memcmp(uid, &engine->endpoint.uid, sizeof *uid) < 0;
-    if (peer->is_breaking || !(peer->state == PEER_IDLE || (peer->state == PEER_DIALLING && is_theirs))) {
+    bool is_peer_first = memcmp(uid, &engine->endpoint.uid, sizeof *uid) < 0;
+    if (peer->is_breaking || !(peer->state == PEER_IDLE || (peer->state == PEER_DIALLING && is_peer_first))) {
         return false;
     }
     peer->state = PEER_ACCEPTING;

@@ -261,8 +261,8 @@ finish_payload(dd_lane *lane)
 static bool
 has_header(const dd_lane *lane)
 {
-    size_t there = lane->end - lane->begin;
-    return there > 0 && there >= dd_frame_header_nbytes(lane->buf[lane->begin]);
+    size_t available = lane->end - lane->begin;
+    return available > 0 && available >= dd_frame_header_nbytes(lane->buf[lane->begin]);
 }
 
 /* Return true if the frame can be handled: an ABORT's payload must be in the buffer. */
@@ -356,8 +356,8 @@ parse_frame(dd_lane *lane)
 static void
 copy_payload(dd_lane *lane)
 {
-    size_t there = lane->end - lane->begin;
-    size_t len = there < lane->payload_left ? there : lane->payload_left;
+    size_t available = lane->end - lane->begin;
+    size_t len = available < lane->payload_left ? available : lane->payload_left;
     if (lane->sink != NULL) {
         memcpy(lane->sink, lane->buf + lane->begin, len);
         lane->sink += len;

@@ -399,12 +399,12 @@ void
 dd_monitor_remove(dd_monitor *monitor, uint64_t id)
 {
     dd_wait wait = dd_wait_after(REMOVE_NS);
-    bool is_ours = watch_begin_pass(monitor, &wait);
-    if (is_ours) {
+    bool is_acquired = watch_begin_pass(monitor, &wait);
+    if (is_acquired) {
         take_alarms(monitor);
     }
     watch_mark_removed(monitor, id);
-    if (is_ours) {
+    if (is_acquired) {
         watch_end_pass(monitor);
     }
 }

@@ -16,10 +16,10 @@ watch_begin_pass(dd_monitor *monitor, const dd_wait *wait)
     while (monitor->is_busy && !dd_wait_has_expired(wait)) {
         dd_cond_wait_slice(&monitor->cond, &monitor->mu, wait);
     }
-    bool is_ours = !monitor->is_busy;
+    bool is_acquired = !monitor->is_busy;
     monitor->is_busy = true;
     dd_lock_release(&monitor->mu);
-    return is_ours;
+    return is_acquired;
 }
 
 void

@@ -356,9 +356,9 @@ window_begin(window_call *call, dd_error *err)
     dd_window *window = call->window;
     dd_engine_lock(call->hub->engine);
     /* Take a signal that has arrived, even if its rank has failed since. */
-    bool is_there = atomic_load(&window->state) == WINDOW_OPEN && window_try_word(window, &call->args);
-    dd_status status = is_there ? DD_OK : window_call_check_locked(call, err);
-    if (is_there) {
+    bool has_arrived = atomic_load(&window->state) == WINDOW_OPEN && window_try_word(window, &call->args);
+    dd_status status = has_arrived ? DD_OK : window_call_check_locked(call, err);
+    if (has_arrived) {
         (void)dd_work_complete(&call->work, NULL);
     } else if (status == DD_OK && find_word(window, &call->args) != NULL) {
         window_add_locked(call);

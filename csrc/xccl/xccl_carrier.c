@@ -109,11 +109,11 @@ agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *
     return status;
 }
 
-/* Set *all to true if `mine` is true on all ranks. All ranks must call it. */
+/* Set *all to true if `vote` is true on all ranks. All ranks must call it. */
 static dd_status
-vote_by_min(dd_group *group, bool mine, bool *all, const dd_wait *wait, dd_error *err)
+vote_by_min(dd_group *group, bool vote, bool *all, const dd_wait *wait, dd_error *err)
 {
-    uint8_t word = mine ? 1 : 0;
+    uint8_t word = vote ? 1 : 0;
     dd_block block = {.data = &word, .nbytes = sizeof word};
     dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
                          .reduction = {.dtype = DD_DTYPE_UINT8, .op = DD_REDOP_MIN},
@@ -130,15 +130,15 @@ vote_by_min(dd_group *group, bool mine, bool *all, const dd_wait *wait, dd_error
 static dd_status
 take_turn_together(dd_group *group, const dd_wait *wait, dd_error *err)
 {
-    bool is_ours = false;
+    bool all_have_turn = false;
     dd_status status = DD_OK;
-    while (status == DD_OK && !is_ours) {
-        bool is_mine = xccl_try_turn();
-        status = vote_by_min(group, is_mine, &is_ours, wait, err);
-        if (is_mine && (status != DD_OK || !is_ours)) {
+    while (status == DD_OK && !all_have_turn) {
+        bool has_turn = xccl_try_turn();
+        status = vote_by_min(group, has_turn, &all_have_turn, wait, err);
+        if (has_turn && (status != DD_OK || !all_have_turn)) {
             xccl_end_turn();
         }
-        if (status == DD_OK && !is_ours) {
+        if (status == DD_OK && !all_have_turn) {
             status = xccl_await_turn(wait, err);
         }
     }

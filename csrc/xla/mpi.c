@@ -360,9 +360,9 @@ start_recv(void *data, int count, dd_mpi_handle type, int src, int tag, dd_mpi_h
 }
 
 static int
-mpi_wait_for(dd_mpi_handle *handle, void *told)
+mpi_wait_for(dd_mpi_handle *handle, void *status_out)
 {
-    (void)told; /* XLA ignores the status */
+    (void)status_out; /* XLA ignores the status */
     request *pending = (request *)*handle;
     *handle = DD_MPI_NULL;
     if (pending == NULL) {
@@ -377,7 +377,8 @@ mpi_wait_for(dd_mpi_handle *handle, void *told)
 /* NOLINTBEGIN(readability-function-size): these are MPI's parameters */
 static int
 send_and_recv(const void *out, int out_count, dd_mpi_handle out_type, int dst, int out_tag, void *in,
-              int in_count, dd_mpi_handle in_type, int src, int in_tag, dd_mpi_handle handle, void *told)
+              int in_count, dd_mpi_handle in_type, int src, int in_tag, dd_mpi_handle handle,
+              void *status_out)
 {
     dd_mpi_handle receiving;
     dd_mpi_handle sending;
@@ -387,9 +388,9 @@ send_and_recv(const void *out, int out_count, dd_mpi_handle out_type, int dst, i
     }
     int sent = start_send(out, out_count, out_type, dst, out_tag, handle, &sending);
     if (sent == DD_MPI_SUCCESS) {
-        sent = mpi_wait_for(&sending, told);
+        sent = mpi_wait_for(&sending, status_out);
     }
-    code = mpi_wait_for(&receiving, told);
+    code = mpi_wait_for(&receiving, status_out);
     return sent != DD_MPI_SUCCESS ? sent : code;
 }
 /* NOLINTEND(readability-function-size) */

@@ -275,9 +275,9 @@ TEST(errors_of_the_driver_have_their_names)
     CHECK_STATUS(dd_cuda_check(rig.cuda, DD_CUDA_INVALID_VALUE, check_err(), "cuEventRecord on device %d", 3),
                  DD_BACKEND);
     CHECK_CONTAINS(check_message(), "cuEventRecord on device 3: CUDA_ERROR_INVALID_VALUE (1): ");
-    CHECK(!dd_cuda_is_gone(rig.cuda));
+    CHECK(!dd_cuda_is_shut_down(rig.cuda));
     rig.on_cuda.shut_down(1);
-    CHECK(dd_cuda_is_gone(rig.cuda));
+    CHECK(dd_cuda_is_shut_down(rig.cuda));
     rig.on_cuda.shut_down(0);
     comm_rig_close(&rig);
 }

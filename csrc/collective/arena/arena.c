@@ -341,8 +341,8 @@ own_data(const dd_arena *arena)
 static dd_block
 own_results(const dd_arena *arena)
 {
-    bool is_ours = arena->rank == 0 && arena->nranks > 1;
-    return (dd_block){.data = arena->results, .nbytes = is_ours ? ARENA_RESULTS_SPACE_BYTES : 0};
+    bool is_first = arena->rank == 0 && arena->nranks > 1;
+    return (dd_block){.data = arena->results, .nbytes = is_first ? ARENA_RESULTS_SPACE_BYTES : 0};
 }
 
 size_t

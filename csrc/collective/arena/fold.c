@@ -36,12 +36,12 @@ whole_lines(size_t nbytes, size_t nparts)
     return (each / ARENA_LINE + (each % ARENA_LINE != 0)) * ARENA_LINE;
 }
 
-/* Return the k-th part, which has `each` bytes, clipped to the end of `whole`. */
+/* Return the k-th part, which has `each` bytes, clipped to the end of `entire`. */
 static share
-fold_part_of(share whole, size_t each, int k)
+fold_part_of(share entire, size_t each, int k)
 {
-    size_t before = dd_arena_smaller(whole.nbytes, each * (size_t)k);
-    return (share){.start = whole.start + before, .nbytes = dd_arena_smaller(whole.nbytes - before, each)};
+    size_t before = dd_arena_smaller(entire.nbytes, each * (size_t)k);
+    return (share){.start = entire.start + before, .nbytes = dd_arena_smaller(entire.nbytes - before, each)};
 }
 
 /* Return the size of a share if each rank stages up to `nbytes` of a chunk. */
@@ -106,14 +106,14 @@ static share
 fold_share_of(const dd_arena *arena, uint64_t chunk, int k)
 {
     const arena_op *op = &arena->op;
-    share whole = chunk_of(arena, chunk);
-    size_t each = whole_lines(whole.nbytes, (size_t)arena->nranks);
+    share entire = chunk_of(arena, chunk);
+    size_t each = whole_lines(entire.nbytes, (size_t)arena->nranks);
     if (op->is_claimed && each < ARENA_CLAIMED_SHARE_BYTES) {
         each = ARENA_CLAIMED_SHARE_BYTES;
     } else {
         each = dd_arena_smaller(each, chunk == 0 ? op->first_nbytes : op->round_nbytes);
     }
-    return fold_part_of(whole, each, k);
+    return fold_part_of(entire, each, k);
 }
 
 /* ---- staging */
@@ -140,11 +140,11 @@ dd_arena_stage_chunk(dd_arena *arena, uint64_t chunk)
     arena_op *op = &arena->op;
     const uint8_t *input = op->args->inputs[0].data;
     uint8_t *staging = staging_of(arena, arena->rank, chunk);
-    share whole = chunk_of(arena, chunk);
-    share own = op->is_claimed ? (share){.start = whole.start} : fold_share_of(arena, chunk, arena->rank);
-    size_t before = own.start - whole.start;
-    size_t behind = whole.nbytes - before - own.nbytes;
-    dd_arena_copy_in(arena, staging, input + whole.start, before);
+    share entire = chunk_of(arena, chunk);
+    share own = op->is_claimed ? (share){.start = entire.start} : fold_share_of(arena, chunk, arena->rank);
+    size_t before = own.start - entire.start;
+    size_t behind = entire.nbytes - before - own.nbytes;
+    dd_arena_copy_in(arena, staging, input + entire.start, before);
     dd_arena_copy_in(arena, staging + before, input + own.start + own.nbytes, behind);
 }
 

@@ -270,9 +270,10 @@ static dd_arena_state
 compare_pair(const header_check *check, int from, int to)
 {
     const dd_arena *arena = check->arena;
-    bool is_ours = check->is_under_way && from == arena->rank;
+    bool is_from_this = check->is_under_way && from == arena->rank;
     bool is_for_us = check->is_under_way && to == arena->rank;
-    uint64_t sent = is_ours ? dd_arena_sent_nbytes(arena, to) : table_or(check, from, ARENA_TABLE_SENT, to);
+    uint64_t sent =
+        is_from_this ? dd_arena_sent_nbytes(arena, to) : table_or(check, from, ARENA_TABLE_SENT, to);
     if (from != to && sent > check->block_infos[from].largest) {
         check->block_infos[from].largest = sent;
     }

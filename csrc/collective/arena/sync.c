@@ -51,9 +51,9 @@ wake_sleepers(dd_arena *arena)
          * later stores from being visible before (load buffering,
          * docs/contributing/memory-orders.md). */
         uint32_t awaited = atomic_load_explicit(&arena->slots[k].control->awaited, memory_order_acquire);
-        bool is_ours = k != arena->rank && awaited == (uint32_t)arena->rank &&
-                       dd_park_take(&arena->shared->asleep[k / 64], sync_bit_of(k));
-        if (is_ours && arena->op.options.wake != NULL) {
+        bool is_awaiting_this = k != arena->rank && awaited == (uint32_t)arena->rank &&
+                                dd_park_take(&arena->shared->asleep[k / 64], sync_bit_of(k));
+        if (is_awaiting_this && arena->op.options.wake != NULL) {
             arena->op.options.wake(arena->op.options.ctx, k);
             arena->op.budget = 0; /* ring the bell before more data is moved */
         }

@@ -113,10 +113,10 @@ end_connect(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_
 
 /* Wait until the communicator exists. Sets *is_ours instead if this thread must create it. */
 static dd_status
-take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool *is_ours, dd_error *err)
+take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool *is_creator, dd_error *err)
 {
     dd_status status = DD_OK;
-    *is_ours = false;
+    *is_creator = false;
     dd_lock_take(&group->lock);
     for (;;) {
         status = nccl_group_check_locked(group, err);
@@ -125,7 +125,7 @@ take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool
         }
         if (!channel->is_connecting) {
             channel->is_connecting = true;
-            *is_ours = true;
+            *is_creator = true;
             channel->use = channel->peer == NCCL_ALL_RANKS ? group->nmeetings++ : channel->use;
             break;
         }
@@ -153,9 +153,9 @@ connect_channel(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait
     int64_t timeout_ns = group->options.init_timeout_ns > 0 ? group->options.init_timeout_ns
                                                             : dd_nccl_group_get_timeout_ns(group);
     dd_wait limited = dd_wait_at_most(wait, timeout_ns);
-    bool is_ours;
-    dd_status status = take_turn(group, channel, &limited, &is_ours, err);
-    if (!is_ours) {
+    bool is_creator;
+    dd_status status = take_turn(group, channel, &limited, &is_creator, err);
+    if (!is_creator) {
         return status;
     }
     dd_nccl_comm *comm = NULL;
@@ -293,15 +293,15 @@ dd_nccl_group_adopt(dd_nccl_group *group, int device, dd_nccl_comm *comm, dd_err
 {
     dd_wait wait = dd_wait_after(dd_nccl_group_get_timeout_ns(group));
     nccl_device *on;
-    bool is_ours = false;
+    bool is_creator = false;
     dd_status status = nccl_group_check_fork(group, err);
     if (status == DD_OK) {
         status = nccl_device_of(group, device, &wait, &on, err);
     }
     if (status == DD_OK) {
-        status = take_turn(group, &on->all, &wait, &is_ours, err);
+        status = take_turn(group, &on->all, &wait, &is_creator, err);
     }
-    if (status == DD_OK && !is_ours) {
+    if (status == DD_OK && !is_creator) {
         status = dd_error_set(err, DD_INVALID_ARGUMENT, "the group has a communicator on device %d already",
                               device);
     }

@@ -430,7 +430,7 @@ nccl_check_nan(nccl_launch *launch)
 static uint64_t
 reported_by_graphs(dd_nccl_group *group)
 {
-    if (dd_cuda_is_gone(group->cuda)) {
+    if (dd_cuda_is_shut_down(group->cuda)) {
         return DD_CUDA_NAN_NONE; /* the driver has freed the reports */
     }
     for (int number = 0; number < group->cuda->ndevices; number++) {

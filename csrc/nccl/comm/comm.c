@@ -62,18 +62,18 @@ dd_nccl_comm_check_fork(const dd_nccl_comm *comm, dd_error *err)
 static dd_status
 check_state_locked(const dd_nccl_comm *comm, dd_error *err)
 {
-    char who[64];
+    char name[64];
     switch (comm->state) {
     case DD_NCCL_COMM_READY:
         return DD_OK;
     case DD_NCCL_COMM_ABORTED:
         return dd_error_set(err, DD_ABORTED, "the NCCL communicator of %s was aborted: %s",
-                            dd_nccl_comm_print(comm, who, sizeof who), comm->reason);
+                            dd_nccl_comm_print(comm, name, sizeof name), comm->reason);
     case DD_NCCL_COMM_DESTROYED:
         break;
     }
     return dd_error_set(err, DD_CLOSED, "the NCCL communicator of %s was destroyed",
-                        dd_nccl_comm_print(comm, who, sizeof who));
+                        dd_nccl_comm_print(comm, name, sizeof name));
 }
 
 dd_status
@@ -175,11 +175,11 @@ dd_nccl_comm_before(const dd_nccl_comm *comm, dd_nccl_result result)
 static dd_status
 poll_locked(const dd_nccl_comm *comm, const char *label, dd_nccl_result *result, dd_error *err)
 {
-    char who[64];
+    char name[64];
     dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, result);
     dd_status status =
         dd_nccl_check(comm->lib, &comm->last_success, asked, err, "ncclCommGetAsyncError of %s",
-                      dd_nccl_comm_print(comm, who, sizeof who));
+                      dd_nccl_comm_print(comm, name, sizeof name));
     return status == DD_OK ? dd_nccl_check(comm->lib, &comm->last_success, *result, err, "%s", label)
                            : status;
 }
@@ -204,10 +204,10 @@ dd_nccl_comm_poll(dd_nccl_comm *comm, const char *label, dd_nccl_result *result,
 dd_status
 dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
 {
-    char who[64];
+    char name[64];
     char label[128];
     (void)snprintf(label, sizeof label, "NCCL's communicator of %s has failed",
-                   dd_nccl_comm_print(comm, who, sizeof who));
+                   dd_nccl_comm_print(comm, name, sizeof name));
     dd_nccl_result result;
     dd_status status = dd_nccl_comm_check_fork(comm, NULL);
     if (status != DD_OK) {

@@ -13,7 +13,7 @@
 static dd_status
 end_handle(const dd_nccl_comm *comm, dd_nccl_comm_handle handle, bool is_abort, dd_error *err)
 {
-    if (dd_cuda_is_gone(comm->cuda)) {
+    if (dd_cuda_is_shut_down(comm->cuda)) {
         return DD_OK;
     }
     dd_cuda_guard guard;
@@ -28,10 +28,10 @@ end_handle(const dd_nccl_comm *comm, dd_nccl_comm_handle handle, bool is_abort, 
     dd_nccl_result result = is_abort ? api->ncclCommAbort(handle) : api->ncclCommDestroy(handle);
     dd_cuda_restore_capture(comm->cuda, mode);
     dd_cuda_leave(&guard);
-    char who[64];
+    char name[64];
     return dd_nccl_check(comm->lib, &before, result, err, "%s of %s",
                          is_abort ? "ncclCommAbort" : "ncclCommDestroy",
-                         dd_nccl_comm_print(comm, who, sizeof who));
+                         dd_nccl_comm_print(comm, name, sizeof name));
 }
 
 static dd_nccl_comm_handle
@@ -136,7 +136,7 @@ run_late_end(void *arg)
 {
     late_end *late = arg;
     dd_nccl_comm *comm = late->comm;
-    char who[64];
+    char name[64];
     (void)dd_cuda_relax_capture(&late->cuda);
     late->status = dd_cuda_check(&late->cuda, late->cuda.api.cuCtxSetCurrent(late->context), &late->error,
                                  "cuCtxSetCurrent for the end of an NCCL communicator");
@@ -145,7 +145,7 @@ run_late_end(void *arg)
         dd_nccl_note_last_error(&late->lib, NULL, &before);
         late->status = dd_nccl_check(&late->lib, &before, end_now(late), &late->error, "%s of %s",
                                      late->kind == END_DESTROY ? "ncclCommDestroy" : "ncclCommAbort",
-                                     dd_nccl_comm_print(comm, who, sizeof who));
+                                     dd_nccl_comm_print(comm, name, sizeof name));
     }
     dd_lock_take(&comm->mu);
     late->is_done = true;
@@ -230,7 +230,7 @@ can_abort_in_two_steps(const dd_nccl_comm *comm)
 static dd_status
 abort_beside(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
 {
-    char who[64];
+    char name[64];
     dd_wait patience = dd_wait_after(DD_NCCL_CANCEL_NS);
     dd_status status = end_late(
         comm, handle, can_abort_in_two_steps(comm) ? END_ABORT_IN_TWO_STEPS : END_ABORT, &patience, err);
@@ -239,7 +239,7 @@ abort_beside(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
                : dd_error_set(err, DD_OP_TIMED_OUT,
                               "aborting the NCCL communicator of %s has not ended after %.0f s: a thread is "
                               "still in a call on it; it ends when that thread returns",
-                              dd_nccl_comm_print(comm, who, sizeof who), dd_wait_elapsed_s(&patience));
+                              dd_nccl_comm_print(comm, name, sizeof name), dd_wait_elapsed_s(&patience));
 }
 
 /* Remove the handle and set the reason; NULL if the communicator has ended. */
@@ -263,7 +263,7 @@ start_abort(dd_nccl_comm *comm, const char *reason)
 {
     bool is_inside;
     dd_nccl_comm_handle handle = comm_take_to_abort(comm, reason, &is_inside);
-    if (handle == NULL || dd_cuda_is_gone(comm->cuda)) {
+    if (handle == NULL || dd_cuda_is_shut_down(comm->cuda)) {
         return NULL;
     }
     end_kind kind = is_inside && can_abort_in_two_steps(comm) ? END_ABORT_IN_TWO_STEPS : END_ABORT;
@@ -397,7 +397,7 @@ dd_nccl_comm_destroy_within(dd_nccl_comm *comm, const dd_wait *wait, dd_error *e
     bool must_abort = false;
     dd_nccl_comm_handle handle;
     dd_status status = take_to_destroy(comm, wait, &handle, &must_abort, err);
-    if (handle == NULL || dd_cuda_is_gone(comm->cuda)) {
+    if (handle == NULL || dd_cuda_is_shut_down(comm->cuda)) {
         return status;
     }
     late_end *relatives = must_abort ? abort_relatives(comm, HAS_FAILED, DD_NCCL_REACH_SHARING) : NULL;

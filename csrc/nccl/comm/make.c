@@ -63,8 +63,9 @@ task_enter_parent(dd_nccl_task *t, const char *call, const atomic_bool *stop, co
                   dd_error *err)
 {
     dd_nccl_comm *parent = t->parent;
-    char who[64];
-    (void)snprintf(t->label, sizeof t->label, "%s of %s", call, dd_nccl_comm_print(parent, who, sizeof who));
+    char name[64];
+    (void)snprintf(t->label, sizeof t->label, "%s of %s", call,
+                   dd_nccl_comm_print(parent, name, sizeof name));
     dd_status status = dd_nccl_comm_enter(parent, stop, wait, &t->parent_handle, err);
     if (status != DD_OK) {
         dd_error_prepend(err, "%s", t->label);
@@ -275,7 +276,7 @@ may_finalize(dd_nccl_comm *comm)
     dd_lock_take(&comm->mu);
     bool may = !comm->must_abort && !comm->is_revoked;
     dd_lock_release(&comm->mu);
-    return may && !dd_cuda_is_gone(comm->cuda);
+    return may && !dd_cuda_is_shut_down(comm->cuda);
 }
 
 dd_status

@@ -29,9 +29,9 @@ management_begin(management *call, dd_nccl_comm *comm, dd_error *err)
 static dd_status
 management_end(management *call, dd_nccl_result result, const char *label, dd_error *err)
 {
-    char who[64];
+    char name[64];
     dd_status status = dd_nccl_check(call->comm->lib, dd_nccl_comm_before(call->comm, result), result, err,
-                                     "%s of %s", label, dd_nccl_comm_print(call->comm, who, sizeof who));
+                                     "%s of %s", label, dd_nccl_comm_print(call->comm, name, sizeof name));
     dd_cuda_leave(&call->guard);
     dd_nccl_comm_leave(call->comm);
     return status;
@@ -112,12 +112,12 @@ dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties, 
 static dd_status
 check_window_memory(const dd_nccl_comm *comm, void *data, dd_error *err)
 {
-    char who[64];
+    char name[64];
     return comm->lib->version < WINDOWS_NEED_MAPPED_MEMORY_SINCE || dd_cuda_is_mapped_memory(comm->cuda, data)
                ? DD_OK
                : dd_error_set(err, DD_INVALID_ARGUMENT,
                               "ncclCommWindowRegister of %s: the memory at %p is not of ncclMemAlloc",
-                              dd_nccl_comm_print(comm, who, sizeof who), data);
+                              dd_nccl_comm_print(comm, name, sizeof name), data);
 }
 
 dd_status

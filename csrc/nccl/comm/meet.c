@@ -65,25 +65,25 @@ is_stopped(void *ctx)
 static dd_status
 rank_info_make(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
 {
-    rank_info mine = {.version = m->lib->version,
+    rank_info info = {.version = m->lib->version,
                       .device = m->device,
                       .pid = dd_sys_getpid(),
                       .nids = nids,
                       .has_grouped_messages = m->has_grouped_messages,
                       .encryption = m->lib->encryption};
-    if (dd_sys_gethostname(mine.host, sizeof mine.host - 1) != 0) {
-        (void)snprintf(mine.host, sizeof mine.host, "?");
+    if (dd_sys_gethostname(info.host, sizeof info.host - 1) != 0) {
+        (void)snprintf(info.host, sizeof info.host, "?");
     }
     dd_bytes tail = {0};
     dd_nccl_unique_id id;
     dd_error reason;
     for (int i = 0; i < nids; i++) {
         if (root_rank(m, nids, i) == m->rank) {
-            mine.status = (int32_t)dd_nccl_make_unique_id(m->lib, &id, &reason);
-            tail = mine.status == DD_OK ? dd_bytes_of(&id, sizeof id) : dd_bytes_of_string(reason.message);
+            info.status = (int32_t)dd_nccl_make_unique_id(m->lib, &id, &reason);
+            tail = info.status == DD_OK ? dd_bytes_of(&id, sizeof id) : dd_bytes_of_string(reason.message);
         }
     }
-    dd_status status = dd_blob_append(out, &mine, sizeof mine, err);
+    dd_status status = dd_blob_append(out, &info, sizeof info, err);
     return status == DD_OK ? dd_blob_append(out, tail.data, tail.len, err) : status;
 }
 

@@ -309,7 +309,7 @@ dd_cuda_is_shutting_down(dd_cuda_result result)
 }
 
 bool
-dd_cuda_is_gone(const dd_cuda *cuda)
+dd_cuda_is_shut_down(const dd_cuda *cuda)
 {
     dd_cuda_context current;
     return dd_cuda_is_shutting_down(cuda->api.cuCtxGetCurrent(&current));

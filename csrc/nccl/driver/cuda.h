@@ -51,7 +51,7 @@ dd_status dd_cuda_check(const dd_cuda *cuda, dd_cuda_result result, dd_error *er
 /* Return true if the driver is shutting down as the process exits: do not free anything then. */
 bool dd_cuda_is_shutting_down(dd_cuda_result result);
 /* Return true if the driver is shutting down. */
-bool dd_cuda_is_gone(const dd_cuda *cuda);
+bool dd_cuda_is_shut_down(const dd_cuda *cuda);
 
 /* Let the calling thread query, allocate and free without invalidating captures of CUDA graphs by
  * any thread. Returns the previous mode, which the caller must pass to dd_cuda_restore_capture. */

@@ -38,7 +38,7 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *o
         }
         group->cause = *cause;
         group->origin = origin != NULL ? *origin : (nccl_origin){.record = DD_NO_RECORD};
-        group->is_driver_gone = how == NCCL_END_DRIVER_GONE;
+        group->is_driver_shut_down = how == NCCL_END_DRIVER_GONE;
         group->is_released = how == NCCL_END_RELEASED;
         atomic_store(&group->stop, true);
         end_works_locked(group, &ended);
@@ -76,7 +76,7 @@ static nccl_channel *
 channel_take_to_abort(dd_nccl_group *group)
 {
     dd_lock_take(&group->lock);
-    nccl_channel *channel = group->is_driver_gone ? NULL : group->channels;
+    nccl_channel *channel = group->is_driver_shut_down ? NULL : group->channels;
     while (channel != NULL && (atomic_load(&channel->comm) == NULL || channel->is_ending)) {
         channel = channel->next;
     }
@@ -175,7 +175,7 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
         return status;
     }
     dd_lock_take(&group->lock);
-    bool has_ended = group->is_close_done || group->is_driver_gone;
+    bool has_ended = group->is_close_done || group->is_driver_shut_down;
     group->is_released = false;
     dd_lock_release(&group->lock);
     if (!has_ended) {

@@ -164,9 +164,9 @@ dd_nccl_group_set_nan_check(dd_nccl_group *group, bool is_on)
 bool
 dd_nccl_group_take_nan_missed(dd_nccl_group *group)
 {
-    nccl_nan_missed untold = NCCL_NAN_MISSED_UNREPORTED;
-    return atomic_load_explicit(&group->nan_missed, memory_order_relaxed) == untold &&
-           atomic_compare_exchange_strong(&group->nan_missed, &untold, NCCL_NAN_MISSED_REPORTED);
+    nccl_nan_missed unreported = NCCL_NAN_MISSED_UNREPORTED;
+    return atomic_load_explicit(&group->nan_missed, memory_order_relaxed) == unreported &&
+           atomic_compare_exchange_strong(&group->nan_missed, &unreported, NCCL_NAN_MISSED_REPORTED);
 }
 
 void

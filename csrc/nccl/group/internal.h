@@ -137,7 +137,7 @@ struct dd_nccl_group {
     bool is_released;                       /* an abort must not reach groups split from this one */
     bool is_closed;                         /* dd_nccl_group_close has been called */
     bool is_close_done;                     /* close has finished; the group can no longer fail */
-    bool is_driver_gone;                    /* CUDA and NCCL must no longer be called */
+    bool is_driver_shut_down;               /* CUDA and NCCL must no longer be called */
     nccl_background_close background_close; /* state of a close by dd_nccl_groups_post_close */
     dd_error background_close_error;        /* code is DD_OK if no error, or once returned */
     unsigned naborts;                       /* number of communicators that threads are aborting */

@@ -206,9 +206,9 @@ set_call(PyObject *error, const dd_failed_call *call)
 static bool
 set_attributes(const py_state *state, PyObject *error, dd_status status, const dd_error *err)
 {
-    int is_ours = PyObject_IsInstance(error, state->errors[PY_ERROR_DIST]);
-    if (is_ours <= 0) {
-        return is_ours == 0;
+    int is_dist_error = PyObject_IsInstance(error, state->errors[PY_ERROR_DIST]);
+    if (is_dist_error <= 0) {
+        return is_dist_error == 0;
     }
     bool has_details = err != NULL && err->message[0] != '\0';
     return set_attribute(error, "code", PyUnicode_FromString(dd_status_name(status))) &&

@@ -7,7 +7,7 @@ const char py_module_token[] = PY_MODULE_NAME;
 #endif
 
 static bool
-is_ours(PyObject *module)
+is_core_module(PyObject *module)
 {
 #ifdef Py_TARGET_ABI3T
     void *token;
@@ -25,7 +25,7 @@ py_state_of_type(PyTypeObject *type, PyObject **module)
      * module. Search the bases for the type that has dldist's module. */
     for (PyTypeObject *t = type; t != NULL; t = (PyTypeObject *)PyType_GetSlot(t, Py_tp_base)) {
         PyObject *found = PyType_GetModule(t);
-        if (found != NULL && is_ours(found)) {
+        if (found != NULL && is_core_module(found)) {
             *module = found;
             return PyModule_GetState(found);
         }

@@ -198,8 +198,9 @@ py_form_make(py_group_call *call, const dd_coll_args *args)
     py_record record;
     dd_error err;
     /* This may run Python code, which may use the slots, so choose the slot afterwards. */
-    dd_record_call *told = py_record_collective(&record, call->group->state, args->coll, call->operands);
-    dd_status status = dd_coll_form_create(call->group->group, args, told, &made.core, &err);
+    dd_record_call *record_call =
+        py_record_collective(&record, call->group->state, args->coll, call->operands);
+    dd_status status = dd_coll_form_create(call->group->group, args, record_call, &made.core, &err);
     bool is_made = py_error_check_of_group(call->group->state, status, &err);
     py_form *slot = is_made ? PY_LOCKED(&call->group->lock, swap_slot_locked(call->group, &made)) : NULL;
     form_fini(&made); /* free the replaced form, or the new form if it got no slot */

@@ -111,7 +111,7 @@ py_nccl_batches_destroy(py_nccl_core *core)
 }
 
 dd_record_call *
-py_nccl_record(const py_group *group, const py_nccl_item *item, const char *label, py_record *told)
+py_nccl_record(const py_group *group, const py_nccl_item *item, const char *label, py_record *record)
 {
     const dd_nccl_op *op = &item->op;
     const py_operands *operands = &item->flight->operands;
@@ -120,8 +120,8 @@ py_nccl_record(const py_group *group, const py_nccl_item *item, const char *labe
     }
     dd_record_call *call =
         op->kind == DD_NCCL_OP_COLL
-            ? py_record_collective(told, group->state, op->args.coll, operands)
-            : py_record_message(told, group->state, operands,
+            ? py_record_collective(record, group->state, op->args.coll, operands)
+            : py_record_message(record, group->state, operands,
                                 op->kind != DD_NCCL_OP_RECV && op->kind != DD_NCCL_OP_WAIT_SIGNAL, op->peer);
     if (call != NULL) {
         call->name = label;

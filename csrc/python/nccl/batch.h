@@ -20,10 +20,10 @@ void py_nccl_batch_take_out(py_nccl_core *core, py_nccl_batch *batch);
  * destroy the items' flights. */
 void py_nccl_batch_destroy(py_nccl_batch *batch, bool has_flights);
 
-/* Fill in `told`, the description of a call for the flight recorder. Return the part of `told` that
+/* Fill in `record`, the description of a call for the flight recorder. Return the part of `record` that
  * the core needs, or NULL if recording is off. */
 dd_record_call *py_nccl_record(const py_group *group, const py_nccl_item *item, const char *label,
-                               py_record *told);
+                               py_record *record);
 
 /* ---- estimates */
 

@@ -133,8 +133,8 @@ launch_run(py_launch *launch)
     bool is_started = false;
     py_wait wait;
     dd_error err;
-    py_record told;
-    plan->call.record = py_nccl_record(launch->group, launch->item, launch->label, &told);
+    py_record record;
+    plan->call.record = py_nccl_record(launch->group, launch->item, launch->label, &record);
     py_wait_init(&wait, state, DD_NEVER_NS, true);
     dd_status status = PY_WITHOUT_GIL(launch_start(launch, &wait.wait, &is_started, &err));
     py_nccl_plan_fini(plan);

@@ -58,9 +58,9 @@ py_nccl_estimate_add(const py_group *group, py_nccl_batch *estimate, const py_nc
         Py_XDECREF(work);
         return NULL;
     }
-    py_record told;
+    py_record record;
     const char *label = nitems > 1 ? "coalesced" : items[0].flight->operands.function;
-    dd_nccl_group_note_estimated(group->nccl->group, py_nccl_record(group, &items[0], label, &told));
+    dd_nccl_group_note_estimated(group->nccl->group, py_nccl_record(group, &items[0], label, &record));
     for (size_t i = 0; i < nitems; i++) {
         clear_streams(&items[i]);
     }

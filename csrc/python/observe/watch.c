@@ -269,10 +269,10 @@ watch_add_member(py_state *state, const dd_monitor_member *member, uint64_t *id)
     }
     py_wait wait;
     dd_error err;
-    dd_monitor_member whole = *member;
-    whole.is_fatal = member->fail != NULL && watch->is_failure_fatal;
+    dd_monitor_member copy = *member;
+    copy.is_fatal = member->fail != NULL && watch->is_failure_fatal;
     py_wait_init(&wait, state, STORE_TIMEOUT_NS, true);
-    dd_status status = PY_WITHOUT_GIL(dd_monitor_add(watch->monitor, &whole, id, &wait.wait, &err));
+    dd_status status = PY_WITHOUT_GIL(dd_monitor_add(watch->monitor, &copy, id, &wait.wait, &err));
     if (py_wait_finish(&wait, status, &err)) {
         return 0;
     }
@@ -321,13 +321,13 @@ py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat)
     if (watch == NULL || atomic_exchange(&watch->has_heartbeat, heartbeat != NULL) == (heartbeat != NULL)) {
         return;
     }
-    dd_monitor_heartbeat whole = {0};
+    dd_monitor_heartbeat copy = {0};
     if (heartbeat != NULL) {
-        whole = *heartbeat;
-        whole.timeout_ns = watch->beat_timeout_ns;
-        whole.is_fatal = watch->is_beat_fatal;
+        copy = *heartbeat;
+        copy.timeout_ns = watch->beat_timeout_ns;
+        copy.is_fatal = watch->is_beat_fatal;
     }
-    dd_monitor_set_heartbeat(watch->monitor, heartbeat != NULL ? &whole : NULL);
+    dd_monitor_set_heartbeat(watch->monitor, heartbeat != NULL ? &copy : NULL);
 }
 
 /* Add a CPU group. It needs no member.fail, because its ranks report failures to each other. */

@@ -13,10 +13,10 @@ typedef struct failure {
 static void *
 run_failure(void *arg)
 {
-    failure *told = arg;
-    dd_nccl_group_fail(told->group, &told->cause);
-    dd_nccl_group_release(told->group);
-    dd_mem_free(told);
+    failure *report = arg;
+    dd_nccl_group_fail(report->group, &report->cause);
+    dd_nccl_group_release(report->group);
+    dd_mem_free(report);
     return NULL;
 }
 
@@ -26,16 +26,16 @@ static void
 member_fail_nccl(void *ctx, const dd_error *cause)
 {
     pthread_t thread;
-    failure *told = dd_mem_alloc(sizeof *told);
-    if (told == NULL) {
+    failure *report = dd_mem_alloc(sizeof *report);
+    if (report == NULL) {
         dd_nccl_group_fail(ctx, cause);
         return;
     }
-    *told = (failure){.group = dd_nccl_group_acquire(ctx), .cause = *cause};
-    if (dd_thread_start(&thread, "dldist-fail", run_failure, told, NULL) == DD_OK) {
+    *report = (failure){.group = dd_nccl_group_acquire(ctx), .cause = *cause};
+    if (dd_thread_start(&thread, "dldist-fail", run_failure, report, NULL) == DD_OK) {
         pthread_detach(thread);
     } else {
-        run_failure(told);
+        run_failure(report);
     }
 }
 

@@ -202,10 +202,10 @@ has_text(PyObject *exception, const char *words)
 {
     PyObject *text = exception != NULL ? PyObject_Str(exception) : NULL;
     const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
-    bool is_said = utf8 != NULL && strstr(utf8, words) != NULL;
+    bool is_reported = utf8 != NULL && strstr(utf8, words) != NULL;
     Py_XDECREF(text);
     py_error_forget();
-    return is_said;
+    return is_reported;
 }
 
 /* Return true if the current exception may mean that the function does not accept a keyword. A

@@ -152,7 +152,7 @@ add_plan(py_state *state, dd_ffi_program *program, PyObject *plan)
 
 /* Add a message to the program, from a tuple (is_send, memory, rank, tag, timeout or None). */
 static bool
-program_add_message(py_state *state, dd_ffi_program *program, PyObject *told)
+program_add_message(py_state *state, dd_ffi_program *program, PyObject *item)
 {
     bool is_send;
     PyObject *memory;
@@ -162,7 +162,7 @@ program_add_message(py_state *state, dd_ffi_program *program, PyObject *told)
     const py_params params = PY_PARAMS("message", 4, 5, {"is_send", PY_FLAG, &is_send},
                                        {"memory", PY_OBJECT, &memory}, {"rank", PY_INT, &message.rank},
                                        {"tag", PY_INT64, &tag}, {"timeout", PY_TIMEOUT, &call.timeout_ns});
-    if (!py_params_read_tuple(&params, state, told, NULL) || !read_block(state, memory, &message.block)) {
+    if (!py_params_read_tuple(&params, state, item, NULL) || !read_block(state, memory, &message.block)) {
         return false;
     }
     message.is_send = is_send;
@@ -174,9 +174,9 @@ static bool
 add_calls(py_state *state, dd_ffi_program *program, PyObject *calls)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(calls); i++) {
-        PyObject *told = PyTuple_GetItem(calls, i);
-        if (!(PyTuple_Check(told) ? program_add_message(state, program, told)
-                                  : add_plan(state, program, told))) {
+        PyObject *item = PyTuple_GetItem(calls, i);
+        if (!(PyTuple_Check(item) ? program_add_message(state, program, item)
+                                  : add_plan(state, program, item))) {
             return false;
         }
     }
