@@ -85,11 +85,11 @@ await_others(dd_run *run)
 }
 
 static dd_leg_state
-fail_mismatch(dd_run *run, int rank, const dd_signature *theirs, dd_error *error)
+fail_mismatch(dd_run *run, int rank, const dd_signature *peer_signature, dd_error *error)
 {
     run->mismatch = (dd_arena_mismatch){.rank = rank,
                                         .other = run->env.topology->rank,
-                                        .signature = *theirs,
+                                        .signature = *peer_signature,
                                         .other_signature = run->call.signature,
                                         .sequence = run->call.sequence};
     (void)dd_error_set(error, DD_MISMATCH, "%s", "");
@@ -176,10 +176,10 @@ end_gathering(dd_run *run, dd_error *error)
 static dd_leg_state
 fail_different(dd_run *run, dd_error *error)
 {
-    const dd_signature *theirs;
-    int rank = dd_run_find_different(run->carried.comparison, run->env.topology->nranks, &theirs);
+    const dd_signature *peer_signature;
+    int rank = dd_run_find_different(run->carried.comparison, run->env.topology->nranks, &peer_signature);
     if (rank >= 0) {
-        return fail_mismatch(run, rank, theirs, error);
+        return fail_mismatch(run, rank, peer_signature, error);
     }
     (void)dd_error_set(error, DD_PROTOCOL, "%s: %s has added up wrongly what the ranks call",
                        dd_coll_name(run->call.args.coll), run->carried.carrier->library->version);

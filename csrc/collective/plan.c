@@ -400,9 +400,9 @@ dd_builder_collect(dd_builder *builder, size_t s, size_t channel)
 void
 dd_builder_spread(dd_builder *builder, size_t s, size_t channel)
 {
-    dd_plan_range own = dd_builder_block_output(builder, builder->rank, s);
+    dd_plan_range own_range = dd_builder_block_output(builder, builder->rank, s);
     for (int distance = 1; distance < builder->nranks; distance++) {
-        dd_builder_send(builder, dd_builder_at(builder, builder->rank, distance), channel, own);
+        dd_builder_send(builder, dd_builder_at(builder, builder->rank, distance), channel, own_range);
     }
     dd_builder_collect(builder, s, channel);
 }

@@ -277,10 +277,10 @@ collect_piece(dd_builder *b, size_t s, dd_span bytes)
     bool is_all = b->args->coll == DD_COLL_ALL_GATHER;
     long nspoken = is_all ? b->nranks : count_subtree(b);
     bool is_last = is_all || dd_builder_is_root(b);
-    dd_plan_range own = dd_range_input(0, bytes.first, bytes.count);
+    dd_plan_range own_range = dd_range_input(0, bytes.first, bytes.count);
     dd_plan_range all = add_blocks(b, nspoken, bytes);
     if (nspoken > 1 && (is_all || !is_last)) {
-        dd_builder_copy(b, own, blocks_at(all, bytes, 0, 1));
+        dd_builder_copy(b, own_range, blocks_at(all, bytes, 0, 1));
     }
     for (long distance = 1; distance < nspoken; distance *= 2) {
         dd_plan_range received = blocks_below(all, bytes, nspoken, distance);
@@ -291,14 +291,14 @@ collect_piece(dd_builder *b, size_t s, dd_span bytes)
         dd_builder_recv(b, dd_builder_at(b, b->rank, (int)distance), s, received);
     }
     if (!is_last) {
-        dd_builder_send(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, nspoken > 1 ? all : own);
+        dd_builder_send(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, nspoken > 1 ? all : own_range);
         return;
     }
     for (int vrank = 1; vrank < b->nranks; vrank++) {
         dd_builder_copy(b, blocks_at(all, bytes, vrank, 1),
                         dd_range_output(dd_builder_at(b, b->rank, vrank), bytes.first, bytes.count));
     }
-    dd_builder_copy(b, own, dd_range_output(b->rank, bytes.first, bytes.count));
+    dd_builder_copy(b, own_range, dd_range_output(b->rank, bytes.first, bytes.count));
 }
 
 void
@@ -313,7 +313,7 @@ scatter_piece(dd_builder *b, size_t s, dd_span bytes)
     long nspoken = count_subtree(b);
     dd_plan_range all = add_blocks(b, nspoken, bytes);
     dd_plan_range result = dd_range_output(0, bytes.first, bytes.count);
-    dd_plan_range own = blocks_at(all, bytes, 0, 1);
+    dd_plan_range own_range = blocks_at(all, bytes, 0, 1);
     if (!dd_builder_is_root(b)) {
         dd_plan_range received = nspoken > 1 ? all : result;
         dd_builder_recv(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, received);
@@ -329,10 +329,10 @@ scatter_piece(dd_builder *b, size_t s, dd_span bytes)
         }
     }
     if (dd_builder_is_root(b)) {
-        own = dd_range_input(b->rank, bytes.first, bytes.count);
+        own_range = dd_range_input(b->rank, bytes.first, bytes.count);
     }
     if (dd_builder_is_root(b) || nspoken > 1) {
-        dd_builder_copy(b, own, result);
+        dd_builder_copy(b, own_range, result);
     }
 }
 

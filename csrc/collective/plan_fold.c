@@ -28,17 +28,17 @@ plan_fold_slot_of(const dd_builder *b, dd_plan_range first, int peer)
 }
 
 static uint32_t
-take_and_fold(dd_builder *b, size_t s, dd_plan_range own, dd_plan_range dst)
+take_and_fold(dd_builder *b, size_t s, dd_plan_range own_range, dd_plan_range dst)
 {
-    dd_plan_range slots = dd_builder_add_scratch(b, dd_round_up(own.nbytes) * (size_t)(b->nranks - 1));
-    slots.nbytes = own.nbytes;
+    dd_plan_range slots = dd_builder_add_scratch(b, dd_round_up(own_range.nbytes) * (size_t)(b->nranks - 1));
+    slots.nbytes = own_range.nbytes;
     for (int distance = 1; distance < b->nranks; distance++) {
         int peer = dd_builder_at(b, b->rank, -distance);
         dd_builder_recv(b, peer, s, plan_fold_slot_of(b, slots, peer));
     }
     uint32_t fold = dd_builder_fold(b, DD_STAGE_WHOLE, dst);
     for (int k = 0; k < b->nranks; k++) {
-        dd_builder_add_source(b, k == b->rank ? own : plan_fold_slot_of(b, slots, k));
+        dd_builder_add_source(b, k == b->rank ? own_range : plan_fold_slot_of(b, slots, k));
     }
     return fold;
 }
@@ -103,19 +103,19 @@ dd_build_scan_direct(dd_builder *b)
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
         uint32_t *latest = &folded[s % DD_PLAN_DEPTH];
         dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
-        dd_plan_range own = dd_builder_block_input(b, 0, s);
+        dd_plan_range own_range = dd_builder_block_input(b, 0, s);
         for (int peer = b->rank + 1; peer < b->nranks; peer++) {
-            uint32_t send = dd_builder_send(b, peer, s, own);
+            uint32_t send = dd_builder_send(b, peer, s, own_range);
             dd_builder_after(b, send, *latest);
         }
-        dd_plan_range slots = dd_builder_add_scratch(b, dd_round_up(own.nbytes) * (size_t)b->rank);
-        slots.nbytes = own.nbytes;
+        dd_plan_range slots = dd_builder_add_scratch(b, dd_round_up(own_range.nbytes) * (size_t)b->rank);
+        slots.nbytes = own_range.nbytes;
         for (int peer = b->rank - 1; peer >= 0; peer--) {
             dd_builder_recv(b, peer, s, plan_fold_slot_of(b, slots, peer));
         }
         uint32_t fold = dd_builder_fold(b, DD_STAGE_WHOLE, dd_builder_block_output(b, 0, s));
         for (int k = 0; k <= b->rank; k++) {
-            dd_builder_add_source(b, k == b->rank ? own : plan_fold_slot_of(b, slots, k));
+            dd_builder_add_source(b, k == b->rank ? own_range : plan_fold_slot_of(b, slots, k));
         }
         dd_builder_update_step(latest, fold);
     }
@@ -191,20 +191,20 @@ reduce_segment(dd_builder *b, size_t s, uint32_t before)
         uint32_t send = dd_builder_send(b, dd_builder_at(b, b->rank, 1), channel, held);
         dd_builder_after(b, send, is_first ? before : DD_NO_STEP);
         block = dd_builder_at(b, block, -1);
-        dd_plan_range own = dd_builder_block_input(b, block, s);
+        dd_plan_range own_range = dd_builder_block_input(b, block, s);
         held = slots[(s / LANES * nrounds + round) % 2];
-        held.nbytes = own.nbytes / b->input_nbytes * b->partial_nbytes;
-        lift.nbytes = is_first ? own.nbytes : held.nbytes;
+        held.nbytes = own_range.nbytes / b->input_nbytes * b->partial_nbytes;
+        lift.nbytes = is_first ? own_range.nbytes : held.nbytes;
         dd_plan_range received = is_first && b->is_lifted ? lift : held; /* inputs are sent unlifted */
         dd_builder_recv(b, dd_builder_at(b, b->rank, -1), channel, received);
         if (b->is_lifted && !is_first) {
-            add_fold_of_one(b, DD_STAGE_FIRST, own, lift);
-            own = lift;
+            add_fold_of_one(b, DD_STAGE_FIRST, own_range, lift);
+            own_range = lift;
         }
         dd_stage stage = is_last ? (is_first ? DD_STAGE_WHOLE : DD_STAGE_LAST)
                                  : (is_first ? DD_STAGE_FIRST : DD_STAGE_MIDDLE);
         dd_plan_range dst = is_last ? dd_builder_block_output(b, b->rank, s) : held;
-        dd_builder_update_step(&before, add_fold_of_two(b, stage, received, own, dst));
+        dd_builder_update_step(&before, add_fold_of_two(b, stage, received, own_range, dst));
     }
     return before;
 }
@@ -272,11 +272,11 @@ rank_of_vrank(const dd_builder *b, const tree *t, int vrank)
 
 /* Fold a peer's part and this rank's part; the lower rank's part comes first. */
 static void
-fold_with(dd_builder *b, dd_stage stage, int peer, dd_plan_range received, dd_plan_range own,
+fold_with(dd_builder *b, dd_stage stage, int peer, dd_plan_range received, dd_plan_range own_range,
           dd_plan_range dst)
 {
     bool is_lower = b->rank < peer;
-    add_fold_of_two(b, stage, is_lower ? own : received, is_lower ? received : own, dst);
+    add_fold_of_two(b, stage, is_lower ? own_range : received, is_lower ? received : own_range, dst);
 }
 
 /* Begin with this rank's input; if the rank is in a pair, fold it with the other rank's input. */

@@ -62,10 +62,10 @@ dd_run_destroy_comparison(dd_run_comparison *comparison)
 }
 
 const dd_carried_call *
-dd_run_compare(dd_run_comparison *comparison, const dd_signature *own)
+dd_run_compare(dd_run_comparison *comparison, const dd_signature *own_signature)
 {
-    comparison->own = *own;
-    memcpy(comparison->own_words.words, own, sizeof *own);
+    comparison->own = *own_signature;
+    memcpy(comparison->own_words.words, own_signature, sizeof *own_signature);
     for (size_t i = 0; i < SIGNATURE_WORDS; i++) {
         comparison->own_words.complements[i] = ~comparison->own_words.words[i];
     }
@@ -104,11 +104,11 @@ dd_run_gather_signatures(dd_run_comparison *comparison, int nranks)
 }
 
 int
-dd_run_find_different(const dd_run_comparison *comparison, int nranks, const dd_signature **theirs)
+dd_run_find_different(const dd_run_comparison *comparison, int nranks, const dd_signature **peer_signature)
 {
     for (int rank = 0; rank < nranks; rank++) {
-        *theirs = &comparison->signatures[rank];
-        if (memcmp(*theirs, &comparison->own, sizeof comparison->own) != 0) {
+        *peer_signature = &comparison->signatures[rank];
+        if (memcmp(*peer_signature, &comparison->own, sizeof comparison->own) != 0) {
             return rank;
         }
     }

@@ -223,7 +223,8 @@ bool dd_run_is_same(const dd_run_comparison *comparison);
 /* dd_run_gather_signatures returns the library's call that gathers all signatures. When it has ended,
  * dd_run_find_different returns the first rank that differs from this one, or -1 if none does. */
 const dd_carried_call *dd_run_gather_signatures(dd_run_comparison *comparison, int nranks);
-int dd_run_find_different(const dd_run_comparison *comparison, int nranks, const dd_signature **theirs);
+int dd_run_find_different(const dd_run_comparison *comparison, int nranks,
+                          const dd_signature **peer_signature);
 
 /* ---- run_plans.c */
 

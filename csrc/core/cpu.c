@@ -123,14 +123,14 @@ affinity_count(void)
 dd_cpu_set
 dd_cpu_own_set(void)
 {
-    dd_cpu_set own = {{0}};
+    dd_cpu_set own_cpus = {{0}};
     size_t nbytes;
     cpu_set_t *set = get_affinity(&nbytes);
     for (size_t cpu = 0; set != NULL && cpu < DD_CPU_SET_MAX; cpu++) {
-        own.words[cpu / 64] |= (uint64_t)(CPU_ISSET_S(cpu, nbytes, set) != 0) << cpu % 64;
+        own_cpus.words[cpu / 64] |= (uint64_t)(CPU_ISSET_S(cpu, nbytes, set) != 0) << cpu % 64;
     }
     dd_mem_free(set);
-    return own;
+    return own_cpus;
 }
 
 /* Read the start of a small file as text. Return false if the file is missing or empty. */

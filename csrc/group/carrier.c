@@ -33,14 +33,14 @@ carrier_compare_identities(const library_identity *all, int nranks, dd_error *er
 static dd_status
 agree_on_library(dd_group *group, const dd_carrier_library *library, const dd_wait *wait, dd_error *err)
 {
-    library_identity own = {.name = ""};
-    snprintf(own.name, sizeof own.name, "%s", library->name);
-    snprintf(own.version, sizeof own.version, "%s", library->version);
+    library_identity own_library = {.name = ""};
+    snprintf(own_library.name, sizeof own_library.name, "%s", library->name);
+    snprintf(own_library.version, sizeof own_library.version, "%s", library->version);
     library_identity *all = dd_mem_zalloc((size_t)group->size * sizeof *all);
     if (all == NULL) {
         return dd_error_no_memory(err, (size_t)group->size * sizeof *all);
     }
-    dd_status status = dd_group_exchange(group, &own, sizeof own, all, wait, err);
+    dd_status status = dd_group_exchange(group, &own_library, sizeof own_library, all, wait, err);
     if (status == DD_OK) {
         status = carrier_compare_identities(all, group->size, err);
     }

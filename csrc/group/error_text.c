@@ -58,9 +58,9 @@ dd_group_error_about(const dd_group *group, int rank, dd_status code, const char
 void
 group_append(dd_error *error, const char *text)
 {
-    dd_error own = *error;
-    (void)dd_error_set(error, own.code, "%.500s; %s", own.message, text);
-    error->blamed = own.blamed;
+    dd_error own_error = *error;
+    (void)dd_error_set(error, own_error.code, "%.500s; %s", own_error.message, text);
+    error->blamed = own_error.blamed;
 }
 
 /* ---- progress of ranks */
@@ -217,9 +217,10 @@ append_disagreement(text_line *line, const dd_group *group, const dd_cause *caus
 static int
 find_blamed(const dd_group *group, const dd_cause *cause)
 {
-    const dd_signature *own = group_signature_of(group, cause->sequence);
-    bool has_called_the_same = cause->kind == DD_CAUSE_CALLS && own != NULL && cause->other != group->rank &&
-                               memcmp(&cause->blamed_signature, own, sizeof *own) == 0;
+    const dd_signature *own_signature = group_signature_of(group, cause->sequence);
+    bool has_called_the_same = cause->kind == DD_CAUSE_CALLS && own_signature != NULL &&
+                               cause->other != group->rank &&
+                               memcmp(&cause->blamed_signature, own_signature, sizeof *own_signature) == 0;
     bool is_own = cause->blamed.rank == group->rank && cause->other >= 0;
     return has_called_the_same || is_own ? cause->other : cause->blamed.rank;
 }

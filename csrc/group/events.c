@@ -9,8 +9,9 @@
 static bool
 compare_signatures_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature)
 {
-    const dd_signature *ours = group_signature_of(group, sequence);
-    if (ours == NULL || group->cause.code != DD_OK || memcmp(signature, ours, sizeof *signature) == 0) {
+    const dd_signature *own_signature = group_signature_of(group, sequence);
+    if (own_signature == NULL || group->cause.code != DD_OK ||
+        memcmp(signature, own_signature, sizeof *signature) == 0) {
         return true;
     }
     group_fail_calls_locked(group, rank, sequence, signature);
@@ -43,11 +44,11 @@ events_on_abort(void *ctx, int rank, const dd_cause *cause)
 {
     (void)rank; /* unused: a rank that forwarded the cause receives it again */
     dd_group *group = ctx;
-    dd_error own;
+    dd_error own_error;
     bool is_own = cause->kind == DD_CAUSE_LOST && cause->blamed.rank == group->rank &&
-                  dd_engine_check_links_locked(group->engine, &own) != DD_OK;
+                  dd_engine_check_links_locked(group->engine, &own_error) != DD_OK;
     if (is_own) {
-        group_fail_own_locked(group, &own);
+        group_fail_own_locked(group, &own_error);
     } else {
         group_fail_cause_locked(group, cause);
     }
@@ -90,11 +91,11 @@ on_lost(void *ctx, int rank, const dd_error *error)
     }
     if (dd_error_is_local(error)) { /* the failure is on this rank; the other may be healthy */
         char rank_name[128];
-        char own[128];
+        char own_text[128];
         dd_status code = error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM;
         cause = group_make_cause(group, DD_CAUSE_OTHER, code, group->rank);
         snprintf(cause.text, sizeof cause.text, "%s has no way to %s: %.600s",
-                 group_print_member(group, group->rank, own), group_print_member(group, rank, rank_name),
+                 group_print_member(group, group->rank, own_text), group_print_member(group, rank, rank_name),
                  error->message);
     } else {
         cause = group_make_cause(group, DD_CAUSE_LOST, DD_PEER_LOST, rank);

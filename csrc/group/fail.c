@@ -127,8 +127,8 @@ dd_group_fail_locked(dd_group *group, const dd_error *error)
 void
 group_fail_own_locked(dd_group *group, dd_error *error)
 {
-    char own[128];
-    dd_error_prepend(error, "%s", group_print_member(group, group->rank, own));
+    char own_text[128];
+    dd_error_prepend(error, "%s", group_print_member(group, group->rank, own_text));
     group_blame(group, group->rank, error);
     dd_group_fail_locked(group, error);
 }
@@ -158,19 +158,19 @@ group_fail_mismatch_locked(dd_group *group, const dd_arena_mismatch *mismatch)
 
 /* Describe a disagreement between `rank` and this rank, which must have started the collective. */
 static dd_arena_mismatch
-make_mismatch(const dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs)
+make_mismatch(const dd_group *group, int rank, uint64_t sequence, const dd_signature *peer_signature)
 {
     return (dd_arena_mismatch){.rank = rank,
                                .other = group->rank,
-                               .signature = *theirs,
+                               .signature = *peer_signature,
                                .other_signature = *group_signature_of(group, sequence),
                                .sequence = sequence};
 }
 
 void
-group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs)
+group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *peer_signature)
 {
-    dd_arena_mismatch mismatch = make_mismatch(group, rank, sequence, theirs);
+    dd_arena_mismatch mismatch = make_mismatch(group, rank, sequence, peer_signature);
     group_fail_mismatch_locked(group, &mismatch);
 }
 
@@ -197,9 +197,9 @@ group_fail_misfit_locked(dd_group *group, const dd_error *error)
 void
 group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence)
 {
-    const dd_signature *ours = group_signature_of(group, sequence);
-    if (ours != NULL) {
-        dd_arena_mismatch mismatch = make_mismatch(group, rank, sequence, ours);
+    const dd_signature *own_signature = group_signature_of(group, sequence);
+    if (own_signature != NULL) {
+        dd_arena_mismatch mismatch = make_mismatch(group, rank, sequence, own_signature);
         fail_disagreement_locked(group, DD_CAUSE_SIZES, &mismatch, "received more bytes than expected");
     }
 }

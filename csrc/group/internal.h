@@ -294,7 +294,7 @@ void group_read_answer_locked(dd_group *group, int rank);
 dd_status group_await_others(dd_group *group, const group_setup *setup, bool (*is_ready)(void *ctx),
                              void *ctx, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Exchange votes: set votes[h] to 1 if all ranks of host h have passed own = true, else to 0. */
-dd_status group_exchange_votes(dd_group *group, const group_setup *setup, bool own, uint8_t *votes,
+dd_status group_exchange_votes(dd_group *group, const group_setup *setup, bool own_vote, uint8_t *votes,
                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- board.c: communication within a host without a link */
@@ -359,7 +359,8 @@ void group_fail_cause_locked(dd_group *group, const dd_cause *cause);
 void group_fail_own_locked(dd_group *group, dd_error *error);
 void group_fail_mismatch_locked(dd_group *group, const dd_arena_mismatch *blamed);
 /* Fail the group because `rank` has made a different call than this rank. */
-void group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs);
+void group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence,
+                             const dd_signature *peer_signature);
 /* Fail the group because a collective's message has an unexpected size, as `error` describes. */
 void group_fail_misfit_locked(dd_group *group, const dd_error *error);
 /* Fail the group because a message has arrived for a collective that is complete on this rank. */

@@ -31,17 +31,18 @@ check_process(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *has_ende
               dd_error *err)
 {
     dd_endpoint endpoint;
-    dd_endpoint own;
+    dd_endpoint own_endpoint;
     dd_addr_list addrs;
     dd_presence presence = DD_PRESENCE_RUNNING;
     dd_status status = DD_OK;
     *has_ended = false;
     if (dd_endpoint_decode(bytes, &endpoint, &addrs, NULL) != DD_OK ||
-        dd_endpoint_decode(own_bytes, &own, NULL, NULL) != DD_OK) {
+        dd_endpoint_decode(own_bytes, &own_endpoint, NULL, NULL) != DD_OK) {
         return DD_OK;
     }
-    if (memcmp(&endpoint.uid, &own.uid, sizeof own.uid) != 0) { /* a rank in this process is present */
-        status = dd_endpoint_check_presence(&endpoint, &addrs, &own, &presence, wait, err);
+    if (memcmp(&endpoint.uid, &own_endpoint.uid, sizeof own_endpoint.uid) !=
+        0) { /* a rank in this process is present */
+        status = dd_endpoint_check_presence(&endpoint, &addrs, &own_endpoint, &presence, wait, err);
     }
     if (status == DD_OK) {
         *has_ended = presence == DD_PRESENCE_NONE || (presence == DD_PRESENCE_REFUSED && *was_seen);
@@ -118,26 +119,26 @@ static dd_status
 use_own_engine(dd_store *store, const dd_meeting *met, group_meeting *meeting, const dd_wait *wait,
                dd_error *err)
 {
-    dd_engine *own = NULL;
+    dd_engine *own_engine = NULL;
     char key[DD_MEETING_NAME_MAX + 64];
-    dd_status status = dd_engine_open_like(meeting->engine, &own, err);
+    dd_status status = dd_engine_open_like(meeting->engine, &own_engine, err);
     if (status != DD_OK) {
         return status;
     }
     dd_blob endpoint = {0};
-    status = make_endpoint(own, store, &endpoint, err);
+    status = make_endpoint(own_engine, store, &endpoint, err);
     if (status == DD_OK) {
         status = dd_store_set(store, replacement_key(meeting, met->name, met->rank, key),
                               dd_blob_view(&endpoint), wait, err);
     }
     dd_blob_fini(&endpoint);
     if (status != DD_OK) {
-        dd_engine_release(own);
+        dd_engine_release(own_engine);
         return status;
     }
-    dd_engine_begin_meeting(own);
+    dd_engine_begin_meeting(own_engine);
     dd_engine_release(meeting->engine);
-    meeting->engine = own;
+    meeting->engine = own_engine;
     return DD_OK;
 }
 

@@ -26,9 +26,9 @@ run_barrier_message(dd_group *group, const dd_p2p *message, int64_t timeout_ns, 
 {
     int source;
     dd_call_options options = {.timeout_ns = timeout_ns};
-    dd_p2p own = *message;
-    own.channel = GROUP_MONITOR_CHANNEL;
-    return dd_group_p2p_and_wait(group, &own, &options, &source, wait, err);
+    dd_p2p own_message = *message;
+    own_message.channel = GROUP_MONITOR_CHANNEL;
+    return dd_group_p2p_and_wait(group, &own_message, &options, &source, wait, err);
 }
 
 static dd_status

@@ -193,11 +193,11 @@ end_setup(dd_group *group)
 static void
 find_own_part(dd_group *group, dd_error *error)
 {
-    dd_error own;
+    dd_error own_error;
     dd_engine_lock(group->engine);
-    if (error->code == DD_PEER_LOST && dd_engine_check_links_locked(group->engine, &own) != DD_OK) {
+    if (error->code == DD_PEER_LOST && dd_engine_check_links_locked(group->engine, &own_error) != DD_OK) {
         char rank_name[128];
-        *error = own;
+        *error = own_error;
         dd_error_prepend(error, "%s", group_print_member(group, group->rank, rank_name));
         group_blame(group, group->rank, error);
     }

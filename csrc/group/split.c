@@ -53,14 +53,14 @@ count_split(dd_group *parent, uint64_t set, uint64_t *count, dd_error *err)
 }
 
 static dd_status
-check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_error *err)
+check_split(const dd_group *parent, const int *ranks, int nranks, int *own_rank, dd_error *err)
 {
     dd_status status = DD_OK;
     bool *is_named = dd_mem_zalloc((size_t)parent->size * sizeof *is_named);
     if (is_named == NULL) {
         return dd_error_no_memory(err, (unsigned long long)parent->size);
     }
-    *own = -1;
+    *own_rank = -1;
     for (int i = 0; i < nranks && status == DD_OK; i++) {
         if (ranks[i] < 0 || ranks[i] >= parent->size) {
             status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is not in 0 to %d", ranks[i],
@@ -69,11 +69,11 @@ check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_e
             status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
         } else {
             is_named[ranks[i]] = true;
-            *own = ranks[i] == parent->rank ? i : *own;
+            *own_rank = ranks[i] == parent->rank ? i : *own_rank;
         }
     }
     dd_mem_free(is_named);
-    if (status == DD_OK && *own < 0) {
+    if (status == DD_OK && *own_rank < 0) {
         status =
             dd_error_set(err, DD_INVALID_ARGUMENT,
                          "split: rank %d is not among the %d ranks of the new group, and only they make it",
@@ -97,12 +97,12 @@ name_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, uint64_
 /* Return true if other ranks have abandoned the attempt with this id: this rank refused that
  * attempt, and did not count it. */
 static bool
-is_attempt_missed(dd_group *parent, const int *ranks, int nranks, int own, uint64_t id)
+is_attempt_missed(dd_group *parent, const int *ranks, int nranks, int own_rank, uint64_t id)
 {
     bool has_aborted = false;
     dd_engine_lock(parent->engine);
     for (int i = 0; i < nranks && parent->nsplits_refused > 0 && !has_aborted; i++) {
-        has_aborted = dd_peer_has_aborted_locked(parent->peers[ranks[i]], id, own);
+        has_aborted = dd_peer_has_aborted_locked(parent->peers[ranks[i]], id, own_rank);
     }
     parent->nsplits_refused -= has_aborted ? 1 : 0;
     dd_engine_unlock(parent->engine);
@@ -133,23 +133,23 @@ dd_status
 dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, const dd_group_options *options,
                dd_group **group, const dd_wait *wait, dd_error *err)
 {
-    int own = -1;
+    int own_rank = -1;
     uint64_t id = 0;
     dd_status status = check_parent(parent, err);
     if (status == DD_OK) {
-        status = check_split(parent, ranks, nranks, &own, err);
+        status = check_split(parent, ranks, nranks, &own_rank, err);
         if (status == DD_INVALID_ARGUMENT) {
             split_note_refused(parent);
         }
     }
     do {
         status = status == DD_OK ? name_split(parent, ranks, nranks, tag, &id, err) : status;
-    } while (status == DD_OK && is_attempt_missed(parent, ranks, nranks, own, id));
+    } while (status == DD_OK && is_attempt_missed(parent, ranks, nranks, own_rank, id));
     if (status != DD_OK) {
         return status;
     }
     dd_group *made = NULL;
-    group_params params = {.rank = own, .size = nranks, .options = options};
+    group_params params = {.rank = own_rank, .size = nranks, .options = options};
     status = group_create(parent->engine, id, &params, &made, err);
     if (status != DD_OK) {
         return status;

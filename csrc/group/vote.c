@@ -295,11 +295,11 @@ exchange_with_parent(setup_vote *vote, const dd_wait *wait, dd_error *err)
 }
 
 dd_status
-group_exchange_votes(dd_group *group, const group_setup *setup, bool own, uint8_t *votes, const dd_wait *wait,
-                     dd_error *err)
+group_exchange_votes(dd_group *group, const group_setup *setup, bool own_vote, uint8_t *votes,
+                     const dd_wait *wait, dd_error *err)
 {
     size_t size = (size_t)group->size;
-    setup_vote vote = {.group = group, .setup = setup, .own = own ? 1 : 0};
+    setup_vote vote = {.group = group, .setup = setup, .own = own_vote ? 1 : 0};
     vote.votes = votes;
     vote.received = dd_mem_zalloc(size);
     vote.legs = dd_mem_alloc_array(size + 1, sizeof *vote.legs);

@@ -81,18 +81,18 @@ end_timed_out(meeting_call *call, dd_error *err)
 static bool
 explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *reported)
 {
-    dd_meeting_member own;
+    dd_meeting_member own_member;
     char rank_name[128];
-    if (!meeting_read_member(call, call->own, &own)) {
+    if (!meeting_read_member(call, call->own, &own_member)) {
         return false;
     }
-    meeting_print_member(call, call->meeting->rank, &own, rank_name);
+    meeting_print_member(call, call->meeting->rank, &own_member, rank_name);
     if (why->code == DD_INTERRUPTED) {
         dd_error_set(reported, DD_ABORTED, "%s %s", rank_name, call->meeting->kind->of_interrupted);
     } else {
         dd_error_set(reported, DD_ABORTED, "%s has given up: %s", rank_name, why->message);
     }
-    dd_error_blame(reported, meeting_name_of(call, call->meeting->rank), own.host, own.pid);
+    dd_error_blame(reported, meeting_name_of(call, call->meeting->rank), own_member.host, own_member.pid);
     return true;
 }
 
@@ -169,11 +169,11 @@ resolve_sizes(const meeting_call *call, dd_bytes value, bool *is_done, dd_error 
     int size = 0;
     int rank = 0;
     dd_bytes published;
-    dd_meeting_member theirs;
-    dd_meeting_member own;
+    dd_meeting_member other_member;
+    dd_meeting_member own_member;
     bool is_valid = split_size(value, &size, &rank, &published);
-    dd_status status = read_other(call, is_valid ? published : (dd_bytes){0}, "the size", &theirs, err);
-    if (status == DD_OK && !meeting_read_member(call, call->own, &own)) {
+    dd_status status = read_other(call, is_valid ? published : (dd_bytes){0}, "the size", &other_member, err);
+    if (status == DD_OK && !meeting_read_member(call, call->own, &own_member)) {
         status = dd_error_set(err, DD_INTERNAL, "a rank cannot read its own payload");
     }
     if (status == DD_OK) {
@@ -186,11 +186,11 @@ resolve_sizes(const meeting_call *call, dd_bytes value, bool *is_done, dd_error 
     char second[128];
     dd_error error;
     dd_error_set(&error, DD_MISMATCH, "%s says that it has %d ranks, and %s that it has %d",
-                 meeting_print_member(call, rank, &theirs, first), size,
-                 meeting_print_member(call, meeting->rank, &own, second), meeting->size);
-    dd_error_blame(&error, meeting_name_of(call, meeting->rank), own.host, own.pid);
+                 meeting_print_member(call, rank, &other_member, first), size,
+                 meeting_print_member(call, meeting->rank, &own_member, second), meeting->size);
+    dd_error_blame(&error, meeting_name_of(call, meeting->rank), own_member.host, own_member.pid);
     status = end_meeting(call, &error, err);
-    dd_error_blame(&error, meeting_name_of(call, rank), theirs.host, theirs.pid);
+    dd_error_blame(&error, meeting_name_of(call, rank), other_member.host, other_member.pid);
     return status == DD_OK ? raise_failure(call, &error, err) : status;
 }
 

@@ -358,8 +358,8 @@ join_communicator(mpi_carrier *carrier, dd_group *group, const dd_wait *wait, dd
     if (all == NULL) {
         return dd_error_no_memory(err, nbytes);
     }
-    mpi_identity own = {.rank = carrier->library->rank, .size = carrier->library->size};
-    dd_status status = dd_group_exchange(group, &own, sizeof own, all, wait, err);
+    mpi_identity own_identity = {.rank = carrier->library->rank, .size = carrier->library->size};
+    dd_status status = dd_group_exchange(group, &own_identity, sizeof own_identity, all, wait, err);
     if (status == DD_OK) {
         status = check_identities(carrier->library, all, carrier->nranks, err);
     }

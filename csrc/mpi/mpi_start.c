@@ -48,15 +48,15 @@ check_numbers(const mpi_carrier *carrier, const dd_carried_call *call, dd_error 
 static mpi_word
 op_of(const mpi_library *library, const dd_carried_call *call)
 {
-    const mpi_float_ops *own = &library->float_ops;
+    const mpi_float_ops *float_ops = &library->float_ops;
     bool is_min = call->op == DD_REDOP_MIN;
     if (!dd_carried_needs_nan(call)) {
         return library->constants.ops[call->op];
     }
     if (call->dtype == DD_DTYPE_FLOAT32) {
-        return is_min ? own->min32 : own->max32;
+        return is_min ? float_ops->min32 : float_ops->max32;
     }
-    return is_min ? own->min64 : own->max64;
+    return is_min ? float_ops->min64 : float_ops->max64;
 }
 
 static const int *

@@ -78,11 +78,11 @@ dd_x25519_make(dd_x25519_pair *pair, dd_error *err)
 }
 
 bool
-dd_x25519_agree(const dd_x25519_pair *own, const uint8_t point[DD_CRYPTO_POINT_BYTES],
+dd_x25519_agree(const dd_x25519_pair *pair, const uint8_t point[DD_CRYPTO_POINT_BYTES],
                 uint8_t common[DD_CRYPTO_POINT_BYTES])
 {
     static const uint8_t nothing[DD_CRYPTO_POINT_BYTES];
-    return crypto_x25519_agree(own->secret, point, common) &&
+    return crypto_x25519_agree(pair->secret, point, common) &&
            !dd_bytes_equal_secret(dd_bytes_of(common, DD_CRYPTO_POINT_BYTES),
                                   dd_bytes_of(nothing, sizeof nothing));
 }

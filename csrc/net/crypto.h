@@ -42,7 +42,7 @@ typedef struct dd_x25519_pair {
 dd_status dd_x25519_make(dd_x25519_pair *pair, dd_error *err) DD_MUST_CHECK;
 /* Compute the shared secret of two key pairs. Return false if `point`, the peer's public key, is
  * one of the few for which the result does not depend on our secret. */
-bool dd_x25519_agree(const dd_x25519_pair *own, const uint8_t point[DD_CRYPTO_POINT_BYTES],
+bool dd_x25519_agree(const dd_x25519_pair *pair, const uint8_t point[DD_CRYPTO_POINT_BYTES],
                      uint8_t common[DD_CRYPTO_POINT_BYTES]);
 
 /* ---- authenticated encryption with one key. A `number` must seal only once. Not thread-safe. */

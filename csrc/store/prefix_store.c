@@ -91,7 +91,7 @@ prefix_run(dd_store *store, const dd_store_request *request, dd_store_result *re
 }
 
 static dd_status
-prefix_clone(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err)
+prefix_clone(dd_store *store, dd_store **clone, const dd_wait *wait, dd_error *err)
 {
     const prefix_store *self = prefix_of(store);
     dd_store *underlying = NULL;
@@ -99,7 +99,7 @@ prefix_clone(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *e
     if (status != DD_OK) {
         return status;
     }
-    status = dd_prefix_store_open(other, dd_bytes_of(self->prefix, self->prefix_len - 1), underlying, err);
+    status = dd_prefix_store_open(clone, dd_bytes_of(self->prefix, self->prefix_len - 1), underlying, err);
     dd_store_release(underlying);
     return status;
 }

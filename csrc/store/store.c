@@ -206,7 +206,7 @@ dd_store_release(dd_store *store)
 }
 
 dd_status
-dd_store_clone_handle(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err)
+dd_store_clone_handle(dd_store *store, dd_store **clone, const dd_wait *wait, dd_error *err)
 {
     (void)wait;
     dd_store *handle = dd_mem_zalloc(sizeof *handle);
@@ -215,7 +215,7 @@ dd_store_clone_handle(dd_store *store, dd_store **other, const dd_wait *wait, dd
     }
     dd_store_init(handle, store->ops, dd_store_head_get_timeout_ns(store));
     handle->root = dd_store_acquire(store->root);
-    *other = handle;
+    *clone = handle;
     return DD_OK;
 }
 

@@ -210,7 +210,7 @@ dd_status dd_store_run_generic(dd_store *store, const dd_store_request *request,
 int64_t dd_store_head_get_timeout_ns(dd_store *store);
 void dd_store_head_set_timeout_ns(dd_store *store, int64_t timeout_ns);
 bool dd_store_extended_api_yes(dd_store *store);
-dd_status dd_store_clone_handle(dd_store *store, dd_store **other, const dd_wait *wait,
+dd_status dd_store_clone_handle(dd_store *store, dd_store **clone, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;
 
 /* The missing keys of a call that timed out, for its error. */

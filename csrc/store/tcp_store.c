@@ -8,7 +8,7 @@
 #include <string.h>
 
 static dd_status
-tcp_clone(dd_store *head, dd_store **other, const dd_wait *wait, dd_error *err)
+tcp_clone(dd_store *head, dd_store **clone, const dd_wait *wait, dd_error *err)
 {
     tcp_store *store = tcp_store_of(head);
     dd_tcp_store_options options = {
@@ -20,7 +20,7 @@ tcp_clone(dd_store *head, dd_store **other, const dd_wait *wait, dd_error *err)
         .is_encryption_off = store->target.is_encryption_off,
         .server = store->server,
     };
-    return dd_tcp_store_open(other, &options, wait, err);
+    return dd_tcp_store_open(clone, &options, wait, err);
 }
 
 static void

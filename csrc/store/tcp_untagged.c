@@ -70,13 +70,13 @@ tcp_untagged_release(tcp_store *store, tcp_link *link)
 static bool
 is_op_unknown(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
 {
-    tcp_link *other;
+    tcp_link *peer_link;
     dd_error error;
     dd_wait patience = dd_wait_at_most(wait, TCP_ANSWER_NS / 4);
-    if (op < DD_TCP_QUEUE_PUSH || tcp_untagged_create_link(store, &other, &patience, &error) != DD_OK) {
+    if (op < DD_TCP_QUEUE_PUSH || tcp_untagged_create_link(store, &peer_link, &patience, &error) != DD_OK) {
         return false;
     }
-    tcp_untagged_release(store, other);
+    tcp_untagged_release(store, peer_link);
     return true;
 }
 

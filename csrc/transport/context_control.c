@@ -253,9 +253,9 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
         rank->is_lost = true;
         fail_posted(rank, message_fail_lost);
         if (context->handler.on_lost != NULL) {
-            dd_error own = *peer->error;
-            dd_error_blame(&own, number, peer->endpoint.host, peer->endpoint.pid);
-            context->handler.on_lost(context->handler.ctx, number, &own);
+            dd_error own_error = *peer->error;
+            dd_error_blame(&own_error, number, peer->endpoint.host, peer->endpoint.pid);
+            context->handler.on_lost(context->handler.ctx, number, &own_error);
         }
     }
 }

@@ -270,11 +270,11 @@ self_pump(dd_engine *engine)
     engine->is_pumping_self = true;
     while (!dd_list_is_empty(&self->out) && !is_next_postponed(engine)) {
         out_frame *out = peer_pop_out(self);
-        out_frame own = *out;
+        out_frame copy = *out;
         engine_destroy_out(engine, out);
         is_any = true;
-        deliver_own(self, &own);
-        dd_mem_free(own.owned);
+        deliver_own(self, &copy);
+        dd_mem_free(copy.owned);
     }
     engine->is_pumping_self = false;
     return is_any;

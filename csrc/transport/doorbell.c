@@ -23,10 +23,10 @@ address_of(const dd_uid *uid)
 }
 
 dd_status
-dd_doorbell_open(const dd_uid *own, int *fd, dd_error *err)
+dd_doorbell_open(const dd_uid *own_uid, int *fd, dd_error *err)
 {
     const int is_on = 1;
-    dd_addr address = address_of(own);
+    dd_addr address = address_of(own_uid);
     int opened = dd_fork_register(dd_sys_socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (opened < 0 || dd_sys_setsockopt(opened, SOL_SOCKET, SO_PASSCRED, &is_on, sizeof is_on) != 0 ||
         dd_sys_bind(opened, (const struct sockaddr *)&address.storage, address.len) != 0) {

@@ -30,8 +30,8 @@ typedef struct dd_bell_datagram {
     int fd;
 } dd_bell_datagram;
 
-/* Open the datagram socket of the engine with uid `own`. Close it with dd_sock_close. */
-dd_status dd_doorbell_open(const dd_uid *own, int *fd, dd_error *err) DD_MUST_CHECK;
+/* Open the datagram socket of the engine with uid `own_uid`. Close it with dd_sock_close. */
+dd_status dd_doorbell_open(const dd_uid *own_uid, int *fd, dd_error *err) DD_MUST_CHECK;
 
 /* Return true if no socket has the name of this uid: the process has ended. */
 bool dd_doorbell_is_closed(const dd_uid *uid);

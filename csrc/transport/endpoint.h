@@ -62,11 +62,11 @@ typedef enum dd_presence {
     DD_PRESENCE_NONE, /* the endpoint's process has ended */
 } dd_presence;
 
-/* Check whether the endpoint's process is running, as far as this host can detect. `own` is the endpoint of
+/* Check whether the endpoint's process is running, as far as this host can detect. `own_endpoint` is the endpoint of
  * any process on this host. Fails only with DD_INTERRUPTED. */
 dd_status dd_endpoint_check_presence(const dd_endpoint *endpoint, const dd_addr_list *addrs,
-                                     const dd_endpoint *own, dd_presence *presence, const dd_wait *wait,
-                                     dd_error *err) DD_MUST_CHECK;
+                                     const dd_endpoint *own_endpoint, dd_presence *presence,
+                                     const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* List this host's usable addresses. `ifnames` selects network interfaces by comma-separated
  * prefixes: "eth,ib" any of these; "=eth0" exactly this interface; "^docker" all except these; ""

@@ -58,10 +58,11 @@ check_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *prese
 }
 
 dd_status
-dd_endpoint_check_presence(const dd_endpoint *endpoint, const dd_addr_list *addrs, const dd_endpoint *own,
-                           dd_presence *presence, const dd_wait *wait, dd_error *err)
+dd_endpoint_check_presence(const dd_endpoint *endpoint, const dd_addr_list *addrs,
+                           const dd_endpoint *own_endpoint, dd_presence *presence, const dd_wait *wait,
+                           dd_error *err)
 {
-    bool is_same_host = dd_endpoint_is_same_host(endpoint, own);
+    bool is_same_host = dd_endpoint_is_same_host(endpoint, own_endpoint);
     if (is_same_host && endpoint->has_unix) {
         dd_addr addr = dd_endpoint_unix_addr(endpoint);
         *presence = check_name(&addr);

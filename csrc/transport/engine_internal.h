@@ -369,8 +369,9 @@ void message_fail_closed(dd_message *message);
 void message_fail_lost(dd_message *message);
 void message_fail_memory(dd_message *message, size_t nbytes);
 /* End a message that does not fit its counterpart on the other rank, for `reason` (a dd_refusal).
- * `theirs` and `nbytes` are the counterpart's signature and size. */
-void message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs, uint64_t nbytes);
+ * `peer_signature` and `nbytes` are the counterpart's signature and size. */
+void message_fail_misfit(dd_message *message, int reason, const dd_signature *peer_signature,
+                         uint64_t nbytes);
 void message_unpost(dd_message *message);
 /* Call on_done of an ended message. */
 void message_notify(dd_message *message);

@@ -137,28 +137,28 @@ dd_context_notify_success_locked(dd_message *message)
 
 /* End a P2P message, a send or a receive, whose other side has another dtype. */
 static void
-fail_dtype(dd_message *message, const dd_signature *theirs)
+fail_dtype(dd_message *message, const dd_signature *peer_signature)
 {
-    const dd_signature *ours = message->signature;
+    const dd_signature *own_signature = message->signature;
     message_fail(message, DD_MISMATCH,
                  message->is_send ? "receives %llu elements of %s (tag %llu), and was sent %llu of %s: "
                                     "send that dtype, or receive bytes (uint8)"
                                   : "has sent %llu elements of %s (tag %llu), and %llu of %s are to be "
                                     "received: receive that dtype, or bytes (uint8)",
-                 (unsigned long long)theirs->count, dd_dtype_name((dd_dtype)theirs->dtype),
-                 (unsigned long long)message->tag, (unsigned long long)ours->count,
-                 dd_dtype_name((dd_dtype)ours->dtype));
+                 (unsigned long long)peer_signature->count, dd_dtype_name((dd_dtype)peer_signature->dtype),
+                 (unsigned long long)message->tag, (unsigned long long)own_signature->count,
+                 dd_dtype_name((dd_dtype)own_signature->dtype));
 }
 
 void
-message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs, uint64_t nbytes)
+message_fail_misfit(dd_message *message, int reason, const dd_signature *peer_signature, uint64_t nbytes)
 {
     unsigned long long their_nbytes = nbytes;
     if (reason == DD_REFUSED_CLOSED) {
         message_fail_closed(message);
     } else if (reason == DD_REFUSED_MISMATCH && message->kind == DD_MESSAGE_P2P &&
                message->signature != NULL) {
-        fail_dtype(message, theirs);
+        fail_dtype(message, peer_signature);
     } else if (reason == DD_REFUSED_TOO_LARGE) {
         message_fail(message, DD_INVALID_ARGUMENT,
                      message->is_send ? "has room for %llu bytes and was sent %zu"

@@ -359,12 +359,12 @@ peer_break(dd_peer *peer, const dd_error *error)
         return;
     }
     peer->is_breaking = true;
-    dd_error *own = dd_mem_alloc(sizeof *own);
-    if (own != NULL) {
-        *own = *error;
-        dd_error_blame(own, -1, peer->endpoint.host, peer->endpoint.pid);
+    dd_error *own_error = dd_mem_alloc(sizeof *own_error);
+    if (own_error != NULL) {
+        *own_error = *error;
+        dd_error_blame(own_error, -1, peer->endpoint.host, peer->endpoint.pid);
     }
-    peer->error = own != NULL ? own : &no_memory;
+    peer->error = own_error != NULL ? own_error : &no_memory;
     dd_list_push_back(&peer->engine->breaking, &peer->breaking);
 }
 

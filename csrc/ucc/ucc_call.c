@@ -29,7 +29,7 @@ static const ucc_type TYPES[DD_DTYPE_COUNT] = {
 
 typedef struct ucc_operation {
     bool is_known;
-    dd_ucc_op theirs;
+    dd_ucc_op ucc_op;
 } ucc_operation;
 
 static const ucc_operation OPERATIONS[DD_REDOP_COUNT] = {
@@ -138,7 +138,7 @@ ucc_args_of(const dd_ucc_carrier *self, const dd_carried_call *call)
         return args;
     }
     if (dd_coll_is_folding(call->coll)) {
-        args.op = OPERATIONS[call->op].theirs;
+        args.op = OPERATIONS[call->op].ucc_op;
     }
     if (call->is_in_place) {
         args.flags |= DD_UCC_FLAG_IN_PLACE;
@@ -154,14 +154,14 @@ ucc_post(dd_ucc_carrier *self, const dd_carried_call *call, ucc_call *under_way,
     const dd_ucc_api *api = &self->lib->api;
     const char *name = dd_coll_name(call->coll);
     dd_ucc_coll_args args = ucc_args_of(self, call);
-    dd_ucc_status theirs = api->ucc_collective_init(&args, &under_way->request, self->team);
-    dd_status status = dd_ucc_check(self->lib, theirs, err, "ucc_collective_init for %s of %s", name,
+    dd_ucc_status ucc_status = api->ucc_collective_init(&args, &under_way->request, self->team);
+    dd_status status = dd_ucc_check(self->lib, ucc_status, err, "ucc_collective_init for %s of %s", name,
                                     dd_dtype_name(call->dtype));
     if (status != DD_OK) {
         return status;
     }
-    theirs = api->ucc_collective_post(under_way->request);
-    status = dd_ucc_check(self->lib, theirs, err, "ucc_collective_post for %s of %s", name,
+    ucc_status = api->ucc_collective_post(under_way->request);
+    status = dd_ucc_check(self->lib, ucc_status, err, "ucc_collective_post for %s of %s", name,
                           dd_dtype_name(call->dtype));
     if (status != DD_OK) {
         (void)api->ucc_collective_finalize(under_way->request);
@@ -184,13 +184,13 @@ ucc_poll(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err)
     const dd_ucc_api *api = &self->lib->api;
     ucc_call *call = call_of(carried);
     dd_ucc_status progress = api->ucc_context_progress(self->context);
-    dd_ucc_status theirs = call->request->status;
-    *is_done = theirs == DD_UCC_OK;
-    if ((int)theirs > 0) {
+    dd_ucc_status ucc_status = call->request->status;
+    *is_done = ucc_status == DD_UCC_OK;
+    if ((int)ucc_status > 0) {
         return dd_ucc_check(self->lib, progress, err, "ucc_context_progress in %s", dd_coll_name(call->coll));
     }
     (void)api->ucc_collective_finalize(call->request);
-    return dd_ucc_check(self->lib, theirs, err, "UCC's %s", dd_coll_name(call->coll));
+    return dd_ucc_check(self->lib, ucc_status, err, "UCC's %s", dd_coll_name(call->coll));
 }
 
 /* UCC cannot cancel a collective: return false if it is still in progress. */

@@ -12,10 +12,10 @@
 
 /* Return the error of the group's all_gather if that made UCC fail, otherwise UCC's own error. */
 static dd_status
-explain_failure(const dd_ucc_carrier *self, dd_ucc_status theirs, dd_error *err, const char *label)
+explain_failure(const dd_ucc_carrier *self, dd_ucc_status ucc_status, dd_error *err, const char *label)
 {
     dd_status status =
-        dd_ucc_check(self->lib, theirs, err, "%s of rank %d of %d", label, self->rank, self->nranks);
+        dd_ucc_check(self->lib, ucc_status, err, "%s of rank %d of %d", label, self->rank, self->nranks);
     return status == DD_OK || self->oob.error.code == DD_OK ? status : dd_error_copy(err, &self->oob.error);
 }
 
@@ -52,9 +52,9 @@ create_context(dd_ucc_carrier *self, dd_error *err)
     }
     dd_ucc_context_params params = {.mask = DD_UCC_CONTEXT_OOB,
                                     .oob = dd_ucc_oob_calls(&self->oob, self->rank, self->nranks)};
-    dd_ucc_status theirs = api->ucc_context_create(self->lib->handle, &params, config, &self->context);
+    dd_ucc_status ucc_status = api->ucc_context_create(self->lib->handle, &params, config, &self->context);
     api->ucc_context_config_release(config);
-    return explain_failure(self, theirs, err, "ucc_context_create");
+    return explain_failure(self, ucc_status, err, "ucc_context_create");
 }
 
 static dd_status
@@ -77,9 +77,9 @@ wait_for_team(const dd_ucc_carrier *self, dd_error *err)
 {
     const dd_ucc_api *api = &self->lib->api;
     for (int npolls = 0;; npolls++) {
-        dd_ucc_status theirs = api->ucc_team_create_test(self->team);
-        if (theirs != DD_UCC_INPROGRESS) {
-            return explain_failure(self, theirs, err, "ucc_team_create_test");
+        dd_ucc_status ucc_status = api->ucc_team_create_test(self->team);
+        if (ucc_status != DD_UCC_INPROGRESS) {
+            return explain_failure(self, ucc_status, err, "ucc_team_create_test");
         }
         (void)api->ucc_context_progress(self->context); /* ignored: the next test reports it */
         dd_status status = nap_for_team(self, npolls, err);
@@ -99,8 +99,8 @@ create_team(dd_ucc_carrier *self, dd_error *err)
         .team_size = (uint64_t)self->nranks,
         .oob = dd_ucc_oob_calls(&self->oob, self->rank, self->nranks),
     };
-    dd_ucc_status theirs = self->lib->api.ucc_team_create_post(&self->context, 1, &params, &self->team);
-    dd_status status = explain_failure(self, theirs, err, "ucc_team_create_post");
+    dd_ucc_status ucc_status = self->lib->api.ucc_team_create_post(&self->context, 1, &params, &self->team);
+    dd_status status = explain_failure(self, ucc_status, err, "ucc_team_create_post");
     return status == DD_OK ? wait_for_team(self, err) : status;
 }
 
@@ -163,13 +163,13 @@ static bool
 ucc_destroy_team(const dd_ucc_carrier *self, const dd_wait *wait)
 {
     const dd_ucc_api *api = &self->lib->api;
-    dd_ucc_status theirs = api->ucc_team_destroy(self->team);
-    while (theirs == DD_UCC_INPROGRESS && !dd_wait_has_expired(wait)) {
+    dd_ucc_status ucc_status = api->ucc_team_destroy(self->team);
+    while (ucc_status == DD_UCC_INPROGRESS && !dd_wait_has_expired(wait)) {
         (void)api->ucc_context_progress(self->context);
         dd_sys_sched_yield();
-        theirs = api->ucc_team_destroy(self->team);
+        ucc_status = api->ucc_team_destroy(self->team);
     }
-    return theirs == DD_UCC_OK;
+    return ucc_status == DD_UCC_OK;
 }
 
 static void

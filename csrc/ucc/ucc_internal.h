@@ -19,7 +19,7 @@ typedef struct dd_ucc_lib {
 
 /* Convert a UCC result: DD_OK unless it is an error, DD_NOT_SUPPORTED if UCC reports that,
  * otherwise DD_BACKEND. The message is "<what>: <UCC's text> (-6), says <version> (<path>)". */
-dd_status dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const char *label, ...)
+dd_status dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status ucc_status, dd_error *err, const char *label, ...)
     DD_PRINTF(4, 5) DD_MUST_CHECK;
 
 /* State of the all_gathers with which UCC bootstraps while the carrier is created. */

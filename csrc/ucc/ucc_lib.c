@@ -11,9 +11,9 @@ static const dd_dylib_symbol UCC_SYMBOLS[] = {
     DD_UCC_FUNCTIONS(UCC_SYMBOL){"ucc_get_version", offsetof(dd_ucc_api, ucc_get_version), true}};
 
 dd_status
-dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const char *label, ...)
+dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status ucc_status, dd_error *err, const char *label, ...)
 {
-    if ((int)theirs >= 0) {
+    if ((int)ucc_status >= 0) {
         return DD_OK;
     }
     char call[192];
@@ -21,9 +21,10 @@ dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const c
     va_start(args, label);
     (void)vsnprintf(call, sizeof call, label, args);
     va_end(args);
-    bool is_lacking = theirs == DD_UCC_ERR_NOT_SUPPORTED || theirs == DD_UCC_ERR_NOT_IMPLEMENTED;
+    bool is_lacking = ucc_status == DD_UCC_ERR_NOT_SUPPORTED || ucc_status == DD_UCC_ERR_NOT_IMPLEMENTED;
     return dd_error_set(err, is_lacking ? DD_NOT_SUPPORTED : DD_BACKEND, "%s: %s (%d), says %s (%s)", call,
-                        lib->api.ucc_status_string(theirs), (int)theirs, lib->version, lib->dylib.path);
+                        lib->api.ucc_status_string(ucc_status), (int)ucc_status, lib->version,
+                        lib->dylib.path);
 }
 
 /* Reject unsupported versions, for which UCC itself only logs a warning. */
@@ -61,9 +62,9 @@ static dd_status
 init_library(dd_ucc_lib *lib, dd_ucc_lib_config config, dd_error *err)
 {
     dd_ucc_lib_params params = {.mask = DD_UCC_LIB_THREAD_MODE, .thread_mode = DD_UCC_THREAD_MULTIPLE};
-    dd_ucc_status theirs =
+    dd_ucc_status ucc_status =
         lib->api.ucc_init_version(DD_UCC_MAJOR, DD_UCC_MINOR_MIN, &params, config, &lib->handle);
-    dd_status status = dd_ucc_check(lib, theirs, err, "ucc_init");
+    dd_status status = dd_ucc_check(lib, ucc_status, err, "ucc_init");
     if (status != DD_OK) {
         return status;
     }

@@ -62,7 +62,7 @@ add_rank(rank_list *list, int rank)
 }
 
 static void
-compare_ranks(dd_monitor *monitor, watch_member *member, const dd_signal_state *own, dd_blob *report)
+compare_ranks(dd_monitor *monitor, watch_member *member, const dd_signal_state *own_signals, dd_blob *report)
 {
     rank_list found[NSORTS] = {0};
     dd_blob_list states = {0};
@@ -81,9 +81,9 @@ compare_ranks(dd_monitor *monitor, watch_member *member, const dd_signal_state *
         if (status != DD_OK) {
             break;
         }
-        if (state.called != own->called) {
-            add_rank(&found[state.called < own->called ? BEHIND : AHEAD], rank);
-        } else if (strcmp(state.name, own->name) != 0) {
+        if (state.called != own_signals->called) {
+            add_rank(&found[state.called < own_signals->called ? BEHIND : AHEAD], rank);
+        } else if (strcmp(state.name, own_signals->name) != 0) {
             add_rank(&found[OTHER], rank);
         }
         if (rank < MAX_RANKS_SHOWN) {
@@ -95,8 +95,8 @@ compare_ranks(dd_monitor *monitor, watch_member *member, const dd_signal_state *
     }
     dd_blob_list_fini(&states);
     char text[DD_SIGNAL_NAME_MAX + 24] = "none";
-    if (own->called >= 0) {
-        snprintf(text, sizeof text, "%" PRId64 " %s", own->called, own->name);
+    if (own_signals->called >= 0) {
+        snprintf(text, sizeof text, "%" PRId64 " %s", own_signals->called, own_signals->name);
     }
     for (int i = 0; i < NSORTS; i++) {
         if (found[i].len > 0) {

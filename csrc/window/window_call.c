@@ -114,13 +114,13 @@ error_timed_out(const window_call *call, dd_error *error)
 {
     const window_op *op = call->args.op;
     char label[64];
-    dd_error own;
+    dd_error own_error;
     double elapsed_s = (double)(dd_clock_now_ns() - call->work.start_ns) * 1e-9;
     (void)snprintf(label, sizeof label, op->needs_channel ? "has not %s on channel %d" : "has not %s",
                    op->missing, call->args.channel);
-    (void)dd_group_error_about(call->hub->group, call->args.target.rank, DD_OP_TIMED_OUT, label, &own);
-    (void)dd_error_set(error, DD_OP_TIMED_OUT, "timed out after %.3g s; %s", elapsed_s, own.message);
-    error->blamed = own.blamed;
+    (void)dd_group_error_about(call->hub->group, call->args.target.rank, DD_OP_TIMED_OUT, label, &own_error);
+    (void)dd_error_set(error, DD_OP_TIMED_OUT, "timed out after %.3g s; %s", elapsed_s, own_error.message);
+    error->blamed = own_error.blamed;
 }
 
 /* ---- words */
@@ -129,7 +129,7 @@ error_timed_out(const window_call *call, dd_error *error)
 static _Atomic uint32_t *
 find_word(const dd_window *window, const window_args *args)
 {
-    const window_member *own = &window->members[window->hub->rank];
+    const window_member *own_member = &window->members[window->hub->rank];
     const window_member *member = &window->members[args->target.rank];
     switch (args->op->word) {
     case WINDOW_WORD_ROOM:
@@ -137,7 +137,7 @@ find_word(const dd_window *window, const window_args *args)
                                  : NULL;
     case WINDOW_WORD_OWN_ROOM:
     case WINDOW_WORD_SIGNAL:
-        return &own->words[window_word(window, args->channel, args->target.rank)];
+        return &own_member->words[window_word(window, args->channel, args->target.rank)];
     case WINDOW_NO_WORD:
         break;
     }

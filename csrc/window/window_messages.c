@@ -377,9 +377,9 @@ command_find_fault(const window_source *source, const dd_window *window)
     if (window == NULL) {
         return NULL;
     }
-    const window_member *own = &window->members[source->hub->rank];
+    const window_member *own_member = &window->members[source->hub->rank];
     bool is_put = command->type == DD_WINDOW_PUT;
-    if (command->offset > own->nbytes || command->nbytes > own->nbytes - command->offset) {
+    if (command->offset > own_member->nbytes || command->nbytes > own_member->nbytes - command->offset) {
         return is_put ? "a put out of range" : "a get out of range";
     }
     bool is_channel = command->channel < (uint32_t)window->nchannels ||
@@ -513,11 +513,11 @@ void
 window_close_messages_locked(dd_window *window)
 {
     window_hub *hub = window->hub;
-    const window_member *own = &window->members[hub->rank];
+    const window_member *own_member = &window->members[hub->rank];
     for (dd_list *node = hub->moving.next; node != &hub->moving; node = node->next) {
         window_call *call = DD_CONTAINER_OF(node, window_call, link);
         const uint8_t *data = call->message.data;
-        if (is_answer(call) && data >= own->data && data < own->data + own->nbytes) {
+        if (is_answer(call) && data >= own_member->data && data < own_member->data + own_member->nbytes) {
             mark_wanted_locked(call);
         }
     }

@@ -113,19 +113,19 @@ static dd_status
 make_part(window_opening *opening, dd_error *err)
 {
     dd_window *window = opening->window;
-    window_member *own = &window->members[window->hub->rank];
+    window_member *own_member = &window->members[window->hub->rank];
     dd_status status = dd_group_alloc_pad(
         opening->group, control_at(window->pad_nbytes) + sizeof(window_control), &window->pad, err);
     if (status != DD_OK) {
         return status;
     }
-    set_pad(own, dd_region_data(window->pad), window->pad_nbytes);
+    set_pad(own_member, dd_region_data(window->pad), window->pad_nbytes);
     opening->part.pad_region = dd_region_id(window->pad);
-    opening->part.nbytes = own->nbytes;
+    opening->part.nbytes = own_member->nbytes;
     if (window->region != NULL) {
         const uint8_t *base = dd_region_data(window->region);
         opening->part.data = (dd_window_location){.region = dd_region_id(window->region),
-                                                  .offset = (uint64_t)(own->data - base)};
+                                                  .offset = (uint64_t)(own_member->data - base)};
     }
     return DD_OK;
 }
@@ -179,12 +179,12 @@ check_part(const window_opening *opening, int rank, dd_error *err)
         return part->status;
     }
     if (part->pad_nbytes != opening->parts[0].pad_nbytes) {
-        dd_error own;
+        dd_error own_error;
         (void)snprintf(label, sizeof label, "for one of %llu", (unsigned long long)part->pad_nbytes);
-        (void)dd_group_error_about(opening->group, rank, DD_MISMATCH, label, &own);
+        (void)dd_group_error_about(opening->group, rank, DD_MISMATCH, label, &own_error);
         (void)dd_error_set(err, DD_MISMATCH, "window: rank 0 asks for a pad of %llu bytes, %s",
-                           (unsigned long long)opening->parts[0].pad_nbytes, own.message);
-        dd_error_blame(err, rank, own.blamed.host, own.blamed.pid);
+                           (unsigned long long)opening->parts[0].pad_nbytes, own_error.message);
+        dd_error_blame(err, rank, own_error.blamed.host, own_error.blamed.pid);
         return DD_MISMATCH;
     }
     return DD_OK;

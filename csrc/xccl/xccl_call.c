@@ -15,7 +15,7 @@ typedef struct xccl_fold {
 typedef struct redop_info {
     bool is_known;
     bool is_by_parts; /* complex numbers: may be applied to each part */
-    dd_nccl_redop theirs;
+    dd_nccl_redop nccl_op;
 } redop_info;
 
 static const redop_info REDOPS[DD_REDOP_COUNT] = {
@@ -41,7 +41,7 @@ find_fold(dd_dtype dtype, dd_redop op, xccl_fold *fold)
         !dd_nccl_dtype_find(part, &fold->dtype, &since)) {
         return false;
     }
-    fold->op = info->theirs;
+    fold->op = info->nccl_op;
     fold->nparts = is_complex ? 2 : 1;
     return since == 0;
 }

@@ -89,17 +89,17 @@ static dd_status
 agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
 {
     xccl_id_result result = {0};
-    dd_error own;
-    dd_status own_status = self->rank == 0 ? make_id(self, group, wait, &own) : DD_OK;
+    dd_error own_error;
+    dd_status own_status = self->rank == 0 ? make_id(self, group, wait, &own_error) : DD_OK;
     if (own_status != DD_OK) {
         (void)snprintf(result.problem, sizeof result.problem, "%.*s", (int)sizeof result.problem - 1,
-                       own.message);
+                       own_error.message);
     } else {
         result.id = self->id;
     }
     dd_status status = broadcast_id(group, &result, wait, err);
     if (own_status != DD_OK) {
-        return dd_error_copy(err, &own);
+        return dd_error_copy(err, &own_error);
     }
     if (status == DD_OK && result.problem[0] != '\0') {
         return dd_error_set(err, DD_BACKEND, "rank 0 has no id: %.*s", (int)sizeof result.problem,

@@ -277,9 +277,9 @@ dd_arena_attach(int fd, int nranks, int rank, dd_arena **arena, dd_error *err)
 void
 dd_arena_add_cpus(dd_arena *arena)
 {
-    dd_cpu_set own = dd_cpu_own_set();
+    dd_cpu_set own_cpus = dd_cpu_own_set();
     for (int i = 0; i < DD_CPU_SET_MAX / 64; i++) {
-        atomic_fetch_or(&arena->shared->cpus[i], own.words[i]);
+        atomic_fetch_or(&arena->shared->cpus[i], own_cpus.words[i]);
     }
 }
 

@@ -47,20 +47,20 @@ board_of(const dd_arena *arena, int k)
 void
 dd_arena_post_position(dd_arena *arena, const dd_arena_position *position)
 {
-    arena_board *own = board_of(arena, arena->rank);
+    arena_board *own_board = board_of(arena, arena->rank);
     if (memcmp(&arena->noted, &position->signature, sizeof arena->noted) != 0) {
         uint64_t words[ARENA_SIGNATURE_WORDS];
-        uint64_t version = atomic_load_explicit(&own->version, memory_order_relaxed);
+        uint64_t version = atomic_load_explicit(&own_board->version, memory_order_relaxed);
         arena->noted = position->signature;
         memcpy(words, &position->signature, sizeof words);
-        atomic_store_explicit(&own->version, version + 1, memory_order_relaxed);
+        atomic_store_explicit(&own_board->version, version + 1, memory_order_relaxed);
         atomic_thread_fence(memory_order_release);
         for (size_t i = 0; i < ARENA_SIGNATURE_WORDS; i++) {
-            atomic_store_explicit(&own->signature[i], words[i], memory_order_relaxed);
+            atomic_store_explicit(&own_board->signature[i], words[i], memory_order_relaxed);
         }
-        atomic_store_explicit(&own->version, version + 2, memory_order_release);
+        atomic_store_explicit(&own_board->version, version + 2, memory_order_release);
     }
-    atomic_store_explicit(&own->position, position->sequence << 1 | (position->is_inside ? INSIDE : 0),
+    atomic_store_explicit(&own_board->position, position->sequence << 1 | (position->is_inside ? INSIDE : 0),
                           memory_order_release);
 }
 
@@ -125,11 +125,11 @@ note_post(dd_arena *arena)
 void
 dd_arena_post_cause(dd_arena *arena, dd_bytes cause)
 {
-    arena_board *own = board_of(arena, arena->rank);
-    if (atomic_load_explicit(&own->cause_nbytes, memory_order_relaxed) == 0 && cause.len > 0 &&
+    arena_board *own_board = board_of(arena, arena->rank);
+    if (atomic_load_explicit(&own_board->cause_nbytes, memory_order_relaxed) == 0 && cause.len > 0 &&
         cause.len <= DD_ARENA_CAUSE_MAX) {
-        memcpy(own->cause, cause.data, cause.len);
-        atomic_store_explicit(&own->cause_nbytes, (uint32_t)cause.len, memory_order_release);
+        memcpy(own_board->cause, cause.data, cause.len);
+        atomic_store_explicit(&own_board->cause_nbytes, (uint32_t)cause.len, memory_order_release);
         note_post(arena);
     }
 }
@@ -168,9 +168,9 @@ dd_arena_has_left(const dd_arena *arena, int k)
 void
 dd_arena_note_loss(dd_arena *arena, dd_arena_loss loss)
 {
-    arena_board *own = board_of(arena, arena->rank);
-    atomic_store_explicit(&own->lost_to, loss.to, memory_order_relaxed);
-    atomic_store_explicit(&own->lost_nbytes, loss.nbytes, memory_order_relaxed);
+    arena_board *own_board = board_of(arena, arena->rank);
+    atomic_store_explicit(&own_board->lost_to, loss.to, memory_order_relaxed);
+    atomic_store_explicit(&own_board->lost_nbytes, loss.nbytes, memory_order_relaxed);
 }
 
 dd_arena_loss

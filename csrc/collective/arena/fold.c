@@ -141,11 +141,12 @@ dd_arena_stage_chunk(dd_arena *arena, uint64_t chunk)
     const uint8_t *input = op->args->inputs[0].data;
     uint8_t *staging = staging_of(arena, arena->rank, chunk);
     share entire = chunk_of(arena, chunk);
-    share own = op->is_claimed ? (share){.start = entire.start} : fold_share_of(arena, chunk, arena->rank);
-    size_t before = own.start - entire.start;
-    size_t behind = entire.nbytes - before - own.nbytes;
+    share own_share =
+        op->is_claimed ? (share){.start = entire.start} : fold_share_of(arena, chunk, arena->rank);
+    size_t before = own_share.start - entire.start;
+    size_t behind = entire.nbytes - before - own_share.nbytes;
     dd_arena_copy_in(arena, staging, input + entire.start, before);
-    dd_arena_copy_in(arena, staging + before, input + own.start + own.nbytes, behind);
+    dd_arena_copy_in(arena, staging + before, input + own_share.start + own_share.nbytes, behind);
 }
 
 /* ---- folding */
@@ -231,8 +232,8 @@ dd_arena_fold_shares(dd_arena *arena, uint64_t chunk)
     }
     for (; op->source < arena->nranks; op->source++) {
         int k = (arena->rank + op->source) % arena->nranks;
-        share own = fold_share_of(arena, chunk, k);
-        if (own.nbytes == 0) {
+        share own_share = fold_share_of(arena, chunk, k);
+        if (own_share.nbytes == 0) {
             continue;
         }
         if (op->offset == 0) {
@@ -248,11 +249,11 @@ dd_arena_fold_shares(dd_arena *arena, uint64_t chunk)
         }
         for (int from = 0; from < arena->nranks; from++) {
             const uint8_t *staged = from == arena->rank
-                                        ? (const uint8_t *)op->args->inputs[0].data + own.start
+                                        ? (const uint8_t *)op->args->inputs[0].data + own_share.start
                                         : staging_of(arena, from, chunk) + staged_at(arena, from, chunk, k);
             arena->sources[from] = staged + op->offset;
         }
-        if (!dd_arena_fold(arena, own.start, own.nbytes, write_shared_result)) {
+        if (!dd_arena_fold(arena, own_share.start, own_share.nbytes, write_shared_result)) {
             return false;
         }
         op->offset = 0;
@@ -320,20 +321,20 @@ take_sources(const dd_arena *arena, size_t begin, size_t end)
 void
 dd_arena_copy_edges(dd_arena *arena)
 {
-    const arena_peer *own = &arena->peers[arena->rank];
+    const arena_peer *own_peer = &arena->peers[arena->rank];
     size_t total = arena->op.args->outputs[0].nbytes;
-    take_sources(arena, 0, own->lead);
-    take_sources(arena, total - own->tail, total);
+    take_sources(arena, 0, own_peer->lead);
+    take_sources(arena, total - own_peer->tail, total);
 }
 
 bool
 dd_arena_fold_in_place(dd_arena *arena)
 {
     const arena_op *op = &arena->op;
-    share own = in_place_share_of(op, arena->nranks, arena->rank);
+    share own_share = in_place_share_of(op, arena->nranks, arena->rank);
     for (int k = 0; k < arena->nranks; k++) {
         const uint8_t *input = k == arena->rank ? op->args->inputs[0].data : arena->peers[k].input;
-        arena->sources[k] = input + own.start + op->offset;
+        arena->sources[k] = input + own_share.start + op->offset;
     }
-    return dd_arena_fold(arena, own.start, own.nbytes, write_each_output);
+    return dd_arena_fold(arena, own_share.start, own_share.nbytes, write_each_output);
 }

@@ -126,7 +126,7 @@ void
 dd_arena_write_header(dd_arena *arena)
 {
     const arena_call *call = arena->op.call;
-    const arena_peer *own = &arena->peers[arena->rank];
+    const arena_peer *own_peer = &arena->peers[arena->rank];
     for (int i = 0; i < (int)ARENA_SIGNATURE_WORDS; i++) {
         put_word(arena, ARENA_WORD_SIGNATURE + i, call->signature_words[i]);
     }
@@ -145,7 +145,7 @@ dd_arena_write_header(dd_arena *arena)
     if ((call->flags & ARENA_IS_INLINE) != 0) {
         put_payload(arena);
     } else if (dd_arena_is_stager(arena, arena->rank)) {
-        put_word(arena, ARENA_WORD_OFFSET, (uint64_t)own->stride << 32 | own->offset);
+        put_word(arena, ARENA_WORD_OFFSET, (uint64_t)own_peer->stride << 32 | own_peer->offset);
     }
 }
 

@@ -106,25 +106,25 @@ bool
 dd_arena_find_offset(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    arena_peer *own = &arena->peers[arena->rank];
+    arena_peer *own_peer = &arena->peers[arena->rank];
     size_t buffer_nbytes = arena->geometry.buffer_nbytes;
     bool is_one = op->is_shared_fold || op->nbytes <= op->first_nbytes;
     size_t nbytes = op->is_shared_fold ? dd_arena_first_chunk_nbytes(arena) : op->nbytes;
-    own->offset = own->stride = 0;
+    own_peer->offset = own_peer->stride = 0;
     if (!dd_arena_is_stager(arena, arena->rank) || nbytes == 0) {
         return true;
     }
     if (op->call->traits->is_split) {
         size_t lines = dd_arena_round_up(nbytes, ARENA_LINE);
-        own->stride = is_one ? dd_arena_smaller(lines, op->first_nbytes) : op->first_nbytes;
-        nbytes = own->stride * (size_t)(arena->nranks - 1);
+        own_peer->stride = is_one ? dd_arena_smaller(lines, op->first_nbytes) : op->first_nbytes;
+        nbytes = own_peer->stride * (size_t)(arena->nranks - 1);
     }
     nbytes = is_one ? nbytes : buffer_nbytes;
-    if (!dd_arena_find_space(arena, nbytes, is_one ? ARENA_SPACING : buffer_nbytes, &own->offset)) {
+    if (!dd_arena_find_space(arena, nbytes, is_one ? ARENA_SPACING : buffer_nbytes, &own_peer->offset)) {
         return false;
     }
     bool may_be_repeated = (op->call->flags & ARENA_IN_PLACE) != 0;
-    dd_arena_lend(arena, own->offset, nbytes, end_step_of(op, 0) + may_be_repeated);
+    dd_arena_lend(arena, own_peer->offset, nbytes, end_step_of(op, 0) + may_be_repeated);
     return true;
 }
 

@@ -55,14 +55,14 @@ find_needed_ranks(const dd_arena *arena)
 {
     const arena_call *call = arena->op.call;
     bool is_root = arena->rank == call->root;
-    dd_arena_ranks own = {{0}};
-    dd_arena_ranks_add(&own, arena->rank);
+    dd_arena_ranks own_rank_set = {{0}};
+    dd_arena_ranks_add(&own_rank_set, arena->rank);
     if (call->traits->is_from_root && !is_root) {
-        dd_arena_ranks_add(&own, call->root);
+        dd_arena_ranks_add(&own_rank_set, call->root);
     } else if (!call->traits->is_from_root && (!call->traits->is_to_root || is_root)) {
         return arena->all_ranks;
     }
-    return own;
+    return own_rank_set;
 }
 
 /* Determine the contents of this rank's header, and choose the operation's rounds. */
@@ -442,8 +442,8 @@ dd_arena_progress(dd_arena *arena)
 void
 dd_arena_poison(dd_arena *arena)
 {
-    arena_control *own = arena->slots[arena->rank].control;
-    atomic_store_explicit(&own->poisoned_from, arena->nended + 1, memory_order_relaxed);
+    arena_control *own_control = arena->slots[arena->rank].control;
+    atomic_store_explicit(&own_control->poisoned_from, arena->nended + 1, memory_order_relaxed);
     /* Poison before this rank's caller can write again: see peer_aborted_during_read. */
     atomic_fetch_or(&arena->shared->poisoned[arena->rank / 64], UINT64_C(1) << arena->rank % 64);
 }
@@ -466,8 +466,9 @@ dd_arena_find_written(const dd_arena *arena, dd_block *block)
         !dd_arena_find_missing(arena, &arena->all_ranks, end, &missing)) {
         return false;
     }
-    const arena_peer *own = &arena->peers[arena->rank];
+    const arena_peer *own_peer = &arena->peers[arena->rank];
     const dd_block *output = &op->args->outputs[0];
-    *block = (dd_block){(uint8_t *)output->data + own->lead, output->nbytes - own->lead - own->tail};
+    *block = (dd_block){(uint8_t *)output->data + own_peer->lead,
+                        output->nbytes - own_peer->lead - own_peer->tail};
     return true;
 }

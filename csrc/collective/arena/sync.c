@@ -107,8 +107,8 @@ dd_arena_must_yield(const dd_arena *arena)
 void
 dd_arena_publish(dd_arena *arena, uint32_t step)
 {
-    arena_control *own = arena->slots[arena->rank].control;
-    _Atomic uint64_t *stored = &own->records[arena->number % ARENA_NRECORDS].mark;
+    arena_control *own_control = arena->slots[arena->rank].control;
+    _Atomic uint64_t *stored = &own_control->records[arena->number % ARENA_NRECORDS].mark;
     uint64_t mark = dd_arena_mark_of(arena, step);
     dd_arena_note_cpu(arena);
     /* Bits of `unregistered` are only ever cleared, so a stale value is safe. */
@@ -203,8 +203,8 @@ dd_arena_fall_asleep(dd_arena *arena)
     }
     /* Await only one of the missing ranks: when it has published, this rank checks again. */
     dd_arena_ranks first = missing;
-    arena_control *own = arena->slots[arena->rank].control;
-    atomic_store_explicit(&own->awaited, (uint32_t)dd_arena_ranks_pop(&first), memory_order_relaxed);
+    arena_control *own_control = arena->slots[arena->rank].control;
+    atomic_store_explicit(&own_control->awaited, (uint32_t)dd_arena_ranks_pop(&first), memory_order_relaxed);
     dd_park(&arena->shared->asleep[arena->rank / 64], sync_bit_of(arena->rank));
     arena->has_slept = true;
     /* Without the fence, publishers may miss this rank's bit. */

@@ -98,9 +98,9 @@ nccl_wire_of(const dd_nccl_lib *lib, const dd_reduction *reduction, const void *
         return dd_error_set(err, DD_INVALID_ARGUMENT, "no reduction has the number %d", (int)reduction->op);
     }
     dd_dtype part = wire_part(reduction->dtype);
-    dd_nccl_dtype theirs;
+    dd_nccl_dtype nccl_dtype;
     int since;
-    if (!dd_nccl_dtype_find(part, &theirs, &since)) {
+    if (!dd_nccl_dtype_find(part, &nccl_dtype, &since)) {
         return dd_error_set(err, DD_NOT_SUPPORTED, "NCCL cannot reduce %s: it has no such type",
                             dd_dtype_name(reduction->dtype));
     }
@@ -110,7 +110,7 @@ nccl_wire_of(const dd_nccl_lib *lib, const dd_reduction *reduction, const void *
                             dd_dtype_name(reduction->dtype), dd_nccl_version_print(since, text),
                             lib->version_text);
     }
-    *wire = (nccl_wire){.dtype = theirs, .element = dd_dtype_size(part), .op = DD_NCCL_SUM};
+    *wire = (nccl_wire){.dtype = nccl_dtype, .element = dd_dtype_size(part), .op = DD_NCCL_SUM};
     if (reduction->dtype == DD_DTYPE_BOOL) {
         return bool_wire(reduction->op, wire, err);
     }

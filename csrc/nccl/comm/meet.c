@@ -238,7 +238,7 @@ check_rank_infos(const comm_meeting *e, dd_nccl_unique_id *ids, dd_error *err)
 }
 
 static dd_status
-meet_for_comm(comm_meeting *e, dd_bytes own, dd_meeting_end *end, dd_error *err)
+meet_for_comm(comm_meeting *e, dd_bytes own_info, dd_meeting_end *end, dd_error *err)
 {
     const dd_nccl_meeting *m = e->m;
     char name[DD_MEETING_NAME_MAX + 1];
@@ -250,7 +250,7 @@ meet_for_comm(comm_meeting *e, dd_bytes own, dd_meeting_end *end, dd_error *err)
                           .rank = m->rank,
                           .size = m->size,
                           .ranks = m->names,
-                          .payload = own};
+                          .payload = own_info};
     dd_wait wait = {.start_ns = e->outer->start_ns,
                     .deadline_ns = e->outer->deadline_ns,
                     .is_interrupted = is_stopped,
@@ -271,16 +271,16 @@ dd_nccl_meet(const dd_nccl_meeting *m, dd_nccl_unique_id *ids, int nids, const a
         return dd_nccl_make_unique_id(m->lib, ids, err);
     }
     dd_meeting_end end = {0};
-    dd_blob own = {0};
+    dd_blob own_info = {0};
     comm_meeting e = {.m = m, .end = &end, .nids = nids, .stop = stop, .outer = wait};
-    dd_status status = rank_info_make(m, nids, &own, err);
+    dd_status status = rank_info_make(m, nids, &own_info, err);
     if (status == DD_OK) {
-        status = meet_for_comm(&e, dd_blob_view(&own), &end, err);
+        status = meet_for_comm(&e, dd_blob_view(&own_info), &end, err);
     }
     if (status == DD_OK) {
         status = check_rank_infos(&e, ids, err);
     }
     dd_meeting_end_fini(&end);
-    dd_blob_fini(&own);
+    dd_blob_fini(&own_info);
     return status;
 }

@@ -255,19 +255,19 @@ static const dtype_info DTYPES[DD_DTYPE_COUNT] = {
 };
 
 bool
-dd_nccl_dtype_find(dd_dtype dtype, dd_nccl_dtype *theirs, int *since)
+dd_nccl_dtype_find(dd_dtype dtype, dd_nccl_dtype *nccl_dtype, int *since)
 {
     const dtype_info *info = &DTYPES[dtype];
-    *theirs = info->theirs;
+    *nccl_dtype = info->theirs;
     *since = info->since;
     return info->is_known;
 }
 
 dd_status
-dd_nccl_dtype_of(const dd_nccl_lib *lib, dd_dtype dtype, dd_nccl_dtype *theirs, dd_error *err)
+dd_nccl_dtype_of(const dd_nccl_lib *lib, dd_dtype dtype, dd_nccl_dtype *nccl_dtype, dd_error *err)
 {
     int since;
-    if (!dd_nccl_dtype_find(dtype, theirs, &since)) {
+    if (!dd_nccl_dtype_find(dtype, nccl_dtype, &since)) {
         return dd_error_set(err, DD_NOT_SUPPORTED, "NCCL knows no %s", dd_dtype_name(dtype));
     }
     return dd_nccl_need_version(lib, dd_dtype_name(dtype), since, err);

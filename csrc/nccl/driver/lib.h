@@ -65,9 +65,9 @@ dd_status dd_nccl_set_encryption(dd_nccl_lib *lib, const char *psk, uint64_t pri
                                  dd_error *err) DD_MUST_CHECK;
 
 /* Find NCCL's number for a dtype, and the first version with it (0: all). False if none has it. */
-bool dd_nccl_dtype_find(dd_dtype dtype, dd_nccl_dtype *theirs, int *since);
+bool dd_nccl_dtype_find(dd_dtype dtype, dd_nccl_dtype *nccl_dtype, int *since);
 /* Find this NCCL's number for a dtype; DD_NOT_SUPPORTED if it has none, as for bool and complex. */
-dd_status dd_nccl_dtype_of(const dd_nccl_lib *lib, dd_dtype dtype, dd_nccl_dtype *theirs,
+dd_status dd_nccl_dtype_of(const dd_nccl_lib *lib, dd_dtype dtype, dd_nccl_dtype *nccl_dtype,
                            dd_error *err) DD_MUST_CHECK;
 
 #endif

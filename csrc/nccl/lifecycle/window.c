@@ -107,12 +107,12 @@ agree_on_window(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_
                    ? DD_OK
                    : dd_error_set(err, spec->obstacle, "this rank cannot open its part of the window");
     }
-    window_part own = {.pid = dd_sys_getpid(),
-                       .nbytes = spec->nbytes,
-                       .dtype = (int32_t)spec->dtype,
-                       .obstacle = (int32_t)spec->obstacle};
-    if (dd_sys_gethostname(own.host, sizeof own.host - 1) != 0) {
-        (void)snprintf(own.host, sizeof own.host, "?");
+    window_part own_part = {.pid = dd_sys_getpid(),
+                            .nbytes = spec->nbytes,
+                            .dtype = (int32_t)spec->dtype,
+                            .obstacle = (int32_t)spec->obstacle};
+    if (dd_sys_gethostname(own_part.host, sizeof own_part.host - 1) != 0) {
+        (void)snprintf(own_part.host, sizeof own_part.host, "?");
     }
     char name[DD_MEETING_NAME_MAX + 1];
     int len = snprintf(name, sizeof name, "nccl/%.*s/window/%llu", (int)group->options.name.len,
@@ -122,7 +122,7 @@ agree_on_window(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_
                           .name = dd_bytes_of(name, (size_t)len),
                           .rank = group->rank,
                           .size = group->size,
-                          .payload = dd_bytes_of(&own, sizeof own)};
+                          .payload = dd_bytes_of(&own_part, sizeof own_part)};
     dd_meeting_end end = {0};
     dd_status status = dd_meet(&meeting, &end, wait, err);
     if (status == DD_OK) {
@@ -160,15 +160,15 @@ register_memory(dd_nccl_group_window *window, const dd_wait *wait, dd_error *err
 static dd_status
 check_and_agree(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_wait *wait, dd_error *err)
 {
-    dd_error own;
+    dd_error own_error;
     dd_nccl_window_spec checked = *spec;
     if (spec->obstacle == DD_OK && !dd_cuda_is_mapped_memory(group->cuda, spec->data)) {
-        checked.obstacle = dd_error_set(&own, DD_INVALID_ARGUMENT,
+        checked.obstacle = dd_error_set(&own_error, DD_INVALID_ARGUMENT,
                                         "NCCL makes no window of this memory: it must be of ncclMemAlloc");
     }
     dd_status status = agree_on_window(group, &checked, wait, err);
     bool is_own = checked.obstacle != spec->obstacle && status == checked.obstacle;
-    return is_own ? dd_error_copy(err, &own) : status;
+    return is_own ? dd_error_copy(err, &own_error) : status;
 }
 
 static dd_status

@@ -42,9 +42,9 @@ count_unordered(const py_operands *operands)
     bool is_ordered = true;
     for (size_t i = 0; i < operands->npieces; i++) {
         if (is_written(&operands->pieces[i])) {
-            extent own = extent_of(operands, i);
-            is_ordered = is_ordered && own.start >= end;
-            end = own.end;
+            extent own_extent = extent_of(operands, i);
+            is_ordered = is_ordered && own_extent.start >= end;
+            end = own_extent.end;
             count++;
         }
     }

@@ -15,31 +15,31 @@ typedef struct nccl_memory {
 static void
 nccl_memory_destroy(py_memory *memory)
 {
-    nccl_memory *own = (nccl_memory *)memory;
-    if (memory->view.data != NULL && own->nccl->generation == dd_fork_generation()) {
-        py_nccl_mem_free(own->nccl, memory->device_id, memory->view.data);
+    nccl_memory *allocation = (nccl_memory *)memory;
+    if (memory->view.data != NULL && allocation->nccl->generation == dd_fork_generation()) {
+        py_nccl_mem_free(allocation->nccl, memory->device_id, memory->view.data);
     }
-    dd_mem_free(own);
+    dd_mem_free(allocation);
 }
 
 static py_memory *
 nccl_memory_make(py_group *group, dd_view *view, int device)
 {
     py_nccl *nccl = group->state->nccl;
-    nccl_memory *own = dd_mem_zalloc(sizeof *own);
-    if (own == NULL) {
+    nccl_memory *allocation = dd_mem_zalloc(sizeof *allocation);
+    if (allocation == NULL) {
         PyErr_NoMemory();
         return NULL;
     }
     if (!PY_GROUP_TRY(group->state, py_nccl_mem_alloc, nccl, device, dd_view_nbytes(view), &view->data)) {
-        dd_mem_free(own);
+        dd_mem_free(allocation);
         return NULL;
     }
-    own->nccl = nccl;
-    py_memory_init(&own->memory, view, nccl_memory_destroy);
-    own->memory.device_type = PY_DEVICE_CUDA;
-    own->memory.device_id = device;
-    return &own->memory;
+    allocation->nccl = nccl;
+    py_memory_init(&allocation->memory, view, nccl_memory_destroy);
+    allocation->memory.device_type = PY_DEVICE_CUDA;
+    allocation->memory.device_id = device;
+    return &allocation->memory;
 }
 
 PyObject *

@@ -41,8 +41,8 @@ static bool
 read_redop(py_nccl_team_call *call, PyObject *op)
 {
     static const struct {
-        dd_redop ours;
-        dd_nccl_redop theirs;
+        dd_redop op;
+        dd_nccl_redop nccl_op;
     } table[] = {
         {DD_REDOP_SUM, DD_NCCL_SUM}, {DD_REDOP_PRODUCT, DD_NCCL_PROD}, {DD_REDOP_MAX, DD_NCCL_MAX},
         {DD_REDOP_MIN, DD_NCCL_MIN}, {DD_REDOP_AVG, DD_NCCL_AVG},
@@ -52,8 +52,8 @@ read_redop(py_nccl_team_call *call, PyObject *op)
         return false;
     }
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        if (table[i].ours == reduction.op) {
-            call->redop = table[i].theirs;
+        if (table[i].op == reduction.op) {
+            call->redop = table[i].nccl_op;
             return true;
         }
     }
@@ -147,8 +147,8 @@ set_item(py_nccl_team_call *call, const dd_nccl_lib *lib, dd_nccl_item *item, co
 {
     dd_error err;
     dd_nccl_dtype dtype;
-    dd_dtype ours = send->tensor.view.dtype;
-    if (!py_error_check_of_group(call->state, dd_nccl_dtype_of(lib, ours, &dtype, &err), &err)) {
+    dd_dtype op = send->tensor.view.dtype;
+    if (!py_error_check_of_group(call->state, dd_nccl_dtype_of(lib, op, &dtype, &err), &err)) {
         return false;
     }
     item->send = send->flat;

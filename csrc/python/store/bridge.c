@@ -199,10 +199,10 @@ time_left(const bridge_call *call)
 static bool
 is_overridden(const bridge_call *call)
 {
-    PyObject *own = PyObject_GetAttrString((PyObject *)Py_TYPE(call->bridge->object), call->method);
+    PyObject *own_method = PyObject_GetAttrString((PyObject *)Py_TYPE(call->bridge->object), call->method);
     PyObject *base = PyObject_GetAttrString((PyObject *)call->bridge->state->store_type, call->method);
-    bool is_own = own != base;
-    Py_XDECREF(own);
+    bool is_own = own_method != base;
+    Py_XDECREF(own_method);
     Py_XDECREF(base);
     PyErr_Clear();
     return is_own;
@@ -291,14 +291,14 @@ bridge_run(dd_store *store, const dd_store_request *request, dd_store_result *re
 }
 
 static dd_status
-bridge_clone(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err)
+bridge_clone(dd_store *store, dd_store **clone, const dd_wait *wait, dd_error *err)
 {
     bridge_call call = bridge_enter(store, "clone", wait);
     PyObject *result = invoke(&call, PyTuple_New(0));
     if (result != NULL) {
         dd_store *made = py_store_acquire(call.bridge->state, result, "clone", "return");
         if (made != NULL) {
-            *other = made;
+            *clone = made;
         }
         Py_DECREF(result);
     }

@@ -208,20 +208,20 @@ PyObject *
 py_store_clone(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_store *self = (py_store *)object;
-    dd_store *other = NULL;
+    dd_store *clone = NULL;
     py_call call;
     if (!py_call_begin(&call, self, "clone", PY_UNBOUND_PURE_VIRTUAL, NULL)) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    call.status = call.store->ops->clone(call.store, &other, &call.wait.wait, &call.err);
+    call.status = call.store->ops->clone(call.store, &clone, &call.wait.wait, &call.err);
     Py_END_ALLOW_THREADS
     if (!py_call_end(&call)) {
-        py_store_drop(other);
+        py_store_drop(clone);
         return NULL;
     }
     const char *kind;
-    return py_store_wrap(py_store_own_type(self->state, Py_TYPE(object), &kind), other);
+    return py_store_wrap(py_store_own_type(self->state, Py_TYPE(object), &kind), clone);
 }
 
 static PyObject *

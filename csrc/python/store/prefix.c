@@ -168,9 +168,9 @@ prefix_store_clone(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     PyObject *type = (PyObject *)self->base.state->prefix_store_type;
-    PyObject *other = PyObject_CallFunctionObjArgs(type, self->prefix, underlying, NULL);
+    PyObject *clone = PyObject_CallFunctionObjArgs(type, self->prefix, underlying, NULL);
     Py_DECREF(underlying);
-    return other;
+    return clone;
 }
 
 static PyObject *

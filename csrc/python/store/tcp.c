@@ -207,11 +207,11 @@ tcp_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
 static PyObject *
 tcp_store_clone(PyObject *object, PyObject *unused)
 {
-    PyObject *other = py_store_clone(object, unused);
-    if (other != NULL) {
-        ((py_tcp_store *)other)->is_libuv = ((py_tcp_store *)object)->is_libuv;
+    PyObject *clone = py_store_clone(object, unused);
+    if (clone != NULL) {
+        ((py_tcp_store *)clone)->is_libuv = ((py_tcp_store *)object)->is_libuv;
     }
-    return other;
+    return clone;
 }
 
 static PyObject *
