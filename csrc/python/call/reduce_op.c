@@ -1,6 +1,7 @@
 #include "python/call/reduce_op.h"
 
 #include "python/base/convert.h"
+#include "python/base/error.h"
 #include "python/base/object.h"
 #include "python/base/params.h"
 #include "python/tensor/dtype.h"
@@ -46,10 +47,10 @@ make_constant(PyTypeObject *type, dd_redop op)
 
 /* Return 1 for a tensor outside host memory, whose value cannot be read here, otherwise 0. */
 static int
-is_device_tensor(PyObject *factor)
+is_device_tensor(const py_state *state, PyObject *factor)
 {
     if (PyFloat_Check(factor) || PyLong_Check(factor) ||
-        !PyObject_HasAttrString(factor, "__dlpack_device__")) {
+        !py_has_attribute(factor, state->names[PY_NAME_DLPACK_DEVICE])) {
         return 0;
     }
     PyObject *device = PyObject_CallMethod(factor, "__dlpack_device__", NULL);
@@ -64,7 +65,9 @@ is_device_tensor(PyObject *factor)
 static PyObject *
 make_scaled(PyTypeObject *type, PyObject *factor)
 {
-    int is_tensor = is_device_tensor(factor);
+    PyObject *module;
+    const py_state *state = py_state_of_type(type, &module);
+    int is_tensor = state != NULL ? is_device_tensor(state, factor) : -1;
     double number = is_tensor == 0 ? PyFloat_AsDouble(factor) : 1.0;
     if (is_tensor < 0 || (number == -1.0 && PyErr_Occurred() != NULL)) {
         return NULL;
