@@ -33,6 +33,15 @@ dd_wait dd_wait_after(int64_t timeout_ns);
 /* Return a copy of `wait` whose deadline is at most timeout_ns from now. */
 dd_wait dd_wait_at_most(const dd_wait *wait, int64_t timeout_ns);
 
+/* Return a copy of `wait` without its deadline, to wait for an event that is certain. */
+static inline dd_wait
+dd_wait_without_deadline(const dd_wait *wait)
+{
+    dd_wait endless = *wait;
+    endless.deadline_ns = DD_NEVER_NS;
+    return endless;
+}
+
 static inline void
 dd_wait_will_block(const dd_wait *wait)
 {

@@ -275,8 +275,7 @@ run_call(group_call *call, const dd_wait *wait, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    dd_wait until_done = *wait;
-    until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends the call at its deadline */
+    dd_wait until_done = dd_wait_without_deadline(wait); /* the group's task ends the call */
     status = dd_group_wait(group, work, &until_done, err);
     if (!dd_work_is_done(work)) {
         char reason[96];

@@ -409,8 +409,7 @@ dd_status
 window_finish(window_call *call, const dd_wait *wait, dd_error *err)
 {
     dd_engine *engine = call->hub->engine;
-    dd_wait until_done = *wait;
-    until_done.deadline_ns = DD_NEVER_NS; /* the call has a deadline of its own */
+    dd_wait until_done = dd_wait_without_deadline(wait); /* the call has its own deadline */
     dd_status status = dd_engine_wait(engine, &call->work.is_done, &until_done, err);
     if (status == DD_OK) {
         return dd_work_result(&call->work, err);

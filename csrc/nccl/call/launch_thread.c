@@ -107,8 +107,7 @@ static bool
 is_interrupted_before_end(thread_launch *self)
 {
     dd_status status = DD_OK;
-    dd_wait wait = *self->launch->wait;
-    wait.deadline_ns = DD_NEVER_NS;
+    dd_wait wait = dd_wait_without_deadline(self->launch->wait);
     dd_lock_take(&self->mu);
     while (!self->is_ended && status == DD_OK) {
         status = dd_cond_wait_checked(&self->ended, &self->mu, &wait, NULL);
