@@ -7,7 +7,7 @@ typedef struct coll_row {
 } coll_row;
 
 static const coll_row rows[] = {
-#define COLL_ROW(name, text, inputs, outputs, fold, home) {#text, DD_BLOCKS_##inputs, DD_BLOCKS_##outputs},
+#define COLL_ROW(name, text, inputs, outputs, fold, support) {#text, DD_BLOCKS_##inputs, DD_BLOCKS_##outputs},
     DD_COLL_LIST(COLL_ROW)
 #undef COLL_ROW
 };
@@ -16,15 +16,15 @@ static const coll_row rows[] = {
 #define IS_EACH(blocks) ((blocks) == DD_BLOCKS_EACH || (blocks) == DD_BLOCKS_ROOT_EACH)
 
 const dd_coll_traits dd_coll_traits_of[DD_COLL_COUNT] = {
-#define COLL_TRAITS(name, text, inputs, outputs, fold, home)        \
-    {.has_data = DD_BLOCKS_##inputs != DD_BLOCKS_NONE,              \
-     .is_from_root = IS_OF_ROOT(DD_BLOCKS_##inputs),                \
-     .is_to_root = IS_OF_ROOT(DD_BLOCKS_##outputs),                 \
-     .is_split = IS_EACH(DD_BLOCKS_##inputs),                       \
-     .is_collected = IS_EACH(DD_BLOCKS_##outputs),                  \
-     .is_fold = DD_FOLDS_##fold != DD_FOLDS_NOTHING,                \
-     .is_prefix = DD_FOLDS_##fold == DD_FOLDS_PREFIX,               \
-     .is_common = DD_COLL_SUPPORT_##home == DD_COLL_SUPPORT_COMMON, \
+#define COLL_TRAITS(name, text, inputs, outputs, fold, support)        \
+    {.has_data = DD_BLOCKS_##inputs != DD_BLOCKS_NONE,                 \
+     .is_from_root = IS_OF_ROOT(DD_BLOCKS_##inputs),                   \
+     .is_to_root = IS_OF_ROOT(DD_BLOCKS_##outputs),                    \
+     .is_split = IS_EACH(DD_BLOCKS_##inputs),                          \
+     .is_collected = IS_EACH(DD_BLOCKS_##outputs),                     \
+     .is_fold = DD_FOLDS_##fold != DD_FOLDS_NOTHING,                   \
+     .is_prefix = DD_FOLDS_##fold == DD_FOLDS_PREFIX,                  \
+     .is_common = DD_COLL_SUPPORT_##support == DD_COLL_SUPPORT_COMMON, \
      .has_uneven = IS_EACH(DD_BLOCKS_##inputs) || IS_EACH(DD_BLOCKS_##outputs)},
     DD_COLL_LIST(COLL_TRAITS)
 #undef COLL_TRAITS

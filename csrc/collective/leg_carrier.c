@@ -266,10 +266,9 @@ static dd_leg_state
 carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
 {
     (void)piece;
-    bool is_last_chance = run->mover.is_catching_up && is_in_library(&run->carried);
+    bool must_abandon = run->mover.is_catching_up && is_in_library(&run->carried);
     dd_leg_state state = DD_LEG_STUCK;
-    for (int npolled = 0; npolled < (is_last_chance ? DD_POLLS_LAST : 1) && state == DD_LEG_STUCK;
-         npolled++) {
+    for (int npolled = 0; npolled < (must_abandon ? DD_POLLS_LAST : 1) && state == DD_LEG_STUCK; npolled++) {
         state = progress_carried(run, error);
     }
     return state;

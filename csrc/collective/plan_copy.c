@@ -262,9 +262,9 @@ add_blocks(dd_builder *b, long count, dd_span bytes)
 }
 
 static dd_plan_range
-blocks_below(dd_plan_range all, dd_span bytes, long nspoken, long distance)
+blocks_below(dd_plan_range all, dd_span bytes, long nhanded, long distance)
 {
-    long rest = nspoken - distance;
+    long rest = nhanded - distance;
     return blocks_at(all, bytes, distance, distance < rest ? distance : rest);
 }
 
@@ -275,15 +275,15 @@ static void
 collect_piece(dd_builder *b, size_t s, dd_span bytes)
 {
     bool is_all = b->args->coll == DD_COLL_ALL_GATHER;
-    long nspoken = is_all ? b->nranks : count_subtree(b);
+    long nhanded = is_all ? b->nranks : count_subtree(b);
     bool is_last = is_all || dd_builder_is_root(b);
     dd_plan_range own_range = dd_range_input(0, bytes.first, bytes.count);
-    dd_plan_range all = add_blocks(b, nspoken, bytes);
-    if (nspoken > 1 && (is_all || !is_last)) {
+    dd_plan_range all = add_blocks(b, nhanded, bytes);
+    if (nhanded > 1 && (is_all || !is_last)) {
         dd_builder_copy(b, own_range, blocks_at(all, bytes, 0, 1));
     }
-    for (long distance = 1; distance < nspoken; distance *= 2) {
-        dd_plan_range received = blocks_below(all, bytes, nspoken, distance);
+    for (long distance = 1; distance < nhanded; distance *= 2) {
+        dd_plan_range received = blocks_below(all, bytes, nhanded, distance);
         if (is_all) {
             dd_builder_send(b, dd_builder_at(b, b->rank, (int)-distance), s,
                             dd_range_part(all, (dd_span){0, received.nbytes}));
@@ -291,7 +291,7 @@ collect_piece(dd_builder *b, size_t s, dd_span bytes)
         dd_builder_recv(b, dd_builder_at(b, b->rank, (int)distance), s, received);
     }
     if (!is_last) {
-        dd_builder_send(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, nspoken > 1 ? all : own_range);
+        dd_builder_send(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, nhanded > 1 ? all : own_range);
         return;
     }
     for (int vrank = 1; vrank < b->nranks; vrank++) {
@@ -310,12 +310,12 @@ dd_build_collect(dd_builder *b)
 static void
 scatter_piece(dd_builder *b, size_t s, dd_span bytes)
 {
-    long nspoken = count_subtree(b);
-    dd_plan_range all = add_blocks(b, nspoken, bytes);
+    long nhanded = count_subtree(b);
+    dd_plan_range all = add_blocks(b, nhanded, bytes);
     dd_plan_range result = dd_range_output(0, bytes.first, bytes.count);
     dd_plan_range own_range = blocks_at(all, bytes, 0, 1);
     if (!dd_builder_is_root(b)) {
-        dd_plan_range received = nspoken > 1 ? all : result;
+        dd_plan_range received = nhanded > 1 ? all : result;
         dd_builder_recv(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, received);
     }
     for (int vrank = 1; vrank < b->nranks && dd_builder_is_root(b); vrank++) {
@@ -323,15 +323,15 @@ scatter_piece(dd_builder *b, size_t s, dd_span bytes)
                         blocks_at(all, bytes, vrank, 1));
     }
     for (long distance = reach_of(b) / 2; distance > 0; distance /= 2) {
-        if (distance < nspoken) {
+        if (distance < nhanded) {
             dd_builder_send(b, dd_builder_at(b, b->rank, (int)distance), s,
-                            blocks_below(all, bytes, nspoken, distance));
+                            blocks_below(all, bytes, nhanded, distance));
         }
     }
     if (dd_builder_is_root(b)) {
         own_range = dd_range_input(b->rank, bytes.first, bytes.count);
     }
-    if (dd_builder_is_root(b) || nspoken > 1) {
+    if (dd_builder_is_root(b) || nhanded > 1) {
         dd_builder_copy(b, own_range, result);
     }
 }

@@ -48,7 +48,7 @@ static void
 fold_direct(dd_builder *b, bool is_whole)
 {
     bool is_reduce = b->args->coll == DD_COLL_REDUCE;
-    bool is_aside = is_reduce && !is_whole && !dd_builder_is_root(b);
+    bool is_buffered = is_reduce && !is_whole && !dd_builder_is_root(b);
     b->has_whole_blocks = is_whole;
     size_t nsegments = dd_builder_cut_blocks(b, b->input_nbytes);
     uint32_t folded[DD_PLAN_DEPTH] = {DD_NO_STEP, DD_NO_STEP}; /* last reader of each scratch set */
@@ -64,11 +64,11 @@ fold_direct(dd_builder *b, bool is_whole)
             }
         }
         dd_plan_range dst = dd_builder_block_output(b, b->rank, s);
-        dst = is_aside ? dd_builder_add_scratch(b, dst.nbytes) : dst;
+        dst = is_buffered ? dd_builder_add_scratch(b, dst.nbytes) : dst;
         if (!is_reduce || !is_whole || dd_builder_is_root(b)) {
             dd_builder_update_step(latest, take_and_fold(b, s, dd_builder_block_input(b, b->rank, s), dst));
         }
-        if (is_aside) {
+        if (is_buffered) {
             dd_builder_send(b, b->args->root, nsegments + s, dst);
         } else if (is_reduce && !is_whole) {
             dd_builder_collect(b, s, nsegments + s);
@@ -324,19 +324,19 @@ tree_climb(dd_builder *b, tree *t)
 static void
 tree_segment(dd_builder *b, tree *t)
 {
-    int stands = rank_of_vrank(b, t, plan_fold_vrank(t, b->rank));
+    int result_rank = rank_of_vrank(b, t, plan_fold_vrank(t, b->rank));
     if (b->nranks == 1) {
         add_fold_of_one(b, DD_STAGE_WHOLE, t->input, t->output);
         return;
     }
-    if (stands != b->rank) {
-        dd_builder_send(b, stands, t->s, t->input);
+    if (result_rank != b->rank) {
+        dd_builder_send(b, result_rank, t->s, t->input);
     } else {
         tree_begin(b, t);
         tree_climb(b, t);
     }
-    if (t->is_all && stands != b->rank) {
-        dd_builder_recv(b, stands, t->s, t->output);
+    if (t->is_all && result_rank != b->rank) {
+        dd_builder_recv(b, result_rank, t->s, t->output);
     } else if (t->is_all && is_paired(t, b->rank)) {
         dd_builder_send(b, b->rank ^ 1, t->s, t->output);
     }

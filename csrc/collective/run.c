@@ -113,7 +113,7 @@ cancel_legs(dd_run *run)
 
 /* Carry out a small collective in a group of one rank; false if it is not small. */
 static bool
-do_alone(const dd_coll_args *args)
+copy_single_rank(const dd_coll_args *args)
 {
     if (args->coll == DD_COLL_BARRIER || args->outputs[0].nbytes == 0) {
         return true;
@@ -174,7 +174,7 @@ run_begin(dd_run *run)
     run->phase = DD_RUN_UNDER_WAY;
     run->error.code = DD_OK;
     run->mismatch.rank = -1;
-    if (run->env.topology->nranks == 1 && do_alone(&run->call.args)) {
+    if (run->env.topology->nranks == 1 && copy_single_rank(&run->call.args)) {
         run->route = DD_ROUTE_LOCAL;
         run->lanes[DD_LANE_ARENA].is_finished = run->lanes[DD_LANE_PLAN].is_finished = true;
     } else {

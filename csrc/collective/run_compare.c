@@ -12,16 +12,16 @@ _Static_assert(sizeof(dd_signature) % sizeof(uint64_t) == 0, "a signature is who
 
 /* Minima over all ranks of the signature's words, and of the words' complements. The minima of the
  * complements give the maxima of the words. */
-typedef struct extremes {
+typedef struct word_range {
     uint64_t words[SIGNATURE_WORDS];
     uint64_t complements[SIGNATURE_WORDS];
-} extremes;
+} word_range;
 
 struct dd_run_comparison {
     dd_carried_call call;
     dd_signature own;
-    extremes own_words;
-    extremes all;
+    word_range own_words;
+    word_range all;
     dd_signature *signatures; /* [nranks]: the signatures of all ranks */
     size_t *counts;           /* [nranks], followed by the offsets [nranks + 1] */
 };

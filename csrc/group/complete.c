@@ -68,8 +68,8 @@ group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause)
     for (dd_list *node = group->messages.next, *next; node != &group->messages; node = next) {
         next = node->next;
         group_call *call = DD_CONTAINER_OF(node, group_call, link);
-        bool is_last_hope = call->message.rank == DD_ANY_RANK && group->nleft == group->size - 1;
-        if (rank == DD_ANY_RANK || call->message.rank == rank || is_last_hope) {
+        bool is_last_sender = call->message.rank == DD_ANY_RANK && group->nleft == group->size - 1;
+        if (rank == DD_ANY_RANK || call->message.rank == rank || is_last_sender) {
             group_cancel_message_locked(call, cause);
         }
     }

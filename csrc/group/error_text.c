@@ -218,11 +218,11 @@ static int
 find_blamed(const dd_group *group, const dd_cause *cause)
 {
     const dd_signature *own_signature = group_signature_of(group, cause->sequence);
-    bool has_called_the_same = cause->kind == DD_CAUSE_CALLS && own_signature != NULL &&
-                               cause->other != group->rank &&
-                               memcmp(&cause->blamed_signature, own_signature, sizeof *own_signature) == 0;
+    bool is_call_equal = cause->kind == DD_CAUSE_CALLS && own_signature != NULL &&
+                         cause->other != group->rank &&
+                         memcmp(&cause->blamed_signature, own_signature, sizeof *own_signature) == 0;
     bool is_own = cause->blamed.rank == group->rank && cause->other >= 0;
-    return has_called_the_same || is_own ? cause->other : cause->blamed.rank;
+    return is_call_equal || is_own ? cause->other : cause->blamed.rank;
 }
 
 void

@@ -69,7 +69,7 @@ fail_rest_locked(dd_group *group, const dd_cause *cause)
 bool
 group_has_failed_locked(const dd_group *group)
 {
-    return group->cause.code != DD_OK || group->has_found_own;
+    return group->cause.code != DD_OK || group->has_own_failure;
 }
 
 static void
@@ -109,7 +109,7 @@ group_fail_cause_locked(dd_group *group, const dd_cause *cause)
         if (group->found->kind == 0) {
             *group->found = *cause;
         }
-        group->has_found_own = group->has_found_own || cause->origin == group->rank;
+        group->has_own_failure = group->has_own_failure || cause->origin == group->rank;
         return;
     }
     dd_cause found; /* ignored, because it is later than `cause` */

@@ -113,9 +113,9 @@ struct dd_group {
     dd_error cause; /* DD_OK, or the reason why every call fails */
     dd_cause *
         found; /* not NULL while group_end_complete_locked runs: the first failure that it finds goes there */
-    bool has_found_own; /* this rank reports `found` first: no more collectives start */
-    dd_cause failure;   /* `cause` as a record; kind 0 if the group has not failed */
-    bool is_set_up;     /* setup has ended on this rank; other ranks may not have finished */
+    bool has_own_failure; /* this rank reports `found` first: no more collectives start */
+    dd_cause failure;     /* `cause` as a record; kind 0 if the group has not failed */
+    bool is_set_up;       /* setup has ended on this rank; other ranks may not have finished */
     bool is_closing;
     bool is_suspended;
     bool is_suspending;

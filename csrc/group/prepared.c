@@ -71,8 +71,8 @@ dd_prepared_describe(const dd_prepared_call *call, dd_coll_args *args, int64_t *
 static bool
 needs_driver(const group_call *call)
 {
-    bool has_given_all = call->is_quick && dd_group_carrier(call->group) == NULL;
-    return !has_given_all && !dd_work_is_done(&call->work);
+    bool has_published_all = call->is_quick && dd_group_carrier(call->group) == NULL;
+    return !has_published_all && !dd_work_is_done(&call->work);
 }
 
 dd_status

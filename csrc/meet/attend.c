@@ -24,7 +24,7 @@ typedef struct attendance {
     int first_absent; /* the lowest missing rank; -1 if there is none */
     char present[340];
     char absent[220];
-    dd_error trouble; /* the failure that prevented the check; code DD_OK if there was none */
+    dd_error check_error; /* the failure that prevented the check; code DD_OK if there was none */
 } attendance;
 
 /* Append ", 3 (node-b, pid 77)" to a list. If the list has no space for the rank, append "...". */
@@ -83,7 +83,7 @@ list_attendance(const meeting_call *call, attendance *seen)
         dd_meeting_member member;
         bool is_found = false;
         bool is_earlier = false;
-        if (find_attendee(call, rank, &member, &is_found, &is_earlier, &seen->trouble) != DD_OK) {
+        if (find_attendee(call, rank, &member, &is_found, &is_earlier, &seen->check_error) != DD_OK) {
             return;
         }
         int name = meeting_name_of(call, rank);
@@ -139,13 +139,13 @@ meeting_error_absent(const meeting_call *call, dd_error *err)
     meeting_call late = *call;
     late.keys.wait = &moment;
     list_attendance(&late, &seen);
-    if (seen.trouble.code != DD_OK && call->cancel_reason.code != DD_OK) {
+    if (seen.check_error.code != DD_OK && call->cancel_reason.code != DD_OK) {
         (void)dd_error_copy(err, &call->cancel_reason);
         return DD_OP_TIMED_OUT;
     }
-    if (seen.trouble.code != DD_OK) {
+    if (seen.check_error.code != DD_OK) {
         dd_error_set(err, DD_OP_TIMED_OUT, "the ranks that have joined are unknown: %s",
-                     seen.trouble.message);
+                     seen.check_error.message);
     } else if (seen.first_absent < 0) {
         dd_error_set(err, DD_OP_TIMED_OUT, "all %d ranks have joined, but one of them has not continued: %s",
                      call->meeting->size, seen.present);

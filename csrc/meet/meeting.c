@@ -129,7 +129,7 @@ cancel_if_dead(const meeting_call *call, dd_bytes published, bool *is_cancelled,
 
 /* Handle another process that has joined as this rank: cancel the meeting if it is dead. */
 static dd_status
-examine_taken(const meeting_call *call, dd_bytes taken, bool *is_done, dd_error *err)
+check_other_process(const meeting_call *call, dd_bytes taken, bool *is_done, dd_error *err)
 {
     int name = meeting_name_of(call, call->meeting->rank);
     char label[32];
@@ -276,7 +276,7 @@ take_reply(meeting_call *call, dd_store_result *reply, dd_meeting_end *end, bool
     case DD_MEET_RESIZED:
         return resolve_sizes(call, dd_blob_view(&reply->value), is_done, err);
     case DD_MEET_TAKEN:
-        return examine_taken(call, dd_blob_view(&reply->value), is_done, err);
+        return check_other_process(call, dd_blob_view(&reply->value), is_done, err);
     case DD_MEET_AGAIN:
         break;
     }

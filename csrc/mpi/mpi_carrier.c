@@ -254,10 +254,10 @@ typedef struct comm_creation {
 } comm_creation;
 
 static dd_status
-create_comm(comm_creation *making)
+create_comm(comm_creation *creation)
 {
-    dd_error *err = &making->error;
-    const mpi_library *library = making->library;
+    dd_error *err = &creation->error;
+    const mpi_library *library = creation->library;
     const mpi_api *api = &library->api;
     mpi_word world = library->constants.comm_world;
     mpi_word all = 0;
@@ -266,52 +266,53 @@ create_comm(comm_creation *making)
     if (status != DD_OK) {
         return status;
     }
-    status = mpi_check(library, api->MPI_Group_incl(all, making->nranks, making->ranks, &members),
+    status = mpi_check(library, api->MPI_Group_incl(all, creation->nranks, creation->ranks, &members),
                        "MPI_Group_incl", err);
     if (status == DD_OK) {
-        status = mpi_check(library, api->MPI_Comm_create_group(world, members, making->tag, &making->comm),
-                           "MPI_Comm_create_group", err);
+        status =
+            mpi_check(library, api->MPI_Comm_create_group(world, members, creation->tag, &creation->comm),
+                      "MPI_Comm_create_group", err);
         (void)api->MPI_Group_free(&members);
     }
     (void)api->MPI_Group_free(&all);
     if (status != DD_OK) {
         return status;
     }
-    return mpi_check(library, api->MPI_Comm_set_errhandler(making->comm, library->constants.errors_return),
+    return mpi_check(library, api->MPI_Comm_set_errhandler(creation->comm, library->constants.errors_return),
                      "MPI_Comm_set_errhandler", err);
 }
 
 static void
-run_making(dd_background_task *task)
+run_creation(dd_background_task *task)
 {
-    comm_creation *making = (comm_creation *)task;
-    making->status = create_comm(making);
+    comm_creation *creation = (comm_creation *)task;
+    creation->status = create_comm(creation);
 }
 
 static void
-free_making(dd_background_task *task)
+free_creation(dd_background_task *task)
 {
     dd_mem_free(((comm_creation *)task)->ranks);
     dd_mem_free(task);
 }
 
 static dd_status
-await_making(comm_creation *making, mpi_word *comm, const dd_wait *wait, dd_error *err)
+await_creation(comm_creation *creation, mpi_word *comm, const dd_wait *wait, dd_error *err)
 {
-    dd_status status = dd_background_task_start(&making->task, "dldist-mpi", err);
+    dd_status status = dd_background_task_start(&creation->task, "dldist-mpi", err);
     if (status != DD_OK) {
         return status;
     }
-    status = dd_background_task_wait(&making->task, wait, err);
+    status = dd_background_task_wait(&creation->task, wait, err);
     if (status == DD_OK) {
-        *comm = making->comm;
-        status = making->status == DD_OK ? DD_OK : dd_error_copy(err, &making->error);
+        *comm = creation->comm;
+        status = creation->status == DD_OK ? DD_OK : dd_error_copy(err, &creation->error);
     } else if (status == DD_TIMED_OUT) {
         status = dd_error_set(err, DD_OP_TIMED_OUT,
                               "MPI_Comm_create_group of %d ranks did not return within %.3g s",
-                              making->nranks, dd_wait_elapsed_s(wait));
+                              creation->nranks, dd_wait_elapsed_s(wait));
     }
-    dd_background_task_release(&making->task);
+    dd_background_task_release(&creation->task);
     return status;
 }
 
@@ -331,23 +332,23 @@ static dd_status
 make_communicator(mpi_carrier *carrier, dd_group *group, const mpi_identity *all, const dd_wait *wait,
                   dd_error *err)
 {
-    comm_creation *making = dd_mem_zalloc(sizeof *making);
+    comm_creation *creation = dd_mem_zalloc(sizeof *creation);
     int *ranks = dd_mem_alloc_array((size_t)carrier->nranks, sizeof *ranks);
-    if (making == NULL || ranks == NULL) {
-        dd_mem_free(making);
+    if (creation == NULL || ranks == NULL) {
+        dd_mem_free(creation);
         dd_mem_free(ranks);
-        return dd_error_no_memory(err, sizeof *making + (size_t)carrier->nranks * sizeof *ranks);
+        return dd_error_no_memory(err, sizeof *creation + (size_t)carrier->nranks * sizeof *ranks);
     }
     for (int rank = 0; rank < carrier->nranks; rank++) {
         ranks[rank] = all[rank].rank;
     }
-    making->task.run = run_making;
-    making->task.free = free_making;
-    making->library = carrier->library;
-    making->ranks = ranks;
-    making->nranks = carrier->nranks;
-    making->tag = tag_of(group);
-    return await_making(making, &carrier->comm, wait, err);
+    creation->task.run = run_creation;
+    creation->task.free = free_creation;
+    creation->library = carrier->library;
+    creation->ranks = ranks;
+    creation->nranks = carrier->nranks;
+    creation->tag = tag_of(group);
+    return await_creation(creation, &carrier->comm, wait, err);
 }
 
 static dd_status

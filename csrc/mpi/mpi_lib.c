@@ -143,12 +143,12 @@ static dd_status
 read_tag_max(mpi_library *library, dd_error *err)
 {
     int *value = NULL;
-    int has_it = 0;
+    int is_set = 0;
     dd_status status = mpi_check(library,
                                  library->api.MPI_Comm_get_attr(library->constants.comm_world,
-                                                                library->constants.tag_ub, &value, &has_it),
+                                                                library->constants.tag_ub, &value, &is_set),
                                  "MPI_Comm_get_attr", err);
-    library->tag_max = status == DD_OK && has_it && value != NULL && *value > 0 ? (uint64_t)*value : 32767;
+    library->tag_max = status == DD_OK && is_set && value != NULL && *value > 0 ? (uint64_t)*value : 32767;
     return status;
 }
 

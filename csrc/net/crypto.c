@@ -121,17 +121,18 @@ write_nonce(dd_cipher cipher, uint64_t number, uint8_t nonce[CRYPTO_NONCE_BYTES]
 }
 
 bool
-dd_aead_seal(dd_aead *self, uint64_t number, dd_bytes beside, dd_bytes plain, uint8_t *sealed)
+dd_aead_seal(dd_aead *self, uint64_t number, dd_bytes associated, dd_bytes plain, uint8_t *sealed)
 {
     uint8_t nonce[CRYPTO_NONCE_BYTES];
     write_nonce(self->cipher, number, nonce);
-    return crypto_cipher_seal(self->state, nonce, beside, plain, sealed);
+    return crypto_cipher_seal(self->state, nonce, associated, plain, sealed);
 }
 
 bool
-dd_aead_open(dd_aead *self, uint64_t number, dd_bytes beside, dd_bytes sealed, uint8_t *plain)
+dd_aead_open(dd_aead *self, uint64_t number, dd_bytes associated, dd_bytes sealed, uint8_t *plain)
 {
     uint8_t nonce[CRYPTO_NONCE_BYTES];
     write_nonce(self->cipher, number, nonce);
-    return sealed.len >= DD_CRYPTO_TAG_BYTES && crypto_cipher_open(self->state, nonce, beside, sealed, plain);
+    return sealed.len >= DD_CRYPTO_TAG_BYTES &&
+           crypto_cipher_open(self->state, nonce, associated, sealed, plain);
 }

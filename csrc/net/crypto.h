@@ -53,13 +53,13 @@ dd_status dd_aead_create(dd_cipher cipher, const uint8_t key[DD_CRYPTO_KEY_BYTES
                          dd_error *err) DD_MUST_CHECK;
 void dd_aead_destroy(dd_aead *aead); /* `aead` may be NULL */
 
-/* Encrypt `plain`: write plain.len bytes and a tag to `sealed`, which may be plain.data. `beside`
+/* Encrypt `plain`: write plain.len bytes and a tag to `sealed`, which may be plain.data. `associated`
  * is authenticated but not encrypted. Return false if the library failed, for lack of memory. */
-bool dd_aead_seal(dd_aead *aead, uint64_t number, dd_bytes beside, dd_bytes plain,
+bool dd_aead_seal(dd_aead *aead, uint64_t number, dd_bytes associated, dd_bytes plain,
                   uint8_t *sealed) DD_MUST_CHECK;
 /* Decrypt `sealed`, in place or not. Return false if it was not sealed with this key, `number` and
- * `beside`; the content of `plain` must then not be used. */
-bool dd_aead_open(dd_aead *aead, uint64_t number, dd_bytes beside, dd_bytes sealed,
+ * `associated`; the content of `plain` must then not be used. */
+bool dd_aead_open(dd_aead *aead, uint64_t number, dd_bytes associated, dd_bytes sealed,
                   uint8_t *plain) DD_MUST_CHECK;
 
 #endif

@@ -17,9 +17,9 @@ bool crypto_x25519_agree(const uint8_t secret[DD_CRYPTO_POINT_BYTES],
 /* Create the state of a cipher with one key. Return NULL if there is no memory. */
 void *crypto_cipher_create(dd_cipher cipher, const uint8_t key[DD_CRYPTO_KEY_BYTES]);
 void crypto_cipher_destroy(void *state);
-bool crypto_cipher_seal(void *state, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside, dd_bytes plain,
-                        uint8_t *sealed);
-bool crypto_cipher_open(void *state, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside,
+bool crypto_cipher_seal(void *state, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes associated,
+                        dd_bytes plain, uint8_t *sealed);
+bool crypto_cipher_open(void *state, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes associated,
                         dd_bytes sealed, uint8_t *plain);
 
 #endif

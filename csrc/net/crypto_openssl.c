@@ -106,22 +106,23 @@ crypto_cipher_destroy(void *state)
 
 /* Encrypt or decrypt the bytes. The callers handle the tag. */
 static bool
-run_cipher(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], bool is_seal, dd_bytes beside, dd_bytes in,
+run_cipher(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], bool is_seal, dd_bytes associated, dd_bytes in,
            uint8_t *out)
 {
     int nbytes = 0;
     return in.len <= INT_MAX && api.EVP_CipherInit_ex(ctx, NULL, NULL, NULL, nonce, is_seal) == 1 &&
-           (beside.len == 0 || api.EVP_CipherUpdate(ctx, NULL, &nbytes, beside.data, (int)beside.len) == 1) &&
+           (associated.len == 0 ||
+            api.EVP_CipherUpdate(ctx, NULL, &nbytes, associated.data, (int)associated.len) == 1) &&
            (in.len == 0 || api.EVP_CipherUpdate(ctx, out, &nbytes, in.data, (int)in.len) == 1);
 }
 
 bool
-crypto_cipher_seal(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside, dd_bytes plain,
+crypto_cipher_seal(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes associated, dd_bytes plain,
                    uint8_t *sealed)
 {
     int nbytes = 0;
     uint8_t *tag = sealed + plain.len;
-    bool is_sealed = run_cipher(ctx, nonce, true, beside, plain, sealed) &&
+    bool is_sealed = run_cipher(ctx, nonce, true, associated, plain, sealed) &&
                      api.EVP_CipherFinal_ex(ctx, tag, &nbytes) == 1 &&
                      api.EVP_CIPHER_CTX_ctrl(ctx, CTRL_GET_TAG, (int)DD_CRYPTO_TAG_BYTES, tag) == 1;
     if (!is_sealed) {
@@ -131,7 +132,7 @@ crypto_cipher_seal(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes 
 }
 
 bool
-crypto_cipher_open(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside, dd_bytes sealed,
+crypto_cipher_open(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes associated, dd_bytes sealed,
                    uint8_t *plain)
 {
     int nbytes = 0;
@@ -139,7 +140,7 @@ crypto_cipher_open(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes 
     uint8_t tag[DD_CRYPTO_TAG_BYTES];
     uint8_t rest[DD_CRYPTO_TAG_BYTES]; /* always empty: these ciphers leave no bytes */
     memcpy(tag, sealed.data + len, sizeof tag);
-    bool is_opened = run_cipher(ctx, nonce, false, beside, dd_bytes_of(sealed.data, len), plain) &&
+    bool is_opened = run_cipher(ctx, nonce, false, associated, dd_bytes_of(sealed.data, len), plain) &&
                      api.EVP_CIPHER_CTX_ctrl(ctx, CTRL_SET_TAG, (int)sizeof tag, tag) == 1 &&
                      api.EVP_CipherFinal_ex(ctx, rest, &nbytes) == 1;
     if (!is_opened) {

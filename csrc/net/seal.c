@@ -40,15 +40,15 @@ turn_key(seal_direction *self)
     static const uint8_t zeros[DD_CRYPTO_KEY_BYTES];
     uint8_t sealed[DD_CRYPTO_KEY_BYTES + DD_CRYPTO_TAG_BYTES];
     dd_aead *next = NULL;
-    bool is_turned =
+    bool is_swapped =
         dd_aead_seal(self->aead, UINT64_MAX, (dd_bytes){0}, dd_bytes_of(zeros, sizeof zeros), sealed) &&
         dd_aead_create(self->cipher, sealed, &next, NULL) == DD_OK;
     dd_crypto_wipe(sealed, sizeof sealed);
-    if (is_turned) {
+    if (is_swapped) {
         dd_aead_destroy(self->aead);
         self->aead = next;
     }
-    return is_turned;
+    return is_swapped;
 }
 
 /* Count a record, and change the key if due. Return false if there is no memory for a key. */

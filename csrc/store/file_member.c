@@ -276,7 +276,7 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
 /* Return true if the content belongs to this job, although no other process has the file open:
  * ranks that started early have done their work and left cleanly. */
 static bool
-is_left_for_us(dd_file_header_state state, const dd_file_header *header, int64_t world_size)
+is_stale_file(dd_file_header_state state, const dd_file_header *header, int64_t world_size)
 {
     return state == DD_FILE_HEADER_VALID && world_size >= 0 && header->world_size == world_size &&
            header->left == header->joined && header->joined < (uint64_t)world_size;
@@ -337,7 +337,7 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
     }
     if (alone == LOCK_BUSY) {
         status = check_live(member, state, world_size, &header, err);
-    } else if (!is_left_for_us(state, &header, world_size)) {
+    } else if (!is_stale_file(state, &header, world_size)) {
         DD_LOG(DD_LOG_INFO, "%s: starting a run, world size %lld%s", member->where, (long long)world_size,
                start.len > 0 ? "; dropped what an earlier one had left" : "");
         status = start_run(member, world_size, &header, err);

@@ -400,7 +400,7 @@ delete_value(dd_keyspace *ks, dd_bytes key)
 
 /* Pass the item to the longest waiting QUEUE_POP. Return false if none waits. */
 static bool
-hand_to_waiting_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
+deliver_to_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
 {
     entry *e = entry_find(ks, key);
     for (dd_list *node = e != NULL ? e->waiters.next : NULL; e != NULL && node != &e->waiters;
@@ -418,7 +418,7 @@ hand_to_waiting_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
 static dd_status
 push(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_error *err)
 {
-    if (hand_to_waiting_pop(ks, key, value)) {
+    if (deliver_to_pop(ks, key, value)) {
         return DD_OK;
     }
     item *it = dd_mem_zalloc(sizeof *it);

@@ -121,11 +121,11 @@ static dd_status
 object(arrival *self, dd_meet_state state, dd_error *err)
 {
     dd_blob end = {0};
-    bool is_over = false;
-    dd_status status = meeting_try_get(&self->keys, meeting_key(&self->keys, "end"), &end, &is_over, err);
+    bool has_ended = false;
+    dd_status status = meeting_try_get(&self->keys, meeting_key(&self->keys, "end"), &end, &has_ended, err);
     dd_blob_fini(&end);
-    self->reply->state = is_over ? DD_MEET_AGAIN : (uint8_t)state;
-    return status == DD_OK && is_over ? meeting_advance_generation(&self->keys, err) : status;
+    self->reply->state = has_ended ? DD_MEET_AGAIN : (uint8_t)state;
+    return status == DD_OK && has_ended ? meeting_advance_generation(&self->keys, err) : status;
 }
 
 /* Publish the meeting's size, or compare it with the published one. Must precede take_rank(): if
@@ -207,7 +207,7 @@ delete_published(arrival *self)
 
 /* End a meeting that all have joined. This rank's nonce (usually the last's) becomes the id. */
 static dd_status
-end_well(arrival *self, dd_error *err)
+publish_end(arrival *self, dd_error *err)
 {
     uint64_t id;
     dd_blob_list published = {0};
@@ -248,7 +248,7 @@ count_in(arrival *self, dd_error *err)
     }
     /* Any client can write the count: allocate at most as many payloads as the store has values. */
     bool is_last = count == self->size && (self->ks == NULL || self->size <= self->ks->nvalues);
-    return status == DD_OK && is_last ? end_well(self, err) : status;
+    return status == DD_OK && is_last ? publish_end(self, err) : status;
 }
 
 /* ---- completing a meeting for the last rank */
@@ -263,11 +263,11 @@ check_published(const arrival *self, bool *have_all_published, dd_error *err)
     return status;
 }
 
-/* Set *is_so to true if all ranks have joined. If the count lacks one rank, that rank may have died
+/* Set *has_all to true if all ranks have joined. If the count lacks one rank, that rank may have died
  * before it was counted. Then check the keys. This request has the keys of all ranks, so only two
  * ranks send it at a time, then the next two, because the first two may have died as well. */
 static dd_status
-have_all_joined(const arrival *self, int npolls, bool *is_so, dd_error *err)
+have_all_joined(const arrival *self, int npolls, bool *has_all, dd_error *err)
 {
     bool is_own_turn = npolls % ((self->size + 1) / 2) == self->rank / 2;
     char text[24] = "";
@@ -280,8 +280,8 @@ have_all_joined(const arrival *self, int npolls, bool *is_so, dd_error *err)
     }
     dd_blob_fini(&value);
     long long count = strtoll(text, NULL, 10);
-    *is_so = status == DD_OK && count >= self->size;
-    return status == DD_OK && count == self->size - 1 && is_own_turn ? check_published(self, is_so, err)
+    *has_all = status == DD_OK && count >= self->size;
+    return status == DD_OK && count == self->size - 1 && is_own_turn ? check_published(self, has_all, err)
                                                                      : status;
 }
 
@@ -304,7 +304,7 @@ meeting_end_for_last_rank(const meeting_keys *keys, const meeting_entry *entry, 
         status = meeting_try_get(&self.keys, meeting_key(&self.keys, "end"), &reply.value, has_ended, err);
     }
     if (is_complete && status == DD_OK && !*has_ended) {
-        status = end_well(&self, err);
+        status = publish_end(&self, err);
         *has_ended = status == DD_OK;
     }
     if (*has_ended) {
@@ -322,12 +322,12 @@ static dd_status
 read_failure(arrival *self, bool *has_failure, dd_error *err)
 {
     dd_error failure;
-    bool is_over = false;
+    bool has_ended = false;
     dd_blob value = {0};
     self->keys.generation--;
     dd_status status =
-        meeting_try_get(&self->keys, meeting_key(&self->keys, "end"), &self->reply->value, &is_over, err);
-    if (status == DD_OK && is_over && meeting_decode_failure(dd_blob_view(&self->reply->value), &failure)) {
+        meeting_try_get(&self->keys, meeting_key(&self->keys, "end"), &self->reply->value, &has_ended, err);
+    if (status == DD_OK && has_ended && meeting_decode_failure(dd_blob_view(&self->reply->value), &failure)) {
         status = take_rank(self, &value, has_failure, err);
     }
     dd_blob_fini(&value);

@@ -55,7 +55,7 @@ tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler)
 /* Record a client that did not prove the secret, by the name that it gave (not verified). Ranks
  * that wait for this client can query the list. */
 static void
-remember_refused(dd_tcp_server *server, const char *client)
+record_refused(dd_tcp_server *server, const char *client)
 {
     size_t last = 0;
     while (last < TCP_REFUSED_MAX - 1 && server->refused[last][0] != '\0' &&
@@ -77,7 +77,7 @@ tcp_conn_close(tcp_conn *conn, const char *why)
            tcp_conn_print_name(conn, client), why);
     bool is_refused = conn->state != TCP_CONN_OPEN && conn->client[0] != '\0' && !conn->is_surplus;
     if (is_refused && conn->server->secret.len > 0) {
-        remember_refused(conn->server, conn->client);
+        record_refused(conn->server, conn->client);
     }
     conn->is_closing = true;
     dd_admission_end(&conn->server->admission, &conn->admission);

@@ -25,27 +25,27 @@ tcp_server_note_joined(dd_tcp_server *server, const char *client, int64_t sum)
 }
 
 void
-tcp_server_note_turned_away(dd_tcp_server *server)
+tcp_server_note_rejected(dd_tcp_server *server)
 {
     dd_lock_take(&server->joined_mu);
-    server->nturned_away++;
+    server->nrejected++;
     dd_lock_release(&server->joined_mu);
 }
 
 static dd_status
 joined_error_locked(const dd_tcp_server *server, int64_t world_size, const dd_wait *wait, dd_error *err)
 {
-    char turned_away[128] = "";
-    if (server->nturned_away > 0) {
-        snprintf(turned_away, sizeof turned_away,
+    char rejected[128] = "";
+    if (server->nrejected > 0) {
+        snprintf(rejected, sizeof rejected,
                  "; connections were turned away %u times: this process may have %zu open files (ulimit -n)",
-                 server->nturned_away, dd_sock_fd_limit());
+                 server->nrejected, dd_sock_fd_limit());
     }
     return dd_error_set(
         err, DD_TIMED_OUT,
         "Timed out after %.15g seconds waiting for clients. %lld/%lld clients joined%s; the store's port is %u%s",
         dd_wait_limit_s(wait), (long long)server->njoined, (long long)world_size, server->joined,
-        server->port, turned_away);
+        server->port, rejected);
 }
 
 dd_status

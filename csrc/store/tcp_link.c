@@ -115,8 +115,8 @@ reported_error(uint8_t code, dd_tcp_reader *reader, dd_error *err)
 {
     dd_bytes message = dd_tcp_read_bytes(reader);
     /* Some statuses can only come from this process: no server can interrupt or fork a call. */
-    bool is_credible = code < DD_STATUS_COUNT && code != DD_INTERRUPTED && code != DD_FORKED;
-    return dd_error_set(err, is_credible ? (dd_status)code : DD_STORE, "%.*s",
+    bool is_valid_code = code < DD_STATUS_COUNT && code != DD_INTERRUPTED && code != DD_FORKED;
+    return dd_error_set(err, is_valid_code ? (dd_status)code : DD_STORE, "%.*s",
                         (int)(message.len < 1000 ? message.len : 1000), (const char *)message.data);
 }
 
@@ -203,7 +203,7 @@ exchange_messages(handshake *shake, dd_tcp_op op)
             tcp_link_exchange(shake->link, dd_blob_view(&shake->request), &reply, shake->wait, shake->err);
     }
     shake->reply = reply.reader;
-    shake->link->is_turned_away = status == DD_NETWORK;
+    shake->link->is_rejected = status == DD_NETWORK;
     dd_blob_clear(&shake->request, RETAINED_MAX_BYTES);
     return status;
 }
@@ -464,7 +464,7 @@ try_addresses(tcp_link *link, tcp_target *target, const dd_wait *wait, bool *is_
         *is_own = dd_error_is_local(err);
         return status;
     }
-    link->is_turned_away = false;
+    link->is_rejected = false;
     status = dd_error_set(err, DD_NETWORK, "the host has no address");
     *is_own = target->addrs.count > 0;
     for (size_t i = 0; i < target->addrs.count && is_worth_retrying(status); i++) {
@@ -484,7 +484,7 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
         dd_status status = try_addresses(link, target, wait, &is_own, &reason);
         /* Do not retry if a known server is lost: it will not return with its data. A full server
          * is still alive. A local failure does not depend on a server. */
-        if (!is_worth_retrying(status) || (target->is_known && !link->is_turned_away) || is_own) {
+        if (!is_worth_retrying(status) || (target->is_known && !link->is_rejected) || is_own) {
             return status == DD_OK ? DD_OK : dd_error_copy(err, &reason);
         }
         status = dd_wait_sleep(wait, pause_ns < LAST_RETRY_NS ? pause_ns : LAST_RETRY_NS, err);

@@ -28,7 +28,7 @@ typedef struct tcp_link {
     dd_spin spin;     /* adaptive polling for a reply before the thread sleeps */
     bool is_extended; /* a dldist server: in the handshake its replies begin with a status */
     /* the server closed the connection during the handshake because it has too many clients */
-    bool is_turned_away;
+    bool is_rejected;
     dd_blob in; /* received bytes that were not consumed */
 } tcp_link;
 

@@ -63,8 +63,8 @@ send_and_read(tcp_store *store, const dd_store_request *request, bool is_users, 
         if (taken == DD_OK) {
             taken = dd_store_result_own(result, of_reply);
         }
-        bool is_nothing = taken == DD_OK && is_called_off(row, request->nkeys, result);
-        status = status == DD_OK ? is_nothing ? DD_TIMED_OUT : taken : status;
+        bool is_withdrawn = taken == DD_OK && is_called_off(row, request->nkeys, result);
+        status = status == DD_OK ? is_withdrawn ? DD_TIMED_OUT : taken : status;
     }
     dd_blob_fini(&exchange.request);
     dd_blob_fini(&exchange.answer);

@@ -174,7 +174,7 @@ reply_hello(tcp_conn *conn, dd_bytes nonce, dd_bytes proof)
 }
 
 static bool
-is_to_be_sealed(const tcp_conn *conn)
+must_be_sealed(const tcp_conn *conn)
 {
     const dd_tcp_server *server = conn->server;
     return dd_seal_is_wanted(dd_blob_view(&server->secret), server->is_encryption_off, conn->is_unix);
@@ -221,7 +221,7 @@ reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
 static bool
 is_right_kind(tcp_conn *conn, dd_bytes offer)
 {
-    bool is_sealed = is_to_be_sealed(conn);
+    bool is_sealed = must_be_sealed(conn);
     if (offer.len == (is_sealed ? DD_TCP_OFFER_BYTES : DD_AUTH_NONCE_BYTES)) {
         return true;
     }
@@ -269,7 +269,7 @@ serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
     if (!is_right_kind(conn, offer)) {
         return;
     }
-    if (is_to_be_sealed(conn)) {
+    if (must_be_sealed(conn)) {
         reply_sealed_hello(conn, fields, offer);
         return;
     }

@@ -106,7 +106,7 @@ note_accept(dd_tcp_server *server, int reason)
                strerror_r(reason, text, sizeof text), reason);
     }
     if (reason == EMFILE || reason == ENFILE) {
-        tcp_server_note_turned_away(server);
+        tcp_server_note_rejected(server);
     }
 }
 
@@ -256,11 +256,11 @@ listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, cons
     }
     if (status != DD_OK) {
         (void)dd_error_copy(err, &failure);
-        bool is_elsewhere = failure.sys_errno == EADDRNOTAVAIL;
+        bool is_other_host = failure.sys_errno == EADDRNOTAVAIL;
         /* The first words are torch.distributed's, for which scripts search. */
         dd_error_prepend(
             err, "The server socket has failed to listen on any local network address%s. port: %u",
-            is_elsewhere ? " (the host is not this machine; \"0.0.0.0\" listens on all its addresses)" : "",
+            is_other_host ? " (the host is not this machine; \"0.0.0.0\" listens on all its addresses)" : "",
             options->port);
     }
     return status;

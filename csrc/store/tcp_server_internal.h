@@ -130,7 +130,7 @@ struct dd_tcp_server {
     int64_t njoined;
     char joined[768]; /* the first clients that joined: ": host (pid 12), ..." */
     bool is_joined_cut;
-    unsigned nturned_away; /* number of connections rejected for lack of descriptors */
+    unsigned nrejected; /* number of connections rejected for lack of descriptors */
 
     /* The following fields are atomic and relaxed; only tests read them. */
     atomic_uint_fast64_t nconns;
@@ -150,7 +150,7 @@ bool tcp_server_turn(dd_tcp_server *server, int timeout_ms);
 /* tcp_joined.c: record that a client has joined; `sum` is the new value of the join key. */
 void tcp_server_note_joined(dd_tcp_server *server, const char *client, int64_t sum);
 /* Count a connection that was rejected for lack of descriptors. */
-void tcp_server_note_turned_away(dd_tcp_server *server);
+void tcp_server_note_rejected(dd_tcp_server *server);
 
 /* tcp_conn.c: loop only, except that tcp_server_watch() may be called before the thread runs. */
 

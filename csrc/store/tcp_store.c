@@ -174,8 +174,8 @@ dd_tcp_store_own_addr(dd_store *store)
         return (dd_addr){.len = 0};
     }
     const tcp_target *target = &self->target;
-    bool is_misleading = dd_addr_is_loopback(&target->own_addr) && !dd_addr_names_loopback(target->host);
-    return is_misleading ? (dd_addr){.len = 0} : target->own_addr;
+    bool is_loopback_client = dd_addr_is_loopback(&target->own_addr) && !dd_addr_names_loopback(target->host);
+    return is_loopback_client ? (dd_addr){.len = 0} : target->own_addr;
 }
 
 /* Read an internal key of a dldist server. The value is empty for other stores. */

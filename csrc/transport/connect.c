@@ -19,7 +19,7 @@
 #define LOG_PAUSE_NS DD_NS_PER_S /* minimum time between two log records */
 #define ACCEPTS_PER_ROUND 64
 /* A failure to accept counts as permanent after this time. Diallers retry for longer than that
- * (TURNED_AWAY_TRIES), so this process can report the failure before they treat it as lost. */
+ * (REJECTED_TRIES), so this process can report the failure before they treat it as lost. */
 #define ACCEPT_FAILING_NS (500 * DD_NS_PER_MS)
 
 /* ---- accepting */

@@ -18,8 +18,8 @@
 /* A listener that is flooded or lacks descriptors may close a connection before it reads the hello:
  * retry this often. A listener whose lack of descriptors lasts reports that itself. If the
  * connection was closed for another reason, all retries fail. */
-#define TURNED_AWAY_TRIES 50
-#define TURNED_AWAY_PAUSE_NS (20 * DD_NS_PER_MS)
+#define REJECTED_TRIES 50
+#define REJECTED_PAUSE_NS (20 * DD_NS_PER_MS)
 /* Pause before the second try of a peer that refuses everywhere: another rank may report why. */
 #define REFUSED_PAUSE_NS (100 * DD_NS_PER_MS)
 /* Pause while the queue of the peer's Unix socket is full. */
@@ -63,7 +63,7 @@ struct connect_dial {
     int ntries;
     bool was_refused; /* true if all addresses refused in an earlier round */
     bool was_silent;  /* true if a silent address was dropped, since others remained */
-    bool was_turned_away;
+    bool was_rejected;
     racer racers[CONNECT_RACERS_MAX];
     size_t count;
     size_t nstarted;
@@ -204,8 +204,8 @@ dial_note_failure(connect_dial *self, const racer *one, const dd_error *why)
         snprintf(all.message, sizeof all.message, "%.600s; %.100s: %.250s", self->why.message, text,
                  why->message);
         bool was_own = dd_error_is_local(&self->why);
-        bool is_worth_more = self->why.code != DD_NETWORK && self->why.code != DD_NETWORK_TIMED_OUT;
-        if (is_worth_more && !(was_own && why->code == DD_OUT_OF_MEMORY)) {
+        bool is_more_specific = self->why.code != DD_NETWORK && self->why.code != DD_NETWORK_TIMED_OUT;
+        if (is_more_specific && !(was_own && why->code == DD_OUT_OF_MEMORY)) {
             all.code = self->why.code;
         }
         if (!was_own) {
@@ -274,7 +274,7 @@ begin_race(connect_dial *self)
     self->nstarted = 0;
     self->next_start_ns = 0;
     self->was_silent = false;
-    self->was_turned_away = false;
+    self->was_rejected = false;
     self->why = (dd_error){0};
     if (has_unix(self)) {
         self->racers[self->count++] = (racer){.addr = &self->unix_addr, .fd = -1};
@@ -290,8 +290,8 @@ end_race(connect_dial *self)
     if (self->count == 0) {
         (void)dd_error_set(&self->why, DD_NETWORK, "it has published no address");
         dial_fail(self, &self->why);
-    } else if (self->was_turned_away && ++self->ntries < TURNED_AWAY_TRIES) {
-        nap(self, TURNED_AWAY_PAUSE_NS);
+    } else if (self->was_rejected && ++self->ntries < REJECTED_TRIES) {
+        nap(self, REJECTED_PAUSE_NS);
     } else if (self->was_silent) {
         nap(self, 0);
     } else if (self->why.code == DD_NETWORK && !dd_error_is_local(&self->why) && !self->was_refused) {
@@ -346,7 +346,7 @@ dial_send_hello(connect_dial *self, const racer *one, dd_error *err)
                                              : connect_hello_write(&self->hello, err);
     if (status == DD_OK) {
         status = connect_send(one->fd, NULL, self->hello.bytes, connect_hello_nbytes(&self->hello), err);
-        self->was_turned_away = self->was_turned_away || status != DD_OK;
+        self->was_rejected = self->was_rejected || status != DD_OK;
     }
     return status;
 }
@@ -400,7 +400,7 @@ receive_answer(connect_dial *self, dd_error *err)
     bool is_whole = false;
     dd_status status = connect_receive(self->active->fd, NULL, self->received, CONNECT_ANSWER_BYTES,
                                        &self->nreceived, &is_whole, err);
-    self->was_turned_away = self->was_turned_away || status != DD_OK;
+    self->was_rejected = self->was_rejected || status != DD_OK;
     if (status != DD_OK || !is_whole) {
         return status;
     }

@@ -58,11 +58,11 @@ release_held(held *entry)
 }
 
 static held *
-find_entry(const dd_list *list, bool (*is_it)(const held *entry, const void *ctx), const void *ctx)
+find_entry(const dd_list *list, bool (*matches)(const held *entry, const void *ctx), const void *ctx)
 {
     for (dd_list *node = list->next; node != list; node = node->next) {
         held *entry = DD_CONTAINER_OF(node, held, link);
-        if (is_it(entry, ctx)) {
+        if (matches(entry, ctx)) {
             return entry;
         }
     }
@@ -70,16 +70,16 @@ find_entry(const dd_list *list, bool (*is_it)(const held *entry, const void *ctx
 }
 
 static held *
-find_in_contexts(dd_engine *engine, const dd_peer *peer, bool (*is_it)(const held *entry, const void *ctx),
+find_in_contexts(dd_engine *engine, const dd_peer *peer, bool (*matches)(const held *entry, const void *ctx),
                  const void *ctx)
 {
-    held *entry = find_entry(&peer->early, is_it, ctx);
+    held *entry = find_entry(&peer->early, matches, ctx);
     for (dd_list *node = engine->context_list.next; entry == NULL && node != &engine->context_list;
          node = node->next) {
         const dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
         for (int rank = 0; rank < context->nranks && entry == NULL; rank++) {
             if (context->ranks[rank].peer == peer) {
-                entry = find_entry(&context->ranks[rank].held, is_it, ctx);
+                entry = find_entry(&context->ranks[rank].held, matches, ctx);
             }
         }
     }
@@ -182,14 +182,14 @@ hold_abort(dd_peer *peer, held *abort)
 }
 
 /* Keep a frame until its context is opened. Drop it if the context has been closed, or if the
- * context is open and knows only this peer's predecessor (is_of_before). */
+ * context is open and knows only this peer's predecessor (is_earlier). */
 static void
-hold_early(held *entry, bool is_of_before)
+hold_early(held *entry, bool is_earlier)
 {
     dd_peer *peer = entry->peer;
     const dd_frame *frame = &entry->frame;
     context_key key = {.id = frame->context, .rank = frame->target};
-    bool has_closed = is_of_before || engine_has_closed(peer->engine, frame->context, frame->target);
+    bool has_closed = is_earlier || engine_has_closed(peer->engine, frame->context, frame->target);
     if (frame->type == DD_FRAME_QUESTION && has_closed) {
         dd_frame goodbye = reply_frame(frame, DD_FRAME_GOODBYE);
         peer_post_answer(peer, &goodbye);
@@ -212,9 +212,9 @@ engine_deliver(held *entry)
     const dd_frame *frame = &entry->frame;
     dd_engine *engine = entry->peer->engine;
     dd_context *context = engine_find_context(engine, frame->context, frame->target);
-    bool is_of_before = context != NULL && context_knows_predecessor(context, frame, entry->peer);
-    if (context == NULL || is_of_before) {
-        hold_early(entry, is_of_before);
+    bool is_earlier = context != NULL && context_knows_predecessor(context, frame, entry->peer);
+    if (context == NULL || is_earlier) {
+        hold_early(entry, is_earlier);
     } else if (!context_check_source(context, frame, entry->peer)) {
         release_held(entry);
     } else if (frame->type != DD_FRAME_EAGER && frame->type != DD_FRAME_RTS) {
@@ -260,14 +260,14 @@ is_next_postponed(const dd_engine *engine)
 }
 
 bool
-self_pump(dd_engine *engine)
+self_deliver(dd_engine *engine)
 {
     dd_peer *self = engine->self;
     bool is_any = false;
-    if (engine->is_pumping_self) {
+    if (engine->is_delivering_self) {
         return false; /* called by a callback: the outer call handles later frames */
     }
-    engine->is_pumping_self = true;
+    engine->is_delivering_self = true;
     while (!dd_list_is_empty(&self->out) && !is_next_postponed(engine)) {
         out_frame *out = peer_pop_out(self);
         out_frame copy = *out;
@@ -276,7 +276,7 @@ self_pump(dd_engine *engine)
         deliver_own(self, &copy);
         dd_mem_free(copy.owned);
     }
-    engine->is_pumping_self = false;
+    engine->is_delivering_self = false;
     return is_any;
 }
 

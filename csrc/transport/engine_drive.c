@@ -104,22 +104,22 @@ sleep_on_links(dd_engine *engine, dd_waiter *self, int64_t until_ns)
 /* ---- driving */
 
 /* State of one call of drive(). */
-typedef struct drive_spell {
+typedef struct drive_state {
     dd_waiter *self;
     const dd_wait *wait;
     int64_t check_ns;       /* when drive() returns to check `wait`; 0 until the clock is read */
     int64_t idle_since_ns;  /* start of the rounds without progress; 0 if the last made progress */
     int64_t polls_until_ns; /* end of polling; 0 after sleep or progress */
     unsigned nidle;
-} drive_spell;
+} drive_state;
 
 /* Read the clock; the first time, also set check_ns. Short calls of drive() never read it. */
 static int64_t
-read_spell_clock(drive_spell *spell)
+read_drive_clock(drive_state *state)
 {
     int64_t now_ns = dd_clock_now_ns();
-    if (spell->check_ns == 0) {
-        spell->check_ns = now_ns + dd_wait_slice_ns(spell->wait);
+    if (state->check_ns == 0) {
+        state->check_ns = now_ns + dd_wait_slice_ns(state->wait);
     }
     return now_ns;
 }
@@ -139,62 +139,62 @@ choose_budget_ns(const dd_engine *engine, const dd_waiter *self)
 
 /* Return true to continue polling, false if it is time to sleep. */
 static bool
-poll_on(const dd_engine *engine, drive_spell *spell, int64_t now_ns)
+poll_on(const dd_engine *engine, drive_state *state, int64_t now_ns)
 {
-    if (spell->idle_since_ns == 0) {
-        spell->idle_since_ns = now_ns;
+    if (state->idle_since_ns == 0) {
+        state->idle_since_ns = now_ns;
     }
-    if (spell->polls_until_ns == 0) {
-        spell->polls_until_ns = now_ns + choose_budget_ns(engine, spell->self);
+    if (state->polls_until_ns == 0) {
+        state->polls_until_ns = now_ns + choose_budget_ns(engine, state->self);
     }
-    return now_ns < spell->polls_until_ns && (!engine->is_crowded || yield_core(engine));
+    return now_ns < state->polls_until_ns && (!engine->is_crowded || yield_core(engine));
 }
 
 static void
-drive_note_progress(dd_engine *engine, drive_spell *spell)
+drive_note_progress(dd_engine *engine, drive_state *state)
 {
-    if (spell->idle_since_ns != 0 && !engine->is_outnumbered && !spell->self->is_background) {
-        dd_spin_note_wait(&engine->spin, dd_clock_now_ns() - spell->idle_since_ns);
+    if (state->idle_since_ns != 0 && !engine->is_outnumbered && !state->self->is_background) {
+        dd_spin_note_wait(&engine->spin, dd_clock_now_ns() - state->idle_since_ns);
     }
-    spell->idle_since_ns = 0;
-    spell->polls_until_ns = 0;
+    state->idle_since_ns = 0;
+    state->polls_until_ns = 0;
 }
 
 /* After a round without work: spin, run timers, or sleep. Returns false to end driving. */
 static bool
-idle(dd_engine *engine, drive_spell *spell)
+idle(dd_engine *engine, drive_state *state)
 {
-    if (++spell->nidle % DD_ROUNDS_PER_CLOCK != 0 && !engine->is_crowded) {
+    if (++state->nidle % DD_ROUNDS_PER_CLOCK != 0 && !engine->is_crowded) {
         dd_spin_pause();
         return true;
     }
-    int64_t now_ns = read_spell_clock(spell);
+    int64_t now_ns = read_drive_clock(state);
     int64_t next_ns = engine_run_timers(engine, now_ns);
-    if (now_ns >= spell->check_ns || !dd_list_is_empty(&engine->done)) {
-        return now_ns < spell->check_ns;
+    if (now_ns >= state->check_ns || !dd_list_is_empty(&engine->done)) {
+        return now_ns < state->check_ns;
     }
-    if (poll_on(engine, spell, now_ns)) {
+    if (poll_on(engine, state, now_ns)) {
         return true;
     }
     if (!engine_fall_asleep(engine)) {
-        spell->polls_until_ns = 0; /* poll again, which yields the core if needed */
+        state->polls_until_ns = 0; /* poll again, which yields the core if needed */
         return true;
     }
-    sleep_on_links(engine, spell->self, next_ns < spell->check_ns ? next_ns : spell->check_ns);
-    spell->polls_until_ns = 0;
-    return engine->driver == spell->self;
+    sleep_on_links(engine, state->self, next_ns < state->check_ns ? next_ns : state->check_ns);
+    state->polls_until_ns = 0;
+    return engine->driver == state->self;
 }
 
 /* Drive until the waiter's work is done, or `wait` must be checked, or another thread drives. */
 static void
 drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
 {
-    drive_spell spell = {.self = self, .wait = wait};
-    spell.check_ns = wait == NULL ? DD_NEVER_NS : 0;
+    drive_state state = {.self = self, .wait = wait};
+    state.check_ns = wait == NULL ? DD_NEVER_NS : 0;
     for (unsigned nbusy = 1;; nbusy++) {
         bool is_progress = engine_run_round(engine);
         if (is_progress) {
-            drive_note_progress(engine, &spell);
+            drive_note_progress(engine, &state);
         }
         if (waiter_is_done(self) || engine->driver != self) {
             return; /* a task may have released the lock, so another thread may drive */
@@ -209,12 +209,12 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
             }
         }
         if (is_progress && nbusy % 64 == 0) {
-            int64_t now_ns = read_spell_clock(&spell);
+            int64_t now_ns = read_drive_clock(&state);
             (void)engine_run_timers(engine, now_ns);
-            if (now_ns >= spell.check_ns) {
+            if (now_ns >= state.check_ns) {
                 return;
             }
-        } else if (!is_progress && !idle(engine, &spell)) {
+        } else if (!is_progress && !idle(engine, &state)) {
             return;
         }
     }
@@ -538,7 +538,7 @@ drive_serve_peer(dd_peer *peer)
 {
     dd_lane *lane = shm_lane(peer);
     if (lane == NULL) {
-        (void)self_pump(peer->engine);
+        (void)self_deliver(peer->engine);
         return;
     }
     if (!lane->is_ended) {

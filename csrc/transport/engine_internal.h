@@ -79,7 +79,7 @@ struct dd_lane {
     int number;
     bool is_ended;       /* true once no more input is read */
     bool is_receiving;   /* true while lane_receive runs for this lane */
-    bool is_held_up;     /* true if the frame in `buf` waits for other lanes or the next round */
+    bool is_blocked;     /* true if the frame in `buf` waits for other lanes or the next round */
     bool is_output_dead; /* true once nothing more can be written */
     uint32_t watched;    /* events requested from epoll */
 
@@ -91,10 +91,10 @@ struct dd_lane {
 
     dd_frame frame; /* the frame whose payload is arriving */
     size_t payload_left;
-    uint8_t *sink;      /* where to write the payload; NULL to drop it */
-    dd_message *recv;   /* receive that the payload belongs to, or NULL */
-    held *collected;    /* held entry for the payload, or NULL; in no list until complete */
-    dd_context *cached; /* context of the last frame, or NULL */
+    uint8_t *destination; /* where to write the payload; NULL to drop it */
+    dd_message *recv;     /* receive that the payload belongs to, or NULL */
+    held *collected;      /* held entry for the payload, or NULL; in no list until complete */
+    dd_context *cached;   /* context of the last frame, or NULL */
     size_t begin;
     size_t end;
     uint8_t buf[LANE_BUFFER_NBYTES];
@@ -296,7 +296,7 @@ struct dd_engine {
     int64_t notices_until_ns; /* time until which failure notices delay callers, or 0 */
     bool has_rung;            /* true after a bell: contexts must check shared memory */
     bool is_reading_links;    /* true while dd_engine_read_links_locked runs */
-    bool is_pumping_self;     /* true while self_pump runs */
+    bool is_delivering_self;  /* true while self_deliver runs */
     bool has_postponed;       /* true if a lane has a frame for the next round (engine_postpones) */
     bool is_wake_due;         /* true if work ended without driving: unlocking wakes its waiters */
     unsigned nsleeping;       /* threads asleep on the links: the driver, and former drivers */
@@ -501,7 +501,7 @@ void peer_cancel_rts(dd_peer *peer, uint64_t id);
 /* Free the entries in `list` whose data can no longer arrive: their peer is lost. */
 void engine_destroy_unfinished(dd_engine *engine, dd_list *list);
 /* Handle the frames that this process has sent to itself. Returns true if there were any. */
-bool self_pump(dd_engine *engine);
+bool self_deliver(dd_engine *engine);
 
 /* ---- peer_recv.c: input */
 

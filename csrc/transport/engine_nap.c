@@ -36,8 +36,8 @@ engine_note_undriven(dd_engine *engine)
 void
 engine_cut_nap_short(dd_engine *engine)
 {
-    bool is_attentive = atomic_load_explicit(&engine->nprompt, memory_order_relaxed) > 0;
-    if (is_attentive && atomic_load(&engine->is_napping_long)) {
+    bool is_prompt = atomic_load_explicit(&engine->nprompt, memory_order_relaxed) > 0;
+    if (is_prompt && atomic_load(&engine->is_napping_long)) {
         dd_lock_take(&engine->nap_mu);
         dd_cond_signal(&engine->nap);
         dd_lock_release(&engine->nap_mu);

@@ -150,7 +150,7 @@ poll_tcp_lanes(dd_engine *engine)
         const dd_peer *peer = lane->peer;
         bool is_expected = peer->nexpected + engine->nany > 0 || !dd_list_is_empty(&peer->receiving) ||
                            !dd_list_is_empty(&peer->awaiting);
-        bool is_due = (is_expected && is_direct) || lane->is_held_up || lane->stream->has_input;
+        bool is_due = (is_expected && is_direct) || lane->is_blocked || lane->stream->has_input;
         if (is_due && !lane->is_ended) {
             is_progress = lane_receive(lane) || is_progress;
         }
@@ -253,7 +253,7 @@ dd_engine_read_links_locked(dd_engine *engine)
 {
     if (!engine->is_reading_links) {
         engine->is_reading_links = true;
-        (void)self_pump(engine);
+        (void)self_deliver(engine);
         receive_all(engine);
         engine->is_reading_links = false;
     }
@@ -392,7 +392,7 @@ engine_run_round(dd_engine *engine)
 {
     bool is_progress = !dd_list_is_empty(&engine->done) || !dd_list_is_empty(&engine->breaking);
     if (!dd_list_is_empty(&engine->self->out)) {
-        is_progress = self_pump(engine);
+        is_progress = self_deliver(engine);
     }
     is_progress = poll_shm_lanes(engine) || is_progress;
     is_progress = poll_tcp_lanes(engine) || is_progress;

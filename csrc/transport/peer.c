@@ -472,7 +472,7 @@ peer_detach_recv(dd_peer *peer, dd_message *message)
         dd_lane *lane = peer->lanes[i];
         if (lane->recv == message) {
             lane->recv = NULL;
-            lane->sink = NULL;
+            lane->destination = NULL;
         }
     }
 }

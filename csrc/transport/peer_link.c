@@ -46,9 +46,9 @@ engine_may_accept(void *ctx, const dd_uid *uid)
 {
     dd_engine *engine = ctx;
     dd_engine_lock(engine);
-    bool is_welcome = may_accept_locked(engine, uid);
+    bool is_accepted = may_accept_locked(engine, uid);
     dd_engine_unlock(engine);
-    return is_welcome;
+    return is_accepted;
 }
 
 /* An accepted link failed. If a link is wanted, dial, so that this process learns the outcome. */

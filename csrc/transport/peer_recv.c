@@ -87,7 +87,7 @@ on_message(dd_lane *lane, const dd_frame *frame)
             engine_deliver(entry);
         } else { /* delivered once its payload is complete */
             lane->collected = entry;
-            lane->sink = entry->data;
+            lane->destination = entry->data;
         }
     } else if (context_check_fit(recv, frame, peer) != 0) {
         /* The receive has ended; the payload is dropped. */
@@ -97,7 +97,7 @@ on_message(dd_lane *lane, const dd_frame *frame)
         recv->stage = STAGE_MOVING;
         dd_list_push_back(&peer->receiving, &recv->link);
         lane->recv = recv;
-        lane->sink = recv->data;
+        lane->destination = recv->data;
     }
 }
 
@@ -131,7 +131,7 @@ on_data(dd_lane *lane, const dd_frame *frame)
     } else if (recv != NULL) {
         recv->cut += frame->payload;
         lane->recv = recv;
-        lane->sink = recv->data != NULL ? (uint8_t *)recv->data + frame->offset : NULL;
+        lane->destination = recv->data != NULL ? (uint8_t *)recv->data + frame->offset : NULL;
     }
 }
 
@@ -242,7 +242,7 @@ finish_payload(dd_lane *lane)
     const dd_frame *frame = &lane->frame;
     lane->recv = NULL;
     lane->collected = NULL;
-    lane->sink = NULL;
+    lane->destination = NULL;
     if (entry != NULL) {
         engine_deliver(entry);
     } else if (frame->type == DD_FRAME_EAGER) {
@@ -325,8 +325,8 @@ parse_frame(dd_lane *lane)
         peer_protocol_error(lane->peer, "%s", error.message);
         return false;
     }
-    lane->is_held_up = overtakes_data(lane, frame) || is_postponed(lane, frame);
-    if (lane->is_held_up || !is_whole(lane)) {
+    lane->is_blocked = overtakes_data(lane, frame) || is_postponed(lane, frame);
+    if (lane->is_blocked || !is_whole(lane)) {
         return false;
     }
     lane->begin += dd_frame_header_nbytes(lane->buf[lane->begin]);
@@ -358,9 +358,9 @@ copy_payload(dd_lane *lane)
 {
     size_t available = lane->end - lane->begin;
     size_t len = available < lane->payload_left ? available : lane->payload_left;
-    if (lane->sink != NULL) {
-        memcpy(lane->sink, lane->buf + lane->begin, len);
-        lane->sink += len;
+    if (lane->destination != NULL) {
+        memcpy(lane->destination, lane->buf + lane->begin, len);
+        lane->destination += len;
     }
     lane->begin += len;
     lane->payload_left -= len;
@@ -396,13 +396,14 @@ on_input_end(dd_lane *lane, dd_io io)
 static bool
 read_once(dd_lane *lane, size_t *moved)
 {
-    bool is_direct = lane->payload_left >= DIRECT_NBYTES && lane->sink != NULL && lane->begin == lane->end;
+    bool is_direct =
+        lane->payload_left >= DIRECT_NBYTES && lane->destination != NULL && lane->begin == lane->end;
     if (!is_direct && lane->begin > 0 && lane->end == sizeof lane->buf) {
         memmove(lane->buf, lane->buf + lane->begin, lane->end - lane->begin);
         lane->end -= lane->begin;
         lane->begin = 0;
     }
-    uint8_t *data = is_direct ? lane->sink : lane->buf + lane->end;
+    uint8_t *data = is_direct ? lane->destination : lane->buf + lane->end;
     size_t wanted = is_direct ? lane->payload_left : sizeof lane->buf - lane->end;
     size_t step = 0;
     dd_io io = lane->stream->ops->try_recv(lane->stream, data, wanted, &step);
@@ -415,7 +416,7 @@ read_once(dd_lane *lane, size_t *moved)
     }
     *moved += step;
     if (is_direct) {
-        lane->sink += step;
+        lane->destination += step;
         lane->payload_left -= step;
         if (lane->payload_left == 0) {
             finish_payload(lane);
@@ -436,10 +437,10 @@ lane_receive(dd_lane *lane)
         return false; /* called by a callback of this lane (dd_engine_read_links_locked) */
     }
     lane->is_receiving = true;
-    if (lane->is_held_up) {
+    if (lane->is_blocked) {
         parse(lane);
     }
-    while (!lane->is_ended && !lane->is_held_up && moved < ROUND_NBYTES && read_once(lane, &moved)) {
+    while (!lane->is_ended && !lane->is_blocked && moved < ROUND_NBYTES && read_once(lane, &moved)) {
     }
     lane->is_receiving = false;
     return moved > 0;

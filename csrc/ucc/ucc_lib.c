@@ -21,9 +21,9 @@ dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status ucc_status, dd_error *err, con
     va_start(args, label);
     (void)vsnprintf(call, sizeof call, label, args);
     va_end(args);
-    bool is_lacking = ucc_status == DD_UCC_ERR_NOT_SUPPORTED || ucc_status == DD_UCC_ERR_NOT_IMPLEMENTED;
-    return dd_error_set(err, is_lacking ? DD_NOT_SUPPORTED : DD_BACKEND, "%s: %s (%d), says %s (%s)", call,
-                        lib->api.ucc_status_string(ucc_status), (int)ucc_status, lib->version,
+    bool is_unsupported = ucc_status == DD_UCC_ERR_NOT_SUPPORTED || ucc_status == DD_UCC_ERR_NOT_IMPLEMENTED;
+    return dd_error_set(err, is_unsupported ? DD_NOT_SUPPORTED : DD_BACKEND, "%s: %s (%d), says %s (%s)",
+                        call, lib->api.ucc_status_string(ucc_status), (int)ucc_status, lib->version,
                         lib->dylib.path);
 }
 

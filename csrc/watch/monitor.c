@@ -45,7 +45,7 @@ is_deliberate_end(dd_status code)
 }
 
 static bool
-is_worth_a_dump(dd_monitor *monitor, const watch_member *member, dd_status code)
+needs_dump(dd_monitor *monitor, const watch_member *member, dd_status code)
 {
     if (code == DD_CLOSED || (code == DD_ABORTED && !monitor->options.is_dumping_aborted)) {
         return false;
@@ -129,7 +129,7 @@ on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
         return; /* a group of one rank: its end concerns no other rank */
     }
     char label[WATCH_LINE_MAX];
-    bool is_dumped = is_worth_a_dump(monitor, member, alarm->error.code);
+    bool is_dumped = needs_dump(monitor, member, alarm->error.code);
     if (member != NULL && member->info.fail != NULL && monitor->options.is_propagating) {
         watch_publish_error(monitor, member, &alarm->error);
     }
@@ -154,13 +154,13 @@ take_alarms(dd_monitor *monitor)
 /* ---- the watchdog's heartbeat */
 
 static void
-on_lost_beat(dd_monitor *monitor, const char *activity, int64_t stood_ns, bool is_fatal)
+on_lost_beat(dd_monitor *monitor, const char *activity, int64_t stalled_ns, bool is_fatal)
 {
     dd_error cause;
     dd_status status = dd_error_set(
         &cause, DD_BACKEND,
         "the watchdog of NCCL's groups has not moved for %.1f s%s%s: a call of NCCL or CUDA hangs",
-        (double)stood_ns / (double)DD_NS_PER_S, activity[0] != '\0' ? ", in " : "", activity);
+        (double)stalled_ns / (double)DD_NS_PER_S, activity[0] != '\0' ? ", in " : "", activity);
     (void)status;
     report_event(monitor, cause.message, dump_reason_of_all(monitor), NULL);
     watch_member *member = NULL;
@@ -192,10 +192,10 @@ check_heartbeat(dd_monitor *monitor)
         monitor->is_beat_reported = is_lost = true;
         activity = heartbeat.activity(heartbeat.ctx);
     }
-    int64_t stood_ns = now_ns - monitor->beat_since_ns;
+    int64_t stalled_ns = now_ns - monitor->beat_since_ns;
     dd_lock_release(&monitor->mu);
     if (is_lost) {
-        on_lost_beat(monitor, activity, stood_ns, heartbeat.is_fatal);
+        on_lost_beat(monitor, activity, stalled_ns, heartbeat.is_fatal);
     }
 }
 

@@ -47,9 +47,9 @@ move_direct(dd_window *window, const window_args *args)
 {
     const window_member *member = &window->members[args->target.rank];
     if (args->block.nbytes > 0) {
-        uint8_t *place = member->data + args->target.offset;
+        uint8_t *address = member->data + args->target.offset;
         bool is_get = args->op == &op_get;
-        copy(is_get ? args->block.data : place, is_get ? place : args->block.data, args->block.nbytes);
+        copy(is_get ? args->block.data : address, is_get ? address : args->block.data, args->block.nbytes);
     }
     if (args->channel != DD_NO_CHANNEL) {
         atomic_fetch_add(&member->words[window_word(window, args->channel, window->hub->rank)], 1);

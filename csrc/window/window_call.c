@@ -312,14 +312,15 @@ end_if_decided_locked(window_call *call)
     dd_error error;
     /* Read is_closed before the word: signals that the rank sent before it closed count. */
     bool is_closed = has_closed(&call->window->members[rank]);
-    bool is_through = !(is_closed && call->args.op->needs_open) && window_try_word(call->window, &call->args);
-    if (!is_through && is_closed) {
+    bool is_satisfied =
+        !(is_closed && call->args.op->needs_open) && window_try_word(call->window, &call->args);
+    if (!is_satisfied && is_closed) {
         (void)window_error_closed(call->hub, rank, &error);
     }
-    if (is_through || is_closed) {
-        window_end_wait_locked(call, is_through ? NULL : &error);
+    if (is_satisfied || is_closed) {
+        window_end_wait_locked(call, is_satisfied ? NULL : &error);
     }
-    return is_through || is_closed;
+    return is_satisfied || is_closed;
 }
 
 bool
@@ -445,8 +446,8 @@ window_call_on_round(dd_task *task)
     if (hub->has_slept) {
         set_parked(hub, false);
     }
-    bool is_rescuing = window_copy_wanted_locked(hub);
-    return window_progress_locked(hub) || is_rescuing;
+    bool is_copying = window_copy_wanted_locked(hub);
+    return window_progress_locked(hub) || is_copying;
 }
 
 static bool

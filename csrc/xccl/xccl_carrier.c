@@ -62,7 +62,7 @@ static const dd_carrier_ops OPS = {
 /* The record that rank 0 broadcasts. */
 typedef struct xccl_id_result {
     xccl_unique_id id;
-    char problem[256]; /* why there is no id; empty if there is one */
+    char reason[256]; /* why there is no id; empty if there is one */
 } xccl_id_result;
 
 static dd_status
@@ -92,7 +92,7 @@ agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *
     dd_error own_error;
     dd_status own_status = self->rank == 0 ? make_id(self, group, wait, &own_error) : DD_OK;
     if (own_status != DD_OK) {
-        (void)snprintf(result.problem, sizeof result.problem, "%.*s", (int)sizeof result.problem - 1,
+        (void)snprintf(result.reason, sizeof result.reason, "%.*s", (int)sizeof result.reason - 1,
                        own_error.message);
     } else {
         result.id = self->id;
@@ -101,9 +101,9 @@ agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *
     if (own_status != DD_OK) {
         return dd_error_copy(err, &own_error);
     }
-    if (status == DD_OK && result.problem[0] != '\0') {
-        return dd_error_set(err, DD_BACKEND, "rank 0 has no id: %.*s", (int)sizeof result.problem,
-                            result.problem);
+    if (status == DD_OK && result.reason[0] != '\0') {
+        return dd_error_set(err, DD_BACKEND, "rank 0 has no id: %.*s", (int)sizeof result.reason,
+                            result.reason);
     }
     self->id = result.id;
     return status;
@@ -128,7 +128,7 @@ vote_by_min(dd_group *group, bool vote, bool *all, const dd_wait *wait, dd_error
 /* Take the turn on all ranks. If a rank gets the turn but another rank does not, it must release
  * the turn: the other rank may be waiting in another group for this process. */
 static dd_status
-take_turn_together(dd_group *group, const dd_wait *wait, dd_error *err)
+take_turn_on_all_ranks(dd_group *group, const dd_wait *wait, dd_error *err)
 {
     bool all_have_turn = false;
     dd_status status = DD_OK;
@@ -150,7 +150,7 @@ xccl_connect_ranks(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_
 {
     dd_status status = agree_on_id(self, group, wait, err);
     if (status == DD_OK) {
-        status = take_turn_together(group, wait, err);
+        status = take_turn_on_all_ranks(group, wait, err);
     }
     return status == DD_OK ? xccl_do(self, XCCL_JOIN, group, wait, err) : status;
 }

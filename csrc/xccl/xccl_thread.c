@@ -138,7 +138,7 @@ end_turn(xccl_carrier *self)
 }
 
 static dd_status
-do_in_turn(xccl_carrier *self, xccl_job job, dd_error *err)
+run_with_turn(xccl_carrier *self, xccl_job job, dd_error *err)
 {
     const xccl_api *api = &self->library->api;
     xccl_result result =
@@ -166,7 +166,7 @@ run_thread(dd_background_task *task)
     xccl_job job = await_job(self);
     while (job != XCCL_ABANDON && job != XCCL_END) {
         self->status = job == XCCL_CALL ? xccl_call(self, &self->call, &self->error)
-                                        : do_in_turn(self, job, &self->error);
+                                        : run_with_turn(self, job, &self->error);
         end_job(self, job);
         job = await_job(self);
     }

@@ -173,13 +173,13 @@ locate_parts(const dd_ffi_program *program, step *made, const dd_ffi_call *call,
 }
 
 static void
-destroy_step(step *gone)
+destroy_step(step *self)
 {
-    dd_coll_form_destroy(gone->form);
-    dd_mem_free(gone->blocks);
-    dd_mem_free(gone->parts);
-    dd_mem_free(atomic_load(&gone->scratch));
-    dd_mem_free(gone);
+    dd_coll_form_destroy(self->form);
+    dd_mem_free(self->blocks);
+    dd_mem_free(self->parts);
+    dd_mem_free(atomic_load(&self->scratch));
+    dd_mem_free(self);
 }
 
 /* Fill in a zeroed step from a call. */

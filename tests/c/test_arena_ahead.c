@@ -341,11 +341,11 @@ TEST(a_rank_that_waits_for_a_header_stops_after_a_poison)
         CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, i), DD_ARENA_DONE);
     }
     CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, ARENA_WINDOW + 1), DD_ARENA_BLOCKED);
-    CHECK(!arena->op.is_barred && !dd_arena_is_blocked(arena));
+    CHECK(!arena->op.is_rejected && !dd_arena_is_blocked(arena));
     dd_arena_poison(team.ranks[2].arena);
     CHECK(!dd_arena_is_blocked(arena));
     CHECK_INT(go_on(&team, 0), DD_ARENA_BLOCKED);
-    CHECK(arena->op.is_barred && !dd_arena_is_blocked(arena));
+    CHECK(arena->op.is_rejected && !dd_arena_is_blocked(arena));
     close_team(&team);
 }
 

@@ -271,7 +271,7 @@ compare_pair(const header_check *check, int from, int to)
 {
     const dd_arena *arena = check->arena;
     bool is_from_this = check->is_under_way && from == arena->rank;
-    bool is_for_us = check->is_under_way && to == arena->rank;
+    bool is_to_this = check->is_under_way && to == arena->rank;
     uint64_t sent =
         is_from_this ? dd_arena_sent_nbytes(arena, to) : table_or(check, from, ARENA_TABLE_SENT, to);
     if (from != to && sent > check->block_infos[from].largest) {
@@ -281,7 +281,7 @@ compare_pair(const header_check *check, int from, int to)
         return DD_ARENA_MOVED;
     }
     uint64_t expected =
-        is_for_us ? dd_arena_received_nbytes(arena, from) : table_or(check, to, ARENA_TABLE_RECEIVED, from);
+        is_to_this ? dd_arena_received_nbytes(arena, from) : table_or(check, to, ARENA_TABLE_RECEIVED, from);
     if (sent == expected) {
         return DD_ARENA_MOVED;
     }

@@ -121,7 +121,7 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
     op->known = find_needed_ranks(arena);
     op->knows_all = memcmp(&op->known, &arena->all_ranks, sizeof(op->known)) == 0;
     op->is_awaiting = false;
-    op->is_barred = false;
+    op->is_rejected = false;
     prepare(arena);
 }
 
@@ -147,8 +147,8 @@ static dd_arena_state
 open_op(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    op->is_barred = has_any_failed(arena);
-    if (op->is_barred) {
+    op->is_rejected = has_any_failed(arena);
+    if (op->is_rejected) {
         op->is_awaiting = false; /* no publication can unblock it */
         return DD_ARENA_BLOCKED;
     }

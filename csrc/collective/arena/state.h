@@ -136,7 +136,7 @@ typedef struct arena_op {
     const dd_arena_ranks *awaited_of; /* the ranks that had to publish awaited_mark */
     dd_arena_ranks awaited;           /* the ranks of awaited_of that had not yet published it */
     bool is_awaiting;                 /* `awaited` is not empty */
-    bool is_barred;                   /* not opened: a rank failed in this operation or before */
+    bool is_rejected;                 /* not opened: a rank failed in this operation or before */
     bool is_streaming;                /* stage data past the caches */
     bool is_taken_past;               /* copy results out past the caches */
     bool is_measured;                 /* timed for a trial, and not yet read to the end */

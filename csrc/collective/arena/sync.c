@@ -194,9 +194,9 @@ dd_arena_fall_asleep(dd_arena *arena)
     const arena_op *op = &arena->op;
     dd_arena_ranks missing;
     if (!op->is_awaiting) {
-        /* A rank that waits for space in its slot must retry. If opening is blocked (is_barred),
+        /* A rank that waits for space in its slot must retry. If opening is blocked (is_rejected),
          * the report of the failure wakes this rank. */
-        return op->phase != ARENA_OPENING || op->is_barred;
+        return op->phase != ARENA_OPENING || op->is_rejected;
     }
     if (!dd_arena_find_missing(arena, &op->awaited, op->awaited_mark, &missing)) {
         return false;
@@ -209,9 +209,9 @@ dd_arena_fall_asleep(dd_arena *arena)
     arena->has_slept = true;
     /* Without the fence, publishers may miss this rank's bit. */
     bool is_fenced = fence_all(arena);
-    dd_arena_ranks still;
-    (void)dd_arena_find_missing(arena, &missing, op->awaited_mark, &still);
-    if (!is_fenced || memcmp(&still, &missing, sizeof(still)) != 0) {
+    dd_arena_ranks remaining;
+    (void)dd_arena_find_missing(arena, &missing, op->awaited_mark, &remaining);
+    if (!is_fenced || memcmp(&remaining, &missing, sizeof(remaining)) != 0) {
         dd_arena_stay_awake(arena);
         return false;
     }

@@ -344,7 +344,7 @@ reserve_locked(dd_nccl_group *group, size_t n, dd_error *err)
 
 /* Store the call's inputs in the group, to describe a NaN later. They are numbered from *first. */
 static dd_status
-remember_inputs(nccl_launch *launch, uint64_t *first)
+save_inputs(nccl_launch *launch, uint64_t *first)
 {
     dd_nccl_group *group = launch->group;
     size_t n = count_inputs(launch);
@@ -388,7 +388,7 @@ capture_kernels(nccl_launch *launch)
     dd_cuda_nan_report *report;
     dd_status status = take_report(launch, &report);
     if (status == DD_OK) {
-        status = remember_inputs(launch, &first);
+        status = save_inputs(launch, &first);
     }
     return status == DD_OK ? enqueue_kernels(launch, first, report) : status;
 }

@@ -2,7 +2,7 @@
 #include "nccl/call/internal.h"
 
 static bool
-lie_side_by_side(const dd_block *blocks, int n)
+are_adjacent(const dd_block *blocks, int n)
 {
     for (int k = 1; k < n; k++) {
         if ((char *)blocks[k].data != (char *)blocks[k - 1].data + blocks[k - 1].nbytes) {
@@ -26,7 +26,7 @@ blocks_to_stage(const nccl_launch *launch, const dd_nccl_op *op)
                                                                        : NULL;
     int n = launch->group->size;
     bool is_staged =
-        blocks != NULL && blocks[0].nbytes > 0 && nccl_are_equal(blocks, n) && !lie_side_by_side(blocks, n);
+        blocks != NULL && blocks[0].nbytes > 0 && nccl_are_equal(blocks, n) && !are_adjacent(blocks, n);
     return is_staged ? blocks : NULL;
 }
 

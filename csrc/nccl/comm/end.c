@@ -52,7 +52,7 @@ typedef enum end_kind {
     END_ABORT_IN_TWO_STEPS, /* end the call of the thread inside, wait, then free */
 } end_kind;
 
-typedef struct late_end {
+typedef struct pending_end {
     atomic_uint refs;   /* references: one for the caller, one for the thread */
     dd_nccl_comm *comm; /* a counted reference */
     dd_nccl_comm_handle handle;
@@ -60,18 +60,18 @@ typedef struct late_end {
     dd_nccl_lib lib; /* a copy, like cuda and context: the thread may outlive the originals */
     dd_cuda cuda;
     dd_cuda_context context;
-    struct late_end *next; /* used only by the caller */
-    bool is_done;          /* guarded by comm->mu; `status` and `error` are valid */
+    struct pending_end *next; /* used only by the caller */
+    bool is_done;             /* guarded by comm->mu; `status` and `error` are valid */
     dd_status status;
     dd_error error;
-} late_end;
+} pending_end;
 
 static void
-release_late(late_end *late)
+release_pending_end(pending_end *pending)
 {
-    if (atomic_fetch_sub_explicit(&late->refs, 1, memory_order_acq_rel) == 1) {
-        dd_nccl_comm_release(late->comm);
-        dd_mem_free(late);
+    if (atomic_fetch_sub_explicit(&pending->refs, 1, memory_order_acq_rel) == 1) {
+        dd_nccl_comm_release(pending->comm);
+        dd_mem_free(pending);
     }
 }
 
@@ -99,100 +99,100 @@ has_left_within(dd_nccl_comm *comm, int64_t patience_ns)
 }
 
 static dd_nccl_result
-abort_in_two_steps(const late_end *late)
+abort_in_two_steps(const pending_end *pending)
 {
-    const dd_nccl_api *api = &late->lib.api;
+    const dd_nccl_api *api = &pending->lib.api;
     if (api->ncclGroupStart() != DD_NCCL_SUCCESS) {
-        wait_until_left(late->comm);
-        return api->ncclCommAbort(late->handle);
+        wait_until_left(pending->comm);
+        return api->ncclCommAbort(pending->handle);
     }
-    dd_nccl_result result = api->ncclCommAbort(late->handle);
-    wait_until_left(late->comm);
+    dd_nccl_result result = api->ncclCommAbort(pending->handle);
+    wait_until_left(pending->comm);
     dd_nccl_result ended = api->ncclGroupEnd();
     return result != DD_NCCL_SUCCESS ? result : ended;
 }
 
 static dd_nccl_result
-end_now(const late_end *late)
+end_now(const pending_end *pending)
 {
-    switch (late->kind) {
+    switch (pending->kind) {
     case END_DESTROY:
-        return late->lib.api.ncclCommDestroy(late->handle);
+        return pending->lib.api.ncclCommDestroy(pending->handle);
     case END_ABORT:
-        if (late->comm->is_blocking) { /* this NCCL cannot end the call of a thread inside */
-            (void)has_left_within(late->comm, DD_NCCL_LEAVE_NS);
+        if (pending->comm->is_blocking) { /* this NCCL cannot end the call of a thread inside */
+            (void)has_left_within(pending->comm, DD_NCCL_LEAVE_NS);
         } else {
-            wait_until_left(late->comm);
+            wait_until_left(pending->comm);
         }
-        return late->lib.api.ncclCommAbort(late->handle);
+        return pending->lib.api.ncclCommAbort(pending->handle);
     case END_ABORT_IN_TWO_STEPS:
         break;
     }
-    return abort_in_two_steps(late);
+    return abort_in_two_steps(pending);
 }
 
 static void *
-run_late_end(void *arg)
+run_pending_end(void *arg)
 {
-    late_end *late = arg;
-    dd_nccl_comm *comm = late->comm;
+    pending_end *pending = arg;
+    dd_nccl_comm *comm = pending->comm;
     char name[64];
-    (void)dd_cuda_relax_capture(&late->cuda);
-    late->status = dd_cuda_check(&late->cuda, late->cuda.api.cuCtxSetCurrent(late->context), &late->error,
-                                 "cuCtxSetCurrent for the end of an NCCL communicator");
-    if (late->status == DD_OK) {
+    (void)dd_cuda_relax_capture(&pending->cuda);
+    pending->status = dd_cuda_check(&pending->cuda, pending->cuda.api.cuCtxSetCurrent(pending->context),
+                                    &pending->error, "cuCtxSetCurrent for the end of an NCCL communicator");
+    if (pending->status == DD_OK) {
         dd_nccl_last_error before;
-        dd_nccl_note_last_error(&late->lib, NULL, &before);
-        late->status = dd_nccl_check(&late->lib, &before, end_now(late), &late->error, "%s of %s",
-                                     late->kind == END_DESTROY ? "ncclCommDestroy" : "ncclCommAbort",
-                                     dd_nccl_comm_print(comm, name, sizeof name));
+        dd_nccl_note_last_error(&pending->lib, NULL, &before);
+        pending->status = dd_nccl_check(&pending->lib, &before, end_now(pending), &pending->error, "%s of %s",
+                                        pending->kind == END_DESTROY ? "ncclCommDestroy" : "ncclCommAbort",
+                                        dd_nccl_comm_print(comm, name, sizeof name));
     }
     dd_lock_take(&comm->mu);
-    late->is_done = true;
+    pending->is_done = true;
     dd_cond_broadcast(&comm->changed);
     dd_lock_release(&comm->mu);
-    release_late(late);
+    release_pending_end(pending);
     return NULL;
 }
 
 /* Wait for the thread. After DD_TIMED_OUT and DD_INTERRUPTED the thread goes on. */
 static dd_status
-await_late(late_end *late, const dd_wait *wait, dd_error *err)
+await_pending_end(pending_end *pending, const dd_wait *wait, dd_error *err)
 {
-    dd_nccl_comm *comm = late->comm;
+    dd_nccl_comm *comm = pending->comm;
     dd_status status = DD_OK;
     dd_lock_take(&comm->mu);
-    while (!late->is_done && status == DD_OK) {
+    while (!pending->is_done && status == DD_OK) {
         status = dd_cond_wait_checked(&comm->changed, &comm->mu, wait, err);
     }
-    status = late->is_done ? DD_OK : status;
+    status = pending->is_done ? DD_OK : status;
     dd_lock_release(&comm->mu);
     return status;
 }
 
 /* Start the thread. NULL if there is no memory or no thread. */
-static late_end *
-start_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind)
+static pending_end *
+start_pending_end(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind)
 {
     pthread_t thread;
-    late_end *late = dd_mem_zalloc(sizeof *late);
-    if (late == NULL) {
+    pending_end *pending = dd_mem_zalloc(sizeof *pending);
+    if (pending == NULL) {
         return NULL;
     }
-    atomic_init(&late->refs, 2);
-    late->comm = dd_nccl_comm_acquire(comm);
-    late->handle = handle;
-    late->kind = kind;
-    late->lib = *comm->lib;
-    late->cuda = *comm->cuda;
-    if (dd_cuda_context_of(comm->cuda, comm->device, &late->context, NULL) != DD_OK ||
-        dd_thread_start(&thread, "dldist-end", run_late_end, late, NULL) != DD_OK) {
-        release_late(late);
-        release_late(late);
+    atomic_init(&pending->refs, 2);
+    pending->comm = dd_nccl_comm_acquire(comm);
+    pending->handle = handle;
+    pending->kind = kind;
+    pending->lib = *comm->lib;
+    pending->cuda = *comm->cuda;
+    if (dd_cuda_context_of(comm->cuda, comm->device, &pending->context, NULL) != DD_OK ||
+        dd_thread_start(&thread, "dldist-end", run_pending_end, pending, NULL) != DD_OK) {
+        release_pending_end(pending);
+        release_pending_end(pending);
         return NULL;
     }
     dd_thread_detach(thread);
-    return late;
+    return pending;
 }
 
 /* End the handle on the calling thread, however long that takes: its kernels must end. */
@@ -207,15 +207,15 @@ end_here(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, dd_error
 static dd_status
 end_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, const dd_wait *wait, dd_error *err)
 {
-    late_end *late = start_late(comm, handle, kind);
-    if (late == NULL) {
+    pending_end *pending = start_pending_end(comm, handle, kind);
+    if (pending == NULL) {
         return end_here(comm, handle, kind, err);
     }
-    dd_status status = await_late(late, wait, err);
-    if (status == DD_OK && late->status != DD_OK) {
-        status = dd_error_copy(err, &late->error);
+    dd_status status = await_pending_end(pending, wait, err);
+    if (status == DD_OK && pending->status != DD_OK) {
+        status = dd_error_copy(err, &pending->error);
     }
-    release_late(late);
+    release_pending_end(pending);
     return status;
 }
 
@@ -228,7 +228,7 @@ can_abort_in_two_steps(const dd_nccl_comm *comm)
 }
 
 static dd_status
-abort_beside(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
+abort_during_call(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
 {
     char name[64];
     dd_wait patience = dd_wait_after(DD_NCCL_CANCEL_NS);
@@ -258,7 +258,7 @@ comm_take_to_abort(dd_nccl_comm *comm, const char *reason, bool *is_inside)
 }
 
 /* Start aborting a relative that has no owner. NULL if the caller need not wait for anything. */
-static late_end *
+static pending_end *
 start_abort(dd_nccl_comm *comm, const char *reason)
 {
     bool is_inside;
@@ -267,19 +267,19 @@ start_abort(dd_nccl_comm *comm, const char *reason)
         return NULL;
     }
     end_kind kind = is_inside && can_abort_in_two_steps(comm) ? END_ABORT_IN_TWO_STEPS : END_ABORT;
-    late_end *late = start_late(comm, handle, kind);
-    if (late == NULL) {
+    pending_end *pending = start_pending_end(comm, handle, kind);
+    if (pending == NULL) {
         (void)end_here(comm, handle, kind, NULL);
     }
-    return late;
+    return pending;
 }
 
 /* Abort the relatives. Must be called before NCCL aborts comm: they may share an abort flag, and
  * then their operations would look successful. */
-static late_end *
+static pending_end *
 abort_relatives(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach)
 {
-    late_end *started = NULL;
+    pending_end *started = NULL;
     dd_nccl_comm *relative;
     dd_nccl_comm_owner owner;
     const char *why;
@@ -287,15 +287,15 @@ abort_relatives(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach)
     while ((relative = dd_nccl_family_next(&owner, &why)) != NULL) {
         char text[sizeof((dd_error *)NULL)->message];
         (void)snprintf(text, sizeof text, "%s was aborted: %s", why, reason);
-        late_end *late = NULL;
+        pending_end *pending = NULL;
         if (owner.abort != NULL) {
             owner.abort(owner.ctx, text);
         } else {
-            late = start_abort(relative, text);
+            pending = start_abort(relative, text);
         }
-        if (late != NULL) {
-            late->next = started;
-            started = late;
+        if (pending != NULL) {
+            pending->next = started;
+            started = pending;
         }
         dd_nccl_comm_release(relative);
     }
@@ -303,14 +303,14 @@ abort_relatives(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach)
 }
 
 static void
-await_relatives(late_end *started)
+await_relatives(pending_end *started)
 {
     dd_wait patience = dd_wait_after(DD_NCCL_CANCEL_NS);
     while (started != NULL) {
-        late_end *late = started;
-        started = late->next;
-        (void)!await_late(late, &patience, NULL);
-        release_late(late);
+        pending_end *pending = started;
+        started = pending->next;
+        (void)!await_pending_end(pending, &patience, NULL);
+        release_pending_end(pending);
     }
 }
 
@@ -323,13 +323,13 @@ abort_comm(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach, dd_error
     if (handle == NULL) {
         return status;
     }
-    late_end *relatives = abort_relatives(comm, reason, reach);
+    pending_end *relatives = abort_relatives(comm, reason, reach);
     if (is_inside && !can_abort_in_two_steps(comm)) {
         /* A blocking communicator gets here only if NCCL is too old for END_ABORT_IN_TWO_STEPS: it
          * is freed even if the thread stays inside. */
         is_inside = !has_left_within(comm, DD_NCCL_LEAVE_NS) && !comm->is_blocking;
     }
-    status = is_inside ? abort_beside(comm, handle, err) : end_handle(comm, handle, true, err);
+    status = is_inside ? abort_during_call(comm, handle, err) : end_handle(comm, handle, true, err);
     await_relatives(relatives);
     return status;
 }
@@ -385,7 +385,7 @@ dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err)
     if (handle == NULL) {
         return status;
     }
-    late_end *relatives = must_abort ? abort_relatives(comm, HAS_FAILED, DD_NCCL_REACH_SHARING) : NULL;
+    pending_end *relatives = must_abort ? abort_relatives(comm, HAS_FAILED, DD_NCCL_REACH_SHARING) : NULL;
     status = end_handle(comm, handle, must_abort, err);
     await_relatives(relatives);
     return status;
@@ -400,7 +400,7 @@ dd_nccl_comm_destroy_within(dd_nccl_comm *comm, const dd_wait *wait, dd_error *e
     if (handle == NULL || dd_cuda_is_shut_down(comm->cuda)) {
         return status;
     }
-    late_end *relatives = must_abort ? abort_relatives(comm, HAS_FAILED, DD_NCCL_REACH_SHARING) : NULL;
+    pending_end *relatives = must_abort ? abort_relatives(comm, HAS_FAILED, DD_NCCL_REACH_SHARING) : NULL;
     status = end_late(comm, handle, must_abort ? END_ABORT : END_DESTROY, wait, err);
     await_relatives(relatives);
     return status == DD_TIMED_OUT ? DD_OK : status;

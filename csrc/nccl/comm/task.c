@@ -173,13 +173,13 @@ check_handles(dd_nccl_task *t, dd_error *err)
 
 /* Return a setting as NCCL reads it: from the environment, the configuration, or the parent. */
 static bool
-has_sharing(const dd_nccl_task *t, const char *variable, int value, bool is_parents)
+has_sharing(const dd_nccl_task *t, const char *variable, int value, bool is_parent_config)
 {
     const char *text = dd_sys_getenv(variable);
     if (text != NULL && text[0] != '\0') {
         return strcmp(text, "0") != 0;
     }
-    return t->has_config ? value == 1 : is_parents;
+    return t->has_config ? value == 1 : is_parent_config;
 }
 
 static dd_status

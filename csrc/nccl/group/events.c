@@ -10,14 +10,14 @@ nccl_event_acquire(dd_nccl_group *group, nccl_device *device, bool has_timing, d
                    dd_error *err)
 {
     nccl_events *events = &device->events[has_timing];
-    dd_cuda_event kept = NULL;
+    dd_cuda_event cached = NULL;
     dd_lock_take(&group->lock);
     if (events->count > 0) {
-        kept = events->items[--events->count];
+        cached = events->items[--events->count];
     }
     dd_lock_release(&group->lock);
-    if (kept != NULL) {
-        *event = kept;
+    if (cached != NULL) {
+        *event = cached;
         return DD_OK;
     }
     unsigned flags = has_timing ? 0 : DD_CUDA_EVENT_DISABLE_TIMING;

@@ -167,10 +167,10 @@ nccl_work_describe(const nccl_work *work, const dd_error *cause, dd_error *error
 {
     const dd_nccl_group *group = work->group;
     const nccl_origin *origin = &group->origin;
-    bool is_this_one =
+    bool is_found =
         cause == &group->cause && origin->number == work->number && origin->is_message == work->is_message;
     *error = *cause;
-    if (is_this_one && strlen(error->message) >= origin->call_len) {
+    if (is_found && strlen(error->message) >= origin->call_len) {
         memmove(error->message, error->message + origin->call_len,
                 strlen(error->message + origin->call_len) + 1);
     }

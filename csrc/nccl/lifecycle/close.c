@@ -291,7 +291,7 @@ close_failed(dd_nccl_group *group, const dd_wait *wait)
 
 /* Close a group. DD_OK with *has_failed if the group fails or is aborted before the end. */
 static dd_status
-close_in_turn(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_error *err)
+close_by_watchdog(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_error *err)
 {
     dd_status status = wait_for_works(group, wait, err);
     if (status != DD_OK) {
@@ -323,7 +323,7 @@ close_group(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
     if (!has_failed) {
         status = nccl_group_enter_launch(group, wait, err);
         if (status == DD_OK) {
-            status = close_in_turn(group, wait, &has_failed, err);
+            status = close_by_watchdog(group, wait, &has_failed, err);
             nccl_group_leave_launch(group);
         }
         if (status != DD_OK) {

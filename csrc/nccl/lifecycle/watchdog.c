@@ -113,7 +113,7 @@ sleep_locked(dd_nccl_watchdog *watchdog, int64_t duration_ns)
 /* Sleep, after a long time without works. A thread that starts a work after is_asleep is set wakes
  * the watchdog; the check between setting is_asleep and sleeping finds earlier works. */
 static nccl_progress
-watchdog_doze(dd_nccl_watchdog *watchdog)
+watchdog_sleep(dd_nccl_watchdog *watchdog)
 {
     dd_lock_take(&watchdog->lock);
     atomic_store(&watchdog->is_asleep, true);
@@ -169,7 +169,7 @@ run_watchdog(void *arg)
         }
         if (now_ns - watchdog->busy_ns < IDLE_STOP_NS) {
             watchdog_nap(watchdog);
-        } else if (watchdog_doze(watchdog) == NCCL_NO_MORE) {
+        } else if (watchdog_sleep(watchdog) == NCCL_NO_MORE) {
             break;
         }
     }

@@ -31,7 +31,7 @@ typedef struct py_wait {
     py_state *state;
     /* true if the caller passed the timeout; false if it is the store's default */
     bool has_timeout;
-    bool is_handed_on;     /* Python code called by the core has received the timeout */
+    bool is_passed_on;     /* Python code called by the core has received the timeout */
     bool is_signal;        /* a signal handler raised `exception` */
     PyObject *exception;   /* owned: to be raised when the core has returned */
     PyThreadState *thread; /* set while py_wait_on_block has released the GIL */

@@ -383,7 +383,7 @@ overlaps(const dd_block *a, const dd_block *b)
 }
 
 static dd_block
-hull_of(const dd_block *blocks, size_t count)
+bounds_of(const dd_block *blocks, size_t count)
 {
     uintptr_t low = UINTPTR_MAX;
     uintptr_t high = 0;
@@ -412,9 +412,9 @@ has_conflict(const py_operands *operands, const dd_block *inputs, dd_coll coll, 
     size_t ninputs = operands->inputs.nblocks;
     size_t noutputs = operands->outputs.nblocks;
     const dd_block *outputs = inputs + ninputs;
-    dd_block input_hull = hull_of(inputs, ninputs);
-    dd_block output_hull = hull_of(outputs, noutputs);
-    if (is_same_side(&operands->inputs, &operands->outputs) || !overlaps(&input_hull, &output_hull)) {
+    dd_block input_bounds = bounds_of(inputs, ninputs);
+    dd_block output_bounds = bounds_of(outputs, noutputs);
+    if (is_same_side(&operands->inputs, &operands->outputs) || !overlaps(&input_bounds, &output_bounds)) {
         return false;
     }
     for (size_t i = 0; i < ninputs; i++) {

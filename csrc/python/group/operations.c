@@ -23,7 +23,7 @@ typedef struct side_row {
 
 typedef struct operation {
     const char *c10d_call;
-    const char *c10d_former;
+    const char *c10d_old_call;
     const char *as_one;
     py_params run;
     py_params plan;
@@ -51,27 +51,27 @@ enum operation_number {
 
 #define UNWRAP(...) __VA_ARGS__
 #define COUNT_OF(parameters) ((int)(sizeof((const py_param[]){UNWRAP parameters}) / sizeof(py_param)))
-#define OPERATION(name, kind, type, call, former, told, one, required, parameters, in, out, ...) \
-    {.c10d_call = call,                                                                          \
-     .c10d_former = former,                                                                      \
-     .as_one = one,                                                                              \
-     .run = {.function = #name,                                                                  \
-             .op_type = type,                                                                    \
-             .recorded = told,                                                                   \
-             .nrequired = required,                                                              \
-             .npositional = COUNT_OF(parameters),                                                \
-             .count = COUNT_OF(parameters) + 2,                                                  \
-             .list = (const py_param[]){UNWRAP parameters PY_TIME_LIMIT, PY_ASYNC}},             \
-     .plan = {.function = "plan_" #name,                                                         \
-              .op_type = type,                                                                   \
-              .recorded = told,                                                                  \
-              .nrequired = required,                                                             \
-              .npositional = COUNT_OF(parameters),                                               \
-              .count = COUNT_OF(parameters) + 1,                                                 \
-              .is_plan = true,                                                                   \
-              .list = (const py_param[]){UNWRAP parameters PY_TIME_LIMIT}},                      \
-     .coll = DD_COLL_##kind,                                                                     \
-     .input = in,                                                                                \
+#define OPERATION(name, kind, type, call, old_call, record_name, one, required, parameters, in, out, ...) \
+    {.c10d_call = call,                                                                                   \
+     .c10d_old_call = old_call,                                                                           \
+     .as_one = one,                                                                                       \
+     .run = {.function = #name,                                                                           \
+             .op_type = type,                                                                             \
+             .recorded = record_name,                                                                     \
+             .nrequired = required,                                                                       \
+             .npositional = COUNT_OF(parameters),                                                         \
+             .count = COUNT_OF(parameters) + 2,                                                           \
+             .list = (const py_param[]){UNWRAP parameters PY_TIME_LIMIT, PY_ASYNC}},                      \
+     .plan = {.function = "plan_" #name,                                                                  \
+              .op_type = type,                                                                            \
+              .recorded = record_name,                                                                    \
+              .nrequired = required,                                                                      \
+              .npositional = COUNT_OF(parameters),                                                        \
+              .count = COUNT_OF(parameters) + 1,                                                          \
+              .is_plan = true,                                                                            \
+              .list = (const py_param[]){UNWRAP parameters PY_TIME_LIMIT}},                               \
+     .coll = DD_COLL_##kind,                                                                              \
+     .input = in,                                                                                         \
      .output = out},
 
 static const operation operations[] = {PY_OPERATION_LIST(OPERATION)};
@@ -126,13 +126,13 @@ piece_count(const py_group_call *call, size_t piece)
 static bool
 check_roots_argument(const py_group_call *call, int value)
 {
-    bool is_there = is_given(call->values[value]);
-    if (is_there == (call->root == call->group->rank)) {
+    bool is_present = is_given(call->values[value]);
+    if (is_present == (call->root == call->group->rank)) {
         return true;
     }
     PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
-                 is_there ? "%s(): argument '%s' must not be given on rank %d: it is for the root, rank %d"
-                          : "%s(): argument '%s' must be given on rank %d, the root (%d)",
+                 is_present ? "%s(): argument '%s' must not be given on rank %d: it is for the root, rank %d"
+                            : "%s(): argument '%s' must be given on rank %d, the root (%d)",
                  call->params->function, call->params->list[value].name, call->group->rank, call->root);
     return false;
 }
@@ -456,7 +456,7 @@ make_row(const operation *op)
     PyObject *names = make_keyword_names(&op->run);
     return names == NULL ? NULL
                          : Py_BuildValue("(ssissssNi(si)(si))", op->run.function, dd_coll_name(op->coll),
-                                         op->run.op_type, op->run.recorded, op->c10d_call, op->c10d_former,
+                                         op->run.op_type, op->run.recorded, op->c10d_call, op->c10d_old_call,
                                          op->as_one, names, op->run.nrequired, kinds[op->input.kind],
                                          op->input.value, kinds[op->output.kind], op->output.value);
 }

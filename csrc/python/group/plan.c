@@ -23,9 +23,9 @@ typedef struct py_plan {
     bool is_starting; /* a thread is starting the plan */
     bool is_started;  /* the last start is unfinished (plan_finish_start) */
     uint64_t nstarts;
-    dd_error former; /* outcome of the previous start; valid while is_starting */
-    int nholders;    /* number of threads that hold the plan, and so may use `call` and `flight` */
-    int nbusy;       /* number of threads that are in start() or wait() */
+    dd_error previous; /* outcome of the previous start; valid while is_starting */
+    int nholders;      /* number of threads that hold the plan, and so may use `call` and `flight` */
+    int nbusy;         /* number of threads that are in start() or wait() */
     /* The field below is guarded by the flight's unpacking_mu. */
     uint64_t nunpacked; /* number of the last start whose outputs have been unpacked */
 } py_plan;
@@ -200,11 +200,11 @@ py_plan_end_description(PyObject *plan)
 /* ---- starting */
 
 /* Copy the outcome of the last start that has ended. While a thread starts the plan, this outcome
- * is in `former`, because the start resets the work. */
+ * is in `previous`, because the start resets the work. */
 static void
 copy_outcome_locked(const py_plan *self, dd_error *err)
 {
-    const dd_error *error = self->is_starting ? &self->former : &self->flight->work->error;
+    const dd_error *error = self->is_starting ? &self->previous : &self->flight->work->error;
     err->code = DD_OK;
     if (error->code != DD_OK) {
         *err = *error;
@@ -221,7 +221,7 @@ plan_reserve(py_plan *self)
     bool is_open = !self->is_closed;
     bool is_free = is_open && !self->is_started && !self->is_starting;
     if (is_free) {
-        copy_outcome_locked(self, &self->former);
+        copy_outcome_locked(self, &self->previous);
         self->is_starting = true;
         hold_locked(self, true);
     } else if (is_open && self->is_started && dd_work_is_done(self->flight->work)) {

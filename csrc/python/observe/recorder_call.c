@@ -66,7 +66,7 @@ put_total(const py_operands *operands, const py_side *side, dd_record_tensor *te
 }
 
 static bool
-has_one_a_rank(dd_coll coll, bool is_output)
+has_block_per_rank(dd_coll coll, bool is_output)
 {
     return is_output ? dd_coll_traits_of[coll].is_collected : dd_coll_traits_of[coll].is_split;
 }
@@ -78,7 +78,8 @@ put_side(py_record *record, dd_coll coll, const py_operands *operands, bool is_o
     dd_record_tensor *tensors = is_output ? record->outputs : record->inputs;
     uint32_t more = 0;
     size_t count;
-    if (side->layout == PY_LAYOUT_EACH && side->npieces == side->nblocks && has_one_a_rank(coll, is_output)) {
+    if (side->layout == PY_LAYOUT_EACH && side->npieces == side->nblocks &&
+        has_block_per_rank(coll, is_output)) {
         count = put_stacked(operands, side, tensors, &more);
         if (count > 1 && coll == DD_COLL_ALL_TO_ALL) {
             more = 0;

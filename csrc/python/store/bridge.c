@@ -187,8 +187,8 @@ time_left(const bridge_call *call)
 {
     py_wait *caller = py_wait_of(call->wait);
     int64_t left_ns = dd_deadline_left_ns(call->wait->deadline_ns);
-    if (caller != NULL && !caller->is_handed_on && call->wait->deadline_ns == caller->wait.deadline_ns) {
-        caller->is_handed_on = true;
+    if (caller != NULL && !caller->is_passed_on && call->wait->deadline_ns == caller->wait.deadline_ns) {
+        caller->is_passed_on = true;
         left_ns = left_ns == DD_NEVER_NS ? left_ns : caller->wait.deadline_ns - caller->wait.start_ns;
     }
     return py_from_timeout_ns(call->bridge->state, left_ns);

@@ -124,10 +124,10 @@ static bool
 take_encryption(tcp_store_arguments *arguments)
 {
     PyObject *is_encrypted = py_settings_read("is_encrypted");
-    int truth = is_encrypted != NULL ? PyObject_IsTrue(is_encrypted) : -1;
+    int is_true = is_encrypted != NULL ? PyObject_IsTrue(is_encrypted) : -1;
     Py_XDECREF(is_encrypted);
-    arguments->options.is_encryption_off = truth == 0;
-    return truth >= 0;
+    arguments->options.is_encryption_off = is_true == 0;
+    return is_true >= 0;
 }
 
 static bool

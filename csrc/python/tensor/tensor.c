@@ -380,8 +380,8 @@ find_owner(const py_state *state, PyObject *object)
 bool
 py_tensor_pin(py_tensor *tensor, const py_state *state)
 {
-    bool is_numpys = tensor->route == PY_ROUTE_BUFFER || tensor->route == PY_ROUTE_ARRAY_INTERFACE;
-    if (!is_numpys || PyByteArray_Check(tensor->object)) {
+    bool has_numpy_memory = tensor->route == PY_ROUTE_BUFFER || tensor->route == PY_ROUTE_ARRAY_INTERFACE;
+    if (!has_numpy_memory || PyByteArray_Check(tensor->object)) {
         return true;
     }
     PyObject *owner = find_owner(state, tensor->object);
@@ -400,10 +400,10 @@ py_tensor_pin(py_tensor *tensor, const py_state *state)
 void
 py_tensor_fini(py_tensor *tensor)
 {
-    bool is_only_borrowed = tensor->pin == NULL && tensor->managed == NULL && tensor->buffer.obj == NULL &&
-                            tensor->object != NULL && Py_REFCNT(tensor->object) > 1;
+    bool is_borrowed = tensor->pin == NULL && tensor->managed == NULL && tensor->buffer.obj == NULL &&
+                       tensor->object != NULL && Py_REFCNT(tensor->object) > 1;
     if (tensor->route != PY_ROUTE_NONE &&
-        is_only_borrowed) { /* the usual case: no other code runs, so no exception is possible */
+        is_borrowed) { /* the usual case: no other code runs, so no exception is possible */
         tensor->route = PY_ROUTE_NONE;
         Py_CLEAR(tensor->object);
     } else if (tensor->route != PY_ROUTE_NONE) {

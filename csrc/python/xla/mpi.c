@@ -20,14 +20,14 @@ static pthread_once_t calls_once = PTHREAD_ONCE_INIT;
 
 /* Create a communicator that fails with the current exception's text; clear the exception. */
 static dd_mpi_handle
-make_broken(int place)
+make_broken(int address)
 {
     PyObject *exception = py_error_take();
     PyObject *name = PyType_GetName(Py_TYPE(exception));
     PyObject *text = name != NULL ? PyUnicode_FromFormat("%U: %S", name, exception) : NULL;
     const char *reason = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
-    dd_mpi_handle made =
-        dd_mpi_comm_create_broken(place, place + 1, reason != NULL ? reason : "an exception without a text");
+    dd_mpi_handle made = dd_mpi_comm_create_broken(address, address + 1,
+                                                   reason != NULL ? reason : "an exception without a text");
     PyErr_Clear();
     Py_XDECREF(text);
     Py_XDECREF(name);
@@ -36,12 +36,12 @@ make_broken(int place)
 }
 
 static dd_mpi_handle
-make_group_comm(int first, int place)
+make_group_comm(int first, int address)
 {
     PyObject *make = PY_LOCKED(&comm_factory_lock, Py_NewRef(comm_factory));
-    PyObject *group = PyObject_CallFunction(make, "ii", first, place);
+    PyObject *group = PyObject_CallFunction(make, "ii", first, address);
     Py_DECREF(make);
-    dd_mpi_handle made = group != NULL ? dd_mpi_comm_create(py_group_core(group)) : make_broken(place);
+    dd_mpi_handle made = group != NULL ? dd_mpi_comm_create(py_group_core(group)) : make_broken(address);
     Py_XDECREF(group);
     return made;
 }
