@@ -11,25 +11,25 @@
 #define MAX_RANKS 64
 
 const char *
-coll_case_print(const coll_case *label, char text[160])
+coll_case_print(const coll_case *test_case, char text[160])
 {
-    (void)snprintf(text, 160, "%s of %d ranks, root %d, %zu x %s, %s%s%s", dd_coll_name(label->coll),
-                   label->nranks, label->root, label->count, dd_dtype_name(label->dtype),
-                   dd_redop_name(label->op), label->is_uneven ? ", uneven" : "",
-                   label->is_in_place ? ", in place" : "");
+    (void)snprintf(text, 160, "%s of %d ranks, root %d, %zu x %s, %s%s%s", dd_coll_name(test_case->coll),
+                   test_case->nranks, test_case->root, test_case->count, dd_dtype_name(test_case->dtype),
+                   dd_redop_name(test_case->op), test_case->is_uneven ? ", uneven" : "",
+                   test_case->is_in_place ? ", in place" : "");
     return text;
 }
 
 /* Return the bytes that rank `from` has for rank `to`. If every block goes to all ranks or comes
  * from all ranks, one of the two arguments is unused. */
 static size_t
-nbytes_of(const coll_case *label, int from, int to)
+nbytes_of(const coll_case *test_case, int from, int to)
 {
-    size_t count = label->count;
-    if (label->is_uneven && !dd_coll_is_array(label->coll)) {
-        count = count * ((1 + coll_size_key(label->coll, from, to)) % 4) / 3;
+    size_t count = test_case->count;
+    if (test_case->is_uneven && !dd_coll_is_array(test_case->coll)) {
+        count = count * ((1 + coll_size_key(test_case->coll, from, to)) % 4) / 3;
     }
-    return count * dd_dtype_size(label->dtype);
+    return count * dd_dtype_size(test_case->dtype);
 }
 
 static dd_block
@@ -41,40 +41,43 @@ new_block(size_t nbytes)
 static void
 init_rank(coll_world *world, int number)
 {
-    const coll_case *label = &world->label;
+    const coll_case *test_case = &world->label;
     coll_rank *rank = &world->ranks[number];
-    rank->ninputs = dd_coll_ninputs(label->coll, number == label->root, label->nranks);
-    rank->noutputs = dd_coll_noutputs(label->coll, number == label->root, label->nranks);
+    rank->ninputs = dd_coll_ninputs(test_case->coll, number == test_case->root, test_case->nranks);
+    rank->noutputs = dd_coll_noutputs(test_case->coll, number == test_case->root, test_case->nranks);
     rank->inputs = calloc((size_t)rank->ninputs + 1, sizeof *rank->inputs);
     rank->outputs = calloc((size_t)rank->noutputs + 1, sizeof *rank->outputs);
     rank->originals = calloc((size_t)rank->ninputs + 1, sizeof *rank->originals);
     for (int i = 0; i < rank->noutputs; i++) {
-        rank->outputs[i] = new_block(nbytes_of(label, rank->noutputs > 1 ? i : number, number));
+        rank->outputs[i] = new_block(nbytes_of(test_case, rank->noutputs > 1 ? i : number, number));
     }
     int shared;
     int output;
-    bool is_shared =
-        coll_find_in_place(label->coll, label->root, number, &shared, &output) && label->is_in_place;
+    bool is_shared = coll_find_in_place(test_case->coll, test_case->root, number, &shared, &output) &&
+                     test_case->is_in_place;
     for (int i = 0; i < rank->ninputs; i++) {
-        size_t nbytes = nbytes_of(label, number, rank->ninputs > 1 ? i : number);
+        size_t nbytes = nbytes_of(test_case, number, rank->ninputs > 1 ? i : number);
         rank->inputs[i] = is_shared && i == shared ? rank->outputs[output] : new_block(nbytes);
         rank->originals[i] = malloc(nbytes + 1);
     }
     rank->args = (dd_coll_args){
-        .coll = label->coll,
-        .root = label->root,
-        .reduction = {.dtype = label->dtype, .op = label->op, .factor = 2.0, .divisor = label->nranks},
+        .coll = test_case->coll,
+        .root = test_case->root,
+        .reduction = {.dtype = test_case->dtype,
+                      .op = test_case->op,
+                      .factor = 2.0,
+                      .divisor = test_case->nranks},
         .inputs = rank->inputs,
         .outputs = rank->outputs,
     };
 }
 
 void
-coll_world_init(coll_world *world, const coll_case *label)
+coll_world_init(coll_world *world, const coll_case *test_case)
 {
-    world->label = *label;
-    world->ranks = calloc((size_t)label->nranks, sizeof *world->ranks);
-    for (int r = 0; r < label->nranks; r++) {
+    world->label = *test_case;
+    world->ranks = calloc((size_t)test_case->nranks, sizeof *world->ranks);
+    for (int r = 0; r < test_case->nranks; r++) {
         init_rank(world, r);
     }
     coll_world_fill(world);
@@ -177,14 +180,14 @@ coll_world_fill(coll_world *world)
 static const void *
 expected(const coll_world *world, int rank, int output, void *folded)
 {
-    const coll_case *label = &world->label;
-    coll_sources from = coll_sources_of(label->coll, label->root, label->nranks, rank, output);
+    const coll_case *test_case = &world->label;
+    coll_sources from = coll_sources_of(test_case->coll, test_case->root, test_case->nranks, rank, output);
     const void *sources[MAX_RANKS];
-    size_t count = world->ranks[rank].outputs[output].nbytes / dd_dtype_size(label->dtype);
+    size_t count = world->ranks[rank].outputs[output].nbytes / dd_dtype_size(test_case->dtype);
     for (int k = 0; k < from.count; k++) {
         sources[k] = world->ranks[from.first + k].originals[from.block];
     }
-    if (!dd_coll_is_folding(label->coll)) {
+    if (!dd_coll_is_folding(test_case->coll)) {
         return sources[0];
     }
     if (count > 0) {
@@ -236,13 +239,13 @@ coll_world_check_rank(const coll_world *world, int number)
 }
 
 dd_signature
-coll_world_signature(const coll_case *label)
+coll_world_signature(const coll_case *test_case)
 {
     return (dd_signature){
-        .coll = (uint8_t)label->coll,
-        .dtype = (uint8_t)label->dtype,
-        .redop = dd_coll_is_folding(label->coll) ? (uint8_t)label->op : 0,
-        .root = (uint32_t)label->root,
-        .count = label->is_uneven && !dd_coll_is_array(label->coll) ? 0 : label->count,
+        .coll = (uint8_t)test_case->coll,
+        .dtype = (uint8_t)test_case->dtype,
+        .redop = dd_coll_is_folding(test_case->coll) ? (uint8_t)test_case->op : 0,
+        .root = (uint32_t)test_case->root,
+        .count = test_case->is_uneven && !dd_coll_is_array(test_case->coll) ? 0 : test_case->count,
     };
 }

@@ -33,7 +33,7 @@ typedef struct coll_world {
     coll_rank *ranks;
 } coll_world;
 
-void coll_world_init(coll_world *world, const coll_case *label);
+void coll_world_init(coll_world *world, const coll_case *test_case);
 void coll_world_fini(coll_world *world);
 
 /* Fill all inputs again, for another run. */
@@ -44,8 +44,8 @@ void coll_world_fill_rank(coll_world *world, int rank);
 bool coll_world_check_rank(const coll_world *world, int rank);
 
 /* Return the signature on which the ranks of the case agree. */
-dd_signature coll_world_signature(const coll_case *label);
+dd_signature coll_world_signature(const coll_case *test_case);
 
-const char *coll_case_print(const coll_case *label, char text[160]);
+const char *coll_case_print(const coll_case *test_case, char text[160]);
 
 #endif

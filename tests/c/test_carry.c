@@ -52,31 +52,31 @@ typedef struct carry_world {
 } carry_world;
 
 static void
-print_case(const carry_case *label, int rank)
+print_case(const carry_case *test_case, int rank)
 {
     static const char *const shapes[] = {"even", "uneven", "empty"};
-    fprintf(stderr, "    rank %d of %d: %s %s %s, root %d, count %zu, %s, %s%s\n", rank, label->nranks,
-            dd_coll_name(label->coll), dd_dtype_name(label->dtype), dd_redop_name(label->op), label->root,
-            label->count, shapes[label->shape], label->is_apart ? "apart" : "in a row",
-            label->is_in_place ? ", in place" : "");
+    fprintf(stderr, "    rank %d of %d: %s %s %s, root %d, count %zu, %s, %s%s\n", rank, test_case->nranks,
+            dd_coll_name(test_case->coll), dd_dtype_name(test_case->dtype), dd_redop_name(test_case->op),
+            test_case->root, test_case->count, shapes[test_case->shape],
+            test_case->is_apart ? "apart" : "in a row", test_case->is_in_place ? ", in place" : "");
 }
 
 /* Return the number of elements that `from` sends to `to`. If every block goes to all ranks or
  * comes from all ranks, one of the two arguments is unused. */
 static size_t
-count_of(const carry_case *label, int from, int to)
+count_of(const carry_case *test_case, int from, int to)
 {
-    if (dd_coll_is_array(label->coll) || label->shape != CARRY_UNEVEN) {
-        return label->shape == CARRY_EMPTY ? 0 : label->count;
+    if (dd_coll_is_array(test_case->coll) || test_case->shape != CARRY_UNEVEN) {
+        return test_case->shape == CARRY_EMPTY ? 0 : test_case->count;
     }
-    return label->count * ((1 + coll_size_key(label->coll, from, to)) % 4) / 3;
+    return test_case->count * ((1 + coll_size_key(test_case->coll, from, to)) % 4) / 3;
 }
 
 /* Place blocks one after the other, or with a gap after each. */
 static char *
-lay_out(const carry_case *label, dd_block *blocks, int nblocks)
+lay_out(const carry_case *test_case, dd_block *blocks, int nblocks)
 {
-    size_t gap = label->is_apart ? dd_dtype_size(label->dtype) : 0;
+    size_t gap = test_case->is_apart ? dd_dtype_size(test_case->dtype) : 0;
     size_t nbytes = 0;
     for (int i = 0; i < nblocks; i++) {
         nbytes += blocks[i].nbytes + gap;
@@ -91,17 +91,18 @@ lay_out(const carry_case *label, dd_block *blocks, int nblocks)
 }
 
 static bool
-has_alias(const carry_case *label, int rank, int *input, int *output)
+has_alias(const carry_case *test_case, int rank, int *input, int *output)
 {
-    return coll_find_in_place(label->coll, label->root, rank, input, output) && label->is_in_place;
+    return coll_find_in_place(test_case->coll, test_case->root, rank, input, output) &&
+           test_case->is_in_place;
 }
 
 static void
-share_memory(const carry_case *label, int number, carry_rank *rank)
+share_memory(const carry_case *test_case, int number, carry_rank *rank)
 {
     int input;
     int output;
-    if (!has_alias(label, number, &input, &output)) {
+    if (!has_alias(test_case, number, &input, &output)) {
         return;
     }
     if (rank->ninputs > 1) {
@@ -141,9 +142,9 @@ put(dd_dtype dtype, char *at, int value)
 }
 
 static void
-fill_rank(const carry_case *label, int number, carry_rank *rank)
+fill_rank(const carry_case *test_case, int number, carry_rank *rank)
 {
-    size_t size = dd_dtype_size(label->dtype);
+    size_t size = dd_dtype_size(test_case->dtype);
     for (int i = 0; i < rank->noutputs; i++) {
         if (rank->outputs[i].data != NULL) {
             memset(rank->outputs[i].data, 0xa5, rank->outputs[i].nbytes);
@@ -152,7 +153,8 @@ fill_rank(const carry_case *label, int number, carry_rank *rank)
     for (int i = 0; i < rank->ninputs; i++) {
         dd_block block = rank->inputs[i];
         for (size_t k = 0; k < block.nbytes / size; k++) {
-            put(label->dtype, (char *)block.data + k * size, (int)((k * 3 + (size_t)(number * 7 + i)) % 5));
+            put(test_case->dtype, (char *)block.data + k * size,
+                (int)((k * 3 + (size_t)(number * 7 + i)) % 5));
         }
         rank->originals[i] = malloc(block.nbytes + 1);
         if (block.data != NULL) {
@@ -164,38 +166,41 @@ fill_rank(const carry_case *label, int number, carry_rank *rank)
 static void
 init_rank(carry_world *world, int number)
 {
-    const carry_case *label = &world->label;
+    const carry_case *test_case = &world->label;
     carry_rank *rank = &world->ranks[number];
-    bool is_root = number == label->root;
-    size_t size = dd_dtype_size(label->dtype);
-    rank->ninputs = dd_coll_ninputs(label->coll, is_root, label->nranks);
-    rank->noutputs = dd_coll_noutputs(label->coll, is_root, label->nranks);
+    bool is_root = number == test_case->root;
+    size_t size = dd_dtype_size(test_case->dtype);
+    rank->ninputs = dd_coll_ninputs(test_case->coll, is_root, test_case->nranks);
+    rank->noutputs = dd_coll_noutputs(test_case->coll, is_root, test_case->nranks);
     for (int i = 0; i < rank->ninputs; i++) {
-        rank->inputs[i].nbytes = size * count_of(label, number, rank->ninputs > 1 ? i : number);
+        rank->inputs[i].nbytes = size * count_of(test_case, number, rank->ninputs > 1 ? i : number);
     }
     for (int i = 0; i < rank->noutputs; i++) {
-        rank->outputs[i].nbytes = size * count_of(label, rank->noutputs > 1 ? i : number, number);
+        rank->outputs[i].nbytes = size * count_of(test_case, rank->noutputs > 1 ? i : number, number);
     }
-    rank->memory[0] = lay_out(label, rank->inputs, rank->ninputs);
-    rank->memory[1] = lay_out(label, rank->outputs, rank->noutputs);
-    share_memory(label, number, rank);
-    fill_rank(label, number, rank);
+    rank->memory[0] = lay_out(test_case, rank->inputs, rank->ninputs);
+    rank->memory[1] = lay_out(test_case, rank->outputs, rank->noutputs);
+    share_memory(test_case, number, rank);
+    fill_rank(test_case, number, rank);
     rank->args = (dd_coll_args){
-        .coll = label->coll,
-        .root = label->root,
-        .reduction = {.dtype = label->dtype, .op = label->op, .factor = 2.5, .divisor = label->nranks},
+        .coll = test_case->coll,
+        .root = test_case->root,
+        .reduction = {.dtype = test_case->dtype,
+                      .op = test_case->op,
+                      .factor = 2.5,
+                      .divisor = test_case->nranks},
         .inputs = rank->inputs,
         .outputs = rank->outputs,
     };
 }
 
 static void
-init_world(carry_world *world, const carry_case *label)
+init_world(carry_world *world, const carry_case *test_case)
 {
-    *world = (carry_world){.label = *label};
-    for (int r = 0; r < label->nranks; r++) {
+    *world = (carry_world){.label = *test_case};
+    for (int r = 0; r < test_case->nranks; r++) {
         init_rank(world, r);
-        CHECK_OK(dd_conversion_create(r, label->nranks, &world->ranks[r].conversion, check_err()));
+        CHECK_OK(dd_conversion_create(r, test_case->nranks, &world->ranks[r].conversion, check_err()));
     }
 }
 
@@ -216,12 +221,12 @@ fini_world(carry_world *world)
 /* ---- expected calls to the library */
 
 static dd_dtype
-plain_dtype(const carry_case *label)
+plain_dtype(const carry_case *test_case)
 {
-    if (dd_coll_is_folding(label->coll)) {
-        return label->dtype == DD_DTYPE_BOOL ? DD_DTYPE_UINT8 : dd_reduce_accumulator(label->dtype);
+    if (dd_coll_is_folding(test_case->coll)) {
+        return test_case->dtype == DD_DTYPE_BOOL ? DD_DTYPE_UINT8 : dd_reduce_accumulator(test_case->dtype);
     }
-    switch (dd_dtype_size(label->dtype)) {
+    switch (dd_dtype_size(test_case->dtype)) {
     case 1:
         return DD_DTYPE_UINT8;
     case 2:
@@ -236,16 +241,17 @@ plain_dtype(const carry_case *label)
 }
 
 static dd_redop
-plain_op(const carry_case *label)
+plain_op(const carry_case *test_case)
 {
-    bool is_scaled = label->op == DD_REDOP_AVG || label->op == DD_REDOP_PREMUL_SUM;
-    if (label->dtype != DD_DTYPE_BOOL) {
-        return is_scaled ? DD_REDOP_SUM : label->op;
+    bool is_scaled = test_case->op == DD_REDOP_AVG || test_case->op == DD_REDOP_PREMUL_SUM;
+    if (test_case->dtype != DD_DTYPE_BOOL) {
+        return is_scaled ? DD_REDOP_SUM : test_case->op;
     }
-    if (label->op == DD_REDOP_BXOR) {
+    if (test_case->op == DD_REDOP_BXOR) {
         return DD_REDOP_BXOR;
     }
-    bool is_or = label->op == DD_REDOP_SUM || label->op == DD_REDOP_MAX || label->op == DD_REDOP_BOR;
+    bool is_or =
+        test_case->op == DD_REDOP_SUM || test_case->op == DD_REDOP_MAX || test_case->op == DD_REDOP_BOR;
     return is_or ? DD_REDOP_MAX : DD_REDOP_MIN;
 }
 
@@ -263,35 +269,35 @@ check_side(const size_t *counts, const size_t *offsets, const dd_block *blocks, 
 }
 
 static bool
-has_many_inputs(const carry_case *label, const carry_rank *rank)
+has_many_inputs(const carry_case *test_case, const carry_rank *rank)
 {
-    return rank->ninputs > 0 && dd_coll_own_input(label->coll, 1) == 1;
+    return rank->ninputs > 0 && dd_coll_own_input(test_case->coll, 1) == 1;
 }
 
 static bool
-has_many_outputs(const carry_case *label, const carry_rank *rank)
+has_many_outputs(const carry_case *test_case, const carry_rank *rank)
 {
-    return rank->noutputs > 0 && dd_coll_own_output(label->coll, 1) == 1;
+    return rank->noutputs > 0 && dd_coll_own_output(test_case->coll, 1) == 1;
 }
 
 /* Return the elements of this rank's only block; 0 if it has several. */
 static size_t
-own_count(const carry_case *label, const carry_rank *rank)
+own_count(const carry_case *test_case, const carry_rank *rank)
 {
-    size_t size = dd_dtype_size(label->dtype);
-    if (rank->ninputs == 1 && !has_many_inputs(label, rank)) {
+    size_t size = dd_dtype_size(test_case->dtype);
+    if (rank->ninputs == 1 && !has_many_inputs(test_case, rank)) {
         return rank->inputs[0].nbytes / size;
     }
-    bool is_one = rank->noutputs == 1 && !has_many_outputs(label, rank);
+    bool is_one = rank->noutputs == 1 && !has_many_outputs(test_case, rank);
     return is_one ? rank->outputs[0].nbytes / size : 0;
 }
 
 static bool
-has_equal_blocks(const carry_case *label)
+has_equal_blocks(const carry_case *test_case)
 {
-    size_t first = count_of(label, 0, 0);
-    for (int r = 1; r < label->nranks; r++) {
-        if (count_of(label, r, r) != first) {
+    size_t first = count_of(test_case, 0, 0);
+    for (int r = 1; r < test_case->nranks; r++) {
+        if (count_of(test_case, r, r) != first) {
             return false;
         }
     }
@@ -300,17 +306,17 @@ has_equal_blocks(const carry_case *label)
 
 /* Return true if the library must receive the caller's memory itself. */
 static bool
-is_passed_directly(const carry_case *what, bool is_input, const dd_block *blocks, int nblocks)
+is_passed_directly(const carry_case *test_case, bool is_input, const dd_block *blocks, int nblocks)
 {
     int nfull = 0;
     for (int i = 0; i < nblocks; i++) {
         nfull += blocks[i].nbytes > 0;
     }
-    bool is_folding = dd_coll_is_folding(label->coll);
-    bool is_wider = is_folding && dd_reduce_accumulator(label->dtype) != label->dtype;
+    bool is_folding = dd_coll_is_folding(test_case->coll);
+    bool is_wider = is_folding && dd_reduce_accumulator(test_case->dtype) != test_case->dtype;
     bool is_changed =
-        is_folding && is_input && (label->dtype == DD_DTYPE_BOOL || label->op == DD_REDOP_PREMUL_SUM);
-    return nblocks > 0 && !is_wider && !is_changed && (nfull <= 1 || !label->is_apart);
+        is_folding && is_input && (test_case->dtype == DD_DTYPE_BOOL || test_case->op == DD_REDOP_PREMUL_SUM);
+    return nblocks > 0 && !is_wider && !is_changed && (nfull <= 1 || !test_case->is_apart);
 }
 
 /* Return the address of the first block that is not empty, minus its offset. */
@@ -328,27 +334,27 @@ base_of(const dd_block *blocks, int nblocks)
 }
 
 static bool
-is_own_empty(const carry_case *label, int number, const carry_rank *rank)
+is_own_empty(const carry_case *test_case, int number, const carry_rank *rank)
 {
     return rank->ninputs == 0 || rank->noutputs == 0 ||
-           rank->inputs[dd_coll_own_input(label->coll, number)].nbytes == 0;
+           rank->inputs[dd_coll_own_input(test_case->coll, number)].nbytes == 0;
 }
 
 static bool
-check_memory(const carry_case *label, int number, const carry_rank *rank)
+check_memory(const carry_case *test_case, int number, const carry_rank *rank)
 {
     const dd_carried_call *call = rank->call;
     const char *in = base_of(rank->inputs, rank->ninputs);
     const char *out = base_of(rank->outputs, rank->noutputs);
-    bool is_in_direct = is_passed_directly(what, true, rank->inputs, rank->ninputs);
-    bool is_out_direct = is_passed_directly(what, false, rank->outputs, rank->noutputs);
-    bool is_root_of_broadcast = what->coll == DD_COLL_BROADCAST && number == what->root;
+    bool is_in_direct = is_passed_directly(test_case, true, rank->inputs, rank->ninputs);
+    bool is_out_direct = is_passed_directly(test_case, false, rank->outputs, rank->noutputs);
+    bool is_root_of_broadcast = test_case->coll == DD_COLL_BROADCAST && number == test_case->root;
     int input;
     int output;
-    bool is_shared = has_alias(label, number, &input, &output) && !is_own_empty(label, number, rank);
+    bool is_shared = has_alias(test_case, number, &input, &output) && !is_own_empty(test_case, number, rank);
     bool is_good = CHECK_INT(call->input != NULL, rank->ninputs > 0) &&
                    CHECK_INT(call->output != NULL, rank->noutputs > 0);
-    if (label->coll == DD_COLL_REDUCE_SCATTER && is_shared && is_in_direct) {
+    if (test_case->coll == DD_COLL_REDUCE_SCATTER && is_shared && is_in_direct) {
         is_out_direct = false; /* in place has another meaning in each library */
     }
     if (in != NULL && !is_root_of_broadcast) {
@@ -359,37 +365,38 @@ check_memory(const carry_case *label, int number, const carry_rank *rank)
     }
     if (is_root_of_broadcast && out != NULL) {
         is_good = CHECK(call->input == call->output && call->is_in_place) && is_good;
-    } else if (is_own_empty(label, number, rank)) {
+    } else if (is_own_empty(test_case, number, rank)) {
         return is_good;
     } else {
-        bool is_kept = is_shared && is_in_direct && is_out_direct && label->coll != DD_COLL_REDUCE_SCATTER;
+        bool is_kept =
+            is_shared && is_in_direct && is_out_direct && test_case->coll != DD_COLL_REDUCE_SCATTER;
         is_good = CHECK_INT(call->is_in_place, is_kept) && is_good;
     }
     return is_good;
 }
 
 static bool
-check_call(const carry_case *label, int number, const carry_rank *rank)
+check_call(const carry_case *test_case, int number, const carry_rank *rank)
 {
     const dd_carried_call *call = rank->call;
-    size_t size = dd_dtype_size(label->dtype);
-    bool has_many_in = has_many_inputs(label, rank);
-    bool has_many_out = has_many_outputs(label, rank);
-    bool is_good = CHECK_INT(call->coll, label->coll) && CHECK_INT(call->root, label->root) &&
-                   CHECK_INT(call->dtype, plain_dtype(label)) &&
-                   CHECK_INT(call->count, own_count(label, rank));
-    if (dd_coll_is_folding(label->coll)) {
-        is_good = CHECK_INT(call->op, plain_op(label)) && is_good;
+    size_t size = dd_dtype_size(test_case->dtype);
+    bool has_many_in = has_many_inputs(test_case, rank);
+    bool has_many_out = has_many_outputs(test_case, rank);
+    bool is_good = CHECK_INT(call->coll, test_case->coll) && CHECK_INT(call->root, test_case->root) &&
+                   CHECK_INT(call->dtype, plain_dtype(test_case)) &&
+                   CHECK_INT(call->count, own_count(test_case, rank));
+    if (dd_coll_is_folding(test_case->coll)) {
+        is_good = CHECK_INT(call->op, plain_op(test_case)) && is_good;
     }
-    if (label->coll == DD_COLL_ALL_GATHER || label->coll == DD_COLL_REDUCE_SCATTER) {
-        is_good = CHECK_INT(call->is_even, has_equal_blocks(label)) && is_good;
+    if (test_case->coll == DD_COLL_ALL_GATHER || test_case->coll == DD_COLL_REDUCE_SCATTER) {
+        is_good = CHECK_INT(call->is_even, has_equal_blocks(test_case)) && is_good;
     }
     is_good = check_side(call->in_counts, call->in_offsets, rank->inputs, rank->ninputs, size, has_many_in) &&
               is_good;
     is_good =
         check_side(call->out_counts, call->out_offsets, rank->outputs, rank->noutputs, size, has_many_out) &&
         is_good;
-    return check_memory(label, number, rank) && is_good;
+    return check_memory(test_case, number, rank) && is_good;
 }
 
 /* ---- expected results */
@@ -397,14 +404,14 @@ check_call(const carry_case *label, int number, const carry_rank *rank)
 static const char *
 expected(const carry_world *world, int number, int output, char *folded)
 {
-    const carry_case *label = &world->label;
-    coll_sources from = coll_sources_of(label->coll, label->root, label->nranks, number, output);
+    const carry_case *test_case = &world->label;
+    coll_sources from = coll_sources_of(test_case->coll, test_case->root, test_case->nranks, number, output);
     const void *sources[MAX_RANKS];
-    size_t count = world->ranks[number].outputs[output].nbytes / dd_dtype_size(label->dtype);
+    size_t count = world->ranks[number].outputs[output].nbytes / dd_dtype_size(test_case->dtype);
     for (int k = 0; k < from.count; k++) {
         sources[k] = world->ranks[from.first + k].originals[from.block];
     }
-    if (!dd_coll_is_folding(label->coll)) {
+    if (!dd_coll_is_folding(test_case->coll)) {
         return sources[0];
     }
     dd_reduce(&world->ranks[number].args.reduction, DD_STAGE_WHOLE, folded, sources, (size_t)from.count,
@@ -473,10 +480,10 @@ carry_all(carry_world *world)
 }
 
 static void
-run_case(const carry_case *label)
+run_case(const carry_case *test_case)
 {
     carry_world world;
-    init_world(&world, label);
+    init_world(&world, test_case);
     carry_all(&world);
     fini_world(&world);
 }
@@ -484,22 +491,22 @@ run_case(const carry_case *label)
 /* ---- every collective in every form */
 
 static void
-run_forms(carry_case label)
+run_forms(carry_case test_case)
 {
     for (int form = 0; form < 4 * CARRY_SHAPE_COUNT && check_failures() == 0; form++) {
-        label.shape = (carry_shape)(form / 4);
-        label.is_apart = form % 2 == 1;
-        label.is_in_place = form / 2 % 2 == 1;
-        run_case(&label);
+        test_case.shape = (carry_shape)(form / 4);
+        test_case.is_apart = form % 2 == 1;
+        test_case.is_in_place = form / 2 % 2 == 1;
+        run_case(&test_case);
     }
 }
 
 static void
-run_roots(carry_case label)
+run_roots(carry_case test_case)
 {
-    int nroots = dd_coll_has_root(label.coll) ? label.nranks : 1;
-    for (label.root = 0; label.root < nroots; label.root++) {
-        run_forms(label);
+    int nroots = dd_coll_has_root(test_case.coll) ? test_case.nranks : 1;
+    for (test_case.root = 0; test_case.root < nroots; test_case.root++) {
+        run_forms(test_case);
     }
 }
 
@@ -609,9 +616,9 @@ TEST(no_memory_to_create_it)
 
 TEST(no_memory_to_place)
 {
-    carry_case label = packed_case(100);
+    carry_case test_case = packed_case(100);
     carry_world world;
-    init_world(&world, &label);
+    init_world(&world, &test_case);
     carry_rank *rank = &world.ranks[0];
     (void)dd_mem_fail_after(0);
     CHECK_STATUS(offset(rank->conversion, rank), DD_OUT_OF_MEMORY);
@@ -626,9 +633,9 @@ TEST(no_memory_to_place)
 static long
 count_allocations(dd_conversion *conversion, size_t count)
 {
-    carry_case label = packed_case(count);
+    carry_case test_case = packed_case(count);
     carry_world world;
-    init_world(&world, &label);
+    init_world(&world, &test_case);
     carry_rank *rank = &world.ranks[0];
     (void)dd_mem_fail_after(-1);
     CHECK_OK(offset(conversion, rank));
@@ -669,9 +676,9 @@ static const void *volatile held_by_a_library[2];
 
 TEST(abandoned_memory_stays_where_it_is)
 {
-    carry_case label = packed_case(500);
+    carry_case test_case = packed_case(500);
     carry_world world;
-    init_world(&world, &label);
+    init_world(&world, &test_case);
     carry_rank *rank = &world.ranks[0];
     REQUIRE_OK(offset(rank->conversion, rank));
     dd_carried_call left = *rank->call;

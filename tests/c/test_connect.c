@@ -663,8 +663,8 @@ TEST(answer_of_another_version)
     REQUIRE(dd_sock_try_accept(listener, &fd) == DD_IO_OK);
     uint8_t bytes[CONNECT_HELLO_BYTES];
     REQUIRE(handshake_receive_all(fd, bytes, CONNECT_HELLO_BYTES, &wait));
-    CHECK_INT(bytes[4], DD_CARD_VERSION);
-    connect_answer answer = {.verdict = CONNECT_OTHER_VERSION};
+    CHECK_INT(bytes[4], DD_ENDPOINT_VERSION);
+    connect_answer answer = {.result = CONNECT_OTHER_VERSION};
     connect_answer_write(&answer, bytes);
     bytes[4] = 1;
     REQUIRE_OK(connect_send(fd, NULL, bytes, CONNECT_ANSWER_BYTES, check_err()));
@@ -914,7 +914,7 @@ TEST(loopback_first_and_more_later)
     CHECK_INT(self.connector->ports.count, 1);
     REQUIRE_OK(dd_connector_open_ports(self.connector, NULL, &self.addrs, check_err()));
     CHECK_INT(self.connector->ports.count, 2);
-    /* Processes with the first card can also connect. */
+    /* Processes with the first endpoint can also connect. */
     CHECK(is_listener_at(&self.addrs.items[0]) && is_listener_at(&only));
     dd_connector_close(self.connector);
 }

@@ -618,7 +618,7 @@ TEST(goodbye_does_not_overtake_a_large_message_over_three_lanes)
 }
 
 /* Several ranks of a group in one process use one engine. */
-/* A process stores little more than the card for most ranks. */
+/* A process stores little more than the endpoint for most ranks. */
 TEST(peers_without_messages_use_little_memory)
 {
     CHECK(sizeof(dd_peer) <= 700);
@@ -628,7 +628,7 @@ TEST(peers_without_messages_use_little_memory)
 
 /* Connect with a hello, as a process with the endpoint does. Return the link, or -1 and the result. */
 static int
-dial_unknown(const dd_card *card, const dd_addr_list *addrs, uint8_t *verdict)
+dial_unknown(const dd_endpoint *endpoint, const dd_addr_list *addrs, uint8_t *result)
 {
     dd_wait wait = dd_wait_after(8 * DD_NS_PER_S * check_slow());
     connect_hello hello = {.to = endpoint->uid};
@@ -639,8 +639,8 @@ dial_unknown(const dd_card *card, const dd_addr_list *addrs, uint8_t *verdict)
                        CHECK_OK(dd_sock_connect(&addrs->items[0], &fd, &wait, check_err())) &&
                        CHECK_OK(connect_send(fd, NULL, hello.bytes, CONNECT_HELLO_BYTES, check_err())) &&
                        handshake_receive_all(fd, answer, sizeof answer, &wait) &&
-                       handshake_receive_all(fd, verdict, 1, &wait);
-    if (!is_answered || *verdict != CONNECT_OK) {
+                       handshake_receive_all(fd, result, 1, &wait);
+    if (!is_answered || *result != CONNECT_OK) {
         dd_sock_close(fd);
         fd = -1;
     }
@@ -703,8 +703,8 @@ TEST(links_of_unknown_processes_are_limited_and_closed)
     int links[N];
     int nlinks = 0;
     for (int i = 0; i < N; i++) {
-        uint8_t verdict = 0;
-        links[nlinks] = dial_unknown(dd_peer_card(first[1]), &addrs, &verdict);
+        uint8_t result = 0;
+        links[nlinks] = dial_unknown(dd_peer_endpoint(first[1]), &addrs, &result);
         nlinks += links[nlinks] >= 0 ? 1 : 0;
         CHECK(result == CONNECT_OK || result == CONNECT_BUSY);
     }

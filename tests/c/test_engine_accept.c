@@ -112,7 +112,7 @@ begin_hand_shake(victim *self)
            CHECK_OK(connect_hello_write(&hello, check_err())) &&
            CHECK_OK(connect_send(self->fd, NULL, hello.bytes, CONNECT_HELLO_BYTES, check_err())) &&
            handshake_receive_all(self->fd, answer, sizeof answer, &wait) &&
-           handshake_receive_all(self->fd, &verdict, 1, &wait) && CHECK_INT(verdict, CONNECT_OK);
+           handshake_receive_all(self->fd, &result, 1, &wait) && CHECK_INT(result, CONNECT_OK);
 }
 
 static bool
@@ -371,15 +371,15 @@ TEST(links_of_peers_without_cards)
 {
     victim self;
     int ends[2] = {-1, -1};
-    dd_card unknown;
-    REQUIRE(open_victim(&self) && CHECK_OK(dd_card_init(&unknown, check_err())));
+    dd_endpoint unknown;
+    REQUIRE(open_victim(&self) && CHECK_OK(dd_endpoint_init(&unknown, check_err())));
     engine_on_accepted(self.engine, &unknown.uid, 1, make_link(&ends[0])); /* a second lane without a first */
     CHECK(is_closed(ends[0]));
     engine_on_accepted(self.engine, &unknown.uid, 0, make_link(&ends[1]));
     CHECK(!is_closed(ends[1]));
     dd_engine_lock(self.engine);
     dd_peer *peer = engine_find_peer(self.engine, &unknown.uid);
-    CHECK(peer != NULL && !peer->is_card_known && dd_peer_is_connected_locked(peer));
+    CHECK(peer != NULL && !peer->is_endpoint_known && dd_peer_is_connected_locked(peer));
     dd_engine_unlock(self.engine);
     dd_peer_release(self.peer);
     dd_engine_release(self.engine);

@@ -396,16 +396,16 @@ typedef struct suspension {
 static void
 fail_to_suspend(team_rank *self)
 {
-    suspension *label = self->arg;
+    suspension *counts = self->arg;
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
     REQUIRE(team_check_sum(self->group));
     team_rendezvous(self, "used");
     if (self->rank == 0) {
-        dd_sys_fail_call(&label->fault);
+        dd_sys_fail_call(&counts->fault);
     }
     team_rendezvous(self, "fails from now on");
     dd_status status = dd_group_suspend(self->group, &wait, check_err());
-    atomic_fetch_add(status == DD_SYSTEM ? &what->nown : &what->nnotified, 1);
+    atomic_fetch_add(status == DD_SYSTEM ? &counts->nown : &counts->nnotified, 1);
     CHECK_CONTAINS(check_message(),
                    status == DD_SYSTEM ? "cannot give" : "cannot suspend it, so no rank does");
     CHECK(status == DD_SYSTEM || status == DD_INVALID_ARGUMENT);
@@ -421,10 +421,10 @@ fail_to_suspend(team_rank *self)
 
 TEST(all_ranks_are_suspended_or_none)
 {
-    suspension label = {.fault = {.call = DD_SYS_madvise, .error_number = EINVAL}};
+    suspension counts = {.fault = {.call = DD_SYS_madvise, .error_number = EINVAL}};
     team_options options = {.size = 3, .timeout_ns = 4 * DD_NS_PER_S};
-    team_run(&options, fail_to_suspend, &what);
+    team_run(&options, fail_to_suspend, &counts);
     dd_sys_fail_call(NULL);
-    CHECK_INT(what.nown, 1);
-    CHECK_INT(what.nnotified, 2);
+    CHECK_INT(counts.nown, 1);
+    CHECK_INT(counts.nnotified, 2);
 }

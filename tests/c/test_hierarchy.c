@@ -254,11 +254,11 @@ finish(stage *set)
 }
 
 static bool
-check_case(const layout *where, const coll_case *label, const dd_hierarchy_limits *limits)
+check_case(const layout *where, const coll_case *test_case, const dd_hierarchy_limits *limits)
 {
     stage *set = calloc(1, sizeof *set);
     set->where = where;
-    coll_world_init(&set->world, label);
+    coll_world_init(&set->world, test_case);
     begin(set, limits);
     bool has_moved = true;
     while (has_moved) {
@@ -273,7 +273,7 @@ check_case(const layout *where, const coll_case *label, const dd_hierarchy_limit
     }
     if (!is_good) {
         char text[160];
-        fprintf(stderr, "    layout %d: %s\n", (int)(where - layouts), coll_case_print(label, text));
+        fprintf(stderr, "    layout %d: %s\n", (int)(where - layouts), coll_case_print(test_case, text));
     }
     coll_world_fini(&set->world);
     free(set);
@@ -298,14 +298,14 @@ static const size_t counts[] = {0, 1, 3, 40, 700, 2000};
 
 /* Return false after the first failure. */
 static bool
-check_counts(const layout *where, coll_case label, const dd_hierarchy_limits *limits)
+check_counts(const layout *where, coll_case test_case, const dd_hierarchy_limits *limits)
 {
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        label.count = counts[i];
+        test_case.count = counts[i];
         for (int kind = 0; kind < 4; kind++) {
-            label.is_in_place = kind % 2 != 0;
-            label.is_uneven = kind / 2 != 0;
-            if (!check_case(where, &label, limits)) {
+            test_case.is_in_place = kind % 2 != 0;
+            test_case.is_uneven = kind / 2 != 0;
+            if (!check_case(where, &test_case, limits)) {
                 return false;
             }
         }
@@ -323,13 +323,13 @@ check_coll(dd_coll coll, int narithmetics, bool has_roots)
         dd_topology_fini(&topology);
         for (int root = 0; is_fitting && root < (has_roots ? layouts[at].nranks : 1); root += 1 + root / 3) {
             for (int i = 0; i < narithmetics; i++) {
-                coll_case label = {.coll = coll,
-                                   .nranks = layouts[at].nranks,
-                                   .root = root,
-                                   .dtype = arithmetics[i].dtype,
-                                   .op = arithmetics[i].op};
-                REQUIRE(check_counts(&layouts[at], label, &tight));
-                REQUIRE(i > 1 || check_counts(&layouts[at], label, &usual));
+                coll_case test_case = {.coll = coll,
+                                       .nranks = layouts[at].nranks,
+                                       .root = root,
+                                       .dtype = arithmetics[i].dtype,
+                                       .op = arithmetics[i].op};
+                REQUIRE(check_counts(&layouts[at], test_case, &tight));
+                REQUIRE(i > 1 || check_counts(&layouts[at], test_case, &usual));
             }
         }
     }

@@ -177,7 +177,7 @@ run_until_death(dd_store *store, const dd_store_request *request, dd_store_resul
 }
 
 static dd_status
-report_running(dd_bytes card, dd_bytes own, bool *was_seen, bool *has_exited, const dd_wait *wait,
+report_running(dd_bytes payload, dd_bytes own, bool *was_seen, bool *has_exited, const dd_wait *wait,
                dd_error *err)
 {
     (void)payload;
@@ -204,8 +204,10 @@ wait_for_count(dd_store *store, const char *count)
     CHECK(is_there);
 }
 
-static const dd_meeting_kind watchful_kind = {
-    .noun = "party", .of_interrupted = "went home", .read_card = read_card, .check_process = report_running};
+static const dd_meeting_kind watchful_kind = {.noun = "party",
+                                              .of_interrupted = "went home",
+                                              .read_payload = read_payload,
+                                              .check_process = report_running};
 
 static void
 init_watchful(attendee *self, offset *p, int rank, int size, const dd_store_ops *ops)

@@ -36,7 +36,7 @@ TEST(requests_per_rank_are_constant)
     check_growth(512, false, 2, 1);
 }
 
-/* The last rank to join reads the cards of all ranks. */
+/* The last rank to join reads the payloads of all ranks. */
 TEST(requests_per_rank_are_constant_by_keys)
 {
     check_growth(64, true, 5, 7);

@@ -196,19 +196,19 @@ start_and_poll(team_rank *self)
     REQUIRE(sum_init(&small, self->group, 2));
     REQUIRE(sum_init(&large, self->group, 100000));
     sum_fill(&large, 1);
-    CHECK_OK(dd_standing_start(&large.call, 1, true, &wait, check_err()));
+    CHECK_OK(dd_prepared_start(&large.call, 1, true, &wait, check_err()));
     CHECK(nblocked > 0); /* takes longer */
-    CHECK_OK(dd_standing_wait(large.call, &wait, check_err()));
+    CHECK_OK(dd_prepared_wait(large.call, &wait, check_err()));
     sum_check(&large, self, (float)self->size);
     bool is_quick = !self->options->is_shm_disabled || self->size == 1;
     for (int round = 0; round < 300 && check_failures() == 0; round++) {
         nblocked = 0;
         sum_fill(&small, (float)round);
-        CHECK_OK(dd_standing_start(&small.call, 1, round % 2 == 0, &wait, check_err()));
+        CHECK_OK(dd_prepared_start(&small.call, 1, round % 2 == 0, &wait, check_err()));
         CHECK(is_quick || nblocked > 0);
-        if (!dd_standing_poll(small.call)) {
+        if (!dd_prepared_poll(small.call)) {
             nblocked = 0;
-            CHECK_OK(dd_standing_wait(small.call, &wait, check_err()));
+            CHECK_OK(dd_prepared_wait(small.call, &wait, check_err()));
         } else {
             nslow += nblocked > 0;
         }

@@ -42,25 +42,26 @@ name_way(const dd_run *run, char *text, size_t size)
 }
 
 static void
-play(run_member *self, const coll_case *label)
+play(run_member *self, const coll_case *test_case)
 {
     sweep *all = self->arg;
     if (self->rank == 0) {
-        coll_world_init(&all->world, label);
+        coll_world_init(&all->world, test_case);
     }
     run_team_meet(self);
-    dd_signature signature = coll_world_signature(label);
+    dd_signature signature = coll_world_signature(test_case);
     /* Twice: the second call reuses a plan. */
     for (int turn = 0; turn < 2; turn++) {
         if (CHECK_OK(run_team_call(self, &all->world.ranks[self->rank].args, &signature)) &&
-            label->coll != DD_COLL_BARRIER) {
+            test_case->coll != DD_COLL_BARRIER) {
             (void)coll_world_check_rank(&all->world, self->rank);
         }
         run_team_meet(self);
         coll_world_fill_rank(&all->world, self->rank);
         run_team_meet(self);
     }
-    if (self->rank == 0 && label->coll == DD_COLL_ALL_REDUCE && all->ways != NULL && label->count > 0) {
+    if (self->rank == 0 && test_case->coll == DD_COLL_ALL_REDUCE && all->ways != NULL &&
+        test_case->count > 0) {
         char way[40];
         CHECK_CONTAINS(name_way(self->run, way, sizeof way), all->ways);
     }
@@ -84,15 +85,15 @@ play_all(run_member *self)
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
         for (size_t i = 0; i < all->ncounts; i++) {
             size_t which = (size_t)coll + i;
-            coll_case label = {.coll = (dd_coll)coll,
-                               .nranks = self->topology.nranks,
-                               .root = (int)(i % (size_t)self->topology.nranks),
-                               .dtype = arithmetics[which % NARITHMETICS].dtype,
-                               .op = arithmetics[which % NARITHMETICS].op,
-                               .count = scale((dd_coll)coll, all->counts[i], self->topology.nranks),
-                               .is_uneven = i % 3 == 2,
-                               .is_in_place = i % 2 == 1};
-            play(self, &label);
+            coll_case test_case = {.coll = (dd_coll)coll,
+                                   .nranks = self->topology.nranks,
+                                   .root = (int)(i % (size_t)self->topology.nranks),
+                                   .dtype = arithmetics[which % NARITHMETICS].dtype,
+                                   .op = arithmetics[which % NARITHMETICS].op,
+                                   .count = scale((dd_coll)coll, all->counts[i], self->topology.nranks),
+                                   .is_uneven = i % 3 == 2,
+                                   .is_in_place = i % 2 == 1};
+            play(self, &test_case);
         }
     }
 }

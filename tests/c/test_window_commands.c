@@ -126,7 +126,7 @@ receive_bad_note(team_rank *self)
     CHECK_INT(dd_window_wait_signal(test.window, 1 - self->rank, 1, &wait, &error), DD_PROTOCOL);
     CHECK_INT(error.blamed.rank, 1);
     CHECK_CONTAINS(error.message, "broke the protocol of windows");
-    CHECK_CONTAINS(error.message, bad->what);
+    CHECK_CONTAINS(error.message, bad->label);
     window_check_filled(test.data, 3, BAD_NOTE_NBYTES);
     window_drop(&test);
 }

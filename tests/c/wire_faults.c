@@ -168,7 +168,7 @@ wire_fault_check(wire_fault_program *run, wire_fault_kind kind, unsigned usual_c
         size_t offset = pick_place(&seed, nbytes);
         unsigned bit = (unsigned)rand_r(&seed);
         int nbefore = check_failures();
-        wire_fault_arm(kind, place, bit);
+        wire_fault_arm(kind, offset, bit);
         run(&out);
         if (!wire_fault_disarm(&ignored)) {
             continue; /* fewer bytes were sent than the last time */

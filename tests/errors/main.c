@@ -75,45 +75,46 @@ typedef struct plan {
 /* Return true if the server cannot accept connections: its clients then retry until their timeouts,
  * because the failure may be temporary. */
 static bool
-is_awaited(const trial *label)
+is_awaited(const trial *trial_spec)
 {
-    bool is_servers = label->program->has_own_store && label->victim == 0;
-    return is_servers && label->fault.is_lasting &&
-           (label->fault.call == DD_SYS_accept4 || label->fault.call == DD_SYS_epoll_ctl);
+    bool is_servers = trial_spec->program->has_own_store && trial_spec->victim == 0;
+    return is_servers && trial_spec->fault.is_lasting &&
+           (trial_spec->fault.call == DD_SYS_accept4 || trial_spec->fault.call == DD_SYS_epoll_ctl);
 }
 
 /* Exclude writes of programs that do not write files: they only ring bells, and that cannot
  * fail. */
 static bool
-is_possible(const trial *label)
+is_possible(const trial *trial_spec)
 {
-    return (label->fault.call != DD_SYS_write || label->program->writes_files) && !is_awaited(label);
+    return (trial_spec->fault.call != DD_SYS_write || trial_spec->program->writes_files) &&
+           !is_awaited(trial_spec);
 }
 
 static void
-plan_errors(plan *all, const settings *set, trial label)
+plan_errors(plan *all, const settings *set, trial trial_spec)
 {
-    const int *errors = errors_of(label.fault.call);
+    const int *errors = errors_of(trial_spec.fault.call);
     for (int i = 0; errors[i] != 0; i++) {
-        label.fault.error_number = errors[i];
-        int nkinds = is_error_lasting(label.fault.call, errors[i]) ? 2 : 1;
+        trial_spec.fault.error_number = errors[i];
+        int nkinds = is_error_lasting(trial_spec.fault.call, errors[i]) ? 2 : 1;
         for (int kind = 0; kind < nkinds && is_listed(set->errors, strerrorname_np(errors[i])); kind++) {
-            label.fault.is_lasting = kind == 1;
-            if (is_possible(&label) && all->count < RUNS_MAX) {
-                all->trials[all->count++] = label;
+            trial_spec.fault.is_lasting = kind == 1;
+            if (is_possible(&trial_spec) && all->count < RUNS_MAX) {
+                all->trials[all->count++] = trial_spec;
             }
         }
     }
 }
 
 static void
-plan_calls(plan *all, const settings *set, trial what, long ncalls)
+plan_calls(plan *all, const settings *set, trial trial_spec, long ncalls)
 {
     long stride = ncalls > FIRST_CALLS + LATER_CALLS ? (ncalls - FIRST_CALLS) / LATER_CALLS : 1;
     for (long number = 0; number < ncalls; number += number < FIRST_CALLS ? 1 : stride) {
-        what.fault.number = number;
+        trial_spec.fault.number = number;
         if (set->at < 0 || set->at == number) {
-            plan_errors(all, set, label);
+            plan_errors(all, set, trial_spec);
         }
     }
 }
@@ -123,20 +124,20 @@ static bool
 plan_program(plan *all, const settings *set, trial_place *place, const test_program *program)
 {
     trial_result result;
-    trial label = {.program = program, .fault = {.number = -1}};
-    trial_run(place, &label, LIMIT_NS * set->slow, &result);
-    verdict v = judge(&label, &result);
+    trial trial_spec = {.program = program, .fault = {.number = -1}};
+    trial_run(place, &trial_spec, LIMIT_NS * set->slow, &result);
+    verdict v = judge(&trial_spec, &result);
     if (v.outcome != OUTCOME_UNREACHED) {
         printf("%s, without any failure: %s\n", program->name, v.complaint);
         return false;
     }
     for (int victim = 0; victim<program->size; victim += program->size> 1 ? program->size - 1 : 1) {
-        label.victim = victim;
+        trial_spec.victim = victim;
         for (int call = 0; call < DD_SYS_CALL_COUNT; call++) {
-            label.fault.call = (dd_sys_call)call;
-            if (is_listed(set->calls, dd_sys_call_name(label.fault.call)) &&
+            trial_spec.fault.call = (dd_sys_call)call;
+            if (is_listed(set->calls, dd_sys_call_name(trial_spec.fault.call)) &&
                 (set->victim < 0 || set->victim == victim)) {
-                plan_calls(all, set, what, result.board.ranks[victim].ncalls[call]);
+                plan_calls(all, set, trial_spec, result.board.ranks[victim].ncalls[call]);
             }
         }
     }
@@ -183,38 +184,40 @@ show_trace(const rank_report *report)
 }
 
 static void
-show(const trial *label, const trial_result *result, const verdict *v)
+show(const trial *trial_spec, const trial_result *result, const verdict *v)
 {
-    printf("%s: %s %ld of rank %d fails%s with %s: %s%s\n", label->program->name,
-           dd_sys_call_name(label->fault.call), label->fault.number, label->victim,
-           label->fault.is_lasting ? ", and all later ones," : "", strerrorname_np(label->fault.error_number),
-           v->outcome == OUTCOME_WRONG ? "" : "fine", v->complaint);
-    for (int rank = 0; rank < label->program->size; rank++) {
+    printf("%s: %s %ld of rank %d fails%s with %s: %s%s\n", trial_spec->program->name,
+           dd_sys_call_name(trial_spec->fault.call), trial_spec->fault.number, trial_spec->victim,
+           trial_spec->fault.is_lasting ? ", and all later ones," : "",
+           strerrorname_np(trial_spec->fault.error_number), v->outcome == OUTCOME_WRONG ? "" : "fine",
+           v->complaint);
+    for (int rank = 0; rank < trial_spec->program->size; rank++) {
         const rank_report *report = &result->board.ranks[rank];
         printf("    rank %d, %.0f ms: %s: %s\n", rank, (double)report->elapsed_ns * 1e-6,
                report->step != NULL ? report->step : "?",
                report->error.code != DD_OK ? report->error.message : "(no error)");
     }
-    show_trace(&result->board.ranks[label->victim]);
+    show_trace(&result->board.ranks[trial_spec->victim]);
 }
 
 static int64_t
-limit_of(const trial *label)
+limit_of(const trial *trial_spec)
 {
-    bool is_unresponsive = what->fault.call == DD_SYS_sendmsg || what->fault.call == DD_SYS_accept4;
-    return what->fault.is_lasting && is_unresponsive ? LONG_LIMIT_NS : LIMIT_NS;
+    bool is_unresponsive =
+        trial_spec->fault.call == DD_SYS_sendmsg || trial_spec->fault.call == DD_SYS_accept4;
+    return trial_spec->fault.is_lasting && is_unresponsive ? LONG_LIMIT_NS : LIMIT_NS;
 }
 
 static void
-run_one(trial_place *place, const settings *set, const trial *label, tally *counts)
+run_one(trial_place *place, const settings *set, const trial *trial_spec, tally *counts)
 {
     trial_result result;
-    trial_run(place, label, limit_of(label) * set->slow, &result);
-    verdict v = judge(label, &result);
-    atomic_fetch_add(&counts->outcomes[label->fault.call][v.outcome], 1);
+    trial_run(place, trial_spec, limit_of(trial_spec) * set->slow, &result);
+    verdict v = judge(trial_spec, &result);
+    atomic_fetch_add(&counts->outcomes[trial_spec->fault.call][v.outcome], 1);
     bool is_wrong = v.outcome == OUTCOME_WRONG;
     if ((is_wrong && atomic_fetch_add(&counts->ncomplaints, 1) < COMPLAINTS_SHOWN) || set->is_verbose) {
-        show(label, &result, &v);
+        show(trial_spec, &result, &v);
     }
 }
 

@@ -69,10 +69,10 @@ settle(rank_report *report)
 }
 
 static _Noreturn void
-be_rank(const trial *label, rank_env *self)
+be_rank(const trial *trial_spec, rank_env *self)
 {
-    dd_sys_fault fault = label->fault;
-    bool is_victim = self->rank == label->victim && fault.number >= 0;
+    dd_sys_fault fault = trial_spec->fault;
+    bool is_victim = self->rank == trial_spec->victim && fault.number >= 0;
     fault.on_failure = note_failure;
     own_report = self->report;
     /* allocates the list of core/fork.h, which is never freed */
@@ -81,7 +81,7 @@ be_rank(const trial *label, rank_env *self)
     self->report->before = count_belongings();
     dd_sys_fail_call(is_victim ? &fault : NULL);
     int64_t start_ns = dd_clock_now_ns();
-    label->program->run(self);
+    trial_spec->program->run(self);
     self->report->elapsed_ns = dd_clock_now_ns() - start_ns;
     for (int call = 0; call < DD_SYS_CALL_COUNT; call++) {
         self->report->ncalls[call] = dd_sys_count_calls((dd_sys_call)call);
@@ -195,20 +195,20 @@ clear_folder(const char *path)
 }
 
 static pid_t
-start_rank(trial_place *place, const trial *label, int rank, const char *name)
+start_rank(trial_place *place, const trial *trial_spec, int rank, const char *name)
 {
     (void)fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
         rank_env self = {.rank = rank,
-                         .size = label->program->size,
+                         .size = trial_spec->program->size,
                          .name = name,
                          .folder = place->folder,
                          .agent_port = place->agent_port,
                          .board = place->board,
                          .report = &place->board->ranks[rank]};
         (void)close(place->agent_life_fd);
-        be_rank(what, &self);
+        be_rank(trial_spec, &self);
     }
     return pid;
 }
@@ -231,9 +231,9 @@ judge_end(const rank_report *report, int status)
 }
 
 void
-trial_run(trial_place *place, const trial *label, int64_t limit_ns, trial_result *result)
+trial_run(trial_place *place, const trial *trial_spec, int64_t limit_ns, trial_result *result)
 {
-    int size = label->program->size;
+    int size = trial_spec->program->size;
     char name[32];
     pid_t pids[PROGRAM_RANKS_MAX];
     snprintf(name, sizeof name, "run%d_%ld", place->id, place->nruns++);
@@ -241,7 +241,7 @@ trial_run(trial_place *place, const trial *label, int64_t limit_ns, trial_result
     atomic_store(&place->board->stop_at_ns, INT64_MAX);
     dd_wait wait = dd_wait_after(limit_ns);
     for (int rank = 0; rank < size; rank++) {
-        pids[rank] = start_rank(place, label, rank, name);
+        pids[rank] = start_rank(place, trial_spec, rank, name);
     }
     memset(result, 0, sizeof *result);
     for (int nrunning = size; nrunning > 0;) {

@@ -43,6 +43,6 @@ typedef struct trial_place {
 bool trial_place_init(trial_place *place, int id);
 void trial_place_fini(trial_place *place);
 /* Return when all ranks have exited. Ranks that hang are killed after limit_ns. */
-void trial_run(trial_place *place, const trial *label, int64_t limit_ns, trial_result *result);
+void trial_run(trial_place *place, const trial *trial_spec, int64_t limit_ns, trial_result *result);
 
 #endif

@@ -21,7 +21,7 @@ static bool DD_PRINTF(2, 3) object(verdict *v, const char *format, ...)
 /* ---- checks for every rank */
 
 static bool
-has_ended(verdict *v, const trial *what, const trial_result *result, int rank)
+has_ended(verdict *v, const trial *trial_spec, const trial_result *result, int rank)
 {
     const rank_report *report = &result->board.ranks[rank];
     int status = result->status[rank];
@@ -29,7 +29,7 @@ has_ended(verdict *v, const trial *what, const trial_result *result, int rank)
     case RANK_ENDED:
         break;
     case RANK_HUNG:
-        return object(v, "rank %d of %d hangs in \"%s\"", rank, label->program->size,
+        return object(v, "rank %d of %d hangs in \"%s\"", rank, trial_spec->program->size,
                       report->step != NULL ? report->step : "?");
     case RANK_CRASHED:
         return WIFSIGNALED(status) ? object(v, "rank %d was ended by signal %d in \"%s\"", rank,
@@ -90,19 +90,19 @@ contains_error(const dd_error *error, int error_number)
 /* Return true for an error of rank 0's server. Its thread can at most report it to clients, which
  * may only see a closed connection. */
 static bool
-is_about_own_store(const trial *label, const dd_error *error)
+is_about_own_store(const trial *trial_spec, const dd_error *error)
 {
     bool is_about_store = contains(error, "TCPStore at") || contains(error, "opening the store at");
-    return label->program->has_own_store && label->victim == 0 && is_about_store &&
+    return trial_spec->program->has_own_store && trial_spec->victim == 0 && is_about_store &&
            (contains(error, "the server closed the connection") ||
-            contains_error(error, what->fault.error_number));
+            contains_error(error, trial_spec->fault.error_number));
 }
 
 static bool
-has_lost_own_store(const trial *label, const trial_result *result)
+has_lost_own_store(const trial *trial_spec, const trial_result *result)
 {
-    for (int rank = 0; rank < label->program->size; rank++) {
-        if (is_about_own_store(label, &result->board.ranks[rank].error)) {
+    for (int rank = 0; rank < trial_spec->program->size; rank++) {
+        if (is_about_own_store(trial_spec, &result->board.ranks[rank].error)) {
             return true;
         }
     }
@@ -110,16 +110,16 @@ has_lost_own_store(const trial *label, const trial_result *result)
 }
 
 static bool
-names_error(verdict *v, const trial *what, const dd_error *error)
+names_error(verdict *v, const trial *trial_spec, const dd_error *error)
 {
-    int error_number = what->fault.error_number;
+    int error_number = trial_spec->fault.error_number;
     if (!contains_error(error, error_number)) {
-        return object(v, "rank %d does not contain \"%s\": %s", what->victim, strerror(error_number),
+        return object(v, "rank %d does not contain \"%s\": %s", trial_spec->victim, strerror(error_number),
                       error->message);
     }
     int lost = find_lost_rank(error);
     return lost < 0 || is_error_of_peer(error_number) ||
-           object(v, "rank %d takes rank %d for lost: %s", label->victim, lost, error->message);
+           object(v, "rank %d takes rank %d for lost: %s", trial_spec->victim, lost, error->message);
 }
 
 /* Return true if the starter ended this rank, or ended another rank and so caused the error. */
@@ -131,32 +131,32 @@ is_ended_by_starter(const dd_error *error)
 }
 
 static bool
-blames_failed_rank(verdict *v, const trial *what, int rank, const dd_error *error)
+blames_failed_rank(verdict *v, const trial *trial_spec, int rank, const dd_error *error)
 {
     int lost = find_lost_rank(error);
     char finder[32];
-    snprintf(finder, sizeof finder, "found by rank %d", label->victim);
+    snprintf(finder, sizeof finder, "found by rank %d", trial_spec->victim);
     /* A rank that is itself taken for lost must learn which rank found it so. */
     bool is_plausible =
-        is_error_of_peer(label->fault.error_number) && (lost != rank || contains(error, finder));
-    if (lost >= 0 && lost != label->victim && !is_plausible) {
+        is_error_of_peer(trial_spec->fault.error_number) && (lost != rank || contains(error, finder));
+    if (lost >= 0 && lost != trial_spec->victim && !is_plausible) {
         return object(v, "rank %d takes rank %d for lost: %s", rank, lost, error->message);
     }
-    return lost >= 0 || names_rank(error, label->victim) || is_about_own_store(label, error) ||
-           object(v, "rank %d does not name rank %d: %s", rank, label->victim, error->message);
+    return lost >= 0 || names_rank(error, trial_spec->victim) || is_about_own_store(trial_spec, error) ||
+           object(v, "rank %d does not name rank %d: %s", rank, trial_spec->victim, error->message);
 }
 
 static bool
-are_others_right(verdict *v, const trial *label, const trial_result *result)
+are_others_right(verdict *v, const trial *trial_spec, const trial_result *result)
 {
-    for (int rank = 0; rank < label->program->size; rank++) {
+    for (int rank = 0; rank < trial_spec->program->size; rank++) {
         const dd_error *error = &result->board.ranks[rank].error;
-        if (rank == label->victim || error->code == DD_OK) {
+        if (rank == trial_spec->victim || error->code == DD_OK) {
             continue;
         }
         if (is_ended_by_starter(error)) {
             v->outcome = OUTCOME_ALONE;
-        } else if (!blames_failed_rank(v, what, rank, error)) {
+        } else if (!blames_failed_rank(v, trial_spec, rank, error)) {
             return false;
         } else if (v->outcome != OUTCOME_ALONE) {
             v->outcome = OUTCOME_REPORTED;
@@ -166,50 +166,50 @@ are_others_right(verdict *v, const trial *label, const trial_result *result)
 }
 
 static int
-count_failed(const trial *label, const trial_result *result)
+count_failed(const trial *trial_spec, const trial_result *result)
 {
     int count = 0;
-    for (int rank = 0; rank < label->program->size; rank++) {
+    for (int rank = 0; rank < trial_spec->program->size; rank++) {
         count += result->board.ranks[rank].error.code != DD_OK;
     }
     return count;
 }
 
 static void
-judge_errors(verdict *v, const trial *label, const trial_result *result)
+judge_errors(verdict *v, const trial *trial_spec, const trial_result *result)
 {
-    const dd_error *own = &result->board.ranks[label->victim].error;
-    if (count_failed(label, result) == 0) {
+    const dd_error *own = &result->board.ranks[trial_spec->victim].error;
+    if (count_failed(trial_spec, result) == 0) {
         v->outcome = OUTCOME_SURVIVED;
         return;
     }
-    if (is_error_ignored(what->fault.call, what->fault.error_number)) {
-        (void)object(v, "not survived; rank %d: %s", what->victim, own->message);
+    if (is_error_ignored(trial_spec->fault.call, trial_spec->fault.error_number)) {
+        (void)object(v, "not survived; rank %d: %s", trial_spec->victim, own->message);
         return;
     }
     v->outcome = OUTCOME_LOCAL;
     /* A rank that has completed all steps may not notice that its last messages were not sent. */
-    bool is_excused = own->code == DD_OK || has_lost_own_store(what, result);
-    (void)((is_excused || names_error(v, what, own)) && are_others_right(v, what, result));
+    bool is_excused = own->code == DD_OK || has_lost_own_store(trial_spec, result);
+    (void)((is_excused || names_error(v, trial_spec, own)) && are_others_right(v, trial_spec, result));
 }
 
 verdict
-judge(const trial *label, const trial_result *result)
+judge(const trial *trial_spec, const trial_result *result)
 {
     verdict v = {.outcome = OUTCOME_SURVIVED};
-    bool is_hit = result->board.ranks[what->victim].was_hit;
-    for (int rank = 0; rank < what->program->size; rank++) {
-        if (!has_ended(&v, what, result, rank) || !has_left_nothing(&v, result, rank)) {
+    bool is_hit = result->board.ranks[trial_spec->victim].was_hit;
+    for (int rank = 0; rank < trial_spec->program->size; rank++) {
+        if (!has_ended(&v, trial_spec, result, rank) || !has_left_nothing(&v, result, rank)) {
             return v;
         }
     }
-    if (result->nfiles > 0 && label->fault.call != DD_SYS_unlink) {
+    if (result->nfiles > 0 && trial_spec->fault.call != DD_SYS_unlink) {
         (void)object(&v, "%d files are left", result->nfiles);
         return v;
     }
     if (!is_hit) {
         v.outcome = OUTCOME_UNREACHED;
-        for (int rank = 0; rank < label->program->size; rank++) {
+        for (int rank = 0; rank < trial_spec->program->size; rank++) {
             const rank_report *report = &result->board.ranks[rank];
             if (report->error.code != DD_OK) {
                 (void)object(&v, "nothing has failed, and rank %d reports in \"%s\": %s", rank, report->step,
@@ -218,6 +218,6 @@ judge(const trial *label, const trial_result *result)
         }
         return v;
     }
-    judge_errors(&v, label, result);
+    judge_errors(&v, trial_spec, result);
     return v;
 }

@@ -20,6 +20,6 @@ typedef struct verdict {
     char complaint[512];
 } verdict;
 
-verdict judge(const trial *label, const trial_result *result);
+verdict judge(const trial *trial_spec, const trial_result *result);
 
 #endif

@@ -105,7 +105,7 @@ take_size(dd_bytes *input)
 static void
 start(rank *self, int own, dd_bytes *input)
 {
-    unsigned label = take_byte(input);
+    unsigned kind = take_byte(input);
     unsigned how = take_byte(input);
     size_t nbytes = take_size(input);
     size_t other_nbytes = (how & 1) != 0 ? take_size(input) : nbytes;
@@ -113,8 +113,8 @@ start(rank *self, int own, dd_bytes *input)
     if (self->is_busy || self->is_over) {
         return;
     }
-    dd_coll coll = (dd_coll)(label % (unsigned)DD_COLL_COUNT);
-    int root = (int)(label >> 4 & 1);
+    dd_coll coll = (dd_coll)(kind % (unsigned)DD_COLL_COUNT);
+    int root = (int)(kind >> 4 & 1);
     self->args = (dd_coll_args){
         .coll = coll,
         .root = root,
@@ -138,7 +138,7 @@ start(rank *self, int own, dd_bytes *input)
                       .dtype = (uint8_t)self->args.reduction.dtype,
                       .redop = (uint8_t)self->args.reduction.op,
                       .count = is_uneven ? 0 : nbytes},
-        .sequence = label,
+        .sequence = kind,
         .wake = wake,
         .want_region = want_region,
         .ctx = self,
@@ -254,11 +254,11 @@ write_shared(const rank *self, dd_bytes *input)
 static void
 change_region(rank *self, dd_bytes *input)
 {
-    unsigned label = take_byte(input);
-    int owner = (int)(label & 1);
-    uint32_t id = (label & 2) != 0 ? self->wanted_id : label >> 4;
-    size_t nbytes = REGION_NBYTES - (label >> 3 & 1) * 4096;
-    if ((label & 4) != 0) {
+    unsigned kind = take_byte(input);
+    int owner = (int)(kind & 1);
+    uint32_t id = (kind & 2) != 0 ? self->wanted_id : kind >> 4;
+    size_t nbytes = REGION_NBYTES - (kind >> 3 & 1) * 4096;
+    if ((kind & 4) != 0) {
         dd_arena_remove_region(self->arena, owner, id);
     } else {
         dd_error err;
@@ -271,10 +271,10 @@ say(const rank *self, dd_bytes *input)
 {
     const dd_arena_position place = {
         .sequence = take_byte(input), .signature = {.coll = 2}, .is_inside = true};
-    unsigned label = take_byte(input);
-    if (label % 4 == 0) {
-        dd_arena_post_cause(self->arena, take_bytes(input, label));
-    } else if (label % 4 == 1) {
+    unsigned kind = take_byte(input);
+    if (kind % 4 == 0) {
+        dd_arena_post_cause(self->arena, take_bytes(input, kind));
+    } else if (kind % 4 == 1) {
         dd_arena_post_leaving(self->arena);
     } else {
         dd_arena_post_position(self->arena, &place);

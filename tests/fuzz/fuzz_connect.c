@@ -387,7 +387,7 @@ static void
 answer_hello(other *self, dd_bytes *input, unsigned change)
 {
     uint8_t bytes[CONNECT_ANSWER_BYTES];
-    unsigned verdict = take_byte(input);
+    unsigned result = take_byte(input);
     if (!receive_hello(self)) {
         return;
     }
@@ -417,7 +417,7 @@ send_verdict(other *self, dd_bytes *input, unsigned change)
         require(dd_auth_check(secret(), DD_AUTH_LINK_DIALER, connect_hello_opening(&self->hello),
                               self->answer.nonce, dd_bytes_of(proof, sizeof proof)));
     }
-    send_byte(self, verdict < 0xc0 ? CONNECT_OK : (uint8_t)(verdict & 15), change);
+    send_byte(self, result < 0xc0 ? CONNECT_OK : (uint8_t)(result & 15), change);
     self->progress = HAS_PROVED;
 }
 

@@ -67,12 +67,12 @@ send_something(int fd, dd_bytes *input)
         return;
     }
     uint8_t datagram[32] = {0};
-    unsigned label = take_byte(input);
-    dd_put_number(datagram, label & 3, 8);
-    dd_put_number(datagram + 8, GROUP + (label >> 2 & 1), 8);
-    dd_put_number(datagram + 16, label >> 3 & 3, 8);
-    dd_put_number(datagram + 24, label >> 5 & 3, 4);
-    dd_put_number(datagram + 28, label >> 7, 4);
+    unsigned kind = take_byte(input);
+    dd_put_number(datagram, kind & 3, 8);
+    dd_put_number(datagram + 8, GROUP + (kind >> 2 & 1), 8);
+    dd_put_number(datagram + 16, kind >> 3 & 3, 8);
+    dd_put_number(datagram + 24, kind >> 5 & 3, 4);
+    dd_put_number(datagram + 28, kind >> 7, 4);
     send_datagram(fd, dd_bytes_of(datagram, sizeof datagram), ndescriptors);
 }
 

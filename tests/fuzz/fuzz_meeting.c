@@ -143,12 +143,12 @@ read_payload(dd_bytes payload, dd_meeting_member *member)
 }
 
 static dd_status
-look_for(dd_bytes card, dd_bytes own, bool *was_seen, bool *has_exited, const dd_wait *wait, dd_error *err)
+look_for(dd_bytes payload, dd_bytes own, bool *was_seen, bool *has_exited, const dd_wait *wait, dd_error *err)
 {
     (void)own;
     (void)wait;
     (void)err;
-    *has_exited = card.len > 1 && card.data[card.len - 1] == 'g';
+    *has_exited = payload.len > 1 && payload.data[payload.len - 1] == 'g';
     *was_seen = !*has_exited;
     return DD_OK;
 }

@@ -196,7 +196,7 @@ static void
 post(dd_bytes *input, bool is_send)
 {
     unsigned where = take_byte(input);
-    unsigned label = take_byte(input);
+    unsigned kind = take_byte(input);
     size_t nbytes = take_size(input);
     dd_signature signature = signature_of(take_byte(input));
     dd_context *context = world.groups[where % NCONTEXTS].context;
@@ -206,9 +206,9 @@ post(dd_bytes *input, bool is_send)
     }
     slot *self = prepare_slot(index, context, nbytes);
     self->signature = signature;
-    self->message.kind = (dd_message_kind)(label % 3);
-    self->message.rank = (int)(label / 4 % NRANKS);
-    self->message.tag = label >> 6;
+    self->message.kind = (dd_message_kind)(kind % 3);
+    self->message.rank = (int)(kind / 4 % NRANKS);
+    self->message.tag = kind >> 6;
     if (is_send) {
         dd_context_post_send_locked(context, &self->message);
         return;
@@ -216,7 +216,7 @@ post(dd_bytes *input, bool is_send)
     if (self->message.kind == DD_MESSAGE_WINDOW) { /* only on_request receives it */
         self->message.kind = DD_MESSAGE_P2P;
     }
-    if (self->message.kind == DD_MESSAGE_P2P && label / 16 % 4 == 3) {
+    if (self->message.kind == DD_MESSAGE_P2P && kind / 16 % 4 == 3) {
         self->message.rank = DD_ANY_RANK;
     }
     dd_context_post_recv_locked(context, &self->message);
@@ -305,14 +305,14 @@ static void
 put_frame(dd_bytes *input)
 {
     memory_link *link = take_link(input);
-    unsigned label = take_byte(input);
+    unsigned kind = take_byte(input);
     unsigned ranks = take_byte(input);
     unsigned credit = take_byte(input);
     dd_frame frame = {
-        .type = (uint8_t)(label % 13),
+        .type = (uint8_t)(kind % 13),
         .kind = (uint8_t)(ranks >> 6),
         .reason = (uint8_t)(ranks >> 4 & 3),
-        .context = 1 + (label >> 7),
+        .context = 1 + (kind >> 7),
         .source = ranks & 3,
         .target = ranks >> 2 & 3,
         .credit = credit < 0xf0 ? credit * DD_FRAME_NBYTES % 400 : (credit & 15) << 16,
@@ -364,12 +364,12 @@ change_link(dd_bytes *input)
 static void
 send_control(dd_bytes *input)
 {
-    unsigned label = take_byte(input);
-    int rank = (int)(label / 8 % NRANKS);
-    dd_context *context = world.groups[label >> 7].context;
+    unsigned kind = take_byte(input);
+    int rank = (int)(kind / 8 % NRANKS);
+    dd_context *context = world.groups[kind >> 7].context;
     dd_error error;
     dd_cause cause;
-    switch (context != NULL ? label % 8 : 7) {
+    switch (context != NULL ? kind % 8 : 7) {
     case 0:
         (void)dd_error_set(&error, DD_ABORTED, "by request");
         cause = dd_cause_of_error(&error, rank);

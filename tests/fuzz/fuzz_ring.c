@@ -20,7 +20,7 @@
 #define MEMORY_NBYTES (2 * (HEADER_NBYTES + RING_NBYTES))
 
 /* The first byte of the input. */
-enum what {
+enum input_kind {
     INPUT_OFFER,  /* receive an offer */
     INPUT_ANSWER, /* receive an answer to an offer */
     INPUT_RINGS,
@@ -323,10 +323,10 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     dd_bytes input = dd_bytes_of(data, size);
     int before = next_descriptor();
-    unsigned what = take_byte(&input);
-    if (what % 8 == INPUT_OFFER) {
+    unsigned kind = take_byte(&input);
+    if (kind % 8 == INPUT_OFFER) {
         take_offer(input);
-    } else if (what % 8 == INPUT_ANSWER) {
+    } else if (kind % 8 == INPUT_ANSWER) {
         receive_answer(input);
     } else {
         use_rings(input);

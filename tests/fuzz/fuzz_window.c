@@ -154,9 +154,9 @@ put_note(dd_bytes *input)
     static const uint32_t channels[] = {
         0, 1, 0, 1, NCHANNELS, DD_WINDOW_NO_CHANNEL, DD_WINDOW_NO_CHANNEL, DD_WINDOW_ANSWERS};
     unsigned who = take_byte(input);
-    unsigned label = take_byte(input);
+    unsigned kind = take_byte(input);
     unsigned where = take_byte(input);
-    dd_window_command command = {.type = (dd_window_command_type)(1 + label % 5),
+    dd_window_command command = {.type = (dd_window_command_type)(1 + kind % 5),
                                  .window = take_window_id(where)};
     if (command.type == DD_WINDOW_PUT || command.type == DD_WINDOW_GET) {
         command.nbytes = take_size(input);
@@ -167,10 +167,10 @@ put_note(dd_bytes *input)
     }
     if (command.type == DD_WINDOW_GET || command.type == DD_WINDOW_SIGNAL_ALONE ||
         command.type == DD_WINDOW_WITHDRAW) {
-        command.id = 1 + (label >> 5);
+        command.id = 1 + (kind >> 5);
     }
     dd_request head = dd_window_command_encode(&command);
-    if (label == 0xff) { /* an invalid kind */
+    if (kind == 0xff) { /* an invalid kind */
         head.signature.coll = (uint8_t)where;
     }
     put_message(who, who >> 1, &head);
@@ -194,10 +194,10 @@ put_other_frame(dd_bytes *input)
     static const uint8_t types[] = {DD_FRAME_DATA,   DD_FRAME_CTS,     DD_FRAME_REFUSE, DD_FRAME_CANCEL,
                                     DD_FRAME_CREDIT, DD_FRAME_GOODBYE, DD_FRAME_BYE};
     unsigned who = take_byte(input);
-    unsigned label = take_byte(input);
+    unsigned kind = take_byte(input);
     unsigned id = take_byte(input);
     dd_frame frame = {
-        .type = types[label % sizeof types],
+        .type = types[kind % sizeof types],
         .kind = DD_MESSAGE_WINDOW,
         .context = world.group->id,
         .source = (uint16_t)(1 + who % 2),
@@ -206,12 +206,12 @@ put_other_frame(dd_bytes *input)
     };
     if (frame.type == DD_FRAME_DATA) {
         frame.nbytes = take_size(input);
-        frame.offset = (label & 0x80) != 0 ? take_size(input) : 0;
+        frame.offset = (kind & 0x80) != 0 ? take_size(input) : 0;
         size_t left = frame.offset < frame.nbytes ? frame.nbytes - frame.offset : 0;
-        left = (label & 0x40) != 0 ? left / 2 : left;
+        left = (kind & 0x40) != 0 ? left / 2 : left;
         frame.payload = (uint32_t)(left < sizeof pattern ? left : sizeof pattern);
     } else if (frame.type == DD_FRAME_REFUSE) {
-        frame.reason = (uint8_t)(1 + (label >> 6));
+        frame.reason = (uint8_t)(1 + (kind >> 6));
     } else if (frame.type == DD_FRAME_CREDIT) {
         frame.credit = id * 400;
     }
@@ -269,14 +269,14 @@ typedef struct call_choice {
 static call_choice
 take_call(dd_bytes *input)
 {
-    unsigned label = take_byte(input);
+    unsigned kind = take_byte(input);
     unsigned where = take_byte(input);
     size_t nbytes = take_size(input);
     return (call_choice){
-        .label = label,
-        .window = world.windows[label >> 7].window,
+        .label = kind,
+        .window = world.windows[kind >> 7].window,
         .nbytes = nbytes,
-        .target = take_place(input, label >> 7, where, nbytes),
+        .target = take_place(input, kind >> 7, where, nbytes),
         .channel = (int)(where >> 2 & 3) - 1,
     };
 }
@@ -446,7 +446,7 @@ add_call(sums *all, const window_call *call)
     if (call->is_moving) {
         all->ncalls += !is_abandoned;
         all->nunawaited += is_abandoned;
-        all->kept_nbytes += sizeof *call + call->kept_nbytes;
+        all->moving_nbytes += sizeof *call + call->data_nbytes;
         all->nwanted += call->is_wanted;
         all->nanswers[rank] += call->args.op == NULL && call->message.channel == DD_WINDOW_ANSWERS;
         require(call->message.is_posted && call->ncopied <= call->message.nbytes);

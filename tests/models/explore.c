@@ -16,7 +16,7 @@
 #define FIRST_STATES ((size_t)1 << 16)
 
 typedef struct fiber {
-    jmp_buf offset;
+    jmp_buf place;
     bool is_started;
     bool is_done;
     bool (*may_go_on)(const void *arg); /* NULL: the thread may continue */
@@ -251,7 +251,7 @@ resume(int target)
 {
     checker_running = target;
     if (fibers[target].is_started) {
-        _longjmp(fibers[target].offset, 1);
+        _longjmp(fibers[target].place, 1);
     }
     fibers[target].is_started = true;
     (void)getcontext(&starter);
@@ -308,7 +308,7 @@ go_on(void)
     if (target == checker_running && !fibers[checker_running].is_done) {
         return;
     }
-    if (!fibers[checker_running].is_done && _setjmp(fibers[checker_running].offset) != 0) {
+    if (!fibers[checker_running].is_done && _setjmp(fibers[checker_running].place) != 0) {
         return;
     }
     resume(target);

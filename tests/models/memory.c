@@ -21,7 +21,7 @@ actor memory_actors[CHECKER_MAX_THREADS];
 static int by_address[4 * MAX_LOCATIONS]; /* index + 1; 0 if empty */
 static message pool[MAX_MESSAGES];
 static int nmessages;
-static offset *views;
+static place *views;
 static size_t views_used;
 static known_location known[NKNOWN];
 
@@ -233,7 +233,7 @@ next_uid(void)
 static void
 attach_view(message *made, int number, const view *of)
 {
-    offset *at = views + views_used;
+    place *at = views + views_used;
     if ((views_used + (size_t)memory_nlocations) * sizeof *at > VIEWS_NBYTES) {
         explore_fail("the run writes too often");
     }
@@ -360,10 +360,10 @@ take_message(int number, const message *read, memory_order_ order)
 }
 
 /* Return the place of the oldest message that the thread may read and that a write must follow. */
-static offset
+static place
 bound_of(int number, memory_order_ order)
 {
-    offset bound = memory_own()->now.at[number];
+    place bound = memory_own()->now.at[number];
     if (order == ORDER_SEQ_CST) {
         memory_commit_known(checker_self());
         memory_raise(&bound, memory_common[number]);
@@ -376,7 +376,7 @@ static int
 first_readable(int number, memory_order_ order)
 {
     const location *which = &memory_locations[number];
-    offset bound = bound_of(number, order);
+    place bound = bound_of(number, order);
     int first = which->nmessages - 1;
     while (first > 0 && which->messages[first]->where > bound) {
         first--;
@@ -429,7 +429,7 @@ static int
 choose_place(int number, memory_order_ order)
 {
     const location *which = &memory_locations[number];
-    offset bound = bound_of(number, order);
+    place bound = bound_of(number, order);
     int options[MAX_MESSAGES_OF_ONE];
     int noptions = 0;
     for (int i = which->nmessages - 1; i >= 0; i--) {
@@ -567,7 +567,7 @@ memory_begin_look(void)
 }
 
 static bool
-is_by(offset where, int thread)
+is_by(place where, int thread)
 {
     return (int)(where >> WRITES_BITS & ((1 << (UID_BITS - WRITES_BITS)) - 1)) == thread + 1;
 }
@@ -580,7 +580,7 @@ memory_has_news(int thread)
     const actor *whose = &memory_actors[thread];
     for (int l = 0; l < memory_nlocations; l++) {
         const location *which = &memory_locations[l];
-        offset last = which->messages[which->nmessages - 1]->where;
+        place last = which->messages[which->nmessages - 1]->where;
         if (whose->is_read[l] && last > whose->last_read[l] && which->nmessages > 1 && !is_by(last, thread)) {
             return true;
         }

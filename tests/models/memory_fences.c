@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-offset memory_common[MAX_LOCATIONS];
+place memory_common[MAX_LOCATIONS];
 
 bool
 memory_is_acquire(memory_order_ order)

@@ -11,19 +11,19 @@
 
 /* A message's position in modification order, with its writer in the lower bits. A greater place is
  * later. 0: none known. */
-typedef uint64_t offset;
+typedef uint64_t place;
 
 typedef struct view {
-    offset at[MAX_LOCATIONS];
+    place at[MAX_LOCATIONS];
     uint32_t clock[CHECKER_MAX_THREADS];
 } view;
 
 typedef struct message {
-    offset where;
+    place where;
     uint64_t value;
-    bool is_change;   /* a read-modify-write, which directly follows the message that it read */
-    bool is_plain;    /* not atomic: the value is in memory, because no access races with it */
-    const offset *at; /* the view; NULL if it covers only its own location */
+    bool is_change;  /* a read-modify-write, which directly follows the message that it read */
+    bool is_plain;   /* not atomic: the value is in memory, because no access races with it */
+    const place *at; /* the view; NULL if it covers only its own location */
     int nat;
     uint32_t clock[CHECKER_MAX_THREADS];
 } message;
@@ -52,15 +52,15 @@ typedef struct location {
 typedef struct pending_store {
     bool is_there;
     int location;
-    offset where;
+    place where;
     uint32_t clock;
 } pending_store;
 
 /* A write since its thread last let other threads run. */
 typedef struct recent_write {
     int location;
-    offset where;
-    offset before; /* the thread's view of the location before the write */
+    place where;
+    place before; /* the thread's view of the location before the write */
 } recent_write;
 
 #define MAX_RECENT 256
@@ -76,7 +76,7 @@ typedef struct actor {
     recent_write recent[MAX_RECENT];
     int nrecent;
     bool is_read[MAX_LOCATIONS]; /* in this poll */
-    offset last_read[MAX_LOCATIONS];
+    place last_read[MAX_LOCATIONS];
     int nsame[MAX_LOCATIONS]; /* number of equal reads in a row */
     bool has_polled;
     bool has_written; /* both in this poll */
@@ -113,7 +113,7 @@ memory_mix(uint64_t hash, uint64_t value)
 }
 
 static inline void
-memory_raise(offset *into, offset other)
+memory_raise(place *into, place other)
 {
     *into = other > *into ? other : *into;
 }
@@ -129,7 +129,7 @@ void memory_yield_for(bool is_needed);
 
 /* ---- memory_fences.c */
 
-extern offset memory_common[MAX_LOCATIONS]; /* for sequentially consistent accesses and fences */
+extern place memory_common[MAX_LOCATIONS]; /* for sequentially consistent accesses and fences */
 
 bool memory_is_acquire(memory_order_ order);
 bool memory_is_release(memory_order_ order);

@@ -7,7 +7,7 @@ static int first_live[MAX_LOCATIONS];
 static uint32_t known_clock[CHECKER_MAX_THREADS];
 
 static int
-index_of(int number, offset where)
+index_of(int number, place where)
 {
     const location *which = &memory_locations[number];
     int at = which->nmessages - 1;

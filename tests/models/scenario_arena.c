@@ -314,9 +314,9 @@ begin_after_one(int self)
 }
 
 /* A barrier of three that all sleep and begin together, or use the fence, has too many states. */
-SCENARIO(arena_sleeps_three, .what = "a barrier of three that sleep, one of which began before",
+SCENARIO(arena_sleeps_three, .label = "a barrier of three that sleep, one of which began before",
          .nthreads = 3, .setup = open_three_of_which_one_has_begun, .thread = begin_after_one)
-SCENARIO(arena_one_of_three_sleeps, .what = "a barrier of three, by the fence", .nthreads = 3,
+SCENARIO(arena_one_of_three_sleeps, .label = "a barrier of three, by the fence", .nthreads = 3,
          .setup = open_three_of_which_one_sleeps, .thread = barrier_once, .is_large = true)
 SCENARIO(arena_polls_three, .label = "an all_reduce of three that poll", .nthreads = 3,
          .setup = open_three_polling, .thread = reduce_once)
@@ -377,8 +377,8 @@ poison_before_begin(int self)
     REQUIRE(state == DD_ARENA_BLOCKED);
 }
 
-SCENARIO(arena_poisoned, .what = "a rank that fails before another begins", .nthreads = 2, .setup = open_pair,
-         .thread = poison_before_begin, .needs_no_order = true)
+SCENARIO(arena_poisoned, .label = "a rank that fails before another begins", .nthreads = 2,
+         .setup = open_pair, .thread = poison_before_begin, .needs_no_order = true)
 
 /* Two of three ranks have begun an in-place operation. One of them fails, and finds that the third
  * has not begun. The other rank must then not write to the memory of the failed rank, even if it
@@ -425,6 +425,6 @@ check_that_one_was_right(void)
     REQUIRE(!is_alone || !has_compared);
 }
 
-SCENARIO(arena_gives_up, .what = "a rank that fails while another begins, and a third that checks both",
+SCENARIO(arena_gives_up, .label = "a rank that fails while another begins, and a third that checks both",
          .nthreads = 3, .setup = open_three_of_which_two_have_begun, .thread = poison_alone,
          .finish = check_that_one_was_right)

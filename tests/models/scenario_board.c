@@ -47,8 +47,8 @@ note_and_read(int self)
 {
     if (self == 0) {
         for (uint64_t i = 1; i <= 2; i++) {
-            dd_arena_position offset = place_of(i);
-            dd_arena_post_position(arenas[0], &offset);
+            dd_arena_position place = place_of(i);
+            dd_arena_post_position(arenas[0], &place);
         }
         return;
     }
@@ -66,8 +66,8 @@ static void
 await_place(int self)
 {
     if (self == 0) {
-        dd_arena_position offset = place_of(1);
-        dd_arena_post_position(arenas[0], &offset);
+        dd_arena_position place = place_of(1);
+        dd_arena_post_position(arenas[0], &place);
         dd_arena_fence_position();
         if (dd_arena_is_position_awaited(arenas[0], 1)) {
             checker_ring(&bells[1], 1);
@@ -82,7 +82,7 @@ await_place(int self)
     }
 }
 
-SCENARIO(board_awaits, .what = "a rank that sleeps until another posts", .nthreads = 2, .setup = open_board,
+SCENARIO(board_awaits, .label = "a rank that sleeps until another posts", .nthreads = 2, .setup = open_board,
          .thread = await_place)
 
 /* ---- news */

@@ -252,7 +252,7 @@ answer_each_other(int self)
     }
 }
 
-SCENARIO(ring_answers, .what = "both directions alternate, both sides sleep", .nthreads = 2,
+SCENARIO(ring_answers, .label = "both directions alternate, both sides sleep", .nthreads = 2,
          .setup = open_link, .thread = answer_each_other)
 
 static void
@@ -264,7 +264,7 @@ cross(int self)
     }
 }
 
-SCENARIO(ring_crosses, .what = "both directions together, both sides sleep", .nthreads = 2,
+SCENARIO(ring_crosses, .label = "both directions together, both sides sleep", .nthreads = 2,
          .setup = open_link, .thread = cross)
 
 /* Bytes written before the end must still be readable. */
@@ -291,5 +291,5 @@ write_and_go(int self)
     REQUIRE(done == 2);
 }
 
-SCENARIO(ring_ends, .what = "data written before the end", .nthreads = 2, .setup = open_link,
+SCENARIO(ring_ends, .label = "data written before the end", .nthreads = 2, .setup = open_link,
          .thread = write_and_go)

@@ -300,7 +300,7 @@ put_and_take(int self)
     REQUIRE(memories[1].data[0] == 5);
 }
 
-SCENARIO(window_put, .what = "a put with its signal, and a rank that sleeps until it arrives", .nthreads = 2,
+SCENARIO(window_put, .label = "a put with its signal, and a rank that sleeps until it arrives", .nthreads = 2,
          .setup = open_windows, .thread = put_and_take)
 
 /* The next put overwrites the data of the last one. */

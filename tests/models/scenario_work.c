@@ -55,5 +55,5 @@ release_work(int self)
     dd_work_release(&work);
 }
 
-SCENARIO(work_is_released, .what = "a work that two threads release", .nthreads = 2, .setup = open_work,
+SCENARIO(work_is_released, .label = "a work that two threads release", .nthreads = 2, .setup = open_work,
          .thread = release_work)
