@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ import time
 import dldist
 import pytest
 from paths import ROOT
+from ports import LOOPBACK, reserve_port
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
@@ -24,14 +24,8 @@ LIMIT_S = 60
 pytestmark = pytest.mark.deadline(2 * LIMIT_S)
 
 
-def free_address():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
 def start(children, worker, size, *args):
-    address = free_address()
+    address = f"{LOOPBACK}:{reserve_port()}"
     return [children.start(worker, address, rank, size, *args) for rank in range(size)]
 
 
@@ -206,7 +200,7 @@ def test_python_without_dldist_is_an_error(tmp_path):
     """Without dldist in Python there must be an error: only the library is found, by its path."""
     (tmp_path / "dldist.py").write_text("")
     environment = {**os.environ, **dldist.jax.environment(), "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", f"import jax; jax.distributed.initialize('{free_address()}', 1, 0); jax.devices()"]
+    command = [sys.executable, "-c", f"import jax; jax.distributed.initialize('{LOOPBACK}:{reserve_port()}', 1, 0); jax.devices()"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 1
     assert "ModuleNotFoundError" in done.stderr and "dldist.jax cannot be imported by the Python that has MPITRAMPOLINE_LIB" in done.stderr

@@ -14,6 +14,7 @@ import time
 import dldist
 import leak_check
 import pytest
+from ports import reserve_port
 
 pytestmark = [
     pytest.mark.deadline(120),
@@ -92,8 +93,7 @@ def await_first(port):
 
 
 def start_once():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = reserve_port()
     relay = Relay(port)
     ranks = [start_rank(port, 0)]
     await_first(port)

@@ -16,6 +16,7 @@ import rendezvous_workers
 from dldist import rendezvous
 from dldist._rendezvous import urls
 from dldist.rendezvous import meet, register_rendezvous_handler
+from ports import reserve_port
 from procs import fd_count, poll_until, under_load
 
 LOOPBACK = "127.0.0.1"
@@ -29,13 +30,6 @@ def no_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def free_port():
-    """Return a port that was free just now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
-
-
 def wait_for_descriptors(limit):
     """Wait until at most `limit` descriptors are open; earlier tests' may still be closing."""
     poll_until(lambda: fd_count() <= limit, what=f"the number of descriptors, {fd_count()}, to be {limit} at most")
@@ -43,11 +37,7 @@ def wait_for_descriptors(limit):
 
 @pytest.fixture
 def port():
-    """Return a port to listen on, reserved so that no connection gets it between servers."""
-    with socket.socket() as keeper:
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keeper.bind((LOOPBACK, 0))
-        yield keeper.getsockname()[1]
+    return reserve_port()
 
 
 @pytest.fixture
@@ -216,7 +206,7 @@ def test_rendezvous_by_url_waits_for_all_ranks(procs, port):
 
 def test_rendezvous_by_url_waits_for_missing_ranks():
     with pytest.raises(dldist.DistStoreError, match="1/2 clients joined") as caught:
-        next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{free_port()}", 0, 2, timeout=1))
+        next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{reserve_port()}", 0, 2, timeout=1))
     # c10d's text
     assert str(caught.value).startswith("Timed out after 1 seconds waiting for clients. 1/2 clients joined: ")
 
@@ -274,7 +264,7 @@ def test_attempts_of_an_agent_are_separate(agent, monkeypatch, groups, expected)
 
 
 def test_rank_0_serves_an_address_other_than_the_agents(agent):
-    store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{free_port()}", 0, 1))[0]
+    store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{reserve_port()}", 0, 1))[0]
     store.set("key", "x")
     assert agent.try_get("key") is None
 
@@ -329,7 +319,7 @@ def test_concurrent_stores_share_the_server_of_a_descriptor(listener):
 
 
 def test_descriptor_of_another_port_is_rejected(listener):
-    url = f"tcp://{LOOPBACK}:{free_port()}?rank=0&world_size=1&listen_fd={listener.fileno()}"
+    url = f"tcp://{LOOPBACK}:{reserve_port()}?rank=0&world_size=1&listen_fd={listener.fileno()}"
     before = fd_count()
     with pytest.raises(ValueError, match="expected to be bound to port"):
         next(rendezvous.rendezvous(url))

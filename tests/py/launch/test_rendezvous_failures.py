@@ -8,6 +8,7 @@ import dldist
 import group_team
 import pytest
 import rendezvous_failure_workers
+from ports import reserve_port
 from thread_ranks import error_of, on_threads
 
 LONG = 60.0  # no test waits this long
@@ -16,11 +17,7 @@ SOON_S = 20.0  # on a busy machine; normally a second
 
 @pytest.fixture
 def port():
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    return reserve_port()
 
 
 def start(children, place, size, ranks, timeouts=None):

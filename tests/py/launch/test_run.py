@@ -13,6 +13,7 @@ import procs as procs_module
 import pytest
 from dldist._launch import nodes, output, ranks, report
 from dldist._launch import options as launch_options
+from ports import reserve_port
 
 PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_programs")
 LIMIT_S = 25
@@ -377,8 +378,7 @@ class TestSeveralMachines:
     """Two launchers on this machine."""
 
     def start_both(self, *args, env=None):
-        # Only the system can provide a free port, and both launchers must know it beforehand.
-        port = free_port()
+        port = reserve_port()
         common = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", *args)
         env = {"DLDIST_SECRET": "s3cret"} if env is None else env
         return [finish(process) for process in [start("--nproc-per-node", count, *common, env=env) for count in (1, 2)]]
@@ -409,7 +409,7 @@ class TestSeveralMachines:
         assert all(err.endswith("ValueError: the cause\n") for _, _, err in both)
 
     def test_launchers_with_different_arguments(self):
-        port = free_port()
+        port = reserve_port()
         common = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", program("shows.py"))
         both = [start("--max-restarts", count, *common, env={"DLDIST_SECRET": "s"}) for count in (0, 1)]
         for code, _, err in map(finish, both):
@@ -418,7 +418,7 @@ class TestSeveralMachines:
 
 
     def test_program_missing_on_one_machine_fails_the_job(self):
-        port = free_port()
+        port = reserve_port()
         args = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--no-python")
         both = [start(*args, *command, env={"DLDIST_SECRET": "s"}) for command in (["sleep", "60"], ["no-such-command"])]
         for code, _, err in map(finish, both):
@@ -426,7 +426,7 @@ class TestSeveralMachines:
             assert "cannot start no-such-command" in err
 
     def test_ctrl_c_while_waiting_for_other_launchers(self):
-        process = start("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", program("shows.py"))
+        process = start("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{reserve_port()}", program("shows.py"))
         process.stderr.readline()  # the warning about the missing secret
         assert re.match(rb"dlrun: waiting for 1 of 2 machines, 59\d s at most; here: 0 \(.*\)\n", process.stderr.readline())
         began = time.monotonic()
@@ -443,14 +443,6 @@ class TestSeveralMachines:
         assert ear.silent() == 1
         store.add("beat/1", 1)
         assert ear.silent() == 0
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.torch

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import dldist
 import procs as procs_module
 import pytest
 from dldist._launch.spawn import spawn
+from ports import reserve_port
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_programs", "spawns.py")
 
@@ -105,10 +105,7 @@ def test_ranks_have_one_secret():
 
 
 def test_ranks_may_use_another_rendezvous():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    assert last(run(SCRIPT, "own place", str(port))) == [[0, 1]] * 2
+    assert last(run(SCRIPT, "own place", str(reserve_port()))) == [[0, 1]] * 2
 
 
 def test_first_failure_is_raised_with_its_traceback():

@@ -19,6 +19,7 @@ import types
 import dldist
 import procs
 from dldist import _core, functional
+from ports import reserve_port
 
 LOOPBACK = "127.0.0.1"
 TYPES = [_core.Store, _core.TCPStore, _core.FileStore, _core.HashStore, _core.PrefixStore, _core.Group, _core.Work, _core.Plan,
@@ -109,7 +110,7 @@ BLOCKING = {
     "Store.get of a HashStore": "_core.HashStore().get('absent', 60)",
     "Store.get of a FileStore": "_core.FileStore(file_place(), timeout=60).get('absent', 60)",
     "Store.get of a PrefixStore": "_core.PrefixStore('p', store).get('absent', 60)",
-    "TCPStore.__init__": "_core.TCPStore('127.0.0.1', free_port(), timeout=60)",
+    "TCPStore.__init__": "_core.TCPStore('127.0.0.1', reserve_port(), timeout=60)",
     "TCPStore.__init__ with workers": "_core.TCPStore('127.0.0.1', 0, 2, True, timeout=60)",
     # ---- the module's calls
     "all_reduce": "dldist.all_reduce(x, group=pg)",
@@ -276,22 +277,14 @@ def _names(world, frozen, store):
         "far_block": bytearray(64),
         "copy_of": lambda tensor: tensor[:],
         "started": lambda plan: (plan.start(), plan)[1],
-        "free_port": _free_port,
-        "free_place": lambda: f"tcp://{LOOPBACK}:{_free_port()}",
+        "reserve_port": reserve_port,
+        "free_place": lambda: f"tcp://{LOOPBACK}:{reserve_port()}",
         "file_place": _file_place,
         "new_key": lambda: f"key {next(_numbers)}",
     }
 
 
 _numbers = itertools.count()
-
-
-def _free_port():
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        return listener.getsockname()[1]
 
 
 def _file_place():

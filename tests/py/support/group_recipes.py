@@ -13,6 +13,8 @@ import socket
 import time
 from datetime import timedelta
 
+from ports import reserve_port
+
 LIMIT = timedelta(seconds=20)
 
 
@@ -37,12 +39,6 @@ def make_group(root, name, init_method, rank, world_size, backend=None, timeout=
     )
     c10d._world.pg_group_ranks[pg] = {member: member for member in range(world_size)}
     return pg
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def tensor(root, value, count=4):
@@ -72,7 +68,7 @@ def weights_to_engines(root, folder, names_of_options):
     is_trainer = rank < 2
     pair = "train" if is_trainer else "serve"
     dist.init_process_group("gloo", init_method=f"file://{folder}/{pair}", rank=rank % 2, world_size=2, timeout=LIMIT)
-    port = tensor(root, free_port() if rank == 0 else 0, 1)
+    port = tensor(root, reserve_port() if rank == 0 else 0, 1)
     everyone = make_group(root, "all", f"file://{folder}/all", rank, 4, "gloo", LIMIT, {names_of_options[0]: None})
     dist.broadcast(port, src=0, group=everyone)
     place = f"tcp://127.0.0.1:{int(port[0])}"

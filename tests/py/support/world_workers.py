@@ -10,6 +10,7 @@ import time
 
 import dldist
 import procs
+from ports import reserve_port
 
 
 def usage():
@@ -28,7 +29,7 @@ def settled_usage(before):
 def many_default_worlds(count):
     """Initialise and destroy worlds at one address, each rank at its own speed."""
     chance = random.Random(int(os.environ["RANK"]))
-    url = f"tcp://{os.environ['MASTER_ADDR']}:{free_port()}"
+    url = f"tcp://{os.environ['MASTER_ADDR']}:{common_port()}"
     rank = int(os.environ["RANK"])
     before = None
     for cycle in range(count):
@@ -44,16 +45,12 @@ def many_default_worlds(count):
     return before, settled_usage(before)
 
 
-def free_port():
-    """Return the same free port on all ranks: rank 0 finds it and shares it in the tests' store."""
-    import socket
-
+def common_port():
+    """Return the same port on all ranks: rank 0 reserves it and shares it in the tests' store."""
     store = dldist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=20)
     if os.environ["RANK"] == "0":
-        with socket.socket() as probe:
-            probe.bind((os.environ["MASTER_ADDR"], 0))
-            store.set("free port", str(probe.getsockname()[1]))
-    return int(store.get("free port"))
+        store.set("port", str(reserve_port(os.environ["MASTER_ADDR"])))
+    return int(store.get("port"))
 
 
 CARELESS = {

@@ -3,6 +3,7 @@
 import blocking_calls as calls
 import group_team
 import pytest
+from ports import reserve_port
 
 
 def test_every_public_call_is_listed():
@@ -22,6 +23,7 @@ def check(results, names):
     assert not bad
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(240)
 @pytest.mark.parametrize("is_shm", [True, False], ids=["shared memory", "messages"])
 def test_signals_reach_every_blocking_call(procs, is_shm):
@@ -37,5 +39,5 @@ def test_signals_reach_every_blocking_call(procs, is_shm):
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_signals_reach_init_process_group(procs, rank):
-    outcome, seconds = procs.start(calls.interrupt_initializing, f"tcp://127.0.0.1:{calls._free_port()}", rank).result(50)
+    outcome, seconds = procs.start(calls.interrupt_initializing, f"tcp://127.0.0.1:{reserve_port()}", rank).result(50)
     assert outcome == "interrupted" and seconds < 0.1
