@@ -34,6 +34,14 @@ fresh_venv() {
     "$python" -m venv --clear "$1"
 }
 
+# install_for_tests FOLDER: creates an environment with dldist and the packages that its tests need.
+install_for_tests() {
+    need_compiler
+    fresh_venv "$1"
+    echo "== installing into $1; the C code is compiled, which takes up to a few minutes"
+    patiently "$1/bin/python" -m pip install --quiet --disable-pip-version-check ".[test]"
+}
+
 # patiently COMMAND...: runs the command, and reports every ten seconds that it is still running.
 patiently() {
     local ticker status=0 began=$SECONDS

@@ -93,7 +93,7 @@ test_row() {
     if [[ $requirements == *torch* ]]; then
         "$venv/bin/python" -m dldist.torch --build || return 1
     fi
-    timeout "${LIMIT:-3600}" bash scripts/pytest.sh "$venv/bin/python" --junit-xml "$folder/$name.xml" $(files_of "$tests") \
+    timeout "${LIMIT:-3600}" bash scripts/pytest.sh "$venv/bin/python" --all --junit-xml "$folder/$name.xml" $(files_of "$tests") \
         >"$folder/$name.log" 2>&1 || status=$?
     "$venv/bin/python" -m pip freeze --quiet >"$folder/$name.txt"
     tail -n 1 "$folder/$name.log"

@@ -11,6 +11,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "sup
 
 import deadlines  # noqa: E402
 import leak_check  # noqa: E402
+import selection  # noqa: E402
 from deadlines import deadline as deadline  # noqa: E402
 from deadlines import procs as procs  # noqa: E402
 from procs import enter_own_network  # noqa: E402
@@ -26,9 +27,14 @@ _lost_by_workers = []
 _network = "not needed"
 
 
+def pytest_addoption(parser):
+    selection.add_option(parser)
+
+
 def pytest_configure(config):
     global _network
     deadlines.begin(config)
+    selection.begin(config)
     config.addinivalue_line("markers", "torch: needs PyTorch with torch.distributed")
     if torch_missing() is None:
         refusal = enter_own_network()
@@ -51,15 +57,22 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    """Collect a pytest-xdist worker's leaks. Called at the worker's end, before the session's."""
-    _lost_by_workers.extend(getattr(node, "workeroutput", {}).get("lost", []))
+    """Collect a pytest-xdist worker's results. Called at the worker's end, before the session's."""
+    output = getattr(node, "workeroutput", {})
+    _lost_by_workers.extend(output.get("lost", []))
+    selection.collect_from_worker(node.config, output)
 
 
 def pytest_unconfigure():
     deadlines.end()
 
 
-def pytest_collection_modifyitems(items):
+def pytest_terminal_summary(terminalreporter, config):
+    selection.write_summary(terminalreporter, config)
+
+
+def pytest_collection_modifyitems(config, items):
+    selection.deselect_exhaustive(config, items)
     items.sort(key=lambda item: item.path.name not in FIRST)
     reason = torch_missing()
     for item in items:

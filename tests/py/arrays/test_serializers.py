@@ -347,6 +347,7 @@ def read_hostile(head, buffers):
 
 
 @pytest.mark.deadline(60)
+@pytest.mark.exhaustive
 def test_hostile_bytes_end_in_an_error():
     rng = random.Random(4)
     refused = tried = 0

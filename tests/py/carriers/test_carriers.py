@@ -105,6 +105,7 @@ def world(request, library):
     teams.close()
 
 
+@pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize("name", C10D_CASES)
 def test_c10d_calls(c10d, name):
     if name in ON_TWO and c10d.size != 2:
@@ -123,16 +124,19 @@ def test_every_call_uses_the_library(world):
     assert team.run(carrier_workers.is_carried) == [[1] * 9] * team.size
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reductions(world, dtype):
     world().run(cases.sweep_reductions, dtype, COUNTS)
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_movements(world, dtype):
     world().run(cases.sweep_movements, dtype, COUNTS)
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize(
     "case",
     [cases.uneven, cases.coalesced, cases.coalescing, cases.strided, cases.overlapping, cases.premultiplied,

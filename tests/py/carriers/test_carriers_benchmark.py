@@ -12,6 +12,7 @@ from paths import ROOT
 
 LIBRARIES = mpirun.find() + (["ucc"] if carriers.is_available("ucc") else [])
 pytestmark = [
+    pytest.mark.exhaustive,
     pytest.mark.deadline(100),
     pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler builds its loops"),
 ]

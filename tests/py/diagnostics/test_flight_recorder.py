@@ -265,6 +265,7 @@ def test_registered_writer_gets_dumps(group, tmp_path):
         flight_recorder.register_writer(3)
 
 
+@pytest.mark.exhaustive
 def test_dump_while_threads_make_calls(group):
     is_over = threading.Event()
 

@@ -15,6 +15,8 @@ sys.path.insert(0, str(CHAOS))
 
 import soak  # noqa: E402
 
+pytestmark = pytest.mark.exhaustive
+
 GROUPS, ITERATIONS = 50, 600
 
 

@@ -168,6 +168,7 @@ def test_lost_peer(procs, what):
         assert child.stderr_text() == ""
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait", "future", "monitored_barrier"])
 def test_interrupt(procs, what):
     """Ctrl-C must act soon (test_blocking_calls.py: in 100 ms), and the other rank get an error."""
@@ -188,6 +189,7 @@ def test_interrupt(procs, what):
         child.result()
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("how", ["pending", "watched", "blocked thread", "cycle", "global", "shared", "closed"])
 def test_exit_without_close(procs, how):
     """Processes must exit soon and without output."""

@@ -89,6 +89,7 @@ def measure(cycle, directory, count):
     assert after[2] - before[2] < RSS_ALLOWED, "memory"
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("cycle", CYCLE_KINDS, ids=lambda cycle: cycle.__name__)
 def test_open_and_close(cycle, tmp_path):
@@ -119,6 +120,7 @@ def failing_calls(store):
     ]
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("kind", ["hash", "tcp", "prefix", "file"])
 def test_failing_calls(kind, master, tmp_path):

@@ -17,6 +17,7 @@ def test_shared_arrays_without_memfd(procs):
     assert "use ordinary memory: Operation not permitted" in outcome["text"]
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("error", ["ENOSYS", "EINVAL"])

@@ -18,6 +18,7 @@ def available_gib():
 LIMIT_S = 240
 
 
+@pytest.mark.exhaustive
 @pytest.mark.deadline(LIMIT_S + 20)
 def test_sizes_past_4_gib(procs):
     if available_gib() < WANTED_GIB:

@@ -362,6 +362,7 @@ class WorldMachine(RuleBasedStateMachine):
             self.bury(group)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.deadline(120)
 def test_worlds():
     run_state_machine_as_test(WorldMachine, settings=depth(examples=45, steps=40))

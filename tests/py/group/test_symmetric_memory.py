@@ -32,6 +32,7 @@ def test_dtype(teams, dtype):
     teams(2).run(cases.every_dtype, dtype)
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     "case",
@@ -64,6 +65,7 @@ def test_different_signal_pad_sizes_are_an_error(teams, size):
     teams(size).run(cases.different_pads)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.deadline(120)
 def test_no_leaks(teams):
     teams(2).run(cases.many, timeout=100)

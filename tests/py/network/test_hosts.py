@@ -90,6 +90,7 @@ def name(layout):
 # ---- results
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("algorithm", ["", "flat"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=name)
@@ -105,12 +106,14 @@ def test_every_collective(team, layout, algorithm):
                 assert transport == ("shared memory" if layout[other] == layout[rank] else "TCP")
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1), TWO_BY_TWO], ids=name)
 def test_large_blocks(team, layout):
     team(layout, "large_blocks", [100_000, 1_500_000]).results(80)
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("algorithm", ["", "flat", "reduce=direct"])
 @pytest.mark.parametrize("layout", [(0, 1), (0, 1, 2), TWO_BY_TWO], ids=name)
@@ -118,6 +121,7 @@ def test_close_after_the_last_call(team, layout, algorithm):
     team(layout, "leave_after_the_last_call", 60, env={"DLDIST_ALGORITHM": algorithm}).results(50)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.deadline(90)
 def test_integer_results_do_not_depend_on_the_route(team):
     ways = [
@@ -158,6 +162,7 @@ def expected_sum(code, count, order):
     return struct.pack(f"<{count}H", *((word + 0x7FFF + (word >> 16 & 1)) >> 16 for word in bits))
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize(
     "layout, algorithm, order",
@@ -178,6 +183,7 @@ def test_order_of_floats(team, layout, algorithm, order):
         assert got == expected_sum(code, count, order), f"{count} {code}"
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("algorithm", ["all_reduce=ring", "all_reduce=doubling"])
 def test_bits_are_the_same_on_all_ranks(team, algorithm):
@@ -191,6 +197,7 @@ def test_bits_are_the_same_on_all_ranks(team, algorithm):
 # ---- transports
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), TWO_BY_TWO, (0, 1, 0, 1, 0, 1)], ids=name)
 def test_every_byte_is_sent_once(team, layout):
@@ -256,6 +263,7 @@ def test_range_of_ports(team):
 # ---- failures
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("algorithm", ["", "flat"])
 @pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1), TWO_BY_TWO], ids=name)
@@ -287,6 +295,7 @@ def check_blames_path(ours, error, near, far):
         assert f"rank {rank} ({ours.hosts.name(ours.layout[rank])}, pid " in error["text"], error
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1)], ids=name)
 def test_path_that_drops_large_packets_is_named_with_both_ends(procs, hosts, layout):
@@ -345,6 +354,7 @@ def test_downed_interface(team):
         assert error["rank"] in ours.others_of(rank)
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("seconds", [0.5, 3.0])
 def test_cable_that_is_restored_before_the_deadline(team, seconds):
@@ -360,6 +370,7 @@ def test_cable_that_is_restored_before_the_deadline(team, seconds):
         assert took > seconds
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("algorithm", ["", "flat"])
 @pytest.mark.parametrize("layout", [(0, 1), TWO_BY_TWO, (0, 1, 2)], ids=name)
@@ -394,6 +405,7 @@ def test_death_while_all_are_idle(team):
         assert error["took"] < procs_module.under_load(3)
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), (0, 1, 2, 3, 4), (0, 0, 1)], ids=name)
 def test_death_before_the_first_message(team, layout):
@@ -427,6 +439,7 @@ def test_monitored_barrier_names_the_unreachable_ranks(team):
 # ---- one-sided access
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1), TWO_BY_TWO], ids=name)
 def test_symmetric_memory(team, layout):

@@ -51,6 +51,7 @@ SECRET = {"DLDIST_SECRET": "only we know"}
 NO_SHARED_MEMORY = {"DLDIST_SHM": "0"}
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize(
     "way, front, hold, env",

@@ -161,6 +161,7 @@ def without_particulars(text):
     return [sorted(re.split(r"[ ,]+", line)) for line in text.splitlines()]
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(TIMEOUT_S + 10)
 @pytest.mark.parametrize("block", programs(), ids=repr)
 def test_programs_print_their_output(block, tmp_path):

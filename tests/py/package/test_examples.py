@@ -65,6 +65,7 @@ def check_training(lines, size):
     assert len(lines) == 4 + size
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("example", ["train_numpy.py", pytest.param("train_jax.py", marks=JAX)])
 def test_training(example):
@@ -80,6 +81,7 @@ def losses_in(lines):
     return [float(line.split()[-1]) for line in lines if ", loss " in line]
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("example", ["train_numpy.py", pytest.param("train_jax.py", marks=JAX)])
 def test_training_equals_one_process_with_all_data(example):

@@ -214,6 +214,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert all(waiting.call.is_alive() for waiting in self.waiting)
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_store(kind, tmp_path):

@@ -6,7 +6,6 @@ import functools
 import operator
 import os
 import signal
-import socket
 import threading
 import time
 from datetime import timedelta
@@ -15,6 +14,7 @@ import dldist
 import procs as helper
 import pytest
 import workers
+from ports import reserve_port
 
 LOOPBACK = "127.0.0.1"
 LONG = timedelta(seconds=20)
@@ -166,12 +166,8 @@ INTERRUPTS = [(kind, call) for kind in ("hash", "file", "tcp", "prefix") for cal
 
 
 def place_for(kind, call, tmp_path, keep):
-    # bound but not listening: refuses connections, and reserves the port
     if call == "connect":
-        nobody = socket.socket()
-        nobody.bind((LOOPBACK, 0))
-        keep.append(nobody)
-        return nobody.getsockname()[1]
+        return reserve_port()
     if call == "open":
         return str(tmp_path / "no" / "such" / "directory" / "store")
     store, place = open_here(kind, tmp_path)
@@ -179,6 +175,7 @@ def place_for(kind, call, tmp_path, keep):
     return place
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("kind, call", INTERRUPTS, ids=[f"{kind}-{call}" for kind, call in INTERRUPTS])
 def test_ctrl_c_ends_every_blocking_call(kind, call, tmp_path, procs):
     keep = []
@@ -239,6 +236,7 @@ def test_interrupted_pop_takes_nothing_from_a_queue(procs):
 # -- fork ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("with_thread", [False, True], ids=["quiet", "thread-blocked"])
 @pytest.mark.parametrize("fork_kind", ["hash", "file", "tcp", "tcp-master", "prefix"])
 def test_forked_child_cannot_use_a_client(fork_kind, with_thread, tmp_path, procs):

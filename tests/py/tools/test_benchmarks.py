@@ -11,6 +11,7 @@ import pytest
 from paths import ROOT
 
 pytestmark = [
+    pytest.mark.exhaustive,
     pytest.mark.deadline(150),
     pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler builds its programs"),
 ]
