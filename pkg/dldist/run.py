@@ -14,8 +14,8 @@ from dldist._launch import nodes, output, report
 from dldist._launch import options as launch_options
 
 # Seconds that the launcher that serves the store waits for others to read the job's result.
-_PATIENCE_S = 5.0
-_PATIENCE_AFTER_SIGNAL_S = 0.3
+_LEAVE_TIMEOUT_S = 5.0
+_LEAVE_TIMEOUT_AFTER_SIGNAL_S = 0.3
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     except launch_attempt.Interrupted as error:
         return 128 + error.number
     except (nodes.LaunchError, _core.DistError, OSError) as error:
-        output.say(str(error))
+        output.print_message(str(error))
         return 1
 
 
@@ -40,7 +40,7 @@ def _secret(options: launch_options.Options) -> str:
     given = os.fsdecode(settings.secret())
     if given or options.nnodes == 1:
         return given or secrets.token_hex(16)
-    output.say(
+    output.print_message(
         "warning: no secret: every process that reaches the port can join this job. Set DLDIST_SECRET to the same text on "
         "all machines, or pass --no-secret"
     )
@@ -49,42 +49,42 @@ def _secret(options: launch_options.Options) -> str:
 
 def _launch(options: launch_options.Options, signals: launch_attempt.Signals) -> int:
     with signals.raising():
-        meeting = nodes.Meeting(options, _secret(options))
+        launchers = nodes.Launchers(options, _secret(options))
     failure = None
     for number in range(options.max_restarts + 1):
         with signals.raising():
-            attempt = meeting.attempt(number)
-        supervisor = launch_attempt.Supervisor(meeting, attempt, signals)
+            attempt = launchers.attempt(number)
+        supervisor = launch_attempt.Supervisor(launchers, attempt, signals)
         failure = supervisor.run()
         if failure is None:
             break
-        sys.stderr.buffer.write(supervisor.about_dumps(failure))
-        sys.stderr.buffer.write(report.describe(failure, supervisor.is_in_sight(failure)))
+        sys.stderr.buffer.write(supervisor.describe_dumps(failure))
+        sys.stderr.buffer.write(report.describe(failure, supervisor.is_visible(failure)))
         sys.stderr.flush()
         if failure.is_final:
             break
         if number < options.max_restarts:
-            output.say(f"starting all ranks again: {number + 1} of {options.max_restarts}")
-    _leave(meeting, signals)
+            output.print_message(f"starting all ranks again: {number + 1} of {options.max_restarts}")
+    _leave(launchers, signals)
     return failure.exit_code if failure is not None else 0
 
 
-def _leave(meeting: nodes.Meeting, signals: launch_attempt.Signals) -> None:
+def _leave(launchers: nodes.Launchers, signals: launch_attempt.Signals) -> None:
     try:
         if signals.first is not None:
-            meeting.leave(_PATIENCE_AFTER_SIGNAL_S)
+            launchers.leave(_LEAVE_TIMEOUT_AFTER_SIGNAL_S)
         else:
             with signals.raising():
-                meeting.leave(_PATIENCE_S)
+                launchers.leave(_LEAVE_TIMEOUT_S)
     except _core.DistError:
         pass  # the launcher that serves the store has left the job
 
 
 def _choose_folder(options: launch_options.Options) -> None:
     """Create a folder for output if output goes to files and no folder was given."""
-    if not options.log_dir and any(any(options.kept(rank)) for rank in range(options.nproc)):
+    if not options.log_dir and any(any(options.file_streams(rank)) for rank in range(options.nproc)):
         options.log_dir = tempfile.mkdtemp(prefix="dlrun_")
-        output.say(f"files are in {options.log_dir}")
+        output.print_message(f"files are in {options.log_dir}")
 
 
 if __name__ == "__main__":

@@ -50,10 +50,10 @@ class _Rank(child_calls.Call):
     """A new interpreter that runs a function as one rank, and the outcome."""
 
     def __init__(self, number: int, env: dict[str, str], job: bytes) -> None:
-        self.is_late = False
+        self.has_timed_out = False
         self._files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
-        ours, theirs = connection.Pipe()
-        fd = theirs.fileno()
+        parent_end, child_end = connection.Pipe()
+        fd = child_end.fileno()
         code = f"import sys; sys.path[:] = {sys.path!r}; from dldist._launch import testing_child as c; c.main({fd})"
         process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -63,28 +63,28 @@ class _Rank(child_calls.Call):
             stderr=self._files[1],
             env=env,
         )
-        super().__init__(number, processes.Child(process.pid, process.wait), ours)
-        theirs.close()
+        super().__init__(number, processes.Child(process.pid, process.wait), parent_end)
+        child_end.close()
         try:
-            ours.send_bytes(job)
+            parent_end.send_bytes(job)
         except OSError:
-            pass  # the process has ended, which hear() will detect
+            pass  # the process has ended, which read_message() will detect
 
     def take(self) -> None:
         """Read the process's message, or record why there is none."""
         try:
-            if not self.hear():
-                self.failure = f"ended without a result: {self._end()}\n{self.stderr()}"
+            if not self.read_message():
+                self.failure = f"ended without a result: {self._describe_end()}\n{self.stderr()}"
         except Exception as error:
             self.failure = f"its result cannot be unpickled:\n{''.join(traceback.format_exception(error))}"
             self.error = error
 
-    def _end(self) -> str:
+    def _describe_end(self) -> str:
         has_ended = self.child.wait(_DUMP_S)
-        return processes.how_it_ended(self.child.code or 0) if has_ended else "it has closed its pipe"
+        return processes.describe_exit(self.child.code or 0) if has_ended else "it has closed its pipe"
 
-    def note_late(self, seconds: float) -> None:
-        self.is_late = True
+    def record_timeout(self, seconds: float) -> None:
+        self.has_timed_out = True
         text = self.stderr()
         at = text.rfind("Fatal Python error: Aborted")
         self.failure = f"was still running after {seconds:.1f} s, here:\n{text[at:] if at >= 0 else text}"
@@ -98,7 +98,7 @@ class _Rank(child_calls.Call):
 
     def close(self) -> None:
         """End the process, and print the output."""
-        if self.is_heard and not self.failure:
+        if self.is_read and not self.failure:
             self.child.wait(_DUMP_S)  # a thread of the test may keep the process running
         super().close()
         for index, stream in enumerate((sys.stdout, sys.stderr)):
@@ -233,7 +233,7 @@ def _run(
         del store
     failed = [rank for rank in ranks if rank.failure]
     reasons = [rank.skip for rank in ranks if rank.skip is not None]
-    if reasons and all(rank.is_late or child_calls.is_consequence(rank.error) for rank in failed):
+    if reasons and all(rank.has_timed_out or child_calls.is_consequence(rank.error) for rank in failed):
         raise unittest.SkipTest(reasons[0])
     if failed:
         _raise(failed, nranks)
@@ -241,21 +241,21 @@ def _run(
 
 
 def _wait(ranks: list[_Rank], timeout: float) -> None:
-    began = time.monotonic()
-    deadline = began + timeout
-    while late := [rank for rank in ranks if not rank.is_heard]:
+    start = time.monotonic()
+    deadline = start + timeout
+    while late := [rank for rank in ranks if not rank.is_read]:
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        for rank in child_calls.with_news(late, left):
+        for rank in child_calls.wait_any(late, left):
             rank.take()
             if rank.failure or rank.skip is not None:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start
     # On SIGABRT, faulthandler writes the position of each rank.
     processes.end([rank.child for rank in late], signal.SIGABRT, _DUMP_S)
     for rank in late:
-        rank.note_late(seconds)
+        rank.record_timeout(seconds)
 
 
 def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
@@ -264,11 +264,11 @@ def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
     first = failed[0].error
     texts = [f"---- rank {rank.number} ----\n{rank.failure.rstrip()}" for rank in failed]
     summary = f"{len(failed)} of {nranks} ranks failed: {', '.join(str(number) for number in sorted(r.number for r in failed))}"
-    everything = "\n".join([summary, *texts])
+    text = "\n".join([summary, *texts])
     if first is not None and len(failed) == nranks and all(type(rank.error) is type(first) for rank in failed):
-        first.add_note(everything)
+        first.add_note(text)
         raise first
-    raise RanksFailed(everything) from None
+    raise RanksFailed(text) from None
 
 
 # ---- threads
@@ -295,19 +295,19 @@ def threads(nranks: int = 2, timeout: float = 30.0) -> Callable[[Callable[..., A
 
     def decorate(body: Callable[..., Any]) -> Callable[..., list[Any] | None]:
         names = list(inspect.signature(body).parameters.values())
-        nself = 1 if names and names[0].name == "self" else 0
-        if len(names) <= nself:
+        self_count = 1 if names and names[0].name == "self" else 0
+        if len(names) <= self_count:
             raise TypeError(f"{body.__qualname__}: @threads gives the body a group as its first argument: it takes none")
 
         def test(*args: Any, **kwargs: Any) -> list[Any] | None:
-            results = _run_threads(body, nranks, args[:nself], args[nself:], kwargs, timeout)
+            results = _run_threads(body, nranks, args[:self_count], args[self_count:], kwargs, timeout)
             # Test runners complain about tests that return a value, so return None if none did.
             return results if any(result is not None for result in results) else None
 
         # Remove __wrapped__, which pytest would inspect and look for a fixture for the group.
         functools.update_wrapper(test, body)
         del test.__wrapped__  # type: ignore[attr-defined]
-        test.__signature__ = inspect.Signature(names[:nself] + names[nself + 1 :])  # type: ignore[attr-defined]
+        test.__signature__ = inspect.Signature(names[:self_count] + names[self_count + 1 :])  # type: ignore[attr-defined]
         return test
 
     return decorate
@@ -338,19 +338,19 @@ def _run_threads(
     deadline = time.monotonic() + timeout + _GRACE_S
     for thread in running:
         thread.join(max(deadline - time.monotonic(), 0.0))
-    late = {rank: thread for rank, thread in enumerate(running) if thread.is_alive()}
-    if late or errors:
-        _raise_of_threads(errors, late, nranks)
+    unfinished = {rank: thread for rank, thread in enumerate(running) if thread.is_alive()}
+    if unfinished or errors:
+        _raise_of_threads(errors, unfinished, nranks)
     return results
 
 
-def _raise_of_threads(errors: dict[int, BaseException], late: dict[int, threading.Thread], nranks: int) -> NoReturn:
+def _raise_of_threads(errors: dict[int, BaseException], unfinished: dict[int, threading.Thread], nranks: int) -> NoReturn:
     order = sorted(errors, key=lambda rank: (child_calls.is_consequence(errors[rank]), rank))
-    if order and not late and not any(_is_primary(errors[rank], errors[order[0]]) for rank in order):
+    if order and not unfinished and not any(_is_primary(errors[rank], errors[order[0]]) for rank in order):
         raise errors[order[0]]
     texts = [f"---- rank {rank} ----\n{''.join(traceback.format_exception(errors[rank])).rstrip()}" for rank in order]
     frames = sys._current_frames()
-    for rank, thread in late.items():
+    for rank, thread in unfinished.items():
         where = frames.get(thread.ident or 0)
         texts.append(f"---- rank {rank} ----\nis still running, here:\n{''.join(traceback.format_stack(where)).rstrip()}")
     raise RanksFailed("\n".join([f"{len(texts)} of {nranks} ranks failed", *texts])) from None

@@ -31,17 +31,17 @@ class Call:
         """The exception that the function raised, if it could be pickled and unpickled."""
 
     @property
-    def is_heard(self) -> bool:
+    def is_read(self) -> bool:
         """True if the message has been read, or the process has ended without a message."""
         return bool(self.channel.closed)
 
-    def signs(self) -> list[Any]:
+    def waitables(self) -> list[Any]:
         """List the objects to wait on: the channel until it is closed, and the process."""
-        return [self.child] if self.is_heard else [self.channel, self.child]
+        return [self.child] if self.is_read else [self.channel, self.child]
 
-    def hear(self) -> bool:
+    def read_message(self) -> bool:
         """Read the message. Return False if there is none. Errors of unpickling propagate."""
-        if self.is_heard:
+        if self.is_read:
             return False
         try:
             data = self.channel.recv_bytes() if self.channel.poll() else b""
@@ -57,7 +57,7 @@ class Call:
         elif kind == "skip":
             self.skip = value
         else:
-            self.failure, self.error = value, _revive(*rest)
+            self.failure, self.error = value, _unpickle_error(*rest)
         return True
 
     def close(self) -> None:
@@ -69,10 +69,10 @@ class Call:
 _AnyCall = TypeVar("_AnyCall", bound=Call)
 
 
-def with_news(calls: Iterable[_AnyCall], timeout: float | None) -> list[_AnyCall]:
+def wait_any(calls: Iterable[_AnyCall], timeout: float | None) -> list[_AnyCall]:
     """Wait up to `timeout` seconds. Return the calls that have sent a message or ended."""
-    owners = {sign: call for call in calls for sign in call.signs()}
-    return list(dict.fromkeys(owners[sign] for sign in connection.wait(list(owners), timeout)))
+    owners = {waitable: call for call in calls for waitable in call.waitables()}
+    return list(dict.fromkeys(owners[waitable] for waitable in connection.wait(list(owners), timeout)))
 
 
 def failure(error: BaseException) -> tuple[str, str, bytes | None]:
@@ -86,7 +86,7 @@ def failure(error: BaseException) -> tuple[str, str, bytes | None]:
     return "failure", text, data
 
 
-def _revive(data: bytes | None) -> BaseException | None:
+def _unpickle_error(data: bytes | None) -> BaseException | None:
     """Unpickle the exception of a message, or return None if that fails in this process."""
     try:
         return None if data is None else pickle.loads(data)

@@ -23,33 +23,33 @@ JOIN_TIMEOUT_S = 600.0
 _REPLY_TIMEOUT_S = 10.0
 _RESTART_TIMEOUT_S = 60.0
 # How long a launcher that fails to join keeps serving the store, where others read the reason.
-_REFUSAL_PATIENCE_S = 2.0
+_REFUSAL_LINGER_S = 2.0
 _POLL_S = 0.05
 NOTICE_S = 5.0
-_BEAT_S = 2.0
+_HEARTBEAT_INTERVAL_S = 2.0
 # A launcher without a heartbeat for this long is lost. Long enough for a very busy machine.
-SILENT_S = 30.0
+HEARTBEAT_TIMEOUT_S = 30.0
 
 
-class _Every(threading.Thread):
+class _PeriodicThread(threading.Thread):
     """A thread that calls a function every `seconds`, until stop() or the end of a `with` block."""
 
     def __init__(self, seconds: float, call: Callable[[], object]) -> None:
         super().__init__(name="dlrun-every", daemon=True)
         self._seconds = seconds
         self._call = call
-        self._is_over = threading.Event()
+        self._stop_event = threading.Event()
         self.start()
 
     def run(self) -> None:
         try:
-            while not self._is_over.wait(self._seconds):
+            while not self._stop_event.wait(self._seconds):
                 self._call()
         except (_core.DistError, OSError):
             pass  # ignored: the main thread raises the same error
 
     def stop(self) -> None:
-        self._is_over.set()
+        self._stop_event.set()
         self.join(_POLL_S)
 
     def __enter__(self) -> None:
@@ -75,98 +75,98 @@ def _run_names(given: str | None) -> tuple[str, str]:
     return run_id, f"{run_id}_{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}".replace("/", "_")
 
 
-class _Ear:
+class _HeartbeatMonitor:
     """Finds launchers whose heartbeat has stopped."""
 
     def __init__(self, store: _core.Store, count: int) -> None:
         self._store = store
-        self._heard = [(0, time.monotonic())] * count
-        self._next = 0.0
+        self._last_beats = [(0, time.monotonic())] * count
+        self._next_check = 0.0
 
-    def silent(self) -> int | None:
-        """Return the number of a machine without a heartbeat for SILENT_S seconds, or None."""
+    def find_lost(self) -> int | None:
+        """Return the number of a machine whose heartbeat is HEARTBEAT_TIMEOUT_S late, or None."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next_check:
             return None
-        self._next = now + _BEAT_S
-        for node, (before, when) in enumerate(self._heard):
+        self._next_check = now + _HEARTBEAT_INTERVAL_S
+        for node, (last_count, since) in enumerate(self._last_beats):
             beats = self._store.add(f"beat/{node}", 0)
-            if beats != before:
-                self._heard[node] = beats, now
-            elif now - when > SILENT_S:
+            if beats != last_count:
+                self._last_beats[node] = beats, now
+            elif now - since > HEARTBEAT_TIMEOUT_S:
                 return node
         return None
 
 
-class Meeting:
+class Launchers:
     """The launchers of a job. Methods may raise DistError if others are unreachable."""
 
     def __init__(self, options: launch_options.Options, secret: str) -> None:
         self._options = options
         self._secret = secret
         self._deadline = time.monotonic() + JOIN_TIMEOUT_S
-        self._beat: _Every | None = None
-        base, self._is_host = self._open()
-        self._store_of_ranks = base
+        self._heartbeat: _PeriodicThread | None = None
+        base, self._is_host = self._open_store()
+        self._rank_store = base
         self._store = _core.PrefixStore(f"dlrun/{options.run_id or 'none'}", base)
         if self._is_host:
             self._store.set("job", json.dumps(_run_names(options.run_id)))
         try:
-            self.place = self._wait_for_all(self._take_number())
+            self.layout = self._wait_for_all(self._claim_node())
         except LaunchError:
-            self.leave(_REFUSAL_PATIENCE_S)
+            self.leave(_REFUSAL_LINGER_S)
             raise
-        self._run_id, self._folder = json.loads(self._store.get("job", timeout=self._left()))
+        self._run_id, self._folder = json.loads(self._store.get("job", timeout=self._remaining_s()))
         if not self.is_alone:
-            store, key = self._store.clone(), f"beat/{self.place.node}"
-            self._beat = _Every(_BEAT_S, lambda: store.add(key, 1))
-        self._ear = _Ear(self._store, options.nnodes) if self._is_host else None
+            store, key = self._store.clone(), f"beat/{self.layout.node}"
+            self._heartbeat = _PeriodicThread(_HEARTBEAT_INTERVAL_S, lambda: store.add(key, 1))
+        self._heartbeats = _HeartbeatMonitor(self._store, options.nnodes) if self._is_host else None
 
     @property
     def is_alone(self) -> bool:
         """True if this is the only launcher."""
         return self._options.nnodes == 1
 
-    def _left(self) -> float:
+    def _remaining_s(self) -> float:
         return max(self._deadline - time.monotonic(), 0.1)
 
-    def _saying(self, text: Callable[[], str]) -> _Every:
+    def _progress_messages(self, text: Callable[[], str]) -> _PeriodicThread:
         """Return a context manager that prints a message every few seconds in its block."""
-        return _Every(NOTICE_S, lambda: output.say(text()))
+        return _PeriodicThread(NOTICE_S, lambda: output.print_message(text()))
 
-    def _open(self) -> tuple[_core.TCPStore, bool]:
+    def _open_store(self) -> tuple[_core.TCPStore, bool]:
         """Open the launchers' store. Return the store, and True if this launcher serves it: machine
         0's launcher does, or without --node-rank the first that can listen on the port."""
-        options, why_not = self._options, ""
+        options, reason = self._options, ""
         if options.node_rank in (0, None):
             try:
                 return serve(options.host, options.port, self._secret), True
             except _core.DistNetworkError as error:
                 if options.node_rank == 0 or self.is_alone:
                     raise
-                why_not = f"; it cannot be served here either: {error}"
+                reason = f"; it cannot be served here either: {error}"
         try:
-            what = f"waiting for the dlrun of {options.host}:{options.port}"
-            with self._saying(lambda: f"{what}, {self._left():.0f} s at most"):
-                store = _core.TCPStore(options.host, options.port, timeout=self._left(), secret=self._secret)
+            text = f"waiting for the dlrun of {options.host}:{options.port}"
+            with self._progress_messages(lambda: f"{text}, {self._remaining_s():.0f} s at most"):
+                store = _core.TCPStore(options.host, options.port, timeout=self._remaining_s(), secret=self._secret)
         except _core.DistError as error:
-            raise LaunchError(f"the launcher at {options.host}:{options.port} cannot be reached: {error}{why_not}") from error
+            raise LaunchError(f"the launcher at {options.host}:{options.port} cannot be reached: {error}{reason}") from error
         store.set_timeout(_REPLY_TIMEOUT_S)
         return store, False
 
-    def _take_number(self) -> int:
+    def _claim_node(self) -> int:
         options = self._options
         node = options.node_rank if options.node_rank is not None else self._store.add("arrived", 1) - 1
         if node >= options.nnodes:
             raise LaunchError(f"the job at {options.host}:{options.port} has all of its {options.nnodes} machines already")
-        mine = self._card()
-        there = self._store.compare_set(f"node/{node}", "", json.dumps(mine))
-        if json.loads(there) != mine:
-            other = json.loads(there)
+        own = self._describe()
+        published = self._store.compare_set(f"node/{node}", "", json.dumps(own))
+        if json.loads(published) != own:
+            other = json.loads(published)
             raise LaunchError(f"machine {node} is there already: host {other['host']}, pid {other['pid']}")
         return node
 
-    def _card(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         options = self._options
         return {
             "host": os.uname().nodename,
@@ -176,33 +176,33 @@ class Meeting:
             "--max-restarts": options.max_restarts,
         }
 
-    def _wait_for_all(self, node: int) -> ranks.Place:
+    def _wait_for_all(self, node: int) -> ranks.NodeLayout:
         count = self._options.nnodes
         keys = [f"node/{number}" for number in range(count)]
         try:
-            with self._saying(lambda: self._who_has_come(keys)):
-                self._store.wait(keys, timeout=self._left())
+            with self._progress_messages(lambda: self._joined_text(keys)):
+                self._store.wait(keys, timeout=self._remaining_s())
         except _core.DistTimeoutError as error:
             missing = [str(number) for number, key in enumerate(keys) if self._store.try_get(key) is None]
             raise LaunchError(
                 f"{len(missing)} of {count} machines did not come within {JOIN_TIMEOUT_S:.0f} s: {', '.join(missing)}"
             ) from error
-        cards = [json.loads(card) for card in self._store.multi_get(keys)]
-        for number, card in enumerate(cards):
+        descriptions = [json.loads(description) for description in self._store.multi_get(keys)]
+        for number, description in enumerate(descriptions):
             for option in ("--nnodes", "--max-restarts"):
-                if card[option] != cards[node][option]:
+                if description[option] != descriptions[node][option]:
                     raise LaunchError(
-                        f"machine {number} (host {card['host']}) was started with {option} {card[option]}, "
-                        f"this one with {cards[node][option]}"
+                        f"machine {number} (host {description['host']}) was started with {option} {description[option]}, "
+                        f"this one with {descriptions[node][option]}"
                     )
-        counts = [card["nproc"] for card in cards]
-        return ranks.Place(node, count, sum(counts[:node]), counts[node], sum(counts))
+        counts = [description["nproc"] for description in descriptions]
+        return ranks.NodeLayout(node, count, sum(counts[:node]), counts[node], sum(counts))
 
-    def _who_has_come(self, keys: list[str]) -> str:
-        cards = [self._store.try_get(key) for key in keys]
-        hosts = [f"{number} ({json.loads(card)['host']})" for number, card in enumerate(cards) if card is not None]
+    def _joined_text(self, keys: list[str]) -> str:
+        descriptions = [self._store.try_get(key) for key in keys]
+        hosts = [f"{number} ({json.loads(description)['host']})" for number, description in enumerate(descriptions) if description is not None]
         return (
-            f"waiting for {len(keys) - len(hosts)} of {len(keys)} machines, {self._left():.0f} s at most; "
+            f"waiting for {len(keys) - len(hosts)} of {len(keys)} machines, {self._remaining_s():.0f} s at most; "
             f"here: {', '.join(hosts)}"
         )
 
@@ -210,42 +210,42 @@ class Meeting:
         key = f"attempt/{number}"
         if self._is_host:
             if number > 0:
-                self._store_of_ranks = serve(self._options.host, 0, self._secret)
-            self._store.set(key, str(self._store_of_ranks.port))
+                self._rank_store = serve(self._options.host, 0, self._secret)
+            self._store.set(key, str(self._rank_store.port))
         port = int(self._store.get(key, timeout=_RESTART_TIMEOUT_S))
-        return ranks.Attempt(self._options, self.place, number, self._run_id, self._folder, port, self._secret)
+        return ranks.Attempt(self._options, self.layout, number, self._run_id, self._folder, port, self._secret)
 
-    def failure_elsewhere(self, number: int) -> launch_report.Failure | None:
+    def remote_failure(self, number: int) -> launch_report.Failure | None:
         if self.is_alone:
             return None
         text = self._store.try_get(f"failed/{number}")
         if text is not None:
             return launch_report.Failure.from_json(text)
-        node = self._ear.silent() if self._ear is not None else None
+        node = self._heartbeats.find_lost() if self._heartbeats is not None else None
         if node is None:
             return None
         host = json.loads(self._store.get(f"node/{node}"))["host"]
-        why = f"nothing has been heard of the dlrun of machine {node} (host {host}) for {SILENT_S:.0f} s"
-        return self.report(number, launch_report.of_launcher(self.place.node, 1, why))
+        reason = f"nothing has been heard of the dlrun of machine {node} (host {host}) for {HEARTBEAT_TIMEOUT_S:.0f} s"
+        return self.report(number, launch_report.launcher_failure(self.layout.node, 1, reason))
 
     def report(self, number: int, failure: launch_report.Failure) -> launch_report.Failure:
         """Publish a failure for all launchers. Return the failure that was published first."""
         return launch_report.Failure.from_json(self._store.compare_set(f"failed/{number}", "", failure.to_json()))
 
-    def note_done(self, number: int) -> None:
+    def publish_success(self, number: int) -> None:
         self._store.add(f"done/{number}", 1)
 
-    def is_done(self, number: int) -> bool:
+    def has_succeeded(self, number: int) -> bool:
         """True if all machines have completed an attempt."""
         return self._store.add(f"done/{number}", 0) == self._options.nnodes
 
-    def leave(self, patience: float) -> None:
+    def leave(self, timeout: float) -> None:
         """Leave the job. The launcher that serves the store first waits for others to leave."""
-        if self._beat is not None:
-            self._beat.stop()
-        left = self._store.add("left", 1)
-        deadline = time.monotonic() + patience
-        while self._is_host and left < self._options.nnodes and time.monotonic() < deadline:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        nleft = self._store.add("left", 1)
+        deadline = time.monotonic() + timeout
+        while self._is_host and nleft < self._options.nnodes and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-            left = self._store.add("left", 0)
+            nleft = self._store.add("left", 0)
 

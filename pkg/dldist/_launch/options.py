@@ -14,7 +14,7 @@ DEFAULT_PORT = 29500
 _POLL_S = 0.25
 GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL: enough to write a checkpoint, and torchrun's default."""
-NOT_KEPT, KEEP_STDOUT, KEEP_STDERR, KEEP_BOTH = 0, 1, 2, 3
+KEEP_NONE, KEEP_STDOUT, KEEP_STDERR, KEEP_BOTH = 0, 1, 2, 3
 
 _DESCRIPTION = """Runs a program on several processes, called ranks, that form one job.
 
@@ -103,9 +103,9 @@ class Options(argparse.Namespace):
     is_python: bool
     program: list[str]
 
-    def kept(self, local_rank: int) -> tuple[int, int]:
+    def file_streams(self, local_rank: int) -> tuple[int, int]:
         """Return KEEP_* bits twice: a rank's streams to write to files, and streams not to show."""
-        teed, redirected = (which.get(local_rank, which.get(None, NOT_KEPT)) for which in (self.tee, self.redirects))
+        teed, redirected = (choice.get(local_rank, choice.get(None, KEEP_NONE)) for choice in (self.tee, self.redirects))
         return teed | redirected, redirected
 
     def is_shown(self, local_rank: int) -> bool:
@@ -134,42 +134,42 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dlrun of dldist {__version__}")
     for title, rows in _OPTIONS.items():
         group = parser.add_argument_group(title)
-        for text, how in rows:
+        for text, settings in rows:
             names = text.split()
             # Like torchrun, also accept underscores instead of hyphens in options.
             names.append("--" + names[-1][2:].replace("-", "_"))
-            group.add_argument(*dict.fromkeys(names), **how)
+            group.add_argument(*dict.fromkeys(names), **settings)
     parser.add_argument("program", help="script to run; with -m a module, with --no-python a command")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
     return parser
 
 
-def _check(given: Options) -> None:
+def _check(options: Options) -> None:
     """Check the options and convert texts to values. Raise ValueError if an option is invalid."""
-    given.nproc = ranks_here(str(given.nproc))
-    given.nnodes = _whole(given.nnodes, 1, math.inf, f"--nnodes must be a number of 1 or more, not {given.nnodes!r}")
-    if given.max_restarts < 0:
-        raise ValueError(f"--max-restarts must be 0 or more, not {given.max_restarts}")
-    if not 0 <= given.grace_s < math.inf:
-        raise ValueError(f"--shutdown-timeout must be a number of seconds, 0 or more, not {given.grace_s:g}")
-    if not 0 < given.poll_s < math.inf:
-        raise ValueError(f"--monitor-interval must be a number of seconds above 0, not {given.poll_s:g}")
-    if given.standalone:
-        given.nnodes = 1
-        given.node_rank = given.host = given.port = given.rdzv_endpoint = None  # type: ignore[assignment]
-    if given.node_rank is not None and not 0 <= given.node_rank < given.nnodes:
+    options.nproc = parse_nproc(str(options.nproc))
+    options.nnodes = _parse_integer(options.nnodes, 1, math.inf, f"--nnodes must be a number of 1 or more, not {options.nnodes!r}")
+    if options.max_restarts < 0:
+        raise ValueError(f"--max-restarts must be 0 or more, not {options.max_restarts}")
+    if not 0 <= options.grace_s < math.inf:
+        raise ValueError(f"--shutdown-timeout must be a number of seconds, 0 or more, not {options.grace_s:g}")
+    if not 0 < options.poll_s < math.inf:
+        raise ValueError(f"--monitor-interval must be a number of seconds above 0, not {options.poll_s:g}")
+    if options.standalone:
+        options.nnodes = 1
+        options.node_rank = options.host = options.port = options.rdzv_endpoint = None  # type: ignore[assignment]
+    if options.node_rank is not None and not 0 <= options.node_rank < options.nnodes:
         raise ValueError(
-            f"--node-rank must be from 0 to {given.nnodes - 1} with --nnodes {given.nnodes}, not {given.node_rank}"
+            f"--node-rank must be from 0 to {options.nnodes - 1} with --nnodes {options.nnodes}, not {options.node_rank}"
         )
-    if given.is_module and not given.is_python:
+    if options.is_module and not options.is_python:
         raise ValueError("-m and --no-python exclude each other")
-    given.host, given.port = _endpoint(given)
-    redirects = str(given.redirects)
+    options.host, options.port = _endpoint(options)
+    redirects = str(options.redirects)
     # With --log-dir but no choice of streams, write output to files and the console.
-    tee = "3" if given.log_dir and redirects == "0" else "0"
-    given.tee, given.redirects = _streams("--tee", tee if given.tee is None else str(given.tee)), _streams("--redirects", redirects)
-    given.shown_ranks = _local_ranks(str(given.shown_ranks))
-    given.program = [str(given.program), *given.arguments]
+    tee = "3" if options.log_dir and redirects == "0" else "0"
+    options.tee, options.redirects = _streams("--tee", tee if options.tee is None else str(options.tee)), _streams("--redirects", redirects)
+    options.shown_ranks = _local_ranks(str(options.shown_ranks))
+    options.program = [str(options.program), *options.arguments]
 
 
 def _local_ranks(text: str) -> frozenset[int] | None:
@@ -179,54 +179,54 @@ def _local_ranks(text: str) -> frozenset[int] | None:
     return frozenset(map(int, parts)) or None
 
 
-def _endpoint(given: Options) -> tuple[str, int]:
-    host: str | None = given.host
-    port: object = given.port
-    if given.rdzv_endpoint:
+def _endpoint(options: Options) -> tuple[str, int]:
+    host: str | None = options.host
+    port: object = options.port
+    if options.rdzv_endpoint:
         if host is not None or port is not None:
             raise ValueError("--rdzv-endpoint says what --master-addr and --master-port say: give one or the other")
-        host, _, port = given.rdzv_endpoint.rpartition(":") if ":" in given.rdzv_endpoint else (given.rdzv_endpoint, "", "")
+        host, _, port = options.rdzv_endpoint.rpartition(":") if ":" in options.rdzv_endpoint else (options.rdzv_endpoint, "", "")
         if ":" in host and not host.startswith("["):
-            raise ValueError(f"--rdzv-endpoint: {given.rdzv_endpoint!r}: such an address is written in brackets: [::1]:29500")
-    elif given.nnodes > 1 and host is None:
-        raise ValueError(f"--nnodes {given.nnodes} needs --rdzv-endpoint or --master-addr, an address that all machines reach")
-    elif given.nnodes > 1 and given.node_rank is None:
+            raise ValueError(f"--rdzv-endpoint: {options.rdzv_endpoint!r}: such an address is written in brackets: [::1]:29500")
+    elif options.nnodes > 1 and host is None:
+        raise ValueError(f"--nnodes {options.nnodes} needs --rdzv-endpoint or --master-addr, an address that all machines reach")
+    elif options.nnodes > 1 and options.node_rank is None:
         raise ValueError("--master-addr with several machines needs --node-rank; with --rdzv-endpoint it may be left out")
     if port in (None, ""):
-        port = DEFAULT_PORT if given.nnodes > 1 else 0
-    return (host or "127.0.0.1").strip("[]"), _port("--rdzv-endpoint" if given.rdzv_endpoint else "--master-port", port)
+        port = DEFAULT_PORT if options.nnodes > 1 else 0
+    return (host or "127.0.0.1").strip("[]"), _port("--rdzv-endpoint" if options.rdzv_endpoint else "--master-port", port)
 
 
 def _port(name: str, value: object) -> int:
-    return _whole(value, 0, 65535, f"{name}: {value!r} is no port: a number from 0 to 65535 is wanted")
+    return _parse_integer(value, 0, 65535, f"{name}: {value!r} is no port: a number from 0 to 65535 is wanted")
 
 
-def _whole(value: object, least: int, most: float, complaint: str) -> int:
+def _parse_integer(value: object, minimum: int, maximum: float, message: str) -> int:
     try:
         number = int(str(value))
     except ValueError:
-        number = least - 1
-    if not least <= number <= most:
-        raise ValueError(complaint)
+        number = minimum - 1
+    if not minimum <= number <= maximum:
+        raise ValueError(message)
     return number
 
 
 def _streams(name: str, text: str) -> dict[int | None, int]:
     """Parse a choice of streams into KEEP_* bits by local rank, or under None for all ranks."""
-    found: dict[int | None, int] = {}
+    streams: dict[int | None, int] = {}
     for part in text.split(","):
-        rank, colon, what = part.rpartition(":")
-        if what not in ("0", "1", "2", "3") or bool(colon) != rank.isdecimal() or (not colon and "," in text):
+        rank, colon, bits = part.rpartition(":")
+        if bits not in ("0", "1", "2", "3") or bool(colon) != rank.isdecimal() or (not colon and "," in text):
             raise ValueError(f'{name} must be 0, 1, 2 or 3, or such as "0:3,1:2", not {text!r}')
-        found[int(rank) if colon else None] = int(what)
-    return found
+        streams[int(rank) if colon else None] = int(bits)
+    return streams
 
 
-def ranks_here(text: str) -> int:
+def parse_nproc(text: str) -> int:
     """Return the number of ranks that --nproc-per-node requests."""
     if text in ("cpu", "auto"):
         return usable_cores()
-    return _whole(text, 1, math.inf, f'--nproc-per-node must be a number of 1 or more, "cpu" or "auto", not {text!r}')
+    return _parse_integer(text, 1, math.inf, f'--nproc-per-node must be a number of 1 or more, "cpu" or "auto", not {text!r}')
 
 
 def usable_cores() -> int:
@@ -245,9 +245,9 @@ def _cgroup_cores() -> int | None:
     quotas = []
     for group in (line[3:] for line in groups if line.startswith("0::")):
         folder = pathlib.Path(f"/sys/fs/cgroup{group}")
-        for place in (folder, *folder.parents):
+        for directory in (folder, *folder.parents):
             try:
-                quota, period = (place / "cpu.max").read_text(encoding="ascii").split()
+                quota, period = (directory / "cpu.max").read_text(encoding="ascii").split()
                 quotas.append(int(quota) // int(period))
             except (OSError, ValueError, ZeroDivisionError):
                 pass  # no CPU quota: no file, or it has "max"

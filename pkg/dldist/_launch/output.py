@@ -34,7 +34,7 @@ def open_missing_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a message of dlrun to stderr."""
     print(f"dlrun: {text}", file=sys.stderr, flush=True)
 
@@ -42,22 +42,22 @@ def say(text: str) -> None:
 class Console:
     """stdout or stderr of dlrun. A reader that blocks does not delay the handling of signals."""
 
-    def __init__(self, fd: int, may_wait: Callable[[], bool]) -> None:
+    def __init__(self, fd: int, may_block: Callable[[], bool]) -> None:
         self.has_reader = True
         self.nlines = 0
         """Number of lines written to the console."""
         self._fd = fd
-        self._may_wait = may_wait
+        self._may_block = may_block
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
     def write(self, data: bytes) -> None:
-        """Write all data, or stop if may_wait() returns False or the reader closed the stream."""
+        """Write all data, or stop if may_block() returns False or the reader closed the stream."""
         self.nlines += data.count(b"\n")
         view = memoryview(data)
         while view and self.has_reader:
             if not self._poll.poll(50):
-                if self._may_wait():
+                if self._may_block():
                     continue
                 return
             try:
@@ -73,20 +73,20 @@ class Lines:
 
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
-        self._rest = bytearray()
+        self._incomplete = bytearray()
 
     def feed(self, data: bytes) -> bytes:
         """Add data and return the lines that are now complete."""
-        had_return = self._rest.endswith(b"\r")
-        self._rest += data
-        if b"\n" not in data and b"\r" not in data and not had_return:
-            return self._too_long()
-        lines = _LINE.findall(self._rest)
-        del self._rest[: sum(map(len, lines))]
-        return b"".join(map(self._with_prefix, lines)) + self._too_long()
+        had_carriage_return = self._incomplete.endswith(b"\r")
+        self._incomplete += data
+        if b"\n" not in data and b"\r" not in data and not had_carriage_return:
+            return self._flush_too_long()
+        lines = _LINE.findall(self._incomplete)
+        del self._incomplete[: sum(map(len, lines))]
+        return b"".join(map(self._with_prefix, lines)) + self._flush_too_long()
 
-    def _too_long(self) -> bytes:
-        if len(self._rest) < _LONGEST_LINE:
+    def _flush_too_long(self) -> bytes:
+        if len(self._incomplete) < _LONGEST_LINE:
             return b""
         return self.flush()
 
@@ -96,9 +96,9 @@ class Lines:
 
     def flush(self) -> bytes:
         """Return the incomplete last line, completed by a newline."""
-        rest = bytes(self._rest)
-        self._rest.clear()
-        return self._prefix + rest + b"\n" if rest else b""
+        incomplete = bytes(self._incomplete)
+        self._incomplete.clear()
+        return self._prefix + incomplete + b"\n" if incomplete else b""
 
 
 class Stream:
@@ -121,22 +121,22 @@ class Stream:
 
     def read(self) -> bool:
         """Forward the available output. Return False at the end of the stream."""
-        return self._pass_on() != b""
+        return self._forward_chunk() != b""
 
     def drain(self) -> None:
         """Forward what the pipe holds now; no more, as another process may keep writing."""
         for _ in range(_CHUNKS_IN_PIPE):
-            if not self._pass_on():
+            if not self._forward_chunk():
                 return
 
-    def _pass_on(self) -> bytes | None:
+    def _forward_chunk(self) -> bytes | None:
         """Forward one chunk. Return None if no data is available, b"" at the end."""
         data: bytes | None = self.pipe.read(_CHUNK)
         if data:
-            self._take(data)
+            self._forward(data)
         return data
 
-    def _take(self, data: bytes) -> None:
+    def _forward(self, data: bytes) -> None:
         if self._file is not None:
             self._file.write(data)
         self._tail += data

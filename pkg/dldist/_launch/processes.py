@@ -88,16 +88,16 @@ class Child:
 
 def end(children: Iterable[Child], number: int, seconds: float) -> None:
     """Send a signal to all children, kill the remaining ones after `seconds`, and close all."""
-    told = list(children)
+    targets = list(children)
     deadline = time.monotonic() + seconds
-    for child in told:
+    for child in targets:
         child.send_to_all(number)
-    for child in told:
+    for child in targets:
         child.wait(deadline - time.monotonic())
         child.close()
 
 
-def die_with(parent: int) -> None:
+def kill_on_exit_of(parent: int) -> None:
     """Make the kernel kill this child when the thread of `parent` that started it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -111,7 +111,7 @@ def signal_name(number: int) -> str:
         return f"<Unknown signal {number}>"
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     hint = ", as the kernel does where memory runs out" if -code == signal.SIGKILL else ""

@@ -9,7 +9,7 @@ from dldist import _core
 from dldist._base import settings
 
 
-def of_rank(rank: int, size: int, local_rank: int, local_size: int, node: int = 0, nnodes: int = 1) -> dict[str, str]:
+def rank_variables(rank: int, size: int, local_rank: int, local_size: int, node: int = 0, nnodes: int = 1) -> dict[str, str]:
     """Return the variables with a rank's numbers: RANK, WORLD_SIZE and so on."""
     numbers = {
         "RANK": rank,
@@ -22,7 +22,7 @@ def of_rank(rank: int, size: int, local_rank: int, local_size: int, node: int = 
     return {name: str(number) for name, number in numbers.items()}
 
 
-def of_store(host: str, port: int, attempt: int = 0) -> dict[str, str]:
+def store_variables(host: str, port: int, attempt: int = 0) -> dict[str, str]:
     """Return the variables with the address of the launcher's store."""
     return {
         "MASTER_ADDR": host,
@@ -40,5 +40,5 @@ def serve_store(size: int) -> tuple[_core.TCPStore, list[dict[str, str]]]:
     """Serve a store for `size` processes of this host. Return it and each process's environment."""
     secret = os.fsdecode(settings.secret()) or secrets.token_hex(16)
     store = _core.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, secret=secret)
-    where = {**of_store("127.0.0.1", store.port), "DLDIST_SECRET": secret}
-    return store, [where | of_rank(rank, size, rank, size) for rank in range(size)]
+    shared = {**store_variables("127.0.0.1", store.port), "DLDIST_SECRET": secret}
+    return store, [shared | rank_variables(rank, size, rank, size) for rank in range(size)]

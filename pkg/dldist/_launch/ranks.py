@@ -18,7 +18,7 @@ from dldist._launch import output, processes, rank_environment, report
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeLayout:
     """The position of a launcher's ranks among all ranks of the job."""
 
     node: int
@@ -33,7 +33,7 @@ class Attempt:
     """One start of all ranks of a job: the parameters that this launcher's ranks share."""
 
     options: launch_options.Options
-    place: Place
+    layout: NodeLayout
     number: int
     run_id: str
     folder: str
@@ -47,22 +47,22 @@ class Attempt:
 
 def environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
     """Return a rank's environment: dlrun's own environment with torchrun's variables added."""
-    place, options = attempt.place, attempt.options
-    rank = place.first_rank + local_rank
+    layout, options = attempt.layout, attempt.options
+    rank = layout.first_rank + local_rank
     env = {
         **os.environ,
-        **rank_environment.of_rank(rank, place.world_size, local_rank, place.nproc, place.node, place.nnodes),
-        **rank_environment.of_store(options.host, attempt.port, attempt.number),
+        **rank_environment.rank_variables(rank, layout.world_size, local_rank, layout.nproc, layout.node, layout.nnodes),
+        **rank_environment.store_variables(options.host, attempt.port, attempt.number),
     }
     env.update(
         ROLE_NAME=options.role,
         ROLE_RANK=str(rank),
-        ROLE_WORLD_SIZE=str(place.world_size),
+        ROLE_WORLD_SIZE=str(layout.world_size),
         TORCHELASTIC_MAX_RESTARTS=str(options.max_restarts),
         TORCHELASTIC_RUN_ID=attempt.run_id,
         DLDIST_SECRET=attempt.secret,
     )
-    if place.nproc > 1:
+    if layout.nproc > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     if not attempt.secret:
         del env["DLDIST_SECRET"]
@@ -76,7 +76,7 @@ def command(options: launch_options.Options) -> list[str]:
     return [sys.executable, "-u", *(["-m"] if options.is_module else []), *options.program]
 
 
-def why_no_script(options: launch_options.Options) -> str | None:
+def missing_script_reason(options: launch_options.Options) -> str | None:
     """Return why Python cannot run the program, if its script does not exist; otherwise None."""
     program = options.program[0]
     if not options.is_python or options.is_module or program == "-" or os.path.exists(program):
@@ -108,7 +108,7 @@ def _before_exec(cores: list[int] | None) -> Callable[[], None]:
 
     def run() -> None:
         # If the launcher is killed, its ranks must be killed too.
-        processes.die_with(launcher)
+        processes.kill_on_exit_of(launcher)
         # SIGTERM must end a rank, even if dlrun itself was started with it ignored or blocked.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
@@ -121,18 +121,18 @@ def _before_exec(cores: list[int] | None) -> Callable[[], None]:
 class Rank:
     """A rank's process, which leads a session for its children, and its output streams."""
 
-    def __init__(self, attempt: Attempt, local_rank: int, more: Mapping[str, str], has_pipes: bool) -> None:
-        """Start the process with `more` added to its environment. Raise OSError if that fails."""
+    def __init__(self, attempt: Attempt, local_rank: int, extra_env: Mapping[str, str], has_pipes: bool) -> None:
+        """Start the process with `extra_env` in its environment. Raise OSError if that fails."""
         self.local_rank = local_rank
-        self.rank = attempt.place.first_rank + local_rank
+        self.rank = attempt.layout.first_rank + local_rank
         self.streams: list[output.Stream] = []
         """The streams stdout and stderr, if dlrun forwards them."""
         self._attempt = attempt
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         pipe = subprocess.PIPE if has_pipes else None
         cores = None
         if attempt.options.has_bound_cores:
-            cores = cores_of(local_rank, attempt.place.nproc, sorted(os.sched_getaffinity(0)))
+            cores = cores_of(local_rank, attempt.layout.nproc, sorted(os.sched_getaffinity(0)))
         with warnings.catch_warnings():
             # Popen warns of fork() with threads. It is safe here: no lock is taken before exec().
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -143,7 +143,7 @@ class Rank:
                 stdin=None if local_rank == 0 else subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=pipe,
-                env=environment(attempt, local_rank) | dict(more),
+                env=environment(attempt, local_rank) | dict(extra_env),
                 start_new_session=True,
                 preexec_fn=_before_exec(cores),  # noqa: PLW1509  it only makes a few system calls
             )
@@ -160,7 +160,7 @@ class Rank:
         """The exit code, or the negative number of the signal; None while the process runs."""
         return self.child.code
 
-    def ask_by(self, number: int) -> bool:
+    def signal_if_handled(self, number: int) -> bool:
         """Send a signal to the process if it runs and has a handler. Without a handler, the signal
         would end the process.
         """
@@ -176,12 +176,12 @@ class Rank:
         return report.Failure(
             rank=self.rank,
             local_rank=self.local_rank,
-            node=self._attempt.place.node,
+            node=self._attempt.layout.node,
             host=os.uname().nodename,
             pid=self.pid,
             code=code,
             attempt=self._attempt.number,
-            seconds=time.monotonic() - self._began,
+            seconds=time.monotonic() - self._started_at,
             when=report.now(),
             tail=tail.decode(errors="replace"),
             is_consequence=report.is_consequence(code, tail),

@@ -8,19 +8,19 @@ import re
 import time
 from dataclasses import asdict, dataclass
 
-from dldist._launch.processes import how_it_ended
+from dldist._launch.processes import describe_exit
 
 # Matches the first line of a traceback, of an exception group, or of faulthandler's output.
-_BEGINNING = re.compile(rb"^(?:  \+ Exception Group )?Traceback \(most recent call last\):|^Fatal Python error:", re.M)
-_CHAIN = (
+_TRACEBACK_START = re.compile(rb"^(?:  \+ Exception Group )?Traceback \(most recent call last\):|^Fatal Python error:", re.M)
+_CHAIN_TEXTS = (
     b"\nThe above exception was the direct cause of the following exception:\n\n",
     b"\nDuring handling of the above exception, another exception occurred:\n\n",
 )
 _CONSEQUENCE = re.compile(rb"(?:\w+\.)*Dist(?:PeerLost|Aborted)Error\b")
-_TIME_OUT = re.compile(rb"(?:\w+\.)*DistTimeoutError\b")
+_TIMEOUT = re.compile(rb"(?:\w+\.)*DistTimeoutError\b")
 _UNINDENTED = re.compile(rb"^\w.*", re.M)
 _LAST_LINES = 20
-LINES_IN_SIGHT = 40
+VISIBLE_LINES = 40
 """A failure's text is repeated in full if more than this many lines were printed after it."""
 LAUNCHER = -1
 """The value of `rank` in the report of a launcher that ended the job."""
@@ -62,24 +62,24 @@ class Failure:
             raise ValueError(f"another launcher has sent no report of a failure: {error}") from None
 
 
-def of_launcher(node: int, code: int, why: str) -> Failure:
+def launcher_failure(node: int, code: int, reason: str) -> Failure:
     """Create the report of a launcher that ends the job although no rank has failed."""
     host, pid = os.uname().nodename, os.getpid()
-    text = f"{why} (machine {node}, host {host}, pid {pid}, at {now()})"
+    text = f"{reason} (machine {node}, host {host}, pid {pid}, at {now()})"
     return Failure(LAUNCHER, LAUNCHER, node, host, pid, code, 0, 0.0, now(), text, is_consequence=False, is_final=True)
 
 
-def describe(failure: Failure, is_in_sight: bool = False) -> bytes:
+def describe(failure: Failure, is_visible: bool = False) -> bytes:
     """Format dlrun's final message: only the exception if its traceback is still visible."""
     if failure.rank == LAUNCHER:
         return f"dlrun: {failure.tail}\n".encode(errors="replace")
     line = (
-        f"dlrun: rank {failure.rank} failed first: {how_it_ended(failure.code)} (host {failure.host}, pid {failure.pid}, "
+        f"dlrun: rank {failure.rank} failed first: {describe_exit(failure.code)} (host {failure.host}, pid {failure.pid}, "
         f"local rank {failure.local_rank}, attempt {failure.attempt}, at {failure.when}, after {failure.seconds:.1f} s)\n"
     )
     tail = failure.tail.encode(errors="replace")
-    if is_in_sight:
-        tail = last_words(tail)
+    if is_visible:
+        tail = last_message(tail)
     return line.encode() + tail + (b"\n" if tail and not tail.endswith(b"\n") else b"")
 
 
@@ -95,38 +95,38 @@ def without_prefix(stderr: bytes, rank: int) -> bytes:
 def last_traceback(stderr: bytes) -> bytes:
     """Return the last traceback in stderr with chained exceptions; without one, the last lines."""
     begin = None
-    for match in _BEGINNING.finditer(stderr):
-        if begin is None or not stderr[: match.start()].endswith(_CHAIN):
+    for match in _TRACEBACK_START.finditer(stderr):
+        if begin is None or not stderr[: match.start()].endswith(_CHAIN_TEXTS):
             begin = match.start()
     if begin is not None:
         return stderr[begin:]
     return b"".join(stderr.splitlines(keepends=True)[-_LAST_LINES:])
 
 
-def _raised(tail: bytes) -> re.Match[bytes] | None:
+def _match_exception(tail: bytes) -> re.Match[bytes] | None:
     """Match the line of a traceback that names the exception."""
-    headers = list(_BEGINNING.finditer(tail))
+    headers = list(_TRACEBACK_START.finditer(tail))
     return _UNINDENTED.search(tail, headers[-1].end()) if headers else None
 
 
-def last_words(tail: bytes) -> bytes:
+def last_message(tail: bytes) -> bytes:
     """Return a traceback's exception with its whole message; without a traceback, the last line."""
-    raised = _raised(tail)
-    return tail[raised.start() :] if raised else b"".join(tail.splitlines(keepends=True)[-1:])
+    match = _match_exception(tail)
+    return tail[match.start() :] if match else b"".join(tail.splitlines(keepends=True)[-1:])
 
 
 def is_consequence(code: int, tail: bytes) -> bool:
     """True if a rank ended only because it lost another rank or because another rank aborted."""
-    raised = _raised(tail)
-    return code > 0 and raised is not None and _CONSEQUENCE.match(raised[0]) is not None
+    match = _match_exception(tail)
+    return code > 0 and match is not None and _CONSEQUENCE.match(match[0]) is not None
 
 
-def is_time_out(failure: Failure) -> bool:
+def is_timeout(failure: Failure) -> bool:
     """True if a rank ended because of a timeout."""
-    raised = _raised(failure.tail.encode(errors="replace"))
-    return failure.code > 0 and raised is not None and _TIME_OUT.match(raised[0]) is not None
+    match = _match_exception(failure.tail.encode(errors="replace"))
+    return failure.code > 0 and match is not None and _TIMEOUT.match(match[0]) is not None
 
 
-def first(failures: list[Failure]) -> Failure:
+def first_cause(failures: list[Failure]) -> Failure:
     """Return the failure to show: the first that is not another's consequence, if any."""
     return min(failures, key=lambda failure: failure.is_consequence)

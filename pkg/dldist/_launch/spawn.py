@@ -18,7 +18,7 @@ from dldist._objects import pickling
 
 _KILL_AFTER_S = 1.5
 # How long to wait for the cause: a lost process may end after the one that noticed the loss.
-_CULPRIT_GRACE_S = 0.5
+_CAUSE_TIMEOUT_S = 0.5
 
 
 class ProcessException(_core.DistError):
@@ -68,7 +68,7 @@ def _unpack(data: bytes) -> _Call:
 
 def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: int | None) -> None:
     if parent is not None:
-        processes.die_with(parent)
+        processes.kill_on_exit_of(parent)
     os.environ.update(env)
     # SIGTERM must end the process without a traceback.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -108,7 +108,7 @@ class ProcessContext:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return False
-                self._look(left)
+                self._poll(left)
                 if self._failures:
                     self._fail()
         except BaseException:
@@ -131,44 +131,44 @@ class ProcessContext:
         self._running.append(child_calls.Call(len(self.processes), processes.Child(process.pid, reap), channel))
         self.processes.append(process)
 
-    def _look(self, timeout: float | None) -> None:
-        for call in child_calls.with_news(self._running, timeout):
-            self._hear(call)
+    def _poll(self, timeout: float | None) -> None:
+        for call in child_calls.wait_any(self._running, timeout):
+            self._read_message(call)
             if call.child.has_ended():
                 self._running.remove(call)
                 call.close()
-                self._note_end(call)
+                self._record_end(call)
 
-    def _hear(self, call: child_calls.Call) -> None:
+    def _read_message(self, call: child_calls.Call) -> None:
         try:
-            has_spoken = call.hear()
+            has_message = call.read_message()
         except Exception as unreadable:
             unreadable.add_note(f"spawn(): while the result of process {call.number} was read")
             raise
         self.results[call.number] = call.result
-        if has_spoken and call.failure:
+        if has_message and call.failure:
             text = f"\n\n-- Process {call.number} terminated with the following error:\n{call.failure}"
             failure = ProcessRaisedException(text, call.number, call.child.pid)
             failure.__cause__ = call.error
             self._failures.append(failure)
 
-    def _note_end(self, call: child_calls.Call) -> None:
+    def _record_end(self, call: child_calls.Call) -> None:
         code = call.child.code or 0
         if code == 0 or call.failure:
             return  # the process succeeded, or its failure is recorded
         name = processes.signal_name(-code) if code < 0 else None
-        how = f"exit code {code}" if name is None else f"signal {name}"
-        text = f"process {call.number} terminated with {how}"
+        cause = f"exit code {code}" if name is None else f"signal {name}"
+        text = f"process {call.number} terminated with {cause}"
         self._failures.append(ProcessExitedException(text, call.number, call.child.pid, code, name))
 
     def _fail(self) -> None:
         """Raise the failure that caused the others; wait for it, as it may be noticed last."""
-        deadline = time.monotonic() + _CULPRIT_GRACE_S
+        deadline = time.monotonic() + _CAUSE_TIMEOUT_S
         while self._running and all(child_calls.is_consequence(failure.__cause__) for failure in self._failures):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            self._look(left)
+            self._poll(left)
         raise min(self._failures, key=lambda failure: child_calls.is_consequence(failure.__cause__))
 
 
@@ -230,9 +230,9 @@ def spawn(
     if not join:
         return running
     if not running.join(timeout):
-        late = sorted(call.number for call in running._running)
+        unfinished = sorted(call.number for call in running._running)
         running.terminate()
-        raise _core.DistTimeoutError(f"spawn(): of {nprocs} processes these did not end within the timeout of {timeout} s: {late}")
+        raise _core.DistTimeoutError(f"spawn(): of {nprocs} processes these did not end within the timeout of {timeout} s: {unfinished}")
     return running.results
 
 

@@ -24,7 +24,7 @@ def main(fd: int) -> None:
     faulthandler.enable()
     channel = Connection(fd)
     job = pickle.loads(channel.recv_bytes())
-    processes.die_with(job["parent"])
+    processes.kill_on_exit_of(job["parent"])
     data = _outcome(job)
     sys.stdout.flush()
     channel.send_bytes(data)
@@ -78,12 +78,12 @@ def _find(job: dict[str, Any]) -> Any:
         if job["main"] is not None:
             _import("__main__", job["main"], False)
         return pickling.loads(job["pickle"])
-    holder, found = None, _import(job["module"], job["file"], job["is_rewritten"])
+    owner, found = None, _import(job["module"], job["file"], job["is_rewritten"])
     for name in job["qualname"].split("."):
-        holder, found = found, getattr(found, name)
+        owner, found = found, getattr(found, name)
     # The name refers to the decorated test; its attribute _dldist_body is the function itself.
     body = getattr(found, "_dldist_body", found)
-    return _bind(body, holder, job["qualname"]) if job["is_method"] else body
+    return _bind(body, owner, job["qualname"]) if job["is_method"] else body
 
 
 def _bind(body: Any, cls: Any, qualname: str) -> Any:
@@ -121,7 +121,7 @@ def _import(name: str, file: str | None, is_rewritten: bool) -> Any:
             importlib.import_module(parent)
         except ModuleNotFoundError:
             pass  # the test runner has derived the name from the path
-    loader = (_Rewriting if is_rewritten else importlib.machinery.SourceFileLoader)(name, str(file))
+    loader = (_RewritingLoader if is_rewritten else importlib.machinery.SourceFileLoader)(name, str(file))
     spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -130,7 +130,7 @@ def _import(name: str, file: str | None, is_rewritten: bool) -> Any:
     return module
 
 
-class _Rewriting(importlib.machinery.SourceFileLoader):
+class _RewritingLoader(importlib.machinery.SourceFileLoader):
     """Rewrites assertions so that failures show the compared values, as pytest does."""
 
     def get_code(self, fullname: str) -> Any:

@@ -43,7 +43,7 @@ def is_gone(pid):
 def test_description_of_an_exit_code(start, command, code, words):
     child, _ = start(command)
     assert child.wait(20)
-    assert child.code == code and processes.how_it_ended(code) == words
+    assert child.code == code and processes.describe_exit(code) == words
 
 
 def test_running_child_has_no_exit_code(start):
@@ -93,7 +93,7 @@ def test_end_terminates_before_it_kills(start):
 def test_child_dies_with_its_parent():
     code = "import os, sys, time; from dldist._launch import processes; pid = os.getpid()\n"
     code += "if child := os.fork(): print(child, flush=True); sys.stdin.read(1); os._exit(0)\n"
-    code += "processes.die_with(pid); time.sleep(60)"
+    code += "processes.kill_on_exit_of(pid); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         child = int(parent.stdout.readline())
         os.kill(child, 0)

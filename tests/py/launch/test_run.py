@@ -435,14 +435,14 @@ class TestSeveralMachines:
         assert time.monotonic() - began < nodes.JOIN_TIMEOUT_S / 60
 
     def test_silent_launcher_is_lost(self, monkeypatch):
-        monkeypatch.setattr(nodes, "SILENT_S", 0.0)
-        monkeypatch.setattr(nodes, "_BEAT_S", 0.0)
+        monkeypatch.setattr(nodes, "HEARTBEAT_TIMEOUT_S", 0.0)
+        monkeypatch.setattr(nodes, "_HEARTBEAT_INTERVAL_S", 0.0)
         store = dldist.HashStore()
-        ear = nodes._Ear(store, 2)
+        monitor = nodes._HeartbeatMonitor(store, 2)
         store.add("beat/0", 1)
-        assert ear.silent() == 1
+        assert monitor.find_lost() == 1
         store.add("beat/1", 1)
-        assert ear.silent() == 0
+        assert monitor.find_lost() == 0
 
 
 @pytest.mark.torch
