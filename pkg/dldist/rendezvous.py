@@ -26,7 +26,7 @@ __all__ = ["register_rendezvous_handler", "rendezvous"]
 
 DEFAULT_TIMEOUT_S = 1800.0
 LINGER_S = 5.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 _handlers: dict[str, Callable[..., Iterator[tuple[_core.Store, int, int]]]] = {}
 
@@ -85,7 +85,7 @@ def _create_store_from_options(backend_options: Any, rank: int) -> _core.Store:
     if url.partition("://")[0] == "env":
         rank = int(os.environ.get("RANK", rank))
         world_size = int(os.environ.get("WORLD_SIZE", world_size))
-    return next(_find_handler(url, rank, world_size, {}, is_size_open=True))[0]
+    return next(_find_handler(url, rank, world_size, {}, may_omit_size=True))[0]
 
 
 def _as_text(url: Any) -> str:
@@ -102,30 +102,30 @@ def _as_rank(name: str, value: Any) -> int:
 
 
 def _find_handler(
-    url: str, rank: int, world_size: int, kwargs: dict[str, Any], is_size_open: bool = False
+    url: str, rank: int, world_size: int, kwargs: dict[str, Any], may_omit_size: bool = False
 ) -> Iterator[tuple[_core.Store, int, int]]:
     scheme = _scheme(url)
-    url = urls.with_ranks(url, rank, world_size, is_size_open)
+    url = urls.with_ranks(url, rank, world_size, may_omit_size)
     if scheme not in _handlers:
         raise RuntimeError(f"No rendezvous handler for {scheme}://")
     return _handlers[scheme](url, **kwargs)
 
 
 def _scheme(url: str) -> str:
-    head, mark, _ = url.partition("://")
-    return head.lower() if mark else ""
+    head, separator, _ = url.partition("://")
+    return head.lower() if separator else ""
 
 
 # ---- handlers of URL schemes
 
 
 def _file_handler(url: str, **_: Any) -> Iterator[tuple[_core.Store, int, int]]:
-    place = urls.file_place(url)
-    yield place.connect(300.0, True), place.rank, place.world_size
+    endpoint = urls.file_endpoint(url)
+    yield endpoint.connect(300.0, True), endpoint.rank, endpoint.world_size
     raise RuntimeError("Unable to perform rerendezvous using file:// method")
 
 
-def _handler(scheme: str, place_of: Callable[..., urls.Place]) -> Callable[..., Iterator[tuple[_core.Store, int, int]]]:
+def _handler(scheme: str, make_endpoint: Callable[..., urls.Endpoint]) -> Callable[..., Iterator[tuple[_core.Store, int, int]]]:
     def handler(
         url: str,
         timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -134,15 +134,15 @@ def _handler(scheme: str, place_of: Callable[..., urls.Place]) -> Callable[..., 
         listen_fd: int | None = None,
         **_: Any,
     ) -> Iterator[tuple[_core.Store, int, int]]:
-        place = place_of(url, listen_fd)
-        yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
+        endpoint = make_endpoint(url, listen_fd)
+        yield endpoint.connect(timeout, wait_for_workers), endpoint.rank, endpoint.world_size
         raise RuntimeError(f"Unable to perform re-rendezvous using {scheme}:// method")
 
     return handler
 
 
-register_rendezvous_handler("tcp", _handler("tcp", urls.tcp_place))
-register_rendezvous_handler("env", _handler("env", urls.env_place))
+register_rendezvous_handler("tcp", _handler("tcp", urls.tcp_endpoint))
+register_rendezvous_handler("env", _handler("env", urls.env_endpoint))
 register_rendezvous_handler("file", _file_handler)
 
 
@@ -153,8 +153,8 @@ def auto(
     rank: int = -1, world_size: int = -1, timeout: Timeout = DEFAULT_TIMEOUT_S, wait_for_workers: bool = True
 ) -> Iterator[tuple[_core.Store, int, int]]:
     """Yield the store of the launcher's rendezvous. Without a launcher, this process is alone."""
-    place = urls.auto_place(_as_rank("rank", rank), _as_rank("world_size", world_size))
-    yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
+    endpoint = urls.auto_endpoint(_as_rank("rank", rank), _as_rank("world_size", world_size))
+    yield endpoint.connect(timeout, wait_for_workers), endpoint.rank, endpoint.world_size
     raise RuntimeError("Unable to perform re-rendezvous without a URL")
 
 
@@ -164,25 +164,25 @@ def auto(
 class Meeting:
     """The result of meet(): one rendezvous of the ranks of a world, with its part of a store.
 
-    Use the store in a `with` block to connect the ranks, then call met(), and close() at the end.
-    An exception in the block ends the rendezvous. If rank 0 serves the store, its close() waits
-    until each rank that joined has called met() or close(), or failed.
+    Use the store in a `with` block to connect the ranks, then call mark_connected(), and close() at
+    the end. An exception in the block ends the rendezvous. If rank 0 serves the store, its close()
+    waits until each rank that joined has called mark_connected() or close(), or failed.
     """
 
-    __slots__ = ("_base", "_generation", "_is_host", "_must_tell", "_raw", "_server", "rank", "store", "world_size")
+    __slots__ = ("_generation", "_is_server", "_must_mark_connected", "_prefix", "_raw", "_server", "rank", "store", "world_size")
 
-    def __init__(self, raw: _core.Store, place: urls.Place, name: str, generation: int) -> None:
+    def __init__(self, raw: _core.Store, endpoint: urls.Endpoint, name: str, generation: int) -> None:
         self._raw: _core.Store | None = raw
-        self._base = _base_of(name)
+        self._prefix = _key_prefix(name)
         self._generation = generation
-        self._is_host = place.is_host and place.world_size > 1
-        self._must_tell = place.is_guest
+        self._is_server = endpoint.is_server and endpoint.world_size > 1
+        self._must_mark_connected = endpoint.is_client
         # If rank 0 serves the store, "<pid> <host>" of rank 0, which sets it at the start.
-        self._server = raw.get(self._key_of_server()) if place.is_guest else None
+        self._server = raw.get(self._server_key()) if endpoint.is_client else None
         self.store: _core.Store | None = _core.PrefixStore(f"{name}/{generation}", raw)
-        self.rank = place.rank
-        self.world_size = place.world_size
-        if self._is_host:
+        self.rank = endpoint.rank
+        self.world_size = endpoint.world_size
+        if self._is_server:
             # At exit, for programs that never call close(): other ranks may need the store.
             atexit.register(self.close)
 
@@ -193,16 +193,16 @@ class Meeting:
         """If the block raised, end the rendezvous, and raise the underlying cause."""
         if error is None:
             return
-        failure = self.explain(error)
-        self.give_up()
+        failure = self.find_cause(error)
+        self.close_after_failure()
         if failure is not error:
             raise failure from error
 
-    def met(self) -> None:
+    def mark_connected(self) -> None:
         """Record that this rank has connected to the others and no longer needs the store."""
-        if not self._must_tell or self._raw is None:
+        if not self._must_mark_connected or self._raw is None:
             return
-        self._must_tell = False
+        self._must_mark_connected = False
         try:
             if self._raw.add(self._key("met"), 1) == self.world_size - 1:
                 self._raw.set(self._key("all met"), "")
@@ -214,85 +214,85 @@ class Meeting:
         if self._raw is None:
             return
         try:
-            self.met()
-            if self._is_host:
+            self.mark_connected()
+            if self._is_server:
                 self._linger(self._raw, linger)
             if self.rank == 0:
-                self._raw.add(f"{self._base}/count", 1)
+                self._raw.add(f"{self._prefix}/count", 1)
         except _core.DistError:
             pass  # others are late or lost, and report it themselves
         finally:
             self._raw = self.store = None
             atexit.unregister(self.close)
 
-    def give_up(self) -> None:
+    def close_after_failure(self) -> None:
         """Close without waiting, after a failure. A thread may serve others for LINGER_S."""
-        if self._raw is None or not self._is_host:
+        if self._raw is None or not self._is_server:
             self.close()
             return
         raw, self._raw, self.store = self._raw, None, None
         atexit.unregister(self.close)
         try:
-            raw.add(f"{self._base}/count", 1)
+            raw.add(f"{self._prefix}/count", 1)
         except _core.DistError:
             return
-        keeper = threading.Thread(target=self._keep, args=(raw,), name="dldist-linger", daemon=True)
-        atexit.register(keeper.join, LINGER_S)
-        keeper.start()
+        thread = threading.Thread(target=self._linger_on_thread, args=(raw,), name="dldist-linger", daemon=True)
+        atexit.register(thread.join, LINGER_S)
+        thread.start()
 
-    def _keep(self, raw: _core.Store) -> None:
+    def _linger_on_thread(self, raw: _core.Store) -> None:
         try:
             self._linger(raw, LINGER_S)
         except _core.DistError:
             pass
         atexit.unregister(threading.current_thread().join)
 
-    def explain(self, error: BaseException) -> BaseException:
+    def find_cause(self, error: BaseException) -> BaseException:
         """Return the cause of a failed rendezvous: the loss of rank 0 if it served the store,
-        otherwise `error`. Call this before give_up(), which leaves the store."""
-        may_be_gone = isinstance(error, _core.DistNetworkError) and not isinstance(error, (TimeoutError, _core.DistAuthError))
+        otherwise `error`. Call this before close_after_failure(), which leaves the store."""
+        may_be_lost = isinstance(error, _core.DistNetworkError) and not isinstance(error, (TimeoutError, _core.DistAuthError))
         # Rank 0 still runs, so the failure has another cause, such as a port of this rank.
-        if not may_be_gone or self._server is None or not self._is_server_gone():
+        if not may_be_lost or self._server is None or not self._is_server_lost():
             return error
         pid, _, host = self._server.decode(errors="replace").partition(" ")
         lost = _core.DistPeerLostError(f"lost rank 0 ({host}, pid {pid}), which served the store: {error}")
         lost.code, lost.rank, lost.host, lost.pid = "PEER_LOST", 0, host, int(pid) if pid.isdecimal() else None
         return lost
 
-    def _is_server_gone(self) -> bool:
+    def _is_server_lost(self) -> bool:
         try:
             if self._raw is not None:
-                self._raw.try_get(self._key_of_server())
+                self._raw.try_get(self._server_key())
         except _core.DistNetworkError as error:
             return not isinstance(error, TimeoutError)
         except _core.DistError:
             pass
         return False
 
-    def _key_of_server(self) -> str:
-        return f"{self._base}/{self._generation}"
+    def _server_key(self) -> str:
+        return f"{self._prefix}/{self._generation}"
 
-    def _key(self, what: str) -> str:
-        return f"{self._base}/{self._generation}/{what}"
+    def _key(self, suffix: str) -> str:
+        return f"{self._prefix}/{self._generation}/{suffix}"
 
     def _linger(self, raw: _core.Store, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        ncome = self.world_size - 1
-        while raw.add(self._key("met"), 0) < ncome and time.monotonic() < deadline:
+        njoined = self.world_size - 1
+        while raw.add(self._key("met"), 0) < njoined and time.monotonic() < deadline:
             try:
-                raw.wait([self._key("all met")], min(_LOOK_S, _left(deadline)))
+                raw.wait([self._key("all met")], min(_POLL_S, _remaining_s(deadline)))
                 return
             except _core.DistStoreTimeoutError:
                 # After a failure, do not wait for ranks that never joined.
-                ncome = self._count_come(raw, deadline)
+                njoined = self._count_joined(raw, deadline)
 
-    def _count_come(self, raw: _core.Store, deadline: float) -> int:
+    def _count_joined(self, raw: _core.Store, deadline: float) -> int:
         """Return the number of other ranks that have joined. Stop counting at the deadline."""
         count = 0
         for rank in range(1, self.world_size):
             if time.monotonic() > deadline:
                 break
-            count += raw.try_get(_rank_key(self._base, rank)) == b"%d" % self._generation
+            count += raw.try_get(_rank_key(self._prefix, rank)) == b"%d" % self._generation
         return count
 
 
@@ -304,114 +304,114 @@ def meet(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     name: str = "default_pg",
     store: _core.Store | None = None,
-    place: urls.Place | None = None,
+    endpoint: urls.Endpoint | None = None,
 ) -> Meeting:
-    """Rendezvous in `store`, at `init_method`, at `place`, or by the launcher's environment.
+    """Rendezvous in `store`, at `init_method`, at `endpoint`, or by the launcher's environment.
 
     If a store or URL is used repeatedly, all ranks must call meet() in the same order, or with
     different names. meet() only detects a missing rank 0; creating a group in the store detects
     others.
     """
     deadline = time.monotonic() + seconds_of(timeout)
-    if place is None:
-        place = _find_place(init_method, rank, world_size, timeout, store)
-    if not 0 <= place.rank < place.world_size:
-        raise ValueError(f"rank {place.rank} is not in 0 to {place.world_size - 1} (world_size is {place.world_size})")
+    if endpoint is None:
+        endpoint = _find_endpoint(init_method, rank, world_size, timeout, store)
+    if not 0 <= endpoint.rank < endpoint.world_size:
+        raise ValueError(f"rank {endpoint.rank} is not in 0 to {endpoint.world_size - 1} (world_size is {endpoint.world_size})")
     pause = 0.001
     while True:
         try:
-            raw = place.connect(_left(deadline), False)
-            generation = _enter(raw, place, name, deadline)
+            raw = endpoint.connect(_remaining_s(deadline), False)
+            generation = _join(raw, endpoint, name, deadline)
             if store is None:
                 raw.set_timeout(timeout)
-            return Meeting(raw, place, name, generation)
+            return Meeting(raw, endpoint, name, generation)
         except _core.DistNetworkTimeoutError as error:
-            if not place.is_guest:
+            if not endpoint.is_client:
                 raise
             raise _core.DistNetworkTimeoutError(
-                f"rank {place.rank} of {place.world_size} waited for rank 0, which serves the store: {error}"
+                f"rank {endpoint.rank} of {endpoint.world_size} waited for rank 0, which serves the store: {error}"
             ) from None
         except _core.DistAuthError:
             raise
         except _core.DistNetworkError:
             # The connection probably reached rank 0's previous server, which was closing.
-            if not place.is_guest or time.monotonic() > deadline:
+            if not endpoint.is_client or time.monotonic() > deadline:
                 raise
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
 
 
-def _find_place(init_method: str | None, rank: int, world_size: int, timeout: Timeout, store: _core.Store | None) -> urls.Place:
+def _find_endpoint(init_method: str | None, rank: int, world_size: int, timeout: Timeout, store: _core.Store | None) -> urls.Endpoint:
     if store is not None:
-        return urls.in_store(store, rank, world_size)
+        return urls.store_endpoint(store, rank, world_size)
     rank, world_size = _as_rank("rank", rank), _as_rank("world_size", world_size)
     if init_method is None:
-        return urls.auto_place(rank, world_size)
+        return urls.auto_endpoint(rank, world_size)
     url = _as_text(init_method)
-    builtin = {"tcp": urls.tcp_place, "env": urls.env_place, "file": urls.file_place}.get(_scheme(url))
+    builtin = {"tcp": urls.tcp_endpoint, "env": urls.env_endpoint, "file": urls.file_endpoint}.get(_scheme(url))
     if builtin is not None:
-        place = builtin(urls.with_ranks(url, rank, world_size))
-        if place.world_size > 1 and isinstance(place, urls.AtServer) and place.port == 0:
-            raise urls.fail("tcp", f"port 0 of {place.host}: the other ranks cannot learn the port: expected a port number")
-        return place
-    return urls.in_store(*next(rendezvous(url, rank, world_size, timeout=timeout)))
+        endpoint = builtin(urls.with_ranks(url, rank, world_size))
+        if endpoint.world_size > 1 and isinstance(endpoint, urls.ServerEndpoint) and endpoint.port == 0:
+            raise urls.url_error("tcp", f"port 0 of {endpoint.host}: the other ranks cannot learn the port: expected a port number")
+        return endpoint
+    return urls.store_endpoint(*next(rendezvous(url, rank, world_size, timeout=timeout)))
 
 
-def _base_of(name: str) -> str:
+def _key_prefix(name: str) -> str:
     return f"dldist/open/{name}"
 
 
-def _rank_key(base: str, rank: int) -> str:
+def _rank_key(prefix: str, rank: int) -> str:
     """Return the key that holds the number of a rank's last rendezvous."""
-    return f"{base}/rank/{rank}"
+    return f"{prefix}/rank/{rank}"
 
 
-def _enter(store: _core.Store, place: urls.Place, name: str, deadline: float) -> int:
+def _join(store: _core.Store, endpoint: urls.Endpoint, name: str, deadline: float) -> int:
     """Return the number of this rendezvous in this store. Rank 0 increments the number when it
     starts a rendezvous and when it leaves, so odd numbers are open. No rank joins the same one
     twice."""
-    base = _base_of(name)
-    if place.rank == 0:
-        generation = store.add(f"{base}/count", 1)
+    prefix = _key_prefix(name)
+    if endpoint.rank == 0:
+        generation = store.add(f"{prefix}/count", 1)
         if generation % 2 == 0:  # the number is odd if the previous rank 0 never left
-            generation = store.add(f"{base}/count", 1)
-        store.set(f"{base}/{generation}", f"{os.getpid()} {os.uname().nodename}")
+            generation = store.add(f"{prefix}/count", 1)
+        store.set(f"{prefix}/{generation}", f"{os.getpid()} {os.uname().nodename}")
         return generation
-    mine = _rank_key(base, place.rank)
-    last = store.add(mine, 0)
-    while (generation := store.add(f"{base}/count", 0)) <= last or generation % 2 == 0:
-        _await_rank_0(store, place, name, generation + 1 + generation % 2, deadline)
-    store.set(mine, str(generation))
+    key = _rank_key(prefix, endpoint.rank)
+    previous = store.add(key, 0)
+    while (generation := store.add(f"{prefix}/count", 0)) <= previous or generation % 2 == 0:
+        _await_rank_0(store, endpoint, name, generation + 1 + generation % 2, deadline)
+    store.set(key, str(generation))
     return generation
 
 
-def _await_rank_0(store: _core.Store, place: urls.Place, name: str, generation: int, deadline: float) -> None:
-    mine = f"{_base_of(name)}/here/{place.rank}"
-    store.set(mine, f"{os.uname().nodename}, pid {os.getpid()}")
-    began = time.monotonic()
+def _await_rank_0(store: _core.Store, endpoint: urls.Endpoint, name: str, generation: int, deadline: float) -> None:
+    key = f"{_key_prefix(name)}/here/{endpoint.rank}"
+    store.set(key, f"{os.uname().nodename}, pid {os.getpid()}")
+    start = time.monotonic()
     try:
-        store.wait([f"{_base_of(name)}/{generation}"], _left(deadline))
+        store.wait([f"{_key_prefix(name)}/{generation}"], _remaining_s(deadline))
     except _core.DistStoreTimeoutError:
-        present, absent = _look_around(store, place, name)
+        present, absent = _list_joined(store, endpoint, name)
         raise _core.DistStoreTimeoutError(
-            f"rank {place.rank} waited {time.monotonic() - began:.1f} s for rank 0, which begins: {len(present)} of "
-            f"{place.world_size} have joined: {', '.join(present)}; missing: {', '.join(absent)} (timeout)"
+            f"rank {endpoint.rank} waited {time.monotonic() - start:.1f} s for rank 0, which begins: {len(present)} of "
+            f"{endpoint.world_size} have joined: {', '.join(present)}; missing: {', '.join(absent)} (timeout)"
         ) from None
-    store.set(mine, "")
+    store.set(key, "")
 
 
-def _look_around(store: _core.Store, place: urls.Place, name: str) -> tuple[list[str], list[str]]:
+def _list_joined(store: _core.Store, endpoint: urls.Endpoint, name: str) -> tuple[list[str], list[str]]:
     present, absent = [], ["0"]
-    for rank in range(1, place.world_size):
-        who = store.try_get(f"{_base_of(name)}/here/{rank}")
-        if who:
-            present.append(f"{rank} ({who.decode(errors='replace')})")
+    for rank in range(1, endpoint.world_size):
+        description = store.try_get(f"{_key_prefix(name)}/here/{rank}")
+        if description:
+            present.append(f"{rank} ({description.decode(errors='replace')})")
         else:
             absent.append(str(rank))
     return present, absent
 
 
-def _left(deadline: float) -> float:
+def _remaining_s(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.001)
 
 

@@ -57,7 +57,7 @@ class World(_core.Group):
 
     # Defaults for groups that split() creates, because these do not run __init__.
     _meeting: Meeting | None = None
-    _is_watched = False
+    _is_monitored = False
     serializer = "safe"
     """The default serializer: "safe", which runs no code from the sender, or "pickle"."""
     carrier: str | None = None
@@ -81,23 +81,23 @@ class World(_core.Group):
         self.serializer = _check_serializer(serializer)
         if store is not None:
             super().__init__(store, rank, world_size, timeout=timeout, name=name, connect_timeout=connect_timeout)
-            self._begin(carrier)
+            self._activate(carrier)
             return
 
         limit = timeout if connect_timeout is None else connect_timeout
-        place = None
+        endpoint = None
         if carrier == "mpi" and init_method is None:
             from dldist.carriers import _mpi
 
-            place = _mpi.place(rank, world_size)
-        meeting = rendezvous.meet(init_method, rank, world_size, timeout=limit, name=name, place=place)
+            endpoint = _mpi.world_endpoint(rank, world_size)
+        meeting = rendezvous.meet(init_method, rank, world_size, timeout=limit, name=name, endpoint=endpoint)
         with meeting:
             super().__init__(
                 meeting.store, meeting.rank, meeting.world_size, timeout=timeout, name=name, connect_timeout=connect_timeout
             )
-            meeting.met()
+            meeting.mark_connected()
         self._meeting = meeting
-        self._begin(carrier)
+        self._activate(carrier)
 
     def __repr__(self) -> str:
         return super().__repr__().replace("dldist.Group", "dldist.World", 1)
@@ -142,11 +142,11 @@ class World(_core.Group):
             >>> with World() as world, world.split([0], timeout=10) as alone:
             ...     alone.barrier()
         """
-        part = super().split(read_ranks(ranks, self.size), name, timeout)
-        part.serializer = self.serializer
-        part._begin(self.carrier)
-        self._parts().add(part)
-        return part
+        group = super().split(read_ranks(ranks, self.size), name, timeout)
+        group.serializer = self.serializer
+        group._activate(self.carrier)
+        self._subgroup_set().add(group)
+        return group
 
     def close(self, timeout: Timeout | None = None) -> None:
         """Close the groups made from this group, then this group, once their operations have ended.
@@ -158,13 +158,13 @@ class World(_core.Group):
             >>> world = World()
             >>> world.close()
         """
-        left = _countdown(timeout)
+        remaining = _countdown(timeout)
         _let_compiled_calls_finish()
         try:
-            call_all([lambda close=close: close(left()) for close in [*self._of_parts("close"), super().close]])
+            call_all([lambda close=close: close(remaining()) for close in [*self._subgroup_methods("close"), super().close]])
         finally:
-            self._unwatch()
-            self._leave_meeting()
+            self._stop_monitoring()
+            self._close_meeting()
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Abort this group, the groups made from it and all operations. Callable from any thread.
@@ -172,38 +172,38 @@ class World(_core.Group):
         Args:
             reason: The text for the DistAbortedError of the other ranks.
         """
-        call_all([*self._of_parts("abort"), super().abort], reason)
-        self._unwatch()
+        call_all([*self._subgroup_methods("abort"), super().abort], reason)
+        self._stop_monitoring()
 
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:
             self.close()
             return
         try:
-            call_all([*self._of_parts("__exit__"), super().__exit__], *exception)
+            call_all([*self._subgroup_methods("__exit__"), super().__exit__], *exception)
         finally:
-            self._unwatch()
-            self._leave_meeting()
+            self._stop_monitoring()
+            self._close_meeting()
 
-    def _parts(self) -> WeakSet[World]:
+    def _subgroup_set(self) -> WeakSet[World]:
         """The groups made from this group that are still referenced."""
-        return self.__dict__.setdefault("_made", WeakSet())  # one set, even if threads race
+        return self.__dict__.setdefault("_subgroups", WeakSet())  # one set, even if threads race
 
-    def _of_parts(self, method: str) -> list[Callable[..., object]]:
+    def _subgroup_methods(self, method: str) -> list[Callable[..., object]]:
         """Forget the groups made from this group, and return each one's method of this name."""
-        return [getattr(part, method) for part in self.__dict__.pop("_made", ())]
+        return [getattr(group, method) for group in self.__dict__.pop("_subgroups", ())]
 
-    def _begin(self, carrier: str | None) -> None:
+    def _activate(self, carrier: str | None) -> None:
         """Set the carrier and start monitoring. Call this once the ranks are connected."""
         if carrier is not None:
-            self._carry_by(carrier)
-        self._watch()
+            self._use_carrier(carrier)
+        self._start_monitoring()
 
-    def _carry_by(self, carrier: str) -> None:
+    def _use_carrier(self, carrier: str) -> None:
         carriers.carry(self, carrier)
         self.carrier = carrier
 
-    def _watch(self) -> None:
+    def _start_monitoring(self) -> None:
         """Make the monitor watch this group, if it has several ranks."""
         if self.size > 1:
             try:
@@ -211,13 +211,13 @@ class World(_core.Group):
             except BaseException as error:
                 self.abort(f"{type(error).__name__}: {error}")  # abort like a failed `with` block
                 raise
-            self._is_watched = True
+            self._is_monitored = True
 
-    def _unwatch(self) -> None:
-        if self._is_watched:
+    def _stop_monitoring(self) -> None:
+        if self._is_monitored:
             monitor_thread.remove(self)
 
-    def _leave_meeting(self) -> None:
+    def _close_meeting(self) -> None:
         meeting, self._meeting = self._meeting, None
         if meeting is not None:
             meeting.close()

@@ -152,9 +152,9 @@ def check_dump(data):
 
 def check_url(data):
     url = data.decode("utf-8", "surrogateescape")
-    for place_of in (urls.tcp_place, urls.file_place):
+    for make_endpoint in (urls.tcp_endpoint, urls.file_endpoint):
         try:
-            assert place_of(url) is not None
+            assert make_endpoint(url) is not None
         except (ValueError, AssertionError) as error:
             assert str(error), url
 

@@ -65,17 +65,17 @@ def detect_mpirun(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return this process's rank on its host: LOCAL_RANK, or the launcher's own variable."""
-    return _said_or_launched(environ, "LOCAL_RANK", "local_rank")
+    return _variable_or_launcher(environ, "LOCAL_RANK", "local_rank")
 
 
 def local_size(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of ranks on this host: LOCAL_WORLD_SIZE, or the launcher's own variable."""
-    return _said_or_launched(environ, "LOCAL_WORLD_SIZE", "local_size")
+    return _variable_or_launcher(environ, "LOCAL_WORLD_SIZE", "local_size")
 
 
-def _said_or_launched(environ: Mapping[str, str], name: str, attribute: str) -> int | None:
-    said = _number(environ, name)
-    return said if said is not None else getattr(detect(environ), attribute, None)
+def _variable_or_launcher(environ: Mapping[str, str], name: str, attribute: str) -> int | None:
+    number = _number(environ, name)
+    return number if number is not None else getattr(detect(environ), attribute, None)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
@@ -121,7 +121,7 @@ def _from_env(environ: Mapping[str, str]) -> Launch | None:
 
 
 def _from_openmpi(environ: Mapping[str, str]) -> Launch | None:
-    names = (f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    names = (f"OMPI_COMM_WORLD_{suffix}" for suffix in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     launch = _from_names(environ, "openmpi", *names)
     # OMPI_COMM_WORLD_NODE_RANK is not a node's number: it numbers all jobs' processes on a node.
     namespace = environ.get("PMIX_NAMESPACE")
@@ -179,11 +179,11 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch | None:
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if hosts and launch.job is not None and not launch.is_on_one_host:
         launch.master_addr = next(expand_hosts(hosts))
-        launch.master_port = _port_of(launch.job)
+        launch.master_port = _choose_port(launch.job)
     return launch
 
 
-def _port_of(job: str) -> int:
+def _choose_port(job: str) -> int:
     return _FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS
 
 
@@ -193,14 +193,14 @@ def _tasks_of_node(environ: Mapping[str, str], node: int) -> int | None:
     text = environ.get(name)
     if not text:
         return None
-    before = 0
+    total = 0
     for part in text.split(","):
-        count, mark, repeat = part.partition("(x")
-        times = repeat.removesuffix(")") if mark else "1"
-        if not (count.isdecimal() and times.isdecimal() and part.endswith(")") == bool(mark)):
+        count, separator, repeat = part.partition("(x")
+        times = repeat.removesuffix(")") if separator else "1"
+        if not (count.isdecimal() and times.isdecimal() and part.endswith(")") == bool(separator)):
             raise ValueError(f'environment variable {name} must be like "2(x3),1", not {text!r}')
-        before += int(times)
-        if node < before:
+        total += int(times)
+        if node < total:
             return int(count)
     raise ValueError(f"environment variable {name}={text!r} says nothing of this node, SLURM_NODEID={node}")
 
@@ -237,7 +237,7 @@ def meeting_file(job: str, environ: Mapping[str, str] = os.environ) -> str:
     """
     name = "".join(char if char.isalnum() else "-" for char in f"{_boot_id()} {job}"[:200])
     directory = environ.get("PMIX_SERVER_TMPDIR")
-    if directory and _why_not_private(directory) is None:
+    if directory and _privacy_problem(directory) is None:
         return os.path.join(directory, f"dldist-{name}")
     return os.path.join(_make_private(os.path.join(environ.get("TMPDIR") or "/tmp", f"dldist-{os.geteuid()}")), name)
 
@@ -256,7 +256,7 @@ def _make_private(directory: str) -> str:
         os.mkdir(directory, 0o700)
     except FileExistsError:
         pass  # another rank or job has created the directory
-    reason = _why_not_private(directory)
+    reason = _privacy_problem(directory)
     if reason is not None:
         raise _core.DistStoreError(
             f"the ranks of this host cannot meet in {directory}, which {reason}: remove it, or set TMPDIR, "
@@ -265,7 +265,7 @@ def _make_private(directory: str) -> str:
     return directory
 
 
-def _why_not_private(directory: str) -> str | None:
+def _privacy_problem(directory: str) -> str | None:
     """Return how other users could access this directory, or None if they cannot."""
     try:
         status = os.lstat(directory)

@@ -17,17 +17,17 @@ from dldist._rendezvous.launchers import Launch
 _RETRY_S = 0.02
 _PROBE_S = 1.0
 # Inodes of sockets that servers of this process have listened on; see _serve_on().
-_served: set[int] = set()
+_served_inodes: set[int] = set()
 
 
-class Place:
+class Endpoint:
     """A rendezvous: this process's rank, the number of ranks, and how to open the store."""
 
     def __init__(self, rank: int, world_size: int, connect: Callable[[Any], _core.Store] | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.is_host = False  # True if this rank serves the store
-        self.is_guest = False  # True if rank 0 serves the store, and may serve another one later
+        self.is_server = False  # True if this rank serves the store
+        self.is_client = False  # True if rank 0 serves the store, and may serve another one later
         self._connect = connect
 
     def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
@@ -35,25 +35,25 @@ class Place:
         return self._connect(timeout)
 
 
-def _alone(rank: int) -> Place:
+def _single_rank(rank: int) -> Endpoint:
     """Return a rendezvous of one rank, which needs no other process."""
-    return Place(rank, 1, lambda timeout: _core.HashStore(timeout=timeout))
+    return Endpoint(rank, 1, lambda timeout: _core.HashStore(timeout=timeout))
 
 
-def _in_file(path: str, rank: int, world_size: int) -> Place:
+def _file_endpoint(path: str, rank: int, world_size: int) -> Endpoint:
     """Return a rendezvous in a file, which all ranks must be able to open."""
-    return Place(rank, world_size, lambda timeout: _core.FileStore(path, world_size, timeout=timeout))
+    return Endpoint(rank, world_size, lambda timeout: _core.FileStore(path, world_size, timeout=timeout))
 
 
-def in_store(store: _core.Store, rank: int, world_size: int) -> Place:
+def store_endpoint(store: _core.Store, rank: int, world_size: int) -> Endpoint:
     """Return a rendezvous in a store that is already open."""
-    return Place(rank, world_size, lambda _timeout: store)
+    return Endpoint(rank, world_size, lambda _timeout: store)
 
 
-class AtServer(Place):
+class ServerEndpoint(Endpoint):
     """A rendezvous in a TCPStore. Rank 0 serves it, unless the ranks' launcher (agent) does."""
 
-    def __init__(self, host: str, port: int, rank: int, world_size: int, is_agents: bool) -> None:
+    def __init__(self, host: str, port: int, rank: int, world_size: int, has_agent: bool) -> None:
         super().__init__(rank, world_size)
         if not 0 <= port < 2**16:
             raise ValueError(f"port must have value from 0 to 65535 but was {port}.")
@@ -61,9 +61,9 @@ class AtServer(Place):
         self.port = port
         self.use_libuv = True
         self.listen_fd: int | None = None
-        self.is_agents = is_agents
-        self.is_host = rank == 0 and not is_agents
-        self.is_guest = rank != 0 and not is_agents
+        self.has_agent = has_agent
+        self.is_server = rank == 0 and not has_agent
+        self.is_client = rank != 0 and not has_agent
 
     def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
         options = {
@@ -73,7 +73,7 @@ class AtServer(Place):
             "wait_for_workers": wait_for_workers and self.port != 0,
             "use_libuv": self.use_libuv,
         }
-        if self.is_host:
+        if self.is_server:
             if self.listen_fd is not None:
                 return _serve_on(self.listen_fd, self.host, self.port, options)
             return _serve(self.host, self.port, options)
@@ -83,50 +83,50 @@ class AtServer(Place):
                 "and must tell the others which (store.port)"
             )
         store = _core.TCPStore(self.host, self.port, **options)
-        return _core.PrefixStore(prefix, store) if self.is_agents and (prefix := _attempt_prefix()) else store
+        return _core.PrefixStore(prefix, store) if self.has_agent and (prefix := _attempt_prefix()) else store
 
 
-class AtServerOfRange(AtServer):
+class PortRangeEndpoint(ServerEndpoint):
     """A server on the first free port of a range, found by the job's name in its store."""
 
     JOB_KEY = "dldist/job"
 
     def __init__(self, host: str, first: int, last: int, job: str, rank: int, world_size: int) -> None:
-        super().__init__(host, last, rank, world_size, is_agents=False)
+        super().__init__(host, last, rank, world_size, has_agent=False)
         self.ports = range(first, last + 1)
         self.job = job.encode()
 
     def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
-        return self._serve_first_free(timeout) if self.is_host else self._find(seconds_of(timeout))
+        return self._serve_first_free(timeout) if self.is_server else self._find_server(seconds_of(timeout))
 
     def _serve_first_free(self, timeout: Any) -> _core.Store:
         for port in self.ports:
             try:
                 store = _serve(self.host, port, {"timeout": timeout, "wait_for_workers": False})
             except _core.DistNetworkError as error:
-                failure = error
+                last_error = error
                 continue
             # This process may already serve the port, which is fine if it is for the same job.
             if store.compare_set(self.JOB_KEY, "", self.job) == self.job:
                 return store
-            failure = _core.DistNetworkError(f"port {port} is taken by another job of this process")
-        raise _core.DistNetworkError(f"none of the ports {self._range()} of {self.host} is free: {failure}")
+            last_error = _core.DistNetworkError(f"port {port} is taken by another job of this process")
+        raise _core.DistNetworkError(f"none of the ports {self._range_text()} of {self.host} is free: {last_error}")
 
-    def _find(self, seconds: float) -> _core.Store:
+    def _find_server(self, seconds: float) -> _core.Store:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for port in self.ports:
-                store = self._look_at(port, min(_PROBE_S, max(deadline - time.monotonic(), 0.001)))
+                store = self._try_port(port, min(_PROBE_S, max(deadline - time.monotonic(), 0.001)))
                 if store is not None:
                     store.set_timeout(seconds)
                     return store
             time.sleep(_RETRY_S)
         raise _core.DistNetworkTimeoutError(
-            f"rank {self.rank} found no server of job {self.job.decode()!r} at {self.host}, ports {self._range()}, "
+            f"rank {self.rank} found no server of job {self.job.decode()!r} at {self.host}, ports {self._range_text()}, "
             f"within the timeout of {seconds:.1f} s"
         )
 
-    def _look_at(self, port: int, seconds: float) -> _core.Store | None:
+    def _try_port(self, port: int, seconds: float) -> _core.Store | None:
         import socket
 
         try:
@@ -137,19 +137,19 @@ class AtServerOfRange(AtServer):
         except (OSError, _core.DistError):
             return None
 
-    def _range(self) -> str:
+    def _range_text(self) -> str:
         return f"{self.ports[0]}-{self.ports[-1]}"
 
 
-def _server_place(host: str, port: int, rank: int, world_size: int) -> AtServer:
+def _server_endpoint(host: str, port: int, rank: int, world_size: int) -> ServerEndpoint:
     # The agent of torchrun or dlrun serves a store at its address; at any other address, rank 0
     # serves one. dlrun repeats its address, because a program may change MASTER_ADDR and
     # MASTER_PORT.
-    is_agents = False
+    has_agent = False
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        said = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        is_agents = os.environ.get("DLDIST_AGENT_STORE", said) == f"{host}:{port}"
-    return AtServer(host, port, rank, world_size, is_agents)
+        agent_address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        has_agent = os.environ.get("DLDIST_AGENT_STORE", agent_address) == f"{host}:{port}"
+    return ServerEndpoint(host, port, rank, world_size, has_agent)
 
 
 def _attempt_prefix() -> str | None:
@@ -180,19 +180,19 @@ def _serve_on(listen_fd: int, host: str, port: int, options: dict[str, Any]) -> 
         inode = os.fstat(listen_fd).st_ino
     except OSError as error:
         raise ValueError(f"listen_fd {listen_fd} is no open descriptor: {error.strerror}") from None
-    if inode in _served:
+    if inode in _served_inodes:
         # Use this process's server if it still runs; if not, the socket still reserves the port.
         try:
             return _open(host, port, **options)
         except _core.DistNetworkError:
             pass
-    copy = os.dup(listen_fd)
+    duplicate = os.dup(listen_fd)
     try:
-        store = _open(host, port, master_listen_fd=copy, **options)
+        store = _open(host, port, master_listen_fd=duplicate, **options)
     except BaseException:
-        _close_if_same(copy, inode)
+        _close_if_same(duplicate, inode)
         raise
-    _served.add(inode)
+    _served_inodes.add(inode)
     return store
 
 
@@ -228,15 +228,15 @@ def _is_own_address(host: str) -> bool:
 # ---- URLs
 
 
-def fail(scheme: str, text: str) -> ValueError:
+def url_error(scheme: str, text: str) -> ValueError:
     return ValueError(f"Error initializing dldist using {scheme}:// rendezvous: {text}")
 
 
 def _ranks(scheme: str, query: dict[str, str]) -> tuple[int, int]:
     if "rank" not in query:
-        raise fail(scheme, "rank parameter missing")
+        raise url_error(scheme, "rank parameter missing")
     if "world_size" not in query:
-        raise fail(scheme, "world size parameter missing")
+        raise url_error(scheme, "world size parameter missing")
     return _integer(scheme, "rank", query["rank"]), _integer(scheme, "world_size", query["world_size"])
 
 
@@ -244,36 +244,36 @@ def _integer(scheme: str, name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise fail(scheme, f"{name} must be an integer, not {text!r}") from None
+        raise url_error(scheme, f"{name} must be an integer, not {text!r}") from None
 
 
-def _set_options(place: AtServer, scheme: str, query: dict[str, str], listen_fd: int | None) -> AtServer:
-    place.use_libuv = query.get("use_libuv", settings.value("use_libuv")) == "1"
+def _set_options(endpoint: ServerEndpoint, scheme: str, query: dict[str, str], listen_fd: int | None) -> ServerEndpoint:
+    endpoint.use_libuv = query.get("use_libuv", settings.value("use_libuv")) == "1"
     if "listen_fd" in query:
         listen_fd = _integer(scheme, "listen_fd", query["listen_fd"])
-    place.listen_fd = listen_fd
-    return place
+    endpoint.listen_fd = listen_fd
+    return endpoint
 
 
-def file_place(url: str) -> Place:
+def file_endpoint(url: str) -> Endpoint:
     _, path, query = _split_url(url)
     if not path:
-        raise fail("file", "path missing")
-    return _in_file(path, *_ranks("file", query))
+        raise url_error("file", "path missing")
+    return _file_endpoint(path, *_ranks("file", query))
 
 
-def tcp_place(url: str, listen_fd: int | None = None) -> Place:
+def tcp_endpoint(url: str, listen_fd: int | None = None) -> Endpoint:
     server, _, query = _split_url(url)
     ports = server.rpartition(":")[2].split("-")
     if len(ports) == 2 and all(port.isdecimal() for port in ports):
-        return _range_place(server.rpartition(":")[0], int(ports[0]), int(ports[1]), query)
+        return _range_endpoint(server.rpartition(":")[0], int(ports[0]), int(ports[1]), query)
     host, port = _split_server(server)
     if port is None:
-        raise fail("tcp", "port number missing")
+        raise url_error("tcp", "port number missing")
     ranks = _ranks("tcp", query)
     if not host:
         raise AssertionError("hostname cannot be None")
-    return _set_options(_server_place(host, port, *ranks), "tcp", query, listen_fd)
+    return _set_options(_server_endpoint(host, port, *ranks), "tcp", query, listen_fd)
 
 
 def _split_url(url: str) -> tuple[str, str, dict[str, str]]:
@@ -303,15 +303,15 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _range_place(host: str, first: int, last: int, query: dict[str, str]) -> Place:
+def _range_endpoint(host: str, first: int, last: int, query: dict[str, str]) -> Endpoint:
     if not 1 <= first <= last <= 65535:
-        raise fail("tcp", f"{first}-{last} is no range of ports from 1 to 65535")
+        raise url_error("tcp", f"{first}-{last} is no range of ports from 1 to 65535")
     if not query.get("job"):
-        raise fail("tcp", "a range of ports needs job=NAME, by which the others know the right server")
-    return AtServerOfRange(host.strip("[]"), first, last, query["job"], *_ranks("tcp", query))
+        raise url_error("tcp", "a range of ports needs job=NAME, by which the others know the right server")
+    return PortRangeEndpoint(host.strip("[]"), first, last, query["job"], *_ranks("tcp", query))
 
 
-def env_place(url: str, listen_fd: int | None = None) -> Place:
+def env_endpoint(url: str, listen_fd: int | None = None) -> Endpoint:
     query = _query(url.partition("?")[2])
     rank = _integer("env", "RANK", query.get("rank") or _variable("RANK"))
     world_size = _integer("env", "WORLD_SIZE", query.get("world_size") or _variable("WORLD_SIZE"))
@@ -319,30 +319,30 @@ def env_place(url: str, listen_fd: int | None = None) -> Place:
     port = _integer("env", "MASTER_PORT", _variable("MASTER_PORT"))
     if listen_fd is None and os.environ.get("DLDIST_MASTER_FD"):
         listen_fd = _integer("env", "DLDIST_MASTER_FD", os.environ["DLDIST_MASTER_FD"])
-    return _set_options(_server_place(host, port, rank, world_size), "env", query, listen_fd)
+    return _set_options(_server_endpoint(host, port, rank, world_size), "env", query, listen_fd)
 
 
 def _variable(name: str) -> str:
     value = os.environ.get(name)
     if not value:
-        raise fail("env", f"environment variable {name} expected, but not set")
+        raise url_error("env", f"environment variable {name} expected, but not set")
     return value
 
 
-def with_ranks(url: str, rank: int, world_size: int, is_size_open: bool = False) -> str:
-    """Add rank and size to a URL's query, except -1; with `is_size_open`, also size -1."""
-    if rank == -1 and world_size == -1 and not is_size_open:
+def with_ranks(url: str, rank: int, world_size: int, may_omit_size: bool = False) -> str:
+    """Add rank and size to a URL's query, except -1; with `may_omit_size`, also size -1."""
+    if rank == -1 and world_size == -1 and not may_omit_size:
         return url
-    body, mark, fragment = url.partition("#")
+    body, separator, fragment = url.partition("#")
     head, _, text = body.partition("?")
     query = _query(text)
     if "rank" in query or "world_size" in query:
         raise AssertionError(f"The url: {url} has node-specific arguments(rank, world_size) already.")
     if rank != -1:
         query["rank"] = str(rank)
-    if world_size != -1 or is_size_open:
+    if world_size != -1 or may_omit_size:
         query["world_size"] = str(world_size)
-    return f"{head}?{'&'.join(f'{name}={value}' for name, value in query.items())}{mark}{fragment}"
+    return f"{head}?{'&'.join(f'{name}={value}' for name, value in query.items())}{separator}{fragment}"
 
 
 def _query(text: str) -> dict[str, str]:
@@ -353,27 +353,27 @@ def _query(text: str) -> dict[str, str]:
 # ---- launchers
 
 
-def auto_place(rank: int, world_size: int) -> Place:
+def auto_endpoint(rank: int, world_size: int) -> Endpoint:
     if not os.environ.get("RANK") and (launch := launchers.detect()) is not None:
         numbers = launch.rank if rank == -1 else rank, launch.world_size if world_size == -1 else world_size
-        return _launched_place(launch, *numbers)
+        return _launcher_endpoint(launch, *numbers)
     is_set = any(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
     if not is_set and rank in (-1, 0) and world_size in (-1, 1):
-        return _alone(0)
-    return env_place(with_ranks("env://", rank, world_size))
+        return _single_rank(0)
+    return env_endpoint(with_ranks("env://", rank, world_size))
 
 
-def _launched_place(launch: Launch, rank: int, world_size: int) -> Place:
+def _launcher_endpoint(launch: Launch, rank: int, world_size: int) -> Endpoint:
     if launch.master_addr:
         if launch.master_port is None:
-            raise fail("env", "MASTER_ADDR is set, and environment variable MASTER_PORT expected, but not set")
-        return _server_place(launch.master_addr, launch.master_port, rank, world_size)
+            raise url_error("env", "MASTER_ADDR is set, and environment variable MASTER_PORT expected, but not set")
+        return _server_endpoint(launch.master_addr, launch.master_port, rank, world_size)
     if world_size == 1:
-        return _alone(rank)
+        return _single_rank(rank)
     if launch.is_on_one_host and launch.job is not None:
-        return _in_file(launchers.meeting_file(launch.job), rank, world_size)
+        return _file_endpoint(launchers.meeting_file(launch.job), rank, world_size)
     where = "on one host" if launch.is_on_one_host else f"{launch.local_size or '?'} of them on this host"
-    raise fail(
+    raise url_error(
         "env",
         f"{launch.kind} has started {launch.world_size} processes, {where}, and does not say where they can meet: "
         "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there",

@@ -62,11 +62,11 @@ def info(name: str) -> dict[str, str]:
 
 def carry(group: _core.Group, name: str) -> None:
     """Let a library move the group's data. All ranks must call this before they use the group."""
-    found = library(name)
-    begin = getattr(_module(name), "begin", None)
-    if begin is not None:
-        begin(found)
-    group._carry(found)
+    carrier = library(name)
+    initialize = getattr(_module(name), "initialize", None)
+    if initialize is not None:
+        initialize(carrier)
+    group._carry(carrier)
     _carried(name).add(group)
 
 

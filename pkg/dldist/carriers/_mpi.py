@@ -18,7 +18,7 @@ OPEN_MPI = ("libmpi.so.40",)
 HYDRA = ("libmpi_abi.so.1", "libmpich.so.12", "libmpi.so.12")
 """Libraries for processes of the launcher Hydra: MPICH, Intel MPI, and standard-ABI libraries."""
 
-_is_begun = False
+_is_initialized = False
 
 
 def load() -> Any:
@@ -30,13 +30,13 @@ def load() -> Any:
 def candidates() -> list[str]:
     """List the libraries to try: first the launcher's kind, and wheels before the system."""
     names = OPEN_MPI + HYDRA if _launcher() == "openmpi" else HYDRA + OPEN_MPI
-    found = [path for path in wheels.in_environment("libmpi.so.12") if _is_intels(path)]
+    found = [path for path in wheels.in_environment("libmpi.so.12") if _is_intel(path)]
     for name in names:
         found += [*wheels.in_environment(name), name]
     return found
 
 
-def _is_intels(path: str) -> bool:
+def _is_intel(path: str) -> bool:
     """Return True for Intel MPI's library with its own ABI, which is preferred: Intel's
     standard-ABI library aborts the process if a message exceeds the buffer, instead of returning an
     error."""
@@ -60,39 +60,39 @@ def _check_launcher(carrier: Any) -> None:
         raise NotImplementedError(f"the mpirun of MPICH or Intel MPI has started this process, but the library is {version} ({path})")
 
 
-def begin(carrier: Any) -> tuple[int, int]:
+def initialize(carrier: Any) -> tuple[int, int]:
     """Initialise MPI if needed. Return this process's rank and the number of processes in MPI."""
-    global _is_begun
+    global _is_initialized
     rank, size = _core._carrier_begin_mpi(carrier)
-    if not _is_begun:
-        _is_begun = True
-        # Runs before the package closes its groups at exit, so _end must close communicators.
-        atexit.register(_end, carrier)
+    if not _is_initialized:
+        _is_initialized = True
+        # Runs before the package closes its groups at exit, so _finalize must close communicators.
+        atexit.register(_finalize, carrier)
     return rank, size
 
 
-def _end(carrier: Any) -> None:
+def _finalize(carrier: Any) -> None:
     """Finalise MPI at exit, unless a group has failed: MPI would then wait for exited processes."""
-    is_well = not carriers.has_failed("mpi")
+    is_healthy = not carriers.has_failed("mpi")
     _core._shutdown()
-    _core._carrier_end_mpi(carrier, is_well)
+    _core._carrier_end_mpi(carrier, is_healthy)
 
 
-def place(rank: int, world_size: int) -> Place:
+def world_endpoint(rank: int, world_size: int) -> MPIEndpoint:
     """Return the rendezvous of all MPI processes. Raise if rank or size differ from MPI's."""
-    found = Place(carriers.library("mpi"))
-    _check_world(found)
-    if rank not in (-1, found.rank) or world_size not in (-1, found.world_size):
+    endpoint = MPIEndpoint(carriers.library("mpi"))
+    _check_world(endpoint)
+    if rank not in (-1, endpoint.rank) or world_size not in (-1, endpoint.world_size):
         raise ValueError(
-            f"rank {rank} of {world_size} was asked for, but MPI says that this process is rank {found.rank} of {found.world_size}"
+            f"rank {rank} of {world_size} was asked for, but MPI says that this process is rank {endpoint.rank} of {endpoint.world_size}"
         )
-    return found
+    return endpoint
 
 
-def _check_world(found: Place) -> None:
+def _check_world(endpoint: MPIEndpoint) -> None:
     """Raise RuntimeError if another launcher was used: each process is then alone in its MPI."""
     launch = launchers.detect()
-    if launch is not None and found.world_size == 1 < launch.world_size:
+    if launch is not None and endpoint.world_size == 1 < launch.world_size:
         version = carriers.info("mpi")["version"]
         raise RuntimeError(
             f"{launch.world_size} processes were started ({launch.kind}), but to MPI ({version}) this process is alone: start them with "
@@ -100,22 +100,22 @@ def _check_world(found: Place) -> None:
         )
 
 
-class Place(urls.Place):
+class MPIEndpoint(urls.Endpoint):
     """A rendezvous over MPI: rank 0 serves a store and broadcasts its address."""
 
     def __init__(self, carrier: Any) -> None:
-        super().__init__(*begin(carrier))
+        super().__init__(*initialize(carrier))
         self._carrier = carrier
         self._address = ""
-        self.is_host = self.rank == 0
-        self.is_guest = self.rank != 0
+        self.is_server = self.rank == 0
+        self.is_client = self.rank != 0
 
     def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
         if self.world_size == 1:
             return _core.HashStore(timeout=timeout)
         store = None
-        if self.is_host:
-            host = _own_name()
+        if self.is_server:
+            host = _reachable_name()
             store = urls._serve(host, 0, {"timeout": timeout, "wait_for_workers": False})
             self._address = f"{host} {store.port}"
         if store is not None or not self._address:
@@ -124,7 +124,7 @@ class Place(urls.Place):
         return store or _core.TCPStore(host, int(port), timeout=timeout, wait_for_workers=False)
 
 
-def _own_name() -> str:
+def _reachable_name() -> str:
     """Return a name of this host by which the other ranks can connect."""
     launch = launchers.detect_mpirun()
     if launch is not None and launch.is_on_one_host:

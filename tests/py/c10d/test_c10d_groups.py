@@ -201,7 +201,7 @@ def test_interrupt_after_the_rendezvous_leaves_no_group(make, monkeypatch):
     def interrupt(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Meeting, "met", interrupt)
+    monkeypatch.setattr(Meeting, "mark_connected", interrupt)
     monkeypatch.setattr(Meeting, "close", lambda self: closed.append(self))
     with pytest.raises(KeyboardInterrupt):
         make(init_method="tcp://127.0.0.1:0", rank=0, world_size=1)

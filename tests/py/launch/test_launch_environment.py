@@ -66,7 +66,7 @@ LAUNCHES = {
         ("openmpi", 1, 2, 1, 2, None, "openmpi prterun-vm-7@1 1453785088.0;tcp4://127.0.0.1:33011", None, None),
     ),
     "MPICH": (MPICH, ("pmi", 0, 3, 0, 2, None, None, None, None)),
-    "Slurm": (SLURM, ("slurm", 5, 8, 1, 2, 2, "slurm 77.2 0", "node08", launch_environment._port_of("slurm 77.2 0"))),
+    "Slurm": (SLURM, ("slurm", 5, 8, 1, 2, 2, "slurm 77.2 0", "node08", launch_environment._choose_port("slurm 77.2 0"))),
     "Slurm, one node": (ONE_NODE, ("slurm", 5, 8, 1, 8, 0, "slurm 77.2 0", None, None)),
     "Slurm with PMI": (
         ONE_NODE | {"PMI_RANK": "5", "PMI_SIZE": "8"},

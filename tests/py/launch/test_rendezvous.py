@@ -554,7 +554,7 @@ def test_rank_0_waits_at_exit_for_ranks_that_have_not_finished(port):
     closing.start()
     closing.join(0.3)  # longer than it takes to detect that no rank waits
     assert closing.is_alive()
-    guest.met()
+    guest.mark_connected()
     closing.join(2)
     assert not closing.is_alive()
     guest.close()

@@ -22,7 +22,7 @@ TIMEOUT_S = 20.0
 def sum_over(meeting):
     """Make a group of all ranks in the meeting's store; return the all_reduce of 1, 2, 4, ..."""
     with dldist.Group(meeting.store, meeting.rank, meeting.world_size, timeout=TIMEOUT_S) as group:
-        meeting.met()
+        meeting.mark_connected()
         tensor = array.array("d", [float(2**meeting.rank)])
         group.all_reduce(tensor)
         return tensor[0]
