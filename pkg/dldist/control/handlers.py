@@ -60,7 +60,7 @@ class ReceivedRequest(Request):
         return self._params.get(name.encode(), b"").decode()
 
 
-class Answer(Response):
+class BufferedResponse(Response):
     """A response that is buffered until it is sent."""
 
     def __init__(self) -> None:
@@ -109,8 +109,8 @@ def register_handler(name: str, handler: Handler) -> None:
         raise TypeError(f"register_handler(): argument 'name' must be str, not {type(name).__name__}")
     if not callable(handler):
         raise TypeError(f"register_handler(): argument 'handler' must be callable, not {type(handler).__name__}")
-    ours = (handler,)  # in a new tuple, so that registering a function twice is an error
-    if _handlers.setdefault(name, ours) is not ours:
+    entry = (handler,)  # in a new tuple, so that registering a function twice is an error
+    if _handlers.setdefault(name, entry) is not entry:
         raise ValueError(f"Handler {name} already registered")
 
 

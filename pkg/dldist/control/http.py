@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote_to_bytes
 
 from dldist.control import handlers
-from dldist.control.handlers import Answer, ReceivedRequest, get_handler, handler_names
+from dldist.control.handlers import BufferedResponse, ReceivedRequest, get_handler, handler_names
 
 LINE_BYTES = 8192
 """Maximum bytes of the request line, and of a form body."""
@@ -41,38 +41,38 @@ _REASONS = {code: phrase for code, (phrase, _) in BaseHTTPRequestHandler.respons
 class _Refusal(Exception):
     """Raised to end a request with this status and close the connection."""
 
-    def __init__(self, status: int, words: str = "") -> None:
+    def __init__(self, status: int, text: str = "") -> None:
         super().__init__(status)
-        self.answer = Answer()
-        self.answer.status = status
-        if words:
-            self.answer.set_content(words.encode("utf-8", "backslashreplace"), "text/plain")
+        self.response = BufferedResponse()
+        self.response.status = status
+        if text:
+            self.response.set_content(text.encode("utf-8", "backslashreplace"), "text/plain")
 
 
-class _Inlet(io.RawIOBase):
+class _LimitedReader(io.RawIOBase):
     """Reads from a socket, up to a limit of bytes and a deadline."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._left = 0
+        self._remaining = 0
         self._deadline = 0.0
 
-    def allow(self, nbytes: int, seconds: float) -> None:
-        self._left = nbytes
+    def set_limits(self, nbytes: int, seconds: float) -> None:
+        self._remaining = nbytes
         self._deadline = time.monotonic() + seconds
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        if self._left <= 0:
+        if self._remaining <= 0:
             raise _Refusal(400)
         seconds = self._deadline - time.monotonic()
         if seconds <= 0:
             raise TimeoutError
         self._sock.settimeout(seconds)
-        count = self._sock.recv_into(memoryview(buffer)[: self._left])
-        self._left -= count
+        count = self._sock.recv_into(memoryview(buffer)[: self._remaining])
+        self._remaining -= count
         return count
 
 
@@ -81,23 +81,23 @@ class Connection(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"  # so that connections are kept alive by default
 
-    def __init__(self, sock: socket.socket, token: str, on_turn: Callable[[bool], object] = lambda is_idle: None) -> None:
-        """Serve one client. Requests must contain `token` unless it is "". on_turn(False) is called
-        after reading a request, on_turn(True) after responding."""
+    def __init__(self, sock: socket.socket, token: str, on_idle_change: Callable[[bool], object] = lambda is_idle: None) -> None:
+        """Serve one client. Requests must contain `token` unless it is "". on_idle_change(False) is
+        called after reading a request, on_idle_change(True) after responding."""
         self.connection = sock
         self._token = token
-        self._on_turn = on_turn
-        self._inlet = _Inlet(sock)
+        self._on_idle_change = on_idle_change
+        self._input = _LimitedReader(sock)
         # Python 3.14's default buffer exceeds HEAD_BYTES: it would read beyond that limit.
-        self._reader = io.BufferedReader(self._inlet, LINE_BYTES)
+        self._reader = io.BufferedReader(self._input, LINE_BYTES)
         self.rfile = self._reader  # BaseHTTPRequestHandler reads from rfile
-        self._left = REQUESTS
+        self._requests_left = REQUESTS
         self.close_connection = False
 
     def run(self) -> None:
         """Serve requests until either side closes the connection."""
         try:
-            while not self.close_connection and self._left:
+            while not self.close_connection and self._requests_left:
                 self._serve_next()
             self._linger()
         except (OSError, _Refusal):
@@ -108,26 +108,26 @@ class Connection(BaseHTTPRequestHandler):
     def _linger(self) -> None:
         """Discard the rest of the input, or closing the socket would drop the response."""
         self.connection.shutdown(socket.SHUT_WR)
-        self._inlet.allow(BODY_BYTES, LINGER_S)
+        self._input.set_limits(BODY_BYTES, LINGER_S)
         while self._reader.read1(65536):
             pass
 
     def _serve_next(self) -> None:
-        self._inlet.allow(HEAD_BYTES, REQUEST_S if self._left == REQUESTS else IDLE_S)
+        self._input.set_limits(HEAD_BYTES, REQUEST_S if self._requests_left == REQUESTS else IDLE_S)
         if not self._reader.peek(1):
             self.close_connection = True
             return
-        self._left -= 1
+        self._requests_left -= 1
         try:
-            self._inlet.allow(HEAD_BYTES, REQUEST_S)
+            self._input.set_limits(HEAD_BYTES, REQUEST_S)
             self._read_head()
             body = self._read_body()
         except (TimeoutError, _Refusal) as error:
-            self._send((error if isinstance(error, _Refusal) else _Refusal(408)).answer)
+            self._send((error if isinstance(error, _Refusal) else _Refusal(408)).response)
             return
-        self._on_turn(False)
-        self._send(self._answer(body))
-        self._on_turn(True)
+        self._on_idle_change(False)
+        self._send(self._respond(body))
+        self._on_idle_change(True)
 
     def _read_head(self) -> None:
         self.command = ""
@@ -151,8 +151,8 @@ class Connection(BaseHTTPRequestHandler):
         """Check the token. Reject web pages: browsers can reach servers that only this host can."""
         if self.headers.get("Origin") is not None:
             raise _Refusal(403, "requests of web pages are refused: this one has an Origin\n")
-        shown = (self.headers.get("Authorization") or "").encode("utf-8", "surrogateescape")
-        if self._token and not hmac.compare_digest(shown, f"Bearer {self._token}".encode()):
+        credentials = (self.headers.get("Authorization") or "").encode("utf-8", "surrogateescape")
+        if self._token and not hmac.compare_digest(credentials, f"Bearer {self._token}".encode()):
             raise _Refusal(401, "the job has a secret: send Authorization: Bearer and what dldist.control.token() says\n")
 
     def _read_body(self) -> bytes:
@@ -160,7 +160,7 @@ class Connection(BaseHTTPRequestHandler):
         if nbytes and (self.headers.get("Expect") or "").lower() == "100-continue":
             self.connection.settimeout(ANSWER_S)
             self.connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._inlet.allow(nbytes + 1, REQUEST_S)
+        self._input.set_limits(nbytes + 1, REQUEST_S)
         body = self._reader.read(nbytes)
         if len(body) < nbytes:
             raise _Refusal(400)
@@ -180,46 +180,46 @@ class Connection(BaseHTTPRequestHandler):
     def _is_form(self) -> bool:
         return (self.headers.get("Content-Type") or "").lower().startswith("application/x-www-form-urlencoded")
 
-    def _answer(self, body: bytes) -> Answer:
+    def _respond(self, body: bytes) -> BufferedResponse:
         target = self.path.partition("#")[0].encode("latin-1")
         path, _, query = target.partition(b"?")
         name = unquote_to_bytes(path).decode("utf-8", "replace")
         if self.command in ("GET", "HEAD"):
             return _page(name)
-        found = _HANDLER.fullmatch(name)
-        if self.command != "POST" or not found:
-            return _Refusal(404).answer
+        match = _HANDLER.fullmatch(name)
+        if self.command != "POST" or not match:
+            return _Refusal(404).response
         params = _parse(query)
         if self._is_form():
             params = _parse(body) | params
-        return _call(found[1], ReceivedRequest(body, params))
+        return _call(match[1], ReceivedRequest(body, params))
 
-    def _send(self, answer: Answer) -> None:
-        is_last = answer.status >= 400 or self.close_connection or not self._left
+    def _send(self, response: BufferedResponse) -> None:
+        is_last = response.status >= 400 or self.close_connection or not self._requests_left
         self.close_connection = is_last
-        lines = [f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Internal Server Error')}"]
+        lines = [f"HTTP/1.1 {response.status} {_REASONS.get(response.status, 'Internal Server Error')}"]
         lines.append("Connection: close" if is_last else f"Keep-Alive: timeout={IDLE_S:.0f}, max={REQUESTS}")
-        if answer.status == 401:
+        if response.status == 401:
             lines.append("WWW-Authenticate: Bearer")
-        content = b"" if answer.status in (204, 304) else answer.content
+        content = b"" if response.status in (204, 304) else response.content
         lines.append(f"Content-Length: {len(content)}")
-        if answer.content_type is not None:
-            lines.append(f"Content-Type: {answer.content_type}")
+        if response.content_type is not None:
+            lines.append(f"Content-Type: {response.content_type}")
         if self.command == "HEAD":
             content = b""
         self.connection.settimeout(ANSWER_S)  # sendall applies the timeout to the whole response
         self.connection.sendall("\r\n".join([*lines, "", ""]).encode() + content)
 
 
-def _page(name: str) -> Answer:
-    answer = Answer()
+def _page(name: str) -> BufferedResponse:
+    response = BufferedResponse()
     if name == "/":
-        answer.set_content(_INDEX, "text/html")
+        response.set_content(_INDEX, "text/html")
     elif name == "/handler/":
-        answer.set_content(json.dumps(handler_names(), separators=(",", ":")), "application/json")
+        response.set_content(json.dumps(handler_names(), separators=(",", ":")), "application/json")
     else:
-        return _Refusal(404).answer
-    return answer
+        return _Refusal(404).response
+    return response
 
 
 def _parse(query: bytes) -> dict[bytes, bytes]:
@@ -231,25 +231,25 @@ def _parse(query: bytes) -> dict[bytes, bytes]:
     return params
 
 
-def _call(name: str, request: ReceivedRequest) -> Answer:
+def _call(name: str, request: ReceivedRequest) -> BufferedResponse:
     try:
         handler = get_handler(name)
     except ValueError as error:
-        return _Refusal(404, f"Handler {name} not found: {error}").answer
-    answer = Answer()
+        return _Refusal(404, f"Handler {name} not found: {error}").response
+    response = BufferedResponse()
     try:
-        handler(request, answer)
+        handler(request, response)
     except BaseException as error:  # even SystemExit of a handler must not end the server
-        return _Refusal(500, f"Handler {name} failed: {_describe(error)}").answer
-    return answer
+        return _Refusal(500, f"Handler {name} failed: {_describe(error)}").response
+    return response
 
 
 def _describe(error: BaseException) -> str:
     """Return the error and its traceback, innermost frame first, as torch's server does."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if frame.filename != handlers.__file__]
-    where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))
+    location = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))
     try:
-        words = str(error)
+        text = str(error)
     except Exception as second:
-        words = f"no text, as its __str__ raised {type(second).__name__}"
-    return f"{type(error).__name__}: {words}\n\nAt:\n{where}"
+        text = f"no text, as its __str__ raised {type(second).__name__}"
+    return f"{type(error).__name__}: {text}\n\nAt:\n{location}"

@@ -48,7 +48,7 @@ def token(secret: str | None = None) -> str:
     return hmac.new(os.fsencode(secret), _PURPOSE, hashlib.sha256).hexdigest() if secret else ""
 
 
-class _Life:
+class _ServerState:
     """The sockets and threads of one server, until close(). Valid only in their own process."""
 
     def __init__(self, listener: socket.socket, path: str, token: str) -> None:
@@ -60,14 +60,14 @@ class _Life:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._threads: set[threading.Thread] = set()
-        self._waiting: dict[socket.socket, None] = {}
-        """Connections without a complete request, oldest first. Guarded by _lock, like _open."""
-        self._open: set[socket.socket] = set()
-        self._accepting = threading.Thread(target=self._accept, name="dldist control", daemon=True)
-        self._accepting.start()
-        _lives.add(self)
+        self._idle: dict[socket.socket, None] = {}
+        """Connections without a complete request, oldest first. _lock guards both fields."""
+        self._connections: set[socket.socket] = set()
+        self._accept_thread = threading.Thread(target=self._run_accept_loop, name="dldist control", daemon=True)
+        self._accept_thread.start()
+        _open_servers.add(self)
 
-    def _accept(self) -> None:
+    def _run_accept_loop(self) -> None:
         while not self._closing.is_set():
             try:
                 sock, _ = self._listener.accept()
@@ -78,14 +78,14 @@ class _Life:
 
     def _admit(self, sock: socket.socket) -> None:
         with self._lock:
-            self._open.add(sock)
-            self._waiting[sock] = None
-            is_full = len(self._open) > CONNECTIONS
-            oldest = next(iter(self._waiting))
+            self._connections.add(sock)
+            self._idle[sock] = None
+            is_full = len(self._connections) > CONNECTIONS
+            oldest = next(iter(self._idle))
             if is_full:
-                _hang_up(oldest)
-        if is_full and (oldest is sock or not self._has_room()):  # no idle connection to evict
-            self._forget(sock)
+                _shut_down(oldest)
+        if is_full and (oldest is sock or not self._wait_for_eviction()):  # no idle connection to evict
+            self._remove(sock)
             return
         thread = threading.Thread(target=self._serve, args=(sock,), name="dldist control connection", daemon=True)
         with self._lock:
@@ -94,37 +94,37 @@ class _Life:
             thread.start()
         except RuntimeError:  # no thread can be started
             self._threads.discard(thread)
-            self._forget(sock)
+            self._remove(sock)
 
-    def _has_room(self) -> bool:
+    def _wait_for_eviction(self) -> bool:
         """Wait at most one second until the evicted connection is closed; False if it is not."""
-        until = time.monotonic() + 1.0
-        while time.monotonic() < until and not self._closing.wait(0.002):
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline and not self._closing.wait(0.002):
             with self._lock:
-                if len(self._open) <= CONNECTIONS:
+                if len(self._connections) <= CONNECTIONS:
                     return True
         return False
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            Connection(sock, self._token, lambda is_idle: self._mark(sock, is_idle)).run()
+            Connection(sock, self._token, lambda is_idle: self._set_idle(sock, is_idle)).run()
         finally:
-            self._forget(sock)
+            self._remove(sock)
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
-    def _mark(self, sock: socket.socket, is_idle: bool) -> None:
+    def _set_idle(self, sock: socket.socket, is_idle: bool) -> None:
         with self._lock:
-            self._waiting.pop(sock, None)
+            self._idle.pop(sock, None)
             if is_idle:
-                self._waiting[sock] = None
+                self._idle[sock] = None
                 if self._closing.is_set():
-                    _hang_up(sock)
+                    _shut_down(sock)
 
-    def _forget(self, sock: socket.socket) -> None:
+    def _remove(self, sock: socket.socket) -> None:
         with self._lock:
-            self._open.discard(sock)
-            self._waiting.pop(sock, None)
+            self._connections.discard(sock)
+            self._idle.pop(sock, None)
         sock.close()
 
     def close(self) -> None:
@@ -132,42 +132,42 @@ class _Life:
         if os.getpid() != self._pid or self._closing.is_set():
             return
         self._closing.set()
-        _hang_up(self._listener)  # makes accept() return
-        self._accepting.join(_SHUTDOWN_S)
+        _shut_down(self._listener)  # makes accept() return
+        self._accept_thread.join(_SHUTDOWN_S)
         self._listener.close()
         self._remove_path()
         with self._lock:
             threads = self._threads - {threading.current_thread()}
-            for sock in self._waiting:
-                _hang_up(sock)
-        until = time.monotonic() + _SHUTDOWN_S
+            for sock in self._idle:
+                _shut_down(sock)
+        deadline = time.monotonic() + _SHUTDOWN_S
         for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _remove_path(self) -> None:
         with suppress(OSError):
             if self._path and os.stat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
 
-    def leave_to_parent(self) -> None:
+    def close_in_child(self) -> None:
         """Close a forked child's sockets, without a lock, which the fork may have left held."""
-        for sock in (self._listener, *self._open):
+        for sock in (self._listener, *self._connections):
             sock.close()
 
 
-_lives: weakref.WeakSet[_Life] = weakref.WeakSet()
+_open_servers: weakref.WeakSet[_ServerState] = weakref.WeakSet()
 
 
-def _leave_all_to_parent() -> None:
-    for life in list(_lives):
-        life.leave_to_parent()
-    _lives.clear()
+def _close_all_in_child() -> None:
+    for state in list(_open_servers):
+        state.close_in_child()
+    _open_servers.clear()
 
 
-os.register_at_fork(after_in_child=_leave_all_to_parent)
+os.register_at_fork(after_in_child=_close_all_in_child)
 
 
-def _hang_up(sock: socket.socket) -> None:
+def _shut_down(sock: socket.socket) -> None:
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
@@ -184,18 +184,18 @@ class Server:
     def _start(self, listener: socket.socket, path: str, token: str) -> None:
         self.port = 0 if path else listener.getsockname()[1]
         self.address = path or _url_of(listener)
-        self._life = _Life(listener, path, token)
-        self._end = weakref.finalize(self, self._life.close)  # close() also runs at exit
+        self._state = _ServerState(listener, path, token)
+        self._finalizer = weakref.finalize(self, self._state.close)  # close() also runs at exit
 
     def shutdown(self) -> None:
         """Stop the server, after up to five seconds for open requests. Idempotent."""
-        self._end()
+        self._finalizer()
 
     def __enter__(self) -> Server:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
 
@@ -238,8 +238,8 @@ def serve(
         name = os.fspath(path)
         server._start(_bind_path(name), name, "")
         return server
-    shown = token(secret)
-    server._start(_bind_host(host, port, anyone or bool(shown)), "", shown)
+    bearer_token = token(secret)
+    server._start(_bind_host(host, port, anyone or bool(bearer_token)), "", bearer_token)
     return server
 
 

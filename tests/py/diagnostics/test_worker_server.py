@@ -240,7 +240,7 @@ def test_wrong_status_is_the_handlers_error(path, query):
 def test_wrong_content_type_is_the_handlers_error():
     for content in (5, None):
         with pytest.raises(TypeError):
-            handlers.Answer().set_content(content, "text/plain")
+            handlers.BufferedResponse().set_content(content, "text/plain")
 
 
 def test_flight_recorder(path):
@@ -472,9 +472,9 @@ def test_forked_child_has_no_server(path):
     """The child's exit must not affect the parent's socket or port."""
     child = os.fork()
     if child == 0:
-        for life in list(control_server._lives):
-            life.close()
-        os._exit(len(control_server._lives))
+        for state in list(control_server._open_servers):
+            state.close()
+        os._exit(len(control_server._open_servers))
     deadline = time.monotonic() + 20
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
         if time.monotonic() > deadline:
