@@ -84,10 +84,10 @@ def dtype_name(dtype: Any) -> str:
     return str(getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2])
 
 
-def words_of(layout: Layout) -> dict[str, Any]:
+def layout_to_dict(layout: Layout) -> dict[str, Any]:
     """Convert a layout to plain types, which every serializer supports."""
     placements = {
-        name: [[type(one).__name__, getattr(one, "dim", 0), getattr(one, "split_factor", 1)] for one in spec.sharding.placements]
+        name: [[type(item).__name__, getattr(item, "dim", 0), getattr(item, "split_factor", 1)] for item in spec.sharding.placements]
         for name, spec in layout.arrays.items()
     }
     return {
@@ -96,8 +96,8 @@ def words_of(layout: Layout) -> dict[str, Any]:
     }
 
 
-def layout_of(words: Mapping[str, Any]) -> Layout:
-    """Convert the result of words_of() to a layout."""
+def layout_from_dict(values: Mapping[str, Any]) -> Layout:
+    """Convert the result of layout_to_dict() to a layout."""
     from dldist.reshard.placements import Replicate, Shard, StridedShard
 
     def placement(kind: str, dim: int, split_factor: int) -> Any:
@@ -106,19 +106,19 @@ def layout_of(words: Mapping[str, Any]) -> Layout:
         return Shard(dim) if kind == "Shard" else Replicate()
 
     arrays = {
-        name: (shape, dtype, [placement(*one) for one in placements]) for name, (shape, dtype, placements) in words["arrays"].items()
+        name: (shape, dtype, [placement(*item) for item in placements]) for name, (shape, dtype, placements) in values["arrays"].items()
     }
-    return Layout(arrays, words["mesh"])
+    return Layout(arrays, values["mesh"])
 
 
-def difference(one: Layout, other: Layout) -> str | None:
+def difference(first: Layout, second: Layout) -> str | None:
     """Describe the first array that differs in shape or dtype; return None if there is none."""
-    for name in [*one.arrays, *(name for name in other.arrays if name not in one.arrays)]:
-        if _what(one, name) != _what(other, name):
-            return f"{name!r} is {_what(one, name)} and {_what(other, name)}"
+    for name in [*first.arrays, *(name for name in second.arrays if name not in first.arrays)]:
+        if _describe_array(first, name) != _describe_array(second, name):
+            return f"{name!r} is {_describe_array(first, name)} and {_describe_array(second, name)}"
     return None
 
 
-def _what(layout: Layout, name: str) -> str:
+def _describe_array(layout: Layout, name: str) -> str:
     spec = layout.arrays.get(name)
     return "not there" if spec is None else f"{spec.shape} of {spec.dtype}"

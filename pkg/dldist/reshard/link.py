@@ -21,10 +21,10 @@ from dldist import _core
 from dldist._base import arrays
 from dldist._base.array_types import Tensor, Timeout
 from dldist.reshard import memory
-from dldist.reshard.ends import FOREVER, LAST_VERSION, Incoming, Outgoing
 from dldist.reshard.layouts import Layout
+from dldist.reshard.participants import Participants
 from dldist.reshard.placements import Sharding
-from dldist.reshard.sides import Sides
+from dldist.reshard.stream_ends import FOREVER, LAST_VERSION, StreamReceiver, StreamSender
 from dldist.reshard.streams import Stream
 from dldist.world import World
 
@@ -91,41 +91,44 @@ class Link:
         if source is None and destination is None:
             raise _core.DistArgumentError("Link(): give 'source' or 'destination', or both where this rank is on both sides")
         self._world, self._timeout = world, _seconds(world.timeout if timeout is None else timeout)
-        sides = Sides(world, source, destination, in_place, delta, self._timeout)
-        self._layout: Layout = sides.layout
-        self._source_number = sides.sources.index(world.rank) if source is not None else None
+        participants = Participants(world, source, destination, in_place, delta, self._timeout)
+        self._layout: Layout = participants.layout
+        self._source_number = participants.sources.index(world.rank) if source is not None else None
         self.is_source, self.is_destination = source is not None, destination is not None
-        dtypes = {name: spec.dtype for name, spec in sides.layout.arrays.items()}
-        self._memory = memory.SlotMemory(world, dtypes, sides.destination_shapes(), sides.slots)
+        dtypes = {name: spec.dtype for name, spec in participants.layout.arrays.items()}
+        self._memory = memory.SlotMemory(world, dtypes, participants.destination_shapes(), participants.slots)
         itemsizes = {name: self._memory.itemsizes[dtype] for name, dtype in dtypes.items()}
-        found = sides.streams(itemsizes)
-        groups = self._pair_up(found)
-        self._own = found.get((world.rank, world.rank))
-        self._outgoing = [
-            Outgoing(groups[pair], pair[1], stream, sides.slots[pair[1]], self._memory, sides.is_near(*pair), pair[0] in sides.deltas)
-            for pair, stream in found.items()
-            if pair[0] == world.rank != pair[1]
+        streams = participants.streams(itemsizes)
+        groups = self._make_pair_groups(streams)
+        self._local_stream = streams.get((world.rank, world.rank))
+        self._senders = [
+            StreamSender(
+                groups[sender, rank], rank, stream, participants.slots[rank], self._memory,
+                participants.are_on_same_host(sender, rank), sender in participants.deltas,
+            )  # fmt: skip
+            for (sender, rank), stream in streams.items()
+            if sender == world.rank != rank
         ]
-        self._slots: int = sides.slots.get(world.rank, 0)
-        self._words = [self._memory.words_at(world.rank, slot) or {} for slot in range(self._slots)]
+        self._slots: int = participants.slots.get(world.rank, 0)
+        self._slot_views = [self._memory.slot_views(world.rank, slot) or {} for slot in range(self._slots)]
         self._arrays = [{name: self._memory.array(name, slot) for name in dtypes} for slot in range(self._slots)]
-        self._incoming = [
-            Incoming(groups[pair], pair[0], stream, sides.is_near(*pair), self._words)
-            for pair, stream in found.items()
+        self._receivers = [
+            StreamReceiver(groups[pair], pair[0], stream, participants.are_on_same_host(*pair), self._slot_views)
+            for pair, stream in streams.items()
             if pair[1] == world.rank != pair[0]
         ]
         self._groups = groups
-        self._visible, self._version, self._arrived = 0, 0, 0
-        self._begun, self._pushed = 0, 0
+        self._visible, self._version, self._received_version = 0, 0, 0
+        self._started_version, self._pushed_version = 0, 0
         """The last version that this source began to push, and the last that all have."""
-        self._broken: _core.DistPeerLostError | None = None
+        self._loss: _core.DistPeerLostError | None = None
 
-    def _pair_up(self, found: Mapping[tuple[int, int], Stream]) -> dict[tuple[int, int], World]:
+    def _make_pair_groups(self, streams: Mapping[tuple[int, int], Stream]) -> dict[tuple[int, int], World]:
         """Create a group for each pair of ranks, in one order on all ranks to avoid deadlock."""
         rank = self._world.rank
         return {
             (source, destination): self._world.split([source, destination], f"reshard {source}-{destination}", timeout=self._timeout)
-            for source, destination in sorted(found)
+            for source, destination in sorted(streams)
             if source != destination and rank in (source, destination)
         }
 
@@ -180,7 +183,7 @@ class Link:
         """
         if self.is_destination:
             raise _core.DistArgumentError("push(): this rank is on both sides; call exchange()")
-        return self._push(self._checked("push", arrays), self._next_version(version), self._deadline(timeout))
+        return self._push(self._check_arrays("push", arrays), self._next_version(version), self._deadline(timeout))
 
     def receive(self, *, timeout: Timeout | None = None, flip: bool = True) -> int:
         """Wait for a new version and make it visible.
@@ -212,8 +215,8 @@ class Link:
         Returns:
             The visible version.
         """
-        if self._arrived > self._version:
-            self._visible, self._version = self._next_slot(), self._arrived
+        if self._received_version > self._version:
+            self._visible, self._version = self._next_slot(), self._received_version
         return self._version
 
     def exchange(
@@ -236,20 +239,20 @@ class Link:
         """
         if not self.is_source:
             return self.receive(timeout=timeout)
-        words, number, deadline = self._checked("exchange", arrays or {}), self._next_version(version), self._deadline(timeout)
+        views, number, deadline = self._check_arrays("exchange", arrays or {}), self._next_version(version), self._deadline(timeout)
         if not self.is_destination:
-            return self._without_losses(self._push(words, number, deadline))
+            return self._raise_if_lost(self._push(views, number, deadline))
         outcome: list[Pushed | BaseException] = []
-        pusher = threading.Thread(target=_into, args=(outcome, self._push, words, number, deadline))
+        pusher = threading.Thread(target=_append_outcome, args=(outcome, self._push, views, number, deadline))
         pusher.start()
         try:
-            received = self._receive(words, number, deadline, True)
+            received = self._receive(views, number, deadline, True)
         finally:
             pusher.join()
         pushed = outcome[0]
         if isinstance(pushed, BaseException):
             raise pushed
-        self._without_losses(pushed)
+        self._raise_if_lost(pushed)
         return received
 
     def close(self) -> None:
@@ -266,53 +269,53 @@ class Link:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _push(self, words: dict[str, Any], version: int, deadline: float) -> Pushed:
-        self._begun = version  # recorded first: on failure, some destinations may have it
-        waiting = [one for one in self._outgoing if one.lost is None and one.version != version]
-        moved = 0
+    def _push(self, views: dict[str, Any], version: int, deadline: float) -> Pushed:
+        self._started_version = version  # recorded first: on failure, some destinations may have it
+        waiting = [sender for sender in self._senders if sender.lost is None and sender.version != version]
+        nbytes = 0
         while waiting:
-            for one in list(waiting):
-                if one.is_asked():
-                    moved += one.write(words, version, deadline)
-                    waiting.remove(one)
-                elif one.lost is not None:
-                    waiting.remove(one)
+            for sender in list(waiting):
+                if sender.is_requested():
+                    nbytes += sender.write(views, version, deadline)
+                    waiting.remove(sender)
+                elif sender.lost is not None:
+                    waiting.remove(sender)
             if waiting and time.monotonic() >= deadline:
-                self._raise_late("push", f"version {version}", [one.rank for one in waiting], "not asked for it: call receive() there")
+                self._raise_timeout("push", f"version {version}", [sender.rank for sender in waiting], "not asked for it: call receive() there")
             if waiting:
-                waiting[0].wait_a_little()
-        self._pushed = version
-        return Pushed(version, moved, tuple(one.lost for one in self._outgoing if one.lost is not None))
+                waiting[0].wait_slice()
+        self._pushed_version = version
+        return Pushed(version, nbytes, tuple(sender.lost for sender in self._senders if sender.lost is not None))
 
     def _next_version(self, version: int | None) -> int:
-        number = self._begun + 1 if version is None else int(version)
-        if number <= self._pushed or number < self._begun:
-            raise _core.DistArgumentError(f"push(): argument 'version' is {number}, and {self._begun} has been pushed; it has to grow")
+        number = self._started_version + 1 if version is None else int(version)
+        if number <= self._pushed_version or number < self._started_version:
+            raise _core.DistArgumentError(f"push(): argument 'version' is {number}, and {self._started_version} has been pushed; it has to grow")
         if number > LAST_VERSION:
             raise _core.DistArgumentError(f"push(): argument 'version' is {number}: more than {LAST_VERSION}")
         return number
 
-    def _checked(self, call: str, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Check the arrays against the layout, and return them as NumPy views (memory.words)."""
-        wanted = self._layout.arrays
-        if set(arrays) != set(wanted):
-            wrong = sorted(set(arrays) ^ set(wanted))
-            raise _core.DistArgumentError(f"{call}(): argument 'arrays' and the layout differ in {', '.join(map(repr, wrong))}")
+    def _check_arrays(self, call: str, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Check the arrays against the layout, and return them as NumPy views (memory.raw_view)."""
+        specs = self._layout.arrays
+        if set(arrays) != set(specs):
+            unmatched = sorted(set(arrays) ^ set(specs))
+            raise _core.DistArgumentError(f"{call}(): argument 'arrays' and the layout differ in {', '.join(map(repr, unmatched))}")
         assert self._source_number is not None
-        made = {}
-        for name, spec in wanted.items():
-            shape, array = spec.sharding.local_shape(spec.shape, self._source_number), memory.words(arrays[name])
-            has = memory.dtype_of(arrays[name])
+        views = {}
+        for name, spec in specs.items():
+            shape, array = spec.sharding.local_shape(spec.shape, self._source_number), memory.raw_view(arrays[name])
+            dtype = memory.dtype_of(arrays[name])
             # Raw bytes, such as a bytes object, have no dtype to check.
             is_bytes = array.itemsize == 1 and not hasattr(arrays[name], "dtype")
-            if array.shape != shape or not (has == spec.dtype or is_bytes and self._memory.itemsizes[spec.dtype] == 1):
+            if array.shape != shape or not (dtype == spec.dtype or is_bytes and self._memory.itemsizes[spec.dtype] == 1):
                 raise _core.DistArgumentError(
-                    f"{call}(): array {name!r} is {array.shape} of {has}, and by the layout this rank's part is {shape} of {spec.dtype}"
+                    f"{call}(): array {name!r} is {array.shape} of {dtype}, and by the layout this rank's part is {shape} of {spec.dtype}"
                 )
-            made[name] = array
-        return made
+            views[name] = array
+        return views
 
-    def _without_losses(self, pushed: Pushed) -> int:
+    def _raise_if_lost(self, pushed: Pushed) -> int:
         if pushed.lost:
             raise pushed.lost[0]
         return pushed.version
@@ -320,55 +323,56 @@ class Link:
     def _next_slot(self) -> int:
         return (self._visible + 1) % self._slots
 
-    def _receive(self, own: dict[str, Any] | None, own_version: int, deadline: float, flip: bool) -> int:
-        if self._broken is not None:
-            raise self._broken
+    def _receive(self, local_views: dict[str, Any] | None, local_version: int, deadline: float, flip: bool) -> int:
+        if self._loss is not None:
+            raise self._loss
         try:
-            self._take(own, own_version, deadline)
+            self._fill_slot(local_views, local_version, deadline)
         except _core.DistPeerLostError as error:
-            self._broken = error
-            for one in self._incoming:  # abort, or the sources would wait for a request
-                one.abort(f"it cannot go on: {error}")
+            self._loss = error
+            for receiver in self._receivers:  # abort, or the sources would wait for a request
+                receiver.abort(f"it cannot go on: {error}")
             raise
-        return self.flip() if flip else self._arrived
+        return self.flip() if flip else self._received_version
 
-    def _take(self, own: dict[str, Any] | None, own_version: int, deadline: float) -> None:
+    def _fill_slot(self, local_views: dict[str, Any] | None, local_version: int, deadline: float) -> None:
         """Fill the next slot with the same version from all sources."""
         slot = self._next_slot()
-        self._arrived = self._version  # no flip until the version is complete
-        if own is not None and self._own is not None:
-            self._own.copy(own, self._words[slot])
+        self._received_version = self._version  # no flip until the version is complete
+        if local_views is not None and self._local_stream is not None:
+            self._local_stream.copy(local_views, self._slot_views[slot])
         while True:
-            for one in self._incoming:
-                one.ask(slot)
-            for one in self._incoming:
-                if not one.finish(deadline):
-                    self._raise_late("receive", "the next version", [o.rank for o in self._incoming if o.version is None], "not pushed it")
-            versions = [one.version or 0 for one in self._incoming] + ([own_version] if own is not None else [])
+            for receiver in self._receivers:
+                receiver.request(slot)
+            for receiver in self._receivers:
+                if not receiver.finish(deadline):
+                    late = [receiver.rank for receiver in self._receivers if receiver.version is None]
+                    self._raise_timeout("receive", "the next version", late, "not pushed it")
+            versions = [receiver.version or 0 for receiver in self._receivers] + ([local_version] if local_views is not None else [])
             newest = max(versions)
             # Some sources have an older version than others: request their next version.
-            behind = [one for one in self._incoming if one.version != newest]
-            if not behind:
+            outdated = [receiver for receiver in self._receivers if receiver.version != newest]
+            if not outdated:
                 break
-            for one in behind:
-                one.version = None
-        sources = [one.rank for one in self._incoming]
-        for one in self._incoming:
-            one.version = None
-        if own is not None and own_version != newest:
+            for receiver in outdated:
+                receiver.version = None
+        sources = [receiver.rank for receiver in self._receivers]
+        for receiver in self._receivers:
+            receiver.version = None
+        if local_views is not None and local_version != newest:
             raise _core.DistMismatchError(
-                f"exchange(): rank {self._world.rank} gave version {own_version}, and ranks {sources} gave {newest}: "
+                f"exchange(): rank {self._world.rank} gave version {local_version}, and ranks {sources} gave {newest}: "
                 "nothing is made visible; give the same on all sources"
             )
-        self._arrived = newest
+        self._received_version = newest
 
     def _deadline(self, timeout: Timeout | None) -> float:
         return time.monotonic() + (self._timeout if timeout is None else _seconds(timeout))
 
-    def _raise_late(self, call: str, what: str, ranks: list[int], why: str) -> NoReturn:
+    def _raise_timeout(self, call: str, subject: str, ranks: list[int], reason: str) -> NoReturn:
         names = ", ".join(self._describe(rank) for rank in ranks)
         raise _core.DistTimeoutError(
-            f"reshard.{call} of {what} on {self._world.name!r} (rank {self._world.rank}): timed out; {names} has {why} (timeout)"
+            f"reshard.{call} of {subject} on {self._world.name!r} (rank {self._world.rank}): timed out; {names} has {reason} (timeout)"
         )
 
     def _describe(self, rank: int) -> str:
@@ -404,15 +408,15 @@ def redistribute(
     """
     family = arrays.family_of(x, "redistribute")
     dtype = memory.dtype_of(x)
-    sides = [Layout({"x": (shape, dtype, side.placements)}, side.mesh) for side in (source, destination)]
-    with Link(world, source=sides[0], destination=sides[1], in_place=True, timeout=timeout) as link:
+    layouts = [Layout({"x": (shape, dtype, sharding.placements)}, sharding.mesh) for sharding in (source, destination)]
+    with Link(world, source=layouts[0], destination=layouts[1], in_place=True, timeout=timeout) as link:
         link.exchange({"x": x})
         result = arrays.new_array(family, x, link.arrays["x"])
         world.barrier()  # keep links open until all ranks have received
         return result
 
 
-def _into(outcome: list[Any], call: Any, *arguments: Any) -> None:
+def _append_outcome(outcome: list[Any], call: Any, *arguments: Any) -> None:
     try:
         outcome.append(call(*arguments))
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Views of arrays as NumPy words, and the destinations' memory, which sources on the host write."""
+"""Views of arrays as NumPy integers, and the destinations' memory, which sources on the host write."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from dldist.reshard.layouts import dtype_name
 from dldist.symmetric_memory import SymmetricMemory
 from dldist.world import World
 
-_WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+_RAW_DTYPES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 ALIGNMENT = 64
 
 
-def words(x: Any) -> Any:
+def raw_view(x: Any) -> Any:
     """Return a NumPy view of any library's array, with a NumPy dtype of the same element size."""
     import numpy
 
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        plain = x.detach().resolve_conj().resolve_neg()
-        size = plain.element_size()
+        resolved = x.detach().resolve_conj().resolve_neg()
+        size = resolved.element_size()
         by_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        return (plain.view(by_size[size]) if size in by_size else plain).numpy().view(_WORDS[size])
+        return (resolved.view(by_size[size]) if size in by_size else resolved).numpy().view(_RAW_DTYPES[size])
     if isinstance(x, _core.SharedArray):
         count = math.prod(x.shape)
-        return shared_words(x, x.shape, x.nbytes // count if count else 1)
+        return shared_view(x, x.shape, x.nbytes // count if count else 1)
     array = numpy.asarray(x)
-    return array.view(_WORDS[array.itemsize])
+    return array.view(_RAW_DTYPES[array.itemsize])
 
 
-def shared_words(memory: Any, shape: Sequence[int], itemsize: int) -> Any:
+def shared_view(memory: Any, shape: Sequence[int], itemsize: int) -> Any:
     """Return a NumPy view of memory with the buffer protocol; the dtype has this itemsize."""
     import numpy
 
     if not math.prod(shape):
-        return numpy.empty(shape, _WORDS[itemsize])
-    return numpy.frombuffer(memoryview(memory).cast("B"), _WORDS[itemsize]).reshape(shape)
+        return numpy.empty(shape, _RAW_DTYPES[itemsize])
+    return numpy.frombuffer(memoryview(memory).cast("B"), _RAW_DTYPES[itemsize]).reshape(shape)
 
 
 def dtype_of(x: Any) -> str:
@@ -47,21 +47,21 @@ def dtype_of(x: Any) -> str:
     return dtype_name(x.dtype) if hasattr(x, "dtype") else str(_core._describe_tensor(x, False)["dtype"])
 
 
-def parts(start: Sequence[int], shape: Sequence[int], itemsize: int, limit: int) -> Iterator[tuple[slice, ...]]:
+def split_box(start: Sequence[int], shape: Sequence[int], itemsize: int, limit: int) -> Iterator[tuple[slice, ...]]:
     """Split a box into boxes of at most `limit` bytes, in row-major order."""
     dim = next((d for d, length in enumerate(shape) if length > 1), None)
     nbytes = math.prod(shape) * itemsize
     if dim is None or nbytes <= limit:
         yield tuple(slice(first, first + length) for first, length in zip(start, shape))
         return
-    step = max(limit * shape[dim] // nbytes, 1)
-    for begin in range(0, shape[dim], step):
-        moved = (*start[:dim], start[dim] + begin, *start[dim + 1 :])
-        smaller = (*shape[:dim], min(step, shape[dim] - begin), *shape[dim + 1 :])
-        yield from parts(moved, smaller, itemsize, limit)
+    part_length = max(limit * shape[dim] // nbytes, 1)
+    for begin in range(0, shape[dim], part_length):
+        part_start = (*start[:dim], start[dim] + begin, *start[dim + 1 :])
+        part_shape = (*shape[:dim], min(part_length, shape[dim] - begin), *shape[dim + 1 :])
+        yield from split_box(part_start, part_shape, itemsize, limit)
 
 
-class Places:
+class ArrayOffsets:
     """The offset of each local array in the memory of its dtype, and these memories' lengths."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]) -> None:
@@ -79,15 +79,15 @@ class SlotMemory:
         self, world: World, dtypes: Mapping[str, str], shapes: Mapping[int, Mapping[str, tuple[int, ...]]], slots: Mapping[int, int]
     ) -> None:
         self._dtypes, self._shapes = dtypes, shapes
-        self._places = {rank: Places(its, dtypes) for rank, its in shapes.items()}
+        self._offsets = {rank: ArrayOffsets(its, dtypes) for rank, its in shapes.items()}
         self.itemsizes = {dtype: _core._describe_tensor(world.empty(1, dtype), False)["itemsize"] for dtype in set(dtypes.values())}
-        self._own: dict[str, _core.SharedArray] = {}
+        self._local_memory: dict[str, _core.SharedArray] = {}
         self._windows: dict[str, SymmetricMemory] = {}
         for dtype in sorted(self.itemsizes):
-            length = slots.get(world.rank, 0) * (self._places[world.rank].lengths[dtype] if world.rank in shapes else 0)
+            length = slots.get(world.rank, 0) * (self._offsets[world.rank].lengths[dtype] if world.rank in shapes else 0)
             if length:
-                self._own[dtype] = world.empty(length, dtype)
-            self._windows[dtype] = world.rendezvous(self._own.get(dtype))
+                self._local_memory[dtype] = world.empty(length, dtype)
+            self._windows[dtype] = world.rendezvous(self._local_memory.get(dtype))
         self._world, self._slots = world, slots
 
     def array(self, name: str, slot: int) -> _core.SharedArray:
@@ -96,27 +96,27 @@ class SlotMemory:
         shape = self._shapes[rank][name]
         if not math.prod(shape):
             return self._world.empty(shape, dtype)
-        return self._own[dtype].part(self._start(rank, name, slot), shape)
+        return self._local_memory[dtype].part(self._start(rank, name, slot), shape)
 
-    def words_at(self, rank: int, slot: int) -> dict[str, Any] | None:
-        """Return a rank's local arrays in a slot as words, or None if this rank cannot map them."""
+    def slot_views(self, rank: int, slot: int) -> dict[str, Any] | None:
+        """Return a rank's local arrays in a slot as raw views, or None if this rank cannot map them."""
         views: dict[str, Any] = {}
-        whole: dict[str, Any] = {}
+        memory_views: dict[str, Any] = {}
         for name, shape in self._shapes[rank].items():
             dtype, size = self._dtypes[name], math.prod(shape)
             itemsize = self.itemsizes[dtype]
             if not size:
-                views[name] = shared_words(None, shape, itemsize)
+                views[name] = shared_view(None, shape, itemsize)
                 continue
-            if dtype not in whole:
-                length = self._slots[rank] * self._places[rank].lengths[dtype]
+            if dtype not in memory_views:
+                length = self._slots[rank] * self._offsets[rank].lengths[dtype]
                 if not self._windows[dtype].buffer_ptrs[rank]:
                     return None
-                whole[dtype] = shared_words(self._windows[dtype].get_buffer(rank, [length * itemsize], "uint8"), [length], itemsize)
+                memory_views[dtype] = shared_view(self._windows[dtype].get_buffer(rank, [length * itemsize], "uint8"), [length], itemsize)
             start = self._start(rank, name, slot)
-            views[name] = whole[dtype][start : start + size].reshape(shape)
+            views[name] = memory_views[dtype][start : start + size].reshape(shape)
         return views
 
     def _start(self, rank: int, name: str, slot: int) -> int:
-        places = self._places[rank]
-        return slot * places.lengths[self._dtypes[name]] + places.starts[name]
+        offsets = self._offsets[rank]
+        return slot * offsets.lengths[self._dtypes[name]] + offsets.starts[name]

@@ -96,7 +96,7 @@ class Sharding:
                 f"Sharding(): argument 'placements' has {len(placements)} for a mesh of {len(axes)} axes; give one for each"
             )
         object.__setattr__(self, "mesh", axes)
-        object.__setattr__(self, "placements", tuple(_placement_of(one) for one in placements))
+        object.__setattr__(self, "placements", tuple(_placement_of(placement) for placement in placements))
 
     @property
     def size(self) -> int:
@@ -161,23 +161,23 @@ class Sharding:
         return placement.dim % ndim
 
 
-def _placement_of(one: Any) -> Placement:
-    if isinstance(one, (Shard, StridedShard, Replicate)):
-        return one
-    if hasattr(one, "split_factor") and hasattr(one, "dim"):
-        return StridedShard(int(one.dim), int(one.split_factor))
+def _placement_of(placement: Any) -> Placement:
+    if isinstance(placement, (Shard, StridedShard, Replicate)):
+        return placement
+    if hasattr(placement, "split_factor") and hasattr(placement, "dim"):
+        return StridedShard(int(placement.dim), int(placement.split_factor))
     # torch's placements identify themselves through methods.
-    if _answers_yes(one, "is_replicate"):
+    if _is_true(placement, "is_replicate"):
         return Replicate()
-    if _answers_yes(one, "is_shard"):
-        return Shard(int(one.dim))
+    if _is_true(placement, "is_shard"):
+        return Shard(int(placement.dim))
     raise _core.DistTypeError(
-        f"Sharding(): argument 'placements' has {one!r}; Shard, StridedShard and Replicate can be resharded, Partial has to be reduced first"
+        f"Sharding(): argument 'placements' has {placement!r}; Shard, StridedShard and Replicate can be resharded, Partial has to be reduced first"
     )
 
 
-def _answers_yes(placement: Any, question: str) -> bool:
-    method = getattr(placement, question, None)
+def _is_true(placement: Any, method_name: str) -> bool:
+    method = getattr(placement, method_name, None)
     return callable(method) and bool(method())
 
 
@@ -197,26 +197,26 @@ def _cut(runs: Runs, count: int, index: int, split_factor: int) -> Runs:
         begin, length = chunk(total, split_factor, part)
         offset, share = chunk(length, count, index)
         shares.extend(_slice(runs, begin + offset, share))
-    return tuple(_joined(shares))
+    return tuple(_merge_adjacent(shares))
 
 
 def _slice(runs: Runs, start: int, length: int) -> list[tuple[int, int]]:
     """Return the elements `start` to `start + length` of the concatenated runs, as runs."""
-    found, end = [], start + length
+    result, end = [], start + length
     for first, count in runs:
         begin, stop = max(start, 0), min(end, count)
         if begin < stop:
-            found.append((first + begin, stop - begin))
+            result.append((first + begin, stop - begin))
         start, end = start - count, end - count
-    return found
+    return result
 
 
-def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_adjacent(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Merge adjacent runs."""
-    joined: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for first, length in runs:
-        if joined and sum(joined[-1]) == first:
-            joined[-1] = (joined[-1][0], joined[-1][1] + length)
+        if merged and sum(merged[-1]) == first:
+            merged[-1] = (merged[-1][0], merged[-1][1] + length)
         else:
-            joined.append((first, length))
-    return joined
+            merged.append((first, length))
+    return merged

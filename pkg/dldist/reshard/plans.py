@@ -145,14 +145,14 @@ def plan(
         >>> plan((4, 6), Sharding(2, [Shard(0)]), Sharding(3, [Shard(1)])).moved
         24
     """
-    first = range(source.size) if source_ranks is None else source_ranks
-    sources = _check_ranks("source", first, source)
+    source_numbers = range(source.size) if source_ranks is None else source_ranks
+    sources = _check_ranks("source", source_numbers, source)
     start = max(sources) + 1
-    second = range(start, start + destination.size) if destination_ranks is None else destination_ranks
-    destinations = _check_ranks("destination", second, destination)
-    known = hosts or {}
-    places = tuple(known.get(rank) for rank in (*sources, *destinations))
-    return _plan(tuple(int(length) for length in shape), source, destination, sources, destinations, places)
+    destination_numbers = range(start, start + destination.size) if destination_ranks is None else destination_ranks
+    destinations = _check_ranks("destination", destination_numbers, destination)
+    host_by_rank = hosts or {}
+    rank_hosts = tuple(host_by_rank.get(rank) for rank in (*sources, *destinations))
+    return _plan(tuple(int(length) for length in shape), source, destination, sources, destinations, rank_hosts)
 
 
 def _check_ranks(side: str, ranks: Sequence[int], sharding: Sharding) -> tuple[int, ...]:
@@ -171,25 +171,25 @@ def _plan(
     destination: Sharding,
     source_ranks: tuple[int, ...],
     destination_ranks: tuple[int, ...],
-    places: tuple[Hashable, ...],
+    rank_hosts: tuple[Hashable, ...],
 ) -> ReshardPlan:
-    hosts = dict(zip((*source_ranks, *destination_ranks), places))
-    parts = _Parts(shape, source, source_ranks)
+    hosts = dict(zip((*source_ranks, *destination_ranks), rank_hosts))
+    parts = _SourceParts(shape, source, source_ranks)
     pieces: list[Piece] = []
-    wanted: dict[tuple[int, ...], list[Piece]] = defaultdict(list)  # pieces to send, by team
+    missing: dict[tuple[int, ...], list[Piece]] = defaultdict(list)  # pieces to send, by team
     for number, rank in enumerate(destination_ranks):
-        for team, piece in parts.that_fill(rank, destination.runs(shape, number)):
+        for team, piece in parts.find_sources(rank, destination.runs(shape, number)):
             if rank in team:
-                pieces.append(_of(rank, piece))
+                pieces.append(_with_source(rank, piece))
             else:
-                wanted[team].append(piece)
-    for team, asked in wanted.items():
-        pieces.extend(_shared_out(team, asked, hosts))
+                missing[team].append(piece)
+    for team, requested in missing.items():
+        pieces.extend(_divide_by_host(team, requested, hosts))
     pieces.sort(key=lambda piece: (piece.destination, piece.destination_start))
     return ReshardPlan(tuple(pieces))
 
 
-class _Parts:
+class _SourceParts:
     """The parts of the global array, and the team of ranks that have each part."""
 
     def __init__(self, shape: tuple[int, ...], sharding: Sharding, ranks: tuple[int, ...]) -> None:
@@ -200,19 +200,19 @@ class _Parts:
             runs = sharding.runs(shape, number)
             teams[tuple(known.setdefault(part, len(known)) for known, part in zip(self._numbers, runs))].append(rank)
         self._teams = {parts: tuple(team) for parts, team in teams.items()}
-        self._runs = [sorted(_placed(known)) for known in self._numbers]
+        self._runs = [sorted(_local_runs(known)) for known in self._numbers]
 
-    def that_fill(self, rank: int, wanted: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tuple[tuple[int, ...], Piece]]:
+    def find_sources(self, rank: int, missing: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tuple[tuple[int, ...], Piece]]:
         """Yield the boxes that make up the wanted parts, each with the team that has it."""
-        ways = [list(self._overlaps(dim, runs)) for dim, runs in enumerate(wanted)]
-        for choice in product(*ways):
+        overlaps = [list(self._overlaps(dim, runs)) for dim, runs in enumerate(missing)]
+        for choice in product(*overlaps):
             team = self._teams[tuple(part for part, _ in choice)]
-            at, to, lengths = zip(*(where for _, where in choice)) if choice else ((), (), ())
-            yield team, Piece(team[0], rank, at, to, lengths)
+            source_start, destination_start, lengths = zip(*(ranges for _, ranges in choice)) if choice else ((), (), ())
+            yield team, Piece(team[0], rank, source_start, destination_start, lengths)
 
-    def _overlaps(self, dim: int, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Range]]:
+    def _overlaps(self, dim: int, missing: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Range]]:
         runs, offset = self._runs[dim], 0
-        for first, length in wanted:
+        for first, length in missing:
             index = bisect_right(runs, first, key=lambda run: run[0]) - 1
             while length and index < len(runs) and runs[index][0] < first + length:
                 start, count, local, part = runs[index]
@@ -223,7 +223,7 @@ class _Parts:
             offset += length
 
 
-def _placed(parts: Mapping[object, int]) -> Iterator[tuple[int, int, int, int]]:
+def _local_runs(parts: Mapping[object, int]) -> Iterator[tuple[int, int, int, int]]:
     """Yield each run of a dimension as (first index, length, local offset, part number)."""
     for runs, number in parts.items():
         local = 0
@@ -233,38 +233,38 @@ def _placed(parts: Mapping[object, int]) -> Iterator[tuple[int, int, int, int]]:
             local += length
 
 
-def _shared_out(team: tuple[int, ...], asked: list[Piece], hosts: Mapping[int, Hashable]) -> list[Piece]:
+def _divide_by_host(team: tuple[int, ...], requested: list[Piece], hosts: Mapping[int, Hashable]) -> list[Piece]:
     """Divide boxes, which all members of a team have, among the members."""
     loads = dict.fromkeys(team, 0)
-    near: dict[tuple[int, ...], list[Piece]] = defaultdict(list)
-    for piece in asked:
-        neighbours = tuple(rank for rank in team if hosts[rank] == hosts[piece.destination])
-        near[neighbours or team].append(piece)
-    given: list[Piece] = []
-    for members in sorted(near, key=len):  # sets with the fewest members first
-        given.extend(_poured(near[members], members, loads))
-    return given
+    by_members: dict[tuple[int, ...], list[Piece]] = defaultdict(list)
+    for piece in requested:
+        local_members = tuple(rank for rank in team if hosts[rank] == hosts[piece.destination])
+        by_members[local_members or team].append(piece)
+    assigned: list[Piece] = []
+    for members in sorted(by_members, key=len):  # sets with the fewest members first
+        assigned.extend(_divide_by_load(by_members[members], members, loads))
+    return assigned
 
 
-def _poured(pieces: list[Piece], members: tuple[int, ...], loads: dict[int, int]) -> Iterator[Piece]:
+def _divide_by_load(pieces: list[Piece], members: tuple[int, ...], loads: dict[int, int]) -> Iterator[Piece]:
     """Assign consecutive boxes to members, each up to the load that all will have at the end."""
-    ends = _fair_ends(sum(piece.size for piece in pieces), members, loads)
-    done, index = 0, 0
+    ends = _balanced_ends(sum(piece.size for piece in pieces), members, loads)
+    end, index = 0, 0
     for piece in pieces:
-        begin = done
-        rest: Piece | None = piece
-        done += piece.size
-        while rest is not None and index < len(ends) - 1 and ends[index][1] < done:
-            head, rest = _cut(rest, ends[index][1] - begin)
+        begin = end
+        remaining: Piece | None = piece
+        end += piece.size
+        while remaining is not None and index < len(ends) - 1 and ends[index][1] < end:
+            head, remaining = _cut(remaining, ends[index][1] - begin)
             index += 1
             if head is not None:
                 begin += head.size
-                yield _taken(head, ends[index - 1][0], loads)
-        if rest is not None:
-            yield _taken(rest, ends[index][0], loads)
+                yield _assign(head, ends[index - 1][0], loads)
+        if remaining is not None:
+            yield _assign(remaining, ends[index][0], loads)
 
 
-def _fair_ends(total: int, members: tuple[int, ...], loads: Mapping[int, int]) -> list[tuple[int, int]]:
+def _balanced_ends(total: int, members: tuple[int, ...], loads: Mapping[int, int]) -> list[tuple[int, int]]:
     """Return the end offset of each member's elements, chosen to minimise the highest load."""
     order = sorted(members, key=lambda rank: loads[rank])
     count, level = len(order), 0
@@ -287,22 +287,23 @@ def _cut(piece: Piece, size: int) -> tuple[Piece | None, Piece | None]:
         return (None, piece) if size <= 0 else (piece, None)
     length = piece.shape[dim]
     slab = piece.size // length
-    at = min(max((2 * size + slab) // (2 * slab), 0), length)
-    return _part(piece, dim, 0, at), _part(piece, dim, at, length)
+    cut = min(max((2 * size + slab) // (2 * slab), 0), length)
+    return _part(piece, dim, 0, cut), _part(piece, dim, cut, length)
 
 
 def _part(piece: Piece, dim: int, start: int, stop: int) -> Piece | None:
     if start == stop:
         return None
-    moved = [tuple(first + start * (d == dim) for d, first in enumerate(where)) for where in (piece.source_start, piece.destination_start)]
+    old_starts = (piece.source_start, piece.destination_start)
+    starts = [tuple(first + start * (d == dim) for d, first in enumerate(old)) for old in old_starts]
     shape = tuple(stop - start if d == dim else length for d, length in enumerate(piece.shape))
-    return Piece(piece.source, piece.destination, moved[0], moved[1], shape)
+    return Piece(piece.source, piece.destination, starts[0], starts[1], shape)
 
 
-def _taken(piece: Piece, rank: int, loads: dict[int, int]) -> Piece:
+def _assign(piece: Piece, rank: int, loads: dict[int, int]) -> Piece:
     loads[rank] += piece.size
-    return _of(rank, piece)
+    return _with_source(rank, piece)
 
 
-def _of(rank: int, piece: Piece) -> Piece:
+def _with_source(rank: int, piece: Piece) -> Piece:
     return Piece(rank, piece.destination, piece.source_start, piece.destination_start, piece.shape)

@@ -1,7 +1,7 @@
 """Streams: the blocks sent from one source to one destination, by shared memory or messages.
 
 Both sides cut arrays into the same blocks, so only blocks and a flag byte per block (sent or not)
-are transferred. Between hosts, blocks are combined into parcels (one message each), so that many
+are transferred. Between hosts, blocks are combined into batches (one message each), so that many
 small arrays need few messages.
 """
 
@@ -13,12 +13,12 @@ from functools import cache
 from typing import Any
 
 from dldist import _core
-from dldist.reshard.memory import parts
+from dldist.reshard.memory import split_box
 from dldist.reshard.plans import Piece
 
 DELTA_BLOCK_NBYTES = 64 << 10
 BLOCK_NBYTES = 4 << 20
-PARCEL_NBYTES = 8 << 20
+BATCH_NBYTES = 8 << 20
 
 
 class Block:
@@ -41,7 +41,7 @@ class Stream:
 
     def __init__(self, pieces: Mapping[str, Sequence[Piece]], itemsizes: Mapping[str, int], limit: int) -> None:
         self.pieces = pieces
-        self.nbytes = sum(piece.size * itemsizes[name] for name, its in pieces.items() for piece in its)
+        self.nbytes = sum(piece.size * itemsizes[name] for name, array_pieces in pieces.items() for piece in array_pieces)
         self._itemsizes, self._limit = itemsizes, limit
         self._blocks: list[Block] | None = None
 
@@ -53,12 +53,12 @@ class Stream:
 
     def _cut(self, name: str, piece: Piece) -> Iterator[Block]:
         size = self._itemsizes[name]
-        sources = parts(piece.source_start, piece.shape, size, self._limit)
-        destinations = parts(piece.destination_start, piece.shape, size, self._limit)
+        sources = split_box(piece.source_start, piece.shape, size, self._limit)
+        destinations = split_box(piece.destination_start, piece.shape, size, self._limit)
         for source, destination in zip(sources, destinations):
             nbytes = size
-            for one in source:
-                nbytes *= one.stop - one.start
+            for extent in source:
+                nbytes *= extent.stop - extent.start
             yield Block(name, source, destination, nbytes)
 
     def copy(self, sources: Mapping[str, Any], destinations: Mapping[str, Any]) -> int:
@@ -68,34 +68,34 @@ class Stream:
                 copy_box(destinations[name], piece.destination_box, sources[name], piece.source_box)
         return self.nbytes
 
-    def copy_blocks(self, sources: Mapping[str, Any], destinations: Mapping[str, Any], chosen: bytearray) -> int:
-        """Copy the blocks whose byte in `chosen` is 1. Return the number of bytes."""
-        moved = 0
-        for block, is_chosen in zip(self.blocks, chosen):
-            if is_chosen:
-                copy_box(destinations[block.name], block.destination, sources[block.name], block.source)
-                moved += block.nbytes
-        return moved
-
-    def parcels(self, chosen: bytearray) -> Iterator[list[Block]]:
-        """Yield the blocks whose byte in `chosen` is 1, grouped into parcels."""
-        parcel: list[Block] = []
+    def copy_blocks(self, sources: Mapping[str, Any], destinations: Mapping[str, Any], selected: bytearray) -> int:
+        """Copy the blocks whose byte in `selected` is 1. Return the number of bytes."""
         nbytes = 0
-        for block, is_chosen in zip(self.blocks, chosen):
-            if not is_chosen:
+        for block, is_selected in zip(self.blocks, selected):
+            if is_selected:
+                copy_box(destinations[block.name], block.destination, sources[block.name], block.source)
+                nbytes += block.nbytes
+        return nbytes
+
+    def batches(self, selected: bytearray) -> Iterator[list[Block]]:
+        """Yield the blocks whose byte in `selected` is 1, grouped into batches."""
+        batch: list[Block] = []
+        nbytes = 0
+        for block, is_selected in zip(self.blocks, selected):
+            if not is_selected:
                 continue
-            if parcel and nbytes + block.nbytes > PARCEL_NBYTES:
-                yield parcel
-                parcel, nbytes = [], 0
-            parcel.append(block)
+            if batch and nbytes + block.nbytes > BATCH_NBYTES:
+                yield batch
+                batch, nbytes = [], 0
+            batch.append(block)
             nbytes += block.nbytes
-        if parcel:
-            yield parcel
+        if batch:
+            yield batch
 
     @property
-    def parcel_nbytes(self) -> int:
-        """The size of the largest parcel in bytes."""
-        return max((sum(block.nbytes for block in parcel) for parcel in self.parcels(bytearray(b"\1" * len(self.blocks)))), default=0)
+    def batch_nbytes(self) -> int:
+        """The size of the largest batch in bytes."""
+        return max((sum(block.nbytes for block in batch) for batch in self.batches(bytearray(b"\1" * len(self.blocks)))), default=0)
 
 
 def view(array: Any, box: tuple[slice, ...]) -> Any:
@@ -104,31 +104,31 @@ def view(array: Any, box: tuple[slice, ...]) -> Any:
 
 
 def copy_box(destination: Any, destination_box: tuple[slice, ...], source: Any, source_box: tuple[slice, ...]) -> None:
-    """Copy a box of an array of words. Large contiguous copies release the GIL."""
-    to, what = view(destination, destination_box), view(source, source_box)
-    if to.size and to.itemsize <= 8 and to.flags.c_contiguous and what.flags.c_contiguous:
-        _core._copy_tensor(to, what)
+    """Copy a box of a raw view. Large contiguous copies release the GIL."""
+    target, values = view(destination, destination_box), view(source, source_box)
+    if target.size and target.itemsize <= 8 and target.flags.c_contiguous and values.flags.c_contiguous:
+        _core._copy_tensor(target, values)
     else:
-        to[...] = what
+        target[...] = values
 
 
-def pack(parcel: Sequence[Block], sources: Mapping[str, Any], staging: Any) -> Any:
+def pack(batch: Sequence[Block], sources: Mapping[str, Any], staging: Any) -> Any:
     """Copy blocks contiguously into `staging`; return the part of it that they fill."""
-    at = 0
-    for block in parcel:
+    offset = 0
+    for block in batch:
         values = view(sources[block.name], block.source)
-        staging[at : at + block.nbytes].view(values.dtype).reshape(values.shape)[...] = values
-        at += block.nbytes
-    return staging[:at]
+        staging[offset : offset + block.nbytes].view(values.dtype).reshape(values.shape)[...] = values
+        offset += block.nbytes
+    return staging[:offset]
 
 
-def unpack(parcel: Sequence[Block], staging: Any, destinations: Mapping[str, Any]) -> None:
+def unpack(batch: Sequence[Block], staging: Any, destinations: Mapping[str, Any]) -> None:
     """Copy blocks from `staging` to the destinations' arrays."""
-    at = 0
-    for block in parcel:
+    offset = 0
+    for block in batch:
         values = view(destinations[block.name], block.destination)
-        values[...] = staging[at : at + block.nbytes].view(values.dtype).reshape(values.shape)
-        at += block.nbytes
+        values[...] = staging[offset : offset + block.nbytes].view(values.dtype).reshape(values.shape)
+        offset += block.nbytes
 
 
 @cache
@@ -144,23 +144,23 @@ class Changes:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, list[bytes]] = {}
-        self._new: list[bytes] = []
+        self._digests: dict[int, list[bytes]] = {}
+        self._new_digests: list[bytes] = []
 
-    def choose(self, stream: Stream, sources: Mapping[str, Any], slot: int) -> bytearray:
-        """Return a byte per block, 1 to write it. The slot's content is unknown until note()."""
+    def select(self, stream: Stream, sources: Mapping[str, Any], slot: int) -> bytearray:
+        """Return a byte per block, 1 to write it. The slot's content is unknown until commit()."""
         import numpy
 
         keys = _keys()
-        self._new = [
+        self._new_digests = [
             _core._digest(numpy.ascontiguousarray(view(sources[block.name], block.source)).reshape(-1).view("u1"), keys)
             for block in stream.blocks
         ]
-        old = self._known.pop(slot, None)
-        if old is None:
-            return bytearray(b"\1" * len(self._new))
-        return bytearray(new != before for new, before in zip(self._new, old))
+        previous = self._digests.pop(slot, None)
+        if previous is None:
+            return bytearray(b"\1" * len(self._new_digests))
+        return bytearray(digest != previous_digest for digest, previous_digest in zip(self._new_digests, previous))
 
-    def note(self, slot: int) -> None:
-        """Record that the slot now holds the blocks that were passed to choose()."""
-        self._known[slot] = self._new
+    def commit(self, slot: int) -> None:
+        """Record that the slot now holds the blocks that were passed to select()."""
+        self._digests[slot] = self._new_digests

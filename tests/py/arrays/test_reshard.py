@@ -385,7 +385,7 @@ def test_destination_with_an_invalid_slot_is_lost():
     def run(world):
         with Link(world, **{"destination" if world.rank else "source": layout}) as link:
             if world.rank:
-                link._incoming[0].ask(9)
+                link._receivers[0].request(9)
             else:
                 (loss,) = link.push({"w": np.zeros(4, "float32")}).lost
                 assert loss.rank == 1 and "rank 1 asks for slot 9, and has 2" in str(loss)
