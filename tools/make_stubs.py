@@ -116,12 +116,12 @@ from typing import Any
 
 from dldist._base.operations import Operation
 
-class NotOneTensor(RuntimeError): ...
+class TensorCountError(RuntimeError): ...
 
 class Side:
     kind: str
     parameter: int
-    what: str
+    label: str
     is_wrapped: bool
     is_for_root: bool
     names: tuple[str, ...]
@@ -133,9 +133,9 @@ class Call:
     options: Any
     sides: list[Side]
     splits: list[str]
-    def arranged(self, called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]: ...
-    def lowered(self, values: list[Any], opts: Any) -> tuple[Any, ...]: ...
-    def raised(self, backend: Any, arguments: tuple[Any, ...], op: Any) -> list[Any]: ...
+    def to_list_form(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]: ...
+    def to_call_arguments(self, values: list[Any], opts: Any) -> tuple[Any, ...]: ...
+    def to_operation_values(self, backend: Any, arguments: tuple[Any, ...], op: Any) -> list[Any]: ...
     def tensors(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]: ...
 
 CALLS: dict[str, Call]
@@ -198,9 +198,9 @@ def names_stub(head: str, tables) -> str:
 
     lines, of_moment = {}, ""
     for module, names in ((module, names) for table in tables for module, names in table.items()):
-        defined = defined_in(module) if module == namespace.OF_THE_MOMENT else []
-        for name, _, other in namespace.names_of({module: names}):
-            if module == namespace.OF_THE_MOMENT and other not in defined:
+        defined = defined_in(module) if module == namespace.UNCACHED_MODULE else []
+        for name, _, other in namespace.parse_names({module: names}):
+            if module == namespace.UNCACHED_MODULE and other not in defined:
                 of_moment += f"{name}: Any\n"
             elif name != "rendezvous":  # a module in one of them, a function in the other
                 lines[f"from {module} import {other} as {name}\n"] = None
@@ -218,12 +218,12 @@ def made_stubs() -> dict[str, str]:
     from dldist._backends.low_level import CALLS
     from dldist._base.operations import OPERATIONS
 
-    common = namespace.C10D, namespace.PACKAGE, namespace.BESIDE
+    common = namespace.C10D, namespace.PACKAGE, namespace.PRIVATE
     stubs = {
         "_core.pyi": core_stub((PACKAGE / "_core.pyi.in").read_text(encoding="utf-8"), OPERATIONS.values()),
         "_backends/low_level.pyi": low_level_stub(CALLS),
         "__init__.pyi": names_stub(PACKAGE_HEAD, common),
-        "distributed_c10d.pyi": names_stub(C10D_HEAD, (*common, namespace.OF_C10D)),
+        "distributed_c10d.pyi": names_stub(C10D_HEAD, (*common, namespace.C10D_ONLY)),
     }
     return stubs | {f"{module}i": module_stub(PACKAGE / module, private) for module, private in MODULES.items()}
 

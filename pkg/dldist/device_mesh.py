@@ -17,8 +17,8 @@ from typing import Any, Self
 from dldist import _core
 from dldist._api import mesh_groups
 from dldist._api.mesh_arguments import AnyOverride, as_array, as_override, check_names, check_overrides, library_of, overrides_by_dim, read_mesh
-from dldist._api.mesh_groups import Home, OfDefaultWorld, OfGroups, OfWorld, Override, abort_groups
-from dldist._api.mesh_layout import Layout, has_overlap, is_sorted, joined, nested, row_major, rows, shape_of, size_of, split, unravelled
+from dldist._api.mesh_groups import DefaultWorldGroups, ExistingGroups, GroupSource, Override, WorldGroups, abort_groups
+from dldist._api.mesh_layout import Layout, has_overlap, is_sorted, merge_axes, nest, row_major, rows, shape_of, size_of, split, unravel
 from dldist._api.ranks import get_process_group_ranks, get_rank
 from dldist._backends.backend_names import warn
 from dldist._backends.process_group import ProcessGroup
@@ -59,9 +59,9 @@ class DeviceMesh:
     """The ranks of the root mesh in row-major order. The layout has indices into this list."""
     _mesh_dim_names: tuple[str, ...] | None
     _root_mesh: DeviceMesh | None
-    _home: Home
+    _group_source: GroupSource
     _rank: int
-    _kept: list[Any] | None
+    _group_refs: list[Any] | None
     """Stored groups by dimension; [] if this rank is not in the mesh, None if it has no groups."""
     _library: str | None
     """The library of the array that `mesh` returns, which is the library of the array passed."""
@@ -79,62 +79,62 @@ class DeviceMesh:
     ) -> None:
         if mesh is None:
             raise TypeError("DeviceMesh(): argument 'mesh' is missing: the ranks, as nested lists or an array")
-        home: OfDefaultWorld | OfWorld = OfDefaultWorld() if world is None else OfWorld(world)
-        ranks, shape = read_mesh(mesh, home.check_size if _init_backend else None)
+        group_source: DefaultWorldGroups | WorldGroups = DefaultWorldGroups() if world is None else WorldGroups(world)
+        ranks, shape = read_mesh(mesh, group_source.check_size if _init_backend else None)
         names = check_names(mesh_dim_names, shape)
         overrides = check_overrides(backend_override, len(shape))
         if _init_backend:
-            home.enter(len(ranks))
-        self._fill(device_type, row_major(shape), ranks, names, None, home, home.rank() if _rank is None else _rank)
+            group_source.initialize(len(ranks))
+        self._set_fields(device_type, row_major(shape), ranks, names, None, group_source, group_source.rank() if _rank is None else _rank)
         self._library = library_of(mesh)
         if _init_backend:
-            self._keep_groups(overrides)
+            self._add_groups(overrides)
 
-    def _fill(
+    def _set_fields(
         self,
         device_type: str,
         layout: Layout,
         rank_map: tuple[int, ...],
         names: tuple[str, ...] | None,
         root: DeviceMesh | None,
-        home: Home,
+        group_source: GroupSource,
         rank: int,
     ) -> None:
         self._device_type, self._layout, self._rank_map, self._mesh_dim_names = device_type, layout, rank_map, names
-        self._root_mesh, self._home, self._rank = root, home, rank
-        self._kept = None
+        self._root_mesh, self._group_source, self._rank = root, group_source, rank
+        self._group_refs = None
         self._library = None
         self._flatten_mapping: dict[str, DeviceMesh] = {}
         self._coordinate_on_dim = self._find_coordinate()
 
-    def _part(self, layout: Layout, names: tuple[str, ...], kept: list[Any] | None) -> DeviceMesh:
+    def _make_submesh(self, layout: Layout, names: tuple[str, ...], group_refs: list[Any] | None) -> DeviceMesh:
         """Create a mesh of some of the root's ranks, with this layout and these names."""
         root = self._get_root_mesh()
-        part = DeviceMesh.__new__(DeviceMesh)
-        part._fill(root._device_type, layout, root._rank_map, names, root, root._home, self._rank)
-        part._kept, part._library = kept, root._library
-        return part
+        submesh = DeviceMesh.__new__(DeviceMesh)
+        submesh._set_fields(root._device_type, layout, root._rank_map, names, root, root._group_source, self._rank)
+        submesh._group_refs, submesh._library = group_refs, root._library
+        return submesh
 
     # ---- groups
 
-    def _keep_groups(self, overrides: Sequence[Override]) -> None:
+    def _add_groups(self, overrides: Sequence[Override]) -> None:
         names = self._mesh_dim_names or [f"dim_{dim}" for dim in range(self.ndim)]
-        self._kept = self._make_groups(self._layout, names, overrides)
+        self._group_refs = self._make_groups(self._layout, names, overrides)
 
     def _make_groups(self, layout: Layout, names: Sequence[str], overrides: Sequence[Override]) -> list[Any]:
         """Create a group for each dimension; all ranks call this. Return the values to store."""
-        made = []
+        refs = []
         for axis, name, override in zip(layout, names, overrides, strict=True):
-            of_ranks = [[self._rank_map[place] for place in row] for row in rows((axis,), len(self._rank_map))]
-            made.append(self._home.make(of_ranks, f"mesh_{name}", override))
-        return [each for each in made if each is not None]
+            rank_rows = [[self._rank_map[place] for place in row] for row in rows((axis,), len(self._rank_map))]
+            refs.append(self._group_source.make_groups(rank_rows, f"mesh_{name}", override))
+        return [ref for ref in refs if ref is not None]
 
     @property
     def _dim_group_names(self) -> list[str]:
         """The names of the groups, by dimension; for c10d's groups."""
-        if self._kept is None:
+        if self._group_refs is None:
             raise AttributeError("the mesh was made without groups")
-        return [kept if isinstance(kept, str) else kept.name for kept in self._kept]
+        return [ref if isinstance(ref, str) else ref.name for ref in self._group_refs]
 
     def get_group(self, mesh_dim: int | str | None = None) -> Any:
         """Return the group of this rank along a dimension.
@@ -155,7 +155,7 @@ class DeviceMesh:
             >>> dist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",)).get_group("dp").size()
             1
         """
-        if self._kept is None:
+        if self._group_refs is None:
             raise RuntimeError("DeviceMesh process groups not initialized!")
         if mesh_dim is None:
             self._check_one_dimension("get_group")
@@ -164,9 +164,9 @@ class DeviceMesh:
         if flattened is not None:
             return flattened.get_group()
         dim = self._dim_of("get_group", mesh_dim)
-        if not self._kept:
+        if not self._group_refs:
             raise IndexError(f"get_group(): rank {self._rank} is not in {self!r}, and has none of its groups")
-        return mesh_groups.find(self._kept[dim])
+        return mesh_groups.find_group(self._group_refs[dim])
 
     def get_all_groups(self) -> list[Any]:
         """Return the groups of this rank along all dimensions.
@@ -198,7 +198,7 @@ class DeviceMesh:
         if self._root_mesh is not None:
             raise RuntimeError("abort() is not supported on a submesh: call it on the root mesh")
         meshes = (self, *self._flatten_mapping.values())
-        abort_groups(kept for mesh in meshes for kept in mesh._kept or ())
+        abort_groups(ref for mesh in meshes for ref in mesh._group_refs or ())
 
     def _check_one_dimension(self, call: str) -> None:
         if self.ndim != 1:
@@ -278,15 +278,15 @@ class DeviceMesh:
         return self._coordinate_on_dim is not None
 
     def _find_coordinate(self) -> tuple[int, ...] | None:
-        row = self._row_here()
+        row = self._own_row()
         if row is None or self._rank not in row:
             return None
-        return unravelled(row.index(self._rank), self.shape)
+        return unravel(row.index(self._rank), self.shape)
 
-    def _row_here(self) -> list[int] | None:
+    def _own_row(self) -> list[int] | None:
         """Return the mesh's ranks; in a slice of a mesh, the row with this rank, or None."""
-        cut = [[self._rank_map[place] for place in row] for row in rows(self._layout, len(self._rank_map))]
-        return cut[0] if len(cut) == 1 else next((row for row in cut if self._rank in row), None)
+        rank_rows = [[self._rank_map[place] for place in row] for row in rows(self._layout, len(self._rank_map))]
+        return rank_rows[0] if len(rank_rows) == 1 else next((row for row in rank_rows if self._rank in row), None)
 
     # ---- properties
 
@@ -299,7 +299,7 @@ class DeviceMesh:
     def mesh(self) -> Any:
         """The ranks, as int32, in the library of the array passed; by default, of PyTorch or NumPy
         if imported, else as a SharedArray."""
-        row = self._row_here()
+        row = self._own_row()
         if row is None:
             raise RuntimeError(
                 f"the ranks of {self!r} are unknown: it was sliced from a mesh of {len(self._rank_map)} ranks, "
@@ -349,11 +349,11 @@ class DeviceMesh:
             text = repr(shape)
         strides = [tuple(stride for _, stride in axis) for axis in self._layout]
         text = f"DeviceMesh({text}, {self.device_type!r}, stride={tuple(each[0] if len(each) == 1 else each for each in strides)}"
-        row = self._row_here() if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL" else None
-        return f"{text})" if row is None else f"{text}, Mesh: {nested(row, shape)})"
+        row = self._own_row() if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL" else None
+        return f"{text})" if row is None else f"{text}, Mesh: {nest(row, shape)})"
 
     def _key(self) -> tuple[Any, ...]:
-        return self._rank_map, self._layout, self._device_type, self._mesh_dim_names, self._home
+        return self._rank_map, self._layout, self._device_type, self._mesh_dim_names, self._group_source
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -404,23 +404,24 @@ class DeviceMesh:
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         if names == self._mesh_dim_names:
             return self
-        sources = [self._source_of(name, names) for name in names]
+        sources = [self._find_dim(name, names) for name in names]
         layout = tuple(mesh._layout[dim] for mesh, dim in sources)
         if not is_sorted(layout):
-            raise KeyError(f"Invalid mesh_dim_names {names} specified: they stand in the order of the dimensions, {self._names_here()}")
+            raise KeyError(f"Invalid mesh_dim_names {names} specified: they stand in the order of the dimensions, {self._all_names()}")
         if has_overlap(layout):
             raise RuntimeError(f"Slicing overlapping dim_names {names} is not allowed: they have ranks in common")
-        return self._part(layout, names, None if self._kept is None else [mesh._kept[dim] for mesh, dim in sources if mesh._kept])
+        refs = None if self._group_refs is None else [mesh._group_refs[dim] for mesh, dim in sources if mesh._group_refs]
+        return self._make_submesh(layout, names, refs)
 
-    def _source_of(self, name: str, names: tuple[str, ...]) -> tuple[DeviceMesh, int]:
+    def _find_dim(self, name: str, names: tuple[str, ...]) -> tuple[DeviceMesh, int]:
         """Find a name in this mesh or the root's flattened meshes: return mesh and dimension."""
         if name in self._mesh_dim_names:  # type: ignore[operator]
             return self, self._get_mesh_dim_by_name(name)
         if self._root_mesh is None and name in self._flatten_mapping:
             return self._flatten_mapping[name], 0
-        raise KeyError(f"Invalid mesh_dim_names {names} specified: {name!r} is none of {self._names_here()}")
+        raise KeyError(f"Invalid mesh_dim_names {names} specified: {name!r} is none of {self._all_names()}")
 
-    def _names_here(self) -> list[str]:
+    def _all_names(self) -> list[str]:
         return [*(self._mesh_dim_names or ()), *(self._flatten_mapping if self._root_mesh is None else ())]
 
     def _get_all_submeshes(self, mesh_dim_name: str) -> list[DeviceMesh]:
@@ -430,8 +431,8 @@ class DeviceMesh:
         for row in rows((self._layout[dim],), len(self._rank_map)):
             ranks = tuple(self._rank_map[place] for place in row)
             submesh = DeviceMesh.__new__(DeviceMesh)
-            submesh._fill(self._device_type, row_major((len(ranks),)), ranks, (mesh_dim_name,), None, self._home, self._rank)
-            submesh._kept = [self._kept[dim]] if self._kept and self._rank in ranks else []
+            submesh._set_fields(self._device_type, row_major((len(ranks),)), ranks, (mesh_dim_name,), None, self._group_source, self._rank)
+            submesh._group_refs = [self._group_refs[dim]] if self._group_refs and self._rank in ranks else []
             submesh._library = self._library
             submeshes.append(submesh)
         return submeshes
@@ -455,17 +456,17 @@ class DeviceMesh:
         if self.ndim == 1 and name == self._mesh_dim_names[0]:
             return self
         root = self._get_root_mesh()
-        layout = (joined(self._layout),)
+        layout = (merge_axes(self._layout),)
         if name in (root._mesh_dim_names or ()):
             raise ValueError(f"_flatten(): {name!r} is a dimension of {root!r}: give another mesh_dim_name")
-        made = root._flatten_mapping.get(name)
-        if made is None:
-            made = self._part(layout, (name,), None)
-            made._keep_groups([as_override(backend_override)])
-            root._flatten_mapping[name] = made
-        elif made._layout != layout:
-            raise ValueError(f"_flatten(): there is another flattened mesh {name!r}, {made!r}: give another mesh_dim_name")
-        return made
+        flattened = root._flatten_mapping.get(name)
+        if flattened is None:
+            flattened = self._make_submesh(layout, (name,), None)
+            flattened._add_groups([as_override(backend_override)])
+            root._flatten_mapping[name] = flattened
+        elif flattened._layout != layout:
+            raise ValueError(f"_flatten(): there is another flattened mesh {name!r}, {flattened!r}: give another mesh_dim_name")
+        return flattened
 
     def _unflatten(
         self,
@@ -487,7 +488,7 @@ class DeviceMesh:
             RuntimeError: The numbers of names and sizes differ, or the mesh has no names.
         """
         try:
-            at = self._dim_of("_unflatten", dim)
+            index = self._dim_of("_unflatten", dim)
         except LookupError as error:
             raise ValueError(f"_unflatten(): {error.args[0]}") from None
         sizes, names = tuple(mesh_sizes), tuple(mesh_dim_names)
@@ -495,18 +496,18 @@ class DeviceMesh:
             raise RuntimeError(f"_unflatten(): mesh_dim_names must have same length as mesh_sizes: {names} for {sizes}")
         if not self._mesh_dim_names:
             raise RuntimeError(f"_unflatten(): the dimensions of {self!r} have no names")
-        axis = self._layout[at]
+        axis = self._layout[index]
         fits = prod(sizes) == size_of(axis) and all(size > 0 for size in sizes)
         parts = split(axis, sizes) if fits else None
         if parts is None:
             raise ValueError(f"_unflatten(): the dimension {dim} has the size {size_of(axis)}, which {sizes} cannot be made of")
         overrides = overrides_by_dim(backend_override, len(sizes), names)
-        kept = None
-        if self._kept is not None:
-            made = self._make_groups(parts, names, overrides)
-            kept = [*self._kept[:at], *made, *self._kept[at + 1 :]]
-        layout = (*self._layout[:at], *parts, *self._layout[at + 1 :])
-        return self._part(layout, (*self._mesh_dim_names[:at], *names, *self._mesh_dim_names[at + 1 :]), kept)
+        group_refs = None
+        if self._group_refs is not None:
+            new_refs = self._make_groups(parts, names, overrides)
+            group_refs = [*self._group_refs[:index], *new_refs, *self._group_refs[index + 1 :]]
+        layout = (*self._layout[:index], *parts, *self._layout[index + 1 :])
+        return self._make_submesh(layout, (*self._mesh_dim_names[:index], *names, *self._mesh_dim_names[index + 1 :]), group_refs)
 
     @staticmethod
     def _concatenate(device_mesh_list: Sequence[DeviceMesh]) -> DeviceMesh:
@@ -520,7 +521,7 @@ class DeviceMesh:
         """
         first = device_mesh_list[0]
         for mesh in device_mesh_list:
-            if (mesh._rank_map, mesh._home) != (first._rank_map, first._home):
+            if (mesh._rank_map, mesh._group_source) != (first._rank_map, first._group_source):
                 raise RuntimeError(f"Cannot concatenate DeviceMeshes derived from different device meshes: {first!r} and {mesh!r}")
             if not mesh._mesh_dim_names:
                 raise RuntimeError(f"Cannot concatenate a DeviceMesh without mesh_dim_names: {mesh!r}")
@@ -528,7 +529,7 @@ class DeviceMesh:
         if has_overlap(layout):
             raise RuntimeError(f"Cannot concatenate overlapping meshes: {list(device_mesh_list)}")
         names = tuple(name for mesh in device_mesh_list for name in mesh._mesh_dim_names or ())
-        return first._part(layout, names, [kept for mesh in device_mesh_list for kept in mesh._kept or ()])
+        return first._make_submesh(layout, names, [ref for mesh in device_mesh_list for ref in mesh._group_refs or ()])
 
     @staticmethod
     def from_group(
@@ -576,7 +577,7 @@ def _mesh_of_group(group: Any, device_type: str, mesh: Any, mesh_dim_names: Sequ
         device_type, ranks, mesh_dim_names=mesh_dim_names, world=group if is_world else None, _init_backend=False
     )
     made._library = library_of(mesh)
-    made._kept = [group if is_world else group.group_name]
+    made._group_refs = [group if is_world else group.group_name]
     return made
 
 
@@ -589,7 +590,7 @@ def _mesh_of_groups(groups: list[Any], device_type: str, mesh: Any, mesh_dim_nam
         raise ValueError("from_group(): the groups are Worlds, or groups of c10d, and not both")
     if are_worlds == {False}:
         made = DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _init_backend=False)
-        made._kept = [group.group_name for group in groups]
+        made._group_refs = [group.group_name for group in groups]
         return made
     for dim, (group, size) in enumerate(zip(groups, shape, strict=True)):
         if group.size != size:
@@ -598,8 +599,8 @@ def _mesh_of_groups(groups: list[Any], device_type: str, mesh: Any, mesh_dim_nam
     for group, size in zip(groups, shape, strict=True):
         place = place * size + group.rank
     made = DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _init_backend=False, _rank=ranks[place])
-    made._home = OfGroups(ranks[place])
-    made._kept = groups
+    made._group_source = ExistingGroups(ranks[place])
+    made._group_refs = groups
     return made
 
 
@@ -640,7 +641,7 @@ def init_device_mesh(
     for size in shape:
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"init_device_mesh(): a dimension has 1 rank or more: mesh_shape is {shape}")
-    mesh = nested(range(prod(shape)), shape)
+    mesh = nest(range(prod(shape)), shape)
     return DeviceMesh(device_type, mesh, mesh_dim_names=names, backend_override=overrides, world=world)
 
 

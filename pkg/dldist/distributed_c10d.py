@@ -8,8 +8,8 @@ from types import ModuleType
 from dldist._api import namespace
 from dldist._backends import registry
 
-_TABLES = namespace.C10D, namespace.PACKAGE, namespace.BESIDE, namespace.OF_C10D
-__all__ = [name for name, _, _ in namespace.names_of(namespace.C10D)]
+_TABLES = namespace.C10D, namespace.PACKAGE, namespace.PRIVATE, namespace.C10D_ONLY
+__all__ = [name for name, _, _ in namespace.parse_names(namespace.C10D)]
 
 __getattr__ = namespace.Finder(__name__, *_TABLES)
 

@@ -16,13 +16,13 @@ class _Pdb(pdb.Pdb):
     """A debugger that reads /dev/stdin, because children of multiprocessing have no sys.stdin."""
 
     def interaction(self, *args: Any, **kwargs: Any) -> None:
-        before = sys.stdin
+        previous = sys.stdin
         with open("/dev/stdin", encoding="utf-8") as terminal:
             sys.stdin = terminal
             try:
                 super().interaction(*args, **kwargs)
             finally:
-                sys.stdin = before
+                sys.stdin = previous
 
 
 def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> None:
@@ -37,9 +37,9 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> 
         DistTimeoutError: On the waiting ranks, the debugger took longer. The group is unusable.
     """
     caller = sys._getframe(1)
-    place = caller.f_code.co_filename, caller.f_lineno
-    _calls[place] = _calls.get(place, 0) + 1
-    if _calls[place] <= skip:
+    location = caller.f_code.co_filename, caller.f_lineno
+    _calls[location] = _calls.get(location, 0) + 1
+    if _calls[location] <= skip:
         return
     if get_rank() == rank:
         debugger = _Pdb()

@@ -35,7 +35,7 @@ class _CoalescingManager:
         if self._recording is not None:
             self._recording.__enter__()
             recording = self._recording
-            registry._world.coalescing[self._group] = lambda: noted_of(recording)
+            registry._world.coalescing[self._group] = lambda: recorded_calls_of(recording)
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -56,19 +56,19 @@ class _CollOp:
         self.root = root
 
 
-def noted_of(recording: Any) -> list[_CollOp]:
+def recorded_calls_of(recording: Any) -> list[_CollOp]:
     """List the calls that a coalescing block has recorded so far."""
     return [
         _CollOp(getattr(collectives, name), first if OPERATIONS[name].is_in_place else second,
                 None if OPERATIONS[name].is_in_place else first, op)
-        for name, first, second, op in recording.noted
+        for name, first, second, op in recording.calls
     ]  # fmt: skip
 
 
-class _Started:
+class _BackendCoalescing:
     """A coalescing block whose calls the backend of one device combines itself."""
 
-    noted = ()  # always empty: the backend records the calls and does not list them
+    calls = ()  # always empty: the backend records the calls and does not list them
 
     def __init__(self, pg: Any, device: Any, is_async: bool) -> None:
         self._pg = pg
@@ -76,7 +76,7 @@ class _Started:
         self._is_async = is_async
         self.work: Any = None
 
-    def __enter__(self) -> _Started:
+    def __enter__(self) -> _BackendCoalescing:
         self._backend._start_coalescing()
         return self
 
@@ -117,7 +117,7 @@ def _coalescing_manager(group: AnyGroup | None = None, device: Any = None, async
         return _CoalescingManager()
     if device is not None:
         pg = group_or_default(group)
-        return _CoalescingManager(_Started(pg, device, async_ops), pg)
+        return _CoalescingManager(_BackendCoalescing(pg, device, async_ops), pg)
     return _CoalescingManager(registry.operations(group).coalesce(async_op=async_ops), group_or_default(group))
 
 
@@ -146,25 +146,25 @@ def _time_estimator(group: AnyGroup | None = None, device: Any = None) -> _TimeE
     """Estimate the time of calls in a `with` block. All ranks must make the calls. Only NCCL's
     backend (2.22.3 and newer) supports this, for reductions, broadcasts and all-gathers."""
     pg = group_or_default(group)
-    backend = pg._get_backend(device) if device is not None else pg._backend_serving(None)
+    backend = pg._get_backend(device) if device is not None else pg._backend_for_tensor(None)
     if not backend._supports_time_estimate:
         raise NotImplementedError(f"collective time estimator is not supported in the current version of backend {backend.name()}")
     return _TimeEstimator(backend)
 
 
-_of_thread = _local()
+_thread_local = _local()
 
 
 def _get_comm_profiling_name() -> str:
     """Return the profiling name that this thread has set, or ""."""
-    return getattr(_of_thread, "name", "")
+    return getattr(_thread_local, "name", "")
 
 
 def _set_comm_profiling_name(name: str) -> None:
     """Set this thread's profiling name; "" removes it."""
     if not isinstance(name, str):
         raise TypeError(f"_set_comm_profiling_name(): argument 'name' must be str, not {type(name).__name__}")
-    _of_thread.name = name
+    _thread_local.name = name
 
 
 class record_comm:
@@ -172,12 +172,12 @@ class record_comm:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._before: list[str] = []
+        self._previous_names: list[str] = []
 
     def __enter__(self) -> record_comm:
-        self._before.append(_get_comm_profiling_name())
+        self._previous_names.append(_get_comm_profiling_name())
         _set_comm_profiling_name(self.name)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _set_comm_profiling_name(self._before.pop())
+        _set_comm_profiling_name(self._previous_names.pop())

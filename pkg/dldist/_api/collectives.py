@@ -204,17 +204,17 @@ def barrier(
         True
     """
     calls = calls_of(group)
-    if _is_group_of_cpu(calls):
-        beside = calls._device_group if device_ids else None
-        if beside is None:  # not passed on: the CPU has no devices to choose from
+    if _is_cpu_group(calls):
+        device_group = calls._device_group if device_ids else None
+        if device_group is None:  # not passed on: the CPU has no devices to choose from
             return calls.barrier(timeout=timeout, async_op=async_op)
-        calls = beside
+        calls = device_group
     if not isinstance(device_ids, list | None):
         raise TypeError("Invalid function argument: device_ids type should be List[int]")
     return calls.barrier(timeout=timeout, async_op=async_op, device_ids=device_ids)
 
 
-def _is_group_of_cpu(calls: Any) -> bool:
+def _is_cpu_group(calls: Any) -> bool:
     return isinstance(calls, _core.Group) and not isinstance(calls, _core.NcclGroup)
 
 
@@ -572,16 +572,16 @@ def all_reduce_coalesced(
         A Future of the tensors if async_op is true, else None.
     """
     _deprecated("all_reduce_coalesced", "coalescing")
-    many: Any = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    tensor_list: Any = tensors if isinstance(tensors, (list, tuple)) else [tensors]
     calls = calls_of(group)
     try:
-        return _as_future(calls.all_reduce_coalesced(many, op, async_op=async_op))
+        return _as_future(calls.all_reduce_coalesced(tensor_list, op, async_op=async_op))
     except _core.DistArgumentError as refusal:
-        if not _is_group_of_cpu(calls):
+        if not _is_cpu_group(calls):
             raise
         from dldist._backends.gloo_collectives import all_reduce_repeated
 
-        return _as_future(all_reduce_repeated(calls, many, op, {"async_op": async_op}, refusal))
+        return _as_future(all_reduce_repeated(calls, tensor_list, op, {"async_op": async_op}, refusal))
 
 
 def _former_name(name: str, call: Any) -> Any:

@@ -15,9 +15,9 @@ from dldist._backends.process_group import DistributedBackendOptions, ProcessGro
 from dldist._backends.registry import NON_GROUP_MEMBER
 from dldist._base import settings
 from dldist._base.options import DebugLevel, get_debug_level
-from dldist._rendezvous.urls import Place
+from dldist._rendezvous.urls import Endpoint
 
-_CARRIED = (Backend.MPI, Backend.UCC, Backend.XCCL)
+_CARRIER_BACKENDS = (Backend.MPI, Backend.UCC, Backend.XCCL)
 """Names of the backends whose data a third-party library moves (dldist.carriers)."""
 
 
@@ -44,15 +44,15 @@ def check_backend(name: str) -> None:
     for each in BackendConfig(name).get_device_backend_map().values():
         if each.upper() in Backend._plugins or each in (Backend.GLOO, Backend.FAKE):
             continue
-        if not _is_there(each):
-            _refuse_backend(each)
+        if not _is_available(each):
+            _raise_unavailable(each)
 
 
-def _is_there(backend: str) -> bool:
+def _is_available(backend: str) -> bool:
     return backend in CHECKS and CHECKS[backend]()
 
 
-def _refuse_backend(name: str) -> None:
+def _raise_unavailable(name: str) -> None:
     if name == Backend.NCCL:
         from dldist.nccl import library
 
@@ -60,14 +60,14 @@ def _refuse_backend(name: str) -> None:
             f"backend nccl cannot be used here: {library.why_not()}. It needs a GPU with NVIDIA's driver (libcuda.so.1), and "
             "NCCL (libnccl.so.2), which is not part of dldist: pip install nvidia-nccl-cu13, or -cu12, or set DLDIST_NCCL_LIBRARY"
         )
-    if name in _CARRIED:
+    if name in _CARRIER_BACKENDS:
         from dldist import carriers
 
         raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in: {carriers.why_not(name)}")
     raise AssertionError(f"Unknown c10d backend type {name.upper()}")
 
 
-class Maker:
+class GroupFactory:
     """The parameters of a new group except its members: backends, timeout, options.
 
     The constructor raises if a backend cannot be made. A timeout of None is the backend's default.
@@ -84,16 +84,16 @@ class Maker:
         self.device = device
         self.desc = "undefined" if desc is None else desc
         self.is_reconfigurable = is_reconfigurable
-        self.source: tuple[_core.Group, list[int]] | None = None
+        self.split_source: tuple[_core.Group, list[int]] | None = None
         """A CPU group to split the new group from, and the new members' ranks in it; or None."""
-        self.nccl_offspring: Any = None
+        self.create_nccl_from_parent: Any = None
         """A function (options) that creates ProcessGroupNCCL from another communicator, or None."""
 
     @property
     def uses_nccl(self) -> bool:
         return Backend.NCCL in self.config.get_device_backend_map().values()
 
-    def make_default(
+    def create_default(
         self, init_method: str | None, store: _core.Store | None, rank: int, world_size: int, name: str
     ) -> ProcessGroup:
         """Create the default group, of all ranks, and register it."""
@@ -101,108 +101,108 @@ class Maker:
             from dldist._backends.fake import FakeStore
 
             store, rank, world_size = FakeStore(), max(rank, 0), max(world_size, 1)
-        place = self._place_of_mpi()
-        if place is not None:
-            rank, world_size = place.rank, place.world_size
+        endpoint = self._mpi_endpoint()
+        if endpoint is not None:
+            rank, world_size = endpoint.rank, endpoint.world_size
         if store is not None:
-            return self.make(store, rank, list(range(world_size)), name)
+            return self.create(store, rank, list(range(world_size)), name)
         if init_method is not None:
-            place = None
-        meeting = rendezvous.meet(init_method, rank, world_size, timeout=self.timeout, place=place)
+            endpoint = None
+        meeting = rendezvous.meet(init_method, rank, world_size, timeout=self.timeout, endpoint=endpoint)
         with meeting:
-            pg = self.make(meeting.store, meeting.rank, list(range(meeting.world_size)), name)
-            meeting.met()
+            pg = self.create(meeting.store, meeting.rank, list(range(meeting.world_size)), name)
+            meeting.mark_connected()
             pg._on_shutdown(meeting.close)
         return pg
 
-    def _place_of_mpi(self) -> Place | None:
-        """Return this process's rank and size in MPI (a Place), or None if no backend is MPI."""
+    def _mpi_endpoint(self) -> Endpoint | None:
+        """Return this process's rank and size in MPI (an Endpoint), or None if no backend is MPI."""
         if Backend.MPI not in self.config.get_device_backend_map().values():
             return None
         from dldist.carriers import _mpi
 
-        return _mpi.place(-1, -1)
+        return _mpi.world_endpoint(-1, -1)
 
-    def make(
+    def create(
         self, store: _core.Store | None, rank: int, ranks: list[int], name: str, tag: str | None = None
     ) -> ProcessGroup:
         """Create and register a group that this process is a member of; `ranks` are global."""
-        own = None if store is None else _core.PrefixStore(f"{name}/", store)
-        pg = ProcessGroup(own, rank, len(ranks))
+        group_store = None if store is None else _core.PrefixStore(f"{name}/", store)
+        pg = ProcessGroup(group_store, rank, len(ranks))
         pg._set_group_name(name)
         pg._set_group_desc(self.desc)
         pg.bound_device_id = self.device
         try:
-            made = self._give_backends(pg, ranks)
-            if made is None:
-                return self._not_a_member(rank)
-            pg = made
+            result = self._add_backends(pg, ranks)
+            if result is None:
+                return self._non_member_result(rank)
+            pg = result
             registry._world.add(
-                pg, name=name, backend=self.backend, config=repr(self.config), store=own, ranks=ranks, tag=tag
+                pg, name=name, backend=self.backend, config=repr(self.config), store=group_store, ranks=ranks, tag=tag
             )
-            _check_for_nan_if_asked(pg)
+            _attach_nan_check(pg)
             HealthCheckHook.attach(pg)
         except BaseException as error:
-            _give_up(pg, error)
+            _abort_failed(pg, error)
             raise
         return pg
 
-    def _give_backends(self, pg: ProcessGroup, ranks: list[int]) -> ProcessGroup | None:
+    def _add_backends(self, pg: ProcessGroup, ranks: list[int]) -> ProcessGroup | None:
         """Create the backends of pg. Return pg; but if a backend's creator returned a ProcessGroup
         or None, return that result.
         """
-        made: dict[str, Any] = {}
+        backends: dict[str, Any] = {}
         for device, backend in self.config.get_device_backend_map().items():
-            if backend not in made:
-                made[backend] = self._make_backend(backend, device, pg, ranks)
-            if made[backend] is None:
+            if backend not in backends:
+                backends[backend] = self._make_backend(backend, device, pg, ranks)
+            if backends[backend] is None:
                 return None
-            if isinstance(made[backend], ProcessGroup):
-                whole: ProcessGroup = made[backend]
-                whole._set_group_name(pg.group_name)
-                whole._set_group_desc(self.desc)
-                return whole
-            pg._register_backend(device, Backend.backend_type_map[backend], made[backend])
+            if isinstance(backends[backend], ProcessGroup):
+                custom_group: ProcessGroup = backends[backend]
+                custom_group._set_group_name(pg.group_name)
+                custom_group._set_group_desc(self.desc)
+                return custom_group
+            pg._register_backend(device, Backend.backend_type_map[backend], backends[backend])
         return pg
 
     def _make_backend(self, backend: str, device: str, pg: ProcessGroup, ranks: list[int]) -> Any:
         store = pg.get_group_store()
         prefixed = None if store is None else _core.PrefixStore(f"{device}/", store)
         if backend.upper() in Backend._plugins:
-            made = self._make_plugin(backend, prefixed, pg, ranks)
+            new_backend = self._make_plugin(backend, prefixed, pg, ranks)
         elif backend == Backend.GLOO:
             if self.is_reconfigurable:
-                return ProcessGroupGloo._unconnected(prefixed, pg, self.timeout)
-            made = ProcessGroupGloo._make(prefixed, pg, self.timeout, self.source, ranks)
+                return ProcessGroupGloo._without_group(prefixed, pg, self.timeout)
+            new_backend = ProcessGroupGloo._make(prefixed, pg, self.timeout, self.split_source, ranks)
         elif backend == Backend.NCCL:
             from dldist._backends.nccl import ProcessGroupNCCL
 
-            made = ProcessGroupNCCL._make(prefixed, pg, self.timeout, self.pg_options, ranks, self.nccl_offspring)
-        elif backend in _CARRIED:
+            new_backend = ProcessGroupNCCL._make(prefixed, pg, self.timeout, self.pg_options, ranks, self.create_nccl_from_parent)
+        elif backend in _CARRIER_BACKENDS:
             from dldist._backends.carrier_backends import BACKENDS
 
-            made = BACKENDS[backend]._make(prefixed, pg, self.timeout, self.source, ranks)
+            new_backend = BACKENDS[backend]._make(prefixed, pg, self.timeout, self.split_source, ranks)
         elif backend == Backend.FAKE:
             from dldist._backends.fake import FakeProcessGroup
 
-            made = FakeProcessGroup._create_internal(pg.rank(), pg.size(), self.pg_options or None)
+            new_backend = FakeProcessGroup._create_internal(pg.rank(), pg.size(), self.pg_options or None)
         else:
-            return _refuse_backend(backend)
-        return made if isinstance(made, ProcessGroup) else self._wrapped(made, prefixed, pg)
+            return _raise_unavailable(backend)
+        return new_backend if isinstance(new_backend, ProcessGroup) else self._wrap_for_checks(new_backend, prefixed, pg)
 
-    def _not_a_member(self, rank: int) -> Any:
+    def _non_member_result(self, rank: int) -> Any:
         if self.desc == "default_pg":
             raise RuntimeError(f"backend {self.backend}: its creator returned None, but rank {rank} is in the default group")
         return NON_GROUP_MEMBER
 
     def _make_plugin(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:
-        made = self._call_creator(backend, store, pg, ranks)
-        if made is not None and not isinstance(made, Member):
+        new_backend = self._call_creator(backend, store, pg, ranks)
+        if new_backend is not None and not isinstance(new_backend, Member):
             raise TypeError(
-                f"backend {backend}: its creator returned an object of type {type(made).__name__}, "
+                f"backend {backend}: its creator returned an object of type {type(new_backend).__name__}, "
                 "which is neither a subclass of dldist._Backend nor a ProcessGroup"
             )
-        return made
+        return new_backend
 
     def _call_creator(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:
         plugin = Backend._plugins[backend.upper()]
@@ -218,21 +218,21 @@ class Maker:
         opts.enable_reconfigure = self.is_reconfigurable
         return plugin.creator_fn(opts, self.pg_options)
 
-    def _wrapped(self, backend: Any, store: _core.Store | None, pg: ProcessGroup) -> Any:
+    def _wrap_for_checks(self, backend: Any, store: _core.Store | None, pg: ProcessGroup) -> Any:
         """At debug level DETAIL, wrap a backend so that it compares collectives between ranks."""
         if get_debug_level() is not DebugLevel.DETAIL or backend is None or pg.size() == 1:
             return backend
         return create_process_group_wrapper(backend, pg.group_name, store, pg.rank(), pg.size(), self.timeout)
 
 
-def _check_for_nan_if_asked(pg: ProcessGroup) -> None:
+def _attach_nan_check(pg: ProcessGroup) -> None:
     if settings.value("nan_check_of_all") == "1":
         from dldist._backends.hooks import NanCheckHook
 
         NanCheckHook.attach(pg)
 
 
-def _give_up(pg: ProcessGroup, error: BaseException) -> None:
+def _abort_failed(pg: ProcessGroup, error: BaseException) -> None:
     """Abort the backends of a group whose creation failed."""
     try:
         abort_with_reason(pg, f"group {pg.group_name} could not be made: {type(error).__name__}: {error}")

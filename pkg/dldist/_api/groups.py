@@ -11,14 +11,14 @@ from datetime import timedelta
 from typing import Any
 
 from dldist import _core
-from dldist._api.group_factory import Maker, check_timeout
+from dldist._api.group_factory import GroupFactory, check_timeout
 from dldist._api.ranks import get_process_group_ranks, group_or_default, is_non_member
 from dldist._backends import registry
 from dldist._backends.backend_base import Backend as BackendImpl
 from dldist._backends.backend_names import Backend, device_type_of, is_nccl_available, warn
 from dldist._backends.process_group import ProcessGroup, abort_with_reason
 from dldist._backends.registry import NON_GROUP_MEMBER, default_group
-from dldist._backends.world_backend import group_behind
+from dldist._backends.world_backend import world_of_group
 from dldist._base.rank_lists import read_ranks
 from dldist.types import AnyGroup
 from dldist.world import World, call_all
@@ -115,34 +115,34 @@ def init_process_group(
                 "make a dldist.World here, or start the process with multiprocessing's start method 'spawn'"
             )
         raise ValueError("trying to initialize the default process group twice!")
-    _check_meeting_place(init_method, store, world_size, rank)
+    _check_rendezvous_arguments(init_method, store, world_size, rank)
     device = _check_device_id(device_id)
     if backend is None and device is not None:
         backend = Backend.default_device_backend_map.get(device_type_of(device))
-    maker = Maker(Backend.UNDEFINED if backend is None else backend, timeout, pg_options, device, "default_pg", enable_reconfigure)
-    if maker.backend == Backend.MPI and (world_size != -1 or rank != -1):
+    factory = GroupFactory(Backend.UNDEFINED if backend is None else backend, timeout, pg_options, device, "default_pg", enable_reconfigure)
+    if factory.backend == Backend.MPI and (world_size != -1 or rank != -1):
         warn(
             f"For MPI backend, world_size ({world_size}) and rank ({rank}) are ignored since they are assigned by the "
             "MPI runtime."
         )
-    name_of_group = world.next_name_of(_ranks) if _ranks else world.next_name()
+    name = world.next_member_name(_ranks) if _ranks else world.next_name()
     try:
-        pg = maker.make_default(init_method, store, rank, world_size, name_of_group)
+        pg = factory.create_default(init_method, store, rank, world_size, name)
     except BaseException:
         # Reset names of groups too: the next attempt must use the same names as other ranks.
-        world.forget_all()
+        world.clear()
         raise
     world.default_pg = pg
     world.init_method = init_method
     _prefix_tracebacks(pg.rank())
     try:
-        _barrier_if_asked(pg.rank(), world.pg_map[pg][1], name_of_group, pg.size(), maker.timeout)
+        _barrier_if_enabled(pg.rank(), world.pg_map[pg][1], name, pg.size(), factory.timeout)
     except BaseException as error:
         abort(None, f"init_process_group: {error}")
         raise
 
 
-def _check_meeting_place(init_method: Any, store: Any, world_size: int, rank: int) -> None:
+def _check_rendezvous_arguments(init_method: Any, store: Any, world_size: int, rank: int) -> None:
     if store is None:
         return
     if init_method is not None:
@@ -180,12 +180,12 @@ def _check_device_id(device_id: Any) -> Any:
 
 def _prefix_tracebacks(rank: int) -> None:
     """Start every line of an uncaught exception's traceback with the rank."""
-    before = getattr(sys.excepthook, "_dldist_before", sys.excepthook)
+    previous = getattr(sys.excepthook, "_dldist_previous", sys.excepthook)
 
     def show(*exception: Any) -> None:
         stderr, sys.stderr = sys.stderr, io.StringIO()
         try:
-            before(*exception)
+            previous(*exception)
         finally:
             text, sys.stderr = sys.stderr.getvalue(), stderr
         sys.stderr.write("".join(f"[rank{rank}]: {line}" if line.strip() else line for line in text.splitlines(True)))
@@ -193,7 +193,7 @@ def _prefix_tracebacks(rank: int) -> None:
 
     # This process is exiting, so print the whole traceback, even if Ctrl-C interrupts.
     hook = functools.partial(_core._call_despite_ctrl_c, show)
-    hook._dldist_before = before  # type: ignore[attr-defined]
+    hook._dldist_previous = previous  # type: ignore[attr-defined]
     sys.excepthook = hook
 
 
@@ -207,7 +207,7 @@ def _is_barrier_after_init() -> int:
     return int(os.environ.get("TORCH_DIST_INIT_BARRIER") or 0)
 
 
-def _barrier_if_asked(rank: int, store: _core.Store, group_name: str, count: int, timeout: timedelta) -> None:
+def _barrier_if_enabled(rank: int, store: _core.Store, group_name: str, count: int, timeout: timedelta) -> None:
     if _is_barrier_after_init() == 1:
         store_based_barrier(rank, store, group_name, count, timeout)
 
@@ -287,25 +287,25 @@ def _new_group_with_tag(
         raise AssertionError("Mismatched bound device between new pg and the default pg.")
     if name == Backend.MPI and is_local:
         raise ValueError("MPI backend doesn't support use_local_synchronization=True")
-    maker = Maker(name, timeout, backend_options, parent.bound_device_id, group_desc)
+    factory = GroupFactory(name, timeout, backend_options, parent.bound_device_id, group_desc)
     members = _check_ranks(ranks, parent.size(), sort_ranks)
     if pg_tag and (found := _find_pg_by_ranks_and_tag(pg_tag, members)) is not None:
         return found
-    own_name = world.next_name_of(members) if is_local else world.next_name()
+    new_name = world.next_member_name(members) if is_local else world.next_name()
     pg: Any = NON_GROUP_MEMBER
     if parent.rank() in members:
-        maker.source = _source(parent, members)
+        factory.split_source = _split_source(parent, members)
         if not is_local:
-            maker.nccl_offspring = _nccl_split(parent, members, maker)
-        pg = maker.make(default_store, members.index(parent.rank()), members, own_name, pg_tag)
+            factory.create_nccl_from_parent = _nccl_split(parent, members, factory)
+        pg = factory.create(default_store, members.index(parent.rank()), members, new_name, pg_tag)
     elif is_local:
         return None
     else:
-        _skip_nccl_split(parent, maker)
+        _skip_nccl_split(parent, factory)
     try:
         # All callers must pass this barrier, also non-members.
         count = len(members) if is_local else parent.size()
-        _barrier_if_asked(parent.rank(), default_store, own_name, count, maker.timeout)
+        _barrier_if_enabled(parent.rank(), default_store, new_name, count, factory.timeout)
     except BaseException as error:
         abort(pg, f"new_group: {error}")
         raise
@@ -336,13 +336,13 @@ def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
     return sorted(members) if is_sorted else members
 
 
-def _source(pg: ProcessGroup, ranks: list[int]) -> tuple[_core.Group, list[int]] | None:
+def _split_source(pg: ProcessGroup, ranks: list[int]) -> tuple[_core.Group, list[int]] | None:
     """Return the CPU group to split a new group from, and the given ranks; None without one."""
-    group = group_behind(pg)
+    group = world_of_group(pg)
     return None if group is None else (group, ranks)
 
 
-def _nccl_behind(pg: ProcessGroup) -> Any:
+def _nccl_backend(pg: ProcessGroup) -> Any:
     """Return the NCCL backend of a group, or None."""
     if "cuda" not in pg._device_types:
         return None
@@ -353,44 +353,44 @@ def _nccl_behind(pg: ProcessGroup) -> Any:
     return backend if isinstance(backend, ProcessGroupNCCL) else None
 
 
-def _nccl_to_split(pg: ProcessGroup) -> Any:
+def _splittable_nccl_backend(pg: ProcessGroup) -> Any:
     """Return the NCCL backend of a group if it is bound to a device, else None."""
-    backend = _nccl_behind(pg)
+    backend = _nccl_backend(pg)
     return backend if backend is not None and backend.bound_device_id is not None else None
 
 
-def _nccl_split(pg: ProcessGroup, ranks: list[int], maker: Maker) -> Any:
+def _nccl_split(pg: ProcessGroup, ranks: list[int], factory: GroupFactory) -> Any:
     """Return a function (options) that splits an NCCL backend of these ranks from pg's, or None."""
-    backend = _nccl_to_split(pg) if maker.uses_nccl else None
+    backend = _splittable_nccl_backend(pg) if factory.uses_nccl else None
     return None if backend is None else lambda opts: backend._split(ranks, opts)
 
 
-def _nccl_shrink(pg: ProcessGroup, members: list[int], flags: int, place: _core.Store, limit: Any) -> Any:
+def _nccl_shrink(pg: ProcessGroup, members: list[int], flags: int, shrink_store: _core.Store, limit: Any) -> Any:
     """Return a backend of the members, shrunk from pg's NCCL backend, or None if a member's backend
     cannot shrink."""
-    backend = _nccl_behind(pg)
+    backend = _nccl_backend(pg)
     if backend is None:
         return None
     ranks = get_process_group_ranks(pg)
     keys = {rank: f"nccl/can_shrink/{rank}" for rank in members}
-    place.set(keys[ranks[pg.rank()]], b"1" if backend._can_shrink() else b"0")
-    place.wait(list(keys.values()), limit)
-    if any(answer != b"1" for answer in place.multi_get(list(keys.values()))):
+    shrink_store.set(keys[ranks[pg.rank()]], b"1" if backend._can_shrink() else b"0")
+    shrink_store.wait(list(keys.values()), limit)
+    if any(value != b"1" for value in shrink_store.multi_get(list(keys.values()))):
         return None
     return backend.shrink([ranks.index(rank) for rank in ranks if rank not in members], flags)
 
 
-def _skip_nccl_split(pg: ProcessGroup, maker: Maker) -> None:
+def _skip_nccl_split(pg: ProcessGroup, factory: GroupFactory) -> None:
     """Join a split of NCCL as a non-member, because NCCL requires all ranks of the parent."""
-    backend = _nccl_to_split(pg) if maker.uses_nccl else None
+    backend = _splittable_nccl_backend(pg) if factory.uses_nccl else None
     if backend is not None:
         backend.perform_nocolor_split(backend.bound_device_id)
 
 
 def _find_pg_by_ranks_and_tag(tag: str, ranks: list[int]) -> ProcessGroup | None:
     """Return the group with this tag and these ranks, or None."""
-    known = tag if not tag or tag.startswith(("ptd:", "user:")) else f"user:{tag}"
-    for pg in registry._world.tags_to_pg.get(known, []):
+    full_tag = tag if not tag or tag.startswith(("ptd:", "user:")) else f"user:{tag}"
+    for pg in registry._world.tags_to_pg.get(full_tag, []):
         if set(get_process_group_ranks(pg)) == set(ranks):
             return pg
     return None
@@ -515,33 +515,33 @@ def split_group(
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
     pg = _member_group(parent_pg)
-    mine = _check_split(split_ranks, pg)
+    own_part = _check_split(split_ranks, pg)
     world = registry._world
     limit = pg.get_timeout() if timeout is None else timeout
-    maker = Maker(world.pg_map[pg][0] if backend is None else backend, limit, pg_options, pg.bound_device_id, group_desc)
-    if mine is None:
+    factory = GroupFactory(world.pg_map[pg][0] if backend is None else backend, limit, pg_options, pg.bound_device_id, group_desc)
+    if own_part is None:
         world.count_group()
-        _skip_nccl_split(pg, maker)
+        _skip_nccl_split(pg, factory)
         return None
     parent_ranks = get_process_group_ranks(pg)
-    members = [parent_ranks[rank] for rank in mine]
+    members = [parent_ranks[rank] for rank in own_part]
     if group_desc is None:
-        maker.desc = f"{pg.group_desc}:split:{_ranks_text(mine)}"
-    maker.source = _source(pg, mine)
-    if maker.source is None and not pg.supports_splitting:
+        factory.desc = f"{pg.group_desc}:split:{_ranks_text(own_part)}"
+    factory.split_source = _split_source(pg, own_part)
+    if factory.split_source is None and not pg.supports_splitting:
         raise RuntimeError(f"No backend for the parent process group {pg.group_name} or its backend does not support splitting")
-    own_name = world.next_name_of(members)
-    unbound = _nccl_behind(pg) if _nccl_to_split(pg) is None else None
-    if maker.source is None and unbound is not None:
+    new_name = world.next_member_name(members)
+    unbound = _nccl_backend(pg) if _splittable_nccl_backend(pg) is None else None
+    if factory.split_source is None and unbound is not None:
         # Create the part through the store, because only its members call this.
-        maker.pg_options = unbound._options_like(pg_options)
-    elif maker.source is None:
-        made: Any = pg.split_group(mine, maker.timeout, pg_options, own_name, maker.desc)
+        factory.pg_options = unbound._derived_options(pg_options)
+    elif factory.split_source is None:
+        split: Any = pg.split_group(own_part, factory.timeout, pg_options, new_name, factory.desc)
         config = world.pg_backend_config[pg]
-        world.add(made, name=own_name, backend=maker.backend, config=config, store=world.pg_map[pg][1], ranks=members, tag=None)
-        return made
-    maker.nccl_offspring = _nccl_split(pg, mine, maker)
-    return maker.make(world.pg_map[pg][1], mine.index(pg.rank()), members, own_name)
+        world.add(split, name=new_name, backend=factory.backend, config=config, store=world.pg_map[pg][1], ranks=members, tag=None)
+        return split
+    factory.create_nccl_from_parent = _nccl_split(pg, own_part, factory)
+    return factory.create(world.pg_map[pg][1], own_part.index(pg.rank()), members, new_name)
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
@@ -549,7 +549,7 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
-    mine = None
+    own_part = None
     for part in split_ranks:
         if not isinstance(part, (list, tuple, range)) or not all(isinstance(rank, int) for rank in read_ranks(part, pg.size())):
             raise TypeError(f"split_group(): split_ranks must be a list of lists of ranks: {part!r} is in it")
@@ -562,8 +562,8 @@ def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
         if not all(0 <= rank < pg.size() for rank in part):
             raise ValueError(f"the split group's ranks must be within the parent's: {list(part)} of {pg.size()}")
         if pg.rank() in part:
-            mine = list(part)
-    return mine
+            own_part = list(part)
+    return own_part
 
 
 def shrink_group(
@@ -596,32 +596,32 @@ def shrink_group(
     members = _check_shrink(ranks_to_exclude, pg, shrink_flags)
     world = registry._world
     is_default = pg is world.default_pg
-    me = get_process_group_ranks(pg)[pg.rank()]
-    if me not in members:
-        raise RuntimeError(f"Rank {me} is excluded: only those that stay call shrink_group")
+    own_rank = get_process_group_ranks(pg)[pg.rank()]
+    if own_rank not in members:
+        raise RuntimeError(f"Rank {own_rank} is excluded: only those that stay call shrink_group")
     backend, store = world.pg_map[pg]
     generation = f"{world.pg_names[pg]}:shrink:{_ranks_text(members)}"
     # The new group needs the store that this rank serves: take over the old group's shutdown calls.
-    at_shutdown = pg._take_shutdown_calls() if is_default else []
+    shutdown_calls = pg._take_shutdown_calls() if is_default else []
     ranks = list(range(len(members))) if is_default else members
-    maker = Maker(backend, pg.get_timeout(), pg_options, pg.bound_device_id, pg.group_desc)
-    place = _core.PrefixStore(f"{generation}/", store)
+    factory = GroupFactory(backend, pg.get_timeout(), pg_options, pg.bound_device_id, pg.group_desc)
+    shrink_store = _core.PrefixStore(f"{generation}/", store)
     try:
-        shrunk = _nccl_shrink(pg, members, shrink_flags, place, maker.timeout)
-        if shrunk is not None:
-            maker.nccl_offspring = shrunk._with_options
+        nccl_backend = _nccl_shrink(pg, members, shrink_flags, shrink_store, factory.timeout)
+        if nccl_backend is not None:
+            factory.create_nccl_from_parent = nccl_backend._replace_options
         if shrink_flags == SHRINK_ABORT:
             pg.abort()
         destroy_process_group(pg)
-        made = maker.make(place, members.index(me), ranks, world.next_name_of(members))
+        shrunk_group = factory.create(shrink_store, members.index(own_rank), ranks, world.next_member_name(members))
     except BaseException:
-        call_all(at_shutdown)
+        call_all(shutdown_calls)
         raise
-    for call in at_shutdown:
-        made._on_shutdown(call)
+    for call in shutdown_calls:
+        shrunk_group._on_shutdown(call)
     if is_default:
-        world.default_pg = made
-    return made
+        world.default_pg = shrunk_group
+    return shrunk_group
 
 
 def _check_shrink(ranks_to_exclude: Any, pg: ProcessGroup, flags: int) -> list[int]:
@@ -664,7 +664,7 @@ def destroy_process_group(group: AnyGroup | None = None) -> None:
     """
     if is_non_member(group):
         return
-    _end(group, lambda pg: pg.shutdown(), _post_shutdown)
+    _unregister_and_end(group, lambda pg: pg.shutdown(), _start_shutdowns)
 
 
 def abort(group: AnyGroup | None = None, reason: str = "abort() was called") -> None:
@@ -680,7 +680,7 @@ def abort(group: AnyGroup | None = None, reason: str = "abort() was called") -> 
     """
     if is_non_member(group):
         return
-    _end(group, lambda pg: abort_with_reason(pg, reason), lambda groups: _post_abort(groups, reason))
+    _unregister_and_end(group, lambda pg: abort_with_reason(pg, reason), lambda groups: _start_aborts(groups, reason))
 
 
 def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFAULT) -> None:
@@ -709,17 +709,17 @@ def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFA
         raise ValueError(f"revoke_process_group(): argument 'flags' must be REVOKE_DEFAULT ({REVOKE_DEFAULT}), not {flags!r}")
     if is_non_member(group):
         return
-    _known_group(group).revoke()
+    _registered_group(group).revoke()
 
 
-def _post_shutdown(groups: list[ProcessGroup]) -> None:
+def _start_shutdowns(groups: list[ProcessGroup]) -> None:
     """Start to close all NCCL groups, in parallel: each communicator takes half a second."""
-    found = _nccl_groups([pg for pg in groups if type(pg).shutdown is ProcessGroup.shutdown], "shutdown")
-    if found:
-        _core._post_close(found)
+    nccl_groups = _nccl_groups([pg for pg in groups if type(pg).shutdown is ProcessGroup.shutdown], "shutdown")
+    if nccl_groups:
+        _core._post_close(nccl_groups)
 
 
-def _post_abort(groups: list[ProcessGroup], reason: str) -> None:
+def _start_aborts(groups: list[ProcessGroup], reason: str) -> None:
     """Start to abort the NCCL groups, without waiting."""
     for group in _nccl_groups([pg for pg in groups if type(pg).abort is ProcessGroup.abort], "abort"):
         if not group.is_closed:
@@ -728,36 +728,36 @@ def _post_abort(groups: list[ProcessGroup], reason: str) -> None:
 
 def _nccl_groups(groups: list[ProcessGroup], method: str) -> list[_core.NcclGroup]:
     """List the NCCL groups of process groups, except of backends that override `method`."""
-    found = []
+    nccl_groups = []
     for pg in groups:
         for backend in pg._distinct_backends():
             inner = getattr(backend, "wrapped_pg", backend)
-            if isinstance(getattr(inner, "group", None), _core.NcclGroup) and _is_ours(getattr(type(inner), method)):
-                found.append(inner.group)
-    return found
+            if isinstance(getattr(inner, "group", None), _core.NcclGroup) and _is_builtin(getattr(type(inner), method)):
+                nccl_groups.append(inner.group)
+    return nccl_groups
 
 
-def _is_ours(function: Callable[..., object]) -> bool:
+def _is_builtin(function: Callable[..., object]) -> bool:
     return function.__module__.startswith("dldist._")
 
 
-def _end(group: Any, end: Callable[[ProcessGroup], object], begin: Callable[[list[ProcessGroup]], None]) -> None:
+def _unregister_and_end(group: Any, end: Callable[[ProcessGroup], object], start_all: Callable[[list[ProcessGroup]], None]) -> None:
     """Unregister a group and call end(group). For the default world, call begin(groups) first."""
     world = registry._world
-    pg = _known_group(group)
+    pg = _registered_group(group)
     if pg is not world.default_pg:
-        world.forget(pg)
+        world.remove(pg)
         end(pg)
         return
     groups = world.newest_first()
     names = dict(world.pg_names)
-    world.forget_all()
-    begin(groups)
-    ends = [functools.partial(_end_named, end, each, names[each]) for each in groups]
-    call_all([*ends, lambda: _leave_meeting(pg)])
+    world.clear()
+    start_all(groups)
+    end_calls = [functools.partial(_end_with_note, end, each, names[each]) for each in groups]
+    call_all([*end_calls, lambda: _run_shutdown_calls(pg)])
 
 
-def _end_named(end: Callable[[ProcessGroup], object], pg: ProcessGroup, name: str) -> None:
+def _end_with_note(end: Callable[[ProcessGroup], object], pg: ProcessGroup, name: str) -> None:
     """Call end(pg). If it raises, add the group's name to the exception's notes."""
     try:
         end(pg)
@@ -766,12 +766,12 @@ def _end_named(end: Callable[[ProcessGroup], object], pg: ProcessGroup, name: st
         raise
 
 
-def _leave_meeting(pg: ProcessGroup) -> None:
+def _run_shutdown_calls(pg: ProcessGroup) -> None:
     """Run the group's shutdown calls, if a subclass's shutdown() or abort() has not run them."""
     call_all(pg._take_shutdown_calls())
 
 
-def _known_group(group: Any) -> ProcessGroup:
+def _registered_group(group: Any) -> ProcessGroup:
     pg = registry._world.default_pg if group is None else group
     if pg is None:
         raise AssertionError("Process group cannot be None")
@@ -857,4 +857,4 @@ def default_world() -> World | None:
         >>> dist.default_world().all_gather_object("hello")
         ['hello']
     """
-    return group_behind(default_group())
+    return world_of_group(default_group())

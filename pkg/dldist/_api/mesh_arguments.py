@@ -9,8 +9,8 @@ from itertools import zip_longest
 from typing import Any
 
 from dldist import _core
-from dldist._api.mesh_groups import AS_IN_DEFAULT, Override
-from dldist._api.mesh_layout import nested
+from dldist._api.mesh_groups import DEFAULT_OVERRIDE, Override
+from dldist._api.mesh_layout import nest
 from dldist._backends.backend_base import BackendOptions
 from dldist._base.arrays import TORCH, find_family
 
@@ -30,33 +30,33 @@ def check_names(names: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[st
 
 def check_overrides(overrides: Sequence[Override] | None, ndim: int) -> Sequence[Override]:
     if overrides is None:
-        return [AS_IN_DEFAULT] * ndim
+        return [DEFAULT_OVERRIDE] * ndim
     if len(overrides) != ndim:
         raise ValueError(f"backend_override should have one entry for each of the {ndim} dimensions, but has {len(overrides)}")
     return overrides
 
 
-def as_override(said: AnyOverride | None) -> Override:
+def as_override(override: AnyOverride | None) -> Override:
     """Convert a backend, options or a pair of them to a pair of a backend and its options."""
-    if said is None:
-        return AS_IN_DEFAULT
-    if isinstance(said, str):
-        return said, None
-    return (None, said) if isinstance(said, BackendOptions) else said
+    if override is None:
+        return DEFAULT_OVERRIDE
+    if isinstance(override, str):
+        return override, None
+    return (None, override) if isinstance(override, BackendOptions) else override
 
 
 def overrides_by_dim(
-    said: Mapping[Any, AnyOverride] | None, ndim: int, names: tuple[str, ...]
+    overrides: Mapping[Any, AnyOverride] | None, ndim: int, names: tuple[str, ...]
 ) -> list[Override]:
-    said = said or {}
-    both = {dim: name for dim, name in enumerate(names) if dim in said and name in said}
-    if both:
-        raise RuntimeError(f"backend_override has both the number and the name of the same dimension: {both}")
-    unknown = [key for key in said if key not in names and key not in range(ndim)]
+    overrides = overrides or {}
+    duplicates = {dim: name for dim, name in enumerate(names) if dim in overrides and name in overrides}
+    if duplicates:
+        raise RuntimeError(f"backend_override has both the number and the name of the same dimension: {duplicates}")
+    unknown = [key for key in overrides if key not in names and key not in range(ndim)]
     if unknown:
         raise RuntimeError(f"Found invalid keys in backend_override: {unknown} are neither in 0 to {ndim - 1} nor one of {names}")
     pairs = zip_longest(range(ndim), names)
-    return [as_override(said.get(name) if name in said else said.get(dim)) for dim, name in pairs]
+    return [as_override(overrides.get(name) if name in overrides else overrides.get(dim)) for dim, name in pairs]
 
 
 def read_mesh(mesh: Any, check_size: Callable[[int], None] | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -78,11 +78,11 @@ def _as_lists(mesh: Any) -> Any:
         return mesh.tolist()
     if not hasattr(mesh, "__dlpack__"):
         return mesh
-    found = _core._describe_tensor(mesh, False)
-    with _core.Group(None, 0, 1) as alone:
-        copy = alone.empty(found["shape"], found["dtype"])
-        _core._copy_tensor(copy, mesh)
-        return copy.tolist()
+    description = _core._describe_tensor(mesh, False)
+    with _core.Group(None, 0, 1) as single_rank_group:
+        packed = single_rank_group.empty(description["shape"], description["dtype"])
+        _core._copy_tensor(packed, mesh)
+        return packed.tolist()
 
 
 def _read_nested(values: Any, ranks: list[int], mesh: Any, check_size: Callable[[int], None] | None) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ def _read_nested(values: Any, ranks: list[int], mesh: Any, check_size: Callable[
         raise TypeError(f"DeviceMesh(): the mesh must have ranks, which are integers: {values!r} is in it")
     if check_size is not None:
         check_size(len(ranks) + len(values))
-    shapes = {_read_nested(_as_lists(each), ranks, mesh, check_size) for each in values}
+    shapes = {_read_nested(_as_lists(item), ranks, mesh, check_size) for item in values}
     if len(shapes) > 1:
         raise ValueError(f"DeviceMesh(): the mesh is ragged: {mesh}")
     return len(values), *(shapes.pop() if shapes else ())
@@ -107,14 +107,14 @@ def library_of(mesh: Any) -> str | None:
 
 
 def as_array(ranks: list[int], shape: tuple[int, ...], library: str | None) -> Any:
-    wanted = ("torch", "numpy") if library is None else (library,)
-    found = next((name for name in wanted if name in sys.modules), None)
-    values = nested(ranks, shape)
-    if found == "torch":
+    candidates = ("torch", "numpy") if library is None else (library,)
+    library_name = next((name for name in candidates if name in sys.modules), None)
+    values = nest(ranks, shape)
+    if library_name == "torch":
         return sys.modules["torch"].tensor(values, dtype=sys.modules["torch"].int32, device="cpu")
-    if found == "numpy":
+    if library_name == "numpy":
         return sys.modules["numpy"].array(values, dtype="int32")
-    with _core.Group(None, 0, 1) as alone:  # the memory outlives this temporary group
-        array = alone.empty(shape, "int32")
+    with _core.Group(None, 0, 1) as single_rank_group:  # the memory outlives this temporary group
+        array = single_rank_group.empty(shape, "int32")
     _core._copy_tensor(array, memoryview(python_array("i", ranks)).cast("B").cast("i", shape or (1,)))
     return array

@@ -20,17 +20,17 @@ from dldist.world import World
 Override = tuple[str | None, Any]
 """A backend and its options, which override the default world's for a dimension's groups."""
 
-AS_IN_DEFAULT: Override = (None, None)
+DEFAULT_OVERRIDE: Override = (None, None)
 
 
-def find(kept: Any) -> Any:
+def find_group(reference: Any) -> Any:
     """Return the group that a mesh has stored, by name or as a World."""
-    return registry._world.resolve(kept) if isinstance(kept, str) else kept
+    return registry._world.resolve(reference) if isinstance(reference, str) else reference
 
 
-def abort_groups(kept: Iterable[Any]) -> None:
+def abort_groups(references: Iterable[Any]) -> None:
     """Abort each of the groups that a mesh stores, once."""
-    groups: list[Any] = [find(each) for each in dict.fromkeys(kept)]
+    groups: list[Any] = [find_group(each) for each in dict.fromkeys(references)]
     default: Any = registry._world.default_pg
     for group in [default] if default in groups else groups:  # aborting the default ends all groups
         if is_world(group):
@@ -39,10 +39,10 @@ def abort_groups(kept: Iterable[Any]) -> None:
             abort(group)
 
 
-class OfDefaultWorld:
+class DefaultWorldGroups:
     """Source of ranks: the default world. The groups of a mesh are created by new_group."""
 
-    def enter(self, count: int) -> None:
+    def initialize(self, count: int) -> None:
         """Create the default world if needed, and check that it has `count` ranks for a mesh."""
         if not is_initialized():
             init_process_group()
@@ -56,18 +56,18 @@ class OfDefaultWorld:
     def rank(self) -> int:
         return get_rank()
 
-    def make(self, rows: list[list[int]], desc: str, override: Override) -> Any:
+    def make_groups(self, rows: list[list[int]], desc: str, override: Override) -> Any:
         """Create a group per row; all ranks call this. Return this rank's group's name, or None."""
         backend, options = override
         pg = default_group()
-        if len(rows[0]) == pg.size() and override == AS_IN_DEFAULT:
+        if len(rows[0]) == pg.size() and override == DEFAULT_OVERRIDE:
             return pg.group_name
         timeout = None if options is None else options._timeout
         if _is_bound_to_gpu(pg, backend):  # one call of NCCL creates the groups of all rows
-            part = split_group(split_ranks=rows, timeout=timeout, pg_options=options, group_desc=desc, backend=backend)
-            return None if part is None else part.group_name
-        made = [new_group(row, timeout, backend, options, group_desc=desc) for row in rows]
-        return next((group.group_name for group in made if not is_non_member(group)), None)
+            own_group = split_group(split_ranks=rows, timeout=timeout, pg_options=options, group_desc=desc, backend=backend)
+            return None if own_group is None else own_group.group_name
+        groups = [new_group(row, timeout, backend, options, group_desc=desc) for row in rows]
+        return next((group.group_name for group in groups if not is_non_member(group)), None)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self)
@@ -86,7 +86,7 @@ def _check_size(count: int, size: int) -> None:
         raise RuntimeError(f"Mesh should not be bigger than default world size {size}, but found {count} ranks!")
 
 
-class OfWorld:
+class WorldGroups:
     """Source of ranks: a World. The groups of a mesh are split from it."""
 
     def __init__(self, world: World) -> None:
@@ -95,27 +95,27 @@ class OfWorld:
     def check_size(self, count: int) -> None:
         _check_size(count, self._world.size)
 
-    enter = check_size
+    initialize = check_size
 
     def rank(self) -> int:
         return self._world.rank
 
-    def make(self, rows: list[list[int]], desc: str, override: Override) -> Any:
-        if override != AS_IN_DEFAULT:
+    def make_groups(self, rows: list[list[int]], desc: str, override: Override) -> Any:
+        if override != DEFAULT_OVERRIDE:
             raise ValueError(f"{desc}: the groups of a World are made by the World: there is no backend to override, as by {override}")
-        mine = next((row for row in rows if self._world.rank in row), None)
-        if mine is None or len(mine) == self._world.size:
-            return None if mine is None else self._world
-        return self._world.split(sorted(mine), desc)
+        own_row = next((row for row in rows if self._world.rank in row), None)
+        if own_row is None or len(own_row) == self._world.size:
+            return None if own_row is None else self._world
+        return self._world.split(sorted(own_row), desc)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, OfWorld) and other._world is self._world
+        return isinstance(other, WorldGroups) and other._world is self._world
 
     def __hash__(self) -> int:
         return id(self._world)
 
 
-class OfGroups:
+class ExistingGroups:
     """Source of ranks: the given Worlds of a mesh. Raises if other groups are needed."""
 
     def __init__(self, rank: int) -> None:
@@ -124,14 +124,14 @@ class OfGroups:
     def rank(self) -> int:
         return self._rank
 
-    def make(self, rows: list[list[int]], desc: str, override: Override) -> Any:
+    def make_groups(self, rows: list[list[int]], desc: str, override: Override) -> Any:
         raise RuntimeError(
             f"{desc}: a mesh made from several Worlds cannot make groups of other ranks: "
             "make it with init_device_mesh(..., world=...) of the World that has all of them"
         )
 
 
-Home = OfDefaultWorld | OfWorld | OfGroups
+GroupSource = DefaultWorldGroups | WorldGroups | ExistingGroups
 
 
 def is_world(group: Any) -> bool:

@@ -16,7 +16,7 @@ Axis = tuple[tuple[int, int], ...]
 Layout = tuple[Axis, ...]
 
 
-def joined(axes: Iterable[Axis]) -> Axis:
+def merge_axes(axes: Iterable[Axis]) -> Axis:
     """Merge several dimensions into one, in row-major order."""
     pairs: list[tuple[int, int]] = []
     for axis in axes:
@@ -32,7 +32,7 @@ def joined(axes: Iterable[Axis]) -> Axis:
 
 def row_major(shape: Sequence[int]) -> Layout:
     """Return the layout of a list of ranks that is in row-major order of this shape."""
-    return tuple(joined([((size, prod(shape[dim + 1 :])),)]) for dim, size in enumerate(shape))
+    return tuple(merge_axes([((size, prod(shape[dim + 1 :])),)]) for dim, size in enumerate(shape))
 
 
 def size_of(axis: Axis) -> int:
@@ -43,66 +43,66 @@ def shape_of(layout: Layout) -> tuple[int, ...]:
     return tuple(map(size_of, layout))
 
 
-def _places_from_zero(axis: Axis) -> list[int]:
+def _offsets(axis: Axis) -> list[int]:
     return [sum(steps) for steps in product(*([step * stride for step in range(size)] for size, stride in axis))]
 
 
 def rows(layout: Layout, count: int) -> list[list[int]]:
     """Divide the list positions 0 to count - 1 into rows along the dimensions of a layout."""
-    steps = _places_from_zero(joined(layout))
-    taken: set[int] = set()
-    found = []
+    steps = _offsets(merge_axes(layout))
+    covered: set[int] = set()
+    result = []
     for first in range(count):
-        if first not in taken:
+        if first not in covered:
             row = [first + step for step in steps]
-            taken.update(row)
-            found.append(row)
-    return found
+            covered.update(row)
+            result.append(row)
+    return result
 
 
 def is_sorted(layout: Layout) -> bool:
     """Return True if the dimensions are ordered by decreasing stride, as in row-major order."""
-    strides = [stride for _, stride in joined(layout)]
+    strides = [stride for _, stride in merge_axes(layout)]
     return strides == sorted(strides, reverse=True)
 
 
 def has_overlap(layout: Layout) -> bool:
     """Return True if two of the dimensions have common list positions besides the first."""
-    pairs = sorted(joined(layout), key=lambda pair: pair[1], reverse=True)
+    pairs = sorted(merge_axes(layout), key=lambda pair: pair[1], reverse=True)
     return any(outer[1] % (inner[0] * inner[1]) != 0 for outer, inner in zip(pairs, pairs[1:], strict=False))
 
 
 def split(axis: Axis, sizes: Sequence[int]) -> Layout | None:
     """Split a dimension into dimensions of these sizes; None if its pairs do not divide."""
-    left = list(axis)
+    remaining = list(axis)
     parts: list[Axis] = []
-    for wanted in reversed(sizes):
+    for remaining_size in reversed(sizes):
         pairs: list[tuple[int, int]] = []
-        while wanted > 1:
-            size, stride = left.pop()
-            if wanted % size != 0 and size % wanted != 0:
+        while remaining_size > 1:
+            size, stride = remaining.pop()
+            if remaining_size % size != 0 and size % remaining_size != 0:
                 return None
-            taken = min(size, wanted)
-            pairs.insert(0, (taken, stride))
-            if taken < size:
-                left.append((size // taken, stride * taken))
-            wanted //= taken
-        parts.insert(0, joined([tuple(pairs)]))
+            part_size = min(size, remaining_size)
+            pairs.insert(0, (part_size, stride))
+            if part_size < size:
+                remaining.append((size // part_size, stride * part_size))
+            remaining_size //= part_size
+        parts.insert(0, merge_axes([tuple(pairs)]))
     return tuple(parts)
 
 
-def unravelled(place: int, shape: Sequence[int]) -> tuple[int, ...]:
+def unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the coordinates of a flat index in a row-major array of this shape."""
     coordinates = []
     for size in reversed(shape):
-        place, coordinate = divmod(place, size)
+        index, coordinate = divmod(index, size)
         coordinates.append(coordinate)
     return tuple(reversed(coordinates))
 
 
-def nested(values: Sequence[int], shape: Sequence[int]) -> list[Any] | int:
+def nest(values: Sequence[int], shape: Sequence[int]) -> list[Any] | int:
     """Return a flat list as nested lists of this shape."""
     if not shape:
         return values[0]
     step = len(values) // shape[0]
-    return [nested(values[index * step : (index + 1) * step], shape[1:]) for index in range(shape[0])]
+    return [nest(values[index * step : (index + 1) * step], shape[1:]) for index in range(shape[0])]

@@ -62,7 +62,7 @@ PACKAGE = {
 }
 """Public names of dldist that distributed_c10d has but does not list in its __all__."""
 
-BESIDE = {
+PRIVATE = {
     "dldist._core": "_Work=Work",
     "dldist._backends.backend_base": "_Backend=Backend",
     "dldist._api.breakpoint": "breakpoint",
@@ -91,7 +91,7 @@ BESIDE = {
 }
 """Names that both modules have besides their public names, as in torch.distributed."""
 
-OF_C10D = {
+C10D_ONLY = {
     "dldist._api.torch_bindings": """
         _DMAConnectivity _detect_dma_connectivity _get_intra_node_comm_usage_counter _hash_tensors _set_global_rank
     """,
@@ -142,32 +142,32 @@ OF_C10D = {
 """Names that only distributed_c10d has: c10d's private names, and rarely used ones."""
 
 
-def names_of(*tables: dict[str, str]) -> list[tuple[str, str, str]]:
+def parse_names(*tables: dict[str, str]) -> list[tuple[str, str, str]]:
     """List a tuple for each name in the tables: the name, its module, and its name there."""
-    found = []
+    rows = []
     for module, names in (row for table in tables for row in table.items()):
-        for each in names.split():
-            name, _, other = each.partition("=")
-            found.append((name, module, other or name))
-    return found
+        for entry in names.split():
+            name, _, definition = entry.partition("=")
+            rows.append((name, module, definition or name))
+    return rows
 
 
-OF_THE_MOMENT = "dldist._api.torch_private"
+UNCACHED_MODULE = "dldist._api.torch_private"
 """The module whose names have changing values: they are looked up at each use and never cached."""
 
 
 class Finder:
     """The `__getattr__` of dldist or distributed_c10d: import a name, and store its value."""
 
-    def __init__(self, asked: str, *tables: dict[str, str]) -> None:
-        self._asked = asked
-        self._where = {name: (module, other) for name, module, other in names_of(*tables)}
+    def __init__(self, module_name: str, *tables: dict[str, str]) -> None:
+        self._module_name = module_name
+        self._definitions = {name: (module, definition) for name, module, definition in parse_names(*tables)}
 
     def __call__(self, name: str) -> object:
-        if name not in self._where:
-            raise AttributeError(f"module {self._asked!r} has no attribute {name!r}")
-        module, other = self._where[name]
-        value = getattr(__import__(module, fromlist=(other,)), other)
-        if module != OF_THE_MOMENT:
-            vars(sys.modules[self._asked]).setdefault(name, value)
+        if name not in self._definitions:
+            raise AttributeError(f"module {self._module_name!r} has no attribute {name!r}")
+        module, definition = self._definitions[name]
+        value = getattr(__import__(module, fromlist=(definition,)), definition)
+        if module != UNCACHED_MODULE:
+            vars(sys.modules[self._module_name]).setdefault(name, value)
         return value

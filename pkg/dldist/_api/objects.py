@@ -31,7 +31,7 @@ _documented = completed(
 )
 
 
-def _open(
+def _make_exchange(
     name: str, group: AnyGroup | None, weights_only: bool, serializer: str | None, timeout: Timeout | None
 ) -> Exchange | None:
     """Return an exchange that runs a call on objects. For non-members, warn and return None."""
@@ -41,20 +41,20 @@ def _open(
     if weights_only and serializer not in (None, "safe"):
         raise ValueError(f"{name}(): weights_only=True means serializer='safe', and serializer={serializer!r} was given, too")
     group = group_or_default(group)
-    own = getattr(group, "serializer", None)
-    return Exchange(registry.operations(group), name, serializer or ("safe" if weights_only else own or "pickle"), timeout)
+    group_serializer = getattr(group, "serializer", None)
+    return Exchange(registry.operations(group), name, serializer or ("safe" if weights_only else group_serializer or "pickle"), timeout)
 
 
-def _take_part(operation: Callable[[], Any], wrong: Exception | None) -> Any:
+def _run_then_raise(operation: Callable[[], Any], list_error: Exception | None) -> Any:
     """Run an operation, so that other ranks do not hang, then raise the error in this rank's list,
     if any."""
     try:
         result = operation()
     except DistError:
-        if wrong is None:
+        if list_error is None:
             raise
-    if wrong is not None:
-        raise wrong
+    if list_error is not None:
+        raise list_error
     return result
 
 
@@ -86,7 +86,7 @@ def all_gather_object(
         >>> names[0]
         'rank 0'
     """
-    exchange = _open("all_gather_object", group, weights_only, serializer, timeout)
+    exchange = _make_exchange("all_gather_object", group, weights_only, serializer, timeout)
     if exchange is None:
         return
     _fill("all_gather_object", "object_list", object_list, exchange.all_gather(obj))
@@ -119,7 +119,7 @@ def gather_object(
         >>> losses = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         >>> dist.gather_object({"loss": 0.5}, losses, dst=0)
     """
-    exchange = _open("gather_object", group, weights_only, serializer, timeout)
+    exchange = _make_exchange("gather_object", group, weights_only, serializer, timeout)
     if exchange is None:
         return
     root = root_of(group, dst, group_dst)
@@ -167,18 +167,18 @@ def broadcast_object_list(
         >>> settings
         [{'lr': 0.1}]
     """
-    exchange = _open("broadcast_object_list", group, weights_only, serializer, timeout)
+    exchange = _make_exchange("broadcast_object_list", group, weights_only, serializer, timeout)
     if exchange is None:
         return
     root = root_of(group, src, group_src)
-    wrong = _refuse_empty("broadcast_object_list", object_list)
+    list_error = _check_not_empty("broadcast_object_list", object_list)
     if exchange.rank == root:
-        exchange.broadcast(Refusal(wrong) if wrong else list(object_list), root)
+        exchange.broadcast(Refusal(list_error) if list_error else list(object_list), root)
     else:
-        _replace("broadcast_object_list", object_list, _take_part(lambda: exchange.broadcast(None, root), wrong))
+        _replace("broadcast_object_list", object_list, _run_then_raise(lambda: exchange.broadcast(None, root), list_error))
 
 
-def _refuse_empty(name: str, objects: list[Any]) -> ValueError | None:
+def _check_not_empty(name: str, objects: list[Any]) -> ValueError | None:
     return None if objects else ValueError(f"{name}(): argument 'object_list' is empty")
 
 
@@ -220,18 +220,18 @@ def scatter_object_list(
         >>> mine[0] == parts[dist.get_rank()]
         True
     """
-    exchange = _open("scatter_object_list", group, weights_only, serializer, timeout)
+    exchange = _make_exchange("scatter_object_list", group, weights_only, serializer, timeout)
     if exchange is None:
         return
     root = root_of(group, src, group_src)
     objects: Any = scatter_object_input_list
     if objects is None:
         objects = Refusal(ValueError("source rank must provide non-None scatter_object_input_list"))
-    wrong = None
+    list_error = None
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
-        wrong = ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
-        objects = Refusal(wrong)
-    obj = _take_part(lambda: exchange.scatter(objects, root), wrong)
+        list_error = ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
+        objects = Refusal(list_error)
+    obj = _run_then_raise(lambda: exchange.scatter(objects, root), list_error)
     scatter_object_output_list[0] = obj
 
 
@@ -263,13 +263,13 @@ def send_object_list(
         >>> if dist.get_world_size() > 1 and dist.get_rank() == 0:
         ...     dist.send_object_list([{"lr": 0.1}], dst=1)
     """
-    exchange = _open("send_object_list", group, weights_only, serializer, timeout)
+    exchange = _make_exchange("send_object_list", group, weights_only, serializer, timeout)
     if exchange is None:
         return
     peer = peer_of(group, dst, group_dst)
     _check_not_self(exchange, peer, "destination")
-    wrong = _refuse_empty("send_object_list", object_list)
-    exchange.send(Refusal(wrong) if wrong else list(object_list), peer, 0)
+    list_error = _check_not_empty("send_object_list", object_list)
+    exchange.send(Refusal(list_error) if list_error else list(object_list), peer, 0)
 
 
 @_documented
@@ -305,12 +305,12 @@ def recv_object_list(
         ...     settings = [None]
         ...     sender = dist.recv_object_list(settings, src=0)
     """
-    exchange = _open("recv_object_list", group, weights_only, serializer, timeout)
+    exchange = _make_exchange("recv_object_list", group, weights_only, serializer, timeout)
     if exchange is None:
         return -1
     peer = source_of(group, src, group_src)
     _check_not_self(exchange, peer, "source")
-    objects, source = _take_part(lambda: exchange.recv(peer, 0), _refuse_empty("recv_object_list", object_list))
+    objects, source = _run_then_raise(lambda: exchange.recv(peer, 0), _check_not_empty("recv_object_list", object_list))
     _replace("recv_object_list", object_list, objects)
     return global_rank_of(group_or_default(group), source)
 

@@ -30,7 +30,7 @@ def warn_not_in_group(op_name: str) -> None:
     warn(f"Running {op_name} on global rank {rank} which does not belong to the given group.")
 
 
-class _NoCalls:
+class _NonMemberCalls:
     """The operations that non-members get for a group: every call warns and returns None."""
 
     rank = -1
@@ -40,13 +40,13 @@ class _NoCalls:
         return lambda *args, **named: None
 
 
-_no_calls = _NoCalls()
+_non_member_calls = _NonMemberCalls()
 
 
 def calls_of(group: AnyGroup | None) -> Any:
     """Return the object that runs a group's operations."""
     if group is not None and is_non_member(group):
-        return _no_calls
+        return _non_member_calls
     return registry.operations(group)
 
 
@@ -93,7 +93,7 @@ def get_global_rank(group: AnyGroup, group_rank: int) -> int:
     raise ValueError(f"Group rank {group_rank} is not part of group {group}")
 
 
-_OUTSIDE = (_core.Group, Backend)
+_UNREGISTERED_TYPES = (_core.Group, Backend)
 """Types of groups that are not registered: their ranks are not ranks of the default world."""
 
 
@@ -105,7 +105,7 @@ def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) 
         return group_rank
     if global_rank is None:
         raise ValueError("Must specify global_rank or group_rank")
-    if isinstance(group, _OUTSIDE):
+    if isinstance(group, _UNREGISTERED_TYPES):
         raise ValueError(
             f"{group!r} has no ranks in the default world: give its own rank, as group_src, group_dst or group_peer"
         )
@@ -133,7 +133,7 @@ def source_of(group: Any, global_rank: int | None, group_rank: int | None) -> in
 
 def global_rank_of(group: Any, group_rank: int) -> int:
     """Return a member's global rank, or the group rank if the group is not registered."""
-    return group_rank if isinstance(group, _OUTSIDE) else get_global_rank(group, group_rank)
+    return group_rank if isinstance(group, _UNREGISTERED_TYPES) else get_global_rank(group, group_rank)
 
 
 def get_process_group_ranks(group: AnyGroup | None) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 from dldist import _core
 from dldist._backends import registry
 from dldist._backends.process_group import ProcessGroup
-from dldist._backends.world_backend import group_behind
+from dldist._backends.world_backend import world_of_group
 from dldist.types import AnyGroup
 
 
@@ -18,10 +18,10 @@ def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
     pg = registry.default_group() if group is None else registry._world.resolve(group) if isinstance(group, str) else group
     if not isinstance(pg, ProcessGroup):
         raise TypeError(f"{call}(): argument 'group' must be a group or a group's name, not {type(group).__name__}")
-    behind = group_behind(pg)
-    if behind is None:
+    cpu_group = world_of_group(pg)
+    if cpu_group is None:
         raise RuntimeError(f"{call}(): group {pg.group_name!r} has no dldist.Group for the CPU, which shared memory needs")
-    return behind
+    return cpu_group
 
 
 def empty(shape: int | list[int] | tuple[int, ...], dtype: Any = "float32", group: AnyGroup | str | None = None) -> _core.SharedArray:

@@ -67,28 +67,28 @@ class _StoreCollectives(_ControlCollectives):
 
     def barrier(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT, block: bool = True) -> None:
         """Wait until all ranks have called barrier(). With block=False, do not wait."""
-        self._use(key)
-        self._meet("barrier", key, timeout, block)
+        self._claim_key(key)
+        self._enter_barrier("barrier", key, timeout, block)
 
     def all_sum(self, key: str, data: int, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> int:
         """Return the sum of all ranks' numbers."""
-        self._use(key)
+        self._claim_key(key)
         self._store.add(f"{key}/sum", data)
-        self._meet("barrier", key, timeout, True)
+        self._enter_barrier("barrier", key, timeout, True)
         return self._store.add(f"{key}/sum", 0)
 
     def broadcast_send(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> None:
         """Send data to all receivers, without waiting."""
-        self._use(key)
+        self._claim_key(key)
         self._store.set(key, data)
 
     def broadcast_recv(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> bytes:
-        self._use(key)
+        self._claim_key(key)
         return self._get(key, timeout)
 
     def gather_send(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> None:
         """Send data to the receiver, without waiting."""
-        self._use(key)
+        self._claim_key(key)
         self._store.set(self._key_of(key, self._rank), data)
 
     def gather_recv(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> list[bytes]:
@@ -99,22 +99,22 @@ class _StoreCollectives(_ControlCollectives):
         self, key: str, data: Sequence[str | bytes], timeout: timedelta | float = _DEFAULT_TIMEOUT
     ) -> bytes:
         """Send each rank its item, and return this rank's item."""
-        self._use(key)
+        self._claim_key(key)
         if len(data) != self._world_size:
             raise ValueError(f"scatter_send(): argument 'data' has {len(data)} items for {self._world_size} ranks")
         self._store.multi_set([self._key_of(key, rank) for rank in range(self._world_size)], list(data))
-        mine = data[self._rank]
-        return mine.encode() if isinstance(mine, str) else bytes(mine)
+        own_data = data[self._rank]
+        return own_data.encode() if isinstance(own_data, str) else bytes(own_data)
 
     def scatter_recv(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> bytes:
-        self._use(key)
+        self._claim_key(key)
         return self._get(self._key_of(key, self._rank), timeout)
 
     def all_gather(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> list[bytes]:
         """Return the data of all ranks, by rank."""
         return self._collect("all_gather", key, data, timeout)
 
-    def _use(self, key: str) -> None:
+    def _claim_key(self, key: str) -> None:
         if key in self._used:
             raise RuntimeError(f"Key {key} has already been used.")
         self._used.add(key)
@@ -127,16 +127,16 @@ class _StoreCollectives(_ControlCollectives):
         self._store.wait([key], to_timedelta(timeout))
         return self._store.get(key)
 
-    def _meet(self, call: str, key: str, timeout: timedelta | float, block: bool) -> None:
+    def _enter_barrier(self, call: str, key: str, timeout: timedelta | float, block: bool) -> None:
         self._store.set(self._key_of(key, self._rank), "joined")
-        last = f"{key}/last_members"
+        last_key = f"{key}/last_members"
         if self._store.add(f"{key}/num_members", 1) == self._world_size:
-            self._store.set(last, "all are here")
+            self._store.set(last_key, "all are here")
         elif block:
-            self._wait(call, key, [last], timeout)
+            self._wait(call, key, [last_key], timeout)
 
     def _collect(self, call: str, key: str, data: str | bytes, timeout: timedelta | float) -> list[bytes]:
-        self._use(key)
+        self._claim_key(key)
         self._store.set(self._key_of(key, self._rank), data)
         keys = [self._key_of(key, rank) for rank in range(self._world_size)]
         self._wait(call, key, keys, timeout)
@@ -146,11 +146,11 @@ class _StoreCollectives(_ControlCollectives):
         try:
             self._store.wait(keys, to_timedelta(timeout))
         except RuntimeError as error:
-            is_ours = isinstance(error, _core.DistError)
-            if is_ours and not isinstance(error, _core.DistStoreTimeoutError):
+            is_dist_error = isinstance(error, _core.DistError)
+            if is_dist_error and not isinstance(error, _core.DistStoreTimeoutError):
                 raise  # the store has failed, whichever ranks are missing
-            absent = [rank for rank in range(self._world_size) if not self._store.check([self._key_of(key, rank)])]
-            if not absent:
+            missing = [rank for rank in range(self._world_size) if not self._store.check([self._key_of(key, rank)])]
+            if not missing:
                 raise
-            kind = type(error) if is_ours else RuntimeError
-            raise kind(f"{call} failed -- missing ranks: {', '.join(map(str, absent))}, {error}") from error
+            kind = type(error) if is_dist_error else RuntimeError
+            raise kind(f"{call} failed -- missing ranks: {', '.join(map(str, missing))}, {error}") from error

@@ -58,8 +58,8 @@ def _hash_tensors(tensors: Sequence[Any]) -> int:
 
 def _packed(tensor: Any) -> Any:
     """Return the elements of an array in row-major order, as a memoryview."""
-    found = _core._describe_tensor(tensor, False)
-    packed: Any = private_memory((found["count"],), found["dtype"])
+    description = _core._describe_tensor(tensor, False)
+    packed: Any = private_memory((description["count"],), description["dtype"])
     _core._copy_tensor(packed, tensor)
     return memoryview(packed)
 
@@ -73,20 +73,20 @@ def _test_python_store(store: _core.Store) -> None:
     Raises:
         AssertionError: The store returned a wrong value; the text names the operation.
     """
-    inside = _core.PrefixStore("_test_python_store", store)
-    inside.set("a", "1")
-    inside.set("b", b"\0")
-    trials: list[tuple[str, Any, Any]] = [
-        ("get of what was set", lambda: inside.get("a"), b"1"),
-        ("get of bytes", lambda: inside.get("b"), b"\0"),
-        ("add to nothing", lambda: inside.add("n", 2), 2),
-        ("add", lambda: inside.add("n", 3), 5),
-        ("get of a sum", lambda: inside.get("n"), b"5"),
+    prefixed = _core.PrefixStore("_test_python_store", store)
+    prefixed.set("a", "1")
+    prefixed.set("b", b"\0")
+    checks: list[tuple[str, Any, Any]] = [
+        ("get of what was set", lambda: prefixed.get("a"), b"1"),
+        ("get of bytes", lambda: prefixed.get("b"), b"\0"),
+        ("add to nothing", lambda: prefixed.add("n", 2), 2),
+        ("add", lambda: prefixed.add("n", 3), 5),
+        ("get of a sum", lambda: prefixed.get("n"), b"5"),
     ]
-    for what, ask, expected in trials:
-        answer = ask()
-        if answer != expected:
-            raise AssertionError(f"_test_python_store(): {what} gives {answer!r} instead of {expected!r} with {store!r}")
+    for operation, get, expected in checks:
+        value = get()
+        if value != expected:
+            raise AssertionError(f"_test_python_store(): {operation} gives {value!r} instead of {expected!r} with {store!r}")
 
 
 # ---- devices of other processes
@@ -102,31 +102,31 @@ class _remote_device:
         self._worker_name: str | None = None
         self._rank: int | None = None
         if isinstance(remote_device, str):
-            where, device = self._read(remote_device)
+            process, device = self._read(remote_device)
         elif isinstance(getattr(remote_device, "type", None), str):
-            where, device = None, str(remote_device)
+            process, device = None, str(remote_device)
         else:
             raise TypeError(f"Invalid type for remote_device: {type(remote_device).__name__}")
         self._device = device
-        if where is not None and where.startswith("rank:") and where[5:].isdigit():
-            self._rank = int(where[5:])
-        elif where is not None:
-            if not where or ":" in where:
+        if process is not None and process.startswith("rank:") and process[5:].isdigit():
+            self._rank = int(process[5:])
+        elif process is not None:
+            if not process or ":" in process:
                 raise ValueError(f"Could not parse remote_device: {remote_device}. The valid format is {_FORMS}")
-            self._worker_name = where
+            self._worker_name = process
 
     @staticmethod
     def _read(text: str) -> tuple[str | None, str]:
         """Parse a text into the process and the device. Without a device, the device is the CPU."""
-        where, slash, device = text.partition("/")
+        process, slash, device = text.partition("/")
         if not slash:
-            is_device = where.partition(":")[0] in _DEVICES
-            return (None, where) if is_device else (where, "cpu")
-        if "/" in device or not where:
+            is_device = process.partition(":")[0] in _DEVICES
+            return (None, process) if is_device else (process, "cpu")
+        if "/" in device or not process:
             raise ValueError(f"Could not parse remote_device: {text}. The valid format is {_FORMS}")
         if device.partition(":")[0] not in _DEVICES:
             raise RuntimeError(f"the device of {text!r} is none of {', '.join(_DEVICES)}")
-        return where, device
+        return process, device
 
     def worker_name(self) -> str | None:
         """Return the name of the process, or None if it was given by rank or is this process."""

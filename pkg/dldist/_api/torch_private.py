@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 from dldist import _core
-from dldist._api.group_factory import Maker
+from dldist._api.group_factory import GroupFactory
 from dldist._api.groups import (
     _check_device_id,
     _find_pg_by_ranks_and_tag,
-    _nccl_behind,
+    _nccl_backend,
     _nccl_split,
     _new_group_with_tag,
     _skip_nccl_split,
@@ -35,7 +35,7 @@ from dldist._backends import nccl, registry
 from dldist._backends.backend_base import Backend as BackendImpl
 from dldist._backends.backend_names import BackendConfig, default_timeout, device_type_of, is_backend_available, is_nccl_available, warn
 from dldist._backends.process_group import ProcessGroup
-from dldist._backends.registry import NON_GROUP_MEMBER, default_group, hash_of_ranks
+from dldist._backends.registry import NON_GROUP_MEMBER, default_group, hash_ranks
 from dldist._base.options import ReconfigureOptions, as_timedelta
 
 _GLOO_AVAILABLE = True
@@ -51,7 +51,7 @@ _WorldMeta = type(registry.group)
 # ---- names whose values change
 
 # The registry's attribute for each module-level name of c10d.
-_OF_REGISTRY = {
+_REGISTRY_ATTRIBUTES = {
     **{f"_{name}": name for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")},
     "_default_pg_init_method": "init_method",
     "_group_count": "group_count",
@@ -64,13 +64,13 @@ _OF_REGISTRY = {
 
 
 _AVAILABLE = {f"_{name.upper()}_AVAILABLE": name for name in ("nccl", "mpi", "ucc", "xccl")}
-_CARRIED = {f"ProcessGroup{name.upper()}": name for name in ("mpi", "ucc", "xccl")}
+_CARRIER_CLASSES = {f"ProcessGroup{name.upper()}": name for name in ("mpi", "ucc", "xccl")}
 
 
 def __getattr__(name: str) -> Any:
     world = registry._world
-    if name in _OF_REGISTRY:
-        return getattr(world, _OF_REGISTRY[name])
+    if name in _REGISTRY_ATTRIBUTES:
+        return getattr(world, _REGISTRY_ATTRIBUTES[name])
     if name == "_backend":
         return None if world.default_pg is None else world.pg_map[world.default_pg][0]
     if name in _AVAILABLE:
@@ -79,7 +79,7 @@ def __getattr__(name: str) -> Any:
         return default_timeout("nccl") if is_nccl_available() else None
     if name == "ProcessGroupNCCL" and is_nccl_available():
         return nccl.ProcessGroupNCCL
-    if name in _CARRIED and is_backend_available(_CARRIED[name]):
+    if name in _CARRIER_CLASSES and is_backend_available(_CARRIER_CLASSES[name]):
         from dldist._backends import carrier_backends
 
         return getattr(carrier_backends, name)
@@ -113,7 +113,7 @@ def _get_global_rank(group: Any, rank: int) -> int:
 def _add_ephemeral_timeout_for_all_pgs(timeout: timedelta) -> None:
     """Extend the timeout of each NCCL group's new operations, until one of them has ended."""
     for pg in registry._world.pg_map:
-        backend = _nccl_behind(pg)
+        backend = _nccl_backend(pg)
         if backend is not None:
             backend._add_ephemeral_timeout(timeout)
 
@@ -173,7 +173,7 @@ def _device_capability(group: Any = None) -> list[str]:
     return list(group_or_default(group)._device_types)
 
 
-def _preferred(kinds: list[str]) -> str:
+def _choose_device_type(kinds: list[str]) -> str:
     """Return "cpu" if it is among the types, because objects are in its memory; or the first."""
     return "cpu" if "cpu" in kinds else kinds[0]
 
@@ -182,7 +182,7 @@ def _get_object_coll_device(group: Any = None) -> str:
     """Return the type of device on which a library should put tensors made from objects."""
     pg = group_or_default(group)
     if isinstance(pg, ProcessGroup):
-        return _preferred(pg._device_types or ["cpu"])
+        return _choose_device_type(pg._device_types or ["cpu"])
     return "cuda" if _is_nccl(pg) else "cpu"
 
 
@@ -196,8 +196,8 @@ def _get_pg_default_device(group: Any = None) -> str:
     if not kinds:
         raise RuntimeError("Default device not found, because no backend has been registered with this ProcessGroup.")
     if len(kinds) > 1:
-        warn(f"The group serves {', '.join(kinds)}, and none of them is the default: {_preferred(kinds)} is taken.", UserWarning)
-    return _preferred(kinds)
+        warn(f"The group serves {', '.join(kinds)}, and none of them is the default: {_choose_device_type(kinds)} is taken.", UserWarning)
+    return _choose_device_type(kinds)
 
 
 # ---- NCCL
@@ -209,7 +209,7 @@ def _is_nccl(backend: Any) -> bool:
 
 def _get_process_group_uid(pg: Any) -> Any:
     """Return the name of a group's NCCL communicators in the store, or -1 without NCCL."""
-    backend = _nccl_behind(pg)
+    backend = _nccl_backend(pg)
     return -1 if backend is None else backend.uid
 
 
@@ -304,16 +304,16 @@ def _new_process_group_helper(
     device = _check_device_id(device_id)
     limit = as_timedelta("_new_process_group_helper(): argument 'timeout'", timeout)
     options = pg_options if backend_options is None else backend_options
-    maker = Maker(backend, limit, options, device, group_desc, is_reconfigurable=enable_reconfigure)
+    factory = GroupFactory(backend, limit, options, device, group_desc, is_reconfigurable=enable_reconfigure)
     ranks = list(global_ranks_in_group)
     if pg_tag and (found := _find_pg_by_ranks_and_tag(pg_tag, ranks)) is not None:
         return found, world.pg_map[found][1]
     if ranks and default_group().rank() not in ranks:
-        _skip_nccl_split(default_group(), maker)
+        _skip_nccl_split(default_group(), factory)
         return NON_GROUP_MEMBER, None
     if ranks:
-        maker.nccl_offspring = _nccl_split(default_group(), ranks, maker)
-    pg = maker.make(store, group_rank, ranks or list(range(group_size)), group_name, pg_tag or None)
+        factory.create_nccl_from_parent = _nccl_split(default_group(), ranks, factory)
+    pg = factory.create(store, group_rank, ranks or list(range(group_size)), group_name, pg_tag or None)
     return pg, world.pg_map[pg][1]
 
 
@@ -327,16 +327,16 @@ def _find_or_create_pg_by_ranks_and_tag(tag: str, ranks: list[int], stride: int)
     if len(ranks) % stride != 0:
         raise ValueError(f"Ranks length ({len(ranks)}) must be divisible by stride ({stride})")
     rows = [sorted(ranks[first : first + stride]) for first in range(0, len(ranks), stride)]
-    mine = next((row for row in rows if get_rank() in row), None)
-    if mine is None:
+    own_row = next((row for row in rows if get_rank() in row), None)
+    if own_row is None:
         raise AssertionError("rankset doesn't include the current node")
-    found = _find_pg_by_ranks_and_tag(tag, mine)
+    found = _find_pg_by_ranks_and_tag(tag, own_row)
     if found is not None:
         return found
     if not tag:
         raise ValueError("Cannot automatically create PG with empty tag")
-    made: ProcessGroup = _new_group_with_tag(mine, pg_tag=tag, use_local_synchronization=True)
-    return made
+    group: ProcessGroup = _new_group_with_tag(own_row, pg_tag=tag, use_local_synchronization=True)
+    return group
 
 
 # ---- names and colours
@@ -344,11 +344,11 @@ def _find_or_create_pg_by_ranks_and_tag(tag: str, ranks: list[int], stride: int)
 
 def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
     """Return the name of the next group: a hash of its ranks, or the next number."""
-    return registry._world.next_name_of(ranks) if use_hashed_name else registry._world.next_name()
+    return registry._world.next_member_name(ranks) if use_hashed_name else registry._world.next_name()
 
 
 def _hash_ranks_to_str(ranks: Sequence[int]) -> str:
-    return hash_of_ranks(ranks, len(registry._world.pg_names))
+    return hash_ranks(ranks, len(registry._world.pg_names))
 
 
 def _process_group_color(ranks: Sequence[int]) -> int:
@@ -358,22 +358,22 @@ def _process_group_color(ranks: Sequence[int]) -> int:
 
 # ---- c10d's current group of each thread; calls without a group do not use it
 
-_of_thread = _local()
+_thread_local = _local()
 
 
 def _current_process_group() -> ProcessGroup | None:
     """Return the group that this thread has set, or None."""
-    return getattr(_of_thread, "group", None)
+    return getattr(_thread_local, "group", None)
 
 
 def _set_process_group(pg: ProcessGroup | None) -> None:
     """Set this thread's current group; None removes it."""
-    _of_thread.group = pg
+    _thread_local.group = pg
 
 
 # ---- checks of arguments, for libraries that call them; tensors are arrays of any library
 
-_PARTS = {"complex64": "float32", "complex128": "float64"}
+_COMPONENT_DTYPES = {"complex64": "float32", "complex128": "float64"}
 _FP8 = {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
 
 
@@ -398,13 +398,13 @@ def _dtype_of(tensor: Any) -> str:
 def _ensure_all_tensors_same_dtype(*tensors: Any) -> None:
     """Raise unless all tensors (or lists of them) have one dtype; complex64 counts as float32."""
     first = None
-    for each in tensors:
-        for tensor in _as_iterable(each):
-            own = _dtype_of(tensor)
-            parts = _PARTS.get(own, own)
-            first = parts if first is None else first
-            if parts != first:
-                raise ValueError(f"Invalid usage of tensors with different dtypes: found {first} and {own}")
+    for item in tensors:
+        for tensor in _as_iterable(item):
+            dtype = _dtype_of(tensor)
+            component = _COMPONENT_DTYPES.get(dtype, dtype)
+            first = component if first is None else first
+            if component != first:
+                raise ValueError(f"Invalid usage of tensors with different dtypes: found {first} and {dtype}")
 
 
 def _is_fp8(tensor: Any) -> bool:

@@ -14,28 +14,28 @@ _works: dict[int, list[tuple[Any, _core.Work]]] = {}
 _is_input_allowed = False
 
 
-def _place_of(tensor: Any) -> int:
+def _memory_key(tensor: Any) -> int:
     """Return a key for an array: the address of its memory; if empty, a key for the object."""
-    found = _core._describe_tensor(tensor, False)
-    return found["data"] if found["count"] else -id(tensor)
+    description = _core._describe_tensor(tensor, False)
+    return description["data"] if description["count"] else -id(tensor)
 
 
 def _register_work(tensor: Any, work: _core.Work) -> None:
     """Record a work on an array until dldist.functional.wait_tensor(tensor) waits for it."""
     if not isinstance(work, _core.Work):
         raise TypeError(f"_register_work(): argument 'work' must be Work, not {type(work).__name__}")
-    place = _place_of(tensor)
+    key = _memory_key(tensor)
     with _lock:
-        _works.setdefault(place, []).append((tensor, work))
+        _works.setdefault(key, []).append((tensor, work))
 
 
-def take(tensor: Any) -> list[_core.Work]:
+def take_works(tensor: Any) -> list[_core.Work]:
     """Remove and return the works in progress on an array."""
     if not _works:
         return []
     with _lock:
-        noted = _works.pop(_place_of(tensor), [])
-    return [work for _, work in noted]
+        entries = _works.pop(_memory_key(tensor), [])
+    return [work for _, work in entries]
 
 
 def _get_work_registry_size() -> int:

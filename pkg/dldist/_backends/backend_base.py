@@ -33,7 +33,7 @@ class BackendOptions(Checked):
     def backend(self) -> str:
         return self._backend
 
-    def _for(self, timeout: timedelta, ranks: list[int], name: str) -> Self:
+    def _set_identity(self, timeout: timedelta, ranks: list[int], name: str) -> Self:
         """Set the timeout, global ranks and name of a group in these options, and return them."""
         self._timeout = timeout
         self.global_ranks_in_group = ranks

@@ -7,22 +7,22 @@ from typing import Any, ClassVar
 
 from dldist import carriers, rendezvous
 from dldist._backends.backend_base import BackendOptions
-from dldist._backends.world_backend import OverWorld
+from dldist._backends.world_backend import WorldBackend
 from dldist.carriers import _mpi
 from dldist.rendezvous import DEFAULT_TIMEOUT_S
 from dldist.world import World
 
 
-class Carried(OverWorld):
+class CarrierBackend(WorldBackend):
     """A backend whose collectives a third-party library (carrier) runs; a World does all else."""
 
     @classmethod
-    def _furnish(cls, group: World) -> World:
-        group._carry_by(cls._name)
+    def _prepare_world(cls, group: World) -> World:
+        group._use_carrier(cls._name)
         return group
 
 
-class CarriedOptions(BackendOptions):
+class CarrierOptions(BackendOptions):
     """The base class of these backends' options. Subclasses set the backend's name."""
 
     _name: ClassVar[str]
@@ -31,13 +31,13 @@ class CarriedOptions(BackendOptions):
         super().__init__(self._name, timeout)
 
 
-class MPIOptions(CarriedOptions):
+class MPIOptions(CarrierOptions):
     """ProcessGroupMPI.Options."""
 
     _name = "mpi"
 
 
-class ProcessGroupMPI(Carried):
+class ProcessGroupMPI(CarrierBackend):
     """c10d's backend for MPI. Works with any MPI library."""
 
     _name = "mpi"
@@ -48,27 +48,27 @@ class ProcessGroupMPI(Carried):
     def create(cls, ranks: list[int]) -> ProcessGroupMPI | None:
         """Create a backend for these ranks of MPI's world, or for all if `ranks` is empty. Return
         None on non-members. All processes of MPI's world must call this."""
-        meeting = rendezvous.meet(place=_mpi.Place(carriers.library("mpi")), timeout=DEFAULT_TIMEOUT_S, name="ProcessGroupMPI")
+        meeting = rendezvous.meet(endpoint=_mpi.MPIEndpoint(carriers.library("mpi")), timeout=DEFAULT_TIMEOUT_S, name="ProcessGroupMPI")
         with meeting:
             members = list(ranks) or list(range(meeting.world_size))
-            made = cls._among(meeting.store, meeting.rank, members)
-            meeting.met()
-        if made is not None:
-            made.group._meeting = meeting
-        return made
+            backend = cls._create_if_member(meeting.store, meeting.rank, members)
+            meeting.mark_connected()
+        if backend is not None:
+            backend.group._meeting = meeting
+        return backend
 
     @classmethod
-    def _among(cls, store: Any, rank: int, members: list[int]) -> ProcessGroupMPI | None:
+    def _create_if_member(cls, store: Any, rank: int, members: list[int]) -> ProcessGroupMPI | None:
         return cls(store, members.index(rank), len(members)) if rank in members else None
 
 
-class UCCOptions(CarriedOptions):
+class UCCOptions(CarrierOptions):
     """ProcessGroupUCC.Options."""
 
     _name = "ucc"
 
 
-class ProcessGroupUCC(Carried):
+class ProcessGroupUCC(CarrierBackend):
     """c10d's backend for UCC. Messages use dldist's own transport."""
 
     _name = "ucc"
@@ -76,13 +76,13 @@ class ProcessGroupUCC(Carried):
     _Options = UCCOptions
 
 
-class XCCLOptions(CarriedOptions):
+class XCCLOptions(CarrierOptions):
     """ProcessGroupXCCL.Options."""
 
     _name = "xccl"
 
 
-class ProcessGroupXCCL(Carried):
+class ProcessGroupXCCL(CarrierBackend):
     """c10d's backend for oneCCL, for host arrays. Messages use dldist's own transport."""
 
     _name = "xccl"
@@ -90,4 +90,4 @@ class ProcessGroupXCCL(Carried):
     _Options = XCCLOptions
 
 
-BACKENDS: dict[str, type[Carried]] = {each._name: each for each in (ProcessGroupMPI, ProcessGroupUCC, ProcessGroupXCCL)}
+BACKENDS: dict[str, type[CarrierBackend]] = {each._name: each for each in (ProcessGroupMPI, ProcessGroupUCC, ProcessGroupXCCL)}

@@ -25,7 +25,7 @@ class Completions:
     def __init__(self) -> None:
         self._hooks: dict[int, Callable[[CompletionHookArgs], object]] = {}
         self._on_work_info: Callable[[WorkInfo], object] | None = None
-        self._under_way = 0
+        self._pending_count = 0
         self._changed = threading.Condition()
 
     def __bool__(self) -> bool:
@@ -48,34 +48,34 @@ class Completions:
 
     def start(self, start: Callable[[], Any], op_id: int) -> Any:
         """Call `start`, which starts an operation; run the hooks when the operation completes."""
-        at, tick = datetime.now(), time.monotonic()
+        started_at, start_s = datetime.now(), time.monotonic()
         work = start()
         future = _future_of(work)
         if future is not None:
             with self._changed:
-                self._under_way += 1
-            future.add_done_callback(lambda future: self._ended(future, work, op_id, at, tick))
+                self._pending_count += 1
+            future.add_done_callback(lambda future: self._on_end(future, work, op_id, started_at, start_s))
         return work
 
-    def _ended(self, future: Any, work: Any, op_id: int, at: datetime, tick: float) -> None:
-        elapsed = timedelta(seconds=time.monotonic() - tick)
+    def _on_end(self, future: Any, work: Any, op_id: int, started_at: datetime, start_s: float) -> None:
+        elapsed = timedelta(seconds=time.monotonic() - start_s)
         try:
             if future.exception() is None:
-                for hook, argument in self._calls(work, op_id, at, elapsed):
+                for hook, argument in self._hook_calls(work, op_id, started_at, elapsed):
                     _core._call_and_report(hook, argument)
         finally:
             with self._changed:
-                self._under_way -= 1
+                self._pending_count -= 1
                 self._changed.notify_all()
 
-    def _calls(self, work: Any, op_id: int, at: datetime, elapsed: timedelta) -> list[tuple[Callable[[Any], object], Any]]:
+    def _hook_calls(self, work: Any, op_id: int, started_at: datetime, elapsed: timedelta) -> list[tuple[Callable[[Any], object], Any]]:
         """List pairs of a hook and its argument for a completed operation."""
-        duration_ms = _duration_of(work)
+        duration_ms = _duration_ms_of(work)
         args = CompletionHookArgs(op_id, duration_ms)
         calls: list[tuple[Callable[[Any], object], Any]] = [(fn, args) for fn in list(self._hooks.values())]
         if self._on_work_info is not None:
             active = elapsed if duration_ms is None else timedelta(milliseconds=duration_ms)
-            info = WorkInfo(OpType(work._get_op_type()), _number_of(work, op_id), at, at + elapsed, active)
+            info = WorkInfo(OpType(work._get_op_type()), _sequence_number(work, op_id), started_at, started_at + elapsed, active)
             calls.append((self._on_work_info, info))
         return calls
 
@@ -85,9 +85,9 @@ class Completions:
         if callback_thread.is_completion_thread():
             return
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._under_way, timeout.total_seconds()):
+            if not self._changed.wait_for(lambda: not self._pending_count, timeout.total_seconds()):
                 raise _core.DistTimeoutError(
-                    f"_wait_for_pending_works(): {self._under_way} operations have not ended in {timeout} (timeout)"
+                    f"_wait_for_pending_works(): {self._pending_count} operations have not ended in {timeout} (timeout)"
                 )
 
 
@@ -99,7 +99,7 @@ def _future_of(work: Any) -> Any:
         return None
 
 
-def _duration_of(work: Any) -> float | None:
+def _duration_ms_of(work: Any) -> float | None:
     """Return the duration that the work measured, in milliseconds, or None if it measured none."""
     try:
         return float(work._get_duration())
@@ -107,7 +107,7 @@ def _duration_of(work: Any) -> float | None:
         return None
 
 
-def _number_of(work: Any, op_id: int) -> int:
+def _sequence_number(work: Any, op_id: int) -> int:
     """Return the backend's number of a work. If the backend has none, return op_id, the group's."""
     try:
         return int(work._get_sequence_number())

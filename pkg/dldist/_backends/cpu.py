@@ -9,7 +9,7 @@ from typing import Any
 from dldist import _core
 from dldist._backends.backend_base import BackendOptions
 from dldist._backends.process_group import ProcessGroup
-from dldist._backends.world_backend import OverWorld, close
+from dldist._backends.world_backend import WorldBackend, close
 from dldist._base.options import ReconfigureOptions, timeout_of
 from dldist._base.works import done_work
 from dldist.world import World
@@ -46,7 +46,7 @@ class GlooOptions(BackendOptions):
         self._threads = 2
 
 
-class ProcessGroupGloo(OverWorld):
+class ProcessGroupGloo(WorldBackend):
     """c10d's CPU backend. `group` is the World that runs the calls.
 
     With enable_reconfigure, each reconfigure() creates a World; before that, `group` is None.
@@ -62,16 +62,16 @@ class ProcessGroupGloo(OverWorld):
     # Set only if the backend can be reconfigured.
     _store: _core.Store | None = None
     _handle = ""
-    _when_reconfigured: Callable[[ProcessGroupGloo], object] | None = None
+    _on_reconfigured: Callable[[ProcessGroupGloo], object] | None = None
 
     @classmethod
-    def _unconnected(cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta) -> ProcessGroupGloo:
+    def _without_group(cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta) -> ProcessGroupGloo:
         """Create the backend of a group whose members will be set by reconfigure()."""
         if store is None:
             raise RuntimeError("enable_reconfigure=True needs a store")
         self = cls(store, pg.rank(), pg.size(), timeout=timeout, enable_reconfigure=True)
         self.options.group_name = pg.group_name
-        self._when_reconfigured = pg._reconfigured
+        self._on_reconfigured = pg._on_reconfigured
         return self
 
     def _require_group(self) -> Any:
@@ -82,9 +82,9 @@ class ProcessGroupGloo(OverWorld):
             )
         return self.group
 
-    def _open(self, store: _core.Store, opts: Any) -> World | None:
+    def _create_group(self, store: _core.Store, opts: Any) -> World | None:
         if not opts.enable_reconfigure:
-            return super()._open(store, opts)
+            return super()._create_group(store, opts)
         self._allow_reconfigure(store)
         return None
 
@@ -96,7 +96,7 @@ class ProcessGroupGloo(OverWorld):
             self._store = store
             self._handle = uuid4().hex
 
-    def _run_otherwise(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
+    def _run_refused(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
         from dldist._backends import gloo_collectives
 
         return gloo_collectives.run(self, method, arguments, refusal)
@@ -144,9 +144,9 @@ class ProcessGroupGloo(OverWorld):
         if self._store is None:
             raise self._unsupported("reconfigure without enable_reconfigure=True")
         handles = _check_handles(opts.handles, self._handle)
-        before, self.group = self.group, None
-        if before is not None:
-            close(before, 0)  # does not wait: other members' unfinished operations are unaffected
+        previous, self.group = self.group, None
+        if previous is not None:
+            close(previous, 0)  # does not wait: other members' unfinished operations are unaffected
         rank, size = handles.index(self._handle), len(handles)
         store = _core.PrefixStore(f"reconfigure/{opts.uuid}/", self._store)
         name = self.options.group_name or "gloo"
@@ -156,8 +156,8 @@ class ProcessGroupGloo(OverWorld):
             )
             self._rank, self._size = rank, size
         finally:
-            if self._when_reconfigured is not None:
-                self._when_reconfigured(self)
+            if self._on_reconfigured is not None:
+                self._on_reconfigured(self)
         return done_work([])
 
 

@@ -50,15 +50,15 @@ class BackendCalls:
         call = CALL_OF.get(operation.name)
         if call is None:
             raise RuntimeError(f"Backend {self._backend_name} does not support {operation.name}")
-        opts = _prepared(call.options(), timeout, is_async)
-        return _end(getattr(self._target, call.name)(*call.lowered(values, opts)), is_async)
+        opts = _set_call_options(call.options(), timeout, is_async)
+        return _finish(getattr(self._target, call.name)(*call.to_call_arguments(values, opts)), is_async)
 
     def barrier(self, *, timeout: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
         """Wait until all ranks have called barrier(), on the device in device_ids if given."""
-        opts = _prepared(CALL_OF["barrier"].options(), timeout, async_op)
+        opts = _set_call_options(CALL_OF["barrier"].options(), timeout, async_op)
         if device_ids is not None:
             opts.device_ids = device_ids
-        return _end(self._target.barrier(opts), async_op)
+        return _finish(self._target.barrier(opts), async_op)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks, as barrier() does; the error names the missing ranks."""
@@ -66,8 +66,8 @@ class BackendCalls:
 
     def _set_recorder(self, recorder: Any) -> Any:
         """Set a recorder, which records coalesced calls instead of running them; return the old."""
-        before, self._recorder = self._recorder, recorder
-        return before
+        previous, self._recorder = self._recorder, recorder
+        return previous
 
     def coalesce(self, *, timeout: Any = None, async_op: bool = False) -> Any:
         """Return a context manager that runs the calls in its block as one operation."""
@@ -75,17 +75,17 @@ class BackendCalls:
 
     def isend(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> Any:
         """Start sending to a rank. Returns a Work."""
-        self._refuse_timeout("isend", timeout)
+        self._check_no_timeout("isend", timeout)
         return self._target.send([tensor], dst, tag)
 
     def irecv(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> Any:
         """Start receiving from a rank, or from any rank. Returns a Work."""
-        self._refuse_timeout("irecv", timeout)
+        self._check_no_timeout("irecv", timeout)
         return self._target.recv_anysource([tensor], tag) if src is None else self._target.recv([tensor], src, tag)
 
-    def _refuse_timeout(self, name: str, timeout: Any) -> None:
+    def _check_no_timeout(self, name: str, timeout: Any) -> None:
         if timeout is not None:
             raise _core.DistArgumentError(
                 f"{name}(): argument 'timeout': the low-level calls of backend {self._backend_name} take none for messages: pass "
@@ -94,14 +94,14 @@ class BackendCalls:
 
     def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> None:
         """Send to a rank."""
-        _end(self.isend(tensor, dst, tag), False, timeout)
+        _finish(self.isend(tensor, dst, tag), False, timeout)
 
     def recv(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> int:
         """Receive from a rank, or from any rank. Returns the sender's rank."""
         work = self.irecv(tensor, src, tag, match_dtype=match_dtype)
-        _end(work, False, timeout)
+        _finish(work, False, timeout)
         return work._source_rank() if src is None else src
 
     def batch_isend_irecv(self, p2p_op_list: Any) -> Any:
@@ -123,8 +123,8 @@ class BackendCalls:
     def _host_view(self) -> Any:
         """Return an object whose calls accept host memory: the host view of the only backend, or
         self if there is none."""
-        find = getattr(self._target, "_distinct_backends", None)
-        backends = [self._target] if find is None else find()
+        list_backends = getattr(self._target, "_distinct_backends", None)
+        backends = [self._target] if list_backends is None else list_backends()
         if len(backends) != 1:
             return self
         group = getattr(getattr(backends[0], "wrapped_pg", backends[0]), "group", None)
@@ -164,23 +164,23 @@ class Dispatcher(BackendCalls):
         return self._with_hooks("recv", True, None, tensor, -1 if src is None else src, lambda _: start(tensor, src, tag, **options))
 
     def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> None:
-        of_call, of_wait = self._timeouts_of_message(tensor, timeout)
-        _end(self.isend(tensor, dst, tag, timeout=of_call), False, of_wait)
+        call_timeout, wait_timeout = self._message_timeouts(tensor, timeout)
+        _finish(self.isend(tensor, dst, tag, timeout=call_timeout), False, wait_timeout)
 
     def recv(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> int:
-        of_call, of_wait = self._timeouts_of_message(tensor, timeout)
-        work = self.irecv(tensor, src, tag, timeout=of_call, match_dtype=match_dtype)
-        _end(work, False, of_wait)
+        call_timeout, wait_timeout = self._message_timeouts(tensor, timeout)
+        work = self.irecv(tensor, src, tag, timeout=call_timeout, match_dtype=match_dtype)
+        _finish(work, False, wait_timeout)
         return work._source_rank() if src is None else src
 
-    def _timeouts_of_message(self, tensor: Any, timeout: Any) -> tuple[Any, Any]:
+    def _message_timeouts(self, tensor: Any, timeout: Any) -> tuple[Any, Any]:
         """Return the timeouts of call and wait; wait gets it if the low-level call takes none."""
         return (timeout, None) if isinstance(self._calls_for_message(tensor), _core.Group) else (None, timeout)
 
     def _backend_for(self, tensor: Any) -> Any:
-        return self._target._backend_serving(tensor)
+        return self._target._backend_for_tensor(tensor)
 
     def _end_coalescing_of(self, backend: Any) -> Any:
         return self._target._end_coalescing_of(backend)
@@ -196,17 +196,17 @@ class Dispatcher(BackendCalls):
         hooks = self._target._hooks
         if not hooks:
             return run(is_async)
-        return _end(hooks.around(kind, is_async, inputs, outputs, peer, lambda: run(True)), is_async)
+        return _finish(hooks.run_operation(kind, is_async, inputs, outputs, peer, lambda: run(True)), is_async)
 
 
-def _prepared(opts: Any, timeout: Any, is_async: bool) -> Any:
+def _set_call_options(opts: Any, timeout: Any, is_async: bool) -> Any:
     opts.asyncOp = is_async
     if timeout is not None:
         opts.timeout = to_timedelta(timeout)
     return opts
 
 
-def _end(work: Any, is_async: bool, timeout: Any = None) -> Any:
+def _finish(work: Any, is_async: bool, timeout: Any = None) -> Any:
     """Return the work of an asynchronous call; otherwise wait for it and return None."""
     if is_async:
         return work

@@ -19,7 +19,7 @@ _CPU = 1  # DLPack's device type for the CPU
 
 
 @cache
-def _alone() -> _core.Group:
+def _single_rank_group() -> _core.Group:
     """Return a group of one rank, which can create arrays of any dtype."""
     return _core.Group(None, 0, 1)
 
@@ -31,12 +31,12 @@ class _Elements:
     """
 
     def __init__(self, tensor: Any, writable: bool = False) -> None:
-        found = _core._describe_tensor(tensor, writable)
+        description = _core._describe_tensor(tensor, writable)
         self.tensor = tensor
-        self.dtype, self.size, self.address = found["dtype"], found["itemsize"], found["data"]
+        self.dtype, self.size, self.address = description["dtype"], description["itemsize"], description["data"]
         self.packed = None
-        if not found["is_contiguous"]:
-            self.packed = _alone().empty((found["count"],), self.dtype)
+        if not description["is_contiguous"]:
+            self.packed = _single_rank_group().empty((description["count"],), self.dtype)
             _core._copy_tensor(self.packed, tensor)
             self.address = _core._describe_tensor(self.packed, True)["data"]
 
@@ -61,20 +61,20 @@ _Part = tuple[Any, int, int]
 """Elements of a tensor in row-major order: the tensor, the first index, and the count."""
 
 
-def _all_of(tensor: Any) -> _Part:
+def _whole_tensor(tensor: Any) -> _Part:
     return tensor, 0, prod(_shape(tensor))
 
 
-def _put(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: int) -> None:
-    """Copy `count` elements of src from `start` to dst from `at`; `room` must equal `count`."""
-    if room != count:
+def _copy_elements(call: str, dst: Any, dst_start: int, dst_count: int, src: Any, start: int, count: int) -> None:
+    """Copy `count` elements of src from `start` to dst from `dst_start`; `dst_count` must equal `count`."""
+    if dst_count != count:
         raise RuntimeError(f"FakeProcessGroup::{call}: the output has shape {_shape(dst)}, and the input {_shape(src)}")
-    have = prod(_shape(src)) - start
-    if count > have:
-        raise RuntimeError(f"FakeProcessGroup::{call}: the output takes {count} elements, but the input has {have}")
+    available = prod(_shape(src)) - start
+    if count > available:
+        raise RuntimeError(f"FakeProcessGroup::{call}: the output takes {count} elements, but the input has {available}")
     if not _is_on_cpu(dst) or not _is_on_cpu(src):
         # Only the tensor's own library can copy this memory.
-        dst.reshape(-1)[at : at + count] = src.reshape(-1)[start : start + count]
+        dst.reshape(-1)[dst_start : dst_start + count] = src.reshape(-1)[start : start + count]
         return
     source, target = _Elements(src), _Elements(dst, writable=True)
     if source.dtype != target.dtype:
@@ -82,25 +82,25 @@ def _put(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: i
             f"FakeProcessGroup::{call}: the output has dtype {target.dtype}, but the input has {source.dtype}"
         )
     size = source.size
-    ctypes.memmove(target.address + at * size, source.address + start * size, count * size)
+    ctypes.memmove(target.address + dst_start * size, source.address + start * size, count * size)
     target.write_back()
 
 
-def _fill(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: int) -> None:
-    """Fill `room` elements of dst from index `at` by repeating `count` elements of src, the last
+def _fill(call: str, dst: Any, dst_start: int, dst_count: int, src: Any, start: int, count: int) -> None:
+    """Fill `dst_count` elements of dst from index `dst_start` by repeating `count` elements of src, the last
     repetition cut off. Fill with zeros if `count` is 0."""
-    if count == 0 and room > 0:
-        src, start, count = _zeros_like(dst, room), 0, room
-    for written in range(0, room, count or 1):
-        part = min(count, room - written)
-        _put(call, dst, at + written, part, src, start, part)
+    if count == 0 and dst_count > 0:
+        src, start, count = _zeros_like(dst, dst_count), 0, dst_count
+    for filled in range(0, dst_count, count or 1):
+        part = min(count, dst_count - filled)
+        _copy_elements(call, dst, dst_start + filled, part, src, start, part)
 
 
 def _zeros_like(tensor: Any, count: int) -> Any:
-    """Return `count` zeros of the tensor's dtype, from which _put can copy to the tensor."""
+    """Return `count` zeros of the tensor's dtype, from which _copy_elements can copy to the tensor."""
     if not _is_on_cpu(tensor):
         return tensor.new_zeros(count)
-    zeros = _alone().empty((count,), _core._describe_tensor(tensor, False)["dtype"])
+    zeros = _single_rank_group().empty((count,), _core._describe_tensor(tensor, False)["dtype"])
     ctypes.memset(_core._describe_tensor(zeros, True)["data"], 0, zeros.nbytes)
     return zeros
 
@@ -109,26 +109,26 @@ def _reduce_equal(tensor: Any, op: _core.ReduceOp, size: int) -> None:
     """Replace a tensor by the reduction of `size` tensors equal to it."""
     if not _has_memory(tensor):
         return
-    own = _Elements(tensor, writable=True)
-    power = own.packed if own.packed is not None else tensor
-    _alone().all_reduce(power, op)  # raises for unsupported dtypes; for PREMUL_SUM, multiplies
+    elements = _Elements(tensor, writable=True)
+    power = elements.packed if elements.packed is not None else tensor
+    _single_rank_group().all_reduce(power, op)  # raises for unsupported dtypes; for PREMUL_SUM, multiplies
     if op.name != "AVG":
         result = None
         for bit in range(size.bit_length()):  # exponentiation by squaring
             if bit:
-                _core._reduce_tensor(power, _copy_of(power), int(op.op))
+                _core._reduce_tensor(power, _copy(power), int(op.op))
             if size >> bit & 1:
                 if result is None:
-                    result = _copy_of(power)
+                    result = _copy(power)
                 else:
                     _core._reduce_tensor(result, power, int(op.op))
         _core._copy_tensor(power, result)
-    own.write_back()
+    elements.write_back()
 
 
-def _copy_of(tensor: Any) -> Any:
-    found = _core._describe_tensor(tensor, False)
-    made = _alone().empty(found["shape"], found["dtype"])
+def _copy(tensor: Any) -> Any:
+    description = _core._describe_tensor(tensor, False)
+    made = _single_rank_group().empty(description["shape"], description["dtype"])
     _core._copy_tensor(made, tensor)
     return made
 
@@ -210,7 +210,7 @@ class FakeProcessGroup(Backend):
             return None
         made = opts if isinstance(opts, FakeOptions) else copy.copy(self._options)
         if opts is not None:
-            made._for(opts._timeout, ranks, opts.group_name)
+            made._set_identity(opts._timeout, ranks, opts.group_name)
         return self._create_internal(ranks.index(self._rank), len(ranks), made)
 
     def _perform(self, method: str, *arguments: Any) -> Any:
@@ -221,12 +221,12 @@ class FakeProcessGroup(Backend):
             raise self._unsupported(method)
         if call is None or not call.sides:
             return FakeWork()
-        values = call.raised(self, arguments, getattr(arguments[-1], "reduceOp", None))
+        values = call.to_operation_values(self, arguments, getattr(arguments[-1], "reduceOp", None))
         if len(call.sides) == 2:
-            self._move(call, values, arguments)
-        return FakeWork(self._reduced(call, values) if self._options.simulate_uniform_ranks else ())
+            self._fill_outputs(call, values, arguments)
+        return FakeWork(self._reduce_outputs(call, values) if self._options.simulate_uniform_ranks else ())
 
-    def _reduced(self, call: Call, values: list[Any]) -> list[Any]:
+    def _reduce_outputs(self, call: Call, values: list[Any]) -> list[Any]:
         """Return the outputs, reduced as if every rank had this rank's inputs."""
         parameters = call.operation.parameters
         outputs = flat(values[call.sides[0].parameter])
@@ -237,7 +237,7 @@ class FakeProcessGroup(Backend):
                 _reduce_equal(tensor, values[parameters.index("op")], self._size)
         return outputs
 
-    def _move(self, call: Call, values: list[Any], arguments: tuple[Any, ...]) -> None:
+    def _fill_outputs(self, call: Call, values: list[Any], arguments: tuple[Any, ...]) -> None:
         """Fill the outputs from this rank's inputs."""
         output, input = call.sides
         outputs, inputs = values[output.parameter], values[input.parameter]
@@ -246,37 +246,37 @@ class FakeProcessGroup(Backend):
         if call.splits:
             self._exchange(call.name, outputs, inputs, *arguments[2:4])
             return
-        written, read = self._parts(call.name, output, outputs, inputs), self._parts(call.name, input, inputs, outputs)
+        output_parts, input_parts = self._parts(call.name, output, outputs, inputs), self._parts(call.name, input, inputs, outputs)
         is_uniform_exchange = self._options.simulate_uniform_ranks and call.operation.collective == "all_to_all"
-        if is_uniform_exchange or len(written) == 1 < len(read):
-            read = read[self._rank : self._rank + 1]
-        put = _fill if is_uniform_exchange else _put
-        for rank, parts in enumerate(written):
-            for part, source in zip(parts, read[rank if len(read) > 1 else 0], strict=True):
-                put(call.name, *part, *source)
+        if is_uniform_exchange or len(output_parts) == 1 < len(input_parts):
+            input_parts = input_parts[self._rank : self._rank + 1]
+        copy_part = _fill if is_uniform_exchange else _copy_elements
+        for rank, parts in enumerate(output_parts):
+            for part, source in zip(parts, input_parts[rank if len(input_parts) > 1 else 0], strict=True):
+                copy_part(call.name, *part, *source)
 
     def _parts(self, call: str, side: Side, tensors: Any, others: Any) -> list[list[_Part]]:
         """Return the parts of a side's tensors: a list for each rank, or a list for all ranks."""
         if side.kind in ("one", "many"):
-            return [[_all_of(tensor) for tensor in (tensors if side.kind == "many" else [tensors])]]
+            return [[_whole_tensor(tensor) for tensor in (tensors if side.kind == "many" else [tensors])]]
         if side.kind in ("ranks", "lists"):
             if len(tensors) != self._size:
                 raise RuntimeError(
-                    f"FakeProcessGroup::{call}: Incorrect {side.what} list size {len(tensors)}. {side.what.capitalize()} list "
+                    f"FakeProcessGroup::{call}: Incorrect {side.label} list size {len(tensors)}. {side.label.capitalize()} list "
                     f"size should be {self._size}, same as size of the process group."
                 )
-            return [[_all_of(tensor) for tensor in (each if side.kind == "lists" else [each])] for each in tensors]
+            return [[_whole_tensor(tensor) for tensor in (item if side.kind == "lists" else [item])] for item in tensors]
         pairs = zip(tensors, others, strict=True) if side.kind == "wholes" else [(tensors, others)]
-        cut = [(whole, self._share(side.what, whole, part)) for whole, part in pairs]
-        return [[(whole, rank * count, count) for whole, count in cut] for rank in range(self._size)]
+        shares = [(full, self._share_size(side.label, full, part)) for full, part in pairs]
+        return [[(full, rank * count, count) for full, count in shares] for rank in range(self._size)]
 
-    def _share(self, what: str, whole: Any, part: Any) -> int:
-        """Return a rank's number of elements in `whole`. Raise unless `part` has this number."""
+    def _share_size(self, label: str, full: Any, part: Any) -> int:
+        """Return a rank's number of elements in `full`. Raise unless `part` has this number."""
         count = prod(_shape(part))
-        if prod(_shape(whole)) != count * self._size:
+        if prod(_shape(full)) != count * self._size:
             raise RuntimeError(
                 "output tensor size must be equal to world_size times input tensor size"
-                if what == "output"
+                if label == "output"
                 else "input tensor must be the same size as output size times world size"
             )
         return count
@@ -285,23 +285,23 @@ class FakeProcessGroup(Backend):
         check_splits(output_splits, output, self._size)
         check_splits(input_splits, input, self._size)
         if self._options.simulate_uniform_ranks:
-            own = self._shares(input, input_splits)[self._rank]
+            own_share = self._shares(input, input_splits)[self._rank]
             for part in self._shares(output, output_splits):
-                _fill(call, *part, *own)
+                _fill(call, *part, *own_share)
             return
         if not output_splits:
-            _put(call, *_all_of(output), *_all_of(input))
+            _copy_elements(call, *_whole_tensor(output), *_whole_tensor(input))
             return
         row = prod(_shape(output)[1:])
-        at = 0
+        offset = 0
         for split in output_splits:
             # As in c10d, copy every part from the start of the input.
-            _put(call, output, at, split * row, input, 0, split * row)
-            at += split * row
+            _copy_elements(call, output, offset, split * row, input, 0, split * row)
+            offset += split * row
 
     def _shares(self, tensor: Any, splits: list[int]) -> list[_Part]:
         """Return each rank's part of an all-to-all's tensor."""
-        _, _, count = _all_of(tensor)
+        _, _, count = _whole_tensor(tensor)
         row = prod(_shape(tensor)[1:])
         counts = [split * row for split in splits] or [count // self._size] * self._size
         return [(tensor, sum(counts[:rank]), counts[rank]) for rank in range(self._size)]
@@ -325,17 +325,17 @@ class FakeStore(_core.Store):
     def clone(self) -> FakeStore:
         return FakeStore()
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _raise_unsupported(self, *_: Any) -> NoReturn:
         raise NotImplementedError("FakeStore does not keep values")
 
-    compare_set = append = list_keys = _refuse  # type: ignore[assignment]
+    compare_set = append = list_keys = _raise_unsupported  # type: ignore[assignment]
 
 
-def _answering(answer: Any) -> Any:
-    return lambda self, *args, **named: answer
+def _constant_method(value: Any) -> Any:
+    return lambda self, *args, **named: value
 
 
-_ANSWERS = {"set": None, "get": b"", "wait": None, "check": True, "delete_key": True, "num_keys": 0}
+_RESULTS = {"set": None, "get": b"", "wait": None, "check": True, "delete_key": True, "num_keys": 0}
 
-for _name, _answer in _ANSWERS.items():
-    setattr(FakeStore, _name, _answering(_answer))
+for _name, _value in _RESULTS.items():
+    setattr(FakeStore, _name, _constant_method(_value))

@@ -7,17 +7,17 @@ from typing import Any, Self
 
 from dldist import _core
 from dldist._backends.backend_base import Backend, BackendOptions
-from dldist._backends.low_level import CALLS, NotOneTensor
+from dldist._backends.low_level import CALLS, TensorCountError
 from dldist._base.options import ErrorType, as_timedelta, timeout_of
 
 
-class OverGroup(Backend):
+class GroupBackend(Backend):
     """A backend over `group`, an object with the methods of dldist.Group."""
 
     supports_splitting = True
 
     group: Any
-    _stores: Any = _core.Store
+    _store_types: Any = _core.Store
     """The types that the constructor accepts as `store`."""
 
     def __init__(
@@ -30,41 +30,41 @@ class OverGroup(Backend):
         timeout: timedelta | None = None,
         enable_reconfigure: bool = False,
     ) -> None:
-        if not isinstance(store, self._stores):
+        if not isinstance(store, self._store_types):
             raise TypeError(f"{type(self).__name__}(): argument 'store' must be a Store, not {type(store).__name__}")
         super().__init__(rank, size)
-        opts = self._options_of(options, timeout)
+        opts = self._make_options(options, timeout)
         opts.enable_reconfigure = opts.enable_reconfigure or enable_reconfigure
         if opts.enable_reconfigure and not self.supports_reconfigure:
             raise self._unsupported("reconfigure")
-        self._set_up(self._open(store, opts), opts)
+        self._set_group(self._create_group(store, opts), opts)
 
-    def _open(self, store: Any, opts: Any) -> Any:
+    def _create_group(self, store: Any, opts: Any) -> Any:
         """Create the group; `store` is used for the rendezvous of its ranks."""
         raise NotImplementedError
 
-    def _set_up(self, group: Any, options: BackendOptions) -> None:
+    def _set_group(self, group: Any, options: BackendOptions) -> None:
         self.group = group
         self._options = options
 
     @classmethod
-    def _of(cls, group: Any, options: BackendOptions) -> Self:
+    def _from_group(cls, group: Any, options: BackendOptions) -> Self:
         """Create a backend over an existing group."""
         self = cls.__new__(cls)
         Backend.__init__(self, group.rank, group.size)
-        self._set_up(group, options)
+        self._set_group(group, options)
         return self
 
     @classmethod
-    def _options_of(cls, options: Any, timeout: Any) -> Any:
+    def _make_options(cls, options: Any, timeout: Any) -> Any:
         """Return the options for the constructor's arguments: options, a timeout or nothing."""
         if isinstance(options, cls.Options):
             return options
-        made = cls.Options()
-        given = timeout if options is None else options
-        if given is not None:
-            made._timeout = as_timedelta(f"{cls.__name__}(): argument 'timeout'", given)
-        return made
+        result = cls.Options()
+        value = timeout if options is None else options
+        if value is not None:
+            result._timeout = as_timedelta(f"{cls.__name__}(): argument 'timeout'", value)
+        return result
 
     def _require_group(self) -> Any:
         """Return the group. Subclasses raise if it does not exist yet."""
@@ -93,11 +93,11 @@ class OverGroup(Backend):
         if run is None:
             raise self._unsupported(method)
         try:
-            return run(*call.raised(self, arguments, self._op(opts)), **self._call_options(opts))
-        except (NotOneTensor, _core.DistArgumentError, TypeError) as refusal:
-            return self._run_otherwise(method, arguments, refusal)
+            return run(*call.to_operation_values(self, arguments, self._op(opts)), **self._call_options(opts))
+        except (TensorCountError, _core.DistArgumentError, TypeError) as refusal:
+            return self._run_refused(method, arguments, refusal)
 
-    def _run_otherwise(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
+    def _run_refused(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
         """Run a call that the group refused, in subclasses that support more than the group."""
         raise refusal
 

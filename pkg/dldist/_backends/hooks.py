@@ -9,7 +9,7 @@ from typing import Any
 
 from dldist import _core
 from dldist._backends.completion_hooks import Completions
-from dldist._backends.group_backend import OverGroup
+from dldist._backends.group_backend import GroupBackend
 from dldist._backends.hook_args import PostHookArgs, PreHookArgs
 from dldist._backends.low_level import CALLS
 from dldist._base.operations import OPERATIONS, Operation, flat
@@ -66,19 +66,19 @@ class Hooks:
     def unregister_post(self, id: int) -> None:
         self._post.pop(id, None)
 
-    def run(self, method: str, arguments: tuple[Any, ...], start: Callable[[], Any]) -> Any:
+    def run_call(self, method: str, arguments: tuple[Any, ...], start: Callable[[], Any]) -> Any:
         """Run a low-level call by calling `start`, with pre and post hooks; return its work."""
         call = CALLS.get(method)
         if call is not None:
             opts = arguments[-1]
             root = getattr(opts, "rootRank", -1)
-            return self.around(call.operation.name, bool(opts.asyncOp), *call.tensors(arguments), root, start)
+            return self.run_operation(call.operation.name, bool(opts.asyncOp), *call.tensors(arguments), root, start)
         sent = arguments[0] if method == "send" else None
         received = arguments[0] if method in ("recv", "recv_anysource") else None
         peer = int(arguments[1]) if method in ("send", "recv") else -1
-        return self.around(method, True, sent, received, peer, start)
+        return self.run_operation(method, True, sent, received, peer, start)
 
-    def around(
+    def run_operation(
         self, kind: str, is_async: bool, inputs: Any, outputs: Any, root: int, start: Callable[[], Any]
     ) -> Any:
         """Run a collective or message by calling `start`, with pre and post hooks; return its work.
@@ -87,9 +87,9 @@ class Hooks:
         """
         name, op_id = _name_of_call(kind), self._next_op_id()
         if self._pre:
-            told = PreHookArgs(name, is_async, flat(inputs), flat(outputs), -1 if root is None else root, op_id)
+            args = PreHookArgs(name, is_async, flat(inputs), flat(outputs), -1 if root is None else root, op_id)
             for pre in list(self._pre.values()):
-                pre(told)
+                pre(args)
         work = self._start(start, op_id)
         for post in list(self._post.values()):
             post(PostHookArgs(name, is_async, work, op_id))
@@ -133,7 +133,7 @@ class NanCheckHook:
     def attach(cls, pg: Any) -> NanCheckHook:
         """Check the inputs of all later operations of the process group for NaN, until remove()."""
         hook = cls(pg, next(_next_id))
-        pg.register_pre_hook(hook._id, hook._look)
+        pg.register_pre_hook(hook._id, hook._check_inputs)
         return hook
 
     def remove(self) -> None:
@@ -141,12 +141,12 @@ class NanCheckHook:
         if pg is not None:
             pg.unregister_pre_hook(self._id)
 
-    def _look(self, told: PreHookArgs) -> None:
+    def _check_inputs(self, args: PreHookArgs) -> None:
         pg = self._pg()
-        is_written = told.name is HookOpName.BROADCAST and pg is not None and pg.rank() != told.root
-        for index, tensor in enumerate(() if is_written else told.input_tensors):
+        is_written = args.name is HookOpName.BROADCAST and pg is not None and pg.rank() != args.root
+        for index, tensor in enumerate(() if is_written else args.input_tensors):
             if has_nan(tensor):
-                raise RuntimeError(f"NaN found in input tensor {index} of {told.name.name} (op_id {told.op_id})")
+                raise RuntimeError(f"NaN found in input tensor {index} of {args.name.name} (op_id {args.op_id})")
 
 
 class FlightRecorderHook:
@@ -182,8 +182,8 @@ class FlightRecorderHook:
             >>> hook.remove()
         """
         hook = cls(pg, next(_next_id), global_ranks)
-        pg.register_pre_hook(hook._id, hook._begin)
-        pg.register_post_hook(hook._id, hook._started)
+        pg.register_pre_hook(hook._id, hook._on_pre_hook)
+        pg.register_post_hook(hook._id, hook._on_post_hook)
         return hook
 
     def remove(self) -> None:
@@ -193,31 +193,31 @@ class FlightRecorderHook:
             pg.unregister_pre_hook(self._id)
             pg.unregister_post_hook(self._id)
 
-    def _begin(self, told: PreHookArgs) -> None:
+    def _on_pre_hook(self, args: PreHookArgs) -> None:
         pg = self._pg()
-        tensors = [*told.input_tensors, *told.output_tensors]
-        if pg is None or told.name not in _RECORDED or _records_itself(pg._backend_serving(tensors[0] if tensors else None)):
+        tensors = [*args.input_tensors, *args.output_tensors]
+        if pg is None or args.name not in _RECORDED or _records_itself(pg._backend_for_tensor(tensors[0] if tensors else None)):
             return
         for op_id in list(self._records):
             self._end(self._records.pop(op_id), "it was not started")
-        is_p2p = told.name in (HookOpName.SEND, HookOpName.RECV)
-        self._records[told.op_id] = _core._begin_record(
+        is_p2p = args.name in (HookOpName.SEND, HookOpName.RECV)
+        self._records[args.op_id] = _core._begin_record(
             self._group,
-            _RECORDED[told.name],
+            _RECORDED[args.name],
             is_p2p,
-            told.root if is_p2p else -1,
+            args.root if is_p2p else -1,
             int(pg.get_timeout().total_seconds() * 1e9),
-            _shapes(told.input_tensors),
-            _shapes(told.output_tensors or told.input_tensors),
+            _shapes(args.input_tensors),
+            _shapes(args.output_tensors or args.input_tensors),
         )
 
-    def _started(self, told: PostHookArgs) -> None:
-        record = self._records.pop(told.op_id, None)
+    def _on_post_hook(self, args: PostHookArgs) -> None:
+        record = self._records.pop(args.op_id, None)
         if record is None:
             return
         try:
-            future = told.work.get_future()
-            watch = future.add_done_callback
+            future = args.work.get_future()
+            add_callback = future.add_done_callback
         except (AttributeError, RuntimeError):
             self._end(record, None)
             return
@@ -226,7 +226,7 @@ class FlightRecorderHook:
             error = done.exception() if hasattr(done, "exception") else None
             self._end(record, None if error is None else f"{type(error).__name__}: {error}")
 
-        watch(end)
+        add_callback(end)
 
     def _end(self, record: int, failure: str | None) -> None:
         if failure is None:
@@ -244,7 +244,7 @@ _RECORDED: dict[Any, str] = {
 
 
 def _records_itself(backend: Any) -> bool:
-    return isinstance(getattr(backend, "wrapped_pg", backend), OverGroup)
+    return isinstance(getattr(backend, "wrapped_pg", backend), GroupBackend)
 
 
 def _shapes(tensors: list[Any]) -> list[tuple[str, tuple[int, ...]]]:
@@ -252,10 +252,10 @@ def _shapes(tensors: list[Any]) -> list[tuple[str, tuple[int, ...]]]:
     shapes = []
     for tensor in tensors:
         try:
-            seen = _core._describe_tensor(tensor, False)
+            description = _core._describe_tensor(tensor, False)
         except (TypeError, ValueError, BufferError):
             continue
-        shapes.append((seen["dtype"], tuple(seen["shape"])))
+        shapes.append((description["dtype"], tuple(description["shape"])))
     return shapes
 
 
@@ -271,9 +271,9 @@ def has_nan(tensor: Any) -> bool:
     if "float" not in dtype and "complex" not in dtype:
         return False
     try:
-        differs = tensor != tensor  # noqa: PLR0124 - only NaN differs from itself
+        is_nan = tensor != tensor  # noqa: PLR0124 - only NaN differs from itself
     except (NotImplementedError, RuntimeError):
         return False
-    if hasattr(differs, "any"):
-        return bool(differs.any())
+    if hasattr(is_nan, "any"):
+        return bool(is_nan.any())
     return hasattr(tensor, "tolist") and any(value != value for value in flat(tensor.tolist()))

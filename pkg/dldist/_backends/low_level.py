@@ -46,11 +46,11 @@ _NAMES = {
 }
 
 
-def _wrong(called: str, what: str) -> TypeError:
-    return TypeError(f"{called}(): incompatible function arguments: {what}")
+def _argument_error(method: str, text: str) -> TypeError:
+    return TypeError(f"{method}(): incompatible function arguments: {text}")
 
 
-class NotOneTensor(RuntimeError):
+class TensorCountError(RuntimeError):
     """Raised if the operation takes one tensor, but the call has several or none."""
 
 
@@ -61,7 +61,7 @@ class Side:
     """The kind of side in the table of operations, such as "one" or "ranks"."""
     parameter: int
     """The index of the tensors' parameter in the operation's parameters."""
-    what: str
+    label: str
     """"input" or "output"; "tensor" if the call is in place."""
     is_wrapped: bool
     """True if the call takes a list of one item, and the operation takes only the item."""
@@ -70,46 +70,46 @@ class Side:
     names: tuple[str, ...]
     """The names of the call's argument; the first is the usual one."""
 
-    def __init__(self, operation: Operation, what: str, kind: str, parameter: int) -> None:
+    def __init__(self, operation: Operation, label: str, kind: str, parameter: int) -> None:
         self.kind = kind
         self.parameter = parameter
         is_exchange = operation.input[0] == operation.output[0] == "ranks"
         self.is_wrapped = kind == "one" and not operation.is_flat or kind == "ranks" and not is_exchange
         self.is_for_root = kind in ("ranks", "whole") and "root" in operation.parameters
-        self.what = what
+        self.label = label
         names = _NAMES["in place" if operation.is_in_place else "whole" if operation.is_flat else kind]
-        self.names = tuple(name.format(what) for name in names)
+        self.names = tuple(name.format(label) for name in names)
 
-    def arranged(self, called: str, value: Any) -> Any:
+    def to_list_form(self, method: str, value: Any) -> Any:
         """Convert an argument from the flat form to the form with lists."""
         if not self.is_wrapped:
             return value
         if self.kind == "one":
             return value if isinstance(value, (list, tuple)) else [value]
         if not isinstance(value, (list, tuple)):
-            raise _wrong(called, f"argument {self.names[0]!r} must be a list, not {type(value).__name__}")
+            raise _argument_error(method, f"argument {self.names[0]!r} must be a list, not {type(value).__name__}")
         return [value] if value and not isinstance(value[0], (list, tuple)) else value
 
-    def lowered(self, value: Any) -> Any:
+    def to_call_argument(self, value: Any) -> Any:
         """Convert a value of the operation to an argument of the low-level call."""
         if self.kind in ("many", "wholes", "ranks") and value is not None:
             value = list(value)
         elif self.kind == "lists":
-            value = [list(each) for each in value]
+            value = [list(item) for item in value]
         if not self.is_wrapped:
             return value
         return [value] if value is not None and (self.kind == "one" or value) else []
 
-    def raised(self, where: str, argument: Any, is_root: bool) -> Any:
+    def to_operation_value(self, call_name: str, argument: Any, is_root: bool) -> Any:
         """Convert an argument of the low-level call to a value of the operation."""
         if not self.is_wrapped:
             return argument
         if self.is_for_root and not is_root:
             if len(argument) != 0:
-                raise RuntimeError(f"{where}: requires empty {self.what} on non-root")
+                raise RuntimeError(f"{call_name}: requires empty {self.label} on non-root")
             return None
         if len(argument) != 1:
-            raise NotOneTensor(f"{where}: requires a single-element {self.what} list, not one of {len(argument)}")
+            raise TensorCountError(f"{call_name}: requires a single-element {self.label} list, not one of {len(argument)}")
         return argument[0]
 
 
@@ -128,95 +128,95 @@ class Call:
         else:
             self.sides = [Side(operation, "output", *operation.output), Side(operation, "input", *operation.input)]
         self.splits = [name for name in operation.parameters if name.endswith("put_split_sizes")]
-        given = [name for name in ("root", "op") if name in operation.parameters]
-        self.flat = [*given, "timeout"]
+        replaced = [name for name in ("root", "op") if name in operation.parameters]
+        self.flat = [*replaced, "timeout"]
         """Names of the flat form's arguments that replace `opts`; the first takes its position."""
 
-        places = [*(side.names for side in self.sides), *((name,) for name in self.splits), ("opts",)]
+        positional = [*(side.names for side in self.sides), *((name,) for name in self.splits), ("opts",)]
         if self.sides and not operation.is_flat:
-            places += [(name,) for name in self.flat[1:]]
-        self._places = places
+            positional += [(name,) for name in self.flat[1:]]
+        self._positional = positional
         """Positional arguments, in order, each as a tuple of its names."""
-        self._known = {name: (name,) for name in self.flat} | {name: names for names in places for name in names}
+        self._aliases = {name: (name,) for name in self.flat} | {name: names for names in positional for name in names}
 
-    def described(self, called: str) -> str:
+    def describe(self, method: str) -> str:
         names = [side.names[0] for side in self.sides] + self.splits
-        return f"{called}({', '.join([*names, 'opts'])}) | {called}({', '.join([*names, *self.flat])})"
+        return f"{method}({', '.join([*names, 'opts'])}) | {method}({', '.join([*names, *self.flat])})"
 
     def parameters(self) -> tuple[list[str], list[str]]:
         """Return two lists: the names of positional parameters, and of keyword-only parameters."""
-        by_position = [names[0] for names in self._places]
-        others = [name for names in self._places for name in names[1:]]
-        return by_position, [*others, *(name for name in self.flat if name not in by_position)]
+        positional = [names[0] for names in self._positional]
+        aliases = [name for names in self._positional for name in names[1:]]
+        return positional, [*aliases, *(name for name in self.flat if name not in positional)]
 
-    def arranged(self, called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    def to_list_form(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Convert arguments of any form to the form with lists and options, with none missing."""
-        if len(args) > len(self._places):
-            raise _wrong(called, f"at most {len(self._places)} may be given by position, not {len(args)}")
-        given = {names[0]: value for names, value in zip(self._places, args) if value is not None}
+        if len(args) > len(self._positional):
+            raise _argument_error(method, f"at most {len(self._positional)} may be given by position, not {len(args)}")
+        values = {names[0]: value for names, value in zip(self._positional, args) if value is not None}
         for name, value in named.items():
-            if name not in self._known:
-                raise _wrong(called, f"there is no argument {name!r}")
-            names = self._known[name]
-            if value is not None and names[0] in given:
-                raise _wrong(called, f"expected one of {', '.join(names)}, got {names[0]} and {name}")
+            if name not in self._aliases:
+                raise _argument_error(method, f"there is no argument {name!r}")
+            names = self._aliases[name]
+            if value is not None and names[0] in values:
+                raise _argument_error(method, f"expected one of {', '.join(names)}, got {names[0]} and {name}")
             if value is not None:
-                given[names[0]] = value
+                values[names[0]] = value
         return (
-            *(self._arrange_side(called, side, given) for side in self.sides),
-            *(list(given.get(name) or ()) for name in self.splits),
-            self._make_options(called, given),
+            *(self._side_argument(method, side, values) for side in self.sides),
+            *(list(values.get(name) or ()) for name in self.splits),
+            self._make_options(method, values),
         )
 
-    def _arrange_side(self, called: str, side: Side, given: dict[str, Any]) -> Any:
+    def _side_argument(self, method: str, side: Side, values: dict[str, Any]) -> Any:
         name = side.names[0]
-        if name not in given and not (side.is_for_root and not side.is_wrapped):
-            raise _wrong(called, f"expected one of {', '.join(side.names)}, got none")
-        return side.arranged(called, given.get(name))
+        if name not in values and not (side.is_for_root and not side.is_wrapped):
+            raise _argument_error(method, f"expected one of {', '.join(side.names)}, got none")
+        return side.to_list_form(method, values.get(name))
 
-    def _make_options(self, called: str, given: dict[str, Any]) -> Any:
-        opts = given.get("opts")
-        flat = {name: given[name] for name in self.flat if name in given}
+    def _make_options(self, method: str, values: dict[str, Any]) -> Any:
+        opts = values.get("opts")
+        flat = {name: values[name] for name in self.flat if name in values}
         if isinstance(opts, self.options):
             if flat:
-                raise _wrong(called, f"{' and '.join(flat)} given together with {self.options.__name__}")
+                raise _argument_error(method, f"{' and '.join(flat)} given together with {self.options.__name__}")
             return opts
         if opts is not None:
             if self.flat[0] in flat:
-                raise _wrong(called, f"argument {self.flat[0]!r} was given twice")
+                raise _argument_error(method, f"argument {self.flat[0]!r} was given twice")
             flat[self.flat[0]] = opts
-        made = self.options()
+        result = self.options()
         for name, value in flat.items():
             try:
-                setattr(made, _FIELDS[name], value)
+                setattr(result, _FIELDS[name], value)
             except TypeError as error:
-                raise _wrong(called, f"argument {name!r}: {error}") from None
-        return made
+                raise _argument_error(method, f"argument {name!r}: {error}") from None
+        return result
 
-    def lowered(self, values: list[Any], opts: Any) -> tuple[Any, ...]:
+    def to_call_arguments(self, values: list[Any], opts: Any) -> tuple[Any, ...]:
         """Convert an operation's values to the call's arguments. Some are stored in `opts`."""
         parameters = self.operation.parameters
-        taken = {*self.flat, *self.splits, *(parameters[side.parameter] for side in self.sides)}
+        handled = {*self.flat, *self.splits, *(parameters[side.parameter] for side in self.sides)}
         for name, value in zip(parameters, values):
-            if value is not None and name not in taken:
+            if value is not None and name not in handled:
                 raise RuntimeError(f"{self.name}: c10d's low-level call has no argument {name!r}")
         for name in self.flat[:-1]:
             value = values[parameters.index(name)]
             if value is not None:
                 setattr(opts, _FIELDS[name], _core.ReduceOp(value) if isinstance(value, str) else value)
         splits = (list(values[parameters.index(name)] or ()) for name in self.splits)
-        return (*(side.lowered(values[side.parameter]) for side in self.sides), *splits, opts)
+        return (*(side.to_call_argument(values[side.parameter]) for side in self.sides), *splits, opts)
 
-    def raised(self, backend: Any, arguments: tuple[Any, ...], op: Any) -> list[Any]:
+    def to_operation_values(self, backend: Any, arguments: tuple[Any, ...], op: Any) -> list[Any]:
         """Convert a call's arguments to the operation's values; `op` is the reduction to use."""
-        where = f"{type(backend).__name__}::{self.name}"
+        call_name = f"{type(backend).__name__}::{self.name}"
         opts, values = arguments[-1], [None] * len(self.operation.parameters)
         root = getattr(opts, "rootRank", None)
         is_root = root is not None and root == backend.rank()
         for side, argument in zip(self.sides, arguments):
-            values[side.parameter] = side.raised(where, argument, is_root)
+            values[side.parameter] = side.to_operation_value(call_name, argument, is_root)
         if getattr(opts, "rootTensor", 0) != 0:
-            raise RuntimeError(f"{where}: invalid root tensor: {opts.rootTensor}")
+            raise RuntimeError(f"{call_name}: invalid root tensor: {opts.rootTensor}")
         for name, split in zip(self.splits, arguments[len(self.sides) :]):
             values[self.operation.parameters.index(name)] = split or None
         for name, value in (("root", root), ("op", op)):
@@ -280,31 +280,31 @@ class LowLevelCalls:
 class _Method:
     """A descriptor: one method of LowLevelCalls, for a call under one of its names."""
 
-    def __init__(self, called: str, call: Call) -> None:
-        self.__name__, self.__qualname__, self.__module__ = called, f"LowLevelCalls.{called}", __name__
-        self.__doc__ = call.described(called)
+    def __init__(self, name: str, call: Call) -> None:
+        self.__name__, self.__qualname__, self.__module__ = name, f"LowLevelCalls.{name}", __name__
+        self.__doc__ = call.describe(name)
         self._call = call
-        self._other = call.former_name if called == call.name else call.name
+        self._alternative = call.former_name if name == call.name else call.name
 
     def __get__(self, calls: Any, kind: Any = None) -> Any:
         return self if calls is None else MethodType(self, calls)
 
     def __call__(self, calls: Any, *args: Any, **named: Any) -> Any:
-        called, other, kind = self.__name__, self._other, type(calls)
-        arguments = self._call.arranged(called, args, named)
+        name, alternative, kind = self.__name__, self._alternative, type(calls)
+        arguments = self._call.to_list_form(name, args, named)
         # Forward only from an inherited name to an overridden name: super() calls must not recurse.
-        if other and getattr(kind, called) is self and getattr(kind, other) is not getattr(LowLevelCalls, other):
-            return getattr(calls, other)(*arguments)
+        if alternative and getattr(kind, name) is self and getattr(kind, alternative) is not getattr(LowLevelCalls, alternative):
+            return getattr(calls, alternative)(*arguments)
         return calls._perform(self._call.name, *arguments)
 
     @property
     def __signature__(self) -> Any:
         from inspect import Parameter, Signature
 
-        by_position, by_name = self._call.parameters()
-        named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in by_name]
-        places = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None) for name in ("self", *by_position)]
-        return Signature([places[0].replace(default=Parameter.empty), *places[1:], *named])
+        positional_names, keyword_names = self._call.parameters()
+        named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in keyword_names]
+        positional = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None) for name in ("self", *positional_names)]
+        return Signature([positional[0].replace(default=Parameter.empty), *positional[1:], *named])
 
 
 MethodType = type(LowLevelCalls().send)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dldist import _core
 from dldist._backends.backend_base import BackendOptions
-from dldist._backends.group_backend import OverGroup
+from dldist._backends.group_backend import GroupBackend
 from dldist._backends.nccl_window import NcclGroupWindow
 from dldist._backends.process_group import ProcessGroup
 from dldist._base.options import ErrorType
@@ -35,15 +35,15 @@ class NCCLConfig:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in self._fields():
-            raise AttributeError(_no_field(name, self._fields()))
+            raise AttributeError(_unknown_field_text(name, self._fields()))
         return None
 
     def __setattr__(self, name: str, value: Any) -> None:
         fields = self._fields()
         if name not in fields:
-            raise AttributeError(_no_field(name, fields))
-        is_right = isinstance(value, str) if fields[name] else hasattr(value, "__index__")
-        if value is not None and not is_right:
+            raise AttributeError(_unknown_field_text(name, fields))
+        is_valid = isinstance(value, str) if fields[name] else hasattr(value, "__index__")
+        if value is not None and not is_valid:
             kind = "a str" if fields[name] else "an int"
             raise TypeError(f"NCCLConfig.{name} must be {kind} or None, not {value!r}")
         vars(self)[name] = value if value is None or fields[name] else value.__index__()
@@ -52,14 +52,14 @@ class NCCLConfig:
         return [*super().__dir__(), *self._fields()]
 
     def __eq__(self, other: object) -> bool:
-        return self._given() == other._given() if isinstance(other, NCCLConfig) else NotImplemented
+        return self._set_fields() == other._set_fields() if isinstance(other, NCCLConfig) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"NCCLConfig({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
+        return f"NCCLConfig({', '.join(f'{name}={value!r}' for name, value in self._set_fields().items())})"
 
-    def _given(self) -> dict[str, Any]:
+    def _set_fields(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def unsafe_get_ptr(self) -> int:
@@ -67,11 +67,11 @@ class NCCLConfig:
         raise NotImplementedError("NCCLConfig.unsafe_get_ptr(): the struct is made with each communicator, and not kept")
 
 
-def _no_field(name: str, fields: dict[str, bool]) -> str:
-    since = {field: version for field, version, _ in _core._nccl_config_fields()}.get(name)
-    if since is None:
+def _unknown_field_text(name: str, fields: dict[str, bool]) -> str:
+    first_version = {field: version for field, version, _ in _core._nccl_config_fields()}.get(name)
+    if first_version is None:
         return f"NCCLConfig has no {name!r}: this NCCL supports {', '.join(fields)}"
-    needed, loaded = (".".join(map(str, version)) for version in (library.version_of(since), library.version()))
+    needed, loaded = (".".join(map(str, version)) for version in (library.version_of(first_version), library.version()))
     return f"NCCLConfig.{name} needs NCCL {needed}, but {loaded} is loaded"
 
 
@@ -109,7 +109,7 @@ def device_index(device: Any) -> int | None:
     return int(number) if number else None
 
 
-def of_group(name: str) -> Any:
+def _group_method(name: str) -> Any:
     """Create a method that calls the method of this name of the backend's NcclGroup."""
 
     def call(self: ProcessGroupNCCL, *args: Any, **named: Any) -> Any:
@@ -119,7 +119,7 @@ def of_group(name: str) -> Any:
     return call
 
 
-class ProcessGroupNCCL(OverGroup):
+class ProcessGroupNCCL(GroupBackend):
     """c10d's backend for CUDA devices. `group` is the NcclGroup that runs the calls.
 
     Communicators are created by the first operation, or immediately if the group is bound to a
@@ -135,29 +135,29 @@ class ProcessGroupNCCL(OverGroup):
     supports_coalescing = True
 
     group: _core.NcclGroup
-    _stores = _core.Store | None
+    _store_types = _core.Store | None
 
-    def _open(self, store: _core.Store | None, opts: NCCLOptions) -> _core.NcclGroup:
+    def _create_group(self, store: _core.Store | None, opts: NCCLOptions) -> _core.NcclGroup:
         settings = library.group_settings()
-        settings["config"] = {**settings["config"], **opts.config._given()}
+        settings["config"] = {**settings["config"], **opts.config._set_fields()}
         settings["is_high_priority"] = settings["is_high_priority"] or opts.is_high_priority_stream
         name = opts.group_name or "nccl"
         return _core.NcclGroup(store, self._rank, self._size, timeout=opts._timeout, name=name, **settings)
 
-    def _set_up(self, group: _core.NcclGroup, options: BackendOptions) -> None:
-        super()._set_up(group, options)
+    def _set_group(self, group: _core.NcclGroup, options: BackendOptions) -> None:
+        super()._set_group(group, options)
         self._pools: dict[int, tuple[Any, bool, dict[tuple[int, int], int]]] = {}
 
     @classmethod
     def _make(
-        cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta, options: Any, ranks: list[int], offspring: Any
+        cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta, options: Any, ranks: list[int], create_from_parent: Any
     ) -> ProcessGroupNCCL:
-        """Create the backend of a new group: by calling `offspring` if given, which uses an
+        """Create the backend of a new group: by calling `create_from_parent` if given, which uses an
         existing communicator, else by a rendezvous in the store."""
-        opts = (options if isinstance(options, NCCLOptions) else NCCLOptions())._for(timeout, list(ranks), pg.group_name)
+        opts = (options if isinstance(options, NCCLOptions) else NCCLOptions())._set_identity(timeout, list(ranks), pg.group_name)
         device = device_index(pg.bound_device_id) if _is_cuda(pg.bound_device_id) else None
-        if offspring is not None:
-            backend: ProcessGroupNCCL = offspring(opts)
+        if create_from_parent is not None:
+            backend: ProcessGroupNCCL = create_from_parent(opts)
         else:
             backend = cls(store, pg.rank(), pg.size(), opts)
             if device is not None:
@@ -196,9 +196,9 @@ class ProcessGroupNCCL(OverGroup):
 
     # ---- time, sequence numbers, errors
 
-    _add_ephemeral_timeout = of_group("add_ephemeral_timeout")
-    _set_enable_nan_check = of_group("set_nan_check")
-    _wait_for_pending_works = of_group("_wait_for_works")
+    _add_ephemeral_timeout = _group_method("add_ephemeral_timeout")
+    _set_enable_nan_check = _group_method("set_nan_check")
+    _wait_for_pending_works = _group_method("_wait_for_works")
 
     def _verify_work_timeout(self, work: Any, timeout: timedelta) -> bool:
         """Return True if the work has this timeout."""
@@ -209,8 +209,8 @@ class ProcessGroupNCCL(OverGroup):
         self.group.set_timing(True)
 
     def get_error(self) -> Any:
-        is_of_another = getattr(self.group.error, "rank", None) not in (None, self._rank)
-        return ErrorType.REMOTE_ERROR if is_of_another else super().get_error()
+        is_remote = getattr(self.group.error, "rank", None) not in (None, self._rank)
+        return ErrorType.REMOTE_ERROR if is_remote else super().get_error()
 
     # ---- shutdown
 
@@ -233,8 +233,8 @@ class ProcessGroupNCCL(OverGroup):
         """Return True if the communicator has been created."""
         return self.group.comm_pointer() != 0
 
-    _comm_ptr = of_group("comm_pointer")
-    comm_split_count = of_group("split_count")
+    _comm_ptr = _group_method("comm_pointer")
+    comm_split_count = _group_method("split_count")
 
     def perform_nocolor_split(self, device: Any) -> None:
         """Join a split of the communicator as a rank that is in none of the new groups."""
@@ -243,14 +243,14 @@ class ProcessGroupNCCL(OverGroup):
     def _split(self, ranks: list[int], opts: NCCLOptions) -> ProcessGroupNCCL:
         opts.split_from = self
         color = opts.split_color if opts.split_color >= 0 else None
-        config = opts.config._given() or None
-        return self._like(self.group.split(ranks, opts.group_name or None, opts._timeout, color=color, config=config), opts)
+        config = opts.config._set_fields() or None
+        return self._derive(self.group.split(ranks, opts.group_name or None, opts._timeout, color=color, config=config), opts)
 
-    def _like(self, group: _core.NcclGroup, opts: NCCLOptions) -> ProcessGroupNCCL:
+    def _derive(self, group: _core.NcclGroup, opts: NCCLOptions) -> ProcessGroupNCCL:
         """Create a backend over a group that was created from this backend's group."""
-        part = ProcessGroupNCCL._of(group, opts)
-        part.bound_device_id = self.bound_device_id
-        return part
+        backend = ProcessGroupNCCL._from_group(group, opts)
+        backend.bound_device_id = self.bound_device_id
+        return backend
 
     def split(self, store: Any, ranks: list[int], opts: Any = None) -> ProcessGroupNCCL | None:
         """Create a backend for some of the ranks. All ranks must call this; others get None."""
@@ -258,20 +258,20 @@ class ProcessGroupNCCL(OverGroup):
         if self._rank not in ranks:
             self.group.skip_split()
             return None
-        return self._split(ranks, self._options_like(opts))
+        return self._split(ranks, self._derived_options(opts))
 
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> ProcessGroupNCCL:
         """Create a backend without these ranks; all other ranks must call this. shrink_flags=1
         aborts this backend.
         """
-        opts = self._options_like(opts_override)
+        opts = self._derived_options(opts_override)
         group = self.group.shrink(
             list(ranks_to_exclude), opts.group_name or None, opts._timeout, is_abort=shrink_flags != 0,
-            config=opts.config._given() or None,
+            config=opts.config._set_fields() or None,
         )
-        return self._like(group, opts)
+        return self._derive(group, opts)
 
-    def _with_options(self, opts: NCCLOptions) -> ProcessGroupNCCL:
+    def _replace_options(self, opts: NCCLOptions) -> ProcessGroupNCCL:
         """Set the options of the group that this backend was created for; return the backend."""
         self._options = opts
         self.set_timeout(opts._timeout)
@@ -287,45 +287,45 @@ class ProcessGroupNCCL(OverGroup):
         With NCCL 2.29.2 or newer, an existing communicator of ranks that keep their numbers grows,
         and this backend should then be ended. Otherwise a new communicator is created.
         """
-        opts = self._options_like(opts)
+        opts = self._derived_options(opts)
         is_member = rank == self._rank
         can_grow = is_member and self._size < size and self._can_grow()
-        own = f"{self.get_runtime_nccl_version()}{' with grouped messages' if self.group.grouped_messages else ''}"
+        version = f"{self.get_runtime_nccl_version()}{' with grouped messages' if self.group.grouped_messages else ''}"
         if rank == 0:
-            payload = f"{own} ".encode() + self.group.grow_id() if can_grow else b"meet"
+            payload = f"{version} ".encode() + self.group.grow_id() if can_grow else b"meet"
             store.set("nccl/grow", payload)
         else:
             store.wait(["nccl/grow"], opts._timeout)
             payload = store.get("nccl/grow")
         if payload == b"meet":
             return ProcessGroupNCCL(store, rank, size, opts)
-        theirs, id = payload[:-UNIQUE_ID_NBYTES].decode().strip(), payload[-UNIQUE_ID_NBYTES:]
-        if theirs != own:
-            raise RuntimeError(f"merge(): rank 0 has NCCL {theirs}, but rank {rank} has {own}: they cannot be in one group")
+        rank_0_version, id = payload[:-UNIQUE_ID_NBYTES].decode().strip(), payload[-UNIQUE_ID_NBYTES:]
+        if rank_0_version != version:
+            raise RuntimeError(f"merge(): rank 0 has NCCL {rank_0_version}, but rank {rank} has {version}: they cannot be in one group")
         group = self.group.grow(
             store, size, id if rank == 0 or not is_member else None, None if is_member else rank,
-            name=opts.group_name or f"{self.uid}:merge", timeout=opts._timeout, config=opts.config._given() or None,
+            name=opts.group_name or f"{self.uid}:merge", timeout=opts._timeout, config=opts.config._set_fields() or None,
         )
-        return ProcessGroupNCCL._of(group, opts)
+        return ProcessGroupNCCL._from_group(group, opts)
 
     def _can_grow(self) -> bool:
         """Return True if NCCL can grow the communicator: it exists and has several ranks."""
         return self._size > 1 and self._is_initialized() and self.get_runtime_nccl_version() >= (2, 29, 2)
 
-    def _options_like(self, opts: Any) -> NCCLOptions:
+    def _derived_options(self, opts: Any) -> NCCLOptions:
         if isinstance(opts, NCCLOptions):
             return opts
-        like = self.options.__deepcopy__({})
-        like.group_name = ""
+        derived = self.options.__deepcopy__({})
+        derived.group_name = ""
         if opts is not None:
-            like._timeout, like.group_name = opts._timeout, opts.group_name
-        return like  # type: ignore[no-any-return]
+            derived._timeout, derived.group_name = opts._timeout, opts.group_name
+        return derived  # type: ignore[no-any-return]
 
     # ---- coalescing
 
-    _start_coalescing = _group_start = of_group("start_coalescing")
-    _end_coalescing = of_group("end_coalescing")
-    _drop_coalesced = of_group("drop_coalesced")
+    _start_coalescing = _group_start = _group_method("start_coalescing")
+    _end_coalescing = _group_method("end_coalescing")
+    _drop_coalesced = _group_method("drop_coalesced")
 
     def _group_end(self) -> None:
         work = self.group.end_coalescing()
@@ -345,9 +345,9 @@ class ProcessGroupNCCL(OverGroup):
     def supports_time_estimate(self) -> bool:  # type: ignore[override]
         return self.get_runtime_nccl_version() >= (2, 22, 3)
 
-    _start_time_estimate = of_group("_start_time_estimate")
-    _end_time_estimate = of_group("_end_time_estimate")
-    _drop_time_estimate = of_group("_drop_time_estimate")
+    _start_time_estimate = _group_method("_start_time_estimate")
+    _end_time_estimate = _group_method("_end_time_estimate")
+    _drop_time_estimate = _group_method("_drop_time_estimate")
 
     # ---- memory
 
@@ -364,8 +364,8 @@ class ProcessGroupNCCL(OverGroup):
             raise RuntimeError(f"register_mem_pool(): this pool is registered with symm={is_window}: deregister it first")
         self._pools[id(pool)] = (pool, symm, registered)
         segments = _segments_of(pool)
-        for gone in registered.keys() - set(segments):
-            self.group.deregister(registered.pop(gone), is_window=symm)
+        for released in registered.keys() - set(segments):
+            self.group.deregister(registered.pop(released), is_window=symm)
         try:
             for segment in segments:
                 if segment not in registered:

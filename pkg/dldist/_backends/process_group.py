@@ -28,10 +28,10 @@ _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "cuda", 11: "cpu", 13: "cu
 
 def device_of(tensor: Any) -> str:
     """Return the device type of a tensor; "cpu" for objects without __dlpack_device__."""
-    ask = getattr(tensor, "__dlpack_device__", None)
-    if ask is None:
+    get_device = getattr(tensor, "__dlpack_device__", None)
+    if get_device is None:
         return "cpu"
-    number = int(ask()[0])
+    number = int(get_device()[0])
     return _DLPACK_DEVICES.get(number, f"DLPack device type {number}")
 
 
@@ -60,27 +60,27 @@ def _if_all_backends(name: str) -> Any:
     return property(is_true)
 
 
-def _of_every_backend(name: str) -> Any:
+def _for_every_backend(name: str) -> Any:
     """Create a method that calls the method of this name of every backend."""
 
     def call(pg: ProcessGroup, *args: Any, **named: Any) -> None:
         for backend in pg._distinct_backends():
             getattr(backend, name)(*args, **named)
 
-    return _like_backends(name, call)
+    return _copy_metadata(name, call)
 
 
-def _of_one_backend(name: str) -> Any:
+def _for_one_backend(name: str) -> Any:
     """Create a method that calls the method of the only backend, or of the CPU's backend if there
     are several."""
 
     def call(pg: ProcessGroup, *args: Any, **named: Any) -> Any:
         return getattr(pg._backend_for(name, ()), name)(*args, **named)
 
-    return _like_backends(name, call)
+    return _copy_metadata(name, call)
 
 
-def _like_backends(name: str, call: Any) -> Any:
+def _copy_metadata(name: str, call: Any) -> Any:
     """Give `call` the name, signature and documentation of Backend's method, and return it."""
     functools.update_wrapper(call, getattr(Backend, name))
     call.__module__, call.__qualname__ = __name__, f"ProcessGroup.{name}"
@@ -192,7 +192,7 @@ class ProcessGroup(Member):
         self._backend_types[kind] = backend_type
         if backend is not None:
             self._backends[kind] = backend
-        self._choose_operations()
+        self._reset_operations()
 
     def _get_backend(self, device: Any) -> Any:
         """Return the backend that serves this device."""
@@ -237,26 +237,26 @@ class ProcessGroup(Member):
         """
         if self._operations is None:
             is_plain = type(self) is ProcessGroup
-            self._operations = (self._group_of_all() or Dispatcher(self)) if is_plain else BackendCalls(self)
+            self._operations = (self._single_group() or Dispatcher(self)) if is_plain else BackendCalls(self)
         return self._operations
 
     _operations: Any = None
 
-    def _group_of_all(self) -> Any:
+    def _single_group(self) -> Any:
         """Return the only group needed, which serves all devices; None to use a Dispatcher."""
         if self._hooks or not self._backends.keys() <= {"cpu", "cuda", "xpu"}:
             return None
         groups: list[Any] = [getattr(backend, "group", None) for backend in self._distinct_backends()]
         if not groups or not all(isinstance(group, _core.Group) for group in groups):
             return None
-        of_cpu, of_devices = groups[0], groups[-1]
-        if isinstance(of_cpu, _core.NcclGroup):
-            return of_cpu if len(groups) == 1 else None
-        is_pair = len(groups) == 2 and isinstance(of_devices, _core.NcclGroup)
-        of_cpu._device_group = of_devices if is_pair else None
-        return of_cpu if is_pair or len(groups) == 1 else None
+        cpu_group, device_group = groups[0], groups[-1]
+        if isinstance(cpu_group, _core.NcclGroup):
+            return cpu_group if len(groups) == 1 else None
+        is_pair = len(groups) == 2 and isinstance(device_group, _core.NcclGroup)
+        cpu_group._device_group = device_group if is_pair else None
+        return cpu_group if is_pair or len(groups) == 1 else None
 
-    def _choose_operations(self) -> None:
+    def _reset_operations(self) -> None:
         """Reset `operations`. Call this after a change of backends or hooks."""
         self._operations = None
         if registry._world.default_pg is self:
@@ -269,7 +269,7 @@ class ProcessGroup(Member):
         call = getattr(backend, method)
         if not self._hooks:
             return call(*arguments)
-        return self._hooks.run(method, arguments, lambda: call(*arguments))
+        return self._hooks.run_call(method, arguments, lambda: call(*arguments))
 
     def _backend_for(self, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "barrier":
@@ -278,9 +278,9 @@ class ProcessGroup(Member):
                 return self._get_backend(opts.device)
             if opts.device_ids and "cuda" in self._backends:
                 return self._backends["cuda"]
-        return self._backend_serving(_first_tensor(arguments), method)
+        return self._backend_for_tensor(_first_tensor(arguments), method)
 
-    def _backend_serving(self, tensor: Any, method: str = "call") -> Any:
+    def _backend_for_tensor(self, tensor: Any, method: str = "call") -> Any:
         """Return the backend for a tensor's device; for None, the CPU's backend if there is one."""
         backends = self._distinct_backends()
         if not backends:
@@ -304,20 +304,20 @@ class ProcessGroup(Member):
         If the hook raises, the operation does not start, and the caller gets the error.
         """
         self._ensure_hooks().register_pre(hook_id, hook)
-        self._choose_operations()
+        self._reset_operations()
 
     def unregister_pre_hook(self, hook_id: int) -> None:
         self._ensure_hooks().unregister_pre(hook_id)
-        self._choose_operations()
+        self._reset_operations()
 
     def register_post_hook(self, hook_id: int, hook: Callable[[PostHookArgs], object]) -> None:
         """Register a hook to call with PostHookArgs after every operation has started."""
         self._ensure_hooks().register_post(hook_id, hook)
-        self._choose_operations()
+        self._reset_operations()
 
     def unregister_post_hook(self, hook_id: int) -> None:
         self._ensure_hooks().unregister_post(hook_id)
-        self._choose_operations()
+        self._reset_operations()
 
     def register_completion_hook(self, hook_id: int, hook: Callable[[CompletionHookArgs], object]) -> None:
         """Register a hook to call with CompletionHookArgs for each later operation that succeeds.
@@ -329,7 +329,7 @@ class ProcessGroup(Member):
             backend.register_completion_hook(hook_id, hook)
             return
         self._ensure_hooks().ensure_completion().register(hook_id, hook)
-        self._choose_operations()
+        self._reset_operations()
 
     def unregister_completion_hook(self, hook_id: int) -> None:
         """Remove a completion hook. Does nothing if the id is unknown."""
@@ -338,15 +338,15 @@ class ProcessGroup(Member):
             backend.unregister_completion_hook(hook_id)
             return
         self._ensure_hooks().ensure_completion().unregister(hook_id)
-        self._choose_operations()
+        self._reset_operations()
 
     def _backend_with_completion_hooks(self) -> Any:
         """Return the backend that calls completion hooks itself; None if the group must."""
         backends = self._distinct_backends()
         return backends[0] if len(backends) == 1 and backends[0].supports_completion_hooks else None
 
-    register_abort_hook = _of_every_backend("register_abort_hook")
-    unregister_abort_hook = _of_every_backend("unregister_abort_hook")
+    register_abort_hook = _for_every_backend("register_abort_hook")
+    unregister_abort_hook = _for_every_backend("unregister_abort_hook")
 
     def _has_hooks(self) -> bool:
         return bool(self._hooks)
@@ -363,8 +363,8 @@ class ProcessGroup(Member):
                 pass  # backends without options have no timeout
         return default_timeout("undefined")
 
-    set_timeout = _of_every_backend("set_timeout")
-    _add_ephemeral_timeout = _of_every_backend("_add_ephemeral_timeout")
+    set_timeout = _for_every_backend("set_timeout")
+    _add_ephemeral_timeout = _for_every_backend("_add_ephemeral_timeout")
 
     def shutdown(self) -> None:
         """Shut down cleanly: notify other ranks, and wait until completion hooks have returned."""
@@ -373,7 +373,7 @@ class ProcessGroup(Member):
 
     def abort(self, reason: str = "abort() was called") -> None:
         """End the group, and unfinished operations with errors. Other ranks receive the reason."""
-        calls = [_abort_of(backend, reason) for backend in self._distinct_backends()]
+        calls = [_abort_function(backend, reason) for backend in self._distinct_backends()]
         call_all([*calls, *self._take_shutdown_calls()])
 
     def revoke(self) -> None:
@@ -388,8 +388,8 @@ class ProcessGroup(Member):
         calls, self._shutdown_calls = self._shutdown_calls, []
         return calls
 
-    _set_sequence_number_for_group = _of_every_backend("_set_sequence_number_for_group")
-    _get_sequence_number_for_group = _of_one_backend("_get_sequence_number_for_group")
+    _set_sequence_number_for_group = _for_every_backend("_set_sequence_number_for_group")
+    _get_sequence_number_for_group = _for_one_backend("_get_sequence_number_for_group")
 
     def _start_coalescing(self, device_type: Any) -> None:
         self._get_backend(device_type)._start_coalescing()
@@ -409,7 +409,7 @@ class ProcessGroup(Member):
                 backend._register_on_completion_hook(hook)  # a third-party backend with this method
                 return
         self._ensure_hooks().ensure_completion().register_on_work_info(hook)
-        self._choose_operations()
+        self._reset_operations()
 
     def _wait_for_pending_works(self) -> None:
         """Wait until this rank's operations have ended and completion hooks have returned."""
@@ -421,8 +421,8 @@ class ProcessGroup(Member):
         if self._hooks is not None and self._hooks.completion is not None:
             self._hooks.completion.wait(self.get_timeout())
 
-    _enable_collectives_timing = _of_every_backend("_enable_collectives_timing")
-    get_error = _of_one_backend("get_error")
+    _enable_collectives_timing = _for_every_backend("_enable_collectives_timing")
+    get_error = _for_one_backend("get_error")
 
     @property
     def options(self) -> Any:
@@ -458,7 +458,7 @@ class ProcessGroup(Member):
         def split(backend: Any, name: str) -> Any:
             return backend.split(self._store, ranks, _options_for(backend, opts, timeout, name))
 
-        return self._made_from(split, kinds, ranks.index(self.rank()), len(ranks), "split", group_name, group_desc)
+        return self._make_from_backends(split, kinds, ranks.index(self.rank()), len(ranks), "split", group_name, group_desc)
 
     def merge_remote_group(
         self,
@@ -473,35 +473,35 @@ class ProcessGroup(Member):
         All ranks of each group must call this; they get consecutive ranks in the new group. The
         caller must end the new group.
         """
-        first = bytearray(8)
+        first_rank = bytearray(8)
         if self.rank() == 0:
-            first[:] = (store.add("merge_remote_group/ranks", self.size()) - self.size()).to_bytes(8, "little")
-        self.broadcast(first, root=0).wait()
-        rank = int.from_bytes(first, "little") + self.rank()
+            first_rank[:] = (store.add("merge_remote_group/ranks", self.size()) - self.size()).to_bytes(8, "little")
+        self.broadcast(first_rank, root=0).wait()
+        rank = int.from_bytes(first_rank, "little") + self.rank()
         if rank >= size:
             raise ValueError(f"merge_remote_group(): too many ranks have joined: got {rank + 1}, expected {size}")
-        where = _core.PrefixStore("merge_remote_group/", store)
+        prefixed_store = _core.PrefixStore("merge_remote_group/", store)
 
         def merge(backend: Any, name: str) -> Any:
-            return backend.merge(where, _options_for(backend, None, timeout, name), rank, size)
+            return backend.merge(prefixed_store, _options_for(backend, None, timeout, name), rank, size)
 
-        return self._made_from(merge, self._device_types, rank, size, "merge", group_name, group_desc)
+        return self._make_from_backends(merge, self._device_types, rank, size, "merge", group_name, group_desc)
 
-    def _made_from(
-        self, make: Callable[[Any, str], Any], kinds: list[str], rank: int, size: int, what: str, name: str | None, desc: str | None
+    def _make_from_backends(
+        self, make: Callable[[Any, str], Any], kinds: list[str], rank: int, size: int, suffix: str, name: str | None, desc: str | None
     ) -> ProcessGroup:
         """Create a group. `make` creates its backends from this group's backends for `kinds`."""
         pg = ProcessGroup(rank, size) if self._store is None else ProcessGroup(self._store, rank, size)
-        pg._set_group_name(f"{self.group_name}:{what}" if name is None else name)
-        pg._set_group_desc(f"{self.group_desc}:{what}" if desc is None else desc)
+        pg._set_group_name(f"{self.group_name}:{suffix}" if name is None else name)
+        pg._set_group_desc(f"{self.group_desc}:{suffix}" if desc is None else desc)
         pg.bound_device_id = self.bound_device_id
-        made = {id(backend): make(backend, pg.group_name) for backend in self._distinct_backends(kinds)}
+        new_backends = {id(backend): make(backend, pg.group_name) for backend in self._distinct_backends(kinds)}
         for kind in kinds:
-            pg._register_backend(kind, self._backend_types[device_type_of(kind)], made[id(self._get_backend(kind))])
+            pg._register_backend(kind, self._backend_types[device_type_of(kind)], new_backends[id(self._get_backend(kind))])
         HealthCheckHook.attach(pg)
         return pg
 
-    get_reconfigure_handle = _of_one_backend("get_reconfigure_handle")
+    get_reconfigure_handle = _for_one_backend("get_reconfigure_handle")
 
     def reconfigure(
         self,
@@ -522,15 +522,15 @@ class ProcessGroup(Member):
                 opts.timeout = timeout
         return self._backend_for("reconfigure", ()).reconfigure(opts)
 
-    def _reconfigured(self, backend: Any) -> None:
+    def _on_reconfigured(self, backend: Any) -> None:
         """Take the new rank and size from a backend whose members have changed."""
         self._rank, self._size = backend.rank(), backend.size()
         ranks = registry._world.pg_group_ranks
         if self in ranks:
             ranks[self] = {rank: rank for rank in range(self._size)}
-        self._choose_operations()
+        self._reset_operations()
 
-    shrink = _of_one_backend("shrink")
+    shrink = _for_one_backend("shrink")
 
     # ---- memory, windows
 
@@ -551,9 +551,9 @@ class ProcessGroup(Member):
     def eager_connect_single_device(self, device: Any) -> None:
         self._get_backend(device).eager_connect_single_device(device)
 
-    suspend = _of_every_backend("suspend")
-    resume = _of_every_backend("resume")
-    memory_stats = _of_one_backend("memory_stats")
+    suspend = _for_every_backend("suspend")
+    resume = _for_every_backend("resume")
+    memory_stats = _for_one_backend("memory_stats")
 
 
 for _name, _type in BackendType.__members__.items():
@@ -578,7 +578,7 @@ def abort_with_reason(pg: ProcessGroup, reason: str) -> None:
         pg.abort()
 
 
-def _abort_of(backend: Any, reason: str) -> Callable[[], object]:
+def _abort_function(backend: Any, reason: str) -> Callable[[], object]:
     """Return a function that aborts a backend. dldist's own backends also get the reason."""
 
     def abort() -> None:

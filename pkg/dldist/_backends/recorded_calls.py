@@ -39,7 +39,7 @@ class Coalescing:
         self._group = group
         self._timeout = timeout
         self._is_async = async_op
-        self.noted: list[tuple[str, Any, Any, Any]] = []
+        self.calls: list[tuple[str, Any, Any, Any]] = []
         self._is_open = False
         self.work: _core.Work | None = None
         """The operation that an async_op block has started; None if the block had no calls."""
@@ -47,19 +47,19 @@ class Coalescing:
     def __enter__(self) -> Coalescing:
         if self._is_open:
             raise RuntimeError("this coalesce() is already in use")
-        before = self._group._set_recorder(self)
-        if before is not None:
-            self._group._set_recorder(before)
+        previous = self._group._set_recorder(self)
+        if previous is not None:
+            self._group._set_recorder(previous)
             raise RuntimeError("coalesce() inside another coalesce()")
         self._is_open = True
-        self.noted.clear()
+        self.calls.clear()
         self.work = None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._group._set_recorder(None)
         self._is_open = False
-        calls, self.noted = self.noted, []
+        calls, self.calls = self.calls, []
         if kind is None and calls:
             self.work = self._run(calls)
 
@@ -68,13 +68,13 @@ class Coalescing:
         op = (second if OPERATIONS[name].is_in_place else third) or _core.ReduceOp.SUM
         if isinstance(op, str):
             op = _core.ReduceOp(op)
-        if self.noted and self.noted[0][0] != name:
+        if self.calls and self.calls[0][0] != name:
             raise RuntimeError(
-                f"{name}(): coalesce() needs all calls to be of the same type, but {self.noted[0][0]}() came before"
+                f"{name}(): coalesce() needs all calls to be of the same type, but {self.calls[0][0]}() came before"
             )
-        if self.noted and self.noted[0][3] != op:
-            raise ValueError(f"{name}(): coalesce() needs one op for all calls, not {self.noted[0][3]} and {op}")
-        self.noted.append((name, first, second, op))
+        if self.calls and self.calls[0][3] != op:
+            raise ValueError(f"{name}(): coalesce() needs one op for all calls, not {self.calls[0][3]} and {op}")
+        self.calls.append((name, first, second, op))
         if not is_async:
             return None
         return _IllegalWork()
@@ -109,16 +109,16 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
         _check_message(f"batch_isend_irecv(): argument 'p2p_op_list[{index}]'", group, op)
         for index, op in enumerate(p2p_op_list)
     ]
-    _check_apart([index for index, op in enumerate(p2p_op_list) if op.kind == "irecv"], tensors)
+    _check_no_overlap([index for index, op in enumerate(p2p_op_list) if op.kind == "irecv"], tensors)
     if p2p_op_list and isinstance(group, _core.Group):
         group = group._serving(p2p_op_list[0].tensor)
     if isinstance(group, _core.NcclGroup):
-        return _batch_as_one(group, p2p_op_list, group.start_coalescing, group.end_coalescing, group.drop_coalesced)
-    find = getattr(group, "_coalescing_backend_of", None)
-    backend = find(p2p_op_list[0].tensor) if find is not None and p2p_op_list else None
+        return _run_batch_as_one(group, p2p_op_list, group.start_coalescing, group.end_coalescing, group.drop_coalesced)
+    get_backend = getattr(group, "_coalescing_backend_of", None)
+    backend = get_backend(p2p_op_list[0].tensor) if get_backend is not None and p2p_op_list else None
     if backend is not None:
-        drop = getattr(backend, "_drop_coalesced", backend._end_coalescing)
-        return _batch_as_one(group, p2p_op_list, backend._start_coalescing, lambda: group._end_coalescing_of(backend), drop)
+        cancel = getattr(backend, "_drop_coalesced", backend._end_coalescing)
+        return _run_batch_as_one(group, p2p_op_list, backend._start_coalescing, lambda: group._end_coalescing_of(backend), cancel)
     # Start receives first, so that incoming messages are received directly.
     works: list[Any] = [None] * len(p2p_op_list)
     for kind in ("irecv", "isend"):
@@ -128,14 +128,14 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     return works
 
 
-def _batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, drop: Any) -> list[Any]:
+def _run_batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, cancel: Any) -> list[Any]:
     """Run all messages as one operation. Return its work once for each message."""
     start()
     try:
         for op in p2p_op_list:
             getattr(group, op.kind)(op.tensor, op.group_peer, op.tag, **op._call_options())
     except BaseException:
-        drop()
+        cancel()
         raise
     return [finish()] * len(p2p_op_list)
 
@@ -156,7 +156,7 @@ def _check_message(where: str, group: Any, op: Message) -> Any:
         raise type(error)(f"{where}: its tensor {text}") from error
 
 
-def _check_apart(indices: list[int], tensors: list[Any]) -> None:
+def _check_no_overlap(indices: list[int], tensors: list[Any]) -> None:
     """Reject receives into overlapping memory, whose result would depend on the messages' order."""
     extents = []
     for index in indices:

@@ -30,7 +30,7 @@ def set_thread_isolation_mode(enable: bool) -> None:
     _are_threads_isolated = bool(enable)
 
 
-def hash_of_ranks(ranks: Sequence[int], count: int) -> str:
+def hash_ranks(ranks: Sequence[int], count: int) -> str:
     """Return a name for the next group of these ranks, after `count` groups of the same ranks."""
     from hashlib import sha1
 
@@ -48,11 +48,11 @@ class Registry:
         self.operations: Any = None
         """The object that runs the default world's operations, for module-level calls."""
         self._names: dict[str, ProcessGroup] = {}
-        self._of_thread = _local()
+        self._thread_local = _local()
         self._lock = allocate_lock()
-        self.forget_all()
+        self.clear()
 
-    def forget_all(self) -> None:
+    def clear(self) -> None:
         """Reset the state to before init_process_group."""
         self.default_pg = None
         self.init_method: str | None = None
@@ -70,7 +70,7 @@ class Registry:
         """Number of groups that this process has created or tried to create."""
         self.shared_count = 0
         """Number of groups that all ranks of the default world create or count."""
-        self.own_counts: dict[tuple[int, ...], int] = {}
+        self.member_counts: dict[tuple[int, ...], int] = {}
         """Number of groups that only their members create, by list of ranks."""
 
     @property
@@ -99,14 +99,14 @@ class Registry:
             self.shared_count += 1
             return str(self.shared_count - 1)
 
-    def next_name_of(self, ranks: Sequence[int]) -> str:
+    def next_member_name(self, ranks: Sequence[int]) -> str:
         """Return a name for a group that only its members create."""
         key = tuple(ranks)
         with self._lock:
             self.group_count += 1
-            count = self.own_counts.get(key, 0)
-            self.own_counts[key] = count + 1
-        return hash_of_ranks(ranks, count)
+            count = self.member_counts.get(key, 0)
+            self.member_counts[key] = count + 1
+        return hash_ranks(ranks, count)
 
     def add(
         self,
@@ -133,7 +133,7 @@ class Registry:
         self.tags_to_pg.setdefault(tag, []).append(group)
         self.pg_to_tag[group] = tag
 
-    def forget(self, group: ProcessGroup) -> None:
+    def remove(self, group: ProcessGroup) -> None:
         """Remove a group that is being destroyed. ValueError if another thread has removed it."""
         if self.pg_map.pop(group, None) is None:
             raise ValueError("Invalid process group specified")
@@ -142,8 +142,8 @@ class Registry:
             tagged = self.tags_to_pg.get(tag, [])
             if group in tagged:
                 tagged.remove(group)
-        for of_group in (self.pg_names, self.pg_group_ranks, self.pg_backend_config, self.pg_to_tag):
-            del of_group[group]
+        for table in (self.pg_names, self.pg_group_ranks, self.pg_backend_config, self.pg_to_tag):
+            del table[group]
 
     def newest_first(self) -> list[ProcessGroup]:
         """List all groups in the order to end them: newest first, the default group last."""
@@ -152,7 +152,7 @@ class Registry:
     @property
     def _by_name(self) -> dict[str, ProcessGroup]:
         """The groups by name; only this thread's groups if threads are isolated."""
-        return vars(self._of_thread).setdefault("names", {}) if _are_threads_isolated else self._names
+        return vars(self._thread_local).setdefault("names", {}) if _are_threads_isolated else self._names
 
     def name_group(self, name: str, pg: ProcessGroup) -> None:
         """Give a group a name, by which resolve() finds it."""
@@ -183,7 +183,7 @@ class Registry:
     @property
     def pg_coalesce_state(self) -> dict[Any, list[Any]]:
         """The recorded calls of each group that is in a _coalescing_manager."""
-        return {group: noted_calls() for group, noted_calls in self.coalescing.items()}
+        return {group: list_calls() for group, list_calls in self.coalescing.items()}
 
     @property
     def pg_config_info(self) -> list[dict[str, Any]]:

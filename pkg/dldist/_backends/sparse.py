@@ -15,65 +15,65 @@ from dldist._base.arrays import family_of
 from dldist._base.works import done_work
 
 
-class _OfTorch:
-    """A torch COO tensor as `places`, which has a row of indices for each element, and `values`."""
+class _TorchSparse:
+    """A torch COO tensor as `index_rows`, which has a row of indices for each element, and `values`."""
 
     def __init__(self, tensor: Any) -> None:
-        own = tensor.detach().coalesce()
+        coalesced = tensor.detach().coalesce()
         self._tensor = tensor
-        self.shape = tuple(own.shape)
-        self.sparse_dim = own.sparse_dim()
-        self.places = own.indices().t().contiguous()
-        self.values = own.values().contiguous()
+        self.shape = tuple(coalesced.shape)
+        self.sparse_dim = coalesced.sparse_dim()
+        self.index_rows = coalesced.indices().t().contiguous()
+        self.values = coalesced.values().contiguous()
 
-    def add(self, other: _OfTorch) -> None:
+    def append(self, other: _TorchSparse) -> None:
         """Append the elements of another tensor."""
         import torch
 
-        self.places = torch.cat([self.places, other.places])
+        self.index_rows = torch.cat([self.index_rows, other.index_rows])
         self.values = torch.cat([self.values, other.values])
 
-    def put(self, places: list[Any], values: list[Any]) -> None:
+    def replace_elements(self, index_rows: list[Any], values: list[Any]) -> None:
         """Set the elements of the tensor to these; values at duplicate indices are summed."""
         import torch
 
-        indices = torch.cat(places).t()
-        whole = torch.sparse_coo_tensor(indices, torch.cat(values), self.shape, check_invariants=False).coalesce()
+        indices = torch.cat(index_rows).t()
+        combined = torch.sparse_coo_tensor(indices, torch.cat(values), self.shape, check_invariants=False).coalesce()
         with torch.no_grad():
-            self._tensor.copy_(whole)
+            self._tensor.copy_(combined)
 
 
-class _OfScipy:
-    """A SciPy matrix or array as `places` and `values`, as in _OfTorch."""
+class _ScipySparse:
+    """A SciPy matrix or array as `index_rows` and `values`, as in _TorchSparse."""
 
     def __init__(self, matrix: Any) -> None:
         import numpy
 
-        own = matrix.tocoo(copy=True)
-        own.sum_duplicates()
-        coords = own.coords if hasattr(own, "coords") else (own.row, own.col)
+        coalesced = matrix.tocoo(copy=True)
+        coalesced.sum_duplicates()
+        coords = coalesced.coords if hasattr(coalesced, "coords") else (coalesced.row, coalesced.col)
         self._matrix = matrix
-        self.shape = tuple(own.shape)
+        self.shape = tuple(coalesced.shape)
         self.sparse_dim = len(self.shape)
-        self.places = numpy.stack(coords, axis=1).astype("int64")
-        self.values = own.data
+        self.index_rows = numpy.stack(coords, axis=1).astype("int64")
+        self.values = coalesced.data
 
-    def add(self, other: _OfScipy) -> None:
+    def append(self, other: _ScipySparse) -> None:
         import numpy
 
-        self.places = numpy.concatenate([self.places, other.places])
+        self.index_rows = numpy.concatenate([self.index_rows, other.index_rows])
         self.values = numpy.concatenate([self.values, other.values])
 
-    def put(self, places: list[Any], values: list[Any]) -> None:
+    def replace_elements(self, index_rows: list[Any], values: list[Any]) -> None:
         import numpy
 
-        coords = tuple(numpy.concatenate(places).T)
-        whole = type(self._matrix.tocoo())((numpy.concatenate(values), coords), shape=self.shape)
-        whole.sum_duplicates()
-        vars(self._matrix).update(vars(whole.asformat(self._matrix.format)))
+        coords = tuple(numpy.concatenate(index_rows).T)
+        combined = type(self._matrix.tocoo())((numpy.concatenate(values), coords), shape=self.shape)
+        combined.sum_duplicates()
+        vars(self._matrix).update(vars(combined.asformat(self._matrix.format)))
 
 
-_OF_SCIPY = ("coo", "csr", "csc")
+_SCIPY_FORMATS = ("coo", "csr", "csc")
 
 
 def layout_of(tensor: Any) -> str | None:
@@ -84,62 +84,62 @@ def layout_of(tensor: Any) -> str | None:
     return str(tensor.format) if scipy is not None and scipy.issparse(tensor) else None
 
 
-def _taken_apart(tensor: Any) -> _OfTorch | _OfScipy | None:
+def _parse(tensor: Any) -> _TorchSparse | _ScipySparse | None:
     """Return a sparse tensor's indices and values, or None for a dense tensor."""
     layout = layout_of(tensor)
     if layout is None or layout == "torch.sparse_coo":
-        return None if layout is None else _OfTorch(tensor)
+        return None if layout is None else _TorchSparse(tensor)
     if layout.startswith("torch."):
         raise TypeError(
             f"unsupported layout: all_reduce of a {layout} tensor: of torch's sparse tensors only COO can be reduced (to_sparse_coo())"
         )
-    if layout not in _OF_SCIPY:
-        raise TypeError(f"all_reduce of SciPy's format {layout!r}: only {', '.join(_OF_SCIPY)} can be reduced (tocoo())")
-    return _OfScipy(tensor)
+    if layout not in _SCIPY_FORMATS:
+        raise TypeError(f"all_reduce of SciPy's format {layout!r}: only {', '.join(_SCIPY_FORMATS)} can be reduced (tocoo())")
+    return _ScipySparse(tensor)
 
 
 def all_reduce(calls: Any, tensors: Any, op: Any, timeout: Any, is_async: bool, refusal: Exception) -> Any:
     """Sum all sparse tensors of all ranks, in place. Raise `refusal` if a tensor is dense. Even an
     asynchronous call waits for the other ranks, and returns a work that is done."""
-    parts: list[Any] = [_taken_apart(tensor) for tensor in tensors]
+    parts: list[Any] = [_parse(tensor) for tensor in tensors]
     if None in parts:
         raise refusal
     if (_core.ReduceOp(op) if isinstance(op, str) else op) != _core.ReduceOp.SUM:
         raise RuntimeError("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)")
-    own = parts[0]
+    first = parts[0]
     for other in parts[1:]:
-        if other.sparse_dim != own.sparse_dim:
+        if other.sparse_dim != first.sparse_dim:
             raise ValueError("Sparse dimensions do not match")
-        own.add(other)
-    counts = _agree(calls, own, timeout)
-    places, values = (_gather(calls, part, counts, timeout) for part in (own.places, own.values))
+        first.append(other)
+    counts = _exchange_counts(calls, first, timeout)
+    index_rows, values = (_gather(calls, part, counts, timeout) for part in (first.index_rows, first.values))
     for part in parts:
-        part.put(places, values)
+        part.replace_elements(index_rows, values)
     return done_work(list(tensors)) if is_async else None
 
 
-def _agree(calls: Any, own: _OfTorch | _OfScipy, timeout: Any) -> list[int]:
+def _exchange_counts(calls: Any, first: _TorchSparse | _ScipySparse, timeout: Any) -> list[int]:
     """Return the number of elements of each rank. Raise ValueError if shapes differ."""
-    rows = _all_rows(calls, [own.sparse_dim, len(own.shape) - own.sparse_dim, len(own.values)], timeout)
+    rows = _gather_rows(calls, [first.sparse_dim, len(first.shape) - first.sparse_dim, len(first.values)], timeout)
     for sparse_dim, dense_dim, _ in rows:
-        if sparse_dim != own.sparse_dim:
+        if sparse_dim != first.sparse_dim:
             raise ValueError("Sparse dimensions do not match")
-        if dense_dim != len(own.shape) - own.sparse_dim:
+        if dense_dim != len(first.shape) - first.sparse_dim:
             raise ValueError("Dense dimensions do not match")
-    if any(shape != list(own.shape) for shape in _all_rows(calls, list(own.shape), timeout)):
+    if any(shape != list(first.shape) for shape in _gather_rows(calls, list(first.shape), timeout)):
         raise ValueError("Sizes do not match")
     return [count for _, _, count in rows]
 
 
-def _all_rows(calls: Any, row: list[int], timeout: Any) -> list[list[int]]:
+def _gather_rows(calls: Any, row: list[int], timeout: Any) -> list[list[int]]:
     rows = [array("q", row) for _ in range(calls.size)]
     calls.all_gather(rows, array("q", row), timeout=timeout)
-    return [each.tolist() for each in rows]
+    return [gathered.tolist() for gathered in rows]
 
 
 def _gather(calls: Any, part: Any, counts: list[int], timeout: Any) -> list[Any]:
     """Gather an array of each rank; `counts` has the number of elements of each rank."""
     family = family_of(part, "all_reduce")
-    rooms = [family.empty_like(part, (count, *part.shape[1:])) for count in counts]
-    calls.all_gather(rooms, part, timeout=timeout)
-    return rooms
+    buffers = [family.empty_like(part, (count, *part.shape[1:])) for count in counts]
+    calls.all_gather(buffers, part, timeout=timeout)
+    return buffers

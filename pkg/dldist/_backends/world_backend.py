@@ -6,14 +6,14 @@ from datetime import timedelta
 from typing import Any, Self
 
 from dldist import _core
-from dldist._backends.group_backend import OverGroup
+from dldist._backends.group_backend import GroupBackend
 from dldist._backends.process_group import ProcessGroup
 from dldist._base.rank_lists import read_ranks
 from dldist._windows.window import Window
 from dldist.world import CLOSE_TIMEOUT_S, World
 
 
-class OverWorld(OverGroup):
+class WorldBackend(GroupBackend):
     """A backend whose `group` is a World. Subclasses set the name and options."""
 
     supports_window = True
@@ -23,7 +23,7 @@ class OverWorld(OverGroup):
     group: Any
     """The World that runs the calls, or None before reconfigure()."""
 
-    def _open(self, store: _core.Store, opts: Any) -> World | None:
+    def _create_group(self, store: _core.Store, opts: Any) -> World | None:
         return self._join(store, self._rank, self._size, opts._timeout, self._name)
 
     @classmethod
@@ -31,15 +31,15 @@ class OverWorld(OverGroup):
         """Create the World; `store` is used for the rendezvous of its ranks."""
         if size == 1:
             store = _core.HashStore()
-        return cls._furnish(World(store, rank, size, timeout=timeout, name=label))
+        return cls._prepare_world(World(store, rank, size, timeout=timeout, name=label))
 
     @classmethod
-    def _split_off(cls, group: _core.Group, ranks: list[int], label: str | None, timeout: timedelta | None) -> World:
+    def _split_world(cls, group: _core.Group, ranks: list[int], label: str | None, timeout: timedelta | None) -> World:
         """Split off a World that can outlive `group`, as c10d's groups live until destroyed."""
-        return cls._furnish(_core.Group.split(group, ranks, label, timeout))  # type: ignore[arg-type]
+        return cls._prepare_world(_core.Group.split(group, ranks, label, timeout))  # type: ignore[arg-type]
 
     @classmethod
-    def _furnish(cls, group: World) -> World:
+    def _prepare_world(cls, group: World) -> World:
         """Add what the backend needs to a new group, and return the group."""
         return group
 
@@ -56,11 +56,11 @@ class OverWorld(OverGroup):
         desc = pg.group_desc
         label = "default" if desc == "default_pg" else pg.group_name if desc in ("", "undefined") else desc
         if source is not None:
-            group = cls._split_off(source[0], source[1], label, timeout)
+            group = cls._split_world(source[0], source[1], label, timeout)
         else:
             group = cls._join(store, pg.rank(), pg.size(), timeout, label)
         group._describe(pg.group_name, desc, ranks)
-        return cls._of(group, cls.Options()._for(timeout, ranks, pg.group_name))
+        return cls._from_group(group, cls.Options()._set_identity(timeout, ranks, pg.group_name))
 
     def getBackendName(self) -> str:
         return self._name
@@ -78,9 +78,9 @@ class OverWorld(OverGroup):
         ranks = read_ranks(ranks, self._size)
         if self._rank not in ranks and len(ranks) <= self._size:
             return None
-        part = self._split_off(group, ranks, None, None if opts is None else opts._timeout)
+        group_part = self._split_world(group, ranks, None, None if opts is None else opts._timeout)
         name = "" if opts is None else opts.group_name
-        return self._of(part, self.Options()._for(part.timeout, ranks, name))
+        return self._from_group(group_part, self.Options()._set_identity(group_part.timeout, ranks, name))
 
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> Self:
         """Create a backend of these and other ranks. All must call this with the same `store`."""
@@ -94,8 +94,8 @@ def close(group: World, timeout_s: float) -> None:
         pass  # waiters of the unfinished works receive this error
 
 
-def group_behind(pg: ProcessGroup) -> World | None:
+def world_of_group(pg: ProcessGroup) -> World | None:
     """Return the World of a process group, or None if its CPU backend is not dldist's."""
     backend = pg._backend_of_device("cpu")
     backend = getattr(backend, "wrapped_pg", backend)
-    return backend.group if isinstance(backend, OverWorld) else None
+    return backend.group if isinstance(backend, WorldBackend) else None

@@ -37,7 +37,7 @@ _FIELD_LIMIT = 4096  # characters of a field; longer fields are cut, and a hash 
 _MESSAGE_LIMIT = 65536  # bytes; larger than any encoded fingerprint
 
 
-def _shortened(field: str) -> str:
+def _shorten(field: str) -> str:
     if len(field) <= _FIELD_LIMIT:
         return field
     return f"{field[:_FIELD_LIMIT]}... (sha256 {sha256(field.encode()).hexdigest()})"
@@ -59,8 +59,8 @@ class Fingerprint(NamedTuple):
         tensors = [argument for side, argument in zip(call.sides, arguments) if side.kind in ("one", "many")]
         # The first side (inputs or outputs) must be alike on all ranks.
         tensors = tensors[0] if tensors else []
-        described = [_describe(tensor) for tensor in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
-        columns = (_shortened(", ".join(column)) for column in zip(*described, strict=True))
+        descriptions = [_describe(tensor) for tensor in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
+        columns = (_shorten(", ".join(column)) for column in zip(*descriptions, strict=True))
         return cls(str(sequence), op, *columns)
 
     def __str__(self) -> str:
@@ -83,18 +83,18 @@ class Fingerprint(NamedTuple):
     def differences(self, other: Fingerprint) -> str:
         """Describe the fields that differ, in c10d's format."""
         names = ("Sequence number", "Op type", "Tensor Tensor shapes", "Tensor Tensor dtypes", "Tensor Tensor devices")
-        differ = [f"\t {name}: {mine}vs {its}" for name, mine, its in zip(names, self, other, strict=True) if mine != its]
+        differ = [f"\t {name}: {value}vs {other_value}" for name, value, other_value in zip(names, self, other, strict=True) if value != other_value]
         return " ".join(differ)
 
 
 def _describe(tensor: Any) -> tuple[str, str, str]:
     """Return a tensor's shape, dtype and device type. The backend will reject non-tensors."""
     try:
-        found = _core._describe_tensor(tensor, False)
+        description = _core._describe_tensor(tensor, False)
     except (TypeError, ValueError, BufferError):
         return "[unknown]", type(tensor).__name__, "unknown"
     # Compare only the device type, because device indices differ between ranks.
-    return str(list(found["shape"])), _DTYPES.get(found["dtype"], found["dtype"]), found["device"].partition(":")[0]
+    return str(list(description["shape"])), _DTYPES.get(description["dtype"], description["dtype"]), description["device"].partition(":")[0]
 
 
 class _ProcessGroupWrapper(Backend):
@@ -116,7 +116,7 @@ class _ProcessGroupWrapper(Backend):
             )
         super().__init__(backend.rank(), backend.size())
         self.wrapped_pg = backend
-        self._helper = gloo_backend
+        self._gloo_backend = gloo_backend
         self._sequence = 0
 
     def _perform(self, method: str, *arguments: Any) -> Any:
@@ -125,27 +125,27 @@ class _ProcessGroupWrapper(Backend):
         return getattr(self.wrapped_pg, method)(*arguments)
 
     def _compare(self, method: str, arguments: tuple[Any, ...]) -> None:
-        mine = Fingerprint.of(self._sequence, method, arguments)
+        own = Fingerprint.of(self._sequence, method, arguments)
         timeout = timeout_of(arguments[-1])
-        self._meet(mine, timeout)
-        for rank, theirs in enumerate(self._exchange(mine, timeout)):
-            if theirs != mine:
+        self._wait_for_all(own, timeout)
+        for rank, other in enumerate(self._exchange(own, timeout)):
+            if other != own:
                 raise _core.DistMismatchError(
-                    f"Detected mismatch between collectives on ranks. Rank {self._rank} is running collective: {mine}, but "
-                    f"Rank {rank} is running collective: {theirs}."
-                    f"Collectives differ in the following aspects: {mine.differences(theirs)}"
+                    f"Detected mismatch between collectives on ranks. Rank {self._rank} is running collective: {own}, but "
+                    f"Rank {rank} is running collective: {other}."
+                    f"Collectives differ in the following aspects: {own.differences(other)}"
                 )
         self._sequence += 1
 
-    def _meet(self, mine: Fingerprint, timeout: timedelta | None) -> None:
+    def _wait_for_all(self, own: Fingerprint, timeout: timedelta | None) -> None:
         try:
-            self._helper.monitored_barrier(timeout, True)
+            self._gloo_backend.monitored_barrier(timeout, True)
         except RuntimeError as error:
-            raise _with_collective(error, mine) from error
+            raise _with_collective(error, own) from error
 
-    def _exchange(self, mine: Fingerprint, timeout: timedelta | None) -> list[Fingerprint]:
+    def _exchange(self, own: Fingerprint, timeout: timedelta | None) -> list[Fingerprint]:
         """Gather the fingerprints of all ranks."""
-        encoded = mine.encode()
+        encoded = own.encode()
         lengths = [int.from_bytes(length, "little") for length in self._all_gather(len(encoded).to_bytes(8, "little"), timeout)]
         longest = max(lengths)
         if longest > _MESSAGE_LIMIT:
@@ -154,21 +154,21 @@ class _ProcessGroupWrapper(Backend):
                 f"{_MESSAGE_LIMIT}"
             )
         pieces = self._all_gather(encoded.ljust(longest, b"\0"), timeout)
-        prints = []
+        fingerprints = []
         for rank, (piece, length) in enumerate(zip(pieces, lengths, strict=True)):
-            found = Fingerprint.decode(piece[:length])
-            if found is None:
+            fingerprint = Fingerprint.decode(piece[:length])
+            if fingerprint is None:
                 raise _core.DistMismatchError(f"rank {rank} has sent something that is not the fingerprint of a collective")
-            prints.append(found)
-        return prints
+            fingerprints.append(fingerprint)
+        return fingerprints
 
     def _all_gather(self, data: bytes, timeout: timedelta | None) -> list[bytes]:
         opts = AllgatherOptions()
         if timeout is not None:
             opts.timeout = timeout
         gathered = bytearray(len(data) * self._size)
-        self._helper.all_gather_single(gathered, bytearray(data), opts).wait()
-        return [bytes(gathered[at : at + len(data)]) for at in range(0, len(gathered), len(data))]
+        self._gloo_backend.all_gather_single(gathered, bytearray(data), opts).wait()
+        return [bytes(gathered[start : start + len(data)]) for start in range(0, len(gathered), len(data))]
 
     def getBackendName(self) -> str:
         return self.wrapped_pg.name()  # type: ignore[no-any-return]
@@ -183,13 +183,13 @@ class _ProcessGroupWrapper(Backend):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.wrapped_pg.set_timeout(timeout)
-        self._helper.set_timeout(timeout)
+        self._gloo_backend.set_timeout(timeout)
 
     def shutdown(self) -> None:
-        call_all([self.wrapped_pg.shutdown, self._helper.shutdown])
+        call_all([self.wrapped_pg.shutdown, self._gloo_backend.shutdown])
 
     def abort(self) -> None:
-        call_all([self.wrapped_pg.abort, self._helper.abort])
+        call_all([self.wrapped_pg.abort, self._gloo_backend.abort])
 
     def __getattr__(self, name: str) -> Any:
         """Forward attributes that Backend lacks to the wrapped backend."""
@@ -198,23 +198,23 @@ class _ProcessGroupWrapper(Backend):
         return getattr(self.wrapped_pg, name)
 
 
-def _of_wrapped(name: str) -> Any:
+def _forwarding_property(name: str) -> Any:
     return property(lambda self: getattr(self.wrapped_pg, name))
 
 
 # Forward Backend's attributes that the wrapper does not define to the wrapped backend.
-_OWN = {"Options", "_operations", "_perform", "_unsupported", *vars(_ProcessGroupWrapper)}
+_NOT_FORWARDED = {"Options", "_operations", "_perform", "_unsupported", *vars(_ProcessGroupWrapper)}
 
-for _name in vars(Backend).keys() - _OWN:
+for _name in vars(Backend).keys() - _NOT_FORWARDED:
     if not _name.startswith("__"):
-        setattr(_ProcessGroupWrapper, _name, _of_wrapped(_name))
+        setattr(_ProcessGroupWrapper, _name, _forwarding_property(_name))
 
 
-def _with_collective(error: RuntimeError, mine: Fingerprint) -> RuntimeError:
+def _with_collective(error: RuntimeError, own: Fingerprint) -> RuntimeError:
     """Return an error of the same type whose text also names this rank's collective."""
-    text = f"ProcessGroupWrapper: Monitored Barrier encountered error running collective: {mine}. Error: \n{error}"
+    text = f"ProcessGroupWrapper: Monitored Barrier encountered error running collective: {own}. Error: \n{error}"
     if not isinstance(error, _core.DistError):
         return RuntimeError(text)
-    told = type(error)(text)
-    vars(told).update(vars(error))
-    return told
+    converted = type(error)(text)
+    vars(converted).update(vars(error))
+    return converted

@@ -775,6 +775,6 @@ def wait_tensor(x: ArrayT | Pending) -> ArrayT | Any:
     """
     if isinstance(x, Pending):
         return x.wait()
-    for work in work_registry.take(x):
+    for work in work_registry.take_works(x):
         work.wait()
     return x

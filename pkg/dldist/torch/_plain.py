@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dldist._backends.backend_base import Backend
-from dldist._backends.group_backend import OverGroup
+from dldist._backends.group_backend import GroupBackend
 from dldist._backends.low_level import CALLS
 from dldist._base.options import OpType
 from dldist.torch import _dispatcher, _profile
@@ -56,7 +56,7 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
         if _dispatcher.is_looked_at(arguments) and self._is_ours(kind):
             return _dispatcher.run(self, canonical, arguments)
         backend = self._serving(kind)
-        if not isinstance(backend, OverGroup):  # a group of torch, for another device
+        if not isinstance(backend, GroupBackend):  # a group of torch, for another device
             return getattr(backend, name)(*args, **named)
         return run_here(self, arguments)
 

@@ -56,7 +56,7 @@ class Runner:
 
     @classmethod
     def _over(cls, store: Any, world: dldist.World, name: str, ranks: list[int], serves_as: str) -> Runner:
-        cpu = CpuBackend._of(world, GlooOptions()._for(world.timeout, ranks, name))
+        cpu = CpuBackend._from_group(world, GlooOptions()._set_identity(world.timeout, ranks, name))
         return cls(store, cpu, name, ranks, serves_as)
 
     @classmethod
@@ -75,7 +75,7 @@ class Runner:
         cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, serves_as: str = "dldist"
     ) -> Runner:
         """Create the runner of a group whose members will be set by reconfigure()."""
-        options = GlooOptions()._for(timeout, ranks, name)
+        options = GlooOptions()._set_identity(timeout, ranks, name)
         cpu = CpuBackend(TorchStore(store), rank, len(ranks), options, enable_reconfigure=True)
         return cls(store, cpu, name, ranks, serves_as)
 
@@ -124,7 +124,7 @@ class Runner:
         if self._cuda is None:
             from dldist.torch._cuda import CudaBackend, NCCLOptions
 
-            options = NCCLOptions()._for(self.cpu.options._timeout, self.ranks, self.name)
+            options = NCCLOptions()._set_identity(self.cpu.options._timeout, self.ranks, self.name)
             place = TorchStore(dist.PrefixStore(f"{kind}/", self.store))
             self._cuda = CudaBackend(place, self.group.rank, self.group.size, options)
         return self._cuda

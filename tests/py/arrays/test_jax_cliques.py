@@ -82,33 +82,33 @@ def sure(*cliques):
 
 def test_first_matching_program_is_used():
     programs = _cliques.Programs()
-    programs.begin(sure((0, 1, 2), (0, 1), (0, 1, 2), (3, 4)))
-    assert programs.take(0, 1, {1}) == (0, 1, 2)
-    assert programs.take(0, 1, {1}) == (0, 1)
-    assert programs.take(0, 2, {1, 2}) == (0, 1, 2)
+    programs.add(sure((0, 1, 2), (0, 1), (0, 1, 2), (3, 4)))
+    assert programs.claim(0, 1, {1}) == (0, 1, 2)
+    assert programs.claim(0, 1, {1}) == (0, 1)
+    assert programs.claim(0, 2, {1, 2}) == (0, 1, 2)
     with pytest.raises(LookupError, match="no program is known"):
-        programs.take(0, 1, {1})
+        programs.claim(0, 1, {1})
     with pytest.raises(LookupError, match="no program is known"):
-        programs.take(3, 1, {5})
+        programs.claim(3, 1, {5})
 
 
 def test_device_does_not_return_to_an_earlier_program():
     """The rest of the earlier program is not needed: a branch was not taken."""
     programs = _cliques.Programs()
-    programs.begin([((0, 1), False), ((7, 1), True)])
-    programs.begin(sure((0, 1, 2), (5, 1)))
-    assert programs.take(5, 1, {1}) == (5, 1)
-    assert programs.take(0, 1, {1}) == (0, 1, 2)
+    programs.add([((0, 1), False), ((7, 1), True)])
+    programs.add(sure((0, 1, 2), (5, 1)))
+    assert programs.claim(5, 1, {1}) == (5, 1)
+    assert programs.claim(0, 1, {1}) == (0, 1, 2)
 
 
 def test_ambiguous_groups_are_not_guessed():
     programs = _cliques.Programs()
-    programs.begin([((0, 1), False), ((0, 1, 2), True)])
+    programs.add([((0, 1), False), ((0, 1, 2), True)])
     with pytest.raises(LookupError, match=r"of the devices \(0, 1\) or \(0, 1, 2\), and does not say of which"):
-        programs.take(0, 1, {1})
-    assert programs.take(0, 2, {2}) == (0, 1, 2)  # only one candidate exists
-    programs.begin([((3, 4), False)])
-    assert programs.take(3, 0, {3}) == (3, 4)
+        programs.claim(0, 1, {1})
+    assert programs.claim(0, 2, {2}) == (0, 1, 2)  # only one candidate exists
+    programs.add([((3, 4), False)])
+    assert programs.claim(3, 0, {3}) == (3, 4)
 
 
 # All kinds of mesh axes, by shard_map and the compiler's choice. The mesh gives the result.

@@ -33,7 +33,7 @@ X, Y, Z = (np.zeros(1) for _ in range(3))
 
 
 def run(registry, method, *arguments):
-    return registry.run(method, arguments, lambda: f"work of {method}")
+    return registry.run_call(method, arguments, lambda: f"work of {method}")
 
 
 def test_hooks_are_called_for_every_operation():
@@ -94,7 +94,7 @@ class Told(LowLevelCalls):
         self.hooks = hooks.Hooks()
 
     def _perform(self, method, *arguments):
-        return self.hooks.run(method, arguments, lambda: method)
+        return self.hooks.run_call(method, arguments, lambda: method)
 
 
 def test_every_low_level_call_has_a_name_for_hooks():
@@ -136,7 +136,7 @@ def test_pre_hook_that_raises_stops_the_operation():
     registry = hooks.Hooks()
     registry.register_pre(1, lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        registry.run("barrier", (BarrierOptions(),), lambda: pytest.fail("the operation was run"))
+        registry.run_call("barrier", (BarrierOptions(),), lambda: pytest.fail("the operation was run"))
 
 
 def test_names_of_module_level_calls(slow):

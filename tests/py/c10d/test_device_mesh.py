@@ -388,7 +388,7 @@ def test_layouts(shape):
         expected = grid.transpose(*others, *dims).reshape(-1, int(np.prod([shape[dim] for dim in dims])))
         assert mesh_layout.rows(part, count) == expected.tolist()
         assert mesh_layout.is_sorted(part)
-        flat = mesh_layout.joined(part)
+        flat = mesh_layout.merge_axes(part)
         assert mesh_layout.split(flat, [shape[dim] for dim in dims]) == part
         assert not mesh_layout.has_overlap((flat,))
     if len([size for size in shape if size > 1]) > 1:
@@ -398,7 +398,7 @@ def test_layouts(shape):
 def test_layouts_that_cannot_be_split():
     assert mesh_layout.split(((2, 6), (3, 1)), (3, 2)) is None
     assert mesh_layout.split(((6, 1),), (3, 2)) == (((3, 2),), ((2, 1),))
-    assert mesh_layout.nested([3], ()) == 3 and mesh_layout.unravelled(5, (2, 3)) == (1, 2)
+    assert mesh_layout.nest([3], ()) == 3 and mesh_layout.unravel(5, (2, 3)) == (1, 2)
 
 
 # ---- against torch

@@ -349,7 +349,7 @@ def test_manual_finalization_in_a_backward_hook():
         ended = []
 
         def end(*_):
-            if reducer._next == len(reducer._buckets) and not ended:
+            if reducer._next_index == len(reducer._buckets) and not ended:
                 ended.append(True)
                 reducer._finalize_backward_manual()
 

@@ -10,7 +10,7 @@ import group_workers
 LIMIT_S = 20.0
 
 
-class Carried(c10d_cases.Cpu):
+class CarrierBackend(c10d_cases.Cpu):
     """The backend, for the cases of c10d_cases."""
 
     def __init__(self, name):
@@ -22,7 +22,7 @@ def cases(channel, how, port, rank, size):
     """Run functions of a c10d test module in a world of the backend until the parent sends None."""
     module_name, backend = how
     module = importlib.import_module(module_name)
-    module.backend = Carried(backend)
+    module.backend = CarrierBackend(backend)
     init(backend, port, rank, size)
     channel.send("ready")
     while True:

@@ -163,7 +163,7 @@ def check_ends(ctx, group, works, called, since, within, kind, *texts):
 def kind_of_error(group):
     from dldist._backends.nccl import NCCLOptions, ProcessGroupNCCL
 
-    return ProcessGroupNCCL._of(group, NCCLOptions()).get_error().name
+    return ProcessGroupNCCL._from_group(group, NCCLOptions()).get_error().name
 
 
 def check_cause(ctx, group, *texts):

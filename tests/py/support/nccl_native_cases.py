@@ -272,7 +272,7 @@ def test_joining_ranks_that_disagree_fail(stubs):
             backend = ProcessGroupNCCL(dldist.PrefixStore("members", store), rank, 2)
             backend.eager_connect_single_device(rank)
         else:
-            backend = ProcessGroupNCCL._of(_core.NcclGroup(None, 0, 1, device=2, grouped_messages=True), NCCLOptions())
+            backend = ProcessGroupNCCL._from_group(_core.NcclGroup(None, 0, 1, device=2, grouped_messages=True), NCCLOptions())
         options = NCCLOptions()
         options._timeout = options._timeout.__class__(seconds=1)
         with pytest.raises(RuntimeError) as error:

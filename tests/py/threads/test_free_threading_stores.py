@@ -323,7 +323,7 @@ def test_groups_are_listed_while_threads_add_and_remove_them():
             registry.add(group, name=f"{index}.{number}", backend="gloo", config="", store=None, ranks=[0], tag=None)
             registry.count_group()
             assert group in registry.newest_first()
-            registry.forget(group)
+            registry.remove(group)
 
     together(use)
     assert registry.newest_first() == registry.tags_to_pg[""] == []
